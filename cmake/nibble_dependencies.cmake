@@ -1,0 +1,33 @@
+# Third-party libraries, from the distribution's packages (tools/setup.sh), linked statically or header-only.
+function(nibble_header_dep name header)
+  find_path(NIBBLE_${name}_INCLUDE ${header} REQUIRED)
+  add_library(nibble_dep_${name} INTERFACE)
+  target_include_directories(nibble_dep_${name} SYSTEM INTERFACE ${NIBBLE_${name}_INCLUDE})
+endfunction()
+
+function(nibble_static_dep name header library)
+  nibble_header_dep(${name} ${header})
+  find_library(NIBBLE_${name}_LIBRARY lib${library}.a REQUIRED)
+  target_link_libraries(nibble_dep_${name} INTERFACE ${NIBBLE_${name}_LIBRARY})
+endfunction()
+
+nibble_header_dep(nlohmann_json nlohmann/json.hpp)
+nibble_header_dep(cli11 CLI/CLI.hpp)
+nibble_header_dep(boost boost/beast.hpp)
+target_compile_definitions(nibble_dep_boost INTERFACE BOOST_ASIO_NO_DEPRECATED)
+nibble_header_dep(spdlog spdlog/spdlog.h)
+target_compile_definitions(nibble_dep_spdlog INTERFACE SPDLOG_HEADER_ONLY SPDLOG_FMT_EXTERNAL
+                                                       FMT_HEADER_ONLY)
+nibble_static_dep(pcre2 pcre2.h pcre2-8)
+target_compile_definitions(nibble_dep_pcre2 INTERFACE PCRE2_CODE_UNIT_WIDTH=8)
+nibble_static_dep(utf8proc utf8proc.h utf8proc)
+target_compile_definitions(nibble_dep_utf8proc INTERFACE UTF8PROC_STATIC)
+
+if(NIBBLE_TESTS)
+  find_package(GTest REQUIRED)
+  add_library(nibble_dep_gtest INTERFACE)
+  target_link_libraries(nibble_dep_gtest INTERFACE GTest::gtest_main GTest::gmock)
+  find_package(benchmark REQUIRED)
+  add_library(nibble_dep_benchmark INTERFACE)
+  target_link_libraries(nibble_dep_benchmark INTERFACE benchmark::benchmark_main)
+endif()

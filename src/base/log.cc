@@ -1,0 +1,36 @@
+#include "base/log.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <string>
+
+namespace nibble {
+namespace {
+
+void to_stderr(LogLevel level, std::string_view text) {
+  if (level == LogLevel::kDebug) return;
+  std::fprintf(stderr, "%.*s\n", static_cast<int>(text.size()), text.data());
+}
+
+LogSink& sink() {
+  static LogSink s = to_stderr;
+  return s;
+}
+
+}  // namespace
+
+void set_log_sink(LogSink s) { sink() = std::move(s); }
+
+void log(LogLevel level, const char* format, ...) {
+  va_list args;
+  va_start(args, format);
+  va_list counted;
+  va_copy(counted, args);
+  std::string text(static_cast<size_t>(std::vsnprintf(nullptr, 0, format, counted)), '\0');
+  va_end(counted);
+  std::vsnprintf(text.data(), text.size() + 1, format, args);
+  va_end(args);
+  sink()(level, text);
+}
+
+}  // namespace nibble

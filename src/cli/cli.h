@@ -1,0 +1,17 @@
+// The command line: nibble <command> ... Each command is one file, src/cli/<command>.cc, that adds
+// itself to the CLI11 app. Errors thrown anywhere below end here: printed to stderr, exit status 1
+// (usage: 2).
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace nibble::cli {
+
+// Parses argv, runs the command, returns the exit status.
+int run(int argc, char** argv);
+
+// One per command; called by run() in the order of the help page.
+
+}  // namespace nibble::cli
