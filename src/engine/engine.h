@@ -1,0 +1,67 @@
+// Engine: continuous batching over one model. Each step takes one token of every decoding sequence
+// and fills the rest of the token budget with prompt chunks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/result.h"
+#include "engine/request.h"
+#include "models/model.h"
+
+namespace nibble {
+
+struct EngineOptions {
+  int32_t max_num_seqs = 16;             // sequences in one step
+  int32_t max_num_batched_tokens = 512;  // tokens in one step
+  int32_t max_model_len = 0;             // prompt and output; 0: what model and KV memory allow
+  int32_t page_size = 16;
+  DType kv_dtype = DType::kBF16;    // kBF16 or kF32
+  int64_t kv_bytes = 0;             // memory for pages, all groups; never exceeded
+  std::vector<int32_t> masked_ids;  // never sampled: undecodable rows of the vocabulary
+};
+
+struct EngineStats {
+  int32_t num_running = 0;
+  int32_t num_waiting = 0;
+  double kv_usage = 0;  // of the pages, 0..1
+  int64_t prompt_tokens = 0;
+  int64_t generation_tokens = 0;
+  int64_t num_preemptions = 0;
+  int64_t num_steps = 0;
+};
+
+class Engine {
+ public:
+  // Allocates everything: activations, pages, tables. Throws Error(kMemory) where kv_bytes cannot
+  // hold one sequence of max_model_len. The model must outlive the engine.
+  Engine(Model& model, ops::Ctx cx, const EngineOptions& options);
+  ~Engine();  // cancels what still runs
+
+  // Starts the thread that steps while there is work. Without it, call step().
+  void start();
+  // One step on the caller's thread; false: nothing to do.
+  bool step();
+
+  // Thread-safe. A refusal (prompt empty or too long, ids out of range, bad parameters) is a text
+  // fit for the user.
+  Result<RequestId> submit(Request request);
+  // Thread-safe. Its pages are free before the next step is planned; the request ends with
+  // kCanceled unless it has ended already.
+  void cancel(RequestId id);
+
+  EngineStats stats() const;      // thread-safe
+  int32_t max_model_len() const;  // as granted
+  int64_t kv_tokens() const;      // positions that the pages hold
+  const Model& model() const;
+
+  // Bytes of pages needed so that one sequence of `len` tokens fits; for the memory plan.
+  static int64_t kv_bytes_for(const ModelInfo& info, const EngineOptions& options, int32_t len);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace nibble

@@ -1,0 +1,77 @@
+// What a caller asks of the engine and what comes back, token by token.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/token_watcher.h"
+
+namespace nibble {
+
+using RequestId = int64_t;
+
+struct SamplingParams {
+  float temperature = 1.0f;  // 0: the largest logit, lowest id on ties
+  float top_p = 1.0f;
+  int32_t top_k = 0;  // 0: all
+  float min_p = 0.0f;
+  float repetition_penalty = 1.0f;  // over prompt and output
+  float presence_penalty = 0.0f;    // over output
+  float frequency_penalty = 0.0f;   // over output
+  std::vector<std::pair<int32_t, float>> logit_bias;
+  std::optional<uint64_t> seed;  // the same seed gives the same text, alone or in a batch
+  int32_t logprobs = -1;         // tops to report per token; 0: the sampled id only; -1: none
+};
+
+enum class FinishReason : uint8_t {
+  kNone,      // more is to come
+  kStop,      // a stop id, or the watcher said so
+  kLength,    // max_tokens, or the context is full
+  kCanceled,  // by cancel()
+  kError      // the engine failed; Output::error says how
+};
+
+struct TokenLogprob {
+  int32_t id;
+  float logprob;
+};
+
+// One event of a request. Every request ends with exactly one whose finish is not kNone. An event
+// of kCanceled, kError and (for max_tokens 0) kLength carries no token: id is -1.
+struct Output {
+  int32_t id = -1;
+  float logprob = 0;              // of id; with logprobs >= 0
+  std::vector<TokenLogprob> top;  // best first
+  FinishReason finish = FinishReason::kNone;
+  int32_t cached_tokens = 0;  // of the prompt, found in the prefix cache
+  std::string error;
+};
+
+// Of prompt position i: the log-probability of the id that follows, and the best ids.
+struct PromptLogprobs {
+  int32_t position;
+  int32_t id;
+  float next_logprob;  // NaN at the last position, whose successor is not known
+  std::vector<TokenLogprob> top;
+};
+
+struct Request {
+  std::vector<int32_t> prompt;  // not empty
+  SamplingParams sampling;
+  int32_t max_tokens = 0;         // new ids; 0: none, with prompt_logprobs
+  int32_t min_tokens = 0;         // no stop id before
+  std::vector<int32_t> stop_ids;  // reported as the last id, then kStop
+  std::shared_ptr<TokenWatcher> watcher;
+  int32_t prompt_logprobs = -1;  // tops per prompt position; -1: none
+
+  // Called on the engine's thread, in order; must not block or throw.
+  std::function<void(const Output&)> on_output;
+  std::function<void(const PromptLogprobs&)> on_prompt_logprobs;
+};
+
+}  // namespace nibble

@@ -1,0 +1,73 @@
+// What the engine knows of a model: how large its state is, and how to run one step.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops/ctx.h"
+#include "ops/step.h"
+#include "tensor/tensor.h"
+
+namespace nibble {
+
+inline constexpr int32_t kNoWindow = 0;
+
+// Layers whose sequence state lives in the same pages: one page id is P positions of all of them.
+struct LayerGroup {
+  int32_t window = kNoWindow;   // a token sees the last `window` positions, itself included
+  std::vector<int32_t> layers;  // indices, ascending
+};
+
+struct ModelInfo {
+  std::string architecture;  // "GptOssForCausalLM"
+  int32_t num_layers = 0;
+  int32_t vocab_size = 0;     // V, columns of the logits
+  int32_t max_positions = 0;  // longest sequence the model was made for
+  int32_t num_kv_heads = 0;   // G
+  int32_t head_dim = 0;       // D
+  std::vector<LayerGroup> groups;
+  int64_t parameters = 0;
+  int64_t weight_bytes = 0;            // resident
+  int64_t weight_bytes_per_token = 0;  // read for one token of one stream: experts chosen only
+};
+
+// Largest step the model will be asked for; what it allocates for activations follows from it.
+struct StepLimits {
+  int32_t max_tokens = 0;  // T
+  int32_t max_out = 0;     // R
+};
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual const ModelInfo& info() const = 0;
+
+  // Bytes that reserve() will allocate.
+  virtual int64_t scratch_bytes(const ops::Ctx& cx, const StepLimits& limits) const = 0;
+  // Allocates every activation once. forward() allocates nothing.
+  virtual void reserve(const ops::Ctx& cx, const StepLimits& limits) = 0;
+
+  // One step: appends K and V of its tokens to the pages, returns logits [R, V] f32, valid until
+  // the next call. Needs step.num_tokens <= max_tokens and step.num_out <= max_out.
+  virtual Tensor forward(ops::Ctx& cx, const Step& step, const SeqState& kv) = 0;
+};
+
+enum class LoadFormat { kAuto, kDummy };
+
+struct LoadOptions {
+  LoadFormat format = LoadFormat::kAuto;
+  uint64_t seed = 0;  // of dummy weights
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
+};
+
+// What `model` (a directory, a bare config.json or a built-in id, as io/hub.h resolves it) would
+// need, without loading it. Throws Error for an architecture that is not there (naming those that
+// are) or a config that cannot be.
+ModelInfo describe_model(const std::string& model);
+std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,
+                                  const LoadOptions& options);
+
+}  // namespace nibble

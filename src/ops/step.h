@@ -1,0 +1,50 @@
+// What one pass over the model reads and writes: views into memory that engine and loader own.
+// Glossary: T tokens in the step, S sequences, R rows with logits, H hidden, Q query heads, G KV
+// heads, D head dim, E experts, K chosen, F expert width, V vocabulary, P page size (tokens).
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/tensor.h"
+
+namespace nibble {
+
+// One sequence's tokens of this step: rows [q_start, q_start + q_len) of the step, the first of
+// them at position `context` (tokens already in its pages).
+struct Span {
+  int32_t q_start;
+  int32_t q_len;
+  int32_t context;
+  int32_t slot;  // row of the page tables, and state slot of recurrent layers
+};
+
+// T tokens of S sequences, in span order.
+struct Step {
+  int32_t num_tokens = 0;
+  int32_t num_spans = 0;
+  int32_t num_out = 0;
+  const int32_t* tokens = nullptr;     // [T]
+  const int32_t* positions = nullptr;  // [T]
+  const Span* spans = nullptr;         // [S]
+  const int32_t* out_rows = nullptr;   // [R] rows of the step whose logits are wanted, ascending
+};
+
+// The pages of one layer and the table of its group. Keys of token position p of slot s, KV head g:
+//   k[((page * G + g) * P + p % P) * D], page = page_table[s * max_pages + p / P]; values alike.
+// Entries of pages that fell out of the window, or are not yet reserved, are kNoPage.
+struct KvLayer {
+  static constexpr int32_t kNoPage = -1;
+  Tensor k;                             // [pages, G, P, D] bf16 or f32
+  Tensor v;                             // [pages, G, P, D]
+  const int32_t* page_table = nullptr;  // [slots, max_pages]
+  int32_t max_pages = 0;
+  int32_t page_size = 0;
+};
+
+// Sequence state of every layer for one step.
+struct SeqState {
+  const KvLayer* layers = nullptr;  // [num_layers]
+  const KvLayer& layer(int l) const { return layers[l]; }
+};
+
+}  // namespace nibble
