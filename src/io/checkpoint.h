@@ -1,0 +1,98 @@
+// Checkpoint: named tensors, on disk or made up. A model asks for Hugging Face names only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/format.h"
+#include "io/safetensors.h"
+
+namespace nibble {
+
+// Copy bytes [begin, begin + bytes) of a tensor to `to`. Row-major: whole rows are byte ranges.
+struct ReadJob {
+  const TensorInfo* tensor = nullptr;
+  int64_t begin = 0;
+  int64_t bytes = 0;
+  std::byte* to = nullptr;
+
+  static ReadJob whole(const TensorInfo& tensor, void* to) {
+    return {&tensor, 0, tensor.bytes, static_cast<std::byte*>(to)};
+  }
+};
+
+// Called with bytes done so far and in all, from one thread at a time, not always the caller's.
+using ReadProgress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
+
+class Checkpoint {
+ public:
+  virtual ~Checkpoint() = default;
+
+  // Where it comes from, for messages: a directory, or "dummy weights, seed 1".
+  virtual const std::string& origin() const = 0;
+  // Sorted by name; stays valid as long as the checkpoint.
+  virtual std::span<const TensorInfo> tensors() const = 0;
+  // Runs all jobs, on several threads. Throws Error(kCheckpoint) where a file has become short or
+  // cannot be read.
+  virtual void read(std::span<const ReadJob> jobs, const ReadProgress& progress = {}) const = 0;
+
+  // nullptr where there is no such tensor.
+  const TensorInfo* find(std::string_view name) const;
+};
+
+// Opens the safetensors files of a directory: those that model.safetensors.index.json names, or
+// model.safetensors. Never looks into sub-directories. Tensors under OpenAI's original names
+// (block.0.attn.qkv.weight ...) are given Hugging Face names, the fused qkv as three row ranges.
+// Files stay open. Throws Error: kNotFound where there are no weights, kCheckpoint for a missing or
+// bad shard, an index that leads out of the directory, disagrees with the shards or with its
+// total_size.
+std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& directory);
+
+// ---- Weights: what tensors mean -----------------------------------------------------------------
+
+// How dummy weights are made. kScaledNormal has deviation 1 / sqrt(K), K the last dimension, for
+// MXFP4 random codes under scales that give the same root mean square; kRouter has 2 / sqrt(K), so
+// that logits of a normed input have deviation 2 and tokens spread over the experts.
+enum class Fill : uint8_t { kZero, kOne, kNormal, kScaledNormal, kRouter };
+
+// A weight that a model wants. MXFP4 weights are two tensors on disk, NAME_blocks [..., K/32, 16]
+// and NAME_scales [..., K/32]; every other format is one tensor NAME of that dtype.
+struct WeightSpec {
+  std::string name;
+  std::vector<int64_t> shape;  // of the elements; K last
+  Format format = Format::kBF16;
+  Fill fill = Fill::kScaledNormal;
+};
+
+// A weight that a checkpoint has; its format is what the tensors on disk say.
+struct WeightInfo {
+  std::string name;
+  std::vector<int64_t> shape;
+  Format format = Format::kBF16;
+  const TensorInfo* codes = nullptr;   // the tensor itself where the format has no scales
+  const TensorInfo* scales = nullptr;  // nullptr where the format has none
+  int64_t bytes() const { return codes->bytes + (scales ? scales->bytes : 0); }
+};
+
+// All weights by name: pairs NAME_blocks, NAME_scales become one MXFP4 weight. Throws
+// Error(kCheckpoint) for a pair that does not fit together, a half of a pair, or a dtype that no
+// weight format has.
+std::vector<WeightInfo> list_weights(const Checkpoint& checkpoint);
+
+// Exactly the wanted weights, in the order of `wanted`. Throws Error(kCheckpoint) naming what is
+// missing, has another shape or another format. Weights that nobody wants are logged, not loaded.
+std::vector<WeightInfo> match_weights(const Checkpoint& checkpoint,
+                                      std::span<const WeightSpec> wanted);
+
+// A checkpoint without files that has exactly the wanted weights, made when they are read: the same
+// bytes for the same seed and name, however reading is split.
+std::unique_ptr<Checkpoint> dummy_checkpoint(std::vector<WeightSpec> wanted, uint64_t seed);
+
+}  // namespace nibble
