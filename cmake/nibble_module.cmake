@@ -12,19 +12,27 @@ endif()
 find_package(Threads REQUIRED)
 target_link_libraries(nibble_flags INTERFACE Threads::Threads)
 
-# nibble_module(<name> [LINK modules...] [PRIVATE dependencies...])
-#   nibble_<name>       static library of src/<name>/**/*.cc, less the three below and main.cc
-#   nibble_<name>_test  gtest program of src/<name>/**/*_test.cc, one CTest entry a program, label "cpu"
-#   <file>_bench        Google Benchmark program of each src/<name>/**/*_bench.cc
-#   <file>_fuzz         libFuzzer program of each src/<name>/**/*_fuzz.cc (with NIBBLE_FUZZ)
+# The tests and fuzz corpora of modules that read bytes from outside: what `make test-parsers` builds.
+add_custom_target(nibble_parser_tests)
+
+# nibble_module(<name> [PARSER] [LINK modules...] [PRIVATE dependencies...])
+#   nibble_<name>            static library of src/<name>/**/*.cc, less the files below and main.cc
+#   nibble_<name>_test       gtest program of src/<name>/**/*_test.cc: one CTest entry
+#   nibble_<name>_slow_test  the same of *_slow_test.cc, labelled slow
+#   <file>_bench             Google Benchmark program of each *_bench.cc
+#   <file>_fuzz              each *_fuzz.cc: a libFuzzer program (with NIBBLE_FUZZ), else a program
+#                            that replays tests/fuzz/<file>/, a CTest entry
+# PARSER: the module reads bytes from outside; its tests get the label parser.
 function(nibble_module name)
-  cmake_parse_arguments(ARG "" "" "LINK;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ARG "PARSER" "" "LINK;PRIVATE" ${ARGN})
   set(dir ${CMAKE_SOURCE_DIR}/src/${name})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${dir}/*.cc)
   file(GLOB_RECURSE tests CONFIGURE_DEPENDS ${dir}/*_test.cc)
+  file(GLOB_RECURSE slow_tests CONFIGURE_DEPENDS ${dir}/*_slow_test.cc)
   file(GLOB_RECURSE benches CONFIGURE_DEPENDS ${dir}/*_bench.cc)
   file(GLOB_RECURSE fuzzers CONFIGURE_DEPENDS ${dir}/*_fuzz.cc)
   list(REMOVE_ITEM sources ${tests} ${benches} ${fuzzers} ${dir}/main.cc)
+  list(REMOVE_ITEM tests ${slow_tests})
   list(TRANSFORM ARG_LINK PREPEND nibble_)
   list(TRANSFORM ARG_PRIVATE PREPEND nibble_dep_)
   if(sources)
@@ -36,30 +44,59 @@ function(nibble_module name)
     target_include_directories(nibble_${name} INTERFACE ${CMAKE_SOURCE_DIR}/src)
     target_link_libraries(nibble_${name} INTERFACE ${ARG_LINK})
   endif()
-  if(tests AND NIBBLE_TESTS)
-    add_executable(nibble_${name}_test ${tests})
-    target_link_libraries(nibble_${name}_test PRIVATE nibble_${name} nibble_flags nibble_dep_gtest
-                                                      ${ARG_PRIVATE})
-    target_compile_definitions(nibble_${name}_test PRIVATE NIBBLE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-    add_test(NAME ${name} COMMAND nibble_${name}_test)
-    set_tests_properties(${name} PROPERTIES LABELS cpu)
+
+  set(labels unit)
+  if(ARG_PARSER)
+    list(APPEND labels parser)
   endif()
   if(NIBBLE_TESTS)
+    nibble_program(nibble_${name}_test "${tests}" LINK ${name} gtest ${ARG_PRIVATE}
+                   TEST ${name} LABELS ${labels})
+    nibble_program(nibble_${name}_slow_test "${slow_tests}" LINK ${name} gtest ${ARG_PRIVATE}
+                   TEST ${name}_slow LABELS slow)
     foreach(bench ${benches})
       get_filename_component(stem ${bench} NAME_WE)
-      add_executable(${stem} EXCLUDE_FROM_ALL ${bench})
-      target_link_libraries(${stem} PRIVATE nibble_${name} nibble_flags nibble_dep_benchmark
-                                            ${ARG_PRIVATE})
-      target_compile_definitions(${stem} PRIVATE NIBBLE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+      nibble_program(${stem} ${bench} LINK ${name} benchmark ${ARG_PRIVATE})
+      set_target_properties(${stem} PROPERTIES EXCLUDE_FROM_ALL ON)
     endforeach()
   endif()
-  if(NIBBLE_FUZZ)
-    foreach(fuzzer ${fuzzers})
-      get_filename_component(stem ${fuzzer} NAME_WE)
-      add_executable(${stem} ${fuzzer})
-      target_link_libraries(${stem} PRIVATE nibble_${name} nibble_flags ${ARG_PRIVATE})
+  foreach(fuzzer ${fuzzers})
+    get_filename_component(stem ${fuzzer} NAME_WE)
+    if(NIBBLE_FUZZ)
+      nibble_program(${stem} ${fuzzer} LINK ${name} ${ARG_PRIVATE})
       target_link_options(${stem} PRIVATE -fsanitize=fuzzer)
-      target_compile_definitions(${stem} PRIVATE NIBBLE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-    endforeach()
+    elseif(NIBBLE_TESTS)
+      string(REGEX REPLACE "_fuzz$" "" corpus ${stem})
+      nibble_program(${stem} "${fuzzer};${CMAKE_SOURCE_DIR}/tests/fuzz/replay_main.cc"
+                     LINK ${name} ${ARG_PRIVATE} TEST ${stem} LABELS ${labels}
+                     ARGS ${CMAKE_SOURCE_DIR}/tests/fuzz/${corpus})
+    endif()
+  endforeach()
+endfunction()
+
+# nibble_program(<target> <sources> LINK <module or dependency>... [TEST <name> LABELS l... ARGS a...])
+# Nothing where there are no sources.
+function(nibble_program target sources)
+  cmake_parse_arguments(ARG "" "TEST" "LINK;LABELS;ARGS" ${ARGN})
+  if(NOT sources)
+    return()
+  endif()
+  add_executable(${target} ${sources})
+  target_link_libraries(${target} PRIVATE nibble_flags)
+  foreach(link ${ARG_LINK})
+    string(REGEX REPLACE "^nibble_dep_" "" link ${link})
+    if(TARGET nibble_dep_${link})
+      target_link_libraries(${target} PRIVATE nibble_dep_${link})
+    else()
+      target_link_libraries(${target} PRIVATE nibble_${link})
+    endif()
+  endforeach()
+  target_compile_definitions(${target} PRIVATE NIBBLE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  if(ARG_TEST)
+    add_test(NAME ${ARG_TEST} COMMAND ${target} ${ARG_ARGS})
+    set_tests_properties(${ARG_TEST} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 600)
+    if("parser" IN_LIST ARG_LABELS)
+      add_dependencies(nibble_parser_tests ${target})
+    endif()
   endif()
 endfunction()

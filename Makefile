@@ -1,0 +1,82 @@
+# nibble's two commands are `make serve` and `make test`; the rest is for who works on it.
+#   make serve [MODEL=dir-or-repo-id] [PORT=8000] [ARGS='more flags']    build, then serve
+#   make build [PRESET=cpu|h200|spark]                                   build/<preset>/nibble
+#   make test                        every fast test
+#   make test-slow | test-asan | test-tsan | test-arm64                  further runs
+#   make fuzz [FUZZ_SECONDS=60]      every fuzz target, that long each
+#   make format | format-check | layers | lint | clean
+SHELL := /bin/bash
+.DEFAULT_GOAL := build
+
+MODEL ?= models/tiny
+PORT ?= 8000
+ARGS ?=
+JOBS ?= $(shell tools/build_jobs.sh)
+# The backend: what the machine's GPU needs, or cpu.
+PRESET ?= $(shell tools/pick_preset.sh)
+FUZZ_SECONDS ?= 60
+export CTEST_OUTPUT_ON_FAILURE := 1
+
+CMAKE_BUILD = cmake --preset $(1) $(2) && cmake --build --preset $(1) -j $(JOBS) $(3)
+SETUP_CUDA = $(if $(filter h200 spark,$(PRESET)),cuda)
+SOURCES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh'
+
+.PHONY: build serve test test-slow test-asan test-tsan test-arm64 test-parsers fuzz format \
+        format-check layers lint clean
+
+build:
+	@tools/setup.sh build $(SETUP_CUDA)
+	@$(call CMAKE_BUILD,$(PRESET),-DNIBBLE_TESTS=OFF,--target nibble)
+
+serve: build
+	build/$(PRESET)/nibble serve $(MODEL) --port $(PORT) $(ARGS)
+
+test:
+	@tools/setup.sh test
+	@$(call CMAKE_BUILD,cpu,-DNIBBLE_TESTS=ON)
+	ctest --test-dir build/cpu --label-exclude slow
+
+test-slow:
+	@tools/setup.sh test
+	@$(call CMAKE_BUILD,cpu,-DNIBBLE_TESTS=ON)
+	ctest --test-dir build/cpu --label-regex slow
+
+test-asan test-tsan: test-%:
+	@tools/setup.sh test
+	@$(call CMAKE_BUILD,$*)
+	ctest --test-dir build/$* --label-exclude slow
+
+# What reads bytes from outside, under ASan and UBSan, with the fuzz corpora replayed.
+test-parsers:
+	@tools/setup.sh test
+	@$(call CMAKE_BUILD,asan,,--target nibble_parser_tests)
+	ctest --test-dir build/asan --label-regex parser
+
+test-arm64:
+	@tools/setup.sh arm64
+	@$(call CMAKE_BUILD,arm64)
+	ctest --test-dir build/arm64 --label-regex unit
+
+fuzz:
+	@tools/setup.sh fuzz
+	@$(call CMAKE_BUILD,fuzz)
+	tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
+
+format:
+	@tools/setup.sh lint
+	$(SOURCES) | xargs build/clang-format -i
+
+format-check:
+	@tools/setup.sh lint
+	$(SOURCES) | xargs build/clang-format --dry-run -Werror
+
+layers:
+	python3 tools/check_layers.py
+
+lint: layers
+	@tools/setup.sh lint test
+	@cmake --preset cpu -DNIBBLE_TESTS=ON
+	git ls-files 'src/*.cc' | xargs -P $(JOBS) -n 4 clang-tidy -p build/cpu --quiet
+
+clean:
+	rm -rf build

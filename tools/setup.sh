@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# Installs what nibble needs and the machine lacks, from the distribution's packages and PyPI.
+# Says nothing and changes nothing where all is there. Debian 12, Ubuntu 24.04; x86-64 and arm64.
+#
+# usage: tools/setup.sh [GROUP...]      (default: build)
+#   build  compiler, CMake and libraries: enough for `make serve`
+#   test   GoogleTest, Google Benchmark, and the Python clients that tests drive (build/venv)
+#   lint   clang-format, clang-tidy
+#   fuzz   clang with libFuzzer
+#   arm64  cross compiler, qemu-user and arm64 libraries (build/sysroot-arm64)
+#   cuda   nvcc, if the machine has none (build/cuda)
+# NIBBLE_SETUP=skip skips it: for machines where you installed these yourself.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[[ ${NIBBLE_SETUP:-} == skip ]] && exit 0
+
+die() { echo "setup: $*" >&2; exit 1; }
+
+as_root() {
+  if [[ $EUID == 0 ]]; then "$@"
+  elif command -v sudo >/dev/null; then sudo "$@"
+  else die "run this as root, or install sudo: $*"; fi
+}
+
+# Installs those of the named packages that are missing.
+packages() {
+  command -v dpkg-query >/dev/null || die "this is not Debian or Ubuntu. Install what corresponds" \
+    "to: $* ; then set NIBBLE_SETUP=skip"
+  local missing=() package
+  for package in "$@"; do
+    dpkg-query -W -f='${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed ||
+      missing+=("$package")
+  done
+  [[ ${#missing[@]} == 0 ]] && return
+  echo "setup: installing ${missing[*]}"
+  as_root apt-get -qq update
+  as_root env DEBIAN_FRONTEND=noninteractive \
+    apt-get -qq install -y --no-install-recommends "${missing[@]}" </dev/null >build/setup.log ||
+    { tail -20 build/setup.log >&2; die "apt-get failed (log: build/setup.log)"; }
+}
+
+# unchanged NAME FILE...: true if done_with NAME was called with files of the same bytes.
+unchanged() {
+  local stamp=build/.setup/$1
+  shift
+  [[ -f $stamp ]] && sha256sum "$@" | cmp -s - "$stamp"
+}
+done_with() {
+  local stamp=build/.setup/$1
+  shift
+  mkdir -p build/.setup
+  sha256sum "$@" >"$stamp"
+}
+
+python_venv() {
+  packages python3 python3-venv ca-certificates
+  [[ -x build/venv/bin/pip ]] || /usr/bin/python3 -m venv build/venv
+}
+
+pip_install() { build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps "$@"; }
+
+group_build() {
+  packages g++ cmake ninja-build make ca-certificates libboost-dev libpcre2-dev \
+    nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev libutf8proc-dev
+}
+
+group_test() {
+  group_build
+  packages libgtest-dev libgmock-dev libbenchmark-dev
+  unchanged test tools/requirements-test.txt && return
+  python_venv
+  echo "setup: installing the Python clients of tools/requirements-test.txt"
+  pip_install -r tools/requirements-test.txt
+  done_with test tools/requirements-test.txt
+}
+
+# build/clang-format is the version whose output the tree is checked against.
+group_lint() {
+  packages clang-tidy python3
+  unchanged lint tools/requirements-lint.txt && return
+  local installed
+  installed=$(command -v clang-format || true)
+  if [[ -n $installed ]] && "$installed" --version | grep -q 'version 14\.'; then
+    ln -sf "$installed" build/clang-format
+  else
+    python_venv
+    pip_install -r tools/requirements-lint.txt
+    ln -sf venv/bin/clang-format build/clang-format
+  fi
+  done_with lint tools/requirements-lint.txt
+}
+
+group_fuzz() {
+  group_build
+  packages clang
+  local version
+  version=$(clang --version | sed -nE '1s/.*version ([0-9]+).*/\1/p')
+  packages "libclang-rt-$version-dev"
+}
+
+# The arm64 libraries are unpacked, not installed, so the machine's own package state stays as it
+# is: apt gets a list of packages and a cache of its own.
+group_arm64() {
+  [[ $(uname -m) == aarch64 ]] && { group_test; return; }
+  group_build
+  packages g++-aarch64-linux-gnu qemu-user-static
+  unchanged arm64 tools/setup.sh && return
+  echo "setup: unpacking arm64 libraries into build/sysroot-arm64"
+  local root=$PWD/build/sysroot-arm64
+  local apt=(-q -o APT::Architecture=arm64 -o APT::Architectures=arm64
+    -o Dir::State="$root/apt" -o Dir::State::status=/dev/null -o Dir::Cache="$root/apt/cache"
+    -o APT::Sandbox::User=root)
+  mkdir -p "$root/apt/lists/partial" "$root/apt/cache/archives/partial"
+  apt-get "${apt[@]}" update >build/setup.log || die "no arm64 package lists (build/setup.log)"
+  (cd "$root/apt" && apt-get "${apt[@]}" download libpcre2-dev libutf8proc-dev libgtest-dev \
+    libgmock-dev libbenchmark-dev libbenchmark1debian >>../../setup.log)
+  local deb
+  for deb in "$root"/apt/*.deb; do dpkg -x "$deb" "$root"; done
+  rm -r "$root/apt"
+  done_with arm64 tools/setup.sh
+}
+
+# nvcc from PyPI's packages of the CUDA toolkit: by version and hash, unpacked into one folder.
+group_cuda() {
+  local nvcc
+  for nvcc in "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc; do
+    [[ -x $nvcc ]] && "$nvcc" --version | grep -qE 'release 1[3-9]\.' && return
+  done
+  unchanged cuda tools/requirements-cuda.txt && return
+  python_venv
+  echo "setup: fetching nvcc (tools/requirements-cuda.txt) into build/cuda"
+  rm -rf build/cuda build/cuda.part
+  pip_install --require-hashes --target build/cuda.part -r tools/requirements-cuda.txt ||
+    die "no nvcc: install the CUDA toolkit 13.0 or newer from your distribution or from NVIDIA," \
+      "put nvcc on PATH, and run this again"
+  mv build/cuda.part/nvidia/cu13 build/cuda
+  rm -r build/cuda.part
+  chmod +x build/cuda/bin/* build/cuda/nvvm/bin/*
+  build/cuda/bin/nvcc --version >/dev/null || die "build/cuda/bin/nvcc does not run"
+  done_with cuda tools/requirements-cuda.txt
+}
+
+mkdir -p build
+for group in "${@:-build}"; do
+  declare -F "group_$group" >/dev/null || die "no group '$group': see the head of tools/setup.sh"
+  "group_$group"
+done
