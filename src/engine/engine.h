@@ -30,6 +30,7 @@ struct EngineStats {
   int64_t generation_tokens = 0;
   int64_t num_preemptions = 0;
   int64_t num_steps = 0;
+  bool failed = false;  // the model threw: every request ended with kError, no more are taken
 };
 
 class Engine {
@@ -56,8 +57,11 @@ class Engine {
   int64_t kv_tokens() const;      // positions that the pages hold
   const Model& model() const;
 
-  // Bytes of pages needed so that one sequence of `len` tokens fits; for the memory plan.
-  static int64_t kv_bytes_for(const ModelInfo& info, const EngineOptions& options, int32_t len);
+  // For the memory plan, before anything is loaded: the largest step that the engine will ask the
+  // model for, and the bytes of pages so that `num_seqs` sequences of `len` tokens fit at once.
+  static StepLimits step_limits(const ModelInfo& info, const EngineOptions& options);
+  static int64_t kv_bytes_for(const ModelInfo& info, const EngineOptions& options, int32_t len,
+                              int32_t num_seqs);
 
  private:
   class Impl;

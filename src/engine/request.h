@@ -31,11 +31,12 @@ struct SamplingParams {
 enum class FinishReason : uint8_t {
   kNone,      // more is to come
   kStop,      // a stop id, or the watcher said so
-  kLength,    // max_tokens, or the context is full
+  kLength,    // max_tokens
   kCanceled,  // by cancel()
   kError      // the engine failed; Output::error says how
 };
 
+// The model's own: before bias, penalties, masks and temperature.
 struct TokenLogprob {
   int32_t id;
   float logprob;
@@ -63,8 +64,9 @@ struct PromptLogprobs {
 struct Request {
   std::vector<int32_t> prompt;  // not empty
   SamplingParams sampling;
-  int32_t max_tokens = 0;         // new ids; 0: none, with prompt_logprobs
-  int32_t min_tokens = 0;         // no stop id before
+  int32_t max_tokens = 0;         // new ids; 0: none, needs prompt_logprobs. With the prompt at
+                                  // most Engine::max_model_len()
+  int32_t min_tokens = 0;         // stop ids are masked before
   std::vector<int32_t> stop_ids;  // reported as the last id, then kStop
   std::shared_ptr<TokenWatcher> watcher;
   int32_t prompt_logprobs = -1;  // tops per prompt position; -1: none

@@ -1,0 +1,68 @@
+// What score, serve, chat and bench share: the flags that say how a model runs, and the code that
+// turns them into a loaded model with an engine.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "models/model.h"
+#include "ops/ctx.h"
+
+namespace CLI {
+class App;
+}
+namespace nibble::cpu {
+class ThreadPool;
+}
+
+namespace nibble::cli {
+
+struct EngineFlags {
+  std::string model;  // the command's own MODEL argument; not added by add_engine_flags
+  std::string revision;
+  std::string load_format = "auto";  // auto | dummy
+  uint64_t seed = 0;                 // of dummy weights
+  int32_t max_model_len = 0;         // 0: what the model and the memory allow
+  int32_t max_num_seqs = 16;
+  int32_t max_num_batched_tokens = 512;
+  double gpu_memory_utilization = 0.9;
+  std::string memory_budget;            // "24G", "512MiB"; empty: from the machine
+  std::string kv_cache_dtype = "auto";  // auto | bf16 | f32
+  std::string activations = "auto";     // auto | float | bf16
+  bool exact = false;
+  int threads = 0;                   // 0: what the cgroup grants
+  std::string cpu_isa = "auto";      // auto, or the widest that may be used
+  std::vector<std::string> kernels;  // op=row, each forces one row of an op's table
+  std::string device = "auto";       // auto | cpu | cuda
+};
+
+// Adds every flag above but MODEL, with defaults as `flags` has them when called.
+void add_engine_flags(CLI::App& command, EngineFlags& flags);
+
+// A model in memory and the engine over it. The engine's thread is not started.
+struct LoadedEngine {
+  LoadedEngine();
+  LoadedEngine(LoadedEngine&&) noexcept;
+  LoadedEngine& operator=(LoadedEngine&&) = delete;
+  ~LoadedEngine();
+
+  std::string path;  // where MODEL was found: a directory, or a config.json
+  std::unique_ptr<cpu::ThreadPool> pool;
+  ops::Ctx cx;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Engine> engine;
+};
+
+struct LoadEngineOptions {
+  std::vector<int32_t> masked_ids;  // never sampled: what the tokenizer cannot decode
+  bool quiet = false;               // no memory table, no progress bar on stderr
+};
+
+// Finds MODEL, plans the memory (prints the table; refuses with advice), loads with a progress bar
+// and makes the engine. Throws Error.
+LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& options);
+
+}  // namespace nibble::cli
