@@ -117,6 +117,10 @@ group_arm64() {
   local deb
   for deb in "$root"/apt/*.deb; do dpkg -x "$deb" "$root"; done
   rm -r "$root/apt"
+  local headers  # of header-only libraries: the machine's own
+  for headers in boost CLI fmt nlohmann spdlog; do
+    ln -sfn "/usr/include/$headers" "$root/usr/include/$headers"
+  done
   done_with arm64 tools/setup.sh
 }
 

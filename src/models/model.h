@@ -21,6 +21,17 @@ struct LayerGroup {
   std::vector<int32_t> layers;  // indices, ascending
 };
 
+// A row of the table that `nibble plan` prints: weights of one kind, all layers together. Each
+// token reads `chosen` of `choices` equal units: 1 of 1 for attention, K of E for experts, 1 of V
+// rows for the embedding. A step of T tokens whose choices are independent and even is expected to
+// read bytes * (1 - (1 - chosen / choices)^T).
+struct WeightPart {
+  std::string name;  // "embed", "attention", "router", "norms", "experts", "unembed"
+  int64_t bytes = 0;
+  int32_t chosen = 1;
+  int32_t choices = 1;
+};
+
 struct ModelInfo {
   std::string architecture;  // "GptOssForCausalLM"
   int32_t num_layers = 0;
@@ -32,6 +43,8 @@ struct ModelInfo {
   int64_t parameters = 0;
   int64_t weight_bytes = 0;            // resident
   int64_t weight_bytes_per_token = 0;  // read for one token of one stream: experts chosen only
+  int64_t flops_per_token = 0;         // of the matrix products, unembed left out
+  std::vector<WeightPart> parts;       // sum to weight_bytes
 };
 
 // Largest step the model will be asked for; what it allocates for activations follows from it.
