@@ -2,21 +2,41 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <exception>
+#include <new>
 
 #include "base/error.h"
+#include "cli/version.h"
 
 namespace nibble::cli {
+namespace {
+
+void add_commands([[maybe_unused]] CLI::App& app) {}
+
+}  // namespace
 
 int run(int argc, char** argv) {
+  constexpr int kFailure = 1, kUsage = 2;
   CLI::App app{"nibble runs FP4 language models at the speed of the memory they sit in."};
+  app.set_version_flag("--version", build_text());
   app.require_subcommand(1);
+  add_commands(app);
+  install_log_sink();
   try {
     app.parse(argc, argv);
+  } catch (const CLI::RuntimeError& e) {
+    return e.get_exit_code();
   } catch (const CLI::ParseError& e) {
-    return app.exit(e);
+    return app.exit(e) == 0 ? 0 : kUsage;
   } catch (const Error& e) {
     std::fprintf(stderr, "nibble: %s\n", e.what());
-    return e.kind() == ErrorKind::kUsage ? 2 : 1;
+    return e.kind() == ErrorKind::kUsage ? kUsage : kFailure;
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "nibble: out of memory; `nibble plan MODEL` says what it takes\n");
+    return kFailure;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "nibble: %s\n", e.what());
+    return kFailure;
   }
   return 0;
 }

@@ -1,6 +1,6 @@
 // The command line: nibble <command> ... Each command is one file, src/cli/<command>.cc, that adds
-// itself to the CLI11 app. Errors thrown anywhere below end here: printed to stderr, exit status 1
-// (usage: 2).
+// itself to the CLI11 app. Errors thrown anywhere below end in run(): printed to stderr as
+// "nibble: <what>", exit status 1 (usage: 2).
 #pragma once
 
 namespace CLI {
@@ -11,6 +11,9 @@ namespace nibble::cli {
 
 // Parses argv, runs the command, returns the exit status.
 int run(int argc, char** argv);
+
+// Sends base/log to stderr with time and level. NIBBLE_LOG=debug|info|warn|error|off.
+void install_log_sink();
 
 // One per command; called by run() in the order of the help page.
 

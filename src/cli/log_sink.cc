@@ -1,0 +1,27 @@
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "base/log.h"
+#include "cli/cli.h"
+
+namespace nibble::cli {
+
+void install_log_sink() {
+  // No registry, no global logger: the sink owns it.
+  auto logger = std::make_shared<spdlog::logger>(
+      "nibble", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  logger->set_pattern("%H:%M:%S %^%l%$ %v");
+  const char* wanted = std::getenv("NIBBLE_LOG");
+  logger->set_level(spdlog::level::from_str(wanted ? wanted : "info"));
+  logger->flush_on(spdlog::level::info);
+  set_log_sink([logger](LogLevel level, std::string_view text) {
+    static constexpr spdlog::level::level_enum kLevels[] = {
+        spdlog::level::debug, spdlog::level::info, spdlog::level::warn, spdlog::level::err};
+    logger->log(kLevels[static_cast<int>(level)], "{}", text);
+  });
+}
+
+}  // namespace nibble::cli
