@@ -1,0 +1,41 @@
+// attention: every token looks at the keys of its own sequence up to itself, in pages, with a
+// learned sink per head that joins the softmax's denominator and has no value.
+//   s_j = scale * q.k_j;  att = sum_j exp(s_j) v_j / (exp(sink) + sum_j exp(s_j))
+#pragma once
+
+#include "ops/ctx.h"
+#include "ops/step.h"
+#include "ops/weight.h"
+
+namespace nibble::ops {
+
+struct AttentionDesc {
+  int64_t q_heads = 0;  // head h reads KV head h / (Q / G)
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t window = 0;  // 0: none
+};
+
+struct AttentionParams {
+  float scale = 1;
+  int32_t window = 0;               // keys pos - window + 1 .. pos; 0: all
+  const uint16_t* sinks = nullptr;  // [Q] bf16, or none
+};
+
+// att [T, Q * D] f32, out; q [T, Q * D] f32; kv: pages that hold keys and values of all positions
+// that the step's tokens see, their own included.
+using AttentionFn = void(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
+                         const AttentionParams& params, const Step& s);
+using AttentionKernel = Kernel<AttentionDesc, AttentionFn>;
+
+AttentionFn attention;
+std::span<const AttentionKernel> attention_kernels();
+
+// For one sequence of `context` tokens with `tokens` more, keys and values of kv_bytes each.
+int64_t bytes(const AttentionDesc& desc, int64_t tokens, int64_t context, int64_t kv_bytes);
+int64_t flops(const AttentionDesc& desc, int64_t tokens, int64_t context);
+
+namespace ref {
+AttentionFn attention;
+}
+}  // namespace nibble::ops

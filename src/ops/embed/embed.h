@@ -1,0 +1,30 @@
+// embed: x[t] = table[tokens[t]].
+#pragma once
+
+#include "ops/ctx.h"
+#include "ops/step.h"
+#include "ops/weight.h"
+
+namespace nibble::ops {
+
+struct EmbedDesc {
+  int64_t vocab = 0;
+  int64_t hidden = 0;
+  Format format = Format::kBF16;
+};
+
+// x [T, H] f32, out. table [V, H]. Tokens are within [0, V).
+using EmbedFn = void(Ctx& cx, const Tensor& x, const Weight& table, const Step& s);
+using EmbedKernel = Kernel<EmbedDesc, EmbedFn>;
+
+EmbedFn embed;
+std::span<const EmbedKernel> embed_kernels();
+
+// Bytes moved and floating-point operations for `tokens` tokens.
+int64_t bytes(const EmbedDesc& desc, int64_t tokens);
+inline int64_t flops(const EmbedDesc&, int64_t) { return 0; }
+
+namespace ref {
+EmbedFn embed;
+}
+}  // namespace nibble::ops

@@ -1,0 +1,42 @@
+#include "ops/kernel_table.h"
+
+namespace nibble::ops {
+namespace {
+
+constexpr const char* kOpNames[kNumOps] = {"embed",      "norm_qkv", "attention", "out_proj",
+                                           "norm_route", "moe_up",   "moe_down",  "norm_unembed"};
+
+}  // namespace
+
+const char* op_name(Op op) { return kOpNames[static_cast<int>(op)]; }
+
+void KernelOptions::force(const std::string& op_and_name) {
+  const size_t equals = op_and_name.find('=');
+  std::string known;
+  for (const char* name : kOpNames) {
+    if (op_and_name.substr(0, equals) == name && equals != std::string::npos) {
+      forced.emplace_back(name, op_and_name.substr(equals + 1));
+      return;
+    }
+    known += std::string(known.empty() ? "" : ", ") + name;
+  }
+  throw Error(ErrorKind::kUsage,
+              "--kernel " + op_and_name + ": expected op=kernel, op being one of " + known);
+}
+
+namespace internal {
+
+const std::string* forced_name(Op op, const KernelOptions& options) {
+  for (const auto& [name, kernel] : options.forced)
+    if (name == op_name(op)) return &kernel;
+  return nullptr;
+}
+
+void throw_no_kernel(Op op, const std::vector<Refusal>& refused) {
+  std::string text = std::string("no kernel for ") + op_name(op) + ":";
+  for (const Refusal& r : refused) text += "\n  " + r.kernel + ": " + r.reason;
+  throw Error(ErrorKind::kUnsupported, text);
+}
+
+}  // namespace internal
+}  // namespace nibble::ops

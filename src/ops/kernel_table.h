@@ -1,0 +1,83 @@
+// Kernel tables: each op lists its kernels, best first, in <op>.cc; pick() takes the first that
+// does not refuse. The choice is a pure function of (problem, device): a unit test can make it for
+// a machine that is not there.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "cpu/isa.h"
+
+namespace nibble::ops {
+
+enum class Op : uint8_t {
+  kEmbed,
+  kNormQkv,
+  kAttention,
+  kOutProj,
+  kNormRoute,
+  kMoeUp,
+  kMoeDown,
+  kNormUnembed
+};
+inline constexpr int kNumOps = 8;
+const char* op_name(Op op);  // "embed", "norm_qkv", ...
+
+// What a machine offers, and what its user allows.
+struct KernelOptions {
+  cpu::Isa isa = cpu::detect_isa();
+  bool allow_ref = true;                                    // --allow-ref: the twins may run
+  std::vector<std::pair<std::string, std::string>> forced;  // --kernel op=name
+
+  // Adds one "op=name". Throws Error(kUsage) for another shape or an unknown op.
+  void force(const std::string& op_and_name);
+};
+
+// A row: why a kernel cannot serve a problem (nullptr: it can), and the kernel.
+template <typename Desc, typename Fn>
+struct Kernel {
+  const char* name;
+  const char* (*refuse)(const Desc&, const KernelOptions&);
+  Fn* run;
+};
+
+struct Refusal {
+  std::string kernel;
+  std::string reason;
+};
+
+// What pick() found. `refused` are the rows above the chosen one, or all of them.
+template <typename Row>
+struct Picked {
+  const Row* row = nullptr;
+  std::vector<Refusal> refused;
+};
+
+namespace internal {
+const std::string* forced_name(Op op, const KernelOptions& options);
+[[noreturn]] void throw_no_kernel(Op op, const std::vector<Refusal>& refused);
+}  // namespace internal
+
+// Throws Error(kUnsupported) that lists every refusal where no row serves.
+template <typename Desc, typename Fn>
+Picked<Kernel<Desc, Fn>> pick(Op op, std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
+                              const KernelOptions& options) {
+  Picked<Kernel<Desc, Fn>> picked;
+  const std::string* forced = internal::forced_name(op, options);
+  for (const auto& row : table) {
+    const char* reason = row.refuse(desc, options);
+    if (forced != nullptr && *forced != row.name) reason = "another kernel is forced";
+    if (reason == nullptr) {
+      picked.row = &row;
+      return picked;
+    }
+    picked.refused.push_back({row.name, reason});
+  }
+  internal::throw_no_kernel(op, picked.refused);
+}
+
+}  // namespace nibble::ops

@@ -1,0 +1,28 @@
+// The twin of every matrix product: rows of a weight decoded one by one, summed in double.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ops/weight.h"
+
+namespace nibble::ops::ref {
+
+// Row `row` of expert `e` as float32, exact. `out` has w.cols elements.
+void decode_row(const Weight& w, int64_t e, int64_t row, float* out);
+
+double bias_of(const Weight& w, int64_t e, int64_t row);  // 0 where there is none
+
+// One row of a weight. dot() is sum_k w[row][k] x[k] + bias; where `abs` is given, *abs gets the
+// sum of the magnitudes of these terms: what an error bound is a multiple of.
+class Row {
+ public:
+  Row(const Weight& w, int64_t e, int64_t row);
+  double dot(const float* x, double* abs = nullptr) const;
+
+ private:
+  std::vector<float> w_;
+  double bias_;
+};
+
+}  // namespace nibble::ops::ref

@@ -1,0 +1,31 @@
+#include "ops/moe_down/moe_down.h"
+
+#include "ops/refuse.h"
+
+namespace nibble::ops {
+namespace {
+
+constexpr MoeDownKernel kKernels[] = {
+    {"ref", [](const MoeDownDesc&, const KernelOptions& o) { return refuse_ref(o); },
+     ref::moe_down},
+};
+
+}  // namespace
+
+std::span<const MoeDownKernel> moe_down_kernels() { return kKernels; }
+
+void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+              const Weight& down) {
+  cx.plan->row<MoeDownKernel>(Op::kMoeDown, cx.layer).run(cx, d, u, routing, down);
+}
+
+int64_t bytes(const MoeDownDesc& d, int64_t tokens, int64_t distinct) {
+  return distinct * (format_bytes(d.format, d.width * d.hidden) + 2 * d.hidden) +
+         tokens * 4 * (d.hidden + d.top_k * d.width);
+}
+
+int64_t flops(const MoeDownDesc& d, int64_t tokens) {
+  return 2 * tokens * d.top_k * d.width * d.hidden;
+}
+
+}  // namespace nibble::ops

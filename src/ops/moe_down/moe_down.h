@@ -1,0 +1,33 @@
+// moe_down: d[t] = sum over the K choices of p * (u[slot] W2_e^T + b2_e), in order of choice.
+#pragma once
+
+#include "ops/ctx.h"
+#include "ops/routing.h"
+#include "ops/weight.h"
+
+namespace nibble::ops {
+
+struct MoeDownDesc {
+  int64_t hidden = 0;
+  int64_t width = 0;  // F
+  int64_t experts = 0;
+  int64_t top_k = 0;
+  Format format = Format::kMxfp4;
+};
+
+// d [T, H] f32, out; u [T * K, F] f32 by slot; down [E, H, F].
+using MoeDownFn = void(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+                       const Weight& down);
+using MoeDownKernel = Kernel<MoeDownDesc, MoeDownFn>;
+
+MoeDownFn moe_down;
+std::span<const MoeDownKernel> moe_down_kernels();
+
+// Where `distinct` experts are met by `tokens` tokens.
+int64_t bytes(const MoeDownDesc& desc, int64_t tokens, int64_t distinct);
+int64_t flops(const MoeDownDesc& desc, int64_t tokens);
+
+namespace ref {
+MoeDownFn moe_down;
+}
+}  // namespace nibble::ops

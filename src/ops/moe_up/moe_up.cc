@@ -1,0 +1,30 @@
+#include "ops/moe_up/moe_up.h"
+
+#include "ops/refuse.h"
+
+namespace nibble::ops {
+namespace {
+
+constexpr MoeUpKernel kKernels[] = {
+    {"ref", [](const MoeUpDesc&, const KernelOptions& o) { return refuse_ref(o); }, ref::moe_up},
+};
+
+}  // namespace
+
+std::span<const MoeUpKernel> moe_up_kernels() { return kKernels; }
+
+void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
+            float limit) {
+  cx.plan->row<MoeUpKernel>(Op::kMoeUp, cx.layer).run(cx, u, h, routing, up, limit);
+}
+
+int64_t bytes(const MoeUpDesc& d, int64_t tokens, int64_t distinct) {
+  return distinct * (format_bytes(d.format, 2 * d.width * d.hidden) + 4 * d.width) +
+         tokens * 4 * (d.hidden + d.top_k * d.width);
+}
+
+int64_t flops(const MoeUpDesc& d, int64_t tokens) {
+  return 4 * tokens * d.top_k * d.width * d.hidden;
+}
+
+}  // namespace nibble::ops

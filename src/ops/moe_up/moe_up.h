@@ -1,0 +1,39 @@
+// moe_up: for each slot (a token at one of its experts) u = swiglu(h W1_e^T + b1_e), clamped.
+// Rows of W1 interleave: row 2j is gate j, row 2j + 1 is up j.
+//   g = min(gate, limit); v = clamp(up, -limit, limit); u = g * sigmoid(1.702 g) * (v + 1)
+#pragma once
+
+#include "ops/ctx.h"
+#include "ops/routing.h"
+#include "ops/weight.h"
+
+namespace nibble::ops {
+
+struct MoeUpDesc {
+  int64_t hidden = 0;
+  int64_t width = 0;  // F
+  int64_t experts = 0;
+  int64_t top_k = 0;
+  Format format = Format::kMxfp4;
+};
+
+inline constexpr float kSwigluAlpha = 1.702f;
+
+// u [T * K, F] f32 by slot, out; h [T, H] f32; up [E, 2F, H].
+using MoeUpFn = void(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
+                     const Weight& up, float limit);
+using MoeUpKernel = Kernel<MoeUpDesc, MoeUpFn>;
+
+MoeUpFn moe_up;
+std::span<const MoeUpKernel> moe_up_kernels();
+
+// Where `distinct` experts are met by `tokens` tokens.
+int64_t bytes(const MoeUpDesc& desc, int64_t tokens, int64_t distinct);
+int64_t flops(const MoeUpDesc& desc, int64_t tokens);
+
+namespace ref {
+MoeUpFn moe_up;
+// The activation alone.
+double swiglu(double gate, double up, double limit);
+}  // namespace ref
+}  // namespace nibble::ops

@@ -1,0 +1,41 @@
+// norm_qkv: x += d; h = norm(x); q, k, v = h Wqkv^T + b; q and k turned by their position; k and v
+// appended to the pages.
+#pragma once
+
+#include "ops/ctx.h"
+#include "ops/step.h"
+#include "ops/weight.h"
+
+namespace nibble::ops {
+
+struct NormQkvDesc {
+  int64_t hidden = 0;
+  int64_t q_heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  Format format = Format::kBF16;
+};
+
+struct NormQkvOut {
+  Tensor q;  // [T, Q * D] f32, out
+  Tensor h;  // [T, H] f32, out
+  Tensor x;  // [T, H] f32, in and out
+};
+
+// d [T, H] f32; kv: the layer's pages, bf16 or f32, whose tables cover every position of the step;
+// qkv [(Q + 2G) * D, H]: rows of q, k, v; cos_sin [T, D] from rope_angles().
+// k and v are rounded once, to the pages' type; q to the activations'.
+using NormQkvFn = void(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& d,
+                       const Norm& norm, const Weight& qkv, const Tensor& cos_sin, const Step& s);
+using NormQkvKernel = Kernel<NormQkvDesc, NormQkvFn>;
+
+NormQkvFn norm_qkv;
+std::span<const NormQkvKernel> norm_qkv_kernels();
+
+int64_t bytes(const NormQkvDesc& desc, int64_t tokens);
+int64_t flops(const NormQkvDesc& desc, int64_t tokens);
+
+namespace ref {
+NormQkvFn norm_qkv;
+}
+}  // namespace nibble::ops

@@ -1,0 +1,63 @@
+#include <vector>
+
+#include "ops/kv_pages.h"
+#include "ops/linear/linear_ref.h"
+#include "ops/norm_qkv/norm_qkv.h"
+#include "ops/norm_ref.h"
+
+namespace nibble::ops::ref {
+namespace {
+
+// Pairs (i, i + D/2) of one head.
+void turn(double* head, const float* cos_sin, int64_t dim) {
+  for (int64_t i = 0; i < dim / 2; ++i) {
+    const double a = head[i], b = head[i + dim / 2];
+    const double c = cos_sin[i], s = cos_sin[i + dim / 2];
+    head[i] = a * c - b * s;
+    head[i + dim / 2] = b * c + a * s;
+  }
+}
+
+void put(const Tensor& pages, int64_t at, double value) {
+  if (pages.dtype == DType::kBF16)
+    pages.as<uint16_t>()[at] = bf16_from_float(static_cast<float>(value));
+  else
+    pages.as<float>()[at] = static_cast<float>(value);
+}
+
+}  // namespace
+
+void norm_qkv(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& d, const Norm& norm,
+              const Weight& qkv, const Tensor& cos_sin, const Step& s) {
+  const int64_t hidden = qkv.cols, kv_heads = kv.k.dim(1), dim = kv.k.dim(3);
+  const int64_t q_heads = qkv.rows / dim - 2 * kv_heads;
+  float *x = out.x.as<float>(), *h = out.h.as<float>(), *q = out.q.as<float>();
+  add(cx.activations, x, d.as<float>(), s.num_tokens * hidden);
+  for (int64_t t = 0; t < s.num_tokens; ++t)
+    rms_norm(cx.activations, h + t * hidden, x + t * hidden, norm, hidden);
+
+  std::vector<double> y(s.num_tokens * qkv.rows);
+  for (int64_t n = 0; n < qkv.rows; ++n) {
+    const Row row(qkv, 0, n);
+    for (int64_t t = 0; t < s.num_tokens; ++t) y[t * qkv.rows + n] = row.dot(h + t * hidden);
+  }
+  for (int32_t i = 0; i < s.num_spans; ++i) {
+    const Span& span = s.spans[i];
+    for (int64_t t = span.q_start; t < span.q_start + span.q_len; ++t) {
+      double* yt = y.data() + t * qkv.rows;
+      for (int64_t j = 0; j < q_heads + kv_heads; ++j)
+        turn(yt + j * dim, cos_sin.as<float>() + t * dim, dim);
+      for (int64_t j = 0; j < q_heads * dim; ++j)
+        q[t * q_heads * dim + j] = stored(cx.activations, yt[j]);
+      for (int64_t g = 0; g < kv_heads; ++g) {
+        const int64_t at = kv_index(kv, span.slot, s.positions[t], g);
+        for (int64_t j = 0; j < dim; ++j) {
+          put(kv.k, at + j, yt[(q_heads + g) * dim + j]);
+          put(kv.v, at + j, yt[(q_heads + kv_heads + g) * dim + j]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace nibble::ops::ref

@@ -1,0 +1,47 @@
+#include "ops/norm_route/norm_route.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/refuse.h"
+
+namespace nibble::ops {
+namespace {
+
+constexpr NormRouteKernel kKernels[] = {
+    {"ref", [](const NormRouteDesc&, const KernelOptions& o) { return refuse_ref(o); },
+     ref::norm_route},
+};
+
+}  // namespace
+
+std::span<const NormRouteKernel> norm_route_kernels() { return kKernels; }
+
+void norm_route(Ctx& cx, const Tensor& h, Routing& routing, const Tensor& x, const Tensor& d,
+                const Norm& norm, const Weight& router) {
+  cx.plan->row<NormRouteKernel>(Op::kNormRoute, cx.layer).run(cx, h, routing, x, d, norm, router);
+}
+
+int64_t bytes(const NormRouteDesc& d, int64_t tokens) {
+  return format_bytes(d.format, d.experts * d.hidden) + 2 * d.experts + 2 * d.hidden +
+         tokens * 4 * (4 * d.hidden + 2 * d.top_k);
+}
+
+int64_t flops(const NormRouteDesc& d, int64_t tokens) { return 2 * tokens * d.experts * d.hidden; }
+
+void choose_experts(const float* logits, int64_t experts, int64_t top_k, int32_t* ids, float* p) {
+  // Insertion into a list of K that stays sorted; > keeps the lower id ahead among equals.
+  for (int64_t n = 0; n < experts; ++n) {
+    int64_t at = n < top_k ? n : top_k;
+    while (at > 0 && logits[n] > logits[ids[at - 1]]) --at;
+    if (at == top_k) continue;
+    for (int64_t i = std::min(n, top_k - 1); i > at; --i) ids[i] = ids[i - 1];
+    ids[at] = static_cast<int32_t>(n);
+  }
+  double sum = 0;
+  for (int64_t i = 0; i < top_k; ++i) sum += std::exp(double{logits[ids[i]]} - logits[ids[0]]);
+  for (int64_t i = 0; i < top_k; ++i)
+    p[i] = static_cast<float>(std::exp(double{logits[ids[i]]} - logits[ids[0]]) / sum);
+}
+
+}  // namespace nibble::ops

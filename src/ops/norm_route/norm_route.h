@@ -1,0 +1,36 @@
+// norm_route: x += d; h = norm(x); router logits g = h Wr^T + b; the K largest, softmax over those.
+#pragma once
+
+#include "ops/ctx.h"
+#include "ops/routing.h"
+#include "ops/step.h"
+#include "ops/weight.h"
+
+namespace nibble::ops {
+
+struct NormRouteDesc {
+  int64_t hidden = 0;
+  int64_t experts = 0;
+  int64_t top_k = 0;
+  Format format = Format::kBF16;
+};
+
+// h [T, H] f32, out; routing: out, its sizes set by the caller; x [T, H] f32, in and out;
+// d [T, H] f32; router [E, H]. Logits are float32; ties go to the lower expert.
+using NormRouteFn = void(Ctx& cx, const Tensor& h, Routing& routing, const Tensor& x,
+                         const Tensor& d, const Norm& norm, const Weight& router);
+using NormRouteKernel = Kernel<NormRouteDesc, NormRouteFn>;
+
+NormRouteFn norm_route;
+std::span<const NormRouteKernel> norm_route_kernels();
+
+int64_t bytes(const NormRouteDesc& desc, int64_t tokens);
+int64_t flops(const NormRouteDesc& desc, int64_t tokens);
+
+// ids [K] and p [K] of one token from its logits [E].
+void choose_experts(const float* logits, int64_t experts, int64_t top_k, int32_t* ids, float* p);
+
+namespace ref {
+NormRouteFn norm_route;
+}
+}  // namespace nibble::ops

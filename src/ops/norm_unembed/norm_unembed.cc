@@ -1,0 +1,30 @@
+#include "ops/norm_unembed/norm_unembed.h"
+
+#include "ops/refuse.h"
+
+namespace nibble::ops {
+namespace {
+
+constexpr NormUnembedKernel kKernels[] = {
+    {"ref", [](const NormUnembedDesc&, const KernelOptions& o) { return refuse_ref(o); },
+     ref::norm_unembed},
+};
+
+}  // namespace
+
+std::span<const NormUnembedKernel> norm_unembed_kernels() { return kKernels; }
+
+void norm_unembed(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x, const Tensor& d,
+                  const Norm& norm, const Weight& unembed, const Step& s) {
+  cx.plan->row<NormUnembedKernel>(Op::kNormUnembed, cx.layer)
+      .run(cx, logits, h, x, d, norm, unembed, s);
+}
+
+int64_t bytes(const NormUnembedDesc& d, int64_t rows) {
+  return format_bytes(d.format, d.vocab * d.hidden) + 2 * d.hidden +
+         rows * 4 * (3 * d.hidden + d.vocab);
+}
+
+int64_t flops(const NormUnembedDesc& d, int64_t rows) { return 2 * rows * d.vocab * d.hidden; }
+
+}  // namespace nibble::ops

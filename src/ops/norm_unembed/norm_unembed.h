@@ -1,0 +1,31 @@
+// norm_unembed: logits[r] = norm(x[row] + d[row]) W^T for the rows whose logits are wanted.
+#pragma once
+
+#include "ops/ctx.h"
+#include "ops/step.h"
+#include "ops/weight.h"
+
+namespace nibble::ops {
+
+struct NormUnembedDesc {
+  int64_t hidden = 0;
+  int64_t vocab = 0;
+  Format format = Format::kBF16;
+};
+
+// logits [R, V] f32, out: never rounded to the activations' format; h [R, H] f32, out;
+// x, d [T, H] f32; unembed [V, H]; row = s.out_rows[r].
+using NormUnembedFn = void(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
+                           const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s);
+using NormUnembedKernel = Kernel<NormUnembedDesc, NormUnembedFn>;
+
+NormUnembedFn norm_unembed;
+std::span<const NormUnembedKernel> norm_unembed_kernels();
+
+int64_t bytes(const NormUnembedDesc& desc, int64_t rows);
+int64_t flops(const NormUnembedDesc& desc, int64_t rows);
+
+namespace ref {
+NormUnembedFn norm_unembed;
+}
+}  // namespace nibble::ops

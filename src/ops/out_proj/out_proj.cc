@@ -1,0 +1,28 @@
+#include "ops/out_proj/out_proj.h"
+
+#include "ops/refuse.h"
+
+namespace nibble::ops {
+namespace {
+
+constexpr OutProjKernel kKernels[] = {
+    {"ref", [](const OutProjDesc&, const KernelOptions& o) { return refuse_ref(o); },
+     ref::out_proj},
+};
+
+}  // namespace
+
+std::span<const OutProjKernel> out_proj_kernels() { return kKernels; }
+
+void out_proj(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out, const Step& s) {
+  cx.plan->row<OutProjKernel>(Op::kOutProj, cx.layer).run(cx, d, att, out, s);
+}
+
+int64_t bytes(const OutProjDesc& d, int64_t tokens) {
+  return format_bytes(d.format, d.hidden * d.width) + 2 * d.hidden +
+         tokens * 4 * (d.hidden + d.width);
+}
+
+int64_t flops(const OutProjDesc& d, int64_t tokens) { return 2 * tokens * d.hidden * d.width; }
+
+}  // namespace nibble::ops

@@ -1,0 +1,30 @@
+// out_proj: d = att Wo^T + b.
+#pragma once
+
+#include "ops/ctx.h"
+#include "ops/step.h"
+#include "ops/weight.h"
+
+namespace nibble::ops {
+
+struct OutProjDesc {
+  int64_t hidden = 0;
+  int64_t width = 0;  // Q * D
+  Format format = Format::kBF16;
+};
+
+// d [T, H] f32, out; att [T, Q * D] f32; out [H, Q * D].
+using OutProjFn = void(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
+                       const Step& s);
+using OutProjKernel = Kernel<OutProjDesc, OutProjFn>;
+
+OutProjFn out_proj;
+std::span<const OutProjKernel> out_proj_kernels();
+
+int64_t bytes(const OutProjDesc& desc, int64_t tokens);
+int64_t flops(const OutProjDesc& desc, int64_t tokens);
+
+namespace ref {
+OutProjFn out_proj;
+}
+}  // namespace nibble::ops

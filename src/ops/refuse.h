@@ -1,0 +1,33 @@
+// Reasons that kernels of several ops share. nullptr: no objection.
+#pragma once
+
+#include "formats/format.h"
+#include "ops/kernel_table.h"
+
+namespace nibble::ops {
+
+inline const char* refuse_ref(const KernelOptions& options) {
+  return options.allow_ref ? nullptr : "a reference twin; only with --allow-ref";
+}
+
+inline const char* refuse_isa(cpu::Isa want, const KernelOptions& options) {
+  if (cpu::supports(options.isa, want)) return nullptr;
+  switch (want) {
+    case cpu::Isa::kAvx512:
+      return "needs AVX-512 F, BW, VL and DQ";
+    case cpu::Isa::kAvx2:
+      return "needs AVX2 and FMA";
+    case cpu::Isa::kNeon:
+      return "needs an arm64 CPU";
+    case cpu::Isa::kScalar:
+      return nullptr;
+  }
+  return "unknown instruction set";
+}
+
+inline const char* refuse_format(Format format) {
+  return format == Format::kBF16 || format == Format::kMxfp4 ? nullptr
+                                                             : "weights are neither bf16 nor mxfp4";
+}
+
+}  // namespace nibble::ops

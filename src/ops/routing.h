@@ -1,0 +1,25 @@
+// Routing: which experts each token of the step goes to, and the same seen from the experts.
+// Made once per layer by norm_route, read by moe_up and moe_down.
+#pragma once
+
+#include <cstdint>
+
+namespace nibble {
+
+// A slot is one (token, choice) pair; slots are numbered expert by expert, by token within one.
+struct Routing {
+  int32_t num_tokens = 0;      // T
+  int32_t num_experts = 0;     // E
+  int32_t top_k = 0;           // K
+  int32_t* ids = nullptr;      // [T, K] chosen experts, best first; ties go to the lower id
+  float* p = nullptr;          // [T, K] softmax over the K chosen
+  int32_t* counts = nullptr;   // [E] slots of each expert
+  int32_t* offsets = nullptr;  // [E + 1] first slot of each expert
+  int32_t* slot = nullptr;     // [T, K] slot of a choice
+  int32_t* token = nullptr;    // [T * K] token of a slot
+};
+
+// Fills counts, offsets, slot and token from ids.
+void sort_by_expert(Routing& routing);
+
+}  // namespace nibble

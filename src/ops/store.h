@@ -1,0 +1,15 @@
+// Rounding of stored activations. On the CPU they lie in float32 buffers whatever their format;
+// kBF16 rounds each value to the nearest bfloat16 when it is stored.
+#pragma once
+
+#include "formats/bf16.h"
+#include "tensor/dtype.h"
+
+namespace nibble::ops {
+
+inline float stored(DType activations, double value) {
+  const float f = static_cast<float>(value);
+  return activations == DType::kBF16 ? bf16_to_float(bf16_from_float(f)) : f;
+}
+
+}  // namespace nibble::ops

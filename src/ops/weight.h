@@ -1,0 +1,49 @@
+// Weight: one matrix, or one per expert, as a kernel reads it. A view: the loader owns the bytes.
+#pragma once
+
+#include <cstdint>
+
+#include "base/check.h"
+#include "formats/format.h"
+#include "tensor/tensor.h"
+
+namespace nibble {
+
+// y[n] = sum_k w[n][k] x[k] + bias[n]. Row-major, K last; experts follow one another.
+struct Weight {
+  Format format = Format::kBF16;
+  int64_t experts = 1;
+  int64_t rows = 0;  // N
+  int64_t cols = 0;  // K
+  const uint8_t* codes = nullptr;
+  const uint8_t* scales = nullptr;  // [experts, N, K / 32] E8M0, kMxfp4 only
+  const uint16_t* bias = nullptr;   // [experts, N] bf16, or none
+
+  int64_t row_code_bytes() const { return cols / row().block_elems * row().code_bytes; }
+  int64_t row_scale_bytes() const { return cols / row().block_elems * row().scale_bytes; }
+  // Bytes of one expert: codes, scales and bias.
+  int64_t expert_bytes() const {
+    return rows * (row_code_bytes() + row_scale_bytes() + (bias != nullptr ? 2 : 0));
+  }
+  // Expert e as a weight of its own.
+  Weight expert(int64_t e) const {
+    CHECK(e >= 0 && e < experts);
+    Weight w = *this;
+    w.experts = 1;
+    w.codes += e * rows * row_code_bytes();
+    if (scales != nullptr) w.scales += e * rows * row_scale_bytes();
+    if (bias != nullptr) w.bias += e * rows;
+    return w;
+  }
+
+ private:
+  const FormatRow& row() const { return format_row(format); }
+};
+
+// RMS norm: y = x / sqrt(mean(x^2) + eps) * weight.
+struct Norm {
+  const uint16_t* weight = nullptr;  // [H] bf16
+  float eps = 0;
+};
+
+}  // namespace nibble
