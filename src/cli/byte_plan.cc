@@ -1,0 +1,72 @@
+#include "cli/byte_plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace nibble::cli {
+
+std::optional<PlanDevice> find_plan_device(std::string_view name) {
+  // GB10: 273 GB/s is NVIDIA's figure, 233 what programs published so far read at; memory as the
+  // operating system of a DGX Spark reports it. H200: read by a streaming kernel, and a BF16
+  // product of 8192^3, both measured.
+  static const PlanDevice kDevices[] = {
+      {.name = "gb10",
+       .title = "NVIDIA GB10 (DGX Spark)",
+       .memory_bytes = 119'700'000'000,
+       .shared_with_gpu = true,
+       .nominal_bandwidth = 273e9,
+       .read_bandwidth = 233e9,
+       .bf16_flops = 0},
+      {.name = "h200",
+       .title = "NVIDIA H200",
+       .memory_bytes = 141'000'000'000,
+       .shared_with_gpu = false,
+       .nominal_bandwidth = 4800e9,
+       .read_bandwidth = 4550e9,
+       .bf16_flops = 790e12},
+  };
+  for (const PlanDevice& device : kDevices)
+    if (device.name == name) return device;
+  return std::nullopt;
+}
+
+double weight_bytes_read(const WeightPart& part, int64_t tokens) {
+  const double untouched = 1.0 - static_cast<double>(part.chosen) / part.choices;
+  return static_cast<double>(part.bytes) * (1.0 - std::pow(untouched, tokens));
+}
+
+double weight_bytes_read(const ModelInfo& info, int64_t tokens) {
+  double bytes = 0;
+  for (const WeightPart& part : info.parts) bytes += weight_bytes_read(part, tokens);
+  return bytes;
+}
+
+int64_t kv_bytes_per_position(const ModelInfo& info, DType kv) {
+  return 2 * int64_t{info.num_kv_heads} * info.head_dim * dtype_bytes(kv);
+}
+
+int64_t kv_bytes_read(const ModelInfo& info, DType kv, int64_t context) {
+  int64_t positions = 0;
+  for (const LayerGroup& group : info.groups) {
+    const int64_t seen =
+        group.window == kNoWindow ? context : std::min<int64_t>(context, group.window);
+    positions += seen * static_cast<int64_t>(group.layers.size());
+  }
+  return positions * kv_bytes_per_position(info, kv);
+}
+
+int64_t kv_bytes_per_token(const ModelInfo& info, DType kv) {
+  int64_t layers = 0;
+  for (const LayerGroup& group : info.groups)
+    if (group.window == kNoWindow) layers += static_cast<int64_t>(group.layers.size());
+  return layers * kv_bytes_per_position(info, kv);
+}
+
+int64_t kv_window_bytes(const ModelInfo& info, DType kv) {
+  int64_t positions = 0;
+  for (const LayerGroup& group : info.groups)
+    positions += int64_t{group.window} * static_cast<int64_t>(group.layers.size());
+  return positions * kv_bytes_per_position(info, kv);
+}
+
+}  // namespace nibble::cli
