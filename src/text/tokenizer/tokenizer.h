@@ -13,6 +13,8 @@
 
 namespace nibble {
 
+struct TokenizerTables;
+
 // Whether special tokens that are spelled out in the text become their ids. User text: never.
 enum class Specials { kAsText, kRecognize };
 
@@ -53,9 +55,8 @@ class Tokenizer {
   std::span<const int32_t> suffix_ids() const;
 
  private:
-  struct Data;
-  explicit Tokenizer(std::shared_ptr<const Data> data);
-  std::shared_ptr<const Data> data_;
+  explicit Tokenizer(std::shared_ptr<const TokenizerTables> tables);
+  std::shared_ptr<const TokenizerTables> tables_;
 };
 
 // Ids in, text out, as soon as whole characters are there: never half a character. A byte sequence
