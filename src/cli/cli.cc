@@ -11,7 +11,7 @@
 namespace nibble::cli {
 namespace {
 
-void add_commands([[maybe_unused]] CLI::App& app) {}
+void add_commands(CLI::App& app) { add_tokenize(app); }
 
 }  // namespace
 

@@ -1,0 +1,119 @@
+// nibble tokenize: text to token ids on standard input and output, and back.
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "base/error.h"
+#include "cli/cli.h"
+#include "text/tokenizer/tokenizer.h"
+
+namespace nibble::cli {
+namespace {
+
+using nlohmann::json;
+
+struct Options {
+  std::string model;
+  bool jsonl = false, decode = false, specials = false;
+};
+
+Tokenizer open_tokenizer(const std::string& model) {
+  if (!std::filesystem::exists(model)) {
+    throw Error(
+        ErrorKind::kNotFound,
+        model + ": no such file or directory; give a tokenizer.json or a model's directory");
+  }
+  return Tokenizer::load(model);
+}
+
+// Numbers with blanks, commas or brackets between, as `nibble tokenize` and JSON print them.
+std::vector<int32_t> parse_ids(std::string_view text) {
+  std::vector<int32_t> ids;
+  for (;;) {
+    text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n,[]"), text.size()));
+    if (text.empty()) return ids;
+    int32_t id = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
+    if (error != std::errc()) {
+      throw Error(ErrorKind::kUsage, "standard input: not a token id: " +
+                                         std::string(text.substr(0, text.find_first_of(" ,\n"))));
+    }
+    ids.push_back(id);
+    text.remove_prefix(end - text.data());
+  }
+}
+
+// One line {"text": ...} gives {"ids": [...]}, or the other way round.
+std::string convert_line(const Tokenizer& tokenizer, const Options& options,
+                         const std::string& line) {
+  const json in = json::parse(line);
+  if (options.decode) {
+    return json{{"text", tokenizer.decode(in.at("ids").get<std::vector<int32_t>>())}}.dump();
+  }
+  const Specials specials = options.specials ? Specials::kRecognize : Specials::kAsText;
+  return json{{"ids", tokenizer.encode(in.at("text").get<std::string>(), specials)}}.dump();
+}
+
+void convert_lines(const Tokenizer& tokenizer, const Options& options) {
+  size_t number = 0;
+  for (std::string line; std::getline(std::cin, line);) {
+    ++number;
+    try {
+      std::cout << convert_line(tokenizer, options, line) << '\n';
+    } catch (const json::exception& e) {
+      throw Error(ErrorKind::kUsage,
+                  "standard input, line " + std::to_string(number) + ": expected " +
+                      (options.decode ? "{\"ids\": [numbers]}" : "{\"text\": ...}") + ": " +
+                      e.what());
+    }
+  }
+}
+
+void convert_all(const Tokenizer& tokenizer, const Options& options) {
+  const std::string in{std::istreambuf_iterator<char>(std::cin), {}};
+  if (options.decode) {
+    std::cout << tokenizer.decode(parse_ids(in));
+    return;
+  }
+  const Specials specials = options.specials ? Specials::kRecognize : Specials::kAsText;
+  const char* separator = "";
+  for (const int32_t id : tokenizer.encode(in, specials)) {
+    std::cout << std::exchange(separator, " ") << id;
+  }
+  std::cout << '\n';
+}
+
+void tokenize(const Options& options) {
+  std::ios::sync_with_stdio(false);
+  const Tokenizer tokenizer = open_tokenizer(options.model);
+  if (options.jsonl) {
+    convert_lines(tokenizer, options);
+  } else {
+    convert_all(tokenizer, options);
+  }
+  if (!std::cout.flush()) throw Error(ErrorKind::kUsage, "standard output: cannot be written");
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("tokenize", "Turn text into token ids, or back");
+  command->add_option("MODEL", options->model, "A model's directory, or a tokenizer.json")
+      ->required();
+  command->add_flag("--jsonl,--json", options->jsonl,
+                    "Lines {\"text\": ...} in, lines {\"ids\": [...]} out. Without it, all of the "
+                    "input is one text");
+  command->add_flag("--decode", options->decode, "Ids in, text out");
+  command->add_flag("--specials", options->specials,
+                    "Special tokens spelled out in the text become their ids");
+  command->callback([options] { tokenize(*options); });
+}
+
+}  // namespace nibble::cli
