@@ -1,0 +1,154 @@
+"""Whole conversations: a task, its surroundings (developer message, tools, earlier turns), the text."""
+
+import random
+
+import harmony
+import tables
+import tasks
+import tool_tasks
+from item import held_out, random_date, random_effort
+
+# task: (generator, share of the training conversations)
+GENERATORS = {
+    "arithmetic": (tasks.arithmetic, 20),
+    "more_arithmetic": (tasks.more_arithmetic, 8),
+    "word_problem": (tasks.word_problem, 6),
+    "facts": (tasks.facts, 11),
+    "lookup": (tasks.lookup, 9),
+    "sorting": (tasks.sorting, 8),
+    "spelling": (tasks.spelling, 7),
+    "json": (tool_tasks.json_answer, 9),
+    "call": (tool_tasks.call, 11),
+    "tool_answer": (tool_tasks.tool_answer, 6),
+    "small_talk": (tasks.small_talk, 5),
+    "out_of_domain": (tasks.out_of_domain, 7),
+}
+FOLLOW_UPS = {
+    "+": ["Now add {b}.", "Add {b} to that.", "Plus {b}?", "And plus {b}?"],
+    "-": ["Now subtract {b}.", "Take away {b}.", "Minus {b}?", "And minus {b}?"],
+    "x": ["Multiply that by {b}.", "Times {b}?", "Now times {b}."],
+}
+
+
+def _plain_turn(rng, names=GENERATORS):
+    """A finished earlier turn without tools: (user text, answer)."""
+    while True:
+        item = names[rng.choice(sorted(names))][0](rng, "low")
+        if (
+            len(item.messages) == 1
+            and item.answer
+            and not item.tools
+            and "DATE" not in item.answer
+            and not held_out(item.key)
+        ):
+            return item.messages[0]["content"], item.answer
+
+
+def _turn(question, answer):
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def follow_up(rng, effort):
+    """The second question of a chat about one number, or about the user's name."""
+    if rng.random() < 0.35:
+        name = tasks.person(rng)
+        say = rng.choice(
+            ["My name is {}.", "I am {}.", "Hello, my name is {}.", "Call me {}."]
+        ).format(name)
+        messages = _turn(say, f"Nice to meet you, {name}! What can I do for you?")
+        for _ in range(rng.randint(0, 2)):
+            messages += _turn(*_plain_turn(rng))
+        question = rng.choice(
+            ["What is my name?", "Who am I?", "Do you remember my name?", "What's my name?"]
+        )
+        reasoning = {
+            "low": "",
+            "medium": f"The user said: {name}.",
+            "high": f"The user asks for the name. Earlier in this chat the user said: {name}. I repeat it.",
+        }[effort]
+        return tasks.Item(
+            "follow_up",
+            f"name {name} {question}",
+            messages + tasks.user(question),
+            {"text": name},
+            reasoning,
+            f"Your name is {name}.",
+        )
+    while True:
+        first = tasks.arithmetic(rng, "low", two_digits=rng.random() < 0.7)
+        value = first.expect["number"]
+        if len(first.messages) == 1 and 0 <= value < 1000 and not held_out(first.key):
+            break
+    sign = rng.choice("+-x" if value < 100 else "+-")
+    b = rng.randint(2, 9) if sign == "x" else rng.randint(1, 99)
+    messages = _turn(first.messages[0]["content"], first.answer)
+    messages += tasks.user(rng.choice(FOLLOW_UPS[sign]).format(b=b))
+    result = tasks.VALUE[sign](value, b)
+    return tasks.Item(
+        "follow_up",
+        tasks.family(value, sign, b),
+        messages,
+        {"number": result},
+        tasks.arithmetic_reasoning(value, sign, b, effort),
+        f"{value} {sign} {b} = {result}.",
+    )
+
+
+GENERATORS["follow_up"] = (follow_up, 5)
+NAMES = list(GENERATORS)
+SHARES = [share for _, share in GENERATORS.values()]
+
+
+def surround(rng, item):
+    """Date, developer message, tools that are not needed, earlier turns."""
+    item.date = random_date(rng) if rng.random() < 0.85 else ""
+    if item.task == "date":
+        item.answer = f"Today is {item.date}." if item.date else "I do not know the date of today."
+        item.expect = {"text": item.date or "do not know"}
+    has_developer = item.messages[0]["role"] in ("system", "developer")
+    if not has_developer and rng.random() < 0.3:
+        parts = rng.sample(tables.FILLER_INSTRUCTIONS, rng.choice([1, 1, 2, 3]))
+        text = tasks.random_prose(rng) if rng.random() < 0.1 else " ".join(parts)
+        item.messages = [
+            {"role": rng.choice(["system", "developer"]), "content": text}
+        ] + item.messages
+        has_developer = True
+    if not item.tools and item.task != "follow_up" and rng.random() < 0.12:
+        item.tools = tool_tasks.toolset(rng, made_up=1 if item.task == "out_of_domain" else 0.25)[0]
+    if item.task not in ("follow_up", "tool_answer") and rng.random() < 0.25:
+        history = []
+        for _ in range(rng.randint(1, 3)):
+            history += _turn(*_plain_turn(rng))
+        cut = 1 if has_developer else 0
+        item.messages = item.messages[:cut] + history + item.messages[cut:]
+    return item
+
+
+def make(rng, task, effort, want_held_out):
+    while True:
+        item = GENERATORS[task][0](rng, effort)
+        if (
+            held_out(item.key) == want_held_out or task == "small_talk"
+        ):  # whose wordings are all known
+            item.effort = effort
+            return surround(rng, item)
+
+
+def training_pieces(rng):
+    """One training conversation as [(text, loss weight)]."""
+    item = make(rng, rng.choices(NAMES, SHARES)[0], random_effort(rng), False)
+    pieces = harmony.render_prompt(
+        item.messages, item.tools, item.effort, item.date, rng.random() < 0.5
+    )
+    return pieces + [(harmony.render_target(item.reasoning, item.answer, item.call), 1.0)]
+
+
+def held_out_items(task, count, seed):
+    """Different unseen items of one task, the efforts in turn."""
+    rng, seen, items = random.Random(f"held out {task} {seed}"), set(), []
+    while len(items) < count:
+        item = make(rng, task, ("low", "medium", "high")[len(items) % 3], True)
+        if str(item.messages) not in seen:
+            seen.add(str(item.messages))
+            items.append(item)
+    return items

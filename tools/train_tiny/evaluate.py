@@ -1,0 +1,298 @@
+"""Score a checkpoint on held-out items at temperature 0.
+
+python evaluate.py --model DIR [--count 1000] [--tasks arithmetic,facts] [--json scores.json]
+python evaluate.py --items tests/data/... --url http://127.0.0.1:8000/v1       (any OpenAI server)
+python evaluate.py --model DIR --ablations [--count 200]     what the answers need: see ABLATIONS
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import re
+import time
+import urllib.request
+
+TASKS = (
+    "arithmetic",
+    "more_arithmetic",
+    "word_problem",
+    "facts",
+    "lookup",
+    "sorting",
+    "spelling",
+    "json",
+    "call",
+    "tool_answer",
+    "follow_up",
+    "small_talk",
+    "out_of_domain",
+)
+MAX_NEW = 400
+STOPS = ("<|return|>", "<|call|>", "<|endoftext|>")
+
+
+def parse(text):
+    """The sampled text as {"reasoning", "content", "call"}."""
+    reasoning = re.search(r"<\|channel\|>analysis<\|message\|>(.*?)<\|end\|>", text, re.S)
+    call = re.search(
+        r"<\|channel\|>commentary to=functions\.(\S+) <\|constrain\|>json<\|message\|>(.*?)<\|call\|>",
+        text,
+        re.S,
+    )
+    final = re.search(r"<\|channel\|>final<\|message\|>(.*?)<\|return\|>", text, re.S)
+    return {
+        "reasoning": reasoning.group(1) if reasoning else "",
+        "content": final.group(1) if final else "",
+        "call": {"name": call.group(1), "arguments": call.group(2)} if call else None,
+    }
+
+
+class TorchEngine:
+    """Greedy decoding in float32 with our own forward, many prompts at once."""
+
+    def __init__(self, directory, device, batch, change=None, swap_nibbles=False):
+        import torch
+        from tokenizers import Tokenizer
+
+        import model as gpt_oss
+
+        self.torch, self.device, self.batch = torch, device, batch
+        self.model = gpt_oss.load(directory, swap_nibbles)
+        if change:
+            change(self.model)
+        self.model.to(device)
+        self.tokenizer = Tokenizer.from_file(str(pathlib.Path(directory) / "tokenizer.json"))
+        self.stops = torch.tensor([self.tokenizer.token_to_id(s) for s in STOPS], device=device)
+
+    def answers(self, items, progress=lambda done: None):
+        import harmony
+
+        prompts = [
+            "".join(p for p, _ in harmony.render_prompt(i.messages, i.tools, i.effort, i.date))
+            for i in items
+        ]
+        encoded = [e.ids for e in self.tokenizer.encode_batch(prompts)]
+        order = sorted(range(len(items)), key=lambda i: len(encoded[i]))
+        out = [None] * len(items)
+        for at in range(0, len(order), self.batch):
+            chosen = order[at : at + self.batch]
+            for i, ids in zip(chosen, self.greedy([encoded[i] for i in chosen])):
+                out[i] = {
+                    **parse(self.tokenizer.decode(ids, skip_special_tokens=False)),
+                    "tokens": len(ids),
+                    "reasoning_tokens": self.reasoning_length(ids),
+                }
+            progress(min(at + self.batch, len(order)))
+        return out
+
+    def reasoning_length(self, ids):
+        text = parse(self.tokenizer.decode(ids, skip_special_tokens=False))["reasoning"]
+        return len(self.tokenizer.encode(text).ids)
+
+    def greedy(self, prompts):
+        torch, width = self.torch, max(map(len, prompts))
+        padding = torch.tensor([width - len(p) for p in prompts], device=self.device)
+        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=self.device)
+        cache = self.model.new_cache(len(prompts), width + MAX_NEW, self.device)
+        done = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
+        sampled, start = [], 0
+        for step in range(MAX_NEW):
+            logits = self.model.decode(ids, cache, start, padding)
+            start += ids.shape[1]
+            ids = logits[:, -1].argmax(-1, keepdim=True)
+            sampled.append(ids)
+            done |= torch.isin(ids[:, 0], self.stops)
+            if step % 8 == 7 and bool(done.all()):
+                break
+        stops = set(self.stops.tolist())
+        rows = torch.cat(sampled, 1).tolist()
+        ends = [next((i + 1 for i, t in enumerate(row) if t in stops), len(row)) for row in rows]
+        return [row[:end] for row, end in zip(rows, ends)]
+
+
+class UrlEngine:
+    """An OpenAI-compatible server, one request at a time."""
+
+    def __init__(self, url, model_name):
+        self.url, self.model_name = url.rstrip("/"), model_name
+
+    def answers(self, items, progress=lambda done: None):
+        return [self.answer(item) for item in items]
+
+    def answer(self, item):
+        body = {
+            "messages": item.messages,
+            "temperature": 0,
+            "reasoning_effort": item.effort,
+            "max_tokens": MAX_NEW,
+        }
+        body |= {"model": self.model_name} if self.model_name else {}
+        body |= {"tools": item.tools} if item.tools else {}
+        request = urllib.request.Request(
+            self.url + "/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:
+            reply = json.load(response)
+        message, usage = reply["choices"][0]["message"], reply.get("usage", {})
+        calls = message.get("tool_calls") or []
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+        return {
+            "reasoning": reasoning,
+            "content": message.get("content") or "",
+            "tokens": usage.get("completion_tokens", 0),
+            "reasoning_tokens": usage.get("completion_tokens_details", {}).get(
+                "reasoning_tokens", len(reasoning.split())
+            ),
+            "call": calls[0]["function"] if calls else None,
+        }
+
+
+def score_items(engine, items, keep_failures=0):
+    """{"right": share, "valid", "name" where they apply, "reasoning": mean tokens by effort}"""
+    from item import score
+
+    replies = engine.answers(items)
+    marks, failures, lengths = {}, [], {}
+    for item, reply in zip(items, replies):
+        result = score(item.expect, reply["content"], reply["call"])
+        for key, good in result.items():
+            marks.setdefault(key, []).append(good)
+        lengths.setdefault(item.effort, []).append((reply["reasoning_tokens"], result["right"]))
+        if not result["right"] and len(failures) < keep_failures:
+            failures.append(
+                {
+                    "item": {
+                        k: v
+                        for k, v in dataclasses.asdict(item).items()
+                        if k in ("messages", "effort", "expect")
+                    },
+                    "reply": reply,
+                }
+            )
+    summary = {key: round(sum(values) / len(values), 4) for key, values in marks.items()}
+    summary["items"] = len(items)
+    summary["reasoning_tokens"] = {
+        e: round(sum(n for n, _ in v) / len(v), 1) for e, v in lengths.items()
+    }
+    summary["right_by_effort"] = {
+        e: round(sum(r for _, r in v) / len(v), 4) for e, v in lengths.items()
+    }
+    return summary, failures
+
+
+# ---- ablations: the same weights read or computed the wrong way -------------------------------
+
+
+def no_sinks(model):
+    for layer in model.layers:
+        layer.self_attn.sinks.data.fill_(float("-inf"))
+
+
+def no_router_bias(model):
+    for layer in model.layers:
+        layer.mlp.router.bias.data.zero_()
+
+
+def split_halves(model):
+    """Gate and up rows taken as two halves where they alternate."""
+    half = model.config.intermediate_size
+    for layer in model.layers:
+        for parameter in (layer.mlp.gate_up_proj, layer.mlp.gate_up_proj_bias):
+            value = parameter.data.clone()
+            parameter.data[:, 0::2], parameter.data[:, 1::2] = value[:, :half], value[:, half:]
+
+
+def setting(**changes):
+    def change(model):
+        for key, value in changes.items():
+            setattr(model.config, key, value)
+
+    return change
+
+
+ABLATIONS = {
+    "intact": (None, False),
+    "no sinks": (no_sinks, False),
+    "window 128": (setting(sliding_window=128), False),
+    "window 31": (setting(sliding_window=31), False),
+    "window 16": (setting(sliding_window=16), False),
+    "no window": (setting(sliding_window=10**6), False),
+    "swapped nibbles": (None, True),
+    "no router bias": (no_router_bias, False),
+    "gate and up as halves": (split_halves, False),
+    "3 experts of 4": (setting(num_experts_per_tok=3), False),
+    "YaRN truncated": (setting(truncate=True), False),
+    "no YaRN": (setting(factor=1.0), False),
+    "no swiglu clamp": (setting(swiglu_limit=1e9), False),
+}
+
+
+def load_items(path):
+    from item import Item
+
+    return [
+        Item(**json.loads(line)) for line in pathlib.Path(path).read_text().splitlines() if line
+    ]
+
+
+def items_of(args, task):
+    import conversations
+
+    return (
+        [i for i in load_items(args.items) if i.task == task]
+        if args.items
+        else conversations.held_out_items(task, args.count, args.seed)
+    )
+
+
+def run(engine, args, tasks, keep_failures=0):
+    table, failures = {}, {}
+    for task in tasks:
+        items = items_of(args, task)
+        if not items:
+            continue
+        start = time.time()
+        table[task], failures[task] = score_items(engine, items, keep_failures)
+        print(f"{task:16s} {table[task]} {time.time() - start:.1f} s", flush=True)
+    return table, failures
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", help="checkpoint directory; with --url the served model's name")
+    parser.add_argument("--url")
+    parser.add_argument("--items", help="JSONL of items instead of generated ones")
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--ablations", action="store_true")
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--failures", type=pathlib.Path)
+    args = parser.parse_args()
+    tasks = args.tasks.split(",")
+    if args.ablations:
+        table, failures = {}, {}
+        for name, (change, swap) in ABLATIONS.items():
+            print(name, flush=True)
+            engine = TorchEngine(args.model, args.device, args.batch, change, swap)
+            table[name], _ = run(engine, args, tasks)
+    else:
+        engine = (
+            UrlEngine(args.url, args.model)
+            if args.url
+            else TorchEngine(args.model, args.device, args.batch)
+        )
+        table, failures = run(engine, args, tasks, 40 if args.failures else 0)
+    if args.json:
+        args.json.write_text(json.dumps(table, indent=1) + "\n")
+    if args.failures:
+        args.failures.write_text(json.dumps(failures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
