@@ -8,7 +8,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
 
-MODEL ?= models/tiny
+MODEL ?= models/nibble-tiny-gpt-oss
 PORT ?= 8000
 ARGS ?=
 JOBS ?= $(shell tools/build_jobs.sh)
