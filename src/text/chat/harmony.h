@@ -22,27 +22,27 @@ namespace nibble {
 
 // What stands between <|start|> and <|message|>; empty fields are absent.
 struct HarmonyHeader {
-  std::string author;        // "assistant", "user:ann", "functions.f"
-  std::string recipient;     // "functions.f", "assistant"
-  std::string channel;       // "analysis", "commentary", "final"
-  std::string content_type;  // "json"; "<|constrain|>json" with that token in front
+  std::string author = {};        // "assistant", "user:ann", "functions.f"
+  std::string recipient = {};     // "functions.f", "assistant"
+  std::string channel = {};       // "analysis", "commentary", "final"
+  std::string content_type = {};  // "json"; "<|constrain|>json" with that token in front
 };
 
 struct HarmonyMessage {
-  HarmonyHeader header;
-  std::string content;
+  HarmonyHeader header = {};
+  std::string content = {};
 };
 
 // Where the model's first id falls: behind "<|start|>assistant", or inside a message whose header
 // the prompt has written.
 struct HarmonyStart {
   bool in_content = false;
-  HarmonyHeader header;  // with in_content
+  HarmonyHeader header = {};  // with in_content
 };
 
 struct HarmonyPrompt {
   std::vector<int32_t> ids;
-  HarmonyStart start;
+  HarmonyStart start = {};
 };
 
 // Ids of the special tokens.
@@ -52,8 +52,7 @@ struct HarmonyIds {
 
 class Harmony {
  public:
-  // Throws Error(kUnsupported) naming the special tokens that the vocabulary lacks. The tokenizer
-  // must outlive this and all parsers.
+  // Throws Error(kUnsupported) naming the special tokens that the vocabulary lacks.
   explicit Harmony(const Tokenizer& tokenizer);
   static bool fits(const Tokenizer& tokenizer);
 
@@ -73,10 +72,14 @@ class Harmony {
   std::vector<int32_t> stop_ids() const { return {ids_.stop, ids_.call}; }
 
   const HarmonyIds& ids() const { return ids_; }
-  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  const Tokenizer& tokenizer() const { return tokenizer_; }
 
  private:
-  const Tokenizer* tokenizer_;
+  void append_text(std::string_view text, std::vector<int32_t>& ids) const;
+  // All of the message but its END.
+  void append_open(const HarmonyMessage& message, std::vector<int32_t>& ids) const;
+
+  Tokenizer tokenizer_;
   HarmonyIds ids_;
 };
 
@@ -96,14 +99,25 @@ struct HarmonyEvent {
   };
   Kind kind;
   HarmonyPart part = HarmonyPart::kContent;  // kBegin, kText, kEnd
-  std::string text;
-  HarmonyHeader header;  // kBegin
-  std::string function;  // kBegin of a kToolCall: its name, without "functions."
+  std::string text = {};
+  HarmonyHeader header = {};  // kBegin
+  std::string function = {};  // kBegin of a kToolCall: its name, without "functions."
 };
 
 struct HarmonyCounts {
   int64_t reasoning_tokens = 0;  // text tokens of analysis messages
   int64_t malformed = 0;         // messages that needed any repair: a health metric of the model
+};
+
+// A header as it comes: its text, and where in it the special tokens stand.
+struct HarmonyHeaderText {
+  struct Mark {
+    size_t at;     // byte of the text
+    bool channel;  // <|channel|>; else <|constrain|>
+  };
+  std::string text;
+  std::vector<Mark> marks;
+  bool author_given = false;  // the author's name stands before the text
 };
 
 // Follows the model's ids. Total: every sequence of ids gives events, and joining the texts of all
@@ -125,6 +139,31 @@ class HarmonyParser {
   const HarmonyCounts& counts() const { return counts_; }
 
  private:
+  enum class State { kBetween, kHeader, kContent };
+
+  void enter(std::vector<HarmonyEvent>& events);
+  void flush(std::vector<HarmonyEvent>& events);
+  void push_mark(int32_t id, std::vector<HarmonyEvent>& events);
+  void open_header(bool author_given);
+  void add_header_text(const std::string& text, std::vector<HarmonyEvent>& events);
+  void begin(HarmonyHeader header, std::string text, std::vector<HarmonyEvent>& events);
+  void begin_cut_header(std::vector<HarmonyEvent>& events);
+  void close_header(std::vector<HarmonyEvent>& events);
+  void add_stray(std::vector<HarmonyEvent>& events);
+  void add_text(std::string text, std::vector<HarmonyEvent>& events);
+  void end(std::vector<HarmonyEvent>& events);
+  void repair();
+  std::string called_function(const HarmonyHeader& header) const;
+
+  HarmonyIds ids_;
+  Tokenizer tokenizer_;
+  std::vector<std::string> functions_;
+  HarmonyStart start_;
+  Detokenizer text_;
+  State state_ = State::kHeader;
+  HarmonyHeaderText header_;                  // in kHeader
+  HarmonyPart part_ = HarmonyPart::kContent;  // in kContent
+  bool flawed_ = false;                       // the message at hand is counted as malformed
   HarmonyCounts counts_;
 };
 
