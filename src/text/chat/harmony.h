@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -157,7 +158,7 @@ class HarmonyParser {
 
   HarmonyIds ids_;
   Tokenizer tokenizer_;
-  std::vector<std::string> functions_;
+  std::shared_ptr<const std::vector<std::string>> functions_;
   HarmonyStart start_;
   Detokenizer text_;
   State state_ = State::kHeader;

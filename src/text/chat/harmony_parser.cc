@@ -36,7 +36,7 @@ HarmonyParser::HarmonyParser(const Harmony& harmony, const HarmonyStart& start,
                              std::vector<std::string> functions)
     : ids_(harmony.ids()),
       tokenizer_(harmony.tokenizer()),
-      functions_(std::move(functions)),
+      functions_(std::make_shared<const std::vector<std::string>>(std::move(functions))),
       start_(start),
       text_(harmony.tokenizer()) {
   header_.author_given = true;
@@ -46,7 +46,7 @@ HarmonyParser::HarmonyParser(const Harmony& harmony, const HarmonyStart& start,
 std::string HarmonyParser::called_function(const HarmonyHeader& header) const {
   const std::string& recipient = header.recipient;
   const auto is_given = [&](const std::string& name) {
-    return std::find(functions_.begin(), functions_.end(), name) != functions_.end();
+    return std::find(functions_->begin(), functions_->end(), name) != functions_->end();
   };
   if (recipient.empty() && is_given(header.content_type)) return header.content_type;
   if (is_party(recipient)) return "";

@@ -1,0 +1,125 @@
+#include "text/chat/chat_stream.h"
+
+#include <utility>
+
+#include "base/check.h"
+
+namespace nibble {
+namespace {
+
+using Kind = HarmonyEvent::Kind;
+
+}  // namespace
+
+ChatStream::ChatStream(const Harmony& harmony, ChatStreamOptions options)
+    : parser_(harmony, options.start, std::move(options.functions)),
+      fresh_stops_(options.stop, options.include_stop),
+      stops_(fresh_stops_),
+      call_id_seed_(std::move(options.call_id_seed)),
+      forced_call_(!options.start.header.recipient.empty()) {}
+
+ChatDelta ChatStream::push(int32_t id) {
+  ChatDelta delta;
+  parser_.push(id, events_);
+  add_events(delta);
+  return delta;
+}
+
+ChatDelta ChatStream::finish() {
+  ChatDelta delta;
+  parser_.finish(events_);
+  add_events(delta);
+  return delta;
+}
+
+void ChatStream::add_events(ChatDelta& delta) {
+  for (const HarmonyEvent& event : events_) {
+    if (stopped()) break;
+    switch (event.kind) {
+      case Kind::kBegin:
+        add_begin(event, delta);
+        break;
+      case Kind::kText:
+        add_text(event, delta);
+        break;
+      case Kind::kEnd:
+        if (event.part != HarmonyPart::kContent) break;
+        add_content(stops_.flush(), delta);
+        stops_ = fresh_stops_;  // a stop string does not reach over two messages
+        break;
+      case Kind::kStray:
+        break;
+    }
+  }
+  events_.clear();
+}
+
+void ChatStream::add_begin(const HarmonyEvent& event, ChatDelta& delta) {
+  separate_ =
+      event.part == HarmonyPart::kReasoning ? !reply_.reasoning.empty() : !reply_.content.empty();
+  if (event.part != HarmonyPart::kToolCall) return;
+  const size_t index = reply_.tool_calls.size();
+  reply_.tool_calls.push_back({.id = "call_" + call_id_seed_ + "_" + std::to_string(index),
+                               .name = event.function,
+                               .arguments = ""});
+  delta.tool_calls.push_back(
+      {.index = index, .id = reply_.tool_calls.back().id, .name = event.function});
+}
+
+void ChatStream::add_text(const HarmonyEvent& event, ChatDelta& delta) {
+  if (event.part == HarmonyPart::kContent) return add_content(stops_.push(event.text), delta);
+  if (event.part == HarmonyPart::kReasoning) {
+    const std::string text = (separate_ ? "\n" : "") + event.text;
+    separate_ = false;
+    delta.reasoning += text;
+    reply_.reasoning += text;
+    return;
+  }
+  const size_t index = reply_.tool_calls.size() - 1;
+  reply_.tool_calls[index].arguments += event.text;
+  if (delta.tool_calls.empty() || delta.tool_calls.back().index != index) {
+    delta.tool_calls.push_back({.index = index});
+  }
+  delta.tool_calls.back().arguments += event.text;
+}
+
+void ChatStream::add_content(std::string text, ChatDelta& delta) {
+  if (text.empty()) return;
+  if (separate_) text.insert(0, "\n");
+  separate_ = false;
+  delta.content += text;
+  reply_.content += text;
+}
+
+std::string_view ChatStream::finish_reason(bool out_of_tokens) const {
+  if (stopped()) return "stop";
+  if (out_of_tokens) return "length";
+  return reply_.tool_calls.empty() || forced_call_ ? "stop" : "tool_calls";
+}
+
+ChatStopWatcher::ChatStopWatcher(const Harmony& harmony, const ChatStreamOptions& options)
+    : fresh_stops_(options.stop, options.include_stop),
+      state_{HarmonyParser(harmony, options.start, options.functions), fresh_stops_} {}
+
+Watch ChatStopWatcher::accept(int32_t id) {
+  before_.push_back(state_);
+  if (before_.size() > kMaxRollback) before_.pop_front();
+  std::vector<HarmonyEvent> events;
+  state_.parser.push(id, events);
+  for (const HarmonyEvent& event : events) {
+    if (event.part != HarmonyPart::kContent) continue;
+    if (event.kind == Kind::kEnd) state_.stops = fresh_stops_;
+    if (event.kind == Kind::kText) state_.stops.push(event.text);
+    if (state_.stops.stopped()) return Watch::kStop;
+  }
+  return Watch::kGoOn;
+}
+
+void ChatStopWatcher::rollback(int n) {
+  if (n == 0) return;
+  CHECK(n > 0 && static_cast<size_t>(n) <= before_.size());
+  state_ = before_[before_.size() - n];
+  before_.resize(before_.size() - n, state_);
+}
+
+}  // namespace nibble

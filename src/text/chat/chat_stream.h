@@ -1,0 +1,112 @@
+// From the model's ids to what an OpenAI-style answer is made of: reasoning, content, tool calls
+// and the reason for the end, as plain values, piece by piece or whole. No JSON, no HTTP, no locks:
+// one object an answer, used by one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/token_watcher.h"
+#include "text/chat/chat.h"
+#include "text/chat/harmony.h"
+#include "text/stop_strings.h"
+
+namespace nibble {
+
+struct ToolCallDelta {
+  size_t index = 0;  // of the call in the answer, from 0
+  // Of the delta that opens a call; empty in those that follow.
+  std::string id = {};
+  std::string name = {};
+  std::string arguments = {};
+};
+
+// What one step adds. Usually at most one of the three is there.
+struct ChatDelta {
+  std::string reasoning;
+  std::string content;
+  std::vector<ToolCallDelta> tool_calls;
+
+  bool empty() const { return reasoning.empty() && content.empty() && tool_calls.empty(); }
+};
+
+struct ChatReply {
+  std::string reasoning;
+  std::string content;  // final messages and preambles, joined by newlines; empty: null in the API
+  std::vector<ToolCall> tool_calls;
+};
+
+struct ChatStreamOptions {
+  HarmonyStart start;                  // of the HarmonyPrompt
+  std::vector<std::string> functions;  // names of the caller's tools
+  std::vector<std::string> stop;       // stop strings: they end content, and look at nothing else
+  bool include_stop = false;           // the stop string is part of the content
+  // The n-th call's id is "call_" + this + "_" + n: unique if this is unique to the answer.
+  std::string call_id_seed;
+};
+
+class ChatStream {
+ public:
+  ChatStream(const Harmony& harmony, ChatStreamOptions options);
+
+  // The next id of the model, that which ended it (<|return|>, <|call|>) included.
+  ChatDelta push(int32_t id);
+  // No more ids: what was held back.
+  ChatDelta finish();
+
+  // A stop string has been found: what comes after it is ignored.
+  bool stopped() const { return stops_.stopped(); }
+  // Index in options.stop of the one found; -1: none.
+  int matched_stop() const { return stops_.matched(); }
+
+  // All deltas so far, joined.
+  const ChatReply& reply() const { return reply_; }
+  // "tool_calls", "length" (with `out_of_tokens`: max_tokens or the context was used up) or "stop".
+  // A call that tool_choice forced by name ends with "stop", as with OpenAI.
+  std::string_view finish_reason(bool out_of_tokens) const;
+  const HarmonyCounts& counts() const { return parser_.counts(); }
+
+ private:
+  void add_events(ChatDelta& delta);
+  void add_begin(const HarmonyEvent& event, ChatDelta& delta);
+  void add_text(const HarmonyEvent& event, ChatDelta& delta);
+  void add_content(std::string text, ChatDelta& delta);
+
+  HarmonyParser parser_;
+  const StopStrings fresh_stops_;
+  StopStrings stops_;
+  std::string call_id_seed_;
+  bool forced_call_;
+  bool separate_ = false;  // a newline goes before the next text of this part
+  ChatReply reply_;
+  std::vector<HarmonyEvent> events_;
+};
+
+// Ends a request in the engine as soon as its content holds a stop string; a ChatStream with the
+// same options that is fed the same ids ends its content there.
+class ChatStopWatcher : public TokenWatcher {
+ public:
+  ChatStopWatcher(const Harmony& harmony, const ChatStreamOptions& options);
+
+  Watch accept(int32_t id) override;
+  void rollback(int n) override;
+  bool mask(std::span<uint32_t>) override { return false; }
+
+ private:
+  static constexpr size_t kMaxRollback = 64;  // accepted ids that can be taken back
+
+  struct State {
+    HarmonyParser parser;
+    StopStrings stops;
+  };
+  const StopStrings fresh_stops_;
+  State state_;
+  std::deque<State> before_;  // the states before the latest ids
+};
+
+}  // namespace nibble
