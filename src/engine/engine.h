@@ -17,9 +17,9 @@ struct EngineOptions {
   int32_t max_num_batched_tokens = 512;  // tokens in one step
   int32_t max_model_len = 0;             // prompt and output; 0: what model and KV memory allow
   int32_t page_size = 16;
-  DType kv_dtype = DType::kBF16;    // kBF16 or kF32
-  int64_t kv_bytes = 0;             // memory for pages, all groups; never exceeded
-  std::vector<int32_t> masked_ids;  // never sampled: undecodable rows of the vocabulary
+  DType kv_dtype = DType::kBF16;         // kBF16 or kF32
+  int64_t kv_bytes = 0;                  // memory for pages, all groups; never exceeded
+  std::vector<int32_t> masked_ids = {};  // never sampled: undecodable rows of the vocabulary
 };
 
 struct EngineStats {

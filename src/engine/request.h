@@ -23,9 +23,9 @@ struct SamplingParams {
   float repetition_penalty = 1.0f;  // over prompt and output
   float presence_penalty = 0.0f;    // over output
   float frequency_penalty = 0.0f;   // over output
-  std::vector<std::pair<int32_t, float>> logit_bias;
-  std::optional<uint64_t> seed;  // the same seed gives the same text, alone or in a batch
-  int32_t logprobs = -1;         // tops to report per token; 0: the sampled id only; -1: none
+  std::vector<std::pair<int32_t, float>> logit_bias = {};
+  std::optional<uint64_t> seed = {};  // the same seed gives the same text, alone or in a batch
+  int32_t logprobs = -1;              // tops to report per token; 0: the sampled id only; -1: none
 };
 
 enum class FinishReason : uint8_t {
@@ -46,11 +46,11 @@ struct TokenLogprob {
 // of kCanceled, kError and (for max_tokens 0) kLength carries no token: id is -1.
 struct Output {
   int32_t id = -1;
-  float logprob = 0;              // of id; with logprobs >= 0
-  std::vector<TokenLogprob> top;  // best first
+  float logprob = 0;                   // of id; with logprobs >= 0
+  std::vector<TokenLogprob> top = {};  // best first
   FinishReason finish = FinishReason::kNone;
   int32_t cached_tokens = 0;  // of the prompt, found in the prefix cache
-  std::string error;
+  std::string error = {};
 };
 
 // Of prompt position i: the log-probability of the id that follows, and the best ids.
@@ -58,22 +58,22 @@ struct PromptLogprobs {
   int32_t position;
   int32_t id;
   float next_logprob;  // NaN at the last position, whose successor is not known
-  std::vector<TokenLogprob> top;
+  std::vector<TokenLogprob> top = {};
 };
 
 struct Request {
-  std::vector<int32_t> prompt;  // not empty
-  SamplingParams sampling;
-  int32_t max_tokens = 0;         // new ids; 0: none, needs prompt_logprobs. With the prompt at
-                                  // most Engine::max_model_len()
-  int32_t min_tokens = 0;         // stop ids are masked before
-  std::vector<int32_t> stop_ids;  // reported as the last id, then kStop
-  std::shared_ptr<TokenWatcher> watcher;
+  std::vector<int32_t> prompt = {};  // not empty
+  SamplingParams sampling = {};
+  int32_t max_tokens = 0;  // new ids; 0: none, needs prompt_logprobs. With the prompt at
+                           // most Engine::max_model_len()
+  int32_t min_tokens = 0;  // stop ids are masked before
+  std::vector<int32_t> stop_ids = {};  // reported as the last id, then kStop
+  std::shared_ptr<TokenWatcher> watcher = {};
   int32_t prompt_logprobs = -1;  // tops per prompt position; -1: none
 
   // Called on the engine's thread, in order; must not block or throw.
-  std::function<void(const Output&)> on_output;
-  std::function<void(const PromptLogprobs&)> on_prompt_logprobs;
+  std::function<void(const Output&)> on_output = {};
+  std::function<void(const PromptLogprobs&)> on_prompt_logprobs = {};
 };
 
 }  // namespace nibble

@@ -1,0 +1,377 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <limits>
+#include <mutex>
+#include <random>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "engine/kv_cache.h"
+#include "engine/kv_plan.h"
+#include "engine/logprobs.h"
+#include "engine/request_check.h"
+#include "engine/sampler.h"
+#include "engine/scheduler.h"
+#include "engine/sequence.h"
+#include "engine/step_block.h"
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kScoreBytes = int64_t{64} << 20;  // of logits of prompts that are scored
+constexpr int32_t kMinScoreRows = 16;
+
+KvOptions kv_options(const EngineOptions& options) {
+  return {.page_size = options.page_size,
+          .dtype = options.kv_dtype,
+          .bytes = options.kv_bytes,
+          .max_num_seqs = options.max_num_seqs,
+          .max_step_tokens = options.max_num_batched_tokens,
+          .max_len = options.max_model_len};
+}
+
+// Throws for options that make no sense; returns them otherwise.
+const EngineOptions& checked(const EngineOptions& options) {
+  if (options.max_num_seqs < 1) {
+    throw Error(ErrorKind::kUsage, "--max-num-seqs must be at least 1");
+  }
+  if (options.max_num_batched_tokens < options.max_num_seqs) {
+    throw Error(ErrorKind::kUsage,
+                "--max-num-batched-tokens (" + std::to_string(options.max_num_batched_tokens) +
+                    ") must be at least --max-num-seqs (" + std::to_string(options.max_num_seqs) +
+                    "): each step takes a token of every sequence");
+  }
+  if (options.max_model_len < 0) {
+    throw Error(ErrorKind::kUsage, "--max-model-len must not be negative");
+  }
+  CHECK(options.page_size > 0);
+  return options;
+}
+
+uint64_t random_seed() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+}  // namespace
+
+class Engine::Impl {
+ public:
+  Impl(Model& model, ops::Ctx cx, const EngineOptions& options);
+  ~Impl();
+
+  void start();
+  bool step();
+  Result<RequestId> submit(Request request);
+  void cancel(RequestId id);
+  EngineStats stats() const;
+  const KvPlan& kv_plan() const { return kv_.plan(); }
+  const Model& model() const { return model_; }
+
+ private:
+  // What other threads ask for, until the engine's thread takes it over.
+  struct Inbox {
+    std::vector<std::unique_ptr<Sequence>> submitted;
+    std::vector<RequestId> canceled;
+    bool stop = false;
+    bool empty() const { return submitted.empty() && canceled.empty() && !stop; }
+  };
+
+  void run();
+  void take_inbox();
+  bool plan() noexcept;
+  bool launch() noexcept;
+  void finish() noexcept;
+  void fail_all(const std::string& why) noexcept;
+
+  std::span<float> logits_row(int64_t row) const;
+  bool score(Sequence& sequence, int64_t row);
+  bool sample(Sequence& sequence, int64_t row);
+  bool report_end(const Sequence& sequence, FinishReason reason, const std::string& error);
+  void publish_stats();
+
+  Model& model_;
+  ops::Ctx cx_;
+  RequestLimits request_limits_;
+  KvCache kv_;
+  StepLimits step_limits_;
+  Scheduler scheduler_;
+  StepBlock block_;
+  Sampler sampler_;
+  Tensor logits_;               // of the step that ran last, [R, V]
+  std::vector<uint32_t> bits_;  // [V / 32] of a grammar
+  Output output_;
+  PromptLogprobs prompt_logprobs_;
+  std::vector<RequestId> ended_;  // in this step
+  EngineStats counters_;          // the engine thread's own
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable wake_;
+  Inbox inbox_;
+  RequestId next_id_ = 1;
+  EngineStats stats_;
+
+  std::thread thread_;
+};
+
+Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
+    : model_(model),
+      cx_(std::move(cx)),
+      kv_(model.info(), plan_kv(model.info(), kv_options(checked(options)))),
+      step_limits_(step_limits(model.info(), options)),
+      scheduler_(kv_, {.max_num_seqs = options.max_num_seqs,
+                       .max_tokens = options.max_num_batched_tokens,
+                       .max_score_rows = step_limits_.max_out - options.max_num_seqs}),
+      block_(step_limits_, options.max_num_seqs),
+      sampler_(model.info().vocab_size, options.masked_ids),
+      bits_((model.info().vocab_size + 31) / 32) {
+  request_limits_ = {.vocab_size = model.info().vocab_size, .max_model_len = kv_.plan().max_len};
+  ended_.reserve(options.max_num_seqs);
+  model_.reserve(cx_, step_limits_);
+}
+
+Engine::Impl::~Impl() {
+  {
+    const std::lock_guard lock(mutex_);
+    inbox_.stop = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  take_inbox();
+  while (auto sequence = scheduler_.remove_any()) {
+    report_end(*sequence, FinishReason::kCanceled, "");
+  }
+}
+
+void Engine::Impl::start() {
+  CHECK(!thread_.joinable());
+  thread_ = std::thread([this] { run(); });
+}
+
+void Engine::Impl::run() {
+  while (true) {
+    if (step()) continue;
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [this] { return !inbox_.empty(); });
+    if (inbox_.stop) return;
+  }
+}
+
+bool Engine::Impl::step() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (inbox_.stop) return false;
+  }
+  if (!plan()) return false;
+  if (launch()) finish();
+  return true;
+}
+
+// Empties the inbox: new requests wait, canceled ones end and free their pages.
+void Engine::Impl::take_inbox() {
+  Inbox inbox;
+  {
+    const std::lock_guard lock(mutex_);
+    std::swap(inbox.submitted, inbox_.submitted);
+    std::swap(inbox.canceled, inbox_.canceled);
+  }
+  for (auto& sequence : inbox.submitted) scheduler_.add(std::move(sequence));
+  for (RequestId id : inbox.canceled) {
+    if (auto sequence = scheduler_.remove(id)) {
+      report_end(*sequence, FinishReason::kCanceled, "");
+    }
+  }
+}
+
+bool Engine::Impl::plan() noexcept {
+  take_inbox();
+  const std::vector<Chunk>& chunks = scheduler_.plan();
+  // One sequence always fits, so what waits gets on.
+  CHECK(!chunks.empty() || scheduler_.num_running() + scheduler_.num_waiting() == 0);
+  block_.fill(chunks);
+  publish_stats();
+  return !chunks.empty();
+}
+
+bool Engine::Impl::launch() noexcept {
+  try {
+    logits_ = model_.forward(cx_, block_.step(), kv_.state());
+    return true;
+  } catch (const std::exception& e) {
+    fail_all(e.what());
+  } catch (...) {
+    fail_all("unknown exception");
+  }
+  return false;
+}
+
+// Reports log-probabilities of prompts, samples, and takes out what has ended.
+void Engine::Impl::finish() noexcept {
+  scheduler_.commit();
+  ++counters_.num_steps;
+  ended_.clear();
+  int64_t row = 0;
+  for (const Chunk& chunk : scheduler_.chunks()) {
+    Sequence& sequence = *chunk.sequence;
+    counters_.prompt_tokens +=
+        std::clamp(sequence.num_prompt - chunk.begin, int32_t{0}, chunk.length);
+    const int64_t end_row = row + chunk.num_out;
+    bool goes_on = true;
+    if (!sequence.is_scored()) {
+      while (goes_on && row < end_row) goes_on = score(sequence, row++);
+      if (goes_on && sequence.is_scored()) goes_on = sample(sequence, end_row - 1);
+    } else if (chunk.num_out > 0) {
+      goes_on = sample(sequence, row);
+    }
+    row = end_row;
+    if (!goes_on) ended_.push_back(sequence.id);
+  }
+  for (RequestId id : ended_) scheduler_.remove(id);
+  publish_stats();
+}
+
+std::span<float> Engine::Impl::logits_row(int64_t row) const {
+  const int64_t vocab = logits_.dim(1);
+  CHECK(row < logits_.dim(0));
+  return {logits_.as<float>() + row * vocab, static_cast<size_t>(vocab)};
+}
+
+// Reports the next prompt position; false: the sequence has ended.
+bool Engine::Impl::score(Sequence& sequence, int64_t row) {
+  const std::span<float> logits = logits_row(row);
+  if (!all_finite(logits)) return report_end(sequence, FinishReason::kError, kNotNumbers);
+  const int32_t position = sequence.num_scored++;
+  const double lse = log_sum_exp(logits);
+  prompt_logprobs_.position = position;
+  prompt_logprobs_.id = sequence.tokens[position];
+  prompt_logprobs_.next_logprob =
+      position + 1 < sequence.num_prompt
+          ? static_cast<float>(logits[sequence.tokens[position + 1]] - lse)
+          : std::numeric_limits<float>::quiet_NaN();
+  top_logprobs(logits, lse, sequence.request.prompt_logprobs, sampler_.work(),
+               prompt_logprobs_.top);
+  sequence.request.on_prompt_logprobs(prompt_logprobs_);
+  return true;
+}
+
+// Appends one id and reports it; false: the sequence has ended.
+bool Engine::Impl::sample(Sequence& sequence, int64_t row) {
+  const Request& request = sequence.request;
+  if (request.max_tokens == 0) return report_end(sequence, FinishReason::kLength, "");
+  Sampler::Masks masks;
+  if (request.watcher != nullptr) {
+    std::fill(bits_.begin(), bits_.end(), ~uint32_t{0});
+    if (request.watcher->mask(bits_)) masks.allowed = bits_;
+  }
+  if (sequence.num_output() < request.min_tokens) masks.banned = request.stop_ids;
+  const Sampler::Sampled sampled =
+      sampler_.sample(logits_row(row), request.sampling, sequence.sampling, masks, output_.top);
+  if (sampled.error != nullptr) return report_end(sequence, FinishReason::kError, sampled.error);
+
+  sequence.append(sampled.id);
+  ++counters_.generation_tokens;
+  const bool stops = std::ranges::find(request.stop_ids, sampled.id) != request.stop_ids.end();
+  const bool told =
+      request.watcher != nullptr && request.watcher->accept(sampled.id) == Watch::kStop;
+  output_.id = sampled.id;
+  output_.logprob = sampled.logprob;
+  output_.finish = stops || told                                 ? FinishReason::kStop
+                   : sequence.num_output() == request.max_tokens ? FinishReason::kLength
+                                                                 : FinishReason::kNone;
+  const bool goes_on = output_.finish == FinishReason::kNone;
+  request.on_output(output_);
+  return goes_on;
+}
+
+// The last event of a sequence, without a token. Returns false, as its callers do.
+bool Engine::Impl::report_end(const Sequence& sequence, FinishReason reason,
+                              const std::string& error) {
+  sequence.request.on_output({.finish = reason, .error = error});
+  return false;
+}
+
+// Ends everything that was ever submitted; from now on submit() refuses.
+void Engine::Impl::fail_all(const std::string& why) noexcept {
+  LOG_ERROR("the model failed in step %lld: %s", static_cast<long long>(counters_.num_steps),
+            why.c_str());
+  counters_.failed = true;
+  publish_stats();
+  take_inbox();
+  while (auto sequence = scheduler_.remove_any()) {
+    report_end(*sequence, FinishReason::kError, "the model failed: " + why);
+  }
+  publish_stats();
+}
+
+void Engine::Impl::publish_stats() {
+  counters_.num_running = scheduler_.num_running();
+  counters_.num_waiting = scheduler_.num_waiting();
+  counters_.num_preemptions = scheduler_.num_preemptions();
+  counters_.kv_usage = kv_.usage();
+  const std::lock_guard lock(mutex_);
+  stats_ = counters_;
+}
+
+Result<RequestId> Engine::Impl::submit(Request request) {
+  CHECK(request.on_output != nullptr);
+  CHECK(request.prompt_logprobs < 0 || request.on_prompt_logprobs != nullptr);
+  if (std::string fault = find_fault(request, request_limits_); !fault.empty()) {
+    return Failure{std::move(fault)};
+  }
+  auto sequence = std::make_unique<Sequence>(std::move(request), random_seed());
+  RequestId id;
+  {
+    const std::lock_guard lock(mutex_);
+    if (stats_.failed) return Failure{"the engine has stopped: its model failed"};
+    id = sequence->id = next_id_++;
+    inbox_.submitted.push_back(std::move(sequence));
+  }
+  wake_.notify_one();
+  return id;
+}
+
+void Engine::Impl::cancel(RequestId id) {
+  {
+    const std::lock_guard lock(mutex_);
+    inbox_.canceled.push_back(id);
+  }
+  wake_.notify_one();
+}
+
+EngineStats Engine::Impl::stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+Engine::Engine(Model& model, ops::Ctx cx, const EngineOptions& options)
+    : impl_(std::make_unique<Impl>(model, std::move(cx), options)) {}
+Engine::~Engine() = default;
+void Engine::start() { impl_->start(); }
+bool Engine::step() { return impl_->step(); }
+Result<RequestId> Engine::submit(Request request) { return impl_->submit(std::move(request)); }
+void Engine::cancel(RequestId id) { impl_->cancel(id); }
+EngineStats Engine::stats() const { return impl_->stats(); }
+int32_t Engine::max_model_len() const { return impl_->kv_plan().max_len; }
+int64_t Engine::kv_tokens() const { return impl_->kv_plan().tokens; }
+const Model& Engine::model() const { return impl_->model(); }
+
+StepLimits Engine::step_limits(const ModelInfo& info, const EngineOptions& options) {
+  const int64_t rows = std::max<int64_t>(kMinScoreRows, kScoreBytes / (4 * info.vocab_size));
+  return {.max_tokens = options.max_num_batched_tokens,
+          .max_out = options.max_num_seqs +
+                     static_cast<int32_t>(std::min<int64_t>(rows, options.max_num_batched_tokens))};
+}
+
+int64_t Engine::kv_bytes_for(const ModelInfo& info, const EngineOptions& options, int32_t len,
+                             int32_t num_seqs) {
+  return nibble::kv_bytes_for(info, kv_options(options), len, num_seqs);
+}
+
+}  // namespace nibble

@@ -1,0 +1,47 @@
+// How many pages each layer group gets out of a given memory, and how long a sequence may become.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "models/model.h"
+
+namespace nibble {
+
+struct KvOptions {
+  int32_t page_size = 16;  // P, the same for all groups
+  DType dtype = DType::kBF16;
+  int64_t bytes = 0;            // for the pages of all groups; never exceeded
+  int32_t max_num_seqs = 0;     // S
+  int32_t max_step_tokens = 0;  // tokens of one step, all sequences together
+  int32_t max_len = 0;          // of one sequence; 0: the longest that fits
+  int32_t max_rollback = 0;     // committed tokens that may be taken back (speculation)
+};
+
+struct KvPlan {
+  KvOptions options;
+  int32_t max_len = 0;               // as granted
+  std::vector<int32_t> group_pages;  // [groups]
+  int64_t bytes = 0;                 // of all pages
+  int64_t tokens = 0;                // positions that the full groups hold; all sequences together
+};
+
+// Bytes of one page of `group`: P positions of K and V of its layers.
+int64_t page_bytes(const ModelInfo& info, const LayerGroup& group, const KvOptions& options);
+
+// Most pages of a group that `num_seqs` sequences of up to `len` tokens hold at once. A window
+// group holds window - 1 + chunk + rollback positions of each, and the chunks of one step share
+// max_step_tokens.
+int32_t peak_pages(const LayerGroup& group, const KvOptions& options, int32_t len,
+                   int32_t num_seqs);
+
+// Bytes of peak_pages() of all groups.
+int64_t kv_bytes_for(const ModelInfo& info, const KvOptions& options, int32_t len,
+                     int32_t num_seqs);
+
+// Window groups get what max_num_seqs sequences need, full groups the rest. Where that leaves no
+// room for one sequence of max_len, window groups are sized for fewer sequences at once. Throws
+// Error(kMemory) where even one does not fit, Error(kUsage) for a max_len that the model lacks.
+KvPlan plan_kv(const ModelInfo& info, const KvOptions& options);
+
+}  // namespace nibble

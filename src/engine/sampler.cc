@@ -1,0 +1,175 @@
+#include "engine/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+#include "engine/philox.h"
+
+namespace nibble {
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+// Adjusted logits stay within it, so that differences of two are finite.
+constexpr float kLargest = std::numeric_limits<float>::max() / 4;
+
+// Moves the fewest heaviest candidates whose weights reach `target` to the front; returns the last
+// of them. Halves the undecided range until it is small: linear in all, whatever the weights.
+Candidate nucleus_end(std::vector<Candidate>& c, double target) {
+  constexpr size_t kSmall = 64;
+  size_t low = 0;  // [0, low) is in, with weight `mass`; [high, end) is out
+  size_t high = c.size();
+  double mass = 0;
+  while (high - low > kSmall) {
+    const size_t mid = (low + high) / 2;
+    std::nth_element(c.begin() + low, c.begin() + mid, c.begin() + high, heavier);
+    double upper = 0;
+    for (size_t i = low; i < mid; ++i) upper += c[i].weight;
+    if (mass + upper >= target) {
+      high = mid;
+    } else {
+      mass += upper;
+      low = mid;
+    }
+  }
+  std::sort(c.begin() + low, c.begin() + high, heavier);
+  for (size_t i = low; i < high; ++i) {
+    mass += c[i].weight;
+    if (mass >= target) return c[i];
+  }
+  return c[high - 1];
+}
+
+}  // namespace
+
+void TokenCounts::start(std::span<const int32_t> prompt, size_t capacity) {
+  entries_.clear();
+  entries_.reserve(capacity);
+  for (int32_t id : prompt) entries_.push_back({.id = id, .in_output = 0});
+  const auto less = [](const Entry& a, const Entry& b) { return a.id < b.id; };
+  const auto same = [](const Entry& a, const Entry& b) { return a.id == b.id; };
+  std::sort(entries_.begin(), entries_.end(), less);
+  entries_.erase(std::unique(entries_.begin(), entries_.end(), same), entries_.end());
+}
+
+void TokenCounts::add_output(int32_t id) {
+  const auto at = std::lower_bound(entries_.begin(), entries_.end(), id,
+                                   [](const Entry& e, int32_t i) { return e.id < i; });
+  if (at != entries_.end() && at->id == id) {
+    ++at->in_output;
+  } else {
+    entries_.insert(at, {.id = id, .in_output = 1});
+  }
+}
+
+bool has_penalties(const SamplingParams& params) {
+  return params.repetition_penalty != 1.0f || params.presence_penalty != 0.0f ||
+         params.frequency_penalty != 0.0f;
+}
+
+Sampler::Sampler(int32_t vocab_size, std::vector<int32_t> masked_ids)
+    : vocab_size_(vocab_size), masked_ids_(std::move(masked_ids)) {
+  for (int32_t id : masked_ids_) CHECK(id >= 0 && id < vocab_size);
+  kept_.reserve(vocab_size);
+  work_.reserve(vocab_size);
+}
+
+Sampler::Sampled Sampler::sample(std::span<float> logits, const SamplingParams& params,
+                                 const SamplingState& state, const Masks& masks,
+                                 std::vector<TokenLogprob>& top) {
+  CHECK(logits.size() == static_cast<size_t>(vocab_size_));
+  top.clear();
+  if (!all_finite(logits)) return {.error = kNotNumbers};
+  double lse = 0;
+  if (params.logprobs >= 0) {
+    lse = log_sum_exp(logits);
+    top_logprobs(logits, lse, params.logprobs, work_, top);
+    original_.assign(logits.begin(), logits.end());
+  }
+  adjust(logits, params, state, masks);
+  const auto best = std::max_element(logits.begin(), logits.end());
+  if (*best == kNever) return {.error = "every token is masked: nothing may come next"};
+  Sampled sampled{.id = static_cast<int32_t>(best - logits.begin())};
+  if (params.temperature > 0) {
+    sampled.id = draw(logits, params, *best, uniform(state.seed, state.index, 0));
+  }
+  if (params.logprobs >= 0) sampled.logprob = static_cast<float>(original_[sampled.id] - lse);
+  return sampled;
+}
+
+void Sampler::adjust(std::span<float> logits, const SamplingParams& params,
+                     const SamplingState& state, const Masks& masks) const {
+  const auto set = [&](int32_t id, float x) { logits[id] = std::clamp(x, -kLargest, kLargest); };
+  for (const auto& [id, bias] : params.logit_bias) set(id, logits[id] + bias);
+  if (has_penalties(params)) {
+    for (const auto& [id, in_output] : state.counts.entries()) {
+      float x = logits[id];
+      x = x > 0 ? x / params.repetition_penalty : x * params.repetition_penalty;
+      if (in_output > 0) {
+        x -= params.frequency_penalty * static_cast<float>(in_output) + params.presence_penalty;
+      }
+      set(id, x);
+    }
+  }
+  for (int32_t id : masked_ids_) logits[id] = kNever;
+  for (int32_t id : masks.banned) logits[id] = kNever;
+  if (masks.allowed.empty()) return;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if ((masks.allowed[i / 32] >> (i % 32) & 1) == 0) logits[i] = kNever;
+  }
+}
+
+int32_t Sampler::draw(std::span<const float> logits, const SamplingParams& params, float best,
+                      double u) {
+  // Differences are divided, not multiplied by 1 / temperature, which may overflow.
+  const float floor =
+      params.min_p > 0 ? best + params.temperature * std::log(params.min_p) : -kLargest;
+  if (params.top_k > 0 && params.top_k < vocab_size_) {
+    select_top(logits, params.top_k, kept_);
+    std::sort(kept_.begin(), kept_.end(),
+              [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+    std::erase_if(kept_, [&](const Candidate& c) { return c.logit < floor; });
+  } else {
+    kept_.clear();
+    for (int32_t i = 0; i < vocab_size_; ++i) {
+      if (logits[i] >= floor) kept_.push_back({.id = i, .logit = logits[i], .weight = 0});
+    }
+  }
+  double total = 0;
+  for (Candidate& c : kept_) {
+    c.weight = std::exp((c.logit - best) / params.temperature);
+    total += c.weight;
+  }
+  if (params.top_p < 1) total = keep_nucleus(best, params, total);
+
+  const double target = u * total;
+  double sum = 0;
+  int32_t id = -1;
+  for (const Candidate& c : kept_) {
+    if (c.weight == 0) continue;
+    id = c.id;  // the last one where rounding leaves the sum below the target
+    sum += c.weight;
+    if (sum > target) break;
+  }
+  return id;
+}
+
+// Drops all but the fewest heaviest whose weights reach top_p of `total`; returns their weight.
+double Sampler::keep_nucleus(float best, const SamplingParams& params, double total) {
+  // V tokens below this logit weigh at most 1 - top_p together, and `total` is at least 1 (the
+  // best token's weight): no need to order them.
+  const double tail = std::log((1.0 - params.top_p) / vocab_size_);
+  const auto cut = static_cast<float>(best + params.temperature * tail);
+  work_.clear();
+  for (const Candidate& c : kept_) {
+    if (c.logit >= cut) work_.push_back(c);
+  }
+  const Candidate last = nucleus_end(work_, params.top_p * total);
+  std::erase_if(kept_, [&](const Candidate& c) { return heavier(last, c); });
+  total = 0;
+  for (const Candidate& c : kept_) total += c.weight;
+  return total;
+}
+
+}  // namespace nibble

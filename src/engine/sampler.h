@@ -1,0 +1,80 @@
+// Sampler: chooses the next id from one row of logits. In this order: logit_bias, penalties,
+// masks, then temperature 0 takes the largest; else temperature, min_p, top_k, top_p (over what is
+// left, renormalised) and one draw. Random numbers come from (seed, output index) alone, so a
+// request samples the same alone or in a batch, and again after preemption.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/logprobs.h"
+#include "engine/request.h"
+
+namespace nibble {
+
+// How often each id of a sequence has been seen; kept only where a penalty is asked for.
+class TokenCounts {
+ public:
+  struct Entry {
+    int32_t id;
+    int32_t in_output;
+  };
+  // Room for `capacity` distinct ids; adds the prompt.
+  void start(std::span<const int32_t> prompt, size_t capacity);
+  void add_output(int32_t id);
+  std::span<const Entry> entries() const { return entries_; }
+
+ private:
+  std::vector<Entry> entries_;  // by id
+};
+
+// What a sequence carries from one token to the next.
+struct SamplingState {
+  uint64_t seed = 0;
+  int64_t index = 0;  // of the output token to be sampled
+  TokenCounts counts;
+};
+
+// Error text of a row that is not finite.
+inline constexpr char kNotNumbers[] =
+    "the model computed logits that are not numbers: its weights are damaged, or a kernel is wrong";
+
+bool has_penalties(const SamplingParams& params);
+
+class Sampler {
+ public:
+  struct Sampled {
+    int32_t id = -1;
+    float logprob = 0;            // the model's own, of id; where params.logprobs >= 0
+    const char* error = nullptr;  // why there is no id
+  };
+  // For one row only, beside the Sampler's own masked ids.
+  struct Masks {
+    std::span<const uint32_t> allowed;  // bit per id; empty: all
+    std::span<const int32_t> banned;    // stop ids before min_tokens
+  };
+
+  Sampler(int32_t vocab_size, std::vector<int32_t> masked_ids);
+
+  // Changes `logits` [V]. `top` gets the params.logprobs best ids of the model's own distribution.
+  Sampled sample(std::span<float> logits, const SamplingParams& params, const SamplingState& state,
+                 const Masks& masks, std::vector<TokenLogprob>& top);
+
+  // Scratch for top_logprobs on rows that are not sampled.
+  std::vector<Candidate>& work() { return work_; }
+
+ private:
+  void adjust(std::span<float> logits, const SamplingParams& params, const SamplingState& state,
+              const Masks& masks) const;
+  int32_t draw(std::span<const float> logits, const SamplingParams& params, float best, double u);
+  double keep_nucleus(float best, const SamplingParams& params, double total);
+
+  int32_t vocab_size_;
+  std::vector<int32_t> masked_ids_;
+  std::vector<Candidate> kept_;  // ids ascending; capacity V
+  std::vector<Candidate> work_;  // capacity V
+  std::vector<float> original_;  // [V] the row before adjust(), for log-probabilities
+};
+
+}  // namespace nibble

@@ -1,0 +1,63 @@
+// Scheduler: which tokens go into the next step. First come, first served: a running sequence that
+// decodes gets one token, prompts share what is left of the budget in chunks, and waiting requests
+// are admitted while their tokens fit into free pages. Where a running sequence needs a page and
+// none is free, the youngest one gives up its pages and computes them again later: so the oldest
+// always gets on, and nothing deadlocks.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "engine/sequence.h"
+
+namespace nibble {
+
+struct SchedulerLimits {
+  int32_t max_num_seqs = 0;
+  int32_t max_tokens = 0;      // of a step; at least max_num_seqs, so that every sequence decodes
+  int32_t max_score_rows = 0;  // rows with logits of prompts that are scored, all together
+};
+
+class Scheduler {
+ public:
+  Scheduler(KvCache& kv, const SchedulerLimits& limits);
+
+  void add(std::unique_ptr<Sequence> sequence);
+  // Chunks of the next step, pages reserved; none: nothing to do.
+  const std::vector<Chunk>& plan();
+  const std::vector<Chunk>& chunks() const { return chunks_; }
+  // The step of the last plan() has run: its tokens are in the pages.
+  void commit();
+  // Takes a sequence out and frees its pages; null where there is none of that id.
+  std::unique_ptr<Sequence> remove(RequestId id);
+  // Any sequence, or null; to end all of them.
+  std::unique_ptr<Sequence> remove_any();
+
+  int32_t num_running() const { return static_cast<int32_t>(running_.size()); }
+  int32_t num_waiting() const { return static_cast<int32_t>(waiting_.size()); }
+  int64_t num_preemptions() const { return num_preemptions_; }
+
+ private:
+  struct Budget {
+    int32_t tokens;
+    int32_t score_rows;
+    int32_t decodes;  // running sequences further on that want one token each
+  };
+  Chunk next_chunk(Sequence& sequence, const Budget& budget) const;
+  void take(const Chunk& chunk, Budget& budget);
+  bool reserve_or_preempt(const Chunk& chunk, Budget& budget);
+  void preempt_youngest();
+  void admit(Budget& budget);
+  bool has_room(const Sequence& sequence) const;
+
+  KvCache& kv_;
+  SchedulerLimits limits_;
+  std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
+  std::deque<std::unique_ptr<Sequence>> waiting_;   // oldest first
+  std::vector<Chunk> chunks_;
+  int64_t num_preemptions_ = 0;
+};
+
+}  // namespace nibble

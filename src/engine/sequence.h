@@ -1,0 +1,54 @@
+// Sequence: a request on its way through the engine.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "engine/kv_cache.h"
+#include "engine/request.h"
+#include "engine/sampler.h"
+
+namespace nibble {
+
+struct Sequence {
+  RequestId id = 0;
+  Request request;              // without its prompt, which is in `tokens`
+  std::vector<int32_t> tokens;  // prompt, then output; room for all from the start
+  int32_t num_prompt;
+  int32_t num_computed = 0;  // tokens whose state is in the pages
+  int32_t num_scored = 0;    // prompt positions whose log-probabilities were reported
+  int32_t slot = KvCache::kNoSlot;
+  SamplingState sampling;
+
+  // `random_seed` is used where the request names none.
+  Sequence(Request&& r, uint64_t random_seed)
+      : request(std::move(r)), num_prompt(static_cast<int32_t>(request.prompt.size())) {
+    tokens = std::move(request.prompt);
+    tokens.reserve(tokens.size() + request.max_tokens);
+    if (request.prompt_logprobs < 0) num_scored = num_prompt;
+    sampling.seed = request.sampling.seed.value_or(random_seed);
+    if (has_penalties(request.sampling)) sampling.counts.start(tokens, tokens.capacity());
+  }
+
+  void append(int32_t token) {
+    tokens.push_back(token);
+    ++sampling.index;
+    if (has_penalties(request.sampling)) sampling.counts.add_output(token);
+  }
+
+  int32_t length() const { return static_cast<int32_t>(tokens.size()); }
+  int32_t num_left() const { return length() - num_computed; }  // at least 1 while it runs
+  int32_t num_output() const { return length() - num_prompt; }
+  bool is_scored() const { return num_scored == num_prompt; }
+};
+
+// Tokens [begin, begin + length) of a sequence in one step; the last num_out of them want logits.
+struct Chunk {
+  Sequence* sequence;
+  int32_t begin;
+  int32_t length;
+  int32_t num_out;
+};
+
+}  // namespace nibble

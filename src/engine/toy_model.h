@@ -1,0 +1,116 @@
+// ToyModel: a language model of a few dozen lines for the engine's tests. Two window layers and a
+// full one; every layer writes what it knows of a token into the pages and reads back all that the
+// token may see, so a wrong page, position, slot or row changes every later logit. Each token is
+// computed by itself in one fixed order: any batching must give the same bits.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "models/model.h"
+
+namespace nibble {
+
+class ToyModel : public Model {
+ public:
+  static constexpr int32_t kDim = 4;
+  static constexpr int32_t kVocab = 64;
+  static constexpr int32_t kWindow = 8;
+
+  explicit ToyModel(int32_t max_positions = 8192) {
+    info_.architecture = "ToyModel";
+    info_.num_layers = 3;
+    info_.vocab_size = kVocab;
+    info_.max_positions = max_positions;
+    info_.num_kv_heads = 1;
+    info_.head_dim = kDim;
+    info_.groups = {{.window = kWindow, .layers = {0, 2}}, {.window = kNoWindow, .layers = {1}}};
+  }
+
+  const ModelInfo& info() const override { return info_; }
+  int64_t scratch_bytes(const ops::Ctx&, const StepLimits& limits) const override {
+    return int64_t{4} * limits.max_out * kVocab;
+  }
+  void reserve(const ops::Ctx&, const StepLimits& limits) override {
+    limits_ = limits;
+    logits_.resize(static_cast<size_t>(limits.max_out) * kVocab);
+    x_.resize(static_cast<size_t>(limits.max_tokens));
+  }
+
+  Tensor forward(ops::Ctx&, const Step& step, const SeqState& kv) override {
+    if (throw_in_step == num_forwards.fetch_add(1)) throw std::runtime_error("the toy broke");
+    CHECK(step.num_tokens <= limits_.max_tokens && step.num_out <= limits_.max_out);
+    for (int32_t t = 0; t < step.num_tokens; ++t) x_[t] = embed(step.tokens[t]);
+    for (int32_t l = 0; l < info_.num_layers; ++l) {
+      for (int32_t s = 0; s < step.num_spans; ++s) run_layer(l, step, step.spans[s], kv.layer(l));
+    }
+    for (int32_t r = 0; r < step.num_out; ++r) {
+      unembed(x_[step.out_rows[r]], &logits_[static_cast<size_t>(r) * kVocab]);
+    }
+    if (step.num_out > 0 && nan_in_step == num_forwards - 1) logits_[0] = std::nanf("");
+    return make_tensor(logits_.data(), DType::kF32, {step.num_out, kVocab});
+  }
+
+  int64_t throw_in_step = -1;
+  int64_t nan_in_step = -1;
+  std::atomic<int64_t> num_forwards = 0;
+
+ private:
+  using Vector = std::array<float, kDim>;
+
+  static Vector embed(int32_t token) {
+    Vector x;
+    for (int32_t d = 0; d < kDim; ++d) x[d] = std::sin(static_cast<float>(token * 7 + d * 3 + 1));
+    return x;
+  }
+
+  static void unembed(const Vector& x, float* logits) {
+    for (int32_t v = 0; v < kVocab; ++v) {
+      float sum = 0;
+      for (int32_t d = 0; d < kDim; ++d) {
+        sum += x[d] * std::sin(static_cast<float>(v * 5 + d * 11 + 2));
+      }
+      logits[v] = 3 * sum;
+    }
+  }
+
+  static float* at(const Tensor& pages, const KvLayer& kv, int32_t slot, int32_t position) {
+    const int32_t page = kv.page_table[slot * kv.max_pages + position / kv.page_size];
+    CHECK(page != KvLayer::kNoPage && page < pages.dim(0));
+    return pages.as<float>() + (int64_t{page} * kv.page_size + position % kv.page_size) * kDim;
+  }
+
+  void run_layer(int32_t l, const Step& step, const Span& span, const KvLayer& kv) {
+    const bool is_full = info_.groups[1].layers[0] == l;
+    for (int32_t i = 0; i < span.q_len; ++i) {
+      const int32_t position = span.context + i;
+      CHECK(step.positions[span.q_start + i] == position);
+      Vector& x = x_[span.q_start + i];
+      for (int32_t d = 0; d < kDim; ++d) {
+        at(kv.k, kv, span.slot, position)[d] = x[d] + 0.1f * static_cast<float>(l);
+        at(kv.v, kv, span.slot, position)[d] = x[(d + 1) % kDim];
+      }
+      Vector sum{};
+      for (int32_t p = is_full ? 0 : std::max(0, position - kWindow + 1); p <= position; ++p) {
+        const float* const k = at(kv.k, kv, span.slot, p);
+        const float* const v = at(kv.v, kv, span.slot, p);
+        const float near = 1.0f / static_cast<float>(1 + position - p);
+        for (int32_t d = 0; d < kDim; ++d) sum[d] += near * k[(d + 2) % kDim] * v[d];
+      }
+      for (int32_t d = 0; d < kDim; ++d) {
+        x[d] = 0.5f * x[d] + sum[d] / (1 + std::fabs(sum[d]));
+      }
+    }
+  }
+
+  ModelInfo info_;
+  StepLimits limits_;
+  std::vector<float> logits_;
+  std::vector<Vector> x_;
+};
+
+}  // namespace nibble
