@@ -80,6 +80,9 @@ struct LoadOptions {
 // need, without loading it. Throws Error for an architecture that is not there (naming those that
 // are) or a config that cannot be.
 ModelInfo describe_model(const std::string& model);
+// Which kernels would run it under cx.kernels, and why the better ones would not. Throws where an
+// op has none.
+ops::KernelPlan plan_kernels(const ops::Ctx& cx, const std::string& model);
 std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,
                                   const LoadOptions& options);
 

@@ -23,13 +23,13 @@ using Tap = std::function<void(std::string_view name, int layer, const Tensor& v
 struct Ctx {
   cpu::ThreadPool* pool = nullptr;
   DType activations = DType::kF32;  // kF32 or kBF16: what stored activations are rounded to
-  KernelOptions kernels;            // read when a model is loaded
-  Tap tap;                          // goldens, `nibble diff`; empty while serving
+  KernelOptions kernels = {};       // read when a model is loaded
+  Tap tap = {};                     // goldens, `nibble diff`; empty while serving
 
   // Set by the model for the time of a step.
   const KernelPlan* plan = nullptr;
   int layer = -1;
-  std::span<std::byte> scratch;  // working memory within one op
+  std::span<std::byte> scratch = {};  // working memory within one op
 };
 
 }  // namespace nibble::ops

@@ -17,8 +17,8 @@ struct YarnParams {
   double beta_fast = 32;
   double beta_slow = 1;
   double original_max_position = 0;
-  bool truncate = true;                    // round the ends of the ramp outwards to whole indices
-  std::optional<double> attention_factor;  // in place of 0.1 ln(factor) + 1
+  bool truncate = true;  // round the ends of the ramp outwards to whole indices
+  std::optional<double> attention_factor = std::nullopt;  // in place of 0.1 ln(factor) + 1
 };
 
 // Pair i of a head is (x[i], x[i + D/2]); it turns by position * inv_freq[i].

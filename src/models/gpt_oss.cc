@@ -1,0 +1,276 @@
+#include "models/gpt_oss.h"
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "models/gpt_oss_config.h"
+#include "ops/attention/attention.h"
+#include "ops/embed/embed.h"
+#include "ops/moe_down/moe_down.h"
+#include "ops/moe_up/moe_up.h"
+#include "ops/norm_qkv/norm_qkv.h"
+#include "ops/norm_route/norm_route.h"
+#include "ops/norm_unembed/norm_unembed.h"
+#include "ops/out_proj/out_proj.h"
+#include "tensor/buffer.h"
+
+namespace nibble {
+namespace {
+
+using ops::Ctx;
+
+struct Layer {
+  Norm attn_norm;
+  Weight qkv;  // rows of q, k, v
+  const uint16_t* sinks;
+  Weight out;
+  Norm moe_norm;
+  Weight router, up, down;
+};
+
+struct Weights {
+  Weight embed;
+  std::vector<Layer> layers;
+  Norm final_norm;
+  Weight unembed;
+};
+
+// Every buffer of a step. All are float32 but routing's indices.
+struct Acts {
+  Tensor x;                             // [T, H] residual stream
+  Tensor d;                             // [T, H] what is still to be added to x
+  Tensor h;                             // [T, H] normed
+  Tensor cos_sin;                       // [T, D] angles of this step's positions
+  Tensor q, att;                        // [T, Q * D]
+  Tensor ids, p;                        // [T, K] experts chosen, and their weights
+  Tensor slot, token, counts, offsets;  // [T, K], [T * K], [E], [E + 1]: see ops/routing.h
+  Tensor u;                             // [T * K, F] expert activations, in expert order
+  Tensor logits;                        // [R, V]
+  Tensor scratch;                       // working memory within one op
+
+  // Calls visit(tensor, dtype, shape) for each of them, with room for T tokens and R outputs.
+  template <typename Visit>
+  void each(const GptOssConfig& c, int64_t tokens, int64_t out, int64_t scratch_bytes,
+            Visit visit) {
+    for (Tensor* t : {&x, &d, &h}) visit(*t, DType::kF32, {tokens, c.hidden});
+    visit(cos_sin, DType::kF32, {tokens, c.head_dim});
+    for (Tensor* t : {&q, &att}) visit(*t, DType::kF32, {tokens, c.q_width()});
+    visit(ids, DType::kI32, {tokens, c.top_k});
+    visit(p, DType::kF32, {tokens, c.top_k});
+    for (Tensor* t : {&slot, &token}) visit(*t, DType::kI32, {tokens * c.top_k});
+    visit(counts, DType::kI32, {c.experts});
+    visit(offsets, DType::kI32, {c.experts + 1});
+    visit(u, DType::kF32, {tokens * c.top_k, c.width});
+    visit(logits, DType::kF32, {out, c.vocab});
+    visit(scratch, DType::kU8, {scratch_bytes});
+  }
+};
+
+using Shape = std::initializer_list<int64_t>;
+
+Weights bind(const GptOssConfig& c, const LoadedWeights& w) {
+  const auto norm = [&](const std::string& name) { return Norm{w.vector(name), c.norm_eps}; };
+  Weights all;
+  all.embed = w.matrix("model.embed_tokens.weight");
+  for (int64_t l = 0; l < c.layers; ++l) {
+    const std::string attn = layer_name(l, "self_attn."), mlp = layer_name(l, "mlp.");
+    const std::string up = mlp + "experts.gate_up_proj", down = mlp + "experts.down_proj";
+    all.layers.push_back({.attn_norm = norm(layer_name(l, "input_layernorm.weight")),
+                          .qkv = w.matrix(attn + "q_proj.weight", attn + "q_proj.bias",
+                                          c.q_width() + 2 * c.kv_width()),
+                          .sinks = w.vector(attn + "sinks"),
+                          .out = w.matrix(attn + "o_proj.weight", attn + "o_proj.bias"),
+                          .moe_norm = norm(layer_name(l, "post_attention_layernorm.weight")),
+                          .router = w.matrix(mlp + "router.weight", mlp + "router.bias"),
+                          .up = w.matrix(up, up + "_bias"),
+                          .down = w.matrix(down, down + "_bias")});
+  }
+  all.final_norm = norm("model.norm.weight");
+  all.unembed = w.matrix("lm_head.weight");
+  return all;
+}
+
+// The problems that the kernels are chosen for.
+struct Descs {
+  explicit Descs(const GptOssConfig& c)
+      : embed{c.vocab, c.hidden, Format::kBF16},
+        norm_qkv{c.hidden, c.q_heads, c.kv_heads, c.head_dim, Format::kBF16},
+        out_proj{c.hidden, c.q_width(), Format::kBF16},
+        norm_route{c.hidden, c.experts, c.top_k, Format::kBF16},
+        moe_up{c.hidden, c.width, c.experts, c.top_k, Format::kMxfp4},
+        moe_down{c.hidden, c.width, c.experts, c.top_k, Format::kMxfp4},
+        norm_unembed{c.hidden, c.vocab, Format::kBF16} {}
+
+  ops::EmbedDesc embed;
+  ops::NormQkvDesc norm_qkv;
+  ops::OutProjDesc out_proj;
+  ops::NormRouteDesc norm_route;
+  ops::MoeUpDesc moe_up;
+  ops::MoeDownDesc moe_down;
+  ops::NormUnembedDesc norm_unembed;
+};
+
+ops::KernelPlan make_plan(const GptOssConfig& c, const ops::KernelOptions& options) {
+  using ops::Op;
+  const Descs d(c);
+  ops::KernelPlan plan(static_cast<int>(c.layers));
+  plan.add(Op::kEmbed, -1, ops::embed_kernels(), d.embed, options);
+  for (int l = 0; l < c.layers; ++l) {
+    const ops::AttentionDesc attention{c.q_heads, c.kv_heads, c.head_dim, c.window_of(l)};
+    plan.add(Op::kNormQkv, l, ops::norm_qkv_kernels(), d.norm_qkv, options);
+    plan.add(Op::kAttention, l, ops::attention_kernels(), attention, options);
+    plan.add(Op::kOutProj, l, ops::out_proj_kernels(), d.out_proj, options);
+    plan.add(Op::kNormRoute, l, ops::norm_route_kernels(), d.norm_route, options);
+    plan.add(Op::kMoeUp, l, ops::moe_up_kernels(), d.moe_up, options);
+    plan.add(Op::kMoeDown, l, ops::moe_down_kernels(), d.moe_down, options);
+  }
+  plan.add(Op::kNormUnembed, -1, ops::norm_unembed_kernels(), d.norm_unembed, options);
+  return plan;
+}
+
+class GptOss : public Model {
+ public:
+  GptOss(GptOssConfig config, ops::KernelPlan plan, LoadedWeights weights)
+      : c(std::move(config)),
+        info_(gpt_oss_info(c)),
+        plan_(std::move(plan)),
+        loaded_(std::move(weights)),
+        w(bind(c, loaded_)) {}
+
+  const ModelInfo& info() const override { return info_; }
+
+  int64_t scratch_bytes(const Ctx& cx, const StepLimits& limits) const override {
+    int64_t sum = 0;
+    Acts().each(c, limits.max_tokens, limits.max_out, op_scratch_bytes(cx, limits),
+                [&](Tensor&, DType dtype, Shape shape) {
+                  sum += Arena::padded(make_tensor(nullptr, dtype, shape).size_bytes());
+                });
+    return sum;
+  }
+
+  void reserve(const Ctx& cx, const StepLimits& limits) override {
+    arena_ = Arena(scratch_bytes(cx, limits));
+    acts_.each(c, limits.max_tokens, limits.max_out, op_scratch_bytes(cx, limits),
+               [&](Tensor& t, DType dtype, Shape shape) { t = arena_.take(dtype, shape); });
+    limits_ = limits;
+  }
+
+  Tensor forward(Ctx& cx, const Step& step, const SeqState& kv) override {
+    CHECK(step.num_tokens <= limits_.max_tokens && step.num_out <= limits_.max_out);
+    cx.plan = &plan_;
+    cx.scratch = {static_cast<std::byte*>(acts_.scratch.data),
+                  static_cast<size_t>(acts_.scratch.size_bytes())};
+    Acts a = acts_;
+    a.each(c, step.num_tokens, step.num_out, acts_.scratch.size_bytes(),
+           [](Tensor& t, DType dtype, Shape shape) { t = make_tensor(t.data, dtype, shape); });
+    run(cx, step, kv, a);
+    return a.logits;
+  }
+
+ private:
+  // x += Attn(norm(x)); x += Moe(norm(x)) for each layer, then logits = unembed(norm(x[out_rows])).
+  void run(Ctx& cx, const Step& s, const SeqState& kv, const Acts& a) const {
+    cx.layer = -1;
+    Routing routing = routing_of(a, s.num_tokens);
+    ops::rope_angles(cx, a.cos_sin, c.rope, s);
+    ops::embed(cx, a.x, w.embed, s);
+    clear(a.d);
+    for (int l = 0; l < c.layers; ++l) {
+      const Layer& lw = w.layers[l];
+      cx.layer = l;
+      // Window layers see the last few positions, full layers all. A learned sink logit per head
+      // joins the softmax's denominator and attends to nothing.
+      const ops::AttentionParams attn{.scale = 1 / std::sqrt(static_cast<float>(c.head_dim)),
+                                      .window = c.window_of(l),
+                                      .sinks = lw.sinks};
+      ops::norm_qkv(cx, {a.q, a.h, a.x}, kv.layer(l), a.d, lw.attn_norm, lw.qkv, a.cos_sin, s);
+      tap(cx, {{"x", &a.x}, {"attn_h", &a.h}, {"q", &a.q}});
+      ops::attention(cx, a.att, a.q, kv.layer(l), attn, s);
+      tap(cx, {{"att", &a.att}});
+      ops::out_proj(cx, a.d, a.att, lw.out, s);
+      tap(cx, {{"attn_d", &a.d}});
+      ops::norm_route(cx, a.h, routing, a.x, a.d, lw.moe_norm, lw.router);
+      tap(cx, {{"moe_h", &a.h}, {"ids", &a.ids}, {"p", &a.p}});
+      ops::moe_up(cx, a.u, a.h, routing, lw.up, c.swiglu_limit);
+      tap(cx, {{"u", &a.u}});
+      ops::moe_down(cx, a.d, a.u, routing, lw.down);
+      tap(cx, {{"moe_d", &a.d}});
+    }
+    cx.layer = -1;
+    ops::norm_unembed(cx, a.logits, a.h, a.x, a.d, w.final_norm, w.unembed, s);
+    tap(cx, {{"logits", &a.logits}});
+  }
+
+  static void clear(const Tensor& t) { std::memset(t.data, 0, t.size_bytes()); }
+
+  static void tap(const Ctx& cx, std::initializer_list<std::pair<const char*, const Tensor*>> all) {
+    if (!cx.tap) return;
+    for (const auto& [name, tensor] : all) cx.tap(name, cx.layer, *tensor);
+  }
+
+  Routing routing_of(const Acts& a, int32_t tokens) const {
+    return {.num_tokens = tokens,
+            .num_experts = static_cast<int32_t>(c.experts),
+            .top_k = static_cast<int32_t>(c.top_k),
+            .ids = a.ids.as<int32_t>(),
+            .p = a.p.as<float>(),
+            .counts = a.counts.as<int32_t>(),
+            .offsets = a.offsets.as<int32_t>(),
+            .slot = a.slot.as<int32_t>(),
+            .token = a.token.as<int32_t>()};
+  }
+
+  int64_t op_scratch_bytes(const Ctx&, const StepLimits&) const { return 0; }
+
+  const GptOssConfig c;
+  const ModelInfo info_;
+  const ops::KernelPlan plan_;
+  const LoadedWeights loaded_;
+  const Weights w;
+  StepLimits limits_;
+  Arena arena_;
+  Acts acts_;
+};
+
+// transformers saves dequantized experts as bf16 [E, H, 2F], transposed and without blocks.
+void refuse_dense_experts(const Checkpoint& checkpoint) {
+  const std::string name = layer_name(0, "mlp.experts.gate_up_proj");
+  if (checkpoint.find(name) == nullptr) return;
+  throw Error(ErrorKind::kUnsupported,
+              checkpoint.origin() + ": " + name +
+                  " is not quantized; nibble reads gpt-oss experts as MXFP4 only (" + name +
+                  "_blocks and _scales, as openai/gpt-oss-20b has them)");
+}
+
+}  // namespace
+
+ModelInfo describe_gpt_oss(const ModelFiles& files) {
+  return gpt_oss_info(parse_gpt_oss_config(files.config));
+}
+
+ops::KernelPlan plan_gpt_oss(const Ctx& cx, const ModelFiles& files) {
+  return make_plan(parse_gpt_oss_config(files.config), cx.kernels);
+}
+
+std::unique_ptr<Model> load_gpt_oss(const Ctx& cx, const ModelFiles& files,
+                                    const LoadOptions& options) {
+  GptOssConfig c = parse_gpt_oss_config(files.config);
+  ops::KernelPlan plan = make_plan(c, cx.kernels);
+  const std::vector<WantedWeight> wanted = gpt_oss_weights(c);
+  std::unique_ptr<Checkpoint> checkpoint;
+  if (options.format == LoadFormat::kDummy) {
+    std::vector<WeightSpec> specs;
+    for (const WantedWeight& w : wanted) specs.push_back(w.spec);
+    checkpoint = dummy_checkpoint(std::move(specs), options.seed);
+  } else {
+    checkpoint = open_checkpoint(files.require_weights());
+    refuse_dense_experts(*checkpoint);
+  }
+  LoadedWeights weights(*checkpoint, wanted, options.progress);
+  return std::make_unique<GptOss>(std::move(c), std::move(plan), std::move(weights));
+}
+
+}  // namespace nibble

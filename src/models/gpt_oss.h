@@ -1,0 +1,17 @@
+// gpt-oss: attention with sinks on alternating window and full layers, mixture of experts in MXFP4.
+#pragma once
+
+#include <memory>
+
+#include "io/hub.h"
+#include "models/model.h"
+#include "ops/plan.h"
+
+namespace nibble {
+
+ModelInfo describe_gpt_oss(const ModelFiles& files);
+ops::KernelPlan plan_gpt_oss(const ops::Ctx& cx, const ModelFiles& files);
+std::unique_ptr<Model> load_gpt_oss(const ops::Ctx& cx, const ModelFiles& files,
+                                    const LoadOptions& options);
+
+}  // namespace nibble

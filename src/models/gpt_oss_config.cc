@@ -1,0 +1,164 @@
+#include "models/gpt_oss_config.h"
+
+#include <cmath>
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kMaxDim = 1 << 20;
+
+ops::Rope parse_rope(const Config& config, int64_t head_dim, int64_t max_positions) {
+  const Config rope = rope_parameters(config);
+  const double theta = rope.number("rope_theta", 1.001, 1e12);
+  const std::string type = rope.text("rope_type");
+  if (type == "default") return ops::make_rope(static_cast<int>(head_dim), theta, std::nullopt);
+  if (type != "yarn") rope.fail("rope_type", "is " + type + ", expected yarn or default");
+  for (const char* key : {"mscale", "mscale_all_dim"})
+    if (rope.has(key)) rope.fail(key, "is not supported for this model");
+  ops::YarnParams yarn{.factor = rope.number("factor", 1, 1e6),
+                       .beta_fast = rope.number_or("beta_fast", 32, 1e-3, 1e6),
+                       .beta_slow = rope.number_or("beta_slow", 1, 1e-3, 1e6),
+                       .original_max_position = static_cast<double>(rope.integer_or(
+                           "original_max_position_embeddings", max_positions, 1, 1 << 30)),
+                       .truncate = rope.boolean_or("truncate", true)};
+  if (rope.has("attention_factor")) yarn.attention_factor = rope.number("attention_factor", 0, 1e6);
+  if (yarn.beta_fast < yarn.beta_slow) rope.fail("beta_fast", "is less than beta_slow");
+  return ops::make_rope(static_cast<int>(head_dim), theta, yarn);
+}
+
+void parse_layer_types(const Config& config, GptOssConfig& c) {
+  if (!config.has("layer_types")) {  // as transformers fills it in
+    for (int64_t l = 0; l < c.layers; ++l) c.sliding.push_back(l % 2 == 0);
+  } else {
+    const std::vector<std::string> types = config.texts("layer_types");
+    if (static_cast<int64_t>(types.size()) != c.layers)
+      config.fail("layer_types", "has " + std::to_string(types.size()) + " entries for " +
+                                     std::to_string(c.layers) + " layers");
+    for (const std::string& type : types) {
+      if (type != "sliding_attention" && type != "full_attention")
+        config.fail("layer_types",
+                    "holds " + type + ", expected sliding_attention or full_attention");
+      c.sliding.push_back(type == "sliding_attention");
+    }
+  }
+  for (bool sliding : c.sliding)
+    if (sliding) c.window = static_cast<int32_t>(config.integer("sliding_window", 1, 1 << 30));
+}
+
+// What the model code takes for granted.
+void check_fixed_settings(const Config& config) {
+  if (config.boolean_or("tie_word_embeddings", false))
+    config.fail("tie_word_embeddings", "is true; gpt-oss has an output matrix of its own");
+  if (!config.boolean_or("attention_bias", true))
+    config.fail("attention_bias", "is false; gpt-oss has biases");
+  if (const std::string act = config.text_or("hidden_act", "silu"); act != "silu")
+    config.fail("hidden_act", "is " + act + ", expected silu (the clamped SwiGLU of gpt-oss)");
+  if (const auto quantization = config.object("quantization_config"))
+    if (const std::string method = quantization->text("quant_method"); method != "mxfp4")
+      quantization->fail("quant_method", "is " + method + ", expected mxfp4");
+}
+
+}  // namespace
+
+GptOssConfig parse_gpt_oss_config(const Config& config) {
+  check_fixed_settings(config);
+  GptOssConfig c;
+  c.layers = config.integer("num_hidden_layers", 1, 1000);
+  c.hidden = config.integer("hidden_size", 32, kMaxDim);
+  c.q_heads = config.integer("num_attention_heads", 1, 4096);
+  c.kv_heads = config.integer("num_key_value_heads", 1, 4096);
+  c.head_dim = config.integer_or("head_dim", c.hidden / c.q_heads, 2, 1024);
+  c.experts = config.integer("num_local_experts", 1, 65536);
+  const char* top_k =
+      config.has("num_experts_per_tok") ? "num_experts_per_tok" : "experts_per_token";
+  c.top_k = config.integer(top_k, 1, c.experts);
+  c.width = config.integer("intermediate_size", 32, kMaxDim);
+  c.vocab = config.integer("vocab_size", 1, 1 << 24);
+  c.max_positions = config.integer("max_position_embeddings", 1, 1 << 30);
+  c.norm_eps = static_cast<float>(config.number_or("rms_norm_eps", 1e-5, 0, 1));
+  c.swiglu_limit = static_cast<float>(config.number_or("swiglu_limit", 7.0, 1e-3, 1e6));
+  if (c.q_heads % c.kv_heads != 0)
+    config.fail("num_attention_heads", "is not a multiple of num_key_value_heads");
+  if (c.head_dim % 2 != 0) config.fail("head_dim", "is odd; rotary embeddings need pairs");
+  if (c.hidden % 32 != 0) config.fail("hidden_size", "is not a multiple of 32, MXFP4's block");
+  if (c.width % 32 != 0) config.fail("intermediate_size", "is not a multiple of 32, MXFP4's block");
+  parse_layer_types(config, c);
+  c.rope = parse_rope(config, c.head_dim, c.max_positions);
+  return c;
+}
+
+std::string layer_name(int64_t layer, const std::string& rest) {
+  return "model.layers." + std::to_string(layer) + "." + rest;
+}
+
+std::vector<WantedWeight> gpt_oss_weights(const GptOssConfig& c) {
+  std::vector<WantedWeight> all;
+  const auto want = [&](const char* part, std::string name, std::vector<int64_t> shape,
+                        Fill fill = Fill::kScaledNormal) {
+    all.push_back({{std::move(name), std::move(shape), Format::kBF16, fill}, part});
+  };
+  const auto want_joined = [&](std::string name, std::vector<int64_t> shape, Fill fill) {
+    want("attention", std::move(name), std::move(shape), fill);
+    all.back().joined = true;
+  };
+  const auto want_experts = [&](std::string name, int64_t rows, int64_t cols) {
+    all.push_back(
+        {{name, {c.experts, rows, cols}, Format::kMxfp4, Fill::kScaledNormal}, "experts"});
+    want("experts", name + "_bias", {c.experts, rows}, Fill::kZero);
+  };
+  want("embed", "model.embed_tokens.weight", {c.vocab, c.hidden}, Fill::kNormal);
+  for (int64_t l = 0; l < c.layers; ++l) {
+    const std::string attn = layer_name(l, "self_attn."), mlp = layer_name(l, "mlp.");
+    want("norms", layer_name(l, "input_layernorm.weight"), {c.hidden}, Fill::kOne);
+    want("attention", attn + "q_proj.weight", {c.q_width(), c.hidden});
+    want_joined(attn + "k_proj.weight", {c.kv_width(), c.hidden}, Fill::kScaledNormal);
+    want_joined(attn + "v_proj.weight", {c.kv_width(), c.hidden}, Fill::kScaledNormal);
+    want("attention", attn + "q_proj.bias", {c.q_width()}, Fill::kZero);
+    want_joined(attn + "k_proj.bias", {c.kv_width()}, Fill::kZero);
+    want_joined(attn + "v_proj.bias", {c.kv_width()}, Fill::kZero);
+    want("attention", attn + "sinks", {c.q_heads}, Fill::kNormal);
+    want("attention", attn + "o_proj.weight", {c.hidden, c.q_width()});
+    want("attention", attn + "o_proj.bias", {c.hidden}, Fill::kZero);
+    want("norms", layer_name(l, "post_attention_layernorm.weight"), {c.hidden}, Fill::kOne);
+    want("router", mlp + "router.weight", {c.experts, c.hidden}, Fill::kRouter);
+    want("router", mlp + "router.bias", {c.experts}, Fill::kZero);
+    want_experts(mlp + "experts.gate_up_proj", 2 * c.width, c.hidden);
+    want_experts(mlp + "experts.down_proj", c.hidden, c.width);
+  }
+  want("norms", "model.norm.weight", {c.hidden}, Fill::kOne);
+  want("unembed", "lm_head.weight", {c.vocab, c.hidden});
+  return all;
+}
+
+ModelInfo gpt_oss_info(const GptOssConfig& c) {
+  ModelInfo info;
+  info.architecture = "GptOssForCausalLM";
+  info.num_layers = static_cast<int32_t>(c.layers);
+  info.vocab_size = static_cast<int32_t>(c.vocab);
+  info.max_positions = static_cast<int32_t>(c.max_positions);
+  info.num_kv_heads = static_cast<int32_t>(c.kv_heads);
+  info.head_dim = static_cast<int32_t>(c.head_dim);
+  for (const bool sliding : {false, true}) {
+    LayerGroup group;
+    group.window = sliding ? c.window : kNoWindow;
+    for (int64_t l = 0; l < c.layers; ++l)
+      if (c.sliding[l] == sliding) group.layers.push_back(static_cast<int32_t>(l));
+    if (!group.layers.empty()) info.groups.push_back(std::move(group));
+  }
+  const std::vector<WantedWeight> weights = gpt_oss_weights(c);
+  for (const WantedWeight& w : weights) info.parameters += num_elements(w.spec);
+  info.parts = sum_parts(weights);
+  for (WeightPart& part : info.parts) {
+    if (part.name == "experts")
+      part.chosen = static_cast<int32_t>(c.top_k), part.choices = static_cast<int32_t>(c.experts);
+    if (part.name == "embed") part.choices = static_cast<int32_t>(c.vocab);
+    info.weight_bytes += part.bytes;
+    info.weight_bytes_per_token += part.bytes / part.choices * part.chosen;
+  }
+  const int64_t per_layer = c.hidden * (2 * c.q_width() + 2 * c.kv_width() + c.experts) +
+                            c.top_k * 3 * c.width * c.hidden;
+  info.flops_per_token = 2 * c.layers * per_layer;
+  return info;
+}
+
+}  // namespace nibble

@@ -1,0 +1,54 @@
+// LoadedWeights: the weights of a model in one buffer, each read once, straight to its final place.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint.h"
+#include "models/model.h"
+#include "ops/weight.h"
+#include "tensor/buffer.h"
+
+namespace nibble {
+
+// A weight that a model wants, and the part of ModelInfo::parts that its bytes count towards.
+struct WantedWeight {
+  WeightSpec spec;
+  std::string part;
+  bool joined = false;  // lies right behind the one before: rows of one fused matrix
+};
+
+int64_t num_elements(const WeightSpec& spec);
+int64_t size_bytes(const WeightSpec& spec);  // codes and scales
+// Adds up the parts in order of first appearance; chosen and choices are left at 1.
+std::vector<WeightPart> sum_parts(std::span<const WantedWeight> wanted);
+
+class LoadedWeights {
+ public:
+  LoadedWeights() = default;
+  // Throws Error as match_weights() and Checkpoint::read() do.
+  LoadedWeights(const Checkpoint& checkpoint, std::span<const WantedWeight> wanted,
+                const ReadProgress& progress);
+
+  // A matrix [N, K] or one per expert [E, N, K], with its bias if a name is given. `rows` > N takes
+  // the rows joined behind it as well.
+  Weight matrix(const std::string& name, const std::string& bias = "", int64_t rows = 0) const;
+  // A bf16 vector.
+  const uint16_t* vector(const std::string& name) const;
+
+ private:
+  struct Placed {
+    WeightSpec spec;
+    uint8_t* codes = nullptr;
+    uint8_t* scales = nullptr;
+  };
+  const Placed& find(const std::string& name) const;
+
+  Buffer buffer_;
+  std::map<std::string, Placed> placed_;
+};
+
+}  // namespace nibble

@@ -1,0 +1,54 @@
+// The models that nibble knows, by the architecture that config.json names.
+#include <string>
+
+#include "base/error.h"
+#include "io/hub.h"
+#include "models/gpt_oss.h"
+#include "models/model.h"
+
+namespace nibble {
+namespace {
+
+struct Architecture {
+  const char* name;
+  ModelInfo (*describe)(const ModelFiles&);
+  ops::KernelPlan (*plan)(const ops::Ctx&, const ModelFiles&);
+  std::unique_ptr<Model> (*load)(const ops::Ctx&, const ModelFiles&, const LoadOptions&);
+};
+
+constexpr Architecture kArchitectures[] = {
+    {"GptOssForCausalLM", describe_gpt_oss, plan_gpt_oss, load_gpt_oss},
+};
+
+const Architecture& architecture_of(const ModelFiles& files) {
+  const std::vector<std::string> names = files.config.texts("architectures");
+  std::string known;
+  for (const Architecture& a : kArchitectures) {
+    for (const std::string& name : names)
+      if (name == a.name) return a;
+    known += std::string(known.empty() ? "" : ", ") + a.name;
+  }
+  throw Error(ErrorKind::kUnsupported,
+              files.config.origin() + ": architectures: " + (names.empty() ? "none" : names[0]) +
+                  " is not one that nibble has (" + known + ")");
+}
+
+}  // namespace
+
+ModelInfo describe_model(const std::string& model) {
+  const ModelFiles files = find_model(model);
+  return architecture_of(files).describe(files);
+}
+
+ops::KernelPlan plan_kernels(const ops::Ctx& cx, const std::string& model) {
+  const ModelFiles files = find_model(model);
+  return architecture_of(files).plan(cx, files);
+}
+
+std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,
+                                  const LoadOptions& options) {
+  const ModelFiles files = find_model(model);
+  return architecture_of(files).load(cx, files, options);
+}
+
+}  // namespace nibble
