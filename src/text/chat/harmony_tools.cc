@@ -252,10 +252,10 @@ Result<std::string> function_text(const FunctionTool& tool) {
     out.append("// ").append(line).append("\n");
   }
   if (tool.parameters.empty()) return out + "type " + tool.name + " = () => any;\n\n";
-  const std::string what = "the parameters of function '" + tool.name + "'";
+  const std::string what = "the schema of function '" + tool.name + "'";
   const Result<Json> schema = parse_json(tool.parameters, what);
   if (!schema) return Failure{schema.error()};
-  if (!schema->is_object()) return Failure{what + " are not a JSON object"};
+  if (!schema->is_object()) return Failure{what + " is not a JSON object"};
   return out + "type " + tool.name + " = (_: " + type_of(*schema, "") + ") => any;\n\n";
 }
 
