@@ -22,6 +22,12 @@ nibble_static_dep(pcre2 pcre2.h pcre2-8)
 target_compile_definitions(nibble_dep_pcre2 INTERFACE PCRE2_CODE_UNIT_WIDTH=8)
 nibble_static_dep(utf8proc utf8proc.h utf8proc)
 target_compile_definitions(nibble_dep_utf8proc INTERFACE UTF8PROC_STATIC)
+# libedit's own needs come after it in the link.
+nibble_static_dep(libedit histedit.h edit)
+foreach(library tinfo bsd md)
+  find_library(NIBBLE_${library}_LIBRARY lib${library}.a REQUIRED)
+  target_link_libraries(nibble_dep_libedit INTERFACE ${NIBBLE_${library}_LIBRARY})
+endforeach()
 
 if(NIBBLE_TESTS)
   find_package(GTest REQUIRED)

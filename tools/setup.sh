@@ -61,7 +61,7 @@ pip_install() { build/venv/bin/pip install --quiet --disable-pip-version-check -
 
 group_build() {
   packages g++ cmake ninja-build make ca-certificates libboost-dev libpcre2-dev \
-    nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev libutf8proc-dev
+    nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev libutf8proc-dev libedit-dev
 }
 
 group_test() {
@@ -112,7 +112,8 @@ group_arm64() {
     -o APT::Sandbox::User=root)
   mkdir -p "$root/apt/lists/partial" "$root/apt/cache/archives/partial"
   apt-get "${apt[@]}" update >build/setup.log || die "no arm64 package lists (build/setup.log)"
-  (cd "$root/apt" && apt-get "${apt[@]}" download libpcre2-dev libutf8proc-dev libgtest-dev \
+  (cd "$root/apt" && apt-get "${apt[@]}" download libpcre2-dev libutf8proc-dev \
+    libedit-dev libbsd-dev libmd-dev libncurses-dev libgtest-dev \
     libgmock-dev libbenchmark-dev libbenchmark1debian >>../../setup.log)
   local deb
   for deb in "$root"/apt/*.deb; do dpkg -x "$deb" "$root"; done

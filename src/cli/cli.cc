@@ -11,7 +11,10 @@
 namespace nibble::cli {
 namespace {
 
-void add_commands(CLI::App& app) { add_tokenize(app); }
+void add_commands(CLI::App& app) {
+  add_score(app);
+  add_tokenize(app);
+}
 
 }  // namespace
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "io/hub.h"
 #include "models/model.h"
 #include "ops/ctx.h"
 
@@ -22,7 +23,7 @@ namespace nibble::cli {
 
 struct EngineFlags {
   std::string model;  // the command's own MODEL argument; not added by add_engine_flags
-  std::string revision;
+  std::string revision = "main";
   std::string load_format = "auto";  // auto | dummy
   uint64_t seed = 0;                 // of dummy weights
   int32_t max_model_len = 0;         // 0: what the model and the memory allow
@@ -42,14 +43,17 @@ struct EngineFlags {
 // Adds every flag above but MODEL, with defaults as `flags` has them when called.
 void add_engine_flags(CLI::App& command, EngineFlags& flags);
 
+// What describe_model() and load_model() take for files of any revision.
+std::string model_argument(const ModelFiles& files);
+
 // A model in memory and the engine over it. The engine's thread is not started.
 struct LoadedEngine {
-  LoadedEngine();
+  explicit LoadedEngine(ModelFiles model_files);
   LoadedEngine(LoadedEngine&&) noexcept;
   LoadedEngine& operator=(LoadedEngine&&) = delete;
   ~LoadedEngine();
 
-  std::string path;  // where MODEL was found: a directory, or a config.json
+  ModelFiles files;
   std::unique_ptr<cpu::ThreadPool> pool;
   ops::Ctx cx;
   std::unique_ptr<Model> model;

@@ -374,4 +374,8 @@ int64_t Engine::kv_bytes_for(const ModelInfo& info, const EngineOptions& options
   return nibble::kv_bytes_for(info, kv_options(options), len, num_seqs);
 }
 
+int64_t Engine::kv_tokens_for(const ModelInfo& info, const EngineOptions& options) {
+  return plan_kv(info, kv_options(options)).tokens;
+}
+
 }  // namespace nibble

@@ -58,10 +58,12 @@ class Engine {
   const Model& model() const;
 
   // For the memory plan, before anything is loaded: the largest step that the engine will ask the
-  // model for, and the bytes of pages so that `num_seqs` sequences of `len` tokens fit at once.
+  // model for; the bytes of pages so that `num_seqs` sequences of `len` tokens fit at once; the
+  // positions that options.kv_bytes will hold (throws as the constructor does).
   static StepLimits step_limits(const ModelInfo& info, const EngineOptions& options);
   static int64_t kv_bytes_for(const ModelInfo& info, const EngineOptions& options, int32_t len,
                               int32_t num_seqs);
+  static int64_t kv_tokens_for(const ModelInfo& info, const EngineOptions& options);
 
  private:
   class Impl;

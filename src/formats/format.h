@@ -6,7 +6,7 @@
 
 namespace nibble {
 
-enum class Format : uint8_t { kF32, kF16, kBF16, kMxfp4 };
+enum class Format : uint8_t { kF32, kBF16, kMxfp4 };
 
 struct FormatRow {
   Format format;
@@ -18,7 +18,6 @@ struct FormatRow {
 
 inline constexpr FormatRow kFormats[] = {
     {Format::kF32, "f32", 1, 4, 0},
-    {Format::kF16, "f16", 1, 2, 0},
     {Format::kBF16, "bf16", 1, 2, 0},
     {Format::kMxfp4, "mxfp4", 32, 16, 1},
 };

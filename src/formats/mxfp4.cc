@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace nibble {
 namespace {
@@ -17,11 +18,13 @@ int nearest_code(double magnitude) {
 
 // Squared error of the block under 2^(scale - 127); fills codes.
 double encode_with(const float* values, int scale, Mxfp4Codes& codes) {
+  constexpr double kLargest = std::numeric_limits<float>::max();
   const double step = std::ldexp(1.0, scale - 127);
   double error = 0;
   codes = {};
   for (int i = 0; i < kMxfp4BlockElems; ++i) {
-    const int code = nearest_code(std::fabs(values[i]) / step);
+    int code = nearest_code(std::fabs(values[i]) / step);
+    while (static_cast<double>(kE2m1[code]) * step > kLargest) --code;  // would decode as infinite
     const double off = std::fabs(values[i]) - static_cast<double>(kE2m1[code]) * step;
     error += off * off;
     const int nibble = code | (std::signbit(values[i]) ? 8 : 0);

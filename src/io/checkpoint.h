@@ -47,12 +47,12 @@ class Checkpoint {
   const TensorInfo* find(std::string_view name) const;
 };
 
-// Opens the safetensors files of a directory: those that model.safetensors.index.json names, or
-// model.safetensors. Never looks into sub-directories. Tensors under OpenAI's original names
-// (block.0.attn.qkv.weight ...) are given Hugging Face names, the fused qkv as three row ranges.
-// Files stay open. Throws Error: kNotFound where there are no weights, kCheckpoint for a missing or
-// bad shard, an index that leads out of the directory, disagrees with the shards or with its
-// total_size.
+// Opens the safetensors files of a directory: model.safetensors, or those that
+// model.safetensors.index.json names. Never looks into sub-directories. Tensors under OpenAI's
+// original names (block.0.attn.qkv.weight ...) are given Hugging Face names, the fused qkv as three
+// row ranges. Files stay open. Throws Error: kNotFound where there are no weights, kCheckpoint for
+// a missing or bad shard, an index that leads out of the directory, disagrees with the shards or
+// with its total_size.
 std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& directory);
 
 // ---- Weights: what tensors mean -----------------------------------------------------------------

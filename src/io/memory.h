@@ -14,8 +14,8 @@ namespace nibble {
 struct MachineMemory {
   int64_t total_bytes = 0;
   int64_t available_bytes = 0;  // MemAvailable
-  std::optional<int64_t> cgroup_limit_bytes;
-  std::optional<int64_t> cgroup_available_bytes;
+  std::optional<int64_t> cgroup_limit_bytes = {};
+  std::optional<int64_t> cgroup_available_bytes = {};
 };
 
 // Reads /proc/meminfo, /proc/self/cgroup and /sys/fs/cgroup (v1 and v2) below `root`. Throws
@@ -23,9 +23,9 @@ struct MachineMemory {
 MachineMemory read_machine_memory(const std::filesystem::path& root = "/");
 
 struct MemoryRule {
-  double utilization = 0.9;             // --gpu-memory-utilization
-  std::optional<int64_t> budget_bytes;  // --memory-budget: overrides the rule
-  bool shared_with_gpu = false;         // GPU and host share the memory
+  double utilization = 0.9;                  // --gpu-memory-utilization
+  std::optional<int64_t> budget_bytes = {};  // --memory-budget: overrides the rule
+  bool shared_with_gpu = false;              // GPU and host share the memory
 };
 
 struct MemoryBudget {

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,7 +43,17 @@ int64_t safetensors_header_bytes(std::span<const std::byte, 8> start, int64_t fi
 std::vector<TensorInfo> parse_safetensors_header(std::string_view header, int64_t file_bytes,
                                                  const std::string& file);
 
-// "BF16" <-> DType::kBF16, as the header writes them.
+// model.safetensors.index.json: which shard has which tensor.
+struct SafetensorsIndex {
+  std::map<std::string, std::string> file_of;  // tensor -> file name, without any directory
+  std::optional<int64_t> total_bytes;          // metadata.total_size
+};
+
+// Throws Error(kCheckpoint) for bad JSON, a tensor named twice, or a shard that is not a plain file
+// name (an index must not lead out of its directory).
+SafetensorsIndex parse_safetensors_index(std::string_view text, const std::string& file);
+
+// "BF16" for DType::kBF16, as headers write it.
 std::string_view safetensors_dtype_name(DType dtype);
 
 // A tensor to be written: name, dtype, shape and data of the right length.

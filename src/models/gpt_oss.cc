@@ -131,6 +131,17 @@ ops::KernelPlan make_plan(const GptOssConfig& c, const ops::KernelOptions& optio
   return plan;
 }
 
+int64_t op_scratch_bytes(const GptOssConfig&, const Ctx&, const StepLimits&) { return 0; }
+
+int64_t acts_bytes(const GptOssConfig& c, const Ctx& cx, const StepLimits& limits) {
+  int64_t sum = 0;
+  Acts().each(c, limits.max_tokens, limits.max_out, op_scratch_bytes(c, cx, limits),
+              [&](Tensor&, DType dtype, Shape shape) {
+                sum += Arena::padded(make_tensor(nullptr, dtype, shape).size_bytes());
+              });
+  return sum;
+}
+
 class GptOss : public Model {
  public:
   GptOss(GptOssConfig config, ops::KernelPlan plan, LoadedWeights weights)
@@ -143,17 +154,12 @@ class GptOss : public Model {
   const ModelInfo& info() const override { return info_; }
 
   int64_t scratch_bytes(const Ctx& cx, const StepLimits& limits) const override {
-    int64_t sum = 0;
-    Acts().each(c, limits.max_tokens, limits.max_out, op_scratch_bytes(cx, limits),
-                [&](Tensor&, DType dtype, Shape shape) {
-                  sum += Arena::padded(make_tensor(nullptr, dtype, shape).size_bytes());
-                });
-    return sum;
+    return acts_bytes(c, cx, limits);
   }
 
   void reserve(const Ctx& cx, const StepLimits& limits) override {
     arena_ = Arena(scratch_bytes(cx, limits));
-    acts_.each(c, limits.max_tokens, limits.max_out, op_scratch_bytes(cx, limits),
+    acts_.each(c, limits.max_tokens, limits.max_out, op_scratch_bytes(c, cx, limits),
                [&](Tensor& t, DType dtype, Shape shape) { t = arena_.take(dtype, shape); });
     limits_ = limits;
   }
@@ -223,8 +229,6 @@ class GptOss : public Model {
             .token = a.token.as<int32_t>()};
   }
 
-  int64_t op_scratch_bytes(const Ctx&, const StepLimits&) const { return 0; }
-
   const GptOssConfig c;
   const ModelInfo info_;
   const ops::KernelPlan plan_;
@@ -249,6 +253,10 @@ void refuse_dense_experts(const Checkpoint& checkpoint) {
 
 ModelInfo describe_gpt_oss(const ModelFiles& files) {
   return gpt_oss_info(parse_gpt_oss_config(files.config));
+}
+
+int64_t describe_gpt_oss_scratch(const Ctx& cx, const ModelFiles& files, const StepLimits& limits) {
+  return acts_bytes(parse_gpt_oss_config(files.config), cx, limits);
 }
 
 ops::KernelPlan plan_gpt_oss(const Ctx& cx, const ModelFiles& files) {

@@ -10,6 +10,8 @@
 namespace nibble {
 
 ModelInfo describe_gpt_oss(const ModelFiles& files);
+int64_t describe_gpt_oss_scratch(const ops::Ctx& cx, const ModelFiles& files,
+                                 const StepLimits& limits);
 ops::KernelPlan plan_gpt_oss(const ops::Ctx& cx, const ModelFiles& files);
 std::unique_ptr<Model> load_gpt_oss(const ops::Ctx& cx, const ModelFiles& files,
                                     const LoadOptions& options);

@@ -83,6 +83,8 @@ ModelInfo describe_model(const std::string& model);
 // Which kernels would run it under cx.kernels, and why the better ones would not. Throws where an
 // op has none.
 ops::KernelPlan plan_kernels(const ops::Ctx& cx, const std::string& model);
+// Model::scratch_bytes() of it, for the memory plan before anything is loaded.
+int64_t describe_scratch(const ops::Ctx& cx, const std::string& model, const StepLimits& limits);
 std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,
                                   const LoadOptions& options);
 

@@ -12,12 +12,13 @@ namespace {
 struct Architecture {
   const char* name;
   ModelInfo (*describe)(const ModelFiles&);
+  int64_t (*scratch)(const ops::Ctx&, const ModelFiles&, const StepLimits&);
   ops::KernelPlan (*plan)(const ops::Ctx&, const ModelFiles&);
   std::unique_ptr<Model> (*load)(const ops::Ctx&, const ModelFiles&, const LoadOptions&);
 };
 
 constexpr Architecture kArchitectures[] = {
-    {"GptOssForCausalLM", describe_gpt_oss, plan_gpt_oss, load_gpt_oss},
+    {"GptOssForCausalLM", describe_gpt_oss, describe_gpt_oss_scratch, plan_gpt_oss, load_gpt_oss},
 };
 
 const Architecture& architecture_of(const ModelFiles& files) {
@@ -38,6 +39,11 @@ const Architecture& architecture_of(const ModelFiles& files) {
 ModelInfo describe_model(const std::string& model) {
   const ModelFiles files = find_model(model);
   return architecture_of(files).describe(files);
+}
+
+int64_t describe_scratch(const ops::Ctx& cx, const std::string& model, const StepLimits& limits) {
+  const ModelFiles files = find_model(model);
+  return architecture_of(files).scratch(cx, files, limits);
 }
 
 ops::KernelPlan plan_kernels(const ops::Ctx& cx, const std::string& model) {

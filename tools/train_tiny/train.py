@@ -170,6 +170,7 @@ def main():
         print(text, flush=True)
         (args.out / "training.log").write_text("\n".join(lines) + "\n")
 
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are parallel already
     torch.manual_seed(args.seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = gpt_oss.GptOss(gpt_oss.Config())

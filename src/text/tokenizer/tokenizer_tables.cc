@@ -120,25 +120,21 @@ TokenizerTables::TokenizerTables(const TokenizerSpec& spec, const std::string& o
 void TokenizerTables::add_token(const AddedToken& token, const std::string& field) {
   const std::string name = "\"" + token.content + "\"";
   if (!added_ids.emplace(token.content, token.id).second) refuse(field, name + " is there twice");
-  std::string bytes;
+  std::string bytes;  // of the model's own token of this spelling
   const bool in_alphabet = bytes_of_spelling(token.content, bytes);
   if (const int32_t id = in_alphabet ? vocabulary.find(bytes) : -1; id >= 0 && id != token.id) {
     refuse(field, name + " has id " + std::to_string(id) + " in model.vocab");
   }
+  AddedToken in_text = token;  // as it is in the text that it is looked for in
+  if (nfc && token.match_normalized) in_text.content = to_nfc(token.content);
   if (!vocabulary.has(token.id)) {
-    vocabulary.add(token.id, token.content, false);
+    vocabulary.add(token.id, in_text.content, false);
   } else if (vocabulary.bytes(token.id) != token.content &&
              !(in_alphabet && vocabulary.bytes(token.id) == bytes)) {
     refuse(field, name + ": id " + std::to_string(token.id) + " is taken");
   }
   special[token.id] = token.special;
-  if (!token.match_normalized) {
-    added_raw.add(token);
-    return;
-  }
-  AddedToken normalized = token;
-  if (nfc) normalized.content = to_nfc(token.content);
-  added_normalized.add(normalized);
+  (token.match_normalized ? added_normalized : added_raw).add(in_text);
 }
 
 }  // namespace nibble

@@ -1,0 +1,152 @@
+#include "cli/bench_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <random>
+#include <utility>
+
+#include "base/check.h"
+#include "base/error.h"
+
+namespace nibble::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int32_t kPromptOfManyStreams = 128;
+
+// What the streams of a case have produced so far.
+struct Progress {
+  int32_t started = 0;  // streams whose first token is out
+  int32_t ended = 0;
+  int64_t tokens = 0;
+  std::string error;
+};
+
+std::vector<RequestId> submit(Engine& engine, const BenchCase& c, int32_t max_tokens, uint64_t seed,
+                              Progress& progress) {
+  std::mt19937_64 random(seed);
+  std::uniform_int_distribution<int32_t> any_id(0, engine.model().info().vocab_size - 1);
+  std::vector<RequestId> ids;
+  for (int32_t stream = 0; stream < c.streams; ++stream) {
+    Request request;
+    request.prompt.resize(static_cast<size_t>(c.depth + c.prompt));
+    for (int32_t& id : request.prompt) id = any_id(random);
+    request.sampling.temperature = 0;
+    request.max_tokens = max_tokens;
+    request.on_output = [&progress, first = true](const Output& output) mutable {
+      if (output.id >= 0) {
+        ++progress.tokens;
+        if (std::exchange(first, false)) ++progress.started;
+      }
+      if (output.finish != FinishReason::kNone) ++progress.ended;
+      if (output.finish == FinishReason::kError) progress.error = output.error;
+    };
+    const auto id = engine.submit(std::move(request));
+    if (!id) throw Error(ErrorKind::kUsage, "bench " + c.test() + ": " + id.error());
+    ids.push_back(*id);
+  }
+  return ids;
+}
+
+void step(Engine& engine, const Progress& progress) {
+  engine.step();
+  if (!progress.error.empty()) throw Error(ErrorKind::kUnsupported, progress.error);
+}
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Prompt tokens behind the depth, until the first new token is out.
+BenchSample run_prompt(Engine& engine, const BenchCase& c, uint64_t seed) {
+  Progress progress;
+  const int64_t before = engine.stats().prompt_tokens;
+  submit(engine, c, 1, seed, progress);
+  while (engine.stats().prompt_tokens - before < int64_t{c.depth} * c.streams)
+    step(engine, progress);
+  const int64_t timed_from = engine.stats().prompt_tokens - before;
+  BenchSample sample;
+  const auto start = Clock::now();
+  for (; progress.ended < c.streams; ++sample.steps) step(engine, progress);
+  sample.seconds = seconds_since(start);
+  sample.tokens = int64_t{c.depth + c.prompt} * c.streams - timed_from;
+  sample.mean_context = c.depth + c.prompt / 2.0;
+  return sample;
+}
+
+// new_tokens steps from when every stream has its first token: all decode in each of them.
+BenchSample run_decode(Engine& engine, const BenchCase& c, uint64_t seed) {
+  Progress progress;
+  const int32_t room = engine.max_model_len() - c.depth - c.prompt;
+  const std::vector<RequestId> ids = submit(engine, c, room, seed, progress);
+  while (progress.started < c.streams) step(engine, progress);
+  BenchSample sample;
+  const int64_t tokens_before = progress.tokens;
+  const auto start = Clock::now();
+  for (; sample.steps < c.new_tokens; ++sample.steps) step(engine, progress);
+  sample.seconds = seconds_since(start);
+  sample.tokens = progress.tokens - tokens_before;
+  sample.mean_context = c.depth + c.prompt + c.new_tokens / 2.0;
+  if (sample.tokens != int64_t{c.new_tokens} * c.streams) {
+    throw Error(ErrorKind::kUsage, "bench " + c.test() +
+                                       ": the context or the KV cache is too small for all streams "
+                                       "to decode together; raise --max-model-len");
+  }
+  for (const RequestId id : ids) engine.cancel(id);
+  while (progress.ended < c.streams) step(engine, progress);
+  return sample;
+}
+
+}  // namespace
+
+std::string BenchCase::test() const {
+  std::string text = decodes() ? "tg " + std::to_string(streams) : "pp" + std::to_string(prompt);
+  if (depth > 0) text += " @" + std::to_string(depth);
+  return text;
+}
+
+int32_t BenchCase::sequence_length(int32_t max_num_batched_tokens) const {
+  const int32_t prompts = (depth + prompt) * streams;
+  // Prefill of all streams takes this many steps, in each of which an early stream may decode.
+  const int32_t early = streams == 1 ? 0 : prompts / std::max(1, max_num_batched_tokens - streams);
+  return depth + prompt + new_tokens + early + 2;
+}
+
+std::vector<BenchCase> bench_cases(const std::vector<int32_t>& prompts,
+                                   const std::vector<int32_t>& new_tokens,
+                                   const std::vector<int32_t>& depths,
+                                   const std::vector<int32_t>& streams) {
+  std::vector<BenchCase> cases;
+  for (const int32_t depth : depths) {
+    for (const int32_t prompt : prompts)
+      if (prompt > 0) cases.push_back({.prompt = prompt, .depth = depth});
+    for (const int32_t n : new_tokens) {
+      if (n == 0) continue;
+      for (const int32_t s : streams) {
+        const int32_t prompt = s == 1 ? (depth == 0 ? 1 : 0) : kPromptOfManyStreams;
+        cases.push_back({.prompt = prompt, .new_tokens = n, .depth = depth, .streams = s});
+      }
+    }
+  }
+  return cases;
+}
+
+BenchSample run_case(Engine& engine, const BenchCase& c, uint64_t seed) {
+  return c.decodes() ? run_decode(engine, c, seed) : run_prompt(engine, c, seed);
+}
+
+BenchRate rate_of(const std::vector<BenchSample>& samples) {
+  CHECK(!samples.empty());
+  double sum = 0, squares = 0;
+  const auto n = static_cast<double>(samples.size());
+  for (const BenchSample& s : samples) sum += static_cast<double>(s.tokens) / s.seconds;
+  const double mean = sum / n;
+  for (const BenchSample& s : samples) {
+    const double off = static_cast<double>(s.tokens) / s.seconds - mean;
+    squares += off * off;
+  }
+  return {.mean = mean, .deviation = n > 1 ? std::sqrt(squares / (n - 1)) : 0};
+}
+
+}  // namespace nibble::cli

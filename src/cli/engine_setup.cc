@@ -1,0 +1,142 @@
+#include "cli/engine_setup.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "base/error.h"
+#include "cli/device.h"
+#include "cli/progress_bar.h"
+#include "cpu/isa.h"
+#include "cpu/thread_pool.h"
+#include "cpu/topology.h"
+#include "io/memory.h"
+
+namespace nibble::cli {
+namespace {
+
+// Without --max-model-len, a context below this is not worth starting with.
+constexpr int32_t kLeastContext = 2048;
+
+ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool) {
+  if (choose_device(flags.device, read_device_facts()) == Device::kCuda) {
+    throw Error(ErrorKind::kUnsupported,
+                "there are no CUDA kernels yet; say --device cpu to run on the CPU");
+  }
+  ops::Ctx cx;
+  cx.pool = &pool;
+  if (flags.exact && flags.activations == "float") {
+    throw Error(ErrorKind::kUsage,
+                "--exact rounds activations to bf16: --activations float is "
+                "something else; leave one of them out");
+  }
+  if (flags.exact || flags.activations == "bf16") cx.activations = DType::kBF16;
+  cx.kernels.isa = cpu::force_isa(flags.cpu_isa);
+  for (const std::string& kernel : flags.kernels) cx.kernels.force(kernel);
+  return cx;
+}
+
+EngineOptions engine_options(const EngineFlags& flags, const LoadEngineOptions& options) {
+  return {.max_num_seqs = flags.max_num_seqs,
+          .max_num_batched_tokens = flags.max_num_batched_tokens,
+          .max_model_len = flags.max_model_len,
+          .kv_dtype = flags.kv_cache_dtype == "f32" ? DType::kF32 : DType::kBF16,
+          .masked_ids = options.masked_ids};
+}
+
+MemoryBudget budget_of(const EngineFlags& flags) {
+  MemoryRule rule{.utilization = flags.gpu_memory_utilization, .budget_bytes = {}};
+  if (!flags.memory_budget.empty()) rule.budget_bytes = parse_size(flags.memory_budget);
+  return memory_budget(read_machine_memory(), rule);
+}
+
+// Weights and scratch are as they are; the KV cache gets the rest, but no more than all sequences
+// at full length can use: options.kv_bytes. Prints the table; throws where one sequence does not
+// fit.
+void plan_memory(const EngineFlags& flags, const std::string& model, const ops::Ctx& cx, bool quiet,
+                 EngineOptions& options) {
+  const ModelInfo info = describe_model(model);
+  const MemoryBudget budget = budget_of(flags);
+  MemoryNeed need{.weight_bytes = info.weight_bytes};
+  need.scratch_bytes = describe_scratch(cx, model, Engine::step_limits(info, options));
+
+  const bool is_free = options.max_model_len == 0;
+  const int32_t longest = is_free ? info.max_positions : options.max_model_len;
+  const int32_t least = is_free ? std::min(kLeastContext, info.max_positions) : longest;
+  const int64_t rest = budget.budget_bytes - need.weight_bytes - need.scratch_bytes;
+  need.kv_cache_bytes = Engine::kv_bytes_for(info, options, least, 1);
+  need.kv_tokens = least;
+  require_memory(need, budget);
+
+  const int64_t useful = Engine::kv_bytes_for(info, options, longest, options.max_num_seqs);
+  options.kv_bytes = need.kv_cache_bytes = std::min(rest, useful);
+  need.kv_tokens = Engine::kv_tokens_for(info, options);
+  if (!quiet) std::fputs(memory_table(need, budget).c_str(), stderr);
+}
+
+}  // namespace
+
+void add_engine_flags(CLI::App& command, EngineFlags& flags) {
+  const auto add = [&](const char* name, auto& value, const char* text) {
+    return command.add_option(name, value, text)->capture_default_str()->group("Engine");
+  };
+  using CLI::IsMember;
+  add("--revision", flags.revision, "branch, tag or commit in the Hugging Face cache");
+  add("--load-format", flags.load_format, "auto, or dummy: seeded random weights of any config")
+      ->check(IsMember({"auto", "dummy"}));
+  add("--seed", flags.seed, "of dummy weights");
+  add("--max-model-len", flags.max_model_len,
+      "tokens of prompt and answer; 0: what model and memory allow")
+      ->check(CLI::NonNegativeNumber);
+  add("--max-num-seqs", flags.max_num_seqs, "sequences in one step")->check(CLI::PositiveNumber);
+  add("--max-num-batched-tokens", flags.max_num_batched_tokens, "tokens in one step")
+      ->check(CLI::PositiveNumber);
+  add("--gpu-memory-utilization", flags.gpu_memory_utilization,
+      "of the device's memory (RAM on CPUs), for weights, KV cache and scratch");
+  add("--memory-budget", flags.memory_budget, "the same in bytes: 24G, 512M; overrides it");
+  add("--kv-cache-dtype", flags.kv_cache_dtype, "auto (bf16), bf16 or f32")
+      ->check(IsMember({"auto", "bf16", "f32"}));
+  add("--activations", flags.activations, "auto (float on CPUs), float or bf16")
+      ->check(IsMember({"auto", "float", "bf16"}));
+  command
+      .add_flag("--exact", flags.exact,
+                "bf16 activations and the same bits alone, batched, chunked or preempted")
+      ->group("Engine");
+  add("--threads", flags.threads, "0: as many as the cgroup grants")->check(CLI::NonNegativeNumber);
+  add("--cpu-isa", flags.cpu_isa, "auto, scalar, neon, avx2 or avx512: the widest to be used");
+  command.add_option("--kernel", flags.kernels, "op=name: run this kernel; may be repeated")
+      ->group("Engine");
+  add("--device", flags.device, "auto, cpu or cuda")->check(IsMember({"auto", "cpu", "cuda"}));
+}
+
+LoadedEngine::LoadedEngine(ModelFiles model_files) : files(std::move(model_files)) {}
+LoadedEngine::LoadedEngine(LoadedEngine&&) noexcept = default;
+LoadedEngine::~LoadedEngine() = default;
+
+std::string model_argument(const ModelFiles& files) {
+  return files.directory.empty() ? files.name : files.directory.string();
+}
+
+LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& options) {
+  LoadedEngine loaded(find_model(flags.model, flags.revision));
+  const std::string model = model_argument(loaded.files);
+  const int threads = flags.threads > 0 ? flags.threads : cpu::read_cores().usable();
+  loaded.pool = std::make_unique<cpu::ThreadPool>(threads);
+  loaded.cx = make_ctx(flags, *loaded.pool);
+
+  EngineOptions engine = engine_options(flags, options);
+  plan_memory(flags, model, loaded.cx, options.quiet, engine);
+
+  LoadOptions load{.seed = flags.seed, .progress = {}};
+  if (flags.load_format == "dummy") load.format = LoadFormat::kDummy;
+  ProgressBar bar("loading");
+  if (!options.quiet) {
+    load.progress = [&bar](int64_t done, int64_t total) { bar.show(done, total); };
+  }
+  loaded.model = load_model(loaded.cx, model, load);
+  loaded.engine = std::make_unique<Engine>(*loaded.model, loaded.cx, engine);
+  return loaded;
+}
+
+}  // namespace nibble::cli

@@ -1,0 +1,323 @@
+#include "io/checkpoint.h"
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <random>
+
+#include "io/io_test.h"
+
+namespace nibble {
+namespace {
+
+using test::error_of;
+using test::TempDir;
+using test::write_file;
+using testing::AllOf;
+using testing::HasSubstr;
+
+// Tensors with random bytes that own their data.
+class Bundle {
+ public:
+  void add(const std::string& name, DType dtype, std::vector<int64_t> shape) {
+    int64_t bytes = dtype_bytes(dtype);
+    for (const int64_t n : shape) bytes *= n;
+    std::vector<std::byte> data(static_cast<size_t>(bytes));
+    for (std::byte& b : data) b = static_cast<std::byte>(random_());
+    add(name, dtype, std::move(shape), std::move(data));
+  }
+  void add(const std::string& name, DType dtype, std::vector<int64_t> shape,
+           std::vector<std::byte> data) {
+    names_.push_back({name, dtype, std::move(shape), {}});
+    data_.push_back(std::move(data));
+  }
+  const std::vector<std::byte>& data(const std::string& name) const {
+    for (size_t i = 0; i < names_.size(); ++i)
+      if (names_[i].name == name) return data_[i];
+    throw std::runtime_error("no tensor " + name);
+  }
+  void write(const std::filesystem::path& file) const {
+    std::vector<TensorData> tensors = names_;
+    for (size_t i = 0; i < tensors.size(); ++i) tensors[i].data = data_[i];
+    write_safetensors(file, tensors);
+  }
+  int64_t bytes() const {
+    int64_t sum = 0;
+    for (const auto& data : data_) sum += std::ssize(data);
+    return sum;
+  }
+
+ private:
+  std::vector<TensorData> names_;
+  std::vector<std::vector<std::byte>> data_;
+  std::mt19937 random_{7};
+};
+
+std::vector<std::byte> read_tensor(const Checkpoint& checkpoint, const std::string& name) {
+  const TensorInfo* tensor = checkpoint.find(name);
+  if (tensor == nullptr) throw std::runtime_error("no tensor " + name);
+  std::vector<std::byte> data(static_cast<size_t>(tensor->bytes));
+  const ReadJob job = ReadJob::whole(*tensor, data.data());
+  checkpoint.read({&job, 1});
+  return data;
+}
+
+std::string open_error(const std::filesystem::path& directory) {
+  return error_of([&] { open_checkpoint(directory); });
+}
+
+TEST(Checkpoint, ReadsOneFile) {
+  const TempDir dir;
+  Bundle bundle;
+  bundle.add("b", DType::kBF16, {3, 5});
+  bundle.add("a", DType::kU8, {20'000'001});  // several pieces, odd alignment
+  bundle.add("c", DType::kF32, {});
+  bundle.write(dir / "model.safetensors");
+  const auto checkpoint = open_checkpoint(dir.path());
+  ASSERT_EQ(checkpoint->tensors().size(), 3u);
+  for (const char* name : {"a", "b", "c"})
+    EXPECT_EQ(read_tensor(*checkpoint, name), bundle.data(name)) << name;
+  EXPECT_EQ(checkpoint->find("d"), nullptr);
+  EXPECT_EQ(checkpoint->find("b")->shape, (std::vector<int64_t>{3, 5}));
+}
+
+TEST(Checkpoint, ReadsRangesAndReportsProgress) {
+  const TempDir dir;
+  Bundle bundle;
+  bundle.add("w", DType::kU8, {20'000'000});
+  bundle.write(dir / "model.safetensors");
+  const auto checkpoint = open_checkpoint(dir.path());
+  const TensorInfo* w = checkpoint->find("w");
+  std::vector<std::byte> data(12'000'003);
+  const ReadJob jobs[] = {{w, 4'000'001, 12'000'000, data.data()},
+                          {w, 17, 3, data.data() + 12'000'000}};
+  int64_t last = 0, total = 0;
+  int calls = 0;
+  checkpoint->read(jobs, [&](int64_t done_bytes, int64_t total_bytes) {
+    EXPECT_GT(done_bytes, last);
+    last = done_bytes;
+    total = total_bytes;
+    ++calls;
+  });
+  EXPECT_EQ(last, 12'000'003);
+  EXPECT_EQ(total, 12'000'003);
+  EXPECT_GE(calls, 3);
+  const std::byte* source = bundle.data("w").data();
+  EXPECT_EQ(std::memcmp(data.data(), source + 4'000'001, 12'000'000), 0);
+  EXPECT_EQ(std::memcmp(data.data() + 12'000'000, source + 17, 3), 0);
+  checkpoint->read({});
+}
+
+TEST(Checkpoint, ReadsShardsByIndex) {
+  const TempDir dir;
+  Bundle one, two, stranger;
+  one.add("a", DType::kU8, {10});
+  one.add("unlisted", DType::kU8, {4});
+  two.add("b", DType::kBF16, {7});
+  stranger.add("c", DType::kU8, {3});
+  one.write(dir / "m-1.safetensors");
+  two.write(dir / "m-2.safetensors");
+  stranger.write(dir / "m-3.safetensors");  // not in the index
+  std::filesystem::create_directory(dir / "original");
+  stranger.write(dir / "original/model.safetensors");  // never looked at
+  write_file(dir / "model.safetensors.index.json",
+             R"({"metadata":{"total_size":24},
+                 "weight_map":{"a":"m-1.safetensors","b":"m-2.safetensors"}})");
+  const auto checkpoint = open_checkpoint(dir.path());
+  ASSERT_EQ(checkpoint->tensors().size(), 2u);
+  EXPECT_EQ(read_tensor(*checkpoint, "a"), one.data("a"));
+  EXPECT_EQ(read_tensor(*checkpoint, "b"), two.data("b"));
+}
+
+TEST(Checkpoint, RefusesIndexThatDoesNotFit) {
+  const TempDir dir;
+  const auto index = dir / "model.safetensors.index.json";
+  EXPECT_THAT(open_error(dir.path()), HasSubstr("has neither model.safetensors nor"));
+  Bundle one;
+  one.add("a", DType::kU8, {10});
+  one.write(dir / "m-1.safetensors");
+  write_file(index, R"({"weight_map":{"a":"m-1.safetensors","b":"m-2.safetensors"}})");
+  EXPECT_THAT(open_error(dir.path()),
+              AllOf(HasSubstr("index.json: names m-2.safetensors, which is missing"),
+                    HasSubstr("download complete")));
+  write_file(index, R"({"weight_map":{"a":"m-1.safetensors","b":"m-1.safetensors"}})");
+  EXPECT_THAT(open_error(dir.path()), HasSubstr("tensor \"b\" is not in m-1.safetensors"));
+  write_file(index, R"({"metadata":{"total_size":11},"weight_map":{"a":"m-1.safetensors"}})");
+  EXPECT_THAT(open_error(dir.path()), HasSubstr("total_size is 11 but the tensors have 10"));
+  write_file(index, R"({"weight_map":{"a":"../m-1.safetensors"}})");
+  EXPECT_THAT(open_error(dir.path()), HasSubstr("same directory"));
+}
+
+TEST(Checkpoint, RefusesBrokenFiles) {
+  const TempDir dir;
+  const auto file = dir / "model.safetensors";
+  write_file(file, "");
+  EXPECT_THAT(open_error(dir.path()), HasSubstr("model.safetensors: has fewer than 8 bytes"));
+  write_file(file, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 123456789\n");
+  EXPECT_THAT(open_error(dir.path()), HasSubstr("Git LFS pointer"));
+  Bundle bundle;
+  bundle.add("w", DType::kU8, {100'000});
+  bundle.write(file);
+  std::filesystem::resize_file(file, 50'000);
+  EXPECT_THAT(open_error(dir.path()),
+              AllOf(HasSubstr("tensor \"w\""), HasSubstr("truncated, download it again")));
+  std::filesystem::resize_file(file, 20);
+  EXPECT_THAT(open_error(dir.path()), HasSubstr("truncated"));
+  std::filesystem::remove(file);
+  std::filesystem::create_directory(file);
+  EXPECT_THAT(open_error(dir.path()), HasSubstr("is not a regular file"));
+}
+
+// A file cut short after it was opened: an error that says so, not a crash.
+TEST(Checkpoint, NoticesTruncationWhileReading) {
+  const TempDir dir;
+  Bundle bundle;
+  bundle.add("w", DType::kU8, {20'000'000});
+  bundle.write(dir / "model.safetensors");
+  const auto checkpoint = open_checkpoint(dir.path());
+  std::filesystem::resize_file(dir / "model.safetensors", 10'000'000);
+  EXPECT_THAT(error_of([&] { read_tensor(*checkpoint, "w"); }),
+              AllOf(HasSubstr("model.safetensors: ended before byte "),
+                    HasSubstr("truncated or replaced")));
+}
+
+// A tiny gpt-oss layer in both layouts: H 32, 2 query heads and 1 KV head of 16, 2 experts of 32.
+void add_shared(Bundle& hf, Bundle& original, const std::string& hf_name,
+                const std::string& original_name, DType dtype, const std::vector<int64_t>& shape) {
+  hf.add(hf_name, dtype, shape);
+  original.add(original_name, dtype, shape, hf.data(hf_name));
+}
+
+void add_qkv(Bundle& hf, Bundle& original, const std::string& kind, std::vector<int64_t> tail) {
+  std::vector<std::byte> fused;
+  for (const auto& [part, rows] : {std::pair{"q", 32}, {"k", 16}, {"v", 16}}) {
+    std::vector<int64_t> shape = {rows};
+    shape.insert(shape.end(), tail.begin(), tail.end());
+    const std::string name = "model.layers.0.self_attn." + std::string(part) + "_proj." + kind;
+    hf.add(name, DType::kBF16, shape);
+    fused.insert(fused.end(), hf.data(name).begin(), hf.data(name).end());
+  }
+  tail.insert(tail.begin(), 64);
+  original.add("block.0.attn.qkv." + kind, DType::kBF16, tail, std::move(fused));
+}
+
+TEST(Checkpoint, BothGptOssLayoutsGiveTheSameTensors) {
+  Bundle hf, original;
+  const std::string l = "model.layers.0.", b = "block.0.";
+  const DType bf16 = DType::kBF16, u8 = DType::kU8;
+  add_shared(hf, original, "model.embed_tokens.weight", "embedding.weight", bf16, {50, 32});
+  add_shared(hf, original, "lm_head.weight", "unembedding.weight", bf16, {50, 32});
+  add_shared(hf, original, "model.norm.weight", "norm.scale", bf16, {32});
+  add_shared(hf, original, l + "input_layernorm.weight", b + "attn.norm.scale", bf16, {32});
+  add_shared(hf, original, l + "post_attention_layernorm.weight", b + "mlp.norm.scale", bf16, {32});
+  add_shared(hf, original, l + "self_attn.o_proj.weight", b + "attn.out.weight", bf16, {32, 32});
+  add_shared(hf, original, l + "self_attn.o_proj.bias", b + "attn.out.bias", bf16, {32});
+  add_shared(hf, original, l + "self_attn.sinks", b + "attn.sinks", bf16, {2});
+  add_shared(hf, original, l + "mlp.router.weight", b + "mlp.gate.weight", bf16, {2, 32});
+  add_shared(hf, original, l + "mlp.router.bias", b + "mlp.gate.bias", bf16, {2});
+  for (const auto& [name, other, rows] :
+       {std::tuple{"gate_up_proj", "mlp1", 64}, {"down_proj", "mlp2", 32}}) {
+    const std::string e = l + "mlp.experts." + name, o = b + "mlp." + other;
+    add_shared(hf, original, e + "_blocks", o + "_weight.blocks", u8, {2, rows, 1, 16});
+    add_shared(hf, original, e + "_scales", o + "_weight.scales", u8, {2, rows, 1});
+    add_shared(hf, original, e + "_bias", o + "_bias", bf16, {2, rows});
+  }
+  add_qkv(hf, original, "weight", {32});
+  add_qkv(hf, original, "bias", {});
+
+  const TempDir dir;
+  std::filesystem::create_directories(dir / "hf");
+  std::filesystem::create_directories(dir / "original");
+  hf.write(dir / "hf/model.safetensors");
+  original.write(dir / "original/model.safetensors");
+  const auto a = open_checkpoint(dir / "hf"), c = open_checkpoint(dir / "original");
+  ASSERT_EQ(a->tensors().size(), 22u);
+  ASSERT_EQ(c->tensors().size(), 22u);
+  for (size_t i = 0; i < a->tensors().size(); ++i) {
+    const TensorInfo &x = a->tensors()[i], &y = c->tensors()[i];
+    EXPECT_EQ(x.name, y.name);
+    EXPECT_EQ(x.dtype, y.dtype) << x.name;
+    EXPECT_EQ(x.shape, y.shape) << x.name;
+    EXPECT_EQ(read_tensor(*a, x.name), read_tensor(*c, x.name)) << x.name;
+  }
+}
+
+TEST(Checkpoint, RefusesOriginalLayoutThatDoesNotAddUp) {
+  const TempDir dir;
+  Bundle unknown;
+  unknown.add("block.0.attn.sinks", DType::kBF16, {2});
+  unknown.add("block.0.attn.what", DType::kBF16, {2});
+  unknown.write(dir / "model.safetensors");
+  EXPECT_THAT(open_error(dir.path()), HasSubstr("tensor \"block.0.attn.what\": not a name"));
+  Bundle odd;
+  odd.add("block.0.attn.qkv.weight", DType::kBF16, {35, 32});
+  odd.add("block.0.attn.out.weight", DType::kBF16, {32, 32});
+  odd.write(dir / "model.safetensors");
+  EXPECT_THAT(open_error(dir.path()), HasSubstr("\"block.0.attn.qkv.weight\": 35 rows cannot be"));
+  Bundle alone;
+  alone.add("block.0.attn.qkv.weight", DType::kBF16, {64, 32});
+  alone.write(dir / "model.safetensors");
+  EXPECT_THAT(open_error(dir.path()), HasSubstr("64 rows cannot be 0 of q"));
+}
+
+TEST(Weights, FormatsComeFromTheDiskAndAreCheckedAgainstTheWish) {
+  const TempDir dir;
+  Bundle bundle;
+  bundle.add("norm", DType::kBF16, {64});
+  bundle.add("up_blocks", DType::kU8, {2, 8, 2, 16});
+  bundle.add("up_scales", DType::kU8, {2, 8, 2});
+  bundle.add("up_bias", DType::kF32, {2, 8});
+  bundle.write(dir / "model.safetensors");
+  const auto checkpoint = open_checkpoint(dir.path());
+  const std::vector<WeightInfo> weights = list_weights(*checkpoint);
+  ASSERT_EQ(weights.size(), 3u);
+  EXPECT_EQ(weights[1].name, "up");
+  EXPECT_EQ(weights[1].format, Format::kMxfp4);
+  EXPECT_EQ(weights[1].shape, (std::vector<int64_t>{2, 8, 64}));
+  EXPECT_EQ(weights[1].bytes(), format_bytes(Format::kMxfp4, 2 * 8 * 64));
+  EXPECT_EQ(weights[2].format, Format::kF32);
+
+  const auto match = [&](const WeightSpec& spec) { return match_weights(*checkpoint, {&spec, 1}); };
+  const std::vector<WeightInfo> up =
+      match({.name = "up", .shape = {2, 8, 64}, .format = Format::kMxfp4});
+  ASSERT_EQ(up.size(), 1u);
+  EXPECT_EQ(up[0].codes->name, "up_blocks");
+  EXPECT_EQ(up[0].scales->name, "up_scales");
+  EXPECT_THAT(error_of([&] {
+                match({.name = "up", .shape = {2, 8, 64}});
+              }),
+              HasSubstr("tensor \"up\": found mxfp4 [2, 8, 64], expected bf16 [2, 8, 64]"));
+  EXPECT_THAT(error_of([&] { match({.name = "norm", .shape = {32}}); }),
+              HasSubstr("tensor \"norm\": found bf16 [64], expected bf16 [32]"));
+  EXPECT_THAT(error_of([&] { match({.name = "sinks", .shape = {32}}); }),
+              HasSubstr("tensor \"sinks\": is missing; expected bf16 [32]"));
+}
+
+TEST(Weights, RefusesHalvesAndMisfits) {
+  const auto list_error = [](const Bundle& bundle) {
+    const TempDir dir;
+    bundle.write(dir / "model.safetensors");
+    const auto checkpoint = open_checkpoint(dir.path());
+    return error_of([&] { list_weights(*checkpoint); });
+  };
+  Bundle no_scales, no_blocks, misfit, odd, integer, both;
+  no_scales.add("w_blocks", DType::kU8, {2, 16});
+  EXPECT_THAT(list_error(no_scales), HasSubstr("tensor \"w_blocks\": has no w_scales"));
+  no_blocks.add("w_scales", DType::kU8, {2});
+  EXPECT_THAT(list_error(no_blocks), HasSubstr("tensor \"w_scales\": has no w_blocks"));
+  misfit.add("w_blocks", DType::kU8, {2, 16});
+  misfit.add("w_scales", DType::kU8, {3});
+  EXPECT_THAT(list_error(misfit), HasSubstr("found U8 [3], expected U8 [2]"));
+  odd.add("w_blocks", DType::kU8, {2, 8});
+  odd.add("w_scales", DType::kU8, {2});
+  EXPECT_THAT(list_error(odd), HasSubstr("found U8 [2, 8], expected U8 [..., 16]"));
+  integer.add("w", DType::kI64, {2});
+  EXPECT_THAT(list_error(integer), HasSubstr("tensor \"w\": no weight format is stored as I64"));
+  both.add("w", DType::kBF16, {2});
+  both.add("w_blocks", DType::kU8, {2, 16});
+  both.add("w_scales", DType::kU8, {2});
+  EXPECT_THAT(list_error(both), HasSubstr("both plain and"));
+}
+
+}  // namespace
+}  // namespace nibble

@@ -1,0 +1,230 @@
+// Dummy weights: 64-bit word i of a tensor is a hash of (seed, tensor name, i), so any range can be
+// made by any thread.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "formats/bf16.h"
+#include "formats/mxfp4.h"
+#include "io/checkpoint.h"
+#include "io/pieces.h"
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kPieceBytes = 4 << 20;
+
+// splitmix64's output function (Steele, Lea, Flood 2014).
+constexpr uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+constexpr uint64_t kStep = 0x9e3779b97f4a7c15u;
+
+uint64_t stream_of(uint64_t seed, std::string_view name) {
+  uint64_t hash = mix(seed + kStep);
+  for (const char c : name) hash = mix(hash ^ static_cast<unsigned char>(c)) + kStep;
+  return hash;
+}
+
+// Makes bytes of one tensor, eight at a time.
+class Filler {
+ public:
+  enum class Kind { kConstant, kBytes, kScales, kNormalBF16, kNormalF32 };
+
+  static Filler constant(uint64_t word) {
+    Filler f(Kind::kConstant, 0);
+    f.word_ = word;
+    return f;
+  }
+  static Filler bytes(uint64_t stream) { return Filler(Kind::kBytes, stream); }
+
+  // E8M0 bytes s or s + 1, mixed so that the mean square of 2^(byte - 127) is rms^2.
+  static Filler scales(uint64_t stream, double rms) {
+    Filler f(Kind::kScales, stream);
+    const int exponent = static_cast<int>(std::floor(std::log2(rms)));
+    const double low = std::exp2(2 * exponent);
+    f.scale_ = static_cast<uint8_t>(std::clamp(exponent + 127, 0, 253));
+    f.threshold_ = static_cast<unsigned>(std::lround(256 * (rms * rms - low) / (3 * low)));
+    return f;
+  }
+
+  // Sums of four random bytes: 1,021 values, near enough to a normal distribution (cut at 3.45
+  // deviations) and one table look-up each.
+  static Filler normal(uint64_t stream, Format format, double deviation) {
+    Filler f(format == Format::kBF16 ? Kind::kNormalBF16 : Kind::kNormalF32, stream);
+    const double unit = deviation / std::sqrt(4 * 65535.0 / 12);
+    for (int sum = 0; sum <= 1020; ++sum)
+      f.table_[static_cast<size_t>(sum)] = static_cast<float>((sum - 510) * unit);
+    return f;
+  }
+
+  void fill(int64_t begin, std::span<std::byte> to) const {
+    int64_t at = begin;
+    const int64_t end = begin + std::ssize(to);
+    std::byte* out = to.data();
+    while (at < end) {
+      const uint64_t word = make(static_cast<uint64_t>(at) / 8);
+      const int64_t skip = at % 8;
+      const int64_t n = std::min<int64_t>(8 - skip, end - at);
+      if (n == 8) {
+        std::memcpy(out, &word, 8);
+      } else {
+        std::memcpy(out, reinterpret_cast<const std::byte*>(&word) + skip, static_cast<size_t>(n));
+      }
+      at += n;
+      out += n;
+    }
+  }
+
+ private:
+  Filler(Kind kind, uint64_t stream) : kind_(kind), stream_(stream) {}
+
+  uint64_t random(uint64_t i) const { return mix(stream_ + i * kStep); }
+
+  // Two sums of four bytes, in bits 0..9 and 32..41.
+  uint64_t sums(uint64_t i) const {
+    const uint64_t r = random(i);
+    const uint64_t pairs = (r & 0x00ff00ff00ff00ffu) + ((r >> 8) & 0x00ff00ff00ff00ffu);
+    return (pairs & 0x0000ffff0000ffffu) + ((pairs >> 16) & 0x0000ffff0000ffffu);
+  }
+
+  uint64_t make(uint64_t i) const {
+    switch (kind_) {
+      case Kind::kConstant:
+        return word_;
+      case Kind::kBytes:
+        return random(i);
+      case Kind::kScales: {
+        const uint64_t r = random(i);
+        uint64_t word = 0;
+        for (int b = 0; b < 64; b += 8)
+          word |= uint64_t{scale_ + unsigned{((r >> b) & 255) < threshold_}} << b;
+        return word;
+      }
+      case Kind::kNormalBF16: {
+        uint64_t word = 0;
+        for (int half = 0; half < 2; ++half) {
+          const uint64_t s = sums(2 * i + static_cast<uint64_t>(half));
+          const uint64_t two = bf16_from_float(table_[s & 1023]) |
+                               uint64_t{bf16_from_float(table_[(s >> 32) & 1023])} << 16;
+          word |= two << (32 * half);
+        }
+        return word;
+      }
+      case Kind::kNormalF32: {
+        const uint64_t s = sums(i);
+        return std::bit_cast<uint32_t>(table_[s & 1023]) |
+               uint64_t{std::bit_cast<uint32_t>(table_[(s >> 32) & 1023])} << 32;
+      }
+    }
+    return 0;
+  }
+
+  Kind kind_;
+  uint64_t stream_;
+  uint64_t word_ = 0;
+  uint8_t scale_ = 0;
+  unsigned threshold_ = 0;
+  std::array<float, 1024> table_ = {};
+};
+
+double deviation_of(const WeightSpec& spec) {
+  const double k =
+      static_cast<double>(std::max<int64_t>(spec.shape.empty() ? 1 : spec.shape.back(), 1));
+  switch (spec.fill) {
+    case Fill::kZero:
+    case Fill::kOne:
+      return 0;
+    case Fill::kNormal:
+      return 1;
+    case Fill::kScaledNormal:
+      return 1 / std::sqrt(k);
+    case Fill::kRouter:
+      return 2 / std::sqrt(k);
+  }
+  return 0;
+}
+
+class DummyCheckpoint : public Checkpoint {
+ public:
+  DummyCheckpoint(std::vector<WeightSpec> wanted, uint64_t seed)
+      : origin_("dummy weights, seed " + std::to_string(seed)) {
+    std::vector<std::pair<TensorInfo, Filler>> made;
+    for (const WeightSpec& spec : wanted) add(spec, seed, made);
+    std::sort(made.begin(), made.end(),
+              [](const auto& a, const auto& b) { return a.first.name < b.first.name; });
+    for (auto& [tensor, filler] : made) {
+      tensor.file = static_cast<int>(tensors_.size());  // which filler makes it
+      tensors_.push_back(std::move(tensor));
+      fillers_.push_back(filler);
+    }
+  }
+
+  const std::string& origin() const override { return origin_; }
+  std::span<const TensorInfo> tensors() const override { return tensors_; }
+
+  void read(std::span<const ReadJob> jobs, const ReadProgress& progress) const override {
+    const auto make_reader = [this]() -> PieceReader {
+      return [this](const ReadJob& piece) {
+        fillers_[static_cast<size_t>(piece.tensor->file)].fill(
+            piece.begin, {piece.to, static_cast<size_t>(piece.bytes)});
+      };
+    };
+    const unsigned threads = std::max(1u, std::thread::hardware_concurrency());
+    read_in_pieces(jobs, kPieceBytes, static_cast<int>(threads), make_reader, progress);
+  }
+
+ private:
+  static TensorInfo tensor_of(std::string name, DType dtype, std::vector<int64_t> shape) {
+    int64_t bytes = dtype_bytes(dtype);
+    for (const int64_t n : shape) bytes *= n;
+    return {std::move(name), dtype, std::move(shape), bytes, 0, 0};
+  }
+
+  static void add(const WeightSpec& spec, uint64_t seed,
+                  std::vector<std::pair<TensorInfo, Filler>>& made) {
+    const double deviation = deviation_of(spec);
+    if (spec.format == Format::kMxfp4) {
+      CHECK(!spec.shape.empty() && spec.shape.back() % kMxfp4BlockElems == 0);
+      CHECK(spec.fill != Fill::kOne);
+      std::vector<int64_t> shape = spec.shape;
+      shape.back() /= kMxfp4BlockElems;
+      const std::string blocks = spec.name + "_blocks", scales = spec.name + "_scales";
+      // All 16 codes alike have a mean square of 68.5 / 8.
+      const double rms = deviation / std::sqrt(68.5 / 8);
+      made.emplace_back(
+          tensor_of(scales, DType::kU8, shape),
+          deviation == 0 ? Filler::constant(0) : Filler::scales(stream_of(seed, scales), rms));
+      shape.push_back(kMxfp4BlockElems / 2);
+      made.emplace_back(
+          tensor_of(blocks, DType::kU8, shape),
+          deviation == 0 ? Filler::constant(0) : Filler::bytes(stream_of(seed, blocks)));
+      return;
+    }
+    const bool wide = spec.format == Format::kF32;
+    const uint64_t one = wide ? 0x3f8000003f800000u : 0x3f803f803f803f80u;
+    made.emplace_back(tensor_of(spec.name, wide ? DType::kF32 : DType::kBF16, spec.shape),
+                      deviation == 0
+                          ? Filler::constant(spec.fill == Fill::kOne ? one : 0)
+                          : Filler::normal(stream_of(seed, spec.name), spec.format, deviation));
+  }
+
+  std::string origin_;
+  std::vector<TensorInfo> tensors_;
+  std::vector<Filler> fillers_;
+};
+
+}  // namespace
+
+std::unique_ptr<Checkpoint> dummy_checkpoint(std::vector<WeightSpec> wanted, uint64_t seed) {
+  return std::make_unique<DummyCheckpoint>(std::move(wanted), seed);
+}
+
+}  // namespace nibble
