@@ -179,7 +179,7 @@ void chat(const ChatFlags& flags) {
   const auto effort = parse_reasoning_effort(flags.effort);
   if (!effort) throw Error(ErrorKind::kUsage, "--effort: " + effort.error());
   const ModelFiles files = find_model(flags.engine.model, flags.engine.revision);
-  const auto text = load_text_side(files, describe_model(flags.engine.model).vocab_size);
+  const auto text = load_text_side(files, describe_model(model_argument(files)).vocab_size);
   if (!text->harmony) {
     throw Error(ErrorKind::kUnsupported,
                 files.name +

@@ -12,6 +12,8 @@ namespace nibble::cli {
 namespace {
 
 void add_commands(CLI::App& app) {
+  add_chat(app);
+  add_doctor(app);
   add_score(app);
   add_tokenize(app);
 }

@@ -1,0 +1,203 @@
+// nibble doctor: what this machine has, and which kernel runs each op of a model, with the reason
+// for every better one that does not.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "cli/cli.h"
+#include "cli/device.h"
+#include "cli/engine_setup.h"
+#include "cli/json.h"
+#include "cli/text_table.h"
+#include "cli/version.h"
+#include "cpu/isa.h"
+#include "cpu/read_bandwidth.h"
+#include "cpu/topology.h"
+#include "io/hub.h"
+#include "io/memory.h"
+#include "models/model.h"
+#include "ops/plan.h"
+
+namespace nibble::cli {
+namespace {
+
+struct DoctorFlags {
+  std::string model;
+  std::string revision = "main";
+  std::string cpu_isa = "auto";
+  std::string device = "auto";
+  std::vector<std::string> kernels;
+  bool bandwidth = false;
+  bool json = false;
+};
+
+constexpr int64_t kProbeBytes = int64_t{1} << 30;
+constexpr int kProbeRepeats = 5;
+
+// Layers of one op that run the same kernel for the same reasons: one row of the table.
+struct KernelRow {
+  std::string op;
+  std::string kernel;
+  std::vector<int> layers;  // -1: outside layers
+  std::vector<ops::Refusal> refused;
+};
+
+bool same_refusals(const std::vector<ops::Refusal>& a, const std::vector<ops::Refusal>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+    return x.kernel == y.kernel && x.reason == y.reason;
+  });
+}
+
+std::vector<KernelRow> kernel_rows(const ops::KernelPlan& plan) {
+  std::vector<KernelRow> rows;
+  for (const ops::PlanEntry& entry : plan.entries()) {
+    const std::string op = ops::op_name(entry.op);
+    auto row = std::find_if(rows.begin(), rows.end(), [&](const KernelRow& r) {
+      return r.op == op && r.kernel == entry.kernel && same_refusals(r.refused, entry.refused);
+    });
+    if (row == rows.end()) row = rows.insert(row, {op, entry.kernel, {}, entry.refused});
+    row->layers.push_back(entry.layer);
+  }
+  return rows;
+}
+
+// "0-35", "0,2,4", "-" outside layers.
+std::string layers_text(const std::vector<int>& layers) {
+  std::string text;
+  for (size_t i = 0; i < layers.size();) {
+    if (layers[i] < 0) return "-";
+    size_t last = i;
+    while (last + 1 < layers.size() && layers[last + 1] == layers[last] + 1) ++last;
+    if (!text.empty()) text += ",";
+    text += std::to_string(layers[i]);
+    if (last > i) text += "-" + std::to_string(layers[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+Json machine_json(const DoctorFlags& flags) {
+  const cpu::Cores cores = cpu::read_cores();
+  const MachineMemory memory = read_machine_memory();
+  const DeviceFacts device = read_device_facts();
+  Json json = {{"version", version_text()},
+               {"commit", commit_text()},
+               {"preset", preset_text()},
+               {"cpu", cpu::cpu_model_name()},
+               {"isa", cpu::isa_name(cpu::detect_isa())},
+               {"hardware_threads", std::thread::hardware_concurrency()},
+               {"affinity_threads", cores.affinity},
+               {"cgroup_cpus", cores.cgroup_cpus},
+               {"threads", cores.usable()},
+               {"memory_bytes", memory.total_bytes},
+               {"memory_available_bytes", memory.available_bytes},
+               {"cgroup_memory_bytes", nullptr},
+               {"gpus", device.gpus},
+               {"hub_cache", hub_cache_directory().string()}};
+  if (memory.cgroup_limit_bytes) json["cgroup_memory_bytes"] = *memory.cgroup_limit_bytes;
+  try {
+    json["device"] = choose_device(flags.device, device) == Device::kCuda ? "cuda" : "cpu";
+  } catch (const Error& e) {
+    json["device"] = nullptr;
+    json["device_refusal"] = e.what();
+  }
+  if (flags.bandwidth) {
+    cpu::ThreadPool pool(cores.usable());
+    const auto rate = cpu::measure_read_bandwidth(pool, kProbeBytes, kProbeRepeats);
+    json["read_bandwidth"] = rate.median;
+  }
+  return json;
+}
+
+Json kernels_json(const std::vector<KernelRow>& rows) {
+  Json json = Json::array();
+  for (const KernelRow& row : rows) {
+    Json refused = Json::array();
+    for (const ops::Refusal& r : row.refused)
+      refused.push_back({{"kernel", r.kernel}, {"reason", r.reason}});
+    json.push_back({{"op", row.op},
+                    {"layers", row.layers},
+                    {"kernel", row.kernel},
+                    {"refused", std::move(refused)}});
+  }
+  return json;
+}
+
+void print_machine(const Json& m) {
+  const auto row = [](const char* name, const std::string& value) {
+    std::printf("%-12s %s\n", name, value.c_str());
+  };
+  const auto number = [&](const char* key) { return m[key].dump(); };
+  row("nibble", m["version"].get<std::string>() + ", commit " + m["commit"].get<std::string>() +
+                    ", preset " + m["preset"].get<std::string>());
+  row("cpu", m["cpu"].get<std::string>() + ", " + m["isa"].get<std::string>());
+  std::string threads = number("threads") + " of " + number("hardware_threads");
+  if (m["cgroup_cpus"].get<double>() > 0)
+    threads += ", the cgroup grants " + fixed_digits(m["cgroup_cpus"].get<double>(), 2);
+  row("threads", threads);
+  std::string memory = format_size(m["memory_bytes"]) + ", " +
+                       format_size(m["memory_available_bytes"]) + " available";
+  if (!m["cgroup_memory_bytes"].is_null())
+    memory += ", the cgroup's limit is " + format_size(m["cgroup_memory_bytes"]);
+  row("memory", memory);
+  if (m.contains("read_bandwidth"))
+    row("reads", fixed_digits(m["read_bandwidth"].get<double>() / 1e9, 1) + " GB/s, measured");
+  if (m["gpus"].empty()) row("gpu", "none");
+  for (const auto& gpu : m["gpus"]) row("gpu", gpu.get<std::string>());
+  row("device", m["device"].is_null() ? "none: " + m["device_refusal"].get<std::string>()
+                                      : m["device"].get<std::string>());
+  row("hub cache", m["hub_cache"].get<std::string>());
+}
+
+void print_kernels(const std::vector<KernelRow>& rows) {
+  TextTable table({"op", "layers", "kernel", "better ones, and why not"});
+  for (const KernelRow& row : rows) {
+    std::string refused;
+    for (const ops::Refusal& r : row.refused)
+      refused += (refused.empty() ? "" : "; ") + r.kernel + ": " + r.reason;
+    table.add({row.op, layers_text(row.layers), row.kernel, refused});
+  }
+  std::printf("\n%s", table.plain().c_str());
+}
+
+void doctor(const DoctorFlags& flags) {
+  Json json = machine_json(flags);
+  std::vector<KernelRow> rows;
+  if (!flags.model.empty()) {
+    ops::Ctx cx;
+    cx.kernels.isa = cpu::force_isa(flags.cpu_isa);
+    for (const std::string& kernel : flags.kernels) cx.kernels.force(kernel);
+    rows = kernel_rows(plan_kernels(cx, model_argument(find_model(flags.model, flags.revision))));
+    json["model"] = flags.model;
+    json["kernels"] = kernels_json(rows);
+  }
+  if (flags.json) return print_json(json);
+  print_machine(json);
+  if (!flags.model.empty()) print_kernels(rows);
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app) {
+  auto flags = std::make_shared<DoctorFlags>();
+  CLI::App* command = app.add_subcommand(
+      "doctor", "Show this machine, the kernels a model would run on it, and why not better ones");
+  command->add_option("MODEL", flags->model, "directory, config.json or repo id");
+  command->add_option("--revision", flags->revision, "branch, tag or commit of a repo id")
+      ->capture_default_str();
+  command->add_option("--cpu-isa", flags->cpu_isa, "as if this were the best the CPU has")
+      ->capture_default_str();
+  command->add_option("--kernel", flags->kernels, "op=name: force a kernel; may be repeated");
+  command->add_option("--device", flags->device, "auto, cpu or cuda")->capture_default_str();
+  command->add_flag("--bandwidth", flags->bandwidth, "measure how fast memory is read (1 GiB)");
+  command->add_flag("--json", flags->json, "print JSON");
+  command->callback([flags] { doctor(*flags); });
+}
+
+}  // namespace nibble::cli
