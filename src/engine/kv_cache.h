@@ -31,7 +31,8 @@ class KvCache {
   // The first n reserved positions now belong to the sequence; what was reserved beyond them, and
   // what fell out of a window, is given back.
   void commit(int32_t slot, int32_t n);
-  // Takes back the last n committed positions; n at most max_rollback, or all of them.
+  // Takes back the last n committed positions: all of them, or down to max_rollback below the
+  // longest that the sequence has been.
   void rollback(int32_t slot, int32_t n);
   // A slot with the same sequence over the same pages; kNoSlot where all are open. Nothing may be
   // reserved.

@@ -1,0 +1,119 @@
+#include "engine/kv_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "base/error.h"
+#include "engine/kv_cache.h"
+
+namespace nibble {
+namespace {
+
+// gpt-oss in shape: half the layers see a window.
+ModelInfo window_and_full(int32_t max_positions) {
+  ModelInfo info;
+  info.num_layers = 4;
+  info.max_positions = max_positions;
+  info.num_kv_heads = 2;
+  info.head_dim = 8;
+  info.groups = {{.window = 32, .layers = {0, 2}}, {.window = kNoWindow, .layers = {1, 3}}};
+  return info;
+}
+
+KvOptions options_of(int64_t bytes, int32_t max_len) {
+  return {.page_size = 16,
+          .dtype = DType::kBF16,
+          .bytes = bytes,
+          .max_num_seqs = 4,
+          .max_step_tokens = 64,
+          .max_len = max_len};
+}
+
+TEST(KvPlan, PageHoldsKAndVOfItsLayers) {
+  const ModelInfo info = window_and_full(1024);
+  // 2 (K, V) * 2 layers * 16 positions * 2 heads * 8 * 2 bytes
+  EXPECT_EQ(page_bytes(info, info.groups[0], options_of(0, 0)), 2048);
+}
+
+TEST(KvPlan, WindowGroupIsBoundedAndFullGroupGetsTheRest) {
+  const ModelInfo info = window_and_full(4096);
+  const KvPlan plan = plan_kv(info, options_of(100 * 2048, 512));
+  // Each sequence: ceil(31 / 16) + 2 pages; all chunks together: 64 / 16.
+  EXPECT_EQ(plan.group_pages[0], 4 * 4 + 4);
+  EXPECT_EQ(plan.group_pages[1], 80);
+  EXPECT_EQ(plan.tokens, 80 * 16);
+  EXPECT_EQ(plan.bytes, 100 * 2048);
+  EXPECT_EQ(plan.max_len, 512);
+}
+
+TEST(KvPlan, NoMoreThanAllSequencesCanUse) {
+  const ModelInfo info = window_and_full(4096);
+  const KvPlan plan = plan_kv(info, options_of(int64_t{1} << 40, 128));
+  EXPECT_EQ(plan.group_pages[1], 4 * 128 / 16);
+  EXPECT_EQ(plan.bytes, kv_bytes_for(info, plan.options, 128, 4));
+}
+
+TEST(KvPlan, LengthFollowsFromTheMemory) {
+  const ModelInfo info = window_and_full(1 << 20);
+  // 20 window pages, and 300 full ones for one sequence: above the length worth having.
+  EXPECT_EQ(plan_kv(info, options_of(320 * 2048 + 2047, 0)).max_len, 300 * 16);
+  EXPECT_EQ(plan_kv(info, options_of(int64_t{1} << 40, 0)).max_len, 1 << 20);
+}
+
+TEST(KvPlan, WindowsShrinkBeforeALengthIsRefused) {
+  const ModelInfo info = window_and_full(4096);
+  // One sequence of 512: 32 full pages and 7 of the window (touched by 31 + 64 positions).
+  const int64_t least = (32 + 7) * 2048;
+  EXPECT_EQ(kv_bytes_for(info, options_of(0, 512), 512, 1), least);
+  EXPECT_EQ(plan_kv(info, options_of(least, 512)).group_pages[0], 7);
+  EXPECT_THROW(plan_kv(info, options_of(least - 1, 512)), Error);
+  EXPECT_THROW(plan_kv(info, options_of(int64_t{1} << 40, 4097)), Error);
+}
+
+TEST(KvPlan, RefusalSaysWhatIsNeeded) {
+  try {
+    plan_kv(window_and_full(4096), options_of(1000, 512));
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kMemory);
+    EXPECT_THAT(e.what(), ::testing::HasSubstr("79872 bytes"));
+    EXPECT_THAT(e.what(), ::testing::HasSubstr("--max-model-len"));
+  }
+}
+
+// The bound that window groups are sized by holds: whatever chunks the sequences take, together no
+// more than max_step_tokens a step, a page is always there.
+TEST(KvPlan, WindowPagesNeverRunOut) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 200; ++round) {
+    const auto any = [&](int32_t low, int32_t high) {
+      return std::uniform_int_distribution<int32_t>(low, high)(random);
+    };
+    ModelInfo info = window_and_full(2048);
+    info.num_kv_heads = info.head_dim = 1;
+    info.groups[0].window = any(1, 70);
+    KvOptions options = options_of(int64_t{1} << 40, 2048);
+    options.page_size = any(1, 20);
+    options.max_num_seqs = any(1, 6);
+    options.max_step_tokens = any(options.max_num_seqs, 100);
+    KvCache kv(info, plan_kv(info, options));
+    for (int32_t s = 0; s < options.max_num_seqs; ++s) kv.open();
+    for (int step = 0; step < 100; ++step) {
+      int32_t budget = options.max_step_tokens;
+      std::vector<int32_t> taken(options.max_num_seqs);
+      for (int32_t s = 0; s < options.max_num_seqs; ++s) {
+        if (kv.length(s) + budget > 2048) kv.rollback(s, kv.length(s));
+        taken[s] = any(0, 3) == 0 ? any(0, budget) : std::min(budget, any(0, 3));
+        budget -= taken[s];
+        ASSERT_TRUE(kv.reserve(s, taken[s])) << "round " << round << ", step " << step;
+      }
+      for (int32_t s = 0; s < options.max_num_seqs; ++s) kv.commit(s, taken[s]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nibble
