@@ -7,23 +7,20 @@ namespace nibble::cli {
 
 std::optional<PlanDevice> find_plan_device(std::string_view name) {
   // GB10: 273 GB/s is NVIDIA's figure, 233 what programs published so far read at; memory as the
-  // operating system of a DGX Spark reports it. H200: read by a streaming kernel, and a BF16
-  // product of 8192^3, both measured.
+  // operating system of a DGX Spark reports it. H200: measured with a streaming kernel.
   static const PlanDevice kDevices[] = {
       {.name = "gb10",
        .title = "NVIDIA GB10 (DGX Spark)",
        .memory_bytes = 119'700'000'000,
        .shared_with_gpu = true,
        .nominal_bandwidth = 273e9,
-       .read_bandwidth = 233e9,
-       .bf16_flops = 0},
+       .read_bandwidth = 233e9},
       {.name = "h200",
        .title = "NVIDIA H200",
        .memory_bytes = 141'000'000'000,
        .shared_with_gpu = false,
        .nominal_bandwidth = 4800e9,
-       .read_bandwidth = 4550e9,
-       .bf16_flops = 790e12},
+       .read_bandwidth = 4550e9},
   };
   for (const PlanDevice& device : kDevices)
     if (device.name == name) return device;

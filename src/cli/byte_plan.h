@@ -10,7 +10,7 @@
 
 namespace nibble::cli {
 
-// A device that plans are made for. Rates are bytes per second and operations per second.
+// A device that plans are made for. Rates are bytes per second.
 struct PlanDevice {
   std::string name;
   std::string title;
@@ -18,7 +18,6 @@ struct PlanDevice {
   bool shared_with_gpu = false;  // CPU and GPU share the memory
   double nominal_bandwidth = 0;  // 0: not known
   double read_bandwidth = 0;     // what a read-only program reaches
-  double bf16_flops = 0;         // of dense matrix products; 0: not known
 };
 
 // "gb10", "h200"; nullopt for others.

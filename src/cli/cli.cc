@@ -14,6 +14,7 @@ namespace {
 void add_commands(CLI::App& app) {
   add_chat(app);
   add_doctor(app);
+  add_plan(app);
   add_score(app);
   add_tokenize(app);
 }

@@ -18,6 +18,7 @@ void install_log_sink();
 // One per command; called by run() in the order of the help page.
 void add_chat(CLI::App& app);
 void add_doctor(CLI::App& app);
+void add_plan(CLI::App& app);
 void add_score(CLI::App& app);
 void add_tokenize(CLI::App& app);
 

@@ -1,0 +1,281 @@
+// nibble plan: what a model takes on a device and how fast memory alone lets it be, without loading
+// it. Works for devices that are not there.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "cli/byte_plan.h"
+#include "cli/cli.h"
+#include "cli/device.h"
+#include "cli/engine_setup.h"
+#include "cli/json.h"
+#include "cli/text_table.h"
+#include "cpu/isa.h"
+#include "cpu/read_bandwidth.h"
+#include "cpu/topology.h"
+#include "engine/engine.h"
+#include "io/hub.h"
+#include "io/memory.h"
+
+namespace nibble::cli {
+namespace {
+
+struct PlanFlags {
+  std::string model;
+  std::string revision = "main";
+  std::string device = "auto";
+  std::string kv_cache_dtype = "auto";
+  double gpu_memory_utilization = 0.9;
+  std::string memory_budget;
+  std::vector<int64_t> contexts = {2048, 8192, 32768, 131072};
+  std::vector<int64_t> streams = {1, 2, 4, 8, 16, 32, 64};
+  bool json = false;
+};
+
+constexpr int64_t kProbeBytes = int64_t{1} << 30;
+constexpr int kProbeRepeats = 5;
+constexpr int32_t kMostSequences = 4096;
+
+PlanDevice this_cpu() {
+  PlanDevice device{.name = "cpu", .title = cpu::cpu_model_name()};
+  cpu::ThreadPool pool(cpu::read_cores().usable());
+  device.title +=
+      ", " + std::to_string(pool.size()) + " threads, " + cpu::isa_name(cpu::detect_isa());
+  device.read_bandwidth = cpu::measure_read_bandwidth(pool, kProbeBytes, kProbeRepeats).median;
+  return device;
+}
+
+PlanDevice plan_device(const std::string& flag) {
+  if (const auto known = find_plan_device(flag)) return *known;
+  if (flag == "cpu") return this_cpu();
+  if (flag != "auto") {
+    throw Error(ErrorKind::kUsage,
+                "--device " + flag + ": plans are made for gb10, h200, cpu or auto");
+  }
+  const std::vector<std::string> gpus = read_device_facts().gpus;
+  if (gpus.empty()) return this_cpu();
+  for (const auto& [word, name] : {std::pair{"GB10", "gb10"}, std::pair{"H200", "h200"}})
+    if (gpus[0].find(word) != std::string::npos) return *find_plan_device(name);
+  throw Error(ErrorKind::kUnsupported,
+              "no figures for " + gpus[0] + ": say --device gb10, h200 or cpu");
+}
+
+MemoryBudget budget_on(const PlanDevice& device, const PlanFlags& flags) {
+  MemoryRule rule{.utilization = flags.gpu_memory_utilization,
+                  .shared_with_gpu = device.shared_with_gpu};
+  if (!flags.memory_budget.empty()) rule.budget_bytes = parse_size(flags.memory_budget);
+  if (device.name == "cpu") return memory_budget(read_machine_memory(), rule);
+  return memory_budget({.total_bytes = device.memory_bytes, .available_bytes = device.memory_bytes},
+                       rule);
+}
+
+// Most sequences of `length` tokens that fit into kv_bytes at once.
+int32_t sequences_that_fit(const ModelInfo& info, const EngineOptions& options, int32_t length,
+                           int64_t kv_bytes) {
+  int32_t fits = 0, over = kMostSequences + 1;
+  while (over - fits > 1) {
+    const int32_t middle = fits + (over - fits) / 2;
+    const bool ok = Engine::kv_bytes_for(info, options, length, middle) <= kv_bytes;
+    (ok ? fits : over) = middle;
+  }
+  return fits;
+}
+
+// Tokens per second of all streams together if every byte is read once a step and nothing else
+// takes time.
+double ceiling(double step_bytes, int64_t streams, double bandwidth) {
+  return static_cast<double>(streams) * bandwidth / step_bytes;
+}
+
+Json weights_json(const ModelInfo& info) {
+  Json parts = Json::array();
+  for (const WeightPart& part : info.parts) {
+    parts.push_back({{"part", part.name},
+                     {"bytes", part.bytes},
+                     {"bytes_per_token", std::llround(weight_bytes_read(part, 1))}});
+  }
+  return parts;
+}
+
+Json memory_json(const ModelInfo& info, const PlanFlags& flags, const EngineOptions& options,
+                 const MemoryBudget& budget, int64_t scratch_bytes) {
+  const int64_t rest = budget.budget_bytes - info.weight_bytes - scratch_bytes;
+  Json fits = Json::array();
+  for (const int64_t context : flags.contexts) {
+    if (context > info.max_positions) continue;
+    const auto length = static_cast<int32_t>(context);
+    fits.push_back({{"context", context},
+                    {"bytes_per_sequence", Engine::kv_bytes_for(info, options, length, 1)},
+                    {"sequences", sequences_that_fit(info, options, length, rest)}});
+  }
+  return {{"total_bytes", budget.total_bytes},
+          {"budget_bytes", budget.budget_bytes},
+          {"rule", budget.rule},
+          {"weight_bytes", info.weight_bytes},
+          {"scratch_bytes", scratch_bytes},
+          {"left_for_kv_bytes", std::max<int64_t>(rest, 0)},
+          {"fits", rest > 0},
+          {"kv", std::move(fits)}};
+}
+
+Json ceilings_json(const ModelInfo& info, const PlanFlags& flags, const PlanDevice& device,
+                   DType kv) {
+  Json rows = Json::array();
+  for (const int64_t streams : flags.streams) {
+    const int64_t context = flags.contexts.front();
+    const double weights = weight_bytes_read(info, streams);
+    const double bytes = weights + static_cast<double>(streams * kv_bytes_read(info, kv, context));
+    Json row = {{"streams", streams},
+                {"context", context},
+                {"weight_bytes", std::llround(weights)},
+                {"step_bytes", std::llround(bytes)}};
+    // Weights alone: the figure that models are compared by.
+    for (const auto& [key, bandwidth] : {std::pair{"nominal", device.nominal_bandwidth},
+                                         std::pair{"readable", device.read_bandwidth}}) {
+      if (bandwidth == 0) continue;
+      row[std::string("weights_only_tokens_per_s_") + key] = ceiling(weights, streams, bandwidth);
+      row[std::string("tokens_per_s_") + key] = ceiling(bytes, streams, bandwidth);
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+void print_memory(const Json& memory) {
+  std::printf(
+      "\nmemory: %s in all, %s may be used (%s)\n", format_size(memory["total_bytes"]).c_str(),
+      format_size(memory["budget_bytes"]).c_str(), memory["rule"].get<std::string>().c_str());
+  if (!memory["fits"].get<bool>()) {
+    std::printf(
+        "does not fit: weights and scratch take %s\n",
+        format_size(memory["weight_bytes"].get<int64_t>() + memory["scratch_bytes"].get<int64_t>())
+            .c_str());
+    return;
+  }
+  const int64_t scratch = memory["scratch_bytes"];
+  std::printf("weights %s, scratch %s; left for the KV cache: %s\n\n",
+              format_size(memory["weight_bytes"]).c_str(),
+              scratch > 0 ? format_size(scratch).c_str() : "not counted",
+              format_size(memory["left_for_kv_bytes"]).c_str());
+  TextTable table({">context", ">KV cache of one", ">sequences that fit"});
+  for (const Json& row : memory["kv"]) {
+    const int64_t fits = row["sequences"];
+    table.add({with_commas(row["context"]), format_size(row["bytes_per_sequence"]),
+               (fits == kMostSequences ? "at least " : "") + with_commas(fits)});
+  }
+  std::printf("%s", table.plain().c_str());
+}
+
+void print_ceilings(const Json& rows, const PlanDevice& device) {
+  const bool nominal = device.nominal_bandwidth > 0;
+  std::printf("\nceilings, all streams together, at a context of %s\n",
+              with_commas(rows[0]["context"]).c_str());
+  std::vector<std::string> header = {">streams", ">GB of weights", ">GB a step"};
+  if (nominal)
+    header.push_back(">tokens/s at " + fixed_digits(device.nominal_bandwidth / 1e9, 0) + " GB/s");
+  header.push_back(">at " + fixed_digits(device.read_bandwidth / 1e9, nominal ? 0 : 1) +
+                   (nominal ? " (readable)" : " GB/s (measured)"));
+  TextTable table(header);
+  for (const Json& row : rows) {
+    std::vector<std::string> cells = {row["streams"].dump(),
+                                      fixed_digits(row["weight_bytes"].get<double>() / 1e9, 2),
+                                      fixed_digits(row["step_bytes"].get<double>() / 1e9, 2)};
+    if (nominal) cells.push_back(fixed_digits(row["tokens_per_s_nominal"], 2));
+    cells.push_back(fixed_digits(row["tokens_per_s_readable"], 2));
+    table.add(std::move(cells));
+  }
+  std::printf("%s", table.plain().c_str());
+}
+
+// "5.00 GB of weights: at most 54.57 tokens/s at 273 GB/s, 46.57 at 233 (readable)"
+std::string one_token(const ModelInfo& info, const PlanDevice& device) {
+  const double bytes = weight_bytes_read(info, 1);
+  std::string text = fixed_digits(bytes / 1e9, 2) + " GB of weights: at most ";
+  if (device.nominal_bandwidth > 0) {
+    text += fixed_digits(device.nominal_bandwidth / bytes, 2) + " tokens/s at " +
+            fixed_digits(device.nominal_bandwidth / 1e9, 0) + " GB/s, ";
+  }
+  return text + fixed_digits(device.read_bandwidth / bytes, 2) + " tokens/s at the " +
+         fixed_digits(device.read_bandwidth / 1e9, 1) + " GB/s that programs read at";
+}
+
+void print_plan(const Json& json, const ModelInfo& info, const PlanDevice& device) {
+  std::printf("%s (%s) on %s\n\n", json["model"].get<std::string>().c_str(),
+              info.architecture.c_str(), device.title.c_str());
+  TextTable weights({"weights", ">bytes", ">read per token"});
+  for (const Json& part : json["weights"]) {
+    weights.add({part["part"], with_commas(part["bytes"]), with_commas(part["bytes_per_token"])});
+  }
+  weights.add({"all", with_commas(info.weight_bytes), with_commas(json["weight_bytes_per_token"])});
+  std::printf("%s", weights.plain().c_str());
+  std::printf("\n%s parameters; KV cache %s bytes per token, and %s per sequence for windows\n",
+              with_commas(info.parameters).c_str(), with_commas(json["kv_bytes_per_token"]).c_str(),
+              with_commas(json["kv_window_bytes"]).c_str());
+  std::printf("one token of one stream reads %s\n", one_token(info, device).c_str());
+  print_memory(json["memory"]);
+  print_ceilings(json["ceilings"], device);
+}
+
+void plan(const PlanFlags& flags) {
+  const std::string model = model_argument(find_model(flags.model, flags.revision));
+  const ModelInfo info = describe_model(model);
+  const PlanDevice device = plan_device(flags.device);
+  const DType kv = flags.kv_cache_dtype == "f32" ? DType::kF32 : DType::kBF16;
+  const EngineOptions options{.kv_dtype = kv};
+  // Scratch depends on kernels: known for this machine's, which is what "cpu" means.
+  int64_t scratch_bytes = 0;
+  if (device.name == "cpu")
+    scratch_bytes = describe_scratch({}, model, Engine::step_limits(info, options));
+
+  Json json = {{"model", flags.model},
+               {"architecture", info.architecture},
+               {"parameters", info.parameters},
+               {"device", device.name},
+               {"device_title", device.title},
+               {"nominal_bandwidth", device.nominal_bandwidth},
+               {"read_bandwidth", device.read_bandwidth},
+               {"weights", weights_json(info)},
+               {"weight_bytes", info.weight_bytes},
+               {"weight_bytes_per_token", std::llround(weight_bytes_read(info, 1))},
+               {"kv_dtype", dtype_name(kv)},
+               {"kv_bytes_per_token", kv_bytes_per_token(info, kv)},
+               {"kv_window_bytes", kv_window_bytes(info, kv)}};
+  json["memory"] = memory_json(info, flags, options, budget_on(device, flags), scratch_bytes);
+  json["ceilings"] = ceilings_json(info, flags, device, kv);
+  if (flags.json) return print_json(json);
+  print_plan(json, info, device);
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app) {
+  auto flags = std::make_shared<PlanFlags>();
+  CLI::App* command = app.add_subcommand(
+      "plan", "Show what a model takes on a device, what fits and the ceiling of its speed");
+  command->add_option("MODEL", flags->model, "directory, config.json or repo id")->required();
+  const auto add = [&](const char* name, auto& value, const char* text) {
+    return command->add_option(name, value, text)->capture_default_str();
+  };
+  add("--revision", flags->revision, "branch, tag or commit of a repo id");
+  add("--device", flags->device, "gb10, h200, cpu (this machine's) or auto");
+  add("--context", flags->contexts, "tokens, separated by commas; ceilings are for the first")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  add("--streams", flags->streams, "streams decoding together, separated by commas")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  add("--kv-cache-dtype", flags->kv_cache_dtype, "auto (bf16), bf16 or f32")
+      ->check(CLI::IsMember({"auto", "bf16", "f32"}));
+  add("--gpu-memory-utilization", flags->gpu_memory_utilization, "share of the memory to use");
+  add("--memory-budget", flags->memory_budget, "the same in bytes: 24G, 512M; overrides it");
+  command->add_flag("--json", flags->json, "print JSON");
+  command->callback([flags] { plan(*flags); });
+}
+
+}  // namespace nibble::cli

@@ -1,0 +1,120 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/run_for_test.h"
+#include "engine/engine.h"
+#include "models/model.h"
+
+namespace nibble::cli {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+json plan_json(const std::vector<std::string>& args) {
+  std::vector<std::string> all = {"plan"};
+  all.insert(all.end(), args.begin(), args.end());
+  all.push_back("--json");
+  const CommandResult result = run_command(all);
+  EXPECT_EQ(result.status, 0) << result.err;
+  return json::parse(result.out);
+}
+
+int64_t part_bytes(const json& plan, const std::string& name, const char* key) {
+  for (const json& part : plan["weights"])
+    if (part["part"] == name) return part[key];
+  ADD_FAILURE() << "no part " << name;
+  return -1;
+}
+
+// The byte budgets of both published checkpoints, computed from their shapes by hand.
+TEST(Plan, GptOss120bIsCountedToTheByte) {
+  const json plan = plan_json({"openai/gpt-oss-120b", "--device", "gb10"});
+  EXPECT_EQ(part_bytes(plan, "embed", "bytes"), 1'158'266'880);
+  EXPECT_EQ(part_bytes(plan, "unembed", "bytes"), 1'158'266'880);
+  EXPECT_EQ(part_bytes(plan, "attention", "bytes"), 1'911'610'368);
+  EXPECT_EQ(part_bytes(plan, "router", "bytes"), 26'551'296);
+  EXPECT_EQ(part_bytes(plan, "norms", "bytes"), 420'480);
+  EXPECT_EQ(part_bytes(plan, "experts", "bytes"), 60'993'699'840);
+  EXPECT_EQ(part_bytes(plan, "experts", "bytes_per_token"), 1'906'053'120);
+  EXPECT_EQ(plan["weight_bytes"], 65'248'815'744);
+  EXPECT_EQ(plan["weight_bytes_per_token"], 5'002'907'904);
+  EXPECT_EQ(plan["parameters"], 116'829'156'672);
+  EXPECT_EQ(plan["kv_bytes_per_token"], 36'864);
+  EXPECT_EQ(plan["kv_window_bytes"], 4'718'592);
+  EXPECT_TRUE(plan["memory"]["fits"]);
+  EXPECT_NEAR(plan["ceilings"][0]["weights_only_tokens_per_s_nominal"], 54.57, 0.005);
+}
+
+TEST(Plan, GptOss20bIsCountedToTheByte) {
+  const json plan = plan_json({"openai/gpt-oss-20b", "--device", "gb10"});
+  EXPECT_EQ(part_bytes(plan, "attention", "bytes"), 1'274'406'912);
+  EXPECT_EQ(part_bytes(plan, "router", "bytes"), 4'425'216);
+  EXPECT_EQ(part_bytes(plan, "norms", "bytes"), 282'240);
+  EXPECT_EQ(part_bytes(plan, "experts", "bytes"), 10'165'616'640);
+  EXPECT_EQ(plan["weight_bytes"], 13'761'264'768);
+  EXPECT_EQ(plan["weight_bytes_per_token"], 3'708'089'088);
+  EXPECT_EQ(plan["parameters"], 20'914'757'184);
+  EXPECT_NEAR(plan["ceilings"][0]["weights_only_tokens_per_s_nominal"], 73.62, 0.005);
+}
+
+TEST(Plan, SaysWhatFits) {
+  const json small =
+      plan_json({"openai/gpt-oss-120b", "--device", "gb10", "--memory-budget", "32G"});
+  EXPECT_FALSE(small["memory"]["fits"]);
+  const json h200 =
+      plan_json({"openai/gpt-oss-120b", "--device", "h200", "--context", "8192,131072"});
+  const json& kv = h200["memory"]["kv"];
+  ASSERT_EQ(kv.size(), 2);
+  const ModelInfo info = describe_model("openai/gpt-oss-120b");
+  for (const json& row : kv) {
+    const int64_t rest = h200["memory"]["left_for_kv_bytes"];
+    const int32_t fits = row["sequences"];
+    EXPECT_LE(Engine::kv_bytes_for(info, {}, row["context"], fits), rest);
+    EXPECT_GT(Engine::kv_bytes_for(info, {}, row["context"], fits + 1), rest);
+  }
+}
+
+TEST(Plan, PrintsForPeople) {
+  const CommandResult result = run_command({"plan", "openai/gpt-oss-120b", "--device", "gb10"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.out, HasSubstr("65,248,815,744"));
+  EXPECT_THAT(result.out, HasSubstr("54.57 tokens/s at 273 GB/s"));
+}
+
+TEST(Plan, RefusesWhatItDoesNotKnow) {
+  const CommandResult device = run_command({"plan", "openai/gpt-oss-20b", "--device", "b200"});
+  EXPECT_EQ(device.status, 2);
+  EXPECT_THAT(device.err, HasSubstr("gb10, h200, cpu or auto"));
+  EXPECT_EQ(run_command({"plan", "nobody/nothing", "--device", "gb10"}).status, 1);
+  EXPECT_EQ(run_command({"plan"}).status, 2);
+}
+
+TEST(Doctor, ShowsMachineAndKernels) {
+  const CommandResult result =
+      run_command({"doctor", "openai/gpt-oss-20b", "--device", "cpu", "--json"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const json doctor = json::parse(result.out);
+  EXPECT_EQ(doctor["device"], "cpu");
+  EXPECT_GE(doctor["threads"], 1);
+  size_t layers_with_attention = 0;
+  for (const json& row : doctor["kernels"]) {
+    EXPECT_FALSE(row["kernel"].get<std::string>().empty());
+    if (row["op"] == "attention") layers_with_attention += row["layers"].size();
+  }
+  EXPECT_EQ(layers_with_attention, 24);
+  const CommandResult text = run_command({"doctor"});
+  EXPECT_THAT(text.out, HasSubstr("threads"));
+}
+
+TEST(Cli, BadCommandsSayHowToGoOn) {
+  EXPECT_EQ(run_command({}).status, 2);
+  EXPECT_EQ(run_command({"frobnicate"}).status, 2);
+  EXPECT_EQ(run_command({"--help"}).status, 0);
+  EXPECT_THAT(run_command({"--version"}).out, HasSubstr("nibble 0."));
+}
+
+}  // namespace
+}  // namespace nibble::cli
