@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "text/chat/harmony.h"
+#include "text/utf8.h"
 
 namespace nibble {
 
@@ -61,6 +63,64 @@ inline std::string trace(const std::vector<HarmonyEvent>& events) {
     }
   }
   return out;
+}
+
+// Any ids at all: CHECKs what HarmonyParser promises.
+inline void check_parse(const Harmony& harmony, const HarmonyStart& start,
+                        const std::vector<int32_t>& ids) {
+  const HarmonyIds& special = harmony.ids();
+  HarmonyParser parser(harmony, start);
+  Detokenizer plain(harmony.tokenizer());
+  std::vector<HarmonyEvent> events, events_of_copy;
+  std::string text;  // of all ids that are not special
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const int32_t id = ids[i];
+    HarmonyParser copy = parser;
+    events_of_copy = events;
+    parser.push(id, events);
+    copy.push(id, events_of_copy);
+    CHECK(trace(events_of_copy) == trace(events));
+    parser = copy;
+    const bool marks = id == special.start || id == special.end || id == special.message ||
+                       id == special.channel || id == special.constrain || id == special.call ||
+                       id == special.stop;
+    if (marks) {
+      text += plain.flush();
+    } else if (!harmony.tokenizer().is_special(id)) {
+      text += plain.push(id);
+    }
+  }
+  parser.finish(events);
+  text += plain.flush();
+  std::string joined;
+  bool open = false;
+  HarmonyPart part = HarmonyPart::kContent;
+  for (const HarmonyEvent& event : events) {
+    joined += event.text;
+    CHECK(utf8::valid_prefix(event.text) == event.text.size());
+    const bool inside =
+        event.kind == HarmonyEvent::Kind::kText || event.kind == HarmonyEvent::Kind::kEnd;
+    CHECK(open == inside);
+    CHECK(!inside || event.part == part);
+    CHECK(event.kind != HarmonyEvent::Kind::kText || !event.text.empty());
+    CHECK(event.kind != HarmonyEvent::Kind::kBegin ||
+          (event.part == HarmonyPart::kToolCall) == !event.function.empty());
+    if (event.kind == HarmonyEvent::Kind::kBegin) part = event.part;
+    open = event.kind == HarmonyEvent::Kind::kBegin || event.kind == HarmonyEvent::Kind::kText;
+  }
+  CHECK(!open);
+  CHECK(joined == text);
+  CHECK(parser.counts().malformed <= static_cast<int64_t>(ids.size()));
+  CHECK(parser.counts().reasoning_tokens <= static_cast<int64_t>(ids.size()));
+}
+
+// Where an answer may start: "0" to "3".
+inline HarmonyStart start_of(char c) {
+  HarmonyStart start{.in_content = c % 4 != 0, .header = {}};
+  start.header.author = "assistant";
+  start.header.channel = c % 4 == 1 ? "final" : c % 4 == 2 ? "analysis" : "commentary";
+  if (c % 4 == 3) start.header.recipient = "functions.f";
+  return start;
 }
 
 }  // namespace nibble

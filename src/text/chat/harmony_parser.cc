@@ -157,7 +157,7 @@ void HarmonyParser::push(int32_t id, std::vector<HarmonyEvent>& events) {
 
 void HarmonyParser::push_mark(int32_t id, std::vector<HarmonyEvent>& events) {
   if (state_ == State::kContent) {
-    repair();
+    if (id != ids_.channel) repair();  // else the header that it opens is counted
     if (id == ids_.message || id == ids_.constrain) return;
     end(events);
   }

@@ -2,6 +2,8 @@
 // failures seen in the wild with other engines; texts spell special tokens out.
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include "text/chat/harmony_for_test.h"
 
 namespace nibble {
@@ -219,7 +221,7 @@ TEST(HarmonyRecovery, SpecialTokensInsideContent) {
   expect_repaired("<|channel|>final<|message|>a<|message|>b<|constrain|>c",
                   "content [final] abc\n");
   expect_repaired("<|channel|>analysis<|message|>a<|channel|>final<|message|>b",
-                  "reasoning [analysis] a\ncontent [final] b\n", 2);
+                  "reasoning [analysis] a\ncontent [final] b\n");
   expect_repaired("<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final<|message|>b",
                   "reasoning [analysis] a\ncontent [assistantfinal] b\n");
   expect_clean("<|channel|>final<|message|>a<|reserved|><|endoftext|>b", "content [final] ab\n");
@@ -278,6 +280,49 @@ TEST(HarmonyParser, StartsInsideAPrefilledMessage) {
       .in_content = true,
       .header = {.author = "assistant", .recipient = "functions.f", .channel = "commentary"}};
   EXPECT_EQ(run("{}<|call|>", call).trace, "call f [] {}\n");
+}
+
+// Sequences of what headers are made of, in any order, and bytes that are not UTF-8.
+TEST(HarmonyParser, AnyIdsGiveAllText) {
+  const std::vector<std::string> pieces = {"<|start|>",
+                                           "<|end|>",
+                                           "<|message|>",
+                                           "<|channel|>",
+                                           "<|constrain|>",
+                                           "<|call|>",
+                                           "<|return|>",
+                                           "<|reserved|>",
+                                           "assistant",
+                                           "analysis",
+                                           "commentary",
+                                           "final",
+                                           " to=",
+                                           "to=functions.f",
+                                           "functions.",
+                                           "python",
+                                           "json",
+                                           " ",
+                                           "\n",
+                                           "{\"a\": 1}",
+                                           "user",
+                                           "x",
+                                           "?",
+                                           "<|",
+                                           "\xF0\x9F",
+                                           "\x92\x96",
+                                           "\xFF",
+                                           "\xC3\xA9"};
+  std::mt19937 random(7);
+  for (int round = 0; round < 20000; ++round) {
+    std::vector<int32_t> ids;
+    for (size_t n = random() % 12; n > 0; --n) {
+      const auto piece =
+          byte_tokenizer().encode(pieces[random() % pieces.size()], Specials::kRecognize);
+      ids.insert(ids.end(), piece.begin(), piece.end());
+    }
+    if (round % 16 == 0) ids.insert(ids.end(), {-1, 1 << 30, 265, static_cast<int32_t>(random())});
+    check_parse(harmony(), start_of(static_cast<char>(random() % 4)), ids);
+  }
 }
 
 TEST(HarmonyParser, ACopyIsASnapshot) {
