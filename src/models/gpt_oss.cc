@@ -1,5 +1,6 @@
 #include "models/gpt_oss.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -98,6 +99,7 @@ struct Descs {
   explicit Descs(const GptOssConfig& c)
       : embed{c.vocab, c.hidden, Format::kBF16},
         norm_qkv{c.hidden, c.q_heads, c.kv_heads, c.head_dim, Format::kBF16},
+        attention{c.q_heads, c.kv_heads, c.head_dim, kNoWindow},
         out_proj{c.hidden, c.q_width(), Format::kBF16},
         norm_route{c.hidden, c.experts, c.top_k, Format::kBF16},
         moe_up{c.hidden, c.width, c.experts, c.top_k, Format::kMxfp4},
@@ -106,6 +108,7 @@ struct Descs {
 
   ops::EmbedDesc embed;
   ops::NormQkvDesc norm_qkv;
+  ops::AttentionDesc attention;  // but for the window
   ops::OutProjDesc out_proj;
   ops::NormRouteDesc norm_route;
   ops::MoeUpDesc moe_up;
@@ -119,7 +122,8 @@ ops::KernelPlan make_plan(const GptOssConfig& c, const ops::KernelOptions& optio
   ops::KernelPlan plan(static_cast<int>(c.layers));
   plan.add(Op::kEmbed, -1, ops::embed_kernels(), d.embed, options);
   for (int l = 0; l < c.layers; ++l) {
-    const ops::AttentionDesc attention{c.q_heads, c.kv_heads, c.head_dim, c.window_of(l)};
+    ops::AttentionDesc attention = d.attention;
+    attention.window = c.window_of(l);
     plan.add(Op::kNormQkv, l, ops::norm_qkv_kernels(), d.norm_qkv, options);
     plan.add(Op::kAttention, l, ops::attention_kernels(), attention, options);
     plan.add(Op::kOutProj, l, ops::out_proj_kernels(), d.out_proj, options);
@@ -131,7 +135,19 @@ ops::KernelPlan make_plan(const GptOssConfig& c, const ops::KernelOptions& optio
   return plan;
 }
 
-int64_t op_scratch_bytes(const GptOssConfig&, const Ctx&, const StepLimits&) { return 0; }
+// Working memory of the op that needs most.
+int64_t op_scratch_bytes(const GptOssConfig& c, const Ctx& cx, const StepLimits& limits) {
+  const Descs d(c);
+  const int64_t tokens = limits.max_tokens;
+  const int threads = cx.threads();
+  return std::max({ops::scratch_bytes(d.norm_qkv, tokens, threads),
+                   ops::scratch_bytes(d.attention, threads),
+                   ops::scratch_bytes(d.out_proj, tokens, threads),
+                   ops::scratch_bytes(d.norm_route, tokens, threads),
+                   ops::scratch_bytes(d.moe_up, tokens, threads),
+                   ops::scratch_bytes(d.moe_down, tokens, threads),
+                   ops::scratch_bytes(d.norm_unembed, limits.max_out, threads)});
+}
 
 int64_t acts_bytes(const GptOssConfig& c, const Ctx& cx, const StepLimits& limits) {
   int64_t sum = 0;

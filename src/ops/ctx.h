@@ -26,6 +26,8 @@ struct Ctx {
   KernelOptions kernels = {};       // read when a model is loaded
   Tap tap = {};                     // goldens, `nibble diff`; empty while serving
 
+  int threads() const;  // of the pool; 1 without one
+
   // Set by the model for the time of a step.
   const KernelPlan* plan = nullptr;
   int layer = -1;

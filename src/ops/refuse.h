@@ -30,4 +30,11 @@ inline const char* refuse_format(Format format) {
                                                              : "weights are neither bf16 nor mxfp4";
 }
 
+// The blocked float path on `isa`, for weights of `format`.
+template <cpu::Isa kIsa>
+const char* refuse_blocked(Format format, const KernelOptions& options) {
+  if (const char* reason = refuse_isa(kIsa, options)) return reason;
+  return refuse_format(format);
+}
+
 }  // namespace nibble::ops

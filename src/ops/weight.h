@@ -35,6 +35,15 @@ struct Weight {
     if (bias != nullptr) w.bias += e * rows;
     return w;
   }
+  // `n` rows from `row0` on, of a weight without experts.
+  Weight slice(int64_t row0, int64_t n) const {
+    Weight w = *this;
+    w.rows = n;
+    w.codes += row0 * row_code_bytes();
+    if (scales != nullptr) w.scales += row0 * row_scale_bytes();
+    if (bias != nullptr) w.bias += row0;
+    return w;
+  }
 
  private:
   const FormatRow& row() const { return format_row(format); }

@@ -7,7 +7,16 @@
 namespace nibble::ops {
 namespace {
 
+template <cpu::Isa kIsa>
+constexpr AttentionKernel row(const char* name) {
+  return {name, [](const AttentionDesc&, const KernelOptions& o) { return refuse_isa(kIsa, o); },
+          BlockedAttention<kIsa>::run};
+}
+
 constexpr AttentionKernel kKernels[] = {
+    row<cpu::Isa::kAvx512>("avx512_float"),
+    row<cpu::Isa::kAvx2>("avx2_float"),
+    row<cpu::Isa::kNeon>("neon_float"),
     {"ref", [](const AttentionDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::attention},
 };

@@ -35,6 +35,14 @@ std::span<const AttentionKernel> attention_kernels();
 int64_t bytes(const AttentionDesc& desc, int64_t tokens, int64_t context, int64_t kv_bytes);
 int64_t flops(const AttentionDesc& desc, int64_t tokens, int64_t context);
 
+// Working memory of its kernels.
+int64_t scratch_bytes(const AttentionDesc& desc, int threads);
+
+// The blocked float path; defined for kAvx512, kAvx2 and kNeon.
+template <cpu::Isa kIsa>
+struct BlockedAttention {
+  static AttentionFn run;
+};
 namespace ref {
 AttentionFn attention;
 }

@@ -6,6 +6,8 @@ namespace nibble::ops {
 namespace {
 
 constexpr EmbedKernel kKernels[] = {
+    {"cpu_copy", [](const EmbedDesc& d, const KernelOptions&) { return refuse_format(d.format); },
+     copy::embed},
     {"ref", [](const EmbedDesc&, const KernelOptions& o) { return refuse_ref(o); }, ref::embed},
 };
 

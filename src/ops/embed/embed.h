@@ -24,6 +24,10 @@ std::span<const EmbedKernel> embed_kernels();
 int64_t bytes(const EmbedDesc& desc, int64_t tokens);
 inline int64_t flops(const EmbedDesc&, int64_t) { return 0; }
 
+// Copies rows; needs no vectors.
+namespace copy {
+EmbedFn embed;
+}
 namespace ref {
 EmbedFn embed;
 }

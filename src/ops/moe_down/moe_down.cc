@@ -5,7 +5,19 @@
 namespace nibble::ops {
 namespace {
 
+template <cpu::Isa kIsa>
+constexpr MoeDownKernel row(const char* name) {
+  return {name,
+          [](const MoeDownDesc& d, const KernelOptions& o) {
+            return refuse_blocked<kIsa>(d.format, o);
+          },
+          BlockedMoeDown<kIsa>::run};
+}
+
 constexpr MoeDownKernel kKernels[] = {
+    row<cpu::Isa::kAvx512>("avx512_float"),
+    row<cpu::Isa::kAvx2>("avx2_float"),
+    row<cpu::Isa::kNeon>("neon_float"),
     {"ref", [](const MoeDownDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::moe_down},
 };

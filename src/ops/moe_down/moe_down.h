@@ -27,6 +27,14 @@ std::span<const MoeDownKernel> moe_down_kernels();
 int64_t bytes(const MoeDownDesc& desc, int64_t tokens, int64_t distinct);
 int64_t flops(const MoeDownDesc& desc, int64_t tokens);
 
+// Working memory of its kernels for steps of up to `tokens` tokens.
+int64_t scratch_bytes(const MoeDownDesc& desc, int64_t tokens, int threads);
+
+// The blocked float path; defined for kAvx512, kAvx2 and kNeon.
+template <cpu::Isa kIsa>
+struct BlockedMoeDown {
+  static MoeDownFn run;
+};
 namespace ref {
 MoeDownFn moe_down;
 }

@@ -5,7 +5,18 @@
 namespace nibble::ops {
 namespace {
 
+template <cpu::Isa kIsa>
+constexpr MoeUpKernel row(const char* name) {
+  return {
+      name,
+      [](const MoeUpDesc& d, const KernelOptions& o) { return refuse_blocked<kIsa>(d.format, o); },
+      BlockedMoeUp<kIsa>::run};
+}
+
 constexpr MoeUpKernel kKernels[] = {
+    row<cpu::Isa::kAvx512>("avx512_float"),
+    row<cpu::Isa::kAvx2>("avx2_float"),
+    row<cpu::Isa::kNeon>("neon_float"),
     {"ref", [](const MoeUpDesc&, const KernelOptions& o) { return refuse_ref(o); }, ref::moe_up},
 };
 

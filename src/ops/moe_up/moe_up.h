@@ -31,6 +31,14 @@ std::span<const MoeUpKernel> moe_up_kernels();
 int64_t bytes(const MoeUpDesc& desc, int64_t tokens, int64_t distinct);
 int64_t flops(const MoeUpDesc& desc, int64_t tokens);
 
+// Working memory of its kernels for steps of up to `tokens` tokens.
+int64_t scratch_bytes(const MoeUpDesc& desc, int64_t tokens, int threads);
+
+// The blocked float path; defined for kAvx512, kAvx2 and kNeon.
+template <cpu::Isa kIsa>
+struct BlockedMoeUp {
+  static MoeUpFn run;
+};
 namespace ref {
 MoeUpFn moe_up;
 // The activation alone.

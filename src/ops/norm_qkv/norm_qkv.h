@@ -35,6 +35,14 @@ std::span<const NormQkvKernel> norm_qkv_kernels();
 int64_t bytes(const NormQkvDesc& desc, int64_t tokens);
 int64_t flops(const NormQkvDesc& desc, int64_t tokens);
 
+// Working memory of its kernels for steps of up to `tokens` tokens.
+int64_t scratch_bytes(const NormQkvDesc& desc, int64_t tokens, int threads);
+
+// The blocked float path; defined for kAvx512, kAvx2 and kNeon.
+template <cpu::Isa kIsa>
+struct BlockedNormQkv {
+  static NormQkvFn run;
+};
 namespace ref {
 NormQkvFn norm_qkv;
 }

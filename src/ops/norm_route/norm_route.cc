@@ -8,7 +8,19 @@
 namespace nibble::ops {
 namespace {
 
+template <cpu::Isa kIsa>
+constexpr NormRouteKernel row(const char* name) {
+  return {name,
+          [](const NormRouteDesc& d, const KernelOptions& o) {
+            return refuse_blocked<kIsa>(d.format, o);
+          },
+          BlockedNormRoute<kIsa>::run};
+}
+
 constexpr NormRouteKernel kKernels[] = {
+    row<cpu::Isa::kAvx512>("avx512_float"),
+    row<cpu::Isa::kAvx2>("avx2_float"),
+    row<cpu::Isa::kNeon>("neon_float"),
     {"ref", [](const NormRouteDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::norm_route},
 };

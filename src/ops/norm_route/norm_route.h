@@ -30,6 +30,14 @@ int64_t flops(const NormRouteDesc& desc, int64_t tokens);
 // ids [K] and p [K] of one token from its logits [E].
 void choose_experts(const float* logits, int64_t experts, int64_t top_k, int32_t* ids, float* p);
 
+// Working memory of its kernels for steps of up to `tokens` tokens.
+int64_t scratch_bytes(const NormRouteDesc& desc, int64_t tokens, int threads);
+
+// The blocked float path; defined for kAvx512, kAvx2 and kNeon.
+template <cpu::Isa kIsa>
+struct BlockedNormRoute {
+  static NormRouteFn run;
+};
 namespace ref {
 NormRouteFn norm_route;
 }

@@ -5,7 +5,19 @@
 namespace nibble::ops {
 namespace {
 
+template <cpu::Isa kIsa>
+constexpr NormUnembedKernel row(const char* name) {
+  return {name,
+          [](const NormUnembedDesc& d, const KernelOptions& o) {
+            return refuse_blocked<kIsa>(d.format, o);
+          },
+          BlockedNormUnembed<kIsa>::run};
+}
+
 constexpr NormUnembedKernel kKernels[] = {
+    row<cpu::Isa::kAvx512>("avx512_float"),
+    row<cpu::Isa::kAvx2>("avx2_float"),
+    row<cpu::Isa::kNeon>("neon_float"),
     {"ref", [](const NormUnembedDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::norm_unembed},
 };

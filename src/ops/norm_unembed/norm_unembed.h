@@ -25,6 +25,14 @@ std::span<const NormUnembedKernel> norm_unembed_kernels();
 int64_t bytes(const NormUnembedDesc& desc, int64_t rows);
 int64_t flops(const NormUnembedDesc& desc, int64_t rows);
 
+// Working memory of its kernels for up to `rows` rows.
+int64_t scratch_bytes(const NormUnembedDesc& desc, int64_t rows, int threads);
+
+// The blocked float path; defined for kAvx512, kAvx2 and kNeon.
+template <cpu::Isa kIsa>
+struct BlockedNormUnembed {
+  static NormUnembedFn run;
+};
 namespace ref {
 NormUnembedFn norm_unembed;
 }

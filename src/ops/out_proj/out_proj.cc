@@ -5,7 +5,19 @@
 namespace nibble::ops {
 namespace {
 
+template <cpu::Isa kIsa>
+constexpr OutProjKernel row(const char* name) {
+  return {name,
+          [](const OutProjDesc& d, const KernelOptions& o) {
+            return refuse_blocked<kIsa>(d.format, o);
+          },
+          BlockedOutProj<kIsa>::run};
+}
+
 constexpr OutProjKernel kKernels[] = {
+    row<cpu::Isa::kAvx512>("avx512_float"),
+    row<cpu::Isa::kAvx2>("avx2_float"),
+    row<cpu::Isa::kNeon>("neon_float"),
     {"ref", [](const OutProjDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::out_proj},
 };

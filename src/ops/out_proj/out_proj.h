@@ -24,6 +24,14 @@ std::span<const OutProjKernel> out_proj_kernels();
 int64_t bytes(const OutProjDesc& desc, int64_t tokens);
 int64_t flops(const OutProjDesc& desc, int64_t tokens);
 
+// Working memory of its kernels for steps of up to `tokens` tokens.
+int64_t scratch_bytes(const OutProjDesc& desc, int64_t tokens, int threads);
+
+// The blocked float path; defined for kAvx512, kAvx2 and kNeon.
+template <cpu::Isa kIsa>
+struct BlockedOutProj {
+  static OutProjFn run;
+};
 namespace ref {
 OutProjFn out_proj;
 }

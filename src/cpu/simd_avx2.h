@@ -1,0 +1,77 @@
+// Vectors of 8 floats. Include only in files compiled for AVX2 and FMA (see
+// ops/blocked/float_kernels_avx2.cc); the other simd_*.h offer the same functions.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "cpu/simd.h"
+#include "formats/mxfp4.h"
+
+namespace nibble::cpu {
+
+struct Avx2 {
+  using Vec = __m256;
+  static constexpr int kLanes = 8;
+  // Accumulators of a matrix product tile: kTileRows x kTileTokens, in registers.
+  static constexpr int kTileRows = 3;
+  static constexpr int kTileTokens = 4;
+
+  SIMD_FN Vec zero() { return _mm256_setzero_ps(); }
+  SIMD_FN Vec set1(float x) { return _mm256_set1_ps(x); }
+  SIMD_FN Vec load(const float* p) { return _mm256_loadu_ps(p); }
+  SIMD_FN void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
+  SIMD_FN Vec load_bf16(const uint16_t* p) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+  SIMD_FN Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+  SIMD_FN Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+  SIMD_FN Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
+  SIMD_FN Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+  SIMD_FN Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+  SIMD_FN Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
+  SIMD_FN Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+  SIMD_FN Vec round(Vec a) {
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  // 2^n for whole n within [-126, 127].
+  SIMD_FN Vec pow2(Vec n) {
+    const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
+  }
+  SIMD_FN float sum(Vec v) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+  }
+  SIMD_FN float largest(Vec v) {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+  }
+
+  // A block of 32 MXFP4 weights: out[0], out[1] hold elements 0, 2, .. 30, out[2], out[3] elements
+  // 1, 3, .. 31.
+  SIMD_FN void decode_block(const uint8_t* codes, float scale, Vec* out) {
+    // vpermps takes the low 3 bits of each lane: the magnitudes. Bit 3 becomes the sign.
+    const Vec table = mul(load(kE2m1), set1(scale));
+    for (int half = 0; half < 2; ++half) {
+      const __m256i low =
+          _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + 8 * half)));
+      const __m256i high = _mm256_srli_epi32(low, 4);
+      out[half] = signed_value(table, low);
+      out[half + 2] = signed_value(table, high);
+    }
+  }
+
+ private:
+  SIMD_FN Vec signed_value(Vec table, __m256i nibbles) {
+    const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(nibbles, 28),
+                                          _mm256_set1_epi32(static_cast<int>(0x80000000u)));
+    return _mm256_xor_ps(_mm256_permutevar8x32_ps(table, nibbles), _mm256_castsi256_ps(sign));
+  }
+};
+
+}  // namespace nibble::cpu

@@ -1,0 +1,56 @@
+// Vectors of 16 floats. Include only in files compiled for AVX-512 F, BW, VL and DQ (see
+// ops/blocked/float_kernels_avx512.cc); the other simd_*.h offer the same functions.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "cpu/simd.h"
+#include "formats/mxfp4.h"
+
+namespace nibble::cpu {
+
+struct Avx512 {
+  using Vec = __m512;
+  static constexpr int kLanes = 16;
+  // Accumulators of a matrix product tile: kTileRows x kTileTokens, in registers.
+  static constexpr int kTileRows = 4;
+  static constexpr int kTileTokens = 4;
+
+  SIMD_FN Vec zero() { return _mm512_setzero_ps(); }
+  SIMD_FN Vec set1(float x) { return _mm512_set1_ps(x); }
+  SIMD_FN Vec load(const float* p) { return _mm512_loadu_ps(p); }
+  SIMD_FN void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+  SIMD_FN Vec load_bf16(const uint16_t* p) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
+  SIMD_FN Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+  SIMD_FN Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+  SIMD_FN Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+  SIMD_FN Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+  SIMD_FN Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+  SIMD_FN Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+  SIMD_FN Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+  SIMD_FN Vec round(Vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT); }
+  // 2^n for whole n within [-126, 127].
+  SIMD_FN Vec pow2(Vec n) {
+    const __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(e, 23));
+  }
+  SIMD_FN float sum(Vec v) { return _mm512_reduce_add_ps(v); }
+  SIMD_FN float largest(Vec v) { return _mm512_reduce_max_ps(v); }
+
+  // A block of 32 MXFP4 weights: out[0] holds elements 0, 2, .. 30, out[1] elements 1, 3, .. 31.
+  SIMD_FN void decode_block(const uint8_t* codes, float scale, Vec* out) {
+    // vpermps takes the low 4 bits of each lane: the table is looked up without masking.
+    const Vec table = mul(load(kE2m1), set1(scale));
+    const __m512i bytes =
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+    out[0] = _mm512_permutexvar_ps(bytes, table);
+    out[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), table);
+  }
+};
+
+}  // namespace nibble::cpu

@@ -1,0 +1,63 @@
+// Vectors of 4 floats, for arm64; the other simd_*.h offer the same functions.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstdint>
+
+#include "cpu/simd.h"
+
+namespace nibble::cpu {
+
+struct Neon {
+  using Vec = float32x4_t;
+  static constexpr int kLanes = 4;
+  // Accumulators of a matrix product tile: kTileRows x kTileTokens, in registers.
+  static constexpr int kTileRows = 4;
+  static constexpr int kTileTokens = 4;
+
+  SIMD_FN Vec zero() { return vdupq_n_f32(0); }
+  SIMD_FN Vec set1(float x) { return vdupq_n_f32(x); }
+  SIMD_FN Vec load(const float* p) { return vld1q_f32(p); }
+  SIMD_FN void store(float* p, Vec v) { vst1q_f32(p, v); }
+  SIMD_FN Vec load_bf16(const uint16_t* p) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+  }
+  SIMD_FN Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
+  SIMD_FN Vec add(Vec a, Vec b) { return vaddq_f32(a, b); }
+  SIMD_FN Vec sub(Vec a, Vec b) { return vsubq_f32(a, b); }
+  SIMD_FN Vec mul(Vec a, Vec b) { return vmulq_f32(a, b); }
+  SIMD_FN Vec div(Vec a, Vec b) { return vdivq_f32(a, b); }
+  SIMD_FN Vec min(Vec a, Vec b) { return vminq_f32(a, b); }
+  SIMD_FN Vec max(Vec a, Vec b) { return vmaxq_f32(a, b); }
+  SIMD_FN Vec round(Vec a) { return vrndnq_f32(a); }
+  // 2^n for whole n within [-126, 127].
+  SIMD_FN Vec pow2(Vec n) {
+    const int32x4_t e = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
+    return vreinterpretq_f32_s32(vshlq_n_s32(e, 23));
+  }
+  SIMD_FN float sum(Vec v) { return vaddvq_f32(v); }
+  SIMD_FN float largest(Vec v) { return vmaxvq_f32(v); }
+
+  // A block of 32 MXFP4 weights: out[0..3] hold elements 0, 2, .. 30, out[4..7] 1, 3, .. 31.
+  SIMD_FN void decode_block(const uint8_t* codes, float scale, Vec* out) {
+    // The upper two bytes of each value's float32 (its bf16), looked up one by one.
+    static constexpr uint8_t kHigh[16] = {0x00, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40,
+                                          0x80, 0xbf, 0xbf, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0};
+    static constexpr uint8_t kLow[16] = {0x00, 0x00, 0x80, 0xc0, 0x00, 0x40, 0x80, 0xc0,
+                                         0x00, 0x00, 0x80, 0xc0, 0x00, 0x40, 0x80, 0xc0};
+    const uint8x16_t high = vld1q_u8(kHigh), low = vld1q_u8(kLow), bytes = vld1q_u8(codes);
+    const uint8x16_t nibbles[2] = {vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8(bytes, 4)};
+    for (int parity = 0; parity < 2; ++parity) {
+      const uint8x16_t h = vqtbl1q_u8(high, nibbles[parity]), l = vqtbl1q_u8(low, nibbles[parity]);
+      const uint16x8_t bf16[2] = {vreinterpretq_u16_u8(vzip1q_u8(l, h)),
+                                  vreinterpretq_u16_u8(vzip2q_u8(l, h))};
+      for (int i = 0; i < 4; ++i) {
+        const uint16x4_t four = i % 2 ? vget_high_u16(bf16[i / 2]) : vget_low_u16(bf16[i / 2]);
+        out[4 * parity + i] = vmulq_n_f32(vreinterpretq_f32_u32(vshll_n_u16(four, 16)), scale);
+      }
+    }
+  }
+};
+
+}  // namespace nibble::cpu

@@ -1,0 +1,78 @@
+#include <algorithm>
+
+#include "cpu/thread_pool.h"
+#include "ops/attention/attention.h"
+#include "ops/blocked/float_kernels.h"
+#include "ops/scratch.h"
+#include "ops/store.h"
+
+namespace nibble::ops {
+namespace {
+
+// Query rows (token, head) that share one pass over the keys.
+constexpr int64_t kTileRows = 32;
+
+int32_t tile_tokens(int64_t group) {
+  return static_cast<int32_t>(std::max<int64_t>(1, kTileRows / group));
+}
+
+int64_t worker_floats(int64_t group, int64_t dim) {
+  return attend_scratch_floats(tile_tokens(group) * group, dim);
+}
+
+}  // namespace
+
+int64_t scratch_bytes(const AttentionDesc& d, int threads) {
+  Scratch s;
+  s.take<float>(threads * worker_floats(d.q_heads / d.kv_heads, d.head_dim));
+  return s.used_bytes();
+}
+
+template <cpu::Isa kIsa>
+void BlockedAttention<kIsa>::run(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
+                                 const AttentionParams& params, const Step& s) {
+  const FloatKernels& kernels = float_kernels(kIsa);
+  const int64_t kv_heads = kv.k.dim(1), dim = kv.k.dim(3), width = q.dim(1);
+  const int64_t group = width / dim / kv_heads, floats = worker_floats(group, dim);
+  const int32_t per_tile = tile_tokens(group);
+  float* scratch = Scratch(cx.scratch).take<float>(cx.pool->size() * floats);
+  const auto tiles_of = [&](const Span& span) { return (span.q_len + per_tile - 1) / per_tile; };
+  int64_t tiles = 0;
+  for (int32_t i = 0; i < s.num_spans; ++i) tiles += tiles_of(s.spans[i]);
+
+  cx.pool->parallel_tasks(tiles * kv_heads, [&](int64_t task, int worker) {
+    // Last tiles first: they see the most keys.
+    const int64_t g = task % kv_heads;
+    int64_t tile = tiles - 1 - task / kv_heads;
+    const Span* span = s.spans;
+    for (; tile >= tiles_of(*span); ++span) tile -= tiles_of(*span);
+    const auto first = static_cast<int32_t>(tile * per_tile);
+    const int64_t at = (span->q_start + first) * width + g * group * dim;
+    const int32_t num_tokens = std::min(per_tile, span->q_len - first);
+    kernels.attend({.kv = &kv,
+                    .slot = span->slot,
+                    .kv_head = static_cast<int32_t>(g),
+                    .group = static_cast<int32_t>(group),
+                    .num_tokens = num_tokens,
+                    .first_pos = span->context + first,
+                    .window = params.window,
+                    .scale = params.scale,
+                    .sinks = params.sinks ? params.sinks + g * group : nullptr,
+                    .q = q.as<float>() + at,
+                    .att = att.as<float>() + at,
+                    .ld = width,
+                    .scratch = scratch + worker * floats});
+    if (cx.activations != DType::kBF16) return;
+    for (int32_t t = 0; t < num_tokens; ++t)
+      for (int64_t j = 0; j < group * dim; ++j) {
+        float& value = att.as<float>()[at + t * width + j];
+        value = stored(cx.activations, value);
+      }
+  });
+}
+
+template struct BlockedAttention<cpu::Isa::kAvx512>;
+template struct BlockedAttention<cpu::Isa::kAvx2>;
+template struct BlockedAttention<cpu::Isa::kNeon>;
+
+}  // namespace nibble::ops

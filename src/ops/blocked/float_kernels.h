@@ -1,0 +1,64 @@
+// The blocked float path: what the CPU's ops are made of, written once over vectors of floats and
+// compiled for each instruction set.
+//
+// One reduction order per output, whatever the batch: the sum over k of one (row, input) pair runs
+// through one vector accumulator, lane k mod kLanes, in ascending k; its lanes are added in a fixed
+// tree. Tiles only choose how many such sums run side by side. So a token has the same bits alone,
+// in a batch, or in a chunk; instruction sets with other vector lengths differ in rounding.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/isa.h"
+#include "ops/step.h"
+#include "ops/weight.h"
+
+namespace nibble::ops {
+
+// Rows that are decoded together: kBlockRows x K floats stay in L2.
+inline constexpr int kBlockRows = 16;
+
+// Queries of consecutive tokens of one sequence that share a KV head, against all their keys.
+// Keys are met in blocks of kKeyBlock positions, aligned to absolute positions, with the usual
+// rescaling when the largest score grows: the order depends on positions alone.
+inline constexpr int kKeyBlock = 32;
+struct AttendTile {
+  const KvLayer* kv;
+  int32_t slot;
+  int32_t kv_head;
+  int32_t group;       // query heads of this KV head
+  int32_t num_tokens;  // rows are num_tokens x group
+  int32_t first_pos;   // of the first token
+  int32_t window;      // 0: none
+  float scale;
+  const uint16_t* sinks;  // [group] or none
+  const float* q;         // token t, head j of the group: q + t * ld + j * D
+  float* att;             // alike
+  int64_t ld;
+  float* scratch;  // attend_scratch_floats()
+};
+
+struct FloatKernels {
+  // Inputs up to which dot_weight() is as good as decode() and dot_decoded().
+  int direct_tokens;
+
+  // y[m * ldy + r] = sum_k w[r][k] x[m][k] + bias[r]. For MXFP4 weights inputs lie in block order:
+  // per 32 the even elements, then the odd ones. The two ways give the same bits.
+  void (*dot_weight)(const Weight& w, const float* const* x, int64_t tokens, float* y, int64_t ldy);
+  void (*decode)(const Weight& w, float* decoded);  // [rows][K], MXFP4 in block order
+  void (*dot_decoded)(const Weight& w, const float* decoded, const float* const* x, int64_t tokens,
+                      float* y, int64_t ldy);
+
+  // x += d (stored as bf16 where `bf16`), h = norm(x).
+  void (*add_norm)(float* x, const float* d, float* h, const Norm& norm, int64_t n, bool bf16);
+  // u[j] = swiglu(y[2j], y[2j + 1])
+  void (*swiglu)(const float* y, float* u, int64_t n, float limit);
+  void (*attend)(const AttendTile& tile);
+};
+
+// Those compiled for `isa`; isa is one of this architecture's, kScalar excepted.
+const FloatKernels& float_kernels(cpu::Isa isa);
+
+int64_t attend_scratch_floats(int64_t rows, int64_t head_dim);
+
+}  // namespace nibble::ops

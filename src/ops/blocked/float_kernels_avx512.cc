@@ -1,0 +1,41 @@
+// The blocked float path for Avx512. From the pragma on, to the end of the file (where templates
+// are instantiated), this file may use its instructions; what other files share is included before.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "formats/bf16.h"
+#include "formats/mxfp4.h"
+#include "ops/blocked/float_kernels.h"
+#include "ops/kv_pages.h"
+#include "ops/moe_up/moe_up.h"
+
+#if defined(__clang__)
+#pragma clang attribute push( \
+    __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq"))), apply_to = function)
+#else
+// gcc 12 takes the "undefined" operand inside its own intrinsics for a bug (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")
+#endif
+
+#include "cpu/simd_avx512.h"
+#include "ops/blocked/attend_impl.h"
+#include "ops/blocked/float_kernels_impl.h"
+
+namespace nibble::ops {
+
+extern const FloatKernels kAvx512Kernels;
+constinit const FloatKernels kAvx512Kernels =
+    make_float_kernels<cpu::Avx512>(Attend<cpu::Avx512>::run);
+
+}  // namespace nibble::ops
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,94 @@
+#include <algorithm>
+
+#include "cpu/thread_pool.h"
+#include "ops/kv_pages.h"
+#include "ops/linear/linear.h"
+#include "ops/norm_qkv/norm_qkv.h"
+#include "ops/store.h"
+
+namespace nibble::ops {
+namespace {
+
+struct NormQkvScratch {
+  NormQkvScratch(Scratch s, const NormQkvDesc& d, int64_t tokens, int threads)
+      : y(s.take<float>(tokens * (d.q_heads + 2 * d.kv_heads) * d.head_dim)),
+        linear(s, d.format, d.hidden, tokens, threads),
+        used_bytes(s.used_bytes()) {}
+  float* y;  // [T, (Q + 2G) * D] q, k, v before they are turned
+  LinearScratch linear;
+  int64_t used_bytes;
+};
+
+void turn(const float* from, const float* cos_sin, int64_t dim, float* to) {
+  const int64_t half = dim / 2;
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = from[i], b = from[i + half], c = cos_sin[i], s = cos_sin[i + half];
+    to[i] = a * c - b * s;
+    to[i + half] = b * c + a * s;
+  }
+}
+
+void put(const Tensor& pages, int64_t at, const float* from, int64_t n) {
+  if (pages.dtype == DType::kBF16) {
+    uint16_t* to = pages.as<uint16_t>() + at;
+    for (int64_t i = 0; i < n; ++i) to[i] = bf16_from_float(from[i]);
+  } else {
+    std::copy_n(from, n, pages.as<float>() + at);
+  }
+}
+
+// One token's q, k and v from y to their places.
+void place(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& cos_sin, float* y,
+           int64_t t, int32_t slot, int32_t pos) {
+  const int64_t kv_heads = kv.k.dim(1), dim = kv.k.dim(3), width = out.q.dim(1);
+  const float* angles = cos_sin.as<float>() + t * dim;
+  float* q = out.q.as<float>() + t * width;
+  for (int64_t j = 0; j < width; j += dim) turn(y + j, angles, dim, q + j);
+  if (cx.activations == DType::kBF16)
+    for (int64_t j = 0; j < width; ++j) q[j] = stored(cx.activations, q[j]);
+  float* k = y + width;
+  const float* v = k + kv_heads * dim;
+  for (int64_t g = 0; g < kv_heads; ++g, k += dim, v += dim) {
+    const int64_t at = kv_index(kv, slot, pos, g);
+    // Turned within the row: each pair is read before it is written.
+    turn(k, angles, dim, k);
+    put(kv.k, at, k, dim);
+    put(kv.v, at, v, dim);
+  }
+}
+
+}  // namespace
+
+int64_t scratch_bytes(const NormQkvDesc& desc, int64_t tokens, int threads) {
+  return NormQkvScratch(Scratch(), desc, tokens, threads).used_bytes;
+}
+
+template <cpu::Isa kIsa>
+void BlockedNormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& d,
+                               const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
+                               const Step& s) {
+  const FloatKernels& kernels = float_kernels(kIsa);
+  const int64_t hidden = qkv.cols, kv_heads = kv.k.dim(1), dim = kv.k.dim(3);
+  const NormQkvDesc desc{hidden, qkv.rows / dim - 2 * kv_heads, kv_heads, dim, qkv.format};
+  const NormQkvScratch scratch(Scratch(cx.scratch), desc, s.num_tokens, cx.pool->size());
+  cx.pool->parallel_for(s.num_tokens, 1, [&](int64_t t, int64_t end, int) {
+    for (; t < end; ++t)
+      kernels.add_norm(out.x.as<float>() + t * hidden, d.as<float>() + t * hidden,
+                       out.h.as<float>() + t * hidden, norm, hidden,
+                       cx.activations == DType::kBF16);
+  });
+  linear(cx, kernels, scratch.linear, scratch.y, out.h.as<float>(), s.num_tokens, qkv);
+  cx.pool->parallel_for(s.num_tokens, 1, [&](int64_t t, int64_t end, int) {
+    const Span* span = s.spans;
+    for (; t < end; ++t) {
+      while (t >= span->q_start + span->q_len) ++span;
+      place(cx, out, kv, cos_sin, scratch.y + t * qkv.rows, t, span->slot, s.positions[t]);
+    }
+  });
+}
+
+template struct BlockedNormQkv<cpu::Isa::kAvx512>;
+template struct BlockedNormQkv<cpu::Isa::kAvx2>;
+template struct BlockedNormQkv<cpu::Isa::kNeon>;
+
+}  // namespace nibble::ops

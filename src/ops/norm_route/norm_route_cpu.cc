@@ -1,0 +1,49 @@
+#include "cpu/thread_pool.h"
+#include "ops/linear/linear.h"
+#include "ops/norm_route/norm_route.h"
+
+namespace nibble::ops {
+namespace {
+
+struct NormRouteScratch {
+  NormRouteScratch(Scratch s, const NormRouteDesc& d, int64_t tokens, int threads)
+      : logits(s.take<float>(tokens * d.experts)),
+        linear(s, d.format, d.hidden, tokens, threads),
+        used_bytes(s.used_bytes()) {}
+  float* logits;  // [T, E]
+  LinearScratch linear;
+  int64_t used_bytes;
+};
+
+}  // namespace
+
+int64_t scratch_bytes(const NormRouteDesc& desc, int64_t tokens, int threads) {
+  return NormRouteScratch(Scratch(), desc, tokens, threads).used_bytes;
+}
+
+template <cpu::Isa kIsa>
+void BlockedNormRoute<kIsa>::run(Ctx& cx, const Tensor& h, Routing& routing, const Tensor& x,
+                                 const Tensor& d, const Norm& norm, const Weight& router) {
+  const FloatKernels& kernels = float_kernels(kIsa);
+  const int64_t hidden = router.cols, experts = router.rows, tokens = routing.num_tokens;
+  const NormRouteDesc desc{hidden, experts, routing.top_k, router.format};
+  const NormRouteScratch scratch(Scratch(cx.scratch), desc, tokens, cx.pool->size());
+  cx.pool->parallel_for(tokens, 1, [&](int64_t t, int64_t end, int) {
+    for (; t < end; ++t)
+      kernels.add_norm(x.as<float>() + t * hidden, d.as<float>() + t * hidden,
+                       h.as<float>() + t * hidden, norm, hidden, cx.activations == DType::kBF16);
+  });
+  linear(cx, kernels, scratch.linear, scratch.logits, h.as<float>(), tokens, router);
+  cx.pool->parallel_for(tokens, 1, [&](int64_t t, int64_t end, int) {
+    for (; t < end; ++t)
+      choose_experts(scratch.logits + t * experts, experts, routing.top_k,
+                     routing.ids + t * routing.top_k, routing.p + t * routing.top_k);
+  });
+  sort_by_expert(routing);
+}
+
+template struct BlockedNormRoute<cpu::Isa::kAvx512>;
+template struct BlockedNormRoute<cpu::Isa::kAvx2>;
+template struct BlockedNormRoute<cpu::Isa::kNeon>;
+
+}  // namespace nibble::ops
