@@ -43,6 +43,7 @@ void ChatStream::add_events(ChatDelta& delta) {
         add_text(event, delta);
         break;
       case Kind::kEnd:
+        part_.reset();
         if (event.part != HarmonyPart::kContent) break;
         add_content(stops_.flush(), delta);
         stops_ = fresh_stops_;  // a stop string does not reach over two messages
@@ -55,6 +56,7 @@ void ChatStream::add_events(ChatDelta& delta) {
 }
 
 void ChatStream::add_begin(const HarmonyEvent& event, ChatDelta& delta) {
+  part_ = event.part;
   separate_ =
       event.part == HarmonyPart::kReasoning ? !reply_.reasoning.empty() : !reply_.content.empty();
   if (event.part != HarmonyPart::kToolCall) return;

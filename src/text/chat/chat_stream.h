@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -64,6 +65,9 @@ class ChatStream {
   // Index in options.stop of the one found; -1: none.
   int matched_stop() const { return stops_.matched(); }
 
+  // What the ids at hand are part of: the open message's, or nothing (a header).
+  std::optional<HarmonyPart> part() const { return part_; }
+
   // All deltas so far, joined.
   const ChatReply& reply() const { return reply_; }
   // "tool_calls", "length" (with `out_of_tokens`: max_tokens or the context was used up) or "stop".
@@ -83,6 +87,7 @@ class ChatStream {
   std::string call_id_seed_;
   bool forced_call_;
   bool separate_ = false;  // a newline goes before the next text of this part
+  std::optional<HarmonyPart> part_;
   ChatReply reply_;
   std::vector<HarmonyEvent> events_;
 };

@@ -1,0 +1,91 @@
+// One HTTP request that generates: its sequences in the engine, their outputs in order on the
+// server's thread, the end of all of them, errors, and a client that goes away.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "server/api_error.h"
+#include "server/http.h"
+#include "server/json_fields.h"
+#include "server/served_model.h"
+
+namespace nibble::server {
+
+class Generation;
+
+// Those under way, so that a shutdown can end them.
+class LiveGenerations {
+ public:
+  void add(Generation* generation);
+  void remove(Generation* generation);
+  void cancel_all();
+
+ private:
+  std::mutex mutex_;
+  std::unordered_set<Generation*> all_;
+};
+
+struct GenerationContext {
+  const ServedModel& model;
+  Admission& admission;
+  LiveGenerations& live;
+  std::string fingerprint;  // "nibble-0.1.0"
+};
+
+// "chatcmpl-" and 24 random characters.
+std::string random_id(const std::string& prefix);
+
+struct Usage {
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;
+  int64_t completion_tokens = 0;
+  int64_t reasoning_tokens = 0;
+  bool has_reasoning = false;
+};
+Json usage_json(const Usage& usage);
+
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  Generation(const GenerationContext& context, std::shared_ptr<HttpReply> reply);
+  virtual ~Generation();
+
+  // Gives the requests to the engine; their on_output is set here. Any thread, once.
+  void submit(std::vector<Request> requests);
+  // Any thread.
+  void cancel();
+
+ protected:
+  // All of these run on the server's thread. The index is that of the request in submit().
+  virtual void on_output(size_t index, const Output& output) = 0;
+  virtual void on_all_ended() = 0;
+
+  // For the streams of derived classes: starts the stream where it is not yet.
+  void stream(std::string data);
+  void end_stream(std::string data);
+
+  const ServedModel& model() const { return model_; }
+  HttpReply& reply() { return *reply_; }
+
+ private:
+  void deliver(size_t index, const Output& output);
+  void fail(const ApiError& error);
+
+  const ServedModel& model_;
+  Admission& admission_;
+  LiveGenerations& live_;
+  std::shared_ptr<HttpReply> reply_;
+  std::mutex mutex_;  // of ids_ and canceled_
+  std::vector<RequestId> ids_;
+  bool canceled_ = false;
+  size_t num_running_ = 0;
+  bool streaming_ = false;
+  bool failed_ = false;
+};
+
+}  // namespace nibble::server

@@ -1,0 +1,451 @@
+#include "server/http_session.h"
+
+#include <algorithm>
+#include <array>
+#include <boost/asio/dispatch.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/write.hpp>
+#include <cstdio>
+#include <ctime>
+
+#include "base/log.h"
+
+namespace nibble::server {
+namespace {
+
+namespace asio = boost::asio;
+namespace http = boost::beast::http;
+using boost::system::error_code;
+
+constexpr size_t kReadBytes = 16 << 10;
+// Read ahead of a request under way: pipelined requests. Past it nothing is read until the answer.
+constexpr size_t kMaxAheadBytes = 64 << 10;
+
+bool iequals(std::string_view a, std::string_view b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](unsigned char x, unsigned char y) {
+    return std::tolower(x) == std::tolower(y);
+  });
+}
+
+// "Sat, 21 Nov 2026 13:00:00 GMT"
+std::string http_date() {
+  const std::time_t now = std::time(nullptr);
+  std::tm tm{};
+  gmtime_r(&now, &tm);
+  std::array<char, 64> text{};
+  const size_t n = std::strftime(text.data(), text.size(), "%a, %d %b %Y %H:%M:%S GMT", &tm);
+  return std::string(text.data(), n);
+}
+
+// The handler's end of one exchange. Holds the session alive.
+class Exchange final : public HttpReply {
+ public:
+  Exchange(std::shared_ptr<HttpSession> session, uint64_t id,
+           std::shared_ptr<std::atomic<bool>> gone)
+      : session_(std::move(session)), id_(id), gone_(std::move(gone)) {}
+
+  ~Exchange() override {
+    asio::post(session_->executor(), [session = session_, id = id_] { session->dropped(id); });
+  }
+
+  void send(HttpResponse response) override {
+    run([response = std::move(response)](HttpSession& s, uint64_t id) mutable {
+      s.send(id, std::move(response));
+    });
+  }
+  void start(HttpResponse head) override {
+    run([head = std::move(head)](HttpSession& s, uint64_t id) mutable {
+      s.start_stream(id, std::move(head));
+    });
+  }
+  void write(std::string data) override {
+    run([data = std::move(data)](HttpSession& s, uint64_t id) mutable {
+      s.write(id, std::move(data));
+    });
+  }
+  void finish() override {
+    run([](HttpSession& s, uint64_t id) { s.finish(id); });
+  }
+  void on_gone(std::function<void()> f) override {
+    run([f = std::move(f)](HttpSession& s, uint64_t id) mutable { s.on_gone(id, std::move(f)); });
+  }
+  void post(std::function<void()> f) override { asio::post(session_->executor(), std::move(f)); }
+  bool gone() const override { return *gone_; }
+
+ private:
+  template <typename F>
+  void run(F f) {
+    asio::dispatch(session_->executor(),
+                   [session = session_, id = id_, f = std::move(f)]() mutable { f(*session, id); });
+  }
+
+  std::shared_ptr<HttpSession> session_;
+  const uint64_t id_;
+  std::shared_ptr<std::atomic<bool>> gone_;
+};
+
+}  // namespace
+
+HttpSession::HttpSession(Socket socket, std::shared_ptr<HttpShared> shared)
+    : socket_(std::move(socket)),
+      shared_(std::move(shared)),
+      deadline_(socket_.get_executor()),
+      write_deadline_(socket_.get_executor()) {
+  shared_->sessions.insert(this);
+  shared_->num_sessions = shared_->sessions.size();
+}
+
+HttpSession::~HttpSession() {
+  release_body();
+  shared_->sessions.erase(this);
+  shared_->num_sessions = shared_->sessions.size();
+}
+
+void HttpSession::start() {
+  error_code ignored;
+  socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
+  socket_.non_blocking(true, ignored);
+  set_deadline(shared_->options.idle_timeout);
+  read_some();
+}
+
+void HttpSession::refuse_connection() {
+  error_code ignored;
+  socket_.non_blocking(true, ignored);
+  refuse({.status = 503,
+          .body = shared_->error_body(503, "too many connections"),
+          .headers = {{"Retry-After", "1"}}});
+}
+
+void HttpSession::drain() {
+  if (state_ == State::kIdle) return close();
+  keep_alive_ = false;
+}
+
+void HttpSession::close() {
+  if (state_ == State::kClosed) return;
+  state_ = State::kClosed;
+  shared_->sessions.erase(this);
+  shared_->num_sessions = shared_->sessions.size();
+  error_code ignored;
+  socket_.close(ignored);
+  deadline_.cancel();
+  write_deadline_.cancel();
+  release_body();
+  if (gone_) *gone_ = true;
+  open_ = false;
+  if (const auto f = std::exchange(on_gone_, nullptr)) f();
+}
+
+// ---- input
+
+void HttpSession::read_some() {
+  if (reading_ || state_ == State::kClosed) return;
+  if (state_ == State::kBusy && buffer_.size() >= kMaxAheadBytes) return;
+  reading_ = true;
+  socket_.async_read_some(buffer_.prepare(kReadBytes),
+                          [self = shared_from_this()](const error_code& ec, size_t bytes) {
+                            self->on_read(ec, bytes);
+                          });
+}
+
+void HttpSession::on_read(const error_code& ec, size_t bytes) {
+  reading_ = false;
+  if (state_ == State::kClosed) return;
+  if (ec) return close();  // the end of the stream too
+  buffer_.commit(bytes);
+  if (state_ == State::kLingering) buffer_.consume(buffer_.size());
+  on_input();
+  read_some();
+}
+
+void HttpSession::on_input() {
+  if (parsing_) return;  // an answer given inside the loop below
+  parsing_ = true;
+  while (parse_some()) {
+  }
+  parsing_ = false;
+}
+
+bool HttpSession::parse_some() {
+  if (state_ == State::kIdle) {
+    // An empty line before a request is to be skipped (RFC 9112, 2.2).
+    while (buffer_.size() > 0) {
+      const char c = *static_cast<const char*>(buffer_.data().data());
+      if (c != '\r' && c != '\n') break;
+      buffer_.consume(1);
+    }
+    if (buffer_.size() == 0) return false;
+    parser_.emplace();
+    parser_->header_limit(shared_->options.max_head_bytes);
+    parser_->body_limit(shared_->options.max_body_bytes);
+    state_ = State::kHead;
+    set_deadline(shared_->options.head_timeout);
+  }
+  if ((state_ != State::kHead && state_ != State::kBody) || buffer_.size() == 0) return false;
+  error_code ec;
+  buffer_.consume(parser_->put(buffer_.data(), ec));
+  if (ec == http::error::need_more) {
+    // Chunk headers and trailers have no limit of their own.
+    if (buffer_.size() > shared_->options.max_head_bytes)
+      ec = http::error::header_limit;
+    else
+      return false;
+  }
+  if (ec) return parse_failed(ec), false;
+  if (state_ == State::kHead && parser_->is_header_done() && !on_head()) {
+    return state_ == State::kIdle;  // refused, but there is no body to skip
+  }
+  if (parser_->is_done()) on_request();
+  return state_ != State::kClosed;
+}
+
+bool HttpSession::on_head() {
+  state_ = State::kBody;
+  const auto& head = parser_->get();
+  request_ = {};
+  request_.method = std::string(head.method_string());
+  std::string target(head.target());
+  if (const size_t authority = target.find("://");
+      !target.starts_with('/') && authority != std::string::npos) {
+    const size_t path = target.find('/', authority + 3);  // the absolute form: RFC 9112, 3.2.2
+    target = path == std::string::npos ? "/" : target.substr(path);
+  }
+  const size_t query = target.find('?');
+  request_.path = target.substr(0, query);
+  if (query != std::string::npos) request_.query = target.substr(query + 1);
+  for (const auto& field : head) {
+    std::string name(field.name_string());
+    std::transform(name.begin(), name.end(), name.begin(),
+                   [](unsigned char c) { return std::tolower(c); });
+    request_.headers.emplace_back(std::move(name), std::string(field.value()));
+  }
+  reply_headers_.clear();
+  no_body_ = request_.method == "HEAD";
+  keep_alive_ = parser_->keep_alive() && !shared_->draining;
+  chunked_ = head.version() >= 11;
+  if (head.version() < 10 || head.version() > 11) return refuse(505, "HTTP/1.1 please"), false;
+  // Anything but a final "chunked" has no known end.
+  if (!request_.header("transfer-encoding").empty() && !parser_->chunked()) {
+    return refuse(501, "this Transfer-Encoding is not known"), false;
+  }
+  if (auto refusal = shared_->gate(request_, reply_headers_)) {
+    if (!parser_->is_done()) return refuse(*std::move(refusal)), false;
+    state_ = State::kBusy;
+    open_ = true;
+    return send(++exchange_, *std::move(refusal)), false;
+  }
+  const auto& options = shared_->options;
+  const size_t expected = parser_->chunked()
+                              ? options.max_body_bytes
+                              : static_cast<size_t>(parser_->content_length().value_or(0));
+  if (expected > 0 && shared_->bodies_bytes + expected > options.max_bodies_bytes) {
+    refuse({.status = 503,
+            .body = shared_->error_body(503, "too many large requests at once"),
+            .headers = {{"Retry-After", "1"}}});
+    return false;
+  }
+  body_bytes_ = expected;
+  shared_->bodies_bytes += expected;
+  const std::string_view expect = request_.header("expect");
+  if (!expect.empty() && head.version() >= 11) {
+    if (!iequals(expect, "100-continue")) {
+      return refuse(417, "only 100-continue can be expected"), false;
+    }
+    if (!parser_->is_done() && buffer_.size() == 0) {
+      out_ += "HTTP/1.1 100 Continue\r\n\r\n";
+      flush();
+    }
+  }
+  set_deadline(options.body_timeout);
+  return state_ != State::kClosed;
+}
+
+void HttpSession::on_request() {
+  request_.body = std::move(parser_->get().body());
+  state_ = State::kBusy;
+  deadline_.cancel();
+  open_ = true;
+  streaming_ = false;
+  gone_ = std::make_shared<std::atomic<bool>>(false);
+  auto reply = std::make_shared<Exchange>(shared_from_this(), ++exchange_, gone_);
+  shared_->handler(std::move(request_), std::move(reply));
+}
+
+void HttpSession::parse_failed(const error_code& ec) {
+  keep_alive_ = false;
+  if (ec == http::error::header_limit) {
+    return refuse(431, "the head of the request is larger than " +
+                           std::to_string(shared_->options.max_head_bytes) + " bytes");
+  }
+  if (ec == http::error::body_limit) {
+    return refuse(413, "the body is larger than " +
+                           std::to_string(shared_->options.max_body_bytes) + " bytes");
+  }
+  if (ec == http::error::bad_version) return refuse(505, "HTTP/1.1 please");
+  refuse(400, "this is not HTTP: " + ec.message());
+}
+
+void HttpSession::refuse(int status, const std::string& message) {
+  refuse({.status = status, .body = shared_->error_body(status, message)});
+}
+
+// What is left of the request is not read as a next one: the connection ends. Closed at once, the
+// bytes still coming in would reset it and the client might never see the answer.
+void HttpSession::refuse(HttpResponse response) {
+  state_ = State::kBusy;
+  keep_alive_ = false;
+  open_ = true;
+  linger_when_written_ = true;
+  send(++exchange_, std::move(response));
+}
+
+void HttpSession::linger() {
+  error_code ignored;
+  socket_.shutdown(Socket::shutdown_send, ignored);
+  state_ = State::kLingering;
+  buffer_.consume(buffer_.size());
+  set_deadline(shared_->options.linger_timeout);
+  read_some();
+}
+
+void HttpSession::set_deadline(Duration d) {
+  deadline_.expires_after(d);
+  deadline_.async_wait([self = shared_from_this()](const error_code& ec) {
+    if (!ec && self->deadline_.expiry() <= std::chrono::steady_clock::now()) self->on_deadline();
+  });
+}
+
+void HttpSession::on_deadline() {
+  if (state_ != State::kHead && state_ != State::kBody) {
+    if (state_ != State::kBusy) close();
+    return;
+  }
+  refuse(408, "the request took too long to arrive");
+}
+
+void HttpSession::release_body() {
+  shared_->bodies_bytes -= body_bytes_;
+  body_bytes_ = 0;
+}
+
+// ---- output
+
+void HttpSession::queue_head(const HttpResponse& head, std::optional<size_t> content_length) {
+  const std::string status = std::to_string(head.status);
+  out_ += "HTTP/1.1 " + status + " ";
+  out_ += std::string(http::obsolete_reason(static_cast<http::status>(head.status)));
+  out_ += "\r\nDate: " + http_date();
+  if (!head.content_type.empty()) out_ += "\r\nContent-Type: " + head.content_type;
+  if (content_length) {
+    out_ += "\r\nContent-Length: " + std::to_string(*content_length);
+  } else if (chunked_) {
+    out_ += "\r\nTransfer-Encoding: chunked";
+  }
+  for (const auto& [name, value] : reply_headers_) out_ += "\r\n" + name + ": " + value;
+  for (const auto& [name, value] : head.headers) out_ += "\r\n" + name + ": " + value;
+  out_ += keep_alive_ ? "\r\nConnection: keep-alive\r\n\r\n" : "\r\nConnection: close\r\n\r\n";
+}
+
+void HttpSession::send(uint64_t exchange, HttpResponse response) {
+  if (exchange != exchange_ || !open_ || streaming_) return;
+  const bool bodiless = response.status == 204 || response.status == 304;
+  queue_head(response, bodiless ? std::nullopt : std::optional(response.body.size()));
+  if (!no_body_ && !bodiless) out_ += response.body;
+  answered();
+}
+
+void HttpSession::start_stream(uint64_t exchange, HttpResponse head) {
+  if (exchange != exchange_ || !open_ || streaming_) return;
+  streaming_ = true;
+  if (!chunked_) keep_alive_ = false;  // HTTP/1.0: the end of the connection is the end
+  queue_head(head, std::nullopt);
+  flush();
+}
+
+void HttpSession::write(uint64_t exchange, std::string data) {
+  if (exchange != exchange_ || !open_ || !streaming_ || data.empty() || no_body_) return;
+  if (chunked_) {
+    std::array<char, 24> size{};
+    std::snprintf(size.data(), size.size(), "%zx\r\n", data.size());
+    out_ += size.data();
+  }
+  out_ += data;
+  if (chunked_) out_ += "\r\n";
+  flush();
+  if (out_.size() > shared_->options.max_unsent_bytes) {
+    LOG_WARN("a client does not read its stream: dropped");
+    close();
+  }
+}
+
+void HttpSession::finish(uint64_t exchange) {
+  if (exchange != exchange_ || !open_ || !streaming_) return;
+  if (chunked_ && !no_body_) out_ += "0\r\n\r\n";
+  answered();
+}
+
+void HttpSession::on_gone(uint64_t exchange, std::function<void()> f) {
+  if (exchange != exchange_) return;
+  if (state_ == State::kClosed && gone_ && *gone_) return f();
+  if (open_) on_gone_ = std::move(f);
+}
+
+void HttpSession::dropped(uint64_t exchange) {
+  if (exchange != exchange_ || !open_) return;
+  if (streaming_) return close();  // cut off: the client must not take it for whole
+  send(exchange, {.status = 500, .body = shared_->error_body(500, "the request was not answered")});
+}
+
+void HttpSession::answered() {
+  open_ = false;
+  on_gone_ = nullptr;
+  release_body();
+  if (!keep_alive_ && !linger_when_written_) close_when_written_ = true;
+  flush();
+  if (state_ != State::kBusy || !keep_alive_) return;
+  state_ = State::kIdle;
+  set_deadline(shared_->options.idle_timeout);
+  if (parsing_) return;
+  on_input();
+  read_some();
+}
+
+void HttpSession::flush() {
+  if (writing_ || state_ == State::kClosed) return;
+  error_code ec;
+  size_t done = 0;
+  while (done < out_.size() && !ec) {
+    done += socket_.write_some(asio::buffer(out_.data() + done, out_.size() - done), ec);
+  }
+  out_.erase(0, done);
+  if (ec == asio::error::would_block || ec == asio::error::try_again) return wait_writable();
+  if (ec) return close();
+  if (out_.capacity() > kMaxAheadBytes) out_.shrink_to_fit();
+  if (linger_when_written_ && !open_) {
+    if (state_ != State::kLingering) linger();
+  } else if (close_when_written_) {
+    error_code ignored;
+    socket_.shutdown(Socket::shutdown_send, ignored);
+    state_ = State::kLingering;  // until the client closes too
+    set_deadline(shared_->options.linger_timeout);
+  }
+}
+
+void HttpSession::wait_writable() {
+  writing_ = true;
+  write_deadline_.expires_after(shared_->options.write_timeout);
+  write_deadline_.async_wait([self = shared_from_this()](const error_code& ec) {
+    if (!ec && self->writing_ &&
+        self->write_deadline_.expiry() <= std::chrono::steady_clock::now()) {
+      self->close();
+    }
+  });
+  socket_.async_wait(Socket::wait_write, [self = shared_from_this()](const error_code& ec) {
+    self->writing_ = false;
+    self->write_deadline_.cancel();
+    if (!ec) self->flush();
+  });
+}
+
+}  // namespace nibble::server

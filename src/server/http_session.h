@@ -1,0 +1,104 @@
+// One connection: bytes in, requests out; answers in, bytes out. Lives on the server's thread.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
+
+#include "server/http.h"
+
+namespace nibble::server {
+
+class HttpSession;
+
+// What all connections share.
+struct HttpShared {
+  HttpOptions options;
+  HttpGate gate;
+  HttpHandler handler;
+  HttpErrorBody error_body;
+  std::unordered_set<HttpSession*> sessions;
+  std::atomic<size_t> num_sessions{0};
+  size_t bodies_bytes = 0;  // of requests being read or answered
+  bool draining = false;
+};
+
+class HttpSession : public std::enable_shared_from_this<HttpSession> {
+ public:
+  using Socket = boost::asio::ip::tcp::socket;
+  HttpSession(Socket socket, std::shared_ptr<HttpShared> shared);
+  ~HttpSession();
+
+  void start();
+  void refuse_connection();  // there are too many: 503
+  void drain();
+  void close();  // at once
+
+  // Of the exchange that is open; calls for another one do nothing.
+  void send(uint64_t exchange, HttpResponse response);
+  void start_stream(uint64_t exchange, HttpResponse head);
+  void write(uint64_t exchange, std::string data);
+  void finish(uint64_t exchange);
+  void on_gone(uint64_t exchange, std::function<void()> f);
+  void dropped(uint64_t exchange);  // by its handler, unanswered
+
+  boost::asio::any_io_executor executor() { return socket_.get_executor(); }
+
+ private:
+  using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
+  using Duration = std::chrono::milliseconds;
+  enum class State { kIdle, kHead, kBody, kBusy, kLingering, kClosed };
+
+  void read_some();
+  void on_read(const boost::system::error_code& ec, size_t bytes);
+  void on_input();
+  bool parse_some();  // false: more bytes are needed, or none are wanted
+  bool on_head();     // false: refused
+  void on_request();
+  void parse_failed(const boost::system::error_code& ec);
+  void refuse(HttpResponse response);  // answers without reading the rest of the request
+  void refuse(int status, const std::string& message);
+
+  void queue_head(const HttpResponse& head, std::optional<size_t> content_length);
+  void flush();
+  void wait_writable();
+  void answered();
+  void release_body();
+  void set_deadline(Duration d);
+  void on_deadline();
+  void linger();
+
+  Socket socket_;
+  std::shared_ptr<HttpShared> shared_;
+  boost::asio::steady_timer deadline_;        // of what is awaited from the client
+  boost::asio::steady_timer write_deadline_;  // of what the client is to take
+  boost::beast::flat_buffer buffer_;
+  std::optional<Parser> parser_;
+  HttpRequest request_;
+  HttpHeaders reply_headers_;
+  State state_ = State::kIdle;
+  std::string out_;  // still to be written
+  uint64_t exchange_ = 0;
+  size_t body_bytes_ = 0;  // of shared_->bodies_bytes
+  std::shared_ptr<std::atomic<bool>> gone_;
+  std::function<void()> on_gone_;
+  bool reading_ = false;
+  bool writing_ = false;  // waits for the socket to become writable
+  bool parsing_ = false;  // inside on_input()
+  bool open_ = false;     // the exchange is not answered yet
+  bool streaming_ = false;
+  bool chunked_ = false;
+  bool keep_alive_ = false;
+  bool no_body_ = false;  // HEAD
+  bool close_when_written_ = false;
+  bool linger_when_written_ = false;
+};
+
+}  // namespace nibble::server

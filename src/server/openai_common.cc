@@ -1,0 +1,82 @@
+// What chats and completions share.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+#include "server/openai_chat.h"
+#include "text/utf8.h"
+
+namespace nibble::server {
+
+namespace {
+
+ApiError too_long(const ServedModel& model, const std::string& what) {
+  return {.message = "the model's context is " + std::to_string(model.engine->max_model_len()) +
+                     " tokens here; the prompt has " + what,
+          .param = "messages",
+          .code = "context_length_exceeded"};
+}
+
+}  // namespace
+
+std::optional<ApiError> fit_prompt(const ServedModel& model, size_t prompt_tokens,
+                                   std::optional<int64_t> wish, int32_t& max_tokens) {
+  const int64_t room = model.engine->max_model_len() - static_cast<int64_t>(prompt_tokens);
+  if (room < 1) return too_long(model, std::to_string(prompt_tokens));
+  max_tokens = static_cast<int32_t>(std::min(room, wish.value_or(room)));
+  return std::nullopt;
+}
+
+std::optional<ApiError> check_text_bytes(const ServedModel& model, size_t bytes) {
+  const auto context = static_cast<size_t>(model.engine->max_model_len());
+  if (model.max_token_bytes == 0 || bytes / model.max_token_bytes <= context) return std::nullopt;
+  return too_long(model, "at least " + std::to_string(bytes / model.max_token_bytes));
+}
+
+std::vector<int32_t> stop_ids_for(const ServedModel& model, const GenerationRequest& request) {
+  std::vector<int32_t> ids = request.stop_token_ids;
+  if (!request.ignore_eos) ids.insert(ids.end(), model.stop_ids.begin(), model.stop_ids.end());
+  return ids;
+}
+
+double finite(float logprob) {
+  constexpr double kLowest = -9999.0;  // as OpenAI and vLLM have it
+  return std::isfinite(logprob) ? std::max<double>(logprob, kLowest) : kLowest;
+}
+
+std::string token_text(const Tokenizer& tokenizer, int32_t id) {
+  const std::string_view bytes = tokenizer.token_bytes(id);
+  if (utf8::valid_prefix(bytes) == bytes.size()) return std::string(bytes);
+  std::string text = "bytes:";
+  for (const unsigned char byte : bytes) {
+    std::array<char, 8> hex{};
+    std::snprintf(hex.data(), hex.size(), "\\x%02X", byte);
+    text += hex.data();
+  }
+  return text;
+}
+
+Json token_json(const Tokenizer& tokenizer, int32_t id, float logprob) {
+  Json bytes = Json::array();
+  for (const unsigned char byte : tokenizer.token_bytes(id)) bytes.push_back(byte);
+  return {{"token", token_text(tokenizer, id)},
+          {"logprob", finite(logprob)},
+          {"bytes", std::move(bytes)}};
+}
+
+const char* finish_name(FinishReason finish) {
+  switch (finish) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kNone:
+    case FinishReason::kCanceled:
+    case FinishReason::kError:
+      break;
+  }
+  return "";
+}
+
+}  // namespace nibble::server

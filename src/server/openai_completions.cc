@@ -1,0 +1,321 @@
+#include "server/openai_completions.h"
+
+#include <algorithm>
+#include <ctime>
+#include <deque>
+
+#include "base/check.h"
+#include "server/openai_chat.h"
+#include "server/sse.h"
+#include "text/stop_strings.h"
+
+namespace nibble::server {
+namespace {
+
+// The ids of one output as text, cut at a stop string. A value: a copy is a snapshot.
+class TextAnswer {
+ public:
+  TextAnswer(const Tokenizer& tokenizer, const CompletionRequest& request)
+      : detokenizer_(tokenizer, request.skip_special_tokens),
+        stop_(request.stop, request.include_stop_in_output) {}
+
+  std::string push(int32_t id) { return stop_.push(detokenizer_.push(id)); }
+  std::string finish() {
+    std::string text = stop_.push(detokenizer_.flush());
+    return text + stop_.flush();
+  }
+  bool stopped() const { return stop_.stopped(); }
+
+ private:
+  Detokenizer detokenizer_;
+  StopStrings stop_;
+};
+
+// Ends the request at a stop string, on the engine's thread.
+class TextStopWatcher final : public TokenWatcher {
+ public:
+  explicit TextStopWatcher(TextAnswer fresh) { states_.push_back(std::move(fresh)); }
+
+  Watch accept(int32_t id) override {
+    if (states_.size() > kMaxRollback) states_.pop_front();
+    states_.push_back(states_.back());
+    states_.back().push(id);
+    return states_.back().stopped() ? Watch::kStop : Watch::kGoOn;
+  }
+  void rollback(int n) override {
+    CHECK(static_cast<size_t>(n) < states_.size());
+    states_.erase(states_.end() - n, states_.end());
+  }
+  bool mask(std::span<uint32_t>) override { return false; }
+
+ private:
+  static constexpr size_t kMaxRollback = 64;
+  std::deque<TextAnswer> states_;  // before each of the last tokens, and now
+};
+
+struct PromptText {
+  std::vector<int32_t> ids;
+  std::string text;  // for echo
+};
+
+// The old form: four lists, one entry a token.
+struct Logprobs {
+  Json tokens = Json::array(), token_logprobs = Json::array(), top_logprobs = Json::array(),
+       text_offset = Json::array();
+
+  Json take() {
+    Json json = {{"tokens", std::move(tokens)},
+                 {"token_logprobs", std::move(token_logprobs)},
+                 {"top_logprobs", std::move(top_logprobs)},
+                 {"text_offset", std::move(text_offset)}};
+    *this = Logprobs();
+    return json;
+  }
+};
+
+struct Choice {
+  explicit Choice(TextAnswer a) : answer(std::move(a)) {}
+
+  size_t prompt = 0;
+  TextAnswer answer;
+  std::string text;                             // streaming: what has not been sent
+  std::vector<PromptLogprobs> prompt_logprobs;  // written by the engine before the first output
+  Logprobs logprobs;
+  int64_t offset = 0;  // characters in the tokens so far
+  FinishReason finish = FinishReason::kNone;
+  int64_t num_tokens = 0;
+  bool opened = false;
+};
+
+int64_t count_characters(std::string_view text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; });
+}
+
+class CompletionGeneration final : public Generation {
+ public:
+  CompletionGeneration(const GenerationContext& context, CompletionRequest request,
+                       std::vector<PromptText> prompts, std::shared_ptr<HttpReply> reply)
+      : Generation(context, std::move(reply)),
+        request_(std::move(request)),
+        prompts_(std::move(prompts)),
+        fingerprint_(context.fingerprint),
+        id_(random_id("cmpl-")),
+        created_(std::time(nullptr)),
+        cached_(prompts_.size()) {
+    const auto n = static_cast<size_t>(request_.n);
+    choices_.assign(prompts_.size() * n, Choice(TextAnswer(*model().tokenizer, request_)));
+    for (size_t i = 0; i < choices_.size(); ++i) choices_[i].prompt = i / n;
+  }
+
+  void run(const std::vector<int32_t>& max_tokens);
+
+ private:
+  void on_output(size_t index, const Output& output) override;
+  void on_all_ended() override;
+
+  void open(Choice& choice);
+  void advance(Choice& choice, const Output& output);
+  void add_logprob(Choice& choice, int32_t id, const float* logprob,
+                   const std::vector<TokenLogprob>& top);
+  Json choice_json(Choice& choice, size_t index);
+  Json body(Json choices) const;
+  Usage usage() const;
+
+  CompletionRequest request_;
+  std::vector<PromptText> prompts_;
+  const std::string fingerprint_;
+  const std::string id_;
+  const int64_t created_;
+  std::vector<Choice> choices_;
+  std::vector<int64_t> cached_;  // tokens, per prompt
+};
+
+void CompletionGeneration::run(const std::vector<int32_t>& max_tokens) {
+  std::vector<Request> requests;
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    Choice& choice = choices_[i];
+    Request& r = requests.emplace_back();
+    r.prompt = prompts_[choice.prompt].ids;
+    r.sampling = request_.sampling;
+    if (r.sampling.seed) *r.sampling.seed += i % static_cast<size_t>(request_.n);
+    r.max_tokens = max_tokens[choice.prompt];
+    r.min_tokens = std::min(request_.min_tokens, r.max_tokens);
+    r.stop_ids = stop_ids_for(model(), request_);
+    if (!request_.stop.empty()) {
+      r.watcher = std::make_shared<TextStopWatcher>(TextAnswer(*model().tokenizer, request_));
+    }
+    if (request_.echo && (request_.sampling.logprobs >= 0 || r.max_tokens == 0)) {
+      r.prompt_logprobs = std::max(request_.sampling.logprobs, 0);
+      r.on_prompt_logprobs = [self = shared_from_this(), &choice](const PromptLogprobs& p) {
+        choice.prompt_logprobs.push_back(p);
+      };
+    }
+  }
+  submit(std::move(requests));
+}
+
+// `logprob` null: not known, as for a prompt's first token.
+void CompletionGeneration::add_logprob(Choice& choice, int32_t id, const float* logprob,
+                                       const std::vector<TokenLogprob>& top) {
+  const Tokenizer& tokenizer = *model().tokenizer;
+  const std::string text = token_text(tokenizer, id);
+  choice.logprobs.tokens.push_back(text);
+  choice.logprobs.token_logprobs.push_back(logprob ? Json(finite(*logprob)) : Json(nullptr));
+  Json tops = nullptr;
+  if (logprob) {
+    tops = Json::object();
+    for (const TokenLogprob& t : top) tops[token_text(tokenizer, t.id)] = finite(t.logprob);
+    tops[text] = finite(*logprob);
+  }
+  choice.logprobs.top_logprobs.push_back(std::move(tops));
+  choice.logprobs.text_offset.push_back(choice.offset);
+  choice.offset += count_characters(tokenizer.token_bytes(id));
+}
+
+// What comes before the first generated token: the echo.
+void CompletionGeneration::open(Choice& choice) {
+  if (std::exchange(choice.opened, true) || !request_.echo) return;
+  const PromptText& prompt = prompts_[choice.prompt];
+  choice.text = prompt.text;
+  if (request_.sampling.logprobs < 0) return;
+  std::sort(choice.prompt_logprobs.begin(), choice.prompt_logprobs.end(),
+            [](const auto& a, const auto& b) { return a.position < b.position; });
+  for (size_t i = 0; i < prompt.ids.size(); ++i) {
+    const bool known = i > 0 && i <= choice.prompt_logprobs.size();
+    const PromptLogprobs* p = known ? &choice.prompt_logprobs[i - 1] : nullptr;
+    add_logprob(choice, prompt.ids[i], p ? &p->next_logprob : nullptr,
+                p ? p->top : std::vector<TokenLogprob>{});
+  }
+}
+
+void CompletionGeneration::advance(Choice& choice, const Output& output) {
+  open(choice);
+  if (output.id >= 0) {
+    ++choice.num_tokens;
+    cached_[choice.prompt] = std::max<int64_t>(cached_[choice.prompt], output.cached_tokens);
+    const auto stops = stop_ids_for(model(), request_);
+    const bool is_end = output.finish == FinishReason::kStop &&
+                        std::find(stops.begin(), stops.end(), output.id) != stops.end();
+    const bool was_stopped = choice.answer.stopped();
+    if (!is_end || !request_.skip_special_tokens) choice.text += choice.answer.push(output.id);
+    if (request_.sampling.logprobs >= 0 && !was_stopped) {
+      add_logprob(choice, output.id, &output.logprob, output.top);
+    }
+  }
+  if (output.finish != FinishReason::kNone) {
+    choice.finish = output.finish;
+    choice.text += choice.answer.finish();
+  }
+}
+
+Json CompletionGeneration::choice_json(Choice& choice, size_t index) {
+  const bool ended = choice.finish != FinishReason::kNone;
+  Json json = {{"index", index},
+               {"text", std::exchange(choice.text, {})},
+               {"logprobs", nullptr},
+               {"finish_reason", ended ? Json(finish_name(choice.finish)) : Json(nullptr)}};
+  if (request_.sampling.logprobs >= 0) json["logprobs"] = choice.logprobs.take();
+  return json;
+}
+
+Json CompletionGeneration::body(Json choices) const {
+  return {{"id", id_},
+          {"object", "text_completion"},
+          {"created", created_},
+          {"model", model().names.front()},
+          {"system_fingerprint", fingerprint_},
+          {"choices", std::move(choices)}};
+}
+
+Usage CompletionGeneration::usage() const {
+  Usage usage;
+  for (size_t i = 0; i < prompts_.size(); ++i) {
+    usage.prompt_tokens += static_cast<int64_t>(prompts_[i].ids.size());
+    usage.cached_tokens += cached_[i];
+  }
+  for (const Choice& choice : choices_) usage.completion_tokens += choice.num_tokens;
+  return usage;
+}
+
+void CompletionGeneration::on_output(size_t index, const Output& output) {
+  Choice& choice = choices_[index];
+  advance(choice, output);
+  if (!request_.stream) return;
+  if (choice.text.empty() && choice.finish == FinishReason::kNone) return;
+  Json json = body(Json::array({choice_json(choice, index)}));
+  if (request_.continuous_usage) json["usage"] = usage_json(usage());
+  stream(sse_event(json));
+}
+
+void CompletionGeneration::on_all_ended() {
+  if (request_.stream) {
+    std::string last;
+    if (request_.include_usage) {
+      Json json = body(Json::array());
+      json["usage"] = usage_json(usage());
+      last = sse_event(json);
+    }
+    return end_stream(last + kSseDone);
+  }
+  Json list = Json::array();
+  for (size_t i = 0; i < choices_.size(); ++i) list.push_back(choice_json(choices_[i], i));
+  Json json = body(std::move(list));
+  json["usage"] = usage_json(usage());
+  reply().send({.body = to_text(json)});
+}
+
+// The ids of a prompt, or why not.
+std::optional<ApiError> encode_prompt(const ServedModel& model, const CompletionRequest& request,
+                                      const Prompt& prompt, PromptText& result) {
+  const Tokenizer& tokenizer = *model.tokenizer;
+  if (const auto* text = std::get_if<std::string>(&prompt)) {
+    if (auto error = check_text_bytes(model, text->size())) return error;
+    if (request.add_special_tokens) {
+      const auto prefix = tokenizer.prefix_ids();
+      result.ids.assign(prefix.begin(), prefix.end());
+    }
+    const auto ids = tokenizer.encode(*text, Specials::kRecognize);
+    result.ids.insert(result.ids.end(), ids.begin(), ids.end());
+    result.text = *text;
+  } else {
+    result.ids = std::get<std::vector<int32_t>>(prompt);
+    for (const int32_t id : result.ids) {
+      if (id >= tokenizer.size()) {
+        return ApiError{.message = "prompt has the id " + std::to_string(id) +
+                                   ", which is not in the vocabulary of " +
+                                   std::to_string(tokenizer.size()),
+                        .param = "prompt"};
+      }
+    }
+    if (request.echo) result.text = tokenizer.decode(result.ids, request.skip_special_tokens);
+  }
+  if (!result.ids.empty()) return std::nullopt;
+  return ApiError{.message = "prompt is empty", .param = "prompt"};
+}
+
+}  // namespace
+
+void start_completion(const GenerationContext& context, CompletionRequest request,
+                      std::shared_ptr<HttpReply> reply) {
+  std::vector<PromptText> prompts;
+  std::vector<int32_t> max_tokens;
+  for (const Prompt& prompt : request.prompts) {
+    auto error = encode_prompt(context.model, request, prompt, prompts.emplace_back());
+    if (!error && request.max_tokens != 0) {
+      error = fit_prompt(context.model, prompts.back().ids.size(), request.max_tokens,
+                         max_tokens.emplace_back());
+    } else {
+      max_tokens.push_back(0);
+    }
+    if (error) {
+      error->param = "prompt";
+      return reply->send(api_error_response(*error));
+    }
+    if (reply->gone()) return;
+  }
+  std::make_shared<CompletionGeneration>(context, std::move(request), std::move(prompts),
+                                         std::move(reply))
+      ->run(max_tokens);
+}
+
+}  // namespace nibble::server

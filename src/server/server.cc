@@ -1,0 +1,324 @@
+#include "server/server.h"
+
+#include <algorithm>
+#include <mutex>
+#include <thread>
+
+#include "base/log.h"
+#include "server/chat_page.h"
+#include "server/generation.h"
+#include "server/openai_chat.h"
+#include "server/openai_completions.h"
+#include "server/openai_types.h"
+#include "server/work_queue.h"
+
+namespace nibble::server {
+namespace {
+
+constexpr int kWorkers = 2;
+constexpr size_t kMaxWaitingWork = 1'024;
+constexpr std::string_view kModels = "/v1/models";
+
+bool is_id(std::string_view text) {
+  return !text.empty() && text.size() <= 64 &&
+         std::all_of(text.begin(), text.end(),
+                     [](unsigned char c) { return std::isalnum(c) || c == '-' || c == '_'; });
+}
+
+}  // namespace
+
+class Server::Impl {
+ public:
+  explicit Impl(const ServerOptions& options)
+      : options_(options),
+        fingerprint_("nibble-" + options.version),
+        admission_(options.max_num_seqs + options.max_queued_requests),
+        work_(kWorkers, kMaxWaitingWork),
+        http_(
+            options.http,
+            [this](const HttpRequest& head, HttpHeaders& headers) { return gate(head, headers); },
+            [this](HttpRequest request, std::shared_ptr<HttpReply> reply) {
+              handle(std::move(request), std::move(reply));
+            },
+            [](int status, const std::string& message) {
+              return api_error_body({.status = status, .message = message});
+            }) {}
+
+  uint16_t port() const { return http_.port(); }
+  void start() { http_.start(); }
+  int64_t num_active() const { return admission_.count(); }
+
+  void serve(ServedModel model) {
+    for (int32_t id = 0; id < model.tokenizer->size(); ++id) {
+      model.max_token_bytes =
+          std::max(model.max_token_bytes, model.tokenizer->token_bytes(id).size());
+    }
+    model_ = std::move(model);
+    ready_ = true;
+  }
+
+  void drain(std::chrono::milliseconds timeout) {
+    draining_ = true;
+    http_.drain();
+    wait_until_idle(timeout);
+    live_.cancel_all();
+    wait_until_idle(std::chrono::seconds(5));  // one step of the engine
+  }
+
+  void stop() {
+    draining_ = true;
+    work_.stop();
+    http_.stop();
+  }
+
+ private:
+  using Handler = void (Impl::*)(const HttpRequest&, const std::shared_ptr<HttpReply>&);
+  struct Route {
+    std::string_view method, path;
+    Handler handler;
+    bool guarded = false;      // needs the API key
+    bool needs_model = false;  // 503 while loading
+    bool in_worker = false;    // takes long
+  };
+  static const Route kRoutes[];
+
+  void wait_until_idle(std::chrono::milliseconds timeout) const {
+    const auto end = std::chrono::steady_clock::now() + timeout;
+    const auto busy = [this] { return admission_.count() > 0 || http_.num_connections() > 0; };
+    while (busy() && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+
+  // nullptr: no such path, or (`path_known`) not with this method.
+  static const Route* find_route(const HttpRequest& head, bool& path_known);
+  std::optional<HttpResponse> gate(const HttpRequest& head, HttpHeaders& headers) const;
+  std::optional<ApiError> unavailable() const;
+  void handle(HttpRequest request, std::shared_ptr<HttpReply> reply);
+
+  bool check_model(const std::string& name, HttpReply& reply) const;
+  GenerationContext context() { return {model_, admission_, live_, fingerprint_}; }
+  Json model_json(const std::string& name) const;
+
+  void page(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
+  void health(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
+  void version(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
+  void models(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
+  void chat(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
+  void completion(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
+  void tokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
+  void detokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
+
+  const ServerOptions options_;
+  const std::string fingerprint_;
+  ServedModel model_;  // read once ready_ is set
+  std::atomic<bool> ready_{false};
+  std::atomic<bool> draining_{false};
+  Admission admission_;
+  LiveGenerations live_;
+  WorkQueue work_;
+  HttpServer http_;
+};
+
+const Server::Impl::Route Server::Impl::kRoutes[] = {
+    {"GET", "/", &Impl::page},
+    {"GET", "/health", &Impl::health},
+    {"GET", "/ping", &Impl::health},
+    {"GET", "/version", &Impl::version},
+    {"GET", kModels, &Impl::models, true, true},
+    {"POST", "/v1/chat/completions", &Impl::chat, true, true, true},
+    {"POST", "/v1/completions", &Impl::completion, true, true, true},
+    {"POST", "/tokenize", &Impl::tokenize, true, true, true},
+    {"POST", "/v1/tokenize", &Impl::tokenize, true, true, true},
+    {"POST", "/detokenize", &Impl::detokenize, true, true, true},
+    {"POST", "/v1/detokenize", &Impl::detokenize, true, true, true},
+};
+
+const Server::Impl::Route* Server::Impl::find_route(const HttpRequest& head, bool& path_known) {
+  path_known = false;
+  const bool is_model = head.path.starts_with(std::string(kModels) + "/");
+  for (const Route& route : kRoutes) {
+    if (route.path != head.path && !(is_model && route.path == kModels)) continue;
+    path_known = true;
+    if (head.method == route.method || (head.method == "HEAD" && route.method == "GET")) {
+      return &route;
+    }
+  }
+  return nullptr;
+}
+
+std::optional<ApiError> Server::Impl::unavailable() const {
+  if (draining_) {
+    return ApiError{.status = 503,
+                    .message = "the server is shutting down",
+                    .code = "shutting_down",
+                    .retry_after_s = 5};
+  }
+  if (!ready_) {
+    return ApiError{.status = 503,
+                    .message = "the model is being loaded",
+                    .code = "model_loading",
+                    .retry_after_s = 2};
+  }
+  return std::nullopt;
+}
+
+std::optional<HttpResponse> Server::Impl::gate(const HttpRequest& head,
+                                               HttpHeaders& headers) const {
+  const std::string_view id = head.header("x-request-id");
+  headers.emplace_back("X-Request-Id", is_id(id) ? std::string(id) : random_id("req-"));
+  bool path_known = false;
+  const Route* route = find_route(head, path_known);
+  if (auto error = check_access(options_.access, head, route && route->guarded, headers)) {
+    return api_error_response(*error);
+  }
+  if (head.method == "OPTIONS") return std::nullopt;
+  if (!route) {
+    ApiError error{.status = 404, .message = "there is nothing at " + head.path};
+    if (path_known) error = {.status = 405, .message = head.method + " is not for " + head.path};
+    HttpResponse response = api_error_response(error);
+    if (path_known) response.headers.emplace_back("Allow", "GET, HEAD, POST, OPTIONS");
+    return response;
+  }
+  if (route->needs_model) {
+    if (const auto error = unavailable()) return api_error_response(*error);
+  }
+  return std::nullopt;
+}
+
+void Server::Impl::handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
+  if (request.method == "OPTIONS") {
+    return reply->send({.status = 204, .content_type = "", .headers = {{"Allow", "GET, POST"}}});
+  }
+  bool path_known = false;
+  const Route* route = find_route(request, path_known);
+  if (!route->in_worker) return (this->*route->handler)(request, reply);
+  const bool taken = work_.push([this, route, request = std::move(request), reply] {
+    if (!reply->gone()) (this->*route->handler)(request, reply);
+  });
+  if (taken) return;
+  reply->send(api_error_response({.status = 503,
+                                  .message = "the server is busy",
+                                  .code = "server_overloaded",
+                                  .retry_after_s = 1}));
+}
+
+bool Server::Impl::check_model(const std::string& name, HttpReply& reply) const {
+  const auto& names = model_.names;
+  if (name.empty() || std::find(names.begin(), names.end(), name) != names.end()) return true;
+  reply.send(api_error_response(
+      {.status = 404,
+       .message = "the model \"" + name + "\" is not served here; \"" + names.front() + "\" is",
+       .param = "model",
+       .code = "model_not_found"}));
+  return false;
+}
+
+void Server::Impl::page(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+  reply->send(chat_page_response());
+}
+
+void Server::Impl::health(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+  if (const auto error = unavailable()) return reply->send(api_error_response(*error));
+  if (model_.engine->stats().failed) {
+    return reply->send(api_error_response({.status = 503, .message = "the engine has failed"}));
+  }
+  reply->send({.body = R"({"status":"ok"})"});
+}
+
+void Server::Impl::version(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+  reply->send({.body = to_text({{"version", options_.version}})});
+}
+
+Json Server::Impl::model_json(const std::string& name) const {
+  return {{"id", name},
+          {"object", "model"},
+          {"created", model_.created},
+          {"owned_by", "nibble"},
+          {"root", model_.root},
+          {"parent", nullptr},
+          {"max_model_len", model_.engine->max_model_len()}};
+}
+
+void Server::Impl::models(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  if (request.path.size() > kModels.size() + 1) {
+    std::string name = request.path.substr(kModels.size() + 1);
+    for (size_t at; (at = name.find("%2F")) != std::string::npos;) name.replace(at, 3, "/");
+    if (check_model(name, *reply)) reply->send({.body = to_text(model_json(name))});
+    return;
+  }
+  Json list = Json::array();
+  for (const std::string& name : model_.names) list.push_back(model_json(name));
+  reply->send({.body = to_text({{"object", "list"}, {"data", std::move(list)}})});
+}
+
+void Server::Impl::chat(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  ChatRequest chat;
+  if (auto error = parse_chat_request(request.body, model_.defaults, chat)) {
+    return reply->send(api_error_response(*error));
+  }
+  if (check_model(chat.model, *reply)) start_chat(context(), std::move(chat), reply);
+}
+
+void Server::Impl::completion(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  CompletionRequest completion;
+  if (auto error = parse_completion_request(request.body, model_.defaults, completion)) {
+    return reply->send(api_error_response(*error));
+  }
+  if (check_model(completion.model, *reply)) {
+    start_completion(context(), std::move(completion), reply);
+  }
+}
+
+void Server::Impl::tokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  TokenizeRequest tokenize;
+  if (auto error = parse_tokenize_request(request.body, tokenize)) {
+    return reply->send(api_error_response(*error));
+  }
+  if (!check_model(tokenize.model, *reply)) return;
+  const Tokenizer& tokenizer = *model_.tokenizer;
+  std::vector<int32_t> ids;
+  if (tokenize.chat) {
+    auto prompt = render_chat(model_, *std::move(tokenize.chat));
+    if (!prompt) {
+      return reply->send(api_error_response({.message = prompt.error(), .param = "messages"}));
+    }
+    ids = std::move(prompt->ids);
+  } else {
+    if (tokenize.add_special_tokens) {
+      const auto prefix = tokenizer.prefix_ids();
+      ids.assign(prefix.begin(), prefix.end());
+    }
+    const auto text = tokenizer.encode(*tokenize.prompt, Specials::kRecognize);
+    ids.insert(ids.end(), text.begin(), text.end());
+  }
+  Json body = {{"count", ids.size()},
+               {"max_model_len", model_.engine->max_model_len()},
+               {"tokens", ids},
+               {"token_strs", nullptr}};
+  if (tokenize.return_token_strs) {
+    body["token_strs"] = Json::array();
+    for (const int32_t id : ids) body["token_strs"].push_back(token_text(tokenizer, id));
+  }
+  reply->send({.body = to_text(body)});
+}
+
+void Server::Impl::detokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  DetokenizeRequest detokenize;
+  if (auto error = parse_detokenize_request(request.body, detokenize)) {
+    return reply->send(api_error_response(*error));
+  }
+  if (!check_model(detokenize.model, *reply)) return;
+  reply->send({.body = to_text({{"prompt", model_.tokenizer->decode(detokenize.tokens)}})});
+}
+
+Server::Server(const ServerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+Server::~Server() { impl_->stop(); }
+uint16_t Server::port() const { return impl_->port(); }
+void Server::start() { impl_->start(); }
+void Server::serve(ServedModel model) { impl_->serve(std::move(model)); }
+void Server::drain(std::chrono::milliseconds timeout) { impl_->drain(timeout); }
+void Server::stop() { impl_->stop(); }
+int64_t Server::num_active() const { return impl_->num_active(); }
+
+}  // namespace nibble::server
