@@ -1,17 +1,22 @@
 #include "cli/cli.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "cli/version.h"
+#include "cli/vllm_flags.h"
 
 namespace nibble::cli {
 namespace {
 
 void add_commands(CLI::App& app) {
+  add_serve(app);
   add_chat(app);
   add_doctor(app);
   add_plan(app);
@@ -29,7 +34,10 @@ int run(int argc, char** argv) {
   add_commands(app);
   install_log_sink();
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> arguments(argv + 1, argv + argc);
+    spell_out_vllm_flags(arguments);
+    std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+    app.parse(std::move(arguments));
   } catch (const CLI::RuntimeError& e) {
     return e.get_exit_code();
   } catch (const CLI::ParseError& e) {

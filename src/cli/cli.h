@@ -16,6 +16,7 @@ int run(int argc, char** argv);
 void install_log_sink();
 
 // One per command; called by run() in the order of the help page.
+void add_serve(CLI::App& app);
 void add_chat(CLI::App& app);
 void add_doctor(CLI::App& app);
 void add_plan(CLI::App& app);

@@ -1,0 +1,182 @@
+// nibble serve: the OpenAI-compatible server with its chat page.
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "cli/cli.h"
+#include "cli/engine_setup.h"
+#include "cli/shutdown_signals.h"
+#include "cli/text_setup.h"
+#include "cli/version.h"
+#include "cli/vllm_flags.h"
+#include "io/hub.h"
+#include "server/server.h"
+
+namespace nibble::cli {
+namespace {
+
+constexpr const char* kShippedModel = "models/nibble-tiny-gpt-oss";
+
+struct ServeFlags {
+  EngineFlags engine;
+  VllmFlags vllm;
+  std::string host = "127.0.0.1";
+  uint16_t port = 8000;
+  std::vector<std::string> served_model_names;
+  std::vector<std::string> api_keys;
+  std::vector<std::string> allowed_hosts;
+  std::vector<std::string> allowed_origins;
+  int64_t max_queued_requests = 256;
+  size_t max_connections = 1024;
+  double shutdown_timeout_s = 10;
+  std::string chat_date;
+};
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+server::ServerOptions server_options(const ServeFlags& flags) {
+  server::ServerOptions options;
+  options.http.host = flags.host;
+  options.http.port = flags.port;
+  options.http.max_connections = flags.max_connections;
+  options.access.api_keys = flags.api_keys;
+  options.access.allowed_origins = flags.allowed_origins;
+  if (is_loopback(flags.host) || !flags.allowed_hosts.empty()) {
+    options.access.allowed_hosts = flags.allowed_hosts;
+  }
+  options.version = version_text();
+  options.max_num_seqs = flags.engine.max_num_seqs;
+  options.max_queued_requests = flags.max_queued_requests;
+  return options;
+}
+
+// The shell's limit of 1,024 files is less than what the server may need.
+void raise_file_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+std::vector<std::string> model_names(const ServeFlags& flags) {
+  if (!flags.served_model_names.empty()) return flags.served_model_names;
+  std::vector<std::string> names{flags.engine.model};
+  const std::filesystem::path path(flags.engine.model);
+  if (std::filesystem::is_directory(path)) {  // its last part is the name; the path works too
+    names.insert(names.begin(), std::filesystem::canonical(path).filename().string());
+  }
+  return names;
+}
+
+// Everything that is loaded, in the order in which it may go away again: last to first.
+struct Loaded {
+  std::unique_ptr<TextSide> text;
+  std::optional<LoadedEngine> engine;
+};
+
+server::ServedModel load(const ServeFlags& flags, Loaded& loaded) {
+  const ModelFiles files = find_model(flags.engine.model, flags.engine.revision);
+  const auto vocab_size = static_cast<int32_t>(
+      files.config.integer("vocab_size", 1, std::numeric_limits<int32_t>::max()));
+  loaded.text = load_text_side(files, vocab_size);
+  loaded.engine.emplace(load_engine(flags.engine, {.masked_ids = loaded.text->masked_ids}));
+  loaded.engine->engine->start();
+  server::ServedModel model;
+  model.engine = loaded.engine->engine.get();
+  model.tokenizer = &loaded.text->tokenizer;
+  if (loaded.text->harmony) model.harmony = &*loaded.text->harmony;
+  model.names = model_names(flags);
+  model.root = flags.engine.model;
+  model.defaults = loaded.text->defaults;
+  model.stop_ids = loaded.text->stop_ids;
+  model.current_date = flags.chat_date;
+  model.created = std::time(nullptr);
+  return model;
+}
+
+void serve(ServeFlags& flags) {
+  if (flags.engine.model.empty()) {
+    if (!std::filesystem::exists(kShippedModel)) {
+      throw Error(ErrorKind::kUsage,
+                  "say which MODEL to serve: a directory or a repo id in the Hugging Face cache");
+    }
+    flags.engine.model = kShippedModel;
+  }
+  explain_vllm_flags(flags.vllm);
+  raise_file_limit();
+  ShutdownSignals signals;
+  server::Server server(server_options(flags));
+  server.start();
+  const std::string shown =
+      flags.host.find(':') == std::string::npos ? flags.host : "[" + flags.host + "]";
+  const std::string url = "http://" + shown + ":" + std::to_string(server.port());
+  LOG_INFO("listening at %s; /health is 503 until the model is loaded", url.c_str());
+  if (!is_loopback(flags.host) && flags.api_keys.empty()) {
+    LOG_WARN("anyone who can reach %s may use it: there is no --api-key", flags.host.c_str());
+  }
+
+  Loaded loaded;
+  server::ServedModel model = load(flags, loaded);
+  Engine& engine = *model.engine;
+  const std::string name = model.names.front();
+  LOG_INFO("%s: context %d tokens, room for %lld in all sequences", name.c_str(),
+           engine.max_model_len(), static_cast<long long>(engine.kv_tokens()));
+  if (!model.harmony) {
+    LOG_WARN("%s has no chat format that nibble knows: only /v1/completions", name.c_str());
+  }
+  server.serve(std::move(model));
+  signals.exit_at_once(false);
+  LOG_INFO("ready: chat at %s, API at %s/v1", url.c_str(), url.c_str());
+
+  bool failed = false;
+  while (!failed && !signals.wait(std::chrono::milliseconds(250))) failed = engine.stats().failed;
+  server.drain(std::chrono::milliseconds(
+      failed ? 0 : static_cast<int64_t>(flags.shutdown_timeout_s * 1000)));
+  server.stop();
+  if (failed) throw Error(ErrorKind::kUnsupported, "the engine failed; every request was ended");
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app) {
+  auto flags = std::make_shared<ServeFlags>();
+  CLI::App* command = app.add_subcommand("serve", "an OpenAI-compatible server with a chat page");
+  command->add_option("MODEL,--model", flags->engine.model,
+                      "a directory, or a repo id in the Hugging Face cache");
+  const auto add = [&](const char* name, auto& value, const char* text) {
+    return command->add_option(name, value, text)->capture_default_str()->group("Server");
+  };
+  add("--host", flags->host, "address to listen at; 0.0.0.0: every one of this machine");
+  add("--port", flags->port, "0: any free one");
+  add("--served-model-name", flags->served_model_names, "names that requests may use; first: shown")
+      ->expected(1, 16);
+  add("--api-key", flags->api_keys, "asked for under /v1 and by /tokenize, /detokenize")
+      ->envname("NIBBLE_API_KEY")
+      ->expected(1, 64);
+  add("--allowed-hosts", flags->allowed_hosts,
+      "names of this server besides localhost and addresses (Host header)")
+      ->delimiter(',');
+  add("--allowed-origins", flags->allowed_origins,
+      "web pages that may use the server, besides its own and those on localhost; *: all")
+      ->delimiter(',');
+  add("--max-queued-requests", flags->max_queued_requests, "that wait; beyond it: 429")
+      ->check(CLI::NonNegativeNumber);
+  add("--max-connections", flags->max_connections, "beyond it: 503")->check(CLI::PositiveNumber);
+  add("--shutdown-timeout", flags->shutdown_timeout_s, "seconds for requests under way")
+      ->check(CLI::NonNegativeNumber);
+  add("--chat-date", flags->chat_date, "YYYY-MM-DD in every system message; empty: today");
+  add_engine_flags(*command, flags->engine);
+  add_vllm_flags(*command, flags->vllm);
+  command->callback([flags] { serve(*flags); });
+}
+
+}  // namespace nibble::cli

@@ -1,0 +1,138 @@
+#include "cli/vllm_flags.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace nibble::cli {
+namespace {
+
+enum class Takes { kNothing, kValue };
+
+struct VllmFlag {
+  const char* names;  // as CLI11 wants them
+  Takes takes;
+  const char* accepted;     // values between blanks; "*": any; "": the flag is refused
+  const char* meaning;      // of an accepted one, or the advice with a refusal
+  const char* advice = "";  // for other values
+};
+
+constexpr const char* kOneDevice = "nibble runs on one device";
+constexpr const char* kSampling = "edit generation_config.json, or set it in each request";
+
+constexpr VllmFlag kFlags[] = {
+    {"--enable-auto-tool-choice", Takes::kNothing, "*", "tool calls are always recognised"},
+    {"--tool-call-parser", Takes::kValue, "openai gpt-oss",
+     "gpt-oss's calls are always parsed, by Harmony", "the model's own format is the only one"},
+    {"--reasoning-parser", Takes::kValue, "openai_gptoss openai gpt-oss",
+     "reasoning is always told apart, by Harmony", "the model's own format is the only one"},
+    {"--tensor-parallel-size", Takes::kValue, "1", kOneDevice, kOneDevice},
+    {"--pipeline-parallel-size", Takes::kValue, "1", kOneDevice, kOneDevice},
+    {"--data-parallel-size", Takes::kValue, "1", kOneDevice, kOneDevice},
+    {"--enable-expert-parallel", Takes::kNothing, "", kOneDevice},
+    {"--distributed-executor-backend", Takes::kValue, "", kOneDevice},
+    {"--dtype", Takes::kValue, "auto bfloat16",
+     "weights stay as the checkpoint has them; see --activations", "see --activations"},
+    {"-q,--quantization", Takes::kValue, "mxfp4 auto", "weights stay as the checkpoint has them",
+     "nibble does not quantize while loading"},
+    {"--enforce-eager", Takes::kNothing, "*", "nothing is compiled or captured at start-up"},
+    {"--compilation-config", Takes::kValue, "*", "nothing is compiled at start-up"},
+    {"--enable-chunked-prefill", Takes::kNothing, "*", "prompts are always read in chunks"},
+    {"--no-enable-chunked-prefill", Takes::kNothing, "",
+     "prompts are always read in chunks; see --max-num-batched-tokens"},
+    {"--enable-prefix-caching", Takes::kNothing, "",
+     "there is no prefix cache yet; leave the flag out"},
+    {"--no-enable-prefix-caching", Takes::kNothing, "*", "there is no prefix cache yet"},
+    {"--async-scheduling", Takes::kNothing, "*", "steps are scheduled by one loop in C++"},
+    {"--trust-remote-code", Takes::kNothing, "*", "code in checkpoints is never run"},
+    {"--disable-log-requests", Takes::kNothing, "*", "requests are never logged"},
+    {"--no-enable-log-requests", Takes::kNothing, "*", "requests are never logged"},
+    {"--enable-log-requests", Takes::kNothing, "", "prompts are never logged"},
+    {"--disable-log-stats", Takes::kNothing, "*", "no statistics are logged"},
+    {"--uvicorn-log-level", Takes::kValue, "*", "the environment variable NIBBLE_LOG sets it"},
+    {"--tokenizer", Takes::kValue, "", "the tokenizer.json in MODEL is used"},
+    {"--tokenizer-mode", Takes::kValue, "auto", "the tokenizer.json in MODEL is used",
+     "the tokenizer.json in MODEL is used"},
+    {"--chat-template", Takes::kValue, "", "the model's own format, Harmony, is built in"},
+    {"--generation-config", Takes::kValue, "auto", "sampling defaults are the model's", kSampling},
+    {"--override-generation-config", Takes::kValue, "", kSampling},
+    {"--hf-overrides", Takes::kValue, "", "edit config.json"},
+    {"--download-dir", Takes::kValue, "",
+     "nibble downloads nothing; it finds models in the Hugging Face cache (HF_HOME)"},
+    {"--speculative-config", Takes::kValue, "", "there is no speculation yet"},
+    {"--attention-backend", Takes::kValue, "", "--kernel op=name forces a kernel"},
+    {"--moe-backend", Takes::kValue, "", "--kernel op=name forces a kernel"},
+    {"--swap-space", Takes::kValue, "0", "nothing is swapped", "nibble never swaps"},
+    {"--cpu-offload-gb", Takes::kValue, "0", "nothing is offloaded", "nibble never offloads"},
+    {"--block-size", Takes::kValue, "16", "pages hold 16 tokens", "pages hold 16 tokens"},
+    {"--enable-lora", Takes::kNothing, "", "nibble loads no adapters"},
+    {"--ssl-keyfile", Takes::kValue, "", "put a proxy that speaks TLS in front"},
+    {"--ssl-certfile", Takes::kValue, "", "put a proxy that speaks TLS in front"},
+    {"--root-path", Takes::kValue, "", "let the proxy in front strip the prefix"},
+    {"--uds", Takes::kValue, "", "nibble listens on TCP: --host and --port"},
+};
+
+// "--tensor-parallel-size" -> "--tensor-parallel-size"
+std::string_view long_name(const VllmFlag& flag) {
+  const std::string_view names(flag.names);
+  const std::string_view from = names.substr(names.find("--"));
+  return from.substr(0, from.find(','));
+}
+
+bool accepts(const VllmFlag& flag, std::string_view value) {
+  const std::string_view accepted(flag.accepted);
+  if (accepted == "*") return true;
+  if (value.empty() || value.find(' ') != std::string_view::npos) return false;
+  return (" " + std::string(accepted) + " ").find(" " + std::string(value) + " ") !=
+         std::string::npos;
+}
+
+}  // namespace
+
+void spell_out_vllm_flags(std::vector<std::string>& arguments) {
+  constexpr std::pair<const char*, const char*> kShort[] = {
+      {"-tp", "--tensor-parallel-size"},
+      {"-pp", "--pipeline-parallel-size"},
+      {"-dp", "--data-parallel-size"},
+      {"-cc", "--compilation-config"}};
+  for (std::string& argument : arguments) {
+    for (const auto& [from, to] : kShort) {
+      if (argument == from) argument = to;
+    }
+  }
+}
+
+void add_vllm_flags(CLI::App& command, VllmFlags& flags) {
+  for (const VllmFlag& flag : kFlags) {
+    const std::string name(long_name(flag));
+    CLI::Option* option =
+        flag.takes == Takes::kValue
+            ? command.add_option_function<std::string>(
+                  flag.names,
+                  [&flags, name](const std::string& value) {
+                    flags.given.emplace_back(name, value);
+                  },
+                  flag.meaning)
+            : command.add_flag_callback(
+                  flag.names, [&flags, name] { flags.given.emplace_back(name, ""); }, flag.meaning);
+    option->group(*flag.accepted ? "Flags of vLLM, accepted" : "");  // the refused ones: not shown
+  }
+}
+
+void explain_vllm_flags(const VllmFlags& flags) {
+  for (const auto& [name, value] : flags.given) {
+    const auto* flag = std::find_if(std::begin(kFlags), std::end(kFlags),
+                                    [&](const VllmFlag& f) { return long_name(f) == name; });
+    const std::string shown = value.empty() ? name : name + " " + value;
+    if (!accepts(*flag, value)) {
+      const char* advice = *flag->advice ? flag->advice : flag->meaning;
+      throw Error(ErrorKind::kUsage, shown + " is not supported: " + advice);
+    }
+    LOG_INFO("%s: %s", shown.c_str(), flag->meaning);
+  }
+}
+
+}  // namespace nibble::cli
