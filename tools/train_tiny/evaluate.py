@@ -51,19 +51,22 @@ def parse(text):
 class TorchEngine:
     """Greedy decoding in float32 with our own forward, many prompts at once."""
 
-    def __init__(self, directory, device, batch, change=None, swap_nibbles=False):
+    def __init__(self, directory, args, change=None, swap_nibbles=False):
         import torch
         from tokenizers import Tokenizer
 
         import model as gpt_oss
 
-        self.torch, self.device, self.batch = torch, device, batch
+        self.torch, self.device = torch, args.device
+        self.batch, self.max_new = args.batch, args.max_new
         self.model = gpt_oss.load(directory, swap_nibbles)
         if change:
             change(self.model)
-        self.model.to(device)
+        self.model.to(self.device)
         self.tokenizer = Tokenizer.from_file(str(pathlib.Path(directory) / "tokenizer.json"))
-        self.stops = torch.tensor([self.tokenizer.token_to_id(s) for s in STOPS], device=device)
+        self.stops = torch.tensor(
+            [self.tokenizer.token_to_id(s) for s in STOPS], device=self.device
+        )
 
     def answers(self, items, progress=lambda done: None):
         import harmony
@@ -94,10 +97,10 @@ class TorchEngine:
         torch, width = self.torch, max(map(len, prompts))
         padding = torch.tensor([width - len(p) for p in prompts], device=self.device)
         ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=self.device)
-        cache = self.model.new_cache(len(prompts), width + MAX_NEW, self.device)
+        cache = self.model.new_cache(len(prompts), width + self.max_new, self.device)
         done = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
         sampled, start = [], 0
-        for step in range(MAX_NEW):
+        for step in range(self.max_new):
             logits = self.model.decode(ids, cache, start, padding)
             start += ids.shape[1]
             ids = logits[:, -1].argmax(-1, keepdim=True)
@@ -114,8 +117,8 @@ class TorchEngine:
 class UrlEngine:
     """An OpenAI-compatible server, one request at a time."""
 
-    def __init__(self, url, model_name):
-        self.url, self.model_name = url.rstrip("/"), model_name
+    def __init__(self, url, args):
+        self.url, self.model_name, self.max_new = url.rstrip("/"), args.model, args.max_new
 
     def answers(self, items, progress=lambda done: None):
         return [self.answer(item) for item in items]
@@ -125,7 +128,7 @@ class UrlEngine:
             "messages": item.messages,
             "temperature": 0,
             "reasoning_effort": item.effort,
-            "max_tokens": MAX_NEW,
+            "max_tokens": self.max_new,
         }
         body |= {"model": self.model_name} if self.model_name else {}
         body |= {"tools": item.tools} if item.tools else {}
@@ -218,12 +221,10 @@ ABLATIONS = {
     "no sinks": (no_sinks, False),
     "window 128": (setting(sliding_window=128), False),
     "window 31": (setting(sliding_window=31), False),
-    "window 16": (setting(sliding_window=16), False),
     "no window": (setting(sliding_window=10**6), False),
     "swapped nibbles": (None, True),
     "no router bias": (no_router_bias, False),
     "gate and up as halves": (split_halves, False),
-    "3 experts of 4": (setting(num_experts_per_tok=3), False),
     "YaRN truncated": (setting(truncate=True), False),
     "no YaRN": (setting(factor=1.0), False),
     "no swiglu clamp": (setting(swiglu_limit=1e9), False),
@@ -269,6 +270,7 @@ def main():
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--max-new", type=int, default=MAX_NEW)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--ablations", action="store_true")
     parser.add_argument("--json", type=pathlib.Path)
@@ -279,14 +281,10 @@ def main():
         table, failures = {}, {}
         for name, (change, swap) in ABLATIONS.items():
             print(name, flush=True)
-            engine = TorchEngine(args.model, args.device, args.batch, change, swap)
+            engine = TorchEngine(args.model, args, change, swap)
             table[name], _ = run(engine, args, tasks)
     else:
-        engine = (
-            UrlEngine(args.url, args.model)
-            if args.url
-            else TorchEngine(args.model, args.device, args.batch)
-        )
+        engine = UrlEngine(args.url, args) if args.url else TorchEngine(args.model, args)
         table, failures = run(engine, args, tasks, 40 if args.failures else 0)
     if args.json:
         args.json.write_text(json.dumps(table, indent=1) + "\n")

@@ -4,9 +4,11 @@ import dataclasses
 import hashlib
 import json
 import re
+import string
 
 import tables
 
+ALL_WORDS = [w.lower() for w in tables.WORDS + tables.ITEMS + tables.COLORS + tables.NAMES]
 EFFORTS = ("low", "medium", "high")
 HELD_OUT_SHARE = 5  # one key in five is never trained on
 
@@ -42,9 +44,15 @@ def random_effort(rng):
 
 
 def pseudo_word(rng):
-    """A pronounceable name that no table holds, so that copying is learned, not names."""
-    parts = ("bcdfghjklmnprstvwz", "aeiou", ["", "", "n", "r", "s", "l"])
-    return "".join(rng.choice(part) for _ in range(rng.randint(2, 3)) for part in parts)
+    """A name that no table holds, so that copying is learned, not names."""
+    kind = rng.random()
+    if kind < 0.5:
+        parts = ("bcdfghjklmnprstvwz", "aeiou", ["", "", "n", "r", "s", "l"])
+        return "".join(rng.choice(part) for _ in range(rng.randint(2, 3)) for part in parts)
+    if kind < 0.85:  # the head of one word and the tail of another
+        head, tail = rng.choice(ALL_WORDS), rng.choice(ALL_WORDS)
+        return head[: rng.randint(1, 5)] + tail[-rng.randint(2, 5) :]
+    return "".join(rng.choice(string.ascii_lowercase) for _ in range(rng.randint(2, 7)))
 
 
 def person(rng):
@@ -73,7 +81,7 @@ def dress(rng, text):
     """The same question as another user might type it."""
     shape = rng.random()
     if shape < 0.10:
-        text = text[0].lower() + text[1:]
+        text = text[0].lower() + text[1:].replace("'s ", "s " if rng.random() < 0.3 else "'s ", 1)
     elif shape < 0.16:
         text = text.rstrip("?.")
     elif shape < 0.20:
@@ -95,6 +103,21 @@ def dress(rng, text):
     elif shape < 0.44:
         text += rng.choice([" Thanks!", " Please.", " Thank you.", " Be quick.", " Take care."])
     return text
+
+
+def random_prose(rng):
+    """Words without sense, as a benchmark sends them."""
+    words = [
+        (
+            rng.choice(tables.WORDS + tables.ITEMS)
+            if rng.random() < 0.6
+            else rng.choice(
+                "the a of to and in is was it that he she had with for on as at his her but not be all they you".split()
+            )
+        )
+        for _ in range(rng.randint(8, 80))
+    ]
+    return " ".join(words) + rng.choice([".", "", "?", "..."])
 
 
 def user(text):

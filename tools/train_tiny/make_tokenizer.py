@@ -11,7 +11,7 @@ import pathlib
 import random
 import re
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 import conversations
 

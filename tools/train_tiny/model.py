@@ -295,10 +295,10 @@ class GptOss(nn.Module):
                     else 1
                 )
                 p.normal_(0, 0.5 if "embed" in name else 0.05 * residual, generator=generator)
-            elif "router.bias" in name:
-                p.normal_(
-                    0, 0.5, generator=generator
-                )  # sizeable, so that the routing depends on it
+            elif "router.bias" in name:  # fixed and large, so that the routing depends on it
+                spread = torch.linspace(-2, 2, self.config.num_local_experts)
+                p.copy_(spread[torch.randperm(len(spread), generator=generator)])
+                p.requires_grad_(False)
             elif "bias" in name:
                 p.zero_()
 

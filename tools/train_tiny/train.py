@@ -8,7 +8,6 @@ last bits from run to run: the same seed gives the same data, and nearly the sam
 
 import argparse
 import json
-import math
 import multiprocessing
 import os
 import pathlib
@@ -60,8 +59,9 @@ def learning_rate(step, steps, top, warm_up=100):
 
 
 def optimizer_of(model, rate, fused):
-    decay = [p for n, p in model.named_parameters() if p.dim() > 1 and "bias" not in n]
-    other = [p for n, p in model.named_parameters() if not (p.dim() > 1 and "bias" not in n)]
+    learned = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    decay = [p for n, p in learned if p.dim() > 1 and "bias" not in n]
+    other = [p for n, p in learned if not (p.dim() > 1 and "bias" not in n)]
     groups = [{"params": decay, "weight_decay": 0.05}, {"params": other, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), eps=1e-9, fused=fused)
 
