@@ -30,7 +30,7 @@ const char* op_name(Op op);  // "embed", "norm_qkv", ...
 // What a machine offers, and what its user allows.
 struct KernelOptions {
   cpu::Isa isa = cpu::detect_isa();
-  bool allow_ref = false;  // --allow-ref: the twins may run
+  bool allow_ref = false;                                   // --allow-ref: the twins may run
   std::vector<std::pair<std::string, std::string>> forced;  // --kernel op=name
 
   // Adds one "op=name". Throws Error(kUsage) for another shape or an unknown op.

@@ -1,0 +1,54 @@
+#include "cpu/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+#include <vector>
+
+namespace nibble::cpu {
+namespace {
+
+TEST(ThreadPool, CoversEveryIndexOnce) {
+  for (int threads : {1, 2, 3, 8}) {
+    ThreadPool pool(threads);
+    EXPECT_EQ(pool.size(), threads);
+    for (int64_t n : {0, 1, 2, 7, 64, 1000})
+      for (int64_t grain : {1, 16}) {
+        std::vector<std::atomic<int>> hits(n);
+        pool.parallel_for(n, grain, [&](int64_t begin, int64_t end, int worker) {
+          EXPECT_LT(worker, threads);
+          EXPECT_EQ(begin % grain, 0);
+          for (int64_t i = begin; i < end; ++i) ++hits[i];
+        });
+        for (auto& hit : hits) ASSERT_EQ(hit, 1);
+        for (auto& hit : hits) hit = 0;
+        pool.parallel_tasks(n, [&](int64_t task, int) { ++hits[task]; });
+        for (auto& hit : hits) ASSERT_EQ(hit, 1);
+      }
+  }
+}
+
+TEST(ThreadPool, WorkersSleepAndWakeBetweenLoops) {
+  ThreadPool pool(4);
+  std::atomic<int64_t> sum{0};
+  for (int round = 0; round < 200; ++round) {
+    // Now at once, now long after the workers have gone to sleep.
+    if (round % 20 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    pool.parallel_for(100, 1, [&](int64_t begin, int64_t end, int) { sum += end - begin; });
+  }
+  EXPECT_EQ(sum, 200 * 100);
+}
+
+TEST(ThreadPool, TheSameWorkerMeetsTheSamePart) {
+  ThreadPool pool(3);
+  std::vector<int> owner(99, -1), again(99, -1);
+  for (auto* to : {&owner, &again})
+    pool.parallel_for(99, 1, [&](int64_t begin, int64_t end, int worker) {
+      for (int64_t i = begin; i < end; ++i) (*to)[i] = worker;
+    });
+  EXPECT_EQ(owner, again);
+}
+
+}  // namespace
+}  // namespace nibble::cpu

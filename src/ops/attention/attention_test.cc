@@ -1,0 +1,220 @@
+#include "ops/attention/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <numeric>
+
+#include "ops/kv_pages.h"
+#include "ops/test_problem.h"
+
+namespace nibble::ops {
+namespace {
+
+// Pages of several sequences; whatever no sequence has written is NaN.
+class Pages {
+ public:
+  Pages(Random& random, const AttentionDesc& d, DType dtype, int32_t page_size,
+        const std::vector<int32_t>& lengths)
+      : desc_(d), dtype_(dtype) {
+    int32_t most = 0, count = 1;
+    for (int32_t len : lengths) most = std::max(most, (len + page_size - 1) / page_size);
+    table_.assign(lengths.size() * most, KvLayer::kNoPage);
+    for (size_t s = 0; s < lengths.size(); ++s)
+      for (int32_t p = 0; p * page_size < lengths[s]; ++p) table_[s * most + p] = count++;
+    std::shuffle(table_.begin(), table_.begin() + (lengths[0] + page_size - 1) / page_size,
+                 std::mt19937(3));
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const int64_t elements = count * d.kv_heads * page_size * d.head_dim;
+    for (auto* side : {&k_, &v_, &v_abs_}) side->assign(elements, nan);
+    view_ = {{}, {}, table_.data(), most, page_size};
+    view_.k = tensor(k_), view_.v = tensor(v_);
+    for (size_t s = 0; s < lengths.size(); ++s)
+      for (int32_t pos = 0; pos < lengths[s]; ++pos)
+        for (int64_t g = 0; g < d.kv_heads; ++g) {
+          const int64_t at = kv_index(view_, static_cast<int32_t>(s), pos, g);
+          for (int64_t i = at; i < at + d.head_dim; ++i) {
+            k_[i] = bf16_to_float(bf16_from_float(random.normal()));
+            v_[i] = bf16_to_float(bf16_from_float(random.normal()));
+            v_abs_[i] = std::fabs(v_[i]);
+          }
+        }
+    if (dtype == DType::kBF16)
+      for (auto [from, to] : {std::pair{&k_, &k16_}, {&v_, &v16_}, {&v_abs_, &v_abs16_}})
+        for (float x : *from) to->push_back(bf16_from_float(x));
+    view_.k = tensor(k_, &k16_), view_.v = tensor(v_, &v16_);
+  }
+
+  const KvLayer& layer() const { return view_; }
+  // The same with |v| in place of v.
+  KvLayer magnitudes() {
+    KvLayer kv = view_;
+    kv.v = tensor(v_abs_, &v_abs16_);
+    return kv;
+  }
+  // Forgets the positions before `pos` of a sequence, as the engine releases pages.
+  void release(size_t slot, int32_t pos) {
+    for (int32_t p = 0; p < pos / view_.page_size; ++p)
+      table_[slot * view_.max_pages + p] = KvLayer::kNoPage;
+  }
+
+ private:
+  Tensor tensor(std::vector<float>& f32, std::vector<uint16_t>* bf16 = nullptr) {
+    const bool half = dtype_ == DType::kBF16 && bf16 != nullptr;
+    const int64_t page = desc_.kv_heads * view_.page_size * desc_.head_dim;
+    return make_tensor(
+        half ? static_cast<void*>(bf16->data()) : f32.data(), half ? DType::kBF16 : DType::kF32,
+        {static_cast<int64_t>(f32.size()) / page, desc_.kv_heads, view_.page_size, desc_.head_dim});
+  }
+
+  AttentionDesc desc_;
+  DType dtype_;
+  std::vector<int32_t> table_;
+  std::vector<float> k_, v_, v_abs_;
+  std::vector<uint16_t> k16_, v16_, v_abs16_;
+  KvLayer view_;
+};
+
+// Spans (tokens, context) in consecutive slots.
+struct TestStep {
+  explicit TestStep(const std::vector<std::pair<int32_t, int32_t>>& parts) {
+    for (const auto& [len, context] : parts) {
+      spans.push_back({static_cast<int32_t>(positions.size()), len, context,
+                       static_cast<int32_t>(spans.size())});
+      for (int32_t i = 0; i < len; ++i) positions.push_back(context + i);
+      lengths.push_back(context + len);
+    }
+    view = {.num_tokens = static_cast<int32_t>(positions.size()),
+            .num_spans = static_cast<int32_t>(spans.size()),
+            .positions = positions.data(),
+            .spans = spans.data()};
+  }
+  TestStep(const TestStep&) = delete;
+  std::vector<Span> spans;
+  std::vector<int32_t> positions, lengths;
+  Step view;
+};
+
+struct Case {
+  AttentionDesc desc;
+  DType kv;
+  int32_t page_size;
+  bool sinks;
+  std::vector<std::pair<int32_t, int32_t>> parts;
+};
+
+std::vector<Case> cases() {
+  const AttentionDesc gpt_oss_full{64, 8, 64, 0}, gpt_oss_window{64, 8, 64, 128};
+  return {
+      // Decode and prefill around the edges of window, page and key block.
+      {gpt_oss_window, DType::kBF16, 16, true, {{1, 126}, {1, 127}, {1, 128}, {1, 129}, {1, 0}}},
+      {gpt_oss_full, DType::kBF16, 16, true, {{1, 31}, {1, 32}, {1, 33}, {1, 300}}},
+      {gpt_oss_window, DType::kF32, 16, true, {{40, 110}, {3, 0}}},
+      {gpt_oss_full, DType::kF32, 16, true, {{37, 0}, {9, 61}}},
+      // Odd heads, dims, windows and pages; no sinks.
+      {{6, 2, 16, 5}, DType::kF32, 16, true, {{48, 0}, {1, 4}, {1, 5}}},
+      {{8, 1, 32, 0}, DType::kF32, 8, false, {{70, 3}}},
+      {{3, 3, 24, 7}, DType::kBF16, 5, false, {{40, 0}, {2, 33}}},
+      {{4, 2, 8, 1}, DType::kF32, 1, true, {{5, 0}, {1, 64}}},
+      {{40, 1, 80, 33}, DType::kF32, 64, true, {{3, 30}, {66, 0}}},
+  };
+}
+
+// Scores are off by (D + 2) roundings of sum |q k|, at most |q||k| scale; a weight by twice that
+// (its own score and the sum's), the exponential (4 roundings) and the sums over the keys.
+void check(const Case& c, DType act) {
+  Random random(11);
+  const TestStep step(c.parts);
+  Pages pages(random, c.desc, c.kv, c.page_size, step.lengths);
+  const int64_t width = c.desc.q_heads * c.desc.head_dim, tokens = step.view.num_tokens;
+  const std::vector<uint16_t> sinks = random.bf16s(c.desc.q_heads);
+  const AttentionParams params{.scale = 1 / std::sqrt(static_cast<float>(c.desc.head_dim)),
+                               .window = static_cast<int32_t>(c.desc.window),
+                               .sinks = c.sinks ? sinks.data() : nullptr};
+  Floats q(random, tokens, width, act), want(tokens, width), abs(tokens, width), got(tokens, width),
+      alone(1, width);
+  TestCtx exact(DType::kF32, 0, 1), test(act, scratch_bytes(c.desc, 2));
+  ref::attention(exact.cx, want.tensor(), q.tensor(), pages.layer(), params, step.view);
+  ref::attention(exact.cx, abs.tensor(), q.tensor(), pages.magnitudes(), params, step.view);
+  // |q|^2 and |k|^2 are sums of D squares of normal numbers: below 4 D but for 1 in 10^9.
+  const double score_error = (c.desc.head_dim + 2) * kEps * 4 * c.desc.head_dim * params.scale;
+  for (const AttentionKernel* row : kernels_here(attention_kernels(), c.desc)) {
+    row->run(test.cx, got.tensor(), q.tensor(), pages.layer(), params, step.view);
+    for (const Span& span : step.spans)
+      for (int64_t t = span.q_start; t < span.q_start + span.q_len; ++t) {
+        const double weight_error = 2 * score_error + (step.positions[t] + 24) * kEps;
+        for (int64_t n = 0; n < width; ++n)
+          ASSERT_NEAR(got.at(t, n), want.at(t, n),
+                      weight_error * abs.at(t, n) + store_error(act, want.at(t, n)))
+              << row->name << " token " << t << " column " << n;
+        const Span one{0, 1, step.positions[t], span.slot};
+        const Step single{
+            .num_tokens = 1, .num_spans = 1, .positions = &step.positions[t], .spans = &one};
+        const Tensor qt = make_tensor(q.values.data() + t * width, DType::kF32, {1, width});
+        row->run(test.cx, alone.tensor(), qt, pages.layer(), params, single);
+        ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
+            << row->name << " token " << t;
+      }
+  }
+}
+
+TEST(Attention, EveryKernelEqualsTheTwinAndItselfAlone) {
+  int i = 0;
+  for (const Case& c : cases())
+    for (DType act : {DType::kF32, DType::kBF16}) {
+      SCOPED_TRACE(i++);
+      check(c, act);
+    }
+}
+
+TEST(Attention, PagesBehindTheWindowAreNotTouched) {
+  Random random(5);
+  const AttentionDesc desc{8, 1, 64, 128};
+  const TestStep step({{2, 500}});
+  Pages pages(random, desc, DType::kBF16, 16, step.lengths);
+  pages.release(0, 500 - 127);  // kv_index() aborts on a page that is not there
+  Floats q(random, 2, 512), got(2, 512);
+  TestCtx test(DType::kF32, scratch_bytes(desc, 2));
+  const AttentionParams params{.scale = 0.125f, .window = 128, .sinks = nullptr};
+  for (const AttentionKernel* row : kernels_here(attention_kernels(), desc)) {
+    row->run(test.cx, got.tensor(), q.tensor(), pages.layer(), params, step.view);
+    for (float x : got.values) ASSERT_TRUE(std::isfinite(x));
+  }
+}
+
+TEST(Attention, SinkTakesItsShare) {
+  // Scores 1, 2, 0.5 and a sink of 1.5 give weights .167405097, .455054234, .101536324.
+  const AttentionDesc desc{1, 1, 4, 0};
+  std::vector<float> k = {1, 0, 0, 0, 2, 0, 0, 0, .5f, 0, 0, 0},
+                     v = {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0};
+  const int32_t table[] = {0}, positions[] = {2};
+  const KvLayer kv{make_tensor(k.data(), DType::kF32, {1, 1, 3, 4}),
+                   make_tensor(v.data(), DType::kF32, {1, 1, 3, 4}), table, 1, 3};
+  const Span span{0, 1, 2, 0};
+  const Step step{.num_tokens = 1, .num_spans = 1, .positions = positions, .spans = &span};
+  const uint16_t sink = bf16_from_float(1.5f);
+  Floats q(1, 4), got(1, 4);
+  q.values = {1, 0, 0, 0};
+  TestCtx test(DType::kF32, scratch_bytes(desc, 2));
+  KernelOptions with_twin;
+  with_twin.allow_ref = true;
+  for (const AttentionKernel& row : attention_kernels()) {
+    if (row.refuse(desc, with_twin) != nullptr) continue;
+    row.run(test.cx, got.tensor(), q.tensor(), kv, {.scale = 1, .window = 0, .sinks = &sink}, step);
+    EXPECT_NEAR(got.at(0, 0), .167405097, 1e-7) << row.name;
+    EXPECT_NEAR(got.at(0, 1), .455054234, 1e-7) << row.name;
+    EXPECT_NEAR(got.at(0, 2), .101536324, 1e-7) << row.name;
+  }
+}
+
+TEST(Attention, BytesAndFlops) {
+  // gpt-oss-20b decoding at 4,096: 12 full layers of 2 x 512 bf16 per position make 103.8 MB with
+  // the 12 window layers' 128 positions.
+  const AttentionDesc full{64, 8, 64, 0}, window{64, 8, 64, 128};
+  const int64_t io = 8 * 4096;
+  EXPECT_EQ(12 * (bytes(full, 1, 4095, 2) - io + bytes(window, 1, 4095, 2) - io), 103809024);
+  EXPECT_EQ(flops(window, 2, 127), 4 * (128 + 128) * 4096);
+}
+
+}  // namespace
+}  // namespace nibble::ops

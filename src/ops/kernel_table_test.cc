@@ -1,0 +1,74 @@
+#include "ops/kernel_table.h"
+
+#include <gtest/gtest.h>
+
+#include "ops/moe_up/moe_up.h"
+
+namespace nibble::ops {
+namespace {
+
+const MoeUpDesc kDesc{2880, 2880, 32, 4, Format::kMxfp4};
+
+std::string picked(const KernelOptions& options, const MoeUpDesc& desc = kDesc) {
+  return pick(Op::kMoeUp, moe_up_kernels(), desc, options).row->name;
+}
+
+std::string refusal(const KernelOptions& options, const MoeUpDesc& desc = kDesc) {
+  try {
+    picked(options, desc);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
+    return e.what();
+  }
+  return "";
+}
+
+KernelOptions on(cpu::Isa isa) {
+  KernelOptions options;
+  options.isa = isa;
+  return options;
+}
+
+TEST(KernelTable, ChoosesByInstructionSetWhateverMachineThisIs) {
+  EXPECT_EQ(picked(on(cpu::Isa::kAvx512)), "avx512_float");
+  EXPECT_EQ(picked(on(cpu::Isa::kAvx2)), "avx2_float");
+  EXPECT_EQ(picked(on(cpu::Isa::kNeon)), "neon_float");
+}
+
+TEST(KernelTable, ListsEveryRefusal) {
+  const auto chosen = pick(Op::kMoeUp, moe_up_kernels(), kDesc, on(cpu::Isa::kAvx2));
+  ASSERT_EQ(chosen.refused.size(), 1u);
+  EXPECT_EQ(chosen.refused[0].kernel, "avx512_float");
+  EXPECT_EQ(chosen.refused[0].reason, "needs AVX-512 F, BW, VL and DQ");
+  EXPECT_EQ(refusal(on(cpu::Isa::kScalar)),
+            "no kernel for moe_up:\n"
+            "  avx512_float: needs AVX-512 F, BW, VL and DQ\n"
+            "  avx2_float: needs AVX2 and FMA\n"
+            "  neon_float: needs an arm64 CPU\n"
+            "  ref: a reference twin; only with --allow-ref");
+}
+
+TEST(KernelTable, RefusesFormats) {
+  MoeUpDesc desc = kDesc;
+  desc.format = Format::kF32;
+  EXPECT_NE(refusal(on(cpu::Isa::kAvx2), desc).find("weights are neither bf16 nor mxfp4"),
+            std::string::npos);
+}
+
+TEST(KernelTable, ForcesByName) {
+  KernelOptions options = on(cpu::Isa::kAvx512);
+  options.force("moe_up=avx2_float");
+  options.force("attention=avx512_float");
+  EXPECT_EQ(picked(options), "avx2_float");
+  options = on(cpu::Isa::kAvx512);
+  options.force("moe_up=ref");
+  EXPECT_NE(refusal(options).find("ref: a reference twin"), std::string::npos);
+  options.allow_ref = true;
+  EXPECT_EQ(picked(options), "ref");
+  options.force("moe_up=ref");
+  for (const char* bad : {"moe_up", "moe=avx2_float", "=x", ""})
+    EXPECT_THROW(options.force(bad), Error) << bad;
+}
+
+}  // namespace
+}  // namespace nibble::ops

@@ -1,0 +1,88 @@
+#include "ops/moe_down/moe_down.h"
+
+#include <gtest/gtest.h>
+
+#include "ops/linear/linear_ref.h"
+#include "ops/test_problem.h"
+
+namespace nibble::ops {
+namespace {
+
+struct Shape {
+  int64_t hidden, width, experts, top_k;
+  Format format;
+};
+constexpr Shape kShapes[] = {{160, 2880, 6, 4, Format::kMxfp4},  // gpt-oss's expert width
+                             {96, 64, 5, 2, Format::kMxfp4},
+                             {33, 96, 3, 3, Format::kMxfp4},
+                             {20, 72, 4, 1, Format::kBF16}};
+
+// A weighted sum of K dot products: their errors, and K + 1 roundings more.
+void check(const Shape& shape, int64_t tokens, DType act) {
+  Random random(static_cast<uint32_t>(tokens));
+  const TestWeight w(random, shape.format, shape.experts, shape.hidden, shape.width);
+  Floats u(random, tokens * shape.top_k, shape.width, act), got(tokens, shape.hidden),
+      one_u(shape.top_k, shape.width), alone(1, shape.hidden);
+  TestRouting routing(tokens, shape.experts, shape.top_k);
+  routing.randomize(random);
+  const MoeDownDesc desc{shape.hidden, shape.width, shape.experts, shape.top_k, shape.format};
+  TestCtx test(act, scratch_bytes(desc, tokens, 2));
+  const double error = dot_error(shape.width) + (shape.top_k + 1) * kEps;
+  for (const MoeDownKernel* row : kernels_here(moe_down_kernels(), desc)) {
+    row->run(test.cx, got.tensor(), u.tensor(), routing.view, w.view);
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t n = 0; n < shape.hidden; ++n) {
+        double want = 0, sum_abs = 0;
+        for (int64_t i = t * shape.top_k; i < (t + 1) * shape.top_k; ++i) {
+          double abs;
+          want +=
+              routing.p[i] * ref::Row(w.view, routing.ids[i], n).dot(u.row(routing.slot[i]), &abs);
+          sum_abs += routing.p[i] * abs;
+        }
+        ASSERT_NEAR(got.at(t, n), want, error * sum_abs + store_error(act, want))
+            << row->name << " token " << t << " column " << n;
+      }
+      TestRouting one(1, shape.experts, shape.top_k);
+      std::copy_n(routing.ids.begin() + t * shape.top_k, shape.top_k, one.ids.begin());
+      std::copy_n(routing.p.begin() + t * shape.top_k, shape.top_k, one.p.begin());
+      sort_by_expert(one.view);
+      for (int64_t k = 0; k < shape.top_k; ++k)
+        std::copy_n(u.row(routing.slot[t * shape.top_k + k]), shape.width,
+                    one_u.values.begin() + one.slot[k] * shape.width);
+      row->run(test.cx, alone.tensor(), one_u.tensor(), one.view, w.view);
+      ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
+          << row->name << " token " << t;
+    }
+  }
+}
+
+TEST(MoeDown, EveryKernelEqualsTheTwinAndItselfAlone) {
+  for (const Shape& shape : kShapes)
+    for (int64_t tokens : {1, 2, 5, 31}) {
+      if (shape.width == 2880 && tokens > 5) continue;
+      for (DType act : {DType::kF32, DType::kBF16}) check(shape, tokens, act);
+    }
+}
+
+TEST(MoeDown, TwinWeighsTheBiasToo) {
+  Random random(1);
+  const TestWeight w(random, Format::kMxfp4, 2, 1, 32);
+  Floats u(2, 32), d(1, 1);  // no activations: only biases are left
+  TestRouting routing(1, 2, 2);
+  routing.ids = {1, 0};
+  routing.p = {.75f, .25f};
+  sort_by_expert(routing.view);
+  TestCtx test(DType::kF32, 0, 1);
+  ref::moe_down(test.cx, d.tensor(), u.tensor(), routing.view, w.view);
+  EXPECT_EQ(d.at(0, 0),
+            static_cast<float>(.75 * bf16_to_float(w.bias[1]) + .25 * bf16_to_float(w.bias[0])));
+}
+
+TEST(MoeDown, Bytes) {
+  const MoeDownDesc down{2880, 2880, 32, 4, Format::kMxfp4};
+  EXPECT_EQ(bytes(down, 0, 1), 2880 * 90 * 17 + 2 * 2880);
+  EXPECT_EQ(flops(down, 1), 2LL * 4 * 2880 * 2880);
+}
+
+}  // namespace
+}  // namespace nibble::ops

@@ -1,0 +1,131 @@
+#include "ops/norm_qkv/norm_qkv.h"
+
+#include <gtest/gtest.h>
+
+#include "ops/kv_pages.h"
+#include "ops/linear/linear_ref.h"
+#include "ops/norm_ref.h"
+#include "ops/rope/rope.h"
+#include "ops/test_problem.h"
+
+namespace nibble::ops {
+namespace {
+
+struct Shape {
+  int64_t hidden, q_heads, kv_heads, head_dim;
+};
+constexpr Shape kShapes[] = {{2880, 8, 1, 64}, {96, 6, 2, 16}, {160, 8, 1, 32}, {64, 3, 3, 24}};
+
+// Pages of one sequence of up to 64 tokens, 16 to a page, in reverse order.
+struct TestPages {
+  TestPages(const Shape& s, DType dtype) : k(64 * s.kv_heads * s.head_dim * 4), v(k.size()) {
+    const auto tensor = [&](std::vector<uint8_t>& bytes) {
+      return make_tensor(bytes.data(), dtype, {4, s.kv_heads, 16, s.head_dim});
+    };
+    view = {tensor(k), tensor(v), table, 4, 16};
+  }
+  static double get(const Tensor& t, int64_t at) {
+    return t.dtype == DType::kBF16 ? bf16_to_float(t.as<uint16_t>()[at]) : t.as<float>()[at];
+  }
+  std::vector<uint8_t> k, v;
+  int32_t table[4] = {3, 2, 1, 0};
+  KvLayer view;
+};
+
+// Turning mixes two products, each off by its own error; cos and sin are at most c. Every value is
+// compared where it was put, with one rounding to the pages' type (the twin's are float32); q is
+// rounded by both.
+void check(const Shape& shape, int32_t tokens, DType act, DType kv_dtype) {
+  Random random(static_cast<uint32_t>(tokens));
+  const int64_t rows = (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim;
+  const TestWeight w(random, Format::kBF16, 1, rows, shape.hidden);
+  const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f, 1);
+  const Norm norm{weight.data(), 1e-5f};
+  const Floats x0(random, tokens, shape.hidden, act);
+  Floats d(random, tokens, shape.hidden, act), cos_sin(tokens, shape.head_dim);
+  std::vector<int32_t> positions;
+  const Span span{0, tokens, 11, 0};
+  for (int32_t t = 0; t < tokens; ++t) positions.push_back(11 + t);
+  const Step step{
+      .num_tokens = tokens, .num_spans = 1, .positions = positions.data(), .spans = &span};
+  const NormQkvDesc desc{shape.hidden, shape.q_heads, shape.kv_heads, shape.head_dim,
+                         Format::kBF16};
+  TestCtx test(act, scratch_bytes(desc, tokens, 2));
+  const Rope rope = make_rope(static_cast<int>(shape.head_dim), 150000, std::nullopt);
+  rope_angles(test.cx, cos_sin.tensor(), rope, step);
+
+  const int64_t width = shape.q_heads * shape.head_dim;
+  Floats want_q(tokens, width), want_h(tokens, shape.hidden), want_x = x0;
+  TestPages want(shape, DType::kF32);
+  TestCtx exact(act, 0, 1);
+  ref::norm_qkv(exact.cx, {want_q.tensor(), want_h.tensor(), want_x.tensor()}, want.view,
+                d.tensor(), norm, w.view, cos_sin.tensor(), step);
+  double most_abs = 0;  // of sum |terms|, over all outputs
+  for (int64_t n = 0; n < rows; ++n) {
+    const ref::Row row(w.view, 0, n);
+    for (int64_t t = 0; t < tokens; ++t) {
+      double abs;
+      row.dot(want_h.row(t), &abs);
+      most_abs = std::max(most_abs, abs);
+    }
+  }
+  const double error =
+      2 * most_abs * (dot_error(shape.hidden) + norm_error(act, shape.hidden) + 3 * kEps);
+  for (const NormQkvKernel* row : kernels_here(norm_qkv_kernels(), desc)) {
+    Floats q(tokens, width), h(tokens, shape.hidden), x = x0;
+    TestPages got(shape, kv_dtype);
+    row->run(test.cx, {q.tensor(), h.tensor(), x.tensor()}, got.view, d.tensor(), norm, w.view,
+             cos_sin.tensor(), step);
+    ASSERT_EQ(x.values, want_x.values);
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t i = 0; i < width; ++i)
+        ASSERT_NEAR(q.at(t, i), want_q.at(t, i), error + 2 * store_error(act, want_q.at(t, i)))
+            << row->name << " token " << t << " column " << i;
+      for (int64_t g = 0; g < shape.kv_heads; ++g) {
+        const int64_t at = kv_index(got.view, 0, positions[t], g);
+        for (int64_t i = at; i < at + shape.head_dim; ++i)
+          for (auto [a, b] : {std::pair{&got.view.k, &want.view.k}, {&got.view.v, &want.view.v}}) {
+            const double value = TestPages::get(*b, i);
+            ASSERT_NEAR(TestPages::get(*a, i), value, error + store_error(kv_dtype, value))
+                << row->name << " token " << t;
+          }
+      }
+    }
+  }
+}
+
+TEST(NormQkv, EveryKernelEqualsTheTwin) {
+  for (const Shape& shape : kShapes)
+    for (int32_t tokens : {1, 3, 17}) {
+      check(shape, tokens, DType::kF32, DType::kF32);
+      check(shape, tokens, DType::kF32, DType::kBF16);
+      check(shape, tokens, DType::kBF16, DType::kBF16);
+    }
+}
+
+TEST(NormQkv, TwinTurnsPairsOfHalves) {
+  // q = identity rows of a head of 4 over H = 4; no norm to speak of: x has root mean square 1.
+  std::vector<uint16_t> bits(12 * 4, 0);
+  for (int n = 0; n < 12; ++n) bits[n * 4 + n % 4] = bf16_from_float(1);
+  const Weight w{.rows = 12, .cols = 4, .codes = reinterpret_cast<const uint8_t*>(bits.data())};
+  const std::vector<uint16_t> ones(4, bf16_from_float(1));
+  Floats x(1, 4), d(1, 4), h(1, 4), q(1, 4), cos_sin(1, 4);
+  x.values = {1, 1, -1, 1};
+  cos_sin.values = {.5f, 0, .25f, 1};  // cos 0, cos 1, sin 0, sin 1
+  std::vector<float> k(4), v(4);
+  const int32_t table[] = {0}, positions[] = {0};
+  const KvLayer kv{make_tensor(k.data(), DType::kF32, {1, 1, 1, 4}),
+                   make_tensor(v.data(), DType::kF32, {1, 1, 1, 4}), table, 1, 1};
+  const Span span{0, 1, 0, 0};
+  const Step step{.num_tokens = 1, .num_spans = 1, .positions = positions, .spans = &span};
+  TestCtx test(DType::kF32, 0, 1);
+  ref::norm_qkv(test.cx, {q.tensor(), h.tensor(), x.tensor()}, kv, d.tensor(), {ones.data(), 0}, w,
+                cos_sin.tensor(), step);
+  // Pairs (x0, x2) = (1, -1) by (.5, .25) and (x1, x3) = (1, 1) by (0, 1).
+  EXPECT_EQ(q.values, (std::vector<float>{.75f, -1, -.25f, 1}));
+  EXPECT_EQ(k, q.values);
+  EXPECT_EQ(v, (std::vector<float>{1, 1, -1, 1}));
+}
+
+}  // namespace
+}  // namespace nibble::ops

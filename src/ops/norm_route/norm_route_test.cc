@@ -1,0 +1,94 @@
+#include "ops/norm_route/norm_route.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "ops/linear/linear_ref.h"
+#include "ops/norm_ref.h"
+#include "ops/test_problem.h"
+
+namespace nibble::ops {
+namespace {
+
+struct Shape {
+  int64_t hidden, experts, top_k;
+};
+constexpr Shape kShapes[] = {{2880, 32, 4}, {2880, 128, 4}, {96, 5, 2}, {160, 3, 3}, {72, 4, 1}};
+
+// A token's choice is checked where the twin's logits are further apart than twice their error.
+void check(const Shape& shape, int64_t tokens, DType act) {
+  Random random(static_cast<uint32_t>(shape.experts));
+  const TestWeight w(random, Format::kBF16, 1, shape.experts, shape.hidden);
+  const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f, 1);
+  const Norm norm{weight.data(), 1e-5f};
+  const Floats x0(random, tokens, shape.hidden, act);
+  Floats d(random, tokens, shape.hidden, act), want_x = x0, want_h = x0;
+  ref::add(act, want_x.values.data(), d.values.data(), tokens * shape.hidden);
+  for (int64_t t = 0; t < tokens; ++t)
+    ref::rms_norm(act, want_h.values.data() + t * shape.hidden, want_x.row(t), norm, shape.hidden);
+  const NormRouteDesc desc{shape.hidden, shape.experts, shape.top_k, Format::kBF16};
+  TestCtx test(act, scratch_bytes(desc, tokens, 2));
+  int64_t checked = 0;
+  for (const NormRouteKernel* row : kernels_here(norm_route_kernels(), desc)) {
+    Floats x = x0, h(tokens, shape.hidden);
+    TestRouting got(tokens, shape.experts, shape.top_k);
+    row->run(test.cx, h.tensor(), got.view, x.tensor(), d.tensor(), norm, w.view);
+    ASSERT_EQ(x.values, want_x.values) << row->name;
+    EXPECT_EQ(std::accumulate(got.counts.begin(), got.counts.end(), int64_t{0}),
+              tokens * shape.top_k);
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t i = 0; i < shape.hidden; ++i)
+        ASSERT_NEAR(h.at(t, i), want_h.at(t, i),
+                    norm_error(act, shape.hidden) * std::fabs(want_h.at(t, i)));
+      // The logits of the kernel's own h.
+      std::vector<float> logits(shape.experts);
+      double error = 0;
+      for (int64_t e = 0; e < shape.experts; ++e) {
+        double abs;
+        logits[e] = static_cast<float>(ref::Row(w.view, 0, e).dot(h.row(t), &abs));
+        error = std::max(error, (dot_error(shape.hidden) + kEps) * abs);
+      }
+      std::vector<float> sorted = logits;
+      std::sort(sorted.rbegin(), sorted.rend());
+      bool clear = true;
+      for (int64_t k = 1; k <= std::min(shape.top_k, shape.experts - 1); ++k)
+        clear = clear && sorted[k - 1] - sorted[k] > 2 * error;
+      if (!clear) continue;
+      ++checked;
+      std::vector<int32_t> ids(shape.top_k);
+      std::vector<float> p(shape.top_k);
+      choose_experts(logits.data(), shape.experts, shape.top_k, ids.data(), p.data());
+      for (int64_t k = 0; k < shape.top_k; ++k) {
+        ASSERT_EQ(got.ids[t * shape.top_k + k], ids[k]) << row->name << " token " << t;
+        ASSERT_NEAR(got.p[t * shape.top_k + k], p[k], p[k] * (4 * error + 4 * kEps));
+      }
+    }
+    EXPECT_GT(checked, tokens / 2);
+  }
+}
+
+TEST(NormRoute, EveryKernelEqualsTheTwin) {
+  for (const Shape& shape : kShapes)
+    for (DType act : {DType::kF32, DType::kBF16})
+      for (int64_t tokens : {1, 6, 20}) check(shape, tokens, act);
+}
+
+TEST(NormRoute, ChoosesTheLargestLowestIdOnTies) {
+  const float logits[] = {1, 3, 2, 3, 0};
+  int32_t ids[5];
+  float p[5];
+  choose_experts(logits, 5, 3, ids, p);
+  EXPECT_EQ(std::vector<int32_t>(ids, ids + 3), (std::vector<int32_t>{1, 3, 2}));
+  const double sum = 2 + std::exp(-1);
+  EXPECT_NEAR(p[0], 1 / sum, 1e-7);
+  EXPECT_NEAR(p[2], std::exp(-1) / sum, 1e-7);
+  choose_experts(logits, 5, 5, ids, p);
+  EXPECT_EQ(std::vector<int32_t>(ids, ids + 5), (std::vector<int32_t>{1, 3, 2, 0, 4}));
+  choose_experts(logits, 1, 1, ids, p);
+  EXPECT_EQ(ids[0], 0);
+  EXPECT_EQ(p[0], 1);
+}
+
+}  // namespace
+}  // namespace nibble::ops

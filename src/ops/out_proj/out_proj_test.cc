@@ -1,0 +1,80 @@
+#include "ops/out_proj/out_proj.h"
+
+#include <gtest/gtest.h>
+
+#include "ops/linear/linear_ref.h"
+#include "ops/test_problem.h"
+
+namespace nibble::ops {
+namespace {
+
+struct Shape {
+  int64_t hidden, width;
+  Format format;
+};
+
+// gpt-oss's own, rows and columns that fill no tile, and MXFP4.
+constexpr Shape kShapes[] = {{2880, 4096, Format::kBF16}, {37, 72, Format::kBF16},
+                             {96, 96, Format::kBF16},     {1, 8, Format::kBF16},
+                             {33, 160, Format::kMxfp4},   {256, 512, Format::kMxfp4}};
+
+void check(const Shape& shape, int64_t tokens, DType act) {
+  Random random(static_cast<uint32_t>(shape.hidden + tokens));
+  const TestWeight w(random, shape.format, 1, shape.hidden, shape.width);
+  Floats att(random, tokens, shape.width, act), got(tokens, shape.hidden), alone(1, shape.hidden);
+  const OutProjDesc desc{shape.hidden, shape.width, shape.format};
+  const Step step{.num_tokens = static_cast<int32_t>(tokens)};
+  TestCtx test(act, scratch_bytes(desc, tokens, 2));
+  for (const OutProjKernel* row : kernels_here(out_proj_kernels(), desc)) {
+    row->run(test.cx, got.tensor(), att.tensor(), w.view, step);
+    for (int64_t n = 0; n < shape.hidden; ++n) {
+      const ref::Row twin(w.view, 0, n);
+      for (int64_t t = 0; t < tokens; ++t) {
+        double abs;
+        const double want = twin.dot(att.row(t), &abs);
+        const double bound = dot_error(shape.width) * abs + store_error(act, want);
+        ASSERT_NEAR(got.at(t, n), want, bound) << row->name << " " << t << " " << n;
+      }
+    }
+    // A token alone has the bits that it has in the batch.
+    for (int64_t t = 0; t < tokens; ++t) {
+      const Tensor one =
+          make_tensor(att.values.data() + t * shape.width, DType::kF32, {1, shape.width});
+      row->run(test.cx, alone.tensor(), one, w.view, Step{.num_tokens = 1});
+      ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
+          << row->name << " " << t;
+    }
+  }
+}
+
+TEST(OutProj, EveryKernelEqualsTheTwinAndItselfAlone) {
+  for (const Shape& shape : kShapes)
+    for (int64_t tokens : {1, 2, 3, 4, 5, 7, 18}) {
+      if (shape.hidden == 2880 && tokens != 1 && tokens != 5) continue;
+      for (DType act : {DType::kF32, DType::kBF16}) check(shape, tokens, act);
+    }
+}
+
+TEST(OutProj, TwinByHand) {
+  // d = (1*2 + 3*-1 + 0.5, 0*2 + -2*-1 + 1)
+  const std::vector<uint16_t> bits = {bf16_from_float(1), bf16_from_float(3), bf16_from_float(0),
+                                      bf16_from_float(-2)};
+  const uint16_t bias[] = {bf16_from_float(.5f), bf16_from_float(1)};
+  const Weight w{
+      .rows = 2, .cols = 2, .codes = reinterpret_cast<const uint8_t*>(bits.data()), .bias = bias};
+  Floats att(1, 2), d(1, 2);
+  att.values = {2, -1};
+  TestCtx test(DType::kF32, 0, 1);
+  ref::out_proj(test.cx, d.tensor(), att.tensor(), w, Step{.num_tokens = 1});
+  EXPECT_EQ(d.values, (std::vector<float>{-.5f, 3.f}));
+}
+
+TEST(OutProj, BytesAndFlops) {
+  // gpt-oss: 23,592,960 bytes of weight and 5,760 of bias, a token of 4096 in and 2880 out.
+  const OutProjDesc desc{2880, 4096, Format::kBF16};
+  EXPECT_EQ(bytes(desc, 1), 23592960 + 5760 + 4 * (2880 + 4096));
+  EXPECT_EQ(flops(desc, 3), 2LL * 3 * 2880 * 4096);
+}
+
+}  // namespace
+}  // namespace nibble::ops

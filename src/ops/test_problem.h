@@ -1,0 +1,165 @@
+// For tests and benches of ops: random weights and activations, a context to run in, and the error
+// bounds that the blocked float path is held to.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cpu/thread_pool.h"
+#include "formats/bf16.h"
+#include "formats/mxfp4.h"
+#include "ops/ctx.h"
+#include "ops/routing.h"
+#include "ops/weight.h"
+
+namespace nibble::ops {
+
+inline constexpr double kEps = 0x1p-24;  // of float32: half a unit in the last place
+
+// Error of a float32 dot product of length n over the sum of its terms' magnitudes, at worst: each
+// of 4 or more lanes rounds n / 4 times, the tree over the lanes and the bias a few times more.
+inline double dot_error(int64_t n) { return (n / 4.0 + 8) * kEps; }
+// Relative error of a normed value: half the error of the mean of squares, and four roundings. As
+// bf16, values near a rounding boundary may go either way: a whole unit, 2^-7.
+inline double norm_error(DType act, int64_t n) {
+  return dot_error(n) / 2 + 4 * kEps + (act == DType::kBF16 ? 0x1p-7 : 0);
+}
+// What rounding to the activations' format adds to the error of a value: half a unit.
+inline double store_error(DType act, double value) {
+  return act == DType::kBF16 ? std::fabs(value) * 0x1p-8 : 0;
+}
+
+class Random {
+ public:
+  explicit Random(uint32_t seed) : bits_(seed) {}
+  float normal(float deviation = 1) { return std::normal_distribution<float>(0, deviation)(bits_); }
+  int64_t below(int64_t n) { return std::uniform_int_distribution<int64_t>(0, n - 1)(bits_); }
+  std::vector<float> normals(int64_t n, float deviation = 1) {
+    std::vector<float> v(n);
+    for (float& x : v) x = normal(deviation);
+    return v;
+  }
+  std::vector<uint16_t> bf16s(int64_t n, float deviation = 1, float mean = 0) {
+    std::vector<uint16_t> v(n);
+    for (uint16_t& x : v) x = bf16_from_float(mean + normal(deviation));
+    return v;
+  }
+
+ private:
+  std::mt19937 bits_;
+};
+
+// A weight with the bytes it looks at.
+struct TestWeight {
+  TestWeight(Random& random, Format format, int64_t experts, int64_t rows, int64_t cols,
+             bool has_bias = true) {
+    view = {.format = format, .experts = experts, .rows = rows, .cols = cols};
+    const float deviation = 1 / std::sqrt(static_cast<float>(cols));
+    if (format == Format::kMxfp4) {
+      codes.resize(experts * rows * cols / 2);
+      scales.resize(experts * rows * cols / 32);
+      for (uint8_t& c : codes) c = static_cast<uint8_t>(random.below(256));
+      const int middle = 127 + std::ilogb(deviation) - 1;
+      for (uint8_t& s : scales) s = static_cast<uint8_t>(middle - 1 + random.below(3));
+    } else {
+      const std::vector<uint16_t> bits = random.bf16s(experts * rows * cols, deviation);
+      const auto* bytes = reinterpret_cast<const uint8_t*>(bits.data());
+      codes.assign(bytes, bytes + 2 * bits.size());
+    }
+    if (has_bias) bias = random.bf16s(experts * rows, 0.5f);
+    view.codes = codes.data();
+    view.scales = scales.empty() ? nullptr : scales.data();
+    view.bias = has_bias ? bias.data() : nullptr;
+  }
+  TestWeight(const TestWeight&) = delete;
+
+  std::vector<uint8_t> codes, scales;
+  std::vector<uint16_t> bias;
+  Weight view;
+};
+
+// Owned float32 activations [rows, cols].
+struct Floats {
+  Floats(int64_t rows, int64_t cols) : values(rows * cols), shape{rows, cols} {}
+  Floats(Random& random, int64_t rows, int64_t cols, DType act = DType::kF32)
+      : values(random.normals(rows * cols)), shape{rows, cols} {
+    if (act == DType::kBF16)
+      for (float& v : values) v = bf16_to_float(bf16_from_float(v));
+  }
+  Tensor tensor() { return make_tensor(values.data(), DType::kF32, {shape[0], shape[1]}); }
+  const float* row(int64_t r) const { return values.data() + r * shape[1]; }
+  float at(int64_t r, int64_t c) const { return values[r * shape[1] + c]; }
+
+  std::vector<float> values;
+  int64_t shape[2];
+};
+
+// Where ops run in tests: two workers, and scratch that starts as garbage.
+struct TestCtx {
+  explicit TestCtx(DType activations, int64_t scratch_bytes, int threads = 2)
+      : pool(threads), scratch(scratch_bytes, std::byte{0xff}) {
+    cx.pool = &pool;
+    cx.activations = activations;
+    cx.scratch = scratch;
+  }
+  cpu::ThreadPool pool;
+  std::vector<std::byte> scratch;
+  Ctx cx;
+};
+
+struct TestRouting {
+  TestRouting(int64_t tokens, int64_t experts, int64_t top_k)
+      : ids(tokens * top_k),
+        counts(experts),
+        offsets(experts + 1),
+        slot(tokens * top_k),
+        token(tokens * top_k),
+        p(tokens * top_k) {
+    view = {.num_tokens = static_cast<int32_t>(tokens),
+            .num_experts = static_cast<int32_t>(experts),
+            .top_k = static_cast<int32_t>(top_k),
+            .ids = ids.data(),
+            .p = p.data(),
+            .counts = counts.data(),
+            .offsets = offsets.data(),
+            .slot = slot.data(),
+            .token = token.data()};
+  }
+  TestRouting(const TestRouting&) = delete;
+  // Distinct random experts for each token; weights that sum to 1.
+  void randomize(Random& random) {
+    for (int64_t t = 0; t < view.num_tokens; ++t) {
+      float sum = 0;
+      for (int64_t k = t * view.top_k; k < (t + 1) * view.top_k; ++k) {
+        const auto seen = [&](int32_t e) {
+          return std::find(ids.begin() + t * view.top_k, ids.begin() + k, e) != ids.begin() + k;
+        };
+        do ids[k] = static_cast<int32_t>(random.below(view.num_experts));
+        while (seen(ids[k]));
+        sum += p[k] = 0.1f + std::fabs(random.normal());
+      }
+      for (int64_t k = t * view.top_k; k < (t + 1) * view.top_k; ++k) p[k] /= sum;
+    }
+    sort_by_expert(view);
+  }
+  std::vector<int32_t> ids, counts, offsets, slot, token;
+  std::vector<float> p;
+  Routing view;
+};
+
+// Rows of a table that run here, the twin left out.
+template <typename Desc, typename Fn>
+std::vector<const Kernel<Desc, Fn>*> kernels_here(std::span<const Kernel<Desc, Fn>> table,
+                                                  const Desc& desc) {
+  std::vector<const Kernel<Desc, Fn>*> rows;
+  for (const auto& row : table)
+    if (row.refuse(desc, KernelOptions{}) == nullptr) rows.push_back(&row);
+  return rows;
+}
+
+}  // namespace nibble::ops
