@@ -6,15 +6,33 @@
 
 namespace nibble {
 
+// Independent running values that one vector instruction or two update together.
+constexpr size_t kLanes = 16;
+
 bool all_finite(std::span<const float> logits) {
   // x - x is 0 for numbers and NaN for the rest; NaN stays in a sum.
-  float sum = 0;
-  for (float x : logits) sum += x - x;
-  return sum == 0;
+  float sums[kLanes] = {};
+  size_t i = 0;
+  for (; i + kLanes <= logits.size(); i += kLanes) {
+    for (size_t j = 0; j < kLanes; ++j) sums[j] += logits[i + j] - logits[i + j];
+  }
+  for (; i < logits.size(); ++i) sums[0] += logits[i] - logits[i];
+  return std::all_of(std::begin(sums), std::end(sums), [](float sum) { return sum == 0; });
+}
+
+float largest(std::span<const float> logits) {
+  float most[kLanes];
+  std::fill(std::begin(most), std::end(most), -std::numeric_limits<float>::infinity());
+  size_t i = 0;
+  for (; i + kLanes <= logits.size(); i += kLanes) {
+    for (size_t j = 0; j < kLanes; ++j) most[j] = logits[i + j] > most[j] ? logits[i + j] : most[j];
+  }
+  for (; i < logits.size(); ++i) most[0] = std::max(most[0], logits[i]);
+  return *std::max_element(std::begin(most), std::end(most));
 }
 
 double log_sum_exp(std::span<const float> logits) {
-  const float most = *std::max_element(logits.begin(), logits.end());
+  const float most = largest(logits);
   double sum = 0;
   for (float x : logits) sum += std::exp(x - most);
   return most + std::log(sum);

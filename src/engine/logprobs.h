@@ -13,6 +13,9 @@ namespace nibble {
 // Whether all of a row are numbers: neither NaN nor infinite.
 bool all_finite(std::span<const float> logits);
 
+// The largest entry; for rows without NaN.
+float largest(std::span<const float> logits);
+
 // log(sum(exp(logits))), in double over float terms; for finite rows.
 double log_sum_exp(std::span<const float> logits);
 

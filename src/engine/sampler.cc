@@ -1,6 +1,7 @@
 #include "engine/sampler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -88,11 +89,13 @@ Sampler::Sampled Sampler::sample(std::span<float> logits, const SamplingParams& 
     original_.assign(logits.begin(), logits.end());
   }
   adjust(logits, params, state, masks);
-  const auto best = std::max_element(logits.begin(), logits.end());
-  if (*best == kNever) return {.error = "every token is masked: nothing may come next"};
-  Sampled sampled{.id = static_cast<int32_t>(best - logits.begin())};
+  const float best = largest(logits);
+  if (best == kNever) return {.error = "every token is masked: nothing may come next"};
+  Sampled sampled;
   if (params.temperature > 0) {
-    sampled.id = draw(logits, params, *best, uniform(state.seed, state.index, 0));
+    sampled.id = draw(logits, params, best, uniform(state.seed, state.index, 0));
+  } else {
+    sampled.id = static_cast<int32_t>(std::ranges::find(logits, best) - logits.begin());
   }
   if (params.logprobs >= 0) sampled.logprob = static_cast<float>(original_[sampled.id] - lse);
   return sampled;
@@ -141,7 +144,7 @@ int32_t Sampler::draw(std::span<const float> logits, const SamplingParams& param
     c.weight = std::exp((c.logit - best) / params.temperature);
     total += c.weight;
   }
-  if (params.top_p < 1) total = keep_nucleus(best, params, total);
+  if (params.top_p < 1) total = keep_nucleus(params.top_p * total);
 
   const double target = u * total;
   double sum = 0;
@@ -155,19 +158,27 @@ int32_t Sampler::draw(std::span<const float> logits, const SamplingParams& param
   return id;
 }
 
-// Drops all but the fewest heaviest whose weights reach top_p of `total`; returns their weight.
-double Sampler::keep_nucleus(float best, const SamplingParams& params, double total) {
-  // V tokens below this logit weigh at most 1 - top_p together, and `total` is at least 1 (the
-  // best token's weight): no need to order them.
-  const double tail = std::log((1.0 - params.top_p) / vocab_size_);
-  const auto cut = static_cast<float>(best + params.temperature * tail);
+// Drops all but the fewest heaviest whose weights reach `target`; returns their weight.
+double Sampler::keep_nucleus(double target) {
+  // Sums per octave of the weight, which is at most 1, find where the target is reached without
+  // ordering anything; only that octave's tokens are put in order.
+  constexpr size_t kOctaves = 128;
+  const auto octave = [](const Candidate& c) { return std::bit_cast<uint32_t>(c.weight) >> 23; };
+  double weights[kOctaves] = {};
+  for (const Candidate& c : kept_) weights[octave(c)] += c.weight;
+  double above = 0;
+  size_t last_octave = kOctaves - 1;
+  while (last_octave > 0 && above + weights[last_octave] < target) above += weights[last_octave--];
+
   work_.clear();
   for (const Candidate& c : kept_) {
-    if (c.logit >= cut) work_.push_back(c);
+    if (octave(c) == last_octave) work_.push_back(c);
   }
-  const Candidate last = nucleus_end(work_, params.top_p * total);
-  std::erase_if(kept_, [&](const Candidate& c) { return heavier(last, c); });
-  total = 0;
+  if (!work_.empty()) {  // else rounding has kept the sum of all below the target
+    const Candidate last = nucleus_end(work_, target - above);
+    std::erase_if(kept_, [&](const Candidate& c) { return heavier(last, c); });
+  }
+  double total = 0;
   for (const Candidate& c : kept_) total += c.weight;
   return total;
 }

@@ -68,7 +68,7 @@ class Sampler {
   void adjust(std::span<float> logits, const SamplingParams& params, const SamplingState& state,
               const Masks& masks) const;
   int32_t draw(std::span<const float> logits, const SamplingParams& params, float best, double u);
-  double keep_nucleus(float best, const SamplingParams& params, double total);
+  double keep_nucleus(double target);
 
   int32_t vocab_size_;
   std::vector<int32_t> masked_ids_;
