@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <memory>
 #include <random>
 #include <utility>
 
@@ -15,7 +16,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int32_t kPromptOfManyStreams = 128;
 
-// What the streams of a case have produced so far.
+// What the streams of a case have produced so far. Shared with the requests: an engine that ends
+// early tells them so.
 struct Progress {
   int32_t started = 0;  // streams whose first token is out
   int32_t ended = 0;
@@ -24,7 +26,7 @@ struct Progress {
 };
 
 std::vector<RequestId> submit(Engine& engine, const BenchCase& c, int32_t max_tokens, uint64_t seed,
-                              Progress& progress) {
+                              const std::shared_ptr<Progress>& progress) {
   std::mt19937_64 random(seed);
   std::uniform_int_distribution<int32_t> any_id(0, engine.model().info().vocab_size - 1);
   std::vector<RequestId> ids;
@@ -34,13 +36,13 @@ std::vector<RequestId> submit(Engine& engine, const BenchCase& c, int32_t max_to
     for (int32_t& id : request.prompt) id = any_id(random);
     request.sampling.temperature = 0;
     request.max_tokens = max_tokens;
-    request.on_output = [&progress, first = true](const Output& output) mutable {
+    request.on_output = [progress, first = true](const Output& output) mutable {
       if (output.id >= 0) {
-        ++progress.tokens;
-        if (std::exchange(first, false)) ++progress.started;
+        ++progress->tokens;
+        if (std::exchange(first, false)) ++progress->started;
       }
-      if (output.finish != FinishReason::kNone) ++progress.ended;
-      if (output.finish == FinishReason::kError) progress.error = output.error;
+      if (output.finish != FinishReason::kNone) ++progress->ended;
+      if (output.finish == FinishReason::kError) progress->error = output.error;
     };
     const auto id = engine.submit(std::move(request));
     if (!id) throw Error(ErrorKind::kUsage, "bench " + c.test() + ": " + id.error());
@@ -60,26 +62,32 @@ double seconds_since(Clock::time_point start) {
 
 // Prompt tokens behind the depth, until the first new token is out.
 BenchSample run_prompt(Engine& engine, const BenchCase& c, uint64_t seed) {
-  Progress progress;
+  const auto shared = std::make_shared<Progress>();
+  const Progress& progress = *shared;
   const int64_t before = engine.stats().prompt_tokens;
-  submit(engine, c, 1, seed, progress);
+  submit(engine, c, 1, seed, shared);
   while (engine.stats().prompt_tokens - before < int64_t{c.depth} * c.streams)
     step(engine, progress);
-  const int64_t timed_from = engine.stats().prompt_tokens - before;
+  if (engine.stats().prompt_tokens - before != int64_t{c.depth} * c.streams) {
+    throw Error(ErrorKind::kUsage, "bench " + c.test() +
+                                       ": prompts are read in chunks of --max-num-batched-tokens, "
+                                       "and the depth must be a multiple of that");
+  }
   BenchSample sample;
   const auto start = Clock::now();
   for (; progress.ended < c.streams; ++sample.steps) step(engine, progress);
   sample.seconds = seconds_since(start);
-  sample.tokens = int64_t{c.depth + c.prompt} * c.streams - timed_from;
+  sample.tokens = int64_t{c.prompt} * c.streams;
   sample.mean_context = c.depth + c.prompt / 2.0;
   return sample;
 }
 
 // new_tokens steps from when every stream has its first token: all decode in each of them.
 BenchSample run_decode(Engine& engine, const BenchCase& c, uint64_t seed) {
-  Progress progress;
+  const auto shared = std::make_shared<Progress>();
+  const Progress& progress = *shared;
   const int32_t room = engine.max_model_len() - c.depth - c.prompt;
-  const std::vector<RequestId> ids = submit(engine, c, room, seed, progress);
+  const std::vector<RequestId> ids = submit(engine, c, room, seed, shared);
   while (progress.started < c.streams) step(engine, progress);
   BenchSample sample;
   const int64_t tokens_before = progress.tokens;

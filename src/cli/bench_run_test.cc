@@ -64,6 +64,7 @@ TEST(BenchRun, RefusesWhatDoesNotFit) {
   Engine engine = toy_engine(model, 32);
   EXPECT_THROW(run_case(engine, {.prompt = 40}, 1), Error);
   EXPECT_THROW(run_case(engine, {.prompt = 1, .new_tokens = 40}, 1), Error);
+  EXPECT_THROW(run_case(engine, {.prompt = 8, .depth = 8}, 1), Error);  // both in one chunk of 16
 }
 
 TEST(BenchRun, RateIsMeanAndSampleDeviation) {

@@ -17,6 +17,7 @@ namespace {
 
 void add_commands(CLI::App& app) {
   add_serve(app);
+  add_bench(app);
   add_chat(app);
   add_doctor(app);
   add_plan(app);

@@ -17,6 +17,7 @@ void install_log_sink();
 
 // One per command; called by run() in the order of the help page.
 void add_serve(CLI::App& app);
+void add_bench(CLI::App& app);
 void add_chat(CLI::App& app);
 void add_doctor(CLI::App& app);
 void add_plan(CLI::App& app);

@@ -124,6 +124,7 @@ LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& opti
   const int threads = flags.threads > 0 ? flags.threads : cpu::read_cores().usable();
   loaded.pool = std::make_unique<cpu::ThreadPool>(threads);
   loaded.cx = make_ctx(flags, *loaded.pool);
+  loaded.cx.tap = options.tap;
 
   EngineOptions engine = engine_options(flags, options);
   plan_memory(flags, model, loaded.cx, options.quiet, engine);

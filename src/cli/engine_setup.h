@@ -63,6 +63,7 @@ struct LoadedEngine {
 struct LoadEngineOptions {
   std::vector<int32_t> masked_ids;  // never sampled: what the tokenizer cannot decode
   bool quiet = false;               // no memory table, no progress bar on stderr
+  ops::Tap tap = {};                // sees every named buffer of a step
 };
 
 // Finds MODEL, plans the memory (prints the table; refuses with advice), loads with a progress bar

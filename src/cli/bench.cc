@@ -1,0 +1,224 @@
+// nibble bench: tokens per second of prompts and decoding, and how close that is to what the
+// machine's memory allows. The cases and flags are llama-bench's.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "cli/bench_run.h"
+#include "cli/byte_plan.h"
+#include "cli/cli.h"
+#include "cli/engine_setup.h"
+#include "cli/json.h"
+#include "cli/routing_balance.h"
+#include "cli/text_table.h"
+#include "cli/version.h"
+#include "cpu/isa.h"
+#include "cpu/read_bandwidth.h"
+#include "cpu/thread_pool.h"
+#include "cpu/topology.h"
+#include "io/memory.h"
+
+namespace nibble::cli {
+namespace {
+
+struct BenchFlags {
+  EngineFlags engine;
+  std::vector<int32_t> prompts = {512};
+  std::vector<int32_t> new_tokens = {128};
+  std::vector<int32_t> depths = {0};
+  std::vector<int32_t> streams = {1};
+  int repeats = 3;
+  std::string output = "table";  // table | md | json
+  bool json = false;
+};
+
+constexpr int64_t kProbeBytes = int64_t{1} << 30;
+constexpr int kProbeRepeats = 5;
+
+struct BenchRow {
+  BenchCase what;
+  BenchRate rate;
+  double step_bytes = 0;       // expected to be read by one step
+  double bytes_per_token = 0;  // the same, shared by the step's tokens
+  double bytes_per_s = 0;
+  double ceiling = 0;  // tokens per second if the step took as long as reading its bytes
+};
+
+// How this program was called.
+std::string command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  std::replace(text.begin(), text.end(), '\0', ' ');
+  text.erase(text.find_last_not_of(' ') + 1);
+  return text;
+}
+
+// Sizes context and batch for the cases, where the user has not.
+void fit_engine(const std::vector<BenchCase>& cases, EngineFlags& flags) {
+  int32_t longest = 0, streams = 1;
+  for (const BenchCase& c : cases) {
+    longest = std::max(longest, c.sequence_length(flags.max_num_batched_tokens));
+    streams = std::max(streams, c.streams);
+  }
+  if (flags.max_model_len == 0) flags.max_model_len = longest;
+  flags.max_num_seqs = std::max(flags.max_num_seqs, streams);
+}
+
+BenchRow measure(Engine& engine, const BenchCase& what, int repeats, DType kv, double bandwidth) {
+  run_case(engine, what, 0);  // warms caches and page tables; not counted
+  std::vector<BenchSample> samples;
+  for (int repeat = 1; repeat <= repeats; ++repeat)
+    samples.push_back(run_case(engine, what, static_cast<uint64_t>(repeat)));
+
+  const ModelInfo& info = engine.model().info();
+  const BenchSample& first = samples.front();
+  const double step_tokens = static_cast<double>(first.tokens) / static_cast<double>(first.steps);
+  // A prompt chunk reads the pages of its sequence once, a decode step those of every stream.
+  const double kv_bytes = static_cast<double>(
+      what.streams * kv_bytes_read(info, kv, static_cast<int64_t>(first.mean_context)));
+  BenchRow row{.what = what, .rate = rate_of(samples)};
+  row.step_bytes = weight_bytes_read(info, std::llround(step_tokens)) + kv_bytes;
+  row.bytes_per_token = row.step_bytes / step_tokens;
+  row.bytes_per_s = row.bytes_per_token * row.rate.mean;
+  row.ceiling = bandwidth / row.bytes_per_token;
+  return row;
+}
+
+// Experts of the model's routed layers; 0: it has none.
+int32_t num_experts(const ModelInfo& info) {
+  for (const WeightPart& part : info.parts)
+    if (part.name == "experts") return part.choices;
+  return 0;
+}
+
+Json row_json(const BenchRow& row, const BenchFlags& flags, const ops::Ctx& cx, double bandwidth) {
+  return {{"test", row.what.test()},
+          {"dense", "checkpoint"},
+          {"activations", dtype_name(cx.activations)},
+          {"kv", flags.engine.kv_cache_dtype == "f32" ? "f32" : "bf16"},
+          {"prompt", row.what.depth + row.what.prompt},
+          {"new_tokens", row.what.new_tokens},
+          {"streams", row.what.streams},
+          {"value", row.rate.mean},
+          {"deviation", row.rate.deviation},
+          {"unit", "tokens/s"},
+          {"bytes_per_token", std::llround(row.bytes_per_token)},
+          {"bytes_per_s", std::llround(row.bytes_per_s)},
+          {"percent_of_read", 100 * row.bytes_per_s / bandwidth},
+          {"floor", row.ceiling},
+          {"peer", nullptr},
+          {"peer_value", nullptr},
+          {"ratio", row.rate.mean / row.ceiling},
+          {"goal", nullptr}};
+}
+
+TextTable bench_table(const std::vector<BenchRow>& rows, double bandwidth) {
+  TextTable table({"test", ">tokens/s", ">+/-", ">MB/token", ">GB/s", ">of read", ">ceiling t/s"});
+  for (const BenchRow& row : rows) {
+    table.add({row.what.test(), fixed_digits(row.rate.mean, 2), fixed_digits(row.rate.deviation, 2),
+               fixed_digits(row.bytes_per_token / 1e6, 2), fixed_digits(row.bytes_per_s / 1e9, 2),
+               fixed_digits(100 * row.bytes_per_s / bandwidth, 1) + "%",
+               fixed_digits(row.ceiling, 2)});
+  }
+  return table;
+}
+
+void bench(const BenchFlags& given) {
+  BenchFlags flags = given;
+  const auto cases = bench_cases(flags.prompts, flags.new_tokens, flags.depths, flags.streams);
+  if (cases.empty()) throw Error(ErrorKind::kUsage, "nothing to measure: -p and -n are both 0");
+  fit_engine(cases, flags.engine);
+  const bool json = flags.json || flags.output == "json";
+
+  const int threads = flags.engine.threads > 0 ? flags.engine.threads : cpu::read_cores().usable();
+  const double bandwidth = [&] {
+    cpu::ThreadPool pool(threads);
+    return cpu::measure_read_bandwidth(pool, kProbeBytes, kProbeRepeats).median;
+  }();
+  RoutingBalance balance;
+  LoadedEngine loaded = load_engine(
+      flags.engine,
+      {.quiet = json, .tap = [&](std::string_view name, int layer, const Tensor& value) {
+         balance.observe(name, layer, value);
+       }});
+  const ModelInfo& info = loaded.model->info();
+  const DType kv = flags.engine.kv_cache_dtype == "f32" ? DType::kF32 : DType::kBF16;
+  std::vector<BenchRow> rows;
+  for (const BenchCase& c : cases) {
+    if (!json) std::fprintf(stderr, "%s ...\n", c.test().c_str());
+    rows.push_back(measure(*loaded.engine, c, flags.repeats, kv, bandwidth));
+  }
+  const auto routing = balance.report(std::max(1, num_experts(info)));
+
+  if (json) {
+    Json out = {{"command", command_line()},
+                {"commit", commit_text()},
+                {"device", cpu::cpu_model_name() + ", " + std::to_string(threads) + " threads"},
+                {"instruction_sets", cpu::isa_name(loaded.cx.kernels.isa)},
+                {"read_bandwidth", bandwidth},
+                {"model", flags.engine.model},
+                {"load_format", flags.engine.load_format},
+                {"weight_bytes", info.weight_bytes},
+                {"weight_bytes_per_token", info.weight_bytes_per_token},
+                {"repeats", flags.repeats},
+                {"routing_balance",
+                 {{"choices_per_layer", routing.choices},
+                  {"mean", routing.mean},
+                  {"worst_layer", routing.worst_layer}}},
+                {"rows", Json::array()}};
+    for (const BenchRow& row : rows)
+      out["rows"].push_back(row_json(row, flags, loaded.cx, bandwidth));
+    return print_json(out);
+  }
+  std::printf("%s%s, %s of weights; %s, %d threads, %s; memory reads at %.1f GB/s\n\n",
+              flags.engine.model.c_str(),
+              flags.engine.load_format == "dummy" ? " (random weights)" : "",
+              format_size(info.weight_bytes).c_str(), cpu::cpu_model_name().c_str(), threads,
+              cpu::isa_name(loaded.cx.kernels.isa), bandwidth / 1e9);
+  const TextTable table = bench_table(rows, bandwidth);
+  std::printf("%s", (flags.output == "md" ? table.markdown() : table.plain()).c_str());
+  if (routing.choices > 0) {
+    std::printf("\nrouting: %.3f of even, %.3f in the worst layer (%s choices a layer)\n",
+                routing.mean, routing.worst_layer, with_commas(routing.choices).c_str());
+  }
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  auto flags = std::make_shared<BenchFlags>();
+  flags->engine.max_num_seqs = 1;
+  CLI::App* command = app.add_subcommand(
+      "bench", "Measure prompts and decoding, and the share of the memory's speed they reach");
+  command->add_option("MODEL", flags->engine.model, "directory, config.json or repo id")
+      ->required();
+  const auto list = [&](const char* name, std::vector<int32_t>& value, const char* text) {
+    command->add_option(name, value, text)
+        ->delimiter(',')
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+  };
+  list("-p,--n-prompt", flags->prompts, "prompt tokens, separated by commas; 0: none");
+  list("-n,--n-gen", flags->new_tokens, "new tokens; 0: none");
+  list("-d,--n-depth", flags->depths, "tokens in the context before");
+  list("--streams", flags->streams, "streams decoding together");
+  command->add_option("-r,--repetitions", flags->repeats, "of each, after one that is not counted")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("-o,--output", flags->output, "table, md or json")
+      ->check(CLI::IsMember({"table", "md", "json"}))
+      ->capture_default_str();
+  command->add_flag("--json", flags->json, "the same as -o json");
+  add_engine_flags(*command, flags->engine);
+  command->callback([flags] { bench(*flags); });
+}
+
+}  // namespace nibble::cli
