@@ -234,9 +234,8 @@ ABLATIONS = {
 def load_items(path):
     from item import Item
 
-    return [
-        Item(**json.loads(line)) for line in pathlib.Path(path).read_text().splitlines() if line
-    ]
+    lines = pathlib.Path(path).read_text().splitlines()
+    return [Item(key="", **json.loads(line)) for line in lines if line]
 
 
 def items_of(args, task):
