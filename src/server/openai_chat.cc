@@ -45,6 +45,7 @@ class ChatGeneration final : public Generation {
     for (const FunctionTool& tool : request_.chat.tools) options_.functions.push_back(tool.name);
     options_.stop = request_.stop;
     options_.include_stop = request_.include_stop_in_output;
+    options_.must_call = request_.chat.options.tool_choice.kind == ToolChoice::Kind::kRequired;
     for (int32_t i = 0; i < request_.n; ++i) {
       options_.call_id_seed = random_id("");
       choices_.emplace_back(ChatStream(*model().harmony, options_));
@@ -61,8 +62,8 @@ class ChatGeneration final : public Generation {
       r.max_tokens = max_tokens;
       r.min_tokens = std::min(request_.min_tokens, max_tokens);
       r.stop_ids = stop_ids_for(model(), request_);
-      if (!request_.stop.empty()) {
-        r.watcher = std::make_shared<ChatStopWatcher>(*model().harmony, options_);
+      if (options_.needs_watcher()) {
+        r.watcher = std::make_shared<ChatWatcher>(*model().harmony, options_);
       }
     }
     submit(std::move(requests));

@@ -147,16 +147,16 @@ void read_tool_choice(JsonFields& fields, Chat& chat) {
     return;
   }
   if (*choice == "required") {
-    return fields.fail("tool_choice",
-                       "\"required\" is not supported yet: nibble has no grammars; name the "
-                       "function, or use \"auto\"");
+    if (chat.tools.empty()) return fields.fail("tool_choice", "\"required\" needs tools");
+    result.kind = ToolChoice::Kind::kRequired;
+    return;
   }
   const auto function = choice->is_object() ? choice->find("function") : choice->end();
   if (!choice->is_object() || function == choice->end() || !function->is_object() ||
       !function->contains("name") || !(*function)["name"].is_string()) {
     return fields.fail(
         "tool_choice",
-        R"(has to be "auto", "none" or {"type":"function","function":{"name":...}})");
+        R"(has to be "auto", "none", "required" or {"type":"function","function":{"name":...}})");
   }
   result = {.kind = ToolChoice::Kind::kNamed, .name = (*function)["name"].get<std::string>()};
   const bool known = std::any_of(chat.tools.begin(), chat.tools.end(),

@@ -99,13 +99,23 @@ std::string_view ChatStream::finish_reason(bool out_of_tokens) const {
   return reply_.tool_calls.empty() || forced_call_ ? "stop" : "tool_calls";
 }
 
-ChatStopWatcher::ChatStopWatcher(const Harmony& harmony, const ChatStreamOptions& options)
+ChatWatcher::ChatWatcher(const Harmony& harmony, const ChatStreamOptions& options)
     : fresh_stops_(options.stop, options.include_stop),
-      state_{HarmonyParser(harmony, options.start, options.functions), fresh_stops_} {}
+      state_{HarmonyParser(harmony, options.start, options.functions), fresh_stops_, {}} {
+  if (!options.must_call) return;
+  HeaderRules rules{.recipients = {}, .must_call = true};
+  for (const std::string& name : options.functions) rules.recipients.push_back("functions." + name);
+  state_.headers.emplace(harmony, options.start, rules);
+}
 
-Watch ChatStopWatcher::accept(int32_t id) {
+bool ChatWatcher::mask(std::span<uint32_t> bits) {
+  return state_.headers && state_.headers->mask(bits);
+}
+
+Watch ChatWatcher::accept(int32_t id) {
   before_.push_back(state_);
   if (before_.size() > kMaxRollback) before_.pop_front();
+  if (state_.headers) state_.headers->accept(id);
   std::vector<HarmonyEvent> events;
   state_.parser.push(id, events);
   for (const HarmonyEvent& event : events) {
@@ -117,7 +127,7 @@ Watch ChatStopWatcher::accept(int32_t id) {
   return Watch::kGoOn;
 }
 
-void ChatStopWatcher::rollback(int n) {
+void ChatWatcher::rollback(int n) {
   if (n == 0) return;
   CHECK(n > 0 && static_cast<size_t>(n) <= before_.size());
   state_ = before_[before_.size() - n];

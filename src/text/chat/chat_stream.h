@@ -15,6 +15,7 @@
 #include "base/token_watcher.h"
 #include "text/chat/chat.h"
 #include "text/chat/harmony.h"
+#include "text/chat/header_mask.h"
 #include "text/stop_strings.h"
 
 namespace nibble {
@@ -47,6 +48,12 @@ struct ChatStreamOptions {
   std::vector<std::string> functions;  // names of the caller's tools
   std::vector<std::string> stop;       // stop strings: they end content, and look at nothing else
   bool include_stop = false;           // the stop string is part of the content
+  bool must_call =
+      false;  // tool_choice "required": some function is called (by ChatWatcher's mask)
+
+  // Whether the engine needs a ChatWatcher.
+  bool needs_watcher() const { return must_call || !stop.empty(); }
+
   // The n-th call's id is "call_" + this + "_" + n: unique if this is unique to the answer.
   std::string call_id_seed;
 };
@@ -92,15 +99,16 @@ class ChatStream {
   std::vector<HarmonyEvent> events_;
 };
 
-// Ends a request in the engine as soon as its content holds a stop string; a ChatStream with the
-// same options that is fed the same ids ends its content there.
-class ChatStopWatcher : public TokenWatcher {
+// What the engine needs to know of a chat while it samples. Ends a request as soon as its content
+// holds a stop string; a ChatStream with the same options that is fed the same ids ends its content
+// there. With must_call it also keeps headers to what HeaderMask allows.
+class ChatWatcher : public TokenWatcher {
  public:
-  ChatStopWatcher(const Harmony& harmony, const ChatStreamOptions& options);
+  ChatWatcher(const Harmony& harmony, const ChatStreamOptions& options);
 
   Watch accept(int32_t id) override;
   void rollback(int n) override;
-  bool mask(std::span<uint32_t>) override { return false; }
+  bool mask(std::span<uint32_t> bits) override;
 
  private:
   static constexpr size_t kMaxRollback = 64;  // accepted ids that can be taken back
@@ -108,6 +116,7 @@ class ChatStopWatcher : public TokenWatcher {
   struct State {
     HarmonyParser parser;
     StopStrings stops;
+    std::optional<HeaderMask> headers;
   };
   const StopStrings fresh_stops_;
   State state_;

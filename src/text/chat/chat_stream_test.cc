@@ -141,10 +141,10 @@ TEST(ChatStream, WhatMightHaveBeenAStopStringIsGivenBack) {
   EXPECT_EQ(two.stream.reply().content, "E\nND");
 }
 
-TEST(ChatStopWatcher, StopsAtTheByteThatCompletesTheStopString) {
+TEST(ChatWatcher, StopsAtTheByteThatCompletesTheStopString) {
   ChatStreamOptions options;
   options.stop = {"END"};
-  ChatStopWatcher watcher(harmony(), options);
+  ChatWatcher watcher(harmony(), options);
   const auto accept = [&](const std::string& text) {
     Watch last = Watch::kGoOn;
     for (const int32_t id : ids_of(text)) last = watcher.accept(id);

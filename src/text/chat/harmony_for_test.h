@@ -71,15 +71,15 @@ inline void check_parse(const Harmony& harmony, const HarmonyStart& start,
   const HarmonyIds& special = harmony.ids();
   HarmonyParser parser(harmony, start);
   Detokenizer plain(harmony.tokenizer());
-  std::vector<HarmonyEvent> events, events_of_copy;
+  std::vector<HarmonyEvent> events;
   std::string text;  // of all ids that are not special
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const int32_t id = ids[i];
+  for (const int32_t id : ids) {
     HarmonyParser copy = parser;
-    events_of_copy = events;
-    parser.push(id, events);
-    copy.push(id, events_of_copy);
-    CHECK(trace(events_of_copy) == trace(events));
+    std::vector<HarmonyEvent> now, now_of_copy;
+    parser.push(id, now);
+    copy.push(id, now_of_copy);
+    CHECK(trace(now_of_copy) == trace(now));
+    events.insert(events.end(), now.begin(), now.end());
     parser = copy;
     const bool marks = id == special.start || id == special.end || id == special.message ||
                        id == special.channel || id == special.constrain || id == special.call ||

@@ -1,0 +1,176 @@
+// The mask lets all headers through that models write well, and nothing else.
+#include "text/chat/header_mask.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <optional>
+#include <random>
+
+#include "text/chat/chat_stream.h"
+#include "text/chat/harmony_for_test.h"
+#include "text/tokenizer/o200k_for_test.h"
+
+namespace nibble {
+namespace {
+
+const HeaderRules kRules{.recipients = {"functions.get_stock", "functions.f", "python"},
+                         .must_call = false};
+
+// The ids that the mask allows; nothing where it does not apply.
+std::optional<std::vector<int32_t>> allowed(const HeaderMask& mask, const Tokenizer& tokenizer) {
+  std::vector<uint32_t> bits((tokenizer.size() + 31) / 32, ~0u);
+  if (!mask.mask(bits)) return std::nullopt;
+  std::vector<int32_t> out;
+  for (int32_t id = 0; id < tokenizer.size(); ++id) {
+    if (bits[id / 32] >> (id % 32) & 1) out.push_back(id);
+  }
+  return out;
+}
+
+// The first of the text's ids that the mask forbids, as text; empty: none.
+std::string first_forbidden(const Harmony& harmony, const std::string& text,
+                            const HeaderRules& rules) {
+  HeaderMask mask(harmony, {}, rules);
+  for (const int32_t id : harmony.tokenizer().encode(text, Specials::kRecognize)) {
+    const auto ids = allowed(mask, harmony.tokenizer());
+    if (ids && std::find(ids->begin(), ids->end(), id) == ids->end()) {
+      return std::string(harmony.tokenizer().token_bytes(id));
+    }
+    mask.accept(id);
+  }
+  return "";
+}
+
+const char* const kAnswer =
+    "<|channel|>analysis<|message|>Simple.<|end|><|start|>assistant<|channel|>final<|message|>4."
+    "<|return|>";
+
+TEST(HeaderMask, LetsGoodHeadersThrough) {
+  const Harmony real(o200k()), bytes(byte_tokenizer());
+  for (const std::string text :
+       {kAnswer, "<|channel|>final <|constrain|>json<|message|>{\"ok\":true}<|return|>",
+        "<|channel|>final<|constrain|>json<|message|>{}<|return|>",
+        "<|channel|>commentary<|message|>Plan<|end|><|start|>assistant<|channel|>commentary "
+        "to=functions.f <|constrain|>json<|message|>{}<|call|>",
+        "<|channel|>commentary to=functions.get_stock json<|message|>{}<|call|>",
+        " to=functions.get_stock<|channel|>commentary <|constrain|>json<|message|>{}<|call|>",
+        " to=functions.get_stock<|channel|>commentary json<|message|>{}<|call|>",
+        "<|channel|>analysis to=python code<|message|>1<|call|>"}) {
+    EXPECT_EQ(first_forbidden(real, text, kRules), "") << text;
+    EXPECT_EQ(first_forbidden(bytes, text, kRules), "") << text;
+  }
+}
+
+TEST(HeaderMask, ForbidsTheRest) {
+  const Harmony bytes(byte_tokenizer());
+  EXPECT_EQ(first_forbidden(bytes, "I'm sorry", kRules), "I");
+  EXPECT_EQ(first_forbidden(bytes, "<|channel|>commentary?<|message|>", kRules), "?");
+  EXPECT_EQ(first_forbidden(bytes, "<|channel|>final {\"a\"", kRules), "{");
+  EXPECT_EQ(first_forbidden(bytes, "<|channel|>final<|return|>", kRules), "<|return|>");
+  EXPECT_EQ(first_forbidden(bytes, "<|channel|>commentary to=functions.x", kRules), "x");
+  EXPECT_EQ(first_forbidden(bytes, "<|channel|>final<|message|>x<|end|>more", kRules), "m");
+  EXPECT_EQ(first_forbidden(bytes, "<|channel|>final<|message|>x<|end|><|start|>user", kRules),
+            "u");
+}
+
+TEST(HeaderMask, GivesUpOnAHeaderThatIsNoneAlready) {
+  const Harmony bytes(byte_tokenizer());
+  HeaderMask mask(bytes, {}, kRules);
+  mask.accept('I');
+  EXPECT_FALSE(allowed(mask, byte_tokenizer()).has_value());
+  mask.accept(bytes.ids().end);
+  EXPECT_EQ(allowed(mask, byte_tokenizer()),
+            (std::vector<int32_t>{bytes.ids().stop, bytes.ids().start}));
+}
+
+// Any walk through what is allowed is a well-formed answer; with must_call it holds a call.
+void walk(const Harmony& harmony, bool must_call, uint32_t seed) {
+  std::mt19937 random(seed);
+  HeaderRules rules = kRules;
+  rules.recipients.pop_back();
+  rules.must_call = must_call;
+  HeaderMask mask(harmony, {}, rules);
+  HarmonyParser parser(harmony);
+  std::vector<HarmonyEvent> events;
+  const std::vector<int32_t> wanted_ends = {harmony.ids().stop, harmony.ids().call,
+                                            harmony.ids().end};
+  bool ended = false;
+  for (int i = 0; i < 2000 && !ended; ++i) {
+    const auto ids = allowed(mask, harmony.tokenizer());
+    int32_t id = 'x';  // some text
+    if (ids && ids->size() < 100) {
+      id = (*ids)[random() % ids->size()];
+    } else if (random() % 3 == 0) {
+      const int32_t end = wanted_ends[random() % wanted_ends.size()];
+      if (!ids || std::find(ids->begin(), ids->end(), end) != ids->end()) id = end;
+    }
+    mask.accept(id);
+    parser.push(id, events);
+    ended = id == harmony.ids().stop || id == harmony.ids().call;
+  }
+  ASSERT_TRUE(ended) << trace(events);
+  EXPECT_LE(parser.counts().malformed, 1) << trace(events);
+  const bool has_call = std::any_of(events.begin(), events.end(), [](const HarmonyEvent& event) {
+    return event.part == HarmonyPart::kToolCall;
+  });
+  EXPECT_TRUE(has_call || !must_call) << trace(events);
+  EXPECT_EQ(trace(events).find("stray"), std::string::npos) << trace(events);
+}
+
+TEST(HeaderMask, EveryWalkIsAnAnswer) {
+  const Harmony bytes(byte_tokenizer());
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    walk(bytes, false, seed);
+    walk(bytes, true, seed);
+  }
+}
+
+TEST(HeaderMask, ARequiredCallFollowsAtMostOneAnalysis) {
+  const Harmony bytes(byte_tokenizer());
+  HeaderRules rules = kRules;
+  rules.must_call = true;
+  EXPECT_EQ(first_forbidden(bytes, "<|channel|>final", rules), "f");
+  EXPECT_EQ(first_forbidden(bytes, "<|channel|>analysis<|message|>x<|return|>", rules),
+            "<|return|>");
+  EXPECT_EQ(first_forbidden(bytes, "<|channel|>analysis<|message|>x<|endoftext|>", rules),
+            "<|endoftext|>");
+  EXPECT_EQ(first_forbidden(bytes, kAnswer, rules), "f");
+  EXPECT_EQ(first_forbidden(bytes,
+                            "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>"
+                            "commentary to=functions.f <|constrain|>json<|message|>{}<|call|>",
+                            rules),
+            "");
+  EXPECT_EQ(first_forbidden(bytes,
+                            "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>"
+                            "analysis<|message|>",
+                            rules),
+            "<|message|>");
+}
+
+TEST(ChatWatcher, MasksWhereACallIsRequiredAndTakesItBack) {
+  const Harmony bytes(byte_tokenizer());
+  ChatStreamOptions options;
+  EXPECT_FALSE(options.needs_watcher());
+  options.functions = {"f"};
+  options.must_call = true;
+  EXPECT_TRUE(options.needs_watcher());
+  ChatWatcher watcher(bytes, options);
+  const auto count = [&] {
+    std::vector<uint32_t> bits((byte_tokenizer().size() + 31) / 32, ~0u);
+    EXPECT_TRUE(watcher.mask(bits));
+    int n = 0;
+    for (const uint32_t word : bits) n += std::popcount(word);
+    return n;
+  };
+  EXPECT_EQ(count(), 2);  // <|channel|> or " "
+  EXPECT_EQ(watcher.accept(bytes.ids().channel), Watch::kGoOn);
+  EXPECT_EQ(watcher.accept('c'), Watch::kGoOn);
+  EXPECT_EQ(count(), 1);  // "o"
+  watcher.rollback(1);
+  EXPECT_EQ(count(), 2);  // "a" or "c"
+}
+
+}  // namespace
+}  // namespace nibble
