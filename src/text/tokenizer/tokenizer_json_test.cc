@@ -68,7 +68,8 @@ TEST(TokenizerJson, TheSampleIsGood) {
 
 TEST(TokenizerJson, ObeysMergeRanksNotIds) {
   json j = sample();
-  j["model"]["merges"] = json::parse(R"([["a", "b"], ["ab", "c"], ["b", "c"]])");  // pairs, other order
+  j["model"]["merges"] =
+      json::parse(R"([["a", "b"], ["ab", "c"], ["b", "c"]])");  // pairs, other order
   EXPECT_THAT(parse(j).encode("abc"), ElementsAre(kAbc));
   j["model"]["merges"] = {"#version: 0.2", "a b"};
   EXPECT_THAT(parse(j).encode("abc"), ElementsAre(kAb, 'c'));
