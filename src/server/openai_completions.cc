@@ -81,7 +81,7 @@ struct Choice {
   std::string text;                             // streaming: what has not been sent
   std::vector<PromptLogprobs> prompt_logprobs;  // written by the engine before the first output
   Logprobs logprobs;
-  int64_t offset = 0;  // characters in the tokens so far
+  int64_t offset = 0;  // characters of the tokens so far
   FinishReason finish = FinishReason::kNone;
   int64_t num_tokens = 0;
   bool opened = false;
@@ -169,7 +169,8 @@ void CompletionGeneration::add_logprob(Choice& choice, int32_t id, const float* 
   }
   choice.logprobs.top_logprobs.push_back(std::move(tops));
   choice.logprobs.text_offset.push_back(choice.offset);
-  choice.offset += count_characters(tokenizer.token_bytes(id));
+  const bool shown = !request_.skip_special_tokens || !tokenizer.is_special(id);
+  if (shown) choice.offset += count_characters(tokenizer.token_bytes(id));
 }
 
 // What comes before the first generated token: the echo.
