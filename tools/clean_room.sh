@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Proves both commands on a machine that has never seen nibble: clones this repository's HEAD into a
+# fresh Debian 12 (debootstrap, from the mirror that this machine's apt uses), runs `make serve` there
+# until the server answers, asks it a question, then runs `make test`.
+#
+# usage: tools/clean_room.sh [DIRECTORY]     (as root; default: a temporary one, removed at the end)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[[ $EUID == 0 ]] || { echo "clean_room: run this as root" >&2; exit 1; }
+command -v debootstrap >/dev/null || apt-get -qq install -y --no-install-recommends debootstrap
+
+room=${1:-$(mktemp -d)}
+port=18765
+mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 'Codename: bookworm' | head -1)
+[[ -n $mirror ]] || { echo "clean_room: apt knows no mirror of Debian 12" >&2; exit 1; }
+
+in_room=(chroot "$room" /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin)
+server=  # leads a process group of its own
+stop_server() {
+  [[ -z $server ]] || kill -- "-$server" 2>/dev/null || true
+  [[ -z $server ]] || wait "$server" || true
+  server=
+}
+leave() {
+  stop_server
+  mountpoint -q "$room/proc" && umount "$room/proc"
+  [[ -n ${KEEP:-} ]] || rm -rf --one-file-system "$room"
+}
+trap leave EXIT
+
+echo "== Debian 12 in $room"
+debootstrap --variant=minbase --include=git,make,ca-certificates bookworm "$room" "$mirror" >"$room.log"
+rm -f "$room.log"
+mount -t proc proc "$room/proc"
+# The machine's own way to its registries: resolver, certificates, pip's settings.
+cp /etc/resolv.conf /etc/hosts "$room/etc/"
+cp -rL /etc/ssl/certs "$room/etc/ssl/"
+for file in /etc/pip.conf /etc/apt/apt.conf.d/99*; do
+  [[ ! -e $file ]] || cp --parents "$file" "$room"
+done
+git clone -q --no-hardlinks . "$room/root/nibble"
+
+echo "== make serve"
+start=$SECONDS
+setsid "${in_room[@]}" make -C /root/nibble serve PORT=$port ARGS='--device cpu' </dev/null >"$room/serve.log" 2>&1 &
+server=$!
+until curl -fs "http://127.0.0.1:$port/health" >/dev/null; do
+  kill -0 "$server" 2>/dev/null || { tail -30 "$room/serve.log"; exit 1; }
+  sleep 1
+done
+echo "the server answers after $((SECONDS - start)) s"
+curl -fsS "http://127.0.0.1:$port/v1/chat/completions" -H 'Content-Type: application/json' \
+  -d '{"messages":[{"role":"user","content":"What is 12 + 30?"}],"temperature":0}' | tee "$room/answer.json"
+echo
+grep -q 42 "$room/answer.json"
+stop_server
+
+echo "== make test"
+start=$SECONDS
+"${in_room[@]}" make -C /root/nibble test </dev/null 2>&1 | tail -15
+echo "clean_room: both commands work; make test took $((SECONDS - start)) s"
