@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.."
 command -v debootstrap >/dev/null || apt-get -qq install -y --no-install-recommends debootstrap
 
 room=${1:-$(mktemp -d)}
+log=$(mktemp)
 port=18765
 mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 'Codename: bookworm' | head -1)
 [[ -n $mirror ]] || { echo "clean_room: apt knows no mirror of Debian 12" >&2; exit 1; }
@@ -24,13 +25,14 @@ stop_server() {
 leave() {
   stop_server
   mountpoint -q "$room/proc" && umount "$room/proc"
+  rm -f "$log"
   [[ -n ${KEEP:-} ]] || rm -rf --one-file-system "$room"
 }
 trap leave EXIT
 
 echo "== Debian 12 in $room"
-debootstrap --variant=minbase --include=git,make,ca-certificates bookworm "$room" "$mirror" >"$room.log"
-rm -f "$room.log"
+debootstrap --variant=minbase --include=git,make,ca-certificates bookworm "$room" "$mirror" >"$log" ||
+  { tail -20 "$log"; exit 1; }
 mount -t proc proc "$room/proc"
 # The machine's own way to its registries: resolver, certificates, pip's settings.
 cp /etc/resolv.conf /etc/hosts "$room/etc/"

@@ -59,9 +59,8 @@ LineEditor::Ended LineEditor::read(std::string& line) {
   const char* text = el_gets(impl_->edit, &length);
   if (text == nullptr || length <= 0) {
     if (length < 0 && errno == EINTR) {
-      el_set(impl_->edit, EL_REFRESH);
       el_reset(impl_->edit);
-      std::printf("\n");
+      std::printf("^C\n");
       return Ended::kInterrupt;
     }
     return Ended::kEof;
