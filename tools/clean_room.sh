@@ -31,15 +31,16 @@ leave() {
 trap leave EXIT
 
 echo "== Debian 12 in $room"
-debootstrap --variant=minbase --include=git,make,ca-certificates bookworm "$room" "$mirror" >"$log" ||
+[[ -e $room/etc/debian_version ]] || debootstrap --variant=minbase --include=git,make,ca-certificates bookworm "$room" "$mirror" >"$log" ||
   { tail -20 "$log"; exit 1; }
 mount -t proc proc "$room/proc"
 # The machine's own way to its registries: resolver, certificates, pip's settings.
 cp /etc/resolv.conf /etc/hosts "$room/etc/"
-cp -rL /etc/ssl/certs "$room/etc/ssl/"
+cp -L /etc/ssl/certs/ca-certificates.crt "$room/etc/ssl/certs/"
 for file in /etc/pip.conf /etc/apt/apt.conf.d/99*; do
   [[ ! -e $file ]] || cp --parents "$file" "$room"
 done
+rm -rf "$room/root/nibble"
 git clone -q --no-hardlinks . "$room/root/nibble"
 
 echo "== make serve"
