@@ -66,7 +66,7 @@ group_build() {
 
 group_test() {
   group_build
-  packages libgtest-dev libgmock-dev libbenchmark-dev xz-utils
+  packages libgtest-dev libgmock-dev libbenchmark-dev xz-utils curl
   unchanged test tools/requirements-test.txt && return
   python_venv
   echo "setup: installing the Python clients of tools/requirements-test.txt"

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Runs the examples of README.md against the built program, as a reader would.
+
+Every block fenced as `sh` is run by bash from the root of the tree, with http://127.0.0.1:8000 and
+build/cpu/nibble replaced by a server and a binary of this test. It must exit with 0 (curl is told
+--fail) and print something; answers are checked for what a right one holds.
+"""
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+NIBBLE = os.environ["NIBBLE"]
+MODEL = ROOT / "models/nibble-tiny-gpt-oss"
+# What the output of a block must hold, by a piece of the block.
+EXPECTED = {
+    "What is 12 + 30?": "42",
+    '"stream": true': "data: [DONE]",
+    "/v1/models": "nibble-tiny-gpt-oss",
+    "gpt-oss-120b --device gb10": "5,002,907,904",
+    "capital of Japan": "Tokyo",
+    "doctor": "norm_unembed",
+    "bench": "pp512",
+}
+
+
+def start_server():
+    """A server on a free port; returns the process and its address."""
+    log = open(os.environ.get("NIBBLE_DOCS_LOG", os.devnull), "w+")
+    port = free_port()
+    process = subprocess.Popen(
+        [NIBBLE, "serve", str(MODEL), "--port", str(port), "--device", "cpu"], stdout=log, stderr=log)
+    address = f"http://127.0.0.1:{port}"
+    for _ in range(600):
+        if process.poll() is not None:
+            sys.exit("the server ended with %d" % process.returncode)
+        try:
+            urllib.request.urlopen(address + "/health", timeout=1)
+            return process, address
+        except OSError:
+            time.sleep(0.1)
+    process.terminate()
+    sys.exit("the server did not answer in a minute")
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def run_block(block, address):
+    """Runs one block; returns what was wrong, or None."""
+    command = block.replace("http://127.0.0.1:8000", address).replace("build/cpu/nibble", NIBBLE)
+    result = subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=ROOT, text=True,
+                            capture_output=True, timeout=300, stdin=subprocess.DEVNULL,
+                            env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    if result.returncode != 0:
+        return f"exit status {result.returncode}: {result.stderr[-500:]}"
+    for piece, expected in EXPECTED.items():
+        if piece in block and expected not in result.stdout:
+            return f"no {expected!r} in: {result.stdout[-500:]}"
+    if not any(piece in block for piece in EXPECTED):
+        return "nothing says what its output must hold: add it to EXPECTED"
+    return None
+
+
+def main():
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    if len(blocks) < len(EXPECTED):
+        sys.exit(f"README.md has {len(blocks)} examples, {len(EXPECTED)} are expected")
+    process, address = start_server()
+    failed = 0
+    try:
+        for block in blocks:
+            fault = run_block(block, address)
+            failed += fault is not None
+            print(("FAILED " if fault else "ok     ") + block.splitlines()[0])
+            if fault:
+                print("  " + fault)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+    print(f"{len(blocks) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
