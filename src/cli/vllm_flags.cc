@@ -93,11 +93,10 @@ bool accepts(const VllmFlag& flag, std::string_view value) {
 }  // namespace
 
 void spell_out_vllm_flags(std::vector<std::string>& arguments) {
-  constexpr std::pair<const char*, const char*> kShort[] = {
-      {"-tp", "--tensor-parallel-size"},
-      {"-pp", "--pipeline-parallel-size"},
-      {"-dp", "--data-parallel-size"},
-      {"-cc", "--compilation-config"}};
+  constexpr std::pair<const char*, const char*> kShort[] = {{"-tp", "--tensor-parallel-size"},
+                                                            {"-pp", "--pipeline-parallel-size"},
+                                                            {"-dp", "--data-parallel-size"},
+                                                            {"-cc", "--compilation-config"}};
   for (std::string& argument : arguments) {
     for (const auto& [from, to] : kShort) {
       if (argument == from) argument = to;

@@ -13,7 +13,8 @@ using nibble::Specials;
 using nibble::Tokenizer;
 
 const Tokenizer& family(const char* name) {
-  return *new Tokenizer(Tokenizer::load(std::string(NIBBLE_SOURCE_DIR "/tests/data/tokenizers/") + name));
+  return *new Tokenizer(
+      Tokenizer::load(std::string(NIBBLE_SOURCE_DIR "/tests/data/tokenizers/") + name));
 }
 
 void check_stream(const Tokenizer& t, const std::vector<int32_t>& ids) {
