@@ -39,6 +39,7 @@ class Random {
   explicit Random(uint32_t seed) : bits_(seed) {}
   float normal(float deviation = 1) { return std::normal_distribution<float>(0, deviation)(bits_); }
   int64_t below(int64_t n) { return std::uniform_int_distribution<int64_t>(0, n - 1)(bits_); }
+  uint8_t byte() { return static_cast<uint8_t>(bits_() >> 24); }
   std::vector<float> normals(int64_t n, float deviation = 1) {
     std::vector<float> v(n);
     for (float& x : v) x = normal(deviation);
@@ -63,7 +64,7 @@ struct TestWeight {
     if (format == Format::kMxfp4) {
       codes.resize(experts * rows * cols / 2);
       scales.resize(experts * rows * cols / 32);
-      for (uint8_t& c : codes) c = static_cast<uint8_t>(random.below(256));
+      for (uint8_t& c : codes) c = random.byte();
       const int middle = 127 + std::ilogb(deviation) - 1;
       for (uint8_t& s : scales) s = static_cast<uint8_t>(middle - 1 + random.below(3));
     } else {
