@@ -2,7 +2,7 @@
 """Writes tests/goldens/nibble_tiny.json: what Hugging Face transformers computes with the model
 that ships, in float32 on the dequantized weights, on held-out prompts and on one long prompt.
 
-Usage: tools/write_tiny_goldens.py   (needs torch, transformers, safetensors; about 5 minutes)
+Usage: tools/write_tiny_goldens.py   (needs torch, transformers, safetensors; 2 minutes on 16 cores)
 """
 
 import datetime
