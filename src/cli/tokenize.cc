@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "cli/cli.h"
+#include "io/hub.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace nibble::cli {
@@ -19,17 +20,19 @@ namespace {
 using nlohmann::json;
 
 struct Options {
-  std::string model;
+  std::string model, revision = "main";
   bool jsonl = false, decode = false, specials = false;
 };
 
-Tokenizer open_tokenizer(const std::string& model) {
-  if (!std::filesystem::exists(model)) {
-    throw Error(
-        ErrorKind::kNotFound,
-        model + ": no such file or directory; give a tokenizer.json or a model's directory");
+// A tokenizer.json, a directory with one (a model's or not), or a repo id in the cache.
+Tokenizer open_tokenizer(const Options& options) {
+  if (std::filesystem::exists(options.model)) return Tokenizer::load(options.model);
+  const ModelFiles files = find_model(options.model, options.revision);
+  if (files.directory.empty()) {
+    throw Error(ErrorKind::kNotFound, options.model + ": has no tokenizer here; download the " +
+                                          "model, or name a tokenizer.json");
   }
-  return Tokenizer::load(model);
+  return Tokenizer::load(files.directory.string());
 }
 
 // Numbers with blanks, commas or brackets between, as `nibble tokenize` and JSON print them.
@@ -91,7 +94,7 @@ void convert_all(const Tokenizer& tokenizer, const Options& options) {
 
 void tokenize(const Options& options) {
   std::ios::sync_with_stdio(false);
-  const Tokenizer tokenizer = open_tokenizer(options.model);
+  const Tokenizer tokenizer = open_tokenizer(options);
   if (options.jsonl) {
     convert_lines(tokenizer, options);
   } else {
@@ -105,8 +108,10 @@ void tokenize(const Options& options) {
 void add_tokenize(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("tokenize", "Turn text into token ids, or back");
-  command->add_option("MODEL", options->model, "A model's directory, or a tokenizer.json")
+  command
+      ->add_option("MODEL", options->model, "A model's directory or repo id, or a tokenizer.json")
       ->required();
+  command->add_option("--revision", options->revision, "Of a repo id: branch, tag or commit");
   command->add_flag("--jsonl,--json", options->jsonl,
                     "Lines {\"text\": ...} in, lines {\"ids\": [...]} out. Without it, all of the "
                     "input is one text");
