@@ -207,6 +207,59 @@ TEST(Attention, SinkTakesItsShare) {
   }
 }
 
+// A damaged key makes every token that sees it NaN, as the twin does, and no token before it.
+TEST(Attention, DamagedKeysShow) {
+  const AttentionDesc desc{1, 1, 4, 0};
+  std::vector<float> k(3 * 4, 1.f), v(3 * 4, 2.f);
+  k[5] = std::numeric_limits<float>::quiet_NaN();  // position 1
+  const int32_t table[] = {0}, positions[] = {0, 1, 2};
+  const KvLayer kv{make_tensor(k.data(), DType::kF32, {1, 1, 3, 4}),
+                   make_tensor(v.data(), DType::kF32, {1, 1, 3, 4}), table, 1, 3};
+  const Span span{0, 3, 0, 0};
+  const Step step{.num_tokens = 3, .num_spans = 1, .positions = positions, .spans = &span};
+  Floats q(3, 4), got(3, 4);
+  std::fill(q.values.begin(), q.values.end(), 1.f);
+  TestCtx test(DType::kF32, scratch_bytes(desc, 2));
+  KernelOptions with_twin;
+  with_twin.allow_ref = true;
+  for (const AttentionKernel& row : attention_kernels()) {
+    if (row.refuse(desc, with_twin) != nullptr) continue;
+    row.run(test.cx, got.tensor(), q.tensor(), kv, {.scale = 1}, step);
+    for (int64_t n = 0; n < 4; ++n) {
+      EXPECT_EQ(got.at(0, n), 2) << row.name;
+      EXPECT_TRUE(std::isnan(got.at(1, n)) && std::isnan(got.at(2, n))) << row.name;
+    }
+  }
+}
+
+TEST(Attention, SinksOfAnySize) {
+  const AttentionDesc desc{1, 1, 4, 0};
+  std::vector<float> k(40 * 4, 0.f), v(40 * 4, 1.f);
+  k[0] = 30;  // scores 30, then zeros in two key blocks
+  std::vector<int32_t> table(5), positions = {39};
+  std::iota(table.begin(), table.end(), 0);
+  const KvLayer kv{make_tensor(k.data(), DType::kF32, {5, 1, 8, 4}),
+                   make_tensor(v.data(), DType::kF32, {5, 1, 8, 4}), table.data(), 5, 8};
+  const Span span{0, 1, 39, 0};
+  const Step step{.num_tokens = 1, .num_spans = 1, .positions = positions.data(), .spans = &span};
+  Floats q(1, 4), got(1, 4);
+  q.values = {1, 0, 0, 0};
+  TestCtx test(DType::kF32, scratch_bytes(desc, 2));
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float value : {-infinity, -3e38f, -200.f, 0.f, 30.f, 60.f, 200.f}) {
+    const uint16_t sink = bf16_from_float(value);
+    const double keys = 1 + 39 * std::exp(-30.0), by_sink = std::exp(double{value} - 30);
+    for (const AttentionKernel* row : kernels_here(attention_kernels(), desc)) {
+      row->run(test.cx, got.tensor(), q.tensor(), kv, {.scale = 1, .window = 0, .sinks = &sink},
+               step);
+      // 40 additions and the exponentials; below exp(-87.3) they stay there.
+      EXPECT_NEAR(got.at(0, 0), keys / (keys + by_sink),
+                  64 * kEps * keys / (keys + by_sink) + 1e-36)
+          << row->name << " sink " << value;
+    }
+  }
+}
+
 TEST(Attention, BytesAndFlops) {
   // gpt-oss-20b decoding at 4,096: 12 full layers of 2 x 512 bf16 per position make 103.8 MB with
   // the 12 window layers' 128 positions.

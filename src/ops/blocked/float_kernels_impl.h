@@ -225,9 +225,9 @@ struct Elementwise {
   static constexpr int kLanes = S::kLanes;
 
   // exp(x) to about 2 units in the last place; below -87.3 it stays at exp(-87.3), 1.2e-38.
-  // Cephes' expf: x = n ln 2 + r, a polynomial for exp(r). exp(0) is exactly 1.
+  // Cephes' expf: x = n ln 2 + r, a polynomial for exp(r). exp(0) is exactly 1, exp(NaN) NaN.
   SIMD_FN Vec exp(Vec x) {
-    x = S::max(S::min(x, S::set1(88.3762626647949f)), S::set1(-87.3365447504019f));
+    x = clamp(x, -87.3365447504019f, 88.3762626647949f);
     const Vec n = S::round(S::mul(x, S::set1(1.44269504088896341f)));
     Vec r = S::fma(n, S::set1(-0.693359375f), x);
     r = S::fma(n, S::set1(2.12194440e-4f), r);
@@ -240,6 +240,10 @@ struct Elementwise {
     p = S::add(S::fma(p, S::mul(r, r), r), S::set1(1));
     return S::mul(p, S::pow2(n));
   }
+
+  // A NaN stays one: x86's min and max give their second operand then.
+  SIMD_FN Vec at_most(Vec x, float high) { return S::min(S::set1(high), x); }
+  SIMD_FN Vec clamp(Vec x, float low, float high) { return S::max(S::set1(low), at_most(x, high)); }
 
   static float exp1(float x) {
     float lanes[kLanes];
@@ -270,8 +274,8 @@ struct Elementwise {
       const int64_t count = n - j < kLanes ? n - j : kLanes;
       float gate[kLanes] = {}, up[kLanes] = {}, out[kLanes];
       for (int64_t i = 0; i < count; ++i) gate[i] = y[2 * (j + i)], up[i] = y[2 * (j + i) + 1];
-      const Vec g = S::min(S::load(gate), S::set1(limit));
-      const Vec v = S::max(S::min(S::load(up), S::set1(limit)), S::set1(-limit));
+      const Vec g = at_most(S::load(gate), limit);
+      const Vec v = clamp(S::load(up), -limit, limit);
       const Vec s = S::div(g, S::add(S::set1(1), exp(S::mul(g, S::set1(-kSwigluAlpha)))));
       S::store(out, S::mul(s, S::add(v, S::set1(1))));
       std::memcpy(u + j, out, count * sizeof(float));

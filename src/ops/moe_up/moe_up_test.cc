@@ -86,6 +86,26 @@ TEST(MoeUp, ActivationByHand) {
     EXPECT_NEAR(ref::swiglu(gate, up, 7), want, std::fabs(want) * 5e-7) << gate << " " << up;
 }
 
+// A scale of 255 is NaN: what reads that row is NaN too, and not what clamping makes of it.
+TEST(MoeUp, DamagedRowsShow) {
+  for (const int64_t bad_row : {6, 7}) {  // gate and up of column 3
+    Random random(5);
+    TestWeight w(random, Format::kMxfp4, 1, 32, 32);
+    w.scales[bad_row] = 255;
+    Floats h(random, 6, 32), u(6, 16);
+    TestRouting routing(6, 1, 1);
+    sort_by_expert(routing.view);
+    const MoeUpDesc desc{32, 16, 1, 1, Format::kMxfp4};
+    TestCtx test(DType::kF32, scratch_bytes(desc, 6, 2));
+    for (const MoeUpKernel* row : kernels_here(moe_up_kernels(), desc)) {
+      row->run(test.cx, u.tensor(), h.tensor(), routing.view, w.view, 7);
+      for (int64_t t = 0; t < 6; ++t)
+        for (int64_t j = 0; j < 16; ++j)
+          EXPECT_EQ(std::isnan(u.at(t, j)), j == 3) << row->name << " row " << bad_row;
+    }
+  }
+}
+
 TEST(MoeUp, TwinUsesEachSlotsExpert) {
   Random random(1);
   const TestWeight w(random, Format::kMxfp4, 3, 4, 32);
