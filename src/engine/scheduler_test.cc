@@ -136,10 +136,10 @@ class Play {
     }
     for (const Event& e : scenario_.cancels) {
       if (e.at("at", 1) != step) continue;
-      for (const auto& [id, name] : names_) {
-        if (name == e.name) remove(step, id, " canceled");
-        if (name == e.name) break;
-      }
+      const auto named = std::find_if(names_.begin(), names_.end(),
+                                      [&](const auto& n) { return n.second == e.name; });
+      CHECK(named != names_.end());
+      remove(step, named->first, " canceled");
     }
   }
 

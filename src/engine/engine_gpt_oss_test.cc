@@ -1,0 +1,162 @@
+// gpt-oss in the engine: the same bits alone or in a batch of sixteen, in chunks of any size beside
+// others, after preemption; on dummy weights of a small config and on the model that ships.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "cpu/thread_pool.h"
+#include "engine/engine.h"
+#include "engine/engine_testing.h"
+#include "models/model.h"
+
+namespace nibble {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kSmallConfig[] = R"({
+  "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss",
+  "num_hidden_layers": 3, "hidden_size": 64, "head_dim": 16,
+  "num_attention_heads": 4, "num_key_value_heads": 2,
+  "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32,
+  "sliding_window": 24, "vocab_size": 300, "max_position_embeddings": 8192,
+  "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+  "rope_theta": 150000, "rope_scaling": {"rope_type": "yarn", "factor": 2.0,
+  "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+  "original_max_position_embeddings": 4096}})";
+
+const std::string kShipped = std::string(NIBBLE_SOURCE_DIR) + "/models/nibble-tiny-gpt-oss";
+
+// A model with the threads and formats it runs on. `exact` as the flag: bf16 activations.
+struct Loaded {
+  Loaded(const std::string& path, LoadFormat format, bool exact, int threads) : pool(threads) {
+    cx.pool = &pool;
+    if (exact) cx.activations = DType::kBF16;
+    model = load_model(cx, path, {.format = format, .seed = 3, .progress = {}});
+  }
+  int32_t vocab() const { return model->info().vocab_size; }
+
+  cpu::ThreadPool pool;
+  ops::Ctx cx;
+  std::unique_ptr<Model> model;
+};
+
+std::unique_ptr<Loaded> load_small(bool exact) {
+  const fs::path file = fs::path(testing::TempDir()) / "engine_gpt_oss" / "config.json";
+  fs::create_directories(file.parent_path());
+  std::ofstream(file) << kSmallConfig;
+  return std::make_unique<Loaded>(file.string(), LoadFormat::kDummy, exact, 1);
+}
+
+std::unique_ptr<Loaded> load_shipped(bool exact) {
+  return std::make_unique<Loaded>(kShipped, LoadFormat::kAuto, exact, 2);
+}
+
+EngineOptions engine_options(DType kv_dtype) {
+  return {.max_num_seqs = 16,
+          .max_num_batched_tokens = 64,
+          .max_model_len = 512,
+          .kv_dtype = kv_dtype,
+          .kv_bytes = int64_t{256} << 20};
+}
+
+std::vector<Transcript> run(Loaded& loaded, const EngineOptions& options,
+                            const std::vector<Request>& requests) {
+  Engine engine(*loaded.model, loaded.cx, options);
+  return run_all(engine, requests);
+}
+
+// Half greedy, half drawn with seeds; lengths on both sides of window and chunk.
+std::vector<Request> sixteen_requests(int32_t vocab) {
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 16; ++i) {
+    Request r{.prompt = toy_prompt(1 + i * 11, i, vocab), .max_tokens = 24 - i};
+    r.sampling.logprobs = 3;
+    r.sampling.seed = 7 + i;
+    if (i % 2 == 0) r.sampling.temperature = 0;
+    if (i % 4 == 3) r.sampling.top_p = 0.9f;
+    requests.push_back(r);
+  }
+  return requests;
+}
+
+struct Setting {
+  const char* name;
+  std::unique_ptr<Loaded> (*load)(bool exact);
+  bool exact;
+  DType kv_dtype;
+};
+
+class GptOssEngine : public testing::TestWithParam<Setting> {};
+
+TEST_P(GptOssEngine, AloneInABatchOfSixteenAndAfterPreemption) {
+  const auto loaded = GetParam().load(GetParam().exact);
+  const std::vector<Request> requests = sixteen_requests(loaded->vocab());
+  const EngineOptions options = engine_options(GetParam().kv_dtype);
+  const std::vector<Transcript> batched = run(*loaded, options, requests);
+
+  EngineOptions tight = options;
+  tight.max_model_len = 192;
+  tight.kv_bytes = Engine::kv_bytes_for(loaded->model->info(), tight, 192, 1);
+  Engine engine(*loaded->model, loaded->cx, tight);
+  const std::vector<Transcript> preempted = run_all(engine, requests);
+  EXPECT_GE(engine.stats().num_preemptions, 1);
+
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const Transcript alone = run(*loaded, options, {requests[i]})[0];
+    EXPECT_EQ(alone.ids.size(), 24 - i);
+    EXPECT_TRUE(alone == batched[i]) << "request " << i;
+    EXPECT_TRUE(alone == preempted[i]) << "request " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, GptOssEngine,
+    testing::Values(Setting{"small_float", load_small, false, DType::kF32},
+                    Setting{"small_exact", load_small, true, DType::kBF16},
+                    Setting{"shipped_float", load_shipped, false, DType::kBF16},
+                    Setting{"shipped_exact", load_shipped, true, DType::kBF16}),
+    [](const auto& info) { return info.param.name; });
+
+// Six thousand tokens scored in chunks of `chunk`, beside `num_decodes` other sequences.
+Transcript score_in_chunks(Loaded& loaded, const Request& scored, int32_t chunk,
+                           int32_t num_decodes) {
+  EngineOptions options = engine_options(DType::kBF16);
+  options.max_model_len = 6144;
+  options.max_num_seqs = num_decodes + 1;
+  options.max_num_batched_tokens = chunk + num_decodes;
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < num_decodes; ++i) {
+    requests.push_back({.prompt = toy_prompt(3, i, loaded.vocab()), .max_tokens = 800});
+  }
+  requests.push_back(scored);
+  return run(loaded, options, requests).back();
+}
+
+TEST(GptOssChunks, SixThousandTokensAloneAndBesideDecodes) {
+  const auto loaded = load_small(true);
+  const Request scored{.prompt = toy_prompt(6000, 3, loaded->vocab()), .prompt_logprobs = 2};
+  const Transcript whole = score_in_chunks(*loaded, scored, 4096, 0);
+  ASSERT_EQ(whole.scores.size(), 6000u);
+  for (int32_t chunk : {1, 7, 64, 4096}) {
+    for (int32_t num_decodes : {0, 3}) {
+      if (chunk == 4096 && num_decodes == 0) continue;
+      EXPECT_TRUE(score_in_chunks(*loaded, scored, chunk, num_decodes) == whole)
+          << "chunk " << chunk << ", decodes " << num_decodes;
+    }
+  }
+}
+
+// The shipped model at the length of a long chat, past window and original context.
+TEST(GptOssChunks, ShippedModelSixThousandTokens) {
+  const auto loaded = load_shipped(true);
+  const Request scored{.prompt = toy_prompt(6000, 3, loaded->vocab()), .prompt_logprobs = 1};
+  const Transcript whole = score_in_chunks(*loaded, scored, 4096, 0);
+  ASSERT_EQ(whole.scores.size(), 6000u);
+  EXPECT_TRUE(score_in_chunks(*loaded, scored, 64, 2) == whole);
+}
+
+}  // namespace
+}  // namespace nibble
