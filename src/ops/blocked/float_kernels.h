@@ -15,8 +15,9 @@
 
 namespace nibble::ops {
 
-// Rows that are decoded together: kBlockRows x K floats stay in L2.
-inline constexpr int kBlockRows = 16;
+// Rows that are decoded together: kBlockRows x K floats stay in L2. A multiple of every tile's
+// rows.
+inline constexpr int kBlockRows = 24;
 
 // Queries of consecutive tokens of one sequence that share a KV head, against all their keys.
 // Keys are met in blocks of kKeyBlock positions, aligned to absolute positions, with the usual
@@ -46,6 +47,7 @@ struct FloatKernels {
   // per 32 the even elements, then the odd ones. The two ways give the same bits.
   void (*dot_weight)(const Weight& w, const float* const* x, int64_t tokens, float* y, int64_t ldy);
   void (*decode)(const Weight& w, float* decoded);  // [rows][K], MXFP4 in block order
+  // At most kBlockRows rows.
   void (*dot_decoded)(const Weight& w, const float* decoded, const float* const* x, int64_t tokens,
                       float* y, int64_t ldy);
 

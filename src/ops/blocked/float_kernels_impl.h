@@ -87,6 +87,12 @@ struct Linear {
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) a[r][m] = acc[r * M + m];
     for (int64_t b = b0; b < b1; ++b) {
+      // The next rows, one cache line per four blocks of each: a row is too short for the hardware
+      // to notice the stream in time.
+      constexpr int kAhead = (R + 3) / 4;
+#pragma GCC unroll 2
+      for (int i = 0; i < kAhead; ++i)
+        __builtin_prefetch(w.codes + ((R + b % 4 * kAhead + i) * w.stride + b) * 16, 0, 1);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         Vec wr[kVecs];
@@ -135,6 +141,16 @@ struct Linear {
     return {w.codes + rows * w.stride * 16, w.scales + rows * w.stride, w.stride};
   }
 
+  // From accumulators to outputs, for one row and M inputs.
+  template <int M, typename Rows>
+  static void finish(const Rows& w, const uint16_t* bias, int64_t whole, int64_t cols,
+                     const float* const* x, const Vec* acc, float* y, int64_t ldy) {
+    for (int m = 0; m < M; ++m) {
+      const float sum = tail(w, 0, x[m], whole, cols, S::sum(acc[m]));
+      y[m * ldy] = bias == nullptr ? sum : sum + bf16_to_float(*bias);
+    }
+  }
+
   // One tile over all of K, from zero to y.
   template <int R, int M, typename Rows>
   static void tile(const Rows& w, const uint16_t* bias, int64_t cols, const float* const* x,
@@ -147,10 +163,8 @@ struct Linear {
     else
       accumulate<R, M>(w, x, 0, whole, acc);
     for (int r = 0; r < R; ++r)
-      for (int m = 0; m < M; ++m) {
-        const float sum = tail(w, r, x[m], whole, cols, S::sum(acc[r * M + m]));
-        y[m * ldy + r] = bias == nullptr ? sum : sum + bf16_to_float(bias[r]);
-      }
+      finish<M>(behind(w, r), bias == nullptr ? nullptr : bias + r, whole, cols, x, acc + r * M,
+                y + r, ldy);
   }
 
   template <int M, typename Rows>
@@ -196,9 +210,30 @@ struct Linear {
       dot(bf16_rows(w), w, x, tokens, y, ldy);
   }
 
+  // In chunks of K, so that a chunk of the inputs stays in L1 while the rows pass by; the
+  // accumulators wait in memory meanwhile, exactly.
   static void dot_decoded(const Weight& w, const float* decoded, const float* const* x,
                           int64_t tokens, float* y, int64_t ldy) {
-    dot(FloatRows<S>{decoded, w.cols}, w, x, tokens, y, ldy);
+    constexpr int M = S::kTileTokens, R = S::kTileRows;
+    constexpr int64_t kChunk = 512;
+    const FloatRows<S> rows{decoded, w.cols};
+    const int64_t whole = w.cols / kLanes * kLanes;
+    int64_t m = 0;
+    for (; m + M <= tokens; m += M) {
+      Vec acc[kBlockRows * M];
+      for (int64_t i = 0; i < w.rows * M; ++i) acc[i] = S::zero();
+      for (int64_t k = 0; k < whole; k += kChunk) {
+        const int64_t end = k + kChunk < whole ? k + kChunk : whole;
+        int64_t r = 0;
+        for (; r + R <= w.rows; r += R)
+          accumulate<R, M>(behind(rows, r), x + m, k, end, acc + r * M);
+        for (; r < w.rows; ++r) accumulate<1, M>(behind(rows, r), x + m, k, end, acc + r * M);
+      }
+      for (int64_t r = 0; r < w.rows; ++r)
+        finish<M>(behind(rows, r), w.bias ? w.bias + r : nullptr, whole, w.cols, x + m, acc + r * M,
+                  y + m * ldy + r, ldy);
+    }
+    if (m < tokens) dot(rows, w, x + m, tokens - m, y + m * ldy, ldy);
   }
 
   static void decode(const Weight& w, float* out) {
