@@ -1,10 +1,8 @@
 #include "io/checkpoint.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <set>
-#include <thread>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -16,8 +14,8 @@ namespace nibble {
 namespace {
 
 constexpr int64_t kMaxIndexBytes = 100'000'000;
-// Two to four readers keep a disk's queue full; more only add buffers.
-constexpr unsigned kMaxReaders = 4;
+// Enough to keep a disk busy while others copy, whatever the number of cores.
+constexpr int kReaders = 4;
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) {
   throw Error(ErrorKind::kCheckpoint, where + ": " + what);
@@ -52,9 +50,8 @@ class SafetensorsCheckpoint : public Checkpoint {
                      {piece.to, static_cast<size_t>(piece.bytes)});
       };
     };
-    const unsigned threads = std::clamp(std::thread::hardware_concurrency(), 2u, kMaxReaders);
-    read_in_pieces(jobs, StreamReader::kPieceBytes, static_cast<int>(threads), make_reader,
-                   progress);
+    read_in_pieces(jobs, StreamReader::kPieceBytes, getenv("NR") ? atoi(getenv("NR")) : kReaders,
+                   make_reader, progress);
   }
 
  private:

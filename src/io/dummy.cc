@@ -60,71 +60,78 @@ class Filler {
   static Filler normal(uint64_t stream, Format format, double deviation) {
     Filler f(format == Format::kBF16 ? Kind::kNormalBF16 : Kind::kNormalF32, stream);
     const double unit = deviation / std::sqrt(4 * 65535.0 / 12);
-    for (int sum = 0; sum <= 1020; ++sum)
-      f.table_[static_cast<size_t>(sum)] = static_cast<float>((sum - 510) * unit);
+    for (int sum = 0; sum <= 1020; ++sum) {
+      const auto value = static_cast<float>((sum - 510) * unit);
+      f.table_[static_cast<size_t>(sum)] =
+          format == Format::kBF16 ? bf16_from_float(value) : std::bit_cast<uint32_t>(value);
+    }
     return f;
   }
 
+  // Bytes [begin, begin + to.size()) of the tensor.
   void fill(int64_t begin, std::span<std::byte> to) const {
-    int64_t at = begin;
-    const int64_t end = begin + std::ssize(to);
-    std::byte* out = to.data();
-    while (at < end) {
-      const uint64_t word = make(static_cast<uint64_t>(at) / 8);
-      const int64_t skip = at % 8;
-      const int64_t n = std::min<int64_t>(8 - skip, end - at);
-      if (n == 8) {
-        std::memcpy(out, &word, 8);
-      } else {
-        std::memcpy(out, reinterpret_cast<const std::byte*>(&word) + skip, static_cast<size_t>(n));
-      }
-      at += n;
-      out += n;
+    switch (kind_) {
+      case Kind::kConstant:
+        return fill_words(begin, to, [&](uint64_t) { return word_; });
+      case Kind::kBytes:
+        return fill_words(begin, to, [&](uint64_t i) { return random(i); });
+      case Kind::kScales:
+        return fill_words(begin, to, [&](uint64_t i) { return eight_scales(i); });
+      case Kind::kNormalBF16:
+        return fill_words(begin, to, [&](uint64_t i) {
+          const uint64_t low = sums(2 * i), high = sums(2 * i + 1);
+          return uint64_t{table_[low & 1023]} | uint64_t{table_[low >> 32]} << 16 |
+                 uint64_t{table_[high & 1023]} << 32 | uint64_t{table_[high >> 32]} << 48;
+        });
+      case Kind::kNormalF32:
+        return fill_words(begin, to, [&](uint64_t i) {
+          const uint64_t s = sums(i);
+          return uint64_t{table_[s & 1023]} | uint64_t{table_[s >> 32]} << 32;
+        });
     }
   }
 
  private:
   Filler(Kind kind, uint64_t stream) : kind_(kind), stream_(stream) {}
 
+  template <typename Make>
+  static void fill_words(int64_t begin, std::span<std::byte> to, const Make& make) {
+    const int64_t end = begin + std::ssize(to);
+    std::byte* out = to.data();
+    const auto part = [&](int64_t from, int64_t until) {  // of one word
+      const uint64_t word = make(static_cast<uint64_t>(from / 8));
+      std::memcpy(out, reinterpret_cast<const std::byte*>(&word) + from % 8,
+                  static_cast<size_t>(until - from));
+      out += until - from;
+    };
+    int64_t at = begin;
+    if (at % 8 != 0) {
+      const int64_t until = std::min(end, at - at % 8 + 8);
+      part(at, until);
+      at = until;
+    }
+    for (; at + 8 <= end; at += 8, out += 8) {
+      const uint64_t word = make(static_cast<uint64_t>(at) / 8);
+      std::memcpy(out, &word, 8);
+    }
+    if (at < end) part(at, end);
+  }
+
   uint64_t random(uint64_t i) const { return mix(stream_ + i * kStep); }
 
-  // Two sums of four bytes, in bits 0..9 and 32..41.
+  uint64_t eight_scales(uint64_t i) const {
+    const uint64_t r = random(i);
+    uint64_t word = 0;
+    for (int b = 0; b < 64; b += 8)
+      word |= uint64_t{scale_ + unsigned{((r >> b) & 255) < threshold_}} << b;
+    return word;
+  }
+
+  // Two sums of four bytes, each up to 1020, in the lower and the upper half.
   uint64_t sums(uint64_t i) const {
     const uint64_t r = random(i);
     const uint64_t pairs = (r & 0x00ff00ff00ff00ffu) + ((r >> 8) & 0x00ff00ff00ff00ffu);
     return (pairs & 0x0000ffff0000ffffu) + ((pairs >> 16) & 0x0000ffff0000ffffu);
-  }
-
-  uint64_t make(uint64_t i) const {
-    switch (kind_) {
-      case Kind::kConstant:
-        return word_;
-      case Kind::kBytes:
-        return random(i);
-      case Kind::kScales: {
-        const uint64_t r = random(i);
-        uint64_t word = 0;
-        for (int b = 0; b < 64; b += 8)
-          word |= uint64_t{scale_ + unsigned{((r >> b) & 255) < threshold_}} << b;
-        return word;
-      }
-      case Kind::kNormalBF16: {
-        uint64_t word = 0;
-        for (int half = 0; half < 2; ++half) {
-          const uint64_t s = sums(2 * i + static_cast<uint64_t>(half));
-          const uint64_t two = bf16_from_float(table_[s & 1023]) |
-                               uint64_t{bf16_from_float(table_[(s >> 32) & 1023])} << 16;
-          word |= two << (32 * half);
-        }
-        return word;
-      }
-      case Kind::kNormalF32: {
-        const uint64_t s = sums(i);
-        return std::bit_cast<uint32_t>(table_[s & 1023]) |
-               uint64_t{std::bit_cast<uint32_t>(table_[(s >> 32) & 1023])} << 32;
-      }
-    }
-    return 0;
   }
 
   Kind kind_;
@@ -132,7 +139,7 @@ class Filler {
   uint64_t word_ = 0;
   uint8_t scale_ = 0;
   unsigned threshold_ = 0;
-  std::array<float, 1024> table_ = {};
+  std::array<uint32_t, 1024> table_ = {};  // bits of the value of each sum
 };
 
 double deviation_of(const WeightSpec& spec) {

