@@ -21,6 +21,7 @@ void add_commands(CLI::App& app) {
   add_chat(app);
   add_doctor(app);
   add_plan(app);
+  add_inspect(app);
   add_score(app);
   add_tokenize(app);
 }

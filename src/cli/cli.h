@@ -21,6 +21,7 @@ void add_bench(CLI::App& app);
 void add_chat(CLI::App& app);
 void add_doctor(CLI::App& app);
 void add_plan(CLI::App& app);
+void add_inspect(CLI::App& app);
 void add_score(CLI::App& app);
 void add_tokenize(CLI::App& app);
 

@@ -275,6 +275,13 @@ int64_t describe_gpt_oss_scratch(const Ctx& cx, const ModelFiles& files, const S
   return acts_bytes(parse_gpt_oss_config(files.config), cx, limits);
 }
 
+std::vector<WeightSpec> list_gpt_oss_weights(const ModelFiles& files) {
+  std::vector<WeightSpec> specs;
+  for (const WantedWeight& w : gpt_oss_weights(parse_gpt_oss_config(files.config)))
+    specs.push_back(w.spec);
+  return specs;
+}
+
 ops::KernelPlan plan_gpt_oss(const Ctx& cx, const ModelFiles& files) {
   return make_plan(parse_gpt_oss_config(files.config), cx.kernels);
 }
@@ -286,9 +293,7 @@ std::unique_ptr<Model> load_gpt_oss(const Ctx& cx, const ModelFiles& files,
   const std::vector<WantedWeight> wanted = gpt_oss_weights(c);
   std::unique_ptr<Checkpoint> checkpoint;
   if (options.format == LoadFormat::kDummy) {
-    std::vector<WeightSpec> specs;
-    for (const WantedWeight& w : wanted) specs.push_back(w.spec);
-    checkpoint = dummy_checkpoint(std::move(specs), options.seed);
+    checkpoint = dummy_checkpoint(list_gpt_oss_weights(files), options.seed);
   } else {
     checkpoint = open_checkpoint(files.require_weights());
     refuse_dense_experts(*checkpoint);

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
+#include "io/checkpoint.h"
 #include "io/hub.h"
 #include "models/model.h"
 #include "ops/plan.h"
@@ -12,6 +14,7 @@ namespace nibble {
 ModelInfo describe_gpt_oss(const ModelFiles& files);
 int64_t describe_gpt_oss_scratch(const ops::Ctx& cx, const ModelFiles& files,
                                  const StepLimits& limits);
+std::vector<WeightSpec> list_gpt_oss_weights(const ModelFiles& files);
 ops::KernelPlan plan_gpt_oss(const ops::Ctx& cx, const ModelFiles& files);
 std::unique_ptr<Model> load_gpt_oss(const ops::Ctx& cx, const ModelFiles& files,
                                     const LoadOptions& options);

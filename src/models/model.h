@@ -13,6 +13,8 @@
 
 namespace nibble {
 
+struct WeightSpec;  // io/checkpoint.h
+
 inline constexpr int32_t kNoWindow = 0;
 
 // Layers whose sequence state lives in the same pages: one page id is P positions of all of them.
@@ -85,6 +87,8 @@ ModelInfo describe_model(const std::string& model);
 ops::KernelPlan plan_kernels(const ops::Ctx& cx, const std::string& model);
 // Model::scratch_bytes() of it, for the memory plan before anything is loaded.
 int64_t describe_scratch(const ops::Ctx& cx, const std::string& model, const StepLimits& limits);
+// Every weight that loading it reads, by Hugging Face name, for `nibble inspect`.
+std::vector<WeightSpec> list_wanted_weights(const std::string& model);
 std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,
                                   const LoadOptions& options);
 

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "io/checkpoint.h"
 #include "io/hub.h"
 #include "models/gpt_oss.h"
 #include "models/model.h"
@@ -13,12 +14,14 @@ struct Architecture {
   const char* name;
   ModelInfo (*describe)(const ModelFiles&);
   int64_t (*scratch)(const ops::Ctx&, const ModelFiles&, const StepLimits&);
+  std::vector<WeightSpec> (*wanted)(const ModelFiles&);
   ops::KernelPlan (*plan)(const ops::Ctx&, const ModelFiles&);
   std::unique_ptr<Model> (*load)(const ops::Ctx&, const ModelFiles&, const LoadOptions&);
 };
 
 constexpr Architecture kArchitectures[] = {
-    {"GptOssForCausalLM", describe_gpt_oss, describe_gpt_oss_scratch, plan_gpt_oss, load_gpt_oss},
+    {"GptOssForCausalLM", describe_gpt_oss, describe_gpt_oss_scratch, list_gpt_oss_weights,
+     plan_gpt_oss, load_gpt_oss},
 };
 
 const Architecture& architecture_of(const ModelFiles& files) {
@@ -44,6 +47,11 @@ ModelInfo describe_model(const std::string& model) {
 int64_t describe_scratch(const ops::Ctx& cx, const std::string& model, const StepLimits& limits) {
   const ModelFiles files = find_model(model);
   return architecture_of(files).scratch(cx, files, limits);
+}
+
+std::vector<WeightSpec> list_wanted_weights(const std::string& model) {
+  const ModelFiles files = find_model(model);
+  return architecture_of(files).wanted(files);
 }
 
 ops::KernelPlan plan_kernels(const ops::Ctx& cx, const std::string& model) {
