@@ -26,6 +26,7 @@ struct Choice {
 
   ChatStream stream;
   Json logprobs = Json::array();  // of content; streaming: what has not been sent
+  std::vector<int32_t> ids;       // all; streaming: what has not been sent
   FinishReason finish = FinishReason::kNone;
   int64_t num_tokens = 0;
   bool opened = false;  // the role has been sent
@@ -106,6 +107,7 @@ ChatDelta ChatGeneration::advance(Choice& choice, const Output& output) {
   ChatDelta delta;
   if (output.id >= 0) {
     ++choice.num_tokens;
+    if (request_.return_token_ids) choice.ids.push_back(output.id);
     cached_tokens_ = std::max<int64_t>(cached_tokens_, output.cached_tokens);
     const auto& stop_ids = request_.stop_token_ids;
     // A stop id of the caller's that is text is not part of the answer.
@@ -139,7 +141,11 @@ std::string ChatGeneration::finish_of(const Choice& choice) const {
 
 // `finish` empty: more is to come.
 Json ChatGeneration::chunk(size_t index, Json delta, const std::string& finish) {
+  const bool is_first = delta.contains("role");
   Json choice = {{"index", index}, {"delta", std::move(delta)}};
+  if (request_.return_token_ids && !is_first) {
+    choice["token_ids"] = std::exchange(choices_[index].ids, {});
+  }
   if (request_.sampling.logprobs >= 0) {
     Json& pending = choices_[index].logprobs;
     choice["logprobs"] = pending.empty() ? Json(nullptr) : Json{{"content", std::move(pending)}};
@@ -152,6 +158,7 @@ Json ChatGeneration::chunk(size_t index, Json delta, const std::string& finish) 
                {"model", model().names.front()},
                {"system_fingerprint", fingerprint_},
                {"choices", Json::array({std::move(choice)})}};
+  if (request_.return_token_ids && is_first) json["prompt_token_ids"] = prompt_.ids;
   if (request_.continuous_usage) json["usage"] = usage_json(usage());
   return json;
 }
@@ -232,14 +239,17 @@ void ChatGeneration::on_all_ended() {
                     {"message", message(choice)},
                     {"logprobs", std::move(logprobs)},
                     {"finish_reason", finish_of(choice)}});
+    if (request_.return_token_ids) list.back()["token_ids"] = choice.ids;
   }
-  reply().send({.body = to_text({{"id", id_},
-                                 {"object", "chat.completion"},
-                                 {"created", created_},
-                                 {"model", model().names.front()},
-                                 {"system_fingerprint", fingerprint_},
-                                 {"choices", std::move(list)},
-                                 {"usage", usage_json(usage())}})});
+  Json json = {{"id", id_},
+               {"object", "chat.completion"},
+               {"created", created_},
+               {"model", model().names.front()},
+               {"system_fingerprint", fingerprint_},
+               {"choices", std::move(list)},
+               {"usage", usage_json(usage())}};
+  if (request_.return_token_ids) json["prompt_token_ids"] = prompt_.ids;
+  reply().send({.body = to_text(json)});
 }
 
 std::string today() {

@@ -81,10 +81,12 @@ struct Choice {
   std::string text;                             // streaming: what has not been sent
   std::vector<PromptLogprobs> prompt_logprobs;  // written by the engine before the first output
   Logprobs logprobs;
-  int64_t offset = 0;  // characters of the tokens so far
+  int64_t offset = 0;        // characters of the tokens so far
+  std::vector<int32_t> ids;  // streaming: what has not been sent
   FinishReason finish = FinishReason::kNone;
   int64_t num_tokens = 0;
   bool opened = false;
+  bool prompt_sent = false;  // its ids
 };
 
 int64_t count_characters(std::string_view text) {
@@ -193,6 +195,7 @@ void CompletionGeneration::advance(Choice& choice, const Output& output) {
   open(choice);
   if (output.id >= 0) {
     ++choice.num_tokens;
+    if (request_.return_token_ids) choice.ids.push_back(output.id);
     cached_[choice.prompt] = std::max<int64_t>(cached_[choice.prompt], output.cached_tokens);
     const auto stops = stop_ids_for(model(), request_);
     const bool is_end = output.finish == FinishReason::kStop &&
@@ -216,6 +219,12 @@ Json CompletionGeneration::choice_json(Choice& choice, size_t index) {
                {"logprobs", nullptr},
                {"finish_reason", ended ? Json(finish_name(choice.finish)) : Json(nullptr)}};
   if (request_.sampling.logprobs >= 0) json["logprobs"] = choice.logprobs.take();
+  if (request_.return_token_ids) {
+    json["token_ids"] = std::exchange(choice.ids, {});
+    if (!std::exchange(choice.prompt_sent, true)) {
+      json["prompt_token_ids"] = prompts_[choice.prompt].ids;
+    }
+  }
   return json;
 }
 

@@ -39,7 +39,6 @@ constexpr Refused kRefused[] = {
     {"lora", "null", "is not supported: nibble loads no adapters"},
     {"lora_request", "null", "is not supported: nibble loads no adapters"},
     {"logits_processors", "null", "is not supported"},
-    {"return_token_ids", "false", "is not supported: /tokenize gives ids"},
     {"return_tokens_as_token_ids", "false", "is not supported"},
 };
 

@@ -98,6 +98,7 @@ void read_generation(JsonFields& fields, GenerationRequest& request) {
     fields.fail("best_of", "other than n is not supported");
   }
   request.min_tokens = static_cast<int32_t>(fields.integer("min_tokens", 0, 0, kMaxTokens));
+  request.return_token_ids = fields.boolean("return_token_ids", false);
   read_stop(fields, request);
   read_stream(fields, request);
   refuse_unsupported_fields(fields);

@@ -26,6 +26,7 @@ struct GenerationRequest {
   std::vector<int32_t> stop_token_ids;
   bool include_stop_in_output = false;
   bool ignore_eos = false;
+  bool return_token_ids = false;  // vLLM's: the ids beside the text
   bool stream = false;
   bool include_usage = false;     // stream_options: a last chunk with it
   bool continuous_usage = false;  // in every chunk

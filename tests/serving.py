@@ -1,0 +1,69 @@
+"""A `nibble serve` of the shipped model for the tests that drive it with real clients."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import urllib.request
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parent.parent
+MODEL = SOURCE / "models" / "nibble-tiny-gpt-oss"
+NAME = MODEL.name
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "The city"}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+class Server:
+    """Starts on entering, once the model is loaded; ends by SIGTERM, and has to end well."""
+
+    def __init__(self, *flags, model=MODEL):
+        self.command = [os.environ["NIBBLE"], "serve", str(model), "--port", "0", "--max-model-len", "4096",
+                        "--max-num-seqs", "8", "--chat-date", "2026-01-15", *flags]
+        self.log = []
+
+    def __enter__(self):
+        self.program = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True)
+        for line in self.program.stderr:
+            self.log.append(line)
+            if found := re.search(r"ready: chat at (http://\S+?:(\d+)),", line):
+                self.url, self.port = found[1], int(found[2])
+                break
+        else:
+            raise RuntimeError("nibble serve did not start:\n" + "".join(self.log))
+        self.reader = threading.Thread(target=lambda: self.log.extend(self.program.stderr))
+        self.reader.start()
+        return self
+
+    def __exit__(self, *_):
+        self.program.send_signal(signal.SIGTERM)
+        status = self.program.wait(timeout=60)
+        self.reader.join()
+        self.program.stderr.close()
+        assert status == 0, f"nibble serve ended with {status}:\n" + "".join(self.log)
+
+    def get(self, path):
+        with urllib.request.urlopen(self.url + path) as answer:
+            return json.load(answer)
+
+    def memory_bytes(self):
+        """What the program has resident."""
+        for line in Path(f"/proc/{self.program.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError("no VmRSS")
+
+    def open_files(self):
+        return len(os.listdir(f"/proc/{self.program.pid}/fd"))
