@@ -598,6 +598,16 @@ TEST_F(ServerTest, EndsStreamsWithAnErrorWhenItShutsDown) {
   EXPECT_THAT(waiting.read_to_end(), StartsWith("HTTP/1.1 503"));
 }
 
+TEST_F(ServerTest, ShutsDownWhileTheLastClientLeaves) {
+  serve();
+  RawClient client(server_->port());
+  client.send_bytes(request("POST", "/v1/completions", kEndless.dump()));
+  EXPECT_TRUE(eventually([&] { return server_->num_active() == 1; }));
+  client.hang_up();
+  server_->drain(std::chrono::seconds(60));
+  EXPECT_EQ(server_->num_active(), 0);  // its end was counted, though no connection was left
+}
+
 TEST_F(ServerTest, FinishesWhatIsUnderWayWhenItShutsDown) {
   serve();
   RawClient client(server_->port());

@@ -1,5 +1,6 @@
 #include "server/http.h"
 
+#include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
@@ -124,6 +125,8 @@ class HttpServer::Impl {
 
   std::shared_ptr<HttpShared> shared_;
   asio::io_context io_{1};
+  // Without connections too there is work to come: the engine's last outputs.
+  asio::executor_work_guard<asio::io_context::executor_type> work_{io_.get_executor()};
   tcp::acceptor acceptor_;
   asio::steady_timer pause_;
   uint16_t port_ = 0;
