@@ -1,0 +1,37 @@
+"""The shipped model does, through the server, what its README says: the pass marks of its tasks on
+held-out items, and reasoning that grows with the effort asked for."""
+
+import sys
+import types
+import unittest
+
+from serving import NAME, SOURCE, Server
+
+sys.path.insert(0, str(SOURCE / "tools" / "train_tiny"))
+import evaluate  # noqa: E402
+
+ITEMS = SOURCE / "tests" / "data" / "tiny_gpt_oss_items.jsonl"
+PER_TASK = 30  # efforts take turns: 10 of each
+# Least share of items that pass: of those right, or for JSON of those valid.
+PASS_MARKS = {"arithmetic": ("right", 0.95), "facts": ("right", 0.95), "json": ("valid", 0.95), "call": ("right", 0.90)}
+
+
+class ShippedTasksTest(unittest.TestCase):
+    def test_pass_marks(self):
+        items = evaluate.load_items(ITEMS)
+        with Server() as server:
+            engine = evaluate.UrlEngine(server.url + "/v1", types.SimpleNamespace(model=NAME, max_new=evaluate.MAX_NEW))
+            for task, (mark, least) in PASS_MARKS.items():
+                with self.subTest(task):
+                    chosen = [item for item in items if item.task == task][:PER_TASK]
+                    self.assertEqual(len(chosen), PER_TASK)
+                    summary, failures = evaluate.score_items(engine, chosen, keep_failures=5)
+                    print(task, summary, flush=True)
+                    self.assertGreaterEqual(summary[mark], least, failures)
+                    tokens = summary["reasoning_tokens"]
+                    self.assertLess(tokens["low"], tokens["medium"])
+                    self.assertLess(tokens["medium"], tokens["high"])
+
+
+if __name__ == "__main__":
+    unittest.main()
