@@ -68,10 +68,4 @@ std::optional<Config> builtin_config(std::string_view repo_id) {
   return std::nullopt;
 }
 
-std::vector<std::string> builtin_config_names() {
-  std::vector<std::string> names;
-  for (const GptOssSize& size : kGptOss) names.emplace_back(size.repo_id);
-  return names;
-}
-
 }  // namespace nibble

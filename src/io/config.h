@@ -63,6 +63,5 @@ Config rope_parameters(const Config& config);
 
 // config.json of openai/gpt-oss-20b and -120b, nullopt for any other name.
 std::optional<Config> builtin_config(std::string_view repo_id);
-std::vector<std::string> builtin_config_names();
 
 }  // namespace nibble

@@ -21,10 +21,6 @@ struct Weight {
 
   int64_t row_code_bytes() const { return cols / row().block_elems * row().code_bytes; }
   int64_t row_scale_bytes() const { return cols / row().block_elems * row().scale_bytes; }
-  // Bytes of one expert: codes, scales and bias.
-  int64_t expert_bytes() const {
-    return rows * (row_code_bytes() + row_scale_bytes() + (bias != nullptr ? 2 : 0));
-  }
   // Expert e as a weight of its own.
   Weight expert(int64_t e) const {
     CHECK(e >= 0 && e < experts);
