@@ -300,7 +300,7 @@ TEST(Weights, RefusesHalvesAndMisfits) {
     const auto checkpoint = open_checkpoint(dir.path());
     return error_of([&] { list_weights(*checkpoint); });
   };
-  Bundle no_scales, no_blocks, misfit, odd, integer, both;
+  Bundle no_scales, no_blocks, misfit, odd, integer, both, huge;
   no_scales.add("w_blocks", DType::kU8, {2, 16});
   EXPECT_THAT(list_error(no_scales), HasSubstr("tensor \"w_blocks\": has no w_scales"));
   no_blocks.add("w_scales", DType::kU8, {2});
@@ -317,6 +317,9 @@ TEST(Weights, RefusesHalvesAndMisfits) {
   both.add("w_blocks", DType::kU8, {2, 16});
   both.add("w_scales", DType::kU8, {2});
   EXPECT_THAT(list_error(both), HasSubstr("both plain and"));
+  huge.add("w_blocks", DType::kU8, {0, int64_t{1} << 62, 16}, {});  // no bytes, 2^67 elements a row
+  huge.add("w_scales", DType::kU8, {0, int64_t{1} << 62}, {});
+  EXPECT_THAT(list_error(huge), HasSubstr("tensor \"w_blocks\": its shape overflows"));
 }
 
 }  // namespace

@@ -38,7 +38,8 @@ WeightInfo pair_mxfp4(const Checkpoint& checkpoint, const TensorInfo& blocks) {
          "found " + std::string(safetensors_dtype_name(scales->dtype)) + " " +
              shape_text(scales->shape) + ", expected U8 " + shape_text(shape) +
              " beside its blocks");
-  shape.back() *= kBlockElems;
+  if (__builtin_mul_overflow(shape.back(), kBlockElems, &shape.back()))
+    fail(checkpoint, blocks.name, "its shape overflows");
   return {name, std::move(shape), Format::kMxfp4, &blocks, scales};
 }
 
