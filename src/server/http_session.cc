@@ -44,8 +44,10 @@ class Exchange final : public HttpReply {
            std::shared_ptr<std::atomic<bool>> gone)
       : session_(std::move(session)), id_(id), gone_(std::move(gone)) {}
 
+  // May run on any thread: the session goes along, so that its end comes on the server's.
   ~Exchange() override {
-    asio::post(session_->executor(), [session = session_, id = id_] { session->dropped(id); });
+    const auto executor = session_->executor();
+    asio::post(executor, [session = std::move(session_), id = id_] { session->dropped(id); });
   }
 
   void send(HttpResponse response) override {
