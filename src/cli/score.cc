@@ -1,7 +1,6 @@
 // nibble score: log-probabilities of given ids, as JSON. Needs no tokenizer: how two engines are
 // compared.
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -14,6 +13,7 @@
 #include "base/error.h"
 #include "cli/cli.h"
 #include "cli/engine_setup.h"
+#include "cli/token_ids.h"
 
 namespace nibble::cli {
 namespace {
@@ -28,32 +28,17 @@ struct ScoreFlags {
   int32_t chunk = 0;
 };
 
-// Numbers with blanks, commas or brackets between.
-std::vector<int32_t> parse_ids(std::string_view text, const std::string& origin) {
-  constexpr std::string_view kBetween = " \t\r\n,[]";
-  std::vector<int32_t> ids;
-  while (true) {
-    text.remove_prefix(std::min(text.find_first_not_of(kBetween), text.size()));
-    if (text.empty()) break;
-    const std::string_view word = text.substr(0, text.find_first_of(kBetween));
-    int32_t id = 0;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
-    if (error != std::errc() || end != word.data() + word.size()) {
-      throw Error(ErrorKind::kUsage,
-                  origin + ": \"" + std::string(word.substr(0, 40)) + "\" is not a token id");
-    }
-    ids.push_back(id);
-    text.remove_prefix(word.size());
+std::vector<int32_t> read_ids(const ScoreFlags& flags) {
+  const std::string origin = flags.ids_file.empty() ? "--ids" : flags.ids_file;
+  std::string text = flags.ids;
+  if (!flags.ids_file.empty()) {
+    std::ifstream file(flags.ids_file);
+    if (!file) throw Error(ErrorKind::kNotFound, origin + ": cannot be read");
+    text.assign(std::istreambuf_iterator<char>(file), {});
   }
+  std::vector<int32_t> ids = parse_token_ids(text, origin);
   if (ids.empty()) throw Error(ErrorKind::kUsage, origin + ": no token ids");
   return ids;
-}
-
-std::vector<int32_t> read_ids(const ScoreFlags& flags) {
-  if (flags.ids_file.empty()) return parse_ids(flags.ids, "--ids");
-  std::ifstream file(flags.ids_file);
-  if (!file) throw Error(ErrorKind::kNotFound, flags.ids_file + ": cannot be read");
-  return parse_ids(std::string(std::istreambuf_iterator<char>(file), {}), flags.ids_file);
 }
 
 json to_json(const PromptLogprobs& p) {

@@ -1,6 +1,5 @@
 // nibble tokenize: text to token ids on standard input and output, and back.
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
@@ -11,6 +10,7 @@
 
 #include "base/error.h"
 #include "cli/cli.h"
+#include "cli/token_ids.h"
 #include "io/hub.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -33,23 +33,6 @@ Tokenizer open_tokenizer(const Options& options) {
                                           "model, or name a tokenizer.json");
   }
   return Tokenizer::load(files.directory.string());
-}
-
-// Numbers with blanks, commas or brackets between, as `nibble tokenize` and JSON print them.
-std::vector<int32_t> parse_ids(std::string_view text) {
-  std::vector<int32_t> ids;
-  for (;;) {
-    text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n,[]"), text.size()));
-    if (text.empty()) return ids;
-    int32_t id = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
-    if (error != std::errc()) {
-      throw Error(ErrorKind::kUsage, "standard input: not a token id: " +
-                                         std::string(text.substr(0, text.find_first_of(" ,\n"))));
-    }
-    ids.push_back(id);
-    text.remove_prefix(end - text.data());
-  }
 }
 
 // One line {"text": ...} gives {"ids": [...]}, or the other way round.
@@ -81,7 +64,7 @@ void convert_lines(const Tokenizer& tokenizer, const Options& options) {
 void convert_all(const Tokenizer& tokenizer, const Options& options) {
   const std::string in{std::istreambuf_iterator<char>(std::cin), {}};
   if (options.decode) {
-    std::cout << tokenizer.decode(parse_ids(in));
+    std::cout << tokenizer.decode(parse_token_ids(in, "standard input"));
     return;
   }
   const Specials specials = options.specials ? Specials::kRecognize : Specials::kAsText;

@@ -68,6 +68,7 @@ TEST(Tokenize, BadInputNamesTheLine) {
   const Outcome o = tokenize({"--decode"}, "1 2 x3");
   EXPECT_EQ(o.status, 2);
   EXPECT_THAT(o.err, HasSubstr("x3"));
+  EXPECT_EQ(tokenize({"--decode"}, "64-65").status, 2);  // no two ids
 }
 
 }  // namespace
