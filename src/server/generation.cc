@@ -22,6 +22,16 @@ void LiveGenerations::cancel_all() {
   for (Generation* generation : all_) generation->cancel();
 }
 
+std::optional<ApiError> check_count(const Admission& admission, int64_t count) {
+  if (count <= admission.limit()) return std::nullopt;
+  return ApiError{.status = 429,
+                  .message = "this asks for " + std::to_string(count) +
+                             " sequences; the server takes " + std::to_string(admission.limit()) +
+                             " at once",
+                  .code = "server_overloaded",
+                  .retry_after_s = 1};
+}
+
 std::string random_id(const std::string& prefix) {
   constexpr std::string_view kAlphabet =
       "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
@@ -54,17 +64,12 @@ Generation::Generation(const GenerationContext& context, std::shared_ptr<HttpRep
 Generation::~Generation() { live_.remove(this); }
 
 void Generation::submit(std::vector<Request> requests) {
-  const auto count = static_cast<int64_t>(requests.size());
-  if (!admission_.enter(count)) {
-    const int64_t limit = admission_.limit();
-    return reply_->send(api_error_response(
-        {.status = 429,
-         .message = count > limit
-                        ? "this asks for " + std::to_string(count) +
-                              " sequences; the server takes " + std::to_string(limit) + " at once"
-                        : "the server is busy: all places in its queue are taken",
-         .code = "server_overloaded",
-         .retry_after_s = 1}));
+  if (!admission_.enter(static_cast<int64_t>(requests.size()))) {
+    return reply_->send(
+        api_error_response({.status = 429,
+                            .message = "the server is busy: all places in its queue are taken",
+                            .code = "server_overloaded",
+                            .retry_after_s = 1}));
   }
   num_running_ = requests.size();
   reply_->on_gone([self = shared_from_this()] { self->cancel(); });

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -37,6 +38,9 @@ struct GenerationContext {
   LiveGenerations& live;
   std::string fingerprint;  // "nibble-0.1.0"
 };
+
+// Why so many sequences can never be taken at once, if so. Asked before anything is made for them.
+std::optional<ApiError> check_count(const Admission& admission, int64_t count);
 
 // "chatcmpl-" and 24 random characters.
 std::string random_id(const std::string& prefix);

@@ -44,8 +44,7 @@ class ChatGeneration final : public Generation {
         created_(std::time(nullptr)) {
     options_.start = prompt_.start;
     for (const FunctionTool& tool : request_.chat.tools) options_.functions.push_back(tool.name);
-    options_.stop = request_.stop;
-    options_.include_stop = request_.include_stop_in_output;
+    options_.stop = StopStrings(request_.stop, request_.include_stop_in_output);
     options_.must_call = request_.chat.options.tool_choice.kind == ToolChoice::Kind::kRequired;
     for (int32_t i = 0; i < request_.n; ++i) {
       options_.call_id_seed = random_id("");
@@ -273,6 +272,9 @@ Result<HarmonyPrompt> render_chat(const ServedModel& model, Chat chat) {
 
 void start_chat(const GenerationContext& context, ChatRequest request,
                 std::shared_ptr<HttpReply> reply) {
+  if (auto error = check_count(context.admission, request.n)) {
+    return reply->send(api_error_response(*error));
+  }
   size_t bytes = 0;
   for (const ChatMessage& message : request.chat.messages) bytes += message.content.size();
   if (auto error = check_text_bytes(context.model, bytes)) {

@@ -134,6 +134,7 @@ class CompletionGeneration final : public Generation {
 
 void CompletionGeneration::run(const std::vector<int32_t>& max_tokens) {
   std::vector<Request> requests;
+  const TextAnswer fresh(*model().tokenizer, request_);  // its copies share the stop strings
   for (size_t i = 0; i < choices_.size(); ++i) {
     Choice& choice = choices_[i];
     Request& r = requests.emplace_back();
@@ -144,7 +145,7 @@ void CompletionGeneration::run(const std::vector<int32_t>& max_tokens) {
     r.min_tokens = std::min(request_.min_tokens, r.max_tokens);
     r.stop_ids = stop_ids_for(model(), request_);
     if (!request_.stop.empty()) {
-      r.watcher = std::make_shared<TextStopWatcher>(TextAnswer(*model().tokenizer, request_));
+      r.watcher = std::make_shared<TextStopWatcher>(fresh);
     }
     if (request_.echo && (request_.sampling.logprobs >= 0 || r.max_tokens == 0)) {
       r.prompt_logprobs = std::max(request_.sampling.logprobs, 0);
@@ -307,6 +308,10 @@ std::optional<ApiError> encode_prompt(const ServedModel& model, const Completion
 
 void start_completion(const GenerationContext& context, CompletionRequest request,
                       std::shared_ptr<HttpReply> reply) {
+  const auto count = static_cast<int64_t>(request.prompts.size()) * request.n;
+  if (auto error = check_count(context.admission, count)) {
+    return reply->send(api_error_response(*error));
+  }
   std::vector<PromptText> prompts;
   std::vector<int32_t> max_tokens;
   for (const Prompt& prompt : request.prompts) {

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 constexpr int32_t kMaxChoices = 128;
 constexpr size_t kMaxStops = 64;
-constexpr size_t kMaxStopBytes = 4'096;
+constexpr size_t kMaxStopBytes = 8'192;  // of all of them: each byte takes 150 in tables
 constexpr size_t kMaxPrompts = 1'024;
 constexpr int32_t kMaxTop = 20;
 constexpr double kAny = 1e6;  // beyond it a penalty or temperature is a mistake
@@ -67,11 +67,13 @@ void read_stop(JsonFields& fields, GenerationRequest& request) {
   if (const Json* stop = fields.find("stop")) {
     const Json list = stop->is_array() ? *stop : Json::array({*stop});
     if (list.size() > kMaxStops) return fields.fail("stop", "has more than 64 strings");
+    size_t bytes = 0;
     for (const Json& item : list) {
       if (!item.is_string()) return fields.fail("stop", "has to be a string or an array of them");
       auto text = item.get<std::string>();
       if (text.empty()) return fields.fail("stop", "has an empty string");
-      if (text.size() > kMaxStopBytes) return fields.fail("stop", "has a string over 4096 bytes");
+      bytes += text.size();
+      if (bytes > kMaxStopBytes) return fields.fail("stop", "has more than 8192 bytes in all");
       request.stop.push_back(std::move(text));
     }
   }

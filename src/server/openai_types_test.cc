@@ -189,6 +189,20 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{R"("continue_final_message":true)", "continue_final_message"},
         Bad{R"("model":5)", "model"}));
 
+// Of all strings together: the tables made of them are 150 times as large.
+TEST(ChatRequestTest, BoundsTheBytesOfStopStrings) {
+  const std::string half(4'096, 'x');
+  const auto body = [&](const std::string& more) {
+    return R"({"messages":[{"role":"user","content":"x"}],"stop":[")" + half + "\",\"" + half +
+           "\"" + more + "]}";
+  };
+  ChatRequest request;
+  EXPECT_FALSE(parse_chat(body(""), request));
+  const auto error = parse_chat(body(R"(,"y")"), request);
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->param, "stop");
+}
+
 TEST(BodyTest, RefusesWhatIsNoJsonObject) {
   const std::string deep(1'000'000, '[');
   std::string keys = "{";

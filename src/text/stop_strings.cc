@@ -68,12 +68,14 @@ StopStrings::StopStrings(const std::vector<std::string>& stops, bool include_in_
   for (size_t i = 0; i < stops.size(); ++i) {
     if (!stops[i].empty()) automaton->add(stops[i], static_cast<int>(i));
   }
+  if (automaton->nodes.size() == 1) return;
   automaton->link();
   automaton_ = std::move(automaton);
 }
 
 std::string StopStrings::push(std::string_view text) {
   if (stopped()) return {};
+  if (empty()) return std::string(text);
   std::string shown = std::move(held_);
   held_.clear();
   for (size_t i = 0; i < text.size(); ++i) {
@@ -83,7 +85,6 @@ std::string StopStrings::push(std::string_view text) {
     matched_ = node.stop;
     shown += text.substr(0, i + 1);
     if (!include_in_output_) shown.resize(shown.size() - node.length);
-    shown_bytes_ += shown.size();
     return shown;
   }
   shown += text;
@@ -92,12 +93,10 @@ std::string StopStrings::push(std::string_view text) {
     held_ = shown.substr(keep);
     shown.resize(keep);
   }
-  shown_bytes_ += shown.size();
   return shown;
 }
 
 std::string StopStrings::flush() {
-  shown_bytes_ += held_.size();
   state_ = 0;
   return std::exchange(held_, {});
 }

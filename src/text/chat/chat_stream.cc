@@ -13,7 +13,7 @@ using Kind = HarmonyEvent::Kind;
 
 ChatStream::ChatStream(const Harmony& harmony, ChatStreamOptions options)
     : parser_(harmony, options.start, std::move(options.functions)),
-      fresh_stops_(options.stop, options.include_stop),
+      fresh_stops_(std::move(options.stop)),
       stops_(fresh_stops_),
       call_id_seed_(std::move(options.call_id_seed)),
       forced_call_(!options.start.header.recipient.empty()) {}
@@ -100,7 +100,7 @@ std::string_view ChatStream::finish_reason(bool out_of_tokens) const {
 }
 
 ChatWatcher::ChatWatcher(const Harmony& harmony, const ChatStreamOptions& options)
-    : fresh_stops_(options.stop, options.include_stop),
+    : fresh_stops_(options.stop),
       state_{HarmonyParser(harmony, options.start, options.functions), fresh_stops_, {}} {
   if (!options.must_call) return;
   HeaderRules rules{.recipients = {}, .must_call = true};

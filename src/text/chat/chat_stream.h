@@ -46,8 +46,7 @@ struct ChatReply {
 struct ChatStreamOptions {
   HarmonyStart start;                  // of the HarmonyPrompt
   std::vector<std::string> functions;  // names of the caller's tools
-  std::vector<std::string> stop;       // stop strings: they end content, and look at nothing else
-  bool include_stop = false;           // the stop string is part of the content
+  StopStrings stop;                    // they end content, and look at nothing else
   bool must_call =
       false;  // tool_choice "required": some function is called (by ChatWatcher's mask)
 
@@ -69,8 +68,6 @@ class ChatStream {
 
   // A stop string has been found: what comes after it is ignored.
   bool stopped() const { return stops_.stopped(); }
-  // Index in options.stop of the one found; -1: none.
-  int matched_stop() const { return stops_.matched(); }
 
   // What the ids at hand are part of: the open message's, or nothing (a header).
   std::optional<HarmonyPart> part() const { return part_; }

@@ -116,20 +116,19 @@ TEST(ChatStream, StopStringsEndContentOnly) {
       "<|channel|>analysis<|message|>END in thought<|end|><|start|>assistant<|channel|>final"
       "<|message|>one END two<|return|>";
   ChatStreamOptions options;
-  options.stop = {"XX", "END"};
+  options.stop = StopStrings({"XX", "END"});
   const Fed fed(text, options);
   EXPECT_EQ(fed.stream.reply().reasoning, "END in thought");
   EXPECT_EQ(fed.stream.reply().content, "one ");
   EXPECT_TRUE(fed.stream.stopped());
-  EXPECT_EQ(fed.stream.matched_stop(), 1);
   EXPECT_EQ(fed.stream.finish_reason(true), "stop");
-  options.include_stop = true;
+  options.stop = StopStrings({"XX", "END"}, true);
   EXPECT_EQ(Fed(text, options).stream.reply().content, "one END");
 }
 
 TEST(ChatStream, WhatMightHaveBeenAStopStringIsGivenBack) {
   ChatStreamOptions options;
-  options.stop = {"END"};
+  options.stop = StopStrings({"END"});
   EXPECT_EQ(Fed("<|channel|>final<|message|>one EN<|return|>", options).stream.reply().content,
             "one EN");
   EXPECT_EQ(Fed("<|channel|>final<|message|>one EN", options).stream.reply().content, "one EN");
@@ -143,7 +142,7 @@ TEST(ChatStream, WhatMightHaveBeenAStopStringIsGivenBack) {
 
 TEST(ChatWatcher, StopsAtTheByteThatCompletesTheStopString) {
   ChatStreamOptions options;
-  options.stop = {"END"};
+  options.stop = StopStrings({"END"});
   ChatWatcher watcher(harmony(), options);
   const auto accept = [&](const std::string& text) {
     Watch last = Watch::kGoOn;

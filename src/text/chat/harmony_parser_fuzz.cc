@@ -24,7 +24,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   ChatStreamOptions options;
   options.start = start;
-  options.stop = {"END", "\n\n"};
+  options.stop = nibble::StopStrings({"END", "\n\n"});
   ChatStream stream(harmony, options);
   std::string content, reasoning;
   for (const int32_t id : ids) {
