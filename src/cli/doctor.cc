@@ -33,6 +33,7 @@ struct DoctorFlags {
   std::string cpu_isa = "auto";
   std::string device = "auto";
   std::vector<std::string> kernels;
+  bool allow_ref = false;
   bool bandwidth = false;
   bool json = false;
 };
@@ -172,6 +173,7 @@ void doctor(const DoctorFlags& flags) {
   if (!flags.model.empty()) {
     ops::Ctx cx;
     cx.kernels.isa = cpu::force_isa(flags.cpu_isa);
+    cx.kernels.allow_ref = flags.allow_ref;
     for (const std::string& kernel : flags.kernels) cx.kernels.force(kernel);
     rows = kernel_rows(plan_kernels(cx, model_argument(find_model(flags.model, flags.revision))));
     json["model"] = flags.model;
@@ -194,6 +196,7 @@ void add_doctor(CLI::App& app) {
   command->add_option("--cpu-isa", flags->cpu_isa, "as if this were the best the CPU has")
       ->capture_default_str();
   command->add_option("--kernel", flags->kernels, "op=name: force a kernel; may be repeated");
+  command->add_flag("--allow-ref", flags->allow_ref, "the reference twins count as kernels");
   command->add_option("--device", flags->device, "auto, cpu or cuda")->capture_default_str();
   command->add_flag("--bandwidth", flags->bandwidth, "measure how fast memory is read (1 GiB)");
   command->add_flag("--json", flags->json, "print JSON");

@@ -33,6 +33,7 @@ ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool) {
   }
   if (flags.exact || flags.activations == "bf16") cx.activations = DType::kBF16;
   cx.kernels.isa = cpu::force_isa(flags.cpu_isa);
+  cx.kernels.allow_ref = flags.allow_ref;
   for (const std::string& kernel : flags.kernels) cx.kernels.force(kernel);
   return cx;
 }
@@ -106,6 +107,10 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   add("--threads", flags.threads, "0: as many as the cgroup grants")->check(CLI::NonNegativeNumber);
   add("--cpu-isa", flags.cpu_isa, "auto, scalar, neon, avx2 or avx512: the widest to be used");
   command.add_option("--kernel", flags.kernels, "op=name: run this kernel; may be repeated")
+      ->group("Engine");
+  command
+      .add_flag("--allow-ref", flags.allow_ref,
+                "let the reference twins run where no kernel does: exact and very slow")
       ->group("Engine");
   add("--device", flags.device, "auto, cpu or cuda")->check(IsMember({"auto", "cpu", "cuda"}));
 }

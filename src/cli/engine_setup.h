@@ -37,6 +37,7 @@ struct EngineFlags {
   int threads = 0;                   // 0: what the cgroup grants
   std::string cpu_isa = "auto";      // auto, or the widest that may be used
   std::vector<std::string> kernels;  // op=row, each forces one row of an op's table
+  bool allow_ref = false;            // the twins may run where no kernel does
   std::string device = "auto";       // auto | cpu | cuda
 };
 

@@ -88,5 +88,24 @@ TEST(Score, RefusesWithWords) {
   expect({"--ids", "1", "--kv-cache-dtype", "int3"}, 2, "--kv-cache-dtype");
 }
 
+// Where no kernel runs, the refusal names the flag that lets the twins; they agree with the
+// kernels. Pages in float32, so that no rounding to bf16 goes either way: what is left is float32
+// against double, at most 1e-4 of the logits' root mean square of about 3 (models/gpt_oss_test.cc).
+TEST(Score, TwinsRunWhereTheyAreAllowed) {
+  const CommandResult refused = score({"--ids", "5,17", "--cpu-isa", "scalar"});
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_THAT(refused.err, HasSubstr("--allow-ref"));
+  const CommandResult exact = score({"--ids", "5,17,42", "--kv-cache-dtype", "f32", "--cpu-isa",
+                                     "scalar", "--allow-ref"}),
+                      fast = score({"--ids", "5,17,42", "--kv-cache-dtype", "f32"});
+  ASSERT_EQ(exact.status, 0) << exact.err;
+  const json want = json::parse(exact.out).at("positions"),
+             got = json::parse(fast.out).at("positions");
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_NEAR(got[i].at("next_logprob").get<double>(), want[i].at("next_logprob").get<double>(),
+                3e-4);
+  }
+}
+
 }  // namespace
 }  // namespace nibble::cli
