@@ -223,7 +223,8 @@ void add_chat(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "show", "hide"}))
       ->capture_default_str();
   command->add_option("--temperature", flags->temperature, "0: always the likeliest token");
-  command->add_option("--top-p", flags->top_p, "");
+  command->add_option("--top-p", flags->top_p,
+                      "only the likeliest tokens that add up to this share");
   command->add_option("--sampling-seed", flags->seed, "the same seed gives the same answers");
   command->add_option("--max-tokens", flags->max_tokens,
                       "of an answer; 0: what the context has room for");

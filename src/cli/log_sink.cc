@@ -14,8 +14,13 @@ void install_log_sink() {
   auto logger = std::make_shared<spdlog::logger>(
       "nibble", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   logger->set_pattern("%H:%M:%S %^%l%$ %v");
-  const char* wanted = std::getenv("NIBBLE_LOG");
-  logger->set_level(spdlog::level::from_str(wanted ? wanted : "info"));
+  const char* given = std::getenv("NIBBLE_LOG");
+  const std::string wanted = given ? given : "info";
+  const auto level = spdlog::level::from_str(wanted);
+  // An unknown word is "off" to spdlog.
+  const bool known = level != spdlog::level::off || wanted == "off";
+  logger->set_level(known ? level : spdlog::level::info);
+  if (!known) logger->warn("NIBBLE_LOG={}: expected debug, info, warn, error or off", wanted);
   logger->flush_on(spdlog::level::info);
   set_log_sink([logger](LogLevel level, std::string_view text) {
     static constexpr spdlog::level::level_enum kLevels[] = {

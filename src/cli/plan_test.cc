@@ -109,6 +109,13 @@ TEST(Doctor, ShowsMachineAndKernels) {
   EXPECT_THAT(text.out, HasSubstr("threads"));
 }
 
+TEST(Cli, UnknownLogLevelsSilenceNothing) {
+  setenv("NIBBLE_LOG", "loud", 1);
+  const CommandResult result = run_command({"--version"});
+  unsetenv("NIBBLE_LOG");
+  EXPECT_THAT(result.err, HasSubstr("NIBBLE_LOG=loud: expected debug"));
+}
+
 TEST(Cli, BadCommandsSayHowToGoOn) {
   EXPECT_EQ(run_command({}).status, 2);
   EXPECT_EQ(run_command({"frobnicate"}).status, 2);
