@@ -6,6 +6,7 @@ namespace nibble {
 namespace {
 
 constexpr int64_t kMaxDim = 1 << 20;
+constexpr double kMaxParameters = 1e15;  // keeps every sum of bytes within int64_t
 
 ops::Rope parse_rope(const Config& config, int64_t head_dim, int64_t max_positions) {
   const Config rope = rope_parameters(config);
@@ -82,6 +83,9 @@ GptOssConfig parse_gpt_oss_config(const Config& config) {
   if (c.head_dim % 2 != 0) config.fail("head_dim", "is odd; rotary embeddings need pairs");
   if (c.hidden % 32 != 0) config.fail("hidden_size", "is not a multiple of 32, MXFP4's block");
   if (c.width % 32 != 0) config.fail("intermediate_size", "is not a multiple of 32, MXFP4's block");
+  const auto per_expert = static_cast<double>(3 * c.width * c.hidden);
+  if (per_expert * static_cast<double>(c.experts * c.layers) > kMaxParameters)
+    config.fail("num_local_experts", "makes more than 10^15 parameters with the other sizes");
   parse_layer_types(config, c);
   c.rope = parse_rope(config, c.head_dim, c.max_positions);
   return c;

@@ -115,6 +115,25 @@ TEST(GptOssConfig, Reads) {
   EXPECT_EQ(parse("rope_scaling", "").rope.concentration, 1);
 }
 
+// Each size is within its limits; together they are more than bytes can be counted in 63 bits.
+TEST(GptOssConfig, RefusesSizesThatOverflowTogether) {
+  std::string text = config_text("num_hidden_layers", "1000");
+  const std::pair<const char*, const char*> larger[] = {
+      {"\"hidden_size\":64", "\"hidden_size\":1048576"},
+      {"\"intermediate_size\":32", "\"intermediate_size\":1048576"},
+      {"\"num_local_experts\":4", "\"num_local_experts\":65536"}};
+  for (const auto& [from, to] : larger) {
+    ASSERT_NE(text.find(from), std::string::npos);
+    text.replace(text.find(from), std::string(from).size(), to);
+  }
+  try {
+    parse_gpt_oss_config(Config::parse(text, "config.json"));
+    ADD_FAILURE() << "was accepted";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("10^15 parameters"), std::string::npos) << e.what();
+  }
+}
+
 TEST(GptOssConfig, RefusesWhatCannotBe) {
   const std::pair<const char*, const char*> bad[] = {
       {"num_hidden_layers", "0"},
