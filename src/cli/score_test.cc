@@ -86,6 +86,7 @@ TEST(Score, RefusesWithWords) {
   expect({"--ids", "1", "--memory-budget", "1M"}, 1, "does not fit");
   expect({"--ids", "1,2,3", "--max-model-len", "2"}, 2, "context of 2 tokens");
   expect({"--ids", "1", "--kv-cache-dtype", "int3"}, 2, "--kv-cache-dtype");
+  expect({"--ids", "1", "--threads", "100000"}, 2, "--threads");
 }
 
 // Where no kernel runs, the refusal names the flag that lets the twins; they agree with the
