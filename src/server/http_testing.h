@@ -36,7 +36,7 @@ class RawClient {
     return true;
   }
 
-  // Reads until `end` is in what came, the connection ends, or nothing comes for ten seconds.
+  // Reads until `end` is in what came, the connection ends, or nothing comes for a minute.
   std::string read_until(std::string_view end) {
     while (seen_.find(end) == std::string::npos && read_more()) {
     }
@@ -87,7 +87,7 @@ class RawClient {
  private:
   bool read_more() {
     pollfd p{.fd = fd_, .events = POLLIN, .revents = 0};
-    if (poll(&p, 1, 10'000) <= 0) return false;
+    if (poll(&p, 1, 60'000) <= 0) return false;
     char bytes[4096];
     const ssize_t n = recv(fd_, bytes, sizeof bytes, 0);
     if (n <= 0) return false;
