@@ -1,243 +1,44 @@
 """Facts of the built-in tables, and look-ups in a table that the user gives."""
 
 import tables
+from fact_wordings import WORDINGS
 from item import Item, city, dress, join_and, noun, person, user
 
 
-def _fact_list():
-    """(questions, short reasoning, row, value, sentence)"""
-    facts = []
-
-    def add(questions, topic, row, value, sentence):
-        facts.append((questions, topic, row, value, sentence))
-
-    for name, capital, continent, currency, language in tables.COUNTRIES:
-        row = f"{name}: capital {capital}, continent {continent}, currency {currency}, language {language}"
-        add(
-            [
-                f"What is the capital of {name}?",
-                f"Which city is the capital of {name}?",
-                f"Name the capital of {name}.",
-                f"{name}'s capital?",
-                f"Capital of {name}?",
-                f"What's the capital city of {name}?",
-                f"Do you know the capital of {name}?",
-            ],
-            f"Capital of {name}",
-            row,
-            capital,
-            f"The capital of {name} is {capital}.",
-        )
-        add(
-            [
-                f"On which continent is {name}?",
-                f"Which continent is {name} in?",
-                f"What continent is {name} on?",
-                f"Where is {name}?",
-                f"In which part of the world is {name}?",
-                f"Name the continent of {name}.",
-            ],
-            f"Continent of {name}",
-            row,
-            continent,
-            f"{name} is in {continent}.",
-        )
-        add(
-            [
-                f"What is the currency of {name}?",
-                f"Which currency does {name} use?",
-                f"What money is used in {name}?",
-                f"Name the currency of {name}.",
-                f"Currency of {name}?",
-                f"How do people pay in {name}?",
-            ],
-            f"Currency of {name}",
-            row,
-            currency,
-            f"The currency of {name} is the {currency}.",
-        )
-        add(
-            [
-                f"Which language is spoken in {name}?",
-                f"What language do people speak in {name}?",
-                f"What is the language of {name}?",
-                f"Language of {name}?",
-                f"Name the main language of {name}.",
-                f"What do people speak in {name}?",
-            ],
-            f"Language of {name}",
-            row,
-            language,
-            f"People in {name} speak {language}.",
-        )
-        add(
-            [
-                f"{capital} is the capital of which country?",
-                f"Which country has the capital {capital}?",
-                f"What country is {capital} the capital of?",
-                f"Of which country is {capital} the capital?",
-                f"Where is {capital}?",
-                f"In which country is {capital}?",
-            ],
-            f"Country of {capital}",
-            row,
-            name,
-            f"{capital} is the capital of {name}.",
-        )
-    for name, symbol, number in tables.ELEMENTS:
-        row = f"{name}: symbol {symbol}, atomic number {number}"
-        add(
-            [
-                f"What is the chemical symbol of {name}?",
-                f"What is the symbol for {name}?",
-                f"Symbol of {name}?",
-                f"Which symbol does {name} have?",
-                f"How is {name} written in chemistry?",
-                f"Name the symbol of the element {name}.",
-            ],
-            f"Symbol of {name}",
-            row,
-            symbol,
-            f"The symbol of {name} is {symbol}.",
-        )
-        add(
-            [
-                f"What is the atomic number of {name}?",
-                f"Which atomic number does {name} have?",
-                f"Atomic number of {name}?",
-                f"How many protons does {name} have?",
-                f"Name the atomic number of {name}.",
-            ],
-            f"Atomic number of {name}",
-            row,
-            number,
-            f"The atomic number of {name} is {number}.",
-        )
-        add(
-            [
-                f"Which element has the symbol {symbol}?",
-                f"What element is {symbol}?",
-                f"Name the element with the symbol {symbol}.",
-                f"Which element has the atomic number {number}?",
-                f"What is element number {number}?",
-            ],
-            f"Element {symbol} {number}",
-            row,
-            name,
-            f"That element is {name}.",
-        )
-    for name, young, group in tables.ANIMALS:
-        row = f"{name}: young {young}, group {group}"
-        add(
-            [
-                f"What is a young {name} called?",
-                f"What do you call a baby {name}?",
-                f"Name the young of a {name}.",
-                f"How is a baby {name} called?",
-            ],
-            f"Young of {name}",
-            row,
-            young,
-            f"A young {name} is called {young}.",
-        )
-        add(
-            [
-                f"What kind of animal is a {name}?",
-                f"Which group of animals does the {name} belong to?",
-                f"Is a {name} a mammal, a bird or something else?",
-            ],
-            f"Group of {name}",
-            row,
-            group,
-            f"A {name} is in the group: {group}.",
-        )
+def _subjects():
+    """Every subject of WORDINGS with its fields, table by table."""
+    for row in tables.COUNTRIES:
+        yield "country", dict(zip(("name", "capital", "continent", "currency", "language"), row))
+    for row in tables.ELEMENTS:
+        yield "element", dict(zip(("name", "symbol", "number"), row))
+    for row in tables.ANIMALS:
+        yield "animal", dict(zip(("name", "young", "group"), row))
     for index, (name, days) in enumerate(tables.MONTHS):
         after = tables.MONTHS[(index + 1) % 12][0]
-        row = f"{name}: month {index + 1}, {days} days, then {after}"
-        add(
-            [
-                f"How many days does {name} have?",
-                f"How many days are in {name}?",
-                f"How long is {name} in days?",
-                f"Days in {name}?",
-            ],
-            f"Days of {name}",
-            row,
-            days,
-            f"{name} has {days} days.",
-        )
-        add(
-            [
-                f"Which month comes after {name}?",
-                f"What month follows {name}?",
-                f"What is the month after {name}?",
-            ],
-            f"Month after {name}",
-            row,
-            after,
-            f"{after} comes after {name}.",
-        )
-        add(
-            [
-                f"Which number does the month {name} have?",
-                f"What number is {name} in the year?",
-                f"{name} is which month of the year, as a number?",
-            ],
-            f"Number of {name}",
-            row,
-            str(index + 1),
-            f"{name} is month {index + 1}.",
-        )
+        yield "month", {"name": name, "days": days, "number": str(index + 1), "after": after}
     for index, name in enumerate(tables.DAYS):
         after, before = tables.DAYS[(index + 1) % 7], tables.DAYS[index - 1]
-        row = f"{name}: after {before}, before {after}"
-        add(
-            [
-                f"Which day comes after {name}?",
-                f"What day follows {name}?",
-                f"What is the day after {name}?",
-            ],
-            f"Day after {name}",
-            row,
-            after,
-            f"{after} comes after {name}.",
-        )
-        add(
-            [f"Which day comes before {name}?", f"What is the day before {name}?"],
-            f"Day before {name}",
-            row,
-            before,
-            f"{before} comes before {name}.",
-        )
-    lists = (("days of the week", tables.DAYS), ("planets", tables.PLANETS))
-    lists += (("months of the year", [month for month, _ in tables.MONTHS]),)
-    for name, things in lists:
-        add(
-            [
-                f"Name the {name}.",
-                f"List the {name}.",
-                f"What are the {name}?",
-                f"Tell me the {name}.",
-            ],
-            f"List of {name}",
-            f"{name}: " + ", ".join(things),
-            ", ".join(things),
-            ", ".join(things) + ".",
-        )
-    for index, name in enumerate(tables.PLANETS):
-        word = tables.ORDINALS[index]
-        row = f"{name}: planet {index + 1} from the sun"
-        add(
-            [
-                f"Which planet is the {word} from the sun?",
-                f"What is the {word} planet?",
-                f"Name the {word} planet of the solar system.",
-            ],
-            f"Planet {index + 1}",
-            row,
-            name,
-            f"The {word} planet is {name}.",
-        )
+        yield "day", {"name": name, "after": after, "before": before}
+    lists = {
+        "days of the week": tables.DAYS,
+        "planets": tables.PLANETS,
+        "months of the year": [name for name, _ in tables.MONTHS],
+    }
+    for name, things in lists.items():
+        yield "list", {"name": name, "things": ", ".join(things)}
+    for index, (name, word) in enumerate(zip(tables.PLANETS, tables.ORDINALS)):
+        yield "planet", {"name": name, "word": word, "number": str(index + 1)}
+
+
+def _fact_list():
+    """[(questions, topic, row of the table, value, sentence)]"""
+    facts = []
+    for kind, fields in _subjects():
+        row, wordings = WORDINGS[kind]
+        for topic, value, sentence, questions in wordings:
+            asked = [question.format(**fields) for question in questions]
+            told = [text.format(**fields) for text in (topic, row, sentence)]
+            facts.append((asked, told[0], told[1], fields[value], told[2]))
     return facts
 
 
