@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -18,6 +19,7 @@ using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr int32_t kContext = 2048;
@@ -476,7 +478,28 @@ TEST_F(ServerTest, AnswersErrorsInOpenAisShape) {
   EXPECT_EQ(post("/v1/completions", {{"prompt", {1'000'000}}}).status, 400);
   EXPECT_EQ(post("/v1/completions", {{"prompt", ""}}).status, 400);
   EXPECT_EQ(post("/v1/completions", {{"prompt", json::array()}}).status, 400);
-  EXPECT_EQ(post("/v1/completions", with(kEndless, {{"logit_bias", {{"999999", 1}}}})).status, 400);
+}
+
+TEST_F(ServerTest, NamesTheFieldOfIdsOutsideTheVocabulary) {
+  serve();
+  const int32_t size = Shipped::get().engine().model().info().vocab_size;
+  for (const int32_t id : {size, std::numeric_limits<int32_t>::max()}) {
+    const json bad[] = {{{"logit_bias", {{std::to_string(id), 1}}}}, {{"stop_token_ids", {1, id}}}};
+    for (const json& fields : bad) {
+      const std::string field = fields.begin().key();
+      for (const bool is_chat : {true, false}) {
+        const Answer answer = is_chat ? post("/v1/chat/completions", with(kParis, fields))
+                                      : post("/v1/completions", with(kEndless, fields));
+        EXPECT_EQ(answer.status, 400);
+        EXPECT_EQ(answer.parsed()["error"]["param"], field);
+        EXPECT_THAT(answer.error(), StartsWith(field + " has the id " + std::to_string(id)));
+      }
+    }
+  }
+  const json last = {{"logit_bias", {{std::to_string(size - 1), -1}}},
+                     {"stop_token_ids", {size - 1}},
+                     {"max_tokens", 1}};
+  completion(with(kEndless, last));
 }
 
 TEST_F(ServerTest, RefusesPromptsThatDoNotFit) {
@@ -488,6 +511,14 @@ TEST_F(ServerTest, RefusesPromptsThatDoNotFit) {
   EXPECT_EQ(fits(kContext - 1), 200);
   EXPECT_EQ(fits(kContext), 400);
   EXPECT_EQ(fits(100 * kContext), 400);
+  const auto scored = [&](size_t tokens) {
+    return post("/v1/completions",
+                {{"prompt", std::vector<int>(tokens, 300)}, {"max_tokens", 0}, {"echo", true}});
+  };
+  EXPECT_EQ(scored(kContext).status, 200);
+  const json error = scored(kContext + 1).parsed()["error"];
+  EXPECT_EQ(error["code"], "context_length_exceeded");
+  EXPECT_EQ(error["param"], "prompt");
   for (const char* c : {"a", " ", "\u00e9", "\u0301"}) {  // 10 MB of one character
     std::string text;
     while (text.size() < 10'000'000) text += c;
@@ -581,7 +612,23 @@ TEST_F(ServerTest, RefusesBeyondItsQueue) {
   const Answer refused = post("/v1/chat/completions", kParis);
   EXPECT_EQ(refused.status, 429);
   EXPECT_THAT(refused.head, HasSubstr("Retry-After: 1\r\n"));
-  EXPECT_EQ(post("/v1/completions", with(kEndless, {{"n", 6}})).status, 429);
+}
+
+TEST_F(ServerTest, RefusesForGoodWhatItsQueueCanNeverHold) {
+  options_.max_queued_requests = 1;
+  serve();
+  const auto refuse = [&](const std::string& path, const json& body, const char* param) {
+    const Answer answer = post(path, body);
+    EXPECT_EQ(answer.status, 400);
+    EXPECT_THAT(answer.head, Not(HasSubstr("Retry-After")));
+    EXPECT_EQ(answer.parsed()["error"]["param"], param);
+    EXPECT_THAT(answer.error(), HasSubstr("6 sequences (prompts times n); the server takes"));
+  };
+  refuse("/v1/completions", with(kEndless, {{"n", 6}}), "n");
+  refuse("/v1/completions", with(kEndless, {{"prompt", {"a", "b"}}, {"n", 3}}), "n");
+  refuse("/v1/completions",
+         with(kEndless, {{"prompt", json::array({"a", "a", "a", "a", "a", "a"})}}), "prompt");
+  refuse("/v1/chat/completions", with(kParis, {{"n", 6}}), "n");
 }
 
 TEST_F(ServerTest, EndsStreamsWithAnErrorWhenItShutsDown) {

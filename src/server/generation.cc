@@ -22,14 +22,12 @@ void LiveGenerations::cancel_all() {
   for (Generation* generation : all_) generation->cancel();
 }
 
-std::optional<ApiError> check_count(const Admission& admission, int64_t count) {
-  if (count <= admission.limit()) return std::nullopt;
-  return ApiError{.status = 429,
-                  .message = "this asks for " + std::to_string(count) +
-                             " sequences; the server takes " + std::to_string(admission.limit()) +
-                             " at once",
-                  .code = "server_overloaded",
-                  .retry_after_s = 1};
+std::optional<ApiError> check_count(const Admission& admission, int64_t prompts, int64_t n) {
+  if (prompts * n <= admission.limit()) return std::nullopt;
+  return ApiError{.message = "this asks for " + std::to_string(prompts * n) +
+                             " sequences (prompts times n); the server takes at most " +
+                             std::to_string(admission.limit()) + " at once",
+                  .param = prompts > admission.limit() ? "prompt" : "n"};
 }
 
 std::string random_id(const std::string& prefix) {

@@ -39,8 +39,9 @@ struct GenerationContext {
   std::string fingerprint;  // "nibble-0.1.0"
 };
 
-// Why so many sequences can never be taken at once, if so. Asked before anything is made for them.
-std::optional<ApiError> check_count(const Admission& admission, int64_t count);
+// Why n answers to each of so many prompts can never be taken at once, if so: a 400, since trying
+// again would not help. Asked before anything is made for them.
+std::optional<ApiError> check_count(const Admission& admission, int64_t prompts, int64_t n);
 
 // "chatcmpl-" and 24 random characters.
 std::string random_id(const std::string& prefix);

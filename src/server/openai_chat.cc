@@ -272,7 +272,10 @@ Result<HarmonyPrompt> render_chat(const ServedModel& model, Chat chat) {
 
 void start_chat(const GenerationContext& context, ChatRequest request,
                 std::shared_ptr<HttpReply> reply) {
-  if (auto error = check_count(context.admission, request.n)) {
+  if (auto error = check_count(context.admission, 1, request.n)) {
+    return reply->send(api_error_response(*error));
+  }
+  if (auto error = check_ids(context.model, request)) {
     return reply->send(api_error_response(*error));
   }
   size_t bytes = 0;

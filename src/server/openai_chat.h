@@ -17,11 +17,14 @@ void start_chat(const GenerationContext& context, ChatRequest request,
 Result<HarmonyPrompt> render_chat(const ServedModel& model, Chat chat);
 
 // Why a prompt of so many tokens cannot be answered, if so; else `max_tokens` is what may be
-// generated: the caller's wish, and no more than the context has room for.
+// generated: the caller's wish, and no more than the context has room for. (Scoring a prompt, a
+// wish of 0, takes no room.)
 std::optional<ApiError> fit_prompt(const ServedModel& model, size_t prompt_tokens,
                                    std::optional<int64_t> wish, int32_t& max_tokens);
 // Why a text of so many bytes cannot fit the context, whatever its tokens are.
 std::optional<ApiError> check_text_bytes(const ServedModel& model, size_t bytes);
+// Which of logit_bias and stop_token_ids has an id that the model does not, if one does.
+std::optional<ApiError> check_ids(const ServedModel& model, const GenerationRequest& request);
 
 // The ids that end a sequence.
 std::vector<int32_t> stop_ids_for(const ServedModel& model, const GenerationRequest& request);

@@ -23,7 +23,8 @@ ApiError too_long(const ServedModel& model, const std::string& what) {
 std::optional<ApiError> fit_prompt(const ServedModel& model, size_t prompt_tokens,
                                    std::optional<int64_t> wish, int32_t& max_tokens) {
   const int64_t room = model.engine->max_model_len() - static_cast<int64_t>(prompt_tokens);
-  if (room < 1) return too_long(model, std::to_string(prompt_tokens));
+  if (room < std::min<int64_t>(1, wish.value_or(1)))
+    return too_long(model, std::to_string(prompt_tokens));
   max_tokens = static_cast<int32_t>(std::min(room, wish.value_or(room)));
   return std::nullopt;
 }
@@ -32,6 +33,22 @@ std::optional<ApiError> check_text_bytes(const ServedModel& model, size_t bytes)
   const auto context = static_cast<size_t>(model.engine->max_model_len());
   if (model.max_token_bytes == 0 || bytes / model.max_token_bytes <= context) return std::nullopt;
   return too_long(model, "at least " + std::to_string(bytes / model.max_token_bytes));
+}
+
+std::optional<ApiError> check_ids(const ServedModel& model, const GenerationRequest& request) {
+  const int32_t size = model.engine->model().info().vocab_size;
+  const auto unknown = [size](const char* field, int32_t id) {
+    return ApiError{.message = std::string(field) + " has the id " + std::to_string(id) +
+                               "; ids of this model are 0 to " + std::to_string(size - 1),
+                    .param = field};
+  };
+  for (const auto& [id, bias] : request.sampling.logit_bias) {
+    if (id >= size) return unknown("logit_bias", id);
+  }
+  for (const int32_t id : request.stop_token_ids) {
+    if (id >= size) return unknown("stop_token_ids", id);
+  }
+  return std::nullopt;
 }
 
 std::vector<int32_t> stop_ids_for(const ServedModel& model, const GenerationRequest& request) {

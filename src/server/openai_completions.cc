@@ -308,19 +308,20 @@ std::optional<ApiError> encode_prompt(const ServedModel& model, const Completion
 
 void start_completion(const GenerationContext& context, CompletionRequest request,
                       std::shared_ptr<HttpReply> reply) {
-  const auto count = static_cast<int64_t>(request.prompts.size()) * request.n;
-  if (auto error = check_count(context.admission, count)) {
+  const auto num_prompts = static_cast<int64_t>(request.prompts.size());
+  if (auto error = check_count(context.admission, num_prompts, request.n)) {
+    return reply->send(api_error_response(*error));
+  }
+  if (auto error = check_ids(context.model, request)) {
     return reply->send(api_error_response(*error));
   }
   std::vector<PromptText> prompts;
   std::vector<int32_t> max_tokens;
   for (const Prompt& prompt : request.prompts) {
     auto error = encode_prompt(context.model, request, prompt, prompts.emplace_back());
-    if (!error && request.max_tokens != 0) {
+    if (!error) {
       error = fit_prompt(context.model, prompts.back().ids.size(), request.max_tokens,
                          max_tokens.emplace_back());
-    } else {
-      max_tokens.push_back(0);
     }
     if (error) {
       error->param = "prompt";
