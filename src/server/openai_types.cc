@@ -1,7 +1,7 @@
 #include "server/openai_types.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <charconv>
 #include <limits>
 
 #include "server/json_fields.h"
@@ -23,16 +23,16 @@ void read_logit_bias(JsonFields& fields, SamplingParams& sampling) {
   const Json* bias = fields.object("logit_bias");
   if (!bias) return;
   for (const auto& [key, value] : bias->items()) {
-    char* end = nullptr;
-    const long id = std::strtol(key.c_str(), &end, 10);
-    const bool is_id = !key.empty() && std::isdigit(static_cast<unsigned char>(key[0])) &&
-                       *end == '\0' && id <= std::numeric_limits<int32_t>::max();
+    int32_t id = -1;
+    const char* end = key.data() + key.size();
+    const auto read = std::from_chars(key.data(), end, id);
+    const bool is_id = read.ec == std::errc() && read.ptr == end && id >= 0;
     if (!is_id || !value.is_number()) {
       return fields.fail("logit_bias", "has to map token ids (\"123\") to numbers");
     }
     const double b = value.get<double>();
     if (b < -100 || b > 100) return fields.fail("logit_bias", "has a value outside -100 to 100");
-    sampling.logit_bias.emplace_back(static_cast<int32_t>(id), static_cast<float>(b));
+    sampling.logit_bias.emplace_back(id, static_cast<float>(b));
   }
 }
 
