@@ -60,10 +60,11 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
   const ModelInfo info = describe_model(model);
   const MemoryBudget budget = budget_of(flags);
   MemoryNeed need{.weight_bytes = info.weight_bytes};
-  need.scratch_bytes = describe_scratch(cx, model, Engine::step_limits(info, options));
 
   const bool is_free = options.max_model_len == 0;
   const int32_t longest = is_free ? info.max_positions : options.max_model_len;
+  need.scratch_bytes = describe_scratch(cx, model, Engine::step_limits(info, options)) +
+                       Engine::table_bytes(info, options, longest);
   const int32_t least = is_free ? std::min(kLeastContext, info.max_positions) : longest;
   const int64_t rest = budget.budget_bytes - need.weight_bytes - need.scratch_bytes;
   need.kv_cache_bytes = Engine::kv_bytes_for(info, options, least, 1);

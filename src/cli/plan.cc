@@ -231,7 +231,8 @@ void plan(const PlanFlags& flags) {
   // Scratch depends on kernels: known for this machine's, which is what "cpu" means.
   int64_t scratch_bytes = 0;
   if (device.name == "cpu")
-    scratch_bytes = describe_scratch({}, model, Engine::step_limits(info, options));
+    scratch_bytes = describe_scratch({}, model, Engine::step_limits(info, options)) +
+                    Engine::table_bytes(info, options, info.max_positions);
 
   Json json = {{"model", flags.model},
                {"architecture", info.architecture},

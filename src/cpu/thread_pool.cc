@@ -1,8 +1,11 @@
 #include "cpu/thread_pool.h"
 
 #include <chrono>
+#include <string>
+#include <system_error>
 
 #include "base/check.h"
+#include "base/error.h"
 
 namespace nibble::cpu {
 namespace {
@@ -35,10 +38,18 @@ bool spin(const Done& done) {
 
 ThreadPool::ThreadPool(int num_threads) {
   CHECK(num_threads >= 1);
-  for (int w = 1; w < num_threads; ++w) workers_.emplace_back([this, w] { work(w); });
+  try {
+    for (int w = 1; w < num_threads; ++w) workers_.emplace_back([this, w] { work(w); });
+  } catch (const std::system_error&) {
+    join();
+    throw Error(ErrorKind::kUsage, "the system refused to start " + std::to_string(num_threads) +
+                                       " threads; say fewer with --threads");
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { join(); }
+
+void ThreadPool::join() {
   {
     std::lock_guard lock(mutex_);
     stop_.store(true);

@@ -14,6 +14,7 @@ namespace nibble::cpu {
 class ThreadPool {
  public:
   // num_threads >= 1 counts the caller, who takes part in every loop. One caller at a time.
+  // Throws Error(kUsage) where the system has no room for that many.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -55,6 +56,7 @@ class ThreadPool {
   }
   void dispatch(void (*call)(const void*, int), const void* job);
   void work(int worker);
+  void join();
 
   std::vector<std::thread> workers_;
   void (*call_)(const void*, int) = nullptr;

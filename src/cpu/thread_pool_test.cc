@@ -1,10 +1,14 @@
 #include "cpu/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 #include <vector>
+
+#include "base/error.h"
 
 namespace nibble::cpu {
 namespace {
@@ -48,6 +52,25 @@ TEST(ThreadPool, TheSameWorkerMeetsTheSamePart) {
       for (int64_t i = begin; i < end; ++i) (*to)[i] = worker;
     });
   EXPECT_EQ(owner, again);
+}
+
+// Each thread's stack takes address space: 1,000 of them do not fit into 1 GiB.
+[[noreturn]] void start_too_many() {
+  const rlimit limit{1 << 30, 1 << 30};
+  setrlimit(RLIMIT_AS, &limit);
+  try {
+    ThreadPool pool(1000);
+  } catch (const Error& e) {
+    std::exit(e.kind() == ErrorKind::kUsage ? 0 : 2);
+  }
+  std::exit(1);
+}
+
+TEST(ThreadPool, SaysWhenTheSystemHasNoRoom) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers reserve more address space than the limit";
+#endif
+  EXPECT_EXIT(start_too_many(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -374,6 +374,12 @@ int64_t Engine::kv_bytes_for(const ModelInfo& info, const EngineOptions& options
   return nibble::kv_bytes_for(info, kv_options(options), len, num_seqs);
 }
 
+int64_t Engine::table_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len) {
+  return KvCache::table_bytes(info, kv_options(options), len) +
+         StepBlock::bytes(step_limits(info, options), options.max_num_seqs) +
+         Sampler::bytes(info.vocab_size);
+}
+
 int64_t Engine::kv_tokens_for(const ModelInfo& info, const EngineOptions& options) {
   return plan_kv(info, kv_options(options)).tokens;
 }

@@ -64,6 +64,9 @@ class Engine {
   static int64_t kv_bytes_for(const ModelInfo& info, const EngineOptions& options, int32_t len,
                               int32_t num_seqs);
   static int64_t kv_tokens_for(const ModelInfo& info, const EngineOptions& options);
+  // What the engine allocates beside the pages: page tables for sequences of up to `len` tokens,
+  // the arrays of a step, the sampler's rows.
+  static int64_t table_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len);
 
  private:
   class Impl;

@@ -17,11 +17,21 @@ int64_t arena_bytes(const ModelInfo& info, const KvPlan& plan) {
   return bytes;
 }
 
+// Pages of a sequence of `len` tokens.
+int32_t pages_of(const KvOptions& options, int32_t len) {
+  return (len + options.page_size - 1) / options.page_size;
+}
+
 }  // namespace
+
+int64_t KvCache::table_bytes(const ModelInfo& info, const KvOptions& options, int32_t len) {
+  return static_cast<int64_t>(info.groups.size()) * options.max_num_seqs * pages_of(options, len) *
+         static_cast<int64_t>(sizeof(int32_t));
+}
 
 KvCache::KvCache(const ModelInfo& info, const KvPlan& plan)
     : plan_(plan),
-      max_pages_((plan.max_len + plan.options.page_size - 1) / plan.options.page_size),
+      max_pages_(pages_of(plan.options, plan.max_len)),
       layer_groups_(info.groups),
       arena_(arena_bytes(info, plan)),
       layers_(info.num_layers),

@@ -20,6 +20,9 @@ class KvCache {
 
   KvCache(const ModelInfo& info, const KvPlan& plan);
 
+  // Bytes of the page tables of all groups, for sequences of up to `len` tokens.
+  static int64_t table_bytes(const ModelInfo& info, const KvOptions& options, int32_t len);
+
   // A slot with an empty sequence; kNoSlot where max_num_seqs are open.
   int32_t open();
   // Gives back the slot and its pages.

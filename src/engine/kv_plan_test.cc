@@ -38,6 +38,11 @@ TEST(KvPlan, PageHoldsKAndVOfItsLayers) {
   EXPECT_EQ(page_bytes(info, info.groups[0], options_of(0, 0)), 2048);
 }
 
+TEST(KvPlan, PageTablesHaveARowPerSequenceAndGroup) {
+  // 2 groups * 4 sequences * ceil(100 / 16) pages * 4 bytes
+  EXPECT_EQ(KvCache::table_bytes(window_and_full(1024), options_of(0, 0), 100), 224);
+}
+
 TEST(KvPlan, WindowGroupIsBoundedAndFullGroupGetsTheRest) {
   const ModelInfo info = window_and_full(4096);
   const KvPlan plan = plan_kv(info, options_of(100 * 2048, 512));

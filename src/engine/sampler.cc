@@ -74,6 +74,7 @@ Sampler::Sampler(int32_t vocab_size, std::vector<int32_t> masked_ids)
   for (int32_t id : masked_ids_) CHECK(id >= 0 && id < vocab_size);
   kept_.reserve(vocab_size);
   work_.reserve(vocab_size);
+  original_.reserve(vocab_size);
 }
 
 Sampler::Sampled Sampler::sample(std::span<float> logits, const SamplingParams& params,

@@ -56,6 +56,9 @@ class Sampler {
   };
 
   Sampler(int32_t vocab_size, std::vector<int32_t> masked_ids);
+  static constexpr int64_t bytes(int64_t vocab_size) {
+    return vocab_size * static_cast<int64_t>(2 * sizeof(Candidate) + sizeof(float));
+  }
 
   // Changes `logits` [V]. `top` gets the params.logprobs best ids of the model's own distribution.
   Sampled sample(std::span<float> logits, const SamplingParams& params, const SamplingState& state,
@@ -74,7 +77,7 @@ class Sampler {
   std::vector<int32_t> masked_ids_;
   std::vector<Candidate> kept_;  // ids ascending; capacity V
   std::vector<Candidate> work_;  // capacity V
-  std::vector<float> original_;  // [V] the row before adjust(), for log-probabilities
+  std::vector<float> original_;  // capacity V: the row before adjust(), for log-probabilities
 };
 
 }  // namespace nibble

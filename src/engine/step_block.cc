@@ -5,18 +5,15 @@
 #include "base/check.h"
 
 namespace nibble {
-namespace {
 
-int64_t block_bytes(const StepLimits& limits, int32_t max_num_seqs) {
+int64_t StepBlock::bytes(const StepLimits& limits, int32_t max_num_seqs) {
   const auto padded = [](int64_t n, int64_t bytes) { return Arena::padded(n * bytes); };
   return 2 * padded(limits.max_tokens, sizeof(int32_t)) + padded(limits.max_out, sizeof(int32_t)) +
          padded(max_num_seqs, sizeof(Span));
 }
 
-}  // namespace
-
 StepBlock::StepBlock(const StepLimits& limits, int32_t max_num_seqs)
-    : limits_(limits), arena_(block_bytes(limits, max_num_seqs)) {
+    : limits_(limits), arena_(bytes(limits, max_num_seqs)) {
   tokens_ = arena_.take(DType::kI32, {limits.max_tokens}).as<int32_t>();
   positions_ = arena_.take(DType::kI32, {limits.max_tokens}).as<int32_t>();
   out_rows_ = arena_.take(DType::kI32, {limits.max_out}).as<int32_t>();

@@ -13,6 +13,7 @@ namespace nibble {
 class StepBlock {
  public:
   StepBlock(const StepLimits& limits, int32_t max_num_seqs);
+  static int64_t bytes(const StepLimits& limits, int32_t max_num_seqs);
 
   // Writes tokens, positions, spans and rows of the chunks, in their order.
   void fill(std::span<const Chunk> chunks);
