@@ -6,6 +6,9 @@ target_compile_options(nibble_flags INTERFACE -Wall -Wextra -Werror -Wno-missing
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC 12 sees overlaps in std::string's own code that are not there (GCC bug 105651).
   target_compile_options(nibble_flags INTERFACE -Wno-restrict)
+elseif(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  # GCC 13 takes every reference that a function with a temporary argument returns for dangling.
+  target_compile_options(nibble_flags INTERFACE -Wno-dangling-reference)
 endif()
 if(NIBBLE_SANITIZE)
   target_compile_options(nibble_flags INTERFACE -fsanitize=${NIBBLE_SANITIZE} -fno-omit-frame-pointer

@@ -67,8 +67,8 @@ TEST_F(ServerTest, StreamsWhatItWouldAnswer) {
     content += delta.value("content", "");
     if (!delta.value("reasoning", "").empty() || !delta.value("content", "").empty()) ++pieces;
   }
-  EXPECT_EQ(reasoning, whole["choices"][0]["message"]["reasoning"]);
-  EXPECT_EQ(content, whole["choices"][0]["message"]["content"]);
+  EXPECT_EQ(whole["choices"][0]["message"]["reasoning"], reasoning);
+  EXPECT_EQ(whole["choices"][0]["message"]["content"], content);
   // One event a token of text. Not text: <|channel|>analysis<|message|>, <|end|>,
   // <|start|>assistant
   // <|channel|>final<|message|> and <|return|>, which is 3 + 1 + 5 + 1.
@@ -199,7 +199,7 @@ TEST_F(ServerTest, CallsFunctions) {
   }
   EXPECT_THAT(id, StartsWith("call_"));
   EXPECT_EQ(name, "get_weather");
-  EXPECT_EQ(arguments, call["function"]["arguments"]);
+  EXPECT_EQ(call["function"]["arguments"], arguments);
 }
 
 TEST_F(ServerTest, CallsTheFunctionThatIsNamed) {
