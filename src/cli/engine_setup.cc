@@ -106,7 +106,9 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
                 "bf16 activations and the same bits alone, batched, chunked or preempted")
       ->group("Engine");
   add("--threads", flags.threads, "0: as many as the cgroup grants")->check(CLI::Range(0, 1024));
-  add("--cpu-isa", flags.cpu_isa, "auto, scalar, neon, avx2 or avx512: the widest to be used");
+  add("--cpu-isa", flags.cpu_isa,
+      "auto, or the most to be used: scalar, neon, neon_dot, avx2, avx_vnni, avx512, avx512_vnni, "
+      "amx");
   command.add_option("--kernel", flags.kernels, "op=name: run this kernel; may be repeated")
       ->group("Engine");
   command

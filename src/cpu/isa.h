@@ -9,21 +9,45 @@
 namespace nibble::cpu {
 
 enum class Isa : uint8_t {
-  kScalar,  // none of the below: only the reference twins run
-  kNeon,    // arm64
-  kAvx2,    // AVX2, FMA and F16C
-  kAvx512   // AVX-512 F, BW, VL and DQ, and all of kAvx2
+  kScalar,      // none of the below: only the reference twins run
+  kNeon,        // arm64
+  kNeonDot,     // SDOT, and all of kNeon
+  kAvx2,        // AVX2, FMA and F16C
+  kAvxVnni,     // AVX-VNNI, and all of kAvx2
+  kAvx512,      // AVX-512 F, BW, VL and DQ, and all of kAvx2
+  kAvx512Vnni,  // AVX-512 VNNI and VBMI, and all of kAvx512
+  kAmx          // AMX tiles, int8 and bf16, and all of kAvx512Vnni
 };
+inline constexpr int kNumIsas = 8;
 
-const char* isa_name(Isa isa);  // "scalar", "neon", "avx2", "avx512"
+const char* isa_name(Isa isa);  // "scalar", "neon", "neon_dot", "avx2", "avx_vnni", "avx512", ...
 
-// The best that CPU and operating system offer.
+// The best that CPU and operating system offer. Where that is kAmx, the process has the system's
+// leave to use tiles from the first call on.
 Isa detect_isa();
+
+// The next lower level that all of `isa`'s instructions contain; kScalar has none and stays.
+constexpr Isa lower(Isa isa) {
+  switch (isa) {
+    case Isa::kAmx:
+      return Isa::kAvx512Vnni;
+    case Isa::kAvx512Vnni:
+      return Isa::kAvx512;
+    case Isa::kAvx512:
+    case Isa::kAvxVnni:
+      return Isa::kAvx2;
+    case Isa::kNeonDot:
+      return Isa::kNeon;
+    default:
+      return Isa::kScalar;
+  }
+}
 
 // Whether a machine whose best is `have` runs code written for `want`.
 constexpr bool supports(Isa have, Isa want) {
-  if (want == Isa::kScalar || have == want) return true;
-  return have == Isa::kAvx512 && want == Isa::kAvx2;
+  for (; have != want; have = lower(have))
+    if (have == Isa::kScalar) return false;
+  return true;
 }
 
 // --cpu-isa: `name` as isa_name() writes it, or "auto" for detect_isa(). Throws Error(kUsage) for

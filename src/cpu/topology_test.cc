@@ -61,8 +61,22 @@ TEST(Isa, ForcedByName) {
   EXPECT_EQ(force_isa("scalar"), Isa::kScalar);
   EXPECT_EQ(force_isa(isa_name(detect_isa())), detect_isa());
   EXPECT_THROW(force_isa("sse"), Error);
-  const Isa other = detect_isa() == Isa::kNeon ? Isa::kAvx2 : Isa::kNeon;
+  const Isa other = supports(detect_isa(), Isa::kNeon) ? Isa::kAvx2 : Isa::kNeon;
   EXPECT_THROW(force_isa(isa_name(other)), Error);
+  for (Isa isa = detect_isa(); isa != Isa::kScalar; isa = lower(isa))
+    EXPECT_EQ(force_isa(isa_name(isa)), isa);
+}
+
+TEST(Isa, EachContainsTheLowerOnes) {
+  EXPECT_TRUE(supports(Isa::kAmx, Isa::kAvx512Vnni));
+  EXPECT_TRUE(supports(Isa::kAmx, Isa::kAvx2));
+  EXPECT_TRUE(supports(Isa::kAvxVnni, Isa::kAvx2));
+  EXPECT_TRUE(supports(Isa::kNeonDot, Isa::kNeon));
+  EXPECT_TRUE(supports(Isa::kScalar, Isa::kScalar));
+  EXPECT_FALSE(supports(Isa::kAvx512, Isa::kAvx512Vnni));
+  EXPECT_FALSE(supports(Isa::kAvx512Vnni, Isa::kAvxVnni));  // AVX-VNNI is an encoding of its own
+  EXPECT_FALSE(supports(Isa::kAvx512, Isa::kNeon));
+  EXPECT_FALSE(supports(Isa::kNeon, Isa::kNeonDot));
 }
 
 }  // namespace

@@ -17,6 +17,14 @@ inline const char* refuse_isa(cpu::Isa want, const KernelOptions& options) {
       return "needs AVX-512 F, BW, VL and DQ";
     case cpu::Isa::kAvx2:
       return "needs AVX2 and FMA";
+    case cpu::Isa::kAvx512Vnni:
+      return "needs AVX-512 VNNI and VBMI";
+    case cpu::Isa::kAvxVnni:
+      return "needs AVX-VNNI";
+    case cpu::Isa::kAmx:
+      return "needs AMX (tile, int8, bf16)";
+    case cpu::Isa::kNeonDot:
+      return "needs an arm64 CPU with dot products";
     case cpu::Isa::kNeon:
       return "needs an arm64 CPU";
     case cpu::Isa::kScalar:
