@@ -6,7 +6,7 @@
 
 namespace nibble {
 
-enum class Format : uint8_t { kF32, kBF16, kMxfp4 };
+enum class Format : uint8_t { kF32, kBF16, kMxfp4, kMxfp8 };
 
 struct FormatRow {
   Format format;
@@ -20,6 +20,7 @@ inline constexpr FormatRow kFormats[] = {
     {Format::kF32, "f32", 1, 4, 0},
     {Format::kBF16, "bf16", 1, 2, 0},
     {Format::kMxfp4, "mxfp4", 32, 16, 1},
+    {Format::kMxfp8, "mxfp8", 32, 32, 1},
 };
 
 constexpr const FormatRow& format_row(Format format) { return kFormats[static_cast<int>(format)]; }

@@ -79,6 +79,19 @@ struct TestWeight {
   }
   TestWeight(const TestWeight&) = delete;
 
+  // The same weight in a packed layout.
+  void pack(Layout layout) {
+    const int64_t rows = view.experts * view.rows;
+    std::vector<uint8_t> to(rows * row_code_bytes(view.format, layout, view.cols));
+    std::vector<uint8_t> to_scales(rows * row_scale_bytes(view.format, layout, view.cols));
+    pack_rows(view.format, layout, rows, view.cols, {codes.data(), scales.data()},
+              {to.data(), to_scales.data()});
+    codes = std::move(to), scales = std::move(to_scales);
+    view.layout = layout;
+    view.codes = codes.data();
+    view.scales = scales.empty() ? nullptr : scales.data();
+  }
+
   std::vector<uint8_t> codes, scales;
   std::vector<uint16_t> bias;
   Weight view;

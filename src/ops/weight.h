@@ -4,23 +4,25 @@
 #include <cstdint>
 
 #include "base/check.h"
-#include "formats/format.h"
+#include "formats/layout.h"
 #include "tensor/tensor.h"
 
 namespace nibble {
 
-// y[n] = sum_k w[n][k] x[k] + bias[n]. Row-major, K last; experts follow one another.
+// y[n] = sum_k w[n][k] x[k] + bias[n]. Bytes lie as the layout says; experts follow one another.
 struct Weight {
   Format format = Format::kBF16;
+  Layout layout = Layout::kRows;
   int64_t experts = 1;
   int64_t rows = 0;  // N
   int64_t cols = 0;  // K
   const uint8_t* codes = nullptr;
-  const uint8_t* scales = nullptr;  // [experts, N, K / 32] E8M0, kMxfp4 only
+  const uint8_t* scales = nullptr;  // [experts, N, K / 32] E8M0 in kRows; none: see the layout
   const uint16_t* bias = nullptr;   // [experts, N] bf16, or none
 
-  int64_t row_code_bytes() const { return cols / row().block_elems * row().code_bytes; }
-  int64_t row_scale_bytes() const { return cols / row().block_elems * row().scale_bytes; }
+  // Of one row; in packed layouts a sixteenth of a group.
+  int64_t row_code_bytes() const { return nibble::row_code_bytes(format, layout, cols); }
+  int64_t row_scale_bytes() const { return nibble::row_scale_bytes(format, layout, cols); }
   // Expert e as a weight of its own.
   Weight expert(int64_t e) const {
     CHECK(e >= 0 && e < experts);
@@ -31,8 +33,9 @@ struct Weight {
     if (bias != nullptr) w.bias += e * rows;
     return w;
   }
-  // `n` rows from `row0` on, of a weight without experts.
+  // `n` rows from `row0` on, of a weight without experts; in packed layouts whole groups.
   Weight slice(int64_t row0, int64_t n) const {
+    CHECK(layout == Layout::kRows || (row0 % kGroupRows == 0 && n % kGroupRows == 0));
     Weight w = *this;
     w.rows = n;
     w.codes += row0 * row_code_bytes();
@@ -40,9 +43,6 @@ struct Weight {
     if (bias != nullptr) w.bias += row0;
     return w;
   }
-
- private:
-  const FormatRow& row() const { return format_row(format); }
 };
 
 // RMS norm: y = x / sqrt(mean(x^2) + eps) * weight.

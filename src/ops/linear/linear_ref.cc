@@ -7,24 +7,40 @@
 #include "formats/mxfp4.h"
 
 namespace nibble::ops::ref {
+namespace {
 
-void decode_row(const Weight& w, int64_t e, int64_t row, float* out) {
-  const uint8_t* codes = w.codes + (e * w.rows + row) * w.row_code_bytes();
-  if (w.format == Format::kMxfp4) {
-    const uint8_t* scales = w.scales + (e * w.rows + row) * w.row_scale_bytes();
-    for (int64_t b = 0; b < w.cols / kMxfp4BlockElems; ++b) {
+// One row as its format lays it out.
+void decode(Format format, int64_t cols, const uint8_t* codes, const uint8_t* scales, float* out) {
+  if (format == Format::kMxfp4) {
+    for (int64_t b = 0; b < cols / kMxfp4BlockElems; ++b) {
       Mxfp4Codes block;
       std::memcpy(&block, codes + b * sizeof(block), sizeof(block));
       mxfp4_decode(block, scales[b], out + b * kMxfp4BlockElems);
     }
     return;
   }
-  CHECK(w.format == Format::kBF16);
-  for (int64_t k = 0; k < w.cols; ++k) {
+  CHECK(format == Format::kBF16);
+  for (int64_t k = 0; k < cols; ++k) {
     uint16_t bits;
     std::memcpy(&bits, codes + 2 * k, 2);
     out[k] = bf16_to_float(bits);
   }
+}
+
+}  // namespace
+
+void decode_row(const Weight& w, int64_t e, int64_t row, float* out) {
+  const Weight expert = w.expert(e);
+  if (w.layout == Layout::kRows) {
+    decode(w.format, w.cols, expert.codes + row * w.row_code_bytes(),
+           expert.scales + row * w.row_scale_bytes(), out);
+    return;
+  }
+  std::vector<uint8_t> codes(row_code_bytes(w.format, Layout::kRows, w.cols));
+  std::vector<uint8_t> scales(row_scale_bytes(w.format, Layout::kRows, w.cols));
+  unpack_row(w.format, w.layout, row, w.cols, {expert.codes, expert.scales},
+             {codes.data(), scales.data()});
+  decode(w.format, w.cols, codes.data(), scales.data(), out);
 }
 
 double bias_of(const Weight& w, int64_t e, int64_t row) {

@@ -1,0 +1,175 @@
+#include "formats/layout.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kBlockBytes = 16;  // of codes: 32 elements
+
+constexpr int64_t kUnitBytes = 544;
+constexpr int64_t kUnitScales = 512;
+
+constexpr int64_t kPanelBlockBytes = kGroupRows * kBlockBytes;
+constexpr int64_t kLines = 4;  // of a panel's block
+
+template <typename T>
+T load(const uint8_t* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+template <typename T>
+void store(uint8_t* to, T value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
+// Offset within a unit of row r's word of lane p, and of its scale.
+int64_t tile_word(int64_t r, int64_t block, int64_t p) {
+  return 16 * (4 * (r % 8) + p) + 4 * (2 * block + r / 8);
+}
+int64_t tile_scale(int64_t r, int64_t block) {
+  return kUnitScales + (r % 8 * 2 + block) * 2 + r / 8;
+}
+
+// Lane p's word of a block of 16 code bytes. Byte 4j + p holds k = 8j + 2p and the next.
+uint32_t word_of_lane(const uint8_t* block, int64_t p) {
+  uint32_t word = 0;
+  for (int64_t j = 0; j < 4; ++j) {
+    const uint32_t byte = block[4 * j + p];
+    word |= ((byte | byte << 12) & 0x000f000fu) << (4 * j);
+  }
+  return word;
+}
+
+void pack_tiles(int64_t cols, const uint8_t* codes, const uint8_t* scales, uint8_t* to) {
+  const int64_t blocks = cols / 32;
+  for (int64_t r = 0; r < kGroupRows; ++r) {
+    const uint8_t* from = codes + r * blocks * kBlockBytes;
+    for (int64_t b = 0; b < blocks; ++b, from += kBlockBytes) {
+      uint8_t* unit = to + b / 2 * kUnitBytes;
+      for (int64_t p = 0; p < 4; ++p) store(unit + tile_word(r, b % 2, p), word_of_lane(from, p));
+      unit[tile_scale(r, b % 2)] = scales[r * blocks + b];
+    }
+  }
+}
+
+void unpack_tiles(int64_t r, int64_t cols, const uint8_t* from, const RowBytes& to) {
+  for (int64_t b = 0; b < cols / 32; ++b) {
+    const uint8_t* unit = from + b / 2 * kUnitBytes;
+    uint8_t* out = to.codes + b * kBlockBytes;
+    for (int64_t p = 0; p < 4; ++p) {
+      const auto word = load<uint32_t>(unit + tile_word(r, b % 2, p));
+      for (int64_t j = 0; j < 4; ++j) {
+        const uint32_t pair = word >> (4 * j);
+        out[4 * j + p] = static_cast<uint8_t>((pair & 15) | (pair >> 12 & 0xf0));
+      }
+    }
+    to.scales[b] = unit[tile_scale(r, b % 2)];
+  }
+}
+
+// Four nibbles, one to each byte.
+uint32_t spread(uint32_t x) {
+  x = (x | x << 8) & 0x00ff00ffu;
+  return (x | x << 4) & 0x0f0f0f0fu;
+}
+uint32_t gather(uint32_t x) {
+  x &= 0x0f0f0f0fu;
+  x = (x | x >> 4) & 0x00ff00ffu;
+  return (x | x >> 8) & 0xffffu;
+}
+
+void pack_mxfp4_panel(int64_t cols, const uint8_t* codes, uint8_t* to) {
+  const int64_t blocks = cols / 32;
+  for (int64_t r = 0; r < kGroupRows; ++r) {
+    for (int64_t b = 0; b < blocks; ++b) {
+      const uint8_t* from = codes + (r * blocks + b) * kBlockBytes;
+      uint8_t* out = to + b * kPanelBlockBytes + 4 * r;
+      for (int64_t i = 0; i < kLines; ++i) {
+        const auto nibbles = load<uint32_t>(from + 4 * i);
+        store(out + 64 * i, spread(nibbles & 0xffff) | spread(nibbles >> 16) << 4);
+      }
+    }
+  }
+}
+
+void unpack_mxfp4_panel(int64_t r, int64_t cols, const uint8_t* codes, uint8_t* to) {
+  for (int64_t b = 0; b < cols / 32; ++b) {
+    const uint8_t* from = codes + b * kPanelBlockBytes + 4 * r;
+    for (int64_t i = 0; i < kLines; ++i) {
+      const auto bytes = load<uint32_t>(from + 64 * i);
+      store(to + b * kBlockBytes + 4 * i, gather(bytes) | gather(bytes >> 4) << 16);
+    }
+  }
+}
+
+void pack_mxfp8_panel(int64_t cols, const uint8_t* codes, uint8_t* to) {
+  constexpr int64_t kChunk = 64;  // columns: reads and writes stay in L1
+  for (int64_t k0 = 0; k0 < cols; k0 += kChunk)
+    for (int64_t r = 0; r < kGroupRows; ++r)
+      for (int64_t k = k0; k < std::min(cols, k0 + kChunk); ++k)
+        to[k * kGroupRows + r] = codes[r * cols + k];
+}
+
+void pack_panel_scales(int64_t cols, const uint8_t* scales, uint8_t* to) {
+  const int64_t blocks = cols / 32;
+  for (int64_t r = 0; r < kGroupRows; ++r)
+    for (int64_t b = 0; b < blocks; ++b) to[b * kGroupRows + r] = scales[r * blocks + b];
+}
+
+}  // namespace
+
+const char* refuse_layout(Layout layout, Format format, int64_t rows, int64_t cols) {
+  if (layout == Layout::kRows) return nullptr;
+  if (layout == Layout::kTiles16x64 && format != Format::kMxfp4)
+    return "tiles16x64 is for mxfp4 weights";
+  if (format != Format::kMxfp4 && format != Format::kMxfp8)
+    return "panels16 is for mxfp4 and mxfp8 weights";
+  if (rows % kGroupRows != 0) return "its rows are not a multiple of 16";
+  if (cols % layout_row(layout).col_multiple != 0)
+    return layout == Layout::kTiles16x64 ? "its columns are not a multiple of 64"
+                                         : "its columns are not a multiple of 32";
+  return nullptr;
+}
+
+void pack_rows(Format format, Layout layout, int64_t rows, int64_t cols, const ConstRowBytes& from,
+               const RowBytes& to) {
+  CHECK(layout != Layout::kRows && refuse_layout(layout, format, rows, cols) == nullptr);
+  const int64_t code_bytes = row_code_bytes(format, Layout::kRows, cols);
+  const int64_t scale_bytes = row_scale_bytes(format, Layout::kRows, cols);
+  for (int64_t r = 0; r < rows; r += kGroupRows) {
+    const uint8_t* codes = from.codes + r * code_bytes;
+    const uint8_t* scales = from.scales + r * scale_bytes;
+    uint8_t* group = to.codes + r * row_code_bytes(format, layout, cols);
+    if (layout == Layout::kTiles16x64) {
+      pack_tiles(cols, codes, scales, group);
+      continue;
+    }
+    if (format == Format::kMxfp4)
+      pack_mxfp4_panel(cols, codes, group);
+    else
+      pack_mxfp8_panel(cols, codes, group);
+    pack_panel_scales(cols, scales, to.scales + r * scale_bytes);
+  }
+}
+
+void unpack_row(Format format, Layout layout, int64_t row, int64_t cols, const ConstRowBytes& from,
+                const RowBytes& to) {
+  CHECK(layout != Layout::kRows);
+  const int64_t first = row / kGroupRows * kGroupRows, r = row - first;
+  const uint8_t* group = from.codes + first * row_code_bytes(format, layout, cols);
+  if (layout == Layout::kTiles16x64) return unpack_tiles(r, cols, group, to);
+  const uint8_t* scales = from.scales + first * row_scale_bytes(format, layout, cols);
+  for (int64_t b = 0; b < cols / 32; ++b) to.scales[b] = scales[b * kGroupRows + r];
+  if (format == Format::kMxfp4)
+    unpack_mxfp4_panel(r, cols, group, to.codes);
+  else
+    for (int64_t k = 0; k < cols; ++k) to.codes[k] = group[k * kGroupRows + r];
+}
+
+}  // namespace nibble

@@ -1,0 +1,86 @@
+// Layouts: the order in which the bytes of a weight matrix [N, K] lie in memory. Each is a pure
+// permutation of what the format says row by row; a kernel names the one it reads, the loader makes
+// it once. In every packed layout 16 consecutive rows are one range of bytes ("a group"), and
+// groups follow one another; so do experts.
+//
+// kRows: as the format says, row by row; codes and scales are two arrays.
+//
+// kTiles16x64 (MXFP4; scales lie within, there is no second array): a group is K/64 units of 544
+// bytes, each 16 rows x 64 k: the A fragments of mma m16n8k32, a lane's in one 16-byte load.
+//   bytes   0..511  lane l = 4g + p owns bytes 16l..16l+15, four words (32 bits, little-endian):
+//                   row g block 0 | row g+8 block 0 | row g block 1 | row g+8 block 1
+//                   (block: 32 k); nibble j of a word is k = 8j + 2p (j < 4), 8(j-4) + 2p + 1
+//                   (j >= 4), so its 16-bit halves hold neighbours: pairs (k, k + 1) of bf16
+//   bytes 512..543  E8M0 scales: byte 512 + (g * 2 + block) * 2 + (row >= 8)
+//
+// kPanels16 (MXFP4, MXFP8; two arrays): for MXFP4 the B tile of AMX int8 and the order of vpdpbusd
+// at once, for MXFP8 one vector of 16 rows for each k.
+//   codes   MXFP4: a group is K/32 blocks of 256 bytes, each 16 rows x 32 k: byte 64i + 4n + b
+//           (i < 4: line, n < 16: row, b < 4) holds k = 8i + b low and k = 8i + 4 + b high
+//           MXFP8: K/32 blocks of 512 bytes: byte 16k + n holds k of row n
+//   scales  a group is K/32 times 16 bytes, byte n of each for row n
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "formats/format.h"
+
+namespace nibble {
+
+enum class Layout : uint8_t { kRows, kTiles16x64, kPanels16 };
+
+// Rows of a group of a packed layout.
+inline constexpr int64_t kGroupRows = 16;
+
+struct LayoutRow {
+  Layout layout;
+  std::string_view name;
+  int col_multiple;    // K must be a multiple of it
+  bool scales_within;  // no second array
+};
+
+inline constexpr LayoutRow kLayouts[] = {
+    {Layout::kRows, "rows", 1, false},
+    {Layout::kTiles16x64, "tiles16x64", 64, true},
+    {Layout::kPanels16, "panels16", 32, false},
+};
+
+constexpr const LayoutRow& layout_row(Layout layout) { return kLayouts[static_cast<int>(layout)]; }
+constexpr std::string_view layout_name(Layout layout) { return layout_row(layout).name; }
+
+// Why a matrix of `rows` x `cols` cannot lie so; nullptr: it can.
+const char* refuse_layout(Layout layout, Format format, int64_t rows, int64_t cols);
+
+// Bytes of one row in each of the two arrays: of packed layouts, a sixteenth of a group's.
+constexpr int64_t row_code_bytes(Format format, Layout layout, int64_t cols) {
+  const FormatRow& f = format_row(format);
+  const int within = layout_row(layout).scales_within ? f.scale_bytes : 0;
+  return cols / f.block_elems * (f.code_bytes + within);
+}
+constexpr int64_t row_scale_bytes(Format format, Layout layout, int64_t cols) {
+  const FormatRow& f = format_row(format);
+  return layout_row(layout).scales_within ? 0 : cols / f.block_elems * f.scale_bytes;
+}
+
+// The bytes of some rows, the first of them the first of a group.
+struct RowBytes {
+  uint8_t* codes = nullptr;
+  uint8_t* scales = nullptr;  // nullptr where the layout has no second array
+};
+
+struct ConstRowBytes {
+  const uint8_t* codes = nullptr;
+  const uint8_t* scales = nullptr;
+};
+
+// From kRows to `layout`, `rows` rows (whole groups). Any range of groups can be packed by itself,
+// by any thread.
+void pack_rows(Format format, Layout layout, int64_t rows, int64_t cols, const ConstRowBytes& from,
+               const RowBytes& to);
+
+// Row `row` of packed rows back to kRows.
+void unpack_row(Format format, Layout layout, int64_t row, int64_t cols, const ConstRowBytes& from,
+                const RowBytes& to);
+
+}  // namespace nibble

@@ -1,0 +1,153 @@
+#include "formats/layout.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+namespace nibble {
+namespace {
+
+struct Packing {
+  Format format;
+  Layout layout;
+};
+constexpr Packing kPackings[] = {{Format::kMxfp4, Layout::kTiles16x64},
+                                 {Format::kMxfp4, Layout::kPanels16},
+                                 {Format::kMxfp8, Layout::kPanels16}};
+
+struct Matrix {
+  Matrix(Format format, Layout layout, int64_t rows, int64_t cols)
+      : codes(rows * row_code_bytes(format, layout, cols)),
+        scales(rows * row_scale_bytes(format, layout, cols)) {}
+  ConstRowBytes view() const { return {codes.data(), scales.data()}; }
+  RowBytes at(int64_t code, int64_t scale) { return {codes.data() + code, scales.data() + scale}; }
+  std::vector<uint8_t> codes, scales;
+};
+
+Matrix random_rows(Format format, int64_t rows, int64_t cols) {
+  std::mt19937 random(7);
+  Matrix m(format, Layout::kRows, rows, cols);
+  for (uint8_t& b : m.codes) b = static_cast<uint8_t>(random() >> 24);
+  for (uint8_t& b : m.scales) b = static_cast<uint8_t>(random() >> 24);
+  return m;
+}
+
+// Code of (row, k) and scale of (row, block) of a matrix in kRows.
+int code_at(const Matrix& m, int64_t cols, int64_t row, int64_t k) {
+  return m.codes[row * cols / 2 + k / 2] >> (4 * (k % 2)) & 15;
+}
+
+TEST(Layout, TableIsInEnumOrder) {
+  int index = 0;
+  for (const LayoutRow& row : kLayouts) EXPECT_EQ(static_cast<int>(row.layout), index++);
+}
+
+TEST(Layout, UnpackGivesBackEveryRow) {
+  for (const auto& [format, layout] : kPackings) {
+    for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{16, 64}, {48, 192}, {32, 2880}}) {
+      const Matrix from = random_rows(format, rows, cols);
+      Matrix packed(format, layout, rows, cols);
+      pack_rows(format, layout, rows, cols, from.view(), packed.at(0, 0));
+      Matrix back(format, Layout::kRows, rows, cols);
+      for (int64_t r = 0; r < rows; ++r)
+        unpack_row(format, layout, r, cols, packed.view(),
+                   back.at(r * row_code_bytes(format, Layout::kRows, cols),
+                           r * row_scale_bytes(format, Layout::kRows, cols)));
+      EXPECT_EQ(back.codes, from.codes) << layout_name(layout) << " " << format_name(format);
+      EXPECT_EQ(back.scales, from.scales) << layout_name(layout) << " " << format_name(format);
+    }
+  }
+}
+
+// A range of groups lies where it would lie if all were packed at once.
+TEST(Layout, GroupsCanBePackedOneByOne) {
+  constexpr int64_t kRows = 48, kCols = 128;
+  for (const auto& [format, layout] : kPackings) {
+    const Matrix from = random_rows(format, kRows, kCols);
+    Matrix whole(format, layout, kRows, kCols), parts(format, layout, kRows, kCols);
+    pack_rows(format, layout, kRows, kCols, from.view(), whole.at(0, 0));
+    for (const int64_t r : {32, 0, 16})
+      pack_rows(format, layout, 16, kCols,
+                {from.codes.data() + r * row_code_bytes(format, Layout::kRows, kCols),
+                 from.scales.data() + r * row_scale_bytes(format, Layout::kRows, kCols)},
+                parts.at(r * row_code_bytes(format, layout, kCols),
+                         r * row_scale_bytes(format, layout, kCols)));
+    EXPECT_EQ(whole.codes, parts.codes);
+    EXPECT_EQ(whole.scales, parts.scales);
+  }
+}
+
+// Word by word as the header draws it: what a lane of mma m16n8k32 holds.
+TEST(Layout, TilesAreTheFragmentsOfMma) {
+  constexpr int64_t kRows = 32, kCols = 128;
+  const Matrix from = random_rows(Format::kMxfp4, kRows, kCols);
+  Matrix packed(Format::kMxfp4, Layout::kTiles16x64, kRows, kCols);
+  ASSERT_EQ(packed.codes.size(), 2 * 2 * 544u);
+  ASSERT_TRUE(packed.scales.empty());
+  pack_rows(Format::kMxfp4, Layout::kTiles16x64, kRows, kCols, from.view(), packed.at(0, 0));
+  for (int64_t tile = 0; tile < 2; ++tile)
+    for (int64_t unit = 0; unit < 2; ++unit) {
+      const uint8_t* bytes = packed.codes.data() + (tile * 2 + unit) * 544;
+      for (int lane = 0; lane < 32; ++lane)
+        for (int word = 0; word < 4; ++word)
+          for (int j = 0; j < 8; ++j) {
+            const int g = lane / 4, p = lane % 4, block = word / 2;
+            const int64_t row = tile * 16 + g + 8 * (word % 2);
+            const int64_t k =
+                unit * 64 + block * 32 + (j < 4 ? 8 * j + 2 * p : 8 * (j - 4) + 2 * p + 1);
+            const int code = bytes[16 * lane + 4 * word + j / 2] >> (4 * (j % 2)) & 15;
+            ASSERT_EQ(code, code_at(from, kCols, row, k)) << "row " << row << " k " << k;
+          }
+      for (int64_t r = 0; r < 16; ++r)
+        for (int64_t block = 0; block < 2; ++block)
+          ASSERT_EQ(bytes[512 + (r % 8 * 2 + block) * 2 + (r >= 8)],
+                    from.scales[(tile * 16 + r) * 4 + unit * 2 + block]);
+    }
+}
+
+TEST(Layout, PanelsAreTheTilesOfAmx) {
+  constexpr int64_t kRows = 32, kCols = 96;
+  const Matrix from = random_rows(Format::kMxfp4, kRows, kCols);
+  Matrix packed(Format::kMxfp4, Layout::kPanels16, kRows, kCols);
+  ASSERT_EQ(packed.codes.size(), from.codes.size());
+  ASSERT_EQ(packed.scales.size(), from.scales.size());
+  pack_rows(Format::kMxfp4, Layout::kPanels16, kRows, kCols, from.view(), packed.at(0, 0));
+  for (int64_t row = 0; row < kRows; ++row)
+    for (int64_t k = 0; k < kCols; ++k) {
+      const int64_t block = row / 16 * (kCols / 32) + k / 32;
+      const int64_t i = k % 32 / 8, b = k % 4, high = k % 8 / 4;
+      const int byte = packed.codes[block * 256 + 64 * i + 4 * (row % 16) + b];
+      ASSERT_EQ(byte >> (4 * high) & 15, code_at(from, kCols, row, k)) << row << " " << k;
+      ASSERT_EQ(packed.scales[block * 16 + row % 16], from.scales[row * (kCols / 32) + k / 32]);
+    }
+}
+
+TEST(Layout, Mxfp8PanelsHoldAVectorOfRowsForEachK) {
+  constexpr int64_t kRows = 32, kCols = 96;
+  const Matrix from = random_rows(Format::kMxfp8, kRows, kCols);
+  Matrix packed(Format::kMxfp8, Layout::kPanels16, kRows, kCols);
+  pack_rows(Format::kMxfp8, Layout::kPanels16, kRows, kCols, from.view(), packed.at(0, 0));
+  for (int64_t row = 0; row < kRows; ++row)
+    for (int64_t k = 0; k < kCols; ++k) {
+      const int64_t block = row / 16 * (kCols / 32) + k / 32;
+      ASSERT_EQ(packed.codes[block * 512 + k % 32 * 16 + row % 16], from.codes[row * kCols + k]);
+      ASSERT_EQ(packed.scales[block * 16 + row % 16], from.scales[row * (kCols / 32) + k / 32]);
+    }
+}
+
+TEST(Layout, RefusesWhatDoesNotFit) {
+  for (const auto& [format, layout] : kPackings) {
+    EXPECT_EQ(refuse_layout(layout, format, 2880, 2880), nullptr);
+    EXPECT_STREQ(refuse_layout(layout, format, 2888, 2880), "its rows are not a multiple of 16");
+    EXPECT_NE(refuse_layout(layout, Format::kBF16, 2880, 2880), nullptr);
+  }
+  EXPECT_NE(refuse_layout(Layout::kTiles16x64, Format::kMxfp8, 16, 64), nullptr);
+  EXPECT_STREQ(refuse_layout(Layout::kTiles16x64, Format::kMxfp4, 16, 96),
+               "its columns are not a multiple of 64");
+  EXPECT_EQ(refuse_layout(Layout::kPanels16, Format::kMxfp4, 16, 96), nullptr);
+  EXPECT_EQ(refuse_layout(Layout::kRows, Format::kBF16, 3, 5), nullptr);
+}
+
+}  // namespace
+}  // namespace nibble
