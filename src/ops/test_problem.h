@@ -12,6 +12,7 @@
 
 #include "cpu/thread_pool.h"
 #include "formats/bf16.h"
+#include "formats/fp8.h"
 #include "formats/mxfp4.h"
 #include "ops/ctx.h"
 #include "ops/routing.h"
@@ -66,6 +67,12 @@ struct TestWeight {
       scales.resize(experts * rows * cols / 32);
       for (uint8_t& c : codes) c = random.byte();
       const int middle = 127 + std::ilogb(deviation) - 1;
+      for (uint8_t& s : scales) s = static_cast<uint8_t>(middle - 1 + random.below(3));
+    } else if (format == Format::kMxfp8) {
+      codes.resize(experts * rows * cols);
+      scales.resize(experts * rows * cols / 32);
+      for (uint8_t& c : codes) c = e4m3_from_float(random.normal(16));
+      const int middle = 127 + std::ilogb(deviation / 16);
       for (uint8_t& s : scales) s = static_cast<uint8_t>(middle - 1 + random.below(3));
     } else {
       const std::vector<uint16_t> bits = random.bf16s(experts * rows * cols, deviation);

@@ -5,6 +5,7 @@
 
 #include "formats/bf16.h"
 #include "formats/mxfp4.h"
+#include "formats/mxfp8.h"
 
 namespace nibble::ops::ref {
 namespace {
@@ -16,6 +17,14 @@ void decode(Format format, int64_t cols, const uint8_t* codes, const uint8_t* sc
       Mxfp4Codes block;
       std::memcpy(&block, codes + b * sizeof(block), sizeof(block));
       mxfp4_decode(block, scales[b], out + b * kMxfp4BlockElems);
+    }
+    return;
+  }
+  if (format == Format::kMxfp8) {
+    for (int64_t b = 0; b < cols / kMxfp8BlockElems; ++b) {
+      Mxfp8Codes block;
+      std::memcpy(&block, codes + b * sizeof(block), sizeof(block));
+      mxfp8_decode(block, scales[b], out + b * kMxfp8BlockElems);
     }
     return;
   }
