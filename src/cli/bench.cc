@@ -196,6 +196,7 @@ void bench(const BenchFlags& given) {
 void add_bench(CLI::App& app) {
   auto flags = std::make_shared<BenchFlags>();
   flags->engine.max_num_seqs = 1;
+  flags->engine.prefix_caching = false;  // the same prompts again are to be computed again
   CLI::App* command = app.add_subcommand(
       "bench", "Measure prompts and decoding, and the share of the memory's speed they reach");
   command->add_option("MODEL", flags->engine.model, "directory, config.json or repo id")

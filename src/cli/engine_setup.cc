@@ -43,6 +43,7 @@ EngineOptions engine_options(const EngineFlags& flags, const LoadEngineOptions& 
           .max_num_batched_tokens = flags.max_num_batched_tokens,
           .max_model_len = flags.max_model_len,
           .kv_dtype = flags.kv_cache_dtype == "f32" ? DType::kF32 : DType::kBF16,
+          .prefix_caching = flags.prefix_caching,
           .masked_ids = options.masked_ids};
 }
 
@@ -94,6 +95,11 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   add("--max-num-seqs", flags.max_num_seqs, "sequences in one step")->check(CLI::PositiveNumber);
   add("--max-num-batched-tokens", flags.max_num_batched_tokens, "tokens in one step")
       ->check(CLI::PositiveNumber);
+  command
+      .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.prefix_caching,
+                "prompts that start alike share what was computed")
+      ->capture_default_str()
+      ->group("Engine");
   add("--gpu-memory-utilization", flags.gpu_memory_utilization,
       "of the device's memory (RAM on CPUs), for weights, KV cache and scratch");
   add("--memory-budget", flags.memory_budget, "the same in bytes: 24G, 512M; overrides it");

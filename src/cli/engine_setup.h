@@ -29,6 +29,7 @@ struct EngineFlags {
   int32_t max_model_len = 0;         // 0: what the model and the memory allow
   int32_t max_num_seqs = 16;
   int32_t max_num_batched_tokens = 512;
+  bool prefix_caching = true;
   double gpu_memory_utilization = 0.9;
   std::string memory_budget;            // "24G", "512MiB"; empty: from the machine
   std::string kv_cache_dtype = "auto";  // auto | bf16 | f32

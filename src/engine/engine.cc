@@ -34,7 +34,8 @@ KvOptions kv_options(const EngineOptions& options) {
           .bytes = options.kv_bytes,
           .max_num_seqs = options.max_num_seqs,
           .max_step_tokens = options.max_num_batched_tokens,
-          .max_len = options.max_model_len};
+          .max_len = options.max_model_len,
+          .prefix_cache = options.prefix_caching};
 }
 
 // Throws for options that make no sense; returns them otherwise.
@@ -282,6 +283,7 @@ bool Engine::Impl::sample(Sequence& sequence, int64_t row) {
       request.watcher != nullptr && request.watcher->accept(sampled.id) == Watch::kStop;
   output_.id = sampled.id;
   output_.logprob = sampled.logprob;
+  output_.cached_tokens = sequence.num_cached;
   output_.finish = stops || told                                 ? FinishReason::kStop
                    : sequence.num_output() == request.max_tokens ? FinishReason::kLength
                                                                  : FinishReason::kNone;
@@ -313,7 +315,9 @@ void Engine::Impl::fail_all(const std::string& why) noexcept {
 void Engine::Impl::publish_stats() {
   counters_.num_running = scheduler_.num_running();
   counters_.num_waiting = scheduler_.num_waiting();
-  counters_.num_preemptions = scheduler_.num_preemptions();
+  counters_.num_preemptions = scheduler_.counts().preemptions;
+  counters_.prefix_cache_queries = scheduler_.counts().prefix_queries;
+  counters_.prefix_cache_hits = scheduler_.counts().prefix_hits;
   counters_.kv_usage = kv_.usage();
   const std::lock_guard lock(mutex_);
   stats_ = counters_;

@@ -19,6 +19,7 @@ struct EngineOptions {
   int32_t page_size = 16;
   DType kv_dtype = DType::kBF16;         // kBF16 or kF32
   int64_t kv_bytes = 0;                  // memory for pages, all groups; never exceeded
+  bool prefix_caching = true;            // prompts that start alike share what was computed
   std::vector<int32_t> masked_ids = {};  // never sampled: undecodable rows of the vocabulary
 };
 
@@ -29,6 +30,8 @@ struct EngineStats {
   int64_t prompt_tokens = 0;
   int64_t generation_tokens = 0;
   int64_t num_preemptions = 0;
+  int64_t prefix_cache_queries = 0;  // tokens of prompts that were started
+  int64_t prefix_cache_hits = 0;     // those of them that were not computed again
   int64_t num_steps = 0;
   bool failed = false;  // the model threw: every request ended with kError, no more are taken
 };

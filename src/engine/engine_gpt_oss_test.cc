@@ -105,7 +105,7 @@ TEST_P(GptOssEngine, AloneInABatchOfSixteenAndAfterPreemption) {
   EXPECT_GE(engine.stats().num_preemptions, 1);
 
   for (size_t i = 0; i < requests.size(); ++i) {
-    const Transcript alone = run(*loaded, options, {requests[i]})[0];
+    const Transcript alone = run_alone(*loaded->model, loaded->cx, options, requests[i]);
     EXPECT_EQ(alone.ids.size(), 24 - i);
     EXPECT_TRUE(alone == batched[i]) << "request " << i;
     EXPECT_TRUE(alone == preempted[i]) << "request " << i;
@@ -119,6 +119,26 @@ INSTANTIATE_TEST_SUITE_P(
                     Setting{"shipped_float", load_shipped, false, DType::kBF16},
                     Setting{"shipped_exact", load_shipped, true, DType::kBF16}),
     [](const auto& info) { return info.param.name; });
+
+// After a hit at every page boundary of a prompt, across the window's edge, the text and its
+// log-probabilities are those of a prompt computed whole.
+TEST_P(GptOssEngine, SameTextAfterAPrefixHitAtEveryPage) {
+  const auto loaded = GetParam().load(GetParam().exact);
+  const EngineOptions options = engine_options(GetParam().kv_dtype);
+  Engine engine(*loaded->model, loaded->cx, options);
+  const std::vector<int32_t> first = toy_prompt(200, 1, loaded->vocab());
+  run_all(engine, {{.prompt = first, .max_tokens = 1}});
+  for (int32_t length = 0; length <= 192; length += options.page_size) {
+    Request request{.prompt = toy_prompt(length + 20, 2, loaded->vocab()), .max_tokens = 8};
+    std::copy_n(first.begin(), length, request.prompt.begin());
+    request.sampling.temperature = 0;
+    request.sampling.logprobs = 3;
+    const Transcript found = run_all(engine, {request})[0];
+    EXPECT_EQ(found.cached_tokens, length);
+    EXPECT_TRUE(found == run_alone(*loaded->model, loaded->cx, options, request))
+        << length << " tokens";
+  }
+}
 
 // Six thousand tokens scored in chunks of `chunk`, beside `num_decodes` other sequences.
 Transcript score_in_chunks(Loaded& loaded, const Request& scored, int32_t chunk,

@@ -18,6 +18,7 @@ struct Transcript {
   std::vector<Output> outputs;
   std::vector<PromptLogprobs> scores;
   int32_t num_ends = 0;
+  int32_t cached_tokens = 0;
   FinishReason finish = FinishReason::kNone;
   std::string error;
 };
@@ -44,6 +45,7 @@ inline std::shared_ptr<Transcript> record(Request& request) {
     if (output.id >= 0) {
       transcript->ids.push_back(output.id);
       transcript->outputs.push_back(output);
+      transcript->cached_tokens = output.cached_tokens;
     }
     if (output.finish != FinishReason::kNone) {
       ++transcript->num_ends;
@@ -92,10 +94,17 @@ inline std::vector<Transcript> run_all(Engine& engine, const std::vector<Request
   return result;
 }
 
+// In an engine that computes everything itself.
+inline Transcript run_alone(Model& model, const ops::Ctx& cx, EngineOptions options,
+                            const Request& request) {
+  options.prefix_caching = false;
+  Engine engine(model, cx, options);
+  return run_all(engine, {request})[0];
+}
+
 inline Transcript run_alone(const EngineOptions& options, const Request& request) {
   ToyModel model;
-  Engine engine(model, {}, options);
-  return run_all(engine, {request})[0];
+  return run_alone(model, {}, options, request);
 }
 
 }  // namespace nibble

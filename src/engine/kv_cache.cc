@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <numeric>
+#include <utility>
 
 namespace nibble {
 namespace {
@@ -22,11 +24,27 @@ int32_t pages_of(const KvOptions& options, int32_t len) {
   return (len + options.page_size - 1) / options.page_size;
 }
 
+// A node for every page of every group, and a root for every sequence. Where window pages outlive
+// the full ones of their text, nodes may run out all the same: then text goes uncached.
+int32_t num_nodes(const KvPlan& plan) {
+  if (!plan.options.prefix_cache) return 0;
+  return std::accumulate(plan.group_pages.begin(), plan.group_pages.end(),
+                         plan.options.max_num_seqs);
+}
+
 }  // namespace
 
 int64_t KvCache::table_bytes(const ModelInfo& info, const KvOptions& options, int32_t len) {
-  return static_cast<int64_t>(info.groups.size()) * options.max_num_seqs * pages_of(options, len) *
-         static_cast<int64_t>(sizeof(int32_t));
+  int64_t bytes = static_cast<int64_t>(info.groups.size()) * options.max_num_seqs *
+                  pages_of(options, len) * static_cast<int64_t>(sizeof(int32_t));
+  if (!options.prefix_cache) return bytes;
+  int64_t pages = options.max_num_seqs;
+  for (const LayerGroup& group : info.groups) {
+    pages += peak_pages(group, options, len, options.max_num_seqs) +
+             kept_pages(group, options, int64_t{len} * options.max_num_seqs);
+  }
+  return bytes + pages * static_cast<int64_t>(sizeof(int32_t)) + PagePool::bytes(pages) +
+         PrefixCache::bytes(pages, options.page_size, static_cast<int32_t>(info.groups.size()));
 }
 
 KvCache::KvCache(const ModelInfo& info, const KvPlan& plan)
@@ -35,13 +53,16 @@ KvCache::KvCache(const ModelInfo& info, const KvPlan& plan)
       layer_groups_(info.groups),
       arena_(arena_bytes(info, plan)),
       layers_(info.num_layers),
-      slots_(plan.options.max_num_seqs) {
+      slots_(plan.options.max_num_seqs),
+      prefixes_(num_nodes(plan), plan.options.page_size, static_cast<int32_t>(info.groups.size())) {
   CHECK(plan.group_pages.size() == layer_groups_.size());
+  path_.reserve(max_pages_);
   for (Slot& slot : slots_) slot.extents.resize(layer_groups_.size());
   for (size_t g = 0; g < layer_groups_.size(); ++g) {
     groups_.push_back({.window = layer_groups_[g].window,
                        .pool = PagePool(plan.group_pages[g]),
                        .table = std::vector<int32_t>(slots_.size() * max_pages_, KvLayer::kNoPage),
+                       .nodes = std::vector<int32_t>(plan.group_pages[g], PrefixCache::kNoNode),
                        .layers = &layer_groups_[g]});
     for (int32_t l : layer_groups_[g].layers) {
       const std::initializer_list<int64_t> shape = {plan.group_pages[g], info.num_kv_heads,
@@ -69,7 +90,93 @@ void KvCache::close(int32_t slot) {
   CHECK(s.is_open);
   s.length = s.reserved = 0;
   trim(slot);
+  leave_tree(s);
   s.is_open = false;
+}
+
+// The text of a prefix is there where full groups have all of its pages, and window groups those
+// that the next token sees. Sets known_pages to how far the full groups go.
+int32_t KvCache::longest_hit(int32_t root, std::span<const int32_t> tokens, int32_t& known_pages) {
+  const int32_t page_size = plan_.options.page_size;
+  const int32_t most = (static_cast<int32_t>(tokens.size()) - 1) / page_size;
+  path_.clear();
+  std::vector<int32_t> run_starts(groups_.size(), 0);  // of the pages without a gap up to here
+  int32_t hit = 0;
+  for (int32_t node = root; static_cast<int32_t>(path_.size()) < most;) {
+    const auto p = static_cast<int32_t>(path_.size());
+    node = prefixes_.find(node, tokens.subspan(int64_t{p} * page_size, page_size));
+    if (node == PrefixCache::kNoNode) break;
+    bool all_there = true;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      const bool is_there = prefixes_.page(node, static_cast<int32_t>(g)) != KvLayer::kNoPage;
+      if (!is_there && groups_[g].window == kNoWindow) return hit;
+      if (!is_there) run_starts[g] = p + 1;
+      all_there &= run_starts[g] <= std::min(p, first_visible(groups_[g], (p + 1) * page_size));
+    }
+    path_.push_back(node);
+    known_pages = p + 1;
+    if (all_there) hit = p + 1;
+  }
+  return hit;
+}
+
+int32_t KvCache::adopt(int32_t slot, std::span<const int32_t> tokens, const std::string& salt,
+                       bool reuse) {
+  Slot& s = slots_[slot];
+  CHECK(s.is_open && s.reserved == 0 && s.node == PrefixCache::kNoNode && !tokens.empty());
+  if (!plan_.options.prefix_cache) return 0;
+  const int32_t root = prefixes_.root(salt);
+  if (root == PrefixCache::kNoNode) return 0;
+  prefixes_.share(root);
+  s.node = root;
+  int32_t known_pages = 0;
+  const int32_t hit = reuse ? longest_hit(root, tokens, known_pages) : 0;
+  s.marks[0] = known_pages * plan_.options.page_size;
+  s.marks[1] = static_cast<int32_t>(tokens.size()) - 1;
+  if (hit == 0) return 0;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    Group& group = groups_[g];
+    s.extents[g] = {first_visible(group, hit * plan_.options.page_size), hit};
+    for (int32_t p = s.extents[g].first; p < hit; ++p) {
+      const int32_t page = prefixes_.page(path_[p], static_cast<int32_t>(g));
+      group.pool.share(page);
+      row(group, slot)[p] = page;
+    }
+  }
+  prefixes_.share(path_[hit - 1]);
+  leave_tree(s);
+  s.node = path_[hit - 1];
+  s.num_known = hit;
+  s.length = s.reserved = hit * plan_.options.page_size;
+  return s.length;
+}
+
+// Makes the pages that are whole by now, and that will not be rolled back, known to others.
+void KvCache::publish(int32_t slot, std::span<const int32_t> tokens) {
+  Slot& s = slots_[slot];
+  const int32_t page_size = plan_.options.page_size;
+  const int32_t whole = (s.length - plan_.options.max_rollback) / page_size;
+  CHECK(s.node == PrefixCache::kNoNode || static_cast<int32_t>(tokens.size()) >= s.length);
+  for (; s.node != PrefixCache::kNoNode && s.num_known < whole; ++s.num_known) {
+    const int32_t node =
+        prefixes_.insert(s.node, tokens.subspan(int64_t{s.num_known} * page_size, page_size));
+    if (node == PrefixCache::kNoNode) return leave_tree(s);
+    prefixes_.share(node);
+    for (int32_t g = 0; g < static_cast<int32_t>(groups_.size()); ++g) {
+      const int32_t page = row(groups_[g], slot)[s.num_known];
+      if (page == KvLayer::kNoPage || prefixes_.page(node, g) != KvLayer::kNoPage) continue;
+      prefixes_.set_page(node, g, page);
+      groups_[g].nodes[page] = node;
+    }
+    prefixes_.release(s.node);
+    s.node = node;
+  }
+}
+
+void KvCache::leave_tree(Slot& slot) {
+  if (slot.node != PrefixCache::kNoNode) prefixes_.release(slot.node);
+  slot.node = PrefixCache::kNoNode;
+  slot.num_known = 0;
 }
 
 // The page of the next position is partly filled, and another sequence reads it too.
@@ -93,22 +200,47 @@ bool KvCache::reserve(int32_t slot, int32_t n) {
     Extent& extent = s.extents[g];
     if (writes_shared(group, slot, extent)) {
       int32_t& shared = row(group, slot)[s.length / plan_.options.page_size];
-      const int32_t own = group.pool.take();
+      const int32_t own = take_page(static_cast<int32_t>(g));
       copy_page(group, shared, own);
       group.pool.drop(shared);
       shared = own;
     }
-    for (; extent.end < end; ++extent.end) row(group, slot)[extent.end] = group.pool.take();
+    for (; extent.end < end; ++extent.end) {
+      row(group, slot)[extent.end] = take_page(static_cast<int32_t>(g));
+    }
   }
   s.reserved = std::max(s.reserved, s.length + n);
   return true;
 }
 
-void KvCache::commit(int32_t slot, int32_t n) {
+// The caller has seen that one is free.
+int32_t KvCache::take_page(int32_t group) {
+  const int32_t page = groups_[group].pool.take();
+  if (groups_[group].nodes[page] != PrefixCache::kNoNode) forget_page(group, page);
+  return page;
+}
+
+// The page is about to be overwritten. Where a full group loses it, what other groups keep of the
+// same text is of no use any more.
+void KvCache::forget_page(int32_t group, int32_t page) {
+  const int32_t node = std::exchange(groups_[group].nodes[page], PrefixCache::kNoNode);
+  for (int32_t g = 0; g < static_cast<int32_t>(groups_.size()); ++g) {
+    const int32_t other = prefixes_.page(node, g);
+    if (g == group || groups_[group].window != kNoWindow || other == KvLayer::kNoPage) continue;
+    if (groups_[g].pool.references(other) > 0) continue;
+    groups_[g].pool.blank(other);
+    groups_[g].nodes[other] = PrefixCache::kNoNode;
+    prefixes_.set_page(node, g, KvLayer::kNoPage);
+  }
+  prefixes_.set_page(node, group, KvLayer::kNoPage);
+}
+
+void KvCache::commit(int32_t slot, int32_t n, std::span<const int32_t> tokens) {
   Slot& s = slots_[slot];
   CHECK(s.is_open && n >= 0 && s.length + n <= s.reserved);
   s.length += n;
   s.reserved = s.length;
+  publish(slot, tokens);
   trim(slot);
 }
 
@@ -117,6 +249,8 @@ void KvCache::rollback(int32_t slot, int32_t n) {
   CHECK(s.is_open && n >= 0 && n <= s.length);
   s.length -= n;
   s.reserved = s.length;
+  CHECK(s.length == 0 || s.num_known * plan_.options.page_size <= s.length);
+  if (s.length == 0) leave_tree(s);
   for (size_t g = 0; g < groups_.size() && s.length > 0; ++g) {
     // The window of the next token must still be there.
     const int32_t oldest = std::max(0, s.length - groups_[g].window + 1);
@@ -130,6 +264,7 @@ int32_t KvCache::fork(int32_t slot) {
   const int32_t copy = open();
   if (copy == kNoSlot) return kNoSlot;
   slots_[copy] = slots_[slot];
+  if (slots_[copy].node != PrefixCache::kNoNode) prefixes_.share(slots_[copy].node);
   for (size_t g = 0; g < groups_.size(); ++g) {
     for (int32_t p = slots_[slot].extents[g].first; p < slots_[slot].extents[g].end; ++p) {
       row(groups_[g], copy)[p] = row(groups_[g], slot)[p];
@@ -151,21 +286,47 @@ void KvCache::trim(int32_t slot) {
     if (s.length == 0) {
       extent = {};
     } else if (group.window != kNoWindow) {
-      // The next token, at position `length`, sees itself and window - 1 before it.
-      const int32_t oldest = std::max(0, s.length - group.window + 1 - plan_.options.max_rollback);
-      const int32_t first = std::min(oldest / plan_.options.page_size, extent.end);
+      const int32_t first = std::min(first_visible(group, s.length), extent.end);
       drop(group, slot, extent.first, first);
       extent.first = std::max(extent.first, first);
     }
   }
 }
 
+// The first page that a token at `position` sees, were it rolled back as far as may be: itself and
+// window - 1 before it.
+int32_t KvCache::first_visible(const Group& group, int32_t position) const {
+  if (group.window == kNoWindow) return 0;
+  return std::max(0, position - group.window + 1 - plan_.options.max_rollback) /
+         plan_.options.page_size;
+}
+
+// The last page first: of cached ones, those whose text is longest are forgotten first, and no page
+// is forgotten before the ones that go on from it.
 void KvCache::drop(Group& group, int32_t slot, int32_t first, int32_t end) {
   int32_t* const pages = row(group, slot);
-  for (int32_t p = first; p < end; ++p) {
-    group.pool.drop(pages[p]);
+  for (int32_t p = end; p-- > first;) {
+    PagePool::Queue queue = PagePool::kBlank;
+    if (group.nodes[pages[p]] != PrefixCache::kNoNode) {
+      queue = is_kept(group, slots_[slot], p) ? PagePool::kLasting : PagePool::kPassing;
+    }
+    group.pool.drop(pages[p], queue);
     pages[p] = KvLayer::kNoPage;
   }
+}
+
+// Whether the cached page is one that a later prompt is likely to ask for: any of a full group or
+// of an ended sequence; of a running one, those that a token sees who stands at a mark, or at one
+// of the positions kept for all.
+bool KvCache::is_kept(const Group& group, const Slot& slot, int32_t page) const {
+  if (group.window == kNoWindow || slot.length == 0) return true;
+  const auto sees = [&](int32_t position) {
+    const int32_t end = position / plan_.options.page_size;
+    return page < end && page >= first_visible(group, end * plan_.options.page_size);
+  };
+  const int32_t next = (page + 1) * plan_.options.page_size + kKeptWindowEvery - 1;
+  return sees(slot.marks[0]) || sees(slot.marks[1]) ||
+         sees(next / kKeptWindowEvery * kKeptWindowEvery);
 }
 
 void KvCache::copy_page(const Group& group, int32_t from, int32_t to) {

@@ -1,14 +1,18 @@
 // KvCache: keys and values of all sequences in pages, one page table and one page pool per layer
 // group. A page is an integer id with a reference count; a page that several sequences share is
 // copied before one of them writes to it. Pages of a window group are given back once no later
-// token can see them.
+// token can see them. With a prefix cache, whole pages that were given back keep their content
+// until the memory is needed, and a later sequence that starts with the same text takes them over.
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "engine/kv_plan.h"
 #include "engine/page_pool.h"
+#include "engine/prefix_cache.h"
 #include "models/model.h"
 #include "tensor/buffer.h"
 
@@ -20,7 +24,8 @@ class KvCache {
 
   KvCache(const ModelInfo& info, const KvPlan& plan);
 
-  // Bytes of the page tables of all groups, for sequences of up to `len` tokens.
+  // Bytes of the page tables of all groups, for sequences of up to `len` tokens, and of the books
+  // on the pages that options.bytes hold.
   static int64_t table_bytes(const ModelInfo& info, const KvOptions& options, int32_t len);
 
   // A slot with an empty sequence; kNoSlot where max_num_seqs are open.
@@ -28,12 +33,20 @@ class KvCache {
   // Gives back the slot and its pages.
   void close(int32_t slot);
 
+  // For a slot just opened: takes over the pages of the longest prefix of `tokens` that is known
+  // under `salt` and shorter than all of them, and returns its length; a multiple of the page
+  // size, 0 where none is. With `reuse` false it takes none, but what the sequence will commit is
+  // found by others.
+  int32_t adopt(int32_t slot, std::span<const int32_t> tokens, const std::string& salt,
+                bool reuse = true);
+
   // Makes positions [length, length + n) writable in every group; false, with nothing changed,
   // where pages are missing.
   bool reserve(int32_t slot, int32_t n);
   // The first n reserved positions now belong to the sequence; what was reserved beyond them, and
-  // what fell out of a window, is given back.
-  void commit(int32_t slot, int32_t n);
+  // what fell out of a window, is given back. `tokens` are those of the sequence from its start, at
+  // least as many as are committed now; only a slot that called adopt() needs them.
+  void commit(int32_t slot, int32_t n, std::span<const int32_t> tokens = {});
   // Takes back the last n committed positions: all of them, or down to max_rollback below the
   // longest that the sequence has been.
   void rollback(int32_t slot, int32_t n);
@@ -50,7 +63,8 @@ class KvCache {
 
   const KvPlan& plan() const { return plan_; }
   const PagePool& pool(int32_t group) const { return groups_[group].pool; }
-  double usage() const;  // of the pages of the fullest group, 0..1
+  double usage() const;  // of the pages of the fullest group, 0..1; cached ones count as free
+  const PrefixCache& prefixes() const { return prefixes_; }
   SeqState state() const { return {.layers = layers_.data()}; }
 
  private:
@@ -62,21 +76,32 @@ class KvCache {
   struct Slot {
     bool is_open = false;
     int32_t length = 0;
-    int32_t reserved = 0;         // positions, committed ones included
-    std::vector<Extent> extents;  // [groups]
+    int32_t reserved = 0;                 // positions, committed ones included
+    std::vector<Extent> extents;          // [groups]
+    int32_t node = PrefixCache::kNoNode;  // of its first num_known pages; kNoNode: is not cached
+    int32_t num_known = 0;
+    int32_t marks[2] = {0, 0};  // positions where later prompts may go on from this one's text
   };
   struct Group {
     int32_t window;
     PagePool pool;
     std::vector<int32_t> table;  // [slots, max_pages]
+    std::vector<int32_t> nodes;  // [pages] whose text a page holds, or kNoNode
     const LayerGroup* layers;
   };
 
   int32_t* row(Group& group, int32_t slot) { return &group.table[int64_t{slot} * max_pages_]; }
+  int32_t first_visible(const Group& group, int32_t position) const;
   bool writes_shared(const Group& group, int32_t slot, const Extent& extent) const;
   void copy_page(const Group& group, int32_t from, int32_t to);
+  int32_t take_page(int32_t group);
+  void forget_page(int32_t group, int32_t page);
   void drop(Group& group, int32_t slot, int32_t first, int32_t end);
   void trim(int32_t slot);
+  int32_t longest_hit(int32_t root, std::span<const int32_t> tokens, int32_t& known_pages);
+  void publish(int32_t slot, std::span<const int32_t> tokens);
+  void leave_tree(Slot& slot);
+  bool is_kept(const Group& group, const Slot& slot, int32_t page) const;
 
   KvPlan plan_;
   int32_t max_pages_;
@@ -85,6 +110,8 @@ class KvCache {
   std::vector<KvLayer> layers_;  // [num_layers]
   std::vector<Group> groups_;
   std::vector<Slot> slots_;
+  PrefixCache prefixes_;
+  std::vector<int32_t> path_;  // [max_pages] nodes of the text that is looked up
 };
 
 }  // namespace nibble

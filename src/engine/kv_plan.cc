@@ -80,11 +80,46 @@ int32_t peak_pages(const LayerGroup& group, const KvOptions& options, int32_t le
   return static_cast<int32_t>(std::min(num_seqs * one, shared));
 }
 
+int64_t kept_pages(const LayerGroup& group, const KvOptions& options, int64_t tokens) {
+  if (!options.prefix_cache || group.window == kNoWindow) return 0;
+  const int64_t window =
+      touched_pages(group.window - 1 + int64_t{options.max_rollback}, options.page_size);
+  return tokens / kKeptWindowEvery * window;
+}
+
 int64_t kv_bytes_for(const ModelInfo& info, const KvOptions& options, int32_t len,
                      int32_t num_seqs) {
-  return group_bytes(info, options, len, num_seqs, false) +
-         group_bytes(info, options, len, num_seqs, true);
+  int64_t bytes = group_bytes(info, options, len, num_seqs, false) +
+                  group_bytes(info, options, len, num_seqs, true);
+  for (const LayerGroup& group : info.groups) {
+    bytes += kept_pages(group, options, int64_t{len} * (num_seqs - 1)) *
+             page_bytes(info, group, options);
+  }
+  return bytes;
 }
+
+namespace {
+
+// Pages of each full group that fit into `bytes`, together with the windows that are kept for them.
+int64_t full_pages_in(const ModelInfo& info, const KvOptions& options, int32_t max_len,
+                      int64_t bytes) {
+  const int64_t one_sequence = ceil_div(max_len, options.page_size);
+  const int64_t most = options.max_num_seqs * one_sequence;
+  int64_t page = 0;
+  int64_t kept_per_span = 0;  // of kKeptWindowEvery positions
+  for (const LayerGroup& group : info.groups) {
+    const int64_t group_page = page_bytes(info, group, options);
+    if (group.window == kNoWindow) page += group_page;
+    kept_per_span += kept_pages(group, options, kKeptWindowEvery) * group_page;
+  }
+  if (page == 0) return most;
+  // n pages and (n * page_size / span) * kept_per_span fit.
+  const int64_t with_kept =
+      bytes * kKeptWindowEvery / (page * kKeptWindowEvery + kept_per_span * options.page_size);
+  return std::min(most, with_kept >= one_sequence ? with_kept : bytes / page);
+}
+
+}  // namespace
 
 KvPlan plan_kv(const ModelInfo& info, const KvOptions& options) {
   if (options.max_len > info.max_positions) {
@@ -106,21 +141,24 @@ KvPlan plan_kv(const ModelInfo& info, const KvOptions& options) {
     if (plan.max_len == 0) throw_no_room(info, options, options.page_size);
   }
 
-  int64_t full_page_bytes = 0;
-  for (const LayerGroup& group : info.groups) {
-    if (group.window == kNoWindow) full_page_bytes += page_bytes(info, group, options);
-  }
   const int64_t rest =
       options.bytes - group_bytes(info, options, plan.max_len, num_window_seqs, true);
-  int64_t full_pages = options.max_num_seqs * ceil_div(plan.max_len, options.page_size);
-  if (full_page_bytes > 0) full_pages = std::min(full_pages, rest / full_page_bytes);
+  const int64_t full_pages = full_pages_in(info, options, plan.max_len, rest);
   plan.tokens = full_pages * options.page_size;
+  int64_t left = rest;
   for (const LayerGroup& group : info.groups) {
-    const int64_t pages = group.window == kNoWindow
-                              ? full_pages
-                              : peak_pages(group, options, plan.max_len, num_window_seqs);
+    if (group.window == kNoWindow) left -= full_pages * page_bytes(info, group, options);
+  }
+  for (const LayerGroup& group : info.groups) {
+    const int64_t bytes = page_bytes(info, group, options);
+    int64_t pages = full_pages;
+    if (group.window != kNoWindow) {
+      const int64_t kept = kept_pages(group, options, plan.tokens);
+      pages = peak_pages(group, options, plan.max_len, num_window_seqs);
+      if (kept * bytes <= left) pages += kept, left -= kept * bytes;
+    }
     plan.group_pages.push_back(static_cast<int32_t>(pages));
-    plan.bytes += pages * page_bytes(info, group, options);
+    plan.bytes += pages * bytes;
   }
   CHECK(plan.bytes <= options.bytes);
   return plan;

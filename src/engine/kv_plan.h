@@ -16,7 +16,12 @@ struct KvOptions {
   int32_t max_step_tokens = 0;  // tokens of one step, all sequences together
   int32_t max_len = 0;          // of one sequence; 0: the longest that fits
   int32_t max_rollback = 0;     // committed tokens that may be taken back (speculation)
+  bool prefix_cache = false;    // pages of ended sequences stay until others need the memory
 };
+
+// With a prefix cache, a window's pages are kept at every so many positions of a prompt, beside
+// those at its end: what a later prompt that goes on from there must find.
+inline constexpr int32_t kKeptWindowEvery = 1024;
 
 struct KvPlan {
   KvOptions options;
@@ -35,11 +40,16 @@ int64_t page_bytes(const ModelInfo& info, const LayerGroup& group, const KvOptio
 int32_t peak_pages(const LayerGroup& group, const KvOptions& options, int32_t len,
                    int32_t num_seqs);
 
-// Bytes of peak_pages() of all groups.
+// Pages of a window group that are kept for the prefix cache beside those of running sequences,
+// where the full groups hold `tokens` positions; 0 of others.
+int64_t kept_pages(const LayerGroup& group, const KvOptions& options, int64_t tokens);
+
+// Bytes of peak_pages() of all groups, and of kept_pages() for all sequences but one.
 int64_t kv_bytes_for(const ModelInfo& info, const KvOptions& options, int32_t len,
                      int32_t num_seqs);
 
-// Window groups get what max_num_seqs sequences need, full groups the rest. Where that leaves no
+// Window groups get what max_num_seqs sequences need, full groups the rest, less what the prefix
+// cache keeps of windows where there is more than one sequence's worth. Where that leaves no
 // room for one sequence of max_len, window groups are sized for fewer sequences at once. Throws
 // Error(kMemory) where even one does not fit, Error(kUsage) for a max_len that the model lacks.
 KvPlan plan_kv(const ModelInfo& info, const KvOptions& options);

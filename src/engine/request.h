@@ -70,6 +70,7 @@ struct Request {
   std::vector<int32_t> stop_ids = {};  // reported as the last id, then kStop
   std::shared_ptr<TokenWatcher> watcher = {};
   int32_t prompt_logprobs = -1;  // tops per prompt position; -1: none
+  std::string cache_salt = {};   // only requests of the same salt share cached prefixes
 
   // Called on the engine's thread, in order; must not block or throw.
   std::function<void(const Output&)> on_output = {};

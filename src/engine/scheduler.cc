@@ -18,7 +18,7 @@ const std::vector<Chunk>& Scheduler::plan() {
   chunks_.clear();
   Budget budget{.tokens = limits_.max_tokens, .score_rows = limits_.max_score_rows, .decodes = 0};
   for (const auto& sequence : running_) budget.decodes += sequence->num_left() == 1;
-  const int64_t preemptions_before = num_preemptions_;
+  const int64_t preemptions_before = counts_.preemptions;
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.num_left() == 1) --budget.decodes;
@@ -28,7 +28,7 @@ const std::vector<Chunk>& Scheduler::plan() {
     if (!reserve_or_preempt(chunk, budget)) break;
     take(chunk, budget);
   }
-  if (num_preemptions_ == preemptions_before) admit(budget);
+  if (counts_.preemptions == preemptions_before) admit(budget);
   return chunks_;
 }
 
@@ -66,35 +66,52 @@ bool Scheduler::reserve_or_preempt(const Chunk& chunk, Budget& budget) {
 void Scheduler::preempt_youngest() {
   std::unique_ptr<Sequence> sequence = std::move(running_.back());
   running_.pop_back();
-  kv_.close(sequence->slot);
-  sequence->slot = KvCache::kNoSlot;
-  sequence->num_computed = 0;
+  stop(*sequence);
   waiting_.push_front(std::move(sequence));
-  ++num_preemptions_;
+  ++counts_.preemptions;
 }
 
 void Scheduler::admit(Budget& budget) {
-  while (!waiting_.empty() && num_running() < limits_.max_num_seqs) {
-    Sequence& sequence = *waiting_.front();
-    const Chunk chunk = next_chunk(sequence, budget);
-    if (chunk.length == 0 || !has_room(sequence)) return;
-    sequence.slot = kv_.open();
-    CHECK(sequence.slot != KvCache::kNoSlot);
-    if (!kv_.reserve(sequence.slot, chunk.length)) {  // window pages, where memory is tight
-      kv_.close(sequence.slot);
-      sequence.slot = KvCache::kNoSlot;
-      return;
-    }
+  while (!waiting_.empty() && num_running() < limits_.max_num_seqs &&
+         budget.tokens > budget.decodes) {
+    if (!start(*waiting_.front(), budget)) return;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
-    take(chunk, budget);
   }
+}
+
+// Gives the sequence a slot, what the prefix cache has of it, and the pages of its first chunk;
+// false, with nothing changed, where it must wait.
+bool Scheduler::start(Sequence& sequence, Budget& budget) {
+  sequence.slot = kv_.open();
+  CHECK(sequence.slot != KvCache::kNoSlot);
+  sequence.num_computed =
+      kv_.adopt(sequence.slot, sequence.tokens, sequence.request.cache_salt, sequence.is_scored());
+  const Chunk chunk = next_chunk(sequence, budget);
+  // Window pages may be missing where memory is tight.
+  if (chunk.length == 0 || !has_room(sequence) || !kv_.reserve(sequence.slot, chunk.length)) {
+    stop(sequence);
+    return false;
+  }
+  if (sequence.num_cached < 0) {
+    sequence.num_cached = sequence.num_computed;
+    counts_.prefix_queries += sequence.length();
+    counts_.prefix_hits += sequence.num_cached;
+  }
+  take(chunk, budget);
+  return true;
+}
+
+void Scheduler::stop(Sequence& sequence) {
+  kv_.close(sequence.slot);
+  sequence.slot = KvCache::kNoSlot;
+  sequence.num_computed = 0;
 }
 
 // Whether all tokens so far fit beside what the running sequences still need for theirs, with one
 // page to grow for each: a sequence that would soon be taken out again need not start.
 bool Scheduler::has_room(const Sequence& sequence) const {
-  int64_t needed = kv_.pages_for(sequence.length());
+  int64_t needed = kv_.pages_for(sequence.length()) - kv_.held_pages(sequence.slot);
   for (const auto& running : running_) {
     needed += kv_.pages_for(running->length()) + 1 - kv_.held_pages(running->slot);
   }
@@ -103,7 +120,7 @@ bool Scheduler::has_room(const Sequence& sequence) const {
 
 void Scheduler::commit() {
   for (const Chunk& chunk : chunks_) {
-    kv_.commit(chunk.sequence->slot, chunk.length);
+    kv_.commit(chunk.sequence->slot, chunk.length, chunk.sequence->tokens);
     chunk.sequence->num_computed += chunk.length;
   }
 }
@@ -114,8 +131,7 @@ std::unique_ptr<Sequence> Scheduler::remove(RequestId id) {
   if (auto r = std::find_if(running_.begin(), running_.end(), has_id); r != running_.end()) {
     sequence = std::move(*r);
     running_.erase(r);
-    kv_.close(sequence->slot);
-    sequence->slot = KvCache::kNoSlot;
+    stop(*sequence);
   } else if (auto w = std::find_if(waiting_.begin(), waiting_.end(), has_id); w != waiting_.end()) {
     sequence = std::move(*w);
     waiting_.erase(w);

@@ -37,7 +37,12 @@ class Scheduler {
 
   int32_t num_running() const { return static_cast<int32_t>(running_.size()); }
   int32_t num_waiting() const { return static_cast<int32_t>(waiting_.size()); }
-  int64_t num_preemptions() const { return num_preemptions_; }
+  struct Counts {
+    int64_t preemptions = 0;
+    int64_t prefix_queries = 0;  // tokens of prompts that were started
+    int64_t prefix_hits = 0;     // those of them that the prefix cache had
+  };
+  const Counts& counts() const { return counts_; }
 
  private:
   struct Budget {
@@ -50,6 +55,8 @@ class Scheduler {
   bool reserve_or_preempt(const Chunk& chunk, Budget& budget);
   void preempt_youngest();
   void admit(Budget& budget);
+  bool start(Sequence& sequence, Budget& budget);
+  void stop(Sequence& sequence);
   bool has_room(const Sequence& sequence) const;
 
   KvCache& kv_;
@@ -57,7 +64,7 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
   std::deque<std::unique_ptr<Sequence>> waiting_;   // oldest first
   std::vector<Chunk> chunks_;
-  int64_t num_preemptions_ = 0;
+  Counts counts_;
 };
 
 }  // namespace nibble

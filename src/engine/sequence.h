@@ -17,6 +17,7 @@ struct Sequence {
   std::vector<int32_t> tokens;  // prompt, then output; room for all from the start
   int32_t num_prompt;
   int32_t num_computed = 0;  // tokens whose state is in the pages
+  int32_t num_cached = -1;   // of the prompt, found in the prefix cache; -1: has not started yet
   int32_t num_scored = 0;    // prompt positions whose log-probabilities were reported
   int32_t slot = KvCache::kNoSlot;
   SamplingState sampling;
