@@ -12,16 +12,17 @@ struct E2m1 {
   // (0.12 * 4^e).
   static constexpr int kFirst = -3, kLast = -1;
 
+  static constexpr int32_t kOne = std::bit_cast<int32_t>(1.f);
+
   // Ties to the even code: below 1 to a multiple of a half, from there to one bit of mantissa.
-  static float nearest(float t) {
-    const float low = (t + 0x1p22f) - 0x1p22f;
-    const uint32_t bits = std::bit_cast<uint32_t>(t);
-    const uint32_t rounded = (bits + 0x1fffffu + (bits >> 22 & 1)) & 0xffc00000u;
-    return std::min(t < 1 ? low : std::bit_cast<float>(rounded), 6.f);
+  static int32_t nearest(int32_t bits) {
+    const float low = (std::bit_cast<float>(bits) + 0x1p22f) - 0x1p22f;
+    const int32_t rounded = (bits + 0x1fffff + (bits >> 22 & 1)) & ~0x3fffff;
+    return internal::select_negative(bits - kOne, std::bit_cast<int32_t>(low), rounded);
   }
-  static uint8_t code(float v) {
-    const uint32_t bits = std::bit_cast<uint32_t>(v);
-    return static_cast<uint8_t>(v < 1 ? static_cast<uint32_t>(2 * v) : (bits >> 22) - 252);
+  static int32_t code(int32_t bits) {
+    const auto halves = static_cast<int32_t>(2 * std::bit_cast<float>(bits));
+    return internal::select_negative(bits - kOne, halves, (bits >> 22) - 252);
   }
   static float largest_at(int scale) { return scale <= 252 ? 6.f : scale == 253 ? 3.f : 1.5f; }
 };
@@ -35,11 +36,13 @@ void mxfp4_decode(const Mxfp4Codes& codes, uint8_t scale, float* out) {
 }
 
 Mxfp4Block mxfp4_encode(const float* values) {
-  Mxfp4Block block{};
-  block.scale = internal::mx_encode<E2m1>(values, [&](int i, uint8_t code, bool negative) {
-    const int nibble = code | (negative ? 8 : 0);
-    block.codes.bytes[i / 2] |= static_cast<uint8_t>(nibble << (4 * (i % 2)));
-  });
+  int32_t codes[kMxfp4BlockElems];
+  Mxfp4Block block;
+  block.scale = internal::mx_encode<E2m1>(values, codes);
+  for (int i = 0; i < kMxfp4BlockElems; ++i)
+    codes[i] |= static_cast<int32_t>(std::bit_cast<uint32_t>(values[i]) >> 31 << 3);
+  for (int i = 0; i < kMxfp4BlockElems / 2; ++i)
+    block.codes.bytes[i] = static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
   return block;
 }
 
