@@ -1,0 +1,26 @@
+// add_norm: y = x + d; h = norm(y), for the CUDA rows that keep it apart from the matrix product
+// behind it: where many tokens would have every block of that product do it again.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/ctx.h"
+#include "ops/weight.h"
+
+namespace nibble::ops::gpu {
+
+// y [T, H] f32, h [T, H] bf16, out; x, d [T, H] f32; H % 8 == 0, at most 8,192. y is not x.
+// `rows` [T], if given: row t of h is the norm of row rows[t] of x + d, and y is left alone.
+struct AddNorm {
+  float* y;
+  uint16_t* h;
+  const float* x;
+  const float* d;
+  Norm norm;
+  int64_t tokens;
+  int64_t hidden;
+  const int32_t* rows = nullptr;
+};
+void add_norm(Ctx& cx, const AddNorm& a);
+
+}  // namespace nibble::ops::gpu

@@ -1,0 +1,82 @@
+// Turns q and k of a token by its position and stores q, k and v: the epilogue of every CUDA row of
+// norm_qkv, whatever computed the products.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/bf16.cuh"
+#include "ops/ctx.h"
+#include "ops/step.h"
+
+namespace nibble::ops::gpu {
+
+// D is the head dim, half of it a pair's distance; heads are numbered q, k, v: [0, Q + 2 G).
+struct QkvStore {
+  uint16_t* q;  // [T, Q * D] bf16
+  void* k;      // [pages, G, P, D] bf16 or E4M3
+  void* v;
+  const int32_t* page_table;  // [slots, max_pages]
+  const float* cos_sin;       // [T, D]
+  const int32_t* positions;   // [T]
+  const Span* spans;          // [S]
+  int32_t num_tokens, num_spans, max_pages, page_size, q_heads, kv_heads, dim;
+  bool fp8;  // pages hold E4M3
+};
+
+QkvStore qkv_store(const Tensor& q, const KvLayer& kv, const Tensor& cos_sin, const Step& s);
+// For products [T, (Q + 2 G) * D] f32 in memory.
+void store_qkv(Ctx& cx, const QkvStore& s, const float* products);
+
+// The span of token t: spans cover all tokens in order.
+__device__ __forceinline__ Span span_of_token(const Span* spans, int32_t num_spans,
+                                              int32_t num_tokens, int32_t t) {
+  if (num_spans == num_tokens) return spans[t];
+  int32_t low = 0, high = num_spans - 1;
+  while (low < high) {
+    const int32_t mid = (low + high + 1) / 2;
+    spans[mid].q_start <= t ? low = mid : high = mid - 1;
+  }
+  return spans[low];
+}
+
+// Index of element 0 of token t's key (and value) of KV head 0. Reads the step and the page table
+// only: may come before griddep_wait().
+__device__ __forceinline__ int64_t kv_row(const QkvStore& s, int32_t t) {
+  const int32_t pos = s.positions[t];
+  const int32_t slot = span_of_token(s.spans, s.num_spans, s.num_tokens, t).slot;
+  const int64_t page = s.page_table[int64_t{slot} * s.max_pages + pos / s.page_size];
+  return (page * s.kv_heads * s.page_size + pos % s.page_size) * s.dim;
+}
+
+// Stores dims i and i + D / 2 of `head` of token t, whose products (with bias) are a and b. `row`
+// is kv_row(s, t); cos_sin is read here: after griddep_wait().
+__device__ __forceinline__ void store_pair(const QkvStore& s, int64_t row, int32_t t, int32_t head,
+                                           int32_t i, float a, float b) {
+  const int32_t half = s.dim / 2;
+  if (head < s.q_heads + s.kv_heads) {
+    const float c = s.cos_sin[int64_t{t} * s.dim + i], n = s.cos_sin[int64_t{t} * s.dim + half + i];
+    const float turned = a * c - b * n;
+    b = b * c + a * n;
+    a = turned;
+  }
+  if (head < s.q_heads) {
+    uint16_t* to = s.q + (int64_t{t} * s.q_heads + head) * s.dim + i;
+    to[0] = cuda::bf16_bits(a);
+    to[half] = cuda::bf16_bits(b);
+    return;
+  }
+  const int32_t g = head - s.q_heads;
+  void* pages = g < s.kv_heads ? s.k : s.v;
+  const int64_t at = row + int64_t{g % s.kv_heads} * s.page_size * s.dim + i;
+  if (s.fp8) {
+    uint16_t both;  // a in the low byte
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(b), "f"(a));
+    static_cast<uint8_t*>(pages)[at] = static_cast<uint8_t>(both);
+    static_cast<uint8_t*>(pages)[at + half] = static_cast<uint8_t>(both >> 8);
+  } else {
+    static_cast<uint16_t*>(pages)[at] = cuda::bf16_bits(a);
+    static_cast<uint16_t*>(pages)[at + half] = cuda::bf16_bits(b);
+  }
+}
+
+}  // namespace nibble::ops::gpu
