@@ -41,7 +41,8 @@ struct Weights {
 
 // Every buffer of a step. All are float32 but routing's indices.
 struct Acts {
-  Tensor x;                             // [T, H] residual stream
+  Tensor x;                             // [T, H] residual stream, up to a layer's attention
+  Tensor y;                             // [T, H] the same up to its experts
   Tensor d;                             // [T, H] what is still to be added to x
   Tensor h;                             // [T, H] normed
   Tensor cos_sin;                       // [T, D] angles of this step's positions
@@ -56,7 +57,7 @@ struct Acts {
   template <typename Visit>
   void each(const GptOssConfig& c, int64_t tokens, int64_t out, int64_t scratch_bytes,
             Visit visit) {
-    for (Tensor* t : {&x, &d, &h}) visit(*t, DType::kF32, {tokens, c.hidden});
+    for (Tensor* t : {&x, &y, &d, &h}) visit(*t, DType::kF32, {tokens, c.hidden});
     visit(cos_sin, DType::kF32, {tokens, c.head_dim});
     for (Tensor* t : {&q, &att}) visit(*t, DType::kF32, {tokens, c.q_width()});
     visit(ids, DType::kI32, {tokens, c.top_k});
@@ -208,13 +209,13 @@ class GptOss : public Model {
       const ops::AttentionParams attn{.scale = 1 / std::sqrt(static_cast<float>(c.head_dim)),
                                       .window = c.window_of(l),
                                       .sinks = lw.sinks};
-      ops::norm_qkv(cx, {a.q, a.h, a.x}, kv.layer(l), a.d, lw.attn_norm, lw.qkv, a.cos_sin, s);
-      tap(cx, {{"x", &a.x}, {"attn_h", &a.h}, {"q", &a.q}});
+      ops::norm_qkv(cx, {a.q, a.h, a.y}, kv.layer(l), a.x, a.d, lw.attn_norm, lw.qkv, a.cos_sin, s);
+      tap(cx, {{"x", &a.y}, {"attn_h", &a.h}, {"q", &a.q}});
       ops::attention(cx, a.att, a.q, kv.layer(l), attn, s);
       tap(cx, {{"att", &a.att}});
       ops::out_proj(cx, a.d, a.att, lw.out, s);
       tap(cx, {{"attn_d", &a.d}});
-      ops::norm_route(cx, a.h, routing, a.x, a.d, lw.moe_norm, lw.router);
+      ops::norm_route(cx, a.x, a.h, routing, a.y, a.d, lw.moe_norm, lw.router);
       tap(cx, {{"moe_h", &a.h}, {"ids", &a.ids}, {"p", &a.p}});
       ops::moe_up(cx, a.u, a.h, routing, lw.up, c.swiglu_limit);
       tap(cx, {{"u", &a.u}});

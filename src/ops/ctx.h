@@ -22,7 +22,7 @@ using Tap = std::function<void(std::string_view name, int layer, const Tensor& v
 
 struct Ctx {
   cpu::ThreadPool* pool = nullptr;
-  DType activations = DType::kF32;  // kF32 or kBF16: what stored activations are rounded to
+  DType activations = DType::kF32;  // kF32 or kBF16: what stored h, q, att and u are rounded to
   KernelOptions kernels = {};       // read when a model is loaded
   Tap tap = {};                     // goldens, `nibble diff`; empty while serving
 

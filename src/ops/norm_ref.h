@@ -9,9 +9,9 @@
 
 namespace nibble::ops::ref {
 
-// x[i] += d[i], stored.
-inline void add(DType act, float* x, const float* d, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) x[i] = stored(act, static_cast<double>(x[i]) + d[i]);
+// y[i] = x[i] + d[i]: float32, as the residual stream is whatever the activations' format.
+inline void add(float* y, const float* x, const float* d, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] = static_cast<float>(static_cast<double>(x[i]) + d[i]);
 }
 
 // h = x / sqrt(mean(x^2) + eps) * weight: multiplied before the one rounding.

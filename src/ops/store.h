@@ -1,5 +1,6 @@
-// Rounding of stored activations. On the CPU they lie in float32 buffers whatever their format;
-// kBF16 rounds each value to the nearest bfloat16 when it is stored.
+// Rounding of stored activations (h, q, att, u; the residual stream x and its delta d are float32).
+// On the CPU they lie in float32 buffers whatever their format; kBF16 rounds each value to the
+// nearest bfloat16 when it is stored.
 #pragma once
 
 #include "formats/bf16.h"

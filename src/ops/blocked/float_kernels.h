@@ -51,8 +51,9 @@ struct FloatKernels {
   void (*dot_decoded)(const Weight& w, const float* decoded, const float* const* x, int64_t tokens,
                       float* y, int64_t ldy);
 
-  // x += d (stored as bf16 where `bf16`), h = norm(x).
-  void (*add_norm)(float* x, const float* d, float* h, const Norm& norm, int64_t n, bool bf16);
+  // y = x + d; h = norm(y), stored as bf16 where `bf16`.
+  void (*add_norm)(float* y, float* h, const float* x, const float* d, const Norm& norm, int64_t n,
+                   bool bf16);
   // u[j] = swiglu(y[2j], y[2j + 1])
   void (*swiglu)(const float* y, float* u, int64_t n, float limit);
   void (*attend)(const AttendTile& tile);

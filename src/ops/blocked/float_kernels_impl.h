@@ -286,17 +286,17 @@ struct Elementwise {
     return lanes[0];
   }
 
-  static void add_norm(float* x, const float* d, float* h, const Norm& norm, int64_t n, bool bf16) {
+  static void add_norm(float* y, float* h, const float* x, const float* d, const Norm& norm,
+                       int64_t n, bool bf16) {
     const int64_t whole = n / kLanes * kLanes;
-    for (int64_t i = 0; i < n; ++i) x[i] += d[i];
-    if (bf16) round_all(x, n);
+    for (int64_t i = 0; i < n; ++i) y[i] = x[i] + d[i];
     Vec squares = S::zero();
     for (int64_t i = 0; i < whole; i += kLanes)
-      squares = S::fma(S::load(x + i), S::load(x + i), squares);
+      squares = S::fma(S::load(y + i), S::load(y + i), squares);
     float sum = S::sum(squares);
-    for (int64_t i = whole; i < n; ++i) sum += x[i] * x[i];
+    for (int64_t i = whole; i < n; ++i) sum += y[i] * y[i];
     const float inv = 1 / __builtin_sqrtf(sum / static_cast<float>(n) + norm.eps);
-    for (int64_t i = 0; i < n; ++i) h[i] = x[i] * inv * bf16_to_float(norm.weight[i]);
+    for (int64_t i = 0; i < n; ++i) h[i] = y[i] * inv * bf16_to_float(norm.weight[i]);
     if (bf16) round_all(h, n);
   }
 

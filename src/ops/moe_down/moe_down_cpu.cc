@@ -2,7 +2,6 @@
 #include "ops/linear/expert_tasks.h"
 #include "ops/linear/linear.h"
 #include "ops/moe_down/moe_down.h"
-#include "ops/store.h"
 
 namespace nibble::ops {
 namespace {
@@ -47,8 +46,6 @@ void BlockedMoeDown<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u, const 
         const float p = routing.p[k], *y = scratch.y + routing.slot[k] * hidden;
         for (int64_t n = 0; n < hidden; ++n) out[n] += p * y[n];
       }
-      if (cx.activations == DType::kBF16)
-        for (int64_t n = 0; n < hidden; ++n) out[n] = stored(cx.activations, out[n]);
     }
   });
 }

@@ -2,12 +2,10 @@
 
 #include "ops/linear/linear_ref.h"
 #include "ops/moe_down/moe_down.h"
-#include "ops/store.h"
 
 namespace nibble::ops::ref {
 
-void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
-              const Weight& down) {
+void moe_down(Ctx&, const Tensor& d, const Tensor& u, const Routing& routing, const Weight& down) {
   const int64_t slots = static_cast<int64_t>(routing.num_tokens) * routing.top_k;
   std::vector<double> y(slots * down.rows);
   for (int64_t e = 0; e < routing.num_experts; ++e) {
@@ -23,7 +21,7 @@ void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
       double sum = 0;
       for (int64_t k = t * routing.top_k; k < (t + 1) * routing.top_k; ++k)
         sum += routing.p[k] * y[routing.slot[k] * down.rows + n];
-      d.as<float>()[t * down.rows + n] = stored(cx.activations, sum);
+      d.as<float>()[t * down.rows + n] = static_cast<float>(sum);
     }
   }
 }

@@ -28,12 +28,12 @@ int64_t rows_of(const NormQkvDesc& d) { return (d.q_heads + 2 * d.kv_heads) * d.
 
 std::span<const NormQkvKernel> norm_qkv_kernels() { return kKernels; }
 
-void norm_qkv(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& d, const Norm& norm,
-              const Weight& qkv, const Tensor& cos_sin, const Step& s) {
-  cx.plan->row<NormQkvKernel>(Op::kNormQkv, cx.layer).run(cx, out, kv, d, norm, qkv, cos_sin, s);
+void norm_qkv(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x, const Tensor& d,
+              const Norm& norm, const Weight& qkv, const Tensor& cos_sin, const Step& s) {
+  cx.plan->row<NormQkvKernel>(Op::kNormQkv, cx.layer).run(cx, out, kv, x, d, norm, qkv, cos_sin, s);
 }
 
-// The weights once; x and d read, x, h, q, k and v written.
+// The weights once; x and d read, y, h, q, k and v written.
 int64_t bytes(const NormQkvDesc& d, int64_t tokens) {
   return format_bytes(d.format, rows_of(d) * d.hidden) + 2 * rows_of(d) + 2 * d.hidden +
          tokens * 4 * (4 * d.hidden + rows_of(d));

@@ -1,5 +1,5 @@
-// norm_qkv: x += d; h = norm(x); q, k, v = h Wqkv^T + b; q and k turned by their position; k and v
-// appended to the pages.
+// norm_qkv: y = x + d; h = norm(y); q, k, v = h Wqkv^T + b; q and k turned by their position; k and
+// v appended to the pages.
 #pragma once
 
 #include "ops/ctx.h"
@@ -19,14 +19,15 @@ struct NormQkvDesc {
 struct NormQkvOut {
   Tensor q;  // [T, Q * D] f32, out
   Tensor h;  // [T, H] f32, out
-  Tensor x;  // [T, H] f32, in and out
+  Tensor y;  // [T, H] f32, out: not x, which every part of a kernel may still be reading
 };
 
-// d [T, H] f32; kv: the layer's pages, bf16 or f32, whose tables cover every position of the step;
-// qkv [(Q + 2G) * D, H]: rows of q, k, v; cos_sin [T, D] from rope_angles().
-// k and v are rounded once, to the pages' type; q to the activations'.
-using NormQkvFn = void(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& d,
-                       const Norm& norm, const Weight& qkv, const Tensor& cos_sin, const Step& s);
+// x, d [T, H] f32; kv: the layer's pages, bf16 or f32, whose tables cover every position of the
+// step; qkv [(Q + 2G) * D, H]: rows of q, k, v; cos_sin [T, D] from rope_angles(). k and v are
+// rounded once, to the pages' type; q to the activations'.
+using NormQkvFn = void(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+                       const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
+                       const Step& s);
 using NormQkvKernel = Kernel<NormQkvDesc, NormQkvFn>;
 
 NormQkvFn norm_qkv;

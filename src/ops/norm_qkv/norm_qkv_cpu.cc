@@ -64,17 +64,17 @@ int64_t scratch_bytes(const NormQkvDesc& desc, int64_t tokens, int threads) {
 }
 
 template <cpu::Isa kIsa>
-void BlockedNormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& d,
-                               const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
-                               const Step& s) {
+void BlockedNormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+                               const Tensor& d, const Norm& norm, const Weight& qkv,
+                               const Tensor& cos_sin, const Step& s) {
   const FloatKernels& kernels = float_kernels(kIsa);
   const int64_t hidden = qkv.cols, kv_heads = kv.k.dim(1), dim = kv.k.dim(3);
   const NormQkvDesc desc{hidden, qkv.rows / dim - 2 * kv_heads, kv_heads, dim, qkv.format};
   const NormQkvScratch scratch(Scratch(cx.scratch), desc, s.num_tokens, cx.pool->size());
   cx.pool->parallel_for(s.num_tokens, 1, [&](int64_t t, int64_t end, int) {
     for (; t < end; ++t)
-      kernels.add_norm(out.x.as<float>() + t * hidden, d.as<float>() + t * hidden,
-                       out.h.as<float>() + t * hidden, norm, hidden,
+      kernels.add_norm(out.y.as<float>() + t * hidden, out.h.as<float>() + t * hidden,
+                       x.as<float>() + t * hidden, d.as<float>() + t * hidden, norm, hidden,
                        cx.activations == DType::kBF16);
   });
   linear(cx, kernels, scratch.linear, scratch.y, out.h.as<float>(), s.num_tokens, qkv);

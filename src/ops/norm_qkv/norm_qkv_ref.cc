@@ -27,24 +27,24 @@ void put(const Tensor& pages, int64_t at, double value) {
 
 }  // namespace
 
-void norm_qkv(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& d, const Norm& norm,
-              const Weight& qkv, const Tensor& cos_sin, const Step& s) {
+void norm_qkv(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x, const Tensor& d,
+              const Norm& norm, const Weight& qkv, const Tensor& cos_sin, const Step& s) {
   const int64_t hidden = qkv.cols, kv_heads = kv.k.dim(1), dim = kv.k.dim(3);
   const int64_t q_heads = qkv.rows / dim - 2 * kv_heads;
-  float *x = out.x.as<float>(), *h = out.h.as<float>(), *q = out.q.as<float>();
-  add(cx.activations, x, d.as<float>(), s.num_tokens * hidden);
+  float *y = out.y.as<float>(), *h = out.h.as<float>(), *q = out.q.as<float>();
+  add(y, x.as<float>(), d.as<float>(), s.num_tokens * hidden);
   for (int64_t t = 0; t < s.num_tokens; ++t)
-    rms_norm(cx.activations, h + t * hidden, x + t * hidden, norm, hidden);
+    rms_norm(cx.activations, h + t * hidden, y + t * hidden, norm, hidden);
 
-  std::vector<double> y(s.num_tokens * qkv.rows);
+  std::vector<double> qkvs(s.num_tokens * qkv.rows);
   for (int64_t n = 0; n < qkv.rows; ++n) {
     const Row row(qkv, 0, n);
-    for (int64_t t = 0; t < s.num_tokens; ++t) y[t * qkv.rows + n] = row.dot(h + t * hidden);
+    for (int64_t t = 0; t < s.num_tokens; ++t) qkvs[t * qkv.rows + n] = row.dot(h + t * hidden);
   }
   for (int32_t i = 0; i < s.num_spans; ++i) {
     const Span& span = s.spans[i];
     for (int64_t t = span.q_start; t < span.q_start + span.q_len; ++t) {
-      double* yt = y.data() + t * qkv.rows;
+      double* yt = qkvs.data() + t * qkv.rows;
       for (int64_t j = 0; j < q_heads + kv_heads; ++j)
         turn(yt + j * dim, cos_sin.as<float>() + t * dim, dim);
       for (int64_t j = 0; j < q_heads * dim; ++j)

@@ -41,8 +41,8 @@ void check(const Shape& shape, int32_t tokens, DType act, DType kv_dtype) {
   const TestWeight w(random, Format::kBF16, 1, rows, shape.hidden);
   const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f, 1);
   const Norm norm{weight.data(), 1e-5f};
-  const Floats x0(random, tokens, shape.hidden, act);
-  Floats d(random, tokens, shape.hidden, act), cos_sin(tokens, shape.head_dim);
+  Floats x(random, tokens, shape.hidden, act), d(random, tokens, shape.hidden, act),
+      cos_sin(tokens, shape.head_dim);
   std::vector<int32_t> positions;
   const Span span{0, tokens, 11, 0};
   for (int32_t t = 0; t < tokens; ++t) positions.push_back(11 + t);
@@ -55,11 +55,11 @@ void check(const Shape& shape, int32_t tokens, DType act, DType kv_dtype) {
   rope_angles(test.cx, cos_sin.tensor(), rope, step);
 
   const int64_t width = shape.q_heads * shape.head_dim;
-  Floats want_q(tokens, width), want_h(tokens, shape.hidden), want_x = x0;
+  Floats want_q(tokens, width), want_h(tokens, shape.hidden), want_y(tokens, shape.hidden);
   TestPages want(shape, DType::kF32);
   TestCtx exact(act, 0, 1);
-  ref::norm_qkv(exact.cx, {want_q.tensor(), want_h.tensor(), want_x.tensor()}, want.view,
-                d.tensor(), norm, w.view, cos_sin.tensor(), step);
+  ref::norm_qkv(exact.cx, {want_q.tensor(), want_h.tensor(), want_y.tensor()}, want.view,
+                x.tensor(), d.tensor(), norm, w.view, cos_sin.tensor(), step);
   double most_abs = 0;  // of sum |terms|, over all outputs
   for (int64_t n = 0; n < rows; ++n) {
     const ref::Row row(w.view, 0, n);
@@ -72,11 +72,11 @@ void check(const Shape& shape, int32_t tokens, DType act, DType kv_dtype) {
   const double error =
       2 * most_abs * (dot_error(shape.hidden) + norm_error(act, shape.hidden) + 3 * kEps);
   for (const NormQkvKernel* row : kernels_here(norm_qkv_kernels(), desc)) {
-    Floats q(tokens, width), h(tokens, shape.hidden), x = x0;
+    Floats q(tokens, width), h(tokens, shape.hidden), y(tokens, shape.hidden);
     TestPages got(shape, kv_dtype);
-    row->run(test.cx, {q.tensor(), h.tensor(), x.tensor()}, got.view, d.tensor(), norm, w.view,
-             cos_sin.tensor(), step);
-    ASSERT_EQ(x.values, want_x.values);
+    row->run(test.cx, {q.tensor(), h.tensor(), y.tensor()}, got.view, x.tensor(), d.tensor(), norm,
+             w.view, cos_sin.tensor(), step);
+    ASSERT_EQ(y.values, want_y.values);
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t i = 0; i < width; ++i)
         ASSERT_NEAR(q.at(t, i), want_q.at(t, i), error + 2 * store_error(act, want_q.at(t, i)))
@@ -109,7 +109,7 @@ TEST(NormQkv, TwinTurnsPairsOfHalves) {
   for (int n = 0; n < 12; ++n) bits[n * 4 + n % 4] = bf16_from_float(1);
   const Weight w{.rows = 12, .cols = 4, .codes = reinterpret_cast<const uint8_t*>(bits.data())};
   const std::vector<uint16_t> ones(4, bf16_from_float(1));
-  Floats x(1, 4), d(1, 4), h(1, 4), q(1, 4), cos_sin(1, 4);
+  Floats x(1, 4), y(1, 4), d(1, 4), h(1, 4), q(1, 4), cos_sin(1, 4);
   x.values = {1, 1, -1, 1};
   cos_sin.values = {.5f, 0, .25f, 1};  // cos 0, cos 1, sin 0, sin 1
   std::vector<float> k(4), v(4);
@@ -119,8 +119,8 @@ TEST(NormQkv, TwinTurnsPairsOfHalves) {
   const Span span{0, 1, 0, 0};
   const Step step{.num_tokens = 1, .num_spans = 1, .positions = positions, .spans = &span};
   TestCtx test(DType::kF32, 0, 1);
-  ref::norm_qkv(test.cx, {q.tensor(), h.tensor(), x.tensor()}, kv, d.tensor(), {ones.data(), 0}, w,
-                cos_sin.tensor(), step);
+  ref::norm_qkv(test.cx, {q.tensor(), h.tensor(), y.tensor()}, kv, x.tensor(), d.tensor(),
+                {ones.data(), 0}, w, cos_sin.tensor(), step);
   // Pairs (x0, x2) = (1, -1) by (.5, .25) and (x1, x3) = (1, 1) by (0, 1).
   EXPECT_EQ(q.values, (std::vector<float>{.75f, -1, -.25f, 1}));
   EXPECT_EQ(k, q.values);

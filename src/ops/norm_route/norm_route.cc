@@ -29,9 +29,10 @@ constexpr NormRouteKernel kKernels[] = {
 
 std::span<const NormRouteKernel> norm_route_kernels() { return kKernels; }
 
-void norm_route(Ctx& cx, const Tensor& h, Routing& routing, const Tensor& x, const Tensor& d,
-                const Norm& norm, const Weight& router) {
-  cx.plan->row<NormRouteKernel>(Op::kNormRoute, cx.layer).run(cx, h, routing, x, d, norm, router);
+void norm_route(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, const Tensor& x,
+                const Tensor& d, const Norm& norm, const Weight& router) {
+  cx.plan->row<NormRouteKernel>(Op::kNormRoute, cx.layer)
+      .run(cx, y, h, routing, x, d, norm, router);
 }
 
 int64_t bytes(const NormRouteDesc& d, int64_t tokens) {

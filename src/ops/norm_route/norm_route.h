@@ -1,4 +1,5 @@
-// norm_route: x += d; h = norm(x); router logits g = h Wr^T + b; the K largest, softmax over those.
+// norm_route: y = x + d; h = norm(y); router logits g = h Wr^T + b; the K largest, softmax over
+// those.
 #pragma once
 
 #include "ops/ctx.h"
@@ -15,10 +16,10 @@ struct NormRouteDesc {
   Format format = Format::kBF16;
 };
 
-// h [T, H] f32, out; routing: out, its sizes set by the caller; x [T, H] f32, in and out;
-// d [T, H] f32; router [E, H]. Logits are float32; ties go to the lower expert.
-using NormRouteFn = void(Ctx& cx, const Tensor& h, Routing& routing, const Tensor& x,
-                         const Tensor& d, const Norm& norm, const Weight& router);
+// y, h [T, H] f32, out; routing: out, its sizes set by the caller; x, d [T, H] f32; y is not x;
+// router [E, H]. Logits are float32; ties go to the lower expert.
+using NormRouteFn = void(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing,
+                         const Tensor& x, const Tensor& d, const Norm& norm, const Weight& router);
 using NormRouteKernel = Kernel<NormRouteDesc, NormRouteFn>;
 
 NormRouteFn norm_route;

@@ -22,16 +22,18 @@ int64_t scratch_bytes(const NormRouteDesc& desc, int64_t tokens, int threads) {
 }
 
 template <cpu::Isa kIsa>
-void BlockedNormRoute<kIsa>::run(Ctx& cx, const Tensor& h, Routing& routing, const Tensor& x,
-                                 const Tensor& d, const Norm& norm, const Weight& router) {
+void BlockedNormRoute<kIsa>::run(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing,
+                                 const Tensor& x, const Tensor& d, const Norm& norm,
+                                 const Weight& router) {
   const FloatKernels& kernels = float_kernels(kIsa);
   const int64_t hidden = router.cols, experts = router.rows, tokens = routing.num_tokens;
   const NormRouteDesc desc{hidden, experts, routing.top_k, router.format};
   const NormRouteScratch scratch(Scratch(cx.scratch), desc, tokens, cx.pool->size());
   cx.pool->parallel_for(tokens, 1, [&](int64_t t, int64_t end, int) {
     for (; t < end; ++t)
-      kernels.add_norm(x.as<float>() + t * hidden, d.as<float>() + t * hidden,
-                       h.as<float>() + t * hidden, norm, hidden, cx.activations == DType::kBF16);
+      kernels.add_norm(y.as<float>() + t * hidden, h.as<float>() + t * hidden,
+                       x.as<float>() + t * hidden, d.as<float>() + t * hidden, norm, hidden,
+                       cx.activations == DType::kBF16);
   });
   linear(cx, kernels, scratch.linear, scratch.logits, h.as<float>(), tokens, router);
   cx.pool->parallel_for(tokens, 1, [&](int64_t t, int64_t end, int) {

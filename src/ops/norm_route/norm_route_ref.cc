@@ -6,13 +6,13 @@
 
 namespace nibble::ops::ref {
 
-void norm_route(Ctx& cx, const Tensor& h, Routing& routing, const Tensor& x, const Tensor& d,
-                const Norm& norm, const Weight& router) {
+void norm_route(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, const Tensor& x,
+                const Tensor& d, const Norm& norm, const Weight& router) {
   const int64_t hidden = router.cols, experts = router.rows, tokens = routing.num_tokens;
-  add(cx.activations, x.as<float>(), d.as<float>(), tokens * hidden);
+  add(y.as<float>(), x.as<float>(), d.as<float>(), tokens * hidden);
   std::vector<float> logits(tokens * experts);
   for (int64_t t = 0; t < tokens; ++t)
-    rms_norm(cx.activations, h.as<float>() + t * hidden, x.as<float>() + t * hidden, norm, hidden);
+    rms_norm(cx.activations, h.as<float>() + t * hidden, y.as<float>() + t * hidden, norm, hidden);
   for (int64_t e = 0; e < experts; ++e) {
     const Row row(router, 0, e);
     for (int64_t t = 0; t < tokens; ++t)

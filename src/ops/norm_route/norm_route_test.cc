@@ -22,19 +22,19 @@ void check(const Shape& shape, int64_t tokens, DType act) {
   const TestWeight w(random, Format::kBF16, 1, shape.experts, shape.hidden);
   const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f, 1);
   const Norm norm{weight.data(), 1e-5f};
-  const Floats x0(random, tokens, shape.hidden, act);
-  Floats d(random, tokens, shape.hidden, act), want_x = x0, want_h = x0;
-  ref::add(act, want_x.values.data(), d.values.data(), tokens * shape.hidden);
+  Floats x(random, tokens, shape.hidden, act), d(random, tokens, shape.hidden, act);
+  Floats want_y(tokens, shape.hidden), want_h(tokens, shape.hidden);
+  ref::add(want_y.values.data(), x.row(0), d.row(0), tokens * shape.hidden);
   for (int64_t t = 0; t < tokens; ++t)
-    ref::rms_norm(act, want_h.values.data() + t * shape.hidden, want_x.row(t), norm, shape.hidden);
+    ref::rms_norm(act, want_h.values.data() + t * shape.hidden, want_y.row(t), norm, shape.hidden);
   const NormRouteDesc desc{shape.hidden, shape.experts, shape.top_k, Format::kBF16};
   TestCtx test(act, scratch_bytes(desc, tokens, 2));
   int64_t checked = 0;
   for (const NormRouteKernel* row : kernels_here(norm_route_kernels(), desc)) {
-    Floats x = x0, h(tokens, shape.hidden);
+    Floats y(tokens, shape.hidden), h(tokens, shape.hidden);
     TestRouting got(tokens, shape.experts, shape.top_k);
-    row->run(test.cx, h.tensor(), got.view, x.tensor(), d.tensor(), norm, w.view);
-    ASSERT_EQ(x.values, want_x.values) << row->name;
+    row->run(test.cx, y.tensor(), h.tensor(), got.view, x.tensor(), d.tensor(), norm, w.view);
+    ASSERT_EQ(y.values, want_y.values) << row->name;
     EXPECT_EQ(std::accumulate(got.counts.begin(), got.counts.end(), int64_t{0}),
               tokens * shape.top_k);
     for (int64_t t = 0; t < tokens; ++t) {

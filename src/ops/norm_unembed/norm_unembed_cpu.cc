@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "cpu/thread_pool.h"
 #include "ops/linear/linear.h"
 #include "ops/norm_unembed/norm_unembed.h"
@@ -35,9 +33,8 @@ void BlockedNormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& 
     float* sum = scratch.sums + worker * hidden;
     for (; r < end; ++r) {
       const int64_t at = s.out_rows[r] * hidden;
-      std::copy_n(x.as<float>() + at, hidden, sum);
-      kernels.add_norm(sum, d.as<float>() + at, h.as<float>() + r * hidden, norm, hidden,
-                       cx.activations == DType::kBF16);
+      kernels.add_norm(sum, h.as<float>() + r * hidden, x.as<float>() + at, d.as<float>() + at,
+                       norm, hidden, cx.activations == DType::kBF16);
     }
   });
   linear(cx, kernels, scratch.linear, logits.as<float>(), h.as<float>(), s.num_out, unembed);

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <vector>
 
 #include "ops/linear/linear_ref.h"
@@ -13,8 +12,7 @@ void norm_unembed(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& 
   std::vector<float> sum(hidden);
   for (int64_t r = 0; r < s.num_out; ++r) {
     const int64_t at = s.out_rows[r] * hidden;
-    std::copy_n(x.as<float>() + at, hidden, sum.data());
-    add(cx.activations, sum.data(), d.as<float>() + at, hidden);
+    add(sum.data(), x.as<float>() + at, d.as<float>() + at, hidden);
     rms_norm(cx.activations, h.as<float>() + r * hidden, sum.data(), norm, hidden);
   }
   for (int64_t n = 0; n < unembed.rows; ++n) {

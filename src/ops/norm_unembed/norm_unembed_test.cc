@@ -36,9 +36,8 @@ void check(const Shape& shape, const std::vector<int32_t>& out_rows, DType act) 
     row->run(test.cx, got.tensor(), h.tensor(), x.tensor(), d.tensor(), norm, w.view, step);
     ASSERT_EQ(x.values, x0.values);
     for (int64_t r = 0; r < rows; ++r) {
-      std::vector<float> sum(x.row(out_rows[r]), x.row(out_rows[r]) + shape.hidden),
-          want(shape.hidden);
-      ref::add(act, sum.data(), d.row(out_rows[r]), shape.hidden);
+      std::vector<float> sum(shape.hidden), want(shape.hidden);
+      ref::add(sum.data(), x.row(out_rows[r]), d.row(out_rows[r]), shape.hidden);
       ref::rms_norm(act, want.data(), sum.data(), norm, shape.hidden);
       for (int64_t n = 0; n < shape.vocab; ++n) {
         double abs;

@@ -1,7 +1,6 @@
 #include "cpu/thread_pool.h"
 #include "ops/linear/linear.h"
 #include "ops/out_proj/out_proj.h"
-#include "ops/store.h"
 
 namespace nibble::ops {
 namespace {
@@ -24,10 +23,8 @@ void BlockedOutProj<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& att, cons
                                const Step& s) {
   const OutProjDesc desc{out.rows, out.cols, out.format};
   const OutProjScratch scratch(Scratch(cx.scratch), desc, s.num_tokens, cx.pool->size());
-  float* to = d.as<float>();
-  linear(cx, float_kernels(kIsa), scratch.linear, to, att.as<float>(), s.num_tokens, out);
-  if (cx.activations != DType::kBF16) return;
-  for (int64_t i = 0; i < s.num_tokens * out.rows; ++i) to[i] = stored(cx.activations, to[i]);
+  linear(cx, float_kernels(kIsa), scratch.linear, d.as<float>(), att.as<float>(), s.num_tokens,
+         out);
 }
 
 template struct BlockedOutProj<cpu::Isa::kAvx512>;

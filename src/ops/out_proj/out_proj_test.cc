@@ -32,8 +32,8 @@ void check(const Shape& shape, int64_t tokens, DType act) {
       for (int64_t t = 0; t < tokens; ++t) {
         double abs;
         const double want = twin.dot(att.row(t), &abs);
-        const double bound = dot_error(shape.width) * abs + store_error(act, want);
-        ASSERT_NEAR(got.at(t, n), want, bound) << row->name << " " << t << " " << n;
+        ASSERT_NEAR(got.at(t, n), want, dot_error(shape.width) * abs)
+            << row->name << " " << t << " " << n;
       }
     }
     // A token alone has the bits that it has in the batch.
