@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -198,9 +197,7 @@ class GptOss : public Model {
   void run(Ctx& cx, const Step& s, const SeqState& kv, const Acts& a) const {
     cx.layer = -1;
     Routing routing = routing_of(a, s.num_tokens);
-    ops::rope_angles(cx, a.cos_sin, c.rope, s);
-    ops::embed(cx, a.x, w.embed, s);
-    clear(a.d);
+    ops::embed(cx, {a.x, a.d, a.cos_sin}, w.embed, c.rope, s);
     for (int l = 0; l < c.layers; ++l) {
       const Layer& lw = w.layers[l];
       cx.layer = l;
@@ -226,8 +223,6 @@ class GptOss : public Model {
     ops::norm_unembed(cx, a.logits, a.h, a.x, a.d, w.final_norm, w.unembed, s);
     tap(cx, {{"logits", &a.logits}});
   }
-
-  static void clear(const Tensor& t) { std::memset(t.data, 0, t.size_bytes()); }
 
   static void tap(const Ctx& cx, std::initializer_list<std::pair<const char*, const Tensor*>> all) {
     if (!cx.tap) return;

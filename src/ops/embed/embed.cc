@@ -15,12 +15,12 @@ constexpr EmbedKernel kKernels[] = {
 
 std::span<const EmbedKernel> embed_kernels() { return kKernels; }
 
-void embed(Ctx& cx, const Tensor& x, const Weight& table, const Step& s) {
-  cx.plan->row<EmbedKernel>(Op::kEmbed, cx.layer).run(cx, x, table, s);
+void embed(Ctx& cx, const EmbedOut& out, const Weight& table, const Rope& rope, const Step& s) {
+  cx.plan->row<EmbedKernel>(Op::kEmbed, cx.layer).run(cx, out, table, rope, s);
 }
 
 int64_t bytes(const EmbedDesc& desc, int64_t tokens) {
-  return tokens * (format_bytes(desc.format, desc.hidden) + 4 * desc.hidden);
+  return tokens * (format_bytes(desc.format, desc.hidden) + 8 * desc.hidden);
 }
 
 }  // namespace nibble::ops

@@ -1,7 +1,8 @@
-// embed: x[t] = table[tokens[t]].
+// embed: starts a step. x[t] = table[tokens[t]]; nothing is pending; the angles of its positions.
 #pragma once
 
 #include "ops/ctx.h"
+#include "ops/rope/rope.h"
 #include "ops/step.h"
 #include "ops/weight.h"
 
@@ -13,8 +14,15 @@ struct EmbedDesc {
   Format format = Format::kBF16;
 };
 
-// x [T, H] f32, out. table [V, H]. Tokens are within [0, V).
-using EmbedFn = void(Ctx& cx, const Tensor& x, const Weight& table, const Step& s);
+struct EmbedOut {
+  Tensor x;        // [T, H] f32
+  Tensor d;        // [T, H] f32, zeros
+  Tensor cos_sin;  // [T, D] f32: see rope_angles()
+};
+
+// table [V, H]. Tokens are within [0, V).
+using EmbedFn = void(Ctx& cx, const EmbedOut& out, const Weight& table, const Rope& rope,
+                     const Step& s);
 using EmbedKernel = Kernel<EmbedDesc, EmbedFn>;
 
 EmbedFn embed;
