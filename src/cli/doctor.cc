@@ -44,25 +44,23 @@ constexpr int kProbeRepeats = 5;
 // Layers of one op that run the same kernel for the same reasons: one row of the table.
 struct KernelRow {
   std::string op;
+  int64_t min_tokens, max_tokens;  // of the steps it serves
   std::string kernel;
   std::vector<int> layers;  // -1: outside layers
   std::vector<ops::Refusal> refused;
 };
-
-bool same_refusals(const std::vector<ops::Refusal>& a, const std::vector<ops::Refusal>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-    return x.kernel == y.kernel && x.reason == y.reason;
-  });
-}
 
 std::vector<KernelRow> kernel_rows(const ops::KernelPlan& plan) {
   std::vector<KernelRow> rows;
   for (const ops::PlanEntry& entry : plan.entries()) {
     const std::string op = ops::op_name(entry.op);
     auto row = std::find_if(rows.begin(), rows.end(), [&](const KernelRow& r) {
-      return r.op == op && r.kernel == entry.kernel && same_refusals(r.refused, entry.refused);
+      return r.op == op && r.min_tokens == entry.min_tokens && r.max_tokens == entry.max_tokens &&
+             r.kernel == entry.kernel && r.refused == entry.refused;
     });
-    if (row == rows.end()) row = rows.insert(row, {op, entry.kernel, {}, entry.refused});
+    if (row == rows.end())
+      row = rows.insert(row,
+                        {op, entry.min_tokens, entry.max_tokens, entry.kernel, {}, entry.refused});
     row->layers.push_back(entry.layer);
   }
   return rows;
@@ -81,6 +79,13 @@ std::string layers_text(const std::vector<int>& layers) {
     i = last + 1;
   }
   return text;
+}
+
+// "any", "1-4", "513-".
+std::string tokens_text(const KernelRow& row) {
+  const bool is_last = row.max_tokens == ops::kTokenBuckets.back();
+  if (row.min_tokens == 1 && is_last) return "any";
+  return std::to_string(row.min_tokens) + "-" + (is_last ? "" : std::to_string(row.max_tokens));
 }
 
 Json machine_json(const DoctorFlags& flags) {
@@ -124,6 +129,8 @@ Json kernels_json(const std::vector<KernelRow>& rows) {
       refused.push_back({{"kernel", r.kernel}, {"reason", r.reason}});
     json.push_back({{"op", row.op},
                     {"layers", row.layers},
+                    {"min_tokens", row.min_tokens},
+                    {"max_tokens", row.max_tokens},
                     {"kernel", row.kernel},
                     {"refused", std::move(refused)}});
   }
@@ -157,12 +164,12 @@ void print_machine(const Json& m) {
 }
 
 void print_kernels(const std::vector<KernelRow>& rows) {
-  TextTable table({"op", "layers", "kernel", "better ones, and why not"});
+  TextTable table({"op", "layers", "tokens", "kernel", "better ones, and why not"});
   for (const KernelRow& row : rows) {
     std::string refused;
     for (const ops::Refusal& r : row.refused)
       refused += (refused.empty() ? "" : "; ") + r.kernel + ": " + r.reason;
-    table.add({row.op, layers_text(row.layers), row.kernel, refused});
+    table.add({row.op, layers_text(row.layers), tokens_text(row), row.kernel, refused});
   }
   std::printf("\n%s", table.plain().c_str());
 }

@@ -1,12 +1,14 @@
-// Ctx: where ops run. Carries the thread pool, the kernels allowed and chosen, the format of
-// activations and the tap for tests.
+// Ctx: where ops run. Carries the thread pool or the GPU's stream, the kernels allowed and chosen,
+// the format of activations and the tap for tests.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string_view>
 
+#include "cuda/caps.h"
 #include "ops/plan.h"
 #include "tensor/tensor.h"
 
@@ -26,12 +28,18 @@ struct Ctx {
   KernelOptions kernels = {};       // read when a model is loaded
   Tap tap = {};                     // goldens, `nibble diff`; empty while serving
 
+  cuda::StreamHandle stream = nullptr;  // where kernels are launched; none on the CPU
+
   int threads() const;  // of the pool; 1 without one
+  bool on_gpu() const { return kernels.gpu.sm != 0; }
 
   // Set by the model for the time of a step.
   const KernelPlan* plan = nullptr;
   int layer = -1;
-  std::span<std::byte> scratch = {};  // working memory within one op
+  std::span<std::byte> scratch = {};  // working memory within one op, on the device
+  // On GPUs: kNumCounters words that are zero between kernels; who counts in them leaves them so.
+  static constexpr int kNumCounters = 1 << 16;
+  uint32_t* counters = nullptr;
 };
 
 }  // namespace nibble::ops

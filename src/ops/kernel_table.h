@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "cpu/isa.h"
+#include "cuda/caps.h"
 
 namespace nibble::ops {
 
@@ -30,12 +31,28 @@ const char* op_name(Op op);  // "embed", "norm_qkv", ...
 // What a machine offers, and what its user allows.
 struct KernelOptions {
   cpu::Isa isa = cpu::detect_isa();
-  bool allow_ref = false;                                   // --allow-ref: the twins may run
+  cuda::Caps gpu = {};     // gpu.sm == 0: the model runs on the CPU
+  bool exact = false;      // --exact: sums must not depend on the batch
+  bool allow_ref = false;  // --allow-ref: the twins may run
   std::vector<std::pair<std::string, std::string>> forced;  // --kernel op=name
 
   // Adds one "op=name". Throws Error(kUsage) for another shape or an unknown op.
   void force(const std::string& op_and_name);
 };
+
+// The kernel of a row, in builds that compile it; nullptr in others, where the row can be chosen
+// for a machine that is not there but not run. CMake sets NIBBLE_CUDA_SM to what *.cu files are
+// compiled for: 90, 121, or 0 without CUDA.
+#if NIBBLE_CUDA_SM
+#define NIBBLE_CUDA_KERNEL(fn) fn
+#else
+#define NIBBLE_CUDA_KERNEL(fn) nullptr
+#endif
+#if NIBBLE_CUDA_SM == 90
+#define NIBBLE_SM90_KERNEL(fn) fn
+#else
+#define NIBBLE_SM90_KERNEL(fn) nullptr
+#endif
 
 // A row: why a kernel cannot serve a problem (nullptr: it can), and the kernel.
 template <typename Desc, typename Fn>
@@ -48,6 +65,7 @@ struct Kernel {
 struct Refusal {
   std::string kernel;
   std::string reason;
+  bool operator==(const Refusal&) const = default;
 };
 
 // What pick() found. `refused` are the rows above the chosen one, or all of them.

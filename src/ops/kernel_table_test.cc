@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "ops/moe_up/moe_up.h"
 
 namespace nibble::ops {
@@ -53,6 +55,21 @@ TEST(KernelTable, RefusesFormats) {
   desc.format = Format::kF32;
   EXPECT_NE(refusal(on(cpu::Isa::kAvx2), desc).find("weights are neither bf16 nor mxfp4"),
             std::string::npos);
+}
+
+TEST(KernelTable, OffersCpuRowsToCpusOnly) {
+  KernelOptions options = on(cpu::Isa::kAvx512);
+  options.allow_ref = true;
+  for (const char* name : {"avx512_float", "ref"}) {
+    const auto rows = moe_up_kernels();
+    const auto row = std::find_if(rows.begin(), rows.end(),
+                                  [&](const auto& r) { return std::string(r.name) == name; });
+    ASSERT_NE(row, rows.end()) << name;
+    options.gpu = {};
+    EXPECT_EQ(row->refuse(kDesc, options), nullptr) << name;
+    options.gpu = cuda::h200();
+    EXPECT_STREQ(row->refuse(kDesc, options), "runs on CPUs") << name;
+  }
 }
 
 TEST(KernelTable, ForcesByName) {

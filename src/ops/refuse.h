@@ -6,11 +6,23 @@
 
 namespace nibble::ops {
 
+// Rows of host code.
+inline const char* refuse_gpu(const KernelOptions& options) {
+  return options.gpu.sm == 0 ? nullptr : "runs on CPUs";
+}
+
+// Rows of CUDA code.
+inline const char* refuse_cpu(const KernelOptions& options) {
+  return options.gpu.sm != 0 ? nullptr : "needs an NVIDIA GPU";
+}
+
 inline const char* refuse_ref(const KernelOptions& options) {
+  if (const char* reason = refuse_gpu(options)) return reason;
   return options.allow_ref ? nullptr : "a reference twin; only with --allow-ref";
 }
 
 inline const char* refuse_isa(cpu::Isa want, const KernelOptions& options) {
+  if (const char* reason = refuse_gpu(options)) return reason;
   if (cpu::supports(options.isa, want)) return nullptr;
   switch (want) {
     case cpu::Isa::kAvx512:

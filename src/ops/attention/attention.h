@@ -14,6 +14,7 @@ struct AttentionDesc {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t window = 0;  // 0: none
+  int64_t tokens = 1;  // the most of a step that it is to serve
 };
 
 struct AttentionParams {

@@ -5,9 +5,13 @@
 namespace nibble::ops {
 namespace {
 
+const char* refuse_copy(const EmbedDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_gpu(o)) return reason;
+  return refuse_format(d.format);
+}
+
 constexpr EmbedKernel kKernels[] = {
-    {"cpu_copy", [](const EmbedDesc& d, const KernelOptions&) { return refuse_format(d.format); },
-     copy::embed},
+    {"cpu_copy", refuse_copy, copy::embed},
     {"ref", [](const EmbedDesc&, const KernelOptions& o) { return refuse_ref(o); }, ref::embed},
 };
 
@@ -16,7 +20,7 @@ constexpr EmbedKernel kKernels[] = {
 std::span<const EmbedKernel> embed_kernels() { return kKernels; }
 
 void embed(Ctx& cx, const EmbedOut& out, const Weight& table, const Rope& rope, const Step& s) {
-  cx.plan->row<EmbedKernel>(Op::kEmbed, cx.layer).run(cx, out, table, rope, s);
+  cx.plan->row<EmbedKernel>(Op::kEmbed, cx.layer, s.num_tokens).run(cx, out, table, rope, s);
 }
 
 int64_t bytes(const EmbedDesc& desc, int64_t tokens) {

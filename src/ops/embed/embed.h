@@ -12,6 +12,7 @@ struct EmbedDesc {
   int64_t vocab = 0;
   int64_t hidden = 0;
   Format format = Format::kBF16;
+  int64_t tokens = 1;  // the most of a step that it is to serve
 };
 
 struct EmbedOut {

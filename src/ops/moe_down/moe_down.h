@@ -13,6 +13,7 @@ struct MoeDownDesc {
   int64_t experts = 0;
   int64_t top_k = 0;
   Format format = Format::kMxfp4;
+  int64_t tokens = 1;  // the most of a step that it is to serve
 };
 
 // d [T, H] f32, out; u [T * K, F] f32 by slot; down [E, H, F].

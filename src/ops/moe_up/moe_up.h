@@ -15,6 +15,7 @@ struct MoeUpDesc {
   int64_t experts = 0;
   int64_t top_k = 0;
   Format format = Format::kMxfp4;
+  int64_t tokens = 1;  // the most of a step that it is to serve
 };
 
 inline constexpr float kSwigluAlpha = 1.702f;

@@ -14,6 +14,7 @@ struct NormQkvDesc {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   Format format = Format::kBF16;
+  int64_t tokens = 1;  // the most of a step that it is to serve
 };
 
 struct NormQkvOut {

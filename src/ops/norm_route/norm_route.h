@@ -14,6 +14,7 @@ struct NormRouteDesc {
   int64_t experts = 0;
   int64_t top_k = 0;
   Format format = Format::kBF16;
+  int64_t tokens = 1;  // the most of a step that it is to serve
 };
 
 // y, h [T, H] f32, out; routing: out, its sizes set by the caller; x, d [T, H] f32; y is not x;

@@ -11,6 +11,7 @@ struct NormUnembedDesc {
   int64_t hidden = 0;
   int64_t vocab = 0;
   Format format = Format::kBF16;
+  int64_t tokens = 1;  // the most rows of a step that it is to serve
 };
 
 // logits [R, V] f32, out: never rounded to the activations' format; h [R, H] f32, out;

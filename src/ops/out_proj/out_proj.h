@@ -11,6 +11,7 @@ struct OutProjDesc {
   int64_t hidden = 0;
   int64_t width = 0;  // Q * D
   Format format = Format::kBF16;
+  int64_t tokens = 1;  // the most of a step that it is to serve
 };
 
 // d [T, H] f32, out; att [T, Q * D] f32; out [H, Q * D].
