@@ -18,8 +18,7 @@ FUZZ_SECONDS ?= 60
 export CTEST_OUTPUT_ON_FAILURE := 1
 
 CMAKE_BUILD = cmake --preset $(1) $(2) && cmake --build --preset $(1) -j $(JOBS) $(3)
-# Without a .cu file such a build stops at configure time: no need to fetch nvcc for that.
-SETUP_CUDA = $(if $(filter h200 spark,$(PRESET)),$(if $(wildcard src/*/*.cu src/ops/*/*.cu),cuda))
+SETUP_CUDA = $(if $(filter h200 spark,$(PRESET)),cuda)
 SOURCES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh'
 
 .PHONY: build serve test test-slow test-asan test-tsan test-arm64 test-parsers fuzz format \

@@ -1,14 +1,22 @@
 # nibble_flags: what every translation unit of ours is compiled with.
 add_library(nibble_flags INTERFACE)
 # Designated initialisers leave fields to their defaults: that is what they are for.
-target_compile_options(nibble_flags INTERFACE -Wall -Wextra -Werror -Wno-missing-field-initializers
-                                              -fno-math-errno -ffp-contract=off)
+set(warnings -Wall -Wextra -Werror -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC 12 sees overlaps in std::string's own code that are not there (GCC bug 105651).
-  target_compile_options(nibble_flags INTERFACE -Wno-restrict)
+  list(APPEND warnings -Wno-restrict)
 elseif(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   # GCC 13 takes every reference that a function with a temporary argument returns for dangling.
-  target_compile_options(nibble_flags INTERFACE -Wno-dangling-reference)
+  list(APPEND warnings -Wno-dangling-reference)
+endif()
+target_compile_options(nibble_flags INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:${warnings};-fno-math-errno;-ffp-contract=off>")
+if(NIBBLE_CUDA)
+  # Registers that spill cost more than any other mistake in a kernel: an error.
+  target_compile_options(nibble_flags INTERFACE
+    "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Werror;-Xptxas=-warn-spills,-Werror>")
+  target_include_directories(nibble_flags SYSTEM INTERFACE
+    "$<$<COMPILE_LANGUAGE:CXX>:${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}>")
 endif()
 if(NIBBLE_SANITIZE)
   target_compile_options(nibble_flags INTERFACE -fsanitize=${NIBBLE_SANITIZE} -fno-omit-frame-pointer
@@ -24,24 +32,39 @@ target_link_libraries(nibble_flags INTERFACE Threads::Threads)
 # The tests and fuzz corpora of modules that read bytes from outside: what `make test-parsers` builds.
 add_custom_target(nibble_parser_tests)
 
-# nibble_module(<name> [PARSER] [LINK modules...] [PRIVATE dependencies...])
-#   nibble_<name>            static library of src/<name>/**/*.cc, less the files below and main.cc
+# nibble_module(<name> [PARSER] [LINK modules...] [PRIVATE dependencies...] [EXCLUDE files...])
+#   nibble_<name>            static library of src/<name>/**/*.cc, less the files below, main.cc and
+#                            EXCLUDE; with NIBBLE_CUDA **/*.cu too (*_sm90.cu, *_sm121.cu: for that
+#                            architecture only)
 #   nibble_<name>_test       gtest program of src/<name>/**/*_test.cc: one CTest entry
+#   nibble_<name>_gpu_test   with NIBBLE_CUDA, of *_gpu_test.cc: label gpu, needs the GPU to run
 #   nibble_<name>_slow_test  the same of *_slow_test.cc, labelled slow
 #   <file>_bench             Google Benchmark program of each *_bench.cc
 #   <file>_fuzz              each *_fuzz.cc: a libFuzzer program (with NIBBLE_FUZZ), else a program
 #                            that replays tests/fuzz/<file>/, a CTest entry
 # PARSER: the module reads bytes from outside; its tests get the label parser.
 function(nibble_module name)
-  cmake_parse_arguments(ARG "PARSER" "" "LINK;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ARG "PARSER" "" "LINK;PRIVATE;EXCLUDE" ${ARGN})
   set(dir ${CMAKE_SOURCE_DIR}/src/${name})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${dir}/*.cc)
   file(GLOB_RECURSE tests CONFIGURE_DEPENDS ${dir}/*_test.cc)
   file(GLOB_RECURSE slow_tests CONFIGURE_DEPENDS ${dir}/*_slow_test.cc)
+  file(GLOB_RECURSE gpu_tests CONFIGURE_DEPENDS ${dir}/*_gpu_test.cc)
   file(GLOB_RECURSE benches CONFIGURE_DEPENDS ${dir}/*_bench.cc)
   file(GLOB_RECURSE fuzzers CONFIGURE_DEPENDS ${dir}/*_fuzz.cc)
   list(REMOVE_ITEM sources ${tests} ${benches} ${fuzzers} ${dir}/main.cc)
-  list(REMOVE_ITEM tests ${slow_tests})
+  list(REMOVE_ITEM tests ${slow_tests} ${gpu_tests})
+  list(TRANSFORM ARG_EXCLUDE PREPEND ${dir}/)
+  list(REMOVE_ITEM sources ${ARG_EXCLUDE})
+  if(NIBBLE_CUDA)
+    file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${dir}/*.cu)
+    foreach(sm 90 121)
+      if(NOT NIBBLE_CUDA_SM EQUAL sm)
+        list(FILTER kernels EXCLUDE REGEX "_sm${sm}\\.cu$")
+      endif()
+    endforeach()
+    list(APPEND sources ${kernels})
+  endif()
   list(TRANSFORM ARG_LINK PREPEND nibble_)
   list(TRANSFORM ARG_PRIVATE PREPEND nibble_dep_)
   if(sources)
@@ -63,6 +86,10 @@ function(nibble_module name)
                    TEST ${name} LABELS ${labels})
     nibble_program(nibble_${name}_slow_test "${slow_tests}" LINK ${name} gtest ${ARG_PRIVATE}
                    TEST ${name}_slow LABELS slow)
+    if(NIBBLE_CUDA)
+      nibble_program(nibble_${name}_gpu_test "${gpu_tests}" LINK ${name} gtest ${ARG_PRIVATE}
+                     TEST ${name}_gpu LABELS gpu)
+    endif()
     foreach(bench ${benches})
       get_filename_component(stem ${bench} NAME_WE)
       nibble_program(${stem} ${bench} LINK ${name} benchmark ${ARG_PRIVATE})

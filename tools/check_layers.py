@@ -61,7 +61,8 @@ def main():
             quote, header = match.groups()
             if quote == '"' and not allowed(module, is_test, header):
                 faults.append(f"{name}:{number}: {module} may not include \"{header}\"")
-            if CUDA_HEADER.match("<" + header) and not CUDA_SOURCE.search(name):
+            is_cuda = CUDA_HEADER.match(quote + header) or header.endswith(".cuh")
+            if is_cuda and not CUDA_SOURCE.search(name):
                 faults.append(f"{name}:{number}: a CUDA header outside CUDA sources: {header}")
     print(*faults, sep="\n", end="\n" if faults else "")
     print(f"layers: {checked} files, {len(faults)} faults")

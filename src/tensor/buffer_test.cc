@@ -12,7 +12,7 @@ TEST(Arena, HandsOutAlignedZeroedViewsInOrder) {
   EXPECT_EQ(a.as<float>()[2], 0.0f);
   EXPECT_EQ(static_cast<char*>(b.data) - static_cast<char*>(a.data), Arena::kAlign);
   EXPECT_EQ(b.size_bytes(), 20);
-  EXPECT_DEATH(arena.take(DType::kU8, {65}), "CHECK failed");
+  EXPECT_DEATH(arena.take(DType::kU8, {Arena::kAlign + 1}), "CHECK failed");
 }
 
 TEST(Tensor, RefusesToBeReadAsAnotherType) {
@@ -28,6 +28,22 @@ TEST(Buffer, MovesItsMemory) {
   Buffer b(std::move(a));
   EXPECT_EQ(b.data(), p);
   EXPECT_EQ(a.size_bytes(), 0);
+}
+
+TEST(Buffer, GivesMemoryBackOnce) {
+  static int released = 0;
+  int memory = 0;
+  {
+    Buffer a(&memory, sizeof(memory), [](void* data, int64_t bytes) {
+      EXPECT_EQ(bytes, static_cast<int64_t>(sizeof(int)));
+      released += data != nullptr;
+    });
+    Buffer b(std::move(a));
+    Buffer c(16);
+    c = std::move(b);
+    EXPECT_EQ(c.data(), &memory);
+  }
+  EXPECT_EQ(released, 1);
 }
 
 }  // namespace

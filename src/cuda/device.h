@@ -1,0 +1,21 @@
+// The GPU that this process uses: device 0. Builds without CUDA have no GPU: open_device() throws.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cuda/caps.h"
+
+namespace nibble::cuda {
+
+// Makes device 0 the one that this process uses and says what it offers. Throws Error(kUnsupported)
+// where there is none, the driver is too old, or this build holds no kernels for it.
+Caps open_device();
+
+// Bytes of its memory that are free now.
+int64_t free_memory();
+
+// Version of the driver's CUDA and of the runtime in this program: "driver 13.0, runtime 13.0".
+std::string versions();
+
+}  // namespace nibble::cuda

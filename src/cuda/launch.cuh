@@ -1,0 +1,64 @@
+// launch(): puts a kernel on a stream, with programmatic dependent launch unless told otherwise.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "cuda/check.cuh"
+
+namespace nibble::cuda {
+
+struct LaunchShape {
+  dim3 grid;
+  dim3 block;
+  size_t smem_bytes = 0;  // dynamic shared memory
+  // Starts while the kernel before still runs: it may touch what that one writes, and write at all,
+  // only after griddep_wait(). A kernel without that wait must say false.
+  bool pdl = true;
+  unsigned cluster = 1;  // blocks of a cluster, along x
+};
+
+// Dynamic shared memory above 48 KB is opted in to, once per kernel and process.
+// Throws std::runtime_error.
+template <typename... Params, typename... Args>
+void launch(cudaStream_t stream, void (*kernel)(Params...), const LaunchShape& shape,
+            Args&&... args) {
+  if (shape.smem_bytes > 48 * 1024) {
+    // The attribute belongs to the function: setting it anew costs a table lookup of the runtime.
+    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                               cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shape.smem_bytes)),
+          "shared memory of a kernel");
+  }
+  cudaLaunchAttribute attributes[2];
+  unsigned n = 0;
+  if (shape.pdl) {
+    attributes[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[n++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    attributes[n].id = cudaLaunchAttributeClusterDimension;
+    attributes[n++].val.clusterDim = {shape.cluster, 1, 1};
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.smem_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = n;
+  check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...),
+        "kernel launch");
+}
+
+#ifdef __CUDACC__
+// Waits until the kernels before have finished and their writes can be seen.
+__device__ inline void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Lets the next kernel start; what it may read of this one it sees only after its own wait.
+__device__ inline void griddep_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+#endif
+
+}  // namespace nibble::cuda

@@ -1,0 +1,50 @@
+// The GPU of builds without CUDA: there is none. open_device() says so; nothing else can be reached
+// without it.
+#include "base/check.h"
+#include "base/error.h"
+#include "cuda/device.h"
+#include "cuda/graph.h"
+#include "cuda/memory.h"
+#include "cuda/stream.h"
+
+namespace nibble::cuda {
+namespace {
+
+[[noreturn]] void no_cuda() {
+  throw Error(ErrorKind::kUnsupported,
+              "this build of nibble runs on CPUs only: build with PRESET=h200 or PRESET=spark, or "
+              "say --device cpu");
+}
+
+}  // namespace
+
+Caps open_device() { no_cuda(); }
+int64_t free_memory() { no_cuda(); }
+std::string versions() { return "no CUDA"; }
+
+Buffer device_buffer(int64_t) { no_cuda(); }
+Buffer pinned_buffer(int64_t) { no_cuda(); }
+void copy_async(void*, const void*, int64_t, StreamHandle) { no_cuda(); }
+void zero_async(void*, int64_t, StreamHandle) { no_cuda(); }
+void copy(void*, const void*, int64_t) { no_cuda(); }
+void fill(void*, uint8_t, int64_t) { no_cuda(); }
+
+Stream::Stream() { no_cuda(); }
+Stream::~Stream() = default;
+void Stream::wait() const { no_cuda(); }
+
+Event::Event(Kind) { no_cuda(); }
+Event::~Event() = default;
+void Event::record(StreamHandle) { no_cuda(); }
+void Event::wait() const { no_cuda(); }
+void Event::hold(StreamHandle) const { no_cuda(); }
+bool Event::is_done() const { no_cuda(); }
+double Event::ms_since(const Event&) const { no_cuda(); }
+
+Graph::Graph(StreamHandle, const std::function<void()>&) { no_cuda(); }
+Graph::Graph(Graph&&) noexcept = default;
+Graph& Graph::operator=(Graph&&) noexcept = default;
+Graph::~Graph() = default;
+void Graph::launch(StreamHandle) const { no_cuda(); }
+
+}  // namespace nibble::cuda
