@@ -15,6 +15,8 @@ if(NIBBLE_CUDA)
   # Registers that spill cost more than any other mistake in a kernel: an error.
   target_compile_options(nibble_flags INTERFACE
     "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Werror;-Xptxas=-warn-spills,-Werror>")
+  # Programs are carried to the machine that has the GPU.
+  target_link_options(nibble_flags INTERFACE -static-libstdc++ -static-libgcc)
   target_include_directories(nibble_flags SYSTEM INTERFACE
     "$<$<COMPILE_LANGUAGE:CXX>:${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}>")
 endif()

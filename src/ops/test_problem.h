@@ -176,10 +176,11 @@ struct TestRouting {
 // Rows of a table that run here, the twin left out.
 template <typename Desc, typename Fn>
 std::vector<const Kernel<Desc, Fn>*> kernels_here(std::span<const Kernel<Desc, Fn>> table,
-                                                  const Desc& desc) {
+                                                  const Desc& desc,
+                                                  const KernelOptions& options = {}) {
   std::vector<const Kernel<Desc, Fn>*> rows;
   for (const auto& row : table)
-    if (row.refuse(desc, KernelOptions{}) == nullptr) rows.push_back(&row);
+    if (row.run != nullptr && row.refuse(desc, options) == nullptr) rows.push_back(&row);
   return rows;
 }
 
