@@ -14,3 +14,11 @@ enable_language(CUDA)
 # The standard is the project's; CMake 3.25 does not know yet how nvcc is told.
 set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
 string(REGEX MATCH "^[0-9]+" NIBBLE_CUDA_SM ${CMAKE_CUDA_ARCHITECTURES})
+
+# The runtime, linked statically: the program needs the driver alone.
+list(TRANSFORM CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES REPLACE "include$" "lib" OUTPUT_VARIABLE cuda_libraries)
+get_filename_component(nvcc_directory ${NIBBLE_NVCC} DIRECTORY)
+find_library(NIBBLE_CUDART libcudart_static.a REQUIRED
+             HINTS ${cuda_libraries} ${nvcc_directory}/../lib64 ${nvcc_directory}/../lib)
+add_library(nibble_dep_cudart INTERFACE)
+target_link_libraries(nibble_dep_cudart INTERFACE ${NIBBLE_CUDART} dl rt)
