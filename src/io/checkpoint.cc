@@ -16,6 +16,7 @@ namespace {
 constexpr int64_t kMaxIndexBytes = 100'000'000;
 // Enough to keep a disk busy while others copy, whatever the number of cores.
 constexpr int kReaders = 4;
+constexpr int64_t kPieceBytes = int64_t{8} << 20;
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) {
   throw Error(ErrorKind::kCheckpoint, where + ": " + what);
@@ -43,16 +44,16 @@ class SafetensorsCheckpoint : public Checkpoint {
   const std::string& origin() const override { return origin_; }
   std::span<const TensorInfo> tensors() const override { return tensors_; }
 
-  void read(std::span<const ReadJob> jobs, const ReadProgress& progress) const override {
-    const auto make_reader = [this]() -> PieceReader {
-      return [this, reader = std::make_shared<StreamReader>()](const ReadJob& piece) {
-        reader->read(files_[piece.tensor->file], piece.tensor->offset + piece.begin,
-                     {piece.to, static_cast<size_t>(piece.bytes)});
-      };
+  RangeReader make_reader() const override {
+    return [this, reader = std::make_shared<StreamReader>()](const ReadJob& job) {
+      for (int64_t done = 0; done < job.bytes; done += StreamReader::kPieceBytes) {
+        const int64_t bytes = std::min(StreamReader::kPieceBytes, job.bytes - done);
+        reader->read(files_[job.tensor->file], job.tensor->offset + job.begin + done,
+                     {job.to + done, static_cast<size_t>(bytes)});
+      }
     };
-    read_in_pieces(jobs, StreamReader::kPieceBytes, getenv("NR") ? atoi(getenv("NR")) : kReaders,
-                   make_reader, progress);
   }
+  int num_readers() const override { return kReaders; }
 
  private:
   // Opens one file and returns its tensors.
@@ -146,6 +147,21 @@ const TensorInfo* Checkpoint::find(std::string_view name) const {
       all.begin(), all.end(), name,
       [](const TensorInfo& t, std::string_view wanted) { return t.name < wanted; });
   return it != all.end() && it->name == name ? &*it : nullptr;
+}
+
+void Checkpoint::read(std::span<const ReadJob> jobs, const ReadProgress& progress) const {
+  const std::vector<ReadJob> pieces = cut_in_file_order(jobs, kPieceBytes);
+  int64_t total_bytes = 0;
+  for (const ReadJob& piece : pieces) total_bytes += piece.bytes;
+  run_pieces(
+      std::ssize(pieces), num_readers(), total_bytes,
+      [&]() -> PieceWorker {
+        return [&pieces, reader = make_reader()](int64_t i) {
+          reader(pieces[i]);
+          return pieces[i].bytes;
+        };
+      },
+      progress);
 }
 
 std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& directory) {

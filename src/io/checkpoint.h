@@ -28,6 +28,9 @@ struct ReadJob {
   }
 };
 
+// Fills a job's destination. May own buffers: one for each thread.
+using RangeReader = std::function<void(const ReadJob&)>;
+
 // Called with bytes done so far and in all, from one thread at a time, not always the caller's.
 using ReadProgress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
 
@@ -39,10 +42,13 @@ class Checkpoint {
   virtual const std::string& origin() const = 0;
   // Sorted by name; stays valid as long as the checkpoint.
   virtual std::span<const TensorInfo> tensors() const = 0;
-  // Runs all jobs, on several threads. Throws Error(kCheckpoint) where a file has become short or
-  // cannot be read.
-  virtual void read(std::span<const ReadJob> jobs, const ReadProgress& progress = {}) const = 0;
+  // The reader throws Error(kCheckpoint) where a file has become short or cannot be read.
+  virtual RangeReader make_reader() const = 0;
+  // Threads that bytes are best read by where nothing else is done with them.
+  virtual int num_readers() const = 0;
 
+  // Runs all jobs on num_readers() threads. Throws as a reader does.
+  void read(std::span<const ReadJob> jobs, const ReadProgress& progress = {}) const;
   // nullptr where there is no such tensor.
   const TensorInfo* find(std::string_view name) const;
 };

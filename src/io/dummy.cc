@@ -12,12 +12,9 @@
 #include "formats/bf16.h"
 #include "formats/mxfp4.h"
 #include "io/checkpoint.h"
-#include "io/pieces.h"
 
 namespace nibble {
 namespace {
-
-constexpr int64_t kPieceBytes = 4 << 20;
 
 // splitmix64's output function (Steele, Lea, Flood 2014).
 constexpr uint64_t mix(uint64_t z) {
@@ -177,15 +174,14 @@ class DummyCheckpoint : public Checkpoint {
   const std::string& origin() const override { return origin_; }
   std::span<const TensorInfo> tensors() const override { return tensors_; }
 
-  void read(std::span<const ReadJob> jobs, const ReadProgress& progress) const override {
-    const auto make_reader = [this]() -> PieceReader {
-      return [this](const ReadJob& piece) {
-        fillers_[static_cast<size_t>(piece.tensor->file)].fill(
-            piece.begin, {piece.to, static_cast<size_t>(piece.bytes)});
-      };
+  RangeReader make_reader() const override {
+    return [this](const ReadJob& job) {
+      fillers_[static_cast<size_t>(job.tensor->file)].fill(
+          job.begin, {job.to, static_cast<size_t>(job.bytes)});
     };
-    const unsigned threads = std::max(1u, std::thread::hardware_concurrency());
-    read_in_pieces(jobs, kPieceBytes, static_cast<int>(threads), make_reader, progress);
+  }
+  int num_readers() const override {
+    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   }
 
  private:

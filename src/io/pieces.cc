@@ -10,9 +10,8 @@
 #include "base/check.h"
 
 namespace nibble {
-namespace {
 
-std::vector<ReadJob> cut(std::span<const ReadJob> jobs, int64_t piece_bytes) {
+std::vector<ReadJob> cut_in_file_order(std::span<const ReadJob> jobs, int64_t piece_bytes) {
   std::vector<ReadJob> pieces;
   for (const ReadJob& job : jobs) {
     CHECK(job.begin >= 0 && job.bytes >= 0 && job.begin + job.bytes <= job.tensor->bytes);
@@ -27,28 +26,22 @@ std::vector<ReadJob> cut(std::span<const ReadJob> jobs, int64_t piece_bytes) {
   return pieces;
 }
 
-}  // namespace
-
-void read_in_pieces(std::span<const ReadJob> jobs, int64_t piece_bytes, int threads,
-                    const std::function<PieceReader()>& make_reader, const ReadProgress& progress) {
-  const std::vector<ReadJob> pieces = cut(jobs, piece_bytes);
-  int64_t total_bytes = 0;
-  for (const ReadJob& piece : pieces) total_bytes += piece.bytes;
-
-  std::atomic<size_t> next = 0;
+void run_pieces(int64_t count, int threads, int64_t total_bytes,
+                const std::function<PieceWorker()>& make_worker, const ReadProgress& progress) {
+  std::atomic<int64_t> next = 0;
   std::atomic<bool> failed = false;
   std::mutex mutex;  // guards what follows
   int64_t done_bytes = 0;
   std::exception_ptr failure;
   const auto work = [&] {
     try {
-      const PieceReader read = make_reader();
+      const PieceWorker worker = make_worker();
       while (!failed) {
-        const size_t i = next++;
-        if (i >= pieces.size()) return;
-        read(pieces[i]);
+        const int64_t i = next++;
+        if (i >= count) return;
+        const int64_t bytes = worker(i);
         const std::lock_guard lock(mutex);
-        done_bytes += pieces[i].bytes;
+        done_bytes += bytes;
         if (progress) progress(done_bytes, total_bytes);
       }
     } catch (...) {
@@ -57,8 +50,7 @@ void read_in_pieces(std::span<const ReadJob> jobs, int64_t piece_bytes, int thre
     }
   };
   std::vector<std::jthread> others;
-  const auto wanted = std::min<size_t>(static_cast<size_t>(threads), pieces.size());
-  for (size_t i = 1; i < wanted; ++i) others.emplace_back(work);
+  for (int64_t i = 1; i < std::min<int64_t>(threads, count); ++i) others.emplace_back(work);
   work();
   others.clear();  // joins
   if (failure) std::rethrow_exception(failure);

@@ -1,20 +1,25 @@
-// Runs read jobs in pieces on several threads.
+// Work in many pieces, done by several threads.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "io/checkpoint.h"
 
 namespace nibble {
 
-using PieceReader = std::function<void(const ReadJob& piece)>;
+// The jobs in pieces of at most piece_bytes, in order of (file, offset). A job that goes beyond its
+// tensor is a bug.
+std::vector<ReadJob> cut_in_file_order(std::span<const ReadJob> jobs, int64_t piece_bytes);
 
-// Cuts the jobs into pieces of at most piece_bytes, in order of (file, offset), and runs each once.
-// `make_reader` is called once per thread, so a reader may own a buffer. The first exception stops
-// the others and is thrown here. A job that goes beyond its tensor is a bug.
-void read_in_pieces(std::span<const ReadJob> jobs, int64_t piece_bytes, int threads,
-                    const std::function<PieceReader()>& make_reader, const ReadProgress& progress);
+// Does piece i and returns how many bytes that were, for the progress.
+using PieceWorker = std::function<int64_t(int64_t i)>;
+
+// Runs each of `count` pieces once, in order but side by side. `make_worker` is called once on each
+// thread, so a worker may own a buffer. The first exception stops the others and is thrown here.
+void run_pieces(int64_t count, int threads, int64_t total_bytes,
+                const std::function<PieceWorker()>& make_worker, const ReadProgress& progress);
 
 }  // namespace nibble

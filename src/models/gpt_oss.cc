@@ -96,15 +96,15 @@ Weights bind(const GptOssConfig& c, const LoadedWeights& w) {
 
 // The problems that the kernels are chosen for.
 struct Descs {
-  explicit Descs(const GptOssConfig& c)
+  Descs(const GptOssConfig& c, const DenseFormats& dense)
       : embed{c.vocab, c.hidden, Format::kBF16},
-        norm_qkv{c.hidden, c.q_heads, c.kv_heads, c.head_dim, Format::kBF16},
+        norm_qkv{c.hidden, c.q_heads, c.kv_heads, c.head_dim, dense.qkv},
         attention{c.q_heads, c.kv_heads, c.head_dim, kNoWindow},
-        out_proj{c.hidden, c.q_width(), Format::kBF16},
+        out_proj{c.hidden, c.q_width(), dense.out},
         norm_route{c.hidden, c.experts, c.top_k, Format::kBF16},
         moe_up{c.hidden, c.width, c.experts, c.top_k, Format::kMxfp4},
         moe_down{c.hidden, c.width, c.experts, c.top_k, Format::kMxfp4},
-        norm_unembed{c.hidden, c.vocab, Format::kBF16} {}
+        norm_unembed{c.hidden, c.vocab, dense.unembed} {}
 
   ops::EmbedDesc embed;
   ops::NormQkvDesc norm_qkv;
@@ -116,9 +116,10 @@ struct Descs {
   ops::NormUnembedDesc norm_unembed;
 };
 
-ops::KernelPlan make_plan(const GptOssConfig& c, const ops::KernelOptions& options) {
+ops::KernelPlan make_plan(const GptOssConfig& c, const DenseFormats& dense,
+                          const ops::KernelOptions& options) {
   using ops::Op;
-  const Descs d(c);
+  const Descs d(c, dense);
   ops::KernelPlan plan(static_cast<int>(c.layers));
   plan.add(Op::kEmbed, -1, ops::embed_kernels(), d.embed, options);
   for (int l = 0; l < c.layers; ++l) {
@@ -136,8 +137,9 @@ ops::KernelPlan make_plan(const GptOssConfig& c, const ops::KernelOptions& optio
 }
 
 // Working memory of the op that needs most.
-int64_t op_scratch_bytes(const GptOssConfig& c, const Ctx& cx, const StepLimits& limits) {
-  const Descs d(c);
+int64_t op_scratch_bytes(const GptOssConfig& c, const DenseFormats& dense, const Ctx& cx,
+                         const StepLimits& limits) {
+  const Descs d(c, dense);
   const int64_t tokens = limits.max_tokens;
   const int threads = cx.threads();
   return std::max({ops::scratch_bytes(d.norm_qkv, tokens, threads),
@@ -149,9 +151,10 @@ int64_t op_scratch_bytes(const GptOssConfig& c, const Ctx& cx, const StepLimits&
                    ops::scratch_bytes(d.norm_unembed, limits.max_out, threads)});
 }
 
-int64_t acts_bytes(const GptOssConfig& c, const Ctx& cx, const StepLimits& limits) {
+int64_t acts_bytes(const GptOssConfig& c, const DenseFormats& dense, const Ctx& cx,
+                   const StepLimits& limits) {
   int64_t sum = 0;
-  Acts().each(c, limits.max_tokens, limits.max_out, op_scratch_bytes(c, cx, limits),
+  Acts().each(c, limits.max_tokens, limits.max_out, op_scratch_bytes(c, dense, cx, limits),
               [&](Tensor&, DType dtype, Shape shape) {
                 sum += Arena::padded(make_tensor(nullptr, dtype, shape).size_bytes());
               });
@@ -160,9 +163,11 @@ int64_t acts_bytes(const GptOssConfig& c, const Ctx& cx, const StepLimits& limit
 
 class GptOss : public Model {
  public:
-  GptOss(GptOssConfig config, ops::KernelPlan plan, LoadedWeights weights)
+  GptOss(GptOssConfig config, const DenseFormats& dense_formats, ops::KernelPlan plan,
+         LoadedWeights weights)
       : c(std::move(config)),
-        info_(gpt_oss_info(c)),
+        dense(dense_formats),
+        info_(gpt_oss_info(c, dense)),
         plan_(std::move(plan)),
         loaded_(std::move(weights)),
         w(bind(c, loaded_)) {}
@@ -170,12 +175,12 @@ class GptOss : public Model {
   const ModelInfo& info() const override { return info_; }
 
   int64_t scratch_bytes(const Ctx& cx, const StepLimits& limits) const override {
-    return acts_bytes(c, cx, limits);
+    return acts_bytes(c, dense, cx, limits);
   }
 
   void reserve(const Ctx& cx, const StepLimits& limits) override {
     arena_ = Arena(scratch_bytes(cx, limits));
-    acts_.each(c, limits.max_tokens, limits.max_out, op_scratch_bytes(c, cx, limits),
+    acts_.each(c, limits.max_tokens, limits.max_out, op_scratch_bytes(c, dense, cx, limits),
                [&](Tensor& t, DType dtype, Shape shape) { t = arena_.take(dtype, shape); });
     limits_ = limits;
   }
@@ -242,6 +247,7 @@ class GptOss : public Model {
   }
 
   const GptOssConfig c;
+  const DenseFormats dense;
   const ModelInfo info_;
   const ops::KernelPlan plan_;
   const LoadedWeights loaded_;
@@ -263,39 +269,47 @@ void refuse_dense_experts(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-ModelInfo describe_gpt_oss(const ModelFiles& files) {
-  return gpt_oss_info(parse_gpt_oss_config(files.config));
+ModelInfo describe_gpt_oss(const ModelFiles& files, const DenseFormats& dense) {
+  return gpt_oss_info(parse_gpt_oss_config(files.config), dense);
 }
 
-int64_t describe_gpt_oss_scratch(const Ctx& cx, const ModelFiles& files, const StepLimits& limits) {
-  return acts_bytes(parse_gpt_oss_config(files.config), cx, limits);
+int64_t describe_gpt_oss_scratch(const Ctx& cx, const ModelFiles& files, const StepLimits& limits,
+                                 const DenseFormats& dense) {
+  return acts_bytes(parse_gpt_oss_config(files.config), dense, cx, limits);
 }
 
 std::vector<WeightSpec> list_gpt_oss_weights(const ModelFiles& files) {
   std::vector<WeightSpec> specs;
-  for (const WantedWeight& w : gpt_oss_weights(parse_gpt_oss_config(files.config)))
+  const auto rows = [](ops::Op, int) { return Layout::kRows; };
+  for (const WantedWeight& w : gpt_oss_weights(parse_gpt_oss_config(files.config), {}, rows))
     specs.push_back(w.spec);
   return specs;
 }
 
-ops::KernelPlan plan_gpt_oss(const Ctx& cx, const ModelFiles& files) {
-  return make_plan(parse_gpt_oss_config(files.config), cx.kernels);
+ops::KernelPlan plan_gpt_oss(const Ctx& cx, const ModelFiles& files, const DenseFormats& dense) {
+  return make_plan(parse_gpt_oss_config(files.config), dense, cx.kernels);
 }
 
 std::unique_ptr<Model> load_gpt_oss(const Ctx& cx, const ModelFiles& files,
                                     const LoadOptions& options) {
   GptOssConfig c = parse_gpt_oss_config(files.config);
-  ops::KernelPlan plan = make_plan(c, cx.kernels);
-  const std::vector<WantedWeight> wanted = gpt_oss_weights(c);
+  ops::KernelPlan plan = make_plan(c, options.dense, cx.kernels);
+  std::vector<WantedWeight> wanted = gpt_oss_weights(
+      c, options.dense, [&](ops::Op op, int layer) { return plan.layout(op, layer); });
   std::unique_ptr<Checkpoint> checkpoint;
   if (options.format == LoadFormat::kDummy) {
-    checkpoint = dummy_checkpoint(list_gpt_oss_weights(files), options.seed);
+    std::vector<WeightSpec> specs;
+    for (WantedWeight& w : wanted) {
+      if (w.format == Format::kMxfp4) w.spec.format = w.format;  // made as it is wanted
+      specs.push_back(w.spec);
+    }
+    checkpoint = dummy_checkpoint(std::move(specs), options.seed);
   } else {
     checkpoint = open_checkpoint(files.require_weights());
     refuse_dense_experts(*checkpoint);
   }
-  LoadedWeights weights(*checkpoint, wanted, options.progress);
-  return std::make_unique<GptOss>(std::move(c), std::move(plan), std::move(weights));
+  LoadedWeights weights(*checkpoint, wanted, options.memory, cx.threads(), options.progress);
+  return std::make_unique<GptOss>(std::move(c), options.dense, std::move(plan), std::move(weights));
 }
 
 }  // namespace nibble

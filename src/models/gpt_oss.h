@@ -11,11 +11,12 @@
 
 namespace nibble {
 
-ModelInfo describe_gpt_oss(const ModelFiles& files);
+ModelInfo describe_gpt_oss(const ModelFiles& files, const DenseFormats& dense);
 int64_t describe_gpt_oss_scratch(const ops::Ctx& cx, const ModelFiles& files,
-                                 const StepLimits& limits);
+                                 const StepLimits& limits, const DenseFormats& dense);
 std::vector<WeightSpec> list_gpt_oss_weights(const ModelFiles& files);
-ops::KernelPlan plan_gpt_oss(const ops::Ctx& cx, const ModelFiles& files);
+ops::KernelPlan plan_gpt_oss(const ops::Ctx& cx, const ModelFiles& files,
+                             const DenseFormats& dense);
 std::unique_ptr<Model> load_gpt_oss(const ops::Ctx& cx, const ModelFiles& files,
                                     const LoadOptions& options);
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -40,9 +41,13 @@ struct GptOssConfig {
 GptOssConfig parse_gpt_oss_config(const Config& config);
 
 // Every weight under its Hugging Face name, in the order in which a step reads them.
-std::vector<WantedWeight> gpt_oss_weights(const GptOssConfig& c);
+// Matrices are laid out as `layout_of` says of their op and layer. Throws Error(kUnsupported)
+// naming a matrix that cannot become what `dense` says.
+using LayoutOf = std::function<Layout(ops::Op op, int layer)>;
+std::vector<WantedWeight> gpt_oss_weights(const GptOssConfig& c, const DenseFormats& dense,
+                                          const LayoutOf& layout_of);
 
-ModelInfo gpt_oss_info(const GptOssConfig& c);
+ModelInfo gpt_oss_info(const GptOssConfig& c, const DenseFormats& dense);
 
 // "model.layers.3." + rest
 std::string layer_name(int64_t layer, const std::string& rest);

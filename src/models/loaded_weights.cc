@@ -1,21 +1,43 @@
 #include "models/loaded_weights.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "io/pieces.h"
 
 namespace nibble {
 namespace {
 
-int64_t code_bytes(const WeightSpec& spec) {
-  const FormatRow& row = format_row(spec.format);
-  return num_elements(spec) / row.block_elems * row.code_bytes;
+constexpr int64_t kPieceBytes = int64_t{4} << 20;
+// A weight that loses more than this share of its blocks to outliers is worth a warning.
+constexpr double kManyFlattened = 0.01;
+
+// A weight as rows of K elements: experts' rows follow one another; a vector is one row.
+int64_t num_cols(const WeightSpec& spec) { return spec.shape.back(); }
+int64_t num_rows(const WeightSpec& spec) {
+  int64_t n = 1;
+  for (size_t i = 0; i + 1 < spec.shape.size(); ++i) n *= spec.shape[i];
+  return n;
 }
 
-int64_t scale_bytes(const WeightSpec& spec) { return size_bytes(spec) - code_bytes(spec); }
+// Bytes of one row, on disk or where it ends up.
+struct RowSize {
+  int64_t codes = 0;
+  int64_t scales = 0;
+};
+RowSize row_size(Format format, Layout layout, int64_t cols) {
+  return {row_code_bytes(format, layout, cols), row_scale_bytes(format, layout, cols)};
+}
+RowSize disk_size(const WantedWeight& w) {
+  return row_size(w.spec.format, Layout::kRows, num_cols(w.spec));
+}
+RowSize final_size(const WantedWeight& w) { return row_size(w.format, w.layout, num_cols(w.spec)); }
 
-// Offsets of codes and scales of each weight. Scales lie behind the codes; only weights without
-// scales can be joined.
+// Offsets of the codes and scales of each weight. Joined weights lie codes by codes; the scales of
+// all of them follow.
 struct Places {
   std::vector<int64_t> codes, scales;
   int64_t total_bytes = 0;
@@ -23,27 +45,130 @@ struct Places {
 
 Places place(std::span<const WantedWeight> wanted) {
   Places places;
-  for (const WantedWeight& w : wanted) {
-    CHECK(!w.joined || scale_bytes(w.spec) == 0);
-    if (!w.joined) places.total_bytes = Arena::padded(places.total_bytes);
-    places.codes.push_back(places.total_bytes);
-    places.total_bytes += code_bytes(w.spec);
-    if (scale_bytes(w.spec) > 0) places.total_bytes = Arena::padded(places.total_bytes);
-    places.scales.push_back(places.total_bytes);
-    places.total_bytes += scale_bytes(w.spec);
+  places.codes.resize(wanted.size());
+  places.scales.resize(wanted.size());
+  for (size_t first = 0, end; first < wanted.size(); first = end) {
+    end = first + 1;
+    while (end < wanted.size() && wanted[end].joined) ++end;
+    for (const bool scales : {false, true}) {
+      places.total_bytes = Arena::padded(places.total_bytes);
+      for (size_t i = first; i < end; ++i) {
+        const WantedWeight& w = wanted[i];
+        CHECK(w.format == wanted[first].format && w.layout == wanted[first].layout);
+        (scales ? places.scales : places.codes)[i] = places.total_bytes;
+        const RowSize size = final_size(w);
+        places.total_bytes += num_rows(w.spec) * (scales ? size.scales : size.codes);
+      }
+    }
   }
   return places;
 }
 
-}  // namespace
+// Some rows of one weight: whole groups where it is packed.
+struct RowTask {
+  size_t weight;
+  int64_t row, rows;
+};
 
-int64_t num_elements(const WeightSpec& spec) {
-  int64_t n = 1;
-  for (int64_t dim : spec.shape) n *= dim;
-  return n;
+std::vector<RowTask> cut_rows(std::span<const WantedWeight> wanted,
+                              std::span<const WeightInfo> found) {
+  std::vector<RowTask> tasks;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const int64_t all = num_rows(wanted[i].spec);
+    const int64_t per_group = kPieceBytes / (disk_size(wanted[i]).codes * kGroupRows);
+    const int64_t rows = std::max<int64_t>(1, per_group) * kGroupRows;
+    for (int64_t row = 0; row < all; row += rows)
+      tasks.push_back({i, row, std::min(rows, all - row)});
+  }
+  const auto position = [&](const RowTask& t) {
+    const TensorInfo& tensor = *found[t.weight].codes;
+    return std::pair(tensor.file, tensor.offset + t.row * disk_size(wanted[t.weight]).codes);
+  };
+  std::stable_sort(tasks.begin(), tasks.end(),
+                   [&](const RowTask& a, const RowTask& b) { return position(a) < position(b); });
+  return tasks;
 }
 
-int64_t size_bytes(const WeightSpec& spec) { return format_bytes(spec.format, num_elements(spec)); }
+// One thread's way from the checkpoint to the final place.
+class RowMover {
+ public:
+  RowMover(RangeReader reader, const WeightMemory& memory)
+      : read_(std::move(reader)), memory_(memory) {}
+
+  // `to` is where the rows finally lie. Returns what encoding lost; nullopt where it cannot.
+  std::optional<EncodeLoss> move(const WantedWeight& w, const WeightInfo& info, int64_t row,
+                                 int64_t rows, const RowBytes& to) {
+    const bool encodes = w.format != w.spec.format, packs = w.layout != Layout::kRows;
+    const int64_t cols = num_cols(w.spec);
+    const RowBytes out = memory_.copy ? stage(last_, rows, final_size(w)) : to;
+    const RowBytes encoded =
+        packs ? stage(middle_, rows, row_size(w.format, Layout::kRows, cols)) : out;
+    const RowBytes raw = encodes ? stage(first_, rows, disk_size(w)) : encoded;
+
+    const RowSize disk = disk_size(w);
+    read(*info.codes, row * disk.codes, rows * disk.codes, raw.codes);
+    if (info.scales != nullptr)
+      read(*info.scales, row * disk.scales, rows * disk.scales, raw.scales);
+    std::optional<EncodeLoss> loss = EncodeLoss{};
+    if (encodes)
+      loss =
+          encode_rows(w.format, rows, cols, reinterpret_cast<const uint16_t*>(raw.codes), encoded);
+    if (packs) pack_rows(w.format, w.layout, rows, cols, {encoded.codes, encoded.scales}, out);
+    if (memory_.copy) {
+      memory_.copy(to.codes, out.codes, rows * final_size(w).codes);
+      if (final_size(w).scales > 0)
+        memory_.copy(to.scales, out.scales, rows * final_size(w).scales);
+    }
+    return loss;
+  }
+
+ private:
+  struct Stage {
+    Buffer codes, scales;
+  };
+  RowBytes stage(Stage& s, int64_t rows, const RowSize& size) {
+    grow(s.codes, rows * size.codes);
+    grow(s.scales, rows * size.scales);
+    return {static_cast<uint8_t*>(s.codes.data()), static_cast<uint8_t*>(s.scales.data())};
+  }
+  void grow(Buffer& buffer, int64_t bytes) {
+    if (buffer.size_bytes() < bytes) buffer = memory_.allocate_staging(bytes);
+  }
+  void read(const TensorInfo& tensor, int64_t begin, int64_t bytes, uint8_t* to) {
+    read_({&tensor, begin, bytes, reinterpret_cast<std::byte*>(to)});
+  }
+
+  RangeReader read_;
+  const WeightMemory& memory_;
+  Stage first_, middle_, last_;
+};
+
+// What was lost, by part and format; every weight that lost much.
+void log_losses(std::span<const WantedWeight> wanted, std::span<const EncodeLoss> losses) {
+  std::map<std::string, EncodeLoss> sums;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const WantedWeight& w = wanted[i];
+    if (losses[i].blocks == 0) continue;
+    sums[w.part + " as " + std::string(format_name(w.format))] += losses[i];
+    if (losses[i].flattened_share() > kManyFlattened)
+      LOG_WARN(
+          "%s as %s: outliers zero more than half of the other values in %.1f%% of its blocks of "
+          "32; leave it in bf16 or mxfp8",
+          w.spec.name.c_str(), format_name(w.format).data(), 100 * losses[i].flattened_share());
+  }
+  for (const auto& [what, loss] : sums)
+    LOG_INFO("%s: rms error %.2f%% of the weights', %lld of %lld blocks flattened by outliers",
+             what.c_str(), 100 * loss.relative_rms(), static_cast<long long>(loss.flattened),
+             static_cast<long long>(loss.blocks));
+}
+
+}  // namespace
+
+int64_t num_elements(const WeightSpec& spec) { return num_rows(spec) * num_cols(spec); }
+
+int64_t resident_bytes(const WantedWeight& weight) {
+  return format_bytes(weight.format, num_elements(weight.spec));
+}
 
 std::vector<WeightPart> sum_parts(std::span<const WantedWeight> wanted) {
   std::vector<WeightPart> parts;
@@ -51,31 +176,57 @@ std::vector<WeightPart> sum_parts(std::span<const WantedWeight> wanted) {
     auto at = std::find_if(parts.begin(), parts.end(),
                            [&](const WeightPart& p) { return p.name == w.part; });
     if (at == parts.end()) at = parts.insert(at, WeightPart{.name = w.part});
-    at->bytes += size_bytes(w.spec);
+    at->bytes += resident_bytes(w);
   }
   return parts;
 }
 
 LoadedWeights::LoadedWeights(const Checkpoint& checkpoint, std::span<const WantedWeight> wanted,
+                             const WeightMemory& memory, int threads,
                              const ReadProgress& progress) {
   std::vector<WeightSpec> specs;
   for (const WantedWeight& w : wanted) specs.push_back(w.spec);
   const std::vector<WeightInfo> found = match_weights(checkpoint, specs);
 
   const Places places = place(wanted);
-  buffer_ = Buffer(places.total_bytes);
+  buffer_ = memory.allocate(places.total_bytes);
   auto* base = static_cast<uint8_t*>(buffer_.data());
-  std::vector<ReadJob> jobs;
+  int64_t disk_bytes = 0;
+  std::vector<Placed> all;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    Placed placed{specs[i], base + places.codes[i], nullptr};
-    jobs.push_back(ReadJob::whole(*found[i].codes, placed.codes));
-    if (found[i].scales != nullptr) {
-      placed.scales = base + places.scales[i];
-      jobs.push_back(ReadJob::whole(*found[i].scales, placed.scales));
-    }
-    placed_.emplace(specs[i].name, placed);
+    disk_bytes += found[i].bytes();
+    all.push_back({wanted[i], base + places.codes[i],
+                   final_size(wanted[i]).scales > 0 ? base + places.scales[i] : nullptr});
+    placed_.emplace(wanted[i].spec.name, all.back());
   }
-  checkpoint.read(jobs, progress);
+
+  const std::vector<RowTask> tasks = cut_rows(wanted, found);
+  std::vector<EncodeLoss> task_losses(tasks.size());
+  const auto run = [&](RowMover& mover, int64_t t) {
+    const auto& [i, row, rows] = tasks[t];
+    const RowSize size = final_size(wanted[i]), disk = disk_size(wanted[i]);
+    const RowBytes to{all[i].codes + row * size.codes,
+                      all[i].scales == nullptr ? nullptr : all[i].scales + row * size.scales};
+    const auto loss = mover.move(wanted[i], found[i], row, rows, to);
+    if (!loss)
+      throw Error(ErrorKind::kCheckpoint,
+                  checkpoint.origin() + ": tensor \"" + wanted[i].spec.name + "\": rows " +
+                      std::to_string(row) + " to " + std::to_string(row + rows - 1) +
+                      " hold a value that is infinite or no number; it cannot become " +
+                      std::string(format_name(wanted[i].format)));
+    task_losses[t] = *loss;
+    return rows * (disk.codes + disk.scales);
+  };
+  run_pieces(
+      std::ssize(tasks), std::max(threads, checkpoint.num_readers()), disk_bytes,
+      [&]() -> PieceWorker {
+        auto mover = std::make_shared<RowMover>(checkpoint.make_reader(), memory);
+        return [&run, mover](int64_t t) { return run(*mover, t); };
+      },
+      progress);
+  std::vector<EncodeLoss> losses(wanted.size());
+  for (size_t t = 0; t < tasks.size(); ++t) losses[tasks[t].weight] += task_losses[t];
+  log_losses(wanted, losses);
 }
 
 const LoadedWeights::Placed& LoadedWeights::find(const std::string& name) const {
@@ -86,9 +237,10 @@ const LoadedWeights::Placed& LoadedWeights::find(const std::string& name) const 
 
 Weight LoadedWeights::matrix(const std::string& name, const std::string& bias, int64_t rows) const {
   const Placed& placed = find(name);
-  const auto& shape = placed.spec.shape;
+  const auto& shape = placed.weight.spec.shape;
   CHECK(shape.size() == 2 || shape.size() == 3);
-  Weight w{.format = placed.spec.format,
+  Weight w{.format = placed.weight.format,
+           .layout = placed.weight.layout,
            .experts = shape.size() == 3 ? shape[0] : 1,
            .rows = std::max(rows, shape[shape.size() - 2]),
            .cols = shape.back(),
@@ -100,7 +252,7 @@ Weight LoadedWeights::matrix(const std::string& name, const std::string& bias, i
 
 const uint16_t* LoadedWeights::vector(const std::string& name) const {
   const Placed& placed = find(name);
-  CHECK(placed.spec.format == Format::kBF16);
+  CHECK(placed.weight.format == Format::kBF16);
   return reinterpret_cast<const uint16_t*>(placed.codes);
 }
 

@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "formats/format.h"
 #include "ops/ctx.h"
 #include "ops/step.h"
+#include "tensor/buffer.h"
 #include "tensor/tensor.h"
 
 namespace nibble {
@@ -70,23 +72,44 @@ class Model {
   virtual Tensor forward(ops::Ctx& cx, const Step& step, const SeqState& kv) = 0;
 };
 
+// What the large dense matrices become while they are loaded. Everything else stays as the
+// checkpoint has it: experts, router, norms, biases, and the embedding, whose rows are looked up.
+struct DenseFormats {
+  Format qkv = Format::kBF16;
+  Format out = Format::kBF16;
+  Format unembed = Format::kBF16;
+  bool operator==(const DenseFormats&) const = default;
+};
+
+// Where weights are put. A device has a `copy` into its memory, called from several threads at
+// once; without one, weights are written where they lie.
+struct WeightMemory {
+  std::function<Buffer(int64_t bytes)> allocate = [](int64_t bytes) { return Buffer(bytes); };
+  std::function<Buffer(int64_t bytes)> allocate_staging = allocate;
+  std::function<void(void* to, const void* from, int64_t bytes)> copy = {};
+};
+
 enum class LoadFormat { kAuto, kDummy };
 
 struct LoadOptions {
   LoadFormat format = LoadFormat::kAuto;
   uint64_t seed = 0;  // of dummy weights
+  DenseFormats dense = {};
+  WeightMemory memory = {};
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
 // What `model` (a directory, a bare config.json or a built-in id, as io/hub.h resolves it) would
 // need, without loading it. Throws Error for an architecture that is not there (naming those that
-// are) or a config that cannot be.
-ModelInfo describe_model(const std::string& model);
+// are), a config that cannot be, or matrices that cannot become what `dense` says.
+ModelInfo describe_model(const std::string& model, const DenseFormats& dense = {});
 // Which kernels would run it under cx.kernels, and why the better ones would not. Throws where an
 // op has none.
-ops::KernelPlan plan_kernels(const ops::Ctx& cx, const std::string& model);
+ops::KernelPlan plan_kernels(const ops::Ctx& cx, const std::string& model,
+                             const DenseFormats& dense = {});
 // Model::scratch_bytes() of it, for the memory plan before anything is loaded.
-int64_t describe_scratch(const ops::Ctx& cx, const std::string& model, const StepLimits& limits);
+int64_t describe_scratch(const ops::Ctx& cx, const std::string& model, const StepLimits& limits,
+                         const DenseFormats& dense = {});
 // Every weight that loading it reads, by Hugging Face name, for `nibble inspect`.
 std::vector<WeightSpec> list_wanted_weights(const std::string& model);
 std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,

@@ -12,10 +12,10 @@ namespace {
 
 struct Architecture {
   const char* name;
-  ModelInfo (*describe)(const ModelFiles&);
-  int64_t (*scratch)(const ops::Ctx&, const ModelFiles&, const StepLimits&);
+  ModelInfo (*describe)(const ModelFiles&, const DenseFormats&);
+  int64_t (*scratch)(const ops::Ctx&, const ModelFiles&, const StepLimits&, const DenseFormats&);
   std::vector<WeightSpec> (*wanted)(const ModelFiles&);
-  ops::KernelPlan (*plan)(const ops::Ctx&, const ModelFiles&);
+  ops::KernelPlan (*plan)(const ops::Ctx&, const ModelFiles&, const DenseFormats&);
   std::unique_ptr<Model> (*load)(const ops::Ctx&, const ModelFiles&, const LoadOptions&);
 };
 
@@ -39,14 +39,15 @@ const Architecture& architecture_of(const ModelFiles& files) {
 
 }  // namespace
 
-ModelInfo describe_model(const std::string& model) {
+ModelInfo describe_model(const std::string& model, const DenseFormats& dense) {
   const ModelFiles files = find_model(model);
-  return architecture_of(files).describe(files);
+  return architecture_of(files).describe(files, dense);
 }
 
-int64_t describe_scratch(const ops::Ctx& cx, const std::string& model, const StepLimits& limits) {
+int64_t describe_scratch(const ops::Ctx& cx, const std::string& model, const StepLimits& limits,
+                         const DenseFormats& dense) {
   const ModelFiles files = find_model(model);
-  return architecture_of(files).scratch(cx, files, limits);
+  return architecture_of(files).scratch(cx, files, limits, dense);
 }
 
 std::vector<WeightSpec> list_wanted_weights(const std::string& model) {
@@ -54,9 +55,10 @@ std::vector<WeightSpec> list_wanted_weights(const std::string& model) {
   return architecture_of(files).wanted(files);
 }
 
-ops::KernelPlan plan_kernels(const ops::Ctx& cx, const std::string& model) {
+ops::KernelPlan plan_kernels(const ops::Ctx& cx, const std::string& model,
+                             const DenseFormats& dense) {
   const ModelFiles files = find_model(model);
-  return architecture_of(files).plan(cx, files);
+  return architecture_of(files).plan(cx, files, dense);
 }
 
 std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "base/error.h"
 #include "cpu/isa.h"
 #include "cuda/caps.h"
+#include "formats/layout.h"
 
 namespace nibble::ops {
 
@@ -60,6 +62,7 @@ struct Kernel {
   const char* name;
   const char* (*refuse)(const Desc&, const KernelOptions&);
   Fn* run;
+  Layout layout = Layout::kRows;  // in which it reads its matrix
 };
 
 struct Refusal {
@@ -80,14 +83,18 @@ const std::string* forced_name(Op op, const KernelOptions& options);
 [[noreturn]] void throw_no_kernel(Op op, const std::vector<Refusal>& refused);
 }  // namespace internal
 
-// Throws Error(kUnsupported) that lists every refusal where no row serves.
+// The first row that serves `desc`; of those that read `layout`, where one is given. No row where
+// all refuse.
 template <typename Desc, typename Fn>
-Picked<Kernel<Desc, Fn>> pick(Op op, std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
-                              const KernelOptions& options) {
+Picked<Kernel<Desc, Fn>> find_kernel(Op op, std::span<const Kernel<Desc, Fn>> table,
+                                     const Desc& desc, const KernelOptions& options,
+                                     std::optional<Layout> layout = std::nullopt) {
   Picked<Kernel<Desc, Fn>> picked;
   const std::string* forced = internal::forced_name(op, options);
   for (const auto& row : table) {
     const char* reason = row.refuse(desc, options);
+    if (reason == nullptr && layout && row.layout != *layout)
+      reason = "no kernel for other sizes of step reads its layout of the weights";
     if (forced != nullptr && *forced != row.name) reason = "another kernel is forced";
     if (reason == nullptr) {
       picked.row = &row;
@@ -95,7 +102,16 @@ Picked<Kernel<Desc, Fn>> pick(Op op, std::span<const Kernel<Desc, Fn>> table, co
     }
     picked.refused.push_back({row.name, reason});
   }
-  internal::throw_no_kernel(op, picked.refused);
+  return picked;
+}
+
+// Throws Error(kUnsupported) that lists every refusal where no row serves.
+template <typename Desc, typename Fn>
+Picked<Kernel<Desc, Fn>> pick(Op op, std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
+                              const KernelOptions& options) {
+  auto picked = find_kernel(op, table, desc, options);
+  if (picked.row == nullptr) internal::throw_no_kernel(op, picked.refused);
+  return picked;
 }
 
 }  // namespace nibble::ops

@@ -30,22 +30,29 @@ struct PlanEntry {
 class KernelPlan {
  public:
   KernelPlan() = default;
-  explicit KernelPlan(int num_layers) : rows_((num_layers + 1) * kNumOps) {}
+  explicit KernelPlan(int num_layers)
+      : rows_((num_layers + 1) * kNumOps), layouts_(rows_.size(), Layout::kRows) {}
 
-  // Picks from `table` for `desc` with the tokens of each bucket; throws as pick() does.
+  // Picks from `table` for `desc` with the tokens of each bucket. All buckets read one layout of
+  // the weights: the first, in the table's order, that serves every one. Throws Error(kUnsupported)
+  // with every refusal where none does.
   template <typename Desc, typename Fn>
   void add(Op op, int layer, std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
            const KernelOptions& options) {
+    const Layout layout = common_layout(op, table, desc, options);
+    layouts_.at(index(op, layer)) = layout;
     int64_t min_tokens = 1;
     for (size_t b = 0; b < kTokenBuckets.size(); ++b) {
-      Desc bucket = desc;
-      bucket.tokens = kTokenBuckets[b];
-      auto picked = pick(op, table, bucket, options);
+      const Desc bucket = with_tokens(desc, b);
+      auto picked = find_kernel(op, table, bucket, options, layout);
       rows_.at(index(op, layer))[b] = picked.row;
       note({op, layer, min_tokens, bucket.tokens, picked.row->name, std::move(picked.refused)});
       min_tokens = bucket.tokens + 1;
     }
   }
+
+  // In which all kernels of the op read its matrix.
+  Layout layout(Op op, int layer) const { return layouts_.at(index(op, layer)); }
 
   const std::vector<PlanEntry>& entries() const { return entries_; }
 
@@ -60,11 +67,33 @@ class KernelPlan {
   }
 
  private:
+  template <typename Desc>
+  static Desc with_tokens(Desc desc, size_t bucket) {
+    desc.tokens = kTokenBuckets[bucket];
+    return desc;
+  }
+
+  template <typename Desc, typename Fn>
+  static Layout common_layout(Op op, std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
+                              const KernelOptions& options) {
+    for (const auto& row : table) {
+      size_t b = 0;
+      while (b < kTokenBuckets.size() &&
+             find_kernel(op, table, with_tokens(desc, b), options, row.layout).row != nullptr)
+        ++b;
+      if (b == kTokenBuckets.size()) return row.layout;
+    }
+    for (size_t b = 0; b < kTokenBuckets.size(); ++b)
+      pick(op, table, with_tokens(desc, b), options);  // throws where not even one size is served
+    internal::throw_no_kernel(op, {{"all", "none reads a layout that serves steps of every size"}});
+  }
+
   // Joins an entry to the bucket before it where all but the size is the same.
   void note(PlanEntry entry);
   static int index(Op op, int layer) { return (layer + 1) * kNumOps + static_cast<int>(op); }
 
   std::vector<std::array<const void*, kTokenBuckets.size()>> rows_;
+  std::vector<Layout> layouts_;
   std::vector<PlanEntry> entries_;
 };
 

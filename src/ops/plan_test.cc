@@ -32,6 +32,39 @@ TEST(KernelPlan, ChoosesByTheSizeOfTheStep) {
   EXPECT_EQ(plan.entries()[1].refused, (std::vector<Refusal>{{"few", "up to 16 tokens"}}));
 }
 
+// One resident layout: a kernel for few tokens is taken only if one for many reads what it reads.
+TEST(KernelPlan, ReadsOneLayoutInStepsOfEverySize) {
+  constexpr Row kFewTiles{"few_tiles", refuse_many, nothing, Layout::kTiles16x64};
+  constexpr Row kAllTiles{"all_tiles", refuse_nothing, nothing, Layout::kTiles16x64};
+  constexpr Row kAllRows{"all_rows", refuse_nothing, nothing};
+  const Row both[] = {kFewTiles, kAllRows, kAllTiles};
+  KernelPlan plan(1);
+  plan.add(Op::kMoeUp, 0, std::span<const Row>(both), Problem{}, {});
+  EXPECT_EQ(plan.layout(Op::kMoeUp, 0), Layout::kTiles16x64);
+  EXPECT_STREQ(plan.row<Row>(Op::kMoeUp, 0, 3).name, "few_tiles");
+  EXPECT_STREQ(plan.row<Row>(Op::kMoeUp, 0, 17).name, "all_tiles");
+
+  const Row one[] = {kFewTiles, kAllRows};
+  plan = KernelPlan(1);
+  plan.add(Op::kMoeUp, 0, std::span<const Row>(one), Problem{}, {});
+  EXPECT_EQ(plan.layout(Op::kMoeUp, 0), Layout::kRows);
+  EXPECT_STREQ(plan.row<Row>(Op::kMoeUp, 0, 3).name, "all_rows");
+  EXPECT_EQ(plan.entries()[0].refused[0].reason,
+            "no kernel for other sizes of step reads its layout of the weights");
+  EXPECT_EQ(plan.entries().back().refused[0].reason, "up to 16 tokens");
+}
+
+TEST(KernelPlan, ThrowsWhereASizeHasNoKernel) {
+  constexpr Row kRows[] = {{"few", refuse_many, nothing}};
+  KernelPlan plan(1);
+  try {
+    plan.add(Op::kMoeUp, 0, std::span<const Row>(kRows), Problem{}, {});
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "no kernel for moe_up:\n  few: up to 16 tokens");
+  }
+}
+
 TEST(KernelPlanDeathTest, ARowWithoutAKernelCannotRun) {
   constexpr Row kRows[] = {{"elsewhere", refuse_nothing, nullptr}};
   KernelPlan plan(1);

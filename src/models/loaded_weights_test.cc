@@ -1,0 +1,182 @@
+#include "models/loaded_weights.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "base/error.h"
+#include "formats/bf16.h"
+#include "ops/linear/linear_ref.h"
+
+namespace nibble {
+namespace {
+
+// q, k, v of one fused matrix, experts, and a vector; large enough for several pieces.
+std::vector<WantedWeight> wanted(Format dense, Layout dense_layout, Layout expert_layout) {
+  const auto matrix = [&](const char* name, std::vector<int64_t> shape, bool joined) {
+    return WantedWeight{.spec = {.name = name, .shape = std::move(shape)},
+                        .part = "attention",
+                        .joined = joined,
+                        .format = dense,
+                        .layout = dense_layout};
+  };
+  return {{.spec = {.name = "norm", .shape = {2880}, .fill = Fill::kNormal}, .part = "norms"},
+          matrix("q", {1024, 2880}, false),
+          matrix("k", {64, 2880}, true),
+          matrix("v", {64, 2880}, true),
+          {.spec = {.name = "up", .shape = {3, 48, 128}, .format = Format::kMxfp4},
+           .part = "experts",
+           .layout = expert_layout},
+          {.spec = {.name = "up_bias", .shape = {3, 48}}, .part = "experts"}};
+}
+
+std::vector<WeightSpec> specs_of(std::span<const WantedWeight> wanted) {
+  std::vector<WeightSpec> specs;
+  for (const WantedWeight& w : wanted) specs.push_back(w.spec);
+  return specs;
+}
+
+// The tensor as the checkpoint has it, as float32.
+std::vector<float> floats_of(const Checkpoint& checkpoint, const char* name) {
+  const TensorInfo& tensor = *checkpoint.find(name);
+  std::vector<uint16_t> bits(tensor.bytes / 2);
+  const ReadJob job = ReadJob::whole(tensor, bits.data());
+  checkpoint.read({&job, 1});
+  std::vector<float> values;
+  for (const uint16_t b : bits) values.push_back(bf16_to_float(b));
+  return values;
+}
+
+// Every row of a weight against rows of the checkpoint encoded one by one.
+void expect_rows(const Weight& w, int64_t first, const Checkpoint& checkpoint, const char* name) {
+  const std::vector<float> source = floats_of(checkpoint, name);
+  const int64_t rows = std::ssize(source) / w.cols;
+  std::vector<float> got(w.cols), want(w.cols);
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* from = source.data() + r * w.cols;
+    ops::ref::decode_row(w, 0, first + r, got.data());
+    if (w.format == Format::kBF16) {
+      want.assign(from, from + w.cols);
+    } else {
+      std::vector<uint16_t> bits(w.cols);
+      for (int64_t k = 0; k < w.cols; ++k) bits[k] = bf16_from_float(from[k]);
+      std::vector<uint8_t> codes(row_code_bytes(w.format, Layout::kRows, w.cols));
+      std::vector<uint8_t> scales(w.cols / 32);
+      encode_rows(w.format, 1, w.cols, bits.data(), {codes.data(), scales.data()});
+      const Weight row{.format = w.format,
+                       .rows = 1,
+                       .cols = w.cols,
+                       .codes = codes.data(),
+                       .scales = scales.data()};
+      ops::ref::decode_row(row, 0, 0, want.data());
+    }
+    ASSERT_EQ(got, want) << name << " row " << r;
+  }
+}
+
+struct Case {
+  Format dense;
+  Layout dense_layout, expert_layout;
+};
+constexpr Case kCases[] = {{Format::kBF16, Layout::kRows, Layout::kRows},
+                           {Format::kMxfp4, Layout::kRows, Layout::kPanels16},
+                           {Format::kMxfp4, Layout::kTiles16x64, Layout::kTiles16x64},
+                           {Format::kMxfp4, Layout::kPanels16, Layout::kRows},
+                           {Format::kMxfp8, Layout::kRows, Layout::kTiles16x64},
+                           {Format::kMxfp8, Layout::kPanels16, Layout::kPanels16}};
+
+void check(const Case& c, const WeightMemory& memory) {
+  const std::vector<WantedWeight> all = wanted(c.dense, c.dense_layout, c.expert_layout);
+  const auto checkpoint = dummy_checkpoint(specs_of(all), 5);
+  const LoadedWeights loaded(*checkpoint, all, memory, 3, {});
+  const Weight qkv = loaded.matrix("q", "", 1024 + 2 * 64);
+  EXPECT_EQ(qkv.rows, 1152);
+  expect_rows(qkv, 0, *checkpoint, "q");
+  expect_rows(qkv, 1024, *checkpoint, "k");
+  expect_rows(qkv, 1088, *checkpoint, "v");
+
+  const Weight up = loaded.matrix("up", "up_bias");
+  const LoadedWeights plain(*checkpoint, wanted(Format::kBF16, Layout::kRows, Layout::kRows), {}, 1,
+                            {});
+  const Weight want = plain.matrix("up", "up_bias");
+  std::vector<float> got_row(128), want_row(128);
+  for (int64_t e = 0; e < 3; ++e)
+    for (int64_t r = 0; r < 48; ++r) {
+      ops::ref::decode_row(up, e, r, got_row.data());
+      ops::ref::decode_row(want, e, r, want_row.data());
+      ASSERT_EQ(got_row, want_row) << "expert " << e << " row " << r;
+    }
+  EXPECT_EQ(std::memcmp(up.bias, want.bias, 2 * 3 * 48), 0);
+  EXPECT_EQ(std::memcmp(loaded.vector("norm"), plain.vector("norm"), 2 * 2880), 0);
+}
+
+TEST(LoadedWeights, EncodesAndPacksWhileReading) {
+  for (const Case& c : kCases) check(c, {});
+}
+
+// Through staging pieces and a copy, as a device's memory is filled.
+TEST(LoadedWeights, FillsOtherMemoryPieceByPiece) {
+  std::atomic<int64_t> copied = 0, largest = 0;
+  WeightMemory memory;
+  memory.copy = [&](void* to, const void* from, int64_t bytes) {
+    std::memcpy(to, from, bytes);
+    copied += bytes;
+    for (int64_t seen = largest; seen < bytes && !largest.compare_exchange_weak(seen, bytes);) {
+    }
+  };
+  for (const Case& c : kCases) {
+    copied = 0;
+    check(c, memory);
+    int64_t bytes = 0;
+    for (const WantedWeight& w : wanted(c.dense, c.dense_layout, c.expert_layout))
+      bytes += resident_bytes(w);
+    EXPECT_EQ(copied, bytes);
+  }
+  EXPECT_LE(largest, int64_t{4} << 20);
+}
+
+TEST(LoadedWeights, CountsResidentBytes) {
+  const auto sum = [](Format dense) {
+    int64_t bytes = 0;
+    for (const WeightPart& part : sum_parts(wanted(dense, Layout::kRows, Layout::kRows)))
+      bytes += part.bytes;
+    return bytes;
+  };
+  constexpr int64_t kDense = 1152 * 2880;
+  EXPECT_EQ(sum(Format::kBF16) - sum(Format::kMxfp4), kDense * 2 - kDense * 17 / 32);
+  EXPECT_EQ(sum(Format::kBF16) - sum(Format::kMxfp8), kDense * 2 - kDense * 33 / 32);
+}
+
+// A checkpoint whose every bf16 is infinite.
+class Infinite : public Checkpoint {
+ public:
+  const std::string& origin() const override { return origin_; }
+  std::span<const TensorInfo> tensors() const override { return {&tensor_, 1}; }
+  RangeReader make_reader() const override {
+    return [](const ReadJob& job) {
+      for (int64_t i = 0; i < job.bytes; i += 2) std::memcpy(job.to + i, "\x80\x7f", 2);
+    };
+  }
+  int num_readers() const override { return 1; }
+
+ private:
+  std::string origin_ = "infinite";
+  TensorInfo tensor_{"w", DType::kBF16, {32, 64}, 32 * 64 * 2, 0, 0};
+};
+
+TEST(LoadedWeights, RefusesToEncodeWhatIsNotFinite) {
+  const WantedWeight w{
+      .spec = {.name = "w", .shape = {32, 64}}, .part = "p", .format = Format::kMxfp4};
+  try {
+    LoadedWeights(Infinite(), {&w, 1}, {}, 1, {});
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(),
+                 "infinite: tensor \"w\": rows 0 to 31 hold a value that is infinite or no number; "
+                 "it cannot become mxfp4");
+  }
+}
+
+}  // namespace
+}  // namespace nibble
