@@ -30,9 +30,19 @@ enum class Op : uint8_t {
 inline constexpr int kNumOps = 8;
 const char* op_name(Op op);  // "embed", "norm_qkv", ...
 
+// What the inputs of matrix products are rounded to (--activations). It belongs to a layer, never
+// to a step: a kernel either serves it for every number of tokens or refuses it.
+enum class ActFormat : uint8_t {
+  kFloat,   // as they are
+  kBF16,    // h, q, att and u are stored as bf16
+  kInt8,    // blocks of 32, for weights in mxfp4; other weights take floats
+  kInt8Row  // the same with one scale per token
+};
+
 // What a machine offers, and what its user allows.
 struct KernelOptions {
   cpu::Isa isa = cpu::detect_isa();
+  ActFormat activations = ActFormat::kFloat;
   cuda::Caps gpu = {};     // gpu.sm == 0: the model runs on the CPU
   bool exact = false;      // --exact: sums must not depend on the batch
   bool allow_ref = false;  // --allow-ref: the twins may run

@@ -39,15 +39,49 @@ TEST(KernelTable, ChoosesByInstructionSetWhateverMachineThisIs) {
 
 TEST(KernelTable, ListsEveryRefusal) {
   const auto chosen = pick(Op::kMoeUp, moe_up_kernels(), kDesc, on(cpu::Isa::kAvx2));
-  ASSERT_EQ(chosen.refused.size(), 1u);
-  EXPECT_EQ(chosen.refused[0].kernel, "avx512_float");
-  EXPECT_EQ(chosen.refused[0].reason, "needs AVX-512 F, BW, VL and DQ");
+  ASSERT_EQ(chosen.refused.size(), 5u);
+  EXPECT_EQ(chosen.refused[2].kernel, "avx2_int8");
+  EXPECT_EQ(chosen.refused[2].reason, "activations are not int8");
+  EXPECT_EQ(chosen.refused[4].kernel, "avx512_float");
+  EXPECT_EQ(chosen.refused[4].reason, "needs AVX-512 F, BW, VL and DQ");
   EXPECT_EQ(refusal(on(cpu::Isa::kScalar)),
             "no kernel for moe_up:\n"
+            "  avx512_vnni_int8: needs AVX-512 VNNI and VBMI\n"
+            "  avx_vnni_int8: needs AVX-VNNI\n"
+            "  avx2_int8: needs AVX2 and FMA\n"
+            "  neon_dot_int8: needs an arm64 CPU with dot products\n"
             "  avx512_float: needs AVX-512 F, BW, VL and DQ\n"
             "  avx2_float: needs AVX2 and FMA\n"
             "  neon_float: needs an arm64 CPU\n"
             "  ref: a reference twin; only with --allow-ref");
+}
+
+// int8 products read panels and serve what lies so; the others of a layer run in floats.
+TEST(KernelTable, Int8IsAChoiceOfLayers) {
+  KernelOptions options = on(cpu::Isa::kAvx512Vnni);
+  options.activations = ActFormat::kInt8;
+  const auto chosen = pick(Op::kMoeUp, moe_up_kernels(), kDesc, options);
+  EXPECT_STREQ(chosen.row->name, "avx512_vnni_int8");
+  EXPECT_EQ(chosen.row->layout, Layout::kPanels16);
+  options.isa = cpu::Isa::kAvx512;
+  EXPECT_EQ(picked(options), "avx2_int8");
+  options.isa = cpu::Isa::kAvxVnni;
+  EXPECT_EQ(picked(options), "avx_vnni_int8");
+  options.isa = cpu::Isa::kNeonDot;
+  EXPECT_EQ(picked(options), "neon_dot_int8");
+  options.isa = cpu::Isa::kNeon;
+  EXPECT_EQ(picked(options), "neon_float");
+  MoeUpDesc desc = kDesc;
+  desc.width = 36;  // rows of gates and ups: 72
+  options.isa = cpu::Isa::kAvx512Vnni;
+  const auto odd = pick(Op::kMoeUp, moe_up_kernels(), desc, options);
+  EXPECT_STREQ(odd.row->name, "avx512_float");
+  EXPECT_EQ(odd.row->layout, Layout::kRows);
+  EXPECT_EQ(odd.refused[0].reason, "its rows are not a multiple of 16");
+  desc = kDesc;
+  desc.format = Format::kBF16;
+  EXPECT_EQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).refused[0].reason,
+            "int8 activations are for mxfp4 weights");
 }
 
 TEST(KernelTable, RefusesFormats) {

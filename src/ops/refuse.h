@@ -57,4 +57,13 @@ const char* refuse_blocked(Format format, const KernelOptions& options) {
   return refuse_format(format);
 }
 
+// Products with int8 activations on `isa`, for a weight of `rows` x `cols`.
+template <cpu::Isa kIsa>
+const char* refuse_int8(Format format, int64_t rows, int64_t cols, const KernelOptions& options) {
+  if (const char* reason = refuse_isa(kIsa, options)) return reason;
+  if (options.activations != ActFormat::kInt8) return "activations are not int8";
+  if (format != Format::kMxfp4) return "int8 activations are for mxfp4 weights";
+  return refuse_layout(Layout::kPanels16, format, rows, cols);
+}
+
 }  // namespace nibble::ops

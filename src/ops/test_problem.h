@@ -13,6 +13,7 @@
 #include "cpu/thread_pool.h"
 #include "formats/bf16.h"
 #include "formats/fp8.h"
+#include "formats/int8.h"
 #include "formats/mxfp4.h"
 #include "ops/ctx.h"
 #include "ops/routing.h"
@@ -24,6 +25,7 @@ inline constexpr double kEps = 0x1p-24;  // of float32: half a unit in the last 
 
 // Error of a float32 dot product of length n over the sum of its terms' magnitudes, at worst: each
 // of 4 or more lanes rounds n / 4 times, the tree over the lanes and the bias a few times more.
+// More than enough for int8 inputs, whose products round once per 32.
 inline double dot_error(int64_t n) { return (n / 4.0 + 8) * kEps; }
 // Relative error of a normed value: half the error of the mean of squares, and four roundings. As
 // bf16, values near a rounding boundary may go either way: a whole unit, 2^-7.
@@ -182,6 +184,33 @@ std::vector<const Kernel<Desc, Fn>*> kernels_here(std::span<const Kernel<Desc, F
   for (const auto& row : table)
     if (row.run != nullptr && row.refuse(desc, options) == nullptr) rows.push_back(&row);
   return rows;
+}
+
+// Those that round the inputs of products to `activations`.
+template <typename Desc, typename Fn>
+std::vector<const Kernel<Desc, Fn>*> kernels_here(std::span<const Kernel<Desc, Fn>> table,
+                                                  const Desc& desc, ActFormat activations) {
+  KernelOptions options;
+  options.activations = activations;
+  auto rows = kernels_here(table, desc, options);
+  if (activations == ActFormat::kInt8)
+    std::erase_if(rows, [](const auto* row) { return row->layout == Layout::kRows; });
+  return rows;
+}
+
+// What a product makes of its inputs [rows, K]: as they are, or to int8 and back, with one rounding
+// of float32.
+inline Floats as_input(const Floats& x, ActFormat activations) {
+  Floats seen = x;
+  if (activations != ActFormat::kInt8) return seen;
+  CHECK(x.shape[1] % kInt8BlockElems == 0);
+  for (size_t at = 0; at < seen.values.size(); at += kInt8BlockElems) {
+    int8_t q[kInt8BlockElems];
+    float* block = seen.values.data() + at;
+    const float step = int8_encode(block, kInt8BlockElems, q);
+    for (int i = 0; i < kInt8BlockElems; ++i) block[i] = step * static_cast<float>(q[i]);
+  }
+  return seen;
 }
 
 }  // namespace nibble::ops

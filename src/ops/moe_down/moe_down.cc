@@ -14,7 +14,20 @@ constexpr MoeDownKernel row(const char* name) {
           BlockedMoeDown<kIsa>::run};
 }
 
+template <cpu::Isa kIsa>
+constexpr MoeDownKernel int8_row(const char* name) {
+  return {name,
+          [](const MoeDownDesc& d, const KernelOptions& o) {
+            return refuse_int8<kIsa>(d.format, d.hidden, d.width, o);
+          },
+          Int8MoeDown<kIsa>::run, Layout::kPanels16};
+}
+
 constexpr MoeDownKernel kKernels[] = {
+    int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
+    int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
+    int8_row<cpu::Isa::kAvx2>("avx2_int8"),
+    int8_row<cpu::Isa::kNeonDot>("neon_dot_int8"),
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),

@@ -36,6 +36,11 @@ template <cpu::Isa kIsa>
 struct BlockedMoeDown {
   static MoeDownFn run;
 };
+// MXFP4 weights by int8 activations; defined for kAvx512Vnni, kAvxVnni, kAvx2 and kNeonDot.
+template <cpu::Isa kIsa>
+struct Int8MoeDown {
+  static MoeDownFn run;
+};
 namespace ref {
 MoeDownFn moe_down;
 }

@@ -1,42 +1,42 @@
+#include <algorithm>
+
 #include "cpu/thread_pool.h"
 #include "ops/linear/expert_tasks.h"
-#include "ops/linear/linear.h"
 #include "ops/moe_down/moe_down.h"
 
 namespace nibble::ops {
 namespace {
 
+template <typename Product>
 struct MoeDownScratch {
-  MoeDownScratch(Scratch s, const MoeDownDesc& d, int64_t tokens, int threads)
-      : linear(s, d.format, d.width, tokens * d.top_k, threads),
+  MoeDownScratch(Scratch s, const typename Product::Kernels* kernels, const MoeDownDesc& d,
+                 int64_t tokens, int threads)
+      : product(kernels, s,
+                {d.format, d.width, tokens * d.top_k, tokens * d.top_k, d.experts, threads}),
         y(s.take<float>(tokens * d.top_k * d.hidden)),
         used_bytes(s.used_bytes()) {}
-  LinearScratch linear;
+  Product product;
   float* y;  // [T * K, H] what each slot's expert says
   int64_t used_bytes;
 };
 
-}  // namespace
+template <typename Product, cpu::Isa kIsa>
+void run_with(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+              const Weight& down) {
+  const int64_t hidden = down.rows, tokens = routing.num_tokens;
+  const MoeDownDesc desc{hidden, down.cols, down.experts, routing.top_k, down.format};
+  MoeDownScratch<Product> scratch(Scratch(cx.scratch), &Product::kernels(kIsa), desc, tokens,
+                                  cx.pool->size());
+  scratch.product.take(cx, {.x = u.as<float>(),
+                            .sources = tokens * routing.top_k,
+                            .groups = down.experts,
+                            .offsets = routing.offsets});
 
-int64_t scratch_bytes(const MoeDownDesc& desc, int64_t tokens, int threads) {
-  return MoeDownScratch(Scratch(), desc, tokens, threads).used_bytes;
-}
-
-template <cpu::Isa kIsa>
-void BlockedMoeDown<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
-                               const Weight& down) {
-  const FloatKernels& kernels = float_kernels(kIsa);
-  const int64_t hidden = down.rows, width = down.cols, tokens = routing.num_tokens;
-  const MoeDownDesc desc{hidden, width, down.experts, routing.top_k, down.format};
-  const MoeDownScratch scratch(Scratch(cx.scratch), desc, tokens, cx.pool->size());
-  arrange_inputs(cx, scratch.linear, down.format, u.as<float>(), tokens * routing.top_k, width);
-
-  for_expert_blocks(cx, routing, down, [&](int64_t e, int64_t row, int64_t rows, int worker) {
-    const int64_t first = routing.offsets[e];
-    block_product(kernels, down.expert(e).slice(row, rows), scratch.linear.x + first,
-                  routing.counts[e], scratch.linear.decoded + worker * kBlockRows * width,
-                  scratch.y + first * hidden + row, hidden);
-  });
+  for_expert_blocks<Product::kRows>(
+      cx, routing, down, [&](int64_t e, int64_t row, int64_t rows, int worker) {
+        scratch.product.multiply(down.expert(e).slice(row, rows), e, worker,
+                                 scratch.y + routing.offsets[e] * hidden + row, hidden);
+      });
 
   cx.pool->parallel_for(tokens, 1, [&](int64_t t, int64_t end, int) {
     for (; t < end; ++t) {
@@ -50,8 +50,30 @@ void BlockedMoeDown<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u, const 
   });
 }
 
+}  // namespace
+
+int64_t scratch_bytes(const MoeDownDesc& desc, int64_t tokens, int threads) {
+  return most_scratch_bytes<MoeDownScratch>(desc, tokens, threads);
+}
+
+template <cpu::Isa kIsa>
+void BlockedMoeDown<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+                               const Weight& down) {
+  run_with<FloatProduct, kIsa>(cx, d, u, routing, down);
+}
+
+template <cpu::Isa kIsa>
+void Int8MoeDown<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+                            const Weight& down) {
+  run_with<Int8Product, kIsa>(cx, d, u, routing, down);
+}
+
 template struct BlockedMoeDown<cpu::Isa::kAvx512>;
 template struct BlockedMoeDown<cpu::Isa::kAvx2>;
 template struct BlockedMoeDown<cpu::Isa::kNeon>;
+template struct Int8MoeDown<cpu::Isa::kAvx512Vnni>;
+template struct Int8MoeDown<cpu::Isa::kAvxVnni>;
+template struct Int8MoeDown<cpu::Isa::kAvx2>;
+template struct Int8MoeDown<cpu::Isa::kNeonDot>;
 
 }  // namespace nibble::ops

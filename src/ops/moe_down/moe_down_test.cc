@@ -18,25 +18,27 @@ constexpr Shape kShapes[] = {{160, 2880, 6, 4, Format::kMxfp4},  // gpt-oss's ex
                              {20, 72, 4, 1, Format::kBF16}};
 
 // A weighted sum of K dot products: their errors, and K + 1 roundings more.
-void check(const Shape& shape, int64_t tokens, DType act) {
+void check(const Shape& shape, int64_t tokens, DType act, ActFormat format = ActFormat::kFloat) {
   Random random(static_cast<uint32_t>(tokens));
-  const TestWeight w(random, shape.format, shape.experts, shape.hidden, shape.width);
+  TestWeight w(random, shape.format, shape.experts, shape.hidden, shape.width);
   Floats u(random, tokens * shape.top_k, shape.width, act), got(tokens, shape.hidden),
       one_u(shape.top_k, shape.width), alone(1, shape.hidden);
+  const Floats seen = as_input(u, format);
   TestRouting routing(tokens, shape.experts, shape.top_k);
   routing.randomize(random);
   const MoeDownDesc desc{shape.hidden, shape.width, shape.experts, shape.top_k, shape.format};
   TestCtx test(act, scratch_bytes(desc, tokens, 2));
   const double error = dot_error(shape.width) + (shape.top_k + 1) * kEps;
-  for (const MoeDownKernel* row : kernels_here(moe_down_kernels(), desc)) {
+  for (const MoeDownKernel* row : kernels_here(moe_down_kernels(), desc, format)) {
+    if (w.view.layout != row->layout) w.pack(row->layout);
     row->run(test.cx, got.tensor(), u.tensor(), routing.view, w.view);
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t n = 0; n < shape.hidden; ++n) {
         double want = 0, sum_abs = 0;
         for (int64_t i = t * shape.top_k; i < (t + 1) * shape.top_k; ++i) {
           double abs;
-          want +=
-              routing.p[i] * ref::Row(w.view, routing.ids[i], n).dot(u.row(routing.slot[i]), &abs);
+          want += routing.p[i] *
+                  ref::Row(w.view, routing.ids[i], n).dot(seen.row(routing.slot[i]), &abs);
           sum_abs += routing.p[i] * abs;
         }
         ASSERT_NEAR(got.at(t, n), want, error * sum_abs)
@@ -61,6 +63,7 @@ TEST(MoeDown, EveryKernelEqualsTheTwinAndItselfAlone) {
     for (int64_t tokens : {1, 2, 5, 31}) {
       if (shape.width == 2880 && tokens > 5) continue;
       for (DType act : {DType::kF32, DType::kBF16}) check(shape, tokens, act);
+      if (shape.format == Format::kMxfp4) check(shape, tokens, DType::kF32, ActFormat::kInt8);
     }
 }
 

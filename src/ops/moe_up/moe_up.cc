@@ -13,7 +13,20 @@ constexpr MoeUpKernel row(const char* name) {
       BlockedMoeUp<kIsa>::run};
 }
 
+template <cpu::Isa kIsa>
+constexpr MoeUpKernel int8_row(const char* name) {
+  return {name,
+          [](const MoeUpDesc& d, const KernelOptions& o) {
+            return refuse_int8<kIsa>(d.format, 2 * d.width, d.hidden, o);
+          },
+          Int8MoeUp<kIsa>::run, Layout::kPanels16};
+}
+
 constexpr MoeUpKernel kKernels[] = {
+    int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
+    int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
+    int8_row<cpu::Isa::kAvx2>("avx2_int8"),
+    int8_row<cpu::Isa::kNeonDot>("neon_dot_int8"),
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),

@@ -40,6 +40,11 @@ template <cpu::Isa kIsa>
 struct BlockedMoeUp {
   static MoeUpFn run;
 };
+// MXFP4 weights by int8 activations; defined for kAvx512Vnni, kAvxVnni, kAvx2 and kNeonDot.
+template <cpu::Isa kIsa>
+struct Int8MoeUp {
+  static MoeUpFn run;
+};
 namespace ref {
 MoeUpFn moe_up;
 // The activation alone.

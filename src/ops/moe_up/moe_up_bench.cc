@@ -10,7 +10,8 @@ void run(benchmark::State& state, const MoeUpKernel* row) {
   const MoeUpDesc desc{2880, 2880, 32, 4, Format::kMxfp4};
   const int64_t tokens = state.range(0);
   Random random(1);
-  static const TestWeight w(random, desc.format, desc.experts, 2 * desc.width, desc.hidden);
+  static TestWeight w(random, desc.format, desc.experts, 2 * desc.width, desc.hidden);
+  if (w.view.layout != row->layout) w.pack(row->layout);
   Floats h(random, tokens, desc.hidden), u(tokens * desc.top_k, desc.width);
   TestCtx test(DType::kF32, scratch_bytes(desc, tokens, bench_threads()), bench_threads());
   // New routing every time, so that a decode does not find its experts in the cache.
@@ -29,10 +30,15 @@ void run(benchmark::State& state, const MoeUpKernel* row) {
 
 const bool kRegistered = [] {
   const MoeUpDesc desc{2880, 2880, 32, 4, Format::kMxfp4};
-  for (const MoeUpKernel* row : kernels_here(moe_up_kernels(), desc))
+  auto rows = kernels_here(moe_up_kernels(), desc);
+  // The float rows first: the weight is packed once, and not back.
+  for (const MoeUpKernel* row : kernels_here(moe_up_kernels(), desc, ActFormat::kInt8))
+    rows.push_back(row);
+  for (const MoeUpKernel* row : rows)
     benchmark::RegisterBenchmark((std::string("moe_up/") + row->name).c_str(), run, row)
         ->Arg(1)
         ->Arg(4)
+        ->Arg(8)
         ->Arg(16)
         ->Arg(64)
         ->Arg(512)

@@ -27,19 +27,22 @@ double swiglu_error(double gate, double gate_error, double up, double up_error, 
          12 * kEps * (std::fabs(s) * (std::fabs(v) + 1)) + 1e-30;
 }
 
-void check(const Shape& shape, int64_t tokens, DType act, float limit) {
+void check(const Shape& shape, int64_t tokens, DType act, float limit,
+           ActFormat format = ActFormat::kFloat) {
   Random random(static_cast<uint32_t>(tokens));
-  const TestWeight w(random, shape.format, shape.experts, 2 * shape.width, shape.hidden);
+  TestWeight w(random, shape.format, shape.experts, 2 * shape.width, shape.hidden);
   Floats h(random, tokens, shape.hidden, act), got(tokens * shape.top_k, shape.width),
       alone(shape.top_k, shape.width);
+  const Floats seen = as_input(h, format);
   TestRouting routing(tokens, shape.experts, shape.top_k);
   routing.randomize(random);
   const MoeUpDesc desc{shape.hidden, shape.width, shape.experts, shape.top_k, shape.format};
   TestCtx test(act, scratch_bytes(desc, tokens, 2));
-  for (const MoeUpKernel* row : kernels_here(moe_up_kernels(), desc)) {
+  for (const MoeUpKernel* row : kernels_here(moe_up_kernels(), desc, format)) {
+    if (w.view.layout != row->layout) w.pack(row->layout);
     row->run(test.cx, got.tensor(), h.tensor(), routing.view, w.view, limit);
     for (int64_t i = 0; i < tokens * shape.top_k; ++i) {
-      const float* input = h.row(i / shape.top_k);
+      const float* input = seen.row(i / shape.top_k);
       for (int64_t j = 0; j < shape.width; ++j) {
         double gate_abs, up_abs;
         const double gate = ref::Row(w.view, routing.ids[i], 2 * j).dot(input, &gate_abs);
@@ -73,6 +76,7 @@ TEST(MoeUp, EveryKernelEqualsTheTwinAndItselfAlone) {
       if (shape.hidden == 2880 && tokens > 5) continue;
       check(shape, tokens, DType::kF32, 7);
       check(shape, tokens, DType::kBF16, 0.75f);  // a limit that clamps
+      if (shape.format == Format::kMxfp4) check(shape, tokens, DType::kF32, 7, ActFormat::kInt8);
     }
 }
 
@@ -88,22 +92,24 @@ TEST(MoeUp, ActivationByHand) {
 
 // A scale of 255 is NaN: what reads that row is NaN too, and not what clamping makes of it.
 TEST(MoeUp, DamagedRowsShow) {
-  for (const int64_t bad_row : {6, 7}) {  // gate and up of column 3
-    Random random(5);
-    TestWeight w(random, Format::kMxfp4, 1, 32, 32);
-    w.scales[bad_row] = 255;
-    Floats h(random, 6, 32), u(6, 16);
-    TestRouting routing(6, 1, 1);
-    sort_by_expert(routing.view);
-    const MoeUpDesc desc{32, 16, 1, 1, Format::kMxfp4};
-    TestCtx test(DType::kF32, scratch_bytes(desc, 6, 2));
-    for (const MoeUpKernel* row : kernels_here(moe_up_kernels(), desc)) {
-      row->run(test.cx, u.tensor(), h.tensor(), routing.view, w.view, 7);
-      for (int64_t t = 0; t < 6; ++t)
-        for (int64_t j = 0; j < 16; ++j)
-          EXPECT_EQ(std::isnan(u.at(t, j)), j == 3) << row->name << " row " << bad_row;
+  for (const ActFormat format : {ActFormat::kFloat, ActFormat::kInt8})
+    for (const int64_t bad_row : {6, 7}) {  // gate and up of column 3
+      Random random(5);
+      TestWeight w(random, Format::kMxfp4, 1, 32, 32);
+      w.scales[bad_row] = 255;
+      Floats h(random, 6, 32), u(6, 16);
+      TestRouting routing(6, 1, 1);
+      sort_by_expert(routing.view);
+      const MoeUpDesc desc{32, 16, 1, 1, Format::kMxfp4};
+      TestCtx test(DType::kF32, scratch_bytes(desc, 6, 2));
+      for (const MoeUpKernel* row : kernels_here(moe_up_kernels(), desc, format)) {
+        if (w.view.layout != row->layout) w.pack(row->layout);
+        row->run(test.cx, u.tensor(), h.tensor(), routing.view, w.view, 7);
+        for (int64_t t = 0; t < 6; ++t)
+          for (int64_t j = 0; j < 16; ++j)
+            EXPECT_EQ(std::isnan(u.at(t, j)), j == 3) << row->name << " row " << bad_row;
+      }
     }
-  }
 }
 
 TEST(MoeUp, TwinUsesEachSlotsExpert) {

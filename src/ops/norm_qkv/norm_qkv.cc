@@ -5,6 +5,8 @@
 namespace nibble::ops {
 namespace {
 
+int64_t rows_of(const NormQkvDesc& d) { return (d.q_heads + 2 * d.kv_heads) * d.head_dim; }
+
 template <cpu::Isa kIsa>
 constexpr NormQkvKernel row(const char* name) {
   return {name,
@@ -14,15 +16,26 @@ constexpr NormQkvKernel row(const char* name) {
           BlockedNormQkv<kIsa>::run};
 }
 
+template <cpu::Isa kIsa>
+constexpr NormQkvKernel int8_row(const char* name) {
+  return {name,
+          [](const NormQkvDesc& d, const KernelOptions& o) {
+            return refuse_int8<kIsa>(d.format, rows_of(d), d.hidden, o);
+          },
+          Int8NormQkv<kIsa>::run, Layout::kPanels16};
+}
+
 constexpr NormQkvKernel kKernels[] = {
+    int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
+    int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
+    int8_row<cpu::Isa::kAvx2>("avx2_int8"),
+    int8_row<cpu::Isa::kNeonDot>("neon_dot_int8"),
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
     {"ref", [](const NormQkvDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::norm_qkv},
 };
-
-int64_t rows_of(const NormQkvDesc& d) { return (d.q_heads + 2 * d.kv_heads) * d.head_dim; }
 
 }  // namespace
 

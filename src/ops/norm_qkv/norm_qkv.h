@@ -45,6 +45,11 @@ template <cpu::Isa kIsa>
 struct BlockedNormQkv {
   static NormQkvFn run;
 };
+// MXFP4 weights by int8 activations; defined for kAvx512Vnni, kAvxVnni, kAvx2 and kNeonDot.
+template <cpu::Isa kIsa>
+struct Int8NormQkv {
+  static NormQkvFn run;
+};
 namespace ref {
 NormQkvFn norm_qkv;
 }

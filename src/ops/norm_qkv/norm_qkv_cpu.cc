@@ -2,20 +2,22 @@
 
 #include "cpu/thread_pool.h"
 #include "ops/kv_pages.h"
-#include "ops/linear/linear.h"
+#include "ops/linear/product.h"
 #include "ops/norm_qkv/norm_qkv.h"
 #include "ops/store.h"
 
 namespace nibble::ops {
 namespace {
 
+template <typename Product>
 struct NormQkvScratch {
-  NormQkvScratch(Scratch s, const NormQkvDesc& d, int64_t tokens, int threads)
+  NormQkvScratch(Scratch s, const typename Product::Kernels* kernels, const NormQkvDesc& d,
+                 int64_t tokens, int threads)
       : y(s.take<float>(tokens * (d.q_heads + 2 * d.kv_heads) * d.head_dim)),
-        linear(s, d.format, d.hidden, tokens, threads),
+        product(kernels, s, {d.format, d.hidden, tokens, tokens, 1, threads}),
         used_bytes(s.used_bytes()) {}
   float* y;  // [T, (Q + 2G) * D] q, k, v before they are turned
-  LinearScratch linear;
+  Product product;
   int64_t used_bytes;
 };
 
@@ -57,27 +59,21 @@ void place(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& cos_
   }
 }
 
-}  // namespace
-
-int64_t scratch_bytes(const NormQkvDesc& desc, int64_t tokens, int threads) {
-  return NormQkvScratch(Scratch(), desc, tokens, threads).used_bytes;
-}
-
-template <cpu::Isa kIsa>
-void BlockedNormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                               const Tensor& d, const Norm& norm, const Weight& qkv,
-                               const Tensor& cos_sin, const Step& s) {
-  const FloatKernels& kernels = float_kernels(kIsa);
+template <typename Product, cpu::Isa kIsa>
+void run_with(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x, const Tensor& d,
+              const Norm& norm, const Weight& qkv, const Tensor& cos_sin, const Step& s) {
+  const FloatKernels& floats = float_kernels(float_isa(kIsa));
   const int64_t hidden = qkv.cols, kv_heads = kv.k.dim(1), dim = kv.k.dim(3);
   const NormQkvDesc desc{hidden, qkv.rows / dim - 2 * kv_heads, kv_heads, dim, qkv.format};
-  const NormQkvScratch scratch(Scratch(cx.scratch), desc, s.num_tokens, cx.pool->size());
+  NormQkvScratch<Product> scratch(Scratch(cx.scratch), &Product::kernels(kIsa), desc, s.num_tokens,
+                                  cx.pool->size());
   cx.pool->parallel_for(s.num_tokens, 1, [&](int64_t t, int64_t end, int) {
     for (; t < end; ++t)
-      kernels.add_norm(out.y.as<float>() + t * hidden, out.h.as<float>() + t * hidden,
-                       x.as<float>() + t * hidden, d.as<float>() + t * hidden, norm, hidden,
-                       cx.activations == DType::kBF16);
+      floats.add_norm(out.y.as<float>() + t * hidden, out.h.as<float>() + t * hidden,
+                      x.as<float>() + t * hidden, d.as<float>() + t * hidden, norm, hidden,
+                      cx.activations == DType::kBF16);
   });
-  linear(cx, kernels, scratch.linear, scratch.y, out.h.as<float>(), s.num_tokens, qkv);
+  linear(cx, scratch.product, scratch.y, out.h.as<float>(), s.num_tokens, qkv);
   cx.pool->parallel_for(s.num_tokens, 1, [&](int64_t t, int64_t end, int) {
     const Span* span = s.spans;
     for (; t < end; ++t) {
@@ -87,8 +83,32 @@ void BlockedNormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv
   });
 }
 
+}  // namespace
+
+int64_t scratch_bytes(const NormQkvDesc& desc, int64_t tokens, int threads) {
+  return most_scratch_bytes<NormQkvScratch>(desc, tokens, threads);
+}
+
+template <cpu::Isa kIsa>
+void BlockedNormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+                               const Tensor& d, const Norm& norm, const Weight& qkv,
+                               const Tensor& cos_sin, const Step& s) {
+  run_with<FloatProduct, kIsa>(cx, out, kv, x, d, norm, qkv, cos_sin, s);
+}
+
+template <cpu::Isa kIsa>
+void Int8NormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+                            const Tensor& d, const Norm& norm, const Weight& qkv,
+                            const Tensor& cos_sin, const Step& s) {
+  run_with<Int8Product, kIsa>(cx, out, kv, x, d, norm, qkv, cos_sin, s);
+}
+
 template struct BlockedNormQkv<cpu::Isa::kAvx512>;
 template struct BlockedNormQkv<cpu::Isa::kAvx2>;
 template struct BlockedNormQkv<cpu::Isa::kNeon>;
+template struct Int8NormQkv<cpu::Isa::kAvx512Vnni>;
+template struct Int8NormQkv<cpu::Isa::kAvxVnni>;
+template struct Int8NormQkv<cpu::Isa::kAvx2>;
+template struct Int8NormQkv<cpu::Isa::kNeonDot>;
 
 }  // namespace nibble::ops

@@ -103,6 +103,49 @@ TEST(NormQkv, EveryKernelEqualsTheTwin) {
     }
 }
 
+// Angles of zero: q, k and v are the products themselves. h is what the kernel itself normed: a
+// value near the middle of two int8 steps may go to either.
+TEST(NormQkv, Int8KernelsEqualTheTwin) {
+  const Shape shape{160, 6, 2, 16};
+  const int32_t tokens = 5;
+  const int64_t width = 96, rows = 160;
+  Random random(4);
+  TestWeight w(random, Format::kMxfp4, 1, rows, shape.hidden);
+  const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f, 1);
+  Floats x(random, tokens, shape.hidden), d(random, tokens, shape.hidden), h(tokens, shape.hidden),
+      y(tokens, shape.hidden), q(tokens, width), cos_sin(tokens, shape.head_dim);
+  for (int64_t i = 0; i < tokens * shape.head_dim; ++i)
+    cos_sin.values[i] = i % shape.head_dim < shape.head_dim / 2 ? 1 : 0;
+  const int32_t positions[] = {11, 12, 13, 14, 15};
+  const Span span{0, tokens, 11, 0};
+  const Step step{.num_tokens = tokens, .num_spans = 1, .positions = positions, .spans = &span};
+  const NormQkvDesc desc{shape.hidden, shape.q_heads, shape.kv_heads, shape.head_dim,
+                         Format::kMxfp4};
+  TestCtx test(DType::kF32, scratch_bytes(desc, tokens, 2));
+  w.pack(Layout::kPanels16);
+  for (const auto* row : kernels_here(norm_qkv_kernels(), desc, ActFormat::kInt8)) {
+    TestPages got(shape, DType::kF32);
+    row->run(test.cx, {q.tensor(), h.tensor(), y.tensor()}, got.view, x.tensor(), d.tensor(),
+             {weight.data(), 1e-5f}, w.view, cos_sin.tensor(), step);
+    const Floats seen = as_input(h, ActFormat::kInt8);
+    for (int64_t n = 0; n < rows; ++n) {
+      const ref::Row twin(w.view, 0, n);
+      for (int64_t t = 0; t < tokens; ++t) {
+        double abs;
+        const double want = twin.dot(seen.row(t), &abs);
+        double value = n < width ? q.at(t, n) : 0;
+        if (n >= width) {
+          const int64_t i = n - width, head = i / shape.head_dim;
+          const int64_t at = kv_index(got.view, 0, positions[t], head % shape.kv_heads);
+          value = TestPages::get(head < shape.kv_heads ? got.view.k : got.view.v,
+                                 at + i % shape.head_dim);
+        }
+        ASSERT_NEAR(value, want, dot_error(shape.hidden) * abs) << row->name << " row " << n;
+      }
+    }
+  }
+}
+
 TEST(NormQkv, TwinTurnsPairsOfHalves) {
   // q = identity rows of a head of 4 over H = 4; no norm to speak of: x has root mean square 1.
   std::vector<uint16_t> bits(12 * 4, 0);

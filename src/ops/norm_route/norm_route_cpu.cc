@@ -1,24 +1,25 @@
 #include "cpu/thread_pool.h"
-#include "ops/linear/linear.h"
+#include "ops/linear/product.h"
 #include "ops/norm_route/norm_route.h"
 
 namespace nibble::ops {
 namespace {
 
 struct NormRouteScratch {
-  NormRouteScratch(Scratch s, const NormRouteDesc& d, int64_t tokens, int threads)
+  NormRouteScratch(Scratch s, const FloatKernels* kernels, const NormRouteDesc& d, int64_t tokens,
+                   int threads)
       : logits(s.take<float>(tokens * d.experts)),
-        linear(s, d.format, d.hidden, tokens, threads),
+        product(kernels, s, {d.format, d.hidden, tokens, tokens, 1, threads}),
         used_bytes(s.used_bytes()) {}
   float* logits;  // [T, E]
-  LinearScratch linear;
+  FloatProduct product;
   int64_t used_bytes;
 };
 
 }  // namespace
 
 int64_t scratch_bytes(const NormRouteDesc& desc, int64_t tokens, int threads) {
-  return NormRouteScratch(Scratch(), desc, tokens, threads).used_bytes;
+  return NormRouteScratch(Scratch(), nullptr, desc, tokens, threads).used_bytes;
 }
 
 template <cpu::Isa kIsa>
@@ -28,14 +29,14 @@ void BlockedNormRoute<kIsa>::run(Ctx& cx, const Tensor& y, const Tensor& h, Rout
   const FloatKernels& kernels = float_kernels(kIsa);
   const int64_t hidden = router.cols, experts = router.rows, tokens = routing.num_tokens;
   const NormRouteDesc desc{hidden, experts, routing.top_k, router.format};
-  const NormRouteScratch scratch(Scratch(cx.scratch), desc, tokens, cx.pool->size());
+  NormRouteScratch scratch(Scratch(cx.scratch), &kernels, desc, tokens, cx.pool->size());
   cx.pool->parallel_for(tokens, 1, [&](int64_t t, int64_t end, int) {
     for (; t < end; ++t)
       kernels.add_norm(y.as<float>() + t * hidden, h.as<float>() + t * hidden,
                        x.as<float>() + t * hidden, d.as<float>() + t * hidden, norm, hidden,
                        cx.activations == DType::kBF16);
   });
-  linear(cx, kernels, scratch.linear, scratch.logits, h.as<float>(), tokens, router);
+  linear(cx, scratch.product, scratch.logits, h.as<float>(), tokens, router);
   cx.pool->parallel_for(tokens, 1, [&](int64_t t, int64_t end, int) {
     for (; t < end; ++t)
       choose_experts(scratch.logits + t * experts, experts, routing.top_k,

@@ -34,6 +34,11 @@ template <cpu::Isa kIsa>
 struct BlockedNormUnembed {
   static NormUnembedFn run;
 };
+// MXFP4 weights by int8 activations; defined for kAvx512Vnni, kAvxVnni, kAvx2 and kNeonDot.
+template <cpu::Isa kIsa>
+struct Int8NormUnembed {
+  static NormUnembedFn run;
+};
 namespace ref {
 NormUnembedFn norm_unembed;
 }

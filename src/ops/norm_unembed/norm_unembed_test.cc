@@ -59,6 +59,38 @@ TEST(NormUnembed, EveryKernelEqualsTheTwin) {
     }
 }
 
+// h is what the kernel itself normed: a value near the middle of two int8 steps may go to either.
+TEST(NormUnembed, Int8KernelsEqualTheTwin) {
+  const int64_t tokens = 5, vocab = 208, hidden = 160;
+  Random random(3);
+  TestWeight w(random, Format::kMxfp4, 1, vocab, hidden, /*has_bias=*/false);
+  const std::vector<uint16_t> weight = random.bf16s(hidden, 0.3f, 1);
+  Floats x(random, tokens, hidden), d(random, tokens, hidden), h(tokens, hidden),
+      got(tokens, vocab);
+  const NormUnembedDesc desc{hidden, vocab, Format::kMxfp4};
+  const int32_t out_rows[] = {0, 1, 2, 3, 4};
+  const Step step{.num_tokens = 5, .num_out = 5, .out_rows = out_rows};
+  TestCtx test(DType::kF32, scratch_bytes(desc, tokens, 2));
+  w.pack(Layout::kPanels16);
+  for (const auto* row : kernels_here(norm_unembed_kernels(), desc, ActFormat::kInt8)) {
+    row->run(test.cx, got.tensor(), h.tensor(), x.tensor(), d.tensor(), {weight.data(), 1e-5f},
+             w.view, step);
+    const Floats seen = as_input(h, ActFormat::kInt8);
+    for (int64_t t = 0; t < tokens; ++t) {
+      std::vector<float> sum(hidden), want(hidden);
+      ref::add(sum.data(), x.row(t), d.row(t), hidden);
+      ref::rms_norm(DType::kF32, want.data(), sum.data(), {weight.data(), 1e-5f}, hidden);
+      for (int64_t i = 0; i < hidden; ++i)
+        ASSERT_NEAR(h.at(t, i), want[i], norm_error(DType::kF32, hidden) * std::fabs(want[i]));
+      for (int64_t n = 0; n < vocab; ++n) {
+        double abs;
+        const double logit = ref::Row(w.view, 0, n).dot(seen.row(t), &abs);
+        ASSERT_NEAR(got.at(t, n), logit, dot_error(hidden) * abs) << row->name << " " << t;
+      }
+    }
+  }
+}
+
 TEST(NormUnembed, Bytes) {
   EXPECT_EQ(bytes(NormUnembedDesc{2880, 201088, Format::kBF16}, 0), 1158266880 + 5760);
 }

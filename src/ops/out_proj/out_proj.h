@@ -33,6 +33,11 @@ template <cpu::Isa kIsa>
 struct BlockedOutProj {
   static OutProjFn run;
 };
+// MXFP4 weights by int8 activations; defined for kAvx512Vnni, kAvxVnni, kAvx2 and kNeonDot.
+template <cpu::Isa kIsa>
+struct Int8OutProj {
+  static OutProjFn run;
+};
 namespace ref {
 OutProjFn out_proj;
 }

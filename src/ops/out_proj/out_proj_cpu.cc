@@ -1,34 +1,52 @@
 #include "cpu/thread_pool.h"
-#include "ops/linear/linear.h"
+#include "ops/linear/product.h"
 #include "ops/out_proj/out_proj.h"
 
 namespace nibble::ops {
 namespace {
 
+template <typename Product>
 struct OutProjScratch {
-  OutProjScratch(Scratch s, const OutProjDesc& d, int64_t tokens, int threads)
-      : linear(s, d.format, d.width, tokens, threads), used_bytes(s.used_bytes()) {}
-  LinearScratch linear;
+  OutProjScratch(Scratch s, const typename Product::Kernels* kernels, const OutProjDesc& d,
+                 int64_t tokens, int threads)
+      : product(kernels, s, {d.format, d.width, tokens, tokens, 1, threads}),
+        used_bytes(s.used_bytes()) {}
+  Product product;
   int64_t used_bytes;
 };
+
+template <typename Product, cpu::Isa kIsa>
+void run_with(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out, const Step& s) {
+  const OutProjDesc desc{out.rows, out.cols, out.format};
+  OutProjScratch<Product> scratch(Scratch(cx.scratch), &Product::kernels(kIsa), desc, s.num_tokens,
+                                  cx.pool->size());
+  linear(cx, scratch.product, d.as<float>(), att.as<float>(), s.num_tokens, out);
+}
 
 }  // namespace
 
 int64_t scratch_bytes(const OutProjDesc& desc, int64_t tokens, int threads) {
-  return OutProjScratch(Scratch(), desc, tokens, threads).used_bytes;
+  return most_scratch_bytes<OutProjScratch>(desc, tokens, threads);
 }
 
 template <cpu::Isa kIsa>
 void BlockedOutProj<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
                                const Step& s) {
-  const OutProjDesc desc{out.rows, out.cols, out.format};
-  const OutProjScratch scratch(Scratch(cx.scratch), desc, s.num_tokens, cx.pool->size());
-  linear(cx, float_kernels(kIsa), scratch.linear, d.as<float>(), att.as<float>(), s.num_tokens,
-         out);
+  run_with<FloatProduct, kIsa>(cx, d, att, out, s);
+}
+
+template <cpu::Isa kIsa>
+void Int8OutProj<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
+                            const Step& s) {
+  run_with<Int8Product, kIsa>(cx, d, att, out, s);
 }
 
 template struct BlockedOutProj<cpu::Isa::kAvx512>;
 template struct BlockedOutProj<cpu::Isa::kAvx2>;
 template struct BlockedOutProj<cpu::Isa::kNeon>;
+template struct Int8OutProj<cpu::Isa::kAvx512Vnni>;
+template struct Int8OutProj<cpu::Isa::kAvxVnni>;
+template struct Int8OutProj<cpu::Isa::kAvx2>;
+template struct Int8OutProj<cpu::Isa::kNeonDot>;
 
 }  // namespace nibble::ops

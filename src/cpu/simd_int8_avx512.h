@@ -1,0 +1,43 @@
+// Bytes in vectors of 16 x 4, for products of MXFP4 codes. Include only in files compiled for
+// AVX-512 with VNNI and VBMI; the other simd_int8_*.h offer the same functions.
+#pragma once
+
+#include "cpu/simd_avx512.h"
+
+namespace nibble::cpu {
+
+struct Avx512Vnni : Avx512 {
+  using Int = __m512i;
+  static constexpr int kMostTokens = 16;
+  static constexpr int kCodeOffset = 12;  // codes are looked up as 2 e2m1 + 12, unsigned
+
+  SIMD_FN void decode(const uint8_t* line, Int& low, Int& high) {
+    // vpermb looks at the low 6 bits of each byte: the table repeats, so that nothing is masked.
+    const Int table = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const Int bytes = _mm512_loadu_si512(line);
+    low = _mm512_permutexvar_epi8(bytes, table);
+    high = _mm512_permutexvar_epi8(_mm512_srli_epi16(bytes, 4), table);
+  }
+  SIMD_FN Int dot(const Int* w, const int8_t* x, int32_t start) {
+    Int sum = _mm512_set1_epi32(start);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      int32_t four;
+      __builtin_memcpy(&four, x + 4 * i, sizeof(four));
+      sum = _mm512_dpbusd_epi32(sum, w[i], _mm512_set1_epi32(four));
+    }
+    return sum;
+  }
+  SIMD_FN Vec to_float(Int v) { return _mm512_cvtepi32_ps(v); }
+  // 2^(e - 127); 0 is 2^-127 and 255 NaN: both set the bit below the exponent.
+  SIMD_FN Vec scales(const uint8_t* e) {
+    const Int v = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(e)));
+    const __mmask16 edge =
+        _mm512_testn_epi32_mask(_mm512_add_epi32(v, _mm512_set1_epi32(1)), _mm512_set1_epi32(0xfe));
+    const Int bits = _mm512_slli_epi32(v, 23);
+    return _mm512_castsi512_ps(_mm512_mask_or_epi32(bits, edge, bits, _mm512_set1_epi32(0x400000)));
+  }
+};
+
+}  // namespace nibble::cpu

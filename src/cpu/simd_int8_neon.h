@@ -1,0 +1,46 @@
+// Bytes in vectors of 4 x 4, for products of MXFP4 codes. Include only in files compiled for arm64
+// with dot products; the other simd_int8_*.h offer the same functions.
+#pragma once
+
+#include "cpu/simd_neon.h"
+
+namespace nibble::cpu {
+
+struct NeonDot : Neon {
+  using Int = int32x4_t;
+  static constexpr int kMostTokens = 8;
+  static constexpr int kCodeOffset = 0;  // SDOT takes signed codes: 2 e2m1
+
+  SIMD_FN void decode(const uint8_t* line, Int& low, Int& high) {
+    static constexpr int8_t kCodes[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    const int8x16_t table = vld1q_s8(kCodes);
+    const uint8x16_t bytes = vld1q_u8(line);
+    low = vreinterpretq_s32_s8(vqtbl1q_s8(table, vandq_u8(bytes, vdupq_n_u8(15))));
+    high = vreinterpretq_s32_s8(vqtbl1q_s8(table, vshrq_n_u8(bytes, 4)));
+  }
+  SIMD_FN Int dot(const Int* w, const int8_t* x, int32_t) {
+    const int8x16_t a = vld1q_s8(x), b = vld1q_s8(x + 16);
+    const auto codes = [&](int i) { return vreinterpretq_s8_s32(w[i]); };
+    Int sum = vdotq_laneq_s32(vdupq_n_s32(0), codes(0), a, 0);
+    sum = vdotq_laneq_s32(sum, codes(1), a, 1);
+    sum = vdotq_laneq_s32(sum, codes(2), a, 2);
+    sum = vdotq_laneq_s32(sum, codes(3), a, 3);
+    sum = vdotq_laneq_s32(sum, codes(4), b, 0);
+    sum = vdotq_laneq_s32(sum, codes(5), b, 1);
+    sum = vdotq_laneq_s32(sum, codes(6), b, 2);
+    return vdotq_laneq_s32(sum, codes(7), b, 3);
+  }
+  SIMD_FN Vec to_float(Int v) { return vcvtq_f32_s32(v); }
+  // 2^(e - 127); 0 is 2^-127 and 255 NaN: both set the bit below the exponent.
+  SIMD_FN Vec scales(const uint8_t* e) {
+    uint32_t bytes;
+    __builtin_memcpy(&bytes, e, sizeof(bytes));
+    const uint8x8_t narrow = vreinterpret_u8_u32(vdup_n_u32(bytes));
+    const uint32x4_t v = vmovl_u16(vget_low_u16(vmovl_u8(narrow)));
+    const uint32x4_t near = vandq_u32(vaddq_u32(v, vdupq_n_u32(1)), vdupq_n_u32(0xfe));
+    const uint32x4_t edge = vandq_u32(vceqq_u32(near, vdupq_n_u32(0)), vdupq_n_u32(0x400000));
+    return vreinterpretq_f32_u32(vorrq_u32(vshlq_n_u32(v, 23), edge));
+  }
+};
+
+}  // namespace nibble::cpu

@@ -1,0 +1,57 @@
+// Products of MXFP4 panels (Layout::kPanels16) with int8 activations in blocks of 32, written once
+// over vectors of 32-bit lanes and compiled for each instruction set that can multiply bytes.
+//
+//   y[m][n] = bias[n] + sum over blocks b, ascending, of
+//             fma(sum in b of 2w[n][k] q[m][k], 2^(e[n][b] - 127) * (step[m][b] / 2), so far)
+// The sum within a block is a whole number, exact; blocks are added in float32, one lane per row n.
+// So an output has the same bits whatever the batch, the tile and the instruction set.
+//
+// Inputs lie in tiles of a few vectors, block by block, so that one pointer walks all that a block
+// needs:  block b of a tile of M: int8 q[M][32], float step / 2 [M], int32 offset[M].
+// offset[m] = -kCodeOffset * sum of q: the codes are looked up as 2 e2m1 + kCodeOffset, unsigned,
+// as x86's byte products want them.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/isa.h"
+
+namespace nibble::ops {
+
+inline constexpr int kPanelRows = 16;
+inline constexpr int64_t kInt8TileBytes = 32 + 4 + 4;  // of a block, per vector
+
+// One panel against one tile.
+struct PanelTile {
+  const uint8_t* codes;   // [blocks][256]
+  const uint8_t* scales;  // [blocks][16]
+  const uint16_t* bias;   // [16] or none
+  int64_t blocks;         // K / 32
+  const std::byte* tile;  // [blocks] of `tile_size` vectors
+  int tile_size;          // one that tile_size() gives
+  int tokens;             // vectors that there are, <= tile_size
+  float* y;               // y[m * ldy + n]
+  int64_t ldy;
+  bool from_memory;  // the panel is met for the first time: fetch ahead
+};
+
+struct Int8Kernels {
+  int most_tokens;  // of a tile
+  // Vector m of a tile of `tile_size`, from x [blocks * 32].
+  void (*encode)(const float* x, int64_t blocks, int tile_size, int m, std::byte* tile);
+  void (*multiply)(const PanelTile&);
+};
+
+// Those of `isa`: kAvx512Vnni, kAvxVnni, kAvx2 or kNeonDot.
+const Int8Kernels& int8_kernels(cpu::Isa isa);
+
+// Vectors of the tile that holds `count` of them, up to `most`: the next size that is compiled.
+constexpr int tile_size(int64_t count, int most) {
+  for (const int size : {1, 2, 3, 4, 6, 8, 12, 16})
+    if (size >= count || size >= most) return size;
+  return most;
+}
+
+}  // namespace nibble::ops

@@ -1,0 +1,37 @@
+// int8 products for AVX-512 VNNI. From the pragma on, to the end of the file (where templates are
+// instantiated), this file may use its instructions; what other files share is included before.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <bit>
+#include <cmath>
+
+#include "formats/int8.h"
+#include "formats/mxfp4.h"
+#include "ops/blocked/int8_kernels.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(                                                                     \
+    __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi"))), \
+    apply_to = function)
+#else
+// gcc 12 takes the "undefined" operand inside its own intrinsics for a bug (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi")
+#endif
+
+#include "cpu/simd_int8_avx512.h"
+#include "ops/blocked/int8_kernels_impl.h"
+
+namespace nibble::ops {
+
+extern const Int8Kernels kAvx512VnniKernels;
+constinit const Int8Kernels kAvx512VnniKernels = make_int8_kernels<cpu::Avx512Vnni>();
+
+}  // namespace nibble::ops
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

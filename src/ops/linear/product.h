@@ -1,0 +1,113 @@
+// Matrix products on the CPU, shared by the ops that have one. Not an op: no table. A product owns
+// the working memory of one op: it takes the inputs once, in the form that its kernels read, and
+// then multiplies blocks of rows by them, from any worker. Made without kernels it only counts its
+// memory.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/blocked/float_kernels.h"
+#include "ops/blocked/int8_kernels.h"
+#include "ops/ctx.h"
+#include "ops/scratch.h"
+#include "ops/weight.h"
+
+namespace nibble::ops {
+
+// The vectors that matrices are multiplied by. Group g (of a matrix each: the experts) has inputs
+// offsets[g] .. offsets[g + 1] - 1; input i is row row[i] of x.
+struct ProductInputs {
+  const float* x = nullptr;  // [sources, K]
+  int64_t sources = 0;
+  int64_t groups = 0;
+  const int32_t* offsets = nullptr;  // [groups + 1]
+  const int32_t* row = nullptr;      // [inputs]; none: input i is row i
+
+  int64_t inputs() const { return offsets[groups]; }
+  int64_t count(int64_t g) const { return offsets[g + 1] - offsets[g]; }
+};
+
+// How much a product must have room for.
+struct ProductSize {
+  Format format;  // of the weights
+  int64_t cols;   // K
+  int64_t sources, inputs, groups;
+  int threads;
+};
+
+// The float kernels of a machine whose products are `isa`'s.
+constexpr cpu::Isa float_isa(cpu::Isa isa) {
+  while (isa != cpu::Isa::kAvx512 && isa != cpu::Isa::kAvx2 && isa != cpu::Isa::kNeon)
+    isa = cpu::lower(isa);
+  return isa;
+}
+
+// Weights in kRows by float32 inputs: the blocked float path.
+class FloatProduct {
+ public:
+  using Kernels = FloatKernels;
+  static const FloatKernels& kernels(cpu::Isa isa) { return float_kernels(float_isa(isa)); }
+  static constexpr int64_t kRows = kBlockRows;  // at most, of one multiply()
+
+  FloatProduct(const FloatKernels* kernels, Scratch& scratch, const ProductSize& size);
+  void take(Ctx& cx, const ProductInputs& inputs);
+  // y[i * ldy + r] for row r of `rows` and input i of group g.
+  void multiply(const Weight& rows, int64_t g, int worker, float* y, int64_t ldy) const;
+
+ private:
+  const FloatKernels* kernels_;
+  const float** x_;  // [inputs]
+  float* ordered_;   // [sources, K] in block order (see FloatKernels); MXFP4 only
+  float* decoded_;   // [threads][kRows, K]
+  int64_t cols_;
+  bool reorder_;
+  const int32_t* offsets_ = nullptr;
+};
+
+// MXFP4 weights in kPanels16 by inputs rounded to int8 in blocks of 32.
+class Int8Product {
+ public:
+  using Kernels = Int8Kernels;
+  static const Int8Kernels& kernels(cpu::Isa isa) { return int8_kernels(isa); }
+  static constexpr int64_t kRows = 4 * kPanelRows;
+
+  Int8Product(const Int8Kernels* kernels, Scratch& scratch, const ProductSize& size);
+  void take(Ctx& cx, const ProductInputs& inputs);
+  void multiply(const Weight& rows, int64_t g, int worker, float* y, int64_t ldy) const;
+
+ private:
+  struct Tile {
+    std::byte* at;
+    int size;    // vectors it has room for
+    int tokens;  // vectors in it
+  };
+  Tile tile(int64_t g, int64_t index) const;
+  void encode(const ProductInputs& in, int64_t g, int64_t i) const;
+
+  const Int8Kernels* kernels_;
+  int64_t blocks_;    // K / 32
+  int64_t* first_;    // [groups] room for vectors that tiles of the groups before take
+  std::byte* tiles_;  // see Int8Kernels
+  const int32_t* offsets_ = nullptr;
+};
+
+// Bytes that an op's Work<Product> needs, whichever product its row is made of.
+template <template <typename> class Work, typename Desc>
+int64_t most_scratch_bytes(const Desc& desc, int64_t tokens, int threads) {
+  return std::max(Work<FloatProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
+                  Work<Int8Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes);
+}
+
+// Rows per task such that every worker gets several tasks, each long enough to stream: a multiple
+// of `block`.
+int64_t task_rows(int64_t rows, int64_t block, int threads);
+
+// y [inputs, N] = x [inputs, K] W^T + b, on all workers.
+template <typename Product>
+void linear(Ctx& cx, Product& product, float* y, const float* x, int64_t inputs, const Weight& w);
+
+extern template void linear(Ctx&, FloatProduct&, float*, const float*, int64_t, const Weight&);
+extern template void linear(Ctx&, Int8Product&, float*, const float*, int64_t, const Weight&);
+
+}  // namespace nibble::ops
