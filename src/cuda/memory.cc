@@ -43,6 +43,8 @@ void zero_async(void* data, int64_t bytes, StreamHandle stream) {
   check(cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), stream), "memset");
 }
 
+void wait(StreamHandle stream) { check(cudaStreamSynchronize(stream), "the GPU's work"); }
+
 void copy(void* to, const void* from, int64_t bytes) {
   check(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault), "copy");
 }

@@ -17,6 +17,8 @@ Buffer pinned_buffer(int64_t bytes);
 // Between host and device, either way.
 void copy_async(void* to, const void* from, int64_t bytes, StreamHandle stream);
 void zero_async(void* data, int64_t bytes, StreamHandle stream);
+// Waits for all work of `stream` so far.
+void wait(StreamHandle stream);
 void copy(void* to, const void* from, int64_t bytes);
 void fill(void* data, uint8_t byte, int64_t bytes);
 

@@ -26,6 +26,7 @@ Buffer device_buffer(int64_t) { no_cuda(); }
 Buffer pinned_buffer(int64_t) { no_cuda(); }
 void copy_async(void*, const void*, int64_t, StreamHandle) { no_cuda(); }
 void zero_async(void*, int64_t, StreamHandle) { no_cuda(); }
+void wait(StreamHandle) { no_cuda(); }
 void copy(void*, const void*, int64_t) { no_cuda(); }
 void fill(void*, uint8_t, int64_t) { no_cuda(); }
 

@@ -38,7 +38,8 @@ struct Weights {
   Weight unembed;
 };
 
-// Every buffer of a step. All are float32 but routing's indices.
+// Every buffer of a step. h, q, att and u are bf16 on GPUs, float32 on CPUs; indices int32; the
+// rest float32.
 struct Acts {
   Tensor x;                             // [T, H] residual stream, up to a layer's attention
   Tensor y;                             // [T, H] the same up to its experts
@@ -50,23 +51,31 @@ struct Acts {
   Tensor slot, token, counts, offsets;  // [T, K], [T * K], [E], [E + 1]: see ops/routing.h
   Tensor u;                             // [T * K, F] expert activations, in expert order
   Tensor logits;                        // [R, V]
+  Tensor counters;                      // zeros between ops; GPUs only
   Tensor scratch;                       // working memory within one op
 
-  // Calls visit(tensor, dtype, shape) for each of them, with room for T tokens and R outputs.
+  struct Sizes {
+    int64_t tokens, out, scratch_bytes;  // T, R
+    bool on_gpu;
+  };
+  // Calls visit(tensor, dtype, shape) for each of them.
   template <typename Visit>
-  void each(const GptOssConfig& c, int64_t tokens, int64_t out, int64_t scratch_bytes,
-            Visit visit) {
-    for (Tensor* t : {&x, &y, &d, &h}) visit(*t, DType::kF32, {tokens, c.hidden});
+  void each(const GptOssConfig& c, const Sizes& sizes, Visit visit) {
+    const int64_t tokens = sizes.tokens;
+    const DType act = sizes.on_gpu ? DType::kBF16 : DType::kF32;
+    for (Tensor* t : {&x, &y, &d}) visit(*t, DType::kF32, {tokens, c.hidden});
+    visit(h, act, {tokens, c.hidden});
     visit(cos_sin, DType::kF32, {tokens, c.head_dim});
-    for (Tensor* t : {&q, &att}) visit(*t, DType::kF32, {tokens, c.q_width()});
+    for (Tensor* t : {&q, &att}) visit(*t, act, {tokens, c.q_width()});
     visit(ids, DType::kI32, {tokens, c.top_k});
     visit(p, DType::kF32, {tokens, c.top_k});
     for (Tensor* t : {&slot, &token}) visit(*t, DType::kI32, {tokens * c.top_k});
     visit(counts, DType::kI32, {c.experts});
     visit(offsets, DType::kI32, {c.experts + 1});
-    visit(u, DType::kF32, {tokens * c.top_k, c.width});
-    visit(logits, DType::kF32, {out, c.vocab});
-    visit(scratch, DType::kU8, {scratch_bytes});
+    visit(u, act, {tokens * c.top_k, c.width});
+    visit(logits, DType::kF32, {sizes.out, c.vocab});
+    visit(counters, DType::kI32, {sizes.on_gpu ? Ctx::kNumCounters : 0});
+    visit(scratch, DType::kU8, {sizes.scratch_bytes});
   }
 };
 
@@ -151,13 +160,17 @@ int64_t op_scratch_bytes(const GptOssConfig& c, const DenseFormats& dense, const
                    ops::scratch_bytes(d.norm_unembed, limits.max_out, threads)});
 }
 
+Acts::Sizes sizes_of(const GptOssConfig& c, const DenseFormats& dense, const Ctx& cx,
+                     const StepLimits& limits) {
+  return {limits.max_tokens, limits.max_out, op_scratch_bytes(c, dense, cx, limits), cx.on_gpu()};
+}
+
 int64_t acts_bytes(const GptOssConfig& c, const DenseFormats& dense, const Ctx& cx,
                    const StepLimits& limits) {
   int64_t sum = 0;
-  Acts().each(c, limits.max_tokens, limits.max_out, op_scratch_bytes(c, dense, cx, limits),
-              [&](Tensor&, DType dtype, Shape shape) {
-                sum += Arena::padded(make_tensor(nullptr, dtype, shape).size_bytes());
-              });
+  Acts().each(c, sizes_of(c, dense, cx, limits), [&](Tensor&, DType dtype, Shape shape) {
+    sum += Arena::padded(make_tensor(nullptr, dtype, shape).size_bytes());
+  });
   return sum;
 }
 
@@ -179,8 +192,8 @@ class GptOss : public Model {
   }
 
   void reserve(const Ctx& cx, const StepLimits& limits) override {
-    arena_ = Arena(scratch_bytes(cx, limits));
-    acts_.each(c, limits.max_tokens, limits.max_out, op_scratch_bytes(c, dense, cx, limits),
+    arena_ = Arena(cx.allocate(scratch_bytes(cx, limits)));
+    acts_.each(c, sizes_of(c, dense, cx, limits),
                [&](Tensor& t, DType dtype, Shape shape) { t = arena_.take(dtype, shape); });
     limits_ = limits;
   }
@@ -190,8 +203,9 @@ class GptOss : public Model {
     cx.plan = &plan_;
     cx.scratch = {static_cast<std::byte*>(acts_.scratch.data),
                   static_cast<size_t>(acts_.scratch.size_bytes())};
+    cx.counters = static_cast<uint32_t*>(acts_.counters.data);
     Acts a = acts_;
-    a.each(c, step.num_tokens, step.num_out, acts_.scratch.size_bytes(),
+    a.each(c, {step.num_tokens, step.num_out, acts_.scratch.size_bytes(), cx.on_gpu()},
            [](Tensor& t, DType dtype, Shape shape) { t = make_tensor(t.data, dtype, shape); });
     run(cx, step, kv, a);
     return a.logits;
@@ -231,7 +245,10 @@ class GptOss : public Model {
 
   static void tap(const Ctx& cx, std::initializer_list<std::pair<const char*, const Tensor*>> all) {
     if (!cx.tap) return;
-    for (const auto& [name, tensor] : all) cx.tap(name, cx.layer, *tensor);
+    for (const auto& [name, tensor] : all) {
+      Buffer memory;
+      cx.tap(name, cx.layer, cx.on_host(*tensor, memory));
+    }
   }
 
   Routing routing_of(const Acts& a, int32_t tokens) const {

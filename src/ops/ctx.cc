@@ -1,9 +1,38 @@
 #include "ops/ctx.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "cpu/thread_pool.h"
+#include "cuda/memory.h"
+#include "formats/bf16.h"
 
 namespace nibble::ops {
 
 int Ctx::threads() const { return pool == nullptr ? 1 : pool->size(); }
+
+Buffer Ctx::allocate(int64_t bytes) const {
+  if (!on_gpu()) return Buffer(bytes);
+  Buffer buffer = cuda::device_buffer(bytes);
+  if (bytes > 0) cuda::fill(buffer.data(), 0, bytes);
+  return buffer;
+}
+
+Tensor Ctx::on_host(const Tensor& t, Buffer& memory) const {
+  if (!on_gpu()) return t;
+  cuda::wait(stream);
+  Tensor host = t;
+  if (t.dtype == DType::kBF16) host.dtype = DType::kF32;
+  memory = Buffer(host.size_bytes());
+  host.data = memory.data();
+  if (host.dtype == t.dtype) {
+    cuda::copy(host.data, t.data, t.size_bytes());
+    return host;
+  }
+  std::vector<uint16_t> bits(t.num_elements());
+  cuda::copy(bits.data(), t.data, t.size_bytes());
+  std::transform(bits.begin(), bits.end(), host.as<float>(), bf16_to_float);
+  return host;
+}
 
 }  // namespace nibble::ops

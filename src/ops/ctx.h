@@ -10,6 +10,7 @@
 
 #include "cuda/caps.h"
 #include "ops/plan.h"
+#include "tensor/buffer.h"
 #include "tensor/tensor.h"
 
 namespace nibble::cpu {
@@ -18,8 +19,8 @@ class ThreadPool;
 
 namespace nibble::ops {
 
-// Called with a named buffer of a layer right after the op that wrote it (layer -1: outside
-// layers).
+// Called with a named buffer of a layer, on the host, right after the op that wrote it (layer -1:
+// outside layers).
 using Tap = std::function<void(std::string_view name, int layer, const Tensor& value)>;
 
 struct Ctx {
@@ -32,6 +33,11 @@ struct Ctx {
 
   int threads() const;  // of the pool; 1 without one
   bool on_gpu() const { return kernels.gpu.sm != 0; }
+  // Zeroed memory for what ops read and write: the host's, or the GPU's.
+  Buffer allocate(int64_t bytes) const;
+  // `t` as host memory, bf16 as float32: `t` itself, or a copy in `memory` after waiting for the
+  // GPU.
+  Tensor on_host(const Tensor& t, Buffer& memory) const;
 
   // Set by the model for the time of a step.
   const KernelPlan* plan = nullptr;
