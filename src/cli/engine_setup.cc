@@ -44,6 +44,7 @@ EngineOptions engine_options(const EngineFlags& flags, const LoadEngineOptions& 
           .max_model_len = flags.max_model_len,
           .kv_dtype = flags.kv_cache_dtype == "f32" ? DType::kF32 : DType::kBF16,
           .prefix_caching = flags.prefix_caching,
+          .log_activity = options.log_activity,
           .masked_ids = options.masked_ids};
 }
 

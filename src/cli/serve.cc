@@ -88,7 +88,8 @@ server::ServedModel load(const ServeFlags& flags, Loaded& loaded) {
   const auto vocab_size = static_cast<int32_t>(
       files.config.integer("vocab_size", 1, std::numeric_limits<int32_t>::max()));
   loaded.text = load_text_side(files, vocab_size);
-  loaded.engine.emplace(load_engine(flags.engine, {.masked_ids = loaded.text->masked_ids}));
+  loaded.engine.emplace(
+      load_engine(flags.engine, {.masked_ids = loaded.text->masked_ids, .log_activity = true}));
   loaded.engine->engine->start();
   server::ServedModel model;
   model.engine = loaded.engine->engine.get();

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "engine/activity_log.h"
 #include "engine/kv_cache.h"
 #include "engine/kv_plan.h"
 #include "engine/logprobs.h"
@@ -70,7 +71,7 @@ class Engine::Impl {
 
   void start();
   bool step();
-  Result<RequestId> submit(Request request);
+  Result<std::vector<RequestId>> submit(std::vector<Request> requests);
   void cancel(RequestId id);
   EngineStats stats() const;
   const KvPlan& kv_plan() const { return kv_.plan(); }
@@ -112,6 +113,8 @@ class Engine::Impl {
   PromptLogprobs prompt_logprobs_;
   std::vector<RequestId> ended_;  // in this step
   EngineStats counters_;          // the engine thread's own
+  bool log_activity_;
+  ActivityLog log_;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable wake_;
@@ -132,7 +135,8 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
                        .max_score_rows = step_limits_.max_out - options.max_num_seqs}),
       block_(step_limits_, options.max_num_seqs),
       sampler_(model.info().vocab_size, options.masked_ids),
-      bits_((model.info().vocab_size + 31) / 32) {
+      bits_((model.info().vocab_size + 31) / 32),
+      log_activity_(options.log_activity) {
   request_limits_ = {.vocab_size = model.info().vocab_size, .max_model_len = kv_.plan().max_len};
   ended_.reserve(options.max_num_seqs);
   model_.reserve(cx_, step_limits_);
@@ -183,11 +187,18 @@ void Engine::Impl::take_inbox() {
     std::swap(inbox.submitted, inbox_.submitted);
     std::swap(inbox.canceled, inbox_.canceled);
   }
-  for (auto& sequence : inbox.submitted) scheduler_.add(std::move(sequence));
+  for (auto& sequence : inbox.submitted) {
+    counters_.metrics.request_params_max_tokens.add(sequence->request.max_tokens);
+    counters_.metrics.request_params_n.add(1 + static_cast<double>(sequence->forks.size()));
+    scheduler_.add(std::move(sequence));
+  }
   for (RequestId id : inbox.canceled) {
     if (auto sequence = scheduler_.remove(id)) {
       report_end(*sequence, FinishReason::kCanceled, "");
     }
+  }
+  while (auto sequence = scheduler_.remove_expired(std::chrono::steady_clock::now())) {
+    report_end(*sequence, FinishReason::kDeadline, "");
   }
 }
 
@@ -217,6 +228,7 @@ bool Engine::Impl::launch() noexcept {
 void Engine::Impl::finish() noexcept {
   scheduler_.commit();
   ++counters_.num_steps;
+  counters_.metrics.iteration_tokens.add(block_.step().num_tokens);
   ended_.clear();
   int64_t row = 0;
   for (const Chunk& chunk : scheduler_.chunks()) {
@@ -236,6 +248,7 @@ void Engine::Impl::finish() noexcept {
   }
   for (RequestId id : ended_) scheduler_.remove(id);
   publish_stats();
+  if (log_activity_) log_.after_step(counters_, std::chrono::steady_clock::now());
 }
 
 std::span<float> Engine::Impl::logits_row(int64_t row) const {
@@ -278,6 +291,8 @@ bool Engine::Impl::sample(Sequence& sequence, int64_t row) {
 
   sequence.append(sampled.id);
   ++counters_.generation_tokens;
+  const SteadyTime now = std::chrono::steady_clock::now();
+  counters_.metrics.on_token(sequence.times, now);
   const bool stops = std::ranges::find(request.stop_ids, sampled.id) != request.stop_ids.end();
   const bool told =
       request.watcher != nullptr && request.watcher->accept(sampled.id) == Watch::kStop;
@@ -288,6 +303,10 @@ bool Engine::Impl::sample(Sequence& sequence, int64_t row) {
                    : sequence.num_output() == request.max_tokens ? FinishReason::kLength
                                                                  : FinishReason::kNone;
   const bool goes_on = output_.finish == FinishReason::kNone;
+  if (!goes_on) {
+    counters_.metrics.on_end(sequence.times, output_.finish, sequence.num_prompt,
+                             sequence.num_output(), now);
+  }
   request.on_output(output_);
   return goes_on;
 }
@@ -295,6 +314,8 @@ bool Engine::Impl::sample(Sequence& sequence, int64_t row) {
 // The last event of a sequence, without a token. Returns false, as its callers do.
 bool Engine::Impl::report_end(const Sequence& sequence, FinishReason reason,
                               const std::string& error) {
+  counters_.metrics.on_end(sequence.times, reason, sequence.num_prompt, sequence.num_output(),
+                           std::chrono::steady_clock::now());
   sequence.request.on_output({.finish = reason, .error = error});
   return false;
 }
@@ -323,22 +344,36 @@ void Engine::Impl::publish_stats() {
   stats_ = counters_;
 }
 
-Result<RequestId> Engine::Impl::submit(Request request) {
-  CHECK(request.on_output != nullptr);
-  CHECK(request.prompt_logprobs < 0 || request.on_prompt_logprobs != nullptr);
-  if (std::string fault = find_fault(request, request_limits_); !fault.empty()) {
-    return Failure{std::move(fault)};
+Result<std::vector<RequestId>> Engine::Impl::submit(std::vector<Request> requests) {
+  CHECK(!requests.empty());
+  for (const Request& request : requests) {
+    CHECK(request.on_output != nullptr);
+    CHECK(request.prompt_logprobs < 0 || request.on_prompt_logprobs != nullptr);
+    if (std::string fault = find_fault(request, request_limits_); !fault.empty()) {
+      return Failure{std::move(fault)};
+    }
+    if (&request == requests.data()) continue;
+    const Request& first = requests.front();
+    CHECK(request.prompt == first.prompt && request.priority == first.priority);
+    CHECK(request.cache_salt == first.cache_salt && request.prompt_logprobs < 0);
   }
-  auto sequence = std::make_unique<Sequence>(std::move(request), random_seed());
-  RequestId id;
+  std::vector<std::unique_ptr<Sequence>> sequences;
+  for (Request& request : requests) {
+    sequences.push_back(std::make_unique<Sequence>(std::move(request), random_seed()));
+    sequences.back()->times.submitted = std::chrono::steady_clock::now();
+  }
+  std::vector<RequestId> ids;
   {
     const std::lock_guard lock(mutex_);
     if (stats_.failed) return Failure{"the engine has stopped: its model failed"};
-    id = sequence->id = next_id_++;
-    inbox_.submitted.push_back(std::move(sequence));
+    for (const auto& sequence : sequences) ids.push_back(sequence->id = next_id_++);
+    for (size_t i = 1; i < sequences.size(); ++i) {
+      sequences[0]->forks.push_back(std::move(sequences[i]));
+    }
+    inbox_.submitted.push_back(std::move(sequences[0]));
   }
   wake_.notify_one();
-  return id;
+  return ids;
 }
 
 void Engine::Impl::cancel(RequestId id) {
@@ -359,7 +394,14 @@ Engine::Engine(Model& model, ops::Ctx cx, const EngineOptions& options)
 Engine::~Engine() = default;
 void Engine::start() { impl_->start(); }
 bool Engine::step() { return impl_->step(); }
-Result<RequestId> Engine::submit(Request request) { return impl_->submit(std::move(request)); }
+Result<RequestId> Engine::submit(Request request) {
+  Result<std::vector<RequestId>> ids = submit_forks({std::move(request)});
+  if (!ids) return Failure{ids.error()};
+  return ids->front();
+}
+Result<std::vector<RequestId>> Engine::submit_forks(std::vector<Request> requests) {
+  return impl_->submit(std::move(requests));
+}
 void Engine::cancel(RequestId id) { impl_->cancel(id); }
 EngineStats Engine::stats() const { return impl_->stats(); }
 int32_t Engine::max_model_len() const { return impl_->kv_plan().max_len; }

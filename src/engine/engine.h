@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "engine/metrics.h"
 #include "engine/request.h"
 #include "models/model.h"
 
@@ -20,6 +21,7 @@ struct EngineOptions {
   DType kv_dtype = DType::kBF16;         // kBF16 or kF32
   int64_t kv_bytes = 0;                  // memory for pages, all groups; never exceeded
   bool prefix_caching = true;            // prompts that start alike share what was computed
+  bool log_activity = false;             // a line every ten seconds while there is work
   std::vector<int32_t> masked_ids = {};  // never sampled: undecodable rows of the vocabulary
 };
 
@@ -33,6 +35,7 @@ struct EngineStats {
   int64_t prefix_cache_queries = 0;  // tokens of prompts that were started
   int64_t prefix_cache_hits = 0;     // those of them that were not computed again
   int64_t num_steps = 0;
+  EngineMetrics metrics;
   bool failed = false;  // the model threw: every request ended with kError, no more are taken
 };
 
@@ -51,6 +54,9 @@ class Engine {
   // Thread-safe. A refusal (prompt empty or too long, ids out of range, bad parameters) is a text
   // fit for the user.
   Result<RequestId> submit(Request request);
+  // Thread-safe. Several answers to one prompt, which is computed once: prompt, priority and salt
+  // of all must be the same, and only the first may ask for prompt_logprobs. Each ends by itself.
+  Result<std::vector<RequestId>> submit_forks(std::vector<Request> requests);
   // Thread-safe. Its pages are free before the next step is planned; the request ends with
   // kCanceled unless it has ended already.
   void cancel(RequestId id);

@@ -120,6 +120,31 @@ INSTANTIATE_TEST_SUITE_P(
                     Setting{"shipped_exact", load_shipped, true, DType::kBF16}),
     [](const auto& info) { return info.param.name; });
 
+// Three answers to one prompt, each with a seed of its own, are what each is alone; after a hit
+// too.
+TEST_P(GptOssEngine, ForksOfOnePrefill) {
+  const auto loaded = GetParam().load(GetParam().exact);
+  const EngineOptions options = engine_options(GetParam().kv_dtype);
+  Engine engine(*loaded->model, loaded->cx, options);
+  for (int round = 0; round < 2; ++round) {
+    std::vector<Request> requests(3,
+                                  {.prompt = toy_prompt(53, 1, loaded->vocab()), .max_tokens = 20});
+    for (size_t i = 0; i < requests.size(); ++i) {
+      requests[i].sampling.seed = 40 + i;
+      requests[i].sampling.logprobs = 2;
+    }
+    const std::vector<Transcript> forks = run_forks(engine, requests);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_EQ(forks[i].cached_tokens, round * 48);
+      EXPECT_TRUE(forks[i] == run_alone(*loaded->model, loaded->cx, options, requests[i]))
+          << "fork " << i;
+    }
+    EXPECT_NE(forks[0].ids, forks[1].ids);
+  }
+  // Once 52 tokens, and the last of the prompt by each; then what was not cached.
+  EXPECT_EQ(engine.stats().prompt_tokens, (52 + 3) + (4 + 3));
+}
+
 // After a hit at every page boundary of a prompt, across the window's edge, the text and its
 // log-probabilities are those of a prompt computed whole.
 TEST_P(GptOssEngine, SameTextAfterAPrefixHitAtEveryPage) {

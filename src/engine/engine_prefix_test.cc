@@ -97,6 +97,63 @@ TEST(EnginePrefix, IsCountedAndCanBeTurnedOff) {
   EXPECT_EQ(run_all(other, {request})[0].cached_tokens, 0);
 }
 
+// Forks of prompts of every length, beside others and in memory so tight that some are preempted.
+TEST(EnginePrefix, ForksKeepTheirTextUnderPressure) {
+  for (bool caching : {false, true}) {
+    EngineOptions options = toy_options();
+    options.max_model_len = 128;
+    options.max_num_seqs = 4;
+    options.prefix_caching = caching;
+    ToyModel model;
+    options.kv_bytes = Engine::kv_bytes_for(model.info(), options, 128, 1);
+    Engine engine(model, {}, options);
+    for (int32_t length = 1; length <= 40; ++length) {
+      std::vector<Request> requests(3, {.prompt = toy_prompt(length, 3), .max_tokens = 50});
+      for (size_t i = 0; i < requests.size(); ++i) requests[i].sampling.seed = length * 10 + i;
+      const std::vector<Transcript> forks = run_forks(engine, requests);
+      for (size_t i = 0; i < requests.size(); ++i) {
+        EXPECT_TRUE(forks[i] == run_alone(options, requests[i])) << length << " tokens";
+      }
+    }
+    EXPECT_GT(engine.stats().num_preemptions, 3);
+    EXPECT_EQ(engine.stats().kv_usage, 0);
+  }
+}
+
+TEST(EnginePrefix, ForksEndByThemselves) {
+  ToyModel model;
+  Engine engine(model, {}, toy_options());
+  std::vector<Request> requests(3, {.prompt = toy_prompt(30, 1), .max_tokens = 30});
+  std::vector<std::shared_ptr<Transcript>> transcripts;
+  for (Request& request : requests) transcripts.push_back(record(request));
+  const auto ids = engine.submit_forks(requests);
+  ASSERT_TRUE(ids.ok());
+  engine.cancel((*ids)[0]);  // before anything is computed: the others go on
+  engine.step();
+  EXPECT_EQ(transcripts[0]->finish, FinishReason::kCanceled);
+  for (int i = 0; i < 5; ++i) engine.step();
+  EXPECT_EQ(engine.stats().num_running, 2);
+  engine.cancel((*ids)[2]);
+  while (engine.step()) {
+  }
+  EXPECT_EQ(transcripts[2]->finish, FinishReason::kCanceled);
+  EXPECT_EQ(transcripts[1]->ids.size(), 30u);
+}
+
+TEST(EnginePrefix, LateRequestsEndAndOthersGoOn) {
+  ToyModel model;
+  Engine engine(model, {}, toy_options());
+  Request late = greedy(toy_prompt(30, 1));
+  late.deadline = std::chrono::steady_clock::now() - std::chrono::seconds(1);
+  Request in_time = late;
+  in_time.deadline = std::chrono::steady_clock::now() + std::chrono::hours(1);
+  const std::vector<Transcript> ends = run_all(engine, {late, in_time});
+  EXPECT_EQ(ends[0].finish, FinishReason::kDeadline);
+  EXPECT_TRUE(ends[0].ids.empty());
+  EXPECT_EQ(ends[1].finish, FinishReason::kLength);
+  EXPECT_EQ(engine.stats().metrics.ended(FinishReason::kDeadline), 1);
+}
+
 // Turns of many chats over memory for a few: hits, evictions and preemptions in every mixture, and
 // always the text that the chat has alone.
 TEST(EnginePrefix, ChatsUnderPressureKeepTheirText) {

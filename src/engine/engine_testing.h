@@ -94,6 +94,22 @@ inline std::vector<Transcript> run_all(Engine& engine, const std::vector<Request
   return result;
 }
 
+// Submits them as answers to one prompt, and steps until all have ended.
+inline std::vector<Transcript> run_forks(Engine& engine, std::vector<Request> requests) {
+  std::vector<std::shared_ptr<Transcript>> transcripts;
+  for (Request& request : requests) transcripts.push_back(record(request));
+  const auto ids = engine.submit_forks(std::move(requests));
+  CHECK(ids.ok() && ids->size() == transcripts.size());
+  while (engine.step()) {
+  }
+  std::vector<Transcript> result;
+  for (const auto& transcript : transcripts) {
+    CHECK(transcript->num_ends == 1);
+    result.push_back(*transcript);
+  }
+  return result;
+}
+
 // In an engine that computes everything itself.
 inline Transcript run_alone(Model& model, const ops::Ctx& cx, EngineOptions options,
                             const Request& request) {

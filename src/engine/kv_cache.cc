@@ -1,23 +1,12 @@
 #include "engine/kv_cache.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <utility>
 
 namespace nibble {
 namespace {
-
-int64_t arena_bytes(const ModelInfo& info, const KvPlan& plan) {
-  int64_t bytes = 0;
-  for (size_t g = 0; g < info.groups.size(); ++g) {
-    const auto num_layers = static_cast<int64_t>(info.groups[g].layers.size());
-    const int64_t all = plan.group_pages[g] * page_bytes(info, info.groups[g], plan.options);
-    if (num_layers > 0) bytes += 2 * num_layers * Arena::padded(all / (2 * num_layers));
-  }
-  return bytes;
-}
 
 // Pages of a sequence of `len` tokens.
 int32_t pages_of(const KvOptions& options, int32_t len) {
@@ -34,6 +23,16 @@ int32_t num_nodes(const KvPlan& plan) {
 
 }  // namespace
 
+int64_t KvCache::arena_bytes(const ModelInfo& info, const KvPlan& plan) {
+  int64_t bytes = 0;
+  for (size_t g = 0; g < info.groups.size(); ++g) {
+    const auto num_layers = static_cast<int64_t>(info.groups[g].layers.size());
+    const int64_t all = plan.group_pages[g] * page_bytes(info, info.groups[g], plan.options);
+    if (num_layers > 0) bytes += 2 * num_layers * Arena::padded(all / (2 * num_layers));
+  }
+  return bytes;
+}
+
 int64_t KvCache::table_bytes(const ModelInfo& info, const KvOptions& options, int32_t len) {
   int64_t bytes = static_cast<int64_t>(info.groups.size()) * options.max_num_seqs *
                   pages_of(options, len) * static_cast<int64_t>(sizeof(int32_t));
@@ -47,11 +46,11 @@ int64_t KvCache::table_bytes(const ModelInfo& info, const KvOptions& options, in
          PrefixCache::bytes(pages, options.page_size, static_cast<int32_t>(info.groups.size()));
 }
 
-KvCache::KvCache(const ModelInfo& info, const KvPlan& plan)
+KvCache::KvCache(const ModelInfo& info, const KvPlan& plan, std::unique_ptr<PageMemory> memory)
     : plan_(plan),
       max_pages_(pages_of(plan.options, plan.max_len)),
       layer_groups_(info.groups),
-      arena_(arena_bytes(info, plan)),
+      memory_(memory ? std::move(memory) : std::make_unique<HostPages>(arena_bytes(info, plan))),
       layers_(info.num_layers),
       slots_(plan.options.max_num_seqs),
       prefixes_(num_nodes(plan), plan.options.page_size, static_cast<int32_t>(info.groups.size())) {
@@ -67,8 +66,8 @@ KvCache::KvCache(const ModelInfo& info, const KvPlan& plan)
     for (int32_t l : layer_groups_[g].layers) {
       const std::initializer_list<int64_t> shape = {plan.group_pages[g], info.num_kv_heads,
                                                     plan.options.page_size, info.head_dim};
-      layers_[l] = {.k = arena_.take(plan.options.dtype, shape),
-                    .v = arena_.take(plan.options.dtype, shape),
+      layers_[l] = {.k = memory_->take(plan.options.dtype, shape),
+                    .v = memory_->take(plan.options.dtype, shape),
                     .page_table = groups_.back().table.data(),
                     .max_pages = max_pages_,
                     .page_size = plan.options.page_size};
@@ -331,11 +330,8 @@ bool KvCache::is_kept(const Group& group, const Slot& slot, int32_t page) const 
 
 void KvCache::copy_page(const Group& group, int32_t from, int32_t to) {
   for (int32_t l : group.layers->layers) {
-    for (const Tensor& t : {layers_[l].k, layers_[l].v}) {
-      const int64_t bytes = t.size_bytes() / t.dim(0);
-      char* const data = static_cast<char*>(t.data);
-      std::memcpy(data + to * bytes, data + from * bytes, static_cast<size_t>(bytes));
-    }
+    memory_->copy_page(layers_[l].k, from, to);
+    memory_->copy_page(layers_[l].v, from, to);
   }
 }
 

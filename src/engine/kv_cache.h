@@ -6,15 +6,16 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "engine/kv_plan.h"
+#include "engine/page_memory.h"
 #include "engine/page_pool.h"
 #include "engine/prefix_cache.h"
 #include "models/model.h"
-#include "tensor/buffer.h"
 
 namespace nibble {
 
@@ -22,7 +23,9 @@ class KvCache {
  public:
   static constexpr int32_t kNoSlot = -1;
 
-  KvCache(const ModelInfo& info, const KvPlan& plan);
+  // Pages in `memory`, which holds arena_bytes(); without one, in the host's.
+  KvCache(const ModelInfo& info, const KvPlan& plan, std::unique_ptr<PageMemory> memory = {});
+  static int64_t arena_bytes(const ModelInfo& info, const KvPlan& plan);
 
   // Bytes of the page tables of all groups, for sequences of up to `len` tokens, and of the books
   // on the pages that options.bytes hold.
@@ -106,7 +109,7 @@ class KvCache {
   KvPlan plan_;
   int32_t max_pages_;
   std::vector<LayerGroup> layer_groups_;
-  Arena arena_;
+  std::unique_ptr<PageMemory> memory_;
   std::vector<KvLayer> layers_;  // [num_layers]
   std::vector<Group> groups_;
   std::vector<Slot> slots_;

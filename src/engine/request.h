@@ -1,6 +1,7 @@
 // What a caller asks of the engine and what comes back, token by token.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -33,8 +34,10 @@ enum class FinishReason : uint8_t {
   kStop,      // a stop id, or the watcher said so
   kLength,    // max_tokens
   kCanceled,  // by cancel()
-  kError      // the engine failed; Output::error says how
+  kError,     // the engine failed; Output::error says how
+  kDeadline   // its time was up
 };
+inline constexpr int kNumFinishReasons = 6;
 
 // The model's own: before bias, penalties, masks and temperature.
 struct TokenLogprob {
@@ -43,7 +46,7 @@ struct TokenLogprob {
 };
 
 // One event of a request. Every request ends with exactly one whose finish is not kNone. An event
-// of kCanceled, kError and (for max_tokens 0) kLength carries no token: id is -1.
+// of kCanceled, kError, kDeadline and (for max_tokens 0) kLength carries no token: id is -1.
 struct Output {
   int32_t id = -1;
   float logprob = 0;                   // of id; with logprobs >= 0
@@ -70,7 +73,9 @@ struct Request {
   std::vector<int32_t> stop_ids = {};  // reported as the last id, then kStop
   std::shared_ptr<TokenWatcher> watcher = {};
   int32_t prompt_logprobs = -1;  // tops per prompt position; -1: none
-  std::string cache_salt = {};   // only requests of the same salt share cached prefixes
+  int32_t priority = 0;          // lower numbers go first, and others' pages when they run out
+  std::optional<std::chrono::steady_clock::time_point> deadline = {};
+  std::string cache_salt = {};  // only requests of the same salt share cached prefixes
 
   // Called on the engine's thread, in order; must not block or throw.
   std::function<void(const Output&)> on_output = {};

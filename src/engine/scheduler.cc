@@ -1,10 +1,28 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "base/check.h"
 
 namespace nibble {
+namespace {
+
+template <typename Queue>
+void insert(Queue& queue, std::unique_ptr<Sequence> sequence) {
+  const auto at = std::upper_bound(queue.begin(), queue.end(), sequence, goes_before);
+  queue.insert(at, std::move(sequence));
+}
+
+template <typename Queue>
+std::unique_ptr<Sequence> take_out(Queue& queue, typename Queue::iterator at) {
+  std::unique_ptr<Sequence> sequence = std::move(*at);
+  queue.erase(at);
+  return sequence;
+}
+
+}  // namespace
 
 Scheduler::Scheduler(KvCache& kv, const SchedulerLimits& limits) : kv_(kv), limits_(limits) {
   CHECK(limits.max_tokens >= limits.max_num_seqs && limits.max_score_rows > 0);
@@ -12,10 +30,11 @@ Scheduler::Scheduler(KvCache& kv, const SchedulerLimits& limits) : kv_(kv), limi
   chunks_.reserve(limits.max_num_seqs);
 }
 
-void Scheduler::add(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
+void Scheduler::add(std::unique_ptr<Sequence> sequence) { insert(waiting_, std::move(sequence)); }
 
 const std::vector<Chunk>& Scheduler::plan() {
   chunks_.clear();
+  make_way();
   Budget budget{.tokens = limits_.max_tokens, .score_rows = limits_.max_score_rows, .decodes = 0};
   for (const auto& sequence : running_) budget.decodes += sequence->num_left() == 1;
   const int64_t preemptions_before = counts_.preemptions;
@@ -24,7 +43,7 @@ const std::vector<Chunk>& Scheduler::plan() {
     if (sequence.num_left() == 1) --budget.decodes;
     const Chunk chunk = next_chunk(sequence, budget);
     if (chunk.length == 0) continue;
-    // Only the youngest are taken out, up to this one itself: what is planned already stays.
+    // Only later ones are taken out, up to this one itself: what is planned already stays.
     if (!reserve_or_preempt(chunk, budget)) break;
     take(chunk, budget);
   }
@@ -37,6 +56,9 @@ const std::vector<Chunk>& Scheduler::plan() {
 Chunk Scheduler::next_chunk(Sequence& sequence, const Budget& budget) const {
   Chunk chunk{.sequence = &sequence, .begin = sequence.num_computed, .length = 0, .num_out = 0};
   chunk.length = std::min(sequence.num_left(), budget.tokens - budget.decodes);
+  if (!sequence.forks.empty()) {
+    chunk.length = std::min(chunk.length, sequence.num_prompt - 1 - chunk.begin);
+  }
   if (sequence.is_scored()) {
     chunk.num_out = chunk.length == sequence.num_left() ? 1 : 0;
     return chunk;
@@ -55,28 +77,45 @@ void Scheduler::take(const Chunk& chunk, Budget& budget) {
 
 bool Scheduler::reserve_or_preempt(const Chunk& chunk, Budget& budget) {
   while (!kv_.reserve(chunk.sequence->slot, chunk.length)) {
-    Sequence* const youngest = running_.back().get();
-    if (youngest != chunk.sequence && youngest->num_left() == 1) --budget.decodes;
-    preempt_youngest();
-    if (youngest == chunk.sequence) return false;
+    Sequence* const last = running_.back().get();
+    if (last != chunk.sequence && last->num_left() == 1) --budget.decodes;
+    preempt_last();
+    if (last == chunk.sequence) return false;
   }
   return true;
 }
 
-void Scheduler::preempt_youngest() {
-  std::unique_ptr<Sequence> sequence = std::move(running_.back());
-  running_.pop_back();
-  stop(*sequence);
-  waiting_.push_front(std::move(sequence));
+void Scheduler::preempt_last() {
+  stop(*running_.back());
+  insert(waiting_, take_out(running_, running_.end() - 1));
   ++counts_.preemptions;
+}
+
+// Where the next request has a better priority than running ones, and needs their slot or their
+// pages, and these would be enough: takes them.
+void Scheduler::make_way() {
+  if (waiting_.empty()) return;
+  const Sequence& next = *waiting_.front();
+  const auto goes_after = [&](const std::unique_ptr<Sequence>& running) {
+    return running->request.priority > next.request.priority;
+  };
+  int64_t needed = kv_.pages_for(next.length());
+  for (const auto& running : running_) {
+    const int64_t held = kv_.held_pages(running->slot);
+    needed += goes_after(running) ? -held : kv_.pages_for(running->length()) + 1 - held;
+  }
+  if (needed > kv_.free_pages()) return;
+  while (!running_.empty() && goes_after(running_.back()) &&
+         (num_running() == limits_.max_num_seqs || !has_room(next))) {
+    preempt_last();
+  }
 }
 
 void Scheduler::admit(Budget& budget) {
   while (!waiting_.empty() && num_running() < limits_.max_num_seqs &&
          budget.tokens > budget.decodes) {
     if (!start(*waiting_.front(), budget)) return;
-    running_.push_back(std::move(waiting_.front()));
-    waiting_.pop_front();
+    insert(running_, take_out(waiting_, waiting_.begin()));
   }
 }
 
@@ -87,6 +126,9 @@ bool Scheduler::start(Sequence& sequence, Budget& budget) {
   CHECK(sequence.slot != KvCache::kNoSlot);
   sequence.num_computed =
       kv_.adopt(sequence.slot, sequence.tokens, sequence.request.cache_salt, sequence.is_scored());
+  if (sequence.can_fork()) {  // there is nothing to share but what is cached already
+    for (auto& other : std::exchange(sequence.forks, {})) add(std::move(other));
+  }
   const Chunk chunk = next_chunk(sequence, budget);
   // Window pages may be missing where memory is tight.
   if (chunk.length == 0 || !has_room(sequence) || !kv_.reserve(sequence.slot, chunk.length)) {
@@ -94,6 +136,7 @@ bool Scheduler::start(Sequence& sequence, Budget& budget) {
     return false;
   }
   if (sequence.num_cached < 0) {
+    sequence.times.started = std::chrono::steady_clock::now();
     sequence.num_cached = sequence.num_computed;
     counts_.prefix_queries += sequence.length();
     counts_.prefix_hits += sequence.num_cached;
@@ -111,7 +154,8 @@ void Scheduler::stop(Sequence& sequence) {
 // Whether all tokens so far fit beside what the running sequences still need for theirs, with one
 // page to grow for each: a sequence that would soon be taken out again need not start.
 bool Scheduler::has_room(const Sequence& sequence) const {
-  int64_t needed = kv_.pages_for(sequence.length()) - kv_.held_pages(sequence.slot);
+  int64_t needed = kv_.pages_for(sequence.length());
+  if (sequence.slot != KvCache::kNoSlot) needed -= kv_.held_pages(sequence.slot);
   for (const auto& running : running_) {
     needed += kv_.pages_for(running->length()) + 1 - kv_.held_pages(running->slot);
   }
@@ -122,6 +166,23 @@ void Scheduler::commit() {
   for (const Chunk& chunk : chunks_) {
     kv_.commit(chunk.sequence->slot, chunk.length, chunk.sequence->tokens);
     chunk.sequence->num_computed += chunk.length;
+    if (!chunk.sequence->forks.empty() && chunk.sequence->can_fork()) fork(*chunk.sequence);
+  }
+}
+
+// Its forks go on from the same pages; those for which there is no slot wait, and find what is
+// cached.
+void Scheduler::fork(Sequence& sequence) {
+  for (auto& other : std::exchange(sequence.forks, {})) {
+    other->slot = kv_.fork(sequence.slot);
+    if (other->slot == KvCache::kNoSlot) {
+      add(std::move(other));
+      continue;
+    }
+    other->num_computed = sequence.num_computed;
+    other->num_cached = sequence.num_cached;
+    other->times.started = sequence.times.started;
+    insert(running_, std::move(other));
   }
 }
 
@@ -129,20 +190,54 @@ std::unique_ptr<Sequence> Scheduler::remove(RequestId id) {
   const auto has_id = [id](const auto& sequence) { return sequence->id == id; };
   std::unique_ptr<Sequence> sequence;
   if (auto r = std::find_if(running_.begin(), running_.end(), has_id); r != running_.end()) {
-    sequence = std::move(*r);
-    running_.erase(r);
+    sequence = take_out(running_, r);
     stop(*sequence);
   } else if (auto w = std::find_if(waiting_.begin(), waiting_.end(), has_id); w != waiting_.end()) {
-    sequence = std::move(*w);
-    waiting_.erase(w);
+    sequence = take_out(waiting_, w);
+  } else {
+    const auto take_fork = [&](const std::unique_ptr<Sequence>& first) {
+      const auto f = std::find_if(first->forks.begin(), first->forks.end(), has_id);
+      if (f != first->forks.end()) sequence = take_out(first->forks, f);
+      return sequence != nullptr;
+    };
+    std::ignore = std::any_of(running_.begin(), running_.end(), take_fork) ||
+                  std::any_of(waiting_.begin(), waiting_.end(), take_fork);
+  }
+  if (sequence != nullptr && !sequence->forks.empty()) {  // the next one leads the others
+    std::vector<std::unique_ptr<Sequence>> others = std::exchange(sequence->forks, {});
+    std::unique_ptr<Sequence> first = take_out(others, others.begin());
+    first->forks = std::move(others);
+    add(std::move(first));
   }
   return sequence;
+}
+
+std::unique_ptr<Sequence> Scheduler::remove_expired(SteadyTime now) {
+  const Sequence* found = nullptr;
+  const auto find = [&](const std::unique_ptr<Sequence>& sequence) {
+    const auto& deadline = sequence->request.deadline;
+    if (deadline && *deadline <= now) found = sequence.get();
+    return found != nullptr;
+  };
+  const auto find_all = [&](const std::unique_ptr<Sequence>& sequence) {
+    return find(sequence) || std::any_of(sequence->forks.begin(), sequence->forks.end(), find);
+  };
+  std::ignore = std::any_of(running_.begin(), running_.end(), find_all) ||
+                std::any_of(waiting_.begin(), waiting_.end(), find_all);
+  return found == nullptr ? nullptr : remove(found->id);
 }
 
 std::unique_ptr<Sequence> Scheduler::remove_any() {
   if (!running_.empty()) return remove(running_.back()->id);
   if (!waiting_.empty()) return remove(waiting_.back()->id);
   return nullptr;
+}
+
+int32_t Scheduler::num_waiting() const {
+  size_t n = waiting_.size();
+  for (const auto& sequence : running_) n += sequence->forks.size();
+  for (const auto& sequence : waiting_) n += sequence->forks.size();
+  return static_cast<int32_t>(n);
 }
 
 }  // namespace nibble

@@ -1,8 +1,9 @@
-// Scheduler: which tokens go into the next step. First come, first served: a running sequence that
-// decodes gets one token, prompts share what is left of the budget in chunks, and waiting requests
-// are admitted while their tokens fit into free pages. Where a running sequence needs a page and
-// none is free, the youngest one gives up its pages and computes them again later: so the oldest
-// always gets on, and nothing deadlocks.
+// Scheduler: which tokens go into the next step. Lower priority numbers first, then first come,
+// first served: a running sequence that decodes gets one token, prompts share what is left of the
+// budget in chunks, and waiting requests are admitted while their tokens fit into free pages. Where
+// a running sequence needs a page and none is free, or one of a better priority waits, the last one
+// gives up its pages and computes them again later: so the first always gets on, and nothing
+// deadlocks. A decode waits for no more than the chunks of one step.
 #pragma once
 
 #include <cstdint>
@@ -24,19 +25,23 @@ class Scheduler {
  public:
   Scheduler(KvCache& kv, const SchedulerLimits& limits);
 
+  // With its forks, whose prompt and priority must be its own.
   void add(std::unique_ptr<Sequence> sequence);
   // Chunks of the next step, pages reserved; none: nothing to do.
   const std::vector<Chunk>& plan();
   const std::vector<Chunk>& chunks() const { return chunks_; }
   // The step of the last plan() has run: its tokens are in the pages.
   void commit();
-  // Takes a sequence out and frees its pages; null where there is none of that id.
+  // Takes a sequence out and frees its pages; null where there is none of that id. Its forks go on
+  // without it.
   std::unique_ptr<Sequence> remove(RequestId id);
+  // One whose deadline is over; null where there is none.
+  std::unique_ptr<Sequence> remove_expired(SteadyTime now);
   // Any sequence, or null; to end all of them.
   std::unique_ptr<Sequence> remove_any();
 
   int32_t num_running() const { return static_cast<int32_t>(running_.size()); }
-  int32_t num_waiting() const { return static_cast<int32_t>(waiting_.size()); }
+  int32_t num_waiting() const;  // forks included
   struct Counts {
     int64_t preemptions = 0;
     int64_t prefix_queries = 0;  // tokens of prompts that were started
@@ -53,16 +58,18 @@ class Scheduler {
   Chunk next_chunk(Sequence& sequence, const Budget& budget) const;
   void take(const Chunk& chunk, Budget& budget);
   bool reserve_or_preempt(const Chunk& chunk, Budget& budget);
-  void preempt_youngest();
+  void preempt_last();
+  void make_way();
   void admit(Budget& budget);
   bool start(Sequence& sequence, Budget& budget);
   void stop(Sequence& sequence);
+  void fork(Sequence& sequence);
   bool has_room(const Sequence& sequence) const;
 
   KvCache& kv_;
   SchedulerLimits limits_;
-  std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
-  std::deque<std::unique_ptr<Sequence>> waiting_;   // oldest first
+  std::vector<std::unique_ptr<Sequence>> running_;  // by goes_before(), as the others
+  std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<Chunk> chunks_;
   Counts counts_;
 };

@@ -124,15 +124,11 @@ class Play {
   void arrive(int32_t step) {
     for (const Event& e : scenario_.requests) {
       if (e.at("at", 1) != step) continue;
-      Request request;
-      request.prompt.assign(e.at("prompt", 1), 0);
-      request.max_tokens = e.at("output", 1);
-      request.prompt_logprobs = e.at("score", 0) - 1;
-      auto sequence = std::make_unique<Sequence>(std::move(request), 0);
-      sequence->id = static_cast<RequestId>(names_.size());
-      names_[sequence->id] = e.name;
-      sequences_[sequence->id] = sequence.get();
-      scheduler_.add(std::move(sequence));
+      std::unique_ptr<Sequence> first = sequence_of(e, e.name);
+      for (int32_t i = 1; i < e.at("n", 1); ++i) {
+        first->forks.push_back(sequence_of(e, e.name + std::to_string(i)));
+      }
+      scheduler_.add(std::move(first));
     }
     for (const Event& e : scenario_.cancels) {
       if (e.at("at", 1) != step) continue;
@@ -141,7 +137,26 @@ class Play {
       CHECK(named != names_.end());
       remove(step, named->first, " canceled");
     }
+    while (const auto sequence = scheduler_.remove_expired(time_of(step))) {
+      ended(step, sequence->id, " is too late");
+    }
   }
+
+  std::unique_ptr<Sequence> sequence_of(const Event& e, const std::string& name) {
+    Request request;
+    request.prompt.assign(e.at("prompt", 1), 0);
+    request.max_tokens = e.at("output", 1);
+    request.prompt_logprobs = e.at("score", 0) - 1;
+    request.priority = e.at("priority", 0);
+    if (e.at("deadline", 0) > 0) request.deadline = time_of(e.at("deadline", 0));
+    auto sequence = std::make_unique<Sequence>(std::move(request), 0);
+    sequence->id = next_id_++;
+    names_[sequence->id] = name;
+    sequences_[sequence->id] = sequence.get();
+    return sequence;
+  }
+
+  static SteadyTime time_of(int32_t step) { return SteadyTime{} + std::chrono::seconds(step); }
 
   // "a 4+8": tokens [4, 12) of a; "a 4+8!": and the next one is sampled; "a 4+8=8": and 8 rows are
   // scored.
@@ -166,8 +181,12 @@ class Play {
   }
 
   void remove(int32_t step, RequestId id, const std::string& how) {
-    const std::string name = names_.at(id);
     CHECK(scheduler_.remove(id) != nullptr);
+    ended(step, id, how);
+  }
+
+  void ended(int32_t step, RequestId id, const std::string& how) {
+    const std::string name = names_.at(id);
     names_.erase(id);
     sequences_.erase(id);
     say(step, name + how);
@@ -180,6 +199,7 @@ class Play {
   const Scenario& scenario_;
   KvCache kv_;
   Scheduler scheduler_;
+  RequestId next_id_ = 0;
   std::map<RequestId, std::string> names_;
   std::map<RequestId, Sequence*> sequences_;
   std::map<RequestId, int32_t> computed_;

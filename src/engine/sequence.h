@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "engine/kv_cache.h"
+#include "engine/metrics.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
 
@@ -21,6 +23,10 @@ struct Sequence {
   int32_t num_scored = 0;    // prompt positions whose log-probabilities were reported
   int32_t slot = KvCache::kNoSlot;
   SamplingState sampling;
+  RequestTimes times;
+  // Other answers to the same prompt. They wait here until all of it but its last token is
+  // computed, and then go on from copies of this sequence.
+  std::vector<std::unique_ptr<Sequence>> forks;
 
   // `random_seed` is used where the request names none.
   Sequence(Request&& r, uint64_t random_seed)
@@ -41,8 +47,15 @@ struct Sequence {
   int32_t length() const { return static_cast<int32_t>(tokens.size()); }
   int32_t num_left() const { return length() - num_computed; }  // at least 1 while it runs
   int32_t num_output() const { return length() - num_prompt; }
+  // Another answer can start from here, at the last token of the prompt.
+  bool can_fork() const { return num_computed >= num_prompt - 1; }
   bool is_scored() const { return num_scored == num_prompt; }
 };
+
+// Who goes first.
+inline bool goes_before(const std::unique_ptr<Sequence>& a, const std::unique_ptr<Sequence>& b) {
+  return std::pair(a->request.priority, a->id) < std::pair(b->request.priority, b->id);
+}
 
 // Tokens [begin, begin + length) of a sequence in one step; the last num_out of them want logits.
 struct Chunk {

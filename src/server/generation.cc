@@ -109,6 +109,8 @@ void Generation::deliver(size_t index, const Output& output) {
           .message = "the server is shutting down",
           .code = "shutting_down",
           .retry_after_s = 5});
+  } else if (output.finish == FinishReason::kDeadline) {
+    fail({.status = 504, .message = "the request was not done by its deadline"});
   }
   if (failed_) return;
   on_output(index, output);

@@ -91,6 +91,7 @@ const char* finish_name(FinishReason finish) {
     case FinishReason::kNone:
     case FinishReason::kCanceled:
     case FinishReason::kError:
+    case FinishReason::kDeadline:
       break;
   }
   return "";

@@ -1,0 +1,40 @@
+#include "engine/activity_log.h"
+
+#include "base/log.h"
+
+namespace nibble {
+namespace {
+
+constexpr std::chrono::seconds kEvery{10};
+
+}  // namespace
+
+void ActivityLog::start(const EngineStats& stats, SteadyTime now) {
+  since_ = now;
+  prompt_tokens_ = stats.prompt_tokens;
+  generation_tokens_ = stats.generation_tokens;
+  prefix_queries_ = stats.prefix_cache_queries;
+  prefix_hits_ = stats.prefix_cache_hits;
+}
+
+void ActivityLog::after_step(const EngineStats& stats, SteadyTime now) {
+  // A step that took that long says more of an idle engine than of a slow one.
+  const bool was_idle = now - last_step_ > kEvery;
+  last_step_ = now;
+  if (was_idle) return start(stats, now);
+  if (now - since_ < kEvery) return;
+  const double s = std::chrono::duration<double>(now - since_).count();
+  const auto rate = [s](int64_t from, int64_t to) { return static_cast<double>(to - from) / s; };
+  const int64_t queries = stats.prefix_cache_queries - prefix_queries_;
+  const int64_t hits = stats.prefix_cache_hits - prefix_hits_;
+  LOG_INFO(
+      "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, KV cache %.1f%%, "
+      "prefix-cache hits %.1f%%, preemptions %lld",
+      rate(prompt_tokens_, stats.prompt_tokens), rate(generation_tokens_, stats.generation_tokens),
+      stats.num_running, stats.num_waiting, 100 * stats.kv_usage,
+      queries > 0 ? 100.0 * static_cast<double>(hits) / static_cast<double>(queries) : 0.0,
+      static_cast<long long>(stats.num_preemptions));
+  start(stats, now);
+}
+
+}  // namespace nibble

@@ -1,0 +1,25 @@
+// ActivityLog: while the engine is busy, one line every ten seconds that says what it does.
+#pragma once
+
+#include "engine/engine.h"
+
+namespace nibble {
+
+class ActivityLog {
+ public:
+  // After every step. The line's rates are of the time since the one before, or since the engine
+  // woke up.
+  void after_step(const EngineStats& stats, SteadyTime now);
+
+ private:
+  void start(const EngineStats& stats, SteadyTime now);
+
+  SteadyTime last_step_;
+  SteadyTime since_;
+  int64_t prompt_tokens_ = 0;  // at `since_`, as the others
+  int64_t generation_tokens_ = 0;
+  int64_t prefix_queries_ = 0;
+  int64_t prefix_hits_ = 0;
+};
+
+}  // namespace nibble
