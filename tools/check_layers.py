@@ -21,7 +21,7 @@ MAY_INCLUDE = {
     "dist": ["base", "tensor", "cuda"],
     "ops": ["base", "tensor", "formats", "cpu", "cuda", "dist"],
     "models": ["base", "tensor", "formats", "io", "dist/comm.h", "ops/*.h"],
-    "engine": ["base", "tensor", "cuda/graph.h", "dist/comm.h", "ops/ctx.h", "ops/step.h",
+    "engine": ["base", "tensor", "cuda/*.h", "dist/comm.h", "ops/ctx.h", "ops/step.h",
                "ops/sample/*.h", "models/model.h"],
     "server": ["base", "text", "engine/engine.h", "engine/request.h"],
     "cli": None,  # anything

@@ -5,6 +5,7 @@
 #include "cuda/device.h"
 #include "cuda/graph.h"
 #include "cuda/memory.h"
+#include "cuda/scatter.h"
 #include "cuda/stream.h"
 
 namespace nibble::cuda {
@@ -29,6 +30,8 @@ void zero_async(void*, int64_t, StreamHandle) { no_cuda(); }
 void wait(StreamHandle) { no_cuda(); }
 void copy(void*, const void*, int64_t) { no_cuda(); }
 void fill(void*, uint8_t, int64_t) { no_cuda(); }
+
+void scatter(int32_t*, const Update*, int64_t, StreamHandle) { no_cuda(); }
 
 Stream::Stream() { no_cuda(); }
 Stream::~Stream() = default;

@@ -13,7 +13,10 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "cuda/memory.h"
 #include "engine/activity_log.h"
+#include "engine/gpu_pages.h"
+#include "engine/gpu_steps.h"
 #include "engine/kv_cache.h"
 #include "engine/kv_plan.h"
 #include "engine/logprobs.h"
@@ -93,6 +96,8 @@ class Engine::Impl {
   void finish() noexcept;
   void fail_all(const std::string& why) noexcept;
 
+  std::unique_ptr<PageMemory> page_memory();
+  Buffer step_memory(int64_t bytes) const;
   std::span<float> logits_row(int64_t row) const;
   bool score(Sequence& sequence, int64_t row);
   bool sample(Sequence& sequence, int64_t row);
@@ -102,10 +107,13 @@ class Engine::Impl {
   Model& model_;
   ops::Ctx cx_;
   RequestLimits request_limits_;
+  KvPlan kv_plan_;
+  GpuPages* gpu_pages_ = nullptr;  // kv_'s memory, on a GPU
   KvCache kv_;
   StepLimits step_limits_;
   Scheduler scheduler_;
   StepBlock block_;
+  std::unique_ptr<GpuSteps> gpu_;  // none on CPUs
   Sampler sampler_;
   Tensor logits_;               // of the step that ran last, [R, V]
   std::vector<uint32_t> bits_;  // [V / 32] of a grammar
@@ -128,18 +136,39 @@ class Engine::Impl {
 Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
     : model_(model),
       cx_(std::move(cx)),
-      kv_(model.info(), plan_kv(model.info(), kv_options(checked(options)))),
+      kv_plan_(plan_kv(model.info(), kv_options(checked(options)))),
+      kv_(model.info(), kv_plan_, page_memory()),
       step_limits_(step_limits(model.info(), options)),
       scheduler_(kv_, {.max_num_seqs = options.max_num_seqs,
                        .max_tokens = options.max_num_batched_tokens,
                        .max_score_rows = step_limits_.max_out - options.max_num_seqs}),
-      block_(step_limits_, options.max_num_seqs),
+      block_(step_limits_, step_memory(StepBlock::bytes(step_limits_, options.max_num_seqs))),
       sampler_(model.info().vocab_size, options.masked_ids),
       bits_((model.info().vocab_size + 31) / 32),
       log_activity_(options.log_activity) {
   request_limits_ = {.vocab_size = model.info().vocab_size, .max_model_len = kv_.plan().max_len};
   ended_.reserve(options.max_num_seqs);
   model_.reserve(cx_, step_limits_);
+  if (cx_.on_gpu()) {
+    gpu_ = std::make_unique<GpuSteps>(model_, cx_, *gpu_pages_, kv_.state(), step_limits_,
+                                      options.max_num_seqs);
+  }
+}
+
+// Of the KvCache: on the GPU where the model is.
+std::unique_ptr<PageMemory> Engine::Impl::page_memory() {
+  if (!cx_.on_gpu()) return nullptr;
+  const ModelInfo& info = model_.info();
+  auto pages = std::make_unique<GpuPages>(
+      KvCache::arena_bytes(info, kv_plan_),
+      KvCache::table_entries(info, kv_plan_.options, kv_plan_.max_len), cx_.stream);
+  gpu_pages_ = pages.get();
+  return pages;
+}
+
+// Page-locked where a GPU fetches the steps.
+Buffer Engine::Impl::step_memory(int64_t bytes) const {
+  return cx_.on_gpu() ? cuda::pinned_buffer(bytes) : Buffer(bytes);
 }
 
 Engine::Impl::~Impl() {
@@ -214,7 +243,12 @@ bool Engine::Impl::plan() noexcept {
 
 bool Engine::Impl::launch() noexcept {
   try {
-    logits_ = model_.forward(cx_, block_.step(), kv_.state());
+    if (gpu_ != nullptr) {
+      gpu_->launch(block_);
+      logits_ = gpu_->wait();
+    } else {
+      logits_ = model_.forward(cx_, block_.step(), kv_.state());
+    }
     return true;
   } catch (const std::exception& e) {
     fail_all(e.what());

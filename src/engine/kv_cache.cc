@@ -33,9 +33,12 @@ int64_t KvCache::arena_bytes(const ModelInfo& info, const KvPlan& plan) {
   return bytes;
 }
 
+int64_t KvCache::table_entries(const ModelInfo& info, const KvOptions& options, int32_t len) {
+  return static_cast<int64_t>(info.groups.size()) * options.max_num_seqs * pages_of(options, len);
+}
+
 int64_t KvCache::table_bytes(const ModelInfo& info, const KvOptions& options, int32_t len) {
-  int64_t bytes = static_cast<int64_t>(info.groups.size()) * options.max_num_seqs *
-                  pages_of(options, len) * static_cast<int64_t>(sizeof(int32_t));
+  int64_t bytes = table_entries(info, options, len) * static_cast<int64_t>(sizeof(int32_t));
   if (!options.prefix_cache) return bytes;
   int64_t pages = options.max_num_seqs;
   for (const LayerGroup& group : info.groups) {
@@ -63,12 +66,13 @@ KvCache::KvCache(const ModelInfo& info, const KvPlan& plan, std::unique_ptr<Page
                        .table = std::vector<int32_t>(slots_.size() * max_pages_, KvLayer::kNoPage),
                        .nodes = std::vector<int32_t>(plan.group_pages[g], PrefixCache::kNoNode),
                        .layers = &layer_groups_[g]});
+    const int32_t* const table = memory_->add_table(groups_.back().table);
     for (int32_t l : layer_groups_[g].layers) {
       const std::initializer_list<int64_t> shape = {plan.group_pages[g], info.num_kv_heads,
                                                     plan.options.page_size, info.head_dim};
       layers_[l] = {.k = memory_->take(plan.options.dtype, shape),
                     .v = memory_->take(plan.options.dtype, shape),
-                    .page_table = groups_.back().table.data(),
+                    .page_table = table,
                     .max_pages = max_pages_,
                     .page_size = plan.options.page_size};
     }
@@ -139,7 +143,7 @@ int32_t KvCache::adopt(int32_t slot, std::span<const int32_t> tokens, const std:
     for (int32_t p = s.extents[g].first; p < hit; ++p) {
       const int32_t page = prefixes_.page(path_[p], static_cast<int32_t>(g));
       group.pool.share(page);
-      row(group, slot)[p] = page;
+      put(g, slot, p, page);
     }
   }
   prefixes_.share(path_[hit - 1]);
@@ -178,6 +182,11 @@ void KvCache::leave_tree(Slot& slot) {
   slot.num_known = 0;
 }
 
+void KvCache::put(size_t group, int32_t slot, int32_t p, int32_t page) {
+  row(groups_[group], slot)[p] = page;
+  memory_->changed(static_cast<int32_t>(group), int64_t{slot} * max_pages_ + p);
+}
+
 // The page of the next position is partly filled, and another sequence reads it too.
 bool KvCache::writes_shared(const Group& group, int32_t slot, const Extent& extent) const {
   const int32_t p = slots_[slot].length / plan_.options.page_size;
@@ -198,14 +207,14 @@ bool KvCache::reserve(int32_t slot, int32_t n) {
     Group& group = groups_[g];
     Extent& extent = s.extents[g];
     if (writes_shared(group, slot, extent)) {
-      int32_t& shared = row(group, slot)[s.length / plan_.options.page_size];
-      const int32_t own = take_page(static_cast<int32_t>(g));
+      const int32_t p = s.length / plan_.options.page_size;
+      const int32_t shared = row(group, slot)[p], own = take_page(static_cast<int32_t>(g));
       copy_page(group, shared, own);
       group.pool.drop(shared);
-      shared = own;
+      put(g, slot, p, own);
     }
     for (; extent.end < end; ++extent.end) {
-      row(group, slot)[extent.end] = take_page(static_cast<int32_t>(g));
+      put(g, slot, extent.end, take_page(static_cast<int32_t>(g)));
     }
   }
   s.reserved = std::max(s.reserved, s.length + n);
@@ -266,7 +275,7 @@ int32_t KvCache::fork(int32_t slot) {
   if (slots_[copy].node != PrefixCache::kNoNode) prefixes_.share(slots_[copy].node);
   for (size_t g = 0; g < groups_.size(); ++g) {
     for (int32_t p = slots_[slot].extents[g].first; p < slots_[slot].extents[g].end; ++p) {
-      row(groups_[g], copy)[p] = row(groups_[g], slot)[p];
+      put(g, copy, p, row(groups_[g], slot)[p]);
       groups_[g].pool.share(row(groups_[g], slot)[p]);
     }
   }
@@ -303,14 +312,14 @@ int32_t KvCache::first_visible(const Group& group, int32_t position) const {
 // The last page first: of cached ones, those whose text is longest are forgotten first, and no page
 // is forgotten before the ones that go on from it.
 void KvCache::drop(Group& group, int32_t slot, int32_t first, int32_t end) {
-  int32_t* const pages = row(group, slot);
+  const int32_t* const pages = row(group, slot);
   for (int32_t p = end; p-- > first;) {
     PagePool::Queue queue = PagePool::kBlank;
     if (group.nodes[pages[p]] != PrefixCache::kNoNode) {
       queue = is_kept(group, slots_[slot], p) ? PagePool::kLasting : PagePool::kPassing;
     }
     group.pool.drop(pages[p], queue);
-    pages[p] = KvLayer::kNoPage;
+    put(static_cast<size_t>(&group - groups_.data()), slot, p, KvLayer::kNoPage);
   }
 }
 

@@ -26,6 +26,8 @@ class KvCache {
   // Pages in `memory`, which holds arena_bytes(); without one, in the host's.
   KvCache(const ModelInfo& info, const KvPlan& plan, std::unique_ptr<PageMemory> memory = {});
   static int64_t arena_bytes(const ModelInfo& info, const KvPlan& plan);
+  // Of the page tables of all groups together.
+  static int64_t table_entries(const ModelInfo& info, const KvOptions& options, int32_t len);
 
   // Bytes of the page tables of all groups, for sequences of up to `len` tokens, and of the books
   // on the pages that options.bytes hold.
@@ -94,6 +96,7 @@ class KvCache {
   };
 
   int32_t* row(Group& group, int32_t slot) { return &group.table[int64_t{slot} * max_pages_]; }
+  void put(size_t group, int32_t slot, int32_t p, int32_t page);
   int32_t first_visible(const Group& group, int32_t position) const;
   bool writes_shared(const Group& group, int32_t slot, const Extent& extent) const;
   void copy_page(const Group& group, int32_t from, int32_t to);

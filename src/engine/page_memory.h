@@ -1,10 +1,11 @@
-// PageMemory: where the bytes of the pages are, and how one page's go to another. The KvCache
-// touches them only here, so that pages may live on a device.
+// PageMemory: where the bytes of the pages are, how one page's go to another, and what kernels see
+// of the page tables. The KvCache touches them only here, so that pages may live on a device.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <span>
 
 #include "tensor/buffer.h"
 
@@ -17,6 +18,10 @@ class PageMemory {
   virtual Tensor take(DType dtype, std::initializer_list<int64_t> shape) = 0;
   // Ordered after the steps launched before and before those launched later.
   virtual void copy_page(const Tensor& pages, int32_t from, int32_t to) = 0;
+  // Where kernels read the table whose entries the cache keeps in `host`, tables being numbered in
+  // the order of these calls; `host` stays where it is. changed() follows each change of an entry.
+  virtual const int32_t* add_table(std::span<const int32_t> host) = 0;
+  virtual void changed(int32_t table, int64_t index) = 0;
 };
 
 class HostPages final : public PageMemory {
@@ -30,6 +35,8 @@ class HostPages final : public PageMemory {
     char* const data = static_cast<char*>(pages.data);
     std::memcpy(data + to * bytes, data + from * bytes, static_cast<size_t>(bytes));
   }
+  const int32_t* add_table(std::span<const int32_t> host) override { return host.data(); }
+  void changed(int32_t, int64_t) override {}
 
  private:
   Arena arena_;

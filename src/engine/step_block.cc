@@ -1,49 +1,80 @@
 #include "engine/step_block.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/check.h"
 
 namespace nibble {
+namespace {
 
-int64_t StepBlock::bytes(const StepLimits& limits, int32_t max_num_seqs) {
-  const auto padded = [](int64_t n, int64_t bytes) { return Arena::padded(n * bytes); };
-  return 2 * padded(limits.max_tokens, sizeof(int32_t)) + padded(limits.max_out, sizeof(int32_t)) +
-         padded(max_num_seqs, sizeof(Span));
+constexpr int64_t kAlign = 16;
+constexpr int32_t kLeastContextBound = 1024;
+
+template <typename T>
+int64_t place(int64_t& used, int64_t n) {
+  const int64_t at = used;
+  used += (n * static_cast<int64_t>(sizeof(T)) + kAlign - 1) / kAlign * kAlign;
+  return at;
 }
 
-StepBlock::StepBlock(const StepLimits& limits, int32_t max_num_seqs)
-    : limits_(limits), arena_(bytes(limits, max_num_seqs)) {
-  tokens_ = arena_.take(DType::kI32, {limits.max_tokens}).as<int32_t>();
-  positions_ = arena_.take(DType::kI32, {limits.max_tokens}).as<int32_t>();
-  out_rows_ = arena_.take(DType::kI32, {limits.max_out}).as<int32_t>();
-  static_assert(sizeof(Span) % sizeof(int32_t) == 0);
-  spans_ = static_cast<Span*>(
-      arena_.take(DType::kI32, {max_num_seqs, sizeof(Span) / sizeof(int32_t)}).data);
-  step_ = {.num_tokens = 0,
-           .num_spans = 0,
-           .num_out = 0,
-           .tokens = tokens_,
-           .positions = positions_,
-           .spans = spans_,
-           .out_rows = out_rows_};
+template <typename T>
+T* at(void* data, int64_t offset) {
+  return reinterpret_cast<T*>(static_cast<char*>(data) + offset);
+}
+
+}  // namespace
+
+int64_t StepBlock::bytes(const StepLimits& limits, int32_t max_num_seqs) {
+  int64_t used = 0;
+  place<int32_t>(used, limits.max_tokens), place<int32_t>(used, limits.max_tokens);
+  place<Span>(used, max_num_seqs), place<int32_t>(used, limits.max_out);
+  return used;
 }
 
 void StepBlock::fill(std::span<const Chunk> chunks) {
-  step_.num_tokens = step_.num_spans = step_.num_out = 0;
+  Step& c = counts_;
+  c = {.num_spans = static_cast<int32_t>(chunks.size())};
+  int32_t longest = kLeastContextBound;
   for (const Chunk& chunk : chunks) {
-    const int32_t start = step_.num_tokens;
-    const int32_t end = start + chunk.length;
-    CHECK(end <= limits_.max_tokens && step_.num_out + chunk.num_out <= limits_.max_out);
-    spans_[step_.num_spans++] = {.q_start = start,
-                                 .q_len = chunk.length,
-                                 .context = chunk.begin,
-                                 .slot = chunk.sequence->slot};
-    std::copy_n(&chunk.sequence->tokens[chunk.begin], chunk.length, tokens_ + start);
-    for (int32_t i = 0; i < chunk.length; ++i) positions_[start + i] = chunk.begin + i;
-    for (int32_t row = end - chunk.num_out; row < end; ++row) out_rows_[step_.num_out++] = row;
-    step_.num_tokens = end;
+    c.num_tokens += chunk.length;
+    c.num_out += chunk.num_out;
+    longest = std::max(longest, chunk.begin + chunk.length);
   }
+  CHECK(c.num_tokens <= limits_.max_tokens && c.num_out <= limits_.max_out);
+  c.max_context = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(longest)));
+  used_ = 0;
+  at_ = {.tokens = place<int32_t>(used_, c.num_tokens),
+         .positions = place<int32_t>(used_, c.num_tokens),
+         .spans = place<Span>(used_, c.num_spans),
+         .out_rows = place<int32_t>(used_, c.num_out)};
+  CHECK(used_ <= memory_.size_bytes());
+
+  auto* const tokens = at<int32_t>(memory_.data(), at_.tokens);
+  auto* const positions = at<int32_t>(memory_.data(), at_.positions);
+  auto* span = at<Span>(memory_.data(), at_.spans);
+  auto* out_row = at<int32_t>(memory_.data(), at_.out_rows);
+  int32_t start = 0;
+  for (const Chunk& chunk : chunks) {
+    const int32_t end = start + chunk.length;
+    *span++ = {.q_start = start,
+               .q_len = chunk.length,
+               .context = chunk.begin,
+               .slot = chunk.sequence->slot};
+    std::copy_n(&chunk.sequence->tokens[chunk.begin], chunk.length, tokens + start);
+    for (int32_t i = 0; i < chunk.length; ++i) positions[start + i] = chunk.begin + i;
+    for (int32_t row = end - chunk.num_out; row < end; ++row) *out_row++ = row;
+    start = end;
+  }
+}
+
+Step StepBlock::step_at(void* data) const {
+  Step step = counts_;
+  step.tokens = at<int32_t>(data, at_.tokens);
+  step.positions = at<int32_t>(data, at_.positions);
+  step.spans = at<Span>(data, at_.spans);
+  step.out_rows = at<int32_t>(data, at_.out_rows);
+  return step;
 }
 
 }  // namespace nibble

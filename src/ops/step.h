@@ -23,6 +23,9 @@ struct Step {
   int32_t num_tokens = 0;
   int32_t num_spans = 0;
   int32_t num_out = 0;
+  // No sequence is longer than this after the step. Coarse: kernels size their grids by it, and one
+  // recording of the launches serves every step of the same counts and bound.
+  int32_t max_context = 0;
   const int32_t* tokens = nullptr;     // [T]
   const int32_t* positions = nullptr;  // [T]
   const Span* spans = nullptr;         // [S]

@@ -1,0 +1,46 @@
+// GpuPages: pages and page tables in the GPU's memory. The tables follow the host's by single
+// entries, sent with the next step.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cuda/caps.h"
+#include "cuda/scatter.h"
+#include "engine/page_memory.h"
+
+namespace nibble {
+
+class GpuPages final : public PageMemory {
+ public:
+  // `bytes` of pages; tables of `entries` in all.
+  GpuPages(int64_t bytes, int64_t entries, cuda::StreamHandle stream);
+  static int64_t table_bytes(int64_t entries);  // on the device, beside the pages
+
+  Tensor take(DType dtype, std::initializer_list<int64_t> shape) override;
+  void copy_page(const Tensor& pages, int32_t from, int32_t to) override;
+  const int32_t* add_table(std::span<const int32_t> host) override;
+  void changed(int32_t table, int64_t index) override;
+
+  // Sends the entries that changed since the last call. The work of that call must be done.
+  void flush();
+
+ private:
+  static constexpr int64_t kMaxUpdates = int64_t{1} << 16;
+  struct Table {
+    std::span<const int32_t> host;
+    int64_t offset;  // of its first entry in entries_
+  };
+
+  cuda::StreamHandle stream_;
+  Arena arena_;
+  Buffer entries_, updates_;  // on the device: int32_t [entries], Update [kMaxUpdates]
+  Buffer sent_;               // pinned: Update [kMaxUpdates]
+  std::vector<Table> tables_;
+  std::vector<bool> is_dirty_;  // [entries]
+  std::vector<int32_t> dirty_;  // indices into entries_, each once; full: all are sent
+  int64_t num_entries_ = 0;
+};
+
+}  // namespace nibble
