@@ -102,7 +102,7 @@ int32_t num_experts(const ModelInfo& info) {
 Json row_json(const BenchRow& row, const BenchFlags& flags, const ops::Ctx& cx, double bandwidth) {
   return {{"test", row.what.test()},
           {"dense", "checkpoint"},
-          {"activations", dtype_name(cx.activations)},
+          {"activations", ops::act_format_name(cx.kernels.activations)},
           {"kv", flags.engine.kv_cache_dtype == "f32" ? "f32" : "bf16"},
           {"prompt", row.what.depth + row.what.prompt},
           {"new_tokens", row.what.new_tokens},

@@ -31,6 +31,7 @@ struct DoctorFlags {
   std::string model;
   std::string revision = "main";
   std::string cpu_isa = "auto";
+  std::string activations = "auto";
   std::string device = "auto";
   std::vector<std::string> kernels;
   bool allow_ref = false;
@@ -180,6 +181,7 @@ void doctor(const DoctorFlags& flags) {
   if (!flags.model.empty()) {
     ops::Ctx cx;
     cx.kernels.isa = cpu::force_isa(flags.cpu_isa);
+    cx.kernels.activations = activation_format(flags.activations, /*exact=*/false);
     cx.kernels.allow_ref = flags.allow_ref;
     for (const std::string& kernel : flags.kernels) cx.kernels.force(kernel);
     rows = kernel_rows(plan_kernels(cx, model_argument(find_model(flags.model, flags.revision))));
@@ -203,6 +205,9 @@ void add_doctor(CLI::App& app) {
   command->add_option("--cpu-isa", flags->cpu_isa, "as if this were the best the CPU has")
       ->capture_default_str();
   command->add_option("--kernel", flags->kernels, "op=name: force a kernel; may be repeated");
+  command->add_option("--activations", flags->activations, "auto, float, bf16 or int8")
+      ->check(CLI::IsMember({"auto", "float", "bf16", "int8"}))
+      ->capture_default_str();
   command->add_flag("--allow-ref", flags->allow_ref, "the reference twins count as kernels");
   command->add_option("--device", flags->device, "auto, cpu or cuda")->capture_default_str();
   command->add_flag("--bandwidth", flags->bandwidth, "measure how fast memory is read (1 GiB)");

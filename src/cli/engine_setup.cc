@@ -26,12 +26,8 @@ ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool) {
   }
   ops::Ctx cx;
   cx.pool = &pool;
-  if (flags.exact && flags.activations == "float") {
-    throw Error(ErrorKind::kUsage,
-                "--exact rounds activations to bf16: --activations float is "
-                "something else; leave one of them out");
-  }
-  if (flags.exact || flags.activations == "bf16") cx.activations = DType::kBF16;
+  cx.kernels.activations = activation_format(flags.activations, flags.exact);
+  if (cx.kernels.activations == ops::ActFormat::kBF16) cx.activations = DType::kBF16;
   cx.kernels.isa = cpu::force_isa(flags.cpu_isa);
   cx.kernels.allow_ref = flags.allow_ref;
   for (const std::string& kernel : flags.kernels) cx.kernels.force(kernel);
@@ -81,6 +77,15 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
 
 }  // namespace
 
+ops::ActFormat activation_format(const std::string& name, bool exact) {
+  if (exact && name != "auto" && name != "bf16") {
+    throw Error(ErrorKind::kUsage, "--exact rounds activations to bf16: --activations " + name +
+                                       " is something else; leave one of them out");
+  }
+  if (exact || name == "bf16") return ops::ActFormat::kBF16;
+  return name == "float" ? ops::ActFormat::kFloat : ops::ActFormat::kInt8;
+}
+
 void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   const auto add = [&](const char* name, auto& value, const char* text) {
     return command.add_option(name, value, text)->capture_default_str()->group("Engine");
@@ -106,8 +111,10 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   add("--memory-budget", flags.memory_budget, "the same in bytes: 24G, 512M; overrides it");
   add("--kv-cache-dtype", flags.kv_cache_dtype, "auto (bf16), bf16 or f32")
       ->check(IsMember({"auto", "bf16", "f32"}));
-  add("--activations", flags.activations, "auto (float on CPUs), float or bf16")
-      ->check(IsMember({"auto", "float", "bf16"}));
+  add("--activations", flags.activations,
+      "of matrix products: auto (int8 on CPUs), float, bf16, int8 (blocks of 32, for mxfp4 "
+      "weights)")
+      ->check(IsMember({"auto", "float", "bf16", "int8"}));
   command
       .add_flag("--exact", flags.exact,
                 "bf16 activations and the same bits alone, batched, chunked or preempted")

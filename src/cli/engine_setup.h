@@ -33,7 +33,7 @@ struct EngineFlags {
   double gpu_memory_utilization = 0.9;
   std::string memory_budget;            // "24G", "512MiB"; empty: from the machine
   std::string kv_cache_dtype = "auto";  // auto | bf16 | f32
-  std::string activations = "auto";     // auto | float | bf16
+  std::string activations = "auto";     // auto | float | bf16 | int8
   bool exact = false;
   int threads = 0;                   // 0: what the cgroup grants
   std::string cpu_isa = "auto";      // auto, or the widest that may be used
@@ -44,6 +44,9 @@ struct EngineFlags {
 
 // Adds every flag above but MODEL, with defaults as `flags` has them when called.
 void add_engine_flags(CLI::App& command, EngineFlags& flags);
+
+// --activations as the kernels' choice takes it. Throws Error(kUsage) where --exact rules it out.
+ops::ActFormat activation_format(const std::string& name, bool exact);
 
 // What describe_model() and load_model() take for files of any revision.
 std::string model_argument(const ModelFiles& files);

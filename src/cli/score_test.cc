@@ -98,7 +98,8 @@ TEST(Score, TwinsRunWhereTheyAreAllowed) {
   EXPECT_THAT(refused.err, HasSubstr("--allow-ref"));
   const CommandResult exact = score({"--ids", "5,17,42", "--kv-cache-dtype", "f32", "--cpu-isa",
                                      "scalar", "--allow-ref"}),
-                      fast = score({"--ids", "5,17,42", "--kv-cache-dtype", "f32"});
+                      fast = score({"--ids", "5,17,42", "--kv-cache-dtype", "f32", "--activations",
+                                    "float"});
   ASSERT_EQ(exact.status, 0) << exact.err;
   const json want = json::parse(exact.out).at("positions"),
              got = json::parse(fast.out).at("positions");

@@ -10,6 +10,11 @@ constexpr const char* kOpNames[kNumOps] = {"embed",      "norm_qkv", "attention"
 
 const char* op_name(Op op) { return kOpNames[static_cast<int>(op)]; }
 
+const char* act_format_name(ActFormat format) {
+  constexpr const char* kNames[] = {"float", "bf16", "int8", "int8-row"};
+  return kNames[static_cast<int>(format)];
+}
+
 void KernelOptions::force(const std::string& op_and_name) {
   const size_t equals = op_and_name.find('=');
   std::string known;

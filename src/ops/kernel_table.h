@@ -39,6 +39,8 @@ enum class ActFormat : uint8_t {
   kInt8Row  // the same with one scale per token
 };
 
+const char* act_format_name(ActFormat format);  // "float", "bf16", "int8", "int8-row"
+
 // What a machine offers, and what its user allows.
 struct KernelOptions {
   cpu::Isa isa = cpu::detect_isa();
