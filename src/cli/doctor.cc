@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "cli/cli.h"
+#include "cli/dense_flags.h"
 #include "cli/device.h"
 #include "cli/engine_setup.h"
 #include "cli/json.h"
@@ -34,6 +35,7 @@ struct DoctorFlags {
   std::string activations = "auto";
   std::string device = "auto";
   std::vector<std::string> kernels;
+  DenseFlags dense;
   bool allow_ref = false;
   bool bandwidth = false;
   bool json = false;
@@ -49,6 +51,7 @@ struct KernelRow {
   std::string kernel;
   std::vector<int> layers;  // -1: outside layers
   std::vector<ops::Refusal> refused;
+  std::string weights;  // format and layout; empty: the op has no matrix
 };
 
 std::vector<KernelRow> kernel_rows(const ops::KernelPlan& plan) {
@@ -57,11 +60,12 @@ std::vector<KernelRow> kernel_rows(const ops::KernelPlan& plan) {
     const std::string op = ops::op_name(entry.op);
     auto row = std::find_if(rows.begin(), rows.end(), [&](const KernelRow& r) {
       return r.op == op && r.min_tokens == entry.min_tokens && r.max_tokens == entry.max_tokens &&
-             r.kernel == entry.kernel && r.refused == entry.refused;
+             r.kernel == entry.kernel && r.refused == entry.refused && r.weights == entry.weights;
     });
     if (row == rows.end())
-      row = rows.insert(row,
-                        {op, entry.min_tokens, entry.max_tokens, entry.kernel, {}, entry.refused});
+      row = rows.insert(
+          row,
+          {op, entry.min_tokens, entry.max_tokens, entry.kernel, {}, entry.refused, entry.weights});
     row->layers.push_back(entry.layer);
   }
   return rows;
@@ -133,6 +137,7 @@ Json kernels_json(const std::vector<KernelRow>& rows) {
                     {"min_tokens", row.min_tokens},
                     {"max_tokens", row.max_tokens},
                     {"kernel", row.kernel},
+                    {"weights", row.weights},
                     {"refused", std::move(refused)}});
   }
   return json;
@@ -165,12 +170,13 @@ void print_machine(const Json& m) {
 }
 
 void print_kernels(const std::vector<KernelRow>& rows) {
-  TextTable table({"op", "layers", "tokens", "kernel", "better ones, and why not"});
+  TextTable table({"op", "layers", "tokens", "weights", "kernel", "better ones, and why not"});
   for (const KernelRow& row : rows) {
     std::string refused;
     for (const ops::Refusal& r : row.refused)
       refused += (refused.empty() ? "" : "; ") + r.kernel + ": " + r.reason;
-    table.add({row.op, layers_text(row.layers), tokens_text(row), row.kernel, refused});
+    table.add(
+        {row.op, layers_text(row.layers), tokens_text(row), row.weights, row.kernel, refused});
   }
   std::printf("\n%s", table.plain().c_str());
 }
@@ -184,7 +190,8 @@ void doctor(const DoctorFlags& flags) {
     cx.kernels.activations = activation_format(flags.activations, /*exact=*/false);
     cx.kernels.allow_ref = flags.allow_ref;
     for (const std::string& kernel : flags.kernels) cx.kernels.force(kernel);
-    rows = kernel_rows(plan_kernels(cx, model_argument(find_model(flags.model, flags.revision))));
+    rows = kernel_rows(plan_kernels(cx, model_argument(find_model(flags.model, flags.revision)),
+                                    dense_formats(flags.dense)));
     json["model"] = flags.model;
     json["kernels"] = kernels_json(rows);
   }
@@ -208,6 +215,7 @@ void add_doctor(CLI::App& app) {
   command->add_option("--activations", flags->activations, "auto, float, bf16 or int8")
       ->check(CLI::IsMember({"auto", "float", "bf16", "int8"}))
       ->capture_default_str();
+  add_dense_flags(*command, flags->dense, "");
   command->add_flag("--allow-ref", flags->allow_ref, "the reference twins count as kernels");
   command->add_option("--device", flags->device, "auto, cpu or cuda")->capture_default_str();
   command->add_flag("--bandwidth", flags->bandwidth, "measure how fast memory is read (1 GiB)");

@@ -55,13 +55,14 @@ MemoryBudget budget_of(const EngineFlags& flags) {
 // fit.
 void plan_memory(const EngineFlags& flags, const std::string& model, const ops::Ctx& cx, bool quiet,
                  EngineOptions& options) {
-  const ModelInfo info = describe_model(model);
+  const DenseFormats dense = dense_formats(flags.dense);
+  const ModelInfo info = describe_model(model, dense);
   const MemoryBudget budget = budget_of(flags);
   MemoryNeed need{.weight_bytes = info.weight_bytes};
 
   const bool is_free = options.max_model_len == 0;
   const int32_t longest = is_free ? info.max_positions : options.max_model_len;
-  need.scratch_bytes = describe_scratch(cx, model, Engine::step_limits(info, options)) +
+  need.scratch_bytes = describe_scratch(cx, model, Engine::step_limits(info, options), dense) +
                        Engine::table_bytes(info, options, longest);
   const int32_t least = is_free ? std::min(kLeastContext, info.max_positions) : longest;
   const int64_t rest = budget.budget_bytes - need.weight_bytes - need.scratch_bytes;
@@ -72,7 +73,10 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
   const int64_t useful = Engine::kv_bytes_for(info, options, longest, options.max_num_seqs);
   options.kv_bytes = need.kv_cache_bytes = std::min(rest, useful);
   need.kv_tokens = Engine::kv_tokens_for(info, options);
-  if (!quiet) std::fputs(memory_table(need, budget).c_str(), stderr);
+  if (quiet) return;
+  std::fputs(memory_table(need, budget).c_str(), stderr);
+  if (const std::string advice = faster_dense_advice(cx, model, dense); !advice.empty())
+    std::fprintf(stderr, "%s\n", advice.c_str());
 }
 
 }  // namespace
@@ -109,6 +113,7 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   add("--gpu-memory-utilization", flags.gpu_memory_utilization,
       "of the device's memory (RAM on CPUs), for weights, KV cache and scratch");
   add("--memory-budget", flags.memory_budget, "the same in bytes: 24G, 512M; overrides it");
+  add_dense_flags(command, flags.dense, "Engine");
   add("--kv-cache-dtype", flags.kv_cache_dtype, "auto (bf16), bf16 or f32")
       ->check(IsMember({"auto", "bf16", "f32"}));
   add("--activations", flags.activations,
@@ -151,7 +156,7 @@ LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& opti
   EngineOptions engine = engine_options(flags, options);
   plan_memory(flags, model, loaded.cx, options.quiet, engine);
 
-  LoadOptions load{.seed = flags.seed, .progress = {}};
+  LoadOptions load{.seed = flags.seed, .dense = dense_formats(flags.dense), .progress = {}};
   if (flags.load_format == "dummy") load.format = LoadFormat::kDummy;
   ProgressBar bar("loading");
   if (!options.quiet) {

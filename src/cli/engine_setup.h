@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/dense_flags.h"
 #include "engine/engine.h"
 #include "io/hub.h"
 #include "models/model.h"
@@ -31,7 +32,8 @@ struct EngineFlags {
   int32_t max_num_batched_tokens = 512;
   bool prefix_caching = true;
   double gpu_memory_utilization = 0.9;
-  std::string memory_budget;            // "24G", "512MiB"; empty: from the machine
+  std::string memory_budget;  // "24G", "512MiB"; empty: from the machine
+  DenseFlags dense;
   std::string kv_cache_dtype = "auto";  // auto | bf16 | f32
   std::string activations = "auto";     // auto | float | bf16 | int8
   bool exact = false;

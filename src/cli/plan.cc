@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "cli/byte_plan.h"
 #include "cli/cli.h"
+#include "cli/dense_flags.h"
 #include "cli/device.h"
 #include "cli/engine_setup.h"
 #include "cli/json.h"
@@ -30,6 +31,7 @@ struct PlanFlags {
   std::string model;
   std::string revision = "main";
   std::string device = "auto";
+  DenseFlags dense;
   std::string kv_cache_dtype = "auto";
   double gpu_memory_utilization = 0.9;
   std::string memory_budget;
@@ -97,6 +99,7 @@ Json weights_json(const ModelInfo& info) {
   Json parts = Json::array();
   for (const WeightPart& part : info.parts) {
     parts.push_back({{"part", part.name},
+                     {"formats", part.formats},
                      {"bytes", part.bytes},
                      {"bytes_per_token", std::llround(weight_bytes_read(part, 1))}});
   }
@@ -208,11 +211,13 @@ std::string one_token(const ModelInfo& info, const PlanDevice& device) {
 void print_plan(const Json& json, const ModelInfo& info, const PlanDevice& device) {
   std::printf("%s (%s) on %s\n\n", json["model"].get<std::string>().c_str(),
               info.architecture.c_str(), device.title.c_str());
-  TextTable weights({"weights", ">bytes", ">read per token"});
+  TextTable weights({"weights", "formats", ">bytes", ">read per token"});
   for (const Json& part : json["weights"]) {
-    weights.add({part["part"], with_commas(part["bytes"]), with_commas(part["bytes_per_token"])});
+    weights.add({part["part"], part["formats"], with_commas(part["bytes"]),
+                 with_commas(part["bytes_per_token"])});
   }
-  weights.add({"all", with_commas(info.weight_bytes), with_commas(json["weight_bytes_per_token"])});
+  weights.add(
+      {"all", "", with_commas(info.weight_bytes), with_commas(json["weight_bytes_per_token"])});
   std::printf("%s", weights.plain().c_str());
   std::printf("\n%s parameters; KV cache %s bytes per token, and %s per sequence for windows\n",
               with_commas(info.parameters).c_str(), with_commas(json["kv_bytes_per_token"]).c_str(),
@@ -224,14 +229,15 @@ void print_plan(const Json& json, const ModelInfo& info, const PlanDevice& devic
 
 void plan(const PlanFlags& flags) {
   const std::string model = model_argument(find_model(flags.model, flags.revision));
-  const ModelInfo info = describe_model(model);
+  const DenseFormats dense = dense_formats(flags.dense);
+  const ModelInfo info = describe_model(model, dense);
   const PlanDevice device = plan_device(flags.device);
   const DType kv = flags.kv_cache_dtype == "f32" ? DType::kF32 : DType::kBF16;
   const EngineOptions options{.kv_dtype = kv};
   // Scratch depends on kernels: known for this machine's, which is what "cpu" means.
   int64_t scratch_bytes = 0;
   if (device.name == "cpu")
-    scratch_bytes = describe_scratch({}, model, Engine::step_limits(info, options)) +
+    scratch_bytes = describe_scratch({}, model, Engine::step_limits(info, options), dense) +
                     Engine::table_bytes(info, options, info.max_positions);
 
   Json json = {{"model", flags.model},
@@ -241,6 +247,7 @@ void plan(const PlanFlags& flags) {
                {"device_title", device.title},
                {"nominal_bandwidth", device.nominal_bandwidth},
                {"read_bandwidth", device.read_bandwidth},
+               {"dense", dense_text(dense)},
                {"weights", weights_json(info)},
                {"weight_bytes", info.weight_bytes},
                {"weight_bytes_per_token", std::llround(weight_bytes_read(info, 1))},
@@ -271,6 +278,7 @@ void add_plan(CLI::App& app) {
   add("--streams", flags->streams, "streams decoding together, separated by commas")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
+  add_dense_flags(*command, flags->dense, "");
   add("--kv-cache-dtype", flags->kv_cache_dtype, "auto (bf16), bf16 or f32")
       ->check(CLI::IsMember({"auto", "bf16", "f32"}));
   add("--gpu-memory-utilization", flags->gpu_memory_utilization, "share of the memory to use");

@@ -172,12 +172,18 @@ int64_t resident_bytes(const WantedWeight& weight) {
 
 std::vector<WeightPart> sum_parts(std::span<const WantedWeight> wanted) {
   std::vector<WeightPart> parts;
+  std::map<std::pair<std::string, Format>, int64_t> bytes_of;
   for (const WantedWeight& w : wanted) {
     auto at = std::find_if(parts.begin(), parts.end(),
                            [&](const WeightPart& p) { return p.name == w.part; });
     if (at == parts.end()) at = parts.insert(at, WeightPart{.name = w.part});
     at->bytes += resident_bytes(w);
+    bytes_of[{w.part, w.format}] += resident_bytes(w);
   }
+  for (WeightPart& part : parts)
+    for (const FormatRow& row : kFormats)
+      if (20 * bytes_of[{part.name, row.format}] >= part.bytes)  // not the biases of a matrix
+        part.formats += (part.formats.empty() ? "" : ", ") + std::string(row.name);
   return parts;
 }
 

@@ -30,7 +30,8 @@ struct LayerGroup {
 // rows for the embedding. A step of T tokens whose choices are independent and even is expected to
 // read bytes * (1 - (1 - chosen / choices)^T).
 struct WeightPart {
-  std::string name;  // "embed", "attention", "router", "norms", "experts", "unembed"
+  std::string name;          // "embed", "attention", "router", "norms", "experts", "unembed"
+  std::string formats = "";  // those that make up a twentieth or more of it: "mxfp4, bf16"
   int64_t bytes = 0;
   int32_t chosen = 1;
   int32_t choices = 1;

@@ -25,6 +25,7 @@ struct PlanEntry {
   int64_t min_tokens, max_tokens;  // of the steps that it serves
   std::string kernel;
   std::vector<Refusal> refused;  // every better row, with its reason
+  std::string weights = "";      // "mxfp4 in panels16"; empty: the op has no matrix
 };
 
 class KernelPlan {
@@ -46,7 +47,8 @@ class KernelPlan {
       const Desc bucket = with_tokens(desc, b);
       auto picked = find_kernel(op, table, bucket, options, layout);
       rows_.at(index(op, layer))[b] = picked.row;
-      note({op, layer, min_tokens, bucket.tokens, picked.row->name, std::move(picked.refused)});
+      note({op, layer, min_tokens, bucket.tokens, picked.row->name, std::move(picked.refused),
+            weights_text(desc, layout)});
       min_tokens = bucket.tokens + 1;
     }
   }
@@ -67,6 +69,13 @@ class KernelPlan {
   }
 
  private:
+  template <typename Desc>
+  static std::string weights_text(const Desc& desc, Layout layout) {
+    if constexpr (requires { desc.format; })
+      return std::string(format_name(desc.format)) + " in " + std::string(layout_name(layout));
+    return "";
+  }
+
   template <typename Desc>
   static Desc with_tokens(Desc desc, size_t bucket) {
     desc.tokens = kTokenBuckets[bucket];
