@@ -18,7 +18,7 @@ struct EngineOptions {
   int32_t max_num_batched_tokens = 512;  // tokens in one step
   int32_t max_model_len = 0;             // prompt and output; 0: what model and KV memory allow
   int32_t page_size = 16;
-  DType kv_dtype = DType::kBF16;         // kBF16 or kF32
+  DType kv_dtype = DType::kBF16;         // kBF16, kF32 or kF8E4M3
   int64_t kv_bytes = 0;                  // memory for pages, all groups; never exceeded
   bool prefix_caching = true;            // prompts that start alike share what was computed
   bool log_activity = false;             // a line every ten seconds while there is work

@@ -5,6 +5,7 @@
 //   largest 448 = 0x7e; least normal 2^-6; least subnormal 2^-9; 0x7f and 0xff are NaN
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <limits>
@@ -24,6 +25,13 @@ constexpr float e4m3_to_float(uint8_t code) {
   }
   return std::bit_cast<float>(sign | ((rest << 20) + (120u << 23)));
 }
+
+// Every code's value, for loops that decode many.
+inline constexpr std::array<float, 256> kE4m3 = [] {
+  std::array<float, 256> values{};
+  for (int code = 0; code < 256; ++code) values[code] = e4m3_to_float(static_cast<uint8_t>(code));
+  return values;
+}();
 
 // Rounds to nearest, ties to even; what is larger than 448 becomes 448; a NaN stays one.
 constexpr uint8_t e4m3_from_float(float value) {

@@ -1,9 +1,13 @@
-// Addresses in the pages of a layer.
+// Addresses and elements of the pages of a layer. Keys and values are stored as f32, bf16 or FP8
+// E4M3: there without a scale, as they are. Rounded keys and values of trained models stay far
+// below 448, E4M3's largest; what exceeds it is stored as 448.
 #pragma once
 
 #include <cstdint>
 
 #include "base/check.h"
+#include "formats/bf16.h"
+#include "formats/fp8.h"
 #include "ops/step.h"
 
 namespace nibble::ops {
@@ -16,6 +20,21 @@ inline int64_t kv_index(const KvLayer& kv, int32_t slot, int32_t pos, int64_t g)
   CHECK(page != KvLayer::kNoPage);
   const int64_t heads = kv.k.shape[1], dim = kv.k.shape[3];
   return ((page * heads + g) * kv.page_size + pos % kv.page_size) * dim;
+}
+
+inline float kv_get(const Tensor& pages, int64_t at) {
+  if (pages.dtype == DType::kBF16) return bf16_to_float(pages.as<uint16_t>()[at]);
+  if (pages.dtype == DType::kF8E4M3) return kE4m3[pages.as<uint8_t>()[at]];
+  return pages.as<float>()[at];
+}
+
+inline void kv_put(const Tensor& pages, int64_t at, float value) {
+  if (pages.dtype == DType::kBF16)
+    pages.as<uint16_t>()[at] = bf16_from_float(value);
+  else if (pages.dtype == DType::kF8E4M3)
+    pages.as<uint8_t>()[at] = e4m3_from_float(value);
+  else
+    pages.as<float>()[at] = value;
 }
 
 }  // namespace nibble::ops

@@ -37,7 +37,7 @@ struct Step {
 // Entries of pages that fell out of the window, or are not yet reserved, are kNoPage.
 struct KvLayer {
   static constexpr int32_t kNoPage = -1;
-  Tensor k;                             // [pages, G, P, D] bf16 or f32
+  Tensor k;                             // [pages, G, P, D] bf16, f32 or E4M3
   Tensor v;                             // [pages, G, P, D]
   const int32_t* page_table = nullptr;  // [slots, max_pages]
   int32_t max_pages = 0;

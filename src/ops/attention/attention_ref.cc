@@ -7,15 +7,6 @@
 #include "ops/store.h"
 
 namespace nibble::ops::ref {
-namespace {
-
-double get(const Tensor& pages, int64_t at) {
-  return pages.dtype == DType::kBF16 ? bf16_to_float(pages.as<uint16_t>()[at])
-                                     : pages.as<float>()[at];
-}
-
-}  // namespace
-
 void attention(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
                const AttentionParams& params, const Step& s) {
   const int64_t kv_heads = kv.k.dim(1), dim = kv.k.dim(3), width = q.dim(1);
@@ -33,7 +24,7 @@ void attention(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
         p.assign(pos - first + 1, 0);
         for (int32_t j = first; j <= pos; ++j) {
           const int64_t at = kv_index(kv, span.slot, j, h / group);
-          for (int64_t e = 0; e < dim; ++e) p[j - first] += qh[e] * get(kv.k, at + e);
+          for (int64_t e = 0; e < dim; ++e) p[j - first] += double{qh[e]} * kv_get(kv.k, at + e);
           p[j - first] *= params.scale;
           top = std::max(top, p[j - first]);
         }
@@ -42,7 +33,7 @@ void attention(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
         std::vector<double> o(dim, 0);
         for (int32_t j = first; j <= pos; ++j) {
           const int64_t at = kv_index(kv, span.slot, j, h / group);
-          for (int64_t e = 0; e < dim; ++e) o[e] += p[j - first] / sum * get(kv.v, at + e);
+          for (int64_t e = 0; e < dim; ++e) o[e] += p[j - first] / sum * kv_get(kv.v, at + e);
         }
         for (int64_t e = 0; e < dim; ++e)
           att.as<float>()[t * width + h * dim + e] = stored(cx.activations, o[e]);

@@ -83,6 +83,7 @@ struct Attend {
   }
   SIMD_FN float to_float(uint16_t x) { return bf16_to_float(x); }
   SIMD_FN float to_float(float x) { return x; }
+  SIMD_FN float to_float(uint8_t x) { return kE4m3[x]; }
 
   // scores[r][j] = queries[r] . keys[j] for R rows: lanes are keys, the sum runs over d in order.
   template <int R>
@@ -183,6 +184,8 @@ struct Attend {
       const int32_t begin = std::max(first, base), end = std::min(last + 1, base + kKeyBlock);
       if (t.kv->k.dtype == DType::kBF16)
         load_block<uint16_t>(t, w, base, begin, end);
+      else if (t.kv->k.dtype == DType::kF8E4M3)
+        load_block<uint8_t>(t, w, base, begin, end);
       else
         load_block<float>(t, w, base, begin, end);
       int64_t r = 0;

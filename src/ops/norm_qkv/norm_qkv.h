@@ -23,7 +23,7 @@ struct NormQkvOut {
   Tensor y;  // [T, H] f32, out: not x, which every part of a kernel may still be reading
 };
 
-// x, d [T, H] f32; kv: the layer's pages, bf16 or f32, whose tables cover every position of the
+// x, d [T, H] f32; kv: the layer's pages (ops/kv_pages.h), whose tables cover every position of the
 // step; qkv [(Q + 2G) * D, H]: rows of q, k, v; cos_sin [T, D] from rope_angles(). k and v are
 // rounded once, to the pages' type; q to the activations'.
 using NormQkvFn = void(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,

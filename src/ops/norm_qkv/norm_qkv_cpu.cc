@@ -30,15 +30,6 @@ void turn(const float* from, const float* cos_sin, int64_t dim, float* to) {
   }
 }
 
-void put(const Tensor& pages, int64_t at, const float* from, int64_t n) {
-  if (pages.dtype == DType::kBF16) {
-    uint16_t* to = pages.as<uint16_t>() + at;
-    for (int64_t i = 0; i < n; ++i) to[i] = bf16_from_float(from[i]);
-  } else {
-    std::copy_n(from, n, pages.as<float>() + at);
-  }
-}
-
 // One token's q, k and v from y to their places.
 void place(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& cos_sin, float* y,
            int64_t t, int32_t slot, int32_t pos) {
@@ -54,8 +45,8 @@ void place(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& cos_
     const int64_t at = kv_index(kv, slot, pos, g);
     // Turned within the row: each pair is read before it is written.
     turn(k, angles, dim, k);
-    put(kv.k, at, k, dim);
-    put(kv.v, at, v, dim);
+    for (int64_t i = 0; i < dim; ++i) kv_put(kv.k, at + i, k[i]);
+    for (int64_t i = 0; i < dim; ++i) kv_put(kv.v, at + i, v[i]);
   }
 }
 

@@ -18,13 +18,6 @@ void turn(double* head, const float* cos_sin, int64_t dim) {
   }
 }
 
-void put(const Tensor& pages, int64_t at, double value) {
-  if (pages.dtype == DType::kBF16)
-    pages.as<uint16_t>()[at] = bf16_from_float(static_cast<float>(value));
-  else
-    pages.as<float>()[at] = static_cast<float>(value);
-}
-
 }  // namespace
 
 void norm_qkv(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x, const Tensor& d,
@@ -52,8 +45,8 @@ void norm_qkv(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x
       for (int64_t g = 0; g < kv_heads; ++g) {
         const int64_t at = kv_index(kv, span.slot, s.positions[t], g);
         for (int64_t j = 0; j < dim; ++j) {
-          put(kv.k, at + j, yt[(q_heads + g) * dim + j]);
-          put(kv.v, at + j, yt[(q_heads + kv_heads + g) * dim + j]);
+          kv_put(kv.k, at + j, static_cast<float>(yt[(q_heads + g) * dim + j]));
+          kv_put(kv.v, at + j, static_cast<float>(yt[(q_heads + kv_heads + g) * dim + j]));
         }
       }
     }
