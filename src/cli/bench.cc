@@ -99,11 +99,16 @@ int32_t num_experts(const ModelInfo& info) {
   return 0;
 }
 
+std::string kv_text(const BenchFlags& flags) {
+  const DType kv = kv_dtype(flags.engine.kv_cache_dtype);
+  return kv == DType::kF8E4M3 ? "fp8" : dtype_name(kv);
+}
+
 Json row_json(const BenchRow& row, const BenchFlags& flags, const ops::Ctx& cx, double bandwidth) {
   return {{"test", row.what.test()},
-          {"dense", "checkpoint"},
+          {"dense", dense_text(dense_formats(flags.engine.dense))},
           {"activations", ops::act_format_name(cx.kernels.activations)},
-          {"kv", flags.engine.kv_cache_dtype == "f32" ? "f32" : "bf16"},
+          {"kv", kv_text(flags)},
           {"prompt", row.what.depth + row.what.prompt},
           {"new_tokens", row.what.new_tokens},
           {"streams", row.what.streams},
@@ -150,7 +155,7 @@ void bench(const BenchFlags& given) {
          balance.observe(name, layer, value);
        }});
   const ModelInfo& info = loaded.model->info();
-  const DType kv = flags.engine.kv_cache_dtype == "f32" ? DType::kF32 : DType::kBF16;
+  const DType kv = kv_dtype(flags.engine.kv_cache_dtype);
   std::vector<BenchRow> rows;
   for (const BenchCase& c : cases) {
     if (!json) std::fprintf(stderr, "%s ...\n", c.test().c_str());

@@ -23,6 +23,7 @@ void add_commands(CLI::App& app) {
   add_plan(app);
   add_inspect(app);
   add_score(app);
+  add_eval(app);
   add_tokenize(app);
 }
 

@@ -23,6 +23,7 @@ void add_doctor(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_score(CLI::App& app);
+void add_eval(CLI::App& app);
 void add_tokenize(CLI::App& app);
 
 }  // namespace nibble::cli

@@ -62,6 +62,17 @@ TEST(DenseFlags, PlanCountsTheChosenFormats) {
   EXPECT_EQ(plan["dense"], "qkv mxfp8, o mxfp8, lm_head mxfp4");
 }
 
+TEST(KvFlag, Fp8HalvesTheCache) {
+  const auto bytes = [](const char* dtype) {
+    const auto result = run_command(
+        {"plan", "openai/gpt-oss-120b", "--device", "h200", "--kv-cache-dtype", dtype, "--json"});
+    return json::parse(result.out)["kv_bytes_per_token"].get<int64_t>();
+  };
+  EXPECT_EQ(bytes("auto"), 36'864);
+  EXPECT_EQ(bytes("fp8"), 18'432);
+  EXPECT_EQ(bytes("fp8_e4m3"), 18'432);
+}
+
 TEST(DenseFlags, BadOnesAreRefused) {
   EXPECT_EQ(run_command({"plan", "openai/gpt-oss-20b", "--dense-format", "fp4"}).status, 2);
   const auto layer = run_command({"plan", "openai/gpt-oss-20b", "--mxfp4-layers", "qkv,x"});
@@ -74,7 +85,9 @@ TEST(DenseFlags, DoctorShowsFormatAndLayoutOfEachMatrix) {
       run_command({"doctor", "openai/gpt-oss-20b", "--allow-ref", "--cpu-isa", "scalar", "--device",
                    "cpu", "--dense-format", "mxfp8", "--json"});
   ASSERT_EQ(result.status, 0) << result.err;
-  for (const json& row : json::parse(result.out)["kernels"]) {
+  const json doctor = json::parse(result.out);
+  EXPECT_GT(doctor["kernels"].size(), 5u);
+  for (const json& row : doctor["kernels"]) {
     if (row["op"] == "out_proj") {
       EXPECT_EQ(row["weights"], "mxfp8 in rows");
     }

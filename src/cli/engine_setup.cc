@@ -38,7 +38,7 @@ EngineOptions engine_options(const EngineFlags& flags, const LoadEngineOptions& 
   return {.max_num_seqs = flags.max_num_seqs,
           .max_num_batched_tokens = flags.max_num_batched_tokens,
           .max_model_len = flags.max_model_len,
-          .kv_dtype = flags.kv_cache_dtype == "f32" ? DType::kF32 : DType::kBF16,
+          .kv_dtype = kv_dtype(flags.kv_cache_dtype),
           .prefix_caching = flags.prefix_caching,
           .log_activity = options.log_activity,
           .masked_ids = options.masked_ids};
@@ -90,6 +90,20 @@ ops::ActFormat activation_format(const std::string& name, bool exact) {
   return name == "float" ? ops::ActFormat::kFloat : ops::ActFormat::kInt8;
 }
 
+void add_kv_flag(CLI::App& command, std::string& value, const std::string& group) {
+  command
+      .add_option("--kv-cache-dtype", value,
+                  "of keys and values: auto (bf16), bf16, fp8 (E4M3, also called fp8_e4m3) or f32")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"auto", "bf16", "fp8", "fp8_e4m3", "f32"}))
+      ->group(group);
+}
+
+DType kv_dtype(const std::string& value) {
+  if (value == "f32") return DType::kF32;
+  return value.starts_with("fp8") ? DType::kF8E4M3 : DType::kBF16;
+}
+
 void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   const auto add = [&](const char* name, auto& value, const char* text) {
     return command.add_option(name, value, text)->capture_default_str()->group("Engine");
@@ -114,8 +128,7 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
       "of the device's memory (RAM on CPUs), for weights, KV cache and scratch");
   add("--memory-budget", flags.memory_budget, "the same in bytes: 24G, 512M; overrides it");
   add_dense_flags(command, flags.dense, "Engine");
-  add("--kv-cache-dtype", flags.kv_cache_dtype, "auto (bf16), bf16 or f32")
-      ->check(IsMember({"auto", "bf16", "f32"}));
+  add_kv_flag(command, flags.kv_cache_dtype, "Engine");
   add("--activations", flags.activations,
       "of matrix products: auto (int8 on CPUs), float, bf16, int8 (blocks of 32, for mxfp4 "
       "weights)")

@@ -34,7 +34,7 @@ struct EngineFlags {
   double gpu_memory_utilization = 0.9;
   std::string memory_budget;  // "24G", "512MiB"; empty: from the machine
   DenseFlags dense;
-  std::string kv_cache_dtype = "auto";  // auto | bf16 | f32
+  std::string kv_cache_dtype = "auto";  // auto | bf16 | fp8 | fp8_e4m3 | f32
   std::string activations = "auto";     // auto | float | bf16 | int8
   bool exact = false;
   int threads = 0;                   // 0: what the cgroup grants
@@ -49,6 +49,10 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags);
 
 // --activations as the kernels' choice takes it. Throws Error(kUsage) where --exact rules it out.
 ops::ActFormat activation_format(const std::string& name, bool exact);
+
+// --kv-cache-dtype alone, for commands without an engine, and what it means.
+void add_kv_flag(CLI::App& command, std::string& value, const std::string& group);
+DType kv_dtype(const std::string& value);
 
 // What describe_model() and load_model() take for files of any revision.
 std::string model_argument(const ModelFiles& files);

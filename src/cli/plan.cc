@@ -232,7 +232,7 @@ void plan(const PlanFlags& flags) {
   const DenseFormats dense = dense_formats(flags.dense);
   const ModelInfo info = describe_model(model, dense);
   const PlanDevice device = plan_device(flags.device);
-  const DType kv = flags.kv_cache_dtype == "f32" ? DType::kF32 : DType::kBF16;
+  const DType kv = kv_dtype(flags.kv_cache_dtype);
   const EngineOptions options{.kv_dtype = kv};
   // Scratch depends on kernels: known for this machine's, which is what "cpu" means.
   int64_t scratch_bytes = 0;
@@ -279,8 +279,7 @@ void add_plan(CLI::App& app) {
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
   add_dense_flags(*command, flags->dense, "");
-  add("--kv-cache-dtype", flags->kv_cache_dtype, "auto (bf16), bf16 or f32")
-      ->check(CLI::IsMember({"auto", "bf16", "f32"}));
+  add_kv_flag(*command, flags->kv_cache_dtype, "");
   add("--gpu-memory-utilization", flags->gpu_memory_utilization, "share of the memory to use");
   add("--memory-budget", flags->memory_budget, "the same in bytes: 24G, 512M; overrides it");
   command->add_flag("--json", flags->json, "print JSON");
