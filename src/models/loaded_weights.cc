@@ -12,6 +12,8 @@ namespace nibble {
 namespace {
 
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
+// Each thread holds up to 24 MiB while it loads: enough of them to encode as fast as disks read.
+constexpr int kMostThreads = 16;
 // A weight that loses more than this share of its blocks to outliers is worth a warning.
 constexpr double kManyFlattened = 0.01;
 
@@ -224,7 +226,8 @@ LoadedWeights::LoadedWeights(const Checkpoint& checkpoint, std::span<const Wante
     return rows * (disk.codes + disk.scales);
   };
   run_pieces(
-      std::ssize(tasks), std::max(threads, checkpoint.num_readers()), disk_bytes,
+      std::ssize(tasks), std::min(kMostThreads, std::max(threads, checkpoint.num_readers())),
+      disk_bytes,
       [&]() -> PieceWorker {
         auto mover = std::make_shared<RowMover>(checkpoint.make_reader(), memory);
         return [&run, mover](int64_t t) { return run(*mover, t); };
