@@ -53,6 +53,7 @@ TEST(KernelTable, ListsEveryRefusal) {
             "  avx512_float: needs AVX-512 F, BW, VL and DQ\n"
             "  avx2_float: needs AVX2 and FMA\n"
             "  neon_float: needs an arm64 CPU\n"
+            "  cuda_w4a16_decode: needs an NVIDIA GPU\n"
             "  ref: a reference twin; only with --allow-ref");
 }
 
@@ -104,6 +105,20 @@ TEST(KernelTable, OffersCpuRowsToCpusOnly) {
     options.gpu = cuda::h200();
     EXPECT_STREQ(row->refuse(kDesc, options), "runs on CPUs") << name;
   }
+}
+
+TEST(KernelTable, ServesFewTokensOnGpus) {
+  KernelOptions options;
+  for (const cuda::Caps& gpu : {cuda::h200(), cuda::gb10()}) {
+    options.gpu = gpu;
+    const auto chosen = pick(Op::kMoeUp, moe_up_kernels(), kDesc, options);
+    EXPECT_STREQ(chosen.row->name, "cuda_w4a16_decode");
+    EXPECT_EQ(chosen.row->layout, Layout::kTiles16x64);
+  }
+  MoeUpDesc desc = kDesc;
+  desc.hidden = 96;
+  EXPECT_NE(refusal(options, desc).find("cuda_w4a16_decode: columns are not a multiple of 64"),
+            std::string::npos);
 }
 
 TEST(KernelTable, ForcesByName) {

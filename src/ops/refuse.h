@@ -66,4 +66,24 @@ const char* refuse_int8(Format format, int64_t rows, int64_t cols, const KernelO
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }
 
+// The few-token CUDA products (ops/linear/gemv.cuh) with a weight of `rows` x `cols`. Digits of 8
+// rows of activations and the rings must fit in a block's shared memory.
+inline const char* refuse_gemv_shape(int64_t rows, int64_t cols) {
+  if (rows % 16 != 0) return "rows are not a multiple of 16";
+  if (cols % 64 != 0) return "columns are not a multiple of 64";
+  return cols <= 4608 ? nullptr : "more than 4608 columns";
+}
+inline const char* refuse_gemv_tiles(Format format, int64_t rows, int64_t cols,
+                                     const KernelOptions& options) {
+  if (const char* reason = refuse_cpu(options)) return reason;
+  if (format != Format::kMxfp4) return "weights are not mxfp4";
+  return refuse_gemv_shape(rows, cols);
+}
+inline const char* refuse_gemv_rows(Format format, int64_t rows, int64_t cols,
+                                    const KernelOptions& options) {
+  if (const char* reason = refuse_cpu(options)) return reason;
+  if (format != Format::kBF16) return "weights are not bf16";
+  return refuse_gemv_shape(rows, cols);
+}
+
 }  // namespace nibble::ops

@@ -23,6 +23,13 @@ constexpr MoeDownKernel int8_row(const char* name) {
           Int8MoeDown<kIsa>::run, Layout::kPanels16};
 }
 
+// The few-token CUDA row. A thread counts the slots of an expert; one token's choices fit at once.
+const char* refuse_gemv(const MoeDownDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_gemv_tiles(d.format, d.hidden, d.width, o)) return reason;
+  if (d.top_k > 8) return "more than 8 experts a token";
+  return d.experts <= 256 ? nullptr : "more than 256 experts";
+}
+
 constexpr MoeDownKernel kKernels[] = {
     int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
@@ -31,6 +38,7 @@ constexpr MoeDownKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_down), Layout::kTiles16x64},
     {"ref", [](const MoeDownDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::moe_down},
 };

@@ -41,6 +41,9 @@ template <cpu::Isa kIsa>
 struct Int8MoeDown {
   static MoeDownFn run;
 };
+namespace gpu {
+MoeDownFn moe_down;
+}
 namespace ref {
 MoeDownFn moe_down;
 }

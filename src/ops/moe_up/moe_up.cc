@@ -22,6 +22,13 @@ constexpr MoeUpKernel int8_row(const char* name) {
           Int8MoeUp<kIsa>::run, Layout::kPanels16};
 }
 
+// The few-token CUDA row. A thread counts the slots of an expert; one token's choices fit at once.
+const char* refuse_gemv(const MoeUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_gemv_tiles(d.format, 2 * d.width, d.hidden, o)) return reason;
+  if (d.top_k > 8) return "more than 8 experts a token";
+  return d.experts <= 256 ? nullptr : "more than 256 experts";
+}
+
 constexpr MoeUpKernel kKernels[] = {
     int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
@@ -30,6 +37,7 @@ constexpr MoeUpKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_up), Layout::kTiles16x64},
     {"ref", [](const MoeUpDesc&, const KernelOptions& o) { return refuse_ref(o); }, ref::moe_up},
 };
 

@@ -45,6 +45,9 @@ template <cpu::Isa kIsa>
 struct Int8MoeUp {
   static MoeUpFn run;
 };
+namespace gpu {
+MoeUpFn moe_up;
+}
 namespace ref {
 MoeUpFn moe_up;
 // The activation alone.

@@ -25,6 +25,13 @@ constexpr NormQkvKernel int8_row(const char* name) {
           Int8NormQkv<kIsa>::run, Layout::kPanels16};
 }
 
+// The few-token CUDA rows. Two row tiles hold the halves of a pair that turns.
+template <auto kRefuse>
+const char* refuse_gemv(const NormQkvDesc& d, const KernelOptions& o) {
+  if (const char* reason = kRefuse(d.format, rows_of(d), d.hidden, o)) return reason;
+  return d.head_dim == 64 ? nullptr : "head dim is not 64";
+}
+
 constexpr NormQkvKernel kKernels[] = {
     int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
@@ -33,6 +40,9 @@ constexpr NormQkvKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"cuda_w4a16_decode", refuse_gemv<refuse_gemv_tiles>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_tiles),
+     Layout::kTiles16x64},
+    {"cuda_bf16_decode", refuse_gemv<refuse_gemv_rows>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_rows)},
     {"ref", [](const NormQkvDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::norm_qkv},
 };

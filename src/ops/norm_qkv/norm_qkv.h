@@ -50,6 +50,10 @@ template <cpu::Isa kIsa>
 struct Int8NormQkv {
   static NormQkvFn run;
 };
+namespace gpu {
+NormQkvFn norm_qkv_tiles;
+NormQkvFn norm_qkv_rows;
+}  // namespace gpu
 namespace ref {
 NormQkvFn norm_qkv;
 }

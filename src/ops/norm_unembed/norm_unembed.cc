@@ -31,6 +31,16 @@ constexpr NormUnembedKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"cuda_w4a16_decode",
+     [](const NormUnembedDesc& d, const KernelOptions& o) {
+       return refuse_gemv_tiles(d.format, d.vocab, d.hidden, o);
+     },
+     NIBBLE_CUDA_KERNEL(gpu::norm_unembed_tiles), Layout::kTiles16x64},
+    {"cuda_bf16_decode",
+     [](const NormUnembedDesc& d, const KernelOptions& o) {
+       return refuse_gemv_rows(d.format, d.vocab, d.hidden, o);
+     },
+     NIBBLE_CUDA_KERNEL(gpu::norm_unembed_rows)},
     {"ref", [](const NormUnembedDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::norm_unembed},
 };

@@ -39,6 +39,10 @@ template <cpu::Isa kIsa>
 struct Int8NormUnembed {
   static NormUnembedFn run;
 };
+namespace gpu {
+NormUnembedFn norm_unembed_tiles;
+NormUnembedFn norm_unembed_rows;
+}  // namespace gpu
 namespace ref {
 NormUnembedFn norm_unembed;
 }

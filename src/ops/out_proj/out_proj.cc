@@ -31,6 +31,16 @@ constexpr OutProjKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"cuda_w4a16_decode",
+     [](const OutProjDesc& d, const KernelOptions& o) {
+       return refuse_gemv_tiles(d.format, d.hidden, d.width, o);
+     },
+     NIBBLE_CUDA_KERNEL(gpu::out_proj_tiles), Layout::kTiles16x64},
+    {"cuda_bf16_decode",
+     [](const OutProjDesc& d, const KernelOptions& o) {
+       return refuse_gemv_rows(d.format, d.hidden, d.width, o);
+     },
+     NIBBLE_CUDA_KERNEL(gpu::out_proj_rows)},
     {"ref", [](const OutProjDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::out_proj},
 };

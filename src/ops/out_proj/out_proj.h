@@ -38,6 +38,10 @@ template <cpu::Isa kIsa>
 struct Int8OutProj {
   static OutProjFn run;
 };
+namespace gpu {
+OutProjFn out_proj_tiles;
+OutProjFn out_proj_rows;
+}  // namespace gpu
 namespace ref {
 OutProjFn out_proj;
 }

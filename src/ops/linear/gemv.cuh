@@ -1,0 +1,119 @@
+// Launches of the few-token kernels (tiles_gemv.cuh, rows_gemv.cuh) for a weight and an op.
+#pragma once
+
+#include <algorithm>
+
+#include "ops/ctx.h"
+#include "ops/linear/rows_gemv.cuh"
+#include "ops/linear/tiles_gemv.cuh"
+#include "ops/weight.h"
+
+namespace nibble::ops::gpu {
+
+// Calls fn.operator()<kUnits>() with the units of 64 k of a chunk: kMost or 3, or 1, so that a row
+// is whole chunks.
+template <int kMost, typename Fn>
+void with_chunk_units(int64_t cols, const Fn& fn) {
+  const int64_t units = cols / 64;
+  if (units % kMost == 0) return fn.template operator()<kMost>();
+  if (units % 3 == 0) return fn.template operator()<3>();
+  return fn.template operator()<1>();
+}
+
+inline TileMatrix tile_matrix(const Weight& w, int chunk_units) {
+  return {.bytes = w.codes,
+          .bias = w.bias,
+          .expert_bytes = w.rows * w.row_code_bytes(),
+          .row_tiles = static_cast<int>(w.rows / 16),
+          .chunks = static_cast<int>(w.cols / 64) / chunk_units};
+}
+
+// Row tiles of a round such that its partial sums take at most `bytes`, at least `least`.
+inline int round_tiles(const TileMatrix& m, int tokens, int64_t bytes, int least) {
+  const int64_t tile_bytes = int64_t{m.chunks} * 16 * tokens * 4;
+  return std::max(least, static_cast<int>(bytes / tile_bytes) / least * least);
+}
+
+// Blocks for `items` row tiles, those of a unit of `together` in one block.
+inline unsigned grid_of(const Ctx& cx, int64_t items, int together = 1) {
+  return static_cast<unsigned>(std::clamp<int64_t>(items / together, 1, cx.kernels.gpu.num_sms));
+}
+
+// T = 1: see gemv_one. `vectors`: rows of activations it holds; `choices`: experts of the token.
+template <Items kItems, class Op>
+void launch_one(Ctx& cx, const Weight& weight, const Op& op, int vectors, int choices) {
+  with_chunk_units<4>(weight.cols, [&]<int kUnits>() {
+    TileMatrix m = tile_matrix(weight, kUnits);
+    const int64_t items = kItems == Items::kExperts ? int64_t{m.row_tiles} * choices : m.row_tiles;
+    constexpr int kTogether = kItems == Items::kHeadHalves ? 2 : 1;
+    const unsigned grid = grid_of(cx, items, kTogether);
+    // What a block has of them; a sum over experts is done in one round.
+    const int share = static_cast<int>((items / kTogether + grid - 1) / grid) * kTogether *
+                      (kItems == Items::kAllExperts ? choices : 1);
+    m.round_tiles = kItems == Items::kAllExperts
+                        ? share
+                        : std::min(share, round_tiles(m, 1, 16 * 1024, kTogether));
+    const GemvMemory memory = lay_out({.chunk_bytes = kUnits * cuda::kUnitBytes,
+                                       .blocks = m.chunks * kUnits * 2,
+                                       .vectors = vectors,
+                                       .one_token = true,
+                                       .part_tiles = m.round_tiles,
+                                       .part_tokens = 1,
+                                       .chunks = m.chunks,
+                                       .single_round = m.round_tiles >= share});
+    cuda::launch(cx.stream, gemv_one<kUnits, kItems, Op>,
+                 {.grid = dim3(grid), .block = dim3(kGemvThreads), .smem_bytes = memory.end}, m,
+                 memory, op);
+  });
+}
+
+// Any T: see gemv_few. `passes`: groups of tokens of a dense layer.
+template <Items kItems, class Op>
+void launch_few(Ctx& cx, const Weight& weight, const Op& op, int64_t items, int passes) {
+  with_chunk_units<4>(weight.cols, [&]<int kUnits>() {
+    TileMatrix m = tile_matrix(weight, kUnits);
+    constexpr int kTogether = kItems == Items::kHeadHalves ? 2 : 1;
+    m.round_tiles = round_tiles(m, kFewTokens, 16 * 1024, kTogether);
+    const GemvMemory memory = lay_out({.chunk_bytes = kUnits * cuda::kUnitBytes,
+                                       .blocks = m.chunks * kUnits * 2,
+                                       .vectors = kFewTokens,
+                                       .one_token = false,
+                                       .part_tiles = m.round_tiles,
+                                       .part_tokens = kFewTokens,
+                                       .chunks = m.chunks,
+                                       .single_round = false});
+    cuda::launch(cx.stream, gemv_few<kUnits, kItems, Op>,
+                 {.grid = dim3(grid_of(cx, items, kTogether), passes),
+                  .block = dim3(kGemvThreads),
+                  .smem_bytes = memory.end},
+                 m, memory, op);
+  });
+}
+
+// BF16 rows, any T: see gemv_rows.
+template <Items kItems, class Op>
+void launch_rows(Ctx& cx, const Weight& weight, const Op& op) {
+  with_chunk_units<2>(weight.cols, [&]<int kUnits>() {
+    const auto go = [&]<int kTokens>() {
+      TileMatrix m = tile_matrix(weight, kUnits);
+      constexpr int kTogether = kItems == Items::kHeadHalves ? 2 : 1;
+      m.round_tiles = round_tiles(m, kTokens, 16 * 1024, kTogether);
+      const RowMatrix rows{reinterpret_cast<const uint16_t*>(weight.codes),
+                           static_cast<int>(weight.cols)};
+      const size_t smem_bytes = kTokens * (weight.cols + 32) * 2 +
+                                2 * int64_t{m.round_tiles} * m.chunks * 16 * kTokens * 4;
+      cuda::launch(
+          cx.stream, gemv_rows<kUnits, kTokens, kItems, Op>,
+          {.grid = dim3(grid_of(cx, m.row_tiles, kTogether), (op.tokens + kTokens - 1) / kTokens),
+           .block = dim3(kGemvThreads),
+           .smem_bytes = smem_bytes},
+          m, rows, op);
+    };
+    if (op.tokens == 1)
+      go.template operator()<1>();
+    else
+      go.template operator()<kFewTokens>();
+  });
+}
+
+}  // namespace nibble::ops::gpu

@@ -1,0 +1,58 @@
+// For tests of the few-token CUDA products: the error they may make.
+#pragma once
+
+#include <cmath>
+#include <string_view>
+#include <vector>
+
+#include "ops/gpu_test_problem.h"
+#include "ops/linear/linear_ref.h"
+
+namespace nibble::ops {
+
+// Largest magnitude of each block of 32 values, in the place of each.
+inline std::vector<float> block_maxima(const float* x, int64_t n) {
+  std::vector<float> most(n);
+  for (int64_t k = 0; k < n; ++k)
+    for (int64_t i = k / 32 * 32; i < k / 32 * 32 + 32; ++i)
+      most[k] = std::max(most[k], std::fabs(x[i]));
+  return most;
+}
+
+// Of one sum of n products, whose exact value is *want. MXFP4: an activation becomes an integer
+// times a scale that is at most 2^-13 of its block's largest, so it is off by half of that; then
+// float32 sums over blocks. BF16: float32 sums of all terms, which tensor cores truncate (twice the
+// error).
+inline double gemv_error(const ref::Row& row, const float* x, const std::vector<float>& maxima,
+                         Format format, double* want) {
+  const auto n = static_cast<int64_t>(maxima.size());
+  double abs, most;
+  *want = row.dot(x, &abs);
+  if (format == Format::kBF16) return 2 * (n + 8) * kEps * abs;
+  row.dot(maxima.data(), &most);
+  return 0x1p-14 * most + (n / 32 + 8) * kEps * abs;
+}
+
+// The few-token rows that serve a problem, their weight in the layout they read.
+template <typename Desc, typename Fn>
+std::vector<const Kernel<Desc, Fn>*> gemv_rows(std::span<const Kernel<Desc, Fn>> table,
+                                               const Desc& desc, const KernelOptions& options,
+                                               TestWeight& w) {
+  std::vector<const Kernel<Desc, Fn>*> rows;
+  for (const auto& row : table)
+    if (std::string_view(row.name).ends_with("_decode") && row.refuse(desc, options) == nullptr)
+      rows.push_back(&row);
+  CHECK(rows.size() == 1);
+  if (rows[0]->layout != w.view.layout) w.pack(rows[0]->layout);
+  return rows;
+}
+
+// Row t of an activation tensor [T, n] bf16 as a tensor [1, n].
+inline Tensor one_row(const Tensor& x, int64_t t) {
+  return make_tensor(x.as<uint16_t>() + t * x.dim(1), x.dtype, {1, x.dim(1)});
+}
+
+// Rows to check of many: all of few, else some of every row tile.
+inline int64_t row_step(int64_t rows) { return rows <= 1024 ? 1 : 11; }
+
+}  // namespace nibble::ops

@@ -1,0 +1,77 @@
+#include <gtest/gtest.h>
+
+#include "ops/linear/gemv_gpu_test.h"
+#include "ops/moe_down/moe_down.h"
+
+namespace nibble::ops {
+namespace {
+
+struct Shape {
+  int64_t hidden, width, experts, top_k;
+};
+// gpt-oss's own with few experts, the tiny model's, odd ones, and eight experts whose activations
+// are more than a block keeps at a time.
+constexpr Shape kShapes[] = {
+    {2880, 2880, 6, 4}, {256, 256, 8, 4}, {16, 64, 3, 1}, {48, 320, 130, 2}, {2880, 2880, 9, 8}};
+
+// A weighted sum of K products: their errors, and K + 1 roundings more.
+void check(const Shape& shape, int64_t tokens) {
+  Random random(static_cast<uint32_t>(tokens));
+  const MoeDownDesc desc{shape.hidden, shape.width,    shape.experts,
+                         shape.top_k,  Format::kMxfp4, tokens};
+  TestWeight w(random, Format::kMxfp4, shape.experts, shape.hidden, shape.width);
+  const Floats u(random, tokens * shape.top_k, shape.width, DType::kBF16);
+  TestRouting routing(tokens, shape.experts, shape.top_k);
+  routing.randomize(random);
+  GpuProblem gpu(scratch_bytes(desc, tokens, 1));
+  for (const auto* row : gemv_rows(moe_down_kernels(), desc, gpu.cx.kernels, w)) {
+    const Weight weight = gpu.weight(w);
+    const auto run = [&](const Floats& from, const TestRouting& r) {
+      const Tensor d = gpu.output(DType::kF32, {r.view.num_tokens, shape.hidden});
+      row->run(gpu.cx, d, gpu.tensor(from, DType::kBF16), gpu.routing(r), weight);
+      return gpu.floats(d);
+    };
+    const Floats got = run(u, routing);
+    ASSERT_EQ(got.values, run(u, routing).values) << row->name;
+    for (int64_t t = 0; t < tokens; ++t) {
+      TestRouting one(1, shape.experts, shape.top_k);
+      std::copy_n(routing.ids.begin() + t * shape.top_k, shape.top_k, one.ids.begin());
+      std::copy_n(routing.p.begin() + t * shape.top_k, shape.top_k, one.p.begin());
+      sort_by_expert(one.view);
+      Floats one_u(shape.top_k, shape.width);
+      for (int64_t k = 0; k < shape.top_k; ++k)
+        std::copy_n(u.row(routing.slot[t * shape.top_k + k]), shape.width,
+                    one_u.values.begin() + one.slot[k] * shape.width);
+      const Floats alone = run(one_u, one);
+      ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
+          << row->name << " token " << t << " of " << tokens;
+      std::vector<std::vector<float>> maxima;
+      for (int64_t k = 0; k < shape.top_k; ++k)
+        maxima.push_back(block_maxima(one_u.row(one.slot[k]), shape.width));
+      for (int64_t n = 0; n < shape.hidden; n += row_step(shape.hidden)) {
+        double want = 0, error = 0;
+        for (int64_t k = 0; k < shape.top_k; ++k) {
+          const ref::Row weights(w.view, one.ids[k], n);
+          const float* x = one_u.row(one.slot[k]);
+          double y, abs;
+          weights.dot(x, &abs);
+          const double y_error = gemv_error(weights, x, maxima[k], Format::kMxfp4, &y);
+          want += one.p[k] * y;
+          error += one.p[k] * (y_error + (shape.top_k + 1) * kEps * abs);
+        }
+        ASSERT_NEAR(got.at(t, n), want, error) << row->name << " token " << t << " column " << n;
+      }
+    }
+  }
+}
+
+TEST(MoeDownGpu, EqualsTheTwinAndItselfAlone) {
+  for (const Shape& shape : kShapes)
+    for (int64_t tokens : {1, 2, 7, 40}) {
+      if (shape.width == 2880 && tokens > 2) continue;
+      check(shape, tokens);
+    }
+}
+
+}  // namespace
+}  // namespace nibble::ops

@@ -1,0 +1,62 @@
+// moe_up for few tokens: MXFP4 weights in kTiles16x64 by int8 digits (ops/linear/tiles_gemv.cuh).
+// u [T * K, F] bf16 by slot, out; h [T, H] bf16; up [E, 2F, H] with bias.
+// Needs 2F % 16 == 0, H % 64 == 0, H <= 4608, K <= 8, E <= 256 (512 threads count the slots).
+// Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 35.3 MB, 7.8 us of an H200's
+// 4.55 TB/s, 151 us of a GB10's 233 GB/s.
+#include "cuda/bf16.cuh"
+#include "ops/linear/gemv.cuh"
+#include "ops/moe_up/moe_up.h"
+
+namespace nibble::ops::gpu {
+namespace {
+
+__device__ __forceinline__ float swiglu(float gate, float up, float limit) {
+  // fminf drops NaN: a weight that is none must show.
+  const float g = gate > limit ? limit : gate;
+  const float v = up > limit ? limit : up < -limit ? -limit : up;
+  return g / (1 + __expf(-kSwigluAlpha * g)) * (v + 1);
+}
+
+struct Up {
+  uint16_t* u;        // [slots, width]
+  const uint16_t* h;  // [T, hidden]
+  const int32_t *ids, *slot, *token, *counts, *offsets;
+  int tokens, top_k, experts, width, hidden;
+  float limit;
+
+  __device__ void place(int* experts_of, int i) const {
+    experts_of[__ldcg(slot + i)] = __ldcg(ids + i);
+  }
+  __device__ uint4 load(int row, int k) const {
+    const int t = tokens == 1 ? 0 : __ldcg(token + row);
+    return __ldcg(reinterpret_cast<const uint4*>(h + int64_t{t} * hidden + k));
+  }
+  __device__ void store(int row, int weight_row, float gate, float up) const {
+    u[int64_t{row} * width + weight_row / 2] = cuda::bf16_bits(swiglu(gate, up, limit));
+  }
+};
+
+}  // namespace
+
+void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
+            float limit) {
+  const Up op{.u = u.as<uint16_t>(),
+              .h = h.as<uint16_t>(),
+              .ids = routing.ids,
+              .slot = routing.slot,
+              .token = routing.token,
+              .counts = routing.counts,
+              .offsets = routing.offsets,
+              .tokens = routing.num_tokens,
+              .top_k = routing.top_k,
+              .experts = routing.num_experts,
+              .width = static_cast<int>(up.rows / 2),
+              .hidden = static_cast<int>(up.cols),
+              .limit = limit};
+  if (routing.num_tokens == 1)
+    launch_one<Items::kExperts>(cx, up, op, 1, routing.top_k);
+  else
+    launch_few<Items::kExperts>(cx, up, op, up.rows / 16 * routing.num_experts, 1);
+}
+
+}  // namespace nibble::ops::gpu

@@ -1,0 +1,98 @@
+#include <gtest/gtest.h>
+
+#include "ops/linear/gemv_gpu_test.h"
+#include "ops/moe_up/moe_up.h"
+
+namespace nibble::ops {
+namespace {
+
+struct Shape {
+  int64_t hidden, width, experts, top_k;
+};
+// gpt-oss's own with few experts, the tiny model's, and odd ones.
+constexpr Shape kShapes[] = {
+    {2880, 2880, 6, 4}, {256, 256, 8, 4}, {64, 8, 3, 1}, {320, 40, 130, 2}, {192, 64, 5, 5}};
+
+// swiglu's slope is at most 1.1 |v + 1| along the gate and 1.1 |g| (+ the fast exponential's 2^-20)
+// along the other; u is rounded to bf16.
+void check(const Shape& shape, int64_t tokens) {
+  Random random(static_cast<uint32_t>(tokens));
+  const MoeUpDesc desc{shape.hidden, shape.width,    shape.experts,
+                       shape.top_k,  Format::kMxfp4, tokens};
+  TestWeight w(random, Format::kMxfp4, shape.experts, 2 * shape.width, shape.hidden);
+  const Floats h(random, tokens, shape.hidden, DType::kBF16);
+  TestRouting routing(tokens, shape.experts, shape.top_k);
+  routing.randomize(random);
+  GpuProblem gpu;
+  for (const auto* row : gemv_rows(moe_up_kernels(), desc, gpu.cx.kernels, w)) {
+    const Weight weight = gpu.weight(w);
+    const Tensor in = gpu.tensor(h, DType::kBF16);
+    const auto run = [&](const Tensor& from, const TestRouting& r) {
+      const Tensor u = gpu.output(DType::kBF16, {r.view.num_tokens * shape.top_k, shape.width});
+      row->run(gpu.cx, u, from, gpu.routing(r), weight, 7);
+      return gpu.floats(u);
+    };
+    const Floats got = run(in, routing);
+    ASSERT_EQ(got.values, run(in, routing).values) << row->name;
+    for (int64_t t = 0; t < tokens; ++t) {
+      TestRouting one(1, shape.experts, shape.top_k);
+      std::copy_n(routing.ids.begin() + t * shape.top_k, shape.top_k, one.ids.begin());
+      sort_by_expert(one.view);
+      const Floats alone = run(one_row(in, t), one);
+      const std::vector<float> maxima = block_maxima(h.row(t), shape.hidden);
+      for (int64_t k = 0; k < shape.top_k; ++k) {
+        const int64_t slot = routing.slot[t * shape.top_k + k];
+        ASSERT_TRUE(std::equal(got.row(slot), got.row(slot) + shape.width, alone.row(one.slot[k])))
+            << row->name << " token " << t << " of " << tokens << " choice " << k;
+        const int32_t e = one.ids[k];
+        for (int64_t j = 0; j < shape.width; j += row_step(shape.width)) {
+          const ref::Row gate_row(w.view, e, 2 * j), up_row(w.view, e, 2 * j + 1);
+          double gate, up;
+          const double gate_error = gemv_error(gate_row, h.row(t), maxima, Format::kMxfp4, &gate);
+          const double up_error = gemv_error(up_row, h.row(t), maxima, Format::kMxfp4, &up);
+          const double want = ref::swiglu(gate, up, 7);
+          const double g = std::min(std::fabs(gate) + gate_error, 7.0),
+                       v = std::min(std::fabs(up) + up_error, 7.0) + 1;
+          ASSERT_NEAR(got.at(slot, j), want,
+                      1.1 * (v * gate_error + g * up_error) + 0x1p-20 * g * v +
+                          store_error(DType::kBF16, want) + 1e-6)
+              << row->name << " slot " << slot << " column " << j;
+        }
+      }
+    }
+  }
+}
+
+TEST(MoeUpGpu, EqualsTheTwinAndItselfAlone) {
+  for (const Shape& shape : kShapes)
+    for (int64_t tokens : {1, 2, 7, 40}) {
+      if (shape.width == 2880 && tokens > 7) continue;
+      check(shape, tokens);
+    }
+}
+
+TEST(MoeUpGpu, ShowsWeightsAndActivationsThatAreNoNumbers) {
+  const Shape shape{64, 8, 2, 1};
+  Random random(1);
+  TestWeight w(random, Format::kMxfp4, shape.experts, 2 * shape.width, shape.hidden);
+  w.scales[5 * 2] = 255;  // row 5 of expert 0: up 2
+  Floats h(random, 2, shape.hidden, DType::kBF16);
+  TestRouting routing(2, shape.experts, shape.top_k);
+  routing.ids = {0, 1};
+  sort_by_expert(routing.view);
+  h.values[shape.hidden + 3] = INFINITY;  // token 1
+  const MoeUpDesc desc{shape.hidden, shape.width, shape.experts, shape.top_k, Format::kMxfp4, 2};
+  GpuProblem gpu;
+  for (const auto* row : gemv_rows(moe_up_kernels(), desc, gpu.cx.kernels, w)) {
+    const Tensor u = gpu.output(DType::kBF16, {2, shape.width});
+    row->run(gpu.cx, u, gpu.tensor(h, DType::kBF16), gpu.routing(routing), gpu.weight(w), 7);
+    const Floats got = gpu.floats(u);
+    for (int64_t j = 0; j < shape.width; ++j) {
+      EXPECT_EQ(std::isnan(got.at(0, j)), j == 2) << row->name << " column " << j;
+      EXPECT_TRUE(std::isnan(got.at(1, j))) << row->name << " column " << j;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nibble::ops
