@@ -135,8 +135,10 @@ bool Scheduler::start(Sequence& sequence, Budget& budget) {
     stop(sequence);
     return false;
   }
-  if (sequence.num_cached < 0) {
+  if (sequence.times.started == SteadyTime{}) {
     sequence.times.started = std::chrono::steady_clock::now();
+  }
+  if (sequence.num_cached < 0) {
     sequence.num_cached = sequence.num_computed;
     counts_.prefix_queries += sequence.length();
     counts_.prefix_hits += sequence.num_cached;
@@ -174,13 +176,13 @@ void Scheduler::commit() {
 // cached.
 void Scheduler::fork(Sequence& sequence) {
   for (auto& other : std::exchange(sequence.forks, {})) {
+    other->num_cached = sequence.num_cached;  // of the same prompt, which is asked for once
     other->slot = kv_.fork(sequence.slot);
     if (other->slot == KvCache::kNoSlot) {
       add(std::move(other));
       continue;
     }
     other->num_computed = sequence.num_computed;
-    other->num_cached = sequence.num_cached;
     other->times.started = sequence.times.started;
     insert(running_, std::move(other));
   }
