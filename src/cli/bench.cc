@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -51,15 +49,6 @@ struct BenchRow {
   double bytes_per_s = 0;
   double ceiling = 0;  // tokens per second if the step took as long as reading its bytes
 };
-
-// How this program was called.
-std::string command_line() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), {});
-  std::replace(text.begin(), text.end(), '\0', ' ');
-  text.erase(text.find_last_not_of(' ') + 1);
-  return text;
-}
 
 // Sizes context and batch for the cases, where the user has not.
 void fit_engine(const std::vector<BenchCase>& cases, EngineFlags& flags) {
@@ -138,6 +127,10 @@ TextTable bench_table(const std::vector<BenchRow>& rows, double bandwidth) {
 
 void bench(const BenchFlags& given) {
   BenchFlags flags = given;
+  if (flags.engine.model.empty()) {
+    throw Error(ErrorKind::kUsage,
+                "say which MODEL to measure: a directory, config.json or repo id");
+  }
   const auto cases = bench_cases(flags.prompts, flags.new_tokens, flags.depths, flags.streams);
   if (cases.empty()) throw Error(ErrorKind::kUsage, "nothing to measure: -p and -n are both 0");
   fit_engine(cases, flags.engine);
@@ -204,8 +197,8 @@ void add_bench(CLI::App& app) {
   flags->engine.prefix_caching = false;  // the same prompts again are to be computed again
   CLI::App* command = app.add_subcommand(
       "bench", "Measure prompts and decoding, and the share of the memory's speed they reach");
-  command->add_option("MODEL", flags->engine.model, "directory, config.json or repo id")
-      ->required();
+  command->add_option("MODEL", flags->engine.model, "directory, config.json or repo id");
+  command->require_subcommand(0, 1);
   const auto list = [&](const char* name, std::vector<int32_t>& value, const char* text) {
     command->add_option(name, value, text)
         ->delimiter(',')
@@ -224,7 +217,10 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   command->add_flag("--json", flags->json, "the same as -o json");
   add_engine_flags(*command, flags->engine);
-  command->callback([flags] { bench(*flags); });
+  add_bench_serve(*command);
+  command->callback([flags, command] {
+    if (command->get_subcommands().empty()) bench(*flags);
+  });
 }
 
 }  // namespace nibble::cli

@@ -1,5 +1,9 @@
 #include "cli/version.h"
 
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+
 #include "nibble_commit.h"
 
 namespace nibble::cli {
@@ -19,5 +23,13 @@ std::string build_text() {
 }
 
 bool built_with_cuda() { return NIBBLE_BUILT_WITH_CUDA; }
+
+std::string command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  std::replace(text.begin(), text.end(), '\0', ' ');
+  text.erase(text.find_last_not_of(' ') + 1);
+  return text;
+}
 
 }  // namespace nibble::cli
