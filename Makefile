@@ -4,6 +4,7 @@
 #   make test                        every fast test
 #   make test-slow | test-asan | test-tsan | test-arm64                  further runs
 #   make fuzz [FUZZ_SECONDS=60]      every fuzz target, that long each
+#   make soak [SOAK_MINUTES=2]       mixed load on one server: memory stays flat, answers the same
 #   make format | format-check | layers | lint | clean
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
@@ -15,13 +16,15 @@ JOBS ?= $(shell tools/build_jobs.sh)
 # The backend: what the machine's GPU needs, or cpu.
 PRESET ?= $(shell tools/pick_preset.sh)
 FUZZ_SECONDS ?= 60
+SOAK_MINUTES ?= 2
+SOAK_ARGS ?=
 export CTEST_OUTPUT_ON_FAILURE := 1
 
 CMAKE_BUILD = cmake --preset $(1) $(2) && cmake --build --preset $(1) -j $(JOBS) $(3)
 SETUP_CUDA = $(if $(filter h200 spark,$(PRESET)),cuda)
 SOURCES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh'
 
-.PHONY: build serve test test-slow test-asan test-tsan test-arm64 test-parsers fuzz format \
+.PHONY: build serve test test-slow test-asan test-tsan test-arm64 test-parsers fuzz soak format \
         format-check layers lint clean
 
 build:
@@ -61,6 +64,9 @@ fuzz:
 	@tools/setup.sh fuzz
 	@$(call CMAKE_BUILD,fuzz)
 	tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
+
+soak: build
+	NIBBLE=build/$(PRESET)/nibble python3 bench/soak.py --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
 format:
 	@tools/setup.sh lint

@@ -1,0 +1,375 @@
+#!/usr/bin/env python3
+"""Hours of mixed load on one server: nothing leaks, and golden answers stay what they were.
+
+Starts `nibble serve` over the shipped model with a KV cache too small for its load, and lets CLIENTS
+clients ask at once: streams, answers in one piece, several answers to one prompt, long prompts,
+prompts that share their beginning, clients that cancel half-way, hang up before the answer, stop
+reading, or send bytes by bytes, and requests that must be refused. Every few seconds golden
+questions are asked among them, greedy and with seeds; under --exact each answer must be the one
+that the idle server gave before. At the end: memory and descriptors as they were, every answer
+accounted for, the server ends in order.
+
+  bench/soak.py [--minutes 2] [--clients 95] [--running 55] [--json FILE]
+"""
+import argparse
+import collections
+import http.client
+import json
+import os
+import random
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+MODEL = "models/nibble-tiny-gpt-oss"
+CONTEXT = 2048
+WORDS = ("water school number story city paper river letter garden music summer winter window"
+         " doctor farmer mountain bridge market engine circle").split()
+
+
+def words(rng, n):
+    return " ".join(rng.choice(WORDS) for _ in range(n))
+
+
+def chat(text, **fields):
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
+
+
+GOLDEN = [chat(q, temperature=0, max_tokens=40) for q in
+          ("What is the capital of France?", "What is 17 plus 25?", "Say hello.",
+           "Name a colour.", words(random.Random(1), 300))]
+GOLDEN += [chat(q, temperature=1, seed=s, max_tokens=40, ignore_eos=True) for s, q in
+           enumerate(("Tell me of the sea.", "What is 3 times 9?", words(random.Random(2), 150)))]
+
+
+class Server:
+    """The program under test."""
+
+    def __init__(self, args):
+        self.lines = []
+        self.process = subprocess.Popen(
+            [os.environ.get("NIBBLE", os.path.join(ROOT, "build/cpu/nibble")), "serve", MODEL,
+             "--port", "0", "--exact", "--chat-date", "2026-01-15",
+             "--max-num-seqs", str(args.running), "--max-num-batched-tokens", "256",
+             "--max-model-len", str(CONTEXT), "--max-queued-requests", str(args.queue),
+             "--memory-budget", args.memory, "--shutdown-timeout", "60"],
+            cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        self.ready = threading.Event()
+        self.port = None
+        threading.Thread(target=self.read_log, daemon=True).start()
+        if not self.ready.wait(120) or self.process.poll() is not None:
+            sys.exit("the server did not start:\n" + "\n".join(self.lines))
+
+    def read_log(self):
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip())
+            at = re.search(r"listening at http://[^:]+:(\d+)", line)
+            if at:
+                self.port = int(at.group(1))
+            if "ready:" in line:
+                self.ready.set()
+        self.ready.set()
+
+    def memory_mib(self):
+        with open(f"/proc/{self.process.pid}/status") as status:
+            return int(re.search(r"VmRSS:\s+(\d+)", status.read()).group(1)) / 1024
+
+    def descriptors(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def threads(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/task"))
+
+    def ask(self, body, path="/v1/chat/completions", timeout=600):
+        """Status, headers and body of one request."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            data = body if isinstance(body, (bytes, str)) else json.dumps(body)
+            connection.request("POST", path, data, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+        finally:
+            connection.close()
+
+
+class Soak:
+    def __init__(self, args):
+        self.args = args
+        self.server = Server(args)
+        self.counts = collections.Counter()
+        self.failures = []
+        self.lock = threading.Lock()
+        self.stop = threading.Event()
+        self.samples = []  # (seconds, MiB, descriptors, threads)
+        self.goldens = []
+
+    def count(self, what, n=1):
+        with self.lock:
+            self.counts[what] += n
+
+    def fail(self, text):
+        with self.lock:
+            self.counts["failures"] += 1
+            if len(self.failures) < 20:
+                self.failures.append(text[:400])
+                print("FAILURE", text[:400], flush=True)
+
+    def answer(self, body, path="/v1/chat/completions"):
+        """The parsed answer; None where the server was full, after the time it asked for."""
+        status, headers, data = self.server.ask(body, path)
+        if status == 429:
+            self.count("rejected")
+            after = headers.get("Retry-After")
+            if after is None:
+                self.fail("429 without Retry-After")
+            self.stop.wait(min(5.0, float(after or 1)))
+            return None
+        if status != 200:
+            self.fail(f"status {status}: {data[:300]!r} for {json.dumps(body)[:200]}")
+            return None
+        return json.loads(data)
+
+    # What clients do. Each is one request.
+
+    def whole(self, rng):
+        n = rng.randint(50, 700)
+        reply = self.answer(chat(words(rng, rng.randint(5, 200)), max_tokens=n, ignore_eos=True))
+        if reply and reply["usage"]["completion_tokens"] != n:
+            self.fail(f"{reply['usage']} where {n} tokens were due")
+        self.count("tokens", reply["usage"]["completion_tokens"] if reply else 0)
+
+    def several(self, rng):
+        reply = self.answer(chat(words(rng, 60), max_tokens=60, ignore_eos=True, n=3,
+                                 seed=rng.randint(0, 1 << 30)))
+        if reply and len(reply["choices"]) != 3:
+            self.fail(f"{len(reply['choices'])} choices where 3 were due")
+        self.count("tokens", 180 if reply else 0)
+
+    def shared(self, rng):
+        system = words(random.Random(rng.randint(0, 3)), 400)
+        reply = self.answer(chat(system + " " + words(rng, 10), max_tokens=30, ignore_eos=True))
+        if reply:
+            details = reply["usage"].get("prompt_tokens_details", {})
+            self.count("cached_tokens", details.get("cached_tokens", 0))
+            self.count("tokens", 30)
+
+    def long_prompt(self, rng):
+        self.answer({"model": MODEL, "prompt": words(rng, 800), "max_tokens": 10},
+                    "/v1/completions")
+
+    def scored(self, rng):
+        reply = self.answer({"model": MODEL, "prompt": words(rng, 100), "max_tokens": 1,
+                             "echo": True, "logprobs": 1}, "/v1/completions")
+        if reply and not reply["choices"][0]["logprobs"]["token_logprobs"]:
+            self.fail("echo without log-probabilities")
+
+    def open_stream(self, body):
+        """The socket of a stream after its head; None where the server is full."""
+        data = json.dumps({**body, "stream": True}).encode()
+        s = socket.create_connection(("127.0.0.1", self.server.port), timeout=600)
+        s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+                  + str(len(data)).encode() + b"\r\n\r\n" + data)
+        head = s.recv(4096)
+        if b" 200 " not in head[:20]:
+            if b" 429 " in head[:20]:
+                self.count("rejected")
+                self.stop.wait(1)
+            else:
+                self.fail(f"stream: {head[:300]!r}")
+            s.close()
+            return None
+        return s
+
+    def stream(self, rng):
+        n = rng.randint(20, 500)
+        s = self.open_stream(chat(words(rng, 30), max_tokens=n, ignore_eos=True))
+        if s is None:
+            return
+        tail = b""
+        with s:
+            while b"data: [DONE]" not in tail:
+                piece = s.recv(65536)
+                if not piece:
+                    return self.fail(f"a stream ended without [DONE]: {tail[-200:]!r}")
+                tail = (tail + piece)[-200:]
+        self.count("tokens", n)
+
+    def cancel(self, rng):
+        s = self.open_stream(chat(words(rng, 30), max_tokens=1500, ignore_eos=True))
+        if s is None:
+            return
+        for _ in range(rng.randint(0, 5)):
+            s.recv(1000)
+        if rng.random() < 0.5:  # a reset instead of an orderly end
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        s.close()
+
+    def stop_reading(self, rng):
+        s = self.open_stream(chat(words(rng, 30), max_tokens=500, ignore_eos=True))
+        if s is not None:
+            self.stop.wait(rng.uniform(1, 5))
+            s.close()
+
+    def hang_up(self, rng):
+        data = json.dumps(chat(words(rng, 300), max_tokens=400, ignore_eos=True)).encode()
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as s:
+            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+                      + str(len(data)).encode() + b"\r\n\r\n" + data)
+            self.stop.wait(rng.uniform(0, 0.5))
+
+    def dribble(self, rng):
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as s:
+            for byte in b"GET /health HTTP/1.1\r\nHost: loc"[:rng.randint(1, 31)]:
+                s.sendall(bytes([byte]))
+                time.sleep(0.02)
+
+    def bad(self, rng):
+        for body, path in rng.sample(BAD, 3):
+            status, _, data = self.server.ask(body, path)
+            if status not in (400, 404):
+                self.fail(f"status {status}: {data[:200]!r} for {str(body)[:100]}")
+
+    def client(self, seed):
+        rng = random.Random(seed)
+        acts = [(self.whole, 30), (self.stream, 25), (self.shared, 15), (self.several, 5),
+                (self.long_prompt, 5), (self.scored, 3), (self.cancel, 8), (self.stop_reading, 2),
+                (self.hang_up, 3), (self.dribble, 2), (self.bad, 2)]
+        while not self.stop.is_set():
+            act = rng.choices([a for a, _ in acts], [w for _, w in acts])[0]
+            try:
+                act(rng)
+                self.count(act.__name__)
+            except OSError as e:
+                if not self.stop.is_set():
+                    self.fail(f"{act.__name__}: {type(e).__name__} {e}")
+            except Exception as e:  # a client that dies quietly would make a lighter load
+                self.fail(f"{act.__name__}: {type(e).__name__} {e}")
+
+    def ask_golden(self, i):
+        status, _, data = self.server.ask(GOLDEN[i])
+        if status == 429:
+            return None
+        choice = json.loads(data)["choices"][0] if status == 200 else data
+        return (choice["message"], choice["finish_reason"]) if status == 200 else choice
+
+    def watch(self, start):
+        """Golden answers and the process's size, until the time is over."""
+        i = 0
+        while not self.stop.is_set():
+            self.samples.append((round(time.monotonic() - start, 1), self.server.memory_mib(),
+                                 self.server.descriptors(), self.server.threads()))
+            reply = self.ask_golden(i % len(GOLDEN))
+            if reply is not None:
+                self.count("golden")
+                if reply != self.goldens[i % len(GOLDEN)]:
+                    self.fail(f"golden {i % len(GOLDEN)}: {reply} was {self.goldens[i % len(GOLDEN)]}")
+                i += 1
+            self.stop.wait(2)
+
+    def run(self):
+        self.goldens = [self.ask_golden(i) for i in range(len(GOLDEN))]
+        idle = self.server.descriptors()
+        start = time.monotonic()
+        threads = [threading.Thread(target=self.client, args=(c,)) for c in range(self.args.clients)]
+        threads.append(threading.Thread(target=self.watch, args=(start,)))
+        for t in threads:
+            t.start()
+        end = start + 60 * self.args.minutes
+        while time.monotonic() < end and self.server.process.poll() is None:
+            time.sleep(1)
+        self.stop.set()
+        for t in threads:
+            t.join(700)
+        self.check_end(idle)
+        return self.report(time.monotonic() - start)
+
+    def check_end(self, idle_descriptors):
+        """All quiet again: as before, and it ends as asked."""
+        if self.server.process.poll() is not None:
+            return self.fail("the server is gone:\n" + "\n".join(self.server.lines[-20:]))
+        for _ in range(300):
+            if self.server.descriptors() <= idle_descriptors:
+                break
+            time.sleep(0.2)
+        else:
+            self.fail(f"{self.server.descriptors()} descriptors; {idle_descriptors} before")
+        for i, golden in enumerate(self.goldens):
+            if self.ask_golden(i) != golden:
+                self.fail(f"golden {i} differs after the load")
+        # All pages are touched and every kind of request was served in the first third; from there
+        # on no growth but the allocator's noise: 8 MiB, or 3%.
+        third = [m for t, m, _, _ in self.samples if t >= 60 * self.args.minutes / 3]
+        if third and max(third[len(third) // 2:]) > max(third[:max(1, len(third) // 8)]) * 1.03 + 8:
+            self.fail(f"memory grew: {third[0]:.0f} MiB to {third[-1]:.0f} MiB")
+        if not self.counts["golden"]:
+            self.fail("no golden question was answered under load")
+        if any(" error " in line for line in self.server.lines):
+            self.fail("the log has errors: " + next(l for l in self.server.lines if " error " in l))
+        self.server.process.send_signal(signal.SIGTERM)
+        try:
+            if self.server.process.wait(90) != 0:
+                self.fail(f"exit status {self.server.process.returncode}")
+        except subprocess.TimeoutExpired:
+            self.fail("it did not end when asked")
+            self.server.process.kill()
+
+    def report(self, seconds):
+        activity = [line for line in self.server.lines if "preemptions" in line]
+        memory = [m for _, m, _, _ in self.samples]
+        # "... running 55, waiting 40, KV cache 99.8%, prefix-cache hits 31.0%, preemptions 812"
+        figures = [[float(x) for x in re.findall(r"-?\d+\.?\d*", line.split("info", 1)[-1])]
+                   for line in activity]
+        columns = ("prompt_tokens_per_s", "new_tokens_per_s", "running", "waiting", "kv_percent",
+                   "prefix_hit_percent", "preemptions")
+        load = {name: round(sum(f[i] for f in figures) / len(figures), 1)
+                for i, name in enumerate(columns) if figures}
+        if figures:
+            load["preemptions"] = figures[-1][6]
+        return {"command": " ".join(sys.argv), "seconds": round(seconds, 1),
+                "clients": self.args.clients, "max_num_seqs": self.args.running,
+                "memory_budget": self.args.memory, "load": load,
+                "counts": dict(sorted(self.counts.items())), "failures": self.failures,
+                "rss_mib": {"after_a_third": round(memory[len(memory) // 3], 1),
+                            "last": round(memory[-1], 1), "most": round(max(memory), 1)},
+                "descriptors_most": max(d for _, _, d, _ in self.samples),
+                "threads": sorted({t for _, _, _, t in self.samples}),
+                "activity_last": activity[-3:]}
+
+
+BAD = [("{", "/v1/chat/completions"), (b"\xff\xfe", "/v1/chat/completions"),
+       ("[" * 5000, "/v1/completions"), (chat("x", max_tokens=-1), "/v1/chat/completions"),
+       (chat("x", temperature="hot"), "/v1/chat/completions"),
+       (chat("x", top_p=7), "/v1/chat/completions"),
+       ({**chat("x"), "model": "none"}, "/v1/chat/completions"),
+       ({"model": MODEL, "messages": []}, "/v1/chat/completions"),
+       ({"model": MODEL, "prompt": [10 ** 9], "max_tokens": 1}, "/v1/completions"),
+       ({"model": MODEL, "prompt": "word " * 3 * CONTEXT, "max_tokens": 1}, "/v1/completions"),
+       (chat("x", n=10 ** 9), "/v1/chat/completions"), ("{}", "/v1/nothing")]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--minutes", type=float, default=2)
+    parser.add_argument("--clients", type=int, default=95)
+    parser.add_argument("--running", type=int, default=55)
+    parser.add_argument("--queue", type=int, default=45)
+    parser.add_argument("--memory", default="52M", help="of weights, scratch and KV cache")
+    parser.add_argument("--json", help="write the report here")
+    soak = Soak(parser.parse_args())
+    result = soak.run()
+    text = json.dumps(result, indent=1)
+    print(text)
+    if soak.args.json:
+        with open(soak.args.json, "w") as f:
+            f.write(text + "\n")
+    sys.exit(1 if result["counts"].get("failures") else 0)
+
+
+if __name__ == "__main__":
+    main()
