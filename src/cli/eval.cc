@@ -54,6 +54,7 @@ EngineFlags reference_flags(const EvalFlags& flags) {
   return reference;
 }
 
+// "auto" stays: what it means depends on the device.
 std::string describe(const EngineFlags& flags) {
   std::string text = "dense " + dense_text(dense_formats(flags.dense)) + ", activations " +
                      (flags.exact ? "bf16" : flags.activations) + ", KV " + flags.kv_cache_dtype;

@@ -38,6 +38,17 @@ RowSize disk_size(const WantedWeight& w) {
 }
 RowSize final_size(const WantedWeight& w) { return row_size(w.format, w.layout, num_cols(w.spec)); }
 
+// Rows of one fused matrix may fit a layout together and yet not one by one.
+void require_layout(const WantedWeight& w) {
+  if (w.layout == Layout::kRows) return;
+  const auto& shape = w.spec.shape;
+  const char* reason = refuse_layout(w.layout, w.format, shape[shape.size() - 2], shape.back());
+  if (reason == nullptr) return;
+  throw Error(ErrorKind::kUnsupported, w.spec.name + " cannot lie in " +
+                                           std::string(layout_name(w.layout)) + ": " + reason +
+                                           "; --kernel op=name forces a kernel that reads rows");
+}
+
 // Offsets of the codes and scales of each weight. Joined weights lie codes by codes; the scales of
 // all of them follow.
 struct Places {
@@ -193,7 +204,10 @@ LoadedWeights::LoadedWeights(const Checkpoint& checkpoint, std::span<const Wante
                              const WeightMemory& memory, int threads,
                              const ReadProgress& progress) {
   std::vector<WeightSpec> specs;
-  for (const WantedWeight& w : wanted) specs.push_back(w.spec);
+  for (const WantedWeight& w : wanted) {
+    require_layout(w);
+    specs.push_back(w.spec);
+  }
   const std::vector<WeightInfo> found = match_weights(checkpoint, specs);
 
   const Places places = place(wanted);

@@ -165,6 +165,25 @@ class Infinite : public Checkpoint {
   TensorInfo tensor_{"w", DType::kBF16, {32, 64}, 32 * 64 * 2, 0, 0};
 };
 
+// 40 + 24 rows are whole groups of 16 only together.
+TEST(LoadedWeights, RefusesToPackPartsOfGroups) {
+  std::vector<WantedWeight> all;
+  for (const int64_t rows : {40, 24})
+    all.push_back({.spec = {.name = "w" + std::to_string(rows), .shape = {rows, 64}},
+                   .part = "attention",
+                   .joined = !all.empty(),
+                   .format = Format::kMxfp4,
+                   .layout = Layout::kPanels16});
+  const auto checkpoint = dummy_checkpoint(specs_of(all), 1);
+  try {
+    LoadedWeights(*checkpoint, all, {}, 1, {});
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
+    EXPECT_EQ(std::string(e.what()).find("w40 cannot lie in panels16: its rows are not"), 0u);
+  }
+}
+
 TEST(LoadedWeights, RefusesToEncodeWhatIsNotFinite) {
   const WantedWeight w{
       .spec = {.name = "w", .shape = {32, 64}}, .part = "p", .format = Format::kMxfp4};
