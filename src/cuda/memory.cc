@@ -47,6 +47,8 @@ void wait(StreamHandle stream) { check(cudaStreamSynchronize(stream), "the GPU's
 
 void copy(void* to, const void* from, int64_t bytes) {
   check(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault), "copy");
+  // Of pageable host memory the last piece may still be on its way.
+  check(cudaStreamSynchronize(cudaStreamLegacy), "copy");
 }
 
 void fill(void* data, uint8_t byte, int64_t bytes) {
