@@ -10,7 +10,14 @@ const char* refuse_copy(const EmbedDesc& d, const KernelOptions& o) {
   return refuse_format(d.format);
 }
 
+const char* refuse_cuda(const EmbedDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_cpu(o)) return reason;
+  if (d.format != Format::kBF16) return "needs a bf16 table";
+  return d.hidden % 8 == 0 ? nullptr : "needs a multiple of 8 columns";
+}
+
 constexpr EmbedKernel kKernels[] = {
+    {"cuda_bf16", refuse_cuda, NIBBLE_CUDA_KERNEL(gpu::embed)},
     {"cpu_copy", refuse_copy, copy::embed},
     {"ref", [](const EmbedDesc&, const KernelOptions& o) { return refuse_ref(o); }, ref::embed},
 };

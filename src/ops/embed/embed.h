@@ -40,4 +40,7 @@ EmbedFn embed;
 namespace ref {
 EmbedFn embed;
 }
+namespace gpu {
+EmbedFn embed;
+}
 }  // namespace nibble::ops
