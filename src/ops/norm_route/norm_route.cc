@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/norm_route/route_scratch.h"
 #include "ops/refuse.h"
 
 namespace nibble::ops {
@@ -17,7 +18,30 @@ constexpr NormRouteKernel row(const char* name) {
           BlockedNormRoute<kIsa>::run};
 }
 
+const char* refuse_cuda(const NormRouteDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_cpu(o)) return reason;
+  if (d.format != Format::kBF16) return "needs bf16 weights";
+  if (d.hidden % 8 != 0 || d.hidden > 9216) return "needs a multiple of 8 columns, at most 9,216";
+  if (d.experts > 512 || d.top_k > 32) return "needs at most 512 experts and 32 choices";
+  return nullptr;
+}
+
+// Each block of experts of this kernel norms every token anew.
+const char* refuse_few(const NormRouteDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_cuda(d, o)) return reason;
+  return d.tokens > 8 && d.hidden % 32 == 0 && !o.exact ? "norms tokens once per block of experts"
+                                                        : nullptr;
+}
+
+const char* refuse_many(const NormRouteDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_cuda(d, o)) return reason;
+  if (d.hidden % 32 != 0) return "needs a multiple of 32 columns";
+  return o.exact ? "--exact: its sums are not those of the kernel for few tokens" : nullptr;
+}
+
 constexpr NormRouteKernel kKernels[] = {
+    {"cuda_bf16_few", refuse_few, NIBBLE_CUDA_KERNEL(gpu::norm_route_few)},
+    {"cuda_bf16_many", refuse_many, NIBBLE_CUDA_KERNEL(gpu::norm_route_many)},
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
@@ -57,4 +81,11 @@ void choose_experts(const float* logits, int64_t experts, int64_t top_k, int32_t
     p[i] = static_cast<float>(std::exp(double{logits[ids[i]]} - logits[ids[0]]) / sum);
 }
 
+namespace gpu {
+
+int64_t scratch_bytes(const NormRouteDesc& d) {
+  return RouteScratch(Scratch(), d.tokens, d.experts).used_bytes;
+}
+
+}  // namespace gpu
 }  // namespace nibble::ops

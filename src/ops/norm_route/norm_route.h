@@ -43,4 +43,11 @@ struct BlockedNormRoute {
 namespace ref {
 NormRouteFn norm_route;
 }
+// h bf16.
+namespace gpu {
+NormRouteFn norm_route_few, norm_route_many;
+
+// Working memory for steps of up to desc.tokens tokens.
+int64_t scratch_bytes(const NormRouteDesc& desc);
+}  // namespace gpu
 }  // namespace nibble::ops

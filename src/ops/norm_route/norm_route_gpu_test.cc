@@ -1,0 +1,178 @@
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "ops/gpu_test_problem.h"
+#include "ops/linear/linear_ref.h"
+#include "ops/norm_ref.h"
+#include "ops/norm_route/norm_route.h"
+
+namespace nibble::ops {
+namespace {
+
+struct Shape {
+  int64_t hidden, experts, top_k;
+};
+constexpr Shape kShapes[] = {{2880, 128, 4}, {2880, 32, 4}, {256, 8, 4},
+                             {4096, 300, 8}, {72, 5, 2},    {160, 3, 3}};
+
+struct Problem {
+  Problem(const Shape& shape, int64_t tokens)
+      : shape(shape),
+        tokens(tokens),
+        random(static_cast<uint32_t>(shape.experts + tokens)),
+        router(random, Format::kBF16, 1, shape.experts, shape.hidden),
+        weight(random.bf16s(shape.hidden, 0.3f, 1)),
+        x(random, tokens, shape.hidden),
+        d(random, tokens, shape.hidden),
+        y(tokens, shape.hidden),
+        h(tokens, shape.hidden) {
+    ref::add(y.values.data(), x.values.data(), d.values.data(), tokens * shape.hidden);
+    const Norm norm{weight.data(), 1e-5f};
+    for (int64_t t = 0; t < tokens; ++t)
+      ref::rms_norm(DType::kBF16, h.values.data() + t * shape.hidden, y.row(t), norm, shape.hidden);
+  }
+  Shape shape;
+  int64_t tokens;
+  Random random;
+  TestWeight router;
+  std::vector<uint16_t> weight;
+  Floats x, d, y, h;
+};
+
+struct Result {
+  Floats y{0, 0}, h{0, 0};
+  TestRouting routing;
+  Result(int64_t tokens, const Shape& s) : routing(tokens, s.experts, s.top_k) {}
+};
+
+// Of tokens [first, first + n) of the problem.
+std::unique_ptr<Result> run(GpuProblem& gpu, const NormRouteKernel& row, const Problem& p,
+                            int64_t first, int64_t n) {
+  const int64_t hidden = p.shape.hidden;
+  const auto part = [&](const Floats& all) {
+    Floats some(n, hidden);
+    std::copy_n(all.row(first), n * hidden, some.values.begin());
+    return gpu.tensor(some, DType::kF32);
+  };
+  auto result = std::make_unique<Result>(n, p.shape);
+  Routing routing = gpu.routing_output(result->routing);
+  const Tensor y = gpu.output(DType::kF32, {n, hidden}), h = gpu.output(DType::kBF16, {n, hidden});
+  row.run(gpu.cx, y, h, routing, part(p.x), part(p.d), {gpu.array(p.weight), 1e-5f},
+          gpu.weight(p.router));
+  result->y = gpu.floats(y), result->h = gpu.floats(h);
+  gpu.read_back(result->routing, routing);
+  return result;
+}
+
+// Choices where the twin's logits of the kernel's own h are further apart than twice their error;
+// the rest need only be experts. Returns how many tokens were that clear.
+int64_t check_choices(const Problem& p, const Result& got) {
+  const Shape& s = p.shape;
+  int64_t clear_tokens = 0;
+  for (int64_t t = 0; t < p.tokens; ++t) {
+    std::vector<float> logits(s.experts);
+    double error = 0;
+    for (int64_t e = 0; e < s.experts; ++e) {
+      double abs;
+      logits[e] = static_cast<float>(ref::Row(p.router.view, 0, e).dot(got.h.row(t), &abs));
+      error = std::max(error, (dot_error(s.hidden) + kEps) * abs);
+    }
+    std::vector<float> sorted = logits;
+    std::sort(sorted.rbegin(), sorted.rend());
+    bool clear = true;
+    for (int64_t k = 1; k <= std::min(s.top_k, s.experts - 1); ++k)
+      clear = clear && sorted[k - 1] - sorted[k] > 2 * error;
+    std::vector<int32_t> ids(s.top_k);
+    std::vector<float> share(s.top_k);
+    choose_experts(logits.data(), s.experts, s.top_k, ids.data(), share.data());
+    for (int64_t k = 0; k < s.top_k; ++k) {
+      const int32_t id = got.routing.ids[t * s.top_k + k];
+      EXPECT_TRUE(id >= 0 && id < s.experts) << "token " << t;
+      if (!clear) continue;
+      EXPECT_EQ(id, ids[k]) << "token " << t;
+      // The fast exponential is off by 2^-21 of its result for arguments that matter.
+      EXPECT_NEAR(got.routing.p[t * s.top_k + k], share[k],
+                  share[k] * (4 * error + 4 * kEps + 0x1p-20));
+    }
+    clear_tokens += clear;
+  }
+  return clear_tokens;
+}
+
+int64_t check(const Shape& shape, int64_t tokens, bool exact) {
+  int64_t clear_tokens = 0;
+  const Problem p(shape, tokens);
+  NormRouteDesc desc{shape.hidden, shape.experts, shape.top_k, Format::kBF16, tokens};
+  GpuProblem gpu(gpu::scratch_bytes(desc), exact);
+  for (const NormRouteKernel* row : kernels_here(norm_route_kernels(), desc, gpu.cx.kernels)) {
+    SCOPED_TRACE(row->name);
+    const auto result = run(gpu, *row, p, 0, tokens);
+    const Result& got = *result;
+    EXPECT_EQ(got.y.values, p.y.values);
+    for (size_t i = 0; i < p.h.values.size(); ++i)
+      EXPECT_NEAR(got.h.values[i], p.h.values[i],
+                  norm_error(DType::kBF16, shape.hidden) * std::fabs(p.h.values[i]));
+    clear_tokens += check_choices(p, got);
+    // Seen from the experts: what sort_by_expert() makes of the same choices.
+    TestRouting want(tokens, shape.experts, shape.top_k);
+    want.ids = got.routing.ids;
+    want.view.ids = want.ids.data();
+    sort_by_expert(want.view);
+    EXPECT_EQ(got.routing.counts, want.counts);
+    EXPECT_EQ(got.routing.offsets, want.offsets);
+    EXPECT_EQ(got.routing.slot, want.slot);
+    EXPECT_EQ(got.routing.token, want.token);
+    const auto again = run(gpu, *row, p, 0, tokens);
+    EXPECT_EQ(got.routing.ids, again->routing.ids);
+    EXPECT_EQ(got.routing.p, again->routing.p);
+    EXPECT_EQ(got.h.values, again->h.values);
+    if (exact) {
+      // The same bits alone.
+      const auto alone = run(gpu, *row, p, tokens - 1, 1);
+      EXPECT_TRUE(std::equal(alone->routing.p.begin(), alone->routing.p.end(),
+                             got.routing.p.end() - shape.top_k));
+      EXPECT_TRUE(std::equal(alone->routing.ids.begin(), alone->routing.ids.end(),
+                             got.routing.ids.end() - shape.top_k));
+      EXPECT_TRUE(
+          std::equal(alone->h.values.begin(), alone->h.values.end(), got.h.row(tokens - 1)));
+    }
+    EXPECT_TRUE(gpu.counters_are_zero());
+  }
+  return clear_tokens;
+}
+
+TEST(NormRouteGpu, EveryKernelEqualsTheTwin) {
+  for (const Shape& shape : kShapes) {
+    int64_t tokens_clear = 0, tokens_all = 0;
+    for (const int64_t tokens : {1, 2, 8, 9, 33, 300, 1100})
+      for (const bool exact : {false, true}) {
+        SCOPED_TRACE(testing::Message() << shape.experts << " experts, " << tokens << " tokens");
+        tokens_clear += check(shape, tokens, exact);
+        tokens_all += tokens;
+      }
+    EXPECT_GT(tokens_clear, tokens_all / 4) << shape.experts << " experts";
+  }
+}
+
+// Equal logits: the lower expert first.
+TEST(NormRouteGpu, TiesGoToTheLowerExpert) {
+  const Shape shape{64, 40, 4};
+  Problem p(shape, 3);
+  std::fill(p.router.codes.begin(), p.router.codes.end(), uint8_t{0});
+  for (int64_t e = 0; e < shape.experts; ++e)
+    p.router.bias[e] = bf16_from_float(static_cast<float>(e % 3));
+  NormRouteDesc desc{shape.hidden, shape.experts, shape.top_k, Format::kBF16, 3};
+  GpuProblem gpu(gpu::scratch_bytes(desc));
+  for (const NormRouteKernel* row : kernels_here(norm_route_kernels(), desc, gpu.cx.kernels)) {
+    const auto got = run(gpu, *row, p, 0, 3);
+    for (int t = 0; t < 3; ++t)
+      for (int k = 0; k < 4; ++k) {
+        EXPECT_EQ(got->routing.ids[4 * t + k], 2 + 3 * k) << row->name;
+        EXPECT_EQ(got->routing.p[4 * t + k], 0.25f) << row->name;
+      }
+  }
+}
+
+}  // namespace
+}  // namespace nibble::ops

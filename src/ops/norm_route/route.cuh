@@ -1,0 +1,147 @@
+// Device code of norm_route's CUDA rows: the choice of K experts from a token's logits, and the
+// choices of all tokens seen from the experts (ops/routing.h).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "ops/routing.h"
+
+namespace nibble::ops::gpu {
+
+inline constexpr int kMaxExperts = 512;
+inline constexpr int kMaxTopK = 32;
+
+// A float32 as an integer of the same order; 0 is below all of them.
+__device__ __forceinline__ uint32_t ordered(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  return bits ^ (bits >> 31 ? 0xffffffff : 0x80000000);
+}
+__device__ __forceinline__ float of_ordered(uint32_t order) {
+  return __uint_as_float(order ^ (order >> 31 ? 0x80000000 : 0xffffffff));
+}
+
+// By one warp: lane k < K gets the k-th best expert and its share of the softmax over the K. Ties
+// go to the lower id. `logits` [E], E <= 32 kPerLane.
+struct Choice {
+  int32_t id;
+  float p;
+};
+template <int kPerLane>
+__device__ __forceinline__ Choice choose(const float* logits, int experts, int top_k) {
+  constexpr unsigned kAll = 0xffffffff;
+  const int lane = threadIdx.x % 32;
+  uint32_t value[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = lane + 32 * i;
+    value[i] = e < experts ? ordered(logits[e]) : 0;
+  }
+  Choice mine{0, 0};
+  float logit = 0, largest = 0;
+  for (int k = 0; k < top_k; ++k) {
+    uint32_t best = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) best = max(best, value[i]);
+    best = __reduce_max_sync(kAll, best);
+    unsigned id = kMaxExperts;
+#pragma unroll
+    for (int i = kPerLane - 1; i >= 0; --i)
+      if (value[i] == best) id = lane + 32 * i;
+    id = __reduce_min_sync(kAll, id);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (lane + 32 * i == static_cast<int>(id)) value[i] = 0;
+    if (k == 0) largest = of_ordered(best);
+    if (lane == k) mine.id = static_cast<int32_t>(id), logit = of_ordered(best);
+  }
+  const float weight = lane < top_k ? __expf(logit - largest) : 0;
+  float sum = weight;
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAll, sum, step);
+  mine.p = weight / sum;
+  return mine;
+}
+__device__ __forceinline__ Choice choose_of(const float* logits, int experts, int top_k) {
+  return experts <= 128 ? choose<4>(logits, experts, top_k)
+                        : choose<kMaxExperts / 32>(logits, experts, top_k);
+}
+
+// The choices of a block of kWarps warps, seen from the experts, as sort_by_expert() orders them.
+template <int kWarps>
+struct BlockSort {
+  static constexpr int kThreads = kWarps * 32;
+  int32_t next[kMaxExperts];              // slots taken: first not yet given
+  uint16_t in_warp[kWarps][kMaxExperts];  // choices of an expert in a warp
+
+  // All T * K choices in routing.ids, whoever wrote them: counts, offsets, slot, token.
+  __device__ __forceinline__ void run(const Routing& r) {
+    const int choices = r.num_tokens * r.top_k;
+    for (int e = threadIdx.x; e < r.num_experts; e += kThreads) next[e] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < choices; i += kThreads) atomicAdd(&next[__ldcg(r.ids + i)], 1);
+    __syncthreads();
+    if (threadIdx.x < 32) make_offsets(r, /*is_kept=*/true);
+    __syncthreads();
+    for (int first = 0; first < choices; first += kThreads) place(r, first);
+  }
+
+  // By one warp: next: counts -> offsets, and into routing where they are to be kept.
+  __device__ __forceinline__ void make_offsets(const Routing& r, bool is_kept) {
+    const int lane = threadIdx.x % 32;
+    int sum = 0;
+    for (int first = 0; first < r.num_experts; first += 32) {
+      const int e = first + lane, n = e < r.num_experts ? next[e] : 0;
+      int upto = n;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(0xffffffff, upto, step);
+        if (lane >= step) upto += other;
+      }
+      if (e < r.num_experts) {
+        next[e] = sum + upto - n;
+        if (is_kept) r.counts[e] = n, r.offsets[e] = next[e];
+      }
+      sum += __shfl_sync(0xffffffff, upto, 31);
+    }
+    if (lane == 0 && is_kept) r.offsets[r.num_experts] = sum;
+  }
+
+  // Choices first .. first + kThreads - 1: slot and token; `next` moves on.
+  __device__ __forceinline__ void place(const Routing& r, int first) {
+    const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+    for (int i = tid; i < kWarps * kMaxExperts / 2; i += kThreads)
+      reinterpret_cast<uint32_t*>(in_warp)[i] = 0;
+    __syncthreads();
+    const int i = first + tid, id = i < r.num_tokens * r.top_k ? __ldcg(r.ids + i) : -1;
+    const unsigned same = __match_any_sync(0xffffffff, id);
+    const int rank = __popc(same & ((1u << lane) - 1));
+    if (id >= 0 && rank == 0) in_warp[warp][id] = static_cast<uint16_t>(__popc(same));
+    __syncthreads();
+    int slot = rank;
+    if (id >= 0) {
+      slot += next[id];
+      for (int w = 0; w < warp; ++w) slot += in_warp[w][id];
+      r.slot[i] = slot;
+      r.token[slot] = i / r.top_k;
+    }
+    __syncthreads();
+    if (id >= 0 && rank == 0) atomicAdd(&next[id], __popc(same));
+  }
+};
+
+// Whether this block is the last of `blocks` to come here; what they wrote is then there. `shared`:
+// a flag of the block. The counter is zero before and after.
+__device__ __forceinline__ bool is_last_block(bool& shared, uint32_t* counter, uint32_t blocks) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    shared = atomicInc(counter, blocks - 1) == blocks - 1;  // wraps to 0
+    __threadfence();
+  }
+  __syncthreads();
+  return shared;
+}
+
+}  // namespace nibble::ops::gpu
