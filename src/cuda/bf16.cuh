@@ -1,4 +1,4 @@
-// bf16 in registers: pairs in 32-bit words, low half first; 16-byte loads.
+// bf16 in registers: pairs in 32-bit words, low half first; wide loads.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,6 +30,12 @@ __device__ __forceinline__ uint4 load16(const void* p) {
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(p));
+  return v;
+}
+
+__device__ __forceinline__ uint2 load8(const void* p) {
+  uint2 v;
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
   return v;
 }
 

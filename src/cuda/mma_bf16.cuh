@@ -1,5 +1,5 @@
-// Warp-wide matrix instructions on bf16, and on the 8x8 matrices of 16-bit elements that they take.
-// Lane l: g = l / 4, p = l % 4. Layouts: PTX ISA, "Matrix fragments for mma.m16n8k16".
+// Warp-wide matrix instructions on bf16 and f16, and on the 8x8 matrices of 16-bit elements that
+// they take. Lane l: g = l / 4, p = l % 4. Layouts: PTX ISA, "Matrix fragments for mma.m16n8k16".
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,6 +15,15 @@ namespace nibble::cuda {
 __device__ __forceinline__ void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                          uint32_t a3, uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// The same in f16.
+__device__ __forceinline__ void mma_f16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                        uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/attention/attention_scratch.h"
 #include "ops/refuse.h"
 
 namespace nibble::ops {
@@ -13,7 +14,27 @@ constexpr AttentionKernel row(const char* name) {
           BlockedAttention<kIsa>::run};
 }
 
+const char* refuse_cuda(const AttentionDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_cpu(o)) return reason;
+  if (d.head_dim != 64) return "needs heads of 64 dims";
+  if (d.q_heads > 8 * d.kv_heads) return "needs at most 8 query heads to a KV head";
+  return nullptr;
+}
+
+const char* refuse_spans(const AttentionDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_cuda(d, o)) return reason;
+  return o.exact ? "--exact: its sums depend on how a prompt is cut" : nullptr;
+}
+
+const char* refuse_sm90(const AttentionDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_spans(d, o)) return reason;
+  return o.gpu.sm == 90 ? nullptr : "needs a Hopper GPU (wgmma)";
+}
+
 constexpr AttentionKernel kKernels[] = {
+    {"sm90_bf16_spans", refuse_sm90, NIBBLE_SM90_KERNEL(gpu::attend_spans_sm90)},
+    {"cuda_bf16_spans", refuse_spans, NIBBLE_CUDA_KERNEL(gpu::attend_spans)},
+    {"cuda_bf16_tokens", refuse_cuda, NIBBLE_CUDA_KERNEL(gpu::attend_tokens)},
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
@@ -50,4 +71,11 @@ int64_t flops(const AttentionDesc& d, int64_t tokens, int64_t context) {
   return 4 * visible(d, tokens, context) * d.q_heads * d.head_dim;
 }
 
+namespace gpu {
+
+int64_t scratch_bytes(const AttentionDesc& d) {
+  return AttentionScratch(Scratch(), d.tokens, d.kv_heads).used_bytes;
+}
+
+}  // namespace gpu
 }  // namespace nibble::ops

@@ -5,95 +5,10 @@
 #include <limits>
 #include <numeric>
 
-#include "ops/kv_pages.h"
-#include "ops/test_problem.h"
+#include "ops/attention/attention_test_problem.h"
 
 namespace nibble::ops {
 namespace {
-
-// Pages of several sequences; whatever no sequence has written is NaN.
-class Pages {
- public:
-  Pages(Random& random, const AttentionDesc& d, DType dtype, int32_t page_size,
-        const std::vector<int32_t>& lengths)
-      : desc_(d), dtype_(dtype) {
-    int32_t most = 0, count = 1;
-    for (int32_t len : lengths) most = std::max(most, (len + page_size - 1) / page_size);
-    table_.assign(lengths.size() * most, KvLayer::kNoPage);
-    for (size_t s = 0; s < lengths.size(); ++s)
-      for (int32_t p = 0; p * page_size < lengths[s]; ++p) table_[s * most + p] = count++;
-    std::shuffle(table_.begin(), table_.begin() + (lengths[0] + page_size - 1) / page_size,
-                 std::mt19937(3));
-    const float nan = std::numeric_limits<float>::quiet_NaN();
-    const int64_t elements = count * d.kv_heads * page_size * d.head_dim;
-    for (auto* side : {&k_, &v_, &v_abs_}) side->assign(elements, nan);
-    view_ = {{}, {}, table_.data(), most, page_size};
-    view_.k = tensor(k_), view_.v = tensor(v_);
-    for (size_t s = 0; s < lengths.size(); ++s)
-      for (int32_t pos = 0; pos < lengths[s]; ++pos)
-        for (int64_t g = 0; g < d.kv_heads; ++g) {
-          const int64_t at = kv_index(view_, static_cast<int32_t>(s), pos, g);
-          for (int64_t i = at; i < at + d.head_dim; ++i) {
-            k_[i] = bf16_to_float(bf16_from_float(random.normal()));
-            v_[i] = bf16_to_float(bf16_from_float(random.normal()));
-            v_abs_[i] = std::fabs(v_[i]);
-          }
-        }
-    if (dtype == DType::kBF16)
-      for (auto [from, to] : {std::pair{&k_, &k16_}, {&v_, &v16_}, {&v_abs_, &v_abs16_}})
-        for (float x : *from) to->push_back(bf16_from_float(x));
-    view_.k = tensor(k_, &k16_), view_.v = tensor(v_, &v16_);
-  }
-
-  const KvLayer& layer() const { return view_; }
-  // The same with |v| in place of v.
-  KvLayer magnitudes() {
-    KvLayer kv = view_;
-    kv.v = tensor(v_abs_, &v_abs16_);
-    return kv;
-  }
-  // Forgets the positions before `pos` of a sequence, as the engine releases pages.
-  void release(size_t slot, int32_t pos) {
-    for (int32_t p = 0; p < pos / view_.page_size; ++p)
-      table_[slot * view_.max_pages + p] = KvLayer::kNoPage;
-  }
-
- private:
-  Tensor tensor(std::vector<float>& f32, std::vector<uint16_t>* bf16 = nullptr) {
-    const bool half = dtype_ == DType::kBF16 && bf16 != nullptr;
-    const int64_t page = desc_.kv_heads * view_.page_size * desc_.head_dim;
-    return make_tensor(
-        half ? static_cast<void*>(bf16->data()) : f32.data(), half ? DType::kBF16 : DType::kF32,
-        {static_cast<int64_t>(f32.size()) / page, desc_.kv_heads, view_.page_size, desc_.head_dim});
-  }
-
-  AttentionDesc desc_;
-  DType dtype_;
-  std::vector<int32_t> table_;
-  std::vector<float> k_, v_, v_abs_;
-  std::vector<uint16_t> k16_, v16_, v_abs16_;
-  KvLayer view_;
-};
-
-// Spans (tokens, context) in consecutive slots.
-struct TestStep {
-  explicit TestStep(const std::vector<std::pair<int32_t, int32_t>>& parts) {
-    for (const auto& [len, context] : parts) {
-      spans.push_back({static_cast<int32_t>(positions.size()), len, context,
-                       static_cast<int32_t>(spans.size())});
-      for (int32_t i = 0; i < len; ++i) positions.push_back(context + i);
-      lengths.push_back(context + len);
-    }
-    view = {.num_tokens = static_cast<int32_t>(positions.size()),
-            .num_spans = static_cast<int32_t>(spans.size()),
-            .positions = positions.data(),
-            .spans = spans.data()};
-  }
-  TestStep(const TestStep&) = delete;
-  std::vector<Span> spans;
-  std::vector<int32_t> positions, lengths;
-  Step view;
-};
 
 struct Case {
   AttentionDesc desc;

@@ -1,0 +1,96 @@
+// Problems for tests of attention: pages of several sequences, and the step that reads them.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "ops/attention/attention.h"
+#include "ops/kv_pages.h"
+#include "ops/test_problem.h"
+
+namespace nibble::ops {
+
+// Pages of several sequences; whatever no sequence has written is NaN.
+class Pages {
+ public:
+  Pages(Random& random, const AttentionDesc& d, DType dtype, int32_t page_size,
+        const std::vector<int32_t>& lengths)
+      : desc_(d), dtype_(dtype), page_size_(page_size) {
+    int32_t most = 0, count = 1;
+    for (int32_t len : lengths) most = std::max(most, (len + page_size - 1) / page_size);
+    table_.assign(lengths.size() * most, KvLayer::kNoPage);
+    for (size_t s = 0; s < lengths.size(); ++s)
+      for (int32_t p = 0; p * page_size < lengths[s]; ++p) table_[s * most + p] = count++;
+    std::shuffle(table_.begin(), table_.begin() + (lengths[0] + page_size - 1) / page_size,
+                 std::mt19937(3));
+    const int64_t elements = count * d.kv_heads * page_size * d.head_dim;
+    for (auto* side : {&k_, &v_, &v_abs_}) side->resize(elements * dtype_bytes(dtype));
+    view_ = {tensor(k_), tensor(v_), table_.data(), most, page_size};
+    const Tensor magnitudes = tensor(v_abs_);
+    for (const Tensor& side : {view_.k, view_.v, magnitudes})
+      for (int64_t i = 0; i < elements; ++i)
+        kv_put(side, i, std::numeric_limits<float>::quiet_NaN());
+    for (size_t s = 0; s < lengths.size(); ++s)
+      for (int32_t pos = 0; pos < lengths[s]; ++pos)
+        for (int64_t g = 0; g < d.kv_heads; ++g) {
+          const int64_t at = kv_index(view_, static_cast<int32_t>(s), pos, g);
+          for (int64_t i = at; i < at + d.head_dim; ++i) {
+            kv_put(view_.k, i, bf16_to_float(bf16_from_float(random.normal())));
+            kv_put(view_.v, i, bf16_to_float(bf16_from_float(random.normal())));
+            kv_put(magnitudes, i, std::fabs(kv_get(view_.v, i)));
+          }
+        }
+  }
+
+  const KvLayer& layer() const { return view_; }
+  // The same with |v| in place of v.
+  KvLayer magnitudes() {
+    KvLayer kv = view_;
+    kv.v = tensor(v_abs_);
+    return kv;
+  }
+  // Forgets the positions before `pos` of a sequence, as the engine releases pages.
+  void release(size_t slot, int32_t pos) {
+    for (int32_t p = 0; p < pos / view_.page_size; ++p)
+      table_[slot * view_.max_pages + p] = KvLayer::kNoPage;
+  }
+
+ private:
+  Tensor tensor(std::vector<uint8_t>& bytes) {
+    const int64_t page = desc_.kv_heads * page_size_ * desc_.head_dim * dtype_bytes(dtype_);
+    return make_tensor(
+        bytes.data(), dtype_,
+        {static_cast<int64_t>(bytes.size()) / page, desc_.kv_heads, page_size_, desc_.head_dim});
+  }
+
+  AttentionDesc desc_;
+  DType dtype_;
+  int32_t page_size_;
+  std::vector<int32_t> table_;
+  std::vector<uint8_t> k_, v_, v_abs_;
+  KvLayer view_;
+};
+
+// Spans (tokens, context) in consecutive slots.
+struct TestStep {
+  explicit TestStep(const std::vector<std::pair<int32_t, int32_t>>& parts) {
+    for (const auto& [len, context] : parts) {
+      spans.push_back({static_cast<int32_t>(positions.size()), len, context,
+                       static_cast<int32_t>(spans.size())});
+      for (int32_t i = 0; i < len; ++i) positions.push_back(context + i);
+      lengths.push_back(context + len);
+    }
+    view = {.num_tokens = static_cast<int32_t>(positions.size()),
+            .num_spans = static_cast<int32_t>(spans.size()),
+            .positions = positions.data(),
+            .spans = spans.data()};
+  }
+  TestStep(const TestStep&) = delete;
+  std::vector<Span> spans;
+  std::vector<int32_t> positions, lengths;
+  Step view;
+};
+
+}  // namespace nibble::ops
