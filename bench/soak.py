@@ -4,10 +4,10 @@
 Starts `nibble serve` over the shipped model with a KV cache too small for its load, and lets CLIENTS
 clients ask at once: streams, answers in one piece, several answers to one prompt, long prompts,
 prompts that share their beginning, clients that cancel half-way, hang up before the answer, stop
-reading, or send bytes by bytes, and requests that must be refused. Every few seconds golden
-questions are asked among them, greedy and with seeds; under --exact each answer must be the one
-that the idle server gave before. At the end: memory and descriptors as they were, every answer
-accounted for, the server ends in order.
+reading, or send byte by byte, and requests that must be refused. Golden questions are asked among
+them, greedy and with seeds; under --exact each answer must be the one that the idle server gave
+before. At the end 800 streams at once, all gone at once; then memory and descriptors are as they
+were, and the server ends in order.
 
   bench/soak.py [--minutes 2] [--clients 95] [--running 55] [--json FILE]
 """
@@ -18,6 +18,7 @@ import json
 import os
 import random
 import re
+import select
 import signal
 import socket
 import struct
@@ -258,19 +259,47 @@ class Soak:
         choice = json.loads(data)["choices"][0] if status == 200 else data
         return (choice["message"], choice["finish_reason"]) if status == 200 else choice
 
-    def watch(self, start):
-        """Golden answers and the process's size, until the time is over."""
-        i = 0
+    def check_goldens(self, first):
+        i = first
         while not self.stop.is_set():
-            self.samples.append((round(time.monotonic() - start, 1), self.server.memory_mib(),
-                                 self.server.descriptors(), self.server.threads()))
-            reply = self.ask_golden(i % len(GOLDEN))
+            try:
+                reply = self.ask_golden(i)
+            except OSError as e:
+                return self.fail(f"golden {i}: {e}")
             if reply is not None:
                 self.count("golden")
-                if reply != self.goldens[i % len(GOLDEN)]:
-                    self.fail(f"golden {i % len(GOLDEN)}: {reply} was {self.goldens[i % len(GOLDEN)]}")
-                i += 1
-            self.stop.wait(2)
+                if reply != self.goldens[i]:
+                    self.fail(f"golden {i}: {reply} was {self.goldens[i]}")
+                i = (i + 1) % len(GOLDEN)
+            self.stop.wait(1)
+
+    def watch(self, start):
+        while not self.stop.wait(2) and self.server.process.poll() is None:
+            self.samples.append((round(time.monotonic() - start, 1), self.server.memory_mib(),
+                                 self.server.descriptors(), self.server.threads()))
+
+    def storm(self):
+        """Far more streams at once than there are places, and then all clients gone at once."""
+        data = json.dumps({**chat("storm", max_tokens=1500, ignore_eos=True), "stream": True}).encode()
+        request = (b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+                   + str(len(data)).encode() + b"\r\n\r\n" + data)
+        clients = []
+        for _ in range(800):
+            clients.append(socket.create_connection(("127.0.0.1", self.server.port), timeout=60))
+            clients[-1].sendall(request)
+        statuses = collections.Counter()
+        end = time.monotonic() + 10
+        left = clients
+        while left and time.monotonic() < end:
+            ready, _, _ = select.select(left, [], [], 1)
+            for s in ready:
+                statuses[s.recv(4096)[9:12].decode()] += 1
+            left = [s for s in left if s not in ready]
+        for s in clients:
+            s.close()
+        self.counts.update({f"storm_{status}": n for status, n in statuses.items()})
+        if not statuses["429"] or set(statuses) - {"200", "429", "503"}:
+            self.fail(f"800 streams at once: {dict(statuses)}")
 
     def run(self):
         self.goldens = [self.ask_golden(i) for i in range(len(GOLDEN))]
@@ -278,6 +307,7 @@ class Soak:
         start = time.monotonic()
         threads = [threading.Thread(target=self.client, args=(c,)) for c in range(self.args.clients)]
         threads.append(threading.Thread(target=self.watch, args=(start,)))
+        threads += [threading.Thread(target=self.check_goldens, args=(2 * i,)) for i in range(4)]
         for t in threads:
             t.start()
         end = start + 60 * self.args.minutes
@@ -293,6 +323,7 @@ class Soak:
         """All quiet again: as before, and it ends as asked."""
         if self.server.process.poll() is not None:
             return self.fail("the server is gone:\n" + "\n".join(self.server.lines[-20:]))
+        self.storm()
         for _ in range(300):
             if self.server.descriptors() <= idle_descriptors:
                 break
