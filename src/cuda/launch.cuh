@@ -24,10 +24,15 @@ struct LaunchShape {
 template <typename... Params, typename... Args>
 void launch(cudaStream_t stream, void (*kernel)(Params...), const LaunchShape& shape,
             Args&&... args) {
+  // Attributes belong to the function: setting them anew costs a table lookup of the runtime.
+  const auto* function = reinterpret_cast<const void*>(kernel);
+  // An SM divides its memory between L1 and shared memory anew only when it is empty: with one
+  // division for all, a kernel can start beside the one before.
+  check(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared),
+        "division of L1 and shared memory");
   if (shape.smem_bytes > 32 * 1024) {  // what the kernel declares comes on top of it
-    // The attribute belongs to the function: setting it anew costs a table lookup of the runtime.
-    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                               cudaFuncAttributeMaxDynamicSharedMemorySize,
+    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(shape.smem_bytes)),
           "shared memory of a kernel");
   }
