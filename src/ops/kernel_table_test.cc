@@ -39,13 +39,14 @@ TEST(KernelTable, ChoosesByInstructionSetWhateverMachineThisIs) {
 
 TEST(KernelTable, ListsEveryRefusal) {
   const auto chosen = pick(Op::kMoeUp, moe_up_kernels(), kDesc, on(cpu::Isa::kAvx2));
-  ASSERT_EQ(chosen.refused.size(), 5u);
-  EXPECT_EQ(chosen.refused[2].kernel, "avx2_int8");
-  EXPECT_EQ(chosen.refused[2].reason, "activations are not int8");
-  EXPECT_EQ(chosen.refused[4].kernel, "avx512_float");
-  EXPECT_EQ(chosen.refused[4].reason, "needs AVX-512 F, BW, VL and DQ");
+  ASSERT_EQ(chosen.refused.size(), 6u);
+  EXPECT_EQ(chosen.refused[3].kernel, "avx2_int8");
+  EXPECT_EQ(chosen.refused[3].reason, "activations are not int8");
+  EXPECT_EQ(chosen.refused[5].kernel, "avx512_float");
+  EXPECT_EQ(chosen.refused[5].reason, "needs AVX-512 F, BW, VL and DQ");
   EXPECT_EQ(refusal(on(cpu::Isa::kScalar)),
             "no kernel for moe_up:\n"
+            "  amx_int8row: needs AMX (tile, int8, bf16)\n"
             "  avx512_vnni_int8: needs AVX-512 VNNI and VBMI\n"
             "  avx_vnni_int8: needs AVX-VNNI\n"
             "  avx2_int8: needs AVX2 and FMA\n"
@@ -64,6 +65,11 @@ TEST(KernelTable, Int8IsAChoiceOfLayers) {
   const auto chosen = pick(Op::kMoeUp, moe_up_kernels(), kDesc, options);
   EXPECT_STREQ(chosen.row->name, "avx512_vnni_int8");
   EXPECT_EQ(chosen.row->layout, Layout::kPanels16);
+  options.isa = cpu::Isa::kAmx;
+  EXPECT_EQ(picked(options), "avx512_vnni_int8");
+  options.activations = ActFormat::kInt8Row;
+  EXPECT_EQ(picked(options), "amx_int8row");
+  options.activations = ActFormat::kInt8;
   options.isa = cpu::Isa::kAvx512;
   EXPECT_EQ(picked(options), "avx2_int8");
   options.isa = cpu::Isa::kAvxVnni;
@@ -78,10 +84,10 @@ TEST(KernelTable, Int8IsAChoiceOfLayers) {
   const auto odd = pick(Op::kMoeUp, moe_up_kernels(), desc, options);
   EXPECT_STREQ(odd.row->name, "avx512_float");
   EXPECT_EQ(odd.row->layout, Layout::kRows);
-  EXPECT_EQ(odd.refused[0].reason, "its rows are not a multiple of 16");
+  EXPECT_EQ(odd.refused[1].reason, "its rows are not a multiple of 16");
   desc = kDesc;
   desc.format = Format::kBF16;
-  EXPECT_EQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).refused[0].reason,
+  EXPECT_EQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).refused[1].reason,
             "int8 activations are for mxfp4 weights");
 }
 

@@ -122,16 +122,20 @@ struct Floats {
   int64_t shape[2];
 };
 
-// Where ops run in tests: two workers, and scratch that starts as garbage.
+// Where ops run in tests: two workers, and scratch at a cache line that starts as garbage.
 struct TestCtx {
   explicit TestCtx(DType activations, int64_t scratch_bytes, int threads = 2)
-      : pool(threads), scratch(scratch_bytes, std::byte{0xff}) {
+      : pool(threads), scratch((scratch_bytes + 63) / 64, Line{}) {
+    for (Line& line : scratch) std::fill_n(line.bytes, 64, std::byte{0xff});
     cx.pool = &pool;
     cx.activations = activations;
-    cx.scratch = scratch;
+    if (!scratch.empty()) cx.scratch = {scratch[0].bytes, static_cast<size_t>(scratch_bytes)};
   }
+  struct Line {
+    alignas(64) std::byte bytes[64];
+  };
   cpu::ThreadPool pool;
-  std::vector<std::byte> scratch;
+  std::vector<Line> scratch;
   Ctx cx;
 };
 

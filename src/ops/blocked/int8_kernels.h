@@ -39,8 +39,9 @@ struct PanelTile {
 
 struct Int8Kernels {
   int most_tokens;  // of a tile
-  // Vector m of a tile of `tile_size`, from x [blocks * 32].
+  // Vector m of a tile of `tile_size`, from x [blocks * 32]: a step for each block, or one for all.
   void (*encode)(const float* x, int64_t blocks, int tile_size, int m, std::byte* tile);
+  void (*encode_row)(const float* x, int64_t blocks, int tile_size, int m, std::byte* tile);
   void (*multiply)(const PanelTile&);
 };
 

@@ -22,25 +22,38 @@ struct PanelProduct {
   // few buffers are held for all that time.
   static constexpr int64_t kAhead = 8192, kScalesAhead = kAhead / 16;
 
-  static void encode(const float* x, int64_t blocks, int size, int m, std::byte* tile) {
-    for (int64_t b = 0; b < blocks; ++b, x += 32, tile += size * kInt8TileBytes) {
-      uint32_t largest = 0;
-      for (int i = 0; i < 32; ++i) {
-        const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu;
-        largest = bits > largest ? bits : largest;
-      }
-      const Int8Step step = int8_step(largest);
-      auto* q = reinterpret_cast<int8_t*>(tile) + 32 * m;
-      auto* steps = reinterpret_cast<float*>(tile + 32 * size);
-      auto* offsets = reinterpret_cast<int32_t*>(steps + size);
-      int32_t codes[32] = {}, sum = 0;
-      if (step.inverse != 0)
-        for (int i = 0; i < 32; ++i)
-          codes[i] = static_cast<int32_t>(__builtin_rintf(x[i] * step.inverse));
-      for (int i = 0; i < 32; ++i) q[i] = static_cast<int8_t>(codes[i]), sum += codes[i];
-      steps[m] = step.step / 2;
-      offsets[m] = -S::kCodeOffset * sum;
+  static Int8Step step_of(const float* x, int64_t n) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu;
+      largest = bits > largest ? bits : largest;
     }
+    return int8_step(largest);
+  }
+
+  // One block of vector m.
+  static void encode_block(const float* x, const Int8Step& step, int size, int m, std::byte* tile) {
+    auto* q = reinterpret_cast<int8_t*>(tile) + 32 * m;
+    auto* steps = reinterpret_cast<float*>(tile + 32 * size);
+    auto* offsets = reinterpret_cast<int32_t*>(steps + size);
+    int32_t codes[32] = {}, sum = 0;
+    if (step.inverse != 0)
+      for (int i = 0; i < 32; ++i)
+        codes[i] = static_cast<int32_t>(__builtin_rintf(x[i] * step.inverse));
+    for (int i = 0; i < 32; ++i) q[i] = static_cast<int8_t>(codes[i]), sum += codes[i];
+    steps[m] = step.step / 2;
+    offsets[m] = -S::kCodeOffset * sum;
+  }
+
+  static void encode(const float* x, int64_t blocks, int size, int m, std::byte* tile) {
+    for (int64_t b = 0; b < blocks; ++b, x += 32, tile += size * kInt8TileBytes)
+      encode_block(x, step_of(x, 32), size, m, tile);
+  }
+
+  static void encode_row(const float* x, int64_t blocks, int size, int m, std::byte* tile) {
+    const Int8Step step = step_of(x, 32 * blocks);
+    for (int64_t b = 0; b < blocks; ++b, x += 32, tile += size * kInt8TileBytes)
+      encode_block(x, step, size, m, tile);
   }
 
   // kLanes rows of the panel, from row `row` on, against M vectors.
@@ -112,6 +125,7 @@ template <typename S>
 constexpr Int8Kernels make_int8_kernels() {
   return {.most_tokens = S::kMostTokens,
           .encode = PanelProduct<S>::encode,
+          .encode_row = PanelProduct<S>::encode_row,
           .multiply = PanelProduct<S>::multiply};
 }
 

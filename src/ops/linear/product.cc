@@ -21,6 +21,18 @@ void clear_vector(std::byte* tile, int64_t blocks, int size, int m) {
   }
 }
 
+// Calls body(i, g, at) for each input i, the at-th of group g, on all workers.
+template <typename Body>
+void for_inputs(Ctx& cx, const ProductInputs& in, const Body& body) {
+  cx.pool->parallel_for(in.inputs(), 1, [&](int64_t i, int64_t end, int) {
+    int64_t g = 0;
+    for (; i < end; ++i) {
+      while (i >= in.offsets[g + 1]) ++g;
+      body(i, g, i - in.offsets[g]);
+    }
+  });
+}
+
 }  // namespace
 
 FloatProduct::FloatProduct(const FloatKernels* kernels, Scratch& scratch, const ProductSize& size)
@@ -57,69 +69,133 @@ void FloatProduct::multiply(const Weight& rows, int64_t g, int worker, float* y,
   kernels_->dot_decoded(rows, decoded, x, count, y, ldy);
 }
 
-Int8Product::Int8Product(const Int8Kernels* kernels, Scratch& scratch, const ProductSize& size)
-    : kernels_(kernels),
-      blocks_(size.cols / kInt8BlockElems),
+Int8Inputs::Int8Inputs(Scratch& scratch, const ProductSize& size)
+    : blocks_(size.cols / kInt8BlockElems),
       first_(scratch.take<int64_t>(size.groups)),
       tiles_(scratch.take<std::byte>(
           (size.inputs + kMostPadding * std::min(size.groups, size.inputs)) * blocks_ *
           kInt8TileBytes)) {}
 
-Int8Product::Tile Int8Product::tile(int64_t g, int64_t index) const {
-  const int most = kernels_->most_tokens;
-  const int64_t left = offsets_[g + 1] - offsets_[g] - index * most;
-  const int tokens = static_cast<int>(std::min<int64_t>(left, most));
-  return {tiles_ + (first_[g] + index * most) * blocks_ * kInt8TileBytes, tile_size(tokens, most),
+Int8Inputs::Tile Int8Inputs::tile(int64_t g, int64_t index) const {
+  const int64_t left = count(g) - index * most_;
+  const int tokens = static_cast<int>(std::min<int64_t>(left, most_));
+  return {tiles_ + (first_[g] + index * most_) * blocks_ * kInt8TileBytes, tile_size(tokens, most_),
           tokens};
 }
 
-// Input i of group g to its place; the last of a tile fills what is left of it with zeros.
-void Int8Product::encode(const ProductInputs& in, int64_t g, int64_t i) const {
-  const int64_t at = i - in.offsets[g];
-  const Tile t = tile(g, at / kernels_->most_tokens);
-  const int m = static_cast<int>(at % kernels_->most_tokens);
-  const int64_t row = in.row == nullptr ? i : in.row[i];
-  kernels_->encode(in.x + row * blocks_ * kInt8BlockElems, blocks_, t.size, m, t.at);
-  if (m + 1 < t.tokens) return;
-  for (int rest = t.tokens; rest < t.size; ++rest) clear_vector(t.at, blocks_, t.size, rest);
-}
-
-void Int8Product::take(Ctx& cx, const ProductInputs& in) {
+void Int8Inputs::take(Ctx& cx, const Int8Kernels& kernels, const ProductInputs& in, bool by_rows) {
   offsets_ = in.offsets;
-  const int most = kernels_->most_tokens;
+  most_ = kernels.most_tokens;
   int64_t vectors = 0;
   for (int64_t g = 0; g < in.groups; ++g) {
     first_[g] = vectors;
-    const int64_t rest = in.count(g) % most;
-    vectors += in.count(g) - rest + (rest == 0 ? 0 : tile_size(rest, most));
+    const int64_t rest = count(g) % most_;
+    vectors += count(g) - rest + (rest == 0 ? 0 : tile_size(rest, most_));
   }
-  cx.pool->parallel_for(in.inputs(), 1, [&](int64_t i, int64_t end, int) {
-    int64_t g = 0;
-    for (; i < end; ++i) {
-      while (i >= in.offsets[g + 1]) ++g;
-      encode(in, g, i);
-    }
+  const auto encode = by_rows ? kernels.encode_row : kernels.encode;
+  for_inputs(cx, in, [&](int64_t i, int64_t g, int64_t at) {
+    const Tile t = tile(g, at / most_);
+    const int m = static_cast<int>(at % most_);
+    const int64_t row = in.row == nullptr ? i : in.row[i];
+    encode(in.x + row * blocks_ * kInt8BlockElems, blocks_, t.size, m, t.at);
+    if (m + 1 < t.tokens) return;
+    // The last of a tile fills what is left of it with zeros.
+    for (int rest = t.tokens; rest < t.size; ++rest) clear_vector(t.at, blocks_, t.size, rest);
   });
 }
 
+void Int8Product::take(Ctx& cx, const ProductInputs& in) {
+  inputs_.take(cx, *kernels_, in, /*by_rows=*/false);
+}
+
 void Int8Product::multiply(const Weight& rows, int64_t g, int, float* y, int64_t ldy) const {
-  const int64_t count = offsets_[g + 1] - offsets_[g];
   for (int64_t row = 0; row < rows.rows; row += kPanelRows) {
     const Weight panel = rows.slice(row, kPanelRows);
     PanelTile job{.codes = panel.codes,
                   .scales = panel.scales,
                   .bias = panel.bias,
-                  .blocks = blocks_,
+                  .blocks = inputs_.blocks(),
                   .ldy = ldy,
                   .from_memory = true};
-    for (int64_t first = 0; first < count; first += kernels_->most_tokens) {
-      const Tile t = tile(g, first / kernels_->most_tokens);
+    for (int64_t first = 0; first < inputs_.count(g); first += kernels_->most_tokens) {
+      const Int8Inputs::Tile t = inputs_.tile(g, first / kernels_->most_tokens);
       job.tile = t.at, job.tile_size = t.size, job.tokens = t.tokens;
       job.y = y + first * ldy + row;
       kernels_->multiply(job);
       job.from_memory = false;
     }
   }
+}
+
+Int8RowProduct::Int8RowProduct(const Int8RowKernels* kernels, Scratch& scratch,
+                               const ProductSize& size)
+    : kernels_(kernels),
+      inputs_(scratch, size),
+      steps_(size.cols / kAmxStepElems),
+      first_(scratch.take<int64_t>(size.groups)),
+      tiles_(
+          scratch.take<int8_t>((size.inputs / kAmxTileTokens + std::min(size.groups, size.inputs)) *
+                               steps_ * kAmxTileBytes)),
+      scratch_(scratch.take<std::byte>(size.threads * kRunScratchBytes)) {}
+
+void Int8RowProduct::take(Ctx& cx, const ProductInputs& in) {
+  const Int8Kernels& blocks = int8_kernels(cpu::Isa::kAvx512Vnni);
+  inputs_.take(cx, blocks, in, /*by_rows=*/true);
+  int64_t tiles = 0;
+  for (int64_t g = 0; g < in.groups; ++g) {
+    first_[g] = tiles;
+    tiles += (in.count(g) + kAmxTileTokens - 1) / kAmxTileTokens;
+  }
+  for_inputs(cx, in, [&](int64_t, int64_t g, int64_t at) {
+    const Int8Inputs::Tile t = inputs_.tile(g, at / kAmxTileTokens);
+    const int m = static_cast<int>(at % kAmxTileTokens);
+    const std::byte* from = t.at + 32 * m;
+    int8_t* to = amx_tiles(g) + at / kAmxTileTokens * steps_ * kAmxTileBytes;
+    for (int64_t step = 0; step < steps_; ++step, to += kAmxTileBytes)
+      for (int half = 0; half < 2; ++half, from += t.size * kInt8TileBytes)
+        std::memcpy(to + 64 * m + 32 * half, from, 32);
+    if (m + 1 < t.tokens) return;
+    to -= steps_ * kAmxTileBytes;
+    for (int64_t step = 0; step < steps_; ++step, to += kAmxTileBytes)
+      std::memset(to + 64 * (m + 1), 0, 64 * (kAmxTileTokens - m - 1));
+  });
+}
+
+void Int8RowProduct::multiply(const Weight& rows, int64_t g, int worker, float* y,
+                              int64_t ldy) const {
+  if (inputs_.count(g) == 0) return;
+  kernels_->multiply({.codes = rows.codes,
+                      .scales = rows.scales,
+                      .bias = rows.bias,
+                      .panels = rows.rows / kPanelRows,
+                      .steps = steps_,
+                      .tokens = inputs_.count(g),
+                      .tiles = amx_tiles(g),
+                      .block_tiles = inputs_.tile(g, 0).at,
+                      .y = y,
+                      .ldy = ldy,
+                      .scratch = scratch_ + worker * kRunScratchBytes});
+}
+
+int64_t count_wide_panels(const Weight& w) {
+  CHECK(w.layout == Layout::kPanels16 && w.format == Format::kMxfp4);
+  const int64_t blocks = w.cols / kInt8BlockElems, panels = w.experts * w.rows / kPanelRows;
+  int64_t wide = 0;
+  for (int64_t p = 0; p < panels; ++p) {
+    const uint8_t* e = w.scales + p * blocks * kPanelRows;
+    uint8_t least[kPanelRows], most[kPanelRows], spread = 0;
+    std::copy_n(e, kPanelRows, least);
+    std::copy_n(e, kPanelRows, most);
+    for (int64_t b = 1; b < blocks; ++b)
+      for (int n = 0; n < kPanelRows; ++n) {
+        least[n] = std::min(least[n], e[b * kPanelRows + n]);
+        most[n] = std::max(most[n], e[b * kPanelRows + n]);
+      }
+    for (int n = 0; n < kPanelRows; ++n)
+      spread = std::max(spread, static_cast<uint8_t>(most[n] - least[n]));
+    wide += spread > kMostExponentSpread;
+  }
+  return wide;
 }
 
 int64_t task_rows(int64_t rows, int64_t block, int threads) {
@@ -143,5 +219,6 @@ void linear(Ctx& cx, Product& product, float* y, const float* x, int64_t inputs,
 
 template void linear(Ctx&, FloatProduct&, float*, const float*, int64_t, const Weight&);
 template void linear(Ctx&, Int8Product&, float*, const float*, int64_t, const Weight&);
+template void linear(Ctx&, Int8RowProduct&, float*, const float*, int64_t, const Weight&);
 
 }  // namespace nibble::ops

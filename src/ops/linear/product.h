@@ -9,6 +9,7 @@
 
 #include "ops/blocked/float_kernels.h"
 #include "ops/blocked/int8_kernels.h"
+#include "ops/blocked/int8_row_kernels.h"
 #include "ops/ctx.h"
 #include "ops/scratch.h"
 #include "ops/weight.h"
@@ -65,6 +66,29 @@ class FloatProduct {
   const int32_t* offsets_ = nullptr;
 };
 
+// Inputs rounded to int8, in tiles as Int8Kernels read them; those of a group begin a new tile.
+class Int8Inputs {
+ public:
+  struct Tile {
+    std::byte* at;
+    int size;    // vectors it has room for
+    int tokens;  // vectors in it
+  };
+  Int8Inputs(Scratch& scratch, const ProductSize& size);
+  // In tiles of kernels.most_tokens, with a step for each block or for each whole row.
+  void take(Ctx& cx, const Int8Kernels& kernels, const ProductInputs& inputs, bool by_rows);
+  Tile tile(int64_t g, int64_t index) const;
+  int64_t count(int64_t g) const { return offsets_[g + 1] - offsets_[g]; }
+  int64_t blocks() const { return blocks_; }  // K / 32
+
+ private:
+  int64_t blocks_;
+  int most_ = 1;      // vectors of a tile
+  int64_t* first_;    // [groups] room for vectors that tiles of the groups before take
+  std::byte* tiles_;  // see Int8Kernels
+  const int32_t* offsets_ = nullptr;
+};
+
 // MXFP4 weights in kPanels16 by inputs rounded to int8 in blocks of 32.
 class Int8Product {
  public:
@@ -72,31 +96,44 @@ class Int8Product {
   static const Int8Kernels& kernels(cpu::Isa isa) { return int8_kernels(isa); }
   static constexpr int64_t kRows = 4 * kPanelRows;
 
-  Int8Product(const Int8Kernels* kernels, Scratch& scratch, const ProductSize& size);
+  Int8Product(const Int8Kernels* kernels, Scratch& scratch, const ProductSize& size)
+      : kernels_(kernels), inputs_(scratch, size) {}
   void take(Ctx& cx, const ProductInputs& inputs);
   void multiply(const Weight& rows, int64_t g, int worker, float* y, int64_t ldy) const;
 
  private:
-  struct Tile {
-    std::byte* at;
-    int size;    // vectors it has room for
-    int tokens;  // vectors in it
-  };
-  Tile tile(int64_t g, int64_t index) const;
-  void encode(const ProductInputs& in, int64_t g, int64_t i) const;
-
   const Int8Kernels* kernels_;
-  int64_t blocks_;    // K / 32
-  int64_t* first_;    // [groups] room for vectors that tiles of the groups before take
-  std::byte* tiles_;  // see Int8Kernels
-  const int32_t* offsets_ = nullptr;
+  Int8Inputs inputs_;
+};
+
+// The same by inputs with one step per row, on AMX.
+class Int8RowProduct {
+ public:
+  using Kernels = Int8RowKernels;
+  static const Int8RowKernels& kernels(cpu::Isa isa) { return int8_row_kernels(isa); }
+  static constexpr int64_t kRows = kMostPanels * kPanelRows;
+
+  Int8RowProduct(const Int8RowKernels* kernels, Scratch& scratch, const ProductSize& size);
+  void take(Ctx& cx, const ProductInputs& inputs);
+  void multiply(const Weight& rows, int64_t g, int worker, float* y, int64_t ldy) const;
+
+ private:
+  int8_t* amx_tiles(int64_t g) const { return tiles_ + first_[g] * steps_ * kAmxTileBytes; }
+
+  const Int8RowKernels* kernels_;
+  Int8Inputs inputs_;
+  int64_t steps_;       // K / 64
+  int64_t* first_;      // [groups] tiles of the groups before
+  int8_t* tiles_;       // see PanelRun
+  std::byte* scratch_;  // [threads][kRunScratchBytes]
 };
 
 // Bytes that an op's Work<Product> needs, whichever product its row is made of.
 template <template <typename> class Work, typename Desc>
 int64_t most_scratch_bytes(const Desc& desc, int64_t tokens, int threads) {
-  return std::max(Work<FloatProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
-                  Work<Int8Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes);
+  return std::max({Work<FloatProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
+                   Work<Int8Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
+                   Work<Int8RowProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes});
 }
 
 // Rows per task such that every worker gets several tasks, each long enough to stream: a multiple
@@ -109,5 +146,9 @@ void linear(Ctx& cx, Product& product, float* y, const float* x, int64_t inputs,
 
 extern template void linear(Ctx&, FloatProduct&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Int8Product&, float*, const float*, int64_t, const Weight&);
+extern template void linear(Ctx&, Int8RowProduct&, float*, const float*, int64_t, const Weight&);
+
+// Panels of a weight in kPanels16 that Int8RowProduct cannot give to AMX: see PanelRun.
+int64_t count_wide_panels(const Weight& w);
 
 }  // namespace nibble::ops

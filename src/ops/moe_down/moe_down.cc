@@ -31,6 +31,11 @@ const char* refuse_gemv(const MoeDownDesc& d, const KernelOptions& o) {
 }
 
 constexpr MoeDownKernel kKernels[] = {
+    {"amx_int8row",
+     [](const MoeDownDesc& d, const KernelOptions& o) {
+       return refuse_int8_row(d.format, d.hidden, d.width, o);
+     },
+     Int8RowMoeDown<cpu::Isa::kAmx>::run, Layout::kPanels16},
     int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
     int8_row<cpu::Isa::kAvx2>("avx2_int8"),

@@ -41,6 +41,11 @@ template <cpu::Isa kIsa>
 struct Int8MoeDown {
   static MoeDownFn run;
 };
+// The same with one step per token; defined for kAmx, and for kAvx512Vnni with emulated tiles.
+template <cpu::Isa kIsa>
+struct Int8RowMoeDown {
+  static MoeDownFn run;
+};
 namespace gpu {
 MoeDownFn moe_down;
 }

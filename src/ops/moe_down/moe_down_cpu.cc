@@ -68,6 +68,12 @@ void Int8MoeDown<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u, const Rou
   run_with<Int8Product, kIsa>(cx, d, u, routing, down);
 }
 
+template <cpu::Isa kIsa>
+void Int8RowMoeDown<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+                               const Weight& down) {
+  run_with<Int8RowProduct, kIsa>(cx, d, u, routing, down);
+}
+
 template struct BlockedMoeDown<cpu::Isa::kAvx512>;
 template struct BlockedMoeDown<cpu::Isa::kAvx2>;
 template struct BlockedMoeDown<cpu::Isa::kNeon>;
@@ -75,5 +81,7 @@ template struct Int8MoeDown<cpu::Isa::kAvx512Vnni>;
 template struct Int8MoeDown<cpu::Isa::kAvxVnni>;
 template struct Int8MoeDown<cpu::Isa::kAvx2>;
 template struct Int8MoeDown<cpu::Isa::kNeonDot>;
+template struct Int8RowMoeDown<cpu::Isa::kAmx>;
+template struct Int8RowMoeDown<cpu::Isa::kAvx512Vnni>;
 
 }  // namespace nibble::ops

@@ -30,6 +30,11 @@ const char* refuse_gemv(const MoeUpDesc& d, const KernelOptions& o) {
 }
 
 constexpr MoeUpKernel kKernels[] = {
+    {"amx_int8row",
+     [](const MoeUpDesc& d, const KernelOptions& o) {
+       return refuse_int8_row(d.format, 2 * d.width, d.hidden, o);
+     },
+     Int8RowMoeUp<cpu::Isa::kAmx>::run, Layout::kPanels16},
     int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
     int8_row<cpu::Isa::kAvx2>("avx2_int8"),

@@ -45,6 +45,11 @@ template <cpu::Isa kIsa>
 struct Int8MoeUp {
   static MoeUpFn run;
 };
+// The same with one step per token; defined for kAmx, and for kAvx512Vnni with emulated tiles.
+template <cpu::Isa kIsa>
+struct Int8RowMoeUp {
+  static MoeUpFn run;
+};
 namespace gpu {
 MoeUpFn moe_up;
 }

@@ -65,6 +65,12 @@ void Int8MoeUp<kIsa>::run(Ctx& cx, const Tensor& u, const Tensor& h, const Routi
   run_with<Int8Product, kIsa>(cx, u, h, routing, up, limit);
 }
 
+template <cpu::Isa kIsa>
+void Int8RowMoeUp<kIsa>::run(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
+                             const Weight& up, float limit) {
+  run_with<Int8RowProduct, kIsa>(cx, u, h, routing, up, limit);
+}
+
 template struct BlockedMoeUp<cpu::Isa::kAvx512>;
 template struct BlockedMoeUp<cpu::Isa::kAvx2>;
 template struct BlockedMoeUp<cpu::Isa::kNeon>;
@@ -72,5 +78,7 @@ template struct Int8MoeUp<cpu::Isa::kAvx512Vnni>;
 template struct Int8MoeUp<cpu::Isa::kAvxVnni>;
 template struct Int8MoeUp<cpu::Isa::kAvx2>;
 template struct Int8MoeUp<cpu::Isa::kNeonDot>;
+template struct Int8RowMoeUp<cpu::Isa::kAmx>;
+template struct Int8RowMoeUp<cpu::Isa::kAvx512Vnni>;
 
 }  // namespace nibble::ops

@@ -33,6 +33,11 @@ const char* refuse_gemv(const NormQkvDesc& d, const KernelOptions& o) {
 }
 
 constexpr NormQkvKernel kKernels[] = {
+    {"amx_int8row",
+     [](const NormQkvDesc& d, const KernelOptions& o) {
+       return refuse_int8_row(d.format, rows_of(d), d.hidden, o);
+     },
+     Int8RowNormQkv<cpu::Isa::kAmx>::run, Layout::kPanels16},
     int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
     int8_row<cpu::Isa::kAvx2>("avx2_int8"),

@@ -50,6 +50,11 @@ template <cpu::Isa kIsa>
 struct Int8NormQkv {
   static NormQkvFn run;
 };
+// The same with one step per token; defined for kAmx, and for kAvx512Vnni with emulated tiles.
+template <cpu::Isa kIsa>
+struct Int8RowNormQkv {
+  static NormQkvFn run;
+};
 namespace gpu {
 NormQkvFn norm_qkv_tiles;
 NormQkvFn norm_qkv_rows;

@@ -94,6 +94,13 @@ void Int8NormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, c
   run_with<Int8Product, kIsa>(cx, out, kv, x, d, norm, qkv, cos_sin, s);
 }
 
+template <cpu::Isa kIsa>
+void Int8RowNormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+                               const Tensor& d, const Norm& norm, const Weight& qkv,
+                               const Tensor& cos_sin, const Step& s) {
+  run_with<Int8RowProduct, kIsa>(cx, out, kv, x, d, norm, qkv, cos_sin, s);
+}
+
 template struct BlockedNormQkv<cpu::Isa::kAvx512>;
 template struct BlockedNormQkv<cpu::Isa::kAvx2>;
 template struct BlockedNormQkv<cpu::Isa::kNeon>;
@@ -101,5 +108,7 @@ template struct Int8NormQkv<cpu::Isa::kAvx512Vnni>;
 template struct Int8NormQkv<cpu::Isa::kAvxVnni>;
 template struct Int8NormQkv<cpu::Isa::kAvx2>;
 template struct Int8NormQkv<cpu::Isa::kNeonDot>;
+template struct Int8RowNormQkv<cpu::Isa::kAmx>;
+template struct Int8RowNormQkv<cpu::Isa::kAvx512Vnni>;
 
 }  // namespace nibble::ops

@@ -24,6 +24,11 @@ constexpr NormUnembedKernel int8_row(const char* name) {
 }
 
 constexpr NormUnembedKernel kKernels[] = {
+    {"amx_int8row",
+     [](const NormUnembedDesc& d, const KernelOptions& o) {
+       return refuse_int8_row(d.format, d.vocab, d.hidden, o);
+     },
+     Int8RowNormUnembed<cpu::Isa::kAmx>::run, Layout::kPanels16},
     int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
     int8_row<cpu::Isa::kAvx2>("avx2_int8"),

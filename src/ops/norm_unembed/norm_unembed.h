@@ -39,6 +39,11 @@ template <cpu::Isa kIsa>
 struct Int8NormUnembed {
   static NormUnembedFn run;
 };
+// The same with one step per token; defined for kAmx, and for kAvx512Vnni with emulated tiles.
+template <cpu::Isa kIsa>
+struct Int8RowNormUnembed {
+  static NormUnembedFn run;
+};
 namespace gpu {
 NormUnembedFn norm_unembed_tiles;
 NormUnembedFn norm_unembed_rows;

@@ -56,6 +56,13 @@ void Int8NormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& h, 
   run_with<Int8Product, kIsa>(cx, logits, h, x, d, norm, unembed, s);
 }
 
+template <cpu::Isa kIsa>
+void Int8RowNormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
+                                   const Tensor& d, const Norm& norm, const Weight& unembed,
+                                   const Step& s) {
+  run_with<Int8RowProduct, kIsa>(cx, logits, h, x, d, norm, unembed, s);
+}
+
 template struct BlockedNormUnembed<cpu::Isa::kAvx512>;
 template struct BlockedNormUnembed<cpu::Isa::kAvx2>;
 template struct BlockedNormUnembed<cpu::Isa::kNeon>;
@@ -63,5 +70,7 @@ template struct Int8NormUnembed<cpu::Isa::kAvx512Vnni>;
 template struct Int8NormUnembed<cpu::Isa::kAvxVnni>;
 template struct Int8NormUnembed<cpu::Isa::kAvx2>;
 template struct Int8NormUnembed<cpu::Isa::kNeonDot>;
+template struct Int8RowNormUnembed<cpu::Isa::kAmx>;
+template struct Int8RowNormUnembed<cpu::Isa::kAvx512Vnni>;
 
 }  // namespace nibble::ops

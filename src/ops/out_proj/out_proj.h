@@ -38,6 +38,11 @@ template <cpu::Isa kIsa>
 struct Int8OutProj {
   static OutProjFn run;
 };
+// The same with one step per token; defined for kAmx, and for kAvx512Vnni with emulated tiles.
+template <cpu::Isa kIsa>
+struct Int8RowOutProj {
+  static OutProjFn run;
+};
 namespace gpu {
 OutProjFn out_proj_tiles;
 OutProjFn out_proj_rows;

@@ -41,6 +41,12 @@ void Int8OutProj<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& att, const W
   run_with<Int8Product, kIsa>(cx, d, att, out, s);
 }
 
+template <cpu::Isa kIsa>
+void Int8RowOutProj<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
+                               const Step& s) {
+  run_with<Int8RowProduct, kIsa>(cx, d, att, out, s);
+}
+
 template struct BlockedOutProj<cpu::Isa::kAvx512>;
 template struct BlockedOutProj<cpu::Isa::kAvx2>;
 template struct BlockedOutProj<cpu::Isa::kNeon>;
@@ -48,5 +54,7 @@ template struct Int8OutProj<cpu::Isa::kAvx512Vnni>;
 template struct Int8OutProj<cpu::Isa::kAvxVnni>;
 template struct Int8OutProj<cpu::Isa::kAvx2>;
 template struct Int8OutProj<cpu::Isa::kNeonDot>;
+template struct Int8RowOutProj<cpu::Isa::kAmx>;
+template struct Int8RowOutProj<cpu::Isa::kAvx512Vnni>;
 
 }  // namespace nibble::ops

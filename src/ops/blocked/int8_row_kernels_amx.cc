@@ -1,0 +1,338 @@
+// From the pragma on, to the end of the file, this file may use AVX-512 with VNNI and VBMI; tiles
+// are written as assembly and need no flag.
+#include "ops/blocked/int8_row_kernels.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <bit>
+#include <cmath>
+
+#include "cpu/amx_tiles.h"
+#include "formats/int8.h"
+#include "formats/mxfp4.h"
+#include "ops/blocked/int8_kernels.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(                                                                     \
+    __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi"))), \
+    apply_to = function)
+#else
+// gcc 12 takes the "undefined" operand inside its own intrinsics for a bug (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi")
+#endif
+
+#include "cpu/simd_int8_avx512.h"
+
+namespace nibble::ops {
+namespace {
+
+using cpu::kTileBytes;
+using S = cpu::Avx512Vnni;
+
+constexpr int64_t kFewTokens = 3;   // up to which VNNI is faster
+constexpr int kRing = 8;            // tiles of weights ahead in multiply_few_tiles()
+constexpr int64_t kChunk = 9;       // steps of weights in L1 in multiply_many_tiles()
+constexpr int64_t kPassTiles = 16;  // of inputs that stay in L2 meanwhile
+constexpr int64_t kAhead = 8192, kScalesAhead = kAhead / 16;  // as PanelProduct
+static_assert((2 * kPassTiles + 2 * kChunk) * kTileBytes <= kRunScratchBytes);
+
+struct Panel {
+  const uint8_t *codes, *scales;
+  const uint16_t* bias;
+  float* y;
+  alignas(16) uint8_t base[16];
+};
+
+// The least exponent of each row, and whether no other is more than kMostExponentSpread above.
+bool find_base(const uint8_t* scales, int64_t blocks, uint8_t* base) {
+  const auto load = [&](int64_t b) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + 16 * b));
+  };
+  __m128i least = load(0), most = least;
+  for (int64_t b = 1; b < blocks; ++b) {
+    least = _mm_min_epu8(least, load(b));
+    most = _mm_max_epu8(most, load(b));
+  }
+  _mm_store_si128(reinterpret_cast<__m128i*>(base), least);
+  const __m128i over = _mm_subs_epu8(_mm_sub_epi8(most, least), _mm_set1_epi8(kMostExponentSpread));
+  return _mm_test_all_zeros(over, over);
+}
+
+// One step of a panel's weights as a B tile: 64 k x 16 rows. vpermb looks up code and shift at
+// once.
+void dequantize(const Panel& p, int64_t step, std::byte* tile) {
+  struct Tables {
+    alignas(64) uint8_t value[64], lane[64];
+    constexpr Tables() : value(), lane() {
+      constexpr int kTwice[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+      for (int i = 0; i < 64; ++i) {
+        value[i] = static_cast<uint8_t>(kTwice[i % 16] * (1 << (i / 16)));
+        lane[i] = static_cast<uint8_t>(i / 4);
+      }
+    }
+  };
+  static constexpr Tables kTables;
+  const __m512i values = _mm512_load_si512(kTables.value);
+  const __m512i lanes = _mm512_load_si512(kTables.lane);
+  const __m512i low = _mm512_set1_epi8(15);
+  const __m128i base = _mm_load_si128(reinterpret_cast<const __m128i*>(p.base));
+  if (step % 2 == 0) __builtin_prefetch(p.scales + 32 * step + kScalesAhead, 0, 1);
+  for (int64_t half = 0; half < 2; ++half) {
+    const int64_t block = 2 * step + half;
+    const __m128i e = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p.scales + 16 * block));
+    const __m128i shift = _mm_slli_epi16(_mm_sub_epi8(e, base), 4);  // at most 3 << 4 in each byte
+    const __m512i shifts = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(shift), lanes);
+    const uint8_t* codes = p.codes + 256 * block;
+    std::byte* to = tile + half * kTileBytes / 2;
+    for (int i = 0; i < 4; ++i) {
+      const __m512i bytes = _mm512_loadu_si512(codes + 64 * i);
+      __builtin_prefetch(codes + kAhead + 64 * i, 0, 1);
+      constexpr int kAndOr = 0xea;  // (a & b) | c
+      const __m512i first = _mm512_ternarylogic_epi32(bytes, low, shifts, kAndOr);
+      const __m512i second =
+          _mm512_ternarylogic_epi32(_mm512_srli_epi16(bytes, 4), low, shifts, kAndOr);
+      _mm512_store_si512(to + 128 * i, _mm512_permutexvar_epi8(first, values));
+      _mm512_store_si512(to + 128 * i + 64, _mm512_permutexvar_epi8(second, values));
+    }
+  }
+}
+
+// y of one vector and the panel's 16 rows, from their sums.
+void finish(const Panel& p, __m512i sum, float half_step, float* y) {
+  const __m512 scale = _mm512_mul_ps(S::scales(p.base), _mm512_set1_ps(half_step));
+  const __m512 bias = p.bias == nullptr ? S::zero() : S::load_bf16(p.bias);
+  _mm512_storeu_ps(y, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, bias));
+}
+
+// The inputs of a run as Int8Kernels take them.
+struct BlockTile {
+  const std::byte* at;
+  int size, tokens;
+};
+BlockTile block_tile(const PanelRun& run, int64_t first) {
+  const int64_t tokens = std::min<int64_t>(kAmxTileTokens, run.tokens - first);
+  return {run.block_tiles + first * 2 * run.steps * kInt8TileBytes,
+          tile_size(tokens, kAmxTileTokens), static_cast<int>(tokens)};
+}
+float half_step(const BlockTile& t, int m) {
+  float step;
+  __builtin_memcpy(&step, t.at + 32 * t.size + 4 * m, sizeof(step));
+  return step;
+}
+
+// y of one C tile: inputs of tile `index` by the panel's rows.
+void finish_tile(const PanelRun& run, const Panel& p, int64_t index, const std::byte* c) {
+  const BlockTile t = block_tile(run, index * kAmxTileTokens);
+  float* y = p.y + index * kAmxTileTokens * run.ldy;
+  for (int m = 0; m < t.tokens; ++m)
+    finish(p, _mm512_load_si512(c + 64 * m), half_step(t, m), y + m * run.ldy);
+}
+
+// Up to 4 tiles of inputs, over all of K at once: 4 C tiles by one B tile. B passes through a ring
+// in L1: after each step one more tile is looked up, while the tile unit works.
+template <typename Tiles, int kTiles>
+void multiply_few_tiles(const PanelRun& run, const Panel* panels, int64_t count, int64_t first) {
+  std::byte *ring = run.scratch, *c = ring + kRing * kTileBytes;
+  const int64_t stride = run.steps * kTileBytes;
+  const auto* a0 = reinterpret_cast<const std::byte*>(run.tiles) + first * stride;
+  int64_t next_panel = 0, next_step = 0, written = 0, read = 0;
+  const auto feed = [&] {
+    if (next_panel == count) return;
+    dequantize(panels[next_panel], next_step, ring + written++ % kRing * kTileBytes);
+    if (++next_step == run.steps) next_step = 0, ++next_panel;
+  };
+  for (int i = 0; i < kRing / 2; ++i) feed();
+  for (int64_t p = 0; p < count; ++p) {
+    Tiles::template zero<0>(), Tiles::template zero<1>();
+    Tiles::template zero<2>(), Tiles::template zero<3>();
+    const std::byte* a = a0;
+    for (int64_t k = 0; k < run.steps; ++k, a += kTileBytes) {
+      Tiles::template load<7>(ring + read++ % kRing * kTileBytes);
+      Tiles::template load<4>(a), Tiles::template dot<0, 4, 7>();
+      if constexpr (kTiles > 1) Tiles::template load<5>(a + stride), Tiles::template dot<1, 5, 7>();
+      if constexpr (kTiles > 2)
+        Tiles::template load<6>(a + 2 * stride), Tiles::template dot<2, 6, 7>();
+      if constexpr (kTiles > 3)
+        Tiles::template load<4>(a + 3 * stride), Tiles::template dot<3, 4, 7>();
+      feed();
+    }
+    Tiles::template store<0>(c), Tiles::template store<1>(c + kTileBytes);
+    Tiles::template store<2>(c + 2 * kTileBytes), Tiles::template store<3>(c + 3 * kTileBytes);
+    for (int64_t i = 0; i < kTiles; ++i) finish_tile(run, panels[p], first + i, c + i * kTileBytes);
+  }
+}
+
+// An even number of tiles of inputs by two panels: 2 x 2 C tiles. Chunks of B stay in L1, C waits
+// in memory between them.
+template <typename Tiles>
+void multiply_many_tiles(const PanelRun& run, const Panel* panels, int64_t first, int64_t tiles) {
+  std::byte *b = run.scratch, *c = b + 2 * kChunk * kTileBytes;
+  const int64_t stride = run.steps * kTileBytes;
+  const auto* inputs = reinterpret_cast<const std::byte*>(run.tiles) + first * stride;
+  for (int64_t k0 = 0; k0 < run.steps; k0 += kChunk) {
+    const int64_t steps = std::min(kChunk, run.steps - k0);
+    const auto feed = [&](int64_t k) {
+      for (int j = 0; j < 2; ++j) dequantize(panels[j], k0 + k, b + (2 * k + j) * kTileBytes);
+    };
+    for (int64_t k = 0; k < std::min<int64_t>(2, steps); ++k) feed(k);
+    for (int64_t t = 0; t < tiles; t += 2) {
+      const std::byte *a = inputs + t * stride + k0 * kTileBytes, *a1 = a + stride, *bk = b;
+      std::byte* ct = c + 2 * t * kTileBytes;
+      if (k0 == 0) {
+        Tiles::template zero<0>(), Tiles::template zero<1>();
+        Tiles::template zero<2>(), Tiles::template zero<3>();
+      } else {
+        Tiles::template load<0>(ct), Tiles::template load<1>(ct + kTileBytes);
+        Tiles::template load<2>(ct + 2 * kTileBytes), Tiles::template load<3>(ct + 3 * kTileBytes);
+      }
+      for (int64_t k = 0; k < steps; ++k) {
+        if (t == 0 && k + 2 < steps) feed(k + 2);
+        Tiles::template load<6>(bk), Tiles::template load<4>(a);
+        Tiles::template load<7>(bk + kTileBytes), Tiles::template dot<0, 4, 6>();
+        Tiles::template dot<1, 4, 7>(), Tiles::template load<5>(a1);
+        Tiles::template dot<2, 5, 6>(), Tiles::template dot<3, 5, 7>();
+        a += kTileBytes, a1 += kTileBytes, bk += 2 * kTileBytes;
+      }
+      Tiles::template store<0>(ct), Tiles::template store<1>(ct + kTileBytes);
+      Tiles::template store<2>(ct + 2 * kTileBytes), Tiles::template store<3>(ct + 3 * kTileBytes);
+      if (k0 + steps < run.steps) continue;
+      for (int j = 0; j < 4; ++j)
+        finish_tile(run, panels[j % 2], first + t + j / 2, ct + j * kTileBytes);
+    }
+  }
+}
+
+template <typename Tiles>
+void multiply_tiles(const PanelRun& run, const Panel* panels, int64_t count) {
+  const int64_t tiles = (run.tokens + kAmxTileTokens - 1) / kAmxTileTokens;
+  Tiles::begin();
+  for (int64_t first = 0, n; first < tiles; first += n) {
+    n = std::min(tiles - first, kPassTiles);
+    if (n > 4) {
+      n -= n % 2;
+      int64_t p = 0;
+      for (; p + 2 <= count; p += 2) multiply_many_tiles<Tiles>(run, panels + p, first, n);
+      for (int64_t t = 0; p < count && t < n; t += 2)
+        multiply_few_tiles<Tiles, 2>(run, panels + p, 1, first + t);
+    } else if (n == 4) {
+      multiply_few_tiles<Tiles, 4>(run, panels, count, first);
+    } else if (n == 3) {
+      multiply_few_tiles<Tiles, 3>(run, panels, count, first);
+    } else if (n == 2) {
+      multiply_few_tiles<Tiles, 2>(run, panels, count, first);
+    } else {
+      multiply_few_tiles<Tiles, 1>(run, panels, count, first);
+    }
+  }
+  Tiles::end();
+}
+
+// The same sums for few vectors, straight from the nibbles.
+template <int M>
+void multiply_few(const PanelRun& run, const Panel& p) {
+  const BlockTile t = block_tile(run, 0);
+  const __m512i base =
+      _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p.base)));
+  const uint8_t *codes = p.codes, *scales = p.scales;
+  const std::byte* x = t.at;
+  __m512i acc[M];
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m) acc[m] = _mm512_setzero_si512();
+  for (int64_t b = 0; b < 2 * run.steps; ++b) {
+    __m512i w[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      __builtin_prefetch(codes + kAhead + 64 * i, 0, 1);
+      S::decode(codes + 64 * i, w[2 * i], w[2 * i + 1]);
+    }
+    if (b % 4 == 0) __builtin_prefetch(scales + kScalesAhead, 0, 1);
+    const __m512i shift = _mm512_sub_epi32(
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales))), base);
+    const auto* offsets = reinterpret_cast<const int32_t*>(x + 36 * M);
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      const __m512i sum = S::dot(w, reinterpret_cast<const int8_t*>(x) + 32 * m, offsets[m]);
+      acc[m] = _mm512_add_epi32(acc[m], _mm512_sllv_epi32(sum, shift));
+    }
+    codes += 256, scales += kPanelRows, x += M * kInt8TileBytes;
+  }
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m) finish(p, acc[m], half_step(t, m), p.y + m * run.ldy);
+}
+
+void multiply_wide(const PanelRun& run, const Panel& p) {
+  for (int64_t first = 0; first < run.tokens; first += kAmxTileTokens) {
+    const BlockTile t = block_tile(run, first);
+    int8_kernels(cpu::Isa::kAvx512Vnni)
+        .multiply({.codes = p.codes,
+                   .scales = p.scales,
+                   .bias = p.bias,
+                   .blocks = 2 * run.steps,
+                   .tile = t.at,
+                   .tile_size = t.size,
+                   .tokens = t.tokens,
+                   .y = p.y + first * run.ldy,
+                   .ldy = run.ldy,
+                   .from_memory = first == 0});
+  }
+}
+
+template <typename Tiles>
+void multiply_panels(const PanelRun& run) {
+  CHECK(run.panels <= kMostPanels);
+  Panel narrow[kMostPanels];
+  int64_t count = 0;
+  for (int64_t i = 0; i < run.panels; ++i) {
+    const int64_t blocks = 2 * run.steps;
+    Panel& p = narrow[count];
+    p.codes = run.codes + i * blocks * 256;
+    p.scales = run.scales + i * blocks * kPanelRows;
+    p.bias = run.bias == nullptr ? nullptr : run.bias + i * kPanelRows;
+    p.y = run.y + i * kPanelRows;
+    if (!find_base(p.scales, blocks, p.base)) {
+      multiply_wide(run, p);
+    } else if (run.tokens > kFewTokens) {
+      ++count;
+    } else if (run.tokens == 3) {
+      multiply_few<3>(run, p);
+    } else if (run.tokens == 2) {
+      multiply_few<2>(run, p);
+    } else {
+      multiply_few<1>(run, p);
+    }
+  }
+  if (count > 0) multiply_tiles<Tiles>(run, narrow, count);
+}
+
+}  // namespace
+
+const Int8RowKernels& int8_row_kernels(cpu::Isa isa) {
+  static constexpr Int8RowKernels kAmx{multiply_panels<cpu::AmxTiles>};
+  static constexpr Int8RowKernels kEmulated{multiply_panels<cpu::EmulatedTiles>};
+  CHECK(isa == cpu::Isa::kAmx || isa == cpu::Isa::kAvx512Vnni);
+  return isa == cpu::Isa::kAmx ? kAmx : kEmulated;
+}
+
+}  // namespace nibble::ops
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#else  // not x86-64
+
+namespace nibble::ops {
+const Int8RowKernels& int8_row_kernels(cpu::Isa) {
+  CHECK(!"no AMX on this architecture");
+  __builtin_unreachable();
+}
+}  // namespace nibble::ops
+
+#endif

@@ -1,0 +1,106 @@
+#include "ops/blocked/int8_row_kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "ops/linear/linear_ref.h"
+#include "ops/linear/product.h"
+#include "ops/out_proj/out_proj.h"
+#include "ops/test_problem.h"
+
+namespace nibble::ops {
+namespace {
+
+// Products of x by w, on tiles where the machine has them, and on emulated ones.
+std::vector<std::vector<float>> multiply(const TestWeight& w, const Floats& x) {
+  std::vector<std::vector<float>> all;
+  if (!cpu::supports(cpu::detect_isa(), cpu::Isa::kAvx512Vnni)) return all;
+  const OutProjDesc desc{w.view.rows, w.view.cols, Format::kMxfp4};
+  TestCtx test(DType::kF32, scratch_bytes(desc, x.shape[0], 2));
+  Floats in = x;
+  const Step step{.num_tokens = static_cast<int32_t>(x.shape[0])};
+  const auto run = [&](OutProjFn* fn) {
+    Floats y(x.shape[0], w.view.rows);
+    std::fill(y.values.begin(), y.values.end(), std::numeric_limits<float>::quiet_NaN());
+    fn(test.cx, y.tensor(), in.tensor(), w.view, step);
+    all.push_back(y.values);
+  };
+  run(Int8RowOutProj<cpu::Isa::kAvx512Vnni>::run);
+  if (cpu::supports(cpu::detect_isa(), cpu::Isa::kAmx)) run(Int8RowOutProj<cpu::Isa::kAmx>::run);
+  return all;
+}
+
+// x to int8 with one step per row, and back.
+Floats as_rows(const Floats& x) {
+  Floats seen = x;
+  std::vector<int8_t> q(x.shape[1]);
+  for (int64_t t = 0; t < x.shape[0]; ++t) {
+    const float step = int8_encode(x.row(t), x.shape[1], q.data());
+    for (int64_t k = 0; k < x.shape[1]; ++k)
+      seen.values[t * x.shape[1] + k] = step * static_cast<float>(q[k]);
+  }
+  return seen;
+}
+
+// Rows of panel 1 of `wide_row` get exponents up to 9 apart.
+void widen(TestWeight& w, int64_t wide_row) {
+  const int64_t blocks = w.view.cols / 32;
+  w.scales[wide_row * blocks] = static_cast<uint8_t>(w.scales[wide_row * blocks] + 7);
+}
+
+void check(int64_t rows, int64_t cols, int64_t tokens, int64_t wide_row) {
+  Random random(static_cast<uint32_t>(tokens));
+  TestWeight w(random, Format::kMxfp4, 1, rows, cols);
+  if (wide_row >= 0) widen(w, wide_row);
+  w.pack(Layout::kPanels16);
+  EXPECT_EQ(count_wide_panels(w.view), wide_row >= 0 ? 1 : 0);
+  Floats x(random, tokens, cols);
+  x.values[cols - 1] = 12;  // an outlier of token 0
+  const Floats seen = as_rows(x);
+  for (const std::vector<float>& y : multiply(w, x)) {
+    // Sums are whole; four roundings are left, and those of `seen`. Wide panels: one per block.
+    for (int64_t n = 0; n < rows; ++n) {
+      const ref::Row twin(w.view, 0, n);
+      for (int64_t t = 0; t < tokens; ++t) {
+        double abs;
+        const double want = twin.dot(seen.row(t), &abs);
+        ASSERT_NEAR(y[t * rows + n], want, (cols / 32 + 4) * kEps * abs) << t << " " << n;
+      }
+    }
+    // A token has the same bits alone: on VNNI, where a batch goes through tiles.
+    for (const int64_t t : {int64_t{0}, tokens / 2, tokens - 1}) {
+      Floats one(1, cols);
+      one.values.assign(x.row(t), x.row(t) + cols);
+      for (const std::vector<float>& alone : multiply(w, one))
+        EXPECT_TRUE(std::equal(alone.begin(), alone.end(), y.begin() + t * rows)) << t;
+    }
+  }
+}
+
+TEST(Int8RowKernels, EveryShapeEqualsTheTwinAndItselfAlone) {
+  for (const int64_t tokens : {1, 2, 3, 4, 5, 16, 17, 33, 48, 64, 65, 80, 97, 290})
+    check(80, 704, tokens, -1);  // 11 steps: a chunk of 9 and one of 2; 5 panels
+  for (const int64_t tokens : {1, 3, 5, 70}) {
+    check(64, 192, tokens, 17);  // one panel of four is wide
+    check(16, 64, tokens, -1);
+    check(16, 64, tokens, 3);
+  }
+}
+
+TEST(Int8RowKernels, DamageStaysInItsRowAndItsToken) {
+  Random random(3);
+  TestWeight w(random, Format::kMxfp4, 1, 32, 128);
+  for (int b = 0; b < 4; ++b) w.scales[4 * 5 + b] = 255;  // all of row 5
+  w.scales[4 * 20] = 255;                                 // one block of row 20
+  w.pack(Layout::kPanels16);
+  Floats x(random, 7, 128);
+  x.values[2 * 128 + 40] = std::numeric_limits<float>::infinity();
+  for (const std::vector<float>& y : multiply(w, x))
+    for (int t = 0; t < 7; ++t)
+      for (int n = 0; n < 32; ++n)
+        EXPECT_EQ(std::isnan(y[t * 32 + n]), n == 5 || n == 20 || t == 2) << t << " " << n;
+}
+
+}  // namespace
+}  // namespace nibble::ops
