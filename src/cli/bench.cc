@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "cli/bench_ops.h"
 #include "cli/bench_run.h"
 #include "cli/byte_plan.h"
 #include "cli/cli.h"
@@ -218,6 +219,7 @@ void add_bench(CLI::App& app) {
   command->add_flag("--json", flags->json, "the same as -o json");
   add_engine_flags(*command, flags->engine);
   add_bench_serve(*command);
+  add_bench_ops(*command);
   command->callback([flags, command] {
     if (command->get_subcommands().empty()) bench(*flags);
   });

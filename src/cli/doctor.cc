@@ -212,8 +212,8 @@ void add_doctor(CLI::App& app) {
   command->add_option("--cpu-isa", flags->cpu_isa, "as if this were the best the CPU has")
       ->capture_default_str();
   command->add_option("--kernel", flags->kernels, "op=name: force a kernel; may be repeated");
-  command->add_option("--activations", flags->activations, "auto, float, bf16 or int8")
-      ->check(CLI::IsMember({"auto", "float", "bf16", "int8"}))
+  command->add_option("--activations", flags->activations, "auto, float, bf16, int8 or int8-row")
+      ->check(CLI::IsMember({"auto", "float", "bf16", "int8", "int8-row"}))
       ->capture_default_str();
   add_dense_flags(*command, flags->dense, "");
   command->add_flag("--allow-ref", flags->allow_ref, "the reference twins count as kernels");

@@ -29,6 +29,12 @@ ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool) {
   cx.kernels.activations = activation_format(flags.activations, flags.exact);
   if (cx.kernels.activations == ops::ActFormat::kBF16) cx.activations = DType::kBF16;
   cx.kernels.isa = cpu::force_isa(flags.cpu_isa);
+  if (cx.kernels.activations == ops::ActFormat::kInt8Row &&
+      !cpu::supports(cx.kernels.isa, cpu::Isa::kAmx)) {
+    throw Error(ErrorKind::kUnsupported, "--activations int8-row is for AMX, and this runs on " +
+                                             std::string(cpu::isa_name(cx.kernels.isa)) +
+                                             "; say --activations int8");
+  }
   cx.kernels.allow_ref = flags.allow_ref;
   for (const std::string& kernel : flags.kernels) cx.kernels.force(kernel);
   return cx;
@@ -87,6 +93,7 @@ ops::ActFormat activation_format(const std::string& name, bool exact) {
                                        " is something else; leave one of them out");
   }
   if (exact || name == "bf16") return ops::ActFormat::kBF16;
+  if (name == "int8-row") return ops::ActFormat::kInt8Row;
   return name == "float" ? ops::ActFormat::kFloat : ops::ActFormat::kInt8;
 }
 
@@ -131,8 +138,8 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   add_kv_flag(command, flags.kv_cache_dtype, "Engine");
   add("--activations", flags.activations,
       "of matrix products: auto (int8 on CPUs), float, bf16, int8 (blocks of 32, for mxfp4 "
-      "weights)")
-      ->check(IsMember({"auto", "float", "bf16", "int8"}));
+      "weights), int8-row (one scale per token: coarser, on AMX)")
+      ->check(IsMember({"auto", "float", "bf16", "int8", "int8-row"}));
   command
       .add_flag("--exact", flags.exact,
                 "bf16 activations and the same bits alone, batched, chunked or preempted")
