@@ -52,6 +52,42 @@ struct Avx2 {
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
   }
 
+  // 2^(e - 127); 0 is 2^-127 and 255 NaN: both set the bit below the exponent.
+  SIMD_FN Vec scales(const uint8_t* e) {
+    const __m256i v = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(e)));
+    const __m256i near =
+        _mm256_and_si256(_mm256_add_epi32(v, _mm256_set1_epi32(1)), _mm256_set1_epi32(0xfe));
+    const __m256i edge = _mm256_and_si256(_mm256_cmpeq_epi32(near, _mm256_setzero_si256()),
+                                          _mm256_set1_epi32(0x400000));
+    return _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32(v, 23), edge));
+  }
+  // E4M3 codes of 8 rows, in units of kE4m3Unit: as float16 the bits mean 2^-8 of it. Needs F16C.
+  static constexpr float kE4m3Unit = 256;
+  SIMD_FN Vec load_e4m3(const uint8_t* p) {
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_cvtph_ps(
+        _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xbf80))));
+  }
+
+  // v[i] lane j becomes v[j] lane i, for kLanes vectors.
+  SIMD_FN void transpose(Vec* v) {
+    // Pairs of rows, then pairs of pairs, within halves of 4 lanes; then the halves.
+    Vec t[8];
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+      const Vec a = _mm256_unpacklo_ps(v[i], v[i + 1]), b = _mm256_unpackhi_ps(v[i], v[i + 1]);
+      const Vec c = _mm256_unpacklo_ps(v[i + 2], v[i + 3]);
+      const Vec d = _mm256_unpackhi_ps(v[i + 2], v[i + 3]);
+      t[i] = _mm256_shuffle_ps(a, c, 0x44), t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+      t[i + 2] = _mm256_shuffle_ps(b, d, 0x44), t[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      v[i] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x20);
+      v[i + 4] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
+    }
+  }
+
   // A block of 32 MXFP4 weights: out[0], out[1] hold elements 0, 2, .. 30, out[2], out[3] elements
   // 1, 3, .. 31.
   SIMD_FN void decode_block(const uint8_t* codes, float scale, Vec* out) {

@@ -42,6 +42,45 @@ struct Avx512 {
   SIMD_FN float sum(Vec v) { return _mm512_reduce_add_ps(v); }
   SIMD_FN float largest(Vec v) { return _mm512_reduce_max_ps(v); }
 
+  // 2^(e - 127); 0 is 2^-127 and 255 NaN: both set the bit below the exponent.
+  SIMD_FN Vec scales(const uint8_t* e) {
+    const __m512i v = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(e)));
+    const __mmask16 edge =
+        _mm512_testn_epi32_mask(_mm512_add_epi32(v, _mm512_set1_epi32(1)), _mm512_set1_epi32(0xfe));
+    const __m512i bits = _mm512_slli_epi32(v, 23);
+    return _mm512_castsi512_ps(_mm512_mask_or_epi32(bits, edge, bits, _mm512_set1_epi32(0x400000)));
+  }
+  // E4M3 codes of 16 rows, in units of kE4m3Unit: as float16 the bits mean 2^-8 of it.
+  static constexpr float kE4m3Unit = 256;
+  SIMD_FN Vec load_e4m3(const uint8_t* p) {
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7),
+                                            _mm256_set1_epi16(static_cast<short>(0xbf80))));
+  }
+
+  // v[i] lane j becomes v[j] lane i, for kLanes vectors.
+  SIMD_FN void transpose(Vec* v) {
+    // Pairs of rows, then pairs of pairs, within quarters of 4 lanes; then the quarters.
+    Vec t[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 4) {
+      const Vec a = _mm512_unpacklo_ps(v[i], v[i + 1]), b = _mm512_unpackhi_ps(v[i], v[i + 1]);
+      const Vec c = _mm512_unpacklo_ps(v[i + 2], v[i + 3]);
+      const Vec d = _mm512_unpackhi_ps(v[i + 2], v[i + 3]);
+      t[i] = _mm512_shuffle_ps(a, c, 0x44), t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
+      t[i + 2] = _mm512_shuffle_ps(b, d, 0x44), t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const Vec a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88);
+      const Vec b = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88);
+      const Vec c = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
+      const Vec d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
+      v[i] = _mm512_shuffle_f32x4(a, b, 0x88), v[i + 8] = _mm512_shuffle_f32x4(a, b, 0xdd);
+      v[i + 4] = _mm512_shuffle_f32x4(c, d, 0x88), v[i + 12] = _mm512_shuffle_f32x4(c, d, 0xdd);
+    }
+  }
+
   // A block of 32 MXFP4 weights: out[0] holds elements 0, 2, .. 30, out[1] elements 1, 3, .. 31.
   SIMD_FN void decode_block(const uint8_t* codes, float scale, Vec* out) {
     // vpermps takes the low 4 bits of each lane: the table is looked up without masking.

@@ -44,15 +44,6 @@ struct Avx2Int8 : Avx2 {
     return sum;
   }
   SIMD_FN Vec to_float(Int v) { return _mm256_cvtepi32_ps(v); }
-  // 2^(e - 127); 0 is 2^-127 and 255 NaN: both set the bit below the exponent.
-  SIMD_FN Vec scales(const uint8_t* e) {
-    const Int v = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(e)));
-    const Int near =
-        _mm256_and_si256(_mm256_add_epi32(v, _mm256_set1_epi32(1)), _mm256_set1_epi32(0xfe));
-    const Int edge = _mm256_and_si256(_mm256_cmpeq_epi32(near, _mm256_setzero_si256()),
-                                      _mm256_set1_epi32(0x400000));
-    return _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32(v, 23), edge));
-  }
 };
 
 }  // namespace nibble::cpu

@@ -30,14 +30,6 @@ struct Avx512Vnni : Avx512 {
     return sum;
   }
   SIMD_FN Vec to_float(Int v) { return _mm512_cvtepi32_ps(v); }
-  // 2^(e - 127); 0 is 2^-127 and 255 NaN: both set the bit below the exponent.
-  SIMD_FN Vec scales(const uint8_t* e) {
-    const Int v = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(e)));
-    const __mmask16 edge =
-        _mm512_testn_epi32_mask(_mm512_add_epi32(v, _mm512_set1_epi32(1)), _mm512_set1_epi32(0xfe));
-    const Int bits = _mm512_slli_epi32(v, 23);
-    return _mm512_castsi512_ps(_mm512_mask_or_epi32(bits, edge, bits, _mm512_set1_epi32(0x400000)));
-  }
 };
 
 }  // namespace nibble::cpu

@@ -31,16 +31,6 @@ struct NeonDot : Neon {
     return vdotq_laneq_s32(sum, codes(7), b, 3);
   }
   SIMD_FN Vec to_float(Int v) { return vcvtq_f32_s32(v); }
-  // 2^(e - 127); 0 is 2^-127 and 255 NaN: both set the bit below the exponent.
-  SIMD_FN Vec scales(const uint8_t* e) {
-    uint32_t bytes;
-    __builtin_memcpy(&bytes, e, sizeof(bytes));
-    const uint8x8_t narrow = vreinterpret_u8_u32(vdup_n_u32(bytes));
-    const uint32x4_t v = vmovl_u16(vget_low_u16(vmovl_u8(narrow)));
-    const uint32x4_t near = vandq_u32(vaddq_u32(v, vdupq_n_u32(1)), vdupq_n_u32(0xfe));
-    const uint32x4_t edge = vandq_u32(vceqq_u32(near, vdupq_n_u32(0)), vdupq_n_u32(0x400000));
-    return vreinterpretq_f32_u32(vorrq_u32(vshlq_n_u32(v, 23), edge));
-  }
 };
 
 }  // namespace nibble::cpu

@@ -39,6 +39,35 @@ struct Neon {
   SIMD_FN float sum(Vec v) { return vaddvq_f32(v); }
   SIMD_FN float largest(Vec v) { return vmaxvq_f32(v); }
 
+  // 2^(e - 127); 0 is 2^-127 and 255 NaN: both set the bit below the exponent.
+  SIMD_FN Vec scales(const uint8_t* e) {
+    uint32_t bytes;
+    __builtin_memcpy(&bytes, e, sizeof(bytes));
+    const uint8x8_t narrow = vreinterpret_u8_u32(vdup_n_u32(bytes));
+    const uint32x4_t v = vmovl_u16(vget_low_u16(vmovl_u8(narrow)));
+    const uint32x4_t near = vandq_u32(vaddq_u32(v, vdupq_n_u32(1)), vdupq_n_u32(0xfe));
+    const uint32x4_t edge = vandq_u32(vceqq_u32(near, vdupq_n_u32(0)), vdupq_n_u32(0x400000));
+    return vreinterpretq_f32_u32(vorrq_u32(vshlq_n_u32(v, 23), edge));
+  }
+  // E4M3 codes of 4 rows, in units of kE4m3Unit: as float16 the bits mean 2^-8 of it.
+  static constexpr float kE4m3Unit = 256;
+  SIMD_FN Vec load_e4m3(const uint8_t* p) {
+    uint32_t bytes;
+    __builtin_memcpy(&bytes, p, sizeof(bytes));
+    const int16x4_t wide = vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(bytes))));
+    const uint16x4_t bits = vand_u16(vreinterpret_u16_s16(vshl_n_s16(wide, 7)), vdup_n_u16(0xbf80));
+    return vcvt_f32_f16(vreinterpret_f16_u16(bits));
+  }
+
+  // v[i] lane j becomes v[j] lane i, for kLanes vectors.
+  SIMD_FN void transpose(Vec* v) {
+    const auto pairs = [](float32x4_t x) { return vreinterpretq_f64_f32(x); };
+    const float64x2_t a = pairs(vtrn1q_f32(v[0], v[1])), b = pairs(vtrn2q_f32(v[0], v[1]));
+    const float64x2_t c = pairs(vtrn1q_f32(v[2], v[3])), d = pairs(vtrn2q_f32(v[2], v[3]));
+    v[0] = vreinterpretq_f32_f64(vtrn1q_f64(a, c)), v[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c));
+    v[1] = vreinterpretq_f32_f64(vtrn1q_f64(b, d)), v[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
+  }
+
   // A block of 32 MXFP4 weights: out[0..3] hold elements 0, 2, .. 30, out[4..7] 1, 3, .. 31.
   SIMD_FN void decode_block(const uint8_t* codes, float scale, Vec* out) {
     // The upper two bytes of each value's float32 (its bf16), looked up one by one.

@@ -57,6 +57,14 @@ const char* refuse_blocked(Format format, const KernelOptions& options) {
   return refuse_format(format);
 }
 
+// MXFP8 weights with float32 activations on `isa`, for a weight of `rows` x `cols`.
+template <cpu::Isa kIsa>
+const char* refuse_fp8(Format format, int64_t rows, int64_t cols, const KernelOptions& options) {
+  if (const char* reason = refuse_isa(kIsa, options)) return reason;
+  if (format != Format::kMxfp8) return "weights are not mxfp8";
+  return refuse_layout(Layout::kPanels16, format, rows, cols);
+}
+
 // Products with int8 activations on `isa`, for a weight of `rows` x `cols`.
 template <cpu::Isa kIsa>
 const char* refuse_int8(Format format, int64_t rows, int64_t cols, const KernelOptions& options) {

@@ -97,6 +97,41 @@ TEST(Attention, PagesBehindTheWindowAreNotTouched) {
   }
 }
 
+// What a token does not see does not reach it, were it NaN: not the values of later tokens of the
+// same chunk, and not those that its window has left behind.
+TEST(Attention, UnseenValuesDoNotMatter) {
+  for (const int64_t group : {1, 2, 3, 8}) {
+    Random random(6);
+    const AttentionDesc desc{group, 1, 64, 24};
+    const int32_t tokens = 9, context = 40, positions = context + tokens;
+    std::vector<float> k = random.normals(positions * 64), v = random.normals(positions * 64);
+    const int32_t table[] = {0};
+    const auto tensor = [&](std::vector<float>& x) {
+      return make_tensor(x.data(), DType::kF32, {1, 1, positions, 64});
+    };
+    const KvLayer kv{tensor(k), tensor(v), table, 1, positions};
+    const TestStep step({{tokens, context}});
+    Floats q(random, tokens, group * 64), want(tokens, group * 64), got(tokens, group * 64);
+    TestCtx test(DType::kF32, scratch_bytes(desc, 2));
+    const AttentionParams params{.scale = 0.125f, .window = 24, .sinks = nullptr};
+    for (const AttentionKernel* row : kernels_here(attention_kernels(), desc)) {
+      const std::vector<float> clean = v;
+      row->run(test.cx, want.tensor(), q.tensor(), kv, params, step.view);
+      const float nan = std::numeric_limits<float>::quiet_NaN();
+      std::fill(v.begin() + (positions - 3) * 64, v.end(), nan);       // tokens 6, 7 and 8
+      std::fill(v.begin(), v.begin() + (context - 23 + 2) * 64, nan);  // left behind by token 2
+      row->run(test.cx, got.tensor(), q.tensor(), kv, params, step.view);
+      v = clean;
+      for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t i = 0; i < group * 64; ++i)
+          if (t >= 2 && t < 6)
+            EXPECT_EQ(got.at(t, i), want.at(t, i)) << row->name << " token " << t;
+          else
+            EXPECT_TRUE(std::isnan(got.at(t, i))) << row->name << " token " << t;
+    }
+  }
+}
+
 TEST(Attention, SinkTakesItsShare) {
   // Scores 1, 2, 0.5 and a sink of 1.5 give weights .167405097, .455054234, .101536324.
   const AttentionDesc desc{1, 1, 4, 0};

@@ -72,14 +72,39 @@ struct Attend {
     for (int32_t pos = begin; pos < end;) {
       const int64_t at = kv_index(kv, t.slot, pos, t.kv_head);
       const int32_t run = std::min(end - pos, kv.page_size - pos % kv.page_size);
-      for (int32_t i = 0; i < run; ++i) {
-        const int32_t j = pos - base + i;
-        const T *ki = k + at + i * w.dim, *vi = v + at + i * w.dim;
-        for (int64_t d = 0; d < w.dim; ++d) w.keys[d * kKeyBlock + j] = to_float(ki[d]);
-        for (int64_t d = 0; d < w.dim; ++d) w.values[j * w.padded + d] = to_float(vi[d]);
-      }
+      float *keys = w.keys + (pos - base), *values = w.values + (pos - base) * w.padded;
+      int32_t i = 0;
+      for (; i + kLanes <= run; i += kLanes) load_keys(k + at + i * w.dim, w.dim, keys + i);
+      for (; i < run; ++i)
+        for (int64_t d = 0; d < w.dim; ++d)
+          keys[d * kKeyBlock + i] = to_float(k[at + i * w.dim + d]);
+      for (i = 0; i < run; ++i)
+        for (int64_t d = 0; d < w.dim; ++d)
+          values[i * w.padded + d] = to_float(v[at + i * w.dim + d]);
       pos += run;
     }
+  }
+  // kLanes keys, one behind the other, to as many columns.
+  template <typename T>
+  static void load_keys(const T* k, int64_t dim, float* columns) {
+    int64_t d = 0;
+    for (; d + kLanes <= dim; d += kLanes) {
+      Vec block[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) block[i] = to_vec(k + i * dim + d);
+      S::transpose(block);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) S::store(columns + (d + i) * kKeyBlock, block[i]);
+    }
+    for (; d < dim; ++d)
+      for (int i = 0; i < kLanes; ++i) columns[d * kKeyBlock + i] = to_float(k[i * dim + d]);
+  }
+  SIMD_FN Vec to_vec(const uint16_t* x) { return S::load_bf16(x); }
+  SIMD_FN Vec to_vec(const float* x) { return S::load(x); }
+  SIMD_FN Vec to_vec(const uint8_t* x) {
+    float lanes[kLanes];
+    for (int i = 0; i < kLanes; ++i) lanes[i] = to_float(x[i]);
+    return S::load(lanes);
   }
   SIMD_FN float to_float(uint16_t x) { return bf16_to_float(x); }
   SIMD_FN float to_float(float x) { return x; }
@@ -129,9 +154,10 @@ struct Attend {
     return shrink;
   }
 
-  // out[r] = out[r] * shrink[r] + scores[r] . values for R rows, V vectors of D from d on.
+  // out[r] = out[r] * shrink[r] + scores[r] . values for R rows, V vectors of D from d on, over
+  // columns [begin, end) only: what others hold must not matter, were it NaN.
   template <int R, int V>
-  static void mix(const Work& w, int64_t row, int64_t d, const float* shrink) {
+  static void mix(const Work& w, int64_t row, int64_t d, const float* shrink, int begin, int end) {
     Vec acc[R][V];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -139,7 +165,7 @@ struct Attend {
       for (int v = 0; v < V; ++v)
         acc[r][v] =
             S::mul(S::load(w.out + (row + r) * w.padded + d + v * kLanes), S::set1(shrink[r]));
-    for (int j = 0; j < kKeyBlock; ++j) {
+    for (int j = begin; j < end; ++j) {
       Vec value[V];
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) value[v] = S::load(w.values + j * w.padded + d + v * kLanes);
@@ -157,25 +183,34 @@ struct Attend {
         S::store(w.out + (row + r) * w.padded + d + v * kLanes, acc[r][v]);
   }
 
-  // R rows against the block at `base`: row r sees columns [begin(r), end(r)).
+  // R rows of one token against the columns [begin, end) of the block that it sees.
   template <int R>
-  static void rows_of_block(const AttendTile& t, const Work& w, int64_t row, int32_t base) {
+  static void rows_of_block(const Work& w, int64_t row, int begin, int end) {
     score<R>(w, row);
     float shrink[R];
-    for (int r = 0; r < R; ++r) {
-      const auto pos = static_cast<int32_t>(t.first_pos + (row + r) / t.group);
-      const int32_t first = t.window > 0 ? std::max(0, pos - t.window + 1) : 0;
-      const int begin = std::clamp(first - base, 0, kKeyBlock);
-      const int end = std::clamp(pos + 1 - base, 0, kKeyBlock);
-      shrink[r] = soften(w, row + r, std::min(begin, end), end);
-    }
+    for (int r = 0; r < R; ++r) shrink[r] = soften(w, row + r, begin, end);
     int64_t d = 0;
-    for (; d + 4 * kLanes <= w.padded; d += 4 * kLanes) mix<R, 4>(w, row, d, shrink);
-    for (; d < w.padded; d += kLanes) mix<R, 1>(w, row, d, shrink);
+    for (; d + 4 * kLanes <= w.padded; d += 4 * kLanes) mix<R, 4>(w, row, d, shrink, begin, end);
+    for (; d < w.padded; d += kLanes) mix<R, 1>(w, row, d, shrink, begin, end);
+  }
+
+  // One token against the block at `base`.
+  static void token_of_block(const AttendTile& t, const Work& w, int32_t token, int32_t base) {
+    const int32_t pos = t.first_pos + token;
+    const int32_t first = t.window > 0 ? std::max(0, pos - t.window + 1) : 0;
+    const int begin = std::clamp(first - base, 0, kKeyBlock);
+    const int end = std::clamp(pos + 1 - base, 0, kKeyBlock);
+    if (begin >= end) return;
+    constexpr int R = S::kLanes == 16 ? 4 : 2;
+    int64_t row = int64_t{token} * t.group;
+    const int64_t rows = row + t.group;
+    for (; row + R <= rows; row += R) rows_of_block<R>(w, row, begin, end);
+    if constexpr (R == 4)
+      for (; row + 2 <= rows; row += 2) rows_of_block<2>(w, row, begin, end);
+    for (; row < rows; ++row) rows_of_block<1>(w, row, begin, end);
   }
 
   static void run(const AttendTile& t) {
-    constexpr int R = S::kLanes == 16 ? 4 : 2;
     const Work w = layout(t);
     start(t, w);
     const int32_t last = t.first_pos + t.num_tokens - 1;
@@ -188,9 +223,7 @@ struct Attend {
         load_block<uint8_t>(t, w, base, begin, end);
       else
         load_block<float>(t, w, base, begin, end);
-      int64_t r = 0;
-      for (; r + R <= w.rows; r += R) rows_of_block<R>(t, w, r, base);
-      for (; r < w.rows; ++r) rows_of_block<1>(t, w, r, base);
+      for (int32_t token = 0; token < t.num_tokens; ++token) token_of_block(t, w, token, base);
     }
     for (int64_t r = 0; r < w.rows; ++r) {
       float* att = t.att + r / t.group * t.ld + r % t.group * w.dim;

@@ -11,14 +11,15 @@
 #include "ops/blocked/int8_kernels.h"
 
 #if defined(__clang__)
-#pragma clang attribute push(                                                                     \
-    __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi"))), \
+#pragma clang attribute push(                                                               \
+    __attribute__((                                                                         \
+        target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi"))), \
     apply_to = function)
 #else
 // gcc 12 takes the "undefined" operand inside its own intrinsics for a bug (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi")
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi")
 #endif
 
 #include "cpu/simd_int8_avx512.h"

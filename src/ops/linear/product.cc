@@ -6,6 +6,7 @@
 #include "cpu/thread_pool.h"
 #include "formats/int8.h"
 #include "formats/mxfp4.h"
+#include "formats/mxfp8.h"
 
 namespace nibble::ops {
 namespace {
@@ -67,6 +68,34 @@ void FloatProduct::multiply(const Weight& rows, int64_t g, int worker, float* y,
   float* decoded = decoded_ + worker * kRows * cols_;
   kernels_->decode(rows, decoded);
   kernels_->dot_decoded(rows, decoded, x, count, y, ldy);
+}
+
+Fp8Product::Fp8Product(const Fp8Kernels* kernels, Scratch& scratch, const ProductSize& size)
+    : kernels_(kernels),
+      x_(scratch.take<const float*>(size.inputs)),
+      sums_(scratch.take<float>(size.threads * size.inputs * kPanelRows)),
+      inputs_(size.inputs),
+      cols_(size.cols) {}
+
+void Fp8Product::take(Ctx&, const ProductInputs& in) {
+  offsets_ = in.offsets;
+  for (int64_t i = 0; i < in.inputs(); ++i)
+    x_[i] = in.x + (in.row == nullptr ? i : in.row[i]) * cols_;
+}
+
+void Fp8Product::multiply(const Weight& rows, int64_t g, int worker, float* y, int64_t ldy) const {
+  for (int64_t row = 0; row < rows.rows; row += kPanelRows) {
+    const Weight panel = rows.slice(row, kPanelRows);
+    kernels_->multiply({.codes = panel.codes,
+                        .scales = panel.scales,
+                        .bias = panel.bias,
+                        .blocks = cols_ / kMxfp8BlockElems,
+                        .x = x_ + offsets_[g],
+                        .tokens = offsets_[g + 1] - offsets_[g],
+                        .y = y + row,
+                        .ldy = ldy,
+                        .sums = sums_ + worker * inputs_ * kPanelRows});
+  }
 }
 
 Int8Inputs::Int8Inputs(Scratch& scratch, const ProductSize& size)
@@ -218,6 +247,7 @@ void linear(Ctx& cx, Product& product, float* y, const float* x, int64_t inputs,
 }
 
 template void linear(Ctx&, FloatProduct&, float*, const float*, int64_t, const Weight&);
+template void linear(Ctx&, Fp8Product&, float*, const float*, int64_t, const Weight&);
 template void linear(Ctx&, Int8Product&, float*, const float*, int64_t, const Weight&);
 template void linear(Ctx&, Int8RowProduct&, float*, const float*, int64_t, const Weight&);
 

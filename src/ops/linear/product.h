@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "ops/blocked/float_kernels.h"
+#include "ops/blocked/fp8_kernels.h"
 #include "ops/blocked/int8_kernels.h"
 #include "ops/blocked/int8_row_kernels.h"
 #include "ops/ctx.h"
@@ -63,6 +64,25 @@ class FloatProduct {
   float* decoded_;   // [threads][kRows, K]
   int64_t cols_;
   bool reorder_;
+  const int32_t* offsets_ = nullptr;
+};
+
+// MXFP8 weights in kPanels16 by float32 inputs.
+class Fp8Product {
+ public:
+  using Kernels = Fp8Kernels;
+  static const Fp8Kernels& kernels(cpu::Isa isa) { return fp8_kernels(isa); }
+  static constexpr int64_t kRows = 4 * kPanelRows;
+
+  Fp8Product(const Fp8Kernels* kernels, Scratch& scratch, const ProductSize& size);
+  void take(Ctx& cx, const ProductInputs& inputs);
+  void multiply(const Weight& rows, int64_t g, int worker, float* y, int64_t ldy) const;
+
+ private:
+  const Fp8Kernels* kernels_;
+  const float** x_;  // [inputs]
+  float* sums_;      // [threads][inputs, 16]
+  int64_t inputs_, cols_;
   const int32_t* offsets_ = nullptr;
 };
 
@@ -131,7 +151,8 @@ class Int8RowProduct {
 // Bytes that an op's Work<Product> needs, whichever product its row is made of.
 template <template <typename> class Work, typename Desc>
 int64_t most_scratch_bytes(const Desc& desc, int64_t tokens, int threads) {
-  return std::max({Work<FloatProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
+  return std::max({Work<Fp8Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
+                   Work<FloatProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
                    Work<Int8Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
                    Work<Int8RowProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes});
 }
@@ -145,6 +166,7 @@ template <typename Product>
 void linear(Ctx& cx, Product& product, float* y, const float* x, int64_t inputs, const Weight& w);
 
 extern template void linear(Ctx&, FloatProduct&, float*, const float*, int64_t, const Weight&);
+extern template void linear(Ctx&, Fp8Product&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Int8Product&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Int8RowProduct&, float*, const float*, int64_t, const Weight&);
 

@@ -17,6 +17,15 @@ constexpr NormQkvKernel row(const char* name) {
 }
 
 template <cpu::Isa kIsa>
+constexpr NormQkvKernel fp8_row(const char* name) {
+  return {name,
+          [](const NormQkvDesc& d, const KernelOptions& o) {
+            return refuse_fp8<kIsa>(d.format, rows_of(d), d.hidden, o);
+          },
+          Fp8NormQkv<kIsa>::run, Layout::kPanels16};
+}
+
+template <cpu::Isa kIsa>
 constexpr NormQkvKernel int8_row(const char* name) {
   return {name,
           [](const NormQkvDesc& d, const KernelOptions& o) {
@@ -42,6 +51,9 @@ constexpr NormQkvKernel kKernels[] = {
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
     int8_row<cpu::Isa::kAvx2>("avx2_int8"),
     int8_row<cpu::Isa::kNeonDot>("neon_dot_int8"),
+    fp8_row<cpu::Isa::kAvx512>("avx512_mxfp8"),
+    fp8_row<cpu::Isa::kAvx2>("avx2_mxfp8"),
+    fp8_row<cpu::Isa::kNeon>("neon_mxfp8"),
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),

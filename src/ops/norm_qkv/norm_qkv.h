@@ -45,6 +45,11 @@ template <cpu::Isa kIsa>
 struct BlockedNormQkv {
   static NormQkvFn run;
 };
+// MXFP8 weights by float32 activations; defined for kAvx512, kAvx2 and kNeon.
+template <cpu::Isa kIsa>
+struct Fp8NormQkv {
+  static NormQkvFn run;
+};
 // MXFP4 weights by int8 activations; defined for kAvx512Vnni, kAvxVnni, kAvx2 and kNeonDot.
 template <cpu::Isa kIsa>
 struct Int8NormQkv {

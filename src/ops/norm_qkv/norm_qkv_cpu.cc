@@ -88,6 +88,13 @@ void BlockedNormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv
 }
 
 template <cpu::Isa kIsa>
+void Fp8NormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+                           const Tensor& d, const Norm& norm, const Weight& qkv,
+                           const Tensor& cos_sin, const Step& s) {
+  run_with<Fp8Product, kIsa>(cx, out, kv, x, d, norm, qkv, cos_sin, s);
+}
+
+template <cpu::Isa kIsa>
 void Int8NormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                             const Tensor& d, const Norm& norm, const Weight& qkv,
                             const Tensor& cos_sin, const Step& s) {
@@ -104,6 +111,9 @@ void Int8RowNormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv
 template struct BlockedNormQkv<cpu::Isa::kAvx512>;
 template struct BlockedNormQkv<cpu::Isa::kAvx2>;
 template struct BlockedNormQkv<cpu::Isa::kNeon>;
+template struct Fp8NormQkv<cpu::Isa::kAvx512>;
+template struct Fp8NormQkv<cpu::Isa::kAvx2>;
+template struct Fp8NormQkv<cpu::Isa::kNeon>;
 template struct Int8NormQkv<cpu::Isa::kAvx512Vnni>;
 template struct Int8NormQkv<cpu::Isa::kAvxVnni>;
 template struct Int8NormQkv<cpu::Isa::kAvx2>;

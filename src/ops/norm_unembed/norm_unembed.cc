@@ -15,6 +15,15 @@ constexpr NormUnembedKernel row(const char* name) {
 }
 
 template <cpu::Isa kIsa>
+constexpr NormUnembedKernel fp8_row(const char* name) {
+  return {name,
+          [](const NormUnembedDesc& d, const KernelOptions& o) {
+            return refuse_fp8<kIsa>(d.format, d.vocab, d.hidden, o);
+          },
+          Fp8NormUnembed<kIsa>::run, Layout::kPanels16};
+}
+
+template <cpu::Isa kIsa>
 constexpr NormUnembedKernel int8_row(const char* name) {
   return {name,
           [](const NormUnembedDesc& d, const KernelOptions& o) {
@@ -33,6 +42,9 @@ constexpr NormUnembedKernel kKernels[] = {
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
     int8_row<cpu::Isa::kAvx2>("avx2_int8"),
     int8_row<cpu::Isa::kNeonDot>("neon_dot_int8"),
+    fp8_row<cpu::Isa::kAvx512>("avx512_mxfp8"),
+    fp8_row<cpu::Isa::kAvx2>("avx2_mxfp8"),
+    fp8_row<cpu::Isa::kNeon>("neon_mxfp8"),
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),

@@ -34,6 +34,11 @@ template <cpu::Isa kIsa>
 struct BlockedNormUnembed {
   static NormUnembedFn run;
 };
+// MXFP8 weights by float32 activations; defined for kAvx512, kAvx2 and kNeon.
+template <cpu::Isa kIsa>
+struct Fp8NormUnembed {
+  static NormUnembedFn run;
+};
 // MXFP4 weights by int8 activations; defined for kAvx512Vnni, kAvxVnni, kAvx2 and kNeonDot.
 template <cpu::Isa kIsa>
 struct Int8NormUnembed {

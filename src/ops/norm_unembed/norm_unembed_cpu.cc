@@ -50,6 +50,13 @@ void BlockedNormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& 
 }
 
 template <cpu::Isa kIsa>
+void Fp8NormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
+                               const Tensor& d, const Norm& norm, const Weight& unembed,
+                               const Step& s) {
+  run_with<Fp8Product, kIsa>(cx, logits, h, x, d, norm, unembed, s);
+}
+
+template <cpu::Isa kIsa>
 void Int8NormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
                                 const Tensor& d, const Norm& norm, const Weight& unembed,
                                 const Step& s) {
@@ -66,6 +73,9 @@ void Int8RowNormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& 
 template struct BlockedNormUnembed<cpu::Isa::kAvx512>;
 template struct BlockedNormUnembed<cpu::Isa::kAvx2>;
 template struct BlockedNormUnembed<cpu::Isa::kNeon>;
+template struct Fp8NormUnembed<cpu::Isa::kAvx512>;
+template struct Fp8NormUnembed<cpu::Isa::kAvx2>;
+template struct Fp8NormUnembed<cpu::Isa::kNeon>;
 template struct Int8NormUnembed<cpu::Isa::kAvx512Vnni>;
 template struct Int8NormUnembed<cpu::Isa::kAvxVnni>;
 template struct Int8NormUnembed<cpu::Isa::kAvx2>;

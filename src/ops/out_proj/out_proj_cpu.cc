@@ -36,6 +36,12 @@ void BlockedOutProj<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& att, cons
 }
 
 template <cpu::Isa kIsa>
+void Fp8OutProj<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
+                           const Step& s) {
+  run_with<Fp8Product, kIsa>(cx, d, att, out, s);
+}
+
+template <cpu::Isa kIsa>
 void Int8OutProj<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
                             const Step& s) {
   run_with<Int8Product, kIsa>(cx, d, att, out, s);
@@ -50,6 +56,9 @@ void Int8RowOutProj<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& att, cons
 template struct BlockedOutProj<cpu::Isa::kAvx512>;
 template struct BlockedOutProj<cpu::Isa::kAvx2>;
 template struct BlockedOutProj<cpu::Isa::kNeon>;
+template struct Fp8OutProj<cpu::Isa::kAvx512>;
+template struct Fp8OutProj<cpu::Isa::kAvx2>;
+template struct Fp8OutProj<cpu::Isa::kNeon>;
 template struct Int8OutProj<cpu::Isa::kAvx512Vnni>;
 template struct Int8OutProj<cpu::Isa::kAvxVnni>;
 template struct Int8OutProj<cpu::Isa::kAvx2>;

@@ -14,10 +14,10 @@ struct Shape {
 };
 
 // gpt-oss's own, rows and columns that fill no tile, and MXFP4.
-constexpr Shape kShapes[] = {{2880, 4096, Format::kBF16}, {37, 72, Format::kBF16},
-                             {96, 96, Format::kBF16},     {1, 8, Format::kBF16},
-                             {33, 160, Format::kMxfp4},   {256, 512, Format::kMxfp4},
-                             {208, 2880, Format::kMxfp4}};
+constexpr Shape kShapes[] = {
+    {2880, 4096, Format::kBF16}, {37, 72, Format::kBF16},   {96, 96, Format::kBF16},
+    {1, 8, Format::kBF16},       {33, 160, Format::kMxfp4}, {256, 512, Format::kMxfp4},
+    {208, 2880, Format::kMxfp4}, {64, 160, Format::kMxfp8}, {208, 2880, Format::kMxfp8}};
 
 void check(const Shape& shape, int64_t tokens, DType act, ActFormat format = ActFormat::kFloat) {
   Random random(static_cast<uint32_t>(shape.hidden + tokens));
