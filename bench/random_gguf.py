@@ -1,0 +1,99 @@
+"""Writes a GGUF of gpt-oss-20b's shape with random weights, for bench/cpu_vs_llama_cpp.py.
+
+Experts MXFP4, dense layers and embedding Q8_0, as the GGUFs that people run. Norms 1, biases and
+sinks 0, routers N(0, 2 / sqrt(H)): every expert gets its share of tokens. Needs gguf and numpy.
+
+usage: random_gguf.py FILE
+"""
+import sys
+
+import gguf
+import numpy as np
+
+LAYERS, HIDDEN, WIDTH, EXPERTS, CHOSEN = 24, 2880, 2880, 32, 4
+HEADS, KV_HEADS, HEAD_DIM, VOCAB, WINDOW = 64, 8, 64, 201088, 128
+T, Q = gguf.MODEL_TENSOR, gguf.GGMLQuantizationType
+BLOCK_BYTES = {Q.F32: (1, 4), Q.Q8_0: (32, 34), Q.MXFP4: (32, 17)}
+
+
+def random_bytes(rng, shape, kind):
+    """The bytes of a weight [.., K] whose values have deviation 1 / sqrt(K)."""
+    elems, size = BLOCK_BYTES[kind]
+    blocks = np.frombuffer(rng.bytes(int(np.prod(shape)) // elems * size), np.uint8)
+    blocks = blocks.reshape(*shape[:-1], shape[-1] // elems, size).copy()
+    deviation = shape[-1] ** -0.5
+    if kind == Q.Q8_0:  # float16 scale, 32 int8: uniform, 74 rms
+        blocks[..., :2] = np.array([deviation / 74], np.float16).view(np.uint8)
+    else:  # e8m0 scale, 32 e2m1: 2.9 rms
+        blocks[..., 0] = 127 + round(np.log2(deviation / 2.9))
+    return blocks.reshape(*shape[:-1], -1)
+
+
+def tensors():
+    """(name, shape with K last, kind, fill) of every tensor; fill: a constant, or None: random."""
+    def name(tensor, layer=None, part="weight"):
+        return gguf.TENSOR_NAMES[tensor].format(bid=layer) + "." + part
+
+    yield name(T.TOKEN_EMBD), (VOCAB, HIDDEN), Q.Q8_0, None
+    yield name(T.OUTPUT_NORM), (HIDDEN,), Q.F32, 1
+    yield name(T.OUTPUT), (VOCAB, HIDDEN), Q.Q8_0, None
+    q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    for l in range(LAYERS):
+        for norm in (T.ATTN_NORM, T.ATTN_POST_NORM):
+            yield name(norm, l), (HIDDEN,), Q.F32, 1
+        yield name(T.ATTN_SINKS, l), (HEADS,), Q.F32, 0
+        for tensor, n, k in ((T.ATTN_Q, q, HIDDEN), (T.ATTN_K, kv, HIDDEN),
+                             (T.ATTN_V, kv, HIDDEN), (T.ATTN_OUT, HIDDEN, q)):
+            yield name(tensor, l), (n, k), Q.Q8_0, None
+            yield name(tensor, l, "bias"), (n,), Q.F32, 0
+        yield name(T.FFN_GATE_INP, l), (EXPERTS, HIDDEN), Q.F32, None
+        yield name(T.FFN_GATE_INP, l, "bias"), (EXPERTS,), Q.F32, 0
+        for tensor, n, k in ((T.FFN_GATE_EXP, WIDTH, HIDDEN), (T.FFN_UP_EXP, WIDTH, HIDDEN),
+                             (T.FFN_DOWN_EXP, HIDDEN, WIDTH)):
+            yield name(tensor, l), (EXPERTS, n, k), Q.MXFP4, None
+            yield name(tensor, l, "bias"), (EXPERTS, n), Q.F32, 0
+
+
+def write(path):
+    w = gguf.GGUFWriter(path, "gpt-oss")
+    w.add_block_count(LAYERS)
+    w.add_context_length(131072)
+    w.add_embedding_length(HIDDEN)
+    w.add_feed_forward_length(WIDTH)
+    w.add_expert_feed_forward_length(WIDTH)
+    w.add_head_count(HEADS)
+    w.add_head_count_kv(KV_HEADS)
+    w.add_key_length(HEAD_DIM)
+    w.add_value_length(HEAD_DIM)
+    w.add_layer_norm_rms_eps(1e-5)
+    w.add_expert_count(EXPERTS)
+    w.add_expert_used_count(CHOSEN)
+    w.add_sliding_window(WINDOW)
+    w.add_rope_freq_base(150000.0)
+    w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    w.add_rope_scaling_factor(32.0)
+    w.add_rope_scaling_orig_ctx_len(4096)
+    w.add_vocab_size(VOCAB)
+    w.add_tokenizer_model("no_vocab")
+    for name, shape, kind, _ in tensors():
+        elems, size = BLOCK_BYTES[kind]
+        rows = (*shape[:-1], shape[-1] // elems * size) if kind != Q.F32 else shape
+        dtype = np.dtype(np.float32 if kind == Q.F32 else np.uint8)
+        w.add_tensor_info(name, rows, dtype, int(np.prod(rows)) * dtype.itemsize, kind)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_ti_data_to_file()
+    rng = np.random.default_rng(1)
+    for _, shape, kind, fill in tensors():
+        if kind != Q.F32:
+            data = random_bytes(rng, shape, kind)
+        elif fill is None:
+            data = rng.standard_normal(shape, np.float32) * np.float32(2 * shape[-1] ** -0.5)
+        else:
+            data = np.full(shape, fill, np.float32)
+        w.write_tensor_data(data)
+    w.close()
+
+
+if __name__ == "__main__":
+    write(sys.argv[1])
