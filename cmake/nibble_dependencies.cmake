@@ -40,3 +40,23 @@ if(NIBBLE_TESTS)
   add_library(nibble_dep_benchmark INTERFACE)
   target_link_libraries(nibble_dep_benchmark INTERFACE benchmark::benchmark_main)
 endif()
+nibble_static_dep(openssl openssl/ssl.h ssl)
+find_library(NIBBLE_crypto_LIBRARY libcrypto.a REQUIRED)
+target_link_libraries(nibble_dep_openssl INTERFACE ${NIBBLE_crypto_LIBRARY} ${CMAKE_DL_LIBS})
+
+# xgrammar: from the source that tools/setup.sh unpacks, without its Python bindings. What it has to
+# say goes to src/text/grammar, which defines the functions that LOG_CUSTOMIZE leaves open.
+set(NIBBLE_XGRAMMAR ${CMAKE_SOURCE_DIR}/build/xgrammar)
+if(NOT EXISTS ${NIBBLE_XGRAMMAR}/include/xgrammar/xgrammar.h)
+  message(FATAL_ERROR "no xgrammar in build/xgrammar: run tools/setup.sh")
+endif()
+file(GLOB_RECURSE xgrammar_sources ${NIBBLE_XGRAMMAR}/cpp/*.cc)
+list(FILTER xgrammar_sources EXCLUDE REGEX "/tvm_ffi/")
+add_library(nibble_dep_xgrammar STATIC EXCLUDE_FROM_ALL ${xgrammar_sources})
+target_link_libraries(nibble_dep_xgrammar PRIVATE nibble_flags)
+target_compile_options(nibble_dep_xgrammar PRIVATE -w -O2)
+target_compile_definitions(nibble_dep_xgrammar PRIVATE XGRAMMAR_LOG_CUSTOMIZE=1
+                           XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_ENABLE_INTERNAL_CHECK=0)
+target_include_directories(nibble_dep_xgrammar SYSTEM
+                           PUBLIC ${NIBBLE_XGRAMMAR}/include ${NIBBLE_XGRAMMAR}/3rdparty/dlpack/include
+                           PRIVATE ${NIBBLE_XGRAMMAR}/3rdparty/picojson)

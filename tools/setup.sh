@@ -61,7 +61,24 @@ pip_install() { build/venv/bin/pip install --quiet --disable-pip-version-check -
 
 group_build() {
   packages g++ cmake ninja-build make ca-certificates libboost-dev libpcre2-dev \
-    nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev libutf8proc-dev libedit-dev
+    nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev libutf8proc-dev libedit-dev libssl-dev
+  xgrammar_source
+}
+
+# The grammar library's source, which no distribution packages: by version and hash. CMake builds it.
+xgrammar_source() {
+  unchanged xgrammar tools/requirements-xgrammar.txt && return
+  python_venv
+  echo "setup: fetching the source of tools/requirements-xgrammar.txt into build/xgrammar"
+  rm -rf build/xgrammar build/xgrammar.part
+  mkdir build/xgrammar.part
+  build/venv/bin/pip download --quiet --disable-pip-version-check --no-deps --no-binary xgrammar \
+    --require-hashes --dest build/xgrammar.part -r tools/requirements-xgrammar.txt ||
+    die "no xgrammar: see tools/requirements-xgrammar.txt"
+  mkdir build/xgrammar
+  tar -xzf build/xgrammar.part/xgrammar-*.tar.gz --strip-components=1 -C build/xgrammar
+  rm -r build/xgrammar.part
+  done_with xgrammar tools/requirements-xgrammar.txt
 }
 
 group_test() {
@@ -112,7 +129,7 @@ group_arm64() {
     -o APT::Sandbox::User=root)
   mkdir -p "$root/apt/lists/partial" "$root/apt/cache/archives/partial"
   apt-get "${apt[@]}" update >build/setup.log || die "no arm64 package lists (build/setup.log)"
-  (cd "$root/apt" && apt-get "${apt[@]}" download libpcre2-dev libutf8proc-dev \
+  (cd "$root/apt" && apt-get "${apt[@]}" download libpcre2-dev libutf8proc-dev libssl-dev \
     libedit-dev libbsd-dev libmd-dev libncurses-dev libgtest-dev \
     libgmock-dev libbenchmark-dev libbenchmark1debian >>../../setup.log)
   local deb

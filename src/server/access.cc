@@ -52,13 +52,18 @@ bool origin_allowed(const AccessRules& rules, std::string_view origin, std::stri
   return authority == lower(host) || is_localhost(without_port(authority));
 }
 
+// "Authorization: Bearer KEY", as OpenAI's clients send it, or "X-Api-Key: KEY", as Anthropic's do.
 bool key_given(const AccessRules& rules, const HttpRequest& head) {
-  std::string_view given = head.header("authorization");
+  std::string_view bearer = head.header("authorization");
   constexpr std::string_view kBearer = "bearer ";
-  if (lower(given.substr(0, kBearer.size())) != kBearer) return false;
-  given.remove_prefix(kBearer.size());
+  const bool is_bearer = lower(bearer.substr(0, kBearer.size())) == kBearer;
+  bearer.remove_prefix(is_bearer ? kBearer.size() : bearer.size());
+  const std::string_view plain = head.header("x-api-key");
   bool found = false;  // every key is compared, found or not
-  for (const std::string& key : rules.api_keys) found |= same_secret(given, key);
+  for (const std::string& key : rules.api_keys) {
+    found |= same_secret(bearer, key);
+    found |= same_secret(plain, key);
+  }
   return found;
 }
 

@@ -5,7 +5,8 @@
 namespace nibble::server {
 namespace {
 
-const char* type_of(int status) {
+const char* type_of(int status, ApiStyle style) {
+  const bool anthropic = style == ApiStyle::kAnthropic;
   switch (status) {
     case 401:
       return "authentication_error";
@@ -15,10 +16,13 @@ const char* type_of(int status) {
       return "not_found_error";
     case 429:
       return "rate_limit_error";
+    case 413:
+      return anthropic ? "request_too_large" : "invalid_request_error";
     case 503:
-      return "service_unavailable_error";
+      return anthropic ? "overloaded_error" : "service_unavailable_error";
     default:
-      return status >= 500 ? "server_error" : "invalid_request_error";
+      if (status < 500) return "invalid_request_error";
+      return anthropic ? "api_error" : "server_error";
   }
 }
 
@@ -26,17 +30,20 @@ Json text_or_null(const std::string& text) { return text.empty() ? Json(nullptr)
 
 }  // namespace
 
-std::string api_error_body(const ApiError& error) {
-  const Json body = {{"error",
-                      {{"message", error.message},
-                       {"type", type_of(error.status)},
-                       {"param", text_or_null(error.param)},
-                       {"code", text_or_null(error.code)}}}};
-  return to_text(body);
+std::string api_error_body(const ApiError& error, ApiStyle style) {
+  const char* type = type_of(error.status, style);
+  if (style == ApiStyle::kAnthropic) {
+    return to_text({{"type", "error"}, {"error", {{"type", type}, {"message", error.message}}}});
+  }
+  return to_text({{"error",
+                   {{"message", error.message},
+                    {"type", type},
+                    {"param", text_or_null(error.param)},
+                    {"code", text_or_null(error.code)}}}});
 }
 
-HttpResponse api_error_response(const ApiError& error) {
-  HttpResponse response{.status = error.status, .body = api_error_body(error)};
+HttpResponse api_error_response(const ApiError& error, ApiStyle style) {
+  HttpResponse response{.status = error.status, .body = api_error_body(error, style)};
   if (error.retry_after_s > 0) {
     response.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s));
   }

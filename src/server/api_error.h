@@ -1,5 +1,4 @@
-// An error as an OpenAI client expects it:
-// {"error":{"message","type","param","code"}} with the fitting HTTP status.
+// An error as the clients of an API expect it, with the fitting HTTP status.
 #pragma once
 
 #include <string>
@@ -16,8 +15,13 @@ struct ApiError {
   int retry_after_s = 0;   // with 429 and 503
 };
 
+enum class ApiStyle {
+  kOpenAi,    // {"error":{"message","type","param","code"}}
+  kAnthropic  // {"type":"error","error":{"type","message"}}
+};
+
 // The error's "type" is that of its status: "invalid_request_error", "authentication_error", ...
-std::string api_error_body(const ApiError& error);
-HttpResponse api_error_response(const ApiError& error);
+std::string api_error_body(const ApiError& error, ApiStyle style = ApiStyle::kOpenAi);
+HttpResponse api_error_response(const ApiError& error, ApiStyle style = ApiStyle::kOpenAi);
 
 }  // namespace nibble::server

@@ -6,6 +6,11 @@
 #include "server/sse.h"
 
 namespace nibble::server {
+namespace {
+
+constexpr std::chrono::seconds kKeepAlive{15};
+
+}  // namespace
 
 void LiveGenerations::add(Generation* generation) {
   std::lock_guard lock(mutex_);
@@ -20,14 +25,6 @@ void LiveGenerations::remove(Generation* generation) {
 void LiveGenerations::cancel_all() {
   std::lock_guard lock(mutex_);
   for (Generation* generation : all_) generation->cancel();
-}
-
-std::optional<ApiError> check_count(const Admission& admission, int64_t prompts, int64_t n) {
-  if (prompts * n <= admission.limit()) return std::nullopt;
-  return ApiError{.message = "this asks for " + std::to_string(prompts * n) +
-                             " sequences (prompts times n); the server takes at most " +
-                             std::to_string(admission.limit()) + " at once",
-                  .param = prompts > admission.limit() ? "prompt" : "n"};
 }
 
 std::string random_id(const std::string& prefix) {
@@ -52,44 +49,85 @@ Json usage_json(const Usage& usage) {
 }
 
 Generation::Generation(const GenerationContext& context, std::shared_ptr<HttpReply> reply)
-    : model_(context.model),
+    : style_(context.style),
+      model_(context.model),
       admission_(context.admission),
       live_(context.live),
+      metrics_(context.metrics),
       reply_(std::move(reply)) {
   live_.add(this);
 }
 
 Generation::~Generation() { live_.remove(this); }
 
-void Generation::submit(std::vector<Request> requests) {
+void Generation::submit(std::vector<Request> requests, int32_t n, bool streamed) {
   if (!admission_.enter(static_cast<int64_t>(requests.size()))) {
+    reply_->post([self = shared_from_this()] { self->metrics_.rejected(); });
     return reply_->send(
         api_error_response({.status = 429,
                             .message = "the server is busy: all places in its queue are taken",
                             .code = "server_overloaded",
-                            .retry_after_s = 1}));
+                            .retry_after_s = 1},
+                           style_));
   }
   num_running_ = requests.size();
-  reply_->on_gone([self = shared_from_this()] { self->cancel(); });
+  reply_->on_gone([self = shared_from_this()] {
+    self->metrics_.client_left();
+    self->cancel();
+  });
+  if (streamed) {
+    reply_->on_quiet(kKeepAlive, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->stream(": keep-alive\n\n");
+    });
+  }
   for (size_t i = 0; i < requests.size(); ++i) {
     requests[i].on_output = [self = shared_from_this(), i](const Output& output) {
       self->reply_->post([self, i, output] { self->deliver(i, output); });
     };
-    // Under the lock: a cancel() from elsewhere sees either no id yet, and stops this loop, or all
-    // ids given so far. The engine's callbacks take no lock of ours.
-    std::lock_guard lock(mutex_);
-    Result<RequestId> id =
-        canceled_ ? Failure{"canceled"} : model_.engine->submit(std::move(requests[i]));
+  }
+  const auto size = static_cast<size_t>(n);
+  for (size_t first = 0; first < requests.size(); first += size) {
+    const auto begin = requests.begin() + static_cast<ptrdiff_t>(first);
+    std::vector<Request> group(std::make_move_iterator(begin), std::make_move_iterator(begin + n));
+    const Result<bool> given = give(std::move(group), first);
+    if (given) continue;
+    // As if the engine had ended them: the ones that went in before end the same way.
+    for (size_t i = first; i < first + size; ++i) {
+      Output refused;
+      refused.finish = given.error().empty() ? FinishReason::kCanceled : FinishReason::kError;
+      refused.error = given.error();
+      reply_->post([self = shared_from_this(), i, refused] { self->deliver(i, refused); });
+    }
+  }
+}
+
+// The answers to one prompt, which is computed once; but for scores, which each asks for itself. A
+// failure without a text: canceled.
+Result<bool> Generation::give(std::vector<Request> group, size_t first) {
+  // Under the lock: a cancel() from elsewhere sees either no id yet, and stops this, or all ids
+  // given so far. The engine's callbacks take no lock of ours.
+  std::lock_guard lock(mutex_);
+  if (canceled_) return Failure{""};
+  if (group.size() > 1 && group[0].prompt_logprobs < 0) {
+    Result<std::vector<RequestId>> ids = model_.engine->submit_forks(std::move(group));
+    if (!ids) return Failure{ids.error()};
+    ids_.insert(ids_.end(), ids->begin(), ids->end());
+    return true;
+  }
+  for (size_t i = 0; i < group.size(); ++i) {
+    Result<RequestId> id = model_.engine->submit(std::move(group[i]));
     if (id) {
       ids_.push_back(*id);
       continue;
     }
-    // As if the engine had ended it: the ones that went in before end the same way.
-    Output refused;
-    refused.finish = canceled_ ? FinishReason::kCanceled : FinishReason::kError;
+    if (i == 0) return Failure{id.error()};
+    Output refused;  // the first went in, so this one is like it: the engine has failed
+    refused.finish = FinishReason::kError;
     refused.error = id.error();
-    reply_->post([self = shared_from_this(), i, refused] { self->deliver(i, refused); });
+    reply_->post(
+        [self = shared_from_this(), index = first + i, refused] { self->deliver(index, refused); });
   }
+  return true;
 }
 
 void Generation::cancel() {
@@ -121,9 +159,13 @@ void Generation::fail(const ApiError& error) {
   if (failed_) return;
   failed_ = true;
   cancel();
-  if (!streaming_) return reply_->send(api_error_response(error));
-  reply_->write("data: " + api_error_body(error) + "\n\n" + kSseDone);
+  if (!streaming_) return reply_->send(api_error_response(error, style_));
+  reply_->write(error_event(error));
   reply_->finish();
+}
+
+std::string Generation::error_event(const ApiError& error) const {
+  return "data: " + api_error_body(error, style_) + "\n\n" + kSseDone;
 }
 
 void Generation::stream(std::string data) {

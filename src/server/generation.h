@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "server/api_error.h"
+#include "server/grammar_service.h"
 #include "server/http.h"
 #include "server/json_fields.h"
+#include "server/metrics.h"
 #include "server/served_model.h"
 
 namespace nibble::server {
@@ -36,12 +38,11 @@ struct GenerationContext {
   const ServedModel& model;
   Admission& admission;
   LiveGenerations& live;
+  GrammarService& grammars;
+  ServerMetrics& metrics;
   std::string fingerprint;  // "nibble-0.1.0"
+  ApiStyle style = ApiStyle::kOpenAi;
 };
-
-// Why n answers to each of so many prompts can never be taken at once, if so: a 400, since trying
-// again would not help. Asked before anything is made for them.
-std::optional<ApiError> check_count(const Admission& admission, int64_t prompts, int64_t n);
 
 // "chatcmpl-" and 24 random characters.
 std::string random_id(const std::string& prefix);
@@ -60,8 +61,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Generation(const GenerationContext& context, std::shared_ptr<HttpReply> reply);
   virtual ~Generation();
 
-  // Gives the requests to the engine; their on_output is set here. Any thread, once.
-  void submit(std::vector<Request> requests);
+  // Gives the requests to the engine; their on_output is set here. Any thread, once. Each `n` that
+  // follow one another have the same prompt. `streamed`: the answer is a stream, which is kept
+  // alive by comments while nothing comes.
+  void submit(std::vector<Request> requests, int32_t n, bool streamed);
   // Any thread.
   void cancel();
 
@@ -70,20 +73,26 @@ class Generation : public std::enable_shared_from_this<Generation> {
   virtual void on_output(size_t index, const Output& output) = 0;
   virtual void on_all_ended() = 0;
 
+  // The end of a stream that cannot go on.
+  virtual std::string error_event(const ApiError& error) const;
+
   // For the streams of derived classes: starts the stream where it is not yet.
   void stream(std::string data);
   void end_stream(std::string data);
 
   const ServedModel& model() const { return model_; }
   HttpReply& reply() { return *reply_; }
+  const ApiStyle style_;
 
  private:
   void deliver(size_t index, const Output& output);
+  Result<bool> give(std::vector<Request> group, size_t first);
   void fail(const ApiError& error);
 
   const ServedModel& model_;
   Admission& admission_;
   LiveGenerations& live_;
+  ServerMetrics& metrics_;
   std::shared_ptr<HttpReply> reply_;
   std::mutex mutex_;  // of ids_ and canceled_
   std::vector<RequestId> ids_;

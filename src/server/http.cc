@@ -26,12 +26,14 @@ std::string_view HttpRequest::header(std::string_view name) const {
 
 class HttpServer::Impl {
  public:
-  Impl(const HttpOptions& options, HttpGate gate, HttpHandler handler, HttpErrorBody error_body)
+  Impl(const HttpOptions& options, HttpGate gate, HttpHandler handler, HttpErrorBody error_body,
+       HttpObserver observer)
       : shared_(std::make_shared<HttpShared>()), acceptor_(io_), pause_(io_) {
     shared_->options = options;
     shared_->gate = std::move(gate);
     shared_->handler = std::move(handler);
     shared_->error_body = std::move(error_body);
+    shared_->observer = std::move(observer);
     listen();
   }
 
@@ -47,8 +49,6 @@ class HttpServer::Impl {
   void drain() {
     asio::post(io_, [this] {
       shared_->draining = true;
-      error_code ignored;
-      acceptor_.close(ignored);
       for_all(&HttpSession::drain);
     });
   }
@@ -134,9 +134,9 @@ class HttpServer::Impl {
 };
 
 HttpServer::HttpServer(const HttpOptions& options, HttpGate gate, HttpHandler handler,
-                       HttpErrorBody error_body)
+                       HttpErrorBody error_body, HttpObserver observer)
     : impl_(std::make_unique<Impl>(options, std::move(gate), std::move(handler),
-                                   std::move(error_body))) {}
+                                   std::move(error_body), std::move(observer))) {}
 HttpServer::~HttpServer() = default;
 uint16_t HttpServer::port() const { return impl_->port(); }
 void HttpServer::start() { impl_->start(); }

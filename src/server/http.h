@@ -56,6 +56,10 @@ class HttpReply {
   // once if it has gone already. A client that closes its sending side counts as gone.
   virtual void on_gone(std::function<void()> f) = 0;
   virtual bool gone() const = 0;
+
+  // Runs f on the server's thread whenever nothing has been written for that long, until the answer
+  // is complete.
+  virtual void on_quiet(std::chrono::milliseconds time, std::function<void()> f) = 0;
 };
 
 // Called when the head of a request is read and before its body is. An answer refuses the request.
@@ -65,6 +69,11 @@ using HttpGate =
 using HttpHandler = std::function<void(HttpRequest request, std::shared_ptr<HttpReply> reply)>;
 // The body of an error that HTTP itself finds (bad request line, 413, 408, ...).
 using HttpErrorBody = std::function<std::string(int status, const std::string& message)>;
+// Called with the head of every answer. The request's path is "" where it could not be read.
+using HttpObserver =
+    std::function<void(const std::string& method, const std::string& path, int status)>;
+
+class TlsContext;
 
 struct HttpOptions {
   std::string host = "127.0.0.1";
@@ -79,19 +88,20 @@ struct HttpOptions {
   std::chrono::milliseconds body_timeout{120'000};  // from the end of the head
   std::chrono::milliseconds write_timeout{60'000};  // in which nothing could be written
   std::chrono::milliseconds linger_timeout{2'000};  // reading on after a refusal, so it arrives
+  std::shared_ptr<const TlsContext> tls = {};       // none: plain HTTP
 };
 
 class HttpServer {
  public:
   // Listens; connections wait for start(). Throws Error(kUsage) where the address cannot be bound.
   HttpServer(const HttpOptions& options, HttpGate gate, HttpHandler handler,
-             HttpErrorBody error_body);
+             HttpErrorBody error_body, HttpObserver observer = {});
   ~HttpServer();  // stop()
 
   uint16_t port() const;
   void start();  // the server's thread
 
-  // Any thread. Accepts no more connections, closes idle ones; answers under way go on.
+  // Any thread. Closes idle connections, and others as soon as they have their answer.
   void drain();
   size_t num_connections() const;
   // Closes everything and ends the thread.

@@ -73,6 +73,11 @@ class Exchange final : public HttpReply {
   }
   void post(std::function<void()> f) override { asio::post(session_->executor(), std::move(f)); }
   bool gone() const override { return *gone_; }
+  void on_quiet(std::chrono::milliseconds time, std::function<void()> f) override {
+    run([time, f = std::move(f)](HttpSession& s, uint64_t id) mutable {
+      s.on_quiet(id, time, std::move(f));
+    });
+  }
 
  private:
   template <typename F>
@@ -92,7 +97,9 @@ HttpSession::HttpSession(Socket socket, std::shared_ptr<HttpShared> shared)
     : socket_(std::move(socket)),
       shared_(std::move(shared)),
       deadline_(socket_.get_executor()),
-      write_deadline_(socket_.get_executor()) {
+      write_deadline_(socket_.get_executor()),
+      quiet_(socket_.get_executor()) {
+  if (shared_->options.tls) tls_ = std::make_unique<TlsChannel>(*shared_->options.tls);
   shared_->sessions.insert(this);
   shared_->num_sessions = shared_->sessions.size();
 }
@@ -133,6 +140,8 @@ void HttpSession::close() {
   socket_.close(ignored);
   deadline_.cancel();
   write_deadline_.cancel();
+  quiet_.cancel();
+  on_quiet_ = nullptr;
   release_body();
   if (gone_) *gone_ = true;
   open_ = false;
@@ -141,24 +150,45 @@ void HttpSession::close() {
 
 // ---- input
 
+// Waits first: a connection that says nothing has no buffer.
 void HttpSession::read_some() {
   if (reading_ || state_ == State::kClosed) return;
   if (state_ == State::kBusy && buffer_.size() >= kMaxAheadBytes) return;
   reading_ = true;
-  socket_.async_read_some(buffer_.prepare(kReadBytes),
-                          [self = shared_from_this()](const error_code& ec, size_t bytes) {
-                            self->on_read(ec, bytes);
-                          });
+  if (buffer_.size() == 0) buffer_ = {};
+  socket_.async_wait(Socket::wait_read,
+                     [self = shared_from_this()](const error_code& ec) { self->on_readable(ec); });
 }
 
-void HttpSession::on_read(const error_code& ec, size_t bytes) {
+void HttpSession::on_readable(const error_code& waited) {
   reading_ = false;
   if (state_ == State::kClosed) return;
+  if (waited) return close();
+  error_code ec;
+  if (tls_) {
+    if (!receive_tls()) return;
+  } else {
+    buffer_.commit(socket_.read_some(buffer_.prepare(kReadBytes), ec));
+  }
+  if (ec == asio::error::would_block || ec == asio::error::try_again) return read_some();
   if (ec) return close();  // the end of the stream too
-  buffer_.commit(bytes);
   if (state_ == State::kLingering) buffer_.consume(buffer_.size());
   on_input();
   read_some();
+}
+
+bool HttpSession::receive_tls() {
+  std::array<char, kReadBytes> bytes;
+  error_code ec;
+  const size_t n = socket_.read_some(asio::buffer(bytes), ec);
+  if (ec == asio::error::would_block || ec == asio::error::try_again) return true;
+  if (ec) return close(), false;
+  std::string plain;
+  const bool goes_on = tls_->receive({bytes.data(), n}, plain, wire_);
+  buffer_.commit(asio::buffer_copy(buffer_.prepare(plain.size()), asio::buffer(plain)));
+  flush();
+  if (!goes_on) close();  // an alert, garbage, or the client's close_notify
+  return state_ != State::kClosed;
 }
 
 void HttpSession::on_input() {
@@ -179,6 +209,8 @@ bool HttpSession::parse_some() {
     }
     if (buffer_.size() == 0) return false;
     parser_.emplace();
+    method_.clear();
+    path_.clear();
     parser_->header_limit(shared_->options.max_head_bytes);
     parser_->body_limit(shared_->options.max_body_bytes);
     state_ = State::kHead;
@@ -215,6 +247,8 @@ bool HttpSession::on_head() {
   }
   const size_t query = target.find('?');
   request_.path = target.substr(0, query);
+  method_ = request_.method;
+  path_ = request_.path;
   if (query != std::string::npos) request_.query = target.substr(query + 1);
   for (const auto& field : head) {
     std::string name(field.name_string());
@@ -334,6 +368,7 @@ void HttpSession::release_body() {
 // ---- output
 
 void HttpSession::queue_head(const HttpResponse& head, std::optional<size_t> content_length) {
+  if (shared_->observer) shared_->observer(method_, path_, head.status);
   const std::string status = std::to_string(head.status);
   out_ += "HTTP/1.1 " + status + " ";
   out_ += std::string(http::obsolete_reason(static_cast<http::status>(head.status)));
@@ -375,7 +410,8 @@ void HttpSession::write(uint64_t exchange, std::string data) {
   out_ += data;
   if (chunked_) out_ += "\r\n";
   flush();
-  if (out_.size() > shared_->options.max_unsent_bytes) {
+  if (on_quiet_) wait_quiet();
+  if (num_unsent() > shared_->options.max_unsent_bytes) {
     LOG_WARN("a client does not read its stream: dropped");
     close();
   }
@@ -393,6 +429,22 @@ void HttpSession::on_gone(uint64_t exchange, std::function<void()> f) {
   if (open_) on_gone_ = std::move(f);
 }
 
+void HttpSession::on_quiet(uint64_t exchange, Duration time, std::function<void()> f) {
+  if (exchange != exchange_ || !open_) return;
+  on_quiet_ = std::move(f);
+  quiet_time_ = time;
+  wait_quiet();
+}
+
+void HttpSession::wait_quiet() {
+  quiet_.expires_after(quiet_time_);
+  quiet_.async_wait([self = shared_from_this()](const error_code& ec) {
+    if (ec || !self->open_ || !self->on_quiet_) return;
+    const auto f = self->on_quiet_;  // what it writes starts the next wait
+    f();
+  });
+}
+
 void HttpSession::dropped(uint64_t exchange) {
   if (exchange != exchange_ || !open_) return;
   if (streaming_) return close();  // cut off: the client must not take it for whole
@@ -402,6 +454,8 @@ void HttpSession::dropped(uint64_t exchange) {
 void HttpSession::answered() {
   open_ = false;
   on_gone_ = nullptr;
+  on_quiet_ = nullptr;
+  quiet_.cancel();
   release_body();
   if (!keep_alive_ && !linger_when_written_) close_when_written_ = true;
   flush();
@@ -415,15 +469,22 @@ void HttpSession::answered() {
 
 void HttpSession::flush() {
   if (writing_ || state_ == State::kClosed) return;
+  const bool closing = !open_ && (linger_when_written_ || close_when_written_);
+  if (tls_ && !out_.empty()) {
+    if (!tls_->send(out_, wire_)) return close();
+    out_.clear();
+  }
+  if (tls_ && closing && state_ != State::kLingering) tls_->close(wire_);
+  std::string& bytes = tls_ ? wire_ : out_;
   error_code ec;
   size_t done = 0;
-  while (done < out_.size() && !ec) {
-    done += socket_.write_some(asio::buffer(out_.data() + done, out_.size() - done), ec);
+  while (done < bytes.size() && !ec) {
+    done += socket_.write_some(asio::buffer(bytes.data() + done, bytes.size() - done), ec);
   }
-  out_.erase(0, done);
+  bytes.erase(0, done);
   if (ec == asio::error::would_block || ec == asio::error::try_again) return wait_writable();
   if (ec) return close();
-  if (out_.capacity() > kMaxAheadBytes) out_.shrink_to_fit();
+  if (bytes.capacity() > kMaxAheadBytes) bytes.shrink_to_fit();
   if (linger_when_written_ && !open_) {
     if (state_ != State::kLingering) linger();
   } else if (close_when_written_) {

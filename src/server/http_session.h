@@ -13,6 +13,7 @@
 #include <unordered_set>
 
 #include "server/http.h"
+#include "server/tls.h"
 
 namespace nibble::server {
 
@@ -24,6 +25,7 @@ struct HttpShared {
   HttpGate gate;
   HttpHandler handler;
   HttpErrorBody error_body;
+  HttpObserver observer;
   std::unordered_set<HttpSession*> sessions;
   std::atomic<size_t> num_sessions{0};
   size_t bodies_bytes = 0;  // of requests being read or answered
@@ -33,6 +35,7 @@ struct HttpShared {
 class HttpSession : public std::enable_shared_from_this<HttpSession> {
  public:
   using Socket = boost::asio::ip::tcp::socket;
+  using Duration = std::chrono::milliseconds;
   HttpSession(Socket socket, std::shared_ptr<HttpShared> shared);
   ~HttpSession();
 
@@ -47,17 +50,18 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void write(uint64_t exchange, std::string data);
   void finish(uint64_t exchange);
   void on_gone(uint64_t exchange, std::function<void()> f);
+  void on_quiet(uint64_t exchange, Duration time, std::function<void()> f);
   void dropped(uint64_t exchange);  // by its handler, unanswered
 
   boost::asio::any_io_executor executor() { return socket_.get_executor(); }
 
  private:
   using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
-  using Duration = std::chrono::milliseconds;
   enum class State { kIdle, kHead, kBody, kBusy, kLingering, kClosed };
 
   void read_some();
-  void on_read(const boost::system::error_code& ec, size_t bytes);
+  void on_readable(const boost::system::error_code& ec);
+  bool receive_tls();  // false: closed
   void on_input();
   bool parse_some();  // false: more bytes are needed, or none are wanted
   bool on_head();     // false: refused
@@ -74,21 +78,29 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void set_deadline(Duration d);
   void on_deadline();
   void linger();
+  void wait_quiet();
+  size_t num_unsent() const { return out_.size() + wire_.size(); }
 
   Socket socket_;
   std::shared_ptr<HttpShared> shared_;
   boost::asio::steady_timer deadline_;        // of what is awaited from the client
   boost::asio::steady_timer write_deadline_;  // of what the client is to take
+  boost::asio::steady_timer quiet_;           // since the last write
   boost::beast::flat_buffer buffer_;
+  std::unique_ptr<TlsChannel> tls_;  // none: plain HTTP
   std::optional<Parser> parser_;
   HttpRequest request_;
   HttpHeaders reply_headers_;
   State state_ = State::kIdle;
-  std::string out_;  // still to be written
+  std::string out_;            // still to be written
+  std::string wire_;           // the same, encrypted
+  std::string method_, path_;  // of the request that is answered
   uint64_t exchange_ = 0;
   size_t body_bytes_ = 0;  // of shared_->bodies_bytes
   std::shared_ptr<std::atomic<bool>> gone_;
   std::function<void()> on_gone_;
+  std::function<void()> on_quiet_;
+  Duration quiet_time_{0};
   bool reading_ = false;
   bool writing_ = false;  // waits for the socket to become writable
   bool parsing_ = false;  // inside on_input()

@@ -51,4 +51,16 @@ class JsonFields {
   std::optional<ApiError>* error_;
 };
 
+// The body's object, read by `read`.
+template <typename Read>
+std::optional<ApiError> read_body(std::string_view body, Read read) {
+  ApiError bad;
+  const auto json = parse_json_object(body, bad);
+  if (!json) return bad;
+  std::optional<ApiError> error;
+  JsonFields fields(*json, "", error);
+  read(fields);
+  return error;
+}
+
 }  // namespace nibble::server

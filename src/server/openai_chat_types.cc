@@ -20,12 +20,6 @@ bool is_name(std::string_view name) {
          });
 }
 
-std::string read_name(JsonFields& fields, const char* field) {
-  std::string name = fields.string(field);
-  if (!is_name(name)) fields.fail(field, "has to be 1 to 128 letters, digits, _, - or .");
-  return name;
-}
-
 // A string, or an array of {"type":"text","text"} parts, which are joined.
 std::string read_content(JsonFields& fields) {
   const Json* content = fields.find("content");
@@ -126,6 +120,7 @@ FunctionTool read_tool(const Json& json, const std::string& path, std::optional<
   tool.name = read_name(inner, "name");
   tool.description = inner.string("description");
   if (const Json* parameters = inner.object("parameters")) tool.parameters = to_text(*parameters);
+  tool.strict = inner.boolean("strict", false);
   return tool;
 }
 
@@ -172,6 +167,12 @@ void read_effort(JsonFields& fields, const char* name, Chat& chat) {
 }
 
 }  // namespace
+
+std::string read_name(JsonFields& fields, const char* field) {
+  std::string name = fields.string(field);
+  if (!is_name(name)) fields.fail(field, "has to be 1 to 128 letters, digits, _, - or .");
+  return name;
+}
 
 void read_chat(JsonFields& fields, Chat& chat, bool& include_reasoning) {
   std::optional<ApiError>& error = fields.error();

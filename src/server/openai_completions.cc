@@ -5,7 +5,8 @@
 #include <deque>
 
 #include "base/check.h"
-#include "server/openai_chat.h"
+#include "server/generation_check.h"
+#include "server/openai_tokens.h"
 #include "server/sse.h"
 #include "text/stop_strings.h"
 
@@ -31,26 +32,44 @@ class TextAnswer {
   StopStrings stop_;
 };
 
-// Ends the request at a stop string, on the engine's thread.
-class TextStopWatcher final : public TokenWatcher {
+// Ends the request at a stop string and holds it to a grammar, on the engine's thread.
+class TextWatcher final : public TokenWatcher {
  public:
-  explicit TextStopWatcher(TextAnswer fresh) { states_.push_back(std::move(fresh)); }
+  TextWatcher(TextAnswer fresh, const std::optional<Grammar>& grammar,
+              const std::vector<int32_t>& end_ids) {
+    states_.push_back({std::move(fresh), 0});
+    if (grammar) run_.emplace(*grammar, end_ids);
+  }
 
   Watch accept(int32_t id) override {
     if (states_.size() > kMaxRollback) states_.pop_front();
     states_.push_back(states_.back());
-    states_.back().push(id);
-    return states_.back().stopped() ? Watch::kStop : Watch::kGoOn;
+    State& now = states_.back();
+    now.answer.push(id);
+    if (run_) {
+      run_->accept(id);
+      now.run_length = run_->num_accepted();
+    }
+    return now.answer.stopped() ? Watch::kStop : Watch::kGoOn;
   }
   void rollback(int n) override {
     CHECK(static_cast<size_t>(n) < states_.size());
     states_.erase(states_.end() - n, states_.end());
+    if (run_) run_->rollback_to(states_.back().run_length);
   }
-  bool mask(std::span<uint32_t>) override { return false; }
+  bool mask(std::span<uint32_t> bits) override {
+    if (run_) run_->mask(bits);
+    return run_.has_value();
+  }
 
  private:
   static constexpr size_t kMaxRollback = 64;
-  std::deque<TextAnswer> states_;  // before each of the last tokens, and now
+  struct State {
+    TextAnswer answer;
+    size_t run_length;  // ids that the run had accepted
+  };
+  std::deque<State> states_;  // before each of the last tokens, and now
+  std::optional<GrammarRun> run_;
 };
 
 struct PromptText {
@@ -96,10 +115,12 @@ int64_t count_characters(std::string_view text) {
 class CompletionGeneration final : public Generation {
  public:
   CompletionGeneration(const GenerationContext& context, CompletionRequest request,
-                       std::vector<PromptText> prompts, std::shared_ptr<HttpReply> reply)
+                       std::vector<PromptText> prompts, std::optional<Grammar> grammar,
+                       std::shared_ptr<HttpReply> reply)
       : Generation(context, std::move(reply)),
         request_(std::move(request)),
         prompts_(std::move(prompts)),
+        grammar_(std::move(grammar)),
         fingerprint_(context.fingerprint),
         id_(random_id("cmpl-")),
         created_(std::time(nullptr)),
@@ -125,6 +146,7 @@ class CompletionGeneration final : public Generation {
 
   CompletionRequest request_;
   std::vector<PromptText> prompts_;
+  const std::optional<Grammar> grammar_;
   const std::string fingerprint_;
   const std::string id_;
   const int64_t created_;
@@ -144,8 +166,8 @@ void CompletionGeneration::run(const std::vector<int32_t>& max_tokens) {
     r.max_tokens = max_tokens[choice.prompt];
     r.min_tokens = std::min(request_.min_tokens, r.max_tokens);
     r.stop_ids = stop_ids_for(model(), request_);
-    if (!request_.stop.empty()) {
-      r.watcher = std::make_shared<TextStopWatcher>(fresh);
+    if (!request_.stop.empty() || grammar_) {
+      r.watcher = std::make_shared<TextWatcher>(fresh, grammar_, r.stop_ids);
     }
     if (request_.echo && (request_.sampling.logprobs >= 0 || r.max_tokens == 0)) {
       r.prompt_logprobs = std::max(request_.sampling.logprobs, 0);
@@ -154,7 +176,7 @@ void CompletionGeneration::run(const std::vector<int32_t>& max_tokens) {
       };
     }
   }
-  submit(std::move(requests));
+  submit(std::move(requests), request_.n, request_.stream);
 }
 
 // `logprob` null: not known, as for a prompt's first token.
@@ -329,9 +351,28 @@ void start_completion(const GenerationContext& context, CompletionRequest reques
     }
     if (reply->gone()) return;
   }
-  std::make_shared<CompletionGeneration>(context, std::move(request), std::move(prompts),
-                                         std::move(reply))
-      ->run(max_tokens);
+  const auto run = [&](std::optional<Grammar> grammar) {
+    std::make_shared<CompletionGeneration>(context, std::move(request), std::move(prompts),
+                                           std::move(grammar), reply)
+        ->run(max_tokens);
+  };
+  if (!request.format) return run(std::nullopt);
+  if (stop_ids_for(context.model, request).empty()) {
+    return reply->send(api_error_response(
+        {.message = request.format_field + " needs an id that ends the text: ignore_eos is set",
+         .param = request.format_field}));
+  }
+  std::vector<WantedGrammar> wanted = {{*request.format, request.format_field}};
+  context.grammars.compile(
+      std::move(wanted),
+      [context, request = std::move(request), prompts = std::move(prompts),
+       max_tokens = std::move(max_tokens), reply](GrammarService::Answer answer) mutable {
+        if (answer.error) return reply->send(api_error_response(*answer.error));
+        if (reply->gone()) return;
+        std::make_shared<CompletionGeneration>(context, std::move(request), std::move(prompts),
+                                               std::move(answer.grammars[0]), reply)
+            ->run(max_tokens);
+      });
 }
 
 }  // namespace nibble::server

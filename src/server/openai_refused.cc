@@ -3,8 +3,7 @@
 namespace nibble::server {
 namespace {
 
-constexpr const char* kNoGrammar =
-    "is not supported yet: nibble has no grammars, and an answer of the right form by luck is none";
+constexpr const char* kUseFormat = "is not supported: use response_format or structured_outputs";
 constexpr const char* kNoSampler = "is not supported: use temperature, top_p, top_k or min_p";
 constexpr const char* kTextOnly = "is not supported: text in, text out";
 
@@ -15,15 +14,10 @@ struct Refused {
 };
 
 constexpr Refused kRefused[] = {
-    {"guided_json", "null", kNoGrammar},
-    {"guided_regex", "null", kNoGrammar},
-    {"guided_choice", "null", kNoGrammar},
-    {"guided_grammar", "null", kNoGrammar},
-    {"structured_outputs", "null", kNoGrammar},
-    {"grammar", "null", kNoGrammar},
-    {"json_schema", "null", kNoGrammar},
-    {"regex", "null", kNoGrammar},
-    {"ebnf", "null", kNoGrammar},
+    {"grammar", "null", kUseFormat},
+    {"json_schema", "null", kUseFormat},
+    {"regex", "null", kUseFormat},
+    {"ebnf", "null", kUseFormat},
     {"use_beam_search", "false", "is not supported"},
     {"length_penalty", "1.0", "is not supported: it belongs to beam search"},
     {"typical_p", "1.0", kNoSampler},
@@ -77,13 +71,7 @@ void refuse_all(JsonFields& fields, const Refused (&list)[N]) {
 
 }  // namespace
 
-void refuse_unsupported_fields(JsonFields& fields) {
-  refuse_all(fields, kRefused);
-  if (const Json* format = fields.object("response_format")) {
-    const auto type = format->find("type");
-    if (type == format->end() || *type != "text") fields.fail("response_format", kNoGrammar);
-  }
-}
+void refuse_unsupported_fields(JsonFields& fields) { refuse_all(fields, kRefused); }
 
 void refuse_unsupported_chat_fields(JsonFields& fields) {
   refuse_all(fields, kRefusedInChats);

@@ -3,7 +3,9 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "server/anthropic_types.h"
 #include "server/openai_types.h"
+#include "server/responses_types.h"
 
 namespace {
 
@@ -25,6 +27,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto error = nibble::server::parse_completion_request(body, {}, completion);
   check(error);
   if (!error && completion.prompts.empty()) std::abort();
+  nibble::server::ChatRequest messages;
+  check(nibble::server::parse_messages_request(body, {}, size % 2 == 0, messages));
+  nibble::server::ResponsesRequest responses;
+  check(nibble::server::parse_responses_request(body, {}, responses));
   nibble::server::TokenizeRequest tokenize;
   check(nibble::server::parse_tokenize_request(body, tokenize));
   nibble::server::DetokenizeRequest detokenize;

@@ -6,6 +6,7 @@
 
 #include "server/json_fields.h"
 #include "server/openai_chat_types.h"
+#include "server/openai_format.h"
 #include "server/openai_refused.h"
 
 namespace nibble::server {
@@ -14,7 +15,6 @@ namespace {
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 constexpr int32_t kMaxChoices = 128;
 constexpr size_t kMaxStops = 64;
-constexpr size_t kMaxStopBytes = 8'192;  // of all of them: each byte takes 150 in tables
 constexpr size_t kMaxPrompts = 1'024;
 constexpr int32_t kMaxTop = 20;
 constexpr double kAny = 1e6;  // beyond it a penalty or temperature is a mistake
@@ -103,6 +103,7 @@ void read_generation(JsonFields& fields, GenerationRequest& request) {
   request.return_token_ids = fields.boolean("return_token_ids", false);
   read_stop(fields, request);
   read_stream(fields, request);
+  read_format(fields, request);
   refuse_unsupported_fields(fields);
 }
 
@@ -137,88 +138,70 @@ void read_prompts(JsonFields& fields, std::vector<Prompt>& prompts) {
 
 std::optional<ApiError> parse_chat_request(std::string_view body, const SamplingParams& defaults,
                                            ChatRequest& request) {
-  ApiError bad;
-  const auto json = parse_json_object(body, bad);
-  if (!json) return bad;
-  std::optional<ApiError> error;
-  JsonFields fields(*json, "", error);
-  request = {};
-  request.sampling = defaults;
-  read_generation(fields, request);
-  refuse_unsupported_chat_fields(fields);
-  const char* max = fields.has("max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
-  if (fields.has(max)) request.max_tokens = fields.integer(max, 1, 1, kMaxTokens);
-  const bool logprobs = fields.boolean("logprobs", false);
-  const auto top = static_cast<int32_t>(fields.integer("top_logprobs", 0, 0, kMaxTop));
-  if (fields.has("top_logprobs") && top > 0 && !logprobs) {
-    fields.fail("top_logprobs", "goes with logprobs: true only");
-  }
-  request.sampling.logprobs = logprobs ? top : -1;
-  read_chat(fields, request.chat, request.include_reasoning);
-  return error;
+  return read_body(body, [&](JsonFields& fields) {
+    request.sampling = defaults;
+    read_generation(fields, request);
+    refuse_unsupported_chat_fields(fields);
+    const char* max = fields.has("max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
+    if (fields.has(max)) request.max_tokens = fields.integer(max, 1, 1, kMaxTokens);
+    const bool logprobs = fields.boolean("logprobs", false);
+    const auto top = static_cast<int32_t>(fields.integer("top_logprobs", 0, 0, kMaxTop));
+    if (fields.has("top_logprobs") && top > 0 && !logprobs) {
+      fields.fail("top_logprobs", "goes with logprobs: true only");
+    }
+    request.sampling.logprobs = logprobs ? top : -1;
+    read_chat(fields, request.chat, request.include_reasoning);
+    request.parallel_tool_calls = fields.boolean("parallel_tool_calls", true);
+    describe_format(fields, request);
+  });
 }
 
 std::optional<ApiError> parse_completion_request(std::string_view body,
                                                  const SamplingParams& defaults,
                                                  CompletionRequest& request) {
-  ApiError bad;
-  const auto json = parse_json_object(body, bad);
-  if (!json) return bad;
-  std::optional<ApiError> error;
-  JsonFields fields(*json, "", error);
-  request = {};
-  request.sampling = defaults;
-  read_generation(fields, request);
-  read_prompts(fields, request.prompts);
-  request.max_tokens = fields.integer("max_tokens", 16, 0, kMaxTokens);  // OpenAI's default
-  request.echo = fields.boolean("echo", false);
-  if (*request.max_tokens == 0 && !request.echo) {
-    fields.fail("max_tokens", "can be 0 with echo only");
-  }
-  request.sampling.logprobs = static_cast<int32_t>(fields.integer("logprobs", -1, 0, kMaxTop));
-  request.add_special_tokens = fields.boolean("add_special_tokens", true);
-  request.skip_special_tokens = fields.boolean("skip_special_tokens", true);
-  if (!fields.string("suffix").empty()) fields.fail("suffix", "is not supported");
-  if (fields.has("prompt_logprobs")) {
-    fields.fail("prompt_logprobs", "is not supported: use echo with logprobs");
-  }
-  return error;
+  return read_body(body, [&](JsonFields& fields) {
+    request.sampling = defaults;
+    read_generation(fields, request);
+    read_prompts(fields, request.prompts);
+    request.max_tokens = fields.integer("max_tokens", 16, 0, kMaxTokens);  // OpenAI's default
+    request.echo = fields.boolean("echo", false);
+    if (*request.max_tokens == 0 && !request.echo) {
+      fields.fail("max_tokens", "can be 0 with echo only");
+    }
+    request.sampling.logprobs = static_cast<int32_t>(fields.integer("logprobs", -1, 0, kMaxTop));
+    request.add_special_tokens = fields.boolean("add_special_tokens", true);
+    request.skip_special_tokens = fields.boolean("skip_special_tokens", true);
+    if (!fields.string("suffix").empty()) fields.fail("suffix", "is not supported");
+    if (fields.has("prompt_logprobs")) {
+      fields.fail("prompt_logprobs", "is not supported: use echo with logprobs");
+    }
+  });
 }
 
 std::optional<ApiError> parse_tokenize_request(std::string_view body, TokenizeRequest& request) {
-  ApiError bad;
-  const auto json = parse_json_object(body, bad);
-  if (!json) return bad;
-  std::optional<ApiError> error;
-  JsonFields fields(*json, "", error);
-  request = {};
-  request.model = fields.string("model");
-  request.add_special_tokens = fields.boolean("add_special_tokens", true);
-  request.return_token_strs = fields.boolean("return_token_strs", false);
-  if (fields.has("messages")) {
-    bool include_reasoning = true;
-    refuse_unsupported_chat_fields(fields);
-    read_chat(fields, request.chat.emplace(), include_reasoning);
-  } else if (fields.has("prompt")) {
-    request.prompt = fields.string("prompt");
-  } else {
-    fields.fail("prompt", "is missing (a text), and so are messages (a chat)");
-  }
-  return error;
+  return read_body(body, [&](JsonFields& fields) {
+    request.model = fields.string("model");
+    request.add_special_tokens = fields.boolean("add_special_tokens", true);
+    request.return_token_strs = fields.boolean("return_token_strs", false);
+    if (fields.has("messages")) {
+      bool include_reasoning = true;
+      refuse_unsupported_chat_fields(fields);
+      read_chat(fields, request.chat.emplace(), include_reasoning);
+    } else if (fields.has("prompt")) {
+      request.prompt = fields.string("prompt");
+    } else {
+      fields.fail("prompt", "is missing (a text), and so are messages (a chat)");
+    }
+  });
 }
 
 std::optional<ApiError> parse_detokenize_request(std::string_view body,
                                                  DetokenizeRequest& request) {
-  ApiError bad;
-  const auto json = parse_json_object(body, bad);
-  if (!json) return bad;
-  std::optional<ApiError> error;
-  JsonFields fields(*json, "", error);
-  request = {};
-  request.model = fields.string("model");
-  if (!fields.has("tokens")) fields.fail("tokens", "is missing");
-  request.tokens = fields.ids("tokens");
-  return error;
+  return read_body(body, [&](JsonFields& fields) {
+    request.model = fields.string("model");
+    if (!fields.has("tokens")) fields.fail("tokens", "is missing");
+    request.tokens = fields.ids("tokens");
+  });
 }
 
 }  // namespace nibble::server

@@ -183,9 +183,16 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{R"("reasoning":{"effort":"huge"})", "reasoning.effort"},
         Bad{R"("chat_template_kwargs":{"enable_thinking":false})",
             "chat_template_kwargs.enable_thinking"},
-        Bad{R"("response_format":{"type":"json_object"})", "response_format"},
-        Bad{R"("response_format":{})", "response_format"},
-        Bad{R"("guided_json":{"type":"object"})", "guided_json"},
+        Bad{R"("response_format":{"type":"xml"})", "response_format.type"},
+        Bad{R"("response_format":{})", "response_format.type"},
+        Bad{R"("response_format":{"type":"json_schema"})", "response_format.json_schema"},
+        Bad{R"("response_format":{"type":"json_schema","json_schema":{"name":"n"}})",
+            "response_format.json_schema.schema"},
+        Bad{R"("guided_json":5)", "guided_json"}, Bad{R"("guided_regex":["a"])", "guided_regex"},
+        Bad{R"("guided_choice":["a",""])", "guided_choice"},
+        Bad{R"("guided_regex":"a","guided_choice":["a"])", "guided_choice"},
+        Bad{R"("structured_outputs":{"structural_tag":"x"})", "structured_outputs.structural_tag"},
+        Bad{R"("parallel_tool_calls":"no")", "parallel_tool_calls"},
         Bad{R"("functions":[{"name":"f"}])", "functions"},
         Bad{R"("modalities":["text","audio"])", "modalities"},
         Bad{R"("typical_p":0.5)", "typical_p"}, Bad{R"("echo":true)", "echo"},
@@ -267,14 +274,40 @@ TEST(CompletionRequestTest, RefusesOtherPrompts) {
   EXPECT_TRUE(parse_completion_request(R"({"prompt":"x","logprobs":true})", {}, request));
 }
 
+TEST(ChatRequestTest, ReadsTheFormOfTheAnswer) {
+  const auto format = [](const std::string& fields) {
+    ChatRequest request;
+    EXPECT_FALSE(parse_chat(chat_with(fields), request)) << fields;
+    return request;
+  };
+  EXPECT_EQ(format(R"("response_format":{"type":"json_object"})").format->kind,
+            GrammarSpec::Kind::kJsonObject);
+  const ChatRequest schema = format(
+      R"("response_format":{"type":"json_schema","json_schema":{"name":"n","description":"d",)"
+      R"("schema":{"type":"string"},"strict":true}})");
+  EXPECT_EQ(schema.format->text, R"({"type":"string"})");
+  EXPECT_FALSE(schema.format->lenient);
+  EXPECT_EQ(schema.chat.options.response_format->name, "n");
+  EXPECT_EQ(schema.chat.options.response_format->schema, R"({"type":"string"})");
+  EXPECT_TRUE(format(R"("response_format":{"type":"json_schema","json_schema":{"name":"n",)"
+                     R"("schema":{},"strict":false}})")
+                  .format->lenient);
+  EXPECT_EQ(format(R"("guided_json":"{\"type\":\"null\"}")").format->text, R"({"type":"null"})");
+  EXPECT_THAT(format(R"("structured_outputs":{"choice":["a","b"]})").format->choices,
+              ElementsAre("a", "b"));
+  EXPECT_EQ(format(R"("guided_grammar":"root ::= \"a\"")").format->kind, GrammarSpec::Kind::kEbnf);
+  EXPECT_FALSE(format(R"("response_format":{"type":"text"})").format);
+}
+
 TEST(TokenizeRequestTest, ReadsTextsAndChats) {
   TokenizeRequest request;
   EXPECT_FALSE(parse_tokenize_request(R"({"prompt":"hi","add_special_tokens":false})", request));
   EXPECT_EQ(request.prompt, "hi");
   EXPECT_FALSE(request.add_special_tokens);
-  EXPECT_FALSE(parse_tokenize_request(chat_with(""), request));
-  EXPECT_FALSE(request.prompt);
-  EXPECT_EQ(request.chat->messages.size(), 1u);
+  TokenizeRequest chat;
+  EXPECT_FALSE(parse_tokenize_request(chat_with(""), chat));
+  EXPECT_FALSE(chat.prompt);
+  EXPECT_EQ(chat.chat->messages.size(), 1u);
   EXPECT_TRUE(parse_tokenize_request("{}", request));
   DetokenizeRequest ids;
   EXPECT_FALSE(parse_detokenize_request(R"({"tokens":[1,2]})", ids));

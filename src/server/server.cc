@@ -5,10 +5,15 @@
 #include <thread>
 
 #include "base/log.h"
+#include "server/anthropic_messages.h"
+#include "server/anthropic_types.h"
 #include "server/chat_page.h"
 #include "server/generation.h"
+#include "server/metrics.h"
 #include "server/openai_chat.h"
 #include "server/openai_completions.h"
+#include "server/openai_responses.h"
+#include "server/openai_tokens.h"
 #include "server/openai_types.h"
 #include "server/work_queue.h"
 
@@ -18,6 +23,10 @@ namespace {
 constexpr int kWorkers = 2;
 constexpr size_t kMaxWaitingWork = 1'024;
 constexpr std::string_view kModels = "/v1/models";
+
+ApiStyle style_of(std::string_view path) {
+  return path.starts_with("/v1/messages") ? ApiStyle::kAnthropic : ApiStyle::kOpenAi;
+}
 
 bool is_id(std::string_view text) {
   return !text.empty() && text.size() <= 64 &&
@@ -33,6 +42,7 @@ class Server::Impl {
       : options_(options),
         fingerprint_("nibble-" + options.version),
         admission_(options.max_num_seqs + options.max_queued_requests),
+        grammars_(options.grammar_timeout),
         work_(kWorkers, kMaxWaitingWork),
         http_(
             options.http,
@@ -42,6 +52,9 @@ class Server::Impl {
             },
             [](int status, const std::string& message) {
               return api_error_body({.status = status, .message = message});
+            },
+            [this](const std::string& method, const std::string& path, int status) {
+              count(method, path, status);
             }) {}
 
   uint16_t port() const { return http_.port(); }
@@ -54,6 +67,12 @@ class Server::Impl {
           std::max(model.max_token_bytes, model.tokenizer->token_bytes(id).size());
     }
     model_ = std::move(model);
+    grammars_.serve([this] {
+      std::vector<int32_t> ends = model_.stop_ids;
+      if (model_.harmony) ends.push_back(model_.harmony->ids().end);
+      const int32_t vocab_size = model_.engine->model().info().vocab_size;
+      return std::make_unique<GrammarCompiler>(*model_.tokenizer, vocab_size, std::move(ends));
+    });
     ready_ = true;
   }
 
@@ -68,6 +87,7 @@ class Server::Impl {
   void stop() {
     draining_ = true;
     work_.stop();
+    grammars_.stop();
     http_.stop();
   }
 
@@ -95,17 +115,26 @@ class Server::Impl {
   std::optional<HttpResponse> gate(const HttpRequest& head, HttpHeaders& headers) const;
   std::optional<ApiError> unavailable() const;
   void handle(HttpRequest request, std::shared_ptr<HttpReply> reply);
+  void count(const std::string& method, const std::string& path, int status);
 
-  bool check_model(const std::string& name, HttpReply& reply) const;
-  GenerationContext context() { return {model_, admission_, live_, fingerprint_}; }
+  bool check_model(const std::string& name, HttpReply& reply,
+                   ApiStyle style = ApiStyle::kOpenAi) const;
+  GenerationContext context(ApiStyle style = ApiStyle::kOpenAi) {
+    return {model_, admission_, live_, grammars_, metrics_, fingerprint_, style};
+  }
   Json model_json(const std::string& name) const;
 
   void page(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
   void health(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
   void version(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
+  void metrics(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
+  void load(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
   void models(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
   void chat(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
   void completion(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
+  void responses(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
+  void messages(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
+  void count_tokens(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
   void tokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
   void detokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
 
@@ -116,6 +145,8 @@ class Server::Impl {
   std::atomic<bool> draining_{false};
   Admission admission_;
   LiveGenerations live_;
+  GrammarService grammars_;
+  ServerMetrics metrics_;  // of the server's thread
   WorkQueue work_;
   HttpServer http_;
 };
@@ -124,10 +155,15 @@ const Server::Impl::Route Server::Impl::kRoutes[] = {
     {"GET", "/", &Impl::page},
     {"GET", "/health", &Impl::health},
     {"GET", "/ping", &Impl::health},
-    {"GET", "/version", &Impl::version},
+    {"GET", "/version", &Impl::version, true},
+    {"GET", "/metrics", &Impl::metrics, true, true},
+    {"GET", "/load", &Impl::load, true, true},
     {"GET", kModels, &Impl::models, true, true},
     {"POST", "/v1/chat/completions", &Impl::chat, true, true, true},
     {"POST", "/v1/completions", &Impl::completion, true, true, true},
+    {"POST", "/v1/responses", &Impl::responses, true, true, true},
+    {"POST", "/v1/messages", &Impl::messages, true, true, true},
+    {"POST", "/v1/messages/count_tokens", &Impl::count_tokens, true, true, true},
     {"POST", "/tokenize", &Impl::tokenize, true, true, true},
     {"POST", "/v1/tokenize", &Impl::tokenize, true, true, true},
     {"POST", "/detokenize", &Impl::detokenize, true, true, true},
@@ -169,19 +205,20 @@ std::optional<HttpResponse> Server::Impl::gate(const HttpRequest& head,
   headers.emplace_back("X-Request-Id", is_id(id) ? std::string(id) : random_id("req-"));
   bool path_known = false;
   const Route* route = find_route(head, path_known);
+  const ApiStyle style = style_of(head.path);
   if (auto error = check_access(options_.access, head, route && route->guarded, headers)) {
-    return api_error_response(*error);
+    return api_error_response(*error, style);
   }
   if (head.method == "OPTIONS") return std::nullopt;
   if (!route) {
     ApiError error{.status = 404, .message = "there is nothing at " + head.path};
     if (path_known) error = {.status = 405, .message = head.method + " is not for " + head.path};
-    HttpResponse response = api_error_response(error);
+    HttpResponse response = api_error_response(error, style);
     if (path_known) response.headers.emplace_back("Allow", "GET, HEAD, POST, OPTIONS");
     return response;
   }
   if (route->needs_model) {
-    if (const auto error = unavailable()) return api_error_response(*error);
+    if (const auto error = unavailable()) return api_error_response(*error, style);
   }
   return std::nullopt;
 }
@@ -203,14 +240,15 @@ void Server::Impl::handle(HttpRequest request, std::shared_ptr<HttpReply> reply)
                                   .retry_after_s = 1}));
 }
 
-bool Server::Impl::check_model(const std::string& name, HttpReply& reply) const {
+bool Server::Impl::check_model(const std::string& name, HttpReply& reply, ApiStyle style) const {
   const auto& names = model_.names;
   if (name.empty() || std::find(names.begin(), names.end(), name) != names.end()) return true;
   reply.send(api_error_response(
       {.status = 404,
        .message = "the model \"" + name + "\" is not served here; \"" + names.front() + "\" is",
        .param = "model",
-       .code = "model_not_found"}));
+       .code = "model_not_found"},
+      style));
   return false;
 }
 
@@ -228,6 +266,41 @@ void Server::Impl::health(const HttpRequest&, const std::shared_ptr<HttpReply>& 
 
 void Server::Impl::version(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
   reply->send({.body = to_text({{"version", options_.version}})});
+}
+
+void Server::Impl::count(const std::string& method, const std::string& path, int status) {
+  bool path_known = false;
+  const Route* route = find_route({.method = method, .path = path}, path_known);
+  // Labels are of a fixed set, whatever strangers send.
+  metrics_.answered(route ? route->path : "other", route ? method : "other", status);
+}
+
+void Server::Impl::metrics(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+  reply->send({.content_type = "text/plain; version=0.0.4; charset=utf-8",
+               .body = metrics_.text({.engine = model_.engine->stats(),
+                                      .max_model_len = model_.engine->max_model_len(),
+                                      .kv_tokens = model_.engine->kv_tokens(),
+                                      .connections = http_.num_connections(),
+                                      .model = model_.names.front()})});
+}
+
+// "server_load" is vLLM's; the rest is for the page.
+void Server::Impl::load(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+  const EngineStats stats = model_.engine->stats();
+  const ProcessStats process = process_stats();
+  reply->send({.body = to_text({{"server_load", admission_.count()},
+                                {"requests_running", stats.num_running},
+                                {"requests_waiting", stats.num_waiting},
+                                {"kv_cache_usage", stats.kv_usage},
+                                {"kv_cache_tokens", model_.engine->kv_tokens()},
+                                {"prompt_tokens", stats.prompt_tokens},
+                                {"generation_tokens", stats.generation_tokens},
+                                {"prefix_cache_queries", stats.prefix_cache_queries},
+                                {"prefix_cache_hits", stats.prefix_cache_hits},
+                                {"preemptions", stats.num_preemptions},
+                                {"connections", http_.num_connections()},
+                                {"resident_memory_bytes", process.resident_bytes},
+                                {"open_files", process.open_fds}})});
 }
 
 Json Server::Impl::model_json(const std::string& name) const {
@@ -257,7 +330,45 @@ void Server::Impl::chat(const HttpRequest& request, const std::shared_ptr<HttpRe
   if (auto error = parse_chat_request(request.body, model_.defaults, chat)) {
     return reply->send(api_error_response(*error));
   }
-  if (check_model(chat.model, *reply)) start_chat(context(), std::move(chat), reply);
+  if (check_model(chat.model, *reply)) {
+    start_chat(context(), std::move(chat), make_chat<OpenAiChat>, reply);
+  }
+}
+
+void Server::Impl::responses(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  ResponsesRequest responses;
+  if (auto error = parse_responses_request(request.body, model_.defaults, responses)) {
+    return reply->send(api_error_response(*error));
+  }
+  if (!check_model(responses.model, *reply)) return;
+  const auto make = [echo = std::move(responses.echo)](const GenerationContext& context,
+                                                       PreparedChat chat,
+                                                       std::shared_ptr<HttpReply> to) {
+    return std::make_shared<OpenAiResponses>(context, std::move(chat), echo, std::move(to));
+  };
+  start_chat(context(), std::move(responses), make, reply);
+}
+
+void Server::Impl::messages(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  ChatRequest chat;
+  if (auto error = parse_messages_request(request.body, model_.defaults, false, chat)) {
+    return reply->send(api_error_response(*error, ApiStyle::kAnthropic));
+  }
+  if (!check_model(chat.model, *reply, ApiStyle::kAnthropic)) return;
+  start_chat(context(ApiStyle::kAnthropic), std::move(chat), make_chat<AnthropicMessages>, reply);
+}
+
+void Server::Impl::count_tokens(const HttpRequest& request,
+                                const std::shared_ptr<HttpReply>& reply) {
+  ChatRequest chat;
+  auto error = parse_messages_request(request.body, model_.defaults, true, chat);
+  if (!error && !check_model(chat.model, *reply, ApiStyle::kAnthropic)) return;
+  if (!error) {
+    const auto prompt = render_chat(model_, std::move(chat.chat));
+    if (prompt) return reply->send({.body = to_text({{"input_tokens", prompt->ids.size()}})});
+    error = ApiError{.message = prompt.error()};
+  }
+  reply->send(api_error_response(*error, ApiStyle::kAnthropic));
 }
 
 void Server::Impl::completion(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {

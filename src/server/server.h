@@ -4,7 +4,10 @@
 //   GET  /health      503 while loading         POST /v1/completions
 //   GET  /ping        the same                  POST /tokenize, /v1/tokenize
 //   GET  /version                               POST /detokenize, /v1/detokenize
-//   GET  /v1/models, /v1/models/NAME
+//                                               POST /v1/responses
+//                                               POST /v1/messages, /v1/messages/count_tokens
+//   GET  /v1/models, /v1/models/NAME            GET  /metrics  Prometheus
+//   GET  /load        what is under way, JSON
 #pragma once
 
 #include <chrono>
@@ -23,6 +26,7 @@ struct ServerOptions {
   std::string version;                // "0.1.0"
   int64_t max_queued_requests = 256;  // sequences that wait for a place in the engine
   int64_t max_num_seqs = 16;          // places in the engine
+  std::chrono::milliseconds grammar_timeout{5'000};  // for all grammars of a request
 };
 
 // The whole server: HTTP, routes, and what is under way.

@@ -39,6 +39,7 @@ struct FunctionTool {
   std::string name;
   std::string description;
   std::string parameters;  // JSON Schema as text, properties in the caller's order; "": no schema
+  bool strict = false;     // a schema that cannot be enforced is an error
 };
 
 // Tools that the server itself runs, described in the system message (browser, python).

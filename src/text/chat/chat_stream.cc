@@ -9,7 +9,15 @@ namespace {
 
 using Kind = HarmonyEvent::Kind;
 
+constexpr std::string_view kFunctions = "functions.";
+
 }  // namespace
+
+void ChatDelta::append(ChatDelta next) {
+  reasoning += next.reasoning;
+  content += next.content;
+  tool_calls.insert(tool_calls.end(), next.tool_calls.begin(), next.tool_calls.end());
+}
 
 ChatStream::ChatStream(const Harmony& harmony, ChatStreamOptions options)
     : parser_(harmony, options.start, std::move(options.functions)),
@@ -101,14 +109,40 @@ std::string_view ChatStream::finish_reason(bool out_of_tokens) const {
 
 ChatWatcher::ChatWatcher(const Harmony& harmony, const ChatStreamOptions& options)
     : fresh_stops_(options.stop),
-      state_{HarmonyParser(harmony, options.start, options.functions), fresh_stops_, {}} {
-  if (!options.must_call) return;
-  HeaderRules rules{.recipients = {}, .must_call = true};
-  for (const std::string& name : options.functions) rules.recipients.push_back("functions." + name);
-  state_.headers.emplace(harmony, options.start, rules);
+      ids_(harmony.ids()),
+      content_(options.content),
+      arguments_(options.arguments),
+      state_{.parser = HarmonyParser(harmony, options.start, options.functions),
+             .stops = fresh_stops_} {
+  if (options.constrain_headers) {
+    HeaderRules rules{.recipients = {}, .must = options.must};
+    for (const std::string& name : options.functions) {
+      rules.recipients.push_back("functions." + name);
+    }
+    state_.headers.emplace(harmony, options.start, rules);
+  }
+  if (!options.start.in_content) return;
+  const HarmonyHeader& header = options.start.header;
+  const bool is_call = header.recipient.starts_with(kFunctions);
+  start_run(is_call ? HarmonyPart::kToolCall : HarmonyPart::kContent, header,
+            is_call ? header.recipient.substr(kFunctions.size()) : "");
+  state_.entered = true;
+}
+
+void ChatWatcher::start_run(HarmonyPart part, const HarmonyHeader& header,
+                            const std::string& function) {
+  state_.run.reset();
+  state_.run_length = 0;
+  const auto arguments = arguments_.find(function);
+  if (part == HarmonyPart::kToolCall && arguments != arguments_.end()) {
+    state_.run = std::make_shared<GrammarRun>(arguments->second, std::vector{ids_.call});
+  } else if (part == HarmonyPart::kContent && header.channel == "final" && content_) {
+    state_.run = std::make_shared<GrammarRun>(*content_, std::vector{ids_.stop});
+  }
 }
 
 bool ChatWatcher::mask(std::span<uint32_t> bits) {
+  if (state_.run) return state_.run->mask(bits), true;
   return state_.headers && state_.headers->mask(bits);
 }
 
@@ -116,9 +150,15 @@ Watch ChatWatcher::accept(int32_t id) {
   before_.push_back(state_);
   if (before_.size() > kMaxRollback) before_.pop_front();
   if (state_.headers) state_.headers->accept(id);
+  if (state_.run && !state_.run->accept(id)) state_.run.reset();  // it was sampled unmasked
+  if (state_.run) state_.run_length = state_.run->num_accepted();
   std::vector<HarmonyEvent> events;
   state_.parser.push(id, events);
   for (const HarmonyEvent& event : events) {
+    if (event.kind == Kind::kBegin && !std::exchange(state_.entered, false)) {
+      start_run(event.part, event.header, event.function);
+    }
+    if (event.kind == Kind::kEnd) state_.run.reset();
     if (event.part != HarmonyPart::kContent) continue;
     if (event.kind == Kind::kEnd) state_.stops = fresh_stops_;
     if (event.kind == Kind::kText) state_.stops.push(event.text);
@@ -132,6 +172,7 @@ void ChatWatcher::rollback(int n) {
   CHECK(n > 0 && static_cast<size_t>(n) <= before_.size());
   state_ = before_[before_.size() - n];
   before_.resize(before_.size() - n, state_);
+  if (state_.run) state_.run->rollback_to(state_.run_length);
 }
 
 }  // namespace nibble

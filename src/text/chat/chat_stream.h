@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -16,6 +17,7 @@
 #include "text/chat/chat.h"
 #include "text/chat/harmony.h"
 #include "text/chat/header_mask.h"
+#include "text/grammar/grammar.h"
 #include "text/stop_strings.h"
 
 namespace nibble {
@@ -35,6 +37,7 @@ struct ChatDelta {
   std::vector<ToolCallDelta> tool_calls;
 
   bool empty() const { return reasoning.empty() && content.empty() && tool_calls.empty(); }
+  void append(ChatDelta next);
 };
 
 struct ChatReply {
@@ -47,11 +50,15 @@ struct ChatStreamOptions {
   HarmonyStart start;                  // of the HarmonyPrompt
   std::vector<std::string> functions;  // names of the caller's tools
   StopStrings stop;                    // they end content, and look at nothing else
-  bool must_call =
-      false;  // tool_choice "required": some function is called (by ChatWatcher's mask)
+
+  // What ChatWatcher's mask sees to.
+  bool constrain_headers = false;  // headers are well-formed, calls go to `functions` only
+  HeaderRules::Must must = HeaderRules::Must::kNothing;  // with constrain_headers
+  std::optional<Grammar> content;                        // the final message is of this form
+  std::map<std::string, Grammar> arguments;              // by function: so are its arguments
 
   // Whether the engine needs a ChatWatcher.
-  bool needs_watcher() const { return must_call || !stop.empty(); }
+  bool needs_watcher() const { return constrain_headers || !stop.empty(); }
 
   // The n-th call's id is "call_" + this + "_" + n: unique if this is unique to the answer.
   std::string call_id_seed;
@@ -68,6 +75,7 @@ class ChatStream {
 
   // A stop string has been found: what comes after it is ignored.
   bool stopped() const { return stops_.stopped(); }
+  int stopped_by() const { return stops_.matched(); }  // its index; -1: none
 
   // What the ids at hand are part of: the open message's, or nothing (a header).
   std::optional<HarmonyPart> part() const { return part_; }
@@ -98,7 +106,7 @@ class ChatStream {
 
 // What the engine needs to know of a chat while it samples. Ends a request as soon as its content
 // holds a stop string; a ChatStream with the same options that is fed the same ids ends its content
-// there. With must_call it also keeps headers to what HeaderMask allows.
+// there. Masks what the options' constraints forbid.
 class ChatWatcher : public TokenWatcher {
  public:
   ChatWatcher(const Harmony& harmony, const ChatStreamOptions& options);
@@ -114,8 +122,16 @@ class ChatWatcher : public TokenWatcher {
     HarmonyParser parser;
     StopStrings stops;
     std::optional<HeaderMask> headers;
+    std::shared_ptr<GrammarRun> run;  // of the open message; shared by the states within it
+    size_t run_length = 0;            // ids that it had accepted in this state
+    bool entered = false;             // its run was started before the parser told of the message
   };
+  void start_run(HarmonyPart part, const HarmonyHeader& header, const std::string& function);
+
   const StopStrings fresh_stops_;
+  const HarmonyIds ids_;
+  const std::optional<Grammar> content_;
+  const std::map<std::string, Grammar> arguments_;
   State state_;
   std::deque<State> before_;  // the states before the latest ids
 };

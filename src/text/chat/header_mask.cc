@@ -1,7 +1,6 @@
 #include "text/chat/header_mask.h"
 
 #include <algorithm>
-#include <set>
 #include <string_view>
 
 namespace nibble {
@@ -11,6 +10,8 @@ namespace {
 constexpr char kChannel = 1, kConstrain = 2, kMessage = 3;
 constexpr std::string_view kMarks = "\1\2\3";
 constexpr std::string_view kAssistant = "assistant";
+
+using Must = HeaderRules::Must;
 
 void clear_all(std::span<uint32_t> bits) { std::fill(bits.begin(), bits.end(), 0); }
 
@@ -41,9 +42,9 @@ std::vector<std::string> call_headers(const std::vector<std::string>& recipients
 struct HeaderMask::Table {
   HarmonyIds ids;
   Tokenizer tokenizer;
-  bool must_call;
-  std::vector<std::string> plain;       // headers of messages to nobody
-  std::vector<std::string> calls;       // headers of calls
+  HeaderRules::Must must;
+  std::vector<std::string> plain;       // headers of messages to nobody, sorted
+  std::vector<std::string> calls;       // headers of calls, sorted
   std::vector<int32_t> other_specials;  // all special tokens but <|end|>
 };
 
@@ -51,24 +52,31 @@ HeaderMask::HeaderMask(const Harmony& harmony, const HarmonyStart& start, const 
     : header_(kAssistant) {
   Table table{.ids = harmony.ids(),
               .tokenizer = harmony.tokenizer(),
-              .must_call = rules.must_call,
+              .must = rules.must,
               .plain = {},
               .calls = call_headers(rules.recipients),
               .other_specials = {}};
   for (const std::string_view header : {"\1analysis\3", "\1commentary\3", "\1final\3",
                                         "\1final json\3", "\1final \2json\3", "\1final\2json\3"}) {
-    const bool allowed = !rules.must_call || header == "\1analysis\3";
+    const bool allowed = rules.must == Must::kNothing || header == "\1analysis\3" ||
+                         (rules.must == Must::kAnswer && header.starts_with("\1final"));
     if (allowed) table.plain.push_back(std::string(kAssistant).append(header));
   }
+  std::sort(table.plain.begin(), table.plain.end());
+  std::sort(table.calls.begin(), table.calls.end());
   for (int32_t id = 0; id < table.tokenizer.size(); ++id) {
     const bool other = table.tokenizer.is_special(id) && id != table.ids.end;
     if (other) table.other_specials.push_back(id);
   }
   table_ = std::make_shared<const Table>(std::move(table));
   if (!start.in_content) return;
+  enter_content(!start.header.recipient.empty(), start.header.channel);
+}
+
+void HeaderMask::enter_content(bool is_call, std::string_view channel) {
   state_ = State::kContent;
-  called_ = !start.header.recipient.empty();
-  reasoned_ = start.header.channel == "analysis";
+  done_ = done_ || is_call || (table_->must == Must::kAnswer && channel == "final");
+  reasoned_ = reasoned_ || (!is_call && channel == "analysis");
 }
 
 void HeaderMask::accept(int32_t id) {
@@ -84,9 +92,11 @@ void HeaderMask::accept(int32_t id) {
     } else if (id == ids.constrain) {
       header_ += kConstrain;
     } else if (id == ids.message) {
-      state_ = State::kContent;
-      called_ = called_ || header_.find(" to=") != std::string::npos;
-      reasoned_ = reasoned_ || header_.ends_with("\1analysis");
+      const bool is_call = header_.find(" to=") != std::string::npos;
+      const bool is_final = header_.find("\1final") != std::string::npos;
+      enter_content(is_call, is_final                          ? "final"
+                             : header_.ends_with("\1analysis") ? "analysis"
+                                                               : "commentary");
     } else {
       header_ += table_->tokenizer.token_bytes(id);
     }
@@ -97,29 +107,32 @@ void HeaderMask::accept(int32_t id) {
 // up to the next special token. Empty: no legal header starts like this.
 std::vector<int32_t> HeaderMask::next_ids() const {
   std::vector<int32_t> out;
-  std::set<std::string_view> texts;
-  const auto add = [&](const std::vector<std::string>& headers) {
-    for (const std::string& header : headers) {
-      if (header.size() <= header_.size() || !header.starts_with(header_)) continue;
-      const std::string_view rest = std::string_view(header).substr(header_.size());
+  const auto add = [&](const std::vector<std::string>& sorted) {
+    std::string_view before;  // its prefixes have been looked up
+    for (auto it = std::lower_bound(sorted.begin(), sorted.end(), header_); it != sorted.end();
+         ++it) {
+      if (!it->starts_with(header_)) break;
+      std::string_view rest = std::string_view(*it).substr(header_.size());
+      if (rest.empty()) continue;
       if (rest[0] == kChannel) out.push_back(table_->ids.channel);
       if (rest[0] == kConstrain) out.push_back(table_->ids.constrain);
       if (rest[0] == kMessage) out.push_back(table_->ids.message);
-      const size_t size = std::min(rest.find_first_of(kMarks), rest.size());
-      for (size_t n = 1; n <= size; ++n) texts.insert(rest.substr(0, n));
+      rest = rest.substr(0, rest.find_first_of(kMarks));
+      const auto shared = std::mismatch(rest.begin(), rest.end(), before.begin(), before.end());
+      for (size_t n = shared.first - rest.begin() + 1; n <= rest.size(); ++n) {
+        const int32_t id = table_->tokenizer.find_text(rest.substr(0, n));
+        if (id >= 0) out.push_back(id);
+      }
+      before = rest;
     }
   };
-  if (!table_->must_call || !reasoned_) add(table_->plain);
+  if (table_->must != Must::kCall || !reasoned_) add(table_->plain);
   add(table_->calls);
-  for (const std::string_view text : texts) {
-    const std::vector<int32_t> ids = table_->tokenizer.encode(text, Specials::kAsText);
-    if (ids.size() == 1) out.push_back(ids[0]);
-  }
   return out;
 }
 
 bool HeaderMask::mask(std::span<uint32_t> bits) const {
-  const bool may_stop = !table_->must_call || called_;
+  const bool may_stop = table_->must == Must::kNothing || done_;
   if (state_ == State::kContent) {
     if (may_stop) return false;
     for (const int32_t id : table_->other_specials) set_bit(bits, id, false);

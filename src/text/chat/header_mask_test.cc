@@ -16,7 +16,7 @@ namespace nibble {
 namespace {
 
 const HeaderRules kRules{.recipients = {"functions.get_stock", "functions.f", "python"},
-                         .must_call = false};
+                         .must = HeaderRules::Must::kNothing};
 
 // The ids that the mask allows; nothing where it does not apply.
 std::optional<std::vector<int32_t>> allowed(const HeaderMask& mask, const Tokenizer& tokenizer) {
@@ -85,12 +85,13 @@ TEST(HeaderMask, GivesUpOnAHeaderThatIsNoneAlready) {
             (std::vector<int32_t>{bytes.ids().stop, bytes.ids().start}));
 }
 
-// Any walk through what is allowed is a well-formed answer; with must_call it holds a call.
-void walk(const Harmony& harmony, bool must_call, uint32_t seed) {
+// Any walk through what is allowed is a well-formed answer; with Must::kCall it holds a call, with
+// kAnswer a call or a final message.
+void walk(const Harmony& harmony, HeaderRules::Must must, uint32_t seed) {
   std::mt19937 random(seed);
   HeaderRules rules = kRules;
   rules.recipients.pop_back();
-  rules.must_call = must_call;
+  rules.must = must;
   HeaderMask mask(harmony, {}, rules);
   HarmonyParser parser(harmony);
   std::vector<HarmonyEvent> events;
@@ -115,22 +116,28 @@ void walk(const Harmony& harmony, bool must_call, uint32_t seed) {
   const bool has_call = std::any_of(events.begin(), events.end(), [](const HarmonyEvent& event) {
     return event.part == HarmonyPart::kToolCall;
   });
-  EXPECT_TRUE(has_call || !must_call) << trace(events);
+  const bool has_final = std::any_of(events.begin(), events.end(), [](const HarmonyEvent& event) {
+    return event.header.channel == "final";
+  });
+  EXPECT_TRUE(has_call || must != HeaderRules::Must::kCall) << trace(events);
+  EXPECT_TRUE(has_call || has_final || must != HeaderRules::Must::kAnswer) << trace(events);
   EXPECT_EQ(trace(events).find("stray"), std::string::npos) << trace(events);
 }
 
 TEST(HeaderMask, EveryWalkIsAnAnswer) {
   const Harmony bytes(byte_tokenizer());
   for (uint32_t seed = 0; seed < 300; ++seed) {
-    walk(bytes, false, seed);
-    walk(bytes, true, seed);
+    for (const auto must :
+         {HeaderRules::Must::kNothing, HeaderRules::Must::kCall, HeaderRules::Must::kAnswer}) {
+      walk(bytes, must, seed);
+    }
   }
 }
 
 TEST(HeaderMask, ARequiredCallFollowsAtMostOneAnalysis) {
   const Harmony bytes(byte_tokenizer());
   HeaderRules rules = kRules;
-  rules.must_call = true;
+  rules.must = HeaderRules::Must::kCall;
   EXPECT_EQ(first_forbidden(bytes, "<|channel|>final", rules), "f");
   EXPECT_EQ(first_forbidden(bytes, "<|channel|>analysis<|message|>x<|return|>", rules),
             "<|return|>");
@@ -154,7 +161,8 @@ TEST(ChatWatcher, MasksWhereACallIsRequiredAndTakesItBack) {
   ChatStreamOptions options;
   EXPECT_FALSE(options.needs_watcher());
   options.functions = {"f"};
-  options.must_call = true;
+  options.constrain_headers = true;
+  options.must = HeaderRules::Must::kCall;
   EXPECT_TRUE(options.needs_watcher());
   ChatWatcher watcher(bytes, options);
   const auto count = [&] {
@@ -170,6 +178,65 @@ TEST(ChatWatcher, MasksWhereACallIsRequiredAndTakesItBack) {
   EXPECT_EQ(count(), 1);  // "o"
   watcher.rollback(1);
   EXPECT_EQ(count(), 2);  // "a" or "c"
+}
+
+// Feeds the text; where the mask forbids one of its ids, says what was left.
+std::string forbidden_rest(ChatWatcher& watcher, const std::string& text) {
+  const auto ids = byte_tokenizer().encode(text, Specials::kRecognize);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    std::vector<uint32_t> bits((byte_tokenizer().size() + 31) / 32, ~0u);
+    watcher.mask(bits);
+    const bool allowed = bits[static_cast<size_t>(ids[i]) / 32] >> (ids[i] % 32) & 1;
+    if (!allowed) return byte_tokenizer().decode(std::span(ids).subspan(i));
+    watcher.accept(ids[i]);
+  }
+  return "";
+}
+
+TEST(ChatWatcher, HoldsArgumentsAndAnswersToTheirGrammars) {
+  const Harmony bytes(byte_tokenizer());
+  const GrammarCompiler compiler(byte_tokenizer(), byte_tokenizer().size(), bytes.stop_ids());
+  ChatStreamOptions options;
+  options.functions = {"f", "g"};
+  options.constrain_headers = true;
+  options.must = HeaderRules::Must::kAnswer;
+  options.content = *compiler.compile({.kind = GrammarSpec::Kind::kRegex, .text = "yes|no"});
+  options.arguments.emplace(
+      "f", *compiler.compile({.kind = GrammarSpec::Kind::kJsonSchema,
+                              .text = R"({"type":"object","properties":{"n":{"type":"integer"}},)"
+                                      R"("required":["n"],"additionalProperties":false})"}));
+  const std::string thought = "<|channel|>analysis<|message|>{anything}<|end|><|start|>assistant";
+  const auto rest = [&](const std::string& text) {
+    ChatWatcher watcher(bytes, options);
+    return forbidden_rest(watcher, text);
+  };
+  EXPECT_EQ(rest(thought + "<|channel|>final<|message|>yes<|return|>"), "");
+  EXPECT_EQ(rest(thought + "<|channel|>final<|message|>yet<|return|>"), "t<|return|>");
+  EXPECT_EQ(rest(thought + "<|channel|>final<|message|>ye<|return|>"), "<|return|>");
+  EXPECT_EQ(rest(thought + "<|channel|>final<|message|>no<|end|>"), "<|end|>");
+  EXPECT_EQ(rest("<|channel|>analysis<|message|>x<|return|>"), "<|return|>");
+  EXPECT_EQ(rest("<|channel|>commentary<|message|>"), "<|message|>");
+  const std::string call = "<|channel|>commentary to=functions.";
+  EXPECT_EQ(rest(thought + call + "f <|constrain|>json<|message|>{\"n\": 5}<|call|>"), "");
+  EXPECT_EQ(rest(thought + call + "f <|constrain|>json<|message|>{\"m\""), "m\"");
+  EXPECT_EQ(rest(thought + call + "f <|constrain|>json<|message|>{\"n\": 5<|call|>"), "<|call|>");
+  EXPECT_EQ(rest(thought + call + "g <|constrain|>json<|message|>anything<|call|>"), "");
+  EXPECT_EQ(rest(thought + call + "h"), "h");
+}
+
+TEST(ChatWatcher, TakesBackWhatGrammarsAccepted) {
+  const Harmony bytes(byte_tokenizer());
+  const GrammarCompiler compiler(byte_tokenizer(), byte_tokenizer().size(), bytes.stop_ids());
+  ChatStreamOptions options;
+  options.constrain_headers = true;
+  options.start = {.in_content = true, .header = {.author = "assistant", .channel = "final"}};
+  options.content = *compiler.compile({.kind = GrammarSpec::Kind::kRegex, .text = "ab|cd"});
+  ChatWatcher watcher(bytes, options);
+  EXPECT_EQ(forbidden_rest(watcher, "ab<|return|>"), "");
+  watcher.rollback(1);
+  EXPECT_EQ(forbidden_rest(watcher, "c"), "c");
+  watcher.rollback(2);
+  EXPECT_EQ(forbidden_rest(watcher, "cd<|return|>"), "");
 }
 
 }  // namespace

@@ -174,6 +174,10 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
 
 std::string_view Tokenizer::token_bytes(int32_t id) const { return tables_->vocabulary.bytes(id); }
 
+int32_t Tokenizer::find_text(std::string_view bytes) const {
+  return tables_->vocabulary.find(bytes);
+}
+
 bool Tokenizer::decodable(int32_t id) const { return tables_->vocabulary.has(id); }
 
 bool Tokenizer::is_special(int32_t id) const { return decodable(id) && tables_->special[id]; }

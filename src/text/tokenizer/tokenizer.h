@@ -40,6 +40,8 @@ class Tokenizer {
   // The bytes of one token, perhaps not whole characters; empty for an id without text. Lives as
   // long as any copy of the tokenizer.
   std::string_view token_bytes(int32_t id) const;
+  // The id of the token that is just this text, not special; -1: there is none.
+  int32_t find_text(std::string_view bytes) const;
   // Whether the id has text; the others must never be sampled.
   bool decodable(int32_t id) const;
   // Whether the file marks the id as special.

@@ -1,4 +1,4 @@
-#include "server/generation.h"
+#include "server/generation_check.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,14 +1,8 @@
-// What chats and completions share.
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstdio>
+#include "server/generation_check.h"
 
-#include "server/openai_chat.h"
-#include "text/utf8.h"
+#include <algorithm>
 
 namespace nibble::server {
-
 namespace {
 
 ApiError too_long(const ServedModel& model, const std::string& what) {
@@ -19,6 +13,14 @@ ApiError too_long(const ServedModel& model, const std::string& what) {
 }
 
 }  // namespace
+
+std::optional<ApiError> check_count(const Admission& admission, int64_t prompts, int64_t n) {
+  if (prompts * n <= admission.limit()) return std::nullopt;
+  return ApiError{.message = "this asks for " + std::to_string(prompts * n) +
+                             " sequences (prompts times n); the server takes at most " +
+                             std::to_string(admission.limit()) + " at once",
+                  .param = prompts > admission.limit() ? "prompt" : "n"};
+}
 
 std::optional<ApiError> fit_prompt(const ServedModel& model, size_t prompt_tokens,
                                    std::optional<int64_t> wish, int32_t& max_tokens) {
@@ -55,46 +57,6 @@ std::vector<int32_t> stop_ids_for(const ServedModel& model, const GenerationRequ
   std::vector<int32_t> ids = request.stop_token_ids;
   if (!request.ignore_eos) ids.insert(ids.end(), model.stop_ids.begin(), model.stop_ids.end());
   return ids;
-}
-
-double finite(float logprob) {
-  constexpr double kLowest = -9999.0;  // as OpenAI and vLLM have it
-  return std::isfinite(logprob) ? std::max<double>(logprob, kLowest) : kLowest;
-}
-
-std::string token_text(const Tokenizer& tokenizer, int32_t id) {
-  const std::string_view bytes = tokenizer.token_bytes(id);
-  if (utf8::valid_prefix(bytes) == bytes.size()) return std::string(bytes);
-  std::string text = "bytes:";
-  for (const unsigned char byte : bytes) {
-    std::array<char, 8> hex{};
-    std::snprintf(hex.data(), hex.size(), "\\x%02X", byte);
-    text += hex.data();
-  }
-  return text;
-}
-
-Json token_json(const Tokenizer& tokenizer, int32_t id, float logprob) {
-  Json bytes = Json::array();
-  for (const unsigned char byte : tokenizer.token_bytes(id)) bytes.push_back(byte);
-  return {{"token", token_text(tokenizer, id)},
-          {"logprob", finite(logprob)},
-          {"bytes", std::move(bytes)}};
-}
-
-const char* finish_name(FinishReason finish) {
-  switch (finish) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kNone:
-    case FinishReason::kCanceled:
-    case FinishReason::kError:
-    case FinishReason::kDeadline:
-      break;
-  }
-  return "";
 }
 
 }  // namespace nibble::server

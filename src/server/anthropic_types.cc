@@ -1,0 +1,221 @@
+#include "server/anthropic_types.h"
+
+#include <algorithm>
+
+#include "server/json_fields.h"
+#include "server/openai_chat_types.h"
+
+namespace nibble::server {
+namespace {
+
+constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
+constexpr size_t kMaxStops = 64;
+// Claude Code's first system block counts its requests: kept, it would change every prompt from its
+// first tokens on, and no prefix would ever be found in the cache.
+constexpr std::string_view kBillingHeader = "x-anthropic-billing-header";
+
+void add_line(std::string& text, const std::string& line) {
+  if (!text.empty()) text += "\n";
+  text += line;
+}
+
+// Calls f(block, type) for each block of the content; a string counts as one text block.
+template <typename F>
+void for_each_block(JsonFields& fields, const char* name, F f) {
+  const Json* content = fields.find(name);
+  if (!content) return;
+  if (content->is_string()) {
+    const Json block = {{"type", "text"}, {"text", *content}};
+    JsonFields inner(block, fields.path_of(name), fields.error());
+    return f(inner, "text");
+  }
+  if (!content->is_array()) return fields.fail(name, "has to be a string or an array of blocks");
+  for (size_t i = 0; i < content->size() && !fields.failed(); ++i) {
+    const std::string path = fields.path_of(name) + "[" + std::to_string(i) + "]";
+    JsonFields block((*content)[i], path, fields.error());
+    f(block, block.string("type"));
+  }
+}
+
+void refuse_block(JsonFields& block) {
+  block.fail("type", "is not supported: this model takes text only");
+}
+
+std::string read_text(JsonFields& fields, const char* name) {
+  std::string text;
+  for_each_block(fields, name, [&](JsonFields& block, const std::string& type) {
+    if (type != "text") return refuse_block(block);
+    const std::string piece = block.string("text");
+    if (!piece.starts_with(kBillingHeader)) add_line(text, piece);
+  });
+  return text;
+}
+
+void read_assistant(JsonFields& fields, std::vector<ChatMessage>& messages) {
+  ChatMessage message{.role = Role::kAssistant};
+  for_each_block(fields, "content", [&](JsonFields& block, const std::string& type) {
+    if (type == "text") {
+      add_line(message.content, block.string("text"));
+    } else if (type == "thinking") {
+      add_line(message.reasoning, block.string("thinking"));
+    } else if (type == "tool_use") {
+      const Json* input = block.object("input");
+      message.tool_calls.push_back({.id = block.string("id"),
+                                    .name = read_name(block, "name"),
+                                    .arguments = input ? to_text(*input) : "{}"});
+    } else if (type != "redacted_thinking") {
+      refuse_block(block);
+    }
+  });
+  messages.push_back(std::move(message));
+}
+
+// Answers of tools are messages of their own.
+void read_user(JsonFields& fields, std::vector<ChatMessage>& messages) {
+  ChatMessage text{.role = Role::kUser};
+  const auto flush = [&] {
+    if (!text.content.empty()) messages.push_back(std::exchange(text, {.role = Role::kUser}));
+  };
+  const size_t before = messages.size();
+  for_each_block(fields, "content", [&](JsonFields& block, const std::string& type) {
+    if (type == "text") {
+      add_line(text.content, block.string("text"));
+    } else if (type == "tool_result") {
+      flush();
+      messages.push_back({.role = Role::kTool,
+                          .content = read_text(block, "content"),
+                          .tool_call_id = block.string("tool_use_id")});
+    } else {
+      refuse_block(block);
+    }
+  });
+  if (messages.size() == before) return messages.push_back(std::move(text));
+  flush();
+}
+
+void read_messages(JsonFields& fields, Chat& chat) {
+  const std::string system = read_text(fields, "system");
+  if (!system.empty()) chat.messages.push_back({.role = Role::kSystem, .content = system});
+  const Json* list = fields.array("messages");
+  if (!list || list->empty()) return fields.fail("messages", "has to have at least one message");
+  for (size_t i = 0; i < list->size() && !fields.failed(); ++i) {
+    JsonFields message((*list)[i], "messages[" + std::to_string(i) + "]", fields.error());
+    const std::string role = message.string("role");
+    if (!message.has("content")) message.fail("content", "is missing");
+    if (role == "user") {
+      read_user(message, chat.messages);
+    } else if (role == "assistant") {
+      read_assistant(message, chat.messages);
+    } else if (role == "system") {
+      chat.messages.push_back({.role = Role::kSystem, .content = read_text(message, "content")});
+    } else {
+      message.fail("role", "has to be \"user\" or \"assistant\"");
+    }
+  }
+  // A last message of the assistant is the start of the answer.
+  const ChatMessage* last = chat.messages.empty() ? nullptr : &chat.messages.back();
+  chat.options.continue_final_message =
+      last && last->role == Role::kAssistant && last->tool_calls.empty();
+}
+
+void read_tools(JsonFields& fields, Chat& chat) {
+  const Json* tools = fields.array("tools");
+  for (size_t i = 0; tools && i < tools->size() && !fields.failed(); ++i) {
+    JsonFields tool((*tools)[i], "tools[" + std::to_string(i) + "]", fields.error());
+    if (tool.string("type", "custom") != "custom") continue;  // Anthropic runs it, not the client
+    FunctionTool function{.name = read_name(tool, "name"),
+                          .description = tool.string("description")};
+    if (const Json* schema = tool.object("input_schema")) function.parameters = to_text(*schema);
+    function.strict = tool.boolean("strict", false);
+    chat.tools.push_back(std::move(function));
+  }
+}
+
+void read_tool_choice(JsonFields& fields, ChatRequest& request) {
+  const Json* object = fields.object("tool_choice");
+  if (!object) return;
+  JsonFields choice(*object, "tool_choice", fields.error());
+  const std::string type = choice.string("type");
+  request.parallel_tool_calls = !choice.boolean("disable_parallel_tool_use", false);
+  ToolChoice& result = request.chat.options.tool_choice;
+  if (type == "none") {
+    result.kind = ToolChoice::Kind::kNone;
+  } else if (type == "any") {
+    if (request.chat.tools.empty()) return choice.fail("type", "\"any\" needs tools");
+    result.kind = ToolChoice::Kind::kRequired;
+  } else if (type == "tool") {
+    result = {.kind = ToolChoice::Kind::kNamed, .name = choice.string("name")};
+    const auto& tools = request.chat.tools;
+    const bool known = std::any_of(tools.begin(), tools.end(),
+                                   [&](const FunctionTool& t) { return t.name == result.name; });
+    if (!known) choice.fail("name", "is that of no tool");
+  } else if (type != "auto") {
+    choice.fail("type", "has to be \"auto\", \"any\", \"tool\" or \"none\"");
+  }
+}
+
+// Thoughts are shown where thinking is asked for. gpt-oss always thinks: "disabled" makes it short.
+void read_thinking(JsonFields& fields, ChatRequest& request) {
+  request.include_reasoning = false;
+  if (const Json* object = fields.object("thinking")) {
+    JsonFields thinking(*object, "thinking", fields.error());
+    const std::string type = thinking.string("type");
+    if (type == "disabled") {
+      request.chat.options.effort = ReasoningEffort::kLow;
+    } else if (type == "enabled" || type == "adaptive") {
+      request.include_reasoning = true;
+    } else {
+      thinking.fail("type", "has to be \"enabled\", \"adaptive\" or \"disabled\"");
+    }
+  }
+  if (const Json* object = fields.object("output_config")) {
+    JsonFields config(*object, "output_config", fields.error());
+    const std::string effort = config.string("effort");
+    if (effort == "low") request.chat.options.effort = ReasoningEffort::kLow;
+    if (effort == "medium") request.chat.options.effort = ReasoningEffort::kMedium;
+    if (effort == "high" || effort == "xhigh" || effort == "max") {
+      request.chat.options.effort = ReasoningEffort::kHigh;
+    }
+  }
+}
+
+void read_stops(JsonFields& fields, ChatRequest& request) {
+  const Json* stops = fields.array("stop_sequences");
+  if (!stops) return;
+  if (stops->size() > kMaxStops) return fields.fail("stop_sequences", "has more than 64 strings");
+  size_t bytes = 0;
+  for (const Json& stop : *stops) {
+    if (!stop.is_string() || stop.get_ref<const std::string&>().empty()) {
+      return fields.fail("stop_sequences", "has to be an array of strings that are not empty");
+    }
+    request.stop.push_back(stop.get<std::string>());
+    bytes += request.stop.back().size();
+  }
+  if (bytes > kMaxStopBytes) fields.fail("stop_sequences", "has more than 8192 bytes in all");
+}
+
+}  // namespace
+
+std::optional<ApiError> parse_messages_request(std::string_view body,
+                                               const SamplingParams& defaults, bool counting,
+                                               ChatRequest& request) {
+  return read_body(body, [&](JsonFields& fields) {
+    request.model = fields.string("model");
+    request.sampling = defaults;
+    SamplingParams& sampling = request.sampling;
+    sampling.temperature =
+        static_cast<float>(fields.number("temperature", sampling.temperature, 0, 1));
+    sampling.top_p = static_cast<float>(fields.number("top_p", sampling.top_p, 1e-6, 1));
+    sampling.top_k = static_cast<int32_t>(fields.integer("top_k", sampling.top_k, 0, kMaxTokens));
+    if (!counting && !fields.has("max_tokens")) fields.fail("max_tokens", "is missing");
+    request.max_tokens = fields.integer("max_tokens", 1, 1, kMaxTokens);
+    request.stream = fields.boolean("stream", false);
+    read_stops(fields, request);
+    read_messages(fields, request.chat);
+    read_tools(fields, request.chat);
+    read_tool_choice(fields, request);
+    read_thinking(fields, request);
+  });
+}
+
+}  // namespace nibble::server

@@ -1,0 +1,178 @@
+#include "server/chat_generation.h"
+
+#include <algorithm>
+#include <ctime>
+
+#include "server/generation_check.h"
+
+namespace nibble::server {
+namespace {
+
+using Kind = ToolChoice::Kind;
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm tm{};
+  localtime_r(&now, &tm);
+  char text[16];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d", &tm)};
+}
+
+bool may_call(const Chat& chat) {
+  return !chat.tools.empty() && chat.options.tool_choice.kind != Kind::kNone;
+}
+
+// The grammars of a chat: that of its answer first, then one for the arguments of each function.
+std::vector<WantedGrammar> wanted_grammars(const ChatRequest& request) {
+  std::vector<WantedGrammar> wanted;
+  if (request.format) wanted.push_back({*request.format, request.format_field});
+  if (!may_call(request.chat)) return wanted;
+  for (size_t i = 0; i < request.chat.tools.size(); ++i) {
+    const FunctionTool& tool = request.chat.tools[i];
+    GrammarSpec spec{.kind = GrammarSpec::Kind::kJsonObject};
+    if (!tool.parameters.empty()) {
+      spec = {
+          .kind = GrammarSpec::Kind::kJsonSchema, .text = tool.parameters, .lenient = !tool.strict};
+    }
+    wanted.push_back({.spec = std::move(spec),
+                      .field = "tools[" + std::to_string(i) + "]",
+                      .or_any_object = !tool.strict});
+  }
+  return wanted;
+}
+
+void add_grammars(std::vector<Grammar> grammars, PreparedChat& chat) {
+  auto next = grammars.begin();
+  if (chat.request.format) chat.content = *next++;
+  if (!may_call(chat.request.chat)) return;
+  for (const FunctionTool& tool : chat.request.chat.tools) {
+    chat.arguments.insert_or_assign(tool.name, *next++);
+  }
+}
+
+// All but the grammars.
+std::optional<ApiError> prepare(const GenerationContext& context, PreparedChat& chat) {
+  const ChatRequest& request = chat.request;
+  if (auto error = check_count(context.admission, 1, request.n)) return error;
+  if (auto error = check_ids(context.model, request)) return error;
+  if (request.format && request.chat.options.continue_final_message) {
+    return ApiError{.message = request.format_field + " cannot go with continue_final_message",
+                    .param = request.format_field};
+  }
+  size_t bytes = 0;
+  for (const ChatMessage& message : request.chat.messages) bytes += message.content.size();
+  if (auto error = check_text_bytes(context.model, bytes)) return error;
+  auto prompt = render_chat(context.model, request.chat);
+  if (!prompt) return ApiError{.message = prompt.error(), .param = "messages"};
+  chat.prompt = *std::move(prompt);
+  return fit_prompt(context.model, chat.prompt.ids.size(), request.max_tokens, chat.max_tokens);
+}
+
+}  // namespace
+
+ChatGeneration::ChatGeneration(const GenerationContext& context, PreparedChat chat,
+                               std::shared_ptr<HttpReply> reply)
+    : Generation(context, std::move(reply)),
+      fingerprint_(context.fingerprint),
+      created_(std::time(nullptr)),
+      chat_(std::move(chat)) {
+  using Must = HeaderRules::Must;
+  const ChatRequest& request = chat_.request;
+  options_.start = chat_.prompt.start;
+  for (const FunctionTool& tool : request.chat.tools) options_.functions.push_back(tool.name);
+  options_.stop = StopStrings(request.stop, request.include_stop_in_output);
+  const bool required = request.chat.options.tool_choice.kind == Kind::kRequired;
+  options_.must = required ? Must::kCall : request.format ? Must::kAnswer : Must::kNothing;
+  options_.constrain_headers = request.format || may_call(request.chat);
+  options_.content = chat_.content;
+  options_.arguments = chat_.arguments;
+  for (int32_t i = 0; i < request.n; ++i) {
+    options_.call_id_seed = random_id("");
+    choices_.emplace_back(ChatStream(*model().harmony, options_));
+  }
+}
+
+void ChatGeneration::run() {
+  const ChatRequest& request = chat_.request;
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < request.n; ++i) {
+    Request& r = requests.emplace_back();
+    r.prompt = chat_.prompt.ids;
+    r.sampling = request.sampling;
+    if (r.sampling.seed) *r.sampling.seed += static_cast<uint64_t>(i);
+    r.max_tokens = chat_.max_tokens;
+    r.min_tokens = std::min(request.min_tokens, chat_.max_tokens);
+    r.stop_ids = stop_ids_for(model(), request);
+    if (options_.needs_watcher()) {
+      r.watcher = std::make_shared<ChatWatcher>(*model().harmony, options_);
+    }
+  }
+  submit(std::move(requests), request.n, request.stream);
+}
+
+void ChatGeneration::on_output(size_t index, const Output& output) {
+  Choice& choice = choices_[index];
+  Step step{.output = output, .delta = {}};
+  if (output.id >= 0) {
+    ++choice.num_tokens;
+    cached_tokens_ = std::max<int64_t>(cached_tokens_, output.cached_tokens);
+    const auto& stop_ids = chat_.request.stop_token_ids;
+    // A stop id of the caller's that is text is not part of the answer.
+    const bool is_end = output.finish == FinishReason::kStop &&
+                        !model().tokenizer->is_special(output.id) &&
+                        std::find(stop_ids.begin(), stop_ids.end(), output.id) != stop_ids.end();
+    const auto in_content = [&] {
+      return choice.stream.part() == HarmonyPart::kContent && !is_end;
+    };
+    const bool was_content = in_content() && !choice.stream.stopped();
+    if (!is_end) step.delta = choice.stream.push(output.id);
+    step.is_content = was_content && in_content();
+  }
+  if (output.finish != FinishReason::kNone) {
+    choice.finish = output.finish;
+    step.delta.append(choice.stream.finish());
+  }
+  on_step(index, step);
+}
+
+Usage ChatGeneration::usage() const {
+  Usage usage{.prompt_tokens = static_cast<int64_t>(chat_.prompt.ids.size()),
+              .cached_tokens = cached_tokens_,
+              .has_reasoning = true};
+  for (const Choice& choice : choices_) {
+    usage.completion_tokens += choice.num_tokens;
+    usage.reasoning_tokens += choice.stream.counts().reasoning_tokens;
+  }
+  return usage;
+}
+
+Result<HarmonyPrompt> render_chat(const ServedModel& model, Chat chat) {
+  if (!model.harmony) {
+    return Failure{"this model's tokenizer has no chat format that nibble knows (Harmony); " +
+                   std::string("use /v1/completions")};
+  }
+  chat.options.current_date = model.current_date.empty() ? today() : model.current_date;
+  return model.harmony->render(chat);
+}
+
+void start_chat(const GenerationContext& context, ChatRequest request, const MakeChat& make,
+                std::shared_ptr<HttpReply> reply) {
+  auto chat = std::make_shared<PreparedChat>();
+  chat->request = std::move(request);
+  if (const auto error = prepare(context, *chat)) {
+    return reply->send(api_error_response(*error, context.style));
+  }
+  if (reply->gone()) return;
+  auto wanted = wanted_grammars(chat->request);
+  if (wanted.empty()) return make(context, std::move(*chat), std::move(reply))->run();
+  context.grammars.compile(std::move(wanted),
+                           [context, chat, make, reply](GrammarService::Answer answer) {
+                             if (answer.error)
+                               return reply->send(api_error_response(*answer.error, context.style));
+                             if (reply->gone()) return;
+                             add_grammars(std::move(answer.grammars), *chat);
+                             make(context, std::move(*chat), reply)->run();
+                           });
+}
+
+}  // namespace nibble::server

@@ -1,0 +1,52 @@
+#include "server/openai_tokens.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+#include "text/utf8.h"
+
+namespace nibble::server {
+
+double finite(float logprob) {
+  constexpr double kLowest = -9999.0;  // as OpenAI and vLLM have it
+  return std::isfinite(logprob) ? std::max<double>(logprob, kLowest) : kLowest;
+}
+
+std::string token_text(const Tokenizer& tokenizer, int32_t id) {
+  const std::string_view bytes = tokenizer.token_bytes(id);
+  if (utf8::valid_prefix(bytes) == bytes.size()) return std::string(bytes);
+  std::string text = "bytes:";
+  for (const unsigned char byte : bytes) {
+    std::array<char, 8> hex{};
+    std::snprintf(hex.data(), hex.size(), "\\x%02X", byte);
+    text += hex.data();
+  }
+  return text;
+}
+
+Json token_json(const Tokenizer& tokenizer, int32_t id, float logprob) {
+  Json bytes = Json::array();
+  for (const unsigned char byte : tokenizer.token_bytes(id)) bytes.push_back(byte);
+  return {{"token", token_text(tokenizer, id)},
+          {"logprob", finite(logprob)},
+          {"bytes", std::move(bytes)}};
+}
+
+const char* finish_name(FinishReason finish) {
+  switch (finish) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kNone:
+    case FinishReason::kCanceled:
+    case FinishReason::kError:
+    case FinishReason::kDeadline:
+      break;
+  }
+  return "";
+}
+
+}  // namespace nibble::server

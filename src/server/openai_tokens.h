@@ -1,0 +1,21 @@
+// How OpenAI's answers show tokens.
+#pragma once
+
+#include <string>
+
+#include "engine/request.h"
+#include "server/json_fields.h"
+#include "text/tokenizer/tokenizer.h"
+
+namespace nibble::server {
+
+// One token as logprobs show it: {"token","logprob","bytes"}.
+Json token_json(const Tokenizer& tokenizer, int32_t id, float logprob);
+// The bytes of a token as text; where they are no whole characters: "bytes:\xE2\x82".
+std::string token_text(const Tokenizer& tokenizer, int32_t id);
+// JSON has no -inf.
+double finite(float logprob);
+
+const char* finish_name(FinishReason finish);
+
+}  // namespace nibble::server

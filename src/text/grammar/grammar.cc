@@ -1,0 +1,299 @@
+#include "text/grammar/grammar.h"
+
+#include <xgrammar/xgrammar.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+
+#include "base/check.h"
+#include "base/log.h"
+
+namespace {
+
+// What xgrammar warns of while this thread compiles; null: it compiles nothing.
+thread_local std::vector<std::string>* t_warnings = nullptr;
+
+}  // namespace
+
+// xgrammar's, left open by XGRAMMAR_LOG_CUSTOMIZE.
+namespace xgrammar {
+
+[[noreturn]] void LogFatalImpl(const std::string&, int, const std::string& message);
+void LogMessageImpl(const std::string&, int, int level, const std::string& message);
+
+void LogFatalImpl(const std::string&, int, const std::string& message) {
+  throw std::runtime_error(message);
+}
+
+void LogMessageImpl(const std::string&, int, int level, const std::string& message) {
+  constexpr int kWarning = 2;
+  if (level >= kWarning && t_warnings != nullptr) t_warnings->push_back(message);
+}
+
+}  // namespace xgrammar
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kCacheBytes = 256 << 20;
+constexpr size_t kMaxSchemaBytes = 256 << 10;
+constexpr size_t kMaxPatternBytes = 4 << 10;
+constexpr size_t kMaxEbnfBytes = 64 << 10;
+constexpr size_t kMaxChoices = 1'024;
+constexpr int kMaxNesting = 64;  // of groups: each costs time at every token
+// Blanks between the tokens of JSON: a small model likes to go on with them for ever.
+constexpr int kMaxBlanks = 16;
+
+// One line, without the place in xgrammar's source.
+std::string first_line(std::string_view text) {
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.remove_suffix(1);
+  return std::string(text.substr(0, std::min<size_t>(text.find('\n'), 300)));
+}
+
+// A literal of EBNF.
+std::string ebnf_literal(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\r') {
+      out += "\\r";
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+std::string choice_rules(const std::vector<std::string>& choices) {
+  std::string rules = "root ::= ";
+  for (size_t i = 0; i < choices.size(); ++i)
+    rules += (i > 0 ? " | " : "") + ebnf_literal(choices[i]);
+  return rules;
+}
+
+// An upper bound: brackets in literals and classes are counted too.
+int nesting_of(std::string_view text) {
+  int depth = 0, deepest = 0;
+  for (const char c : text) {
+    if (c == '(') deepest = std::max(deepest, ++depth);
+    if (c == ')') --depth;
+  }
+  return deepest;
+}
+
+// Of what xgrammar leaves out without a word. What looks like a keyword but is a name or a value is
+// told apart by where it stands.
+std::string ignored_keyword(const nlohmann::json& schema) {
+  if (!schema.is_structured()) return "";
+  for (const auto& [key, value] : schema.items()) {
+    constexpr std::array kIgnored = {"not",         "if",          "then",
+                                     "else",        "contains",    "dependentRequired",
+                                     "minContains", "maxContains", "dependentSchemas",
+                                     "dependencies"};
+    constexpr std::array kNames = {"properties", "patternProperties", "$defs", "definitions"};
+    constexpr std::array kValues = {"enum", "const", "default", "examples", "required"};
+    const auto is_one_of = [&](const auto& list) {
+      return schema.is_object() && std::find(list.begin(), list.end(), key) != list.end();
+    };
+    if (is_one_of(kIgnored) || (key == "uniqueItems" && value == true)) return key;
+    if (is_one_of(kValues)) continue;
+    if (is_one_of(kNames) && value.is_object()) {
+      for (const auto& [name, inner] : value.items()) {
+        if (const std::string found = ignored_keyword(inner); !found.empty()) return found;
+      }
+    } else if (const std::string found = ignored_keyword(value); !found.empty()) {
+      return found;
+    }
+  }
+  return "";
+}
+
+std::string ignored_keyword(const std::string& schema) {
+  const auto json = nlohmann::json::parse(schema, nullptr, /*allow_exceptions=*/false);
+  return json.is_discarded() ? "" : ignored_keyword(json);
+}
+
+// The machine has to go on with decoding beside it.
+int num_threads() {
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 8);
+}
+
+xgrammar::TokenizerInfo make_tokenizer_info(const Tokenizer& tokenizer, int32_t vocab_size,
+                                            const std::vector<int32_t>& end_ids) {
+  std::vector<std::string> bytes(static_cast<size_t>(vocab_size));  // empty: never allowed
+  for (int32_t id = 0; id < std::min(vocab_size, tokenizer.size()); ++id) {
+    if (!tokenizer.is_special(id)) bytes[id] = tokenizer.token_bytes(id);
+  }
+  return {bytes, xgrammar::VocabType::RAW, vocab_size, end_ids};
+}
+
+}  // namespace
+
+struct Grammar::Compiled {
+  xgrammar::CompiledGrammar grammar;
+  int32_t vocab_size;
+};
+
+struct GrammarCompiler::Impl {
+  Impl(const xgrammar::TokenizerInfo& tokenizer, int32_t size)
+      : vocab_size(size), compiler(tokenizer, num_threads(), /*cache_enabled=*/true, kCacheBytes) {}
+
+  xgrammar::CompiledGrammar compile(const GrammarSpec& spec);
+
+  const int32_t vocab_size;
+  xgrammar::GrammarCompiler compiler;
+};
+
+xgrammar::CompiledGrammar GrammarCompiler::Impl::compile(const GrammarSpec& spec) {
+  const auto from_schema = [&](const std::string& schema) {
+    return compiler.CompileJSONSchema(schema, /*any_whitespace=*/true, /*indent=*/std::nullopt,
+                                      /*separators=*/std::nullopt, /*strict_mode=*/false,
+                                      kMaxBlanks);
+  };
+  switch (spec.kind) {
+    case GrammarSpec::Kind::kJsonObject:
+      return from_schema(R"({"type":"object"})");
+    case GrammarSpec::Kind::kJsonSchema:
+      return from_schema(spec.text);
+    case GrammarSpec::Kind::kRegex:
+      return compiler.CompileRegex(spec.text);
+    case GrammarSpec::Kind::kChoice:
+      return compiler.CompileGrammar(choice_rules(spec.choices));
+    case GrammarSpec::Kind::kEbnf:
+      return compiler.CompileGrammar(spec.text);
+  }
+  CHECK(false);
+}
+
+GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size,
+                                 std::vector<int32_t> end_ids)
+    : impl_(std::make_unique<Impl>(make_tokenizer_info(tokenizer, vocab_size, end_ids),
+                                   vocab_size)) {}
+
+GrammarCompiler::~GrammarCompiler() = default;
+
+Result<bool> GrammarCompiler::check_size(const GrammarSpec& spec) {
+  const bool has_groups =
+      spec.kind == GrammarSpec::Kind::kRegex || spec.kind == GrammarSpec::Kind::kEbnf;
+  if (has_groups && nesting_of(spec.text) > kMaxNesting) {
+    return Failure{"has groups nested deeper than " + std::to_string(kMaxNesting)};
+  }
+  const auto at_most = [](size_t size, size_t limit, const char* what) -> Result<bool> {
+    if (size <= limit) return true;
+    return Failure{"has " + std::to_string(size) + " " + what + "; at most " +
+                   std::to_string(limit) + " are compiled"};
+  };
+  switch (spec.kind) {
+    case GrammarSpec::Kind::kJsonObject:
+      return true;
+    case GrammarSpec::Kind::kJsonSchema:
+      return at_most(spec.text.size(), kMaxSchemaBytes, "bytes");
+    case GrammarSpec::Kind::kRegex:
+      return at_most(spec.text.size(), kMaxPatternBytes, "bytes");
+    case GrammarSpec::Kind::kEbnf:
+      return at_most(spec.text.size(), kMaxEbnfBytes, "bytes");
+    case GrammarSpec::Kind::kChoice:
+      return at_most(spec.choices.size(), kMaxChoices, "choices");
+  }
+  CHECK(false);
+}
+
+Result<Grammar> GrammarCompiler::compile(const GrammarSpec& spec) const {
+  if (const auto size = check_size(spec); !size) return Failure{size.error()};
+  if (spec.kind == GrammarSpec::Kind::kJsonSchema && !spec.lenient) {
+    if (const std::string keyword = ignored_keyword(spec.text); !keyword.empty()) {
+      return Failure{"asks for what would not be kept to: the keyword \"" + keyword + "\""};
+    }
+  }
+  std::vector<std::string> warnings;
+  t_warnings = &warnings;
+  std::string failure;
+  std::optional<Grammar> grammar;
+  try {
+    grammar.emplace(std::make_shared<const Grammar::Compiled>(
+        Grammar::Compiled{impl_->compile(spec), impl_->vocab_size}));
+  } catch (const std::exception& e) {
+    failure = first_line(e.what());
+    if (failure.empty()) failure = "it is not valid";
+  }
+  t_warnings = nullptr;
+  if (!grammar) return Failure{"cannot be compiled: " + failure};
+  // The cache answers without the warning: such a grammar is compiled, and refused, once.
+  if (!warnings.empty() && !spec.lenient) {
+    impl_->compiler.ClearCache();
+    return Failure{"asks for what would not be kept to: " + first_line(warnings[0])};
+  }
+  return *std::move(grammar);
+}
+
+struct GrammarRun::Impl {
+  Impl(const Grammar& g, const std::vector<int32_t>& ends)
+      : grammar(g),
+        end_ids(ends),
+        matcher(g.compiled().grammar, std::vector<int>(ends.begin(), ends.end())),
+        allowed(static_cast<size_t>(xgrammar::GetBitmaskSize(g.compiled().vocab_size))) {}
+
+  const Grammar grammar;
+  const std::vector<int32_t> end_ids;
+  xgrammar::GrammarMatcher matcher;
+  std::vector<int32_t> allowed;
+  size_t num_accepted = 0;
+};
+
+GrammarRun::GrammarRun(const Grammar& grammar, const std::vector<int32_t>& end_ids)
+    : impl_(std::make_unique<Impl>(grammar, end_ids)) {}
+GrammarRun::~GrammarRun() = default;
+
+size_t GrammarRun::num_accepted() const { return impl_->num_accepted; }
+
+bool GrammarRun::accept(int32_t id) {
+  const bool fits = !impl_->matcher.IsTerminated() && impl_->matcher.AcceptToken(id);
+  impl_->num_accepted += fits;
+  return fits;
+}
+
+void GrammarRun::rollback_to(size_t count) {
+  CHECK(count <= impl_->num_accepted);
+  if (count < impl_->num_accepted) {
+    impl_->matcher.Rollback(static_cast<int>(impl_->num_accepted - count));
+  }
+  impl_->num_accepted = count;
+}
+
+void GrammarRun::mask(std::span<uint32_t> bits) {
+  Impl& run = *impl_;
+  bool any = false;
+  if (!run.matcher.IsTerminated()) {
+    int64_t shape = static_cast<int64_t>(run.allowed.size());
+    int64_t stride = 1;
+    DLTensor tensor{.data = run.allowed.data(),
+                    .device = {.device_type = kDLCPU, .device_id = 0},
+                    .ndim = 1,
+                    .dtype = xgrammar::GetBitmaskDLType(),
+                    .shape = &shape,
+                    .strides = &stride,
+                    .byte_offset = 0};
+    const bool some_forbidden = run.matcher.FillNextTokenBitmask(&tensor);
+    const auto bits_of = [&](size_t word) {
+      if (word >= run.allowed.size()) return uint32_t{0};
+      return some_forbidden ? static_cast<uint32_t>(run.allowed[word]) : ~uint32_t{0};
+    };
+    for (size_t word = 0; word < bits.size(); ++word) {
+      bits[word] &= bits_of(word);
+      any |= bits[word] != 0;
+    }
+  }
+  if (any) return;
+  std::fill(bits.begin(), bits.end(), 0);
+  for (const int32_t id : run.end_ids) {
+    bits[static_cast<size_t>(id) / 32] |= uint32_t{1} << (id % 32);
+  }
+}
+
+}  // namespace nibble

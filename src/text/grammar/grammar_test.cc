@@ -1,0 +1,180 @@
+// What grammars let through, id by id, what is refused, and that bad input is refused in bounded
+// time.
+#include "text/grammar/grammar.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "text/chat/harmony_for_test.h"
+
+namespace nibble {
+namespace {
+
+constexpr int32_t kReturn = 256;  // in byte_tokenizer()
+constexpr int32_t kVocab = 270;   // a few columns of the logits have no token
+
+const GrammarCompiler& compiler() {
+  static const GrammarCompiler compiler(byte_tokenizer(), kVocab, {kReturn});
+  return compiler;
+}
+
+Result<Grammar> compile(GrammarSpec::Kind kind, const std::string& text) {
+  return compiler().compile({.kind = kind, .text = text});
+}
+
+std::vector<uint32_t> mask_of(GrammarRun& run) {
+  std::vector<uint32_t> bits((kVocab + 31) / 32, ~uint32_t{0});
+  run.mask(bits);
+  return bits;
+}
+
+bool has(const std::vector<uint32_t>& bits, int32_t id) {
+  return bits[static_cast<size_t>(id) / 32] >> (id % 32) & 1;
+}
+
+// Whether the whole text is of the grammar: every byte is allowed by mask and accept() alike, and
+// the end id is allowed behind the last.
+bool matches(const Grammar& grammar, const std::string& text) {
+  GrammarRun run(grammar, {kReturn});
+  for (const char c : text) {
+    const int32_t id = static_cast<unsigned char>(c);
+    const bool allowed = has(mask_of(run), id);
+    EXPECT_EQ(run.accept(id), allowed) << text;
+    if (!allowed) return false;
+  }
+  return has(mask_of(run), kReturn);
+}
+
+TEST(Grammar, JsonObjects) {
+  const auto grammar = compiler().compile({.kind = GrammarSpec::Kind::kJsonObject});
+  ASSERT_TRUE(grammar.ok()) << grammar.error();
+  EXPECT_TRUE(matches(*grammar, R"({"a": [1, true, null, "\u00e9"], "b": {"c": -1.5e3}})"));
+  EXPECT_TRUE(matches(*grammar, "{}"));
+  EXPECT_FALSE(matches(*grammar, "[]"));
+  EXPECT_FALSE(matches(*grammar, R"({"a": 01})"));
+  EXPECT_FALSE(matches(*grammar, R"({"a": 1)"));
+}
+
+TEST(Grammar, Schemas) {
+  const auto grammar = compile(GrammarSpec::Kind::kJsonSchema, R"({
+    "type": "object", "required": ["city", "days"], "additionalProperties": false,
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1, "maximum": 7},
+                   "unit": {"enum": ["C", "F"]}}})");
+  ASSERT_TRUE(grammar.ok()) << grammar.error();
+  EXPECT_TRUE(matches(*grammar, R"({"city": "Paris", "days": 3})"));
+  EXPECT_TRUE(matches(*grammar, R"({"city": "Paris", "days": 7, "unit": "C"})"));
+  EXPECT_FALSE(matches(*grammar, R"({"city": "Paris", "days": 8})"));
+  EXPECT_FALSE(matches(*grammar, R"({"city": "Paris"})"));
+  EXPECT_FALSE(matches(*grammar, R"({"city": "Paris", "days": 3, "unit": "K"})"));
+  EXPECT_FALSE(matches(*grammar, R"({"city": 5, "days": 3})"));
+}
+
+TEST(Grammar, RecursiveSchema) {
+  const auto grammar = compile(GrammarSpec::Kind::kJsonSchema, R"({"$ref": "#/$defs/node", "$defs":
+    {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}},
+     "additionalProperties": false}}})");
+  ASSERT_TRUE(grammar.ok()) << grammar.error();
+  EXPECT_TRUE(matches(*grammar, R"({"next": {"next": {}}})"));
+  EXPECT_FALSE(matches(*grammar, R"({"next": 1})"));
+}
+
+TEST(Grammar, RegexChoiceAndEbnf) {
+  const auto regex = compile(GrammarSpec::Kind::kRegex, R"([0-9]{3}-(foo|bar)+)");
+  ASSERT_TRUE(regex.ok()) << regex.error();
+  EXPECT_TRUE(matches(*regex, "123-foobar"));
+  EXPECT_FALSE(matches(*regex, "12-foo"));
+  const auto choice = compiler().compile(
+      {.kind = GrammarSpec::Kind::kChoice, .choices = {"yes", "no", "say \"no\"\n\\", "é"}});
+  ASSERT_TRUE(choice.ok()) << choice.error();
+  for (const char* text : {"yes", "no", "say \"no\"\n\\", "é"}) EXPECT_TRUE(matches(*choice, text));
+  EXPECT_FALSE(matches(*choice, "maybe"));
+  const auto ebnf = compile(GrammarSpec::Kind::kEbnf, "root ::= \"a\" root \"b\" | \"\"");
+  ASSERT_TRUE(ebnf.ok()) << ebnf.error();
+  EXPECT_TRUE(matches(*ebnf, "aabb"));
+  EXPECT_FALSE(matches(*ebnf, "aab"));
+}
+
+TEST(Grammar, GoesBack) {
+  const auto grammar = compile(GrammarSpec::Kind::kRegex, "ab|ac|[0-9]+");
+  ASSERT_TRUE(grammar.ok());
+  GrammarRun run(*grammar, {kReturn});
+  EXPECT_TRUE(run.accept('a'));
+  EXPECT_TRUE(run.accept('b'));
+  EXPECT_FALSE(run.accept('b'));
+  run.rollback_to(1);
+  EXPECT_EQ(run.num_accepted(), 1u);
+  EXPECT_TRUE(run.accept('c'));
+  EXPECT_TRUE(run.accept(kReturn));
+  EXPECT_FALSE(run.accept('7'));
+  run.rollback_to(0);
+  EXPECT_TRUE(run.accept('7'));
+}
+
+TEST(Grammar, NeverLeavesNothing) {
+  const auto grammar = compile(GrammarSpec::Kind::kRegex, "\xF0\x9F\x98\x80");
+  ASSERT_TRUE(grammar.ok()) << grammar.error();
+  GrammarRun run(*grammar, {kReturn});
+  std::vector<uint32_t> bits((kVocab + 31) / 32, 0);  // another mask has forbidden all of it
+  run.mask(bits);
+  EXPECT_TRUE(has(bits, kReturn));
+}
+
+struct Bad {
+  GrammarSpec::Kind kind;
+  std::string text;
+};
+
+TEST(Grammar, RefusesWhatIsNotValidOrWouldBeIgnored) {
+  using Kind = GrammarSpec::Kind;
+  const std::string long_pattern(1 << 20, 'a');
+  const std::string nested = std::string(1'000, '(') + "a" + std::string(1'000, ')');
+  std::string deep;
+  for (int i = 0; i < 5'000; ++i) deep += R"({"type":"array","items":)";
+  const Bad cases[] = {
+      {Kind::kRegex, "foo**"},
+      {Kind::kRegex, "(a"},
+      {Kind::kRegex, "a(?=b)"},
+      {Kind::kRegex, "a(?!b)c"},
+      {Kind::kRegex, "[z-a]"},
+      {Kind::kRegex, long_pattern},
+      {Kind::kRegex, nested},
+      {Kind::kJsonSchema, "{"},
+      {Kind::kJsonSchema, "5"},
+      {Kind::kJsonSchema, R"({"type":"strin"})"},
+      {Kind::kJsonSchema, R"({"type":"object","properties":5})"},
+      {Kind::kJsonSchema, R"({"$ref":"https://example.com/schema.json"})"},
+      {Kind::kJsonSchema, R"({"$ref":"#/$defs/none"})"},
+      {Kind::kJsonSchema, R"({"type":"string","pattern":"(a"})"},
+      {Kind::kJsonSchema, R"({"not":{"type":"string"}})"},
+      {Kind::kJsonSchema, R"({"type":"integer","minimum":5,"maximum":1})"},
+      {Kind::kJsonSchema, deep},
+      {Kind::kEbnf, "root ::= missing"},
+      {Kind::kEbnf, "start ::= \"a\""},
+      {Kind::kEbnf, "root ::= \"a"},
+  };
+  for (const Bad& bad : cases) {
+    const auto grammar = compile(bad.kind, bad.text);
+    ASSERT_FALSE(grammar.ok()) << bad.text.substr(0, 200);
+    EXPECT_LT(grammar.error().size(), 400u);
+    EXPECT_FALSE(compile(bad.kind, bad.text).ok()) << "the second time: " << bad.text;
+  }
+}
+
+TEST(Grammar, LeavesOutWhatItCannotKeepToWhereThatIsAllowed) {
+  GrammarSpec spec{.kind = GrammarSpec::Kind::kJsonSchema,
+                   .text = R"({"type":"array","items":{"type":"integer"},"uniqueItems":true})"};
+  EXPECT_FALSE(compiler().compile(spec).ok());
+  spec.lenient = true;
+  const auto grammar = compiler().compile(spec);
+  ASSERT_TRUE(grammar.ok()) << grammar.error();
+  EXPECT_TRUE(matches(*grammar, "[1, 1]"));
+  EXPECT_FALSE(matches(*grammar, "[true]"));
+  // A property or a value may be called like a keyword.
+  EXPECT_TRUE(compile(GrammarSpec::Kind::kJsonSchema,
+                      R"({"type":"object","properties":{"not":{"enum":[{"if":1}]}}})")
+                  .ok());
+}
+
+}  // namespace
+}  // namespace nibble
