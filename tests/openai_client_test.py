@@ -4,6 +4,7 @@ import json
 import unittest
 
 import openai
+import pydantic
 from serving import NAME, WEATHER, Server
 
 PARIS = [{"role": "user", "content": "What is the capital of France?"}]
@@ -36,7 +37,9 @@ class OpenAiClientTest(unittest.TestCase):
         self.assertIn("Paris", reply.choices[0].message.reasoning_content)
         self.assertEqual(reply.usage.total_tokens, reply.usage.prompt_tokens + reply.usage.completion_tokens)
         self.assertGreater(reply.usage.completion_tokens_details.reasoning_tokens, 0)
-        self.assertEqual(reply.usage.prompt_tokens_details.cached_tokens, 0)
+        again = self.chat()  # its prompt is in the prefix cache, but for what the last page may not share
+        self.assertGreater(again.usage.prompt_tokens_details.cached_tokens, 0)
+        self.assertLess(again.usage.prompt_tokens_details.cached_tokens, again.usage.prompt_tokens)
         self.assertTrue(reply._request_id)
 
     def test_content_parts_and_developer_role(self):
@@ -107,6 +110,48 @@ class OpenAiClientTest(unittest.TestCase):
         reply = self.chat(messages, tools=[WEATHER], tool_choice="none")
         self.assertIsNone(reply.choices[0].message.tool_calls)
 
+    def test_structured_output(self):
+        class Capital(pydantic.BaseModel):
+            city: str = pydantic.Field(max_length=20)
+            sure: bool
+
+        reply = self.client.chat.completions.parse(
+            model=NAME, messages=PARIS, response_format=Capital, temperature=0, max_tokens=500)
+        self.assertIsInstance(reply.choices[0].message.parsed, Capital)
+        tool = openai.pydantic_function_tool(Capital, name="tell_capital")
+        reply = self.client.chat.completions.parse(
+            model=NAME, messages=PARIS, tools=[tool], tool_choice="required", temperature=0, max_tokens=900)
+        call = reply.choices[0].message.tool_calls[0].function
+        self.assertEqual(call.name, "tell_capital")
+        self.assertIsInstance(call.parsed_arguments, Capital)
+
+    def test_responses(self):
+        reply = self.client.responses.create(model=NAME, input="What is the capital of France?", temperature=0)
+        self.assertEqual(reply.output_text, ANSWER)
+        self.assertEqual(reply.status, "completed")
+        text, kinds = "", []
+        with self.client.responses.stream(model=NAME, input="What is the capital of France?", temperature=0) as stream:
+            for event in stream:
+                kinds.append(event.type)
+                if event.type == "response.output_text.delta":
+                    text += event.delta
+            final = stream.get_final_response()
+        self.assertEqual(text, ANSWER)
+        self.assertEqual(final.output_text, ANSWER)
+        self.assertEqual(kinds[0], "response.created")
+        self.assertEqual(kinds[-1], "response.completed")
+
+    def test_responses_tools(self):
+        tool = {"type": "function", "strict": True, **WEATHER["function"]}
+        history = [{"role": "user", "content": "What is the weather in Paris?"}]
+        first = self.client.responses.create(model=NAME, input=history, tools=[tool], temperature=0)
+        call = first.output[-1]
+        self.assertEqual((call.type, call.name), ("function_call", "get_weather"))
+        history += first.output
+        history.append({"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature": 21}'})
+        second = self.client.responses.create(model=NAME, input=history, tools=[tool], temperature=0)
+        self.assertIn("21", second.output_text)
+
     def test_logprobs_seed_n_stop(self):
         tokens = self.chat(logprobs=True, top_logprobs=2).choices[0].logprobs.content
         self.assertEqual("".join(t.token for t in tokens), ANSWER)
@@ -134,7 +179,7 @@ class OpenAiClientTest(unittest.TestCase):
             self.chat([{"role": "user", "content": "word " * 20_000}])
         self.assertEqual(caught.exception.code, "context_length_exceeded")
         with self.assertRaises(openai.BadRequestError):
-            self.chat(response_format={"type": "json_object"})
+            self.chat(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "odd"}}})
         with self.assertRaises(openai.NotFoundError):
             self.client.chat.completions.create(model="gpt-5", messages=PARIS)
         with self.assertRaises(openai.AuthenticationError):

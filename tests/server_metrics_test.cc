@@ -19,7 +19,14 @@ TEST_F(ServerTest, CountsForPrometheus) {
   const json reply = chat(kParis);
   chat(with(kParis, {{"max_tokens", 3}, {"n", 2}, {"stream", false}}));
   EXPECT_EQ(ask("GET", "/strange/path").status, 404);
-  const Answer answer = ask("GET", "/metrics");
+  // The engine tells of a step once it is over, which may be after the client has its answer.
+  Answer answer;
+  const std::string cut =
+      "vllm:request_success_total{model_name=\"tiny\",finished_reason=\"length\"}";
+  EXPECT_TRUE(eventually([&] {
+    answer = ask("GET", "/metrics");
+    return value_of(answer.body, cut) == value_of(before, cut) + 2;
+  }));
   EXPECT_THAT(answer.head, HasSubstr("Content-Type: text/plain; version=0.0.4"));
   const std::string& page = answer.body;
   const std::string label = "{model_name=\"tiny\"}";
@@ -65,6 +72,17 @@ TEST_F(ServerTest, TellsItsLoad) {
   client.hang_up();
   EXPECT_TRUE(eventually([this] { return ask("GET", "/load").parsed()["server_load"] == 0; }));
   EXPECT_THAT(ask("GET", "/metrics").body, HasSubstr("\nnibble_clients_left_total 1\n"));
+}
+
+TEST_F(ServerTest, SharesPrefixesWithinASaltOnly) {
+  serve();
+  const auto cached = [this](const std::string& salt) {
+    const json reply = chat(with(kParis, {{"cache_salt", salt}, {"max_tokens", 1}}));
+    return reply["usage"]["prompt_tokens_details"]["cached_tokens"].get<int>();
+  };
+  EXPECT_EQ(cached("a tenant"), 0);
+  EXPECT_GT(cached("a tenant"), 0);
+  EXPECT_EQ(cached("another tenant"), 0);
 }
 
 TEST_F(ServerTest, AsksForTheKeyEverywhereButForHealth) {

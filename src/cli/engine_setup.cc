@@ -117,8 +117,10 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   };
   using CLI::IsMember;
   add("--revision", flags.revision, "branch, tag or commit in the Hugging Face cache");
-  add("--load-format", flags.load_format, "auto, or dummy: seeded random weights of any config")
-      ->check(IsMember({"auto", "dummy"}));
+  add("--load-format", flags.load_format,
+      "auto (safetensors and fastsafetensors are the same), or dummy: seeded random weights of any "
+      "config")
+      ->check(IsMember({"auto", "safetensors", "fastsafetensors", "dummy"}));
   add("--seed", flags.seed, "of dummy weights");
   add("--max-model-len", flags.max_model_len,
       "tokens of prompt and answer; 0: what model and memory allow")

@@ -11,13 +11,16 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/device.h"
 #include "cli/engine_setup.h"
+#include "cli/service_notice.h"
 #include "cli/shutdown_signals.h"
 #include "cli/text_setup.h"
 #include "cli/version.h"
 #include "cli/vllm_flags.h"
 #include "io/hub.h"
 #include "server/server.h"
+#include "server/tls.h"
 
 namespace nibble::cli {
 namespace {
@@ -35,6 +38,7 @@ struct ServeFlags {
   std::vector<std::string> allowed_origins;
   int64_t max_queued_requests = 256;
   size_t max_connections = 1024;
+  std::string ssl_certfile, ssl_keyfile;
   double shutdown_timeout_s = 10;
   std::string chat_date;
 };
@@ -52,6 +56,13 @@ server::ServerOptions server_options(const ServeFlags& flags) {
   options.access.allowed_origins = flags.allowed_origins;
   if (is_loopback(flags.host) || !flags.allowed_hosts.empty()) {
     options.access.allowed_hosts = flags.allowed_hosts;
+  }
+  if (flags.ssl_certfile.empty() != flags.ssl_keyfile.empty()) {
+    throw Error(ErrorKind::kUsage, "--ssl-certfile and --ssl-keyfile go together");
+  }
+  if (!flags.ssl_certfile.empty()) {
+    options.http.tls =
+        std::make_shared<const server::TlsContext>(flags.ssl_certfile, flags.ssl_keyfile);
   }
   options.version = version_text();
   options.max_num_seqs = flags.engine.max_num_seqs;
@@ -71,8 +82,8 @@ std::vector<std::string> model_names(const ServeFlags& flags) {
   if (!flags.served_model_names.empty()) return flags.served_model_names;
   std::vector<std::string> names{flags.engine.model};
   const std::filesystem::path path(flags.engine.model);
-  if (std::filesystem::is_directory(path)) {  // its last part is the name; the path works too
-    names.insert(names.begin(), std::filesystem::canonical(path).filename().string());
+  if (std::filesystem::is_directory(path)) {  // its last part works too
+    names.push_back(std::filesystem::canonical(path).filename().string());
   }
   return names;
 }
@@ -113,13 +124,19 @@ void serve(ServeFlags& flags) {
     flags.engine.model = kShippedModel;
   }
   explain_vllm_flags(flags.vllm);
+  const bool on_gpu = choose_device(flags.engine.device, read_device_facts()) == Device::kCuda;
+  const std::string activations = activations_of(flags.vllm, on_gpu);
+  if (!activations.empty() && flags.engine.activations == "auto") {
+    flags.engine.activations = activations;
+  }
   raise_file_limit();
   ShutdownSignals signals;
   server::Server server(server_options(flags));
   server.start();
   const std::string shown =
       flags.host.find(':') == std::string::npos ? flags.host : "[" + flags.host + "]";
-  const std::string url = "http://" + shown + ":" + std::to_string(server.port());
+  const std::string scheme = flags.ssl_certfile.empty() ? "http" : "https";
+  const std::string url = scheme + "://" + shown + ":" + std::to_string(server.port());
   LOG_INFO("listening at %s; /health is 503 until the model is loaded", url.c_str());
   if (!is_loopback(flags.host) && flags.api_keys.empty()) {
     LOG_WARN("anyone who can reach %s may use it: there is no --api-key", flags.host.c_str());
@@ -136,10 +153,12 @@ void serve(ServeFlags& flags) {
   }
   server.serve(std::move(model));
   signals.exit_at_once(false);
+  notify_service("READY=1");
   LOG_INFO("ready: chat at %s, API at %s/v1", url.c_str(), url.c_str());
 
   bool failed = false;
   while (!failed && !signals.wait(std::chrono::milliseconds(250))) failed = engine.stats().failed;
+  notify_service("STOPPING=1");
   server.drain(std::chrono::milliseconds(
       failed ? 0 : static_cast<int64_t>(flags.shutdown_timeout_s * 1000)));
   server.stop();
@@ -160,7 +179,7 @@ void add_serve(CLI::App& app) {
   add("--port", flags->port, "0: any free one");
   add("--served-model-name", flags->served_model_names, "names that requests may use; first: shown")
       ->expected(1, 16);
-  add("--api-key", flags->api_keys, "asked for under /v1 and by /tokenize, /detokenize")
+  add("--api-key", flags->api_keys, "asked for by all routes but /health, /ping and the page")
       ->envname("NIBBLE_API_KEY")
       ->expected(1, 64);
   add("--allowed-hosts", flags->allowed_hosts,
@@ -172,6 +191,8 @@ void add_serve(CLI::App& app) {
   add("--max-queued-requests", flags->max_queued_requests, "that wait; beyond it: 429")
       ->check(CLI::NonNegativeNumber);
   add("--max-connections", flags->max_connections, "beyond it: 503")->check(CLI::PositiveNumber);
+  add("--ssl-certfile", flags->ssl_certfile, "PEM, with its chain: speak TLS; with --ssl-keyfile");
+  add("--ssl-keyfile", flags->ssl_keyfile, "PEM");
   add("--shutdown-timeout", flags->shutdown_timeout_s, "seconds for requests under way")
       ->check(CLI::NonNegativeNumber);
   add("--chat-date", flags->chat_date, "YYYY-MM-DD in every system message; empty: today");

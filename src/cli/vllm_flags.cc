@@ -1,7 +1,10 @@
 #include "cli/vllm_flags.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <sstream>
 #include <string_view>
 
 #include "base/error.h"
@@ -21,6 +24,8 @@ struct VllmFlag {
 };
 
 constexpr const char* kOneDevice = "nibble runs on one device";
+constexpr const char* kOwnKernels =
+    "nibble's own kernels run; nibble doctor MODEL shows which, --kernel op=name forces one";
 constexpr const char* kSampling = "edit generation_config.json, or set it in each request";
 
 constexpr VllmFlag kFlags[] = {
@@ -61,14 +66,16 @@ constexpr VllmFlag kFlags[] = {
     {"--download-dir", Takes::kValue, "",
      "nibble downloads nothing; it finds models in the Hugging Face cache (HF_HOME)"},
     {"--speculative-config", Takes::kValue, "", "there is no speculation yet"},
-    {"--attention-backend", Takes::kValue, "", "--kernel op=name forces a kernel"},
-    {"--moe-backend", Takes::kValue, "", "--kernel op=name forces a kernel"},
+    {"--attention-backend", Takes::kValue, "*", kOwnKernels},
+    {"--attention-config", Takes::kValue, "*", kOwnKernels},
+    {"--moe-backend", Takes::kValue, "*", kOwnKernels},
+    {"--mxfp4-backend", Takes::kValue, "auto CUTLASS MARLIN TRITON",
+     "it chooses what activations are rounded to: see --activations",
+     "auto, CUTLASS (--activations fp8), MARLIN and TRITON (--activations bf16) are known"},
     {"--swap-space", Takes::kValue, "0", "nothing is swapped", "nibble never swaps"},
     {"--cpu-offload-gb", Takes::kValue, "0", "nothing is offloaded", "nibble never offloads"},
     {"--block-size", Takes::kValue, "16", "pages hold 16 tokens", "pages hold 16 tokens"},
     {"--enable-lora", Takes::kNothing, "", "nibble loads no adapters"},
-    {"--ssl-keyfile", Takes::kValue, "", "put a proxy that speaks TLS in front"},
-    {"--ssl-certfile", Takes::kValue, "", "put a proxy that speaks TLS in front"},
     {"--root-path", Takes::kValue, "", "let the proxy in front strip the prefix"},
     {"--uds", Takes::kValue, "", "nibble listens on TCP: --host and --port"},
 };
@@ -100,6 +107,16 @@ void spell_out_vllm_flags(std::vector<std::string>& arguments) {
       if (argument == from) argument = to;
     }
   }
+  // vLLM's fork names the experts too, which are MXFP4 in the checkpoint.
+  const auto layers = std::find(arguments.begin(), arguments.end(), "--mxfp4-layers");
+  if (layers == arguments.end() || layers + 1 == arguments.end()) return;
+  std::string rest;
+  std::istringstream list(layers[1] == "all" ? "qkv,o,lm_head" : layers[1]);
+  for (std::string layer; std::getline(list, layer, ',');) {
+    if (layer != "moe") rest += (rest.empty() ? "" : ",") + layer;
+  }
+  layers[1] = rest;
+  if (rest.empty()) arguments.erase(layers, layers + 2);
 }
 
 void add_vllm_flags(CLI::App& command, VllmFlags& flags) {
@@ -130,6 +147,22 @@ void explain_vllm_flags(const VllmFlags& flags) {
     }
     LOG_INFO("%s: %s", shown.c_str(), flag->meaning);
   }
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    if (!text.starts_with("VLLM_")) continue;
+    LOG_INFO("%s is set: nibble reads no variables of vLLM; %s",
+             std::string(text.substr(0, text.find('='))).c_str(), kOwnKernels);
+  }
+}
+
+std::string activations_of(const VllmFlags& flags, bool has_fp8) {
+  for (const auto& [name, value] : flags.given) {
+    if (name != "--mxfp4-backend" || value == "auto") continue;
+    if (value != "CUTLASS") return "bf16";
+    if (has_fp8) return "fp8";
+    LOG_INFO("--mxfp4-backend CUTLASS: there are no fp8 activations on a CPU; auto is used");
+  }
+  return "";
 }
 
 }  // namespace nibble::cli

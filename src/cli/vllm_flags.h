@@ -16,12 +16,17 @@ struct VllmFlags {
   std::vector<std::pair<std::string, std::string>> given;  // flag, value ("": none)
 };
 
-// "-tp" and the like, which are no flags to CLI11, become their long names.
+// "-tp" and the like, which are no flags to CLI11, become their long names; --mxfp4-layers loses
+// the experts.
 void spell_out_vllm_flags(std::vector<std::string>& arguments);
 
 void add_vllm_flags(CLI::App& command, VllmFlags& flags);
 
-// Logs what the accepted ones mean. Throws Error(kUsage) for the others, with advice.
+// Logs what the accepted ones mean, and which VLLM_ variables are set for nothing. Throws
+// Error(kUsage) for the others, with advice.
 void explain_vllm_flags(const VllmFlags& flags);
+
+// What --mxfp4-backend says of --activations; "": nothing.
+std::string activations_of(const VllmFlags& flags, bool has_fp8);
 
 }  // namespace nibble::cli

@@ -103,6 +103,8 @@ void ChatGeneration::run() {
     r.max_tokens = chat_.max_tokens;
     r.min_tokens = std::min(request.min_tokens, chat_.max_tokens);
     r.stop_ids = stop_ids_for(model(), request);
+    r.cache_salt = request.cache_salt;
+    r.priority = request.priority;
     if (options_.needs_watcher()) {
       r.watcher = std::make_shared<ChatWatcher>(*model().harmony, options_);
     }

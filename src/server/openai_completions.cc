@@ -166,6 +166,8 @@ void CompletionGeneration::run(const std::vector<int32_t>& max_tokens) {
     r.max_tokens = max_tokens[choice.prompt];
     r.min_tokens = std::min(request_.min_tokens, r.max_tokens);
     r.stop_ids = stop_ids_for(model(), request_);
+    r.cache_salt = request_.cache_salt;
+    r.priority = request_.priority;
     if (!request_.stop.empty() || grammar_) {
       r.watcher = std::make_shared<TextWatcher>(fresh, grammar_, r.stop_ids);
     }
