@@ -48,6 +48,9 @@ target_link_libraries(nibble_dep_openssl INTERFACE ${NIBBLE_crypto_LIBRARY} ${CM
 # say goes to src/text/grammar, which defines the functions that LOG_CUSTOMIZE leaves open.
 set(NIBBLE_XGRAMMAR ${CMAKE_SOURCE_DIR}/build/xgrammar)
 if(NOT EXISTS ${NIBBLE_XGRAMMAR}/include/xgrammar/xgrammar.h)
+  execute_process(COMMAND ${CMAKE_SOURCE_DIR}/tools/setup.sh xgrammar)
+endif()
+if(NOT EXISTS ${NIBBLE_XGRAMMAR}/include/xgrammar/xgrammar.h)
   message(FATAL_ERROR "no xgrammar in build/xgrammar: run tools/setup.sh")
 endif()
 file(GLOB_RECURSE xgrammar_sources ${NIBBLE_XGRAMMAR}/cpp/*.cc)

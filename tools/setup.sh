@@ -4,6 +4,7 @@
 #
 # usage: tools/setup.sh [GROUP...]      (default: build)
 #   build  compiler, CMake and libraries: enough for `make serve`
+#   xgrammar  the grammar library's source (build/xgrammar); part of build
 #   test   GoogleTest, Google Benchmark, and the Python clients that tests drive (build/venv)
 #   lint   clang-format, clang-tidy
 #   fuzz   clang with libFuzzer
@@ -62,11 +63,11 @@ pip_install() { build/venv/bin/pip install --quiet --disable-pip-version-check -
 group_build() {
   packages g++ cmake ninja-build make ca-certificates libboost-dev libpcre2-dev \
     nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev libutf8proc-dev libedit-dev libssl-dev
-  xgrammar_source
+  group_xgrammar
 }
 
 # The grammar library's source, which no distribution packages: by version and hash. CMake builds it.
-xgrammar_source() {
+group_xgrammar() {
   unchanged xgrammar tools/requirements-xgrammar.txt && return
   python_venv
   echo "setup: fetching the source of tools/requirements-xgrammar.txt into build/xgrammar"
