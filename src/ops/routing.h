@@ -17,6 +17,9 @@ struct Routing {
   int32_t* offsets = nullptr;  // [E + 1] first slot of each expert
   int32_t* slot = nullptr;     // [T, K] slot of a choice
   int32_t* token = nullptr;    // [T * K] token of a slot
+  // [E] on GPUs, where norm_route has left the choice for one token to moe_up, which makes it in
+  // every block and fills the arrays above; else null.
+  const float* logits = nullptr;
 };
 
 // Fills counts, offsets, slot and token from ids.

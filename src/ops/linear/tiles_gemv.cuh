@@ -352,7 +352,7 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
 //
 // Op: load(vector, k): 8 bf16 activations of vector 0, or of those of all choices (kAllExperts);
 // store(row, weight row, first, second) as finish_pairs(), row: 0 or the segment (kExperts). MoE:
-// top_k; place(experts, i) puts the expert of choice i where its segment stands; weight(i): what
+// top_k; place(experts), by one warp, puts the experts where their segments stand; weight(i): what
 // kAllExperts multiplies choice i by.
 template <int kUnits, Items kItems, class Op>
 __global__ void __launch_bounds__(kGemvThreads, 2)
@@ -408,7 +408,7 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
 
   // What does not depend on the kernel before.
   if constexpr (kItems == Items::kAllExperts) {
-    if (threadIdx.x < segments) op.place(experts, threadIdx.x);
+    if (threadIdx.x < 32) op.place(experts);
   }
   if constexpr (kEarly) fill_ring();
   const uint32_t zeros = base + memory.zeros, blocks = m.chunks * kUnits * 2;
@@ -429,7 +429,7 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
     if (i < vectors * blocks * 4) x[r] = op.load(i / (blocks * 4), i % (blocks * 4) * 8);
   }
   if constexpr (!kEarly) {
-    if (threadIdx.x < segments) op.place(experts, threadIdx.x);
+    if (threadIdx.x < 32) op.place(experts);
     fill_ring();
   }
 #pragma unroll

@@ -7,6 +7,7 @@
 // 4.55 TB/s, 76 us of a GB10's 233 GB/s.
 #include "ops/linear/gemv.cuh"
 #include "ops/moe_down/moe_down.h"
+#include "ops/norm_route/route.cuh"
 #include "ops/scratch.h"
 
 namespace nibble::ops::gpu {
@@ -18,9 +19,18 @@ struct DownOne {
   const uint16_t* u;  // [K, width] by slot
   const int32_t *ids, *slot;
   const float* p;
-  int top_k, width;
+  const float* logits;  // if the choice was left to moe_up, which may still be making it
+  int top_k, width, experts;
 
-  __device__ void place(int* experts_of, int i) const { experts_of[i] = __ldcg(ids + i); }
+  __device__ void place(int* experts_of) const {
+    const int lane = threadIdx.x % 32;
+    int id = 0;
+    if (logits != nullptr)
+      id = choose<kMaxLeftExperts / 32>(logits, experts, top_k).id;
+    else if (lane < top_k)
+      id = __ldcg(ids + lane);
+    if (lane < top_k) experts_of[lane] = id;
+  }
   __device__ float weight(int i) const { return __ldcg(p + i); }
   __device__ uint4 load(int choice, int k) const {
     return __ldcg(reinterpret_cast<const uint4*>(u + int64_t{__ldcg(slot + choice)} * width + k));
@@ -74,8 +84,10 @@ void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                      .ids = routing.ids,
                      .slot = routing.slot,
                      .p = routing.p,
+                     .logits = routing.logits,
                      .top_k = routing.top_k,
-                     .width = width};
+                     .width = width,
+                     .experts = routing.num_experts};
     return launch_one<Items::kAllExperts>(cx, down, op, routing.top_k, routing.top_k);
   }
   Scratch scratch(cx.scratch);

@@ -6,6 +6,7 @@
 #include "cuda/bf16.cuh"
 #include "ops/linear/gemv.cuh"
 #include "ops/moe_up/moe_up.h"
+#include "ops/norm_route/route.cuh"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -20,12 +21,21 @@ __device__ __forceinline__ float swiglu(float gate, float up, float limit) {
 struct Up {
   uint16_t* u;        // [slots, width]
   const uint16_t* h;  // [T, hidden]
-  const int32_t *ids, *slot, *token, *counts, *offsets;
+  const int32_t *token, *counts, *offsets;
   int tokens, top_k, experts, width, hidden;
   float limit;
+  Routing routing;
 
-  __device__ void place(int* experts_of, int i) const {
-    experts_of[__ldcg(slot + i)] = __ldcg(ids + i);
+  __device__ void place(int* experts_of) const {
+    const int lane = threadIdx.x % 32;
+    OneChoice one{};
+    if (routing.logits != nullptr) {
+      one = place_one(choose<kMaxLeftExperts / 32>(routing.logits, experts, top_k), top_k);
+      if (blockIdx.x == 0) store_one(routing, one);
+    } else if (lane < top_k) {
+      one = {{__ldcg(routing.ids + lane), 0}, __ldcg(routing.slot + lane)};
+    }
+    if (lane < top_k) experts_of[one.slot] = one.choice.id;
   }
   __device__ uint4 load(int row, int k) const {
     const int t = tokens == 1 ? 0 : __ldcg(token + row);
@@ -42,8 +52,6 @@ void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, c
             float limit) {
   const Up op{.u = u.as<uint16_t>(),
               .h = h.as<uint16_t>(),
-              .ids = routing.ids,
-              .slot = routing.slot,
               .token = routing.token,
               .counts = routing.counts,
               .offsets = routing.offsets,
@@ -52,7 +60,8 @@ void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, c
               .experts = routing.num_experts,
               .width = static_cast<int>(up.rows / 2),
               .hidden = static_cast<int>(up.cols),
-              .limit = limit};
+              .limit = limit,
+              .routing = routing};
   if (routing.num_tokens == 1)
     launch_one<Items::kExperts>(cx, up, op, 1, routing.top_k);
   else

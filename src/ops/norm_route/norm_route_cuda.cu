@@ -13,6 +13,8 @@
 
 #include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
+#include "ops/moe_down/moe_down.h"
+#include "ops/moe_up/moe_up.h"
 #include "ops/norm/add_norm.cuh"
 #include "ops/norm_route/norm_route.h"
 #include "ops/norm_route/route.cuh"
@@ -40,6 +42,7 @@ struct Params {
   Routing routing;
   int32_t hidden;
   float eps;
+  bool leaves_choice;  // to moe_up
 };
 
 struct Shared {
@@ -127,7 +130,13 @@ __global__ void __launch_bounds__(kThreads) route_few(const __grid_constant__ Pa
   cuda::griddep_launch_dependents();
   const int first = blockIdx.y * kTokens, end = min(first + kTokens, r.num_tokens);
   for (int t = first; t < end; ++t) route_token(a, shared, columns, t);
+  if (a.leaves_choice) return;
   if (!is_last_block(shared.is_last, a.counters + 1 + blockIdx.y, gridDim.x)) return;
+  if (r.num_tokens == 1) {
+    if (threadIdx.x < 32)
+      store_one(r, place_one(choose_of(a.logits, r.num_experts, r.top_k), r.top_k));
+    return;
+  }
   const int lane = threadIdx.x % 32;
   for (int t = first + threadIdx.x / 32; t < end; t += kWarps) {
     const Choice mine = choose_of(a.logits + int64_t{t} * r.num_experts, r.num_experts, r.top_k);
@@ -141,6 +150,15 @@ __global__ void __launch_bounds__(kThreads) route_few(const __grid_constant__ Pa
   shared.sort.run(r);
 }
 
+// Whether the kernels that follow for one token make the choice themselves, which saves the wait
+// for the last block.
+bool consumers_choose(const Ctx& cx, const Routing& r) {
+  if (r.num_tokens != 1 || r.num_experts > kMaxLeftExperts || cx.plan == nullptr || cx.tap)
+    return false;
+  return cx.plan->row<MoeUpKernel>(Op::kMoeUp, cx.layer, 1).run == moe_up &&
+         cx.plan->row<MoeDownKernel>(Op::kMoeDown, cx.layer, 1).run == moe_down;
+}
+
 }  // namespace
 
 void norm_route_few(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, const Tensor& x,
@@ -148,6 +166,10 @@ void norm_route_few(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing,
   const int32_t tokens = routing.num_tokens, experts = routing.num_experts;
   const dim3 grid((experts + kExperts - 1) / kExperts, (tokens + kTokens - 1) / kTokens);
   CHECK(1 + grid.y <= Ctx::kNumCounters);
+  float* const logits = RouteScratch(Scratch(cx.scratch), tokens, experts).logits;
+  // Scratch that neither moe_up nor moe_down writes where they choose themselves.
+  const bool leaves_choice = consumers_choose(cx, routing);
+  routing.logits = leaves_choice ? logits : nullptr;
   const Params a{.y = y.as<float>(),
                  .h = h.as<uint16_t>(),
                  .x = x.as<float>(),
@@ -155,11 +177,12 @@ void norm_route_few(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing,
                  .norm = norm.weight,
                  .router = reinterpret_cast<const uint16_t*>(router.codes),
                  .bias = router.bias,
-                 .logits = RouteScratch(Scratch(cx.scratch), tokens, experts).logits,
+                 .logits = logits,
                  .counters = cx.counters,
                  .routing = routing,
                  .hidden = static_cast<int32_t>(router.cols),
-                 .eps = norm.eps};
+                 .eps = norm.eps,
+                 .leaves_choice = leaves_choice};
   const auto kernel = router.cols <= 8 * kThreads ? route_few<1> : route_few<kMaxGroups>;
   cuda::launch(cx.stream, kernel, {.grid = grid, .block = dim3(kThreads)}, a);
 }

@@ -4,6 +4,8 @@
 
 #include "ops/gpu_test_problem.h"
 #include "ops/linear/linear_ref.h"
+#include "ops/moe_down/moe_down.h"
+#include "ops/moe_up/moe_up.h"
 #include "ops/norm_ref.h"
 #include "ops/norm_route/norm_route.h"
 
@@ -172,6 +174,50 @@ TEST(NormRouteGpu, TiesGoToTheLowerExpert) {
         EXPECT_EQ(got->routing.p[4 * t + k], 0.25f) << row->name;
       }
   }
+}
+
+// For one token the choice may be left to moe_up: the same bits come out of moe_down.
+TEST(NormRouteGpu, TheChoiceMayBeLeftToMoeUp) {
+  const Shape shape{2880, 128, 4};
+  const int64_t width = 64;
+  Problem p(shape, 1);
+  TestWeight up(p.random, Format::kMxfp4, shape.experts, 2 * width, shape.hidden);
+  TestWeight down(p.random, Format::kMxfp4, shape.experts, shape.hidden, width);
+  up.pack(Layout::kTiles16x64), down.pack(Layout::kTiles16x64);
+  const NormRouteDesc route_desc{shape.hidden, shape.experts, shape.top_k, Format::kBF16};
+  const MoeUpDesc up_desc{shape.hidden, width, shape.experts, shape.top_k, Format::kMxfp4};
+  const MoeDownDesc down_desc{shape.hidden, width, shape.experts, shape.top_k, Format::kMxfp4};
+  GpuProblem gpu(std::max({gpu::scratch_bytes(route_desc), scratch_bytes(down_desc, 1, 1)}));
+  KernelPlan plan(1);
+  plan.add(Op::kNormRoute, 0, norm_route_kernels(), route_desc, gpu.cx.kernels);
+  plan.add(Op::kMoeUp, 0, moe_up_kernels(), up_desc, gpu.cx.kernels);
+  plan.add(Op::kMoeDown, 0, moe_down_kernels(), down_desc, gpu.cx.kernels);
+  gpu.cx.layer = 0;
+  TestRouting routings[2] = {{1, shape.experts, shape.top_k}, {1, shape.experts, shape.top_k}};
+  std::vector<float> d[2];
+  for (const bool is_left : {false, true}) {
+    gpu.cx.plan = is_left ? &plan : nullptr;
+    Routing routing = gpu.routing_output(routings[is_left]);
+    const Tensor h = gpu.output(DType::kBF16, {1, shape.hidden});
+    const Tensor u = gpu.output(DType::kBF16, {shape.top_k, width});
+    const Tensor out = gpu.output(DType::kF32, {1, shape.hidden});
+    plan.row<NormRouteKernel>(Op::kNormRoute, 0, 1)
+        .run(gpu.cx, gpu.output(DType::kF32, {1, shape.hidden}), h, routing,
+             gpu.tensor(p.x, DType::kF32), gpu.tensor(p.d, DType::kF32),
+             {gpu.array(p.weight), 1e-5f}, gpu.weight(p.router));
+    EXPECT_EQ(routing.logits != nullptr, is_left);
+    plan.row<MoeUpKernel>(Op::kMoeUp, 0, 1).run(gpu.cx, u, h, routing, gpu.weight(up), 7);
+    plan.row<MoeDownKernel>(Op::kMoeDown, 0, 1).run(gpu.cx, out, u, routing, gpu.weight(down));
+    d[is_left] = gpu.floats(out).values;
+    gpu.read_back(routings[is_left], routing);
+  }
+  EXPECT_EQ(d[0], d[1]);
+  EXPECT_EQ(routings[0].ids, routings[1].ids);
+  EXPECT_EQ(routings[0].p, routings[1].p);
+  EXPECT_EQ(routings[0].slot, routings[1].slot);
+  EXPECT_EQ(routings[0].token, routings[1].token);
+  EXPECT_EQ(routings[0].counts, routings[1].counts);
+  EXPECT_EQ(routings[0].offsets, routings[1].offsets);
 }
 
 }  // namespace

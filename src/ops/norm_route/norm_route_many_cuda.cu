@@ -49,7 +49,7 @@ template <int kM, int kN>
 union Shared {
   Tile<kM, kN> tile;
   BlockSort<kWarps> sort;
-  int32_t counts[kMaxExperts];
+  int32_t counts[kMaxRouted];
 };
 
 // This warp's part of the tile's logits: columns of its units.
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads) route_many(const __grid_constant__ P
 __global__ void __launch_bounds__(kSortThreads)
     sort_choices(const Routing r, const int32_t* tile_counts, int tile_choices) {
   __shared__ BlockSort<kSortWarps> sort;
-  __shared__ int32_t before[kMaxExperts];
+  __shared__ int32_t before[kMaxRouted];
   const int choices = r.num_tokens * r.top_k, first = blockIdx.x * kSortThreads;
   const int tiles = (choices + tile_choices - 1) / tile_choices, first_tile = first / tile_choices;
   for (int e = threadIdx.x; e < r.num_experts; e += kSortThreads) sort.next[e] = before[e] = 0;
@@ -213,6 +213,7 @@ void norm_route_many(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing
                 .norm = norm,
                 .tokens = routing.num_tokens,
                 .hidden = router.cols});
+  routing.logits = nullptr;
   const RouteScratch scratch(Scratch(cx.scratch), routing.num_tokens, routing.num_experts);
   const Params a{.h = h.as<uint16_t>(),
                  .router = reinterpret_cast<const uint16_t*>(router.codes),

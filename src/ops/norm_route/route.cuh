@@ -10,7 +10,7 @@
 
 namespace nibble::ops::gpu {
 
-inline constexpr int kMaxExperts = 512;
+inline constexpr int kMaxRouted = 512;
 inline constexpr int kMaxTopK = 32;
 
 // A float32 as an integer of the same order; 0 is below all of them.
@@ -23,7 +23,7 @@ __device__ __forceinline__ float of_ordered(uint32_t order) {
 }
 
 // By one warp: lane k < K gets the k-th best expert and its share of the softmax over the K. Ties
-// go to the lower id. `logits` [E], E <= 32 kPerLane.
+// go to the lower id. `logits` [E] in global memory, E <= 32 kPerLane.
 struct Choice {
   int32_t id;
   float p;
@@ -36,7 +36,7 @@ __device__ __forceinline__ Choice choose(const float* logits, int experts, int t
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = lane + 32 * i;
-    value[i] = e < experts ? ordered(logits[e]) : 0;
+    value[i] = e < experts ? ordered(__ldcg(logits + e)) : 0;
   }
   Choice mine{0, 0};
   float logit = 0, largest = 0;
@@ -45,7 +45,7 @@ __device__ __forceinline__ Choice choose(const float* logits, int experts, int t
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) best = max(best, value[i]);
     best = __reduce_max_sync(kAll, best);
-    unsigned id = kMaxExperts;
+    unsigned id = kMaxRouted;
 #pragma unroll
     for (int i = kPerLane - 1; i >= 0; --i)
       if (value[i] == best) id = lane + 32 * i;
@@ -65,15 +65,50 @@ __device__ __forceinline__ Choice choose(const float* logits, int experts, int t
 }
 __device__ __forceinline__ Choice choose_of(const float* logits, int experts, int top_k) {
   return experts <= 128 ? choose<4>(logits, experts, top_k)
-                        : choose<kMaxExperts / 32>(logits, experts, top_k);
+                        : choose<kMaxRouted / 32>(logits, experts, top_k);
+}
+
+// Experts that a choice left to moe_up may be among: more would take registers that it lacks.
+inline constexpr int kMaxLeftExperts = 128;
+
+// The choices of a step of one token, by one warp; lane k < K: choice k. Slots go by expert.
+struct OneChoice {
+  Choice choice;
+  int32_t slot;
+};
+__device__ __forceinline__ OneChoice place_one(const Choice& choice, int top_k) {
+  OneChoice one{choice, 0};
+  for (int k = 0; k < top_k; ++k) one.slot += __shfl_sync(0xffffffff, choice.id, k) < choice.id;
+  return one;
+}
+// Fills the arrays of routing.
+__device__ __forceinline__ void store_one(const Routing& r, const OneChoice& one) {
+  const int lane = threadIdx.x % 32;
+  if (lane < r.top_k) {
+    r.ids[lane] = one.choice.id;
+    r.p[lane] = one.choice.p;
+    r.slot[lane] = one.slot;
+    r.token[lane] = 0;
+  }
+  for (int first = 0; first <= r.num_experts; first += 32) {
+    const int e = first + lane;
+    int before = 0, here = 0;
+    for (int k = 0; k < r.top_k; ++k) {
+      const int id = __shfl_sync(0xffffffff, one.choice.id, k);
+      before += id < e;
+      here += id == e;
+    }
+    if (e <= r.num_experts) r.offsets[e] = before;
+    if (e < r.num_experts) r.counts[e] = here;
+  }
 }
 
 // The choices of a block of kWarps warps, seen from the experts, as sort_by_expert() orders them.
 template <int kWarps>
 struct BlockSort {
   static constexpr int kThreads = kWarps * 32;
-  int32_t next[kMaxExperts];              // slots taken: first not yet given
-  uint16_t in_warp[kWarps][kMaxExperts];  // choices of an expert in a warp
+  int32_t next[kMaxRouted];              // slots taken: first not yet given
+  uint16_t in_warp[kWarps][kMaxRouted];  // choices of an expert in a warp
 
   // All T * K choices in routing.ids, whoever wrote them: counts, offsets, slot, token.
   __device__ __forceinline__ void run(const Routing& r) {
@@ -111,7 +146,7 @@ struct BlockSort {
   // Choices first .. first + kThreads - 1: slot and token; `next` moves on.
   __device__ __forceinline__ void place(const Routing& r, int first) {
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-    for (int i = tid; i < kWarps * kMaxExperts / 2; i += kThreads)
+    for (int i = tid; i < kWarps * kMaxRouted / 2; i += kThreads)
       reinterpret_cast<uint32_t*>(in_warp)[i] = 0;
     __syncthreads();
     const int i = first + tid, id = i < r.num_tokens * r.top_k ? __ldcg(r.ids + i) : -1;
