@@ -20,8 +20,10 @@ using namespace tiles;  // NOLINT
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
 constexpr int kM = 1;
-constexpr int kRows = kWarps * 16 * kM;                      // (token, head) pairs of a tile
-constexpr int kStages = 4;                                   // one read late, two on their way
+constexpr int kRows = kWarps * 16 * kM;  // (token, head) pairs of a tile
+constexpr int kStages = 4;
+constexpr int kAhead = kStages - 2;  // tiles on their way; one is used, one's values are read late
+constexpr int kBlocksPerSm = 16 / kWarps;
 constexpr int kSmemBytes = kStages * 2 * kTileBytes + 1024;  // to align it
 
 // Rows of 128 bytes from `address` on, 16-byte chunk c of row r at place c ^ (r % 8).
@@ -59,7 +61,8 @@ __device__ __forceinline__ void wait_products() {
 
 // Grid (G, tiles of rows).
 template <bool kFp8>
-__global__ void __launch_bounds__(kThreads, 2) attend_tiles(const __grid_constant__ TileParams a) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    attend_tiles(const __grid_constant__ TileParams a) {
   extern __shared__ uint8_t stages[];
   __shared__ Rows rows;  // there, it takes no registers
   const auto shared = (static_cast<uint32_t>(__cvta_generic_to_shared(stages)) + 1023) & ~1023u;
@@ -78,16 +81,16 @@ __global__ void __launch_bounds__(kThreads, 2) attend_tiles(const __grid_constan
     if (key < rows.key_end) copier.copy(a, shared + stage * 2 * kTileBytes, key, rows.key_end);
     commit_copies();  // empty past the end, so that groups count tiles
   };
-  fetch(0, rows.key_begin);
-  fetch(1, rows.key_begin + kKeys);
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) fetch(i, rows.key_begin + i * kKeys);
   State<kM> state;
   start(state, a, rows, kv_head);
   int stage = 0;
   for (int32_t key = rows.key_begin; key < rows.key_end; key += kKeys) {
-    wait_copies<1>();
+    wait_copies<kAhead - 1>();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();  // the tile is there; nobody reads the one before the last any more
-    fetch((stage + 2) % kStages, key + 2 * kKeys);
+    fetch((stage + kAhead) % kStages, key + kAhead * kKeys);
     const uint32_t keys = shared + stage * 2 * kTileBytes;
     Scores<kM> s;
     begin_products();

@@ -115,25 +115,24 @@ struct Copier {
   __device__ __forceinline__ void copy(const TileParams& a, uint32_t stage, int32_t key,
                                        int32_t key_end) const {
     const int chunk = threadIdx.x % 8, row = threadIdx.x / 8;
-    int64_t at[kKeys / kStep];
+    // Rows of the pages: fewer than 2^31 in any memory.
+    int32_t at[kKeys / kStep];
 #pragma unroll
     for (int i = 0; i < kKeys / kStep; ++i) {
       const int32_t pos = key + i * kStep + row;
       at[i] = -1;
       if (pos >= key_end || pos / kBlock * kBlock + kBlock <= oldest) continue;
-      const int64_t page = table[pos >> a.page_shift];
-      at[i] =
-          (((page * a.kv_heads + kv_head) << a.page_shift) + (pos & ((1 << a.page_shift) - 1))) *
-              kDim +
-          chunk * 8;
+      at[i] = ((table[pos >> a.page_shift] * a.kv_heads + kv_head) << a.page_shift) +
+              (pos & ((1 << a.page_shift) - 1));
     }
     if constexpr (kFp8) {
       uint2 k[kKeys / kStep] = {}, v[kKeys / kStep] = {};
 #pragma unroll
       for (int i = 0; i < kKeys / kStep; ++i) {
         if (at[i] < 0) continue;
-        k[i] = cuda::load8(static_cast<const uint8_t*>(a.k) + at[i]);
-        v[i] = cuda::load8(static_cast<const uint8_t*>(a.v) + at[i]);
+        const int64_t from = int64_t{at[i]} * kDim + chunk * 8;
+        k[i] = cuda::load8(static_cast<const uint8_t*>(a.k) + from);
+        v[i] = cuda::load8(static_cast<const uint8_t*>(a.v) + from);
       }
 #pragma unroll
       for (int i = 0; i < kKeys / kStep; ++i) {
@@ -144,7 +143,7 @@ struct Copier {
 #pragma unroll
       for (int i = 0; i < kKeys / kStep; ++i) {
         const bool is_there = at[i] >= 0;
-        const int64_t from = is_there ? at[i] : 0;
+        const int64_t from = int64_t{max(at[i], 0)} * kDim + chunk * 8;
         const uint32_t to = stage + swizzled(i * kStep + row, chunk);
         copy_16(to, static_cast<const uint16_t*>(a.k) + from, is_there);
         copy_16(to + kTileBytes, static_cast<const uint16_t*>(a.v) + from, is_there);
@@ -239,9 +238,12 @@ __device__ __forceinline__ void mask(Scores<kM>& s, const TileParams& a, int32_t
     }
 }
 
-// Scores become weights; what is summed so far shrinks where a larger score has come.
+// Scores become weights; what is summed so far shrinks where a larger score has come, which happens
+// in few tiles but the first.
 template <int kM>
 __device__ __forceinline__ void weigh(Scores<kM>& s, State<kM>& state, float scale) {
+  float shrink[kM][2];
+  bool has_grown = false;
 #pragma unroll
   for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -251,7 +253,8 @@ __device__ __forceinline__ void weigh(Scores<kM>& s, State<kM>& state, float sca
       for (int j = 0; j < kKeys / 8; ++j)
         top = fmaxf(top, fmaxf(s[m][4 * j + 2 * half], s[m][4 * j + 2 * half + 1]));
       top = fmaxf(state.top[m][half], quad_max(top) * scale);
-      const float shrink = exp2_fast(state.top[m][half] - top);
+      has_grown = has_grown || top > state.top[m][half];
+      shrink[m][half] = exp2_fast(state.top[m][half] - top);
       state.top[m][half] = top;
       float sum = 0;
 #pragma unroll
@@ -259,11 +262,13 @@ __device__ __forceinline__ void weigh(Scores<kM>& s, State<kM>& state, float sca
 #pragma unroll
         for (int i = 2 * half; i < 2 * half + 2; ++i)
           sum += s[m][4 * j + i] = exp2_fast(fmaf(s[m][4 * j + i], scale, -top));
-      state.sum[m][half] = state.sum[m][half] * shrink + sum;
-#pragma unroll
-      for (int j = 0; j < kDim / 8; ++j)
-        state.o[m][4 * j + 2 * half] *= shrink, state.o[m][4 * j + 2 * half + 1] *= shrink;
+      state.sum[m][half] = state.sum[m][half] * shrink[m][half] + sum;
     }
+  if (!__any_sync(kAll, has_grown)) return;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) state.o[m][i] *= shrink[m][i / 2 % 2];
 }
 
 template <int kM>
