@@ -65,6 +65,7 @@ def llama_cpp(args):
         with tarfile.open(next(PEERS.glob("llama_cpp_python-*.tar.gz"))) as archive:
             archive.extractall(PEERS)
     return {"name": "llama.cpp (" + PACKAGE + ")", "flags": ["-fa", args.flash_attention],
+            "cold": ["--no-warmup"],
             "bin": build_tools(source, PEERS / "llama.cpp",
                                ["-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"])}
 
@@ -72,6 +73,7 @@ def llama_cpp(args):
 def ik_llama_cpp(checkout):
     commit = output(["git", "-C", checkout, "rev-parse", "--short", "HEAD"]).strip()
     return {"name": "ik_llama.cpp " + commit, "flags": ["-rtr", "1", "-fa", "1"],
+            "cold": ["-w", "0"],
             "bin": build_tools(checkout, checkout / "build-native", [])}
 
 
@@ -91,20 +93,21 @@ def batched_rows(text):
 
 
 def measure_peer(peer, gguf, args):
-    """{test: tokens/s}, one run."""
+    """{test: tokens/s}, one run. The first test warms the pages of the model for all."""
     common = ["-m", gguf, "-t", args.threads]
     rates = {}
-    if args.prompts or 0 in args.depths:
-        rows = bench_rows(output([peer["bin"] / "llama-bench", *common, *peer["flags"], "-r", 1,
-                                  "-o", "json", "-p", ",".join(map(str, args.prompts or [0])),
-                                  "-n", NEW_TOKENS if 0 in args.depths else 0]))
-        for row in rows:
-            test = f"pp{row['n_prompt']}" if row["n_prompt"] else "tg 1"
-            rates[test] = row["avg_ts"]
-    for depth in filter(None, args.depths):
-        row, = bench_rows(output([peer["bin"] / "llama-bench", *common, *peer["flags"], "-r", 1,
-                                  "-o", "json", "-p", 0, "-n", NEW_TOKENS, "-d", depth]))
-        rates[f"tg 1 @{depth}"] = row["avg_ts"]
+
+    def bench(*test):
+        flags = peer["flags"] + (peer["cold"] if rates else [])
+        for row in bench_rows(output([peer["bin"] / "llama-bench", *common, *flags, "-r", 1, "-o",
+                                      "json", *test])):
+            name = f"pp{row['n_prompt']}" if row["n_prompt"] else "tg 1"
+            rates[name + (f" @{row['n_depth']}" if row.get("n_depth") else "")] = row["avg_ts"]
+
+    for prompt in args.prompts:
+        bench("-p", prompt, "-n", 0)
+    for depth in args.depths:
+        bench("-p", 0, "-n", NEW_TOKENS, *(["-d", depth] if depth else []))
     many = [s for s in args.streams if s > 1]
     if many:
         context = max(many) * (128 + NEW_TOKENS) + 256
