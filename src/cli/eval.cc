@@ -184,7 +184,7 @@ void print(const EvalFlags& flags, const EngineFlags& reference, const Compariso
   std::printf("the second against the first, %s positions:\n", with_commas(s.positions).c_str());
   std::printf("  nats a token    %+.5f +- %.5f\n", s.candidate_nll - s.reference_nll,
               s.nll_difference_error);
-  std::printf("  KL divergence   mean %.5f, median %.5f, 99%% under %.5f, largest %.5f\n",
+  std::printf("  KL divergence   mean %.6f, median %.6f, 99%% under %.5f, largest %.5f\n",
               s.kl_mean, s.kl_median, s.kl_99, s.kl_max);
   std::printf("  same top token  %.2f%%\n", 100 * s.top1_agreement);
 }
