@@ -29,11 +29,15 @@ constexpr char kSmallConfig[] = R"({
 
 const std::string kShipped = std::string(NIBBLE_SOURCE_DIR) + "/models/nibble-tiny-gpt-oss";
 
-// A model with the threads and formats it runs on. `exact` as the flag: bf16 activations.
+using ops::ActFormat;
+
+// A model with the threads and formats it runs on, as the command line sets them.
 struct Loaded {
-  Loaded(const std::string& path, LoadFormat format, bool exact, int threads) : pool(threads) {
+  Loaded(const std::string& path, LoadFormat format, ActFormat activations, int threads)
+      : pool(threads) {
     cx.pool = &pool;
-    if (exact) cx.activations = DType::kBF16;
+    cx.kernels.activations = activations;
+    if (activations == ActFormat::kBF16) cx.activations = DType::kBF16;
     model = load_model(cx, path, {.format = format, .seed = 3, .progress = {}});
   }
   int32_t vocab() const { return model->info().vocab_size; }
@@ -43,15 +47,15 @@ struct Loaded {
   std::unique_ptr<Model> model;
 };
 
-std::unique_ptr<Loaded> load_small(bool exact) {
+std::unique_ptr<Loaded> load_small(ActFormat activations) {
   const fs::path file = fs::path(testing::TempDir()) / "engine_gpt_oss" / "config.json";
   fs::create_directories(file.parent_path());
   std::ofstream(file) << kSmallConfig;
-  return std::make_unique<Loaded>(file.string(), LoadFormat::kDummy, exact, 1);
+  return std::make_unique<Loaded>(file.string(), LoadFormat::kDummy, activations, 1);
 }
 
-std::unique_ptr<Loaded> load_shipped(bool exact) {
-  return std::make_unique<Loaded>(kShipped, LoadFormat::kAuto, exact, 2);
+std::unique_ptr<Loaded> load_shipped(ActFormat activations) {
+  return std::make_unique<Loaded>(kShipped, LoadFormat::kAuto, activations, 2);
 }
 
 EngineOptions engine_options(DType kv_dtype) {
@@ -84,15 +88,15 @@ std::vector<Request> sixteen_requests(int32_t vocab) {
 
 struct Setting {
   const char* name;
-  std::unique_ptr<Loaded> (*load)(bool exact);
-  bool exact;
+  std::unique_ptr<Loaded> (*load)(ActFormat activations);
+  ActFormat activations;
   DType kv_dtype;
 };
 
 class GptOssEngine : public testing::TestWithParam<Setting> {};
 
 TEST_P(GptOssEngine, AloneInABatchOfSixteenAndAfterPreemption) {
-  const auto loaded = GetParam().load(GetParam().exact);
+  const auto loaded = GetParam().load(GetParam().activations);
   const std::vector<Request> requests = sixteen_requests(loaded->vocab());
   const EngineOptions options = engine_options(GetParam().kv_dtype);
   const std::vector<Transcript> batched = run(*loaded, options, requests);
@@ -114,16 +118,19 @@ TEST_P(GptOssEngine, AloneInABatchOfSixteenAndAfterPreemption) {
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, GptOssEngine,
-    testing::Values(Setting{"small_float", load_small, false, DType::kF32},
-                    Setting{"small_exact", load_small, true, DType::kBF16},
-                    Setting{"shipped_float", load_shipped, false, DType::kBF16},
-                    Setting{"shipped_exact", load_shipped, true, DType::kBF16}),
+    testing::Values(Setting{"small_float", load_small, ActFormat::kFloat, DType::kF32},
+                    Setting{"small_exact", load_small, ActFormat::kBF16, DType::kBF16},
+                    Setting{"small_fp8", load_small, ActFormat::kBF16, DType::kF8E4M3},
+                    Setting{"small_int8", load_small, ActFormat::kInt8, DType::kBF16},
+                    Setting{"shipped_float", load_shipped, ActFormat::kFloat, DType::kBF16},
+                    Setting{"shipped_exact", load_shipped, ActFormat::kBF16, DType::kBF16},
+                    Setting{"shipped_int8_fp8", load_shipped, ActFormat::kInt8, DType::kF8E4M3}),
     [](const auto& info) { return info.param.name; });
 
 // Three answers to one prompt, each with a seed of its own, are what each is alone; after a hit
 // too.
 TEST_P(GptOssEngine, ForksOfOnePrefill) {
-  const auto loaded = GetParam().load(GetParam().exact);
+  const auto loaded = GetParam().load(GetParam().activations);
   const EngineOptions options = engine_options(GetParam().kv_dtype);
   Engine engine(*loaded->model, loaded->cx, options);
   for (int round = 0; round < 2; ++round) {
@@ -148,7 +155,7 @@ TEST_P(GptOssEngine, ForksOfOnePrefill) {
 // After a hit at every page boundary of a prompt, across the window's edge, the text and its
 // log-probabilities are those of a prompt computed whole.
 TEST_P(GptOssEngine, SameTextAfterAPrefixHitAtEveryPage) {
-  const auto loaded = GetParam().load(GetParam().exact);
+  const auto loaded = GetParam().load(GetParam().activations);
   const EngineOptions options = engine_options(GetParam().kv_dtype);
   Engine engine(*loaded->model, loaded->cx, options);
   const std::vector<int32_t> first = toy_prompt(200, 1, loaded->vocab());
@@ -181,7 +188,7 @@ Transcript score_in_chunks(Loaded& loaded, const Request& scored, int32_t chunk,
 }
 
 TEST(GptOssChunks, SixThousandTokensAloneAndBesideDecodes) {
-  const auto loaded = load_small(true);
+  const auto loaded = load_small(ActFormat::kBF16);
   const Request scored{.prompt = toy_prompt(6000, 3, loaded->vocab()), .prompt_logprobs = 2};
   const Transcript whole = score_in_chunks(*loaded, scored, 4096, 0);
   ASSERT_EQ(whole.scores.size(), 6000u);
@@ -196,7 +203,7 @@ TEST(GptOssChunks, SixThousandTokensAloneAndBesideDecodes) {
 
 // The shipped model at the length of a long chat, past window and original context.
 TEST(GptOssChunks, ShippedModelSixThousandTokens) {
-  const auto loaded = load_shipped(true);
+  const auto loaded = load_shipped(ActFormat::kBF16);
   const Request scored{.prompt = toy_prompt(6000, 3, loaded->vocab()), .prompt_logprobs = 1};
   const Transcript whole = score_in_chunks(*loaded, scored, 4096, 0);
   ASSERT_EQ(whole.scores.size(), 6000u);

@@ -79,6 +79,49 @@ TEST(EngineThread, ManyClientsSubmitAndCancel) {
   EXPECT_GT(num_tokens, 0);
 }
 
+// All that a server asks of the engine, from several threads, in memory for two long sequences.
+TEST(EngineThread, ForksPrioritiesDeadlinesAndSharedPromptsAtOnce) {
+  ToyModel model;
+  Engine engine(model, {}, tight_options());
+  engine.start();
+  Ends ends;
+  std::atomic<int> by_reason[kNumFinishReasons] = {};
+  std::atomic<int64_t> cached = 0;
+  const auto client = [&](uint32_t seed) {
+    std::mt19937 random(seed);
+    for (int i = 0; i < 60; ++i) {
+      Request request{.prompt = toy_prompt(1 + random() % 60, random() % 3),
+                      .max_tokens = static_cast<int32_t>(1 + random() % 60),
+                      .priority = static_cast<int32_t>(random() % 3)};
+      if (random() % 4 == 0) request.cache_salt = "tenant";
+      if (random() % 5 == 0) {
+        request.deadline =
+            std::chrono::steady_clock::now() + std::chrono::milliseconds(random() % 3);
+      }
+      request.on_output = [&](const Output& output) {
+        if (output.id >= 0) cached += output.cached_tokens;
+        if (output.finish == FinishReason::kNone) return;
+        ++by_reason[static_cast<size_t>(output.finish)];
+        ends.end();
+      };
+      std::vector<Request> forks(1 + random() % 3, request);
+      for (size_t f = 0; f < forks.size(); ++f) ends.start();
+      const auto ids = engine.submit_forks(std::move(forks));
+      ASSERT_TRUE(ids.ok());
+      if (random() % 3 == 0) engine.cancel((*ids)[random() % ids->size()]);
+      const EngineStats stats = engine.stats();
+      EXPECT_LE(stats.metrics.time_to_first_token_s.count(), stats.generation_tokens);
+    }
+  };
+  std::vector<std::thread> clients;
+  for (uint32_t seed = 1; seed <= 4; ++seed) clients.emplace_back(client, seed);
+  for (std::thread& t : clients) t.join();
+  ends.wait();
+  EXPECT_GT(by_reason[static_cast<size_t>(FinishReason::kLength)], 0);
+  EXPECT_EQ(by_reason[static_cast<size_t>(FinishReason::kError)], 0);
+  EXPECT_GT(cached, 0);
+}
+
 TEST(EngineThread, CancelFromTheCallbackItself) {
   ToyModel model;
   Engine engine(model, {}, toy_options());
