@@ -265,6 +265,7 @@ TEST(Engine, RefusesHostileRequests) {
        }},
       {"logprobs is 2147483647", [](Request& r) { r.sampling.logprobs = kHuge; }},
       {"prompt_logprobs is -7", [](Request& r) { r.prompt_logprobs = -7; }},
+      {"the length of cache_salt is 257", [](Request& r) { r.cache_salt.assign(257, 0); }},
   };
   ToyModel model;
   Engine engine(model, {}, toy_options());

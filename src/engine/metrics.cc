@@ -1,6 +1,7 @@
 #include "engine/metrics.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
 
@@ -62,6 +63,11 @@ void EngineMetrics::on_token(RequestTimes& times, SteadyTime now) {
 void EngineMetrics::on_end(const RequestTimes& times, FinishReason reason, int64_t num_prompt,
                            int64_t num_generated, SteadyTime now) {
   ++ended_[static_cast<size_t>(reason)];
+  if (last_end_ != SteadyTime{}) {  // time without requests is nobody's pace
+    const double gap_s = seconds(std::max(last_end_, times.submitted), now);
+    end_gap_s_ += 0.1 * (gap_s - end_gap_s_);
+  }
+  last_end_ = now;
   if (times.first_token == SteadyTime{}) return;
   e2e_request_latency_s.add(seconds(times.submitted, now));
   request_queue_time_s.add(seconds(times.submitted, times.started));
@@ -70,6 +76,10 @@ void EngineMetrics::on_end(const RequestTimes& times, FinishReason reason, int64
   request_decode_time_s.add(seconds(times.first_token, times.last_token));
   request_prompt_tokens.add(static_cast<double>(num_prompt));
   request_generation_tokens.add(static_cast<double>(num_generated));
+}
+
+int32_t EngineMetrics::retry_after_s(int32_t num_waiting) const {
+  return static_cast<int32_t>(std::clamp(std::ceil(end_gap_s_ * num_waiting / 4), 1.0, 60.0));
 }
 
 }  // namespace nibble

@@ -49,6 +49,9 @@ struct EngineMetrics {
   void on_end(const RequestTimes& times, FinishReason reason, int64_t num_prompt,
               int64_t num_generated, SteadyTime now);
   int64_t ended(FinishReason reason) const { return ended_[static_cast<size_t>(reason)]; }
+  // When a client that found the queue full may ask again: once a quarter of `num_waiting` have
+  // begun, at the pace at which requests end these days. 1 to 60 s.
+  int32_t retry_after_s(int32_t num_waiting) const;
 
   Histogram time_to_first_token_s;
   Histogram inter_token_latency_s;
@@ -65,6 +68,8 @@ struct EngineMetrics {
 
  private:
   std::array<int64_t, kNumFinishReasons> ended_{};
+  SteadyTime last_end_;
+  double end_gap_s_ = 0;  // between ends, smoothed over some ten of them
 };
 
 }  // namespace nibble

@@ -55,6 +55,18 @@ TEST(EngineMetrics, TimesOfARequest) {
   EXPECT_EQ(metrics.ended(FinishReason::kCanceled), 1);
 }
 
+TEST(EngineMetrics, RetryAfterFollowsThePaceOfEnds) {
+  EngineMetrics metrics;
+  EXPECT_EQ(metrics.retry_after_s(40), 1);  // nothing is known yet
+  SteadyTime now = SteadyTime{} + std::chrono::hours(1);
+  for (int i = 0; i < 100; ++i, now += milliseconds(500)) {
+    metrics.on_end({}, FinishReason::kStop, 1, 1, now);
+  }
+  EXPECT_EQ(metrics.retry_after_s(40), 5);  // ten ends, half a second each
+  EXPECT_EQ(metrics.retry_after_s(0), 1);
+  EXPECT_EQ(metrics.retry_after_s(100'000), 60);
+}
+
 TEST(EngineMetrics, EveryRequestAndStepIsCounted) {
   ToyModel model;
   Engine engine(model, {}, toy_options());

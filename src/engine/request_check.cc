@@ -78,6 +78,8 @@ std::string find_fault(const Request& request, const RequestLimits& limits) {
            request.min_tokens, "between 0 and max_tokens"),
       must(request.prompt_logprobs >= -1 && request.prompt_logprobs <= kMaxTopLogprobs,
            "prompt_logprobs", request.prompt_logprobs, "between 0 and 1024"),
+      must(request.cache_salt.size() <= kMaxSaltBytes, "the length of cache_salt",
+           request.cache_salt.size(), "at most 256 bytes"),
       find_bad_id(request.prompt, "the prompt", limits.vocab_size),
       find_bad_id(request.stop_ids, "stop_ids", limits.vocab_size),
       find_fault(request.sampling, limits.vocab_size)};

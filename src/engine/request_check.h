@@ -1,6 +1,7 @@
 // Whether a request can be served at all.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -9,6 +10,7 @@
 namespace nibble {
 
 inline constexpr int32_t kMaxTopLogprobs = 1024;  // per position
+inline constexpr size_t kMaxSaltBytes = 256;      // kept as long as the pages of its prompts
 
 struct RequestLimits {
   int32_t vocab_size = 0;
