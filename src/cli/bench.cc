@@ -14,6 +14,7 @@
 #include "cli/bench_run.h"
 #include "cli/byte_plan.h"
 #include "cli/cli.h"
+#include "cli/device.h"
 #include "cli/engine_setup.h"
 #include "cli/json.h"
 #include "cli/routing_balance.h"
@@ -23,6 +24,8 @@
 #include "cpu/read_bandwidth.h"
 #include "cpu/thread_pool.h"
 #include "cpu/topology.h"
+#include "cuda/device.h"
+#include "cuda/read_bandwidth.h"
 #include "io/memory.h"
 
 namespace nibble::cli {
@@ -40,6 +43,7 @@ struct BenchFlags {
 };
 
 constexpr int64_t kProbeBytes = int64_t{1} << 30;
+constexpr int64_t kGpuProbeBytes = int64_t{4} << 30;
 constexpr int kProbeRepeats = 5;
 
 struct BenchRow {
@@ -62,8 +66,15 @@ void fit_engine(const std::vector<BenchCase>& cases, EngineFlags& flags) {
   flags.max_num_seqs = std::max(flags.max_num_seqs, streams);
 }
 
-BenchRow measure(Engine& engine, const BenchCase& what, int repeats, DType kv, double bandwidth) {
-  run_case(engine, what, 0);  // warms caches and page tables; not counted
+BenchRow measure(Engine& engine, const BenchCase& what, int repeats, DType kv, double bandwidth,
+                 bool on_gpu, RoutingBalance& balance) {
+  // Warms caches and page tables; not counted. What is watched may run slower than what is not.
+  engine.set_tap([&](std::string_view name, int layer, const Tensor& value) {
+    balance.observe(name, layer, value);
+  });
+  run_case(engine, what, 0);
+  engine.set_tap({});
+  if (on_gpu) run_case(engine, what, 0);
   std::vector<BenchSample> samples;
   for (int repeat = 1; repeat <= repeats; ++repeat)
     samples.push_back(run_case(engine, what, static_cast<uint64_t>(repeat)));
@@ -126,6 +137,17 @@ TextTable bench_table(const std::vector<BenchRow>& rows, double bandwidth) {
   return table;
 }
 
+// Of the device's memory, bytes a second, measured.
+double read_bandwidth(bool on_gpu, int threads) {
+  if (on_gpu)
+    return cuda::measure_read_bandwidth(cuda::open_device(), kGpuProbeBytes, kProbeRepeats);
+  cpu::ThreadPool pool(threads);
+  return cpu::measure_read_bandwidth(pool, kProbeBytes, kProbeRepeats).median;
+}
+
+// Of the first request of all.
+double time_first_token(Engine& engine) { return run_case(engine, {.prompt = 1}, 0).seconds; }
+
 void bench(const BenchFlags& given) {
   BenchFlags flags = given;
   if (flags.engine.model.empty()) {
@@ -138,30 +160,31 @@ void bench(const BenchFlags& given) {
   const bool json = flags.json || flags.output == "json";
 
   const int threads = flags.engine.threads > 0 ? flags.engine.threads : cpu::read_cores().usable();
-  const double bandwidth = [&] {
-    cpu::ThreadPool pool(threads);
-    return cpu::measure_read_bandwidth(pool, kProbeBytes, kProbeRepeats).median;
-  }();
+  const bool on_gpu = choose_device(flags.engine.device, read_device_facts()) == Device::kCuda;
+  const double bandwidth = read_bandwidth(on_gpu, threads);
   RoutingBalance balance;
-  LoadedEngine loaded = load_engine(
-      flags.engine,
-      {.quiet = json, .tap = [&](std::string_view name, int layer, const Tensor& value) {
-         balance.observe(name, layer, value);
-       }});
+  LoadedEngine loaded = load_engine(flags.engine, {.quiet = json});
+  const double first_token_seconds = loaded.load_seconds + time_first_token(*loaded.engine);
+  const std::string device = on_gpu ? loaded.cx.kernels.gpu.name
+                                    : cpu::cpu_model_name() + ", " + std::to_string(threads) +
+                                          " threads, " + cpu::isa_name(loaded.cx.kernels.isa);
   const ModelInfo& info = loaded.model->info();
   const DType kv = kv_dtype(flags.engine.kv_cache_dtype);
   std::vector<BenchRow> rows;
   for (const BenchCase& c : cases) {
     if (!json) std::fprintf(stderr, "%s ...\n", c.test().c_str());
-    rows.push_back(measure(*loaded.engine, c, flags.repeats, kv, bandwidth));
+    rows.push_back(measure(*loaded.engine, c, flags.repeats, kv, bandwidth, on_gpu, balance));
   }
   const auto routing = balance.report(std::max(1, num_experts(info)));
 
   if (json) {
     Json out = {{"command", command_line()},
                 {"commit", commit_text()},
-                {"device", cpu::cpu_model_name() + ", " + std::to_string(threads) + " threads"},
-                {"instruction_sets", cpu::isa_name(loaded.cx.kernels.isa)},
+                {"device", device},
+                {"instruction_sets", on_gpu ? "sm_" + std::to_string(loaded.cx.kernels.gpu.sm) + "a"
+                                            : cpu::isa_name(loaded.cx.kernels.isa)},
+                {"load_seconds", loaded.load_seconds},
+                {"first_token_seconds", first_token_seconds},
                 {"read_bandwidth", bandwidth},
                 {"model", flags.engine.model},
                 {"load_format", flags.engine.load_format},
@@ -177,11 +200,10 @@ void bench(const BenchFlags& given) {
       out["rows"].push_back(row_json(row, flags, loaded.cx, bandwidth));
     return print_json(out);
   }
-  std::printf("%s%s, %s of weights; %s, %d threads, %s; memory reads at %.1f GB/s\n\n",
-              flags.engine.model.c_str(),
-              flags.engine.load_format == "dummy" ? " (random weights)" : "",
-              format_size(info.weight_bytes).c_str(), cpu::cpu_model_name().c_str(), threads,
-              cpu::isa_name(loaded.cx.kernels.isa), bandwidth / 1e9);
+  std::printf(
+      "%s%s, %s of weights; %s; memory reads at %.1f GB/s; first token after %.1f s\n\n",
+      flags.engine.model.c_str(), flags.engine.load_format == "dummy" ? " (random weights)" : "",
+      format_size(info.weight_bytes).c_str(), device.c_str(), bandwidth / 1e9, first_token_seconds);
   const TextTable table = bench_table(rows, bandwidth);
   std::printf("%s", (flags.output == "md" ? table.markdown() : table.plain()).c_str());
   if (routing.choices > 0) {

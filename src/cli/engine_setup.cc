@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <utility>
 
@@ -11,6 +12,9 @@
 #include "cpu/isa.h"
 #include "cpu/thread_pool.h"
 #include "cpu/topology.h"
+#include "cuda/device.h"
+#include "cuda/memory.h"
+#include "cuda/stream.h"
 #include "io/memory.h"
 
 namespace nibble::cli {
@@ -19,11 +23,22 @@ namespace {
 // Without --max-model-len, a context below this is not worth starting with.
 constexpr int32_t kLeastContext = 2048;
 
-ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool) {
-  if (choose_device(flags.device, read_device_facts()) == Device::kCuda) {
+// What a GPU changes: kernels are chosen for it, and activations are bf16.
+void use_gpu(const EngineFlags& flags, const cuda::Stream& stream, const cuda::Caps& caps,
+             ops::Ctx& cx) {
+  if (flags.activations == "float") {
     throw Error(ErrorKind::kUnsupported,
-                "there are no CUDA kernels yet; say --device cpu to run on the CPU");
+                "--activations float: GPU kernels multiply bf16 activations; leave it out");
   }
+  if (flags.kv_cache_dtype == "f32") {
+    throw Error(ErrorKind::kUnsupported, "--kv-cache-dtype f32 is for CPUs; GPUs keep bf16");
+  }
+  cx.kernels.gpu = caps;
+  cx.stream = stream.handle();
+  cx.activations = DType::kBF16;
+}
+
+ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool) {
   ops::Ctx cx;
   cx.pool = &pool;
   cx.kernels.activations = activation_format(flags.activations, flags.exact);
@@ -36,6 +51,7 @@ ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool) {
                                              "; say --activations int8");
   }
   cx.kernels.allow_ref = flags.allow_ref;
+  cx.kernels.exact = flags.exact;
   for (const std::string& kernel : flags.kernels) cx.kernels.force(kernel);
   return cx;
 }
@@ -50,10 +66,12 @@ EngineOptions engine_options(const EngineFlags& flags, const LoadEngineOptions& 
           .masked_ids = options.masked_ids};
 }
 
-MemoryBudget budget_of(const EngineFlags& flags) {
+MemoryBudget budget_of(const EngineFlags& flags, const ops::Ctx& cx) {
   MemoryRule rule{.utilization = flags.gpu_memory_utilization, .budget_bytes = {}};
   if (!flags.memory_budget.empty()) rule.budget_bytes = parse_size(flags.memory_budget);
-  return memory_budget(read_machine_memory(), rule);
+  if (!cx.on_gpu()) return memory_budget(read_machine_memory(), rule);
+  return memory_budget(
+      {.total_bytes = cx.kernels.gpu.memory_bytes, .available_bytes = cuda::free_memory()}, rule);
 }
 
 // Weights and scratch are as they are; the KV cache gets the rest, but no more than all sequences
@@ -63,13 +81,14 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
                  EngineOptions& options) {
   const DenseFormats dense = dense_formats(flags.dense);
   const ModelInfo info = describe_model(model, dense);
-  const MemoryBudget budget = budget_of(flags);
+  const MemoryBudget budget = budget_of(flags, cx);
   MemoryNeed need{.weight_bytes = info.weight_bytes};
 
   const bool is_free = options.max_model_len == 0;
   const int32_t longest = is_free ? info.max_positions : options.max_model_len;
   need.scratch_bytes = describe_scratch(cx, model, Engine::step_limits(info, options), dense) +
-                       Engine::table_bytes(info, options, longest);
+                       (cx.on_gpu() ? Engine::gpu_bytes(info, options, longest)
+                                    : Engine::table_bytes(info, options, longest));
   const int32_t least = is_free ? std::min(kLeastContext, info.max_positions) : longest;
   const int64_t rest = budget.budget_bytes - need.weight_bytes - need.scratch_bytes;
   need.kv_cache_bytes = Engine::kv_bytes_for(info, options, least, 1);
@@ -168,11 +187,17 @@ std::string model_argument(const ModelFiles& files) {
 }
 
 LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
   LoadedEngine loaded(find_model(flags.model, flags.revision));
   const std::string model = model_argument(loaded.files);
   const int threads = flags.threads > 0 ? flags.threads : cpu::read_cores().usable();
   loaded.pool = std::make_unique<cpu::ThreadPool>(threads);
   loaded.cx = make_ctx(flags, *loaded.pool);
+  if (choose_device(flags.device, read_device_facts()) == Device::kCuda) {
+    const cuda::Caps caps = cuda::open_device();
+    loaded.stream = std::make_unique<cuda::Stream>();
+    use_gpu(flags, *loaded.stream, caps, loaded.cx);
+  }
   loaded.cx.tap = options.tap;
 
   EngineOptions engine = engine_options(flags, options);
@@ -180,12 +205,19 @@ LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& opti
 
   LoadOptions load{.seed = flags.seed, .dense = dense_formats(flags.dense), .progress = {}};
   if (flags.load_format == "dummy") load.format = LoadFormat::kDummy;
+  if (loaded.cx.on_gpu()) {
+    load.memory = {.allocate = cuda::device_buffer,
+                   .allocate_staging = cuda::pinned_buffer,
+                   .copy = cuda::copy};
+  }
   ProgressBar bar("loading");
   if (!options.quiet) {
     load.progress = [&bar](int64_t done, int64_t total) { bar.show(done, total); };
   }
   loaded.model = load_model(loaded.cx, model, load);
   loaded.engine = std::make_unique<Engine>(*loaded.model, loaded.cx, engine);
+  loaded.load_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return loaded;
 }
 

@@ -19,6 +19,9 @@ class App;
 namespace nibble::cpu {
 class ThreadPool;
 }
+namespace nibble::cuda {
+class Stream;
+}
 
 namespace nibble::cli {
 
@@ -66,9 +69,11 @@ struct LoadedEngine {
 
   ModelFiles files;
   std::unique_ptr<cpu::ThreadPool> pool;
+  std::unique_ptr<cuda::Stream> stream;  // of the GPU, where the model runs on one
   ops::Ctx cx;
   std::unique_ptr<Model> model;
   std::unique_ptr<Engine> engine;
+  double load_seconds = 0;  // all of it: memory, weights, kernels
 };
 
 struct LoadEngineOptions {

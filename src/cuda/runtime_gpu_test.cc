@@ -6,6 +6,8 @@
 #include "cuda/device.h"
 #include "cuda/graph.h"
 #include "cuda/memory.h"
+#include "cuda/read_bandwidth.h"
+#include "cuda/scatter.h"
 #include "cuda/stream.h"
 
 namespace nibble::cuda {
@@ -61,6 +63,28 @@ TEST(Graph, RefusesWorkThatWaits) {
   open_device();
   Stream stream;
   EXPECT_THROW(Graph(stream.handle(), [&] { stream.wait(); }), std::runtime_error);
+}
+
+TEST(ReadBandwidth, IsPositive) {
+  EXPECT_GT(measure_read_bandwidth(open_device(), int64_t{1} << 28, 3), 0);
+}
+
+TEST(Scatter, ChangesTheNamedEntriesAlone) {
+  open_device();
+  Stream stream;
+  std::vector<int32_t> table(1000, 7);
+  std::vector<Update> updates;
+  for (int32_t i = 0; i < 600; ++i) updates.push_back({(i * 3) % 1000, i});
+  const Buffer device = device_buffer(4000), list = device_buffer(8 * 600);
+  copy(device.data(), table.data(), 4000);
+  copy(list.data(), updates.data(), 8 * 600);
+  scatter(static_cast<int32_t*>(device.data()), static_cast<const Update*>(list.data()), 600,
+          stream.handle());
+  stream.wait();
+  std::vector<int32_t> got(1000);
+  copy(got.data(), device.data(), 4000);
+  for (const Update& u : updates) table[static_cast<size_t>(u.index)] = u.value;
+  EXPECT_EQ(got, table);
 }
 
 }  // namespace

@@ -74,6 +74,7 @@ class Engine::Impl {
 
   void start();
   bool step();
+  void set_tap(ops::Tap tap) { cx_.tap = std::move(tap); }
   Result<std::vector<RequestId>> submit(std::vector<Request> requests);
   void cancel(RequestId id);
   EngineStats stats() const;
@@ -427,6 +428,7 @@ Engine::Engine(Model& model, ops::Ctx cx, const EngineOptions& options)
     : impl_(std::make_unique<Impl>(model, std::move(cx), options)) {}
 Engine::~Engine() = default;
 void Engine::start() { impl_->start(); }
+void Engine::set_tap(ops::Tap tap) { impl_->set_tap(std::move(tap)); }
 bool Engine::step() { return impl_->step(); }
 Result<RequestId> Engine::submit(Request request) {
   Result<std::vector<RequestId>> ids = submit_forks({std::move(request)});
@@ -458,6 +460,11 @@ int64_t Engine::table_bytes(const ModelInfo& info, const EngineOptions& options,
   return KvCache::table_bytes(info, kv_options(options), len) +
          StepBlock::bytes(step_limits(info, options), options.max_num_seqs) +
          Sampler::bytes(info.vocab_size);
+}
+
+int64_t Engine::gpu_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len) {
+  return GpuPages::table_bytes(KvCache::table_entries(info, kv_options(options), len)) +
+         GpuSteps::device_bytes(step_limits(info, options), options.max_num_seqs);
 }
 
 int64_t Engine::kv_tokens_for(const ModelInfo& info, const EngineOptions& options) {

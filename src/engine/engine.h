@@ -50,6 +50,8 @@ class Engine {
   void start();
   // One step on the caller's thread; false: nothing to do.
   bool step();
+  // Between steps: shows every named buffer of those that follow to `tap` (none: to nobody). Slow.
+  void set_tap(ops::Tap tap);
 
   // Thread-safe. A refusal (prompt empty or too long, ids out of range, bad parameters) is a text
   // fit for the user.
@@ -76,6 +78,8 @@ class Engine {
   // What the engine allocates beside the pages: page tables for sequences of up to `len` tokens,
   // the arrays of a step, the sampler's rows.
   static int64_t table_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len);
+  // The same of the GPU's memory, where the model runs on one.
+  static int64_t gpu_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len);
 
  private:
   class Impl;
