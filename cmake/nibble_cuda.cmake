@@ -22,3 +22,4 @@ find_library(NIBBLE_CUDART libcudart_static.a REQUIRED
              HINTS ${cuda_libraries} ${nvcc_directory}/../lib64 ${nvcc_directory}/../lib)
 add_library(nibble_dep_cudart INTERFACE)
 target_link_libraries(nibble_dep_cudart INTERFACE ${NIBBLE_CUDART} dl rt)
+target_include_directories(nibble_dep_cudart SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

@@ -17,8 +17,6 @@ if(NIBBLE_CUDA)
     "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Werror;-Xptxas=-warn-spills,-Werror>")
   # Programs are carried to the machine that has the GPU.
   target_link_options(nibble_flags INTERFACE -static-libstdc++ -static-libgcc)
-  target_include_directories(nibble_flags SYSTEM INTERFACE
-    "$<$<COMPILE_LANGUAGE:CXX>:${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}>")
 endif()
 if(NIBBLE_SANITIZE)
   target_compile_options(nibble_flags INTERFACE -fsanitize=${NIBBLE_SANITIZE} -fno-omit-frame-pointer

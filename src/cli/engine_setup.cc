@@ -33,7 +33,11 @@ void use_gpu(const EngineFlags& flags, const cuda::Stream& stream, const cuda::C
   if (flags.kv_cache_dtype == "f32") {
     throw Error(ErrorKind::kUnsupported, "--kv-cache-dtype f32 is for CPUs; GPUs keep bf16");
   }
+  if (flags.activations == "int8") {
+    throw Error(ErrorKind::kUnsupported, "--activations int8 is for CPUs; GPU kernels take bf16");
+  }
   cx.kernels.gpu = caps;
+  cx.kernels.activations = ops::ActFormat::kBF16;
   cx.stream = stream.handle();
   cx.activations = DType::kBF16;
 }
