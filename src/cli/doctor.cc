@@ -20,6 +20,7 @@
 #include "cpu/isa.h"
 #include "cpu/read_bandwidth.h"
 #include "cpu/topology.h"
+#include "cuda/device.h"
 #include "io/hub.h"
 #include "io/memory.h"
 #include "models/model.h"
@@ -37,6 +38,7 @@ struct DoctorFlags {
   std::vector<std::string> kernels;
   DenseFlags dense;
   bool allow_ref = false;
+  bool exact = false;
   bool bandwidth = false;
   bool json = false;
 };
@@ -93,6 +95,14 @@ std::string tokens_text(const KernelRow& row) {
   return std::to_string(row.min_tokens) + "-" + (is_last ? "" : std::to_string(row.max_tokens));
 }
 
+// The GPU that kernels are shown for; gpu.sm == 0: the CPU. --device may name one that is not here.
+cuda::Caps find_gpu(const std::string& device) {
+  if (device == "h200") return cuda::h200();
+  if (device == "gb10") return cuda::gb10();
+  if (choose_device(device, read_device_facts()) == Device::kCuda) return cuda::open_device();
+  return {};
+}
+
 Json machine_json(const DoctorFlags& flags) {
   const cpu::Cores cores = cpu::read_cores();
   const MachineMemory memory = read_machine_memory();
@@ -113,7 +123,8 @@ Json machine_json(const DoctorFlags& flags) {
                {"hub_cache", hub_cache_directory().string()}};
   if (memory.cgroup_limit_bytes) json["cgroup_memory_bytes"] = *memory.cgroup_limit_bytes;
   try {
-    json["device"] = choose_device(flags.device, device) == Device::kCuda ? "cuda" : "cpu";
+    const cuda::Caps gpu = find_gpu(flags.device);
+    json["device"] = gpu.sm == 0 ? "cpu" : gpu.name;
   } catch (const Error& e) {
     json["device"] = nullptr;
     json["device_refusal"] = e.what();
@@ -189,6 +200,9 @@ void doctor(const DoctorFlags& flags) {
     cx.kernels.isa = cpu::force_isa(flags.cpu_isa);
     cx.kernels.activations = activation_format(flags.activations, /*exact=*/false);
     cx.kernels.allow_ref = flags.allow_ref;
+    cx.kernels.exact = flags.exact;
+    if (!json["device"].is_null()) cx.kernels.gpu = find_gpu(flags.device);
+    if (cx.on_gpu()) cx.kernels.activations = ops::ActFormat::kBF16;
     for (const std::string& kernel : flags.kernels) cx.kernels.force(kernel);
     rows = kernel_rows(plan_kernels(cx, model_argument(find_model(flags.model, flags.revision)),
                                     dense_formats(flags.dense)));
@@ -217,7 +231,11 @@ void add_doctor(CLI::App& app) {
       ->capture_default_str();
   add_dense_flags(*command, flags->dense, "");
   command->add_flag("--allow-ref", flags->allow_ref, "the reference twins count as kernels");
-  command->add_option("--device", flags->device, "auto, cpu or cuda")->capture_default_str();
+  command->add_flag("--exact", flags->exact, "the kernels that --exact would take");
+  command
+      ->add_option("--device", flags->device,
+                   "auto, cpu or cuda; gb10 or h200: the kernels of one that is not here")
+      ->capture_default_str();
   command->add_flag("--bandwidth", flags->bandwidth, "measure how fast memory is read (1 GiB)");
   command->add_flag("--json", flags->json, "print JSON");
   command->callback([flags] { doctor(*flags); });

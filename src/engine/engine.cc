@@ -60,6 +60,13 @@ const EngineOptions& checked(const EngineOptions& options) {
   return options;
 }
 
+// Whether nothing but the likeliest id and its log-probability is asked for.
+bool is_likeliest(const Request& request, const Sampler::Masks& masks) {
+  const SamplingParams& p = request.sampling;
+  return p.temperature == 0 && p.logprobs <= 0 && p.logit_bias.empty() && !has_penalties(p) &&
+         masks.allowed.empty() && masks.banned.empty();
+}
+
 uint64_t random_seed() {
   std::random_device device;
   return uint64_t{device()} << 32 | device();
@@ -99,7 +106,8 @@ class Engine::Impl {
 
   std::unique_ptr<PageMemory> page_memory();
   Buffer step_memory(int64_t bytes) const;
-  std::span<float> logits_row(int64_t row) const;
+  std::span<float> logits_row(int64_t row);
+  Sampler::Sampled likeliest(int64_t row);
   bool score(Sequence& sequence, int64_t row);
   bool sample(Sequence& sequence, int64_t row);
   bool report_end(const Sequence& sequence, FinishReason reason, const std::string& error);
@@ -152,7 +160,7 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
   model_.reserve(cx_, step_limits_);
   if (cx_.on_gpu()) {
     gpu_ = std::make_unique<GpuSteps>(model_, cx_, *gpu_pages_, kv_.state(), step_limits_,
-                                      options.max_num_seqs);
+                                      options.max_num_seqs, options.masked_ids);
   }
 }
 
@@ -246,7 +254,7 @@ bool Engine::Impl::launch() noexcept {
   try {
     if (gpu_ != nullptr) {
       gpu_->launch(block_);
-      logits_ = gpu_->wait();
+      gpu_->wait();
     } else {
       logits_ = model_.forward(cx_, block_.step(), kv_.state());
     }
@@ -286,7 +294,8 @@ void Engine::Impl::finish() noexcept {
   if (log_activity_) log_.after_step(counters_, std::chrono::steady_clock::now());
 }
 
-std::span<float> Engine::Impl::logits_row(int64_t row) const {
+std::span<float> Engine::Impl::logits_row(int64_t row) {
+  if (gpu_ != nullptr) return gpu_->logits(row);
   const int64_t vocab = logits_.dim(1);
   CHECK(row < logits_.dim(0));
   return {logits_.as<float>() + row * vocab, static_cast<size_t>(vocab)};
@@ -310,6 +319,15 @@ bool Engine::Impl::score(Sequence& sequence, int64_t row) {
   return true;
 }
 
+// What the GPU has found for every row.
+Sampler::Sampled Engine::Impl::likeliest(int64_t row) {
+  output_.top.clear();
+  const ops::Greedy greedy = gpu_->greedy(row);
+  if (greedy.id == ops::Greedy::kNotFinite) return {.error = kNotNumbers};
+  if (greedy.id == ops::Greedy::kNone) return {.error = kAllMasked};
+  return {.id = greedy.id, .logprob = greedy.logprob};
+}
+
 // Appends one id and reports it; false: the sequence has ended.
 bool Engine::Impl::sample(Sequence& sequence, int64_t row) {
   const Request& request = sequence.request;
@@ -320,8 +338,10 @@ bool Engine::Impl::sample(Sequence& sequence, int64_t row) {
     if (request.watcher->mask(bits_)) masks.allowed = bits_;
   }
   if (sequence.num_output() < request.min_tokens) masks.banned = request.stop_ids;
-  const Sampler::Sampled sampled =
-      sampler_.sample(logits_row(row), request.sampling, sequence.sampling, masks, output_.top);
+  const Sampler::Sampled sampled = gpu_ != nullptr && is_likeliest(request, masks)
+                                       ? likeliest(row)
+                                       : sampler_.sample(logits_row(row), request.sampling,
+                                                         sequence.sampling, masks, output_.top);
   if (sampled.error != nullptr) return report_end(sequence, FinishReason::kError, sampled.error);
 
   sequence.append(sampled.id);
@@ -464,7 +484,7 @@ int64_t Engine::table_bytes(const ModelInfo& info, const EngineOptions& options,
 
 int64_t Engine::gpu_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len) {
   return GpuPages::table_bytes(KvCache::table_entries(info, kv_options(options), len)) +
-         GpuSteps::device_bytes(step_limits(info, options), options.max_num_seqs);
+         GpuSteps::device_bytes(info, step_limits(info, options), options.max_num_seqs);
 }
 
 int64_t Engine::kv_tokens_for(const ModelInfo& info, const EngineOptions& options) {

@@ -91,7 +91,7 @@ Sampler::Sampled Sampler::sample(std::span<float> logits, const SamplingParams& 
   }
   adjust(logits, params, state, masks);
   const float best = largest(logits);
-  if (best == kNever) return {.error = "every token is masked: nothing may come next"};
+  if (best == kNever) return {.error = kAllMasked};
   Sampled sampled;
   if (params.temperature > 0) {
     sampled.id = draw(logits, params, best, uniform(state.seed, state.index, 0));

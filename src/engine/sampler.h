@@ -40,6 +40,8 @@ struct SamplingState {
 inline constexpr char kNotNumbers[] =
     "the model computed logits that are not numbers: its weights are damaged, or a kernel is wrong";
 
+inline constexpr char kAllMasked[] = "every token is masked: nothing may come next";
+
 bool has_penalties(const SamplingParams& params);
 
 class Sampler {

@@ -1,0 +1,34 @@
+// sample_greedy: for each row of logits the likeliest id and its log-probability, on the GPU: rows
+// that nothing else is asked of need not leave it.
+//   id = argmax over ids that are not `never`, the lowest of equals
+//   logprob = logits[id] - log(sum over all ids of exp(logits))
+#pragma once
+
+#include <cstdint>
+
+#include "ops/ctx.h"
+#include "ops/scratch.h"
+
+namespace nibble::ops {
+
+struct Greedy {
+  static constexpr int32_t kNotFinite = -1;  // some logit of the row is not
+  static constexpr int32_t kNone = -2;       // every id is masked
+
+  int32_t id;
+  float logprob;
+};
+
+// out [R], in memory that the GPU writes; logits [R, V] f32; never [ceil(V / 32)] bit per id, or
+// none.
+using SampleGreedyFn = void(Ctx& cx, Greedy* out, const Tensor& logits, const uint32_t* never);
+
+SampleGreedyFn sample_greedy;
+namespace gpu {
+SampleGreedyFn sample_greedy;
+int64_t sample_scratch_bytes(int64_t rows);
+}  // namespace gpu
+namespace ref {
+SampleGreedyFn sample_greedy;
+}
+}  // namespace nibble::ops

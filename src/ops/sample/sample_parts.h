@@ -1,0 +1,27 @@
+// What the blocks of one row leave for the last of them.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/scratch.h"
+
+namespace nibble::ops {
+
+inline constexpr int kSampleParts = 32;  // blocks a row
+
+// Of a part of a row. best < 0: Greedy's codes.
+struct SamplePart {
+  float best_logit;
+  int32_t best;
+  float largest;  // of all, masked ones included
+  float sum;      // of exp(logit - largest)
+};
+
+struct SampleScratch {
+  SampleScratch(Scratch s, int64_t rows)
+      : parts(s.take<SamplePart>(rows * kSampleParts)), used_bytes(s.used_bytes()) {}
+  SamplePart* parts;  // [R, kSampleParts]
+  int64_t used_bytes;
+};
+
+}  // namespace nibble::ops
