@@ -37,6 +37,7 @@ struct BenchFlags {
   std::vector<int32_t> new_tokens = {128};
   std::vector<int32_t> depths = {0};
   std::vector<int32_t> streams = {1};
+  std::vector<std::string> tests;  // in place of the grid of these
   int repeats = 3;
   std::string output = "table";  // table | md | json
   bool json = false;
@@ -154,13 +155,18 @@ void bench(const BenchFlags& given) {
     throw Error(ErrorKind::kUsage,
                 "say which MODEL to measure: a directory, config.json or repo id");
   }
-  const auto cases = bench_cases(flags.prompts, flags.new_tokens, flags.depths, flags.streams);
+  const bool on_gpu = choose_device(flags.engine.device, read_device_facts()) == Device::kCuda;
+  if (flags.engine.max_num_batched_tokens == 0)
+    flags.engine.max_num_batched_tokens = default_batched_tokens(on_gpu);
+  auto cases = bench_cases(flags.prompts, flags.new_tokens, flags.depths, flags.streams);
+  if (!flags.tests.empty()) cases.clear();
+  for (const std::string& test : flags.tests)
+    cases.push_back(parse_bench_case(test, flags.new_tokens.empty() ? 0 : flags.new_tokens[0]));
   if (cases.empty()) throw Error(ErrorKind::kUsage, "nothing to measure: -p and -n are both 0");
   fit_engine(cases, flags.engine);
   const bool json = flags.json || flags.output == "json";
 
   const int threads = flags.engine.threads > 0 ? flags.engine.threads : cpu::read_cores().usable();
-  const bool on_gpu = choose_device(flags.engine.device, read_device_facts()) == Device::kCuda;
   const double bandwidth = read_bandwidth(on_gpu, threads);
   RoutingBalance balance;
   LoadedEngine loaded = load_engine(flags.engine, {.quiet = json});
@@ -232,6 +238,9 @@ void add_bench(CLI::App& app) {
   list("-n,--n-gen", flags->new_tokens, "new tokens; 0: none");
   list("-d,--n-depth", flags->depths, "tokens in the context before");
   list("--streams", flags->streams, "streams decoding together");
+  command->add_option("--test", flags->tests,
+                      "one row by its name, in place of these: \"tg 8\", \"tg 1 @512\", "
+                      "\"pp2048\"; may be repeated");
   command->add_option("-r,--repetitions", flags->repeats, "of each, after one that is not counted")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

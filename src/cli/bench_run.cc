@@ -5,6 +5,7 @@
 #include <cmath>
 #include <memory>
 #include <random>
+#include <regex>
 #include <utility>
 
 #include "base/check.h"
@@ -108,6 +109,28 @@ BenchSample run_decode(Engine& engine, const BenchCase& c, uint64_t seed) {
 
 }  // namespace
 
+namespace {
+
+BenchCase decode_case(int32_t new_tokens, int32_t depth, int32_t streams) {
+  const int32_t prompt = streams == 1 ? (depth == 0 ? 1 : 0) : kPromptOfManyStreams;
+  return {.prompt = prompt, .new_tokens = new_tokens, .depth = depth, .streams = streams};
+}
+
+}  // namespace
+
+BenchCase parse_bench_case(const std::string& test, int32_t new_tokens) {
+  static const std::regex kForm("(pp|tg ?)([0-9]{1,7})( @([0-9]{1,7}))?");
+  std::smatch m;
+  if (!std::regex_match(test, m, kForm) || std::stoi(m[2]) == 0) {
+    throw Error(
+        ErrorKind::kUsage,
+        "--test " + test + ": expected \"pp512\", \"pp512 @4096\", \"tg 8\" or \"tg 1 @512\"");
+  }
+  const int32_t n = std::stoi(m[2]), depth = m[4].matched ? std::stoi(m[4]) : 0;
+  if (m[1] == "pp") return {.prompt = n, .depth = depth};
+  return decode_case(std::max(1, new_tokens), depth, n);
+}
+
 std::string BenchCase::test() const {
   std::string text = decodes() ? "tg " + std::to_string(streams) : "pp" + std::to_string(prompt);
   if (depth > 0) text += " @" + std::to_string(depth);
@@ -131,10 +154,7 @@ std::vector<BenchCase> bench_cases(const std::vector<int32_t>& prompts,
       if (prompt > 0) cases.push_back({.prompt = prompt, .depth = depth});
     for (const int32_t n : new_tokens) {
       if (n == 0) continue;
-      for (const int32_t s : streams) {
-        const int32_t prompt = s == 1 ? (depth == 0 ? 1 : 0) : kPromptOfManyStreams;
-        cases.push_back({.prompt = prompt, .new_tokens = n, .depth = depth, .streams = s});
-      }
+      for (const int32_t s : streams) cases.push_back(decode_case(n, depth, s));
     }
   }
   return cases;

@@ -31,6 +31,10 @@ std::vector<BenchCase> bench_cases(const std::vector<int32_t>& prompts,
                                    const std::vector<int32_t>& depths,
                                    const std::vector<int32_t>& streams);
 
+// The case that test() calls so: "pp512", "pp512 @4096", "tg 8", "tg 1 @512"; tg with `new_tokens`.
+// Throws Error(kUsage).
+BenchCase parse_bench_case(const std::string& test, int32_t new_tokens);
+
 struct BenchSample {
   double seconds = 0;
   int64_t tokens = 0;  // of all streams

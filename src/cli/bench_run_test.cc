@@ -27,6 +27,12 @@ TEST(BenchRun, CasesAreThoseOfLlamaBench) {
   EXPECT_THAT(tests, testing::ElementsAre("pp512", "tg 1", "tg 8", "pp512 @4096", "tg 1 @4096",
                                           "tg 8 @4096"));
   EXPECT_TRUE(bench_cases({0}, {0}, {0}, {1}).empty());
+  for (const std::string test : {"pp512", "pp64 @4096", "tg 8", "tg 1 @512", "tg 1"})
+    EXPECT_EQ(parse_bench_case(test, 128).test(), test);
+  EXPECT_EQ(parse_bench_case("tg 8", 128).prompt, 128);
+  EXPECT_EQ(parse_bench_case("tg 8", 100).new_tokens, 100);
+  for (const std::string test : {"pp", "pp0", "tg 8 @", "512", "tg 8 @512 ", "pp99999999"})
+    EXPECT_THROW(parse_bench_case(test, 128), Error) << test;
 }
 
 TEST(BenchRun, PromptStepsAreCountedInChunks) {

@@ -60,9 +60,12 @@ ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool) {
   return cx;
 }
 
-EngineOptions engine_options(const EngineFlags& flags, const LoadEngineOptions& options) {
+EngineOptions engine_options(const EngineFlags& flags, const LoadEngineOptions& options,
+                             bool on_gpu) {
   return {.max_num_seqs = flags.max_num_seqs,
-          .max_num_batched_tokens = flags.max_num_batched_tokens,
+          .max_num_batched_tokens = flags.max_num_batched_tokens > 0
+                                        ? flags.max_num_batched_tokens
+                                        : default_batched_tokens(on_gpu),
           .max_model_len = flags.max_model_len,
           .kv_dtype = kv_dtype(flags.kv_cache_dtype),
           .prefix_caching = flags.prefix_caching,
@@ -149,8 +152,9 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
       "tokens of prompt and answer; 0: what model and memory allow")
       ->check(CLI::NonNegativeNumber);
   add("--max-num-seqs", flags.max_num_seqs, "sequences in one step")->check(CLI::PositiveNumber);
-  add("--max-num-batched-tokens", flags.max_num_batched_tokens, "tokens in one step")
-      ->check(CLI::PositiveNumber);
+  add("--max-num-batched-tokens", flags.max_num_batched_tokens,
+      "tokens in one step; 0: 512 on CPUs, 8192 on GPUs")
+      ->check(CLI::NonNegativeNumber);
   command
       .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.prefix_caching,
                 "prompts that start alike share what was computed")
@@ -204,7 +208,7 @@ LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& opti
   }
   loaded.cx.tap = options.tap;
 
-  EngineOptions engine = engine_options(flags, options);
+  EngineOptions engine = engine_options(flags, options, loaded.cx.on_gpu());
   plan_memory(flags, model, loaded.cx, options.quiet, engine);
 
   LoadOptions load{.seed = flags.seed, .dense = dense_formats(flags.dense), .progress = {}};

@@ -32,7 +32,7 @@ struct EngineFlags {
   uint64_t seed = 0;                 // of dummy weights
   int32_t max_model_len = 0;         // 0: what the model and the memory allow
   int32_t max_num_seqs = 16;
-  int32_t max_num_batched_tokens = 512;
+  int32_t max_num_batched_tokens = 0;  // 0: default_batched_tokens()
   bool prefix_caching = true;
   double gpu_memory_utilization = 0.9;
   std::string memory_budget;  // "24G", "512MiB"; empty: from the machine
@@ -46,6 +46,10 @@ struct EngineFlags {
   bool allow_ref = false;            // the twins may run where no kernel does
   std::string device = "auto";       // auto | cpu | cuda
 };
+
+// Tokens of a step where --max-num-batched-tokens does not say: prompts in pieces that keep the
+// device busy and let others decode in between.
+constexpr int32_t default_batched_tokens(bool on_gpu) { return on_gpu ? 8192 : 512; }
 
 // Adds every flag above but MODEL, with defaults as `flags` has them when called.
 void add_engine_flags(CLI::App& command, EngineFlags& flags);

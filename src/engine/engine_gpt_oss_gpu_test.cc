@@ -1,0 +1,141 @@
+// gpt-oss on the GPU, in the engine: what the CPU computes; under --exact the same bits alone, in a
+// batch, in chunks, after preemption and after a prefix hit; counters and pages left as they should
+// be. On dummy weights of a config with gpt-oss's head dim and windows.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "cpu/thread_pool.h"
+#include "cuda/device.h"
+#include "cuda/memory.h"
+#include "cuda/stream.h"
+#include "engine/engine.h"
+#include "engine/engine_testing.h"
+#include "models/model.h"
+
+namespace nibble {
+namespace {
+
+constexpr char kConfig[] = R"({
+  "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss",
+  "num_hidden_layers": 4, "hidden_size": 256, "head_dim": 64,
+  "num_attention_heads": 8, "num_key_value_heads": 2,
+  "num_local_experts": 8, "num_experts_per_tok": 4, "intermediate_size": 256,
+  "sliding_window": 32, "vocab_size": 3072, "max_position_embeddings": 8192,
+  "rope_theta": 150000, "rope_scaling": {"rope_type": "yarn", "factor": 2.0,
+  "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+  "original_max_position_embeddings": 4096}})";
+
+struct Loaded {
+  Loaded(bool on_gpu, Format dense) : pool(2) {
+    const auto file = std::filesystem::path(testing::TempDir()) / "engine_gpu" / "config.json";
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << kConfig;
+    cx.pool = &pool;
+    cx.activations = DType::kBF16;
+    cx.kernels.activations = ops::ActFormat::kBF16;
+    cx.kernels.exact = true;
+    LoadOptions load{.format = LoadFormat::kDummy, .seed = 3};
+    load.dense = {.qkv = dense, .out = dense, .unembed = dense};
+    if (on_gpu) {
+      cx.kernels.gpu = cuda::open_device();
+      stream = std::make_unique<cuda::Stream>();
+      cx.stream = stream->handle();
+      load.memory = {.allocate = cuda::device_buffer,
+                     .allocate_staging = cuda::pinned_buffer,
+                     .copy = cuda::copy};
+    }
+    model = load_model(cx, file.string(), load);
+  }
+
+  cpu::ThreadPool pool;
+  std::unique_ptr<cuda::Stream> stream;
+  ops::Ctx cx;
+  std::unique_ptr<Model> model;
+};
+
+EngineOptions engine_options() {
+  return {.max_num_seqs = 16,
+          .max_num_batched_tokens = 64,
+          .max_model_len = 512,
+          .kv_bytes = int64_t{64} << 20};
+}
+
+class GptOssGpu : public testing::TestWithParam<Format> {};
+
+// Sums in another order let a stored bf16 activation round the other way: half a unit, 2^-9, in a
+// few of the terms of a product, with random signs. A logit is the sum of 256 products of deviation
+// 1/16; each of the 4 layers' 3 stored activations and the last norm add errors below 2^-9 of it in
+// quadrature: 4 * 2^-9 of a logit of up to 4 deviations, and the same of the normalizer.
+constexpr double kLogprobError = 2 * 4 * 4 * 0x1p-9;
+
+TEST_P(GptOssGpu, LogProbabilitiesOfTheCpu) {
+  Request request{.prompt = toy_prompt(300, 5, 3072), .max_tokens = 8, .prompt_logprobs = 0};
+  request.sampling.temperature = 0;
+  const auto run = [&](bool on_gpu) {
+    Loaded loaded(on_gpu, GetParam());
+    return run_alone(*loaded.model, loaded.cx, engine_options(), request);
+  };
+  const Transcript cpu = run(false), gpu = run(true);
+  ASSERT_EQ(gpu.error, "");
+  ASSERT_EQ(cpu.scores.size(), gpu.scores.size());
+  double sum = 0;
+  for (size_t i = 0; i + 1 < cpu.scores.size(); ++i) {
+    const double off = std::fabs(cpu.scores[i].next_logprob - gpu.scores[i].next_logprob);
+    EXPECT_LT(off, kLogprobError) << "position " << i;
+    sum += off;
+  }
+  EXPECT_GT(sum, 0);  // two devices, not one twice
+}
+
+// Greedy ones, found on the GPU, and drawn ones, whose logits come to the host.
+std::vector<Request> sixteen_requests() {
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 16; ++i) {
+    Request r{.prompt = toy_prompt(1 + i * 11, i, 3072), .max_tokens = 40 - i};
+    r.sampling.seed = 7 + i;
+    if (i % 4 == 1) r.sampling.logprobs = 3;
+    if (i % 2 == 0) r.sampling.temperature = 0;
+    requests.push_back(r);
+  }
+  return requests;
+}
+
+TEST_P(GptOssGpu, AloneInABatchAfterPreemptionAndAfterAPrefixHit) {
+  Loaded loaded(true, GetParam());
+  const std::vector<Request> requests = sixteen_requests();
+  const EngineOptions options = engine_options();
+  Engine engine(*loaded.model, loaded.cx, options);
+  const std::vector<Transcript> batched = run_all(engine, requests);
+  const std::vector<Transcript> again = run_all(engine, requests);  // prefixes are known now
+  EXPECT_GT(engine.stats().prefix_cache_hits, 0);
+
+  EngineOptions tight = options;
+  tight.max_model_len = 224;
+  tight.kv_bytes = Engine::kv_bytes_for(loaded.model->info(), tight, 224, 1);
+  Engine small(*loaded.model, loaded.cx, tight);
+  const std::vector<Transcript> preempted = run_all(small, requests);
+  EXPECT_GE(small.stats().num_preemptions, 1);
+
+  EngineOptions fine = options;
+  fine.max_num_batched_tokens = 17;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const Transcript alone = run_alone(*loaded.model, loaded.cx, options, requests[i]);
+    EXPECT_EQ(alone.error, "");
+    EXPECT_EQ(alone.ids.size(), 40 - i);
+    EXPECT_TRUE(alone == batched[i]) << "batched " << i;
+    EXPECT_TRUE(alone == again[i]) << "after a prefix hit " << i;
+    EXPECT_TRUE(alone == preempted[i]) << "preempted " << i;
+    EXPECT_TRUE(alone == run_alone(*loaded.model, loaded.cx, fine, requests[i])) << "chunks " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dense, GptOssGpu, testing::Values(Format::kBF16, Format::kMxfp4),
+                         [](const auto& info) { return std::string(format_name(info.param)); });
+
+}  // namespace
+}  // namespace nibble
