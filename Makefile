@@ -3,6 +3,7 @@
 #   make build [PRESET=cpu|h200|spark]                                   build/<preset>/nibble
 #   make test                        every fast test
 #   make test-slow | test-asan | test-tsan | test-arm64                  further runs
+#   make test-gpu | bench-gpu [PRESET=h200]   built anywhere, run where the GPU is
 #   make fuzz [FUZZ_SECONDS=60]      every fuzz target, that long each
 #   make soak [SOAK_MINUTES=2]       mixed load on one server: memory stays flat, answers the same
 #   make format | format-check | layers | lint | clean
@@ -24,8 +25,8 @@ CMAKE_BUILD = cmake --preset $(1) $(2) && cmake --build --preset $(1) -j $(JOBS)
 SETUP_CUDA = $(if $(filter h200 spark,$(PRESET)),cuda)
 SOURCES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh'
 
-.PHONY: build serve test test-slow test-asan test-tsan test-arm64 test-parsers fuzz soak format \
-        format-check layers lint clean
+.PHONY: build serve test test-slow test-asan test-tsan test-arm64 test-parsers test-gpu bench-gpu \
+        fuzz soak format format-check layers lint clean
 
 build:
 	@tools/setup.sh build $(SETUP_CUDA)
@@ -59,6 +60,22 @@ test-arm64:
 	@tools/setup.sh arm64
 	@$(call CMAKE_BUILD,arm64)
 	ctest --test-dir build/arm64 --label-regex unit
+
+# On a machine without a GPU these build and say what to carry to one that has it.
+GPU_PRESET = $(if $(filter cpu,$(PRESET)),h200,$(PRESET))
+HAVE_GPU = $(wildcard /proc/driver/nvidia/gpus/*)
+
+test-gpu:
+	@tools/setup.sh test cuda
+	@$(call CMAKE_BUILD,$(GPU_PRESET),-DNIBBLE_TESTS=ON,--target nibble_gpu_tests)
+	@$(if $(HAVE_GPU),tools/gpu_run.sh test build/$(GPU_PRESET),\
+	  echo "no GPU here; on one that has it: tools/gpu_run.sh test build/$(GPU_PRESET)")
+
+bench-gpu:
+	@tools/setup.sh build cuda
+	@$(call CMAKE_BUILD,$(GPU_PRESET),-DNIBBLE_TESTS=OFF,--target nibble)
+	@$(if $(HAVE_GPU),tools/gpu_run.sh bench build/$(GPU_PRESET) bench/results,\
+	  echo "no GPU here; on one that has it: tools/gpu_run.sh bench build/$(GPU_PRESET) bench/results")
 
 fuzz:
 	@tools/setup.sh fuzz

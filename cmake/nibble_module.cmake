@@ -31,6 +31,8 @@ target_link_libraries(nibble_flags INTERFACE Threads::Threads)
 
 # The tests and fuzz corpora of modules that read bytes from outside: what `make test-parsers` builds.
 add_custom_target(nibble_parser_tests)
+# What `make test-gpu` builds.
+add_custom_target(nibble_gpu_tests)
 
 # nibble_module(<name> [PARSER] [LINK modules...] [PRIVATE dependencies...] [EXCLUDE files...])
 #   nibble_<name>            static library of src/<name>/**/*.cc, less the files below, main.cc and
@@ -89,6 +91,9 @@ function(nibble_module name)
     if(NIBBLE_CUDA)
       nibble_program(nibble_${name}_gpu_test "${gpu_tests}" LINK ${name} gtest ${ARG_PRIVATE}
                      TEST ${name}_gpu LABELS gpu)
+      if(gpu_tests)
+        add_dependencies(nibble_gpu_tests nibble_${name}_gpu_test)
+      endif()
     endif()
     foreach(bench ${benches})
       get_filename_component(stem ${bench} NAME_WE)
