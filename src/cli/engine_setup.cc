@@ -14,6 +14,7 @@
 #include "cpu/topology.h"
 #include "cuda/device.h"
 #include "cuda/memory.h"
+#include "cuda/random_fill.h"
 #include "cuda/stream.h"
 #include "io/memory.h"
 
@@ -216,7 +217,8 @@ LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& opti
   if (loaded.cx.on_gpu()) {
     load.memory = {.allocate = cuda::device_buffer,
                    .allocate_staging = cuda::pinned_buffer,
-                   .copy = cuda::copy};
+                   .copy = cuda::copy,
+                   .random = cuda::random_fill};
   }
   ProgressBar bar("loading");
   if (!options.quiet) {

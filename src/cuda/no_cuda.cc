@@ -5,6 +5,7 @@
 #include "cuda/device.h"
 #include "cuda/graph.h"
 #include "cuda/memory.h"
+#include "cuda/random_fill.h"
 #include "cuda/read_bandwidth.h"
 #include "cuda/scatter.h"
 #include "cuda/stream.h"
@@ -33,6 +34,7 @@ void copy(void*, const void*, int64_t) { no_cuda(); }
 void fill(void*, uint8_t, int64_t) { no_cuda(); }
 
 double measure_read_bandwidth(const Caps&, int64_t, int) { no_cuda(); }
+void random_fill(void*, int64_t, const RandomBytes&) { no_cuda(); }
 void scatter(int32_t*, const Update*, int64_t, StreamHandle) { no_cuda(); }
 
 Stream::Stream() { no_cuda(); }

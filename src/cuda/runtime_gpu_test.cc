@@ -1,11 +1,14 @@
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <vector>
 
 #include "base/error.h"
 #include "cuda/device.h"
 #include "cuda/graph.h"
 #include "cuda/memory.h"
+#include "cuda/random_fill.h"
 #include "cuda/read_bandwidth.h"
 #include "cuda/scatter.h"
 #include "cuda/stream.h"
@@ -67,6 +70,51 @@ TEST(Graph, RefusesWorkThatWaits) {
 
 TEST(ReadBandwidth, IsPositive) {
   EXPECT_GT(measure_read_bandwidth(open_device(), int64_t{1} << 28, 3), 0);
+}
+
+std::vector<uint8_t> filled(int64_t bytes, const RandomBytes& what) {
+  open_device();
+  const Buffer device = device_buffer(bytes + 16);
+  fill(device.data(), 0x5a, bytes + 16);
+  random_fill(device.data(), bytes, what);
+  std::vector<uint8_t> got(bytes + 16);
+  copy(got.data(), device.data(), bytes + 16);
+  EXPECT_EQ(got[bytes], 0x5a);  // nothing behind the end
+  got.resize(bytes);
+  return got;
+}
+
+TEST(RandomFill, HasTheMomentsAskedFor) {
+  using Kind = RandomBytes::Kind;
+  const int64_t n = 1 << 20;
+  const std::vector<uint8_t> bits = filled(2 * n, {.kind = Kind::kNormalBF16, .rms = 0.25});
+  double sum = 0, squares = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t word = uint32_t{bits[2 * i]} << 16 | uint32_t{bits[2 * i + 1]} << 24;
+    const double x = std::bit_cast<float>(word);
+    sum += x, squares += x * x;
+  }
+  // Five deviations of the mean and of the mean square of n samples (the latter's is 2^0.5 rms^2,
+  // less for a sum of bytes), and bf16's rounding, which averages out to below 2^-16.
+  EXPECT_NEAR(sum / n, 0, 5 * 0.25 / 1024);
+  EXPECT_NEAR(squares / n, 0.0625, 5 * 1.5 * 0.0625 / 1024);
+
+  const double rms = 0.3;
+  squares = 0;
+  for (const uint8_t s : filled(n, {.kind = Kind::kScales, .rms = rms}))
+    squares += std::exp2(2 * (s - 127));
+  EXPECT_NEAR(squares / n, rms * rms, 0.01 * rms * rms);  // thresholds are 256ths
+}
+
+TEST(RandomFill, TilesHoldScalesBehindCodes) {
+  using Kind = RandomBytes::Kind;
+  const std::vector<uint8_t> got =
+      filled(544 * 100 + 3, {.kind = Kind::kTiles, .rms = 1, .seed = 4});
+  for (int unit = 0; unit < 100; ++unit)
+    for (int i = 512; i < 544; ++i) EXPECT_EQ(got[544 * unit + i], 127);
+  EXPECT_EQ(got, filled(544 * 100 + 3, {.kind = Kind::kTiles, .rms = 1, .seed = 4}));
+  EXPECT_NE(got, filled(544 * 100 + 3, {.kind = Kind::kTiles, .rms = 1, .seed = 5}));
+  EXPECT_EQ(filled(5, {.constant = 0x3f80}), (std::vector<uint8_t>{0x80, 0x3f, 0x80, 0x3f, 0x80}));
 }
 
 TEST(Scatter, ChangesTheNamedEntriesAlone) {

@@ -97,6 +97,11 @@ std::vector<WeightInfo> list_weights(const Checkpoint& checkpoint);
 std::vector<WeightInfo> match_weights(const Checkpoint& checkpoint,
                                       std::span<const WeightSpec> wanted);
 
+// Root mean square of a dummy weight's elements, but for kOne: 0 where they are constant.
+double dummy_deviation(const WeightSpec& spec);
+// The same of MXFP4's scales 2^(byte - 127): all 16 codes alike have a mean square of 68.5 / 8.
+double dummy_scale_rms(const WeightSpec& spec);
+
 // A checkpoint without files that has exactly the wanted weights, made when they are read: the same
 // bytes for the same seed and name, however reading is split.
 std::unique_ptr<Checkpoint> dummy_checkpoint(std::vector<WeightSpec> wanted, uint64_t seed);

@@ -139,23 +139,6 @@ class Filler {
   std::array<uint32_t, 1024> table_ = {};  // bits of the value of each sum
 };
 
-double deviation_of(const WeightSpec& spec) {
-  const double k =
-      static_cast<double>(std::max<int64_t>(spec.shape.empty() ? 1 : spec.shape.back(), 1));
-  switch (spec.fill) {
-    case Fill::kZero:
-    case Fill::kOne:
-      return 0;
-    case Fill::kNormal:
-      return 1;
-    case Fill::kScaledNormal:
-      return 1 / std::sqrt(k);
-    case Fill::kRouter:
-      return 2 / std::sqrt(k);
-  }
-  return 0;
-}
-
 class DummyCheckpoint : public Checkpoint {
  public:
   DummyCheckpoint(std::vector<WeightSpec> wanted, uint64_t seed)
@@ -193,15 +176,14 @@ class DummyCheckpoint : public Checkpoint {
 
   static void add(const WeightSpec& spec, uint64_t seed,
                   std::vector<std::pair<TensorInfo, Filler>>& made) {
-    const double deviation = deviation_of(spec);
+    const double deviation = dummy_deviation(spec);
     if (spec.format == Format::kMxfp4) {
       CHECK(!spec.shape.empty() && spec.shape.back() % kMxfp4BlockElems == 0);
       CHECK(spec.fill != Fill::kOne);
       std::vector<int64_t> shape = spec.shape;
       shape.back() /= kMxfp4BlockElems;
       const std::string blocks = spec.name + "_blocks", scales = spec.name + "_scales";
-      // All 16 codes alike have a mean square of 68.5 / 8.
-      const double rms = deviation / std::sqrt(68.5 / 8);
+      const double rms = dummy_scale_rms(spec);
       made.emplace_back(
           tensor_of(scales, DType::kU8, shape),
           deviation == 0 ? Filler::constant(0) : Filler::scales(stream_of(seed, scales), rms));
@@ -225,6 +207,27 @@ class DummyCheckpoint : public Checkpoint {
 };
 
 }  // namespace
+
+double dummy_deviation(const WeightSpec& spec) {
+  const double k =
+      static_cast<double>(std::max<int64_t>(spec.shape.empty() ? 1 : spec.shape.back(), 1));
+  switch (spec.fill) {
+    case Fill::kZero:
+    case Fill::kOne:
+      return 0;
+    case Fill::kNormal:
+      return 1;
+    case Fill::kScaledNormal:
+      return 1 / std::sqrt(k);
+    case Fill::kRouter:
+      return 2 / std::sqrt(k);
+  }
+  return 0;
+}
+
+double dummy_scale_rms(const WeightSpec& spec) {
+  return dummy_deviation(spec) / std::sqrt(68.5 / 8);
+}
 
 std::unique_ptr<Checkpoint> dummy_checkpoint(std::vector<WeightSpec> wanted, uint64_t seed) {
   return std::make_unique<DummyCheckpoint>(std::move(wanted), seed);

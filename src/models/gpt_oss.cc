@@ -313,6 +313,13 @@ std::unique_ptr<Model> load_gpt_oss(const Ctx& cx, const ModelFiles& files,
   ops::KernelPlan plan = make_plan(c, options.dense, cx.kernels);
   std::vector<WantedWeight> wanted = gpt_oss_weights(
       c, options.dense, [&](ops::Op op, int layer) { return plan.layout(op, layer); });
+  const auto is_mxfp8 = [](const WantedWeight& w) { return w.format == Format::kMxfp8; };
+  if (options.format == LoadFormat::kDummy && options.memory.random &&
+      std::ranges::none_of(wanted, is_mxfp8)) {
+    LoadedWeights weights(wanted, options.memory, options.seed);
+    return std::make_unique<GptOss>(std::move(c), options.dense, std::move(plan),
+                                    std::move(weights));
+  }
   std::unique_ptr<Checkpoint> checkpoint;
   if (options.format == LoadFormat::kDummy) {
     std::vector<WeightSpec> specs;

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "formats/bf16.h"
 #include "io/pieces.h"
 
 namespace nibble {
@@ -200,6 +201,44 @@ std::vector<WeightPart> sum_parts(std::span<const WantedWeight> wanted) {
   return parts;
 }
 
+// Allocates all of them and says where each lies.
+std::vector<LoadedWeights::Placed> LoadedWeights::put(std::span<const WantedWeight> wanted,
+                                                      const WeightMemory& memory) {
+  const Places places = place(wanted);
+  buffer_ = memory.allocate(places.total_bytes);
+  auto* base = static_cast<uint8_t*>(buffer_.data());
+  std::vector<Placed> all;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    all.push_back({wanted[i], base + places.codes[i],
+                   final_size(wanted[i]).scales > 0 ? base + places.scales[i] : nullptr});
+    placed_.emplace(wanted[i].spec.name, all.back());
+  }
+  return all;
+}
+
+LoadedWeights::LoadedWeights(std::span<const WantedWeight> wanted, const WeightMemory& memory,
+                             uint64_t seed) {
+  uint64_t stream = seed << 32;
+  for (const Placed& p : put(wanted, memory)) {
+    const WantedWeight& w = p.weight;
+    const int64_t rows = num_rows(w.spec);
+    const RowSize size = final_size(w);
+    using Kind = RandomBytes::Kind;
+    RandomBytes codes{.kind = Kind::kConstant, .rms = dummy_deviation(w.spec), .seed = stream++};
+    if (w.spec.fill == Fill::kOne) codes.constant = bf16_from_float(1);
+    if (codes.rms > 0 && w.format == Format::kBF16) codes.kind = Kind::kNormalBF16;
+    if (codes.rms > 0 && w.format == Format::kMxfp4) {
+      codes.kind = w.layout == Layout::kTiles16x64 ? Kind::kTiles : Kind::kUniform;
+      codes.rms = dummy_scale_rms(w.spec);
+    }
+    CHECK(w.format == Format::kBF16 || (w.format == Format::kMxfp4 && codes.rms > 0));
+    memory.random(p.codes, rows * size.codes, codes);
+    if (size.scales == 0) continue;
+    memory.random(p.scales, rows * size.scales,
+                  {.kind = Kind::kScales, .rms = codes.rms, .seed = stream++});
+  }
+}
+
 LoadedWeights::LoadedWeights(const Checkpoint& checkpoint, std::span<const WantedWeight> wanted,
                              const WeightMemory& memory, int threads,
                              const ReadProgress& progress) {
@@ -210,17 +249,9 @@ LoadedWeights::LoadedWeights(const Checkpoint& checkpoint, std::span<const Wante
   }
   const std::vector<WeightInfo> found = match_weights(checkpoint, specs);
 
-  const Places places = place(wanted);
-  buffer_ = memory.allocate(places.total_bytes);
-  auto* base = static_cast<uint8_t*>(buffer_.data());
+  const std::vector<Placed> all = put(wanted, memory);
   int64_t disk_bytes = 0;
-  std::vector<Placed> all;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    disk_bytes += found[i].bytes();
-    all.push_back({wanted[i], base + places.codes[i],
-                   final_size(wanted[i]).scales > 0 ? base + places.scales[i] : nullptr});
-    placed_.emplace(wanted[i].spec.name, all.back());
-  }
+  for (const WeightInfo& info : found) disk_bytes += info.bytes();
 
   const std::vector<RowTask> tasks = cut_rows(wanted, found);
   std::vector<EncodeLoss> task_losses(tasks.size());

@@ -40,6 +40,9 @@ class LoadedWeights {
   LoadedWeights(const Checkpoint& checkpoint, std::span<const WantedWeight> wanted,
                 const WeightMemory& memory, int threads, const ReadProgress& progress);
 
+  // Dummy weights, made by memory.random.
+  LoadedWeights(std::span<const WantedWeight> wanted, const WeightMemory& memory, uint64_t seed);
+
   // A matrix [N, K] or one per expert [E, N, K], with its bias if a name is given. `rows` > N takes
   // the rows joined behind it as well.
   Weight matrix(const std::string& name, const std::string& bias = "", int64_t rows = 0) const;
@@ -54,6 +57,7 @@ class LoadedWeights {
     uint8_t* codes = nullptr;
     uint8_t* scales = nullptr;
   };
+  std::vector<Placed> put(std::span<const WantedWeight> wanted, const WeightMemory& memory);
   const Placed& find(const std::string& name) const;
 
   Buffer buffer_;

@@ -11,6 +11,7 @@
 #include "ops/ctx.h"
 #include "ops/step.h"
 #include "tensor/buffer.h"
+#include "tensor/random_bytes.h"
 #include "tensor/tensor.h"
 
 namespace nibble {
@@ -88,6 +89,8 @@ struct WeightMemory {
   std::function<Buffer(int64_t bytes)> allocate = [](int64_t bytes) { return Buffer(bytes); };
   std::function<Buffer(int64_t bytes)> allocate_staging = allocate;
   std::function<void(void* to, const void* from, int64_t bytes)> copy = {};
+  // Makes dummy weights where they lie; without it they come from the host as others do.
+  std::function<void(void* to, int64_t bytes, const RandomBytes& what)> random = {};
 };
 
 enum class LoadFormat { kAuto, kDummy };
