@@ -89,6 +89,11 @@ class Engine::Impl {
   const Model& model() const { return model_; }
 
  private:
+  // One token of a step that was begun ahead.
+  struct AheadRow {
+    RequestId id;
+    int32_t slot, begin;
+  };
   // What other threads ask for, until the engine's thread takes it over.
   struct Inbox {
     std::vector<std::unique_ptr<Sequence>> submitted;
@@ -105,9 +110,13 @@ class Engine::Impl {
   void fail_all(const std::string& why) noexcept;
 
   std::unique_ptr<PageMemory> page_memory();
-  Buffer step_memory(int64_t bytes) const;
+  Buffer step_memory(const EngineOptions& options) const;
   std::span<float> logits_row(int64_t row);
   Sampler::Sampled likeliest(int64_t row);
+  Sampler::Masks masks_of(const Sequence& sequence);
+  void launch_on_gpu();
+  bool is_ahead(const std::vector<Chunk>& chunks) const;
+  bool plan_ahead(const std::vector<Chunk>& chunks);
   bool score(Sequence& sequence, int64_t row);
   bool sample(Sequence& sequence, int64_t row);
   bool report_end(const Sequence& sequence, FinishReason reason, const std::string& error);
@@ -121,8 +130,11 @@ class Engine::Impl {
   KvCache kv_;
   StepLimits step_limits_;
   Scheduler scheduler_;
-  StepBlock block_;
-  std::unique_ptr<GpuSteps> gpu_;  // none on CPUs
+  StepBlock blocks_[2];              // of the step at hand, and of the one begun ahead of it
+  int32_t turn_ = 0;                 // which is the step at hand's
+  std::vector<AheadRow> ahead_;      // of the step begun ahead; empty: there is none
+  std::vector<Chunk> ahead_chunks_;  // the same, while it is written
+  std::unique_ptr<GpuSteps> gpu_;    // none on CPUs
   Sampler sampler_;
   Tensor logits_;               // of the step that ran last, [R, V]
   std::vector<uint32_t> bits_;  // [V / 32] of a grammar
@@ -151,12 +163,14 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
       scheduler_(kv_, {.max_num_seqs = options.max_num_seqs,
                        .max_tokens = options.max_num_batched_tokens,
                        .max_score_rows = step_limits_.max_out - options.max_num_seqs}),
-      block_(step_limits_, step_memory(StepBlock::bytes(step_limits_, options.max_num_seqs))),
+      blocks_{{step_limits_, step_memory(options), 0}, {step_limits_, step_memory(options), 1}},
       sampler_(model.info().vocab_size, options.masked_ids),
       bits_((model.info().vocab_size + 31) / 32),
       log_activity_(options.log_activity) {
   request_limits_ = {.vocab_size = model.info().vocab_size, .max_model_len = kv_.plan().max_len};
   ended_.reserve(options.max_num_seqs);
+  ahead_.reserve(options.max_num_seqs);
+  ahead_chunks_.reserve(options.max_num_seqs);
   model_.reserve(cx_, step_limits_);
   if (cx_.on_gpu()) {
     gpu_ = std::make_unique<GpuSteps>(model_, cx_, *gpu_pages_, kv_.state(), step_limits_,
@@ -176,7 +190,8 @@ std::unique_ptr<PageMemory> Engine::Impl::page_memory() {
 }
 
 // Page-locked where a GPU fetches the steps.
-Buffer Engine::Impl::step_memory(int64_t bytes) const {
+Buffer Engine::Impl::step_memory(const EngineOptions& options) const {
+  const int64_t bytes = StepBlock::bytes(step_limits_, options.max_num_seqs);
   return cx_.on_gpu() ? cuda::pinned_buffer(bytes) : Buffer(bytes);
 }
 
@@ -245,7 +260,6 @@ bool Engine::Impl::plan() noexcept {
   const std::vector<Chunk>& chunks = scheduler_.plan();
   // One sequence always fits, so what waits gets on.
   CHECK(!chunks.empty() || scheduler_.num_running() + scheduler_.num_waiting() == 0);
-  block_.fill(chunks);
   publish_stats();
   return !chunks.empty();
 }
@@ -253,10 +267,10 @@ bool Engine::Impl::plan() noexcept {
 bool Engine::Impl::launch() noexcept {
   try {
     if (gpu_ != nullptr) {
-      gpu_->launch(block_);
-      gpu_->wait();
+      launch_on_gpu();
     } else {
-      logits_ = model_.forward(cx_, block_.step(), kv_.state());
+      blocks_[turn_].fill(scheduler_.chunks());
+      logits_ = model_.forward(cx_, blocks_[turn_].step(), kv_.state());
     }
     return true;
   } catch (const std::exception& e) {
@@ -267,11 +281,59 @@ bool Engine::Impl::launch() noexcept {
   return false;
 }
 
+// Runs the step at hand, unless it was begun ahead, and begins the one after it where that needs
+// nothing that is not known yet; then the GPU does not idle while the host reports what it found.
+void Engine::Impl::launch_on_gpu() {
+  const std::vector<Chunk>& chunks = scheduler_.chunks();
+  StepBlock& block = blocks_[turn_];
+  const bool is_begun = is_ahead(chunks);
+  if (!is_begun) {
+    if (!ahead_.empty()) gpu_->wait(block);  // begun for nothing
+    block.fill(chunks);
+    gpu_->launch(block);
+  }
+  ahead_.clear();
+  if (gpu_->has_graph(block.step()) && plan_ahead(chunks)) {
+    StepBlock& next = blocks_[1 - turn_];
+    next.fill(ahead_chunks_, /*has_tokens=*/false);
+    gpu_->launch(next, /*is_fed=*/true);
+  }
+  gpu_->wait(block);
+}
+
+// Whether the step begun ahead is this one.
+bool Engine::Impl::is_ahead(const std::vector<Chunk>& chunks) const {
+  return !ahead_.empty() &&
+         std::ranges::equal(chunks, ahead_, [](const Chunk& c, const AheadRow& a) {
+           return c.sequence->id == a.id && c.sequence->slot == a.slot && c.begin == a.begin &&
+                  c.length == 1 && c.num_out == 1;
+         });
+}
+
+// ahead_: the next token of each of the chunks, if all that is asked of them is the likeliest id,
+// nobody waits, none ends by its length, and every position lies in a page already at hand.
+bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
+  if (scheduler_.num_waiting() > 0) return false;
+  ahead_chunks_.clear();
+  for (const Chunk& chunk : chunks) {
+    const Sequence& s = *chunk.sequence;
+    const bool ends = s.num_output() + 1 >= s.request.max_tokens;
+    const bool turns_page = (chunk.begin + 1) % kv_plan_.options.page_size == 0;
+    if (ends || turns_page || !s.is_scored() || !is_likeliest(s.request, masks_of(s))) {
+      ahead_.clear();
+      return false;
+    }
+    ahead_.push_back({s.id, s.slot, chunk.begin + 1});
+    ahead_chunks_.push_back({chunk.sequence, chunk.begin + 1, 1, 1});
+  }
+  return true;
+}
+
 // Reports log-probabilities of prompts, samples, and takes out what has ended.
 void Engine::Impl::finish() noexcept {
   scheduler_.commit();
   ++counters_.num_steps;
-  counters_.metrics.iteration_tokens.add(block_.step().num_tokens);
+  counters_.metrics.iteration_tokens.add(blocks_[turn_].step().num_tokens);
   ended_.clear();
   int64_t row = 0;
   for (const Chunk& chunk : scheduler_.chunks()) {
@@ -290,6 +352,7 @@ void Engine::Impl::finish() noexcept {
     if (!goes_on) ended_.push_back(sequence.id);
   }
   for (RequestId id : ended_) scheduler_.remove(id);
+  turn_ = 1 - turn_;
   publish_stats();
   if (log_activity_) log_.after_step(counters_, std::chrono::steady_clock::now());
 }
@@ -319,10 +382,22 @@ bool Engine::Impl::score(Sequence& sequence, int64_t row) {
   return true;
 }
 
+// For the next id of a sequence; bits_ holds those allowed.
+Sampler::Masks Engine::Impl::masks_of(const Sequence& sequence) {
+  const Request& request = sequence.request;
+  Sampler::Masks masks;
+  if (request.watcher != nullptr) {
+    std::fill(bits_.begin(), bits_.end(), ~uint32_t{0});
+    if (request.watcher->mask(bits_)) masks.allowed = bits_;
+  }
+  if (sequence.num_output() < request.min_tokens) masks.banned = request.stop_ids;
+  return masks;
+}
+
 // What the GPU has found for every row.
 Sampler::Sampled Engine::Impl::likeliest(int64_t row) {
   output_.top.clear();
-  const ops::Greedy greedy = gpu_->greedy(row);
+  const ops::Greedy greedy = gpu_->greedy(blocks_[turn_], row);
   if (greedy.id == ops::Greedy::kNotFinite) return {.error = kNotNumbers};
   if (greedy.id == ops::Greedy::kNone) return {.error = kAllMasked};
   return {.id = greedy.id, .logprob = greedy.logprob};
@@ -332,12 +407,7 @@ Sampler::Sampled Engine::Impl::likeliest(int64_t row) {
 bool Engine::Impl::sample(Sequence& sequence, int64_t row) {
   const Request& request = sequence.request;
   if (request.max_tokens == 0) return report_end(sequence, FinishReason::kLength, "");
-  Sampler::Masks masks;
-  if (request.watcher != nullptr) {
-    std::fill(bits_.begin(), bits_.end(), ~uint32_t{0});
-    if (request.watcher->mask(bits_)) masks.allowed = bits_;
-  }
-  if (sequence.num_output() < request.min_tokens) masks.banned = request.stop_ids;
+  const Sampler::Masks masks = masks_of(sequence);
   const Sampler::Sampled sampled = gpu_ != nullptr && is_likeliest(request, masks)
                                        ? likeliest(row)
                                        : sampler_.sample(logits_row(row), request.sampling,

@@ -12,7 +12,7 @@ GpuPages::GpuPages(int64_t bytes, int64_t entries, cuda::StreamHandle stream)
       arena_(cuda::device_buffer(bytes)),
       entries_(cuda::device_buffer(entries * static_cast<int64_t>(sizeof(int32_t)))),
       updates_(cuda::device_buffer(kMaxUpdates * static_cast<int64_t>(sizeof(cuda::Update)))),
-      sent_(cuda::pinned_buffer(updates_.size_bytes())),
+      sent_(cuda::pinned_buffer(2 * updates_.size_bytes())),
       is_dirty_(entries, false) {
   // Positions never written are masked by a factor of zero, which a NaN would survive.
   if (bytes > 0) cuda::zero_async(arena_.data(), bytes, stream_);
@@ -62,7 +62,8 @@ void GpuPages::flush() {
     dirty_.clear();
     return;
   }
-  auto* const sent = static_cast<cuda::Update*>(sent_.data());
+  auto* const sent = static_cast<cuda::Update*>(sent_.data()) + turn_ * kMaxUpdates;
+  turn_ = 1 - turn_;
   int64_t n = 0;
   for (const int32_t entry : dirty_) {
     const auto after = std::upper_bound(tables_.begin(), tables_.end(), entry,

@@ -23,7 +23,8 @@ class GpuPages final : public PageMemory {
   const int32_t* add_table(std::span<const int32_t> host) override;
   void changed(int32_t table, int64_t index) override;
 
-  // Sends the entries that changed since the last call. The work of that call must be done.
+  // Sends the entries that changed since the last call. The work of the call before that must be
+  // done.
   void flush();
 
  private:
@@ -36,7 +37,8 @@ class GpuPages final : public PageMemory {
   cuda::StreamHandle stream_;
   Arena arena_;
   Buffer entries_, updates_;  // on the device: int32_t [entries], Update [kMaxUpdates]
-  Buffer sent_;               // pinned: Update [kMaxUpdates]
+  Buffer sent_;               // pinned: Update [2, kMaxUpdates], in turns
+  int turn_ = 0;
   std::vector<Table> tables_;
   std::vector<bool> is_dirty_;  // [entries]
   std::vector<int32_t> dirty_;  // indices into entries_, each once; full: all are sent

@@ -1,9 +1,10 @@
 #include "engine/gpu_steps.h"
 
-#include <utility>
+#include <exception>
 #include <vector>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "cuda/memory.h"
 
 namespace nibble {
@@ -11,6 +12,9 @@ namespace {
 
 int64_t mask_bytes(const ModelInfo& info) {
   return (info.vocab_size + 31) / 32 * static_cast<int64_t>(sizeof(uint32_t));
+}
+int64_t ids_bytes(const StepLimits& limits) {
+  return limits.max_out * static_cast<int64_t>(sizeof(int32_t));
 }
 
 }  // namespace
@@ -22,47 +26,68 @@ GpuSteps::GpuSteps(Model& model, ops::Ctx& cx, GpuPages& pages, SeqState kv,
       cx_(cx),
       pages_(pages),
       kv_(kv),
+      max_out_(limits.max_out),
       block_(cuda::device_buffer(StepBlock::bytes(limits, max_num_seqs))),
       never_(cx.allocate(mask_bytes(model.info()))),
-      greedy_(cuda::pinned_buffer(limits.max_out * static_cast<int64_t>(sizeof(ops::Greedy)))),
+      ids_(cx.allocate(ids_bytes(limits))),
+      greedy_(cuda::pinned_buffer(2 * max_out_ * static_cast<int64_t>(sizeof(ops::Greedy)))),
       row_(cuda::pinned_buffer(model.info().vocab_size * static_cast<int64_t>(sizeof(float)))) {
   std::vector<uint32_t> never(never_.size_bytes() / sizeof(uint32_t));
   for (const int32_t id : masked_ids) never[id / 32] |= uint32_t{1} << (id % 32);
   cuda::copy(never_.data(), never.data(), never_.size_bytes());
 }
 
-int64_t GpuSteps::device_bytes(const ModelInfo& info, const StepLimits& limits,
-                               int32_t max_num_seqs) {
-  return StepBlock::bytes(limits, max_num_seqs) + mask_bytes(info);
+GpuSteps::~GpuSteps() {
+  try {
+    cuda::wait(cx_.stream);
+  } catch (const std::exception& e) {
+    LOG_ERROR("%s", e.what());
+  }
 }
 
-void GpuSteps::launch(const StepBlock& block) {
+int64_t GpuSteps::device_bytes(const ModelInfo& info, const StepLimits& limits,
+                               int32_t max_num_seqs) {
+  return StepBlock::bytes(limits, max_num_seqs) + mask_bytes(info) + ids_bytes(limits);
+}
+
+bool GpuSteps::has_graph(const Step& step) const {
+  return step.num_tokens == step.num_spans && step.num_tokens == step.num_out &&
+         step.num_tokens <= kMaxGraphTokens && !cx_.tap;
+}
+
+void GpuSteps::launch(const StepBlock& block, bool is_fed) {
   pages_.flush();
   cuda::copy_async(block_.data(), block.data(), block.used_bytes(), cx_.stream);
-  const Step step = block.step_at(block_.data());
-  const bool is_decode = step.num_tokens == step.num_spans && step.num_tokens == step.num_out;
-  if (!is_decode || step.num_tokens > kMaxGraphTokens || cx_.tap) {
+  Step step = block.step_at(block_.data());
+  if (is_fed) step.tokens = static_cast<const int32_t*>(ids_.data());
+  if (has_graph(step)) {
+    auto& [graph, logits] = graphs_[{step.num_tokens, step.max_context, is_fed}];
+    if (!graph) graph = cuda::Graph(cx_.stream, [&] { logits = run(step); });
+    graph.launch(cx_.stream);
+    logits_ = logits;
+  } else {
+    CHECK(!is_fed);
     logits_ = run(step);
-    return;
   }
-  auto& [graph, logits] = graphs_[{step.num_tokens, step.max_context}];
-  if (!graph) graph = cuda::Graph(cx_.stream, [&] { logits = run(step); });
-  graph.launch(cx_.stream);
-  logits_ = logits;
+  done_[block.turn()].record(cx_.stream);
 }
 
 Tensor GpuSteps::run(const Step& step) {
   const Tensor logits = model_.forward(cx_, step, kv_);
-  ops::sample_greedy(cx_, static_cast<ops::Greedy*>(greedy_.data()), logits,
-                     static_cast<const uint32_t*>(never_.data()));
+  ops::sample_greedy(cx_,
+                     {.rows = static_cast<ops::Greedy*>(greedy_.data()),
+                      .stride = max_out_,
+                      .turn = StepBlock::turn_at(block_.data()),
+                      .ids = static_cast<int32_t*>(ids_.data())},
+                     logits, static_cast<const uint32_t*>(never_.data()));
   return logits;
 }
 
-void GpuSteps::wait() { cuda::wait(cx_.stream); }
+void GpuSteps::wait(const StepBlock& block) { done_[block.turn()].wait(); }
 
-ops::Greedy GpuSteps::greedy(int64_t row) const {
-  CHECK(row < logits_.dim(0));
-  return static_cast<const ops::Greedy*>(greedy_.data())[row];
+ops::Greedy GpuSteps::greedy(const StepBlock& block, int64_t row) const {
+  CHECK(row < max_out_);
+  return static_cast<const ops::Greedy*>(greedy_.data())[block.turn() * max_out_ + row];
 }
 
 std::span<float> GpuSteps::logits(int64_t row) {

@@ -1,15 +1,19 @@
 // GpuSteps: runs the steps of a model on the GPU. What kernels read of a step goes there in one
 // copy; a step that takes one token of each of up to 64 sequences is one launch of a graph,
 // recorded when its like comes first. The likeliest id of every row of logits is found there too;
-// whole rows come to the host only when asked for.
+// whole rows come to the host only when asked for. Two steps may be in flight: the second takes as
+// its tokens the ids that the first one finds.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <span>
 #include <tuple>
+#include <utility>
 
 #include "cuda/graph.h"
+#include "cuda/stream.h"
 #include "engine/gpu_pages.h"
 #include "engine/step_block.h"
 #include "models/model.h"
@@ -24,31 +28,39 @@ class GpuSteps {
   // `pages` are those of `kv`. All outlive it.
   GpuSteps(Model& model, ops::Ctx& cx, GpuPages& pages, SeqState kv, const StepLimits& limits,
            int32_t max_num_seqs, std::span<const int32_t> masked_ids);
+  ~GpuSteps();  // waits for what runs
   static int64_t device_bytes(const ModelInfo& info, const StepLimits& limits,
                               int32_t max_num_seqs);
 
-  // Starts the step that `block` describes, which stays as it is until wait().
-  void launch(const StepBlock& block);
-  void wait();
-  // Of a row of the step waited for: the likeliest id that is not masked; all logits [V], valid
-  // until the next call.
-  ops::Greedy greedy(int64_t row) const;
+  // Whether a step is one that graphs are recorded for.
+  bool has_graph(const Step& step) const;
+  // Starts the step that `block` describes, which stays as it is until waited for. is_fed: its
+  // tokens are the likeliest ids of the rows of the step launched before; needs has_graph().
+  void launch(const StepBlock& block, bool is_fed = false);
+  // For the step of `block`.
+  void wait(const StepBlock& block);
+
+  // Of a row of that step, once waited for: the likeliest id that is not masked.
+  ops::Greedy greedy(const StepBlock& block, int64_t row) const;
+  // Of a row of the step launched last, once waited for: all logits [V], valid until the next call.
   std::span<float> logits(int64_t row);
 
   int num_graphs() const { return static_cast<int>(graphs_.size()); }
 
  private:
-  using Key = std::tuple<int32_t, int32_t>;  // tokens, max_context
+  using Key = std::tuple<int32_t, int32_t, bool>;  // tokens, max_context, is_fed
   Tensor run(const Step& step);
 
   Model& model_;
   ops::Ctx& cx_;
   GpuPages& pages_;
   SeqState kv_;
-  Buffer block_, never_;                                  // on the device; never_: bit per id
-  Buffer greedy_, row_;                                   // pinned: Greedy [R], float [V]
-  Tensor logits_;                                         // of the last step, on the device
+  int64_t max_out_;
+  Buffer block_, never_, ids_;  // on the device; never_: bit per id; ids_: [R] of the last step
+  Buffer greedy_, row_;         // pinned: Greedy [2, R], float [V]
+  Tensor logits_;               // of the last step, on the device
   std::map<Key, std::pair<cuda::Graph, Tensor>> graphs_;  // with the logits they leave
+  std::array<cuda::Event, 2> done_;                       // of the step of each turn
 };
 
 }  // namespace nibble

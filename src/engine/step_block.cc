@@ -25,14 +25,20 @@ T* at(void* data, int64_t offset) {
 
 }  // namespace
 
+StepBlock::StepBlock(const StepLimits& limits, Buffer memory, int32_t turn)
+    : limits_(limits), memory_(std::move(memory)) {
+  *static_cast<int32_t*>(memory_.data()) = turn;
+}
+
 int64_t StepBlock::bytes(const StepLimits& limits, int32_t max_num_seqs) {
   int64_t used = 0;
+  place<int32_t>(used, 1);
   place<int32_t>(used, limits.max_tokens), place<int32_t>(used, limits.max_tokens);
   place<Span>(used, max_num_seqs), place<int32_t>(used, limits.max_out);
   return used;
 }
 
-void StepBlock::fill(std::span<const Chunk> chunks) {
+void StepBlock::fill(std::span<const Chunk> chunks, bool has_tokens) {
   Step& c = counts_;
   c = {.num_spans = static_cast<int32_t>(chunks.size())};
   int32_t longest = kLeastContextBound;
@@ -44,6 +50,7 @@ void StepBlock::fill(std::span<const Chunk> chunks) {
   CHECK(c.num_tokens <= limits_.max_tokens && c.num_out <= limits_.max_out);
   c.max_context = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(longest)));
   used_ = 0;
+  place<int32_t>(used_, 1);  // turn
   at_ = {.tokens = place<int32_t>(used_, c.num_tokens),
          .positions = place<int32_t>(used_, c.num_tokens),
          .spans = place<Span>(used_, c.num_spans),
@@ -61,7 +68,7 @@ void StepBlock::fill(std::span<const Chunk> chunks) {
                .q_len = chunk.length,
                .context = chunk.begin,
                .slot = chunk.sequence->slot};
-    std::copy_n(&chunk.sequence->tokens[chunk.begin], chunk.length, tokens + start);
+    if (has_tokens) std::copy_n(&chunk.sequence->tokens[chunk.begin], chunk.length, tokens + start);
     for (int32_t i = 0; i < chunk.length; ++i) positions[start + i] = chunk.begin + i;
     for (int32_t row = end - chunk.num_out; row < end; ++row) *out_row++ = row;
     start = end;

@@ -14,19 +14,21 @@ namespace nibble {
 
 class StepBlock {
  public:
-  // In `memory`, of at least bytes().
-  StepBlock(const StepLimits& limits, Buffer memory)
-      : limits_(limits), memory_(std::move(memory)) {}
+  // In `memory`, of at least bytes(). Two blocks take turns: `turn` is 0 or 1.
+  StepBlock(const StepLimits& limits, Buffer memory, int32_t turn);
   static int64_t bytes(const StepLimits& limits, int32_t max_num_seqs);
 
-  // Writes tokens, positions, spans and rows of the chunks, in their order.
-  void fill(std::span<const Chunk> chunks);
+  // Writes tokens, positions, spans and rows of the chunks, in their order; no tokens where they
+  // are not known yet.
+  void fill(std::span<const Chunk> chunks, bool has_tokens = true);
   Step step() const { return step_at(memory_.data()); }
 
   const void* data() const { return memory_.data(); }
+  int32_t turn() const { return *turn_at(data()); }
   int64_t used_bytes() const { return used_; }
   // The step whose arrays lie in a copy of the block at `data`.
   Step step_at(void* data) const;
+  static const int32_t* turn_at(const void* data) { return static_cast<const int32_t*>(data); }
 
  private:
   struct Offsets {

@@ -9,7 +9,7 @@
 
 namespace nibble::ops {
 
-void sample_greedy(Ctx& cx, Greedy* out, const Tensor& logits, const uint32_t* never) {
+void sample_greedy(Ctx& cx, const GreedyOut& out, const Tensor& logits, const uint32_t* never) {
   constexpr SampleGreedyFn* kKernel = NIBBLE_CUDA_KERNEL(gpu::sample_greedy);
   SampleGreedyFn* const run = cx.on_gpu() ? kKernel : ref::sample_greedy;
   CHECK(run != nullptr);
@@ -20,7 +20,7 @@ int64_t gpu::sample_scratch_bytes(int64_t rows) {
   return SampleScratch(Scratch(), rows).used_bytes;
 }
 
-void ref::sample_greedy(Ctx&, Greedy* out, const Tensor& logits, const uint32_t* never) {
+void ref::sample_greedy(Ctx&, const GreedyOut& out, const Tensor& logits, const uint32_t* never) {
   const int64_t vocab = logits.dim(1);
   for (int64_t r = 0; r < logits.dim(0); ++r) {
     const float* row = logits.as<float>() + r * vocab;
@@ -36,8 +36,10 @@ void ref::sample_greedy(Ctx&, Greedy* out, const Tensor& logits, const uint32_t*
     double sum = 0;
     for (int64_t i = 0; i < vocab; ++i) sum += std::exp(double{row[i]} - largest);
     if (!is_finite) best = Greedy::kNotFinite;
-    out[r] = {static_cast<int32_t>(best),
-              best < 0 ? 0 : static_cast<float>(row[best] - largest - std::log(sum))};
+    out.rows[*out.turn * out.stride + r] = {
+        static_cast<int32_t>(best),
+        best < 0 ? 0 : static_cast<float>(row[best] - largest - std::log(sum))};
+    if (out.ids != nullptr) out.ids[r] = std::max(0, static_cast<int32_t>(best));
   }
 }
 

@@ -19,9 +19,17 @@ struct Greedy {
   float logprob;
 };
 
-// out [R], in memory that the GPU writes; logits [R, V] f32; never [ceil(V / 32)] bit per id, or
-// none.
-using SampleGreedyFn = void(Ctx& cx, Greedy* out, const Tensor& logits, const uint32_t* never);
+// Two places for results, so that a step can run while those of the one before are read.
+struct GreedyOut {
+  Greedy* rows = nullptr;         // [2, stride], in memory that the host reads
+  int64_t stride = 0;             // at least R
+  const int32_t* turn = nullptr;  // 0 or 1: which of the two
+  int32_t* ids = nullptr;         // [R], or none: the ids once more, as the tokens of a next step
+};
+
+// logits [R, V] f32; never [ceil(V / 32)] bit per id, or none.
+using SampleGreedyFn = void(Ctx& cx, const GreedyOut& out, const Tensor& logits,
+                            const uint32_t* never);
 
 SampleGreedyFn sample_greedy;
 namespace gpu {

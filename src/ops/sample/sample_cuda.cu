@@ -1,5 +1,5 @@
 // sample_greedy on a GPU.
-//   logits [R, V] f32, in    never [ceil(V / 32)], in, or none    out [R], out
+//   logits [R, V] f32, in    never [ceil(V / 32)], in, or none    out: see GreedyOut
 // Bytes: 4 V a row, in the L2 cache if the product before left them there: at V = 201,088 0.8 MB,
 // 0.2 us of an H200's memory; at R = 1 it is one launch's latency. 32 blocks a row each reduce a
 // part; the one that ends last puts the parts together in their order, so the result does not
@@ -20,7 +20,7 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
 struct Args {
-  Greedy* out;
+  GreedyOut out;
   const float* logits;
   const uint32_t* never;
   SamplePart* parts;
@@ -95,13 +95,15 @@ __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant_
   const volatile SamplePart* mine = a.parts + row * kSampleParts + threadIdx.x;
   p = {mine->best_logit, mine->best, mine->largest, mine->sum};
   p = join_lanes(p);
-  if (threadIdx.x == 0)
-    a.out[row] = {p.best, p.best < 0 ? 0 : p.best_logit - p.largest - logf(p.sum)};
+  if (threadIdx.x > 0) return;
+  a.out.rows[*a.out.turn * a.out.stride + row] = {
+      p.best, p.best < 0 ? 0 : p.best_logit - p.largest - logf(p.sum)};
+  if (a.out.ids != nullptr) a.out.ids[row] = max(0, p.best);  // the host ends a row without an id
 }
 
 }  // namespace
 
-void sample_greedy(Ctx& cx, Greedy* out, const Tensor& logits, const uint32_t* never) {
+void sample_greedy(Ctx& cx, const GreedyOut& out, const Tensor& logits, const uint32_t* never) {
   static_assert(kSampleParts == 32);  // a warp joins them
   const int64_t rows = logits.dim(0);
   if (rows == 0) return;

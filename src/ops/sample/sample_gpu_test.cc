@@ -14,15 +14,26 @@ struct Problem {
   std::vector<Greedy> twin() {
     std::vector<Greedy> out(logits.shape[0]);
     Ctx cx;
-    ref::sample_greedy(cx, out.data(), logits.tensor(), never.empty() ? nullptr : never.data());
+    const int32_t turn = 0;
+    ref::sample_greedy(cx, {out.data(), logits.shape[0], &turn}, logits.tensor(),
+                       never.empty() ? nullptr : never.data());
     return out;
   }
   std::vector<Greedy> on_gpu(GpuProblem& gpu) {
     const int64_t rows = logits.shape[0];
-    const Tensor out = gpu.output(DType::kI32, {rows, 2});
+    const Tensor out = gpu.output(DType::kI32, {2 * (rows + 1), 2});
+    const Tensor ids = gpu.output(DType::kI32, {rows});
     auto* to = reinterpret_cast<Greedy*>(out.as<int32_t>());
-    gpu::sample_greedy(gpu.cx, to, gpu.tensor(logits, DType::kF32), gpu.array(never));
-    return gpu.values<Greedy>(to, rows);
+    const std::vector<int32_t> turn = {1};
+    gpu::sample_greedy(gpu.cx, {to, rows + 1, gpu.array(turn), ids.as<int32_t>()},
+                       gpu.tensor(logits, DType::kF32), gpu.array(never));
+    std::vector<Greedy> all = gpu.values<Greedy>(to, 2 * (rows + 1));
+    const std::vector<int32_t> fed = gpu.values<int32_t>(ids.data, rows);
+    for (int64_t r = 0; r <= rows; ++r) EXPECT_EQ(all[r].id, -1);  // the other turn's
+    all.erase(all.begin(), all.begin() + rows + 1);
+    for (int64_t r = 0; r < rows; ++r) EXPECT_EQ(fed[r], std::max(0, all[r].id));
+    all.pop_back();
+    return all;
   }
   Random random;
   Floats logits;
