@@ -15,6 +15,7 @@
 #include "ops/norm_route/norm_route.h"
 #include "ops/norm_unembed/norm_unembed.h"
 #include "ops/out_proj/out_proj.h"
+#include "ops/sample/sample.h"
 #include "tensor/buffer.h"
 
 namespace nibble {
@@ -148,8 +149,13 @@ ops::KernelPlan make_plan(const GptOssConfig& c, const DenseFormats& dense,
 // Working memory of the op that needs most.
 int64_t op_scratch_bytes(const GptOssConfig& c, const DenseFormats& dense, const Ctx& cx,
                          const StepLimits& limits) {
-  const Descs d(c, dense);
+  Descs d(c, dense);
   const int64_t tokens = limits.max_tokens;
+  if (cx.on_gpu()) {
+    d.moe_down.tokens = tokens;
+    return std::max(ops::gpu::scratch_bytes(d.moe_down),
+                    ops::gpu::sample_scratch_bytes(limits.max_out));
+  }
   const int threads = cx.threads();
   return std::max({ops::scratch_bytes(d.norm_qkv, tokens, threads),
                    ops::scratch_bytes(d.attention, threads),

@@ -1,6 +1,7 @@
 #include "ops/moe_down/moe_down.h"
 
 #include "ops/refuse.h"
+#include "ops/scratch.h"
 
 namespace nibble::ops {
 namespace {
@@ -65,6 +66,13 @@ int64_t bytes(const MoeDownDesc& d, int64_t tokens, int64_t distinct) {
 
 int64_t flops(const MoeDownDesc& d, int64_t tokens) {
   return 2 * tokens * d.top_k * d.width * d.hidden;
+}
+
+// What each slot's expert says, [T * K, H] f32, before it is weighed.
+int64_t gpu::scratch_bytes(const MoeDownDesc& d) {
+  Scratch scratch;
+  scratch.take<float>(d.tokens * d.top_k * d.hidden);
+  return scratch.used_bytes();
 }
 
 }  // namespace nibble::ops

@@ -48,7 +48,10 @@ struct Int8RowMoeDown {
 };
 namespace gpu {
 MoeDownFn moe_down;
-}
+
+// Working memory for steps of up to desc.tokens tokens.
+int64_t scratch_bytes(const MoeDownDesc& desc);
+}  // namespace gpu
 namespace ref {
 MoeDownFn moe_down;
 }
