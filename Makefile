@@ -22,7 +22,7 @@ SOAK_ARGS ?=
 export CTEST_OUTPUT_ON_FAILURE := 1
 
 CMAKE_BUILD = cmake --preset $(1) $(2) && cmake --build --preset $(1) -j $(JOBS) $(3)
-SETUP_CUDA = $(if $(filter h200 spark,$(PRESET)),cuda)
+SETUP_CUDA = $(if $(filter h200,$(PRESET)),cuda)$(filter spark,$(PRESET))
 SOURCES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh'
 
 .PHONY: build serve test test-slow test-asan test-tsan test-arm64 test-parsers test-gpu bench-gpu \

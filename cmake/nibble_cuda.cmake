@@ -19,7 +19,9 @@ string(REGEX MATCH "^[0-9]+" NIBBLE_CUDA_SM ${CMAKE_CUDA_ARCHITECTURES})
 list(TRANSFORM CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES REPLACE "include$" "lib" OUTPUT_VARIABLE cuda_libraries)
 get_filename_component(nvcc_directory ${NIBBLE_NVCC} DIRECTORY)
 find_library(NIBBLE_CUDART libcudart_static.a REQUIRED
-             HINTS ${cuda_libraries} ${nvcc_directory}/../lib64 ${nvcc_directory}/../lib)
+             HINTS ${NIBBLE_CUDA_TARGET}/lib ${cuda_libraries} ${nvcc_directory}/../lib64
+                   ${nvcc_directory}/../lib
+             NO_DEFAULT_PATH NO_CMAKE_FIND_ROOT_PATH)
 add_library(nibble_dep_cudart INTERFACE)
 target_link_libraries(nibble_dep_cudart INTERFACE ${NIBBLE_CUDART} dl rt)
 target_include_directories(nibble_dep_cudart SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

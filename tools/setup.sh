@@ -10,6 +10,7 @@
 #   fuzz   clang with libFuzzer
 #   arm64  cross compiler, qemu-user and arm64 libraries (build/sysroot-arm64)
 #   cuda   nvcc, if the machine has none (build/cuda)
+#   spark  what preset spark needs: nvcc; on x86-64 the cross compiler and arm64 libraries as well
 # NIBBLE_SETUP=skip skips it: for machines where you installed these yourself.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -161,6 +162,25 @@ group_cuda() {
   chmod +x build/cuda/bin/* build/cuda/nvvm/bin/*
   build/cuda/bin/nvcc --version >/dev/null || die "build/cuda/bin/nvcc does not run"
   done_with cuda tools/requirements-cuda.txt
+}
+
+# For preset spark: nvcc, and on x86-64 what makes programs for arm64. The wheel of the CUDA runtime
+# for arm64 is unpacked, not installed.
+group_spark() {
+  group_build
+  group_cuda
+  [[ $(uname -m) == aarch64 ]] && return
+  group_arm64
+  unchanged spark tools/requirements-cuda.txt && return
+  python_venv
+  echo "setup: unpacking the CUDA runtime for arm64 into build/cuda-arm64"
+  rm -rf build/cuda-arm64 build/cuda-arm64.part
+  grep -A2 '^nvidia-cuda-runtime==' tools/requirements-cuda.txt >build/cuda-arm64.txt
+  pip_install --require-hashes --only-binary=:all: --platform manylinux2014_aarch64 \
+    --target build/cuda-arm64.part -r build/cuda-arm64.txt || die "no CUDA runtime for arm64"
+  mv build/cuda-arm64.part/nvidia/cu13 build/cuda-arm64
+  rm -r build/cuda-arm64.part build/cuda-arm64.txt
+  done_with spark tools/requirements-cuda.txt
 }
 
 mkdir -p build
