@@ -25,6 +25,7 @@
 #include "io/memory.h"
 #include "models/model.h"
 #include "ops/plan.h"
+#include "ops/refuse.h"
 
 namespace nibble::cli {
 namespace {
@@ -185,7 +186,8 @@ void print_kernels(const std::vector<KernelRow>& rows) {
   for (const KernelRow& row : rows) {
     std::string refused;
     for (const ops::Refusal& r : row.refused)
-      refused += (refused.empty() ? "" : "; ") + r.kernel + ": " + r.reason;
+      if (r.reason != ops::kRunsOnCpus && r.reason != ops::kNeedsGpu)
+        refused += (refused.empty() ? "" : "; ") + r.kernel + ": " + r.reason;
     table.add(
         {row.op, layers_text(row.layers), tokens_text(row), row.weights, row.kernel, refused});
   }

@@ -6,14 +6,18 @@
 
 namespace nibble::ops {
 
+// Reasons that say nothing about the row: the model runs on another kind of device.
+inline constexpr char kRunsOnCpus[] = "runs on CPUs";
+inline constexpr char kNeedsGpu[] = "needs an NVIDIA GPU";
+
 // Rows of host code.
 inline const char* refuse_gpu(const KernelOptions& options) {
-  return options.gpu.sm == 0 ? nullptr : "runs on CPUs";
+  return options.gpu.sm == 0 ? nullptr : kRunsOnCpus;
 }
 
 // Rows of CUDA code.
 inline const char* refuse_cpu(const KernelOptions& options) {
-  return options.gpu.sm != 0 ? nullptr : "needs an NVIDIA GPU";
+  return options.gpu.sm != 0 ? nullptr : kNeedsGpu;
 }
 
 inline const char* refuse_ref(const KernelOptions& options) {
