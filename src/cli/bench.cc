@@ -16,6 +16,7 @@
 #include "cli/cli.h"
 #include "cli/device.h"
 #include "cli/engine_setup.h"
+#include "cli/gpu_profile.h"
 #include "cli/json.h"
 #include "cli/routing_balance.h"
 #include "cli/text_table.h"
@@ -38,6 +39,7 @@ struct BenchFlags {
   std::vector<int32_t> depths = {0};
   std::vector<int32_t> streams = {1};
   std::vector<std::string> tests;  // in place of the grid of these
+  bool profile = false;
   int repeats = 3;
   std::string output = "table";  // table | md | json
   bool json = false;
@@ -46,6 +48,7 @@ struct BenchFlags {
 constexpr int64_t kProbeBytes = int64_t{1} << 30;
 constexpr int64_t kGpuProbeBytes = int64_t{4} << 30;
 constexpr int kProbeRepeats = 5;
+constexpr int kProfileWarmUp = 4, kProfileSteps = 12;
 
 struct BenchRow {
   BenchCase what;
@@ -54,6 +57,7 @@ struct BenchRow {
   double bytes_per_token = 0;  // the same, shared by the step's tokens
   double bytes_per_s = 0;
   double ceiling = 0;  // tokens per second if the step took as long as reading its bytes
+  std::vector<GpuProfile::Row> profile;  // empty: was not asked for
 };
 
 // Sizes context and batch for the cases, where the user has not.
@@ -104,6 +108,39 @@ int32_t num_experts(const ModelInfo& info) {
 std::string kv_text(const BenchFlags& flags) {
   const DType kv = kv_dtype(flags.engine.kv_cache_dtype);
   return kv == DType::kF8E4M3 ? "fp8" : dtype_name(kv);
+}
+
+// What each op of a decode step takes; the streams' own steps, recorded with events in between.
+std::vector<GpuProfile::Row> profile_step(Engine& engine, cuda::StreamHandle stream,
+                                          const BenchCase& what) {
+  GpuProfile profile(stream);
+  engine.set_on_op([&](const char* name) { profile.mark(name); });
+  int steps = 0;
+  // The first are those that record the graph, and that wait for a step begun ahead of them.
+  run_decode_steps(engine, what, kProfileWarmUp + kProfileSteps, [&] {
+    if (++steps > kProfileWarmUp) profile.add_step();
+  });
+  engine.set_on_op({});
+  return profile.rows();
+}
+
+Json profile_json(const BenchRow& row) {
+  Json ops = Json::array();
+  for (const GpuProfile::Row& op : row.profile)
+    ops.push_back({{"op", op.op}, {"launches", op.launches}, {"us", op.us}});
+  return ops;
+}
+
+void print_profile(const BenchRow& row) {
+  double sum = 0;
+  for (const GpuProfile::Row& op : row.profile) sum += op.us;
+  std::printf("\none step of %s by op, without overlap: %.0f us in all\n", row.what.test().c_str(),
+              sum);
+  TextTable table({"op", ">launches", ">us", ">us each", ">share"});
+  for (const GpuProfile::Row& op : row.profile)
+    table.add({op.op, std::to_string(op.launches), fixed_digits(op.us, 1),
+               fixed_digits(op.us / op.launches, 2), fixed_digits(100 * op.us / sum, 1) + "%"});
+  std::printf("%s", table.plain().c_str());
 }
 
 Json row_json(const BenchRow& row, const BenchFlags& flags, const ops::Ctx& cx, double bandwidth) {
@@ -178,8 +215,11 @@ void bench(const BenchFlags& given) {
   const DType kv = kv_dtype(flags.engine.kv_cache_dtype);
   std::vector<BenchRow> rows;
   for (const BenchCase& c : cases) {
-    if (!json) std::fprintf(stderr, "%s ...\n", c.test().c_str());
+    if (!json) std::fprintf(stderr, "%s ... ", c.test().c_str());
     rows.push_back(measure(*loaded.engine, c, flags.repeats, kv, bandwidth, on_gpu, balance));
+    if (!json) std::fprintf(stderr, "%.1f tokens/s\n", rows.back().rate.mean);
+    if (flags.profile && on_gpu && c.decodes())
+      rows.back().profile = profile_step(*loaded.engine, loaded.cx.stream, c);
   }
   const auto routing = balance.report(std::max(1, num_experts(info)));
 
@@ -202,8 +242,10 @@ void bench(const BenchFlags& given) {
                   {"mean", routing.mean},
                   {"worst_layer", routing.worst_layer}}},
                 {"rows", Json::array()}};
-    for (const BenchRow& row : rows)
+    for (const BenchRow& row : rows) {
       out["rows"].push_back(row_json(row, flags, loaded.cx, bandwidth));
+      if (!row.profile.empty()) out["rows"].back()["profile"] = profile_json(row);
+    }
     return print_json(out);
   }
   std::printf(
@@ -212,6 +254,8 @@ void bench(const BenchFlags& given) {
       format_size(info.weight_bytes).c_str(), device.c_str(), bandwidth / 1e9, first_token_seconds);
   const TextTable table = bench_table(rows, bandwidth);
   std::printf("%s", (flags.output == "md" ? table.markdown() : table.plain()).c_str());
+  for (const BenchRow& row : rows)
+    if (!row.profile.empty()) print_profile(row);
   if (routing.choices > 0) {
     std::printf("\nrouting: %.3f of even, %.3f in the worst layer (%s choices a layer)\n",
                 routing.mean, routing.worst_layer, with_commas(routing.choices).c_str());
@@ -241,6 +285,7 @@ void add_bench(CLI::App& app) {
   command->add_option("--test", flags->tests,
                       "one row by its name, in place of these: \"tg 8\", \"tg 1 @512\", "
                       "\"pp2048\"; may be repeated");
+  command->add_flag("--profile", flags->profile, "what each op of a decode step takes; GPUs only");
   command->add_option("-r,--repetitions", flags->repeats, "of each, after one that is not counted")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -83,6 +83,11 @@ BenchSample run_prompt(Engine& engine, const BenchCase& c, uint64_t seed) {
   return sample;
 }
 
+void end_streams(Engine& engine, const std::vector<RequestId>& ids, const Progress& progress) {
+  for (const RequestId id : ids) engine.cancel(id);
+  while (progress.ended < static_cast<int32_t>(ids.size())) step(engine, progress);
+}
+
 // new_tokens steps from when every stream has its first token: all decode in each of them.
 BenchSample run_decode(Engine& engine, const BenchCase& c, uint64_t seed) {
   const auto shared = std::make_shared<Progress>();
@@ -102,8 +107,7 @@ BenchSample run_decode(Engine& engine, const BenchCase& c, uint64_t seed) {
                                        ": the context or the KV cache is too small for all streams "
                                        "to decode together; raise --max-model-len");
   }
-  for (const RequestId id : ids) engine.cancel(id);
-  while (progress.ended < c.streams) step(engine, progress);
+  end_streams(engine, ids, progress);
   return sample;
 }
 
@@ -162,6 +166,20 @@ std::vector<BenchCase> bench_cases(const std::vector<int32_t>& prompts,
 
 BenchSample run_case(Engine& engine, const BenchCase& c, uint64_t seed) {
   return c.decodes() ? run_decode(engine, c, seed) : run_prompt(engine, c, seed);
+}
+
+void run_decode_steps(Engine& engine, const BenchCase& c, int steps,
+                      const std::function<void()>& after_step) {
+  const auto shared = std::make_shared<Progress>();
+  const Progress& progress = *shared;
+  const int32_t room = engine.max_model_len() - c.depth - c.prompt;
+  const std::vector<RequestId> ids = submit(engine, c, room, 1, shared);
+  while (progress.started < c.streams) step(engine, progress);
+  for (int i = 0; i < steps; ++i) {
+    step(engine, progress);
+    after_step();
+  }
+  end_streams(engine, ids, progress);
 }
 
 BenchRate rate_of(const std::vector<BenchSample>& samples) {

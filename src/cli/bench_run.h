@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,11 @@ struct BenchSample {
 // Runs the case once on the caller's thread; the engine is not started and idle. Prompts are random
 // ids of `seed`. Throws Error(kUsage) where the engine refuses (context or KV cache too small).
 BenchSample run_case(Engine& engine, const BenchCase& bench_case, uint64_t seed);
+
+// Brings all streams of a decoding case to where run_case() starts timing, runs `steps` steps,
+// calls after_step() behind each, and ends them.
+void run_decode_steps(Engine& engine, const BenchCase& bench_case, int steps,
+                      const std::function<void()>& after_step);
 
 // Mean and deviation of tokens per second.
 struct BenchRate {

@@ -18,7 +18,14 @@ Event::Event(Kind kind) {
         "cudaEventCreate");
 }
 Event::~Event() { cudaEventDestroy(handle_); }
-void Event::record(StreamHandle stream) { check(cudaEventRecord(handle_, stream), "event"); }
+void Event::record(StreamHandle stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status), "event");
+  const bool in_graph = status == cudaStreamCaptureStatusActive;
+  check(cudaEventRecordWithFlags(handle_, stream,
+                                 in_graph ? cudaEventRecordExternal : cudaEventRecordDefault),
+        "event");
+}
 void Event::wait() const { check(cudaEventSynchronize(handle_), "the GPU's work"); }
 void Event::hold(StreamHandle stream) const {
   check(cudaStreamWaitEvent(stream, handle_, 0), "event");

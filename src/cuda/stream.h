@@ -28,6 +28,7 @@ class Event {
   Event(const Event&) = delete;
   ~Event();
 
+  // While `stream` is recorded into a graph: whenever the graph gets there.
   void record(StreamHandle stream);
   void wait() const;                         // of the host; throws as Stream::wait()
   void hold(StreamHandle stream) const;      // later work of `stream` waits for it

@@ -81,6 +81,10 @@ class Engine::Impl {
 
   void start();
   bool step();
+  void set_on_op(std::function<void(const char*)> on_op) {
+    cx_.on_op = std::move(on_op);
+    if (gpu_ != nullptr) gpu_->forget_graphs();
+  }
   void set_tap(ops::Tap tap) { cx_.tap = std::move(tap); }
   Result<std::vector<RequestId>> submit(std::vector<Request> requests);
   void cancel(RequestId id);
@@ -274,7 +278,10 @@ bool Engine::Impl::launch() noexcept {
     }
     return true;
   } catch (const std::exception& e) {
-    fail_all(e.what());
+    std::string why = e.what();
+    if (gpu_ != nullptr)
+      why += std::string("; the last op launched was ") + ops::op_name(cx_.last_op);
+    fail_all(why);
   } catch (...) {
     fail_all("unknown exception");
   }
@@ -313,7 +320,7 @@ bool Engine::Impl::is_ahead(const std::vector<Chunk>& chunks) const {
 // ahead_: the next token of each of the chunks, if all that is asked of them is the likeliest id,
 // nobody waits, none ends by its length, and every position lies in a page already at hand.
 bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
-  if (scheduler_.num_waiting() > 0) return false;
+  if (scheduler_.num_waiting() > 0 || cx_.on_op) return false;
   ahead_chunks_.clear();
   for (const Chunk& chunk : chunks) {
     const Sequence& s = *chunk.sequence;
@@ -518,6 +525,9 @@ Engine::Engine(Model& model, ops::Ctx cx, const EngineOptions& options)
     : impl_(std::make_unique<Impl>(model, std::move(cx), options)) {}
 Engine::~Engine() = default;
 void Engine::start() { impl_->start(); }
+void Engine::set_on_op(std::function<void(const char* name)> on_op) {
+  impl_->set_on_op(std::move(on_op));
+}
 void Engine::set_tap(ops::Tap tap) { impl_->set_tap(std::move(tap)); }
 bool Engine::step() { return impl_->step(); }
 Result<RequestId> Engine::submit(Request request) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -52,6 +53,9 @@ class Engine {
   bool step();
   // Between steps: shows every named buffer of those that follow to `tap` (none: to nobody). Slow.
   void set_tap(ops::Tap tap);
+  // Between steps: tells `on_op` before each op of those that follow its name, and "end" (none:
+  // nobody). On a GPU it is told when a kind of step is recorded, and may record events.
+  void set_on_op(std::function<void(const char* name)> on_op);
 
   // Thread-safe. A refusal (prompt empty or too long, ids out of range, bad parameters) is a text
   // fit for the user.

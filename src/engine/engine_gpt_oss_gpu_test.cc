@@ -70,8 +70,11 @@ class GptOssGpu : public testing::TestWithParam<Format> {};
 // Sums in another order let a stored bf16 activation round the other way: half a unit, 2^-9, in a
 // few of the terms of a product, with random signs. A logit is the sum of 256 products of deviation
 // 1/16; each of the 4 layers' 3 stored activations and the last norm add errors below 2^-9 of it in
-// quadrature: 4 * 2^-9 of a logit of up to 4 deviations, and the same of the normalizer.
+// quadrature: 4 * 2^-9 of a logit of up to 4 deviations, and the same of the normalizer. Where the
+// 4th and the 5th of 8 experts are closer than their logits' error, 2^-9 of a gap of about 1/2, the
+// devices take different ones: about 4 layers * 2^-8 of the positions, and those that see them.
 constexpr double kLogprobError = 2 * 4 * 4 * 0x1p-9;
+constexpr double kOtherExperts = 0.03;
 
 TEST_P(GptOssGpu, LogProbabilitiesOfTheCpu) {
   Request request{.prompt = toy_prompt(300, 5, 3072), .max_tokens = 8, .prompt_logprobs = 0};
@@ -84,11 +87,13 @@ TEST_P(GptOssGpu, LogProbabilitiesOfTheCpu) {
   ASSERT_EQ(gpu.error, "");
   ASSERT_EQ(cpu.scores.size(), gpu.scores.size());
   double sum = 0;
+  int other = 0;
   for (size_t i = 0; i + 1 < cpu.scores.size(); ++i) {
     const double off = std::fabs(cpu.scores[i].next_logprob - gpu.scores[i].next_logprob);
-    EXPECT_LT(off, kLogprobError) << "position " << i;
+    other += off > kLogprobError;
     sum += off;
   }
+  EXPECT_LE(other, kOtherExperts * static_cast<double>(cpu.scores.size()));
   EXPECT_GT(sum, 0);  // two devices, not one twice
 }
 

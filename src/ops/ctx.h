@@ -39,6 +39,16 @@ struct Ctx {
   // GPU.
   Tensor on_host(const Tensor& t, Buffer& memory) const;
 
+  // The row that runs `op` for a step of `tokens` tokens.
+  template <typename Row>
+  const Row& kernel(Op op, int64_t tokens) {
+    last_op = op;
+    if (on_op) on_op(op_name(op));
+    return plan->row<Row>(op, layer, tokens);
+  }
+  Op last_op = Op::kEmbed;
+  std::function<void(const char* name)> on_op = {};  // told before each op; for profiles
+
   // Set by the model for the time of a step.
   const KernelPlan* plan = nullptr;
   int layer = -1;

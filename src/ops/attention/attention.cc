@@ -56,7 +56,7 @@ std::span<const AttentionKernel> attention_kernels() { return kKernels; }
 
 void attention(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
                const AttentionParams& params, const Step& s) {
-  cx.plan->row<AttentionKernel>(Op::kAttention, cx.layer, s.num_tokens)
+  cx.kernel<AttentionKernel>(Op::kAttention, s.num_tokens)
       .run(cx, att, q, kv, params, s);
 }
 

@@ -27,7 +27,7 @@ constexpr EmbedKernel kKernels[] = {
 std::span<const EmbedKernel> embed_kernels() { return kKernels; }
 
 void embed(Ctx& cx, const EmbedOut& out, const Weight& table, const Rope& rope, const Step& s) {
-  cx.plan->row<EmbedKernel>(Op::kEmbed, cx.layer, s.num_tokens).run(cx, out, table, rope, s);
+  cx.kernel<EmbedKernel>(Op::kEmbed, s.num_tokens).run(cx, out, table, rope, s);
 }
 
 int64_t bytes(const EmbedDesc& desc, int64_t tokens) {

@@ -55,7 +55,7 @@ std::span<const MoeDownKernel> moe_down_kernels() { return kKernels; }
 
 void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
               const Weight& down) {
-  cx.plan->row<MoeDownKernel>(Op::kMoeDown, cx.layer, routing.num_tokens)
+  cx.kernel<MoeDownKernel>(Op::kMoeDown, routing.num_tokens)
       .run(cx, d, u, routing, down);
 }
 

@@ -52,7 +52,7 @@ std::span<const MoeUpKernel> moe_up_kernels() { return kKernels; }
 
 void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
             float limit) {
-  cx.plan->row<MoeUpKernel>(Op::kMoeUp, cx.layer, routing.num_tokens)
+  cx.kernel<MoeUpKernel>(Op::kMoeUp, routing.num_tokens)
       .run(cx, u, h, routing, up, limit);
 }
 

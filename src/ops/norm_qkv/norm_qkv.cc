@@ -70,7 +70,7 @@ std::span<const NormQkvKernel> norm_qkv_kernels() { return kKernels; }
 
 void norm_qkv(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x, const Tensor& d,
               const Norm& norm, const Weight& qkv, const Tensor& cos_sin, const Step& s) {
-  cx.plan->row<NormQkvKernel>(Op::kNormQkv, cx.layer, s.num_tokens)
+  cx.kernel<NormQkvKernel>(Op::kNormQkv, s.num_tokens)
       .run(cx, out, kv, x, d, norm, qkv, cos_sin, s);
 }
 

@@ -55,7 +55,7 @@ std::span<const NormRouteKernel> norm_route_kernels() { return kKernels; }
 
 void norm_route(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, const Tensor& x,
                 const Tensor& d, const Norm& norm, const Weight& router) {
-  cx.plan->row<NormRouteKernel>(Op::kNormRoute, cx.layer, routing.num_tokens)
+  cx.kernel<NormRouteKernel>(Op::kNormRoute, routing.num_tokens)
       .run(cx, y, h, routing, x, d, norm, router);
 }
 

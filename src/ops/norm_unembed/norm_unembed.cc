@@ -68,7 +68,7 @@ std::span<const NormUnembedKernel> norm_unembed_kernels() { return kKernels; }
 
 void norm_unembed(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x, const Tensor& d,
                   const Norm& norm, const Weight& unembed, const Step& s) {
-  cx.plan->row<NormUnembedKernel>(Op::kNormUnembed, cx.layer, s.num_out)
+  cx.kernel<NormUnembedKernel>(Op::kNormUnembed, s.num_out)
       .run(cx, logits, h, x, d, norm, unembed, s);
 }
 

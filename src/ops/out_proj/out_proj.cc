@@ -67,7 +67,7 @@ constexpr OutProjKernel kKernels[] = {
 std::span<const OutProjKernel> out_proj_kernels() { return kKernels; }
 
 void out_proj(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out, const Step& s) {
-  cx.plan->row<OutProjKernel>(Op::kOutProj, cx.layer, s.num_tokens).run(cx, d, att, out, s);
+  cx.kernel<OutProjKernel>(Op::kOutProj, s.num_tokens).run(cx, d, att, out, s);
 }
 
 int64_t bytes(const OutProjDesc& d, int64_t tokens) {
