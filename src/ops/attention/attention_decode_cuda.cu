@@ -34,7 +34,7 @@ constexpr int kHeads = AttentionScratch::kMaxGroup;  // columns of the matrix pr
 constexpr int kWarps = 8;
 static_assert(kWarps == kHeads);         // a warp merges a head
 constexpr int kSplitTiles = 2 * kWarps;  // of a split up to 8,192 keys, then they grow;
-constexpr int kFewTiles = 32;            // half of that up to 512 keys, where latency decides
+constexpr int kFewTiles = 48;            // half of that from 257 to 768 keys: less latency
 constexpr int kMaxSplits = AttentionScratch::kMaxSplits;
 constexpr int kSlab = AttentionScratch::kSlab;  // rows of a launch, for the scratch's sake
 constexpr int kBlocksPerSm = 2;
@@ -73,8 +73,9 @@ __device__ __forceinline__ Range range_of(int32_t pos, int32_t window) {
   r.end = pos / kTile + 1;
   const int32_t tiles = r.end - r.begin;
   constexpr int kFull = kSplitTiles * kMaxSplits;
-  r.tiles_per_split =
-      tiles <= kFewTiles ? kSplitTiles / 2 : kSplitTiles * ((tiles + kFull - 1) / kFull);
+  r.tiles_per_split = tiles > kSplitTiles && tiles <= kFewTiles
+                          ? kSplitTiles / 2
+                          : kSplitTiles * ((tiles + kFull - 1) / kFull);
   r.splits = (tiles + r.tiles_per_split - 1) / r.tiles_per_split;
   return r;
 }

@@ -43,16 +43,21 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// 1 / sqrt(mean + eps), the sum over `kWarps` warps; one barrier. `shared` [kWarps].
+// 1 / sqrt(mean + eps) from the sums of `kWarps` warps, added in their order.
+template <int kWarps>
+__device__ __forceinline__ float inverse_rms_of(const float* squares, int hidden, float eps) {
+  float sum = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) sum += squares[w];
+  return rsqrtf(sum / static_cast<float>(hidden) + eps);
+}
+// The same of this warp's and the others' sums; one barrier. `shared` [kWarps].
 template <int kWarps>
 __device__ __forceinline__ float inverse_rms(float squares, float* shared, int hidden, float eps) {
   squares = warp_sum(squares);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = squares;
   __syncthreads();
-  float sum = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) sum += shared[w];
-  return rsqrtf(sum / static_cast<float>(hidden) + eps);
+  return inverse_rms_of<kWarps>(shared, hidden, eps);
 }
 
 }  // namespace nibble::ops::gpu

@@ -4,11 +4,15 @@
 //   routing ids, p, slot [T, K]; counts [E]; offsets [E + 1]; token [T * K], out
 // Needs H % 8 == 0, H <= 9,216, E <= 512, K <= 32.
 // Bytes: 2 E H and, a token, 14 H. gpt-oss-120b, T = 1: 0.78 MB, 0.17 us of an H200's 4.5 TB/s (3.3
-// us of a GB10's 233 GB/s): latency decides. Idea: blocks of a few experts whose weights are in
-// registers before the wait for the kernel before; each norms the token anew (23 KB out of the L2
-// cache), which costs less than a barrier among blocks. A thread keeps 8 neighbouring columns; a
-// logit is summed over them, the lanes' tree and the warps in order: no order depends on T. The
-// block that comes last chooses and sorts.
+// us of a GB10's 233 GB/s): latency decides.
+// Idea: blocks of a few experts whose weights are in registers before the wait for the kernel
+// before; each norms the tokens anew (23 KB each out of the L2 cache), which costs less than a
+// barrier among blocks. A thread keeps 8 neighbouring columns; a logit is summed over them, the
+// lanes' tree and the warps in order: no order depends on T. The block that comes last chooses and
+// sorts; for one token the choice is left to every block of moe_up, if that can. Reached on one
+// H200, chained in graphs, gpt-oss-120b, 2026-11-21: T = 1 / 2 / 4 / 8 4.3 / 5.8 / 7.9 / 12.2 us
+// where it chooses. Prototypes at T = 1: last block chooses 3.7, a cluster of 16 2.9, the consumer
+// chooses 2.4.
 #include <algorithm>
 
 #include "cuda/bf16.cuh"
@@ -26,6 +30,7 @@ namespace {
 constexpr int kWarps = 12;  // 360 groups of 8 columns at H = 2,880
 constexpr int kThreads = kWarps * 32;
 constexpr int kExperts = 4;    // of a block
+constexpr int kTogether = 4;   // tokens of a block that go side by side
 constexpr int kTokens = 8;     // of a block, one after the other
 constexpr int kMaxGroups = 3;  // of 8 columns, a thread
 
@@ -46,8 +51,8 @@ struct Params {
 };
 
 struct Shared {
-  float squares[kWarps];
-  float dots[kExperts][kWarps];
+  float squares[kTogether][kWarps];
+  float dots[kTogether][kExperts][kWarps];
   bool is_last;
   BlockSort<kWarps> sort;
 };
@@ -82,41 +87,59 @@ __device__ __forceinline__ float dot_8(const uint4& a, const uint4& b, float sum
   return sum;
 }
 
-// Norms token t; the first block of experts stores y and h. Logits of the block's experts.
-template <int kMine>
-__device__ __forceinline__ void route_token(const Params& a, Shared& shared,
-                                            const Columns<kMine>& columns, int64_t t) {
-  float y[kMine][8] = {}, squares = 0;
-  uint4 h[kMine];
+// Norms `n` tokens from t on; the first block of experts stores y and h. Logits of the block's
+// experts.
+template <int kMine, int kSideBySide>
+__device__ __forceinline__ void route_tokens(const Params& a, Shared& shared,
+                                             const Columns<kMine>& columns, int64_t t, int n) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  float y[kSideBySide][kMine][8] = {};
 #pragma unroll
-  for (int i = 0; i < kMine; ++i) {
-    if (columns.column(i) < a.hidden) add_8(y[i], a.x, a.d, t * a.hidden + columns.column(i));
-    squares = sum_of_squares(y[i], squares);
-  }
-  const float inv = inverse_rms<kWarps>(squares, shared.squares, a.hidden, a.eps);
+  for (int j = 0; j < kSideBySide; ++j)
 #pragma unroll
-  for (int i = 0; i < kMine; ++i) {
-    h[i] = norm_8(y[i], inv, columns.norm[i]);
-    if (blockIdx.x > 0 || columns.column(i) >= a.hidden) continue;
-    store_8(a.y, t * a.hidden + columns.column(i), y[i]);
-    *reinterpret_cast<uint4*>(a.h + t * a.hidden + columns.column(i)) = h[i];
-  }
+    for (int i = 0; i < kMine; ++i)
+      if (j < n && columns.column(i) < a.hidden)
+        add_8(y[j][i], a.x, a.d, (t + j) * a.hidden + columns.column(i));
 #pragma unroll
-  for (int e = 0; e < kExperts; ++e) {
-    float sum = 0;
+  for (int j = 0; j < kSideBySide; ++j) {
+    float squares = 0;
 #pragma unroll
-    for (int i = 0; i < kMine; ++i) sum = dot_8(h[i], columns.router[e][i], sum);
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) shared.dots[e][threadIdx.x / 32] = sum;
+    for (int i = 0; i < kMine; ++i) squares = sum_of_squares(y[j][i], squares);
+    squares = warp_sum(squares);
+    if (lane == 0) shared.squares[j][warp] = squares;
   }
   __syncthreads();
-  const int expert = blockIdx.x * kExperts + threadIdx.x;
-  if (threadIdx.x >= kExperts || expert >= a.routing.num_experts) return;
+#pragma unroll
+  for (int j = 0; j < kSideBySide; ++j) {
+    if (j >= n) continue;
+    const float inv = inverse_rms_of<kWarps>(shared.squares[j], a.hidden, a.eps);
+    uint4 h[kMine];
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      h[i] = norm_8(y[j][i], inv, columns.norm[i]);
+      if (blockIdx.x > 0 || columns.column(i) >= a.hidden) continue;
+      const int64_t at = (t + j) * a.hidden + columns.column(i);
+      store_8(a.y, at, y[j][i]);
+      *reinterpret_cast<uint4*>(a.h + at) = h[i];
+    }
+#pragma unroll
+    for (int e = 0; e < kExperts; ++e) {
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) sum = dot_8(h[i], columns.router[e][i], sum);
+      sum = warp_sum(sum);
+      if (lane == 0) shared.dots[j][e][warp] = sum;
+    }
+  }
+  __syncthreads();
+  const int j = threadIdx.x / kExperts, e = threadIdx.x % kExperts;
+  const int expert = blockIdx.x * kExperts + e;
+  if (j >= n || expert >= a.routing.num_experts) return;
   float logit = 0;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) logit += shared.dots[threadIdx.x][w];
+  for (int w = 0; w < kWarps; ++w) logit += shared.dots[j][e][w];
   if (a.bias != nullptr) logit += cuda::bf16_value(a.bias[expert]);
-  a.logits[t * a.routing.num_experts + expert] = logit;
+  a.logits[(t + j) * a.routing.num_experts + expert] = logit;
 }
 
 // Grid (blocks of experts, blocks of tokens).
@@ -129,7 +152,13 @@ __global__ void __launch_bounds__(kThreads) route_few(const __grid_constant__ Pa
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const int first = blockIdx.y * kTokens, end = min(first + kTokens, r.num_tokens);
-  for (int t = first; t < end; ++t) route_token(a, shared, columns, t);
+  if (r.num_tokens == 1) {
+    route_tokens<kMine, 1>(a, shared, columns, 0, 1);
+  } else {
+    constexpr int kSideBySide = kMine == 1 ? kTogether : 1;
+    for (int t = first; t < end; t += kSideBySide)
+      route_tokens<kMine, kSideBySide>(a, shared, columns, t, min(kSideBySide, end - t));
+  }
   if (a.leaves_choice) return;
   if (!is_last_block(shared.is_last, a.counters + 1 + blockIdx.y, gridDim.x)) return;
   if (r.num_tokens == 1) {

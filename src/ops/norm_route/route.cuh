@@ -113,12 +113,21 @@ struct BlockSort {
   // All T * K choices in routing.ids, whoever wrote them: counts, offsets, slot, token.
   __device__ __forceinline__ void run(const Routing& r) {
     const int choices = r.num_tokens * r.top_k;
+    const int id = id_of(r, threadIdx.x);
+    if (choices <= kThreads) {
+      const unsigned same = count_in_warps(id);
+      for (int e = threadIdx.x; e < r.num_experts; e += kThreads) {
+        int sum = 0;
+        for (int w = 0; w < kWarps; ++w) sum += in_warp[w][e];
+        next[e] = sum;
+      }
+      offset(r);
+      return give_slots(r, threadIdx.x, id, same);
+    }
     for (int e = threadIdx.x; e < r.num_experts; e += kThreads) next[e] = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < choices; i += kThreads) atomicAdd(&next[__ldcg(r.ids + i)], 1);
-    __syncthreads();
-    if (threadIdx.x < 32) make_offsets(r, /*is_kept=*/true);
-    __syncthreads();
+    for (int i = threadIdx.x; i < choices; i += kThreads) atomicAdd(&next[id_of(r, i)], 1);
+    offset(r);
     for (int first = 0; first < choices; first += kThreads) place(r, first);
   }
 
@@ -145,24 +154,43 @@ struct BlockSort {
 
   // Choices first .. first + kThreads - 1: slot and token; `next` moves on.
   __device__ __forceinline__ void place(const Routing& r, int first) {
-    const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-    for (int i = tid; i < kWarps * kMaxRouted / 2; i += kThreads)
+    const int i = first + threadIdx.x, id = id_of(r, i);
+    const unsigned same = count_in_warps(id);
+    give_slots(r, i, id, same);
+    __syncthreads();
+    if (id >= 0 && rank_of(same) == 0) atomicAdd(&next[id], __popc(same));
+  }
+
+ private:
+  __device__ __forceinline__ void offset(const Routing& r) {
+    __syncthreads();
+    if (threadIdx.x < 32) make_offsets(r, /*is_kept=*/true);
+    __syncthreads();
+  }
+  static __device__ __forceinline__ int rank_of(unsigned same) {
+    return __popc(same & ((1u << threadIdx.x % 32) - 1));
+  }
+  __device__ __forceinline__ void give_slots(const Routing& r, int i, int id, unsigned same) {
+    if (id < 0) return;
+    int slot = next[id] + rank_of(same);
+    for (int w = 0; w < static_cast<int>(threadIdx.x / 32); ++w) slot += in_warp[w][id];
+    r.slot[i] = slot;
+    r.token[slot] = i / r.top_k;
+  }
+  static __device__ __forceinline__ int id_of(const Routing& r, int choice) {
+    return choice < r.num_tokens * r.top_k ? __ldcg(r.ids + choice) : -1;
+  }
+  // in_warp of one choice a thread; the lanes that have the same. A barrier before and after.
+  __device__ __forceinline__ unsigned count_in_warps(int id) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < kWarps * kMaxRouted / 2; i += kThreads)
       reinterpret_cast<uint32_t*>(in_warp)[i] = 0;
     __syncthreads();
-    const int i = first + tid, id = i < r.num_tokens * r.top_k ? __ldcg(r.ids + i) : -1;
     const unsigned same = __match_any_sync(0xffffffff, id);
-    const int rank = __popc(same & ((1u << lane) - 1));
-    if (id >= 0 && rank == 0) in_warp[warp][id] = static_cast<uint16_t>(__popc(same));
+    if (id >= 0 && rank_of(same) == 0)
+      in_warp[threadIdx.x / 32][id] = static_cast<uint16_t>(__popc(same));
     __syncthreads();
-    int slot = rank;
-    if (id >= 0) {
-      slot += next[id];
-      for (int w = 0; w < warp; ++w) slot += in_warp[w][id];
-      r.slot[i] = slot;
-      r.token[slot] = i / r.top_k;
-    }
-    __syncthreads();
-    if (id >= 0 && rank == 0) atomicAdd(&next[id], __popc(same));
+    return same;
   }
 };
 
