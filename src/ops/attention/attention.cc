@@ -56,8 +56,7 @@ std::span<const AttentionKernel> attention_kernels() { return kKernels; }
 
 void attention(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
                const AttentionParams& params, const Step& s) {
-  cx.kernel<AttentionKernel>(Op::kAttention, s.num_tokens)
-      .run(cx, att, q, kv, params, s);
+  cx.kernel<AttentionKernel>(Op::kAttention, s.num_tokens).run(cx, att, q, kv, params, s);
 }
 
 // Each key and value that any token sees, once; q read, att written.

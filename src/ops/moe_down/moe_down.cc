@@ -55,8 +55,7 @@ std::span<const MoeDownKernel> moe_down_kernels() { return kKernels; }
 
 void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
               const Weight& down) {
-  cx.kernel<MoeDownKernel>(Op::kMoeDown, routing.num_tokens)
-      .run(cx, d, u, routing, down);
+  cx.kernel<MoeDownKernel>(Op::kMoeDown, routing.num_tokens).run(cx, d, u, routing, down);
 }
 
 int64_t bytes(const MoeDownDesc& d, int64_t tokens, int64_t distinct) {

@@ -52,8 +52,7 @@ std::span<const MoeUpKernel> moe_up_kernels() { return kKernels; }
 
 void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
             float limit) {
-  cx.kernel<MoeUpKernel>(Op::kMoeUp, routing.num_tokens)
-      .run(cx, u, h, routing, up, limit);
+  cx.kernel<MoeUpKernel>(Op::kMoeUp, routing.num_tokens).run(cx, u, h, routing, up, limit);
 }
 
 int64_t bytes(const MoeUpDesc& d, int64_t tokens, int64_t distinct) {
