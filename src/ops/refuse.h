@@ -108,4 +108,24 @@ inline const char* refuse_int8_row(Format format, int64_t rows, int64_t cols,
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }
 
+// The wgmma products of many rows (ops/linear/gemm_sm90.cuh), as a row of a table that reads
+// weights of kFormat.
+struct GemmProblem {
+  Format format;
+  int64_t rows, cols;  // of the weight
+  int64_t met;         // rows of activations that meet each, at most
+  int64_t fewest;      // below, the few-token rows win
+};
+template <Format kFormat>
+const char* refuse_gemm(const GemmProblem& p, const KernelOptions& options) {
+  if (const char* reason = refuse_cpu(options)) return reason;
+  if (options.gpu.sm != 90) return "needs wgmma: a Hopper GPU";
+  if (options.exact) return "--exact: its sums differ from those of the rows for few tokens";
+  if (p.format != kFormat)
+    return kFormat == Format::kMxfp4 ? "weights are not mxfp4" : "weights are not bf16";
+  if (p.rows % 16 != 0) return "rows are not a multiple of 16";
+  if (p.cols % 64 != 0) return "columns are not a multiple of 64";
+  return p.met >= p.fewest ? nullptr : "too few tokens to fill its tiles";
+}
+
 }  // namespace nibble::ops

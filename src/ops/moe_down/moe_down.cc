@@ -31,7 +31,14 @@ const char* refuse_gemv(const MoeDownDesc& d, const KernelOptions& o) {
   return d.experts <= 256 ? nullptr : "more than 256 experts";
 }
 
+// 16 rows an expert, as moe_up.
+const char* refuse_many(const MoeDownDesc& d, const KernelOptions& o) {
+  return refuse_gemm<Format::kMxfp4>(
+      {d.format, d.hidden, d.width, d.tokens * d.top_k, 16 * d.experts}, o);
+}
+
 constexpr MoeDownKernel kKernels[] = {
+    {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
     {"amx_int8row",
      [](const MoeDownDesc& d, const KernelOptions& o) {
        return refuse_int8_row(d.format, d.hidden, d.width, o);
@@ -67,7 +74,7 @@ int64_t flops(const MoeDownDesc& d, int64_t tokens) {
   return 2 * tokens * d.top_k * d.width * d.hidden;
 }
 
-// What each slot's expert says, [T * K, H] f32, before it is weighed.
+// What each slot's expert says, [T * K, H], before it is weighed: f32, or bf16 from the GEMM.
 int64_t gpu::scratch_bytes(const MoeDownDesc& d) {
   Scratch scratch;
   scratch.take<float>(d.tokens * d.top_k * d.hidden);

@@ -29,7 +29,14 @@ const char* refuse_gemv(const MoeUpDesc& d, const KernelOptions& o) {
   return d.experts <= 256 ? nullptr : "more than 256 experts";
 }
 
+// 16 rows an expert: below, a weight's bytes are worth more than its products.
+const char* refuse_many(const MoeUpDesc& d, const KernelOptions& o) {
+  return refuse_gemm<Format::kMxfp4>(
+      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 16 * d.experts}, o);
+}
+
 constexpr MoeUpKernel kKernels[] = {
+    {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
     {"amx_int8row",
      [](const MoeUpDesc& d, const KernelOptions& o) {
        return refuse_int8_row(d.format, 2 * d.width, d.hidden, o);

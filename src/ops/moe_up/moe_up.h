@@ -52,7 +52,8 @@ struct Int8RowMoeUp {
 };
 namespace gpu {
 MoeUpFn moe_up;
-}
+MoeUpFn moe_up_gemm;
+}  // namespace gpu
 namespace ref {
 MoeUpFn moe_up;
 // The activation alone.

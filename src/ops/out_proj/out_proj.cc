@@ -32,7 +32,15 @@ constexpr OutProjKernel int8_row(const char* name) {
           Int8OutProj<kIsa>::run, Layout::kPanels16};
 }
 
+template <Format kFormat>
+const char* refuse_many(const OutProjDesc& d, const KernelOptions& o) {
+  return refuse_gemm<kFormat>({d.format, d.hidden, d.width, d.tokens, 128}, o);
+}
+
 constexpr OutProjKernel kKernels[] = {
+    {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm),
+     Layout::kTiles16x64},
+    {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm)},
     {"amx_int8row",
      [](const OutProjDesc& d, const KernelOptions& o) {
        return refuse_int8_row(d.format, d.hidden, d.width, o);

@@ -51,6 +51,7 @@ struct Int8RowOutProj {
 namespace gpu {
 OutProjFn out_proj_tiles;
 OutProjFn out_proj_rows;
+OutProjFn out_proj_gemm;
 }  // namespace gpu
 namespace ref {
 OutProjFn out_proj;

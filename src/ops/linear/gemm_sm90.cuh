@@ -1,0 +1,425 @@
+// Grouped GEMM by wgmma for many rows: y[slot] = x[row of slot] W_e^T + b_e, e the slot's expert.
+// One kernel for weights in MXFP4 (kTiles16x64, dequantized to bf16 in registers) and in bf16 rows.
+//
+//   weights  in   MXFP4: [E][N / 16][K / 64] units of 544 bytes, see formats/layout.h; bf16: [N][K]
+//   x        in   [*, K] bf16;  token [slots] i32: row of x of a slot, or none: the slot itself
+//   offsets  in   [E + 1] i32, on the device: the host knows no routing; none: one expert
+//   bias     in   [E][N] bf16, or none
+//   y        out  [slots, N] bf16 or f32, or with SwiGLU [slots, N / 2] bf16
+//
+// K % 64 == 0, N % 16 == 0. Weights are the M side: D^T = W x^T, so a lane dequantizes the A
+// fragment that it feeds, and the token side may be narrow. A scale of 255 makes its row NaN;
+// scales above 128 (a factor of 2) do not fit bf16 this way and make infinities and NaNs.
+//
+// A work item is kRows rows of one expert and up to kMaxN slots. A block takes every gridDim-th
+// item; one warpgroup fills a ring of (x, W) stages of 64 k, two multiply. Sums are one chain over
+// K for every element: the same whatever else is in the step.
+//
+// Bytes: E N K 17 / 32 + slots (2 K + 2 N); floor on an H200 the larger of these at 4.55 TB/s and
+// 2 slots N K at 790 TFLOP/s. gpt-oss-120b on an H200, 2026-11-21, random routing:
+//   up (E 128, K 2880, N 5760)   512 tokens 561 us (45% of floor, bytes), 2048 706 us (49%, math),
+//                                8192 1,990 us (69%); balanced 1,764 us: 616 TFLOP/s, 78%
+//   down (N 2880)                295 us (43%), 370 us (46%), 1,027 us (67%)
+//   dense, 8192 tokens           qkv 584, out 579 TFLOP/s (74%); in bf16 627 and 632 (80%)
+// What binds at 16 rows an expert: the integer pipe and issue slots (60% busy with 3 warps a
+// scheduler: 617 instructions a stage, 270 of them dequantization). At 256 rows: tiles of 96 where
+// an expert met 257 slots, and warps that stand still while their wgmma queue.
+//
+// Tried and lost: weights by the copy engine, as units or boxes (50 ns for each 544 bytes: 1.35
+// TB/s); a ring of its own for each lane; 3 or 4 multiplying warpgroups of 64 rows (the overhead of
+// a stage doubles); turns between the warpgroups by named barriers (2% slower); 160 slots an item
+// (spills).
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "cuda/launch.cuh"
+#include "cuda/mma_sm90.cuh"
+#include "cuda/tensor_map.cuh"
+#include "ops/linear/gemm_schedule.cuh"
+#include "ops/linear/gemm_sm90.h"
+
+namespace nibble::ops::gpu::sm90 {
+
+using namespace nibble::cuda::sm90;
+
+inline constexpr int kUnitBytes = 544;  // 16 rows x 64 k of kTiles16x64
+
+// Pairs (k, k + 1) of bf16, k = 8j, from nibbles j and j + 4 of a word: the sign, and e2m1's three
+// bits at the end of bf16's exponent, which makes value * 2^-126; the scale takes that back. One
+// product moves a nibble to both places: multiplies run beside the integer pipe, which binds here.
+__device__ __forceinline__ void dequantize(uint32_t w, uint32_t scale, uint32_t (&out)[4]) {
+  constexpr uint32_t kKept = 0x81c081c0u, kEven = 0x000f000fu, kOdd = 0x00f000f0u;
+  const uint32_t high = w >> 8;
+  out[0] = (w & kEven) * 0x1040u & kKept;
+  out[1] = (w & kOdd) * 0x0104u & kKept;
+  out[2] = (high & kEven) * 0x1040u & kKept;
+  out[3] = (high & kOdd) * 0x0104u & kKept;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) asm("mul.bf16x2 %0, %0, %1;" : "+r"(out[j]) : "r"(scale));
+}
+
+// 2^(s - 127) * 2^126 as a pair of bf16, s the byte of `scales` at bit `at`; 129: infinite, above:
+// NaN.
+template <int kAt>
+__device__ __forceinline__ uint32_t block_factor(uint32_t scales) {
+  const uint32_t twice = kAt == 0 ? (scales << 1) & 0x1fe : (scales >> (kAt - 1)) & 0x1fe;
+  return min(twice, 259u) * 0x00400040u + 0x3f003f00u;
+}
+
+// One block of 32 k: words of rows g and g + 8, their scales at bits kAt and kAt + 8; the A
+// registers of two steps of 16.
+template <int kAt>
+__device__ __forceinline__ void dequantize_block(uint32_t low, uint32_t high, uint32_t scales,
+                                                 uint32_t (&a0)[4], uint32_t (&a1)[4]) {
+  uint32_t v[4];
+  dequantize(low, block_factor<kAt>(scales), v);
+  a0[0] = v[0], a0[2] = v[1], a1[0] = v[2], a1[2] = v[3];
+  dequantize(high, block_factor<kAt + 8>(scales), v);
+  a0[1] = v[0], a0[3] = v[1], a1[1] = v[2], a1[3] = v[3];
+}
+
+__device__ __forceinline__ float min_nan(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+__device__ __forceinline__ float swiglu(float gate, float up, float limit) {
+  const float g = min_nan(gate, limit), v = min_nan(max_nan(up, -limit), limit);
+  return __fdividef(g, 1.f + __expf(-1.702f * g)) * (v + 1.f);
+}
+
+__device__ __forceinline__ uint32_t pack(float lo, float hi) {
+  uint32_t y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
+  return y;
+}
+
+template <GemmWeights kWeights_, GemmOut kOut_, int kGroups_, int kHalves_, int kMaxN_,
+          int kStages_>
+struct GemmShape {
+  static constexpr GemmWeights kWeights = kWeights_;
+  static constexpr GemmOut kOut = kOut_;
+  static constexpr int kGroups = kGroups_;  // warpgroups that multiply
+  static constexpr int kHalves = kHalves_;  // times 64 rows of each
+  static constexpr int kMaxN = kMaxN_;      // slots of a work item, at most
+  static constexpr int kStages = kStages_;
+  static constexpr int kThreads = 128 * (1 + kGroups);
+  static constexpr int kRows = 64 * kHalves * kGroups;
+  // Of the 64 K of an SM: what the filling warpgroup gives away, the others get.
+  static constexpr int kFillRegisters = kGroups == 4 ? 40 : 88;
+  static constexpr int kMultiplyRegisters = kGroups == 4 ? 104 : 208;
+  static constexpr int kXBytes = kMaxN * 128;
+  static constexpr int kWBytes =
+      kWeights == GemmWeights::kTiles ? kRows / 16 * kUnitBytes : kRows * 128;
+  static constexpr int kW = kStages * kXBytes;
+  static constexpr int kBarriers = kW + kStages * kWBytes;
+  static constexpr int kLists = kBarriers + 2 * kStages * 8;
+  static constexpr int kBytes = kLists + (3 * kMaxExperts + 1) * 4 + 1024;
+};
+
+struct GemmParams : GemmArgs {
+  const uint8_t* units;  // MXFP4
+  CUtensorMap boxes;     // bf16: of 64 rows x 64 k
+};
+
+// `args` with w's shape and place.
+inline GemmParams gemm_params(const Weight& w, GemmArgs args) {
+  CHECK(w.cols % 64 == 0 && w.rows % 16 == 0 && w.experts <= kMaxExperts);
+  CHECK(w.format == Format::kMxfp4 ? w.layout == Layout::kTiles16x64
+                                   : w.layout == Layout::kRows && w.experts == 1);
+  args.bias = w.bias;
+  args.experts = static_cast<int32_t>(w.experts);
+  args.rows = static_cast<int32_t>(w.rows), args.cols = static_cast<int32_t>(w.cols);
+  if (w.format == Format::kMxfp4) return {args, w.codes, {}};
+  return {args, nullptr,
+          cuda::tensor_map({.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                            .data = w.codes,
+                            .cols = static_cast<uint64_t>(w.cols),
+                            .rows = static_cast<uint64_t>(w.rows),
+                            .pitch_bytes = static_cast<uint64_t>(2 * w.cols),
+                            .box_cols = 64,
+                            .box_rows = 64,
+                            .swizzle = CU_TENSOR_MAP_SWIZZLE_128B})};
+}
+
+template <typename S>
+struct GemmBlock {
+  const GemmParams& g;
+  char* base;  // of shared memory, 1024-byte aligned
+  uint32_t smem = shared_address(base);
+  int slot = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ uint32_t x_at(int s) const { return smem + s * S::kXBytes; }
+  __device__ __forceinline__ uint32_t w_at(int s) const { return smem + S::kW + s * S::kWBytes; }
+  __device__ __forceinline__ uint32_t full(int s) const { return smem + S::kBarriers + s * 8; }
+  __device__ __forceinline__ uint32_t empty(int s) const {
+    return smem + S::kBarriers + (S::kStages + s) * 8;
+  }
+  __device__ __forceinline__ void next() {
+    if (++slot == S::kStages) slot = 0, phase ^= 1;
+  }
+
+  // The filling warpgroup, one item: weights by the copy engine, activations (which may lie in any
+  // order) by cp.async, a row's 128 bytes by 8 threads.
+  template <int kN>
+  __device__ __forceinline__ void fill(const GemmItem& it, int t) {
+    const int units = g.cols / 64, chunk = t % 8, lane_row = t / 8;
+    const uint32_t to = lane_row * 128 + ((chunk ^ (lane_row % 8)) << 4);
+    uint32_t from[kN / 16];  // of x, in 16-byte chunks
+#pragma unroll
+    for (int i = 0; i < kN / 16; ++i) {
+      const int s = it.slot0 + min(lane_row + 16 * i, it.valid - 1);
+      const int row = g.token != nullptr ? g.token[s] : s;
+      from[i] = static_cast<uint32_t>(row) * (g.cols / 8) + chunk;
+    }
+    for (int u = 0; u < units; ++u) {
+      barrier_wait(empty(slot), phase ^ 1);
+      if constexpr (S::kWeights == GemmWeights::kTiles)
+        fetch_units(it, u, t);
+      else if (t == 0)
+        fetch_rows(it, u);
+      const uint4* x = reinterpret_cast<const uint4*>(g.x) + u * 8;
+#pragma unroll
+      for (int i = 0; i < kN / 16; ++i) copy_16(x_at(slot) + to + i * 2048, x + from[i]);
+      barrier_arrive_after_copies(full(slot));
+      next();
+    }
+  }
+
+  // MXFP4: a warp moves the codes of a unit at a time, two threads its scales. (The copy engine
+  // takes 50 ns for every 544 bytes, whether asked by unit or by box.)
+  __device__ __forceinline__ void fetch_units(const GemmItem& it, int u, int t) {
+    const int units = g.cols / 64, last = (g.rows - it.row0) / 16 - 1;
+    const int64_t tile0 = static_cast<int64_t>(it.expert) * (g.rows / 16) + it.row0 / 16;
+    const uint8_t* from = g.units + (tile0 * units + u) * kUnitBytes;
+    const int stride = units * kUnitBytes;
+#pragma unroll
+    for (int i = 0; i < S::kRows / 64; ++i) {
+      const int tile = t / 32 + 4 * i, at = t % 32 * 16;
+      copy_16(w_at(slot) + tile * kUnitBytes + at, from + min(tile, last) * stride + at);
+    }
+    if (t < S::kRows / 8) {
+      const int tile = t / 2, at = 512 + t % 2 * 16;
+      copy_16(w_at(slot) + tile * kUnitBytes + at, from + min(tile, last) * stride + at);
+    }
+  }
+
+  // bf16: by boxes of 64 rows, so that the last rows cost what they are.
+  __device__ __forceinline__ void fetch_rows(const GemmItem& it, int u) {
+    constexpr int kBoxBytes = 64 * 128;
+    const int boxes = (min(S::kRows, g.rows - it.row0) + 63) / 64;
+    barrier_expect(full(slot), boxes * kBoxBytes);
+    for (int b = 0; b < boxes; ++b)
+      copy_box(w_at(slot) + b * kBoxBytes, g.boxes, u * 64, it.row0 + b * 64, full(slot));
+  }
+
+  // A multiplying warpgroup's part of an item. Two groups of products are in flight at a time;
+  // while one runs, the A registers of the next are made: of two halves, or of one half's two
+  // blocks.
+  template <int kN>
+  __device__ __forceinline__ void multiply_tiles(int wg, float (&d)[S::kHalves][kN / 2]) {
+    constexpr int kHalves = S::kHalves;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, units = g.cols / 64;
+    const char* mine = base + S::kW + (wg * 4 * kHalves + warp) * kUnitBytes;
+    uint32_t a0[2 * kHalves][4], a1[2 * kHalves][4];
+    int previous = slot;
+    for (int u = 0; u < units; ++u) {
+      barrier_wait(full(slot), phase);
+      fence_async_proxy();
+      const char* w = mine + slot * S::kWBytes;
+      uint4 q[kHalves];
+      uint32_t s[kHalves];
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h, w += 4 * kUnitBytes) {
+        q[h] = *reinterpret_cast<const uint4*>(w + lane * 16);
+        s[h] = *reinterpret_cast<const uint32_t*>(w + 512 + lane / 4 * 4);
+      }
+      const uint64_t b = swizzled_128(x_at(slot));
+      wgmma_wait<1>();
+      dequantize_block<0>(q[0].x, q[0].y, s[0], a0[0], a0[1]);
+      if constexpr (kHalves == 2) dequantize_block<16>(q[0].z, q[0].w, s[0], a0[2], a0[3]);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 2 * kHalves; ++k) wgmma_bf16<kN>(d[0], a0[k], b + 2 * k, u + k > 0);
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (u > 0 && lane == 0) barrier_arrive(empty(previous));
+      if constexpr (kHalves == 2) {
+        dequantize_block<0>(q[1].x, q[1].y, s[1], a1[0], a1[1]);
+        dequantize_block<16>(q[1].z, q[1].w, s[1], a1[2], a1[3]);
+      } else {
+        dequantize_block<16>(q[0].z, q[0].w, s[0], a1[0], a1[1]);
+      }
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 2 * kHalves; ++k)
+        if constexpr (kHalves == 2)
+          wgmma_bf16<kN>(d[1], a1[k], b + 2 * k, u + k > 0);
+        else
+          wgmma_bf16<kN>(d[0], a1[k], b + 4 + 2 * k, 1);
+      wgmma_commit();
+      previous = slot;
+      next();
+    }
+    wgmma_wait<0>();
+    if (lane == 0) barrier_arrive(empty(previous));
+  }
+
+  template <int kN>
+  __device__ __forceinline__ void multiply_rows(int wg, float (&d)[S::kHalves][kN / 2]) {
+    const int lane = threadIdx.x % 32, units = g.cols / 64;
+    int previous = slot;
+    for (int u = 0; u < units; ++u) {
+      barrier_wait(full(slot), phase);
+      fence_async_proxy();
+      const uint64_t b = swizzled_128(x_at(slot));
+      wgmma_fence();
+#pragma unroll
+      for (int h = 0; h < S::kHalves; ++h) {
+        const uint64_t a = swizzled_128(w_at(slot) + (wg * S::kHalves + h) * 64 * 128);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) wgmma_bf16<kN>(d[h], a + 2 * k, b + 2 * k, u + k > 0);
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (u > 0 && lane == 0) barrier_arrive(empty(previous));
+      previous = slot;
+      next();
+    }
+    wgmma_wait<0>();
+    if (lane == 0) barrier_arrive(empty(previous));
+  }
+
+  template <int kN>
+  __device__ __forceinline__ void multiply(const GemmItem& it, int wg) {
+    float d[S::kHalves][kN / 2];
+    if constexpr (S::kWeights == GemmWeights::kTiles)
+      multiply_tiles<kN>(wg, d);
+    else
+      multiply_rows<kN>(wg, d);
+    const int row0 = it.row0 + wg * 64 * S::kHalves + threadIdx.x / 32 % 4 * 16;
+#pragma unroll
+    for (int h = 0; h < S::kHalves; ++h)
+      if (row0 + 64 * h < g.rows) store<kN>(it, row0 + 64 * h, d[h]);
+  }
+
+  // 16 rows from row0 on: a lane has rows g and g + 8, columns 8j + 2p and + 1. Even rows keep the
+  // first column, odd ones the second, each with its neighbour's row: pairs that lie side by side.
+  template <int kN>
+  __device__ __forceinline__ void store(const GemmItem& it, int row0, const float (&d)[kN / 2]) {
+    const int lane = threadIdx.x % 32, row = lane / 4;
+    const bool odd = row & 1;
+    float b0 = 0, b1 = 0;
+    if (g.bias != nullptr) {
+      const int64_t at = static_cast<int64_t>(it.expert) * g.rows + row0 + row;
+      b0 = __uint_as_float(g.bias[at] << 16);
+      b1 = __uint_as_float(g.bias[at + 8] << 16);
+    }
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+      const float v0 = d[4 * j] + b0, v1 = d[4 * j + 1] + b0;
+      const float v2 = d[4 * j + 2] + b1, v3 = d[4 * j + 3] + b1;
+      const float r0 = __shfl_xor_sync(~0u, odd ? v0 : v1, 4);
+      const float r1 = __shfl_xor_sync(~0u, odd ? v2 : v3, 4);
+      const int column = 8 * j + 2 * (lane % 4) + odd;
+      const float2 low = odd ? float2{r0, v1} : float2{v0, r0};
+      const float2 high = odd ? float2{r1, v3} : float2{v2, r1};
+      store_pairs(it, row0, row, column, low, high);
+    }
+  }
+
+  // Rows (row & ~1, + 1) and the same + 8 of 16, one column.
+  __device__ __forceinline__ void store_pairs(const GemmItem& it, int row0, int row, int column,
+                                              float2 low, float2 high) {
+    const int64_t at = it.slot0 + column;
+    if constexpr (S::kOut == GemmOut::kSwiglu) {
+      const float u0 = swiglu(low.x, low.y, g.limit), u1 = swiglu(high.x, high.y, g.limit);
+      const int f = row / 2;  // the lane has features f and f + 4 of 8; neighbours pair up again
+      const float r = __shfl_xor_sync(~0u, (f & 1) ? u0 : u1, 8);
+      const uint32_t out = (f & 1) ? pack(r, u1) : pack(u0, r);
+      const int64_t feature = row0 / 2 + ((f & 1) ? f + 3 : f);
+      if (column < it.valid)
+        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(g.y) + at * (g.rows / 2) + feature) =
+            out;
+      return;
+    }
+    if (column >= it.valid) return;
+    const int64_t first = at * g.rows + row0 + (row & ~1);
+    if constexpr (S::kOut == GemmOut::kBF16) {
+      uint16_t* y = static_cast<uint16_t*>(g.y) + first;
+      *reinterpret_cast<uint32_t*>(y) = pack(low.x, low.y);
+      *reinterpret_cast<uint32_t*>(y + 8) = pack(high.x, high.y);
+    } else {
+      float* y = static_cast<float*>(g.y) + first;
+      *reinterpret_cast<float2*>(y) = low;
+      *reinterpret_cast<float2*>(y + 8) = high;
+    }
+  }
+
+  // This warpgroup has no rows of the item.
+  __device__ void skip() {
+    for (int u = 0; u < g.cols / 64; ++u) {
+      barrier_wait(full(slot), phase);
+      if (threadIdx.x % 32 == 0) barrier_arrive(empty(slot));
+      next();
+    }
+  }
+
+  // The run of items whose token tiles are kN wide, then the narrower ones. A loop of its own for
+  // each width: in one loop with a switch the compiler serializes all wgmma.
+  template <bool kFill, int kN = S::kMaxN>
+  __device__ __forceinline__ void run(GemmSchedule& schedule, GemmItem& it, int& item, int wg) {
+    while (it.n == kN) {
+      if constexpr (kFill)
+        fill<kN>(it, threadIdx.x);
+      else if (it.row0 + wg * 64 * S::kHalves >= g.rows)
+        skip();
+      else
+        multiply<kN>(it, wg);
+      item += gridDim.x;
+      if (!schedule.find(item, it)) it.n = 0;
+    }
+    if constexpr (kN > 16) run<kFill, kN - 16>(schedule, it, item, wg);
+  }
+};
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    gemm_kernel(const __grid_constant__ GemmParams g) {
+  extern __shared__ char raw[];
+  char* base = raw + (1024 - shared_address(raw) % 1024) % 1024;
+  GemmBlock<S> block{g, base};
+  int32_t* lists = reinterpret_cast<int32_t*>(base + S::kLists);
+  GemmSchedule schedule{g.offsets, g.experts,           (g.rows + S::kRows - 1) / S::kRows,
+                        S::kRows,  g.num_slots,         S::kMaxN,
+                        lists,     lists + kMaxExperts, lists + 2 * kMaxExperts};
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < S::kStages; ++s) {
+      barrier_init(block.full(s), S::kWeights == GemmWeights::kRows ? 129 : 128);
+      barrier_init(block.empty(s), 4 * S::kGroups);
+    }
+    fence_barrier_init();
+  }
+  cuda::griddep_wait();
+  cuda::griddep_launch_dependents();
+  schedule.make();
+  GemmItem it;
+  int item = blockIdx.x;
+  if (!schedule.find(item, it)) it.n = 0;
+  if (threadIdx.x < 128) {
+    if constexpr (S::kGroups > 1) fewer_registers<S::kFillRegisters>();
+    block.template run<true>(schedule, it, item, -1);
+  } else {
+    if constexpr (S::kGroups > 1) more_registers<S::kMultiplyRegisters>();
+    block.template run<false>(schedule, it, item, threadIdx.x / 128 - 1);
+  }
+}
+
+}  // namespace nibble::ops::gpu::sm90

@@ -1,0 +1,32 @@
+// The wgmma GEMM of many rows, as rows of kernel tables call it. Kernel: gemm_sm90.cuh.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/ctx.h"
+#include "ops/weight.h"
+
+namespace nibble::ops::gpu {
+
+enum class GemmWeights { kTiles, kRows };  // MXFP4 in kTiles16x64; bf16 rows
+enum class GemmOut { kSwiglu, kBF16, kF32 };
+
+// Device addresses; shapes and meaning: gemm_sm90.cuh. What a weight states is taken from it.
+struct GemmArgs {
+  const uint16_t* x;
+  const int32_t* token;
+  const int32_t* offsets;
+  void* y;
+  int32_t num_slots;
+  float limit;  // of SwiGLU
+  const uint16_t* bias;
+  int32_t experts, rows, cols;
+};
+
+// y = x W^T + b, every slot with its expert's.
+void gemm(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args);
+
+// Dense: y [T, N] f32 = x [T, K] W^T + b.
+void gemm(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, float* y);
+
+}  // namespace nibble::ops::gpu
