@@ -63,11 +63,12 @@ Generation::~Generation() { live_.remove(this); }
 void Generation::submit(std::vector<Request> requests, int32_t n, bool streamed) {
   if (!admission_.enter(static_cast<int64_t>(requests.size()))) {
     reply_->post([self = shared_from_this()] { self->metrics_.rejected(); });
+    const EngineStats stats = model_.engine->stats();
     return reply_->send(
         api_error_response({.status = 429,
                             .message = "the server is busy: all places in its queue are taken",
                             .code = "server_overloaded",
-                            .retry_after_s = 1},
+                            .retry_after_s = stats.metrics.retry_after_s(stats.num_waiting)},
                            style_));
   }
   num_running_ = requests.size();
