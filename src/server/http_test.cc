@@ -363,6 +363,24 @@ TEST_F(HttpTest, DrainsOpenAnswersAndClosesTheRest) {
   EXPECT_THAT(busy.read_to_end(), AllOf(HasSubstr("Connection: close\r\n"), EndsWith("done")));
 }
 
+TEST_F(HttpTest, TellsWhenAStreamHasBeenQuiet) {
+  start();
+  RawClient client(server_->port());
+  client.send_bytes("GET /hold HTTP/1.1\r\n\r\n");
+  auto reply = wait_held();
+  auto beats = std::make_shared<int>(0);
+  reply->on_quiet(std::chrono::milliseconds(20), [reply, beats] {
+    if (++*beats == 1) reply->start({.content_type = "text/plain"});
+    reply->write("beat " + std::to_string(*beats) + "\n");
+    if (*beats == 3) reply->finish();  // no more of them
+  });
+  EXPECT_THAT(client.read_until("0\r\n\r\n"),
+              AllOf(HasSubstr("beat 1\n"), HasSubstr("beat 3\n"), EndsWith("0\r\n\r\n")));
+  client.send_bytes("GET /echo?after HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(client.read_answer(), EndsWith("after"));
+  EXPECT_EQ(*beats, 3);
+}
+
 TEST_F(HttpTest, SaysWhyItCannotListen) {
   start();
   options_.port = server_->port();
