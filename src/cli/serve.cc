@@ -11,7 +11,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/device.h"
 #include "cli/engine_setup.h"
 #include "cli/service_notice.h"
 #include "cli/shutdown_signals.h"
@@ -124,8 +123,7 @@ void serve(ServeFlags& flags) {
     flags.engine.model = kShippedModel;
   }
   explain_vllm_flags(flags.vllm);
-  const bool on_gpu = choose_device(flags.engine.device, read_device_facts()) == Device::kCuda;
-  const std::string activations = activations_of(flags.vllm, on_gpu);
+  const std::string activations = activations_of(flags.vllm);
   if (!activations.empty() && flags.engine.activations == "auto") {
     flags.engine.activations = activations;
   }

@@ -27,6 +27,6 @@ void add_vllm_flags(CLI::App& command, VllmFlags& flags);
 void explain_vllm_flags(const VllmFlags& flags);
 
 // What --mxfp4-backend says of --activations; "": nothing.
-std::string activations_of(const VllmFlags& flags, bool has_fp8);
+std::string activations_of(const VllmFlags& flags);
 
 }  // namespace nibble::cli
