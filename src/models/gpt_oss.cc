@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "models/gpt_oss_config.h"
 #include "ops/attention/attention.h"
 #include "ops/embed/embed.h"
+#include "ops/linear/product.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
 #include "ops/norm_qkv/norm_qkv.h"
@@ -281,6 +283,23 @@ class GptOss : public Model {
   Acts acts_;
 };
 
+// With one step per token: how much of the weights is not made of whole numbers.
+void say_wide_panels(const Weights& all) {
+  int64_t wide = 0, panels = 0;
+  const auto count = [&](const Weight& w) {
+    if (w.format != Format::kMxfp4 || w.layout != Layout::kPanels16) return;
+    wide += ops::count_wide_panels(w);
+    panels += w.experts * w.rows / kGroupRows;
+  };
+  for (const Layer& layer : all.layers)
+    for (const Weight* w : {&layer.qkv, &layer.out, &layer.up, &layer.down}) count(*w);
+  count(all.unembed);
+  LOG_INFO(
+      "int8-row: %lld of %lld panels of 16 rows have exponents too far apart for AMX and add "
+      "up block by block",
+      static_cast<long long>(wide), static_cast<long long>(panels));
+}
+
 // transformers saves dequantized experts as bf16 [E, H, 2F], transposed and without blocks.
 void refuse_dense_experts(const Checkpoint& checkpoint) {
   const std::string name = layer_name(0, "mlp.experts.gate_up_proj");
@@ -340,6 +359,7 @@ std::unique_ptr<Model> load_gpt_oss(const Ctx& cx, const ModelFiles& files,
     refuse_dense_experts(*checkpoint);
   }
   LoadedWeights weights(*checkpoint, wanted, options.memory, cx.threads(), options.progress);
+  if (cx.kernels.activations == ops::ActFormat::kInt8Row) say_wide_panels(bind(c, weights));
   return std::make_unique<GptOss>(std::move(c), options.dense, std::move(plan), std::move(weights));
 }
 

@@ -9,7 +9,10 @@
 // vectors, as Int8Kernels do; count_wide_panels() says how many a weight has.
 //
 // Bytes: the weights once. Work: 16 x 16 x 64 products a dot, 16 cycles each: one core of an
-// Emerald Rapids reaches 7 TOP/s with nothing else to do.
+// Emerald Rapids reaches 7 TOP/s with nothing else to do. Reached on 2 of 16 virtual Xeon cores,
+// 2026-11-21, beside GPU jobs (reads at 22 to 29 GB/s): 64 tokens 84% of the floor in moe_up and
+// moe_down; 512 tokens 3.6 TOP/s in out_proj and 1.7 to 2.0 in the experts (VNNI there: 0.62 to
+// 0.65); 2,048 tokens 3.4 in moe_up.
 #pragma once
 
 #include <cstddef>
