@@ -38,7 +38,6 @@ const char* refuse_many(const MoeDownDesc& d, const KernelOptions& o) {
 }
 
 constexpr MoeDownKernel kKernels[] = {
-    {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
     {"amx_int8row",
      [](const MoeDownDesc& d, const KernelOptions& o) {
        return refuse_int8_row(d.format, d.hidden, d.width, o);
@@ -51,6 +50,7 @@ constexpr MoeDownKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
     {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_down), Layout::kTiles16x64},
     {"ref", [](const MoeDownDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::moe_down},

@@ -36,7 +36,6 @@ const char* refuse_many(const MoeUpDesc& d, const KernelOptions& o) {
 }
 
 constexpr MoeUpKernel kKernels[] = {
-    {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
     {"amx_int8row",
      [](const MoeUpDesc& d, const KernelOptions& o) {
        return refuse_int8_row(d.format, 2 * d.width, d.hidden, o);
@@ -49,6 +48,7 @@ constexpr MoeUpKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
     {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_up), Layout::kTiles16x64},
     {"ref", [](const MoeUpDesc&, const KernelOptions& o) { return refuse_ref(o); }, ref::moe_up},
 };

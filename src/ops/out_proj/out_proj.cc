@@ -38,9 +38,6 @@ const char* refuse_many(const OutProjDesc& d, const KernelOptions& o) {
 }
 
 constexpr OutProjKernel kKernels[] = {
-    {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm),
-     Layout::kTiles16x64},
-    {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm)},
     {"amx_int8row",
      [](const OutProjDesc& d, const KernelOptions& o) {
        return refuse_int8_row(d.format, d.hidden, d.width, o);
@@ -56,6 +53,9 @@ constexpr OutProjKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm),
+     Layout::kTiles16x64},
+    {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm)},
     {"cuda_w4a16_decode",
      [](const OutProjDesc& d, const KernelOptions& o) {
        return refuse_gemv_tiles(d.format, d.hidden, d.width, o);
