@@ -154,9 +154,9 @@ int64_t op_scratch_bytes(const GptOssConfig& c, const DenseFormats& dense, const
   Descs d(c, dense);
   const int64_t tokens = limits.max_tokens;
   if (cx.on_gpu()) {
-    d.attention.tokens = d.norm_route.tokens = d.moe_down.tokens = tokens;
-    return std::max({ops::gpu::scratch_bytes(d.attention), ops::gpu::scratch_bytes(d.norm_route),
-                     ops::gpu::scratch_bytes(d.moe_down),
+    d.norm_qkv.tokens = d.attention.tokens = d.norm_route.tokens = d.moe_down.tokens = tokens;
+    return std::max({ops::gpu::scratch_bytes(d.norm_qkv), ops::gpu::scratch_bytes(d.attention),
+                     ops::gpu::scratch_bytes(d.norm_route), ops::gpu::scratch_bytes(d.moe_down),
                      ops::gpu::sample_scratch_bytes(limits.max_out)});
   }
   const int threads = cx.threads();

@@ -47,6 +47,20 @@ std::vector<const Kernel<Desc, Fn>*> gemv_rows(std::span<const Kernel<Desc, Fn>>
   return rows;
 }
 
+// The same with the rows for many tokens that keep the tolerance of these.
+template <typename Desc, typename Fn>
+std::vector<const Kernel<Desc, Fn>*> gemv_and_gemm_rows(std::span<const Kernel<Desc, Fn>> table,
+                                                        const Desc& desc,
+                                                        const KernelOptions& options,
+                                                        TestWeight& w) {
+  std::vector<const Kernel<Desc, Fn>*> rows = gemv_rows(table, desc, options, w);
+  for (const auto& row : table)
+    if (std::string_view(row.name).ends_with("_gemm") && row.refuse(desc, options) == nullptr &&
+        row.layout == w.view.layout)
+      rows.push_back(&row);
+  return rows;
+}
+
 // Row t of an activation tensor [T, n] bf16 as a tensor [1, n].
 inline Tensor one_row(const Tensor& x, int64_t t) {
   return make_tensor(x.as<uint16_t>() + t * x.dim(1), x.dtype, {1, x.dim(1)});

@@ -1,6 +1,7 @@
 #include "ops/norm_qkv/norm_qkv.h"
 
 #include "ops/refuse.h"
+#include "ops/scratch.h"
 
 namespace nibble::ops {
 namespace {
@@ -41,6 +42,11 @@ const char* refuse_gemv(const NormQkvDesc& d, const KernelOptions& o) {
   return d.head_dim == 64 ? nullptr : "head dim is not 64";
 }
 
+template <Format kFormat>
+const char* refuse_many(const NormQkvDesc& d, const KernelOptions& o) {
+  return refuse_gemm<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, 128}, o);
+}
+
 constexpr NormQkvKernel kKernels[] = {
     {"amx_int8row",
      [](const NormQkvDesc& d, const KernelOptions& o) {
@@ -57,6 +63,9 @@ constexpr NormQkvKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm),
+     Layout::kTiles16x64},
+    {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm)},
     {"cuda_w4a16_decode", refuse_gemv<refuse_gemv_tiles>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_tiles),
      Layout::kTiles16x64},
     {"cuda_bf16_decode", refuse_gemv<refuse_gemv_rows>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_rows)},
@@ -81,5 +90,12 @@ int64_t bytes(const NormQkvDesc& d, int64_t tokens) {
 }
 
 int64_t flops(const NormQkvDesc& d, int64_t tokens) { return 2 * tokens * rows_of(d) * d.hidden; }
+
+// Products before rope, of the rows for many tokens.
+int64_t gpu::scratch_bytes(const NormQkvDesc& d) {
+  Scratch scratch;
+  scratch.take<float>(d.tokens * rows_of(d));
+  return scratch.used_bytes();
+}
 
 }  // namespace nibble::ops

@@ -63,6 +63,10 @@ struct Int8RowNormQkv {
 namespace gpu {
 NormQkvFn norm_qkv_tiles;
 NormQkvFn norm_qkv_rows;
+NormQkvFn norm_qkv_gemm;
+
+// Working memory for steps of up to desc.tokens tokens.
+int64_t scratch_bytes(const NormQkvDesc& desc);
 }  // namespace gpu
 namespace ref {
 NormQkvFn norm_qkv;

@@ -85,7 +85,7 @@ Floats row_of(const Floats& from, int64_t t) {
 void check(const Shape& shape, Format format, int32_t tokens) {
   Problem p(shape, tokens);
   const int64_t rows = (shape.q_heads + 2 * shape.kv_heads) * kDim;
-  const NormQkvDesc desc{shape.hidden, shape.q_heads, shape.kv_heads, kDim, format, tokens};
+  const NormQkvDesc desc{shape.hidden, shape.q_heads, shape.kv_heads, kDim, format, 1 << 20};
   TestWeight w(p.random, format, 1, rows, shape.hidden);
   Floats want_q(tokens, shape.q_heads * kDim), want_h(tokens, shape.hidden),
       want_y(tokens, shape.hidden);
@@ -107,8 +107,10 @@ void check(const Shape& shape, Format format, int32_t tokens) {
     }
   }
   const double error = 2 * most_turn * product_error;
-  GpuProblem gpu;
-  for (const auto* row : gemv_rows(norm_qkv_kernels(), desc, gpu.cx.kernels, w)) {
+  NormQkvDesc here = desc;
+  here.tokens = tokens;
+  GpuProblem gpu(gpu::scratch_bytes(here));
+  for (const auto* row : gemv_and_gemm_rows(norm_qkv_kernels(), desc, gpu.cx.kernels, w)) {
     const Weight weight = gpu.weight(w);
     const Result got = run_on_gpu(gpu, *row, shape, p, p.step, p.x, p.d, p.cos_sin, weight);
     const Result again = run_on_gpu(gpu, *row, shape, p, p.step, p.x, p.d, p.cos_sin, weight);
@@ -150,7 +152,7 @@ void check(const Shape& shape, Format format, int32_t tokens) {
 TEST(NormQkvGpu, EqualsTheTwinAndItselfAlone) {
   for (const Shape& shape : kShapes)
     for (Format format : {Format::kMxfp4, Format::kBF16})
-      for (int32_t tokens : {1, 2, 9, 19}) {
+      for (int32_t tokens : {1, 2, 9, 19, 70}) {
         if (shape.hidden == 2880 && tokens > 9) continue;
         check(shape, format, tokens);
       }

@@ -32,6 +32,11 @@ constexpr NormUnembedKernel int8_row(const char* name) {
           Int8NormUnembed<kIsa>::run, Layout::kPanels16};
 }
 
+template <Format kFormat>
+const char* refuse_many(const NormUnembedDesc& d, const KernelOptions& o) {
+  return refuse_gemm<kFormat>({d.format, d.vocab, d.hidden, d.tokens, 128}, o);
+}
+
 constexpr NormUnembedKernel kKernels[] = {
     {"amx_int8row",
      [](const NormUnembedDesc& d, const KernelOptions& o) {
@@ -48,6 +53,9 @@ constexpr NormUnembedKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm),
+     Layout::kTiles16x64},
+    {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm)},
     {"cuda_w4a16_decode",
      [](const NormUnembedDesc& d, const KernelOptions& o) {
        return refuse_gemv_tiles(d.format, d.vocab, d.hidden, o);

@@ -52,6 +52,7 @@ struct Int8RowNormUnembed {
 namespace gpu {
 NormUnembedFn norm_unembed_tiles;
 NormUnembedFn norm_unembed_rows;
+NormUnembedFn norm_unembed_gemm;
 }  // namespace gpu
 namespace ref {
 NormUnembedFn norm_unembed;

@@ -16,12 +16,12 @@ constexpr Shape kShapes[] = {{2880, 5040}, {256, 3072}, {64, 16}, {320, 48}};
 void check(const Shape& shape, Format format, const std::vector<int32_t>& out_rows) {
   const int64_t tokens = 40, rows = static_cast<int64_t>(out_rows.size());
   Random random(2);
-  const NormUnembedDesc desc{shape.hidden, shape.vocab, format, rows};
+  const NormUnembedDesc desc{shape.hidden, shape.vocab, format, 1 << 20};
   TestWeight w(random, format, 1, shape.vocab, shape.hidden, /*has_bias=*/false);
   const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f, 1);
   const Floats x(random, tokens, shape.hidden), d(random, tokens, shape.hidden);
   GpuProblem gpu;
-  for (const auto* row : gemv_rows(norm_unembed_kernels(), desc, gpu.cx.kernels, w)) {
+  for (const auto* row : gemv_and_gemm_rows(norm_unembed_kernels(), desc, gpu.cx.kernels, w)) {
     const Weight on_gpu = gpu.weight(w);
     const Norm norm{gpu.array(weight), 1e-5f};
     const Tensor gx = gpu.tensor(x, DType::kF32), gd = gpu.tensor(d, DType::kF32);
