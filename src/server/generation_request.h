@@ -29,8 +29,8 @@ struct GenerationRequest {
   bool return_token_ids = false;      // vLLM's: the ids beside the text
   std::optional<GrammarSpec> format;  // of the completion, or of a chat's final message
   std::string format_field;           // where the caller asked for it, for errors
-  std::string cache_salt;  // only requests of the same salt share cached prefixes
-  int32_t priority = 0;    // lower numbers go first
+  std::string cache_salt;             // only requests of the same salt share cached prefixes
+  int32_t priority = 0;               // lower numbers go first
   bool stream = false;
   bool include_usage = false;     // stream_options: a last chunk with it
   bool continuous_usage = false;  // in every chunk
