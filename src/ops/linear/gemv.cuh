@@ -53,7 +53,8 @@ void launch_one(Ctx& cx, const Weight& weight, const Op& op, int vectors, int ch
     m.round_tiles = kItems == Items::kAllExperts
                         ? share
                         : std::min(share, round_tiles(m, 1, 16 * 1024, kTogether));
-    const GemvMemory memory = lay_out({.chunk_bytes = kUnits * cuda::kUnitBytes,
+    const GemvMemory memory = lay_out({.stages = kOneStages,
+                                       .chunk_bytes = kUnits * cuda::kUnitBytes,
                                        .blocks = m.chunks * kUnits * 2,
                                        .vectors = vectors,
                                        .one_token = true,
@@ -74,7 +75,8 @@ void launch_few(Ctx& cx, const Weight& weight, const Op& op, int64_t items, int 
     TileMatrix m = tile_matrix(weight, kUnits);
     constexpr int kTogether = kItems == Items::kHeadHalves ? 2 : 1;
     m.round_tiles = round_tiles(m, kFewTokens, 16 * 1024, kTogether);
-    const GemvMemory memory = lay_out({.chunk_bytes = kUnits * cuda::kUnitBytes,
+    const GemvMemory memory = lay_out({.stages = kFewStages,
+                                       .chunk_bytes = kUnits * cuda::kUnitBytes,
                                        .blocks = m.chunks * kUnits * 2,
                                        .vectors = kFewTokens,
                                        .one_token = false,
@@ -90,29 +92,23 @@ void launch_few(Ctx& cx, const Weight& weight, const Op& op, int64_t items, int 
   });
 }
 
-// BF16 rows, any T: see gemv_rows.
-template <Items kItems, class Op>
+// BF16 rows: see gemv_rows. kTokens: of a pass.
+template <int kTokens, Items kItems, class Op>
 void launch_rows(Ctx& cx, const Weight& weight, const Op& op) {
   with_chunk_units<2>(weight.cols, [&]<int kUnits>() {
-    const auto go = [&]<int kTokens>() {
-      TileMatrix m = tile_matrix(weight, kUnits);
-      constexpr int kTogether = kItems == Items::kHeadHalves ? 2 : 1;
-      m.round_tiles = round_tiles(m, kTokens, 16 * 1024, kTogether);
-      const RowMatrix rows{reinterpret_cast<const uint16_t*>(weight.codes),
-                           static_cast<int>(weight.cols)};
-      const size_t smem_bytes = kTokens * (weight.cols + 32) * 2 +
-                                2 * int64_t{m.round_tiles} * m.chunks * 16 * kTokens * 4;
-      cuda::launch(
-          cx.stream, gemv_rows<kUnits, kTokens, kItems, Op>,
-          {.grid = dim3(grid_of(cx, m.row_tiles, kTogether), (op.tokens + kTokens - 1) / kTokens),
-           .block = dim3(kGemvThreads),
-           .smem_bytes = smem_bytes},
-          m, rows, op);
-    };
-    if (op.tokens == 1)
-      go.template operator()<1>();
-    else
-      go.template operator()<kFewTokens>();
+    TileMatrix m = tile_matrix(weight, kUnits);
+    constexpr int kTogether = kItems == Items::kHeadHalves ? 2 : 1;
+    m.round_tiles = round_tiles(m, kTokens, 16 * 1024, kTogether);
+    const RowMatrix rows{reinterpret_cast<const uint16_t*>(weight.codes),
+                         static_cast<int>(weight.cols)};
+    const size_t smem_bytes =
+        kTokens * (weight.cols + 32) * 2 + 2 * int64_t{m.round_tiles} * m.chunks * 16 * kTokens * 4;
+    cuda::launch(
+        cx.stream, gemv_rows<kUnits, kTokens, kItems, Op>,
+        {.grid = dim3(grid_of(cx, m.row_tiles, kTogether), (op.tokens + kTokens - 1) / kTokens),
+         .block = dim3(kGemvThreads),
+         .smem_bytes = smem_bytes},
+        m, rows, op);
   });
 }
 

@@ -61,12 +61,31 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
   ChunkWalk at(first, m.chunks), ahead = at;
   Burst next;
   load(next, ahead);
-  cuda::griddep_wait();
-  cuda::griddep_launch_dependents();
   const int row0 = blockIdx.y * kTokens, rows = min(kTokens, op.tokens - row0);
-  for (int i = threadIdx.x; i < rows * w.cols / 8; i += kGemvThreads) {
-    const int row = i / (w.cols / 8), k = (i - row * (w.cols / 8)) * 8;
-    *reinterpret_cast<uint4*>(x + row * stride + k) = op.load(row0 + row, k);
+  __shared__ int64_t places[kTokens];
+  if constexpr (HasPlaces<Op>) {
+    if (threadIdx.x < rows) places[threadIdx.x] = op.place_of(row0 + threadIdx.x);
+  }
+  if constexpr (HasNorm<Op>) {
+    __shared__ float squares[kNormLoads * kGemvWarps];
+    uint4 weight[kNormLoads], h[kNormLoads];
+    load_norm_weight(weight, op.norm);
+    const int64_t from = op.norm.row == nullptr ? 0 : int64_t{*op.norm.row} * op.norm.hidden;
+    cuda::griddep_wait();
+    cuda::griddep_launch_dependents();
+    norm_token(h, op.norm, from, weight, squares);
+#pragma unroll
+    for (int r = 0; r < kNormLoads; ++r) {
+      const int k = 8 * (r * kGemvThreads + threadIdx.x);
+      if (k < w.cols) *reinterpret_cast<uint4*>(x + k) = h[r];
+    }
+  } else {
+    cuda::griddep_wait();
+    cuda::griddep_launch_dependents();
+    for (int i = threadIdx.x; i < rows * w.cols / 8; i += kGemvThreads) {
+      const int row = i / (w.cols / 8), k = (i - row * (w.cols / 8)) * 8;
+      *reinterpret_cast<uint4*>(x + row * stride + k) = op.load(row0 + row, k);
+    }
   }
   __syncthreads();
   // Columns of B past the tokens read token 0 again; nothing reads what comes of it.
@@ -101,9 +120,10 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
       }
     }
     __syncthreads();
-    finish_pairs<kItems, kTokens>(
-        m, sums, begin, end - begin, rows, 0, 0,
-        [&](int token, int row, float a, float b) { op.store(row0 + token, row, a, b); });
+    finish_pairs<kItems, kTokens>(m, sums, begin, end - begin, rows, 0, 0,
+                                  [&](int token, int row, float2 v) {
+                                    store_pair_of(op, row0 + token, row, v, places[token]);
+                                  });
   }
 }
 

@@ -22,18 +22,20 @@ struct DownOne {
   const float* logits;  // if the choice was left to moe_up, which may still be making it
   int top_k, width, experts;
 
-  __device__ void place(int* experts_of) const {
+  __device__ void fill(Choices& c) const {
     const int lane = threadIdx.x % 32;
-    int id = 0;
+    OneChoice one{};
     if (logits != nullptr)
-      id = choose<kMaxLeftExperts / 32>(logits, experts, top_k).id;
+      one = place_one(choose<kMaxLeftExperts / 32>(logits, experts, top_k), top_k);
     else if (lane < top_k)
-      id = __ldcg(ids + lane);
-    if (lane < top_k) experts_of[lane] = id;
+      one = {{__ldcg(ids + lane), __ldcg(p + lane)}, __ldcg(slot + lane)};
+    if (lane >= top_k) return;
+    c.expert[lane] = one.choice.id;
+    c.slot[lane] = one.slot;
+    c.weight[lane] = one.choice.p;
   }
-  __device__ float weight(int i) const { return __ldcg(p + i); }
-  __device__ uint4 load(int choice, int k) const {
-    return __ldcg(reinterpret_cast<const uint4*>(u + int64_t{__ldcg(slot + choice)} * width + k));
+  __device__ uint4 load(int row, int k) const {
+    return __ldcg(reinterpret_cast<const uint4*>(u + int64_t{row} * width + k));
   }
   __device__ void store(int, int row, float a, float b) const {
     *reinterpret_cast<float2*>(d + row) = {a, b};

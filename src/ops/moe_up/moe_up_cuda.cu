@@ -26,7 +26,7 @@ struct Up {
   float limit;
   Routing routing;
 
-  __device__ void place(int* experts_of) const {
+  __device__ void fill(Choices& c) const {
     const int lane = threadIdx.x % 32;
     OneChoice one{};
     if (routing.logits != nullptr) {
@@ -35,7 +35,7 @@ struct Up {
     } else if (lane < top_k) {
       one = {{__ldcg(routing.ids + lane), 0}, __ldcg(routing.slot + lane)};
     }
-    if (lane < top_k) experts_of[one.slot] = one.choice.id;
+    if (lane < top_k) c.expert[one.slot] = one.choice.id;
   }
   __device__ uint4 load(int row, int k) const {
     const int t = tokens == 1 ? 0 : __ldcg(token + row);

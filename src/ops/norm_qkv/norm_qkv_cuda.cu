@@ -11,33 +11,63 @@
 namespace nibble::ops::gpu {
 namespace {
 
-// Behind add_norm: h is ready.
-struct Qkv {
+// What becomes of the products.
+struct Store {
   QkvStore out;
+
+  __device__ int64_t place_of(int token) const { return kv_row(out, token); }
+  __device__ void touch(int thread) const {
+    if (thread < out.dim / 8) gpu::touch(out.cos_sin + thread * 8);
+  }
+  __device__ void store(int token, int row, float a, float b, int64_t place) const {
+    store_pair(out, place, token, row / 64, row % 64, a, b);
+  }
+};
+
+// One token: the norm in front of the product.
+struct QkvOne : Store {
+  NormInput norm;
+  static constexpr int tokens = 1;
+};
+
+// Behind add_norm: h is ready.
+struct QkvFew : Store {
   const uint16_t* h;  // [T, H]
   int tokens, hidden;
 
   __device__ uint4 load(int row, int k) const {
     return __ldcg(reinterpret_cast<const uint4*>(h + int64_t{row} * hidden + k));
   }
-  __device__ void store(int token, int row, float a, float b) const {
-    store_pair(out, kv_row(out, token), token, row / out.dim, row % out.dim, a, b);
-  }
 };
 
-Qkv normed(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x, const Tensor& d,
-           const Norm& norm, const Weight& qkv, const Tensor& cos_sin, const Step& s) {
-  add_norm(cx, {.y = out.y.as<float>(),
-                .h = out.h.as<uint16_t>(),
-                .x = x.as<float>(),
-                .d = d.as<float>(),
+// run(op) with one of them.
+template <typename Run>
+void with_norm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x, const Tensor& d,
+               const Norm& norm, const Weight& qkv, const Tensor& cos_sin, const Step& s,
+               const Run& run) {
+  const Store store{qkv_store(out.q, kv, cos_sin, s)};
+  auto *y = out.y.as<float>(), *from = x.as<float>(), *delta = d.as<float>();
+  auto* h = out.h.as<uint16_t>();
+  if (s.num_tokens == 1 && qkv.cols <= kNormColumns) {
+    run(QkvOne{store,
+               {.x = from,
+                .d = delta,
+                .y = y,
+                .h = h,
+                .weight = norm.weight,
+                .eps = norm.eps,
+                .hidden = static_cast<int>(qkv.cols),
+                .row = nullptr}});
+    return;
+  }
+  add_norm(cx, {.y = y,
+                .h = h,
+                .x = from,
+                .d = delta,
                 .norm = norm,
                 .tokens = s.num_tokens,
                 .hidden = qkv.cols});
-  return {.out = qkv_store(out.q, kv, cos_sin, s),
-          .h = out.h.as<uint16_t>(),
-          .tokens = s.num_tokens,
-          .hidden = static_cast<int>(qkv.cols)};
+  run(QkvFew{store, h, s.num_tokens, static_cast<int>(qkv.cols)});
 }
 
 }  // namespace
@@ -45,18 +75,21 @@ Qkv normed(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x, c
 void norm_qkv_tiles(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                     const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
                     const Step& s) {
-  const Qkv op = normed(cx, out, kv, x, d, norm, qkv, cos_sin, s);
-  if (s.num_tokens == 1)
-    launch_one<Items::kHeadHalves>(cx, qkv, op, 1, 1);
-  else
-    launch_few<Items::kHeadHalves>(cx, qkv, op, qkv.rows / 16,
-                                   (s.num_tokens + kFewTokens - 1) / kFewTokens);
+  with_norm(cx, out, kv, x, d, norm, qkv, cos_sin, s, [&](const auto& op) {
+    if constexpr (HasNorm<decltype(op)>)
+      launch_one<Items::kHeadHalves>(cx, qkv, op, 1, 1);
+    else
+      launch_few<Items::kHeadHalves>(cx, qkv, op, qkv.rows / 16,
+                                     (s.num_tokens + kFewTokens - 1) / kFewTokens);
+  });
 }
 
 void norm_qkv_rows(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                    const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
                    const Step& s) {
-  launch_rows<Items::kHeadHalves>(cx, qkv, normed(cx, out, kv, x, d, norm, qkv, cos_sin, s));
+  with_norm(cx, out, kv, x, d, norm, qkv, cos_sin, s, [&](const auto& op) {
+    launch_rows<HasNorm<decltype(op)> ? 1 : kFewTokens, Items::kHeadHalves>(cx, qkv, op);
+  });
 }
 
 }  // namespace nibble::ops::gpu

@@ -10,23 +10,49 @@
 namespace nibble::ops::gpu {
 namespace {
 
-// Behind add_norm: h is ready, a row for each row of logits.
-struct Unembed {
-  float* logits;      // [R, V]
-  const uint16_t* h;  // [R, H]
-  int tokens, hidden;
+struct Store {
+  float* logits;  // [R, V]
   int64_t vocab;
 
-  __device__ uint4 load(int row, int k) const {
-    return __ldcg(reinterpret_cast<const uint4*>(h + int64_t{row} * hidden + k));
-  }
   __device__ void store(int token, int row, float a, float b) const {
     *reinterpret_cast<float2*>(logits + token * vocab + row) = {a, b};
   }
 };
 
-Unembed normed(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x, const Tensor& d,
-               const Norm& norm, const Weight& unembed, const Step& s) {
+// One row: the norm in front of the product.
+struct UnembedOne : Store {
+  NormInput norm;
+  static constexpr int tokens = 1;
+};
+
+// Behind add_norm: h is ready, a row for each row of logits.
+struct UnembedFew : Store {
+  const uint16_t* h;  // [R, H]
+  int tokens, hidden;
+
+  __device__ uint4 load(int row, int k) const {
+    return __ldcg(reinterpret_cast<const uint4*>(h + int64_t{row} * hidden + k));
+  }
+};
+
+// run(op) with one of them.
+template <typename Run>
+void with_norm(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x, const Tensor& d,
+               const Norm& norm, const Weight& unembed, const Step& s, const Run& run) {
+  if (s.num_out == 0) return;
+  const Store store{logits.as<float>(), unembed.rows};
+  if (s.num_out == 1 && unembed.cols <= kNormColumns) {
+    run(UnembedOne{store,
+                   {.x = x.as<float>(),
+                    .d = d.as<float>(),
+                    .y = nullptr,
+                    .h = h.as<uint16_t>(),
+                    .weight = norm.weight,
+                    .eps = norm.eps,
+                    .hidden = static_cast<int>(unembed.cols),
+                    .row = s.out_rows}});
+    return;
+  }
   add_norm(cx, {.y = nullptr,
                 .h = h.as<uint16_t>(),
                 .x = x.as<float>(),
@@ -35,30 +61,27 @@ Unembed normed(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x, 
                 .tokens = s.num_out,
                 .hidden = unembed.cols,
                 .rows = s.out_rows});
-  return {.logits = logits.as<float>(),
-          .h = h.as<uint16_t>(),
-          .tokens = s.num_out,
-          .hidden = static_cast<int>(unembed.cols),
-          .vocab = unembed.rows};
+  run(UnembedFew{store, h.as<uint16_t>(), s.num_out, static_cast<int>(unembed.cols)});
 }
 
 }  // namespace
 
 void norm_unembed_tiles(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
                         const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
-  if (s.num_out == 0) return;
-  const Unembed op = normed(cx, logits, h, x, d, norm, unembed, s);
-  if (s.num_out == 1)
-    launch_one<Items::kTiles>(cx, unembed, op, 1, 1);
-  else
-    launch_few<Items::kTiles>(cx, unembed, op, unembed.rows / 16,
-                              (s.num_out + kFewTokens - 1) / kFewTokens);
+  with_norm(cx, logits, h, x, d, norm, unembed, s, [&](const auto& op) {
+    if constexpr (HasNorm<decltype(op)>)
+      launch_one<Items::kTiles>(cx, unembed, op, 1, 1);
+    else
+      launch_few<Items::kTiles>(cx, unembed, op, unembed.rows / 16,
+                                (s.num_out + kFewTokens - 1) / kFewTokens);
+  });
 }
 
 void norm_unembed_rows(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
                        const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
-  if (s.num_out == 0) return;
-  launch_rows<Items::kTiles>(cx, unembed, normed(cx, logits, h, x, d, norm, unembed, s));
+  with_norm(cx, logits, h, x, d, norm, unembed, s, [&](const auto& op) {
+    launch_rows<HasNorm<decltype(op)> ? 1 : kFewTokens, Items::kTiles>(cx, unembed, op);
+  });
 }
 
 }  // namespace nibble::ops::gpu

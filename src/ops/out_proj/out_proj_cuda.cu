@@ -43,7 +43,11 @@ void out_proj_tiles(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& o
 }
 
 void out_proj_rows(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out, const Step& s) {
-  launch_rows<Items::kTiles>(cx, out, op_of(d, att, out, s));
+  const Out op = op_of(d, att, out, s);
+  if (s.num_tokens == 1)
+    launch_rows<1, Items::kTiles>(cx, out, op);
+  else
+    launch_rows<kFewTokens, Items::kTiles>(cx, out, op);
 }
 
 }  // namespace nibble::ops::gpu
