@@ -2,6 +2,8 @@
 
 #include "ops/linear/gemv_gpu_test.h"
 #include "ops/moe_down/moe_down.h"
+#include "ops/moe_up/moe_up.h"
+#include "ops/norm_route/norm_route.h"
 
 namespace nibble::ops {
 namespace {
@@ -71,6 +73,42 @@ TEST(MoeDownGpu, EqualsTheTwinAndItselfAlone) {
       if (shape.width == 2880 && tokens > 2) continue;
       check(shape, tokens);
     }
+}
+
+// norm_route may leave the choice of one token's experts to moe_up, which publishes it, and
+// moe_down, which must not wait for that.
+TEST(MoeDownGpu, ChoosesTheExpertsThatMoeUpChooses) {
+  const Shape shape{256, 256, 128, 4};
+  Random random(3);
+  const MoeUpDesc up_desc{shape.hidden, shape.width, shape.experts, shape.top_k, Format::kMxfp4, 1};
+  const MoeDownDesc down_desc{shape.hidden, shape.width,    shape.experts,
+                              shape.top_k,  Format::kMxfp4, 1};
+  TestWeight up(random, Format::kMxfp4, shape.experts, 2 * shape.width, shape.hidden);
+  TestWeight down(random, Format::kMxfp4, shape.experts, shape.hidden, shape.width);
+  const Floats h(random, 1, shape.hidden, DType::kBF16);
+  const std::vector<float> logits = random.normals(shape.experts);
+  TestRouting twin(1, shape.experts, shape.top_k);
+  choose_experts(logits.data(), shape.experts, shape.top_k, twin.ids.data(), twin.p.data());
+  GpuProblem gpu(scratch_bytes(down_desc, 1, 1));
+  const auto* up_row = gemv_rows(moe_up_kernels(), up_desc, gpu.cx.kernels, up)[0];
+  const auto* down_row = gemv_rows(moe_down_kernels(), down_desc, gpu.cx.kernels, down)[0];
+  const Tensor in = gpu.tensor(h, DType::kBF16);
+  const Weight up_weight = gpu.weight(up), down_weight = gpu.weight(down);
+  const auto run = [&](Routing& routing) {
+    const Tensor u = gpu.output(DType::kBF16, {shape.top_k, shape.width});
+    const Tensor d = gpu.output(DType::kF32, {1, shape.hidden});
+    up_row->run(gpu.cx, u, in, routing, up_weight, 7);
+    down_row->run(gpu.cx, d, u, routing, down_weight);
+    return gpu.floats(d);
+  };
+  Routing left = gpu.routing_output(twin);
+  left.logits = gpu.array(logits);
+  const Floats got = run(left);
+  TestRouting published(1, shape.experts, shape.top_k);
+  gpu.read_back(published, left);
+  EXPECT_EQ(published.ids, twin.ids);
+  Routing chosen = gpu.routing(published);
+  EXPECT_EQ(got.values, run(chosen).values);
 }
 
 }  // namespace
