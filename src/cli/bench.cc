@@ -74,9 +74,9 @@ void fit_engine(const std::vector<BenchCase>& cases, EngineFlags& flags) {
 BenchRow measure(Engine& engine, const BenchCase& what, int repeats, DType kv, double bandwidth,
                  bool on_gpu, RoutingBalance& balance) {
   // Warms caches and page tables; not counted. What is watched may run slower than what is not.
-  engine.set_tap([&](std::string_view name, int layer, const Tensor& value) {
-    balance.observe(name, layer, value);
-  });
+  engine.set_tap([&](std::string_view name, int layer,
+                     const Tensor& value) { balance.observe(name, layer, value); },
+                 "ids");
   run_case(engine, what, 0);
   engine.set_tap({});
   if (on_gpu) run_case(engine, what, 0);

@@ -85,7 +85,10 @@ class Engine::Impl {
     cx_.on_op = std::move(on_op);
     if (gpu_ != nullptr) gpu_->forget_graphs();
   }
-  void set_tap(ops::Tap tap) { cx_.tap = std::move(tap); }
+  void set_tap(ops::Tap tap, std::string only) {
+    cx_.tap = std::move(tap);
+    cx_.tap_only = std::move(only);
+  }
   Result<std::vector<RequestId>> submit(std::vector<Request> requests);
   void cancel(RequestId id);
   EngineStats stats() const;
@@ -528,7 +531,9 @@ void Engine::start() { impl_->start(); }
 void Engine::set_on_op(std::function<void(const char* name)> on_op) {
   impl_->set_on_op(std::move(on_op));
 }
-void Engine::set_tap(ops::Tap tap) { impl_->set_tap(std::move(tap)); }
+void Engine::set_tap(ops::Tap tap, std::string only) {
+  impl_->set_tap(std::move(tap), std::move(only));
+}
 bool Engine::step() { return impl_->step(); }
 Result<RequestId> Engine::submit(Request request) {
   Result<std::vector<RequestId>> ids = submit_forks({std::move(request)});

@@ -51,8 +51,9 @@ class Engine {
   void start();
   // One step on the caller's thread; false: nothing to do.
   bool step();
-  // Between steps: shows every named buffer of those that follow to `tap` (none: to nobody). Slow.
-  void set_tap(ops::Tap tap);
+  // Between steps: shows the buffer named `only` (empty: every named one) of those that follow to
+  // `tap` (none: to nobody). Slow.
+  void set_tap(ops::Tap tap, std::string only = {});
   // Between steps: tells `on_op` before each op of those that follow its name, and "end" (none:
   // nobody). On a GPU it is told when a kind of step is recorded, and may record events.
   void set_on_op(std::function<void(const char* name)> on_op);

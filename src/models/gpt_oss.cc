@@ -255,6 +255,7 @@ class GptOss : public Model {
   static void tap(const Ctx& cx, std::initializer_list<std::pair<const char*, const Tensor*>> all) {
     if (!cx.tap) return;
     for (const auto& [name, tensor] : all) {
+      if (!cx.tap_only.empty() && cx.tap_only != name) continue;  // a copy from a GPU is slow
       Buffer memory;
       cx.tap(name, cx.layer, cx.on_host(*tensor, memory));
     }

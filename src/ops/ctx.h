@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "cuda/caps.h"
@@ -28,6 +29,7 @@ struct Ctx {
   DType activations = DType::kF32;  // kF32 or kBF16: what stored h, q, att and u are rounded to
   KernelOptions kernels = {};       // read when a model is loaded
   Tap tap = {};                     // goldens, `nibble diff`; empty while serving
+  std::string tap_only = {};        // the one buffer shown to the tap; empty: all of them
 
   cuda::StreamHandle stream = nullptr;  // where kernels are launched; none on the CPU
 
