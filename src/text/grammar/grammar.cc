@@ -44,7 +44,8 @@ constexpr size_t kMaxSchemaBytes = 256 << 10;
 constexpr size_t kMaxPatternBytes = 4 << 10;
 constexpr size_t kMaxEbnfBytes = 64 << 10;
 constexpr size_t kMaxChoices = 1'024;
-constexpr int kMaxNesting = 64;  // of groups: each costs time at every token
+constexpr int kMaxNesting = 64;  // of groups, which cost time at every token, or JSON, which is
+                                 // parsed by recursion
 // Blanks between the tokens of JSON: a small model likes to go on with them for ever.
 constexpr int kMaxBlanks = 16;
 
@@ -83,6 +84,23 @@ int nesting_of(std::string_view text) {
   for (const char c : text) {
     if (c == '(') deepest = std::max(deepest, ++depth);
     if (c == ')') --depth;
+  }
+  return deepest;
+}
+
+// Objects and arrays within each other; brackets in strings are none.
+int json_nesting_of(std::string_view text) {
+  int depth = 0, deepest = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"') in_string = !in_string;
+    if (in_string) {
+      if (c == '\\') ++i;
+      continue;
+    }
+    if (c == '{' || c == '[') deepest = std::max(deepest, ++depth);
+    if (c == '}' || c == ']') --depth;
   }
   return deepest;
 }
@@ -183,6 +201,9 @@ Result<bool> GrammarCompiler::check_size(const GrammarSpec& spec) {
       spec.kind == GrammarSpec::Kind::kRegex || spec.kind == GrammarSpec::Kind::kEbnf;
   if (has_groups && nesting_of(spec.text) > kMaxNesting) {
     return Failure{"has groups nested deeper than " + std::to_string(kMaxNesting)};
+  }
+  if (spec.kind == GrammarSpec::Kind::kJsonSchema && json_nesting_of(spec.text) > kMaxNesting) {
+    return Failure{"is nested deeper than " + std::to_string(kMaxNesting) + " levels"};
   }
   const auto at_most = [](size_t size, size_t limit, const char* what) -> Result<bool> {
     if (size <= limit) return true;
