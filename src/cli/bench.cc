@@ -48,7 +48,6 @@ struct BenchFlags {
 constexpr int64_t kProbeBytes = int64_t{1} << 30;
 constexpr int64_t kGpuProbeBytes = int64_t{4} << 30;
 constexpr int kProbeRepeats = 5;
-constexpr int kProfileWarmUp = 4, kProfileSteps = 12;
 
 struct BenchRow {
   BenchCase what;
@@ -57,7 +56,7 @@ struct BenchRow {
   double bytes_per_token = 0;  // the same, shared by the step's tokens
   double bytes_per_s = 0;
   double ceiling = 0;  // tokens per second if the step took as long as reading its bytes
-  std::vector<GpuProfile::Row> profile;  // empty: was not asked for
+  StepProfile profile;
 };
 
 // Sizes context and batch for the cases, where the user has not.
@@ -110,37 +109,32 @@ std::string kv_text(const BenchFlags& flags) {
   return kv == DType::kF8E4M3 ? "fp8" : dtype_name(kv);
 }
 
-// What each op of a decode step takes; the streams' own steps, recorded with events in between.
-std::vector<GpuProfile::Row> profile_step(Engine& engine, cuda::StreamHandle stream,
-                                          const BenchCase& what) {
-  GpuProfile profile(stream);
-  engine.set_on_op([&](const char* name) { profile.mark(name); });
-  int steps = 0;
-  // The first are those that record the graph, and that wait for a step begun ahead of them.
-  run_decode_steps(engine, what, kProfileWarmUp + kProfileSteps, [&] {
-    if (++steps > kProfileWarmUp) profile.add_step();
-  });
-  engine.set_on_op({});
-  return profile.rows();
-}
-
-Json profile_json(const BenchRow& row) {
+Json profile_json(const StepProfile& profile) {
   Json ops = Json::array();
-  for (const GpuProfile::Row& op : row.profile)
-    ops.push_back({{"op", op.op}, {"launches", op.launches}, {"us", op.us}});
-  return ops;
+  for (const StepProfile::Row& op : profile.rows)
+    ops.push_back({{"op", op.op},
+                   {"launches", op.launches},
+                   {"us", op.alone_us},
+                   {"us_saved_without", op.saved_us}});
+  return {{"step_us", profile.step_us}, {"gpu_us", profile.gpu_us}, {"ops", ops}};
 }
 
 void print_profile(const BenchRow& row) {
-  double sum = 0;
-  for (const GpuProfile::Row& op : row.profile) sum += op.us;
-  std::printf("\none step of %s by op, without overlap: %.0f us in all\n", row.what.test().c_str(),
-              sum);
-  TextTable table({"op", ">launches", ">us", ">us each", ">share"});
-  for (const GpuProfile::Row& op : row.profile)
-    table.add({op.op, std::to_string(op.launches), fixed_digits(op.us, 1),
-               fixed_digits(op.us / op.launches, 2), fixed_digits(100 * op.us / sum, 1) + "%"});
-  std::printf("%s", table.plain().c_str());
+  const StepProfile& profile = row.profile;
+  double alone = 0, saved = 0;
+  TextTable table({"op", ">launches", ">us alone", ">us saved", ">each", ">share"});
+  for (const StepProfile::Row& op : profile.rows) {
+    table.add({op.op, std::to_string(op.launches), fixed_digits(op.alone_us, 1),
+               fixed_digits(op.saved_us, 1), fixed_digits(op.saved_us / op.launches, 2),
+               fixed_digits(100 * op.saved_us / profile.step_us, 1) + "%"});
+    alone += op.alone_us, saved += op.saved_us;
+  }
+  std::printf(
+      "\none step of %s: %.0f us, %.0f of them from the first op's start to the last one's end.\n"
+      "An op alone (events between ops; %.0f us in all), and what a step saves without it (%.0f):\n"
+      "%s",
+      row.what.test().c_str(), profile.step_us, profile.gpu_us, alone, saved,
+      table.plain().c_str());
 }
 
 Json row_json(const BenchRow& row, const BenchFlags& flags, const ops::Ctx& cx, double bandwidth) {
@@ -244,7 +238,7 @@ void bench(const BenchFlags& given) {
                 {"rows", Json::array()}};
     for (const BenchRow& row : rows) {
       out["rows"].push_back(row_json(row, flags, loaded.cx, bandwidth));
-      if (!row.profile.empty()) out["rows"].back()["profile"] = profile_json(row);
+      if (!row.profile.rows.empty()) out["rows"].back()["profile"] = profile_json(row.profile);
     }
     return print_json(out);
   }
@@ -255,7 +249,7 @@ void bench(const BenchFlags& given) {
   const TextTable table = bench_table(rows, bandwidth);
   std::printf("%s", (flags.output == "md" ? table.markdown() : table.plain()).c_str());
   for (const BenchRow& row : rows)
-    if (!row.profile.empty()) print_profile(row);
+    if (!row.profile.rows.empty()) print_profile(row);
   if (routing.choices > 0) {
     std::printf("\nrouting: %.3f of even, %.3f in the worst layer (%s choices a layer)\n",
                 routing.mean, routing.worst_layer, with_commas(routing.choices).c_str());

@@ -1,32 +1,88 @@
 #include "cli/gpu_profile.h"
 
 #include <algorithm>
+#include <chrono>
+#include <deque>
+#include <string_view>
 
 namespace nibble::cli {
+namespace {
 
-void GpuProfile::mark(const char* name) {
-  if (!marks_.empty() && marks_.back().name == "end") marks_.clear();  // another kind of step
-  marks_.emplace_back();
-  marks_.back().name = name;
-  marks_.back().event.record(stream_);
-}
+// The first steps are those that record the graph, and that wait for a step begun ahead of them.
+constexpr int kWarmUp = 4, kSteps = 24;
 
-void GpuProfile::add_step() {
-  for (size_t i = 0; i + 1 < marks_.size(); ++i)
-    sums_[marks_[i].name] += 1e3 * marks_[i + 1].event.ms_since(marks_[i].event);
-  ++num_steps_;
-}
+// An event before each op, the last one named "end". Where a step is recorded as a graph, the
+// events fire whenever it runs.
+class Marks {
+ public:
+  explicit Marks(cuda::StreamHandle stream) : stream_(stream) {}
 
-std::vector<GpuProfile::Row> GpuProfile::rows() const {
-  std::vector<Row> rows;
-  for (const Mark& mark : marks_) {
-    if (mark.name == "end") continue;
-    auto row = std::ranges::find(rows, mark.name, &Row::op);
-    if (row == rows.end()) row = rows.insert(row, {.op = mark.name});
-    ++row->launches;
+  // For Engine::set_on_op().
+  void add(std::string_view name) {
+    if (!marks_.empty() && marks_.back().name == "end") marks_.clear();  // another kind of step
+    marks_.emplace_back();
+    marks_.back().name = name;
+    marks_.back().event.record(stream_);
   }
-  for (Row& row : rows) row.us = sums_.at(row.op) / num_steps_;
-  return rows;
+  // Of the step that ran last: adds to each op what it took.
+  void add_to(std::vector<StepProfile::Row>& rows) const {
+    for (StepProfile::Row& row : rows) row.launches = 0;
+    for (size_t i = 0; i + 1 < marks_.size(); ++i) {
+      auto row = std::ranges::find(rows, marks_[i].name, &StepProfile::Row::op);
+      if (row == rows.end()) row = rows.insert(row, {.op = marks_[i].name});
+      ++row->launches;
+      row->alone_us += 1e3 * marks_[i + 1].event.ms_since(marks_[i].event) / kSteps;
+    }
+  }
+  double span_us() const { return 1e3 * marks_.back().event.ms_since(marks_.front().event); }
+
+ private:
+  struct Mark {
+    std::string name;
+    cuda::Event event{cuda::Event::Kind::kTiming};
+  };
+  cuda::StreamHandle stream_;
+  std::deque<Mark> marks_;
+};
+
+// Microseconds from step to step without that op ("": with all).
+double step_us_without(Engine& engine, const BenchCase& what, const std::string& op) {
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start, end;
+  int steps = 0;
+  run_decode_steps(engine, what, 2 * kWarmUp + kSteps, [&] {
+    ++steps;
+    if (steps == kWarmUp) engine.set_left_out(op);
+    if (steps == 2 * kWarmUp) start = Clock::now();
+    end = Clock::now();
+  });
+  engine.set_left_out("");
+  return std::chrono::duration<double, std::micro>(end - start).count() / kSteps;
+}
+
+}  // namespace
+
+StepProfile profile_step(Engine& engine, cuda::StreamHandle stream, const BenchCase& what) {
+  StepProfile profile;
+  Marks marks(stream);
+  int steps = 0;
+  engine.set_on_op([&](const char* name) { marks.add(name); });
+  run_decode_steps(engine, what, kWarmUp + kSteps, [&] {
+    if (++steps > kWarmUp) marks.add_to(profile.rows);
+  });
+  const std::string first = profile.rows.front().op;
+  engine.set_on_op([&](const char* name) {
+    if (name == first || std::string_view(name) == "end") marks.add(name);
+  });
+  steps = 0;
+  run_decode_steps(engine, what, kWarmUp + kSteps, [&] {
+    if (++steps > kWarmUp) profile.gpu_us += marks.span_us() / kSteps;
+  });
+  engine.set_on_op({});
+  profile.step_us = step_us_without(engine, what, "");
+  for (StepProfile::Row& row : profile.rows)
+    row.saved_us = profile.step_us - step_us_without(engine, what, row.op);
+  return profile;
 }
 
 }  // namespace nibble::cli

@@ -1,42 +1,31 @@
-// GpuProfile: how long each op of one kind of step takes on the GPU, by events between them.
-// Kernels do not overlap then as they do without: the sum is more than a step takes.
+// What one decode step of a bench case takes on the GPU, op by op.
 #pragma once
 
-#include <deque>
-#include <map>
 #include <string>
 #include <vector>
 
+#include "cli/bench_run.h"
 #include "cuda/stream.h"
+#include "engine/engine.h"
 
 namespace nibble::cli {
 
-class GpuProfile {
- public:
-  explicit GpuProfile(cuda::StreamHandle stream) : stream_(stream) {}
-
-  // For Engine::set_on_op(): an event before each op, the last one named "end". Where a step is
-  // recorded as a graph, the events fire whenever it runs.
-  void mark(const char* name);
-  // Of the step that ran last: adds to each op what it took.
-  void add_step();
-
+struct StepProfile {
   struct Row {
     std::string op;
-    int launches = 0;  // in a step
-    double us = 0;     // of a step
+    int launches = 0;  // of the op, in a step
+    // All its launches by themselves, by events between the ops. Kernels do not overlap then as
+    // they do without: the sum is more than a step takes.
+    double alone_us = 0;
+    // How much shorter a step gets without the op: what it costs beside the others.
+    double saved_us = 0;
   };
-  std::vector<Row> rows() const;  // in order of first appearance
-
- private:
-  struct Mark {
-    std::string name;
-    cuda::Event event{cuda::Event::Kind::kTiming};
-  };
-  cuda::StreamHandle stream_;
-  std::deque<Mark> marks_;
-  std::map<std::string, double> sums_;
-  int num_steps_ = 0;
+  std::vector<Row> rows;  // in order of first appearance; empty: was not asked for
+  double step_us = 0;     // from token to token, as the engine runs them
+  double gpu_us = 0;      // from the start of the first op to the end of the last
 };
+
+// `stream`: the engine's. Runs the case's streams a dozen times.
+StepProfile profile_step(Engine& engine, cuda::StreamHandle stream, const BenchCase& what);
 
 }  // namespace nibble::cli

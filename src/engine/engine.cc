@@ -85,6 +85,10 @@ class Engine::Impl {
     cx_.on_op = std::move(on_op);
     if (gpu_ != nullptr) gpu_->forget_graphs();
   }
+  void set_left_out(std::string op) {
+    cx_.left_out = std::move(op);
+    if (gpu_ != nullptr) gpu_->forget_graphs();
+  }
   void set_tap(ops::Tap tap, std::string only) {
     cx_.tap = std::move(tap);
     cx_.tap_only = std::move(only);
@@ -534,6 +538,7 @@ void Engine::set_on_op(std::function<void(const char* name)> on_op) {
 void Engine::set_tap(ops::Tap tap, std::string only) {
   impl_->set_tap(std::move(tap), std::move(only));
 }
+void Engine::set_left_out(std::string op) { impl_->set_left_out(std::move(op)); }
 bool Engine::step() { return impl_->step(); }
 Result<RequestId> Engine::submit(Request request) {
   Result<std::vector<RequestId>> ids = submit_forks({std::move(request)});

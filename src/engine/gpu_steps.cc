@@ -75,14 +75,20 @@ void GpuSteps::launch(const StepBlock& block, bool is_fed) {
 Tensor GpuSteps::run(const Step& step) {
   const Tensor logits = model_.forward(cx_, step, kv_);
   if (cx_.on_op) cx_.on_op("sample");
-  ops::sample_greedy(cx_,
-                     {.rows = static_cast<ops::Greedy*>(greedy_.data()),
-                      .stride = max_out_,
-                      .turn = StepBlock::turn_at(block_.data()),
-                      .ids = static_cast<int32_t*>(ids_.data())},
-                     logits, static_cast<const uint32_t*>(never_.data()));
+  if (cx_.left_out != "sample")
+    ops::sample_greedy(cx_,
+                       {.rows = static_cast<ops::Greedy*>(greedy_.data()),
+                        .stride = max_out_,
+                        .turn = StepBlock::turn_at(block_.data()),
+                        .ids = static_cast<int32_t*>(ids_.data())},
+                       logits, static_cast<const uint32_t*>(never_.data()));
   if (cx_.on_op) cx_.on_op("end");
   return logits;
+}
+
+void GpuSteps::forget_graphs() {
+  cuda::wait(cx_.stream);
+  graphs_.clear();
 }
 
 void GpuSteps::wait(const StepBlock& block) { done_[block.turn()].wait(); }

@@ -45,7 +45,7 @@ class GpuSteps {
   // Of a row of the step launched last, once waited for: all logits [V], valid until the next call.
   std::span<float> logits(int64_t row);
 
-  void forget_graphs() { graphs_.clear(); }  // when nothing is in flight
+  void forget_graphs();  // when what is in flight has ended
   int num_graphs() const { return static_cast<int>(graphs_.size()); }
 
  private:

@@ -24,6 +24,7 @@ namespace nibble {
 namespace {
 
 using ops::Ctx;
+using ops::Op;
 
 struct Layer {
   Norm attn_norm;
@@ -130,7 +131,6 @@ struct Descs {
 
 ops::KernelPlan make_plan(const GptOssConfig& c, const DenseFormats& dense,
                           const ops::KernelOptions& options) {
-  using ops::Op;
   const Descs d(c, dense);
   ops::KernelPlan plan(static_cast<int>(c.layers));
   plan.add(Op::kEmbed, -1, ops::embed_kernels(), d.embed, options);
@@ -225,7 +225,7 @@ class GptOss : public Model {
   void run(Ctx& cx, const Step& s, const SeqState& kv, const Acts& a) const {
     cx.layer = -1;
     Routing routing = routing_of(a, s.num_tokens);
-    ops::embed(cx, {a.x, a.d, a.cos_sin}, w.embed, c.rope, s);
+    if (cx.runs(Op::kEmbed)) ops::embed(cx, {a.x, a.d, a.cos_sin}, w.embed, c.rope, s);
     for (int l = 0; l < c.layers; ++l) {
       const Layer& lw = w.layers[l];
       cx.layer = l;
@@ -234,21 +234,25 @@ class GptOss : public Model {
       const ops::AttentionParams attn{.scale = 1 / std::sqrt(static_cast<float>(c.head_dim)),
                                       .window = c.window_of(l),
                                       .sinks = lw.sinks};
-      ops::norm_qkv(cx, {a.q, a.h, a.y}, kv.layer(l), a.x, a.d, lw.attn_norm, lw.qkv, a.cos_sin, s);
+      if (cx.runs(Op::kNormQkv))
+        ops::norm_qkv(cx, {a.q, a.h, a.y}, kv.layer(l), a.x, a.d, lw.attn_norm, lw.qkv, a.cos_sin,
+                      s);
       tap(cx, {{"x", &a.y}, {"attn_h", &a.h}, {"q", &a.q}});
-      ops::attention(cx, a.att, a.q, kv.layer(l), attn, s);
+      if (cx.runs(Op::kAttention)) ops::attention(cx, a.att, a.q, kv.layer(l), attn, s);
       tap(cx, {{"att", &a.att}});
-      ops::out_proj(cx, a.d, a.att, lw.out, s);
+      if (cx.runs(Op::kOutProj)) ops::out_proj(cx, a.d, a.att, lw.out, s);
       tap(cx, {{"attn_d", &a.d}});
-      ops::norm_route(cx, a.x, a.h, routing, a.y, a.d, lw.moe_norm, lw.router);
+      if (cx.runs(Op::kNormRoute))
+        ops::norm_route(cx, a.x, a.h, routing, a.y, a.d, lw.moe_norm, lw.router);
       tap(cx, {{"moe_h", &a.h}, {"ids", &a.ids}, {"p", &a.p}});
-      ops::moe_up(cx, a.u, a.h, routing, lw.up, c.swiglu_limit);
+      if (cx.runs(Op::kMoeUp)) ops::moe_up(cx, a.u, a.h, routing, lw.up, c.swiglu_limit);
       tap(cx, {{"u", &a.u}});
-      ops::moe_down(cx, a.d, a.u, routing, lw.down);
+      if (cx.runs(Op::kMoeDown)) ops::moe_down(cx, a.d, a.u, routing, lw.down);
       tap(cx, {{"moe_d", &a.d}});
     }
     cx.layer = -1;
-    ops::norm_unembed(cx, a.logits, a.h, a.x, a.d, w.final_norm, w.unembed, s);
+    if (cx.runs(Op::kNormUnembed))
+      ops::norm_unembed(cx, a.logits, a.h, a.x, a.d, w.final_norm, w.unembed, s);
     tap(cx, {{"logits", &a.logits}});
   }
 

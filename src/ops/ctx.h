@@ -50,6 +50,9 @@ struct Ctx {
   }
   Op last_op = Op::kEmbed;
   std::function<void(const char* name)> on_op = {};  // told before each op; for profiles
+  // For profiles: the op of this name does nothing, what it writes stays as it was.
+  std::string left_out = {};
+  bool runs(Op op) const { return left_out.empty() || left_out != op_name(op); }
 
   // Set by the model for the time of a step.
   const KernelPlan* plan = nullptr;
