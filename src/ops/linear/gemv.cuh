@@ -39,6 +39,15 @@ inline unsigned grid_of(const Ctx& cx, int64_t items, int together = 1) {
   return static_cast<unsigned>(std::clamp<int64_t>(items / together, 1, cx.kernels.gpu.num_sms));
 }
 
+// Two blocks of a kernel must not share an SM while others stand empty, as blocks do that start
+// beside the kernel before: so a kernel takes more than half of an SM's shared memory. That of a
+// sum over experts takes less, to fit beside the one before it and the one behind.
+inline constexpr size_t kOneBlockBytes = (NIBBLE_CUDA_SM == 121 ? 51 : 116) * 1024;
+// Chunks of a warp on their way: all that a block has of a dense matrix of attention.
+template <Items kItems>
+inline constexpr int kOneStages =
+    NIBBLE_CUDA_SM == 121 || kItems == Items::kExperts || kItems == Items::kAllExperts ? 2 : 4;
+
 // T = 1: see gemv_one. `vectors`: rows of activations it holds; `choices`: experts of the token.
 template <Items kItems, class Op>
 void launch_one(Ctx& cx, const Weight& weight, const Op& op, int vectors, int choices) {
@@ -53,7 +62,7 @@ void launch_one(Ctx& cx, const Weight& weight, const Op& op, int vectors, int ch
     m.round_tiles = kItems == Items::kAllExperts
                         ? share
                         : std::min(share, round_tiles(m, 1, 16 * 1024, kTogether));
-    const GemvMemory memory = lay_out({.stages = kOneStages,
+    const GemvMemory memory = lay_out({.stages = kOneStages<kItems>,
                                        .chunk_bytes = kUnits * cuda::kUnitBytes,
                                        .blocks = m.chunks * kUnits * 2,
                                        .vectors = vectors,
@@ -62,9 +71,13 @@ void launch_one(Ctx& cx, const Weight& weight, const Op& op, int vectors, int ch
                                        .part_tokens = 1,
                                        .chunks = m.chunks,
                                        .single_round = m.round_tiles >= share});
-    cuda::launch(cx.stream, gemv_one<kUnits, kItems, Op>,
-                 {.grid = dim3(grid), .block = dim3(kGemvThreads), .smem_bytes = memory.end}, m,
-                 memory, op);
+    cuda::launch(
+        cx.stream, gemv_one<kUnits, kOneStages<kItems>, kItems, Op>,
+        {.grid = dim3(grid),
+         .block = dim3(kGemvThreads),
+         .smem_bytes = kItems == Items::kAllExperts ? memory.end
+                                                    : std::max<size_t>(memory.end, kOneBlockBytes)},
+        m, memory, op);
   });
 }
 
@@ -97,18 +110,18 @@ template <int kTokens, Items kItems, class Op>
 void launch_rows(Ctx& cx, const Weight& weight, const Op& op) {
   with_chunk_units<2>(weight.cols, [&]<int kUnits>() {
     TileMatrix m = tile_matrix(weight, kUnits);
-    constexpr int kTogether = kItems == Items::kHeadHalves ? 2 : 1;
-    m.round_tiles = round_tiles(m, kTokens, 16 * 1024, kTogether);
+    const unsigned grid = grid_of(cx, m.row_tiles);
+    const int share = static_cast<int>((m.row_tiles + grid - 1) / grid);
+    m.round_tiles = std::min(share, round_tiles(m, kTokens, 16 * 1024, 1));
     const RowMatrix rows{reinterpret_cast<const uint16_t*>(weight.codes),
                          static_cast<int>(weight.cols)};
-    const size_t smem_bytes =
-        kTokens * (weight.cols + 32) * 2 + 2 * int64_t{m.round_tiles} * m.chunks * 16 * kTokens * 4;
-    cuda::launch(
-        cx.stream, gemv_rows<kUnits, kTokens, kItems, Op>,
-        {.grid = dim3(grid_of(cx, m.row_tiles, kTogether), (op.tokens + kTokens - 1) / kTokens),
-         .block = dim3(kGemvThreads),
-         .smem_bytes = smem_bytes},
-        m, rows, op);
+    const size_t smem_bytes = kRowSlotBytes<kUnits> + kTokens * (weight.cols + 32) * 2 +
+                              2 * int64_t{m.round_tiles} * m.chunks * 16 * kTokens * 4;
+    cuda::launch(cx.stream, gemv_rows<kUnits, kTokens, kItems, Op>,
+                 {.grid = dim3(grid, (op.tokens + kTokens - 1) / kTokens),
+                  .block = dim3(kGemvThreads),
+                  .smem_bytes = std::max(smem_bytes, kOneBlockBytes)},
+                 m, rows, op);
   });
 }
 

@@ -22,13 +22,13 @@
 
 namespace nibble::ops::gpu {
 
-// 16 warps and rings of three chunks: half an H200 SM, so that the next kernel's weights are on
+// 16 warps and rings of chunks: half an H200 SM, so that the next kernel's weights are on
 // their way while this one works. sm_121 has 99 KB a block.
 #if NIBBLE_CUDA_SM == 121
-inline constexpr int kGemvWarps = 8, kOneStages = 2, kFewStages = 2;
+inline constexpr int kGemvWarps = 8, kFewStages = 2;
 inline constexpr int kFewTokens = 4;  // of a pass of gemv_few
 #else
-inline constexpr int kGemvWarps = 16, kOneStages = 2, kFewStages = 3;
+inline constexpr int kGemvWarps = 16, kFewStages = 3;
 inline constexpr int kFewTokens = 8;
 #endif
 inline constexpr int kGemvThreads = kGemvWarps * 32;
@@ -487,7 +487,7 @@ __device__ __forceinline__ void sum_experts(const TileMatrix& m, const Op& op,
   }
 }
 
-template <int kUnits, Items kItems, class Op>
+template <int kUnits, int kStages, Items kItems, class Op>
 __global__ void __launch_bounds__(kGemvThreads, 2)
     gemv_one(const __grid_constant__ TileMatrix m, const __grid_constant__ GemvMemory memory,
              const __grid_constant__ Op op) {
@@ -497,7 +497,7 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
   constexpr bool kAll = kItems == Items::kAllExperts;
   constexpr bool kHalves = kItems == Items::kHeadHalves;
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ __align__(8) uint64_t barriers[kGemvWarps * kOneStages];
+  __shared__ __align__(8) uint64_t barriers[kGemvWarps * kStages];
   __shared__ Choices choices;  // by segment
   __shared__ int64_t place;
   __shared__ uint32_t table_words[kGemvWarps];
@@ -513,7 +513,7 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
   const int first = kAll ? 0 : mine.begin * (kHalves ? 2 : 1);
   const int last = first + tiles * (kAll ? segments : 1);
 
-  ChunkRing<kUnits, kOneStages> ring(base, cuda::shared_address(barriers));
+  ChunkRing<kUnits, kStages> ring(base, cuda::shared_address(barriers));
   ChunkWalk next_fetch(first, m.chunks);
   // Segment of next_fetch: its end, and where chunk 0 of item 0 would lie.
   int segment_end = kMoe ? first : last;
@@ -536,7 +536,7 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
   const auto fill_ring = [&] {
     if constexpr (kMoe) __syncthreads();  // choices
 #pragma unroll
-    for (int s = 0; s < kOneStages; ++s) fetch(s);
+    for (int s = 0; s < kStages; ++s) fetch(s);
   };
 
   // What does not depend on the kernel before.

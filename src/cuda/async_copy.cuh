@@ -1,0 +1,24 @@
+// Copies of 16 bytes by single threads from global to shared memory, past L1, in groups that end in
+// their order. Source: PTX ISA 9.0, section 9.7.9.25.3.
+#pragma once
+
+#include <cstdint>
+
+namespace nibble::cuda {
+
+// Both ends aligned to 16.
+__device__ __forceinline__ void async_copy_16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
+               : "memory");
+}
+// The copies of this thread since the last call are a group; it may be empty.
+__device__ __forceinline__ void async_copy_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Until all but the last kPending groups of this thread have landed, for itself to read.
+template <int kPending>
+__device__ __forceinline__ void async_copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace nibble::cuda
