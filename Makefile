@@ -4,6 +4,7 @@
 #   make test                        every fast test
 #   make test-slow | test-asan | test-tsan | test-arm64                  further runs
 #   make test-gpu | bench-gpu [PRESET=h200]   built anywhere, run where the GPU is
+#   make check-spark                 builds for the DGX Spark, checks its GPU code, runs it emulated
 #   make fuzz [FUZZ_SECONDS=60]      every fuzz target, that long each
 #   make soak [SOAK_MINUTES=2]       mixed load on one server: memory stays flat, answers the same
 #   make format | format-check | layers | lint | clean
@@ -26,7 +27,7 @@ SETUP_CUDA = $(if $(filter h200,$(PRESET)),cuda)$(filter spark,$(PRESET))
 SOURCES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh'
 
 .PHONY: build serve test test-slow test-asan test-tsan test-arm64 test-parsers test-gpu bench-gpu \
-        fuzz soak format format-check layers lint clean
+        check-spark fuzz soak format format-check layers lint clean
 
 build:
 	@tools/setup.sh build $(SETUP_CUDA)
@@ -76,6 +77,14 @@ bench-gpu:
 	@$(call CMAKE_BUILD,$(GPU_PRESET),-DNIBBLE_TESTS=OFF,--target nibble)
 	@$(if $(HAVE_GPU),tools/gpu_run.sh bench build/$(GPU_PRESET) bench/results,\
 	  echo "no GPU here; on one that has it: tools/gpu_run.sh bench build/$(GPU_PRESET) bench/results")
+
+# No part of CI, whose two cores would take 15 minutes to compile the kernels: run it by hand after
+# changing GPU code.
+check-spark:
+	@tools/setup.sh spark cubin
+	@$(call CMAKE_BUILD,spark,-DNIBBLE_TESTS=OFF,--target nibble)
+	tools/check_cubins.py build/spark/nibble --arch sm_121a
+	tools/run_spark.sh build/spark/nibble
 
 fuzz:
 	@tools/setup.sh fuzz

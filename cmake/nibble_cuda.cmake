@@ -24,4 +24,7 @@ find_library(NIBBLE_CUDART libcudart_static.a REQUIRED
              NO_DEFAULT_PATH NO_CMAKE_FIND_ROOT_PATH)
 add_library(nibble_dep_cudart INTERFACE)
 target_link_libraries(nibble_dep_cudart INTERFACE ${NIBBLE_CUDART} dl rt)
-target_include_directories(nibble_dep_cudart SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+if(NOT NIBBLE_CUDA_HEADERS)  # set where nvcc names a folder for the target that is not there
+  set(NIBBLE_CUDA_HEADERS ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+endif()
+target_include_directories(nibble_dep_cudart SYSTEM INTERFACE ${NIBBLE_CUDA_HEADERS})

@@ -11,6 +11,7 @@
 #   arm64  cross compiler, qemu-user and arm64 libraries (build/sysroot-arm64)
 #   cuda   nvcc, if the machine has none (build/cuda)
 #   spark  what preset spark needs: nvcc; on x86-64 the cross compiler and arm64 libraries as well
+#   cubin  cuobjdump, for static checks of GPU code (build/cuobjdump)
 # NIBBLE_SETUP=skip skips it: for machines where you installed these yourself.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -181,6 +182,18 @@ group_spark() {
   mv build/cuda-arm64.part/nvidia/cu13 build/cuda-arm64
   rm -r build/cuda-arm64.part build/cuda-arm64.txt
   done_with spark tools/requirements-cuda.txt
+}
+
+group_cubin() {
+  unchanged cubin tools/requirements-cubin.txt && return
+  python_venv
+  rm -rf build/cuobjdump build/cuobjdump.part
+  pip_install --require-hashes --target build/cuobjdump.part -r tools/requirements-cubin.txt ||
+    die "no cuobjdump: see tools/requirements-cubin.txt"
+  mv build/cuobjdump.part/nvidia/cu13 build/cuobjdump
+  rm -r build/cuobjdump.part
+  chmod +x build/cuobjdump/bin/*
+  done_with cubin tools/requirements-cubin.txt
 }
 
 mkdir -p build
