@@ -37,6 +37,9 @@ CASES = {
                              vocab=50, window=16, layers=[F, S],
                              rope=dict(YARN, factor=4.0, original_max_position_embeddings=64,
                                        attention_factor=1.25), tokens=200, seed=4),
+    # Of a shape that kernels for GPUs take; every expert is chosen, so no rounding can choose others.
+    "head_dim_64": dict(hidden=128, heads=4, kv=1, dim=64, experts=3, top_k=3, width=64, vocab=208,
+                        window=16, layers=[S, F, S], rope=YARN, tokens=120, seed=6),
     "past_4096": dict(hidden=32, heads=4, kv=1, dim=16, experts=3, top_k=2, width=32, vocab=61,
                       window=128, layers=[S, F], rope=YARN, tokens=4500, seed=5),
 }

@@ -215,8 +215,8 @@ TEST(GptOss, DummyWeightsRunAndSpreadOverExperts) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, GptOssGolden,
-                         testing::Values("heads_6_2", "heads_8_1", "plain_rope", "attention_factor",
-                                         "past_4096"),
+                         testing::Values("heads_6_2", "heads_8_1", "head_dim_64", "plain_rope",
+                                         "attention_factor", "past_4096"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
