@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -13,6 +14,12 @@
 #include "ops/test_problem.h"
 
 namespace nibble::ops {
+
+// Whether a case of so many activations is left out: NIBBLE_SMALL_TESTS is set under tools that
+// slow kernels down a hundredfold (tools/gpu_run.sh sanitize).
+inline bool is_too_slow(int64_t activations) {
+  return std::getenv("NIBBLE_SMALL_TESTS") != nullptr && activations > 2800;
+}
 
 class GpuProblem {
  public:

@@ -47,7 +47,7 @@ struct Rows {
 };
 
 // The tile-th tile of the spans of several tokens, last tiles of the last span first; false where
-// there are not so many. By a whole warp.
+// there are not so many. By a whole warp; `rows`, in shared memory, is written by one lane.
 __device__ __forceinline__ bool find_rows(Rows& rows, const TileParams& a, int32_t tile) {
   const int lane = threadIdx.x % 32;
   for (int32_t last = a.num_spans - 1; last >= 0; last -= 32) {
@@ -70,15 +70,17 @@ __device__ __forceinline__ bool find_rows(Rows& rows, const TileParams& a, int32
       continue;
     }
     const int from = __ffs(has) - 1;
-    rows.span = {__shfl_sync(kAll, span.q_start, from), __shfl_sync(kAll, span.q_len, from),
-                 __shfl_sync(kAll, span.context, from), __shfl_sync(kAll, span.slot, from)};
+    Rows r;
+    r.span = {__shfl_sync(kAll, span.q_start, from), __shfl_sync(kAll, span.q_len, from),
+              __shfl_sync(kAll, span.context, from), __shfl_sync(kAll, span.slot, from)};
     const int32_t left = __shfl_sync(kAll, upto, from) - 1 - tile;  // tiles before it, in the span
-    rows.first = left * a.tile_tokens;
-    const int32_t tokens = min(a.tile_tokens, rows.span.q_len - rows.first);
-    rows.num_rows = tokens * a.group;
-    const int32_t pos = rows.span.context + rows.first;
-    rows.key_begin = a.window > 0 ? max(0, pos - a.window + 1) / kKeys * kKeys : 0;
-    rows.key_end = pos + tokens;
+    r.first = left * a.tile_tokens;
+    const int32_t tokens = min(a.tile_tokens, r.span.q_len - r.first);
+    r.num_rows = tokens * a.group;
+    const int32_t pos = r.span.context + r.first;
+    r.key_begin = a.window > 0 ? max(0, pos - a.window + 1) / kKeys * kKeys : 0;
+    r.key_end = pos + tokens;
+    if (lane == 0) rows = r;
     return true;
   }
   return false;

@@ -59,7 +59,7 @@ TEST(NormUnembedGpu, EqualsTheTwinAndItselfAlone) {
     for (Format format : {Format::kMxfp4, Format::kBF16})
       for (const auto& rows :
            {std::vector<int32_t>{39}, {0, 3, 4}, {1, 2, 3, 5, 8, 13, 21, 34, 35, 36}, {}})
-        check(shape, format, rows);
+        if (!is_too_slow(shape.hidden)) check(shape, format, rows);
 }
 
 }  // namespace
