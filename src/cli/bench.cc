@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "cli/bench_ops.h"
+#include "cli/bench_preempt.h"
 #include "cli/bench_run.h"
 #include "cli/byte_plan.h"
 #include "cli/cli.h"
@@ -234,6 +235,7 @@ void bench(const BenchFlags& given) {
                 {"routing_balance",
                  {{"choices_per_layer", routing.choices},
                   {"mean", routing.mean},
+                  {"at_random", routing.at_random},
                   {"worst_layer", routing.worst_layer}}},
                 {"rows", Json::array()}};
     for (const BenchRow& row : rows) {
@@ -251,8 +253,9 @@ void bench(const BenchFlags& given) {
   for (const BenchRow& row : rows)
     if (!row.profile.rows.empty()) print_profile(row);
   if (routing.choices > 0) {
-    std::printf("\nrouting: %.3f of even, %.3f in the worst layer (%s choices a layer)\n",
-                routing.mean, routing.worst_layer, with_commas(routing.choices).c_str());
+    std::printf(
+        "\nrouting: %.3f of even, %.3f in the worst layer; %s choices a layer at random: %.3f\n",
+        routing.mean, routing.worst_layer, with_commas(routing.choices).c_str(), routing.at_random);
   }
 }
 
@@ -290,6 +293,7 @@ void add_bench(CLI::App& app) {
   add_engine_flags(*command, flags->engine);
   add_bench_serve(*command);
   add_bench_ops(*command);
+  add_bench_preempt(*command);
   command->callback([flags, command] {
     if (command->get_subcommands().empty()) bench(*flags);
   });

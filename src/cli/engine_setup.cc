@@ -209,7 +209,8 @@ LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& opti
   }
   loaded.cx.tap = options.tap;
 
-  EngineOptions engine = engine_options(flags, options, loaded.cx.on_gpu());
+  EngineOptions& engine = loaded.engine_options;
+  engine = engine_options(flags, options, loaded.cx.on_gpu());
   plan_memory(flags, model, loaded.cx, options.quiet, engine);
 
   LoadOptions load{.seed = flags.seed, .dense = dense_formats(flags.dense), .progress = {}};

@@ -76,6 +76,7 @@ struct LoadedEngine {
   std::unique_ptr<cuda::Stream> stream;  // of the GPU, where the model runs on one
   ops::Ctx cx;
   std::unique_ptr<Model> model;
+  EngineOptions engine_options;  // as granted
   std::unique_ptr<Engine> engine;
   double load_seconds = 0;  // all of it: memory, weights, kernels
 };

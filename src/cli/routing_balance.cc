@@ -18,7 +18,7 @@ void RoutingBalance::observe(std::string_view name, int layer, const Tensor& val
 }
 
 RoutingBalance::Report RoutingBalance::report(int32_t num_experts) const {
-  Report report{.choices = 0, .mean = 0, .worst_layer = 1};
+  Report report{.choices = 0, .mean = 0, .worst_layer = 1, .at_random = 1};
   int layers = 0;
   for (const auto& counts : counts_) {
     int64_t total = 0;
@@ -36,7 +36,10 @@ RoutingBalance::Report RoutingBalance::report(int32_t num_experts) const {
     report.worst_layer = std::min(report.worst_layer, balance);
     ++layers;
   }
-  if (layers > 0) report.mean /= layers;
+  if (layers > 0) {
+    report.mean /= layers;
+    report.at_random = std::exp(-(num_experts - 1) / (2.0 * static_cast<double>(report.choices)));
+  }
   return report;
 }
 

@@ -17,11 +17,12 @@ class RoutingBalance {
 
   struct Report {
     int64_t choices = 0;  // of one layer
-    // Experts used, as exp(entropy) of their shares, over experts there are: 1 is even. Few choices
-    // cannot be even: with `choices` of them over E experts, chance alone takes about
-    // (E - 1) / (2 choices) off.
+    // Experts used, as exp(entropy) of their shares, over experts there are: 1 is even.
     double mean = 0;
     double worst_layer = 0;
+    // What so few choices at random, each expert as likely as another, would show: chance takes
+    // about (E - 1) / (2 choices) off the entropy.
+    double at_random = 0;
   };
   // num_experts: E of every layer.
   Report report(int32_t num_experts) const;

@@ -65,8 +65,11 @@ std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& directo
 
 // How dummy weights are made. kScaledNormal has deviation 1 / sqrt(K), K the last dimension, for
 // MXFP4 random codes under scales that give the same root mean square; kRouter has 2 / sqrt(K), so
-// that logits of a normed input have deviation 2 and tokens spread over the experts.
-enum class Fill : uint8_t { kZero, kOne, kNormal, kScaledNormal, kRouter };
+// that logits of a normed input have deviation 2 and tokens spread over the experts; kResidual has
+// 1 / (8 sqrt(K)), for products that are added to the residual stream: over some forty layers that
+// stays what its token's embedding made it, where full deviations pull all tokens towards what they
+// have in common, and so to the same experts.
+enum class Fill : uint8_t { kZero, kOne, kNormal, kScaledNormal, kRouter, kResidual };
 
 // A weight that a model wants. MXFP4 weights are two tensors on disk, NAME_blocks [..., K/32, 16]
 // and NAME_scales [..., K/32]; every other format is one tensor NAME of that dtype.

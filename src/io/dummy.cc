@@ -221,6 +221,8 @@ double dummy_deviation(const WeightSpec& spec) {
       return 1 / std::sqrt(k);
     case Fill::kRouter:
       return 2 / std::sqrt(k);
+    case Fill::kResidual:
+      return 0.125 / std::sqrt(k);
   }
   return 0;
 }

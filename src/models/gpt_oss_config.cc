@@ -117,10 +117,10 @@ std::vector<WantedWeight> gpt_oss_weights(const GptOssConfig& c, const DenseForm
     want("attention", std::move(name), std::move(shape), fill);
     all.back().joined = true;
   };
-  const auto want_experts = [&](Op op, int64_t layer, std::string name, int64_t rows,
-                                int64_t cols) {
-    all.push_back({.spec = {name, {c.experts, rows, cols}, Format::kMxfp4, Fill::kScaledNormal},
-                   .part = "experts"});
+  const auto want_experts = [&](Op op, int64_t layer, std::string name, int64_t rows, int64_t cols,
+                                Fill fill) {
+    all.push_back(
+        {.spec = {name, {c.experts, rows, cols}, Format::kMxfp4, fill}, .part = "experts"});
     become(Format::kMxfp4, op, layer);
     want("experts", name + "_bias", {c.experts, rows}, Fill::kZero);
   };
@@ -138,14 +138,15 @@ std::vector<WantedWeight> gpt_oss_weights(const GptOssConfig& c, const DenseForm
     want_joined(attn + "k_proj.bias", {c.kv_width()}, Fill::kZero);
     want_joined(attn + "v_proj.bias", {c.kv_width()}, Fill::kZero);
     want("attention", attn + "sinks", {c.q_heads}, Fill::kNormal);
-    want("attention", attn + "o_proj.weight", {c.hidden, c.q_width()});
+    want("attention", attn + "o_proj.weight", {c.hidden, c.q_width()}, Fill::kResidual);
     become(dense.out, Op::kOutProj, l);
     want("attention", attn + "o_proj.bias", {c.hidden}, Fill::kZero);
     want("norms", layer_name(l, "post_attention_layernorm.weight"), {c.hidden}, Fill::kOne);
     want("router", mlp + "router.weight", {c.experts, c.hidden}, Fill::kRouter);
     want("router", mlp + "router.bias", {c.experts}, Fill::kZero);
-    want_experts(Op::kMoeUp, l, mlp + "experts.gate_up_proj", 2 * c.width, c.hidden);
-    want_experts(Op::kMoeDown, l, mlp + "experts.down_proj", c.hidden, c.width);
+    want_experts(Op::kMoeUp, l, mlp + "experts.gate_up_proj", 2 * c.width, c.hidden,
+                 Fill::kScaledNormal);
+    want_experts(Op::kMoeDown, l, mlp + "experts.down_proj", c.hidden, c.width, Fill::kResidual);
   }
   want("norms", "model.norm.weight", {c.hidden}, Fill::kOne);
   want("unembed", "lm_head.weight", {c.vocab, c.hidden});
