@@ -1,18 +1,19 @@
 // MXFP4 weights times bf16 activations in integers: exact inside a block of 32 k.
 //
 // An activation block (32 k of a token) becomes 16-bit integers with one power-of-two scale,
-// x = scale * (256 hi + lo), hi and lo signed bytes; an E2M1 code becomes the signed byte 2w as the
-// difference of two bytes that one PRMT each looks up: the positive codes (0 where the code is
+// x = scale * (256 hi + lo), hi and lo signed bytes. An E2M1 code becomes the byte 12 + 2w as the
+// sum of two bytes that one PRMT each looks up: that of the positive codes (0 where the code is
 // negative: bit 3 of a PRMT selector asks for the sign of the byte chosen, and none has one) and,
-// with the sign bits flipped, the negative ones. mma.m16n8k32 s8 sums in int32:
-//   sum_k 2w x = scale * (256 (P.hi - N.hi) + (P.lo - N.lo)),  |...| < 2^24: exact in float32.
+// with the sign bits flipped, that of the negative ones. Both are multiplied into the same sums by
+// mma.m16n8k32 s8, and what the 12s add is known beforehand:
+//   sum_k 2w x = scale * (256 A.hi + A.lo - 12 sum_k (256 hi + lo)),  every term exact in float32.
 // Error: |x - scale (256 hi + lo)| <= scale / 2, scale = 2^(floor(log2 max|x|) - 13) over the
 // block: elements down to 2^-6 of the block's largest keep every bit of a bf16, all are within
 // 2^-14 of it.
 //
 // Order of sums: the terms of blocks b, b + 4, b + 8 ... of a chunk are added in sequence, then
-// (0 + 1) + (2 + 3); both products below keep it, so a row's result does not depend on how many
-// tokens share the weights.
+// (0 + 1) + (2 + 3), for any number of tokens: a row's result does not depend on how many share the
+// weights.
 //
 // Lane l: g = l / 4, p = l % 4, as in mma's fragments. A weight's bytes: Layout::kTiles16x64.
 #pragma once
@@ -33,32 +34,45 @@ __device__ __forceinline__ uint32_t byte_permute(uint32_t low, uint32_t high, ui
   return r;
 }
 
-// 2 |w| of E2M1: {0, 1, 2, 3}, {4, 6, 8, 12}.
-inline constexpr uint32_t kMagnitudesLow = 0x03020100, kMagnitudesHigh = 0x0c080604;
+// 12 + 2w of the positive codes of E2M1 and of the negative ones. What is not an immediate operand
+// of a PRMT must come from a register that ptxas cannot see through: it would copy the constant
+// anew for every one.
+struct CodeTables {
+  static constexpr uint32_t kPlusLow = 0x0f0e0d0c, kPlusHigh = 0x18141210;
+  static constexpr uint32_t kMinusLow = 0x090a0b0c, kMinusHigh = 0x00040608;
+  uint32_t plus, minus;
 
-// The A operand from the codes of rows g and g + 8: magnitudes of those whose sign bit is clear.
-struct Magnitudes {
-  uint32_t a[4];
-  __device__ __forceinline__ Magnitudes(uint32_t low_table, uint32_t row_g, uint32_t row_g8)
-      : a{byte_permute(low_table, kMagnitudesHigh, row_g),
-          byte_permute(low_table, kMagnitudesHigh, row_g8),
-          byte_permute(low_table, kMagnitudesHigh, row_g >> 16),
-          byte_permute(low_table, kMagnitudesHigh, row_g8 >> 16)} {}
+  // `words`: any 8 bytes of shared memory, aligned to 8, of this thread's warp.
+  __device__ __forceinline__ explicit CodeTables(uint32_t words) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(words), "r"(kPlusLow), "r"(kMinusLow)
+                 : "memory");
+    __syncwarp();
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(plus), "=r"(minus) : "r"(words));
+  }
 };
+
+// The A operand from the codes of rows g and g + 8: one half of the sum of two.
+struct CodeBytes {
+  uint32_t a[4];
+  __device__ __forceinline__ CodeBytes(uint32_t low, uint32_t high, uint32_t row_g, uint32_t row_g8)
+      : a{byte_permute(low, high, row_g), byte_permute(low, high, row_g8),
+          byte_permute(low, high, row_g >> 16), byte_permute(low, high, row_g8 >> 16)} {}
+};
+
 inline constexpr uint32_t kSigns = 0x88888888;
 
 struct Sums {
   int v[4];  // row g, columns 2p and 2p + 1; row g + 8
 };
 
-__device__ __forceinline__ void set_product(Sums& d, const Magnitudes& w, uint2 b) {
+__device__ __forceinline__ void set_product(Sums& d, const CodeBytes& w, uint2 b) {
   asm volatile(
       "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%10, %10, %10, %10};"
       : "=r"(d.v[0]), "=r"(d.v[1]), "=r"(d.v[2]), "=r"(d.v[3])
       : "r"(w.a[0]), "r"(w.a[1]), "r"(w.a[2]), "r"(w.a[3]), "r"(b.x), "r"(b.y), "r"(0));
 }
-__device__ __forceinline__ void add_product(Sums& d, const Magnitudes& w, uint2 b) {
+__device__ __forceinline__ void add_product(Sums& d, const CodeBytes& w, uint2 b) {
   asm volatile(
       "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
@@ -90,14 +104,6 @@ __device__ __forceinline__ void store_shared_float(uint32_t address, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }
 
-// kMagnitudesLow in a register that ptxas cannot see through: it would copy the constant anew for
-// every PRMT, a quarter of the loop. `word`: any 4 bytes of shared memory of this thread's warp.
-__device__ __forceinline__ uint32_t low_table(uint32_t word) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(word), "r"(kMagnitudesLow) : "memory");
-  __syncwarp();
-  return load_shared_4(word);
-}
-
 // A byte of four words, lane q of each quad holding words of bytes (p = 0..3): lane p gets those of
 // lanes q = 0..3.
 __device__ __forceinline__ uint32_t transpose_quad(uint32_t word) {
@@ -109,9 +115,10 @@ __device__ __forceinline__ uint32_t transpose_quad(uint32_t word) {
 }
 
 // The digits of k = 8q .. 8q + 7 (bf16 pairs) of a block, q = this lane's place in its quad: the
-// four lanes of a quad hold one block. Returns the block's scale, in every lane; NaN where an
-// element is not finite.
-__device__ __forceinline__ float store_digits(const uint4& pairs, uint32_t block_address) {
+// four lanes of a quad hold one block. Returns in every lane what turns the sums A of the block
+// into products: {scale / 2, -12 scale / 2 * sum of the integers}; NaN where an element is not
+// finite.
+__device__ __forceinline__ float2 store_digits(const uint4& pairs, uint32_t block_address) {
   const uint32_t word[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
   // Magnitudes of bf16 order as integers do.
   uint32_t most = 0;
@@ -146,7 +153,15 @@ __device__ __forceinline__ float store_digits(const uint4& pairs, uint32_t block
   const uint32_t at = block_address + threadIdx.x % 4 * 8;
   store_shared_8(at, transpose_quad(hi_even), transpose_quad(hi_odd));
   store_shared_8(at + kDigitBytes / 2, transpose_quad(lo_even), transpose_quad(lo_odd));
-  return exponent == 255 ? __uint_as_float(0x7fc00000) : __uint_as_float((exponent - 13) << 23);
+  constexpr int kOnes = 0x01010101;
+  int sum = __dp4a(static_cast<int>(hi_even), kOnes, __dp4a(static_cast<int>(hi_odd), kOnes, 0));
+  sum =
+      __dp4a(static_cast<int>(lo_even), kOnes, __dp4a(static_cast<int>(lo_odd), kOnes, sum * 256));
+  sum += __shfl_xor_sync(quad, sum, 1);
+  sum += __shfl_xor_sync(quad, sum, 2);
+  const float half =
+      exponent == 255 ? __uint_as_float(0x7fc00000) : __uint_as_float((exponent - 14) << 23);
+  return {half, -12.f * static_cast<float>(sum) * half};
 }
 
 // 16-bit scales of a unit: of rows g and g + 8.
@@ -156,22 +171,44 @@ __device__ __forceinline__ uint32_t load_scale_pair(uint32_t unit, uint32_t bloc
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(unit + 512 + 4 * g + 2 * block));
   return v;
 }
-__device__ __forceinline__ void add_scaled(float2& sum, const Sums& plus, const Sums& minus,
-                                           float scale, uint32_t scale_pair) {
-  const float g = static_cast<float>((plus.v[0] - minus.v[0]) * 256 + (plus.v[1] - minus.v[1]));
-  const float g8 = static_cast<float>((plus.v[2] - minus.v[2]) * 256 + (plus.v[3] - minus.v[3]));
-  sum.x = fmaf(g * scale, __uint_as_float((scale_pair & 255) << 23), sum.x);
-  sum.y = fmaf(g8 * scale, __uint_as_float(scale_pair >> 8 << 23), sum.y);
+// sum += products of a block. `factors`: of store_digits().
+__device__ __forceinline__ void add_scaled(float2& sum, const Sums& d, float2 factors,
+                                           uint32_t scale_pair) {
+  const float g = fmaf(static_cast<float>(d.v[0] * 256 + d.v[1]), factors.x, factors.y);
+  const float g8 = fmaf(static_cast<float>(d.v[2] * 256 + d.v[3]), factors.x, factors.y);
+  sum.x = fmaf(g, __uint_as_float((scale_pair & 255) << 23), sum.x);
+  sum.y = fmaf(g8, __uint_as_float(scale_pair >> 8 << 23), sum.y);
 }
 
-// The codes of a chunk: kUnits units of one row tile at a shared address.
-template <int kUnits>
+// What is read of a chunk, kUnits units of one row tile at a shared address, which may be
+// overwritten then: the codes, and the scales of rows g and g + 8: of both blocks of each unit, or,
+// where kTogether blocks share their sums, of that block of each kTogether whose column pair this
+// lane has.
+template <int kUnits, int kTogether>
 struct ChunkCodes {
+  static constexpr int kRounds = (2 * kUnits + kTogether - 1) / kTogether;
   uint4 unit[kUnits];
+  uint32_t scales[kTogether == 1 ? kUnits : kRounds];
+
   __device__ __forceinline__ explicit ChunkCodes(uint32_t address) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u)
-      unit[u] = load_shared_16(address + u * kUnitBytes + threadIdx.x % 32 * 16);
+    for (int u = 0; u < kUnits; ++u) unit[u] = load_shared_16(address + u * kUnitBytes + lane * 16);
+    if constexpr (kTogether == 1) {
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u)
+        scales[u] = load_shared_4(address + u * kUnitBytes + 512 + g * 4);
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRounds; ++r) {
+        // Past the end of an odd chunk lanes 2 and 3 have sums of 0: any finite scale of the row
+        // does.
+        const bool is_whole = kTogether * (r + 1) <= 2 * kUnits;
+        const uint32_t block = is_whole ? p / (4 / kTogether) : p % 2;
+        scales[r] =
+            load_scale_pair(address + (r * kTogether / 2 + block / 2) * kUnitBytes, block % 2);
+      }
+    }
   }
   // Of block b: row g, row g + 8.
   __device__ __forceinline__ uint32_t row_g(int b) const {
@@ -182,102 +219,109 @@ struct ChunkCodes {
   }
 };
 
-// One token. Columns 2i and 2i + 1 of B are hi and lo of block i of four and zero for the others,
-// so four blocks add up in one accumulator and lane p receives block p.
-template <int kUnits>
-struct OneToken {
-  static constexpr int kRounds = (kUnits + 1) / 2;  // of four blocks
-  ChunkCodes<kUnits> codes;
-  uint32_t scale_pairs[kRounds];
+// Products of kTokens tokens with chunks of kUnits units: 1 or 2 or a multiple of 4. Columns 2i and
+// 2i + 1 of B are hi and lo of token i of four; with less than four tokens the others would stay
+// empty, so they take the next blocks: column pair i is block i / kTokens of kTogether, token
+// i % kTokens, zero in the products with the codes of other blocks. The sums of kTogether blocks
+// then cost one conversion.
+//
+// In shared memory: digits [block][kStride][64], factors [block][kStride] of 8 bytes.
+inline constexpr int kZeroBytes = 1024;  // what columns without digits read
 
-  // Everything of the chunk that is read from `address`, which may be overwritten then.
-  __device__ __forceinline__ explicit OneToken(uint32_t address) : codes(address) {
-    const uint32_t p = threadIdx.x % 4;
+template <int kUnits, int kTokens, int kStride = kTokens>
+class TokensProduct {
+ public:
+  static constexpr int kBlocks = 2 * kUnits;
+  static constexpr int kQuads = kTokens < 4 ? 1 : kTokens / 4;
+  static constexpr int kTogether = kTokens < 4 ? 4 / kTokens : 1;
+  static constexpr int kRounds = ChunkCodes<kUnits, kTogether>::kRounds;
+  static_assert(kTokens % 4 == 0 || (kTokens < 4 && kStride == kTokens));
+
+  using Chunk = ChunkCodes<kUnits, kTogether>;
+
+  // Shared addresses of block 0 of digits and factors, and of kZeroBytes of zeros.
+  __device__ __forceinline__ TokensProduct(uint32_t digits, uint32_t factors, uint32_t zeros) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
+    factors_ = factors + p * 8;
+    odd_factors_ = p < 2 ? factors_ : zeros;
+    odd_step_ = p < 2 ? kStride * 8 : 0;
+    if constexpr (kTogether == 1) {
+      digits_[0] = digits + lane * 8;
+      step_[0] = kStride * kDigitBytes;
+    } else {
 #pragma unroll
-    for (int r = 0; r < kRounds; ++r) {
-      // Past the end of an odd chunk lanes 2 and 3 have sums of 0: any finite scale of the row
-      // does.
-      const uint32_t unit = 2 * r + 1 < kUnits ? 2 * r + p / 2 : 2 * r;
-      scale_pairs[r] = load_scale_pair(address + unit * kUnitBytes, p % 2);
+      for (uint32_t i = 0; i < kTogether; ++i) {
+        const bool is_mine = g / (2 * kTokens) == i;
+        digits_[i] =
+            is_mine ? digits + i * kTokens * kDigitBytes + g % (2 * kTokens) * 32 + p * 8 : zeros;
+        step_[i] = is_mine ? kStride * kDigitBytes : 0;
+      }
     }
   }
 
-  // Sums of rows g and g + 8 over the chunk, in all lanes of a quad. digits[i] + offset: what this
-  // lane reads for block i of the chunk's first four: digits where g / 2 == i, zeros elsewhere.
-  // scales: shared address of the scale of block p of the chunk.
-  __device__ __forceinline__ float2 product(uint32_t table, const uint32_t (&digits)[4],
-                                            uint32_t offset, uint32_t scales) const {
-    float2 sum{0, 0};
+  // Sums of rows g and g + 8 over a chunk whose first block is `block`: result[i] of lane p: token
+  // 4i + p, or with less than 4 tokens p % kTokens.
+  __device__ __forceinline__ void run(float2 (&result)[kQuads], const CodeTables& tables,
+                                      const Chunk& w, uint32_t block) const {
+    constexpr int kSums = kTokens < 4 ? kTokens : 4;
+    float2 sums[kQuads][kSums] = {};
+    uint32_t x_at[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) x_at[i] = digits_[i] + block * step_[i];
+    const uint32_t factors_at = factors_ + block * kStride * 8;
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
-      Sums plus, minus;
+      Sums d[kQuads];
 #pragma unroll
-      for (int i = 0; i < 4 && 4 * r + i < 2 * kUnits; ++i) {
-        const int b = 4 * r + i;
-        const uint2 x = load_shared_8(digits[i] + offset + b * kDigitBytes);
-        const Magnitudes p(table, codes.row_g(b), codes.row_g8(b));
-        const Magnitudes n(table, codes.row_g(b) ^ kSigns, codes.row_g8(b) ^ kSigns);
-        if (i == 0) {
-          set_product(plus, p, x);
-          set_product(minus, n, x);
-        } else {
-          add_product(plus, p, x);
-          add_product(minus, n, x);
+      for (int i = 0; i < kTogether && kTogether * r + i < kBlocks; ++i) {
+        const int b = kTogether * r + i;
+        const CodeBytes plus(tables.plus, CodeTables::kPlusHigh, w.row_g(b), w.row_g8(b));
+        const CodeBytes minus(tables.minus, CodeTables::kMinusHigh, w.row_g(b) ^ kSigns,
+                              w.row_g8(b) ^ kSigns);
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) {
+          const uint2 x = load_shared_8(x_at[i] + (r * kTogether * kStride + q * 4) * kDigitBytes);
+          if (i == 0)
+            set_product(d[q], plus, x);
+          else
+            add_product(d[q], plus, x);
+          add_product(d[q], minus, x);
         }
       }
-      const float scale = __uint_as_float(load_shared_4(scales + r * 16));
-      add_scaled(sum, plus, minus, scale, scale_pairs[r]);
-    }
+      uint32_t pair = w.scales[kTogether == 1 ? r / 2 : r];
+      if constexpr (kTogether == 1) pair = r % 2 == 0 ? pair & 0xffff : pair >> 16;
 #pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
-      sum.x += __shfl_xor_sync(0xffffffff, sum.x, step);
-      sum.y += __shfl_xor_sync(0xffffffff, sum.y, step);
-    }
-    return sum;
-  }
-};
-
-// Some tokens, four a column group: columns 2t and 2t + 1 of B are hi and lo of token t of four.
-template <int kUnits>
-struct FewTokens {
-  ChunkCodes<kUnits> codes;
-  uint32_t scales_of[kUnits];  // row g and g + 8 of block 0, then of block 1
-
-  __device__ __forceinline__ explicit FewTokens(uint32_t address) : codes(address) {
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u)
-      scales_of[u] = load_shared_4(address + u * kUnitBytes + 512 + threadIdx.x % 32 / 4 * 4);
-  }
-
-  // Sums of rows g and g + 8 over the chunk for tokens 4i + p, i < kQuads. digits: shared address
-  // of the chunk's first block, [block][kTokens]; scales: likewise.
-  template <int kQuads, int kTokens>
-  __device__ __forceinline__ void product(float2 (&result)[kQuads], uint32_t table, uint32_t digits,
-                                          uint32_t scales) const {
-    const uint32_t lane = threadIdx.x % 32;
-    float2 sums[kQuads][4] = {};
-#pragma unroll
-    for (int b = 0; b < 2 * kUnits; ++b) {
-      const Magnitudes p(table, codes.row_g(b), codes.row_g8(b));
-      const Magnitudes n(table, codes.row_g(b) ^ kSigns, codes.row_g8(b) ^ kSigns);
-      const uint32_t pair = b % 2 == 0 ? scales_of[b / 2] & 0xffff : scales_of[b / 2] >> 16;
-#pragma unroll
-      for (int i = 0; i < kQuads; ++i) {
-        const uint2 x = load_shared_8(digits + (b * kTokens + 4 * i) * kDigitBytes + lane * 8);
-        const float scale =
-            __uint_as_float(load_shared_4(scales + (b * kTokens + 4 * i + lane % 4) * 4));
-        Sums plus, minus;
-        set_product(plus, p, x);
-        set_product(minus, n, x);
-        add_scaled(sums[i][b % 4], plus, minus, scale, pair);
+      for (int q = 0; q < kQuads; ++q) {
+        const bool is_odd = kTogether * (r + 1) > kBlocks;
+        const uint32_t at = is_odd ? odd_factors_ + block * odd_step_ : factors_at;
+        const uint2 f = load_shared_8(at + (r * kTogether * kStride + q * 4) * 8);
+        add_scaled(sums[q][r % kSums], d[q], {__uint_as_float(f.x), __uint_as_float(f.y)}, pair);
       }
     }
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      const float2(&s)[4] = sums[i];
-      result[i] = {(s[0].x + s[1].x) + (s[2].x + s[3].x), (s[0].y + s[1].y) + (s[2].y + s[3].y)};
+    for (int q = 0; q < kQuads; ++q) result[q] = fold(sums[q]);
+  }
+
+ private:
+  static __device__ __forceinline__ float2 plus_lane(float2 v, int step) {
+    return {v.x + __shfl_xor_sync(0xffffffff, v.x, step),
+            v.y + __shfl_xor_sync(0xffffffff, v.y, step)};
+  }
+  // (0 + 1) + (2 + 3) of the sums over blocks b, b + 4 ..., of which this lane has kSums.
+  template <int kSums>
+  static __device__ __forceinline__ float2 fold(const float2 (&s)[kSums]) {
+    if constexpr (kSums == 1) {
+      return plus_lane(plus_lane(s[0], 1), 2);
+    } else if constexpr (kSums == 2) {
+      const float2 low = plus_lane(s[0], 2), high = plus_lane(s[1], 2);
+      return {low.x + high.x, low.y + high.y};
+    } else {
+      return {(s[0].x + s[1].x) + (s[2].x + s[3].x), (s[0].y + s[1].y) + (s[2].y + s[3].y)};
     }
   }
+
+  uint32_t digits_[kTogether], step_[kTogether];
+  uint32_t factors_, odd_factors_, odd_step_;
 };
 
 }  // namespace nibble::cuda

@@ -1,11 +1,13 @@
-// Launches of the few-token kernels (tiles_gemv.cuh, rows_gemv.cuh) for a weight and an op.
+// Launches of the few-token kernels (tiles.cuh, rows_gemv.cuh) for a weight and an op.
 #pragma once
 
 #include <algorithm>
 
 #include "ops/ctx.h"
+#include "ops/linear/gemv_experts.cuh"
+#include "ops/linear/gemv_few.cuh"
+#include "ops/linear/gemv_one.cuh"
 #include "ops/linear/rows_gemv.cuh"
-#include "ops/linear/tiles_gemv.cuh"
 #include "ops/weight.h"
 
 namespace nibble::ops::gpu {
@@ -66,7 +68,6 @@ void launch_one(Ctx& cx, const Weight& weight, const Op& op, int vectors, int ch
                                        .chunk_bytes = kUnits * cuda::kUnitBytes,
                                        .blocks = m.chunks * kUnits * 2,
                                        .vectors = vectors,
-                                       .one_token = true,
                                        .part_tiles = m.round_tiles,
                                        .part_tokens = 1,
                                        .chunks = m.chunks,
@@ -81,9 +82,9 @@ void launch_one(Ctx& cx, const Weight& weight, const Op& op, int vectors, int ch
   });
 }
 
-// Any T: see gemv_few. `passes`: groups of tokens of a dense layer.
+// Any T, a matrix of few row tiles a block: see gemv_few.
 template <Items kItems, class Op>
-void launch_few(Ctx& cx, const Weight& weight, const Op& op, int64_t items, int passes) {
+void launch_few(Ctx& cx, const Weight& weight, const Op& op) {
   with_chunk_units<4>(weight.cols, [&]<int kUnits>() {
     TileMatrix m = tile_matrix(weight, kUnits);
     constexpr int kTogether = kItems == Items::kHeadHalves ? 2 : 1;
@@ -92,13 +93,44 @@ void launch_few(Ctx& cx, const Weight& weight, const Op& op, int64_t items, int 
                                        .chunk_bytes = kUnits * cuda::kUnitBytes,
                                        .blocks = m.chunks * kUnits * 2,
                                        .vectors = kFewTokens,
-                                       .one_token = false,
                                        .part_tiles = m.round_tiles,
                                        .part_tokens = kFewTokens,
                                        .chunks = m.chunks,
                                        .single_round = false});
     cuda::launch(cx.stream, gemv_few<kUnits, kItems, Op>,
-                 {.grid = dim3(grid_of(cx, items, kTogether), passes),
+                 {.grid = dim3(grid_of(cx, m.row_tiles, kTogether),
+                               (op.tokens + kFewTokens - 1) / kFewTokens),
+                  .block = dim3(kGemvThreads),
+                  .smem_bytes = memory.end},
+                 m, memory, op);
+  });
+}
+
+// Any T, many row tiles a block: see gemv_experts. `most_rows`: of an expert, or the tokens.
+template <Items kItems, class Op>
+void launch_experts(Ctx& cx, const Weight& weight, const Op& op, int most_rows) {
+  with_chunk_units<4>(weight.cols, [&]<int kUnits>() {
+    const TileMatrix m = tile_matrix(weight, kUnits);
+    GemvNeeds needs{.stages = kExpertsStages,
+                    .chunk_bytes = kSpan<kUnits> * kUnits * cuda::kUnitBytes,
+                    .blocks = m.chunks * kUnits * 2,
+                    .vectors = std::min(most_rows, kMostRows),
+                    .part_tiles = 0,
+                    .part_tokens = 0,
+                    .chunks = m.chunks,
+                    .single_round = true};
+    // Two groups of the most rows, as far as they fit.
+    const int64_t free = cx.kernels.gpu.smem_per_block_bytes - 6 * 1024;  // less what it declares
+    const int64_t row_bytes = int64_t{needs.blocks} * (cuda::kDigitBytes + 8);
+    needs.vectors = 0;
+    const int fit = static_cast<int>((free - lay_out(needs).end) / row_bytes);
+    int group_rows = std::min(most_rows <= 2 ? most_rows : (most_rows + 3) / 4 * 4, kMostRows);
+    while (group_rows > fit) group_rows = group_rows > 4 ? group_rows - 4 : group_rows / 2;
+    needs.vectors = std::min(fit, 2 * group_rows);
+    GemvMemory memory = lay_out(needs);
+    memory.group_rows = group_rows;
+    cuda::launch(cx.stream, gemv_experts<kUnits, kItems, Op>,
+                 {.grid = dim3(grid_of(cx, m.row_tiles * weight.experts)),
                   .block = dim3(kGemvThreads),
                   .smem_bytes = memory.end},
                  m, memory, op);

@@ -7,12 +7,12 @@
 // their way in a block without a register, so that two kernels fit an SM and one fetches while the
 // other works. K is permuted inside 32: lane p's 16 bytes are k = 8p .. 8p + 7, so a piece is two A
 // fragments, and the activations' fragment is the same 16 bytes of a token. Partial sums as in
-// tiles_gemv.cuh: chunk by chunk, then in order, so that a token's sums are the same in any batch.
+// tiles.cuh: chunk by chunk, then in order, so that a token's sums are the same in any batch.
 #pragma once
 
 #include "cuda/async_copy.cuh"
 #include "cuda/mma_bf16.cuh"
-#include "ops/linear/tiles_gemv.cuh"
+#include "ops/linear/gemv_one.cuh"
 
 namespace nibble::ops::gpu {
 

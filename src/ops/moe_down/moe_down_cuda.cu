@@ -1,4 +1,4 @@
-// moe_down for few tokens: MXFP4 weights in kTiles16x64 by int8 digits (ops/linear/tiles_gemv.cuh).
+// moe_down for few tokens: MXFP4 weights in kTiles16x64 by int8 digits (ops/linear/tiles.cuh).
 // d [T, H] f32, out; u [T * K, F] bf16 by slot; down [E, H, F] with bias.
 // Needs H % 16 == 0, F % 64 == 0, F <= 4608, K <= 8, E <= 256 (512 threads count the slots).
 // One token: a block sums all its experts' rows, whose weights it fetches while moe_up still runs.
@@ -44,9 +44,10 @@ struct DownOne {
 
 // Many: y[slot], which combine() weighs.
 struct DownFew {
-  float* y;           // [slots, H]
-  const uint16_t* u;  // [slots, width]
-  const int32_t *counts, *offsets;
+  static constexpr bool kChosenBefore = true;  // before moe_up began
+  float* y;                                    // [slots, H]
+  const uint16_t* u;                           // [slots, width]
+  const int32_t* offsets;
   int experts, width, hidden, tokens;
 
   __device__ uint4 load(int row, int k) const {
@@ -96,13 +97,12 @@ void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
   float* const y = scratch.take<float>(int64_t{routing.num_tokens} * routing.top_k * hidden);
   const DownFew op{.y = y,
                    .u = u.as<uint16_t>(),
-                   .counts = routing.counts,
                    .offsets = routing.offsets,
                    .experts = routing.num_experts,
                    .width = width,
                    .hidden = hidden,
                    .tokens = routing.num_tokens};
-  launch_few<Items::kExperts>(cx, down, op, down.rows / 16 * routing.num_experts, 1);
+  launch_experts<Items::kExperts>(cx, down, op, routing.num_tokens);
   constexpr int kThreads = 256;
   cuda::launch(cx.stream, combine,
                {.grid = dim3((hidden / 2 + kThreads - 1) / kThreads, routing.num_tokens),

@@ -1,4 +1,4 @@
-// moe_up for few tokens: MXFP4 weights in kTiles16x64 by int8 digits (ops/linear/tiles_gemv.cuh).
+// moe_up for few tokens: MXFP4 weights in kTiles16x64 by int8 digits (ops/linear/tiles.cuh).
 // u [T * K, F] bf16 by slot, out; h [T, H] bf16; up [E, 2F, H] with bias.
 // Needs 2F % 16 == 0, H % 64 == 0, H <= 4608, K <= 8, E <= 256 (512 threads count the slots).
 // Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 35.3 MB, 7.8 us of an H200's
@@ -19,9 +19,10 @@ __device__ __forceinline__ float swiglu(float gate, float up, float limit) {
 }
 
 struct Up {
+  static constexpr bool kChosenBefore = false;
   uint16_t* u;        // [slots, width]
   const uint16_t* h;  // [T, hidden]
-  const int32_t *token, *counts, *offsets;
+  const int32_t *token, *offsets;
   int tokens, top_k, experts, width, hidden;
   float limit;
   Routing routing;
@@ -53,7 +54,6 @@ void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, c
   const Up op{.u = u.as<uint16_t>(),
               .h = h.as<uint16_t>(),
               .token = routing.token,
-              .counts = routing.counts,
               .offsets = routing.offsets,
               .tokens = routing.num_tokens,
               .top_k = routing.top_k,
@@ -65,7 +65,7 @@ void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, c
   if (routing.num_tokens == 1)
     launch_one<Items::kExperts>(cx, up, op, 1, routing.top_k);
   else
-    launch_few<Items::kExperts>(cx, up, op, up.rows / 16 * routing.num_experts, 1);
+    launch_experts<Items::kExperts>(cx, up, op, routing.num_tokens);
 }
 
 }  // namespace nibble::ops::gpu

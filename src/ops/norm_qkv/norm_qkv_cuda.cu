@@ -1,5 +1,5 @@
 // norm_qkv for few tokens: add_norm, then MXFP4 weights in kTiles16x64 by int8 digits or BF16 rows
-// by mma (ops/linear/tiles_gemv.cuh, rows_gemv.cuh), turned and stored by store_qkv.cuh. q [T, Q *
+// by mma (ops/linear/tiles.cuh, rows_gemv.cuh), turned and stored by store_qkv.cuh. q [T, Q *
 // 64], h [T, H] bf16, y [T, H] f32, out; x, d [T, H] f32; qkv [(Q + 2G) * 64, H] with bias. Needs H
 // % 64 == 0, H <= 4608, head dim 64. Bytes: the weights; gpt-oss-120b: 7.8 MB in MXFP4, 29.5 in
 // BF16: 1.7 and 6.5 us of an H200's 4.55 TB/s, 34 and 127 us of a GB10's 233 GB/s.
@@ -79,8 +79,7 @@ void norm_qkv_tiles(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Ten
     if constexpr (HasNorm<decltype(op)>)
       launch_one<Items::kHeadHalves>(cx, qkv, op, 1, 1);
     else
-      launch_few<Items::kHeadHalves>(cx, qkv, op, qkv.rows / 16,
-                                     (s.num_tokens + kFewTokens - 1) / kFewTokens);
+      launch_few<Items::kHeadHalves>(cx, qkv, op);
   });
 }
 

@@ -1,5 +1,5 @@
 // out_proj for few tokens: MXFP4 weights in kTiles16x64 by int8 digits or BF16 rows by mma
-// (ops/linear/tiles_gemv.cuh, rows_gemv.cuh).
+// (ops/linear/tiles.cuh, rows_gemv.cuh).
 // d [T, H] f32, out; att [T, Q * D] bf16; out [H, Q * D] with bias.
 // Needs H % 16 == 0, Q * D % 64 == 0, Q * D <= 4608.
 // Bytes: the weights; gpt-oss-120b: 6.3 MB in MXFP4, 23.6 in BF16: 1.4 and 5.2 us of an H200's 4.55
@@ -38,8 +38,7 @@ void out_proj_tiles(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& o
   if (s.num_tokens == 1)
     launch_one<Items::kTiles>(cx, out, op, 1, 1);
   else
-    launch_few<Items::kTiles>(cx, out, op, out.rows / 16,
-                              (s.num_tokens + kFewTokens - 1) / kFewTokens);
+    launch_few<Items::kTiles>(cx, out, op);
 }
 
 void out_proj_rows(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out, const Step& s) {
