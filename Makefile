@@ -3,8 +3,9 @@
 #   make build [PRESET=cpu|h200|spark]                                   build/<preset>/nibble
 #   make test                        every fast test
 #   make test-slow | test-asan | test-tsan | test-arm64                  further runs
-#   make test-gpu | bench-gpu [PRESET=h200]   built anywhere, run where the GPU is
-#   make check-spark                 builds for the DGX Spark, checks its GPU code, runs it emulated
+#   make test-gpu | bench-gpu | soak-gpu [PRESET=h200]   built anywhere, run where the GPU is
+#   make check-cubins                compiles the DGX Spark's kernels and checks them
+#   make check-spark                 the same, the whole program, which then runs emulated
 #   make fuzz [FUZZ_SECONDS=60]      every fuzz target, that long each
 #   make soak [SOAK_MINUTES=2]       mixed load on one server: memory stays flat, answers the same
 #   make format | format-check | layers | lint | clean
@@ -27,7 +28,7 @@ SETUP_CUDA = $(if $(filter h200,$(PRESET)),cuda)$(filter spark,$(PRESET))
 SOURCES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh'
 
 .PHONY: build serve test test-slow test-asan test-tsan test-arm64 test-parsers test-gpu bench-gpu \
-        check-spark fuzz soak format format-check layers lint clean
+        soak-gpu check-cubins check-spark fuzz soak format format-check layers lint clean
 
 build:
 	@tools/setup.sh build $(SETUP_CUDA)
@@ -72,14 +73,21 @@ test-gpu:
 	@$(if $(HAVE_GPU),tools/gpu_run.sh test build/$(GPU_PRESET),\
 	  echo "no GPU here; on one that has it: tools/gpu_run.sh test build/$(GPU_PRESET)")
 
-bench-gpu:
+bench-gpu soak-gpu: %-gpu:
 	@tools/setup.sh build cuda
 	@$(call CMAKE_BUILD,$(GPU_PRESET),-DNIBBLE_TESTS=OFF,--target nibble)
-	@$(if $(HAVE_GPU),tools/gpu_run.sh bench build/$(GPU_PRESET) bench/results,\
-	  echo "no GPU here; on one that has it: tools/gpu_run.sh bench build/$(GPU_PRESET) bench/results")
+	@$(if $(HAVE_GPU),tools/gpu_run.sh $* build/$(GPU_PRESET) bench/results,\
+	  echo "no GPU here; on one that has it: tools/gpu_run.sh $* build/$(GPU_PRESET) bench/results")
 
-# No part of CI, whose two cores would take 15 minutes to compile the kernels: run it by hand after
-# changing GPU code.
+# The objects of kernels alone: CI has no time for a second build of everything.
+check-cubins:
+	@tools/setup.sh build cuda cubin
+	@cmake --preset cubins
+	@ninja -C build/cubins -j $(JOBS) \
+	  $$(ninja -C build/cubins -t targets all | sed -n 's/\(\.cu\.o\):.*/\1/p')
+	tools/check_cubins.py --arch sm_121a $$(find build/cubins -name '*.cu.o')
+
+# By hand after changing GPU code or the build: some ten minutes of two cores.
 check-spark:
 	@tools/setup.sh spark cubin
 	@$(call CMAKE_BUILD,spark,-DNIBBLE_TESTS=OFF,--target nibble)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Static checks of the GPU code in a program: right architecture, no spills, no calls into the
-driver's run time, shared memory within the architecture's limit.
+"""Static checks of the GPU code in programs or object files: right architecture, no spills, no
+calls into the driver's run time, shared memory within the architecture's limit.
 
-usage: tools/check_cubins.py PROGRAM [--arch sm_121a] [--cuobjdump PATH] [--list]
+usage: tools/check_cubins.py FILE... [--arch sm_121a] [--cuobjdump PATH] [--list]
 
 Registers that spill, stacks and calls of __cuda_syscall_* (what a multicast copy, printf or malloc
 become) cost more than any other mistake. Shared memory that a launch asks for is no part of the
-code: nibble's launches check it against the same limit (src/cuda/launch.cuh).
+code: the driver refuses a launch that wants more than the GPU has.
 """
 import argparse
 import pathlib
@@ -73,14 +73,15 @@ def demangled(name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program")
+    parser.add_argument("files", nargs="+")
     parser.add_argument("--arch", default="sm_121a", choices=SHARED_BYTES)
     parser.add_argument("--cuobjdump", default=str(ROOT / "build/cuobjdump/bin/cuobjdump"))
     parser.add_argument("--list", action="store_true", help="every kernel")
     args = parser.parse_args()
 
     faults, kernels, most = [], 0, {"REG": 0, "SHARED": 0}
-    for arch, name, use in resources(args.cuobjdump, args.program):
+    found = [use for file in args.files for use in resources(args.cuobjdump, file)]
+    for arch, name, use in found:
         kernels += 1
         most = {key: max(value, use[key]) for key, value in most.items()}
         if args.list:
@@ -92,13 +93,13 @@ def main():
                 faults.append(f"{use[what]} bytes of {what.lower()}: {demangled(name)}")
         if use["SHARED"] > SHARED_BYTES[args.arch]:
             faults.append(f"{use['SHARED']} bytes of shared memory: {demangled(name)}")
-    faults += [f"{cubin} calls {name}"
-               for cubin, name in forbidden_symbols(args.cuobjdump, args.program)]
+    faults += [f"{cubin} calls {name}" for file in args.files
+               for cubin, name in forbidden_symbols(args.cuobjdump, file)]
     if kernels == 0:
         faults.append("there is no GPU code in it")
     for fault in faults:
-        print(f"{args.program}: {fault}", file=sys.stderr)
-    print(f"{args.program}: {kernels} kernels for {args.arch}, at most {most['REG']} registers and "
+        print(fault, file=sys.stderr)
+    print(f"{kernels} kernels for {args.arch}, at most {most['REG']} registers and "
           f"{most['SHARED']} bytes of static shared memory; {len(faults)} faults")
     return 1 if faults else 0
 

@@ -6,8 +6,10 @@
 #                                                memcheck, racecheck, initcheck, synccheck
 #        tools/gpu_run.sh bench BUILD RESULTS    the table of gpt-oss-120b, random weights, as JSON
 #                                                in RESULTS; NIBBLE_BENCH_ARGS: further flags
+#        tools/gpu_run.sh soak BUILD RESULTS     8 minutes of preemption under --exact on the same
+#                                                model; SOAK_MINUTES
 set -euo pipefail
-what=${1:?test, sanitize or bench} build=${2:?the folder with the programs}
+what=${1:?test, sanitize, bench or soak} build=${2:?the folder with the programs}
 
 run_tests() {
   local failed=0 program
@@ -34,31 +36,43 @@ run_sanitizer() {
   return $failed
 }
 
-# Rows of one load: decoding at depths, batches, prompts. $1: a name for the file, the rest: flags.
-bench_rows() {
-  local name=$1 file
+# One result. $1: a name for the file, the rest: arguments of nibble.
+result() {
+  local file
+  file=$results/$(date -u +%F)-$device-gpt-oss-120b-$1.json
   shift
-  file=$results/$(date -u +%F)-$device-$name.json
-  "$build/nibble" bench openai/gpt-oss-120b --load-format dummy --json -n 128 -r 3 \
-    --max-num-seqs 256 "$@" ${NIBBLE_BENCH_ARGS:-} >"$file.part"
+  "$build/nibble" "$@" --load-format dummy --json ${NIBBLE_BENCH_ARGS:-} >"$file.part"
   mv "$file.part" "$file"
   echo "$file"
+}
+
+# Batches between the usual sizes must not be slower than the next smaller one. 130,816: 131,072
+# tokens, the longest context, less 256 for what follows.
+run_bench() {
+  local model=openai/gpt-oss-120b rows=() test
+  for test in 'tg 1 @512' 'tg 1 @8192' 'tg 4' 'tg 5' 'tg 8' 'tg 12' 'tg 16' 'tg 32' 'tg 48' 'tg 64' \
+    'tg 100' 'tg 128' 'tg 256' pp512 pp2048 pp8192; do rows+=(--test "$test"); done
+  result mxfp4-dense bench $model -n 128 -r 3 --max-num-seqs 256 --dense-format mxfp4 "${rows[@]}"
+  result bf16-dense bench $model -n 128 -r 3 --max-num-seqs 64 --test 'tg 1 @512' \
+    --test 'tg 1 @8192' --test 'tg 8' --test 'tg 64' --test pp2048 --test pp8192
+  result 130816-mxfp4-dense bench $model -n 128 -r 1 --dense-format mxfp4 --test 'tg 1 @130816' \
+    --test pp130816
+}
+
+run_soak() {
+  result preempt bench preempt openai/gpt-oss-120b --dense-format mxfp4 --max-num-seqs 55 \
+    --clients 95 --minutes "${SOAK_MINUTES:-8}"
 }
 
 case $what in
   test) run_tests ;;
   sanitize) run_sanitizer ;;
-  bench)
+  bench | soak)
     results=${3:?the folder for the results}
     mkdir -p "$results"
     device=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1 |
       sed 's/^NVIDIA //; s/ .*//' | tr '[:upper:]' '[:lower:]')
-    decode=(--test 'tg 1 @512' --test 'tg 1 @8192' --test 'tg 8' --test 'tg 16' --test 'tg 32'
-      --test 'tg 64' --test 'tg 128' --test 'tg 256')
-    prompts=(--test pp512 --test pp2048 --test pp8192)
-    bench_rows gpt-oss-120b-mxfp4-dense --dense-format mxfp4 "${decode[@]}" "${prompts[@]}"
-    bench_rows gpt-oss-120b-bf16-dense "${decode[@]:0:2}" --test 'tg 8' --test 'tg 64' \
-      "${prompts[@]:2}"
+    if [[ $what == bench ]]; then run_bench; else run_soak; fi
     ;;
-  *) echo "gpu_run: test, sanitize or bench, not $what" >&2; exit 2 ;;
+  *) echo "gpu_run: test, sanitize, bench or soak, not $what" >&2; exit 2 ;;
 esac
