@@ -3,11 +3,13 @@
 
 Builds llama.cpp from the source that PyPI's llama-cpp-python carries, with this machine's flags,
 into build/peers; writes a GGUF of the same shape (bench/random_gguf.py); then runs each test on
-nibble and on the peer in turn, several times, and takes medians. Prints a table and writes it in
-the results' schema (docs/design.md, section 9).
+nibble and on the peers in turn and keeps every sample in the output file, in the results' schema
+(docs/design.md, section 9). Rows are medians of their samples.
 
-  prompts of 512 and 2,048 tokens; decoding 128 tokens at depth 0 and 4,096; 1, 4, 8 and 16 streams
-  that decode together, prompt 128 each (aggregate).
+A whole table takes the peers half an hour, so it can be made in pieces: --tests names the rows of
+one run, and a run with the same --output adds to what is there. nibble measures the read bandwidth
+before and after its tests; where the two differ by more than a tenth the machine was not quiet, and
+the run's samples of nibble and peers are kept apart, as "noisy", and count for nothing.
 
 --ik-llama-cpp DIR: also ik_llama.cpp, from a checkout that the user has; built there.
 Nothing else may run on the machine. 16 GB of memory and 13 GB of disk.
@@ -16,6 +18,7 @@ import argparse
 import json
 import pathlib
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -25,9 +28,10 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEERS = ROOT / "build" / "peers"
 PACKAGE = "llama-cpp-python==0.3.36"
-TOOLS = ["llama-bench", "llama-batched-bench"]
-GOALS = {"tg 1": 0.85, "tg 8": 0.75}  # of the read bandwidth
-PROMPTS, DEPTHS, STREAMS, NEW_TOKENS = [512, 2048], [0, 4096], [1, 4, 8, 16], 128
+TOOL = "llama-batched-bench"
+TESTS = ["pp512", "pp2048", "tg 1", "tg 1 @4096", "tg 4", "tg 8", "tg 16"]
+STREAM_PROMPT = 128
+QUIET = 0.9  # the smaller of two probes over the larger
 
 
 def run(command, **options):
@@ -39,12 +43,12 @@ def output(command):
     return run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
 
 
-def build_tools(source, build, extra):
-    """llama-bench and llama-batched-bench of a checkout, with native flags."""
-    if not all((build / "bin" / tool).exists() for tool in TOOLS):
+def build_tool(source, build, extra):
+    """The directory of llama-batched-bench, built with native flags."""
+    if not (build / "bin" / TOOL).exists():
         run(["cmake", "-S", source, "-B", build, "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON",
              "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", *extra])
-        run(["cmake", "--build", build, "-j", "--target", *TOOLS])
+        run(["cmake", "--build", build, "-j", "--target", TOOL])
     return build / "bin"
 
 
@@ -57,147 +61,202 @@ def python():
     return venv / "bin/python"
 
 
-def llama_cpp(args):
+def build_llama_cpp():
     source = PEERS / "llama_cpp_python-0.3.36" / "vendor" / "llama.cpp"
     if not source.exists():
         run([python(), "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation",
              "--no-binary", "llama-cpp-python", "-d", PEERS, PACKAGE])
         with tarfile.open(next(PEERS.glob("llama_cpp_python-*.tar.gz"))) as archive:
             archive.extractall(PEERS)
-    return {"name": "llama.cpp (" + PACKAGE + ")", "flags": ["-fa", args.flash_attention],
-            "cold": ["--no-warmup"],
-            "bin": build_tools(source, PEERS / "llama.cpp",
-                               ["-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"])}
+    return build_tool(source, PEERS / "llama.cpp",
+                      ["-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"])
 
 
-def ik_llama_cpp(checkout):
-    commit = output(["git", "-C", checkout, "rev-parse", "--short", "HEAD"]).strip()
-    return {"name": "ik_llama.cpp " + commit, "flags": ["-rtr", "1", "-fa", "1"],
-            "cold": ["-w", "0"],
-            "bin": build_tools(checkout, checkout / "build-native", [])}
+def build_ik_llama_cpp(checkout):
+    """From a copy: its tool feeds one token over and over, which goes to the same few experts every
+    time; in the copy tokens are drawn at random, as llama.cpp's tool draws them."""
+    source = PEERS / "ik_llama.cpp"
+    if not source.exists():
+        shutil.copytree(checkout, source, ignore=shutil.ignore_patterns(".git"))
+        tool = source / "examples/batched-bench/batched-bench.cpp"
+        text, same = tool.read_text(), "common_batch_add(batch, 0, "
+        if same not in text:
+            raise SystemExit(f"{tool} no longer has \"{same}\": see how it chooses its tokens now")
+        tool.write_text(text.replace(same, "common_batch_add(batch, std::rand() % "
+                                           "llama_n_vocab(model), "))
+    return build_tool(source, source / "build", [])
 
 
-def bench_rows(text):
-    """llama-bench's rows: with -o json, whatever is printed around them."""
-    return json.loads(text[text.index("["):text.rindex("]") + 1])
+def peers(args):
+    """Each loads its weights into memory of its own: no page is read first while the clock runs."""
+    found = []
+    if args.peers != "none":
+        found.append({"name": f"llama.cpp ({PACKAGE})",
+                      "bin": args.llama_cpp_bin or build_llama_cpp(),
+                      "flags": ["-fa", args.flash_attention, "-lm", "none"]})
+    if args.ik_llama_cpp:
+        head = ["git", "-C", args.ik_llama_cpp, "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(head, capture_output=True, text=True).stdout.strip()
+        found.append({"name": "ik_llama.cpp " + (args.ik_llama_cpp_commit or commit),
+                      "bin": args.ik_llama_cpp_bin or build_ik_llama_cpp(args.ik_llama_cpp),
+                      "flags": ["-fa", "on", "-rtr", "-thp"]})  # repacks at load: its best
+    return found
 
 
-def batched_rows(text):
-    """{streams: tokens/s} of llama-batched-bench's table: PP | TG | B | N_KV | .. | S_TG | .."""
+def peer_case(test, new_tokens):
+    """(prompt, new tokens, streams) of a test, as the tool takes them."""
+    if test.startswith("pp"):
+        return int(test[2:]), 1, 1
+    streams, depth = re.fullmatch(r"tg (\d+)(?: @(\d+))?", test).groups()
+    return int(depth or (1 if streams == "1" else STREAM_PROMPT)), new_tokens, int(streams)
+
+
+def tool_rates(text):
+    """{(prompt, new tokens, streams): (prompt tokens/s, new tokens/s)} of the tool's table:
+    PP | TG | B | N_KV | T_PP | S_PP | T_TG | S_TG | .."""
     rates = {}
     for line in text.splitlines():
         cells = [c.strip() for c in line.strip().strip("|").split("|")]
         if len(cells) >= 8 and all(re.fullmatch(r"\d+", c) for c in cells[:4]):
-            rates[int(cells[2])] = float(cells[7])
+            rates[tuple(map(int, cells[:3]))] = float(cells[5]), float(cells[7])
     return rates
 
 
-def measure_peer(peer, gguf, args):
-    """{test: tokens/s}, one run. The first test warms the pages of the model for all."""
-    common = ["-m", gguf, "-t", args.threads]
-    rates = {}
-
-    def bench(*test):
-        flags = peer["flags"] + (peer["cold"] if rates else [])
-        for row in bench_rows(output([peer["bin"] / "llama-bench", *common, *flags, "-r", 1, "-o",
-                                      "json", *test])):
-            name = f"pp{row['n_prompt']}" if row["n_prompt"] else "tg 1"
-            rates[name + (f" @{row['n_depth']}" if row.get("n_depth") else "")] = row["avg_ts"]
-
-    for prompt in args.prompts:
-        bench("-p", prompt, "-n", 0)
-    for depth in args.depths:
-        bench("-p", 0, "-n", NEW_TOKENS, *(["-d", depth] if depth else []))
-    many = [s for s in args.streams if s > 1]
-    if many:
-        context = max(many) * (128 + NEW_TOKENS) + 256
-        text = output([peer["bin"] / "llama-batched-bench", *common, *peer["flags"], "-c", context,
-                       "-npp", 128, "-ntg", NEW_TOKENS, "-npl", ",".join(map(str, many))])
-        rates |= {f"tg {s}": rate for s, rate in batched_rows(text).items()}
-    return rates
+def measure_peer(peer, args):
+    """{test: tokens/s}; the tests that differ in one thing share one load."""
+    values, groups = {}, {}
+    for test in args.tests:
+        case = peer_case(test, args.new_tokens)
+        groups.setdefault((case[1], case[2] > 1), {})[case] = test
+    for (new, _), group in groups.items():
+        prompts, streams = ({case[i] for case in group} for i in (0, 2))
+        listed = lambda numbers: ",".join(map(str, sorted(numbers)))
+        rates = tool_rates(output(
+            [peer["bin"] / TOOL, "-m", args.gguf, "-t", args.threads, "-tb",
+             args.prompt_threads if new > 1 and args.prompt_threads else args.threads,
+             *peer["flags"], "-c", max(streams) * (max(prompts) + new) + 256,
+             "-npp", listed(prompts), "-ntg", new, "-npl", listed(streams)]))
+        for case, test in group.items():
+            values[test] = rates[case][0 if test.startswith("pp") else 1]
+    return values
 
 
 def measure_nibble(dense, args):
-    """nibble bench's report, one load for all tests."""
-    common = [args.nibble, "bench", "openai/gpt-oss-20b", "--load-format", "dummy", "--device",
-              "cpu", "--threads", args.threads, "--dense-format", dense, "--json", "-r", 1,
-              "--max-num-batched-tokens", 2048, *args.nibble_flags]
-    new = NEW_TOKENS if 0 in args.depths else 0
-    report = json.loads(output([*common, "-p", ",".join(map(str, args.prompts or [0])),
-                                "-n", new, "--streams", ",".join(map(str, args.streams))]))
-    for depth in filter(None, args.depths):
-        deep = json.loads(output([*common, "-p", 0, "-n", NEW_TOKENS, "-d", depth]))
-        report["rows"] += deep["rows"]
-    return report
+    """nibble bench's report of all tests, one load."""
+    tests = [flag for test in args.tests for flag in ("--test", test)]
+    return json.loads(output(
+        [args.nibble, "bench", "openai/gpt-oss-20b", "--load-format", "dummy", "--device", "cpu",
+         "--threads", args.threads, "--dense-format", dense, "--json", "-r", 1,
+         "--max-num-batched-tokens", 2048, "-n", args.new_tokens, *tests, *args.nibble_flags]))
 
 
-def joined(reports, rates, peer):
-    """One row per test: medians of both, and how they compare."""
-    rows = []
-    for row in reports[0]["rows"]:
-        same = [r for report in reports for r in report["rows"] if r["test"] == row["test"]]
-        row = dict(row, value=statistics.median(r["value"] for r in same))
-        row["percent_of_read"] = statistics.median(r["percent_of_read"] for r in same)
-        theirs = [r[row["test"]] for r in rates if row["test"] in r]
-        if theirs:
-            row |= {"peer": peer["name"], "peer_value": statistics.median(theirs)}
-            row["ratio"] = row["value"] / row["peer_value"]
-        row["goal"] = GOALS.get(row["test"])
-        rows.append(row)
-    return rows
+def sample(args, found):
+    """One round: nibble with each format of dense layers, then each peer; [(who, test, row)]."""
+    samples, probes, head = [], [], None
+    for dense in args.dense:
+        report = measure_nibble(dense, args)
+        head = head or {k: report[k] for k in
+                        ("commit", "device", "instruction_sets", "routing_balance")}
+        probes += [report["read_bandwidth"], report["read_bandwidth_after"]]
+        samples += [{"who": "nibble " + dense, "probe": report["read_bandwidth"], "row": row}
+                    for row in report["rows"]]
+    for peer in found:
+        samples += [{"who": peer["name"], "row": {"test": test, "value": value}}
+                    for test, value in measure_peer(peer, args).items()]
+    quiet = min(probes) >= QUIET * max(probes)
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    for s in samples:
+        s |= {"when": when, "quiet": quiet}
+    print(f"read bandwidth {', '.join(f'{p / 1e9:.1f}' for p in probes)} GB/s:",
+          "quiet" if quiet else "NOT QUIET, kept apart", file=sys.stderr, flush=True)
+    return head, samples
+
+
+def median(samples, key):
+    return statistics.median(s["row"][key] for s in samples)
+
+
+def rows_of(samples):
+    """One row per test, format of dense layers and peer: medians, and how they compare."""
+    rows, groups = [], {}
+    for s in samples:
+        if s["quiet"]:
+            groups.setdefault((s["row"]["test"], s["who"]), []).append(s)
+    for (test, who), ours in groups.items():
+        if not who.startswith("nibble "):
+            continue
+        row = dict(ours[-1]["row"], value=median(ours, "value"), samples=len(ours),
+                   percent_of_read=median(ours, "percent_of_read"))
+        theirs = [(w, g) for (t, w), g in groups.items() if t == test and not w.startswith("nibble ")]
+        for name, group in theirs or [(None, None)]:
+            value = group and median(group, "value")
+            rows.append(row | {"peer": name, "peer_value": value,
+                               "ratio": value and row["value"] / value})
+    order = {test: i for i, test in enumerate(TESTS)}
+    return sorted(rows, key=lambda r: (r["dense"], order.get(r["test"], len(TESTS))))
 
 
 def print_table(rows):
-    print(f"{'test':<12}{'dense':<8}{'nibble t/s':>11}{'of read':>9}{'peer t/s':>10}{'ratio':>7}  peer")
+    print(f"{'test':<12}{'dense':<7}{'nibble t/s':>11}{'of read':>9}{'peer t/s':>10}{'ratio':>7}  peer")
     for row in rows:
         peer = f"{row['peer_value']:.2f}" if row["peer_value"] else "-"
         ratio = f"{row['ratio']:.2f}" if row["peer_value"] else "-"
-        print(f"{row['test']:<12}{row['dense']:<8}{row['value']:>11.2f}"
+        print(f"{row['test']:<12}{row['dense']:<7}{row['value']:>11.2f}"
               f"{row['percent_of_read']:>8.1f}%{peer:>10}{ratio:>7}  {row['peer'] or ''}")
 
 
-def main():
+def store(path, command, head, samples):
+    """Adds samples to the file, which must be of the same device, and writes its rows anew."""
+    result = json.loads(path.read_text()) if path.exists() else {"commands": [], **head}
+    for key in ("device", "instruction_sets"):
+        if result[key] != head[key]:
+            raise SystemExit(f"{path} is of {key} {result[key]}, this run of {head[key]}")
+    result |= {"commit": head["commit"], "commands": sorted({*result["commands"], command})}
+    result["samples"] = result.get("samples", []) + samples
+    probes = [s["probe"] for s in result["samples"] if s["quiet"] and "probe" in s]
+    result["read_bandwidth"] = statistics.median(probes) if probes else None
+    result["rows"] = rows_of(result["samples"])
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    return result["rows"]
+
+
+def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    numbers = lambda text: [int(n) for n in text.split(",") if n]
+    names = lambda text: [name.strip() for name in text.split(",")]
     add = parser.add_argument
+    add("--tests", type=names, default=TESTS, help="rows of this run: " + ", ".join(TESTS))
+    add("--repeats", type=int, default=3)
+    add("--output", type=pathlib.Path, help="added to if it is there")
+    add("--new-tokens", type=int, default=128)
     add("--nibble", type=pathlib.Path, default=ROOT / "build/cpu/nibble")
     add("--nibble-flags", type=str.split, default=[], help="further flags of nibble bench")
     add("--threads", type=int, default=2)
-    add("--dense", default="mxfp8,mxfp4", help="formats of nibble's dense layers")
-    add("--prompts", type=numbers, default=PROMPTS)
-    add("--depths", type=numbers, default=DEPTHS)
-    add("--streams", type=numbers, default=STREAMS)
-    add("--repeats", type=int, default=3)
+    add("--dense", type=names, default=["mxfp8", "mxfp4"], help="formats of nibble's dense layers")
+    add("--peers", choices=["all", "none"], default="all", help="none: not llama.cpp")
+    add("--prompt-threads", type=int, default=0,
+        help="of peers, for prompts that are not timed (tg rows with a prompt)")
     add("--flash-attention", default="on", help="llama.cpp's -fa")
-    add("--ik-llama-cpp", type=pathlib.Path, metavar="DIR")
+    add("--llama-cpp-bin", type=pathlib.Path, metavar="DIR", help="built already")
+    add("--ik-llama-cpp", type=pathlib.Path, metavar="DIR", help="a checkout")
+    add("--ik-llama-cpp-bin", type=pathlib.Path, metavar="DIR", help="of it, built already")
+    add("--ik-llama-cpp-commit", default="", help="where DIR is no git checkout")
     add("--gguf", type=pathlib.Path, default=PEERS / "gpt-oss-20b-random.gguf")
-    add("--output", type=pathlib.Path)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    args = arguments()
     PEERS.mkdir(parents=True, exist_ok=True)
-    peers = [llama_cpp(args)]
-    if args.ik_llama_cpp:
-        peers.append(ik_llama_cpp(args.ik_llama_cpp))
-    if not args.gguf.exists():
+    found = peers(args)
+    if found and not args.gguf.exists():
         part = args.gguf.with_suffix(".part")
         run([python(), ROOT / "bench/random_gguf.py", part])
         part.rename(args.gguf)
-
-    reports, rates = {}, {peer["name"]: [] for peer in peers}
-    for _ in range(args.repeats):
-        for dense in args.dense.split(","):
-            reports.setdefault(dense, []).append(measure_nibble(dense, args))
-        for peer in peers:
-            rates[peer["name"]].append(measure_peer(peer, args.gguf, args))
-    rows = [row for all_of_dense in reports.values() for peer in peers
-            for row in joined(all_of_dense, rates[peer["name"]], peer)]
-    print_table(rows)
-    first = next(iter(reports.values()))[0]
-    result = {key: first[key] for key in ("commit", "device", "instruction_sets", "routing_balance")}
-    result["read_bandwidth"] = statistics.median(
-        r["read_bandwidth"] for all_of_dense in reports.values() for r in all_of_dense)
-    result = {"command": "bench/cpu_vs_llama_cpp.py " + " ".join(sys.argv[1:])} | result
     path = args.output or ROOT / "bench/results" / (time.strftime("%Y-%m-%d") + "-cpu-vs-llama-cpp.json")
-    path.write_text(json.dumps(result | {"repeats": args.repeats, "rows": rows}, indent=2) + "\n")
+    command = "bench/cpu_vs_llama_cpp.py " + " ".join(sys.argv[1:])
+    for _ in range(args.repeats):
+        rows = store(path, command, *sample(args, found))
+    print_table(rows)
     print("written:", path)
 
 

@@ -69,6 +69,14 @@ struct Avx2 {
         _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xbf80))));
   }
 
+  // The lanes 0, 2, .. of a and then of b, and the lanes 1, 3, ..
+  SIMD_FN Vec even(Vec a, Vec b) { return in_order(_mm256_shuffle_ps(a, b, 0x88)); }
+  SIMD_FN Vec odd(Vec a, Vec b) { return in_order(_mm256_shuffle_ps(a, b, 0xdd)); }
+  // Pairs of lanes of a, b, a, b to a, a, b, b.
+  SIMD_FN Vec in_order(Vec v) {
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8));
+  }
+
   // v[i] lane j becomes v[j] lane i, for kLanes vectors.
   SIMD_FN void transpose(Vec* v) {
     // Pairs of rows, then pairs of pairs, within halves of 4 lanes; then the halves.

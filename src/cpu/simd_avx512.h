@@ -58,6 +58,16 @@ struct Avx512 {
                                             _mm256_set1_epi16(static_cast<short>(0xbf80))));
   }
 
+  // The lanes 0, 2, .. of a and then of b, and the lanes 1, 3, ..
+  SIMD_FN Vec even(Vec a, Vec b) {
+    return _mm512_permutex2var_ps(
+        a, _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30), b);
+  }
+  SIMD_FN Vec odd(Vec a, Vec b) {
+    return _mm512_permutex2var_ps(
+        a, _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31), b);
+  }
+
   // v[i] lane j becomes v[j] lane i, for kLanes vectors.
   SIMD_FN void transpose(Vec* v) {
     // Pairs of rows, then pairs of pairs, within quarters of 4 lanes; then the quarters.

@@ -25,7 +25,13 @@ struct Avx2Int8 : Avx2 {
     __builtin_memcpy(&bytes, x, sizeof(bytes));
     return _mm256_set1_epi32(bytes);
   }
-  SIMD_FN Int dot(const Int* w, const int8_t* x, int32_t start) {
+  // sums[j] = start[j] + w . x[j] for N vectors x[j] of 32.
+  template <int N>
+  SIMD_FN void dot(const Int* w, const int8_t* x, const int32_t* start, Int* sums) {
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) sums[j] = dot_one(w, x + 32 * j, start[j]);
+  }
+  SIMD_FN Int dot_one(const Int* w, const int8_t* x, int32_t start) {
     Int sum = _mm256_set1_epi32(start);
     if constexpr (kVnni) {
 #pragma GCC unroll 8

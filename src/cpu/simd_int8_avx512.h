@@ -19,15 +19,23 @@ struct Avx512Vnni : Avx512 {
     low = _mm512_permutexvar_epi8(bytes, table);
     high = _mm512_permutexvar_epi8(_mm512_srli_epi16(bytes, 4), table);
   }
-  SIMD_FN Int dot(const Int* w, const int8_t* x, int32_t start) {
-    Int sum = _mm512_set1_epi32(start);
+  // sums[j] = start[j] + w . x[j] for N vectors x[j] of 32, side by side: the products of one wait
+  // for each other. As assembly, for g++ 12 loads the four bytes of each product by an instruction
+  // of its own, where clang folds them into it: on a Xeon that was a third of the speed.
+  struct FourBytes {
+    int8_t at[4];
+  };
+  template <int N>
+  SIMD_FN void dot(const Int* w, const int8_t* x, const int32_t* start, Int* sums) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-      int32_t four;
-      __builtin_memcpy(&four, x + 4 * i, sizeof(four));
-      sum = _mm512_dpbusd_epi32(sum, w[i], _mm512_set1_epi32(four));
-    }
-    return sum;
+    for (int j = 0; j < N; ++j) sums[j] = _mm512_set1_epi32(start[j]);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < N; ++j) {
+        const auto* four = reinterpret_cast<const FourBytes*>(x + 32 * j + 4 * i);
+        asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums[j]) : "v"(w[i]), "m"(*four));
+      }
   }
   SIMD_FN Vec to_float(Int v) { return _mm512_cvtepi32_ps(v); }
 };

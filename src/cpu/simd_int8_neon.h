@@ -18,7 +18,13 @@ struct NeonDot : Neon {
     low = vreinterpretq_s32_s8(vqtbl1q_s8(table, vandq_u8(bytes, vdupq_n_u8(15))));
     high = vreinterpretq_s32_s8(vqtbl1q_s8(table, vshrq_n_u8(bytes, 4)));
   }
-  SIMD_FN Int dot(const Int* w, const int8_t* x, int32_t) {
+  // sums[j] = w . x[j] for N vectors x[j] of 32.
+  template <int N>
+  SIMD_FN void dot(const Int* w, const int8_t* x, const int32_t*, Int* sums) {
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) sums[j] = dot_one(w, x + 32 * j);
+  }
+  SIMD_FN Int dot_one(const Int* w, const int8_t* x) {
     const int8x16_t a = vld1q_s8(x), b = vld1q_s8(x + 16);
     const auto codes = [&](int i) { return vreinterpretq_s8_s32(w[i]); };
     Int sum = vdotq_laneq_s32(vdupq_n_s32(0), codes(0), a, 0);

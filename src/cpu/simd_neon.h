@@ -59,6 +59,10 @@ struct Neon {
     return vcvt_f32_f16(vreinterpret_f16_u16(bits));
   }
 
+  // The lanes 0, 2, .. of a and then of b, and the lanes 1, 3, ..
+  SIMD_FN Vec even(Vec a, Vec b) { return vuzp1q_f32(a, b); }
+  SIMD_FN Vec odd(Vec a, Vec b) { return vuzp2q_f32(a, b); }
+
   // v[i] lane j becomes v[j] lane i, for kLanes vectors.
   SIMD_FN void transpose(Vec* v) {
     const auto pairs = [](float32x4_t x) { return vreinterpretq_f64_f32(x); };

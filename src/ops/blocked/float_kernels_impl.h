@@ -305,16 +305,21 @@ struct Elementwise {
   }
 
   static void swiglu(const float* y, float* u, int64_t n, float limit) {
-    for (int64_t j = 0; j < n; j += kLanes) {
-      const int64_t count = n - j < kLanes ? n - j : kLanes;
-      float gate[kLanes] = {}, up[kLanes] = {}, out[kLanes];
-      for (int64_t i = 0; i < count; ++i) gate[i] = y[2 * (j + i)], up[i] = y[2 * (j + i) + 1];
-      const Vec g = at_most(S::load(gate), limit);
-      const Vec v = clamp(S::load(up), -limit, limit);
-      const Vec s = S::div(g, S::add(S::set1(1), exp(S::mul(g, S::set1(-kSwigluAlpha)))));
-      S::store(out, S::mul(s, S::add(v, S::set1(1))));
-      std::memcpy(u + j, out, count * sizeof(float));
-    }
+    int64_t j = 0;
+    for (; j + kLanes <= n; j += kLanes)
+      S::store(u + j, swiglu_lanes(S::load(y + 2 * j), S::load(y + 2 * j + kLanes), limit));
+    if (j == n) return;
+    float pairs[2 * kLanes] = {}, out[kLanes];
+    std::memcpy(pairs, y + 2 * j, 2 * (n - j) * sizeof(float));
+    S::store(out, swiglu_lanes(S::load(pairs), S::load(pairs + kLanes), limit));
+    std::memcpy(u + j, out, (n - j) * sizeof(float));
+  }
+  // Of kLanes pairs (gate, up).
+  SIMD_FN Vec swiglu_lanes(Vec first, Vec second, float limit) {
+    const Vec g = at_most(S::even(first, second), limit);
+    const Vec v = clamp(S::odd(first, second), -limit, limit);
+    const Vec s = S::div(g, S::add(S::set1(1), exp(S::mul(g, S::set1(-kSwigluAlpha)))));
+    return S::mul(s, S::add(v, S::set1(1)));
   }
 };
 

@@ -257,11 +257,11 @@ void multiply_few(const PanelRun& run, const Panel& p) {
     const __m512i shift = _mm512_sub_epi32(
         _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales))), base);
     const auto* offsets = reinterpret_cast<const int32_t*>(x + 36 * M);
+    __m512i sums[M];
+    S::dot<M>(w, reinterpret_cast<const int8_t*>(x), offsets, sums);
 #pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) {
-      const __m512i sum = S::dot(w, reinterpret_cast<const int8_t*>(x) + 32 * m, offsets[m]);
-      acc[m] = _mm512_add_epi32(acc[m], _mm512_sllv_epi32(sum, shift));
-    }
+    for (int m = 0; m < M; ++m)
+      acc[m] = _mm512_add_epi32(acc[m], _mm512_sllv_epi32(sums[m], shift));
     codes += 256, scales += kPanelRows, x += M * kInt8TileBytes;
   }
 #pragma GCC unroll 4
