@@ -184,6 +184,28 @@ TEST_F(ServerTest, RefusesForGoodWhatItsQueueCanNeverHold) {
   refuse("/v1/chat/completions", with(kParis, {{"n", 6}}), "n");
 }
 
+TEST_F(ServerTest, EndsRequestsAtTheirDeadline) {
+  serve();
+  const json at_once = {{"timeout", 0}};
+  EXPECT_EQ(post("/v1/chat/completions", with(kParis, at_once)).status, 504);
+  EXPECT_EQ(post("/v1/completions", with(kEndless, at_once)).status, 504);
+  EXPECT_EQ(post("/v1/responses", {{"input", "Hello"}, {"timeout", 0}}).status, 504);
+  const Answer message = post("/v1/messages", with(kParis, {{"timeout", 0}, {"max_tokens", 100}}));
+  EXPECT_EQ(message.status, 504);
+  EXPECT_EQ(message.parsed()["error"]["type"], "timeout_error");
+  // Four times 1,900 tokens take longer: no text, or a stream that ends with the error.
+  const Answer late =
+      post("/v1/completions", with(kEndless, {{"timeout", 0.05}, {"n", 4}, {"stream", true}}));
+  EXPECT_THAT(late.status, ::testing::AnyOf(200, 504));
+  EXPECT_THAT(late.body, HasSubstr("was not done by its deadline"));
+  EXPECT_EQ(chat(with(kParis, {{"timeout", 600}}))["choices"][0]["finish_reason"], "stop");
+  for (const json& bad : {json(-1), json("1"), json(1e9)}) {
+    const Answer refused = post("/v1/chat/completions", with(kParis, {{"timeout", bad}}));
+    EXPECT_EQ(refused.status, 400);
+    EXPECT_EQ(refused.parsed()["error"]["param"], "timeout");
+  }
+}
+
 TEST_F(ServerTest, EndsStreamsWithAnErrorWhenItShutsDown) {
   serve();
   RawClient client(server_->port());

@@ -61,14 +61,20 @@ ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool) {
   return cx;
 }
 
+// Of a step. Without chunks the longest prompt has to fit into one.
+int32_t batched_tokens(const EngineFlags& flags, bool on_gpu) {
+  if (flags.max_num_batched_tokens > 0) return flags.max_num_batched_tokens;
+  return std::max(default_batched_tokens(on_gpu), flags.chunked_prefill ? 0 : flags.max_model_len);
+}
+
 EngineOptions engine_options(const EngineFlags& flags, const LoadEngineOptions& options,
                              bool on_gpu) {
   return {.max_num_seqs = flags.max_num_seqs,
-          .max_num_batched_tokens = flags.max_num_batched_tokens > 0
-                                        ? flags.max_num_batched_tokens
-                                        : default_batched_tokens(on_gpu),
+          .max_num_batched_tokens = batched_tokens(flags, on_gpu),
           .max_model_len = flags.max_model_len,
           .kv_dtype = kv_dtype(flags.kv_cache_dtype),
+          .chunked_prefill = flags.chunked_prefill,
+          .graphs = !flags.enforce_eager,
           .prefix_caching = flags.prefix_caching,
           .log_activity = options.log_activity,
           .masked_ids = options.masked_ids};
@@ -156,6 +162,15 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   add("--max-num-batched-tokens", flags.max_num_batched_tokens,
       "tokens in one step; 0: 512 on CPUs, 8192 on GPUs")
       ->check(CLI::NonNegativeNumber);
+  command
+      .add_flag("--enable-chunked-prefill,!--no-enable-chunked-prefill", flags.chunked_prefill,
+                "long prompts are read in pieces beside those that decode")
+      ->capture_default_str()
+      ->group("Engine");
+  command
+      .add_flag("--enforce-eager", flags.enforce_eager,
+                "launch each op of a step by itself; no CUDA graphs (CPUs have none)")
+      ->group("Engine");
   command
       .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.prefix_caching,
                 "prompts that start alike share what was computed")

@@ -33,6 +33,8 @@ struct EngineFlags {
   int32_t max_model_len = 0;         // 0: what the model and the memory allow
   int32_t max_num_seqs = 16;
   int32_t max_num_batched_tokens = 0;  // 0: default_batched_tokens()
+  bool chunked_prefill = true;
+  bool enforce_eager = false;
   bool prefix_caching = true;
   double gpu_memory_utilization = 0.9;
   std::string memory_budget;  // "24G", "512MiB"; empty: from the machine

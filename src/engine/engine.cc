@@ -56,6 +56,12 @@ const EngineOptions& checked(const EngineOptions& options) {
   if (options.max_model_len < 0) {
     throw Error(ErrorKind::kUsage, "--max-model-len must not be negative");
   }
+  if (!options.chunked_prefill &&
+      (options.max_model_len == 0 || options.max_num_batched_tokens < options.max_model_len)) {
+    throw Error(ErrorKind::kUsage,
+                "--no-enable-chunked-prefill reads every prompt in one step: it needs "
+                "--max-model-len, and --max-num-batched-tokens of at least as many");
+  }
   CHECK(options.page_size > 0);
   return options;
 }
@@ -173,7 +179,8 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
       step_limits_(step_limits(model.info(), options)),
       scheduler_(kv_, {.max_num_seqs = options.max_num_seqs,
                        .max_tokens = options.max_num_batched_tokens,
-                       .max_score_rows = step_limits_.max_out - options.max_num_seqs}),
+                       .max_score_rows = step_limits_.max_out - options.max_num_seqs,
+                       .chunked = options.chunked_prefill}),
       blocks_{{step_limits_, step_memory(options), 0}, {step_limits_, step_memory(options), 1}},
       sampler_(model.info().vocab_size, options.masked_ids),
       bits_((model.info().vocab_size + 31) / 32),
@@ -185,7 +192,7 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
   model_.reserve(cx_, step_limits_);
   if (cx_.on_gpu()) {
     gpu_ = std::make_unique<GpuSteps>(model_, cx_, *gpu_pages_, kv_.state(), step_limits_,
-                                      options.max_num_seqs, options.masked_ids);
+                                      options.max_num_seqs, options.masked_ids, options.graphs);
   }
 }
 

@@ -21,6 +21,8 @@ struct EngineOptions {
   int32_t page_size = 16;
   DType kv_dtype = DType::kBF16;         // kBF16, kF32 or kF8E4M3
   int64_t kv_bytes = 0;                  // memory for pages, all groups; never exceeded
+  bool chunked_prefill = true;           // else prompts are read whole, in one step each
+  bool graphs = true;                    // of decode steps on GPUs; else each op is launched
   bool prefix_caching = true;            // prompts that start alike share what was computed
   bool log_activity = false;             // a line every ten seconds while there is work
   std::vector<int32_t> masked_ids = {};  // never sampled: undecodable rows of the vocabulary

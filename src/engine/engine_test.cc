@@ -216,6 +216,23 @@ TEST(Engine, RefusesBadOptions) {
   options = toy_options();
   options.kv_bytes = 4096;
   EXPECT_THROW(Engine(model, {}, options), Error);
+  options = toy_options();
+  options.chunked_prefill = false;  // 64 tokens a step, and prompts of up to 511
+  EXPECT_THROW(Engine(model, {}, options), Error);
+}
+
+TEST(Engine, WholePromptsGiveTheSameTextAsChunks) {
+  ToyModel model;
+  std::vector<Request> requests;
+  for (int i = 0; i < 12; ++i) requests.push_back(greedy(400 - 33 * i, i, 30));
+  EngineOptions options = toy_options();
+  Engine chunked(model, {}, options);
+  options.chunked_prefill = false;
+  options.max_num_batched_tokens = options.max_model_len;
+  Engine whole(model, {}, options);
+  const auto expected = run_all(chunked, requests);
+  const auto answers = run_all(whole, requests);
+  for (size_t i = 0; i < requests.size(); ++i) EXPECT_EQ(answers[i].ids, expected[i].ids) << i;
 }
 
 struct Hostile {

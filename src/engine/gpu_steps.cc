@@ -21,12 +21,13 @@ int64_t ids_bytes(const StepLimits& limits) {
 
 GpuSteps::GpuSteps(Model& model, ops::Ctx& cx, GpuPages& pages, SeqState kv,
                    const StepLimits& limits, int32_t max_num_seqs,
-                   std::span<const int32_t> masked_ids)
+                   std::span<const int32_t> masked_ids, bool graphs)
     : model_(model),
       cx_(cx),
       pages_(pages),
       kv_(kv),
       max_out_(limits.max_out),
+      use_graphs_(graphs),
       block_(cuda::device_buffer(StepBlock::bytes(limits, max_num_seqs))),
       never_(cx.allocate(mask_bytes(model.info()))),
       ids_(cx.allocate(ids_bytes(limits))),
@@ -52,7 +53,7 @@ int64_t GpuSteps::device_bytes(const ModelInfo& info, const StepLimits& limits,
 
 bool GpuSteps::has_graph(const Step& step) const {
   return step.num_tokens == step.num_spans && step.num_tokens == step.num_out &&
-         step.num_tokens <= kMaxGraphTokens && !cx_.tap;
+         step.num_tokens <= kMaxGraphTokens && use_graphs_ && !cx_.tap;
 }
 
 void GpuSteps::launch(const StepBlock& block, bool is_fed) {

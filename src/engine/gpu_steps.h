@@ -27,7 +27,7 @@ class GpuSteps {
 
   // `pages` are those of `kv`. All outlive it.
   GpuSteps(Model& model, ops::Ctx& cx, GpuPages& pages, SeqState kv, const StepLimits& limits,
-           int32_t max_num_seqs, std::span<const int32_t> masked_ids);
+           int32_t max_num_seqs, std::span<const int32_t> masked_ids, bool graphs);
   ~GpuSteps();  // waits for what runs
   static int64_t device_bytes(const ModelInfo& info, const StepLimits& limits,
                               int32_t max_num_seqs);
@@ -57,6 +57,7 @@ class GpuSteps {
   GpuPages& pages_;
   SeqState kv_;
   int64_t max_out_;
+  bool use_graphs_;
   Buffer block_, never_, ids_;  // on the device; never_: bit per id; ids_: [R] of the last step
   Buffer greedy_, row_;         // pinned: Greedy [2, R], float [V]
   Tensor logits_;               // of the last step, on the device

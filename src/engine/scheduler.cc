@@ -56,6 +56,7 @@ const std::vector<Chunk>& Scheduler::plan() {
 Chunk Scheduler::next_chunk(Sequence& sequence, const Budget& budget) const {
   Chunk chunk{.sequence = &sequence, .begin = sequence.num_computed, .length = 0, .num_out = 0};
   chunk.length = std::min(sequence.num_left(), budget.tokens - budget.decodes);
+  if (!limits_.chunked && chunk.length < sequence.num_left()) chunk.length = 0;
   if (!sequence.forks.empty()) {
     chunk.length = std::min(chunk.length, sequence.num_prompt - 1 - chunk.begin);
   }
@@ -97,7 +98,8 @@ void Scheduler::make_way() {
   if (waiting_.empty()) return;
   const Sequence& next = *waiting_.front();
   const auto goes_after = [&](const std::unique_ptr<Sequence>& running) {
-    return running->request.priority > next.request.priority;
+    return running->request.priority > next.request.priority &&
+           goes_before(waiting_.front(), running);
   };
   int64_t needed = kv_.pages_for(next.length());
   for (const auto& running : running_) {

@@ -1,9 +1,10 @@
-// Scheduler: which tokens go into the next step. Lower priority numbers first, then first come,
-// first served: a running sequence that decodes gets one token, prompts share what is left of the
-// budget in chunks, and waiting requests are admitted while their tokens fit into free pages. Where
-// a running sequence needs a page and none is free, or one of a better priority waits, the last one
-// gives up its pages and computes them again later: so the first always gets on, and nothing
-// deadlocks. A decode waits for no more than the chunks of one step.
+// Scheduler: which tokens go into the next step. Who came first goes first, and each lower level of
+// priority counts as having come a minute later: a running sequence that decodes gets one token,
+// prompts share what is left of the budget in chunks, and waiting requests are admitted while their
+// tokens fit into free pages. Where a running sequence needs a page and none is free, or one of a
+// better priority waits, the last one gives up its pages and computes them again later: so the
+// first always gets on, and nothing deadlocks. A decode waits for no more than the chunks of one
+// step.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,8 @@ struct SchedulerLimits {
   int32_t max_num_seqs = 0;
   int32_t max_tokens = 0;      // of a step; at least max_num_seqs, so that every sequence decodes
   int32_t max_score_rows = 0;  // rows with logits of prompts that are scored, all together
+  bool chunked = true;  // else a prompt waits for a step that it fits into whole; one that is
+                        // scored still goes by max_score_rows
 };
 
 class Scheduler {

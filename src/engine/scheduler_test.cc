@@ -69,7 +69,8 @@ class Play {
         kv_(info(), plan()),
         scheduler_(kv_, {.max_num_seqs = setting("seqs", 4),
                          .max_tokens = setting("tokens", 16),
-                         .max_score_rows = setting("score_rows", 16)}) {}
+                         .max_score_rows = setting("score_rows", 16),
+                         .chunked = setting("chunked", 1) != 0}) {}
 
   std::string run() {
     for (int32_t step = 1; step <= 100; ++step) {
@@ -151,6 +152,7 @@ class Play {
     if (e.at("deadline", 0) > 0) request.deadline = time_of(e.at("deadline", 0));
     auto sequence = std::make_unique<Sequence>(std::move(request), 0);
     sequence->id = next_id_++;
+    sequence->times.submitted = time_of(e.at("at", 1) - e.at("waited", 0));
     names_[sequence->id] = name;
     sequences_[sequence->id] = sequence.get();
     return sequence;

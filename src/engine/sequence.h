@@ -1,6 +1,7 @@
 // Sequence: a request on its way through the engine.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -12,6 +13,10 @@
 #include "engine/sampler.h"
 
 namespace nibble {
+
+// What one level of priority is worth: so nobody waits for ever behind better ones that keep
+// coming.
+inline constexpr std::chrono::seconds kWaitPerPriority{60};
 
 struct Sequence {
   RequestId id = 0;
@@ -47,6 +52,8 @@ struct Sequence {
   int32_t length() const { return static_cast<int32_t>(tokens.size()); }
   int32_t num_left() const { return length() - num_computed; }  // at least 1 while it runs
   int32_t num_output() const { return length() - num_prompt; }
+  // The earlier goes first.
+  SteadyTime turn() const { return times.submitted + request.priority * kWaitPerPriority; }
   // Another answer can start from here, at the last token of the prompt.
   bool can_fork() const { return num_computed >= num_prompt - 1; }
   bool is_scored() const { return num_scored == num_prompt; }
@@ -54,7 +61,7 @@ struct Sequence {
 
 // Who goes first.
 inline bool goes_before(const std::unique_ptr<Sequence>& a, const std::unique_ptr<Sequence>& b) {
-  return std::pair(a->request.priority, a->id) < std::pair(b->request.priority, b->id);
+  return std::pair(a->turn(), a->id) < std::pair(b->turn(), b->id);
 }
 
 // Tokens [begin, begin + length) of a sequence in one step; the last num_out of them want logits.

@@ -210,6 +210,7 @@ std::optional<ApiError> parse_messages_request(std::string_view body,
     if (!counting && !fields.has("max_tokens")) fields.fail("max_tokens", "is missing");
     request.max_tokens = fields.integer("max_tokens", 1, 1, kMaxTokens);
     request.stream = fields.boolean("stream", false);
+    read_scheduling(fields, request);
     read_stops(fields, request);
     read_messages(fields, request.chat);
     read_tools(fields, request.chat);

@@ -20,6 +20,8 @@ const char* type_of(int status, ApiStyle style) {
       return anthropic ? "request_too_large" : "invalid_request_error";
     case 503:
       return anthropic ? "overloaded_error" : "service_unavailable_error";
+    case 504:
+      return anthropic ? "timeout_error" : "server_error";
     default:
       if (status < 500) return "invalid_request_error";
       return anthropic ? "api_error" : "server_error";

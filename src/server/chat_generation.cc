@@ -105,6 +105,7 @@ void ChatGeneration::run() {
     r.stop_ids = stop_ids_for(model(), request);
     r.cache_salt = request.cache_salt;
     r.priority = request.priority;
+    r.deadline = request.deadline;
     if (options_.needs_watcher()) {
       r.watcher = std::make_shared<ChatWatcher>(*model().harmony, options_);
     }

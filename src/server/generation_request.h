@@ -2,6 +2,7 @@
 // (openai_*, anthropic_*, responses_*) read into, and that generations are made of.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -31,6 +32,7 @@ struct GenerationRequest {
   std::string format_field;           // where the caller asked for it, for errors
   std::string cache_salt;             // only requests of the same salt share cached prefixes
   int32_t priority = 0;               // lower numbers go first
+  std::optional<std::chrono::steady_clock::time_point> deadline;
   bool stream = false;
   bool include_usage = false;     // stream_options: a last chunk with it
   bool continuous_usage = false;  // in every chunk
@@ -41,6 +43,11 @@ struct ChatRequest : GenerationRequest {
   bool include_reasoning = true;
   bool parallel_tool_calls = true;  // a model of Harmony ends with its first call in either case
 };
+
+class JsonFields;
+// What requests of all APIs may say of when and beside whom they run: cache_salt, priority and
+// timeout, in seconds from now.
+void read_scheduling(JsonFields& fields, GenerationRequest& request);
 
 using Prompt = std::variant<std::string, std::vector<int32_t>>;
 

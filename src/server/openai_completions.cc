@@ -168,6 +168,7 @@ void CompletionGeneration::run(const std::vector<int32_t>& max_tokens) {
     r.stop_ids = stop_ids_for(model(), request_);
     r.cache_salt = request_.cache_salt;
     r.priority = request_.priority;
+    r.deadline = request_.deadline;
     if (!request_.stop.empty() || grammar_) {
       r.watcher = std::make_shared<TextWatcher>(fresh, grammar_, r.stop_ids);
     }

@@ -101,8 +101,7 @@ void read_generation(JsonFields& fields, GenerationRequest& request) {
   }
   request.min_tokens = static_cast<int32_t>(fields.integer("min_tokens", 0, 0, kMaxTokens));
   request.return_token_ids = fields.boolean("return_token_ids", false);
-  request.cache_salt = fields.string("cache_salt");
-  request.priority = static_cast<int32_t>(fields.integer("priority", 0, -1'000'000, 1'000'000));
+  read_scheduling(fields, request);
   read_stop(fields, request);
   read_stream(fields, request);
   read_format(fields, request);

@@ -230,6 +230,7 @@ std::optional<ApiError> parse_responses_request(std::string_view body,
       request.max_tokens = fields.integer("max_output_tokens", 1, 1, kMaxTokens);
     }
     request.stream = fields.boolean("stream", false);
+    read_scheduling(fields, request);
     request.parallel_tool_calls = fields.boolean("parallel_tool_calls", true);
     if (fields.has("previous_response_id")) {
       fields.fail("previous_response_id", "is not supported: nothing is stored; send all items");
