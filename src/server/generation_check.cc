@@ -5,9 +5,11 @@
 namespace nibble::server {
 namespace {
 
-ApiError too_long(const ServedModel& model, const std::string& what) {
-  return {.message = "the model's context is " + std::to_string(model.engine->max_model_len()) +
-                     " tokens here; the prompt has " + what,
+// In OpenAI's words and in Anthropic's, by which LiteLLM and Claude Code know what to do about it.
+ApiError too_long(const ServedModel& model, const std::string& tokens) {
+  const std::string context = std::to_string(model.engine->max_model_len());
+  return {.message = "This model's maximum context length is " + context +
+                     " tokens; prompt is too long: " + tokens + " tokens > " + context + " maximum",
           .param = "messages",
           .code = "context_length_exceeded"};
 }

@@ -135,6 +135,7 @@ class Server::Impl {
   void responses(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
   void messages(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
   void count_tokens(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
+  void tokenizer_info(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
   void tokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
   void detokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
 
@@ -164,6 +165,7 @@ const Server::Impl::Route Server::Impl::kRoutes[] = {
     {"POST", "/v1/responses", &Impl::responses, true, true, true},
     {"POST", "/v1/messages", &Impl::messages, true, true, true},
     {"POST", "/v1/messages/count_tokens", &Impl::count_tokens, true, true, true},
+    {"GET", "/tokenizer_info", &Impl::tokenizer_info, true, true},
     {"POST", "/tokenize", &Impl::tokenize, true, true, true},
     {"POST", "/v1/tokenize", &Impl::tokenize, true, true, true},
     {"POST", "/detokenize", &Impl::detokenize, true, true, true},
@@ -379,6 +381,16 @@ void Server::Impl::completion(const HttpRequest& request, const std::shared_ptr<
   if (check_model(completion.model, *reply)) {
     start_completion(context(), std::move(completion), reply);
   }
+}
+
+// What lm-eval's remote tokenizer asks for before it uses the two below.
+void Server::Impl::tokenizer_info(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+  Json end = nullptr;
+  if (!model_.stop_ids.empty()) end = token_text(*model_.tokenizer, model_.stop_ids[0]);
+  reply->send({.body = to_text({{"eos_token", std::move(end)},
+                                {"bos_token", nullptr},
+                                {"pad_token", nullptr},
+                                {"chat_template", nullptr}})});
 }
 
 void Server::Impl::tokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
