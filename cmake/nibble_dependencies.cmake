@@ -57,6 +57,9 @@ file(GLOB_RECURSE xgrammar_sources ${NIBBLE_XGRAMMAR}/cpp/*.cc)
 list(FILTER xgrammar_sources EXCLUDE REGEX "/tvm_ffi/")
 add_library(nibble_dep_xgrammar STATIC EXCLUDE_FROM_ALL ${xgrammar_sources})
 target_link_libraries(nibble_dep_xgrammar PRIVATE nibble_flags)
+if(CMAKE_CXX_COMPILER_ID STREQUAL Clang)  # as C++20 it takes no variant of incomplete types
+  set_target_properties(nibble_dep_xgrammar PROPERTIES CXX_STANDARD 17)
+endif()
 target_compile_options(nibble_dep_xgrammar PRIVATE -w -O2 $<$<CONFIG:RelWithDebInfo>:-g0>)
 target_compile_definitions(nibble_dep_xgrammar PRIVATE XGRAMMAR_LOG_CUSTOMIZE=1
                            XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_ENABLE_INTERNAL_CHECK=0)

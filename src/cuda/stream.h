@@ -36,7 +36,7 @@ class Event {
   double ms_since(const Event& from) const;  // both kTiming and done
 
  private:
-  CUevent_st* handle_ = nullptr;
+  [[maybe_unused]] CUevent_st* handle_ = nullptr;  // in builds without CUDA
 };
 
 }  // namespace nibble::cuda
