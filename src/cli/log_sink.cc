@@ -1,13 +1,26 @@
+#include <poll.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <mutex>
 #include <string>
 
 #include "base/log.h"
 #include "cli/cli.h"
 
 namespace nibble::cli {
+
+namespace {
+
+// Whether a line can be written at once: nobody is to wait for a log that is not read.
+bool takes_a_line() {
+  pollfd fd{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+  return poll(&fd, 1, 0) == 1;
+}
+
+}  // namespace
 
 void install_log_sink() {
   // No registry, no global logger: the sink owns it.
@@ -23,6 +36,15 @@ void install_log_sink() {
   if (!known) logger->warn("NIBBLE_LOG={}: expected debug, info, warn, error or off", wanted);
   logger->flush_on(spdlog::level::info);
   set_log_sink([logger](LogLevel level, std::string_view text) {
+    static std::mutex mutex;
+    static int64_t lost = 0;
+    const std::lock_guard lock(mutex);
+    if (!takes_a_line()) {
+      ++lost;
+      return;
+    }
+    if (lost > 0) logger->warn("{} lines are missing here: nobody read the log", lost);
+    lost = 0;
     static constexpr spdlog::level::level_enum kLevels[] = {
         spdlog::level::debug, spdlog::level::info, spdlog::level::warn, spdlog::level::err};
     logger->log(kLevels[static_cast<int>(level)], "{}", text);
