@@ -21,7 +21,7 @@ GrammarService::Answer failed(ApiError error) {
 GrammarService::GrammarService(std::chrono::milliseconds limit, size_t max_waiting)
     : limit_(limit),
       max_waiting_(max_waiting),
-      runner_([this] { run(); }),
+      runners_{std::thread([this] { run(); }), std::thread([this] { run(); })},
       watcher_([this] { watch(); }) {}
 
 GrammarService::~GrammarService() { stop(); }
@@ -58,18 +58,19 @@ void GrammarService::finish(Job& job, Answer answer) {
   if (done) done(std::move(answer));
 }
 
-GrammarService::Answer GrammarService::compile_all(const Job& job) {
+GrammarService::Answer GrammarService::compile_all(const Job& job,
+                                                   const GrammarCompiler& compiler) const {
   const GrammarSpec any_object{.kind = GrammarSpec::Kind::kJsonObject};
   const auto enough = job.deadline - limit_ / 2;  // what is left is for the others
   Answer answer;
   for (const WantedGrammar& one : job.wanted) {
     const bool late = one.or_any_object && Clock::now() > enough;
-    Result<Grammar> grammar = compiler_->compile(late ? any_object : one.spec);
+    Result<Grammar> grammar = compiler.compile(late ? any_object : one.spec);
     if (late || (!grammar && one.or_any_object)) {
       LOG_WARN("%s: its arguments are held to JSON, not to its schema, which %s", one.field.c_str(),
                late ? "would have taken too long to compile" : "cannot be compiled");
     }
-    if (!grammar && one.or_any_object) grammar = compiler_->compile(any_object);
+    if (!grammar && one.or_any_object) grammar = compiler.compile(any_object);
     if (!grammar) {
       return failed({.message = one.field + " " + grammar.error(),
                      .param = one.field,
@@ -81,6 +82,7 @@ GrammarService::Answer GrammarService::compile_all(const Job& job) {
 }
 
 void GrammarService::run() {
+  std::unique_ptr<GrammarCompiler> compiler;
   for (;;) {
     std::shared_ptr<Job> job;
     {
@@ -90,8 +92,8 @@ void GrammarService::run() {
       job = std::move(waiting_.front());
       waiting_.pop_front();
     }
-    if (!compiler_) compiler_ = make_compiler_();
-    finish(*job, compile_all(*job));
+    if (!compiler) compiler = make_compiler_();
+    finish(*job, compile_all(*job, *compiler));
   }
 }
 
@@ -131,8 +133,9 @@ void GrammarService::stop() {
     unanswered_.clear();
   }
   wake_.notify_all();
-  if (runner_.joinable()) runner_.join();
-  if (watcher_.joinable()) watcher_.join();
+  for (std::thread* thread : {&runners_[0], &runners_[1], &watcher_}) {
+    if (thread->joinable()) thread->join();
+  }
 }
 
 }  // namespace nibble::server

@@ -1,4 +1,5 @@
-// Compiles grammars on a thread of its own, within a time limit.
+// Compiles grammars on two threads of its own, within a time limit: one that takes longer than it
+// should does not hold up the others.
 #pragma once
 
 #include <chrono>
@@ -33,12 +34,14 @@ class GrammarService {
   };
   using Done = std::function<void(Answer answer)>;
 
-  // `limit`: from compile() to done(). What takes longer is a 400; its compilation goes on, and the
-  // next request for it finds it done.
+  // `limit`: from compile() to done(). What takes longer is a 400; its compilation goes on (there
+  // is no way to stop it; GrammarCompiler bounds what it starts), and the next request for it finds
+  // it done.
   explicit GrammarService(std::chrono::milliseconds limit, size_t max_waiting = 256);
   ~GrammarService();  // stop()
 
-  // Once, before compile(). The vocabulary is sorted at the first use.
+  // Once, before compile(). Each thread has a compiler, which sorts the vocabulary at the first
+  // use.
   void serve(std::function<std::unique_ptr<GrammarCompiler>()> make_compiler);
 
   // Calls `done` once, on a thread of the service.
@@ -56,19 +59,18 @@ class GrammarService {
 
   void run();    // compiles
   void watch();  // ends what is late
-  Answer compile_all(const Job& job);
+  Answer compile_all(const Job& job, const GrammarCompiler& compiler) const;
   void finish(Job& job, Answer answer);
 
   const std::chrono::milliseconds limit_;
   const size_t max_waiting_;
   std::function<std::unique_ptr<GrammarCompiler>()> make_compiler_;
-  std::unique_ptr<GrammarCompiler> compiler_;  // of run()
-  std::mutex mutex_;                           // of all below
+  std::mutex mutex_;  // of all below
   std::condition_variable wake_;
   std::deque<std::shared_ptr<Job>> waiting_;
   std::deque<std::shared_ptr<Job>> unanswered_;  // by deadline
   bool stopped_ = false;
-  std::thread runner_, watcher_;
+  std::thread runners_[2], watcher_;
 };
 
 }  // namespace nibble::server

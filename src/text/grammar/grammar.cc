@@ -39,11 +39,13 @@ void LogMessageImpl(const std::string&, int, int level, const std::string& messa
 namespace nibble {
 namespace {
 
-constexpr int64_t kCacheBytes = 256 << 20;
-constexpr size_t kMaxSchemaBytes = 256 << 10;
+constexpr int64_t kCacheBytes = 128 << 20;
+constexpr size_t kMaxSchemaBytes = 128 << 10;
 constexpr size_t kMaxPatternBytes = 4 << 10;
 constexpr size_t kMaxEbnfBytes = 64 << 10;
 constexpr size_t kMaxChoices = 1'024;
+constexpr size_t kMaxAlternatives = 256;  // of one anyOf or oneOf; with their number grows the
+                                          // square of the time
 constexpr int kMaxNesting = 64;  // of groups, which cost time at every token, or JSON, which is
                                  // parsed by recursion
 // Blanks between the tokens of JSON: a small model likes to go on with them for ever.
@@ -132,9 +134,28 @@ std::string ignored_keyword(const nlohmann::json& schema) {
   return "";
 }
 
-std::string ignored_keyword(const std::string& schema) {
-  const auto json = nlohmann::json::parse(schema, nullptr, /*allow_exceptions=*/false);
-  return json.is_discarded() ? "" : ignored_keyword(json);
+// Why it would take too long to compile, or "".
+std::string too_wide(const nlohmann::json& schema) {
+  if (!schema.is_structured()) return "";
+  for (const auto& [key, value] : schema.items()) {
+    const bool is_key = schema.is_object() && value.is_array();
+    const size_t most = key == "enum" ? kMaxChoices : kMaxAlternatives;
+    if (is_key && (key == "enum" || key == "anyOf" || key == "oneOf") && value.size() > most) {
+      return "has " + std::to_string(value.size()) + " values in one \"" + key + "\"; at most " +
+             std::to_string(most) + " are compiled";
+    }
+    if (std::string found = too_wide(value); !found.empty()) return found;
+  }
+  return "";
+}
+
+std::string why_not(const GrammarSpec& spec) {
+  const auto json = nlohmann::json::parse(spec.text, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) return "";  // xgrammar says what is wrong
+  if (std::string why = too_wide(json); !why.empty()) return why;
+  const std::string keyword = spec.lenient ? "" : ignored_keyword(json);
+  if (keyword.empty()) return "";
+  return "asks for what would not be kept to: the keyword \"" + keyword + "\"";
 }
 
 // The machine has to go on with decoding beside it.
@@ -227,10 +248,8 @@ Result<bool> GrammarCompiler::check_size(const GrammarSpec& spec) {
 
 Result<Grammar> GrammarCompiler::compile(const GrammarSpec& spec) const {
   if (const auto size = check_size(spec); !size) return Failure{size.error()};
-  if (spec.kind == GrammarSpec::Kind::kJsonSchema && !spec.lenient) {
-    if (const std::string keyword = ignored_keyword(spec.text); !keyword.empty()) {
-      return Failure{"asks for what would not be kept to: the keyword \"" + keyword + "\""};
-    }
+  if (spec.kind == GrammarSpec::Kind::kJsonSchema) {
+    if (std::string why = why_not(spec); !why.empty()) return Failure{std::move(why)};
   }
   std::vector<std::string> warnings;
   t_warnings = &warnings;

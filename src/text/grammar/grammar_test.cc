@@ -131,7 +131,14 @@ TEST(Grammar, RefusesWhatIsNotValidOrWouldBeIgnored) {
   const std::string nested = std::string(1'000, '(') + "a" + std::string(1'000, ')');
   std::string deep;
   for (int i = 0; i < 5'000; ++i) deep += R"({"type":"array","items":)";
+  std::string wide = R"({"anyOf":[{"type":"null"})", values = R"({"enum":["v")";
+  for (int i = 0; i < 2'000; ++i) {
+    wide += R"(,{"const":)" + std::to_string(i) + "}";
+    values += ',' + std::to_string(i);
+  }
   const Bad cases[] = {
+      {Kind::kJsonSchema, wide + "]}"},
+      {Kind::kJsonSchema, values + "]}"},
       {Kind::kRegex, "foo**"},
       {Kind::kRegex, "(a"},
       {Kind::kRegex, "a(?=b)"},
