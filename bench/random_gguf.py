@@ -1,11 +1,13 @@
-"""Writes a GGUF of gpt-oss-20b's shape with random weights, for bench/cpu_vs_llama_cpp.py.
+"""Writes a GGUF of gpt-oss-20b's shape with random weights, for bench/cpu_vs_llama_cpp.py and
+bench/serve_vs_llama_cpp.py.
 
 Experts MXFP4, dense layers and embedding Q8_0, as the GGUFs that people run. Norms 1, biases and
 sinks 0, routers N(0, 2 / sqrt(H)): every expert gets its share of tokens. Needs gguf and numpy.
 
-usage: random_gguf.py FILE
+usage: random_gguf.py FILE [--layers 24] [--tokenizer TOKENIZER.JSON]
 """
-import sys
+import argparse
+import json
 
 import gguf
 import numpy as np
@@ -29,7 +31,7 @@ def random_bytes(rng, shape, kind):
     return blocks.reshape(*shape[:-1], -1)
 
 
-def tensors():
+def tensors(layers):
     """(name, shape with K last, kind, fill) of every tensor; fill: a constant, or None: random."""
     def name(tensor, layer=None, part="weight"):
         return gguf.TENSOR_NAMES[tensor].format(bid=layer) + "." + part
@@ -38,7 +40,7 @@ def tensors():
     yield name(T.OUTPUT_NORM), (HIDDEN,), Q.F32, 1
     yield name(T.OUTPUT), (VOCAB, HIDDEN), Q.Q8_0, None
     q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    for l in range(LAYERS):
+    for l in range(layers):
         for norm in (T.ATTN_NORM, T.ATTN_POST_NORM):
             yield name(norm, l), (HIDDEN,), Q.F32, 1
         yield name(T.ATTN_SINKS, l), (HEADS,), Q.F32, 0
@@ -54,9 +56,28 @@ def tensors():
             yield name(tensor, l, "bias"), (EXPERTS, n), Q.F32, 0
 
 
-def write(path):
+def add_vocabulary(w, path):
+    """Of a tokenizer.json with byte-level BPE; ids that it does not use become [unused]."""
+    with open(path) as f:
+        tokenizer = json.load(f)
+    texts = [f"[unused{i}]" for i in range(VOCAB)]
+    types = [gguf.TokenType.UNUSED] * VOCAB
+    for text, i in tokenizer["model"]["vocab"].items():
+        texts[i], types[i] = text, gguf.TokenType.NORMAL
+    for token in tokenizer["added_tokens"]:
+        texts[token["id"]], types[token["id"]] = token["content"], gguf.TokenType.CONTROL
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("gpt-4o")
+    w.add_token_list(texts)
+    w.add_token_types(types)
+    w.add_token_merges([m if isinstance(m, str) else " ".join(m)
+                        for m in tokenizer["model"]["merges"]])
+    w.add_eos_token_id(texts.index("<|return|>"))
+
+
+def write(path, layers=LAYERS, tokenizer=None):
     w = gguf.GGUFWriter(path, "gpt-oss")
-    w.add_block_count(LAYERS)
+    w.add_block_count(layers)
     w.add_context_length(131072)
     w.add_embedding_length(HIDDEN)
     w.add_feed_forward_length(WIDTH)
@@ -74,8 +95,11 @@ def write(path):
     w.add_rope_scaling_factor(32.0)
     w.add_rope_scaling_orig_ctx_len(4096)
     w.add_vocab_size(VOCAB)
-    w.add_tokenizer_model("no_vocab")
-    for name, shape, kind, _ in tensors():
+    if tokenizer:
+        add_vocabulary(w, tokenizer)
+    else:
+        w.add_tokenizer_model("no_vocab")
+    for name, shape, kind, _ in tensors(layers):
         elems, size = BLOCK_BYTES[kind]
         rows = (*shape[:-1], shape[-1] // elems * size) if kind != Q.F32 else shape
         dtype = np.dtype(np.float32 if kind == Q.F32 else np.uint8)
@@ -84,7 +108,7 @@ def write(path):
     w.write_kv_data_to_file()
     w.write_ti_data_to_file()
     rng = np.random.default_rng(1)
-    for _, shape, kind, fill in tensors():
+    for _, shape, kind, fill in tensors(layers):
         if kind != Q.F32:
             data = random_bytes(rng, shape, kind)
         elif fill is None:
@@ -96,4 +120,9 @@ def write(path):
 
 
 if __name__ == "__main__":
-    write(sys.argv[1])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file")
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--tokenizer", help="else there is none")
+    args = parser.parse_args()
+    write(args.file, args.layers, args.tokenizer)

@@ -9,7 +9,7 @@ them, greedy and with seeds; under --exact each answer must be the one that the 
 before. At the end 800 streams at once, all gone at once; then memory and descriptors are as they
 were, and the server ends in order.
 
-  bench/soak.py [--minutes 2] [--clients 95] [--running 55] [--json FILE]
+  bench/soak.py [--minutes 2] [--clients 95] [--running 55] [--threads 0] [--json FILE]
 """
 import argparse
 import collections
@@ -29,7 +29,8 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MODEL = "models/nibble-tiny-gpt-oss"
-CONTEXT = 2048
+CONTEXT = 4096
+PATIENCE = 3600  # s; a busy machine is no failure
 WORDS = ("water school number story city paper river letter garden music summer winter window"
          " doctor farmer mountain bridge market engine circle").split()
 
@@ -59,7 +60,8 @@ class Server:
              "--port", "0", "--exact", "--chat-date", "2026-01-15",
              "--max-num-seqs", str(args.running), "--max-num-batched-tokens", "256",
              "--max-model-len", str(CONTEXT), "--max-queued-requests", str(args.queue),
-             "--memory-budget", args.memory, "--shutdown-timeout", "60"],
+             "--memory-budget", args.memory, "--threads", str(args.threads),
+             "--shutdown-timeout", "60"],
             cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.ready = threading.Event()
         self.port = None
@@ -87,7 +89,7 @@ class Server:
     def threads(self):
         return len(os.listdir(f"/proc/{self.process.pid}/task"))
 
-    def ask(self, body, path="/v1/chat/completions", timeout=600):
+    def ask(self, body, path="/v1/chat/completions", timeout=PATIENCE):
         """Status, headers and body of one request."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
@@ -139,8 +141,8 @@ class Soak:
     # What clients do. Each is one request.
 
     def whole(self, rng):
-        n = rng.randint(50, 700)
-        reply = self.answer(chat(words(rng, rng.randint(5, 200)), max_tokens=n, ignore_eos=True))
+        n = rng.randint(100, 700)
+        reply = self.answer(chat(words(rng, rng.randint(50, 1000)), max_tokens=n, ignore_eos=True))
         if reply and reply["usage"]["completion_tokens"] != n:
             self.fail(f"{reply['usage']} where {n} tokens were due")
         self.count("tokens", reply["usage"]["completion_tokens"] if reply else 0)
@@ -173,7 +175,7 @@ class Soak:
     def open_stream(self, body):
         """The socket of a stream after its head; None where the server is full."""
         data = json.dumps({**body, "stream": True}).encode()
-        s = socket.create_connection(("127.0.0.1", self.server.port), timeout=600)
+        s = socket.create_connection(("127.0.0.1", self.server.port), timeout=PATIENCE)
         s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
                   + str(len(data)).encode() + b"\r\n\r\n" + data)
         head = s.recv(4096)
@@ -188,8 +190,8 @@ class Soak:
         return s
 
     def stream(self, rng):
-        n = rng.randint(20, 500)
-        s = self.open_stream(chat(words(rng, 30), max_tokens=n, ignore_eos=True))
+        n = rng.randint(20, 700)
+        s = self.open_stream(chat(words(rng, rng.randint(30, 1000)), max_tokens=n, ignore_eos=True))
         if s is None:
             return
         tail = b""
@@ -315,7 +317,7 @@ class Soak:
             time.sleep(1)
         self.stop.set()
         for t in threads:
-            t.join(700)
+            t.join(PATIENCE)
         self.check_end(idle)
         return self.report(time.monotonic() - start)
 
@@ -358,8 +360,9 @@ class Soak:
                    for line in activity]
         columns = ("prompt_tokens_per_s", "new_tokens_per_s", "running", "waiting", "kv_percent",
                    "prefix_hit_percent", "preemptions")
-        load = {name: round(sum(f[i] for f in figures) / len(figures), 1)
-                for i, name in enumerate(columns) if figures}
+        full = figures[len(figures) // 4:]  # by then the cache has filled
+        load = {name: round(sum(f[i] for f in full) / len(full), 1)
+                for i, name in enumerate(columns) if full}
         if figures:
             load["preemptions"] = figures[-1][6]
         return {"command": " ".join(sys.argv), "seconds": round(seconds, 1),
@@ -390,7 +393,8 @@ def main():
     parser.add_argument("--clients", type=int, default=95)
     parser.add_argument("--running", type=int, default=55)
     parser.add_argument("--queue", type=int, default=45)
-    parser.add_argument("--memory", default="52M", help="of weights, scratch and KV cache")
+    parser.add_argument("--memory", default="110M", help="of weights, scratch and KV cache")
+    parser.add_argument("--threads", type=int, default=0, help="of the server; 0: all")
     parser.add_argument("--json", help="write the report here")
     soak = Soak(parser.parse_args())
     result = soak.run()
