@@ -118,7 +118,7 @@ std::string ignored_keyword(const nlohmann::json& schema) {
                                      "dependencies"};
     constexpr std::array kNames = {"properties", "patternProperties", "$defs", "definitions"};
     constexpr std::array kValues = {"enum", "const", "default", "examples", "required"};
-    const auto is_one_of = [&](const auto& list) {
+    const auto is_one_of = [&schema, &key = key](const auto& list) {
       return schema.is_object() && std::find(list.begin(), list.end(), key) != list.end();
     };
     if (is_one_of(kIgnored) || (key == "uniqueItems" && value == true)) return key;
