@@ -138,6 +138,46 @@ TEST_F(ServerTest, TakesNoHarmFromNamesOfTools) {
   EXPECT_EQ(ask("GET", "/health").status, 200);
 }
 
+TEST_F(ServerTest, BoundsWhatOneRequestMayHold) {
+  serve();
+  const auto status = [&](const json& fields) {
+    return post("/v1/chat/completions", with(with(kParis, {{"max_tokens", 3}}), fields)).status;
+  };
+  json bias, tools, values;
+  for (int i = 0; i < 200'000; ++i) bias[std::to_string(i)] = 1;
+  EXPECT_EQ(status({{"logit_bias", bias}}), 400);
+  for (int i = 0; i < 10'000; ++i) {
+    tools.push_back({{"type", "function"}, {"function", {{"name", "f" + std::to_string(i)}}}});
+  }
+  EXPECT_EQ(status({{"tools", tools}}), 400);  // longer than the context
+  for (int i = 0; i < 1'000'000; ++i) values.push_back(i);
+  EXPECT_EQ(status({{"guided_json", {{"enum", values}}}}), 400);
+  EXPECT_EQ(status({{"guided_json", {{"type", "string"}, {"minLength", 1'000'000'000}}}}), 200);
+  EXPECT_EQ(status({{"guided_regex", "(a+)+$"}}), 200);
+  EXPECT_EQ(status({{"guided_regex", "((a{1,1000}){1,1000}){1,1000}"}}), 200);
+  EXPECT_THAT(status({{"guided_grammar", "root ::= root \"x\""}}), AnyOf(200, 400));  // no end
+  const Answer twice = ask("POST", "/v1/completions", R"({"prompt":"x","n":1,"n":0})");
+  EXPECT_EQ(twice.parsed()["error"]["param"], "n");  // the last one counts
+}
+
+TEST_F(ServerTest, ForgetsClientsThatLeaveWhileGrammarsCompile) {
+  serve();
+  json any;
+  for (int i = 0; i < 250; ++i) {
+    any.push_back(
+        {{"type", "object"}, {"properties", {{"k" + std::to_string(i), json::object()}}}});
+  }
+  for (int i = 0; i < 4; ++i) {
+    RawClient client(server_->port());
+    any[0]["title"] = i;  // so that each is compiled
+    client.send_bytes(request("POST", "/v1/chat/completions",
+                              with(kParis, {{"guided_json", {{"anyOf", any}}}}).dump()));
+    client.reset();
+  }
+  EXPECT_EQ(chat(kParis)["choices"][0]["finish_reason"], "stop");
+  EXPECT_TRUE(eventually([this] { return server_->num_active() == 0; }));
+}
+
 TEST_F(ServerTest, KeepsHeadersOutOfItsOwn) {
   serve();
   const Answer odd = ask("GET", "/health", "", "X-Request-Id: a b;c\r\n");
