@@ -1,5 +1,7 @@
 """What goes wrong around a server: nobody reads its log, no files are left, clients flood it. It stays up."""
 
+import concurrent.futures
+import contextlib
 import fcntl
 import json
 import os
@@ -9,6 +11,7 @@ import time
 import unittest
 import urllib.error
 import urllib.request
+from pathlib import Path
 from unittest import mock
 
 from serving import NAME, WEATHER, Server
@@ -77,6 +80,25 @@ class FaultsTest(unittest.TestCase):
         self.assertNotIn("zebra", "".join(server.log))
         self.assertNotIn("forged", "".join(server.log))
 
+    def test_it_connects_to_nobody(self):
+        """Every socket of the program is its own: it listens, or has accepted."""
+        with Server() as server, concurrent.futures.ThreadPoolExecutor(8) as pool:
+            answers = [pool.submit(self.ask, server, max_tokens=300, ignore_eos=True) for _ in range(8)]
+            sockets = 0
+            while not all(answer.done() for answer in answers):
+                own = {link[len("socket:["):-1] for link in self.links(server) if link.startswith("socket:[")}
+                for line in Path(f"/proc/{server.program.pid}/net/tcp").read_text().splitlines()[1:]:
+                    fields = line.split()
+                    if fields[9] in own:
+                        self.assertEqual(int(fields[1].split(":")[1], 16), server.port)
+                        sockets += 1
+            self.assertGreater(sockets, 1)
+
+    def links(self, server):
+        for fd in Path(f"/proc/{server.program.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                yield os.readlink(fd)
+
     def test_a_flood_of_long_requests(self):
         """A thousand at once of the whole context: a place, or 429 and when to come again; nothing else."""
         with Server("--max-queued-requests", "24") as server:
@@ -98,6 +120,8 @@ class FaultsTest(unittest.TestCase):
             self.assertLess(server.memory_bytes() - before, 200 << 20)
             for client in clients:
                 client.close()
+            while server.get("/load")["server_load"] > 0:  # until it knows that they have gone
+                time.sleep(0.05)
             self.assertIn("Paris", self.ask(server)["choices"][0]["message"]["content"])
 
 
