@@ -3,7 +3,7 @@
 
 The shape is gpt-oss-20b's cut to a few layers, with random weights and o200k's tokenizer: experts
 MXFP4 on both sides, dense layers Q8_0 there and MXFP8 here. Each server runs alone, gets one
-request to warm up, and then closed loops of 1, 4 and 8 clients. Nothing else may run.
+request to warm up, and then closed loops of 1 and 4 clients. Nothing else may run.
 
 usage: serve_vs_llama_cpp.py LLAMA_SERVER DIR [--nibble build/cpu/nibble] [--threads 2] [--json FILE]
 DIR: config.json and tokenizer.json of the shape, and model.gguf, written by
@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 
 PORT = 18080
-STREAMS, WORDS, NEW_TOKENS = [1, 4, 8], 128, 32
+STREAMS, WORDS, NEW_TOKENS = [1, 4], 64, 32
 
 
 def wait_until_ready(server):

@@ -10,6 +10,9 @@ before. At the end 800 streams at once, all gone at once; then memory and descri
 were, and the server ends in order.
 
   bench/soak.py [--minutes 2] [--clients 95] [--running 55] [--threads 0] [--json FILE]
+
+Of batch jobs, which have short prompts and long answers, with the cache at 99%:
+  bench/soak.py --running 64 --memory 180M --prompt-words 60 --answer-tokens 6000
 """
 import argparse
 import collections
@@ -29,7 +32,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MODEL = "models/nibble-tiny-gpt-oss"
-CONTEXT = 4096
+CONTEXT = 8192
 PATIENCE = 3600  # s; a busy machine is no failure
 WORDS = ("water school number story city paper river letter garden music summer winter window"
          " doctor farmer mountain bridge market engine circle").split()
@@ -111,6 +114,7 @@ class Soak:
         self.stop = threading.Event()
         self.samples = []  # (seconds, MiB, descriptors, threads)
         self.goldens = []
+        self.activity = []  # the server's log lines of what it did, until the clients stopped
 
     def count(self, what, n=1):
         with self.lock:
@@ -141,8 +145,8 @@ class Soak:
     # What clients do. Each is one request.
 
     def whole(self, rng):
-        n = rng.randint(100, 700)
-        reply = self.answer(chat(words(rng, rng.randint(50, 1000)), max_tokens=n, ignore_eos=True))
+        n = rng.randint(100, self.args.answer_tokens)
+        reply = self.answer(chat(words(rng, rng.randint(30, self.args.prompt_words)), max_tokens=n, ignore_eos=True))
         if reply and reply["usage"]["completion_tokens"] != n:
             self.fail(f"{reply['usage']} where {n} tokens were due")
         self.count("tokens", reply["usage"]["completion_tokens"] if reply else 0)
@@ -190,8 +194,8 @@ class Soak:
         return s
 
     def stream(self, rng):
-        n = rng.randint(20, 700)
-        s = self.open_stream(chat(words(rng, rng.randint(30, 1000)), max_tokens=n, ignore_eos=True))
+        n = rng.randint(20, self.args.answer_tokens)
+        s = self.open_stream(chat(words(rng, rng.randint(30, self.args.prompt_words)), max_tokens=n, ignore_eos=True))
         if s is None:
             return
         tail = b""
@@ -315,6 +319,7 @@ class Soak:
         end = start + 60 * self.args.minutes
         while time.monotonic() < end and self.server.process.poll() is None:
             time.sleep(1)
+        self.activity = [line for line in self.server.lines if "preemptions" in line]
         self.stop.set()
         for t in threads:
             t.join(PATIENCE)
@@ -353,11 +358,10 @@ class Soak:
             self.server.process.kill()
 
     def report(self, seconds):
-        activity = [line for line in self.server.lines if "preemptions" in line]
         memory = [m for _, m, _, _ in self.samples]
         # "... running 55, waiting 40, KV cache 99.8%, prefix-cache hits 31.0%, preemptions 812"
         figures = [[float(x) for x in re.findall(r"-?\d+\.?\d*", line.split("info", 1)[-1])]
-                   for line in activity]
+                   for line in self.activity]
         columns = ("prompt_tokens_per_s", "new_tokens_per_s", "running", "waiting", "kv_percent",
                    "prefix_hit_percent", "preemptions")
         full = figures[len(figures) // 4:]  # by then the cache has filled
@@ -373,7 +377,7 @@ class Soak:
                             "last": round(memory[-1], 1), "most": round(max(memory), 1)},
                 "descriptors_most": max(d for _, _, d, _ in self.samples),
                 "threads": sorted({t for _, _, _, t in self.samples}),
-                "activity_last": activity[-3:]}
+                "activity_last": self.activity[-3:]}
 
 
 BAD = [("{", "/v1/chat/completions"), (b"\xff\xfe", "/v1/chat/completions"),
@@ -394,6 +398,8 @@ def main():
     parser.add_argument("--running", type=int, default=55)
     parser.add_argument("--queue", type=int, default=45)
     parser.add_argument("--memory", default="110M", help="of weights, scratch and KV cache")
+    parser.add_argument("--prompt-words", type=int, default=1000, help="of a usual request, at most")
+    parser.add_argument("--answer-tokens", type=int, default=700, help="the same of its answer")
     parser.add_argument("--threads", type=int, default=0, help="of the server; 0: all")
     parser.add_argument("--json", help="write the report here")
     soak = Soak(parser.parse_args())
