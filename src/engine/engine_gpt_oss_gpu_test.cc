@@ -95,6 +95,8 @@ TEST_P(GptOssGpu, AloneInABatchAfterPreemptionAndAfterAPrefixHit) {
 
   EngineOptions fine = options;
   fine.max_num_batched_tokens = 17;
+  EngineOptions eager = options;
+  eager.graphs = false;
   for (size_t i = 0; i < requests.size(); ++i) {
     const Transcript alone = run_alone(*loaded.model, loaded.cx, options, requests[i]);
     EXPECT_EQ(alone.error, "");
@@ -103,6 +105,7 @@ TEST_P(GptOssGpu, AloneInABatchAfterPreemptionAndAfterAPrefixHit) {
     EXPECT_TRUE(alone == again[i]) << "after a prefix hit " << i;
     EXPECT_TRUE(alone == preempted[i]) << "preempted " << i;
     EXPECT_TRUE(alone == run_alone(*loaded.model, loaded.cx, fine, requests[i])) << "chunks " << i;
+    EXPECT_TRUE(alone == run_alone(*loaded.model, loaded.cx, eager, requests[i])) << "eager " << i;
   }
 }
 
