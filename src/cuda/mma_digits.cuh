@@ -240,23 +240,15 @@ class TokensProduct {
   using Chunk = ChunkCodes<kUnits, kTogether>;
 
   // Shared addresses of block 0 of digits and factors, and of kZeroBytes of zeros.
-  __device__ __forceinline__ TokensProduct(uint32_t digits, uint32_t factors, uint32_t zeros) {
+  __device__ __forceinline__ TokensProduct(uint32_t digits, uint32_t factors, uint32_t zeros)
+      : zeros_(zeros) {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
     factors_ = factors + p * 8;
-    odd_factors_ = p < 2 ? factors_ : zeros;
-    odd_step_ = p < 2 ? kStride * 8 : 0;
-    if constexpr (kTogether == 1) {
-      digits_[0] = digits + lane * 8;
-      step_[0] = kStride * kDigitBytes;
-    } else {
-#pragma unroll
-      for (uint32_t i = 0; i < kTogether; ++i) {
-        const bool is_mine = g / (2 * kTokens) == i;
-        digits_[i] =
-            is_mine ? digits + i * kTokens * kDigitBytes + g % (2 * kTokens) * 32 + p * 8 : zeros;
-        step_[i] = is_mine ? kStride * kDigitBytes : 0;
-      }
-    }
+    // Column g is of the turn-th of kTogether blocks.
+    turn_ = g / (2 * kTokens);
+    digits_ = kTogether == 1
+                  ? digits + lane * 8
+                  : digits + turn_ * kTokens * kDigitBytes + g % (2 * kTokens) * 32 + p * 8;
   }
 
   // Sums of rows g and g + 8 over a chunk whose first block is `block`: result[i] of lane p: token
@@ -265,10 +257,11 @@ class TokensProduct {
                                       const Chunk& w, uint32_t block) const {
     constexpr int kSums = kTokens < 4 ? kTokens : 4;
     float2 sums[kQuads][kSums] = {};
+    const uint32_t mine = digits_ + block * (kStride * kDigitBytes);
     uint32_t x_at[kTogether];
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) x_at[i] = digits_[i] + block * step_[i];
-    const uint32_t factors_at = factors_ + block * kStride * 8;
+    for (int i = 0; i < kTogether; ++i) x_at[i] = kTogether == 1 || turn_ == i ? mine : zeros_;
+    const uint32_t factors_at = factors_ + block * (kStride * 8);
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
       Sums d[kQuads];
@@ -293,7 +286,7 @@ class TokensProduct {
 #pragma unroll
       for (int q = 0; q < kQuads; ++q) {
         const bool is_odd = kTogether * (r + 1) > kBlocks;
-        const uint32_t at = is_odd ? odd_factors_ + block * odd_step_ : factors_at;
+        const uint32_t at = is_odd && threadIdx.x % 4 >= 2 ? zeros_ : factors_at;
         const uint2 f = load_shared_8(at + (r * kTogether * kStride + q * 4) * 8);
         add_scaled(sums[q][r % kSums], d[q], {__uint_as_float(f.x), __uint_as_float(f.y)}, pair);
       }
@@ -320,8 +313,7 @@ class TokensProduct {
     }
   }
 
-  uint32_t digits_[kTogether], step_[kTogether];
-  uint32_t factors_, odd_factors_, odd_step_;
+  uint32_t digits_, factors_, zeros_, turn_;
 };
 
 }  // namespace nibble::cuda

@@ -55,6 +55,7 @@ TEST(KernelTable, ListsEveryRefusal) {
             "  avx2_float: needs AVX2 and FMA\n"
             "  neon_float: needs an arm64 CPU\n"
             "  sm90_w4a16_gemm: needs an NVIDIA GPU\n"
+            "  cuda_w4a16_batch: needs an NVIDIA GPU\n"
             "  cuda_w4a16_decode: needs an NVIDIA GPU\n"
             "  ref: a reference twin; only with --allow-ref");
 }
@@ -123,6 +124,12 @@ TEST(KernelTable, ServesFewTokensOnGpus) {
     EXPECT_EQ(chosen.row->layout, Layout::kTiles16x64);
   }
   MoeUpDesc desc = kDesc;
+  desc.tokens = 3 * desc.experts;  // times the choices of each
+  options.exact = false;
+  EXPECT_STREQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).row->name, "cuda_w4a16_batch");
+  options.exact = true;
+  EXPECT_STREQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).row->name, "cuda_w4a16_decode");
+  desc = kDesc;
   desc.hidden = 96;
   EXPECT_NE(refusal(options, desc).find("cuda_w4a16_decode: columns are not a multiple of 64"),
             std::string::npos);

@@ -91,6 +91,11 @@ inline const char* refuse_gemv_tiles(Format format, int64_t rows, int64_t cols,
   if (format != Format::kMxfp4) return "weights are not mxfp4";
   return refuse_gemv_shape(rows, cols);
 }
+// Experts with so many rows of activations in all: those with more than 4 go by f16.
+inline const char* refuse_gemv_batch(int64_t rows, int64_t experts, const KernelOptions& options) {
+  if (options.exact) return "--exact: its sums depend on the batch";
+  return rows >= 3 * experts ? nullptr : "fewer than 3 rows an expert";
+}
 inline const char* refuse_gemv_rows(Format format, int64_t rows, int64_t cols,
                                     const KernelOptions& options) {
   if (const char* reason = refuse_cpu(options)) return reason;

@@ -107,14 +107,15 @@ void launch_few(Ctx& cx, const Weight& weight, const Op& op) {
 }
 
 // Any T, many row tiles a block: see gemv_experts. `most_rows`: of an expert, or the tokens.
-template <Items kItems, class Op>
+// kExact: a row's bits do not depend on the batch.
+template <Items kItems, bool kExact, class Op>
 void launch_experts(Ctx& cx, const Weight& weight, const Op& op, int most_rows) {
   with_chunk_units<4>(weight.cols, [&]<int kUnits>() {
     const TileMatrix m = tile_matrix(weight, kUnits);
     GemvNeeds needs{.stages = kExpertsStages,
                     .chunk_bytes = kSpan<kUnits> * kUnits * cuda::kUnitBytes,
                     .blocks = m.chunks * kUnits * 2,
-                    .vectors = std::min(most_rows, kMostRows),
+                    .vectors = 0,
                     .part_tiles = 0,
                     .part_tokens = 0,
                     .chunks = m.chunks,
@@ -122,14 +123,14 @@ void launch_experts(Ctx& cx, const Weight& weight, const Op& op, int most_rows) 
     // Two groups of the most rows, as far as they fit.
     const int64_t free = cx.kernels.gpu.smem_per_block_bytes - 6 * 1024;  // less what it declares
     const int64_t row_bytes = int64_t{needs.blocks} * (cuda::kDigitBytes + 8);
-    needs.vectors = 0;
     const int fit = static_cast<int>((free - lay_out(needs).end) / row_bytes);
-    int group_rows = std::min(most_rows <= 2 ? most_rows : (most_rows + 3) / 4 * 4, kMostRows);
-    while (group_rows > fit) group_rows = group_rows > 4 ? group_rows - 4 : group_rows / 2;
+    int group_rows = 1;
+    while (group_rows < std::min(most_rows, kMostRows<kExact>) && 2 * group_rows <= fit)
+      group_rows *= 2;
     needs.vectors = std::min(fit, 2 * group_rows);
     GemvMemory memory = lay_out(needs);
     memory.group_rows = group_rows;
-    cuda::launch(cx.stream, gemv_experts<kUnits, kItems, Op>,
+    cuda::launch(cx.stream, gemv_experts<kUnits, kItems, kExact, Op>,
                  {.grid = dim3(grid_of(cx, m.row_tiles * weight.experts)),
                   .block = dim3(kGemvThreads),
                   .smem_bytes = memory.end},

@@ -7,16 +7,29 @@
 // out from the offsets on the device: equal by what a tile costs with its group's tokens. The
 // digits of as many groups as fit, two at least of gpt-oss's, stand in shared memory at a time. A
 // ring holds spans of kSpan chunks.
+//
+// Measured on an H200 (plain reads of as many bytes: 4.25 TB/s, floor 4.55), 2026-11-21: moe_up
+// then moe_down of gpt-oss-120b in a graph, even random routing, TB/s of the distinct experts'
+// bytes:
+//   tokens                                  8     16    32    64    128   256
+//   rounds of two row tiles, a barrier each 2.21  2.30  2.27  1.90  1.80  1.31  (before)
+//   warps own row tiles, equal tiles        2.88  3.25  3.44  2.92  2.38  1.94
+//   equal costs, two groups held            3.31  3.59  3.80  3.80  3.07  2.13  (exact)
+//   and groups of more than 4 by f16                                3.36  2.87  (batch)
+// One token takes 26 instructions a block of 16 x 32 weights (61 before), of 56 that an SM's share
+// of 4.5 TB/s leaves each scheduler.
 #pragma once
 
-#include <type_traits>
-
+#include "cuda/mma_halves.cuh"
 #include "ops/linear/tiles.cuh"
 
 namespace nibble::ops::gpu {
 
 inline constexpr int kExpertsStages = 2;
-inline constexpr int kMostRows = NIBBLE_CUDA_SM == 121 ? 8 : 12;  // of a group
+// Of a group. Groups of more than kDigitRows go by halves where sums may depend on the batch.
+template <bool kExact>
+inline constexpr int kMostRows = kExact ? 8 : 16;
+inline constexpr int kDigitRows = 4;
 template <int kUnits>
 inline constexpr int kSpan = kUnits == 1 ? 4 : 2;
 
@@ -24,12 +37,78 @@ inline constexpr int kSpan = kUnits == 1 ? 4 : 2;
 struct Group {
   int first_item, end;  // row tiles; those of this block
   int expert, row0, rows;
-  // Rows of digits in shared memory, as TokensProduct wants them.
-  __device__ __forceinline__ int stride() const { return rows <= 2 ? rows : (rows + 3) / 4 * 4; }
+  // Rows of activations in shared memory, as the products below want them.
+  __device__ __forceinline__ int stride() const {
+    return rows <= 2 ? rows : rows <= 4 ? 4 : rows <= 8 ? 8 : 16;
+  }
+};
+
+// The products of a group's tokens with chunks. A lane's results, total[q]: rows g and g + 8 of a
+// tile for token token(q).
+template <int kUnits, int kTokens>
+struct DigitProducts {
+  using Product = cuda::TokensProduct<kUnits, kTokens>;
+  static constexpr int kQuads = Product::kQuads;
+  Product product;
+
+  __device__ __forceinline__ DigitProducts(uint32_t x, uint32_t factors, uint32_t zeros)
+      : product(x, factors, zeros) {}
+  static __device__ __forceinline__ int token(int q) { return 4 * q + threadIdx.x % 4; }
+  __device__ __forceinline__ void add(float2 (&total)[kQuads], const cuda::CodeTables& tables,
+                                      uint32_t chunk, uint32_t block) const {
+    const typename Product::Chunk codes(chunk);
+    float2 sums[kQuads];
+    product.run(sums, tables, codes, block);
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) total[q] = {total[q].x + sums[q].x, total[q].y + sums[q].y};
+  }
+  __device__ __forceinline__ float2 finish(float2 total, int) const { return total; }
+};
+
+template <int kUnits, int kTokens>
+struct HalfProducts {
+  static constexpr int kQuads = kTokens / 4;
+  uint32_t x, factors;
+
+  __device__ __forceinline__ HalfProducts(uint32_t x_at, uint32_t factors_at, uint32_t)
+      : x(x_at + threadIdx.x % 32 * 16), factors(factors_at) {}
+  static __device__ __forceinline__ int token(int q) {
+    return q / 2 * 8 + threadIdx.x % 4 * 2 + q % 2;
+  }
+  __device__ __forceinline__ void add(float2 (&total)[kQuads], const cuda::CodeTables&,
+                                      uint32_t chunk, uint32_t block) const {
+#pragma unroll 1
+    for (int u = 0; u < kUnits; ++u) {  // for want of registers
+      const cuda::ChunkCodes<1, 1> codes(chunk + u * cuda::kUnitBytes);
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        const cuda::CodeHalves row_g(codes.row_g(b)), row_g8(codes.row_g8(b));
+        const uint32_t pair = b == 0 ? codes.scales[0] & 0xffff : codes.scales[0] >> 16;
+        const float scale_g = __uint_as_float((pair & 255) << 23);
+        const float scale_g8 = __uint_as_float(pair >> 8 << 23);
+        const uint32_t at = x + (block + 2 * u + b) * kTokens * cuda::kHalvesBytes;
+#pragma unroll
+        for (int q = 0; q < kQuads; q += 2) {
+          float d[4];
+          cuda::halves_product(d, row_g, row_g8,
+                               cuda::load_shared_16(at + q * 4 * cuda::kHalvesBytes));
+          total[q] = {fmaf(d[0], scale_g, total[q].x), fmaf(d[2], scale_g8, total[q].y)};
+          total[q + 1] = {fmaf(d[1], scale_g, total[q + 1].x),
+                          fmaf(d[3], scale_g8, total[q + 1].y)};
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ float2 finish(float2 total, int q) const {
+    const float scale = __uint_as_float(cuda::load_shared_4(factors + token(q) * 4));
+    return {total.x * scale, total.y * scale};
+  }
 };
 
 // The groups of all experts, in shared memory.
+template <bool kExact>
 struct Groups {
+  static constexpr int kCost8 = kExact ? 12 : 9;
   int offset[kMaxExperts + 1];  // first row of activations of each expert; behind the last: all
   int first[kMaxExperts + 1];   // first group
   int cost[kMaxExperts + 1];    // of one row tile of every group before
@@ -37,7 +116,7 @@ struct Groups {
 
   // What a row tile costs with so many tokens: up to 4 its bytes count, then instructions.
   static __device__ __forceinline__ int cost_of(int rows) {
-    return rows == 0 ? 0 : rows <= 2 ? 7 : rows <= 4 ? 8 : rows <= 8 ? 12 : 16;
+    return rows == 0 ? 0 : rows <= 2 ? 7 : rows <= 4 ? 8 : rows <= 8 ? kCost8 : 11;
   }
   // By all threads, one an expert, after a barrier behind the writes of `offset`; ends with one.
   __device__ __forceinline__ void count(int experts, int group_rows) {
@@ -90,10 +169,12 @@ struct Groups {
   }
 };
 
+// kExact: a token's results are the same bits in any batch and as gemv_one's.
+//
 // Op: load(row, k): 8 bf16 activations of a row (dense: token; MoE: slot); store(row, weight row,
 // first, second) with the finished sums of two neighbouring rows. Dense: tokens. MoE: offsets and
 // experts; kChosenBefore: they are older than the kernel before.
-template <int kUnits, Items kItems, class Op>
+template <int kUnits, Items kItems, bool kExact, class Op>
 __global__ void __launch_bounds__(kGemvThreads, 1)
     gemv_experts(const __grid_constant__ TileMatrix m, const __grid_constant__ GemvMemory memory,
                  const __grid_constant__ Op op) {
@@ -105,7 +186,7 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
   }();
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ __align__(8) uint64_t barriers[kGemvWarps * kExpertsStages], table_words[kGemvWarps];
-  __shared__ Groups groups;
+  __shared__ Groups<kExact> groups;
   const uint32_t base = cuda::shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
   const cuda::CodeTables tables(cuda::shared_address(&table_words[warp]));
@@ -162,65 +243,59 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
   if constexpr (!kWaitFirst) wait();
 
   int item = first + warp;
-  // All row tiles of a group that are this warp's, with digits from row `held` of shared memory on.
-  const auto run = [&]<int kTokens>(const Group& group, int held) {
-    // More than 8 tokens are two products: the sums of all would not fit into registers.
-    constexpr int kMore = kTokens > 8 ? kTokens - 8 : 0, kQuads = (kTokens + 3) / 4;
-    using Product = cuda::TokensProduct<kUnits, kTokens - kMore, kTokens>;
-    using More = cuda::TokensProduct < kUnits, kMore == 0 ? 4 : kMore, kTokens<4 ? 4 : kTokens>;
-    const uint32_t blocks = m.chunks * kUnits * 2;
-    const uint32_t digits = base + memory.digits + held * blocks * cuda::kDigitBytes;
-    const uint32_t factors = base + memory.factors + held * blocks * 8;
-    const Product product(digits, factors, base + memory.zeros);
-    const More more(digits + 8 * cuda::kDigitBytes, factors + 8 * 8, base + memory.zeros);
+  const int blocks = m.chunks * kUnits * 2;
+  // All row tiles of a group that are this warp's, with activations from row `held` of shared
+  // memory.
+  const auto run = [&]<class Products>(const Group& group, int held) {
+    const Products products(base + memory.digits + held * blocks * cuda::kDigitBytes,
+                            base + memory.factors + held * blocks * 8, base + memory.zeros);
     for (; item < group.end; item += kGemvWarps) {
       // After the exchange below this lane holds rows `row` and `row` + 1.
       const int row = (item - group.first_item) * 16 + (g % 2 == 0 ? g : g + 7);
       uint32_t bias = 0;
       if (m.bias != nullptr)
         bias = *reinterpret_cast<const uint32_t*>(bias_of(m, group.expert, row));
-      float2 total[kQuads] = {};
+      float2 total[Products::kQuads] = {};
       for (int chunk = 0; chunk < m.chunks; chunk += kSpan<kUnits>) {
         const uint32_t span = ring.take();
         const int some = min(kSpan<kUnits>, m.chunks - chunk);
-        const auto add = [&](const auto& part, int quad) {
-          using Part = std::remove_cvref_t<decltype(part)>;
 #pragma unroll 1
-          for (int c = 0; c < some; ++c) {
-            const typename Part::Chunk weights(span + c * kChunkBytes);
-            float2 sums[Part::kQuads];
-            part.run(sums, tables, weights, (chunk + c) * kUnits * 2);
-#pragma unroll
-            for (int q = 0; q < Part::kQuads; ++q) {
-              total[quad + q].x += sums[q].x;
-              total[quad + q].y += sums[q].y;
-            }
-          }
-        };
-        add(product, 0);
-        if constexpr (kMore != 0) add(more, 2);
+        for (int c = 0; c < some; ++c)
+          products.add(total, tables, span + c * kChunkBytes, (chunk + c) * kUnits * 2);
         __syncwarp();
         fetch(0);
         ring.advance();
       }
 #pragma unroll
-      for (int q = 0; q < kQuads; ++q) {
-        const float2 v = {finite(total[q].x), finite(total[q].y)};
+      for (int q = 0; q < Products::kQuads; ++q) {
+        const float2 sums = products.finish(total[q], q);
+        const float2 v = {finite(sums.x), finite(sums.y)};
         const float other = __shfl_xor_sync(0xffffffff, g % 2 == 0 ? v.y : v.x, 4);
-        if (q * 4 + p < group.rows)
-          op.store(group.row0 + q * 4 + p, row,
+        const int token = Products::token(q);
+        if (token < group.rows)
+          op.store(group.row0 + token, row,
                    (g % 2 == 0 ? v.x : other) + __uint_as_float(bias << 16),
                    (g % 2 == 0 ? other : v.y) + __uint_as_float(bias & 0xffff0000));
       }
     }
   };
   const auto store_group = [&](const Group& group, int held) {
-    const int blocks = m.chunks * kUnits * 2, stride = group.stride();
+    const int stride = group.stride();
+    const uint32_t x = base + memory.digits + held * blocks * cuda::kDigitBytes;
+    const uint32_t factors = base + memory.factors + held * blocks * 8;
+    if (!kExact && group.rows > kDigitRows) {
+      for (int row = warp; row < group.rows; row += kGemvWarps) {
+        const float scale =
+            cuda::store_halves([&](int k) { return op.load(group.row0 + row, k); }, blocks,
+                               x + row * cuda::kHalvesBytes, stride * cuda::kHalvesBytes);
+        if (lane == 0) cuda::store_shared_float(factors + row * 4, scale);
+      }
+      return;
+    }
     for (int i = threadIdx.x; i < group.rows * blocks * 4; i += kGemvThreads) {
       const int row = i / (blocks * 4), part = i - row * blocks * 4;
-      store_activations(op.load(group.row0 + row, part * 8), part,
-                        base + memory.digits + (held * blocks + row) * cuda::kDigitBytes,
-                        base + memory.factors + (held * blocks + row) * 8, stride);
+      store_activations(op.load(group.row0 + row, part * 8), part, x + row * cuda::kDigitBytes,
+                        factors + row * 8, stride);
     }
   };
   for (int begin = first; begin < last;) {
@@ -237,15 +312,17 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
     for (int held = 0; begin < end;) {
       const Group group = group_at(begin);
       if (group.rows == 1)
-        run.template operator()<1>(group, held);
+        run.template operator()<DigitProducts<kUnits, 1>>(group, held);
       else if (group.rows == 2)
-        run.template operator()<2>(group, held);
-      else if (group.rows <= 4)
-        run.template operator()<4>(group, held);
+        run.template operator()<DigitProducts<kUnits, 2>>(group, held);
+      else if (group.rows <= kDigitRows)
+        run.template operator()<DigitProducts<kUnits, kDigitRows>>(group, held);
+      else if constexpr (kExact)
+        run.template operator()<DigitProducts<kUnits, 8>>(group, held);
       else if (group.rows <= 8)
-        run.template operator()<8>(group, held);
-      else if constexpr (kMostRows > 8)
-        run.template operator()<kMostRows>(group, held);
+        run.template operator()<HalfProducts<kUnits, 8>>(group, held);
+      else
+        run.template operator()<HalfProducts<kUnits, 16>>(group, held);
       held += group.stride();
       begin = group.end;
     }

@@ -47,18 +47,25 @@ std::vector<const Kernel<Desc, Fn>*> gemv_rows(std::span<const Kernel<Desc, Fn>>
   return rows;
 }
 
-// The same with the rows for many tokens that keep the tolerance of these.
+// The same with the rows for more tokens, named "..." + suffix, that keep the tolerance of these:
+// "_gemm", and "_batch", whose float32 sums in tensor cores are off by 72 roundings of all terms at
+// most (two truncated sums of 17 terms a block), an eighth of what digits are.
 template <typename Desc, typename Fn>
-std::vector<const Kernel<Desc, Fn>*> gemv_and_gemm_rows(std::span<const Kernel<Desc, Fn>> table,
-                                                        const Desc& desc,
-                                                        const KernelOptions& options,
-                                                        TestWeight& w) {
+std::vector<const Kernel<Desc, Fn>*> gemv_rows_and(std::string_view suffix,
+                                                   std::span<const Kernel<Desc, Fn>> table,
+                                                   const Desc& desc, const KernelOptions& options,
+                                                   TestWeight& w) {
   std::vector<const Kernel<Desc, Fn>*> rows = gemv_rows(table, desc, options, w);
   for (const auto& row : table)
-    if (std::string_view(row.name).ends_with("_gemm") && row.refuse(desc, options) == nullptr &&
+    if (std::string_view(row.name).ends_with(suffix) && row.refuse(desc, options) == nullptr &&
         row.layout == w.view.layout)
       rows.push_back(&row);
   return rows;
+}
+// Whether a row's results are the same alone and in a batch.
+template <typename Desc, typename Fn>
+bool is_invariant(const Kernel<Desc, Fn>& row) {
+  return std::string_view(row.name).ends_with("_decode");
 }
 
 // Row t of an activation tensor [T, n] bf16 as a tensor [1, n].

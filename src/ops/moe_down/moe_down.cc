@@ -31,6 +31,12 @@ const char* refuse_gemv(const MoeDownDesc& d, const KernelOptions& o) {
   return d.experts <= 256 ? nullptr : "more than 256 experts";
 }
 
+// The same for 3 rows an expert and more.
+const char* refuse_batch(const MoeDownDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_gemv(d, o)) return reason;
+  return refuse_gemv_batch(d.tokens * d.top_k, d.experts, o);
+}
+
 // 16 rows an expert, as moe_up.
 const char* refuse_many(const MoeDownDesc& d, const KernelOptions& o) {
   return refuse_gemm<Format::kMxfp4>(
@@ -51,6 +57,8 @@ constexpr MoeDownKernel kKernels[] = {
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
     {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
+    {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_down_batch),
+     Layout::kTiles16x64},
     {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_down), Layout::kTiles16x64},
     {"ref", [](const MoeDownDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::moe_down},

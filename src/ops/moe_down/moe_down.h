@@ -48,6 +48,7 @@ struct Int8RowMoeDown {
 };
 namespace gpu {
 MoeDownFn moe_down;
+MoeDownFn moe_down_batch;
 MoeDownFn moe_down_gemm;
 
 // Working memory for steps of up to desc.tokens tokens.

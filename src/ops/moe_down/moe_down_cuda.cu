@@ -4,7 +4,7 @@
 // One token: a block sums all its experts' rows, whose weights it fetches while moe_up still runs.
 // More: products by slot into scratch, then a kernel that weighs them in the order of choice.
 // Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 17.6 MB, 3.9 us of an H200's
-// 4.55 TB/s, 76 us of a GB10's 233 GB/s.
+// 4.55 TB/s, 76 us of a GB10's 233 GB/s. TB/s by tokens: ops/linear/gemv_experts.cuh.
 #include "ops/linear/gemv.cuh"
 #include "ops/moe_down/moe_down.h"
 #include "ops/norm_route/route.cuh"
@@ -48,7 +48,7 @@ struct DownFew {
   float* y;                                    // [slots, H]
   const uint16_t* u;                           // [slots, width]
   const int32_t* offsets;
-  int experts, width, hidden, tokens;
+  int experts, width, hidden;
 
   __device__ uint4 load(int row, int k) const {
     return __ldcg(reinterpret_cast<const uint4*>(u + int64_t{row} * width + k));
@@ -76,23 +76,10 @@ __global__ void combine(float* d, const float* y, const int32_t* slot, const flo
   *reinterpret_cast<float2*>(d + int64_t{t} * hidden + column) = sum;
 }
 
-}  // namespace
-
-void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
-              const Weight& down) {
+template <bool kExact>
+void run_few(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+             const Weight& down) {
   const int width = static_cast<int>(down.cols), hidden = static_cast<int>(down.rows);
-  if (routing.num_tokens == 1 && routing.top_k * width <= kMaxLoads * kGemvThreads * 8) {
-    const DownOne op{.d = d.as<float>(),
-                     .u = u.as<uint16_t>(),
-                     .ids = routing.ids,
-                     .slot = routing.slot,
-                     .p = routing.p,
-                     .logits = routing.logits,
-                     .top_k = routing.top_k,
-                     .width = width,
-                     .experts = routing.num_experts};
-    return launch_one<Items::kAllExperts>(cx, down, op, routing.top_k, routing.top_k);
-  }
   Scratch scratch(cx.scratch);
   float* const y = scratch.take<float>(int64_t{routing.num_tokens} * routing.top_k * hidden);
   const DownFew op{.y = y,
@@ -100,14 +87,38 @@ void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                    .offsets = routing.offsets,
                    .experts = routing.num_experts,
                    .width = width,
-                   .hidden = hidden,
-                   .tokens = routing.num_tokens};
-  launch_experts<Items::kExperts>(cx, down, op, routing.num_tokens);
+                   .hidden = hidden};
+  launch_experts<Items::kExperts, kExact>(cx, down, op, routing.num_tokens);
   constexpr int kThreads = 256;
   cuda::launch(cx.stream, combine,
                {.grid = dim3((hidden / 2 + kThreads - 1) / kThreads, routing.num_tokens),
                 .block = dim3(kThreads)},
                d.as<float>(), y, routing.slot, routing.p, routing.top_k, hidden);
+}
+
+}  // namespace
+
+void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+              const Weight& down) {
+  const int width = static_cast<int>(down.cols);
+  if (routing.num_tokens != 1 || routing.top_k * width > kMaxLoads * kGemvThreads * 8)
+    return run_few<true>(cx, d, u, routing, down);
+  const DownOne op{.d = d.as<float>(),
+                   .u = u.as<uint16_t>(),
+                   .ids = routing.ids,
+                   .slot = routing.slot,
+                   .p = routing.p,
+                   .logits = routing.logits,
+                   .top_k = routing.top_k,
+                   .width = width,
+                   .experts = routing.num_experts};
+  launch_one<Items::kAllExperts>(cx, down, op, routing.top_k, routing.top_k);
+}
+
+void moe_down_batch(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+                    const Weight& down) {
+  if (routing.num_tokens == 1) return gpu::moe_down(cx, d, u, routing, down);
+  run_few<false>(cx, d, u, routing, down);
 }
 
 }  // namespace nibble::ops::gpu

@@ -26,7 +26,7 @@ void check(const Shape& shape, int64_t tokens) {
   TestRouting routing(tokens, shape.experts, shape.top_k);
   routing.randomize(random);
   GpuProblem gpu(scratch_bytes(desc, tokens, 1));
-  for (const auto* row : gemv_rows(moe_down_kernels(), desc, gpu.cx.kernels, w)) {
+  for (const auto* row : gemv_rows_and("_batch", moe_down_kernels(), desc, gpu.cx.kernels, w)) {
     const Weight weight = gpu.weight(w);
     const auto run = [&](const Floats& from, const TestRouting& r) {
       const Tensor d = gpu.output(DType::kF32, {r.view.num_tokens, shape.hidden});
@@ -45,7 +45,8 @@ void check(const Shape& shape, int64_t tokens) {
         std::copy_n(u.row(routing.slot[t * shape.top_k + k]), shape.width,
                     one_u.values.begin() + one.slot[k] * shape.width);
       const Floats alone = run(one_u, one);
-      ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
+      ASSERT_TRUE(!is_invariant(*row) ||
+                  std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
           << row->name << " token " << t << " of " << tokens;
       std::vector<std::vector<float>> maxima;
       for (int64_t k = 0; k < shape.top_k; ++k)

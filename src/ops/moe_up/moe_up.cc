@@ -29,6 +29,12 @@ const char* refuse_gemv(const MoeUpDesc& d, const KernelOptions& o) {
   return d.experts <= 256 ? nullptr : "more than 256 experts";
 }
 
+// The same for 3 rows an expert and more.
+const char* refuse_batch(const MoeUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_gemv(d, o)) return reason;
+  return refuse_gemv_batch(d.tokens * d.top_k, d.experts, o);
+}
+
 // 16 rows an expert: below, a weight's bytes are worth more than its products.
 const char* refuse_many(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_gemm<Format::kMxfp4>(
@@ -49,6 +55,7 @@ constexpr MoeUpKernel kKernels[] = {
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
     {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
+    {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_up_batch), Layout::kTiles16x64},
     {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_up), Layout::kTiles16x64},
     {"ref", [](const MoeUpDesc&, const KernelOptions& o) { return refuse_ref(o); }, ref::moe_up},
 };

@@ -52,6 +52,7 @@ struct Int8RowMoeUp {
 };
 namespace gpu {
 MoeUpFn moe_up;
+MoeUpFn moe_up_batch;
 MoeUpFn moe_up_gemm;
 }  // namespace gpu
 namespace ref {

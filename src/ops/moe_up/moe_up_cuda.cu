@@ -2,7 +2,7 @@
 // u [T * K, F] bf16 by slot, out; h [T, H] bf16; up [E, 2F, H] with bias.
 // Needs 2F % 16 == 0, H % 64 == 0, H <= 4608, K <= 8, E <= 256 (512 threads count the slots).
 // Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 35.3 MB, 7.8 us of an H200's
-// 4.55 TB/s, 151 us of a GB10's 233 GB/s.
+// 4.55 TB/s, 151 us of a GB10's 233 GB/s. TB/s by tokens: ops/linear/gemv_experts.cuh.
 #include "cuda/bf16.cuh"
 #include "ops/linear/gemv.cuh"
 #include "ops/moe_up/moe_up.h"
@@ -47,25 +47,37 @@ struct Up {
   }
 };
 
+Up make_op(const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
+           float limit) {
+  return {.u = u.as<uint16_t>(),
+          .h = h.as<uint16_t>(),
+          .token = routing.token,
+          .offsets = routing.offsets,
+          .tokens = routing.num_tokens,
+          .top_k = routing.top_k,
+          .experts = routing.num_experts,
+          .width = static_cast<int>(up.rows / 2),
+          .hidden = static_cast<int>(up.cols),
+          .limit = limit,
+          .routing = routing};
+}
+
 }  // namespace
 
 void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
             float limit) {
-  const Up op{.u = u.as<uint16_t>(),
-              .h = h.as<uint16_t>(),
-              .token = routing.token,
-              .offsets = routing.offsets,
-              .tokens = routing.num_tokens,
-              .top_k = routing.top_k,
-              .experts = routing.num_experts,
-              .width = static_cast<int>(up.rows / 2),
-              .hidden = static_cast<int>(up.cols),
-              .limit = limit,
-              .routing = routing};
+  const Up op = make_op(u, h, routing, up, limit);
   if (routing.num_tokens == 1)
     launch_one<Items::kExperts>(cx, up, op, 1, routing.top_k);
   else
-    launch_experts<Items::kExperts>(cx, up, op, routing.num_tokens);
+    launch_experts<Items::kExperts, true>(cx, up, op, routing.num_tokens);
+}
+
+void moe_up_batch(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
+                  const Weight& up, float limit) {
+  if (routing.num_tokens == 1) return gpu::moe_up(cx, u, h, routing, up, limit);
+  launch_experts<Items::kExperts, false>(cx, up, make_op(u, h, routing, up, limit),
+                                         routing.num_tokens);
 }
 
 }  // namespace nibble::ops::gpu

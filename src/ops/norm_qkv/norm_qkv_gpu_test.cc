@@ -110,7 +110,7 @@ void check(const Shape& shape, Format format, int32_t tokens) {
   NormQkvDesc here = desc;
   here.tokens = tokens;
   GpuProblem gpu(gpu::scratch_bytes(here));
-  for (const auto* row : gemv_and_gemm_rows(norm_qkv_kernels(), desc, gpu.cx.kernels, w)) {
+  for (const auto* row : gemv_rows_and("_gemm", norm_qkv_kernels(), desc, gpu.cx.kernels, w)) {
     const Weight weight = gpu.weight(w);
     const Result got = run_on_gpu(gpu, *row, shape, p, p.step, p.x, p.d, p.cos_sin, weight);
     const Result again = run_on_gpu(gpu, *row, shape, p, p.step, p.x, p.d, p.cos_sin, weight);

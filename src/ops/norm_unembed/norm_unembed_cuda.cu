@@ -72,7 +72,7 @@ void norm_unembed_tiles(Ctx& cx, const Tensor& logits, const Tensor& h, const Te
     if constexpr (HasNorm<decltype(op)>)
       launch_one<Items::kTiles>(cx, unembed, op, 1, 1);
     else
-      launch_experts<Items::kTiles>(cx, unembed, op, op.tokens);
+      launch_experts<Items::kTiles, true>(cx, unembed, op, op.tokens);
   });
 }
 

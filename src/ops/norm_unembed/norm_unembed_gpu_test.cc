@@ -21,7 +21,7 @@ void check(const Shape& shape, Format format, const std::vector<int32_t>& out_ro
   const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f, 1);
   const Floats x(random, tokens, shape.hidden), d(random, tokens, shape.hidden);
   GpuProblem gpu;
-  for (const auto* row : gemv_and_gemm_rows(norm_unembed_kernels(), desc, gpu.cx.kernels, w)) {
+  for (const auto* row : gemv_rows_and("_gemm", norm_unembed_kernels(), desc, gpu.cx.kernels, w)) {
     const Weight on_gpu = gpu.weight(w);
     const Norm norm{gpu.array(weight), 1e-5f};
     const Tensor gx = gpu.tensor(x, DType::kF32), gd = gpu.tensor(d, DType::kF32);
