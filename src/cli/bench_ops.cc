@@ -26,6 +26,7 @@
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
 #include "ops/norm_qkv/norm_qkv.h"
+#include "ops/norm_route/norm_route.h"
 #include "ops/norm_unembed/norm_unembed.h"
 #include "ops/out_proj/out_proj.h"
 #include "tensor/buffer.h"
@@ -36,7 +37,7 @@ namespace {
 struct OpsFlags {
   std::vector<int64_t> tokens = {1, 8, 64, 512};
   std::vector<int64_t> contexts = {4096};
-  std::string only;  // of the kernels' names
+  std::string only;  // of "op/kernel"
   int threads = 0;
   std::string cpu_isa = "auto";
   bool json = false;
@@ -115,6 +116,7 @@ class OpsBench {
 
   std::vector<Reached> run() {
     for (const int64_t tokens : flags_.tokens) {
+      norm_route(tokens);
       moe_up(tokens);
       moe_down(tokens);
       for (const Format format : {Format::kBF16, Format::kMxfp8, Format::kMxfp4}) {
@@ -140,7 +142,6 @@ class OpsBench {
 
   // Median seconds of run(), which returns the bytes that it had to move.
   void measure(Reached row, int64_t scratch_bytes, const std::function<int64_t()>& run) {
-    if (row.kernel.find(flags_.only) == std::string::npos) return;
     const Buffer scratch(scratch_bytes);
     cx_.scratch = {static_cast<std::byte*>(scratch.data()), static_cast<size_t>(scratch_bytes)};
     run();
@@ -160,11 +161,11 @@ class OpsBench {
     reached_.push_back(std::move(row));
   }
 
-  // Calls bench(kernel, weights' text) for each row of the table that serves `desc` here, with the
-  // first format of activations that it takes.
+  // Calls bench(kernel) for each row of the op's table that serves `desc` here and is asked for,
+  // with the first format of activations that it takes.
   template <typename Desc, typename Fn, typename Bench>
-  void each_kernel(std::span<const ops::Kernel<Desc, Fn>> table, const Desc& desc,
-                   const Bench& bench) {
+  void each_kernel(const std::string& op, std::span<const ops::Kernel<Desc, Fn>> table,
+                   const Desc& desc, const Bench& bench) {
     std::vector<const char*> done = {"ref"};
     for (const auto act :
          {ops::ActFormat::kInt8Row, ops::ActFormat::kInt8, ops::ActFormat::kFloat}) {
@@ -175,6 +176,7 @@ class OpsBench {
             std::any_of(done.begin(), done.end(), same))
           continue;
         done.push_back(row.name);
+        if ((op + "/" + row.name).find(flags_.only) == std::string::npos) continue;
         bench(row);
         buffers_.clear();
       }
@@ -218,9 +220,25 @@ class OpsBench {
     Routing view;
   };
 
+  void norm_route(int64_t tokens) {
+    const ops::NormRouteDesc desc{kHidden, kExperts, kChosen, Format::kBF16, tokens};
+    each_kernel("norm_route", ops::norm_route_kernels(), desc, [&](const ops::NormRouteKernel& k) {
+      ColdWeights w(noise_, desc.format, k.layout, 1, kExperts, kHidden);
+      const Tensor x = matrix(tokens, kHidden), d = matrix(tokens, kHidden),
+                   y = matrix(tokens, kHidden), h = matrix(tokens, kHidden);
+      const std::vector<uint16_t> ones(kHidden, bf16_from_float(1));
+      Choices choices(noise_, tokens);
+      measure({"norm_route", k.name, "bf16", tokens, 0, flops(desc, tokens)},
+              scratch_bytes(desc, tokens, cx_.threads()), [&] {
+                k.run(cx_, y, h, choices.view, x, d, {ones.data(), 1e-5f}, w.next());
+                return bytes(desc, tokens);
+              });
+    });
+  }
+
   void moe_up(int64_t tokens) {
     const ops::MoeUpDesc desc{kHidden, kWidth, kExperts, kChosen, Format::kMxfp4, tokens};
-    each_kernel(ops::moe_up_kernels(), desc, [&](const ops::MoeUpKernel& k) {
+    each_kernel("moe_up", ops::moe_up_kernels(), desc, [&](const ops::MoeUpKernel& k) {
       ColdWeights w(noise_, desc.format, k.layout, kExperts, 2 * kWidth, kHidden);
       const Tensor h = matrix(tokens, kHidden), u = matrix(tokens * kChosen, kWidth);
       Choices choices(noise_, tokens);
@@ -235,7 +253,7 @@ class OpsBench {
 
   void moe_down(int64_t tokens) {
     const ops::MoeDownDesc desc{kHidden, kWidth, kExperts, kChosen, Format::kMxfp4, tokens};
-    each_kernel(ops::moe_down_kernels(), desc, [&](const ops::MoeDownKernel& k) {
+    each_kernel("moe_down", ops::moe_down_kernels(), desc, [&](const ops::MoeDownKernel& k) {
       ColdWeights w(noise_, desc.format, k.layout, kExperts, kHidden, kWidth);
       const Tensor d = matrix(tokens, kHidden), u = matrix(tokens * kChosen, kWidth);
       Choices choices(noise_, tokens);
@@ -250,7 +268,7 @@ class OpsBench {
 
   void out_proj(int64_t tokens, Format format) {
     const ops::OutProjDesc desc{kHidden, kQWidth, format, tokens};
-    each_kernel(ops::out_proj_kernels(), desc, [&](const ops::OutProjKernel& k) {
+    each_kernel("out_proj", ops::out_proj_kernels(), desc, [&](const ops::OutProjKernel& k) {
       ColdWeights w(noise_, format, k.layout, 1, kHidden, kQWidth);
       const Tensor d = matrix(tokens, kHidden), att = matrix(tokens, kQWidth);
       const Step step{.num_tokens = static_cast<int32_t>(tokens)};
@@ -295,7 +313,7 @@ class OpsBench {
 
   void norm_qkv(int64_t tokens, Format format) {
     const ops::NormQkvDesc desc{kHidden, kQHeads, kKvHeads, kHeadDim, format, tokens};
-    each_kernel(ops::norm_qkv_kernels(), desc, [&](const ops::NormQkvKernel& k) {
+    each_kernel("norm_qkv", ops::norm_qkv_kernels(), desc, [&](const ops::NormQkvKernel& k) {
       const int64_t rows = kQWidth + 2 * kKvHeads * kHeadDim;
       ColdWeights w(noise_, format, k.layout, 1, rows, kHidden);
       const Tensor x = matrix(tokens, kHidden), d = matrix(tokens, kHidden),
@@ -314,28 +332,29 @@ class OpsBench {
 
   void norm_unembed(int64_t tokens, Format format) {
     const ops::NormUnembedDesc desc{kHidden, kVocab, format, tokens};
-    each_kernel(ops::norm_unembed_kernels(), desc, [&](const ops::NormUnembedKernel& k) {
-      ColdWeights w(noise_, format, k.layout, 1, kVocab, kHidden);
-      const Tensor x = matrix(tokens, kHidden), d = matrix(tokens, kHidden),
-                   h = matrix(tokens, kHidden), logits = matrix(tokens, kVocab);
-      const std::vector<uint16_t> ones(kHidden, bf16_from_float(1));
-      std::vector<int32_t> out_rows(tokens);
-      std::iota(out_rows.begin(), out_rows.end(), 0);
-      const Step step{.num_tokens = static_cast<int32_t>(tokens),
-                      .num_out = static_cast<int32_t>(tokens),
-                      .out_rows = out_rows.data()};
-      measure({"norm_unembed", k.name, std::string(format_name(format)), tokens, 0,
-               flops(desc, tokens)},
-              scratch_bytes(desc, tokens, cx_.threads()), [&] {
-                k.run(cx_, logits, h, x, d, {ones.data(), 1e-5f}, w.next(), step);
-                return bytes(desc, tokens);
-              });
-    });
+    each_kernel("norm_unembed", ops::norm_unembed_kernels(), desc,
+                [&](const ops::NormUnembedKernel& k) {
+                  ColdWeights w(noise_, format, k.layout, 1, kVocab, kHidden);
+                  const Tensor x = matrix(tokens, kHidden), d = matrix(tokens, kHidden),
+                               h = matrix(tokens, kHidden), logits = matrix(tokens, kVocab);
+                  const std::vector<uint16_t> ones(kHidden, bf16_from_float(1));
+                  std::vector<int32_t> out_rows(tokens);
+                  std::iota(out_rows.begin(), out_rows.end(), 0);
+                  const Step step{.num_tokens = static_cast<int32_t>(tokens),
+                                  .num_out = static_cast<int32_t>(tokens),
+                                  .out_rows = out_rows.data()};
+                  measure({"norm_unembed", k.name, std::string(format_name(format)), tokens, 0,
+                           flops(desc, tokens)},
+                          scratch_bytes(desc, tokens, cx_.threads()), [&] {
+                            k.run(cx_, logits, h, x, d, {ones.data(), 1e-5f}, w.next(), step);
+                            return bytes(desc, tokens);
+                          });
+                });
   }
 
   void attention(int64_t tokens, int64_t context) {
     const ops::AttentionDesc desc{kQHeads, kKvHeads, kHeadDim, 0, tokens};
-    each_kernel(ops::attention_kernels(), desc, [&](const ops::AttentionKernel& k) {
+    each_kernel("attention", ops::attention_kernels(), desc, [&](const ops::AttentionKernel& k) {
       const Tensor q = matrix(tokens, kQWidth), att = matrix(tokens, kQWidth);
       const Sequence s(noise_, tokens, context);
       measure({"attention @" + std::to_string(context), k.name, "bf16 kv", tokens, 0,
@@ -408,7 +427,8 @@ void add_bench_ops(CLI::App& bench) {
       ->delimiter(',')
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->add_option("--only", flags->only, "kernels whose name has this in it");
+  command->add_option("--only", flags->only,
+                      "what has this in its op/kernel: \"attention/\", \"vnni\", \"moe_up/amx\"");
   command->add_option("--threads", flags->threads, "0: as many as the cgroup grants")
       ->check(CLI::Range(0, 1024));
   command->add_option("--cpu-isa", flags->cpu_isa, "as if this were the best the CPU has")

@@ -20,6 +20,12 @@ int64_t worker_floats(int64_t group, int64_t dim) {
   return attend_scratch_floats(tile_tokens(group) * group, dim);
 }
 
+// Query heads of one KV head that a task takes: all, or so few that each worker gets a task.
+int64_t heads_of_task(int64_t group, int64_t tasks, int threads) {
+  const int64_t parts = std::clamp<int64_t>(threads / std::max<int64_t>(1, tasks), 1, group);
+  return (group + parts - 1) / parts;
+}
+
 }  // namespace
 
 int64_t scratch_bytes(const AttentionDesc& d, int threads) {
@@ -40,31 +46,36 @@ void BlockedAttention<kIsa>::run(Ctx& cx, const Tensor& att, const Tensor& q, co
   int64_t tiles = 0;
   for (int32_t i = 0; i < s.num_spans; ++i) tiles += tiles_of(s.spans[i]);
 
-  cx.pool->parallel_tasks(tiles * kv_heads, [&](int64_t task, int worker) {
+  // Few sequences that decode on many workers: the heads of a group part, each with its own reading
+  // of the keys. A row's sums are its own, so that its bits do not depend on it.
+  const int64_t heads = heads_of_task(group, tiles * kv_heads, cx.pool->size());
+  const int64_t parts = (group + heads - 1) / heads;
+  cx.pool->parallel_tasks(tiles * kv_heads * parts, [&](int64_t task, int worker) {
     // Last tiles first: they see the most keys.
-    const int64_t g = task % kv_heads;
-    int64_t tile = tiles - 1 - task / kv_heads;
+    const int64_t g = task / parts % kv_heads, part = task % parts * heads;
+    int64_t tile = tiles - 1 - task / parts / kv_heads;
     const Span* span = s.spans;
     for (; tile >= tiles_of(*span); ++span) tile -= tiles_of(*span);
     const auto first = static_cast<int32_t>(tile * per_tile);
-    const int64_t at = (span->q_start + first) * width + g * group * dim;
+    const int64_t head = g * group + part, num_heads = std::min(heads, group - part);
+    const int64_t at = (span->q_start + first) * width + head * dim;
     const int32_t num_tokens = std::min(per_tile, span->q_len - first);
     kernels.attend({.kv = &kv,
                     .slot = span->slot,
                     .kv_head = static_cast<int32_t>(g),
-                    .group = static_cast<int32_t>(group),
+                    .group = static_cast<int32_t>(num_heads),
                     .num_tokens = num_tokens,
                     .first_pos = span->context + first,
                     .window = params.window,
                     .scale = params.scale,
-                    .sinks = params.sinks ? params.sinks + g * group : nullptr,
+                    .sinks = params.sinks ? params.sinks + head : nullptr,
                     .q = q.as<float>() + at,
                     .att = att.as<float>() + at,
                     .ld = width,
                     .scratch = scratch + worker * floats});
     if (cx.activations != DType::kBF16) return;
     for (int32_t t = 0; t < num_tokens; ++t)
-      for (int64_t j = 0; j < group * dim; ++j) {
+      for (int64_t j = 0; j < num_heads * dim; ++j) {
         float& value = att.as<float>()[at + t * width + j];
         value = stored(cx.activations, value);
       }

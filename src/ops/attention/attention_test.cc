@@ -49,6 +49,7 @@ void check(const Case& c, DType act) {
   Floats q(random, tokens, width, act), want(tokens, width), abs(tokens, width), got(tokens, width),
       alone(1, width);
   TestCtx exact(DType::kF32, 0, 1), test(act, scratch_bytes(c.desc, 2));
+  TestCtx many(act, scratch_bytes(c.desc, 12), 12);  // workers: heads of a group part
   ref::attention(exact.cx, want.tensor(), q.tensor(), pages.layer(), params, step.view);
   ref::attention(exact.cx, abs.tensor(), q.tensor(), pages.magnitudes(), params, step.view);
   // |q|^2 and |k|^2 are sums of D squares of normal numbers: below 4 D but for 1 in 10^9.
@@ -66,7 +67,7 @@ void check(const Case& c, DType act) {
         const Step single{
             .num_tokens = 1, .num_spans = 1, .positions = &step.positions[t], .spans = &one};
         const Tensor qt = make_tensor(q.values.data() + t * width, DType::kF32, {1, width});
-        row->run(test.cx, alone.tensor(), qt, pages.layer(), params, single);
+        row->run(many.cx, alone.tensor(), qt, pages.layer(), params, single);
         ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
             << row->name << " token " << t;
       }

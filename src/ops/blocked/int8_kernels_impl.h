@@ -6,8 +6,12 @@
 // Bytes: 272 per panel and block, once for all inputs (tiles after the first find them in L2).
 // Reached on 2 cores of an AMD EPYC (Zen 4, AVX-512 VNNI; register peak 872 GOP/s), 2026-11-21,
 // beside other work: one input 30.5 GB/s, 87% of the read bandwidth of the same run (float path:
-// 54%), 8 tokens 81%, 16 tokens 84%; 64 inputs per expert 590 GOP/s, 68% of the peak. The rest of
-// the peak: of 10 operations on the multipliers' ports per block and input, 2 scale its sum.
+// 54%), 8 tokens 81%, 16 tokens 84%. 16 inputs a tile, one thread, 2026-11-21: 357 of 436 GOP/s on
+// that EPYC, 460 of 730 on a Xeon with AMX. The rest of the peak: of 10 operations on the
+// multipliers' ports per block and input, 2 scale its sum.
+// Lost: intrinsics under g++ 12, which does not fold the bytes' broadcast (330 and 340; clang 14 350
+// and 430 to 530: see Avx512Vnni::dot); one sum after the other (380 to 440 on the Xeon); eight
+// abreast, whose accumulators no longer fit the registers (310 on the EPYC).
 #pragma once
 
 #include <bit>

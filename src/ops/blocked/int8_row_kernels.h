@@ -10,9 +10,12 @@
 //
 // Bytes: the weights once. Work: 16 x 16 x 64 products a dot, 16 cycles each: one core of an
 // Emerald Rapids reaches 7 TOP/s with nothing else to do. Reached on 2 of 16 virtual Xeon cores,
-// 2026-11-21, beside GPU jobs (reads at 22 to 29 GB/s): 64 tokens 84% of the floor in moe_up and
-// moe_down; 512 tokens 3.6 TOP/s in out_proj and 1.7 to 2.0 in the experts (VNNI there: 0.62 to
-// 0.65); 2,048 tokens 3.4 in moe_up.
+// 2026-11-21, beside GPU jobs (reads at 22 to 30 GB/s, tiles alone 11.3 TOP/s): 64 tokens 84% of
+// the floor in moe_up and moe_down; 512 tokens 2.4 TOP/s in moe_up, 2.2 in moe_down, 3.2 to 3.3 in
+// norm_qkv and out_proj (VNNI there: 0.5 to 0.57); 2,048 tokens 3.4 in moe_up. What binds: inputs
+// do not fit L1, and a step's 4 KB of them from L2 take longer than its four dots. Lost: an odd
+// last tile of inputs by itself, which looks up all weights once more (512 tokens: 2.1 in
+// moe_up, 1.5 in moe_down).
 #pragma once
 
 #include <cstddef>
@@ -35,7 +38,8 @@ struct PanelRun {
   int64_t panels;         // at most kMostPanels
   int64_t steps;          // K / 64
   int64_t tokens;
-  const int8_t* tiles;           // [ceil(tokens / 16)][steps][16][64], zeros behind the last
+  const int8_t* tiles;  // [ceil(tokens / 16)][steps][16][64], zeros behind the last; one more tile
+                        // may be read
   const std::byte* block_tiles;  // the same codes as Int8Kernels take them, in tiles of 16
   float* y;                      // y[m * ldy + n]
   int64_t ldy;

@@ -217,7 +217,7 @@ void multiply_tiles(const PanelRun& run, const Panel* panels, int64_t count) {
   for (int64_t first = 0, n; first < tiles; first += n) {
     n = std::min(tiles - first, kPassTiles);
     if (n > 4) {
-      n -= n % 2;
+      n += n % 2;  // a tile too many costs less than one by itself: its results go nowhere
       int64_t p = 0;
       for (; p + 2 <= count; p += 2) multiply_many_tiles<Tiles>(run, panels + p, first, n);
       for (int64_t t = 0; p < count && t < n; t += 2)

@@ -13,6 +13,7 @@ namespace {
 
 // Vectors that the last tile of a group may have room for beyond those in it: see tile_size().
 constexpr int64_t kMostPadding = 3;
+constexpr int64_t kAmxTilesBehind = 1;  // that may be read behind the last: see PanelRun
 
 void clear_vector(std::byte* tile, int64_t blocks, int size, int m) {
   for (int64_t b = 0; b < blocks; ++b, tile += size * kInt8TileBytes) {
@@ -162,9 +163,9 @@ Int8RowProduct::Int8RowProduct(const Int8RowKernels* kernels, Scratch& scratch,
       inputs_(scratch, size),
       steps_(size.cols / kAmxStepElems),
       first_(scratch.take<int64_t>(size.groups)),
-      tiles_(
-          scratch.take<int8_t>((size.inputs / kAmxTileTokens + std::min(size.groups, size.inputs)) *
-                               steps_ * kAmxTileBytes)),
+      tiles_(scratch.take<int8_t>(
+          (size.inputs / kAmxTileTokens + std::min(size.groups, size.inputs) + kAmxTilesBehind) *
+          steps_ * kAmxTileBytes)),
       scratch_(scratch.take<std::byte>(size.threads * kRunScratchBytes)) {}
 
 void Int8RowProduct::take(Ctx& cx, const ProductInputs& in) {
