@@ -102,9 +102,12 @@ void Scheduler::make_way() {
            goes_before(waiting_.front(), running);
   };
   int64_t needed = kv_.pages_for(next.length());
-  for (const auto& running : running_) {
-    const int64_t held = kv_.held_pages(running->slot);
-    needed += goes_after(running) ? -held : kv_.pages_for(running->length()) + 1 - held;
+  bool gives = true;  // they are taken from the last on, up to one that keeps its pages
+  for (auto at = running_.rbegin(); at != running_.rend(); ++at) {
+    const Sequence& running = **at;
+    const int64_t held = kv_.held_pages(running.slot);
+    gives = gives && goes_after(*at);
+    needed += gives ? -held : kv_.pages_for(running.length()) + 1 - held;
   }
   if (needed > kv_.free_pages()) return;
   while (!running_.empty() && goes_after(running_.back()) &&

@@ -1,4 +1,4 @@
-// Scheduler: which tokens go into the next step. Who came first goes first, and each lower level of
+// Scheduler: which tokens go into the next step. Who came first goes first, and each number of
 // priority counts as having come a minute later: a running sequence that decodes gets one token,
 // prompts share what is left of the budget in chunks, and waiting requests are admitted while their
 // tokens fit into free pages. Where a running sequence needs a page and none is free, or one of a
