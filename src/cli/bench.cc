@@ -222,7 +222,7 @@ void bench(const BenchFlags& given) {
     if (!json) std::fprintf(stderr, "%s ... ", c.test().c_str());
     rows.push_back(measure(*loaded.engine, c, flags.repeats, kv, bandwidth, on_gpu, balance));
     if (!json) std::fprintf(stderr, "%.1f tokens/s\n", rows.back().rate.mean);
-    if (flags.profile && on_gpu && c.decodes())
+    if (flags.profile && on_gpu)
       rows.back().profile = profile_step(*loaded.engine, loaded.cx.stream, c);
   }
   // Once more on CPUs, whose other work shows in it; on GPUs there is no room left beside the
@@ -298,7 +298,7 @@ void add_bench(CLI::App& app) {
   command->add_option("--test", flags->tests,
                       "one row by its name, in place of these: \"tg 8\", \"tg 1 @512\", "
                       "\"pp2048\"; may be repeated");
-  command->add_flag("--profile", flags->profile, "what each op of a decode step takes; GPUs only");
+  command->add_flag("--profile", flags->profile, "what each op of a step takes; GPUs only");
   command->add_option("-r,--repetitions", flags->repeats, "of each, after one that is not counted")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -3,13 +3,27 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <string_view>
 
 namespace nibble::cli {
 namespace {
 
+struct Steps {
+  int warm_up, counted;
+};
 // The first steps are those that record the graph, and that wait for a step begun ahead of them.
-constexpr int kWarmUp = 4, kSteps = 24;
+// Of a prompt the last step is looked at, whose time is taken to be the prompt's.
+Steps steps_of(const BenchCase& what) { return what.decodes() ? Steps{4, 24} : Steps{1, 3}; }
+
+void run_steps(Engine& engine, const BenchCase& what, int steps,
+               const std::function<void()>& after_step) {
+  if (what.decodes()) return run_decode_steps(engine, what, steps, after_step);
+  for (int i = 0; i < steps; ++i) {
+    run_case(engine, what, 1);
+    after_step();
+  }
+}
 
 // An event before each op, the last one named "end". Where a step is recorded as a graph, the
 // events fire whenever it runs.
@@ -24,14 +38,14 @@ class Marks {
     marks_.back().name = name;
     marks_.back().event.record(stream_);
   }
-  // Of the step that ran last: adds to each op what it took.
-  void add_to(std::vector<StepProfile::Row>& rows) const {
+  // Of the step that ran last: adds to each op what it took, divided by `steps`.
+  void add_to(std::vector<StepProfile::Row>& rows, int steps) const {
     for (StepProfile::Row& row : rows) row.launches = 0;
     for (size_t i = 0; i + 1 < marks_.size(); ++i) {
       auto row = std::ranges::find(rows, marks_[i].name, &StepProfile::Row::op);
       if (row == rows.end()) row = rows.insert(row, {.op = marks_[i].name});
       ++row->launches;
-      row->alone_us += 1e3 * marks_[i + 1].event.ms_since(marks_[i].event) / kSteps;
+      row->alone_us += 1e3 * marks_[i + 1].event.ms_since(marks_[i].event) / steps;
     }
   }
   double span_us() const { return 1e3 * marks_.back().event.ms_since(marks_.front().event); }
@@ -48,16 +62,17 @@ class Marks {
 // Microseconds from step to step without that op ("": with all).
 double step_us_without(Engine& engine, const BenchCase& what, const std::string& op) {
   using Clock = std::chrono::steady_clock;
+  const auto [warm_up, counted] = steps_of(what);
   Clock::time_point start, end;
   int steps = 0;
-  run_decode_steps(engine, what, 2 * kWarmUp + kSteps, [&] {
+  run_steps(engine, what, 2 * warm_up + counted, [&] {
     ++steps;
-    if (steps == kWarmUp) engine.set_left_out(op);
-    if (steps == 2 * kWarmUp) start = Clock::now();
+    if (steps == warm_up) engine.set_left_out(op);
+    if (steps == 2 * warm_up) start = Clock::now();
     end = Clock::now();
   });
   engine.set_left_out("");
-  return std::chrono::duration<double, std::micro>(end - start).count() / kSteps;
+  return std::chrono::duration<double, std::micro>(end - start).count() / counted;
 }
 
 }  // namespace
@@ -65,18 +80,19 @@ double step_us_without(Engine& engine, const BenchCase& what, const std::string&
 StepProfile profile_step(Engine& engine, cuda::StreamHandle stream, const BenchCase& what) {
   StepProfile profile;
   Marks marks(stream);
+  const auto [warm_up, counted] = steps_of(what);
   int steps = 0;
   engine.set_on_op([&](const char* name) { marks.add(name); });
-  run_decode_steps(engine, what, kWarmUp + kSteps, [&] {
-    if (++steps > kWarmUp) marks.add_to(profile.rows);
+  run_steps(engine, what, warm_up + counted, [&] {
+    if (++steps > warm_up) marks.add_to(profile.rows, counted);
   });
   const std::string first = profile.rows.front().op;
   engine.set_on_op([&](const char* name) {
     if (name == first || std::string_view(name) == "end") marks.add(name);
   });
   steps = 0;
-  run_decode_steps(engine, what, kWarmUp + kSteps, [&] {
-    if (++steps > kWarmUp) profile.gpu_us += marks.span_us() / kSteps;
+  run_steps(engine, what, warm_up + counted, [&] {
+    if (++steps > warm_up) profile.gpu_us += marks.span_us() / counted;
   });
   engine.set_on_op({});
   profile.step_us = step_us_without(engine, what, "");

@@ -1,4 +1,4 @@
-// What one decode step of a bench case takes on the GPU, op by op.
+// What one step of a bench case takes on the GPU, op by op: a decode step, or a prompt's last one.
 #pragma once
 
 #include <string>
@@ -21,11 +21,11 @@ struct StepProfile {
     double saved_us = 0;
   };
   std::vector<Row> rows;  // in order of first appearance; empty: was not asked for
-  double step_us = 0;     // from token to token, as the engine runs them
+  double step_us = 0;     // from token to token (prompt to prompt), as the engine runs them
   double gpu_us = 0;      // from the start of the first op to the end of the last
 };
 
-// `stream`: the engine's. Runs the case's streams a dozen times.
+// `stream`: the engine's. Runs the case a dozen times.
 StepProfile profile_step(Engine& engine, cuda::StreamHandle stream, const BenchCase& what);
 
 }  // namespace nibble::cli
