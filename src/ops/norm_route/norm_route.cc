@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ops/norm_route/route_scratch.h"
+#include "ops/norm_route/sort_choices.h"
 #include "ops/refuse.h"
 
 namespace nibble::ops {
@@ -39,8 +40,22 @@ const char* refuse_many(const NormRouteDesc& d, const KernelOptions& o) {
   return o.exact ? "--exact: its sums are not those of the kernel for few tokens" : nullptr;
 }
 
+// Below, its four launches take longer than two.
+constexpr int64_t kFewestByGemm = 256;
+
+const char* refuse_by_gemm(const NormRouteDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_cuda(d, o)) return reason;
+  if (const char* reason =
+          refuse_gemm<Format::kBF16>({d.format, d.experts, d.hidden, d.tokens, kFewestByGemm}, o))
+    return reason;
+  return gpu::kSortedChoices % (gpu::RouteScratch::kMinTileTokens * d.top_k) == 0
+             ? nullptr
+             : "needs 1, 2, 4, ... choices, at most 64";
+}
+
 constexpr NormRouteKernel kKernels[] = {
     {"cuda_bf16_few", refuse_few, NIBBLE_CUDA_KERNEL(gpu::norm_route_few)},
+    {"sm90_bf16_gemm", refuse_by_gemm, NIBBLE_SM90_KERNEL(gpu::norm_route_gemm)},
     {"cuda_bf16_many", refuse_many, NIBBLE_CUDA_KERNEL(gpu::norm_route_many)},
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),

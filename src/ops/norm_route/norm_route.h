@@ -45,7 +45,7 @@ NormRouteFn norm_route;
 }
 // h bf16.
 namespace gpu {
-NormRouteFn norm_route_few, norm_route_many;
+NormRouteFn norm_route_few, norm_route_many, norm_route_gemm;
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const NormRouteDesc& desc);

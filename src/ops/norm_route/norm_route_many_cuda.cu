@@ -18,6 +18,7 @@
 #include "ops/norm_route/norm_route.h"
 #include "ops/norm_route/route.cuh"
 #include "ops/norm_route/route_scratch.h"
+#include "ops/norm_route/sort_choices.h"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -25,10 +26,10 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
 constexpr int kUnit = 32;                 // columns that 16-byte loads of a quad cover
-constexpr int kFewTokens = 256;           // small tiles up to here
+constexpr int kFewTokens = 1024;          // small tiles up to here
 constexpr int kMaxChoicesInBlock = 1024;  // the last block sorts these; more take a launch
-constexpr int kSortWarps = 32;
-constexpr int kSortThreads = kSortWarps * 32;
+constexpr int kSortThreads = kSortedChoices;
+constexpr int kSortWarps = kSortThreads / 32;
 
 struct Params {
   const uint16_t* h;
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(kThreads) route_many(const __grid_constant__ P
 // The sort of kSortThreads choices a block: those before them are counted by tiles of tokens, of
 // which a block takes a whole number.
 __global__ void __launch_bounds__(kSortThreads)
-    sort_choices(const Routing r, const int32_t* tile_counts, int tile_choices) {
+    sort_tiles(const Routing r, const int32_t* tile_counts, int tile_choices) {
   __shared__ BlockSort<kSortWarps> sort;
   __shared__ int32_t before[kMaxRouted];
   const int choices = r.num_tokens * r.top_k, first = blockIdx.x * kSortThreads;
@@ -193,18 +194,23 @@ void launch_route(Ctx& cx, Params a) {
   CHECK(1 + grid.y <= Ctx::kNumCounters);
   // A block of the sort takes whole tiles of tokens.
   const int tile_choices = Tile::kTokens * r.top_k, choices = r.num_tokens * r.top_k;
-  const bool sorts_apart = choices > kMaxChoicesInBlock && kSortThreads % tile_choices == 0;
+  const bool sorts_apart = choices > kMaxChoicesInBlock && kSortedChoices % tile_choices == 0;
   if (!sorts_apart) a.tile_counts = nullptr;
   cuda::launch(cx.stream, route_many<kM, kN>,
                {.grid = grid, .block = dim3(kThreads), .smem_bytes = sizeof(Shared<kM, kN>)}, a);
-  if (sorts_apart)
-    cuda::launch(
-        cx.stream, sort_choices,
-        {.grid = dim3((choices + kSortThreads - 1) / kSortThreads), .block = dim3(kSortThreads)}, r,
-        a.tile_counts, tile_choices);
+  if (sorts_apart) sort_choices(cx, r, a.tile_counts, tile_choices);
 }
 
 }  // namespace
+
+void sort_choices(Ctx& cx, const Routing& r, const int32_t* tile_counts, int tile_choices) {
+  CHECK(kSortThreads % tile_choices == 0);
+  const int choices = r.num_tokens * r.top_k;
+  cuda::launch(
+      cx.stream, sort_tiles,
+      {.grid = dim3((choices + kSortThreads - 1) / kSortThreads), .block = dim3(kSortThreads)}, r,
+      tile_counts, tile_choices);
+}
 
 void norm_route_many(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, const Tensor& x,
                      const Tensor& d, const Norm& norm, const Weight& router) {
