@@ -204,7 +204,7 @@ void doctor(const DoctorFlags& flags) {
     cx.kernels.allow_ref = flags.allow_ref;
     cx.kernels.exact = flags.exact;
     if (!json["device"].is_null()) cx.kernels.gpu = find_gpu(flags.device);
-    if (cx.on_gpu()) cx.kernels.activations = ops::ActFormat::kBF16;
+    if (cx.on_gpu()) cx.kernels.activations = gpu_activation_format(flags.activations);
     for (const std::string& kernel : flags.kernels) cx.kernels.force(kernel);
     rows = kernel_rows(plan_kernels(cx, model_argument(find_model(flags.model, flags.revision)),
                                     dense_formats(flags.dense)));
@@ -228,8 +228,9 @@ void add_doctor(CLI::App& app) {
   command->add_option("--cpu-isa", flags->cpu_isa, "as if this were the best the CPU has")
       ->capture_default_str();
   command->add_option("--kernel", flags->kernels, "op=name: force a kernel; may be repeated");
-  command->add_option("--activations", flags->activations, "auto, float, bf16, int8 or int8-row")
-      ->check(CLI::IsMember({"auto", "float", "bf16", "int8", "int8-row"}))
+  command
+      ->add_option("--activations", flags->activations, "auto, float, bf16, int8, int8-row or fp8")
+      ->check(CLI::IsMember({"auto", "float", "bf16", "int8", "int8-row", "fp8"}))
       ->capture_default_str();
   add_dense_flags(*command, flags->dense, "");
   command->add_flag("--allow-ref", flags->allow_ref, "the reference twins count as kernels");

@@ -34,11 +34,17 @@ void use_gpu(const EngineFlags& flags, const cuda::Stream& stream, const cuda::C
   if (flags.kv_cache_dtype == "f32") {
     throw Error(ErrorKind::kUnsupported, "--kv-cache-dtype f32 is for CPUs; GPUs keep bf16");
   }
-  if (flags.activations == "int8") {
-    throw Error(ErrorKind::kUnsupported, "--activations int8 is for CPUs; GPU kernels take bf16");
+  if (flags.activations.starts_with("int8")) {
+    throw Error(ErrorKind::kUnsupported, "--activations " + flags.activations +
+                                             " is for CPUs; GPU kernels take bf16 or fp8");
+  }
+  if (flags.activations == "fp8" && caps.sm != 90) {
+    throw Error(
+        ErrorKind::kUnsupported,
+        "--activations fp8: there are kernels for Hopper GPUs only (sm_90), not for " + caps.name);
   }
   cx.kernels.gpu = caps;
-  cx.kernels.activations = ops::ActFormat::kBF16;
+  cx.kernels.activations = gpu_activation_format(flags.activations);
   cx.stream = stream.handle();
   cx.activations = DType::kBF16;
 }
@@ -47,7 +53,9 @@ ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool) {
   ops::Ctx cx;
   cx.pool = &pool;
   cx.kernels.activations = activation_format(flags.activations, flags.exact);
-  if (cx.kernels.activations == ops::ActFormat::kBF16) cx.activations = DType::kBF16;
+  if (cx.kernels.activations == ops::ActFormat::kBF16 ||
+      cx.kernels.activations == ops::ActFormat::kFp8)
+    cx.activations = DType::kBF16;
   cx.kernels.isa = cpu::force_isa(flags.cpu_isa);
   if (cx.kernels.activations == ops::ActFormat::kInt8Row &&
       !cpu::supports(cx.kernels.isa, cpu::Isa::kAmx)) {
@@ -127,7 +135,12 @@ ops::ActFormat activation_format(const std::string& name, bool exact) {
   }
   if (exact || name == "bf16") return ops::ActFormat::kBF16;
   if (name == "int8-row") return ops::ActFormat::kInt8Row;
+  if (name == "fp8") return ops::ActFormat::kFp8;
   return name == "float" ? ops::ActFormat::kFloat : ops::ActFormat::kInt8;
+}
+
+ops::ActFormat gpu_activation_format(const std::string& name) {
+  return name == "fp8" ? ops::ActFormat::kFp8 : ops::ActFormat::kBF16;
 }
 
 void add_kv_flag(CLI::App& command, std::string& value, const std::string& group) {
@@ -183,8 +196,9 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   add_kv_flag(command, flags.kv_cache_dtype, "Engine");
   add("--activations", flags.activations,
       "of matrix products: auto (int8 on CPUs), float, bf16, int8 (blocks of 32, for mxfp4 "
-      "weights), int8-row (one scale per token: coarser, on AMX)")
-      ->check(IsMember({"auto", "float", "bf16", "int8", "int8-row"}));
+      "weights), int8-row (one scale per token: coarser, on AMX), fp8 (E4M3, one scale per token: "
+      "on Hopper GPUs, for mxfp4 weights that many tokens meet)")
+      ->check(IsMember({"auto", "float", "bf16", "int8", "int8-row", "fp8"}));
   command
       .add_flag("--exact", flags.exact,
                 "bf16 activations and the same bits alone, batched, chunked or preempted")

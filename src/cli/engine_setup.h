@@ -40,7 +40,7 @@ struct EngineFlags {
   std::string memory_budget;  // "24G", "512MiB"; empty: from the machine
   DenseFlags dense;
   std::string kv_cache_dtype = "auto";  // auto | bf16 | fp8 | fp8_e4m3 | f32
-  std::string activations = "auto";     // auto | float | bf16 | int8 | int8-row
+  std::string activations = "auto";     // auto | float | bf16 | int8 | int8-row | fp8
   bool exact = false;
   int threads = 0;                   // 0: what the cgroup grants
   std::string cpu_isa = "auto";      // auto, or the widest that may be used
@@ -58,6 +58,8 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags);
 
 // --activations as the kernels' choice takes it. Throws Error(kUsage) where --exact rules it out.
 ops::ActFormat activation_format(const std::string& name, bool exact);
+// The same on a GPU: bf16, or fp8 where asked for.
+ops::ActFormat gpu_activation_format(const std::string& name);
 
 // --kv-cache-dtype alone, for commands without an engine, and what it means.
 void add_kv_flag(CLI::App& command, std::string& value, const std::string& group);

@@ -7,16 +7,19 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/device.h"
 #include "cli/engine_setup.h"
 #include "cli/service_notice.h"
 #include "cli/shutdown_signals.h"
 #include "cli/text_setup.h"
 #include "cli/version.h"
 #include "cli/vllm_flags.h"
+#include "cuda/device.h"
 #include "io/hub.h"
 #include "server/server.h"
 #include "server/tls.h"
@@ -114,6 +117,19 @@ server::ServedModel load(const ServeFlags& flags, Loaded& loaded) {
   return model;
 }
 
+// What --mxfp4-backend says of activations, where --activations says nothing and it can be had.
+void take_activations(ServeFlags& flags) {
+  std::string activations = activations_of(flags.vllm);
+  if (activations.empty() || flags.engine.activations != "auto") return;
+  const bool on_gpu = choose_device(flags.engine.device, read_device_facts()) == Device::kCuda;
+  if (activations == "fp8" && !(on_gpu && cuda::open_device().sm == 90)) {
+    LOG_INFO(
+        "--mxfp4-backend CUTLASS: fp8 activations need a Hopper GPU; --activations auto is used");
+    return;
+  }
+  flags.engine.activations = std::move(activations);
+}
+
 void serve(ServeFlags& flags) {
   if (flags.engine.model.empty()) {
     if (!std::filesystem::exists(kShippedModel)) {
@@ -123,10 +139,7 @@ void serve(ServeFlags& flags) {
     flags.engine.model = kShippedModel;
   }
   explain_vllm_flags(flags.vllm);
-  const std::string activations = activations_of(flags.vllm);
-  if (!activations.empty() && flags.engine.activations == "auto") {
-    flags.engine.activations = activations;
-  }
+  take_activations(flags);
   raise_file_limit();
   ShutdownSignals signals;
   server::Server server(server_options(flags));

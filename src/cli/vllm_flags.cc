@@ -67,7 +67,7 @@ constexpr VllmFlag kFlags[] = {
     {"--moe-backend", Takes::kValue, "*", kOwnKernels},
     {"--mxfp4-backend", Takes::kValue, "auto CUTLASS MARLIN TRITON",
      "it chooses what activations are rounded to: see --activations",
-     "auto, CUTLASS, MARLIN and TRITON (both --activations bf16) are known"},
+     "auto, CUTLASS (--activations fp8), MARLIN and TRITON (bf16) are known"},
     {"--swap-space", Takes::kValue, "0", "nothing is swapped", "nibble never swaps"},
     {"--cpu-offload-gb", Takes::kValue, "0", "nothing is offloaded", "nibble never offloads"},
     {"--block-size", Takes::kValue, "16", "pages hold 16 tokens", "pages hold 16 tokens"},
@@ -154,9 +154,7 @@ void explain_vllm_flags(const VllmFlags& flags) {
 std::string activations_of(const VllmFlags& flags) {
   for (const auto& [name, value] : flags.given) {
     if (name != "--mxfp4-backend" || value == "auto") continue;
-    if (value != "CUTLASS") return "bf16";
-    LOG_INFO(
-        "--mxfp4-backend CUTLASS: there are no fp8 activations yet; --activations auto is used");
+    return value == "CUTLASS" ? "fp8" : "bf16";
   }
   return "";
 }

@@ -49,6 +49,12 @@ __device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                : "memory");
 }
+// `size` bytes, 0 or 16; zeros for the rest.
+__device__ __forceinline__ void copy_16_or_zeros(uint32_t to, const void* from, int size) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(size)
+               : "memory");
+}
 // A box of the matrix that `map` (a __grid_constant__ parameter) describes, from column x of row y
 // on; completes on `bar`.
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int x, int y,
@@ -69,6 +75,11 @@ __device__ __forceinline__ void more_registers() {
 template <int kRegs>
 __device__ __forceinline__ void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegs));
+}
+
+// Of the 128 threads of a warpgroup, by one of the block's barriers 1 to 15.
+__device__ __forceinline__ void warpgroup_barrier(int barrier) {
+  asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
 }
 
 // ---- wgmma
@@ -181,5 +192,35 @@ NIBBLE_WGMMA_BF16(240, NIBBLE_R120, NIBBLE_O120, "%120,%121,%122,%123", "%124", 
                   "%121", "%122")
 NIBBLE_WGMMA_BF16(256, NIBBLE_R128, NIBBLE_O128, "%128,%129,%130,%131", "%132", "%133", "%128",
                   "%129", "%130")
+
+// d[64][N] (+)= a[64][32] b[N][32]^T in E4M3, summed to about 14 bits: see wgmma_bf16 for d. a:
+// four bytes of row g, row g + 8 at k = 4p, then the same at k = 16 + 4p; b: [N][128] bytes, as
+// there.
+template <int kN>
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b,
+                                           int accumulate);
+#define NIBBLE_WGMMA_E4M3(n, regs, outs, a, b, acc)                                           \
+  template <>                                                                                 \
+  __device__ __forceinline__ void wgmma_e4m3<n>(float(&d)[n / 2], const uint32_t(&av)[4],     \
+                                                uint64_t bd, int accumulate) {                \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " acc                                      \
+                 ", 0;\n"                                                                     \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" regs "}, {" a   \
+                 "}, " b ", p, 1, 1;\n}"                                                      \
+                 : outs                                                                       \
+                 : "r"(av[0]), "r"(av[1]), "r"(av[2]), "r"(av[3]), "l"(bd), "r"(accumulate)); \
+  }
+NIBBLE_WGMMA_E4M3(16, NIBBLE_R8, NIBBLE_O8, "%8,%9,%10,%11", "%12", "%13")
+NIBBLE_WGMMA_E4M3(32, NIBBLE_R16, NIBBLE_O16, "%16,%17,%18,%19", "%20", "%21")
+NIBBLE_WGMMA_E4M3(48, NIBBLE_R24, NIBBLE_O24, "%24,%25,%26,%27", "%28", "%29")
+NIBBLE_WGMMA_E4M3(64, NIBBLE_R32, NIBBLE_O32, "%32,%33,%34,%35", "%36", "%37")
+NIBBLE_WGMMA_E4M3(80, NIBBLE_R40, NIBBLE_O40, "%40,%41,%42,%43", "%44", "%45")
+NIBBLE_WGMMA_E4M3(96, NIBBLE_R48, NIBBLE_O48, "%48,%49,%50,%51", "%52", "%53")
+NIBBLE_WGMMA_E4M3(112, NIBBLE_R56, NIBBLE_O56, "%56,%57,%58,%59", "%60", "%61")
+NIBBLE_WGMMA_E4M3(128, NIBBLE_R64, NIBBLE_O64, "%64,%65,%66,%67", "%68", "%69")
+
+NIBBLE_WGMMA_E4M3(144, NIBBLE_R72, NIBBLE_O72, "%72,%73,%74,%75", "%76", "%77")
+
+NIBBLE_WGMMA_E4M3(160, NIBBLE_R80, NIBBLE_O80, "%80,%81,%82,%83", "%84", "%85")
 
 }  // namespace nibble::cuda::sm90

@@ -10,6 +10,7 @@
 #include "models/gpt_oss_config.h"
 #include "ops/attention/attention.h"
 #include "ops/embed/embed.h"
+#include "ops/linear/fold.h"
 #include "ops/linear/product.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
@@ -155,8 +156,12 @@ int64_t op_scratch_bytes(const GptOssConfig& c, const DenseFormats& dense, const
   const int64_t tokens = limits.max_tokens;
   if (cx.on_gpu()) {
     d.norm_qkv.tokens = d.attention.tokens = d.norm_route.tokens = d.moe_down.tokens = tokens;
+    d.out_proj.tokens = d.moe_up.tokens = tokens;
+    d.norm_unembed.tokens = limits.max_out;
     return std::max({ops::gpu::scratch_bytes(d.norm_qkv), ops::gpu::scratch_bytes(d.attention),
-                     ops::gpu::scratch_bytes(d.norm_route), ops::gpu::scratch_bytes(d.moe_down),
+                     ops::gpu::scratch_bytes(d.out_proj), ops::gpu::scratch_bytes(d.norm_route),
+                     ops::gpu::scratch_bytes(d.moe_up), ops::gpu::scratch_bytes(d.moe_down),
+                     ops::gpu::scratch_bytes(d.norm_unembed),
                      ops::gpu::sample_scratch_bytes(limits.max_out)});
   }
   const int threads = cx.threads();
@@ -174,9 +179,17 @@ Acts::Sizes sizes_of(const GptOssConfig& c, const DenseFormats& dense, const Ctx
   return {limits.max_tokens, limits.max_out, op_scratch_bytes(c, dense, cx, limits), cx.on_gpu()};
 }
 
+// Weight::fold of all weights, if all are in MXFP4.
+int64_t fold_bytes(const GptOssConfig& c) {
+  const int64_t layer =
+      2 * c.hidden + c.q_width() + 2 * c.kv_width() + c.experts * (2 * c.width + c.hidden);
+  return c.layers * layer + c.vocab;
+}
+bool folds(const Ctx& cx) { return cx.on_gpu() && cx.kernels.activations == ops::ActFormat::kFp8; }
+
 int64_t acts_bytes(const GptOssConfig& c, const DenseFormats& dense, const Ctx& cx,
                    const StepLimits& limits) {
-  int64_t sum = 0;
+  int64_t sum = folds(cx) ? fold_bytes(c) : 0;
   Acts().each(c, sizes_of(c, dense, cx, limits), [&](Tensor&, DType dtype, Shape shape) {
     sum += Arena::padded(make_tensor(nullptr, dtype, shape).size_bytes());
   });
@@ -201,10 +214,11 @@ class GptOss : public Model {
   }
 
   void reserve(const Ctx& cx, const StepLimits& limits) override {
-    arena_ = Arena(cx.allocate(scratch_bytes(cx, limits)));
+    arena_ = Arena(cx.allocate(scratch_bytes(cx, limits) - (folds(cx) ? fold_bytes(c) : 0)));
     acts_.each(c, sizes_of(c, dense, cx, limits),
                [&](Tensor& t, DType dtype, Shape shape) { t = arena_.take(dtype, shape); });
     limits_ = limits;
+    if (folds(cx)) fold(cx);
   }
 
   Tensor forward(Ctx& cx, const Step& step, const SeqState& kv) override {
@@ -256,6 +270,37 @@ class GptOss : public Model {
     tap(cx, {{"logits", &a.logits}});
   }
 
+  // Sets Weight::fold of the weights that fold, and says which do not. moe_up hands E4M3 to
+  // moe_down: both of a layer or neither.
+  void fold(const Ctx& cx) {
+    constexpr ops::FindFoldFn* kFind = NIBBLE_CUDA_KERNEL(ops::gpu::find_fold);
+    CHECK(kFind != nullptr);
+    fold_ = cx.allocate(fold_bytes(c));
+    auto* at = static_cast<uint8_t*>(fold_.data());
+    int64_t weights = 0, unfit = 0;
+    const auto fold_all = [&](std::initializer_list<Weight*> together) {
+      int64_t misfits = 0;
+      for (Weight* w : together) {
+        if (w->layout != Layout::kTiles16x64) return;  // bf16
+        misfits += kFind(cx, *w, at);
+        w->fold = std::exchange(at, at + w->experts * w->rows);
+        ++weights;
+      }
+      if (misfits == 0) return;
+      for (Weight* w : together) w->fold = nullptr, ++unfit;
+    };
+    for (Layer& layer : w.layers) {
+      fold_all({&layer.qkv});
+      fold_all({&layer.out});
+      fold_all({&layer.up, &layer.down});
+    }
+    fold_all({&w.unembed});
+    LOG_INFO(
+        "activations in E4M3: %lld of %lld MXFP4 weights have rows whose exponents are more "
+        "than %d apart and multiply bf16 activations",
+        static_cast<long long>(unfit), static_cast<long long>(weights), ops::kFoldSpan);
+  }
+
   static void tap(const Ctx& cx, std::initializer_list<std::pair<const char*, const Tensor*>> all) {
     if (!cx.tap) return;
     for (const auto& [name, tensor] : all) {
@@ -282,7 +327,8 @@ class GptOss : public Model {
   const ModelInfo info_;
   const ops::KernelPlan plan_;
   const LoadedWeights loaded_;
-  const Weights w;
+  Weights w;
+  Buffer fold_;  // Weight::fold of all
   StepLimits limits_;
   Arena arena_;
   Acts acts_;

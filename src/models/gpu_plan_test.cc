@@ -46,5 +46,30 @@ INSTANTIATE_TEST_SUITE_P(Machines, GpuPlan,
                                           testing::Values(Format::kBF16, Format::kMxfp4),
                                           testing::Bool()));
 
+std::string kernel_of(const ops::KernelPlan& plan, ops::Op op, int64_t tokens) {
+  for (const ops::PlanEntry& entry : plan.entries())
+    if (entry.op == op && entry.min_tokens <= tokens && tokens <= entry.max_tokens)
+      return entry.kernel;
+  return "";
+}
+
+// moe_up leaves E4M3 for moe_down: neither takes that kernel where the other is forced to another.
+TEST(GpuPlanFp8, ManyTokensTakeE4M3) {
+  ops::Ctx cx = on_gpu(cuda::h200(), false);
+  cx.kernels.activations = ops::ActFormat::kFp8;
+  const DenseFormats dense{.qkv = Format::kMxfp4, .out = Format::kMxfp4, .unembed = Format::kBF16};
+  const ops::KernelPlan plan = plan_kernels(cx, "openai/gpt-oss-120b", dense);
+  for (const ops::Op op :
+       {ops::Op::kNormQkv, ops::Op::kOutProj, ops::Op::kMoeUp, ops::Op::kMoeDown}) {
+    EXPECT_EQ(kernel_of(plan, op, 8192), "sm90_w4a8_gemm") << ops::op_name(op);
+    EXPECT_TRUE(kernel_of(plan, op, 1).starts_with("cuda_")) << ops::op_name(op);
+  }
+  EXPECT_EQ(kernel_of(plan, ops::Op::kNormUnembed, 8192), "sm90_bf16_gemm");
+  cx.kernels.force("moe_down=cuda_w4a16_decode");
+  const ops::KernelPlan forced = plan_kernels(cx, "openai/gpt-oss-120b", dense);
+  EXPECT_EQ(kernel_of(forced, ops::Op::kMoeUp, 8192), "sm90_w4a16_gemm");
+  EXPECT_EQ(kernel_of(forced, ops::Op::kMoeDown, 8192), "cuda_w4a16_decode");
+}
+
 }  // namespace
 }  // namespace nibble

@@ -11,7 +11,7 @@ constexpr const char* kOpNames[kNumOps] = {"embed",      "norm_qkv", "attention"
 const char* op_name(Op op) { return kOpNames[static_cast<int>(op)]; }
 
 const char* act_format_name(ActFormat format) {
-  constexpr const char* kNames[] = {"float", "bf16", "int8", "int8-row"};
+  constexpr const char* kNames[] = {"float", "bf16", "int8", "int8-row", "fp8"};
   return kNames[static_cast<int>(format)];
 }
 

@@ -31,15 +31,17 @@ inline constexpr int kNumOps = 8;
 const char* op_name(Op op);  // "embed", "norm_qkv", ...
 
 // What the inputs of matrix products are rounded to (--activations). It belongs to a layer, never
-// to a step: a kernel either serves it for every number of tokens or refuses it.
+// to a step: a kernel either serves it for every number of tokens or refuses it. But for kFp8, by
+// which GPUs gain only where math binds: steps of few tokens keep to bf16.
 enum class ActFormat : uint8_t {
-  kFloat,   // as they are
-  kBF16,    // h, q, att and u are stored as bf16
-  kInt8,    // blocks of 32, for weights in mxfp4; other weights take floats
-  kInt8Row  // the same with one scale per token
+  kFloat,    // as they are
+  kBF16,     // h, q, att and u are stored as bf16
+  kInt8,     // blocks of 32, for weights in mxfp4; other weights take floats
+  kInt8Row,  // the same with one scale per token
+  kFp8       // E4M3 with one scale per token, for weights in mxfp4 that many rows meet; else bf16
 };
 
-const char* act_format_name(ActFormat format);  // "float", "bf16", "int8", "int8-row"
+const char* act_format_name(ActFormat format);  // "float", "bf16", "int8", "int8-row", "fp8"
 
 // What a machine offers, and what its user allows.
 struct KernelOptions {

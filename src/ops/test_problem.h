@@ -16,6 +16,7 @@
 #include "formats/int8.h"
 #include "formats/mxfp4.h"
 #include "ops/ctx.h"
+#include "ops/linear/e4m3_rows.h"
 #include "ops/routing.h"
 #include "ops/weight.h"
 
@@ -202,10 +203,15 @@ std::vector<const Kernel<Desc, Fn>*> kernels_here(std::span<const Kernel<Desc, F
   return rows;
 }
 
-// What a product makes of its inputs [rows, K]: as they are, or to int8 and back, with one rounding
-// of float32.
+// What a product makes of its inputs [rows, K]: as they are, or to int8 or E4M3 and back, with one
+// rounding of float32.
 inline Floats as_input(const Floats& x, ActFormat activations) {
   Floats seen = x;
+  if (activations == ActFormat::kFp8) {
+    for (int64_t r = 0; r < x.shape[0]; ++r)
+      round_to_e4m3(seen.values.data() + r * x.shape[1], x.shape[1], /*scale=*/0);
+    return seen;
+  }
   if (activations != ActFormat::kInt8) return seen;
   CHECK(x.shape[1] % kInt8BlockElems == 0);
   for (size_t at = 0; at < seen.values.size(); at += kInt8BlockElems) {

@@ -19,6 +19,7 @@ struct Weight {
   const uint8_t* codes = nullptr;
   const uint8_t* scales = nullptr;  // [experts, N, K / 32] E8M0 in kRows; none: see the layout
   const uint16_t* bias = nullptr;   // [experts, N] bf16, or none
+  const uint8_t* fold = nullptr;    // [experts, N] see linear/fold.h; none: no kernel folds it
 
   // Of one row; in packed layouts a sixteenth of a group.
   int64_t row_code_bytes() const { return nibble::row_code_bytes(format, layout, cols); }
@@ -31,6 +32,7 @@ struct Weight {
     w.codes += e * rows * row_code_bytes();
     if (scales != nullptr) w.scales += e * rows * row_scale_bytes();
     if (bias != nullptr) w.bias += e * rows;
+    if (fold != nullptr) w.fold += e * rows;
     return w;
   }
   // `n` rows from `row0` on, of a weight without experts; in packed layouts whole groups.
@@ -41,6 +43,7 @@ struct Weight {
     w.codes += row0 * row_code_bytes();
     if (scales != nullptr) w.scales += row0 * row_scale_bytes();
     if (bias != nullptr) w.bias += row0;
+    if (fold != nullptr) w.fold += row0;
     return w;
   }
 };

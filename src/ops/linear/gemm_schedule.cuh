@@ -8,7 +8,7 @@ namespace nibble::ops::gpu::sm90 {
 inline constexpr int kMaxExperts = 512;
 
 // Rows [row0, row0 + the kernel's tile) of one expert and `valid` slots from slot0 on, multiplied
-// as if they were n, a multiple of 16.
+// as if they were n, a multiple of the schedule's step.
 struct GemmItem {
   int expert, row0, slot0, valid, n;
 };
@@ -21,6 +21,7 @@ struct GemmSchedule {
   int32_t* width;   // [E] token tile of each expert, in 16s; 0 without slots
   int32_t* order;   // [E] experts in order of their items
   int32_t* prefix;  // [E + 1] items before each of them
+  int step = 16;    // widths are multiples of it
   int cursor = 0;
 
   __device__ __forceinline__ int slots_before(int e) const {
@@ -35,7 +36,7 @@ struct GemmSchedule {
     for (int e = threadIdx.x; e < experts; e += blockDim.x) {
       const int count = slots_before(e + 1) - slots_before(e);
       const int tiles = max(1, token_tiles(count));
-      width[e] = ((count + tiles - 1) / tiles + 15) / 16;
+      width[e] = ((count + tiles - 1) / tiles + step - 1) / step * (step / 16);
     }
     __syncthreads();
     for (int e = threadIdx.x; e < experts; e += blockDim.x) {

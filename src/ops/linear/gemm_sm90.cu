@@ -1,17 +1,28 @@
-// Launches of the wgmma GEMM. One tile serves all: 256 rows x 128 slots; narrower ones with more
-// stages gained nothing where bytes bind.
+// Launches of the wgmma GEMM.
+#include "ops/linear/gemm_items.h"
 #include "ops/linear/gemm_sm90.cuh"
 
 namespace nibble::ops::gpu {
 namespace {
 
-template <GemmWeights kWeights, GemmOut kOut, int kStages>
-void launch(Ctx& cx, const sm90::GemmParams& params) {
-  using Shape = sm90::GemmShape<kWeights, kOut, 2, 2, 128, kStages>;
-  const auto blocks = static_cast<unsigned>(cx.kernels.gpu.num_sms);
+template <GemmWeights kWeights, GemmOut kOut, bool kWide>
+void launch(Ctx& cx, sm90::GemmParams params) {
+  using Shape = sm90::GemmShape<kWeights, kOut, kWide>;
+  const int blocks = cx.kernels.gpu.num_sms;
+  params.max_n = slots_of_item<Shape>(params, blocks);
   cuda::launch(cx.stream, sm90::gemm_kernel<Shape>,
-               {.grid = dim3(blocks), .block = dim3(Shape::kThreads), .smem_bytes = Shape::kBytes},
+               {.grid = dim3(static_cast<unsigned>(blocks)),
+                .block = dim3(Shape::kThreads),
+                .smem_bytes = Shape::kBytes},
                params);
+}
+
+template <GemmOut kOut>
+void launch_tiles(Ctx& cx, const sm90::GemmParams& params) {
+  if (has_wide_items(params))
+    launch<GemmWeights::kTiles, kOut, true>(cx, params);
+  else
+    launch<GemmWeights::kTiles, kOut, false>(cx, params);
 }
 
 }  // namespace
@@ -21,15 +32,15 @@ void gemm(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
   const sm90::GemmParams params = sm90::gemm_params(w, args);
   if (w.format == Format::kBF16) {
     CHECK(out == GemmOut::kF32);
-    return launch<GemmWeights::kRows, GemmOut::kF32, 4>(cx, params);
+    return launch<GemmWeights::kRows, GemmOut::kF32, false>(cx, params);
   }
   switch (out) {
     case GemmOut::kSwiglu:
-      return launch<GemmWeights::kTiles, GemmOut::kSwiglu, 8>(cx, params);
+      return launch_tiles<GemmOut::kSwiglu>(cx, params);
     case GemmOut::kBF16:
-      return launch<GemmWeights::kTiles, GemmOut::kBF16, 8>(cx, params);
+      return launch_tiles<GemmOut::kBF16>(cx, params);
     case GemmOut::kF32:
-      return launch<GemmWeights::kTiles, GemmOut::kF32, 8>(cx, params);
+      return launch<GemmWeights::kTiles, GemmOut::kF32, true>(cx, params);
   }
 }
 

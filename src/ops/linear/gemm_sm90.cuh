@@ -11,24 +11,24 @@
 // fragment that it feeds, and the token side may be narrow. A scale of 255 makes its row NaN;
 // scales above 128 (a factor of 2) do not fit bf16 this way and make infinities and NaNs.
 //
-// A work item is kRows rows of one expert and up to kMaxN slots. A block takes every gridDim-th
+// A work item is kRows rows of one expert and up to kMaxSlots slots. A block takes every gridDim-th
 // item; one warpgroup fills a ring of (x, W) stages of 64 k, two multiply. Sums are one chain over
 // K for every element: the same whatever else is in the step.
 //
 // Bytes: E N K 17 / 32 + slots (2 K + 2 N); floor on an H200 the larger of these at 4.55 TB/s and
 // 2 slots N K at 790 TFLOP/s. gpt-oss-120b on an H200, 2026-11-21, random routing:
-//   up (E 128, K 2880, N 5760)   512 tokens 561 us (45% of floor, bytes), 2048 706 us (49%, math),
-//                                8192 1,990 us (69%); balanced 1,764 us: 616 TFLOP/s, 78%
-//   down (N 2880)                295 us (43%), 370 us (46%), 1,027 us (67%)
+//   up (E 128, K 2880, N 5760)   512 tokens 561 us (45% of floor, bytes), 2,048 706 us (49%, math),
+//                                8,192 1,745 us (79%)
+//   down (N 2880)                295 us (43%), 370 us (46%)
 //   dense, 8192 tokens           qkv 584, out 579 TFLOP/s (74%); in bf16 627 and 632 (80%)
 // What binds at 16 rows an expert: the integer pipe and issue slots (60% busy with 3 warps a
-// scheduler: 617 instructions a stage, 270 of them dequantization). At 256 rows: tiles of 96 where
-// an expert met 257 slots, and warps that stand still while their wgmma queue.
+// scheduler: 617 instructions a stage, 270 of them dequantization). At 256 rows: warps that stand
+// still while their wgmma queue.
 //
 // Tried and lost: weights by the copy engine, as units or boxes (50 ns for each 544 bytes: 1.35
 // TB/s); a ring of its own for each lane; 3 or 4 multiplying warpgroups of 64 rows (the overhead of
-// a stage doubles); turns between the warpgroups by named barriers (2% slower); 160 slots an item
-// (spills).
+// a stage doubles); turns between the warpgroups by named barriers (2% slower); 256 rows by 160
+// slots an item (spills); at 8,192 tokens, 256 rows by 128 slots (2,070 us for up).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -100,21 +100,22 @@ __device__ __forceinline__ uint32_t pack(float lo, float hi) {
   return y;
 }
 
-template <GemmWeights kWeights_, GemmOut kOut_, int kGroups_, int kHalves_, int kMaxN_,
-          int kStages_>
+// A warp's sums: of two tiles of 16 rows by kMaxN slots; or, kWide, of one tile by twice as many
+// slots, where weights meet enough of them: each is dequantized for twice the products.
+template <GemmWeights kWeights_, GemmOut kOut_, bool kWide_>
 struct GemmShape {
   static constexpr GemmWeights kWeights = kWeights_;
   static constexpr GemmOut kOut = kOut_;
-  static constexpr int kGroups = kGroups_;  // warpgroups that multiply
-  static constexpr int kHalves = kHalves_;  // times 64 rows of each
-  static constexpr int kMaxN = kMaxN_;      // slots of a work item, at most
-  static constexpr int kStages = kStages_;
+  static constexpr bool kWide = kWide_;
+  static constexpr int kGroups = 2, kRowTiles = kWide ? 1 : 2, kSlotTiles = kWide ? 2 : 1;
+  static constexpr int kMaxN = kWide ? 144 : 128;  // slots of a tile
+  static constexpr int kMaxSlots = kMaxN * kSlotTiles, kStep = 16 * kSlotTiles;
+  static constexpr int kStages = kWide ? 5 : kWeights == GemmWeights::kTiles ? 8 : 4;
   static constexpr int kThreads = 128 * (1 + kGroups);
-  static constexpr int kRows = 64 * kHalves * kGroups;
+  static constexpr int kRows = 64 * kRowTiles * kGroups;
   // Of the 64 K of an SM: what the filling warpgroup gives away, the others get.
-  static constexpr int kFillRegisters = kGroups == 4 ? 40 : 88;
-  static constexpr int kMultiplyRegisters = kGroups == 4 ? 104 : 208;
-  static constexpr int kXBytes = kMaxN * 128;
+  static constexpr int kFillRegisters = 88, kMultiplyRegisters = 208;
+  static constexpr int kXBytes = kMaxSlots * 128;
   static constexpr int kWBytes =
       kWeights == GemmWeights::kTiles ? kRows / 16 * kUnitBytes : kRows * 128;
   static constexpr int kW = kStages * kXBytes;
@@ -172,12 +173,15 @@ struct GemmBlock {
   __device__ __forceinline__ void fill(const GemmItem& it, int t) {
     const int units = g.cols / 64, chunk = t % 8, lane_row = t / 8;
     const uint32_t to = lane_row * 128 + ((chunk ^ (lane_row % 8)) << 4);
-    uint32_t from[kN / 16];  // of x, in 16-byte chunks
+    // Where rows of x begin, in 16-byte chunks: a lane keeps every 32nd of its warp's.
+    constexpr int kSlots = kN * S::kSlotTiles;
+    uint32_t starts[(kSlots + 127) / 128];
 #pragma unroll
-    for (int i = 0; i < kN / 16; ++i) {
-      const int s = it.slot0 + min(lane_row + 16 * i, it.valid - 1);
+    for (int i = 0; i < (kSlots + 127) / 128; ++i) {
+      const int in_warp = t % 32 + 32 * i, in_tile = in_warp / 4 * 16 + t / 32 * 4 + in_warp % 4;
+      const int s = it.slot0 + min(in_tile, it.valid - 1);
       const int row = g.token != nullptr ? g.token[s] : s;
-      from[i] = static_cast<uint32_t>(row) * (g.cols / 8) + chunk;
+      starts[i] = static_cast<uint32_t>(row) * (g.cols / 8);
     }
     for (int u = 0; u < units; ++u) {
       barrier_wait(empty(slot), phase ^ 1);
@@ -185,9 +189,14 @@ struct GemmBlock {
         fetch_units(it, u, t);
       else if (t == 0)
         fetch_rows(it, u);
-      const uint4* x = reinterpret_cast<const uint4*>(g.x) + u * 8;
+      const uint4* x = reinterpret_cast<const uint4*>(g.x) + u * 8 + chunk;
 #pragma unroll
-      for (int i = 0; i < kN / 16; ++i) copy_16(x_at(slot) + to + i * 2048, x + from[i]);
+      for (int i0 = 0; i0 < kSlots / 16; i0 += 8) {
+#pragma unroll 4
+        for (int i = 0; i < (kSlots / 16 - i0 < 8 ? kSlots / 16 - i0 : 8); ++i)
+          copy_16(x_at(slot) + to + (i0 + i) * 2048,
+                  x + __shfl_sync(~0u, starts[i0 / 8], i * 4 + t % 32 / 8));
+      }
       barrier_arrive_after_copies(full(slot));
       next();
     }
@@ -221,49 +230,79 @@ struct GemmBlock {
   }
 
   // A multiplying warpgroup's part of an item. Two groups of products are in flight at a time;
-  // while one runs, the A registers of the next are made: of two halves, or of one half's two
-  // blocks.
+  // while one runs, the A registers of the next are made.
   template <int kN>
-  __device__ __forceinline__ void multiply_tiles(int wg, float (&d)[S::kHalves][kN / 2]) {
-    constexpr int kHalves = S::kHalves;
+  __device__ __forceinline__ void multiply_tiles(int wg, float (&d)[2][kN / 2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, units = g.cols / 64;
-    const char* mine = base + S::kW + (wg * 4 * kHalves + warp) * kUnitBytes;
-    uint32_t a0[2 * kHalves][4], a1[2 * kHalves][4];
+    const char* mine = base + S::kW + (wg * 8 + warp) * kUnitBytes;
+    uint32_t a0[4][4], a1[4][4];
     int previous = slot;
     for (int u = 0; u < units; ++u) {
       barrier_wait(full(slot), phase);
       fence_async_proxy();
       const char* w = mine + slot * S::kWBytes;
-      uint4 q[kHalves];
-      uint32_t s[kHalves];
+      uint4 q[2];
+      uint32_t s[2];
 #pragma unroll
-      for (int h = 0; h < kHalves; ++h, w += 4 * kUnitBytes) {
+      for (int h = 0; h < 2; ++h, w += 4 * kUnitBytes) {
         q[h] = *reinterpret_cast<const uint4*>(w + lane * 16);
         s[h] = *reinterpret_cast<const uint32_t*>(w + 512 + lane / 4 * 4);
       }
       const uint64_t b = swizzled_128(x_at(slot));
       wgmma_wait<1>();
       dequantize_block<0>(q[0].x, q[0].y, s[0], a0[0], a0[1]);
-      if constexpr (kHalves == 2) dequantize_block<16>(q[0].z, q[0].w, s[0], a0[2], a0[3]);
+      dequantize_block<16>(q[0].z, q[0].w, s[0], a0[2], a0[3]);
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < 2 * kHalves; ++k) wgmma_bf16<kN>(d[0], a0[k], b + 2 * k, u + k > 0);
+      for (int k = 0; k < 4; ++k) wgmma_bf16<kN>(d[0], a0[k], b + 2 * k, u + k > 0);
       wgmma_commit();
       wgmma_wait<1>();
       if (u > 0 && lane == 0) barrier_arrive(empty(previous));
-      if constexpr (kHalves == 2) {
-        dequantize_block<0>(q[1].x, q[1].y, s[1], a1[0], a1[1]);
-        dequantize_block<16>(q[1].z, q[1].w, s[1], a1[2], a1[3]);
-      } else {
-        dequantize_block<16>(q[0].z, q[0].w, s[0], a1[0], a1[1]);
-      }
+      dequantize_block<0>(q[1].x, q[1].y, s[1], a1[0], a1[1]);
+      dequantize_block<16>(q[1].z, q[1].w, s[1], a1[2], a1[3]);
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < 2 * kHalves; ++k)
-        if constexpr (kHalves == 2)
-          wgmma_bf16<kN>(d[1], a1[k], b + 2 * k, u + k > 0);
-        else
-          wgmma_bf16<kN>(d[0], a1[k], b + 4 + 2 * k, 1);
+      for (int k = 0; k < 4; ++k) wgmma_bf16<kN>(d[1], a1[k], b + 2 * k, u + k > 0);
+      wgmma_commit();
+      previous = slot;
+      next();
+    }
+    wgmma_wait<0>();
+    if (lane == 0) barrier_arrive(empty(previous));
+  }
+
+  // The same of one tile of rows by two tiles of slots: groups are the two blocks of a unit.
+  template <int kN>
+  __device__ __forceinline__ void multiply_wide(int wg, float (&d)[2][kN / 2]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, units = g.cols / 64;
+    const char* mine = base + S::kW + (wg * 4 + warp) * kUnitBytes;
+    uint32_t a0[2][4], a1[2][4];
+    int previous = slot;
+    for (int u = 0; u < units; ++u) {
+      barrier_wait(full(slot), phase);
+      fence_async_proxy();
+      const char* w = mine + slot * S::kWBytes;
+      const uint4 q = *reinterpret_cast<const uint4*>(w + lane * 16);
+      const uint32_t s = *reinterpret_cast<const uint32_t*>(w + 512 + lane / 4 * 4);
+      const uint64_t b = swizzled_128(x_at(slot));
+      wgmma_wait<1>();
+      dequantize_block<0>(q.x, q.y, s, a0[0], a0[1]);
+      wgmma_fence();
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        wgmma_bf16<kN>(d[j], a0[0], b + j * kN * 8, u > 0);
+        wgmma_bf16<kN>(d[j], a0[1], b + j * kN * 8 + 2, 1);
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (u > 0 && lane == 0) barrier_arrive(empty(previous));
+      dequantize_block<16>(q.z, q.w, s, a1[0], a1[1]);
+      wgmma_fence();
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        wgmma_bf16<kN>(d[j], a1[0], b + j * kN * 8 + 4, 1);
+        wgmma_bf16<kN>(d[j], a1[1], b + j * kN * 8 + 6, 1);
+      }
       wgmma_commit();
       previous = slot;
       next();
@@ -273,7 +312,7 @@ struct GemmBlock {
   }
 
   template <int kN>
-  __device__ __forceinline__ void multiply_rows(int wg, float (&d)[S::kHalves][kN / 2]) {
+  __device__ __forceinline__ void multiply_rows(int wg, float (&d)[S::kRowTiles][kN / 2]) {
     const int lane = threadIdx.x % 32, units = g.cols / 64;
     int previous = slot;
     for (int u = 0; u < units; ++u) {
@@ -282,8 +321,8 @@ struct GemmBlock {
       const uint64_t b = swizzled_128(x_at(slot));
       wgmma_fence();
 #pragma unroll
-      for (int h = 0; h < S::kHalves; ++h) {
-        const uint64_t a = swizzled_128(w_at(slot) + (wg * S::kHalves + h) * 64 * 128);
+      for (int h = 0; h < S::kRowTiles; ++h) {
+        const uint64_t a = swizzled_128(w_at(slot) + (wg * S::kRowTiles + h) * 64 * 128);
 #pragma unroll
         for (int k = 0; k < 4; ++k) wgmma_bf16<kN>(d[h], a + 2 * k, b + 2 * k, u + k > 0);
       }
@@ -299,21 +338,27 @@ struct GemmBlock {
 
   template <int kN>
   __device__ __forceinline__ void multiply(const GemmItem& it, int wg) {
-    float d[S::kHalves][kN / 2];
-    if constexpr (S::kWeights == GemmWeights::kTiles)
+    float d[2][kN / 2];
+    if constexpr (S::kWide)
+      multiply_wide<kN>(wg, d);
+    else if constexpr (S::kWeights == GemmWeights::kTiles)
       multiply_tiles<kN>(wg, d);
     else
       multiply_rows<kN>(wg, d);
-    const int row0 = it.row0 + wg * 64 * S::kHalves + threadIdx.x / 32 % 4 * 16;
+    const int row0 = it.row0 + wg * 64 * S::kRowTiles + threadIdx.x / 32 % 4 * 16;
 #pragma unroll
-    for (int h = 0; h < S::kHalves; ++h)
-      if (row0 + 64 * h < g.rows) store<kN>(it, row0 + 64 * h, d[h]);
+    for (int i = 0; i < 2; ++i) {
+      const int row = row0 + i % S::kRowTiles * 64;
+      if (row < g.rows) store<kN>(it, row, i / S::kRowTiles * kN, d[i]);
+    }
   }
 
-  // 16 rows from row0 on: a lane has rows g and g + 8, columns 8j + 2p and + 1. Even rows keep the
-  // first column, odd ones the second, each with its neighbour's row: pairs that lie side by side.
+  // 16 rows from row0 on, slots from slot0 on: a lane has rows g and g + 8, columns 8j + 2p and
+  // + 1. Even rows keep the first column, odd ones the second, each with its neighbour's row: pairs
+  // that lie side by side.
   template <int kN>
-  __device__ __forceinline__ void store(const GemmItem& it, int row0, const float (&d)[kN / 2]) {
+  __device__ __forceinline__ void store(const GemmItem& it, int row0, int slot0,
+                                        const float (&d)[kN / 2]) {
     const int lane = threadIdx.x % 32, row = lane / 4;
     const bool odd = row & 1;
     float b0 = 0, b1 = 0;
@@ -328,7 +373,7 @@ struct GemmBlock {
       const float v2 = d[4 * j + 2] + b1, v3 = d[4 * j + 3] + b1;
       const float r0 = __shfl_xor_sync(~0u, odd ? v0 : v1, 4);
       const float r1 = __shfl_xor_sync(~0u, odd ? v2 : v3, 4);
-      const int column = 8 * j + 2 * (lane % 4) + odd;
+      const int column = slot0 + 8 * j + 2 * (lane % 4) + odd;
       const float2 low = odd ? float2{r0, v1} : float2{v0, r0};
       const float2 high = odd ? float2{r1, v3} : float2{v2, r1};
       store_pairs(it, row0, row, column, low, high);
@@ -376,10 +421,10 @@ struct GemmBlock {
   // each width: in one loop with a switch the compiler serializes all wgmma.
   template <bool kFill, int kN = S::kMaxN>
   __device__ __forceinline__ void run(GemmSchedule& schedule, GemmItem& it, int& item, int wg) {
-    while (it.n == kN) {
+    while (it.n == kN * S::kSlotTiles) {
       if constexpr (kFill)
         fill<kN>(it, threadIdx.x);
-      else if (it.row0 + wg * 64 * S::kHalves >= g.rows)
+      else if (it.row0 + wg * 64 * S::kRowTiles >= g.rows)
         skip();
       else
         multiply<kN>(it, wg);
@@ -398,8 +443,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   GemmBlock<S> block{g, base};
   int32_t* lists = reinterpret_cast<int32_t*>(base + S::kLists);
   GemmSchedule schedule{g.offsets, g.experts,           (g.rows + S::kRows - 1) / S::kRows,
-                        S::kRows,  g.num_slots,         S::kMaxN,
+                        S::kRows,  g.num_slots,         g.max_n,
                         lists,     lists + kMaxExperts, lists + 2 * kMaxExperts};
+  schedule.step = S::kStep;
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::kStages; ++s) {
       barrier_init(block.full(s), S::kWeights == GemmWeights::kRows ? 129 : 128);

@@ -13,7 +13,7 @@ enum class GemmOut { kSwiglu, kBF16, kF32 };
 
 // Device addresses; shapes and meaning: gemm_sm90.cuh. What a weight states is taken from it.
 struct GemmArgs {
-  const uint16_t* x;
+  const void* x;
   const int32_t* token;
   const int32_t* offsets;
   void* y;
@@ -21,6 +21,11 @@ struct GemmArgs {
   float limit;  // of SwiGLU
   const uint16_t* bias;
   int32_t experts, rows, cols;
+  int32_t max_n;  // slots of a work item, at most
+  // E4M3 activations only.
+  const uint8_t* fold;
+  const float* x_scale;
+  float x_scale_all;
 };
 
 // y = x W^T + b, every slot with its expert's.

@@ -7,6 +7,7 @@
 #include "formats/int8.h"
 #include "formats/mxfp4.h"
 #include "formats/mxfp8.h"
+#include "ops/linear/e4m3_rows.h"
 
 namespace nibble::ops {
 namespace {
@@ -58,6 +59,10 @@ void FloatProduct::take(Ctx& cx, const ProductInputs& in) {
       float* to = ordered_ + b * kMxfp4BlockElems;
       for (int64_t i = 0; i < kHalf; ++i) to[i] = from[2 * i], to[kHalf + i] = from[2 * i + 1];
     }
+  });
+  if (cx.kernels.activations != ActFormat::kFp8) return;
+  cx.pool->parallel_for(in.sources, 1, [&](int64_t row, int64_t end, int) {
+    for (; row < end; ++row) round_to_e4m3(ordered_ + row * cols_, cols_, in.e4m3_scale);
   });
 }
 

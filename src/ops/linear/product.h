@@ -25,6 +25,7 @@ struct ProductInputs {
   int64_t groups = 0;
   const int32_t* offsets = nullptr;  // [groups + 1]
   const int32_t* row = nullptr;      // [inputs]; none: input i is row i
+  float e4m3_scale = 0;              // under --activations fp8; 0: each row has its own
 
   int64_t inputs() const { return offsets[groups]; }
   int64_t count(int64_t g) const { return offsets[g + 1] - offsets[g]; }
@@ -63,7 +64,7 @@ class FloatProduct {
   float* ordered_;   // [sources, K] in block order (see FloatKernels); MXFP4 only
   float* decoded_;   // [threads][kRows, K]
   int64_t cols_;
-  bool reorder_;
+  bool reorder_;  // MXFP4
   const int32_t* offsets_ = nullptr;
 };
 

@@ -43,6 +43,11 @@ const char* refuse_many(const MoeDownDesc& d, const KernelOptions& o) {
       {d.format, d.hidden, d.width, d.tokens * d.top_k, 16 * d.experts}, o);
 }
 
+const char* refuse_many_fp8(const MoeDownDesc& d, const KernelOptions& o) {
+  return refuse_experts_fp8(d.width,
+                            {d.format, d.hidden, d.width, d.tokens * d.top_k, 16 * d.experts}, o);
+}
+
 constexpr MoeDownKernel kKernels[] = {
     {"amx_int8row",
      [](const MoeDownDesc& d, const KernelOptions& o) {
@@ -56,6 +61,8 @@ constexpr MoeDownKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm_fp8),
+     Layout::kTiles16x64},
     {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
     {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_down_batch),
      Layout::kTiles16x64},

@@ -50,6 +50,7 @@ namespace gpu {
 MoeDownFn moe_down;
 MoeDownFn moe_down_batch;
 MoeDownFn moe_down_gemm;
+MoeDownFn moe_down_gemm_fp8;  // takes u in E4M3 where `down` folds
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const MoeDownDesc& desc);

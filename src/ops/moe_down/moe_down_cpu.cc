@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cpu/thread_pool.h"
+#include "ops/linear/e4m3_rows.h"
 #include "ops/linear/expert_tasks.h"
 #include "ops/moe_down/moe_down.h"
 
@@ -30,7 +31,8 @@ void run_with(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
   scratch.product.take(cx, {.x = u.as<float>(),
                             .sources = tokens * routing.top_k,
                             .groups = down.experts,
-                            .offsets = routing.offsets});
+                            .offsets = routing.offsets,
+                            .e4m3_scale = kExpertScale});
 
   for_expert_blocks<Product::kRows>(
       cx, routing, down, [&](int64_t e, int64_t row, int64_t rows, int worker) {

@@ -6,7 +6,7 @@
 
 #include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
-#include "ops/linear/gemm_sm90.h"
+#include "ops/linear/gemm_fp8_sm90.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/scratch.h"
 
@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(kThreads) combine(float* d, const uint16_t* y,
   const int64_t t = blockIdx.x;
   for (int column = 8 * threadIdx.x; column < hidden; column += 8 * kThreads) {
     float sum[8] = {};
+#pragma unroll 4  // loads of four rows in flight
     for (int k = 0; k < top_k; ++k) {
       const float weight = p[t * top_k + k];
       const uint4 row = cuda::load16(y + int64_t{slot[t * top_k + k]} * hidden + column);
@@ -39,6 +40,13 @@ __global__ void __launch_bounds__(kThreads) combine(float* d, const uint16_t* y,
   }
 }
 
+void add_choices(Ctx& cx, const Tensor& d, const uint16_t* rows, const Routing& routing) {
+  cuda::launch(cx.stream, combine,
+               {.grid = dim3(static_cast<unsigned>(routing.num_tokens)), .block = dim3(kThreads)},
+               d.as<float>(), rows, routing.p, routing.slot, routing.top_k,
+               static_cast<int>(d.dim(1)));
+}
+
 }  // namespace
 
 void moe_down_gemm(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
@@ -48,11 +56,24 @@ void moe_down_gemm(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& rou
   Scratch scratch(cx.scratch);
   auto* rows = scratch.take<uint16_t>(slots * down.rows);
   gemm(cx, down, GemmOut::kBF16,
-       {.x = u.as<uint16_t>(), .offsets = routing.offsets, .y = rows, .num_slots = slots});
-  cuda::launch(cx.stream, combine,
-               {.grid = dim3(static_cast<unsigned>(routing.num_tokens)), .block = dim3(kThreads)},
-               d.as<float>(), rows, routing.p, routing.slot, routing.top_k,
-               static_cast<int>(down.rows));
+       {.x = u.data, .offsets = routing.offsets, .y = rows, .num_slots = slots});
+  add_choices(cx, d, rows, routing);
+}
+
+void moe_down_gemm_fp8(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+                       const Weight& down) {
+  if (down.fold == nullptr) return moe_down_gemm(cx, d, u, routing, down);
+  if (routing.num_tokens == 0) return;
+  const int32_t slots = routing.num_tokens * routing.top_k;
+  Scratch scratch(cx.scratch);
+  auto* rows = scratch.take<uint16_t>(slots * down.rows);
+  gemm_fp8(cx, down, GemmOut::kBF16,
+           {.x = u.data,
+            .offsets = routing.offsets,
+            .y = rows,
+            .num_slots = slots,
+            .x_scale_all = kExpertScale});
+  add_choices(cx, d, rows, routing);
 }
 
 }  // namespace nibble::ops::gpu

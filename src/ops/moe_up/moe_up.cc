@@ -1,6 +1,8 @@
 #include "ops/moe_up/moe_up.h"
 
+#include "ops/linear/e4m3_rows.h"
 #include "ops/refuse.h"
+#include "ops/scratch.h"
 
 namespace nibble::ops {
 namespace {
@@ -41,6 +43,11 @@ const char* refuse_many(const MoeUpDesc& d, const KernelOptions& o) {
       {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 16 * d.experts}, o);
 }
 
+const char* refuse_many_fp8(const MoeUpDesc& d, const KernelOptions& o) {
+  return refuse_experts_fp8(
+      d.width, {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 16 * d.experts}, o);
+}
+
 constexpr MoeUpKernel kKernels[] = {
     {"amx_int8row",
      [](const MoeUpDesc& d, const KernelOptions& o) {
@@ -54,6 +61,8 @@ constexpr MoeUpKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm_fp8),
+     Layout::kTiles16x64},
     {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
     {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_up_batch), Layout::kTiles16x64},
     {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_up), Layout::kTiles16x64},
@@ -76,6 +85,13 @@ int64_t bytes(const MoeUpDesc& d, int64_t tokens, int64_t distinct) {
 
 int64_t flops(const MoeUpDesc& d, int64_t tokens) {
   return 4 * tokens * d.top_k * d.width * d.hidden;
+}
+
+// Its inputs in E4M3.
+int64_t gpu::scratch_bytes(const MoeUpDesc& d) {
+  Scratch scratch;
+  take_e4m3_rows(scratch, d.tokens, d.hidden);
+  return scratch.used_bytes();
 }
 
 }  // namespace nibble::ops

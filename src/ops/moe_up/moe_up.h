@@ -54,6 +54,10 @@ namespace gpu {
 MoeUpFn moe_up;
 MoeUpFn moe_up_batch;
 MoeUpFn moe_up_gemm;
+MoeUpFn moe_up_gemm_fp8;  // leaves u in E4M3 where `up` folds
+
+// Working memory for steps of up to desc.tokens tokens.
+int64_t scratch_bytes(const MoeUpDesc& desc);
 }  // namespace gpu
 namespace ref {
 MoeUpFn moe_up;

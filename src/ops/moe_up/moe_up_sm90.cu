@@ -1,5 +1,6 @@
-// moe_up for many rows an expert: the grouped wgmma GEMM with SwiGLU as its epilogue.
-#include "ops/linear/gemm_sm90.h"
+// moe_up for many rows an expert: the grouped wgmma GEMM with SwiGLU as its epilogue, of bf16 or of
+// E4M3 activations.
+#include "ops/linear/gemm_fp8_sm90.h"
 #include "ops/moe_up/moe_up.h"
 
 namespace nibble::ops::gpu {
@@ -13,6 +14,22 @@ void moe_up_gemm(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routi
         .y = u.data,
         .num_slots = routing.num_tokens * routing.top_k,
         .limit = limit});
+}
+
+void moe_up_gemm_fp8(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
+                     const Weight& up, float limit) {
+  if (up.fold == nullptr) return moe_up_gemm(cx, u, h, routing, up, limit);
+  if (routing.num_tokens == 0) return;
+  Scratch scratch(cx.scratch);
+  const E4m3Rows x = quantize_rows(cx, scratch, h.as<uint16_t>(), routing.num_tokens, up.cols);
+  gemm_fp8(cx, up, GemmOut::kSwiglu,
+           {.x = x.codes,
+            .token = routing.token,
+            .offsets = routing.offsets,
+            .y = u.data,
+            .num_slots = routing.num_tokens * routing.top_k,
+            .limit = limit,
+            .x_scale = x.scales});
 }
 
 }  // namespace nibble::ops::gpu

@@ -1,5 +1,6 @@
 #include "ops/norm_qkv/norm_qkv.h"
 
+#include "ops/linear/e4m3_rows.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 
@@ -44,7 +45,11 @@ const char* refuse_gemv(const NormQkvDesc& d, const KernelOptions& o) {
 
 template <Format kFormat>
 const char* refuse_many(const NormQkvDesc& d, const KernelOptions& o) {
-  return refuse_gemm<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, 128}, o);
+  return refuse_gemm<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, kDenseFewest}, o);
+}
+
+const char* refuse_many_fp8(const NormQkvDesc& d, const KernelOptions& o) {
+  return refuse_gemm_fp8({d.format, rows_of(d), d.hidden, d.tokens, kDenseFewest}, o);
 }
 
 constexpr NormQkvKernel kKernels[] = {
@@ -63,6 +68,8 @@ constexpr NormQkvKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm_fp8),
+     Layout::kTiles16x64},
     {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm),
      Layout::kTiles16x64},
     {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm)},
@@ -91,10 +98,11 @@ int64_t bytes(const NormQkvDesc& d, int64_t tokens) {
 
 int64_t flops(const NormQkvDesc& d, int64_t tokens) { return 2 * tokens * rows_of(d) * d.hidden; }
 
-// Products before rope, of the rows for many tokens.
+// Products before rope, of the rows for many tokens, and their inputs in E4M3.
 int64_t gpu::scratch_bytes(const NormQkvDesc& d) {
   Scratch scratch;
   scratch.take<float>(d.tokens * rows_of(d));
+  take_e4m3_rows(scratch, d.tokens, d.hidden);
   return scratch.used_bytes();
 }
 

@@ -1,6 +1,8 @@
 #include "ops/norm_unembed/norm_unembed.h"
 
+#include "ops/linear/e4m3_rows.h"
 #include "ops/refuse.h"
+#include "ops/scratch.h"
 
 namespace nibble::ops {
 namespace {
@@ -34,7 +36,11 @@ constexpr NormUnembedKernel int8_row(const char* name) {
 
 template <Format kFormat>
 const char* refuse_many(const NormUnembedDesc& d, const KernelOptions& o) {
-  return refuse_gemm<kFormat>({d.format, d.vocab, d.hidden, d.tokens, 128}, o);
+  return refuse_gemm<kFormat>({d.format, d.vocab, d.hidden, d.tokens, kDenseFewest}, o);
+}
+
+const char* refuse_many_fp8(const NormUnembedDesc& d, const KernelOptions& o) {
+  return refuse_gemm_fp8({d.format, d.vocab, d.hidden, d.tokens, kDenseFewest}, o);
 }
 
 constexpr NormUnembedKernel kKernels[] = {
@@ -53,6 +59,8 @@ constexpr NormUnembedKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm_fp8),
+     Layout::kTiles16x64},
     {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm),
      Layout::kTiles16x64},
     {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm)},
@@ -86,5 +94,12 @@ int64_t bytes(const NormUnembedDesc& d, int64_t rows) {
 }
 
 int64_t flops(const NormUnembedDesc& d, int64_t rows) { return 2 * rows * d.vocab * d.hidden; }
+
+// Its inputs in E4M3.
+int64_t gpu::scratch_bytes(const NormUnembedDesc& d) {
+  Scratch scratch;
+  take_e4m3_rows(scratch, d.tokens, d.hidden);
+  return scratch.used_bytes();
+}
 
 }  // namespace nibble::ops

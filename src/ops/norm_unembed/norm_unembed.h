@@ -53,6 +53,10 @@ namespace gpu {
 NormUnembedFn norm_unembed_tiles;
 NormUnembedFn norm_unembed_rows;
 NormUnembedFn norm_unembed_gemm;
+NormUnembedFn norm_unembed_gemm_fp8;
+
+// Working memory for steps of up to desc.tokens rows.
+int64_t scratch_bytes(const NormUnembedDesc& desc);
 }  // namespace gpu
 namespace ref {
 NormUnembedFn norm_unembed;

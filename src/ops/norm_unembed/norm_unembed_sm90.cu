@@ -1,13 +1,13 @@
 // norm_unembed for many rows: norm of the rows wanted, then the dense wgmma GEMM.
-#include "ops/linear/gemm_sm90.h"
+#include "ops/linear/gemm_fp8_sm90.h"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_unembed/norm_unembed.h"
 
 namespace nibble::ops::gpu {
+namespace {
 
-void norm_unembed_gemm(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
-                       const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
-  if (s.num_out == 0) return;
+void norm_rows(Ctx& cx, const Tensor& h, const Tensor& x, const Tensor& d, const Norm& norm,
+               const Weight& unembed, const Step& s) {
   add_norm(cx, {.y = nullptr,
                 .h = h.as<uint16_t>(),
                 .x = x.as<float>(),
@@ -16,7 +16,24 @@ void norm_unembed_gemm(Ctx& cx, const Tensor& logits, const Tensor& h, const Ten
                 .tokens = s.num_out,
                 .hidden = unembed.cols,
                 .rows = s.out_rows});
+}
+
+}  // namespace
+
+void norm_unembed_gemm(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
+                       const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
+  if (s.num_out == 0) return;
+  norm_rows(cx, h, x, d, norm, unembed, s);
   gemm(cx, unembed, h.as<uint16_t>(), s.num_out, logits.as<float>());
+}
+
+void norm_unembed_gemm_fp8(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
+                           const Tensor& d, const Norm& norm, const Weight& unembed,
+                           const Step& s) {
+  if (s.num_out == 0) return;
+  norm_rows(cx, h, x, d, norm, unembed, s);
+  Scratch scratch(cx.scratch);
+  gemm_fp8(cx, scratch, unembed, h.as<uint16_t>(), s.num_out, logits.as<float>());
 }
 
 }  // namespace nibble::ops::gpu

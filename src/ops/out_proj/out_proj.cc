@@ -1,6 +1,8 @@
 #include "ops/out_proj/out_proj.h"
 
+#include "ops/linear/e4m3_rows.h"
 #include "ops/refuse.h"
+#include "ops/scratch.h"
 
 namespace nibble::ops {
 namespace {
@@ -34,7 +36,11 @@ constexpr OutProjKernel int8_row(const char* name) {
 
 template <Format kFormat>
 const char* refuse_many(const OutProjDesc& d, const KernelOptions& o) {
-  return refuse_gemm<kFormat>({d.format, d.hidden, d.width, d.tokens, 128}, o);
+  return refuse_gemm<kFormat>({d.format, d.hidden, d.width, d.tokens, kDenseFewest}, o);
+}
+
+const char* refuse_many_fp8(const OutProjDesc& d, const KernelOptions& o) {
+  return refuse_gemm_fp8({d.format, d.hidden, d.width, d.tokens, kDenseFewest}, o);
 }
 
 constexpr OutProjKernel kKernels[] = {
@@ -53,6 +59,8 @@ constexpr OutProjKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_fp8),
+     Layout::kTiles16x64},
     {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm),
      Layout::kTiles16x64},
     {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm)},
@@ -84,5 +92,12 @@ int64_t bytes(const OutProjDesc& d, int64_t tokens) {
 }
 
 int64_t flops(const OutProjDesc& d, int64_t tokens) { return 2 * tokens * d.hidden * d.width; }
+
+// Its inputs in E4M3.
+int64_t gpu::scratch_bytes(const OutProjDesc& d) {
+  Scratch scratch;
+  take_e4m3_rows(scratch, d.tokens, d.width);
+  return scratch.used_bytes();
+}
 
 }  // namespace nibble::ops

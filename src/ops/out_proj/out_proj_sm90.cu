@@ -1,11 +1,17 @@
 // out_proj for many tokens: the dense wgmma GEMM.
-#include "ops/linear/gemm_sm90.h"
+#include "ops/linear/gemm_fp8_sm90.h"
 #include "ops/out_proj/out_proj.h"
 
 namespace nibble::ops::gpu {
 
 void out_proj_gemm(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out, const Step& s) {
   gemm(cx, out, att.as<uint16_t>(), s.num_tokens, d.as<float>());
+}
+
+void out_proj_gemm_fp8(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
+                       const Step& s) {
+  Scratch scratch(cx.scratch);
+  gemm_fp8(cx, scratch, out, att.as<uint16_t>(), s.num_tokens, d.as<float>());
 }
 
 }  // namespace nibble::ops::gpu

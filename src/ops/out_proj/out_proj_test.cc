@@ -27,6 +27,7 @@ void check(const Shape& shape, int64_t tokens, DType act, ActFormat format = Act
   const OutProjDesc desc{shape.hidden, shape.width, shape.format};
   const Step step{.num_tokens = static_cast<int32_t>(tokens)};
   TestCtx test(act, scratch_bytes(desc, tokens, 2));
+  test.cx.kernels.activations = format;
   for (const OutProjKernel* row : kernels_here(out_proj_kernels(), desc, format)) {
     if (w.view.layout != row->layout) w.pack(row->layout);
     row->run(test.cx, got.tensor(), att.tensor(), w.view, step);
@@ -55,7 +56,9 @@ TEST(OutProj, EveryKernelEqualsTheTwinAndItselfAlone) {
     for (int64_t tokens : {1, 2, 3, 4, 5, 7, 18}) {
       if (shape.hidden == 2880 && tokens != 1 && tokens != 5) continue;
       for (DType act : {DType::kF32, DType::kBF16}) check(shape, tokens, act);
-      if (shape.format == Format::kMxfp4) check(shape, tokens, DType::kF32, ActFormat::kInt8);
+      if (shape.format != Format::kMxfp4) continue;
+      for (ActFormat format : {ActFormat::kInt8, ActFormat::kFp8})
+        check(shape, tokens, DType::kF32, format);
     }
 }
 

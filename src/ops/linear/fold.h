@@ -1,0 +1,22 @@
+// Whether MXFP4 weights fold into E4M3: a weight m * 2^s (m of e2m1, s its block's exponent) is
+// m * 2^(s - least - 8) in E4M3, exactly, while s is at most 14 above the least exponent of its
+// row. The kernels are gemm_fp8_sm90.cuh's.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/ctx.h"
+#include "ops/weight.h"
+
+namespace nibble::ops {
+
+inline constexpr int kFoldSpan = 14;
+
+// Writes to least [experts, N] the least exponent (E8M0) of each row of `w`, which lies in
+// kTiles16x64 on the GPU. Returns how many rows do not fold: whose exponents span more than
+// kFoldSpan, or leave no room for the row's factor in float32. Waits for the GPU.
+using FindFoldFn = int64_t(const Ctx& cx, const Weight& w, uint8_t* least);
+namespace gpu {
+FindFoldFn find_fold;
+}  // namespace gpu
+}  // namespace nibble::ops

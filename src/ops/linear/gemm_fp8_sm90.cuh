@@ -1,0 +1,403 @@
+// Grouped GEMM by wgmma for many rows with E4M3 activations and MXFP4 weights (W4A8):
+// y[slot] = scale[row of slot] * (x8[row of slot] W_e^T) + b_e, e the slot's expert.
+//
+//   weights  in   [E][N / 16][K / 64] units of 544 bytes, see formats/layout.h
+//   fold     in   [E][N] u8: least E8M0 exponent of a row; no block's is more than 14 above it
+//   x        in   [*, K] E4M3 in fold order (below); x_scale [*] f32 or one constant
+//   token, offsets, bias, y: as in gemm_sm90.cuh; y may be E4M3 in fold order too
+//
+// A weight m * 2^(s - 127) becomes m * 2^(s - least - 8), which E4M3 holds exactly (2^-9 .. 384):
+// the eight magnitudes of a block come by PRMT from eight bytes, one of 15 lines of a table in
+// shared memory. The row's 2^(least - 119) goes to the epilogue. Fold order: within 32 k, byte 16 o
+// + 4 p + i is k = 8 i + 2 p + o, which is how the A fragment lies in a word of a unit.
+//
+// Work items, ring and warpgroups are gemm_sm90.cuh's, with stages of 128 k; of an odd number of
+// 64s the last stage is half zeros. Sums are one chain over K in wgmma's accumulator, which keeps
+// about 14 bits: measured over K = 2,880, they are off by 1.1e-3 rms of the result and without
+// bias, where rounding x to E4M3 costs 2.6e-2.
+//
+// Bytes: E N K 17 / 32 + slots (K + 2 N); floor on an H200 the larger of these at 4.55 TB/s and 2
+// slots N K at 1,450 TFLOP/s. gpt-oss-120b on an H200, 2026-11-21, random routing:
+//   up (E 128, K 2880, N 5760)   512 tokens 401 us (62% of floor, bytes), 2,048 535 us (46%),
+//                                8,192 1,217 us (62%, math): 894 TFLOP/s
+//   down (N 2880)                211 us (59%), 267 us (47%), 578 us (65%): 940 TFLOP/s
+//   dense, 8,192 tokens          qkv 713, out 767 TFLOP/s
+// What binds: a warp's own chain from shared memory to wgmma, 310 instructions a stage at 7 cycles
+// each with 3 warps a scheduler; the integer pipe is half busy.
+//
+// Tried and lost: promotion to float32 every 128 k (6 to 10% slower, and registers for 128 slots at
+// most, against an error that x's rounding hides); SwiGLU's output by bytes straight to memory, and
+// scales of x fetched where they are used (each a third of moe_up); loads for the next stage
+// between the products of this one (ptxas then runs wgmma one by one).
+#pragma once
+
+#include "ops/linear/e4m3_rows.h"
+#include "ops/linear/gemm_sm90.cuh"
+
+namespace nibble::ops::gpu::sm90 {
+
+// A warp's sums: of two tiles of 16 rows by kMaxN slots; or, kWide, of one tile by twice as many
+// slots, where weights meet enough of them: each is unfolded for twice the products.
+template <GemmOut kOut_, bool kWide_>
+struct Fp8Shape {
+  static constexpr GemmOut kOut = kOut_;
+  static constexpr bool kWide = kWide_;
+  static constexpr int kGroups = 2, kRowTiles = kWide ? 1 : 2, kSlotTiles = kWide ? 2 : 1;
+  static constexpr int kMaxN = kWide ? 144 : 128;  // slots of a tile
+  static constexpr int kMaxSlots = kMaxN * kSlotTiles, kStep = 16 * kSlotTiles;
+  static constexpr int kStages = kWide ? 4 : 6;
+  static constexpr int kThreads = 128 * (1 + kGroups);
+  static constexpr int kRows = 64 * kRowTiles * kGroups;
+  static constexpr int kFillRegisters = 72, kMultiplyRegisters = 216;
+  static constexpr int kStageK = 128;
+  static constexpr int kTileBytes = 2 * kUnitBytes;  // 16 rows of a stage
+  static constexpr int kXBytes = kMaxSlots * kStageK;
+  static constexpr int kWBytes = kRows / 16 * kTileBytes;
+  static constexpr int kW = kStages * kXBytes;
+  // SwiGLU's output of a warpgroup, before it leaves in rows of whole blocks.
+  static constexpr int kFeatures = 32 * kRowTiles;
+  static constexpr int kOutBytes = kOut == GemmOut::kSwiglu ? kMaxSlots * kFeatures : 0;
+  static constexpr int kOutput = kW + kStages * kWBytes;
+  static constexpr int kScales = kOutput + kGroups * kOutBytes;  // of x, of a warpgroup's item
+  static constexpr int kTable = kScales + kGroups * kMaxSlots * 4;
+  static constexpr int kBarriers = kTable + 16 * 8;
+  static constexpr int kLists = kBarriers + 2 * kStages * 8;
+  static constexpr int kBytes = kLists + (3 * kMaxExperts + 1) * 4 + 1024;
+};
+
+struct Fp8Params : GemmArgs {
+  const uint8_t* units;
+};
+
+// Bits of E4M3 of m * 2^(line - 8), with the sign set, m the e2m1 magnitude of index i.
+__device__ __forceinline__ uint32_t folded(int line, int i) {
+  if (i == 0) return 0x80;
+  const int twice = i < 4 ? i : (i == 4 ? 4 : i == 5 ? 6 : i == 6 ? 8 : 12);  // 2 m
+  const float v = __int_as_float((127 + line - 9) << 23) * static_cast<float>(twice);
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.f), "f"(v));
+  return 0x80 | (pair & 0xff);
+}
+
+__device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
+  uint32_t y;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(low), "r"(high), "r"(selector));
+  return y;
+}
+
+// Eight weights: `line` the magnitudes with the sign set, which positive ones lose again: PRMT
+// gives the sign of the byte it selects, 0, where bit 3 of a nibble is set.
+__device__ __forceinline__ void unfold(uint32_t w, uint2 line, uint32_t& low, uint32_t& high) {
+  constexpr uint32_t kOnes = 0x01010101;
+  const uint32_t m = w & 0x77777777u;
+  low = permute(line.x, line.y, m) - permute(kOnes, kOnes, w) * 128u;
+  high = permute(line.x, line.y, m >> 16) - permute(kOnes, kOnes, w >> 16) * 128u;
+}
+
+__device__ __forceinline__ uint32_t e4m3_pair(float lo, float hi) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(hi), "f"(lo));
+  return pair;
+}
+
+template <typename S>
+struct Fp8Block {
+  const Fp8Params& g;
+  char* base;
+  uint32_t smem = shared_address(base);
+  int slot = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ uint32_t x_at(int s) const { return smem + s * S::kXBytes; }
+  __device__ __forceinline__ uint32_t w_at(int s) const { return smem + S::kW + s * S::kWBytes; }
+  __device__ __forceinline__ uint32_t full(int s) const { return smem + S::kBarriers + s * 8; }
+  __device__ __forceinline__ uint32_t empty(int s) const {
+    return smem + S::kBarriers + (S::kStages + s) * 8;
+  }
+  __device__ __forceinline__ void next() {
+    if (++slot == S::kStages) slot = 0, phase ^= 1;
+  }
+  __device__ __forceinline__ int stages() const { return (g.cols + 127) / 128; }
+
+  template <int kN>
+  __device__ __forceinline__ void fill(const GemmItem& it, int t) {
+    const int chunk = t % 8, lane_row = t / 8, num_stages = stages();
+    const uint32_t to = lane_row * 128 + ((chunk ^ (lane_row % 8)) << 4);
+    // Where rows of x begin, in 16-byte chunks: a lane keeps every 32nd of its warp's.
+    constexpr int kSlots = kN * S::kSlotTiles;
+    uint32_t starts[(kSlots + 127) / 128];
+#pragma unroll
+    for (int i = 0; i < (kSlots + 127) / 128; ++i) {
+      const int in_warp = t % 32 + 32 * i, in_tile = in_warp / 4 * 16 + t / 32 * 4 + in_warp % 4;
+      const int s = it.slot0 + min(in_tile, it.valid - 1);
+      const int row = g.token != nullptr ? g.token[s] : s;
+      starts[i] = static_cast<uint32_t>(row) * (g.cols / 16);
+    }
+    const int units = g.cols / 64, last = (g.rows - it.row0) / 16 - 1;
+    const int64_t tile0 = static_cast<int64_t>(it.expert) * (g.rows / 16) + it.row0 / 16;
+    const uint8_t* w = g.units + tile0 * units * kUnitBytes;
+    const int at = t % 32 * 16;
+    uint32_t tiles[S::kRows / 64];  // where this warp's begin
+#pragma unroll
+    for (int i = 0; i < S::kRows / 64; ++i)
+      tiles[i] = min(t / 32 + 4 * i, last) * units * kUnitBytes + at;
+    const uint32_t rest = min(t / 4, last) * units * kUnitBytes + 1024 + t % 4 * 16;
+    const uint4* x = reinterpret_cast<const uint4*>(g.x);
+    for (int s = 0; s < num_stages; ++s, w += S::kTileBytes, x += 8) {
+      // Of the last 64 k of an odd number, the second half: zeros by any weights.
+      const bool is_half = s * 128 + 64 == g.cols;
+      const int second = is_half ? kUnitBytes : 0;
+      barrier_wait(empty(slot), phase ^ 1);
+      const uint32_t to_w = w_at(slot) + at;
+      const int back = t % 32 * 16 + 512 >= kUnitBytes ? second : 0;
+#pragma unroll
+      for (int i = 0; i < S::kRows / 64; ++i) {
+        const int tile = t / 32 + 4 * i;
+        copy_16(to_w + tile * S::kTileBytes, w + tiles[i]);
+        copy_16(to_w + tile * S::kTileBytes + 512, w + (tiles[i] + 512 - back));
+      }
+      if (t < S::kRows / 4)
+        copy_16(w_at(slot) + t / 4 * S::kTileBytes + 1024 + t % 4 * 16, w + (rest - second));
+      const int size = is_half && chunk >= 4 ? 0 : 16;
+#pragma unroll
+      for (int i0 = 0; i0 < kSlots / 16; i0 += 8) {
+#pragma unroll 4
+        for (int i = 0; i < (kSlots / 16 - i0 < 8 ? kSlots / 16 - i0 : 8); ++i) {
+          const uint32_t start = __shfl_sync(~0u, starts[i0 / 8], i * 4 + t % 32 / 8);
+          copy_16_or_zeros(x_at(slot) + to + (i0 + i) * 2048, x + (size != 0 ? start + chunk : 0),
+                           size);
+        }
+      }
+      barrier_arrive_after_copies(full(slot));
+      next();
+    }
+  }
+
+  // A warp's part of a unit: a lane's words, and the lines of the table they read.
+  struct Piece {
+    uint4 q;
+    uint2 line[4];
+  };
+  // `rows`: the place of line 0 for exponent 0 of rows g and g + 8.
+  __device__ __forceinline__ static void load(Piece& piece, const char* unit,
+                                              const uint32_t (&rows)[2]) {
+    const int lane = threadIdx.x % 32;
+    piece.q = *reinterpret_cast<const uint4*>(unit + lane * 16);
+    const uint32_t s = *reinterpret_cast<const uint32_t*>(unit + 512 + lane / 4 * 4);
+    piece.line[0] = line(rows[0] + permute(s, 0, 0x4440) * 8);
+    piece.line[1] = line(rows[1] + permute(s, 0, 0x4441) * 8);
+    piece.line[2] = line(rows[0] + permute(s, 0, 0x4442) * 8);
+    piece.line[3] = line(rows[1] + permute(s, 0, 0x4443) * 8);
+  }
+  __device__ __forceinline__ static uint2 line(uint32_t at) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
+    return v;
+  }
+  __device__ __forceinline__ static void unfold_piece(const Piece& piece, uint32_t (&a)[2][4]) {
+    unfold(piece.q.x, piece.line[0], a[0][0], a[0][2]);
+    unfold(piece.q.y, piece.line[1], a[0][1], a[0][3]);
+    unfold(piece.q.z, piece.line[2], a[1][0], a[1][2]);
+    unfold(piece.q.w, piece.line[3], a[1][1], a[1][3]);
+  }
+
+  template <int kN>
+  __device__ __forceinline__ void multiply(const GemmItem& it, int wg) {
+    constexpr int kRowTiles = S::kRowTiles, kPieces = 2 * kRowTiles;  // of a stage
+    const int lane = threadIdx.x % 32, num_stages = stages();
+    const int tile = (wg * 4 + threadIdx.x / 32 % 4) * kRowTiles;
+    const char* mine = base + S::kW + tile * S::kTileBytes;
+    uint32_t rows[kRowTiles][2];
+#pragma unroll
+    for (int i = 0; i < 2 * kRowTiles; ++i) {
+      const int row = min(it.row0 + tile * 16 + i * 8 + lane / 4, g.rows - 1);
+      const uint32_t least = g.fold[static_cast<int64_t>(it.expert) * g.rows + row];
+      rows[i / 2][i % 2] = smem + S::kTable - 8 * least;
+    }
+    take_scales<kN * S::kSlotTiles>(it, wg);
+    float acc[2][kN / 2];
+    uint32_t a[2][2][4];
+    Piece piece;
+    int previous = slot;
+    for (int s = 0; s < num_stages; ++s) {
+      barrier_wait(full(slot), phase);
+      fence_async_proxy();
+      const char* w = mine + slot * S::kWBytes;
+      const uint64_t b = swizzled_128(x_at(slot));
+      // Row tiles take turns, then the stage's two units. One group of products is in flight.
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const int unit = i / kRowTiles;
+        load(piece, w + i % kRowTiles * S::kTileBytes + unit * kUnitBytes, rows[i % kRowTiles]);
+        wgmma_wait<1>();
+        if (i == 1 && s > 0 && lane == 0) barrier_arrive(empty(previous));
+        unfold_piece(piece, a[i % 2]);
+        wgmma_fence();
+#pragma unroll
+        for (int j = 0; j < S::kSlotTiles; ++j) {
+          float(&to)[kN / 2] = acc[i % kRowTiles + j];
+          const uint64_t bj = b + j * kN * 8 + unit * 4;
+          wgmma_e4m3<kN>(to, a[i % 2][0], bj, s + unit > 0);
+          wgmma_e4m3<kN>(to, a[i % 2][1], bj + 2, 1);
+        }
+        wgmma_commit();
+      }
+      previous = slot;
+      next();
+    }
+    wgmma_wait<0>();
+    if (lane == 0) barrier_arrive(empty(previous));
+    warpgroup_barrier(1 + wg);  // the scales are there
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row0 = it.row0 + (tile + i % kRowTiles) * 16;
+      if (row0 < g.rows) store<kN>(it, wg, row0, i / kRowTiles * kN, rows[i % kRowTiles], acc[i]);
+    }
+    if constexpr (S::kOut == GemmOut::kSwiglu) store_output(it, wg);
+  }
+
+  // 16 rows from row0 on, slots of the item from slot0 on: see GemmBlock::store().
+  template <int kN>
+  __device__ __forceinline__ void store(const GemmItem& it, int wg, int row0, int slot0,
+                                        const uint32_t (&rows)[2], const float (&d)[kN / 2]) {
+    const int lane = threadIdx.x % 32, row = lane / 4;
+    const bool odd = row & 1;
+    // 2^(least - 119).
+    const float f0 = __uint_as_float(((smem + S::kTable - rows[0]) / 8 + 8) << 23);
+    const float f1 = __uint_as_float(((smem + S::kTable - rows[1]) / 8 + 8) << 23);
+    float b0 = 0, b1 = 0;
+    if (g.bias != nullptr) {
+      const int64_t at = static_cast<int64_t>(it.expert) * g.rows + row0 + row;
+      b0 = __uint_as_float(g.bias[at] << 16);
+      b1 = __uint_as_float(g.bias[at + 8] << 16);
+    }
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+      const int column = slot0 + 8 * j + 2 * (lane % 4);
+      float2 x;  // not all of them at once: registers
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                   : "=f"(x.x), "=f"(x.y)
+                   : "r"(shared_address(scales(wg) + column)));
+      const float v0 = fmaf(d[4 * j] * f0, x.x, b0), v1 = fmaf(d[4 * j + 1] * f0, x.y, b0);
+      const float v2 = fmaf(d[4 * j + 2] * f1, x.x, b1), v3 = fmaf(d[4 * j + 3] * f1, x.y, b1);
+      const float r0 = __shfl_xor_sync(~0u, odd ? v0 : v1, 4);
+      const float r1 = __shfl_xor_sync(~0u, odd ? v2 : v3, 4);
+      if (column + odd >= it.valid) continue;
+      store_pairs(it, column + odd, row0, row, odd ? float2{r0, v1} : float2{v0, r0},
+                  odd ? float2{r1, v3} : float2{v2, r1});
+    }
+  }
+
+  // The item's scales of x, for the end: fetched at the start, by a warpgroup.
+  __device__ __forceinline__ float* scales(int wg) const {
+    return reinterpret_cast<float*>(base + S::kScales) + wg * S::kMaxSlots;
+  }
+  template <int kSlots>
+  __device__ __forceinline__ void take_scales(const GemmItem& it, int wg) const {
+    warpgroup_barrier(1 + wg);  // nobody reads those of the item before
+    for (int i = threadIdx.x % 128; i < kSlots; i += 128) {
+      const int s = it.slot0 + min(i, it.valid - 1);
+      scales(wg)[i] =
+          g.x_scale == nullptr ? g.x_scale_all : g.x_scale[g.token != nullptr ? g.token[s] : s];
+    }
+  }
+
+  // Rows (row & ~1, + 1) and the same + 8 of 16, one slot.
+  __device__ __forceinline__ void store_pairs(const GemmItem& it, int column, int row0, int row,
+                                              float2 low, float2 high) {
+    if constexpr (S::kOut == GemmOut::kSwiglu) {
+      // The lane has features f and f + 4 of the warpgroup's, in fold order.
+      const int f = row0 / 2 % S::kFeatures + row / 2, wg = row0 / 2 / S::kFeatures % S::kGroups;
+      const uint32_t codes = e4m3_pair(swiglu(low.x, low.y, g.limit) * (1 / kExpertScale),
+                                       swiglu(high.x, high.y, g.limit) * (1 / kExpertScale));
+      char* y = base + S::kOutput + wg * S::kOutBytes + column * S::kFeatures + f / 32 * 32;
+      y += f % 2 * 16 + f % 8 / 2 * 4 + f % 32 / 8;
+      y[0] = static_cast<char>(codes);
+      y[8] = static_cast<char>(codes >> 8);
+    } else {
+      const int64_t first = (int64_t{it.slot0} + column) * g.rows + row0 + (row & ~1);
+      if constexpr (S::kOut == GemmOut::kBF16) {
+        uint16_t* y = static_cast<uint16_t*>(g.y) + first;
+        *reinterpret_cast<uint32_t*>(y) = pack(low.x, low.y);
+        *reinterpret_cast<uint32_t*>(y + 8) = pack(high.x, high.y);
+      } else {
+        float* y = static_cast<float*>(g.y) + first;
+        *reinterpret_cast<float2*>(y) = low;
+        *reinterpret_cast<float2*>(y + 8) = high;
+      }
+    }
+  }
+
+  // By a warpgroup: what its warps left in shared memory, a slot's features in 16-byte chunks.
+  __device__ __forceinline__ void store_output(const GemmItem& it, int wg) {
+    constexpr int kChunks = S::kFeatures / 16;
+    warpgroup_barrier(1 + wg);
+    const char* from = base + S::kOutput + wg * S::kOutBytes;
+    uint8_t* to = static_cast<uint8_t*>(g.y) + int64_t{it.slot0} * (g.rows / 2) +
+                  (it.row0 / 2 + wg * S::kFeatures);
+    for (int i = threadIdx.x % 128; i < it.valid * kChunks; i += 128)
+      *reinterpret_cast<uint4*>(to + int64_t{i / kChunks} * (g.rows / 2) + i % kChunks * 16) =
+          *reinterpret_cast<const uint4*>(from + i * 16);
+  }
+
+  __device__ void skip() {
+    for (int s = 0; s < stages(); ++s) {
+      barrier_wait(full(slot), phase);
+      if (threadIdx.x % 32 == 0) barrier_arrive(empty(slot));
+      next();
+    }
+  }
+
+  template <bool kFill, int kN = S::kMaxN>
+  __device__ __forceinline__ void run(GemmSchedule& schedule, GemmItem& it, int& item, int wg) {
+    while (it.n == kN * S::kSlotTiles) {
+      if constexpr (kFill)
+        fill<kN>(it, threadIdx.x);
+      else if (it.row0 + wg * 64 * S::kRowTiles >= g.rows)
+        skip();
+      else
+        multiply<kN>(it, wg);
+      item += gridDim.x;
+      if (!schedule.find(item, it)) it.n = 0;
+    }
+    if constexpr (kN > 16) run<kFill, kN - 16>(schedule, it, item, wg);
+  }
+};
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    fp8_gemm_kernel(const __grid_constant__ Fp8Params g) {
+  extern __shared__ char raw[];
+  char* base = raw + (1024 - shared_address(raw) % 1024) % 1024;
+  Fp8Block<S> block{g, base};
+  int32_t* lists = reinterpret_cast<int32_t*>(base + S::kLists);
+  GemmSchedule schedule{g.offsets, g.experts,           (g.rows + S::kRows - 1) / S::kRows,
+                        S::kRows,  g.num_slots,         g.max_n,
+                        lists,     lists + kMaxExperts, lists + 2 * kMaxExperts};
+  schedule.step = S::kStep;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < S::kStages; ++s) {
+      barrier_init(block.full(s), 128);
+      barrier_init(block.empty(s), 4 * S::kGroups);
+    }
+    fence_barrier_init();
+  }
+  if (threadIdx.x < 128)
+    reinterpret_cast<uint8_t*>(base + S::kTable)[threadIdx.x] =
+        static_cast<uint8_t>(folded(threadIdx.x / 8, threadIdx.x % 8));
+  cuda::griddep_wait();
+  cuda::griddep_launch_dependents();
+  schedule.make();
+  GemmItem it;
+  int item = blockIdx.x;
+  if (!schedule.find(item, it)) it.n = 0;
+  if (threadIdx.x < 128) {
+    fewer_registers<S::kFillRegisters>();
+    block.template run<true>(schedule, it, item, -1);
+  } else {
+    more_registers<S::kMultiplyRegisters>();
+    block.template run<false>(schedule, it, item, threadIdx.x / 128 - 1);
+  }
+}
+
+}  // namespace nibble::ops::gpu::sm90
