@@ -11,7 +11,7 @@ were, and the server ends in order.
 
   bench/soak.py [--minutes 2] [--clients 95] [--running 55] [--threads 0] [--json FILE]
 
-Of batch jobs, which have short prompts and long answers, with the cache at 99%:
+Of batch jobs, which have short prompts and long answers and fill the cache up to 99.7%:
   bench/soak.py --running 64 --memory 180M --prompt-words 60 --answer-tokens 6000
 """
 import argparse
