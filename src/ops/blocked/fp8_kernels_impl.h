@@ -1,5 +1,11 @@
 // Bodies of Fp8Kernels over a vector type S (cpu/simd_*.h); see float_kernels_impl.h for how it is
 // compiled.
+//
+// Bytes: 33 per 32 weights, once; for more inputs than one round a decoded block waits in L1.
+// Reached on one core of an EPYC beside other work, 2026-11-21, out_proj of gpt-oss-20b: one token
+// 0.65 ms (bf16 rows 0.97, MXFP4 by int8 0.26), 64 tokens 32 ms, as bf16 rows and 3.8 times MXFP4
+// by int8. What binds: float32 multiply-adds, 32 a block, row of vectors and input, for E4M3 does
+// not fit int8.
 #pragma once
 
 #include "cpu/simd.h"
