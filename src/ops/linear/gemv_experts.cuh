@@ -15,7 +15,8 @@
 //   rounds of two row tiles, a barrier each 2.21  2.30  2.27  1.90  1.80  1.31  (before)
 //   warps own row tiles, equal tiles        2.88  3.25  3.44  2.92  2.38  1.94
 //   equal costs, two groups held            3.31  3.59  3.80  3.80  3.07  2.13  (exact)
-//   and groups of more than 4 by f16                                3.36  2.87  (batch)
+//   and groups of more than 4 by f16                                3.30  2.84  (batch)
+//   all groups by f16 (lost)                2.28  2.60  3.11  3.11  3.03  2.80
 // One token takes 26 instructions a block of 16 x 32 weights (61 before), of 56 that an SM's share
 // of 4.5 TB/s leaves each scheduler.
 #pragma once
