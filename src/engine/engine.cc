@@ -66,11 +66,9 @@ const EngineOptions& checked(const EngineOptions& options) {
   return options;
 }
 
-// Whether nothing but the likeliest id and its log-probability is asked for.
-bool is_likeliest(const Request& request, const Sampler::Masks& masks) {
-  const SamplingParams& p = request.sampling;
-  return p.temperature == 0 && p.logprobs <= 0 && p.logit_bias.empty() && !has_penalties(p) &&
-         masks.allowed.empty() && masks.banned.empty();
+// Whether the GPU finds what is asked for: it does not know of masks of one row.
+bool is_found(const Request& request, const Sampler::Masks& masks) {
+  return is_found_on_gpu(request.sampling) && masks.allowed.empty() && masks.banned.empty();
 }
 
 uint64_t random_seed() {
@@ -129,7 +127,7 @@ class Engine::Impl {
   std::unique_ptr<PageMemory> page_memory();
   Buffer step_memory(const EngineOptions& options) const;
   std::span<float> logits_row(int64_t row);
-  Sampler::Sampled likeliest(int64_t row);
+  Sampler::Sampled found(int64_t row);
   Sampler::Masks masks_of(const Sequence& sequence);
   void launch_on_gpu();
   bool is_ahead(const std::vector<Chunk>& chunks) const;
@@ -316,7 +314,7 @@ void Engine::Impl::launch_on_gpu() {
   ahead_.clear();
   if (gpu_->has_graph(block.step()) && plan_ahead(chunks)) {
     StepBlock& next = blocks_[1 - turn_];
-    next.fill(ahead_chunks_, /*has_tokens=*/false);
+    next.fill(ahead_chunks_, /*is_ahead=*/true);
     gpu_->launch(next, /*is_fed=*/true);
   }
   gpu_->wait(block);
@@ -331,8 +329,8 @@ bool Engine::Impl::is_ahead(const std::vector<Chunk>& chunks) const {
          });
 }
 
-// ahead_: the next token of each of the chunks, if all that is asked of them is the likeliest id,
-// nobody waits, none ends by its length, and every position lies in a page already at hand.
+// ahead_: the next token of each of the chunks, if the GPU finds all that is asked of them, nobody
+// waits, none ends by its length, and every position lies in a page already at hand.
 bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
   if (scheduler_.num_waiting() > 0 || cx_.on_op) return false;
   ahead_chunks_.clear();
@@ -340,7 +338,7 @@ bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
     const Sequence& s = *chunk.sequence;
     const bool ends = s.num_output() + 1 >= s.request.max_tokens;
     const bool turns_page = (chunk.begin + 1) % kv_plan_.options.page_size == 0;
-    if (ends || turns_page || !s.is_scored() || !is_likeliest(s.request, masks_of(s))) {
+    if (ends || turns_page || !s.is_scored() || !is_found(s.request, masks_of(s))) {
       ahead_.clear();
       return false;
     }
@@ -416,12 +414,12 @@ Sampler::Masks Engine::Impl::masks_of(const Sequence& sequence) {
 }
 
 // What the GPU has found for every row.
-Sampler::Sampled Engine::Impl::likeliest(int64_t row) {
+Sampler::Sampled Engine::Impl::found(int64_t row) {
   output_.top.clear();
-  const ops::Greedy greedy = gpu_->greedy(blocks_[turn_], row);
-  if (greedy.id == ops::Greedy::kNotFinite) return {.error = kNotNumbers};
-  if (greedy.id == ops::Greedy::kNone) return {.error = kAllMasked};
-  return {.id = greedy.id, .logprob = greedy.logprob};
+  const ops::Greedy found = gpu_->found(blocks_[turn_], row);
+  if (found.id == ops::Greedy::kNotFinite) return {.error = kNotNumbers};
+  if (found.id == ops::Greedy::kNone) return {.error = kAllMasked};
+  return {.id = found.id, .logprob = found.logprob};
 }
 
 // Appends one id and reports it; false: the sequence has ended.
@@ -429,8 +427,8 @@ bool Engine::Impl::sample(Sequence& sequence, int64_t row) {
   const Request& request = sequence.request;
   if (request.max_tokens == 0) return report_end(sequence, FinishReason::kLength, "");
   const Sampler::Masks masks = masks_of(sequence);
-  const Sampler::Sampled sampled = gpu_ != nullptr && is_likeliest(request, masks)
-                                       ? likeliest(row)
+  const Sampler::Sampled sampled = gpu_ != nullptr && is_found(request, masks)
+                                       ? found(row)
                                        : sampler_.sample(logits_row(row), request.sampling,
                                                          sequence.sampling, masks, output_.top);
   if (sampled.error != nullptr) return report_end(sequence, FinishReason::kError, sampled.error);

@@ -61,28 +61,29 @@ void GpuSteps::launch(const StepBlock& block, bool is_fed) {
   cuda::copy_async(block_.data(), block.data(), block.used_bytes(), cx_.stream);
   Step step = block.step_at(block_.data());
   if (is_fed) step.tokens = static_cast<const int32_t*>(ids_.data());
+  const ops::Draw* const draws = block.draws_at(block_.data());
   if (has_graph(step)) {
-    auto& [graph, logits] = graphs_[{step.num_tokens, step.max_context, is_fed}];
-    if (!graph) graph = cuda::Graph(cx_.stream, [&] { logits = run(step); });
+    auto& [graph, logits] = graphs_[{step.num_tokens, step.max_context, is_fed, draws != nullptr}];
+    if (!graph) graph = cuda::Graph(cx_.stream, [&] { logits = run(step, draws); });
     graph.launch(cx_.stream);
     logits_ = logits;
   } else {
     CHECK(!is_fed);
-    logits_ = run(step);
+    logits_ = run(step, draws);
   }
   done_[block.turn()].record(cx_.stream);
 }
 
-Tensor GpuSteps::run(const Step& step) {
+Tensor GpuSteps::run(const Step& step, const ops::Draw* draws) {
   const Tensor logits = model_.forward(cx_, step, kv_);
   if (cx_.on_op) cx_.on_op("sample");
-  if (cx_.left_out != "sample")
-    ops::sample_greedy(cx_,
-                       {.rows = static_cast<ops::Greedy*>(greedy_.data()),
-                        .stride = max_out_,
-                        .turn = StepBlock::turn_at(block_.data()),
-                        .ids = static_cast<int32_t*>(ids_.data())},
-                       logits, static_cast<const uint32_t*>(never_.data()));
+  const ops::GreedyOut out{.rows = static_cast<ops::Greedy*>(greedy_.data()),
+                           .stride = max_out_,
+                           .turn = StepBlock::turn_at(block_.data()),
+                           .ids = static_cast<int32_t*>(ids_.data())};
+  const auto* const never = static_cast<const uint32_t*>(never_.data());
+  if (cx_.left_out != "sample") ops::sample_greedy(cx_, out, logits, never);
+  if (draws != nullptr) ops::sample_drawn(cx_, out, logits, never, draws);
   if (cx_.on_op) cx_.on_op("end");
   return logits;
 }
@@ -94,7 +95,7 @@ void GpuSteps::forget_graphs() {
 
 void GpuSteps::wait(const StepBlock& block) { done_[block.turn()].wait(); }
 
-ops::Greedy GpuSteps::greedy(const StepBlock& block, int64_t row) const {
+ops::Greedy GpuSteps::found(const StepBlock& block, int64_t row) const {
   CHECK(row < max_out_);
   return static_cast<const ops::Greedy*>(greedy_.data())[block.turn() * max_out_ + row];
 }

@@ -1,8 +1,8 @@
 // GpuSteps: runs the steps of a model on the GPU. What kernels read of a step goes there in one
 // copy; a step that takes one token of each of up to 64 sequences is one launch of a graph,
-// recorded when its like comes first. The likeliest id of every row of logits is found there too;
-// whole rows come to the host only when asked for. Two steps may be in flight: the second takes as
-// its tokens the ids that the first one finds.
+// recorded when its like comes first. The next id of every row of logits is found there too, the
+// likeliest or one drawn; whole rows come to the host only when asked for. Two steps may be in
+// flight: the second takes as its tokens the ids that the first one finds.
 #pragma once
 
 #include <array>
@@ -35,13 +35,14 @@ class GpuSteps {
   // Whether a step is one that graphs are recorded for.
   bool has_graph(const Step& step) const;
   // Starts the step that `block` describes, which stays as it is until waited for. is_fed: its
-  // tokens are the likeliest ids of the rows of the step launched before; needs has_graph().
+  // tokens are the ids found of the rows of the step launched before; needs has_graph().
   void launch(const StepBlock& block, bool is_fed = false);
   // For the step of `block`.
   void wait(const StepBlock& block);
 
-  // Of a row of that step, once waited for: the likeliest id that is not masked.
-  ops::Greedy greedy(const StepBlock& block, int64_t row) const;
+  // Of a row of that step, once waited for: the id drawn where the block says how, else the
+  // likeliest, of those that are not masked.
+  ops::Greedy found(const StepBlock& block, int64_t row) const;
   // Of a row of the step launched last, once waited for: all logits [V], valid until the next call.
   std::span<float> logits(int64_t row);
 
@@ -49,8 +50,8 @@ class GpuSteps {
   int num_graphs() const { return static_cast<int>(graphs_.size()); }
 
  private:
-  using Key = std::tuple<int32_t, int32_t, bool>;  // tokens, max_context, is_fed
-  Tensor run(const Step& step);
+  using Key = std::tuple<int32_t, int32_t, bool, bool>;  // tokens, max_context, is_fed, draws
+  Tensor run(const Step& step, const ops::Draw* draws);
 
   Model& model_;
   ops::Ctx& cx_;

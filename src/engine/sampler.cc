@@ -69,6 +69,10 @@ bool has_penalties(const SamplingParams& params) {
          params.frequency_penalty != 0.0f;
 }
 
+bool is_found_on_gpu(const SamplingParams& params) {
+  return params.logprobs <= 0 && params.logit_bias.empty() && !has_penalties(params);
+}
+
 Sampler::Sampler(int32_t vocab_size, std::vector<int32_t> masked_ids)
     : vocab_size_(vocab_size), masked_ids_(std::move(masked_ids)) {
   for (int32_t id : masked_ids_) CHECK(id >= 0 && id < vocab_size);

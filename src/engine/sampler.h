@@ -44,6 +44,9 @@ inline constexpr char kAllMasked[] = "every token is masked: nothing may come ne
 
 bool has_penalties(const SamplingParams& params);
 
+// Whether an id asked for so is found where the logits are (ops/sample), with its log-probability.
+bool is_found_on_gpu(const SamplingParams& params);
+
 class Sampler {
  public:
   struct Sampled {

@@ -4,6 +4,8 @@
 #include <bit>
 
 #include "base/check.h"
+#include "engine/philox.h"
+#include "engine/sampler.h"
 
 namespace nibble {
 namespace {
@@ -23,6 +25,19 @@ T* at(void* data, int64_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(data) + offset);
 }
 
+// For the next id of a sequence, or the one after it. None where the draw needs what only the host
+// knows: penalties, biases, other ids' log-probabilities.
+ops::Draw draw_of(const Sequence& sequence, bool is_ahead) {
+  const SamplingParams& p = sequence.request.sampling;
+  if (p.temperature == 0 || !is_found_on_gpu(p)) return {};
+  const auto index = static_cast<uint64_t>(sequence.sampling.index + (is_ahead ? 1 : 0));
+  return {.temperature = p.temperature,
+          .min_p = p.min_p,
+          .top_p = p.top_p,
+          .top_k = p.top_k,
+          .u = uniform(sequence.sampling.seed, index, 0)};
+}
+
 }  // namespace
 
 StepBlock::StepBlock(const StepLimits& limits, Buffer memory, int32_t turn)
@@ -35,10 +50,11 @@ int64_t StepBlock::bytes(const StepLimits& limits, int32_t max_num_seqs) {
   place<int32_t>(used, 1);
   place<int32_t>(used, limits.max_tokens), place<int32_t>(used, limits.max_tokens);
   place<Span>(used, max_num_seqs), place<int32_t>(used, limits.max_out);
+  place<ops::Draw>(used, limits.max_out);
   return used;
 }
 
-void StepBlock::fill(std::span<const Chunk> chunks, bool has_tokens) {
+void StepBlock::fill(std::span<const Chunk> chunks, bool is_ahead) {
   Step& c = counts_;
   c = {.num_spans = static_cast<int32_t>(chunks.size())};
   int32_t longest = kLeastContextBound;
@@ -54,25 +70,39 @@ void StepBlock::fill(std::span<const Chunk> chunks, bool has_tokens) {
   at_ = {.tokens = place<int32_t>(used_, c.num_tokens),
          .positions = place<int32_t>(used_, c.num_tokens),
          .spans = place<Span>(used_, c.num_spans),
-         .out_rows = place<int32_t>(used_, c.num_out)};
+         .out_rows = place<int32_t>(used_, c.num_out),
+         .draws = place<ops::Draw>(used_, c.num_out)};
   CHECK(used_ <= memory_.size_bytes());
 
   auto* const tokens = at<int32_t>(memory_.data(), at_.tokens);
   auto* const positions = at<int32_t>(memory_.data(), at_.positions);
   auto* span = at<Span>(memory_.data(), at_.spans);
   auto* out_row = at<int32_t>(memory_.data(), at_.out_rows);
-  int32_t start = 0;
+  auto* const draws = at<ops::Draw>(memory_.data(), at_.draws);
+  std::fill_n(draws, c.num_out, ops::Draw{});
+  has_draws_ = false;
+  int32_t start = 0, num_out = 0;
   for (const Chunk& chunk : chunks) {
     const int32_t end = start + chunk.length;
     *span++ = {.q_start = start,
                .q_len = chunk.length,
                .context = chunk.begin,
                .slot = chunk.sequence->slot};
-    if (has_tokens) std::copy_n(&chunk.sequence->tokens[chunk.begin], chunk.length, tokens + start);
+    if (!is_ahead) std::copy_n(&chunk.sequence->tokens[chunk.begin], chunk.length, tokens + start);
     for (int32_t i = 0; i < chunk.length; ++i) positions[start + i] = chunk.begin + i;
     for (int32_t row = end - chunk.num_out; row < end; ++row) *out_row++ = row;
+    num_out += chunk.num_out;
+    if (chunk.num_out > 0) {  // the last row of a sequence is the one that an id may follow
+      draws[num_out - 1] = draw_of(*chunk.sequence, is_ahead);
+      has_draws_ = has_draws_ || draws[num_out - 1].temperature > 0;
+    }
     start = end;
   }
+}
+
+const ops::Draw* StepBlock::draws_at(const void* data) const {
+  return has_draws_ ? reinterpret_cast<const ops::Draw*>(static_cast<const char*>(data) + at_.draws)
+                    : nullptr;
 }
 
 Step StepBlock::step_at(void* data) const {

@@ -8,6 +8,7 @@
 
 #include "engine/sequence.h"
 #include "models/model.h"
+#include "ops/sample/draw.h"
 #include "tensor/buffer.h"
 
 namespace nibble {
@@ -18,9 +19,9 @@ class StepBlock {
   StepBlock(const StepLimits& limits, Buffer memory, int32_t turn);
   static int64_t bytes(const StepLimits& limits, int32_t max_num_seqs);
 
-  // Writes tokens, positions, spans and rows of the chunks, in their order; no tokens where they
-  // are not known yet.
-  void fill(std::span<const Chunk> chunks, bool has_tokens = true);
+  // Writes tokens, positions, spans and rows of the chunks, in their order, and what is drawn of
+  // the rows. is_ahead: of the step after the one at hand, whose ids are not known yet: no tokens.
+  void fill(std::span<const Chunk> chunks, bool is_ahead = false);
   Step step() const { return step_at(memory_.data()); }
 
   const void* data() const { return memory_.data(); }
@@ -29,15 +30,18 @@ class StepBlock {
   // The step whose arrays lie in a copy of the block at `data`.
   Step step_at(void* data) const;
   static const int32_t* turn_at(const void* data) { return static_cast<const int32_t*>(data); }
+  // Of each row of logits, in a copy of the block at `data`; none where no row draws.
+  const ops::Draw* draws_at(const void* data) const;
 
  private:
   struct Offsets {
-    int64_t tokens, positions, spans, out_rows;
+    int64_t tokens, positions, spans, out_rows, draws;
   };
 
   StepLimits limits_;
   Buffer memory_;
   Step counts_;  // without arrays
+  bool has_draws_ = false;
   Offsets at_ = {};
   int64_t used_ = 0;
 };
