@@ -147,10 +147,10 @@ template <int kMine>
 __global__ void __launch_bounds__(kThreads) route_few(const __grid_constant__ Params a) {
   __shared__ Shared shared;
   const Routing& r = a.routing;
+  cuda::griddep_launch_dependents();
   Columns<kMine> columns;
   columns.load(a, blockIdx.x * kExperts);
   cuda::griddep_wait();
-  cuda::griddep_launch_dependents();
   const int first = blockIdx.y * kTokens, end = min(first + kTokens, r.num_tokens);
   if (r.num_tokens == 1) {
     route_tokens<kMine, 1>(a, shared, columns, 0, 1);

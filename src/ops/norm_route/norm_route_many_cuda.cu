@@ -8,12 +8,16 @@
 // TB/s, nearly all of it the norm's. Idea: a block takes a tile of experts and tokens; its 8 warps
 // share H, each with fragments straight from global memory (the order of H inside a product is
 // free, so 16-byte loads are fragments), and their sums are added in the warps' order through
-// shared memory. The last block of a tile of tokens chooses for them.
+// shared memory. Of small tiles the router's fragments are copied to shared memory before the wait,
+// by the lanes that will read them. The last block of a tile of tokens chooses for them.
 // Reached on one H200, chained in graphs, 2026-11-21: T = 16..64 16 us, 256 20, 2,048 61, 8,192
 // 209.
+#include "cuda/async_copy.cuh"
 #include "cuda/bf16.cuh"
+#include "cuda/bulk_copy.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma_bf16.cuh"
+#include "cuda/mma_digits.cuh"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_route/norm_route.h"
 #include "ops/norm_route/route.cuh"
@@ -26,7 +30,9 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
 constexpr int kUnit = 32;                 // columns that 16-byte loads of a quad cover
-constexpr int kFewTokens = 1024;          // small tiles up to here
+constexpr int kTinyTokens = 64;           // tiles of 8 tokens up to here: a warp chooses for one
+constexpr int kFewTokens = 1024;          // of 16 up to here, then 32
+constexpr int kEarly = 12;                // units of a warp fetched before the wait
 constexpr int kMaxChoicesInBlock = 1024;  // the last block sorts these; more take a launch
 constexpr int kSortThreads = kSortedChoices;
 constexpr int kSortWarps = kSortThreads / 32;
@@ -55,32 +61,69 @@ union Shared {
   int32_t counts[kMaxRouted];
 };
 
-// This warp's part of the tile's logits: columns of its units.
+// Where a warp's early units lie behind the rest of the shared memory; of kWarps: its end.
 template <int kM, int kN>
-__device__ __forceinline__ void multiply(float (&sum)[kM][kN][4], const Params& a, int expert,
-                                         int token) {
-  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, p = threadIdx.x % 4;
-  const int units = a.hidden / kUnit, end = units * (warp + 1) / kWarps;
-  const int experts = a.routing.num_experts, tokens = a.routing.num_tokens;
-  const uint16_t *w[kM][2], *h[kN];
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      w[m][i] =
-          a.router + int64_t{min(expert + 16 * m + 8 * i + g, experts - 1)} * a.hidden + 8 * p;
-#pragma unroll
-  for (int n = 0; n < kN; ++n)
-    h[n] = a.h + int64_t{min(token + 8 * n + g, tokens - 1)} * a.hidden + 8 * p;
-#pragma unroll(kM* kN > 4 ? 1 : 4)
-  for (int unit = units * warp / kWarps; unit < end; ++unit) {
-    uint4 wu[kM][2], hu[kN];
+__host__ __device__ constexpr uint32_t early_bytes(int warp) {
+  return static_cast<uint32_t>((sizeof(Shared<kM, kN>) + 127) / 128 * 128) +
+         (kM == 1 ? warp * kEarly * 1024 : 0);
+}
+
+// The columns that a warp multiplies, and where its lanes' pieces of the router lie.
+template <int kM>
+struct Columns {
+  int begin, end;  // units
+  const uint16_t* router[kM][2];
+
+  __device__ __forceinline__ Columns(const Params& a, int expert) {
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, p = threadIdx.x % 4;
+    const int units = a.hidden / kUnit;
+    begin = units * warp / kWarps, end = units * (warp + 1) / kWarps;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) wu[m][i] = cuda::load16(w[m][i] + unit * kUnit);
+      for (int i = 0; i < 2; ++i) {
+        const int64_t row = min(expert + 16 * m + 8 * i + g, a.routing.num_experts - 1);
+        router[m][i] = a.router + row * a.hidden + 8 * p;
+      }
+  }
+};
+
+// kM = 1: a warp's first units of the router, every lane its own pieces, at `slots`.
+__device__ __forceinline__ void fetch_early(const Columns<1>& columns, uint32_t slots) {
+  for (int i = 0; i < min(kEarly, columns.end - columns.begin); ++i)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      cuda::async_copy_16(slots + i * 1024 + half * 512,
+                          columns.router[0][half] + (columns.begin + i) * kUnit);
+  cuda::async_copy_commit();
+}
+
+// This warp's part of the tile's logits: columns of its units.
+template <int kM, int kN>
+__device__ __forceinline__ void multiply(float (&sum)[kM][kN][4], const Params& a,
+                                         const Columns<kM>& columns, int token, uint32_t slots) {
+  const int g = threadIdx.x % 32 / 4, p = threadIdx.x % 4;
+  const uint16_t* h[kN];
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+    h[n] = a.h + int64_t{min(token + 8 * n + g, a.routing.num_tokens - 1)} * a.hidden + 8 * p;
+#pragma unroll(kM* kN > 4 ? 1 : 6)
+  for (int unit = columns.begin; unit < columns.end; ++unit) {
+    uint4 wu[kM][2], hu[kN];
 #pragma unroll
     for (int n = 0; n < kN; ++n) hu[n] = cuda::load16(h[n] + unit * kUnit);
+    const int i = unit - columns.begin;
+    if (kM == 1 && i < kEarly) {
+      if (i == 0) cuda::async_copy_wait<0>();
+      wu[0][0] = cuda::load_shared_16(slots + i * 1024);
+      wu[0][1] = cuda::load_shared_16(slots + i * 1024 + 512);
+    } else {
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          wu[m][half] = cuda::load16(columns.router[m][half] + unit * kUnit);
+    }
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -119,16 +162,20 @@ __device__ __forceinline__ void store_logits(const float (&sum)[kM][kN][4], Tile
 // Grid (tiles of experts, tiles of tokens).
 template <int kM, int kN>
 __global__ void __launch_bounds__(kThreads) route_many(const __grid_constant__ Params a) {
-  extern __shared__ __align__(16) uint8_t memory[];
+  extern __shared__ __align__(128) uint8_t memory[];
   __shared__ bool flag;
   auto& shared = *reinterpret_cast<Shared<kM, kN>*>(memory);
+  cuda::griddep_launch_dependents();
   using Tile = Tile<kM, kN>;
   const Routing& r = a.routing;
   const int token = blockIdx.y * Tile::kTokens, end = min(token + Tile::kTokens, r.num_tokens);
+  const Columns<kM> columns(a, blockIdx.x * Tile::kExperts);
+  const uint32_t slots =
+      cuda::shared_address(memory) + early_bytes<kM, kN>(threadIdx.x / 32) + threadIdx.x % 32 * 16;
+  if constexpr (kM == 1) fetch_early(columns, slots);
   cuda::griddep_wait();
-  cuda::griddep_launch_dependents();
   float sum[kM][kN][4] = {};
-  multiply(sum, a, blockIdx.x * Tile::kExperts, token);
+  multiply(sum, a, columns, token, slots);
   store_logits(sum, shared.tile, a, blockIdx.x * Tile::kExperts, token);
   if (!is_last_block(flag, a.counters + 1 + blockIdx.y, gridDim.x)) return;
   if (a.tile_counts != nullptr)
@@ -197,7 +244,8 @@ void launch_route(Ctx& cx, Params a) {
   const bool sorts_apart = choices > kMaxChoicesInBlock && kSortedChoices % tile_choices == 0;
   if (!sorts_apart) a.tile_counts = nullptr;
   cuda::launch(cx.stream, route_many<kM, kN>,
-               {.grid = grid, .block = dim3(kThreads), .smem_bytes = sizeof(Shared<kM, kN>)}, a);
+               {.grid = grid, .block = dim3(kThreads), .smem_bytes = early_bytes<kM, kN>(kWarps)},
+               a);
   if (sorts_apart) sort_choices(cx, r, a.tile_counts, tile_choices);
 }
 
@@ -231,7 +279,12 @@ void norm_route_many(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing
                  .counters = cx.counters,
                  .routing = routing,
                  .hidden = static_cast<int32_t>(router.cols)};
-  routing.num_tokens <= kFewTokens ? launch_route<1, 2>(cx, a) : launch_route<4, 4>(cx, a);
+  if (routing.num_tokens <= kTinyTokens)
+    launch_route<1, 1>(cx, a);
+  else if (routing.num_tokens <= kFewTokens)
+    launch_route<1, 2>(cx, a);
+  else
+    launch_route<4, 4>(cx, a);
 }
 
 }  // namespace nibble::ops::gpu
