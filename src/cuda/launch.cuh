@@ -60,7 +60,9 @@ void launch(cudaStream_t stream, void (*kernel)(Params...), const LaunchShape& s
 #ifdef __CUDACC__
 // Waits until the kernels before have finished and their writes can be seen.
 __device__ inline void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-// Lets the next kernel start; what it may read of this one it sees only after its own wait.
+// Lets the next kernel start once all blocks of this one have: the earlier, the more of its weights
+// are there when its turn comes. What this kernel or those before it write, the next one sees only
+// after its own wait; if this one calls it after its own wait, only what this one writes.
 __device__ inline void griddep_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

@@ -309,6 +309,7 @@ template <bool kFp8>
 __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
     attend_items(const __grid_constant__ Params a) {
   __shared__ Shared shared;
+  cuda::griddep_launch_dependents();
   shared.rows.read(a);
   Item item;
   int32_t i = blockIdx.x;
@@ -320,7 +321,6 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
   const bool is_early = (item.first + 1) * kTile <= item.context;
   if (item.first < item.end && is_early) load_keys(tile, a.k, at), load_values(tile, a.v, at);
   cuda::griddep_wait();
-  cuda::griddep_launch_dependents();
   load_query<kFp8>(q, query_of(a, item));
   if (item.first < item.end && !is_early) load_keys(tile, a.k, at), load_values(tile, a.v, at);
   Counted counted{};

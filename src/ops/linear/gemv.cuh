@@ -143,13 +143,16 @@ template <int kTokens, Items kItems, class Op>
 void launch_rows(Ctx& cx, const Weight& weight, const Op& op) {
   with_chunk_units<2>(weight.cols, [&]<int kUnits>() {
     TileMatrix m = tile_matrix(weight, kUnits);
+    m.row_tiles = static_cast<int>(weight.rows) / RowTile<kItems, kTokens>::kRows;
     const unsigned grid = grid_of(cx, m.row_tiles);
     const int share = static_cast<int>((m.row_tiles + grid - 1) / grid);
-    m.round_tiles = std::min(share, round_tiles(m, kTokens, 16 * 1024, 1));
+    m.round_tiles = std::min(
+        share, round_tiles(m, kTokens, 16 * 1024, 1) * 16 / RowTile<kItems, kTokens>::kRows);
     const RowMatrix rows{reinterpret_cast<const uint16_t*>(weight.codes),
                          static_cast<int>(weight.cols)};
-    const size_t smem_bytes = kRowSlotBytes<kUnits> + kTokens * (weight.cols + 32) * 2 +
-                              2 * int64_t{m.round_tiles} * m.chunks * 16 * kTokens * 4;
+    const size_t smem_bytes =
+        kRowSlotBytes<kUnits, kTokens> + kTokens * (weight.cols + 32) * 2 +
+        2 * int64_t{m.round_tiles} * m.chunks * RowTile<kItems, kTokens>::kRows * kTokens * 4;
     cuda::launch(cx.stream, gemv_rows<kUnits, kTokens, kItems, Op>,
                  {.grid = dim3(grid, (op.tokens + kTokens - 1) / kTokens),
                   .block = dim3(kGemvThreads),

@@ -18,6 +18,7 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
              const __grid_constant__ Op op) {
   constexpr int kChunkBytes = kUnits * cuda::kUnitBytes;
   extern __shared__ __align__(128) uint8_t shared[];
+  cuda::griddep_launch_dependents();
   __shared__ __align__(8) uint64_t barriers[kGemvWarps * kFewStages], table_words[kGemvWarps];
   __shared__ int64_t places[kFewTokens];
   const uint32_t base = cuda::shared_address(shared);
@@ -43,7 +44,6 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
     if (threadIdx.x < rows) places[threadIdx.x] = op.place_of(row0 + threadIdx.x);
   }
   cuda::griddep_wait();
-  cuda::griddep_launch_dependents();
 
   const int blocks = m.chunks * kUnits * 2;
   for (int i = threadIdx.x; i < rows * blocks * 4; i += kGemvThreads) {

@@ -6,6 +6,9 @@
 // and 11.8 us (2.6 and 1.5 TB/s); 157 of some 220 instructions a chunk of 3 units are the
 // product's. Lost: bringing the rest of moe_down's share into L2 while moe_up runs (+0.4 us), of
 // moe_up's own share after the choice (+3 us).
+// Lost on an H200, gpt-oss-120b, 2026-11-21: two blocks of a cluster that share their row tiles
+// through distributed shared memory (572 tokens/s for 589: more even, but its barrier and remote
+// stores cost 1 us a kernel); a rehearsal of what follows the wait, for the caches (562 for 576).
 #pragma once
 
 #include "ops/linear/tiles.cuh"
@@ -168,6 +171,8 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
     for (int s = 0; s < kStages; ++s) fetch(s);
   };
 
+  // The kernel behind moe_up reads what the one before it wrote.
+  if constexpr (kItems != Items::kExperts) cuda::griddep_launch_dependents();
   // What does not depend on the kernel before.
   if constexpr (kAll) {
     if (threadIdx.x < 32) op.fill(choices);
@@ -192,7 +197,7 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
   const cuda::CodeTables tables(cuda::shared_address(&table_words[threadIdx.x / 32]));
 
   cuda::griddep_wait();
-  cuda::griddep_launch_dependents();
+  if constexpr (kItems == Items::kExperts) cuda::griddep_launch_dependents();
   // Activations first: behind the weights they would queue.
   const auto store_digits = [&](const uint4& x, uint32_t i) {
     store_activations(x, i, base + memory.digits, base + memory.factors, 1);

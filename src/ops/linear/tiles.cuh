@@ -191,14 +191,14 @@ __device__ __forceinline__ float finite(float v) {
 }
 
 // Sums of two rows (r, r + 1; of kHeadHalves: r of two items) over their chunks, in order, from a
-// round's partial sums.
-template <int kTokens>
+// round's partial sums, kRows * kTokens of a chunk.
+template <int kTokens, int kRows = 16>
 __device__ __forceinline__ float2 row_sums(const float* first, const float* second, int chunks) {
   float2 sum{0, 0};
 #pragma unroll 5
   for (int c = 0; c < chunks; ++c) {
-    sum.x += first[c * 16 * kTokens];
-    sum.y += second[c * 16 * kTokens];
+    sum.x += first[c * kRows * kTokens];
+    sum.y += second[c * kRows * kTokens];
   }
   return {finite(sum.x), finite(sum.y)};
 }
@@ -238,6 +238,7 @@ __device__ __forceinline__ void finish_pairs(const TileMatrix& m, const float* p
                                              const Store& store) {
   constexpr bool kHalves = kItems == Items::kHeadHalves;
   const int pairs = kHalves ? items / 2 * 16 : items * 8, tile_floats = m.chunks * 16 * kTokens;
+#pragma unroll 1
   for (int i = threadIdx.x; i < pairs * tokens; i += kGemvThreads) {
     const int token = kTokens == 1 ? 0 : i / pairs, pair = i - token * pairs;
     const int item = kHalves ? pair / 16 * 2 : pair / 8, r = kHalves ? pair % 16 : pair % 8 * 2;

@@ -15,6 +15,7 @@ constexpr int kGroups = 3;  // of 8 columns, a thread: up to 9,216 columns
 template <int kMine>  // groups a thread
 __global__ void __launch_bounds__(kThreads) add_norm_rows(const __grid_constant__ AddNorm a) {
   __shared__ float squares[kWarps];
+  cuda::griddep_launch_dependents();
   const auto hidden = static_cast<int>(a.hidden);
   const int64_t row = blockIdx.x;
   uint4 weight[kMine] = {};
@@ -25,7 +26,6 @@ __global__ void __launch_bounds__(kThreads) add_norm_rows(const __grid_constant_
   }
   const int64_t from = a.rows == nullptr ? row : a.rows[row];
   cuda::griddep_wait();
-  cuda::griddep_launch_dependents();
   float y[kMine][8] = {}, sum = 0;
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
