@@ -29,10 +29,11 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
-constexpr int kUnit = 32;                 // columns that 16-byte loads of a quad cover
-constexpr int kTinyTokens = 64;           // tiles of 8 tokens up to here: a warp chooses for one
-constexpr int kFewTokens = 1024;          // of 16 up to here, then 32
-constexpr int kEarly = 12;                // units of a warp fetched before the wait
+constexpr int kUnit = 32;         // columns that 16-byte loads of a quad cover
+constexpr int kTinyTokens = 64;   // tiles of 8 tokens up to here: a warp chooses for one
+constexpr int kFewTokens = 1024;  // of 16 up to here, then 32
+// Units of a warp fetched before the wait, of 1 KB. sm_121 has 99 KB a block.
+constexpr int kEarly = NIBBLE_CUDA_SM == 121 ? 8 : 12;
 constexpr int kMaxChoicesInBlock = 1024;  // the last block sorts these; more take a launch
 constexpr int kSortThreads = kSortedChoices;
 constexpr int kSortWarps = kSortThreads / 32;
