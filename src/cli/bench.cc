@@ -29,6 +29,7 @@
 #include "cuda/device.h"
 #include "cuda/read_bandwidth.h"
 #include "io/memory.h"
+#include "models/step_bytes.h"
 
 namespace nibble::cli {
 namespace {
@@ -59,6 +60,7 @@ struct BenchRow {
   double bytes_per_s = 0;
   double ceiling = 0;  // tokens per second if the step took as long as reading its bytes
   StepProfile profile;
+  std::vector<OpBytes> op_bytes;  // where there is a profile
 };
 
 // Sizes context and batch for the cases, where the user has not.
@@ -119,22 +121,38 @@ std::string kv_text(const BenchFlags& flags) {
   return kv == DType::kF8E4M3 ? "fp8" : dtype_name(kv);
 }
 
-Json profile_json(const StepProfile& profile) {
+// Of an op of a step, at the bandwidth that memory is read at; 0: its bytes are not known.
+double floor_us(const BenchRow& row, const std::string& op, double bandwidth) {
+  for (const OpBytes& known : row.op_bytes)
+    if (known.op == op) return 1e6 * static_cast<double>(known.bytes) / bandwidth;
+  return 0;
+}
+
+Json profile_json(const BenchRow& row, double bandwidth) {
+  const StepProfile& profile = row.profile;
   Json ops = Json::array();
-  for (const StepProfile::Row& op : profile.rows)
+  for (const StepProfile::Row& op : profile.rows) {
+    const double floor = floor_us(row, op.op, bandwidth);
     ops.push_back({{"op", op.op},
                    {"launches", op.launches},
                    {"us", op.alone_us},
-                   {"us_saved_without", op.saved_us}});
+                   {"us_saved_without", op.saved_us},
+                   {"floor_us", floor > 0 ? Json(floor) : Json()},
+                   {"percent_of_floor", floor > 0 ? Json(100 * floor / op.alone_us) : Json()}});
+  }
   return {{"step_us", profile.step_us}, {"gpu_us", profile.gpu_us}, {"ops", ops}};
 }
 
-void print_profile(const BenchRow& row) {
+void print_profile(const BenchRow& row, double bandwidth) {
   const StepProfile& profile = row.profile;
   double alone = 0, saved = 0;
-  TextTable table({"op", ">launches", ">us alone", ">us saved", ">each", ">share"});
+  TextTable table(
+      {"op", ">launches", ">us alone", ">floor us", ">of floor", ">us saved", ">each", ">share"});
   for (const StepProfile::Row& op : profile.rows) {
+    const double floor = floor_us(row, op.op, bandwidth);
     table.add({op.op, std::to_string(op.launches), fixed_digits(op.alone_us, 1),
+               floor > 0 ? fixed_digits(floor, 1) : "-",
+               floor > 0 ? fixed_digits(100 * floor / op.alone_us, 0) + "%" : "-",
                fixed_digits(op.saved_us, 1), fixed_digits(op.saved_us / op.launches, 2),
                fixed_digits(100 * op.saved_us / profile.step_us, 1) + "%"});
     alone += op.alone_us, saved += op.saved_us;
@@ -222,8 +240,12 @@ void bench(const BenchFlags& given) {
     if (!json) std::fprintf(stderr, "%s ... ", c.test().c_str());
     rows.push_back(measure(*loaded.engine, c, flags.repeats, kv, bandwidth, on_gpu, balance));
     if (!json) std::fprintf(stderr, "%.1f tokens/s\n", rows.back().rate.mean);
-    if (flags.profile && on_gpu)
-      rows.back().profile = profile_step(*loaded.engine, loaded.cx.stream, c);
+    if (!flags.profile || !on_gpu) continue;
+    rows.back().profile = profile_step(*loaded.engine, loaded.cx.stream, c);
+    if (!c.decodes()) continue;  // what bounds a prompt is mathematics
+    rows.back().op_bytes = describe_step_bytes(
+        model_argument(loaded.files), dense_formats(flags.engine.dense),
+        {.streams = c.streams, .context = c.depth + c.prompt, .kv_bytes = dtype_bytes(kv)});
   }
   // Once more on CPUs, whose other work shows in it; on GPUs there is no room left beside the
   // model.
@@ -253,7 +275,7 @@ void bench(const BenchFlags& given) {
                 {"rows", Json::array()}};
     for (const BenchRow& row : rows) {
       out["rows"].push_back(row_json(row, flags, loaded.cx, bandwidth));
-      if (!row.profile.rows.empty()) out["rows"].back()["profile"] = profile_json(row.profile);
+      if (!row.profile.rows.empty()) out["rows"].back()["profile"] = profile_json(row, bandwidth);
     }
     return print_json(out);
   }
@@ -267,7 +289,7 @@ void bench(const BenchFlags& given) {
   const TextTable table = bench_table(rows, bandwidth);
   std::printf("%s", (flags.output == "md" ? table.markdown() : table.plain()).c_str());
   for (const BenchRow& row : rows)
-    if (!row.profile.rows.empty()) print_profile(row);
+    if (!row.profile.rows.empty()) print_profile(row, bandwidth);
   if (routing.choices > 0) {
     std::printf(
         "\nrouting: %.3f of even, %.3f in the worst layer; %s choices a layer at random: %.3f\n",

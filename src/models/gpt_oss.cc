@@ -384,6 +384,31 @@ ops::KernelPlan plan_gpt_oss(const Ctx& cx, const ModelFiles& files, const Dense
   return make_plan(parse_gpt_oss_config(files.config), dense, cx.kernels);
 }
 
+std::vector<OpBytes> describe_gpt_oss_step_bytes(const ModelFiles& files, const DenseFormats& dense,
+                                                 const DecodeShape& shape) {
+  const GptOssConfig c = parse_gpt_oss_config(files.config);
+  const Descs d(c, dense);
+  const int64_t tokens = shape.streams;
+  const double missed = 1 - static_cast<double>(c.top_k) / static_cast<double>(c.experts);
+  const auto distinct = std::llround(static_cast<double>(c.experts) *
+                                     (1 - std::pow(missed, static_cast<double>(tokens))));
+  int64_t attention = 0;
+  for (int l = 0; l < c.layers; ++l) {
+    ops::AttentionDesc desc = d.attention;
+    desc.window = c.window_of(l);
+    attention += tokens * bytes(desc, 1, shape.context, shape.kv_bytes);
+  }
+  const auto name = [](ops::Op op) { return std::string(ops::op_name(op)); };
+  return {{name(ops::Op::kEmbed), bytes(d.embed, tokens)},
+          {name(ops::Op::kNormQkv), c.layers * bytes(d.norm_qkv, tokens)},
+          {name(ops::Op::kAttention), attention},
+          {name(ops::Op::kOutProj), c.layers * bytes(d.out_proj, tokens)},
+          {name(ops::Op::kNormRoute), c.layers * bytes(d.norm_route, tokens)},
+          {name(ops::Op::kMoeUp), c.layers * bytes(d.moe_up, tokens, distinct)},
+          {name(ops::Op::kMoeDown), c.layers * bytes(d.moe_down, tokens, distinct)},
+          {name(ops::Op::kNormUnembed), bytes(d.norm_unembed, tokens)}};
+}
+
 std::unique_ptr<Model> load_gpt_oss(const Ctx& cx, const ModelFiles& files,
                                     const LoadOptions& options) {
   GptOssConfig c = parse_gpt_oss_config(files.config);

@@ -6,6 +6,7 @@
 #include "io/hub.h"
 #include "models/gpt_oss.h"
 #include "models/model.h"
+#include "models/step_bytes.h"
 
 namespace nibble {
 namespace {
@@ -16,12 +17,13 @@ struct Architecture {
   int64_t (*scratch)(const ops::Ctx&, const ModelFiles&, const StepLimits&, const DenseFormats&);
   std::vector<WeightSpec> (*wanted)(const ModelFiles&);
   ops::KernelPlan (*plan)(const ops::Ctx&, const ModelFiles&, const DenseFormats&);
+  std::vector<OpBytes> (*step_bytes)(const ModelFiles&, const DenseFormats&, const DecodeShape&);
   std::unique_ptr<Model> (*load)(const ops::Ctx&, const ModelFiles&, const LoadOptions&);
 };
 
 constexpr Architecture kArchitectures[] = {
     {"GptOssForCausalLM", describe_gpt_oss, describe_gpt_oss_scratch, list_gpt_oss_weights,
-     plan_gpt_oss, load_gpt_oss},
+     plan_gpt_oss, describe_gpt_oss_step_bytes, load_gpt_oss},
 };
 
 const Architecture& architecture_of(const ModelFiles& files) {
@@ -59,6 +61,12 @@ ops::KernelPlan plan_kernels(const ops::Ctx& cx, const std::string& model,
                              const DenseFormats& dense) {
   const ModelFiles files = find_model(model);
   return architecture_of(files).plan(cx, files, dense);
+}
+
+std::vector<OpBytes> describe_step_bytes(const std::string& model, const DenseFormats& dense,
+                                         const DecodeShape& shape) {
+  const ModelFiles files = find_model(model);
+  return architecture_of(files).step_bytes(files, dense, shape);
 }
 
 std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,

@@ -1,0 +1,50 @@
+#include "models/step_bytes.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace nibble {
+namespace {
+
+constexpr char kModel[] = "openai/gpt-oss-120b";
+constexpr DenseFormats kMxfp4 = {Format::kMxfp4, Format::kMxfp4, Format::kMxfp4};
+
+int64_t bytes_of(const std::vector<OpBytes>& ops, const std::string& op) {
+  for (const OpBytes& each : ops)
+    if (each.op == op) return each.bytes;
+  ADD_FAILURE() << "no " << op;
+  return 0;
+}
+
+// Besides weights a token moves about 36 layers x 20 vectors of 2,880 float32: 8 MB of 2.8 GB.
+TEST(StepBytes, OneTokenReadsItsWeights) {
+  for (const DenseFormats& dense : {DenseFormats{}, kMxfp4}) {
+    int64_t all = 0;
+    for (const OpBytes& op : describe_step_bytes(kModel, dense, {})) all += op.bytes;
+    const auto weights = static_cast<double>(describe_model(kModel, dense).weight_bytes_per_token);
+    EXPECT_NEAR(static_cast<double>(all), weights, 0.005 * weights);
+  }
+}
+
+TEST(StepBytes, ManyStreamsMeetNearlyAllExperts) {
+  const auto ops = describe_step_bytes(kModel, kMxfp4, {.streams = 128});
+  double experts = 0;
+  for (const WeightPart& part : describe_model(kModel, kMxfp4).parts)
+    if (part.name == "experts") experts = static_cast<double>(part.bytes);
+  const double met = experts * (1 - std::pow(1 - 4.0 / 128, 128));
+  // Their activations: 36 x 128 x 4 vectors of 2,880 float32 written and read, 0.5 GB of 60.
+  EXPECT_NEAR(static_cast<double>(bytes_of(ops, "moe_up") + bytes_of(ops, "moe_down")), met,
+              0.015 * met);
+}
+
+// Half the layers see 128 positions at most.
+TEST(StepBytes, AttentionReadsWhatWindowsLet) {
+  const auto at = [](int64_t context) {
+    return bytes_of(describe_step_bytes(kModel, kMxfp4, {.context = context}), "attention");
+  };
+  EXPECT_EQ(at(9000) - at(8000), 1000 * 18 * 2 * 8 * 64 * 2);
+}
+
+}  // namespace
+}  // namespace nibble
