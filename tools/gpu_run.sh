@@ -55,6 +55,10 @@ run_bench() {
   result mxfp4-dense bench $model -n 128 -r 3 --max-num-seqs 256 --dense-format mxfp4 "${rows[@]}"
   result bf16-dense bench $model -n 128 -r 3 --max-num-seqs 64 --test 'tg 1 @512' \
     --test 'tg 1 @8192' --test 'tg 8' --test 'tg 64' --test pp2048 --test pp8192
+  case $device in  # Hopper alone has kernels for E4M3 activations
+    h[12]00) result mxfp4-dense-fp8 bench $model -r 3 --dense-format mxfp4 --activations fp8 \
+      --test pp512 --test pp2048 --test pp8192 ;;
+  esac
   result 130816-mxfp4-dense bench $model -n 128 -r 1 --dense-format mxfp4 --test 'tg 1 @130816' \
     --test pp130816
 }
