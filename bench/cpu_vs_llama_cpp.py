@@ -39,8 +39,8 @@ def run(command, **options):
     return subprocess.run(list(map(str, command)), check=True, **options)
 
 
-def output(command):
-    return run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+def output(command, stderr=subprocess.DEVNULL):
+    return run(command, stdout=subprocess.PIPE, stderr=stderr, text=True).stdout
 
 
 def build_tool(source, build, extra):
@@ -131,12 +131,16 @@ def measure_peer(peer, args):
     for (new, _), group in groups.items():
         prompts, streams = ({case[i] for case in group} for i in (0, 2))
         listed = lambda numbers: ",".join(map(str, sorted(numbers)))
-        rates = tool_rates(output(
+        text = output(
             [peer["bin"] / TOOL, "-m", args.gguf, "-t", args.threads, "-tb",
              args.prompt_threads if new > 1 and args.prompt_threads else args.threads,
              *peer["flags"], "-c", max(streams) * (max(prompts) + new) + 256,
-             "-npp", listed(prompts), "-ntg", new, "-npl", listed(streams)]))
+             "-npp", listed(prompts), "-ntg", new, "-npl", listed(streams)],
+            stderr=subprocess.STDOUT)  # where ik_llama.cpp writes its table
+        rates = tool_rates(text)
         for case, test in group.items():
+            if case not in rates:
+                raise SystemExit(f"{peer['name']} printed no row for {test}:\n{text[-2000:]}")
             values[test] = rates[case][0 if test.startswith("pp") else 1]
     return values
 
