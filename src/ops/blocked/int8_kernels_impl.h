@@ -9,8 +9,8 @@
 // 54%), 8 tokens 81%, 16 tokens 84%. 16 inputs a tile, one thread, 2026-11-21: 357 of 436 GOP/s on
 // that EPYC, 460 of 730 on a Xeon with AMX. The rest of the peak: of 10 operations on the
 // multipliers' ports per block and input, 2 scale its sum.
-// Lost: intrinsics under g++ 12, which does not fold the bytes' broadcast (330 and 340; clang 14 350
-// and 430 to 530: see Avx512Vnni::dot); one sum after the other (380 to 440 on the Xeon); eight
+// Lost: intrinsics under g++ 12, which does not fold the bytes' broadcast (330 and 340; clang 14
+// 350 and 430 to 530: see Avx512Vnni::dot); one sum after the other (380 to 440 on the Xeon); eight
 // abreast, whose accumulators no longer fit the registers (310 on the EPYC).
 #pragma once
 
