@@ -3,8 +3,10 @@ chromium."""
 
 import asyncio
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import unittest
@@ -116,11 +118,12 @@ class HostileModel:
 class PageTest(unittest.TestCase):
     def drive(self, act):
         """Calls act(page, url of a nibble) with a fresh browser."""
-        with Server() as server, tempfile.TemporaryDirectory() as profile:
+        # Processes of the browser may write into the profile until they are gone.
+        with Server() as server, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
             browser = subprocess.Popen(
                 [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0",
                  "--remote-allow-origins=*", f"--user-data-dir={profile}", "about:blank"],
-                stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+                stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True)
             try:
                 for line in browser.stderr:
                     if found := re.search(r"DevTools listening on ws://([^/]+)/", line):
@@ -129,7 +132,7 @@ class PageTest(unittest.TestCase):
                     self.fail("Chromium did not start")
                 asyncio.run(self.with_page(found[1], server.url, act))
             finally:
-                browser.kill()
+                os.killpg(browser.pid, signal.SIGKILL)
                 browser.wait()
                 browser.stderr.close()
 

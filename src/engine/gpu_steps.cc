@@ -64,7 +64,8 @@ void GpuSteps::launch(const StepBlock& block, bool is_fed) {
   const ops::Draw* const draws = block.draws_at(block_.data());
   if (has_graph(step)) {
     auto& [graph, logits] = graphs_[{step.num_tokens, step.max_context, is_fed, draws != nullptr}];
-    if (!graph) graph = cuda::Graph(cx_.stream, [&] { logits = run(step, draws); });
+    if (!graph)
+      graph = cuda::Graph(cx_.stream, [&, &logits = logits] { logits = run(step, draws); });
     graph.launch(cx_.stream);
     logits_ = logits;
   } else {
