@@ -18,6 +18,9 @@ target_compile_definitions(nibble_dep_boost INTERFACE BOOST_ASIO_NO_DEPRECATED)
 if(NIBBLE_SANITIZE MATCHES thread)  # it does not know fences; Asio's queues have mutexes besides
   target_compile_definitions(nibble_dep_boost INTERFACE BOOST_ASIO_DISABLE_FENCED_BLOCK)
 endif()
+if(NIBBLE_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # boost::optional, when instrumented
+  target_compile_options(nibble_dep_boost INTERFACE -Wno-maybe-uninitialized)
+endif()
 nibble_header_dep(spdlog spdlog/spdlog.h)
 target_compile_definitions(nibble_dep_spdlog INTERFACE SPDLOG_HEADER_ONLY SPDLOG_FMT_EXTERNAL
                                                        FMT_HEADER_ONLY)
