@@ -21,11 +21,11 @@ run_tests() {
 }
 
 # API errors are left out: tests provoke some. Racecheck follows barriers at which one lane arrives
-# for its warp only if told so.
+# for its warp only if told so. NIBBLE_SMALL_TESTS: the most activations of a case.
 run_sanitizer() {
   local failed=0 program tool
-  export NIBBLE_SMALL_TESTS=1
   for tool in memcheck racecheck initcheck synccheck; do
+    export NIBBLE_SMALL_TESTS=$([[ $tool == racecheck ]] && echo 720 || echo 2800)
     for program in "$build"/nibble_*_gpu_test; do
       echo "== $tool ${program##*/}"
       compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 --print-limit 10 \
@@ -64,8 +64,9 @@ run_bench() {
 }
 
 run_soak() {
-  result preempt bench preempt openai/gpt-oss-120b --dense-format mxfp4 --max-num-seqs 55 \
-    --clients 95 --minutes "${SOAK_MINUTES:-8}"
+  result preempt bench preempt openai/gpt-oss-120b --dense-format mxfp4 --max-num-seqs 64 \
+    --clients 95 --max-model-len 6144 --kv-tokens 160000 --pool 32 --no-enable-prefix-caching \
+    --minutes "${SOAK_MINUTES:-8}"
 }
 
 case $what in

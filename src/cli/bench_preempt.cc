@@ -135,6 +135,9 @@ struct Load {
   double seconds = 0;
   int64_t steps = 0, answers = 0, other_answers = 0, new_tokens = 0, prompt_tokens = 0;
   int64_t preemptions = 0;
+  // Means are over the steps from the first one on that left the cache full.
+  double fill_seconds = 0;
+  int64_t counted_steps = 0;
   double mean_running = 0, mean_waiting = 0, mean_usage = 0, most_usage = 0, full_steps = 0;
   int32_t most_running = 0, most_waiting = 0;
   std::string first_other;  // which answer differed, and where
@@ -164,13 +167,18 @@ Load press(Engine& engine, const std::vector<Ids>& want, int32_t num_clients, in
       clients.ask(next++ % pool);
     }
     const EngineStats stats = engine.stats();
+    load.most_usage = std::max(load.most_usage, stats.kv_usage);
+    load.most_running = std::max(load.most_running, stats.num_running);
+    load.most_waiting = std::max(load.most_waiting, stats.num_waiting);
+    if (load.most_usage < kFull) {
+      load.fill_seconds = seconds_since(start);
+      continue;
+    }
+    ++load.counted_steps;
     load.mean_running += stats.num_running;
     load.mean_waiting += stats.num_waiting;
     load.mean_usage += stats.kv_usage;
     load.full_steps += stats.kv_usage >= kFull;
-    load.most_usage = std::max(load.most_usage, stats.kv_usage);
-    load.most_running = std::max(load.most_running, stats.num_running);
-    load.most_waiting = std::max(load.most_waiting, stats.num_waiting);
   }
   load.seconds = seconds_since(start);
   const EngineStats stats = engine.stats();
@@ -178,7 +186,7 @@ Load press(Engine& engine, const std::vector<Ids>& want, int32_t num_clients, in
   load.prompt_tokens = stats.prompt_tokens;
   load.preemptions = stats.num_preemptions;
   for (double* sum : {&load.mean_running, &load.mean_waiting, &load.mean_usage, &load.full_steps})
-    *sum /= static_cast<double>(std::max<int64_t>(1, load.steps));
+    *sum /= static_cast<double>(std::max<int64_t>(1, load.counted_steps));
   clients.end_all();
   return load;
 }
@@ -207,6 +215,8 @@ Json result_json(const PreemptFlags& flags, const std::string& device, int64_t k
           {"kv_tokens", kv_tokens},
           {"seconds", load.seconds},
           {"steps", load.steps},
+          {"fill_seconds", load.fill_seconds},
+          {"counted_steps", load.counted_steps},
           {"answers", load.answers},
           {"other_answers", load.other_answers},
           {"preemptions", load.preemptions},
@@ -226,13 +236,13 @@ void print_load(const Load& load, int64_t kv_tokens) {
       "%lld answers in %.0f s, %lld preemptions, %lld answers differ; %s new tokens (%.0f a "
       "second), "
       "%s prompt tokens computed\n"
-      "running %.1f (most %d), waiting %.1f (most %d); a KV cache of %s tokens used to %.1f%% "
-      "(most %.2f%%, %.0f%% of steps at 99%% or more)\n",
+      "running %.1f (most %d), waiting %.1f (most %d); a KV cache of %s tokens, full after %.0f s, "
+      "then used to %.1f%% (most %.2f%%, %.0f%% of steps at 99%% or more)\n",
       static_cast<long long>(load.answers), load.seconds, static_cast<long long>(load.preemptions),
       static_cast<long long>(load.other_answers), with_commas(load.new_tokens).c_str(),
       static_cast<double>(load.new_tokens) / load.seconds, with_commas(load.prompt_tokens).c_str(),
       load.mean_running, load.most_running, load.mean_waiting, load.most_waiting,
-      with_commas(kv_tokens).c_str(), 100 * load.mean_usage, 100 * load.most_usage,
+      with_commas(kv_tokens).c_str(), load.fill_seconds, 100 * load.mean_usage, 100 * load.most_usage,
       100 * load.full_steps);
 }
 

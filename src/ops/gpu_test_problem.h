@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "cuda/device.h"
@@ -15,10 +16,19 @@
 
 namespace nibble::ops {
 
-// Whether a case of so many activations is left out: NIBBLE_SMALL_TESTS is set under tools that
-// slow kernels down a hundredfold (tools/gpu_run.sh sanitize).
-inline bool is_too_slow(int64_t activations) {
-  return std::getenv("NIBBLE_SMALL_TESTS") != nullptr && activations > 2800;
+// The most activations of a case: NIBBLE_SMALL_TESTS says how many under tools that slow kernels
+// down a hundredfold (tools/gpu_run.sh sanitize).
+inline int64_t most_activations() {
+  const char* text = std::getenv("NIBBLE_SMALL_TESTS");
+  return text == nullptr ? std::numeric_limits<int64_t>::max() : std::atoll(text);
+}
+
+// Whether a case of so many activations is left out.
+inline bool is_too_slow(int64_t activations) { return activations > most_activations(); }
+
+// Of a step's tokens, every so many are also run alone: `step`, or under such tools the first one.
+inline int64_t alone_step(int64_t tokens, int64_t step = 1) {
+  return std::getenv("NIBBLE_SMALL_TESTS") == nullptr ? step : std::max<int64_t>(1, tokens);
 }
 
 class GpuProblem {

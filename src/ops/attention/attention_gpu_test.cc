@@ -123,8 +123,13 @@ TEST(AttentionGpu, EveryKernelEqualsTheTwinAndItselfAlone) {
     }
 }
 
+// Of 131,072, by itself and as the end of a chunk, which other kernels serve.
 TEST(AttentionGpu, LastPositionOfTheLongestContext) {
-  check({"131,072 keys", {8, 1, 64, 0}, 16, true, {{1, 131071}}}, DType::kBF16);
+  const Case one{"131,072 keys", {8, 1, 64, 0}, 16, true, {{1, 131071}}};
+  check(one, DType::kBF16);
+  if (is_too_slow(131072)) return;
+  check(one, DType::kF8E4M3);
+  check({"the same in a chunk", one.desc, 16, true, {{5, 131067}}}, DType::kBF16);
 }
 
 TEST(AttentionGpu, SinksOfAnySize) {

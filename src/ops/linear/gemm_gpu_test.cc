@@ -79,7 +79,7 @@ void check_up(const Shape& shape, int64_t tokens) {
   const Floats got = run(in, routing);
   ASSERT_EQ(first_difference(got, run(in, routing)), -1) << shape.hidden << " x " << tokens;
   const double e = gemm_error(shape.hidden);
-  for (int64_t t = 0; t < tokens; t += stride(tokens)) {
+  for (int64_t t = 0; t < tokens; t += alone_step(tokens, stride(tokens))) {
     TestRouting one(1, shape.experts, shape.top_k);
     only(one, routing, t);
     const Floats alone = run(
@@ -135,7 +135,7 @@ void check_down(const Shape& shape, int64_t tokens) {
   const int64_t bad = first_difference(got, again);
   ASSERT_EQ(bad, -1) << desc.hidden << " x " << desc.width << " x " << tokens << ": "
                      << got.values[bad] << " then " << again.values[bad];
-  for (int64_t t = 0; t < tokens; t += stride(tokens)) {
+  for (int64_t t = 0; t < tokens; t += alone_step(tokens, stride(tokens))) {
     TestRouting one(1, shape.experts, shape.top_k);
     only(one, routing, t);
     Floats one_u(shape.top_k, desc.width);
@@ -184,7 +184,7 @@ void check_dense(int64_t rows, int64_t cols, Format format, int64_t tokens) {
   };
   const Floats got = run(0, tokens);
   ASSERT_EQ(first_difference(got, run(0, tokens)), -1) << rows << " x " << cols << " x " << tokens;
-  for (int64_t t = 0; t < tokens; t += stride(tokens)) {
+  for (int64_t t = 0; t < tokens; t += alone_step(tokens, stride(tokens))) {
     const Floats alone = run(t, 1);
     ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
         << "token " << t << " of " << tokens;

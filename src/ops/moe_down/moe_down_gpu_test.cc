@@ -35,7 +35,7 @@ void check(const Shape& shape, int64_t tokens) {
     };
     const Floats got = run(u, routing);
     ASSERT_EQ(got.values, run(u, routing).values) << row->name;
-    for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t t = 0; t < tokens; t += alone_step(tokens)) {
       TestRouting one(1, shape.experts, shape.top_k);
       std::copy_n(routing.ids.begin() + t * shape.top_k, shape.top_k, one.ids.begin());
       std::copy_n(routing.p.begin() + t * shape.top_k, shape.top_k, one.p.begin());

@@ -122,7 +122,7 @@ void check(const Shape& shape, Format format, int32_t tokens) {
       std::memcpy(&bits, bytes.data() + 2 * i, 2);
       return bf16_to_float(bits);
     };
-    for (int32_t t = 0; t < tokens; ++t) {
+    for (int32_t t = 0; t < tokens; t += static_cast<int32_t>(alone_step(tokens))) {
       for (int64_t i = 0; i < shape.q_heads * kDim; ++i)
         ASSERT_NEAR(got.q.at(t, i), want_q.at(t, i),
                     error + 2 * store_error(DType::kBF16, want_q.at(t, i)))

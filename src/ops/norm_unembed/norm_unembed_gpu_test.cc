@@ -35,7 +35,7 @@ void check(const Shape& shape, Format format, const std::vector<int32_t>& out_ro
     };
     const Floats got = run(out_rows);
     ASSERT_EQ(got.values, run(out_rows).values) << row->name;
-    for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t r = 0; r < rows; r += alone_step(rows)) {
       const Floats alone = run({out_rows[r]});
       ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(r)))
           << row->name << " row " << r;
