@@ -58,10 +58,10 @@ ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool) {
     cx.activations = DType::kBF16;
   cx.kernels.isa = cpu::force_isa(flags.cpu_isa);
   if (cx.kernels.activations == ops::ActFormat::kInt8Row &&
-      !cpu::supports(cx.kernels.isa, cpu::Isa::kAmx)) {
-    throw Error(ErrorKind::kUnsupported, "--activations int8-row is for AMX, and this runs on " +
-                                             std::string(cpu::isa_name(cx.kernels.isa)) +
-                                             "; say --activations int8");
+      !cpu::supports(cx.kernels.isa, cpu::Isa::kAvx512Vnni)) {
+    throw Error(ErrorKind::kUnsupported,
+                "--activations int8-row is for AMX and AVX-512 VNNI, and this runs on " +
+                    std::string(cpu::isa_name(cx.kernels.isa)) + "; say --activations int8");
   }
   cx.kernels.allow_ref = flags.allow_ref;
   cx.kernels.exact = flags.exact;
@@ -196,7 +196,8 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   add_kv_flag(command, flags.kv_cache_dtype, "Engine");
   add("--activations", flags.activations,
       "of matrix products: auto (int8 on CPUs), float, bf16, int8 (blocks of 32, for mxfp4 "
-      "weights), int8-row (one scale per token: coarser, on AMX), fp8 (E4M3, one scale per token: "
+      "weights), int8-row (one scale per token: coarser, on AMX and AVX-512 VNNI), fp8 (E4M3, one "
+      "scale per token: "
       "on Hopper GPUs, for mxfp4 weights that many tokens meet)")
       ->check(IsMember({"auto", "float", "bf16", "int8", "int8-row", "fp8"}));
   command

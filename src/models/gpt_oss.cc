@@ -346,8 +346,8 @@ void say_wide_panels(const Weights& all) {
     for (const Weight* w : {&layer.qkv, &layer.out, &layer.up, &layer.down}) count(*w);
   count(all.unembed);
   LOG_INFO(
-      "int8-row: %lld of %lld panels of 16 rows have exponents too far apart for AMX and add "
-      "up block by block",
+      "int8-row: %lld of %lld panels of 16 rows have exponents too far apart for whole "
+      "numbers and add up block by block",
       static_cast<long long>(wide), static_cast<long long>(panels));
 }
 

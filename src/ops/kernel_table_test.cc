@@ -39,14 +39,15 @@ TEST(KernelTable, ChoosesByInstructionSetWhateverMachineThisIs) {
 
 TEST(KernelTable, ListsEveryRefusal) {
   const auto chosen = pick(Op::kMoeUp, moe_up_kernels(), kDesc, on(cpu::Isa::kAvx2));
-  ASSERT_EQ(chosen.refused.size(), 6u);
-  EXPECT_EQ(chosen.refused[3].kernel, "avx2_int8");
-  EXPECT_EQ(chosen.refused[3].reason, "activations are not int8");
-  EXPECT_EQ(chosen.refused[5].kernel, "avx512_float");
-  EXPECT_EQ(chosen.refused[5].reason, "needs AVX-512 F, BW, VL and DQ");
+  ASSERT_EQ(chosen.refused.size(), 7u);
+  EXPECT_EQ(chosen.refused[4].kernel, "avx2_int8");
+  EXPECT_EQ(chosen.refused[4].reason, "activations are not int8");
+  EXPECT_EQ(chosen.refused[6].kernel, "avx512_float");
+  EXPECT_EQ(chosen.refused[6].reason, "needs AVX-512 F, BW, VL and DQ");
   EXPECT_EQ(refusal(on(cpu::Isa::kScalar)),
             "no kernel for moe_up:\n"
             "  amx_int8row: needs AMX (tile, int8, bf16)\n"
+            "  avx512_vnni_int8row: needs AVX-512 VNNI and VBMI\n"
             "  avx512_vnni_int8: needs AVX-512 VNNI and VBMI\n"
             "  avx_vnni_int8: needs AVX-VNNI\n"
             "  avx2_int8: needs AVX2 and FMA\n"
@@ -72,6 +73,8 @@ TEST(KernelTable, Int8IsAChoiceOfLayers) {
   EXPECT_EQ(picked(options), "avx512_vnni_int8");
   options.activations = ActFormat::kInt8Row;
   EXPECT_EQ(picked(options), "amx_int8row");
+  options.isa = cpu::Isa::kAvx512Vnni;
+  EXPECT_EQ(picked(options), "avx512_vnni_int8row");
   options.activations = ActFormat::kInt8;
   options.isa = cpu::Isa::kAvx512;
   EXPECT_EQ(picked(options), "avx2_int8");
@@ -87,10 +90,10 @@ TEST(KernelTable, Int8IsAChoiceOfLayers) {
   const auto odd = pick(Op::kMoeUp, moe_up_kernels(), desc, options);
   EXPECT_STREQ(odd.row->name, "avx512_float");
   EXPECT_EQ(odd.row->layout, Layout::kRows);
-  EXPECT_EQ(odd.refused[1].reason, "its rows are not a multiple of 16");
+  EXPECT_EQ(odd.refused[2].reason, "its rows are not a multiple of 16");
   desc = kDesc;
   desc.format = Format::kBF16;
-  EXPECT_EQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).refused[1].reason,
+  EXPECT_EQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).refused[2].reason,
             "int8 activations are for mxfp4 weights");
 }
 

@@ -103,10 +103,11 @@ inline const char* refuse_gemv_rows(Format format, int64_t rows, int64_t cols,
   return refuse_gemv_shape(rows, cols);
 }
 
-// Products on AMX with one step per token.
-inline const char* refuse_int8_row(Format format, int64_t rows, int64_t cols,
-                                   const KernelOptions& options) {
-  if (const char* reason = refuse_isa(cpu::Isa::kAmx, options)) return reason;
+// The same with one step per token.
+template <cpu::Isa kIsa>
+const char* refuse_int8_row(Format format, int64_t rows, int64_t cols,
+                            const KernelOptions& options) {
+  if (const char* reason = refuse_isa(kIsa, options)) return reason;
   if (options.activations != ActFormat::kInt8Row) return "activations are not int8-row";
   if (format != Format::kMxfp4) return "int8 activations are for mxfp4 weights";
   if (cols % 64 != 0) return "its columns are not a multiple of 64";

@@ -6,28 +6,30 @@
 
 #include "ops/linear/linear_ref.h"
 #include "ops/linear/product.h"
-#include "ops/out_proj/out_proj.h"
 #include "ops/test_problem.h"
 
 namespace nibble::ops {
 namespace {
 
-// Products of x by w, on tiles where the machine has them, and on emulated ones.
+// Products of x by w: on VNNI, on emulated tiles, and on tiles where the machine has them.
 std::vector<std::vector<float>> multiply(const TestWeight& w, const Floats& x) {
   std::vector<std::vector<float>> all;
   if (!cpu::supports(cpu::detect_isa(), cpu::Isa::kAvx512Vnni)) return all;
-  const OutProjDesc desc{w.view.rows, w.view.cols, Format::kMxfp4};
-  TestCtx test(DType::kF32, scratch_bytes(desc, x.shape[0], 2));
-  Floats in = x;
-  const Step step{.num_tokens = static_cast<int32_t>(x.shape[0])};
-  const auto run = [&](OutProjFn* fn) {
-    Floats y(x.shape[0], w.view.rows);
-    std::fill(y.values.begin(), y.values.end(), std::numeric_limits<float>::quiet_NaN());
-    fn(test.cx, y.tensor(), in.tensor(), w.view, step);
-    all.push_back(y.values);
+  const int64_t tokens = x.shape[0];
+  const ProductSize size{Format::kMxfp4, w.view.cols, tokens, tokens, 1, 2};
+  Scratch counted;
+  Int8RowProduct(nullptr, counted, size);
+  TestCtx test(DType::kF32, counted.used_bytes());
+  const auto run = [&](const Int8RowKernels& kernels) {
+    Scratch scratch(test.cx.scratch);
+    Int8RowProduct product(&kernels, scratch, size);
+    std::vector<float> y(tokens * w.view.rows, std::numeric_limits<float>::quiet_NaN());
+    linear(test.cx, product, y.data(), x.values.data(), tokens, w.view);
+    all.push_back(std::move(y));
   };
-  run(Int8RowOutProj<cpu::Isa::kAvx512Vnni>::run);
-  if (cpu::supports(cpu::detect_isa(), cpu::Isa::kAmx)) run(Int8RowOutProj<cpu::Isa::kAmx>::run);
+  run(int8_row_kernels(cpu::Isa::kAvx512Vnni));
+  run(emulated_int8_row_kernels());
+  if (cpu::supports(cpu::detect_isa(), cpu::Isa::kAmx)) run(int8_row_kernels(cpu::Isa::kAmx));
   return all;
 }
 
@@ -58,7 +60,9 @@ void check(int64_t rows, int64_t cols, int64_t tokens, int64_t wide_row) {
   Floats x(random, tokens, cols);
   x.values[cols - 1] = 12;  // an outlier of token 0
   const Floats seen = as_rows(x);
-  for (const std::vector<float>& y : multiply(w, x)) {
+  const std::vector<std::vector<float>> all = multiply(w, x);
+  for (const std::vector<float>& y : all) {
+    EXPECT_EQ(y, all[0]);  // whatever the instructions
     // Sums are whole; four roundings are left, and those of `seen`. Wide panels: one per block.
     for (int64_t n = 0; n < rows; ++n) {
       const ref::Row twin(w.view, 0, n);

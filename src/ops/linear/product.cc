@@ -16,6 +16,10 @@ namespace {
 constexpr int64_t kMostPadding = 3;
 constexpr int64_t kAmxTilesBehind = 1;  // that may be read behind the last: see PanelRun
 
+int64_t most_amx_tiles(const ProductSize& size) {
+  return size.inputs / kAmxTileTokens + std::min(size.groups, size.inputs);
+}
+
 void clear_vector(std::byte* tile, int64_t blocks, int size, int m) {
   for (int64_t b = 0; b < blocks; ++b, tile += size * kInt8TileBytes) {
     std::memset(tile + 32 * m, 0, 32);
@@ -168,10 +172,10 @@ Int8RowProduct::Int8RowProduct(const Int8RowKernels* kernels, Scratch& scratch,
       inputs_(scratch, size),
       steps_(size.cols / kAmxStepElems),
       first_(scratch.take<int64_t>(size.groups)),
-      tiles_(scratch.take<int8_t>(
-          (size.inputs / kAmxTileTokens + std::min(size.groups, size.inputs) + kAmxTilesBehind) *
-          steps_ * kAmxTileBytes)),
-      scratch_(scratch.take<std::byte>(size.threads * kRunScratchBytes)) {}
+      tiles_(
+          scratch.take<int8_t>((most_amx_tiles(size) + kAmxTilesBehind) * steps_ * kAmxTileBytes)),
+      offsets_(scratch.take<int32_t>(most_amx_tiles(size) * kAmxTileTokens)),
+      scratch_(scratch.take<std::byte>(size.threads * run_scratch_bytes(steps_))) {}
 
 void Int8RowProduct::take(Ctx& cx, const ProductInputs& in) {
   const Int8Kernels& blocks = int8_kernels(cpu::Isa::kAvx512Vnni);
@@ -186,9 +190,14 @@ void Int8RowProduct::take(Ctx& cx, const ProductInputs& in) {
     const int m = static_cast<int>(at % kAmxTileTokens);
     const std::byte* from = t.at + 32 * m;
     int8_t* to = amx_tiles(g) + at / kAmxTileTokens * steps_ * kAmxTileBytes;
+    int32_t sum = 0, offset;
     for (int64_t step = 0; step < steps_; ++step, to += kAmxTileBytes)
-      for (int half = 0; half < 2; ++half, from += t.size * kInt8TileBytes)
+      for (int half = 0; half < 2; ++half, from += t.size * kInt8TileBytes) {
         std::memcpy(to + 64 * m + 32 * half, from, 32);
+        std::memcpy(&offset, from - 32 * m + 36 * t.size + 4 * m, sizeof(offset));
+        sum += offset;
+      }
+    offsets_[first_[g] * kAmxTileTokens + at] = sum;
     if (m + 1 < t.tokens) return;
     to -= steps_ * kAmxTileBytes;
     for (int64_t step = 0; step < steps_; ++step, to += kAmxTileBytes)
@@ -207,9 +216,10 @@ void Int8RowProduct::multiply(const Weight& rows, int64_t g, int worker, float* 
                       .tokens = inputs_.count(g),
                       .tiles = amx_tiles(g),
                       .block_tiles = inputs_.tile(g, 0).at,
+                      .offsets = offsets_ + first_[g] * kAmxTileTokens,
                       .y = y,
                       .ldy = ldy,
-                      .scratch = scratch_ + worker * kRunScratchBytes});
+                      .scratch = scratch_ + worker * run_scratch_bytes(steps_)});
 }
 
 int64_t count_wide_panels(const Weight& w) {

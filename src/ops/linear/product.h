@@ -127,7 +127,7 @@ class Int8Product {
   Int8Inputs inputs_;
 };
 
-// The same by inputs with one step per row, on AMX.
+// The same by inputs with one step per row.
 class Int8RowProduct {
  public:
   using Kernels = Int8RowKernels;
@@ -146,7 +146,8 @@ class Int8RowProduct {
   int64_t steps_;       // K / 64
   int64_t* first_;      // [groups] tiles of the groups before
   int8_t* tiles_;       // see PanelRun
-  std::byte* scratch_;  // [threads][kRunScratchBytes]
+  int32_t* offsets_;    // [tiles, 16] see PanelRun
+  std::byte* scratch_;  // [threads][run_scratch_bytes()]
 };
 
 // Bytes that an op's Work<Product> needs, whichever product its row is made of.
@@ -171,7 +172,7 @@ extern template void linear(Ctx&, Fp8Product&, float*, const float*, int64_t, co
 extern template void linear(Ctx&, Int8Product&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Int8RowProduct&, float*, const float*, int64_t, const Weight&);
 
-// Panels of a weight in kPanels16 that Int8RowProduct cannot give to AMX: see PanelRun.
+// Panels of a weight in kPanels16 that Int8RowProduct has to add up block by block: see PanelRun.
 int64_t count_wide_panels(const Weight& w);
 
 }  // namespace nibble::ops

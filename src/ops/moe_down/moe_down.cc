@@ -24,6 +24,15 @@ constexpr MoeDownKernel int8_row(const char* name) {
           Int8MoeDown<kIsa>::run, Layout::kPanels16};
 }
 
+template <cpu::Isa kIsa>
+constexpr MoeDownKernel row_scaled(const char* name) {
+  return {name,
+          [](const MoeDownDesc& d, const KernelOptions& o) {
+            return refuse_int8_row<kIsa>(d.format, d.hidden, d.width, o);
+          },
+          Int8RowMoeDown<kIsa>::run, Layout::kPanels16};
+}
+
 // The few-token CUDA row. A thread counts the slots of an expert; one token's choices fit at once.
 const char* refuse_gemv(const MoeDownDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_gemv_tiles(d.format, d.hidden, d.width, o)) return reason;
@@ -49,11 +58,8 @@ const char* refuse_many_fp8(const MoeDownDesc& d, const KernelOptions& o) {
 }
 
 constexpr MoeDownKernel kKernels[] = {
-    {"amx_int8row",
-     [](const MoeDownDesc& d, const KernelOptions& o) {
-       return refuse_int8_row(d.format, d.hidden, d.width, o);
-     },
-     Int8RowMoeDown<cpu::Isa::kAmx>::run, Layout::kPanels16},
+    row_scaled<cpu::Isa::kAmx>("amx_int8row"),
+    row_scaled<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8row"),
     int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
     int8_row<cpu::Isa::kAvx2>("avx2_int8"),

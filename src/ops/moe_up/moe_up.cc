@@ -24,6 +24,15 @@ constexpr MoeUpKernel int8_row(const char* name) {
           Int8MoeUp<kIsa>::run, Layout::kPanels16};
 }
 
+template <cpu::Isa kIsa>
+constexpr MoeUpKernel row_scaled(const char* name) {
+  return {name,
+          [](const MoeUpDesc& d, const KernelOptions& o) {
+            return refuse_int8_row<kIsa>(d.format, 2 * d.width, d.hidden, o);
+          },
+          Int8RowMoeUp<kIsa>::run, Layout::kPanels16};
+}
+
 // The few-token CUDA row. A thread counts the slots of an expert; one token's choices fit at once.
 const char* refuse_gemv(const MoeUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_gemv_tiles(d.format, 2 * d.width, d.hidden, o)) return reason;
@@ -49,11 +58,8 @@ const char* refuse_many_fp8(const MoeUpDesc& d, const KernelOptions& o) {
 }
 
 constexpr MoeUpKernel kKernels[] = {
-    {"amx_int8row",
-     [](const MoeUpDesc& d, const KernelOptions& o) {
-       return refuse_int8_row(d.format, 2 * d.width, d.hidden, o);
-     },
-     Int8RowMoeUp<cpu::Isa::kAmx>::run, Layout::kPanels16},
+    row_scaled<cpu::Isa::kAmx>("amx_int8row"),
+    row_scaled<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8row"),
     int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
     int8_row<cpu::Isa::kAvx2>("avx2_int8"),

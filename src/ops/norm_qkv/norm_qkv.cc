@@ -36,6 +36,15 @@ constexpr NormQkvKernel int8_row(const char* name) {
           Int8NormQkv<kIsa>::run, Layout::kPanels16};
 }
 
+template <cpu::Isa kIsa>
+constexpr NormQkvKernel row_scaled(const char* name) {
+  return {name,
+          [](const NormQkvDesc& d, const KernelOptions& o) {
+            return refuse_int8_row<kIsa>(d.format, rows_of(d), d.hidden, o);
+          },
+          Int8RowNormQkv<kIsa>::run, Layout::kPanels16};
+}
+
 // The few-token CUDA rows. Two row tiles hold the halves of a pair that turns.
 template <auto kRefuse>
 const char* refuse_gemv(const NormQkvDesc& d, const KernelOptions& o) {
@@ -53,11 +62,8 @@ const char* refuse_many_fp8(const NormQkvDesc& d, const KernelOptions& o) {
 }
 
 constexpr NormQkvKernel kKernels[] = {
-    {"amx_int8row",
-     [](const NormQkvDesc& d, const KernelOptions& o) {
-       return refuse_int8_row(d.format, rows_of(d), d.hidden, o);
-     },
-     Int8RowNormQkv<cpu::Isa::kAmx>::run, Layout::kPanels16},
+    row_scaled<cpu::Isa::kAmx>("amx_int8row"),
+    row_scaled<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8row"),
     int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
     int8_row<cpu::Isa::kAvx2>("avx2_int8"),

@@ -34,6 +34,15 @@ constexpr NormUnembedKernel int8_row(const char* name) {
           Int8NormUnembed<kIsa>::run, Layout::kPanels16};
 }
 
+template <cpu::Isa kIsa>
+constexpr NormUnembedKernel row_scaled(const char* name) {
+  return {name,
+          [](const NormUnembedDesc& d, const KernelOptions& o) {
+            return refuse_int8_row<kIsa>(d.format, d.vocab, d.hidden, o);
+          },
+          Int8RowNormUnembed<kIsa>::run, Layout::kPanels16};
+}
+
 template <Format kFormat>
 const char* refuse_many(const NormUnembedDesc& d, const KernelOptions& o) {
   return refuse_gemm<kFormat>({d.format, d.vocab, d.hidden, d.tokens, kDenseFewest}, o);
@@ -44,11 +53,8 @@ const char* refuse_many_fp8(const NormUnembedDesc& d, const KernelOptions& o) {
 }
 
 constexpr NormUnembedKernel kKernels[] = {
-    {"amx_int8row",
-     [](const NormUnembedDesc& d, const KernelOptions& o) {
-       return refuse_int8_row(d.format, d.vocab, d.hidden, o);
-     },
-     Int8RowNormUnembed<cpu::Isa::kAmx>::run, Layout::kPanels16},
+    row_scaled<cpu::Isa::kAmx>("amx_int8row"),
+    row_scaled<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8row"),
     int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
     int8_row<cpu::Isa::kAvx2>("avx2_int8"),

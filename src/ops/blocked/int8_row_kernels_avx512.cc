@@ -3,6 +3,8 @@
 #include "ops/blocked/int8_row_kernels.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "base/check.h"
 
@@ -37,12 +39,14 @@ namespace {
 using cpu::kTileBytes;
 using S = cpu::Avx512Vnni;
 
-constexpr int64_t kFewTokens = 3;   // up to which VNNI is faster
+// Up to which weights are not looked up ahead of the products: before tiles, before lines.
+constexpr int64_t kFewBeforeTiles = 3, kFewBeforeLines = 8;
+constexpr int kLineTokens = 8;      // vectors that meet two panels in multiply_lines()
 constexpr int kRing = 8;            // tiles of weights ahead in multiply_few_tiles()
 constexpr int64_t kChunk = 9;       // steps of weights in L1 in multiply_many_tiles()
 constexpr int64_t kPassTiles = 16;  // of inputs that stay in L2 meanwhile
 constexpr int64_t kAhead = 8192, kScalesAhead = kAhead / 16;  // as PanelProduct
-static_assert((2 * kPassTiles + 2 * kChunk) * kTileBytes <= kRunScratchBytes);
+static_assert((2 * kPassTiles + 2 * kChunk) * kTileBytes <= run_scratch_bytes(0));
 
 struct Panel {
   const uint8_t *codes, *scales;
@@ -66,15 +70,16 @@ bool find_base(const uint8_t* scales, int64_t blocks, uint8_t* base) {
   return _mm_test_all_zeros(over, over);
 }
 
-// One step of a panel's weights as a B tile: 64 k x 16 rows. vpermb looks up code and shift at
-// once.
+// One step of a panel's weights, plus kOffset, as a B tile: 64 k x 16 rows. vpermb looks up code
+// and shift at once.
+template <int kOffset>
 void dequantize(const Panel& p, int64_t step, std::byte* tile) {
   struct Tables {
     alignas(64) uint8_t value[64], lane[64];
     constexpr Tables() : value(), lane() {
       constexpr int kTwice[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
       for (int i = 0; i < 64; ++i) {
-        value[i] = static_cast<uint8_t>(kTwice[i % 16] * (1 << (i / 16)));
+        value[i] = static_cast<uint8_t>(kTwice[i % 16] * (1 << (i / 16)) + kOffset);
         lane[i] = static_cast<uint8_t>(i / 4);
       }
     }
@@ -146,7 +151,7 @@ void multiply_few_tiles(const PanelRun& run, const Panel* panels, int64_t count,
   int64_t next_panel = 0, next_step = 0, written = 0, read = 0;
   const auto feed = [&] {
     if (next_panel == count) return;
-    dequantize(panels[next_panel], next_step, ring + written++ % kRing * kTileBytes);
+    dequantize<0>(panels[next_panel], next_step, ring + written++ % kRing * kTileBytes);
     if (++next_step == run.steps) next_step = 0, ++next_panel;
   };
   for (int i = 0; i < kRing / 2; ++i) feed();
@@ -180,7 +185,7 @@ void multiply_many_tiles(const PanelRun& run, const Panel* panels, int64_t first
   for (int64_t k0 = 0; k0 < run.steps; k0 += kChunk) {
     const int64_t steps = std::min(kChunk, run.steps - k0);
     const auto feed = [&](int64_t k) {
-      for (int j = 0; j < 2; ++j) dequantize(panels[j], k0 + k, b + (2 * k + j) * kTileBytes);
+      for (int j = 0; j < 2; ++j) dequantize<0>(panels[j], k0 + k, b + (2 * k + j) * kTileBytes);
     };
     for (int64_t k = 0; k < std::min<int64_t>(2, steps); ++k) feed(k);
     for (int64_t t = 0; t < tiles; t += 2) {
@@ -210,6 +215,9 @@ void multiply_many_tiles(const PanelRun& run, const Panel* panels, int64_t first
   }
 }
 
+// Products of many vectors and `count` panels, none of them wide.
+using Many = void(const PanelRun& run, const Panel* panels, int64_t count);
+
 template <typename Tiles>
 void multiply_tiles(const PanelRun& run, const Panel* panels, int64_t count) {
   const int64_t tiles = (run.tokens + kAmxTileTokens - 1) / kAmxTileTokens;
@@ -235,16 +243,82 @@ void multiply_tiles(const PanelRun& run, const Panel* panels, int64_t count) {
   Tiles::end();
 }
 
-// The same sums for few vectors, straight from the nibbles.
+// M vectors from `first` on by P panels, whose bytes lie in the scratch. On VNNI, whose weights
+// have no sign: they are looked up kLineOffset too large. kFetch: meanwhile the panels behind them
+// come into L2.
+constexpr int kLineOffset = 96;
+template <int M, int P, bool kFetch>
+void multiply_lines(const PanelRun& run, const Panel* panels, int64_t first) {
+  const int64_t stride = run.steps * kTileBytes;
+  const int8_t* x = run.tiles + first / kAmxTileTokens * stride + first % kAmxTileTokens * 64;
+  const std::byte* w = run.scratch;
+  const uint8_t* next_codes = panels[P - 1].codes + 512 * run.steps;
+  const uint8_t* next_scales = panels[P - 1].scales + 32 * run.steps;
+  __m512i acc[P][M];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p)
+      acc[p][m] = _mm512_set1_epi32(kLineOffset / S::kCodeOffset * run.offsets[first + m]);
+  for (int64_t k = 0; k < run.steps; ++k, x += kAmxTileBytes, w += kTileBytes) {
+    if (kFetch) __builtin_prefetch(next_scales + 64 * k, 0, 1);
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; ++i) {
+      if (kFetch) __builtin_prefetch(next_codes + 64 * (16 * k + i), 0, 1);
+      __m512i lines[P];
+#pragma GCC unroll 2
+      for (int p = 0; p < P; ++p) lines[p] = _mm512_load_si512(w + p * stride + 64 * i);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        int32_t four;
+        __builtin_memcpy(&four, x + 64 * m + 4 * i, sizeof(four));
+        const __m512i xs = _mm512_set1_epi32(four);
+#pragma GCC unroll 2
+        for (int p = 0; p < P; ++p) acc[p][m] = _mm512_dpbusd_epi32(acc[p][m], lines[p], xs);
+      }
+    }
+  }
+  const BlockTile t = block_tile(run, first / kAmxTileTokens * kAmxTileTokens);
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    const float half = half_step(t, static_cast<int>(first % kAmxTileTokens) + m);
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p)
+      finish(panels[p], acc[p][m], half, panels[p].y + (first + m) * run.ldy);
+  }
+}
+
+template <int P>
+void multiply_all_lines(const PanelRun& run, const Panel* panels) {
+  for (int p = 0; p < P; ++p)
+    for (int64_t k = 0; k < run.steps; ++k)
+      dequantize<kLineOffset>(panels[p], k, run.scratch + (p * run.steps + k) * kTileBytes);
+  static constexpr auto kBySize = []<int... kM>(std::integer_sequence<int, kM...>) {
+    return std::array{multiply_lines<kM + 1, P, false>...};
+  }
+  (std::make_integer_sequence<int, kLineTokens>());
+  static_assert(kFewBeforeLines >= kLineTokens);
+  multiply_lines<kLineTokens, P, true>(run, panels, 0);
+  for (int64_t first = kLineTokens; first < run.tokens; first += kLineTokens)
+    kBySize[std::min<int64_t>(kLineTokens, run.tokens - first) - 1](run, panels, first);
+}
+
+void multiply_by_lines(const PanelRun& run, const Panel* panels, int64_t count) {
+  for (; count >= 2; panels += 2, count -= 2) multiply_all_lines<2>(run, panels);
+  if (count == 1) multiply_all_lines<1>(run, panels);
+}
+
+// The same sums for few vectors, straight from the nibbles. M: the size of their tile.
 template <int M>
 void multiply_few(const PanelRun& run, const Panel& p) {
+  constexpr int kBeside = M % 4 == 0 ? 4 : M % 3 == 0 ? 3 : M;  // as PanelProduct
   const BlockTile t = block_tile(run, 0);
   const __m512i base =
       _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p.base)));
   const uint8_t *codes = p.codes, *scales = p.scales;
   const std::byte* x = t.at;
   __m512i acc[M];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int m = 0; m < M; ++m) acc[m] = _mm512_setzero_si512();
   for (int64_t b = 0; b < 2 * run.steps; ++b) {
     __m512i w[8];
@@ -257,15 +331,36 @@ void multiply_few(const PanelRun& run, const Panel& p) {
     const __m512i shift = _mm512_sub_epi32(
         _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales))), base);
     const auto* offsets = reinterpret_cast<const int32_t*>(x + 36 * M);
-    __m512i sums[M];
-    S::dot<M>(w, reinterpret_cast<const int8_t*>(x), offsets, sums);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m += kBeside) {
+      __m512i sums[kBeside];
+      S::dot<kBeside>(w, reinterpret_cast<const int8_t*>(x) + 32 * m, offsets + m, sums);
 #pragma GCC unroll 4
-    for (int m = 0; m < M; ++m)
-      acc[m] = _mm512_add_epi32(acc[m], _mm512_sllv_epi32(sums[m], shift));
+      for (int j = 0; j < kBeside; ++j)
+        acc[m + j] = _mm512_add_epi32(acc[m + j], _mm512_sllv_epi32(sums[j], shift));
+    }
     codes += 256, scales += kPanelRows, x += M * kInt8TileBytes;
   }
-#pragma GCC unroll 4
-  for (int m = 0; m < M; ++m) finish(p, acc[m], half_step(t, m), p.y + m * run.ldy);
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m)
+    if (m < t.tokens) finish(p, acc[m], half_step(t, m), p.y + m * run.ldy);
+}
+
+void multiply_few(const PanelRun& run, const Panel& p) {
+  switch (block_tile(run, 0).size) {
+    case 1:
+      return multiply_few<1>(run, p);
+    case 2:
+      return multiply_few<2>(run, p);
+    case 3:
+      return multiply_few<3>(run, p);
+    case 4:
+      return multiply_few<4>(run, p);
+    case 6:
+      return multiply_few<6>(run, p);
+    default:
+      return multiply_few<8>(run, p);
+  }
 }
 
 void multiply_wide(const PanelRun& run, const Panel& p) {
@@ -285,7 +380,7 @@ void multiply_wide(const PanelRun& run, const Panel& p) {
   }
 }
 
-template <typename Tiles>
+template <int64_t kFew, Many* kMany>
 void multiply_panels(const PanelRun& run) {
   CHECK(run.panels <= kMostPanels);
   Panel narrow[kMostPanels];
@@ -299,26 +394,29 @@ void multiply_panels(const PanelRun& run) {
     p.y = run.y + i * kPanelRows;
     if (!find_base(p.scales, blocks, p.base)) {
       multiply_wide(run, p);
-    } else if (run.tokens > kFewTokens) {
-      ++count;
-    } else if (run.tokens == 3) {
-      multiply_few<3>(run, p);
-    } else if (run.tokens == 2) {
-      multiply_few<2>(run, p);
+    } else if (run.tokens <= kFew) {
+      multiply_few(run, p);
     } else {
-      multiply_few<1>(run, p);
+      ++count;
     }
   }
-  if (count > 0) multiply_tiles<Tiles>(run, narrow, count);
+  if (count > 0) kMany(run, narrow, count);
 }
 
 }  // namespace
 
 const Int8RowKernels& int8_row_kernels(cpu::Isa isa) {
-  static constexpr Int8RowKernels kAmx{multiply_panels<cpu::AmxTiles>};
-  static constexpr Int8RowKernels kEmulated{multiply_panels<cpu::EmulatedTiles>};
+  static constexpr Int8RowKernels kAmx{
+      multiply_panels<kFewBeforeTiles, multiply_tiles<cpu::AmxTiles>>};
+  static constexpr Int8RowKernels kVnni{multiply_panels<kFewBeforeLines, multiply_by_lines>};
   CHECK(isa == cpu::Isa::kAmx || isa == cpu::Isa::kAvx512Vnni);
-  return isa == cpu::Isa::kAmx ? kAmx : kEmulated;
+  return isa == cpu::Isa::kAmx ? kAmx : kVnni;
+}
+
+const Int8RowKernels& emulated_int8_row_kernels() {
+  static constexpr Int8RowKernels kKernels{
+      multiply_panels<kFewBeforeTiles, multiply_tiles<cpu::EmulatedTiles>>};
+  return kKernels;
 }
 
 }  // namespace nibble::ops
@@ -331,7 +429,7 @@ const Int8RowKernels& int8_row_kernels(cpu::Isa isa) {
 
 namespace nibble::ops {
 const Int8RowKernels& int8_row_kernels(cpu::Isa) {
-  CHECK(!"no AMX on this architecture");
+  CHECK(!"no AVX-512 on this architecture");
   __builtin_unreachable();
 }
 }  // namespace nibble::ops
