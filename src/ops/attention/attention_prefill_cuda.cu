@@ -26,7 +26,174 @@ constexpr int kThreads = kWarps * 32;
 constexpr int kM = 2;
 constexpr int kRows = kWarps * 16 * kM;  // (token, head) pairs of a tile
 constexpr int kStages = 3;
+constexpr int kKeys = 64;                     // of a tile of keys
+constexpr int kTileBytes = kKeys * kDim * 2;  // of K, and of V
 constexpr int kSmemBytes = kStages * 2 * kTileBytes;
+
+// Brings tiles of keys and values, as bf16, to shared memory; by kThreads threads, each some rows'
+// chunks of 8 dims. bf16 pages are copied behind the threads' backs, E4M3 pages pass through them.
+template <int kThreads, bool kFp8>
+struct Copier {
+  static constexpr int kStep = kThreads / 8;  // rows that the threads bring at once
+  static_assert(kStep % kBlock == 0 && kKeys % kStep == 0);
+  const int32_t* table;
+  int32_t kv_head, oldest;
+
+  // K, then V, to `stage`. Zeros where no row of the tile sees a key, which may be anything there.
+  __device__ __forceinline__ void copy(const TileParams& a, uint32_t stage, int32_t key,
+                                       int32_t key_end) const {
+    const int chunk = threadIdx.x % 8, row = threadIdx.x / 8;
+    // Rows of the pages: fewer than 2^31 in any memory.
+    int32_t at[kKeys / kStep];
+#pragma unroll
+    for (int i = 0; i < kKeys / kStep; ++i) {
+      const int32_t pos = key + i * kStep + row;
+      at[i] = -1;
+      if (pos >= key_end || pos / kBlock * kBlock + kBlock <= oldest) continue;
+      at[i] = ((table[pos >> a.page_shift] * a.kv_heads + kv_head) << a.page_shift) +
+              (pos & ((1 << a.page_shift) - 1));
+    }
+    if constexpr (kFp8) {
+      uint2 k[kKeys / kStep] = {}, v[kKeys / kStep] = {};
+#pragma unroll
+      for (int i = 0; i < kKeys / kStep; ++i) {
+        if (at[i] < 0) continue;
+        const int64_t from = int64_t{at[i]} * kDim + chunk * 8;
+        k[i] = cuda::load8(static_cast<const uint8_t*>(a.k) + from);
+        v[i] = cuda::load8(static_cast<const uint8_t*>(a.v) + from);
+      }
+#pragma unroll
+      for (int i = 0; i < kKeys / kStep; ++i) {
+        const uint32_t to = stage + swizzled(i * kStep + row, chunk);
+        store_as_bf16(to, k[i]), store_as_bf16(to + kTileBytes, v[i]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kKeys / kStep; ++i) {
+        const bool is_there = at[i] >= 0;
+        const int64_t from = int64_t{max(at[i], 0)} * kDim + chunk * 8;
+        const uint32_t to = stage + swizzled(i * kStep + row, chunk);
+        copy_16(to, static_cast<const uint16_t*>(a.k) + from, is_there);
+        copy_16(to + kTileBytes, static_cast<const uint16_t*>(a.v) + from, is_there);
+      }
+    }
+  }
+};
+
+// What a warp keeps of its 16 kM rows.
+template <int kM>
+struct State {
+  uint32_t q[kM][kDim / 16][4];  // operand of 16 rows and 16 dims
+  float o[kM][kDim / 2];
+  float top[kM][2], sum[kM][2];  // rows g, g + 8
+};
+template <int kM>
+using Scores = float[kM][kKeys / 2];
+
+template <int kM>
+__device__ __forceinline__ void start(State<kM>& s, const TileParams& a, const Rows& rows,
+                                      int32_t kv_head) {
+  const int lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = threadIdx.x / 32 * (16 * kM) + 16 * m + 8 * half + g;
+      const int64_t at = row_at(a, rows, row, kv_head);
+      s.top[m][half] = -FLT_MAX, s.sum[m][half] = 0;
+#pragma unroll
+      for (int step = 0; step < kDim / 16; ++step)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const auto* from = reinterpret_cast<const uint32_t*>(a.q + at + 16 * step + 8 * i) + p;
+          s.q[m][step][2 * i + half] = at < 0 ? 0 : *from;
+        }
+#pragma unroll
+      for (int j = 0; j < kDim / 8; ++j)
+        s.o[m][4 * j + 2 * half] = s.o[m][4 * j + 2 * half + 1] = 0;
+    }
+}
+
+// Takes keys out that a row does not see. Rows that are not there see what they like.
+template <int kM>
+__device__ __forceinline__ void mask(Scores<kM>& s, const TileParams& a, int32_t first_pos,
+                                     int32_t key) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = threadIdx.x / 32 * (16 * kM) + 16 * m + 8 * half + lane / 4;
+      const int32_t ahead = first_pos + token_of(a, row) - (key + 2 * (lane % 4));
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int32_t behind = ahead - (8 * j + i);
+          if (behind < 0 || (a.window > 0 && behind >= a.window))
+            s[m][4 * j + 2 * half + i] = -INFINITY;
+        }
+    }
+}
+
+// Scores become weights; what is summed so far shrinks where a larger score has come, which happens
+// in few tiles but the first.
+template <int kM>
+__device__ __forceinline__ void weigh(Scores<kM>& s, State<kM>& state, float scale) {
+  float shrink[kM][2];
+  bool has_grown = false;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top = s[m][2 * half];
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j)
+        top = fmaxf(top, fmaxf(s[m][4 * j + 2 * half], s[m][4 * j + 2 * half + 1]));
+      top = fmaxf(state.top[m][half], quad_max(top) * scale);
+      has_grown = has_grown || top > state.top[m][half];
+      shrink[m][half] = exp2_fast(state.top[m][half] - top);
+      state.top[m][half] = top;
+      float sum = 0;
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i)
+          sum += s[m][4 * j + i] = exp2_fast(fmaf(s[m][4 * j + i], scale, -top));
+      state.sum[m][half] = state.sum[m][half] * shrink[m][half] + sum;
+    }
+  if (!__any_sync(kAll, has_grown)) return;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) state.o[m][i] *= shrink[m][i / 2 % 2];
+}
+
+template <int kM>
+__device__ __forceinline__ void store(const State<kM>& s, const TileParams& a, const Rows& rows,
+                                      int32_t kv_head) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = threadIdx.x / 32 * (16 * kM) + 16 * m + 8 * half + lane / 4;
+      const int64_t at = row_at(a, rows, row, kv_head);
+      const float sum = quad_sum(s.sum[m][half]);
+      if (at < 0) continue;
+      const float by = share_of(a, kv_head, row, s.top[m][half], sum);
+#pragma unroll
+      for (int j = 0; j < kDim / 8; ++j)
+        reinterpret_cast<uint32_t*>(a.att + at + 8 * j)[lane % 4] =
+            cuda::pack_bf16(s.o[m][4 * j + 2 * half] * by, s.o[m][4 * j + 2 * half + 1] * by);
+    }
+}
+
+// Whether all rows of a tile see all of its keys from `key` on.
+__device__ __forceinline__ bool all_seen(const TileParams& a, const Rows& rows, int32_t key) {
+  return key + kKeys - 1 <= rows.span.context + rows.first &&
+         (a.window == 0 || rows.key_end - 1 - key < a.window);
+}
 
 // Scores of a tile of keys in shared memory at `keys`.
 __device__ __forceinline__ void score(Scores<kM>& s, const State<kM>& state, uint32_t keys) {
@@ -89,7 +256,10 @@ __global__ void __launch_bounds__(kThreads, 2) attend_tiles(const __grid_constan
   __shared__ Rows rows;  // there, it takes no registers
   const auto shared = static_cast<uint32_t>(__cvta_generic_to_shared(stages));
   const int32_t kv_head = blockIdx.x;
-  if (threadIdx.x < 32 && !find_rows(rows, a, blockIdx.y)) rows.num_rows = 0;
+  if (threadIdx.x < 32) {
+    const TiledSpan span = find_span(a, blockIdx.y);
+    if (threadIdx.x == 0) rows = rows_of(a, span, blockIdx.y);
+  }
   __syncthreads();
   if (rows.num_rows == 0) return cuda::griddep_wait();
   const int32_t first_pos = rows.span.context + rows.first;

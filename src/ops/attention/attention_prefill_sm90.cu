@@ -5,122 +5,443 @@
 //           i32, in                  sinks [Q] bf16 or none, in     D = 64, Q / G <= 8
 // Operations: 4 D Q for each key that a token sees: at 8,192 tokens of gpt-oss-120b 0.55 T in a
 // full layer, 0.7 ms at the 790 TFLOP/s that an H200's dense products reach (its exponentials alone
-// take 0.58 ms of the special function units); 17 G in a window layer. Idea: see
-// attention_tiles.cuh. A warpgroup has 64 rows; queries and weights are operands from registers,
-// keys and values from shared memory, where a tile's rows of 128 bytes are swizzled as wgmma wants
-// them: the keys [N][K], the values transposed. The product of a tile's values runs on while the
-// scores of the next tile are made; four warpgroups an SM hide each other's exponentials.
-// Reached on one H200, 2026-11-21: 354 TFLOP/s at 8,192 tokens (1.55 ms a full layer, 0.15 a window
-// layer), 290 at 2,048, 121 at 512, 363 for the last 8,192 of 131,072.
-// Lost: mbarriers in place of the block's barrier (359), blocks of one warpgroup, four an SM (335),
-// one block an SM (353): neither barriers nor occupancy bind it, instructions do.
+// take 0.58 ms of the special function units); 17 G in a window layer, where q and att, 134 MB,
+// take 30 us.
+//
+// Flash attention over tiles of (token, head) rows: the query heads of a KV head share its keys. A
+// block walks over items, one tile of 192 rows and one KV head each, longest first. One warpgroup
+// fills: queries into one of two buffers, keys and values into a ring, rows of 128 bytes swizzled
+// as wgmma wants them, values transposed by the product itself. Three warpgroups multiply 64 rows
+// each: the scores of a tile and the values of the one before are asked for together, and the
+// warpgroups take turns in asking, so that one's exponentials run beside another's products.
+// Weights are relative to the row's largest score of some earlier tile: they shrink anew only when
+// a score comes that is 2^8 above it.
+//
+// Reached on one H200, 2026-11-21: 550 TFLOP/s at 8,192 tokens (1.00 ms a full layer; 97 us a
+// window layer), 418 at 2,048 (82 and 29 us), 136 at 512 (16 and 14 us), 527 for the last 8,192 of
+// 16,384. Tiles of 64 keys for windows, which cut less away, and for E4M3 pages, whose loads pass
+// through registers.
+// Lost: two such warpgroups (424; 240 registers each), no turns (451 against 492), tiles of 64 keys
+// in full layers (495), largest scores always up to date (3% slower), the page of every key looked
+// up by the thread that copies it (490, and 160 us a window layer); blocks that fill for
+// themselves, two an SM (354).
+#include "cuda/mma_sm90.cuh"
 #include "ops/attention/attention_tiles.cuh"
 
 namespace nibble::ops::gpu {
 namespace {
 
-using namespace tiles;  // NOLINT
+using namespace tiles;               // NOLINT
+using namespace nibble::cuda::sm90;  // NOLINT
+using tiles::copy_16;
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * 32;
-constexpr int kM = 1;
-constexpr int kRows = kWarps * 16 * kM;  // (token, head) pairs of a tile
-constexpr int kStages = 4;
-constexpr int kAhead = kStages - 2;  // tiles on their way; one is used, one's values are read late
-constexpr int kBlocksPerSm = 16 / kWarps;
-constexpr int kSmemBytes = kStages * 2 * kTileBytes + 1024;  // to align it
+constexpr int kGroups = 3;  // warpgroups that multiply
+constexpr int kThreads = 128 * (1 + kGroups);
+constexpr int kRows = 64 * kGroups;                           // (token, head) pairs of an item
+constexpr int kFillRegisters = 32, kMultiplyRegisters = 160;  // of the 64 K of an SM
+constexpr float kTolerated = 8;  // powers of two that a score may lie above its row's `top`
+constexpr int kQBytes = kRows * kDim * 2;
 
-// Rows of 128 bytes from `address` on, 16-byte chunk c of row r at place c ^ (r % 8).
-__device__ __forceinline__ uint64_t swizzled_rows(uint32_t address) {
-  constexpr uint64_t kGroup = 1024 >> 4;  // of 8 rows
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | kGroup << 16 | kGroup << 32 |
-         uint64_t{1} << 62;
-}
-
-// d [64][64] (+)= a [64][16] b, b [N][K] rows, or (kByValue) [K][N] rows.
-template <int kByValue>
-__device__ __forceinline__ void multiply(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
-                                         int is_added) {
+// d [64][64] (+)= a [64][16] b, b [K][N] rows.
+__device__ __forceinline__ void multiply_values(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
+                                                int is_added) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, "
-      "%9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
-      "%27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_added), "n"(kByValue));
-}
-__device__ __forceinline__ void begin_products() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void commit_products() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void wait_products() {
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NIBBLE_R32
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
+      : NIBBLE_O32
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_added));
 }
 
-// Grid (G, tiles of rows).
-template <bool kFp8>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    attend_tiles(const __grid_constant__ TileParams a) {
-  extern __shared__ uint8_t stages[];
-  __shared__ Rows rows;  // there, it takes no registers
-  const auto shared = (static_cast<uint32_t>(__cvta_generic_to_shared(stages)) + 1023) & ~1023u;
-  const int32_t kv_head = blockIdx.x;
-  if (threadIdx.x < 32 && !find_rows(rows, a, blockIdx.y)) rows.num_rows = 0;
-  __syncthreads();
-  if (rows.num_rows == 0) return cuda::griddep_wait();
-  const int32_t first_pos = rows.span.context + rows.first;
-  const Copier<kThreads, kFp8> copier{
-      .table = a.page_table + int64_t{rows.span.slot} * a.max_pages,
-      .kv_head = kv_head,
-      .oldest = a.window > 0 ? max(0, first_pos - a.window + 1) : 0};
-  cuda::griddep_wait();
-  cuda::griddep_launch_dependents();
-  const auto fetch = [&](int stage, int32_t key) {
-    if (key < rows.key_end) copier.copy(a, shared + stage * 2 * kTileBytes, key, rows.key_end);
-    commit_copies();  // empty past the end, so that groups count tiles
-  };
+// Named barriers: 1 of the filling warpgroup, 2.. of one that multiplies, kTurns.. of turns.
+constexpr int kTurns = 8;
+__device__ __forceinline__ void wait_turn(int group) {
+  asm volatile("bar.sync %0, 256;" ::"r"(kTurns + group) : "memory");
+}
+__device__ __forceinline__ void pass_turn(int group) {
+  asm volatile("bar.arrive %0, 256;" ::"r"(kTurns + (group + 1) % kGroups) : "memory");
+}
+
+template <int kTile>
+using Scores = float[kTile / 2];
+template <int kTile>
+using Weights = uint32_t[kTile / 16][4];
+struct Sums {
+  float o[kDim / 2];
+  float top[2], sum[2];  // rows g, g + 8
+};
+
+// Takes keys out that a row does not see. `row`: this lane's first of the item's; its keys are
+// those of the tile from `key` on.
+template <int kTile>
+__device__ __forceinline__ void mask(Scores<kTile>& s, const TileParams& a, int row, int32_t pos,
+                                     int32_t key) {
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) fetch(i, rows.key_begin + i * kKeys);
-  State<kM> state;
-  start(state, a, rows, kv_head);
-  int stage = 0;
-  for (int32_t key = rows.key_begin; key < rows.key_end; key += kKeys) {
-    wait_copies<kAhead - 1>();
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncthreads();  // the tile is there; nobody reads the one before the last any more
-    fetch((stage + kAhead) % kStages, key + kAhead * kKeys);
-    const uint32_t keys = shared + stage * 2 * kTileBytes;
-    Scores<kM> s;
-    begin_products();
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t behind = pos + token_of(a, row + 8 * half) - key - threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kTile / 8; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (behind - (8 * j + i) >= a.seen) s[4 * j + 2 * half + i] = -INFINITY;
+  }
+}
+
+// Scores become weights. True where `shrink` is what is summed so far shrinks by: rarely but in the
+// first tile.
+template <int kTile>
+__device__ __forceinline__ bool weigh(Scores<kTile>& s, Sums& sums, float scale,
+                                      float (&shrink)[2]) {
+  float top[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float even = s[2 * half], odd = s[2 * half + 1];
+#pragma unroll
+    for (int j = 1; j < kTile / 8; ++j) {
+      even = fmaxf(even, s[4 * j + 2 * half]);
+      odd = fmaxf(odd, s[4 * j + 2 * half + 1]);
+    }
+    top[half] = fmaxf(even, odd) * scale;
+  }
+  const bool has_grown =
+      __any_sync(kAll, top[0] > sums.top[0] + kTolerated || top[1] > sums.top[1] + kTolerated);
+  if (has_grown) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      top[half] = fmaxf(sums.top[half], quad_max(top[half]));
+      shrink[half] = exp2_fast(sums.top[half] - top[half]);
+      sums.top[half] = top[half];
+      sums.sum[half] *= shrink[half];
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float even = 0, odd = 0;
+#pragma unroll
+    for (int j = 0; j < kTile / 8; ++j) {
+      const int at = 4 * j + 2 * half;
+      even += s[at] = exp2_fast(fmaf(s[at], scale, -sums.top[half]));
+      odd += s[at + 1] = exp2_fast(fmaf(s[at + 1], scale, -sums.top[half]));
+    }
+    sums.sum[half] += even + odd;
+  }
+  return has_grown;
+}
+
+template <int kTile>
+__device__ __forceinline__ void pack(Weights<kTile>& w, const Scores<kTile>& s) {
+#pragma unroll
+  for (int step = 0; step < kTile / 16; ++step)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      w[step][i] = cuda::pack_bf16(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
+}
+
+struct Item {
+  Rows rows;
+  int32_t kv_head;
+};
+
+// One block. Items are numbered by tiles, last first, and within one by KV head; rounds go back and
+// forth over the blocks, so that long and short ones add up.
+template <int kTile_, bool kFp8>
+struct SpanBlock {
+  static constexpr int kTile = kTile_;  // keys of a tile
+  static constexpr int kStages = 640 / kTile, kKeyBytes = kTile * kDim * 2;
+  static constexpr int kKeysAt = 2 * kQBytes;
+  static constexpr int kBarriersAt = kKeysAt + kStages * 2 * kKeyBytes;
+  static constexpr int kItemsAt = kBarriersAt + 2 * (kStages + 2) * 8;
+  static constexpr int kSpanAt = kItemsAt + 2 * sizeof(Item);
+  static constexpr int kBytes = kSpanAt + sizeof(TiledSpan) + 1024;  // to align it
+
+  const TileParams& a;
+  char* base;  // of shared memory, 1024-byte aligned
+  uint32_t smem = shared_address(base);
+  int stage = 0, buffer = 0;
+  uint32_t phase = 0, buffer_phase = 0;
+
+  __device__ __forceinline__ uint32_t full(int s) const { return smem + kBarriersAt + s * 8; }
+  __device__ __forceinline__ uint32_t empty(int s) const { return full(kStages + s); }
+  __device__ __forceinline__ uint32_t item_full(int s) const { return full(2 * kStages + s); }
+  __device__ __forceinline__ uint32_t item_empty(int s) const { return full(2 * kStages + 2 + s); }
+  __device__ __forceinline__ uint32_t queries(int s) const { return smem + s * kQBytes; }
+  __device__ __forceinline__ uint32_t keys(int s) const {
+    return smem + kKeysAt + s * 2 * kKeyBytes;
+  }
+  __device__ __forceinline__ uint32_t values(int s) const { return keys(s) + kKeyBytes; }
+  __device__ __forceinline__ Item& item(int s) const {
+    return reinterpret_cast<Item*>(base + kItemsAt)[s];
+  }
+  __device__ __forceinline__ TiledSpan& last_span() const {
+    return *reinterpret_cast<TiledSpan*>(base + kSpanAt);
+  }
+  __device__ __forceinline__ void next_stage() {
+    if (++stage == kStages) stage = 0, phase ^= 1;
+  }
+  __device__ __forceinline__ void next_buffer() {
+    if (++buffer == 2) buffer = 0, buffer_phase ^= 1;
+  }
+  __device__ __forceinline__ static int number_of(int round) {
+    const int blocks = gridDim.x, mine = blockIdx.x;
+    return round * blocks + (round % 2 == 0 ? mine : blocks - 1 - mine);
+  }
+
+  __device__ void prepare() const {
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < kStages; ++s) {
+        barrier_init(full(s), 128);
+        barrier_init(empty(s), 4 * kGroups);
+      }
+      for (int s = 0; s < 2; ++s) {
+        barrier_init(item_full(s), 128);
+        barrier_init(item_empty(s), 4 * kGroups);
+      }
+      fence_barrier_init();
+      last_span() = {};
+    }
+    __syncthreads();
+  }
+
+  // ---- the filling warpgroup: a thread brings 16 bytes of every 16th row
+
+  static constexpr int kBlocks = kTile / kBlock;  // of a tile of keys
+
+  // Where the rows of a block lie in the pages, below 2^31 in any memory: lane i has the tile's
+  // i-th.
+  __device__ __forceinline__ int32_t find_blocks(const int32_t* table, int32_t head, int32_t key,
+                                                 int32_t key_end) const {
+    const int32_t lane = threadIdx.x % 32, first = key + lane * kBlock;
+    if (lane >= kBlocks || first >= key_end) return 0;
+    return ((table[first >> a.page_shift] * a.kv_heads + head) << a.page_shift) +
+           (first & ((1 << a.page_shift) - 1));
+  }
+
+  // The next `left` keys and values to the stage, zeros behind them: what lies there may be
+  // anything.
+  __device__ __forceinline__ void bring_keys(int32_t blocks, int32_t left) const {
+    const int chunk = threadIdx.x % 8, row = threadIdx.x / 8;
+    const uint32_t to = keys(stage) + swizzled(row, chunk);
+    constexpr int kAt = kFp8 ? kDim : 2 * kDim;  // bytes of a row
+    const uint8_t* k = static_cast<const uint8_t*>(a.k) + chunk * (kAt / 8);
+    const uint8_t* v = static_cast<const uint8_t*>(a.v) + chunk * (kAt / 8);
+    if constexpr (kFp8) {
+#pragma unroll
+      for (int i = 0; i < kBlocks; i += 2) {
+        uint2 codes[2][2] = {};
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const int64_t at = int64_t{__shfl_sync(kAll, blocks, i + n) + row} * kAt;
+          if ((i + n) * kBlock + row >= left) continue;
+          codes[n][0] = cuda::load8(k + at), codes[n][1] = cuda::load8(v + at);
+        }
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          store_as_bf16(to + (i + n) * kBlock * 128, codes[n][0]);
+          store_as_bf16(to + (i + n) * kBlock * 128 + kKeyBytes, codes[n][1]);
+        }
+      }
+      fence_async_proxy();
+      barrier_arrive(full(stage));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        const int64_t at = int64_t{__shfl_sync(kAll, blocks, i) + row} * kAt;
+        const bool is_there = i * kBlock + row < left;
+        copy_16(to + i * kBlock * 128, k + at, is_there);
+        copy_16(to + i * kBlock * 128 + kKeyBytes, v + at, is_there);
+      }
+      barrier_arrive_after_copies(full(stage));
+    }
+  }
+
+  __device__ __forceinline__ void bring_queries(const Rows& r, int32_t head) const {
+    const int chunk = threadIdx.x % 8;
+    const uint32_t to = queries(buffer) + swizzled(threadIdx.x / 8, chunk);
+#pragma unroll 4
+    for (int i = 0; i < kRows / 16; ++i) {
+      const int64_t from = row_at(a, r, threadIdx.x / 8 + 16 * i, head);
+      copy_16(to + i * 16 * 128, a.q + max(from, int64_t{0}) + chunk * 8, from >= 0);
+    }
+    barrier_arrive_after_copies(item_full(buffer));
+  }
+
+  __device__ __forceinline__ void find_item(int32_t tile, int32_t kv_head) const {
+    TiledSpan span = last_span();
+    if (!span.has(tile)) span = find_span(a, tile);
+    __syncwarp();
+    if (threadIdx.x == 0) last_span() = span, item(buffer) = {rows_of(a, span, tile), kv_head};
+  }
+
+  __device__ __forceinline__ void fill() {
+    for (int round = 0;; ++round) {
+      const int number = number_of(round), tile = number / a.kv_heads;
+      const int32_t head = number - tile * a.kv_heads;
+      barrier_wait(item_empty(buffer), buffer_phase ^ 1);
+      if (threadIdx.x < 32) find_item(tile, head);
+      warpgroup_barrier(1);
+      const Rows r = item(buffer).rows;
+      const int32_t* table = a.page_table + int64_t{r.span.slot} * a.max_pages;
+      int32_t blocks = find_blocks(table, head, r.key_begin, r.num_rows > 0 ? r.key_end : 0);
+      if (round == 0) cuda::griddep_wait();
+      if (r.num_rows == 0) return barrier_arrive(item_full(buffer));
+      bring_queries(r, head);
+      for (int32_t key = r.key_begin; key < r.key_end; key += kTile) {
+        barrier_wait(empty(stage), phase ^ 1);
+        bring_keys(blocks, r.key_end - key);
+        next_stage();
+        blocks = find_blocks(table, head, key + kTile, r.key_end);
+      }
+      next_buffer();
+    }
+  }
+
+  // ---- the warpgroups that multiply
+
+  __device__ __forceinline__ void ask_scores(Scores<kTile>& s, uint32_t q) const {
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step)
-      multiply<0>(s[0], state.q[0][step], swizzled_rows(keys + 32 * step), step > 0);
-    commit_products();
-    wait_products();  // the last tile's values too
-    if (!all_seen(a, rows, key)) mask(s, a, first_pos, key);
-    weigh(s, state, a.scale);
-    uint32_t weights[kKeys / 16][4];
-#pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        weights[step][i] = cuda::pack_bf16(s[0][8 * step + 2 * i], s[0][8 * step + 2 * i + 1]);
-    begin_products();
-#pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step)
-      multiply<1>(state.o[0], weights[step],
-                  swizzled_rows(keys + kTileBytes + step * 16 * kDim * 2), 1);
-    commit_products();
-    stage = (stage + 1) % kStages;
+      wgmma_bf16<kTile>(s, swizzled_128(q + 32 * step), swizzled_128(keys(stage) + 32 * step),
+                        step > 0);
+    wgmma_commit();
   }
-  wait_products();
-  store(state, a, rows, kv_head);
+  __device__ __forceinline__ void ask_values(Sums& sums, const Weights<kTile>& w, int s,
+                                             int is_added) const {
+#pragma unroll
+    for (int step = 0; step < kTile / 16; ++step)
+      multiply_values(sums.o, w[step], swizzled_128(values(s) + step * 16 * 128),
+                      step > 0 ? 1 : is_added);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void wait_keys() const {
+    barrier_wait(full(stage), phase);
+    fence_async_proxy();
+  }
+  __device__ __forceinline__ void release(uint32_t barrier) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+  }
+
+  __device__ __forceinline__ void multiply(int group) {
+    if (group == kGroups - 1) pass_turn(group);
+    while (true) {
+      barrier_wait(item_full(buffer), buffer_phase);
+      fence_async_proxy();
+      if (item(buffer).rows.num_rows == 0) break;
+      attend(group);
+      release(item_empty(buffer));
+      next_buffer();
+    }
+    if (group == 0) wait_turn(group);  // takes the arrival that is left
+  }
+
+  // One item's 64 rows of a warpgroup.
+  __device__ __forceinline__ void attend(int group) {
+    const Rows& rows = item(buffer).rows;
+    const int32_t key_begin = rows.key_begin, key_end = rows.key_end;
+    const int32_t first_pos = rows.span.context + rows.first;
+    const uint32_t q = queries(buffer) + group * 64 * 128;
+    const auto hide = [&](Scores<kTile>& s, int32_t key) {
+      const bool all_seen =
+          key + kTile <= first_pos + 1 && key_end - key <= static_cast<int32_t>(a.seen);
+      if (!all_seen) mask<kTile>(s, a, first_row(group), first_pos, key);
+    };
+    Scores<kTile> s;
+    Weights<kTile> w;
+    Sums sums{.top = {-FLT_MAX, -FLT_MAX}, .sum = {}};
+    float shrink[2];
+    wait_keys();
+    wait_turn(group);
+    wgmma_fence();
+    ask_scores(s, q);
+    pass_turn(group);
+    wgmma_wait<0>();
+    hide(s, key_begin);
+    weigh<kTile>(s, sums, a.scale, shrink);
+    pack<kTile>(w, s);
+    int is_added = 0;
+    for (int32_t key = key_begin + kTile; key < key_end; key += kTile) {
+      const int before = stage;
+      next_stage();
+      wait_keys();
+      wait_turn(group);
+      wgmma_fence();
+      ask_scores(s, q);
+      ask_values(sums, w, before, is_added);
+      is_added = 1;
+      pass_turn(group);
+      wgmma_wait<1>();
+      hide(s, key);
+      const bool has_grown = weigh<kTile>(s, sums, a.scale, shrink);
+      wgmma_wait<0>();
+      release(empty(before));
+      if (has_grown) {
+#pragma unroll
+        for (int i = 0; i < kDim / 2; ++i) sums.o[i] *= shrink[i / 2 % 2];
+      }
+      pack<kTile>(w, s);
+    }
+    wgmma_fence();
+    ask_values(sums, w, stage, is_added);
+    wgmma_wait<0>();
+    release(empty(stage));
+    next_stage();
+    store(sums, group);
+  }
+
+  // Row g of this warp's 16.
+  __device__ __forceinline__ static int first_row(int group) {
+    return group * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  }
+
+  // By way of the queries, so that rows leave in pieces of 16 bytes side by side.
+  __device__ __forceinline__ void store(const Sums& sums, int group) const {
+    const int lane = threadIdx.x % 32, kv_head = item(buffer).kv_head;
+    char* out = base + buffer * kQBytes;
+    warpgroup_barrier(2 + group);  // nobody's products read the queries any more
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row(group) + 8 * half;
+      const float by = share_of(a, kv_head, row, sums.top[half], quad_sum(sums.sum[half]));
+#pragma unroll
+      for (int j = 0; j < kDim / 8; ++j)
+        *reinterpret_cast<uint32_t*>(out + swizzled(row, j) + lane % 4 * 4) =
+            cuda::pack_bf16(sums.o[4 * j + 2 * half] * by, sums.o[4 * j + 2 * half + 1] * by);
+    }
+    __syncwarp();
+    const Rows r = item(buffer).rows;
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+      const int row = group * 64 + threadIdx.x / 32 % 4 * 16 + i + lane / 8;
+      const int64_t at = row_at(a, r, row, kv_head);
+      if (at >= 0)
+        *reinterpret_cast<uint4*>(a.att + at + lane % 8 * 8) =
+            *reinterpret_cast<const uint4*>(out + swizzled(row, lane % 8));
+    }
+  }
+};
+
+template <int kTile, bool kFp8>
+__global__ void __launch_bounds__(kThreads, 1) attend_tiles(const __grid_constant__ TileParams a) {
+  extern __shared__ char raw[];
+  SpanBlock<kTile, kFp8> block{a, raw + (1024 - shared_address(raw) % 1024) % 1024};
+  block.prepare();
+  cuda::griddep_launch_dependents();
+  if (threadIdx.x < 128) {
+    fewer_registers<kFillRegisters>();
+    block.fill();
+  } else {
+    more_registers<kMultiplyRegisters>();
+    block.multiply(threadIdx.x / 128 - 1);
+  }
+}
+
+template <int kTile, bool kFp8>
+void launch(Ctx& cx, const TileParams& a) {
+  const auto blocks = static_cast<unsigned>(cx.kernels.gpu.num_sms);
+  cuda::launch(
+      cx.stream, attend_tiles<kTile, kFp8>,
+      {.grid = dim3(blocks), .block = dim3(kThreads), .smem_bytes = SpanBlock<kTile, kFp8>::kBytes},
+      a);
 }
 
 }  // namespace
@@ -132,9 +453,10 @@ void attend_spans_sm90(Ctx& cx, const Tensor& att, const Tensor& q, const KvLaye
     attend_rows(cx, att, q, kv, params, s, /*by_span=*/true);
   if (s.num_tokens == s.num_spans) return;
   const TileParams a = tile_params(att, q, kv, params, s, kRows);
-  const auto kernel = kv.k.dtype == DType::kF8E4M3 ? attend_tiles<true> : attend_tiles<false>;
-  cuda::launch(cx.stream, kernel,
-               {.grid = tile_grid(a, s), .block = dim3(kThreads), .smem_bytes = kSmemBytes}, a);
+  if (kv.k.dtype == DType::kF8E4M3)
+    launch<64, true>(cx, a);
+  else
+    params.window > 0 ? launch<64, false>(cx, a) : launch<128, false>(cx, a);
 }
 
 }  // namespace nibble::ops::gpu
