@@ -11,6 +11,12 @@ __device__ __forceinline__ void async_copy_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                : "memory");
 }
+// `policy`: of the L2 cache, see evict_first() in bulk_copy.cuh.
+__device__ __forceinline__ void async_copy_16(uint32_t to, const void* from, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
+               "l"(from), "l"(policy)
+               : "memory");
+}
 // The copies of this thread since the last call are a group; it may be empty.
 __device__ __forceinline__ void async_copy_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

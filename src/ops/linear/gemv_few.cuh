@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
   const uint32_t base = cuda::shared_address(shared);
   const int lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
   const cuda::CodeTables tables(cuda::shared_address(&table_words[threadIdx.x / 32]));
-  ChunkRing<kUnits, kFewStages> ring(base, cuda::shared_address(barriers));
+  ChunkRing<kUnits, kFewStages, /*kOnce=*/false> ring(base, cuda::shared_address(barriers));
 
   constexpr int kTogether = kItems == Items::kHeadHalves ? 2 : 1;
   const Share mine(m.row_tiles / kTogether, blockIdx.x, gridDim.x);

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "cuda/async_copy.cuh"
+#include "cuda/bulk_copy.cuh"
 #include "cuda/mma_bf16.cuh"
 #include "ops/linear/gemv_one.cuh"
 
@@ -107,8 +108,14 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
       second = from + steps * kUnits * 64;
   };
   const auto fetch = [&](uint32_t slot, int block) {
-    if (from != nullptr) cuda::async_copy_16(slot, from + block * 32);
-    if (second != nullptr) cuda::async_copy_16(slot + 512, second + block * 32);
+    const auto copy = [](uint32_t to, const uint16_t* piece) {
+      if constexpr (kTokens == 1)  // more may take several passes
+        cuda::async_copy_16(to, piece, cuda::evict_first());
+      else
+        cuda::async_copy_16(to, piece);
+    };
+    if (from != nullptr) copy(slot, from + block * 32);
+    if (second != nullptr) copy(slot + 512, second + block * 32);
     cuda::async_copy_commit();
   };
 #pragma unroll

@@ -72,8 +72,8 @@ struct ChunkWalk {
   }
 };
 
-// A warp's ring of chunks.
-template <int kUnits, int kStages>
+// A warp's ring of chunks. kOnce: a step reads the weights once.
+template <int kUnits, int kStages, bool kOnce = true>
 class ChunkRing {
  public:
   static constexpr int kChunkBytes = kUnits * cuda::kUnitBytes;
@@ -94,7 +94,11 @@ class ChunkRing {
   __device__ __forceinline__ void fetch(int ahead, const uint8_t* from, int bytes = kChunkBytes) {
     int slot = slot_ + ahead;
     if (slot >= kStages) slot -= kStages;
-    cuda::bulk_copy(data_ + slot * kChunkBytes, from, bytes, barrier_ + slot * 8);
+    const uint32_t to = data_ + slot * kChunkBytes, barrier = barrier_ + slot * 8;
+    if constexpr (kOnce)
+      cuda::bulk_copy(to, from, bytes, barrier, cuda::evict_first());
+    else
+      cuda::bulk_copy(to, from, bytes, barrier);
   }
   // Waits for the next chunk; its shared address.
   __device__ __forceinline__ uint32_t take() {
