@@ -50,7 +50,7 @@ struct BenchFlags {
 constexpr int64_t kProbeBytes = int64_t{1} << 30;
 constexpr int64_t kGpuProbeBytes = int64_t{4} << 30;
 constexpr int kProbeRepeats = 5;
-constexpr int32_t kWarmUpPrompt = 512, kWarmUpTokens = 8;
+constexpr int32_t kWarmUpPrompt = 512, kWarmUpTokens = 8, kLongPrompt = 16384;
 
 struct BenchRow {
   BenchCase what;
@@ -84,11 +84,13 @@ BenchCase warm_up_of(BenchCase what) {
 
 BenchRow measure(Engine& engine, const BenchCase& what, int repeats, DType kv, double bandwidth,
                  bool on_gpu, RoutingBalance& balance) {
-  // Warms caches and page tables; not counted. What is watched may run slower than what is not.
+  // Warms caches and page tables; not counted. What is watched may run slower than what is not, and
+  // is cut short where it is long.
   engine.set_tap([&](std::string_view name, int layer,
                      const Tensor& value) { balance.observe(name, layer, value); },
                  "ids");
-  run_case(engine, on_gpu ? what : warm_up_of(what), 0);
+  const bool is_long = what.depth + what.prompt > kLongPrompt;
+  run_case(engine, on_gpu && !is_long ? what : warm_up_of(what), 0);
   engine.set_tap({});
   if (on_gpu) run_case(engine, what, 0);
   std::vector<BenchSample> samples;

@@ -1,27 +1,40 @@
-// nibble bench ops: every kernel that runs here, by itself, on the shapes of gpt-oss-20b with
-// random weights: the bytes it must move, the time that takes at the read bandwidth measured in the
-// same run (its floor), and the share of the floor that it reaches.
+// nibble bench ops: every kernel that runs here, by itself, on the shapes of a model with random
+// weights: the bytes it must move, the time that takes at the read bandwidth measured in the same
+// run or its arithmetic at the device's best rate (its floor), and the share of it that it reaches.
+// With --tune it times what could run each op at each size of step, and writes which was fastest.
 #include "cli/bench_ops.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <functional>
-#include <numeric>
+#include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
+#include "cli/device.h"
 #include "cli/engine_setup.h"
 #include "cli/json.h"
+#include "cli/kernel_table.h"
+#include "cli/op_operands.h"
 #include "cli/text_table.h"
 #include "cli/version.h"
 #include "cpu/isa.h"
 #include "cpu/read_bandwidth.h"
 #include "cpu/thread_pool.h"
 #include "cpu/topology.h"
-#include "formats/bf16.h"
+#include "cuda/device.h"
+#include "cuda/graph.h"
+#include "cuda/read_bandwidth.h"
+#include "cuda/stream.h"
+#include "io/hub.h"
+#include "models/gpt_oss_config.h"
 #include "ops/attention/attention.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
@@ -29,388 +42,444 @@
 #include "ops/norm_route/norm_route.h"
 #include "ops/norm_unembed/norm_unembed.h"
 #include "ops/out_proj/out_proj.h"
-#include "tensor/buffer.h"
+#include "ops/plan.h"
 
 namespace nibble::cli {
 namespace {
 
+using ops::Op;
+
 struct OpsFlags {
-  std::vector<int64_t> tokens = {1, 8, 64, 512};
+  std::string model;            // whose shapes; empty: gpt-oss-20b's on CPUs, 120b's on GPUs
+  std::vector<int64_t> tokens;  // empty: by the device
   std::vector<int64_t> contexts = {4096};
   std::string only;  // of "op/kernel"
+  std::string device = "auto";
+  std::string tune;  // a file to write
+  double seconds = 0.3;
   int threads = 0;
   std::string cpu_isa = "auto";
   bool json = false;
 };
 
-constexpr int64_t kHidden = 2880, kWidth = 2880, kExperts = 32, kChosen = 4, kVocab = 201088;
-constexpr int64_t kQHeads = 64, kKvHeads = 8, kHeadDim = 64, kQWidth = kQHeads * kHeadDim;
-constexpr int32_t kPage = 16;
-// Weights that are cycled through, so that none is found in a cache.
-constexpr int64_t kColdBytes = int64_t{384} << 20;
-constexpr double kLeastSeconds = 0.3;
 constexpr int kLeastRuns = 5;
+// Of a GPU's graph: launches that follow each other as in a step.
+constexpr int kLaunches = 16, kPromptLaunches = 4, kReplays = 5;
+// A bucket without an end is timed by this many tokens.
+constexpr int64_t kLongStep = 8192;
+// Another kernel than the table's first must be this much faster to be written down.
+constexpr double kNoise = 0.98;
+// What large products reach on an H200 (bf16 and E4M3), FLOP/s; other devices: bytes alone.
+constexpr double kH200BF16 = 790e12, kH200Fp8 = 1450e12;
 
 struct Reached {
-  std::string op, kernel, weights;
+  Op op;
+  std::string name, kernel, weights;
   int64_t tokens = 0, bytes = 0, flops = 0;
   double seconds = 0;
 };
 
-class Noise {
- public:
-  uint64_t next() {
-    state_ += 0x9e3779b97f4a7c15u;
-    uint64_t z = state_;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    return z ^ (z >> 27);
-  }
-  float unit() { return static_cast<float>(next() >> 40) * 0x1p-23f - 1; }  // [-1, 1)
-
- private:
-  uint64_t state_ = 1;
-};
-
-// Random matrices of one shape and layout, as many as leave the caches cold.
-class ColdWeights {
- public:
-  ColdWeights(Noise& noise, Format format, Layout layout, int64_t experts, int64_t rows,
-              int64_t cols) {
-    w_ = {.format = format, .layout = layout, .experts = experts, .rows = rows, .cols = cols};
-    code_bytes_ = experts * rows * w_.row_code_bytes();
-    scale_bytes_ = experts * rows * w_.row_scale_bytes();
-    count_ = std::max<int64_t>(1, kColdBytes / code_bytes_);
-    codes_ = Buffer(count_ * code_bytes_);
-    scales_ = Buffer(count_ * scale_bytes_);
-    auto* words = static_cast<uint64_t*>(codes_.data());
-    // bf16: exponents around 2^-6; E4M3: no NaN.
-    const uint64_t keep = format == Format::kBF16    ? 0x80ff80ff80ff80ffu
-                          : format == Format::kMxfp8 ? 0xbfbfbfbfbfbfbfbfu
-                                                     : ~uint64_t{0};
-    const uint64_t set = format == Format::kBF16 ? 0x3c003c003c003c00u : 0;
-    for (int64_t i = 0; i < codes_.size_bytes() / 8; ++i) words[i] = (noise.next() & keep) | set;
-    auto* scales = static_cast<uint8_t*>(scales_.data());
-    for (int64_t i = 0; i < scales_.size_bytes(); ++i)
-      scales[i] = static_cast<uint8_t>(118 + noise.next() % 3);
-  }
-  const Weight& next() {
-    const int64_t i = turn_++ % count_;
-    w_.codes = static_cast<const uint8_t*>(codes_.data()) + i * code_bytes_;
-    w_.scales = scale_bytes_ == 0 ? nullptr
-                                  : static_cast<const uint8_t*>(scales_.data()) + i * scale_bytes_;
-    return w_;
-  }
-
- private:
-  Weight w_;
-  int64_t code_bytes_ = 0, scale_bytes_ = 0, count_ = 1, turn_ = 0;
-  Buffer codes_, scales_;
-};
+// A launch of the kernel; the bytes that it has to move. Turns take other weights and experts.
+using Launch = std::function<int64_t(size_t turn)>;
 
 class OpsBench {
  public:
-  OpsBench(const OpsFlags& flags, cpu::ThreadPool& pool) : flags_(flags) {
+  OpsBench(const OpsFlags& flags, const GptOssConfig& config, cpu::ThreadPool& pool,
+           const cuda::Stream* stream, const cuda::Caps& gpu)
+      : flags_(flags), c_(config) {
     cx_.pool = &pool;
-    options_.isa = cpu::force_isa(flags.cpu_isa);
+    cx_.kernels.isa = cpu::force_isa(flags.cpu_isa);
+    cx_.kernels.gpu = gpu;
+    if (stream == nullptr) return;
+    cx_.stream = stream->handle();
+    cx_.activations = DType::kBF16;
+    counters_ = cx_.allocate(ops::Ctx::kNumCounters * int64_t{4});
+    cx_.counters = static_cast<uint32_t*>(counters_.data());
   }
 
-  std::vector<Reached> run() {
-    for (const int64_t tokens : flags_.tokens) {
-      norm_route(tokens);
-      moe_up(tokens);
-      moe_down(tokens);
+  const std::vector<Reached>& run(const std::vector<int64_t>& tokens) {
+    for (const int64_t n : tokens) {
+      norm_route(n);
+      moe_up(n);
+      moe_down(n);
       for (const Format format : {Format::kBF16, Format::kMxfp8, Format::kMxfp4}) {
-        norm_qkv(tokens, format);
-        out_proj(tokens, format);
-        if (tokens <= 8) norm_unembed(tokens, format);
+        if (cx_.on_gpu() && format == Format::kMxfp8) continue;
+        norm_qkv(n, format);
+        out_proj(n, format);
+        if (n <= (cx_.on_gpu() ? OpOperands::kMostDecoding : 8)) norm_unembed(n, format);
       }
-      for (const int64_t context : flags_.contexts) attention(tokens, context);
+      for (const int64_t context : flags_.contexts) {
+        attention(n, context, kNoWindow);
+        if (flags_.tune.empty()) attention(n, context, c_.window);
+      }
     }
-    return std::move(reached_);
+    return reached_;
   }
 
  private:
-  float* floats(int64_t n) {
-    buffers_.emplace_back(n * static_cast<int64_t>(sizeof(float)));
-    auto* data = static_cast<float*>(buffers_.back().data());
-    for (int64_t i = 0; i < n; ++i) data[i] = noise_.unit();
-    return data;
+  // The median time of a launch.
+  double time(const Launch& launch, int64_t tokens, int64_t& bytes) {
+    size_t turn = 0;
+    bytes = launch(turn++);
+    return cx_.on_gpu() ? time_graph(launch, tokens, bytes) : time_calls(launch, bytes);
   }
-  Tensor matrix(int64_t rows, int64_t cols) {
-    return make_tensor(floats(rows * cols), DType::kF32, {rows, cols});
-  }
-
-  // Median seconds of run(), which returns the bytes that it had to move.
-  void measure(Reached row, int64_t scratch_bytes, const std::function<int64_t()>& run) {
-    const Buffer scratch(scratch_bytes);
-    cx_.scratch = {static_cast<std::byte*>(scratch.data()), static_cast<size_t>(scratch_bytes)};
-    run();
+  double time_calls(const Launch& launch, int64_t& bytes) {
     std::vector<double> seconds;
     double sum = 0;
-    int64_t bytes = 0;
-    while (sum < kLeastSeconds || seconds.size() < kLeastRuns) {
+    int64_t all_bytes = 0;
+    while (sum < flags_.seconds || seconds.size() < kLeastRuns) {
       const auto start = std::chrono::steady_clock::now();
-      bytes += run();
+      all_bytes += launch(seconds.size() + 1);
       seconds.push_back(
           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
       sum += seconds.back();
     }
-    std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
-    row.seconds = seconds[seconds.size() / 2];
-    row.bytes = bytes / static_cast<int64_t>(seconds.size());
-    reached_.push_back(std::move(row));
+    bytes = all_bytes / static_cast<int64_t>(seconds.size());
+    return median(seconds);
+  }
+  double time_graph(const Launch& launch, int64_t tokens, int64_t& bytes) {
+    const int launches = tokens > OpOperands::kMostDecoding ? kPromptLaunches : kLaunches;
+    int64_t all_bytes = 0;
+    const cuda::Graph graph(cx_.stream, [&] {
+      for (int i = 0; i < launches; ++i) all_bytes += launch(static_cast<size_t>(i));
+    });
+    bytes = all_bytes / launches;
+    cuda::Event begin(cuda::Event::Kind::kTiming), end(cuda::Event::Kind::kTiming);
+    std::vector<double> seconds;
+    for (int i = 0; i <= kReplays; ++i) {
+      begin.record(cx_.stream);
+      graph.launch(cx_.stream);
+      end.record(cx_.stream);
+      end.wait();
+      if (i > 0) seconds.push_back(1e-3 * end.ms_since(begin) / launches);
+    }
+    return median(seconds);
+  }
+  static double median(std::vector<double>& values) {
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
   }
 
-  // Calls bench(kernel) for each row of the op's table that serves `desc` here and is asked for,
-  // with the first format of activations that it takes.
-  template <typename Desc, typename Fn, typename Bench>
-  void each_kernel(const std::string& op, std::span<const ops::Kernel<Desc, Fn>> table,
-                   const Desc& desc, const Bench& bench) {
-    std::vector<const char*> done = {"ref"};
-    for (const auto act :
-         {ops::ActFormat::kInt8Row, ops::ActFormat::kInt8, ops::ActFormat::kFloat}) {
-      options_.activations = act;
+  // Times each row of the op's table that serves `desc` here and is asked for. make(row) puts its
+  // operands in place. With --tune: those that read the layout of the plan; else all, with the
+  // first format of activations that they take.
+  template <typename Desc, typename Fn, typename Make>
+  void each_kernel(Op op, std::span<const ops::Kernel<Desc, Fn>> table, const Desc& desc,
+                   const Reached& what, int64_t scratch_bytes, const Make& make) {
+    std::vector<ops::ActFormat> formats = {ops::ActFormat::kInt8Row, ops::ActFormat::kInt8,
+                                           ops::ActFormat::kFloat};
+    if (cx_.on_gpu()) formats = {ops::ActFormat::kFp8, ops::ActFormat::kBF16};
+    cx_.kernels.any_size = !flags_.tune.empty();
+    std::optional<Layout> layout;
+    if (!flags_.tune.empty()) {
+      formats = {tuned_activations()};
+      cx_.kernels.activations = formats[0];
+      ops::KernelPlan plan(0);
+      plan.add(op, -1, table, desc, cx_.kernels);
+      layout = plan.layout(op, -1);
+    }
+    std::vector<std::string> done = {"ref"};
+    for (const ops::ActFormat format : formats) {
+      cx_.kernels.activations = format;
       for (const auto& row : table) {
-        const auto same = [&](const char* name) { return std::string(name) == row.name; };
-        if (row.run == nullptr || row.refuse(desc, options_) != nullptr ||
-            std::any_of(done.begin(), done.end(), same))
+        if (row.run == nullptr || row.refuse(desc, cx_.kernels) != nullptr ||
+            (layout && row.layout != *layout) || std::ranges::find(done, row.name) != done.end())
           continue;
-        done.push_back(row.name);
-        if ((op + "/" + row.name).find(flags_.only) == std::string::npos) continue;
-        bench(row);
-        buffers_.clear();
+        done.emplace_back(row.name);
+        const std::string name = std::string(ops::op_name(op)) + "/" + row.name;
+        if (name.find(flags_.only) == std::string::npos) continue;
+        const Launch launch = make(row);
+        cx_.scratch = {static_cast<std::byte*>(operands_.room(scratch_bytes)),
+                       static_cast<size_t>(scratch_bytes)};
+        Reached reached = what;
+        reached.op = op, reached.kernel = row.name, reached.tokens = desc.tokens;
+        reached.seconds = time(launch, desc.tokens, reached.bytes);
+        reached_.push_back(std::move(reached));
+        operands_.clear();
       }
     }
   }
+  template <typename Desc>
+  int64_t scratch_of(const Desc& desc) const {
+    return cx_.on_gpu() ? ops::gpu::scratch_bytes(desc)
+                        : scratch_bytes(desc, desc.tokens, cx_.threads());
+  }
 
-  // Random choices; every run its own, so that a decode does not find its experts in the cache.
-  struct Choices {
-    Choices(Noise& noise, int64_t tokens)
-        : ids(tokens * kChosen),
-          counts(kExperts),
-          offsets(kExperts + 1),
-          slot(ids),
-          token(ids),
-          p(ids.size(), 0.25f) {
-      view = {static_cast<int32_t>(tokens),
-              kExperts,
-              kChosen,
-              ids.data(),
-              p.data(),
-              counts.data(),
-              offsets.data(),
-              slot.data(),
-              token.data()};
-      shuffle(noise);
-    }
-    void shuffle(Noise& noise) {
-      std::vector<int32_t> all(kExperts);
-      for (size_t t = 0; t < ids.size(); t += kChosen) {
-        std::iota(all.begin(), all.end(), 0);
-        for (int64_t k = 0; k < kChosen; ++k) {
-          std::swap(all[k], all[k + noise.next() % (kExperts - k)]);
-          ids[t + k] = all[k];
-        }
-      }
-      sort_by_expert(view);
-    }
-    int64_t distinct() const { return kExperts - std::count(counts.begin(), counts.end(), 0); }
-    std::vector<int32_t> ids, counts, offsets, slot, token;
-    std::vector<float> p;
-    Routing view;
-  };
+ public:
+  // What activations are rounded to where nobody says.
+  ops::ActFormat tuned_activations() const {
+    return activation_format("auto", /*exact=*/false, cx_.kernels.gpu);
+  }
 
+ private:
   void norm_route(int64_t tokens) {
-    const ops::NormRouteDesc desc{kHidden, kExperts, kChosen, Format::kBF16, tokens};
-    each_kernel("norm_route", ops::norm_route_kernels(), desc, [&](const ops::NormRouteKernel& k) {
-      ColdWeights w(noise_, desc.format, k.layout, 1, kExperts, kHidden);
-      const Tensor x = matrix(tokens, kHidden), d = matrix(tokens, kHidden),
-                   y = matrix(tokens, kHidden), h = matrix(tokens, kHidden);
-      const std::vector<uint16_t> ones(kHidden, bf16_from_float(1));
-      Choices choices(noise_, tokens);
-      measure({"norm_route", k.name, "bf16", tokens, 0, flops(desc, tokens)},
-              scratch_bytes(desc, tokens, cx_.threads()), [&] {
-                k.run(cx_, y, h, choices.view, x, d, {ones.data(), 1e-5f}, w.next());
-                return bytes(desc, tokens);
-              });
-    });
-  }
-
-  void moe_up(int64_t tokens) {
-    const ops::MoeUpDesc desc{kHidden, kWidth, kExperts, kChosen, Format::kMxfp4, tokens};
-    each_kernel("moe_up", ops::moe_up_kernels(), desc, [&](const ops::MoeUpKernel& k) {
-      ColdWeights w(noise_, desc.format, k.layout, kExperts, 2 * kWidth, kHidden);
-      const Tensor h = matrix(tokens, kHidden), u = matrix(tokens * kChosen, kWidth);
-      Choices choices(noise_, tokens);
-      measure({"moe_up", k.name, "mxfp4", tokens, 0, flops(desc, tokens)},
-              scratch_bytes(desc, tokens, cx_.threads()), [&] {
-                choices.shuffle(noise_);
-                k.run(cx_, u, h, choices.view, w.next(), 7);
-                return bytes(desc, tokens, choices.distinct());
-              });
-    });
-  }
-
-  void moe_down(int64_t tokens) {
-    const ops::MoeDownDesc desc{kHidden, kWidth, kExperts, kChosen, Format::kMxfp4, tokens};
-    each_kernel("moe_down", ops::moe_down_kernels(), desc, [&](const ops::MoeDownKernel& k) {
-      ColdWeights w(noise_, desc.format, k.layout, kExperts, kHidden, kWidth);
-      const Tensor d = matrix(tokens, kHidden), u = matrix(tokens * kChosen, kWidth);
-      Choices choices(noise_, tokens);
-      measure({"moe_down", k.name, "mxfp4", tokens, 0, flops(desc, tokens)},
-              scratch_bytes(desc, tokens, cx_.threads()), [&] {
-                choices.shuffle(noise_);
-                k.run(cx_, d, u, choices.view, w.next());
-                return bytes(desc, tokens, choices.distinct());
-              });
-    });
-  }
-
-  void out_proj(int64_t tokens, Format format) {
-    const ops::OutProjDesc desc{kHidden, kQWidth, format, tokens};
-    each_kernel("out_proj", ops::out_proj_kernels(), desc, [&](const ops::OutProjKernel& k) {
-      ColdWeights w(noise_, format, k.layout, 1, kHidden, kQWidth);
-      const Tensor d = matrix(tokens, kHidden), att = matrix(tokens, kQWidth);
-      const Step step{.num_tokens = static_cast<int32_t>(tokens)};
-      measure(
-          {"out_proj", k.name, std::string(format_name(format)), tokens, 0, flops(desc, tokens)},
-          scratch_bytes(desc, tokens, cx_.threads()), [&] {
-            k.run(cx_, d, att, w.next(), step);
-            return bytes(desc, tokens);
-          });
-    });
-  }
-
-  // bf16 pages of one sequence, with a step of its tokens from `context` on.
-  struct Sequence {
-    Sequence(Noise& noise, int64_t tokens, int64_t context)
-        : pages((context + tokens + kPage - 1) / kPage),
-          data(2 * pages * kPage * kKvHeads * kHeadDim * 2),
-          table(pages),
-          positions(tokens),
-          span{0, static_cast<int32_t>(tokens), static_cast<int32_t>(context), 0} {
-      auto* bits = static_cast<uint16_t*>(data.data());
-      for (int64_t i = 0; i < data.size_bytes() / 2; ++i) bits[i] = bf16_from_float(noise.unit());
-      std::iota(table.begin(), table.end(), 0);
-      std::iota(positions.begin(), positions.end(), static_cast<int32_t>(context));
-      const auto side = [&](int64_t i) {
-        return make_tensor(bits + i * data.size_bytes() / 4, DType::kBF16,
-                           {pages, kKvHeads, kPage, kHeadDim});
-      };
-      kv = {side(0), side(1), table.data(), static_cast<int32_t>(pages), kPage};
-      step = {.num_tokens = static_cast<int32_t>(tokens),
-              .num_spans = 1,
-              .positions = positions.data(),
-              .spans = &span};
-    }
-    int64_t pages;
-    Buffer data;
-    std::vector<int32_t> table, positions;
-    Span span;
-    KvLayer kv;
-    Step step;
-  };
-
-  void norm_qkv(int64_t tokens, Format format) {
-    const ops::NormQkvDesc desc{kHidden, kQHeads, kKvHeads, kHeadDim, format, tokens};
-    each_kernel("norm_qkv", ops::norm_qkv_kernels(), desc, [&](const ops::NormQkvKernel& k) {
-      const int64_t rows = kQWidth + 2 * kKvHeads * kHeadDim;
-      ColdWeights w(noise_, format, k.layout, 1, rows, kHidden);
-      const Tensor x = matrix(tokens, kHidden), d = matrix(tokens, kHidden),
-                   y = matrix(tokens, kHidden), h = matrix(tokens, kHidden),
-                   q = matrix(tokens, kQWidth), angles = matrix(tokens, kHeadDim);
-      const std::vector<uint16_t> ones(kHidden, bf16_from_float(1));
-      const Sequence s(noise_, tokens, 0);
-      measure(
-          {"norm_qkv", k.name, std::string(format_name(format)), tokens, 0, flops(desc, tokens)},
-          scratch_bytes(desc, tokens, cx_.threads()), [&] {
-            k.run(cx_, {q, h, y}, s.kv, x, d, {ones.data(), 1e-5f}, w.next(), angles, s.step);
-            return bytes(desc, tokens);
-          });
-    });
-  }
-
-  void norm_unembed(int64_t tokens, Format format) {
-    const ops::NormUnembedDesc desc{kHidden, kVocab, format, tokens};
-    each_kernel("norm_unembed", ops::norm_unembed_kernels(), desc,
-                [&](const ops::NormUnembedKernel& k) {
-                  ColdWeights w(noise_, format, k.layout, 1, kVocab, kHidden);
-                  const Tensor x = matrix(tokens, kHidden), d = matrix(tokens, kHidden),
-                               h = matrix(tokens, kHidden), logits = matrix(tokens, kVocab);
-                  const std::vector<uint16_t> ones(kHidden, bf16_from_float(1));
-                  std::vector<int32_t> out_rows(tokens);
-                  std::iota(out_rows.begin(), out_rows.end(), 0);
-                  const Step step{.num_tokens = static_cast<int32_t>(tokens),
-                                  .num_out = static_cast<int32_t>(tokens),
-                                  .out_rows = out_rows.data()};
-                  measure({"norm_unembed", k.name, std::string(format_name(format)), tokens, 0,
-                           flops(desc, tokens)},
-                          scratch_bytes(desc, tokens, cx_.threads()), [&] {
-                            k.run(cx_, logits, h, x, d, {ones.data(), 1e-5f}, w.next(), step);
-                            return bytes(desc, tokens);
-                          });
+    const ops::NormRouteDesc desc{c_.hidden, c_.experts, c_.top_k, Format::kBF16, tokens};
+    const Weight like{.format = desc.format, .rows = c_.experts, .cols = c_.hidden};
+    each_kernel(Op::kNormRoute, ops::norm_route_kernels(), desc,
+                {.name = "norm_route", .weights = "bf16", .flops = flops(desc, tokens)},
+                scratch_of(desc), [&](const ops::NormRouteKernel& k) -> Launch {
+                  const Tensor x = operands_.floats(tokens, c_.hidden), d = x,
+                               y = operands_.floats(tokens, c_.hidden),
+                               h = operands_.stored(tokens, c_.hidden);
+                  return
+                      [=, this, &k, norm = operands_.norm(c_.hidden), w = weights(like, k.layout),
+                       to = operands_.choices(tokens, c_.experts, c_.top_k)](size_t i) mutable {
+                        k.run(cx_, y, h, to[i % to.size()].routing, x, d, norm, w[i % w.size()]);
+                        return bytes(desc, tokens);
+                      };
                 });
   }
 
-  void attention(int64_t tokens, int64_t context) {
-    const ops::AttentionDesc desc{kQHeads, kKvHeads, kHeadDim, 0, tokens};
-    each_kernel("attention", ops::attention_kernels(), desc, [&](const ops::AttentionKernel& k) {
-      const Tensor q = matrix(tokens, kQWidth), att = matrix(tokens, kQWidth);
-      const Sequence s(noise_, tokens, context);
-      measure({"attention @" + std::to_string(context), k.name, "bf16 kv", tokens, 0,
-               flops(desc, tokens, context)},
-              scratch_bytes(desc, cx_.threads()), [&] {
-                k.run(cx_, att, q, s.kv, {.scale = 0.125f}, s.step);
-                return bytes(desc, tokens, context, 2);
-              });
-    });
+  void moe_up(int64_t tokens) {
+    const ops::MoeUpDesc desc{c_.hidden, c_.width, c_.experts, c_.top_k, Format::kMxfp4, tokens};
+    const Weight like{
+        .format = desc.format, .experts = c_.experts, .rows = 2 * c_.width, .cols = c_.hidden};
+    each_kernel(Op::kMoeUp, ops::moe_up_kernels(), desc,
+                {.name = "moe_up", .weights = "mxfp4", .flops = flops(desc, tokens)},
+                scratch_of(desc), [&](const ops::MoeUpKernel& k) -> Launch {
+                  const Tensor h = operands_.stored(tokens, c_.hidden),
+                               u = operands_.stored(tokens * c_.top_k, c_.width);
+                  return [=, this, &k, w = weights(like, k.layout),
+                          to = operands_.choices(tokens, c_.experts, c_.top_k)](size_t i) {
+                    const auto& choice = to[i % to.size()];
+                    k.run(cx_, u, h, choice.routing, w[i % w.size()], c_.swiglu_limit);
+                    return bytes(desc, tokens, choice.distinct);
+                  };
+                });
+  }
+
+  void moe_down(int64_t tokens) {
+    const ops::MoeDownDesc desc{c_.hidden, c_.width, c_.experts, c_.top_k, Format::kMxfp4, tokens};
+    const Weight like{
+        .format = desc.format, .experts = c_.experts, .rows = c_.hidden, .cols = c_.width};
+    each_kernel(Op::kMoeDown, ops::moe_down_kernels(), desc,
+                {.name = "moe_down", .weights = "mxfp4", .flops = flops(desc, tokens)},
+                scratch_of(desc), [&](const ops::MoeDownKernel& k) -> Launch {
+                  const Tensor d = operands_.floats(tokens, c_.hidden),
+                               u = operands_.stored(tokens * c_.top_k, c_.width);
+                  return [=, this, &k, w = weights(like, k.layout),
+                          to = operands_.choices(tokens, c_.experts, c_.top_k)](size_t i) {
+                    const auto& choice = to[i % to.size()];
+                    k.run(cx_, d, u, choice.routing, w[i % w.size()]);
+                    return bytes(desc, tokens, choice.distinct);
+                  };
+                });
+  }
+
+  void out_proj(int64_t tokens, Format format) {
+    const ops::OutProjDesc desc{c_.hidden, c_.q_width(), format, tokens};
+    const Weight like{.format = format, .rows = c_.hidden, .cols = c_.q_width()};
+    each_kernel(Op::kOutProj, ops::out_proj_kernels(), desc,
+                {.name = "out_proj",
+                 .weights = std::string(format_name(format)),
+                 .flops = flops(desc, tokens)},
+                scratch_of(desc), [&](const ops::OutProjKernel& k) -> Launch {
+                  const Tensor d = operands_.floats(tokens, c_.hidden),
+                               att = operands_.stored(tokens, c_.q_width());
+                  const Step step{.num_tokens = static_cast<int32_t>(tokens)};
+                  return [=, this, &k, w = weights(like, k.layout)](size_t i) {
+                    k.run(cx_, d, att, w[i % w.size()], step);
+                    return bytes(desc, tokens);
+                  };
+                });
+  }
+
+  void norm_qkv(int64_t tokens, Format format) {
+    const ops::NormQkvDesc desc{c_.hidden, c_.q_heads, c_.kv_heads, c_.head_dim, format, tokens};
+    const Weight like{
+        .format = format, .rows = c_.q_width() + 2 * c_.kv_width(), .cols = c_.hidden};
+    each_kernel(Op::kNormQkv, ops::norm_qkv_kernels(), desc,
+                {.name = "norm_qkv",
+                 .weights = std::string(format_name(format)),
+                 .flops = flops(desc, tokens)},
+                scratch_of(desc), [&](const ops::NormQkvKernel& k) -> Launch {
+                  const Tensor x = operands_.floats(tokens, c_.hidden), d = x,
+                               y = operands_.floats(tokens, c_.hidden),
+                               h = operands_.stored(tokens, c_.hidden),
+                               q = operands_.stored(tokens, c_.q_width()),
+                               angles = operands_.floats(tokens, c_.head_dim);
+                  const auto s = operands_.sequences(tokens, 0, c_.kv_heads, c_.head_dim);
+                  return [=, this, &k, norm = operands_.norm(c_.hidden),
+                          w = weights(like, k.layout)](size_t i) {
+                    k.run(cx_, {q, h, y}, s.kv, x, d, norm, w[i % w.size()], angles, s.step);
+                    return bytes(desc, tokens);
+                  };
+                });
+  }
+
+  void norm_unembed(int64_t tokens, Format format) {
+    const ops::NormUnembedDesc desc{c_.hidden, c_.vocab, format, tokens};
+    const Weight like{.format = format, .rows = c_.vocab, .cols = c_.hidden};
+    each_kernel(Op::kNormUnembed, ops::norm_unembed_kernels(), desc,
+                {.name = "norm_unembed",
+                 .weights = std::string(format_name(format)),
+                 .flops = flops(desc, tokens)},
+                scratch_of(desc), [&](const ops::NormUnembedKernel& k) -> Launch {
+                  const Tensor x = operands_.floats(tokens, c_.hidden), d = x,
+                               h = operands_.stored(tokens, c_.hidden),
+                               logits = operands_.floats(tokens, c_.vocab);
+                  const auto s = operands_.sequences(tokens, 0, c_.kv_heads, c_.head_dim);
+                  return [=, this, &k, norm = operands_.norm(c_.hidden),
+                          w = weights(like, k.layout)](size_t i) {
+                    k.run(cx_, logits, h, x, d, norm, w[i % w.size()], s.step);
+                    return bytes(desc, tokens);
+                  };
+                });
+  }
+
+  void attention(int64_t tokens, int64_t context, int32_t window) {
+    const ops::AttentionDesc desc{c_.q_heads, c_.kv_heads, c_.head_dim, window, tokens};
+    const int64_t count = tokens <= OpOperands::kMostDecoding ? tokens : 1, each = tokens / count;
+    const std::string in = window == kNoWindow ? "" : " in " + std::to_string(window);
+    each_kernel(Op::kAttention, ops::attention_kernels(), desc,
+                {.name = "attention" + in + " @" + std::to_string(context),
+                 .weights = "",
+                 .flops = count * flops(desc, each, context)},
+                cx_.on_gpu() ? ops::gpu::scratch_bytes(desc) : scratch_bytes(desc, cx_.threads()),
+                [&](const ops::AttentionKernel& k) -> Launch {
+                  const Tensor q = operands_.stored(tokens, c_.q_width()),
+                               att = operands_.stored(tokens, c_.q_width());
+                  const auto s = operands_.sequences(tokens, context, c_.kv_heads, c_.head_dim);
+                  return [=, this, &k](size_t) {
+                    k.run(cx_, att, q, s.kv, {.scale = 0.125f, .window = window}, s.step);
+                    return count * bytes(desc, each, context, 2);
+                  };
+                });
+  }
+
+  std::vector<Weight> weights(Weight like, Layout layout) {
+    like.layout = layout;
+    return operands_.weights(like);
   }
 
   const OpsFlags& flags_;
+  const GptOssConfig& c_;
   ops::Ctx cx_;
-  ops::KernelOptions options_;
-  Noise noise_;
-  std::vector<Buffer> buffers_;
+  Buffer counters_;
+  OpOperands operands_{cx_};
   std::vector<Reached> reached_;
 };
 
-void bench_ops(const OpsFlags& flags) {
-  const int threads = flags.threads > 0 ? flags.threads : cpu::read_cores().usable();
-  cpu::ThreadPool pool(threads);
-  const double bandwidth = cpu::measure_read_bandwidth(pool, int64_t{1} << 30, 5).median;
-  const std::vector<Reached> rows = OpsBench(flags, pool).run();
-  const std::string device =
-      cpu::cpu_model_name() + ", " + std::to_string(threads) + " threads, " + flags.cpu_isa;
+struct Machine {
+  std::string name;  // of the device
+  std::string text;  // with what it runs on
+  double bandwidth;
+  bool is_h200;
+};
+
+double floor_seconds(const Reached& r, const Machine& machine) {
+  const double bytes = static_cast<double>(r.bytes) / machine.bandwidth;
+  const bool is_fp8 = r.kernel.find("w4a8") != std::string::npos;
+  const double rate = is_fp8 ? kH200Fp8 : kH200BF16;
+  return machine.is_h200 ? std::max(bytes, static_cast<double>(r.flops) / rate) : bytes;
+}
+
+void print_reached(const std::vector<Reached>& rows, const OpsFlags& flags,
+                   const Machine& machine) {
   if (flags.json) {
-    Json out = {{"commit", commit_text()},
-                {"device", device},
-                {"read_bandwidth", bandwidth},
+    Json out = {{"command", command_line()},
+                {"commit", commit_text()},
+                {"device", machine.text},
+                {"model", flags.model},
+                {"read_bandwidth", machine.bandwidth},
                 {"rows", Json::array()}};
     for (const Reached& r : rows)
-      out["rows"].push_back(
-          {{"op", r.op},
-           {"kernel", r.kernel},
-           {"weights", r.weights},
-           {"tokens", r.tokens},
-           {"seconds", r.seconds},
-           {"bytes", r.bytes},
-           {"flops", r.flops},
-           {"floor_seconds", static_cast<double>(r.bytes) / bandwidth},
-           {"percent_of_floor", 100 * static_cast<double>(r.bytes) / bandwidth / r.seconds}});
+      out["rows"].push_back({{"op", r.name},
+                             {"kernel", r.kernel},
+                             {"weights", r.weights},
+                             {"tokens", r.tokens},
+                             {"seconds", r.seconds},
+                             {"bytes", r.bytes},
+                             {"flops", r.flops},
+                             {"floor_seconds", floor_seconds(r, machine)},
+                             {"percent_of_floor", 100 * floor_seconds(r, machine) / r.seconds}});
     return print_json(out);
   }
-  std::printf("gpt-oss-20b's shapes, random; %s; memory reads at %.1f GB/s\n\n", device.c_str(),
-              bandwidth / 1e9);
-  TextTable table(
-      {"op", "kernel", "weights", ">tokens", ">MB", ">floor us", ">us", ">of floor", ">GFLOP/s"});
+  std::printf("%s's shapes, random; %s; memory reads at %.1f GB/s\n\n", flags.model.c_str(),
+              machine.text.c_str(), machine.bandwidth / 1e9);
+  TextTable table({"op", "kernel", "weights", ">tokens", ">MB", ">floor us", ">us", ">of floor",
+                   ">GB/s", ">GFLOP/s"});
   for (const Reached& r : rows) {
-    const double bytes = static_cast<double>(r.bytes), floor = bytes / bandwidth;
-    table.add({r.op, r.kernel, r.weights, std::to_string(r.tokens), fixed_digits(bytes / 1e6, 1),
-               fixed_digits(floor * 1e6, 0), fixed_digits(r.seconds * 1e6, 0),
+    const double bytes = static_cast<double>(r.bytes), floor = floor_seconds(r, machine);
+    table.add({r.name, r.kernel, r.weights, std::to_string(r.tokens), fixed_digits(bytes / 1e6, 1),
+               fixed_digits(floor * 1e6, 1), fixed_digits(r.seconds * 1e6, 1),
                fixed_digits(100 * floor / r.seconds, 1) + "%",
+               fixed_digits(bytes / r.seconds / 1e9, 0),
                fixed_digits(static_cast<double>(r.flops) / r.seconds / 1e9, 0)});
   }
   std::printf("%s", table.plain().c_str());
+}
+
+// The fastest of each op, format and size: the table's first unless another is clearly faster.
+std::vector<ops::TunedKernel> fastest(const std::vector<Reached>& rows) {
+  std::vector<ops::TunedKernel> tuned;
+  std::vector<double> seconds;
+  for (const Reached& r : rows) {
+    const int64_t bucket = r.tokens == kLongStep ? ops::kTokenBuckets.back() : r.tokens;
+    const auto same = std::ranges::find_if(tuned, [&](const ops::TunedKernel& t) {
+      return t.op == r.op && t.weights == r.weights && t.max_tokens == bucket;
+    });
+    if (same == tuned.end()) {
+      tuned.push_back({r.op, r.weights, bucket, r.kernel});
+      seconds.push_back(r.seconds);
+    } else if (double& best = seconds[same - tuned.begin()]; r.seconds < kNoise * best) {
+      same->kernel = r.kernel;
+      best = r.seconds;
+    }
+  }
+  return tuned;
+}
+
+void write_table(const OpsFlags& flags, const KernelTable& table) {
+  std::ofstream out(flags.tune);
+  out << kernel_table_text(table);
+  out.close();
+  if (!out) throw Error(ErrorKind::kUsage, "bench ops: " + flags.tune + " cannot be written");
+  std::fprintf(stderr, "%zu kernels in %s: for --kernel-table of serve, bench and doctor\n",
+               table.rows.size(), flags.tune.c_str());
+}
+
+std::vector<int64_t> tokens_of(const OpsFlags& flags, bool on_gpu) {
+  if (!flags.tokens.empty()) return flags.tokens;
+  if (flags.tune.empty())
+    return on_gpu ? std::vector<int64_t>{1, 8, 16, 32, 64, 128, 256, 512, 2048, 8192}
+                  : std::vector<int64_t>{1, 8, 64, 512};
+  std::vector<int64_t> tokens(ops::kTokenBuckets.begin(), ops::kTokenBuckets.end());
+  tokens.back() = kLongStep;
+  return tokens;
+}
+
+void bench_ops(OpsFlags flags) {
+  const bool on_gpu = choose_device(flags.device, read_device_facts()) == Device::kCuda;
+  if (flags.model.empty()) flags.model = on_gpu ? "openai/gpt-oss-120b" : "openai/gpt-oss-20b";
+  const std::vector<int64_t> tokens = tokens_of(flags, on_gpu);
+  for (const int64_t n : tokens)
+    if (!flags.tune.empty() && n != kLongStep &&
+        std::ranges::find(ops::kTokenBuckets, n) == ops::kTokenBuckets.end())
+      throw Error(
+          ErrorKind::kUsage,
+          "--tune times steps of 1, 2, 4, ... 512 and 8192 tokens, not " + std::to_string(n));
+  const GptOssConfig config = parse_gpt_oss_config(find_model(flags.model).config);
+  const int threads = flags.threads > 0 ? flags.threads : cpu::read_cores().usable();
+  cpu::ThreadPool pool(threads);
+  const cuda::Caps gpu = on_gpu ? cuda::open_device() : cuda::Caps{};
+  std::optional<cuda::Stream> stream;
+  if (on_gpu) stream.emplace();
+  Machine machine{.name = on_gpu ? gpu.name : cpu::cpu_model_name(), .is_h200 = gpu.sm == 90};
+  machine.text = on_gpu
+                     ? gpu.name
+                     : machine.name + ", " + std::to_string(threads) + " threads, " + flags.cpu_isa;
+  machine.bandwidth = on_gpu ? cuda::measure_read_bandwidth(gpu, int64_t{4} << 30, 5)
+                             : cpu::measure_read_bandwidth(pool, int64_t{1} << 30, 5).median;
+  OpsBench bench(flags, config, pool, stream ? &*stream : nullptr, gpu);
+  const std::vector<Reached>& rows = bench.run(tokens);
+  print_reached(rows, flags, machine);
+  if (!flags.tune.empty())
+    write_table(flags, {.device = machine.name,
+                        .activations = ops::act_format_name(bench.tuned_activations()),
+                        .model = flags.model,
+                        .rows = fastest(rows)});
 }
 
 }  // namespace
@@ -419,16 +488,29 @@ void add_bench_ops(CLI::App& bench) {
   auto flags = std::make_shared<OpsFlags>();
   CLI::App* command = bench.add_subcommand(
       "ops", "Measure each kernel by itself: bytes, floor, share of the floor");
-  command->add_option("--tokens", flags->tokens, "of a step, separated by commas")
+  command->add_option("MODEL", flags->model,
+                      "whose shapes: a gpt-oss directory, config.json or repo id");
+  command
+      ->add_option("--tokens", flags->tokens,
+                   "of a step, separated by commas; up to 256 are one each of as many sequences, "
+                   "more are a prompt")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+      ->check(CLI::PositiveNumber);
   command->add_option("--contexts", flags->contexts, "of attention")
       ->delimiter(',')
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--only", flags->only,
                       "what has this in its op/kernel: \"attention/\", \"vnni\", \"moe_up/amx\"");
+  command->add_option("--tune", flags->tune,
+                      "write to this file which kernel is the fastest for each op and size of step "
+                      "here, for --kernel-table");
+  command->add_option("--device", flags->device, "auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  command->add_option("--seconds", flags->seconds, "that each kernel of a CPU runs at least")
+      ->check(CLI::Range(0.0, 60.0))
+      ->capture_default_str();
   command->add_option("--threads", flags->threads, "0: as many as the cgroup grants")
       ->check(CLI::Range(0, 1024));
   command->add_option("--cpu-isa", flags->cpu_isa, "as if this were the best the CPU has")

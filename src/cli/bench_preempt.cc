@@ -234,16 +234,15 @@ Json result_json(const PreemptFlags& flags, const std::string& device, int64_t k
 void print_load(const Load& load, int64_t kv_tokens) {
   std::printf(
       "%lld answers in %.0f s, %lld preemptions, %lld answers differ; %s new tokens (%.0f a "
-      "second), "
-      "%s prompt tokens computed\n"
+      "second), %s prompt tokens computed\n"
       "running %.1f (most %d), waiting %.1f (most %d); a KV cache of %s tokens, full after %.0f s, "
       "then used to %.1f%% (most %.2f%%, %.0f%% of steps at 99%% or more)\n",
       static_cast<long long>(load.answers), load.seconds, static_cast<long long>(load.preemptions),
       static_cast<long long>(load.other_answers), with_commas(load.new_tokens).c_str(),
       static_cast<double>(load.new_tokens) / load.seconds, with_commas(load.prompt_tokens).c_str(),
       load.mean_running, load.most_running, load.mean_waiting, load.most_waiting,
-      with_commas(kv_tokens).c_str(), load.fill_seconds, 100 * load.mean_usage, 100 * load.most_usage,
-      100 * load.full_steps);
+      with_commas(kv_tokens).c_str(), load.fill_seconds, 100 * load.mean_usage,
+      100 * load.most_usage, 100 * load.full_steps);
 }
 
 void bench_preempt(PreemptFlags flags) {

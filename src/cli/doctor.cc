@@ -15,12 +15,14 @@
 #include "cli/device.h"
 #include "cli/engine_setup.h"
 #include "cli/json.h"
+#include "cli/kernel_table.h"
 #include "cli/text_table.h"
 #include "cli/version.h"
 #include "cpu/isa.h"
 #include "cpu/read_bandwidth.h"
 #include "cpu/topology.h"
 #include "cuda/device.h"
+#include "engine/gpu_steps.h"
 #include "io/hub.h"
 #include "io/memory.h"
 #include "models/model.h"
@@ -37,6 +39,7 @@ struct DoctorFlags {
   std::string activations = "auto";
   std::string device = "auto";
   std::vector<std::string> kernels;
+  std::string kernel_table;
   DenseFlags dense;
   bool allow_ref = false;
   bool exact = false;
@@ -179,6 +182,15 @@ void print_machine(const Json& m) {
   row("device", m["device"].is_null() ? "none: " + m["device_refusal"].get<std::string>()
                                       : m["device"].get<std::string>());
   row("hub cache", m["hub_cache"].get<std::string>());
+  if (m.contains("weight_bytes") && m["resident_twice"].empty())
+    row("weights", format_size(m["weight_bytes"]) + ", each matrix once, in one layout");
+  if (m.contains("kernel_table"))
+    row("kernels", "of " + number("tuned") + " ops and sizes of step as " +
+                       m["kernel_table"].get<std::string>() + " says");
+  if (m.contains("graph_tokens")) {
+    row("graphs", "of steps of 1 to " + number("graph_tokens") +
+                      " sequences that decode, each recorded when the first of its kind comes");
+  }
 }
 
 void print_kernels(const std::vector<KernelRow>& rows) {
@@ -200,20 +212,35 @@ void doctor(const DoctorFlags& flags) {
   if (!flags.model.empty()) {
     ops::Ctx cx;
     cx.kernels.isa = cpu::force_isa(flags.cpu_isa);
-    cx.kernels.activations = activation_format(flags.activations, /*exact=*/false);
     cx.kernels.allow_ref = flags.allow_ref;
     cx.kernels.exact = flags.exact;
     if (!json["device"].is_null()) cx.kernels.gpu = find_gpu(flags.device);
-    if (cx.on_gpu()) cx.kernels.activations = gpu_activation_format(flags.activations);
+    cx.kernels.activations = activation_format(flags.activations, flags.exact, cx.kernels.gpu);
     for (const std::string& kernel : flags.kernels) cx.kernels.force(kernel);
-    rows = kernel_rows(plan_kernels(cx, model_argument(find_model(flags.model, flags.revision)),
-                                    dense_formats(flags.dense)));
+    if (!flags.kernel_table.empty()) {
+      use_kernel_table(flags.kernel_table,
+                       cx.on_gpu() ? cx.kernels.gpu.name : cpu::cpu_model_name(), cx.kernels);
+      json["kernel_table"] = flags.kernel_table;
+      json["tuned"] = cx.kernels.tuned.size();
+    }
+    const std::string model = model_argument(find_model(flags.model, flags.revision));
+    const ops::KernelPlan plan = plan_kernels(cx, model, dense_formats(flags.dense));
+    rows = kernel_rows(plan);
     json["model"] = flags.model;
+    json["weight_bytes"] = describe_model(model, dense_formats(flags.dense)).weight_bytes;
+    json["resident_twice"] = ops::resident_twice(plan.entries());
+    if (cx.on_gpu()) json["graph_tokens"] = GpuSteps::kMaxGraphTokens;
     json["kernels"] = kernels_json(rows);
   }
-  if (flags.json) return print_json(json);
-  print_machine(json);
-  if (!flags.model.empty()) print_kernels(rows);
+  if (flags.json) {
+    print_json(json);
+  } else {
+    print_machine(json);
+    if (!flags.model.empty()) print_kernels(rows);
+  }
+  if (!flags.model.empty() && !json["resident_twice"].empty())
+    throw Error(ErrorKind::kUnsupported, "weights would lie in memory twice: " +
+                                             json["resident_twice"][0].get<std::string>());
 }
 
 }  // namespace
@@ -228,6 +255,8 @@ void add_doctor(CLI::App& app) {
   command->add_option("--cpu-isa", flags->cpu_isa, "as if this were the best the CPU has")
       ->capture_default_str();
   command->add_option("--kernel", flags->kernels, "op=name: force a kernel; may be repeated");
+  command->add_option("--kernel-table", flags->kernel_table,
+                      "a file of nibble bench ops --tune, for the kernels that it makes run");
   command
       ->add_option("--activations", flags->activations, "auto, float, bf16, int8, int8-row or fp8")
       ->check(CLI::IsMember({"auto", "float", "bf16", "int8", "int8-row", "fp8"}))

@@ -8,12 +8,14 @@
 
 #include "base/error.h"
 #include "cli/device.h"
+#include "cli/kernel_table.h"
 #include "cli/progress_bar.h"
 #include "cpu/isa.h"
 #include "cpu/thread_pool.h"
 #include "cpu/topology.h"
 #include "cuda/device.h"
 #include "cuda/memory.h"
+#include "cuda/nvtx.h"
 #include "cuda/random_fill.h"
 #include "cuda/stream.h"
 #include "io/memory.h"
@@ -27,32 +29,19 @@ constexpr int32_t kLeastContext = 2048;
 // What a GPU changes: kernels are chosen for it, and activations are bf16.
 void use_gpu(const EngineFlags& flags, const cuda::Stream& stream, const cuda::Caps& caps,
              ops::Ctx& cx) {
-  if (flags.activations == "float") {
-    throw Error(ErrorKind::kUnsupported,
-                "--activations float: GPU kernels multiply bf16 activations; leave it out");
-  }
   if (flags.kv_cache_dtype == "f32") {
     throw Error(ErrorKind::kUnsupported, "--kv-cache-dtype f32 is for CPUs; GPUs keep bf16");
   }
-  if (flags.activations.starts_with("int8")) {
-    throw Error(ErrorKind::kUnsupported, "--activations " + flags.activations +
-                                             " is for CPUs; GPU kernels take bf16 or fp8");
-  }
-  if (flags.activations == "fp8" && caps.sm != 90) {
-    throw Error(
-        ErrorKind::kUnsupported,
-        "--activations fp8: there are kernels for Hopper GPUs only (sm_90), not for " + caps.name);
-  }
   cx.kernels.gpu = caps;
-  cx.kernels.activations = gpu_activation_format(flags.activations);
   cx.stream = stream.handle();
   cx.activations = DType::kBF16;
+  if (flags.nvtx) cx.on_op = cuda::nvtx_ranges();
 }
 
-ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool) {
+ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool, const cuda::Caps& gpu) {
   ops::Ctx cx;
   cx.pool = &pool;
-  cx.kernels.activations = activation_format(flags.activations, flags.exact);
+  cx.kernels.activations = activation_format(flags.activations, flags.exact, gpu);
   if (cx.kernels.activations == ops::ActFormat::kBF16 ||
       cx.kernels.activations == ops::ActFormat::kFp8)
     cx.activations = DType::kBF16;
@@ -66,6 +55,9 @@ ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool) {
   cx.kernels.allow_ref = flags.allow_ref;
   cx.kernels.exact = flags.exact;
   for (const std::string& kernel : flags.kernels) cx.kernels.force(kernel);
+  if (!flags.kernel_table.empty())
+    use_kernel_table(flags.kernel_table, gpu.sm != 0 ? gpu.name : cpu::cpu_model_name(),
+                     cx.kernels);
   return cx;
 }
 
@@ -82,7 +74,7 @@ EngineOptions engine_options(const EngineFlags& flags, const LoadEngineOptions& 
           .max_model_len = flags.max_model_len,
           .kv_dtype = kv_dtype(flags.kv_cache_dtype),
           .chunked_prefill = flags.chunked_prefill,
-          .graphs = !flags.enforce_eager,
+          .graphs = !flags.enforce_eager && !flags.nvtx,
           .prefix_caching = flags.prefix_caching,
           .log_activity = options.log_activity,
           .masked_ids = options.masked_ids};
@@ -128,19 +120,27 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
 
 }  // namespace
 
-ops::ActFormat activation_format(const std::string& name, bool exact) {
+ops::ActFormat activation_format(const std::string& name, bool exact, const cuda::Caps& gpu) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorKind::kUnsupported, "--activations " + name + why);
+  };
   if (exact && name != "auto" && name != "bf16") {
     throw Error(ErrorKind::kUsage, "--exact rounds activations to bf16: --activations " + name +
                                        " is something else; leave one of them out");
   }
+  if (name == "fp8") {
+    if (gpu.sm != 0 && gpu.sm != 90)
+      refuse(": there are kernels for Hopper GPUs only (sm_90), not for " + gpu.name);
+    return ops::ActFormat::kFp8;
+  }
   if (exact || name == "bf16") return ops::ActFormat::kBF16;
+  if (gpu.sm != 0) {
+    if (name == "float") refuse(": GPU kernels multiply bf16 activations; leave it out");
+    if (name.starts_with("int8")) refuse(" is for CPUs; GPU kernels take bf16 or fp8");
+    return ops::ActFormat::kBF16;
+  }
   if (name == "int8-row") return ops::ActFormat::kInt8Row;
-  if (name == "fp8") return ops::ActFormat::kFp8;
   return name == "float" ? ops::ActFormat::kFloat : ops::ActFormat::kInt8;
-}
-
-ops::ActFormat gpu_activation_format(const std::string& name) {
-  return name == "fp8" ? ops::ActFormat::kFp8 : ops::ActFormat::kBF16;
 }
 
 void add_kv_flag(CLI::App& command, std::string& value, const std::string& group) {
@@ -185,6 +185,11 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
                 "launch each op of a step by itself; no CUDA graphs (CPUs have none)")
       ->group("Engine");
   command
+      .add_flag("--enable-layerwise-nvtx-tracing", flags.nvtx,
+                "an NVTX range around each op, for Nsight; steps are launched op by op, as by "
+                "--enforce-eager, and one at a time")
+      ->group("Engine");
+  command
       .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.prefix_caching,
                 "prompts that start alike share what was computed")
       ->capture_default_str()
@@ -210,6 +215,8 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
       "amx");
   command.add_option("--kernel", flags.kernels, "op=name: run this kernel; may be repeated")
       ->group("Engine");
+  add("--kernel-table", flags.kernel_table,
+      "a file of nibble bench ops --tune: which kernels were the fastest on this machine");
   command
       .add_flag("--allow-ref", flags.allow_ref,
                 "let the reference twins run where no kernel does: exact and very slow")
@@ -231,11 +238,16 @@ LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& opti
   const std::string model = model_argument(loaded.files);
   const int threads = flags.threads > 0 ? flags.threads : cpu::read_cores().usable();
   loaded.pool = std::make_unique<cpu::ThreadPool>(threads);
-  loaded.cx = make_ctx(flags, *loaded.pool);
-  if (choose_device(flags.device, read_device_facts()) == Device::kCuda) {
-    const cuda::Caps caps = cuda::open_device();
+  const bool on_gpu = choose_device(flags.device, read_device_facts()) == Device::kCuda;
+  if (flags.nvtx && !on_gpu) {
+    throw Error(ErrorKind::kUsage,
+                "--enable-layerwise-nvtx-tracing is for GPUs, and this runs on CPUs");
+  }
+  const cuda::Caps gpu = on_gpu ? cuda::open_device() : cuda::Caps{};
+  loaded.cx = make_ctx(flags, *loaded.pool, gpu);
+  if (on_gpu) {
     loaded.stream = std::make_unique<cuda::Stream>();
-    use_gpu(flags, *loaded.stream, caps, loaded.cx);
+    use_gpu(flags, *loaded.stream, gpu, loaded.cx);
   }
   loaded.cx.tap = options.tap;
 

@@ -35,6 +35,7 @@ struct EngineFlags {
   int32_t max_num_batched_tokens = 0;  // 0: default_batched_tokens()
   bool chunked_prefill = true;
   bool enforce_eager = false;
+  bool nvtx = false;  // a range around each op's launches; steps are not graphs then
   bool prefix_caching = true;
   double gpu_memory_utilization = 0.9;
   std::string memory_budget;  // "24G", "512MiB"; empty: from the machine
@@ -45,6 +46,7 @@ struct EngineFlags {
   int threads = 0;                   // 0: what the cgroup grants
   std::string cpu_isa = "auto";      // auto, or the widest that may be used
   std::vector<std::string> kernels;  // op=row, each forces one row of an op's table
+  std::string kernel_table;          // a file: which kernels were the fastest here
   bool allow_ref = false;            // the twins may run where no kernel does
   std::string device = "auto";       // auto | cpu | cuda
 };
@@ -56,10 +58,9 @@ constexpr int32_t default_batched_tokens(bool on_gpu) { return on_gpu ? 8192 : 5
 // Adds every flag above but MODEL, with defaults as `flags` has them when called.
 void add_engine_flags(CLI::App& command, EngineFlags& flags);
 
-// --activations as the kernels' choice takes it. Throws Error(kUsage) where --exact rules it out.
-ops::ActFormat activation_format(const std::string& name, bool exact);
-// The same on a GPU: bf16, or fp8 where asked for.
-ops::ActFormat gpu_activation_format(const std::string& name);
+// --activations as the kernels' choice takes it, on `gpu` or (sm 0) on a CPU. Throws Error(kUsage)
+// where --exact rules it out, Error(kUnsupported) for what the device has no kernels for.
+ops::ActFormat activation_format(const std::string& name, bool exact, const cuda::Caps& gpu);
 
 // --kv-cache-dtype alone, for commands without an engine, and what it means.
 void add_kv_flag(CLI::App& command, std::string& value, const std::string& group);

@@ -100,6 +100,9 @@ TEST(Doctor, ShowsMachineAndKernels) {
   EXPECT_EQ(doctor["device"], "cpu");
   EXPECT_GE(doctor["threads"], 1);
   size_t layers_with_attention = 0;
+  EXPECT_GT(doctor["weight_bytes"].get<int64_t>(), int64_t{10} << 30);
+  EXPECT_TRUE(doctor["resident_twice"].empty());
+  EXPECT_FALSE(doctor.contains("graph_tokens"));  // of GPUs
   for (const json& row : doctor["kernels"]) {
     EXPECT_FALSE(row["kernel"].get<std::string>().empty());
     if (row["op"] == "attention") layers_with_attention += row["layers"].size();

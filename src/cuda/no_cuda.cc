@@ -5,6 +5,7 @@
 #include "cuda/device.h"
 #include "cuda/graph.h"
 #include "cuda/memory.h"
+#include "cuda/nvtx.h"
 #include "cuda/random_fill.h"
 #include "cuda/read_bandwidth.h"
 #include "cuda/scatter.h"
@@ -54,5 +55,7 @@ Graph::Graph(Graph&&) noexcept = default;
 Graph& Graph::operator=(Graph&&) noexcept = default;
 Graph::~Graph() = default;
 void Graph::launch(StreamHandle) const { no_cuda(); }
+
+std::function<void(const char*)> nvtx_ranges() { no_cuda(); }
 
 }  // namespace nibble::cuda

@@ -10,6 +10,12 @@ constexpr const char* kOpNames[kNumOps] = {"embed",      "norm_qkv", "attention"
 
 const char* op_name(Op op) { return kOpNames[static_cast<int>(op)]; }
 
+std::optional<Op> find_op(std::string_view name) {
+  for (int op = 0; op < kNumOps; ++op)
+    if (name == kOpNames[op]) return static_cast<Op>(op);
+  return std::nullopt;
+}
+
 const char* act_format_name(ActFormat format) {
   constexpr const char* kNames[] = {"float", "bf16", "int8", "int8-row", "fp8"};
   return kNames[static_cast<int>(format)];
@@ -35,6 +41,19 @@ const std::string* forced_name(Op op, const KernelOptions& options) {
   for (const auto& [name, kernel] : options.forced)
     if (name == op_name(op)) return &kernel;
   return nullptr;
+}
+
+const std::string* tuned_name(Op op, std::string_view weights, int64_t tokens,
+                              const KernelOptions& options) {
+  for (const TunedKernel& tuned : options.tuned)
+    if (tuned.op == op && tuned.max_tokens == tokens && tuned.weights == weights)
+      return &tuned.kernel;
+  return nullptr;
+}
+
+void throw_unknown_kernel(Op op, const std::string& kernel) {
+  throw Error(ErrorKind::kUsage, "--kernel-table: " + std::string(op_name(op)) + " has no kernel " +
+                                     kernel + "; time them again with this build");
 }
 
 void throw_no_kernel(Op op, const std::vector<Refusal>& refused) {

@@ -3,10 +3,12 @@
 // a machine that is not there.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -29,6 +31,7 @@ enum class Op : uint8_t {
 };
 inline constexpr int kNumOps = 8;
 const char* op_name(Op op);  // "embed", "norm_qkv", ...
+std::optional<Op> find_op(std::string_view name);
 
 // What the inputs of matrix products are rounded to (--activations). It belongs to a layer, never
 // to a step: a kernel either serves it for every number of tokens or refuses it. But for kFp8, by
@@ -43,6 +46,14 @@ enum class ActFormat : uint8_t {
 
 const char* act_format_name(ActFormat format);  // "float", "bf16", "int8", "int8-row", "fp8"
 
+// The fastest kernel of an op for steps of up to max_tokens tokens, as timed on the machine.
+struct TunedKernel {
+  Op op;
+  std::string weights;  // "mxfp4": the format of its matrix; empty: it has none
+  int64_t max_tokens;   // of kTokenBuckets (ops/plan.h)
+  std::string kernel;
+};
+
 // What a machine offers, and what its user allows.
 struct KernelOptions {
   cpu::Isa isa = cpu::detect_isa();
@@ -50,7 +61,11 @@ struct KernelOptions {
   cuda::Caps gpu = {};     // gpu.sm == 0: the model runs on the CPU
   bool exact = false;      // --exact: sums must not depend on the batch
   bool allow_ref = false;  // --allow-ref: the twins may run
+  // Rows that a step's size makes no more than slow do not refuse it: for timing them.
+  bool any_size = false;
   std::vector<std::pair<std::string, std::string>> forced;  // --kernel op=name
+
+  std::vector<TunedKernel> tuned;  // --kernel-table: goes before the order of the tables
 
   // Adds one "op=name". Throws Error(kUsage) for another shape or an unknown op.
   void force(const std::string& op_and_name);
@@ -79,6 +94,8 @@ struct Kernel {
   Layout layout = Layout::kRows;  // in which it reads its matrix
 };
 
+inline constexpr const char* kSlowerHere = "the kernel table says that it is slower here";
+
 struct Refusal {
   std::string kernel;
   std::string reason;
@@ -94,22 +111,44 @@ struct Picked {
 
 namespace internal {
 const std::string* forced_name(Op op, const KernelOptions& options);
+const std::string* tuned_name(Op op, std::string_view weights, int64_t tokens,
+                              const KernelOptions& options);
+[[noreturn]] void throw_unknown_kernel(Op op, const std::string& kernel);
 [[noreturn]] void throw_no_kernel(Op op, const std::vector<Refusal>& refused);
+
+// "mxfp4"; empty where the problem has no matrix.
+template <typename Desc>
+std::string_view weights_of(const Desc& desc) {
+  if constexpr (requires { desc.format; }) return format_name(desc.format);
+  return {};
+}
 }  // namespace internal
 
-// The first row that serves `desc`; of those that read `layout`, where one is given. No row where
-// all refuse.
+// The first row that serves `desc`, or the tuned one, if it does; of those that read `layout`,
+// where one is given. No row where all refuse.
 template <typename Desc, typename Fn>
 Picked<Kernel<Desc, Fn>> find_kernel(Op op, std::span<const Kernel<Desc, Fn>> table,
                                      const Desc& desc, const KernelOptions& options,
                                      std::optional<Layout> layout = std::nullopt) {
   Picked<Kernel<Desc, Fn>> picked;
   const std::string* forced = internal::forced_name(op, options);
-  for (const auto& row : table) {
-    const char* reason = row.refuse(desc, options);
+  const auto refusal = [&](const Kernel<Desc, Fn>& row, const KernelOptions& o) {
+    const char* reason = row.refuse(desc, o);
     if (reason == nullptr && layout && row.layout != *layout)
       reason = "no kernel for other sizes of step reads its layout of the weights";
-    if (forced != nullptr && *forced != row.name) reason = "another kernel is forced";
+    return forced != nullptr && *forced != row.name ? "another kernel is forced" : reason;
+  };
+  const Kernel<Desc, Fn>* tuned = nullptr;
+  if (const auto* name =
+          internal::tuned_name(op, internal::weights_of(desc), desc.tokens, options)) {
+    KernelOptions any_size = options;
+    any_size.any_size = true;
+    for (const auto& row : table)
+      if (*name == row.name && refusal(row, any_size) == nullptr) tuned = &row;
+  }
+  for (const auto& row : table) {
+    const char* reason = &row == tuned ? nullptr : refusal(row, options);
+    if (reason == nullptr && tuned != nullptr && &row != tuned) reason = kSlowerHere;
     if (reason == nullptr) {
       picked.row = &row;
       return picked;

@@ -28,6 +28,11 @@ struct PlanEntry {
   std::string weights = "";      // "mxfp4 in panels16"; empty: the op has no matrix
 };
 
+// "moe_up of layer 3: mxfp4 in tiles16x64, and mxfp4 in rows": matrices that would lie in memory
+// twice, as kernels of different sizes of step read them in different layouts. None in plans of
+// KernelPlan.
+std::vector<std::string> resident_twice(const std::vector<PlanEntry>& entries);
+
 class KernelPlan {
  public:
   KernelPlan() = default;
@@ -40,6 +45,10 @@ class KernelPlan {
   template <typename Desc, typename Fn>
   void add(Op op, int layer, std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
            const KernelOptions& options) {
+    for (const TunedKernel& tuned : options.tuned)
+      if (tuned.op == op &&
+          std::ranges::none_of(table, [&](const auto& row) { return tuned.kernel == row.name; }))
+        internal::throw_unknown_kernel(op, tuned.kernel);
     const Layout layout = common_layout(op, table, desc, options);
     layouts_.at(index(op, layer)) = layout;
     int64_t min_tokens = 1;

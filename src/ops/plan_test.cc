@@ -54,6 +54,19 @@ TEST(KernelPlan, ReadsOneLayoutInStepsOfEverySize) {
   EXPECT_EQ(plan.entries().back().refused[0].reason, "up to 16 tokens");
 }
 
+TEST(KernelPlan, NamesWhatWouldBeResidentTwice) {
+  const PlanEntry few{Op::kMoeUp, 3, 1, 64, "few", {}, "mxfp4 in tiles16x64"};
+  const PlanEntry many{Op::kMoeUp, 3, 65, 512, "many", {}, "mxfp4 in tiles16x64"};
+  PlanEntry copy = many;
+  copy.weights = "mxfp4 in rows";
+  PlanEntry other_layer = copy;
+  other_layer.layer = 4;
+  EXPECT_TRUE(resident_twice({few, many, other_layer}).empty());
+  EXPECT_EQ(
+      resident_twice({few, copy}),
+      (std::vector<std::string>{"moe_up of layer 3: mxfp4 in tiles16x64, and mxfp4 in rows"}));
+}
+
 TEST(KernelPlan, ThrowsWhereASizeHasNoKernel) {
   constexpr Row kRows[] = {{"few", refuse_many, nothing}};
   KernelPlan plan(1);

@@ -94,7 +94,7 @@ inline const char* refuse_gemv_tiles(Format format, int64_t rows, int64_t cols,
 // Experts with so many rows of activations in all: those with more than 4 go by f16.
 inline const char* refuse_gemv_batch(int64_t rows, int64_t experts, const KernelOptions& options) {
   if (options.exact) return "--exact: its sums depend on the batch";
-  return rows >= 3 * experts ? nullptr : "fewer than 3 rows an expert";
+  return rows >= 3 * experts || options.any_size ? nullptr : "fewer than 3 rows an expert";
 }
 inline const char* refuse_gemv_rows(Format format, int64_t rows, int64_t cols,
                                     const KernelOptions& options) {
@@ -135,7 +135,7 @@ const char* refuse_gemm(const GemmProblem& p, const KernelOptions& options) {
     return kFormat == Format::kMxfp4 ? "weights are not mxfp4" : "weights are not bf16";
   if (p.rows % 16 != 0) return "rows are not a multiple of 16";
   if (p.cols % 64 != 0) return "columns are not a multiple of 64";
-  return p.met >= p.fewest ? nullptr : "too few tokens to fill its tiles";
+  return p.met >= p.fewest || options.any_size ? nullptr : "too few tokens to fill its tiles";
 }
 
 // The same with E4M3 activations (ops/linear/gemm_fp8_sm90.cuh).

@@ -31,8 +31,8 @@ const char* refuse_cuda(const NormRouteDesc& d, const KernelOptions& o) {
 // from 5 tokens on.
 const char* refuse_few(const NormRouteDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_cuda(d, o)) return reason;
-  return d.tokens > 4 && d.hidden % 32 == 0 && !o.exact ? "norms tokens once per block of experts"
-                                                        : nullptr;
+  const bool is_slow = d.tokens > 4 && d.hidden % 32 == 0 && !o.exact && !o.any_size;
+  return is_slow ? "norms tokens once per block of experts" : nullptr;
 }
 
 const char* refuse_many(const NormRouteDesc& d, const KernelOptions& o) {

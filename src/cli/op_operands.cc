@@ -1,0 +1,202 @@
+#include "cli/op_operands.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "base/check.h"
+#include "cuda/memory.h"
+#include "cuda/random_fill.h"
+#include "formats/bf16.h"
+#include "ops/linear/fold.h"
+
+namespace nibble::cli {
+namespace {
+
+// Weights that are cycled through, so that none is found in a cache.
+constexpr int64_t kColdBytes = int64_t{384} << 20;
+constexpr int kNumChoices = 16;
+constexpr int32_t kPage = 16;
+
+}  // namespace
+
+uint64_t OpOperands::next() {
+  state_ += 0x9e3779b97f4a7c15u;
+  uint64_t z = state_;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  return z ^ (z >> 27);
+}
+
+float OpOperands::unit() { return static_cast<float>(next() >> 40) * 0x1p-23f - 1; }
+
+void* OpOperands::room(int64_t bytes) {
+  buffers_.push_back(cx_.allocate(bytes));
+  return buffers_.back().data();
+}
+
+template <typename T>
+T* OpOperands::put(const std::vector<T>& host) {
+  const auto bytes = static_cast<int64_t>(host.size() * sizeof(T));
+  void* const to = room(bytes);
+  if (cx_.on_gpu()) {
+    cuda::copy(to, host.data(), bytes);
+  } else {
+    std::memcpy(to, host.data(), host.size() * sizeof(T));
+  }
+  return static_cast<T*>(to);
+}
+
+// On a GPU float32 values are bf16 ones with random bits behind them.
+void OpOperands::fill(void* data, int64_t bytes, DType dtype) {
+  using Kind = RandomBytes::Kind;
+  if (cx_.on_gpu())
+    return cuda::random_fill(data, bytes, {.kind = Kind::kNormalBF16, .rms = 0.5, .seed = next()});
+  if (dtype == DType::kBF16) {
+    auto* const values = static_cast<uint16_t*>(data);
+    std::generate_n(values, bytes / 2, [this] { return bf16_from_float(unit()); });
+  } else {
+    auto* const values = static_cast<float*>(data);
+    std::generate_n(values, bytes / 4, [this] { return unit(); });
+  }
+}
+
+Tensor OpOperands::floats(int64_t rows, int64_t cols) {
+  Tensor t = make_tensor(nullptr, DType::kF32, {rows, cols});
+  t.data = room(t.size_bytes());
+  fill(t.data, t.size_bytes(), t.dtype);
+  return t;
+}
+
+Tensor OpOperands::stored(int64_t rows, int64_t cols) {
+  Tensor t = make_tensor(nullptr, cx_.on_gpu() ? DType::kBF16 : DType::kF32, {rows, cols});
+  t.data = room(t.size_bytes());
+  fill(t.data, t.size_bytes(), t.dtype);
+  return t;
+}
+
+Norm OpOperands::norm(int64_t hidden) {
+  return {put(std::vector<uint16_t>(static_cast<size_t>(hidden), bf16_from_float(1))), 1e-5f};
+}
+
+std::vector<Weight> OpOperands::weights(Weight like) {
+  const int64_t rows = like.experts * like.rows;
+  const int64_t code_bytes = rows * like.row_code_bytes();
+  const int64_t scale_bytes = rows * like.row_scale_bytes();
+  const int64_t count = std::max<int64_t>(1, kColdBytes / code_bytes);
+  auto* const codes = static_cast<uint8_t*>(room(count * code_bytes));
+  auto* const scales =
+      scale_bytes == 0 ? nullptr : static_cast<uint8_t*>(room(count * scale_bytes));
+  std::vector<Weight> all(static_cast<size_t>(count), like);
+  for (int64_t i = 0; i < count; ++i) {
+    all[i].codes = codes + i * code_bytes;
+    if (scales != nullptr) all[i].scales = scales + i * scale_bytes;
+  }
+  if (cx_.on_gpu()) {
+    fill_on_gpu(like, codes, count * code_bytes, scales, count * scale_bytes);
+    for (Weight& w : all) find_fold(w);
+    return all;
+  }
+  // bf16: exponents around 2^-6; E4M3: no NaN. The others are copies of the first.
+  const uint64_t keep = like.format == Format::kBF16    ? 0x80ff80ff80ff80ffu
+                        : like.format == Format::kMxfp8 ? 0xbfbfbfbfbfbfbfbfu
+                                                        : ~uint64_t{0};
+  const uint64_t set = like.format == Format::kBF16 ? 0x3c003c003c003c00u : 0;
+  auto* const words = reinterpret_cast<uint64_t*>(codes);
+  for (int64_t i = 0; i < code_bytes / 8; ++i) words[i] = (next() & keep) | set;
+  for (int64_t i = 0; i < scale_bytes; ++i) scales[i] = static_cast<uint8_t>(118 + next() % 3);
+  for (int64_t i = 1; i < count; ++i) {
+    std::memcpy(codes + i * code_bytes, codes, static_cast<size_t>(code_bytes));
+    if (scales != nullptr)
+      std::memcpy(scales + i * scale_bytes, scales, static_cast<size_t>(scale_bytes));
+  }
+  return all;
+}
+
+void OpOperands::fill_on_gpu(const Weight& like, uint8_t* codes, int64_t code_bytes,
+                             uint8_t* scales, int64_t scale_bytes) {
+  using Kind = RandomBytes::Kind;
+  const Kind kind = like.format == Format::kBF16         ? Kind::kNormalBF16
+                    : like.layout == Layout::kTiles16x64 ? Kind::kTiles
+                                                         : Kind::kUniform;
+  constexpr double kRms = 0x1p-7;
+  cuda::random_fill(codes, code_bytes, {.kind = kind, .rms = kRms, .seed = next()});
+  if (scales == nullptr) return;
+  cuda::random_fill(scales, scale_bytes, {.kind = Kind::kScales, .rms = kRms, .seed = next()});
+}
+
+// Random ones all fold.
+void OpOperands::find_fold(Weight& w) {
+  constexpr ops::FindFoldFn* kFind = NIBBLE_CUDA_KERNEL(ops::gpu::find_fold);
+  if (w.layout != Layout::kTiles16x64 || cx_.kernels.activations != ops::ActFormat::kFp8) return;
+  CHECK(kFind != nullptr);
+  auto* const least = static_cast<uint8_t*>(room(w.experts * w.rows));
+  CHECK(kFind(cx_, w, least) == 0);
+  w.fold = least;
+}
+
+std::vector<OpOperands::Choice> OpOperands::choices(int64_t tokens, int64_t experts,
+                                                    int64_t top_k) {
+  std::vector<Choice> all;
+  const auto num = static_cast<size_t>(tokens * top_k), num_experts = static_cast<size_t>(experts);
+  for (int i = 0; i < kNumChoices; ++i) {
+    std::vector<int32_t> ids(num), counts(num_experts), offsets(num_experts + 1), slot(num),
+        token(num), every(num_experts);
+    for (size_t at = 0; at < num; at += static_cast<size_t>(top_k)) {
+      std::iota(every.begin(), every.end(), 0);
+      for (int64_t k = 0; k < top_k; ++k) {
+        std::swap(every[k], every[k + next() % (experts - k)]);
+        ids[at + k] = every[k];
+      }
+    }
+    std::vector<float> p(num, 1.0f / static_cast<float>(top_k));
+    Routing host{static_cast<int32_t>(tokens),
+                 static_cast<int32_t>(experts),
+                 static_cast<int32_t>(top_k),
+                 ids.data(),
+                 p.data(),
+                 counts.data(),
+                 offsets.data(),
+                 slot.data(),
+                 token.data()};
+    sort_by_expert(host);
+    const auto unused = std::count(counts.begin(), counts.end(), 0);
+    host.ids = put(ids), host.p = put(p), host.counts = put(counts);
+    host.offsets = put(offsets), host.slot = put(slot), host.token = put(token);
+    all.push_back({host, experts - unused});
+  }
+  return all;
+}
+
+OpOperands::Sequences OpOperands::sequences(int64_t tokens, int64_t context, int64_t kv_heads,
+                                            int64_t head_dim) {
+  const int64_t count = tokens <= kMostDecoding ? tokens : 1, each = tokens / count;
+  const int64_t pages = (context + each + kPage - 1) / kPage;
+  std::vector<int32_t> table(static_cast<size_t>(count * pages)), positions, rows;
+  std::iota(table.begin(), table.end(), 0);
+  std::vector<Span> spans;
+  for (int64_t s = 0; s < count; ++s)
+    spans.push_back({static_cast<int32_t>(s * each), static_cast<int32_t>(each),
+                     static_cast<int32_t>(context), static_cast<int32_t>(s)});
+  for (int64_t t = 0; t < tokens; ++t) {
+    positions.push_back(static_cast<int32_t>(context + t % each));
+    rows.push_back(static_cast<int32_t>(t));
+  }
+  const auto side = [&] {
+    Tensor t = make_tensor(nullptr, DType::kBF16, {count * pages, kv_heads, kPage, head_dim});
+    t.data = room(t.size_bytes());
+    fill(t.data, t.size_bytes(), t.dtype);
+    return t;
+  };
+  const Tensor k = side(), v = side();
+  return {.kv = {k, v, put(table), static_cast<int32_t>(pages), kPage},
+          .step = {.num_tokens = static_cast<int32_t>(tokens),
+                   .num_spans = static_cast<int32_t>(count),
+                   .num_out = static_cast<int32_t>(tokens),
+                   .max_context = static_cast<int32_t>(context + each),
+                   .positions = put(positions),
+                   .spans = put(spans),
+                   .out_rows = put(rows)},
+          .count = count};
+}
+
+}  // namespace nibble::cli
