@@ -4,8 +4,9 @@
 # usage: tools/gpu_run.sh test BUILD             every nibble_*_gpu_test of BUILD
 #        tools/gpu_run.sh sanitize BUILD         the same on small shapes under compute-sanitizer:
 #                                                memcheck, racecheck, initcheck, synccheck
-#        tools/gpu_run.sh bench BUILD RESULTS    the table of gpt-oss-120b, random weights, as JSON
-#                                                in RESULTS; NIBBLE_BENCH_ARGS: further flags
+#        tools/gpu_run.sh bench BUILD RESULTS    the table of gpt-oss-120b, random weights, what a
+#                                                step is made of and each kernel alone, as JSON in
+#                                                RESULTS; NIBBLE_BENCH_ARGS: further flags
 #        tools/gpu_run.sh soak BUILD RESULTS     8 minutes of preemption under --exact on the same
 #                                                model; SOAK_MINUTES
 set -euo pipefail
@@ -41,32 +42,39 @@ result() {
   local file
   file=$results/$(date -u +%F)-$device-gpt-oss-120b-$1.json
   shift
-  "$build/nibble" "$@" --load-format dummy --json ${NIBBLE_BENCH_ARGS:-} >"$file.part"
-  mv "$file.part" "$file"
-  echo "$file"
+  "$build/nibble" "$@" --json >"$file.part" && mv "$file.part" "$file" && echo "$file"
 }
 
 # Batches between the usual sizes must not be slower than the next smaller one. 130,816: 131,072
-# tokens, the longest context, less 256 for what follows.
+# tokens, the longest context, less 256 for what follows. A result that fails does not end the rest.
 run_bench() {
-  local model=openai/gpt-oss-120b rows=() test
-  for test in 'tg 1 @512' 'tg 1 @8192' 'tg 4' 'tg 5' 'tg 8' 'tg 12' 'tg 16' 'tg 32' 'tg 48' 'tg 64' \
-    'tg 100' 'tg 128' 'tg 256' pp512 pp2048 pp8192; do rows+=(--test "$test"); done
-  result mxfp4-dense bench $model -n 128 -r 3 --max-num-seqs 256 --dense-format mxfp4 "${rows[@]}"
-  result bf16-dense bench $model -n 128 -r 3 --max-num-seqs 64 --test 'tg 1 @512' \
-    --test 'tg 1 @8192' --test 'tg 8' --test 'tg 64' --test pp2048 --test pp8192
-  case $device in  # Hopper alone has kernels for E4M3 activations
-    h[12]00) result mxfp4-dense-fp8 bench $model -r 3 --dense-format mxfp4 --activations fp8 \
-      --test pp512 --test pp2048 --test pp8192 ;;
-  esac
-  result 130816-mxfp4-dense bench $model -n 128 -r 1 --dense-format mxfp4 --test 'tg 1 @130816' \
-    --test pp130816
+  local model=(openai/gpt-oss-120b --load-format dummy) mxfp4=(--dense-format mxfp4) failed=0
+  local args=() fp8=() rows=() test
+  read -ra args <<<"${NIBBLE_BENCH_ARGS:-}"
+  tests() { rows=() && for test in "$@"; do rows+=(--test "$test"); done; }
+  run() { result "$1" bench "${model[@]}" "${@:2}" "${rows[@]}" "${args[@]}" || failed=1; }
+  case $device in h[12]00) fp8=(--activations fp8) ;; esac  # Hopper alone has kernels for E4M3
+  tests 'tg 1 @512' 'tg 1 @8192' 'tg 4' 'tg 5' 'tg 8' 'tg 12' 'tg 16' 'tg 32' 'tg 48' 'tg 64' \
+    'tg 100' 'tg 128' 'tg 256' pp512 pp2048 pp8192
+  run mxfp4-dense -n 128 -r 3 --max-num-seqs 256 "${mxfp4[@]}"
+  tests 'tg 1 @512' 'tg 1 @8192' 'tg 8' 'tg 64' pp2048 pp8192
+  run bf16-dense -n 128 -r 3 --max-num-seqs 64
+  tests pp512 pp2048 pp8192
+  [[ ${#fp8[@]} == 0 ]] || run mxfp4-dense-fp8 -r 3 "${mxfp4[@]}" "${fp8[@]}"
+  tests 'tg 1 @512' 'tg 8' 'tg 64' 'tg 256' pp512 pp8192
+  run profile -n 128 -r 1 --profile --max-num-seqs 256 "${mxfp4[@]}"
+  tests pp512 pp8192
+  [[ ${#fp8[@]} == 0 ]] || run profile-fp8 -r 1 --profile "${mxfp4[@]}" "${fp8[@]}"
+  tests 'tg 1 @130816' pp130816
+  run 130816-mxfp4-dense -n 128 -r 1 "${mxfp4[@]}"
+  result ops bench ops openai/gpt-oss-120b || failed=1
+  return $failed
 }
 
 run_soak() {
-  result preempt bench preempt openai/gpt-oss-120b --dense-format mxfp4 --max-num-seqs 64 \
-    --clients 95 --max-model-len 6144 --kv-tokens 160000 --pool 32 --no-enable-prefix-caching \
-    --minutes "${SOAK_MINUTES:-8}"
+  result preempt bench preempt openai/gpt-oss-120b --load-format dummy --dense-format mxfp4 \
+    --max-num-seqs 64 --clients 95 --max-model-len 5120 --kv-tokens 135000 --pool 32 \
+    --no-enable-prefix-caching --minutes "${SOAK_MINUTES:-8}"
 }
 
 case $what in
