@@ -57,6 +57,27 @@ void launch(cudaStream_t stream, void (*kernel)(Params...), const LaunchShape& s
         "kernel launch");
 }
 
+// How many clusters of `shape` the GPU runs at once: they lie within one of its parts each.
+template <typename... Params>
+int clusters_at_once(void (*kernel)(Params...), const LaunchShape& shape) {
+  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(shape.smem_bytes)),
+        "shared memory of a kernel");
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {shape.cluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.smem_bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  check(cudaOccupancyMaxActiveClusters(&count, kernel, &config), "clusters of a kernel");
+  return count;
+}
+
 #ifdef __CUDACC__
 // Waits until the kernels before have finished and their writes can be seen.
 __device__ inline void griddep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

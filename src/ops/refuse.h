@@ -138,6 +138,17 @@ const char* refuse_gemm(const GemmProblem& p, const KernelOptions& options) {
   return p.met >= p.fewest || options.any_size ? nullptr : "too few tokens to fill its tiles";
 }
 
+// The wgmma product of some tokens with a dense matrix (ops/linear/gemm_split_sm90.cuh): below 5,
+// the few-token rows win.
+inline constexpr int64_t kSplitTokens = 128;
+inline const char* refuse_split(Format format, int64_t rows, int64_t cols, int64_t tokens,
+                                const KernelOptions& options) {
+  if (const char* reason = refuse_gemm<Format::kMxfp4>({format, rows, cols, tokens, 5}, options))
+    return reason;
+  if (cols > 16384) return "more than 16384 columns";
+  return tokens <= kSplitTokens ? nullptr : "more than 128 tokens";
+}
+
 // The same with E4M3 activations (ops/linear/gemm_fp8_sm90.cuh).
 inline const char* refuse_gemm_fp8(const GemmProblem& p, const KernelOptions& options) {
   if (const char* reason = refuse_cpu(options)) return reason;

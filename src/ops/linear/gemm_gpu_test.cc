@@ -8,6 +8,7 @@
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
 #include "ops/out_proj/out_proj.h"
+#include "ops/refuse.h"
 
 namespace nibble::ops {
 namespace {
@@ -16,12 +17,14 @@ namespace {
 // float32 in one chain, which tensor cores truncate (twice the error of rounding).
 double gemm_error(int64_t n) { return 2 * (n + 8) * kEps; }
 
-// The row under test; its weight in the layout it reads. None: not a Hopper GPU, or refused.
+// The row under test, by the end of its name; its weight in the layout it reads. None: not a Hopper
+// GPU, or refused.
 template <typename Desc, typename Fn>
 const Kernel<Desc, Fn>* gemm_row(std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
-                                 const KernelOptions& options, TestWeight& w) {
+                                 const KernelOptions& options, TestWeight& w,
+                                 std::string_view suffix = "_gemm") {
   for (const auto& row : table) {
-    if (!std::string_view(row.name).ends_with("_gemm")) continue;
+    if (!std::string_view(row.name).ends_with(suffix)) continue;
     if (row.refuse(desc, options) != nullptr) continue;
     if (row.layout != w.view.layout) w.pack(row.layout);
     return &row;
@@ -166,13 +169,14 @@ TEST(GemmGpu, MoeDownEqualsTheTwinAndItselfAlone) {
       if (shape.width % 16 == 0 && !is_too_slow(shape.width * tokens)) check_down(shape, tokens);
 }
 
-void check_dense(int64_t rows, int64_t cols, Format format, int64_t tokens) {
+void check_dense(int64_t rows, int64_t cols, Format format, int64_t tokens,
+                 std::string_view suffix) {
   Random random(static_cast<uint32_t>(cols + tokens));
-  const OutProjDesc desc{rows, cols, format, 1 << 20};
+  const OutProjDesc desc{rows, cols, format, suffix == "_split" ? kSplitTokens : 1 << 20};
   TestWeight w(random, format, 1, rows, cols);
   const Floats att(random, tokens, cols, DType::kBF16);
   GpuProblem gpu;
-  const OutProjKernel* row = gemm_row(out_proj_kernels(), desc, gpu.cx.kernels, w);
+  const OutProjKernel* row = gemm_row(out_proj_kernels(), desc, gpu.cx.kernels, w, suffix);
   ASSERT_NE(row, nullptr);
   const Weight weight = gpu.weight(w);
   const Tensor in = gpu.tensor(att, DType::kBF16);
@@ -198,10 +202,13 @@ void check_dense(int64_t rows, int64_t cols, Format format, int64_t tokens) {
 
 TEST(GemmGpu, DenseEqualsTheTwinAndItselfAlone) {
   constexpr int64_t kMatrices[][2] = {{2880, 4096}, {256, 512}, {16, 64}, {336, 320}};
-  for (const auto& [rows, cols] : kMatrices)
+  for (const auto& [rows, cols] : kMatrices) {
     for (const Format format : {Format::kMxfp4, Format::kBF16})
       for (const int64_t tokens : {1, 19, 130, 700})
-        if (!is_too_slow(cols * tokens)) check_dense(rows, cols, format, tokens);
+        if (!is_too_slow(cols * tokens)) check_dense(rows, cols, format, tokens, "_gemm");
+    for (const int64_t tokens : {1, 16, 19, 64, 100})
+      if (!is_too_slow(cols * tokens)) check_dense(rows, cols, Format::kMxfp4, tokens, "_split");
+  }
 }
 
 // A scale of 255 is NaN: its row is NaN too, whatever clamping would make of it.

@@ -57,6 +57,11 @@ const char* refuse_many(const NormQkvDesc& d, const KernelOptions& o) {
   return refuse_gemm<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, kDenseFewest}, o);
 }
 
+const char* refuse_some(const NormQkvDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_split(d.format, rows_of(d), d.hidden, d.tokens, o)) return reason;
+  return d.head_dim == 64 ? nullptr : "head dim is not 64";
+}
+
 const char* refuse_many_fp8(const NormQkvDesc& d, const KernelOptions& o) {
   return refuse_gemm_fp8({d.format, rows_of(d), d.hidden, d.tokens, kDenseFewest}, o);
 }
@@ -74,6 +79,7 @@ constexpr NormQkvKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"sm90_w4a16_split", refuse_some, NIBBLE_SM90_KERNEL(gpu::norm_qkv_split), Layout::kTiles16x64},
     {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm_fp8),
      Layout::kTiles16x64},
     {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm),

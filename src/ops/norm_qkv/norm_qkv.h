@@ -64,6 +64,7 @@ namespace gpu {
 NormQkvFn norm_qkv_tiles;
 NormQkvFn norm_qkv_rows;
 NormQkvFn norm_qkv_gemm;
+NormQkvFn norm_qkv_split;
 NormQkvFn norm_qkv_gemm_fp8;
 
 // Working memory for steps of up to desc.tokens tokens.

@@ -3,6 +3,7 @@
 #include "ops/kv_pages.h"
 #include "ops/linear/gemv_gpu_test.h"
 #include "ops/norm_qkv/norm_qkv.h"
+#include "ops/refuse.h"
 
 namespace nibble::ops {
 namespace {
@@ -82,10 +83,11 @@ Floats row_of(const Floats& from, int64_t t) {
 
 // Turning mixes two products by factors of at most c = max |cos_sin|, each off by its own error and
 // by h's (a unit of bf16 near rounding boundaries: 2^-7).
-void check(const Shape& shape, Format format, int32_t tokens) {
+void check(const Shape& shape, Format format, int32_t tokens, std::string_view suffix) {
   Problem p(shape, tokens);
   const int64_t rows = (shape.q_heads + 2 * shape.kv_heads) * kDim;
-  const NormQkvDesc desc{shape.hidden, shape.q_heads, shape.kv_heads, kDim, format, 1 << 20};
+  const NormQkvDesc desc{shape.hidden, shape.q_heads, shape.kv_heads,
+                         kDim,         format,        suffix == "_split" ? kSplitTokens : 1 << 20};
   TestWeight w(p.random, format, 1, rows, shape.hidden);
   Floats want_q(tokens, shape.q_heads * kDim), want_h(tokens, shape.hidden),
       want_y(tokens, shape.hidden);
@@ -110,7 +112,7 @@ void check(const Shape& shape, Format format, int32_t tokens) {
   NormQkvDesc here = desc;
   here.tokens = tokens;
   GpuProblem gpu(gpu::scratch_bytes(here));
-  for (const auto* row : gemv_rows_and("_gemm", norm_qkv_kernels(), desc, gpu.cx.kernels, w)) {
+  for (const auto* row : gemv_rows_and(suffix, norm_qkv_kernels(), desc, gpu.cx.kernels, w)) {
     const Weight weight = gpu.weight(w);
     const Result got = run_on_gpu(gpu, *row, shape, p, p.step, p.x, p.d, p.cos_sin, weight);
     const Result again = run_on_gpu(gpu, *row, shape, p, p.step, p.x, p.d, p.cos_sin, weight);
@@ -155,7 +157,8 @@ TEST(NormQkvGpu, EqualsTheTwinAndItselfAlone) {
       for (int32_t tokens : {1, 2, 9, 19, 70}) {
         if (shape.hidden == 2880 && tokens > 9) continue;
         if (is_too_slow(shape.hidden * tokens)) continue;
-        check(shape, format, tokens);
+        check(shape, format, tokens, "_gemm");
+        if (format == Format::kMxfp4) check(shape, format, tokens, "_split");
       }
 }
 

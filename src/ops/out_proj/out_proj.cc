@@ -65,6 +65,11 @@ constexpr OutProjKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"sm90_w4a16_split",
+     [](const OutProjDesc& d, const KernelOptions& o) {
+       return refuse_split(d.format, d.hidden, d.width, d.tokens, o);
+     },
+     NIBBLE_SM90_KERNEL(gpu::out_proj_split), Layout::kTiles16x64},
     {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_fp8),
      Layout::kTiles16x64},
     {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm),

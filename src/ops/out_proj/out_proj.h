@@ -52,6 +52,7 @@ namespace gpu {
 OutProjFn out_proj_tiles;
 OutProjFn out_proj_rows;
 OutProjFn out_proj_gemm;
+OutProjFn out_proj_split;
 OutProjFn out_proj_gemm_fp8;
 
 // Working memory for steps of up to desc.tokens tokens.

@@ -1,0 +1,308 @@
+// Dense products of up to 128 tokens by wgmma, for matrices of so few rows that blocks of rows
+// alone would leave SMs idle: y[t] = x[t] W^T + b, K shared out to the blocks of a cluster.
+//
+//   weights  in   MXFP4 in kTiles16x64, [N / 16][K / 64] units of 544 bytes, dequantized to bf16
+//   x        in   [T, K] bf16
+//   Op       out  store(token, row, first, second, place): the sums of two rows, bias included
+//
+// A block takes 192 rows and a share of K. All its weights are on their way before griddep_wait();
+// x comes in stages of 64 k through a ring that holds all of them where they fit. The sums meet in
+// shared memory: each block of the cluster adds those of some tokens, in the order of K, and stores
+// them.
+//
+// Sums: one chain over K for each share, then shares in sequence: the same for every token of a
+// step, whatever the others hold.
+//
+// Bytes: N K 17 / 32 + T (2 K + 4 N); gpt-oss-120b's qkv 7.8 MB, out 6.3 MB: 1.8 and 1.4 us at 4.4
+// TB/s. Chained in a graph on an H200, cold weights, 2026-11-21, us; beside it what served before
+// (gemv_few up to 16 tokens, then gemm_sm90):
+//   tokens      8            16           32           64           128
+//   qkv         8.4 ( 9.9)   8.8 (19.3)   9.9 (20.9)   12.3 (21.0)  16.8 (22.4)
+//   out_proj    7.2 ( 9.9)   7.7 (19.6)   9.1 (27.8)   11.5 (27.8)  16.1 (28.0)
+// Lost: 128 rows a block (clusters of 3 are 39 at once, one too few for qkv; with 2: 9.2 to 20.6),
+// six warpgroups that share the stages (9.0 to 12.4), 256 tokens at a time (27).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "cuda/bulk_copy.cuh"
+#include "ops/ctx.h"
+#include "ops/linear/gemm_sm90.cuh"
+#include "ops/refuse.h"
+
+namespace nibble::ops::gpu::sm90 {
+
+inline constexpr int kMaxSplit = 8, kMaxSplitUnits = 80;
+
+// Three warpgroups of 64 rows, by all tokens; a warp fills.
+template <int kN_>
+struct SplitShape {
+  static constexpr int kN = kN_, kRows = 192, kMultipliers = 2 * kRows;
+  static constexpr int kThreads = kMultipliers + 32, kReaders = kMultipliers / 32;
+  static constexpr int kStageBytes = kN * 128;
+  static constexpr int kPitch = kRows + 4;  // floats
+  static constexpr int kSumBytes = kN * kPitch * 4;
+  static constexpr int kWeightBytes = kRows / 16 * kUnitBytes;  // of 64 k
+};
+
+// Shared memory of a block, less what it declares and aligning.
+inline constexpr int kSplitBytes = 222 * 1024;
+// Stages of x beside the weights of so many units: all, or what fits (1 would stand still); or 0.
+template <class S>
+int stages_of(int num_units) {
+  const int most = (kSplitBytes - num_units * S::kWeightBytes) / S::kStageBytes;
+  return most >= num_units ? num_units : most > 1 ? most : 0;
+}
+
+struct SplitArgs {
+  const uint8_t* units;
+  const uint16_t* bias;  // or none
+  int rows, num_units, tokens;
+  int split;   // blocks of a cluster
+  int stages;  // of x
+};
+
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// `address` of this block's shared memory in block `rank` of the cluster.
+__device__ __forceinline__ uint32_t in_block(uint32_t address, int rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ float load_cluster(uint32_t address) {
+  float v;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
+
+// What a block has of K, and where it is.
+struct SplitBlock {
+  uint32_t smem, full, empty, weights_there;
+  int row0, begin, num_units;
+};
+
+// By one lane: weights at once, x as the ring has room.
+template <class S>
+__device__ __forceinline__ void fill_split(const SplitArgs& g, const CUtensorMap& x,
+                                           const SplitBlock& b, int tiles) {
+  const uint32_t w = b.smem + g.stages * S::kStageBytes, tile_bytes = b.num_units * kUnitBytes;
+  const uint8_t* from = g.units + (int64_t{b.row0 / 16} * g.num_units + b.begin) * kUnitBytes;
+  for (int i = 0; i < tiles; ++i)
+    cuda::bulk_copy(w + i * tile_bytes, from + int64_t{i} * g.num_units * kUnitBytes, tile_bytes,
+                    b.weights_there);
+  cuda::griddep_wait();
+  int slot = 0;
+  uint32_t phase = 1;
+  for (int u = 0; u < b.num_units; ++u) {
+    if (u >= g.stages) barrier_wait(b.empty + slot * 8, phase);
+    barrier_expect(b.full + slot * 8, S::kStageBytes);
+    copy_box(b.smem + slot * S::kStageBytes, x, (b.begin + u) * 64, 0, b.full + slot * 8);
+    if (++slot == g.stages) slot = 0, phase ^= 1;
+  }
+}
+
+// A warpgroup's 64 rows by all tokens. Two groups of products are in flight at a time; while one
+// runs, the A registers of the next are made.
+template <class S>
+__device__ __forceinline__ void multiply_split(const SplitArgs& g, const SplitBlock& b,
+                                               const char* weights, float (&d)[S::kN / 2]) {
+  constexpr int kN = S::kN;
+  const int lane = threadIdx.x % 32;
+  const char* w = weights + threadIdx.x / 32 * b.num_units * kUnitBytes;
+  uint32_t a0[2][4], a1[2][4];
+  int slot = 0, previous = 0;
+  uint32_t phase = 0;
+  barrier_wait(b.weights_there, 0);
+  for (int u = 0; u < b.num_units; ++u, w += kUnitBytes) {
+    const uint4 q = *reinterpret_cast<const uint4*>(w + lane * 16);
+    const uint32_t s = *reinterpret_cast<const uint32_t*>(w + 512 + lane / 4 * 4);
+    const uint64_t x = swizzled_128(b.smem + slot * S::kStageBytes);
+    wgmma_wait<1>();
+    dequantize_block<0>(q.x, q.y, s, a0[0], a0[1]);
+    barrier_wait(b.full + slot * 8, phase);
+    wgmma_fence();
+    wgmma_bf16<kN>(d, a0[0], x, u > 0);
+    wgmma_bf16<kN>(d, a0[1], x + 2, 1);
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (u > 0 && lane == 0) barrier_arrive(b.empty + previous * 8);
+    dequantize_block<16>(q.z, q.w, s, a1[0], a1[1]);
+    wgmma_fence();
+    wgmma_bf16<kN>(d, a1[0], x + 4, 1);
+    wgmma_bf16<kN>(d, a1[1], x + 6, 1);
+    wgmma_commit();
+    previous = slot;
+    if (++slot == g.stages) slot = 0, phase ^= 1;
+  }
+  wgmma_wait<0>();
+}
+
+// The sums of the cluster's blocks for this one's share of the tokens.
+template <class S, class Op>
+__device__ __forceinline__ void finish_split(const SplitArgs& g, const SplitBlock& b, int rank,
+                                             const int64_t* places, const Op& op) {
+  constexpr int kPairs = S::kRows / 2;
+  const int first = g.tokens * rank / g.split, last = g.tokens * (rank + 1) / g.split;
+  for (int i = threadIdx.x; i < (last - first) * kPairs; i += S::kMultipliers) {
+    const int t = first + i / kPairs, pair = i % kPairs;
+    // Pairs of a rotary embedding lie 32 rows apart in the 64 of a head.
+    const int r = Op::kHeadHalves ? pair / 32 * 64 + pair % 32 : 2 * pair;
+    constexpr int kSecond = Op::kHeadHalves ? 32 : 1;
+    const int row = b.row0 + r;
+    if (row >= g.rows) continue;
+    const uint32_t at = b.smem + (t * S::kPitch + r) * 4;
+    float2 part[kMaxSplit];
+#pragma unroll
+    for (int c = 0; c < kMaxSplit; ++c) {
+      part[c] = {0, 0};
+      if (c >= g.split) continue;
+      const uint32_t there = in_block(at, c);
+      part[c] = {load_cluster(there), load_cluster(there + kSecond * 4)};
+    }
+    float2 sum = part[0];
+#pragma unroll
+    for (int c = 1; c < kMaxSplit; ++c) sum = {sum.x + part[c].x, sum.y + part[c].y};
+    if (g.bias != nullptr) {
+      sum.x += __uint_as_float(static_cast<uint32_t>(g.bias[row]) << 16);
+      sum.y += __uint_as_float(static_cast<uint32_t>(g.bias[row + kSecond]) << 16);
+    }
+    op.store(t, row, sum.x, sum.y, places[t]);
+  }
+}
+
+template <class S, class Op>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    gemm_split_kernel(const __grid_constant__ SplitArgs g, const __grid_constant__ CUtensorMap x,
+                      const __grid_constant__ Op op) {
+  extern __shared__ char raw[];
+  __shared__ __align__(8) uint64_t full[kMaxSplitUnits], empty[kMaxSplitUnits], weights_there;
+  __shared__ int64_t places[S::kN];
+  cuda::griddep_launch_dependents();
+  char* base = raw + (1024 - shared_address(raw) % 1024) % 1024;
+  const int rank = static_cast<int>(blockIdx.x) % g.split;
+  const int begin = g.num_units * rank / g.split;
+  const int row0 = static_cast<int>(blockIdx.x) / g.split * S::kRows;
+  const int tiles = min(S::kRows, g.rows - row0) / 16;
+  const SplitBlock b{shared_address(base),
+                     shared_address(full),
+                     shared_address(empty),
+                     shared_address(&weights_there),
+                     row0,
+                     begin,
+                     g.num_units * (rank + 1) / g.split - begin};
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < g.stages; ++s) {
+      barrier_init(b.full + s * 8, 1);
+      barrier_init(b.empty + s * 8, S::kReaders);
+    }
+    barrier_init(b.weights_there, tiles);
+    fence_barrier_init();
+  }
+  if constexpr (Op::kHasPlaces) {
+    if (threadIdx.x < g.tokens) places[threadIdx.x] = op.place_of(threadIdx.x);
+  }
+  __syncthreads();
+  if (threadIdx.x >= S::kMultipliers) {
+    if (threadIdx.x == S::kMultipliers) fill_split<S>(g, x, b, tiles);
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
+  } else {
+    float d[S::kN / 2];
+    multiply_split<S>(g, b, base + g.stages * S::kStageBytes, d);
+    // Everything has been read: the sums lie over it.
+    asm volatile("bar.sync 1, %0;" ::"n"(S::kMultipliers) : "memory");
+    const int lane = threadIdx.x % 32;
+    float* sums = reinterpret_cast<float*>(base) + lane % 4 * 2 * S::kPitch +
+                  threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < S::kN / 8; ++j, sums += 8 * S::kPitch) {
+      sums[0] = d[4 * j];
+      sums[S::kPitch] = d[4 * j + 1];
+      sums[8] = d[4 * j + 2];
+      sums[S::kPitch + 8] = d[4 * j + 3];
+    }
+    cluster_arrive();
+    cuda::griddep_wait();  // of every thread that stores
+    cluster_wait();
+    finish_split<S>(g, b, rank, places, op);
+  }
+  cluster_arrive();  // nobody's shared memory goes while others read it
+  cluster_wait();
+}
+
+// Blocks of a cluster for the least time: a block takes as long as for 38 units, and its own; how
+// many clusters run at once depends on where a GPU's SMs lie.
+template <class S, class Op>
+int split_of(int row_blocks, int num_units) {
+  static const std::array<int, kMaxSplit + 1> at_once = [] {
+    std::array<int, kMaxSplit + 1> counts{};
+    for (unsigned split = 1; split <= kMaxSplit; ++split)
+      counts[split] = cuda::clusters_at_once(gemm_split_kernel<S, Op>, {.grid = dim3(split),
+                                                                        .block = dim3(S::kThreads),
+                                                                        .smem_bytes = kSplitBytes,
+                                                                        .cluster = split});
+    return counts;
+  }();
+  int best = 1, least = std::numeric_limits<int>::max();
+  for (int split = 1; split <= std::min(kMaxSplit, num_units); ++split) {
+    const int units = (num_units + split - 1) / split, count = std::max(1, at_once[split]);
+    const int cost = (row_blocks + count - 1) / count * (38 + units);
+    if (units <= kMaxSplitUnits && stages_of<S>(units) > 0 && cost < least)
+      best = split, least = cost;
+  }
+  CHECK(least < std::numeric_limits<int>::max());
+  return best;
+}
+
+template <class S, class Op>
+void launch_split_of(Ctx& cx, const Weight& w, const uint16_t* x, int tokens, const Op& op) {
+  const int rows = static_cast<int>(w.rows), num_units = static_cast<int>(w.cols / 64);
+  const int row_blocks = (rows + S::kRows - 1) / S::kRows;
+  const int split = split_of<S, Op>(row_blocks, num_units);
+  const SplitArgs args{.units = w.codes,
+                       .bias = w.bias,
+                       .rows = rows,
+                       .num_units = num_units,
+                       .tokens = tokens,
+                       .split = split,
+                       .stages = stages_of<S>((num_units + split - 1) / split)};
+  const CUtensorMap map = cuda::tensor_map({.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                                            .data = x,
+                                            .cols = static_cast<uint64_t>(w.cols),
+                                            .rows = static_cast<uint64_t>(tokens),
+                                            .pitch_bytes = static_cast<uint64_t>(2 * w.cols),
+                                            .box_cols = 64,
+                                            .box_rows = S::kN,
+                                            .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
+  // Never two blocks on an SM: see gemv.cuh. The sums may take more than what they lie over.
+  const int bytes =
+      args.stages * S::kStageBytes + S::kWeightBytes * ((num_units + split - 1) / split);
+  cuda::launch(
+      cx.stream, gemm_split_kernel<S, Op>,
+      {.grid = dim3(static_cast<unsigned>(row_blocks * split)),
+       .block = dim3(S::kThreads),
+       .smem_bytes = static_cast<size_t>(std::max({bytes, S::kSumBytes, 115 * 1024}) + 1024),
+       .cluster = static_cast<unsigned>(split)},
+      args, map, op);
+}
+
+// op.store() of x [tokens, K] W^T + b, up to kSplitTokens tokens.
+template <class Op>
+void launch_split(Ctx& cx, const Weight& w, const uint16_t* x, int tokens, const Op& op) {
+  if (tokens == 0) return;
+  CHECK(tokens <= kSplitTokens && w.experts == 1 && w.layout == Layout::kTiles16x64);
+  if (tokens <= 16) return launch_split_of<SplitShape<16>>(cx, w, x, tokens, op);
+  if (tokens <= 32) return launch_split_of<SplitShape<32>>(cx, w, x, tokens, op);
+  if (tokens <= 64) return launch_split_of<SplitShape<64>>(cx, w, x, tokens, op);
+  launch_split_of<SplitShape<128>>(cx, w, x, tokens, op);
+}
+
+}  // namespace nibble::ops::gpu::sm90

@@ -1,0 +1,25 @@
+// out_proj for up to 256 tokens: K shared out to clusters.
+#include "ops/linear/gemm_split_sm90.cuh"
+#include "ops/out_proj/out_proj.h"
+
+namespace nibble::ops::gpu {
+namespace {
+
+struct Rows {
+  static constexpr bool kHeadHalves = false, kHasPlaces = false;
+  float* d;  // [T, H]
+  int hidden;
+
+  __device__ void store(int token, int row, float a, float b, int64_t) const {
+    *reinterpret_cast<float2*>(d + int64_t{token} * hidden + row) = {a, b};
+  }
+};
+
+}  // namespace
+
+void out_proj_split(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out, const Step& s) {
+  sm90::launch_split(cx, out, att.as<uint16_t>(), s.num_tokens,
+                     Rows{d.as<float>(), static_cast<int>(out.rows)});
+}
+
+}  // namespace nibble::ops::gpu
