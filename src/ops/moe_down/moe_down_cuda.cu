@@ -6,12 +6,38 @@
 // Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 17.6 MB, 3.9 us of an H200's
 // 4.55 TB/s, 76 us of a GB10's 233 GB/s. TB/s by tokens: ops/linear/gemv_experts.cuh.
 #include "ops/linear/gemv.cuh"
+#include "ops/moe_down/combine.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/norm_route/route.cuh"
 #include "ops/scratch.h"
 
 namespace nibble::ops::gpu {
 namespace {
+
+// A thread owns two columns. The choices are older than the kernel before.
+__global__ void combine_rows(float* d, const float* y, const int32_t* slot, const float* p,
+                             int top_k, int hidden) {
+  cuda::griddep_launch_dependents();
+  const int column = 2 * (blockIdx.x * blockDim.x + threadIdx.x), t = blockIdx.y;
+  const float2* from[kMaxChoices];
+  float weight[kMaxChoices];
+#pragma unroll
+  for (int i = 0; i < kMaxChoices; ++i) {
+    const int choice = t * top_k + min(i, top_k - 1);
+    from[i] = reinterpret_cast<const float2*>(y + int64_t{__ldcg(slot + choice)} * hidden + column);
+    weight[i] = __ldcg(p + choice);
+  }
+  cuda::griddep_wait();
+  if (column >= hidden) return;
+  float2 sum{0, 0}, v[kMaxChoices];
+#pragma unroll
+  for (int i = 0; i < kMaxChoices; ++i)
+    if (i < top_k) v[i] = __ldcg(from[i]);
+#pragma unroll
+  for (int i = 0; i < kMaxChoices; ++i)
+    if (i < top_k) sum = {fmaf(weight[i], v[i].x, sum.x), fmaf(weight[i], v[i].y, sum.y)};
+  *reinterpret_cast<float2*>(d + int64_t{t} * hidden + column) = sum;
+}
 
 // One token: all its experts at once.
 struct DownOne {
@@ -58,24 +84,6 @@ struct DownFew {
   }
 };
 
-// d[t] = sum over choices of p * y[slot], in order. A thread owns two columns.
-__global__ void combine(float* d, const float* y, const int32_t* slot, const float* p, int top_k,
-                        int hidden) {
-  cuda::griddep_wait();
-  cuda::griddep_launch_dependents();
-  const int column = 2 * (blockIdx.x * blockDim.x + threadIdx.x), t = blockIdx.y;
-  if (column >= hidden) return;
-  float2 sum{0, 0};
-  for (int i = t * top_k; i < (t + 1) * top_k; ++i) {
-    const float2 v =
-        __ldcg(reinterpret_cast<const float2*>(y + int64_t{__ldcg(slot + i)} * hidden + column));
-    const float weight = __ldcg(p + i);
-    sum.x = fmaf(weight, v.x, sum.x);
-    sum.y = fmaf(weight, v.y, sum.y);
-  }
-  *reinterpret_cast<float2*>(d + int64_t{t} * hidden + column) = sum;
-}
-
 template <bool kExact>
 void run_few(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
              const Weight& down) {
@@ -89,14 +97,19 @@ void run_few(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                    .width = width,
                    .hidden = hidden};
   launch_experts<Items::kExperts, kExact>(cx, down, op, routing.num_tokens);
+  combine(cx, d, y, routing);
+}
+
+}  // namespace
+
+void combine(Ctx& cx, const Tensor& d, const float* y, const Routing& routing) {
+  const auto hidden = static_cast<int>(d.dim(1));
   constexpr int kThreads = 256;
-  cuda::launch(cx.stream, combine,
+  cuda::launch(cx.stream, combine_rows,
                {.grid = dim3((hidden / 2 + kThreads - 1) / kThreads, routing.num_tokens),
                 .block = dim3(kThreads)},
                d.as<float>(), y, routing.slot, routing.p, routing.top_k, hidden);
 }
-
-}  // namespace
 
 void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
               const Weight& down) {

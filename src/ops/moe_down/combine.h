@@ -1,0 +1,12 @@
+// The second half of moe_down where its products are left by slot.
+#pragma once
+
+#include "ops/ctx.h"
+#include "ops/routing.h"
+
+namespace nibble::ops::gpu {
+
+// d [T, H] f32 = sum over choices of p * y[slot], in order; y [T * K, H] f32, on the device.
+void combine(Ctx& cx, const Tensor& d, const float* y, const Routing& routing);
+
+}  // namespace nibble::ops::gpu
