@@ -42,7 +42,7 @@ const char* refuse_many(const NormRouteDesc& d, const KernelOptions& o) {
 }
 
 // Below, its four launches take longer than two.
-constexpr int64_t kFewestByGemm = 256;
+constexpr int64_t kFewestByGemm = 1024;
 
 const char* refuse_by_gemm(const NormRouteDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_cuda(d, o)) return reason;
