@@ -11,6 +11,7 @@
 // a function of the number of keys alone, and splits are merged in their order by the last block of
 // the token and head, so a token's bits do not depend on the batch. Reached on one H200, chained in
 // graphs, 2026-11-21: T = 1 at 512 / 8,192 / 131,072 keys 3.7 / 8.9 / 67 us, windows of 128 2.3 us.
+// In gpt-oss-120b's step of one token a kernel of its own without the list of items saves 24 us.
 // Lost: clusters that merge through distributed shared memory (3.8 us at 512, and beside kernels of
 // 128 registers they do not start early); 16 warps (5.8); a grid of all splits, most of them empty
 // (T = 8 at 512: 10.5 us against 5.7).
@@ -137,6 +138,17 @@ struct Rows {
   }
 };
 
+// The warp's share of a split, and its pages.
+__device__ __forceinline__ void find_tiles(Item& item, const Params& a, int32_t slot) {
+  const int32_t begin = item.range.begin + item.split * item.range.tiles_per_split;
+  item.first = begin + threadIdx.x / 32;
+  item.end = min(begin + item.range.tiles_per_split, item.range.end);
+  const int32_t tile = item.first + kWarps * (threadIdx.x % 32);
+  item.page = 0;
+  if (tile < item.end)
+    item.page = a.page_table[int64_t{slot} * a.max_pages + (tile * kTile >> a.page_shift)];
+}
+
 // Item i of the list; false past its end.
 __device__ __forceinline__ bool item_at(Item& item, const Params& a, const Rows& rows, int32_t i) {
   const int32_t split = i / a.kv_heads;
@@ -153,13 +165,7 @@ __device__ __forceinline__ bool item_at(Item& item, const Params& a, const Rows&
   item.split = split - rows.first_split[low];
   item.range = range_of(row.pos, a.window);
   item.context = row.context;
-  const int32_t begin = item.range.begin + item.split * item.range.tiles_per_split;
-  item.first = begin + threadIdx.x / 32;
-  item.end = min(begin + item.range.tiles_per_split, item.range.end);
-  const int32_t tile = item.first + kWarps * (threadIdx.x % 32);
-  item.page = 0;
-  if (tile < item.end)
-    item.page = a.page_table[int64_t{row.slot} * a.max_pages + (tile * kTile >> a.page_shift)];
+  find_tiles(item, a, row.slot);
   return true;
 }
 
@@ -198,14 +204,17 @@ __device__ __forceinline__ State attend_item(const Params& a, const Item& item, 
   return state;
 }
 
-struct Shared {
-  Rows rows;
+// What the warps of a block leave of an item.
+struct Parts {
   alignas(16) float o[kWarps][kHeads][kDim + 8];
   float2 sums[kHeads][kWarps];  // largest score, sum
   bool is_last;
 };
+struct Shared : Parts {
+  Rows rows;
+};
 
-__device__ __forceinline__ void publish(Shared& shared, const State& state) {
+__device__ __forceinline__ void publish(Parts& shared, const State& state) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -275,7 +284,7 @@ __device__ __forceinline__ void merge_splits(const Params& a, const Counted& ite
 }
 
 // Sums the warps of a block. The only split writes att, others leave their part.
-__device__ __forceinline__ void finish_item(const Params& a, Shared& shared, const Item& item) {
+__device__ __forceinline__ void finish_item(const Params& a, Parts& shared, const Item& item) {
   const int lane = threadIdx.x % 32, h = threadIdx.x / 32;
   if (h >= a.group) return;
   const int32_t splits = item.range.splits, head = item.kv_head * a.group + h;
@@ -351,6 +360,49 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
   if (counted.splits > 0 && shared.is_last) merge_splits(a, counted);
 }
 
+// The same for one token, a block an item: little code, for a step of one token must bring it from
+// L2 in every layer. Tiles that a warp cannot hold yet come into L2 before the wait.
+template <bool kFp8>
+__global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
+    attend_one(const __grid_constant__ Params a) {
+  __shared__ Parts shared;
+  cuda::griddep_launch_dependents();
+  const Span span = a.spans[0];
+  Item item;
+  item.row = item.kv_head = blockIdx.x % a.kv_heads;
+  item.split = blockIdx.x / a.kv_heads;
+  item.t = 0;
+  item.range = range_of(a.by_span ? span.context : a.positions[0], a.window);
+  item.context = span.context;
+  if (item.split >= item.range.splits) return cuda::griddep_wait();
+  find_tiles(item, a, span.slot);
+  const bool has_tile = item.first < item.end;
+  const bool is_early = (item.first + 1) * kTile <= item.context;
+  Tile<kFp8> tile;
+  uint4 q[2];
+  const int64_t at = address(item, a, item.first), next = address(item, a, item.first + kWarps);
+  if (has_tile && is_early) load_keys(tile, a.k, at), load_values(tile, a.v, at);
+  if (has_tile && !is_early) prefetch_tile<kFp8>(a.k, a.v, at);
+  if (item.first + kWarps < item.end) prefetch_tile<kFp8>(a.k, a.v, next);
+  cuda::griddep_wait();
+  load_query<kFp8>(q, query_of(a, item));
+  if (has_tile && !is_early) load_keys(tile, a.k, at), load_values(tile, a.v, at);
+  publish(shared, attend_item(a, item, tile, q));
+  __syncthreads();
+  finish_item(a, shared, item);
+  const int32_t splits = item.range.splits;
+  if (splits > 1) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      shared.is_last = atomicInc(a.counters + item.row, splits - 1) == splits - 1;  // leaves 0
+      __threadfence();
+    }
+    __syncthreads();
+    if (shared.is_last) merge_splits(a, {item.row, 0, item.kv_head, splits});
+  }
+}
+
 }  // namespace
 
 void attend_rows(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
@@ -385,16 +437,18 @@ void attend_rows(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
            .scale = params.scale * kLog2e};
   const bool fp8 = kv.k.dtype == DType::kF8E4M3;
   CHECK(fp8 || kv.k.dtype == DType::kBF16);
-  const auto kernel = fp8 ? attend_items<true> : attend_items<false>;
+  const bool one = s.num_tokens == 1;
+  const auto kernel = one ? (fp8 ? attend_one<true> : attend_one<false>)
+                          : (fp8 ? attend_items<true> : attend_items<false>);
   const int32_t longest = kv.max_pages * kv.page_size;
   const int32_t context = s.max_context > 0 ? std::min(s.max_context, longest) : longest;
   const int32_t keys = params.window > 0 ? std::min(params.window + kTile, context) : context;
   const int32_t splits = std::clamp(keys / kTile / (kSplitTiles / 2) + 1, 1, kMaxSplits);
-  const int32_t resident = kBlocksPerSm * cx.kernels.gpu.num_sms;
+  const int32_t most = one ? kv_heads * kMaxSplits : kBlocksPerSm * cx.kernels.gpu.num_sms;
   for (; a.first < rows; a.first += slab) {
     a.num_rows = std::min(slab, rows - a.first);
     const int64_t items = int64_t{a.num_rows} * kv_heads * splits;
-    const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, resident));
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, most));
     cuda::launch(cx.stream, kernel, {.grid = dim3(blocks), .block = dim3(kWarps * 32)}, a);
   }
 }

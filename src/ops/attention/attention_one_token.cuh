@@ -66,6 +66,16 @@ __device__ __forceinline__ void load_values(Tile<true>& tile, const void* pages,
   tile.v[2] = load8(v + 8 * kDim), tile.v[3] = load8(v + 9 * kDim);
 }
 
+// Brings a tile into L2. A line of 128 bytes a lane: keys, then values.
+template <bool kFp8>
+__device__ __forceinline__ void prefetch_tile(const void* k, const void* v, int64_t at) {
+  constexpr int kElement = kFp8 ? 1 : 2, kLines = kTile * kDim * kElement / 128;
+  const int line = threadIdx.x % 32;
+  if (line >= 2 * kLines) return;
+  const auto* from = static_cast<const uint8_t*>(line < kLines ? k : v);
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at * kElement + line % kLines * 128));
+}
+
 // A query of one head, lane g's, as the keys' fragments want it: bf16, dims 8p.. and 32 + 8p..; or
 // f16, dims 16p...
 template <bool kFp8>
