@@ -12,6 +12,7 @@ struct Case {
   int32_t page_size;
   bool sinks;
   std::vector<std::pair<int32_t, int32_t>> parts;
+  std::vector<int32_t> needles = {};  // of the first part
 };
 
 std::vector<Case> cases() {
@@ -79,7 +80,8 @@ void check(const Case& c, DType kv_dtype) {
   const AttentionParams params{.scale = 0.125f,
                                .window = static_cast<int32_t>(desc.window),
                                .sinks = c.sinks ? sinks.data() : nullptr};
-  const Floats q(random, tokens, width, DType::kBF16);
+  Floats q(random, tokens, width, DType::kBF16);
+  if (!c.needles.empty()) plant_needles(random, pages.layer(), desc, c.needles, q);
   Floats host_q = q, want(tokens, width), abs(tokens, width);
   TestCtx exact(DType::kF32, 0, 1);
   ref::attention(exact.cx, want.tensor(), host_q.tensor(), pages.layer(), params, step.view);
@@ -125,11 +127,12 @@ TEST(AttentionGpu, EveryKernelEqualsTheTwinAndItselfAlone) {
 
 // Of 131,072, by itself and as the end of a chunk, which other kernels serve.
 TEST(AttentionGpu, LastPositionOfTheLongestContext) {
-  const Case one{"131,072 keys", {8, 1, 64, 0}, 16, true, {{1, 131071}}};
+  const std::vector<int32_t> needles = {0, 1, 65535, 131065, 131071};
+  const Case one{"131,072 keys", {8, 1, 64, 0}, 16, true, {{1, 131071}}, needles};
   check(one, DType::kBF16);
   if (is_too_slow(131072)) return;
   check(one, DType::kF8E4M3);
-  check({"the same in a chunk", one.desc, 16, true, {{5, 131067}}}, DType::kBF16);
+  check({"the same in a chunk", one.desc, 16, true, {{5, 131067}}, needles}, DType::kBF16);
 }
 
 TEST(AttentionGpu, SinksOfAnySize) {

@@ -16,6 +16,7 @@ struct Case {
   int32_t page_size;
   bool sinks;
   std::vector<std::pair<int32_t, int32_t>> parts;
+  std::vector<int32_t> needles = {};  // of the first part
 };
 
 std::vector<Case> cases() {
@@ -48,6 +49,7 @@ void check(const Case& c, DType act) {
                                .sinks = c.sinks ? sinks.data() : nullptr};
   Floats q(random, tokens, width, act), want(tokens, width), abs(tokens, width), got(tokens, width),
       alone(1, width);
+  if (!c.needles.empty()) plant_needles(random, pages.layer(), c.desc, c.needles, q);
   TestCtx exact(DType::kF32, 0, 1), test(act, scratch_bytes(c.desc, 2));
   TestCtx many(act, scratch_bytes(c.desc, 12), 12);  // workers: heads of a group part
   ref::attention(exact.cx, want.tensor(), q.tensor(), pages.layer(), params, step.view);
@@ -81,6 +83,14 @@ TEST(Attention, EveryKernelEqualsTheTwinAndItselfAlone) {
       SCOPED_TRACE(i++);
       check(c, act);
     }
+}
+
+// Of 131,072, by itself and at the end of a chunk.
+TEST(Attention, LastPositionOfTheLongestContext) {
+  const std::vector<int32_t> needles = {0, 1, 65535, 131065, 131071};
+  for (const int32_t tokens : {1, 5})
+    check({{8, 1, 64, 0}, DType::kBF16, 16, true, {{tokens, 131072 - tokens}}, needles},
+          DType::kF32);
 }
 
 TEST(Attention, PagesBehindTheWindowAreNotTouched) {
