@@ -128,9 +128,10 @@ group_arm64() {
   echo "setup: unpacking arm64 libraries into build/sysroot-arm64"
   local root=$PWD/build/sysroot-arm64
   local apt=(-q -o APT::Architecture=arm64 -o APT::Architectures=arm64
-    -o Dir::State="$root/apt" -o Dir::State::status=/dev/null -o Dir::Cache="$root/apt/cache"
+    -o Dir::State="$root/apt" -o Dir::State::status="$root/apt/status" -o Dir::Cache="$root/apt/cache"
     -o APT::Sandbox::User=root)
   mkdir -p "$root/apt/lists/partial" "$root/apt/cache/archives/partial"
+  : >"$root/apt/status"
   apt-get "${apt[@]}" update >build/setup.log || die "no arm64 package lists (build/setup.log)"
   (cd "$root/apt" && apt-get "${apt[@]}" download libpcre2-dev libutf8proc-dev libssl-dev \
     libedit-dev libbsd-dev libmd-dev libncurses-dev libgtest-dev \
