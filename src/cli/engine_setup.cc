@@ -212,6 +212,7 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   add("--threads", flags.threads, "0: as many as the cgroup grants")->check(CLI::Range(0, 1024));
   add("--cpu-isa", flags.cpu_isa,
       "auto, or the most to be used: scalar, neon, neon_dot, avx2, avx_vnni, avx512, avx512_vnni, "
+      "avx512_bf16, "
       "amx");
   command.add_option("--kernel", flags.kernels, "op=name: run this kernel; may be repeated")
       ->group("Engine");

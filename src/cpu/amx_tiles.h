@@ -36,19 +36,22 @@ struct AmxTiles {
     asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
   }
   template <int kTile>
-  SIMD_FN void load(const void* from) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(int64_t{kTileRowBytes}),
-                 "i"(kTile)
+  SIMD_FN void load(const void* from, int64_t row_bytes = kTileRowBytes) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(row_bytes), "i"(kTile)
                  : "memory");
   }
   template <int kTile>
-  SIMD_FN void store(void* to) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(int64_t{kTileRowBytes}), "i"(kTile)
-                 : "memory");
+  SIMD_FN void store(void* to, int64_t row_bytes = kTileRowBytes) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(row_bytes), "i"(kTile) : "memory");
   }
   template <int kC, int kA, int kB>
   SIMD_FN void dot() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
+  }
+  // The same of bf16 pairs, with float32 sums: 32 k in place of 64.
+  template <int kC, int kA, int kB>
+  SIMD_FN void dot_bf16() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
   }
 };
 

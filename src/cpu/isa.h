@@ -16,9 +16,10 @@ enum class Isa : uint8_t {
   kAvxVnni,     // AVX-VNNI, and all of kAvx2
   kAvx512,      // AVX-512 F, BW, VL and DQ, and all of kAvx2
   kAvx512Vnni,  // AVX-512 VNNI and VBMI, and all of kAvx512
-  kAmx          // AMX tiles, int8 and bf16, and all of kAvx512Vnni
+  kAvx512Bf16,  // AVX-512 BF16 where it is faster than float32, and all of kAvx512Vnni
+  kAmx          // AMX tiles, int8 and bf16, AVX-512 BF16 of any speed, and all of kAvx512Vnni
 };
-inline constexpr int kNumIsas = 8;
+inline constexpr int kNumIsas = 9;
 
 const char* isa_name(Isa isa);  // "scalar", "neon", "neon_dot", "avx2", "avx_vnni", "avx512", ...
 
@@ -30,6 +31,7 @@ Isa detect_isa();
 constexpr Isa lower(Isa isa) {
   switch (isa) {
     case Isa::kAmx:
+    case Isa::kAvx512Bf16:
       return Isa::kAvx512Vnni;
     case Isa::kAvx512Vnni:
       return Isa::kAvx512;

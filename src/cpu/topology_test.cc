@@ -70,6 +70,8 @@ TEST(Isa, ForcedByName) {
 TEST(Isa, EachContainsTheLowerOnes) {
   EXPECT_TRUE(supports(Isa::kAmx, Isa::kAvx512Vnni));
   EXPECT_TRUE(supports(Isa::kAmx, Isa::kAvx2));
+  EXPECT_TRUE(supports(Isa::kAvx512Bf16, Isa::kAvx512Vnni));
+  EXPECT_FALSE(supports(Isa::kAmx, Isa::kAvx512Bf16));  // whose products are slow there
   EXPECT_TRUE(supports(Isa::kAvxVnni, Isa::kAvx2));
   EXPECT_TRUE(supports(Isa::kNeonDot, Isa::kNeon));
   EXPECT_TRUE(supports(Isa::kScalar, Isa::kScalar));

@@ -35,6 +35,8 @@ inline const char* refuse_isa(cpu::Isa want, const KernelOptions& options) {
       return "needs AVX2 and FMA";
     case cpu::Isa::kAvx512Vnni:
       return "needs AVX-512 VNNI and VBMI";
+    case cpu::Isa::kAvx512Bf16:
+      return "needs fast AVX-512 BF16";
     case cpu::Isa::kAvxVnni:
       return "needs AVX-VNNI";
     case cpu::Isa::kAmx:

@@ -14,6 +14,19 @@ constexpr AttentionKernel row(const char* name) {
           BlockedAttention<kIsa>::run};
 }
 
+// Queries and weights in bf16, where the activations of products are coarser still.
+template <cpu::Isa kIsa>
+constexpr AttentionKernel bf16_row(const char* name) {
+  return {name,
+          [](const AttentionDesc& d, const KernelOptions& o) -> const char* {
+            if (const char* reason = refuse_isa(kIsa, o)) return reason;
+            if (o.activations != ActFormat::kInt8 && o.activations != ActFormat::kInt8Row)
+              return "activations are not int8";
+            return d.head_dim % 32 == 0 ? nullptr : "head dims are not a multiple of 32";
+          },
+          BlockedAttention<kIsa>::run};
+}
+
 const char* refuse_cuda(const AttentionDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_cpu(o)) return reason;
   if (d.head_dim != 64) return "needs heads of 64 dims";
@@ -35,6 +48,8 @@ constexpr AttentionKernel kKernels[] = {
     {"sm90_bf16_spans", refuse_sm90, NIBBLE_SM90_KERNEL(gpu::attend_spans_sm90)},
     {"cuda_bf16_spans", refuse_spans, NIBBLE_CUDA_KERNEL(gpu::attend_spans)},
     {"cuda_bf16_tokens", refuse_cuda, NIBBLE_CUDA_KERNEL(gpu::attend_tokens)},
+    bf16_row<cpu::Isa::kAmx>("amx_bf16"),
+    bf16_row<cpu::Isa::kAvx512Bf16>("avx512_bf16"),
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),

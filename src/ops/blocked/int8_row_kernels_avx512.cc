@@ -432,6 +432,9 @@ const Int8RowKernels& int8_row_kernels(cpu::Isa) {
   CHECK(!"no AVX-512 on this architecture");
   __builtin_unreachable();
 }
+const Int8RowKernels& emulated_int8_row_kernels() {
+  return int8_row_kernels(cpu::Isa::kAvx512Vnni);
+}
 }  // namespace nibble::ops
 
 #endif

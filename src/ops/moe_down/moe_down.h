@@ -41,7 +41,7 @@ template <cpu::Isa kIsa>
 struct Int8MoeDown {
   static MoeDownFn run;
 };
-// The same with one step per token; defined for kAmx, and for kAvx512Vnni with emulated tiles.
+// The same with one step per token; defined for kAmx and kAvx512Vnni.
 template <cpu::Isa kIsa>
 struct Int8RowMoeDown {
   static MoeDownFn run;

@@ -45,7 +45,7 @@ template <cpu::Isa kIsa>
 struct Int8MoeUp {
   static MoeUpFn run;
 };
-// The same with one step per token; defined for kAmx, and for kAvx512Vnni with emulated tiles.
+// The same with one step per token; defined for kAmx and kAvx512Vnni.
 template <cpu::Isa kIsa>
 struct Int8RowMoeUp {
   static MoeUpFn run;

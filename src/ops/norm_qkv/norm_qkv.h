@@ -55,7 +55,7 @@ template <cpu::Isa kIsa>
 struct Int8NormQkv {
   static NormQkvFn run;
 };
-// The same with one step per token; defined for kAmx, and for kAvx512Vnni with emulated tiles.
+// The same with one step per token; defined for kAmx and kAvx512Vnni.
 template <cpu::Isa kIsa>
 struct Int8RowNormQkv {
   static NormQkvFn run;

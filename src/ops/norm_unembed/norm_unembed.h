@@ -44,7 +44,7 @@ template <cpu::Isa kIsa>
 struct Int8NormUnembed {
   static NormUnembedFn run;
 };
-// The same with one step per token; defined for kAmx, and for kAvx512Vnni with emulated tiles.
+// The same with one step per token; defined for kAmx and kAvx512Vnni.
 template <cpu::Isa kIsa>
 struct Int8RowNormUnembed {
   static NormUnembedFn run;

@@ -43,7 +43,7 @@ template <cpu::Isa kIsa>
 struct Int8OutProj {
   static OutProjFn run;
 };
-// The same with one step per token; defined for kAmx, and for kAvx512Vnni with emulated tiles.
+// The same with one step per token; defined for kAmx and kAvx512Vnni.
 template <cpu::Isa kIsa>
 struct Int8RowOutProj {
   static OutProjFn run;
