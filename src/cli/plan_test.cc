@@ -112,6 +112,33 @@ TEST(Doctor, ShowsMachineAndKernels) {
   EXPECT_THAT(text.out, HasSubstr("threads"));
 }
 
+// The kernels of a GPU that is not here, and what serve would refuse on it.
+TEST(Doctor, ShowsAGpuThatIsNotHere) {
+  const auto doctor = [](std::vector<std::string> flags) {
+    std::vector<std::string> args = {"doctor", "openai/gpt-oss-120b"};
+    args.insert(args.end(), flags.begin(), flags.end());
+    return run_command(args);
+  };
+  const CommandResult result = doctor({"--device", "h200", "--dense-format", "mxfp4", "--json"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["graph_tokens"], 64);
+  EXPECT_THAT(doctor({"--device", "gb10"}).out, HasSubstr("each matrix once"));
+  const CommandResult int8 = doctor({"--device", "h200", "--activations", "int8"});
+  EXPECT_EQ(int8.status, 1);
+  EXPECT_THAT(int8.err, HasSubstr("--activations int8 is for CPUs"));
+  const CommandResult fp8 = doctor({"--device", "gb10", "--activations", "fp8"});
+  EXPECT_EQ(fp8.status, 1);
+  EXPECT_THAT(fp8.err, HasSubstr("Hopper GPUs only"));
+  EXPECT_EQ(doctor({"--device", "h200", "--activations", "fp8", "--exact"}).status, 2);
+}
+
+TEST(Cli, RefusesNvtxRangesOnCpus) {
+  const CommandResult result = run_command({"bench", "openai/gpt-oss-20b", "--load-format", "dummy",
+                                            "--device", "cpu", "--enable-layerwise-nvtx-tracing"});
+  EXPECT_EQ(result.status, 2);
+  EXPECT_THAT(result.err, HasSubstr("is for GPUs"));
+}
+
 TEST(Cli, UnknownLogLevelsSilenceNothing) {
   setenv("NIBBLE_LOG", "loud", 1);
   const CommandResult result = run_command({"--version"});
