@@ -88,6 +88,7 @@ class Clients {
     const auto id = engine_.submit(std::move(request));
     if (!id) throw Error(ErrorKind::kUsage, "bench preempt: " + id.error());
     ids_.push_back(*id);
+    answers_.push_back(answer);
   }
 
   // One step; what ended in it.
@@ -98,6 +99,13 @@ class Clients {
       if (answer->finish == FinishReason::kError)
         throw Error(ErrorKind::kUnsupported, answer->error);
     return ended_;
+  }
+
+  // Answers that have only begun.
+  std::vector<std::shared_ptr<Answer>> under_way() const {
+    auto begun = answers_;
+    std::erase_if(begun, [](const auto& a) { return a->finish != FinishReason::kNone; });
+    return begun;
   }
 
   void end_all() {
@@ -111,6 +119,7 @@ class Clients {
   int32_t longest_;
   std::vector<std::shared_ptr<Answer>> ended_;
   std::vector<RequestId> ids_;
+  std::vector<std::shared_ptr<Answer>> answers_;
 };
 
 // Every answer of the pool, none of them preempted.
@@ -133,7 +142,8 @@ std::vector<Ids> answer_with_room(Engine& engine, int32_t pool, int32_t longest)
 
 struct Load {
   double seconds = 0;
-  int64_t steps = 0, answers = 0, other_answers = 0, new_tokens = 0, prompt_tokens = 0;
+  int64_t steps = 0, new_tokens = 0, prompt_tokens = 0;
+  int64_t answers = 0, begun_answers = 0, other_answers = 0;
   int64_t preemptions = 0;
   // Means are over the steps from the first one on that left the cache full.
   double fill_seconds = 0;
@@ -143,9 +153,14 @@ struct Load {
   std::string first_other;  // which answer differed, and where
 };
 
+// Of an answer under way, what there is of it.
 void compare(const Clients::Answer& answer, const Ids& want, Load& load) {
-  ++load.answers;
-  if (answer.ids == want) return;
+  const bool is_whole = answer.finish != FinishReason::kNone;
+  ++(is_whole ? load.answers : load.begun_answers);
+  if (is_whole ? answer.ids == want
+               : answer.ids.size() <= want.size() &&
+                     std::equal(answer.ids.begin(), answer.ids.end(), want.begin()))
+    return;
   if (load.other_answers++ > 0) return;
   const auto [a, b] = std::ranges::mismatch(answer.ids, want);
   load.first_other = "request " + std::to_string(answer.which) + " from new token " +
@@ -181,6 +196,8 @@ Load press(Engine& engine, const std::vector<Ids>& want, int32_t num_clients, in
     load.full_steps += stats.kv_usage >= kFull;
   }
   load.seconds = seconds_since(start);
+  for (const auto& answer : clients.under_way())
+    compare(*answer, want[static_cast<size_t>(answer->which)], load);
   const EngineStats stats = engine.stats();
   load.new_tokens = stats.generation_tokens;
   load.prompt_tokens = stats.prompt_tokens;
@@ -218,6 +235,7 @@ Json result_json(const PreemptFlags& flags, const std::string& device, int64_t k
           {"fill_seconds", load.fill_seconds},
           {"counted_steps", load.counted_steps},
           {"answers", load.answers},
+          {"begun_answers", load.begun_answers},
           {"other_answers", load.other_answers},
           {"preemptions", load.preemptions},
           {"prompt_tokens", load.prompt_tokens},
@@ -233,11 +251,13 @@ Json result_json(const PreemptFlags& flags, const std::string& device, int64_t k
 
 void print_load(const Load& load, int64_t kv_tokens) {
   std::printf(
-      "%lld answers in %.0f s, %lld preemptions, %lld answers differ; %s new tokens (%.0f a "
+      "%lld answers in %.0f s and %lld begun, %lld preemptions, %lld answers differ; %s new tokens "
+      "(%.0f a "
       "second), %s prompt tokens computed\n"
       "running %.1f (most %d), waiting %.1f (most %d); a KV cache of %s tokens, full after %.0f s, "
       "then used to %.1f%% (most %.2f%%, %.0f%% of steps at 99%% or more)\n",
-      static_cast<long long>(load.answers), load.seconds, static_cast<long long>(load.preemptions),
+      static_cast<long long>(load.answers), load.seconds,
+      static_cast<long long>(load.begun_answers), static_cast<long long>(load.preemptions),
       static_cast<long long>(load.other_answers), with_commas(load.new_tokens).c_str(),
       static_cast<double>(load.new_tokens) / load.seconds, with_commas(load.prompt_tokens).c_str(),
       load.mean_running, load.most_running, load.mean_waiting, load.most_waiting,
