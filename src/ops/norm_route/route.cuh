@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/ordered.cuh"
 #include "ops/routing.h"
 
 namespace nibble::ops::gpu {
@@ -13,14 +14,8 @@ namespace nibble::ops::gpu {
 inline constexpr int kMaxRouted = 512;
 inline constexpr int kMaxTopK = 32;
 
-// A float32 as an integer of the same order; 0 is below all of them.
-__device__ __forceinline__ uint32_t ordered(float x) {
-  const uint32_t bits = __float_as_uint(x);
-  return bits ^ (bits >> 31 ? 0xffffffff : 0x80000000);
-}
-__device__ __forceinline__ float of_ordered(uint32_t order) {
-  return __uint_as_float(order ^ (order >> 31 ? 0x80000000 : 0xffffffff));
-}
+using nibble::cuda::of_ordered;
+using nibble::cuda::ordered;
 
 // By one warp: lane k < K gets the k-th best expert and its share of the softmax over the K. Ties
 // go to the lower id. `logits` [E] in global memory, E <= 32 kPerLane.

@@ -1,14 +1,15 @@
 // sample_greedy on a GPU.
 //   logits [R, V] f32, in    never [ceil(V / 32)], in, or none    out: see GreedyOut
 // Bytes: 4 V a row, in the L2 cache if the product before left them there: at V = 201,088 0.8 MB,
-// 0.2 us of an H200's memory; at R = 1 it is one launch's latency. 32 blocks a row each reduce a
-// part, its logits on their way at once; the one that ends last puts the parts together in their
-// order, so the result does not depend on which that is. At the end of a step of one token of
-// gpt-oss-120b on an H200, 2026-11-21: 11.5 us (17 with a logit at a time), most of them for code
-// that is in no cache: hence the loop that is not unrolled.
+// 0.2 us of an H200's memory; at R = 1 it is latency. 128 blocks a row each reduce a part, its
+// logits on their way at once; the one that ends last puts the parts together in their order, so
+// the result does not depend on which that is. Lost at the end of a step of one token: 32 blocks of
+// 256 threads, a logit at a time (17 us), of 1,024, joined in pairs of lanes (11.5 us).
 #include <cfloat>
+#include <climits>
 
 #include "cuda/launch.cuh"
+#include "cuda/ordered.cuh"
 #include "ops/sample/sample.h"
 #include "ops/sample/sample_parts.h"
 
@@ -17,11 +18,13 @@ namespace {
 
 using nibble::cuda::griddep_launch_dependents;
 using nibble::cuda::griddep_wait;
+using nibble::cuda::of_ordered;
+using nibble::cuda::ordered;
 
-constexpr int kThreads = 1024;
+constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-static_assert(kWarps == 32);  // a warp joins theirs
-constexpr int kBatch = 8;     // logits that a thread loads at a time: all it has at V <= 262,144
+static_assert(kSampleParts <= kThreads);
+constexpr int kBatch = 8;  // logits that a thread loads at a time: all it has at V <= 262,144
 
 struct Args {
   GreedyOut out;
@@ -36,60 +39,62 @@ __device__ bool is_allowed(const uint32_t* never, int i) {
   return never == nullptr || (never[i / 32] >> (i % 32) & 1) == 0;
 }
 
+__device__ __forceinline__ SamplePart no_ids() { return {-FLT_MAX, Greedy::kNone, -FLT_MAX, 0}; }
+
 __device__ bool is_number(float x) { return fabsf(x) <= FLT_MAX; }
 
-// Both parts seen: the better id, the lower of equals; what is not finite stays so.
-__device__ SamplePart join(const SamplePart& a, const SamplePart& b) {
-  SamplePart c;
-  c.largest = fmaxf(a.largest, b.largest);
-  c.sum = a.sum * __expf(a.largest - c.largest) + b.sum * __expf(b.largest - c.largest);
-  const bool takes_b = a.best == Greedy::kNone ||
-                       (b.best >= 0 && (b.best_logit > a.best_logit ||
-                                        (b.best_logit == a.best_logit && b.best < a.best)));
-  c.best = takes_b ? b.best : a.best;
-  c.best_logit = takes_b ? b.best_logit : a.best_logit;
-  if (a.best == Greedy::kNotFinite || b.best == Greedy::kNotFinite) c.best = Greedy::kNotFinite;
-  return c;
+// Of all lanes' parts: the best id, the lowest of equals; what is not finite stays so. The same in
+// every lane.
+__device__ __forceinline__ SamplePart join_lanes(const SamplePart& p) {
+  constexpr unsigned kAll = 0xffffffff;
+  SamplePart all;
+  all.largest = of_ordered(__reduce_max_sync(kAll, ordered(p.largest)));
+  all.sum = p.sum * __expf(p.largest - all.largest);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) all.sum += __shfl_xor_sync(kAll, all.sum, step);
+  const uint32_t key = p.best < 0 ? 0 : ordered(p.best_logit + 0.f);  // -0 equals 0
+  const uint32_t most = __reduce_max_sync(kAll, key);
+  all.best_logit = of_ordered(most);
+  const bool is_best = p.best >= 0 && key == most;
+  all.best = static_cast<int32_t>(__reduce_min_sync(kAll, is_best ? p.best : INT_MAX));
+  if (most == 0) all.best = Greedy::kNone;
+  if (__any_sync(kAll, p.best == Greedy::kNotFinite)) all.best = Greedy::kNotFinite;
+  return all;
 }
 
-__device__ SamplePart join_lanes(SamplePart p) {
-#pragma unroll 1
-  for (int offset = 16; offset > 0; offset /= 2) {
-    SamplePart other;
-    other.best_logit = __shfl_xor_sync(~0u, p.best_logit, offset);
-    other.best = __shfl_xor_sync(~0u, p.best, offset);
-    other.largest = __shfl_xor_sync(~0u, p.largest, offset);
-    other.sum = __shfl_xor_sync(~0u, p.sum, offset);
-    // The lower lane's part first, on both sides: the same bits.
-    p = (threadIdx.x & offset) == 0 ? join(p, other) : join(other, p);
-  }
-  return p;
+// Of all threads' parts; one barrier.
+__device__ __forceinline__ SamplePart join_threads(const SamplePart& p,
+                                                   SamplePart (&of_warps)[kWarps]) {
+  const int lane = threadIdx.x % 32;
+  const SamplePart joined = join_lanes(p);
+  if (lane == 0) of_warps[threadIdx.x / 32] = joined;
+  __syncthreads();
+  return join_lanes(lane < kWarps ? of_warps[lane] : no_ids());
 }
 
 // Ids i, i + kThreads .. before `end`, kBatch of them.
-__device__ void take(SamplePart& p, bool& is_finite, const float* logits, const uint32_t* never,
-                     int i, int end) {
+__device__ __forceinline__ void take(SamplePart& p, bool& is_finite, const float* logits,
+                                     const uint32_t* never, int i, int end) {
   float x[kBatch];
-  bool allowed[kBatch];
+  uint32_t allowed = 0;  // a bit for each
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
     const int at = i + j * kThreads;
     x[j] = at < end ? logits[at] : -FLT_MAX;
-    allowed[j] = at < end && is_allowed(never, at);
+    if (at < end && is_allowed(never, at)) allowed |= 1u << j;
   }
   const float before = p.largest;
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
     is_finite = is_finite && is_number(x[j]);
     p.largest = fmaxf(p.largest, x[j]);
-    if (!allowed[j] || (p.best >= 0 && x[j] <= p.best_logit)) continue;
-    p.best = i + j * kThreads;
-    p.best_logit = x[j];
+    const bool is_better = (allowed >> j & 1) != 0 && (p.best < 0 || x[j] > p.best_logit);
+    p.best = is_better ? i + j * kThreads : p.best;
+    p.best_logit = is_better ? x[j] : p.best_logit;
   }
   p.sum *= __expf(before - p.largest);
 #pragma unroll
-  for (int j = 0; j < kBatch; ++j)
-    if (i + j * kThreads < end) p.sum += __expf(x[j] - p.largest);
+  for (int j = 0; j < kBatch; ++j) p.sum += i + j * kThreads < end ? __expf(x[j] - p.largest) : 0;
 }
 
 __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant__ Args a) {
@@ -102,26 +107,26 @@ __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant_
   griddep_wait();
   griddep_launch_dependents();
 
-  SamplePart p{-FLT_MAX, Greedy::kNone, -FLT_MAX, 0};
+  SamplePart p = no_ids();
   bool is_finite = true;
   for (int first = begin + threadIdx.x; first < end; first += kBatch * kThreads)
     take(p, is_finite, logits, a.never, first, end);
   if (!is_finite) p = {0, Greedy::kNotFinite, 0, 0};
-  p = join_lanes(p);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = p;
-  __syncthreads();
-  if (threadIdx.x < 32) p = join_lanes(of_warps[threadIdx.x]);
+  p = join_threads(p, of_warps);
   if (threadIdx.x == 0) {
     a.parts[row * kSampleParts + blockIdx.x] = p;
     __threadfence();
     is_last = atomicInc(a.counters + row, kSampleParts - 1) == kSampleParts - 1;  // wraps to 0
   }
   __syncthreads();
-  if (!is_last || threadIdx.x >= 32) return;
+  if (!is_last) return;
   __threadfence();
-  const volatile SamplePart* mine = a.parts + row * kSampleParts + threadIdx.x;
-  p = {mine->best_logit, mine->best, mine->largest, mine->sum};
-  p = join_lanes(p);
+  p = no_ids();
+  if (threadIdx.x < kSampleParts) {
+    const volatile SamplePart* part = a.parts + row * kSampleParts + threadIdx.x;
+    p = {part->best_logit, part->best, part->largest, part->sum};
+  }
+  p = join_threads(p, of_warps);
   if (threadIdx.x > 0) return;
   a.out.rows[*a.out.turn * a.out.stride + row] = {
       p.best, p.best < 0 ? 0 : p.best_logit - p.largest - logf(p.sum)};
@@ -131,7 +136,6 @@ __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant_
 }  // namespace
 
 void sample_greedy(Ctx& cx, const GreedyOut& out, const Tensor& logits, const uint32_t* never) {
-  static_assert(kSampleParts == 32);  // a warp joins them
   const int64_t rows = logits.dim(0);
   if (rows == 0) return;
   const SampleScratch scratch(Scratch(cx.scratch), rows);
