@@ -316,4 +316,59 @@ class TokensProduct {
   uint32_t digits_, factors_, zeros_, turn_;
 };
 
+// One token and a fixed range of kUnits units: its digits stay in registers for many row tiles. The
+// sums are TokensProduct<kUnits, 1>'s, bit for bit.
+template <int kUnits>
+class RangeProduct {
+ public:
+  static constexpr int kBlocks = 2 * kUnits;
+  using Chunk = ChunkCodes<kUnits, 4>;
+
+  // Shared addresses: digits [kBlocks][64], factors [kBlocks] of 8 bytes.
+  __device__ __forceinline__ void load(uint32_t digits, uint32_t factors) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const uint2 mine = load_shared_8(digits + b * kDigitBytes + g % 2 * 32 + p * 8);
+      const uint32_t is_mine = g / 2 == b % 4 ? 0xffffffff : 0;  // the column pair of block b
+      digits_[b] = {mine.x & is_mine, mine.y & is_mine};
+    }
+#pragma unroll
+    for (int r = 0; r < Chunk::kRounds; ++r) {
+      const uint2 mine = load_shared_8(factors + min(4 * r + p, kBlocks - 1u) * 8);
+      const uint32_t is_mine = 4 * r + p < kBlocks ? 0xffffffff : 0;
+      factors_[r] = {mine.x & is_mine, mine.y & is_mine};
+    }
+  }
+
+  // The sum over the range: lane p = 0 has that of row g, lane p = 1 of row g + 8.
+  __device__ __forceinline__ float run(const CodeTables& tables, const Chunk& w) const {
+    Sums d[Chunk::kRounds];
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const CodeBytes plus(tables.plus, CodeTables::kPlusHigh, w.row_g(b), w.row_g8(b));
+      const CodeBytes minus(tables.minus, CodeTables::kMinusHigh, w.row_g(b) ^ kSigns,
+                            w.row_g8(b) ^ kSigns);
+      if (b % 4 == 0)
+        set_product(d[b / 4], plus, digits_[b]);
+      else
+        add_product(d[b / 4], plus, digits_[b]);
+      add_product(d[b / 4], minus, digits_[b]);
+    }
+    float2 sum{0, 0};
+#pragma unroll
+    for (int r = 0; r < Chunk::kRounds; ++r)
+      add_scaled(sum, d[r], {__uint_as_float(factors_[r].x), __uint_as_float(factors_[r].y)},
+                 w.scales[r]);
+    // (0 + 1) + (2 + 3) of the lanes' sums: even lanes add up row g, odd ones row g + 8.
+    const bool is_odd = threadIdx.x % 2 == 1;
+    float row = (is_odd ? sum.y : sum.x) + __shfl_xor_sync(0xffffffff, is_odd ? sum.x : sum.y, 1);
+    row += __shfl_xor_sync(0xffffffff, row, 2);
+    return row;
+  }
+
+ private:
+  uint2 digits_[kBlocks], factors_[Chunk::kRounds];
+};
+
 }  // namespace nibble::cuda

@@ -45,40 +45,32 @@ inline unsigned grid_of(const Ctx& cx, int64_t items, int together = 1) {
 // beside the kernel before: so a kernel takes more than half of an SM's shared memory. That of a
 // sum over experts takes less, to fit beside the one before it and the one behind.
 inline constexpr size_t kOneBlockBytes = (NIBBLE_CUDA_SM == 121 ? 51 : 116) * 1024;
-// Chunks of a warp on their way: all that a block has of a dense matrix of attention.
-template <Items kItems>
-inline constexpr int kOneStages =
-    NIBBLE_CUDA_SM == 121 || kItems == Items::kExperts || kItems == Items::kAllExperts ? 2 : 4;
+// Chunks of a warp on their way: all that a block has of a matrix of attention.
+inline constexpr int kOneStages = NIBBLE_CUDA_SM == 121 ? 2 : 4;
 
-// T = 1: see gemv_one. `vectors`: rows of activations it holds; `choices`: experts of the token.
+// T = 1: see gemv_one.
 template <Items kItems, class Op>
-void launch_one(Ctx& cx, const Weight& weight, const Op& op, int vectors, int choices) {
+void launch_one(Ctx& cx, const Weight& weight, const Op& op) {
   with_chunk_units<4>(weight.cols, [&]<int kUnits>() {
     TileMatrix m = tile_matrix(weight, kUnits);
-    const int64_t items = kItems == Items::kExperts ? int64_t{m.row_tiles} * choices : m.row_tiles;
     constexpr int kTogether = kItems == Items::kHeadHalves ? 2 : 1;
-    const unsigned grid = grid_of(cx, items, kTogether);
-    // What a block has of them; a sum over experts is done in one round.
-    const int share = static_cast<int>((items / kTogether + grid - 1) / grid) * kTogether *
-                      (kItems == Items::kAllExperts ? choices : 1);
-    m.round_tiles = kItems == Items::kAllExperts
-                        ? share
-                        : std::min(share, round_tiles(m, 1, 16 * 1024, kTogether));
-    const GemvMemory memory = lay_out({.stages = kOneStages<kItems>,
+    const unsigned grid = grid_of(cx, m.row_tiles, kTogether);
+    // What a block has of them.
+    const int share = static_cast<int>((m.row_tiles / kTogether + grid - 1) / grid) * kTogether;
+    m.round_tiles = std::min(share, round_tiles(m, 1, 16 * 1024, kTogether));
+    const GemvMemory memory = lay_out({.stages = kOneStages,
                                        .chunk_bytes = kUnits * cuda::kUnitBytes,
                                        .blocks = m.chunks * kUnits * 2,
-                                       .vectors = vectors,
+                                       .vectors = 1,
                                        .part_tiles = m.round_tiles,
                                        .part_tokens = 1,
                                        .chunks = m.chunks,
                                        .single_round = m.round_tiles >= share});
-    cuda::launch(
-        cx.stream, gemv_one<kUnits, kOneStages<kItems>, kItems, Op>,
-        {.grid = dim3(grid),
-         .block = dim3(kGemvThreads),
-         .smem_bytes = kItems == Items::kAllExperts ? memory.end
-                                                    : std::max<size_t>(memory.end, kOneBlockBytes)},
-        m, memory, op);
+    cuda::launch(cx.stream, gemv_one<kUnits, kOneStages, kItems, Op>,
+                 {.grid = dim3(grid),
+                  .block = dim3(kGemvThreads),
+                  .smem_bytes = std::max<size_t>(memory.end, kOneBlockBytes)},
+                 m, memory, op);
   });
 }
 

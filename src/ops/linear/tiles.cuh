@@ -1,14 +1,15 @@
 // What the matrix-vector products for few tokens share: MXFP4 weights in kTiles16x64 times bf16
 // activations by int8 digits (cuda/mma_digits.cuh), or BF16 rows. The kernels of norm_qkv,
-// out_proj, moe_up, moe_down and norm_unembed are three loops with their own epilogues:
+// out_proj, moe_up, moe_down and norm_unembed are four loops with their own epilogues:
 //   gemv_one.cuh      one token: the chunks of a row tile go to different warps
+//   gemv_chosen.cuh   one token, the experts chosen for it: a warp keeps to its columns
 //   gemv_few.cuh      some tokens, few row tiles a block: likewise
 //   gemv_experts.cuh  some tokens, many row tiles a block, experts: a warp takes whole row tiles
 // and rows_gemv.cuh for BF16.
 //
 // A row tile (16 rows) is a stream of chunks (kUnits units of 544 bytes: 16 rows x 64 kUnits k),
 // that warps bring to shared memory through rings of bulk copies of their own. The order of every
-// sum is: inside a chunk as mma_digits says, chunks in sequence, bias: the same in all three loops,
+// sum is: inside a chunk as mma_digits says, chunks in sequence, bias: the same in all four loops,
 // for one token and for many, alone and in a batch.
 //
 // Weights do not depend on the kernel before: the ring fills before griddep_wait() where the block
@@ -47,7 +48,6 @@ struct TileMatrix {
 };
 
 inline constexpr int kMaxExperts = 256;  // a thread counts for each
-inline constexpr int kSumRows = 32;      // pairs of rows that sum_experts() takes at a time
 inline constexpr int kMaxChoices = 8;    // of one token
 
 // A warp's way through the chunks of a block: every kGemvWarps-th, from row tile `item` on.
@@ -170,8 +170,7 @@ __device__ __forceinline__ void store_activations(const uint4& x, uint32_t i, ui
 enum class Items {
   kTiles,       // tile after tile
   kHeadHalves,  // in each 64 rows tiles 0, 2, 1, 3: pairs of a rotary embedding lie side by side
-  kExperts,     // the tiles of the first chosen expert, of the second ...
-  kAllExperts   // tile t of all chosen experts, then tile t + 1: for sums over experts
+  kExperts      // the tiles of the first chosen expert, of the second ...
 };
 
 // Row tile of an item of a dense matrix.

@@ -6,7 +6,8 @@
 
 namespace nibble::ops::gpu {
 
-// d [T, H] f32 = sum over choices of p * y[slot], in order; y [T * K, H] f32, on the device.
+// d [T, H] f32 = sum over choices of p * y[slot]: the first half of them in order, the second half
+// in order, both; y [T * K, H] f32, on the device.
 void combine(Ctx& cx, const Tensor& d, const float* y, const Routing& routing);
 
 }  // namespace nibble::ops::gpu

@@ -1,11 +1,12 @@
 // moe_down for few tokens: MXFP4 weights in kTiles16x64 by int8 digits (ops/linear/tiles.cuh).
 // d [T, H] f32, out; u [T * K, F] bf16 by slot; down [E, H, F] with bias.
 // Needs H % 16 == 0, F % 64 == 0, F <= 4608, K <= 8, E <= 256 (512 threads count the slots).
-// One token: a block sums all its experts' rows, whose weights it fetches while moe_up still runs.
-// More: products by slot into scratch, then a kernel that weighs them in the order of choice.
+// One token: gemv_chosen, whose weights come while moe_up still runs.
+// More: products by slot into scratch, then a kernel that weighs them, each half of the choices in
+// order.
 // Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 17.6 MB, 3.9 us of an H200's
 // 4.55 TB/s, 76 us of a GB10's 233 GB/s. TB/s by tokens: ops/linear/gemv_experts.cuh.
-#include "ops/linear/gemv.cuh"
+#include "ops/linear/gemv_chosen.cuh"
 #include "ops/moe_down/combine.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/norm_route/route.cuh"
@@ -29,14 +30,18 @@ __global__ void combine_rows(float* d, const float* y, const int32_t* slot, cons
   }
   cuda::griddep_wait();
   if (column >= hidden) return;
-  float2 sum{0, 0}, v[kMaxChoices];
+  float2 first{0, 0}, second{0, 0}, v[kMaxChoices];
 #pragma unroll
   for (int i = 0; i < kMaxChoices; ++i)
     if (i < top_k) v[i] = __ldcg(from[i]);
 #pragma unroll
-  for (int i = 0; i < kMaxChoices; ++i)
-    if (i < top_k) sum = {fmaf(weight[i], v[i].x, sum.x), fmaf(weight[i], v[i].y, sum.y)};
-  *reinterpret_cast<float2*>(d + int64_t{t} * hidden + column) = sum;
+  for (int i = 0; i < kMaxChoices; ++i) {
+    if (i >= top_k) continue;
+    float2& sum = i < (top_k + 1) / 2 ? first : second;
+    sum = {fmaf(weight[i], v[i].x, sum.x), fmaf(weight[i], v[i].y, sum.y)};
+  }
+  *reinterpret_cast<float2*>(d + int64_t{t} * hidden + column) = {first.x + second.x,
+                                                                  first.y + second.y};
 }
 
 // One token: all its experts at once.
@@ -48,24 +53,25 @@ struct DownOne {
   const float* logits;  // if the choice was left to moe_up, which may still be making it
   int top_k, width, experts;
 
-  __device__ void fill(Choices& c) const {
+  __device__ OneChoice choose() const {
     const int lane = threadIdx.x % 32;
-    OneChoice one{};
     if (logits != nullptr)
-      one = place_one(choose<kMaxLeftExperts / 32>(logits, experts, top_k), top_k);
-    else if (lane < top_k)
-      one = {{__ldcg(ids + lane), __ldcg(p + lane)}, __ldcg(slot + lane)};
+      return place_one(gpu::choose<kMaxLeftExperts / 32>(logits, experts, top_k), top_k);
+    if (lane >= top_k) return {};
+    return {{__ldcg(ids + lane), __ldcg(p + lane)}, __ldcg(slot + lane)};
+  }
+  __device__ void fill(Choices& c, const OneChoice& one) const {
+    const int lane = threadIdx.x % 32;
     if (lane >= top_k) return;
     c.expert[lane] = one.choice.id;
     c.slot[lane] = one.slot;
     c.weight[lane] = one.choice.p;
   }
+  __device__ void publish(const OneChoice&) const {}
   __device__ uint4 load(int row, int k) const {
     return __ldcg(reinterpret_cast<const uint4*>(u + int64_t{row} * width + k));
   }
-  __device__ void store(int, int row, float a, float b) const {
-    *reinterpret_cast<float2*>(d + row) = {a, b};
-  }
+  __device__ void store(int row, float v) const { d[row] = v; }
 };
 
 // Many: y[slot], which combine() weighs.
@@ -113,9 +119,7 @@ void combine(Ctx& cx, const Tensor& d, const float* y, const Routing& routing) {
 
 void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
               const Weight& down) {
-  const int width = static_cast<int>(down.cols);
-  if (routing.num_tokens != 1 || routing.top_k * width > kMaxLoads * kGemvThreads * 8)
-    return run_few<true>(cx, d, u, routing, down);
+  if (routing.num_tokens != 1) return run_few<true>(cx, d, u, routing, down);
   const DownOne op{.d = d.as<float>(),
                    .u = u.as<uint16_t>(),
                    .ids = routing.ids,
@@ -123,9 +127,9 @@ void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                    .p = routing.p,
                    .logits = routing.logits,
                    .top_k = routing.top_k,
-                   .width = width,
+                   .width = static_cast<int>(down.cols),
                    .experts = routing.num_experts};
-  launch_one<Items::kAllExperts>(cx, down, op, routing.top_k, routing.top_k);
+  launch_chosen<true>(cx, down, op);
 }
 
 void moe_down_batch(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,

@@ -1,10 +1,11 @@
 // moe_up for few tokens: MXFP4 weights in kTiles16x64 by int8 digits (ops/linear/tiles.cuh).
 // u [T * K, F] bf16 by slot, out; h [T, H] bf16; up [E, 2F, H] with bias.
+// One token: gemv_chosen; more: gemv_experts.
 // Needs 2F % 16 == 0, H % 64 == 0, H <= 4608, K <= 8, E <= 256 (512 threads count the slots).
 // Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 35.3 MB, 7.8 us of an H200's
 // 4.55 TB/s, 151 us of a GB10's 233 GB/s. TB/s by tokens: ops/linear/gemv_experts.cuh.
 #include "cuda/bf16.cuh"
-#include "ops/linear/gemv.cuh"
+#include "ops/linear/gemv_chosen.cuh"
 #include "ops/moe_up/moe_up.h"
 #include "ops/norm_route/route.cuh"
 
@@ -27,16 +28,19 @@ struct Up {
   float limit;
   Routing routing;
 
-  __device__ void fill(Choices& c) const {
+  // One token's choices, by a warp; of those left to this kernel, what others read.
+  __device__ OneChoice choose() const {
     const int lane = threadIdx.x % 32;
-    OneChoice one{};
-    if (routing.logits != nullptr) {
-      one = place_one(choose<kMaxLeftExperts / 32>(routing.logits, experts, top_k), top_k);
-      if (blockIdx.x == 0) store_one(routing, one);
-    } else if (lane < top_k) {
-      one = {{__ldcg(routing.ids + lane), 0}, __ldcg(routing.slot + lane)};
-    }
-    if (lane < top_k) c.expert[one.slot] = one.choice.id;
+    if (routing.logits != nullptr)
+      return place_one(gpu::choose<kMaxLeftExperts / 32>(routing.logits, experts, top_k), top_k);
+    if (lane >= top_k) return {};
+    return {{__ldcg(routing.ids + lane), 0}, __ldcg(routing.slot + lane)};
+  }
+  __device__ void fill(Choices& c, const OneChoice& one) const {
+    if (threadIdx.x % 32 < top_k) c.expert[one.slot] = one.choice.id;
+  }
+  __device__ void publish(const OneChoice& one) const {
+    if (routing.logits != nullptr) store_one(routing, one);
   }
   __device__ uint4 load(int row, int k) const {
     const int t = tokens == 1 ? 0 : __ldcg(token + row);
@@ -68,7 +72,7 @@ void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, c
             float limit) {
   const Up op = make_op(u, h, routing, up, limit);
   if (routing.num_tokens == 1)
-    launch_one<Items::kExperts>(cx, up, op, 1, routing.top_k);
+    launch_chosen<false>(cx, up, op);
   else
     launch_experts<Items::kExperts, true>(cx, up, op, routing.num_tokens);
 }

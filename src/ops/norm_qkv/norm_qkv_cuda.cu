@@ -77,7 +77,7 @@ void norm_qkv_tiles(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Ten
                     const Step& s) {
   with_norm(cx, out, kv, x, d, norm, qkv, cos_sin, s, [&](const auto& op) {
     if constexpr (HasNorm<decltype(op)>)
-      launch_one<Items::kHeadHalves>(cx, qkv, op, 1, 1);
+      launch_one<Items::kHeadHalves>(cx, qkv, op);
     else
       launch_few<Items::kHeadHalves>(cx, qkv, op);
   });

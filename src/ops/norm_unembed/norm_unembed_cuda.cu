@@ -70,7 +70,7 @@ void norm_unembed_tiles(Ctx& cx, const Tensor& logits, const Tensor& h, const Te
                         const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
   with_norm(cx, logits, h, x, d, norm, unembed, s, [&](const auto& op) {
     if constexpr (HasNorm<decltype(op)>)
-      launch_one<Items::kTiles>(cx, unembed, op, 1, 1);
+      launch_one<Items::kTiles>(cx, unembed, op);
     else
       launch_experts<Items::kTiles, true>(cx, unembed, op, op.tokens);
   });
