@@ -43,6 +43,12 @@ __device__ __forceinline__ uint32_t bf16_of_e4m3_hi(uint32_t word) {
   const float2 v = values_of_f16(f16_of_e4m3_hi(word));
   return pack_bf16(v.x, v.y);
 }
+// What E4M3 cannot hold becomes its largest.
+__device__ __forceinline__ uint32_t e4m3_pair(float lo, float hi) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(hi), "f"(lo));
+  return pair;
+}
 // What f16 cannot hold becomes its largest.
 __device__ __forceinline__ uint32_t f16_of_bf16(uint32_t pair) {
   constexpr float kLargest = 65504;

@@ -5,12 +5,14 @@
 #include <cstdint>
 
 #include "ops/ctx.h"
+#include "ops/linear/e4m3_rows.h"
 #include "ops/weight.h"
 
 namespace nibble::ops::gpu {
 
 // y [T, H] f32, h [T, H] bf16, out; x, d [T, H] f32; H % 8 == 0, at most 8,192. y is not x.
 // `rows` [T], if given: row t of h is the norm of row rows[t] of x + d, and y is left alone.
+// `e4m3`, if given: h again, for products of many rows; H % 32 == 0.
 struct AddNorm {
   float* y;
   uint16_t* h;
@@ -20,6 +22,7 @@ struct AddNorm {
   int64_t tokens;
   int64_t hidden;
   const int32_t* rows = nullptr;
+  E4m3Rows e4m3 = {};
 };
 void add_norm(Ctx& cx, const AddNorm& a);
 

@@ -9,13 +9,12 @@
 namespace nibble::ops::gpu {
 namespace {
 
-// multiply(scratch, products) fills [T, (Q + 2G) D] f32 from out.h.
+// multiply(products) fills [T, (Q + 2G) D] f32 from out.h or `e4m3`.
 template <typename Multiply>
 void norm_qkv_by(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                  const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
-                 const Step& s, const Multiply& multiply) {
+                 const Step& s, Scratch& scratch, const E4m3Rows& e4m3, const Multiply& multiply) {
   if (s.num_tokens == 0) return;
-  Scratch scratch(cx.scratch);
   auto* products = scratch.take<float>(s.num_tokens * qkv.rows);
   add_norm(cx, {.y = out.y.as<float>(),
                 .h = out.h.as<uint16_t>(),
@@ -23,8 +22,9 @@ void norm_qkv_by(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor
                 .d = d.as<float>(),
                 .norm = norm,
                 .tokens = s.num_tokens,
-                .hidden = qkv.cols});
-  multiply(scratch, products);
+                .hidden = qkv.cols,
+                .e4m3 = e4m3});
+  multiply(products);
   store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), products);
 }
 
@@ -33,7 +33,8 @@ void norm_qkv_by(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor
 void norm_qkv_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                    const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
                    const Step& s) {
-  norm_qkv_by(cx, out, kv, x, d, norm, qkv, cos_sin, s, [&](Scratch&, float* products) {
+  Scratch scratch(cx.scratch);
+  norm_qkv_by(cx, out, kv, x, d, norm, qkv, cos_sin, s, scratch, {}, [&](float* products) {
     gemm(cx, qkv, out.h.as<uint16_t>(), s.num_tokens, products);
   });
 }
@@ -41,8 +42,12 @@ void norm_qkv_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tens
 void norm_qkv_gemm_fp8(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                        const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
                        const Step& s) {
-  norm_qkv_by(cx, out, kv, x, d, norm, qkv, cos_sin, s, [&](Scratch& scratch, float* products) {
-    gemm_fp8(cx, scratch, qkv, out.h.as<uint16_t>(), s.num_tokens, products);
+  if (qkv.fold == nullptr) return norm_qkv_gemm(cx, out, kv, x, d, norm, qkv, cos_sin, s);
+  Scratch scratch(cx.scratch);
+  const E4m3Rows h = take_e4m3_rows(scratch, s.num_tokens, qkv.cols);
+  norm_qkv_by(cx, out, kv, x, d, norm, qkv, cos_sin, s, scratch, h, [&](float* products) {
+    gemm_fp8(cx, qkv, GemmOut::kF32,
+             {.x = h.codes, .y = products, .num_slots = s.num_tokens, .x_scale = h.scales});
   });
 }
 
