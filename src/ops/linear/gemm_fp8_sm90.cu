@@ -1,5 +1,5 @@
 // Launches of the wgmma GEMM with E4M3 activations; activations in E4M3.
-#include "cuda/bf16.cuh"
+#include "cuda/fp8.cuh"
 #include "ops/linear/gemm_fp8_sm90.cuh"
 #include "ops/linear/gemm_fp8_sm90.h"
 #include "ops/linear/gemm_items.h"
@@ -8,6 +8,7 @@ namespace nibble::ops::gpu {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr int kFewSlots = 20;  // of an expert, on average: up to here Fp8Few
 
 // A block a row; a thread takes every 128th block of 32 columns. Bytes: 3 a value.
 __global__ void __launch_bounds__(kThreads)
@@ -36,16 +37,15 @@ __global__ void __launch_bounds__(kThreads)
   for (int word = threadIdx.x; word < cols / 4; word += kThreads) {
     const uint16_t* v = x + row * cols + word / 8 * 32 + word % 4 * 2 + word / 4 % 2;
     const uint32_t low =
-        sm90::e4m3_pair(cuda::bf16_value(v[0]) * inverse, cuda::bf16_value(v[8]) * inverse);
+        cuda::e4m3_pair(cuda::bf16_value(v[0]) * inverse, cuda::bf16_value(v[8]) * inverse);
     const uint32_t high =
-        sm90::e4m3_pair(cuda::bf16_value(v[16]) * inverse, cuda::bf16_value(v[24]) * inverse);
+        cuda::e4m3_pair(cuda::bf16_value(v[16]) * inverse, cuda::bf16_value(v[24]) * inverse);
     to[word] = low | high << 16;
   }
 }
 
-template <GemmOut kOut, bool kWide>
+template <typename Shape>
 void launch(Ctx& cx, sm90::Fp8Params params) {
-  using Shape = sm90::Fp8Shape<kOut, kWide>;
   const int blocks = cx.kernels.gpu.num_sms;
   params.max_n = slots_of_item<Shape>(params, blocks);
   cuda::launch(cx.stream, sm90::fp8_gemm_kernel<Shape>,
@@ -56,11 +56,10 @@ void launch(Ctx& cx, sm90::Fp8Params params) {
 }
 
 template <GemmOut kOut>
-void launch_either(Ctx& cx, const sm90::Fp8Params& params) {
-  if (has_wide_items(params))
-    launch<kOut, true>(cx, params);
-  else
-    launch<kOut, false>(cx, params);
+void launch_experts(Ctx& cx, const sm90::Fp8Params& params) {
+  if (has_wide_items(params)) return launch<sm90::Fp8Many<kOut>>(cx, params);
+  if (params.num_slots > kFewSlots * params.experts) return launch<sm90::Fp8Some<kOut>>(cx, params);
+  launch<sm90::Fp8Few<kOut>>(cx, params);
 }
 
 }  // namespace
@@ -80,11 +79,11 @@ void gemm_fp8(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
   params.fold = w.fold;
   switch (out) {
     case GemmOut::kSwiglu:
-      return launch_either<GemmOut::kSwiglu>(cx, params);
+      return launch_experts<GemmOut::kSwiglu>(cx, params);
     case GemmOut::kBF16:
-      return launch_either<GemmOut::kBF16>(cx, params);
+      return launch_experts<GemmOut::kBF16>(cx, params);
     case GemmOut::kF32:
-      return launch<GemmOut::kF32, true>(cx, params);
+      return launch<sm90::Fp8Many<GemmOut::kF32>>(cx, params);
   }
 }
 

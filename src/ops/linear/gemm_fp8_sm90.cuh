@@ -11,7 +11,7 @@
 // shared memory. The row's 2^(least - 119) goes to the epilogue. Fold order: within 32 k, byte 16 o
 // + 4 p + i is k = 8 i + 2 p + o, which is how the A fragment lies in a word of a unit.
 //
-// Work items, ring and warpgroups are gemm_sm90.cuh's, with stages of 128 k; of an odd number of
+// Work items and ring are gemm_sm90.cuh's, with stages of 128 k; of an odd number of
 // 64s the last stage is half zeros. Sums are one chain over K in wgmma's accumulator, which keeps
 // about 14 bits: measured over K = 2,880, they are off by 1.1e-3 rms of the result and without
 // bias, where rounding x to E4M3 costs 2.6e-2.
@@ -28,27 +28,29 @@
 // Tried and lost: promotion to float32 every 128 k (6 to 10% slower, and registers for 128 slots at
 // most, against an error that x's rounding hides); SwiGLU's output by bytes straight to memory, and
 // scales of x fetched where they are used (each a third of moe_up); loads for the next stage
-// between the products of this one (ptxas then runs wgmma one by one).
+// between the products of this one (ptxas then runs wgmma one by one); for few slots, two
+// warpgroups that fill beside four that multiply (2% of a prompt of 512).
 #pragma once
 
+#include "cuda/fp8.cuh"
 #include "ops/linear/e4m3_rows.h"
 #include "ops/linear/gemm_sm90.cuh"
 
 namespace nibble::ops::gpu::sm90 {
 
-// A warp's sums: of two tiles of 16 rows by kMaxN slots; or, kWide, of one tile by twice as many
-// slots, where weights meet enough of them: each is unfolded for twice the products.
-template <GemmOut kOut_, bool kWide_>
+// kGroups warpgroups multiply; a warp has sums of kRowTiles tiles of 16 rows by kSlotTiles of kMaxN
+// slots.
+template <GemmOut kOut_, int kGroups_, int kRowTiles_, int kSlotTiles_, int kMaxN_, int kStages_>
 struct Fp8Shape {
   static constexpr GemmOut kOut = kOut_;
-  static constexpr bool kWide = kWide_;
-  static constexpr int kGroups = 2, kRowTiles = kWide ? 1 : 2, kSlotTiles = kWide ? 2 : 1;
-  static constexpr int kMaxN = kWide ? 144 : 128;  // slots of a tile
+  static constexpr int kGroups = kGroups_, kRowTiles = kRowTiles_, kSlotTiles = kSlotTiles_;
+  static constexpr int kMaxN = kMaxN_, kStages = kStages_;
   static constexpr int kMaxSlots = kMaxN * kSlotTiles, kStep = 16 * kSlotTiles;
-  static constexpr int kStages = kWide ? 4 : 6;
   static constexpr int kThreads = 128 * (1 + kGroups);
   static constexpr int kRows = 64 * kRowTiles * kGroups;
-  static constexpr int kFillRegisters = 72, kMultiplyRegisters = 216;
+  // Of the 64 K of an SM.
+  static constexpr int kFillRegisters = kGroups == 4 ? 64 : 72;
+  static constexpr int kMultiplyRegisters = kGroups == 4 ? 104 : 216;
   static constexpr int kStageK = 128;
   static constexpr int kTileBytes = 2 * kUnitBytes;  // 16 rows of a stage
   static constexpr int kXBytes = kMaxSlots * kStageK;
@@ -64,6 +66,15 @@ struct Fp8Shape {
   static constexpr int kLists = kBarriers + 2 * kStages * 8;
   static constexpr int kBytes = kLists + (3 * kMaxExperts + 1) * 4 + 1024;
 };
+
+// By how many slots weights meet. Few: warps wait for one another's integer pipe, so more of them.
+// Many: weights are unfolded once for twice the slots.
+template <GemmOut kOut>
+using Fp8Few = Fp8Shape<kOut, 4, 1, 1, 32, 8>;
+template <GemmOut kOut>
+using Fp8Some = Fp8Shape<kOut, 2, 2, 1, 128, 6>;
+template <GemmOut kOut>
+using Fp8Many = Fp8Shape<kOut, 2, 1, 2, 144, 4>;
 
 struct Fp8Params : GemmArgs {
   const uint8_t* units;
@@ -94,29 +105,14 @@ __device__ __forceinline__ void unfold(uint32_t w, uint2 line, uint32_t& low, ui
   high = permute(line.x, line.y, m >> 16) - permute(kOnes, kOnes, w >> 16) * 128u;
 }
 
-__device__ __forceinline__ uint32_t e4m3_pair(float lo, float hi) {
-  uint16_t pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(hi), "f"(lo));
-  return pair;
-}
-
 template <typename S>
-struct Fp8Block {
+struct Fp8Block : GemmRing<Fp8Block<S>, S> {
+  using Ring = GemmRing<Fp8Block<S>, S>;
+  using Ring::base, Ring::smem, Ring::slot, Ring::phase, Ring::x_at, Ring::w_at, Ring::full;
+  using Ring::empty, Ring::next, Ring::release, Ring::wait_filled;
   const Fp8Params& g;
-  char* base;
-  uint32_t smem = shared_address(base);
-  int slot = 0;
-  uint32_t phase = 0;
 
-  __device__ __forceinline__ uint32_t x_at(int s) const { return smem + s * S::kXBytes; }
-  __device__ __forceinline__ uint32_t w_at(int s) const { return smem + S::kW + s * S::kWBytes; }
-  __device__ __forceinline__ uint32_t full(int s) const { return smem + S::kBarriers + s * 8; }
-  __device__ __forceinline__ uint32_t empty(int s) const {
-    return smem + S::kBarriers + (S::kStages + s) * 8;
-  }
-  __device__ __forceinline__ void next() {
-    if (++slot == S::kStages) slot = 0, phase ^= 1;
-  }
+  __device__ Fp8Block(const Fp8Params& params, char* memory) : Ring{params, memory}, g(params) {}
   __device__ __forceinline__ int stages() const { return (g.cols + 127) / 128; }
 
   template <int kN>
@@ -143,7 +139,7 @@ struct Fp8Block {
       tiles[i] = min(t / 32 + 4 * i, last) * units * kUnitBytes + at;
     const uint32_t rest = min(t / 4, last) * units * kUnitBytes + 1024 + t % 4 * 16;
     const uint4* x = reinterpret_cast<const uint4*>(g.x);
-    for (int s = 0; s < num_stages; ++s, w += S::kTileBytes, x += 8) {
+    for (int s = 0; s < num_stages; ++s, w += S::kTileBytes, x += 8, next()) {
       // Of the last 64 k of an odd number, the second half: zeros by any weights.
       const bool is_half = s * 128 + 64 == g.cols;
       const int second = is_half ? kUnitBytes : 0;
@@ -169,7 +165,6 @@ struct Fp8Block {
         }
       }
       barrier_arrive_after_copies(full(slot));
-      next();
     }
   }
 
@@ -215,13 +210,13 @@ struct Fp8Block {
       rows[i / 2][i % 2] = smem + S::kTable - 8 * least;
     }
     take_scales<kN * S::kSlotTiles>(it, wg);
-    float acc[2][kN / 2];
+    constexpr int kSums = kRowTiles * S::kSlotTiles;
+    float acc[kSums][kN / 2];
     uint32_t a[2][2][4];
     Piece piece;
     int previous = slot;
     for (int s = 0; s < num_stages; ++s) {
-      barrier_wait(full(slot), phase);
-      fence_async_proxy();
+      wait_filled();
       const char* w = mine + slot * S::kWBytes;
       const uint64_t b = swizzled_128(x_at(slot));
       // Row tiles take turns, then the stage's two units. One group of products is in flight.
@@ -230,7 +225,7 @@ struct Fp8Block {
         const int unit = i / kRowTiles;
         load(piece, w + i % kRowTiles * S::kTileBytes + unit * kUnitBytes, rows[i % kRowTiles]);
         wgmma_wait<1>();
-        if (i == 1 && s > 0 && lane == 0) barrier_arrive(empty(previous));
+        if (i == 1 && s > 0) release(previous);
         unfold_piece(piece, a[i % 2]);
         wgmma_fence();
 #pragma unroll
@@ -246,10 +241,11 @@ struct Fp8Block {
       next();
     }
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(empty(previous));
+    __syncwarp();
+    release(previous);
     warpgroup_barrier(1 + wg);  // the scales are there
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kSums; ++i) {
       const int row0 = it.row0 + (tile + i % kRowTiles) * 16;
       if (row0 < g.rows) store<kN>(it, wg, row0, i / kRowTiles * kN, rows[i % kRowTiles], acc[i]);
     }
@@ -308,8 +304,8 @@ struct Fp8Block {
     if constexpr (S::kOut == GemmOut::kSwiglu) {
       // The lane has features f and f + 4 of the warpgroup's, in fold order.
       const int f = row0 / 2 % S::kFeatures + row / 2, wg = row0 / 2 / S::kFeatures % S::kGroups;
-      const uint32_t codes = e4m3_pair(swiglu(low.x, low.y, g.limit) * (1 / kExpertScale),
-                                       swiglu(high.x, high.y, g.limit) * (1 / kExpertScale));
+      const uint32_t codes = cuda::e4m3_pair(swiglu(low.x, low.y, g.limit) * (1 / kExpertScale),
+                                             swiglu(high.x, high.y, g.limit) * (1 / kExpertScale));
       char* y = base + S::kOutput + wg * S::kOutBytes + column * S::kFeatures + f / 32 * 32;
       y += f % 2 * 16 + f % 8 / 2 * 4 + f % 32 / 8;
       y[0] = static_cast<char>(codes);
@@ -339,65 +335,17 @@ struct Fp8Block {
       *reinterpret_cast<uint4*>(to + int64_t{i / kChunks} * (g.rows / 2) + i % kChunks * 16) =
           *reinterpret_cast<const uint4*>(from + i * 16);
   }
-
-  __device__ void skip() {
-    for (int s = 0; s < stages(); ++s) {
-      barrier_wait(full(slot), phase);
-      if (threadIdx.x % 32 == 0) barrier_arrive(empty(slot));
-      next();
-    }
-  }
-
-  template <bool kFill, int kN = S::kMaxN>
-  __device__ __forceinline__ void run(GemmSchedule& schedule, GemmItem& it, int& item, int wg) {
-    while (it.n == kN * S::kSlotTiles) {
-      if constexpr (kFill)
-        fill<kN>(it, threadIdx.x);
-      else if (it.row0 + wg * 64 * S::kRowTiles >= g.rows)
-        skip();
-      else
-        multiply<kN>(it, wg);
-      item += gridDim.x;
-      if (!schedule.find(item, it)) it.n = 0;
-    }
-    if constexpr (kN > 16) run<kFill, kN - 16>(schedule, it, item, wg);
-  }
 };
 
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads, 1)
     fp8_gemm_kernel(const __grid_constant__ Fp8Params g) {
   extern __shared__ char raw[];
-  char* base = raw + (1024 - shared_address(raw) % 1024) % 1024;
-  Fp8Block<S> block{g, base};
-  int32_t* lists = reinterpret_cast<int32_t*>(base + S::kLists);
-  GemmSchedule schedule{g.offsets, g.experts,           (g.rows + S::kRows - 1) / S::kRows,
-                        S::kRows,  g.num_slots,         g.max_n,
-                        lists,     lists + kMaxExperts, lists + 2 * kMaxExperts};
-  schedule.step = S::kStep;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < S::kStages; ++s) {
-      barrier_init(block.full(s), 128);
-      barrier_init(block.empty(s), 4 * S::kGroups);
-    }
-    fence_barrier_init();
-  }
+  Fp8Block<S> block(g, aligned_1024(raw));
   if (threadIdx.x < 128)
-    reinterpret_cast<uint8_t*>(base + S::kTable)[threadIdx.x] =
+    reinterpret_cast<uint8_t*>(block.base + S::kTable)[threadIdx.x] =
         static_cast<uint8_t>(folded(threadIdx.x / 8, threadIdx.x % 8));
-  cuda::griddep_wait();
-  cuda::griddep_launch_dependents();
-  schedule.make();
-  GemmItem it;
-  int item = blockIdx.x;
-  if (!schedule.find(item, it)) it.n = 0;
-  if (threadIdx.x < 128) {
-    fewer_registers<S::kFillRegisters>();
-    block.template run<true>(schedule, it, item, -1);
-  } else {
-    more_registers<S::kMultiplyRegisters>();
-    block.template run<false>(schedule, it, item, threadIdx.x / 128 - 1);
-  }
+  block.work(128);
 }
 
 }  // namespace nibble::ops::gpu::sm90

@@ -211,6 +211,30 @@ TEST(GemmGpu, DenseEqualsTheTwinAndItselfAlone) {
   }
 }
 
+// Scales as large and as small as the kernel takes exactly, beside usual ones.
+TEST(GemmGpu, ScalesOfAnySizeFit) {
+  Random random(7);
+  const OutProjDesc desc{32, 128, Format::kMxfp4, 1 << 20};
+  TestWeight w(random, Format::kMxfp4, 1, desc.hidden, desc.width);
+  for (int64_t block = 0; block < 4; ++block) {
+    w.scales[3 * 4 + block] = static_cast<uint8_t>(157 + block);  // row 3: 2^30 to 2^33
+    w.scales[20 * 4 + block] = static_cast<uint8_t>(67 + block);  // row 20: 2^-60 to 2^-57
+  }
+  const Floats att(random, 19, desc.width, DType::kBF16);
+  GpuProblem gpu;
+  const OutProjKernel* row = gemm_row(out_proj_kernels(), desc, gpu.cx.kernels, w);
+  ASSERT_NE(row, nullptr);
+  const Tensor d = gpu.output(DType::kF32, {19, desc.hidden});
+  row->run(gpu.cx, d, gpu.tensor(att, DType::kBF16), gpu.weight(w), Step{.num_tokens = 19});
+  const Floats got = gpu.floats(d);
+  for (int64_t t = 0; t < 19; ++t)
+    for (int64_t n = 0; n < desc.hidden; ++n) {
+      double abs;
+      const double want = ref::Row(w.view, 0, n).dot(att.row(t), &abs);
+      EXPECT_NEAR(got.at(t, n), want, gemm_error(desc.width) * abs) << t << " " << n;
+    }
+}
+
 // A scale of 255 is NaN: its row is NaN too, whatever clamping would make of it.
 TEST(GemmGpu, DamagedRowsShow) {
   for (const int64_t bad_row : {6, 7}) {  // gate and up of column 3

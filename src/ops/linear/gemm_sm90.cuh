@@ -8,8 +8,8 @@
 //   y        out  [slots, N] bf16 or f32, or with SwiGLU [slots, N / 2] bf16
 //
 // K % 64 == 0, N % 16 == 0. Weights are the M side: D^T = W x^T, so a lane dequantizes the A
-// fragment that it feeds, and the token side may be narrow. A scale of 255 makes its row NaN;
-// scales above 128 (a factor of 2) do not fit bf16 this way and make infinities and NaNs.
+// fragment that it feeds, and the token side may be narrow. A scale of 255 makes its row NaN.
+// Scales from 2^-60 to 2^33 are exact; larger ones make infinities and NaNs, which show.
 //
 // A work item is kRows rows of one expert and up to kMaxSlots slots. A block takes every gridDim-th
 // item; one warpgroup fills a ring of (x, W) stages of 64 k, two multiply. Sums are one chain over
@@ -28,20 +28,17 @@
 // Tried and lost: weights by the copy engine, as units or boxes (50 ns for each 544 bytes: 1.35
 // TB/s); a ring of its own for each lane; 3 or 4 multiplying warpgroups of 64 rows (the overhead of
 // a stage doubles); turns between the warpgroups by named barriers (2% slower); 256 rows by 160
-// slots an item (spills); at 8,192 tokens, 256 rows by 128 slots (2,070 us for up).
+// slots an item (spills); at 8,192 tokens, 256 rows by 128 slots (2,070 us for up); widths in steps
+// of 8 (registers of the odd ones do not fit). In a whole prompt of 8,192 tokens the GPU is at its
+// 700 W and slows to 1.45 to 1.75 GHz: up takes 2,145 us there.
 #pragma once
 
 #include <cuda_bf16.h>
 
-#include "cuda/launch.cuh"
-#include "cuda/mma_sm90.cuh"
 #include "cuda/tensor_map.cuh"
-#include "ops/linear/gemm_schedule.cuh"
-#include "ops/linear/gemm_sm90.h"
+#include "ops/linear/gemm_ring_sm90.cuh"
 
 namespace nibble::ops::gpu::sm90 {
-
-using namespace nibble::cuda::sm90;
 
 inline constexpr int kUnitBytes = 544;  // 16 rows x 64 k of kTiles16x64
 
@@ -59,13 +56,15 @@ __device__ __forceinline__ void dequantize(uint32_t w, uint32_t scale, uint32_t 
   for (int j = 0; j < 4; ++j) asm("mul.bf16x2 %0, %0, %1;" : "+r"(out[j]) : "r"(scale));
 }
 
-// 2^(s - 127) * 2^126 as a pair of bf16, s the byte of `scales` at bit `at`; 129: infinite, above:
-// NaN.
+// 2^(s - 127) * 2^94 as a pair of bf16, s the byte of `scales` at bit `at`; 161: infinite, above:
+// NaN. That is 2^-32 of a weight, so that large scales fit; sums take it back.
 template <int kAt>
 __device__ __forceinline__ uint32_t block_factor(uint32_t scales) {
   const uint32_t twice = kAt == 0 ? (scales << 1) & 0x1fe : (scales >> (kAt - 1)) & 0x1fe;
-  return min(twice, 259u) * 0x00400040u + 0x3f003f00u;
+  return min(twice, 323u) * 0x00400040u + 0x2f002f00u;
 }
+
+inline constexpr float kSumFactor = 0x1p32f;  // what block_factor() takes, for sums of products
 
 // One block of 32 k: words of rows g and g + 8, their scales at bits kAt and kAt + 8; the A
 // registers of two steps of 16.
@@ -77,27 +76,6 @@ __device__ __forceinline__ void dequantize_block(uint32_t low, uint32_t high, ui
   a0[0] = v[0], a0[2] = v[1], a1[0] = v[2], a1[2] = v[3];
   dequantize(high, block_factor<kAt + 8>(scales), v);
   a0[1] = v[0], a0[3] = v[1], a1[1] = v[2], a1[3] = v[3];
-}
-
-__device__ __forceinline__ float min_nan(float a, float b) {
-  float y;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
-__device__ __forceinline__ float max_nan(float a, float b) {
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
-__device__ __forceinline__ float swiglu(float gate, float up, float limit) {
-  const float g = min_nan(gate, limit), v = min_nan(max_nan(up, -limit), limit);
-  return __fdividef(g, 1.f + __expf(-1.702f * g)) * (v + 1.f);
-}
-
-__device__ __forceinline__ uint32_t pack(float lo, float hi) {
-  uint32_t y;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
-  return y;
 }
 
 // A warp's sums: of two tiles of 16 rows by kMaxN slots; or, kWide, of one tile by twice as many
@@ -150,22 +128,14 @@ inline GemmParams gemm_params(const Weight& w, GemmArgs args) {
 }
 
 template <typename S>
-struct GemmBlock {
+struct GemmBlock : GemmRing<GemmBlock<S>, S> {
+  using Ring = GemmRing<GemmBlock<S>, S>;
+  using Ring::base, Ring::slot, Ring::phase, Ring::x_at, Ring::w_at, Ring::full, Ring::empty;
+  using Ring::next, Ring::release, Ring::wait_filled;
   const GemmParams& g;
-  char* base;  // of shared memory, 1024-byte aligned
-  uint32_t smem = shared_address(base);
-  int slot = 0;
-  uint32_t phase = 0;
 
-  __device__ __forceinline__ uint32_t x_at(int s) const { return smem + s * S::kXBytes; }
-  __device__ __forceinline__ uint32_t w_at(int s) const { return smem + S::kW + s * S::kWBytes; }
-  __device__ __forceinline__ uint32_t full(int s) const { return smem + S::kBarriers + s * 8; }
-  __device__ __forceinline__ uint32_t empty(int s) const {
-    return smem + S::kBarriers + (S::kStages + s) * 8;
-  }
-  __device__ __forceinline__ void next() {
-    if (++slot == S::kStages) slot = 0, phase ^= 1;
-  }
+  __device__ GemmBlock(const GemmParams& params, char* memory) : Ring{params, memory}, g(params) {}
+  __device__ __forceinline__ int stages() const { return g.cols / 64; }
 
   // The filling warpgroup, one item: weights by the copy engine, activations (which may lie in any
   // order) by cp.async, a row's 128 bytes by 8 threads.
@@ -238,8 +208,7 @@ struct GemmBlock {
     uint32_t a0[4][4], a1[4][4];
     int previous = slot;
     for (int u = 0; u < units; ++u) {
-      barrier_wait(full(slot), phase);
-      fence_async_proxy();
+      wait_filled();
       const char* w = mine + slot * S::kWBytes;
       uint4 q[2];
       uint32_t s[2];
@@ -257,7 +226,7 @@ struct GemmBlock {
       for (int k = 0; k < 4; ++k) wgmma_bf16<kN>(d[0], a0[k], b + 2 * k, u + k > 0);
       wgmma_commit();
       wgmma_wait<1>();
-      if (u > 0 && lane == 0) barrier_arrive(empty(previous));
+      if (u > 0) release(previous);
       dequantize_block<0>(q[1].x, q[1].y, s[1], a1[0], a1[1]);
       dequantize_block<16>(q[1].z, q[1].w, s[1], a1[2], a1[3]);
       wgmma_fence();
@@ -268,7 +237,8 @@ struct GemmBlock {
       next();
     }
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(empty(previous));
+    __syncwarp();
+    release(previous);
   }
 
   // The same of one tile of rows by two tiles of slots: groups are the two blocks of a unit.
@@ -279,8 +249,7 @@ struct GemmBlock {
     uint32_t a0[2][4], a1[2][4];
     int previous = slot;
     for (int u = 0; u < units; ++u) {
-      barrier_wait(full(slot), phase);
-      fence_async_proxy();
+      wait_filled();
       const char* w = mine + slot * S::kWBytes;
       const uint4 q = *reinterpret_cast<const uint4*>(w + lane * 16);
       const uint32_t s = *reinterpret_cast<const uint32_t*>(w + 512 + lane / 4 * 4);
@@ -295,7 +264,7 @@ struct GemmBlock {
       }
       wgmma_commit();
       wgmma_wait<1>();
-      if (u > 0 && lane == 0) barrier_arrive(empty(previous));
+      if (u > 0) release(previous);
       dequantize_block<16>(q.z, q.w, s, a1[0], a1[1]);
       wgmma_fence();
 #pragma unroll
@@ -308,16 +277,16 @@ struct GemmBlock {
       next();
     }
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(empty(previous));
+    __syncwarp();
+    release(previous);
   }
 
   template <int kN>
   __device__ __forceinline__ void multiply_rows(int wg, float (&d)[S::kRowTiles][kN / 2]) {
-    const int lane = threadIdx.x % 32, units = g.cols / 64;
+    const int units = g.cols / 64;
     int previous = slot;
     for (int u = 0; u < units; ++u) {
-      barrier_wait(full(slot), phase);
-      fence_async_proxy();
+      wait_filled();
       const uint64_t b = swizzled_128(x_at(slot));
       wgmma_fence();
 #pragma unroll
@@ -328,12 +297,13 @@ struct GemmBlock {
       }
       wgmma_commit();
       wgmma_wait<1>();
-      if (u > 0 && lane == 0) barrier_arrive(empty(previous));
+      if (u > 0) release(previous);
       previous = slot;
       next();
     }
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(empty(previous));
+    __syncwarp();
+    release(previous);
   }
 
   template <int kN>
@@ -359,6 +329,7 @@ struct GemmBlock {
   template <int kN>
   __device__ __forceinline__ void store(const GemmItem& it, int row0, int slot0,
                                         const float (&d)[kN / 2]) {
+    constexpr float kBack = S::kWeights == GemmWeights::kTiles ? kSumFactor : 1;
     const int lane = threadIdx.x % 32, row = lane / 4;
     const bool odd = row & 1;
     float b0 = 0, b1 = 0;
@@ -369,8 +340,8 @@ struct GemmBlock {
     }
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
-      const float v0 = d[4 * j] + b0, v1 = d[4 * j + 1] + b0;
-      const float v2 = d[4 * j + 2] + b1, v3 = d[4 * j + 3] + b1;
+      const float v0 = fmaf(d[4 * j], kBack, b0), v1 = fmaf(d[4 * j + 1], kBack, b0);
+      const float v2 = fmaf(d[4 * j + 2], kBack, b1), v3 = fmaf(d[4 * j + 3], kBack, b1);
       const float r0 = __shfl_xor_sync(~0u, odd ? v0 : v1, 4);
       const float r1 = __shfl_xor_sync(~0u, odd ? v2 : v3, 4);
       const int column = slot0 + 8 * j + 2 * (lane % 4) + odd;
@@ -407,65 +378,13 @@ struct GemmBlock {
       *reinterpret_cast<float2*>(y + 8) = high;
     }
   }
-
-  // This warpgroup has no rows of the item.
-  __device__ void skip() {
-    for (int u = 0; u < g.cols / 64; ++u) {
-      barrier_wait(full(slot), phase);
-      if (threadIdx.x % 32 == 0) barrier_arrive(empty(slot));
-      next();
-    }
-  }
-
-  // The run of items whose token tiles are kN wide, then the narrower ones. A loop of its own for
-  // each width: in one loop with a switch the compiler serializes all wgmma.
-  template <bool kFill, int kN = S::kMaxN>
-  __device__ __forceinline__ void run(GemmSchedule& schedule, GemmItem& it, int& item, int wg) {
-    while (it.n == kN * S::kSlotTiles) {
-      if constexpr (kFill)
-        fill<kN>(it, threadIdx.x);
-      else if (it.row0 + wg * 64 * S::kRowTiles >= g.rows)
-        skip();
-      else
-        multiply<kN>(it, wg);
-      item += gridDim.x;
-      if (!schedule.find(item, it)) it.n = 0;
-    }
-    if constexpr (kN > 16) run<kFill, kN - 16>(schedule, it, item, wg);
-  }
 };
 
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads, 1)
     gemm_kernel(const __grid_constant__ GemmParams g) {
   extern __shared__ char raw[];
-  char* base = raw + (1024 - shared_address(raw) % 1024) % 1024;
-  GemmBlock<S> block{g, base};
-  int32_t* lists = reinterpret_cast<int32_t*>(base + S::kLists);
-  GemmSchedule schedule{g.offsets, g.experts,           (g.rows + S::kRows - 1) / S::kRows,
-                        S::kRows,  g.num_slots,         g.max_n,
-                        lists,     lists + kMaxExperts, lists + 2 * kMaxExperts};
-  schedule.step = S::kStep;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < S::kStages; ++s) {
-      barrier_init(block.full(s), S::kWeights == GemmWeights::kRows ? 129 : 128);
-      barrier_init(block.empty(s), 4 * S::kGroups);
-    }
-    fence_barrier_init();
-  }
-  cuda::griddep_wait();
-  cuda::griddep_launch_dependents();
-  schedule.make();
-  GemmItem it;
-  int item = blockIdx.x;
-  if (!schedule.find(item, it)) it.n = 0;
-  if (threadIdx.x < 128) {
-    if constexpr (S::kGroups > 1) fewer_registers<S::kFillRegisters>();
-    block.template run<true>(schedule, it, item, -1);
-  } else {
-    if constexpr (S::kGroups > 1) more_registers<S::kMultiplyRegisters>();
-    block.template run<false>(schedule, it, item, threadIdx.x / 128 - 1);
-  }
+  GemmBlock<S>(g, aligned_1024(raw)).work(S::kWeights == GemmWeights::kRows ? 129 : 128);
 }
 
 }  // namespace nibble::ops::gpu::sm90

@@ -169,6 +169,7 @@ __device__ __forceinline__ void finish_split(const SplitArgs& g, const SplitBloc
     float2 sum = part[0];
 #pragma unroll
     for (int c = 1; c < kMaxSplit; ++c) sum = {sum.x + part[c].x, sum.y + part[c].y};
+    sum.x *= kSumFactor, sum.y *= kSumFactor;
     if (g.bias != nullptr) {
       sum.x += __uint_as_float(static_cast<uint32_t>(g.bias[row]) << 16);
       sum.y += __uint_as_float(static_cast<uint32_t>(g.bias[row + kSecond]) << 16);
