@@ -96,7 +96,7 @@ __device__ __forceinline__ void fill_split(const SplitArgs& g, const CUtensorMap
   const uint8_t* from = g.units + (int64_t{b.row0 / 16} * g.num_units + b.begin) * kUnitBytes;
   for (int i = 0; i < tiles; ++i)
     cuda::bulk_copy(w + i * tile_bytes, from + int64_t{i} * g.num_units * kUnitBytes, tile_bytes,
-                    b.weights_there);
+                    b.weights_there, cuda::evict_first());
   cuda::griddep_wait();
   int slot = 0;
   uint32_t phase = 1;
