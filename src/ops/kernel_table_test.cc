@@ -57,6 +57,7 @@ TEST(KernelTable, ListsEveryRefusal) {
             "  neon_float: needs an arm64 CPU\n"
             "  sm90_w4a8_gemm: needs an NVIDIA GPU\n"
             "  sm90_w4a16_gemm: needs an NVIDIA GPU\n"
+            "  sm90_w4a16_fold: needs an NVIDIA GPU\n"
             "  cuda_w4a16_batch: needs an NVIDIA GPU\n"
             "  cuda_w4a16_decode: needs an NVIDIA GPU\n"
             "  ref: a reference twin; only with --allow-ref");
@@ -131,6 +132,9 @@ TEST(KernelTable, ServesFewTokensOnGpus) {
   desc.tokens = 3 * desc.experts;  // times the choices of each
   options.exact = false;
   EXPECT_STREQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).row->name, "cuda_w4a16_batch");
+  desc.tokens = 2 * desc.experts;
+  options.gpu = cuda::h200();
+  EXPECT_STREQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).row->name, "sm90_w4a16_fold");
   options.exact = true;
   EXPECT_STREQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).row->name, "cuda_w4a16_decode");
   desc = kDesc;

@@ -98,6 +98,14 @@ inline const char* refuse_gemv_batch(int64_t rows, int64_t experts, const Kernel
   if (options.exact) return "--exact: its sums depend on the batch";
   return rows >= 3 * experts || options.any_size ? nullptr : "fewer than 3 rows an expert";
 }
+// The same by wgmma in FP8 (ops/linear/gemv_fold_sm90.cuh).
+inline const char* refuse_fold(int64_t met, int64_t experts, int64_t rows, int64_t cols,
+                               const KernelOptions& options) {
+  if (options.gpu.sm != 90) return "needs wgmma: a Hopper GPU";
+  if (rows % 64 != 0) return "rows are not a multiple of 64";
+  if (cols > 4096) return "more than 4096 columns";
+  return met >= 8 * experts ? nullptr : "fewer than 8 rows an expert";
+}
 inline const char* refuse_gemv_rows(Format format, int64_t rows, int64_t cols,
                                     const KernelOptions& options) {
   if (const char* reason = refuse_cpu(options)) return reason;

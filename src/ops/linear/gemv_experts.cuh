@@ -106,25 +106,28 @@ struct HalfProducts {
   }
 };
 
-// The groups of all experts, in shared memory.
+// What a row tile costs with so many tokens: up to 4 its bytes count, then instructions.
 template <bool kExact>
+struct TileCost {
+  static __device__ __forceinline__ int of(int rows) {
+    return rows == 0 ? 0 : rows <= 2 ? 7 : rows <= 4 ? 8 : rows <= 8 ? (kExact ? 12 : 9) : 11;
+  }
+};
+
+// The groups of all experts, in shared memory. Cost::of(rows): of a row tile.
+template <class Cost>
 struct Groups {
-  static constexpr int kCost8 = kExact ? 12 : 9;
   int offset[kMaxExperts + 1];  // first row of activations of each expert; behind the last: all
   int first[kMaxExperts + 1];   // first group
   int cost[kMaxExperts + 1];    // of one row tile of every group before
   int2 warp_sums[kGemvWarps];
 
-  // What a row tile costs with so many tokens: up to 4 its bytes count, then instructions.
-  static __device__ __forceinline__ int cost_of(int rows) {
-    return rows == 0 ? 0 : rows <= 2 ? 7 : rows <= 4 ? 8 : rows <= 8 ? kCost8 : 11;
-  }
   // By all threads, one an expert, after a barrier behind the writes of `offset`; ends with one.
   __device__ __forceinline__ void count(int experts, int group_rows) {
     const int e = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int rows = e < experts ? offset[e + 1] - offset[e] : 0;
     int2 sum{(rows + group_rows - 1) / group_rows,
-             rows / group_rows * cost_of(group_rows) + cost_of(rows % group_rows)};
+             rows / group_rows * Cost::of(group_rows) + Cost::of(rows % group_rows)};
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int groups = __shfl_up_sync(0xffffffff, sum.x, step);
@@ -153,7 +156,7 @@ struct Groups {
     if (block == blocks) return first[experts] * row_tiles;
     const int64_t work = int64_t{cost[experts]} * row_tiles * block / blocks;
     const int e = find(cost, experts, static_cast<int>(work / row_tiles));
-    const int groups = first[e + 1] - first[e], whole = cost_of(group_rows);
+    const int groups = first[e + 1] - first[e], whole = Cost::of(group_rows);
     const int last = cost[e + 1] - cost[e] - (groups - 1) * whole;
     const int left = static_cast<int>(work - int64_t{cost[e]} * row_tiles);
     const int group = min(left / (whole * row_tiles), groups - 1);
@@ -187,9 +190,9 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
   }();
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ __align__(8) uint64_t barriers[kGemvWarps * kExpertsStages], table_words[kGemvWarps];
-  __shared__ Groups<kExact> groups;
+  __shared__ Groups<TileCost<kExact>> groups;
   const uint32_t base = cuda::shared_address(shared);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
   const cuda::CodeTables tables(cuda::shared_address(&table_words[warp]));
   ChunkRing<kUnits * kSpan<kUnits>, kExpertsStages> ring(base, cuda::shared_address(barriers));
   clear_zeros(base + memory.zeros);

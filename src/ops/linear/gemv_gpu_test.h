@@ -33,6 +33,18 @@ inline double gemv_error(const ref::Row& row, const float* x, const std::vector<
   return 0x1p-14 * most + (n / 32 + 8) * kEps * abs;
 }
 
+// The same of the "_fold" rows. Each wgmma adds 32 products to what it has, in places that end 13
+// bits below the largest, and no partial sum is larger than all magnitudes together; an activation
+// is the sum of two, of which the second is at most a sixteenth, off by 2^-22 of the row's largest.
+inline double fold_error(const ref::Row& row, const float* x, int64_t n, double* want) {
+  float largest = 0;
+  for (int64_t k = 0; k < n; ++k) largest = std::max(largest, std::fabs(x[k]));
+  double abs, most;
+  *want = row.dot(x, &abs);
+  row.dot(std::vector<float>(n, largest).data(), &most);
+  return (n + 31) / 32 * 0x1p-13 * 1.125 * abs + 0x1p-22 * most + 4 * kEps * abs;
+}
+
 // The few-token rows that serve a problem, their weight in the layout they read.
 template <typename Desc, typename Fn>
 std::vector<const Kernel<Desc, Fn>*> gemv_rows(std::span<const Kernel<Desc, Fn>> table,
@@ -47,9 +59,10 @@ std::vector<const Kernel<Desc, Fn>*> gemv_rows(std::span<const Kernel<Desc, Fn>>
   return rows;
 }
 
-// The same with the rows for more tokens, named "..." + suffix, that keep the tolerance of these:
-// "_gemm", and "_batch", whose float32 sums in tensor cores are off by 72 roundings of all terms at
-// most (two truncated sums of 17 terms a block), an eighth of what digits are.
+// The same with the rows for more tokens, named "..." + suffix: "_fold"; and those that keep the
+// tolerance of these: "_gemm", and "_batch", whose float32 sums in tensor cores are off by 72
+// roundings of all terms at most (two truncated sums of 17 terms a block), an eighth of what digits
+// are.
 template <typename Desc, typename Fn>
 std::vector<const Kernel<Desc, Fn>*> gemv_rows_and(std::string_view suffix,
                                                    std::span<const Kernel<Desc, Fn>> table,

@@ -46,6 +46,11 @@ const char* refuse_batch(const MoeDownDesc& d, const KernelOptions& o) {
   return refuse_gemv_batch(d.tokens * d.top_k, d.experts, o);
 }
 
+const char* refuse_by_fold(const MoeDownDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_batch(d, o)) return reason;
+  return refuse_fold(d.tokens * d.top_k, d.experts, d.hidden, d.width, o);
+}
+
 // 16 rows an expert, as moe_up.
 const char* refuse_many(const MoeDownDesc& d, const KernelOptions& o) {
   return refuse_gemm<Format::kMxfp4>(
@@ -70,6 +75,8 @@ constexpr MoeDownKernel kKernels[] = {
     {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm_fp8),
      Layout::kTiles16x64},
     {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
+    {"sm90_w4a16_fold", refuse_by_fold, NIBBLE_SM90_KERNEL(gpu::moe_down_fold),
+     Layout::kTiles16x64},
     {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_down_batch),
      Layout::kTiles16x64},
     {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_down), Layout::kTiles16x64},

@@ -49,6 +49,7 @@ struct Int8RowMoeDown {
 namespace gpu {
 MoeDownFn moe_down;
 MoeDownFn moe_down_batch;
+MoeDownFn moe_down_fold;
 MoeDownFn moe_down_gemm;
 MoeDownFn moe_down_gemm_fp8;  // takes u in E4M3 where `down` folds
 

@@ -17,22 +17,24 @@ constexpr Shape kShapes[] = {
     {2880, 2880, 6, 4}, {256, 256, 8, 4}, {16, 64, 3, 1}, {48, 320, 130, 2}, {2880, 2880, 9, 8}};
 
 // A weighted sum of K products: their errors, and K + 1 roundings more.
-void check(const Shape& shape, int64_t tokens) {
+void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
   Random random(static_cast<uint32_t>(tokens));
-  const MoeDownDesc desc{shape.hidden, shape.width,    shape.experts,
-                         shape.top_k,  Format::kMxfp4, tokens};
+  const MoeDownDesc desc{shape.hidden,   shape.width,
+                         shape.experts,  shape.top_k,
+                         Format::kMxfp4, suffix == "_fold" ? 8 * shape.experts : tokens};
   TestWeight w(random, Format::kMxfp4, shape.experts, shape.hidden, shape.width);
   const Floats u(random, tokens * shape.top_k, shape.width, DType::kBF16);
   TestRouting routing(tokens, shape.experts, shape.top_k);
   routing.randomize(random);
   GpuProblem gpu(scratch_bytes(desc, tokens, 1));
-  for (const auto* row : gemv_rows_and("_batch", moe_down_kernels(), desc, gpu.cx.kernels, w)) {
+  for (const auto* row : gemv_rows_and(suffix, moe_down_kernels(), desc, gpu.cx.kernels, w)) {
     const Weight weight = gpu.weight(w);
     const auto run = [&](const Floats& from, const TestRouting& r) {
       const Tensor d = gpu.output(DType::kF32, {r.view.num_tokens, shape.hidden});
       row->run(gpu.cx, d, gpu.tensor(from, DType::kBF16), gpu.routing(r), weight);
       return gpu.floats(d);
     };
+    const bool folds = std::string_view(row->name).ends_with("_fold");
     const Floats got = run(u, routing);
     ASSERT_EQ(got.values, run(u, routing).values) << row->name;
     for (int64_t t = 0; t < tokens; t += alone_step(tokens)) {
@@ -58,7 +60,8 @@ void check(const Shape& shape, int64_t tokens) {
           const float* x = one_u.row(one.slot[k]);
           double y, abs;
           weights.dot(x, &abs);
-          const double y_error = gemv_error(weights, x, maxima[k], Format::kMxfp4, &y);
+          const double y_error = folds ? fold_error(weights, x, shape.width, &y)
+                                       : gemv_error(weights, x, maxima[k], Format::kMxfp4, &y);
           want += one.p[k] * y;
           error += one.p[k] * (y_error + (shape.top_k + 1) * kEps * abs);
         }
@@ -73,7 +76,8 @@ TEST(MoeDownGpu, EqualsTheTwinAndItselfAlone) {
     for (int64_t tokens : {1, 2, 7, 40}) {
       if (shape.width == 2880 && tokens > 2) continue;
       if (is_too_slow(shape.hidden * tokens)) continue;
-      check(shape, tokens);
+      check(shape, tokens, "_batch");
+      check(shape, tokens, "_fold");
     }
 }
 

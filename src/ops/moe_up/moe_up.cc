@@ -46,6 +46,11 @@ const char* refuse_batch(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_gemv_batch(d.tokens * d.top_k, d.experts, o);
 }
 
+const char* refuse_by_fold(const MoeUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_batch(d, o)) return reason;
+  return refuse_fold(d.tokens * d.top_k, d.experts, 2 * d.width, d.hidden, o);
+}
+
 // 16 rows an expert: below, a weight's bytes are worth more than its products.
 const char* refuse_many(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_gemm<Format::kMxfp4>(
@@ -70,6 +75,7 @@ constexpr MoeUpKernel kKernels[] = {
     {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm_fp8),
      Layout::kTiles16x64},
     {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
+    {"sm90_w4a16_fold", refuse_by_fold, NIBBLE_SM90_KERNEL(gpu::moe_up_fold), Layout::kTiles16x64},
     {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_up_batch), Layout::kTiles16x64},
     {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_up), Layout::kTiles16x64},
     {"ref", [](const MoeUpDesc&, const KernelOptions& o) { return refuse_ref(o); }, ref::moe_up},

@@ -15,16 +15,17 @@ constexpr Shape kShapes[] = {
 
 // swiglu's slope is at most 1.1 |v + 1| along the gate and 1.1 |g| (+ the fast exponential's 2^-20)
 // along the other; u is rounded to bf16.
-void check(const Shape& shape, int64_t tokens) {
+void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
   Random random(static_cast<uint32_t>(tokens));
-  const MoeUpDesc desc{shape.hidden, shape.width,    shape.experts,
-                       shape.top_k,  Format::kMxfp4, tokens};
+  const MoeUpDesc desc{shape.hidden,   shape.width,
+                       shape.experts,  shape.top_k,
+                       Format::kMxfp4, suffix == "_fold" ? 8 * shape.experts : tokens};
   TestWeight w(random, Format::kMxfp4, shape.experts, 2 * shape.width, shape.hidden);
   const Floats h(random, tokens, shape.hidden, DType::kBF16);
   TestRouting routing(tokens, shape.experts, shape.top_k);
   routing.randomize(random);
   GpuProblem gpu;
-  for (const auto* row : gemv_rows_and("_batch", moe_up_kernels(), desc, gpu.cx.kernels, w)) {
+  for (const auto* row : gemv_rows_and(suffix, moe_up_kernels(), desc, gpu.cx.kernels, w)) {
     const Weight weight = gpu.weight(w);
     const Tensor in = gpu.tensor(h, DType::kBF16);
     const auto run = [&](const Tensor& from, const TestRouting& r) {
@@ -32,6 +33,7 @@ void check(const Shape& shape, int64_t tokens) {
       row->run(gpu.cx, u, from, gpu.routing(r), weight, 7);
       return gpu.floats(u);
     };
+    const bool folds = std::string_view(row->name).ends_with("_fold");
     const Floats got = run(in, routing);
     ASSERT_EQ(got.values, run(in, routing).values) << row->name;
     for (int64_t t = 0; t < tokens; t += alone_step(tokens)) {
@@ -48,9 +50,12 @@ void check(const Shape& shape, int64_t tokens) {
         const int32_t e = one.ids[k];
         for (int64_t j = 0; j < shape.width; j += row_step(shape.width)) {
           const ref::Row gate_row(w.view, e, 2 * j), up_row(w.view, e, 2 * j + 1);
+          const auto error_of = [&](const ref::Row& r, double* value) {
+            return folds ? fold_error(r, h.row(t), shape.hidden, value)
+                         : gemv_error(r, h.row(t), maxima, Format::kMxfp4, value);
+          };
           double gate, up;
-          const double gate_error = gemv_error(gate_row, h.row(t), maxima, Format::kMxfp4, &gate);
-          const double up_error = gemv_error(up_row, h.row(t), maxima, Format::kMxfp4, &up);
+          const double gate_error = error_of(gate_row, &gate), up_error = error_of(up_row, &up);
           const double want = ref::swiglu(gate, up, 7);
           const double g = std::min(std::fabs(gate) + gate_error, 7.0),
                        v = std::min(std::fabs(up) + up_error, 7.0) + 1;
@@ -69,12 +74,13 @@ TEST(MoeUpGpu, EqualsTheTwinAndItselfAlone) {
     for (int64_t tokens : {1, 2, 7, 40}) {
       if (shape.width == 2880 && tokens > 7) continue;
       if (is_too_slow(shape.hidden * tokens)) continue;
-      check(shape, tokens);
+      check(shape, tokens, "_batch");
+      check(shape, tokens, "_fold");
     }
 }
 
 TEST(MoeUpGpu, ShowsWeightsAndActivationsThatAreNoNumbers) {
-  const Shape shape{64, 8, 2, 1};
+  const Shape shape{64, 32, 2, 1};
   constexpr int64_t kTokens = 12;  // six an expert: more than digits are taken for in a batch
   Random random(1);
   TestWeight w(random, Format::kMxfp4, shape.experts, 2 * shape.width, shape.hidden);
@@ -85,17 +91,18 @@ TEST(MoeUpGpu, ShowsWeightsAndActivationsThatAreNoNumbers) {
   sort_by_expert(routing.view);
   h.values[(kTokens - 1) * shape.hidden + 3] = INFINITY;
   const MoeUpDesc desc{shape.hidden, shape.width,    shape.experts,
-                       shape.top_k,  Format::kMxfp4, kTokens};
+                       shape.top_k,  Format::kMxfp4, 8 * shape.experts};
   GpuProblem gpu;
-  for (const auto* row : gemv_rows_and("_batch", moe_up_kernels(), desc, gpu.cx.kernels, w)) {
-    const Tensor u = gpu.output(DType::kBF16, {kTokens, shape.width});
-    row->run(gpu.cx, u, gpu.tensor(h, DType::kBF16), gpu.routing(routing), gpu.weight(w), 7);
-    const Floats got = gpu.floats(u);
-    for (int64_t t = 0; t < kTokens; ++t)
-      for (int64_t j = 0; j < shape.width; ++j)
-        EXPECT_EQ(std::isnan(got.at(t, j)), t == kTokens - 1 || (t < kTokens / 2 && j == 2))
-            << row->name << " token " << t << " column " << j;
-  }
+  for (const std::string_view suffix : {"_batch", "_fold"})
+    for (const auto* row : gemv_rows_and(suffix, moe_up_kernels(), desc, gpu.cx.kernels, w)) {
+      const Tensor u = gpu.output(DType::kBF16, {kTokens, shape.width});
+      row->run(gpu.cx, u, gpu.tensor(h, DType::kBF16), gpu.routing(routing), gpu.weight(w), 7);
+      const Floats got = gpu.floats(u);
+      for (int64_t t = 0; t < kTokens; ++t)
+        for (int64_t j = 0; j < shape.width; ++j)
+          EXPECT_EQ(std::isnan(got.at(t, j)), t == kTokens - 1 || (t < kTokens / 2 && j == 2))
+              << row->name << " token " << t << " column " << j;
+    }
 }
 
 }  // namespace
