@@ -5,11 +5,11 @@
 // Lost on an H200, gpt-oss-120b, 2026-11-21: two blocks of a cluster that share their row tiles
 // through distributed shared memory (572 tokens/s for 589: more even, but its barrier and remote
 // stores cost 1 us a kernel); a rehearsal of what follows the wait, for the caches (562 for 576,
-// and 585 for 601: it takes the SM from the kernel before); a kernel for dense matrices whose warps
-// keep the digits of their columns in registers (1,466 us for 1,452), whether a block has whole pairs of
-// row tiles or halves of them, so that none has four where the mean is 2.4 (the longest loop
-// ends 1.9 us after the mean, yet a step is no shorter); BF16 rows: what the slots do not hold
-// brought into L2 before the wait (467 for 481).
+// and 585 for 601: it takes the SM from the kernel before); a kernel whose warps keep the digits of
+// their columns in registers (1,452 us a step for 1,448), with halves of row tiles so that no block
+// has four where the mean is 2.4: the longest loop ended 1.9 us after the mean, yet nothing is
+// gained; BF16 rows: what the slots do not hold brought into L2 before the wait (467 tokens/s for
+// 481).
 #pragma once
 
 #include "ops/linear/tiles.cuh"
