@@ -28,6 +28,7 @@
 
 #include <cuda_fp16.h>
 
+#include "cuda/fp8.cuh"
 #include "ops/linear/gemm_fp8_sm90.cuh"
 #include "ops/linear/gemv.cuh"
 
@@ -147,12 +148,12 @@ __device__ __forceinline__ float store_columns(const Load& load, int pieces, uin
           return __uint_as_float(o == 0 ? words[w] << 16 : words[w] & 0xffff0000u) * inverse;
         };
         const float a = element(2 * half), b = element(2 * half + 1);
-        const uint32_t pair = e4m3_pair(a, b);
+        const uint32_t pair = cuda::e4m3_pair(a, b);
         uint32_t halves;
         asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(pair)));
         const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&halves));
         high[o] |= pair << 16 * half;
-        low[o] |= e4m3_pair((a - f.x) * 16, (b - f.y) * 16) << 16 * half;
+        low[o] |= cuda::e4m3_pair((a - f.x) * 16, (b - f.y) * 16) << 16 * half;
       }
     }
 #pragma unroll
