@@ -64,38 +64,44 @@ struct Avx512Bf16 {
   static void end() {}
   template <int kN, bool kFresh>
   static void multiply(const Bf16Operands& p) {
-    constexpr int kM = 4;
-    for (int m0 = 0; m0 < p.rows; m0 += kM) {
-      __m512 acc[kM][kN];
+    if (p.rows == 1) return multiply_rows<1, kN, kFresh>(p, 0);
+    if (p.rows == 2) return multiply_rows<2, kN, kFresh>(p, 0);
+    for (int m = 0; m < p.rows; m += 4) multiply_rows<4, kN, kFresh>(p, m);
+  }
+
+ private:
+  // kM rows from m0 on.
+  template <int kM, int kN, bool kFresh>
+  static void multiply_rows(const Bf16Operands& p, int m0) {
+    float* c = p.c + m0 * p.c_row;
+    __m512 acc[kM][kN];
 #pragma GCC unroll 4
-      for (int m = 0; m < kM; ++m)
+    for (int m = 0; m < kM; ++m)
 #pragma GCC unroll 4
-        for (int n = 0; n < kN; ++n)
-          acc[m][n] =
-              kFresh ? _mm512_setzero_ps() : _mm512_loadu_ps(p.c + (m0 + m) * p.c_row + 16 * n);
-      for (int64_t s = 0; s < p.steps; ++s)
-        for (int r = 0; r < 16; ++r) {
-          const std::byte *a = p.a + m0 * p.a_row + 64 * s + 4 * r,
-                          *b = p.b + kTileBytes * s + 64 * r;
-          __m512i line[kN];
+      for (int n = 0; n < kN; ++n)
+        acc[m][n] = kFresh ? _mm512_setzero_ps() : _mm512_loadu_ps(c + m * p.c_row + 16 * n);
+    for (int64_t s = 0; s < p.steps; ++s)
+      for (int r = 0; r < 16; ++r) {
+        const std::byte *a = p.a + m0 * p.a_row + 64 * s + 4 * r,
+                        *b = p.b + kTileBytes * s + 64 * r;
+        __m512i line[kN];
 #pragma GCC unroll 4
-          for (int n = 0; n < kN; ++n) line[n] = _mm512_loadu_si512(b + n * p.b_block);
+        for (int n = 0; n < kN; ++n) line[n] = _mm512_loadu_si512(b + n * p.b_block);
 #pragma GCC unroll 4
-          for (int m = 0; m < kM; ++m) {
-            int32_t pair;
-            __builtin_memcpy(&pair, a + m * p.a_row, sizeof(pair));
-            const __m512i pairs = _mm512_set1_epi32(pair);
+        for (int m = 0; m < kM; ++m) {
+          int32_t pair;
+          __builtin_memcpy(&pair, a + m * p.a_row, sizeof(pair));
+          const __m512i pairs = _mm512_set1_epi32(pair);
 #pragma GCC unroll 4
-            for (int n = 0; n < kN; ++n)
-              acc[m][n] = _mm512_dpbf16_ps(acc[m][n], reinterpret_cast<__m512bh>(pairs),
-                                           reinterpret_cast<__m512bh>(line[n]));
-          }
+          for (int n = 0; n < kN; ++n)
+            acc[m][n] = _mm512_dpbf16_ps(acc[m][n], reinterpret_cast<__m512bh>(pairs),
+                                         reinterpret_cast<__m512bh>(line[n]));
         }
+      }
 #pragma GCC unroll 4
-      for (int m = 0; m < kM; ++m)
+    for (int m = 0; m < kM; ++m)
 #pragma GCC unroll 4
-        for (int n = 0; n < kN; ++n) _mm512_storeu_ps(p.c + (m0 + m) * p.c_row + 16 * n, acc[m][n]);
-    }
+      for (int n = 0; n < kN; ++n) _mm512_storeu_ps(c + m * p.c_row + 16 * n, acc[m][n]);
   }
 };
 

@@ -16,6 +16,12 @@ struct Case {
   std::vector<std::pair<int32_t, int32_t>> parts;
 };
 
+std::vector<const AttentionKernel*> kernels_for_int8(const AttentionDesc& desc) {
+  KernelOptions options;
+  options.activations = ActFormat::kInt8;
+  return kernels_here(attention_kernels(), desc, options);
+}
+
 // Queries are bf16 already. A weight is off by its rounding to bf16, by twice what its score is off
 // (products of bf16 are exact, D roundings of their sum, each up to a whole unit and with tiny
 // products lost) and by the exponential's four roundings; sums over keys as in float32.
@@ -35,7 +41,7 @@ void check(const Case& c) {
   ref::attention(exact.cx, want.tensor(), q.tensor(), pages.layer(), params, step.view);
   ref::attention(exact.cx, abs.tensor(), q.tensor(), pages.magnitudes(), params, step.view);
   const double score_error = (c.desc.head_dim + 4) * 2 * kEps * 4 * c.desc.head_dim * params.scale;
-  for (const AttentionKernel* row : kernels_here(attention_kernels(), c.desc, ActFormat::kInt8)) {
+  for (const AttentionKernel* row : kernels_for_int8(c.desc)) {
     row->run(test.cx, got.tensor(), q.tensor(), pages.layer(), params, step.view);
     for (const Span& span : step.spans)
       for (int64_t t = span.q_start; t < span.q_start + span.q_len; ++t) {
@@ -86,7 +92,7 @@ TEST(Bf16Attention, UnseenValuesDoNotMatter) {
   TestCtx test(DType::kF32, scratch_bytes(desc, 2));
   const AttentionParams params{.scale = 0.125f, .window = 24, .sinks = nullptr};
   const uint16_t nan = 0x7fc0, infinity = 0x7f80;
-  for (const AttentionKernel* row : kernels_here(attention_kernels(), desc, ActFormat::kInt8Row)) {
+  for (const AttentionKernel* row : kernels_for_int8(desc)) {
     const std::vector<uint16_t> clean = v;
     row->run(test.cx, want.tensor(), q.tensor(), kv, params, step.view);
     std::fill(v.begin() + (positions - 3) * 64, v.end(), nan);            // tokens 6, 7 and 8
