@@ -71,6 +71,16 @@ const char* refuse_fp8(Format format, int64_t rows, int64_t cols, const KernelOp
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }
 
+// MXFP8 weights with activations rounded to bf16, on AVX-512 BF16, where they may be int8.
+inline const char* refuse_bf16(Format format, int64_t rows, int64_t cols,
+                               const KernelOptions& options) {
+  if (const char* reason = refuse_isa(cpu::Isa::kAvx512Bf16, options)) return reason;
+  if (options.activations != ActFormat::kInt8 && options.activations != ActFormat::kInt8Row)
+    return "activations are not int8";
+  if (format != Format::kMxfp8) return "weights are not mxfp8";
+  return refuse_layout(Layout::kPanels16, format, rows, cols);
+}
+
 // Products with int8 activations on `isa`, for a weight of `rows` x `cols`.
 template <cpu::Isa kIsa>
 const char* refuse_int8(Format format, int64_t rows, int64_t cols, const KernelOptions& options) {

@@ -108,6 +108,37 @@ void Fp8Product::multiply(const Weight& rows, int64_t g, int worker, float* y, i
   }
 }
 
+Bf16Product::Bf16Product(const Bf16Kernels* kernels, Scratch& scratch, const ProductSize& size)
+    : kernels_(kernels),
+      x_(scratch.take<uint16_t>((size.inputs + kBf16Inputs - 1) / kBf16Inputs * kBf16Inputs *
+                                size.cols)),
+      scratch_(scratch.take<std::byte>(size.threads * bf16_run_scratch_bytes(size.cols / 32))),
+      cols_(size.cols) {}
+
+void Bf16Product::take(Ctx& cx, const ProductInputs& in) {
+  CHECK(in.groups == 1);
+  tokens_ = in.inputs();
+  for_inputs(cx, in, [&](int64_t i, int64_t, int64_t) {
+    kernels_->encode(in.x + (in.row == nullptr ? i : in.row[i]) * cols_, cols_, x_ + i * cols_);
+  });
+  const int64_t behind = (kBf16Inputs - tokens_ % kBf16Inputs) % kBf16Inputs;
+  std::fill_n(x_ + tokens_ * cols_, behind * cols_, uint16_t{0});
+}
+
+void Bf16Product::multiply(const Weight& rows, int64_t, int worker, float* y, int64_t ldy) const {
+  const int64_t steps = cols_ / 32;
+  kernels_->multiply({.codes = rows.codes,
+                      .scales = rows.scales,
+                      .bias = rows.bias,
+                      .panels = rows.rows / kPanelRows,
+                      .steps = steps,
+                      .x = x_,
+                      .tokens = tokens_,
+                      .y = y,
+                      .ldy = ldy,
+                      .scratch = scratch_ + worker * bf16_run_scratch_bytes(steps)});
+}
+
 Int8Inputs::Int8Inputs(Scratch& scratch, const ProductSize& size)
     : blocks_(size.cols / kInt8BlockElems),
       first_(scratch.take<int64_t>(size.groups)),
@@ -263,6 +294,7 @@ void linear(Ctx& cx, Product& product, float* y, const float* x, int64_t inputs,
 }
 
 template void linear(Ctx&, FloatProduct&, float*, const float*, int64_t, const Weight&);
+template void linear(Ctx&, Bf16Product&, float*, const float*, int64_t, const Weight&);
 template void linear(Ctx&, Fp8Product&, float*, const float*, int64_t, const Weight&);
 template void linear(Ctx&, Int8Product&, float*, const float*, int64_t, const Weight&);
 template void linear(Ctx&, Int8RowProduct&, float*, const float*, int64_t, const Weight&);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "ops/blocked/bf16_kernels.h"
 #include "ops/blocked/float_kernels.h"
 #include "ops/blocked/fp8_kernels.h"
 #include "ops/blocked/int8_kernels.h"
@@ -87,6 +88,24 @@ class Fp8Product {
   const int32_t* offsets_ = nullptr;
 };
 
+// MXFP8 weights in kPanels16 by inputs rounded to bf16; of one group.
+class Bf16Product {
+ public:
+  using Kernels = Bf16Kernels;
+  static const Bf16Kernels& kernels(cpu::Isa isa) { return bf16_kernels(isa); }
+  static constexpr int64_t kRows = kBf16Panels * kPanelRows;
+
+  Bf16Product(const Bf16Kernels* kernels, Scratch& scratch, const ProductSize& size);
+  void take(Ctx& cx, const ProductInputs& inputs);
+  void multiply(const Weight& rows, int64_t g, int worker, float* y, int64_t ldy) const;
+
+ private:
+  const Bf16Kernels* kernels_;
+  uint16_t* x_;         // [inputs, rounded up to kBf16Inputs][K]
+  std::byte* scratch_;  // [threads][bf16_run_scratch_bytes()]
+  int64_t cols_, tokens_ = 0;
+};
+
 // Inputs rounded to int8, in tiles as Int8Kernels read them; those of a group begin a new tile.
 class Int8Inputs {
  public:
@@ -153,7 +172,8 @@ class Int8RowProduct {
 // Bytes that an op's Work<Product> needs, whichever product its row is made of.
 template <template <typename> class Work, typename Desc>
 int64_t most_scratch_bytes(const Desc& desc, int64_t tokens, int threads) {
-  return std::max({Work<Fp8Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
+  return std::max({Work<Bf16Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
+                   Work<Fp8Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
                    Work<FloatProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
                    Work<Int8Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
                    Work<Int8RowProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes});
@@ -168,6 +188,7 @@ template <typename Product>
 void linear(Ctx& cx, Product& product, float* y, const float* x, int64_t inputs, const Weight& w);
 
 extern template void linear(Ctx&, FloatProduct&, float*, const float*, int64_t, const Weight&);
+extern template void linear(Ctx&, Bf16Product&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Fp8Product&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Int8Product&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Int8RowProduct&, float*, const float*, int64_t, const Weight&);

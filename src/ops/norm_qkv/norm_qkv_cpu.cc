@@ -95,6 +95,13 @@ void Fp8NormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, co
 }
 
 template <cpu::Isa kIsa>
+void Bf16NormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+                            const Tensor& d, const Norm& norm, const Weight& qkv,
+                            const Tensor& cos_sin, const Step& s) {
+  run_with<Bf16Product, kIsa>(cx, out, kv, x, d, norm, qkv, cos_sin, s);
+}
+
+template <cpu::Isa kIsa>
 void Int8NormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                             const Tensor& d, const Norm& norm, const Weight& qkv,
                             const Tensor& cos_sin, const Step& s) {
@@ -111,6 +118,7 @@ void Int8RowNormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv
 template struct BlockedNormQkv<cpu::Isa::kAvx512>;
 template struct BlockedNormQkv<cpu::Isa::kAvx2>;
 template struct BlockedNormQkv<cpu::Isa::kNeon>;
+template struct Bf16NormQkv<cpu::Isa::kAvx512Bf16>;
 template struct Fp8NormQkv<cpu::Isa::kAvx512>;
 template struct Fp8NormQkv<cpu::Isa::kAvx2>;
 template struct Fp8NormQkv<cpu::Isa::kNeon>;

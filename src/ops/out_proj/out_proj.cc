@@ -59,6 +59,11 @@ constexpr OutProjKernel kKernels[] = {
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
     int8_row<cpu::Isa::kAvx2>("avx2_int8"),
     int8_row<cpu::Isa::kNeonDot>("neon_dot_int8"),
+    {"avx512_bf16_mxfp8",
+     [](const OutProjDesc& d, const KernelOptions& o) {
+       return refuse_bf16(d.format, d.hidden, d.width, o);
+     },
+     Bf16OutProj<cpu::Isa::kAvx512Bf16>::run, Layout::kPanels16},
     fp8_row<cpu::Isa::kAvx512>("avx512_mxfp8"),
     fp8_row<cpu::Isa::kAvx2>("avx2_mxfp8"),
     fp8_row<cpu::Isa::kNeon>("neon_mxfp8"),
