@@ -28,6 +28,7 @@
 #include <limits>
 
 #include "cuda/bulk_copy.cuh"
+#include "cuda/cluster.cuh"
 #include "ops/ctx.h"
 #include "ops/linear/gemm_sm90.cuh"
 #include "ops/refuse.h"
@@ -64,12 +65,6 @@ struct SplitArgs {
   int stages;  // of x
 };
 
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 // `address` of this block's shared memory in block `rank` of the cluster.
 __device__ __forceinline__ uint32_t in_block(uint32_t address, int rank) {
   uint32_t there;
@@ -213,8 +208,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   if (threadIdx.x >= S::kMultipliers) {
     if (threadIdx.x == S::kMultipliers) fill_split<S>(g, x, b, tiles);
     __syncwarp();
-    cluster_arrive();
-    cluster_wait();
+    cuda::cluster_arrive();
+    cuda::cluster_wait();
   } else {
     float d[S::kN / 2];
     multiply_split<S>(g, b, base + g.stages * S::kStageBytes, d);
@@ -230,13 +225,13 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       sums[8] = d[4 * j + 2];
       sums[S::kPitch + 8] = d[4 * j + 3];
     }
-    cluster_arrive();
+    cuda::cluster_arrive();
     cuda::griddep_wait();  // of every thread that stores
-    cluster_wait();
+    cuda::cluster_wait();
     finish_split<S>(g, b, rank, places, op);
   }
-  cluster_arrive();  // nobody's shared memory goes while others read it
-  cluster_wait();
+  cuda::cluster_arrive();  // nobody's shared memory goes while others read it
+  cuda::cluster_wait();
 }
 
 // Blocks of a cluster for the least time: a block takes as long as for 38 units, and its own; how

@@ -21,6 +21,7 @@
 #pragma once
 
 #include "cuda/bf16.cuh"
+#include "cuda/cluster.cuh"
 #include "ops/linear/gemv.cuh"
 #include "ops/norm_route/route.cuh"
 
@@ -100,12 +101,6 @@ __device__ __forceinline__ void store_remote(uint32_t address, float v, uint32_t
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
       "r"(__float_as_uint(v)), "r"(barrier)
       : "memory");
-}
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 template <int kUnits, int kStages, bool kSum, class Op>
@@ -336,7 +331,7 @@ __global__ void __launch_bounds__(kChosenThreads, kUnits == 4 ? 1 : 2)
   const uint32_t base = cuda::shared_address(rings);
   if constexpr (kSum) cuda::griddep_launch_dependents();
   const auto wait = [] {
-    if constexpr (kSum) cluster_wait();
+    if constexpr (kSum) cuda::cluster_wait();
     cuda::griddep_wait();
     if constexpr (!kSum) cuda::griddep_launch_dependents();
   };
@@ -344,7 +339,7 @@ __global__ void __launch_bounds__(kChosenThreads, kUnits == 4 ? 1 : 2)
   if (threadIdx.x < kWorkers * 32) {
     ChosenWorker<kUnits, kStages, kSum, Op> worker(m, memory, op, shared, base);
     if constexpr (kSum) {
-      cluster_arrive();
+      cuda::cluster_arrive();
     } else {
       wait();
       worker.load_first();
@@ -362,7 +357,7 @@ __global__ void __launch_bounds__(kChosenThreads, kUnits == 4 ? 1 : 2)
                                              reinterpret_cast<const float*>(rings + memory.parts));
   finisher.prepare();
   if constexpr (kSum)
-    cluster_arrive();
+    cuda::cluster_arrive();
   else
     wait();
   const OneChoice chosen = op.choose();

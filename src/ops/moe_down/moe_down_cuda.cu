@@ -7,10 +7,9 @@
 // Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 17.6 MB, 3.9 us of an H200's
 // 4.55 TB/s, 76 us of a GB10's 233 GB/s. TB/s by tokens: ops/linear/gemv_experts.cuh.
 #include "ops/linear/gemv_chosen.cuh"
-#include "ops/moe_down/combine.h"
+#include "ops/moe_down/down_by_slot.cuh"
 #include "ops/moe_down/moe_down.h"
 #include "ops/norm_route/route.cuh"
-#include "ops/scratch.h"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -74,36 +73,12 @@ struct DownOne {
   __device__ void store(int row, float v) const { d[row] = v; }
 };
 
-// Many: y[slot], which combine() weighs.
-struct DownFew {
-  static constexpr bool kChosenBefore = true;  // before moe_up began
-  float* y;                                    // [slots, H]
-  const uint16_t* u;                           // [slots, width]
-  const int32_t* offsets;
-  int experts, width, hidden;
-
-  __device__ uint4 load(int row, int k) const {
-    return __ldcg(reinterpret_cast<const uint4*>(u + int64_t{row} * width + k));
-  }
-  __device__ void store(int slot, int row, float a, float b) const {
-    *reinterpret_cast<float2*>(y + int64_t{slot} * hidden + row) = {a, b};
-  }
-};
-
 template <bool kExact>
 void run_few(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
              const Weight& down) {
-  const int width = static_cast<int>(down.cols), hidden = static_cast<int>(down.rows);
-  Scratch scratch(cx.scratch);
-  float* const y = scratch.take<float>(int64_t{routing.num_tokens} * routing.top_k * hidden);
-  const DownFew op{.y = y,
-                   .u = u.as<uint16_t>(),
-                   .offsets = routing.offsets,
-                   .experts = routing.num_experts,
-                   .width = width,
-                   .hidden = hidden};
-  launch_experts<Items::kExperts, kExact>(cx, down, op, routing.num_tokens);
-  combine(cx, d, y, routing);
+  down_by_slot(cx, d, u, routing, down, [&](const DownBySlot& op) {
+    launch_experts<Items::kExperts, kExact>(cx, down, op, routing.num_tokens);
+  });
 }
 
 }  // namespace
