@@ -1,5 +1,8 @@
-// Blocks of a cluster: their barrier. Source: PTX ISA 9.0, section 9.7.13.4.
+// Blocks of a cluster: their barrier, and shared memory of each other. Source: PTX ISA 9.0,
+// sections 9.7.9.12, 9.7.9.22 and 9.7.13.4.
 #pragma once
+
+#include <cstdint>
 
 namespace nibble::cuda {
 
@@ -9,6 +12,25 @@ __device__ __forceinline__ void cluster_arrive() {
 }
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// What lies at `address` of this block's shared memory, in block `rank` of the cluster.
+__device__ __forceinline__ uint32_t remote_address(uint32_t address, int rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ float load_remote(uint32_t address) {
+  float v;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
+// Counts as 4 bytes landed at `barrier`, of the same block.
+__device__ __forceinline__ void store_remote(uint32_t address, float v, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
+      "r"(__float_as_uint(v)), "r"(barrier)
+      : "memory");
 }
 
 }  // namespace nibble::cuda

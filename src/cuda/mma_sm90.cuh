@@ -1,4 +1,4 @@
-// Hopper's own instructions as functions (sm_90a only): mbarriers, bulk copies, wgmma with its A
+// Hopper's own instructions as functions (sm_90a only): copies, wgmma with its A
 // operand in registers and B in shared memory. Source: PTX ISA 9.0, sections 9.7.13 to 9.7.15.
 #pragma once
 
@@ -6,38 +6,14 @@
 
 #include <cstdint>
 
+#include "cuda/mbarrier.cuh"
+
 namespace nibble::cuda::sm90 {
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
+// What kernels of this architecture use of cuda/mbarrier.cuh, under one roof.
+using cuda::barrier_arrive, cuda::barrier_arrive_after_copies, cuda::barrier_expect;
+using cuda::barrier_init, cuda::barrier_init_fence, cuda::barrier_wait, cuda::shared_address;
 
-// ---- mbarriers, by their shared address
-
-__device__ __forceinline__ void barrier_init(uint32_t bar, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint32_t bar) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-__device__ __forceinline__ void barrier_expect(uint32_t bar, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred p;\nWAIT%=:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra WAIT%=;\n}" ::"r"(bar),
-      "r"(parity)
-      : "memory");
-}
-// Arrives when this thread's earlier cp.async have landed; counts as one of the arrivals.
-__device__ __forceinline__ void barrier_arrive_after_copies(uint32_t bar) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
-}
-__device__ __forceinline__ void fence_barrier_init() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
 // Makes shared memory written by ordinary stores and cp.async visible to wgmma.
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

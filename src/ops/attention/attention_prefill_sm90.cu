@@ -196,7 +196,7 @@ struct SpanBlock {
         barrier_init(item_full(s), 128);
         barrier_init(item_empty(s), 4 * kGroups);
       }
-      fence_barrier_init();
+      barrier_init_fence();
       last_span() = {};
     }
     __syncthreads();

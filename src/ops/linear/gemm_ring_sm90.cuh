@@ -107,7 +107,7 @@ struct GemmRing {
         barrier_init(full(s), filled);
         barrier_init(empty(s), 4 * S::kGroups);
       }
-      fence_barrier_init();
+      barrier_init_fence();
     }
     cuda::griddep_wait();
     cuda::griddep_launch_dependents();

@@ -65,18 +65,6 @@ struct SplitArgs {
   int stages;  // of x
 };
 
-// `address` of this block's shared memory in block `rank` of the cluster.
-__device__ __forceinline__ uint32_t in_block(uint32_t address, int rank) {
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
-}
-__device__ __forceinline__ float load_cluster(uint32_t address) {
-  float v;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-  return v;
-}
-
 // What a block has of K, and where it is.
 struct SplitBlock {
   uint32_t smem, full, empty, weights_there;
@@ -158,8 +146,8 @@ __device__ __forceinline__ void finish_split(const SplitArgs& g, const SplitBloc
     for (int c = 0; c < kMaxSplit; ++c) {
       part[c] = {0, 0};
       if (c >= g.split) continue;
-      const uint32_t there = in_block(at, c);
-      part[c] = {load_cluster(there), load_cluster(there + kSecond * 4)};
+      const uint32_t there = cuda::remote_address(at, c);
+      part[c] = {cuda::load_remote(there), cuda::load_remote(there + kSecond * 4)};
     }
     float2 sum = part[0];
 #pragma unroll
@@ -199,7 +187,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       barrier_init(b.empty + s * 8, S::kReaders);
     }
     barrier_init(b.weights_there, tiles);
-    fence_barrier_init();
+    barrier_init_fence();
   }
   if constexpr (Op::kHasPlaces) {
     if (threadIdx.x < g.tokens) places[threadIdx.x] = op.place_of(threadIdx.x);

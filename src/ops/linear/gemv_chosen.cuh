@@ -83,26 +83,6 @@ struct ChosenShared {
   BlockTiles<kSum> tiles;  // here, as registers are few
 };
 
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-// The address in block `rank` of the cluster.
-__device__ __forceinline__ uint32_t remote_address(uint32_t address, uint32_t rank) {
-  uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
-}
-__device__ __forceinline__ void store_remote(uint32_t address, float v, uint32_t barrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
-      "r"(__float_as_uint(v)), "r"(barrier)
-      : "memory");
-}
-
 template <int kUnits, int kStages, bool kSum, class Op>
 class ChosenWorker {
  public:
@@ -160,7 +140,7 @@ class ChosenWorker {
           const float sum = product_.run(tables_, codes);
           if ((lane & 2) == 0) cuda::store_shared_float(to, sum);
           __syncwarp();
-          if (lane == 0) barrier_arrive(done);
+          if (lane == 0) cuda::barrier_arrive(done);
           to += m_.chunks * 64;
         }
       }
@@ -248,7 +228,7 @@ class ChosenFinisher {
     if (kSum && blockIdx.x % 2 == 0) {
       const uint32_t barrier = cuda::shared_address(&shared_.received[lane]);
       cuda::barrier_init(barrier, 1);
-      barrier_expect(barrier, 16 * sizeof(float));
+      cuda::barrier_expect(barrier, 16 * sizeof(float));
     }
     cuda::barrier_init_fence();
   }
@@ -288,8 +268,8 @@ class ChosenFinisher {
  private:
   __device__ __forceinline__ void send(int i, int r, float v) {
     if (threadIdx.x % 32 < 16)
-      store_remote(remote_address(cuda::shared_address(&shared_.other[i][r]), 0), v,
-                   remote_address(cuda::shared_address(&shared_.received[i]), 0));
+      cuda::store_remote(cuda::remote_address(cuda::shared_address(&shared_.other[i][r]), 0), v,
+                         cuda::remote_address(cuda::shared_address(&shared_.received[i]), 0));
   }
   // Row r of a row tile, the i-th of this block; lane r has its sum.
   __device__ __forceinline__ void finish(int choice, int tile, int i, int r, float v) {
