@@ -37,6 +37,23 @@ class ThreadPool {
     });
   }
 
+  // Calls body(begin, end, worker) on ranges that cover [0, n) once, long ones first, then shorter
+  // and shorter: a worker that is done takes half of its share of what is left. For blocks of
+  // memory that are read in order, of any cost: at the end, workers wait for one block at most.
+  template <typename Body>
+  void parallel_blocks(int64_t n, const Body& body) {
+    std::atomic<int64_t> next{0};
+    run([&](int worker) {
+      int64_t begin = next.load(std::memory_order_relaxed);
+      while (begin < n) {
+        const int64_t end = begin + std::max<int64_t>(1, (n - begin) / (2 * size()));
+        if (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
+        body(begin, end, worker);
+        begin = next.load(std::memory_order_relaxed);
+      }
+    });
+  }
+
   // Calls body(task, worker) for each task in [0, n); workers take the next one when they are done.
   // For tasks of uneven cost.
   template <typename Body>

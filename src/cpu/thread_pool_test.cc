@@ -29,6 +29,13 @@ TEST(ThreadPool, CoversEveryIndexOnce) {
         for (auto& hit : hits) hit = 0;
         pool.parallel_tasks(n, [&](int64_t task, int) { ++hits[task]; });
         for (auto& hit : hits) ASSERT_EQ(hit, 1);
+        for (auto& hit : hits) hit = 0;
+        pool.parallel_blocks(n, [&](int64_t begin, int64_t end, int worker) {
+          EXPECT_LT(worker, threads);
+          EXPECT_LE(end - begin, std::max<int64_t>(1, (n - begin) / (2 * threads)));
+          for (int64_t i = begin; i < end; ++i) ++hits[i];
+        });
+        for (auto& hit : hits) ASSERT_EQ(hit, 1);
       }
   }
 }

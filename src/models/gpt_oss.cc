@@ -334,7 +334,7 @@ class GptOss : public Model {
   Acts acts_;
 };
 
-// With one step per token: how much of the weights is not made of whole numbers.
+// With one step per token: how much of the weights takes more than one pass in whole numbers.
 void say_wide_panels(const Weights& all) {
   int64_t wide = 0, panels = 0;
   const auto count = [&](const Weight& w) {
@@ -346,8 +346,8 @@ void say_wide_panels(const Weights& all) {
     for (const Weight* w : {&layer.qkv, &layer.out, &layer.up, &layer.down}) count(*w);
   count(all.unembed);
   LOG_INFO(
-      "int8-row: %lld of %lld panels of 16 rows have exponents too far apart for whole "
-      "numbers and add up block by block",
+      "int8-row: %lld of %lld panels of 16 rows have exponents too far apart for whole numbers in "
+      "one pass and take more",
       static_cast<long long>(wide), static_cast<long long>(panels));
 }
 

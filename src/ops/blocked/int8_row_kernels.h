@@ -6,8 +6,10 @@
 //   y[m][n] = fma(sum over k of (2 e2m1 << (e - base)) q[m][k], 2^(base[n] - 127) * (step[m] / 2),
 //                 bias[n])
 // The sum is exact, so few vectors may go another way (VNNI, straight from the nibbles) and have
-// the same bits. Panels with a row of wider exponents add up their blocks in float32, for any
-// number of vectors, as Int8Kernels do; count_wide_panels() says how many a weight has.
+// the same bits. A row of wider exponents takes more passes, each over the blocks whose exponents
+// lie within 3 of a base of its own, the others counting as zero: each pass is exact and adds to y
+// by one fma. Two passes cost what bf16 tiles would, whose dots take twice the cycles, but give the
+// same bits on every machine. count_wide_panels() says how many panels a weight has that need it.
 //
 // Bytes: the weights once. Work: 16 x 16 x 64 products a dot, 16 cycles each: one core of an
 // Emerald Rapids reaches 7 TOP/s with nothing else to do. Reached on 2 of 16 virtual Xeon cores,
@@ -18,9 +20,9 @@
 // last tile of inputs by itself, which looks up all weights once more (512 tokens: 2.1 in
 // moe_up, 1.5 in moe_down).
 //
-// On VNNI two panels are looked up as bytes (in L2) and met by 8 vectors at a time, 16 sums in
-// registers: 14 operations a step beside 16 products. On 2 cores of an EPYC (register peak 872
-// GOP/s), 2026-11-21: 512 tokens 748 GOP/s in moe_up, 783 in out_proj, where Int8Kernels, which
+// On VNNI four panels are looked up as bytes (in L2) and met by 8 vectors at a time, two by two, 16
+// sums in registers: 14 operations a step beside 16 products. On 2 cores of an EPYC (register peak
+// 872 GOP/s), 2026-11-21: 512 tokens 748 GOP/s in moe_up, 783 in out_proj, where Int8Kernels, which
 // scale each block's sum, reach 616 and 653. A prompt of 512 on gpt-oss-20b's shape, MXFP4 dense:
 // 116 tokens/s, of perf's samples 82% in these products (so at 98% of the register peak, which
 // binds), 5% in lookups, 5% in attention, 3% rounding inputs. Lost: lookups without fetching the
@@ -51,18 +53,33 @@ struct PanelRun {
   int64_t tokens;
   const int8_t* tiles;  // [ceil(tokens / 16)][steps][16][64], zeros behind the last; one more tile
                         // may be read
-  const std::byte* block_tiles;  // the same codes as Int8Kernels take them, in tiles of 16
-  const int32_t* offsets;        // [tokens] each vector's of all blocks, added up
-  float* y;                      // y[m * ldy + n]
+  const float* half_steps;  // [tokens] half the step of each vector
+  const int32_t* sums;      // [tokens] of its codes
+  const std::byte*
+      block_tile;  // up to `few` tokens, in place of these three: as Int8Kernels take them
+  float* y;        // y[m * ldy + n]
   int64_t ldy;
   std::byte* scratch;  // run_scratch_bytes() of this worker, at 64 bytes
 };
 inline constexpr int64_t kMostPanels = 4;
 constexpr int64_t run_scratch_bytes(int64_t steps) {
-  return std::max<int64_t>(56 << 10, 2 * steps * kAmxTileBytes);
+  return std::max<int64_t>(56 << 10, kMostPanels * steps * kAmxTileBytes);
 }
 
+// Passes over a panel in whole numbers, each row from a base of its own: pass i takes the blocks
+// whose exponents lie within kMostExponentSpread of bases[i], the least that no pass before took.
+inline constexpr int kMostPasses = 256 / (kMostExponentSpread + 1);
+using PanelBases = uint8_t[kMostPasses][16];
+int panel_bases(const uint8_t* scales, int64_t blocks, PanelBases& bases);
+
+struct RowCodes {
+  float half_step;
+  int32_t sum;  // of the codes
+};
+
 struct Int8RowKernels {
+  int64_t few;  // tokens up to which multiply() reads block_tile
+  RowCodes (*encode)(const float* x, int64_t n, int8_t* q);
   void (*multiply)(const PanelRun& run);
 };
 

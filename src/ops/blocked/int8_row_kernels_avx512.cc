@@ -41,39 +41,54 @@ using S = cpu::Avx512Vnni;
 
 // Up to which weights are not looked up ahead of the products: before tiles, before lines.
 constexpr int64_t kFewBeforeTiles = 3, kFewBeforeLines = 8;
-constexpr int kLineTokens = 8;      // vectors that meet two panels in multiply_lines()
-constexpr int kRing = 8;            // tiles of weights ahead in multiply_few_tiles()
-constexpr int64_t kChunk = 9;       // steps of weights in L1 in multiply_many_tiles()
-constexpr int64_t kPassTiles = 16;  // of inputs that stay in L2 meanwhile
-constexpr int64_t kAhead = 8192, kScalesAhead = kAhead / 16;  // as PanelProduct
+constexpr int kLineTokens = 8;                 // vectors that meet two panels in multiply_lines()
+constexpr int kFetchTokens = 2 * kLineTokens;  // the last, that fetch what comes next
+constexpr int kRing = 8;                       // tiles of weights ahead in multiply_few_tiles()
+constexpr int64_t kChunk = 9;                  // steps of weights in L1 in multiply_many_tiles()
+constexpr int64_t kPassTiles = 16;             // of inputs that stay in L2 meanwhile
+constexpr int64_t kAhead = 8192;               // as PanelProduct
+// Scales are first read by panel_bases(): they have to be there one run before.
+int64_t scales_ahead(const PanelRun& run) { return run.panels * 2 * run.steps * kPanelRows; }
 static_assert((2 * kPassTiles + 2 * kChunk) * kTileBytes <= run_scratch_bytes(0));
 
+// What one pass over a panel takes: see panel_bases().
 struct Panel {
   const uint8_t *codes, *scales;
   const uint16_t* bias;
   float* y;
+  bool adds;  // to y, which holds what the passes before gave
   alignas(16) uint8_t base[16];
 };
 
-// The least exponent of each row, and whether no other is more than kMostExponentSpread above.
-bool find_base(const uint8_t* scales, int64_t blocks, uint8_t* base) {
-  const auto load = [&](int64_t b) {
-    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + 16 * b));
-  };
-  __m128i least = load(0), most = least;
-  for (int64_t b = 1; b < blocks; ++b) {
-    least = _mm_min_epu8(least, load(b));
-    most = _mm_max_epu8(most, load(b));
+// The bases of a panel that takes one pass, as most do: the least exponents, no other of a row
+// more than kMostExponentSpread above. As panel_bases() otherwise.
+int find_bases(const uint8_t* scales, int64_t blocks, PanelBases& bases) {
+  __m512i least = _mm512_set1_epi8(-1), most = _mm512_setzero_si512();
+  const int64_t bytes = 16 * blocks;
+  for (int64_t i = 0; i < bytes; i += 64) {
+    const __mmask64 there = ~uint64_t{0} >> std::max<int64_t>(0, i + 64 - bytes);
+    const __m512i e = _mm512_maskz_loadu_epi8(there, scales + i);
+    least = _mm512_min_epu8(least, _mm512_mask_mov_epi8(least, there, e));
+    most = _mm512_max_epu8(most, e);
   }
-  _mm_store_si128(reinterpret_cast<__m128i*>(base), least);
-  const __m128i over = _mm_subs_epu8(_mm_sub_epi8(most, least), _mm_set1_epi8(kMostExponentSpread));
-  return _mm_test_all_zeros(over, over);
+  __m128i base = _mm512_castsi512_si128(least), top = _mm512_castsi512_si128(most);
+  base = _mm_min_epu8(
+      _mm_min_epu8(base, _mm512_extracti32x4_epi32(least, 1)),
+      _mm_min_epu8(_mm512_extracti32x4_epi32(least, 2), _mm512_extracti32x4_epi32(least, 3)));
+  top = _mm_max_epu8(
+      _mm_max_epu8(top, _mm512_extracti32x4_epi32(most, 1)),
+      _mm_max_epu8(_mm512_extracti32x4_epi32(most, 2), _mm512_extracti32x4_epi32(most, 3)));
+  const __m128i spread = _mm_sub_epi8(top, base);
+  if (_mm_cmpgt_epu8_mask(spread, _mm_set1_epi8(kMostExponentSpread)) != 0)
+    return panel_bases(scales, blocks, bases);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(bases[0]), base);
+  return 1;
 }
 
 // One step of a panel's weights, plus kOffset, as a B tile: 64 k x 16 rows. vpermb looks up code
-// and shift at once.
+// and shift at once; weights of other passes count as zero.
 template <int kOffset>
-void dequantize(const Panel& p, int64_t step, std::byte* tile) {
+void dequantize(const PanelRun& run, const Panel& p, int64_t step, std::byte* tile) {
   struct Tables {
     alignas(64) uint8_t value[64], lane[64];
     constexpr Tables() : value(), lane() {
@@ -87,14 +102,18 @@ void dequantize(const Panel& p, int64_t step, std::byte* tile) {
   static constexpr Tables kTables;
   const __m512i values = _mm512_load_si512(kTables.value);
   const __m512i lanes = _mm512_load_si512(kTables.lane);
-  const __m512i low = _mm512_set1_epi8(15);
   const __m128i base = _mm_load_si128(reinterpret_cast<const __m128i*>(p.base));
-  if (step % 2 == 0) __builtin_prefetch(p.scales + 32 * step + kScalesAhead, 0, 1);
+  if (step % 2 == 0) __builtin_prefetch(p.scales + 32 * step + scales_ahead(run), 0, 1);
   for (int64_t half = 0; half < 2; ++half) {
     const int64_t block = 2 * step + half;
     const __m128i e = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p.scales + 16 * block));
-    const __m128i shift = _mm_slli_epi16(_mm_sub_epi8(e, base), 4);  // at most 3 << 4 in each byte
-    const __m512i shifts = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(shift), lanes);
+    const __m128i above = _mm_sub_epi8(e, base);
+    const __mmask16 inside = _mm_cmple_epu8_mask(above, _mm_set1_epi8(kMostExponentSpread));
+    const auto of_rows = [&](__m128i x) {
+      return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_maskz_mov_epi8(inside, x)), lanes);
+    };
+    const __m512i shifts = of_rows(_mm_slli_epi16(above, 4));  // at most 3 << 4 in each byte
+    const __m512i low = of_rows(_mm_set1_epi8(15));
     const uint8_t* codes = p.codes + 256 * block;
     std::byte* to = tile + half * kTileBytes / 2;
     for (int i = 0; i < 4; ++i) {
@@ -113,32 +132,17 @@ void dequantize(const Panel& p, int64_t step, std::byte* tile) {
 // y of one vector and the panel's 16 rows, from their sums.
 void finish(const Panel& p, __m512i sum, float half_step, float* y) {
   const __m512 scale = _mm512_mul_ps(S::scales(p.base), _mm512_set1_ps(half_step));
-  const __m512 bias = p.bias == nullptr ? S::zero() : S::load_bf16(p.bias);
-  _mm512_storeu_ps(y, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, bias));
-}
-
-// The inputs of a run as Int8Kernels take them.
-struct BlockTile {
-  const std::byte* at;
-  int size, tokens;
-};
-BlockTile block_tile(const PanelRun& run, int64_t first) {
-  const int64_t tokens = std::min<int64_t>(kAmxTileTokens, run.tokens - first);
-  return {run.block_tiles + first * 2 * run.steps * kInt8TileBytes,
-          tile_size(tokens, kAmxTileTokens), static_cast<int>(tokens)};
-}
-float half_step(const BlockTile& t, int m) {
-  float step;
-  __builtin_memcpy(&step, t.at + 32 * t.size + 4 * m, sizeof(step));
-  return step;
+  const __m512 so_far = p.adds ? S::load(y) : p.bias == nullptr ? S::zero() : S::load_bf16(p.bias);
+  _mm512_storeu_ps(y, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, so_far));
 }
 
 // y of one C tile: inputs of tile `index` by the panel's rows.
 void finish_tile(const PanelRun& run, const Panel& p, int64_t index, const std::byte* c) {
-  const BlockTile t = block_tile(run, index * kAmxTileTokens);
-  float* y = p.y + index * kAmxTileTokens * run.ldy;
-  for (int m = 0; m < t.tokens; ++m)
-    finish(p, _mm512_load_si512(c + 64 * m), half_step(t, m), y + m * run.ldy);
+  const int64_t first = index * kAmxTileTokens;
+  const int64_t tokens = std::min<int64_t>(kAmxTileTokens, run.tokens - first);
+  for (int64_t m = 0; m < tokens; ++m)
+    finish(p, _mm512_load_si512(c + 64 * m), run.half_steps[first + m],
+           p.y + (first + m) * run.ldy);
 }
 
 // Up to 4 tiles of inputs, over all of K at once: 4 C tiles by one B tile. B passes through a ring
@@ -151,7 +155,7 @@ void multiply_few_tiles(const PanelRun& run, const Panel* panels, int64_t count,
   int64_t next_panel = 0, next_step = 0, written = 0, read = 0;
   const auto feed = [&] {
     if (next_panel == count) return;
-    dequantize<0>(panels[next_panel], next_step, ring + written++ % kRing * kTileBytes);
+    dequantize<0>(run, panels[next_panel], next_step, ring + written++ % kRing * kTileBytes);
     if (++next_step == run.steps) next_step = 0, ++next_panel;
   };
   for (int i = 0; i < kRing / 2; ++i) feed();
@@ -185,7 +189,8 @@ void multiply_many_tiles(const PanelRun& run, const Panel* panels, int64_t first
   for (int64_t k0 = 0; k0 < run.steps; k0 += kChunk) {
     const int64_t steps = std::min(kChunk, run.steps - k0);
     const auto feed = [&](int64_t k) {
-      for (int j = 0; j < 2; ++j) dequantize<0>(panels[j], k0 + k, b + (2 * k + j) * kTileBytes);
+      for (int j = 0; j < 2; ++j)
+        dequantize<0>(run, panels[j], k0 + k, b + (2 * k + j) * kTileBytes);
     };
     for (int64_t k = 0; k < std::min<int64_t>(2, steps); ++k) feed(k);
     for (int64_t t = 0; t < tiles; t += 2) {
@@ -243,28 +248,30 @@ void multiply_tiles(const PanelRun& run, const Panel* panels, int64_t count) {
   Tiles::end();
 }
 
-// M vectors from `first` on by P panels, whose bytes lie in the scratch. On VNNI, whose weights
-// have no sign: they are looked up kLineOffset too large. kFetch: meanwhile the panels behind them
-// come into L2.
+// M vectors from `first` on by P panels, whose bytes lie at `lines`. On VNNI, whose weights have no
+// sign: they are looked up kLineOffset too large. Meanwhile `fetched` lines a step come into L2.
+struct Fetch {
+  const uint8_t *codes, *scales;
+  int lines;  // a step, of codes; of scales as much as belongs to them
+};
 constexpr int kLineOffset = 96;
-template <int M, int P, bool kFetch>
-void multiply_lines(const PanelRun& run, const Panel* panels, int64_t first) {
+template <int M, int P>
+void multiply_lines(const PanelRun& run, const Panel* panels, const std::byte* w, int64_t first,
+                    const Fetch& fetch) {
   const int64_t stride = run.steps * kTileBytes;
   const int8_t* x = run.tiles + first / kAmxTileTokens * stride + first % kAmxTileTokens * 64;
-  const std::byte* w = run.scratch;
-  const uint8_t* next_codes = panels[P - 1].codes + 512 * run.steps;
-  const uint8_t* next_scales = panels[P - 1].scales + 32 * run.steps;
   __m512i acc[P][M];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
-    for (int p = 0; p < P; ++p)
-      acc[p][m] = _mm512_set1_epi32(kLineOffset / S::kCodeOffset * run.offsets[first + m]);
+    for (int p = 0; p < P; ++p) acc[p][m] = _mm512_set1_epi32(-kLineOffset * run.sums[first + m]);
   for (int64_t k = 0; k < run.steps; ++k, x += kAmxTileBytes, w += kTileBytes) {
-    if (kFetch) __builtin_prefetch(next_scales + 64 * k, 0, 1);
+    for (int64_t i = fetch.lines * k; i < fetch.lines * (k + 1); ++i) {
+      __builtin_prefetch(fetch.codes + 64 * i, 0, 1);
+      if (i % 16 == 0) __builtin_prefetch(fetch.scales + 4 * i, 0, 1);
+    }
 #pragma GCC unroll 4
     for (int i = 0; i < 16; ++i) {
-      if (kFetch) __builtin_prefetch(next_codes + 64 * (16 * k + i), 0, 1);
       __m512i lines[P];
 #pragma GCC unroll 2
       for (int p = 0; p < P; ++p) lines[p] = _mm512_load_si512(w + p * stride + 64 * i);
@@ -278,45 +285,59 @@ void multiply_lines(const PanelRun& run, const Panel* panels, int64_t first) {
       }
     }
   }
-  const BlockTile t = block_tile(run, first / kAmxTileTokens * kAmxTileTokens);
 #pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) {
-    const float half = half_step(t, static_cast<int>(first % kAmxTileTokens) + m);
+  for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
     for (int p = 0; p < P; ++p)
-      finish(panels[p], acc[p][m], half, panels[p].y + (first + m) * run.ldy);
-  }
+      finish(panels[p], acc[p][m], run.half_steps[first + m], panels[p].y + (first + m) * run.ldy);
 }
 
-template <int P>
-void multiply_all_lines(const PanelRun& run, const Panel* panels) {
-  for (int p = 0; p < P; ++p)
+// Up to kMostPanels, looked up at once: vectors that wait in L1 meet them all.
+void multiply_all_lines(const PanelRun& run, const Panel* panels, int64_t count) {
+  const int64_t stride = run.steps * kTileBytes;
+  for (int64_t p = 0; p < count; ++p)
     for (int64_t k = 0; k < run.steps; ++k)
-      dequantize<kLineOffset>(panels[p], k, run.scratch + (p * run.steps + k) * kTileBytes);
+      dequantize<kLineOffset>(run, panels[p], k, run.scratch + p * stride + k * kTileBytes);
+  using Lines = void(const PanelRun&, const Panel*, const std::byte*, int64_t, const Fetch&);
   static constexpr auto kBySize = []<int... kM>(std::integer_sequence<int, kM...>) {
-    return std::array{multiply_lines<kM + 1, P, false>...};
+    return std::array{
+        std::array<Lines*, 2>{multiply_lines<kM + 1, 1>, multiply_lines<kM + 1, 2>}...};
   }
   (std::make_integer_sequence<int, kLineTokens>());
+  // What comes next is fetched by the last vectors: any earlier, and inputs drive it out again.
   static_assert(kFewBeforeLines >= kLineTokens);
-  multiply_lines<kLineTokens, P, true>(run, panels, 0);
-  for (int64_t first = kLineTokens; first < run.tokens; first += kLineTokens)
-    kBySize[std::min<int64_t>(kLineTokens, run.tokens - first) - 1](run, panels, first);
+  const int64_t whole = run.tokens / kLineTokens * kLineTokens;
+  const int64_t fetching = std::min<int64_t>(whole, kFetchTokens);
+  Fetch fetch{panels[count - 1].codes + 512 * run.steps, panels[count - 1].scales + 32 * run.steps,
+              0};
+  for (int64_t first = 0; first < run.tokens; first += kLineTokens) {
+    const int64_t m = std::min<int64_t>(kLineTokens, run.tokens - first);
+    for (int64_t p = 0; p < count; p += 2) {
+      const int64_t n = std::min<int64_t>(2, count - p);
+      fetch.lines = first >= whole - fetching && first < whole
+                        ? static_cast<int>(8 * n * kLineTokens / fetching)
+                        : 0;
+      kBySize[m - 1][n - 1](run, panels + p, run.scratch + p * stride, first, fetch);
+      fetch.codes += 64 * fetch.lines * run.steps, fetch.scales += 4 * fetch.lines * run.steps;
+    }
+  }
 }
 
 void multiply_by_lines(const PanelRun& run, const Panel* panels, int64_t count) {
-  for (; count >= 2; panels += 2, count -= 2) multiply_all_lines<2>(run, panels);
-  if (count == 1) multiply_all_lines<1>(run, panels);
+  for (int64_t p = 0; p < count; p += kMostPanels)
+    multiply_all_lines(run, panels + p, std::min(kMostPanels, count - p));
 }
 
 // The same sums for few vectors, straight from the nibbles. M: the size of their tile.
 template <int M>
 void multiply_few(const PanelRun& run, const Panel& p) {
   constexpr int kBeside = M % 4 == 0 ? 4 : M % 3 == 0 ? 3 : M;  // as PanelProduct
-  const BlockTile t = block_tile(run, 0);
   const __m512i base =
       _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p.base)));
   const uint8_t *codes = p.codes, *scales = p.scales;
-  const std::byte* x = t.at;
+  const std::byte* x = run.block_tile;
+  float half_steps[M];  // those of any block are those of all
+  __builtin_memcpy(half_steps, x + 32 * M, sizeof(half_steps));
   __m512i acc[M];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) acc[m] = _mm512_setzero_si512();
@@ -327,9 +348,10 @@ void multiply_few(const PanelRun& run, const Panel& p) {
       __builtin_prefetch(codes + kAhead + 64 * i, 0, 1);
       S::decode(codes + 64 * i, w[2 * i], w[2 * i + 1]);
     }
-    if (b % 4 == 0) __builtin_prefetch(scales + kScalesAhead, 0, 1);
+    if (b % 4 == 0) __builtin_prefetch(scales + scales_ahead(run), 0, 1);
     const __m512i shift = _mm512_sub_epi32(
         _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales))), base);
+    const __mmask16 inside = _mm512_cmple_epu32_mask(shift, _mm512_set1_epi32(kMostExponentSpread));
     const auto* offsets = reinterpret_cast<const int32_t*>(x + 36 * M);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m += kBeside) {
@@ -337,17 +359,17 @@ void multiply_few(const PanelRun& run, const Panel& p) {
       S::dot<kBeside>(w, reinterpret_cast<const int8_t*>(x) + 32 * m, offsets + m, sums);
 #pragma GCC unroll 4
       for (int j = 0; j < kBeside; ++j)
-        acc[m + j] = _mm512_add_epi32(acc[m + j], _mm512_sllv_epi32(sums[j], shift));
+        acc[m + j] = _mm512_add_epi32(acc[m + j], _mm512_maskz_sllv_epi32(inside, sums[j], shift));
     }
     codes += 256, scales += kPanelRows, x += M * kInt8TileBytes;
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
-    if (m < t.tokens) finish(p, acc[m], half_step(t, m), p.y + m * run.ldy);
+    if (m < run.tokens) finish(p, acc[m], half_steps[m], p.y + m * run.ldy);
 }
 
 void multiply_few(const PanelRun& run, const Panel& p) {
-  switch (block_tile(run, 0).size) {
+  switch (tile_size(run.tokens, kAmxTileTokens)) {
     case 1:
       return multiply_few<1>(run, p);
     case 2:
@@ -363,58 +385,67 @@ void multiply_few(const PanelRun& run, const Panel& p) {
   }
 }
 
-void multiply_wide(const PanelRun& run, const Panel& p) {
-  for (int64_t first = 0; first < run.tokens; first += kAmxTileTokens) {
-    const BlockTile t = block_tile(run, first);
-    int8_kernels(cpu::Isa::kAvx512Vnni)
-        .multiply({.codes = p.codes,
-                   .scales = p.scales,
-                   .bias = p.bias,
-                   .blocks = 2 * run.steps,
-                   .tile = t.at,
-                   .tile_size = t.size,
-                   .tokens = t.tokens,
-                   .y = p.y + first * run.ldy,
-                   .ldy = run.ldy,
-                   .from_memory = first == 0});
+// int8_encode() of n values, a multiple of 64.
+RowCodes encode(const float* x, int64_t n, int8_t* q) {
+  __m512i largest = _mm512_setzero_si512(), sums = largest;
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  for (int64_t i = 0; i < n; i += 16)
+    largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_loadu_si512(x + i), magnitude));
+  const Int8Step step = int8_step(_mm512_reduce_max_epu32(largest));
+  const __m512 inverse = _mm512_set1_ps(step.inverse);
+  const __mmask16 any = step.inverse == 0 ? 0 : 0xffff;
+  for (int64_t i = 0; i < n; i += 64) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 64; j += 16) {
+      const __m512i codes =
+          _mm512_maskz_cvtps_epi32(any, _mm512_mul_ps(_mm512_loadu_ps(x + i + j), inverse));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i + j), _mm512_cvtepi32_epi8(codes));
+      sums = _mm512_add_epi32(sums, codes);
+    }
   }
+  return {.half_step = step.step / 2, .sum = _mm512_reduce_add_epi32(sums)};
 }
 
 template <int64_t kFew, Many* kMany>
 void multiply_panels(const PanelRun& run) {
   CHECK(run.panels <= kMostPanels);
-  Panel narrow[kMostPanels];
+  const int64_t blocks = 2 * run.steps;
+  Panel passes[kMostPanels * kMostPasses];
   int64_t count = 0;
   for (int64_t i = 0; i < run.panels; ++i) {
-    const int64_t blocks = 2 * run.steps;
-    Panel& p = narrow[count];
-    p.codes = run.codes + i * blocks * 256;
-    p.scales = run.scales + i * blocks * kPanelRows;
-    p.bias = run.bias == nullptr ? nullptr : run.bias + i * kPanelRows;
-    p.y = run.y + i * kPanelRows;
-    if (!find_base(p.scales, blocks, p.base)) {
-      multiply_wide(run, p);
-    } else if (run.tokens <= kFew) {
-      multiply_few(run, p);
-    } else {
-      ++count;
+    Panel p{.codes = run.codes + i * blocks * 256,
+            .scales = run.scales + i * blocks * kPanelRows,
+            .bias = run.bias == nullptr ? nullptr : run.bias + i * kPanelRows,
+            .y = run.y + i * kPanelRows,
+            .adds = false,
+            .base = {}};
+    PanelBases bases;
+    const int num_passes = find_bases(p.scales, blocks, bases);
+    for (int pass = 0; pass < num_passes; ++pass, p.adds = true) {
+      std::copy_n(bases[pass], kPanelRows, p.base);
+      if (run.tokens <= kFew)
+        multiply_few(run, p);
+      else
+        passes[count++] = p;
     }
   }
-  if (count > 0) kMany(run, narrow, count);
+  if (count > 0) kMany(run, passes, count);
 }
 
 }  // namespace
 
 const Int8RowKernels& int8_row_kernels(cpu::Isa isa) {
   static constexpr Int8RowKernels kAmx{
-      multiply_panels<kFewBeforeTiles, multiply_tiles<cpu::AmxTiles>>};
-  static constexpr Int8RowKernels kVnni{multiply_panels<kFewBeforeLines, multiply_by_lines>};
+      kFewBeforeTiles, encode, multiply_panels<kFewBeforeTiles, multiply_tiles<cpu::AmxTiles>>};
+  static constexpr Int8RowKernels kVnni{kFewBeforeLines, encode,
+                                        multiply_panels<kFewBeforeLines, multiply_by_lines>};
   CHECK(isa == cpu::Isa::kAmx || isa == cpu::Isa::kAvx512Vnni);
   return isa == cpu::Isa::kAmx ? kAmx : kVnni;
 }
 
 const Int8RowKernels& emulated_int8_row_kernels() {
   static constexpr Int8RowKernels kKernels{
+      kFewBeforeTiles, encode,
       multiply_panels<kFewBeforeTiles, multiply_tiles<cpu::EmulatedTiles>>};
   return kKernels;
 }

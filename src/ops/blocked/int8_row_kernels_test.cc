@@ -45,25 +45,30 @@ Floats as_rows(const Floats& x) {
   return seen;
 }
 
-// Rows of panel 1 of `wide_row` get exponents up to 9 apart.
-void widen(TestWeight& w, int64_t wide_row) {
+// `row` gets `passes` groups of exponents, 7 apart.
+void widen(TestWeight& w, int64_t row, int passes) {
   const int64_t blocks = w.view.cols / 32;
-  w.scales[wide_row * blocks] = static_cast<uint8_t>(w.scales[wide_row * blocks] + 7);
+  for (int64_t b = 0; b < blocks; ++b) {
+    uint8_t& e = w.scales[row * blocks + b];
+    e = static_cast<uint8_t>(e + 7 * (b % passes) - 14);
+  }
 }
 
-void check(int64_t rows, int64_t cols, int64_t tokens, int64_t wide_row) {
+// Without passes: all weights take one.
+void check(int64_t rows, int64_t cols, int64_t tokens, int64_t wide_row, int passes = 1) {
   Random random(static_cast<uint32_t>(tokens));
   TestWeight w(random, Format::kMxfp4, 1, rows, cols);
-  if (wide_row >= 0) widen(w, wide_row);
+  if (passes > 1) widen(w, wide_row, passes);
   w.pack(Layout::kPanels16);
-  EXPECT_EQ(count_wide_panels(w.view), wide_row >= 0 ? 1 : 0);
+  EXPECT_EQ(count_wide_panels(w.view), passes > 1 ? 1 : 0);
   Floats x(random, tokens, cols);
   x.values[cols - 1] = 12;  // an outlier of token 0
   const Floats seen = as_rows(x);
   const std::vector<std::vector<float>> all = multiply(w, x);
   for (const std::vector<float>& y : all) {
     EXPECT_EQ(y, all[0]);  // whatever the instructions
-    // Sums are whole; four roundings are left, and those of `seen`. Wide panels: one per block.
+    // Sums are whole; four roundings are left, and those of `seen`. Wide panels: one
+    // per pass.
     for (int64_t n = 0; n < rows; ++n) {
       const ref::Row twin(w.view, 0, n);
       for (int64_t t = 0; t < tokens; ++t) {
@@ -82,13 +87,46 @@ void check(int64_t rows, int64_t cols, int64_t tokens, int64_t wide_row) {
   }
 }
 
+// The largest spread of the exponents of a row of a panel.
+int spread_of(const std::vector<uint8_t>& scales) {
+  int most = 0;
+  for (size_t i = 0; i < scales.size(); ++i)
+    for (size_t j = i % 16; j < scales.size(); j += 16)
+      most = std::max(most, int{scales[i]} - int{scales[j]});
+  return most;
+}
+
 TEST(Int8RowKernels, EveryShapeEqualsTheTwinAndItselfAlone) {
   for (const int64_t tokens : {1, 2, 3, 4, 5, 16, 17, 33, 48, 64, 65, 80, 97, 290})
     check(80, 704, tokens, -1);  // 11 steps: a chunk of 9 and one of 2; 5 panels
-  for (const int64_t tokens : {1, 3, 5, 70}) {
-    check(64, 192, tokens, 17);  // one panel of four is wide
-    check(16, 64, tokens, -1);
-    check(16, 64, tokens, 3);
+  for (const int64_t tokens : {1, 3, 5, 70}) check(16, 64, tokens, -1);
+}
+
+TEST(Int8RowKernels, WidePanelsTakeMorePasses) {
+  for (const int64_t tokens : {1, 2, 3, 5, 9, 17, 64, 70, 97}) {
+    for (const int passes : {2, 3, 6}) check(64, 192, tokens, 17, passes);  // one panel of four
+    check(16, 64, tokens, 3, 2);
+  }
+}
+
+TEST(Int8RowKernels, BasesTakeEachBlockOfARowOnce) {
+  Random random(1);
+  for (int round = 0; round < 200; ++round) {
+    const int64_t blocks = 1 + random.below(6);
+    std::vector<uint8_t> scales(16 * blocks);
+    const uint32_t least = random.below(256), spread = 1 + random.below(round % 2 ? 24 : 256);
+    for (uint8_t& e : scales)
+      e = static_cast<uint8_t>(std::min<uint32_t>(255, least + random.below(spread)));
+    PanelBases bases;
+    const int passes = panel_bases(scales.data(), blocks, bases);
+    for (int64_t i = 0; i < 16 * blocks; ++i) {
+      int taken = 0;
+      for (int p = 0; p < passes; ++p)
+        taken += static_cast<uint8_t>(scales[i] - bases[p][i % 16]) <= kMostExponentSpread;
+      EXPECT_EQ(taken, 1) << int{scales[i]};
+    }
+    EXPECT_LE(passes, kMostPasses);
+    EXPECT_EQ(passes == 1, spread_of(scales) <= kMostExponentSpread);
   }
 }
 

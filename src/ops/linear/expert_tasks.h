@@ -15,17 +15,20 @@ template <int64_t kRows, typename Body>
 void for_expert_blocks(Ctx& cx, const Routing& routing, const Weight& w, const Body& body) {
   const int64_t active =
       routing.num_experts - std::count(routing.counts, routing.counts + routing.num_experts, 0);
-  const int64_t per_task = std::min(task_rows(active * w.rows, kRows, cx.pool->size()),
-                                    (w.rows + kRows - 1) / kRows * kRows);
-  const int64_t tasks_each = (w.rows + per_task - 1) / per_task;
-  cx.pool->parallel_tasks(active * tasks_each, [&](int64_t task, int worker) {
+  const int64_t blocks = (w.rows + kRows - 1) / kRows;  // of an expert
+  cx.pool->parallel_blocks(active * blocks, [&](int64_t block, int64_t end, int worker) {
     int64_t e = -1;
-    for (int64_t left = task / tasks_each; left >= 0; --left)
+    const auto next_expert = [&] {
       while (routing.counts[++e] == 0) {
       }
-    const int64_t begin = task % tasks_each * per_task, end = std::min(w.rows, begin + per_task);
-    for (int64_t row = begin; row < end; row += kRows)
-      body(e, row, std::min<int64_t>(kRows, end - row), worker);
+    };
+    for (int64_t left = block / blocks; left >= 0; --left) next_expert();
+    while (true) {
+      const int64_t row = block % blocks * kRows;
+      body(e, row, std::min<int64_t>(kRows, w.rows - row), worker);
+      if (++block == end) return;
+      if (block % blocks == 0) next_expert();
+    }
   });
 }
 

@@ -153,17 +153,19 @@ Int8Inputs::Tile Int8Inputs::tile(int64_t g, int64_t index) const {
           tokens};
 }
 
-void Int8Inputs::take(Ctx& cx, const Int8Kernels& kernels, const ProductInputs& in, bool by_rows) {
+void Int8Inputs::take(Ctx& cx, const Int8Kernels& kernels, const ProductInputs& in, Encode encode,
+                      int64_t most) {
   offsets_ = in.offsets;
   most_ = kernels.most_tokens;
   int64_t vectors = 0;
   for (int64_t g = 0; g < in.groups; ++g) {
     first_[g] = vectors;
+    if (count(g) > most) continue;
     const int64_t rest = count(g) % most_;
     vectors += count(g) - rest + (rest == 0 ? 0 : tile_size(rest, most_));
   }
-  const auto encode = by_rows ? kernels.encode_row : kernels.encode;
   for_inputs(cx, in, [&](int64_t i, int64_t g, int64_t at) {
+    if (count(g) > most) return;
     const Tile t = tile(g, at / most_);
     const int m = static_cast<int>(at % most_);
     const int64_t row = in.row == nullptr ? i : in.row[i];
@@ -175,7 +177,7 @@ void Int8Inputs::take(Ctx& cx, const Int8Kernels& kernels, const ProductInputs& 
 }
 
 void Int8Product::take(Ctx& cx, const ProductInputs& in) {
-  inputs_.take(cx, *kernels_, in, /*by_rows=*/false);
+  inputs_.take(cx, *kernels_, in, kernels_->encode, in.inputs());
 }
 
 void Int8Product::multiply(const Weight& rows, int64_t g, int, float* y, int64_t ldy) const {
@@ -203,54 +205,64 @@ Int8RowProduct::Int8RowProduct(const Int8RowKernels* kernels, Scratch& scratch,
       inputs_(scratch, size),
       steps_(size.cols / kAmxStepElems),
       first_(scratch.take<int64_t>(size.groups)),
+      codes_(scratch.take<int8_t>(size.sources * steps_ * kAmxStepElems)),
+      row_codes_(scratch.take<RowCodes>(size.sources)),
       tiles_(
           scratch.take<int8_t>((most_amx_tiles(size) + kAmxTilesBehind) * steps_ * kAmxTileBytes)),
-      offsets_(scratch.take<int32_t>(most_amx_tiles(size) * kAmxTileTokens)),
+      half_steps_(scratch.take<float>(most_amx_tiles(size) * kAmxTileTokens)),
+      sums_(scratch.take<int32_t>(most_amx_tiles(size) * kAmxTileTokens)),
       scratch_(scratch.take<std::byte>(size.threads * run_scratch_bytes(steps_))) {}
 
 void Int8RowProduct::take(Ctx& cx, const ProductInputs& in) {
   const Int8Kernels& blocks = int8_kernels(cpu::Isa::kAvx512Vnni);
-  inputs_.take(cx, blocks, in, /*by_rows=*/true);
+  inputs_.take(cx, blocks, in, blocks.encode_row, kernels_->few);
   int64_t tiles = 0;
   for (int64_t g = 0; g < in.groups; ++g) {
     first_[g] = tiles;
-    tiles += (in.count(g) + kAmxTileTokens - 1) / kAmxTileTokens;
+    if (in.count(g) > kernels_->few) tiles += (in.count(g) + kAmxTileTokens - 1) / kAmxTileTokens;
   }
-  for_inputs(cx, in, [&](int64_t, int64_t g, int64_t at) {
-    const Int8Inputs::Tile t = inputs_.tile(g, at / kAmxTileTokens);
-    const int m = static_cast<int>(at % kAmxTileTokens);
-    const std::byte* from = t.at + 32 * m;
-    int8_t* to = amx_tiles(g) + at / kAmxTileTokens * steps_ * kAmxTileBytes;
-    int32_t sum = 0, offset;
-    for (int64_t step = 0; step < steps_; ++step, to += kAmxTileBytes)
-      for (int half = 0; half < 2; ++half, from += t.size * kInt8TileBytes) {
-        std::memcpy(to + 64 * m + 32 * half, from, 32);
-        std::memcpy(&offset, from - 32 * m + 36 * t.size + 4 * m, sizeof(offset));
-        sum += offset;
-      }
-    offsets_[first_[g] * kAmxTileTokens + at] = sum;
-    if (m + 1 < t.tokens) return;
-    to -= steps_ * kAmxTileBytes;
-    for (int64_t step = 0; step < steps_; ++step, to += kAmxTileBytes)
-      std::memset(to + 64 * (m + 1), 0, 64 * (kAmxTileTokens - m - 1));
+  if (tiles == 0) return;
+  const int64_t cols = steps_ * kAmxStepElems;
+  cx.pool->parallel_for(in.sources, 1, [&](int64_t row, int64_t end, int) {
+    for (; row < end; ++row)
+      row_codes_[row] = kernels_->encode(in.x + row * cols, cols, codes_ + row * cols);
+  });
+  for_inputs(cx, in, [&](int64_t i, int64_t g, int64_t at) {
+    if (in.count(g) <= kernels_->few) return;
+    const int64_t row = in.row == nullptr ? i : in.row[i], m = at % kAmxTileTokens;
+    half_steps_[first_[g] * kAmxTileTokens + at] = row_codes_[row].half_step;
+    sums_[first_[g] * kAmxTileTokens + at] = row_codes_[row].sum;
+    int8_t* to = amx_tiles(g) + at / kAmxTileTokens * steps_ * kAmxTileBytes + m * kAmxStepElems;
+    const int8_t* from = codes_ + row * cols;
+    // The last of a tile fills what is left of it with zeros.
+    const int64_t behind = at + 1 < in.count(g) ? 0 : kAmxTileTokens - m - 1;
+    for (int64_t s = 0; s < steps_; ++s, to += kAmxTileBytes, from += kAmxStepElems) {
+      std::memcpy(to, from, kAmxStepElems);
+      if (behind > 0) std::memset(to + kAmxStepElems, 0, behind * kAmxStepElems);
+    }
   });
 }
 
 void Int8RowProduct::multiply(const Weight& rows, int64_t g, int worker, float* y,
                               int64_t ldy) const {
   if (inputs_.count(g) == 0) return;
-  kernels_->multiply({.codes = rows.codes,
-                      .scales = rows.scales,
-                      .bias = rows.bias,
-                      .panels = rows.rows / kPanelRows,
-                      .steps = steps_,
-                      .tokens = inputs_.count(g),
-                      .tiles = amx_tiles(g),
-                      .block_tiles = inputs_.tile(g, 0).at,
-                      .offsets = offsets_ + first_[g] * kAmxTileTokens,
-                      .y = y,
-                      .ldy = ldy,
-                      .scratch = scratch_ + worker * run_scratch_bytes(steps_)});
+  PanelRun run{.codes = rows.codes,
+               .scales = rows.scales,
+               .bias = rows.bias,
+               .panels = rows.rows / kPanelRows,
+               .steps = steps_,
+               .tokens = inputs_.count(g),
+               .y = y,
+               .ldy = ldy,
+               .scratch = scratch_ + worker * run_scratch_bytes(steps_)};
+  if (run.tokens <= kernels_->few) {
+    run.block_tile = inputs_.tile(g, 0).at;
+  } else {
+    run.tiles = amx_tiles(g);
+    run.half_steps = half_steps_ + first_[g] * kAmxTileTokens;
+    run.sums = sums_ + first_[g] * kAmxTileTokens;
+  }
+  kernels_->multiply(run);
 }
 
 int64_t count_wide_panels(const Weight& w) {
@@ -258,38 +270,23 @@ int64_t count_wide_panels(const Weight& w) {
   const int64_t blocks = w.cols / kInt8BlockElems, panels = w.experts * w.rows / kPanelRows;
   int64_t wide = 0;
   for (int64_t p = 0; p < panels; ++p) {
-    const uint8_t* e = w.scales + p * blocks * kPanelRows;
-    uint8_t least[kPanelRows], most[kPanelRows], spread = 0;
-    std::copy_n(e, kPanelRows, least);
-    std::copy_n(e, kPanelRows, most);
-    for (int64_t b = 1; b < blocks; ++b)
-      for (int n = 0; n < kPanelRows; ++n) {
-        least[n] = std::min(least[n], e[b * kPanelRows + n]);
-        most[n] = std::max(most[n], e[b * kPanelRows + n]);
-      }
-    for (int n = 0; n < kPanelRows; ++n)
-      spread = std::max(spread, static_cast<uint8_t>(most[n] - least[n]));
-    wide += spread > kMostExponentSpread;
+    PanelBases bases;
+    wide += panel_bases(w.scales + p * blocks * kPanelRows, blocks, bases) > 1;
   }
   return wide;
-}
-
-int64_t task_rows(int64_t rows, int64_t block, int threads) {
-  constexpr int64_t kTasksPerThread = 8;
-  const int64_t share = rows / (kTasksPerThread * threads);
-  return std::max<int64_t>(block, share / block * block);
 }
 
 template <typename Product>
 void linear(Ctx& cx, Product& product, float* y, const float* x, int64_t inputs, const Weight& w) {
   const int32_t offsets[] = {0, static_cast<int32_t>(inputs)};
   product.take(cx, {.x = x, .sources = inputs, .groups = 1, .offsets = offsets});
-  const int64_t per_task = task_rows(w.rows, Product::kRows, cx.pool->size());
-  cx.pool->parallel_tasks((w.rows + per_task - 1) / per_task, [&](int64_t task, int worker) {
-    const int64_t end = std::min(w.rows, (task + 1) * per_task);
-    for (int64_t r = task * per_task; r < end; r += Product::kRows)
-      product.multiply(w.slice(r, std::min<int64_t>(Product::kRows, end - r)), 0, worker, y + r,
-                       w.rows);
+  const int64_t blocks = (w.rows + Product::kRows - 1) / Product::kRows;
+  cx.pool->parallel_blocks(blocks, [&](int64_t block, int64_t end, int worker) {
+    for (; block < end; ++block) {
+      const int64_t r = block * Product::kRows,
+                    rows = std::min<int64_t>(Product::kRows, w.rows - r);
+      product.multiply(w.slice(r, rows), 0, worker, y + r, w.rows);
+    }
   });
 }
 

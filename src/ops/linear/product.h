@@ -115,8 +115,11 @@ class Int8Inputs {
     int tokens;  // vectors in it
   };
   Int8Inputs(Scratch& scratch, const ProductSize& size);
-  // In tiles of kernels.most_tokens, with a step for each block or for each whole row.
-  void take(Ctx& cx, const Int8Kernels& kernels, const ProductInputs& inputs, bool by_rows);
+  // In tiles of kernels.most_tokens, by `encode` of the kernels. Groups of more than `most` vectors
+  // are left out.
+  using Encode = decltype(Int8Kernels::encode);
+  void take(Ctx& cx, const Int8Kernels& kernels, const ProductInputs& inputs, Encode encode,
+            int64_t most);
   Tile tile(int64_t g, int64_t index) const;
   int64_t count(int64_t g) const { return offsets_[g + 1] - offsets_[g]; }
   int64_t blocks() const { return blocks_; }  // K / 32
@@ -162,11 +165,14 @@ class Int8RowProduct {
 
   const Int8RowKernels* kernels_;
   Int8Inputs inputs_;
-  int64_t steps_;       // K / 64
-  int64_t* first_;      // [groups] tiles of the groups before
-  int8_t* tiles_;       // see PanelRun
-  int32_t* offsets_;    // [tiles, 16] see PanelRun
-  std::byte* scratch_;  // [threads][run_scratch_bytes()]
+  int64_t steps_;        // K / 64
+  int64_t* first_;       // [groups] tiles of the groups before
+  int8_t* codes_;        // [sources][K]
+  RowCodes* row_codes_;  // [sources]
+  int8_t* tiles_;        // see PanelRun
+  float* half_steps_;    // [tiles, 16]
+  int32_t* sums_;        // [tiles, 16]
+  std::byte* scratch_;   // [threads][run_scratch_bytes()]
 };
 
 // Bytes that an op's Work<Product> needs, whichever product its row is made of.
@@ -179,10 +185,6 @@ int64_t most_scratch_bytes(const Desc& desc, int64_t tokens, int threads) {
                    Work<Int8RowProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes});
 }
 
-// Rows per task such that every worker gets several tasks, each long enough to stream: a multiple
-// of `block`.
-int64_t task_rows(int64_t rows, int64_t block, int threads);
-
 // y [inputs, N] = x [inputs, K] W^T + b, on all workers.
 template <typename Product>
 void linear(Ctx& cx, Product& product, float* y, const float* x, int64_t inputs, const Weight& w);
@@ -193,7 +195,7 @@ extern template void linear(Ctx&, Fp8Product&, float*, const float*, int64_t, co
 extern template void linear(Ctx&, Int8Product&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Int8RowProduct&, float*, const float*, int64_t, const Weight&);
 
-// Panels of a weight in kPanels16 that Int8RowProduct has to add up block by block: see PanelRun.
+// Panels of a weight in kPanels16 that Int8RowProduct meets in more than one pass: see PanelRun.
 int64_t count_wide_panels(const Weight& w);
 
 }  // namespace nibble::ops
