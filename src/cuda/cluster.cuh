@@ -10,6 +10,12 @@ namespace nibble::cuda {
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
+// The same where the others need to see none of these writes, but barriers' barrier_init(): without
+// the release, for which the compiler waits for every store on its way to the GPU's memory.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

@@ -193,11 +193,10 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     if (threadIdx.x < g.tokens) places[threadIdx.x] = op.place_of(threadIdx.x);
   }
   __syncthreads();
-  if (threadIdx.x >= S::kMultipliers) {
+  const bool multiplies = threadIdx.x < S::kMultipliers;
+  if (!multiplies) {
     if (threadIdx.x == S::kMultipliers) fill_split<S>(g, x, b, tiles);
     __syncwarp();
-    cuda::cluster_arrive();
-    cuda::cluster_wait();
   } else {
     float d[S::kN / 2];
     multiply_split<S>(g, b, base + g.stages * S::kStageBytes, d);
@@ -213,12 +212,12 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       sums[8] = d[4 * j + 2];
       sums[S::kPitch + 8] = d[4 * j + 3];
     }
-    cuda::cluster_arrive();
-    cuda::griddep_wait();  // of every thread that stores
-    cuda::cluster_wait();
-    finish_split<S>(g, b, rank, places, op);
   }
-  cuda::cluster_arrive();  // nobody's shared memory goes while others read it
+  cuda::cluster_arrive();
+  cuda::griddep_wait();  // of every thread that stores
+  cuda::cluster_wait();
+  if (multiplies) finish_split<S>(g, b, rank, places, op);
+  cuda::cluster_arrive_relaxed();  // nobody's shared memory goes while others read it
   cuda::cluster_wait();
 }
 
