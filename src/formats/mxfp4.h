@@ -27,6 +27,9 @@ static_assert(sizeof(Mxfp4Codes) == 16);
 inline constexpr float kE2m1[16] = {0.f,  .5f,  1.f,  1.5f,  2.f,  3.f,  4.f,  6.f,
                                     -0.f, -.5f, -1.f, -1.5f, -2.f, -3.f, -4.f, -6.f};
 
+// 2^33: the largest scale that every kernel takes; models' are below 1. More is damage, as 255 is.
+inline constexpr uint8_t kLargestE8m0 = 160;
+
 constexpr float e8m0_to_float(uint8_t scale) {
   if (scale == 0) return std::bit_cast<float>(0x00400000u);  // 2^-127
   if (scale == 255) return std::numeric_limits<float>::quiet_NaN();

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "formats/bf16.h"
+#include "formats/mxfp4.h"
 #include "io/pieces.h"
 
 namespace nibble {
@@ -109,9 +110,14 @@ class RowMover {
   RowMover(RangeReader reader, const WeightMemory& memory)
       : read_(std::move(reader)), memory_(memory) {}
 
-  // `to` is where the rows finally lie. Returns what encoding lost; nullopt where it cannot.
-  std::optional<EncodeLoss> move(const WantedWeight& w, const WeightInfo& info, int64_t row,
-                                 int64_t rows, const RowBytes& to) {
+  struct Moved {
+    std::optional<EncodeLoss> loss = EncodeLoss{};  // nullopt where they cannot be encoded
+    uint8_t largest_scale = 0;
+  };
+
+  // `to` is where the rows finally lie.
+  Moved move(const WantedWeight& w, const WeightInfo& info, int64_t row, int64_t rows,
+             const RowBytes& to) {
     const bool encodes = w.format != w.spec.format, packs = w.layout != Layout::kRows;
     const int64_t cols = num_cols(w.spec);
     const RowBytes out = memory_.copy ? stage(last_, rows, final_size(w)) : to;
@@ -123,17 +129,20 @@ class RowMover {
     read(*info.codes, row * disk.codes, rows * disk.codes, raw.codes);
     if (info.scales != nullptr)
       read(*info.scales, row * disk.scales, rows * disk.scales, raw.scales);
-    std::optional<EncodeLoss> loss = EncodeLoss{};
+    Moved moved;
     if (encodes)
-      loss =
+      moved.loss =
           encode_rows(w.format, rows, cols, reinterpret_cast<const uint16_t*>(raw.codes), encoded);
+    const int64_t scales = rows * row_scale_bytes(w.format, Layout::kRows, cols);
+    for (int64_t i = 0; i < scales; ++i)
+      moved.largest_scale = std::max(moved.largest_scale, encoded.scales[i]);
     if (packs) pack_rows(w.format, w.layout, rows, cols, {encoded.codes, encoded.scales}, out);
     if (memory_.copy) {
       memory_.copy(to.codes, out.codes, rows * final_size(w).codes);
       if (final_size(w).scales > 0)
         memory_.copy(to.scales, out.scales, rows * final_size(w).scales);
     }
-    return loss;
+    return moved;
   }
 
  private:
@@ -260,14 +269,22 @@ LoadedWeights::LoadedWeights(const Checkpoint& checkpoint, std::span<const Wante
     const RowSize size = final_size(wanted[i]), disk = disk_size(wanted[i]);
     const RowBytes to{all[i].codes + row * size.codes,
                       all[i].scales == nullptr ? nullptr : all[i].scales + row * size.scales};
-    const auto loss = mover.move(wanted[i], found[i], row, rows, to);
-    if (!loss)
-      throw Error(ErrorKind::kCheckpoint,
-                  checkpoint.origin() + ": tensor \"" + wanted[i].spec.name + "\": rows " +
-                      std::to_string(row) + " to " + std::to_string(row + rows - 1) +
-                      " hold a value that is infinite or no number; it cannot become " +
-                      std::string(format_name(wanted[i].format)));
-    task_losses[t] = *loss;
+    const RowMover::Moved moved = mover.move(wanted[i], found[i], row, rows, to);
+    const auto refuse = [&](const std::string& what) {
+      throw Error(ErrorKind::kCheckpoint, checkpoint.origin() + ": tensor \"" +
+                                              wanted[i].spec.name + "\": rows " +
+                                              std::to_string(row) + " to " +
+                                              std::to_string(row + rows - 1) + " hold " + what);
+    };
+    if (!moved.loss)
+      refuse("a value that is infinite or no number; it cannot become " +
+             std::string(format_name(wanted[i].format)));
+    if (moved.largest_scale > kLargestE8m0)
+      refuse("a block whose scale is " +
+             (moved.largest_scale == 255 ? "no number"
+                                         : "2^" + std::to_string(moved.largest_scale - 127)) +
+             "; 2^" + std::to_string(kLargestE8m0 - 127) + " is the most that kernels take");
+    task_losses[t] = *moved.loss;
     return rows * (disk.codes + disk.scales);
   };
   run_pieces(

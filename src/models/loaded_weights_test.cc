@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "formats/bf16.h"
+#include "formats/mxfp4.h"
 #include "ops/linear/linear_ref.h"
 
 namespace nibble {
@@ -148,22 +149,50 @@ TEST(LoadedWeights, CountsResidentBytes) {
   EXPECT_EQ(sum(Format::kBF16) - sum(Format::kMxfp8), kDense * 2 - kDense * 33 / 32);
 }
 
-// A checkpoint whose every bf16 is infinite.
-class Infinite : public Checkpoint {
+// A checkpoint of one weight [32, 64]: in bf16, the same in every place; or in MXFP4, codes of 0
+// and one scale.
+class Constant : public Checkpoint {
  public:
+  explicit Constant(uint16_t bf16)
+      : bf16_(bf16), tensors_{{"w", DType::kBF16, {32, 64}, 32 * 64 * 2, 0, 0}} {}
+  static Constant of_scale(uint8_t scale) {
+    Constant c(scale);
+    c.tensors_ = {{"w_blocks", DType::kU8, {32, 2, 16}, 32 * 32, 0, 0},
+                  {"w_scales", DType::kU8, {32, 2}, 32 * 2, 0, 32 * 32}};
+    return c;
+  }
   const std::string& origin() const override { return origin_; }
-  std::span<const TensorInfo> tensors() const override { return {&tensor_, 1}; }
+  std::span<const TensorInfo> tensors() const override { return tensors_; }
   RangeReader make_reader() const override {
-    return [](const ReadJob& job) {
-      for (int64_t i = 0; i < job.bytes; i += 2) std::memcpy(job.to + i, "\x80\x7f", 2);
+    return [this](const ReadJob& job) {
+      const auto scale = static_cast<std::byte>(bf16_);
+      if (job.tensor->dtype == DType::kU8)
+        std::fill_n(job.to, job.bytes, job.tensor->name == "w_scales" ? scale : std::byte{0});
+      else
+        for (int64_t i = 0; i < job.bytes; i += 2) std::memcpy(job.to + i, &bf16_, 2);
     };
   }
   int num_readers() const override { return 1; }
 
  private:
-  std::string origin_ = "infinite";
-  TensorInfo tensor_{"w", DType::kBF16, {32, 64}, 32 * 64 * 2, 0, 0};
+  std::string origin_ = "constant";
+  uint16_t bf16_;  // or the scale
+  std::vector<TensorInfo> tensors_;
 };
+
+std::string refusal(const Checkpoint& checkpoint, Format on_disk, Format format, Layout layout) {
+  const WantedWeight w{.spec = {.name = "w", .shape = {32, 64}, .format = on_disk},
+                       .part = "p",
+                       .format = format,
+                       .layout = layout};
+  try {
+    LoadedWeights(checkpoint, {&w, 1}, {}, 1, {});
+    return "";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kCheckpoint);
+    return e.what();
+  }
+}
 
 // 40 + 24 rows are whole groups of 16 only together.
 TEST(LoadedWeights, RefusesToPackPartsOfGroups) {
@@ -185,15 +214,30 @@ TEST(LoadedWeights, RefusesToPackPartsOfGroups) {
 }
 
 TEST(LoadedWeights, RefusesToEncodeWhatIsNotFinite) {
-  const WantedWeight w{
-      .spec = {.name = "w", .shape = {32, 64}}, .part = "p", .format = Format::kMxfp4};
-  try {
-    LoadedWeights(Infinite(), {&w, 1}, {}, 1, {});
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_STREQ(e.what(),
-                 "infinite: tensor \"w\": rows 0 to 31 hold a value that is infinite or no number; "
-                 "it cannot become mxfp4");
+  EXPECT_EQ(refusal(Constant(0x7f80), Format::kBF16, Format::kMxfp4, Layout::kRows),
+            "constant: tensor \"w\": rows 0 to 31 hold a value that is infinite or no number; it "
+            "cannot become mxfp4");
+}
+
+// Kernels that unfold to bf16, or sum products of E4M3, would make infinities of them.
+TEST(LoadedWeights, RefusesScalesThatKernelsDoNotTake) {
+  for (const Layout layout : {Layout::kRows, Layout::kTiles16x64, Layout::kPanels16}) {
+    const auto of_scale = [&](int scale) {
+      return refusal(Constant::of_scale(static_cast<uint8_t>(scale)), Format::kMxfp4,
+                     Format::kMxfp4, layout);
+    };
+    EXPECT_EQ(of_scale(kLargestE8m0), "");
+    EXPECT_EQ(of_scale(kLargestE8m0 + 1),
+              "constant: tensor \"w\": rows 0 to 31 hold a block whose scale is 2^34; 2^33 is the "
+              "most that kernels take");
+    EXPECT_NE(of_scale(255).find("a block whose scale is no number"), std::string::npos);
+  }
+  // 2^100 in bf16, which both formats would hold.
+  for (const Format format : {Format::kMxfp4, Format::kMxfp8}) {
+    EXPECT_NE(refusal(Constant((100 + 127) << 7), Format::kBF16, format, Layout::kRows)
+                  .find("rows 0 to 31 hold a block whose scale is 2^9"),
+              std::string::npos);
+    EXPECT_EQ(refusal(Constant(0x3f80), Format::kBF16, format, Layout::kRows), "");
   }
 }
 

@@ -9,7 +9,7 @@
 //
 // K % 64 == 0, N % 16 == 0. Weights are the M side: D^T = W x^T, so a lane dequantizes the A
 // fragment that it feeds, and the token side may be narrow. A scale of 255 makes its row NaN.
-// Scales from 2^-60 to 2^33 are exact; larger ones make infinities and NaNs, which show.
+// Scales from 2^-60 to 2^33 are exact; no larger ones are loaded (kLargestE8m0).
 //
 // A work item is kRows rows of one expert and up to kMaxSlots slots. A block takes every gridDim-th
 // item; one warpgroup fills a ring of (x, W) stages of 64 k, two multiply. Sums are one chain over
