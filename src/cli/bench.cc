@@ -210,13 +210,65 @@ double read_bandwidth(bool on_gpu, int threads) {
 // Of the first request of all.
 double time_first_token(Engine& engine) { return run_case(engine, {.prompt = 1}, 0).seconds; }
 
-void bench(const BenchFlags& given) {
-  BenchFlags flags = given;
-  if (flags.engine.model.empty()) {
-    throw Error(ErrorKind::kUsage,
-                "say which MODEL to measure: a directory, config.json or repo id");
+// What was measured, and on what.
+struct BenchReport {
+  std::string device, instruction_sets;
+  double load_seconds, first_token_seconds;
+  double bandwidth, bandwidth_after;  // bytes a second
+  int64_t weight_bytes, weight_bytes_per_token;
+  RoutingBalance::Report routing;
+  std::vector<BenchRow> rows;
+};
+
+Json report_json(const BenchReport& report, const BenchFlags& flags, const ops::Ctx& cx) {
+  Json out = {{"command", command_line()},
+              {"commit", commit_text()},
+              {"device", report.device},
+              {"instruction_sets", report.instruction_sets},
+              {"load_seconds", report.load_seconds},
+              {"first_token_seconds", report.first_token_seconds},
+              {"read_bandwidth", report.bandwidth},
+              {"read_bandwidth_after", report.bandwidth_after},
+              {"model", flags.engine.model},
+              {"load_format", flags.engine.load_format},
+              {"weight_bytes", report.weight_bytes},
+              {"weight_bytes_per_token", report.weight_bytes_per_token},
+              {"repeats", flags.repeats},
+              {"routing_balance",
+               {{"choices_per_layer", report.routing.choices},
+                {"mean", report.routing.mean},
+                {"at_random", report.routing.at_random},
+                {"worst_layer", report.routing.worst_layer}}},
+              {"rows", Json::array()}};
+  for (const BenchRow& row : report.rows) {
+    out["rows"].push_back(row_json(row, flags, cx, report.bandwidth));
+    if (!row.profile.rows.empty())
+      out["rows"].back()["profile"] = profile_json(row, report.bandwidth);
   }
-  const bool on_gpu = choose_device(flags.engine.device, read_device_facts()) == Device::kCuda;
+  return out;
+}
+
+void print_report(const BenchReport& report, const BenchFlags& flags) {
+  std::printf(
+      "%s%s, %s of weights; %s; memory reads at %.1f GB/s (after the tests %.1f); first token "
+      "after %.1f s\n\n",
+      flags.engine.model.c_str(), flags.engine.load_format == "dummy" ? " (random weights)" : "",
+      format_size(report.weight_bytes).c_str(), report.device.c_str(), report.bandwidth / 1e9,
+      report.bandwidth_after / 1e9, report.first_token_seconds);
+  const TextTable table = bench_table(report.rows, report.bandwidth);
+  std::printf("%s", (flags.output == "md" ? table.markdown() : table.plain()).c_str());
+  for (const BenchRow& row : report.rows)
+    if (!row.profile.rows.empty()) print_profile(row, report.bandwidth);
+  if (report.routing.choices > 0) {
+    std::printf(
+        "\nrouting: %.3f of even, %.3f in the worst layer; %s choices a layer at random: %.3f\n",
+        report.routing.mean, report.routing.worst_layer,
+        with_commas(report.routing.choices).c_str(), report.routing.at_random);
+  }
+}
+
+// The cases that the flags name; the engine's flags are made to fit them.
+std::vector<BenchCase> choose_cases(BenchFlags& flags, bool on_gpu) {
   if (flags.engine.max_num_batched_tokens == 0)
     flags.engine.max_num_batched_tokens = default_batched_tokens(on_gpu);
   auto cases = bench_cases(flags.prompts, flags.new_tokens, flags.depths, flags.streams);
@@ -225,78 +277,65 @@ void bench(const BenchFlags& given) {
     cases.push_back(parse_bench_case(test, flags.new_tokens.empty() ? 0 : flags.new_tokens[0]));
   if (cases.empty()) throw Error(ErrorKind::kUsage, "nothing to measure: -p and -n are both 0");
   fit_engine(cases, flags.engine);
-  const bool json = flags.json || flags.output == "json";
+  return cases;
+}
 
-  const int threads = flags.engine.threads > 0 ? flags.engine.threads : cpu::read_cores().usable();
-  const double bandwidth = read_bandwidth(on_gpu, threads);
-  RoutingBalance balance;
-  LoadedEngine loaded = load_engine(flags.engine, {.quiet = json});
-  const double first_token_seconds = loaded.load_seconds + time_first_token(*loaded.engine);
-  const std::string device = on_gpu ? loaded.cx.kernels.gpu.name
-                                    : cpu::cpu_model_name() + ", " + std::to_string(threads) +
-                                          " threads, " + cpu::isa_name(loaded.cx.kernels.isa);
+BenchReport measure_cases(LoadedEngine& loaded, const std::vector<BenchCase>& cases,
+                          const BenchFlags& flags, double bandwidth, int threads, bool quiet) {
+  const bool on_gpu = loaded.cx.on_gpu();
+  const cuda::Caps& gpu = loaded.cx.kernels.gpu;
+  const std::string isa = cpu::isa_name(loaded.cx.kernels.isa);
   const ModelInfo& info = loaded.model->info();
   const DType kv = kv_dtype(flags.engine.kv_cache_dtype);
-  std::vector<BenchRow> rows;
+  BenchReport report{.device = on_gpu ? gpu.name
+                                      : cpu::cpu_model_name() + ", " + std::to_string(threads) +
+                                            " threads, " + isa,
+                     .instruction_sets = on_gpu ? "sm_" + std::to_string(gpu.sm) + "a" : isa,
+                     .load_seconds = loaded.load_seconds,
+                     .first_token_seconds = loaded.load_seconds + time_first_token(*loaded.engine),
+                     .bandwidth = bandwidth,
+                     .bandwidth_after = bandwidth,
+                     .weight_bytes = info.weight_bytes,
+                     .weight_bytes_per_token = info.weight_bytes_per_token,
+                     .routing = {},
+                     .rows = {}};
+  RoutingBalance balance;
   for (const BenchCase& c : cases) {
-    if (!json) std::fprintf(stderr, "%s ... ", c.test().c_str());
-    rows.push_back(measure(*loaded.engine, c, flags.repeats, kv, bandwidth, on_gpu, balance));
-    if (!json) std::fprintf(stderr, "%.1f tokens/s\n", rows.back().rate.mean);
+    if (!quiet) std::fprintf(stderr, "%s ... ", c.test().c_str());
+    BenchRow& row = report.rows.emplace_back(
+        measure(*loaded.engine, c, flags.repeats, kv, bandwidth, on_gpu, balance));
+    if (!quiet) std::fprintf(stderr, "%.1f tokens/s\n", row.rate.mean);
     if (!flags.profile || !on_gpu) continue;
-    rows.back().profile = profile_step(*loaded.engine, loaded.cx.stream, c);
+    row.profile = profile_step(*loaded.engine, loaded.cx.stream, c);
     if (!c.decodes()) continue;  // what bounds a prompt is mathematics
-    rows.back().op_bytes = describe_step_bytes(
+    row.op_bytes = describe_step_bytes(
         model_argument(loaded.files), dense_formats(flags.engine.dense),
         {.streams = c.streams, .context = c.depth + c.prompt, .kv_bytes = dtype_bytes(kv)});
   }
   // Once more on CPUs, whose other work shows in it; on GPUs there is no room left beside the
   // model.
-  const double bandwidth_after = on_gpu ? bandwidth : read_bandwidth(on_gpu, threads);
-  const auto routing = balance.report(std::max(1, num_experts(info)));
+  if (!on_gpu) report.bandwidth_after = read_bandwidth(on_gpu, threads);
+  report.routing = balance.report(std::max(1, num_experts(info)));
+  return report;
+}
 
-  if (json) {
-    Json out = {{"command", command_line()},
-                {"commit", commit_text()},
-                {"device", device},
-                {"instruction_sets", on_gpu ? "sm_" + std::to_string(loaded.cx.kernels.gpu.sm) + "a"
-                                            : cpu::isa_name(loaded.cx.kernels.isa)},
-                {"load_seconds", loaded.load_seconds},
-                {"first_token_seconds", first_token_seconds},
-                {"read_bandwidth", bandwidth},
-                {"read_bandwidth_after", bandwidth_after},
-                {"model", flags.engine.model},
-                {"load_format", flags.engine.load_format},
-                {"weight_bytes", info.weight_bytes},
-                {"weight_bytes_per_token", info.weight_bytes_per_token},
-                {"repeats", flags.repeats},
-                {"routing_balance",
-                 {{"choices_per_layer", routing.choices},
-                  {"mean", routing.mean},
-                  {"at_random", routing.at_random},
-                  {"worst_layer", routing.worst_layer}}},
-                {"rows", Json::array()}};
-    for (const BenchRow& row : rows) {
-      out["rows"].push_back(row_json(row, flags, loaded.cx, bandwidth));
-      if (!row.profile.rows.empty()) out["rows"].back()["profile"] = profile_json(row, bandwidth);
-    }
-    return print_json(out);
+void bench(const BenchFlags& given) {
+  BenchFlags flags = given;
+  if (flags.engine.model.empty()) {
+    throw Error(ErrorKind::kUsage,
+                "say which MODEL to measure: a directory, config.json or repo id");
   }
-  std::printf(
-      "%s%s, %s of weights; %s; memory reads at %.1f GB/s (after the tests %.1f); first token "
-      "after "
-      "%.1f s\n\n",
-      flags.engine.model.c_str(), flags.engine.load_format == "dummy" ? " (random weights)" : "",
-      format_size(info.weight_bytes).c_str(), device.c_str(), bandwidth / 1e9,
-      bandwidth_after / 1e9, first_token_seconds);
-  const TextTable table = bench_table(rows, bandwidth);
-  std::printf("%s", (flags.output == "md" ? table.markdown() : table.plain()).c_str());
-  for (const BenchRow& row : rows)
-    if (!row.profile.rows.empty()) print_profile(row, bandwidth);
-  if (routing.choices > 0) {
-    std::printf(
-        "\nrouting: %.3f of even, %.3f in the worst layer; %s choices a layer at random: %.3f\n",
-        routing.mean, routing.worst_layer, with_commas(routing.choices).c_str(), routing.at_random);
-  }
+  const bool on_gpu = choose_device(flags.engine.device, read_device_facts()) == Device::kCuda;
+  const std::vector<BenchCase> cases = choose_cases(flags, on_gpu);
+  const bool json = flags.json || flags.output == "json";
+  const int threads = flags.engine.threads > 0 ? flags.engine.threads : cpu::read_cores().usable();
+  const double bandwidth = read_bandwidth(on_gpu, threads);
+  LoadedEngine loaded = load_engine(flags.engine, {.quiet = json});
+  const BenchReport report = measure_cases(loaded, cases, flags, bandwidth, threads, json);
+  if (json)
+    print_json(report_json(report, flags, loaded.cx));
+  else
+    print_report(report, flags);
 }
 
 }  // namespace
