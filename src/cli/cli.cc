@@ -6,6 +6,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -27,17 +28,50 @@ void add_commands(CLI::App& app) {
   add_tokenize(app);
 }
 
+// CLI11 says of a word that is no command only that one is missing.
+void require_command(const CLI::App& app, const std::vector<std::string>& arguments) {
+  if (arguments.empty()) {
+    std::fputs(app.help().c_str(), stderr);
+    throw Error(ErrorKind::kUsage, "say a COMMAND");
+  }
+  const std::string& first = arguments.front();
+  if (first.starts_with('-')) return;
+  std::string commands;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    if (command->get_name() == first) return;
+    commands += (commands.empty() ? "" : ", ") + command->get_name();
+  }
+  throw Error(ErrorKind::kUsage, "no command '" + first + "'; there are " + commands);
+}
+
+// What was wrong with the flags, and where they are listed.
+std::string usage_text(const CLI::App* app, const CLI::Error& error) {
+  std::string command = "nibble";
+  for (const CLI::App* at = app; !at->get_subcommands().empty();) {
+    at = at->get_subcommands().front();
+    command += " " + at->get_name();
+  }
+  std::string text = error.what();
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError)) {  // last to first
+    text = "unknown:";
+    for (const std::string& word : app->remaining(true)) text += " " + word;
+  }
+  return "nibble: " + text + "\n`" + command + " --help` lists the flags\n";
+}
+
 }  // namespace
 
 int run(int argc, char** argv) {
   constexpr int kFailure = 1, kUsage = 2;
-  CLI::App app{"nibble runs FP4 language models at the speed of the memory they sit in."};
+  CLI::App app{"nibble runs FP4 language models at the speed of the memory they sit in.", "nibble"};
   app.set_version_flag("--version", build_text());
   app.require_subcommand(1);
+  app.failure_message(usage_text);
   add_commands(app);
   install_log_sink();
   try {
     std::vector<std::string> arguments(argv + 1, argv + argc);
+    require_command(app, arguments);
     spell_out_vllm_flags(arguments);
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
     app.parse(std::move(arguments));

@@ -81,11 +81,12 @@ std::string faster_dense_advice(const ops::Ctx& cx, const std::string& model,
     if (!has_kernels(cx, model, faster)) continue;
     const int64_t then = describe_model(model, faster).weight_bytes_per_token;
     if (then >= now) continue;
-    const auto gigabytes = [](int64_t bytes) {
-      return fixed_digits(static_cast<double>(bytes) / 1e9, 2);
+    const bool is_large = now >= 1'000'000'000;
+    const auto amount = [&](int64_t bytes) {
+      return fixed_digits(static_cast<double>(bytes) / (is_large ? 1e9 : 1e6), is_large ? 2 : 1);
     };
-    return "faster: --dense-format " + std::string(format_name(format)) + " reads " +
-           gigabytes(then) + " GB a token instead of " + gigabytes(now) + ", at most " +
+    return "faster: --dense-format " + std::string(format_name(format)) + " reads " + amount(then) +
+           (is_large ? " GB" : " MB") + " a token instead of " + amount(now) + ", at most " +
            fixed_digits(static_cast<double>(now) / static_cast<double>(then), 2) +
            " times the tokens/s of one stream; its cost in quality: docs/quality.md";
   }

@@ -43,7 +43,7 @@ Device choose_device(std::string_view flag, const DeviceFacts& facts) {
               "this machine has a GPU (" + facts.gpus.front() +
                   "), and this build of nibble (preset " + preset_text() +
                   ") runs on CPUs only. Say --device cpu to run on the CPU all the same; `nibble "
-                  "doctor` says more");
+                  "doctor` says more (of make serve: ARGS='--device cpu')");
 }
 
 }  // namespace nibble::cli

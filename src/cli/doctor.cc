@@ -130,6 +130,7 @@ Json machine_json(const DoctorFlags& flags) {
     const cuda::Caps gpu = find_gpu(flags.device);
     json["device"] = gpu.sm == 0 ? "cpu" : gpu.name;
   } catch (const Error& e) {
+    if (flags.device != "auto") throw;
     json["device"] = nullptr;
     json["device_refusal"] = e.what();
   }

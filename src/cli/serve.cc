@@ -33,7 +33,7 @@ struct ServeFlags {
   EngineFlags engine;
   VllmFlags vllm;
   std::string host = "127.0.0.1";
-  uint16_t port = 8000;
+  int port = 8000;
   std::vector<std::string> served_model_names;
   std::vector<std::string> api_keys;
   std::vector<std::string> allowed_hosts;
@@ -52,7 +52,7 @@ bool is_loopback(const std::string& host) {
 server::ServerOptions server_options(const ServeFlags& flags) {
   server::ServerOptions options;
   options.http.host = flags.host;
-  options.http.port = flags.port;
+  options.http.port = static_cast<uint16_t>(flags.port);
   options.http.max_connections = flags.max_connections;
   options.access.api_keys = flags.api_keys;
   options.access.allowed_origins = flags.allowed_origins;
@@ -96,11 +96,15 @@ struct Loaded {
   std::optional<LoadedEngine> engine;
 };
 
-server::ServedModel load(const ServeFlags& flags, Loaded& loaded) {
+// The half that has no weights: what is wrong with MODEL shows before anything listens.
+std::unique_ptr<TextSide> load_text(const ServeFlags& flags) {
   const ModelFiles files = find_model(flags.engine.model, flags.engine.revision);
   const auto vocab_size = static_cast<int32_t>(
       files.config.integer("vocab_size", 1, std::numeric_limits<int32_t>::max()));
-  loaded.text = load_text_side(files, vocab_size);
+  return load_text_side(files, vocab_size);
+}
+
+server::ServedModel load(const ServeFlags& flags, Loaded& loaded) {
   loaded.engine.emplace(
       load_engine(flags.engine, {.masked_ids = loaded.text->masked_ids, .log_activity = true}));
   loaded.engine->engine->start();
@@ -141,6 +145,7 @@ void serve(ServeFlags& flags) {
   explain_vllm_flags(flags.vllm);
   take_activations(flags);
   raise_file_limit();
+  Loaded loaded{.text = load_text(flags), .engine = {}};
   ShutdownSignals signals;
   server::Server server(server_options(flags));
   server.start();
@@ -153,7 +158,6 @@ void serve(ServeFlags& flags) {
     LOG_WARN("anyone who can reach %s may use it: there is no --api-key", flags.host.c_str());
   }
 
-  Loaded loaded;
   server::ServedModel model = load(flags, loaded);
   Engine& engine = *model.engine;
   const std::string name = model.names.front();
@@ -180,14 +184,17 @@ void serve(ServeFlags& flags) {
 
 void add_serve(CLI::App& app) {
   auto flags = std::make_shared<ServeFlags>();
-  CLI::App* command = app.add_subcommand("serve", "an OpenAI-compatible server with a chat page");
+  CLI::App* command =
+      app.add_subcommand("serve", "Serve a model: an OpenAI-compatible server with a chat page");
   command->add_option("MODEL,--model", flags->engine.model,
                       "a directory, or a repo id in the Hugging Face cache");
   const auto add = [&](const char* name, auto& value, const char* text) {
-    return command->add_option(name, value, text)->capture_default_str()->group("Server");
+    CLI::Option* option = command->add_option(name, value, text)->group("Server");
+    if (!option->capture_default_str()->get_default_str().starts_with('[')) return option;
+    return option->default_str("");  // of an empty list
   };
   add("--host", flags->host, "address to listen at; 0.0.0.0: every one of this machine");
-  add("--port", flags->port, "0: any free one");
+  add("--port", flags->port, "0: any free one")->check(CLI::Range(0, 65535));
   add("--served-model-name", flags->served_model_names, "names that requests may use; first: shown")
       ->expected(1, 16);
   add("--api-key", flags->api_keys, "asked for by all routes but /health, /ping and the page")

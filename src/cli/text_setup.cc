@@ -46,9 +46,10 @@ std::vector<int32_t> stop_ids(const ModelFiles& files, const std::optional<Harmo
 std::unique_ptr<TextSide> load_text_side(const ModelFiles& files, int32_t vocab_size) {
   if (files.directory.empty()) {
     throw Error(ErrorKind::kNotFound,
-                files.name +
-                    " is only a config.json: there is no tokenizer to make text with. "
-                    "`nibble bench` and `nibble plan` need none");
+                files.name + ": there is only a config here, no tokenizer and no weights; " +
+                    files.advice() +
+                    ". `nibble plan`, `nibble doctor` and `nibble bench --load-format dummy` need "
+                    "none");
   }
   auto text = std::make_unique<TextSide>(Tokenizer::load(files.directory.string()));
   const Tokenizer& tokenizer = text->tokenizer;

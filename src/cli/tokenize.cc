@@ -92,15 +92,16 @@ void add_tokenize(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("tokenize", "Turn text into token ids, or back");
   command
-      ->add_option("MODEL", options->model, "A model's directory or repo id, or a tokenizer.json")
+      ->add_option("MODEL", options->model,
+                   "directory, repo id in the Hugging Face cache, or a tokenizer.json")
       ->required();
-  command->add_option("--revision", options->revision, "Of a repo id: branch, tag or commit");
+  command->add_option("--revision", options->revision, "branch, tag or commit of a repo id");
   command->add_flag("--jsonl,--json", options->jsonl,
-                    "Lines {\"text\": ...} in, lines {\"ids\": [...]} out. Without it, all of the "
+                    "lines {\"text\": ...} in, lines {\"ids\": [...]} out; without it, all of the "
                     "input is one text");
-  command->add_flag("--decode", options->decode, "Ids in, text out");
+  command->add_flag("--decode", options->decode, "ids in, text out");
   command->add_flag("--specials", options->specials,
-                    "Special tokens spelled out in the text become their ids");
+                    "special tokens spelled out in the text become their ids");
   command->callback([options] { tokenize(*options); });
 }
 

@@ -90,20 +90,24 @@ fs::path find_snapshot(const fs::path& repo, const std::string& revision) {
   return fs::is_directory(snapshot) ? snapshot : fs::path();
 }
 
-std::string download_advice(const std::string& repo_id, const std::string& revision) {
-  return "hf download " + repo_id + (revision == "main" ? "" : " --revision " + revision);
+// The weights in a repo's folders (original/, metal/) are the same once more.
+std::string download_command(const std::string& repo_id, const std::string& revision) {
+  return "`hf download " + repo_id + (revision == "main" ? "" : " --revision " + revision) +
+         " --exclude '*/*'`";
 }
 
 }  // namespace
 
 const fs::path& ModelFiles::require_weights() const {
   if (!weights.empty()) return weights;
-  const std::string advice =
-      is_repo_id(name) && !fs::exists(name)
-          ? "fetch them with `" + download_advice(name, "main") + "`"
-          : "expected model.safetensors, or model.safetensors.index.json and its shards";
-  not_found(name + ": there are no weights here, only a config; " + advice +
+  not_found(name + ": there are no weights here, only a config; " + advice() +
             ", or use `--load-format dummy` for random ones");
+}
+
+std::string ModelFiles::advice() const {
+  if (is_repo_id(name) && !fs::exists(name))
+    return "fetch them with " + download_command(name, "main") + ", or set HF_HOME where they are";
+  return "expected model.safetensors, or model.safetensors.index.json and its shards";
 }
 
 fs::path hub_cache_directory() {
@@ -144,8 +148,8 @@ ModelFiles find_model(const std::string& model, const std::string& revision,
             .config = *std::move(config),
             .generation_config = {}};
   not_found(model + ": revision " + revision + " is not in the Hugging Face cache " +
-            cache.string() + "; fetch it with `" + download_advice(model, revision) +
-            "`, or set HF_HOME if it lies elsewhere");
+            cache.string() + "; fetch it with " + download_command(model, revision) +
+            ", or set HF_HOME if it lies elsewhere");
 }
 
 }  // namespace nibble

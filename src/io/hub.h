@@ -18,6 +18,9 @@ struct ModelFiles {
 
   // `weights`, or Error(kNotFound) that says how to get them.
   const std::filesystem::path& require_weights() const;
+
+  // How to get what is missing beside the config.
+  std::string advice() const;
 };
 
 // HF_HUB_CACHE, or HF_HOME/hub, or XDG_CACHE_HOME/huggingface/hub, or ~/.cache/huggingface/hub.
