@@ -5,12 +5,14 @@
 set -euo pipefail
 ls "${NVIDIA_PROC:-/proc/driver/nvidia}"/gpus/*/information >/dev/null 2>&1 || { echo cpu; exit; }
 command -v nvidia-smi >/dev/null || {
-  echo "nibble: an NVIDIA GPU, but no nvidia-smi to name it; building for the CPU" >&2
+  echo "nibble: an NVIDIA GPU, but no nvidia-smi to name it; building for the CPU," \
+    "which make serve ARGS='--device cpu' runs on" >&2
   echo cpu; exit
 }
 case $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1) in
   12.1) echo spark ;;
   9.0) echo h200 ;;
-  *) echo "nibble: no kernels for this GPU (Hopper and GB10 are supported); building for the CPU" >&2
+  *) echo "nibble: no kernels for this GPU (Hopper and GB10 are supported); building for the CPU," \
+       "which make serve ARGS='--device cpu' runs on" >&2
      echo cpu ;;
 esac

@@ -38,7 +38,7 @@ packages() {
   echo "setup: installing ${missing[*]}"
   as_root apt-get -qq update
   as_root env DEBIAN_FRONTEND=noninteractive \
-    apt-get -qq install -y --no-install-recommends "${missing[@]}" </dev/null >build/setup.log ||
+    apt-get -qq install -y --no-install-recommends "${missing[@]}" </dev/null >build/setup.log 2>&1 ||
     { tail -20 build/setup.log >&2; die "apt-get failed (log: build/setup.log)"; }
 }
 
@@ -132,10 +132,10 @@ group_arm64() {
     -o APT::Sandbox::User=root)
   mkdir -p "$root/apt/lists/partial" "$root/apt/cache/archives/partial"
   : >"$root/apt/status"
-  apt-get "${apt[@]}" update >build/setup.log || die "no arm64 package lists (build/setup.log)"
+  apt-get "${apt[@]}" update >build/setup.log 2>&1 || die "no arm64 package lists (build/setup.log)"
   (cd "$root/apt" && apt-get "${apt[@]}" download libpcre2-dev libutf8proc-dev libssl-dev \
     libedit-dev libbsd-dev libmd-dev libncurses-dev libgtest-dev \
-    libgmock-dev libbenchmark-dev libbenchmark1debian >>../../setup.log)
+    libgmock-dev libbenchmark-dev libbenchmark1debian >>../../setup.log 2>&1) || die "no arm64 packages (build/setup.log)"
   local deb
   for deb in "$root"/apt/*.deb; do dpkg -x "$deb" "$root"; done
   rm -r "$root/apt"
