@@ -1,19 +1,23 @@
 #!/usr/bin/env bash
 # Proves both commands on a machine that has never seen nibble: clones this repository's HEAD into a
-# fresh Debian 12 (debootstrap, from the mirror that this machine's apt uses), runs `make serve` there
-# until the server answers, asks it a question, then runs `make test`.
+# fresh Debian or Ubuntu (debootstrap), runs `make serve` there until the server answers, asks it a
+# question, then runs `make test`. As root.
 #
-# usage: tools/clean_room.sh [DIRECTORY]     (as root; default: a temporary one, removed at the end)
+# usage: tools/clean_room.sh [SUITE MIRROR]
+#   default: bookworm (Debian 12) from the mirror that this machine's apt uses
+#   noble MIRROR: Ubuntu 24.04; MIRROR is what its apt sources name
+# ROOM=DIRECTORY keeps the system there, and goes on with one that is; else it is a temporary one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [[ $EUID == 0 ]] || { echo "clean_room: run this as root" >&2; exit 1; }
 command -v debootstrap >/dev/null || apt-get -qq install -y --no-install-recommends debootstrap
 
-room=${1:-$(mktemp -d)}
+suite=${1:-bookworm}
+mirror=${2:-$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' "Codename: $suite" | head -1)}
+[[ -n $mirror ]] || { echo "clean_room: name a mirror of $suite: this machine's apt knows none" >&2; exit 1; }
+room=${ROOM:-$(mktemp -d)}
 log=$(mktemp)
 port=18765
-mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 'Codename: bookworm' | head -1)
-[[ -n $mirror ]] || { echo "clean_room: apt knows no mirror of Debian 12" >&2; exit 1; }
 
 in_room=(chroot "$room" /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin)
 server=  # leads a process group of its own
@@ -26,13 +30,19 @@ leave() {
   stop_server
   mountpoint -q "$room/proc" && umount "$room/proc"
   rm -f "$log"
-  [[ -n ${KEEP:-} ]] || rm -rf --one-file-system "$room"
+  [[ -n ${ROOM:-} ]] || rm -rf --one-file-system "$room"
 }
 trap leave EXIT
 
-echo "== Debian 12 in $room"
-[[ -e $room/etc/debian_version ]] || debootstrap --variant=minbase --include=git,make,ca-certificates bookworm "$room" "$mirror" >"$log" ||
-  { tail -20 "$log"; exit 1; }
+echo "== $suite in $room"
+scripts=/usr/share/debootstrap/scripts
+script=$scripts/$suite
+[[ -e $script ]] || script=$scripts/gutsy  # of all Ubuntus; an older debootstrap knows no newer name
+components=main
+[[ $(readlink -f "$script") != */gutsy ]] || components=main,universe
+[[ -e $room/etc/debian_version ]] ||
+  debootstrap --variant=minbase --components=$components --include=git,make,ca-certificates \
+    "$suite" "$room" "$mirror" "$script" >"$log" || { tail -20 "$log"; exit 1; }
 mount -t proc proc "$room/proc"
 # The machine's own way to its registries: resolver, certificates, pip's settings.
 cp /etc/resolv.conf /etc/hosts "$room/etc/"
