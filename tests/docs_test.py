@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the examples of README.md against the built program, as a reader would.
+"""Runs the examples of README.md against the built program, as a reader would, and holds the flags
+that docs/ explains against those of `nibble serve --help`.
 
 Every block fenced as `sh` is run by bash from the root of the tree, with http://127.0.0.1:8000 and
 build/cpu/nibble replaced by a server and a binary of this test. It must exit with 0 (curl is told
@@ -70,6 +71,22 @@ def run_block(block, address):
     return None
 
 
+def flag_faults():
+    """What is wrong with the tables of flags, a line each."""
+    text = subprocess.run([NIBBLE, "serve", "--help"], text=True, capture_output=True, check=True).stdout
+    flag = r"(?<![\w-])--[a-z][a-z0-9-]+"
+    known = set(re.findall(flag, text)) - {"--help"}
+    operations = (ROOT / "docs/operations.md").read_text()
+    told = set(re.findall(flag, operations + (ROOT / "docs/flags.md").read_text()))
+    rows = [set(re.findall(flag, line.split("|")[1])) for line in operations.splitlines()
+            if line.startswith("| `--")]
+    if len(rows) < 20:
+        return [f"docs/operations.md: {len(rows)} rows of flags found, there were more"]
+    return ([f"docs/operations.md explains {name}, which serve does not have"
+             for name in sorted(set().union(*rows) - known)] +
+            [f"serve has {name}, which docs/ do not name" for name in sorted(known - told)])
+
+
 def main():
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     if len(blocks) < len(EXPECTED):
@@ -86,7 +103,11 @@ def main():
     finally:
         process.terminate()
         process.wait(timeout=30)
-    print(f"{len(blocks) - failed} passed, {failed} failed")
+    faults = flag_faults()
+    failed += len(faults)
+    for fault in faults:
+        print("FAILED " + fault)
+    print(f"{len(blocks) + 1} run, {failed} failed")
     return 1 if failed else 0
 
 
