@@ -7,10 +7,12 @@
 #        tools/gpu_run.sh bench BUILD RESULTS    the table of gpt-oss-120b, random weights, what a
 #                                                step is made of and each kernel alone, as JSON in
 #                                                RESULTS; NIBBLE_BENCH_ARGS: further flags
+#        tools/gpu_run.sh load BUILD RESULTS     the same shape as a checkpoint of 65 GB in LOAD_AT
+#                                                (/dev/shm), loaded; needs python3 with numpy
 #        tools/gpu_run.sh soak BUILD RESULTS     8 minutes of preemption under --exact on the same
 #                                                model; SOAK_MINUTES
 set -euo pipefail
-what=${1:?test, sanitize, bench or soak} build=${2:?the folder with the programs}
+what=${1:?test, sanitize, bench, load or soak} build=${2:?the folder with the programs}
 
 run_tests() {
   local failed=0 program
@@ -71,6 +73,17 @@ run_bench() {
   return $failed
 }
 
+# Bytes and what they took are in the results, what plain reads take is printed.
+run_load() {
+  local at=${LOAD_AT:-/dev/shm}/nibble-random-120b failed=0
+  local args=(--max-num-seqs 4 --max-model-len 4096 -n 128 -r 1 --test 'tg 1 @512' --test pp512)
+  python3 "$(dirname "$0")/../bench/random_checkpoint.py" "$at" --read || return
+  result load-mxfp4-dense bench "$at" --dense-format mxfp4 "${args[@]}" || failed=1
+  result load-bf16-dense bench "$at" "${args[@]}" || failed=1
+  rm -r "$at"
+  return $failed
+}
+
 run_soak() {
   result preempt bench preempt openai/gpt-oss-120b --load-format dummy --dense-format mxfp4 \
     --max-num-seqs 64 --clients 95 --max-model-len 5120 --kv-tokens 135000 --pool 32 \
@@ -80,12 +93,12 @@ run_soak() {
 case $what in
   test) run_tests ;;
   sanitize) run_sanitizer ;;
-  bench | soak)
+  bench | load | soak)
     results=${3:?the folder for the results}
     mkdir -p "$results"
     device=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1 |
       sed 's/^NVIDIA //; s/ .*//' | tr '[:upper:]' '[:lower:]')
-    if [[ $what == bench ]]; then run_bench; else run_soak; fi
+    "run_$what"
     ;;
-  *) echo "gpu_run: test, sanitize, bench or soak, not $what" >&2; exit 2 ;;
+  *) echo "gpu_run: test, sanitize, bench, load or soak, not $what" >&2; exit 2 ;;
 esac

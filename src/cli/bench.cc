@@ -1,5 +1,7 @@
 // nibble bench: tokens per second of prompts and decoding, and how close that is to what the
 // machine's memory allows. The cases and flags are llama-bench's.
+#include <sys/resource.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -210,6 +212,13 @@ double read_bandwidth(bool on_gpu, int threads) {
 // Of the first request of all.
 double time_first_token(Engine& engine) { return run_case(engine, {.prompt = 1}, 0).seconds; }
 
+// The most that this process has had in the host's memory.
+int64_t host_bytes_peak() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;
+}
+
 // What was measured, and on what.
 struct BenchReport {
   std::string device, instruction_sets;
@@ -227,6 +236,7 @@ Json report_json(const BenchReport& report, const BenchFlags& flags, const ops::
               {"instruction_sets", report.instruction_sets},
               {"load_seconds", report.load_seconds},
               {"first_token_seconds", report.first_token_seconds},
+              {"host_bytes_peak", host_bytes_peak()},
               {"read_bandwidth", report.bandwidth},
               {"read_bandwidth_after", report.bandwidth_after},
               {"model", flags.engine.model},
