@@ -28,7 +28,7 @@ struct Problem {
   }
 
   std::vector<ops::Greedy> on_gpu(const SamplingParams& params, int32_t rows) {
-    ops::GpuProblem gpu;
+    ops::GpuProblem gpu(ops::gpu::sample_scratch_bytes(rows));
     ops::Floats all(rows, vocab);
     std::vector<ops::Draw> draws(rows);
     for (int32_t r = 0; r < rows; ++r) {
@@ -45,8 +45,11 @@ struct Problem {
     const Tensor out = gpu.output(DType::kI32, {rows, 2}), ids = gpu.output(DType::kI32, {rows});
     auto* const to = reinterpret_cast<ops::Greedy*>(out.as<int32_t>());
     const std::vector<int32_t> turn = {0};
-    ops::sample_drawn(gpu.cx, {to, rows, gpu.array(turn), ids.as<int32_t>()},
-                      gpu.tensor(all, DType::kF32), gpu.array(never), gpu.array(draws));
+    const ops::GreedyOut found{to, rows, gpu.array(turn), ids.as<int32_t>()};
+    const Tensor on_device = gpu.tensor(all, DType::kF32);
+    const uint32_t* const mask = gpu.array(never);
+    ops::sample_greedy(gpu.cx, found, on_device, mask);
+    ops::sample_drawn(gpu.cx, found, on_device, mask, gpu.array(draws));
     const std::vector<ops::Greedy> got = gpu.values<ops::Greedy>(to, rows);
     const std::vector<int32_t> fed = gpu.values<int32_t>(ids.data, rows);
     for (int32_t r = 0; r < rows; ++r) EXPECT_EQ(fed[r], std::max(0, got[r].id));
@@ -156,7 +159,7 @@ TEST(SampleDrawnGpu, TellsRowsThatAreNotNumbersAndLeavesOthersAlone) {
   for (int32_t i = 0; i < 100; ++i) p.masked.push_back(i);
   EXPECT_EQ(p.on_gpu(params, 1)[0].id, ops::Greedy::kNone);
 
-  ops::GpuProblem gpu;  // no temperature: what is there stays
+  ops::GpuProblem gpu(ops::gpu::sample_scratch_bytes(1));  // no temperature: what is there stays
   const Tensor out = gpu.output(DType::kI32, {1, 2}), ids = gpu.output(DType::kI32, {1});
   auto* const to = reinterpret_cast<ops::Greedy*>(out.as<int32_t>());
   const std::vector<int32_t> turn = {0};

@@ -18,8 +18,9 @@ struct Draw {
   double u = 0;       // [0, 1)
 };
 
-// logits [R, V] f32; never as for sample_greedy; draws [R] in memory that the device reads. Writes
-// out.rows and out.ids of the rows that draw, and nothing of the others.
+// Behind sample_greedy of the same rows, whose scratch it reads: logits [R, V] f32; never as there;
+// draws [R] in memory that the device reads. Writes out.rows and out.ids of the rows that draw, and
+// nothing of the others.
 using SampleDrawnFn = void(Ctx& cx, const GreedyOut& out, const Tensor& logits,
                            const uint32_t* never, const Draw* draws);
 

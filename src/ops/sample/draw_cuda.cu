@@ -1,8 +1,9 @@
 // sample_drawn on a GPU.
 //   logits [R, V] f32, in    never [ceil(V / 32)], in, or none    draws [R], in    out: see
 //   GreedyOut
-// A block a row. The row, 4 V bytes, is read from the L2 cache 3 times, 6 with top_p or top_k, 9
-// with both: at V = 201,088 about 7 us each.
+// A block a row. What is the same for every draw of a row, sample_greedy has left. The row, 4 V
+// bytes, is read from the L2 cache once, 4 times with top_k, 5 with top_p, 8 with both: at V =
+// 201,088 about 7 us each.
 //
 // An id's key is its distance from the largest logit in units of the temperature, times 2^27: ids
 // of the smallest keys are the heaviest, and those from 2^32 on weigh less than 2^-44. top_k and
@@ -12,6 +13,7 @@
 
 #include "cuda/launch.cuh"
 #include "ops/sample/draw.h"
+#include "ops/sample/sample_parts.h"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -30,6 +32,7 @@ struct Args {
   const float* logits;
   const uint32_t* never;
   const Draw* draws;
+  const SamplePart* parts;  // of sample_greedy
   int64_t vocab;
 };
 
@@ -37,8 +40,6 @@ struct Shared {
   Sum bins[kBins];
   Sum of_warps[kWarps];
   int ties_of_warps[kWarps];
-  float largest[kWarps], largest_allowed[kWarps], sums[kWarps];
-  int finite[kWarps];
   uint32_t digit;
   Sum before;
 };
@@ -189,45 +190,6 @@ __device__ int32_t draw(Shared& s, const Row& row, const Kept& kept, double u) {
   }
 }
 
-// The largest logit, the largest of an id that is not `never`, the logarithm of the sum of all
-// exponentials. False: some logit is not finite.
-__device__ bool survey(Shared& s, const Args& a, const float* logits, float& best, float& lse) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float largest = -FLT_MAX, allowed = -FLT_MAX;
-  bool finite = true;
-  for (int64_t i = threadIdx.x; i < a.vocab; i += kThreads) {
-    const float x = logits[i];
-    finite = finite && fabsf(x) <= FLT_MAX;
-    largest = fmaxf(largest, x);
-    if (a.never == nullptr || (a.never[i / 32] >> (i % 32) & 1) == 0) allowed = fmaxf(allowed, x);
-  }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, offset));
-    allowed = fmaxf(allowed, __shfl_xor_sync(kAll, allowed, offset));
-  }
-  finite = __all_sync(kAll, finite);
-  if (lane == 0)
-    s.largest[warp] = largest, s.largest_allowed[warp] = allowed, s.finite[warp] = finite;
-  __syncthreads();
-  for (int w = 0; w < kWarps; ++w) {
-    largest = fmaxf(largest, s.largest[w]);
-    allowed = fmaxf(allowed, s.largest_allowed[w]);
-    finite = finite && s.finite[w] != 0;
-  }
-  float sum = 0;
-  for (int64_t i = threadIdx.x; i < a.vocab; i += kThreads) sum += __expf(logits[i] - largest);
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAll, sum, offset);
-  if (lane == 0) s.sums[warp] = sum;
-  __syncthreads();
-  sum = 0;
-  for (int w = 0; w < kWarps; ++w) sum += s.sums[w];
-  best = allowed;
-  lse = largest + logf(sum);
-  return finite;
-}
-
 __global__ void __launch_bounds__(kThreads) draw_kernel(const __grid_constant__ Args a) {
   __shared__ Shared s;
   nibble::cuda::griddep_wait();
@@ -236,16 +198,15 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const __grid_constant__ 
   const Draw d = a.draws[r];
   if (d.temperature == 0) return;
   const float* logits = a.logits + r * a.vocab;
-  float best, lse;
-  const bool finite = survey(s, a, logits, best, lse);
-  int32_t id = finite ? Greedy::kNone : Greedy::kNotFinite;
-  if (finite && best > -FLT_MAX) {
+  const SamplePart all = a.parts[r * kSampleParts];
+  int32_t id = all.best;
+  if (id >= 0) {
     const Row row{.logits = logits,
                   .never = a.never,
                   .vocab = a.vocab,
-                  .best = best,
+                  .best = all.best_logit,
                   .per_unit = fminf(__fdividef(1, d.temperature), 1e30f),
-                  .floor = d.min_p > 0 ? best + d.temperature * logf(d.min_p) : -FLT_MAX};
+                  .floor = d.min_p > 0 ? all.best_logit + d.temperature * logf(d.min_p) : -FLT_MAX};
     const auto weight = [](uint32_t key) { return Row::weight(key); };
     Kept kept;
     if (d.top_k > 0 && d.top_k < a.vocab)
@@ -269,7 +230,8 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const __grid_constant__ 
     id = draw(s, row, kept, d.u);
   }
   if (threadIdx.x != 0) return;
-  a.out.rows[*a.out.turn * a.out.stride + r] = {id, id < 0 ? 0 : logits[id] - lse};
+  a.out.rows[*a.out.turn * a.out.stride + r] = {
+      id, id < 0 ? 0 : logits[id] - all.largest - logf(all.sum)};
   if (a.out.ids != nullptr) a.out.ids[r] = max(0, id);
 }
 
@@ -282,6 +244,7 @@ void sample_drawn(Ctx& cx, const GreedyOut& out, const Tensor& logits, const uin
                   .logits = logits.as<float>(),
                   .never = never,
                   .draws = draws,
+                  .parts = SampleScratch(Scratch(cx.scratch), logits.dim(0)).parts,
                   .vocab = logits.dim(1)};
   cuda::launch(cx.stream, draw_kernel,
                {.grid = static_cast<unsigned>(logits.dim(0)), .block = kThreads}, args);

@@ -128,6 +128,7 @@ __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant_
   }
   p = join_threads(p, of_warps);
   if (threadIdx.x > 0) return;
+  a.parts[row * kSampleParts] = p;  // for sample_drawn
   a.out.rows[*a.out.turn * a.out.stride + row] = {
       p.best, p.best < 0 ? 0 : p.best_logit - p.largest - logf(p.sum)};
   if (a.out.ids != nullptr) a.out.ids[row] = max(0, p.best);  // the host ends a row without an id

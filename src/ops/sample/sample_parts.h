@@ -1,4 +1,5 @@
-// What the blocks of one row leave for the last of them.
+// What the blocks of one row leave for the last of them, and that one, in the place of the first
+// part, for sample_drawn: the same of the whole row.
 #pragma once
 
 #include <cstdint>
