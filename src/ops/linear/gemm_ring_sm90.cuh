@@ -51,16 +51,14 @@ struct GemmRing {
   __device__ __forceinline__ void next() {
     if (++slot == S::kStages) slot = 0, phase ^= 1;
   }
-  // By a multiplying warp: the stage is there, and all lanes have read the one before.
+  // By a multiplying warp, together: the stage is there.
   __device__ __forceinline__ void wait_filled() {
     barrier_wait(full(slot), phase);
     __syncwarp();
     fence_async_proxy();
   }
-  // Stage s may be filled anew.
-  __device__ __forceinline__ void release(int s) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty(s));
-  }
+  // Stage s may be filled anew: every lane says so, which costs no more than one.
+  __device__ __forceinline__ void release(int s) { barrier_arrive(empty(s)); }
 
   // This warpgroup has no rows of the item.
   __device__ void skip() {
@@ -105,7 +103,7 @@ struct GemmRing {
     if (threadIdx.x == 0) {
       for (int s = 0; s < S::kStages; ++s) {
         barrier_init(full(s), filled);
-        barrier_init(empty(s), 4 * S::kGroups);
+        barrier_init(empty(s), 128 * S::kGroups);
       }
       barrier_init_fence();
     }
