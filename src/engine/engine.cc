@@ -120,8 +120,8 @@ class Engine::Impl {
   void run();
   void take_inbox();
   bool plan() noexcept;
-  bool launch() noexcept;
-  void finish() noexcept;
+  void launch();
+  void finish();
   void fail_all(const std::string& why) noexcept;
 
   std::unique_ptr<PageMemory> page_memory();
@@ -244,7 +244,17 @@ bool Engine::Impl::step() {
     if (inbox_.stop) return false;
   }
   if (!plan()) return false;
-  if (launch()) finish();
+  try {
+    launch();
+    finish();
+  } catch (const std::exception& e) {
+    std::string why = e.what();
+    if (gpu_ != nullptr)
+      why += std::string("; the last op launched was ") + ops::op_name(cx_.last_op);
+    fail_all(why);
+  } catch (...) {
+    fail_all("unknown exception");
+  }
   return true;
 }
 
@@ -280,24 +290,10 @@ bool Engine::Impl::plan() noexcept {
   return !chunks.empty();
 }
 
-bool Engine::Impl::launch() noexcept {
-  try {
-    if (gpu_ != nullptr) {
-      launch_on_gpu();
-    } else {
-      blocks_[turn_].fill(scheduler_.chunks());
-      logits_ = model_.forward(cx_, blocks_[turn_].step(), kv_.state());
-    }
-    return true;
-  } catch (const std::exception& e) {
-    std::string why = e.what();
-    if (gpu_ != nullptr)
-      why += std::string("; the last op launched was ") + ops::op_name(cx_.last_op);
-    fail_all(why);
-  } catch (...) {
-    fail_all("unknown exception");
-  }
-  return false;
+void Engine::Impl::launch() {
+  if (gpu_ != nullptr) return launch_on_gpu();
+  blocks_[turn_].fill(scheduler_.chunks());
+  logits_ = model_.forward(cx_, blocks_[turn_].step(), kv_.state());
 }
 
 // Runs the step at hand, unless it was begun ahead, and begins the one after it where that needs
@@ -349,7 +345,7 @@ bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
 }
 
 // Reports log-probabilities of prompts, samples, and takes out what has ended.
-void Engine::Impl::finish() noexcept {
+void Engine::Impl::finish() {
   scheduler_.commit();
   ++counters_.num_steps;
   counters_.metrics.iteration_tokens.add(blocks_[turn_].step().num_tokens);
@@ -464,12 +460,13 @@ bool Engine::Impl::report_end(const Sequence& sequence, FinishReason reason,
   return false;
 }
 
-// Ends everything that was ever submitted; from now on submit() refuses.
+// Ends everything that was ever submitted and has not ended; from now on submit() refuses.
 void Engine::Impl::fail_all(const std::string& why) noexcept {
   LOG_ERROR("the model failed in step %lld: %s", static_cast<long long>(counters_.num_steps),
             why.c_str());
   counters_.failed = true;
   publish_stats();
+  for (const RequestId id : ended_) scheduler_.remove(id);  // of the step that failed
   take_inbox();
   while (auto sequence = scheduler_.remove_any()) {
     report_end(*sequence, FinishReason::kError, "the model failed: " + why);

@@ -12,6 +12,7 @@
 #include "cpu/thread_pool.h"
 #include "cuda/device.h"
 #include "cuda/memory.h"
+#include "cuda/random_fill.h"
 #include "cuda/stream.h"
 #include "engine/engine.h"
 #include "engine/engine_testing.h"
@@ -65,7 +66,7 @@ EngineOptions engine_options() {
 
 class GptOssGpu : public testing::TestWithParam<Format> {};
 
-// Greedy ones, found on the GPU, and drawn ones, whose logits come to the host.
+// Greedy ones and drawn ones, of both some whose logits come to the host.
 std::vector<Request> sixteen_requests() {
   std::vector<Request> requests;
   for (int32_t i = 0; i < 16; ++i) {
@@ -110,6 +111,45 @@ TEST_P(GptOssGpu, AloneInABatchAfterPreemptionAndAfterAPrefixHit) {
     EXPECT_TRUE(alone == run_alone(*loaded.model, loaded.cx, fine, requests[i])) << "chunks " << i;
     EXPECT_TRUE(alone == run_alone(*loaded.model, loaded.cx, eager, requests[i])) << "eager " << i;
   }
+}
+
+// Sixteen requests, at the third token of the first of which something else in the process writes
+// where there is no memory: from there on CUDA answers every call with that error.
+int run_until_the_gpu_fails() {
+  Loaded loaded(Format::kMxfp4);
+  Engine engine(*loaded.model, loaded.cx, engine_options());
+  std::vector<std::shared_ptr<Transcript>> all;
+  for (Request& request : sixteen_requests()) {
+    all.push_back(record(request));
+    if (all.size() == 1)
+      request.on_output = [keep = request.on_output, seen = 0](const Output& output) mutable {
+        keep(output);
+        if (++seen != 3) return;
+        try {
+          cuda::random_fill(reinterpret_cast<void*>(16), 4096, {.constant = 1});
+        } catch (const std::exception&) {
+        }
+      };
+    if (!engine.submit(std::move(request)).ok()) return 1;
+  }
+  while (engine.step()) {
+  }
+  for (const auto& t : all) {
+    const bool is_told = t->error.find("the model failed") != std::string::npos &&
+                         t->error.find("illegal memory access") != std::string::npos;
+    if (t->num_ends != 1 || t->finish != FinishReason::kError || !is_told) return 2;
+  }
+  Request late{.prompt = toy_prompt(5, 1, 3072), .max_tokens = 1};
+  record(late);
+  return engine.stats().failed && !engine.submit(std::move(late)).ok() ? 0 : 3;
+}
+
+// In a process of its own, which the failure leaves without a GPU; it ends in order.
+TEST(GptOssGpuFailure, EndsEveryRequestWithAnError) {
+  if (std::getenv("NIBBLE_SMALL_TESTS") != nullptr) GTEST_SKIP() << "tools would report its error";
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  EXPECT_EXIT(std::exit(run_until_the_gpu_fails()), testing::ExitedWithCode(0),
+              "illegal memory access.*; the last op launched was");
 }
 
 INSTANTIATE_TEST_SUITE_P(Dense, GptOssGpu, testing::Values(Format::kBF16, Format::kMxfp4),

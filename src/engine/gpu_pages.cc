@@ -31,7 +31,7 @@ Tensor GpuPages::take(DType dtype, std::initializer_list<int64_t> shape) {
 void GpuPages::copy_page(const Tensor& pages, int32_t from, int32_t to) {
   const int64_t bytes = pages.size_bytes() / pages.dim(0);
   char* const data = static_cast<char*>(pages.data);
-  cuda::copy_async(data + to * bytes, data + from * bytes, bytes, stream_);
+  copies_.push_back({data + to * bytes, data + from * bytes, bytes});
 }
 
 const int32_t* GpuPages::add_table(std::span<const int32_t> host) {
@@ -52,6 +52,8 @@ void GpuPages::changed(int32_t table, int64_t index) {
 }
 
 void GpuPages::flush() {
+  for (const Copy& c : copies_) cuda::copy_async(c.to, c.from, c.bytes, stream_);
+  copies_.clear();
   if (dirty_.empty()) return;
   auto* const entries = static_cast<int32_t*>(entries_.data());
   if (static_cast<int64_t>(dirty_.size()) == kMaxUpdates) {

@@ -1,5 +1,6 @@
 // GpuPages: pages and page tables in the GPU's memory. The tables follow the host's by single
-// entries, sent with the next step.
+// entries. Both these and copies of pages go with the next step, so that planning one does not fail
+// where the GPU has.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,8 @@ class GpuPages final : public PageMemory {
   const int32_t* add_table(std::span<const int32_t> host) override;
   void changed(int32_t table, int64_t index) override;
 
-  // Sends the entries that changed since the last call. The work of the call before that must be
-  // done.
+  // Copies pages and sends the entries that changed since the last call. The work of the call
+  // before that must be done.
   void flush();
 
  private:
@@ -34,8 +35,15 @@ class GpuPages final : public PageMemory {
     int64_t offset;  // of its first entry in entries_
   };
 
+  struct Copy {
+    char* to;
+    const char* from;
+    int64_t bytes;
+  };
+
   cuda::StreamHandle stream_;
   Arena arena_;
+  std::vector<Copy> copies_;  // to be done
   Buffer entries_, updates_;  // on the device: int32_t [entries], Update [kMaxUpdates]
   Buffer sent_;               // pinned: Update [2, kMaxUpdates], in turns
   int turn_ = 0;
