@@ -8,7 +8,7 @@
 #   make check-spark                 the same, the whole program, which then runs emulated
 #   make fuzz [FUZZ_SECONDS=60]      every fuzz target, that long each
 #   make soak [SOAK_MINUTES=2]       mixed load on one server: memory stays flat, answers the same
-#   make format | format-check | layers | lint | clean
+#   make format | format-check | layers | lint | clean | help
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
 
@@ -28,7 +28,7 @@ SETUP_CUDA = $(if $(filter h200,$(PRESET)),cuda)$(filter spark,$(PRESET))
 SOURCES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh'
 
 .PHONY: build serve test test-slow test-asan test-tsan test-arm64 test-parsers test-gpu bench-gpu \
-        soak-gpu check-cubins check-spark fuzz soak format format-check layers lint clean
+        soak-gpu check-cubins check-spark fuzz soak format format-check layers lint clean help
 
 build:
 	@tools/setup.sh build $(SETUP_CUDA)
@@ -120,3 +120,6 @@ lint: layers
 
 clean:
 	rm -rf build
+
+help:
+	@sed -n '/^SHELL/q; s/^# \?//p' Makefile
