@@ -2,13 +2,15 @@
 // written as assembly and need no flag.
 //
 // Bytes: the keys and values that the tile sees, once. Work: 4 D flops per query row and key in
-// bf16, about 20 operations on vectors of 16 keys per row for the softmax, and per 64 keys 256
-// shuffles that turn the keys and 256 operations that pair the values. Reached on 2 cores of a busy
-// EPYC (Zen 4, AVX-512 BF16; no AMX), gpt-oss's heads, 2026-11-22: one token over 4,096 keys 0.40
-// ms (float32: 0.75), over 8,192 0.9 to 1.0 ms (2.6), 512 tokens 220 GFLOP/s (95). What binds: one
-// token the softmax of 8 rows beside the turning of the keys, many tokens the softmax. Lost: the
-// next block of keys not fetched ahead (8,192 keys: 1.4 to 1.9 ms, for the hardware does not see
-// which page is next).
+// bf16, about 13 operations on vectors of 16 keys per row for the softmax, and per 64 keys 512
+// shuffles that turn the keys and 768 operations that pair the values. Reached, gpt-oss's heads,
+// nibble bench ops, 2026-11-22: on 2 cores of an EPYC (Zen 4, AVX-512 BF16; no AMX) one token over
+// 8,192 keys 0.67 ms (71% of the floor at 35.6 GB/s), 512 tokens there 306 GFLOP/s; on a Xeon with
+// AMX 460 over 512 keys and 699 over 8,192. What binds: for one token dot products, 2,048 of the
+// 3,500 cycles that 64 keys of a head take; with AMX the softmax. Lost: the next block of keys not
+// fetched ahead (8,192 keys: twice the time, for the hardware does not see which page is next); an
+// exponential to float32's last place, a largest score and a sum over lanes for each block and row
+// (0.80 ms, 256 GFLOP/s; Xeon 322 and 441).
 #include "ops/blocked/attend_bf16.h"
 
 #include "base/check.h"
@@ -19,7 +21,7 @@ int64_t attend_bf16_scratch_floats(int64_t rows, int64_t head_dim) {
   const int64_t padded = (rows + 15) / 16 * 16;
   // Keys, values, queries and weights are bf16: two in a float.
   return kBf16KeyBlock * head_dim + padded * (head_dim / 2 + head_dim) +
-         padded * (kBf16KeyBlock + kBf16KeyBlock / 2) + 2 * padded + 16;
+         padded * (kBf16KeyBlock + kBf16KeyBlock / 2) + 17 * padded + 16;
 }
 
 }  // namespace nibble::ops
@@ -28,10 +30,12 @@ int64_t attend_bf16_scratch_floats(int64_t rows, int64_t head_dim) {
 #include <immintrin.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
 #include "formats/bf16.h"
+#include "formats/fp8.h"
 #include "formats/mxfp4.h"
 #include "ops/kv_pages.h"
 #include "ops/moe_up/moe_up.h"
@@ -59,6 +63,8 @@ using cpu::kTileBytes;
 constexpr int kBlock = kBf16KeyBlock;
 constexpr int kChunk = 16;          // rows of a product
 constexpr float kNothing = -1e30f;  // below any score; finite, so that differences are numbers
+constexpr float kLog2E = 1.44269504f;
+constexpr float kSlack = 8;  // by which a score may be above its row's top
 
 template <typename Products>
 class Bf16Tile {
@@ -77,8 +83,8 @@ class Bf16Tile {
     weights_ = reinterpret_cast<uint16_t*>(take(2 * padded_ * kBlock));
     scores_ = reinterpret_cast<float*>(take(4 * padded_ * kBlock));
     out_ = reinterpret_cast<float*>(take(4 * padded_ * dim_));
+    sum_ = reinterpret_cast<float*>(take(64 * padded_));
     top_ = reinterpret_cast<float*>(take(4 * padded_));
-    sum_ = reinterpret_cast<float*>(take(4 * padded_));
   }
 
   void run() {
@@ -96,7 +102,8 @@ class Bf16Tile {
     Products::end();
     for (int64_t r = 0; r < rows_; ++r) {
       float* att = t_.att + r / t_.group * t_.ld + r % t_.group * dim_;
-      for (int64_t d = 0; d < dim_; ++d) att[d] = out_[r * dim_ + d] / sum_[r];
+      const float sum = _mm512_reduce_add_ps(_mm512_load_ps(sum_ + 16 * r));
+      for (int64_t d = 0; d < dim_; ++d) att[d] = out_[r * dim_ + d] / sum;
     }
   }
 
@@ -114,11 +121,12 @@ class Bf16Tile {
     std::fill_n(queries_, padded_ * dim_, uint16_t{0});
     std::fill_n(weights_, padded_ * kBlock, uint16_t{0});
     std::fill_n(out_, padded_ * dim_, 0.f);
+    std::fill_n(sum_, 16 * padded_, 0.f);
     for (int64_t r = 0; r < rows_; ++r) {
       const float* q = t_.q + r / t_.group * t_.ld + r % t_.group * dim_;
       for (int64_t d = 0; d < dim_; ++d) queries_[r * dim_ + d] = bf16_from_float(q[d]);
-      top_[r] = t_.sinks ? bf16_to_float(t_.sinks[r % t_.group]) : kNothing;
-      sum_[r] = t_.sinks ? 1.f : 0.f;
+      top_[r] = t_.sinks ? kLog2E * bf16_to_float(t_.sinks[r % t_.group]) : kNothing;
+      sum_[16 * r] = t_.sinks ? 1.f : 0.f;
     }
   }
 
@@ -180,10 +188,27 @@ class Bf16Tile {
   }
   static __m512i load(const uint8_t* x) {
     if (x == nullptr) return _mm512_setzero_si512();
-    float values[32];
-    for (int i = 0; i < 32; ++i) values[i] = kE4m3[x[i]];
-    return reinterpret_cast<__m512i>(
-        _mm512_cvtne2ps_pbh(_mm512_loadu_ps(values + 16), _mm512_loadu_ps(values)));
+    struct Subnormals {
+      alignas(64) uint16_t value[32];
+      constexpr Subnormals() : value() {
+        for (int c = 0; c < 8; ++c)
+          value[c] = static_cast<uint16_t>(
+              std::bit_cast<uint32_t>(e4m3_to_float(static_cast<uint8_t>(c))) >> 16);
+      }
+    };
+    static constexpr Subnormals kSubnormals;
+    const __m512i codes =
+        _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+    const __m512i magnitude = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
+    __m512i bits = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
+    bits = _mm512_mask_permutexvar_epi16(bits,
+                                         _mm512_cmplt_epi16_mask(magnitude, _mm512_set1_epi16(8)),
+                                         magnitude, _mm512_load_si512(kSubnormals.value));
+    bits = _mm512_mask_mov_epi16(bits, _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f)),
+                                 _mm512_set1_epi16(0x7fc0));
+    constexpr int kAndOr = 0xea;  // (a & b) | c
+    return _mm512_ternarylogic_epi32(codes, _mm512_set1_epi16(static_cast<int16_t>(0x8000)), bits,
+                                     kAndOr);
   }
   static float to_float(uint16_t x) { return bf16_to_float(x); }
   static float to_float(uint8_t x) { return kE4m3[x]; }
@@ -247,8 +272,19 @@ class Bf16Tile {
     static_assert(kBlock == 4 * 16);
   }
 
-  // Scores of row r become its weights exp(scale score - top), zero outside [begin, end); what was
-  // added up so far shrinks where the top grows.
+  // 2^x for x <= kSlack, to 2^-13 of it, a 16th of what rounding to bf16 takes; where not inside:
+  // 0. A NaN stays one.
+  static __m512 exp2(__mmask16 inside, __m512 x) {
+    x = _mm512_max_ps(_mm512_set1_ps(-126), x);
+    const __m512 n = S::round(x), f = _mm512_sub_ps(x, n);
+    __m512 p = _mm512_set1_ps(0.0551716695f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.242611125f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693260986f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999928073f));
+    return _mm512_maskz_scalef_ps(inside, p, n);
+  }
+
+  // Scores of row r become its weights 2^(log2(e) scale score - top), zero outside [begin, end).
   void soften(int64_t r, int begin, int end) {
     uint16_t* weights = weights_ + r * kBlock;
     if (begin >= end) {
@@ -257,34 +293,41 @@ class Bf16Tile {
     }
     const uint64_t mask = ~uint64_t{0} >> (64 - end) & ~uint64_t{0} << begin;
     constexpr int kVecs = kBlock / 16;
-    const __m512 nothing = _mm512_set1_ps(kNothing), scale = _mm512_set1_ps(t_.scale);
-    __m512 s[kVecs], most = nothing;
+    const __m512 nothing = _mm512_set1_ps(kNothing), scale = _mm512_set1_ps(kLog2E * t_.scale);
+    const __m512 most = _mm512_set1_ps(top_[r] + kSlack);
+    __m512 s[kVecs];
+    __mmask16 over = 0;
     for (int i = 0; i < kVecs; ++i) {
       const auto inside = static_cast<__mmask16>(mask >> (16 * i));
       s[i] = _mm512_mask_mul_ps(nothing, inside, _mm512_loadu_ps(scores_ + r * kBlock + 16 * i),
                                 scale);
-      most = _mm512_max_ps(most, s[i]);
+      over |= _mm512_cmp_ps_mask(s[i], most, _CMP_GT_OQ);
     }
-    const float top = std::max(top_[r], _mm512_reduce_max_ps(most));
-    __m512 sum = _mm512_setzero_ps();
-    for (int i = 0; i < kVecs; ++i) {
-      const auto inside = static_cast<__mmask16>(mask >> (16 * i));
-      s[i] = _mm512_maskz_mov_ps(inside,
-                                 Elementwise<S>::exp(_mm512_sub_ps(s[i], _mm512_set1_ps(top))));
-      sum = _mm512_add_ps(sum, s[i]);
-    }
+    if (over != 0)
+      raise_top(r, _mm512_reduce_max_ps(
+                       _mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3]))));
+    static_assert(kVecs == 4);
+    const __m512 top = _mm512_set1_ps(top_[r]);
+    for (int i = 0; i < kVecs; ++i)
+      s[i] = exp2(static_cast<__mmask16>(mask >> (16 * i)), _mm512_sub_ps(s[i], top));
     for (int i = 0; i < kVecs; i += 2)
       _mm512_storeu_si512(weights + 16 * i,
                           reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(s[i + 1], s[i])));
-    if (top != top_[r]) {
-      const float shrink = Elementwise<S>::exp1(top_[r] - top);
-      float* out = out_ + r * dim_;
-      for (int64_t d = 0; d < dim_; d += 16)
-        _mm512_storeu_ps(out + d, _mm512_mul_ps(_mm512_loadu_ps(out + d), _mm512_set1_ps(shrink)));
-      sum_[r] *= shrink;
-      top_[r] = top;
-    }
-    sum_[r] += _mm512_reduce_add_ps(sum);
+    _mm512_store_ps(sum_ + 16 * r, _mm512_add_ps(_mm512_load_ps(sum_ + 16 * r),
+                                                 _mm512_add_ps(_mm512_add_ps(s[0], s[1]),
+                                                               _mm512_add_ps(s[2], s[3]))));
+  }
+
+  // What was added up so far shrinks. A top is left alone until a score is kSlack above: weights
+  // may be larger than 1, and few blocks have to look for their largest score.
+  void raise_top(int64_t r, float top) {
+    const __m512 shrink = exp2(0xffff, _mm512_set1_ps(top_[r] - top));
+    const auto scale = [&](float* x) {
+      _mm512_storeu_ps(x, _mm512_mul_ps(_mm512_loadu_ps(x), shrink));
+    };
+    for (int64_t d = 0; d < dim_; d += 16) scale(out_ + r * dim_ + d);
+    scale(sum_ + 16 * r);
+    top_[r] = top;
   }
 
   // What pair_values() left out, for the row that sees it.
@@ -318,7 +361,7 @@ class Bf16Tile {
   std::byte *keys_, *values_;     // see Bf16Operands::b
   uint16_t *queries_, *weights_;  // [padded][dim], [padded][kBlock]
   float *scores_, *out_;          // [padded][kBlock], [padded][dim]
-  float *top_, *sum_;  // [rows] largest score so far, the sink's to begin with; sum of exp(s - top)
+  float *sum_, *top_;             // [rows][16] sums of weights, [rows] what scores are relative to
 };
 
 }  // namespace
