@@ -129,20 +129,30 @@ void dequantize(const PanelRun& run, const Panel& p, int64_t step, std::byte* ti
   }
 }
 
-// y of one vector and the panel's 16 rows, from their sums.
-void finish(const Panel& p, __m512i sum, float half_step, float* y) {
-  const __m512 scale = _mm512_mul_ps(S::scales(p.base), _mm512_set1_ps(half_step));
-  const __m512 so_far = p.adds ? S::load(y) : p.bias == nullptr ? S::zero() : S::load_bf16(p.bias);
-  _mm512_storeu_ps(y, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, so_far));
-}
+// y of vectors and the panel's 16 rows, from their sums.
+class Finish {
+ public:
+  explicit Finish(const Panel& p)
+      : scale_(S::scales(p.base)),
+        bias_(p.bias == nullptr ? S::zero() : S::load_bf16(p.bias)),
+        adds_(p.adds) {}
+  void operator()(__m512i sum, float half_step, float* y) const {
+    const __m512 scale = _mm512_mul_ps(scale_, _mm512_set1_ps(half_step));
+    S::store(y, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, adds_ ? S::load(y) : bias_));
+  }
+
+ private:
+  __m512 scale_, bias_;
+  bool adds_;
+};
 
 // y of one C tile: inputs of tile `index` by the panel's rows.
 void finish_tile(const PanelRun& run, const Panel& p, int64_t index, const std::byte* c) {
+  const Finish finish(p);
   const int64_t first = index * kAmxTileTokens;
   const int64_t tokens = std::min<int64_t>(kAmxTileTokens, run.tokens - first);
   for (int64_t m = 0; m < tokens; ++m)
-    finish(p, _mm512_load_si512(c + 64 * m), run.half_steps[first + m],
-           p.y + (first + m) * run.ldy);
+    finish(_mm512_load_si512(c + 64 * m), run.half_steps[first + m], p.y + (first + m) * run.ldy);
 }
 
 // Up to 4 tiles of inputs, over all of K at once: 4 C tiles by one B tile. B passes through a ring
@@ -285,11 +295,13 @@ void multiply_lines(const PanelRun& run, const Panel* panels, const std::byte* w
       }
     }
   }
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
-    for (int p = 0; p < P; ++p)
-      finish(panels[p], acc[p][m], run.half_steps[first + m], panels[p].y + (first + m) * run.ldy);
+  for (int p = 0; p < P; ++p) {
+    const Finish finish(panels[p]);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+      finish(acc[p][m], run.half_steps[first + m], panels[p].y + (first + m) * run.ldy);
+  }
 }
 
 // Up to kMostPanels, looked up at once: vectors that wait in L1 meet them all.
@@ -363,9 +375,10 @@ void multiply_few(const PanelRun& run, const Panel& p) {
     }
     codes += 256, scales += kPanelRows, x += M * kInt8TileBytes;
   }
+  const Finish finish(p);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
-    if (m < run.tokens) finish(p, acc[m], half_steps[m], p.y + m * run.ldy);
+    if (m < run.tokens) finish(acc[m], half_steps[m], p.y + m * run.ldy);
 }
 
 void multiply_few(const PanelRun& run, const Panel& p) {
