@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -39,8 +40,8 @@ def run(command, **options):
     return subprocess.run(list(map(str, command)), check=True, **options)
 
 
-def output(command, stderr=subprocess.DEVNULL):
-    return run(command, stdout=subprocess.PIPE, stderr=stderr, text=True).stdout
+def output(command, stderr=subprocess.DEVNULL, **options):
+    return run(command, stdout=subprocess.PIPE, stderr=stderr, text=True, **options).stdout
 
 
 def build_tool(source, build, extra):
@@ -131,12 +132,13 @@ def measure_peer(peer, args):
     for (new, _), group in groups.items():
         prompts, streams = ({case[i] for case in group} for i in (0, 2))
         listed = lambda numbers: ",".join(map(str, sorted(numbers)))
-        text = output(
-            [peer["bin"] / TOOL, "-m", args.gguf, "-t", args.threads, "-tb",
-             args.prompt_threads if new > 1 and args.prompt_threads else args.threads,
-             *peer["flags"], "-c", max(streams) * (max(prompts) + new) + 256,
-             "-npp", listed(prompts), "-ntg", new, "-npl", listed(streams)],
-            stderr=subprocess.STDOUT)  # where ik_llama.cpp writes its table
+        with tempfile.TemporaryDirectory() as where:  # ik_llama.cpp leaves a log where it runs
+            text = output(
+                [peer["bin"] / TOOL, "-m", args.gguf, "-t", args.threads, "-tb",
+                 args.prompt_threads if new > 1 and args.prompt_threads else args.threads,
+                 *peer["flags"], "-c", max(streams) * (max(prompts) + new) + 256,
+                 "-npp", listed(prompts), "-ntg", new, "-npl", listed(streams)],
+                cwd=where, stderr=subprocess.STDOUT)  # where ik_llama.cpp writes its table
         rates = tool_rates(text)
         for case, test in group.items():
             if case not in rates:
@@ -246,7 +248,9 @@ def arguments():
     add("--ik-llama-cpp-commit", default="", help="where DIR is no git checkout")
     add("--gguf", type=pathlib.Path, default=PEERS / "gpt-oss-20b-random.gguf")
     args = parser.parse_args()
-    args.nibble = args.nibble.resolve()
+    for name in ("nibble", "gguf", "llama_cpp_bin", "ik_llama_cpp_bin"):
+        if getattr(args, name):
+            setattr(args, name, getattr(args, name).resolve())
     return args
 
 
