@@ -12,10 +12,10 @@
 #   cuda   nvcc, if the machine has none (build/cuda)
 #   spark  what preset spark needs: nvcc; on x86-64 the cross compiler and arm64 libraries as well
 #   cubin  cuobjdump, for static checks of GPU code (build/cuobjdump)
-# NIBBLE_SETUP=skip skips it: for machines where you installed these yourself.
+# NIBBLE_SETUP=skip leaves the distribution's packages to you, whatever the distribution; what comes
+# from PyPI still goes into build/ where it is not there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[[ ${NIBBLE_SETUP:-} == skip ]] && exit 0
 
 die() { echo "setup: $*" >&2; exit 1; }
 
@@ -27,6 +27,7 @@ as_root() {
 
 # Installs those of the named packages that are missing.
 packages() {
+  [[ ${NIBBLE_SETUP:-} == skip ]] && return
   command -v dpkg-query >/dev/null || die "this is not Debian or Ubuntu. Install what corresponds" \
     "to: $* ; then set NIBBLE_SETUP=skip"
   local missing=() package
@@ -71,6 +72,7 @@ group_build() {
 # The grammar library's source, which no distribution packages: by version and hash. CMake builds it.
 group_xgrammar() {
   unchanged xgrammar tools/requirements-xgrammar.txt && return
+  [[ ${NIBBLE_SETUP:-} == skip && -e build/xgrammar/include/xgrammar/xgrammar.h ]] && return
   python_venv
   echo "setup: fetching the source of tools/requirements-xgrammar.txt into build/xgrammar"
   rm -rf build/xgrammar build/xgrammar.part
