@@ -14,12 +14,15 @@
 // In gpt-oss-120b's step of one token a kernel of its own without the list of items saves 24 us.
 // Lost: clusters that merge through distributed shared memory (3.8 us at 512, and beside kernels of
 // 128 registers they do not start early); 16 warps (5.8); a grid of all splits, most of them empty
-// (T = 8 at 512: 10.5 us against 5.7).
+// (T = 8 at 512: 10.5 us against 5.7); for one token two tiles of a warp in registers before the
+// wait (+5 to +10 us a step at 512, nothing at 8,192).
 #include <algorithm>
 #include <bit>
 #include <cfloat>
 
+#include "cuda/arrivals.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/parameters.cuh"
 #include "ops/attention/attention_decode.h"
 #include "ops/attention/attention_one_token.cuh"
 #include "ops/attention/attention_scratch.h"
@@ -228,8 +231,11 @@ __device__ __forceinline__ void publish(Parts& shared, const State& state) {
   }
 }
 
-__device__ __forceinline__ float sink_of(const Params& a, int32_t head) {
-  return a.sinks == nullptr ? -INFINITY : cuda::bf16_value(a.sinks[head]) * kLog2e;
+// Of the head that a warp merges.
+__device__ __forceinline__ float sink_of(const Params& a, int32_t kv_head) {
+  const int h = threadIdx.x / 32;
+  if (a.sinks == nullptr || h >= a.group) return -INFINITY;
+  return cuda::bf16_value(a.sinks[kv_head * a.group + h]) * kLog2e;
 }
 
 // An item whose part is written and counted; 0 splits: none, or it was the only one.
@@ -239,7 +245,7 @@ struct Counted {
 
 // The last block of a token and KV head: att from the splits' parts, in their order. Half a warp
 // takes every other split.
-__device__ __forceinline__ void merge_splits(const Params& a, const Counted& item) {
+__device__ __forceinline__ void merge_splits(const Params& a, const Counted& item, float sink) {
   const int32_t splits = item.splits;
   const int lane = threadIdx.x % 32, half = lane / 16, h = threadIdx.x / 32;
   if (h >= a.group) return;
@@ -258,7 +264,6 @@ __device__ __forceinline__ void merge_splits(const Params& a, const Counted& ite
   fetch(0);
   const float2 part =
       lane < splits ? __ldcg(a.part_sums + at + lane * kHeads) : float2{-INFINITY, 0};
-  const float sink = sink_of(a, head);
   float top = fmaxf(part.x, sink);
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(kAll, top, step));
@@ -284,11 +289,12 @@ __device__ __forceinline__ void merge_splits(const Params& a, const Counted& ite
 }
 
 // Sums the warps of a block. The only split writes att, others leave their part.
-__device__ __forceinline__ void finish_item(const Params& a, Parts& shared, const Item& item) {
+__device__ __forceinline__ void finish_item(const Params& a, Parts& shared, const Item& item,
+                                            float sink) {
   const int lane = threadIdx.x % 32, h = threadIdx.x / 32;
   if (h >= a.group) return;
   const int32_t splits = item.range.splits, head = item.kv_head * a.group + h;
-  const float sink = splits == 1 ? sink_of(a, head) : -INFINITY;
+  if (splits > 1) sink = -INFINITY;  // whoever merges them adds it
   float top = sink;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) top = fmaxf(top, shared.sums[h][w].x);
@@ -344,20 +350,16 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
     }
     publish(shared, state);
     __syncthreads();
-    if (counted.splits > 0 && shared.is_last) merge_splits(a, counted);
-    finish_item(a, shared, item);
+    if (counted.splits > 0 && shared.is_last) merge_splits(a, counted, sink_of(a, counted.kv_head));
+    finish_item(a, shared, item, sink_of(a, item.kv_head));
     __syncthreads();
     counted = {item.row, item.t, item.kv_head, item.range.splits > 1 ? item.range.splits : 0};
-    if (counted.splits > 0 && threadIdx.x == 0) {
-      __threadfence();
-      const uint32_t wrap = counted.splits - 1;  // the last one leaves 0
-      shared.is_last = atomicInc(a.counters + counted.row, wrap) == wrap;
-      __threadfence();
-    }
+    if (counted.splits > 0 && threadIdx.x == 0)
+      shared.is_last = cuda::is_last_arrival(a.counters + counted.row, counted.splits);
     item = next;
   }
   __syncthreads();
-  if (counted.splits > 0 && shared.is_last) merge_splits(a, counted);
+  if (counted.splits > 0 && shared.is_last) merge_splits(a, counted, sink_of(a, counted.kv_head));
 }
 
 // The same for one token, a block an item: little code, for a step of one token must bring it from
@@ -384,22 +386,20 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
   if (has_tile && is_early) load_keys(tile, a.k, at), load_values(tile, a.v, at);
   if (has_tile && !is_early) prefetch_tile<kFp8>(a.k, a.v, at);
   if (item.first + kWarps < item.end) prefetch_tile<kFp8>(a.k, a.v, next);
+  const float sink = sink_of(a, item.kv_head);
+  cuda::touch_parameters(a);
   cuda::griddep_wait();
   load_query<kFp8>(q, query_of(a, item));
   if (has_tile && !is_early) load_keys(tile, a.k, at), load_values(tile, a.v, at);
   publish(shared, attend_item(a, item, tile, q));
   __syncthreads();
-  finish_item(a, shared, item);
+  finish_item(a, shared, item, sink);
   const int32_t splits = item.range.splits;
   if (splits > 1) {
     __syncthreads();
-    if (threadIdx.x == 0) {
-      __threadfence();
-      shared.is_last = atomicInc(a.counters + item.row, splits - 1) == splits - 1;  // leaves 0
-      __threadfence();
-    }
+    if (threadIdx.x == 0) shared.is_last = cuda::is_last_arrival(a.counters + item.row, splits);
     __syncthreads();
-    if (shared.is_last) merge_splits(a, {item.row, 0, item.kv_head, splits});
+    if (shared.is_last) merge_splits(a, {item.row, 0, item.kv_head, splits}, sink);
   }
 }
 

@@ -47,6 +47,15 @@ inline unsigned grid_of(const Ctx& cx, int64_t items, int together = 1) {
 inline constexpr size_t kOneBlockBytes = (NIBBLE_CUDA_SM == 121 ? 51 : 116) * 1024;
 // Chunks of a warp on their way: all that a block has of a matrix of attention.
 inline constexpr int kOneStages = NIBBLE_CUDA_SM == 121 ? 2 : 4;
+// Partial sums of a round.
+inline constexpr int kOneRoundBytes = (NIBBLE_CUDA_SM == 121 ? 8 : 16) * 1024;
+
+// Whether gemv_one takes a matrix: a warp for each chunk of a row.
+inline bool fits_one(const Weight& w) {
+  bool fits = false;
+  with_chunk_units<4>(w.cols, [&]<int kUnits>() { fits = w.cols <= kOneColumns<kUnits>; });
+  return fits;
+}
 
 // T = 1: see gemv_one.
 template <Items kItems, class Op>
@@ -54,23 +63,22 @@ void launch_one(Ctx& cx, const Weight& weight, const Op& op) {
   with_chunk_units<4>(weight.cols, [&]<int kUnits>() {
     TileMatrix m = tile_matrix(weight, kUnits);
     constexpr int kTogether = kItems == Items::kHeadHalves ? 2 : 1;
-    const unsigned grid = grid_of(cx, m.row_tiles, kTogether);
-    // What a block has of them.
-    const int share = static_cast<int>((m.row_tiles / kTogether + grid - 1) / grid) * kTogether;
-    m.round_tiles = std::min(share, round_tiles(m, 1, 16 * 1024, kTogether));
-    const GemvMemory memory = lay_out({.stages = kOneStages,
-                                       .chunk_bytes = kUnits * cuda::kUnitBytes,
-                                       .blocks = m.chunks * kUnits * 2,
-                                       .vectors = 1,
-                                       .part_tiles = m.round_tiles,
-                                       .part_tokens = 1,
-                                       .chunks = m.chunks,
-                                       .single_round = m.round_tiles >= share});
+    const int grid = static_cast<int>(grid_of(cx, m.row_tiles, kTogether));
+    const int items = m.row_tiles / kTogether, most = (items + grid - 1) / grid * kTogether;
+    m.round_tiles = std::min(most, round_tiles(m, 1, kOneRoundBytes, kTogether));
+    OneLayout layout{.each = items / grid, .more = items % grid};
+    layout.digits = kOneWarps * kOneStages * kUnits * cuda::kUnitBytes;
+    // As far as warps without a chunk read.
+    layout.factors = layout.digits + kOneWarps * kUnits * 2 * cuda::kDigitBytes;
+    layout.biases = layout.factors + kOneWarps * kUnits * 2 * 8;
+    layout.parts = layout.biases + (m.bias != nullptr ? (most * 32 + 127) / 128 * 128 : 0);
+    layout.part_bytes = m.round_tiles * m.chunks * 64;
+    layout.end = layout.parts + layout.part_bytes * (m.round_tiles < most ? 2 : 1);
     cuda::launch(cx.stream, gemv_one<kUnits, kOneStages, kItems, Op>,
                  {.grid = dim3(grid),
-                  .block = dim3(kGemvThreads),
-                  .smem_bytes = std::max<size_t>(memory.end, kOneBlockBytes)},
-                 m, memory, op);
+                  .block = dim3(kOneThreads),
+                  .smem_bytes = std::max<size_t>(layout.end, kOneBlockBytes)},
+                 m, layout, op);
   });
 }
 
@@ -138,9 +146,8 @@ void launch_rows(Ctx& cx, const Weight& weight, const Op& op) {
     m.row_tiles = static_cast<int>(weight.rows) / RowTile<kItems, kTokens>::kRows;
     const unsigned grid = grid_of(cx, m.row_tiles);
     const int share = static_cast<int>((m.row_tiles + grid - 1) / grid);
-    constexpr int64_t kRoundBytes = (NIBBLE_CUDA_SM == 121 ? 8 : 16) * 1024;  // 99 KB a block
     m.round_tiles = std::min(
-        share, round_tiles(m, kTokens, kRoundBytes, 1) * 16 / RowTile<kItems, kTokens>::kRows);
+        share, round_tiles(m, kTokens, kOneRoundBytes, 1) * 16 / RowTile<kItems, kTokens>::kRows);
     const RowMatrix rows{reinterpret_cast<const uint16_t*>(weight.codes),
                          static_cast<int>(weight.cols)};
     const size_t smem_bytes =

@@ -81,6 +81,7 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
   constexpr int kPad = 32;  // rows of activations start 64 bytes apart in the banks
   extern __shared__ __align__(128) uint8_t shared[];
   cuda::griddep_launch_dependents();
+  cuda::touch_parameters(m, w, op);
   auto* x = reinterpret_cast<uint16_t*>(shared + kRowSlotBytes<kUnits, kTokens>);
   const int stride = w.cols + kPad;
   float* const parts = reinterpret_cast<float*>(x + kTokens * stride);
@@ -134,14 +135,14 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
     for (int i = threadIdx.x; i < (last - first) * Tile::kRows; i += kGemvThreads)
       touch(bias_of(m, 0, Tile::row(first + i / Tile::kRows, i % Tile::kRows)));
   if constexpr (HasNorm<Op>) {
-    __shared__ float squares[kNormLoads * kGemvWarps];
-    uint4 weight[kNormLoads], h[kNormLoads];
-    load_norm_weight(weight, op.norm);
+    constexpr int kLoads = kNormLoads<kGemvThreads>;
+    uint4 weight[kLoads], h[kLoads];
+    load_norm_weight<kGemvThreads>(weight, op.norm);
     const int64_t norm_from = op.norm.row == nullptr ? 0 : int64_t{*op.norm.row} * op.norm.hidden;
     cuda::griddep_wait();
-    norm_token(h, op.norm, norm_from, weight, squares);
+    norm_token<kGemvThreads>(h, op.norm, norm_from, weight);
 #pragma unroll
-    for (int r = 0; r < kNormLoads; ++r) {
+    for (int r = 0; r < kLoads; ++r) {
       const int k = 8 * (r * kGemvThreads + threadIdx.x);
       if (k < w.cols) *reinterpret_cast<uint4*>(x + k) = h[r];
     }

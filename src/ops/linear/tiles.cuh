@@ -34,8 +34,6 @@ inline constexpr int kGemvWarps = 16, kFewStages = 3;
 inline constexpr int kFewTokens = 8;
 #endif
 inline constexpr int kGemvThreads = kGemvWarps * 32;
-// 16-byte loads of activations that a thread of gemv_one holds: 16,384 values in all.
-inline constexpr int kMaxLoads = 2048 / kGemvThreads;
 
 // Where chunks lie and how they follow one another.
 struct TileMatrix {

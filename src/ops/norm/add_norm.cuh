@@ -49,7 +49,8 @@ __device__ __forceinline__ float inverse_rms_of(const float* squares, int hidden
   float sum = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) sum += squares[w];
-  return rsqrtf(sum / static_cast<float>(hidden) + eps);
+  // Little code: the exact division has a slow path.
+  return rsqrtf(__fdividef(sum, static_cast<float>(hidden)) + eps);
 }
 // The same of this warp's and the others' sums; one barrier. `shared` [kWarps].
 template <int kWarps>

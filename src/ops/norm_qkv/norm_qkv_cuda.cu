@@ -40,15 +40,15 @@ struct QkvFew : Store {
   }
 };
 
-// run(op) with one of them.
+// run(op) with one of them: the first for one token whose row `fits` and is not too long for it.
 template <typename Run>
 void with_norm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x, const Tensor& d,
-               const Norm& norm, const Weight& qkv, const Tensor& cos_sin, const Step& s,
+               const Norm& norm, const Weight& qkv, const Tensor& cos_sin, const Step& s, bool fits,
                const Run& run) {
   const Store store{qkv_store(out.q, kv, cos_sin, s)};
   auto *y = out.y.as<float>(), *from = x.as<float>(), *delta = d.as<float>();
   auto* h = out.h.as<uint16_t>();
-  if (s.num_tokens == 1 && qkv.cols <= kNormColumns) {
+  if (s.num_tokens == 1 && fits && qkv.cols <= kNormColumns) {
     run(QkvOne{store,
                {.x = from,
                 .d = delta,
@@ -75,7 +75,7 @@ void with_norm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& 
 void norm_qkv_tiles(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                     const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
                     const Step& s) {
-  with_norm(cx, out, kv, x, d, norm, qkv, cos_sin, s, [&](const auto& op) {
+  with_norm(cx, out, kv, x, d, norm, qkv, cos_sin, s, fits_one(qkv), [&](const auto& op) {
     if constexpr (HasNorm<decltype(op)>)
       launch_one<Items::kHeadHalves>(cx, qkv, op);
     else
@@ -86,7 +86,7 @@ void norm_qkv_tiles(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Ten
 void norm_qkv_rows(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                    const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
                    const Step& s) {
-  with_norm(cx, out, kv, x, d, norm, qkv, cos_sin, s, [&](const auto& op) {
+  with_norm(cx, out, kv, x, d, norm, qkv, cos_sin, s, true, [&](const auto& op) {
     launch_rows<HasNorm<decltype(op)> ? 1 : kFewTokens, Items::kHeadHalves>(cx, qkv, op);
   });
 }

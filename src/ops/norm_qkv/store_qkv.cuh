@@ -67,7 +67,7 @@ __device__ __forceinline__ void store_pair(const QkvStore& s, int64_t row, int32
   }
   const int32_t g = head - s.q_heads;
   void* pages = g < s.kv_heads ? s.k : s.v;
-  const int64_t at = row + int64_t{g % s.kv_heads} * s.page_size * s.dim + i;
+  const int64_t at = row + int64_t{g < s.kv_heads ? g : g - s.kv_heads} * s.page_size * s.dim + i;
   if (s.fp8) {
     uint16_t both;  // a in the low byte
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(b), "f"(a));

@@ -12,13 +12,15 @@
 // sorts; for one token the choice is left to every block of moe_up, if that can. Reached on one
 // H200, chained in graphs, gpt-oss-120b, 2026-11-21: T = 1 / 2 / 4 / 8 4.3 / 5.8 / 7.9 / 12.2 us
 // where it chooses. Prototypes at T = 1: last block chooses 3.7, a cluster of 16 2.9, the consumer
-// chooses 2.4. Lost in a step of one token, same day: a kernel of its own with 63 registers instead
-// of 101, which starts beside out_proj and ends 0.15 us sooner behind it, but then moe_up's blocks
-// come early too (1,448 -> 1,466 us a step with dense layers in MXFP4; 1,817 -> 1,812 in BF16).
+// chooses 2.4. In a step
+// of one token that kernel's little code and few registers gain 8 us of 1,467 with dense layers in
+// MXFP4, 24 of 1,848 in BF16 (nothing the day before, when moe_up's blocks came too early); there 2
+// experts a block are as fast, 1 is not (+5 us).
 #include <algorithm>
 
 #include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/parameters.cuh"
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
 #include "ops/norm/add_norm.cuh"
@@ -49,12 +51,15 @@ struct Params {
   Routing routing;
   int32_t hidden;
   float eps;
-  bool leaves_choice;  // to moe_up
 };
 
-struct Shared {
-  float squares[kTogether][kWarps];
-  float dots[kTogether][kExperts][kWarps];
+// Sums of the warps, of tokens that go side by side.
+template <int kSideBySide>
+struct Parts {
+  float squares[kSideBySide][kWarps];
+  float dots[kSideBySide][kExperts][kWarps];
+};
+struct Shared : Parts<kTogether> {
   bool is_last;
   BlockSort<kWarps> sort;
 };
@@ -64,9 +69,13 @@ template <int kMine>
 struct Columns {
   uint4 norm[kMine];
   uint4 router[kExperts][kMine];
+  float bias;  // of the expert whose logit this thread adds up
 
   static __device__ __forceinline__ int column(int i) { return 8 * (i * kThreads + threadIdx.x); }
   __device__ __forceinline__ void load(const Params& a, int first_expert) {
+    const int mine = first_expert + static_cast<int>(threadIdx.x) % kExperts;
+    const bool has_bias = a.bias != nullptr && mine < a.routing.num_experts;
+    bias = has_bias ? cuda::bf16_value(a.bias[mine]) : 0;
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
       const bool is_mine = column(i) < a.hidden;
@@ -91,8 +100,8 @@ __device__ __forceinline__ float dot_8(const uint4& a, const uint4& b, float sum
 
 // Norms `n` tokens from t on; the first block of experts stores y and h. Logits of the block's
 // experts.
-template <int kMine, int kSideBySide>
-__device__ __forceinline__ void route_tokens(const Params& a, Shared& shared,
+template <int kMine, int kSideBySide, int kRoom>
+__device__ __forceinline__ void route_tokens(const Params& a, Parts<kRoom>& shared,
                                              const Columns<kMine>& columns, int64_t t, int n) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float y[kSideBySide][kMine][8] = {};
@@ -140,8 +149,7 @@ __device__ __forceinline__ void route_tokens(const Params& a, Shared& shared,
   float logit = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) logit += shared.dots[j][e][w];
-  if (a.bias != nullptr) logit += cuda::bf16_value(a.bias[expert]);
-  a.logits[(t + j) * a.routing.num_experts + expert] = logit;
+  a.logits[(t + j) * a.routing.num_experts + expert] = logit + columns.bias;
 }
 
 // Grid (blocks of experts, blocks of tokens).
@@ -154,14 +162,9 @@ __global__ void __launch_bounds__(kThreads) route_few(const __grid_constant__ Pa
   columns.load(a, blockIdx.x * kExperts);
   cuda::griddep_wait();
   const int first = blockIdx.y * kTokens, end = min(first + kTokens, r.num_tokens);
-  if (r.num_tokens == 1) {
-    route_tokens<kMine, 1>(a, shared, columns, 0, 1);
-  } else {
-    constexpr int kSideBySide = kMine == 1 ? kTogether : 1;
-    for (int t = first; t < end; t += kSideBySide)
-      route_tokens<kMine, kSideBySide>(a, shared, columns, t, min(kSideBySide, end - t));
-  }
-  if (a.leaves_choice) return;
+  constexpr int kSideBySide = kMine == 1 ? kTogether : 1;
+  for (int t = first; t < end; t += kSideBySide)
+    route_tokens<kMine, kSideBySide>(a, shared, columns, t, min(kSideBySide, end - t));
   if (!is_last_block(shared.is_last, a.counters + 1 + blockIdx.y, gridDim.x)) return;
   if (r.num_tokens == 1) {
     if (threadIdx.x < 32)
@@ -179,6 +182,20 @@ __global__ void __launch_bounds__(kThreads) route_few(const __grid_constant__ Pa
   if (gridDim.y > 1 && !is_last_block(shared.is_last, a.counters, gridDim.y)) return;
   __syncthreads();
   shared.sort.run(r);
+}
+
+// One token, the choice left to moe_up: little code, and so few registers that its blocks start
+// beside out_proj's.
+template <int kMine>
+__global__ void __launch_bounds__(kThreads, kMine == 1 ? 2 : 1)
+    route_one(const __grid_constant__ Params a) {
+  __shared__ Parts<1> shared;
+  cuda::griddep_launch_dependents();
+  Columns<kMine> columns;
+  columns.load(a, blockIdx.x * kExperts);
+  cuda::touch_parameters(a);
+  cuda::griddep_wait();
+  route_tokens<kMine, 1>(a, shared, columns, 0, 1);
 }
 
 // Whether the kernels that follow for one token make the choice themselves, which saves the wait
@@ -212,9 +229,10 @@ void norm_route_few(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing,
                  .counters = cx.counters,
                  .routing = routing,
                  .hidden = static_cast<int32_t>(router.cols),
-                 .eps = norm.eps,
-                 .leaves_choice = leaves_choice};
-  const auto kernel = router.cols <= 8 * kThreads ? route_few<1> : route_few<kMaxGroups>;
+                 .eps = norm.eps};
+  const bool is_wide = router.cols > 8 * kThreads;
+  const auto kernel = leaves_choice ? (is_wide ? route_one<kMaxGroups> : route_one<1>)
+                                    : (is_wide ? route_few<kMaxGroups> : route_few<1>);
   cuda::launch(cx.stream, kernel, {.grid = grid, .block = dim3(kThreads)}, a);
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/arrivals.cuh"
 #include "cuda/ordered.cuh"
 #include "ops/routing.h"
 
@@ -193,11 +194,7 @@ struct BlockSort {
 // a flag of the block. The counter is zero before and after.
 __device__ __forceinline__ bool is_last_block(bool& shared, uint32_t* counter, uint32_t blocks) {
   __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    shared = atomicInc(counter, blocks - 1) == blocks - 1;  // wraps to 0
-    __threadfence();
-  }
+  if (threadIdx.x == 0) shared = nibble::cuda::is_last_arrival(counter, blocks);
   __syncthreads();
   return shared;
 }

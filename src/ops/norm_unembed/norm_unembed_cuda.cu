@@ -35,13 +35,13 @@ struct UnembedFew : Store {
   }
 };
 
-// run(op) with one of them.
+// run(op) with one of them: the first for one row that `fits` and is not too long for it.
 template <typename Run>
 void with_norm(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x, const Tensor& d,
-               const Norm& norm, const Weight& unembed, const Step& s, const Run& run) {
+               const Norm& norm, const Weight& unembed, const Step& s, bool fits, const Run& run) {
   if (s.num_out == 0) return;
   const Store store{logits.as<float>(), unembed.rows};
-  if (s.num_out == 1 && unembed.cols <= kNormColumns) {
+  if (s.num_out == 1 && fits && unembed.cols <= kNormColumns) {
     run(UnembedOne{store,
                    {.x = x.as<float>(),
                     .d = d.as<float>(),
@@ -68,7 +68,7 @@ void with_norm(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x, 
 
 void norm_unembed_tiles(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
                         const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
-  with_norm(cx, logits, h, x, d, norm, unembed, s, [&](const auto& op) {
+  with_norm(cx, logits, h, x, d, norm, unembed, s, fits_one(unembed), [&](const auto& op) {
     if constexpr (HasNorm<decltype(op)>)
       launch_one<Items::kTiles>(cx, unembed, op);
     else
@@ -78,7 +78,7 @@ void norm_unembed_tiles(Ctx& cx, const Tensor& logits, const Tensor& h, const Te
 
 void norm_unembed_rows(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
                        const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
-  with_norm(cx, logits, h, x, d, norm, unembed, s, [&](const auto& op) {
+  with_norm(cx, logits, h, x, d, norm, unembed, s, true, [&](const auto& op) {
     launch_rows<HasNorm<decltype(op)> ? 1 : kFewTokens, Items::kTiles>(cx, unembed, op);
   });
 }

@@ -8,8 +8,10 @@
 #include <cfloat>
 #include <climits>
 
+#include "cuda/arrivals.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/ordered.cuh"
+#include "cuda/parameters.cuh"
 #include "ops/sample/sample.h"
 #include "ops/sample/sample_parts.h"
 
@@ -104,8 +106,10 @@ __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant_
   const int vocab = static_cast<int>(a.vocab), each = (vocab + kSampleParts - 1) / kSampleParts;
   const int begin = static_cast<int>(blockIdx.x) * each, end = min(begin + each, vocab);
   const float* logits = a.logits + row * a.vocab;
+  nibble::cuda::touch_parameters(a);
   griddep_wait();
   griddep_launch_dependents();
+  const int32_t turn = *a.out.turn;
 
   SamplePart p = no_ids();
   bool is_finite = true;
@@ -115,12 +119,10 @@ __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant_
   p = join_threads(p, of_warps);
   if (threadIdx.x == 0) {
     a.parts[row * kSampleParts + blockIdx.x] = p;
-    __threadfence();
-    is_last = atomicInc(a.counters + row, kSampleParts - 1) == kSampleParts - 1;  // wraps to 0
+    is_last = nibble::cuda::is_last_arrival(a.counters + row, kSampleParts);
   }
   __syncthreads();
   if (!is_last) return;
-  __threadfence();
   p = no_ids();
   if (threadIdx.x < kSampleParts) {
     const volatile SamplePart* part = a.parts + row * kSampleParts + threadIdx.x;
@@ -129,8 +131,8 @@ __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant_
   p = join_threads(p, of_warps);
   if (threadIdx.x > 0) return;
   a.parts[row * kSampleParts] = p;  // for sample_drawn
-  a.out.rows[*a.out.turn * a.out.stride + row] = {
-      p.best, p.best < 0 ? 0 : p.best_logit - p.largest - logf(p.sum)};
+  a.out.rows[turn * a.out.stride + row] = {p.best,
+                                           p.best < 0 ? 0 : p.best_logit - p.largest - logf(p.sum)};
   if (a.out.ids != nullptr) a.out.ids[row] = max(0, p.best);  // the host ends a row without an id
 }
 
