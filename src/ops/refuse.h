@@ -71,14 +71,25 @@ const char* refuse_fp8(Format format, int64_t rows, int64_t cols, const KernelOp
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }
 
-// MXFP8 weights with activations rounded to bf16, on AVX-512 BF16, where they may be int8.
-inline const char* refuse_bf16(Format format, int64_t rows, int64_t cols,
-                               const KernelOptions& options) {
-  if (const char* reason = refuse_isa(cpu::Isa::kAvx512Bf16, options)) return reason;
+// MXFP8 weights with activations rounded to bf16, on AMX or AVX-512 BF16, where they may be int8.
+template <cpu::Isa kIsa>
+const char* refuse_bf16(Format format, int64_t rows, int64_t cols, const KernelOptions& options) {
+  if (const char* reason = refuse_isa(kIsa, options)) return reason;
   if (options.activations != ActFormat::kInt8 && options.activations != ActFormat::kInt8Row)
     return "activations are not int8";
   if (format != Format::kMxfp8) return "weights are not mxfp8";
   return refuse_layout(Layout::kPanels16, format, rows, cols);
+}
+
+// bf16 weights by bf16 tiles, likewise.
+inline const char* refuse_bf16_rows(Format format, int64_t rows, int64_t cols,
+                                    const KernelOptions& options) {
+  if (const char* reason = refuse_isa(cpu::Isa::kAmx, options)) return reason;
+  if (options.activations != ActFormat::kInt8 && options.activations != ActFormat::kInt8Row)
+    return "activations are not int8";
+  if (format != Format::kBF16) return "weights are not bf16";
+  if (rows % 16 != 0) return "rows are not a multiple of 16";
+  return cols % 32 == 0 ? nullptr : "columns are not a multiple of 32";
 }
 
 // Products with int8 activations on `isa`, for a weight of `rows` x `cols`.

@@ -136,11 +136,11 @@ void pair_panel(const Bf16Run& run, int64_t panel, int64_t first, int64_t steps,
 }
 
 // The sums of 16 inputs from `first` on and `steps` steps of lines; where kFresh, from zero.
-template <bool kFresh>
+template <typename Products, bool kFresh>
 void add_steps(const Bf16Run& run, int64_t first, int64_t step, int64_t steps,
                const std::byte* lines, float* sums) {
   // Columns of panels that are not there go nowhere.
-  cpu::Avx512Bf16::multiply<kBf16Panels, kFresh>(
+  Products::template multiply<kBf16Panels, kFresh>(
       {.a = reinterpret_cast<const std::byte*>(run.x + first * 32 * run.steps) + 64 * step,
        .a_row = 64 * run.steps,
        .b = lines,
@@ -162,7 +162,7 @@ void finish(const Bf16Run& run, int64_t first, const float* sums) {
 
 // One input by panels whose scales are not large: lines go from registers into the products,
 // in the order of Avx512Bf16.
-void multiply_one(const Bf16Run& run) {
+void multiply_few(cpu::Avx512Bf16, const Bf16Run& run) {
   const Mxfp8Lines lines;
   for (int64_t p = 0; p < run.panels; p += 2) {
     const int64_t other = std::min(p + 1, run.panels - 1);
@@ -197,15 +197,68 @@ void multiply_one(const Bf16Run& run) {
   }
 }
 
+// M inputs by a panel without lines, in the order of AmxBf16: a tile adds up the products of even
+// and of odd k by themselves, then both to what there was. A block is a step, so that its scale
+// waits until then; a power of two, it changes no rounding.
+template <int M>
+void multiply_few(const Bf16Run& run, int64_t panel) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+  const uint8_t *codes = run.codes + 512 * panel * run.steps,
+                *scales = run.scales + 16 * panel * run.steps;
+  __m512 acc[M];
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m) acc[m] = S::zero();
+  for (int64_t s = 0; s < run.steps; ++s, codes += 512, scales += 16) {
+    for (int i = 0; i < 8; ++i) __builtin_prefetch(codes + kAhead + 64 * i, 0, 1);
+    if (s % 4 == 0) __builtin_prefetch(scales + kScalesAhead, 0, 1);
+    __m512 even[M], odd[M];
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) even[m] = odd[m] = S::zero();
+#pragma GCC unroll 4
+    for (int r = 0; r < 16; ++r) {
+      const __m512 first = S::load_e4m3(codes + 32 * r), second = S::load_e4m3(codes + 32 * r + 16);
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) {
+        int32_t two;
+        __builtin_memcpy(&two, run.x + 32 * (m * run.steps + s) + 2 * r, sizeof(two));
+        const __m512i pair = _mm512_set1_epi32(two);
+        even[m] = S::fma(first, _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)), even[m]);
+        odd[m] = S::fma(second, _mm512_castsi512_ps(_mm512_and_si512(pair, upper)), odd[m]);
+      }
+    }
+    const __m512 scale = S::mul(S::scales(scales), S::set1(S::kE4m3Unit));
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) acc[m] = S::fma(scale, S::add(even[m], odd[m]), acc[m]);
+  }
+  const __m512 bias = run.bias == nullptr ? S::zero() : S::load_bf16(run.bias + 16 * panel);
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m) S::store(run.y + m * run.ldy + 16 * panel, S::add(acc[m], bias));
+}
+
+void multiply_few(cpu::AmxBf16, const Bf16Run& run) {
+  for (int64_t p = 0; p < run.panels; ++p) {
+    if (run.tokens == 1) multiply_few<1>(run, p);
+    if (run.tokens == 2) multiply_few<2>(run, p);
+    if (run.tokens == 3) multiply_few<3>(run, p);
+    if (run.tokens == 4) multiply_few<4>(run, p);
+  }
+}
+
+// Inputs that go without lines.
+constexpr int64_t few(cpu::Avx512Bf16) { return 1; }
+constexpr int64_t few(cpu::AmxBf16) { return 4; }
+
 bool any_large(const Bf16Run& run) {
   for (int64_t b = 0; b < run.panels * run.steps; ++b)
     if (has_large(run.scales + 16 * b)) return true;
   return false;
 }
 
+template <typename Products>
 void multiply(const Bf16Run& run) {
   CHECK(run.panels <= kBf16Panels);
-  if (run.tokens == 1 && !any_large(run)) return multiply_one(run);
+  if (run.tokens <= few(Products()) && !any_large(run)) return multiply_few(Products(), run);
+  Products::begin();
   std::byte* lines = run.scratch;
   auto* sums = reinterpret_cast<float*>(lines + kBf16Panels * run.steps * kTileBytes);
   // Inputs of one pass: few steps at a time, whose lines stay in L1.
@@ -216,20 +269,22 @@ void multiply(const Bf16Run& run) {
       pair_panel(run, p, step, steps, lines + p * steps * kTileBytes);
     for (int64_t first = 0; first < run.tokens; first += kBf16Inputs) {
       if (step == 0)
-        add_steps<true>(run, first, step, steps, lines, sums);
+        add_steps<Products, true>(run, first, step, steps, lines, sums);
       else
-        add_steps<false>(run, first, step, steps, lines, sums);
+        add_steps<Products, false>(run, first, step, steps, lines, sums);
       if (step + steps == run.steps) finish(run, first, sums);
     }
   }
+  Products::end();
 }
 
 }  // namespace
 
 const Bf16Kernels& bf16_kernels(cpu::Isa isa) {
-  static constexpr Bf16Kernels kKernels{encode, multiply};
-  CHECK(isa == cpu::Isa::kAvx512Bf16);
-  return kKernels;
+  static constexpr Bf16Kernels kAmx{encode, multiply<cpu::AmxBf16>};
+  static constexpr Bf16Kernels kAvx512{encode, multiply<cpu::Avx512Bf16>};
+  CHECK(isa == cpu::Isa::kAmx || isa == cpu::Isa::kAvx512Bf16);
+  return isa == cpu::Isa::kAmx ? kAmx : kAvx512;
 }
 
 }  // namespace nibble::ops

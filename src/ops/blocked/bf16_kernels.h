@@ -1,19 +1,19 @@
 // Products of MXFP8 panels (Layout::kPanels16) with activations rounded to bf16, by products of
-// bf16 (cpu/bf16_products.h) on AVX-512 BF16, for machines where activations may be rounded. A
-// weight is exact in bf16 (E4M3 has 4 bits, its scale is a power of two; what is below 2^-126
+// bf16 (cpu/bf16_products.h) on AMX or AVX-512 BF16, for machines where activations may be rounded.
+// A weight is exact in bf16 (E4M3 has 4 bits, its scale is a power of two; what is below 2^-126
 // counts as zero), sums are float32.
 //
 //   y[m][n] = bias[n] + sum over k of w[n][k] x[m][k], in the instruction's order: the same
-// whatever the batch.
+// whatever the batch. On AMX few inputs go by float32 multiply-adds in the tiles' order.
 //
-// Bytes: the weights once. Reached on 2 cores of an EPYC (Zen 4, AVX-512 BF16, no AMX), 2026-11-21,
-// nibble bench ops, out_proj of gpt-oss-20b: MXFP8 one token 0.40 to 0.41 ms (83 to 89% of the
-// floor; Fp8Kernels 0.36), 8 tokens 0.77 (1.16), 512 tokens 433 GFLOP/s (166). What binds: dot
-// products of bf16, 64 flops a cycle; one token: seven operations that look up 32 weights. Lost:
-// lookups through float16 and float32 (one token 0.57 ms), lines through memory for one token
-// (0.49); bf16 rows turned into lines: 512 tokens 432 GFLOP/s (FloatKernels 162), but one token
-// 0.86 to 0.89 ms in place of 0.74; AMX tiles on a Xeon: 512 tokens 8 to 13 times float32's speed,
-// MXFP8 and bf16, but one token takes 1.5 to 2 times as long, as lines go through memory.
+// Bytes: the weights once. Reached, nibble bench ops, out_proj of gpt-oss-20b: on 2 cores of an
+// EPYC (Zen 4, AVX-512 BF16, no AMX), 2026-11-21, one token 0.40 to 0.41 ms (83 to 89% of the
+// floor; Fp8Kernels 0.36), 8 tokens 0.77 (1.16), 512 tokens 433 GFLOP/s (166). On 2 cores of a Xeon
+// with AMX (reads at 26 GB/s), 2026-11-22: one token 0.58 to 0.60 ms (66 to 71% of the floor;
+// Fp8Kernels 0.56), 8 tokens 1.1 (1.6), 64 tokens 1,078 GFLOP/s (137), 512 tokens 1,459 (112). What
+// binds: dot products of bf16, 64 flops a cycle, without AMX; looking up lines with it. Lost:
+// lookups through float16 and float32 (EPYC, one token 0.57 ms), lines through memory for one token
+// (EPYC 0.49, AMX 1.7) and for 4 on AMX (1.1, as for 8).
 #pragma once
 
 #include <cstddef>
@@ -47,7 +47,7 @@ struct Bf16Kernels {
   void (*multiply)(const Bf16Run& run);
 };
 
-// Those of kAvx512Bf16.
+// Those of kAmx or kAvx512Bf16.
 const Bf16Kernels& bf16_kernels(cpu::Isa isa);
 
 }  // namespace nibble::ops

@@ -139,6 +139,40 @@ void Bf16Product::multiply(const Weight& rows, int64_t, int worker, float* y, in
                       .scratch = scratch_ + worker * bf16_run_scratch_bytes(steps)});
 }
 
+Bf16RowProduct::Bf16RowProduct(const Bf16RowKernels* kernels, Scratch& scratch,
+                               const ProductSize& size)
+    : kernels_(kernels),
+      x_(scratch.take<std::byte>((size.inputs + kTurnedInputs - 1) / kTurnedInputs * kTurnedInputs *
+                                 2 * size.cols)),
+      cols_(size.cols) {}
+
+void Bf16RowProduct::take(Ctx& cx, const ProductInputs& in) {
+  CHECK(in.groups == 1);
+  tokens_ = in.inputs();
+  const int64_t tiles = (tokens_ + kTurnedInputs - 1) / kTurnedInputs;
+  cx.pool->parallel_for(tiles, 1, [&](int64_t tile, int64_t end, int) {
+    for (; tile < end; ++tile) {
+      const float* rows[kTurnedInputs];
+      const int64_t first = tile * kTurnedInputs;
+      const int64_t count = std::min(kTurnedInputs, tokens_ - first);
+      for (int64_t m = 0; m < count; ++m)
+        rows[m] = in.x + (in.row == nullptr ? first + m : in.row[first + m]) * cols_;
+      kernels_->turn(rows, count, cols_ / 32, x_ + first * 2 * cols_);
+    }
+  });
+}
+
+void Bf16RowProduct::multiply(const Weight& rows, int64_t, int, float* y, int64_t ldy) const {
+  kernels_->multiply({.w = reinterpret_cast<const uint16_t*>(rows.codes),
+                      .bias = rows.bias,
+                      .rows = rows.rows,
+                      .steps = cols_ / 32,
+                      .x = x_,
+                      .tokens = tokens_,
+                      .y = y,
+                      .ldy = ldy});
+}
+
 Int8Inputs::Int8Inputs(Scratch& scratch, const ProductSize& size)
     : blocks_(size.cols / kInt8BlockElems),
       first_(scratch.take<int64_t>(size.groups)),
@@ -292,6 +326,7 @@ void linear(Ctx& cx, Product& product, float* y, const float* x, int64_t inputs,
 
 template void linear(Ctx&, FloatProduct&, float*, const float*, int64_t, const Weight&);
 template void linear(Ctx&, Bf16Product&, float*, const float*, int64_t, const Weight&);
+template void linear(Ctx&, Bf16RowProduct&, float*, const float*, int64_t, const Weight&);
 template void linear(Ctx&, Fp8Product&, float*, const float*, int64_t, const Weight&);
 template void linear(Ctx&, Int8Product&, float*, const float*, int64_t, const Weight&);
 template void linear(Ctx&, Int8RowProduct&, float*, const float*, int64_t, const Weight&);

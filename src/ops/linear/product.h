@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "ops/blocked/bf16_kernels.h"
+#include "ops/blocked/bf16_row_kernels.h"
 #include "ops/blocked/float_kernels.h"
 #include "ops/blocked/fp8_kernels.h"
 #include "ops/blocked/int8_kernels.h"
@@ -106,6 +107,23 @@ class Bf16Product {
   int64_t cols_, tokens_ = 0;
 };
 
+// Weights in bf16 rows by inputs rounded to bf16; of one group.
+class Bf16RowProduct {
+ public:
+  using Kernels = Bf16RowKernels;
+  static const Bf16RowKernels& kernels(cpu::Isa isa) { return bf16_row_kernels(isa); }
+  static constexpr int64_t kRows = 64;
+
+  Bf16RowProduct(const Bf16RowKernels* kernels, Scratch& scratch, const ProductSize& size);
+  void take(Ctx& cx, const ProductInputs& inputs);
+  void multiply(const Weight& rows, int64_t g, int worker, float* y, int64_t ldy) const;
+
+ private:
+  const Bf16RowKernels* kernels_;
+  std::byte* x_;  // see Bf16RowRun
+  int64_t cols_, tokens_ = 0;
+};
+
 // Inputs rounded to int8, in tiles as Int8Kernels read them; those of a group begin a new tile.
 class Int8Inputs {
  public:
@@ -178,7 +196,8 @@ class Int8RowProduct {
 // Bytes that an op's Work<Product> needs, whichever product its row is made of.
 template <template <typename> class Work, typename Desc>
 int64_t most_scratch_bytes(const Desc& desc, int64_t tokens, int threads) {
-  return std::max({Work<Bf16Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
+  return std::max({Work<Bf16RowProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
+                   Work<Bf16Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
                    Work<Fp8Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
                    Work<FloatProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
                    Work<Int8Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
@@ -191,6 +210,7 @@ void linear(Ctx& cx, Product& product, float* y, const float* x, int64_t inputs,
 
 extern template void linear(Ctx&, FloatProduct&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Bf16Product&, float*, const float*, int64_t, const Weight&);
+extern template void linear(Ctx&, Bf16RowProduct&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Fp8Product&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Int8Product&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Int8RowProduct&, float*, const float*, int64_t, const Weight&);

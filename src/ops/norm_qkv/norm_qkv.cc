@@ -28,6 +28,15 @@ constexpr NormQkvKernel fp8_row(const char* name) {
 }
 
 template <cpu::Isa kIsa>
+constexpr NormQkvKernel bf16_row(const char* name) {
+  return {name,
+          [](const NormQkvDesc& d, const KernelOptions& o) {
+            return refuse_bf16<kIsa>(d.format, rows_of(d), d.hidden, o);
+          },
+          Bf16NormQkv<kIsa>::run, Layout::kPanels16};
+}
+
+template <cpu::Isa kIsa>
 constexpr NormQkvKernel int8_row(const char* name) {
   return {name,
           [](const NormQkvDesc& d, const KernelOptions& o) {
@@ -73,11 +82,13 @@ constexpr NormQkvKernel kKernels[] = {
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
     int8_row<cpu::Isa::kAvx2>("avx2_int8"),
     int8_row<cpu::Isa::kNeonDot>("neon_dot_int8"),
-    {"avx512_bf16_mxfp8",
+    bf16_row<cpu::Isa::kAmx>("amx_mxfp8"),
+    bf16_row<cpu::Isa::kAvx512Bf16>("avx512_bf16_mxfp8"),
+    {"amx_bf16",
      [](const NormQkvDesc& d, const KernelOptions& o) {
-       return refuse_bf16(d.format, rows_of(d), d.hidden, o);
+       return refuse_bf16_rows(d.format, rows_of(d), d.hidden, o);
      },
-     Bf16NormQkv<cpu::Isa::kAvx512Bf16>::run, Layout::kPanels16},
+     Bf16RowNormQkv<cpu::Isa::kAmx>::run},
     fp8_row<cpu::Isa::kAvx512>("avx512_mxfp8"),
     fp8_row<cpu::Isa::kAvx2>("avx2_mxfp8"),
     fp8_row<cpu::Isa::kNeon>("neon_mxfp8"),

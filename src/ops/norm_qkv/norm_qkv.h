@@ -50,9 +50,14 @@ template <cpu::Isa kIsa>
 struct Fp8NormQkv {
   static NormQkvFn run;
 };
-// MXFP8 weights by bf16 activations; defined for kAvx512Bf16.
+// MXFP8 weights by bf16 activations; defined for kAmx and kAvx512Bf16.
 template <cpu::Isa kIsa>
 struct Bf16NormQkv {
+  static NormQkvFn run;
+};
+// bf16 weights by bf16 activations; defined for kAmx.
+template <cpu::Isa kIsa>
+struct Bf16RowNormQkv {
   static NormQkvFn run;
 };
 // MXFP4 weights by int8 activations; defined for kAvx512Vnni, kAvxVnni, kAvx2 and kNeonDot.

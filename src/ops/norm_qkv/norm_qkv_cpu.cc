@@ -102,6 +102,13 @@ void Bf16NormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, c
 }
 
 template <cpu::Isa kIsa>
+void Bf16RowNormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+                               const Tensor& d, const Norm& norm, const Weight& qkv,
+                               const Tensor& cos_sin, const Step& s) {
+  run_with<Bf16RowProduct, kIsa>(cx, out, kv, x, d, norm, qkv, cos_sin, s);
+}
+
+template <cpu::Isa kIsa>
 void Int8NormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                             const Tensor& d, const Norm& norm, const Weight& qkv,
                             const Tensor& cos_sin, const Step& s) {
@@ -118,7 +125,9 @@ void Int8RowNormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv
 template struct BlockedNormQkv<cpu::Isa::kAvx512>;
 template struct BlockedNormQkv<cpu::Isa::kAvx2>;
 template struct BlockedNormQkv<cpu::Isa::kNeon>;
+template struct Bf16NormQkv<cpu::Isa::kAmx>;
 template struct Bf16NormQkv<cpu::Isa::kAvx512Bf16>;
+template struct Bf16RowNormQkv<cpu::Isa::kAmx>;
 template struct Fp8NormQkv<cpu::Isa::kAvx512>;
 template struct Fp8NormQkv<cpu::Isa::kAvx2>;
 template struct Fp8NormQkv<cpu::Isa::kNeon>;

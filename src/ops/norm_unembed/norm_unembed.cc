@@ -26,6 +26,15 @@ constexpr NormUnembedKernel fp8_row(const char* name) {
 }
 
 template <cpu::Isa kIsa>
+constexpr NormUnembedKernel bf16_row(const char* name) {
+  return {name,
+          [](const NormUnembedDesc& d, const KernelOptions& o) {
+            return refuse_bf16<kIsa>(d.format, d.vocab, d.hidden, o);
+          },
+          Bf16NormUnembed<kIsa>::run, Layout::kPanels16};
+}
+
+template <cpu::Isa kIsa>
 constexpr NormUnembedKernel int8_row(const char* name) {
   return {name,
           [](const NormUnembedDesc& d, const KernelOptions& o) {
@@ -59,11 +68,13 @@ constexpr NormUnembedKernel kKernels[] = {
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
     int8_row<cpu::Isa::kAvx2>("avx2_int8"),
     int8_row<cpu::Isa::kNeonDot>("neon_dot_int8"),
-    {"avx512_bf16_mxfp8",
+    bf16_row<cpu::Isa::kAmx>("amx_mxfp8"),
+    bf16_row<cpu::Isa::kAvx512Bf16>("avx512_bf16_mxfp8"),
+    {"amx_bf16",
      [](const NormUnembedDesc& d, const KernelOptions& o) {
-       return refuse_bf16(d.format, d.vocab, d.hidden, o);
+       return refuse_bf16_rows(d.format, d.vocab, d.hidden, o);
      },
-     Bf16NormUnembed<cpu::Isa::kAvx512Bf16>::run, Layout::kPanels16},
+     Bf16RowNormUnembed<cpu::Isa::kAmx>::run},
     fp8_row<cpu::Isa::kAvx512>("avx512_mxfp8"),
     fp8_row<cpu::Isa::kAvx2>("avx2_mxfp8"),
     fp8_row<cpu::Isa::kNeon>("neon_mxfp8"),

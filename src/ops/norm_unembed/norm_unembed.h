@@ -39,9 +39,14 @@ template <cpu::Isa kIsa>
 struct Fp8NormUnembed {
   static NormUnembedFn run;
 };
-// MXFP8 weights by bf16 activations; defined for kAvx512Bf16.
+// MXFP8 weights by bf16 activations; defined for kAmx and kAvx512Bf16.
 template <cpu::Isa kIsa>
 struct Bf16NormUnembed {
+  static NormUnembedFn run;
+};
+// bf16 weights by bf16 activations; defined for kAmx.
+template <cpu::Isa kIsa>
+struct Bf16RowNormUnembed {
   static NormUnembedFn run;
 };
 // MXFP4 weights by int8 activations; defined for kAvx512Vnni, kAvxVnni, kAvx2 and kNeonDot.

@@ -64,6 +64,13 @@ void Bf16NormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& h, 
 }
 
 template <cpu::Isa kIsa>
+void Bf16RowNormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
+                                   const Tensor& d, const Norm& norm, const Weight& unembed,
+                                   const Step& s) {
+  run_with<Bf16RowProduct, kIsa>(cx, logits, h, x, d, norm, unembed, s);
+}
+
+template <cpu::Isa kIsa>
 void Int8NormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
                                 const Tensor& d, const Norm& norm, const Weight& unembed,
                                 const Step& s) {
@@ -80,7 +87,9 @@ void Int8RowNormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& 
 template struct BlockedNormUnembed<cpu::Isa::kAvx512>;
 template struct BlockedNormUnembed<cpu::Isa::kAvx2>;
 template struct BlockedNormUnembed<cpu::Isa::kNeon>;
+template struct Bf16NormUnembed<cpu::Isa::kAmx>;
 template struct Bf16NormUnembed<cpu::Isa::kAvx512Bf16>;
+template struct Bf16RowNormUnembed<cpu::Isa::kAmx>;
 template struct Fp8NormUnembed<cpu::Isa::kAvx512>;
 template struct Fp8NormUnembed<cpu::Isa::kAvx2>;
 template struct Fp8NormUnembed<cpu::Isa::kNeon>;

@@ -26,6 +26,15 @@ constexpr OutProjKernel fp8_row(const char* name) {
 }
 
 template <cpu::Isa kIsa>
+constexpr OutProjKernel bf16_row(const char* name) {
+  return {name,
+          [](const OutProjDesc& d, const KernelOptions& o) {
+            return refuse_bf16<kIsa>(d.format, d.hidden, d.width, o);
+          },
+          Bf16OutProj<kIsa>::run, Layout::kPanels16};
+}
+
+template <cpu::Isa kIsa>
 constexpr OutProjKernel int8_row(const char* name) {
   return {name,
           [](const OutProjDesc& d, const KernelOptions& o) {
@@ -59,11 +68,13 @@ constexpr OutProjKernel kKernels[] = {
     int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
     int8_row<cpu::Isa::kAvx2>("avx2_int8"),
     int8_row<cpu::Isa::kNeonDot>("neon_dot_int8"),
-    {"avx512_bf16_mxfp8",
+    bf16_row<cpu::Isa::kAmx>("amx_mxfp8"),
+    bf16_row<cpu::Isa::kAvx512Bf16>("avx512_bf16_mxfp8"),
+    {"amx_bf16",
      [](const OutProjDesc& d, const KernelOptions& o) {
-       return refuse_bf16(d.format, d.hidden, d.width, o);
+       return refuse_bf16_rows(d.format, d.hidden, d.width, o);
      },
-     Bf16OutProj<cpu::Isa::kAvx512Bf16>::run, Layout::kPanels16},
+     Bf16RowOutProj<cpu::Isa::kAmx>::run},
     fp8_row<cpu::Isa::kAvx512>("avx512_mxfp8"),
     fp8_row<cpu::Isa::kAvx2>("avx2_mxfp8"),
     fp8_row<cpu::Isa::kNeon>("neon_mxfp8"),

@@ -38,9 +38,14 @@ template <cpu::Isa kIsa>
 struct Fp8OutProj {
   static OutProjFn run;
 };
-// MXFP8 weights by bf16 activations; defined for kAvx512Bf16.
+// MXFP8 weights by bf16 activations; defined for kAmx and kAvx512Bf16.
 template <cpu::Isa kIsa>
 struct Bf16OutProj {
+  static OutProjFn run;
+};
+// bf16 weights by bf16 activations; defined for kAmx.
+template <cpu::Isa kIsa>
+struct Bf16RowOutProj {
   static OutProjFn run;
 };
 // MXFP4 weights by int8 activations; defined for kAvx512Vnni, kAvxVnni, kAvx2 and kNeonDot.

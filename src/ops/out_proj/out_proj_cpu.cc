@@ -48,6 +48,12 @@ void Bf16OutProj<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& att, const W
 }
 
 template <cpu::Isa kIsa>
+void Bf16RowOutProj<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
+                               const Step& s) {
+  run_with<Bf16RowProduct, kIsa>(cx, d, att, out, s);
+}
+
+template <cpu::Isa kIsa>
 void Int8OutProj<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
                             const Step& s) {
   run_with<Int8Product, kIsa>(cx, d, att, out, s);
@@ -62,7 +68,9 @@ void Int8RowOutProj<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& att, cons
 template struct BlockedOutProj<cpu::Isa::kAvx512>;
 template struct BlockedOutProj<cpu::Isa::kAvx2>;
 template struct BlockedOutProj<cpu::Isa::kNeon>;
+template struct Bf16OutProj<cpu::Isa::kAmx>;
 template struct Bf16OutProj<cpu::Isa::kAvx512Bf16>;
+template struct Bf16RowOutProj<cpu::Isa::kAmx>;
 template struct Fp8OutProj<cpu::Isa::kAvx512>;
 template struct Fp8OutProj<cpu::Isa::kAvx2>;
 template struct Fp8OutProj<cpu::Isa::kNeon>;
