@@ -55,11 +55,23 @@ def print_profile(row):
 
 
 def print_ops(rows):
-    print("\n| op | kernel | weights | tokens | us | GB/s | TFLOP/s | of floor |\n|---|---|---|---|---|---|---|---|")
+    """The fastest kernel of each op, by the tokens of a step."""
+    tokens = [1, 8, 64, 256, 512, 8192]
+    cells = {}
     for row in rows:
-        print(f"| {row['op']} | {row['kernel']} | {row['weights']} | {row['tokens']} | {1e6 * row['seconds']:.1f} | "
-              f"{row['bytes'] / row['seconds'] / 1e9:,.0f} | {row['flops'] / row['seconds'] / 1e12:,.0f} | "
-              f"{row['percent_of_floor']:.0f}% |")
+        fp8 = "fp8" in row["kernel"] or "w4a8" in row["kernel"]
+        cell = cells.setdefault((row["op"], row["weights"] + (", fp8" if fp8 else "")), {})
+        best = cell.setdefault(row["tokens"], row)
+        if row["seconds"] < best["seconds"]:
+            cell[row["tokens"]] = row
+    print("\n| op | weights | " + " | ".join(f"{t:,}" for t in tokens) + " |\n|" + "---|" * (2 + len(tokens)))
+    for (op, weights), cell in cells.items():
+        times = []
+        for t in tokens:
+            us = 1e6 * cell[t]["seconds"] if t in cell else 0
+            digits = 1 if us < 10 else 0
+            times.append(f"{us:,.{digits}f} ({cell[t]['percent_of_floor']:.0f}%)" if t in cell else "")
+        print(f"| {op} | {weights} | " + " | ".join(times) + " |")
 
 
 def main():
