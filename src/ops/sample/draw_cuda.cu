@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const __grid_constant__ 
   nibble::cuda::griddep_wait();
   nibble::cuda::griddep_launch_dependents();
   const int64_t r = blockIdx.x;
-  const Draw d = a.draws[r];
+  const Draw& d = a.draws[r];
   if (d.temperature == 0) return;
   const float* logits = a.logits + r * a.vocab;
   const SamplePart all = a.parts[r * kSampleParts];
