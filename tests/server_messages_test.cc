@@ -288,7 +288,7 @@ TEST_F(MessagesTest, TakesATurnOfCodex) {
     if (event.name == "response.output_item.added") added = event.data["item"];
     if (event.name == "response.output_item.done") done = event.data["item"];
   }
-  EXPECT_EQ(arguments, call["arguments"]);
+  EXPECT_EQ(call["arguments"], arguments);
   EXPECT_EQ(added["id"], done["id"]);
   EXPECT_EQ(done, call);
   // The next turn has all of it again.
