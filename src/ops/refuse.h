@@ -120,12 +120,14 @@ inline const char* refuse_gemv_batch(int64_t rows, int64_t experts, const Kernel
   return rows >= 3 * experts || options.any_size ? nullptr : "fewer than 3 rows an expert";
 }
 // The same by wgmma in FP8 (ops/linear/gemv_fold_sm90.cuh).
+inline constexpr int64_t kFoldMost = 64;  // rows an expert
 inline const char* refuse_fold(int64_t met, int64_t experts, int64_t rows, int64_t cols,
                                const KernelOptions& options) {
   if (options.gpu.sm != 90) return "needs wgmma: a Hopper GPU";
   if (rows % 64 != 0) return "rows are not a multiple of 64";
   if (cols > 4096) return "more than 4096 columns";
-  return met >= 8 * experts ? nullptr : "fewer than 8 rows an expert";
+  if (met > kFoldMost * experts) return "more than 64 rows an expert";
+  return met >= 4 * experts ? nullptr : "fewer than 4 rows an expert";
 }
 inline const char* refuse_gemv_rows(Format format, int64_t rows, int64_t cols,
                                     const KernelOptions& options) {
@@ -171,13 +173,13 @@ const char* refuse_gemm(const GemmProblem& p, const KernelOptions& options) {
 
 // The wgmma product of some tokens with a dense matrix (ops/linear/gemm_split_sm90.cuh): below 5,
 // the few-token rows win.
-inline constexpr int64_t kSplitTokens = 128;
+inline constexpr int64_t kSplitTokens = 256;
 inline const char* refuse_split(Format format, int64_t rows, int64_t cols, int64_t tokens,
                                 const KernelOptions& options) {
   if (const char* reason = refuse_gemm<Format::kMxfp4>({format, rows, cols, tokens, 5}, options))
     return reason;
   if (cols > 16384) return "more than 16384 columns";
-  return tokens <= kSplitTokens ? nullptr : "more than 128 tokens";
+  return tokens <= kSplitTokens ? nullptr : "more than 256 tokens";
 }
 
 // The same with E4M3 activations (ops/linear/gemm_fp8_sm90.cuh).

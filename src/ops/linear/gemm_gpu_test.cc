@@ -206,7 +206,7 @@ TEST(GemmGpu, DenseEqualsTheTwinAndItselfAlone) {
     for (const Format format : {Format::kMxfp4, Format::kBF16})
       for (const int64_t tokens : {1, 19, 130, 700})
         if (!is_too_slow(cols * tokens)) check_dense(rows, cols, format, tokens, "_gemm");
-    for (const int64_t tokens : {1, 16, 19, 64, 100})
+    for (const int64_t tokens : {1, 16, 19, 64, 100, 129, 256})
       if (!is_too_slow(cols * tokens)) check_dense(rows, cols, Format::kMxfp4, tokens, "_split");
   }
 }

@@ -1,4 +1,4 @@
-// Dense products of up to 128 tokens by wgmma, for matrices of so few rows that blocks of rows
+// Dense products of up to 256 tokens by wgmma, for matrices of so few rows that blocks of rows
 // alone would leave SMs idle: y[t] = x[t] W^T + b, K shared out to the blocks of a cluster.
 //
 //   weights  in   MXFP4 in kTiles16x64, [N / 16][K / 64] units of 544 bytes, dequantized to bf16
@@ -14,13 +14,14 @@
 // step, whatever the others hold.
 //
 // Bytes: N K 17 / 32 + T (2 K + 4 N); gpt-oss-120b's qkv 7.8 MB, out 6.3 MB: 1.8 and 1.4 us at 4.4
-// TB/s. Chained in a graph on an H200, cold weights, 2026-11-21, us; beside it what served before
-// (gemv_few up to 16 tokens, then gemm_sm90):
-//   tokens      8            16           32           64           128
-//   qkv         8.4 ( 9.9)   8.8 (19.3)   9.9 (20.9)   12.3 (21.0)  16.8 (22.4)
-//   out_proj    7.2 ( 9.9)   7.7 (19.6)   9.1 (27.8)   11.5 (27.8)  16.1 (28.0)
+// TB/s. Chained in a graph on an H200, cold weights, 2026-11-21 and 22, us; beside it what served
+// before (gemv_few up to 16 tokens, then gemm_sm90, which leaves turning and storing to a kernel):
+//   tokens    8         16         32         64         128        192        256
+//   qkv       8.4 (10)  8.8 (19)   9.9 (21)   12.3 (21)  14.2 (24)  17.7 (24)  22.3 (26)
+//   out_proj  7.2 (10)  7.7 (20)   9.1 (28)   11.5 (28)  13.3 (29)  16.8 (32)  20.8 (32)
 // Lost: 128 rows a block (clusters of 3 are 39 at once, one too few for qkv; with 2: 9.2 to 20.6),
-// six warpgroups that share the stages (9.0 to 12.4), 256 tokens at a time (27).
+// six warpgroups that share the stages (9.0 to 12.4), pairs of rows stored 16 bytes apart (27 at
+// 256 tokens).
 #pragma once
 
 #include <algorithm>
@@ -37,11 +38,11 @@ namespace nibble::ops::gpu::sm90 {
 
 inline constexpr int kMaxSplit = 8, kMaxSplitUnits = 80;
 
-// Three warpgroups of 64 rows, by all tokens; a warp fills.
+// Three warpgroups of 64 rows, by all tokens; one of their threads fills: a warp more would leave
+// each 128 registers, less than the sums of 256 tokens.
 template <int kN_>
 struct SplitShape {
-  static constexpr int kN = kN_, kRows = 192, kMultipliers = 2 * kRows;
-  static constexpr int kThreads = kMultipliers + 32, kReaders = kMultipliers / 32;
+  static constexpr int kN = kN_, kRows = 192, kThreads = 2 * kRows, kReaders = kThreads / 32;
   static constexpr int kStageBytes = kN * 128;
   static constexpr int kPitch = kRows + 4;  // floats
   static constexpr int kSumBytes = kN * kPitch * 4;
@@ -71,7 +72,13 @@ struct SplitBlock {
   int row0, begin, num_units;
 };
 
-// By one lane: weights at once, x as the ring has room.
+// What one thread does beside its products: all weights at once, x as the ring has room.
+template <class S>
+__device__ __forceinline__ void fetch_x(const SplitArgs& g, const CUtensorMap& x,
+                                        const SplitBlock& b, int unit, int slot) {
+  barrier_expect(b.full + slot * 8, S::kStageBytes);
+  copy_box(b.smem + slot * S::kStageBytes, x, (b.begin + unit) * 64, 0, b.full + slot * 8);
+}
 template <class S>
 __device__ __forceinline__ void fill_split(const SplitArgs& g, const CUtensorMap& x,
                                            const SplitBlock& b, int tiles) {
@@ -81,29 +88,29 @@ __device__ __forceinline__ void fill_split(const SplitArgs& g, const CUtensorMap
     cuda::bulk_copy(w + i * tile_bytes, from + int64_t{i} * g.num_units * kUnitBytes, tile_bytes,
                     b.weights_there, cuda::evict_first());
   cuda::griddep_wait();
-  int slot = 0;
-  uint32_t phase = 1;
-  for (int u = 0; u < b.num_units; ++u) {
-    if (u >= g.stages) barrier_wait(b.empty + slot * 8, phase);
-    barrier_expect(b.full + slot * 8, S::kStageBytes);
-    copy_box(b.smem + slot * S::kStageBytes, x, (b.begin + u) * 64, 0, b.full + slot * 8);
-    if (++slot == g.stages) slot = 0, phase ^= 1;
-  }
+  for (int u = 0; u < min(g.stages, b.num_units); ++u) fetch_x<S>(g, x, b, u, u);
 }
 
 // A warpgroup's 64 rows by all tokens. Two groups of products are in flight at a time; while one
 // runs, the A registers of the next are made.
 template <class S>
-__device__ __forceinline__ void multiply_split(const SplitArgs& g, const SplitBlock& b,
-                                               const char* weights, float (&d)[S::kN / 2]) {
+__device__ __forceinline__ void multiply_split(const SplitArgs& g, const CUtensorMap& xs,
+                                               const SplitBlock& b, const char* weights,
+                                               float (&d)[S::kN / 2]) {
   constexpr int kN = S::kN;
   const int lane = threadIdx.x % 32;
   const char* w = weights + threadIdx.x / 32 * b.num_units * kUnitBytes;
   uint32_t a0[2][4], a1[2][4];
-  int slot = 0, previous = 0;
-  uint32_t phase = 0;
+  int slot = 0, previous = 0, free = 0;  // `free`: of two units before
+  uint32_t phase = 0, free_phase = 0;
   barrier_wait(b.weights_there, 0);
   for (int u = 0; u < b.num_units; ++u, w += kUnitBytes) {
+    if (threadIdx.x == 0 && u >= 2 && u - 2 + g.stages < b.num_units) {
+      barrier_wait(b.empty + free * 8, free_phase);
+      fetch_x<S>(g, xs, b, u - 2 + g.stages, free);
+    }
+    __syncwarp();
+    if (u >= 2 && ++free == g.stages) free = 0, free_phase ^= 1;
     const uint4 q = *reinterpret_cast<const uint4*>(w + lane * 16);
     const uint32_t s = *reinterpret_cast<const uint32_t*>(w + 512 + lane / 4 * 4);
     const uint64_t x = swizzled_128(b.smem + slot * S::kStageBytes);
@@ -131,33 +138,47 @@ __device__ __forceinline__ void multiply_split(const SplitArgs& g, const SplitBl
 template <class S, class Op>
 __device__ __forceinline__ void finish_split(const SplitArgs& g, const SplitBlock& b, int rank,
                                              const int64_t* places, const Op& op) {
-  constexpr int kPairs = S::kRows / 2;
+  // A thread's four rows: two pairs side by side, 32 rows apart in 64, as the pairs of a rotary
+  // embedding are in a head.
+  constexpr int kQuads = S::kRows / 4, kFar = 32;
   const int first = g.tokens * rank / g.split, last = g.tokens * (rank + 1) / g.split;
-  for (int i = threadIdx.x; i < (last - first) * kPairs; i += S::kMultipliers) {
-    const int t = first + i / kPairs, pair = i % kPairs;
-    // Pairs of a rotary embedding lie 32 rows apart in the 64 of a head.
-    const int r = Op::kHeadHalves ? pair / 32 * 64 + pair % 32 : 2 * pair;
-    constexpr int kSecond = Op::kHeadHalves ? 32 : 1;
-    const int row = b.row0 + r;
+  for (int i = threadIdx.x; i < (last - first) * kQuads; i += S::kThreads) {
+    const int t = first + i / kQuads, quad = i % kQuads;
+    const int r = quad / 16 * 64 + quad % 16 * 2, row = b.row0 + r;
     if (row >= g.rows) continue;
+    const bool has_far = row + kFar < g.rows;
     const uint32_t at = b.smem + (t * S::kPitch + r) * 4;
-    float2 part[kMaxSplit];
+    float2 near[kMaxSplit], far[kMaxSplit];
 #pragma unroll
     for (int c = 0; c < kMaxSplit; ++c) {
-      part[c] = {0, 0};
+      near[c] = far[c] = {0, 0};
       if (c >= g.split) continue;
       const uint32_t there = cuda::remote_address(at, c);
-      part[c] = {cuda::load_remote(there), cuda::load_remote(there + kSecond * 4)};
+      near[c] = cuda::load_remote(there);
+      far[c] = cuda::load_remote(there + kFar * 4);
     }
-    float2 sum = part[0];
+    float2 v = near[0], w = far[0];
 #pragma unroll
-    for (int c = 1; c < kMaxSplit; ++c) sum = {sum.x + part[c].x, sum.y + part[c].y};
-    sum.x *= kSumFactor, sum.y *= kSumFactor;
-    if (g.bias != nullptr) {
-      sum.x += __uint_as_float(static_cast<uint32_t>(g.bias[row]) << 16);
-      sum.y += __uint_as_float(static_cast<uint32_t>(g.bias[row + kSecond]) << 16);
+    for (int c = 1; c < kMaxSplit; ++c) {
+      v = {v.x + near[c].x, v.y + near[c].y};
+      w = {w.x + far[c].x, w.y + far[c].y};
     }
-    op.store(t, row, sum.x, sum.y, places[t]);
+    uint32_t near_bias = 0, far_bias = 0;
+    if (g.bias != nullptr) {
+      near_bias = *reinterpret_cast<const uint32_t*>(g.bias + row);
+      if (has_far) far_bias = *reinterpret_cast<const uint32_t*>(g.bias + row + kFar);
+    }
+    v = {fmaf(v.x, kSumFactor, __uint_as_float(near_bias << 16)),
+         fmaf(v.y, kSumFactor, __uint_as_float(near_bias & 0xffff0000u))};
+    w = {fmaf(w.x, kSumFactor, __uint_as_float(far_bias << 16)),
+         fmaf(w.y, kSumFactor, __uint_as_float(far_bias & 0xffff0000u))};
+    if constexpr (Op::kHeadHalves) {
+      op.store(t, row, v.x, w.x, places[t]);
+      op.store(t, row + 1, v.y, w.y, places[t]);
+    } else {
+      op.store(t, row, v.x, v.y, places[t]);
+      if (has_far) op.store(t, row + kFar, w.x, w.y, places[t]);
+    }
   }
 }
 
@@ -193,30 +214,25 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     if (threadIdx.x < g.tokens) places[threadIdx.x] = op.place_of(threadIdx.x);
   }
   __syncthreads();
-  const bool multiplies = threadIdx.x < S::kMultipliers;
-  if (!multiplies) {
-    if (threadIdx.x == S::kMultipliers) fill_split<S>(g, x, b, tiles);
-    __syncwarp();
-  } else {
-    float d[S::kN / 2];
-    multiply_split<S>(g, b, base + g.stages * S::kStageBytes, d);
-    // Everything has been read: the sums lie over it.
-    asm volatile("bar.sync 1, %0;" ::"n"(S::kMultipliers) : "memory");
-    const int lane = threadIdx.x % 32;
-    float* sums = reinterpret_cast<float*>(base) + lane % 4 * 2 * S::kPitch +
-                  threadIdx.x / 32 * 16 + lane / 4;
+  if (threadIdx.x == 0) fill_split<S>(g, x, b, tiles);
+  __syncwarp();
+  float d[S::kN / 2];
+  multiply_split<S>(g, x, b, base + g.stages * S::kStageBytes, d);
+  __syncthreads();  // everything has been read: the sums lie over it
+  const int lane = threadIdx.x % 32;
+  float* sums =
+      reinterpret_cast<float*>(base) + lane % 4 * 2 * S::kPitch + threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
-    for (int j = 0; j < S::kN / 8; ++j, sums += 8 * S::kPitch) {
-      sums[0] = d[4 * j];
-      sums[S::kPitch] = d[4 * j + 1];
-      sums[8] = d[4 * j + 2];
-      sums[S::kPitch + 8] = d[4 * j + 3];
-    }
+  for (int j = 0; j < S::kN / 8; ++j, sums += 8 * S::kPitch) {
+    sums[0] = d[4 * j];
+    sums[S::kPitch] = d[4 * j + 1];
+    sums[8] = d[4 * j + 2];
+    sums[S::kPitch + 8] = d[4 * j + 3];
   }
   cuda::cluster_arrive();
   cuda::griddep_wait();  // of every thread that stores
   cuda::cluster_wait();
-  if (multiplies) finish_split<S>(g, b, rank, places, op);
+  finish_split<S>(g, b, rank, places, op);
   cuda::cluster_arrive_relaxed();  // nobody's shared memory goes while others read it
   cuda::cluster_wait();
 }
@@ -285,7 +301,8 @@ void launch_split(Ctx& cx, const Weight& w, const uint16_t* x, int tokens, const
   if (tokens <= 16) return launch_split_of<SplitShape<16>>(cx, w, x, tokens, op);
   if (tokens <= 32) return launch_split_of<SplitShape<32>>(cx, w, x, tokens, op);
   if (tokens <= 64) return launch_split_of<SplitShape<64>>(cx, w, x, tokens, op);
-  launch_split_of<SplitShape<128>>(cx, w, x, tokens, op);
+  if (tokens <= 128) return launch_split_of<SplitShape<128>>(cx, w, x, tokens, op);
+  launch_split_of<SplitShape<256>>(cx, w, x, tokens, op);
 }
 
 }  // namespace nibble::ops::gpu::sm90

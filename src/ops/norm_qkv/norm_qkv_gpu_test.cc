@@ -14,13 +14,14 @@ struct Shape {
 // gpt-oss's own, the tiny model's, one head of each, and units of 64 columns that fill no chunk.
 constexpr Shape kShapes[] = {{2880, 64, 8}, {256, 8, 2}, {64, 1, 1}, {320, 3, 1}};
 constexpr int64_t kDim = 64;
-constexpr int32_t kPageSize = 16, kMaxPages = 8;
+constexpr int32_t kPageSize = 16, kMaxPages = 16;
 
 // Two sequences, their pages mixed and in reverse order. Values are garbage until written.
 struct TestPages {
   TestPages(const Shape& s, DType dtype)
       : bytes(2 * kMaxPages * s.kv_heads * kPageSize * kDim * dtype_bytes(dtype), 0xff), v(bytes) {
-    for (int i = 0; i < 2 * kMaxPages; ++i) table.push_back(2 * kMaxPages - 1 - (i * 3) % 16);
+    for (int i = 0; i < 2 * kMaxPages; ++i)
+      table.push_back(2 * kMaxPages - 1 - (i * 3) % (2 * kMaxPages));
     const auto tensor = [&](std::vector<uint8_t>& b) {
       return make_tensor(b.data(), dtype, {2 * kMaxPages, s.kv_heads, kPageSize, kDim});
     };
@@ -154,7 +155,7 @@ void check(const Shape& shape, Format format, int32_t tokens, std::string_view s
 TEST(NormQkvGpu, EqualsTheTwinAndItselfAlone) {
   for (const Shape& shape : kShapes)
     for (Format format : {Format::kMxfp4, Format::kBF16})
-      for (int32_t tokens : {1, 2, 9, 19, 70}) {
+      for (int32_t tokens : {1, 2, 9, 19, 70, 150}) {
         if (shape.hidden == 2880 && tokens > 9) continue;
         if (is_too_slow(shape.hidden * tokens)) continue;
         check(shape, format, tokens, "_gemm");
