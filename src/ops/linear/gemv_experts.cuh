@@ -109,15 +109,18 @@ struct HalfProducts {
 // What a row tile costs with so many tokens: up to 4 its bytes count, then instructions.
 template <bool kExact>
 struct TileCost {
+  static constexpr bool kPaired = false;
   static __device__ __forceinline__ int of(int rows) {
     return rows == 0 ? 0 : rows <= 2 ? 7 : rows <= 4 ? 8 : rows <= 8 ? (kExact ? 12 : 9) : 11;
   }
 };
 
-// The groups of all experts, in shared memory. Cost::of(rows): of a row tile.
+// The groups of all experts, in shared memory. Cost::of(rows): of a row tile. Cost::kPaired:
+// experts of many rows and of few take turns, so that what neighbours have together differs little.
 template <class Cost>
 struct Groups {
   int offset[kMaxExperts + 1];  // first row of activations of each expert; behind the last: all
+  int order[kMaxExperts];       // the experts, as they come; what follows is in that order
   int first[kMaxExperts + 1];   // first group
   int cost[kMaxExperts + 1];    // of one row tile of every group before
   int2 warp_sums[kGemvWarps];
@@ -125,7 +128,8 @@ struct Groups {
   // By all threads, one an expert, after a barrier behind the writes of `offset`; ends with one.
   __device__ __forceinline__ void count(int experts, int group_rows) {
     const int e = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int rows = e < experts ? offset[e + 1] - offset[e] : 0;
+    if constexpr (Cost::kPaired) pair_up(experts);
+    const int rows = e < experts ? rows_of(order_of(e)) : 0;
     int2 sum{(rows + group_rows - 1) / group_rows,
              rows / group_rows * Cost::of(group_rows) + Cost::of(rows % group_rows)};
 #pragma unroll
@@ -141,7 +145,26 @@ struct Groups {
     if (e == 0) first[0] = cost[0] = 0;
     __syncthreads();
   }
-  // The expert e with values[e] <= value < values[e + 1].
+  __device__ __forceinline__ int rows_of(int e) const { return offset[e + 1] - offset[e]; }
+  __device__ __forceinline__ int order_of(int i) const {
+    if constexpr (Cost::kPaired) return order[i];
+    return i;
+  }
+  // Most rows, fewest, second most, second fewest, ...
+  __device__ __forceinline__ void pair_up(int experts) {
+    const int e = threadIdx.x;
+    if (e < experts) {
+      const int mine = rows_of(e);
+      int rank = 0;
+      for (int other = 0; other < experts; ++other) {
+        const int rows = rows_of(other);
+        rank += rows > mine || (rows == mine && other < e);
+      }
+      order[rank < (experts + 1) / 2 ? 2 * rank : 2 * (experts - 1 - rank) + 1] = e;
+    }
+    __syncthreads();
+  }
+  // The place e with values[e] <= value < values[e + 1].
   static __device__ __forceinline__ int find(const int* values, int experts, int value) {
     int low = 0, high = experts;
     while (high - low > 1) {
@@ -166,8 +189,8 @@ struct Groups {
   // The group of an item of a share that ends at `end`.
   __device__ __forceinline__ Group at(int item, int end, int experts, int group_rows,
                                       int row_tiles) const {
-    const int index = item / row_tiles, e = find(first, experts, index);
-    const int row0 = offset[e] + (index - first[e]) * group_rows;
+    const int index = item / row_tiles, place = find(first, experts, index);
+    const int e = order_of(place), row0 = offset[e] + (index - first[place]) * group_rows;
     return {index * row_tiles, min(end, (index + 1) * row_tiles), e, row0,
             min(group_rows, offset[e + 1] - row0)};
   }

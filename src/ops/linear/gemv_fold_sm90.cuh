@@ -5,30 +5,32 @@
 // A weight times its block's scale, m 2^(s - 127), becomes m 2^(s - 115) in E5M2, which holds it
 // exactly from s = 100 (2^-27) to 128; below, it is off by 2^-29 at most, above, NaN. Eight of them
 // come by PRMT from eight bytes, the line of the block's scale in a table in shared memory.
-// A row of activations gets a power-of-two scale that puts its largest element into [128, 256); an
-// element is the sum of two E4M3, x = high + low / 16, off by 2^-22 of the row's largest at most: a
-// bf16 keeps every bit down to 2^-13 of it. Columns 2 t and 2 t + 1 of B are high and low of token
-// t.
+// A row of activations is two E4M3 a column (fold_rows.h), made by a kernel before: columns 2 t and
+// 2 t + 1 of B are high and low of token t.
 //
 // Sums: one chain over K in wgmma's accumulator, which keeps about 14 bits.
 //
 // A group is up to 16 rows of one expert. Each block takes a contiguous share of the tiles of 64
-// rows of all groups; the activations of as many groups as fit stand in shared memory at a time.
-// Each of four warpgroups takes every fourth tile, a warp 16 rows of it, which it brings to shared
-// memory through a ring of its own. Fold order of K: see gemm_fp8_sm90.cuh.
+// rows of all groups; experts of many rows and of few take turns, so that the activations of a
+// block's groups stand in shared memory together. Each of four warpgroups takes every fourth tile,
+// a warp 16 rows of it, which it brings to shared memory by cp.async: a lane copies what it will
+// read. Fold order of K: see gemm_fp8_sm90.cuh.
 //
 // Measured on an H200, 2026-11-22: moe_up then moe_down of gpt-oss-120b in a graph, even random
 // routing, us; beside it gemv_experts (batch), turn and turn about:
-//   tokens   96           128          256
-//            442 (428)    474 (470)    533 (574)
-// of 1.69 GB: 3.17 TB/s at 256 tokens. The sums are off by 7e-4 of the results' rms.
-// Lost: two stages of A registers, of a unit or of a block each (ptxas spills, or 1% slower); a
-// policy of evict_first for the ring (no faster); f16 instead (as many instructions as mma.sync).
+//   tokens   96         128        256
+//            425 (427)  466 (470)  512 (575)
+// At 256 tokens a scheduler issues in 63% of its cycles; PRMT, LOP and SHF, which take two each,
+// bind next to memory. The sums are off by 7e-4 of the results' rms.
+// Lost: two stages of A registers, of a unit or of a block each (ptxas spills, or 1% slower); rings
+// filled by the copy engine, experts in their order (4% slower); activations made in each block (5%
+// slower at 128 tokens); shares by what a tile costs with its rows, where some blocks have a round
+// of tiles more, and shifts by the multiplier (3% slower together); f16 instead (as many
+// instructions as mma.sync).
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include "cuda/fp8.cuh"
+#include "ops/linear/fold_rows.h"
 #include "ops/linear/gemm_fp8_sm90.cuh"
 #include "ops/linear/gemv.cuh"
 
@@ -38,6 +40,7 @@ inline constexpr int kFoldStages = 2, kFoldGroupRows = 16, kFoldGroupsOfWarps = 
 inline constexpr int kFoldTable = 257 * 8;  // and a line of ones
 
 struct FoldCost {
+  static constexpr bool kPaired = true;
   static __device__ __forceinline__ int of(int rows) { return rows == 0 ? 0 : 1; }
 };
 
@@ -117,76 +120,158 @@ struct FoldLines {
   }
 };
 
-// By one warp: row of `pieces` times 8 activations, at load(k), to columns `column` and + 1 of
-// `columns`. Returns what products are to be multiplied by; NaN where an element is not finite.
-template <typename Load>
-__device__ __forceinline__ float store_columns(const Load& load, int pieces, uint32_t to,
-                                               int column, int columns) {
-  const int lane = threadIdx.x % 32;
-  uint32_t most = 0;
-#pragma unroll 6
-  for (int i = lane; i < pieces; i += 32) {
-    const uint4 x = load(i * 8);
-    for (const uint32_t pair : {x.x, x.y, x.z, x.w})
-      most = max(most, max(pair >> 16 & 0x7fff, pair & 0x7fff));
+// A warp's chunks on their way through cp.async: a lane copies the codes that it will read.
+template <int kUnits>
+class FoldRing {
+ public:
+  static constexpr int kChunkBytes = kUnits * cuda::kUnitBytes;
+
+  __device__ __forceinline__ explicit FoldRing(uint32_t memory) {
+    const uint32_t lane = threadIdx.x % 32;
+    first_ = slot_ = memory + threadIdx.x / 32 * kFoldStages * kChunkBytes;
+    codes_ = lane * 16;
+    scales_ = lane / 2 * cuda::kUnitBytes + 512 + lane % 2 * 16;
   }
-  most = __reduce_max_sync(0xffffffff, most);
-  // Below 2^-111 elements lose bits, so that scales stay normal numbers.
-  const uint32_t exponent = max(most >> 7, 16u);
-  const float inverse = __uint_as_float((261 - min(exponent, 254u)) << 23);
-#pragma unroll 4
-  for (int i = lane; i < pieces; i += 32) {  // whole blocks of four lanes
-    const uint4 x = load(i * 8);
-    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
-    // Elements 2 p and 2 p + 1 as bytes p of a word each.
-    uint32_t high[2] = {}, low[2] = {};
+  // Into the slot that take() gives `ahead` calls from now; none: counts all the same.
+  __device__ __forceinline__ void fetch(int ahead, const uint8_t* from) {
+    if (from != nullptr) {
+      uint32_t to = slot_ + ahead * kChunkBytes;
+      if (to >= first_ + kFoldStages * kChunkBytes) to -= kFoldStages * kChunkBytes;
 #pragma unroll
-    for (int o = 0; o < 2; ++o) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const auto element = [&](int w) {
-          return __uint_as_float(o == 0 ? words[w] << 16 : words[w] & 0xffff0000u) * inverse;
-        };
-        const float a = element(2 * half), b = element(2 * half + 1);
-        const uint32_t pair = cuda::e4m3_pair(a, b);
-        uint32_t halves;
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(pair)));
-        const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&halves));
-        high[o] |= pair << 16 * half;
-        low[o] |= cuda::e4m3_pair((a - f.x) * 16, (b - f.y) * 16) << 16 * half;
+      for (int u = 0; u < kUnits; ++u)
+        copy_16(to + codes_ + u * cuda::kUnitBytes, from + codes_ + u * cuda::kUnitBytes);
+      if (threadIdx.x % 32 < 2 * kUnits) copy_16(to + scales_, from + scales_);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  // Waits for the next chunk; its shared address.
+  __device__ __forceinline__ uint32_t take() const {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kFoldStages - 1) : "memory");
+    __syncwarp();  // scales come by other lanes
+    return slot_;
+  }
+  __device__ __forceinline__ void advance() {
+    slot_ += kChunkBytes;
+    if (slot_ == first_ + kFoldStages * kChunkBytes) slot_ = first_;
+  }
+
+ private:
+  uint32_t first_, slot_, codes_, scales_;
+};
+
+// A group's activations and their factors, by all threads: four rows by 64 columns a warp's turn.
+template <class Op>
+__device__ __forceinline__ void fetch_columns(const FoldRows& rows, const Op& op,
+                                              const Group& group, int columns, int units,
+                                              uint32_t to, uint32_t factors) {
+  const int lane = threadIdx.x % 32, turns = (group.rows + 3) / 4 * units;
+  for (int turn = threadIdx.x / 32; turn < turns; turn += kGemvWarps) {
+    const int row = turn / units * 4 + lane / 2 % 4, piece = turn % units * 4 + lane / 8;
+    if (row >= group.rows) continue;
+    const int64_t at = (int64_t{op.row_of(group.row0 + row)} * units * 4 + piece) * 32;
+    copy_16(to + (piece * columns + 2 * row + lane % 2) * 16, rows.codes + at + lane % 2 * 16);
+  }
+  if (threadIdx.x < group.rows)
+    cuda::store_shared_float(factors + threadIdx.x * 4,
+                             __ldcg(rows.factors + op.row_of(group.row0 + threadIdx.x)));
+}
+
+// The tiles of a warp, one chunk after the other.
+template <int kUnits, class GroupAt>
+struct FoldWalk {
+  const TileMatrix& m;
+  const GroupAt& group_at;
+  int item, last;  // next tile of the block's share, and the share's end
+  int left = 0;    // chunks of it
+  int group_end = 0;
+  int64_t group_from = 0;
+  const uint8_t* at = nullptr;
+
+  // The next chunk, or none.
+  __device__ __forceinline__ const uint8_t* next() {
+    if (left == 0) {
+      if (item >= last) return nullptr;
+      const int64_t tile_bytes = int64_t{m.chunks} * kUnits * cuda::kUnitBytes;
+      if (item >= group_end) {
+        const Group group = group_at(item);
+        group_end = group.end;
+        group_from = group.expert * m.expert_bytes +
+                     (static_cast<int>(threadIdx.x) / 32 % 4 - group.first_item * 4) * tile_bytes;
       }
+      at = m.bytes + group_from + item * 4 * tile_bytes;
+      left = m.chunks;
+      item += kFoldGroupsOfWarps;
     }
-#pragma unroll
-    for (int o = 0; o < 2; ++o) {
-      const uint32_t at = to + ((i / 4 * 2 + o) * columns + column) * 16 + lane % 4 * 4;
-      store_shared_4(at, cuda::transpose_quad(high[o]));
-      store_shared_4(at + 16, cuda::transpose_quad(low[o]));
-    }
+    --left;
+    const uint8_t* const chunk = at;
+    at += kUnits * cuda::kUnitBytes;
+    return chunk;
   }
-  return exponent == 255 ? __uint_as_float(0x7fc00000) : 0x1p-12f / inverse;
+};
+
+// A tile's products with up to 16 rows of activations, in columns from `x` on.
+template <int kUnits, int kN, class Fetch>
+__device__ __forceinline__ void fold_tile(float (&d)[16], FoldRing<kUnits>& ring, int chunks,
+                                          uint32_t x, uint32_t table, uint32_t ones,
+                                          const Fetch& fetch) {
+  uint32_t a[2][4];
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    const uint32_t at = ring.take();
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u, x += 4 * kN) {
+      const FoldCodes codes(at + u * cuda::kUnitBytes);
+      const FoldLines lines(table, codes.scales);
+      wgmma_wait<0>();
+      unfold(codes.words.x, lines.v[0], ones, a[0][0], a[0][2]);
+      unfold(codes.words.y, lines.v[1], ones, a[0][1], a[0][3]);
+      unfold(codes.words.z, lines.v[2], ones, a[1][0], a[1][2]);
+      unfold(codes.words.w, lines.v[3], ones, a[1][1], a[1][3]);
+      wgmma_fence();
+      wgmma_fold<kN>(d, a[0], x, chunk + u > 0);
+      wgmma_fold<kN>(d, a[1], x + 2 * kN, 1);
+      wgmma_commit();
+    }
+    __syncwarp();
+    fetch(0);
+    ring.advance();
+  }
+  wgmma_wait<0>();
+}
+
+// Rows `row` and `row` + 1 of a lane after an exchange with its neighbour's.
+template <int kN, class Op>
+__device__ __forceinline__ void store_tile(const float (&d)[16], const Group& group, int row,
+                                           uint32_t bias, uint32_t factors, const Op& op) {
+  const bool even = threadIdx.x % 8 < 4;
+  int my_token = threadIdx.x % 4;  // addresses are made here: they would fill registers before
+  asm volatile("" : "+r"(my_token));
+#pragma unroll
+  for (int q = 0; q < kN / 8; ++q) {
+    const int token = 4 * q + my_token;
+    const float scale = __uint_as_float(cuda::load_shared_4(factors + token * 4));
+    const float2 v = {finite((d[4 * q] + d[4 * q + 1] * 0.0625f) * scale),
+                      finite((d[4 * q + 2] + d[4 * q + 3] * 0.0625f) * scale)};
+    const float other = __shfl_xor_sync(0xffffffff, even ? v.y : v.x, 4);
+    if (token < group.rows)
+      op.store(group.row0 + token, row, (even ? v.x : other) + __uint_as_float(bias << 16),
+               (even ? other : v.y) + __uint_as_float(bias & 0xffff0000));
+  }
 }
 
 // Op: as gemv_experts's.
 template <int kUnits, class Op>
 __global__ void __launch_bounds__(kGemvThreads, 1)
     gemv_fold(const __grid_constant__ TileMatrix m, const __grid_constant__ FoldMemory memory,
-              const __grid_constant__ Op op) {
-  constexpr int kChunkBytes = kUnits * cuda::kUnitBytes;
+              const FoldRows rows, const __grid_constant__ Op op) {
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ __align__(8) uint64_t barriers[kGemvWarps * kFoldStages];
   __shared__ Groups<FoldCost> groups;
   const uint32_t base = cuda::shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
-  ChunkRing<kUnits, kFoldStages, /*kOnce=*/false> ring(base, cuda::shared_address(barriers));
   const uint32_t table = base + memory.table;
   for (int i = threadIdx.x; i < kFoldTable; i += kGemvThreads)
     shared[memory.table + i] = static_cast<uint8_t>(i < 2048 ? fold_line_byte(i / 8, i % 8) : 1);
 
-  const auto wait = [] {
-    cuda::griddep_wait();
-    cuda::griddep_launch_dependents();
-  };
-  if constexpr (!Op::kChosenBefore) wait();
   const int experts = op.experts, tiles = m.row_tiles / 4;
   for (int e = threadIdx.x; e <= experts; e += kGemvThreads)
     groups.offset[e] = __ldcg(op.offsets + e);
@@ -196,106 +281,46 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
     return groups.share(block, gridDim.x, experts, kFoldGroupRows, tiles);
   };
   const int first = share(blockIdx.x), last = share(blockIdx.x + 1);
-  const auto group_at = [&](int item) {
-    return groups.at(item, last, experts, kFoldGroupRows, tiles);
-  };
-
-  // Where this warp's next chunk lies, in 16 bytes.
-  int next_item = first + warp / 4, next_chunk = 0, next_end = 0;
-  uint32_t next_at = 0, group_from = 0;
-  const uint32_t tile_size = m.chunks * (kChunkBytes / 16);
-  const auto fetch = [&](int ahead) {
-    if (next_item >= last) return;
-    if (next_chunk == 0) {
-      if (next_item >= next_end) {
-        const Group group = group_at(next_item);
-        next_end = group.end;
-        group_from = group.expert * static_cast<uint32_t>(m.expert_bytes / 16) +
-                     (warp % 4 - group.first_item * 4) * tile_size;
-      }
-      next_at = group_from + next_item * 4 * tile_size;
-    }
-    if (lane == 0) ring.fetch(ahead, m.bytes + uint64_t{next_at} * 16);
-    next_at += kChunkBytes / 16;
-    if (++next_chunk == m.chunks) {
-      next_chunk = 0;
-      next_item += kFoldGroupsOfWarps;
-    }
-  };
+  const auto group_at = [&](int i) { return groups.at(i, last, experts, kFoldGroupRows, tiles); };
+  FoldRing<kUnits> ring(base);
+  FoldWalk<kUnits, decltype(group_at)> walk{m, group_at, first + warp / 4, last};
+  const auto fetch = [&](int ahead) { ring.fetch(ahead, walk.next()); };
 #pragma unroll
   for (int s = 0; s < kFoldStages; ++s) fetch(s);
-  if constexpr (Op::kChosenBefore) wait();
+  cuda::griddep_wait();
+  cuda::griddep_launch_dependents();
 
   // From memory, as in mma_digits.cuh's CodeTables: ptxas would copy a constant for every PRMT.
   const uint32_t ones = cuda::load_shared_4(table + 2048);
   int item = first + warp / 4;
   float d[16];  // the same registers for every width
-  uint32_t a[2][4];
   const auto run = [&]<int kN>(const Group& group, int held) {
     const uint32_t factors = base + memory.factors + held * 2;
-    const uint32_t x = columns_of<kN>(base + memory.x + held * m.chunks * kUnits * 64);
+    const uint32_t x =
+        __shfl_sync(0xffffffff, columns_of<kN>(base + memory.x + held * m.chunks * kUnits * 64), 0);
     for (; item < group.end; item += kFoldGroupsOfWarps) {
-      // After the exchange below this lane holds rows `row` and `row` + 1.
       const int row = ((item - group.first_item) * 4 + warp % 4) * 16 + (g % 2 == 0 ? g : g + 7);
       uint32_t bias = 0;
       if (m.bias != nullptr)
         bias = *reinterpret_cast<const uint32_t*>(bias_of(m, group.expert, row));
-#pragma unroll 1
-      for (int chunk = 0; chunk < m.chunks; ++chunk) {
-        const uint32_t at = ring.take();
-#pragma unroll 1
-        for (int u = 0; u < kUnits; ++u) {
-          const FoldCodes codes(at + u * cuda::kUnitBytes);
-          const FoldLines lines(table, codes.scales);
-          wgmma_wait<0>();
-          unfold(codes.words.x, lines.v[0], ones, a[0][0], a[0][2]);
-          unfold(codes.words.y, lines.v[1], ones, a[0][1], a[0][3]);
-          unfold(codes.words.z, lines.v[2], ones, a[1][0], a[1][2]);
-          unfold(codes.words.w, lines.v[3], ones, a[1][1], a[1][3]);
-          wgmma_fence();
-          const uint32_t b = x + (chunk * kUnits + u) * 4 * kN;
-          wgmma_fold<kN>(d, a[0], b, chunk + u > 0);
-          wgmma_fold<kN>(d, a[1], b + 2 * kN, 1);
-          wgmma_commit();
-        }
-        __syncwarp();
-        fetch(0);
-        ring.advance();
-      }
-      wgmma_wait<0>();
-      int my_token = lane % 4;  // addresses are made here: they would fill registers in the loop
-      asm volatile("" : "+r"(my_token));
-#pragma unroll
-      for (int q = 0; q < kN / 8; ++q) {
-        const int token = 4 * q + my_token;
-        const float scale = __uint_as_float(cuda::load_shared_4(factors + token * 4));
-        const float2 v = {finite((d[4 * q] + d[4 * q + 1] * 0.0625f) * scale),
-                          finite((d[4 * q + 2] + d[4 * q + 3] * 0.0625f) * scale)};
-        const float other = __shfl_xor_sync(0xffffffff, g % 2 == 0 ? v.y : v.x, 4);
-        if (token < group.rows)
-          op.store(group.row0 + token, row,
-                   (g % 2 == 0 ? v.x : other) + __uint_as_float(bias << 16),
-                   (g % 2 == 0 ? other : v.y) + __uint_as_float(bias & 0xffff0000));
-      }
+      fold_tile<kUnits, kN>(d, ring, m.chunks, x, table, ones, fetch);
+      store_tile<kN>(d, group, row, bias, factors, op);
     }
   };
   const auto columns = [](const Group& group) { return (2 * group.rows + 7) / 8 * 8; };
   for (int begin = first; begin < last;) {
-    __syncthreads();              // of the groups before, everything has been read
-    int end = begin, row = warp;  // rows of all groups go around the warps
+    __syncthreads();  // of the groups before, everything has been read
+    int end = begin;
     for (int held = 0; end < last;) {
       const Group group = group_at(end);
       if (held + columns(group) > memory.columns) break;
-      const uint32_t x = base + memory.x + held * m.chunks * kUnits * 64;
-      for (; row < group.rows; row += kGemvWarps) {
-        const float factor = store_columns([&](int k) { return op.load(group.row0 + row, k); },
-                                           m.chunks * kUnits * 8, x, 2 * row, columns(group));
-        if (lane == 0) cuda::store_shared_float(base + memory.factors + held * 2 + row * 4, factor);
-      }
-      row -= group.rows;
+      fetch_columns(rows, op, group, columns(group), m.chunks * kUnits,
+                    base + memory.x + held * m.chunks * kUnits * 64,
+                    base + memory.factors + held * 2);
       held += columns(group);
       end = group.end;
     }
+    asm volatile("cp.async.wait_all;" ::: "memory");
     fence_async_proxy();
     __syncthreads();
     for (int held = 0; begin < end;) {
@@ -314,9 +339,11 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
   }
 }
 
-// See gemv_fold.
+// See gemv_fold. x [num_rows, cols] bf16, of which op.row_of(slot) is a slot's.
 template <class Op>
-void launch_fold(Ctx& cx, const Weight& weight, const Op& op) {
+void launch_fold(Ctx& cx, Scratch& scratch, const Weight& weight, const uint16_t* x,
+                 int64_t num_rows, const Op& op) {
+  const FoldRows rows = fold_rows(cx, scratch, x, num_rows, weight.cols);
   with_chunk_units<5>(weight.cols, [&]<int kUnits>() {
     const TileMatrix m = tile_matrix(weight, kUnits);
     const auto padded = [](int64_t bytes) {
@@ -326,14 +353,15 @@ void launch_fold(Ctx& cx, const Weight& weight, const Op& op) {
     memory.table = padded(int64_t{kGemvWarps} * kFoldStages * kUnits * cuda::kUnitBytes);
     memory.factors = memory.table + padded(kFoldTable);
     memory.x = memory.factors + 512;
-    const int64_t free = cx.kernels.gpu.smem_per_block_bytes - 6 * 1024 - memory.x;
+    const int64_t free =
+        cx.kernels.gpu.smem_per_block_bytes - padded(sizeof(Groups<FoldCost>)) - memory.x;
     memory.columns = static_cast<int>(std::min<int64_t>(free / weight.cols / 8 * 8, 256));
     memory.end = memory.x + padded(memory.columns * weight.cols);
     cuda::launch(cx.stream, gemv_fold<kUnits, Op>,
                  {.grid = dim3(grid_of(cx, m.row_tiles / 4 * weight.experts)),
                   .block = dim3(kGemvThreads),
                   .smem_bytes = memory.end},
-                 m, memory, op);
+                 m, memory, rows, op);
   });
 }
 

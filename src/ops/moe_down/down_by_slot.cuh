@@ -17,12 +17,13 @@ struct DownBySlot {
   __device__ uint4 load(int row, int k) const {
     return __ldcg(reinterpret_cast<const uint4*>(u + int64_t{row} * width + k));
   }
+  __device__ int row_of(int slot) const { return slot; }
   __device__ void store(int slot, int row, float a, float b) const {
     *reinterpret_cast<float2*>(y + int64_t{slot} * hidden + row) = {a, b};
   }
 };
 
-// multiply(op) launches the products.
+// multiply(op, scratch) launches the products.
 template <typename Multiply>
 void down_by_slot(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                   const Weight& down, const Multiply& multiply) {
@@ -34,7 +35,8 @@ void down_by_slot(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& rout
                       .offsets = routing.offsets,
                       .experts = routing.num_experts,
                       .width = width,
-                      .hidden = hidden});
+                      .hidden = hidden},
+           scratch);
   combine(cx, d, y, routing);
 }
 

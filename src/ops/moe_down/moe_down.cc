@@ -1,5 +1,8 @@
 #include "ops/moe_down/moe_down.h"
 
+#include <algorithm>
+
+#include "ops/linear/fold_rows.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 
@@ -102,10 +105,12 @@ int64_t flops(const MoeDownDesc& d, int64_t tokens) {
   return 2 * tokens * d.top_k * d.width * d.hidden;
 }
 
-// What each slot's expert says, [T * K, H], before it is weighed: f32, or bf16 from the GEMM.
+// What each slot's expert says, [T * K, H], before it is weighed: f32, or bf16 from the GEMM; and
+// its inputs for gemv_fold.
 int64_t gpu::scratch_bytes(const MoeDownDesc& d) {
   Scratch scratch;
   scratch.take<float>(d.tokens * d.top_k * d.hidden);
+  take_fold_rows(scratch, std::min(d.tokens * d.top_k, kFoldMost * d.experts), d.width);
   return scratch.used_bytes();
 }
 

@@ -76,7 +76,7 @@ struct DownOne {
 template <bool kExact>
 void run_few(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
              const Weight& down) {
-  down_by_slot(cx, d, u, routing, down, [&](const DownBySlot& op) {
+  down_by_slot(cx, d, u, routing, down, [&](const DownBySlot& op, Scratch&) {
     launch_experts<Items::kExperts, kExact>(cx, down, op, routing.num_tokens);
   });
 }

@@ -7,8 +7,10 @@ namespace nibble::ops::gpu {
 
 void moe_down_fold(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                    const Weight& down) {
-  down_by_slot(cx, d, u, routing, down,
-               [&](const DownBySlot& op) { sm90::launch_fold(cx, down, op); });
+  down_by_slot(cx, d, u, routing, down, [&](const DownBySlot& op, Scratch& scratch) {
+    const int64_t slots = int64_t{routing.num_tokens} * routing.top_k;
+    sm90::launch_fold(cx, scratch, down, op.u, slots, op);
+  });
 }
 
 }  // namespace nibble::ops::gpu

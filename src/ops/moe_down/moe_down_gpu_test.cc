@@ -26,7 +26,7 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
   const Floats u(random, tokens * shape.top_k, shape.width, DType::kBF16);
   TestRouting routing(tokens, shape.experts, shape.top_k);
   routing.randomize(random);
-  GpuProblem gpu(scratch_bytes(desc, tokens, 1));
+  GpuProblem gpu(gpu::scratch_bytes(desc));
   for (const auto* row : gemv_rows_and(suffix, moe_down_kernels(), desc, gpu.cx.kernels, w)) {
     const Weight weight = gpu.weight(w);
     const auto run = [&](const Floats& from, const TestRouting& r) {

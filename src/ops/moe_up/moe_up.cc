@@ -1,6 +1,9 @@
 #include "ops/moe_up/moe_up.h"
 
+#include <algorithm>
+
 #include "ops/linear/e4m3_rows.h"
+#include "ops/linear/fold_rows.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 
@@ -99,11 +102,12 @@ int64_t flops(const MoeUpDesc& d, int64_t tokens) {
   return 4 * tokens * d.top_k * d.width * d.hidden;
 }
 
-// Its inputs in E4M3.
+// Its inputs in E4M3, or in two of them for gemv_fold.
 int64_t gpu::scratch_bytes(const MoeUpDesc& d) {
-  Scratch scratch;
+  Scratch scratch, fold;
   take_e4m3_rows(scratch, d.tokens, d.hidden);
-  return scratch.used_bytes();
+  take_fold_rows(fold, std::min(d.tokens, kFoldMost * d.experts), d.hidden);
+  return std::max(scratch.used_bytes(), fold.used_bytes());
 }
 
 }  // namespace nibble::ops

@@ -7,16 +7,12 @@ namespace nibble::ops::gpu {
 namespace {
 
 struct FoldUp {
-  static constexpr bool kChosenBefore = false;
-  uint16_t* u;        // [slots, width]
-  const uint16_t* h;  // [T, hidden]
+  uint16_t* u;  // [slots, width]
   const int32_t *token, *offsets;
-  int experts, width, hidden;
+  int experts, width;
   float limit;
 
-  __device__ uint4 load(int row, int k) const {
-    return __ldcg(reinterpret_cast<const uint4*>(h + int64_t{__ldcg(token + row)} * hidden + k));
-  }
+  __device__ int row_of(int slot) const { return __ldcg(token + slot); }
   __device__ void store(int row, int weight_row, float gate, float up) const {
     u[int64_t{row} * width + weight_row / 2] = cuda::bf16_bits(sm90::swiglu(gate, up, limit));
   }
@@ -26,14 +22,13 @@ struct FoldUp {
 
 void moe_up_fold(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
                  const Weight& up, float limit) {
-  sm90::launch_fold(cx, up,
+  Scratch scratch(cx.scratch);
+  sm90::launch_fold(cx, scratch, up, h.as<uint16_t>(), routing.num_tokens,
                     FoldUp{.u = u.as<uint16_t>(),
-                           .h = h.as<uint16_t>(),
                            .token = routing.token,
                            .offsets = routing.offsets,
                            .experts = routing.num_experts,
                            .width = static_cast<int>(up.rows / 2),
-                           .hidden = static_cast<int>(up.cols),
                            .limit = limit});
 }
 

@@ -24,7 +24,7 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
   const Floats h(random, tokens, shape.hidden, DType::kBF16);
   TestRouting routing(tokens, shape.experts, shape.top_k);
   routing.randomize(random);
-  GpuProblem gpu;
+  GpuProblem gpu(gpu::scratch_bytes(desc));
   for (const auto* row : gemv_rows_and(suffix, moe_up_kernels(), desc, gpu.cx.kernels, w)) {
     const Weight weight = gpu.weight(w);
     const Tensor in = gpu.tensor(h, DType::kBF16);
@@ -92,7 +92,7 @@ TEST(MoeUpGpu, ShowsWeightsAndActivationsThatAreNoNumbers) {
   h.values[(kTokens - 1) * shape.hidden + 3] = INFINITY;
   const MoeUpDesc desc{shape.hidden, shape.width,    shape.experts,
                        shape.top_k,  Format::kMxfp4, 8 * shape.experts};
-  GpuProblem gpu;
+  GpuProblem gpu(gpu::scratch_bytes(desc));
   for (const std::string_view suffix : {"_batch", "_fold"})
     for (const auto* row : gemv_rows_and(suffix, moe_up_kernels(), desc, gpu.cx.kernels, w)) {
       const Tensor u = gpu.output(DType::kBF16, {kTokens, shape.width});

@@ -1,0 +1,29 @@
+// Rows of activations as gemv_fold (gemv_fold_sm90.cuh) multiplies them: bf16 by two E4M3.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/ctx.h"
+#include "ops/scratch.h"
+
+namespace nibble::ops::gpu {
+
+// A row: a power-of-two factor puts its largest element into [128, 256); an element is then the sum
+// high + low / 16, off by 2^-22 of the row's largest at most: a bf16 keeps every bit down to 2^-13
+// of it. Codes [rows, K / 16, 2, 16]: high, then low, of 16 columns in fold order
+// (gemm_fp8_sm90.cuh). factors [rows]: what products are to be multiplied by; NaN where an element
+// is not finite.
+struct FoldRows {
+  uint8_t* codes;
+  float* factors;
+};
+inline FoldRows take_fold_rows(Scratch& scratch, int64_t rows, int64_t cols) {
+  auto* const codes = scratch.take<uint8_t>(2 * rows * cols);
+  return {codes, scratch.take<float>(rows)};
+}
+
+// x [rows, cols] bf16, cols % 64 == 0, cols <= 4096. Kernels behind it that start early may read
+// what those before it wrote.
+FoldRows fold_rows(Ctx& cx, Scratch& scratch, const uint16_t* x, int64_t rows, int64_t cols);
+
+}  // namespace nibble::ops::gpu
