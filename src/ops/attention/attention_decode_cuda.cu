@@ -407,6 +407,8 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
 
 void attend_rows(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
                  const AttentionParams& params, const Step& s, bool by_span) {
+  if (by_span && is_short(params, kv, s, cx.kernels.gpu.num_sms))
+    return attend_short(cx, att, q, kv, params, s);
   const auto kv_heads = static_cast<int32_t>(kv.k.dim(1));
   const int32_t rows = by_span ? s.num_spans : s.num_tokens, slab = std::min(rows, kSlab);
   const AttentionScratch scratch(Scratch(cx.scratch), slab, kv_heads);

@@ -21,6 +21,8 @@ std::vector<Case> cases() {
   for (int i = 0; i < 130; ++i) batch.push_back({1, i * 7});
   std::vector<std::pair<int32_t, int32_t>> pairs;  // more than a warp has lanes
   for (int i = 0; i < 70; ++i) pairs.push_back({1 + i % 3, i * 5});
+  std::vector<std::pair<int32_t, int32_t>> few_keys;
+  for (int i = 0; i < 60; ++i) few_keys.push_back({1, i * i % 512});
   return {
       {"edges of tiles", full, 16, true, {{1, 0}, {1, 14}, {1, 15}, {1, 16}, {1, 17}, {1, 127}}},
       {"edges of splits", full, 16, true, {{1, 126}, {1, 128}, {1, 511}, {1, 512}, {1, 1000}}},
@@ -29,6 +31,9 @@ std::vector<Case> cases() {
       {"every token by itself", full, 16, true, {{40, 110}, {3, 0}, {1, 77}}},
       {"the same in a window", window, 64, true, {{40, 110}, {150, 0}, {1, 500}}},
       {"more than a launch takes", {8, 1, 64, 0}, 16, true, batch},
+      {"many sequences of few keys", full, 16, true, few_keys},
+      {"the same with chunks among them", {24, 8, 64, 0}, 32, false, pairs},
+      {"many sequences in a window", window, 32, true, few_keys},
       {"many short spans", {8, 1, 64, 0}, 16, true, pairs},
       {"many short spans in a window", {4, 2, 64, 40}, 16, true, pairs},
       {"the tiny model", tiny, 16, true, {{1, 5}, {33, 20}, {1, 100}}},

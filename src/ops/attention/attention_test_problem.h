@@ -100,6 +100,7 @@ struct TestStep {
     }
     view = {.num_tokens = static_cast<int32_t>(positions.size()),
             .num_spans = static_cast<int32_t>(spans.size()),
+            .max_context = *std::max_element(lengths.begin(), lengths.end()),
             .positions = positions.data(),
             .spans = spans.data()};
   }
