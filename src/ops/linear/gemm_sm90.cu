@@ -40,7 +40,9 @@ void gemm(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
     case GemmOut::kBF16:
       return launch_tiles<GemmOut::kBF16>(cx, params);
     case GemmOut::kF32:
-      return launch<GemmWeights::kTiles, GemmOut::kF32, true>(cx, params);
+      if (params.num_slots > 128)
+        return launch<GemmWeights::kTiles, GemmOut::kF32, true>(cx, params);
+      return launch<GemmWeights::kTiles, GemmOut::kF32, false>(cx, params);
   }
 }
 
