@@ -152,7 +152,8 @@ void launch_rows(Ctx& cx, const Weight& weight, const Op& op) {
                          static_cast<int>(weight.cols)};
     const size_t smem_bytes =
         kRowSlotBytes<kUnits, kTokens> + kTokens * (weight.cols + 32) * 2 +
-        2 * int64_t{m.round_tiles} * m.chunks * RowTile<kItems, kTokens>::kRows * kTokens * 4;
+        2 * int64_t{m.round_tiles} * m.chunks * RowTile<kItems, kTokens>::kRows * kTokens * 4 +
+        (m.bias == nullptr ? 0 : share * RowTile<kItems, kTokens>::kRows * 2);
     cuda::launch(cx.stream, gemv_rows<kUnits, kTokens, kItems, Op>,
                  {.grid = dim3(grid, (op.tokens + kTokens - 1) / kTokens),
                   .block = dim3(kGemvThreads),

@@ -52,8 +52,9 @@ struct RowTile {
 
 // Rows of a round as finish_pairs(), for such tiles.
 template <Items kItems, int kTokens, typename Store>
-__device__ __forceinline__ void finish_row_pairs(const TileMatrix& m, const float* parts, int begin,
-                                                 int tiles, int tokens, const Store& store) {
+__device__ __forceinline__ void finish_row_pairs(const TileMatrix& m, const float* parts,
+                                                 const uint16_t* biases, int begin, int tiles,
+                                                 int tokens, const Store& store) {
   using Tile = RowTile<kItems, kTokens>;
   constexpr int kSecond = Tile::kHalves ? Tile::kHalf : 1;
   const int pairs = tiles * Tile::kHalf, tile_floats = m.chunks * Tile::kRows * kTokens;
@@ -64,8 +65,10 @@ __device__ __forceinline__ void finish_row_pairs(const TileMatrix& m, const floa
     const int row = Tile::row(begin + tile, r);
     const float* from = parts + tile * tile_floats + r * kTokens + token;
     float2 v = row_sums<kTokens, Tile::kRows>(from, from + kSecond * kTokens, m.chunks);
-    v.x += bias_value(m, 0, row);
-    v.y += bias_value(m, 0, row + (Tile::kHalves ? 32 : 1));
+    if (m.bias != nullptr) {
+      v.x += cuda::bf16_value(biases[tile * Tile::kRows + r]);
+      v.y += cuda::bf16_value(biases[tile * Tile::kRows + r + kSecond]);
+    }
     store(token, row, v);
   }
 }
@@ -85,6 +88,9 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
   auto* x = reinterpret_cast<uint16_t*>(shared + kRowSlotBytes<kUnits, kTokens>);
   const int stride = w.cols + kPad;
   float* const parts = reinterpret_cast<float*>(x + kTokens * stride);
+  // Read at the kernel's end they would come from L2.
+  auto* const biases = reinterpret_cast<uint16_t*>(
+      parts + 2 * m.round_tiles * m.chunks * RowTile<kItems, kTokens>::kRows * kTokens);
   const int lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
   using Tile = RowTile<kItems, kTokens>;
   // One token: chunk c of a row goes with chunk c + steps, if there is one.
@@ -133,7 +139,7 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
   if (m.bias != nullptr)
 #pragma unroll 1
     for (int i = threadIdx.x; i < (last - first) * Tile::kRows; i += kGemvThreads)
-      touch(bias_of(m, 0, Tile::row(first + i / Tile::kRows, i % Tile::kRows)));
+      biases[i] = *bias_of(m, 0, Tile::row(first + i / Tile::kRows, i % Tile::kRows));
   if constexpr (HasNorm<Op>) {
     constexpr int kLoads = kNormLoads<kGemvThreads>;
     uint4 weight[kLoads], h[kLoads];
@@ -196,8 +202,8 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
       }
     }
     __syncthreads();
-    finish_row_pairs<kItems, kTokens>(m, sums, begin, end - begin, rows,
-                                      [&](int token, int row, float2 v) {
+    finish_row_pairs<kItems, kTokens>(m, sums, biases + (begin - first) * Tile::kRows, begin,
+                                      end - begin, rows, [&](int token, int row, float2 v) {
                                         store_pair_of(op, row0 + token, row, v, places[token]);
                                       });
   }
