@@ -14,7 +14,8 @@
 // or at the end (+60 to +75); digits picked by a select instead of a mask (+20: the loop, too,
 // gets longer); BF16 rows: what the slots do not hold brought into L2 before the wait (467 tokens/s
 // for 481). From shared memory a row tile of out_proj takes 0.97 us, with code that is cold or
-// warm.
+// warm: the pipe of bits and bytes binds, yet with shifts by IMAD.HI, in another pipe, a step takes
+// longer (713 tokens/s for 723).
 #pragma once
 
 #include "cuda/bf16.cuh"
