@@ -7,32 +7,45 @@
 namespace nibble::ops {
 namespace {
 
-constexpr int kNone = 256;  // no exponent left
+// What is left of each row after some passes: the blocks whose exponents are `from` or more. Bytes
+// and 0 or 0xff, so that the compiler makes vectors of 16 of them.
+struct Rest {
+  uint8_t from[kPanelRows] = {}, any[kPanelRows];
+  Rest() { std::fill_n(any, kPanelRows, uint8_t{0xff}); }
+};
 
-// For each row the least exponent above `limit`, or kNone. Returns whether there is any.
-bool least_above(const uint8_t* scales, int64_t blocks, const int* limit, int* least) {
-  std::fill_n(least, kPanelRows, kNone);
+// For each row the least exponent that is left, if `found`. Returns whether there is any.
+bool find_least(const uint8_t* scales, int64_t blocks, const Rest& rest, uint8_t* least,
+                uint8_t* found) {
+  std::fill_n(least, kPanelRows, uint8_t{255});
+  std::fill_n(found, kPanelRows, uint8_t{0});
   for (int64_t b = 0; b < blocks; ++b, scales += kPanelRows)
-    for (int n = 0; n < kPanelRows; ++n)
-      least[n] = scales[n] > limit[n] ? std::min<int>(least[n], scales[n]) : least[n];
-  return std::any_of(least, least + kPanelRows, [](int e) { return e != kNone; });
+    for (int n = 0; n < kPanelRows; ++n) {
+      const uint8_t left = (scales[n] >= rest.from[n] ? 0xff : 0) & rest.any[n];
+      const auto e = static_cast<uint8_t>(scales[n] | ~left);
+      least[n] = std::min(least[n], e);
+      found[n] |= left;
+    }
+  return std::any_of(found, found + kPanelRows, [](uint8_t f) { return f != 0; });
 }
 
 }  // namespace
 
 int panel_bases(const uint8_t* scales, int64_t blocks, PanelBases& bases) {
-  int limit[kPanelRows], least[kPanelRows];
-  std::fill_n(limit, kPanelRows, -1);
+  constexpr int kStep = kMostExponentSpread + 1;
+  Rest rest;
+  uint8_t found[kPanelRows];
   int pass = 0;
-  for (; least_above(scales, blocks, limit, least); ++pass)
+  for (; pass < kMostPasses && find_least(scales, blocks, rest, bases[pass], found); ++pass)
     for (int n = 0; n < kPanelRows; ++n) {
-      // A row with nothing left: a base that no block of it has, with a small scale if there is
-      // one.
-      constexpr int kStep = kMostExponentSpread + 1;
-      if (least[n] == kNone)
-        least[n] = pass > 0 && bases[0][n] >= kStep ? bases[0][n] - kStep : limit[n] + 1;
-      bases[pass][n] = static_cast<uint8_t>(least[n]);
-      limit[n] = std::max(limit[n], least[n] + kMostExponentSpread);
+      uint8_t& base = bases[pass][n];
+      if (found[n] == 0) {
+        // A row with nothing left: a base that no block of it has, its scale small if there is one.
+        base = bases[0][n] >= kStep ? bases[0][n] - kStep : rest.from[n];
+        continue;
+      }
+      rest.any[n] = base <= 255 - kStep ? 0xff : 0;
+      rest.from[n] = static_cast<uint8_t>(base + kStep);
     }
   return pass;
 }

@@ -340,19 +340,26 @@ void multiply_by_lines(const PanelRun& run, const Panel* panels, int64_t count) 
     multiply_all_lines(run, panels + p, std::min(kMostPanels, count - p));
 }
 
-// The same sums for few vectors, straight from the nibbles. M: the size of their tile.
-template <int M>
-void multiply_few(const PanelRun& run, const Panel& p) {
+__m512i to_int32(const uint8_t* e) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(e)));
+}
+
+// The same sums for few vectors, straight from the nibbles, in kPasses at once. M: the size of
+// their tile.
+template <int M, int kPasses>
+void multiply_few(const PanelRun& run, const Panel* passes) {
   constexpr int kBeside = M % 4 == 0 ? 4 : M % 3 == 0 ? 3 : M;  // as PanelProduct
-  const __m512i base =
-      _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p.base)));
-  const uint8_t *codes = p.codes, *scales = p.scales;
+  const uint8_t *codes = passes->codes, *scales = passes->scales;
   const std::byte* x = run.block_tile;
   float half_steps[M];  // those of any block are those of all
   __builtin_memcpy(half_steps, x + 32 * M, sizeof(half_steps));
-  __m512i acc[M];
+  __m512i acc[kPasses][M], base[kPasses];
+#pragma GCC unroll 2
+  for (int p = 0; p < kPasses; ++p) {
+    base[p] = to_int32(passes[p].base);
 #pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) acc[m] = _mm512_setzero_si512();
+    for (int m = 0; m < M; ++m) acc[p][m] = _mm512_setzero_si512();
+  }
   for (int64_t b = 0; b < 2 * run.steps; ++b) {
     __m512i w[8];
 #pragma GCC unroll 4
@@ -361,9 +368,13 @@ void multiply_few(const PanelRun& run, const Panel& p) {
       S::decode(codes + 64 * i, w[2 * i], w[2 * i + 1]);
     }
     if (b % 4 == 0) __builtin_prefetch(scales + scales_ahead(run), 0, 1);
-    const __m512i shift = _mm512_sub_epi32(
-        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales))), base);
-    const __mmask16 inside = _mm512_cmple_epu32_mask(shift, _mm512_set1_epi32(kMostExponentSpread));
+    __m512i shift[kPasses];
+    __mmask16 inside[kPasses];
+#pragma GCC unroll 2
+    for (int p = 0; p < kPasses; ++p) {
+      shift[p] = _mm512_sub_epi32(to_int32(scales), base[p]);
+      inside[p] = _mm512_cmple_epu32_mask(shift[p], _mm512_set1_epi32(kMostExponentSpread));
+    }
     const auto* offsets = reinterpret_cast<const int32_t*>(x + 36 * M);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m += kBeside) {
@@ -371,31 +382,43 @@ void multiply_few(const PanelRun& run, const Panel& p) {
       S::dot<kBeside>(w, reinterpret_cast<const int8_t*>(x) + 32 * m, offsets + m, sums);
 #pragma GCC unroll 4
       for (int j = 0; j < kBeside; ++j)
-        acc[m + j] = _mm512_add_epi32(acc[m + j], _mm512_maskz_sllv_epi32(inside, sums[j], shift));
+#pragma GCC unroll 2
+        for (int p = 0; p < kPasses; ++p)
+          acc[p][m + j] = _mm512_add_epi32(acc[p][m + j],
+                                           _mm512_maskz_sllv_epi32(inside[p], sums[j], shift[p]));
     }
     codes += 256, scales += kPanelRows, x += M * kInt8TileBytes;
   }
-  const Finish finish(p);
+#pragma GCC unroll 2
+  for (int p = 0; p < kPasses; ++p) {
+    const Finish finish(passes[p]);
 #pragma GCC unroll 8
-  for (int m = 0; m < M; ++m)
-    if (m < run.tokens) finish(acc[m], half_steps[m], p.y + m * run.ldy);
+    for (int m = 0; m < M; ++m)
+      if (m < run.tokens) finish(acc[p][m], half_steps[m], passes[p].y + m * run.ldy);
+  }
 }
 
-void multiply_few(const PanelRun& run, const Panel& p) {
+template <int kPasses>
+void multiply_few(const PanelRun& run, const Panel* passes) {
   switch (tile_size(run.tokens, kAmxTileTokens)) {
     case 1:
-      return multiply_few<1>(run, p);
+      return multiply_few<1, kPasses>(run, passes);
     case 2:
-      return multiply_few<2>(run, p);
+      return multiply_few<2, kPasses>(run, passes);
     case 3:
-      return multiply_few<3>(run, p);
+      return multiply_few<3, kPasses>(run, passes);
     case 4:
-      return multiply_few<4>(run, p);
+      return multiply_few<4, kPasses>(run, passes);
     case 6:
-      return multiply_few<6>(run, p);
+      return multiply_few<6, kPasses>(run, passes);
     default:
-      return multiply_few<8>(run, p);
+      return multiply_few<8, kPasses>(run, passes);
   }
+}
+
+void multiply_few(const PanelRun& run, const Panel* passes, int64_t count) {
+  for (; count >= 2; passes += 2, count -= 2) multiply_few<2>(run, passes);
+  if (count == 1) multiply_few<1>(run, passes);
 }
 
 // int8_encode() of n values, a multiple of 64.
@@ -434,13 +457,15 @@ void multiply_panels(const PanelRun& run) {
             .base = {}};
     PanelBases bases;
     const int num_passes = find_bases(p.scales, blocks, bases);
+    const int64_t first = run.tokens <= kFew ? 0 : count;
     for (int pass = 0; pass < num_passes; ++pass, p.adds = true) {
       std::copy_n(bases[pass], kPanelRows, p.base);
-      if (run.tokens <= kFew)
-        multiply_few(run, p);
-      else
-        passes[count++] = p;
+      passes[first + pass] = p;
     }
+    if (run.tokens <= kFew)
+      multiply_few(run, passes, num_passes);
+    else
+      count += num_passes;
   }
   if (count > 0) kMany(run, passes, count);
 }
