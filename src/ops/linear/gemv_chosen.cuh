@@ -9,19 +9,28 @@
 // Sums are those of gemv_experts, bit for bit: inside a chunk as mma_digits says, chunks in
 // sequence, bias.
 //
-// Reached on an H200, gpt-oss-120b, 2026-11-21, in a chain of a layer's products (qkv, out, route,
-// up, down) in one graph: 33.1 us a layer where gemv_one's loop took 41.4; up and down by
-// themselves 20.0 us (27.6) for 53 MB. A chunk costs some 165 instructions (306). Lost there, same
-// day, us a layer: 3 and 4 stages (+0.6, +1.5); row tiles brought whole by the last warp (+4 to +9:
-// its own instructions are in front of every copy) and dealt out by a counter; the choice once
-// beforehand for the instruction cache (+1.0: blocks that start late wait for it); the same for a
-// worker's loop (+0.8). A trace says what is left: of up's 13 us 1.2 until the experts are chosen,
-// 2 until the first row tile is done, 0.8 for each of 11; of down's 7 us 2.1 until its first row
-// tile is done and 0.9 for each of 6, which lie in shared memory by then.
+// Reached on an H200, gpt-oss-120b, in a chain of a layer's products (qkv, out, route, up, down) in
+// one graph, 2026-11-21: 33.1 us a layer where gemv_one's loop took 41.4; up and down by themselves
+// 20.0 us (27.6) for 53 MB. Lost there, us a layer: 3 and 4 stages (+0.6, +1.5); row tiles brought
+// whole by the last warp (+4 to +9: its own instructions are in front of every copy) and dealt out
+// by a counter; the choice once beforehand for the instruction cache (+1.0: blocks that start late
+// wait for it); the same for a worker's loop (+0.8).
+//
+// What binds, 2026-11-22: instructions, not the memory. A chunk's 210 take 2 clocks each (4 warps a
+// scheduler, their code dependent). With one expert for all, so that its bytes lie in L2, up takes
+// 3.6 us and 0.80 for each row tile of a block, 12.4 in all for 13.1 from memory, and down as long
+// as before; without the negative half of the codes (wrong; 160 instructions) 0.55 for 0.80. No
+// gain: two chains of mma for one (0); codes of both signs in one operand (half as many mma, 24
+// LOP3 more: +0.4); shifts as IMAD (+1.4). So bringing weights into L2 while the memory idles loses
+// even where every prefetch hits (experts fixed for the trial), us a step of 1,478: down's experts
+// by the end of up +64 to +158; the next layer's attention and router by down 0 to +31; up's
+// experts, as a guess from the residual before attention might, by out_proj's start +10 (a
+// quarter), +32 (half), +75 (all), whatever the size and kind of prefetch; all together +119.
 #pragma once
 
 #include "cuda/bf16.cuh"
 #include "cuda/cluster.cuh"
+#include "cuda/parameters.cuh"
 #include "ops/linear/gemv.cuh"
 #include "ops/norm_route/route.cuh"
 
@@ -29,7 +38,7 @@ namespace nibble::ops::gpu {
 
 inline constexpr int kWorkers = 15;  // chunks of 3 units that 2,880 columns have
 inline constexpr int kChosenThreads = (kWorkers + 1) * 32;
-inline constexpr int kMaxItems = 32;  // row tiles of an expert of a block
+inline constexpr int kMaxItems = 32;  // row tiles of an expert of a block: a lane for each
 
 // One token's choices: of a product per expert by slot, of a sum over experts in order of choice.
 struct Choices {
@@ -37,33 +46,31 @@ struct Choices {
   float weight[kMaxChoices];
 };
 
-// Row tiles of a block: a piece of the sequence of all choices' or, kSum, the same of each choice.
-template <bool kSum>
-struct BlockTiles {
-  int begin, end, row_tiles;
-  int first_choice, end_choice;
+// A row tile of an expert.
+struct ChosenItem {
+  const uint8_t* from;  // its weights
+  int choice, row;
+};
 
-  __device__ __forceinline__ void share_out(int tiles, int top_k) {
-    row_tiles = tiles;
+// What a block has: a piece of the sequence of all choices' row tiles or, kSum, the same row tiles
+// of each of its choices, of which each is a run of items.
+struct ChosenShare {
+  int first, run, runs, first_choice;
+
+  template <bool kSum>
+  static __device__ __forceinline__ ChosenShare of(int row_tiles, int top_k) {
     if constexpr (kSum) {
-      const Share mine(tiles, blockIdx.x / 2, gridDim.x / 2);
-      begin = mine.begin, end = mine.end;
+      const Share mine(row_tiles, blockIdx.x / 2, gridDim.x / 2);
       const int half = (top_k + 1) / 2;
-      first_choice = blockIdx.x % 2 == 0 ? 0 : half;
-      end_choice = blockIdx.x % 2 == 0 ? half : top_k;
+      const bool is_second = blockIdx.x % 2 == 1;
+      return {mine.begin, mine.end - mine.begin, is_second ? top_k - half : half,
+              is_second ? half : 0};
     } else {
-      const Share mine(tiles * top_k, blockIdx.x, gridDim.x);
-      begin = mine.begin, end = mine.end;
-      first_choice = begin / tiles;
-      end_choice = (end - 1) / tiles + 1;
+      const Share mine(row_tiles * top_k, blockIdx.x, gridDim.x);
+      return {mine.begin, mine.end - mine.begin, 1, 0};
     }
   }
-  __device__ __forceinline__ int first_tile(int choice) const {
-    return kSum ? begin : max(begin - choice * row_tiles, 0);
-  }
-  __device__ __forceinline__ int count(int choice) const {
-    return (kSum ? end : min(end - choice * row_tiles, row_tiles)) - first_tile(choice);
-  }
+  __device__ __forceinline__ int items() const { return run * runs; }
 };
 
 struct ChosenMemory {
@@ -75,13 +82,22 @@ struct ChosenShared {
   static constexpr int kSumItems = kSum ? kMaxItems : 1;
   uint64_t barriers[kWorkers * kStages];  // of the rings
   uint64_t table_words[kWorkers];
-  uint64_t done[kMaxItems];      // all chunks of an item have been summed
+  uint64_t done[kMaxItems];      // all lanes of all chunks of an item have stored their sums
   uint64_t received[kSumItems];  // the other block's sums of a row tile
   float sums[kSumItems][16], other[kSumItems][16];
   uint16_t bias[kMaxItems][16];
+  ChosenItem items[kMaxItems + 1];  // behind the last: from = nullptr
+  ChosenShare share;
   Choices choices;
-  BlockTiles<kSum> tiles;  // here, as registers are few
 };
+
+// The choices are there: of the last warp for the others.
+__device__ __forceinline__ void show_choices() {
+  asm volatile("bar.arrive 1, %0;" ::"n"(kChosenThreads) : "memory");
+}
+__device__ __forceinline__ void await_choices() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kChosenThreads) : "memory");
+}
 
 template <int kUnits, int kStages, bool kSum, class Op>
 class ChosenWorker {
@@ -96,198 +112,195 @@ class ChosenWorker {
       : m_(m),
         op_(op),
         shared_(shared),
-        tiles_(shared.tiles),
-        memory_(memory),
-        base_(base),
+        digits_(base + memory.digits + threadIdx.x / 32 * kDigitsBytes),
+        parts_(base + memory.parts),
+        chunk_(threadIdx.x / 32),
         tables_(cuda::shared_address(&shared.table_words[threadIdx.x / 32])),
         ring_(base, cuda::shared_address(shared.barriers)) {}
 
   // Fills the ring, when the experts are chosen.
   __device__ __forceinline__ void start() {
-    choice_ = tiles_.first_choice - 1;
-    chunk_ = m_.chunks;
 #pragma unroll 1
     for (int s = 0; s < kStages; ++s)
-      if (next()) ring_.fetch(s, from_);
+      if (next() && threadIdx.x % 32 == 0) ring_.fetch(s, from_);
   }
-  // Behind the kernel in front: the first two vectors of activations are on their way.
-  __device__ __forceinline__ void load_first() { load_pair(0); }
+  // Behind the kernel in front: the first activations are on their way.
+  __device__ __forceinline__ void load_first() { load(0, threadIdx.x / 32); }
   __device__ __forceinline__ void run() {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int v = 0; v < vectors(); v += 2) {
-      if (v > 0) load_pair(v);
-      store_digits(v, x_[0]);
-      if (v + 1 < vectors()) store_digits(v + 1, x_[1]);
-    }
-    __syncwarp();
-    int first_item = 0;
-    for (int k = tiles_.first_choice; k < tiles_.end_choice; ++k) {
-      const int count = tiles_.count(k);
-      for (int c = warp, pass = 0; c < m_.chunks; c += kWorkers, ++pass) {
-        const uint32_t from = digits((kSum ? k - tiles_.first_choice : 0) * passes() + pass);
-        product_.load(from, from + kBlocks * cuda::kDigitBytes);
-        uint32_t to = base_ + memory_.parts + (first_item * m_.chunks + c) * 64 + (lane & 1) * 32 +
-                      lane / 4 * 4;
-        uint32_t done = cuda::shared_address(&shared_.done[first_item]);
-        const uint32_t end = done + count * 8;
+    store_all_digits();
+    uint32_t digits = digits_;
+    for (int c = warp; c < m_.chunks; c += kWorkers) {
+      uint32_t to = parts_ + c * 64 + (lane & 1) * 32 + lane / 4 * 4;
+      uint32_t done = cuda::shared_address(shared_.done);
+#pragma unroll 1
+      for (int k = 0; k < shared_.share.runs; ++k) {
+        product_.load(digits, digits + kBlocks * cuda::kDigitBytes);
+        digits += kWorkers * kDigitsBytes;
+        const uint32_t end = done + shared_.share.run * 8;
 #pragma unroll 1
         for (; done != end; done += 8) {
           const bool has_next = next();
           const typename Product::Chunk codes(ring_.take());
           __syncwarp();
-          if (has_next) ring_.fetch(0, from_);
+          if (has_next && lane == 0) ring_.fetch(0, from_);
           ring_.advance();
           const float sum = product_.run(tables_, codes);
           if ((lane & 2) == 0) cuda::store_shared_float(to, sum);
-          __syncwarp();
-          if (lane == 0) cuda::barrier_arrive(done);
+          cuda::barrier_arrive(done);
           to += m_.chunks * 64;
         }
       }
-      first_item += count;
     }
   }
 
  private:
-  __device__ __forceinline__ int passes() const { return (m_.chunks + kWorkers - 1) / kWorkers; }
-  // This warp's vectors: its chunks of h, or of u's row of each choice.
-  __device__ __forceinline__ int vectors() const {
-    return passes() * (kSum ? tiles_.end_choice - tiles_.first_choice : 1);
-  }
-  __device__ __forceinline__ void load_pair(int first) {
+  // Of chunk c of h or, kSum, of u's row of the k-th of the block's choices.
+  __device__ __forceinline__ void load(int k, int c) {
     const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int choice = (first + i) / passes();
-      const int chunk = (first + i - choice * passes()) * kWorkers + threadIdx.x / 32;
-      if (first + i >= vectors() || chunk >= m_.chunks || lane >= 8 * kUnits) continue;
-      x_[i] = op_.load(kSum ? shared_.choices.slot[tiles_.first_choice + choice] : 0,
-                       chunk * kUnits * 64 + lane * 8);
+    if (lane < 8 * kUnits && c < m_.chunks)
+      x_ = op_.load_one(kSum ? shared_.choices.slot[shared_.share.first_choice + k] : 0,
+                        c * kUnits * 64 + lane * 8);
+  }
+  // Of all this warp's chunks, choice by choice; the next one's activations are on their way.
+  __device__ __forceinline__ void store_all_digits() {
+    const int lane = threadIdx.x % 32;
+    uint32_t to = digits_;
+    int k = 0;
+#pragma unroll 1
+    for (int c = threadIdx.x / 32; c < m_.chunks;) {
+      const uint4 x = x_;
+      if (++k == shared_.share.runs) k = 0, c += kWorkers;
+      load(k, c);
+      if (lane < 8 * kUnits) store_activations(x, lane, to, to + kBlocks * cuda::kDigitBytes, 1);
+      to += kWorkers * kDigitsBytes;
     }
+    __syncwarp();
   }
-  __device__ __forceinline__ uint32_t digits(int vector) const {
-    return base_ + memory_.digits + (vector * kWorkers + threadIdx.x / 32) * kDigitsBytes;
-  }
-  __device__ __forceinline__ void store_digits(int vector, const uint4& x) {
-    const int lane = threadIdx.x % 32;
-    const uint32_t to = digits(vector);
-    if (lane < 8 * kUnits) store_activations(x, lane, to, to + kBlocks * cuda::kDigitBytes, 1);
-  }
-  // Lane 0 moves on to the next chunk to fetch; false: there is none.
+  // Moves on to the next chunk to fetch; false: there is none. By all lanes, as a branch costs
+  // more.
   __device__ __forceinline__ bool next() {
-    if (threadIdx.x % 32 != 0) return false;
-    if (left_ > 0) {
-      from_ += m_.chunks * kChunkBytes;
-    } else {
-      chunk_ += kWorkers;
-      if (chunk_ >= m_.chunks) {
-        chunk_ = threadIdx.x / 32;
-        if (choice_ + 1 >= tiles_.end_choice || chunk_ >= m_.chunks) {
-          chunk_ = m_.chunks;
-          return false;
-        }
-        ++choice_;
-      }
-      left_ = tiles_.count(choice_);
-      from_ = m_.bytes + shared_.choices.expert[choice_] * m_.expert_bytes +
-              (int64_t{tiles_.first_tile(choice_)} * m_.chunks + chunk_) * kChunkBytes;
+    const uint8_t* from = shared_.items[++item_].from;
+    if (from == nullptr) {
+      item_ = 0, chunk_ += kWorkers;
+      from = shared_.items[0].from;
     }
-    --left_;
+    if (chunk_ >= m_.chunks) return false;
+    from_ = from + chunk_ * kChunkBytes;
     return true;
   }
 
   const TileMatrix& m_;
   const Op& op_;
   Shared& shared_;
-  const BlockTiles<kSum>& tiles_;
-  const ChosenMemory& memory_;
-  const uint32_t base_;
+  const uint32_t digits_, parts_;
+  // Of the last chunk fetched.
+  const uint8_t* from_ = nullptr;
+  int item_ = -1, chunk_;
   const cuda::CodeTables tables_;
   ChunkRing<kUnits, kStages> ring_;
   Product product_;
-  uint4 x_[2] = {};
-  // Of the last chunk fetched, in lane 0; left_: row tiles behind it.
-  const uint8_t* from_ = nullptr;
-  int choice_, chunk_, left_ = 0;
+  uint4 x_ = {};
 };
 
-// The last warp's. The tiles are there for the workers behind the barrier that shows the choices.
-template <int kStages, bool kSum, class Op>
+// The last warp's.
+template <int kUnits, int kStages, bool kSum, class Op>
 class ChosenFinisher {
  public:
   using Shared = ChosenShared<kStages, kSum>;
 
   __device__ __forceinline__ ChosenFinisher(const TileMatrix& m, const Op& op, Shared& shared,
                                             const float* parts)
-      : m_(m), op_(op), shared_(shared), parts_(parts), tiles_(shared.tiles) {}
+      : m_(m),
+        op_(op),
+        shared_(shared),
+        parts_(parts),
+        share_(ChosenShare::of<kSum>(m.row_tiles, op.top_k)) {}
 
   __device__ __forceinline__ void prepare() {
     const int lane = threadIdx.x % 32;
-    if (lane == 0) shared_.tiles.share_out(m_.row_tiles, op_.top_k);
-    cuda::barrier_init(cuda::shared_address(&shared_.done[lane]), m_.chunks);
-    if (kSum && blockIdx.x % 2 == 0) {
-      const uint32_t barrier = cuda::shared_address(&shared_.received[lane]);
-      cuda::barrier_init(barrier, 1);
-      cuda::barrier_expect(barrier, 16 * sizeof(float));
-    }
+    cuda::barrier_init(cuda::shared_address(&shared_.done[lane]), m_.chunks * 32);
+    if (kSum && blockIdx.x % 2 == 0)
+      cuda::barrier_init(cuda::shared_address(&shared_.received[lane]), 1);
     cuda::barrier_init_fence();
+  }
+  // The other block's sums: they may come before, but do not end the phase.
+  __device__ __forceinline__ void expect_other() {
+    if (blockIdx.x % 2 == 0)
+      cuda::barrier_expect(cuda::shared_address(&shared_.received[threadIdx.x % 32]),
+                           16 * sizeof(float));
+  }
+  // What the workers and run() go by.
+  __device__ __forceinline__ void list_items(const OneChoice& chosen) {
+    const int lane = threadIdx.x % 32;
+    op_.fill(shared_.choices, chosen);
+    if (lane == 0) {
+      shared_.share = share_;
+      shared_.items[share_.items()].from = nullptr;
+    }
+    __syncwarp();
+    if (lane >= share_.items()) return;
+    const int at = kSum ? lane : share_.first + lane, per_choice = kSum ? share_.run : m_.row_tiles;
+    const int k = at / per_choice, choice = share_.first_choice + k;
+    const int tile = at - k * per_choice + (kSum ? share_.first : 0);
+    shared_.items[lane] = {m_.bytes + shared_.choices.expert[choice] * m_.expert_bytes +
+                               int64_t{tile} * (m_.chunks * kUnits * cuda::kUnitBytes),
+                           choice, tile * 16};
   }
   // All biases at once: from far away, they would stand in front of each row tile's end.
   __device__ __forceinline__ void load_biases() {
     if (m_.bias == nullptr) return;
-    int item = 0;
-    for (int k = tiles_.first_choice; k < tiles_.end_choice; ++k) {
-      const int count = tiles_.count(k), first = tiles_.first_tile(k);
-      const uint16_t* from = bias_of(m_, shared_.choices.expert[k], first * 16);
-      for (int i = threadIdx.x % 32; i < count * 4; i += 32)
-        *reinterpret_cast<uint2*>(shared_.bias[item] + i * 4) =
-            *reinterpret_cast<const uint2*>(from + i * 4);
-      item += count;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < share_.items() * 4; i += 32) {
+      const ChosenItem& item = shared_.items[i / 4];
+      const uint16_t* from = bias_of(m_, shared_.choices.expert[item.choice], item.row);
+      *reinterpret_cast<uint2*>(shared_.bias[i / 4] + i % 4 * 4) =
+          *reinterpret_cast<const uint2*>(from + i % 4 * 4);
     }
     __syncwarp();
   }
   __device__ __forceinline__ void run() {
-    const int lane = threadIdx.x % 32, r = lane % 16;
-    int item = 0;
-    for (int k = tiles_.first_choice; k < tiles_.end_choice; ++k) {
-      const int first = tiles_.first_tile(k), count = tiles_.count(k);
-      for (int i = 0; i < count; ++i, ++item) {
-        const float bias = m_.bias == nullptr ? 0 : cuda::bf16_value(shared_.bias[item][r]);
-        cuda::barrier_wait(cuda::shared_address(&shared_.done[item]), 0);
-        const float* from = parts_ + item * m_.chunks * 16 + r;
-        float sum = 0;
-#pragma unroll 15
-        for (int c = 0; c < m_.chunks; ++c) sum += from[c * 16];
-        finish(k, first + i, i, r, finite(sum) + bias);
-      }
+    const int r = threadIdx.x % 16;
+    const float* from = parts_ + r;
+    int i = 0, k = 0;
+#pragma unroll 1
+    for (int item = 0; item < share_.items(); ++item) {
+      const float bias = m_.bias == nullptr ? 0 : cuda::bf16_value(shared_.bias[item][r]);
+      cuda::barrier_wait(cuda::shared_address(&shared_.done[item]), 0);
+      float sum = 0;
+#pragma unroll 5
+      for (int c = 0; c < m_.chunks; ++c, from += 16) sum += *from;
+      finish(shared_.items[item], i, k, finite(sum) + bias);
+      if (kSum && ++i == share_.run) i = 0, ++k;
     }
-    if (kSum && tiles_.first_choice == tiles_.end_choice)  // a token has one expert
-      for (int i = 0; i < tiles_.end - tiles_.begin; ++i) send(i, r, 0);
+    if (kSum && share_.runs == 0)  // a token has one expert
+      for (int j = 0; j < share_.run; ++j) send(j, 0);
   }
 
  private:
-  __device__ __forceinline__ void send(int i, int r, float v) {
-    if (threadIdx.x % 32 < 16)
-      cuda::store_remote(cuda::remote_address(cuda::shared_address(&shared_.other[i][r]), 0), v,
+  __device__ __forceinline__ void send(int i, float v) {
+    const int lane = threadIdx.x % 32;
+    if (lane < 16)
+      cuda::store_remote(cuda::remote_address(cuda::shared_address(&shared_.other[i][lane]), 0), v,
                          cuda::remote_address(cuda::shared_address(&shared_.received[i]), 0));
   }
-  // Row r of a row tile, the i-th of this block; lane r has its sum.
-  __device__ __forceinline__ void finish(int choice, int tile, int i, int r, float v) {
+  // Row tile i of the block's k-th choice, whose row r is in lane r.
+  __device__ __forceinline__ void finish(const ChosenItem& item, int i, int k, float v) {
     const int lane = threadIdx.x % 32;
     if constexpr (!kSum) {
       const float next = __shfl_down_sync(0xffffffff, v, 1);
-      if (lane < 16 && lane % 2 == 0) op_.store(choice, tile * 16 + r, v, next);
+      if (lane < 16 && lane % 2 == 0) op_.store(item.choice, item.row + lane, v, next);
     } else {
-      float all = choice == tiles_.first_choice ? 0 : shared_.sums[i][r];
-      all = fmaf(shared_.choices.weight[choice], v, all);
-      if (choice + 1 < tiles_.end_choice) {
+      float all = k == 0 ? 0 : shared_.sums[i][lane % 16];
+      all = fmaf(shared_.choices.weight[item.choice], v, all);
+      if (k + 1 < share_.runs) {
         __syncwarp();
-        if (lane < 16) shared_.sums[i][r] = all;
+        if (lane < 16) shared_.sums[i][lane] = all;
       } else if (blockIdx.x % 2 == 1) {
-        send(i, r, all);
+        send(i, all);
       } else {
         cuda::barrier_wait(cuda::shared_address(&shared_.received[i]), 0);
-        if (lane < 16) op_.store(tile * 16 + r, all + shared_.other[i][r]);
+        if (lane < 16) op_.store(item.row + lane, all + shared_.other[i][lane]);
       }
       __syncwarp();
     }
@@ -297,13 +310,17 @@ class ChosenFinisher {
   const Op& op_;
   Shared& shared_;
   const float* parts_;
-  const BlockTiles<kSum>& tiles_;
+  const ChosenShare share_;
 };
 
+// Blocks of an SM, as far as registers go: 64 of a thread are too few for ptxas on sm_121.
+template <int kUnits>
+inline constexpr int kChosenBlocks = kUnits == 4 || NIBBLE_CUDA_SM == 121 ? 1 : 2;
+
 // Op: top_k; choose(), by one warp; fill(choices, chosen); publish(chosen), by the first block;
-// load(slot, k): 8 bf16 activations; store(slot, row, first, second) or, kSum, store(row, sum).
+// load_one(slot, k): 8 bf16 activations; store(slot, row, first, second) or, kSum, store(row, sum).
 template <int kUnits, int kStages, bool kSum, class Op>
-__global__ void __launch_bounds__(kChosenThreads, kUnits == 4 ? 1 : 2)
+__global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits>)
     gemv_chosen(const __grid_constant__ TileMatrix m, const __grid_constant__ ChosenMemory memory,
                 const __grid_constant__ Op op) {
   extern __shared__ __align__(128) uint8_t rings[];
@@ -315,36 +332,44 @@ __global__ void __launch_bounds__(kChosenThreads, kUnits == 4 ? 1 : 2)
     cuda::griddep_wait();
     if constexpr (!kSum) cuda::griddep_launch_dependents();
   };
+  cuda::touch_parameters(m, memory, op);
   // What a sum's choices are made of was there before the kernel in front began.
   if (threadIdx.x < kWorkers * 32) {
     ChosenWorker<kUnits, kStages, kSum, Op> worker(m, memory, op, shared, base);
     if constexpr (kSum) {
-      cuda::cluster_arrive();
+      cuda::cluster_arrive_relaxed();
     } else {
       wait();
       worker.load_first();
     }
-    __syncthreads();  // choices
-    worker.start();
+    await_choices();
+    // A block has none of a token's only expert.
+    const bool has_items = !kSum || shared.share.runs > 0;
+    if (has_items) worker.start();
     if constexpr (kSum) {
       wait();
+      if (!has_items) return;
       worker.load_first();
     }
     worker.run();
     return;
   }
-  ChosenFinisher<kStages, kSum, Op> finisher(m, op, shared,
-                                             reinterpret_cast<const float*>(rings + memory.parts));
+  ChosenFinisher<kUnits, kStages, kSum, Op> finisher(
+      m, op, shared, reinterpret_cast<const float*>(rings + memory.parts));
   finisher.prepare();
   if constexpr (kSum)
-    cuda::cluster_arrive();
+    cuda::cluster_arrive_relaxed();
   else
     wait();
   const OneChoice chosen = op.choose();
-  op.fill(shared.choices, chosen);
-  __syncthreads();
+  finisher.list_items(chosen);
+  __syncwarp();
+  show_choices();
   finisher.load_biases();
-  if constexpr (kSum) wait();
+  if constexpr (kSum) {
+    finisher.expect_other();
+    wait();
+  }
   if (blockIdx.x == 0) op.publish(chosen);
   finisher.run();
 }

@@ -182,8 +182,13 @@ __device__ __forceinline__ int tile_of(int item) {
 struct Share {
   int begin, end;
   __device__ __forceinline__ Share(int count, int block, int blocks)
-      : begin(static_cast<int>(int64_t{count} * block / blocks)),
-        end(static_cast<int>(int64_t{count} * (block + 1) / blocks)) {}
+      : begin(part(count, block, blocks)), end(part(count, block + 1, blocks)) {}
+
+ private:
+  // In 32 bits, as divisions of 64 are a kilobyte of code each.
+  static __device__ __forceinline__ int part(uint32_t count, uint32_t block, uint32_t blocks) {
+    return static_cast<int>(count * block / blocks);
+  }
 };
 
 // NaN where a sum is not finite: a scale of NaN counts as infinity in the products.

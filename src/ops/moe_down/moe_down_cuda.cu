@@ -67,8 +67,8 @@ struct DownOne {
     c.weight[lane] = one.choice.p;
   }
   __device__ void publish(const OneChoice&) const {}
-  __device__ uint4 load(int row, int k) const {
-    return __ldcg(reinterpret_cast<const uint4*>(u + int64_t{row} * width + k));
+  __device__ uint4 load_one(int slot, int k) const {
+    return __ldcg(reinterpret_cast<const uint4*>(u + slot * width + k));
   }
   __device__ void store(int row, float v) const { d[row] = v; }
 };

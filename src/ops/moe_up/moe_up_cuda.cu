@@ -42,6 +42,9 @@ struct Up {
   __device__ void publish(const OneChoice& one) const {
     if (routing.logits != nullptr) store_one(routing, one);
   }
+  __device__ uint4 load_one(int, int k) const {
+    return __ldcg(reinterpret_cast<const uint4*>(h + k));
+  }
   __device__ uint4 load(int row, int k) const {
     const int t = tokens == 1 ? 0 : __ldcg(token + row);
     return __ldcg(reinterpret_cast<const uint4*>(h + int64_t{t} * hidden + k));

@@ -35,7 +35,8 @@ __device__ __forceinline__ Choice choose(const float* logits, int experts, int t
     value[i] = e < experts ? ordered(__ldcg(logits + e)) : 0;
   }
   Choice mine{0, 0};
-  float logit = 0, largest = 0;
+  float logit = 0;
+#pragma unroll 1  // code that runs once is slower the longer it is
   for (int k = 0; k < top_k; ++k) {
     uint32_t best = 0;
 #pragma unroll
@@ -49,9 +50,9 @@ __device__ __forceinline__ Choice choose(const float* logits, int experts, int t
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)
       if (lane + 32 * i == static_cast<int>(id)) value[i] = 0;
-    if (k == 0) largest = of_ordered(best);
     if (lane == k) mine.id = static_cast<int32_t>(id), logit = of_ordered(best);
   }
+  const float largest = __shfl_sync(kAll, logit, 0);
   const float weight = lane < top_k ? __expf(logit - largest) : 0;
   float sum = weight;
 #pragma unroll
@@ -74,6 +75,7 @@ struct OneChoice {
 };
 __device__ __forceinline__ OneChoice place_one(const Choice& choice, int top_k) {
   OneChoice one{choice, 0};
+#pragma unroll 1
   for (int k = 0; k < top_k; ++k) one.slot += __shfl_sync(0xffffffff, choice.id, k) < choice.id;
   return one;
 }
@@ -86,9 +88,11 @@ __device__ __forceinline__ void store_one(const Routing& r, const OneChoice& one
     r.slot[lane] = one.slot;
     r.token[lane] = 0;
   }
+#pragma unroll 1
   for (int first = 0; first <= r.num_experts; first += 32) {
     const int e = first + lane;
     int before = 0, here = 0;
+#pragma unroll 1
     for (int k = 0; k < r.top_k; ++k) {
       const int id = __shfl_sync(0xffffffff, one.choice.id, k);
       before += id < e;
