@@ -48,7 +48,7 @@ def print_profile(row):
     profile = row["profile"]
     print(f"\n{row['test']}, {row['activations']} activations: {profile['step_us']:,.0f} us a step\n\n"
           "| op | launches | us alone | of floor | us saved |\n|---|---|---|---|---|")
-    for op in profile["ops"]:
+    for op in sorted(profile["ops"], key=lambda op: -op["us_saved_without"]):
         share = op["percent_of_floor"]
         print(f"| {op['op']} | {op['launches']} | {op['us']:,.0f} | {'' if share is None else f'{share:.0f}%'} | "
               f"{op['us_saved_without']:,.0f} |")
