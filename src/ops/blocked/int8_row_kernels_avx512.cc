@@ -11,9 +11,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include <bit>
-#include <cmath>
-
 #include "cpu/amx_tiles.h"
 #include "formats/int8.h"
 #include "formats/mxfp4.h"
@@ -230,7 +227,7 @@ void multiply_many_tiles(const PanelRun& run, const Panel* panels, int64_t first
   }
 }
 
-// Products of many vectors and `count` panels, none of them wide.
+// Products of many vectors and `count` passes over panels.
 using Many = void(const PanelRun& run, const Panel* panels, int64_t count);
 
 template <typename Tiles>
@@ -400,20 +397,12 @@ void multiply_few(const PanelRun& run, const Panel* passes) {
 
 template <int kPasses>
 void multiply_few(const PanelRun& run, const Panel* passes) {
-  switch (tile_size(run.tokens, kAmxTileTokens)) {
-    case 1:
-      return multiply_few<1, kPasses>(run, passes);
-    case 2:
-      return multiply_few<2, kPasses>(run, passes);
-    case 3:
-      return multiply_few<3, kPasses>(run, passes);
-    case 4:
-      return multiply_few<4, kPasses>(run, passes);
-    case 6:
-      return multiply_few<6, kPasses>(run, passes);
-    default:
-      return multiply_few<8, kPasses>(run, passes);
-  }
+  static constexpr std::array kByTokens{multiply_few<1, kPasses>, multiply_few<2, kPasses>,
+                                        multiply_few<3, kPasses>, multiply_few<4, kPasses>,
+                                        multiply_few<6, kPasses>, multiply_few<6, kPasses>,
+                                        multiply_few<8, kPasses>, multiply_few<8, kPasses>};
+  static_assert(std::max(kFewBeforeTiles, kFewBeforeLines) <= int64_t{kByTokens.size()});
+  kByTokens[run.tokens - 1](run, passes);  // by tile_size()
 }
 
 void multiply_few(const PanelRun& run, const Panel* passes, int64_t count) {
