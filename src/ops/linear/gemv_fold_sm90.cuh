@@ -24,9 +24,8 @@
 // bind next to memory. The sums are off by 7e-4 of the results' rms.
 // Lost: two stages of A registers, of a unit or of a block each (ptxas spills, or 1% slower); rings
 // filled by the copy engine, experts in their order (4% slower); activations made in each block (5%
-// slower at 128 tokens); shares by what a tile costs with its rows, where some blocks have a round
-// of tiles more, and shifts by the multiplier (3% slower together); f16 instead (as many
-// instructions as mma.sync).
+// slower at 128 tokens); shifts by the multiplier (4% slower); shares by what a tile costs with its
+// rows (no faster); f16 instead (as many instructions as mma.sync).
 #pragma once
 
 #include "cuda/fp8.cuh"
