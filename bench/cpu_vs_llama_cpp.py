@@ -129,14 +129,16 @@ def measure_peer(peer, args):
     for test in args.tests:
         case = peer_case(test, args.new_tokens)
         groups.setdefault((case[1], case[2] > 1), {})[case] = test
-    for (new, _), group in groups.items():
+    for (new, many_streams), group in groups.items():
         prompts, streams = ({case[i] for case in group} for i in (0, 2))
+        # -tb is for prompts, but for steps of several streams, too: there it must not be more.
+        untimed = new > 1 and not many_streams and args.prompt_threads
         listed = lambda numbers: ",".join(map(str, sorted(numbers)))
         with tempfile.TemporaryDirectory() as where:  # ik_llama.cpp leaves a log where it runs
             text = output(
                 [peer["bin"] / TOOL, "-m", args.gguf, "-t", args.threads, "-tb",
-                 args.prompt_threads if new > 1 and args.prompt_threads else args.threads,
-                 *peer["flags"], "-c", max(streams) * (max(prompts) + new) + 256,
+                 untimed or args.threads, *peer["flags"],
+                 "-c", max(streams) * (max(prompts) + new) + 256,
                  "-npp", listed(prompts), "-ntg", new, "-npl", listed(streams)],
                 cwd=where, stderr=subprocess.STDOUT)  # where ik_llama.cpp writes its table
         rates = tool_rates(text)
@@ -240,7 +242,7 @@ def arguments():
     add("--dense", type=names, default=["mxfp8", "mxfp4"], help="formats of nibble's dense layers")
     add("--peers", choices=["all", "none"], default="all", help="none: not llama.cpp")
     add("--prompt-threads", type=int, default=0,
-        help="of peers, for prompts that are not timed (tg rows with a prompt)")
+        help="of peers, for prompts that are not timed (tg 1 at a depth)")
     add("--flash-attention", default="on", help="llama.cpp's -fa")
     add("--llama-cpp-bin", type=pathlib.Path, metavar="DIR", help="built already")
     add("--ik-llama-cpp", type=pathlib.Path, metavar="DIR", help="a checkout")
