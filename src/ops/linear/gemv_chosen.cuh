@@ -230,22 +230,26 @@ class ChosenFinisher {
       cuda::barrier_expect(cuda::shared_address(&shared_.received[threadIdx.x % 32]),
                            16 * sizeof(float));
   }
-  // What the workers and run() go by.
-  __device__ __forceinline__ void list_items(const OneChoice& chosen) {
+  // What the workers and run() go by; `from` as if of expert 0.
+  __device__ __forceinline__ void list_items() {
     const int lane = threadIdx.x % 32;
-    op_.fill(shared_.choices, chosen);
     if (lane == 0) {
       shared_.share = share_;
       shared_.items[share_.items()].from = nullptr;
     }
-    __syncwarp();
     if (lane >= share_.items()) return;
     const int at = kSum ? lane : share_.first + lane, per_choice = kSum ? share_.run : m_.row_tiles;
-    const int k = at / per_choice, choice = share_.first_choice + k;
+    const int k = at / per_choice;
     const int tile = at - k * per_choice + (kSum ? share_.first : 0);
-    shared_.items[lane] = {m_.bytes + shared_.choices.expert[choice] * m_.expert_bytes +
-                               int64_t{tile} * (m_.chunks * kUnits * cuda::kUnitBytes),
-                           choice, tile * 16};
+    shared_.items[lane] = {m_.bytes + int64_t{tile} * (m_.chunks * kUnits * cuda::kUnitBytes),
+                           share_.first_choice + k, tile * 16};
+  }
+  __device__ __forceinline__ void find_items(const OneChoice& chosen) {
+    op_.fill(shared_.choices, chosen);
+    __syncwarp();
+    ChosenItem& item = shared_.items[threadIdx.x % 32];
+    if (threadIdx.x % 32 < share_.items())
+      item.from += shared_.choices.expert[item.choice] * m_.expert_bytes;
   }
   // All biases at once: from far away, they would stand in front of each row tile's end.
   __device__ __forceinline__ void load_biases() {
@@ -357,12 +361,13 @@ __global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits>)
   ChosenFinisher<kUnits, kStages, kSum, Op> finisher(
       m, op, shared, reinterpret_cast<const float*>(rings + memory.parts));
   finisher.prepare();
+  finisher.list_items();
   if constexpr (kSum)
     cuda::cluster_arrive_relaxed();
   else
     wait();
   const OneChoice chosen = op.choose();
-  finisher.list_items(chosen);
+  finisher.find_items(chosen);
   __syncwarp();
   show_choices();
   finisher.load_biases();

@@ -55,7 +55,8 @@ struct DownOne {
   __device__ OneChoice choose() const {
     const int lane = threadIdx.x % 32;
     if (logits != nullptr)
-      return place_one(gpu::choose<kMaxLeftExperts / 32>(logits, experts, top_k), top_k);
+      return place_one(weigh(gpu::choose<kMaxLeftExperts / 32>(logits, experts, top_k), top_k),
+                       top_k);
     if (lane >= top_k) return {};
     return {{__ldcg(ids + lane), __ldcg(p + lane)}, __ldcg(slot + lane)};
   }

@@ -28,7 +28,7 @@ struct Up {
   float limit;
   Routing routing;
 
-  // One token's choices, by a warp; of those left to this kernel, what others read.
+  // One token's choices, by a warp: which, and of those left to this kernel what others read.
   __device__ OneChoice choose() const {
     const int lane = threadIdx.x % 32;
     if (routing.logits != nullptr)
@@ -40,7 +40,7 @@ struct Up {
     if (threadIdx.x % 32 < top_k) c.expert[one.slot] = one.choice.id;
   }
   __device__ void publish(const OneChoice& one) const {
-    if (routing.logits != nullptr) store_one(routing, one);
+    if (routing.logits != nullptr) store_one(routing, {weigh(one.choice, routing.top_k), one.slot});
   }
   __device__ uint4 load_one(int, int k) const {
     return __ldcg(reinterpret_cast<const uint4*>(h + k));

@@ -18,11 +18,11 @@ inline constexpr int kMaxTopK = 32;
 using nibble::cuda::of_ordered;
 using nibble::cuda::ordered;
 
-// By one warp: lane k < K gets the k-th best expert and its share of the softmax over the K. Ties
-// go to the lower id. `logits` [E] in global memory, E <= 32 kPerLane.
+// By one warp: lane k < K gets the k-th best expert and its logit. Ties go to the lower id.
+// `logits` [E] in global memory, E <= 32 kPerLane.
 struct Choice {
   int32_t id;
-  float p;
+  float p;  // logit, then share
 };
 template <int kPerLane>
 __device__ __forceinline__ Choice choose(const float* logits, int experts, int top_k) {
@@ -35,7 +35,6 @@ __device__ __forceinline__ Choice choose(const float* logits, int experts, int t
     value[i] = e < experts ? ordered(__ldcg(logits + e)) : 0;
   }
   Choice mine{0, 0};
-  float logit = 0;
 #pragma unroll 1  // code that runs once is slower the longer it is
   for (int k = 0; k < top_k; ++k) {
     uint32_t best = 0;
@@ -50,10 +49,16 @@ __device__ __forceinline__ Choice choose(const float* logits, int experts, int t
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)
       if (lane + 32 * i == static_cast<int>(id)) value[i] = 0;
-    if (lane == k) mine.id = static_cast<int32_t>(id), logit = of_ordered(best);
+    if (lane == k) mine = {static_cast<int32_t>(id), of_ordered(best)};
   }
-  const float largest = __shfl_sync(kAll, logit, 0);
-  const float weight = lane < top_k ? __expf(logit - largest) : 0;
+  return mine;
+}
+// The choices with their shares of the softmax over the K.
+__device__ __forceinline__ Choice weigh(Choice mine, int top_k) {
+  constexpr unsigned kAll = 0xffffffff;
+  const int lane = threadIdx.x % 32;
+  const float largest = __shfl_sync(kAll, mine.p, 0);
+  const float weight = lane < top_k ? __expf(mine.p - largest) : 0;
   float sum = weight;
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAll, sum, step);
@@ -61,8 +66,9 @@ __device__ __forceinline__ Choice choose(const float* logits, int experts, int t
   return mine;
 }
 __device__ __forceinline__ Choice choose_of(const float* logits, int experts, int top_k) {
-  return experts <= 128 ? choose<4>(logits, experts, top_k)
-                        : choose<kMaxRouted / 32>(logits, experts, top_k);
+  return weigh(experts <= 128 ? choose<4>(logits, experts, top_k)
+                              : choose<kMaxRouted / 32>(logits, experts, top_k),
+               top_k);
 }
 
 // Experts that a choice left to moe_up may be among: more would take registers that it lacks.
