@@ -71,6 +71,13 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// A value in a register, not to be made anew for every use as the compiler else does where it
+// knows how: in loops of wgmma instructions cost more than registers.
+__device__ __forceinline__ uint32_t kept(uint32_t value) {
+  asm volatile("shfl.sync.idx.b32 %0, %0, %1, 31, -1;" : "+r"(value) : "r"(threadIdx.x % 32));
+  return value;
+}
+
 // B as [N][64] bf16, K contiguous, rows of 128 bytes, 16-byte chunk c of row r at place c ^ (r %
 // 8); `address` 1024-byte aligned, plus 32 bytes for each step of 16 in K.
 __device__ __forceinline__ uint64_t swizzled_128(uint32_t address) {
@@ -171,20 +178,21 @@ NIBBLE_WGMMA_BF16(256, NIBBLE_R128, NIBBLE_O128, "%128,%129,%130,%131", "%132", 
 
 // d[64][N] (+)= a[64][32] b[N][32]^T in E4M3, summed to about 14 bits: see wgmma_bf16 for d. a:
 // four bytes of row g, row g + 8 at k = 4p, then the same at k = 16 + 4p; b: [N][128] bytes, as
-// there.
+// there, by the low word of its descriptor alone: one register, one addition.
 template <int kN>
-__device__ __forceinline__ void wgmma_e4m3(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b,
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[kN / 2], const uint32_t (&a)[4], uint32_t b,
                                            int accumulate);
 #define NIBBLE_WGMMA_E4M3(n, regs, outs, a, b, acc)                                           \
   template <>                                                                                 \
   __device__ __forceinline__ void wgmma_e4m3<n>(float(&d)[n / 2], const uint32_t(&av)[4],     \
-                                                uint64_t bd, int accumulate) {                \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " acc                                      \
+                                                uint32_t bd, int accumulate) {                \
+    asm volatile("{\n.reg .pred p;\n.reg .b64 bd;\nmov.b64 bd, {" b                           \
+                 ", 0x40000040};\nsetp.ne.b32 p, " acc                                        \
                  ", 0;\n"                                                                     \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" regs "}, {" a   \
-                 "}, " b ", p, 1, 1;\n}"                                                      \
+                 "}, bd, p, 1, 1;\n}"                                                         \
                  : outs                                                                       \
-                 : "r"(av[0]), "r"(av[1]), "r"(av[2]), "r"(av[3]), "l"(bd), "r"(accumulate)); \
+                 : "r"(av[0]), "r"(av[1]), "r"(av[2]), "r"(av[3]), "r"(bd), "r"(accumulate)); \
   }
 NIBBLE_WGMMA_E4M3(16, NIBBLE_R8, NIBBLE_O8, "%8,%9,%10,%11", "%12", "%13")
 NIBBLE_WGMMA_E4M3(32, NIBBLE_R16, NIBBLE_O16, "%16,%17,%18,%19", "%20", "%21")

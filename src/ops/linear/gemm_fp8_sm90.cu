@@ -84,6 +84,8 @@ void gemm_fp8(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
       return launch_experts<GemmOut::kBF16>(cx, params);
     case GemmOut::kF32:
       return launch<sm90::Fp8Many<GemmOut::kF32>>(cx, params);
+    case GemmOut::kQkv:
+      return launch<sm90::Fp8Many<GemmOut::kQkv>>(cx, params);
   }
 }
 

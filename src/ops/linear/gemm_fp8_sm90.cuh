@@ -17,17 +17,19 @@
 // bias, where rounding x to E4M3 costs 2.6e-2.
 //
 // Bytes: E N K 17 / 32 + slots (K + 2 N); floor on an H200 the larger of these at 4.55 TB/s and 2
-// slots N K at 1,450 TFLOP/s. gpt-oss-120b on an H200, 2026-11-21, random routing:
-//   up (E 128, K 2880, N 5760)   512 tokens 401 us (62% of floor, bytes), 2,048 535 us (46%),
-//                                8,192 1,217 us (62%, math): 894 TFLOP/s
-//   down (N 2880)                211 us (59%), 267 us (47%), 578 us (65%): 940 TFLOP/s
-//   dense, 8,192 tokens          qkv 713, out 767 TFLOP/s
-// What binds: a warp's own chain from shared memory to wgmma, 310 instructions a stage at 7 cycles
-// each with 3 warps a scheduler; the integer pipe is half busy.
+// slots N K at 1,450 TFLOP/s. gpt-oss-120b on an H200, 2026-11-22, random routing,
+// `nibble bench ops`, each op with all its launches:
+//   moe_up (E 128, K 2880, N 5760)  512 tokens 372 us (71% of floor, bytes), 8,192 1,231 us (61%)
+//   moe_down (N 2880)               199 us (69%), 694 us (54%)
+//   norm_qkv, out_proj, 8,192       397 us (608 TFLOP/s), 254 us (762 TFLOP/s)
+// What binds: a warp's own chain from shared memory to wgmma, about 200 instructions a stage at 7
+// cycles each with 3 warps a scheduler (tensor pipe 50 to 55% busy at 8,192 tokens, by ncu); the
+// integer pipe is half busy. Hence kept(), and descriptors as one word.
 //
 // Tried and lost: promotion to float32 every 128 k (6 to 10% slower, and registers for 128 slots at
-// most, against an error that x's rounding hides); SwiGLU's output by bytes straight to memory, and
-// scales of x fetched where they are used (each a third of moe_up); loads for the next stage
+// most, against an error that x's rounding hides); the last half stage by a branch of its own
+// (spills, or wgmma one by one); SwiGLU's output by bytes straight to memory, and scales of x
+// fetched where they are used (each a third of moe_up); loads for the next stage
 // between the products of this one (ptxas then runs wgmma one by one); for few slots, two
 // warpgroups that fill beside four that multiply (2% of a prompt of 512).
 #pragma once
@@ -35,6 +37,7 @@
 #include "cuda/fp8.cuh"
 #include "ops/linear/e4m3_rows.h"
 #include "ops/linear/gemm_sm90.cuh"
+#include "ops/linear/gemm_turn_sm90.cuh"
 
 namespace nibble::ops::gpu::sm90 {
 
@@ -47,6 +50,7 @@ struct Fp8Shape {
   static constexpr int kMaxN = kMaxN_, kStages = kStages_;
   static constexpr int kMaxSlots = kMaxN * kSlotTiles, kStep = 16 * kSlotTiles;
   static constexpr int kThreads = 128 * (1 + kGroups);
+  static constexpr bool kFillsByWidth = false;
   static constexpr int kRows = 64 * kRowTiles * kGroups;
   // Of the 64 K of an SM.
   static constexpr int kFillRegisters = kGroups == 4 ? 64 : 72;
@@ -60,8 +64,9 @@ struct Fp8Shape {
   static constexpr int kFeatures = 32 * kRowTiles;
   static constexpr int kOutBytes = kOut == GemmOut::kSwiglu ? kMaxSlots * kFeatures : 0;
   static constexpr int kOutput = kW + kStages * kWBytes;
-  static constexpr int kScales = kOutput + kGroups * kOutBytes;  // of x, of a warpgroup's item
-  static constexpr int kTable = kScales + kGroups * kMaxSlots * 4;
+  static constexpr int kScales = kOutput + kGroups * kOutBytes;      // of x, of a warpgroup's item
+  static constexpr int kPlaces = kScales + kGroups * kMaxSlots * 4;  // of kQkv, likewise
+  static constexpr int kTable = kPlaces + (kOut == GemmOut::kQkv ? kGroups * kMaxSlots * 4 : 0);
   static constexpr int kBarriers = kTable + 16 * 8;
   static constexpr int kLists = kBarriers + 2 * kStages * 8;
   static constexpr int kBytes = kLists + (3 * kMaxExperts + 1) * 4 + 1024;
@@ -98,11 +103,11 @@ __device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_
 
 // Eight weights: `line` the magnitudes with the sign set, which positive ones lose again: PRMT
 // gives the sign of the byte it selects, 0, where bit 3 of a nibble is set.
-__device__ __forceinline__ void unfold(uint32_t w, uint2 line, uint32_t& low, uint32_t& high) {
-  constexpr uint32_t kOnes = 0x01010101;
+__device__ __forceinline__ void unfold(uint32_t w, uint2 line, uint32_t ones, uint32_t& low,
+                                       uint32_t& high) {
   const uint32_t m = w & 0x77777777u;
-  low = permute(line.x, line.y, m) - permute(kOnes, kOnes, w) * 128u;
-  high = permute(line.x, line.y, m >> 16) - permute(kOnes, kOnes, w >> 16) * 128u;
+  low = permute(line.x, line.y, m) - permute(ones, ones, w) * 128u;
+  high = permute(line.x, line.y, m >> 16) - permute(ones, ones, w >> 16) * 128u;
 }
 
 template <typename S>
@@ -111,19 +116,21 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
   using Ring::base, Ring::smem, Ring::slot, Ring::phase, Ring::x_at, Ring::w_at, Ring::full;
   using Ring::empty, Ring::next, Ring::release, Ring::wait_filled;
   const Fp8Params& g;
+  uint32_t ones = kept(0x01010101);
 
   __device__ Fp8Block(const Fp8Params& params, char* memory) : Ring{params, memory}, g(params) {}
-  __device__ __forceinline__ int stages() const { return (g.cols + 127) / 128; }
+  __device__ __forceinline__ int stages() const {
+    return (g.cols + 127) / 128 + (S::kOut == GemmOut::kQkv ? 2 : 0);
+  }
 
-  template <int kN>
   __device__ __forceinline__ void fill(const GemmItem& it, int t) {
-    const int chunk = t % 8, lane_row = t / 8, num_stages = stages();
+    const int chunk = t % 8, lane_row = t / 8;
     const uint32_t to = lane_row * 128 + ((chunk ^ (lane_row % 8)) << 4);
     // Where rows of x begin, in 16-byte chunks: a lane keeps every 32nd of its warp's.
-    constexpr int kSlots = kN * S::kSlotTiles;
-    uint32_t starts[(kSlots + 127) / 128];
+    constexpr int kStarts = (S::kMaxSlots + 127) / 128;
+    uint32_t starts[kStarts];
 #pragma unroll
-    for (int i = 0; i < (kSlots + 127) / 128; ++i) {
+    for (int i = 0; i < kStarts; ++i) {
       const int in_warp = t % 32 + 32 * i, in_tile = in_warp / 4 * 16 + t / 32 * 4 + in_warp % 4;
       const int s = it.slot0 + min(in_tile, it.valid - 1);
       const int row = g.token != nullptr ? g.token[s] : s;
@@ -139,9 +146,9 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
       tiles[i] = min(t / 32 + 4 * i, last) * units * kUnitBytes + at;
     const uint32_t rest = min(t / 4, last) * units * kUnitBytes + 1024 + t % 4 * 16;
     const uint4* x = reinterpret_cast<const uint4*>(g.x);
-    for (int s = 0; s < num_stages; ++s, w += S::kTileBytes, x += 8, next()) {
+    for (int k = 0; k < g.cols; k += 128, w += S::kTileBytes, x += 8, next()) {
       // Of the last 64 k of an odd number, the second half: zeros by any weights.
-      const bool is_half = s * 128 + 64 == g.cols;
+      const bool is_half = k + 64 == g.cols;
       const int second = is_half ? kUnitBytes : 0;
       barrier_wait(empty(slot), phase ^ 1);
       const uint32_t to_w = w_at(slot) + at;
@@ -156,9 +163,9 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
         copy_16(w_at(slot) + t / 4 * S::kTileBytes + 1024 + t % 4 * 16, w + (rest - second));
       const int size = is_half && chunk >= 4 ? 0 : 16;
 #pragma unroll
-      for (int i0 = 0; i0 < kSlots / 16; i0 += 8) {
+      for (int i0 = 0; i0 < 8 * kStarts; i0 += 8) {
 #pragma unroll 4
-        for (int i = 0; i < (kSlots / 16 - i0 < 8 ? kSlots / 16 - i0 : 8); ++i) {
+        for (int i = 0; i < min(8, it.n / 16 - i0); ++i) {
           const uint32_t start = __shfl_sync(~0u, starts[i0 / 8], i * 4 + t % 32 / 8);
           copy_16_or_zeros(x_at(slot) + to + (i0 + i) * 2048, x + (size != 0 ? start + chunk : 0),
                            size);
@@ -166,6 +173,7 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
       }
       barrier_arrive_after_copies(full(slot));
     }
+    if constexpr (S::kOut == GemmOut::kQkv) fill_turns(*this, it, t);
   }
 
   // A warp's part of a unit: a lane's words, and the lines of the table they read.
@@ -173,12 +181,12 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
     uint4 q;
     uint2 line[4];
   };
-  // `rows`: the place of line 0 for exponent 0 of rows g and g + 8.
-  __device__ __forceinline__ static void load(Piece& piece, const char* unit,
+  using Unit = LaneUnit<S::kOut, S::kTileBytes>;
+  // `rows`: the place of line 0 for exponent 0 of a lane's two.
+  __device__ __forceinline__ static void load(Piece& piece, const Unit& unit, uint32_t offset,
                                               const uint32_t (&rows)[2]) {
-    const int lane = threadIdx.x % 32;
-    piece.q = *reinterpret_cast<const uint4*>(unit + lane * 16);
-    const uint32_t s = *reinterpret_cast<const uint32_t*>(unit + 512 + lane / 4 * 4);
+    uint32_t s;
+    unit.take(offset, piece.q, s);
     piece.line[0] = line(rows[0] + permute(s, 0, 0x4440) * 8);
     piece.line[1] = line(rows[1] + permute(s, 0, 0x4441) * 8);
     piece.line[2] = line(rows[0] + permute(s, 0, 0x4442) * 8);
@@ -189,67 +197,116 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
     return v;
   }
-  __device__ __forceinline__ static void unfold_piece(const Piece& piece, uint32_t (&a)[2][4]) {
-    unfold(piece.q.x, piece.line[0], a[0][0], a[0][2]);
-    unfold(piece.q.y, piece.line[1], a[0][1], a[0][3]);
-    unfold(piece.q.z, piece.line[2], a[1][0], a[1][2]);
-    unfold(piece.q.w, piece.line[3], a[1][1], a[1][3]);
+  __device__ __forceinline__ void unfold_piece(const Piece& piece, uint32_t (&a)[2][4]) const {
+    unfold(piece.q.x, piece.line[0], ones, a[0][0], a[0][2]);
+    unfold(piece.q.y, piece.line[1], ones, a[0][1], a[0][3]);
+    unfold(piece.q.z, piece.line[2], ones, a[1][0], a[1][2]);
+    unfold(piece.q.w, piece.line[3], ones, a[1][1], a[1][3]);
+  }
+
+  template <int kN>
+  __device__ __forceinline__ static void multiply_unit(float (&d)[kN / 2],
+                                                       const uint32_t (&a)[2][4], uint32_t b,
+                                                       int adds) {
+    wgmma_e4m3<kN>(d, a[0], b, adds);
+    wgmma_e4m3<kN>(d, a[1], b + 2, 1);
   }
 
   template <int kN>
   __device__ __forceinline__ void multiply(const GemmItem& it, int wg) {
-    constexpr int kRowTiles = S::kRowTiles, kPieces = 2 * kRowTiles;  // of a stage
-    const int lane = threadIdx.x % 32, num_stages = stages();
-    const int tile = (wg * 4 + threadIdx.x / 32 % 4) * kRowTiles;
-    const char* mine = base + S::kW + tile * S::kTileBytes;
-    uint32_t rows[kRowTiles][2];
+    constexpr int kSlot1 = S::kSlotTiles == 2 ? kN : 0;  // of the second sums
+    const Unit unit_at(w_at(0) + wg * S::kRowTiles * 4 * S::kTileBytes);
+    const int first = it.row0 + wg * S::kRowTiles * 64;
+    uint32_t rows[S::kRowTiles][2];
 #pragma unroll
-    for (int i = 0; i < 2 * kRowTiles; ++i) {
-      const int row = min(it.row0 + tile * 16 + i * 8 + lane / 4, g.rows - 1);
+    for (int i = 0; i < 2 * S::kRowTiles; ++i) {
+      using Lane = LaneRows<S::kOut>;
+      const int row = min(first + i / 2 * 64 + Lane::first() + i % 2 * Lane::kApart, g.rows - 1);
       const uint32_t least = g.fold[static_cast<int64_t>(it.expert) * g.rows + row];
-      rows[i / 2][i % 2] = smem + S::kTable - 8 * least;
+      rows[i / 2][i % 2] = kept(smem + S::kTable - 8 * least);
     }
     take_scales<kN * S::kSlotTiles>(it, wg);
-    constexpr int kSums = kRowTiles * S::kSlotTiles;
-    float acc[kSums][kN / 2];
+    float d0[kN / 2], d1[kN / 2];
     uint32_t a[2][2][4];
-    Piece piece;
     int previous = slot;
-    for (int s = 0; s < num_stages; ++s) {
+    for (int k = 0; k < g.cols; k += 128) {
       wait_filled();
-      const char* w = mine + slot * S::kWBytes;
-      const uint64_t b = swizzled_128(x_at(slot));
+      const auto b = static_cast<uint32_t>(swizzled_128(x_at(slot)));
       // Row tiles take turns, then the stage's two units. One group of products is in flight.
 #pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        const int unit = i / kRowTiles;
-        load(piece, w + i % kRowTiles * S::kTileBytes + unit * kUnitBytes, rows[i % kRowTiles]);
+      for (int i = 0; i < 2 * S::kRowTiles; ++i) {
+        const int unit = i / S::kRowTiles, tile = i % S::kRowTiles;
+        Piece piece;
+        load(piece, unit_at, slot * S::kWBytes + tile * 4 * S::kTileBytes + unit * kUnitBytes,
+             rows[tile]);
         wgmma_wait<1>();
-        if (i == 1 && s > 0) release(previous);
+        if (i == 1 && k > 0) release(previous);
         unfold_piece(piece, a[i % 2]);
         wgmma_fence();
-#pragma unroll
-        for (int j = 0; j < S::kSlotTiles; ++j) {
-          float(&to)[kN / 2] = acc[i % kRowTiles + j];
-          const uint64_t bj = b + j * kN * 8 + unit * 4;
-          wgmma_e4m3<kN>(to, a[i % 2][0], bj, s + unit > 0);
-          wgmma_e4m3<kN>(to, a[i % 2][1], bj + 2, 1);
-        }
+        const uint32_t bu = b + unit * 4;
+        if (tile == 0) multiply_unit<kN>(d0, a[i % 2], bu, k + unit > 0);
+        if constexpr (S::kSlotTiles == 2)
+          multiply_unit<kN>(d1, a[i % 2], bu + kN * 8, k + unit > 0);
+        else if constexpr (S::kRowTiles == 2)
+          if (tile == 1) multiply_unit<kN>(d1, a[i % 2], bu, k + unit > 0);
         wgmma_commit();
       }
       previous = slot;
       next();
     }
     wgmma_wait<0>();
-    __syncwarp();
     release(previous);
     warpgroup_barrier(1 + wg);  // the scales are there
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      const int row0 = it.row0 + (tile + i % kRowTiles) * 16;
-      if (row0 < g.rows) store<kN>(it, wg, row0, i / kRowTiles * kN, rows[i % kRowTiles], acc[i]);
+    constexpr bool kHasSecond = S::kRowTiles * S::kSlotTiles == 2;
+    if constexpr (S::kOut == GemmOut::kQkv) {
+      static_assert(S::kSlotTiles == 2);
+      wait_filled();
+      const int cosines = slot;
+      next();
+      wait_filled();
+      turn<kN>(it, wg, first, 0, cosines, rows[0], d0);
+      turn<kN>(it, wg, first, kSlot1, cosines, rows[0], d1);
+      release(cosines);
+      release(slot);
+      next();
+    } else {
+      const int row0 = first + threadIdx.x / 32 % 4 * 16, row1 = row0 + (S::kRowTiles - 1) * 64;
+      if (row0 < g.rows) store<kN>(it, wg, row0, 0, rows[0], d0);
+      if constexpr (kHasSecond)
+        if (row1 < g.rows) store<kN>(it, wg, row1, kSlot1, rows[S::kRowTiles - 1], d1);
     }
     if constexpr (S::kOut == GemmOut::kSwiglu) store_output(it, wg);
+  }
+
+  // A head from row0 on: see GemmBlock::turn().
+  template <int kN>
+  __device__ __forceinline__ void turn(const GemmItem& it, int wg, int row0, int column0,
+                                       int cosines, const uint32_t (&rows)[2],
+                                       const float (&d)[kN / 2]) {
+    int32_t* places = reinterpret_cast<int32_t*>(base + S::kPlaces) + wg * S::kMaxSlots;
+    if (column0 == 0) find_places(places, g.qkv, it, row0 / 64, wg);
+    const float2 bias = biases(it, row0 + LaneRows<S::kOut>::first());
+    const float f0 = factor(rows[0]), f1 = factor(rows[1]);
+    store_turned<kN>(g.qkv, it, row0 / 64, column0, x_at(cosines), x_at(slot), places, [&](int j) {
+      const float2 x = scales_at(wg, column0 + 8 * j);
+      return float4{fmaf(d[4 * j] * f0, x.x, bias.x), fmaf(d[4 * j + 1] * f0, x.y, bias.x),
+                    fmaf(d[4 * j + 2] * f1, x.x, bias.y), fmaf(d[4 * j + 3] * f1, x.y, bias.y)};
+    });
+  }
+
+  // 2^(least - 119) of a row.
+  __device__ __forceinline__ float factor(uint32_t row) const {
+    return __uint_as_float(((smem + S::kTable - row) / 8 + 8) << 23);
+  }
+  // Of a lane's two rows.
+  __device__ __forceinline__ float2 biases(const GemmItem& it, int row) const {
+    if (g.bias == nullptr) return {0, 0};
+    const uint16_t* at = g.bias + static_cast<int64_t>(it.expert) * g.rows + row;
+    return {cuda::bf16_value(at[0]), cuda::bf16_value(at[LaneRows<S::kOut>::kApart])};
+  }
+  // Of a lane's two columns of 8.
+  __device__ __forceinline__ float2 scales_at(int wg, int column) const {
+    return load_pair(shared_address(scales(wg) + column + threadIdx.x % 4 * 2));
   }
 
   // 16 rows from row0 on, slots of the item from slot0 on: see GemmBlock::store().
@@ -258,27 +315,17 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
                                         const uint32_t (&rows)[2], const float (&d)[kN / 2]) {
     const int lane = threadIdx.x % 32, row = lane / 4;
     const bool odd = row & 1;
-    // 2^(least - 119).
-    const float f0 = __uint_as_float(((smem + S::kTable - rows[0]) / 8 + 8) << 23);
-    const float f1 = __uint_as_float(((smem + S::kTable - rows[1]) / 8 + 8) << 23);
-    float b0 = 0, b1 = 0;
-    if (g.bias != nullptr) {
-      const int64_t at = static_cast<int64_t>(it.expert) * g.rows + row0 + row;
-      b0 = __uint_as_float(g.bias[at] << 16);
-      b1 = __uint_as_float(g.bias[at + 8] << 16);
-    }
+    const float f0 = factor(rows[0]), f1 = factor(rows[1]);
+    const auto [b0, b1] = biases(it, row0 + row);
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
       const int column = slot0 + 8 * j + 2 * (lane % 4);
-      float2 x;  // not all of them at once: registers
-      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                   : "=f"(x.x), "=f"(x.y)
-                   : "r"(shared_address(scales(wg) + column)));
+      const float2 x = scales_at(wg, slot0 + 8 * j);
       const float v0 = fmaf(d[4 * j] * f0, x.x, b0), v1 = fmaf(d[4 * j + 1] * f0, x.y, b0);
       const float v2 = fmaf(d[4 * j + 2] * f1, x.x, b1), v3 = fmaf(d[4 * j + 3] * f1, x.y, b1);
       const float r0 = __shfl_xor_sync(~0u, odd ? v0 : v1, 4);
       const float r1 = __shfl_xor_sync(~0u, odd ? v2 : v3, 4);
-      if (column + odd >= it.valid) continue;
+      if (S::kOut != GemmOut::kSwiglu && column + odd >= it.valid) continue;
       store_pairs(it, column + odd, row0, row, odd ? float2{r0, v1} : float2{v0, r0},
                   odd ? float2{r1, v3} : float2{v2, r1});
     }

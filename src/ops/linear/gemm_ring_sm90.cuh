@@ -23,7 +23,11 @@ __device__ __forceinline__ float max_nan(float a, float b) {
 }
 __device__ __forceinline__ float swiglu(float gate, float up, float limit) {
   const float g = min_nan(gate, limit), v = min_nan(max_nan(up, -limit), limit);
-  return __fdividef(g, 1.f + __expf(-1.702f * g)) * (v + 1.f);
+  // Flushing to zero: where the power or its inverse does, the product is below 2^-119.
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(g * (-1.702f * 1.44269504f)));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(power + 1.f));
+  return g * inverse * (v + 1.f);
 }
 
 __device__ __forceinline__ uint32_t pack(float lo, float hi) {
@@ -32,8 +36,8 @@ __device__ __forceinline__ uint32_t pack(float lo, float hi) {
   return y;
 }
 
-// The ring of stages and the walk over the items. `Block` has fill<kN>(item, thread),
-// multiply<kN>(item, warpgroup) and stages() of an item.
+// The ring of stages and the walk over the items. `Block` has fill(item, thread) or, where the
+// shape says so, fill<kN>(item, thread); multiply<kN>(item, warpgroup) and stages() of an item.
 template <typename Block, typename S>
 struct GemmRing {
   const GemmArgs& args;
@@ -112,16 +116,22 @@ struct GemmRing {
     schedule.make();
     GemmItem it;
     int item = blockIdx.x;
-    if (!schedule.find(item, it)) it.n = 0;
     // A block has what it was started with, so many registers a thread: more would never come.
     constexpr int kStart = (1 << 16) / S::kThreads / 8 * 8;
     static_assert(S::kFillRegisters + S::kGroups * S::kMultiplyRegisters <=
                   (1 + S::kGroups) * kStart);
     if (threadIdx.x < 128) {
       fewer_registers<S::kFillRegisters>();
-      run<true>(schedule, it, item, -1);
+      if constexpr (S::kFillsByWidth) {
+        if (!schedule.find(item, it)) it.n = 0;
+        run<true>(schedule, it, item, -1);
+      } else {
+        for (; schedule.find(item, it); item += gridDim.x)
+          static_cast<Block*>(this)->fill(it, threadIdx.x);
+      }
     } else {
       more_registers<S::kMultiplyRegisters>();
+      if (!schedule.find(item, it)) it.n = 0;
       run<false>(schedule, it, item, threadIdx.x / 128 - 1);
     }
   }

@@ -43,6 +43,8 @@ void gemm(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
       if (params.num_slots > 128)
         return launch<GemmWeights::kTiles, GemmOut::kF32, true>(cx, params);
       return launch<GemmWeights::kTiles, GemmOut::kF32, false>(cx, params);
+    case GemmOut::kQkv:
+      CHECK(!"of gemm_fp8 alone");
   }
 }
 

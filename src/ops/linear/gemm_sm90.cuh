@@ -90,6 +90,7 @@ struct GemmShape {
   static constexpr int kMaxSlots = kMaxN * kSlotTiles, kStep = 16 * kSlotTiles;
   static constexpr int kStages = kWide ? 5 : kWeights == GemmWeights::kTiles ? 8 : 4;
   static constexpr int kThreads = 128 * (1 + kGroups);
+  static constexpr bool kFillsByWidth = true;
   static constexpr int kRows = 64 * kRowTiles * kGroups;
   // Of the 64 K of an SM: what the filling warpgroup gives away, the others get.
   static constexpr int kFillRegisters = 88, kMultiplyRegisters = 208;

@@ -4,12 +4,15 @@
 #include <cstdint>
 
 #include "ops/ctx.h"
+#include "ops/norm_qkv/qkv_store.h"
 #include "ops/weight.h"
 
 namespace nibble::ops::gpu {
 
 enum class GemmWeights { kTiles, kRows };  // MXFP4 in kTiles16x64; bf16 rows
-enum class GemmOut { kSwiglu, kBF16, kF32 };
+// kQkv, of gemm_fp8 alone: heads of 64 rows, turned and stored by GemmArgs::qkv
+// (gemm_turn_sm90.cuh).
+enum class GemmOut { kSwiglu, kBF16, kF32, kQkv };
 
 // Device addresses; shapes and meaning: gemm_sm90.cuh. What a weight states is taken from it.
 struct GemmArgs {
@@ -26,6 +29,7 @@ struct GemmArgs {
   const uint8_t* fold;
   const float* x_scale;
   float x_scale_all;
+  QkvStore qkv;  // of kQkv
 };
 
 // y = x W^T + b, every slot with its expert's.

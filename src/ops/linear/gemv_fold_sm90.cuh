@@ -93,14 +93,6 @@ __device__ __forceinline__ uint32_t fold_line_byte(int s, int i) {
   return 0x80 | (pair & 0xff);
 }
 
-// Eight weights: as gemm_fp8_sm90.cuh's.
-__device__ __forceinline__ void unfold(uint32_t w, uint2 line, uint32_t ones, uint32_t& low,
-                                       uint32_t& high) {
-  const uint32_t m = w & 0x77777777u;
-  low = permute(line.x, line.y, m) - permute(ones, ones, w) * 128u;
-  high = permute(line.x, line.y, m >> 16) - permute(ones, ones, w >> 16) * 128u;
-}
-
 // A lane's words of a unit, and the scales of rows g and g + 8.
 struct FoldCodes {
   uint4 words;

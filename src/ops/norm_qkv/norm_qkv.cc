@@ -72,7 +72,10 @@ const char* refuse_some(const NormQkvDesc& d, const KernelOptions& o) {
 }
 
 const char* refuse_many_fp8(const NormQkvDesc& d, const KernelOptions& o) {
-  return refuse_gemm_fp8({d.format, rows_of(d), d.hidden, d.tokens, kDenseFewest}, o);
+  if (const char* reason =
+          refuse_gemm_fp8({d.format, rows_of(d), d.hidden, d.tokens, kDenseFewest}, o))
+    return reason;
+  return d.head_dim == 64 ? nullptr : "head dim is not 64";
 }
 
 constexpr NormQkvKernel kKernels[] = {

@@ -5,25 +5,10 @@
 #include <cuda_runtime.h>
 
 #include "cuda/bf16.cuh"
-#include "ops/ctx.h"
-#include "ops/step.h"
+#include "ops/norm_qkv/qkv_store.h"
 
 namespace nibble::ops::gpu {
 
-// D is the head dim, half of it a pair's distance; heads are numbered q, k, v: [0, Q + 2 G).
-struct QkvStore {
-  uint16_t* q;  // [T, Q * D] bf16
-  void* k;      // [pages, G, P, D] bf16 or E4M3
-  void* v;
-  const int32_t* page_table;  // [slots, max_pages]
-  const float* cos_sin;       // [T, D]
-  const int32_t* positions;   // [T]
-  const Span* spans;          // [S]
-  int32_t num_tokens, num_spans, max_pages, page_size, q_heads, kv_heads, dim;
-  bool fp8;  // pages hold E4M3
-};
-
-QkvStore qkv_store(const Tensor& q, const KvLayer& kv, const Tensor& cos_sin, const Step& s);
 // For products [T, (Q + 2 G) * D] f32 in memory.
 void store_qkv(Ctx& cx, const QkvStore& s, const float* products);
 
