@@ -19,17 +19,21 @@
 // Emerald Rapids reaches 7 TOP/s with nothing else to do. Reached on 2 of 16 virtual Xeon cores,
 // 2026-11-21, beside GPU jobs (reads at 22 to 30 GB/s, tiles alone 11.3 TOP/s): 64 tokens 84% of
 // the floor in moe_up and moe_down; 512 tokens 2.4 TOP/s in moe_up, 2.2 in moe_down, 3.2 to 3.3 in
-// norm_qkv and out_proj (VNNI there: 0.5 to 0.57); 2,048 tokens 3.4 in moe_up. What binds: inputs
-// do not fit L1, and a step's 4 KB of them from L2 take longer than its four dots. Lost: an odd
-// last tile of inputs by itself, which looks up all weights once more (512 tokens: 2.1 in
-// moe_up, 1.5 in moe_down).
+// norm_qkv and out_proj (VNNI there: 0.5 to 0.57); 2,048 tokens 3.4 in moe_up. Prompts of
+// gpt-oss-20b's shape, MXFP4 dense, 2026-11-22: 512 tokens 254 to 269 tokens/s, 2,048 299 to 319.
+// What binds: inputs do not fit L1, and a step's 4 KB of them from L2 take longer than its four
+// dots (64 inputs that stay in L1 reach 5.9 TOP/s, all else the same; 2.5 from L2). Lost: an odd
+// last tile of inputs by itself, which looks up all weights once more (512 tokens: 2.1 in moe_up,
+// 1.5 in moe_down); for 64 inputs, two panels by two tiles of inputs, and inputs fetched into L1 a
+// step ahead (1.0 to 2.3 TOP/s both).
 //
 // On VNNI four panels are looked up as bytes (in L2) and met by 8 vectors at a time, two by two, 16
 // sums in registers: 14 operations a step beside 16 products. On 2 cores of an EPYC (register peak
 // 872 GOP/s), 2026-11-21: 512 tokens 748 GOP/s in moe_up, 783 in out_proj, where Int8Kernels, which
-// scale each block's sum, reach 616 and 653. A prompt of 512 on gpt-oss-20b's shape, MXFP4 dense:
-// 116 tokens/s, of perf's samples 82% in these products (so at 98% of the register peak, which
-// binds), 5% in lookups, 5% in attention, 3% rounding inputs. Lost: lookups without fetching the
+// scale each block's sum, reach 616 and 653. Prompts on gpt-oss-20b's shape, MXFP4 dense,
+// 2026-11-22: 512 tokens 122 tokens/s, 2,048 109; of perf's samples 81% and 77% in these products
+// (so at 98% of the register peak, which binds: 144 tokens/s), 6% and 7% in lookups, 4% and 9% in
+// attention before it was made faster, 2% rounding inputs. Lost: lookups without fetching the
 // panels behind during the products (723), and for 8 vectors or fewer (64 tokens: 370 in place of
 // 567).
 #pragma once
