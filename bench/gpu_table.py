@@ -2,12 +2,10 @@
 """Tables of docs/gpu.md from results of `make bench-gpu`, as Markdown on standard output: the rows
 with their peer and the goal set for them, which are also written into the files, what a step is made
 of (from files with profiles), and each chosen kernel alone (from bench ops).
-
-usage: bench/gpu_table.py RESULT.json...
 """
+import argparse
 import json
 import pathlib
-import sys
 
 from plot_gpu import PEER
 
@@ -75,9 +73,10 @@ def print_ops(rows):
 
 
 def main():
-    files = [pathlib.Path(name) for name in sys.argv[1:]]
-    if not files:
-        sys.exit(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+", type=pathlib.Path, help="RESULT.json")
+    files = parser.parse_args().results
     results = {file: json.loads(file.read_text()) for file in files}
     table, profiles, ops = [], [], []
     for file, result in results.items():
