@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/linear/fold_rows.h"
+#include "ops/linear/product.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 
@@ -15,7 +16,7 @@ constexpr MoeDownKernel row(const char* name) {
           [](const MoeDownDesc& d, const KernelOptions& o) {
             return refuse_blocked<kIsa>(d.format, o);
           },
-          BlockedMoeDown<kIsa>::run};
+          CpuMoeDown<FloatProduct, kIsa>::run};
 }
 
 template <cpu::Isa kIsa>
@@ -24,7 +25,7 @@ constexpr MoeDownKernel int8_row(const char* name) {
           [](const MoeDownDesc& d, const KernelOptions& o) {
             return refuse_int8<kIsa>(d.format, d.hidden, d.width, o);
           },
-          Int8MoeDown<kIsa>::run, Layout::kPanels16};
+          CpuMoeDown<Int8Product, kIsa>::run, Layout::kPanels16};
 }
 
 template <cpu::Isa kIsa>
@@ -33,7 +34,7 @@ constexpr MoeDownKernel row_scaled(const char* name) {
           [](const MoeDownDesc& d, const KernelOptions& o) {
             return refuse_int8_row<kIsa>(d.format, d.hidden, d.width, o);
           },
-          Int8RowMoeDown<kIsa>::run, Layout::kPanels16};
+          CpuMoeDown<Int8RowProduct, kIsa>::run, Layout::kPanels16};
 }
 
 // The few-token CUDA row. A thread counts the slots of an expert; one token's choices fit at once.

@@ -21,9 +21,15 @@ struct MoeDownScratch {
   int64_t used_bytes;
 };
 
+}  // namespace
+
+int64_t scratch_bytes(const MoeDownDesc& desc, int64_t tokens, int threads) {
+  return most_scratch_bytes<MoeDownScratch>(desc, tokens, threads);
+}
+
 template <typename Product, cpu::Isa kIsa>
-void run_with(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
-              const Weight& down) {
+void CpuMoeDown<Product, kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u,
+                                    const Routing& routing, const Weight& down) {
   const int64_t hidden = down.rows, tokens = routing.num_tokens;
   const MoeDownDesc desc{hidden, down.cols, down.experts, routing.top_k, down.format};
   MoeDownScratch<Product> scratch(Scratch(cx.scratch), &Product::kernels(kIsa), desc, tokens,
@@ -52,38 +58,14 @@ void run_with(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
   });
 }
 
-}  // namespace
-
-int64_t scratch_bytes(const MoeDownDesc& desc, int64_t tokens, int threads) {
-  return most_scratch_bytes<MoeDownScratch>(desc, tokens, threads);
-}
-
-template <cpu::Isa kIsa>
-void BlockedMoeDown<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
-                               const Weight& down) {
-  run_with<FloatProduct, kIsa>(cx, d, u, routing, down);
-}
-
-template <cpu::Isa kIsa>
-void Int8MoeDown<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
-                            const Weight& down) {
-  run_with<Int8Product, kIsa>(cx, d, u, routing, down);
-}
-
-template <cpu::Isa kIsa>
-void Int8RowMoeDown<kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
-                               const Weight& down) {
-  run_with<Int8RowProduct, kIsa>(cx, d, u, routing, down);
-}
-
-template struct BlockedMoeDown<cpu::Isa::kAvx512>;
-template struct BlockedMoeDown<cpu::Isa::kAvx2>;
-template struct BlockedMoeDown<cpu::Isa::kNeon>;
-template struct Int8MoeDown<cpu::Isa::kAvx512Vnni>;
-template struct Int8MoeDown<cpu::Isa::kAvxVnni>;
-template struct Int8MoeDown<cpu::Isa::kAvx2>;
-template struct Int8MoeDown<cpu::Isa::kNeonDot>;
-template struct Int8RowMoeDown<cpu::Isa::kAmx>;
-template struct Int8RowMoeDown<cpu::Isa::kAvx512Vnni>;
+template struct CpuMoeDown<FloatProduct, cpu::Isa::kAvx512>;
+template struct CpuMoeDown<FloatProduct, cpu::Isa::kAvx2>;
+template struct CpuMoeDown<FloatProduct, cpu::Isa::kNeon>;
+template struct CpuMoeDown<Int8Product, cpu::Isa::kAvx512Vnni>;
+template struct CpuMoeDown<Int8Product, cpu::Isa::kAvxVnni>;
+template struct CpuMoeDown<Int8Product, cpu::Isa::kAvx2>;
+template struct CpuMoeDown<Int8Product, cpu::Isa::kNeonDot>;
+template struct CpuMoeDown<Int8RowProduct, cpu::Isa::kAmx>;
+template struct CpuMoeDown<Int8RowProduct, cpu::Isa::kAvx512Vnni>;
 
 }  // namespace nibble::ops

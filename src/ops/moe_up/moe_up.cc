@@ -4,6 +4,7 @@
 
 #include "ops/linear/e4m3_rows.h"
 #include "ops/linear/fold_rows.h"
+#include "ops/linear/product.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 
@@ -15,7 +16,7 @@ constexpr MoeUpKernel row(const char* name) {
   return {
       name,
       [](const MoeUpDesc& d, const KernelOptions& o) { return refuse_blocked<kIsa>(d.format, o); },
-      BlockedMoeUp<kIsa>::run};
+      CpuMoeUp<FloatProduct, kIsa>::run};
 }
 
 template <cpu::Isa kIsa>
@@ -24,7 +25,7 @@ constexpr MoeUpKernel int8_row(const char* name) {
           [](const MoeUpDesc& d, const KernelOptions& o) {
             return refuse_int8<kIsa>(d.format, 2 * d.width, d.hidden, o);
           },
-          Int8MoeUp<kIsa>::run, Layout::kPanels16};
+          CpuMoeUp<Int8Product, kIsa>::run, Layout::kPanels16};
 }
 
 template <cpu::Isa kIsa>
@@ -33,7 +34,7 @@ constexpr MoeUpKernel row_scaled(const char* name) {
           [](const MoeUpDesc& d, const KernelOptions& o) {
             return refuse_int8_row<kIsa>(d.format, 2 * d.width, d.hidden, o);
           },
-          Int8RowMoeUp<kIsa>::run, Layout::kPanels16};
+          CpuMoeUp<Int8RowProduct, kIsa>::run, Layout::kPanels16};
 }
 
 // The few-token CUDA row. A thread counts the slots of an expert; one token's choices fit at once.

@@ -35,19 +35,10 @@ int64_t flops(const MoeUpDesc& desc, int64_t tokens);
 // Working memory of its kernels for steps of up to `tokens` tokens.
 int64_t scratch_bytes(const MoeUpDesc& desc, int64_t tokens, int threads);
 
-// The blocked float path; defined for kAvx512, kAvx2 and kNeon.
-template <cpu::Isa kIsa>
-struct BlockedMoeUp {
-  static MoeUpFn run;
-};
-// MXFP4 weights by int8 activations; defined for kAvx512Vnni, kAvxVnni, kAvx2 and kNeonDot.
-template <cpu::Isa kIsa>
-struct Int8MoeUp {
-  static MoeUpFn run;
-};
-// The same with one step per token; defined for kAmx and kAvx512Vnni.
-template <cpu::Isa kIsa>
-struct Int8RowMoeUp {
+// The CPU kernels: Product, of linear/product.h, says what weights meet which activations; defined
+// for the instruction sets that it has kernels of.
+template <typename Product, cpu::Isa kIsa>
+struct CpuMoeUp {
   static MoeUpFn run;
 };
 namespace gpu {

@@ -20,9 +20,15 @@ struct MoeUpScratch {
   int64_t used_bytes;
 };
 
+}  // namespace
+
+int64_t scratch_bytes(const MoeUpDesc& desc, int64_t tokens, int threads) {
+  return most_scratch_bytes<MoeUpScratch>(desc, tokens, threads);
+}
+
 template <typename Product, cpu::Isa kIsa>
-void run_with(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
-              float limit) {
+void CpuMoeUp<Product, kIsa>::run(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
+                                  const Weight& up, float limit) {
   constexpr int64_t kRows = Product::kRows;
   const FloatKernels& floats = float_kernels(float_isa(kIsa));
   const int64_t width = up.rows / 2, tokens = routing.num_tokens;
@@ -47,38 +53,14 @@ void run_with(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
   });
 }
 
-}  // namespace
-
-int64_t scratch_bytes(const MoeUpDesc& desc, int64_t tokens, int threads) {
-  return most_scratch_bytes<MoeUpScratch>(desc, tokens, threads);
-}
-
-template <cpu::Isa kIsa>
-void BlockedMoeUp<kIsa>::run(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
-                             const Weight& up, float limit) {
-  run_with<FloatProduct, kIsa>(cx, u, h, routing, up, limit);
-}
-
-template <cpu::Isa kIsa>
-void Int8MoeUp<kIsa>::run(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
-                          const Weight& up, float limit) {
-  run_with<Int8Product, kIsa>(cx, u, h, routing, up, limit);
-}
-
-template <cpu::Isa kIsa>
-void Int8RowMoeUp<kIsa>::run(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
-                             const Weight& up, float limit) {
-  run_with<Int8RowProduct, kIsa>(cx, u, h, routing, up, limit);
-}
-
-template struct BlockedMoeUp<cpu::Isa::kAvx512>;
-template struct BlockedMoeUp<cpu::Isa::kAvx2>;
-template struct BlockedMoeUp<cpu::Isa::kNeon>;
-template struct Int8MoeUp<cpu::Isa::kAvx512Vnni>;
-template struct Int8MoeUp<cpu::Isa::kAvxVnni>;
-template struct Int8MoeUp<cpu::Isa::kAvx2>;
-template struct Int8MoeUp<cpu::Isa::kNeonDot>;
-template struct Int8RowMoeUp<cpu::Isa::kAmx>;
-template struct Int8RowMoeUp<cpu::Isa::kAvx512Vnni>;
+template struct CpuMoeUp<FloatProduct, cpu::Isa::kAvx512>;
+template struct CpuMoeUp<FloatProduct, cpu::Isa::kAvx2>;
+template struct CpuMoeUp<FloatProduct, cpu::Isa::kNeon>;
+template struct CpuMoeUp<Int8Product, cpu::Isa::kAvx512Vnni>;
+template struct CpuMoeUp<Int8Product, cpu::Isa::kAvxVnni>;
+template struct CpuMoeUp<Int8Product, cpu::Isa::kAvx2>;
+template struct CpuMoeUp<Int8Product, cpu::Isa::kNeonDot>;
+template struct CpuMoeUp<Int8RowProduct, cpu::Isa::kAmx>;
+template struct CpuMoeUp<Int8RowProduct, cpu::Isa::kAvx512Vnni>;
 
 }  // namespace nibble::ops

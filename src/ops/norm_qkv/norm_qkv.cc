@@ -1,6 +1,7 @@
 #include "ops/norm_qkv/norm_qkv.h"
 
 #include "ops/linear/e4m3_rows.h"
+#include "ops/linear/product.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 
@@ -15,7 +16,7 @@ constexpr NormQkvKernel row(const char* name) {
           [](const NormQkvDesc& d, const KernelOptions& o) {
             return refuse_blocked<kIsa>(d.format, o);
           },
-          BlockedNormQkv<kIsa>::run};
+          CpuNormQkv<FloatProduct, kIsa>::run};
 }
 
 template <cpu::Isa kIsa>
@@ -24,7 +25,7 @@ constexpr NormQkvKernel fp8_row(const char* name) {
           [](const NormQkvDesc& d, const KernelOptions& o) {
             return refuse_fp8<kIsa>(d.format, rows_of(d), d.hidden, o);
           },
-          Fp8NormQkv<kIsa>::run, Layout::kPanels16};
+          CpuNormQkv<Fp8Product, kIsa>::run, Layout::kPanels16};
 }
 
 template <cpu::Isa kIsa>
@@ -33,7 +34,7 @@ constexpr NormQkvKernel bf16_row(const char* name) {
           [](const NormQkvDesc& d, const KernelOptions& o) {
             return refuse_bf16<kIsa>(d.format, rows_of(d), d.hidden, o);
           },
-          Bf16NormQkv<kIsa>::run, Layout::kPanels16};
+          CpuNormQkv<Bf16Product, kIsa>::run, Layout::kPanels16};
 }
 
 template <cpu::Isa kIsa>
@@ -42,7 +43,7 @@ constexpr NormQkvKernel int8_row(const char* name) {
           [](const NormQkvDesc& d, const KernelOptions& o) {
             return refuse_int8<kIsa>(d.format, rows_of(d), d.hidden, o);
           },
-          Int8NormQkv<kIsa>::run, Layout::kPanels16};
+          CpuNormQkv<Int8Product, kIsa>::run, Layout::kPanels16};
 }
 
 template <cpu::Isa kIsa>
@@ -51,7 +52,7 @@ constexpr NormQkvKernel row_scaled(const char* name) {
           [](const NormQkvDesc& d, const KernelOptions& o) {
             return refuse_int8_row<kIsa>(d.format, rows_of(d), d.hidden, o);
           },
-          Int8RowNormQkv<kIsa>::run, Layout::kPanels16};
+          CpuNormQkv<Int8RowProduct, kIsa>::run, Layout::kPanels16};
 }
 
 // The few-token CUDA rows. Two row tiles hold the halves of a pair that turns.
@@ -91,7 +92,7 @@ constexpr NormQkvKernel kKernels[] = {
      [](const NormQkvDesc& d, const KernelOptions& o) {
        return refuse_bf16_rows(d.format, rows_of(d), d.hidden, o);
      },
-     Bf16RowNormQkv<cpu::Isa::kAmx>::run},
+     CpuNormQkv<Bf16RowProduct, cpu::Isa::kAmx>::run},
     fp8_row<cpu::Isa::kAvx512>("avx512_mxfp8"),
     fp8_row<cpu::Isa::kAvx2>("avx2_mxfp8"),
     fp8_row<cpu::Isa::kNeon>("neon_mxfp8"),

@@ -50,9 +50,16 @@ void place(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& cos_
   }
 }
 
+}  // namespace
+
+int64_t scratch_bytes(const NormQkvDesc& desc, int64_t tokens, int threads) {
+  return most_scratch_bytes<NormQkvScratch>(desc, tokens, threads);
+}
+
 template <typename Product, cpu::Isa kIsa>
-void run_with(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x, const Tensor& d,
-              const Norm& norm, const Weight& qkv, const Tensor& cos_sin, const Step& s) {
+void CpuNormQkv<Product, kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv,
+                                    const Tensor& x, const Tensor& d, const Norm& norm,
+                                    const Weight& qkv, const Tensor& cos_sin, const Step& s) {
   const FloatKernels& floats = float_kernels(float_isa(kIsa));
   const int64_t hidden = qkv.cols, kv_heads = kv.k.dim(1), dim = kv.k.dim(3);
   const NormQkvDesc desc{hidden, qkv.rows / dim - 2 * kv_heads, kv_heads, dim, qkv.format};
@@ -74,68 +81,20 @@ void run_with(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x
   });
 }
 
-}  // namespace
-
-int64_t scratch_bytes(const NormQkvDesc& desc, int64_t tokens, int threads) {
-  return most_scratch_bytes<NormQkvScratch>(desc, tokens, threads);
-}
-
-template <cpu::Isa kIsa>
-void BlockedNormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                               const Tensor& d, const Norm& norm, const Weight& qkv,
-                               const Tensor& cos_sin, const Step& s) {
-  run_with<FloatProduct, kIsa>(cx, out, kv, x, d, norm, qkv, cos_sin, s);
-}
-
-template <cpu::Isa kIsa>
-void Fp8NormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                           const Tensor& d, const Norm& norm, const Weight& qkv,
-                           const Tensor& cos_sin, const Step& s) {
-  run_with<Fp8Product, kIsa>(cx, out, kv, x, d, norm, qkv, cos_sin, s);
-}
-
-template <cpu::Isa kIsa>
-void Bf16NormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                            const Tensor& d, const Norm& norm, const Weight& qkv,
-                            const Tensor& cos_sin, const Step& s) {
-  run_with<Bf16Product, kIsa>(cx, out, kv, x, d, norm, qkv, cos_sin, s);
-}
-
-template <cpu::Isa kIsa>
-void Bf16RowNormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                               const Tensor& d, const Norm& norm, const Weight& qkv,
-                               const Tensor& cos_sin, const Step& s) {
-  run_with<Bf16RowProduct, kIsa>(cx, out, kv, x, d, norm, qkv, cos_sin, s);
-}
-
-template <cpu::Isa kIsa>
-void Int8NormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                            const Tensor& d, const Norm& norm, const Weight& qkv,
-                            const Tensor& cos_sin, const Step& s) {
-  run_with<Int8Product, kIsa>(cx, out, kv, x, d, norm, qkv, cos_sin, s);
-}
-
-template <cpu::Isa kIsa>
-void Int8RowNormQkv<kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                               const Tensor& d, const Norm& norm, const Weight& qkv,
-                               const Tensor& cos_sin, const Step& s) {
-  run_with<Int8RowProduct, kIsa>(cx, out, kv, x, d, norm, qkv, cos_sin, s);
-}
-
-template struct BlockedNormQkv<cpu::Isa::kAvx512>;
-template struct BlockedNormQkv<cpu::Isa::kAvx2>;
-template struct BlockedNormQkv<cpu::Isa::kNeon>;
-template struct Bf16NormQkv<cpu::Isa::kAmx>;
-template struct Bf16NormQkv<cpu::Isa::kAvx512Bf16>;
-template struct Bf16RowNormQkv<cpu::Isa::kAmx>;
-template struct Fp8NormQkv<cpu::Isa::kAvx512>;
-template struct Fp8NormQkv<cpu::Isa::kAvx2>;
-template struct Fp8NormQkv<cpu::Isa::kNeon>;
-template struct Int8NormQkv<cpu::Isa::kAvx512Vnni>;
-template struct Int8NormQkv<cpu::Isa::kAvxVnni>;
-template struct Int8NormQkv<cpu::Isa::kAvx2>;
-template struct Int8NormQkv<cpu::Isa::kNeonDot>;
-template struct Int8RowNormQkv<cpu::Isa::kAmx>;
-template struct Int8RowNormQkv<cpu::Isa::kAvx512Vnni>;
+template struct CpuNormQkv<FloatProduct, cpu::Isa::kAvx512>;
+template struct CpuNormQkv<FloatProduct, cpu::Isa::kAvx2>;
+template struct CpuNormQkv<FloatProduct, cpu::Isa::kNeon>;
+template struct CpuNormQkv<Bf16Product, cpu::Isa::kAmx>;
+template struct CpuNormQkv<Bf16Product, cpu::Isa::kAvx512Bf16>;
+template struct CpuNormQkv<Bf16RowProduct, cpu::Isa::kAmx>;
+template struct CpuNormQkv<Fp8Product, cpu::Isa::kAvx512>;
+template struct CpuNormQkv<Fp8Product, cpu::Isa::kAvx2>;
+template struct CpuNormQkv<Fp8Product, cpu::Isa::kNeon>;
+template struct CpuNormQkv<Int8Product, cpu::Isa::kAvx512Vnni>;
+template struct CpuNormQkv<Int8Product, cpu::Isa::kAvxVnni>;
+template struct CpuNormQkv<Int8Product, cpu::Isa::kAvx2>;
+template struct CpuNormQkv<Int8Product, cpu::Isa::kNeonDot>;
+template struct CpuNormQkv<Int8RowProduct, cpu::Isa::kAmx>;
+template struct CpuNormQkv<Int8RowProduct, cpu::Isa::kAvx512Vnni>;
 
 }  // namespace nibble::ops

@@ -1,6 +1,7 @@
 #include "ops/norm_unembed/norm_unembed.h"
 
 #include "ops/linear/e4m3_rows.h"
+#include "ops/linear/product.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 
@@ -13,7 +14,7 @@ constexpr NormUnembedKernel row(const char* name) {
           [](const NormUnembedDesc& d, const KernelOptions& o) {
             return refuse_blocked<kIsa>(d.format, o);
           },
-          BlockedNormUnembed<kIsa>::run};
+          CpuNormUnembed<FloatProduct, kIsa>::run};
 }
 
 template <cpu::Isa kIsa>
@@ -22,7 +23,7 @@ constexpr NormUnembedKernel fp8_row(const char* name) {
           [](const NormUnembedDesc& d, const KernelOptions& o) {
             return refuse_fp8<kIsa>(d.format, d.vocab, d.hidden, o);
           },
-          Fp8NormUnembed<kIsa>::run, Layout::kPanels16};
+          CpuNormUnembed<Fp8Product, kIsa>::run, Layout::kPanels16};
 }
 
 template <cpu::Isa kIsa>
@@ -31,7 +32,7 @@ constexpr NormUnembedKernel bf16_row(const char* name) {
           [](const NormUnembedDesc& d, const KernelOptions& o) {
             return refuse_bf16<kIsa>(d.format, d.vocab, d.hidden, o);
           },
-          Bf16NormUnembed<kIsa>::run, Layout::kPanels16};
+          CpuNormUnembed<Bf16Product, kIsa>::run, Layout::kPanels16};
 }
 
 template <cpu::Isa kIsa>
@@ -40,7 +41,7 @@ constexpr NormUnembedKernel int8_row(const char* name) {
           [](const NormUnembedDesc& d, const KernelOptions& o) {
             return refuse_int8<kIsa>(d.format, d.vocab, d.hidden, o);
           },
-          Int8NormUnembed<kIsa>::run, Layout::kPanels16};
+          CpuNormUnembed<Int8Product, kIsa>::run, Layout::kPanels16};
 }
 
 template <cpu::Isa kIsa>
@@ -49,7 +50,7 @@ constexpr NormUnembedKernel row_scaled(const char* name) {
           [](const NormUnembedDesc& d, const KernelOptions& o) {
             return refuse_int8_row<kIsa>(d.format, d.vocab, d.hidden, o);
           },
-          Int8RowNormUnembed<kIsa>::run, Layout::kPanels16};
+          CpuNormUnembed<Int8RowProduct, kIsa>::run, Layout::kPanels16};
 }
 
 template <Format kFormat>
@@ -74,7 +75,7 @@ constexpr NormUnembedKernel kKernels[] = {
      [](const NormUnembedDesc& d, const KernelOptions& o) {
        return refuse_bf16_rows(d.format, d.vocab, d.hidden, o);
      },
-     Bf16RowNormUnembed<cpu::Isa::kAmx>::run},
+     CpuNormUnembed<Bf16RowProduct, cpu::Isa::kAmx>::run},
     fp8_row<cpu::Isa::kAvx512>("avx512_mxfp8"),
     fp8_row<cpu::Isa::kAvx2>("avx2_mxfp8"),
     fp8_row<cpu::Isa::kNeon>("neon_mxfp8"),

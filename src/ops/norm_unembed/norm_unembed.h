@@ -29,34 +29,10 @@ int64_t flops(const NormUnembedDesc& desc, int64_t rows);
 // Working memory of its kernels for up to `rows` rows.
 int64_t scratch_bytes(const NormUnembedDesc& desc, int64_t rows, int threads);
 
-// The blocked float path; defined for kAvx512, kAvx2 and kNeon.
-template <cpu::Isa kIsa>
-struct BlockedNormUnembed {
-  static NormUnembedFn run;
-};
-// MXFP8 weights by float32 activations; defined for kAvx512, kAvx2 and kNeon.
-template <cpu::Isa kIsa>
-struct Fp8NormUnembed {
-  static NormUnembedFn run;
-};
-// MXFP8 weights by bf16 activations; defined for kAmx and kAvx512Bf16.
-template <cpu::Isa kIsa>
-struct Bf16NormUnembed {
-  static NormUnembedFn run;
-};
-// bf16 weights by bf16 activations; defined for kAmx.
-template <cpu::Isa kIsa>
-struct Bf16RowNormUnembed {
-  static NormUnembedFn run;
-};
-// MXFP4 weights by int8 activations; defined for kAvx512Vnni, kAvxVnni, kAvx2 and kNeonDot.
-template <cpu::Isa kIsa>
-struct Int8NormUnembed {
-  static NormUnembedFn run;
-};
-// The same with one step per token; defined for kAmx and kAvx512Vnni.
-template <cpu::Isa kIsa>
-struct Int8RowNormUnembed {
+// The CPU kernels: Product, of linear/product.h, says what weights meet which activations; defined
+// for the instruction sets that it has kernels of.
+template <typename Product, cpu::Isa kIsa>
+struct CpuNormUnembed {
   static NormUnembedFn run;
 };
 namespace gpu {

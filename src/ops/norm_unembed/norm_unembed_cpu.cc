@@ -17,9 +17,16 @@ struct NormUnembedScratch {
   int64_t used_bytes;
 };
 
+}  // namespace
+
+int64_t scratch_bytes(const NormUnembedDesc& desc, int64_t rows, int threads) {
+  return most_scratch_bytes<NormUnembedScratch>(desc, rows, threads);
+}
+
 template <typename Product, cpu::Isa kIsa>
-void run_with(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x, const Tensor& d,
-              const Norm& norm, const Weight& unembed, const Step& s) {
+void CpuNormUnembed<Product, kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& h,
+                                        const Tensor& x, const Tensor& d, const Norm& norm,
+                                        const Weight& unembed, const Step& s) {
   const FloatKernels& floats = float_kernels(float_isa(kIsa));
   const int64_t hidden = unembed.cols;
   const NormUnembedDesc desc{hidden, unembed.rows, unembed.format};
@@ -36,68 +43,20 @@ void run_with(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x, c
   linear(cx, scratch.product, logits.as<float>(), h.as<float>(), s.num_out, unembed);
 }
 
-}  // namespace
-
-int64_t scratch_bytes(const NormUnembedDesc& desc, int64_t rows, int threads) {
-  return most_scratch_bytes<NormUnembedScratch>(desc, rows, threads);
-}
-
-template <cpu::Isa kIsa>
-void BlockedNormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
-                                   const Tensor& d, const Norm& norm, const Weight& unembed,
-                                   const Step& s) {
-  run_with<FloatProduct, kIsa>(cx, logits, h, x, d, norm, unembed, s);
-}
-
-template <cpu::Isa kIsa>
-void Fp8NormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
-                               const Tensor& d, const Norm& norm, const Weight& unembed,
-                               const Step& s) {
-  run_with<Fp8Product, kIsa>(cx, logits, h, x, d, norm, unembed, s);
-}
-
-template <cpu::Isa kIsa>
-void Bf16NormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
-                                const Tensor& d, const Norm& norm, const Weight& unembed,
-                                const Step& s) {
-  run_with<Bf16Product, kIsa>(cx, logits, h, x, d, norm, unembed, s);
-}
-
-template <cpu::Isa kIsa>
-void Bf16RowNormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
-                                   const Tensor& d, const Norm& norm, const Weight& unembed,
-                                   const Step& s) {
-  run_with<Bf16RowProduct, kIsa>(cx, logits, h, x, d, norm, unembed, s);
-}
-
-template <cpu::Isa kIsa>
-void Int8NormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
-                                const Tensor& d, const Norm& norm, const Weight& unembed,
-                                const Step& s) {
-  run_with<Int8Product, kIsa>(cx, logits, h, x, d, norm, unembed, s);
-}
-
-template <cpu::Isa kIsa>
-void Int8RowNormUnembed<kIsa>::run(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
-                                   const Tensor& d, const Norm& norm, const Weight& unembed,
-                                   const Step& s) {
-  run_with<Int8RowProduct, kIsa>(cx, logits, h, x, d, norm, unembed, s);
-}
-
-template struct BlockedNormUnembed<cpu::Isa::kAvx512>;
-template struct BlockedNormUnembed<cpu::Isa::kAvx2>;
-template struct BlockedNormUnembed<cpu::Isa::kNeon>;
-template struct Bf16NormUnembed<cpu::Isa::kAmx>;
-template struct Bf16NormUnembed<cpu::Isa::kAvx512Bf16>;
-template struct Bf16RowNormUnembed<cpu::Isa::kAmx>;
-template struct Fp8NormUnembed<cpu::Isa::kAvx512>;
-template struct Fp8NormUnembed<cpu::Isa::kAvx2>;
-template struct Fp8NormUnembed<cpu::Isa::kNeon>;
-template struct Int8NormUnembed<cpu::Isa::kAvx512Vnni>;
-template struct Int8NormUnembed<cpu::Isa::kAvxVnni>;
-template struct Int8NormUnembed<cpu::Isa::kAvx2>;
-template struct Int8NormUnembed<cpu::Isa::kNeonDot>;
-template struct Int8RowNormUnembed<cpu::Isa::kAmx>;
-template struct Int8RowNormUnembed<cpu::Isa::kAvx512Vnni>;
+template struct CpuNormUnembed<FloatProduct, cpu::Isa::kAvx512>;
+template struct CpuNormUnembed<FloatProduct, cpu::Isa::kAvx2>;
+template struct CpuNormUnembed<FloatProduct, cpu::Isa::kNeon>;
+template struct CpuNormUnembed<Bf16Product, cpu::Isa::kAmx>;
+template struct CpuNormUnembed<Bf16Product, cpu::Isa::kAvx512Bf16>;
+template struct CpuNormUnembed<Bf16RowProduct, cpu::Isa::kAmx>;
+template struct CpuNormUnembed<Fp8Product, cpu::Isa::kAvx512>;
+template struct CpuNormUnembed<Fp8Product, cpu::Isa::kAvx2>;
+template struct CpuNormUnembed<Fp8Product, cpu::Isa::kNeon>;
+template struct CpuNormUnembed<Int8Product, cpu::Isa::kAvx512Vnni>;
+template struct CpuNormUnembed<Int8Product, cpu::Isa::kAvxVnni>;
+template struct CpuNormUnembed<Int8Product, cpu::Isa::kAvx2>;
+template struct CpuNormUnembed<Int8Product, cpu::Isa::kNeonDot>;
+template struct CpuNormUnembed<Int8RowProduct, cpu::Isa::kAmx>;
+template struct CpuNormUnembed<Int8RowProduct, cpu::Isa::kAvx512Vnni>;
 
 }  // namespace nibble::ops

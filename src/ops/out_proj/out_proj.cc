@@ -1,6 +1,7 @@
 #include "ops/out_proj/out_proj.h"
 
 #include "ops/linear/e4m3_rows.h"
+#include "ops/linear/product.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 
@@ -13,7 +14,7 @@ constexpr OutProjKernel row(const char* name) {
           [](const OutProjDesc& d, const KernelOptions& o) {
             return refuse_blocked<kIsa>(d.format, o);
           },
-          BlockedOutProj<kIsa>::run};
+          CpuOutProj<FloatProduct, kIsa>::run};
 }
 
 template <cpu::Isa kIsa>
@@ -22,7 +23,7 @@ constexpr OutProjKernel fp8_row(const char* name) {
           [](const OutProjDesc& d, const KernelOptions& o) {
             return refuse_fp8<kIsa>(d.format, d.hidden, d.width, o);
           },
-          Fp8OutProj<kIsa>::run, Layout::kPanels16};
+          CpuOutProj<Fp8Product, kIsa>::run, Layout::kPanels16};
 }
 
 template <cpu::Isa kIsa>
@@ -31,7 +32,7 @@ constexpr OutProjKernel bf16_row(const char* name) {
           [](const OutProjDesc& d, const KernelOptions& o) {
             return refuse_bf16<kIsa>(d.format, d.hidden, d.width, o);
           },
-          Bf16OutProj<kIsa>::run, Layout::kPanels16};
+          CpuOutProj<Bf16Product, kIsa>::run, Layout::kPanels16};
 }
 
 template <cpu::Isa kIsa>
@@ -40,7 +41,7 @@ constexpr OutProjKernel int8_row(const char* name) {
           [](const OutProjDesc& d, const KernelOptions& o) {
             return refuse_int8<kIsa>(d.format, d.hidden, d.width, o);
           },
-          Int8OutProj<kIsa>::run, Layout::kPanels16};
+          CpuOutProj<Int8Product, kIsa>::run, Layout::kPanels16};
 }
 
 template <cpu::Isa kIsa>
@@ -49,7 +50,7 @@ constexpr OutProjKernel row_scaled(const char* name) {
           [](const OutProjDesc& d, const KernelOptions& o) {
             return refuse_int8_row<kIsa>(d.format, d.hidden, d.width, o);
           },
-          Int8RowOutProj<kIsa>::run, Layout::kPanels16};
+          CpuOutProj<Int8RowProduct, kIsa>::run, Layout::kPanels16};
 }
 
 template <Format kFormat>
@@ -74,7 +75,7 @@ constexpr OutProjKernel kKernels[] = {
      [](const OutProjDesc& d, const KernelOptions& o) {
        return refuse_bf16_rows(d.format, d.hidden, d.width, o);
      },
-     Bf16RowOutProj<cpu::Isa::kAmx>::run},
+     CpuOutProj<Bf16RowProduct, cpu::Isa::kAmx>::run},
     fp8_row<cpu::Isa::kAvx512>("avx512_mxfp8"),
     fp8_row<cpu::Isa::kAvx2>("avx2_mxfp8"),
     fp8_row<cpu::Isa::kNeon>("neon_mxfp8"),

@@ -28,34 +28,10 @@ int64_t flops(const OutProjDesc& desc, int64_t tokens);
 // Working memory of its kernels for steps of up to `tokens` tokens.
 int64_t scratch_bytes(const OutProjDesc& desc, int64_t tokens, int threads);
 
-// The blocked float path; defined for kAvx512, kAvx2 and kNeon.
-template <cpu::Isa kIsa>
-struct BlockedOutProj {
-  static OutProjFn run;
-};
-// MXFP8 weights by float32 activations; defined for kAvx512, kAvx2 and kNeon.
-template <cpu::Isa kIsa>
-struct Fp8OutProj {
-  static OutProjFn run;
-};
-// MXFP8 weights by bf16 activations; defined for kAmx and kAvx512Bf16.
-template <cpu::Isa kIsa>
-struct Bf16OutProj {
-  static OutProjFn run;
-};
-// bf16 weights by bf16 activations; defined for kAmx.
-template <cpu::Isa kIsa>
-struct Bf16RowOutProj {
-  static OutProjFn run;
-};
-// MXFP4 weights by int8 activations; defined for kAvx512Vnni, kAvxVnni, kAvx2 and kNeonDot.
-template <cpu::Isa kIsa>
-struct Int8OutProj {
-  static OutProjFn run;
-};
-// The same with one step per token; defined for kAmx and kAvx512Vnni.
-template <cpu::Isa kIsa>
-struct Int8RowOutProj {
+// The CPU kernels: Product, of linear/product.h, says what weights meet which activations; defined
+// for the instruction sets that it has kernels of.
+template <typename Product, cpu::Isa kIsa>
+struct CpuOutProj {
   static OutProjFn run;
 };
 namespace gpu {
