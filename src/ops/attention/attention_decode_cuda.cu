@@ -17,7 +17,6 @@
 // (T = 8 at 512: 10.5 us against 5.7); for one token two tiles of a warp in registers before the
 // wait (+5 to +10 us a step at 512, nothing at 8,192).
 #include <algorithm>
-#include <bit>
 #include <cfloat>
 
 #include "cuda/arrivals.cuh"
@@ -42,24 +41,15 @@ constexpr int kFewTiles = 48;            // half of that from 257 to 768 keys: l
 constexpr int kMaxSplits = AttentionScratch::kMaxSplits;
 constexpr int kSlab = AttentionScratch::kSlab;  // rows of a launch, for the scratch's sake
 constexpr int kBlocksPerSm = 2;
-constexpr float kLog2e = 1.4426950408889634f;
 
-struct Params {
-  uint16_t* att;
-  const uint16_t* q;
-  const void* k;  // bf16 or E4M3
-  const void* v;
-  const int32_t* page_table;
-  const int32_t* positions;
-  const Span* spans;
-  const uint16_t* sinks;
-  float4* parts;       // [tokens, G, kMaxSplits, kHeads, kDim / 4]
-  float2* part_sums;   // [tokens, G, kMaxSplits, kHeads]: largest score, sum of exponentials
-  uint32_t* counters;  // [tokens, G], zero
+struct Params : Arguments {
+  const int32_t* positions = nullptr;
+  float4* parts = nullptr;       // [tokens, G, kMaxSplits, kHeads, kDim / 4]
+  float2* part_sums = nullptr;   // [tokens, G, kMaxSplits, kHeads]: largest score, sum of weights
+  uint32_t* counters = nullptr;  // [tokens, G], zero
   // Rows of this launch: tokens first.., or (by_span) spans first.., those of one token.
-  int32_t first, num_rows, by_span;
-  int32_t num_tokens, num_spans, max_pages, page_shift, kv_heads, group, window;
-  float scale;  // of scores, in powers of two
+  int32_t first = 0, num_rows = 0, by_span = 0;
+  int32_t num_tokens = 0;
 };
 
 // What of a sequence a token sees, in tiles, and how that is split.
@@ -412,33 +402,18 @@ void attend_rows(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
   const auto kv_heads = static_cast<int32_t>(kv.k.dim(1));
   const int32_t rows = by_span ? s.num_spans : s.num_tokens, slab = std::min(rows, kSlab);
   const AttentionScratch scratch(Scratch(cx.scratch), slab, kv_heads);
-  CHECK(kv.page_size % kTile == 0 && std::has_single_bit(static_cast<uint32_t>(kv.page_size)));
   CHECK(int64_t{slab} * kv_heads <= Ctx::kNumCounters);
   // A lane keeps one page number of a warp's share of a split.
   if (kv.max_pages * int64_t{kv.page_size} > int64_t{kMaxSplits} * kWarps * 32 * kTile)
     throw Error(ErrorKind::kUnsupported, "attention on the GPU serves contexts up to 131,072");
-  Params a{.att = att.as<uint16_t>(),
-           .q = q.as<uint16_t>(),
-           .k = kv.k.data,
-           .v = kv.v.data,
-           .page_table = kv.page_table,
-           .positions = s.positions,
-           .spans = s.spans,
-           .sinks = params.sinks,
-           .parts = reinterpret_cast<float4*>(scratch.parts),
-           .part_sums = reinterpret_cast<float2*>(scratch.part_sums),
-           .counters = cx.counters,
-           .by_span = by_span,
-           .num_tokens = s.num_tokens,
-           .num_spans = s.num_spans,
-           .max_pages = kv.max_pages,
-           .page_shift = std::countr_zero(static_cast<uint32_t>(kv.page_size)),
-           .kv_heads = kv_heads,
-           .group = static_cast<int32_t>(q.dim(1) / kDim / kv_heads),
-           .window = params.window,
-           .scale = params.scale * kLog2e};
+  Params a{arguments(att, q, kv, params, s)};
+  a.positions = s.positions;
+  a.parts = reinterpret_cast<float4*>(scratch.parts);
+  a.part_sums = reinterpret_cast<float2*>(scratch.part_sums);
+  a.counters = cx.counters;
+  a.by_span = by_span;
+  a.num_tokens = s.num_tokens;
   const bool fp8 = kv.k.dtype == DType::kF8E4M3;
-  CHECK(fp8 || kv.k.dtype == DType::kBF16);
   const bool one = s.num_tokens == 1;
   const auto kernel = one ? (fp8 ? attend_one<true> : attend_one<false>)
                           : (fp8 ? attend_items<true> : attend_items<false>);

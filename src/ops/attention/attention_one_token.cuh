@@ -21,13 +21,14 @@
 #include "cuda/bf16.cuh"
 #include "cuda/fp8.cuh"
 #include "cuda/mma_bf16.cuh"
+#include "ops/attention/attention_arguments.cuh"
 
 namespace nibble::ops::gpu::one_token {
 
-inline constexpr int kDim = 64;
-inline constexpr int kTile = 16;  // keys
+using namespace attention_kernel;  // NOLINT
+
+inline constexpr int kTile = kPageKeys;
 inline constexpr float kBoost = 8;
-inline constexpr unsigned kAll = 0xffffffff;
 
 using nibble::cuda::load16;
 using nibble::cuda::load8;
@@ -109,11 +110,6 @@ struct State {
   float top[2], sum[2], o[4][4];
 };
 
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 __device__ __forceinline__ float max_of_keys(float x) {  // over the lanes' g
 #pragma unroll
   for (int step = 4; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, step));

@@ -6,7 +6,6 @@
 // is 128 KB. Reached on one H200, chained in graphs, 2026-11-22, us (by 8 warps): 256 tokens at 200
 // keys 28.9 (39.3), 90% of plain reads' speed, in windows of 128 21.0 (36.5); 128 tokens 20.4
 // (20.8) and 10.6 (16.8); 64 tokens 9.1 (8.9) and 6.9 (8.3).
-#include <bit>
 #include <cfloat>
 
 #include "cuda/launch.cuh"
@@ -21,19 +20,6 @@ using namespace one_token;  // NOLINT
 constexpr int kWarps = 8;
 constexpr int kBlocksPerSm = NIBBLE_CUDA_SM == 121 ? 1 : 2;  // ptxas wants more registers there
 constexpr int kMostTiles = 32;                               // a lane keeps the page of one
-constexpr float kLog2e = 1.4426950408889634f;
-
-struct Params {
-  uint16_t* att;
-  const uint16_t* q;
-  const void* k;  // bf16 or E4M3
-  const void* v;
-  const int32_t* page_table;
-  const Span* spans;
-  const uint16_t* sinks;
-  int32_t num_spans, max_pages, page_shift, kv_heads, group, window;
-  float scale;  // of scores, in powers of two
-};
 
 // A token and KV head.
 struct Item {
@@ -42,7 +28,7 @@ struct Item {
   int32_t begin, end;  // tiles; none: no span of one token
   int32_t page;        // lane l: of tile begin + l
 
-  __device__ __forceinline__ Item(const Params& a, int32_t i) {
+  __device__ __forceinline__ Item(const Arguments& a, int32_t i) {
     const Span span = a.spans[i / a.kv_heads];
     kv_head = i % a.kv_heads;
     t = span.q_start;
@@ -55,11 +41,11 @@ struct Item {
       page = a.page_table[int64_t{span.slot} * a.max_pages + (tile * kTile >> a.page_shift)];
   }
   // Element 0 of a query head of the group, or of the last one, in q and att.
-  __device__ __forceinline__ int64_t head_at(const Params& a, int32_t head) const {
+  __device__ __forceinline__ int64_t head_at(const Arguments& a, int32_t head) const {
     return ((int64_t{t} * a.kv_heads + kv_head) * a.group + min(head, a.group - 1)) * kDim;
   }
   // Element 0 of the first key of a tile.
-  __device__ __forceinline__ int64_t address(const Params& a, int32_t tile) const {
+  __device__ __forceinline__ int64_t address(const Arguments& a, int32_t tile) const {
     const int64_t at = __shfl_sync(kAll, page, tile - begin);
     return (((at * a.kv_heads + kv_head) << a.page_shift) +
             (tile * kTile & ((1 << a.page_shift) - 1))) *
@@ -68,7 +54,7 @@ struct Item {
 };
 
 template <bool kFp8>
-__device__ __forceinline__ void load_tile(Tile<kFp8>& tile, const Params& a, const Item& item,
+__device__ __forceinline__ void load_tile(Tile<kFp8>& tile, const Arguments& a, const Item& item,
                                           int32_t index) {
   const int64_t at = item.address(a, index);
   load_keys(tile, a.k, at);
@@ -77,7 +63,7 @@ __device__ __forceinline__ void load_tile(Tile<kFp8>& tile, const Params& a, con
 
 // A tile; the one after the next takes its place.
 template <bool kFp8>
-__device__ __forceinline__ void attend_tile(State& state, Tile<kFp8>& tile, const Params& a,
+__device__ __forceinline__ void attend_tile(State& state, Tile<kFp8>& tile, const Arguments& a,
                                             const Item& item, const uint4 (&q)[2], int32_t index) {
   const int32_t next = index + 2;
   const int64_t at = item.address(a, next);
@@ -90,7 +76,8 @@ __device__ __forceinline__ void attend_tile(State& state, Tile<kFp8>& tile, cons
   if (next < item.end) load_values(tile, a.v, at);
 }
 
-__device__ __forceinline__ void store_item(const Params& a, const Item& item, const State& state) {
+__device__ __forceinline__ void store_item(const Arguments& a, const Item& item,
+                                           const State& state) {
   const int lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -114,7 +101,7 @@ __device__ __forceinline__ void store_item(const Params& a, const Item& item, co
 
 template <bool kFp8>
 __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
-    attend_short_spans(const __grid_constant__ Params a) {
+    attend_short_spans(const __grid_constant__ Arguments a) {
   cuda::griddep_launch_dependents();
   const int32_t i = static_cast<int32_t>(blockIdx.x * kWarps + threadIdx.x / 32);
   if (i >= a.num_spans * a.kv_heads) return cuda::griddep_wait();
@@ -147,23 +134,8 @@ bool is_short(const AttentionParams& params, const KvLayer& kv, const Step& s, i
 
 void attend_short(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
                   const AttentionParams& params, const Step& s) {
-  const auto kv_heads = static_cast<int32_t>(kv.k.dim(1));
-  CHECK(kv.page_size % kTile == 0 && std::has_single_bit(static_cast<uint32_t>(kv.page_size)));
-  const Params a{.att = att.as<uint16_t>(),
-                 .q = q.as<uint16_t>(),
-                 .k = kv.k.data,
-                 .v = kv.v.data,
-                 .page_table = kv.page_table,
-                 .spans = s.spans,
-                 .sinks = params.sinks,
-                 .num_spans = s.num_spans,
-                 .max_pages = kv.max_pages,
-                 .page_shift = std::countr_zero(static_cast<uint32_t>(kv.page_size)),
-                 .kv_heads = kv_heads,
-                 .group = static_cast<int32_t>(q.dim(1) / kDim / kv_heads),
-                 .window = params.window,
-                 .scale = params.scale * kLog2e};
-  const int32_t blocks = (s.num_spans * kv_heads + kWarps - 1) / kWarps;
+  const Arguments a = arguments(att, q, kv, params, s);
+  const int32_t blocks = (s.num_spans * a.kv_heads + kWarps - 1) / kWarps;
   const auto kernel =
       kv.k.dtype == DType::kF8E4M3 ? attend_short_spans<true> : attend_short_spans<false>;
   cuda::launch(cx.stream, kernel,

@@ -6,35 +6,26 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cfloat>
 
 #include "cuda/bf16.cuh"
 #include "cuda/fp8.cuh"
 #include "cuda/launch.cuh"
+#include "ops/attention/attention_arguments.cuh"
 #include "ops/attention/attention_decode.h"
 
 namespace nibble::ops::gpu {
 
 namespace tiles {
 
-inline constexpr int kDim = 64;
-inline constexpr int kBlock = 16;  // keys that surely lie in one page
-inline constexpr float kLog2e = 1.4426950408889634f;
-inline constexpr unsigned kAll = 0xffffffff;
+using namespace attention_kernel;  // NOLINT
 
-struct TileParams {
-  uint16_t* att;
-  const uint16_t* q;
-  const void* k;  // bf16 or E4M3
-  const void* v;
-  const int32_t* page_table;
-  const Span* spans;
-  const uint16_t* sinks;
-  int32_t num_spans, max_pages, page_shift, kv_heads, group, window, tile_tokens;
-  int32_t tokens_per_row;  // in 2^-16, rounded up: rows are fewer than 256
-  uint32_t seen;           // keys that a token sees at most, itself among them
-  float scale;             // of scores, in powers of two
+inline constexpr int kBlock = kPageKeys;
+
+struct TileParams : Arguments {
+  int32_t tile_tokens = 0;
+  int32_t tokens_per_row = 0;  // in 2^-16, rounded up: rows are fewer than 256
+  uint32_t seen = 0;           // keys that a token sees at most, itself among them
 };
 
 // Rows of a tile: tokens first.. of a span, all query heads of a KV head.
@@ -124,11 +115,6 @@ __device__ __forceinline__ void store_as_bf16(uint32_t to, uint2 codes) {
                : "memory");
 }
 
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(kAll, x, 1));
   return fmaxf(x, __shfl_xor_sync(kAll, x, 2));
@@ -165,27 +151,11 @@ __device__ __forceinline__ float share_of(const TileParams& a, int32_t kv_head, 
 // For tiles of `rows` rows.
 inline TileParams tile_params(const Tensor& att, const Tensor& q, const KvLayer& kv,
                               const AttentionParams& params, const Step& s, int32_t rows) {
-  const auto kv_heads = static_cast<int32_t>(kv.k.dim(1));
-  const auto group = static_cast<int32_t>(q.dim(1) / kDim / kv_heads);
-  CHECK(kv.k.dtype == DType::kBF16 || kv.k.dtype == DType::kF8E4M3);
-  CHECK(kv.page_size % kBlock == 0 && std::has_single_bit(static_cast<uint32_t>(kv.page_size)));
-  return {.att = att.as<uint16_t>(),
-          .q = q.as<uint16_t>(),
-          .k = kv.k.data,
-          .v = kv.v.data,
-          .page_table = kv.page_table,
-          .spans = s.spans,
-          .sinks = params.sinks,
-          .num_spans = s.num_spans,
-          .max_pages = kv.max_pages,
-          .page_shift = std::countr_zero(static_cast<uint32_t>(kv.page_size)),
-          .kv_heads = kv_heads,
-          .group = group,
-          .window = params.window,
-          .tile_tokens = rows / group,
-          .tokens_per_row = (1 << 16) / group + 1,
-          .seen = params.window > 0 ? static_cast<uint32_t>(params.window) : uint32_t{INT32_MAX},
-          .scale = params.scale * kLog2e};
+  TileParams a{arguments(att, q, kv, params, s)};
+  a.tile_tokens = rows / a.group;
+  a.tokens_per_row = (1 << 16) / a.group + 1;
+  a.seen = a.window > 0 ? static_cast<uint32_t>(a.window) : uint32_t{INT32_MAX};
+  return a;
 }
 
 // Grid (G, tiles of rows), with the most tiles that there can be: every span's last tile may hold
