@@ -474,6 +474,9 @@ void bench_ops(OpsFlags flags) {
                              : cpu::measure_read_bandwidth(pool, int64_t{1} << 30, 5).median;
   OpsBench bench(flags, config, pool, stream ? &*stream : nullptr, gpu);
   const std::vector<Reached>& rows = bench.run(tokens);
+  if (rows.empty())
+    throw Error(ErrorKind::kUsage,
+                "bench ops: no kernel that runs here has \"" + flags.only + "\" in its op/kernel");
   print_reached(rows, flags, machine);
   if (!flags.tune.empty())
     write_table(flags, {.device = machine.name,

@@ -217,7 +217,7 @@ void doctor(const DoctorFlags& flags) {
     cx.kernels.exact = flags.exact;
     if (!json["device"].is_null()) cx.kernels.gpu = find_gpu(flags.device);
     cx.kernels.activations = activation_format(flags.activations, flags.exact, cx.kernels.gpu);
-    for (const std::string& kernel : flags.kernels) cx.kernels.force(kernel);
+    force_kernels(flags.kernels, cx.kernels);
     if (!flags.kernel_table.empty()) {
       use_kernel_table(flags.kernel_table,
                        cx.on_gpu() ? cx.kernels.gpu.name : cpu::cpu_model_name(), cx.kernels);

@@ -54,7 +54,7 @@ ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool, const cuda::C
   }
   cx.kernels.allow_ref = flags.allow_ref;
   cx.kernels.exact = flags.exact;
-  for (const std::string& kernel : flags.kernels) cx.kernels.force(kernel);
+  force_kernels(flags.kernels, cx.kernels);
   if (!flags.kernel_table.empty())
     use_kernel_table(flags.kernel_table, gpu.sm != 0 ? gpu.name : cpu::cpu_model_name(),
                      cx.kernels);

@@ -6,6 +6,14 @@
 
 #include "base/error.h"
 #include "io/files.h"
+#include "ops/attention/attention.h"
+#include "ops/embed/embed.h"
+#include "ops/moe_down/moe_down.h"
+#include "ops/moe_up/moe_up.h"
+#include "ops/norm_qkv/norm_qkv.h"
+#include "ops/norm_route/norm_route.h"
+#include "ops/norm_unembed/norm_unembed.h"
+#include "ops/out_proj/out_proj.h"
 #include "ops/plan.h"
 
 namespace nibble::cli {
@@ -79,6 +87,33 @@ ops::TunedKernel parse_row(std::string_view line, const Lines& lines) {
   return {*op, is_format ? words[1] : "", tokens, words[3]};
 }
 
+std::vector<std::string> kernel_names(ops::Op op) {
+  const auto names = [](auto table) {
+    std::vector<std::string> all;
+    for (const auto& row : table) all.emplace_back(row.name);
+    return all;
+  };
+  switch (op) {
+    case ops::Op::kEmbed:
+      return names(ops::embed_kernels());
+    case ops::Op::kNormQkv:
+      return names(ops::norm_qkv_kernels());
+    case ops::Op::kAttention:
+      return names(ops::attention_kernels());
+    case ops::Op::kOutProj:
+      return names(ops::out_proj_kernels());
+    case ops::Op::kNormRoute:
+      return names(ops::norm_route_kernels());
+    case ops::Op::kMoeUp:
+      return names(ops::moe_up_kernels());
+    case ops::Op::kMoeDown:
+      return names(ops::moe_down_kernels());
+    case ops::Op::kNormUnembed:
+      return names(ops::norm_unembed_kernels());
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string kernel_table_text(const KernelTable& table) {
@@ -128,6 +163,19 @@ void use_kernel_table(const std::string& file, const std::string& device,
     throw Error(ErrorKind::kUnsupported, file + ": timed with --activations " + table.activations +
                                              ", and this run has " + here);
   options.tuned = std::move(table.rows);
+}
+
+void force_kernels(const std::vector<std::string>& kernels, ops::KernelOptions& options) {
+  for (const std::string& text : kernels) {
+    options.force(text);
+    const auto& [op, kernel] = options.forced.back();
+    const std::vector<std::string> names = kernel_names(*ops::find_op(op));
+    if (std::ranges::find(names, kernel) != names.end()) continue;
+    std::string known;
+    for (const std::string& name : names) known += (known.empty() ? "" : ", ") + name;
+    throw Error(ErrorKind::kUsage,
+                "--kernel " + text + ": " + op + " has no such kernel, but " + known);
+  }
 }
 
 }  // namespace nibble::cli

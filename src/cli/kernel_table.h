@@ -1,5 +1,6 @@
-// Kernel tables in files: which kernel of each op was the fastest for steps of each size on one
-// machine. `nibble bench ops --tune FILE` writes one, --kernel-table FILE reads it. Lines of words:
+// What the user says of kernels: --kernel, and kernel tables in files, which say which kernel of
+// each op was the fastest for steps of each size on one machine. `nibble bench ops --tune FILE`
+// writes one, --kernel-table FILE reads it. Lines of words:
 //
 //   nibble-kernel-table 1
 //   device NVIDIA H200
@@ -30,5 +31,8 @@ KernelTable parse_kernel_table(std::string_view text, const std::string& file);
 // `device` or with other activations than options.activations, and under --exact.
 void use_kernel_table(const std::string& file, const std::string& device,
                       ops::KernelOptions& options);
+
+// Takes each "op=name" of --kernel. Throws Error(kUsage) with the names that there are.
+void force_kernels(const std::vector<std::string>& kernels, ops::KernelOptions& options);
 
 }  // namespace nibble::cli

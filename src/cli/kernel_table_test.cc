@@ -91,6 +91,19 @@ TEST(KernelTable, IsTimedHere) {
   EXPECT_EQ(run_command({"doctor", model, "--device", "h200", "--kernel-table", file}).status, 1);
 }
 
+TEST(KernelTable, NamesTheKernelsThatThereAre) {
+  const std::string model = NIBBLE_SOURCE_DIR "/models/nibble-tiny-gpt-oss";
+  CommandResult result =
+      run_command({"doctor", model, "--device", "cpu", "--kernel", "embed=avx3"});
+  EXPECT_EQ(result.status, 2);
+  EXPECT_THAT(result.err,
+              testing::HasSubstr("--kernel embed=avx3: embed has no such kernel, but "));
+  EXPECT_THAT(result.err, testing::HasSubstr(", ref\n"));
+  result = run_command({"bench", "ops", model, "--tokens", "1", "--only", "embed/avx3"});
+  EXPECT_EQ(result.status, 2);
+  EXPECT_THAT(result.err, testing::HasSubstr("no kernel that runs here has \"embed/avx3\""));
+}
+
 // What the table names goes first where it serves; the reason for the others says so.
 TEST(KernelTable, ChangesThePlan) {
   const ops::MoeUpDesc desc{2880, 2880, 32, 4, Format::kMxfp4};
