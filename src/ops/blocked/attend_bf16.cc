@@ -1,4 +1,4 @@
-// From the pragma on, to the end of the file, this file may use AVX-512 with BF16; tiles are
+// From NIBBLE_TARGET on this file may use AVX-512 with BF16; tiles are
 // written as assembly and need no flag.
 //
 // Bytes: the keys and values that the tile sees, once. Work: 4 D flops per query row and key in
@@ -34,22 +34,14 @@ int64_t attend_bf16_scratch_floats(int64_t rows, int64_t head_dim) {
 #include <cstring>
 #include <utility>
 
+#include "cpu/simd_target.h"
 #include "formats/bf16.h"
 #include "formats/fp8.h"
 #include "formats/mxfp4.h"
 #include "ops/kv_pages.h"
 #include "ops/moe_up/moe_up.h"
 
-#if defined(__clang__)
-#pragma clang attribute push(                                                               \
-    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16"))), \
-    apply_to = function)
-#else
-// gcc 12 takes the "undefined" operand inside its own intrinsics for a bug (GCC bug 105593).
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")
-#endif
+NIBBLE_TARGET(NIBBLE_AVX512 ",avx512bf16")
 
 #include "cpu/bf16_products.h"
 #include "cpu/simd_avx512.h"
@@ -374,9 +366,7 @@ AttendFn* attend_bf16(cpu::Isa isa) {
 
 }  // namespace nibble::ops
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+NIBBLE_TARGET_END
 
 #else  // not x86-64
 

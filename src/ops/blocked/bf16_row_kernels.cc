@@ -1,4 +1,4 @@
-// From the pragma on, to the end of the file, this file may use AVX-512 with BF16; tiles are
+// From NIBBLE_TARGET on this file may use AVX-512 with BF16; tiles are
 // written as assembly and need no flag.
 #include "ops/blocked/bf16_row_kernels.h"
 
@@ -9,18 +9,10 @@
 
 #include <algorithm>
 
+#include "cpu/simd_target.h"
 #include "formats/mxfp4.h"
 
-#if defined(__clang__)
-#pragma clang attribute push(                                                               \
-    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16"))), \
-    apply_to = function)
-#else
-// gcc 12 takes the "undefined" operand inside its own intrinsics for a bug (GCC bug 105593).
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")
-#endif
+NIBBLE_TARGET(NIBBLE_AVX512 ",avx512bf16")
 
 #include "cpu/amx_tiles.h"
 #include "cpu/simd_avx512.h"
@@ -116,9 +108,7 @@ const Bf16RowKernels& bf16_row_kernels(cpu::Isa isa) {
 
 }  // namespace nibble::ops
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+NIBBLE_TARGET_END
 
 #else  // not x86-64
 

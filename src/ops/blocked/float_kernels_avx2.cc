@@ -1,5 +1,5 @@
-// The blocked float path for Avx2. From the pragma on, to the end of the file (where templates are
-// instantiated), this file may use its instructions; what other files share is included before.
+// The blocked float path for Avx2. What other files share is included before
+// NIBBLE_TARGET (cpu/simd_target.h).
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -7,17 +7,14 @@
 #include <cstring>
 #include <utility>
 
+#include "cpu/simd_target.h"
 #include "formats/bf16.h"
 #include "formats/mxfp4.h"
 #include "ops/blocked/float_kernels.h"
 #include "ops/kv_pages.h"
 #include "ops/moe_up/moe_up.h"
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC target("avx2,fma,f16c")
-#endif
+NIBBLE_TARGET(NIBBLE_AVX2)
 
 #include "cpu/simd_avx2.h"
 #include "ops/blocked/attend_impl.h"
@@ -30,7 +27,5 @@ constinit const FloatKernels kAvx2Kernels = make_float_kernels<cpu::Avx2>(Attend
 
 }  // namespace nibble::ops
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+NIBBLE_TARGET_END
 #endif

@@ -1,26 +1,17 @@
-// int8 products for AVX-512 VNNI. From the pragma on, to the end of the file (where templates are
-// instantiated), this file may use its instructions; what other files share is included before.
+// int8 products for AVX-512 VNNI. What other files share is included before
+// NIBBLE_TARGET (cpu/simd_target.h).
 #if defined(__x86_64__)
 #include <immintrin.h>
 
 #include <bit>
 #include <cmath>
 
+#include "cpu/simd_target.h"
 #include "formats/int8.h"
 #include "formats/mxfp4.h"
 #include "ops/blocked/int8_kernels.h"
 
-#if defined(__clang__)
-#pragma clang attribute push(                                                               \
-    __attribute__((                                                                         \
-        target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi"))), \
-    apply_to = function)
-#else
-// gcc 12 takes the "undefined" operand inside its own intrinsics for a bug (GCC bug 105593).
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi")
-#endif
+NIBBLE_TARGET(NIBBLE_AVX512 ",avx512vnni,avx512vbmi")
 
 #include "cpu/simd_int8_avx512.h"
 #include "ops/blocked/int8_kernels_impl.h"
@@ -32,7 +23,5 @@ constinit const Int8Kernels kAvx512VnniKernels = make_int8_kernels<cpu::Avx512Vn
 
 }  // namespace nibble::ops
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+NIBBLE_TARGET_END
 #endif

@@ -1,18 +1,15 @@
-// int8 products for NEON with dot products (Armv8.2). From the pragma on this file may use them.
+// int8 products for NEON with dot products (Armv8.2). From NIBBLE_TARGET on this file may use them.
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
 #include <bit>
 #include <cmath>
 
+#include "cpu/simd_target.h"
 #include "formats/int8.h"
 #include "ops/blocked/int8_kernels.h"
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("dotprod"))), apply_to = function)
-#else
-#pragma GCC target("arch=armv8.2-a+dotprod")
-#endif
+NIBBLE_TARGET(NIBBLE_NEON_DOT)
 
 #include "cpu/simd_int8_neon.h"
 #include "ops/blocked/int8_kernels_impl.h"
@@ -24,7 +21,5 @@ constinit const Int8Kernels kNeonDotKernels = make_int8_kernels<cpu::NeonDot>();
 
 }  // namespace nibble::ops
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+NIBBLE_TARGET_END
 #endif

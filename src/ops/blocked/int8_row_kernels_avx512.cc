@@ -1,4 +1,4 @@
-// From the pragma on, to the end of the file, this file may use AVX-512 with VNNI and VBMI; tiles
+// From NIBBLE_TARGET on this file may use AVX-512 with VNNI and VBMI; tiles
 // are written as assembly and need no flag.
 #include "ops/blocked/int8_row_kernels.h"
 
@@ -12,21 +12,12 @@
 #include <immintrin.h>
 
 #include "cpu/amx_tiles.h"
+#include "cpu/simd_target.h"
 #include "formats/int8.h"
 #include "formats/mxfp4.h"
 #include "ops/blocked/int8_kernels.h"
 
-#if defined(__clang__)
-#pragma clang attribute push(                                                               \
-    __attribute__((                                                                         \
-        target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi"))), \
-    apply_to = function)
-#else
-// gcc 12 takes the "undefined" operand inside its own intrinsics for a bug (GCC bug 105593).
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi")
-#endif
+NIBBLE_TARGET(NIBBLE_AVX512 ",avx512vnni,avx512vbmi")
 
 #include "cpu/simd_int8_avx512.h"
 
@@ -479,9 +470,7 @@ const Int8RowKernels& emulated_int8_row_kernels() {
 
 }  // namespace nibble::ops
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+NIBBLE_TARGET_END
 
 #else  // not x86-64
 
