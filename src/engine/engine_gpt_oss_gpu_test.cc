@@ -1,61 +1,19 @@
 // gpt-oss on the GPU, in the engine, under --exact: the same bits alone, in a batch, in chunks,
-// after preemption and after a prefix hit. On dummy weights of a config with gpt-oss's head dim and
-// windows; what the CPU and transformers compute is compared in tests/goldens_gpu_test.cc.
+// after preemption and after a prefix hit. What the CPU and transformers compute is compared in
+// tests/goldens_gpu_test.cc.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 
-#include "cpu/thread_pool.h"
-#include "cuda/device.h"
-#include "cuda/memory.h"
 #include "cuda/random_fill.h"
-#include "cuda/stream.h"
 #include "engine/engine.h"
 #include "engine/engine_testing.h"
-#include "models/model.h"
+#include "engine/gpu_test_model.h"
 
 namespace nibble {
 namespace {
-
-constexpr char kConfig[] = R"({
-  "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss",
-  "num_hidden_layers": 4, "hidden_size": 256, "head_dim": 64,
-  "num_attention_heads": 8, "num_key_value_heads": 2,
-  "num_local_experts": 8, "num_experts_per_tok": 4, "intermediate_size": 256,
-  "sliding_window": 32, "vocab_size": 3072, "max_position_embeddings": 8192,
-  "rope_theta": 150000, "rope_scaling": {"rope_type": "yarn", "factor": 2.0,
-  "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
-  "original_max_position_embeddings": 4096}})";
-
-struct Loaded {
-  explicit Loaded(Format dense) : pool(2) {
-    const auto file = std::filesystem::path(testing::TempDir()) / "engine_gpu" / "config.json";
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << kConfig;
-    cx.pool = &pool;
-    cx.activations = DType::kBF16;
-    cx.kernels.activations = ops::ActFormat::kBF16;
-    cx.kernels.exact = true;
-    LoadOptions load{.format = LoadFormat::kDummy, .seed = 3};
-    load.dense = {.qkv = dense, .out = dense, .unembed = dense};
-    cx.kernels.gpu = cuda::open_device();
-    stream = std::make_unique<cuda::Stream>();
-    cx.stream = stream->handle();
-    load.memory = {.allocate = cuda::device_buffer,
-                   .allocate_staging = cuda::pinned_buffer,
-                   .copy = cuda::copy};
-    model = load_model(cx, file.string(), load);
-  }
-
-  cpu::ThreadPool pool;
-  std::unique_ptr<cuda::Stream> stream;
-  ops::Ctx cx;
-  std::unique_ptr<Model> model;
-};
 
 EngineOptions engine_options() {
   return {.max_num_seqs = 16,
@@ -80,7 +38,7 @@ std::vector<Request> sixteen_requests() {
 }
 
 TEST_P(GptOssGpu, AloneInABatchAfterPreemptionAndAfterAPrefixHit) {
-  Loaded loaded(GetParam());
+  GpuTestModel loaded(GetParam());
   const std::vector<Request> requests = sixteen_requests();
   const EngineOptions options = engine_options();
   Engine engine(*loaded.model, loaded.cx, options);
@@ -116,7 +74,7 @@ TEST_P(GptOssGpu, AloneInABatchAfterPreemptionAndAfterAPrefixHit) {
 // Sixteen requests, at the third token of the first of which something else in the process writes
 // where there is no memory: from there on CUDA answers every call with that error.
 int run_until_the_gpu_fails() {
-  Loaded loaded(Format::kMxfp4);
+  GpuTestModel loaded(Format::kMxfp4);
   Engine engine(*loaded.model, loaded.cx, engine_options());
   std::vector<std::shared_ptr<Transcript>> all;
   for (Request& request : sixteen_requests()) {
