@@ -315,7 +315,7 @@ BenchReport measure_cases(LoadedEngine& loaded, const std::vector<BenchCase>& ca
     BenchRow& row = report.rows.emplace_back(
         measure(*loaded.engine, c, flags.repeats, kv, bandwidth, on_gpu, balance));
     if (!quiet) std::fprintf(stderr, "%.1f tokens/s\n", row.rate.mean);
-    if (!flags.profile || !on_gpu) continue;
+    if (!flags.profile) continue;
     row.profile = profile_step(*loaded.engine, loaded.cx.stream, c);
     if (!c.decodes()) continue;  // what bounds a prompt is mathematics
     row.op_bytes = describe_step_bytes(
@@ -336,6 +336,10 @@ void bench(const BenchFlags& given) {
                 "say which MODEL to measure: a directory, config.json or repo id");
   }
   const bool on_gpu = choose_device(flags.engine.device, read_device_facts()) == Device::kCuda;
+  if (flags.profile && !on_gpu) {
+    throw Error(ErrorKind::kUsage,
+                "--profile is for GPUs; nibble bench ops measures the kernels of CPUs");
+  }
   const std::vector<BenchCase> cases = choose_cases(flags, on_gpu);
   const bool json = flags.json || flags.output == "json";
   const int threads = flags.engine.threads > 0 ? flags.engine.threads : cpu::read_cores().usable();

@@ -132,11 +132,13 @@ TEST(Doctor, ShowsAGpuThatIsNotHere) {
   EXPECT_EQ(doctor({"--device", "h200", "--activations", "fp8", "--exact"}).status, 2);
 }
 
-TEST(Cli, RefusesNvtxRangesOnCpus) {
-  const CommandResult result = run_command({"bench", "openai/gpt-oss-20b", "--load-format", "dummy",
-                                            "--device", "cpu", "--enable-layerwise-nvtx-tracing"});
-  EXPECT_EQ(result.status, 2);
-  EXPECT_THAT(result.err, HasSubstr("is for GPUs"));
+TEST(Cli, RefusesOnCpusWhatIsForGpus) {
+  for (const char* flag : {"--enable-layerwise-nvtx-tracing", "--profile"}) {
+    const CommandResult result = run_command(
+        {"bench", "openai/gpt-oss-20b", "--load-format", "dummy", "--device", "cpu", flag});
+    EXPECT_EQ(result.status, 2);
+    EXPECT_THAT(result.err, HasSubstr("is for GPUs"));
+  }
 }
 
 TEST(Cli, UnknownLogLevelsSilenceNothing) {
