@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs what was built for a GPU, on the machine that has it: everything it needs is in two folders.
+# Runs what was built for a GPU, on the machine that has it: it needs tools/ and BUILD, tests also
+# models/ and tests/goldens/, where they lay when those were built.
 #
 # usage: tools/gpu_run.sh test BUILD             every nibble_*_gpu_test of BUILD
 #        tools/gpu_run.sh sanitize BUILD         the same on small shapes under compute-sanitizer:
