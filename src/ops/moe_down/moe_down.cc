@@ -2,40 +2,16 @@
 
 #include <algorithm>
 
+#include "ops/cpu_rows.h"
 #include "ops/linear/fold_rows.h"
-#include "ops/linear/product.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 
 namespace nibble::ops {
 namespace {
 
-template <cpu::Isa kIsa>
-constexpr MoeDownKernel row(const char* name) {
-  return {name,
-          [](const MoeDownDesc& d, const KernelOptions& o) {
-            return refuse_blocked<kIsa>(d.format, o);
-          },
-          CpuMoeDown<FloatProduct, kIsa>::run};
-}
-
-template <cpu::Isa kIsa>
-constexpr MoeDownKernel int8_row(const char* name) {
-  return {name,
-          [](const MoeDownDesc& d, const KernelOptions& o) {
-            return refuse_int8<kIsa>(d.format, d.hidden, d.width, o);
-          },
-          CpuMoeDown<Int8Product, kIsa>::run, Layout::kPanels16};
-}
-
-template <cpu::Isa kIsa>
-constexpr MoeDownKernel row_scaled(const char* name) {
-  return {name,
-          [](const MoeDownDesc& d, const KernelOptions& o) {
-            return refuse_int8_row<kIsa>(d.format, d.hidden, d.width, o);
-          },
-          CpuMoeDown<Int8RowProduct, kIsa>::run, Layout::kPanels16};
-}
+constexpr MatrixShape matrix_of(const MoeDownDesc& d) { return {d.hidden, d.width}; }
+using Cpu = CpuRows<MoeDownKernel, CpuMoeDown, matrix_of>;
 
 // The few-token CUDA row. A thread counts the slots of an expert; one token's choices fit at once.
 const char* refuse_gemv(const MoeDownDesc& d, const KernelOptions& o) {
@@ -67,15 +43,15 @@ const char* refuse_many_fp8(const MoeDownDesc& d, const KernelOptions& o) {
 }
 
 constexpr MoeDownKernel kKernels[] = {
-    row_scaled<cpu::Isa::kAmx>("amx_int8row"),
-    row_scaled<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8row"),
-    int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
-    int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
-    int8_row<cpu::Isa::kAvx2>("avx2_int8"),
-    int8_row<cpu::Isa::kNeonDot>("neon_dot_int8"),
-    row<cpu::Isa::kAvx512>("avx512_float"),
-    row<cpu::Isa::kAvx2>("avx2_float"),
-    row<cpu::Isa::kNeon>("neon_float"),
+    Cpu::int8_row<cpu::Isa::kAmx>("amx_int8row"),
+    Cpu::int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8row"),
+    Cpu::int8<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
+    Cpu::int8<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
+    Cpu::int8<cpu::Isa::kAvx2>("avx2_int8"),
+    Cpu::int8<cpu::Isa::kNeonDot>("neon_dot_int8"),
+    Cpu::floats<cpu::Isa::kAvx512>("avx512_float"),
+    Cpu::floats<cpu::Isa::kAvx2>("avx2_float"),
+    Cpu::floats<cpu::Isa::kNeon>("neon_float"),
     {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm_fp8),
      Layout::kTiles16x64},
     {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},

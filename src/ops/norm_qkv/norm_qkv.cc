@@ -1,59 +1,18 @@
 #include "ops/norm_qkv/norm_qkv.h"
 
+#include "ops/cpu_rows.h"
 #include "ops/linear/e4m3_rows.h"
-#include "ops/linear/product.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 
 namespace nibble::ops {
 namespace {
 
-int64_t rows_of(const NormQkvDesc& d) { return (d.q_heads + 2 * d.kv_heads) * d.head_dim; }
-
-template <cpu::Isa kIsa>
-constexpr NormQkvKernel row(const char* name) {
-  return {name,
-          [](const NormQkvDesc& d, const KernelOptions& o) {
-            return refuse_blocked<kIsa>(d.format, o);
-          },
-          CpuNormQkv<FloatProduct, kIsa>::run};
+constexpr int64_t rows_of(const NormQkvDesc& d) {
+  return (d.q_heads + 2 * d.kv_heads) * d.head_dim;
 }
-
-template <cpu::Isa kIsa>
-constexpr NormQkvKernel fp8_row(const char* name) {
-  return {name,
-          [](const NormQkvDesc& d, const KernelOptions& o) {
-            return refuse_fp8<kIsa>(d.format, rows_of(d), d.hidden, o);
-          },
-          CpuNormQkv<Fp8Product, kIsa>::run, Layout::kPanels16};
-}
-
-template <cpu::Isa kIsa>
-constexpr NormQkvKernel bf16_row(const char* name) {
-  return {name,
-          [](const NormQkvDesc& d, const KernelOptions& o) {
-            return refuse_bf16<kIsa>(d.format, rows_of(d), d.hidden, o);
-          },
-          CpuNormQkv<Bf16Product, kIsa>::run, Layout::kPanels16};
-}
-
-template <cpu::Isa kIsa>
-constexpr NormQkvKernel int8_row(const char* name) {
-  return {name,
-          [](const NormQkvDesc& d, const KernelOptions& o) {
-            return refuse_int8<kIsa>(d.format, rows_of(d), d.hidden, o);
-          },
-          CpuNormQkv<Int8Product, kIsa>::run, Layout::kPanels16};
-}
-
-template <cpu::Isa kIsa>
-constexpr NormQkvKernel row_scaled(const char* name) {
-  return {name,
-          [](const NormQkvDesc& d, const KernelOptions& o) {
-            return refuse_int8_row<kIsa>(d.format, rows_of(d), d.hidden, o);
-          },
-          CpuNormQkv<Int8RowProduct, kIsa>::run, Layout::kPanels16};
-}
+constexpr MatrixShape matrix_of(const NormQkvDesc& d) { return {rows_of(d), d.hidden}; }
+using Cpu = CpuRows<NormQkvKernel, CpuNormQkv, matrix_of>;
 
 // The few-token CUDA rows. Two row tiles hold the halves of a pair that turns.
 template <auto kRefuse>
@@ -80,25 +39,21 @@ const char* refuse_many_fp8(const NormQkvDesc& d, const KernelOptions& o) {
 }
 
 constexpr NormQkvKernel kKernels[] = {
-    row_scaled<cpu::Isa::kAmx>("amx_int8row"),
-    row_scaled<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8row"),
-    int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
-    int8_row<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
-    int8_row<cpu::Isa::kAvx2>("avx2_int8"),
-    int8_row<cpu::Isa::kNeonDot>("neon_dot_int8"),
-    bf16_row<cpu::Isa::kAmx>("amx_mxfp8"),
-    bf16_row<cpu::Isa::kAvx512Bf16>("avx512_bf16_mxfp8"),
-    {"amx_bf16",
-     [](const NormQkvDesc& d, const KernelOptions& o) {
-       return refuse_bf16_rows(d.format, rows_of(d), d.hidden, o);
-     },
-     CpuNormQkv<Bf16RowProduct, cpu::Isa::kAmx>::run},
-    fp8_row<cpu::Isa::kAvx512>("avx512_mxfp8"),
-    fp8_row<cpu::Isa::kAvx2>("avx2_mxfp8"),
-    fp8_row<cpu::Isa::kNeon>("neon_mxfp8"),
-    row<cpu::Isa::kAvx512>("avx512_float"),
-    row<cpu::Isa::kAvx2>("avx2_float"),
-    row<cpu::Isa::kNeon>("neon_float"),
+    Cpu::int8_row<cpu::Isa::kAmx>("amx_int8row"),
+    Cpu::int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8row"),
+    Cpu::int8<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
+    Cpu::int8<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
+    Cpu::int8<cpu::Isa::kAvx2>("avx2_int8"),
+    Cpu::int8<cpu::Isa::kNeonDot>("neon_dot_int8"),
+    Cpu::bf16<cpu::Isa::kAmx>("amx_mxfp8"),
+    Cpu::bf16<cpu::Isa::kAvx512Bf16>("avx512_bf16_mxfp8"),
+    Cpu::bf16_rows("amx_bf16"),
+    Cpu::fp8<cpu::Isa::kAvx512>("avx512_mxfp8"),
+    Cpu::fp8<cpu::Isa::kAvx2>("avx2_mxfp8"),
+    Cpu::fp8<cpu::Isa::kNeon>("neon_mxfp8"),
+    Cpu::floats<cpu::Isa::kAvx512>("avx512_float"),
+    Cpu::floats<cpu::Isa::kAvx2>("avx2_float"),
+    Cpu::floats<cpu::Isa::kNeon>("neon_float"),
     {"sm90_w4a16_split", refuse_some, NIBBLE_SM90_KERNEL(gpu::norm_qkv_split), Layout::kTiles16x64},
     {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm_fp8),
      Layout::kTiles16x64},
