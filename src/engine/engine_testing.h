@@ -76,14 +76,8 @@ inline EngineOptions toy_options() {
           .kv_bytes = int64_t{16} << 20};
 }
 
-// Submits all at once and steps until all have ended.
-inline std::vector<Transcript> run_all(Engine& engine, const std::vector<Request>& requests) {
-  std::vector<std::shared_ptr<Transcript>> transcripts;
-  for (Request request : requests) {
-    transcripts.push_back(record(request));
-    const Result<RequestId> id = engine.submit(std::move(request));
-    CHECK(id.ok());
-  }
+inline std::vector<Transcript> step_until_ended(
+    Engine& engine, const std::vector<std::shared_ptr<Transcript>>& transcripts) {
   while (engine.step()) {
   }
   std::vector<Transcript> result;
@@ -94,20 +88,24 @@ inline std::vector<Transcript> run_all(Engine& engine, const std::vector<Request
   return result;
 }
 
+// Submits all at once and steps until all have ended.
+inline std::vector<Transcript> run_all(Engine& engine, const std::vector<Request>& requests) {
+  std::vector<std::shared_ptr<Transcript>> transcripts;
+  for (Request request : requests) {
+    transcripts.push_back(record(request));
+    const Result<RequestId> id = engine.submit(std::move(request));
+    CHECK(id.ok());
+  }
+  return step_until_ended(engine, transcripts);
+}
+
 // Submits them as answers to one prompt, and steps until all have ended.
 inline std::vector<Transcript> run_forks(Engine& engine, std::vector<Request> requests) {
   std::vector<std::shared_ptr<Transcript>> transcripts;
   for (Request& request : requests) transcripts.push_back(record(request));
   const auto ids = engine.submit_forks(std::move(requests));
   CHECK(ids.ok() && ids->size() == transcripts.size());
-  while (engine.step()) {
-  }
-  std::vector<Transcript> result;
-  for (const auto& transcript : transcripts) {
-    CHECK(transcript->num_ends == 1);
-    result.push_back(*transcript);
-  }
-  return result;
+  return step_until_ended(engine, transcripts);
 }
 
 // In an engine that computes everything itself.

@@ -8,14 +8,6 @@
 namespace nibble::ops {
 namespace {
 
-struct Case {
-  AttentionDesc desc;
-  DType kv;
-  int32_t page_size;
-  bool sinks;
-  std::vector<std::pair<int32_t, int32_t>> parts;
-};
-
 std::vector<const AttentionKernel*> kernels_for_int8(const AttentionDesc& desc) {
   KernelOptions options;
   options.activations = ActFormat::kInt8;
@@ -25,46 +17,18 @@ std::vector<const AttentionKernel*> kernels_for_int8(const AttentionDesc& desc) 
 // Queries are bf16 already. A weight is off by its rounding to bf16, by twice what its score is off
 // (products of bf16 are exact, D roundings of their sum, each up to a whole unit and with tiny
 // products lost) and by the exponential's 2^-13; sums over keys as in float32.
-void check(const Case& c) {
-  Random random(13);
-  const TestStep step(c.parts);
-  Pages pages(random, c.desc, c.kv, c.page_size, step.lengths);
-  const int64_t width = c.desc.q_heads * c.desc.head_dim, tokens = step.view.num_tokens;
-  const std::vector<uint16_t> sinks = random.bf16s(c.desc.q_heads);
-  const AttentionParams params{.scale = 1 / std::sqrt(static_cast<float>(c.desc.head_dim)),
-                               .window = static_cast<int32_t>(c.desc.window),
-                               .sinks = c.sinks ? sinks.data() : nullptr};
-  Floats q(random, tokens, width, DType::kBF16), want(tokens, width), abs(tokens, width),
-      got(tokens, width), alone(1, width);
-  TestCtx exact(DType::kF32, 0, 1), test(DType::kF32, scratch_bytes(c.desc, 2));
-  TestCtx many(DType::kF32, scratch_bytes(c.desc, 12), 12);  // workers: heads of a group part
-  ref::attention(exact.cx, want.tensor(), q.tensor(), pages.layer(), params, step.view);
-  ref::attention(exact.cx, abs.tensor(), q.tensor(), pages.magnitudes(), params, step.view);
-  const double score_error = (c.desc.head_dim + 4) * 2 * kEps * 4 * c.desc.head_dim * params.scale;
-  for (const AttentionKernel* row : kernels_for_int8(c.desc)) {
-    row->run(test.cx, got.tensor(), q.tensor(), pages.layer(), params, step.view);
-    for (const Span& span : step.spans)
-      for (int64_t t = span.q_start; t < span.q_start + span.q_len; ++t) {
-        const double weight_error =
-            0x1p-8 + 0x1p-12 + 2 * score_error + (2 * step.positions[t] + 24) * kEps;
-        for (int64_t n = 0; n < width; ++n)
-          ASSERT_NEAR(got.at(t, n), want.at(t, n), weight_error * abs.at(t, n))
-              << row->name << " token " << t << " column " << n;
-        const Span one{0, 1, step.positions[t], span.slot};
-        const Step single{
-            .num_tokens = 1, .num_spans = 1, .positions = &step.positions[t], .spans = &one};
-        const Tensor qt = make_tensor(q.values.data() + t * width, DType::kF32, {1, width});
-        row->run(many.cx, alone.tensor(), qt, pages.layer(), params, single);
-        ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
-            << row->name << " token " << t;
-      }
-  }
+void check(const AttentionCase& c) {
+  const auto bound = [&](float scale, int32_t pos, double, double abs) {
+    const double score_error = (c.desc.head_dim + 4) * 2 * kEps * 4 * c.desc.head_dim * scale;
+    return (0x1p-8 + 0x1p-12 + 2 * score_error + (2 * pos + 24) * kEps) * abs;
+  };
+  check_attention(c, Random(13), DType::kBF16, DType::kF32, kernels_for_int8(c.desc), bound);
 }
 
 TEST(Bf16Attention, EqualsTheTwinAndItselfAlone) {
   const AttentionDesc full{64, 8, 64, 0}, window{64, 8, 64, 128};
   int i = 0;
-  for (const Case& c : std::vector<Case>{
+  for (const AttentionCase& c : std::vector<AttentionCase>{
            {window, DType::kBF16, 16, true, {{1, 126}, {1, 127}, {1, 128}, {1, 129}, {1, 0}}},
            {full, DType::kBF16, 16, true, {{1, 63}, {1, 64}, {1, 65}, {1, 300}}},
            {full, DType::kBF16, 16, true, {{37, 0}, {9, 61}}},

@@ -10,16 +10,7 @@
 namespace nibble::ops {
 namespace {
 
-struct Case {
-  AttentionDesc desc;
-  DType kv;
-  int32_t page_size;
-  bool sinks;
-  std::vector<std::pair<int32_t, int32_t>> parts;
-  std::vector<int32_t> needles = {};  // of the first part
-};
-
-std::vector<Case> cases() {
+std::vector<AttentionCase> cases() {
   const AttentionDesc gpt_oss_full{64, 8, 64, 0}, gpt_oss_window{64, 8, 64, 128};
   return {
       // Decode and prefill around the edges of window, page and key block.
@@ -38,47 +29,18 @@ std::vector<Case> cases() {
 
 // Scores are off by (D + 2) roundings of sum |q k|, at most |q||k| scale; a weight by twice that
 // (its own score and the sum's), the exponential (4 roundings) and the sums over the keys.
-void check(const Case& c, DType act) {
-  Random random(11);
-  const TestStep step(c.parts);
-  Pages pages(random, c.desc, c.kv, c.page_size, step.lengths);
-  const int64_t width = c.desc.q_heads * c.desc.head_dim, tokens = step.view.num_tokens;
-  const std::vector<uint16_t> sinks = random.bf16s(c.desc.q_heads);
-  const AttentionParams params{.scale = 1 / std::sqrt(static_cast<float>(c.desc.head_dim)),
-                               .window = static_cast<int32_t>(c.desc.window),
-                               .sinks = c.sinks ? sinks.data() : nullptr};
-  Floats q(random, tokens, width, act), want(tokens, width), abs(tokens, width), got(tokens, width),
-      alone(1, width);
-  if (!c.needles.empty()) plant_needles(random, pages.layer(), c.desc, c.needles, q);
-  TestCtx exact(DType::kF32, 0, 1), test(act, scratch_bytes(c.desc, 2));
-  TestCtx many(act, scratch_bytes(c.desc, 12), 12);  // workers: heads of a group part
-  ref::attention(exact.cx, want.tensor(), q.tensor(), pages.layer(), params, step.view);
-  ref::attention(exact.cx, abs.tensor(), q.tensor(), pages.magnitudes(), params, step.view);
-  // |q|^2 and |k|^2 are sums of D squares of normal numbers: below 4 D but for 1 in 10^9.
-  const double score_error = (c.desc.head_dim + 2) * kEps * 4 * c.desc.head_dim * params.scale;
-  for (const AttentionKernel* row : kernels_here(attention_kernels(), c.desc)) {
-    row->run(test.cx, got.tensor(), q.tensor(), pages.layer(), params, step.view);
-    for (const Span& span : step.spans)
-      for (int64_t t = span.q_start; t < span.q_start + span.q_len; ++t) {
-        const double weight_error = 2 * score_error + (step.positions[t] + 24) * kEps;
-        for (int64_t n = 0; n < width; ++n)
-          ASSERT_NEAR(got.at(t, n), want.at(t, n),
-                      weight_error * abs.at(t, n) + store_error(act, want.at(t, n)))
-              << row->name << " token " << t << " column " << n;
-        const Span one{0, 1, step.positions[t], span.slot};
-        const Step single{
-            .num_tokens = 1, .num_spans = 1, .positions = &step.positions[t], .spans = &one};
-        const Tensor qt = make_tensor(q.values.data() + t * width, DType::kF32, {1, width});
-        row->run(many.cx, alone.tensor(), qt, pages.layer(), params, single);
-        ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
-            << row->name << " token " << t;
-      }
-  }
+void check(const AttentionCase& c, DType act) {
+  const auto bound = [&](float scale, int32_t pos, double want, double abs) {
+    // |q|^2 and |k|^2 are sums of D squares of normal numbers: below 4 D but for 1 in 10^9.
+    const double score_error = (c.desc.head_dim + 2) * kEps * 4 * c.desc.head_dim * scale;
+    return (2 * score_error + (pos + 24) * kEps) * abs + store_error(act, want);
+  };
+  check_attention(c, Random(11), act, act, kernels_here(attention_kernels(), c.desc), bound);
 }
 
 TEST(Attention, EveryKernelEqualsTheTwinAndItselfAlone) {
   int i = 0;
-  for (const Case& c : cases())
+  for (const AttentionCase& c : cases())
     for (DType act : {DType::kF32, DType::kBF16}) {
       SCOPED_TRACE(i++);
       check(c, act);

@@ -1,7 +1,10 @@
 // Problems for tests of attention: pages of several sequences, and the step that reads them.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -109,5 +112,53 @@ struct TestStep {
   std::vector<int32_t> positions, lengths;
   Step view;
 };
+
+struct AttentionCase {
+  AttentionDesc desc;
+  DType kv;
+  int32_t page_size;
+  bool sinks;
+  std::vector<std::pair<int32_t, int32_t>> parts;
+  std::vector<int32_t> needles = {};  // of the first part
+};
+
+// CPU rows against the twin: results are off by at most bound(scale of scores, position, wanted,
+// the same of |values|). Each token alone, with workers enough to part the heads of a group, gets
+// the same bits.
+template <typename Bound>
+void check_attention(const AttentionCase& c, Random random, DType queries, DType act,
+                     const std::vector<const AttentionKernel*>& rows, const Bound& bound) {
+  const TestStep step(c.parts);
+  Pages pages(random, c.desc, c.kv, c.page_size, step.lengths);
+  const int64_t width = c.desc.q_heads * c.desc.head_dim, tokens = step.view.num_tokens;
+  const std::vector<uint16_t> sinks = random.bf16s(c.desc.q_heads);
+  const AttentionParams params{.scale = 1 / std::sqrt(static_cast<float>(c.desc.head_dim)),
+                               .window = static_cast<int32_t>(c.desc.window),
+                               .sinks = c.sinks ? sinks.data() : nullptr};
+  Floats q(random, tokens, width, queries), want(tokens, width), abs(tokens, width),
+      got(tokens, width), alone(1, width);
+  if (!c.needles.empty()) plant_needles(random, pages.layer(), c.desc, c.needles, q);
+  TestCtx exact(DType::kF32, 0, 1), test(act, scratch_bytes(c.desc, 2));
+  TestCtx many(act, scratch_bytes(c.desc, 12), 12);
+  ref::attention(exact.cx, want.tensor(), q.tensor(), pages.layer(), params, step.view);
+  ref::attention(exact.cx, abs.tensor(), q.tensor(), pages.magnitudes(), params, step.view);
+  for (const AttentionKernel* row : rows) {
+    row->run(test.cx, got.tensor(), q.tensor(), pages.layer(), params, step.view);
+    for (const Span& span : step.spans)
+      for (int64_t t = span.q_start; t < span.q_start + span.q_len; ++t) {
+        for (int64_t n = 0; n < width; ++n)
+          ASSERT_NEAR(got.at(t, n), want.at(t, n),
+                      bound(params.scale, step.positions[t], want.at(t, n), abs.at(t, n)))
+              << row->name << " token " << t << " column " << n;
+        const Span one{0, 1, step.positions[t], span.slot};
+        const Step single{
+            .num_tokens = 1, .num_spans = 1, .positions = &step.positions[t], .spans = &one};
+        const Tensor qt = make_tensor(q.values.data() + t * width, DType::kF32, {1, width});
+        row->run(many.cx, alone.tensor(), qt, pages.layer(), params, single);
+        ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
+            << row->name << " token " << t;
+      }
+  }
+}
 
 }  // namespace nibble::ops
