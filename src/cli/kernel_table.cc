@@ -114,6 +114,13 @@ std::vector<std::string> kernel_names(ops::Op op) {
   return {};
 }
 
+[[noreturn]] void throw_no_such_kernel(const std::string& text, const std::string& op,
+                                       const std::vector<std::string>& names) {
+  std::string why = "--kernel " + text + ": no such kernel; " + op + " has ";
+  for (const std::string& name : names) why.append(&name == &names[0] ? "" : ", ").append(name);
+  throw Error(ErrorKind::kUsage, why);
+}
+
 }  // namespace
 
 std::string kernel_table_text(const KernelTable& table) {
@@ -170,11 +177,7 @@ void force_kernels(const std::vector<std::string>& kernels, ops::KernelOptions& 
     options.force(text);
     const auto& [op, kernel] = options.forced.back();
     const std::vector<std::string> names = kernel_names(*ops::find_op(op));
-    if (std::ranges::find(names, kernel) != names.end()) continue;
-    std::string known;
-    for (const std::string& name : names) known += (known.empty() ? "" : ", ") + name;
-    throw Error(ErrorKind::kUsage,
-                "--kernel " + text + ": " + op + " has no such kernel, but " + known);
+    if (std::ranges::find(names, kernel) == names.end()) throw_no_such_kernel(text, op, names);
   }
 }
 
