@@ -5,10 +5,10 @@
 //   x        in   [T, K] bf16
 //   Op       out  store(token, row, first, second, place): the sums of two rows, bias included
 //
-// A block takes 192 rows and a share of K. All its weights are on their way before griddep_wait();
-// x comes in stages of 64 k through a ring that holds all of them where they fit. The sums meet in
-// shared memory: each block of the cluster adds those of some tokens, in the order of K, and stores
-// them.
+// A block takes 192 rows, up to 128 tokens and a share of K. All its weights are on their way
+// before griddep_wait(); x comes in stages of 64 k through a ring that holds all of them where they
+// fit. The sums meet in shared memory: each block of the cluster adds those of some tokens, in the
+// order of K, and stores them.
 //
 // Sums: one chain over K for each share, then shares in sequence: the same for every token of a
 // step, whatever the others hold.
@@ -17,11 +17,11 @@
 // TB/s. Chained in a graph on an H200, cold weights, 2026-11-21 and 22, us; beside it what served
 // before (gemv_few up to 16 tokens, then gemm_sm90, which leaves turning and storing to a kernel):
 //   tokens    8         16         32         64         128        192        256
-//   qkv       8.4 (10)  8.8 (19)   9.9 (21)   12.3 (21)  14.2 (24)  17.7 (24)  22.3 (26)
-//   out_proj  7.2 (10)  7.7 (20)   9.1 (28)   11.5 (28)  13.3 (29)  16.8 (32)  20.8 (32)
+//   qkv       8.4 (10)  8.8 (19)   9.9 (21)   12.3 (21)  14.2 (24)  14.6 (24)  20.3 (26)
+//   out_proj  7.2 (10)  7.7 (20)   9.1 (28)   11.5 (28)  13.3 (29)  15.4 (32)  17.0 (32)
 // Lost: 128 rows a block (clusters of 3 are 39 at once, one too few for qkv; with 2: 9.2 to 20.6),
 // six warpgroups that share the stages (9.0 to 12.4), pairs of rows stored 16 bytes apart (27 at
-// 256 tokens).
+// 256 tokens), 256 tokens a block (22.3 and 20.8: ptxas lacks registers and runs wgmma one by one).
 #pragma once
 
 #include <algorithm>
@@ -38,8 +38,8 @@ namespace nibble::ops::gpu::sm90 {
 
 inline constexpr int kMaxSplit = 8, kMaxSplitUnits = 80;
 
-// Three warpgroups of 64 rows, by all tokens; one of their threads fills: a warp more would leave
-// each 128 registers, less than the sums of 256 tokens.
+// Three warpgroups of 64 rows, by kN tokens; one of their threads fills: a warp more would leave
+// each 128 registers.
 template <int kN_>
 struct SplitShape {
   static constexpr int kN = kN_, kRows = 192, kThreads = 2 * kRows, kReaders = kThreads / 32;
@@ -62,14 +62,15 @@ struct SplitArgs {
   const uint8_t* units;
   const uint16_t* bias;  // or none
   int rows, num_units, tokens;
-  int split;   // blocks of a cluster
-  int stages;  // of x
+  int token_tiles;  // of kN, each a cluster's
+  int split;        // blocks of a cluster
+  int stages;       // of x
 };
 
 // What a block has of K, and where it is.
 struct SplitBlock {
   uint32_t smem, full, empty, weights_there;
-  int row0, begin, num_units;
+  int row0, token0, begin, num_units;
 };
 
 // What one thread does beside its products: all weights at once, x as the ring has room.
@@ -77,7 +78,7 @@ template <class S>
 __device__ __forceinline__ void fetch_x(const SplitArgs& g, const CUtensorMap& x,
                                         const SplitBlock& b, int unit, int slot) {
   barrier_expect(b.full + slot * 8, S::kStageBytes);
-  copy_box(b.smem + slot * S::kStageBytes, x, (b.begin + unit) * 64, 0, b.full + slot * 8);
+  copy_box(b.smem + slot * S::kStageBytes, x, (b.begin + unit) * 64, b.token0, b.full + slot * 8);
 }
 template <class S>
 __device__ __forceinline__ void fill_split(const SplitArgs& g, const CUtensorMap& x,
@@ -91,7 +92,7 @@ __device__ __forceinline__ void fill_split(const SplitArgs& g, const CUtensorMap
   for (int u = 0; u < min(g.stages, b.num_units); ++u) fetch_x<S>(g, x, b, u, u);
 }
 
-// A warpgroup's 64 rows by all tokens. Two groups of products are in flight at a time; while one
+// A warpgroup's 64 rows by kN tokens. Two groups of products are in flight at a time; while one
 // runs, the A registers of the next are made.
 template <class S>
 __device__ __forceinline__ void multiply_split(const SplitArgs& g, const CUtensorMap& xs,
@@ -134,14 +135,14 @@ __device__ __forceinline__ void multiply_split(const SplitArgs& g, const CUtenso
   wgmma_wait<0>();
 }
 
-// The sums of the cluster's blocks for this one's share of the tokens.
+// The sums of the cluster's blocks for this one's share of its `tokens`.
 template <class S, class Op>
 __device__ __forceinline__ void finish_split(const SplitArgs& g, const SplitBlock& b, int rank,
-                                             const int64_t* places, const Op& op) {
+                                             int tokens, const int64_t* places, const Op& op) {
   // A thread's four rows: two pairs side by side, 32 rows apart in 64, as the pairs of a rotary
   // embedding are in a head.
   constexpr int kQuads = S::kRows / 4, kFar = 32;
-  const int first = g.tokens * rank / g.split, last = g.tokens * (rank + 1) / g.split;
+  const int first = tokens * rank / g.split, last = tokens * (rank + 1) / g.split;
   for (int i = threadIdx.x; i < (last - first) * kQuads; i += S::kThreads) {
     const int t = first + i / kQuads, quad = i % kQuads;
     const int r = quad / 16 * 64 + quad % 16 * 2, row = b.row0 + r;
@@ -173,11 +174,11 @@ __device__ __forceinline__ void finish_split(const SplitArgs& g, const SplitBloc
     w = {fmaf(w.x, kSumFactor, __uint_as_float(far_bias << 16)),
          fmaf(w.y, kSumFactor, __uint_as_float(far_bias & 0xffff0000u))};
     if constexpr (Op::kHeadHalves) {
-      op.store(t, row, v.x, w.x, places[t]);
-      op.store(t, row + 1, v.y, w.y, places[t]);
+      op.store(b.token0 + t, row, v.x, w.x, places[t]);
+      op.store(b.token0 + t, row + 1, v.y, w.y, places[t]);
     } else {
-      op.store(t, row, v.x, v.y, places[t]);
-      if (has_far) op.store(t, row + kFar, w.x, w.y, places[t]);
+      op.store(b.token0 + t, row, v.x, v.y, places[t]);
+      if (has_far) op.store(b.token0 + t, row + kFar, w.x, w.y, places[t]);
     }
   }
 }
@@ -193,13 +194,16 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   char* base = raw + (1024 - shared_address(raw) % 1024) % 1024;
   const int rank = static_cast<int>(blockIdx.x) % g.split;
   const int begin = g.num_units * rank / g.split;
-  const int row0 = static_cast<int>(blockIdx.x) / g.split * S::kRows;
+  const int tile = static_cast<int>(blockIdx.x) / g.split;
+  const int row0 = tile / g.token_tiles * S::kRows, token0 = tile % g.token_tiles * S::kN;
+  const int tokens = min(S::kN, g.tokens - token0);
   const int tiles = min(S::kRows, g.rows - row0) / 16;
   const SplitBlock b{shared_address(base),
                      shared_address(full),
                      shared_address(empty),
                      shared_address(&weights_there),
                      row0,
+                     token0,
                      begin,
                      g.num_units * (rank + 1) / g.split - begin};
   if (threadIdx.x == 0) {
@@ -211,7 +215,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     barrier_init_fence();
   }
   if constexpr (Op::kHasPlaces) {
-    if (threadIdx.x < g.tokens) places[threadIdx.x] = op.place_of(threadIdx.x);
+    if (threadIdx.x < tokens) places[threadIdx.x] = op.place_of(token0 + threadIdx.x);
   }
   __syncthreads();
   if (threadIdx.x == 0) fill_split<S>(g, x, b, tiles);
@@ -232,7 +236,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   cuda::cluster_arrive();
   cuda::griddep_wait();  // of every thread that stores
   cuda::cluster_wait();
-  finish_split<S>(g, b, rank, places, op);
+  finish_split<S>(g, b, rank, tokens, places, op);
   cuda::cluster_arrive_relaxed();  // nobody's shared memory goes while others read it
   cuda::cluster_wait();
 }
@@ -240,7 +244,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 // Blocks of a cluster for the least time: a block takes as long as for 38 units, and its own; how
 // many clusters run at once depends on where a GPU's SMs lie.
 template <class S, class Op>
-int split_of(int row_blocks, int num_units) {
+int split_of(int tiles, int num_units) {
   static const std::array<int, kMaxSplit + 1> at_once = [] {
     std::array<int, kMaxSplit + 1> counts{};
     for (unsigned split = 1; split <= kMaxSplit; ++split)
@@ -253,7 +257,7 @@ int split_of(int row_blocks, int num_units) {
   int best = 1, least = std::numeric_limits<int>::max();
   for (int split = 1; split <= std::min(kMaxSplit, num_units); ++split) {
     const int units = (num_units + split - 1) / split, count = std::max(1, at_once[split]);
-    const int cost = (row_blocks + count - 1) / count * (38 + units);
+    const int cost = (tiles + count - 1) / count * (38 + units);
     if (units <= kMaxSplitUnits && stages_of<S>(units) > 0 && cost < least)
       best = split, least = cost;
   }
@@ -264,13 +268,15 @@ int split_of(int row_blocks, int num_units) {
 template <class S, class Op>
 void launch_split_of(Ctx& cx, const Weight& w, const uint16_t* x, int tokens, const Op& op) {
   const int rows = static_cast<int>(w.rows), num_units = static_cast<int>(w.cols / 64);
-  const int row_blocks = (rows + S::kRows - 1) / S::kRows;
-  const int split = split_of<S, Op>(row_blocks, num_units);
+  const int token_tiles = (tokens + S::kN - 1) / S::kN;
+  const int tiles = (rows + S::kRows - 1) / S::kRows * token_tiles;
+  const int split = split_of<S, Op>(tiles, num_units);
   const SplitArgs args{.units = w.codes,
                        .bias = w.bias,
                        .rows = rows,
                        .num_units = num_units,
                        .tokens = tokens,
+                       .token_tiles = token_tiles,
                        .split = split,
                        .stages = stages_of<S>((num_units + split - 1) / split)};
   const CUtensorMap map = cuda::tensor_map({.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -286,7 +292,7 @@ void launch_split_of(Ctx& cx, const Weight& w, const uint16_t* x, int tokens, co
       args.stages * S::kStageBytes + S::kWeightBytes * ((num_units + split - 1) / split);
   cuda::launch(
       cx.stream, gemm_split_kernel<S, Op>,
-      {.grid = dim3(static_cast<unsigned>(row_blocks * split)),
+      {.grid = dim3(static_cast<unsigned>(tiles * split)),
        .block = dim3(S::kThreads),
        .smem_bytes = static_cast<size_t>(std::max({bytes, S::kSumBytes, 115 * 1024}) + 1024),
        .cluster = static_cast<unsigned>(split)},
@@ -301,8 +307,8 @@ void launch_split(Ctx& cx, const Weight& w, const uint16_t* x, int tokens, const
   if (tokens <= 16) return launch_split_of<SplitShape<16>>(cx, w, x, tokens, op);
   if (tokens <= 32) return launch_split_of<SplitShape<32>>(cx, w, x, tokens, op);
   if (tokens <= 64) return launch_split_of<SplitShape<64>>(cx, w, x, tokens, op);
-  if (tokens <= 128) return launch_split_of<SplitShape<128>>(cx, w, x, tokens, op);
-  launch_split_of<SplitShape<256>>(cx, w, x, tokens, op);
+  if (tokens > 128 && tokens <= 192) return launch_split_of<SplitShape<96>>(cx, w, x, tokens, op);
+  launch_split_of<SplitShape<128>>(cx, w, x, tokens, op);
 }
 
 }  // namespace nibble::ops::gpu::sm90
