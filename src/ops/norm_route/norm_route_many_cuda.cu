@@ -10,8 +10,8 @@
 // free, so 16-byte loads are fragments), and their sums are added in the warps' order through
 // shared memory. Of small tiles the router's fragments are copied to shared memory before the wait,
 // by the lanes that will read them. The last block of a tile of tokens chooses for them.
-// Reached on one H200, chained in graphs, 2026-11-21: T = 16..64 16 us, 256 20, 2,048 61, 8,192
-// 209.
+// Reached on one H200, chained in graphs, 2026-11-21: T = 2,048 61 us, 8,192 209; 2026-11-22: T = 8
+// 9.3 us, 32 10.3, 128 12.2, 256 15.2 (14.4 and 18.6 with tiles of 16 tokens and a sort in rounds).
 #include "cuda/async_copy.cuh"
 #include "cuda/bf16.cuh"
 #include "cuda/bulk_copy.cuh"
@@ -30,7 +30,7 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
 constexpr int kUnit = 32;         // columns that 16-byte loads of a quad cover
-constexpr int kTinyTokens = 64;   // tiles of 8 tokens up to here: a warp chooses for one
+constexpr int kTinyTokens = 256;  // tiles of 8 tokens up to here: a warp chooses for one
 constexpr int kFewTokens = 1024;  // of 16 up to here, then 32
 // Units of a warp fetched before the wait, of 1 KB. sm_121 has 99 KB a block.
 constexpr int kEarly = NIBBLE_CUDA_SM == 121 ? 8 : 12;

@@ -118,18 +118,9 @@ struct BlockSort {
 
   // All T * K choices in routing.ids, whoever wrote them: counts, offsets, slot, token.
   __device__ __forceinline__ void run(const Routing& r) {
-    const int choices = r.num_tokens * r.top_k;
-    const int id = id_of(r, threadIdx.x);
-    if (choices <= kThreads) {
-      const unsigned same = count_in_warps(id);
-      for (int e = threadIdx.x; e < r.num_experts; e += kThreads) {
-        int sum = 0;
-        for (int w = 0; w < kWarps; ++w) sum += in_warp[w][e];
-        next[e] = sum;
-      }
-      offset(r);
-      return give_slots(r, threadIdx.x, id, same);
-    }
+    const int choices = r.num_tokens * r.top_k, warps = (choices + 31) / 32;
+    if (warps <= kRounds * kWarps && warps * r.num_experts <= kWarps * kMaxRouted)
+      return run_at_once(r, choices, warps);
     for (int e = threadIdx.x; e < r.num_experts; e += kThreads) next[e] = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < choices; i += kThreads) atomicAdd(&next[id_of(r, i)], 1);
@@ -139,23 +130,26 @@ struct BlockSort {
 
   // By one warp: next: counts -> offsets, and into routing where they are to be kept.
   __device__ __forceinline__ void make_offsets(const Routing& r, bool is_kept) {
-    const int lane = threadIdx.x % 32;
-    int sum = 0;
-    for (int first = 0; first < r.num_experts; first += 32) {
-      const int e = first + lane, n = e < r.num_experts ? next[e] : 0;
-      int upto = n;
+    const int lane = threadIdx.x % 32, each = (r.num_experts + 31) / 32;
+    const int first = lane * each, end = min(first + each, r.num_experts);
+    int mine = 0;
+#pragma unroll 4
+    for (int e = first; e < end; ++e) mine += next[e];
+    int upto = mine;
 #pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(0xffffffff, upto, step);
-        if (lane >= step) upto += other;
-      }
-      if (e < r.num_experts) {
-        next[e] = sum + upto - n;
-        if (is_kept) r.counts[e] = n, r.offsets[e] = next[e];
-      }
-      sum += __shfl_sync(0xffffffff, upto, 31);
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(0xffffffff, upto, step);
+      if (lane >= step) upto += other;
     }
-    if (lane == 0 && is_kept) r.offsets[r.num_experts] = sum;
+    int sum = upto - mine;
+#pragma unroll 4
+    for (int e = first; e < end; ++e) {
+      const int n = next[e];
+      next[e] = sum;
+      if (is_kept) r.counts[e] = n, r.offsets[e] = sum;
+      sum += n;
+    }
+    if (lane == 31 && is_kept) r.offsets[r.num_experts] = upto;
   }
 
   // Choices first .. first + kThreads - 1: slot and token; `next` moves on.
@@ -168,6 +162,55 @@ struct BlockSort {
   }
 
  private:
+  static constexpr int kRounds = 4, kAtOnce = 8;
+
+  // Up to kRounds choices a thread; in_warp as [warps][experts].
+  __device__ __forceinline__ void run_at_once(const Routing& r, int choices, int warps) {
+    uint16_t* const counts = &in_warp[0][0];
+    int id[kRounds];
+    unsigned same[kRounds];
+#pragma unroll
+    for (int k = 0; k < kRounds; ++k) id[k] = id_of(r, k * kThreads + threadIdx.x);
+    for (int i = threadIdx.x; i < (warps * r.num_experts + 1) / 2; i += kThreads)
+      reinterpret_cast<uint32_t*>(counts)[i] = 0;
+    __syncthreads();
+    const auto of_warp = [&](int k) {
+      return counts + (k * kWarps + static_cast<int>(threadIdx.x) / 32) * r.num_experts;
+    };
+#pragma unroll
+    for (int k = 0; k < kRounds; ++k) {
+      if (k * kThreads >= choices) break;
+      same[k] = __match_any_sync(0xffffffff, id[k]);
+      if (id[k] >= 0 && rank_of(same[k]) == 0)
+        of_warp(k)[id[k]] = static_cast<uint16_t>(__popc(same[k]));
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < r.num_experts; e += kThreads) {
+      int sum = 0;
+      for (int first = 0; first < warps; first += kAtOnce) {
+        uint16_t n[kAtOnce];
+#pragma unroll
+        for (int w = 0; w < kAtOnce; ++w)
+          n[w] = first + w < warps ? counts[(first + w) * r.num_experts + e] : 0;
+#pragma unroll
+        for (int w = 0; w < kAtOnce; ++w) {
+          if (first + w < warps)
+            counts[(first + w) * r.num_experts + e] = static_cast<uint16_t>(sum);
+          sum += n[w];
+        }
+      }
+      next[e] = sum;
+    }
+    offset(r);
+#pragma unroll
+    for (int k = 0; k < kRounds; ++k) {
+      if (id[k] < 0) continue;
+      const int i = k * kThreads + threadIdx.x;
+      const int slot = next[id[k]] + of_warp(k)[id[k]] + rank_of(same[k]);
+      r.slot[i] = slot;
+      r.token[slot] = i / r.top_k;
+    }
+  }
   __device__ __forceinline__ void offset(const Routing& r) {
     __syncthreads();
     if (threadIdx.x < 32) make_offsets(r, /*is_kept=*/true);
