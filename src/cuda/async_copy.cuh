@@ -11,6 +11,17 @@ __device__ __forceinline__ void async_copy_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                : "memory");
 }
+// If `is_any`, without a branch.
+__device__ __forceinline__ void async_copy_16_if(bool is_any, uint32_t to, const void* from) {
+  asm volatile(
+      "{\n"
+      ".reg .pred any;\n"
+      "setp.ne.u32 any, %0, 0;\n"
+      "@any cp.async.cg.shared.global [%1], [%2], 16;\n"
+      "}" ::"r"(uint32_t{is_any}),
+      "r"(to), "l"(from)
+      : "memory");
+}
 // `policy`: of the L2 cache, see evict_first() in bulk_copy.cuh.
 __device__ __forceinline__ void async_copy_16(uint32_t to, const void* from, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to),

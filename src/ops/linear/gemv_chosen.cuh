@@ -16,18 +16,28 @@
 // by a counter; the choice once beforehand for the instruction cache (+1.0: blocks that start late
 // wait for it); the same for a worker's loop (+0.8).
 //
-// What binds, 2026-11-22: instructions, not the memory. A chunk's 210 take 2 clocks each (4 warps a
-// scheduler, their code dependent). With one expert for all, so that its bytes lie in L2, up takes
-// 3.6 us and 0.80 for each row tile of a block, 12.4 in all for 13.1 from memory, and down as long
-// as before; without the negative half of the codes (wrong; 160 instructions) 0.55 for 0.80. No
+// What binds, 2026-11-22: instructions, then the memory. Where lane 0 brought a warp's chunks in
+// bulk a chunk took 210 of them, 2 clocks each (4 warps a scheduler, their code dependent), and
+// more than half of a warp's time was around the product (ncu's samples): its copies by all lanes
+// leave 164, tg 1 @512 748 -> 766 tokens/s; and down's start behind the choice of up's experts
+// instead of in front of it 766 -> 778. Before that, with one expert for all, so that its bytes lie
+// in L2, up took 3.6 us and 0.80 for each row tile of a block, 12.4 in all for 13.1 from memory,
+// and down as long as before; without the negative half of the codes (wrong) 0.55 for 0.80. No
 // gain: two chains of mma for one (0); codes of both signs in one operand (half as many mma, 24
-// LOP3 more: +0.4); shifts as IMAD (+1.4). So bringing weights into L2 while the memory idles loses
-// even where every prefetch hits (experts fixed for the trial), us a step of 1,478: down's experts
+// LOP3 more: +0.4); shifts as IMAD (+1.4). Bringing weights into L2 while the memory idled lost
+// even where every prefetch hit (experts fixed for the trial), us a step of 1,478: down's experts
 // by the end of up +64 to +158; the next layer's attention and router by down 0 to +31; up's
 // experts, as a guess from the residual before attention might, by out_proj's start +10 (a
 // quarter), +32 (half), +75 (all), whatever the size and kind of prefetch; all together +119.
+// Lost beside the 766 (tokens/s, in turns with it or with the 748): chunks straight to registers, a
+// row tile ahead, 150 instructions (701; with row tiles brought into L2 by the last warp 707,
+// down's before the wait too 677); row tiles brought whole by the last warp, 150 (702 to 733 with 3
+// and 4 slots; 683 to 706 where it adds up the lanes' sums too, 144); 3 slots (767) and 4 for down
+// (706); down's weights a microsecond later (766); digits without their transposes, from loads of 4
+// bytes (747 to 760); the choice in half the instructions (766).
 #pragma once
 
+#include "cuda/async_copy.cuh"
 #include "cuda/bf16.cuh"
 #include "cuda/cluster.cuh"
 #include "cuda/parameters.cuh"
@@ -80,13 +90,12 @@ struct ChosenMemory {
 template <int kStages, bool kSum>
 struct ChosenShared {
   static constexpr int kSumItems = kSum ? kMaxItems : 1;
-  uint64_t barriers[kWorkers * kStages];  // of the rings
   uint64_t table_words[kWorkers];
   uint64_t done[kMaxItems];      // all lanes of all chunks of an item have stored their sums
   uint64_t received[kSumItems];  // the other block's sums of a row tile
   float sums[kSumItems][16], other[kSumItems][16];
   uint16_t bias[kMaxItems][16];
-  ChosenItem items[kMaxItems + 1];  // behind the last: from = nullptr
+  ChosenItem items[kMaxItems + kStages];  // workers look ahead
   ChosenShare share;
   Choices choices;
 };
@@ -98,6 +107,40 @@ __device__ __forceinline__ void show_choices() {
 __device__ __forceinline__ void await_choices() {
   asm volatile("bar.sync 1, %0;" ::"n"(kChosenThreads) : "memory");
 }
+
+// A warp's ring of chunks, which all its lanes bring: a copy in bulk takes a branch of one lane,
+// and more instructions.
+template <int kUnits, int kStages>
+class ChosenRing {
+ public:
+  static constexpr int kChunkBytes = kUnits * cuda::kUnitBytes;
+  static_assert(kStages <= 2);
+
+  __device__ __forceinline__ explicit ChosenRing(uint32_t memory)
+      : slot_(memory + threadIdx.x / 32 * (kStages * kChunkBytes)),
+        both_(2 * slot_ + (kStages - 1) * kChunkBytes) {}
+  // The next chunk, or none: for each take(), kStages calls ahead of it. `from`: where it starts,
+  // and 16 bytes further on in each lane.
+  __device__ __forceinline__ void fetch(const uint8_t* from, bool is_any) const {
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (uint32_t i = 0; i < kChunkBytes; i += 512)
+      cuda::async_copy_16_if(is_any && i + lane * 16 < kChunkBytes, slot_ + lane * 16 + i,
+                             from + i);
+    cuda::async_copy_commit();
+  }
+  // Waits for the next chunk; its shared address.
+  __device__ __forceinline__ uint32_t take() const {
+    cuda::async_copy_wait<kStages - 1>();
+    __syncwarp();
+    return slot_;
+  }
+  __device__ __forceinline__ void advance() { slot_ = both_ - slot_; }
+
+ private:
+  uint32_t slot_;
+  const uint32_t both_;  // the sum of the two slots' addresses
+};
 
 template <int kUnits, int kStages, bool kSum, class Op>
 class ChosenWorker {
@@ -116,22 +159,25 @@ class ChosenWorker {
         parts_(base + memory.parts),
         chunk_(threadIdx.x / 32),
         tables_(cuda::shared_address(&shared.table_words[threadIdx.x / 32])),
-        ring_(base, cuda::shared_address(shared.barriers)) {}
+        ring_(base) {}
 
   // Fills the ring, when the experts are chosen.
   __device__ __forceinline__ void start() {
+    if (chunk_ >= m_.chunks) return;
+    next_ = cuda::shared_address(shared_.items);
+    end_ = next_ + shared_.share.items() * sizeof(ChosenItem);
+    offset_ = chunk_ * kChunkBytes + threadIdx.x % 32 * 16;
 #pragma unroll 1
-    for (int s = 0; s < kStages; ++s)
-      if (next() && threadIdx.x % 32 == 0) ring_.fetch(s, from_);
+    for (int s = 0; s < kStages; ++s, ring_.advance()) fetch();
   }
   // Behind the kernel in front: the first activations are on their way.
   __device__ __forceinline__ void load_first() { load(0, threadIdx.x / 32); }
   __device__ __forceinline__ void run() {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32;
     store_all_digits();
     uint32_t digits = digits_;
-    for (int c = warp; c < m_.chunks; c += kWorkers) {
-      uint32_t to = parts_ + c * 64 + (lane & 1) * 32 + lane / 4 * 4;
+    while (chunk_ < m_.chunks) {
+      uint32_t to = parts_ + chunk_ * 64 + (lane & 1) * 32 + lane / 4 * 4;
       uint32_t done = cuda::shared_address(shared_.done);
 #pragma unroll 1
       for (int k = 0; k < shared_.share.runs; ++k) {
@@ -140,10 +186,9 @@ class ChosenWorker {
         const uint32_t end = done + shared_.share.run * 8;
 #pragma unroll 1
         for (; done != end; done += 8) {
-          const bool has_next = next();
           const typename Product::Chunk codes(ring_.take());
           __syncwarp();
-          if (has_next && lane == 0) ring_.fetch(0, from_);
+          fetch();
           ring_.advance();
           const float sum = product_.run(tables_, codes);
           if ((lane & 2) == 0) cuda::store_shared_float(to, sum);
@@ -151,6 +196,8 @@ class ChosenWorker {
           to += m_.chunks * 64;
         }
       }
+      chunk_ += kWorkers;
+      start();
     }
   }
 
@@ -177,28 +224,23 @@ class ChosenWorker {
     }
     __syncwarp();
   }
-  // Moves on to the next chunk to fetch; false: there is none. By all lanes, as a branch costs
-  // more.
-  __device__ __forceinline__ bool next() {
-    const uint8_t* from = shared_.items[++item_].from;
-    if (from == nullptr) {
-      item_ = 0, chunk_ += kWorkers;
-      from = shared_.items[0].from;
-    }
-    if (chunk_ >= m_.chunks) return false;
-    from_ = from + chunk_ * kChunkBytes;
-    return true;
+  // Of the next item.
+  __device__ __forceinline__ void fetch() {
+    const uint2 from = cuda::load_shared_8(next_);
+    ring_.fetch(reinterpret_cast<const uint8_t*>(uint64_t{from.y} << 32 | from.x) + offset_,
+                next_ < end_);
+    next_ += sizeof(ChosenItem);
   }
 
   const TileMatrix& m_;
   const Op& op_;
   Shared& shared_;
   const uint32_t digits_, parts_;
-  // Of the last chunk fetched.
-  const uint8_t* from_ = nullptr;
-  int item_ = -1, chunk_;
+  int chunk_;
+  uint32_t next_ = 0, end_ = 0;  // items to fetch
+  uint32_t offset_ = 0;          // of this lane's part of the chunk in a row tile
   const cuda::CodeTables tables_;
-  ChunkRing<kUnits, kStages> ring_;
+  ChosenRing<kUnits, kStages> ring_;
   Product product_;
   uint4 x_ = {};
 };
@@ -233,10 +275,7 @@ class ChosenFinisher {
   // What the workers and run() go by; `from` as if of expert 0.
   __device__ __forceinline__ void list_items() {
     const int lane = threadIdx.x % 32;
-    if (lane == 0) {
-      shared_.share = share_;
-      shared_.items[share_.items()].from = nullptr;
-    }
+    if (lane == 0) shared_.share = share_;
     if (lane >= share_.items()) return;
     const int at = kSum ? lane : share_.first + lane, per_choice = kSum ? share_.run : m_.row_tiles;
     const int k = at / per_choice;

@@ -11,10 +11,10 @@ namespace {
 struct Shape {
   int64_t hidden, width, experts, top_k;
 };
-// gpt-oss's own with few experts, the tiny model's, odd ones, and eight experts whose activations
-// are more than a block keeps at a time.
-constexpr Shape kShapes[] = {
-    {2880, 2880, 6, 4}, {256, 256, 8, 4}, {16, 64, 3, 1}, {48, 320, 130, 2}, {2880, 2880, 9, 8}};
+// gpt-oss's own with few experts, the tiny model's, odd ones, eight experts whose activations are
+// more than a block keeps at a time, and more chunks a row than gemv_chosen has workers.
+constexpr Shape kShapes[] = {{2880, 2880, 6, 4}, {256, 256, 8, 4},   {16, 64, 3, 1},
+                             {48, 320, 130, 2},  {2880, 2880, 9, 8}, {48, 4608, 3, 3}};
 
 // A weighted sum of K products: their errors, and K + 1 roundings more.
 void check(const Shape& shape, int64_t tokens, std::string_view suffix) {

@@ -9,9 +9,10 @@ namespace {
 struct Shape {
   int64_t hidden, width, experts, top_k;
 };
-// gpt-oss's own with few experts, the tiny model's, and odd ones.
-constexpr Shape kShapes[] = {
-    {2880, 2880, 6, 4}, {256, 256, 8, 4}, {64, 8, 3, 1}, {320, 40, 130, 2}, {192, 64, 5, 5}};
+// gpt-oss's own with few experts, the tiny model's, odd ones, and one of more chunks a row than
+// gemv_chosen has workers.
+constexpr Shape kShapes[] = {{2880, 2880, 6, 4}, {256, 256, 8, 4}, {64, 8, 3, 1},
+                             {320, 40, 130, 2},  {192, 64, 5, 5},  {4608, 40, 3, 2}};
 
 // swiglu's slope is at most 1.1 |v + 1| along the gate and 1.1 |g| (+ the fast exponential's 2^-20)
 // along the other; u is rounded to bf16.
