@@ -373,7 +373,6 @@ __global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits>)
   const auto wait = [] {
     if constexpr (kSum) cuda::cluster_wait();
     cuda::griddep_wait();
-    if constexpr (!kSum) cuda::griddep_launch_dependents();
   };
   cuda::touch_parameters(m, memory, op);
   // What a sum's choices are made of was there before the kernel in front began.
@@ -409,6 +408,8 @@ __global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits>)
   finisher.find_items(chosen);
   __syncwarp();
   show_choices();
+  // Not before: the next kernel's weights would come in front of this one's.
+  if constexpr (!kSum) cuda::griddep_launch_dependents();
   finisher.load_biases();
   if constexpr (kSum) {
     finisher.expect_other();
