@@ -127,7 +127,7 @@ inline const char* refuse_fold(int64_t met, int64_t experts, int64_t rows, int64
   if (rows % 64 != 0) return "rows are not a multiple of 64";
   if (cols > 4096) return "more than 4096 columns";
   if (met > kFoldMost * experts) return "more than 64 rows an expert";
-  return met >= 4 * experts ? nullptr : "fewer than 4 rows an expert";
+  return met >= 3 * experts ? nullptr : "fewer than 3 rows an expert";
 }
 inline const char* refuse_gemv_rows(Format format, int64_t rows, int64_t cols,
                                     const KernelOptions& options) {

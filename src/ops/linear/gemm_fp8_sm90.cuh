@@ -101,13 +101,18 @@ __device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_
   return y;
 }
 
+struct ByShift {
+  __device__ __forceinline__ uint32_t operator()(uint32_t w) const { return w >> 16; }
+};
+
 // Eight weights: `line` the magnitudes with the sign set, which positive ones lose again: PRMT
 // gives the sign of the byte it selects, 0, where bit 3 of a nibble is set.
+template <class UpperHalf = ByShift>
 __device__ __forceinline__ void unfold(uint32_t w, uint2 line, uint32_t ones, uint32_t& low,
-                                       uint32_t& high) {
+                                       uint32_t& high, const UpperHalf& upper_half = {}) {
   const uint32_t m = w & 0x77777777u;
   low = permute(line.x, line.y, m) - permute(ones, ones, w) * 128u;
-  high = permute(line.x, line.y, m >> 16) - permute(ones, ones, w >> 16) * 128u;
+  high = permute(line.x, line.y, upper_half(m)) - permute(ones, ones, upper_half(w)) * 128u;
 }
 
 template <typename S>

@@ -119,11 +119,11 @@ struct TileCost {
 // experts of many rows and of few take turns, so that what neighbours have together differs little.
 template <class Cost>
 struct Groups {
-  int offset[kMaxExperts + 1];  // first row of activations of each expert; behind the last: all
-  int order[kMaxExperts];       // the experts, as they come; what follows is in that order
-  int first[kMaxExperts + 1];   // first group
-  int cost[kMaxExperts + 1];    // of one row tile of every group before
-  int2 warp_sums[kGemvWarps];
+  int offset[kMaxExperts + 1];     // first row of activations of each expert; behind the last: all
+  int order[kMaxExperts];          // the experts, as they come; what follows is in that order
+  int first[kMaxExperts + 1];      // first group
+  int cost[kMaxExperts + 1];       // of one row tile of every group before
+  int2 warp_sums[kGemvWarps + 4];  // gemv_fold has four warps more
 
   // By all threads, one an expert, after a barrier behind the writes of `offset`; ends with one.
   __device__ __forceinline__ void count(int experts, int group_rows) {

@@ -13,19 +13,24 @@
 // A group is up to 16 rows of one expert. Each block takes a contiguous share of the tiles of 64
 // rows of all groups; experts of many rows and of few take turns, so that the activations of a
 // block's groups stand in shared memory together. Each of four warpgroups takes every fourth tile,
-// a warp 16 rows of it, which it brings to shared memory by cp.async: a lane copies what it will
-// read. Fold order of K: see gemm_fp8_sm90.cuh.
+// a warp 16 rows of it; a warp besides brings it to shared memory by the copy engine, so that those
+// that multiply do nothing else. Fold order of K: see gemm_fp8_sm90.cuh.
 //
-// Measured on an H200, 2026-11-22: moe_up then moe_down of gpt-oss-120b in a graph, even random
-// routing, us; beside it gemv_experts (batch), turn and turn about:
-//   tokens   96         128        256
-//            425 (427)  466 (470)  512 (575)
-// At 256 tokens a scheduler issues in 63% of its cycles; PRMT, LOP and SHF, which take two each,
-// bind next to memory. The sums are off by 7e-4 of the results' rms.
+// Measured on an H200, 2026-11-22, by turns: gpt-oss-120b, even random routing, `nibble bench ops`,
+// us (before: warps that multiply fetch for themselves by cp.async, constants in registers):
+//   tokens    96         128        192  256
+//   moe_up    273        280 (293)  286  287 (316)
+//   moe_down  148        151 (158)  156  165 (187)
+// The GPU is then at its limit of power, so that what a unit takes counts more in the program than
+// here: 61 instructions instead of 80 are 9% of a step of 256 tokens, 8% of 128. PRMT, LOP and SHF
+// bind beside memory: shifts go by dot products (IDP), which another pipe takes; loops and
+// descriptors are told to be uniform, or ptxas moves each to uniform registers (R2UR) for each use.
+// The sums are off by 7e-4 of the results' rms.
 // Lost: two stages of A registers, of a unit or of a block each (ptxas spills, or 1% slower); rings
-// filled by the copy engine, experts in their order (4% slower); activations made in each block (5%
-// slower at 128 tokens); shifts by the multiplier (4% slower); shares by what a tile costs with its
-// rows (no faster); f16 instead (as many instructions as mma.sync).
+// that a lane of each warp fills by the copy engine, experts in their order (4% slower); one warp
+// that fetches for all (3% slower), chunks of 3 units instead of 5 (2%), deeper rings of them (8%);
+// activations made in each block (5% slower at 128 tokens); shifts by IMAD.HI (4% slower); shares
+// by what a tile costs with its rows (no faster); f16 instead (as many instructions as mma.sync).
 #pragma once
 
 #include "cuda/fp8.cuh"
@@ -35,7 +40,13 @@
 
 namespace nibble::ops::gpu::sm90 {
 
-inline constexpr int kFoldStages = 2, kFoldGroupRows = 16, kFoldGroupsOfWarps = 4;
+inline constexpr int kFoldGroupRows = 16, kFoldGroupsOfWarps = 4;
+// A warp for each of four warpgroups fetches; registers of a thread of either kind, of 512 for four
+// that multiply and one that fetches.
+inline constexpr int kFoldThreads = kGemvThreads + kFoldGroupsOfWarps * 32;
+inline constexpr int kFoldRegisters = 112, kFetchRegisters = 32;
+template <int kUnits>
+inline constexpr int kFoldStages = 10 / kUnits;
 inline constexpr int kFoldTable = 257 * 8;  // and a line of ones
 
 struct FoldCost {
@@ -93,6 +104,18 @@ __device__ __forceinline__ uint32_t fold_line_byte(int s, int i) {
   return 0x80 | (pair & 0xff);
 }
 
+// What is the same in all lanes, told so: loops and descriptors that depend on it stay in uniform
+// registers.
+template <typename T>
+__device__ __forceinline__ T uniform(T value) {
+  return __shfl_sync(0xffffffff, value, 0);
+}
+
+// Of the warps that multiply.
+__device__ __forceinline__ void fold_barrier() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kGemvThreads) : "memory");
+}
+
 // A lane's words of a unit, and the scales of rows g and g + 8.
 struct FoldCodes {
   uint4 words;
@@ -101,56 +124,81 @@ struct FoldCodes {
       : words(cuda::load_shared_16(unit + threadIdx.x % 32 * 16)),
         scales(cuda::load_shared_4(unit + 512 + threadIdx.x % 32 / 4 * 4)) {}
 };
+// Shifts by the pipe that multiplies: the one that PRMT takes would bind.
+struct ByDots {
+  __device__ __forceinline__ uint32_t operator()(uint32_t w) const {
+    uint32_t y;
+    asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(y) : "r"(w), "r"(0x100), "r"(0));
+    return y;
+  }
+};
+// `at` + 8 times byte i of w.
+__device__ __forceinline__ uint32_t at_eighth(uint32_t w, int i, uint32_t at) {
+  uint32_t y;
+  asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(y) : "r"(w), "r"(8u << 8 * i), "r"(at));
+  return y;
+}
+
 // The lines of a unit: rows g and g + 8 of its first block, then of its second.
 struct FoldLines {
   uint2 v[4];
   __device__ __forceinline__ FoldLines(uint32_t table, uint32_t scales) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      v[i] = cuda::load_shared_8(table + permute(scales, 0, 0x4440 + i) * 8);
+    for (int i = 0; i < 4; ++i) v[i] = cuda::load_shared_8(at_eighth(scales, i, table));
   }
 };
 
-// A warp's chunks on their way through cp.async: a lane copies the codes that it will read.
+// A warpgroup's chunks on their way, of four row tiles each. Four lanes of the warp that fetches
+// for it, one a row tile, fill slots; its warps empty them.
 template <int kUnits>
 class FoldRing {
  public:
-  static constexpr int kChunkBytes = kUnits * cuda::kUnitBytes;
+  static constexpr int kTileBytes = kUnits * cuda::kUnitBytes, kStages = kFoldStages<kUnits>;
+  static constexpr int kBytes = kStages * 4 * kTileBytes;
+  static constexpr int kBarriers = 2 * kStages;  // a slot is filled, is empty
 
-  __device__ __forceinline__ explicit FoldRing(uint32_t memory) {
-    const uint32_t lane = threadIdx.x % 32;
-    first_ = slot_ = memory + threadIdx.x / 32 * kFoldStages * kChunkBytes;
-    codes_ = lane * 16;
-    scales_ = lane / 2 * cuda::kUnitBytes + 512 + lane % 2 * 16;
-  }
-  // Into the slot that take() gives `ahead` calls from now; none: counts all the same.
-  __device__ __forceinline__ void fetch(int ahead, const uint8_t* from) {
-    if (from != nullptr) {
-      uint32_t to = slot_ + ahead * kChunkBytes;
-      if (to >= first_ + kFoldStages * kChunkBytes) to -= kFoldStages * kChunkBytes;
+  __device__ __forceinline__ FoldRing(uint32_t memory, uint32_t barriers, int warpgroup, int tile)
+      : chunk_(memory + warpgroup * kBytes + tile * kTileBytes),
+        barrier_(barriers + warpgroup * kBarriers * 8) {}
+  // By one lane of a warpgroup's.
+  __device__ __forceinline__ void init() const {
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u)
-        copy_16(to + codes_ + u * cuda::kUnitBytes, from + codes_ + u * cuda::kUnitBytes);
-      if (threadIdx.x % 32 < 2 * kUnits) copy_16(to + scales_, from + scales_);
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    for (int i = 0; i < kBarriers; ++i) barrier_init(barrier_ + i * 8, 4);
+    cuda::barrier_init_fence();
+  }
+  __device__ __forceinline__ void fill(const uint8_t* from) {
+    barrier_wait(barrier_ + 8, phase_ ^ 1);
+    cuda::bulk_copy(chunk_, from, kTileBytes, barrier_, cuda::evict_first());
+    advance();
   }
   // Waits for the next chunk; its shared address.
   __device__ __forceinline__ uint32_t take() const {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kFoldStages - 1) : "memory");
-    __syncwarp();  // scales come by other lanes
-    return slot_;
+    barrier_wait(barrier_, phase_);
+    return chunk_;
   }
-  __device__ __forceinline__ void advance() {
-    slot_ += kChunkBytes;
-    if (slot_ == first_ + kFoldStages * kChunkBytes) slot_ = first_;
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier_ + 8);
+    advance();
   }
 
  private:
-  uint32_t first_, slot_, codes_, scales_;
+  __device__ __forceinline__ void advance() {
+    chunk_ += 4 * kTileBytes;
+    barrier_ += 16;
+    if (++slot_ < kStages) return;
+    slot_ = 0;
+    phase_ ^= 1;
+    chunk_ -= kBytes;
+    barrier_ -= kBarriers * 8;
+  }
+
+  uint32_t chunk_, barrier_, phase_ = 0;
+  int slot_ = 0;
 };
 
-// A group's activations and their factors, by all threads: four rows by 64 columns a warp's turn.
+// A group's activations and their factors, by all warps that multiply: four rows by 64 columns a
+// warp's turn.
 template <class Op>
 __device__ __forceinline__ void fetch_columns(const FoldRows& rows, const Op& op,
                                               const Group& group, int columns, int units,
@@ -167,11 +215,12 @@ __device__ __forceinline__ void fetch_columns(const FoldRows& rows, const Op& op
                              __ldcg(rows.factors + op.row_of(group.row0 + threadIdx.x)));
 }
 
-// The tiles of a warp, one chunk after the other.
+// One of the four row tiles of every tile of a warpgroup, one chunk after the other.
 template <int kUnits, class GroupAt>
 struct FoldWalk {
   const TileMatrix& m;
   const GroupAt& group_at;
+  int row_tile;
   int item, last;  // next tile of the block's share, and the share's end
   int left = 0;    // chunks of it
   int group_end = 0;
@@ -186,8 +235,7 @@ struct FoldWalk {
       if (item >= group_end) {
         const Group group = group_at(item);
         group_end = group.end;
-        group_from = group.expert * m.expert_bytes +
-                     (static_cast<int>(threadIdx.x) / 32 % 4 - group.first_item * 4) * tile_bytes;
+        group_from = group.expert * m.expert_bytes + (row_tile - group.first_item * 4) * tile_bytes;
       }
       at = m.bytes + group_from + item * 4 * tile_bytes;
       left = m.chunks;
@@ -201,10 +249,9 @@ struct FoldWalk {
 };
 
 // A tile's products with up to 16 rows of activations, in columns from `x` on.
-template <int kUnits, int kN, class Fetch>
+template <int kUnits, int kN>
 __device__ __forceinline__ void fold_tile(float (&d)[16], FoldRing<kUnits>& ring, int chunks,
-                                          uint32_t x, uint32_t table, uint32_t ones,
-                                          const Fetch& fetch) {
+                                          uint32_t x, uint32_t table, uint32_t ones) {
   uint32_t a[2][4];
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -214,18 +261,16 @@ __device__ __forceinline__ void fold_tile(float (&d)[16], FoldRing<kUnits>& ring
       const FoldCodes codes(at + u * cuda::kUnitBytes);
       const FoldLines lines(table, codes.scales);
       wgmma_wait<0>();
-      unfold(codes.words.x, lines.v[0], ones, a[0][0], a[0][2]);
-      unfold(codes.words.y, lines.v[1], ones, a[0][1], a[0][3]);
-      unfold(codes.words.z, lines.v[2], ones, a[1][0], a[1][2]);
-      unfold(codes.words.w, lines.v[3], ones, a[1][1], a[1][3]);
+      unfold(codes.words.x, lines.v[0], ones, a[0][0], a[0][2], ByDots{});
+      unfold(codes.words.y, lines.v[1], ones, a[0][1], a[0][3], ByDots{});
+      unfold(codes.words.z, lines.v[2], ones, a[1][0], a[1][2], ByDots{});
+      unfold(codes.words.w, lines.v[3], ones, a[1][1], a[1][3], ByDots{});
       wgmma_fence();
       wgmma_fold<kN>(d, a[0], x, chunk + u > 0);
       wgmma_fold<kN>(d, a[1], x + 2 * kN, 1);
       wgmma_commit();
     }
-    __syncwarp();
-    fetch(0);
-    ring.advance();
+    ring.release();
   }
   wgmma_wait<0>();
 }
@@ -252,55 +297,67 @@ __device__ __forceinline__ void store_tile(const float (&d)[16], const Group& gr
 
 // Op: as gemv_experts's.
 template <int kUnits, class Op>
-__global__ void __launch_bounds__(kGemvThreads, 1)
+__global__ void __launch_bounds__(kFoldThreads, 1)
     gemv_fold(const __grid_constant__ TileMatrix m, const __grid_constant__ FoldMemory memory,
               const FoldRows rows, const __grid_constant__ Op op) {
   extern __shared__ __align__(128) uint8_t shared[];
+  using Ring = FoldRing<kUnits>;
   __shared__ Groups<FoldCost> groups;
+  __shared__ __align__(8) uint64_t barriers[kFoldGroupsOfWarps * Ring::kBarriers];
   const uint32_t base = cuda::shared_address(shared);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
+  const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32, g = lane / 4;
   const uint32_t table = base + memory.table;
-  for (int i = threadIdx.x; i < kFoldTable; i += kGemvThreads)
+  const bool fetches = warp >= kGemvWarps;
+  const int warpgroup = fetches ? warp - kGemvWarps : warp / 4;
+  const auto ring_of = [&](int row_tile) {
+    return Ring(base, cuda::shared_address(barriers), warpgroup, row_tile);
+  };
+  if (fetches && lane == 0) ring_of(0).init();
+  for (int i = threadIdx.x; i < kFoldTable; i += kFoldThreads)
     shared[memory.table + i] = static_cast<uint8_t>(i < 2048 ? fold_line_byte(i / 8, i % 8) : 1);
 
   const int experts = op.experts, tiles = m.row_tiles / 4;
-  for (int e = threadIdx.x; e <= experts; e += kGemvThreads)
+  for (int e = threadIdx.x; e <= experts; e += kFoldThreads)
     groups.offset[e] = __ldcg(op.offsets + e);
   __syncthreads();
   groups.count(experts, kFoldGroupRows);
   const auto share = [&](int block) {
     return groups.share(block, gridDim.x, experts, kFoldGroupRows, tiles);
   };
-  const int first = share(blockIdx.x), last = share(blockIdx.x + 1);
+  const int first = uniform(share(blockIdx.x)), last = uniform(share(blockIdx.x + 1));
   const auto group_at = [&](int i) { return groups.at(i, last, experts, kFoldGroupRows, tiles); };
-  FoldRing<kUnits> ring(base);
-  FoldWalk<kUnits, decltype(group_at)> walk{m, group_at, first + warp / 4, last};
-  const auto fetch = [&](int ahead) { ring.fetch(ahead, walk.next()); };
-#pragma unroll
-  for (int s = 0; s < kFoldStages; ++s) fetch(s);
+  if (fetches) {
+    fewer_registers<kFetchRegisters>();
+    FoldWalk<kUnits, decltype(group_at)> walk{m, group_at, lane, first + warpgroup, last};
+    Ring ring = ring_of(lane);
+    if (lane < 4)
+      while (const uint8_t* chunk = walk.next()) ring.fill(chunk);
+    return;
+  }
+  more_registers<kFoldRegisters>();
+  Ring ring = ring_of(warp % 4);
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
 
   // From memory, as in mma_digits.cuh's CodeTables: ptxas would copy a constant for every PRMT.
   const uint32_t ones = cuda::load_shared_4(table + 2048);
-  int item = first + warp / 4;
+  int item = first + warpgroup;
   float d[16];  // the same registers for every width
   const auto run = [&]<int kN>(const Group& group, int held) {
     const uint32_t factors = base + memory.factors + held * 2;
-    const uint32_t x =
-        __shfl_sync(0xffffffff, columns_of<kN>(base + memory.x + held * m.chunks * kUnits * 64), 0);
+    const uint32_t x = uniform(columns_of<kN>(base + memory.x + held * m.chunks * kUnits * 64));
     for (; item < group.end; item += kFoldGroupsOfWarps) {
       const int row = ((item - group.first_item) * 4 + warp % 4) * 16 + (g % 2 == 0 ? g : g + 7);
       uint32_t bias = 0;
       if (m.bias != nullptr)
         bias = *reinterpret_cast<const uint32_t*>(bias_of(m, group.expert, row));
-      fold_tile<kUnits, kN>(d, ring, m.chunks, x, table, ones, fetch);
+      fold_tile<kUnits, kN>(d, ring, m.chunks, x, table, ones);
       store_tile<kN>(d, group, row, bias, factors, op);
     }
   };
   const auto columns = [](const Group& group) { return (2 * group.rows + 7) / 8 * 8; };
   for (int begin = first; begin < last;) {
-    __syncthreads();  // of the groups before, everything has been read
+    fold_barrier();  // of the groups before, everything has been read
     int end = begin;
     for (int held = 0; end < last;) {
       const Group group = group_at(end);
@@ -313,9 +370,10 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     fence_async_proxy();
-    __syncthreads();
+    fold_barrier();
     for (int held = 0; begin < end;) {
-      const Group group = group_at(begin);
+      Group group = group_at(begin);
+      group.end = uniform(group.end), group.rows = uniform(group.rows);
       if (group.rows <= 4)
         run.template operator()<8>(group, held);
       else if (group.rows <= 8)
@@ -341,16 +399,17 @@ void launch_fold(Ctx& cx, Scratch& scratch, const Weight& weight, const uint16_t
       return static_cast<uint32_t>((bytes + 127) / 128 * 128);
     };
     FoldMemory memory{};
-    memory.table = padded(int64_t{kGemvWarps} * kFoldStages * kUnits * cuda::kUnitBytes);
+    memory.table = padded(int64_t{kFoldGroupsOfWarps} * FoldRing<kUnits>::kBytes);
     memory.factors = memory.table + padded(kFoldTable);
     memory.x = memory.factors + 512;
-    const int64_t free =
-        cx.kernels.gpu.smem_per_block_bytes - padded(sizeof(Groups<FoldCost>)) - memory.x;
+    const int64_t declared =
+        sizeof(Groups<FoldCost>) + kFoldGroupsOfWarps * FoldRing<kUnits>::kBarriers * 8;
+    const int64_t free = cx.kernels.gpu.smem_per_block_bytes - padded(declared) - memory.x;
     memory.columns = static_cast<int>(std::min<int64_t>(free / weight.cols / 8 * 8, 256));
     memory.end = memory.x + padded(memory.columns * weight.cols);
     cuda::launch(cx.stream, gemv_fold<kUnits, Op>,
                  {.grid = dim3(grid_of(cx, m.row_tiles / 4 * weight.experts)),
-                  .block = dim3(kGemvThreads),
+                  .block = dim3(kFoldThreads),
                   .smem_bytes = memory.end},
                  m, memory, rows, op);
   });
