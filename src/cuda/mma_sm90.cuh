@@ -87,11 +87,12 @@ __device__ __forceinline__ uint64_t swizzled_128(uint32_t address) {
 
 // d[64][N] (+)= a[64][16] b[N][16]^T in bf16. d: per lane N/2 sums: of its warp's 16 rows, rows g
 // and g + 8, columns 8j + 2p, + 1 at d[4j..4j+3] (g = lane / 4, p = lane % 4); a: bf16 pairs of row
-// g, row g + 8 at k = 2p, then the same at k = 8 + 2p. `accumulate` false: d is overwritten.
+// g, row g + 8 at k = 2p, then the same at k = 8 + 2p; b: the low word of its descriptor: one
+// register, one addition. `accumulate` false: d is overwritten.
 template <int kN>
-__device__ __forceinline__ void wgmma_bf16(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b,
+__device__ __forceinline__ void wgmma_bf16(float (&d)[kN / 2], const uint32_t (&a)[4], uint32_t b,
                                            int accumulate);
-// The same with a in shared memory, [64][64] as b.
+// The same with a in shared memory, [64][64] as b, both by their descriptors.
 template <int kN>
 __device__ __forceinline__ void wgmma_bf16(float (&d)[kN / 2], uint64_t a, uint64_t b,
                                            int accumulate);
@@ -136,13 +137,14 @@ __device__ __forceinline__ void wgmma_bf16(float (&d)[kN / 2], uint64_t a, uint6
 #define NIBBLE_WGMMA_BF16(n, regs, outs, a, b, acc, a_m, b_m, acc_m)                          \
   template <>                                                                                 \
   __device__ __forceinline__ void wgmma_bf16<n>(float(&d)[n / 2], const uint32_t(&av)[4],     \
-                                                uint64_t bd, int accumulate) {                \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " acc                                      \
+                                                uint32_t bd, int accumulate) {                \
+    asm volatile("{\n.reg .pred p;\n.reg .b64 bd;\nmov.b64 bd, {" b                           \
+                 ", 0x40000040};\nsetp.ne.b32 p, " acc                                        \
                  ", 0;\n"                                                                     \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" regs "}, {" a   \
-                 "}, " b ", p, 1, 1, 0;\n}"                                                   \
+                 "}, bd, p, 1, 1, 0;\n}"                                                      \
                  : outs                                                                       \
-                 : "r"(av[0]), "r"(av[1]), "r"(av[2]), "r"(av[3]), "l"(bd), "r"(accumulate)); \
+                 : "r"(av[0]), "r"(av[1]), "r"(av[2]), "r"(av[3]), "r"(bd), "r"(accumulate)); \
   }                                                                                           \
   template <>                                                                                 \
   __device__ __forceinline__ void wgmma_bf16<n>(float(&d)[n / 2], uint64_t ad, uint64_t bd,   \

@@ -29,14 +29,15 @@
 // TB/s); a ring of its own for each lane; 3 or 4 multiplying warpgroups of 64 rows (the overhead of
 // a stage doubles); turns between the warpgroups by named barriers (2% slower); 256 rows by 160
 // slots an item (spills); at 8,192 tokens, 256 rows by 128 slots (2,070 us for up); widths in steps
-// of 8 (registers of the odd ones do not fit). In a whole prompt of 8,192 tokens the GPU is at its
+// of 8 (registers of the odd ones do not fit); one instance for kQkv and the others (registers: up
+// 2,169 us for 1,842). In a whole prompt of 8,192 tokens the GPU is at its
 // 700 W and slows to 1.45 to 1.75 GHz: up takes 2,145 us there.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include "cuda/tensor_map.cuh"
-#include "ops/linear/gemm_ring_sm90.cuh"
+#include "ops/linear/gemm_turn_sm90.cuh"
 
 namespace nibble::ops::gpu::sm90 {
 
@@ -98,7 +99,8 @@ struct GemmShape {
   static constexpr int kWBytes =
       kWeights == GemmWeights::kTiles ? kRows / 16 * kUnitBytes : kRows * 128;
   static constexpr int kW = kStages * kXBytes;
-  static constexpr int kBarriers = kW + kStages * kWBytes;
+  static constexpr int kPlaces = kW + kStages * kWBytes;  // of kQkv, of a warpgroup's item
+  static constexpr int kBarriers = kPlaces + (kOut == GemmOut::kQkv ? kGroups * kMaxSlots * 4 : 0);
   static constexpr int kLists = kBarriers + 2 * kStages * 8;
   static constexpr int kBytes = kLists + (3 * kMaxExperts + 1) * 4 + 1024;
 };
@@ -136,7 +138,9 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
   const GemmParams& g;
 
   __device__ GemmBlock(const GemmParams& params, char* memory) : Ring{params, memory}, g(params) {}
-  __device__ __forceinline__ int stages() const { return g.cols / 64; }
+  __device__ __forceinline__ int stages() const {
+    return g.cols / 64 + (S::kOut == GemmOut::kQkv ? 2 : 0);
+  }
 
   // The filling warpgroup, one item: weights by the copy engine, activations (which may lie in any
   // order) by cp.async, a row's 128 bytes by 8 threads.
@@ -171,6 +175,7 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
       barrier_arrive_after_copies(full(slot));
       next();
     }
+    if constexpr (S::kOut == GemmOut::kQkv) fill_turns(*this, it, t);
   }
 
   // MXFP4: a warp moves the codes of a unit at a time, two threads its scales. (The copy engine
@@ -218,7 +223,7 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
         q[h] = *reinterpret_cast<const uint4*>(w + lane * 16);
         s[h] = *reinterpret_cast<const uint32_t*>(w + 512 + lane / 4 * 4);
       }
-      const uint64_t b = swizzled_128(x_at(slot));
+      const auto b = static_cast<uint32_t>(swizzled_128(x_at(slot)));
       wgmma_wait<1>();
       dequantize_block<0>(q[0].x, q[0].y, s[0], a0[0], a0[1]);
       dequantize_block<16>(q[0].z, q[0].w, s[0], a0[2], a0[3]);
@@ -245,16 +250,16 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
   // The same of one tile of rows by two tiles of slots: groups are the two blocks of a unit.
   template <int kN>
   __device__ __forceinline__ void multiply_wide(int wg, float (&d)[2][kN / 2]) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, units = g.cols / 64;
-    const char* mine = base + S::kW + (wg * 4 + warp) * kUnitBytes;
+    const int units = g.cols / 64;
+    const LaneUnit<S::kOut, kUnitBytes> unit(w_at(0) + wg * 4 * kUnitBytes);
     uint32_t a0[2][4], a1[2][4];
     int previous = slot;
     for (int u = 0; u < units; ++u) {
       wait_filled();
-      const char* w = mine + slot * S::kWBytes;
-      const uint4 q = *reinterpret_cast<const uint4*>(w + lane * 16);
-      const uint32_t s = *reinterpret_cast<const uint32_t*>(w + 512 + lane / 4 * 4);
-      const uint64_t b = swizzled_128(x_at(slot));
+      uint4 q;
+      uint32_t s;
+      unit.take(slot * S::kWBytes, q, s);
+      const auto b = static_cast<uint32_t>(swizzled_128(x_at(slot)));
       wgmma_wait<1>();
       dequantize_block<0>(q.x, q.y, s, a0[0], a0[1]);
       wgmma_fence();
@@ -316,12 +321,39 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
       multiply_tiles<kN>(wg, d);
     else
       multiply_rows<kN>(wg, d);
+    if constexpr (S::kOut == GemmOut::kQkv) return turn<kN>(it, wg, d);
     const int row0 = it.row0 + wg * 64 * S::kRowTiles + threadIdx.x / 32 % 4 * 16;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = row0 + i % S::kRowTiles * 64;
       if (row < g.rows) store<kN>(it, row, i / S::kRowTiles * kN, d[i]);
     }
+  }
+
+  // The head that a warpgroup has sums of; the two stages behind those of K hold what turns it.
+  template <int kN>
+  __device__ __forceinline__ void turn(const GemmItem& it, int wg, const float (&d)[2][kN / 2]) {
+    wait_filled();
+    const int cosines = slot;
+    next();
+    wait_filled();
+    int32_t* places = reinterpret_cast<int32_t*>(base + S::kPlaces) + wg * S::kMaxSlots;
+    const int row0 = it.row0 + wg * 64;
+    find_places(places, g.qkv, it, row0 / 64, wg);
+    float b0 = 0, b1 = 0;
+    if (g.bias != nullptr) {
+      const uint16_t* at = g.bias + row0 + LaneRows<S::kOut>::first();
+      b0 = __uint_as_float(at[0] << 16), b1 = __uint_as_float(at[LaneRows<S::kOut>::kApart] << 16);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      store_turned<kN>(g.qkv, it, row0 / 64, i * kN, x_at(cosines), x_at(slot), places, [&](int j) {
+        return float4{fmaf(d[i][4 * j], kSumFactor, b0), fmaf(d[i][4 * j + 1], kSumFactor, b0),
+                      fmaf(d[i][4 * j + 2], kSumFactor, b1), fmaf(d[i][4 * j + 3], kSumFactor, b1)};
+      });
+    release(cosines);
+    release(slot);
+    next();
   }
 
   // 16 rows from row0 on, slots from slot0 on: a lane has rows g and g + 8, columns 8j + 2p and

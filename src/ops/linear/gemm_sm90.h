@@ -10,8 +10,7 @@
 namespace nibble::ops::gpu {
 
 enum class GemmWeights { kTiles, kRows };  // MXFP4 in kTiles16x64; bf16 rows
-// kQkv, of gemm_fp8 alone: heads of 64 rows, turned and stored by GemmArgs::qkv
-// (gemm_turn_sm90.cuh).
+// kQkv, of MXFP4 alone: heads of 64 rows, turned and stored by GemmArgs::qkv (gemm_turn_sm90.cuh).
 enum class GemmOut { kSwiglu, kBF16, kF32, kQkv };
 
 // Device addresses; shapes and meaning: gemm_sm90.cuh. What a weight states is taken from it.

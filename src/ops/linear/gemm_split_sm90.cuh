@@ -114,7 +114,7 @@ __device__ __forceinline__ void multiply_split(const SplitArgs& g, const CUtenso
     if (u >= 2 && ++free == g.stages) free = 0, free_phase ^= 1;
     const uint4 q = *reinterpret_cast<const uint4*>(w + lane * 16);
     const uint32_t s = *reinterpret_cast<const uint32_t*>(w + 512 + lane / 4 * 4);
-    const uint64_t x = swizzled_128(b.smem + slot * S::kStageBytes);
+    const auto x = static_cast<uint32_t>(swizzled_128(b.smem + slot * S::kStageBytes));
     wgmma_wait<1>();
     dequantize_block<0>(q.x, q.y, s, a0[0], a0[1]);
     barrier_wait(b.full + slot * 8, phase);

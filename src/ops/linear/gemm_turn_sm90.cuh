@@ -1,5 +1,5 @@
-// norm_qkv's end of the wgmma GEMM in E4M3: q and k turned by their positions, then q, k and v
-// stored, from the sums in registers: [T, (Q + 2 G) D] float32 never cross memory.
+// norm_qkv's end of the wgmma GEMMs with MXFP4 weights: q and k turned by their positions, then q,
+// k and v stored, from the sums in registers: [T, (Q + 2 G) D] float32 never cross memory.
 //
 // A warpgroup's 64 rows are a head. What turns together, dims i and i + 32, meets in a lane: it has
 // rows i = 8 warp + lane / 4 and i + 32 instead of rows 8 apart, which is a matter of what its

@@ -23,7 +23,10 @@ const char* refuse_gemv(const NormQkvDesc& d, const KernelOptions& o) {
 
 template <Format kFormat>
 const char* refuse_many(const NormQkvDesc& d, const KernelOptions& o) {
-  return refuse_gemm<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, kDenseFewest}, o);
+  if (const char* reason =
+          refuse_gemm<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, kDenseFewest}, o))
+    return reason;
+  return kFormat == Format::kBF16 || d.head_dim == 64 ? nullptr : "head dim is not 64";
 }
 
 const char* refuse_some(const NormQkvDesc& d, const KernelOptions& o) {

@@ -1,7 +1,6 @@
-// norm_qkv for many tokens. bf16: three launches: norm, the dense wgmma GEMM into float32, then
-// rope and append. (Products in float32 cross memory once: 8 (Q + 2G) D bytes a token, 41 KB for
-// gpt-oss.) E4M3: norm, then the GEMM, which turns and stores (gemm_turn_sm90.cuh; the GEMM in bf16
-// with that end lost 18% of moe_up to registers).
+// norm_qkv for many tokens: the norm, then the wgmma GEMM, which turns and stores
+// (gemm_turn_sm90.cuh). With weights in bf16 three launches: that GEMM leaves products in float32,
+// which cross memory once (8 (Q + 2 G) D bytes a token, 41 KB for gpt-oss), then rope and append.
 #include "ops/linear/gemm_fp8_sm90.h"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_qkv/norm_qkv.h"
@@ -29,9 +28,13 @@ void norm_qkv_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tens
                    const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
                    const Step& s) {
   if (s.num_tokens == 0) return;
+  norm_of(cx, out, x, d, norm, s, {});
+  if (qkv.format == Format::kMxfp4)
+    return gemm(
+        cx, qkv, GemmOut::kQkv,
+        {.x = out.h.data, .num_slots = s.num_tokens, .qkv = qkv_store(out.q, kv, cos_sin, s)});
   Scratch scratch(cx.scratch);
   auto* products = scratch.take<float>(s.num_tokens * qkv.rows);
-  norm_of(cx, out, x, d, norm, s, {});
   gemm(cx, qkv, out.h.as<uint16_t>(), s.num_tokens, products);
   store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), products);
 }
