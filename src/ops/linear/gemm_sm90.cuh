@@ -22,16 +22,19 @@
 //   down (N 2880)                295 us (43%), 370 us (46%)
 //   dense, 8192 tokens           qkv 584, out 579 TFLOP/s (74%); in bf16 627 and 632 (80%)
 // What binds at 16 rows an expert: the integer pipe and issue slots (60% busy with 3 warps a
-// scheduler: 617 instructions a stage, 270 of them dequantization). At 256 rows: warps that stand
-// still while their wgmma queue.
+// scheduler: 617 instructions a stage, 270 of them dequantization). At 256 rows: a warp's chain
+// from shared memory to wgmma (tensor pipe 70% busy, nobody waits for wgmma; 13% of the multiplying
+// warps' time is SwiGLU and its stores), and in a whole prompt 700 W.
 //
 // Tried and lost: weights by the copy engine, as units or boxes (50 ns for each 544 bytes: 1.35
 // TB/s); a ring of its own for each lane; 3 or 4 multiplying warpgroups of 64 rows (the overhead of
 // a stage doubles); turns between the warpgroups by named barriers (2% slower); 256 rows by 160
 // slots an item (spills); at 8,192 tokens, 256 rows by 128 slots (2,070 us for up); widths in steps
 // of 8 (registers of the odd ones do not fit); one instance for kQkv and the others (registers: up
-// 2,169 us for 1,842). In a whole prompt of 8,192 tokens the GPU is at its
-// 700 W and slows to 1.45 to 1.75 GHz: up takes 2,145 us there.
+// 2,169 us for 1,842); filling in half the instructions (92 a stage, rows' places in shared memory:
+// 0.7% of a prompt of 8,192, as copies then stand in front of what the others load). In a whole
+// prompt of 8,192 tokens the GPU is at its 700 W and slows to 1.45 to 1.75 GHz: up takes 2,145 us
+// there.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -165,13 +168,20 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
       else if (t == 0)
         fetch_rows(it, u);
       const uint4* x = reinterpret_cast<const uint4*>(g.x) + u * 8 + chunk;
+      // Of the last step those that are no slots are zeros: their products take less power.
+      constexpr int kCopies = kSlots / 16, kWhole = kCopies - S::kSlotTiles;
 #pragma unroll
-      for (int i0 = 0; i0 < kSlots / 16; i0 += 8) {
+      for (int i0 = 0; i0 < kWhole; i0 += 8) {
 #pragma unroll 4
-        for (int i = 0; i < (kSlots / 16 - i0 < 8 ? kSlots / 16 - i0 : 8); ++i)
+        for (int i = 0; i < (kWhole - i0 < 8 ? kWhole - i0 : 8); ++i)
           copy_16(x_at(slot) + to + (i0 + i) * 2048,
                   x + __shfl_sync(~0u, starts[i0 / 8], i * 4 + t % 32 / 8));
       }
+#pragma unroll
+      for (int i = kWhole; i < kCopies; ++i)
+        copy_16_or_zeros(x_at(slot) + to + i * 2048,
+                         x + __shfl_sync(~0u, starts[i / 8], i % 8 * 4 + t % 32 / 8),
+                         i * 16 + lane_row < it.valid ? 16 : 0);
       barrier_arrive_after_copies(full(slot));
       next();
     }
