@@ -40,5 +40,20 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       "r"(parity)
       : "memory");
 }
+// The same by a whole warp, which leaves it together.
+__device__ __forceinline__ void barrier_wait_together(uint32_t barrier, uint32_t parity) {
+  uint32_t landed;
+  do {
+    asm volatile(
+        "{\n"
+        ".reg .pred landed;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 landed, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, landed;\n"
+        "}"
+        : "=r"(landed)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (!__all_sync(~0u, landed != 0));
+}
 
 }  // namespace nibble::cuda

@@ -12,7 +12,8 @@ namespace nibble::cuda::sm90 {
 
 // What kernels of this architecture use of cuda/mbarrier.cuh, under one roof.
 using cuda::barrier_arrive, cuda::barrier_arrive_after_copies, cuda::barrier_expect;
-using cuda::barrier_init, cuda::barrier_init_fence, cuda::barrier_wait, cuda::shared_address;
+using cuda::barrier_init, cuda::barrier_init_fence, cuda::barrier_wait;
+using cuda::barrier_wait_together, cuda::shared_address;
 
 // Makes shared memory written by ordinary stores and cp.async visible to wgmma.
 __device__ __forceinline__ void fence_async_proxy() {

@@ -57,8 +57,7 @@ struct GemmRing {
   }
   // By a multiplying warp, together: the stage is there.
   __device__ __forceinline__ void wait_filled() {
-    barrier_wait(full(slot), phase);
-    __syncwarp();
+    barrier_wait_together(full(slot), phase);
     fence_async_proxy();
   }
   // Stage s may be filled anew: every lane says so, which costs no more than one.

@@ -20,7 +20,7 @@ struct GemmSchedule {
   int experts, row_tiles, rows_of_tile, num_slots, max_n;
   int32_t* width;   // [E] token tile of each expert, in 16s; 0 without slots
   int32_t* order;   // [E] experts in order of their items
-  int32_t* prefix;  // [E + 1] items before each of them
+  int32_t* prefix;  // [kMaxExperts + 1] items before each of them; at E and at the end: all
   int step = 16;    // widths are multiples of it
   int cursor = 0;
 
@@ -69,11 +69,12 @@ struct GemmSchedule {
       if (i < experts) prefix[i + 1] = before + items;
       before += __shfl_sync(~0u, items, 31);
     }
+    if (threadIdx.x == 0) prefix[kMaxExperts] = before;
   }
 
   // False past the last item. Items are asked for in rising order.
   __device__ __forceinline__ bool find(int item, GemmItem& out) {
-    if (item >= prefix[experts]) return false;
+    if (item >= prefix[kMaxExperts]) return false;
     while (prefix[cursor + 1] <= item) ++cursor;
     const int e = order[cursor], first = slots_before(e), count = slots_before(e + 1) - first;
     const int tiles = token_tiles(count), i = item - prefix[cursor], row_tile = i / tiles;

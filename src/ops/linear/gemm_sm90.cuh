@@ -64,8 +64,8 @@ __device__ __forceinline__ void dequantize(uint32_t w, uint32_t scale, uint32_t 
 // NaN. That is 2^-32 of a weight, so that large scales fit; sums take it back.
 template <int kAt>
 __device__ __forceinline__ uint32_t block_factor(uint32_t scales) {
-  const uint32_t twice = kAt == 0 ? (scales << 1) & 0x1fe : (scales >> (kAt - 1)) & 0x1fe;
-  return min(twice, 323u) * 0x00400040u + 0x2f002f00u;
+  const uint32_t both = __byte_perm(scales, 0, 0x4040 | kAt / 8 << 8 | kAt / 8);
+  return __vminu2(both * 0x80u + 0x2f002f00u, 0x7fc07fc0u);
 }
 
 inline constexpr float kSumFactor = 0x1p32f;  // what block_factor() takes, for sums of products
@@ -145,35 +145,36 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
     return g.cols / 64 + (S::kOut == GemmOut::kQkv ? 2 : 0);
   }
 
-  // The filling warpgroup, one item: weights by the copy engine, activations (which may lie in any
-  // order) by cp.async, a row's 128 bytes by 8 threads.
+  // The filling warpgroup, one item: activations (which may lie in any order) by cp.async, a row's
+  // 128 bytes by 8 threads.
   template <int kN>
   __device__ __forceinline__ void fill(const GemmItem& it, int t) {
     const int units = g.cols / 64, chunk = t % 8, lane_row = t / 8;
     const uint32_t to = lane_row * 128 + ((chunk ^ (lane_row % 8)) << 4);
     // Where rows of x begin, in 16-byte chunks: a lane keeps every 32nd of its warp's.
-    constexpr int kSlots = kN * S::kSlotTiles;
-    uint32_t starts[(kSlots + 127) / 128];
+    constexpr int kCopies = kN * S::kSlotTiles / 16;
+    uint32_t starts[(kCopies + 7) / 8];
 #pragma unroll
-    for (int i = 0; i < (kSlots + 127) / 128; ++i) {
+    for (int i = 0; i < (kCopies + 7) / 8; ++i) {
       const int in_warp = t % 32 + 32 * i, in_tile = in_warp / 4 * 16 + t / 32 * 4 + in_warp % 4;
       const int s = it.slot0 + min(in_tile, it.valid - 1);
       const int row = g.token != nullptr ? g.token[s] : s;
       starts[i] = static_cast<uint32_t>(row) * (g.cols / 8);
     }
+    Units weights(g, it, t);
     for (int u = 0; u < units; ++u) {
       barrier_wait(empty(slot), phase ^ 1);
       if constexpr (S::kWeights == GemmWeights::kTiles)
-        fetch_units(it, u, t);
+        weights.fetch(w_at(slot), t);
       else if (t == 0)
         fetch_rows(it, u);
       const uint4* x = reinterpret_cast<const uint4*>(g.x) + u * 8 + chunk;
       // Of the last step those that are no slots are zeros: their products take less power.
-      constexpr int kCopies = kSlots / 16, kWhole = kCopies - S::kSlotTiles;
+      constexpr int kWhole = kCopies - S::kSlotTiles;
 #pragma unroll
       for (int i0 = 0; i0 < kWhole; i0 += 8) {
 #pragma unroll 4
-        for (int i = 0; i < (kWhole - i0 < 8 ? kWhole - i0 : 8); ++i)
+        for (int i = 0; i < min(8, kWhole - i0); ++i)
           copy_16(x_at(slot) + to + (i0 + i) * 2048,
                   x + __shfl_sync(~0u, starts[i0 / 8], i * 4 + t % 32 / 8));
       }
@@ -188,23 +189,30 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
     if constexpr (S::kOut == GemmOut::kQkv) fill_turns(*this, it, t);
   }
 
-  // MXFP4: a warp moves the codes of a unit at a time, two threads its scales. (The copy engine
-  // takes 50 ns for every 544 bytes, whether asked by unit or by box.)
-  __device__ __forceinline__ void fetch_units(const GemmItem& it, int u, int t) {
-    const int units = g.cols / 64, last = (g.rows - it.row0) / 16 - 1;
-    const int64_t tile0 = static_cast<int64_t>(it.expert) * (g.rows / 16) + it.row0 / 16;
-    const uint8_t* from = g.units + (tile0 * units + u) * kUnitBytes;
-    const int stride = units * kUnitBytes;
+  // An item's units of MXFP4. A warp moves the codes of one at a time, two threads its scales. (The
+  // copy engine takes 50 ns for every 544 bytes, whether asked by unit or by box.)
+  struct Units {
+    const uint8_t* at;  // of the next stage
+    uint32_t tiles[S::kRows / 64], scales;
+
+    __device__ __forceinline__ Units(const GemmParams& g, const GemmItem& it, int t) {
+      const int units = g.cols / 64, last = (g.rows - it.row0) / 16 - 1;
+      at = g.units +
+           (static_cast<int64_t>(it.expert) * (g.rows / 16) + it.row0 / 16) * units * kUnitBytes;
 #pragma unroll
-    for (int i = 0; i < S::kRows / 64; ++i) {
-      const int tile = t / 32 + 4 * i, at = t % 32 * 16;
-      copy_16(w_at(slot) + tile * kUnitBytes + at, from + min(tile, last) * stride + at);
+      for (int i = 0; i < S::kRows / 64; ++i)
+        tiles[i] = min(t / 32 + 4 * i, last) * units * kUnitBytes + t % 32 * 16;
+      scales = min(t / 2, last) * units * kUnitBytes + 512 + t % 2 * 16;
     }
-    if (t < S::kRows / 8) {
-      const int tile = t / 2, at = 512 + t % 2 * 16;
-      copy_16(w_at(slot) + tile * kUnitBytes + at, from + min(tile, last) * stride + at);
+    __device__ __forceinline__ void fetch(uint32_t to, int t) {
+      asm volatile("" : "+l"(at));  // or the address of each tile would be kept, and stepped
+#pragma unroll
+      for (int i = 0; i < S::kRows / 64; ++i)
+        copy_16(to + (t / 32 + 4 * i) * kUnitBytes + t % 32 * 16, at + tiles[i]);
+      if (t < S::kRows / 8) copy_16(to + t / 2 * kUnitBytes + 512 + t % 2 * 16, at + scales);
+      at += kUnitBytes;
     }
-  }
+  };
 
   // bf16: by boxes of 64 rows, so that the last rows cost what they are.
   __device__ __forceinline__ void fetch_rows(const GemmItem& it, int u) {
@@ -269,7 +277,8 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
       uint4 q;
       uint32_t s;
       unit.take(slot * S::kWBytes, q, s);
-      const auto b = static_cast<uint32_t>(swizzled_128(x_at(slot)));
+      // The same in all lanes, and known to be: descriptors are made by the uniform pipe.
+      const uint32_t b = __reduce_or_sync(~0u, static_cast<uint32_t>(swizzled_128(x_at(slot))));
       wgmma_wait<1>();
       dequantize_block<0>(q.x, q.y, s, a0[0], a0[1]);
       wgmma_fence();
