@@ -34,7 +34,9 @@
 // down's before the wait too 677); row tiles brought whole by the last warp, 150 (702 to 733 with 3
 // and 4 slots; 683 to 706 where it adds up the lanes' sums too, 144); 3 slots (767) and 4 for down
 // (706); down's weights a microsecond later (766); digits without their transposes, from loads of 4
-// bytes (747 to 760); the choice in half the instructions (766).
+// bytes (747 to 760); the choice in half the instructions (766). Beside the 777 of both: down's
+// start behind up's first copies (772) or biases (749), the next layer's behind down's choice
+// (766), its wait (777) or its first row tiles (773 to 776).
 #pragma once
 
 #include "cuda/async_copy.cuh"
