@@ -34,6 +34,14 @@ __device__ __forceinline__ uint32_t byte_permute(uint32_t low, uint32_t high, ui
   return r;
 }
 
+// word >> 16, by the pipe that multiplies: PRMT and LOP3 share theirs with shifts, and it binds
+// products of few tokens.
+__device__ __forceinline__ uint32_t upper_half(uint32_t word) {
+  uint32_t r;
+  asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(r) : "r"(word), "r"(0x100), "r"(0));
+  return r;
+}
+
 // 12 + 2w of the positive codes of E2M1 and of the negative ones. What is not an immediate operand
 // of a PRMT must come from a register that ptxas cannot see through: it would copy the constant
 // anew for every one.
@@ -56,7 +64,8 @@ struct CodeBytes {
   uint32_t a[4];
   __device__ __forceinline__ CodeBytes(uint32_t low, uint32_t high, uint32_t row_g, uint32_t row_g8)
       : a{byte_permute(low, high, row_g), byte_permute(low, high, row_g8),
-          byte_permute(low, high, row_g >> 16), byte_permute(low, high, row_g8 >> 16)} {}
+          byte_permute(low, high, upper_half(row_g)), byte_permute(low, high, upper_half(row_g8))} {
+  }
 };
 
 inline constexpr uint32_t kSigns = 0x88888888;

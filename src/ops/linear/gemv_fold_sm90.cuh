@@ -124,13 +124,9 @@ struct FoldCodes {
       : words(cuda::load_shared_16(unit + threadIdx.x % 32 * 16)),
         scales(cuda::load_shared_4(unit + 512 + threadIdx.x % 32 / 4 * 4)) {}
 };
-// Shifts by the pipe that multiplies: the one that PRMT takes would bind.
+// What brings a word's upper half down.
 struct ByDots {
-  __device__ __forceinline__ uint32_t operator()(uint32_t w) const {
-    uint32_t y;
-    asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(y) : "r"(w), "r"(0x100), "r"(0));
-    return y;
-  }
+  __device__ __forceinline__ uint32_t operator()(uint32_t w) const { return cuda::upper_half(w); }
 };
 // `at` + 8 times byte i of w.
 __device__ __forceinline__ uint32_t at_eighth(uint32_t w, int i, uint32_t at) {

@@ -9,13 +9,19 @@
 // remote stores cost 1 us a kernel); a rehearsal of what follows the wait, for the instruction
 // cache, by all warps (585 for 601: it takes the SM from the kernel before) or by one (1,457 us a
 // step for 1,450); 306 instead of 178 instructions a chunk, all warps going through all chunks
-// (1,461 for 1,450); halves of row tiles so that no block has four where the mean is 2.4 (nothing);
+// (1,461 for 1,450); halves of row tiles so that no block has four where the mean is 2.4 (nothing;
+// 740 for 748 tokens/s with codes in registers before the wait: qkv then ends 1.1 us sooner, by
+// clocks of its blocks, and the kernels behind it take as much longer);
 // 3, 6 and 7 stages for the head (nothing); the next kernel's start behind the wait (+5 us a step)
 // or at the end (+60 to +75); digits picked by a select instead of a mask (+20: the loop, too,
 // gets longer); BF16 rows: what the slots do not hold brought into L2 before the wait (467 tokens/s
-// for 481). From shared memory a row tile of out_proj takes 0.97 us, with code that is cold or
-// warm: the pipe of bits and bytes binds, yet with shifts by IMAD.HI, in another pipe, a step takes
-// longer (713 tokens/s for 723).
+// for 481); words that say themselves when they are written, polled instead of the wait, from
+// attention to out_proj and norm_route (728 for 733) and from moe_down to norm_qkv and attention
+// too (705: between two kernels lie only 0.4 to 0.5 us, and who polls takes as long); att as digits
+// by attention (0). From shared memory a row tile of out_proj took 0.97 us, with code that is cold
+// or warm: the pipe of bits and bytes binds. Shifts by dot products, in another pipe, won (748 ->
+// 766 tokens/s); by IMAD.HI they lost (713 for 723), and signs flipped by IMAD as well gain
+// nothing.
 #pragma once
 
 #include "cuda/bf16.cuh"
