@@ -113,13 +113,17 @@ __device__ __forceinline__ void store_shared_float(uint32_t address, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }
 
+// The lanes of this lane's quad. Where a whole warp runs, ~0u in its place spares shuffles the
+// search for who else has the same mask.
+__device__ __forceinline__ uint32_t this_quad() { return 15u << (threadIdx.x & 28); }
+
 // A byte of four words, lane q of each quad holding words of bytes (p = 0..3): lane p gets those of
 // lanes q = 0..3.
-__device__ __forceinline__ uint32_t transpose_quad(uint32_t word) {
-  const uint32_t lane = threadIdx.x % 4, quad = 15u << (threadIdx.x & 28);
-  uint32_t other = __shfl_xor_sync(quad, word, 1);
+__device__ __forceinline__ uint32_t transpose_quad(uint32_t word, uint32_t lanes = this_quad()) {
+  const uint32_t lane = threadIdx.x % 4;
+  uint32_t other = __shfl_xor_sync(lanes, word, 1);
   word = byte_permute(word, other, lane & 1 ? 0x3715 : 0x6240);
-  other = __shfl_xor_sync(quad, word, 2);
+  other = __shfl_xor_sync(lanes, word, 2);
   return byte_permute(word, other, lane & 2 ? 0x3276 : 0x5410);
 }
 
@@ -127,15 +131,15 @@ __device__ __forceinline__ uint32_t transpose_quad(uint32_t word) {
 // four lanes of a quad hold one block. Returns in every lane what turns the sums A of the block
 // into products: {scale / 2, -12 scale / 2 * sum of the integers}; NaN where an element is not
 // finite.
-__device__ __forceinline__ float2 store_digits(const uint4& pairs, uint32_t block_address) {
+__device__ __forceinline__ float2 store_digits(const uint4& pairs, uint32_t block_address,
+                                               uint32_t lanes = this_quad(), bool stores = true) {
   const uint32_t word[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
   // Magnitudes of bf16 order as integers do.
   uint32_t most = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) most = max(most, max(word[i] >> 16 & 0x7fff, word[i] & 0x7fff));
-  const uint32_t quad = 15u << (threadIdx.x & 28);
-  most = max(most, __shfl_xor_sync(quad, most, 1));
-  most = max(most, __shfl_xor_sync(quad, most, 2));
+  most = max(most, __shfl_xor_sync(lanes, most, 1));
+  most = max(most, __shfl_xor_sync(lanes, most, 2));
   // Below 2^-111 digits lose bits, so that scales stay normal numbers.
   const uint32_t exponent = max(most >> 7, 16u);
   const float inverse = __uint_as_float((267 - min(exponent, 254u)) << 23);
@@ -160,14 +164,18 @@ __device__ __forceinline__ float2 store_digits(const uint4& pairs, uint32_t bloc
   }
   const uint32_t hi_even = gather(even, 1), hi_odd = gather(odd, 1);
   const uint32_t at = block_address + threadIdx.x % 4 * 8;
-  store_shared_8(at, transpose_quad(hi_even), transpose_quad(hi_odd));
-  store_shared_8(at + kDigitBytes / 2, transpose_quad(lo_even), transpose_quad(lo_odd));
+  const uint2 hi = {transpose_quad(hi_even, lanes), transpose_quad(hi_odd, lanes)};
+  const uint2 lo = {transpose_quad(lo_even, lanes), transpose_quad(lo_odd, lanes)};
+  if (stores) {
+    store_shared_8(at, hi.x, hi.y);
+    store_shared_8(at + kDigitBytes / 2, lo.x, lo.y);
+  }
   constexpr int kOnes = 0x01010101;
   int sum = __dp4a(static_cast<int>(hi_even), kOnes, __dp4a(static_cast<int>(hi_odd), kOnes, 0));
   sum =
       __dp4a(static_cast<int>(lo_even), kOnes, __dp4a(static_cast<int>(lo_odd), kOnes, sum * 256));
-  sum += __shfl_xor_sync(quad, sum, 1);
-  sum += __shfl_xor_sync(quad, sum, 2);
+  sum += __shfl_xor_sync(lanes, sum, 1);
+  sum += __shfl_xor_sync(lanes, sum, 2);
   const float half =
       exponent == 255 ? __uint_as_float(0x7fc00000) : __uint_as_float((exponent - 14) << 23);
   return {half, -12.f * static_cast<float>(sum) * half};

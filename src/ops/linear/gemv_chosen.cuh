@@ -221,7 +221,7 @@ class ChosenWorker {
       const uint4 x = x_;
       if (++k == shared_.share.runs) k = 0, c += kWorkers;
       load(k, c);
-      if (lane < 8 * kUnits) store_activations(x, lane, to, to + kBlocks * cuda::kDigitBytes, 1);
+      store_activations(x, lane, to, to + kBlocks * cuda::kDigitBytes, 1, ~0u, lane < 8 * kUnits);
       to += kWorkers * kDigitsBytes;
     }
     __syncwarp();

@@ -196,7 +196,8 @@ __global__ void __launch_bounds__(kOneThreads, 2)
     norm_token<kOneThreads>(x, op.norm, norm_from, norm_weight);
   else if (has_columns)
     x[0] = op.load(0, threadIdx.x * 8);
-  if (has_columns) store_activations(x[0], threadIdx.x, digits, factors, 1);
+  if (warp * 32 < m.chunks * kUnits * 8)
+    store_activations(x[0], threadIdx.x, digits, factors, 1, ~0u, has_columns);
   if constexpr (HasPlaces<Op>) op.touch(threadIdx.x);
   __syncthreads();
 

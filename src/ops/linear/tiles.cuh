@@ -157,10 +157,12 @@ __device__ __forceinline__ void clear_zeros(uint32_t zeros) {
 // The digits and factors of 8 values: `x` is quarter `i` % 4 of block `i` / 4 of a token, whose
 // records stand `stride` blocks apart from `digits` and `factors` on.
 __device__ __forceinline__ void store_activations(const uint4& x, uint32_t i, uint32_t digits,
-                                                  uint32_t factors, uint32_t stride) {
+                                                  uint32_t factors, uint32_t stride,
+                                                  uint32_t lanes = cuda::this_quad(),
+                                                  bool stores = true) {
   const uint32_t block = i / 4 * stride;
-  const float2 f = cuda::store_digits(x, digits + block * cuda::kDigitBytes);
-  if (i % 4 == 0)
+  const float2 f = cuda::store_digits(x, digits + block * cuda::kDigitBytes, lanes, stores);
+  if (i % 4 == 0 && stores)
     cuda::store_shared_8(factors + block * 8, __float_as_uint(f.x), __float_as_uint(f.y));
 }
 
