@@ -130,7 +130,7 @@ __device__ __forceinline__ uint32_t transpose_quad(uint32_t word, uint32_t lanes
 // The digits of k = 8q .. 8q + 7 (bf16 pairs) of a block, q = this lane's place in its quad: the
 // four lanes of a quad hold one block. Returns in every lane what turns the sums A of the block
 // into products: {scale / 2, -12 scale / 2 * sum of the integers}; NaN where an element is not
-// finite.
+// finite. `lanes`: those that run together; `stores`: this lane's quarter is one.
 __device__ __forceinline__ float2 store_digits(const uint4& pairs, uint32_t block_address,
                                                uint32_t lanes = this_quad(), bool stores = true) {
   const uint32_t word[4] = {pairs.x, pairs.y, pairs.z, pairs.w};

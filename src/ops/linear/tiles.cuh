@@ -155,7 +155,8 @@ __device__ __forceinline__ void clear_zeros(uint32_t zeros) {
 }
 
 // The digits and factors of 8 values: `x` is quarter `i` % 4 of block `i` / 4 of a token, whose
-// records stand `stride` blocks apart from `digits` and `factors` on.
+// records stand `stride` blocks apart from `digits` and `factors` on. `lanes`, `stores`: see
+// store_digits().
 __device__ __forceinline__ void store_activations(const uint4& x, uint32_t i, uint32_t digits,
                                                   uint32_t factors, uint32_t stride,
                                                   uint32_t lanes = cuda::this_quad(),
