@@ -13,8 +13,7 @@ namespace nibble {
 namespace {
 
 struct Calls {
-  int memory =
-      0;  // that allocate or free, on the device or page-locked; graphs made are among them
+  int memory = 0;  // that allocate or free, on the device or page-locked, and graphs made
   int waits = 0;
 } calls;
 
