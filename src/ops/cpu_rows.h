@@ -1,7 +1,9 @@
-// Lines of an op's table for CPU kernels, where the op is one product: a way to multiply and an
-// instruction set each.
+// The CPU kernels of an op's table, where the op is one product: a way to multiply and an
+// instruction set each, in order of preference.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "ops/kernel_table.h"
@@ -21,9 +23,48 @@ inline constexpr auto refuse_matrix = [](const auto& d, const KernelOptions& o) 
   return kRefuse(d.format, matrix.rows, matrix.cols, o);
 };
 
+// A table from its parts, in their order.
+template <typename Row, size_t... kCounts>
+constexpr auto joined(const std::array<Row, kCounts>&... parts) {
+  std::array<Row, (kCounts + ...)> all{};
+  size_t at = 0;
+  const auto append = [&](const auto& part) {
+    for (const Row& row : part) all[at++] = row;
+  };
+  (append(parts), ...);
+  return all;
+}
+
 // Row: the op's Kernel. Cpu: its kernels, of <Product, Isa>. kMatrix: the MatrixShape of a Desc.
 template <typename Row, template <typename, cpu::Isa> typename Cpu, auto kMatrix>
-struct CpuRows {
+class CpuRows {
+ public:
+  // Of a matrix in any format, of experts.
+  static constexpr auto dense() { return joined(in_int8(), in_mxfp8_or_bf16(), in_float()); }
+  static constexpr auto experts() { return joined(in_int8(), in_float()); }
+
+ private:
+  static constexpr std::array<Row, 6> in_int8() {
+    return {int8_row<cpu::Isa::kAmx>("amx_int8row"),
+            int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8row"),
+            int8<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
+            int8<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
+            int8<cpu::Isa::kAvx2>("avx2_int8"),
+            int8<cpu::Isa::kNeonDot>("neon_dot_int8")};
+  }
+  static constexpr std::array<Row, 6> in_mxfp8_or_bf16() {
+    return {bf16<cpu::Isa::kAmx>("amx_mxfp8"),
+            bf16<cpu::Isa::kAvx512Bf16>("avx512_bf16_mxfp8"),
+            bf16_rows("amx_bf16"),
+            fp8<cpu::Isa::kAvx512>("avx512_mxfp8"),
+            fp8<cpu::Isa::kAvx2>("avx2_mxfp8"),
+            fp8<cpu::Isa::kNeon>("neon_mxfp8")};
+  }
+  static constexpr std::array<Row, 3> in_float() {
+    return {floats<cpu::Isa::kAvx512>("avx512_float"), floats<cpu::Isa::kAvx2>("avx2_float"),
+            floats<cpu::Isa::kNeon>("neon_float")};
+  }
+
   template <cpu::Isa kIsa>
   static constexpr Row floats(const char* name) {
     return {name,

@@ -42,27 +42,21 @@ const char* refuse_many_fp8(const MoeDownDesc& d, const KernelOptions& o) {
                             {d.format, d.hidden, d.width, d.tokens * d.top_k, 16 * d.experts}, o);
 }
 
-constexpr MoeDownKernel kKernels[] = {
-    Cpu::int8_row<cpu::Isa::kAmx>("amx_int8row"),
-    Cpu::int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8row"),
-    Cpu::int8<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
-    Cpu::int8<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
-    Cpu::int8<cpu::Isa::kAvx2>("avx2_int8"),
-    Cpu::int8<cpu::Isa::kNeonDot>("neon_dot_int8"),
-    Cpu::floats<cpu::Isa::kAvx512>("avx512_float"),
-    Cpu::floats<cpu::Isa::kAvx2>("avx2_float"),
-    Cpu::floats<cpu::Isa::kNeon>("neon_float"),
-    {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm_fp8),
-     Layout::kTiles16x64},
-    {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
-    {"sm90_w4a16_fold", refuse_by_fold, NIBBLE_SM90_KERNEL(gpu::moe_down_fold),
-     Layout::kTiles16x64},
-    {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_down_batch),
-     Layout::kTiles16x64},
-    {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_down), Layout::kTiles16x64},
-    {"ref", [](const MoeDownDesc&, const KernelOptions& o) { return refuse_ref(o); },
-     ref::moe_down},
-};
+constexpr auto kKernels = joined(
+    Cpu::experts(),
+    std::to_array<MoeDownKernel>({
+        {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm_fp8),
+         Layout::kTiles16x64},
+        {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm),
+         Layout::kTiles16x64},
+        {"sm90_w4a16_fold", refuse_by_fold, NIBBLE_SM90_KERNEL(gpu::moe_down_fold),
+         Layout::kTiles16x64},
+        {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_down_batch),
+         Layout::kTiles16x64},
+        {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_down), Layout::kTiles16x64},
+        {"ref", [](const MoeDownDesc&, const KernelOptions& o) { return refuse_ref(o); },
+         ref::moe_down},
+    }));
 
 }  // namespace
 

@@ -20,34 +20,21 @@ const char* refuse_many_fp8(const NormUnembedDesc& d, const KernelOptions& o) {
   return refuse_gemm_fp8({d.format, d.vocab, d.hidden, d.tokens, kDenseFewest}, o);
 }
 
-constexpr NormUnembedKernel kKernels[] = {
-    Cpu::int8_row<cpu::Isa::kAmx>("amx_int8row"),
-    Cpu::int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8row"),
-    Cpu::int8<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
-    Cpu::int8<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
-    Cpu::int8<cpu::Isa::kAvx2>("avx2_int8"),
-    Cpu::int8<cpu::Isa::kNeonDot>("neon_dot_int8"),
-    Cpu::bf16<cpu::Isa::kAmx>("amx_mxfp8"),
-    Cpu::bf16<cpu::Isa::kAvx512Bf16>("avx512_bf16_mxfp8"),
-    Cpu::bf16_rows("amx_bf16"),
-    Cpu::fp8<cpu::Isa::kAvx512>("avx512_mxfp8"),
-    Cpu::fp8<cpu::Isa::kAvx2>("avx2_mxfp8"),
-    Cpu::fp8<cpu::Isa::kNeon>("neon_mxfp8"),
-    Cpu::floats<cpu::Isa::kAvx512>("avx512_float"),
-    Cpu::floats<cpu::Isa::kAvx2>("avx2_float"),
-    Cpu::floats<cpu::Isa::kNeon>("neon_float"),
-    {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm_fp8),
-     Layout::kTiles16x64},
-    {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm),
-     Layout::kTiles16x64},
-    {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm)},
-    {"cuda_w4a16_decode", refuse_matrix<matrix_of, refuse_gemv_tiles>,
-     NIBBLE_CUDA_KERNEL(gpu::norm_unembed_tiles), Layout::kTiles16x64},
-    {"cuda_bf16_decode", refuse_matrix<matrix_of, refuse_gemv_rows>,
-     NIBBLE_CUDA_KERNEL(gpu::norm_unembed_rows)},
-    {"ref", [](const NormUnembedDesc&, const KernelOptions& o) { return refuse_ref(o); },
-     ref::norm_unembed},
-};
+constexpr auto kKernels = joined(
+    Cpu::dense(),
+    std::to_array<NormUnembedKernel>({
+        {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm_fp8),
+         Layout::kTiles16x64},
+        {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm),
+         Layout::kTiles16x64},
+        {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm)},
+        {"cuda_w4a16_decode", refuse_matrix<matrix_of, refuse_gemv_tiles>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_unembed_tiles), Layout::kTiles16x64},
+        {"cuda_bf16_decode", refuse_matrix<matrix_of, refuse_gemv_rows>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_unembed_rows)},
+        {"ref", [](const NormUnembedDesc&, const KernelOptions& o) { return refuse_ref(o); },
+         ref::norm_unembed},
+    }));
 
 }  // namespace
 

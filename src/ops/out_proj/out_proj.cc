@@ -20,39 +20,26 @@ const char* refuse_many_fp8(const OutProjDesc& d, const KernelOptions& o) {
   return refuse_gemm_fp8({d.format, d.hidden, d.width, d.tokens, kDenseFewest}, o);
 }
 
-constexpr OutProjKernel kKernels[] = {
-    Cpu::int8_row<cpu::Isa::kAmx>("amx_int8row"),
-    Cpu::int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8row"),
-    Cpu::int8<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
-    Cpu::int8<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
-    Cpu::int8<cpu::Isa::kAvx2>("avx2_int8"),
-    Cpu::int8<cpu::Isa::kNeonDot>("neon_dot_int8"),
-    Cpu::bf16<cpu::Isa::kAmx>("amx_mxfp8"),
-    Cpu::bf16<cpu::Isa::kAvx512Bf16>("avx512_bf16_mxfp8"),
-    Cpu::bf16_rows("amx_bf16"),
-    Cpu::fp8<cpu::Isa::kAvx512>("avx512_mxfp8"),
-    Cpu::fp8<cpu::Isa::kAvx2>("avx2_mxfp8"),
-    Cpu::fp8<cpu::Isa::kNeon>("neon_mxfp8"),
-    Cpu::floats<cpu::Isa::kAvx512>("avx512_float"),
-    Cpu::floats<cpu::Isa::kAvx2>("avx2_float"),
-    Cpu::floats<cpu::Isa::kNeon>("neon_float"),
-    {"sm90_w4a16_split",
-     [](const OutProjDesc& d, const KernelOptions& o) {
-       return refuse_split(d.format, d.hidden, d.width, d.tokens, o);
-     },
-     NIBBLE_SM90_KERNEL(gpu::out_proj_split), Layout::kTiles16x64},
-    {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_fp8),
-     Layout::kTiles16x64},
-    {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm),
-     Layout::kTiles16x64},
-    {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm)},
-    {"cuda_w4a16_decode", refuse_matrix<matrix_of, refuse_gemv_tiles>,
-     NIBBLE_CUDA_KERNEL(gpu::out_proj_tiles), Layout::kTiles16x64},
-    {"cuda_bf16_decode", refuse_matrix<matrix_of, refuse_gemv_rows>,
-     NIBBLE_CUDA_KERNEL(gpu::out_proj_rows)},
-    {"ref", [](const OutProjDesc&, const KernelOptions& o) { return refuse_ref(o); },
-     ref::out_proj},
-};
+constexpr auto kKernels = joined(
+    Cpu::dense(),
+    std::to_array<OutProjKernel>({
+        {"sm90_w4a16_split",
+         [](const OutProjDesc& d, const KernelOptions& o) {
+           return refuse_split(d.format, d.hidden, d.width, d.tokens, o);
+         },
+         NIBBLE_SM90_KERNEL(gpu::out_proj_split), Layout::kTiles16x64},
+        {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_fp8),
+         Layout::kTiles16x64},
+        {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm),
+         Layout::kTiles16x64},
+        {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm)},
+        {"cuda_w4a16_decode", refuse_matrix<matrix_of, refuse_gemv_tiles>,
+         NIBBLE_CUDA_KERNEL(gpu::out_proj_tiles), Layout::kTiles16x64},
+        {"cuda_bf16_decode", refuse_matrix<matrix_of, refuse_gemv_rows>,
+         NIBBLE_CUDA_KERNEL(gpu::out_proj_rows)},
+        {"ref", [](const OutProjDesc&, const KernelOptions& o) { return refuse_ref(o); },
+         ref::out_proj},
+    }));
 
 }  // namespace
 
