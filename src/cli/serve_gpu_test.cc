@@ -83,7 +83,7 @@ int fail_under_clients(uint16_t port) {
   return untold + (!answer.starts_with("HTTP/1.1 500 ") || !is_told(answer));
 }
 
-// What the program ends with, or 100 and more where a client was not told.
+// What the program ends with, or where clients were not told 100 and how many; 99: it never served.
 int serve_until_the_gpu_fails() {
   const uint16_t port = free_port();
   auto untold = std::async(std::launch::async, fail_under_clients, port);
