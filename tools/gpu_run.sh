@@ -5,6 +5,7 @@
 # usage: tools/gpu_run.sh test BUILD             every nibble_*_gpu_test of BUILD
 #        tools/gpu_run.sh sanitize BUILD         the same on small shapes under compute-sanitizer:
 #                                                memcheck, racecheck, initcheck, synccheck
+#        NIBBLE_JOBS: processes that test side by side (4)
 #        tools/gpu_run.sh bench BUILD RESULTS    the table of gpt-oss-120b, random weights, what a
 #                                                step is made of and each kernel alone, as JSON in
 #                                                RESULTS; NIBBLE_BENCH_ARGS: further flags
@@ -15,29 +16,46 @@
 set -euo pipefail
 what=${1:?test, sanitize, bench, load or soak} build=${2:?the folder with the programs}
 
-run_tests() {
-  local failed=0 program
-  for program in "$build"/nibble_*_gpu_test; do
-    echo "== ${program##*/}"
-    "$program" --gtest_brief=1 || failed=1
-  done
-  return $failed
+# One of the shares of a program's tests, in a folder of its own. What it says is printed whole.
+run_share() {
+  local tool=$1 program=$2 share=$3 under=() at rc=0
+  at=$(mktemp -d)
+  export TEST_TMPDIR=$at/ GTEST_SHARD_INDEX=$share
+  if [[ $tool != test ]]; then
+    # API errors are left out: tests provoke some. A share may have no test that uses the GPU.
+    under=(compute-sanitizer --tool "$tool" --report-api-errors no --require-cuda-init no
+      --error-exitcode 9 --print-limit 10)
+    export NIBBLE_SMALL_TESTS=2800  # the most activations of a case
+  fi
+  if [[ $tool == racecheck ]]; then
+    # It follows barriers at which one lane arrives for its warp only if told so.
+    under+=(--racecheck-indirect-barrier-dependency)
+    NIBBLE_SMALL_TESTS=720
+  fi
+  "${under[@]}" "$program" --gtest_brief=1 &>"$at/log" || rc=$?
+  # The tools drop the exit status of a program that never came to use the GPU.
+  if ((rc == 0)) && { ! grep -q PASSED "$at/log" || grep -q FAILED "$at/log"; }; then rc=1; fi
+  {
+    flock 9  # one after the other
+    echo "== $tool ${program##*/} $((share + 1))/$GTEST_TOTAL_SHARDS: rc $rc, $SECONDS s"
+    cat "$at/log"
+  } 9<"$0"
+  rm -r "$at"
+  return $((rc != 0))
 }
+export -f run_share
 
-# API errors are left out: tests provoke some. Racecheck follows barriers at which one lane arrives
-# for its warp only if told so. NIBBLE_SMALL_TESTS: the most activations of a case.
-run_sanitizer() {
-  local failed=0 program tool
-  for tool in memcheck racecheck initcheck synccheck; do
-    export NIBBLE_SMALL_TESTS=$([[ $tool == racecheck ]] && echo 720 || echo 2800)
+# The tests of every program, under each tool, NIBBLE_JOBS processes side by side.
+run_tests() {
+  local tool program share
+  export GTEST_TOTAL_SHARDS=${NIBBLE_JOBS:-4}
+  for tool in "$@"; do
     for program in "$build"/nibble_*_gpu_test; do
-      echo "== $tool ${program##*/}"
-      compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 --print-limit 10 \
-        $([[ $tool == racecheck ]] && echo --racecheck-indirect-barrier-dependency) \
-        "$program" --gtest_brief=1 || failed=1
+      for ((share = 0; share < GTEST_TOTAL_SHARDS; ++share)); do
+        printf '%s\0' "$tool" "$program" "$share"
+      done
     done
-  done
-  return $failed
+  done | xargs -0 -n 3 -P "$GTEST_TOTAL_SHARDS" bash -c 'run_share "$@"' "$0"
 }
 
 # One result. $1: a name for the file, the rest: arguments of nibble.
@@ -92,8 +110,8 @@ run_soak() {
 }
 
 case $what in
-  test) run_tests ;;
-  sanitize) run_sanitizer ;;
+  test) run_tests test ;;
+  sanitize) run_tests memcheck racecheck initcheck synccheck ;;
   bench | load | soak)
     results=${3:?the folder for the results}
     mkdir -p "$results"
