@@ -36,10 +36,8 @@ def print_rows(rows):
     for row in rows:
         reached = row["goal"] is not None and row["value"] >= row["goal"]
         value = f"**{number(row['value'])}**" if reached else number(row["value"])
-        is_prompt = row["test"].startswith("pp")  # bound by arithmetic, which the floor leaves out
-        floor = ("", "") if is_prompt else (number(row["floor"]), f"{100 * row['ratio']:.0f}%")
         print(f"| {row['test']} | {row['dense']} | {row['activations']} | {value} | {number(row['goal'])} | "
-              f"{number(row['peer_value'])} | {floor[0]} | {floor[1]} |")
+              f"{number(row['peer_value'])} | {number(row['floor'])} | {100 * row['ratio']:.0f}% |")
 
 
 def print_profile(row):

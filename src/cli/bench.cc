@@ -19,6 +19,7 @@
 #include "cli/cli.h"
 #include "cli/device.h"
 #include "cli/engine_setup.h"
+#include "cli/floor.h"
 #include "cli/gpu_profile.h"
 #include "cli/json.h"
 #include "cli/routing_balance.h"
@@ -31,7 +32,7 @@
 #include "cuda/device.h"
 #include "cuda/read_bandwidth.h"
 #include "io/memory.h"
-#include "models/step_bytes.h"
+#include "models/step_work.h"
 
 namespace nibble::cli {
 namespace {
@@ -60,9 +61,11 @@ struct BenchRow {
   double step_bytes = 0;       // expected to be read by one step
   double bytes_per_token = 0;  // the same, shared by the step's tokens
   double bytes_per_s = 0;
-  double ceiling = 0;  // tokens per second if the step took as long as reading its bytes
+  // Tokens per second if the step took as long as reading its bytes; of prompts, where the device's
+  // rates of products are known, if each op took the larger of its bytes and its products.
+  double ceiling = 0;
   StepProfile profile;
-  std::vector<OpBytes> op_bytes;  // where there is a profile
+  std::vector<OpWork> work;  // of the profile's step
 };
 
 // Sizes context and batch for the cases, where the user has not.
@@ -125,18 +128,40 @@ std::string kv_text(const BenchFlags& flags) {
   return kv == DType::kF8E4M3 ? "fp8" : dtype_name(kv);
 }
 
-// Of an op of a step, at the bandwidth that memory is read at; 0: its bytes are not known.
-double floor_us(const BenchRow& row, const std::string& op, double bandwidth) {
-  for (const OpBytes& known : row.op_bytes)
-    if (known.op == op) return 1e6 * static_cast<double>(known.bytes) / bandwidth;
-  return 0;
+// Of all that is measured.
+struct Floors {
+  DeviceRates rates;
+  bool is_fp8 = false;  // activations of MXFP4 weights
+
+  double us(const OpWork& op) const {
+    const bool is_e4m3 = is_fp8 && op.weights == Format::kMxfp4;
+    return 1e6 * floor_seconds(op.bytes, op.flops, is_e4m3, rates);
+  }
+  // Of an op of the row's profile; 0: its work is not known.
+  double us(const BenchRow& row, const std::string& op) const {
+    for (const OpWork& known : row.work)
+      if (known.op == op) return us(known);
+    return 0;
+  }
+};
+
+// The steps of a case's prompt, each of as many tokens as the engine takes at once.
+std::vector<StepShape> prompt_steps(const BenchCase& what, int32_t most_tokens, DType kv) {
+  std::vector<StepShape> steps;
+  for (int32_t at = 0; at < what.prompt; at += most_tokens)
+    steps.push_back({.tokens = std::min(most_tokens, what.prompt - at),
+                     .context = what.depth + at,
+                     .kv_bytes = dtype_bytes(kv),
+                     .act_bytes = dtype_bytes(DType::kBF16),
+                     .logits = at + most_tokens >= what.prompt});
+  return steps;
 }
 
-Json profile_json(const BenchRow& row, double bandwidth) {
+Json profile_json(const BenchRow& row, const Floors& floors) {
   const StepProfile& profile = row.profile;
   Json ops = Json::array();
   for (const StepProfile::Row& op : profile.rows) {
-    const double floor = floor_us(row, op.op, bandwidth);
+    const double floor = floors.us(row, op.op);
     ops.push_back({{"op", op.op},
                    {"launches", op.launches},
                    {"us", op.alone_us},
@@ -147,13 +172,13 @@ Json profile_json(const BenchRow& row, double bandwidth) {
   return {{"step_us", profile.step_us}, {"gpu_us", profile.gpu_us}, {"ops", ops}};
 }
 
-void print_profile(const BenchRow& row, double bandwidth) {
+void print_profile(const BenchRow& row, const Floors& floors) {
   const StepProfile& profile = row.profile;
   double alone = 0, saved = 0;
   TextTable table(
       {"op", ">launches", ">us alone", ">floor us", ">of floor", ">us saved", ">each", ">share"});
   for (const StepProfile::Row& op : profile.rows) {
-    const double floor = floor_us(row, op.op, bandwidth);
+    const double floor = floors.us(row, op.op);
     table.add({op.op, std::to_string(op.launches), fixed_digits(op.alone_us, 1),
                floor > 0 ? fixed_digits(floor, 1) : "-",
                floor > 0 ? fixed_digits(100 * floor / op.alone_us, 0) + "%" : "-",
@@ -224,6 +249,7 @@ struct BenchReport {
   std::string device, instruction_sets;
   double load_seconds, first_token_seconds;
   double bandwidth, bandwidth_after;  // bytes a second
+  Floors floors;
   int64_t weight_bytes, weight_bytes_per_token;
   RoutingBalance::Report routing;
   std::vector<BenchRow> rows;
@@ -252,8 +278,7 @@ Json report_json(const BenchReport& report, const BenchFlags& flags, const ops::
               {"rows", Json::array()}};
   for (const BenchRow& row : report.rows) {
     out["rows"].push_back(row_json(row, flags, cx, report.bandwidth));
-    if (!row.profile.rows.empty())
-      out["rows"].back()["profile"] = profile_json(row, report.bandwidth);
+    if (!row.profile.rows.empty()) out["rows"].back()["profile"] = profile_json(row, report.floors);
   }
   return out;
 }
@@ -268,7 +293,7 @@ void print_report(const BenchReport& report, const BenchFlags& flags) {
   const TextTable table = bench_table(report.rows, report.bandwidth);
   std::printf("%s", (flags.output == "md" ? table.markdown() : table.plain()).c_str());
   for (const BenchRow& row : report.rows)
-    if (!row.profile.rows.empty()) print_profile(row, report.bandwidth);
+    if (!row.profile.rows.empty()) print_profile(row, report.floors);
   if (report.routing.choices > 0) {
     std::printf(
         "\nrouting: %.3f of even, %.3f in the worst layer; %s choices a layer at random: %.3f\n",
@@ -290,6 +315,33 @@ std::vector<BenchCase> choose_cases(BenchFlags& flags, bool on_gpu) {
   return cases;
 }
 
+// What each op of a step has to do, and the ceiling of a prompt that follows.
+void add_floors(BenchRow& row, const LoadedEngine& loaded, const BenchFlags& flags,
+                const Floors& floors) {
+  const BenchCase& c = row.what;
+  const DType kv = kv_dtype(flags.engine.kv_cache_dtype);
+  const auto work_of = [&](const StepShape& step) {
+    return describe_step_work(model_argument(loaded.files), dense_formats(flags.engine.dense),
+                              step);
+  };
+  if (c.decodes()) {
+    row.work = work_of({.streams = c.streams,
+                        .context = c.depth + c.prompt,
+                        .kv_bytes = dtype_bytes(kv),
+                        .act_bytes = dtype_bytes(DType::kBF16)});
+    return;
+  }
+  double us = 0;
+  for (const StepShape& step : prompt_steps(c, flags.engine.max_num_batched_tokens, kv)) {
+    row.work = work_of(step);  // at last of the last one, which a profile shows
+    for (const OpWork& op : row.work) us += floors.us(op);
+  }
+  if (floors.rates.bf16 > 0)
+    row.ceiling = 1e6 * c.prompt / us;
+  else
+    row.work.clear();  // what bounds a prompt is not known
+}
+
 BenchReport measure_cases(LoadedEngine& loaded, const std::vector<BenchCase>& cases,
                           const BenchFlags& flags, double bandwidth, int threads, bool quiet) {
   const bool on_gpu = loaded.cx.on_gpu();
@@ -305,6 +357,8 @@ BenchReport measure_cases(LoadedEngine& loaded, const std::vector<BenchCase>& ca
                      .first_token_seconds = loaded.load_seconds + time_first_token(*loaded.engine),
                      .bandwidth = bandwidth,
                      .bandwidth_after = bandwidth,
+                     .floors = {.rates = device_rates(gpu, bandwidth),
+                                .is_fp8 = loaded.cx.kernels.activations == ops::ActFormat::kFp8},
                      .weight_bytes = info.weight_bytes,
                      .weight_bytes_per_token = info.weight_bytes_per_token,
                      .routing = {},
@@ -315,12 +369,8 @@ BenchReport measure_cases(LoadedEngine& loaded, const std::vector<BenchCase>& ca
     BenchRow& row = report.rows.emplace_back(
         measure(*loaded.engine, c, flags.repeats, kv, bandwidth, on_gpu, balance));
     if (!quiet) std::fprintf(stderr, "%.1f tokens/s\n", row.rate.mean);
-    if (!flags.profile) continue;
-    row.profile = profile_step(*loaded.engine, loaded.cx.stream, c);
-    if (!c.decodes()) continue;  // what bounds a prompt is mathematics
-    row.op_bytes = describe_step_bytes(
-        model_argument(loaded.files), dense_formats(flags.engine.dense),
-        {.streams = c.streams, .context = c.depth + c.prompt, .kv_bytes = dtype_bytes(kv)});
+    if (on_gpu) add_floors(row, loaded, flags, report.floors);
+    if (flags.profile) row.profile = profile_step(*loaded.engine, loaded.cx.stream, c);
   }
   // Once more on CPUs, whose other work shows in it; on GPUs there is no room left beside the
   // model.

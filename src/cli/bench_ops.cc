@@ -20,6 +20,7 @@
 #include "base/error.h"
 #include "cli/device.h"
 #include "cli/engine_setup.h"
+#include "cli/floor.h"
 #include "cli/json.h"
 #include "cli/kernel_table.h"
 #include "cli/op_operands.h"
@@ -69,8 +70,6 @@ constexpr int kLaunches = 16, kPromptLaunches = 4, kReplays = 5;
 constexpr int64_t kLongStep = 8192;
 // Another kernel than the table's first must be this much faster to be written down.
 constexpr double kNoise = 0.98;
-// What large products reach on an H200 (bf16 and E4M3), FLOP/s; other devices: bytes alone.
-constexpr double kH200BF16 = 790e12, kH200Fp8 = 1450e12;
 
 struct Reached {
   Op op;
@@ -226,7 +225,7 @@ class OpsBench {
                       [=, this, &k, norm = operands_.norm(c_.hidden), w = weights(like, k.layout),
                        to = operands_.choices(tokens, c_.experts, c_.top_k)](size_t i) mutable {
                         k.run(cx_, y, h, to[i % to.size()].routing, x, d, norm, w[i % w.size()]);
-                        return bytes(desc, tokens);
+                        return bytes(desc, tokens, act_bytes());
                       };
                 });
   }
@@ -244,7 +243,7 @@ class OpsBench {
                           to = operands_.choices(tokens, c_.experts, c_.top_k)](size_t i) {
                     const auto& choice = to[i % to.size()];
                     k.run(cx_, u, h, choice.routing, w[i % w.size()], c_.swiglu_limit);
-                    return bytes(desc, tokens, choice.distinct);
+                    return bytes(desc, tokens, choice.distinct, act_bytes());
                   };
                 });
   }
@@ -262,7 +261,7 @@ class OpsBench {
                           to = operands_.choices(tokens, c_.experts, c_.top_k)](size_t i) {
                     const auto& choice = to[i % to.size()];
                     k.run(cx_, d, u, choice.routing, w[i % w.size()]);
-                    return bytes(desc, tokens, choice.distinct);
+                    return bytes(desc, tokens, choice.distinct, act_bytes());
                   };
                 });
   }
@@ -280,7 +279,7 @@ class OpsBench {
                   const Step step{.num_tokens = static_cast<int32_t>(tokens)};
                   return [=, this, &k, w = weights(like, k.layout)](size_t i) {
                     k.run(cx_, d, att, w[i % w.size()], step);
-                    return bytes(desc, tokens);
+                    return bytes(desc, tokens, act_bytes());
                   };
                 });
   }
@@ -303,7 +302,7 @@ class OpsBench {
                   return [=, this, &k, norm = operands_.norm(c_.hidden),
                           w = weights(like, k.layout)](size_t i) {
                     k.run(cx_, {q, h, y}, s.kv, x, d, norm, w[i % w.size()], angles, s.step);
-                    return bytes(desc, tokens);
+                    return bytes(desc, tokens, act_bytes());
                   };
                 });
   }
@@ -323,7 +322,7 @@ class OpsBench {
                   return [=, this, &k, norm = operands_.norm(c_.hidden),
                           w = weights(like, k.layout)](size_t i) {
                     k.run(cx_, logits, h, x, d, norm, w[i % w.size()], s.step);
-                    return bytes(desc, tokens);
+                    return bytes(desc, tokens, act_bytes());
                   };
                 });
   }
@@ -343,10 +342,12 @@ class OpsBench {
                   const auto s = operands_.sequences(tokens, context, c_.kv_heads, c_.head_dim);
                   return [=, this, &k](size_t) {
                     k.run(cx_, att, q, s.kv, {.scale = 0.125f, .window = window}, s.step);
-                    return count * bytes(desc, each, context, 2);
+                    return count * bytes(desc, each, context, 2, act_bytes());
                   };
                 });
   }
+
+  int64_t act_bytes() const { return dtype_bytes(cx_.activations); }
 
   std::vector<Weight> weights(Weight like, Layout layout) {
     like.layout = layout;
@@ -364,15 +365,12 @@ class OpsBench {
 struct Machine {
   std::string name;  // of the device
   std::string text;  // with what it runs on
-  double bandwidth;
-  bool is_h200;
+  DeviceRates rates;
 };
 
 double floor_seconds(const Reached& r, const Machine& machine) {
-  const double bytes = static_cast<double>(r.bytes) / machine.bandwidth;
   const bool is_fp8 = r.kernel.find("w4a8") != std::string::npos;
-  const double rate = is_fp8 ? kH200Fp8 : kH200BF16;
-  return machine.is_h200 ? std::max(bytes, static_cast<double>(r.flops) / rate) : bytes;
+  return floor_seconds(r.bytes, r.flops, is_fp8, machine.rates);
 }
 
 void print_reached(const std::vector<Reached>& rows, const OpsFlags& flags,
@@ -382,7 +380,7 @@ void print_reached(const std::vector<Reached>& rows, const OpsFlags& flags,
                 {"commit", commit_text()},
                 {"device", machine.text},
                 {"model", flags.model},
-                {"read_bandwidth", machine.bandwidth},
+                {"read_bandwidth", machine.rates.bandwidth},
                 {"rows", Json::array()}};
     for (const Reached& r : rows)
       out["rows"].push_back({{"op", r.name},
@@ -397,7 +395,7 @@ void print_reached(const std::vector<Reached>& rows, const OpsFlags& flags,
     return print_json(out);
   }
   std::printf("%s's shapes, random; %s; memory reads at %.1f GB/s\n\n", flags.model.c_str(),
-              machine.text.c_str(), machine.bandwidth / 1e9);
+              machine.text.c_str(), machine.rates.bandwidth / 1e9);
   TextTable table({"op", "kernel", "weights", ">tokens", ">MB", ">floor us", ">us", ">of floor",
                    ">GB/s", ">GFLOP/s"});
   for (const Reached& r : rows) {
@@ -466,12 +464,13 @@ void bench_ops(OpsFlags flags) {
   const cuda::Caps gpu = on_gpu ? cuda::open_device() : cuda::Caps{};
   std::optional<cuda::Stream> stream;
   if (on_gpu) stream.emplace();
-  Machine machine{.name = on_gpu ? gpu.name : cpu::cpu_model_name(), .is_h200 = gpu.sm == 90};
+  Machine machine{.name = on_gpu ? gpu.name : cpu::cpu_model_name()};
   machine.text = on_gpu
                      ? gpu.name
                      : machine.name + ", " + std::to_string(threads) + " threads, " + flags.cpu_isa;
-  machine.bandwidth = on_gpu ? cuda::measure_read_bandwidth(gpu, int64_t{4} << 30, 5)
-                             : cpu::measure_read_bandwidth(pool, int64_t{1} << 30, 5).median;
+  machine.rates =
+      device_rates(gpu, on_gpu ? cuda::measure_read_bandwidth(gpu, int64_t{4} << 30, 5)
+                               : cpu::measure_read_bandwidth(pool, int64_t{1} << 30, 5).median);
   OpsBench bench(flags, config, pool, stream ? &*stream : nullptr, gpu);
   const std::vector<Reached>& rows = bench.run(tokens);
   if (rows.empty())

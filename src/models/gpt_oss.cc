@@ -384,29 +384,40 @@ ops::KernelPlan plan_gpt_oss(const Ctx& cx, const ModelFiles& files, const Dense
   return make_plan(parse_gpt_oss_config(files.config), dense, cx.kernels);
 }
 
-std::vector<OpBytes> describe_gpt_oss_step_bytes(const ModelFiles& files, const DenseFormats& dense,
-                                                 const DecodeShape& shape) {
+std::vector<OpWork> describe_gpt_oss_step_work(const ModelFiles& files, const DenseFormats& dense,
+                                               const StepShape& shape) {
   const GptOssConfig c = parse_gpt_oss_config(files.config);
   const Descs d(c, dense);
-  const int64_t tokens = shape.streams;
+  const int64_t tokens = shape.streams * shape.tokens, act = shape.act_bytes;
   const double missed = 1 - static_cast<double>(c.top_k) / static_cast<double>(c.experts);
   const auto distinct = std::llround(static_cast<double>(c.experts) *
                                      (1 - std::pow(missed, static_cast<double>(tokens))));
-  int64_t attention = 0;
+  std::vector<OpWork> all;
+  const auto add = [&](Op op, int64_t times, int64_t bytes, int64_t flops, Format weights) {
+    all.push_back({ops::op_name(op), times * bytes, times * flops, weights});
+  };
+  add(Op::kEmbed, 1, bytes(d.embed, tokens), 0, d.embed.format);
+  add(Op::kNormQkv, c.layers, bytes(d.norm_qkv, tokens, act), flops(d.norm_qkv, tokens), dense.qkv);
+  OpWork attention{.op = ops::op_name(Op::kAttention)};
   for (int l = 0; l < c.layers; ++l) {
     ops::AttentionDesc desc = d.attention;
     desc.window = c.window_of(l);
-    attention += tokens * bytes(desc, 1, shape.context, shape.kv_bytes);
+    attention.bytes +=
+        shape.streams * bytes(desc, shape.tokens, shape.context, shape.kv_bytes, act);
+    attention.flops += shape.streams * flops(desc, shape.tokens, shape.context);
   }
-  const auto name = [](ops::Op op) { return std::string(ops::op_name(op)); };
-  return {{name(ops::Op::kEmbed), bytes(d.embed, tokens)},
-          {name(ops::Op::kNormQkv), c.layers * bytes(d.norm_qkv, tokens)},
-          {name(ops::Op::kAttention), attention},
-          {name(ops::Op::kOutProj), c.layers * bytes(d.out_proj, tokens)},
-          {name(ops::Op::kNormRoute), c.layers * bytes(d.norm_route, tokens)},
-          {name(ops::Op::kMoeUp), c.layers * bytes(d.moe_up, tokens, distinct)},
-          {name(ops::Op::kMoeDown), c.layers * bytes(d.moe_down, tokens, distinct)},
-          {name(ops::Op::kNormUnembed), bytes(d.norm_unembed, tokens)}};
+  all.push_back(std::move(attention));
+  add(Op::kOutProj, c.layers, bytes(d.out_proj, tokens, act), flops(d.out_proj, tokens), dense.out);
+  add(Op::kNormRoute, c.layers, bytes(d.norm_route, tokens, act), flops(d.norm_route, tokens),
+      d.norm_route.format);
+  add(Op::kMoeUp, c.layers, bytes(d.moe_up, tokens, distinct, act), flops(d.moe_up, tokens),
+      d.moe_up.format);
+  add(Op::kMoeDown, c.layers, bytes(d.moe_down, tokens, distinct, act), flops(d.moe_down, tokens),
+      d.moe_down.format);
+  if (shape.logits)
+    add(Op::kNormUnembed, 1, bytes(d.norm_unembed, shape.streams, act),
+        flops(d.norm_unembed, shape.streams), dense.unembed);
+  return all;
 }
 
 std::unique_ptr<Model> load_gpt_oss(const Ctx& cx, const ModelFiles& files,

@@ -7,7 +7,7 @@
 #include "io/checkpoint.h"
 #include "io/hub.h"
 #include "models/model.h"
-#include "models/step_bytes.h"
+#include "models/step_work.h"
 #include "ops/plan.h"
 
 namespace nibble {
@@ -18,8 +18,8 @@ int64_t describe_gpt_oss_scratch(const ops::Ctx& cx, const ModelFiles& files,
 std::vector<WeightSpec> list_gpt_oss_weights(const ModelFiles& files);
 ops::KernelPlan plan_gpt_oss(const ops::Ctx& cx, const ModelFiles& files,
                              const DenseFormats& dense);
-std::vector<OpBytes> describe_gpt_oss_step_bytes(const ModelFiles& files, const DenseFormats& dense,
-                                                 const DecodeShape& shape);
+std::vector<OpWork> describe_gpt_oss_step_work(const ModelFiles& files, const DenseFormats& dense,
+                                               const StepShape& shape);
 std::unique_ptr<Model> load_gpt_oss(const ops::Ctx& cx, const ModelFiles& files,
                                     const LoadOptions& options);
 

@@ -6,7 +6,7 @@
 #include "io/hub.h"
 #include "models/gpt_oss.h"
 #include "models/model.h"
-#include "models/step_bytes.h"
+#include "models/step_work.h"
 
 namespace nibble {
 namespace {
@@ -17,13 +17,13 @@ struct Architecture {
   int64_t (*scratch)(const ops::Ctx&, const ModelFiles&, const StepLimits&, const DenseFormats&);
   std::vector<WeightSpec> (*wanted)(const ModelFiles&);
   ops::KernelPlan (*plan)(const ops::Ctx&, const ModelFiles&, const DenseFormats&);
-  std::vector<OpBytes> (*step_bytes)(const ModelFiles&, const DenseFormats&, const DecodeShape&);
+  std::vector<OpWork> (*step_work)(const ModelFiles&, const DenseFormats&, const StepShape&);
   std::unique_ptr<Model> (*load)(const ops::Ctx&, const ModelFiles&, const LoadOptions&);
 };
 
 constexpr Architecture kArchitectures[] = {
     {"GptOssForCausalLM", describe_gpt_oss, describe_gpt_oss_scratch, list_gpt_oss_weights,
-     plan_gpt_oss, describe_gpt_oss_step_bytes, load_gpt_oss},
+     plan_gpt_oss, describe_gpt_oss_step_work, load_gpt_oss},
 };
 
 const Architecture& architecture_of(const ModelFiles& files) {
@@ -63,10 +63,10 @@ ops::KernelPlan plan_kernels(const ops::Ctx& cx, const std::string& model,
   return architecture_of(files).plan(cx, files, dense);
 }
 
-std::vector<OpBytes> describe_step_bytes(const std::string& model, const DenseFormats& dense,
-                                         const DecodeShape& shape) {
+std::vector<OpWork> describe_step_work(const std::string& model, const DenseFormats& dense,
+                                       const StepShape& shape) {
   const ModelFiles files = find_model(model);
-  return architecture_of(files).step_bytes(files, dense, shape);
+  return architecture_of(files).step_work(files, dense, shape);
 }
 
 std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,

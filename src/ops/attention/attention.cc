@@ -75,10 +75,12 @@ void attention(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
 }
 
 // Each key and value that any token sees, once; q read, att written.
-int64_t bytes(const AttentionDesc& d, int64_t tokens, int64_t context, int64_t kv_bytes) {
+int64_t bytes(const AttentionDesc& d, int64_t tokens, int64_t context, int64_t kv_bytes,
+              int64_t act_bytes) {
   const int64_t keys =
       d.window > 0 ? std::min(context + tokens, d.window - 1 + tokens) : context + tokens;
-  return 2 * keys * d.kv_heads * d.head_dim * kv_bytes + 8 * tokens * d.q_heads * d.head_dim;
+  return 2 * keys * d.kv_heads * d.head_dim * kv_bytes +
+         2 * tokens * d.q_heads * d.head_dim * act_bytes;
 }
 
 int64_t flops(const AttentionDesc& d, int64_t tokens, int64_t context) {

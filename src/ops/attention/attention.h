@@ -32,8 +32,10 @@ using AttentionKernel = Kernel<AttentionDesc, AttentionFn>;
 AttentionFn attention;
 std::span<const AttentionKernel> attention_kernels();
 
-// For one sequence of `context` tokens with `tokens` more, keys and values of kv_bytes each.
-int64_t bytes(const AttentionDesc& desc, int64_t tokens, int64_t context, int64_t kv_bytes);
+// For one sequence of `context` tokens with `tokens` more, keys and values of kv_bytes each; an
+// element of q and att has act_bytes.
+int64_t bytes(const AttentionDesc& desc, int64_t tokens, int64_t context, int64_t kv_bytes,
+              int64_t act_bytes = 4);
 int64_t flops(const AttentionDesc& desc, int64_t tokens, int64_t context);
 
 // Working memory of its kernels.

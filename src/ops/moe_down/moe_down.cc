@@ -67,9 +67,9 @@ void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
   cx.kernel<MoeDownKernel>(Op::kMoeDown, routing.num_tokens).run(cx, d, u, routing, down);
 }
 
-int64_t bytes(const MoeDownDesc& d, int64_t tokens, int64_t distinct) {
+int64_t bytes(const MoeDownDesc& d, int64_t tokens, int64_t distinct, int64_t act_bytes) {
   return distinct * (format_bytes(d.format, d.width * d.hidden) + 2 * d.hidden) +
-         tokens * 4 * (d.hidden + d.top_k * d.width);
+         tokens * (4 * d.hidden + act_bytes * d.top_k * d.width);
 }
 
 int64_t flops(const MoeDownDesc& d, int64_t tokens) {

@@ -24,8 +24,8 @@ using MoeDownKernel = Kernel<MoeDownDesc, MoeDownFn>;
 MoeDownFn moe_down;
 std::span<const MoeDownKernel> moe_down_kernels();
 
-// Where `distinct` experts are met by `tokens` tokens.
-int64_t bytes(const MoeDownDesc& desc, int64_t tokens, int64_t distinct);
+// Where `distinct` experts are met by `tokens` tokens; an element of u has act_bytes.
+int64_t bytes(const MoeDownDesc& desc, int64_t tokens, int64_t distinct, int64_t act_bytes = 4);
 int64_t flops(const MoeDownDesc& desc, int64_t tokens);
 
 // Working memory of its kernels for steps of up to `tokens` tokens.

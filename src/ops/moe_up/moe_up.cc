@@ -67,9 +67,9 @@ void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, c
   cx.kernel<MoeUpKernel>(Op::kMoeUp, routing.num_tokens).run(cx, u, h, routing, up, limit);
 }
 
-int64_t bytes(const MoeUpDesc& d, int64_t tokens, int64_t distinct) {
+int64_t bytes(const MoeUpDesc& d, int64_t tokens, int64_t distinct, int64_t act_bytes) {
   return distinct * (format_bytes(d.format, 2 * d.width * d.hidden) + 4 * d.width) +
-         tokens * 4 * (d.hidden + d.top_k * d.width);
+         tokens * act_bytes * (d.hidden + d.top_k * d.width);
 }
 
 int64_t flops(const MoeUpDesc& d, int64_t tokens) {

@@ -28,8 +28,8 @@ using MoeUpKernel = Kernel<MoeUpDesc, MoeUpFn>;
 MoeUpFn moe_up;
 std::span<const MoeUpKernel> moe_up_kernels();
 
-// Where `distinct` experts are met by `tokens` tokens.
-int64_t bytes(const MoeUpDesc& desc, int64_t tokens, int64_t distinct);
+// Where `distinct` experts are met by `tokens` tokens; an element of h and u has act_bytes.
+int64_t bytes(const MoeUpDesc& desc, int64_t tokens, int64_t distinct, int64_t act_bytes = 4);
 int64_t flops(const MoeUpDesc& desc, int64_t tokens);
 
 // Working memory of its kernels for steps of up to `tokens` tokens.

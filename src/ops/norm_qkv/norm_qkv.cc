@@ -69,9 +69,9 @@ void norm_qkv(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x
 }
 
 // The weights once; x and d read, y, h, q, k and v written.
-int64_t bytes(const NormQkvDesc& d, int64_t tokens) {
+int64_t bytes(const NormQkvDesc& d, int64_t tokens, int64_t act_bytes) {
   return format_bytes(d.format, rows_of(d) * d.hidden) + 2 * rows_of(d) + 2 * d.hidden +
-         tokens * 4 * (4 * d.hidden + rows_of(d));
+         tokens * (12 * d.hidden + act_bytes * (d.hidden + rows_of(d)));
 }
 
 int64_t flops(const NormQkvDesc& d, int64_t tokens) { return 2 * tokens * rows_of(d) * d.hidden; }

@@ -34,7 +34,8 @@ using NormQkvKernel = Kernel<NormQkvDesc, NormQkvFn>;
 NormQkvFn norm_qkv;
 std::span<const NormQkvKernel> norm_qkv_kernels();
 
-int64_t bytes(const NormQkvDesc& desc, int64_t tokens);
+// An element of h and q has act_bytes, as has one of keys and values.
+int64_t bytes(const NormQkvDesc& desc, int64_t tokens, int64_t act_bytes = 4);
 int64_t flops(const NormQkvDesc& desc, int64_t tokens);
 
 // Working memory of its kernels for steps of up to `tokens` tokens.

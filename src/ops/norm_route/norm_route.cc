@@ -75,9 +75,9 @@ void norm_route(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, con
       .run(cx, y, h, routing, x, d, norm, router);
 }
 
-int64_t bytes(const NormRouteDesc& d, int64_t tokens) {
+int64_t bytes(const NormRouteDesc& d, int64_t tokens, int64_t act_bytes) {
   return format_bytes(d.format, d.experts * d.hidden) + 2 * d.experts + 2 * d.hidden +
-         tokens * 4 * (4 * d.hidden + 2 * d.top_k);
+         tokens * (12 * d.hidden + act_bytes * d.hidden + 8 * d.top_k);
 }
 
 int64_t flops(const NormRouteDesc& d, int64_t tokens) { return 2 * tokens * d.experts * d.hidden; }

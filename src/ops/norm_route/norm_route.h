@@ -26,7 +26,8 @@ using NormRouteKernel = Kernel<NormRouteDesc, NormRouteFn>;
 NormRouteFn norm_route;
 std::span<const NormRouteKernel> norm_route_kernels();
 
-int64_t bytes(const NormRouteDesc& desc, int64_t tokens);
+// An element of h has act_bytes.
+int64_t bytes(const NormRouteDesc& desc, int64_t tokens, int64_t act_bytes = 4);
 int64_t flops(const NormRouteDesc& desc, int64_t tokens);
 
 // ids [K] and p [K] of one token from its logits [E].

@@ -46,9 +46,9 @@ void norm_unembed(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& 
       .run(cx, logits, h, x, d, norm, unembed, s);
 }
 
-int64_t bytes(const NormUnembedDesc& d, int64_t rows) {
+int64_t bytes(const NormUnembedDesc& d, int64_t rows, int64_t act_bytes) {
   return format_bytes(d.format, d.vocab * d.hidden) + 2 * d.hidden +
-         rows * 4 * (3 * d.hidden + d.vocab);
+         rows * (8 * d.hidden + act_bytes * d.hidden + 4 * d.vocab);
 }
 
 int64_t flops(const NormUnembedDesc& d, int64_t rows) { return 2 * rows * d.vocab * d.hidden; }

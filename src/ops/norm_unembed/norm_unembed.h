@@ -23,7 +23,8 @@ using NormUnembedKernel = Kernel<NormUnembedDesc, NormUnembedFn>;
 NormUnembedFn norm_unembed;
 std::span<const NormUnembedKernel> norm_unembed_kernels();
 
-int64_t bytes(const NormUnembedDesc& desc, int64_t rows);
+// An element of h has act_bytes.
+int64_t bytes(const NormUnembedDesc& desc, int64_t rows, int64_t act_bytes = 4);
 int64_t flops(const NormUnembedDesc& desc, int64_t rows);
 
 // Working memory of its kernels for up to `rows` rows.

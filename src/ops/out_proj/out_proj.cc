@@ -49,9 +49,9 @@ void out_proj(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out, co
   cx.kernel<OutProjKernel>(Op::kOutProj, s.num_tokens).run(cx, d, att, out, s);
 }
 
-int64_t bytes(const OutProjDesc& d, int64_t tokens) {
+int64_t bytes(const OutProjDesc& d, int64_t tokens, int64_t act_bytes) {
   return format_bytes(d.format, d.hidden * d.width) + 2 * d.hidden +
-         tokens * 4 * (d.hidden + d.width);
+         tokens * (4 * d.hidden + act_bytes * d.width);
 }
 
 int64_t flops(const OutProjDesc& d, int64_t tokens) { return 2 * tokens * d.hidden * d.width; }

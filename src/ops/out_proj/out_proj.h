@@ -22,7 +22,8 @@ using OutProjKernel = Kernel<OutProjDesc, OutProjFn>;
 OutProjFn out_proj;
 std::span<const OutProjKernel> out_proj_kernels();
 
-int64_t bytes(const OutProjDesc& desc, int64_t tokens);
+// An element of att has act_bytes.
+int64_t bytes(const OutProjDesc& desc, int64_t tokens, int64_t act_bytes = 4);
 int64_t flops(const OutProjDesc& desc, int64_t tokens);
 
 // Working memory of its kernels for steps of up to `tokens` tokens.

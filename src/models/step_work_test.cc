@@ -1,4 +1,4 @@
-#include "models/step_bytes.h"
+#include "models/step_work.h"
 
 #include <gtest/gtest.h>
 
@@ -10,25 +10,25 @@ namespace {
 constexpr char kModel[] = "openai/gpt-oss-120b";
 constexpr DenseFormats kMxfp4 = {Format::kMxfp4, Format::kMxfp4, Format::kMxfp4};
 
-int64_t bytes_of(const std::vector<OpBytes>& ops, const std::string& op) {
-  for (const OpBytes& each : ops)
+int64_t bytes_of(const std::vector<OpWork>& ops, const std::string& op) {
+  for (const OpWork& each : ops)
     if (each.op == op) return each.bytes;
   ADD_FAILURE() << "no " << op;
   return 0;
 }
 
 // Besides weights a token moves about 36 layers x 20 vectors of 2,880 float32: 8 MB of 2.8 GB.
-TEST(StepBytes, OneTokenReadsItsWeights) {
+TEST(StepWork, OneTokenReadsItsWeights) {
   for (const DenseFormats& dense : {DenseFormats{}, kMxfp4}) {
     int64_t all = 0;
-    for (const OpBytes& op : describe_step_bytes(kModel, dense, {})) all += op.bytes;
+    for (const OpWork& op : describe_step_work(kModel, dense, {})) all += op.bytes;
     const auto weights = static_cast<double>(describe_model(kModel, dense).weight_bytes_per_token);
     EXPECT_NEAR(static_cast<double>(all), weights, 0.005 * weights);
   }
 }
 
-TEST(StepBytes, ManyStreamsMeetNearlyAllExperts) {
-  const auto ops = describe_step_bytes(kModel, kMxfp4, {.streams = 128});
+TEST(StepWork, ManyStreamsMeetNearlyAllExperts) {
+  const auto ops = describe_step_work(kModel, kMxfp4, {.streams = 128});
   double experts = 0;
   for (const WeightPart& part : describe_model(kModel, kMxfp4).parts)
     if (part.name == "experts") experts = static_cast<double>(part.bytes);
@@ -39,11 +39,21 @@ TEST(StepBytes, ManyStreamsMeetNearlyAllExperts) {
 }
 
 // Half the layers see 128 positions at most.
-TEST(StepBytes, AttentionReadsWhatWindowsLet) {
+TEST(StepWork, AttentionReadsWhatWindowsLet) {
   const auto at = [](int64_t context) {
-    return bytes_of(describe_step_bytes(kModel, kMxfp4, {.context = context}), "attention");
+    return bytes_of(describe_step_work(kModel, kMxfp4, {.context = context}), "attention");
   };
   EXPECT_EQ(at(9000) - at(8000), 1000 * 18 * 2 * 8 * 64 * 2);
+}
+
+// Of a prompt of 3: what ModelInfo counts a token, and 6 pairs of a position and one it sees.
+TEST(StepWork, PromptsMultiplyByAllThatTheyChoose) {
+  const auto ops = describe_step_work(kModel, kMxfp4, {.tokens = 3, .logits = false});
+  int64_t products = 0, attention = 0;
+  for (const OpWork& op : ops) (op.op == "attention" ? attention : products) += op.flops;
+  EXPECT_EQ(products, 3 * describe_model(kModel, kMxfp4).flops_per_token);
+  EXPECT_EQ(attention, 36 * 6 * 4 * 64 * 64);
+  EXPECT_NE(ops.back().op, "norm_unembed");
 }
 
 }  // namespace
