@@ -47,10 +47,13 @@ export -f run_share
 
 # The tests of every program, under each tool, NIBBLE_JOBS processes side by side.
 run_tests() {
-  local tool program share
+  local tool program share programs
+  shopt -s nullglob
+  programs=("$build"/nibble_*_gpu_test "$build"/tests/nibble_*_gpu_test)
+  [[ ${#programs[@]} -gt 0 ]] || { echo "gpu_run: no tests in $build" >&2; return 1; }
   export GTEST_TOTAL_SHARDS=${NIBBLE_JOBS:-4}
   for tool in "$@"; do
-    for program in "$build"/nibble_*_gpu_test; do
+    for program in "${programs[@]}"; do
       for ((share = 0; share < GTEST_TOTAL_SHARDS; ++share)); do
         printf '%s\0' "$tool" "$program" "$share"
       done
