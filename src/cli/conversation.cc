@@ -53,7 +53,8 @@ Conversation::Conversation(Engine& engine, const TextSide& text, ChatOptions opt
     : engine_(engine), text_(text) {
   CHECK(text_.harmony.has_value());
   chat_.options = std::move(options);
-  if (!system.empty()) chat_.messages.push_back({.role = Role::kSystem, .content = system});
+  if (!system.empty())
+    chat_.messages.push_back({.role = Role::kSystem, .content = std::move(system)});
 }
 
 void Conversation::clear() {

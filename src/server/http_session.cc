@@ -51,19 +51,13 @@ class Exchange final : public HttpReply {
   }
 
   void send(HttpResponse response) override {
-    run([response = std::move(response)](HttpSession& s, uint64_t id) mutable {
-      s.send(id, std::move(response));
-    });
+    run([response = std::move(response)](HttpSession& s, uint64_t id) { s.send(id, response); });
   }
   void start(HttpResponse head) override {
-    run([head = std::move(head)](HttpSession& s, uint64_t id) mutable {
-      s.start_stream(id, std::move(head));
-    });
+    run([head = std::move(head)](HttpSession& s, uint64_t id) { s.start_stream(id, head); });
   }
   void write(std::string data) override {
-    run([data = std::move(data)](HttpSession& s, uint64_t id) mutable {
-      s.write(id, std::move(data));
-    });
+    run([data = std::move(data)](HttpSession& s, uint64_t id) { s.write(id, data); });
   }
   void finish() override {
     run([](HttpSession& s, uint64_t id) { s.finish(id); });
@@ -266,10 +260,10 @@ bool HttpSession::on_head() {
     return refuse(501, "this Transfer-Encoding is not known"), false;
   }
   if (auto refusal = shared_->gate(request_, reply_headers_)) {
-    if (!parser_->is_done()) return refuse(*std::move(refusal)), false;
+    if (!parser_->is_done()) return refuse(*refusal), false;
     state_ = State::kBusy;
     open_ = true;
-    return send(++exchange_, *std::move(refusal)), false;
+    return send(++exchange_, *refusal), false;
   }
   const auto& options = shared_->options;
   const size_t expected = parser_->chunked()
@@ -328,12 +322,12 @@ void HttpSession::refuse(int status, const std::string& message) {
 
 // What is left of the request is not read as a next one: the connection ends. Closed at once, the
 // bytes still coming in would reset it and the client might never see the answer.
-void HttpSession::refuse(HttpResponse response) {
+void HttpSession::refuse(const HttpResponse& response) {
   state_ = State::kBusy;
   keep_alive_ = false;
   open_ = true;
   linger_when_written_ = true;
-  send(++exchange_, std::move(response));
+  send(++exchange_, response);
 }
 
 void HttpSession::linger() {
@@ -379,12 +373,13 @@ void HttpSession::queue_head(const HttpResponse& head, std::optional<size_t> con
   } else if (chunked_) {
     out_ += "\r\nTransfer-Encoding: chunked";
   }
-  for (const auto& [name, value] : reply_headers_) out_ += "\r\n" + name + ": " + value;
-  for (const auto& [name, value] : head.headers) out_ += "\r\n" + name + ": " + value;
+  for (const HttpHeaders* headers : {&std::as_const(reply_headers_), &head.headers})
+    for (const auto& [name, value] : *headers)
+      out_.append("\r\n").append(name).append(": ").append(value);
   out_ += keep_alive_ ? "\r\nConnection: keep-alive\r\n\r\n" : "\r\nConnection: close\r\n\r\n";
 }
 
-void HttpSession::send(uint64_t exchange, HttpResponse response) {
+void HttpSession::send(uint64_t exchange, const HttpResponse& response) {
   if (exchange != exchange_ || !open_ || streaming_) return;
   const bool bodiless = response.status == 204 || response.status == 304;
   queue_head(response, bodiless ? std::nullopt : std::optional(response.body.size()));
@@ -392,7 +387,7 @@ void HttpSession::send(uint64_t exchange, HttpResponse response) {
   answered();
 }
 
-void HttpSession::start_stream(uint64_t exchange, HttpResponse head) {
+void HttpSession::start_stream(uint64_t exchange, const HttpResponse& head) {
   if (exchange != exchange_ || !open_ || streaming_) return;
   streaming_ = true;
   if (!chunked_) keep_alive_ = false;  // HTTP/1.0: the end of the connection is the end
@@ -400,7 +395,7 @@ void HttpSession::start_stream(uint64_t exchange, HttpResponse head) {
   flush();
 }
 
-void HttpSession::write(uint64_t exchange, std::string data) {
+void HttpSession::write(uint64_t exchange, const std::string& data) {
   if (exchange != exchange_ || !open_ || !streaming_ || data.empty() || no_body_) return;
   if (chunked_) {
     std::array<char, 24> size{};

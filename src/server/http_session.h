@@ -45,9 +45,9 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void close();  // at once
 
   // Of the exchange that is open; calls for another one do nothing.
-  void send(uint64_t exchange, HttpResponse response);
-  void start_stream(uint64_t exchange, HttpResponse head);
-  void write(uint64_t exchange, std::string data);
+  void send(uint64_t exchange, const HttpResponse& response);
+  void start_stream(uint64_t exchange, const HttpResponse& head);
+  void write(uint64_t exchange, const std::string& data);
   void finish(uint64_t exchange);
   void on_gone(uint64_t exchange, std::function<void()> f);
   void on_quiet(uint64_t exchange, Duration time, std::function<void()> f);
@@ -67,7 +67,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   bool on_head();     // false: refused
   void on_request();
   void parse_failed(const boost::system::error_code& ec);
-  void refuse(HttpResponse response);  // answers without reading the rest of the request
+  void refuse(const HttpResponse& response);  // answers without reading the rest of the request
   void refuse(int status, const std::string& message);
 
   void queue_head(const HttpResponse& head, std::optional<size_t> content_length);
