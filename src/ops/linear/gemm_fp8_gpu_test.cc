@@ -249,5 +249,45 @@ TEST(GemmFp8Gpu, RowsTooWideAreCountedAndGoToBF16) {
     }
 }
 
+// A layer's experts without a fold: u stays bf16 between them. The bits are those of the kernels
+// that the same step has with bf16 activations.
+TEST(GemmFp8Gpu, ExpertsTooWideGoToBF16) {
+  Random random(4);
+  constexpr int64_t kRows = 128, kTokens = 40, kExperts = 3, kTopK = 2;
+  const MoeUpDesc up{kRows, kRows, kExperts, kTopK, Format::kMxfp4, 1 << 20};
+  const MoeDownDesc down{kRows, kRows, kExperts, kTopK, Format::kMxfp4, 1 << 20};
+  TestWeight up_w(random, Format::kMxfp4, kExperts, 2 * kRows, kRows);
+  TestWeight down_w(random, Format::kMxfp4, kExperts, kRows, kRows);
+  MoeUpDesc up_here = up;
+  MoeDownDesc down_here = down;
+  up_here.tokens = down_here.tokens = kTokens;
+  GpuProblem gpu(std::max(gpu::scratch_bytes(up_here), gpu::scratch_bytes(down_here)));
+  TestRouting routing(kTokens, kExperts, kTopK);
+  routing.randomize(random);
+  const Routing on_gpu = gpu.routing(routing);
+  const Tensor h = gpu.tensor(Floats(random, kTokens, kRows, DType::kBF16), DType::kBF16);
+  const MoeUpKernel* up_row = fp8_row(moe_up_kernels(), up, gpu, up_w);
+  const MoeDownKernel* down_row = fp8_row(moe_down_kernels(), down, gpu, down_w);
+  ASSERT_TRUE(up_row != nullptr && down_row != nullptr);
+  const Weight up_weight = gpu.weight(up_w), down_weight = gpu.weight(down_w);
+  const auto run = [&](const MoeUpKernel& first, const MoeDownKernel& second) {
+    const Tensor u = gpu.output(DType::kBF16, {kTokens * kTopK, kRows});
+    const Tensor d = gpu.output(DType::kF32, {kTokens, kRows});
+    first.run(gpu.cx, u, h, on_gpu, up_weight, 7);
+    second.run(gpu.cx, d, u, on_gpu, down_weight);
+    return gpu.floats(d).values;
+  };
+  const auto next = [](const auto& table, const auto* row) {
+    return table[row - table.data() + 1];
+  };
+  const MoeUpKernel up_bf16 = next(moe_up_kernels(), up_row);
+  const MoeDownKernel down_bf16 = next(moe_down_kernels(), down_row);
+  ASSERT_EQ(std::string_view(up_bf16.name), "sm90_w4a16_gemm");
+  ASSERT_EQ(std::string_view(down_bf16.name), "sm90_w4a16_gemm");
+  const std::vector<float> got = run(*up_row, *down_row);
+  EXPECT_EQ(got, run(up_bf16, down_bf16));
+  EXPECT_TRUE(std::ranges::none_of(got, [](float x) { return std::isnan(x); }));
+}
+
 }  // namespace
 }  // namespace nibble::ops
