@@ -91,6 +91,10 @@ void check(const Case& c, const WeightMemory& memory) {
   const std::vector<WantedWeight> all = wanted(c.dense, c.dense_layout, c.expert_layout);
   const auto checkpoint = dummy_checkpoint(specs_of(all), 5);
   const LoadedWeights loaded(*checkpoint, all, memory, 3, {});
+  int64_t bytes = 0;  // of each weight once; codes and scales begin at whole lines
+  for (const WantedWeight& w : all) bytes += resident_bytes(w);
+  EXPECT_GE(loaded.size_bytes(), bytes);
+  EXPECT_LE(loaded.size_bytes(), bytes + 2 * std::ssize(all) * Arena::kAlign);
   const Weight qkv = loaded.matrix("q", "", 1024 + 2 * 64);
   EXPECT_EQ(qkv.rows, 1152);
   expect_rows(qkv, 0, *checkpoint, "q");
