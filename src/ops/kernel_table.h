@@ -136,7 +136,9 @@ Picked<Kernel<Desc, Fn>> find_kernel(Op op, std::span<const Kernel<Desc, Fn>> ta
     const char* reason = row.refuse(desc, o);
     if (reason == nullptr && layout && row.layout != *layout)
       reason = "no kernel for other sizes of step reads its layout of the weights";
-    return forced != nullptr && *forced != row.name ? "another kernel is forced" : reason;
+    if (reason == nullptr && forced != nullptr && *forced != row.name)
+      reason = "another kernel is forced";
+    return reason;
   };
   const Kernel<Desc, Fn>* tuned = nullptr;
   if (const auto* name =

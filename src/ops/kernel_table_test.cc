@@ -147,7 +147,9 @@ TEST(KernelTable, ForcesByName) {
   KernelOptions options = on(cpu::Isa::kAvx512);
   options.force("moe_up=avx2_float");
   options.force("attention=avx512_float");
-  EXPECT_EQ(picked(options), "avx2_float");
+  const auto refused = pick(Op::kMoeUp, moe_up_kernels(), kDesc, options).refused;
+  EXPECT_EQ(refused.back(), (Refusal{"avx512_float", "another kernel is forced"}));
+  EXPECT_EQ(refused.front(), (Refusal{"amx_int8row", "needs AMX (tile, int8, bf16)"}));
   options = on(cpu::Isa::kAvx512);
   options.force("moe_up=ref");
   EXPECT_NE(refusal(options).find("ref: a reference twin"), std::string::npos);
