@@ -4,7 +4,6 @@
 namespace nibble::server {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 

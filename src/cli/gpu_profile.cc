@@ -63,20 +63,20 @@ class Marks {
 // one records a graph.
 double step_us_without(Engine& engine, const BenchCase& what, const std::string& op) {
   using Clock = std::chrono::steady_clock;
-  const auto [warm_up, counted] = steps_of(what);
+  const Steps n = steps_of(what);
   Clock::time_point last;
   std::vector<double> us;
   int steps = 0;
-  run_steps(engine, what, 2 * warm_up + counted, [&] {
-    if (++steps == warm_up) engine.set_left_out(op);
+  run_steps(engine, what, 2 * n.warm_up + n.counted, [&] {
+    if (++steps == n.warm_up) engine.set_left_out(op);
     const Clock::time_point now = Clock::now();
-    if (steps > 2 * warm_up)
+    if (steps > 2 * n.warm_up)
       us.push_back(std::chrono::duration<double, std::micro>(now - last).count());
     last = now;
   });
   engine.set_left_out("");
-  std::ranges::nth_element(us, us.begin() + counted / 2);
-  return us[counted / 2];
+  std::ranges::nth_element(us, us.begin() + n.counted / 2);
+  return us[n.counted / 2];
 }
 
 }  // namespace
@@ -84,19 +84,19 @@ double step_us_without(Engine& engine, const BenchCase& what, const std::string&
 StepProfile profile_step(Engine& engine, cuda::StreamHandle stream, const BenchCase& what) {
   StepProfile profile;
   Marks marks(stream);
-  const auto [warm_up, counted] = steps_of(what);
+  const Steps n = steps_of(what);
   int steps = 0;
   engine.set_on_op([&](const char* name) { marks.add(name); });
-  run_steps(engine, what, warm_up + counted, [&] {
-    if (++steps > warm_up) marks.add_to(profile.rows, counted);
+  run_steps(engine, what, n.warm_up + n.counted, [&] {
+    if (++steps > n.warm_up) marks.add_to(profile.rows, n.counted);
   });
   const std::string first = profile.rows.front().op;
   engine.set_on_op([&](const char* name) {
     if (name == first || std::string_view(name) == "end") marks.add(name);
   });
   steps = 0;
-  run_steps(engine, what, warm_up + counted, [&] {
-    if (++steps > warm_up) profile.gpu_us += marks.span_us() / counted;
+  run_steps(engine, what, n.warm_up + n.counted, [&] {
+    if (++steps > n.warm_up) profile.gpu_us += marks.span_us() / n.counted;
   });
   engine.set_on_op({});
   profile.step_us = step_us_without(engine, what, "");

@@ -134,8 +134,9 @@ void add_vllm_flags(CLI::App& command, VllmFlags& flags) {
 
 void explain_vllm_flags(const VllmFlags& flags) {
   for (const auto& [name, value] : flags.given) {
-    const auto* flag = std::find_if(std::begin(kFlags), std::end(kFlags),
-                                    [&](const VllmFlag& f) { return long_name(f) == name; });
+    const auto* flag =
+        std::find_if(std::begin(kFlags), std::end(kFlags),
+                     [&, &name = name](const VllmFlag& f) { return long_name(f) == name; });
     const std::string shown = value.empty() ? name : name + " " + value;
     if (!accepts(*flag, value)) {
       const char* advice = *flag->advice ? flag->advice : flag->meaning;

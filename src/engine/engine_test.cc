@@ -12,7 +12,6 @@ namespace nibble {
 namespace {
 
 using ::testing::Each;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 Request greedy(int32_t prompt_length, int32_t salt, int32_t max_tokens) {

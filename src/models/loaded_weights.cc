@@ -265,7 +265,8 @@ LoadedWeights::LoadedWeights(const Checkpoint& checkpoint, std::span<const Wante
   const std::vector<RowTask> tasks = cut_rows(wanted, found);
   std::vector<EncodeLoss> task_losses(tasks.size());
   const auto run = [&](RowMover& mover, int64_t t) {
-    const auto& [i, row, rows] = tasks[t];
+    const size_t i = tasks[t].weight;
+    const int64_t row = tasks[t].row, rows = tasks[t].rows;
     const RowSize size = final_size(wanted[i]), disk = disk_size(wanted[i]);
     const RowBytes to{all[i].codes + row * size.codes,
                       all[i].scales == nullptr ? nullptr : all[i].scales + row * size.scales};

@@ -190,7 +190,7 @@ std::string refusal(const Checkpoint& checkpoint, Format on_disk, Format format,
                        .format = format,
                        .layout = layout};
   try {
-    LoadedWeights(checkpoint, {&w, 1}, {}, 1, {});
+    const LoadedWeights loaded(checkpoint, {&w, 1}, {}, 1, {});
     return "";
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::kCheckpoint);
@@ -209,7 +209,7 @@ TEST(LoadedWeights, RefusesToPackPartsOfGroups) {
                    .layout = Layout::kPanels16});
   const auto checkpoint = dummy_checkpoint(specs_of(all), 1);
   try {
-    LoadedWeights(*checkpoint, all, {}, 1, {});
+    const LoadedWeights loaded(*checkpoint, all, {}, 1, {});
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);

@@ -56,7 +56,7 @@ class HttpTest : public ::testing::Test {
     server_->start();
   }
 
-  void handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
+  void handle(const HttpRequest& request, std::shared_ptr<HttpReply> reply) {
     if (request.path == "/echo") {
       reply->send({.content_type = "text/plain", .body = request.query + request.body});
     } else if (request.path == "/stream") {

@@ -17,7 +17,6 @@ namespace nibble::server {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 // A certificate of its own for each run.
 struct Certificate {

@@ -93,7 +93,8 @@ TEST(Int8Kernels, EveryTileEqualsTheTwin) {
       for (int64_t t = 0; t < 16; ++t) {
         double abs;
         const double want = twin.dot(seen.row(t), &abs);
-        EXPECT_NEAR(first[t * kPanelRows + n], want, (cols / 32 + 4) * kEps * abs);
+        EXPECT_NEAR(first[t * kPanelRows + n], want,
+                    static_cast<double>(cols / 32 + 4) * kEps * abs);
       }
     }
   }

@@ -74,7 +74,8 @@ void check(int64_t rows, int64_t cols, int64_t tokens, int64_t wide_row, int pas
       for (int64_t t = 0; t < tokens; ++t) {
         double abs;
         const double want = twin.dot(seen.row(t), &abs);
-        ASSERT_NEAR(y[t * rows + n], want, (cols / 32 + 4) * kEps * abs) << t << " " << n;
+        ASSERT_NEAR(y[t * rows + n], want, static_cast<double>(cols / 32 + 4) * kEps * abs)
+            << t << " " << n;
       }
     }
     // A token has the same bits alone: on VNNI, where a batch goes through tiles.
