@@ -79,6 +79,15 @@ __device__ __forceinline__ uint32_t kept(uint32_t value) {
   return value;
 }
 
+// What is the same in all lanes, told so: loops and descriptors that depend on it stay in uniform
+// registers.
+__device__ __forceinline__ uint32_t uniform(uint32_t value) {
+  return __reduce_or_sync(0xffffffff, value);
+}
+__device__ __forceinline__ int uniform(int value) {
+  return static_cast<int>(uniform(static_cast<uint32_t>(value)));
+}
+
 // B as [N][64] bf16, K contiguous, rows of 128 bytes, 16-byte chunk c of row r at place c ^ (r %
 // 8); `address` 1024-byte aligned, plus 32 bytes for each step of 16 in K.
 __device__ __forceinline__ uint64_t swizzled_128(uint32_t address) {

@@ -19,12 +19,12 @@
 // Bytes: E N K 17 / 32 + slots (K + 2 N); floor on an H200 the larger of these at 4.55 TB/s and 2
 // slots N K at 1,450 TFLOP/s. gpt-oss-120b on an H200, 2026-11-22, random routing,
 // `nibble bench ops`, each op with all its launches:
-//   moe_up (E 128, K 2880, N 5760)  512 tokens 372 us (71% of floor, bytes), 8,192 1,231 us (61%)
-//   moe_down (N 2880)               199 us (69%), 694 us (54%)
+//   moe_up (E 128, K 2880, N 5760)  1,024 tokens 404 us (67% of floor, bytes), 8,192 1,141 (66%)
+//   moe_down (N 2880)               223 us (64%), 625 us (60%)
 //   norm_qkv, out_proj, 8,192       397 us (608 TFLOP/s), 254 us (762 TFLOP/s)
-// What binds: a warp's own chain from shared memory to wgmma, about 200 instructions a stage at 7
-// cycles each with 3 warps a scheduler (tensor pipe 50 to 55% busy at 8,192 tokens, by ncu); the
-// integer pipe is half busy. Hence kept(), and descriptors as one word.
+// What binds: a warp's own chain from shared memory to wgmma, 162 instructions a stage (192 before,
+// moe_up 1,210 us: descriptors known to be uniform, constants of PRMT from memory, shifts and table
+// places by dot products). Hence kept(), and descriptors as one word.
 //
 // Tried and lost: promotion to float32 every 128 k (6 to 10% slower, and registers for 128 slots at
 // most, against an error that x's rounding hides); the last half stage by a branch of its own
@@ -40,6 +40,8 @@
 #include "ops/linear/gemm_turn_sm90.cuh"
 
 namespace nibble::ops::gpu::sm90 {
+
+inline constexpr int kFoldLines = 15;  // of the table, then one of ones
 
 // kGroups warpgroups multiply; a warp has sums of kRowTiles tiles of 16 rows by kSlotTiles of kMaxN
 // slots.
@@ -67,7 +69,7 @@ struct Fp8Shape {
   static constexpr int kScales = kOutput + kGroups * kOutBytes;      // of x, of a warpgroup's item
   static constexpr int kPlaces = kScales + kGroups * kMaxSlots * 4;  // of kQkv, likewise
   static constexpr int kTable = kPlaces + (kOut == GemmOut::kQkv ? kGroups * kMaxSlots * 4 : 0);
-  static constexpr int kBarriers = kTable + 16 * 8;
+  static constexpr int kBarriers = kTable + (kFoldLines + 1) * 8;
   static constexpr int kLists = kBarriers + 2 * kStages * 8;
   static constexpr int kBytes = kLists + (3 * kMaxExperts + 1) * 4 + 1024;
 };
@@ -101,18 +103,22 @@ __device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_
   return y;
 }
 
-struct ByShift {
-  __device__ __forceinline__ uint32_t operator()(uint32_t w) const { return w >> 16; }
-};
-
 // Eight weights: `line` the magnitudes with the sign set, which positive ones lose again: PRMT
-// gives the sign of the byte it selects, 0, where bit 3 of a nibble is set.
-template <class UpperHalf = ByShift>
+// gives the sign of the byte it selects, 0, where bit 3 of a nibble is set. Shifts go by dot
+// products: PRMT and LOP3 share their pipe with shifts, and it binds.
 __device__ __forceinline__ void unfold(uint32_t w, uint2 line, uint32_t ones, uint32_t& low,
-                                       uint32_t& high, const UpperHalf& upper_half = {}) {
+                                       uint32_t& high) {
   const uint32_t m = w & 0x77777777u;
   low = permute(line.x, line.y, m) - permute(ones, ones, w) * 128u;
-  high = permute(line.x, line.y, upper_half(m)) - permute(ones, ones, upper_half(w)) * 128u;
+  high = permute(line.x, line.y, cuda::upper_half(m)) -
+         permute(ones, ones, cuda::upper_half(w)) * 128u;
+}
+
+// `at` + 8 times byte i of w.
+__device__ __forceinline__ uint32_t at_eighth(uint32_t w, int i, uint32_t at) {
+  uint32_t y;
+  asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(y) : "r"(w), "r"(8u << 8 * i), "r"(at));
+  return y;
 }
 
 template <typename S>
@@ -121,7 +127,6 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
   using Ring::base, Ring::smem, Ring::slot, Ring::phase, Ring::x_at, Ring::w_at, Ring::full;
   using Ring::empty, Ring::next, Ring::release, Ring::wait_filled;
   const Fp8Params& g;
-  uint32_t ones = kept(0x01010101);
 
   __device__ Fp8Block(const Fp8Params& params, char* memory) : Ring{params, memory}, g(params) {}
   __device__ __forceinline__ int stages() const {
@@ -192,17 +197,16 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
                                               const uint32_t (&rows)[2]) {
     uint32_t s;
     unit.take(offset, piece.q, s);
-    piece.line[0] = line(rows[0] + permute(s, 0, 0x4440) * 8);
-    piece.line[1] = line(rows[1] + permute(s, 0, 0x4441) * 8);
-    piece.line[2] = line(rows[0] + permute(s, 0, 0x4442) * 8);
-    piece.line[3] = line(rows[1] + permute(s, 0, 0x4443) * 8);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) piece.line[i] = line(at_eighth(s, i, rows[i % 2]));
   }
   __device__ __forceinline__ static uint2 line(uint32_t at) {
     uint2 v;
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
     return v;
   }
-  __device__ __forceinline__ void unfold_piece(const Piece& piece, uint32_t (&a)[2][4]) const {
+  __device__ __forceinline__ static void unfold_piece(const Piece& piece, uint32_t ones,
+                                                      uint32_t (&a)[2][4]) {
     unfold(piece.q.x, piece.line[0], ones, a[0][0], a[0][2]);
     unfold(piece.q.y, piece.line[1], ones, a[0][1], a[0][3]);
     unfold(piece.q.z, piece.line[2], ones, a[1][0], a[1][2]);
@@ -231,12 +235,14 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
       rows[i / 2][i % 2] = kept(smem + S::kTable - 8 * least);
     }
     take_scales<kN * S::kSlotTiles>(it, wg);
+    // From memory: ptxas would copy a constant for every PRMT.
+    const uint32_t ones = line(smem + S::kTable + kFoldLines * 8).x;
     float d0[kN / 2], d1[kN / 2];
     uint32_t a[2][2][4];
     int previous = slot;
     for (int k = 0; k < g.cols; k += 128) {
       wait_filled();
-      const auto b = static_cast<uint32_t>(swizzled_128(x_at(slot)));
+      const uint32_t b = uniform(static_cast<uint32_t>(swizzled_128(x_at(slot))));
       // Row tiles take turns, then the stage's two units. One group of products is in flight.
 #pragma unroll
       for (int i = 0; i < 2 * S::kRowTiles; ++i) {
@@ -246,7 +252,7 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
              rows[tile]);
         wgmma_wait<1>();
         if (i == 1 && k > 0) release(previous);
-        unfold_piece(piece, a[i % 2]);
+        unfold_piece(piece, ones, a[i % 2]);
         wgmma_fence();
         const uint32_t bu = b + unit * 4;
         if (tile == 0) multiply_unit<kN>(d0, a[i % 2], bu, k + unit > 0);
@@ -396,7 +402,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   Fp8Block<S> block(g, aligned_1024(raw));
   if (threadIdx.x < 128)
     reinterpret_cast<uint8_t*>(block.base + S::kTable)[threadIdx.x] =
-        static_cast<uint8_t>(folded(threadIdx.x / 8, threadIdx.x % 8));
+        threadIdx.x < kFoldLines * 8
+            ? static_cast<uint8_t>(folded(threadIdx.x / 8, threadIdx.x % 8))
+            : 1;
   block.work(128);
 }
 

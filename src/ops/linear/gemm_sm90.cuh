@@ -231,6 +231,7 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
     const char* mine = base + S::kW + (wg * 8 + warp) * kUnitBytes;
     uint32_t a0[4][4], a1[4][4];
     int previous = slot;
+    wgmma_fence();  // see multiply_wide
     for (int u = 0; u < units; ++u) {
       wait_filled();
       const char* w = mine + slot * S::kWBytes;
@@ -241,7 +242,7 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
         q[h] = *reinterpret_cast<const uint4*>(w + lane * 16);
         s[h] = *reinterpret_cast<const uint32_t*>(w + 512 + lane / 4 * 4);
       }
-      const auto b = static_cast<uint32_t>(swizzled_128(x_at(slot)));
+      const uint32_t b = uniform(static_cast<uint32_t>(swizzled_128(x_at(slot))));
       wgmma_wait<1>();
       dequantize_block<0>(q[0].x, q[0].y, s[0], a0[0], a0[1]);
       dequantize_block<16>(q[0].z, q[0].w, s[0], a0[2], a0[3]);
@@ -272,13 +273,13 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
     const LaneUnit<S::kOut, kUnitBytes> unit(w_at(0) + wg * 4 * kUnitBytes);
     uint32_t a0[2][4], a1[2][4];
     int previous = slot;
+    wgmma_fence();  // aligned: the compiler knows a warp to be together, and the loop to be uniform
     for (int u = 0; u < units; ++u) {
       wait_filled();
       uint4 q;
       uint32_t s;
       unit.take(slot * S::kWBytes, q, s);
-      // The same in all lanes, and known to be: descriptors are made by the uniform pipe.
-      const uint32_t b = __reduce_or_sync(~0u, static_cast<uint32_t>(swizzled_128(x_at(slot))));
+      const uint32_t b = uniform(static_cast<uint32_t>(swizzled_128(x_at(slot))));
       wgmma_wait<1>();
       dequantize_block<0>(q.x, q.y, s, a0[0], a0[1]);
       wgmma_fence();
@@ -310,13 +311,14 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
   __device__ __forceinline__ void multiply_rows(int wg, float (&d)[S::kRowTiles][kN / 2]) {
     const int units = g.cols / 64;
     int previous = slot;
+    wgmma_fence();  // see multiply_wide
     for (int u = 0; u < units; ++u) {
       wait_filled();
-      const uint64_t b = swizzled_128(x_at(slot));
+      const uint64_t b = swizzled_128(uniform(x_at(slot)));
       wgmma_fence();
 #pragma unroll
       for (int h = 0; h < S::kRowTiles; ++h) {
-        const uint64_t a = swizzled_128(w_at(slot) + (wg * S::kRowTiles + h) * 64 * 128);
+        const uint64_t a = swizzled_128(uniform(w_at(slot) + (wg * S::kRowTiles + h) * 64 * 128));
 #pragma unroll
         for (int k = 0; k < 4; ++k) wgmma_bf16<kN>(d[h], a + 2 * k, b + 2 * k, u + k > 0);
       }

@@ -104,13 +104,6 @@ __device__ __forceinline__ uint32_t fold_line_byte(int s, int i) {
   return 0x80 | (pair & 0xff);
 }
 
-// What is the same in all lanes, told so: loops and descriptors that depend on it stay in uniform
-// registers.
-template <typename T>
-__device__ __forceinline__ T uniform(T value) {
-  return __shfl_sync(0xffffffff, value, 0);
-}
-
 // Of the warps that multiply.
 __device__ __forceinline__ void fold_barrier() {
   asm volatile("bar.sync 1, %0;" ::"n"(kGemvThreads) : "memory");
@@ -124,16 +117,6 @@ struct FoldCodes {
       : words(cuda::load_shared_16(unit + threadIdx.x % 32 * 16)),
         scales(cuda::load_shared_4(unit + 512 + threadIdx.x % 32 / 4 * 4)) {}
 };
-// What brings a word's upper half down.
-struct ByDots {
-  __device__ __forceinline__ uint32_t operator()(uint32_t w) const { return cuda::upper_half(w); }
-};
-// `at` + 8 times byte i of w.
-__device__ __forceinline__ uint32_t at_eighth(uint32_t w, int i, uint32_t at) {
-  uint32_t y;
-  asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(y) : "r"(w), "r"(8u << 8 * i), "r"(at));
-  return y;
-}
 
 // The lines of a unit: rows g and g + 8 of its first block, then of its second.
 struct FoldLines {
@@ -257,10 +240,10 @@ __device__ __forceinline__ void fold_tile(float (&d)[16], FoldRing<kUnits>& ring
       const FoldCodes codes(at + u * cuda::kUnitBytes);
       const FoldLines lines(table, codes.scales);
       wgmma_wait<0>();
-      unfold(codes.words.x, lines.v[0], ones, a[0][0], a[0][2], ByDots{});
-      unfold(codes.words.y, lines.v[1], ones, a[0][1], a[0][3], ByDots{});
-      unfold(codes.words.z, lines.v[2], ones, a[1][0], a[1][2], ByDots{});
-      unfold(codes.words.w, lines.v[3], ones, a[1][1], a[1][3], ByDots{});
+      unfold(codes.words.x, lines.v[0], ones, a[0][0], a[0][2]);
+      unfold(codes.words.y, lines.v[1], ones, a[0][1], a[0][3]);
+      unfold(codes.words.z, lines.v[2], ones, a[1][0], a[1][2]);
+      unfold(codes.words.w, lines.v[3], ones, a[1][1], a[1][3]);
       wgmma_fence();
       wgmma_fold<kN>(d, a[0], x, chunk + u > 0);
       wgmma_fold<kN>(d, a[1], x + 2 * kN, 1);
@@ -301,7 +284,8 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
   __shared__ Groups<FoldCost> groups;
   __shared__ __align__(8) uint64_t barriers[kFoldGroupsOfWarps * Ring::kBarriers];
   const uint32_t base = cuda::shared_address(shared);
-  const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32, g = lane / 4;
+  const int warp = static_cast<int>(uniform(threadIdx.x / 32)), lane = threadIdx.x % 32,
+            g = lane / 4;
   const uint32_t table = base + memory.table;
   const bool fetches = warp >= kGemvWarps;
   const int warpgroup = fetches ? warp - kGemvWarps : warp / 4;
