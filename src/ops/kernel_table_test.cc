@@ -55,6 +55,7 @@ TEST(KernelTable, ListsEveryRefusal) {
             "  avx512_float: needs AVX-512 F, BW, VL and DQ\n"
             "  avx2_float: needs AVX2 and FMA\n"
             "  neon_float: needs an arm64 CPU\n"
+            "  sm90_w4a8_fold: needs an NVIDIA GPU\n"
             "  sm90_w4a8_gemm: needs an NVIDIA GPU\n"
             "  sm90_w4a16_gemm: needs an NVIDIA GPU\n"
             "  sm90_w4a16_fold: needs an NVIDIA GPU\n"

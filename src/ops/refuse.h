@@ -121,13 +121,23 @@ inline const char* refuse_gemv_batch(int64_t rows, int64_t experts, const Kernel
 }
 // The same by wgmma in FP8 (ops/linear/gemv_fold_sm90.cuh).
 inline constexpr int64_t kFoldMost = 64;  // rows an expert
-inline const char* refuse_fold(int64_t met, int64_t experts, int64_t rows, int64_t cols,
-                               const KernelOptions& options) {
+inline const char* refuse_fold_shape(int64_t rows, int64_t cols, const KernelOptions& options) {
   if (options.gpu.sm != 90) return "needs wgmma: a Hopper GPU";
   if (rows % 64 != 0) return "rows are not a multiple of 64";
-  if (cols > 4096) return "more than 4096 columns";
+  return cols <= 4096 ? nullptr : "more than 4096 columns";
+}
+inline const char* refuse_fold(int64_t met, int64_t experts, int64_t rows, int64_t cols,
+                               const KernelOptions& options) {
+  if (const char* reason = refuse_fold_shape(rows, cols, options)) return reason;
   if (met > kFoldMost * experts) return "more than 64 rows an expert";
   return met >= 3 * experts ? nullptr : "fewer than 3 rows an expert";
+}
+// The same of E4M3 activations. A thread counts the rows of an expert.
+inline const char* refuse_fold_e4m3(int64_t met, int64_t experts, int64_t rows, int64_t cols,
+                                    const KernelOptions& options) {
+  if (const char* reason = refuse_fold_shape(rows, cols, options)) return reason;
+  if (experts > 256) return "more than 256 experts";
+  return met <= 28 * experts || options.any_size ? nullptr : "more than 28 rows an expert";
 }
 inline const char* refuse_gemv_rows(Format format, int64_t rows, int64_t cols,
                                     const KernelOptions& options) {
@@ -194,7 +204,7 @@ inline const char* refuse_experts_fp8(int64_t width, const GemmProblem& p,
   if (const char* reason = refuse_gemm_fp8(p, options)) return reason;
   if (width % 64 != 0) return "the experts' width is not a multiple of 64";
   for (const auto& [op, name] : options.forced)
-    if ((op == "moe_up" || op == "moe_down") && name != "sm90_w4a8_gemm")
+    if ((op == "moe_up" || op == "moe_down") && !name.starts_with("sm90_w4a8_"))
       return "it goes with its like for moe_up and moe_down, and another kernel is forced";
   return nullptr;
 }

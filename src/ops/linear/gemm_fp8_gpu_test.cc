@@ -22,10 +22,12 @@ double fp8_error(int64_t n) { return static_cast<double>(n + 31) / 32 * 0x1p-13 
 
 template <typename Desc, typename Fn>
 const Kernel<Desc, Fn>* fp8_row(std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
-                                GpuProblem& gpu, TestWeight& w) {
+                                GpuProblem& gpu, TestWeight& w,
+                                std::string_view name = "sm90_w4a8_gemm") {
   gpu.cx.kernels.activations = ActFormat::kFp8;
+  gpu.cx.kernels.any_size = true;
   for (const auto& row : table) {
-    if (std::string_view(row.name) != "sm90_w4a8_gemm") continue;
+    if (row.name != name) continue;
     if (row.refuse(desc, gpu.cx.kernels) != nullptr) continue;
     w.pack(row.layout);
     return &row;
@@ -68,10 +70,11 @@ struct Shape {
 constexpr Shape kShapes[] = {
     {2880, 2880, 6, 4}, {256, 256, 8, 4}, {320, 704, 130, 2}, {192, 64, 5, 5}};
 constexpr int64_t kTokens[] = {1, 7, 40, 300};
+constexpr const char* kExpertRows[] = {"sm90_w4a8_fold", "sm90_w4a8_gemm"};
 
 // swiglu's slope as in gemm_gpu_test.cc; u is rounded to E4M3: half of 2^-3 of it, or of the least
 // step, 2^-9 by the scale.
-void check_up(const Shape& shape, int64_t tokens, int span) {
+void check_up(const char* name, const Shape& shape, int64_t tokens, int span) {
   Random random(static_cast<uint32_t>(tokens));
   const MoeUpDesc desc{shape.hidden, shape.width,    shape.experts,
                        shape.top_k,  Format::kMxfp4, 1 << 20};
@@ -83,7 +86,8 @@ void check_up(const Shape& shape, int64_t tokens, int span) {
   MoeUpDesc here = desc;
   here.tokens = tokens;
   GpuProblem gpu(gpu::scratch_bytes(here));
-  const MoeUpKernel* row = fp8_row(moe_up_kernels(), desc, gpu, w);
+  SCOPED_TRACE(name);
+  const MoeUpKernel* row = fp8_row(moe_up_kernels(), desc, gpu, w, name);
   ASSERT_NE(row, nullptr);
   const Weight weight = folded(gpu, w);
   const Tensor in = gpu.tensor(h, DType::kBF16);
@@ -117,14 +121,16 @@ void check_up(const Shape& shape, int64_t tokens, int span) {
 }
 
 TEST(GemmFp8Gpu, MoeUpEqualsTheTwin) {
-  for (const Shape& shape : kShapes)
-    for (const int64_t tokens : kTokens)
-      if (!is_too_slow(shape.hidden * tokens)) check_up(shape, tokens, 3);
-  check_up(kShapes[3], is_too_slow(192 * 40) ? 3 : 40, kFoldSpan);
+  for (const char* name : kExpertRows) {
+    for (const Shape& shape : kShapes)
+      for (const int64_t tokens : kTokens)
+        if (!is_too_slow(shape.hidden * tokens)) check_up(name, shape, tokens, 3);
+    check_up(name, kShapes[3], is_too_slow(192 * 40) ? 3 : 40, kFoldSpan);
+  }
 }
 
 // u in E4M3 and fold order, as moe_up leaves it.
-void check_down(const Shape& shape, int64_t tokens, int span) {
+void check_down(const char* name, const Shape& shape, int64_t tokens, int span) {
   Random random(static_cast<uint32_t>(tokens));
   const MoeDownDesc desc{shape.width, shape.hidden,   shape.experts,
                          shape.top_k, Format::kMxfp4, 1 << 20};
@@ -141,7 +147,8 @@ void check_down(const Shape& shape, int64_t tokens, int span) {
   MoeDownDesc here = desc;
   here.tokens = tokens;
   GpuProblem gpu(gpu::scratch_bytes(here));
-  const MoeDownKernel* row = fp8_row(moe_down_kernels(), desc, gpu, w);
+  SCOPED_TRACE(name);
+  const MoeDownKernel* row = fp8_row(moe_down_kernels(), desc, gpu, w, name);
   ASSERT_NE(row, nullptr);
   const Weight weight = folded(gpu, w);
   Tensor in = make_tensor(nullptr, DType::kBF16, {slots, desc.width});
@@ -172,10 +179,12 @@ void check_down(const Shape& shape, int64_t tokens, int span) {
 }
 
 TEST(GemmFp8Gpu, MoeDownEqualsTheTwin) {
-  for (const Shape& shape : kShapes)
-    for (const int64_t tokens : kTokens)
-      if (!is_too_slow(shape.width * tokens)) check_down(shape, tokens, 3);
-  check_down(kShapes[3], is_too_slow(64 * 40) ? 3 : 40, kFoldSpan);
+  for (const char* name : kExpertRows) {
+    for (const Shape& shape : kShapes)
+      for (const int64_t tokens : kTokens)
+        if (!is_too_slow(shape.width * tokens)) check_down(name, shape, tokens, 3);
+    check_down(name, kShapes[3], is_too_slow(64 * 40) ? 3 : 40, kFoldSpan);
+  }
 }
 
 void check_dense(int64_t rows, int64_t cols, int64_t tokens, int span) {

@@ -8,7 +8,6 @@ namespace nibble::ops::gpu {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kFewSlots = 20;  // of an expert, on average: up to here Fp8Few
 
 // A block a row; a thread takes every 128th block of 32 columns. Bytes: 3 a value.
 __global__ void __launch_bounds__(kThreads)
@@ -58,8 +57,7 @@ void launch(Ctx& cx, sm90::Fp8Params params) {
 template <GemmOut kOut>
 void launch_experts(Ctx& cx, const sm90::Fp8Params& params) {
   if (has_wide_items(params)) return launch<sm90::Fp8Many<kOut>>(cx, params);
-  if (params.num_slots > kFewSlots * params.experts) return launch<sm90::Fp8Some<kOut>>(cx, params);
-  launch<sm90::Fp8Few<kOut>>(cx, params);
+  launch<sm90::Fp8Some<kOut>>(cx, params);
 }
 
 }  // namespace

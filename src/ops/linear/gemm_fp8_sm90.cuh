@@ -30,8 +30,8 @@
 // most, against an error that x's rounding hides); the last half stage by a branch of its own
 // (spills, or wgmma one by one); SwiGLU's output by bytes straight to memory, and scales of x
 // fetched where they are used (each a third of moe_up); loads for the next stage
-// between the products of this one (ptxas then runs wgmma one by one); for few slots, two
-// warpgroups that fill beside four that multiply (2% of a prompt of 512).
+// between the products of this one (ptxas then runs wgmma one by one); for few slots, four
+// warpgroups of 64 rows by 32 slots (372 us of moe_up at 512 tokens: gemv_fold takes 292).
 #pragma once
 
 #include "cuda/fp8.cuh"
@@ -43,20 +43,19 @@ namespace nibble::ops::gpu::sm90 {
 
 inline constexpr int kFoldLines = 15;  // of the table, then one of ones
 
-// kGroups warpgroups multiply; a warp has sums of kRowTiles tiles of 16 rows by kSlotTiles of kMaxN
+// Two warpgroups multiply; a warp has sums of kRowTiles tiles of 16 rows by kSlotTiles of kMaxN
 // slots.
-template <GemmOut kOut_, int kGroups_, int kRowTiles_, int kSlotTiles_, int kMaxN_, int kStages_>
+template <GemmOut kOut_, int kRowTiles_, int kSlotTiles_, int kMaxN_, int kStages_>
 struct Fp8Shape {
   static constexpr GemmOut kOut = kOut_;
-  static constexpr int kGroups = kGroups_, kRowTiles = kRowTiles_, kSlotTiles = kSlotTiles_;
+  static constexpr int kGroups = 2, kRowTiles = kRowTiles_, kSlotTiles = kSlotTiles_;
   static constexpr int kMaxN = kMaxN_, kStages = kStages_;
   static constexpr int kMaxSlots = kMaxN * kSlotTiles, kStep = 16 * kSlotTiles;
   static constexpr int kThreads = 128 * (1 + kGroups);
   static constexpr bool kFillsByWidth = false;
   static constexpr int kRows = 64 * kRowTiles * kGroups;
   // Of the 64 K of an SM.
-  static constexpr int kFillRegisters = kGroups == 4 ? 64 : 72;
-  static constexpr int kMultiplyRegisters = kGroups == 4 ? 104 : 216;
+  static constexpr int kFillRegisters = 72, kMultiplyRegisters = 216;
   static constexpr int kStageK = 128;
   static constexpr int kTileBytes = 2 * kUnitBytes;  // 16 rows of a stage
   static constexpr int kXBytes = kMaxSlots * kStageK;
@@ -74,14 +73,11 @@ struct Fp8Shape {
   static constexpr int kBytes = kLists + (3 * kMaxExperts + 1) * 4 + 1024;
 };
 
-// By how many slots weights meet. Few: warps wait for one another's integer pipe, so more of them.
 // Many: weights are unfolded once for twice the slots.
 template <GemmOut kOut>
-using Fp8Few = Fp8Shape<kOut, 4, 1, 1, 32, 8>;
+using Fp8Some = Fp8Shape<kOut, 2, 1, 128, 6>;
 template <GemmOut kOut>
-using Fp8Some = Fp8Shape<kOut, 2, 2, 1, 128, 6>;
-template <GemmOut kOut>
-using Fp8Many = Fp8Shape<kOut, 2, 1, 2, 144, 4>;
+using Fp8Many = Fp8Shape<kOut, 1, 2, 144, 4>;
 
 struct Fp8Params : GemmArgs {
   const uint8_t* units;

@@ -6,21 +6,26 @@
 // exactly from s = 100 (2^-27) to 128; below, it is off by 2^-29 at most, above, NaN. Eight of them
 // come by PRMT from eight bytes, the line of the block's scale in a table in shared memory.
 // A row of activations is two E4M3 a column (fold_rows.h), made by a kernel before: columns 2 t and
-// 2 t + 1 of B are high and low of token t.
+// 2 t + 1 of B are high and low of token t. Under --activations fp8 it is one, and weights are
+// relative to the least scale of their row (Weight::fold), so that none is off or too large.
 //
 // Sums: one chain over K in wgmma's accumulator, which keeps about 14 bits.
 //
-// A group is up to 16 rows of one expert. Each block takes a contiguous share of the tiles of 64
-// rows of all groups; experts of many rows and of few take turns, so that the activations of a
-// block's groups stand in shared memory together. Each of four warpgroups takes every fourth tile,
-// a warp 16 rows of it; a warp besides brings it to shared memory by the copy engine, so that those
-// that multiply do nothing else. Fold order of K: see gemm_fp8_sm90.cuh.
+// A group is up to 32 columns of B of one expert. Each block takes a contiguous share of the tiles
+// of 64 rows of all groups; experts of many rows and of few take turns, so that the activations of
+// a block's groups stand in shared memory together. Each of four warpgroups takes every fourth
+// tile, a warp 16 rows of it; a warp besides brings it to shared memory by the copy engine, so that
+// those that multiply do nothing else. Fold order of K: see gemm_fp8_sm90.cuh.
 //
 // Measured on an H200, 2026-11-22, by turns: gpt-oss-120b, even random routing, `nibble bench ops`,
 // us (before: warps that multiply fetch for themselves by cp.async, constants in registers):
 //   tokens    96         128        192  256
 //   moe_up    273        280 (293)  286  287 (316)
 //   moe_down  148        151 (158)  156  165 (187)
+// In E4M3 (before: gemm_fp8_sm90.cuh), by turns with pp512 19,870 -> 24,310 tokens/s:
+//   tokens    512        768        896        1,024
+//   moe_up    292 (366)  300 (390)  363 (395)  438 (404)
+//   moe_down  168 (203)  173 (213)  209 (215)  251 (223)
 // The GPU is then at its limit of power, so that what a unit takes counts more in the program than
 // here: 61 instructions instead of 80 are 9% of a step of 256 tokens, 8% of 128. PRMT, LOP and SHF
 // bind beside memory: shifts go by dot products (IDP), which another pipe takes; loops and
@@ -30,7 +35,8 @@
 // that a lane of each warp fills by the copy engine, experts in their order (4% slower); one warp
 // that fetches for all (3% slower), chunks of 3 units instead of 5 (2%), deeper rings of them (8%);
 // activations made in each block (5% slower at 128 tokens); shifts by IMAD.HI (4% slower); shares
-// by what a tile costs with its rows (no faster); f16 instead (as many instructions as mma.sync).
+// by what a tile costs with its rows (no faster); f16 instead (as many instructions as mma.sync);
+// groups of 48 columns (spills).
 #pragma once
 
 #include "cuda/fp8.cuh"
@@ -40,7 +46,7 @@
 
 namespace nibble::ops::gpu::sm90 {
 
-inline constexpr int kFoldGroupRows = 16, kFoldGroupsOfWarps = 4;
+inline constexpr int kFoldGroupsOfWarps = 4;
 // A warp for each of four warpgroups fetches; registers of a thread of either kind, of 512 for four
 // that multiply and one that fetches.
 inline constexpr int kFoldThreads = kGemvThreads + kFoldGroupsOfWarps * 32;
@@ -48,6 +54,32 @@ inline constexpr int kFoldRegisters = 112, kFetchRegisters = 32;
 template <int kUnits>
 inline constexpr int kFoldStages = 10 / kUnits;
 inline constexpr int kFoldTable = 257 * 8;  // and a line of ones
+inline constexpr int kFoldLeast = 100;      // the line that a row's least scale reads
+inline constexpr int kFoldColumns = 32;     // of activations in a group, at most
+
+// Rows of activations as columns of B, kOfRow each: codes [rows, K / 16, kOfRow, 16].
+struct PairColumns : FoldRows {
+  static constexpr int kOfRow = 2;
+  static constexpr bool kFolds = false;  // weights are not relative to a row's least scale
+  __device__ __forceinline__ float factor(int row) const { return __ldcg(factors + row); }
+};
+struct E4m3Columns {
+  static constexpr int kOfRow = 1;
+  static constexpr bool kFolds = true;
+  const uint8_t* codes;
+  const float* scales;  // [rows], or none: scale_all
+  float scale_all;
+  const uint8_t* fold;  // of the weight
+  __device__ __forceinline__ float factor(int row) const {
+    return scales == nullptr ? scale_all : __ldcg(scales + row);
+  }
+};
+template <class X>
+inline constexpr int kFoldGroupRows = kFoldColumns / X::kOfRow;
+template <class X>
+__device__ __forceinline__ int group_columns(const Group& group) {
+  return (X::kOfRow * group.rows + 7) / 8 * 8;
+}
 
 struct FoldCost {
   static constexpr bool kPaired = true;
@@ -62,14 +94,14 @@ struct FoldMemory {
 
 // d[64][N] (+)= a[64][32] b[N][32]^T, N <= 32, a in E5M2, b in E4M3: see wgmma_e4m3.
 template <int kN>
-__device__ __forceinline__ void wgmma_fold(float (&d)[16], const uint32_t (&a)[4], uint32_t b,
-                                           int accumulate);
+__device__ __forceinline__ void wgmma_fold(float (&d)[kFoldColumns / 2], const uint32_t (&a)[4],
+                                           uint32_t b, int accumulate);
 #define NIBBLE_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define NIBBLE_O8_D4 NIBBLE_O8, NIBBLE_D4(8)
 #define NIBBLE_WGMMA_FOLD(n, regs, outs, a, b, acc)                                            \
   template <>                                                                                  \
-  __device__ __forceinline__ void wgmma_fold<n>(float(&d)[16], const uint32_t(&av)[4],         \
-                                                uint32_t bd, int accumulate) {                 \
+  __device__ __forceinline__ void wgmma_fold<n>(                                               \
+      float(&d)[kFoldColumns / 2], const uint32_t(&av)[4], uint32_t bd, int accumulate) {      \
     asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nmov.b64 b, {" b ", 8};\nsetp.ne.b32 p, " acc \
                  ", 0;\n"                                                                      \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e5m2.e4m3 {" regs "}, {" a    \
@@ -121,9 +153,9 @@ struct FoldCodes {
 // The lines of a unit: rows g and g + 8 of its first block, then of its second.
 struct FoldLines {
   uint2 v[4];
-  __device__ __forceinline__ FoldLines(uint32_t table, uint32_t scales) {
+  __device__ __forceinline__ FoldLines(const uint32_t (&tables)[2], uint32_t scales) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = cuda::load_shared_8(at_eighth(scales, i, table));
+    for (int i = 0; i < 4; ++i) v[i] = cuda::load_shared_8(at_eighth(scales, i, tables[i % 2]));
   }
 };
 
@@ -176,22 +208,23 @@ class FoldRing {
   int slot_ = 0;
 };
 
-// A group's activations and their factors, by all warps that multiply: four rows by 64 columns a
+// A group's activations and their factors, by all warps that multiply: 8 columns of B by 64 of K a
 // warp's turn.
-template <class Op>
-__device__ __forceinline__ void fetch_columns(const FoldRows& rows, const Op& op,
-                                              const Group& group, int columns, int units,
-                                              uint32_t to, uint32_t factors) {
-  const int lane = threadIdx.x % 32, turns = (group.rows + 3) / 4 * units;
+template <class X, class Op>
+__device__ __forceinline__ void fetch_columns(const X& x, const Op& op, const Group& group,
+                                              int units, uint32_t to, uint32_t factors) {
+  const int lane = threadIdx.x % 32, columns = group_columns<X>(group), turns = columns / 8 * units;
   for (int turn = threadIdx.x / 32; turn < turns; turn += kGemvWarps) {
-    const int row = turn / units * 4 + lane / 2 % 4, piece = turn % units * 4 + lane / 8;
+    const int column = turn / units * 8 + lane % 8, piece = turn % units * 4 + lane / 8;
+    const int row = column / X::kOfRow;
     if (row >= group.rows) continue;
-    const int64_t at = (int64_t{op.row_of(group.row0 + row)} * units * 4 + piece) * 32;
-    copy_16(to + (piece * columns + 2 * row + lane % 2) * 16, rows.codes + at + lane % 2 * 16);
+    const int64_t at = int64_t{op.row_of(group.row0 + row)} * units * 4 + piece;
+    copy_16(to + (piece * columns + column) * 16,
+            x.codes + (at * X::kOfRow + column % X::kOfRow) * 16);
   }
   if (threadIdx.x < group.rows)
     cuda::store_shared_float(factors + threadIdx.x * 4,
-                             __ldcg(rows.factors + op.row_of(group.row0 + threadIdx.x)));
+                             x.factor(op.row_of(group.row0 + threadIdx.x)));
 }
 
 // One of the four row tiles of every tile of a warpgroup, one chunk after the other.
@@ -227,10 +260,32 @@ struct FoldWalk {
   }
 };
 
-// A tile's products with up to 16 rows of activations, in columns from `x` on.
+// The lines of scale 0 for a lane's rows g and g + 8 of a warp's tile. Where X has a fold, what it
+// says is fetched a tile ahead.
+template <class X>
+struct RowLines {
+  uint32_t table, at[2] = {table, table}, least[2] = {};
+
+  // row: g's.
+  __device__ __forceinline__ void fetch(const X& x, uint32_t row) {
+    if constexpr (X::kFolds) least[0] = x.fold[row], least[1] = x.fold[row + 8];
+  }
+  __device__ __forceinline__ void take() {
+    if constexpr (X::kFolds)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) at[i] = table + 8 * (kFoldLeast - least[i]);
+  }
+  // What sums are to be multiplied by: 2^(least - 112), 112 = 127 - (115 - kFoldLeast).
+  __device__ __forceinline__ float factor(int i) const {
+    return X::kFolds ? __uint_as_float(((table - at[i]) / 8 + kFoldLeast + 15) << 23) : 1.f;
+  }
+};
+
+// A tile's products with up to 32 columns of activations, from `x` on.
 template <int kUnits, int kN>
-__device__ __forceinline__ void fold_tile(float (&d)[16], FoldRing<kUnits>& ring, int chunks,
-                                          uint32_t x, uint32_t table, uint32_t ones) {
+__device__ __forceinline__ void fold_tile(float (&d)[kFoldColumns / 2], FoldRing<kUnits>& ring,
+                                          int chunks, uint32_t x, const uint32_t (&tables)[2],
+                                          uint32_t ones) {
   uint32_t a[2][4];
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -238,7 +293,7 @@ __device__ __forceinline__ void fold_tile(float (&d)[16], FoldRing<kUnits>& ring
 #pragma unroll
     for (int u = 0; u < kUnits; ++u, x += 4 * kN) {
       const FoldCodes codes(at + u * cuda::kUnitBytes);
-      const FoldLines lines(table, codes.scales);
+      const FoldLines lines(tables, codes.scales);
       wgmma_wait<0>();
       unfold(codes.words.x, lines.v[0], ones, a[0][0], a[0][2]);
       unfold(codes.words.y, lines.v[1], ones, a[0][1], a[0][3]);
@@ -255,30 +310,38 @@ __device__ __forceinline__ void fold_tile(float (&d)[16], FoldRing<kUnits>& ring
 }
 
 // Rows `row` and `row` + 1 of a lane after an exchange with its neighbour's.
-template <int kN, class Op>
-__device__ __forceinline__ void store_tile(const float (&d)[16], const Group& group, int row,
-                                           uint32_t bias, uint32_t factors, const Op& op) {
+template <class X, int kN, class Op>
+__device__ __forceinline__ void store_tile(const float (&d)[kFoldColumns / 2], const Group& group,
+                                           int row, uint32_t bias, uint32_t factors,
+                                           const RowLines<X>& lines, const Op& op) {
   const bool even = threadIdx.x % 8 < 4;
-  int my_token = threadIdx.x % 4;  // addresses are made here: they would fill registers before
-  asm volatile("" : "+r"(my_token));
-#pragma unroll
-  for (int q = 0; q < kN / 8; ++q) {
-    const int token = 4 * q + my_token;
+  int mine = threadIdx.x % 4;  // addresses are made here: they would fill registers before
+  asm volatile("" : "+r"(mine));
+  const auto store = [&](int token, float v0, float v1) {
     const float scale = __uint_as_float(cuda::load_shared_4(factors + token * 4));
-    const float2 v = {finite((d[4 * q] + d[4 * q + 1] * 0.0625f) * scale),
-                      finite((d[4 * q + 2] + d[4 * q + 3] * 0.0625f) * scale)};
+    const float2 v = {finite(v0 * scale), finite(v1 * scale)};
     const float other = __shfl_xor_sync(0xffffffff, even ? v.y : v.x, 4);
     if (token < group.rows)
       op.store(group.row0 + token, row, (even ? v.x : other) + __uint_as_float(bias << 16),
                (even ? other : v.y) + __uint_as_float(bias & 0xffff0000));
+  };
+#pragma unroll
+  for (int q = 0; q < kN / 8; ++q) {
+    if constexpr (X::kOfRow == 2) {
+      store(4 * q + mine, d[4 * q] + d[4 * q + 1] * 0.0625f, d[4 * q + 2] + d[4 * q + 3] * 0.0625f);
+    } else {
+      const float f0 = lines.factor(0), f1 = lines.factor(1);
+      store(8 * q + 2 * mine, d[4 * q] * f0, d[4 * q + 2] * f1);
+      store(8 * q + 2 * mine + 1, d[4 * q + 1] * f0, d[4 * q + 3] * f1);
+    }
   }
 }
 
 // Op: as gemv_experts's.
-template <int kUnits, class Op>
+template <int kUnits, class X, class Op>
 __global__ void __launch_bounds__(kFoldThreads, 1)
     gemv_fold(const __grid_constant__ TileMatrix m, const __grid_constant__ FoldMemory memory,
-              const FoldRows rows, const __grid_constant__ Op op) {
+              const X rows, const __grid_constant__ Op op) {
   extern __shared__ __align__(128) uint8_t shared[];
   using Ring = FoldRing<kUnits>;
   __shared__ Groups<FoldCost> groups;
@@ -300,12 +363,14 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
   for (int e = threadIdx.x; e <= experts; e += kFoldThreads)
     groups.offset[e] = __ldcg(op.offsets + e);
   __syncthreads();
-  groups.count(experts, kFoldGroupRows);
+  groups.count(experts, kFoldGroupRows<X>);
   const auto share = [&](int block) {
-    return groups.share(block, gridDim.x, experts, kFoldGroupRows, tiles);
+    return groups.share(block, gridDim.x, experts, kFoldGroupRows<X>, tiles);
   };
   const int first = uniform(share(blockIdx.x)), last = uniform(share(blockIdx.x + 1));
-  const auto group_at = [&](int i) { return groups.at(i, last, experts, kFoldGroupRows, tiles); };
+  const auto group_at = [&](int i) {
+    return groups.at(i, last, experts, kFoldGroupRows<X>, tiles);
+  };
   if (fetches) {
     fewer_registers<kFetchRegisters>();
     FoldWalk<kUnits, decltype(group_at)> walk{m, group_at, lane, first + warpgroup, last};
@@ -322,30 +387,38 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
   // From memory, as in mma_digits.cuh's CodeTables: ptxas would copy a constant for every PRMT.
   const uint32_t ones = cuda::load_shared_4(table + 2048);
   int item = first + warpgroup;
-  float d[16];  // the same registers for every width
+  float d[kFoldColumns / 2];  // the same registers for every width
   const auto run = [&]<int kN>(const Group& group, int held) {
-    const uint32_t factors = base + memory.factors + held * 2;
+    const uint32_t factors = base + memory.factors + held * 4 / X::kOfRow;
     const uint32_t x = uniform(columns_of<kN>(base + memory.x + held * m.chunks * kUnits * 64));
-    for (; item < group.end; item += kFoldGroupsOfWarps) {
-      const int row = ((item - group.first_item) * 4 + warp % 4) * 16 + (g % 2 == 0 ? g : g + 7);
+    const auto first_row = [&] { return ((item - group.first_item) * 4 + warp % 4) * 16; };
+    RowLines<X> lines{table};
+    const auto fetch_lines = [&] {
+      if (item < group.end) lines.fetch(rows, group.expert * m.row_tiles * 16 + first_row() + g);
+    };
+    fetch_lines();
+    while (item < group.end) {
+      const int row = first_row() + (g % 2 == 0 ? g : g + 7);
       uint32_t bias = 0;
       if (m.bias != nullptr)
         bias = *reinterpret_cast<const uint32_t*>(bias_of(m, group.expert, row));
-      fold_tile<kUnits, kN>(d, ring, m.chunks, x, table, ones);
-      store_tile<kN>(d, group, row, bias, factors, op);
+      item += kFoldGroupsOfWarps;
+      lines.take();
+      fetch_lines();
+      fold_tile<kUnits, kN>(d, ring, m.chunks, x, lines.at, ones);
+      store_tile<X, kN>(d, group, row, bias, factors, lines, op);
     }
   };
-  const auto columns = [](const Group& group) { return (2 * group.rows + 7) / 8 * 8; };
   for (int begin = first; begin < last;) {
     fold_barrier();  // of the groups before, everything has been read
     int end = begin;
     for (int held = 0; end < last;) {
       const Group group = group_at(end);
-      if (held + columns(group) > memory.columns) break;
-      fetch_columns(rows, op, group, columns(group), m.chunks * kUnits,
+      if (held + group_columns<X>(group) > memory.columns) break;
+      fetch_columns(rows, op, group, m.chunks * kUnits,
                     base + memory.x + held * m.chunks * kUnits * 64,
-                    base + memory.factors + held * 2);
-      held += columns(group);
+                    base + memory.factors + held * 4 / X::kOfRow);
+      held += group_columns<X>(group);
       end = group.end;
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -354,25 +427,24 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
     for (int held = 0; begin < end;) {
       Group group = group_at(begin);
       group.end = uniform(group.end), group.rows = uniform(group.rows);
-      if (group.rows <= 4)
+      const int columns = group_columns<X>(group);
+      if (columns == 8)
         run.template operator()<8>(group, held);
-      else if (group.rows <= 8)
+      else if (columns == 16)
         run.template operator()<16>(group, held);
-      else if (group.rows <= 12)
+      else if (columns == 24)
         run.template operator()<24>(group, held);
       else
         run.template operator()<32>(group, held);
-      held += columns(group);
+      held += columns;
       begin = group.end;
     }
   }
 }
 
-// See gemv_fold. x [num_rows, cols] bf16, of which op.row_of(slot) is a slot's.
-template <class Op>
-void launch_fold(Ctx& cx, Scratch& scratch, const Weight& weight, const uint16_t* x,
-                 int64_t num_rows, const Op& op) {
-  const FoldRows rows = fold_rows(cx, scratch, x, num_rows, weight.cols);
+// See gemv_fold. Of `x` op.row_of(slot) is a slot's row.
+template <class X, class Op>
+void launch_fold(Ctx& cx, const Weight& weight, const X& x, const Op& op) {
   with_chunk_units<5>(weight.cols, [&]<int kUnits>() {
     const TileMatrix m = tile_matrix(weight, kUnits);
     const auto padded = [](int64_t bytes) {
@@ -380,19 +452,26 @@ void launch_fold(Ctx& cx, Scratch& scratch, const Weight& weight, const uint16_t
     };
     FoldMemory memory{};
     memory.table = padded(int64_t{kFoldGroupsOfWarps} * FoldRing<kUnits>::kBytes);
-    memory.factors = memory.table + padded(kFoldTable);
-    memory.x = memory.factors + 512;
+    memory.x = memory.table + padded(kFoldTable);
     const int64_t declared =
         sizeof(Groups<FoldCost>) + kFoldGroupsOfWarps * FoldRing<kUnits>::kBarriers * 8;
     const int64_t free = cx.kernels.gpu.smem_per_block_bytes - padded(declared) - memory.x;
-    memory.columns = static_cast<int>(std::min<int64_t>(free / weight.cols / 8 * 8, 256));
-    memory.end = memory.x + padded(memory.columns * weight.cols);
-    cuda::launch(cx.stream, gemv_fold<kUnits, Op>,
+    // A column takes its codes and a factor, at most.
+    memory.columns = static_cast<int>(std::min<int64_t>(free / (weight.cols + 4) / 8 * 8, 256));
+    memory.factors = memory.x + memory.columns * static_cast<uint32_t>(weight.cols);
+    memory.end = memory.factors + memory.columns * 4;
+    cuda::launch(cx.stream, gemv_fold<kUnits, X, Op>,
                  {.grid = dim3(grid_of(cx, m.row_tiles / 4 * weight.experts)),
                   .block = dim3(kFoldThreads),
                   .smem_bytes = memory.end},
-                 m, memory, rows, op);
+                 m, memory, x, op);
   });
+}
+// The same of x [num_rows, cols] bf16.
+template <class Op>
+void launch_fold(Ctx& cx, Scratch& scratch, const Weight& weight, const uint16_t* x,
+                 int64_t num_rows, const Op& op) {
+  launch_fold(cx, weight, PairColumns{fold_rows(cx, scratch, x, num_rows, weight.cols)}, op);
 }
 
 }  // namespace nibble::ops::gpu::sm90

@@ -9,5 +9,7 @@ namespace nibble::ops::gpu {
 // d [T, H] f32 = sum over choices of p * y[slot]: the first half of them in order, the second half
 // in order, both; y [T * K, H] f32, on the device.
 void combine(Ctx& cx, const Tensor& d, const float* y, const Routing& routing);
+// The same in order of choice throughout, y in bf16.
+void combine(Ctx& cx, const Tensor& d, const uint16_t* y, const Routing& routing);
 
 }  // namespace nibble::ops::gpu

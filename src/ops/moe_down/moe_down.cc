@@ -42,9 +42,16 @@ const char* refuse_many_fp8(const MoeDownDesc& d, const KernelOptions& o) {
                             {d.format, d.hidden, d.width, d.tokens * d.top_k, 16 * d.experts}, o);
 }
 
+const char* refuse_fold_fp8(const MoeDownDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_many_fp8(d, o)) return reason;
+  return refuse_fold_e4m3(d.tokens * d.top_k, d.experts, d.hidden, d.width, o);
+}
+
 constexpr auto kKernels = joined(
     Cpu::experts(),
     std::to_array<MoeDownKernel>({
+        {"sm90_w4a8_fold", refuse_fold_fp8, NIBBLE_SM90_KERNEL(gpu::moe_down_fold_fp8),
+         Layout::kTiles16x64},
         {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm_fp8),
          Layout::kTiles16x64},
         {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm),

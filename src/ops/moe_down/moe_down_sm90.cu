@@ -7,6 +7,7 @@
 #include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
 #include "ops/linear/gemm_fp8_sm90.h"
+#include "ops/moe_down/combine.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/scratch.h"
 
@@ -16,8 +17,9 @@ namespace {
 constexpr int kThreads = 384;  // 360 groups of 8 columns at H = 2,880
 
 // d [T, H] f32 = sum over k of p[t][k] * y[slot[t][k]]; y [T * K, H] bf16. A block a token.
-__global__ void __launch_bounds__(kThreads) combine(float* d, const uint16_t* y, const float* p,
-                                                    const int32_t* slot, int top_k, int hidden) {
+__global__ void __launch_bounds__(kThreads)
+    add_choices(float* d, const uint16_t* y, const float* p, const int32_t* slot, int top_k,
+                int hidden) {
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const int64_t t = blockIdx.x;
@@ -40,14 +42,14 @@ __global__ void __launch_bounds__(kThreads) combine(float* d, const uint16_t* y,
   }
 }
 
-void add_choices(Ctx& cx, const Tensor& d, const uint16_t* rows, const Routing& routing) {
-  cuda::launch(cx.stream, combine,
+}  // namespace
+
+void combine(Ctx& cx, const Tensor& d, const uint16_t* y, const Routing& routing) {
+  cuda::launch(cx.stream, add_choices,
                {.grid = dim3(static_cast<unsigned>(routing.num_tokens)), .block = dim3(kThreads)},
-               d.as<float>(), rows, routing.p, routing.slot, routing.top_k,
+               d.as<float>(), y, routing.p, routing.slot, routing.top_k,
                static_cast<int>(d.dim(1)));
 }
-
-}  // namespace
 
 void moe_down_gemm(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                    const Weight& down) {
@@ -57,7 +59,7 @@ void moe_down_gemm(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& rou
   auto* rows = scratch.take<uint16_t>(slots * down.rows);
   gemm(cx, down, GemmOut::kBF16,
        {.x = u.data, .offsets = routing.offsets, .y = rows, .num_slots = slots});
-  add_choices(cx, d, rows, routing);
+  combine(cx, d, rows, routing);
 }
 
 void moe_down_gemm_fp8(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
@@ -73,7 +75,7 @@ void moe_down_gemm_fp8(Ctx& cx, const Tensor& d, const Tensor& u, const Routing&
             .y = rows,
             .num_slots = slots,
             .x_scale_all = kExpertScale});
-  add_choices(cx, d, rows, routing);
+  combine(cx, d, rows, routing);
 }
 
 }  // namespace nibble::ops::gpu

@@ -1,5 +1,8 @@
-// moe_up for some rows an expert, by wgmma in FP8 that keeps bf16's bits (gemv_fold_sm90.cuh).
+// moe_up for some rows an expert, by wgmma in FP8 that keeps bf16's bits, or of E4M3 activations
+// (gemv_fold_sm90.cuh).
 #include "cuda/bf16.cuh"
+#include "cuda/fp8.cuh"
+#include "ops/linear/gemm_fp8_sm90.h"
 #include "ops/linear/gemv_fold_sm90.cuh"
 #include "ops/moe_up/moe_up.h"
 
@@ -7,7 +10,7 @@ namespace nibble::ops::gpu {
 namespace {
 
 struct FoldUp {
-  uint16_t* u;  // [slots, width]
+  uint16_t* u;  // [slots, width] bf16; FoldUpE4m3: as many E4M3 in fold order, by kExpertScale
   const int32_t *token, *offsets;
   int experts, width;
   float limit;
@@ -18,18 +21,42 @@ struct FoldUp {
   }
 };
 
+struct FoldUpE4m3 : FoldUp {
+  __device__ void store(int row, int weight_row, float gate, float up) const {
+    const uint32_t f = static_cast<uint32_t>(weight_row) / 2;
+    const uint32_t place = f / 32 * 32 + f % 2 * 16 + f % 8 / 2 * 4 + f % 32 / 8;
+    const float v = sm90::swiglu(gate, up, limit) * (1 / kExpertScale);
+    reinterpret_cast<uint8_t*>(u)[int64_t{row} * width + place] =
+        static_cast<uint8_t>(cuda::e4m3_pair(v, v));
+  }
+};
+
+FoldUp fold_up(const Tensor& u, const Routing& routing, const Weight& up, float limit) {
+  return {.u = u.as<uint16_t>(),
+          .token = routing.token,
+          .offsets = routing.offsets,
+          .experts = routing.num_experts,
+          .width = static_cast<int>(up.rows / 2),
+          .limit = limit};
+}
+
 }  // namespace
 
 void moe_up_fold(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
                  const Weight& up, float limit) {
   Scratch scratch(cx.scratch);
   sm90::launch_fold(cx, scratch, up, h.as<uint16_t>(), routing.num_tokens,
-                    FoldUp{.u = u.as<uint16_t>(),
-                           .token = routing.token,
-                           .offsets = routing.offsets,
-                           .experts = routing.num_experts,
-                           .width = static_cast<int>(up.rows / 2),
-                           .limit = limit});
+                    fold_up(u, routing, up, limit));
+}
+
+void moe_up_fold_fp8(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
+                     const Weight& up, float limit) {
+  if (up.fold == nullptr) return moe_up_fold(cx, u, h, routing, up, limit);
+  Scratch scratch(cx.scratch);
+  const E4m3Rows x = quantize_rows(cx, scratch, h.as<uint16_t>(), routing.num_tokens, up.cols);
+  sm90::launch_fold(cx, up,
+                    sm90::E4m3Columns{.codes = x.codes, .scales = x.scales, .fold = up.fold},
+                    FoldUpE4m3{fold_up(u, routing, up, limit)});
 }
 
 }  // namespace nibble::ops::gpu
