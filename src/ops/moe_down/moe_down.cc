@@ -31,10 +31,10 @@ const char* refuse_by_fold(const MoeDownDesc& d, const KernelOptions& o) {
   return refuse_fold(d.tokens * d.top_k, d.experts, d.hidden, d.width, o);
 }
 
-// 16 rows an expert, as moe_up.
+// 20 rows an expert, as moe_up.
 const char* refuse_many(const MoeDownDesc& d, const KernelOptions& o) {
   return refuse_gemm<Format::kMxfp4>(
-      {d.format, d.hidden, d.width, d.tokens * d.top_k, 16 * d.experts}, o);
+      {d.format, d.hidden, d.width, d.tokens * d.top_k, 20 * d.experts}, o);
 }
 
 const char* refuse_many_fp8(const MoeDownDesc& d, const KernelOptions& o) {

@@ -32,10 +32,10 @@ const char* refuse_by_fold(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_fold(d.tokens * d.top_k, d.experts, 2 * d.width, d.hidden, o);
 }
 
-// 16 rows an expert: below, a weight's bytes are worth more than its products.
+// 20 rows an expert: below, a weight's bytes are worth more than its products.
 const char* refuse_many(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_gemm<Format::kMxfp4>(
-      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 16 * d.experts}, o);
+      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 20 * d.experts}, o);
 }
 
 const char* refuse_many_fp8(const MoeUpDesc& d, const KernelOptions& o) {
