@@ -308,7 +308,7 @@ void Engine::Impl::launch_on_gpu() {
     gpu_->launch(block);
   }
   ahead_.clear();
-  if (gpu_->has_graph(block.step()) && plan_ahead(chunks)) {
+  if (gpu_->feeds_next(block.step()) && plan_ahead(chunks)) {
     StepBlock& next = blocks_[1 - turn_];
     next.fill(ahead_chunks_, /*is_ahead=*/true);
     gpu_->launch(next, /*is_fed=*/true);

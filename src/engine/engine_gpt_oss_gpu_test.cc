@@ -71,6 +71,26 @@ TEST_P(GptOssGpu, AloneInABatchAfterPreemptionAndAfterAPrefixHit) {
   }
 }
 
+// More sequences than graphs are recorded for: steps begun ahead are launched kernel by kernel.
+TEST_P(GptOssGpu, AloneAmongEighty) {
+  if (std::getenv("NIBBLE_SMALL_TESTS") != nullptr) GTEST_SKIP() << "other tests run its kernels";
+  GpuTestModel loaded(GetParam());
+  EngineOptions options = engine_options();
+  options.max_num_seqs = 80;
+  options.max_num_batched_tokens = 128;
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 80; ++i) {
+    requests.push_back({.prompt = toy_prompt(1 + i % 23, i, 3072), .max_tokens = 60 - i % 7});
+    requests.back().sampling.seed = i;
+    requests.back().sampling.temperature = i % 2;
+  }
+  Engine engine(*loaded.model, loaded.cx, options);
+  const std::vector<Transcript> all = run_all(engine, requests);
+  EXPECT_EQ(engine.stats().num_preemptions, 0);
+  for (size_t i = 0; i < requests.size(); i += 9)
+    EXPECT_TRUE(run_alone(*loaded.model, loaded.cx, options, requests[i]) == all[i]) << i;
+}
+
 // Sixteen requests, at the third token of the first of which something else in the process writes
 // where there is no memory: from there on CUDA answers every call with that error.
 int run_until_the_gpu_fails() {

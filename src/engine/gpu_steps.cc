@@ -51,25 +51,26 @@ int64_t GpuSteps::device_bytes(const ModelInfo& info, const StepLimits& limits,
   return StepBlock::bytes(limits, max_num_seqs) + mask_bytes(info) + ids_bytes(limits);
 }
 
-bool GpuSteps::has_graph(const Step& step) const {
-  return step.num_tokens == step.num_spans && step.num_tokens == step.num_out &&
-         step.num_tokens <= kMaxGraphTokens && use_graphs_ && !cx_.tap;
+bool GpuSteps::feeds_next(const Step& step) const {
+  return step.num_tokens == step.num_spans && step.num_tokens == step.num_out && use_graphs_ &&
+         !cx_.tap;
 }
 
 void GpuSteps::launch(const StepBlock& block, bool is_fed) {
+  const bool feeds = feeds_next(block.step());
+  CHECK(feeds || !is_fed);
   pages_.flush();
   cuda::copy_async(block_.data(), block.data(), block.used_bytes(), cx_.stream);
   Step step = block.step_at(block_.data());
   if (is_fed) step.tokens = static_cast<const int32_t*>(ids_.data());
   const ops::Draw* const draws = block.draws_at(block_.data());
-  if (has_graph(step)) {
+  if (feeds && step.num_tokens <= kMaxGraphTokens) {
     auto& [graph, logits] = graphs_[{step.num_tokens, step.max_context, is_fed, draws != nullptr}];
     if (!graph)
       graph = cuda::Graph(cx_.stream, [&, &logits = logits] { logits = run(step, draws); });
     graph.launch(cx_.stream);
     logits_ = logits;
   } else {
-    CHECK(!is_fed);
     logits_ = run(step, draws);
   }
   done_[block.turn()].record(cx_.stream);

@@ -32,10 +32,11 @@ class GpuSteps {
   static int64_t device_bytes(const ModelInfo& info, const StepLimits& limits,
                               int32_t max_num_seqs);
 
-  // Whether a step is one that graphs are recorded for.
-  bool has_graph(const Step& step) const;
+  // Whether the ids that a step finds may be the tokens of the next one: it takes one token of each
+  // of its sequences, and is not watched.
+  bool feeds_next(const Step& step) const;
   // Starts the step that `block` describes, which stays as it is until waited for. is_fed: its
-  // tokens are the ids found of the rows of the step launched before; needs has_graph().
+  // tokens are the ids found of the rows of the step launched before; both feed the next.
   void launch(const StepBlock& block, bool is_fed = false);
   // For the step of `block`.
   void wait(const StepBlock& block);
