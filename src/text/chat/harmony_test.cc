@@ -124,7 +124,7 @@ TEST(Harmony, NamesWhatAVocabularyLacks) {
   EXPECT_FALSE(Harmony::fits(plain));
   EXPECT_TRUE(Harmony::fits(byte_tokenizer()));
   try {
-    Harmony{plain};
+    const Harmony harmony(plain);
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);

@@ -52,8 +52,8 @@ TEST(HeaderMask, LetsGoodHeadersThrough) {
   for (const std::string text :
        {kAnswer, "<|channel|>final <|constrain|>json<|message|>{\"ok\":true}<|return|>",
         "<|channel|>final<|constrain|>json<|message|>{}<|return|>",
-        "<|channel|>commentary<|message|>Plan<|end|><|start|>assistant<|channel|>commentary "
-        "to=functions.f <|constrain|>json<|message|>{}<|call|>",
+        ("<|channel|>commentary<|message|>Plan<|end|><|start|>assistant<|channel|>commentary "
+         "to=functions.f <|constrain|>json<|message|>{}<|call|>"),
         "<|channel|>commentary to=functions.get_stock json<|message|>{}<|call|>",
         " to=functions.get_stock<|channel|>commentary <|constrain|>json<|message|>{}<|call|>",
         " to=functions.get_stock<|channel|>commentary json<|message|>{}<|call|>",
