@@ -32,12 +32,12 @@ Caps open_device() {
   check(cudaSetDevice(0), "cudaSetDevice");
   cudaDeviceProp p{};
   check(cudaGetDeviceProperties(&p, 0), "cudaGetDeviceProperties");
-  const Caps caps{.sm = 10 * p.major + p.minor,
-                  .num_sms = p.multiProcessorCount,
-                  .smem_per_block_bytes = static_cast<int64_t>(p.sharedMemPerBlockOptin),
-                  .l2_bytes = p.l2CacheSize,
-                  .memory_bytes = static_cast<int64_t>(p.totalGlobalMem),
-                  .name = p.name};
+  Caps caps{.sm = 10 * p.major + p.minor,
+            .num_sms = p.multiProcessorCount,
+            .smem_per_block_bytes = static_cast<int64_t>(p.sharedMemPerBlockOptin),
+            .l2_bytes = p.l2CacheSize,
+            .memory_bytes = static_cast<int64_t>(p.totalGlobalMem),
+            .name = p.name};
   if (caps.sm != NIBBLE_CUDA_SM) {
     throw Error(ErrorKind::kUnsupported,
                 "this build of nibble holds kernels for compute capability " +

@@ -107,6 +107,6 @@ double dummy_scale_rms(const WeightSpec& spec);
 
 // A checkpoint without files that has exactly the wanted weights, made when they are read: the same
 // bytes for the same seed and name, however reading is split.
-std::unique_ptr<Checkpoint> dummy_checkpoint(std::vector<WeightSpec> wanted, uint64_t seed);
+std::unique_ptr<Checkpoint> dummy_checkpoint(const std::vector<WeightSpec>& wanted, uint64_t seed);
 
 }  // namespace nibble

@@ -148,7 +148,7 @@ void BM_FillDummy(benchmark::State& state) {
   std::vector<WeightSpec> wanted = specs();
   if (mxfp4)
     for (WeightSpec& spec : wanted) spec.format = Format::kMxfp4;
-  const auto checkpoint = dummy_checkpoint(std::move(wanted), 1);
+  const auto checkpoint = dummy_checkpoint(wanted, 1);
   int64_t bytes = 0;
   for (const TensorInfo& t : checkpoint->tensors()) bytes += t.bytes;
   for (auto _ : state) {

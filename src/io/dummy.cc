@@ -141,7 +141,7 @@ class Filler {
 
 class DummyCheckpoint : public Checkpoint {
  public:
-  DummyCheckpoint(std::vector<WeightSpec> wanted, uint64_t seed)
+  DummyCheckpoint(const std::vector<WeightSpec>& wanted, uint64_t seed)
       : origin_("dummy weights, seed " + std::to_string(seed)) {
     std::vector<std::pair<TensorInfo, Filler>> made;
     for (const WeightSpec& spec : wanted) add(spec, seed, made);
@@ -231,8 +231,8 @@ double dummy_scale_rms(const WeightSpec& spec) {
   return dummy_deviation(spec) / std::sqrt(68.5 / 8);
 }
 
-std::unique_ptr<Checkpoint> dummy_checkpoint(std::vector<WeightSpec> wanted, uint64_t seed) {
-  return std::make_unique<DummyCheckpoint>(std::move(wanted), seed);
+std::unique_ptr<Checkpoint> dummy_checkpoint(const std::vector<WeightSpec>& wanted, uint64_t seed) {
+  return std::make_unique<DummyCheckpoint>(wanted, seed);
 }
 
 }  // namespace nibble

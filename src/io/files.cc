@@ -110,7 +110,8 @@ std::string read_text_file(const std::filesystem::path& path, int64_t max_bytes)
 // was measured (virtio disk, 2 GiB, direct reads of 8 MiB).
 StreamReader::StreamReader() : memory_(kPieceBytes + 2 * kAlign + kHugePage) {
   const auto address = reinterpret_cast<uintptr_t>(memory_.data());
-  piece_ = reinterpret_cast<std::byte*>((address + kHugePage - 1) / kHugePage * kHugePage);
+  const uintptr_t whole = (address + kHugePage - 1) / kHugePage * kHugePage;
+  piece_ = static_cast<std::byte*>(memory_.data()) + (whole - address);
 }
 
 void StreamReader::read(const File& file, int64_t offset, std::span<std::byte> to) {

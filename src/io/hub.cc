@@ -115,7 +115,7 @@ fs::path hub_cache_directory() {
     const char* value = std::getenv(name);
     return value == nullptr ? "" : value;
   };
-  if (const fs::path cache = environment("HF_HUB_CACHE"); !cache.empty()) return cache;
+  if (fs::path cache = environment("HF_HUB_CACHE"); !cache.empty()) return cache;
   if (const fs::path home = environment("HF_HOME"); !home.empty()) return home / "hub";
   fs::path base = environment("XDG_CACHE_HOME");
   if (base.empty()) base = environment("HOME") / ".cache";

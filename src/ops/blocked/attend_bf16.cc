@@ -66,7 +66,7 @@ class Bf16Tile {
         dim_(t.kv->k.shape[3]),
         rows_(int64_t{t.num_tokens} * t.group),
         padded_((rows_ + kChunk - 1) / kChunk * kChunk) {
-    auto* at =
+    auto* at =  // NOLINTNEXTLINE(performance-no-int-to-ptr)
         reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(t.scratch) + 63) / 64 * 64);
     const auto take = [&](int64_t bytes) { return std::exchange(at, at + bytes); };
     keys_ = take(2 * kBlock * dim_);
