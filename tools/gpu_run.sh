@@ -85,8 +85,9 @@ run_bench() {
   run mxfp4-dense -n 128 -r 3 --max-num-seqs 256 "${mxfp4[@]}"
   tests 'tg 1 @512' 'tg 1 @8192' 'tg 8' 'tg 64' pp2048 pp8192
   run bf16-dense -n 128 -r 3 --max-num-seqs 64
-  tests pp512 pp2048 pp8192
-  [[ ${#fp8[@]} == 0 ]] || run mxfp4-dense-fp8 -r 3 "${mxfp4[@]}" "${fp8[@]}"
+  tests 'tg 128' 'tg 256' pp512 pp2048 pp8192
+  [[ ${#fp8[@]} == 0 ]] ||
+    run mxfp4-dense-fp8 -n 128 -r 3 --max-num-seqs 256 "${mxfp4[@]}" "${fp8[@]}"
   tests 'tg 1 @512' 'tg 8' 'tg 64' 'tg 256' pp512 pp8192
   run profile -n 128 -r 1 --profile --max-num-seqs 256 "${mxfp4[@]}"
   tests pp512 pp8192

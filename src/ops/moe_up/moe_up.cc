@@ -38,13 +38,18 @@ const char* refuse_many(const MoeUpDesc& d, const KernelOptions& o) {
       {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 20 * d.experts}, o);
 }
 
-const char* refuse_many_fp8(const MoeUpDesc& d, const KernelOptions& o) {
+// From `fewest` rows an expert on.
+const char* refuse_fp8(const MoeUpDesc& d, int64_t fewest, const KernelOptions& o) {
   return refuse_experts_fp8(
-      d.width, {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 16 * d.experts}, o);
+      d.width, {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, fewest * d.experts}, o);
+}
+
+const char* refuse_many_fp8(const MoeUpDesc& d, const KernelOptions& o) {
+  return refuse_fp8(d, 16, o);
 }
 
 const char* refuse_fold_fp8(const MoeUpDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_many_fp8(d, o)) return reason;
+  if (const char* reason = refuse_fp8(d, 3, o)) return reason;
   return refuse_fold_e4m3(d.tokens * d.top_k, d.experts, 2 * d.width, d.hidden, o);
 }
 
