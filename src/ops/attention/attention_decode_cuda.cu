@@ -11,11 +11,15 @@
 // a function of the number of keys alone, and splits are merged in their order by the last block of
 // the token and head, so a token's bits do not depend on the batch. Reached on one H200, chained in
 // graphs, 2026-11-21: T = 1 at 512 / 8,192 / 131,072 keys 3.7 / 8.9 / 67 us, windows of 128 2.3 us.
-// In gpt-oss-120b's step of one token a kernel of its own without the list of items saves 24 us.
+// In gpt-oss-120b's step of one token a kernel of its own without the list of items saves 24 us;
+// 16 splits instead of 17 at 8,192 keys, so that all blocks start beside norm_qkv's, with all their
+// keys and values brought into L2 before the wait, take tg 1 @8192 from 722 to 734 tokens/s; a
+// merge by the last warp of a head instead of the last block 802 -> 804 at 512.
 // Lost: clusters that merge through distributed shared memory (3.8 us at 512, and beside kernels of
 // 128 registers they do not start early); 16 warps (5.8); a grid of all splits, most of them empty
 // (T = 8 at 512: 10.5 us against 5.7); for one token two tiles of a warp in registers before the
-// wait (+5 to +10 us a step at 512, nothing at 8,192).
+// wait (+5 to +10 us a step at 512, nothing at 8,192) or three in shared memory (716 for 729
+// tokens/s at 8,192).
 #include <algorithm>
 #include <cfloat>
 
@@ -36,43 +40,63 @@ constexpr int kHeads = AttentionScratch::kMaxGroup;  // columns of the matrix pr
                                                      // of a KV head, at most
 constexpr int kWarps = 8;
 static_assert(kWarps == kHeads);         // a warp merges a head
-constexpr int kSplitTiles = 2 * kWarps;  // of a split up to 8,192 keys, then they grow;
-constexpr int kFewTiles = 48;            // half of that from 257 to 768 keys: less latency
+constexpr int kSplitTiles = 2 * kWarps;  // of a split up to 4,096 keys;
+constexpr int kFewTiles = 48;            // half of that from 257 to 768 keys: less latency;
+// beyond, it grows: up to 16,384 keys to a block an SM, which is what has room beside the kernel in
+// front. Who starts behind that one comes late.
+constexpr int kEarlySplits = 16, kEarlyTiles = 1024;
 constexpr int kMaxSplits = AttentionScratch::kMaxSplits;
 constexpr int kSlab = AttentionScratch::kSlab;  // rows of a launch, for the scratch's sake
 constexpr int kBlocksPerSm = 2;
+constexpr int kPrefetchTiles = 7;  // of a warp of one token, into L2
 
 struct Params : Arguments {
   const int32_t* positions = nullptr;
   float4* parts = nullptr;       // [tokens, G, kMaxSplits, kHeads, kDim / 4]
   float2* part_sums = nullptr;   // [tokens, G, kMaxSplits, kHeads]: largest score, sum of weights
-  uint32_t* counters = nullptr;  // [tokens, G], zero
+  uint32_t* counters = nullptr;  // [tokens, G], or [G, kHeads] for one token, zero
   // Rows of this launch: tokens first.., or (by_span) spans first.., those of one token.
   int32_t first = 0, num_rows = 0, by_span = 0;
   int32_t num_tokens = 0;
 };
 
+// How the tiles that a token sees are split: `longer` splits have a tile of each warp more.
+struct Splits {
+  int32_t count, tiles, longer;
+
+  static __host__ __device__ constexpr Splits of(int32_t seen) {
+    if (seen <= kEarlySplits * kSplitTiles) {
+      const int32_t tiles = seen > kSplitTiles && seen <= kFewTiles ? kSplitTiles / 2 : kSplitTiles;
+      return {(seen + tiles - 1) / tiles, tiles, 0};
+    }
+    const int32_t count = seen <= kEarlyTiles ? kEarlySplits : kMaxSplits;
+    const int32_t tiles = seen / count / kWarps * kWarps;
+    return {count, tiles, (seen - count * tiles + kWarps - 1) / kWarps};
+  }
+  __device__ __forceinline__ int32_t begin(int32_t split) const {
+    return split * tiles + min(split, longer) * kWarps;
+  }
+};
+// The most of a token that sees up to `tiles`.
+int32_t most_splits(int32_t tiles) {
+  return std::max(Splits::of(tiles).count, Splits::of(std::min(tiles, kFewTiles)).count);
+}
+
 // What of a sequence a token sees, in tiles, and how that is split.
 struct Range {
   Visible seen;
-  int32_t begin, end;  // tiles
-  int32_t tiles_per_split, splits;
-};
+  int32_t first, end;  // tiles
+  Splits splits;
 
-__device__ __forceinline__ Range range_of(int32_t pos, int32_t window) {
-  Range r;
-  r.seen.first = window > 0 ? max(0, pos - window + 1) : 0;
-  r.seen.last = pos;
-  r.begin = r.seen.first / kTile;
-  r.end = pos / kTile + 1;
-  const int32_t tiles = r.end - r.begin;
-  constexpr int kFull = kSplitTiles * kMaxSplits;
-  r.tiles_per_split = tiles > kSplitTiles && tiles <= kFewTiles
-                          ? kSplitTiles / 2
-                          : kSplitTiles * ((tiles + kFull - 1) / kFull);
-  r.splits = (tiles + r.tiles_per_split - 1) / r.tiles_per_split;
-  return r;
-}
+  static __device__ __forceinline__ Range of(int32_t pos, int32_t window) {
+    Range r;
+    r.seen = {window > 0 ? max(0, pos - window + 1) : 0, pos};
+    r.first = r.seen.first / kTile;
+    r.end = pos / kTile + 1;
+    r.splits = Splits::of(r.end - r.first);
+    return r;
+  }
+};
 
 // The span of row i of the grid, or of the token that it stands for: spans cover all in order.
 __device__ __forceinline__ Span span_of(const Params& a, int32_t t) {
@@ -115,7 +139,7 @@ struct Rows {
           const Span span = span_of(a, at);
           row[i] = a.by_span ? Row{span.q_start, span.context, span.context, span.slot}
                              : Row{at, a.positions[at], span.context, span.slot};
-          if (!a.by_span || span.q_len == 1) upto = range_of(row[i].pos, a.window).splits;
+          if (!a.by_span || span.q_len == 1) upto = Range::of(row[i].pos, a.window).splits.count;
         }
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
@@ -133,9 +157,9 @@ struct Rows {
 
 // The warp's share of a split, and its pages.
 __device__ __forceinline__ void find_tiles(Item& item, const Params& a, int32_t slot) {
-  const int32_t begin = item.range.begin + item.split * item.range.tiles_per_split;
-  item.first = begin + threadIdx.x / 32;
-  item.end = min(begin + item.range.tiles_per_split, item.range.end);
+  const Range& range = item.range;
+  item.first = range.first + range.splits.begin(item.split) + threadIdx.x / 32;
+  item.end = min(range.first + range.splits.begin(item.split + 1), range.end);
   const int32_t tile = item.first + kWarps * (threadIdx.x % 32);
   item.page = 0;
   if (tile < item.end)
@@ -156,7 +180,7 @@ __device__ __forceinline__ bool item_at(Item& item, const Params& a, const Rows&
   item.row = low * a.kv_heads + item.kv_head;
   item.t = row.t;
   item.split = split - rows.first_split[low];
-  item.range = range_of(row.pos, a.window);
+  item.range = Range::of(row.pos, a.window);
   item.context = row.context;
   find_tiles(item, a, row.slot);
   return true;
@@ -283,7 +307,7 @@ __device__ __forceinline__ void finish_item(const Params& a, Parts& shared, cons
                                             float sink) {
   const int lane = threadIdx.x % 32, h = threadIdx.x / 32;
   if (h >= a.group) return;
-  const int32_t splits = item.range.splits, head = item.kv_head * a.group + h;
+  const int32_t splits = item.range.splits.count, head = item.kv_head * a.group + h;
   if (splits > 1) sink = -INFINITY;  // whoever merges them adds it
   float top = sink;
 #pragma unroll
@@ -343,7 +367,8 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
     if (counted.splits > 0 && shared.is_last) merge_splits(a, counted, sink_of(a, counted.kv_head));
     finish_item(a, shared, item, sink_of(a, item.kv_head));
     __syncthreads();
-    counted = {item.row, item.t, item.kv_head, item.range.splits > 1 ? item.range.splits : 0};
+    counted = {item.row, item.t, item.kv_head,
+               item.range.splits.count > 1 ? item.range.splits.count : 0};
     if (counted.splits > 0 && threadIdx.x == 0)
       shared.is_last = cuda::is_last_arrival(a.counters + counted.row, counted.splits);
     item = next;
@@ -364,18 +389,23 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
   item.row = item.kv_head = blockIdx.x % a.kv_heads;
   item.split = blockIdx.x / a.kv_heads;
   item.t = 0;
-  item.range = range_of(a.by_span ? span.context : a.positions[0], a.window);
+  item.range = Range::of(a.by_span ? span.context : a.positions[0], a.window);
   item.context = span.context;
-  if (item.split >= item.range.splits) return cuda::griddep_wait();
+  if (item.split >= item.range.splits.count) return cuda::griddep_wait();
   find_tiles(item, a, span.slot);
   const bool has_tile = item.first < item.end;
   const bool is_early = (item.first + 1) * kTile <= item.context;
   Tile<kFp8> tile;
   uint4 q[2];
-  const int64_t at = address(item, a, item.first), next = address(item, a, item.first + kWarps);
+  const int64_t at = address(item, a, item.first);
   if (has_tile && is_early) load_keys(tile, a.k, at), load_values(tile, a.v, at);
   if (has_tile && !is_early) prefetch_tile<kFp8>(a.k, a.v, at);
-  if (item.first + kWarps < item.end) prefetch_tile<kFp8>(a.k, a.v, next);
+#pragma unroll 1
+  for (int i = 1; i <= kPrefetchTiles; ++i) {
+    const int32_t tile = item.first + i * kWarps;
+    if (tile >= item.end) break;
+    prefetch_tile<kFp8>(a.k, a.v, address(item, a, tile));
+  }
   const float sink = sink_of(a, item.kv_head);
   cuda::touch_parameters(a);
   cuda::griddep_wait();
@@ -384,13 +414,14 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm)
   publish(shared, attend_item(a, item, tile, q));
   __syncthreads();
   finish_item(a, shared, item, sink);
-  const int32_t splits = item.range.splits;
-  if (splits > 1) {
-    __syncthreads();
-    if (threadIdx.x == 0) shared.is_last = cuda::is_last_arrival(a.counters + item.row, splits);
-    __syncthreads();
-    if (shared.is_last) merge_splits(a, {item.row, 0, item.kv_head, splits}, sink);
-  }
+  // A warp has written its head's part, and merges it if it is the last to do so.
+  const int32_t splits = item.range.splits.count, h = threadIdx.x / 32;
+  if (splits == 1 || h >= a.group) return;
+  __syncwarp();
+  bool is_last = false;
+  if (threadIdx.x % 32 == 0)
+    is_last = cuda::is_last_arrival(a.counters + item.row * kHeads + h, splits);
+  if (__any_sync(kAll, is_last)) merge_splits(a, {item.row, 0, item.kv_head, splits}, sink);
 }
 
 }  // namespace
@@ -419,8 +450,9 @@ void attend_rows(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
                           : (fp8 ? attend_items<true> : attend_items<false>);
   const int32_t longest = kv.max_pages * kv.page_size;
   const int32_t context = s.max_context > 0 ? std::min(s.max_context, longest) : longest;
-  const int32_t keys = params.window > 0 ? std::min(params.window + kTile, context) : context;
-  const int32_t splits = std::clamp(keys / kTile / (kSplitTiles / 2) + 1, 1, kMaxSplits);
+  const int32_t keys = params.window > 0 ? std::min(params.window, context) : context;
+  const int32_t splits =
+      most_splits((keys + (params.window > 0 ? 2 * kTile - 2 : kTile - 1)) / kTile);
   const int32_t most = one ? kv_heads * kMaxSplits : kBlocksPerSm * cx.kernels.gpu.num_sms;
   for (; a.first < rows; a.first += slab) {
     a.num_rows = std::min(slab, rows - a.first);
