@@ -217,15 +217,25 @@ struct ChunkCodes {
         scales[u] = load_shared_4(address + u * kUnitBytes + 512 + g * 4);
     } else {
 #pragma unroll
-      for (int r = 0; r < kRounds; ++r) {
-        // Past the end of an odd chunk lanes 2 and 3 have sums of 0: any finite scale of the row
-        // does.
-        const bool is_whole = kTogether * (r + 1) <= 2 * kUnits;
-        const uint32_t block = is_whole ? p / (4 / kTogether) : p % 2;
-        scales[r] =
-            load_scale_pair(address + (r * kTogether / 2 + block / 2) * kUnitBytes, block % 2);
-      }
+      for (int r = 0; r < kRounds; ++r) scales[r] = load_scales(address, r, p);
     }
+  }
+  // Of two row tiles rows 8 half .. alone, as rows g and g + 8. The tiles may be the same: then a
+  // product takes half of the instructions.
+  __device__ __forceinline__ ChunkCodes(uint32_t first, uint32_t second, uint32_t half) {
+    const uint32_t lane = threadIdx.x % 32;
+    const bool is_second = half != 0, is_same = first == second;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      const uint4 a = load_shared_16(first + u * kUnitBytes + lane * 16);
+      unit[u].x = is_second ? a.y : a.x, unit[u].z = is_second ? a.w : a.z;
+      const uint4 b = is_same ? a : load_shared_16(second + u * kUnitBytes + lane * 16);
+      unit[u].y = is_second ? b.y : b.x, unit[u].w = is_second ? b.w : b.z;
+    }
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r)
+      scales[r] = byte_permute(load_scales(first, r, lane % 4), load_scales(second, r, lane % 4),
+                               is_second ? 0x2251 : 0x2240);
   }
   // Of block b: row g, row g + 8.
   __device__ __forceinline__ uint32_t row_g(int b) const {
@@ -233,6 +243,15 @@ struct ChunkCodes {
   }
   __device__ __forceinline__ uint32_t row_g8(int b) const {
     return b % 2 == 0 ? unit[b / 2].y : unit[b / 2].w;
+  }
+
+ private:
+  // Of the p-th of the kTogether blocks of round r.
+  static __device__ __forceinline__ uint32_t load_scales(uint32_t address, int r, uint32_t p) {
+    // Past the end of an odd chunk lanes 2 and 3 have sums of 0: any finite scale of the row does.
+    const bool is_whole = kTogether * (r + 1) <= 2 * kUnits;
+    const uint32_t block = is_whole ? p / (4 / kTogether) : p % 2;
+    return load_scale_pair(address + (r * kTogether / 2 + block / 2) * kUnitBytes, block % 2);
   }
 };
 

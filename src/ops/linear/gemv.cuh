@@ -57,28 +57,52 @@ inline bool fits_one(const Weight& w) {
   return fits;
 }
 
-// T = 1: see gemv_one.
-template <Items kItems, class Op>
+// Shares of the row tiles, and the shared memory of a block. kHeld: see gemv_one.
+template <Items kItems, bool kHeld, int kUnits>
+OneLayout lay_out_one(TileMatrix& m, int grid) {
+  constexpr int kTogether = kItems == Items::kHeadHalves ? 2 : 1;
+  const int items = m.row_tiles / kTogether;
+  OneLayout layout{.each = items / grid, .more = items % grid};
+  int most = (items + grid - 1) / grid * kTogether;
+  m.round_tiles = std::min(most, round_tiles(m, 1, kOneRoundBytes, kTogether));
+  if (kHeld && layout.more > 0 && 2 * layout.more <= grid) {
+    layout.halved = 2 * layout.more;
+    layout.more = 0;
+    m.round_tiles = most = layout.each * kTogether + 1;
+  }
+  layout.digits = (kHeld ? m.chunks : kOneWarps) * kOneStages * kUnits * cuda::kUnitBytes;
+  // As far as warps without a chunk read.
+  layout.factors = layout.digits + kOneWarps * kUnits * 2 * cuda::kDigitBytes;
+  layout.biases = layout.factors + kOneWarps * kUnits * 2 * 8;
+  layout.parts = layout.biases + (m.bias != nullptr ? (most * 32 + 127) / 128 * 128 : 0);
+  layout.part_bytes = m.round_tiles * m.chunks * 64;
+  layout.end = layout.parts + layout.part_bytes * (m.round_tiles < most ? 2 : 1);
+  return layout;
+}
+
+// T = 1: see gemv_one. kMayHold: of a matrix of attention, whose blocks have few row tiles.
+template <Items kItems, bool kMayHold, class Op>
 void launch_one(Ctx& cx, const Weight& weight, const Op& op) {
   with_chunk_units<4>(weight.cols, [&]<int kUnits>() {
     TileMatrix m = tile_matrix(weight, kUnits);
     constexpr int kTogether = kItems == Items::kHeadHalves ? 2 : 1;
     const int grid = static_cast<int>(grid_of(cx, m.row_tiles, kTogether));
-    const int items = m.row_tiles / kTogether, most = (items + grid - 1) / grid * kTogether;
-    m.round_tiles = std::min(most, round_tiles(m, 1, kOneRoundBytes, kTogether));
-    OneLayout layout{.each = items / grid, .more = items % grid};
-    layout.digits = kOneWarps * kOneStages * kUnits * cuda::kUnitBytes;
-    // As far as warps without a chunk read.
-    layout.factors = layout.digits + kOneWarps * kUnits * 2 * cuda::kDigitBytes;
-    layout.biases = layout.factors + kOneWarps * kUnits * 2 * 8;
-    layout.parts = layout.biases + (m.bias != nullptr ? (most * 32 + 127) / 128 * 128 : 0);
-    layout.part_bytes = m.round_tiles * m.chunks * 64;
-    layout.end = layout.parts + layout.part_bytes * (m.round_tiles < most ? 2 : 1);
-    cuda::launch(cx.stream, gemv_one<kUnits, kOneStages, kItems, Op>,
-                 {.grid = dim3(grid),
-                  .block = dim3(kOneThreads),
-                  .smem_bytes = std::max<size_t>(layout.end, kOneBlockBytes)},
-                 m, layout, op);
+    const auto launch = [&]<bool kHeld>() {
+      const OneLayout layout = lay_out_one<kItems, kHeld, kUnits>(m, grid);
+      // Two blocks of norm_qkv find no room beside moe_down's, and one leaves room for out_proj's.
+      const bool fits_beside = kHeld && kItems == Items::kHeadHalves;
+      cuda::launch(
+          cx.stream, gemv_one<kUnits, kOneStages, kItems, kHeld, Op>,
+          {.grid = dim3(grid),
+           .block = dim3(kOneThreads),
+           .smem_bytes = fits_beside ? layout.end : std::max<size_t>(layout.end, kOneBlockBytes)},
+          m, layout, op);
+    };
+    if constexpr (kMayHold) {
+      if ((m.row_tiles / kTogether + grid - 1) / grid * kTogether <= kOneStages)
+        return launch.template operator()<true>();
+    }
+    launch.template operator()<false>();
   });
 }
 

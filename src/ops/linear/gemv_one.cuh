@@ -4,24 +4,29 @@
 // What is known beforehand, biases and parameters too, is there before the wait for the kernel in
 // front: read behind it, each is a trip to L2 (0.3 to 0.8 us) on the way of one token.
 //
+// kHeld, matrices of attention: all chunks of a block are on their way at once, no slot is filled
+// twice, and blocks have half of a row tile (of a pair) where whole ones would be less even:
+// norm_qkv at most 3 tiles instead of 4, out_proj 1.5 instead of 2. By turns on an H200,
+// 2026-11-22, tg 1 @512: 794 -> 804 tokens/s, 5 of them the halves; the residual read before the
+// wait 788 -> 794. Behind its wait norm_qkv then takes 0.9 us to h, 0.3 to the digits, 0.64 a row
+// tile, 0.7 in finish_one; attention's wait ends 0.7 us later.
+//
 // Lost on an H200, gpt-oss-120b, 2026-11-21 and 22: two blocks of a cluster that share their row
 // tiles through distributed shared memory (572 tokens/s for 589: more even, but its barrier and
 // remote stores cost 1 us a kernel); a rehearsal of what follows the wait, for the instruction
 // cache, by all warps (585 for 601: it takes the SM from the kernel before) or by one (1,457 us a
 // step for 1,450); 306 instead of 178 instructions a chunk, all warps going through all chunks
-// (1,461 for 1,450); halves of row tiles so that no block has four where the mean is 2.4 (nothing;
-// 740 for 748 tokens/s with codes in registers before the wait: qkv then ends 1.1 us sooner, by
-// clocks of its blocks, and the kernels behind it take as much longer);
-// 3, 6 and 7 stages for the head (nothing); the next kernel's start behind the wait (+5 us a step)
-// or at the end (+60 to +75); digits picked by a select instead of a mask (+20: the loop, too,
-// gets longer); BF16 rows: what the slots do not hold brought into L2 before the wait (467 tokens/s
-// for 481); words that say themselves when they are written, polled instead of the wait, from
-// attention to out_proj and norm_route (728 for 733) and from moe_down to norm_qkv and attention
-// too (705: between two kernels lie only 0.4 to 0.5 us, and who polls takes as long); att as digits
-// by attention (0). From shared memory a row tile of out_proj took 0.97 us, with code that is cold
-// or warm: the pipe of bits and bytes binds. Shifts by dot products, in another pipe, won (748 ->
-// 766 tokens/s); by IMAD.HI they lost (713 for 723), and signs flipped by IMAD as well gain
-// nothing.
+// (1,461 for 1,450); codes in registers before the wait (740 for 748 tokens/s); 3, 6 and 7 stages
+// for the head, or its chunks by cp.async of all lanes, 171 instructions instead of 206 (nothing);
+// the next kernel's start behind the wait (+5 us a step) or at the end (+60 to +75); digits picked
+// by a select instead of a mask (+20: the loop, too, gets longer); BF16 rows: what the slots do not
+// hold brought into L2 before the wait (467 tokens/s for 481); words that say themselves when they
+// are written, polled instead of the wait, from attention to out_proj and norm_route (728 for 733)
+// and from moe_down to norm_qkv and attention too (705: between two kernels lie only 0.4 to 0.5 us,
+// and who polls takes as long); att as digits by attention (0). From shared memory a row tile of
+// out_proj took 0.97 us, with code that is cold or warm: the pipe of bits and bytes binds. Shifts
+// by dot products, in another pipe, won (748 -> 766 tokens/s); by IMAD.HI they lost (713 for 723),
+// and signs flipped by IMAD as well gain nothing.
 #pragma once
 
 #include "cuda/bf16.cuh"
@@ -40,6 +45,7 @@ struct NormInput {
   float eps;
   int hidden;          // at most kNormColumns
   const int32_t* row;  // of x and d; none: 0
+  bool is_x_old;       // was there before the kernel in front began
 };
 // add_norm's order of sums: 12 warps, each lane 8 neighbouring columns.
 inline constexpr int kNormWarps = 12, kNormColumns = kNormWarps * 32 * 8;
@@ -52,22 +58,48 @@ concept HasNorm = requires(const Op& op) {
   op.norm;
 };
 
+// What a thread reads before the wait for the kernel in front, of the columns of norm_token().
+template <int kThreads>
+struct NormReady {
+  static constexpr int kLoads = kNormLoads<kThreads>;
+  uint4 weight[kLoads];
+  float4 x[kLoads][2];
+  int64_t from;  // where the row begins
+
+  __device__ __forceinline__ void load(const NormInput& n) {
+    from = n.row == nullptr ? 0 : int64_t{*n.row} * n.hidden;
+#pragma unroll
+    for (int r = 0; r < kLoads; ++r) {
+      const int column = 8 * (r * kThreads + threadIdx.x);
+      if (column < n.hidden) weight[r] = *reinterpret_cast<const uint4*>(n.weight + column);
+    }
+    if (n.is_x_old) load_x(n);
+  }
+  __device__ __forceinline__ void load_x(const NormInput& n) {
+#pragma unroll
+    for (int r = 0; r < kLoads; ++r) {
+      const int column = 8 * (r * kThreads + threadIdx.x);
+      const auto* at = reinterpret_cast<const float4*>(n.x + from + column);
+      if (column < n.hidden) x[r][0] = __ldcg(at), x[r][1] = __ldcg(at + 1);
+    }
+  }
+};
+
 // Of h, the 8 columns from 8 (r * kThreads + thread) on; every block works it out, the last one
-// stores it. One barrier. weight: of the same columns.
+// stores it. One barrier.
 template <int kThreads>
 __device__ __forceinline__ void norm_token(uint4 (&h)[kNormLoads<kThreads>], const NormInput& n,
-                                           int64_t from,
-                                           const uint4 (&weight)[kNormLoads<kThreads>]) {
+                                           NormReady<kThreads>& ready) {
   constexpr int kLoads = kNormLoads<kThreads>;
   __shared__ float squares[kLoads * kThreads / 32];
   float y[kLoads][8] = {};
+  if (!n.is_x_old) ready.load_x(n);
 #pragma unroll
   for (int r = 0; r < kLoads; ++r) {
     const int column = 8 * (r * kThreads + threadIdx.x);
     if (column < n.hidden) {
-      const auto* x = reinterpret_cast<const float4*>(n.x + from + column);
-      const auto* d = reinterpret_cast<const float4*>(n.d + from + column);
-      const float4 x0 = __ldcg(x), x1 = __ldcg(x + 1), d0 = __ldcg(d), d1 = __ldcg(d + 1);
+      const auto* d = reinterpret_cast<const float4*>(n.d + ready.from + column);
+      const float4 x0 = ready.x[r][0], x1 = ready.x[r][1], d0 = __ldcg(d), d1 = __ldcg(d + 1);
       y[r][0] = x0.x + d0.x, y[r][1] = x0.y + d0.y, y[r][2] = x0.z + d0.z, y[r][3] = x0.w + d0.w;
       y[r][4] = x1.x + d1.x, y[r][5] = x1.y + d1.y, y[r][6] = x1.z + d1.z, y[r][7] = x1.w + d1.w;
     }
@@ -80,22 +112,12 @@ __device__ __forceinline__ void norm_token(uint4 (&h)[kNormLoads<kThreads>], con
   for (int r = 0; r < kLoads; ++r) {
     const int column = 8 * (r * kThreads + threadIdx.x);
     if (column >= n.hidden) continue;
-    h[r] = norm_8(y[r], inv, weight[r]);
+    h[r] = norm_8(y[r], inv, ready.weight[r]);
     if (blockIdx.x + 1 != gridDim.x) continue;
     if (n.y != nullptr) store_8(n.y, column, y[r]);
     *reinterpret_cast<uint4*>(n.h + column) = h[r];
   }
 }
-template <int kThreads>
-__device__ __forceinline__ void load_norm_weight(uint4 (&weight)[kNormLoads<kThreads>],
-                                                 const NormInput& n) {
-#pragma unroll
-  for (int r = 0; r < kNormLoads<kThreads>; ++r) {
-    const int column = 8 * (r * kThreads + threadIdx.x);
-    if (column < n.hidden) weight[r] = *reinterpret_cast<const uint4*>(n.weight + column);
-  }
-}
-
 inline constexpr int kOneWarps = 16, kOneThreads = kOneWarps * 32;
 // A thread has 8 activations of a row at most.
 template <int kUnits>
@@ -103,26 +125,60 @@ inline constexpr int kOneColumns = kOneWarps* kUnits * 64;
 static_assert(kOneColumns<4> <= kOneThreads * 8 && kNormLoads<kOneThreads> == 1);
 
 // How many row tiles (pairs of them for kHeadHalves) the blocks have: `each`, the first `more` one
-// more. Then offsets in dynamic shared memory; the rings lie at 0.
+// more, or the first `halved` half of one more: its rows 0..7 or 8..15. Then offsets in dynamic
+// shared memory; the rings lie at 0.
 struct OneLayout {
-  int each, more;
+  int each, more, halved;
   uint32_t digits, factors, biases, parts, part_bytes, end;
+};
+
+// The row tiles of a block: items first .. last and, kHeld, maybe half of those behind all others'.
+template <Items kItems, bool kHeld>
+struct OneShare {
+  static constexpr int kTogether = kItems == Items::kHeadHalves ? 2 : 1;
+  int first, last, behind;
+  bool has_half;
+
+  __device__ __forceinline__ explicit OneShare(const OneLayout& layout) {
+    const int block = static_cast<int>(blockIdx.x);
+    first = (block * layout.each + min(block, layout.more)) * kTogether;
+    last = first + (layout.each + (block < layout.more)) * kTogether;
+    has_half = kHeld && block < layout.halved;
+    behind = (static_cast<int>(gridDim.x) * layout.each + block / 2) * kTogether;
+  }
+  __device__ __forceinline__ int half() const { return blockIdx.x % 2; }
+  __device__ __forceinline__ int end() const { return last + (has_half ? kTogether : 0); }
+  __device__ __forceinline__ int tile(int item) const {
+    return tile_of<kItems>(!kHeld || item < last ? item : item - last + behind);
+  }
+  // Of sum i: 16 of each item, then 16 of the half.
+  __device__ __forceinline__ int row(int i) const {
+    const int item = first + i / 16, r = i % 16;
+    if (!kHeld || item < last) return tile_of<kItems>(item) * 16 + r;
+    return tile(last + r / 8 % kTogether) * 16 + half() * 8 + r % 8;
+  }
 };
 
 // Adds up the chunks of a round's row tiles and stores pairs of rows, (2r, 2r + 1) or, for
 // kHeadHalves, (r, r + 32).
-template <Items kItems, class Op>
+template <Items kItems, bool kHeld, class Op>
 __device__ __forceinline__ void finish_one(const TileMatrix& m, const float* parts,
-                                           const uint16_t* biases, int begin, int tiles,
+                                           const uint16_t* biases,
+                                           const OneShare<kItems, kHeld>& share, int begin, int end,
                                            const Op& op, const int64_t& place) {
   constexpr bool kHalves = kItems == Items::kHeadHalves;
-  const int tile_floats = m.chunks * 16;
+  const int tile_floats = m.chunks * 16, whole = (end - begin) * 8;
+  const int pairs = whole + (share.has_half ? (kHalves ? 8 : 4) : 0);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < tiles * 8; i += kOneThreads) {
-    const int item = kHalves ? i / 16 * 2 : i / 8, r = kHalves ? i % 16 : i % 8 * 2;
-    const int row = tile_of<kItems>(begin + item) * 16 + r;
-    const float* from = parts + item * tile_floats + r;
-    const float* second = from + (kHalves ? tile_floats : 1);
+  for (int i = threadIdx.x; i < pairs; i += kOneThreads) {
+    int first = 2 * i, step = 1;  // between the sums of a pair
+    if constexpr (kHalves) {
+      const bool is_whole = !kHeld || i < whole;
+      first = is_whole ? i / 16 * 32 + i % 16 : whole + i;
+      step = is_whole ? 16 : 8;
+    }
+    const float* from = parts + first / 16 * tile_floats + first % 16;
+    const float* second = from + (step == 16 ? tile_floats : step);
     float2 v{0, 0};
 #pragma unroll 1
     for (int c = 0; c < m.chunks; c += 4) {
@@ -135,22 +191,70 @@ __device__ __forceinline__ void finish_one(const TileMatrix& m, const float* par
     }
     v = {finite(v.x), finite(v.y)};
     if (m.bias != nullptr) {
-      v.x += cuda::bf16_value(biases[item * 16 + r]);
-      v.y += cuda::bf16_value(biases[item * 16 + r + (kHalves ? 16 : 1)]);
+      v.x += cuda::bf16_value(biases[first]);
+      v.y += cuda::bf16_value(biases[first + step]);
     }
-    store_pair_of(op, 0, row, v, place);
+    store_pair_of(op, 0, share.row((begin - share.first) * 16 + first), v, place);
   }
 }
 
+// A warp's chunks of all row tiles of its block, on their way at once.
+template <int kUnits, int kStages>
+class HeldChunks {
+ public:
+  static constexpr int kChunkBytes = kUnits * cuda::kUnitBytes;
+
+  // `barriers`: a word for each warp. `count`: of chunks, at most kStages.
+  __device__ __forceinline__ HeldChunks(uint32_t memory, uint32_t barriers, int count)
+      : data_(memory + threadIdx.x / 32 * (kStages * kChunkBytes)),
+        barrier_(barriers + threadIdx.x / 32 * 8) {
+    if (threadIdx.x % 32 == 0) {
+      cuda::barrier_init(barrier_, count);
+      cuda::barrier_init_fence();
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ void fetch(int slot, const uint8_t* from) const {
+    cuda::bulk_copy(data_ + slot * kChunkBytes, from, kChunkBytes, barrier_, cuda::evict_first());
+  }
+  __device__ __forceinline__ void wait() const { cuda::barrier_wait(barrier_, 0); }
+  __device__ __forceinline__ uint32_t address() const { return data_; }
+
+ private:
+  const uint32_t data_, barrier_;
+};
+
+// A warp's chunks of all row tiles of its block, which lie from `chunks` on; sums to `to`.
+template <Items kItems, class Product>
+__device__ __forceinline__ void multiply_held(const Product& product,
+                                              const cuda::CodeTables& tables,
+                                              const OneShare<kItems, true>& share, uint32_t chunks,
+                                              uint32_t to, uint32_t tile_bytes) {
+  constexpr uint32_t kChunkBytes = Product::kBlocks / 2 * cuda::kUnitBytes;
+  using Codes = typename Product::Chunk;
+  const bool stores = (threadIdx.x & 2) == 0;
+#pragma unroll 1
+  for (int item = share.first; item < share.last; ++item) {
+    const float sum = product.run(tables, Codes(chunks));
+    if (stores) cuda::store_shared_float(to, sum);
+    chunks += kChunkBytes;
+    to += tile_bytes;
+  }
+  if (!share.has_half) return;
+  const uint32_t second = kItems == Items::kHeadHalves ? chunks + kChunkBytes : chunks;
+  const float sum = product.run(tables, Codes(chunks, second, share.half()));
+  if (stores) cuda::store_shared_float(to, sum);
+}
+
 // Op: norm, or load(0, k): 8 bf16 activations; store(0, weight row, first, second[, place]) as
-// finish_one(). m.chunks <= kOneWarps.
-template <int kUnits, int kStages, Items kItems, class Op>
+// finish_one(). m.chunks <= kOneWarps. kHeld: all row tiles of a block fit into the slots of its
+// warps and are one round.
+template <int kUnits, int kStages, Items kItems, bool kHeld, class Op>
 __global__ void __launch_bounds__(kOneThreads, 2)
     gemv_one(const __grid_constant__ TileMatrix m, const __grid_constant__ OneLayout layout,
              const __grid_constant__ Op op) {
   using Product = cuda::RangeProduct<kUnits>;
   constexpr int kChunkBytes = kUnits * cuda::kUnitBytes;
-  constexpr int kTogether = kItems == Items::kHeadHalves ? 2 : 1;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ __align__(8) uint64_t barriers[kOneWarps * kStages], table_words[kOneWarps];
   __shared__ int64_t place;
@@ -159,14 +263,19 @@ __global__ void __launch_bounds__(kOneThreads, 2)
   cuda::griddep_launch_dependents();
 
   // What does not depend on the kernel before.
-  const int block = static_cast<int>(blockIdx.x);
-  const int first = (block * layout.each + min(block, layout.more)) * kTogether;
-  const int last = first + (layout.each + (block < layout.more)) * kTogether;
+  const OneShare<kItems, kHeld> share(layout);
+  const int first = share.first, last = share.last;
   const bool is_worker = warp < m.chunks;
-  ChunkRing<kUnits, kStages> ring(base, cuda::shared_address(barriers));
+  auto chunks = [&] {
+    const uint32_t words = cuda::shared_address(barriers);
+    if constexpr (kHeld)
+      return HeldChunks<kUnits, kStages>(base, words, share.end() - first);
+    else
+      return ChunkRing<kUnits, kStages>(base, words);
+  }();
   const auto fetch = [&](int ahead, int item) {
-    if (lane == 0 && is_worker && item < last)
-      ring.fetch(ahead, m.bytes + (int64_t{tile_of<kItems>(item)} * m.chunks + warp) * kChunkBytes);
+    if (lane == 0 && is_worker && item < share.end())
+      chunks.fetch(ahead, m.bytes + (int64_t{share.tile(item)} * m.chunks + warp) * kChunkBytes);
   };
 #pragma unroll 1
   for (int s = 0; s < kStages; ++s) fetch(s, first + s);
@@ -174,18 +283,14 @@ __global__ void __launch_bounds__(kOneThreads, 2)
     if (threadIdx.x == 0) place = op.place_of(0);
   }
   uint4 x[1] = {};
-  [[maybe_unused]] uint4 norm_weight[1];
-  [[maybe_unused]] int64_t norm_from = 0;
-  if constexpr (HasNorm<Op>) {
-    load_norm_weight<kOneThreads>(norm_weight, op.norm);
-    if (op.norm.row != nullptr) norm_from = int64_t{*op.norm.row} * op.norm.hidden;
-  }
+  [[maybe_unused]] NormReady<kOneThreads> ready;
+  if constexpr (HasNorm<Op>) ready.load(op.norm);
   // Read where they are needed they would come from L2, at the kernel's end.
   auto* const biases = reinterpret_cast<uint16_t*>(shared + layout.biases);
   if (m.bias != nullptr)
 #pragma unroll 1
-    for (int i = threadIdx.x; i < (last - first) * 16; i += kOneThreads)
-      biases[i] = *bias_of(m, 0, 16 * tile_of<kItems>(first + i / 16) + i % 16);
+    for (int i = threadIdx.x; i < (last - first + share.has_half) * 16; i += kOneThreads)
+      biases[i] = *bias_of(m, 0, share.row(i));
   const cuda::CodeTables tables(cuda::shared_address(&table_words[warp]));
   const uint32_t digits = base + layout.digits, factors = base + layout.factors;
   const bool has_columns = threadIdx.x < m.chunks * kUnits * 8;
@@ -193,35 +298,49 @@ __global__ void __launch_bounds__(kOneThreads, 2)
   cuda::touch_parameters(m, layout, op);
   cuda::griddep_wait();
   if constexpr (HasNorm<Op>)
-    norm_token<kOneThreads>(x, op.norm, norm_from, norm_weight);
+    norm_token<kOneThreads>(x, op.norm, ready);
   else if (has_columns)
     x[0] = op.load(0, threadIdx.x * 8);
   if (warp * 32 < m.chunks * kUnits * 8)
     store_activations(x[0], threadIdx.x, digits, factors, 1, ~0u, has_columns);
   if constexpr (HasPlaces<Op>) op.touch(threadIdx.x);
+  if constexpr (kHeld) {
+    if (is_worker) chunks.wait();
+  }
   __syncthreads();
 
   Product product;
   const uint32_t range = warp * kUnits * 2;  // past the end it is not used
   product.load(digits + range * cuda::kDigitBytes, factors + range * 8);
-  uint32_t parts = layout.parts;  // two buffers take turns
-  for (int begin = first; begin < last; begin += m.round_tiles) {
-    const int end = min(last, begin + m.round_tiles);
-    uint32_t to = base + parts + warp * 64 + (lane & 1) * 32 + lane / 4 * 4;
-#pragma unroll 1
-    for (int item = begin; is_worker && item < end; ++item) {
-      const typename Product::Chunk codes(ring.take());
-      __syncwarp();
-      fetch(0, item + kStages);
-      ring.advance();
-      const float sum = product.run(tables, codes);
-      if ((lane & 2) == 0) cuda::store_shared_float(to, sum);
-      to += m.chunks * 64;
-    }
+  const uint32_t lane_sums = warp * 64 + (lane & 1) * 32 + lane / 4 * 4;
+  if constexpr (kHeld) {
+    if (is_worker)
+      multiply_held<kItems>(product, tables, share, chunks.address(),
+                            base + layout.parts + lane_sums, m.chunks * 64);
     __syncthreads();
-    finish_one<kItems>(m, reinterpret_cast<const float*>(shared + parts),
-                       biases + (begin - first) * 16, begin, end - begin, op, place);
-    parts = 2 * layout.parts + layout.part_bytes - parts;
+    finish_one(m, reinterpret_cast<const float*>(shared + layout.parts), biases, share, first, last,
+               op, place);
+    return;
+  } else {
+    uint32_t parts = layout.parts;  // two buffers take turns
+    for (int begin = first; begin < last; begin += m.round_tiles) {
+      const int end = min(last, begin + m.round_tiles);
+      uint32_t to = base + parts + lane_sums;
+#pragma unroll 1
+      for (int item = begin; is_worker && item < end; ++item) {
+        const typename Product::Chunk codes(chunks.take());
+        __syncwarp();
+        fetch(0, item + kStages);
+        chunks.advance();
+        const float sum = product.run(tables, codes);
+        if ((lane & 2) == 0) cuda::store_shared_float(to, sum);
+        to += m.chunks * 64;
+      }
+      __syncthreads();
+      finish_one(m, reinterpret_cast<const float*>(shared + parts), biases + (begin - first) * 16,
+                 share, begin, end, op, place);
+      parts = 2 * layout.parts + layout.part_bytes - parts;
+    }
   }
 }
 

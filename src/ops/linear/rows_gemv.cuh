@@ -142,11 +142,11 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
       biases[i] = *bias_of(m, 0, Tile::row(first + i / Tile::kRows, i % Tile::kRows));
   if constexpr (HasNorm<Op>) {
     constexpr int kLoads = kNormLoads<kGemvThreads>;
-    uint4 weight[kLoads], h[kLoads];
-    load_norm_weight<kGemvThreads>(weight, op.norm);
-    const int64_t norm_from = op.norm.row == nullptr ? 0 : int64_t{*op.norm.row} * op.norm.hidden;
+    uint4 h[kLoads];
+    NormReady<kGemvThreads> ready;
+    ready.load(op.norm);
     cuda::griddep_wait();
-    norm_token<kGemvThreads>(h, op.norm, norm_from, weight);
+    norm_token<kGemvThreads>(h, op.norm, ready);
 #pragma unroll
     for (int r = 0; r < kLoads; ++r) {
       const int k = 8 * (r * kGemvThreads + threadIdx.x);

@@ -48,6 +48,8 @@ void with_norm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& 
   const Store store{qkv_store(out.q, kv, cos_sin, s)};
   auto *y = out.y.as<float>(), *from = x.as<float>(), *delta = d.as<float>();
   auto* h = out.h.as<uint16_t>();
+  // Behind a layer x is norm_route's, which had ended when moe_up let moe_down begin.
+  const bool is_x_old = cx.layer > 0;
   if (s.num_tokens == 1 && fits && qkv.cols <= kNormColumns) {
     run(QkvOne{store,
                {.x = from,
@@ -57,7 +59,8 @@ void with_norm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& 
                 .weight = norm.weight,
                 .eps = norm.eps,
                 .hidden = static_cast<int>(qkv.cols),
-                .row = nullptr}});
+                .row = nullptr,
+                .is_x_old = is_x_old}});
     return;
   }
   add_norm(cx, {.y = y,
@@ -77,7 +80,7 @@ void norm_qkv_tiles(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Ten
                     const Step& s) {
   with_norm(cx, out, kv, x, d, norm, qkv, cos_sin, s, fits_one(qkv), [&](const auto& op) {
     if constexpr (HasNorm<decltype(op)>)
-      launch_one<Items::kHeadHalves>(cx, qkv, op);
+      launch_one<Items::kHeadHalves, true>(cx, qkv, op);
     else
       launch_few<Items::kHeadHalves>(cx, qkv, op);
   });

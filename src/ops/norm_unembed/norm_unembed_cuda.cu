@@ -50,7 +50,8 @@ void with_norm(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x, 
                     .weight = norm.weight,
                     .eps = norm.eps,
                     .hidden = static_cast<int>(unembed.cols),
-                    .row = s.out_rows}});
+                    .row = s.out_rows,
+                    .is_x_old = false}});
     return;
   }
   add_norm(cx, {.y = nullptr,
@@ -70,7 +71,7 @@ void norm_unembed_tiles(Ctx& cx, const Tensor& logits, const Tensor& h, const Te
                         const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
   with_norm(cx, logits, h, x, d, norm, unembed, s, fits_one(unembed), [&](const auto& op) {
     if constexpr (HasNorm<decltype(op)>)
-      launch_one<Items::kTiles>(cx, unembed, op);
+      launch_one<Items::kTiles, false>(cx, unembed, op);
     else
       launch_experts<Items::kTiles, true>(cx, unembed, op, op.tokens);
   });

@@ -36,7 +36,7 @@ Out op_of(const Tensor& d, const Tensor& att, const Weight& out, const Step& s) 
 void out_proj_tiles(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out, const Step& s) {
   const Out op = op_of(d, att, out, s);
   if (s.num_tokens == 1 && fits_one(out))
-    launch_one<Items::kTiles>(cx, out, op);
+    launch_one<Items::kTiles, true>(cx, out, op);
   else
     launch_few<Items::kTiles>(cx, out, op);
 }
