@@ -6,12 +6,9 @@
 
 namespace nibble::cuda {
 
-// Every thread of every block arrives, its writes before with it; whole warps.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-// The same where the others need to see none of these writes, but barriers' barrier_init(): without
-// the release, for which the compiler waits for every store on its way to the GPU's memory.
+// Every thread of every block arrives; whole warps. The others see none of its writes for it, but
+// barriers' barrier_init(): for a release the compiler waits for every store on its way to the
+// GPU's memory.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -26,13 +23,15 @@ __device__ __forceinline__ uint32_t remote_address(uint32_t address, int rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
-__device__ __forceinline__ float2 load_remote(uint32_t address) {
-  float2 v;
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-               : "=f"(v.x), "=f"(v.y)
-               : "r"(address)
-               : "memory");
-  return v;
+// From this block's shared memory to another's by the copy engine: both addresses, and bytes, are
+// multiples of 16. Counts as so many bytes landed at `barrier`, of the block that `to` lies in.
+__device__ __forceinline__ void copy_to_remote(uint32_t to, uint32_t from, uint32_t bytes,
+                                               uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(to),
+      "r"(from), "r"(bytes), "r"(barrier)
+      : "memory");
 }
 // Counts as 4 bytes landed at `barrier`, of the same block.
 __device__ __forceinline__ void store_remote(uint32_t address, float v, uint32_t barrier) {

@@ -3,12 +3,12 @@
 //
 //   weights  in   MXFP4 in kTiles16x64, [N / 16][K / 64] units of 544 bytes, dequantized to bf16
 //   x        in   [T, K] bf16
-//   Op       out  store(token, row, first, second, place): the sums of two rows, bias included
+//   Op       out  store(): the sums of two rows, or of two pairs 32 rows apart, bias included
 //
 // A block takes 192 rows, up to 128 tokens and a share of K. All its weights are on their way
 // before griddep_wait(); x comes in stages of 64 k through a ring that holds all of them where they
-// fit. The sums meet in shared memory: each block of the cluster adds those of some tokens, in the
-// order of K, and stores them.
+// fit. The copy engine takes sums from block to block: each of the cluster adds up those of some
+// tokens, in the order of K, and stores them.
 //
 // Sums: one chain over K for each share, then shares in sequence: the same for every token of a
 // step, whatever the others hold.
@@ -19,9 +19,16 @@
 //   tokens    8         16         32         64         128        192        256
 //   qkv       8.4 (10)  8.8 (19)   9.9 (21)   12.3 (21)  14.2 (24)  14.6 (24)  20.3 (26)
 //   out_proj  7.2 (10)  7.7 (20)   9.1 (28)   11.5 (28)  13.3 (29)  15.4 (32)  17.0 (32)
-// Lost: 128 rows a block (clusters of 3 are 39 at once, one too few for qkv; with 2: 9.2 to 20.6),
-// six warpgroups that share the stages (9.0 to 12.4), pairs of rows stored 16 bytes apart (27 at
-// 256 tokens), 256 tokens a block (22.3 and 20.8: ptxas lacks registers and runs wgmma one by one).
+// Since then sums go by the copy engine instead of loads from other blocks, and pairs are stored
+// together; `nibble bench ops` (norm included), 2026-11-22, us, before -> after by turns:
+//   tokens    16           64           96           128          192          256
+//   qkv       9.8 -> 9.5   12.5 -> 12.3 15.4 -> 15.1 16.7 -> 17.0 22.7 -> 21.1 26.3 -> 24.3
+//   out_proj  7.2 -> 7.1   9.9 -> 9.2   12.1 -> 11.9 13.0 -> 13.5 15.1 -> 14.8 16.9 -> 16.8
+// What is exchanged binds there: loads bring about 14 bytes a ns to an SM.
+// Lost: two tiles of 64 tokens from 65 on (qkv 18.5 at 128), 128 rows a block (clusters of 3 are 39
+// at once, one too few for qkv; with 2: 9.2 to 20.6), six warpgroups that share the stages (9.0
+// to 12.4), pairs of rows stored 16 bytes apart (27 at 256 tokens), 256 tokens a block (22.3
+// and 20.8: ptxas lacks registers and runs wgmma one by one).
 #pragma once
 
 #include <algorithm>
@@ -69,7 +76,7 @@ struct SplitArgs {
 
 // What a block has of K, and where it is.
 struct SplitBlock {
-  uint32_t smem, full, empty, weights_there;
+  uint32_t smem, full, empty, weights_there, sums_there;
   int row0, token0, begin, num_units;
 };
 
@@ -135,50 +142,81 @@ __device__ __forceinline__ void multiply_split(const SplitArgs& g, const CUtenso
   wgmma_wait<0>();
 }
 
-// The sums of the cluster's blocks for this one's share of its `tokens`.
+__device__ __forceinline__ float2 bf16_pair(const uint16_t* from) {
+  const uint32_t pair = *reinterpret_cast<const uint32_t*>(from);
+  return {cuda::bf16_lo(pair), cuda::bf16_hi(pair)};
+}
+
+// The tokens of a tile that a block of the cluster stores: `count` from `first` on.
+struct SplitShare {
+  int first, count;
+  __device__ __forceinline__ SplitShare(int tokens, int rank, int split)
+      : first(tokens * rank / split), count(tokens * (rank + 1) / split - first) {}
+};
+
+// The other blocks' sums of this one's tokens come behind its own; its sums of theirs go to them.
+template <class S>
+__device__ __forceinline__ void exchange_sums(const SplitArgs& g, const SplitBlock& b, int rank,
+                                              int tokens) {
+  const int c = threadIdx.x;
+  if (c >= g.split) return;
+  constexpr uint32_t kTokenBytes = S::kPitch * 4;
+  const SplitShare share(tokens, c, g.split);
+  const uint32_t bytes = share.count * kTokenBytes;
+  if (c == rank) return barrier_expect(b.sums_there, (g.split - 1) * bytes);
+  if (bytes == 0) return;
+  const uint32_t to = b.smem + S::kSumBytes + (rank < c ? rank : rank - 1) * bytes;
+  cuda::copy_to_remote(cuda::remote_address(to, c), b.smem + share.first * kTokenBytes, bytes,
+                       cuda::remote_address(b.sums_there, c));
+}
+
+// Adds up and stores the tokens of this block. A thread has four rows of every so many: two pairs
+// side by side, 32 rows apart in 64, as the pairs of a rotary embedding are in a head. What turns
+// them is on its way for kAtOnce tokens at a time.
 template <class S, class Op>
 __device__ __forceinline__ void finish_split(const SplitArgs& g, const SplitBlock& b, int rank,
-                                             int tokens, const int64_t* places, const Op& op) {
-  // A thread's four rows: two pairs side by side, 32 rows apart in 64, as the pairs of a rotary
-  // embedding are in a head.
-  constexpr int kQuads = S::kRows / 4, kFar = 32;
-  const int first = tokens * rank / g.split, last = tokens * (rank + 1) / g.split;
-  for (int i = threadIdx.x; i < (last - first) * kQuads; i += S::kThreads) {
-    const int t = first + i / kQuads, quad = i % kQuads;
-    const int r = quad / 16 * 64 + quad % 16 * 2, row = b.row0 + r;
-    if (row >= g.rows) continue;
-    const bool has_far = row + kFar < g.rows;
-    const uint32_t at = b.smem + (t * S::kPitch + r) * 4;
-    float2 near[kMaxSplit], far[kMaxSplit];
+                                             const SplitShare& share, const int64_t* places,
+                                             const Op& op) {
+  constexpr int kQuads = S::kRows / 4, kFar = 32, kStep = S::kThreads / kQuads;
+  constexpr int kAtOnce = S::kN >= 64 ? 4 : 2, kTokenBytes = S::kPitch * 4;
+  static_assert(S::kThreads % kQuads == 0);
+  const int quad = threadIdx.x % kQuads, r = quad / 16 * 64 + quad % 16 * 2, row = b.row0 + r;
+  if (row >= g.rows) return;
+  const bool has_far = row + kFar < g.rows;
+  float2 near_bias{}, far_bias{};
+  if (g.bias != nullptr) {
+    near_bias = bf16_pair(g.bias + row);
+    if (has_far) far_bias = bf16_pair(g.bias + row + kFar);
+  }
+  const uint32_t received = b.smem + S::kSumBytes + r * 4;
+  const uint32_t own = b.smem + share.first * kTokenBytes + r * 4;
+  for (int t0 = threadIdx.x / kQuads; t0 < share.count; t0 += kAtOnce * kStep) {
+    typename Op::Turn turn[kAtOnce];
 #pragma unroll
-    for (int c = 0; c < kMaxSplit; ++c) {
-      near[c] = far[c] = {0, 0};
-      if (c >= g.split) continue;
-      const uint32_t there = cuda::remote_address(at, c);
-      near[c] = cuda::load_remote(there);
-      far[c] = cuda::load_remote(there + kFar * 4);
-    }
-    float2 v = near[0], w = far[0];
+    for (int i = 0; i < kAtOnce; ++i)
+      if (t0 + i * kStep < share.count)
+        turn[i] = op.turn(b.token0 + share.first + t0 + i * kStep, row);
 #pragma unroll
-    for (int c = 1; c < kMaxSplit; ++c) {
-      v = {v.x + near[c].x, v.y + near[c].y};
-      w = {w.x + far[c].x, w.y + far[c].y};
-    }
-    uint32_t near_bias = 0, far_bias = 0;
-    if (g.bias != nullptr) {
-      near_bias = *reinterpret_cast<const uint32_t*>(g.bias + row);
-      if (has_far) far_bias = *reinterpret_cast<const uint32_t*>(g.bias + row + kFar);
-    }
-    v = {fmaf(v.x, kSumFactor, __uint_as_float(near_bias << 16)),
-         fmaf(v.y, kSumFactor, __uint_as_float(near_bias & 0xffff0000u))};
-    w = {fmaf(w.x, kSumFactor, __uint_as_float(far_bias << 16)),
-         fmaf(w.y, kSumFactor, __uint_as_float(far_bias & 0xffff0000u))};
-    if constexpr (Op::kHeadHalves) {
-      op.store(b.token0 + t, row, v.x, w.x, places[t]);
-      op.store(b.token0 + t, row + 1, v.y, w.y, places[t]);
-    } else {
-      op.store(b.token0 + t, row, v.x, v.y, places[t]);
-      if (has_far) op.store(b.token0 + t, row + kFar, w.x, w.y, places[t]);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int t = t0 + i * kStep;
+      if (t >= share.count) break;
+      float2 v{}, w{};
+      for (int c = 0; c < g.split; ++c) {  // in the order of K
+        const int other = c < rank ? c : c - 1;
+        const uint32_t at =
+            (c == rank ? own : received + other * share.count * kTokenBytes) + t * kTokenBytes;
+        const float2 near = load_pair(at), far = load_pair(at + kFar * 4);
+        v = {v.x + near.x, v.y + near.y}, w = {w.x + far.x, w.y + far.y};
+      }
+      v = {fmaf(v.x, kSumFactor, near_bias.x), fmaf(v.y, kSumFactor, near_bias.y)};
+      w = {fmaf(w.x, kSumFactor, far_bias.x), fmaf(w.y, kSumFactor, far_bias.y)};
+      const int token = share.first + t;
+      if constexpr (Op::kHeadHalves) {
+        op.store(b.token0 + token, row, v, w, turn[i], places[token]);
+      } else {
+        op.store(b.token0 + token, row, v);
+        if (has_far) op.store(b.token0 + token, row + kFar, w);
+      }
     }
   }
 }
@@ -188,7 +226,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     gemm_split_kernel(const __grid_constant__ SplitArgs g, const __grid_constant__ CUtensorMap x,
                       const __grid_constant__ Op op) {
   extern __shared__ char raw[];
-  __shared__ __align__(8) uint64_t full[kMaxSplitUnits], empty[kMaxSplitUnits], weights_there;
+  __shared__ __align__(8) uint64_t full[kMaxSplitUnits], empty[kMaxSplitUnits], weights_there,
+      sums_there;
   __shared__ int64_t places[S::kN];
   cuda::griddep_launch_dependents();
   char* base = raw + (1024 - shared_address(raw) % 1024) % 1024;
@@ -202,6 +241,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
                      shared_address(full),
                      shared_address(empty),
                      shared_address(&weights_there),
+                     shared_address(&sums_there),
                      row0,
                      token0,
                      begin,
@@ -212,6 +252,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       barrier_init(b.empty + s * 8, S::kReaders);
     }
     barrier_init(b.weights_there, tiles);
+    barrier_init(b.sums_there, 1);
     barrier_init_fence();
   }
   if constexpr (Op::kHasPlaces) {
@@ -223,6 +264,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   float d[S::kN / 2];
   multiply_split<S>(g, x, b, base + g.stages * S::kStageBytes, d);
   __syncthreads();  // everything has been read: the sums lie over it
+  if (g.split > 1) cuda::cluster_arrive_relaxed();
   const int lane = threadIdx.x % 32;
   float* sums =
       reinterpret_cast<float*>(base) + lane % 4 * 2 * S::kPitch + threadIdx.x / 32 * 16 + lane / 4;
@@ -233,12 +275,21 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     sums[8] = d[4 * j + 2];
     sums[S::kPitch + 8] = d[4 * j + 3];
   }
-  cuda::cluster_arrive();
+  fence_async_proxy();
+  __syncthreads();
+  if (g.split > 1) {
+    cuda::cluster_wait();  // the others have read everything, too
+    exchange_sums<S>(g, b, rank, tokens);
+    __syncwarp();
+  }
   cuda::griddep_wait();  // of every thread that stores
-  cuda::cluster_wait();
-  finish_split<S>(g, b, rank, tokens, places, op);
-  cuda::cluster_arrive_relaxed();  // nobody's shared memory goes while others read it
-  cuda::cluster_wait();
+  if (g.split > 1) {
+    barrier_wait(b.sums_there, 0);
+    __syncwarp();
+    cuda::cluster_arrive_relaxed();  // nobody's shared memory goes while copies read it
+  }
+  finish_split<S>(g, b, rank, SplitShare(tokens, rank, g.split), places, op);
+  if (g.split > 1) cuda::cluster_wait();
 }
 
 // Blocks of a cluster for the least time: a block takes as long as for 38 units, and its own; how
@@ -290,13 +341,13 @@ void launch_split_of(Ctx& cx, const Weight& w, const uint16_t* x, int tokens, co
   // Never two blocks on an SM: see gemv.cuh. The sums may take more than what they lie over.
   const int bytes =
       args.stages * S::kStageBytes + S::kWeightBytes * ((num_units + split - 1) / split);
-  cuda::launch(
-      cx.stream, gemm_split_kernel<S, Op>,
-      {.grid = dim3(static_cast<unsigned>(tiles * split)),
-       .block = dim3(S::kThreads),
-       .smem_bytes = static_cast<size_t>(std::max({bytes, S::kSumBytes, 115 * 1024}) + 1024),
-       .cluster = static_cast<unsigned>(split)},
-      args, map, op);
+  const int sums = S::kSumBytes + (split - 1) * ((S::kN + split - 1) / split) * S::kPitch * 4;
+  cuda::launch(cx.stream, gemm_split_kernel<S, Op>,
+               {.grid = dim3(static_cast<unsigned>(tiles * split)),
+                .block = dim3(S::kThreads),
+                .smem_bytes = static_cast<size_t>(std::max({bytes, sums, 115 * 1024}) + 1024),
+                .cluster = static_cast<unsigned>(split)},
+               args, map, op);
 }
 
 // op.store() of x [tokens, K] W^T + b, up to kSplitTokens tokens.

@@ -13,8 +13,14 @@ struct Turned {
   QkvStore out;
 
   __device__ int64_t place_of(int token) const { return kv_row(out, token); }
-  __device__ void store(int token, int row, float a, float b, int64_t place) const {
-    store_pair(out, place, token, row / 64, row % 64, a, b);
+  using Turn = PairsTurn;
+  __device__ Turn turn(int token, int row) const {
+    return turn_of_pairs(out, token, row / 64, row % 64);
+  }
+  // Rows row and row + 1, and those 32 below.
+  __device__ void store(int token, int row, float2 a, float2 b, const Turn& turn,
+                        int64_t place) const {
+    store_pairs(out, place, token, row / 64, row % 64, a, b, turn);
   }
 };
 

@@ -64,4 +64,49 @@ __device__ __forceinline__ void store_pair(const QkvStore& s, int64_t row, int32
   }
 }
 
+// Of dims i and i + 1 of a head, i even; {}: it is not turned. After griddep_wait().
+struct PairsTurn {
+  float2 cos, sin;
+};
+__device__ __forceinline__ PairsTurn turn_of_pairs(const QkvStore& s, int32_t t, int32_t head,
+                                                   int32_t i) {
+  if (head >= s.q_heads + s.kv_heads) return {};
+  const float* const from = s.cos_sin + int64_t{t} * s.dim + i;
+  return {*reinterpret_cast<const float2*>(from),
+          *reinterpret_cast<const float2*>(from + s.dim / 2)};
+}
+
+// store_pair() for i and i + 1.
+__device__ __forceinline__ void store_pairs(const QkvStore& s, int64_t row, int32_t t, int32_t head,
+                                            int32_t i, float2 a, float2 b, const PairsTurn& turn) {
+  const int32_t half = s.dim / 2;
+  if (head < s.q_heads + s.kv_heads) {
+    const float2 by = turn.cos, n = turn.sin;
+    const float2 turned = {a.x * by.x - b.x * n.x, a.y * by.y - b.y * n.y};
+    b = {b.x * by.x + a.x * n.x, b.y * by.y + a.y * n.y};
+    a = turned;
+  }
+  if (head < s.q_heads) {
+    uint16_t* to = s.q + (int64_t{t} * s.q_heads + head) * s.dim + i;
+    *reinterpret_cast<uint32_t*>(to) = cuda::pack_bf16(a.x, a.y);
+    *reinterpret_cast<uint32_t*>(to + half) = cuda::pack_bf16(b.x, b.y);
+    return;
+  }
+  const int32_t g = head - s.q_heads;
+  void* pages = g < s.kv_heads ? s.k : s.v;
+  const int64_t at = row + int64_t{g < s.kv_heads ? g : g - s.kv_heads} * s.page_size * s.dim + i;
+  if (s.fp8) {
+    uint16_t near, far;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(near) : "f"(a.y), "f"(a.x));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(far) : "f"(b.y), "f"(b.x));
+    auto* const to = static_cast<uint8_t*>(pages) + at;
+    *reinterpret_cast<uint16_t*>(to) = near;
+    *reinterpret_cast<uint16_t*>(to + half) = far;
+  } else {
+    auto* const to = static_cast<uint16_t*>(pages) + at;
+    *reinterpret_cast<uint32_t*>(to) = cuda::pack_bf16(a.x, a.y);
+    *reinterpret_cast<uint32_t*>(to + half) = cuda::pack_bf16(b.x, b.y);
+  }
+}
+
 }  // namespace nibble::ops::gpu
