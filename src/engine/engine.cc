@@ -148,6 +148,7 @@ class Engine::Impl {
   StepBlock blocks_[2];              // of the step at hand, and of the one begun ahead of it
   int32_t turn_ = 0;                 // which is the step at hand's
   std::vector<AheadRow> ahead_;      // of the step begun ahead; empty: there is none
+  std::vector<AheadRow> begun_;      // of the step at hand, where it was begun ahead
   std::vector<Chunk> ahead_chunks_;  // the same, while it is written
   std::unique_ptr<GpuSteps> gpu_;    // none on CPUs
   Sampler sampler_;
@@ -186,6 +187,7 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
   request_limits_ = {.vocab_size = model.info().vocab_size, .max_model_len = kv_.plan().max_len};
   ended_.reserve(options.max_num_seqs);
   ahead_.reserve(options.max_num_seqs);
+  begun_.reserve(options.max_num_seqs);
   ahead_chunks_.reserve(options.max_num_seqs);
   model_.reserve(cx_, step_limits_);
   if (cx_.on_gpu()) {
@@ -283,7 +285,9 @@ void Engine::Impl::take_inbox() {
 
 bool Engine::Impl::plan() noexcept {
   take_inbox();
-  const std::vector<Chunk>& chunks = scheduler_.plan();
+  // Who waits now waits for the step that was begun, which runs whatever is planned.
+  const bool admits = ahead_.empty() || scheduler_.num_running() == 0;
+  const std::vector<Chunk>& chunks = scheduler_.plan(admits);
   // One sequence always fits, so what waits gets on.
   CHECK(!chunks.empty() || scheduler_.num_running() + scheduler_.num_waiting() == 0);
   publish_stats();
@@ -301,8 +305,10 @@ void Engine::Impl::launch() {
 void Engine::Impl::launch_on_gpu() {
   const std::vector<Chunk>& chunks = scheduler_.chunks();
   StepBlock& block = blocks_[turn_];
-  const bool is_begun = is_ahead(chunks);
-  if (!is_begun) {
+  begun_.clear();
+  if (is_ahead(chunks)) {
+    std::swap(begun_, ahead_);
+  } else {
     if (!ahead_.empty()) gpu_->wait(block);  // begun for nothing
     block.fill(chunks);
     gpu_->launch(block);
@@ -316,19 +322,22 @@ void Engine::Impl::launch_on_gpu() {
   gpu_->wait(block);
 }
 
-// Whether the step begun ahead is this one.
+// Whether the step begun ahead has all of this one's tokens: it may have those of sequences that
+// have ended since.
 bool Engine::Impl::is_ahead(const std::vector<Chunk>& chunks) const {
-  return !ahead_.empty() &&
-         std::ranges::equal(chunks, ahead_, [](const Chunk& c, const AheadRow& a) {
-           return c.sequence->id == a.id && c.sequence->slot == a.slot && c.begin == a.begin &&
-                  c.length == 1 && c.num_out == 1;
-         });
+  auto row = ahead_.begin();
+  return !ahead_.empty() && std::ranges::all_of(chunks, [&](const Chunk& c) {
+    row = std::ranges::find(row, ahead_.end(), c.sequence->id, &AheadRow::id);
+    return row != ahead_.end() && c.sequence->slot == row->slot && c.begin == row->begin &&
+           c.length == 1 && c.num_out == 1;
+  });
 }
 
-// ahead_: the next token of each of the chunks, if the GPU finds all that is asked of them, nobody
-// waits, none ends by its length, and every position lies in a page already at hand.
+// ahead_: the next token of each of the chunks, if they are all that the step at hand has, the GPU
+// finds all that is asked of them, nobody waits, none ends by its length, and every position lies
+// in a page already at hand.
 bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
-  if (scheduler_.num_waiting() > 0 || cx_.on_op) return false;
+  if (begun_.size() > chunks.size() || scheduler_.num_waiting() > 0 || cx_.on_op) return false;
   ahead_chunks_.clear();
   for (const Chunk& chunk : chunks) {
     const Sequence& s = *chunk.sequence;
@@ -353,6 +362,7 @@ void Engine::Impl::finish() {
   int64_t row = 0;
   for (const Chunk& chunk : scheduler_.chunks()) {
     Sequence& sequence = *chunk.sequence;
+    while (!begun_.empty() && begun_[row].id != sequence.id) ++row;  // of one that has ended
     counters_.prompt_tokens +=
         std::clamp(sequence.num_prompt - chunk.begin, int32_t{0}, chunk.length);
     const int64_t end_row = row + chunk.num_out;

@@ -32,9 +32,9 @@ Scheduler::Scheduler(KvCache& kv, const SchedulerLimits& limits) : kv_(kv), limi
 
 void Scheduler::add(std::unique_ptr<Sequence> sequence) { insert(waiting_, std::move(sequence)); }
 
-const std::vector<Chunk>& Scheduler::plan() {
+const std::vector<Chunk>& Scheduler::plan(bool admits) {
   chunks_.clear();
-  make_way();
+  if (admits) make_way();
   Budget budget{.tokens = limits_.max_tokens, .score_rows = limits_.max_score_rows, .decodes = 0};
   for (const auto& sequence : running_) budget.decodes += sequence->num_left() == 1;
   const int64_t preemptions_before = counts_.preemptions;
@@ -47,7 +47,7 @@ const std::vector<Chunk>& Scheduler::plan() {
     if (!reserve_or_preempt(chunk, budget)) break;
     take(chunk, budget);
   }
-  if (counts_.preemptions == preemptions_before) admit(budget);
+  if (admits && counts_.preemptions == preemptions_before) admit(budget);
   return chunks_;
 }
 

@@ -30,8 +30,9 @@ class Scheduler {
 
   // With its forks, whose prompt and priority must be its own.
   void add(std::unique_ptr<Sequence> sequence);
-  // Chunks of the next step, pages reserved; none: nothing to do.
-  const std::vector<Chunk>& plan();
+  // Chunks of the next step, pages reserved; none: nothing to do. Unless it admits, who waits goes
+  // on waiting.
+  const std::vector<Chunk>& plan(bool admits = true);
   const std::vector<Chunk>& chunks() const { return chunks_; }
   // The step of the last plan() has run: its tokens are in the pages.
   void commit();
