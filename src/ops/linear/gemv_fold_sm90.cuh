@@ -209,18 +209,28 @@ class FoldRing {
 };
 
 // A group's activations and their factors, by all warps that multiply: 8 columns of B by 64 of K a
-// warp's turn.
+// warp's turn. Where rows lie is asked for first, of all at the same time.
 template <class X, class Op>
 __device__ __forceinline__ void fetch_columns(const X& x, const Op& op, const Group& group,
                                               int units, uint32_t to, uint32_t factors) {
-  const int lane = threadIdx.x % 32, columns = group_columns<X>(group), turns = columns / 8 * units;
-  for (int turn = threadIdx.x / 32; turn < turns; turn += kGemvWarps) {
-    const int column = turn / units * 8 + lane % 8, piece = turn % units * 4 + lane / 8;
-    const int row = column / X::kOfRow;
-    if (row >= group.rows) continue;
-    const int64_t at = int64_t{op.row_of(group.row0 + row)} * units * 4 + piece;
-    copy_16(to + (piece * columns + column) * 16,
-            x.codes + (at * X::kOfRow + column % X::kOfRow) * 16);
+  constexpr int kEights = kFoldColumns / 8;
+  const int lane = threadIdx.x % 32, columns = group_columns<X>(group);
+  int row_of[kEights];
+#pragma unroll
+  for (int i = 0; i < kEights; ++i)
+    row_of[i] = op.row_of(group.row0 + min((8 * i + lane % 8) / X::kOfRow, group.rows - 1));
+#pragma unroll
+  for (int i = 0; i < kEights; ++i) {
+    if (8 * i >= columns) break;
+    const int column = 8 * i + lane % 8;
+    const auto* const from =
+        x.codes + (int64_t{row_of[i]} * units * 4 * X::kOfRow + column % X::kOfRow) * 16;
+#pragma unroll 1
+    for (int unit = threadIdx.x / 32; unit < units; unit += kGemvWarps) {
+      const int piece = unit * 4 + lane / 8;
+      if (column / X::kOfRow < group.rows)
+        copy_16(to + (piece * columns + column) * 16, from + piece * X::kOfRow * 16);
+    }
   }
   if (threadIdx.x < group.rows)
     cuda::store_shared_float(factors + threadIdx.x * 4,
