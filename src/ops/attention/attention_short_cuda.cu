@@ -6,6 +6,8 @@
 // is 128 KB. Reached on one H200, chained in graphs, 2026-11-22, us (by 8 warps): 256 tokens at 200
 // keys 28.9 (39.3), 90% of plain reads' speed, in windows of 128 21.0 (36.5); 128 tokens 20.4
 // (20.8) and 10.6 (16.8); 64 tokens 9.1 (8.9) and 6.9 (8.3).
+// Lost: weighing two tiles at a time (30.5 and 21.7 at 256 tokens for 29.2 and 21.2); bringing 4 or
+// all tiles to come into L2 before the wait (no change in a step of 256 tokens).
 #include <cfloat>
 
 #include "cuda/launch.cuh"
