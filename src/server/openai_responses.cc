@@ -10,7 +10,7 @@ OpenAiResponses::OpenAiResponses(const GenerationContext& context, PreparedChat 
       echo_(std::move(echo)),
       id_(random_id("resp_")) {}
 
-std::string OpenAiResponses::event(const char* type, Json fields) {
+std::string OpenAiResponses::event(const char* type, const Json& fields) {
   Json json = {{"type", type}, {"sequence_number", next_number_++}};
   json.update(fields);
   return sse_named_event(json);

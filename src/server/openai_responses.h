@@ -24,7 +24,7 @@ class OpenAiResponses final : public PartedChat {
   std::string error_event(const ApiError& error) const override;
 
   // {"type","sequence_number"} and the fields, as an event.
-  std::string event(const char* type, Json fields);
+  std::string event(const char* type, const Json& fields);
   Json response(const char* status, Json output) const;
   Json item(const Part& part, const char* status) const;
   Json content_part(const Part& part, const std::string& text) const;

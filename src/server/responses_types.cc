@@ -194,9 +194,9 @@ void read_reasoning_and_text(JsonFields& fields, ResponsesRequest& request) {
 }
 
 void read_echo(JsonFields& fields, ResponsesRequest& request) {
-  const auto echo = [&](const char* name, Json otherwise) {
+  const auto echo = [&](const char* name, const Json& otherwise) {
     const Json* value = fields.find(name);
-    request.echo[name] = value ? *value : std::move(otherwise);
+    request.echo[name] = value ? *value : otherwise;
   };
   echo("instructions", nullptr);
   echo("max_output_tokens", nullptr);

@@ -47,8 +47,8 @@ class Server::Impl {
         http_(
             options.http,
             [this](const HttpRequest& head, HttpHeaders& headers) { return gate(head, headers); },
-            [this](HttpRequest request, std::shared_ptr<HttpReply> reply) {
-              handle(std::move(request), std::move(reply));
+            [this](HttpRequest request, const std::shared_ptr<HttpReply>& reply) {
+              handle(std::move(request), reply);
             },
             [](int status, const std::string& message) {
               return api_error_body({.status = status, .message = message});
@@ -114,7 +114,7 @@ class Server::Impl {
   static const Route* find_route(const HttpRequest& head, bool& path_known);
   std::optional<HttpResponse> gate(const HttpRequest& head, HttpHeaders& headers) const;
   std::optional<ApiError> unavailable() const;
-  void handle(HttpRequest request, std::shared_ptr<HttpReply> reply);
+  void handle(HttpRequest request, const std::shared_ptr<HttpReply>& reply);
   void count(const std::string& method, const std::string& path, int status);
 
   bool check_model(const std::string& name, HttpReply& reply,
@@ -225,7 +225,7 @@ std::optional<HttpResponse> Server::Impl::gate(const HttpRequest& head,
   return std::nullopt;
 }
 
-void Server::Impl::handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
+void Server::Impl::handle(HttpRequest request, const std::shared_ptr<HttpReply>& reply) {
   if (request.method == "OPTIONS") {
     return reply->send({.status = 204, .content_type = "", .headers = {{"Allow", "GET, POST"}}});
   }

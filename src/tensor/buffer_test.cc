@@ -27,7 +27,7 @@ TEST(Buffer, MovesItsMemory) {
   void* p = a.data();
   Buffer b(std::move(a));
   EXPECT_EQ(b.data(), p);
-  EXPECT_EQ(a.size_bytes(), 0);  // NOLINT(bugprone-use-after-move)
+  EXPECT_EQ(a.size_bytes(), 0);  // NOLINT: moved from, as it says
 }
 
 TEST(Buffer, GivesMemoryBackOnce) {

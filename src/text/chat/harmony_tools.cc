@@ -217,7 +217,7 @@ std::string type_list(const Json& types) {
 std::string type_of(const Json& schema, const std::string& indent) {
   if (const Json* variants = array_member(schema, "oneOf")) return one_of(*variants, indent);
   if (const Json* types = array_member(schema, "type")) {
-    const std::string list = type_list(*types);
+    std::string list = type_list(*types);
     if (!list.empty()) return list;
   }
   const std::string* type = string_member(schema, "type");

@@ -125,9 +125,9 @@ std::string ignored_keyword(const nlohmann::json& schema) {
     if (is_one_of(kValues)) continue;
     if (is_one_of(kNames) && value.is_object()) {
       for (const auto& [name, inner] : value.items()) {
-        if (const std::string found = ignored_keyword(inner); !found.empty()) return found;
+        if (std::string found = ignored_keyword(inner); !found.empty()) return found;
       }
-    } else if (const std::string found = ignored_keyword(value); !found.empty()) {
+    } else if (std::string found = ignored_keyword(value); !found.empty()) {
       return found;
     }
   }
@@ -211,7 +211,7 @@ xgrammar::CompiledGrammar GrammarCompiler::Impl::compile(const GrammarSpec& spec
 }
 
 GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size,
-                                 std::vector<int32_t> end_ids)
+                                 const std::vector<int32_t>& end_ids)
     : impl_(std::make_unique<Impl>(make_tokenizer_info(tokenizer, vocab_size, end_ids),
                                    vocab_size)) {}
 

@@ -44,7 +44,8 @@ class GrammarCompiler {
  public:
   // `vocab_size`: columns of the model's logits. `end_ids`: those that may end a text.
   // Sorts the vocabulary: 0.2 s for 200,000 ids.
-  GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size, std::vector<int32_t> end_ids);
+  GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size,
+                  const std::vector<int32_t>& end_ids);
   ~GrammarCompiler();
 
   // A failure is fit for the caller (HTTP 400): what is not valid, and what would not be kept to (a
