@@ -1,5 +1,6 @@
 // moe_down for some rows an expert, by wgmma in FP8 that keeps bf16's bits, or of E4M3 activations
 // (gemv_fold_sm90.cuh).
+#include "cuda/memory.h"
 #include "ops/linear/gemv_fold_sm90.cuh"
 #include "ops/moe_down/down_by_slot.cuh"
 #include "ops/moe_down/moe_down.h"
@@ -33,6 +34,9 @@ void moe_down_fold_fp8(Ctx& cx, const Tensor& d, const Tensor& u, const Routing&
   if (down.fold == nullptr) return moe_down_fold(cx, d, u, routing, down);
   Scratch scratch(cx.scratch);
   auto* const y = scratch.take<uint16_t>(int64_t{routing.num_tokens} * routing.top_k * down.rows);
+  // gemv_fold reads the offsets before its wait, behind a kernel that waited for them: moe_up's, or
+  // this where a profile leaves moe_up out.
+  if (!cx.runs(Op::kMoeUp)) cuda::zero_async(y, 4, cx.stream);
   sm90::launch_fold(cx, down,
                     sm90::E4m3Columns{.codes = static_cast<const uint8_t*>(u.data),
                                       .scale_all = kExpertScale,
