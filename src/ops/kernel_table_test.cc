@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string_view>
 
+#include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
 
 namespace nibble::ops {
@@ -142,6 +144,31 @@ TEST(KernelTable, ServesFewTokensOnGpus) {
   desc.hidden = 96;
   EXPECT_NE(refusal(options, desc).find("cuda_w4a16_decode: columns are not a multiple of 64"),
             std::string::npos);
+}
+
+// moe_up leaves E4M3 for moe_down: one that cannot take it keeps it from both.
+TEST(KernelTable, BothProductsOfExpertsTakeE4M3OrNeither) {
+  KernelOptions options;
+  options.gpu = cuda::h200();
+  options.activations = ActFormat::kFp8;
+  const auto takes_e4m3 = [](const auto& picked) {
+    return std::string_view(picked.row->name).starts_with("sm90_w4a8_");
+  };
+  bool some = false;
+  constexpr int64_t kShapes[][2] = {
+      {2880, 2880}, {5120, 2880}, {2880, 5120}, {2880, 2816}, {2896, 2880}};
+  for (const auto& [hidden, width] : kShapes)
+    for (const int64_t tokens : {1, 96, 128, 512, 897, 8192}) {
+      const MoeUpDesc up{hidden, width, 128, 4, Format::kMxfp4, tokens};
+      const MoeDownDesc down{hidden, width, 128, 4, Format::kMxfp4, tokens};
+      const auto first = find_kernel(Op::kMoeUp, moe_up_kernels(), up, options);
+      const auto second = find_kernel(Op::kMoeDown, moe_down_kernels(), down, options);
+      const bool has_e4m3 = first.row != nullptr && takes_e4m3(first);
+      EXPECT_EQ(has_e4m3, second.row != nullptr && takes_e4m3(second))
+          << hidden << " x " << width << ", " << tokens << " tokens";
+      some |= has_e4m3;
+    }
+  EXPECT_TRUE(some);
 }
 
 TEST(KernelTable, ForcesByName) {

@@ -132,13 +132,6 @@ inline const char* refuse_fold(int64_t met, int64_t experts, int64_t rows, int64
   if (met > kFoldMost * experts) return "more than 64 rows an expert";
   return met >= 3 * experts ? nullptr : "fewer than 3 rows an expert";
 }
-// The same of E4M3 activations. A thread counts the rows of an expert.
-inline const char* refuse_fold_e4m3(int64_t met, int64_t experts, int64_t rows, int64_t cols,
-                                    const KernelOptions& options) {
-  if (const char* reason = refuse_fold_shape(rows, cols, options)) return reason;
-  if (experts > 256) return "more than 256 experts";
-  return met <= 28 * experts || options.any_size ? nullptr : "more than 28 rows an expert";
-}
 inline const char* refuse_gemv_rows(Format format, int64_t rows, int64_t cols,
                                     const KernelOptions& options) {
   if (const char* reason = refuse_cpu(options)) return reason;
@@ -198,15 +191,27 @@ inline const char* refuse_gemm_fp8(const GemmProblem& p, const KernelOptions& op
   if (options.activations != ActFormat::kFp8) return "activations are not fp8";
   return refuse_gemm<Format::kMxfp4>(p, options);
 }
-// Of the experts, where moe_up leaves E4M3 for moe_down: `width` a row of it.
-inline const char* refuse_experts_fp8(int64_t width, const GemmProblem& p,
-                                      const KernelOptions& options) {
-  if (const char* reason = refuse_gemm_fp8(p, options)) return reason;
-  if (width % 64 != 0) return "the experts' width is not a multiple of 64";
+// Of an expert op, from `fewest` rows an expert on. moe_up leaves E4M3 for moe_down: both ask the
+// same, of both products' shapes, so that neither takes it without the other.
+template <typename Desc>
+const char* refuse_experts_fp8(const Desc& d, int64_t fewest, const KernelOptions& options) {
+  const GemmProblem up{d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, fewest * d.experts};
+  if (const char* reason = refuse_gemm_fp8(up, options)) return reason;
+  if (d.width % 64 != 0) return "the experts' width is not a multiple of 64";
   for (const auto& [op, name] : options.forced)
     if ((op == "moe_up" || op == "moe_down") && !name.starts_with("sm90_w4a8_"))
       return "it goes with its like for moe_up and moe_down, and another kernel is forced";
   return nullptr;
+}
+// The same for few rows an expert (ops/linear/gemv_fold_sm90.cuh). A thread counts those of one.
+template <typename Desc>
+const char* refuse_experts_fold_fp8(const Desc& d, const KernelOptions& options) {
+  if (const char* reason = refuse_experts_fp8(d, 3, options)) return reason;
+  if (const char* reason = refuse_fold_shape(2 * d.width, d.hidden, options)) return reason;
+  if (const char* reason = refuse_fold_shape(d.hidden, d.width, options)) return reason;
+  if (d.experts > 256) return "more than 256 experts";
+  return d.tokens * d.top_k <= 28 * d.experts || options.any_size ? nullptr
+                                                                  : "more than 28 rows an expert";
 }
 
 }  // namespace nibble::ops

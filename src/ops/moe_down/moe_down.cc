@@ -37,26 +37,15 @@ const char* refuse_many(const MoeDownDesc& d, const KernelOptions& o) {
       {d.format, d.hidden, d.width, d.tokens * d.top_k, 20 * d.experts}, o);
 }
 
-// From `fewest` rows an expert on.
-const char* refuse_fp8(const MoeDownDesc& d, int64_t fewest, const KernelOptions& o) {
-  return refuse_experts_fp8(
-      d.width, {d.format, d.hidden, d.width, d.tokens * d.top_k, fewest * d.experts}, o);
-}
-
 const char* refuse_many_fp8(const MoeDownDesc& d, const KernelOptions& o) {
-  return refuse_fp8(d, 16, o);
-}
-
-const char* refuse_fold_fp8(const MoeDownDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_fp8(d, 3, o)) return reason;
-  return refuse_fold_e4m3(d.tokens * d.top_k, d.experts, d.hidden, d.width, o);
+  return refuse_experts_fp8(d, 16, o);
 }
 
 constexpr auto kKernels = joined(
     Cpu::experts(),
     std::to_array<MoeDownKernel>({
-        {"sm90_w4a8_fold", refuse_fold_fp8, NIBBLE_SM90_KERNEL(gpu::moe_down_fold_fp8),
-         Layout::kTiles16x64},
+        {"sm90_w4a8_fold", refuse_experts_fold_fp8<MoeDownDesc>,
+         NIBBLE_SM90_KERNEL(gpu::moe_down_fold_fp8), Layout::kTiles16x64},
         {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm_fp8),
          Layout::kTiles16x64},
         {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm),
