@@ -130,7 +130,7 @@ void OpOperands::find_fold(Weight& w) {
   if (w.layout != Layout::kTiles16x64 || cx_.kernels.activations != ops::ActFormat::kFp8) return;
   CHECK(kFind != nullptr);
   auto* const least = static_cast<uint8_t*>(room(w.experts * w.rows));
-  CHECK(kFind(cx_, w, least) == 0);
+  CHECK(kFind(cx_, w, least).rows == 0);
   w.fold = least;
 }
 

@@ -218,7 +218,7 @@ class GptOss : public Model {
     acts_.each(c, sizes_of(c, dense, cx, limits),
                [&](Tensor& t, DType dtype, Shape shape) { t = arena_.take(dtype, shape); });
     limits_ = limits;
-    if (folds(cx)) fold(cx);
+    if (cx.kernels.gpu.sm == 90) find_folds(cx);
   }
 
   Tensor forward(Ctx& cx, const Step& step, const SeqState& kv) override {
@@ -270,20 +270,33 @@ class GptOss : public Model {
     tap(cx, {{"logits", &a.logits}});
   }
 
-  // Sets Weight::fold of the weights that fold, and says which do not. moe_up hands E4M3 to
+  // What kernels that multiply in FP8 ask of weights: whether the experts' exceed E5M2 and, with
+  // E4M3 activations, Weight::fold of those that fold; says which do not. moe_up hands E4M3 to
   // moe_down: both of a layer or neither.
-  void fold(const Ctx& cx) {
+  void find_folds(const Ctx& cx) {
     constexpr ops::FindFoldFn* kFind = NIBBLE_CUDA_KERNEL(ops::gpu::find_fold);
     CHECK(kFind != nullptr);
+    int64_t weights = 0, unfit = 0, too_large = 0;
+    for (Layer& layer : w.layers)
+      for (Weight* experts : {&layer.up, &layer.down}) {
+        if (experts->layout != Layout::kTiles16x64) continue;
+        // NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): builds for CPUs end above
+        experts->exceeds_e5m2 = kFind(cx, *experts, nullptr).too_large > 0;
+        too_large += experts->exceeds_e5m2;
+      }
+    if (too_large > 0)
+      LOG_WARN(
+          "%lld of %lld weights of experts have block scales above 2: batches run by "
+          "cuda_w4a16_batch, which is slower, where the kernel table says sm90_w4a16_fold",
+          static_cast<long long>(too_large), static_cast<long long>(2 * c.layers));
+    if (!folds(cx)) return;
     fold_ = cx.allocate(fold_bytes(c));
     auto* at = static_cast<uint8_t*>(fold_.data());
-    int64_t weights = 0, unfit = 0;
     const auto fold_all = [&](std::initializer_list<Weight*> together) {
       int64_t misfits = 0;
       for (Weight* w : together) {
         if (w->layout != Layout::kTiles16x64) return;  // bf16
-        // NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): builds for CPUs end above
-        misfits += kFind(cx, *w, at);
+        misfits += kFind(cx, *w, at).rows;
         w->fold = std::exchange(at, at + w->experts * w->rows);
         ++weights;
       }

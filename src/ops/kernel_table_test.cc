@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
@@ -169,6 +172,31 @@ TEST(KernelTable, BothProductsOfExpertsTakeE4M3OrNeither) {
       some |= has_e4m3;
     }
   EXPECT_TRUE(some);
+}
+
+TEST(KernelTable, TunedExpertsTakeE4M3OnlyTogether) {
+  constexpr int64_t kTokens = 64;  // two rows an expert: the tables themselves take bf16
+  const MoeUpDesc up{2880, 2880, 128, 4, Format::kMxfp4, kTokens};
+  const MoeDownDesc down{2880, 2880, 128, 4, Format::kMxfp4, kTokens};
+  const TunedKernel up_fp8{Op::kMoeUp, "mxfp4", kTokens, "sm90_w4a8_fold"},
+      up_bf16{Op::kMoeUp, "mxfp4", kTokens, "cuda_w4a16_decode"},
+      down_fp8{Op::kMoeDown, "mxfp4", kTokens, "sm90_w4a8_fold"};
+  const auto kernels = [&](std::vector<TunedKernel> tuned) {
+    KernelOptions options;
+    options.gpu = cuda::h200();
+    options.activations = ActFormat::kFp8;
+    options.tuned = std::move(tuned);
+    return std::pair<std::string, std::string>(
+        find_kernel(Op::kMoeUp, moe_up_kernels(), up, options).row->name,
+        find_kernel(Op::kMoeDown, moe_down_kernels(), down, options).row->name);
+  };
+  const std::pair<std::string, std::string> fp8{"sm90_w4a8_fold", "sm90_w4a8_fold"},
+      bf16{"cuda_w4a16_decode", "cuda_w4a16_decode"};
+  EXPECT_EQ(kernels({}), bf16);
+  EXPECT_EQ(kernels({up_fp8, down_fp8}), fp8);
+  EXPECT_EQ(kernels({up_fp8}), bf16);
+  EXPECT_EQ(kernels({down_fp8}), bf16);
+  EXPECT_EQ(kernels({up_bf16, down_fp8}), bf16);
 }
 
 TEST(KernelTable, ForcesByName) {

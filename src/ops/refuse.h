@@ -192,15 +192,23 @@ inline const char* refuse_gemm_fp8(const GemmProblem& p, const KernelOptions& op
   return refuse_gemm<Format::kMxfp4>(p, options);
 }
 // Of an expert op, from `fewest` rows an expert on. moe_up leaves E4M3 for moe_down: both ask the
-// same, of both products' shapes, so that neither takes it without the other.
+// same, of both products' shapes and of what the user names, so that neither takes it without the
+// other.
+inline bool is_experts_fp8(std::string_view kernel) { return kernel.starts_with("sm90_w4a8_"); }
 template <typename Desc>
 const char* refuse_experts_fp8(const Desc& d, int64_t fewest, const KernelOptions& options) {
   const GemmProblem up{d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, fewest * d.experts};
   if (const char* reason = refuse_gemm_fp8(up, options)) return reason;
   if (d.width % 64 != 0) return "the experts' width is not a multiple of 64";
   for (const auto& [op, name] : options.forced)
-    if ((op == "moe_up" || op == "moe_down") && !name.starts_with("sm90_w4a8_"))
+    if ((op == "moe_up" || op == "moe_down") && !is_experts_fp8(name))
       return "it goes with its like for moe_up and moe_down, and another kernel is forced";
+  int tuned = 0, tuned_fp8 = 0;
+  for (const Op op : {Op::kMoeUp, Op::kMoeDown})
+    if (const auto* name = internal::tuned_name(op, format_name(d.format), d.tokens, options))
+      ++tuned, tuned_fp8 += is_experts_fp8(*name);
+  if (tuned_fp8 < 2 && tuned > 0)
+    return "it goes with its like for moe_up and moe_down, and the kernel table has not both";
   return nullptr;
 }
 // The same for few rows an expert (ops/linear/gemv_fold_sm90.cuh). A thread counts those of one.

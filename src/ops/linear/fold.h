@@ -12,10 +12,19 @@ namespace nibble::ops {
 
 inline constexpr int kFoldSpan = 14;
 
-// Writes to least [experts, N] the least exponent (E8M0) of each row of `w`, which lies in
-// kTiles16x64 on the GPU. Returns how many rows do not fold: whose exponents span more than
-// kFoldSpan, or leave no room for the row's factor in float32. Waits for the GPU.
-using FindFoldFn = int64_t(const Ctx& cx, const Weight& w, uint8_t* least);
+// Bf16 activations multiply weights in E5M2 instead (gemv_fold_sm90.cuh), which has no room for
+// blocks whose exponent is above this: a scale of 2.
+inline constexpr int kMostE5m2Exponent = 128;
+
+struct FoldMisfits {
+  int64_t rows;  // that do not fold: their exponents span more than kFoldSpan, or leave no room
+                 // for the row's factor in float32
+  int64_t too_large;  // rows with an exponent above kMostE5m2Exponent; 255, NaN, is none
+};
+
+// Writes to least [experts, N], where there is one, the least exponent (E8M0) of each row of `w`,
+// which lies in kTiles16x64 on the GPU. Waits for the GPU.
+using FindFoldFn = FoldMisfits(const Ctx& cx, const Weight& w, uint8_t* least);
 namespace gpu {
 FindFoldFn find_fold;
 }  // namespace gpu

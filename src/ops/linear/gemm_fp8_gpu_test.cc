@@ -40,7 +40,7 @@ Weight folded(GpuProblem& gpu, const TestWeight& from, int64_t expected_misfits 
   Weight w = gpu.weight(from);
   const std::vector<uint8_t> room(w.experts * w.rows, 0xee);
   auto* least = const_cast<uint8_t*>(gpu.array(room));
-  EXPECT_EQ(gpu::find_fold(gpu.cx, w, least), expected_misfits);
+  EXPECT_EQ(gpu::find_fold(gpu.cx, w, least).rows, expected_misfits);
   w.fold = least;
   return w;
 }
@@ -258,44 +258,71 @@ TEST(GemmFp8Gpu, RowsTooWideAreCountedAndGoToBF16) {
     }
 }
 
-// A layer's experts without a fold: u stays bf16 between them. The bits are those of the kernels
-// that the same step has with bf16 activations.
-TEST(GemmFp8Gpu, ExpertsTooWideGoToBF16) {
-  Random random(4);
-  constexpr int64_t kRows = 128, kTokens = 40, kExperts = 3, kTopK = 2;
-  const MoeUpDesc up{kRows, kRows, kExperts, kTopK, Format::kMxfp4, 1 << 20};
-  const MoeDownDesc down{kRows, kRows, kExperts, kTopK, Format::kMxfp4, 1 << 20};
-  TestWeight up_w(random, Format::kMxfp4, kExperts, 2 * kRows, kRows);
-  TestWeight down_w(random, Format::kMxfp4, kExperts, kRows, kRows);
-  MoeUpDesc up_here = up;
-  MoeDownDesc down_here = down;
-  up_here.tokens = down_here.tokens = kTokens;
-  GpuProblem gpu(std::max(gpu::scratch_bytes(up_here), gpu::scratch_bytes(down_here)));
-  TestRouting routing(kTokens, kExperts, kTopK);
-  routing.randomize(random);
-  const Routing on_gpu = gpu.routing(routing);
-  const Tensor h = gpu.tensor(Floats(random, kTokens, kRows, DType::kBF16), DType::kBF16);
-  const MoeUpKernel* up_row = fp8_row(moe_up_kernels(), up, gpu, up_w);
-  const MoeDownKernel* down_row = fp8_row(moe_down_kernels(), down, gpu, down_w);
-  ASSERT_TRUE(up_row != nullptr && down_row != nullptr);
-  const Weight up_weight = gpu.weight(up_w), down_weight = gpu.weight(down_w);
-  const auto run = [&](const MoeUpKernel& first, const MoeDownKernel& second) {
+// A layer's experts, up and down, of 40 tokens.
+struct Experts {
+  static constexpr int64_t kRows = 128, kTokens = 40, kExperts = 3, kTopK = 2;
+  Random random{4};
+  TestWeight up{random, Format::kMxfp4, kExperts, 2 * kRows, kRows};
+  TestWeight down{random, Format::kMxfp4, kExperts, kRows, kRows};
+  MoeUpDesc up_desc{kRows, kRows, kExperts, kTopK, Format::kMxfp4, kTokens};
+  MoeDownDesc down_desc{kRows, kRows, kExperts, kTopK, Format::kMxfp4, kTokens};
+  GpuProblem gpu{std::max(gpu::scratch_bytes(up_desc), gpu::scratch_bytes(down_desc))};
+  Weight up_weight, down_weight;  // what run() takes
+
+  // On the GPU, in the layout that its kernels read.
+  void load() {
+    up.pack(Layout::kTiles16x64), down.pack(Layout::kTiles16x64);
+    up_weight = gpu.weight(up), down_weight = gpu.weight(down);
+  }
+  std::vector<float> run(std::string_view kernel) {
+    const auto named = [&](const auto& table) {
+      return *std::ranges::find(table, kernel, [](const auto& row) { return row.name; });
+    };
+    TestRouting routing(kTokens, kExperts, kTopK);
+    Random same(5);
+    routing.randomize(same);
+    const Routing on_gpu = gpu.routing(routing);
+    const Tensor h = gpu.tensor(Floats(same, kTokens, kRows, DType::kBF16), DType::kBF16);
     const Tensor u = gpu.output(DType::kBF16, {kTokens * kTopK, kRows});
     const Tensor d = gpu.output(DType::kF32, {kTokens, kRows});
-    first.run(gpu.cx, u, h, on_gpu, up_weight, 7);
-    second.run(gpu.cx, d, u, on_gpu, down_weight);
+    named(moe_up_kernels()).run(gpu.cx, u, h, on_gpu, up_weight, 7);
+    named(moe_down_kernels()).run(gpu.cx, d, u, on_gpu, down_weight);
     return gpu.floats(d).values;
+  }
+};
+
+bool all_finite(const std::vector<float>& values) {
+  return std::ranges::all_of(values, [](float x) { return std::isfinite(x); });
+}
+
+// Without a fold u stays bf16 between them. The bits are those of the kernels that the same step
+// has with bf16 activations.
+TEST(GemmFp8Gpu, ExpertsTooWideGoToBF16) {
+  Experts experts;
+  experts.load();
+  for (const char* by : {"gemm", "fold"}) {
+    const std::vector<float> got = experts.run(std::string("sm90_w4a8_") + by);
+    EXPECT_EQ(got, experts.run(std::string("sm90_w4a16_") + by));
+    EXPECT_TRUE(all_finite(got));
+  }
+}
+
+// gemv_fold by bf16 has no room for block scales above 2.
+TEST(GemmFp8Gpu, ExpertsAboveE5m2GoToTheBatchKernels) {
+  Experts experts;
+  for (TestWeight* w : {&experts.up, &experts.down}) spread(experts.random, *w, 2);
+  experts.up.scales[7] = 129, experts.down.scales[9] = 129;
+  experts.load();
+  const auto exceeding = [&](const Weight& w) {
+    return gpu::find_fold(experts.gpu.cx, w, nullptr).too_large;
   };
-  const auto next = [](const auto& table, const auto* row) {
-    return table[row - table.data() + 1];
-  };
-  const MoeUpKernel up_bf16 = next(moe_up_kernels(), up_row);
-  const MoeDownKernel down_bf16 = next(moe_down_kernels(), down_row);
-  ASSERT_EQ(std::string_view(up_bf16.name), "sm90_w4a16_gemm");
-  ASSERT_EQ(std::string_view(down_bf16.name), "sm90_w4a16_gemm");
-  const std::vector<float> got = run(*up_row, *down_row);
-  EXPECT_EQ(got, run(up_bf16, down_bf16));
-  EXPECT_TRUE(std::ranges::none_of(got, [](float x) { return std::isnan(x); }));
+  EXPECT_EQ(exceeding(experts.up_weight), 1);
+  EXPECT_EQ(exceeding(experts.down_weight), 1);
+  EXPECT_FALSE(all_finite(experts.run("sm90_w4a16_fold")));  // unless it is told
+  experts.up_weight.exceeds_e5m2 = experts.down_weight.exceeds_e5m2 = true;
+  const std::vector<float> got = experts.run("sm90_w4a16_fold");
+  EXPECT_TRUE(all_finite(got));
+  EXPECT_EQ(got, experts.run("cuda_w4a16_batch"));
 }
 
 }  // namespace

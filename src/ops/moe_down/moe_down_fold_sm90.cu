@@ -23,6 +23,7 @@ struct FoldDown {
 
 void moe_down_fold(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                    const Weight& down) {
+  if (down.exceeds_e5m2) return moe_down_batch(cx, d, u, routing, down);
   down_by_slot(cx, d, u, routing, down, [&](const DownBySlot& op, Scratch& scratch) {
     const int64_t slots = int64_t{routing.num_tokens} * routing.top_k;
     sm90::launch_fold(cx, scratch, down, op.u, slots, op);

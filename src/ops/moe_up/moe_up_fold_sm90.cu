@@ -44,6 +44,7 @@ FoldUp fold_up(const Tensor& u, const Routing& routing, const Weight& up, float 
 
 void moe_up_fold(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
                  const Weight& up, float limit) {
+  if (up.exceeds_e5m2) return moe_up_batch(cx, u, h, routing, up, limit);
   Scratch scratch(cx.scratch);
   sm90::launch_fold(cx, scratch, up, h.as<uint16_t>(), routing.num_tokens,
                     fold_up(u, routing, up, limit));
