@@ -334,23 +334,24 @@ bool Engine::Impl::is_ahead(const std::vector<Chunk>& chunks) const {
 }
 
 // ahead_: the next token of each of the chunks, if they are all that the step at hand has, the GPU
-// finds all that is asked of them, nobody waits, none ends by its length, and every position lies
-// in a page already at hand.
+// finds all that is asked of them, nobody waits, none ends by its length, and there are pages for
+// them.
 bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
   if (begun_.size() > chunks.size() || scheduler_.num_waiting() > 0 || cx_.on_op) return false;
   ahead_chunks_.clear();
   for (const Chunk& chunk : chunks) {
     const Sequence& s = *chunk.sequence;
     const bool ends = s.num_output() + 1 >= s.request.max_tokens;
-    const bool turns_page = (chunk.begin + 1) % kv_plan_.options.page_size == 0;
-    if (ends || turns_page || !s.is_scored() || !is_found(s.request, masks_of(s))) {
+    if (ends || !s.is_scored() || !is_found(s.request, masks_of(s))) {
       ahead_.clear();
       return false;
     }
     ahead_.push_back({s.id, s.slot, chunk.begin + 1});
     ahead_chunks_.push_back({chunk.sequence, chunk.begin + 1, 1, 1});
   }
-  return true;
+  if (scheduler_.reserve_ahead()) return true;
+  ahead_.clear();
+  return false;
 }
 
 // Reports log-probabilities of prompts, samples, and takes out what has ended.

@@ -243,11 +243,11 @@ void KvCache::forget_page(int32_t group, int32_t page) {
   prefixes_.set_page(node, group, KvLayer::kNoPage);
 }
 
-void KvCache::commit(int32_t slot, int32_t n, std::span<const int32_t> tokens) {
+void KvCache::commit(int32_t slot, int32_t n, std::span<const int32_t> tokens, int32_t kept) {
   Slot& s = slots_[slot];
-  CHECK(s.is_open && n >= 0 && s.length + n <= s.reserved);
+  CHECK(s.is_open && n >= 0 && kept >= 0 && s.length + n + kept <= s.reserved);
   s.length += n;
-  s.reserved = s.length;
+  s.reserved = s.length + kept;
   publish(slot, tokens);
   trim(slot);
 }
@@ -285,7 +285,7 @@ int32_t KvCache::fork(int32_t slot) {
 // Gives back the pages that hold no position of the sequence, or only ones out of sight.
 void KvCache::trim(int32_t slot) {
   Slot& s = slots_[slot];
-  const int32_t end = pages_for(s.length);
+  const int32_t end = pages_for(s.reserved);
   for (size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
     Extent& extent = s.extents[g];

@@ -48,10 +48,11 @@ class KvCache {
   // Makes positions [length, length + n) writable in every group; false, with nothing changed,
   // where pages are missing.
   bool reserve(int32_t slot, int32_t n);
-  // The first n reserved positions now belong to the sequence; what was reserved beyond them, and
-  // what fell out of a window, is given back. `tokens` are those of the sequence from its start, at
-  // least as many as are committed now; only a slot that called adopt() needs them.
-  void commit(int32_t slot, int32_t n, std::span<const int32_t> tokens = {});
+  // The first n reserved positions now belong to the sequence, the next `kept` stay reserved; what
+  // was reserved beyond them, and what fell out of a window, is given back. `tokens` are those of
+  // the sequence from its start, at least as many as are committed now; only a slot that called
+  // adopt() needs them.
+  void commit(int32_t slot, int32_t n, std::span<const int32_t> tokens = {}, int32_t kept = 0);
   // Takes back the last n committed positions: all of them, or down to max_rollback below the
   // longest that the sequence has been.
   void rollback(int32_t slot, int32_t n);

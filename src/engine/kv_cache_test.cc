@@ -102,6 +102,20 @@ TEST(KvCache, CommitGivesBackWhatWasReservedForMore) {
   EXPECT_EQ(kv.free_pages(), 8);
 }
 
+TEST(KvCache, CommitKeepsWhatIsReservedAhead) {
+  KvCache kv(tiny_info(), tiny_plan(8, 8));
+  const int32_t s = kv.open();
+  ASSERT_TRUE(kv.reserve(s, 5));
+  const int32_t page = entry(kv, 1, s, 1);
+  kv.commit(s, 4, {}, 1);
+  EXPECT_EQ(kv.length(s), 4);
+  EXPECT_EQ(kv.free_pages(), 6);
+  ASSERT_TRUE(kv.reserve(s, 1));
+  EXPECT_EQ(entry(kv, 1, s, 1), page);  // a step may be writing to it
+  kv.close(s);
+  EXPECT_EQ(kv.free_pages(), 8);
+}
+
 TEST(KvCache, RollbackKeepsTheWindow) {
   KvCache kv(tiny_info(), tiny_plan(8, 8));
   const int32_t s = kv.open();

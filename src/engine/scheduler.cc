@@ -34,6 +34,7 @@ void Scheduler::add(std::unique_ptr<Sequence> sequence) { insert(waiting_, std::
 
 const std::vector<Chunk>& Scheduler::plan(bool admits) {
   chunks_.clear();
+  is_reserved_ahead_ = false;
   if (admits) make_way();
   Budget budget{.tokens = limits_.max_tokens, .score_rows = limits_.max_score_rows, .decodes = 0};
   for (const auto& sequence : running_) budget.decodes += sequence->num_left() == 1;
@@ -84,6 +85,12 @@ bool Scheduler::reserve_or_preempt(const Chunk& chunk, Budget& budget) {
     if (last == chunk.sequence) return false;
   }
   return true;
+}
+
+bool Scheduler::reserve_ahead() {
+  is_reserved_ahead_ = std::ranges::all_of(
+      chunks_, [&](const Chunk& c) { return kv_.reserve(c.sequence->slot, c.length + 1); });
+  return is_reserved_ahead_;
 }
 
 void Scheduler::preempt_last() {
@@ -171,7 +178,8 @@ bool Scheduler::has_room(const Sequence& sequence) const {
 
 void Scheduler::commit() {
   for (const Chunk& chunk : chunks_) {
-    kv_.commit(chunk.sequence->slot, chunk.length, chunk.sequence->tokens);
+    kv_.commit(chunk.sequence->slot, chunk.length, chunk.sequence->tokens,
+               is_reserved_ahead_ ? 1 : 0);
     chunk.sequence->num_computed += chunk.length;
     if (!chunk.sequence->forks.empty() && chunk.sequence->can_fork()) fork(*chunk.sequence);
   }

@@ -34,6 +34,9 @@ class Scheduler {
   // on waiting.
   const std::vector<Chunk>& plan(bool admits = true);
   const std::vector<Chunk>& chunks() const { return chunks_; }
+  // Pages for the token behind each chunk too, so that the step after this one can begin before
+  // commit(), which leaves them reserved. False where they do not suffice: nothing is preempted.
+  bool reserve_ahead();
   // The step of the last plan() has run: its tokens are in the pages.
   void commit();
   // Takes a sequence out and frees its pages; null where there is none of that id. Its forks go on
@@ -75,6 +78,7 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> running_;  // by goes_before(), as the others
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<Chunk> chunks_;
+  bool is_reserved_ahead_ = false;  // a token behind each of them
   Counts counts_;
 };
 

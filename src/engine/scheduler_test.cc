@@ -83,6 +83,8 @@ class Play {
       if (chunks.empty()) break;
       std::string text;
       for (const Chunk& c : chunks) text += (text.empty() ? "" : ", ") + describe(c);
+      if (setting("ahead", 0) != 0)
+        text += scheduler_.reserve_ahead() ? " ahead" : " no page ahead";
       say(step, text);
       finish(step, chunks);
     }
