@@ -30,7 +30,7 @@ int __real_cudaMallocHost(void**, size_t);
 int __real_cudaFree(void*);
 int __real_cudaFreeHost(void*);
 int __real_cudaGraphInstantiate(void**, void*, unsigned long long);
-int __real_cudaEventRecord(void*, void*);
+int __real_cudaEventRecordWithFlags(void*, void*, unsigned);
 int __real_cudaMemcpy(void*, const void*, size_t, int);
 int __real_cudaMemset(void*, int, size_t);
 int __real_cudaStreamSynchronize(void*);
@@ -46,7 +46,9 @@ int __wrap_cudaFreeHost(void* p) { return ++calls.memory, __real_cudaFreeHost(p)
 int __wrap_cudaGraphInstantiate(void** exec, void* graph, unsigned long long flags) {
   return ++calls.memory, __real_cudaGraphInstantiate(exec, graph, flags);
 }
-int __wrap_cudaEventRecord(void* e, void* s) { return ++calls.steps, __real_cudaEventRecord(e, s); }
+int __wrap_cudaEventRecordWithFlags(void* e, void* s, unsigned flags) {
+  return ++calls.steps, __real_cudaEventRecordWithFlags(e, s, flags);
+}
 int __wrap_cudaMemcpy(void* to, const void* from, size_t n, int kind) {
   return ++calls.waits, __real_cudaMemcpy(to, from, n, kind);
 }
