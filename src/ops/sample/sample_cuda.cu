@@ -1,10 +1,13 @@
 // sample_greedy on a GPU.
 //   logits [R, V] f32, in    never [ceil(V / 32)], in, or none    out: see GreedyOut
 // Bytes: 4 V a row, in the L2 cache if the product before left them there: at V = 201,088 0.8 MB,
-// 0.2 us of an H200's memory; at R = 1 it is latency. 128 blocks a row each reduce a part, its
-// logits on their way at once; the one that ends last puts the parts together in their order, so
-// the result does not depend on which that is. Lost at the end of a step of one token: 32 blocks of
-// 256 threads, a logit at a time (17 us), of 1,024, joined in pairs of lanes (11.5 us).
+// 0.2 us of an H200's memory; at R = 1 it is latency. Up to 128 blocks a row each reduce a part,
+// its logits on their way at once; the one that ends last puts the parts together in their order,
+// so the result does not depend on which that is. Of many rows a block's start and end cost more
+// than its logits, so that there are fewer parts, but under --exact, where a sum is always made of
+// 128. Lost at the end of a step of one token: 32 blocks of 256 threads, a logit at a time (17 us),
+// of 1,024, joined in pairs of lanes (11.5 us).
+#include <algorithm>
 #include <cfloat>
 #include <climits>
 
@@ -26,7 +29,8 @@ using nibble::cuda::ordered;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 static_assert(kSampleParts <= kThreads);
-constexpr int kBatch = 8;  // logits that a thread loads at a time: all it has at V <= 262,144
+constexpr int kBatch = 8;  // logits that a thread loads at a time: of 128 parts all at V <= 262,144
+constexpr int kBlocks = 2048;  // of all rows, about: twice what an H200 holds
 
 struct Args {
   GreedyOut out;
@@ -103,7 +107,8 @@ __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant_
   __shared__ SamplePart of_warps[kWarps];
   __shared__ bool is_last;
   const int64_t row = blockIdx.y;
-  const int vocab = static_cast<int>(a.vocab), each = (vocab + kSampleParts - 1) / kSampleParts;
+  const int parts = static_cast<int>(gridDim.x), vocab = static_cast<int>(a.vocab);
+  const int each = (vocab + parts - 1) / parts;
   const int begin = static_cast<int>(blockIdx.x) * each, end = min(begin + each, vocab);
   const float* logits = a.logits + row * a.vocab;
   nibble::cuda::touch_parameters(a);
@@ -119,12 +124,12 @@ __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant_
   p = join_threads(p, of_warps);
   if (threadIdx.x == 0) {
     a.parts[row * kSampleParts + blockIdx.x] = p;
-    is_last = nibble::cuda::is_last_arrival(a.counters + row, kSampleParts);
+    is_last = nibble::cuda::is_last_arrival(a.counters + row, parts);
   }
   __syncthreads();
   if (!is_last) return;
   p = no_ids();
-  if (threadIdx.x < kSampleParts) {
+  if (threadIdx.x < parts) {
     const volatile SamplePart* part = a.parts + row * kSampleParts + threadIdx.x;
     p = {part->best_logit, part->best, part->largest, part->sum};
   }
@@ -148,8 +153,12 @@ void sample_greedy(Ctx& cx, const GreedyOut& out, const Tensor& logits, const ui
                   .parts = scratch.parts,
                   .counters = cx.counters,
                   .vocab = logits.dim(1)};
-  cuda::launch(cx.stream, greedy_kernel,
-               {.grid = dim3(kSampleParts, static_cast<unsigned>(rows)), .block = kThreads}, args);
+  const int64_t parts =
+      cx.kernels.exact ? kSampleParts : std::clamp<int64_t>(kBlocks / rows, 4, kSampleParts);
+  cuda::launch(
+      cx.stream, greedy_kernel,
+      {.grid = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(rows)), .block = kThreads},
+      args);
 }
 
 }  // namespace nibble::ops::gpu

@@ -51,8 +51,12 @@ void expect_same(const std::vector<Greedy>& got, const std::vector<Greedy>& want
 }
 
 TEST(SampleGpu, EqualsTheTwin) {
-  for (const auto& [rows, vocab] :
-       {std::pair<int64_t, int64_t>{1, 201088}, {5, 3072}, {3, 7}, {64, 1000}, {2, 33}}) {
+  for (const auto& [rows, vocab] : {std::pair<int64_t, int64_t>{1, 201088},
+                                    {5, 3072},
+                                    {3, 7},
+                                    {64, 1000},
+                                    {300, 20000},
+                                    {2, 33}}) {
     GpuProblem gpu(gpu::sample_scratch_bytes(rows));
     Problem p(rows, vocab, static_cast<uint32_t>(vocab));
     expect_same(p.on_gpu(gpu), p.twin());

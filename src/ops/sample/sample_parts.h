@@ -8,7 +8,7 @@
 
 namespace nibble::ops {
 
-inline constexpr int kSampleParts = 128;  // blocks a row
+inline constexpr int kSampleParts = 128;  // blocks a row, at most
 
 // Of a part of a row. best < 0: Greedy's codes.
 struct SamplePart {
