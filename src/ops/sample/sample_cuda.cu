@@ -5,8 +5,9 @@
 // its logits on their way at once; the one that ends last puts the parts together in their order,
 // so the result does not depend on which that is. Of many rows a block's start and end cost more
 // than its logits, so that there are fewer parts, but under --exact, where a sum is always made of
-// 128. Lost at the end of a step of one token: 32 blocks of 256 threads, a logit at a time (17 us),
-// of 1,024, joined in pairs of lanes (11.5 us).
+// 128. The mask and the turn are read together before the wait for the logits. Lost at the end of a
+// step of one token: 32 blocks of 256 threads, a logit at a time (17 us), of 1,024, joined in pairs
+// of lanes (11.5 us); a rehearsal of what follows the wait, without ids (nothing).
 #include <algorithm>
 #include <cfloat>
 #include <climits>
@@ -41,13 +42,30 @@ struct Args {
   int64_t vocab;
 };
 
-__device__ bool is_allowed(const uint32_t* never, int i) {
-  return never == nullptr || (never[i / 32] >> (i % 32) & 1) == 0;
+// Which of the ids i, i + kThreads .. before `end`, kBatch of them, may be chosen: a bit for each.
+__device__ __forceinline__ uint32_t allowed_ids(const uint32_t* never, int i, int end) {
+  uint32_t masked[kBatch] = {}, allowed = 0;
+  if (never != nullptr) {
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) masked[j] = never[min(i + j * kThreads, end - 1) / 32];
+  }
+#pragma unroll
+  for (int j = 0; j < kBatch; ++j) {
+    const int at = i + j * kThreads;
+    if (at < end && (masked[j] >> (at % 32) & 1) == 0) allowed |= 1u << j;
+  }
+  return allowed;
 }
 
 __device__ __forceinline__ SamplePart no_ids() { return {-FLT_MAX, Greedy::kNone, -FLT_MAX, 0}; }
 
 __device__ bool is_number(float x) { return fabsf(x) <= FLT_MAX; }
+
+// That another block wrote.
+__device__ __forceinline__ SamplePart other_part(const SamplePart* part) {
+  const int4 v = __ldcg(reinterpret_cast<const int4*>(part));
+  return {__int_as_float(v.x), v.y, __int_as_float(v.z), __int_as_float(v.w)};
+}
 
 // Of all lanes' parts: the best id, the lowest of equals; what is not finite stays so. The same in
 // every lane.
@@ -78,16 +96,14 @@ __device__ __forceinline__ SamplePart join_threads(const SamplePart& p,
   return join_lanes(lane < kWarps ? of_warps[lane] : no_ids());
 }
 
-// Ids i, i + kThreads .. before `end`, kBatch of them.
+// Ids i, i + kThreads .. before `end`, kBatch of them: `allowed` as allowed_ids() says.
 __device__ __forceinline__ void take(SamplePart& p, bool& is_finite, const float* logits,
-                                     const uint32_t* never, int i, int end) {
+                                     uint32_t allowed, int i, int end) {
   float x[kBatch];
-  uint32_t allowed = 0;  // a bit for each
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
     const int at = i + j * kThreads;
     x[j] = at < end ? logits[at] : -FLT_MAX;
-    if (at < end && is_allowed(never, at)) allowed |= 1u << j;
   }
   const float before = p.largest;
 #pragma unroll
@@ -111,15 +127,21 @@ __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant_
   const int each = (vocab + parts - 1) / parts;
   const int begin = static_cast<int>(blockIdx.x) * each, end = min(begin + each, vocab);
   const float* logits = a.logits + row * a.vocab;
+  // They come with the step, not from the kernel before.
+  const int32_t turn = *a.out.turn;
+  int first = begin + static_cast<int>(threadIdx.x);
+  uint32_t allowed = allowed_ids(a.never, first, end);
   nibble::cuda::touch_parameters(a);
   griddep_wait();
   griddep_launch_dependents();
-  const int32_t turn = *a.out.turn;
 
   SamplePart p = no_ids();
   bool is_finite = true;
-  for (int first = begin + threadIdx.x; first < end; first += kBatch * kThreads)
-    take(p, is_finite, logits, a.never, first, end);
+  while (first < end) {
+    take(p, is_finite, logits, allowed, first, end);
+    first += kBatch * kThreads;
+    if (first < end) allowed = allowed_ids(a.never, first, end);
+  }
   if (!is_finite) p = {0, Greedy::kNotFinite, 0, 0};
   p = join_threads(p, of_warps);
   if (threadIdx.x == 0) {
@@ -129,10 +151,7 @@ __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant_
   __syncthreads();
   if (!is_last) return;
   p = no_ids();
-  if (threadIdx.x < parts) {
-    const volatile SamplePart* part = a.parts + row * kSampleParts + threadIdx.x;
-    p = {part->best_logit, part->best, part->largest, part->sum};
-  }
+  if (threadIdx.x < parts) p = other_part(a.parts + row * kSampleParts + threadIdx.x);
   p = join_threads(p, of_warps);
   if (threadIdx.x > 0) return;
   a.parts[row * kSampleParts] = p;  // for sample_drawn

@@ -11,7 +11,7 @@ namespace nibble::ops {
 inline constexpr int kSampleParts = 128;  // blocks a row, at most
 
 // Of a part of a row. best < 0: Greedy's codes.
-struct SamplePart {
+struct alignas(16) SamplePart {
   float best_logit;
   int32_t best;
   float largest;  // of all, masked ones included
