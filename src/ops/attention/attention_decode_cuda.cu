@@ -19,7 +19,8 @@
 // 128 registers they do not start early); 16 warps (5.8); a grid of all splits, most of them empty
 // (T = 8 at 512: 10.5 us against 5.7); for one token two tiles of a warp in registers before the
 // wait (+5 to +10 us a step at 512, nothing at 8,192) or three in shared memory (716 for 729
-// tokens/s at 8,192).
+// tokens/s at 8,192), or a ninth warp that goes through what follows the wait beforehand, with a
+// tile of zeros (1,244 us a step for 1,240).
 #include <algorithm>
 #include <cfloat>
 

@@ -9,24 +9,28 @@
 // norm_qkv at most 3 tiles instead of 4, out_proj 1.5 instead of 2. By turns on an H200,
 // 2026-11-22, tg 1 @512: 794 -> 804 tokens/s, 5 of them the halves; the residual read before the
 // wait 788 -> 794. Behind its wait norm_qkv then takes 0.9 us to h, 0.3 to the digits, 0.64 a row
-// tile, 0.7 in finish_one; attention's wait ends 0.7 us later.
+// tile, 0.7 in finish_one; attention's wait ends 0.7 us later. finish_one, gone through beforehand
+// by norm_qkv's idle warp: 1,240 -> 1,234.5 us a step; its chunks unrolled whole: 1,232.7.
 //
 // Lost on an H200, gpt-oss-120b, 2026-11-21 and 22: two blocks of a cluster that share their row
 // tiles through distributed shared memory (572 tokens/s for 589: more even, but its barrier and
-// remote stores cost 1 us a kernel); a rehearsal of what follows the wait, for the instruction
+// remote stores cost 1 us a kernel); a rehearsal of all that follows the wait, for the instruction
 // cache, by all warps (585 for 601: it takes the SM from the kernel before) or by one (1,457 us a
-// step for 1,450); 306 instead of 178 instructions a chunk, all warps going through all chunks
-// (1,461 for 1,450); codes in registers before the wait (740 for 748 tokens/s); 3, 6 and 7 stages
-// for the head, or its chunks by cp.async of all lanes, 171 instructions instead of 206 (nothing);
-// the next kernel's start behind the wait (+5 us a step) or at the end (+60 to +75); digits picked
-// by a select instead of a mask (+20: the loop, too, gets longer); BF16 rows: what the slots do not
-// hold brought into L2 before the wait (467 tokens/s for 481); words that say themselves when they
-// are written, polled instead of the wait, from attention to out_proj and norm_route (728 for 733)
-// and from moe_down to norm_qkv and attention too (705: between two kernels lie only 0.4 to 0.5 us,
-// and who polls takes as long); att as digits by attention (0). From shared memory a row tile of
-// out_proj took 0.97 us, with code that is cold or warm: the pipe of bits and bytes binds. Shifts
-// by dot products, in another pipe, won (748 -> 766 tokens/s); by IMAD.HI they lost (713 for 723),
-// and signs flipped by IMAD as well gain nothing.
+// step for 1,450); norm_unembed's x before the wait (1,241 us a step for 1,240); blocks of
+// norm_qkv small enough to lie beside others' only in front of full attention (1,241); 306 instead
+// of 178 instructions a chunk, all warps going through all chunks (1,461 for 1,450); codes in
+// registers before the wait (740 for 748 tokens/s); 3, 6 and 7 stages for the head, or its chunks
+// by cp.async of all lanes, 171 instructions instead of 206 (nothing); the next kernel's start
+// behind the wait
+// (+5 us a step) or at the end (+60 to +75); digits picked by a select instead of a mask (+20: the
+// loop, too, gets longer); BF16 rows: what the slots do not hold brought into L2 before the wait
+// (467 tokens/s for 481); words that say themselves when they are written, polled instead of the
+// wait, from attention to out_proj and norm_route (728 for 733) and from moe_down to norm_qkv and
+// attention too (705: between two kernels lie only 0.4 to 0.5 us, and who polls takes as long); att
+// as digits by attention (0). From shared memory a row tile of out_proj took 0.97 us, with code
+// that is cold or warm: the pipe of bits and bytes binds. Shifts by dot products, in another pipe,
+// won (748 -> 766 tokens/s); by IMAD.HI they lost (713 for 723), and signs flipped by IMAD as well
+// gain nothing.
 #pragma once
 
 #include "cuda/bf16.cuh"
@@ -160,17 +164,18 @@ struct OneShare {
 };
 
 // Adds up the chunks of a round's row tiles and stores pairs of rows, (2r, 2r + 1) or, for
-// kHeadHalves, (r, r + 32).
+// kHeadHalves, (r, r + 32): pair `thread` and every kOneThreads-th behind it.
 template <Items kItems, bool kHeld, class Op>
 __device__ __forceinline__ void finish_one(const TileMatrix& m, const float* parts,
                                            const uint16_t* biases,
                                            const OneShare<kItems, kHeld>& share, int begin, int end,
-                                           const Op& op, const int64_t& place) {
+                                           const Op& op, const int64_t& place, int thread) {
   constexpr bool kHalves = kItems == Items::kHeadHalves;
+  constexpr int kUnroll = kHalves ? kOneWarps : 4;
   const int tile_floats = m.chunks * 16, whole = (end - begin) * 8;
   const int pairs = whole + (share.has_half ? (kHalves ? 8 : 4) : 0);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < pairs; i += kOneThreads) {
+  for (int i = thread; i < pairs; i += kOneThreads) {
     int first = 2 * i, step = 1;  // between the sums of a pair
     if constexpr (kHalves) {
       const bool is_whole = !kHeld || i < whole;
@@ -181,9 +186,9 @@ __device__ __forceinline__ void finish_one(const TileMatrix& m, const float* par
     const float* second = from + (step == 16 ? tile_floats : step);
     float2 v{0, 0};
 #pragma unroll 1
-    for (int c = 0; c < m.chunks; c += 4) {
+    for (int c = 0; c < m.chunks; c += kUnroll) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+      for (int j = 0; j < kUnroll; ++j) {
         if (c + j >= m.chunks) continue;
         v.x += from[(c + j) * 16];
         v.y += second[(c + j) * 16];
@@ -317,10 +322,21 @@ __global__ void __launch_bounds__(kOneThreads, 2)
     if (is_worker)
       multiply_held<kItems>(product, tables, share, chunks.address(),
                             base + layout.parts + lane_sums, m.chunks * 64);
-    __syncthreads();
-    finish_one(m, reinterpret_cast<const float*>(shared + layout.parts), biases, share, first, last,
-               op, place);
-    return;
+    // norm_qkv's end is long, and in every layer its code comes from L2. A last warp without a
+    // chunk goes through it once while the others multiply, with weights for sums; as it has the
+    // same pairs again, the first ones, it then stores over what it left.
+    constexpr bool kMayRehearse = kItems == Items::kHeadHalves;
+    const int thread = kMayRehearse ? (threadIdx.x + 32) % kOneThreads : threadIdx.x;
+    bool rehearses = kMayRehearse && warp == kOneWarps - 1 && !is_worker;
+#pragma unroll 1
+    while (true) {
+      if (!rehearses) __syncthreads();
+      const uint32_t sums = rehearses ? 0 : layout.parts;
+      finish_one(m, reinterpret_cast<const float*>(shared + sums), biases, share, first, last, op,
+                 place, thread);
+      if (!rehearses) return;
+      rehearses = false;
+    }
   } else {
     uint32_t parts = layout.parts;  // two buffers take turns
     for (int begin = first; begin < last; begin += m.round_tiles) {
@@ -338,7 +354,7 @@ __global__ void __launch_bounds__(kOneThreads, 2)
       }
       __syncthreads();
       finish_one(m, reinterpret_cast<const float*>(shared + parts), biases + (begin - first) * 16,
-                 share, begin, end, op, place);
+                 share, begin, end, op, place, threadIdx.x);
       parts = 2 * layout.parts + layout.part_bytes - parts;
     }
   }
