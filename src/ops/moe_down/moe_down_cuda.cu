@@ -14,33 +14,43 @@
 namespace nibble::ops::gpu {
 namespace {
 
-// A thread owns two columns. The choices are older than the kernel before.
-__global__ void combine_rows(float* d, const float* y, const int32_t* slot, const float* p,
-                             int top_k, int hidden) {
+constexpr int kCombineThreads = 256;
+constexpr int kCombineBlocks = (NIBBLE_CUDA_SM == 121 ? 1536 : 2048) / kCombineThreads;  // of an SM
+
+// A thread owns four columns. The choices are older than the kernel before. kMost: choices. Of few,
+// all blocks of 256 tokens run at once, with room for the next kernel's beside them.
+template <int kMost>
+__global__ void __launch_bounds__(kCombineThreads, kMost <= 4 ? kCombineBlocks : kCombineBlocks / 2)
+    combine_rows(float* d, const float* y, const int32_t* slot, const float* p, int top_k,
+                 int hidden) {
   cuda::griddep_launch_dependents();
-  const int column = 2 * (blockIdx.x * blockDim.x + threadIdx.x), t = blockIdx.y;
-  const float2* from[kMaxChoices];
-  float weight[kMaxChoices];
+  const int column = 4 * (blockIdx.x * kCombineThreads + threadIdx.x), t = blockIdx.y;
+  uint32_t from[kMost];
+  float weight[kMost];
 #pragma unroll
-  for (int i = 0; i < kMaxChoices; ++i) {
+  for (int i = 0; i < kMost; ++i) {
     const int choice = t * top_k + min(i, top_k - 1);
-    from[i] = reinterpret_cast<const float2*>(y + int64_t{__ldcg(slot + choice)} * hidden + column);
+    from[i] = static_cast<uint32_t>(__ldcg(slot + choice)) * hidden + column;
     weight[i] = __ldcg(p + choice);
   }
   cuda::griddep_wait();
   if (column >= hidden) return;
-  float2 first{0, 0}, second{0, 0}, v[kMaxChoices];
+  float4 first{}, second{}, v[kMost];
 #pragma unroll
-  for (int i = 0; i < kMaxChoices; ++i)
-    if (i < top_k) v[i] = __ldcg(from[i]);
+  for (int i = 0; i < kMost; ++i)
+    if (i < top_k) v[i] = __ldcg(reinterpret_cast<const float4*>(y + from[i]));
+  const auto add = [](float4& sum, float by, const float4& x) {
+    sum = {fmaf(by, x.x, sum.x), fmaf(by, x.y, sum.y), fmaf(by, x.z, sum.z), fmaf(by, x.w, sum.w)};
+  };
 #pragma unroll
-  for (int i = 0; i < kMaxChoices; ++i) {
-    if (i >= top_k) continue;
-    float2& sum = i < (top_k + 1) / 2 ? first : second;
-    sum = {fmaf(weight[i], v[i].x, sum.x), fmaf(weight[i], v[i].y, sum.y)};
+  for (int i = 0; i < kMost; ++i) {
+    if (i < (top_k + 1) / 2)
+      add(first, weight[i], v[i]);
+    else if (i < top_k)
+      add(second, weight[i], v[i]);
   }
-  *reinterpret_cast<float2*>(d + int64_t{t} * hidden + column) = {first.x + second.x,
-                                                                  first.y + second.y};
+  *reinterpret_cast<float4*>(d + int64_t{t} * hidden + column) = {
+      first.x + second.x, first.y + second.y, first.z + second.z, first.w + second.w};
 }
 
 // One token: all its experts at once.
@@ -86,11 +96,11 @@ void run_few(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
 
 void combine(Ctx& cx, const Tensor& d, const float* y, const Routing& routing) {
   const auto hidden = static_cast<int>(d.dim(1));
-  constexpr int kThreads = 256;
-  cuda::launch(cx.stream, combine_rows,
-               {.grid = dim3((hidden / 2 + kThreads - 1) / kThreads, routing.num_tokens),
-                .block = dim3(kThreads)},
-               d.as<float>(), y, routing.slot, routing.p, routing.top_k, hidden);
+  cuda::launch(
+      cx.stream, routing.top_k <= 4 ? combine_rows<4> : combine_rows<kMaxChoices>,
+      {.grid = dim3((hidden / 4 + kCombineThreads - 1) / kCombineThreads, routing.num_tokens),
+       .block = dim3(kCombineThreads)},
+      d.as<float>(), y, routing.slot, routing.p, routing.top_k, hidden);
 }
 
 void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
