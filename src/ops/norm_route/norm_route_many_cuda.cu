@@ -11,7 +11,8 @@
 // shared memory. Of small tiles the router's fragments are copied to shared memory before the wait,
 // by the lanes that will read them. The last block of a tile of tokens chooses for them.
 // Reached on one H200, chained in graphs, 2026-11-21: T = 2,048 61 us, 8,192 209; 2026-11-22: T = 8
-// 9.3 us, 32 10.3, 128 12.2, 256 15.2 (14.4 and 18.6 with tiles of 16 tokens and a sort in rounds).
+// 9.3 us, 32 10.3, 128 12.2 (14.4 with tiles of 16 tokens), 256 13.4 (15.1 with h a unit at a
+// time, 18.6 with a sort in rounds, too).
 #include "cuda/async_copy.cuh"
 #include "cuda/bf16.cuh"
 #include "cuda/bulk_copy.cuh"
@@ -99,40 +100,49 @@ __device__ __forceinline__ void fetch_early(const Columns<1>& columns, uint32_t 
   cuda::async_copy_commit();
 }
 
-// This warp's part of the tile's logits: columns of its units.
+// This warp's part of the tile's logits: columns of its units. Of small tiles kAtOnce units of h
+// are on their way together: all that a warp has of 8 tokens of 2,880 columns.
 template <int kM, int kN>
 __device__ __forceinline__ void multiply(float (&sum)[kM][kN][4], const Params& a,
                                          const Columns<kM>& columns, int token, uint32_t slots) {
-  const int g = threadIdx.x % 32 / 4, p = threadIdx.x % 4;
+  constexpr int kAtOnce = kM == 1 ? kEarly / kN : 1;
+  const int g = threadIdx.x % 32 / 4, p = threadIdx.x % 4, begin = columns.begin, end = columns.end;
   const uint16_t* h[kN];
 #pragma unroll
   for (int n = 0; n < kN; ++n)
     h[n] = a.h + int64_t{min(token + 8 * n + g, a.routing.num_tokens - 1)} * a.hidden + 8 * p;
-#pragma unroll(kM* kN > 4 ? 1 : 6)
-  for (int unit = columns.begin; unit < columns.end; ++unit) {
-    uint4 wu[kM][2], hu[kN];
+#pragma unroll 1
+  for (int first = begin; first < end; first += kAtOnce) {
+    uint4 hu[kAtOnce][kN];
 #pragma unroll
-    for (int n = 0; n < kN; ++n) hu[n] = cuda::load16(h[n] + unit * kUnit);
-    const int i = unit - columns.begin;
-    if (kM == 1 && i < kEarly) {
-      if (i == 0) cuda::async_copy_wait<0>();
-      wu[0][0] = cuda::load_shared_16(slots + i * 1024);
-      wu[0][1] = cuda::load_shared_16(slots + i * 1024 + 512);
-    } else {
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int n = 0; n < kN; ++n) hu[i][n] = cuda::load16(h[n] + min(first + i, end - 1) * kUnit);
+    if (kM == 1 && first == begin) cuda::async_copy_wait<0>();
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int unit = first + i, early = unit - begin;
+      if (unit >= end) break;
+      uint4 wu[kM][2];
+      if (kM == 1 && early < kEarly) {
+        wu[0][0] = cuda::load_shared_16(slots + early * 1024);
+        wu[0][1] = cuda::load_shared_16(slots + early * 1024 + 512);
+      } else {
+#pragma unroll
+        for (int m = 0; m < kM; ++m)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            wu[m][half] = cuda::load16(columns.router[m][half] + unit * kUnit);
+      }
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          wu[m][half] = cuda::load16(columns.router[m][half] + unit * kUnit);
+        for (int n = 0; n < kN; ++n) {
+          const uint4 &u = wu[m][0], &v = wu[m][1], &x = hu[i][n];
+          cuda::mma_bf16(sum[m][n], u.x, v.x, u.y, v.y, x.x, x.y);
+          cuda::mma_bf16(sum[m][n], u.z, v.z, u.w, v.w, x.z, x.w);
+        }
     }
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-        const uint4 &u = wu[m][0], &v = wu[m][1];
-        cuda::mma_bf16(sum[m][n], u.x, v.x, u.y, v.y, hu[n].x, hu[n].y);
-        cuda::mma_bf16(sum[m][n], u.z, v.z, u.w, v.w, hu[n].z, hu[n].w);
-      }
   }
 }
 
