@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "ops/ctx.h"
 #include "ops/scratch.h"
 
 namespace nibble::ops::gpu {
@@ -21,9 +20,5 @@ inline FoldRows take_fold_rows(Scratch& scratch, int64_t rows, int64_t cols) {
   auto* const codes = scratch.take<uint8_t>(2 * rows * cols);
   return {codes, scratch.take<float>(rows)};
 }
-
-// x [rows, cols] bf16, cols % 64 == 0, cols <= 4096. Kernels behind it that start early may read
-// what those before it wrote.
-FoldRows fold_rows(Ctx& cx, Scratch& scratch, const uint16_t* x, int64_t rows, int64_t cols);
 
 }  // namespace nibble::ops::gpu

@@ -5,9 +5,10 @@
 // A weight times its block's scale, m 2^(s - 127), becomes m 2^(s - 115) in E5M2, which holds it
 // exactly from s = 100 (2^-27) to 128; below, it is off by 2^-29 at most, above, NaN. Eight of them
 // come by PRMT from eight bytes, the line of the block's scale in a table in shared memory.
-// A row of activations is two E4M3 a column (fold_rows.h), made by a kernel before: columns 2 t and
-// 2 t + 1 of B are high and low of token t. Under --activations fp8 it is one, and weights are
-// relative to the least scale of their row (Weight::fold), so that none is off or too large.
+// A row of activations is two E4M3 a column (fold_rows.h), of which every block makes some rows
+// while weights come; then all blocks meet. Columns 2 t and 2 t + 1 of B are high and low of token
+// t. Under --activations fp8 it is one, made by a kernel before, and weights are relative to the
+// least scale of their row (Weight::fold), so that none is off or too large.
 //
 // Sums: one chain over K in wgmma's accumulator, which keeps about 14 bits.
 //
@@ -26,6 +27,8 @@
 //   tokens    512        768        896        1,024
 //   moe_up    292 (366)  300 (390)  363 (395)  438 (404)
 //   moe_down  168 (203)  173 (213)  209 (215)  251 (223)
+// With two E4M3 a column made in its own blocks (before: by a kernel of its own), 256 tokens, and
+// moe_down's sum by 16 bytes a thread: moe_up 281 (283), moe_down 154 (164).
 // The GPU is then at its limit of power, so that what a unit takes counts more in the program than
 // here: 61 instructions instead of 80 are 9% of a step of 256 tokens, 8% of 128. PRMT, LOP and SHF
 // bind beside memory: shifts go by dot products (IDP), which another pipe takes; loops and
@@ -34,12 +37,15 @@
 // Lost: two stages of A registers, of a unit or of a block each (ptxas spills, or 1% slower); rings
 // that a lane of each warp fills by the copy engine, experts in their order (4% slower); one warp
 // that fetches for all (3% slower), chunks of 3 units instead of 5 (2%), deeper rings of them (8%);
-// activations made in each block (5% slower at 128 tokens); shifts by IMAD.HI (4% slower); shares
-// by what a tile costs with its rows (no faster); f16 instead (as many instructions as mma.sync);
-// groups of 48 columns (spills).
+// activations made by each block for itself (5% slower at 128 tokens), shares worked out by the
+// warps that fetch (no faster); shifts by IMAD.HI (4% slower); shares by what a tile costs with its
+// rows (no faster); f16 instead (as many instructions as mma.sync); groups of 48 columns (spills).
 #pragma once
 
+#include "cuda/arrivals.cuh"
+#include "cuda/bf16.cuh"
 #include "cuda/fp8.cuh"
+#include "cuda/mma_digits.cuh"
 #include "ops/linear/fold_rows.h"
 #include "ops/linear/gemm_fp8_sm90.cuh"
 #include "ops/linear/gemv.cuh"
@@ -61,6 +67,9 @@ inline constexpr int kFoldColumns = 32;     // of activations in a group, at mos
 struct PairColumns : FoldRows {
   static constexpr int kOfRow = 2;
   static constexpr bool kFolds = false;  // weights are not relative to a row's least scale
+  const uint16_t* x;                     // [rows, K] bf16, what they are made of
+  int rows;
+  uint32_t* counter;  // zero
   __device__ __forceinline__ float factor(int row) const { return __ldcg(factors + row); }
 };
 struct E4m3Columns {
@@ -208,6 +217,72 @@ class FoldRing {
   int slot_ = 0;
 };
 
+// Rows of activations in two E4M3 a column, by all warps that multiply of all blocks. Two warps
+// take a row, a lane 8 columns of 256: until the largest is known their bf16 wait in shared memory,
+// each thread's in 16 bytes from `memory` on and every 16 * kGemvThreads behind.
+__device__ __forceinline__ void make_columns(const PairColumns& to, int cols, uint32_t memory,
+                                             uint32_t* largest) {
+  constexpr int kRows = kGemvWarps / 2;  // of a block at a time
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const auto each = [&](const auto& do_8) {
+    uint32_t at = memory + threadIdx.x * 16;
+#pragma unroll 1
+    for (int first = warp % 2 * 256; first < cols; first += 512, at += kGemvThreads * 16)
+      do_8(first + 8 * lane, at);
+  };
+  const auto meet_pair = [&] { asm volatile("bar.sync %0, 64;" ::"r"(2 + warp / 2) : "memory"); };
+  for (int row = blockIdx.x + warp / 2 * gridDim.x; row < to.rows; row += kRows * gridDim.x) {
+    const uint16_t* const from = to.x + int64_t{row} * cols;
+    each([&](int column, uint32_t at) {
+      copy_16_or_zeros(at, from + min(column, cols - 8), column < cols ? 16 : 0);
+    });
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    uint32_t most = 0;  // magnitudes of bf16 order as integers do
+    each([&](int, uint32_t at) {
+      const uint4 v = cuda::load_shared_16(at);
+      for (const uint32_t pair : {v.x, v.y, v.z, v.w})
+        most = max(most, max(pair >> 16 & 0x7fff, pair & 0x7fff));
+    });
+    most = __reduce_max_sync(~0u, most);
+    if (lane == 0) largest[warp] = most;
+    meet_pair();
+    most = max(most, largest[warp ^ 1]);
+    const uint32_t exponent = max(most >> 7, 16u);  // elements below 2^-111 lose bits
+    const float inverse = __uint_as_float((261 - min(exponent, 254u)) << 23);
+    if (warp % 2 == 0 && lane == 0)
+      to.factors[row] = __uint_as_float(exponent == 255 ? 0x7fc00000 : exponent << 23) * 0x1p-19f;
+    uint8_t* const codes = to.codes + int64_t{row} * 2 * cols + lane % 4 * 4;
+    each([&](int column, uint32_t at) {
+      const uint4 v = cuda::load_shared_16(at);
+      const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+      // Even and odd columns; of four lanes with 32 of them, lane p is to have bytes 4 p .. of
+      // each.
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        uint32_t high = 0, low = 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const auto element = [&](uint32_t pair) {
+            return (odd == 0 ? cuda::bf16_lo(pair) : cuda::bf16_hi(pair)) * inverse;
+          };
+          const float a = element(words[2 * half]), b = element(words[2 * half + 1]);
+          const uint32_t pair = cuda::e4m3_pair(a, b);
+          const float2 f = cuda::values_of_f16(cuda::f16_of_e4m3(static_cast<uint16_t>(pair)));
+          high |= pair << 16 * half;
+          low |= cuda::e4m3_pair((a - f.x) * 16, (b - f.y) * 16) << 16 * half;
+        }
+        high = cuda::transpose_quad(high, ~0u);
+        low = cuda::transpose_quad(low, ~0u);
+        if (column >= cols) continue;
+        auto* const place = reinterpret_cast<uint32_t*>(codes + column / 32 * 64 + odd * 32);
+        place[0] = high;
+        place[4] = low;
+      }
+    });
+    meet_pair();  // before the next row's largest
+  }
+}
+
 // A group's activations and their factors, by all warps that multiply: 8 columns of B by 64 of K a
 // warp's turn. Where rows lie is asked for first, of all at the same time.
 template <class X, class Op>
@@ -347,7 +422,7 @@ __device__ __forceinline__ void store_tile(const float (&d)[kFoldColumns / 2], c
   }
 }
 
-// Op: as gemv_experts's.
+// Op: as gemv_experts's. If X is made here, all blocks must run at once: see cuda::meet().
 template <int kUnits, class X, class Op>
 __global__ void __launch_bounds__(kFoldThreads, 1)
     gemv_fold(const __grid_constant__ TileMatrix m, const __grid_constant__ FoldMemory memory,
@@ -356,6 +431,7 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
   using Ring = FoldRing<kUnits>;
   __shared__ Groups<FoldCost> groups;
   __shared__ __align__(8) uint64_t barriers[kFoldGroupsOfWarps * Ring::kBarriers];
+  __shared__ uint32_t largest[kGemvWarps];
   const uint32_t base = cuda::shared_address(shared);
   const int warp = static_cast<int>(uniform(threadIdx.x / 32)), lane = threadIdx.x % 32,
             g = lane / 4;
@@ -368,6 +444,11 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
   if (fetches && lane == 0) ring_of(0).init();
   for (int i = threadIdx.x; i < kFoldTable; i += kFoldThreads)
     shared[memory.table + i] = static_cast<uint8_t>(i < 2048 ? fold_line_byte(i / 8, i % 8) : 1);
+  const auto wait = [] {
+    cuda::griddep_wait();
+    cuda::griddep_launch_dependents();
+  };
+  if constexpr (!Op::kChosenBefore) wait();
 
   const int experts = op.experts, tiles = m.row_tiles / 4;
   for (int e = threadIdx.x; e <= experts; e += kFoldThreads)
@@ -391,8 +472,12 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
   }
   more_registers<kFoldRegisters>();
   Ring ring = ring_of(warp % 4);
-  cuda::griddep_wait();
-  cuda::griddep_launch_dependents();
+  if constexpr (Op::kChosenBefore) wait();
+  if constexpr (X::kOfRow == 2) {
+    make_columns(rows, m.chunks * kUnits * 64, base + memory.x, largest);
+    fold_barrier();
+    if (threadIdx.x == 0) cuda::meet(rows.counter, gridDim.x);
+  }
 
   // From memory, as in mma_digits.cuh's CodeTables: ptxas would copy a constant for every PRMT.
   const uint32_t ones = cuda::load_shared_4(table + 2048);
@@ -463,25 +548,31 @@ void launch_fold(Ctx& cx, const Weight& weight, const X& x, const Op& op) {
     FoldMemory memory{};
     memory.table = padded(int64_t{kFoldGroupsOfWarps} * FoldRing<kUnits>::kBytes);
     memory.x = memory.table + padded(kFoldTable);
-    const int64_t declared =
-        sizeof(Groups<FoldCost>) + kFoldGroupsOfWarps * FoldRing<kUnits>::kBarriers * 8;
+    const int64_t declared = sizeof(Groups<FoldCost>) +
+                             kFoldGroupsOfWarps * FoldRing<kUnits>::kBarriers * 8 + kGemvWarps * 4;
     const int64_t free = cx.kernels.gpu.smem_per_block_bytes - padded(declared) - memory.x;
     // A column takes its codes and a factor, at most.
     memory.columns = static_cast<int>(std::min<int64_t>(free / (weight.cols + 4) / 8 * 8, 256));
     memory.factors = memory.x + memory.columns * static_cast<uint32_t>(weight.cols);
     memory.end = memory.factors + memory.columns * 4;
+    const unsigned grid = grid_of(cx, m.row_tiles / 4 * weight.experts);
+    if constexpr (X::kOfRow == 2) {  // all blocks meet; rows wait where columns are to stand
+      CHECK(grid <= static_cast<unsigned>(cx.kernels.gpu.num_sms));
+      CHECK((weight.cols + 511) / 512 * kGemvThreads * 16 <= memory.columns * weight.cols);
+    }
     cuda::launch(cx.stream, gemv_fold<kUnits, X, Op>,
-                 {.grid = dim3(grid_of(cx, m.row_tiles / 4 * weight.experts)),
-                  .block = dim3(kFoldThreads),
-                  .smem_bytes = memory.end},
-                 m, memory, x, op);
+                 {.grid = dim3(grid), .block = dim3(kFoldThreads), .smem_bytes = memory.end}, m,
+                 memory, x, op);
   });
 }
-// The same of x [num_rows, cols] bf16.
+// The same of x [num_rows, cols] bf16, cols <= 4096.
 template <class Op>
 void launch_fold(Ctx& cx, Scratch& scratch, const Weight& weight, const uint16_t* x,
                  int64_t num_rows, const Op& op) {
-  launch_fold(cx, weight, PairColumns{fold_rows(cx, scratch, x, num_rows, weight.cols)}, op);
+  launch_fold(cx, weight,
+              PairColumns{take_fold_rows(scratch, num_rows, weight.cols), x,
+                          static_cast<int>(num_rows), cx.counters},
+              op);
 }
 
 }  // namespace nibble::ops::gpu::sm90

@@ -9,7 +9,8 @@ namespace nibble::ops::gpu {
 namespace {
 
 struct FoldDown {
-  uint16_t* y;  // [slots, H] bf16
+  static constexpr bool kChosenBefore = true;  // before moe_up began
+  uint16_t* y;                                 // [slots, H] bf16
   const int32_t* offsets;
   int experts, hidden;
 
@@ -19,6 +20,12 @@ struct FoldDown {
   }
 };
 
+// gemv_fold reads the offsets before its wait, behind a kernel that waited for them: moe_up's, or
+// this where a profile leaves moe_up out. `y` is to be written.
+void follow_moe_up(const Ctx& cx, void* y) {
+  if (!cx.runs(Op::kMoeUp)) cuda::zero_async(y, 4, cx.stream);
+}
+
 }  // namespace
 
 void moe_down_fold(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
@@ -26,6 +33,7 @@ void moe_down_fold(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& rou
   if (down.exceeds_e5m2) return moe_down_batch(cx, d, u, routing, down);
   down_by_slot(cx, d, u, routing, down, [&](const DownBySlot& op, Scratch& scratch) {
     const int64_t slots = int64_t{routing.num_tokens} * routing.top_k;
+    follow_moe_up(cx, op.y);
     sm90::launch_fold(cx, scratch, down, op.u, slots, op);
   });
 }
@@ -35,9 +43,7 @@ void moe_down_fold_fp8(Ctx& cx, const Tensor& d, const Tensor& u, const Routing&
   if (down.fold == nullptr) return moe_down_fold(cx, d, u, routing, down);
   Scratch scratch(cx.scratch);
   auto* const y = scratch.take<uint16_t>(int64_t{routing.num_tokens} * routing.top_k * down.rows);
-  // gemv_fold reads the offsets before its wait, behind a kernel that waited for them: moe_up's, or
-  // this where a profile leaves moe_up out.
-  if (!cx.runs(Op::kMoeUp)) cuda::zero_async(y, 4, cx.stream);
+  follow_moe_up(cx, y);
   sm90::launch_fold(cx, down,
                     sm90::E4m3Columns{.codes = static_cast<const uint8_t*>(u.data),
                                       .scale_all = kExpertScale,

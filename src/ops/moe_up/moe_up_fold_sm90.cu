@@ -10,6 +10,7 @@ namespace nibble::ops::gpu {
 namespace {
 
 struct FoldUp {
+  static constexpr bool kChosenBefore = false;
   uint16_t* u;  // [slots, width] bf16; FoldUpE4m3: as many E4M3 in fold order, by kExpertScale
   const int32_t *token, *offsets;
   int experts, width;
@@ -22,6 +23,7 @@ struct FoldUp {
 };
 
 struct FoldUpE4m3 : FoldUp {
+  static constexpr bool kChosenBefore = true;  // before h was turned into E4M3
   __device__ void store(int row, int weight_row, float gate, float up) const {
     const uint32_t f = static_cast<uint32_t>(weight_row) / 2;
     const uint32_t place = f / 32 * 32 + f % 2 * 16 + f % 8 / 2 * 4 + f % 32 / 8;
