@@ -119,11 +119,11 @@ struct TileCost {
 // experts of many rows and of few take turns, so that what neighbours have together differs little.
 template <class Cost>
 struct Groups {
-  int offset[kMaxExperts + 1];     // first row of activations of each expert; behind the last: all
-  int order[kMaxExperts];          // the experts, as they come; what follows is in that order
-  int first[kMaxExperts + 1];      // first group
-  int cost[kMaxExperts + 1];       // of one row tile of every group before
-  int2 warp_sums[kGemvWarps + 4];  // gemv_fold has four warps more
+  int offset[kMaxExperts + 1];  // first row of activations of each expert; behind the last: all
+  int order[kMaxExperts];       // the experts, as they come; what follows is in that order
+  int first[kMaxExperts + 1];   // first group
+  alignas(16) int cost[kMaxExperts + 1];  // of one row tile of every group before
+  int2 warp_sums[kGemvWarps + 4];         // gemv_fold has four warps more
 
   // By all threads, one an expert, after a barrier behind the writes of `offset`; ends with one.
   __device__ __forceinline__ void count(int experts, int group_rows) {
@@ -150,15 +150,19 @@ struct Groups {
     if constexpr (Cost::kPaired) return order[i];
     return i;
   }
-  // Most rows, fewest, second most, second fewest, ...
+  // Most rows, fewest, second most, second fewest, ... By keys, in the place of `cost`, that order
+  // by rows, then place.
   __device__ __forceinline__ void pair_up(int experts) {
     const int e = threadIdx.x;
+    const int mine = e < experts ? rows_of(e) * 512 + 511 - e : -1;
+    if (e < (experts + 3) / 4 * 4) cost[e] = mine;
+    __syncthreads();
     if (e < experts) {
-      const int mine = rows_of(e);
       int rank = 0;
-      for (int other = 0; other < experts; ++other) {
-        const int rows = rows_of(other);
-        rank += rows > mine || (rows == mine && other < e);
+#pragma unroll 4
+      for (int i = 0; i < experts; i += 4) {
+        const int4 keys = *reinterpret_cast<const int4*>(cost + i);
+        rank += (keys.x > mine) + (keys.y > mine) + (keys.z > mine) + (keys.w > mine);
       }
       order[rank < (experts + 1) / 2 ? 2 * rank : 2 * (experts - 1 - rank) + 1] = e;
     }
