@@ -13,10 +13,11 @@
 // Sums: one chain over K in wgmma's accumulator, which keeps about 14 bits.
 //
 // A group is up to 32 columns of B of one expert. Each block takes a contiguous share of the tiles
-// of 64 rows of all groups; experts of many rows and of few take turns, so that the activations of
-// a block's groups stand in shared memory together. Each of four warpgroups takes every fourth
-// tile, a warp 16 rows of it; a warp besides brings it to shared memory by the copy engine, so that
-// those that multiply do nothing else. Fold order of K: see gemm_fp8_sm90.cuh.
+// of 64 rows of all groups, equal by what a tile costs with its group's rows; experts of many rows
+// and of few take turns, so that the activations of a block's groups stand in shared memory
+// together. Each of four warpgroups takes every fourth tile, a warp 16 rows of it; a warp besides
+// brings it to shared memory by the copy engine, so that those that multiply do nothing else. Fold
+// order of K: see gemm_fp8_sm90.cuh.
 //
 // Measured on an H200, 2026-11-22, by turns: gpt-oss-120b, even random routing, `nibble bench ops`,
 // us (before: warps that multiply fetch for themselves by cp.async, constants in registers):
@@ -29,6 +30,9 @@
 //   moe_down  168 (203)  173 (213)  209 (215)  251 (223)
 // With two E4M3 a column made in its own blocks (before: by a kernel of its own), 256 tokens, and
 // moe_down's sum by 16 bytes a thread: moe_up 281 (283), moe_down 154 (164).
+// Shares by what a tile costs: tg 256 12,530 -> 12,640 tokens/s, as moe_up's last block of equal
+// numbers of tiles ended 26 us behind the mean of 287. `bench ops` does not show it: there the next
+// launch begins on the SMs that are done.
 // The GPU is then at its limit of power, so that what a unit takes counts more in the program than
 // here: 61 instructions instead of 80 are 9% of a step of 256 tokens, 8% of 128. PRMT, LOP and SHF
 // bind beside memory: shifts go by dot products (IDP), which another pipe takes; loops and
@@ -38,8 +42,8 @@
 // that a lane of each warp fills by the copy engine, experts in their order (4% slower); one warp
 // that fetches for all (3% slower), chunks of 3 units instead of 5 (2%), deeper rings of them (8%);
 // activations made by each block for itself (5% slower at 128 tokens), shares worked out by the
-// warps that fetch (no faster); shifts by IMAD.HI (4% slower); shares by what a tile costs with its
-// rows (no faster); f16 instead (as many instructions as mma.sync); groups of 48 columns (spills).
+// warps that fetch (no faster); shifts by IMAD.HI (4% slower); f16 instead (as many instructions as
+// mma.sync); groups of 48 columns (spills).
 #pragma once
 
 #include "cuda/arrivals.cuh"
@@ -90,9 +94,13 @@ __device__ __forceinline__ int group_columns(const Group& group) {
   return (X::kOfRow * group.rows + 7) / 8 * 8;
 }
 
+// What a tile costs: its bytes, and a thirtieth of that for every 8 columns of B.
+template <class X>
 struct FoldCost {
   static constexpr bool kPaired = true;
-  static __device__ __forceinline__ int of(int rows) { return rows == 0 ? 0 : 1; }
+  static __device__ __forceinline__ int of(int rows) {
+    return rows == 0 ? 0 : 30 + (X::kOfRow * rows + 7) / 8;
+  }
 };
 
 // Shared memory: rings from 0 on, then these.
@@ -429,7 +437,7 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
               const X rows, const __grid_constant__ Op op) {
   extern __shared__ __align__(128) uint8_t shared[];
   using Ring = FoldRing<kUnits>;
-  __shared__ Groups<FoldCost> groups;
+  __shared__ Groups<FoldCost<X>> groups;
   __shared__ __align__(8) uint64_t barriers[kFoldGroupsOfWarps * Ring::kBarriers];
   __shared__ uint32_t largest[kGemvWarps];
   const uint32_t base = cuda::shared_address(shared);
@@ -548,7 +556,7 @@ void launch_fold(Ctx& cx, const Weight& weight, const X& x, const Op& op) {
     FoldMemory memory{};
     memory.table = padded(int64_t{kFoldGroupsOfWarps} * FoldRing<kUnits>::kBytes);
     memory.x = memory.table + padded(kFoldTable);
-    const int64_t declared = sizeof(Groups<FoldCost>) +
+    const int64_t declared = sizeof(Groups<FoldCost<X>>) +
                              kFoldGroupsOfWarps * FoldRing<kUnits>::kBarriers * 8 + kGemvWarps * 4;
     const int64_t free = cx.kernels.gpu.smem_per_block_bytes - padded(declared) - memory.x;
     // A column takes its codes and a factor, at most.
