@@ -140,8 +140,10 @@ struct Groups {
     }
     if (lane == 31) warp_sums[warp] = sum;
     __syncthreads();
-    for (int w = 0; w < warp; ++w) sum = {sum.x + warp_sums[w].x, sum.y + warp_sums[w].y};
-    if (e < experts) first[e + 1] = sum.x, cost[e + 1] = sum.y;
+    if (e < experts) {
+      for (int w = 0; w < warp; ++w) sum = {sum.x + warp_sums[w].x, sum.y + warp_sums[w].y};
+      first[e + 1] = sum.x, cost[e + 1] = sum.y;
+    }
     if (e == 0) first[0] = cost[0] = 0;
     __syncthreads();
   }
@@ -181,11 +183,12 @@ struct Groups {
   __device__ __forceinline__ int share(int block, int blocks, int experts, int group_rows,
                                        int row_tiles) const {
     if (block == blocks) return first[experts] * row_tiles;
-    const int64_t work = int64_t{cost[experts]} * row_tiles * block / blocks;
-    const int e = find(cost, experts, static_cast<int>(work / row_tiles));
+    const int all = cost[experts] * row_tiles;  // in 32 bits: divisions by 64 take a microsecond
+    const int work = all / blocks * block + all % blocks * block / blocks;
+    const int e = find(cost, experts, work / row_tiles);
     const int groups = first[e + 1] - first[e], whole = Cost::of(group_rows);
     const int last = cost[e + 1] - cost[e] - (groups - 1) * whole;
-    const int left = static_cast<int>(work - int64_t{cost[e]} * row_tiles);
+    const int left = work - cost[e] * row_tiles;
     const int group = min(left / (whole * row_tiles), groups - 1);
     const int tile = (left - group * whole * row_tiles) / (group == groups - 1 ? last : whole);
     return (first[e] + group) * row_tiles + tile;
