@@ -33,19 +33,22 @@
 // Shares by what a tile costs: tg 256 12,530 -> 12,640 tokens/s, as moe_up's last block of equal
 // numbers of tiles ended 26 us behind the mean of 287. `bench ops` does not show it: there the next
 // launch begins on the SMs that are done.
-// Behind its wait a block of moe_up counted groups (2.5 us), worked out its share (3.0), made
-// columns (2.3), met the others (3.8) and fetched its own (5.7), at 1.4 GHz and with the memory
-// idle. Columns before the count, and shares in 32 bits by two lanes: 12,520 -> 12,600. The GPU is
-// then at its limit of power, so that what a unit takes counts more in the program than here: 61
-// instructions instead of 80 are 9% of a step of 256 tokens, 8% of 128. PRMT, LOP and SHF bind
-// beside memory: shifts go by dot products (IDP), which another pipe takes; loops and descriptors
-// are told to be uniform, or ptxas moves each to uniform registers (R2UR) for each use. The sums
-// are off by 7e-4 of the results' rms. Lost: two stages of A registers, of a unit or of a block
-// each (ptxas spills, or 1% slower); rings that a lane of each warp fills by the copy engine,
-// experts in their order (4% slower); one warp that fetches for all (3% slower), chunks of 3 units
-// instead of 5 (2%), deeper rings of them (8%); activations made by each block for itself (5%
-// slower at 128 tokens), shares worked out by the warps that fetch (no faster); shifts by IMAD.HI
-// (4% slower); f16 instead (as many instructions as mma.sync); groups of 48 columns (spills).
+// By its blocks' clocks moe_up, behind its wait and with the memory idle, counted groups (2.5 us),
+// worked out shares (3.0), made columns (2.3), met (3.8) and fetched its own (5.7), at 1.4 GHz.
+// Shares in 32 bits, by two lanes: 12,520 -> 12,600 tokens/s. Columns before the count, while the
+// meeting passes: nothing (12,127 for 12,158); and a barrier of their own for the warps that fetch:
+// 11,934.
+// The GPU is then at its limit of power, so that what a unit takes counts more in the program than
+// here: 61 instructions instead of 80 are 9% of a step of 256 tokens, 8% of 128. PRMT, LOP and SHF
+// bind beside memory: shifts go by dot products (IDP), which another pipe takes; loops and
+// descriptors are told to be uniform, or ptxas moves each to uniform registers (R2UR) for each use.
+// The sums are off by 7e-4 of the results' rms.
+// Lost: two stages of A registers, of a unit or of a block each (ptxas spills, or 1% slower); rings
+// that a lane of each warp fills by the copy engine, experts in their order (4% slower); one warp
+// that fetches for all (3% slower), chunks of 3 units instead of 5 (2%), deeper rings of them (8%);
+// activations made by each block for itself (5% slower at 128 tokens), shares worked out by the
+// warps that fetch (no faster); shifts by IMAD.HI (4% slower); f16 instead (as many instructions as
+// mma.sync); groups of 48 columns (spills).
 #pragma once
 
 #include "cuda/arrivals.cuh"
@@ -432,7 +435,7 @@ __device__ __forceinline__ void store_tile(const float (&d)[kFoldColumns / 2], c
   }
 }
 
-// Op: as gemv_experts's. If X is made here, all blocks must run at once: see come_to_meet().
+// Op: as gemv_experts's. If X is made here, all blocks must run at once: see cuda::meet().
 template <int kUnits, class X, class Op>
 __global__ void __launch_bounds__(kFoldThreads, 1)
     gemv_fold(const __grid_constant__ TileMatrix m, const __grid_constant__ FoldMemory memory,
@@ -458,16 +461,7 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
     cuda::griddep_wait();
     cuda::griddep_launch_dependents();
   };
-  const auto begin_columns = [&] {
-    if constexpr (X::kOfRow == 2) {
-      if (fetches) return;
-      make_columns(rows, m.chunks * kUnits * 64, base + memory.x, largest);
-      fold_barrier();
-      if (threadIdx.x == 0) cuda::come_to_meet(rows.counter, gridDim.x);
-    }
-  };
-  // What can be done before the wait is; of the rest first what other blocks wait for.
-  if constexpr (!Op::kChosenBefore) wait(), begin_columns();
+  if constexpr (!Op::kChosenBefore) wait();
 
   const int experts = op.experts, tiles = m.row_tiles / 4;
   for (int e = threadIdx.x; e <= experts; e += kFoldThreads)
@@ -492,9 +486,12 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
   }
   more_registers<kFoldRegisters>();
   Ring ring = ring_of(warp % 4);
-  if constexpr (Op::kChosenBefore) wait(), begin_columns();
-  if constexpr (X::kOfRow == 2)
-    if (threadIdx.x == 0) cuda::wait_for_all(rows.counter, gridDim.x);
+  if constexpr (Op::kChosenBefore) wait();
+  if constexpr (X::kOfRow == 2) {
+    make_columns(rows, m.chunks * kUnits * 64, base + memory.x, largest);
+    fold_barrier();
+    if (threadIdx.x == 0) cuda::meet(rows.counter, gridDim.x);
+  }
 
   // From memory, as in mma_digits.cuh's CodeTables: ptxas would copy a constant for every PRMT.
   const uint32_t ones = cuda::load_shared_4(table + 2048);
