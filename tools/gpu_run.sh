@@ -18,7 +18,7 @@ what=${1:?test, sanitize, bench, load or soak} build=${2:?the folder with the pr
 
 # One of the shares of a program's tests, in a folder of its own. What it says is printed whole.
 run_share() {
-  local tool=$1 program=$2 share=$3 under=() at rc=0
+  local tool=$1 program=$2 share=$3 under=() filter='*' at rc=0
   at=$(mktemp -d)
   export TEST_TMPDIR=$at/ GTEST_SHARD_INDEX=$share
   if [[ $tool != test ]]; then
@@ -28,14 +28,15 @@ run_share() {
     export NIBBLE_SMALL_TESTS=2800  # the most activations of a case
   fi
   if [[ $tool == racecheck ]]; then
-    # It follows barriers at which one lane arrives for its warp only if told so.
+    # It follows barriers at which one lane arrives for its warp only if told so. One test it ends
+    # without a word, with ten sequences as with eighty; the other tools run it.
     under+=(--racecheck-indirect-barrier-dependency)
-    NIBBLE_SMALL_TESTS=720
+    NIBBLE_SMALL_TESTS=720 filter='-*StepsBegunAheadPassOverWhatHasEnded*'
   fi
   # Its own count of a block's barriers falls short, and what it does then looks like our failure;
   # no block has 256, and what the tool keeps for each takes the GPU's memory.
   if [[ $tool == synccheck ]]; then under+=(--num-cuda-barriers 256); fi
-  "${under[@]}" "$program" --gtest_brief=1 &>"$at/log" || rc=$?
+  "${under[@]}" "$program" --gtest_brief=1 --gtest_filter="$filter" &>"$at/log" || rc=$?
   # The tools drop the exit status of a program that never came to use the GPU.
   if ((rc == 0)) && { ! grep -q PASSED "$at/log" || grep -q FAILED "$at/log"; }; then rc=1; fi
   {
