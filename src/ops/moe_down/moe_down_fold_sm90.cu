@@ -1,6 +1,5 @@
 // moe_down for some rows an expert, by wgmma in FP8 that keeps bf16's bits, or of E4M3 activations
 // (gemv_fold_sm90.cuh).
-#include "cuda/memory.h"
 #include "ops/linear/gemv_fold_sm90.cuh"
 #include "ops/moe_down/down_by_slot.cuh"
 #include "ops/moe_down/moe_down.h"
@@ -20,12 +19,6 @@ struct FoldDown {
   }
 };
 
-// gemv_fold reads the offsets before its wait, behind a kernel that waited for them: moe_up's, or
-// this where a profile leaves moe_up out. `y` is to be written.
-void follow_moe_up(const Ctx& cx, void* y) {
-  if (!cx.runs(Op::kMoeUp)) cuda::zero_async(y, 4, cx.stream);
-}
-
 }  // namespace
 
 void moe_down_fold(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
@@ -33,7 +26,6 @@ void moe_down_fold(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& rou
   if (down.exceeds_e5m2) return moe_down_batch(cx, d, u, routing, down);
   down_by_slot(cx, d, u, routing, down, [&](const DownBySlot& op, Scratch& scratch) {
     const int64_t slots = int64_t{routing.num_tokens} * routing.top_k;
-    follow_moe_up(cx, op.y);
     sm90::launch_fold(cx, scratch, down, op.u, slots, op);
   });
 }
