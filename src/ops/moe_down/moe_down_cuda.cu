@@ -96,6 +96,7 @@ void run_few(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
 
 void combine(Ctx& cx, const Tensor& d, const float* y, const Routing& routing) {
   const auto hidden = static_cast<int>(d.dim(1));
+  CHECK(int64_t{routing.num_tokens} * routing.top_k * hidden <= UINT32_MAX);  // offsets in y
   cuda::launch(
       cx.stream, routing.top_k <= 4 ? combine_rows<4> : combine_rows<kMaxChoices>,
       {.grid = dim3((hidden / 4 + kCombineThreads - 1) / kCombineThreads, routing.num_tokens),
