@@ -16,12 +16,11 @@
 // tiles through distributed shared memory (572 tokens/s for 589: more even, but its barrier and
 // remote stores cost 1 us a kernel); a rehearsal of all that follows the wait, for the instruction
 // cache, by all warps (585 for 601: it takes the SM from the kernel before) or by one (1,457 us a
-// step for 1,450); norm_unembed's x before the wait (1,241 us a step for 1,240); blocks of
-// norm_qkv small enough to lie beside others' only in front of full attention (1,241); 306 instead
-// of 178 instructions a chunk, all warps going through all chunks (1,461 for 1,450); codes in
-// registers before the wait (740 for 748 tokens/s); 3, 6 and 7 stages for the head, or its chunks
-// by cp.async of all lanes, 171 instructions instead of 206 (nothing); the next kernel's start
-// behind the wait
+// step for 1,450); norm_unembed's x before the wait (1,241 us a step for 1,240); blocks of norm_qkv
+// small enough to lie beside others' only in front of full attention (1,241); 306 instead of 178
+// instructions a chunk, all warps going through all chunks (1,461 for 1,450); codes in registers
+// before the wait (740 for 748 tokens/s); 3, 6 and 7 stages for the head, or its chunks by cp.async
+// of all lanes, 171 instructions instead of 206 (nothing); the next kernel's start behind the wait
 // (+5 us a step) or at the end (+60 to +75); digits picked by a select instead of a mask (+20: the
 // loop, too, gets longer); BF16 rows: what the slots do not hold brought into L2 before the wait
 // (467 tokens/s for 481); words that say themselves when they are written, polled instead of the
