@@ -8,7 +8,7 @@
 #include "cuda/memory.h"
 #include "cuda/random_fill.h"
 #include "formats/bf16.h"
-#include "ops/linear/fold.h"
+#include "ops/gpu_matmul/fold.h"
 
 namespace nibble::cli {
 namespace {

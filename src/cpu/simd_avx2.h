@@ -1,5 +1,5 @@
 // Vectors of 8 floats. Include only in files compiled for AVX2 and FMA (see
-// ops/blocked/float_kernels_avx2.cc); the other simd_*.h offer the same functions.
+// ops/cpu_matmul/float_kernels_avx2.cc); the other simd_*.h offer the same functions.
 #pragma once
 
 #include <immintrin.h>

@@ -1,5 +1,5 @@
 // Vectors of 16 floats. Include only in files compiled for AVX-512 F, BW, VL and DQ (see
-// ops/blocked/float_kernels_avx512.cc); the other simd_*.h offer the same functions.
+// ops/cpu_matmul/float_kernels_avx512.cc); the other simd_*.h offer the same functions.
 #pragma once
 
 #include <immintrin.h>

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "formats/bf16.h"
 #include "formats/mxfp4.h"
-#include "ops/linear/linear_ref.h"
+#include "ops/matmul_ref.h"
 
 namespace nibble {
 namespace {

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ops/cpu_matmul/product.h"
 #include "ops/kernel_table.h"
-#include "ops/linear/product.h"
 #include "ops/refuse.h"
 
 namespace nibble::ops {

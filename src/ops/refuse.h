@@ -101,8 +101,8 @@ const char* refuse_int8(Format format, int64_t rows, int64_t cols, const KernelO
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }
 
-// The few-token CUDA products (ops/linear/gemv.cuh) with a weight of `rows` x `cols`. Digits of 8
-// rows of activations and the rings must fit in a block's shared memory.
+// The few-token CUDA products (ops/gpu_matmul/gemv.cuh) with a weight of `rows` x `cols`. Digits of
+// 8 rows of activations and the rings must fit in a block's shared memory.
 inline const char* refuse_gemv_shape(int64_t rows, int64_t cols) {
   if (rows % 16 != 0) return "rows are not a multiple of 16";
   if (cols % 64 != 0) return "columns are not a multiple of 64";
@@ -119,7 +119,7 @@ inline const char* refuse_gemv_batch(int64_t rows, int64_t experts, const Kernel
   if (options.exact) return "--exact: its sums depend on the batch";
   return rows >= 3 * experts || options.any_size ? nullptr : "fewer than 3 rows an expert";
 }
-// The same by wgmma in FP8 (ops/linear/gemv_fold_sm90.cuh).
+// The same by wgmma in FP8 (ops/gpu_matmul/gemv_fold_sm90.cuh).
 inline constexpr int64_t kFoldMost = 64;  // rows an expert
 inline const char* refuse_fold_shape(int64_t rows, int64_t cols, const KernelOptions& options) {
   if (options.gpu.sm != 90) return "needs wgmma: a Hopper GPU";
@@ -150,7 +150,7 @@ const char* refuse_int8_row(Format format, int64_t rows, int64_t cols,
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }
 
-// The wgmma products of many rows (ops/linear/gemm_sm90.cuh), as a row of a table that reads
+// The wgmma products of many rows (ops/gpu_matmul/gemm_sm90.cuh), as a row of a table that reads
 // weights of kFormat.
 struct GemmProblem {
   Format format;
@@ -174,8 +174,8 @@ const char* refuse_gemm(const GemmProblem& p, const KernelOptions& options) {
   return p.met >= p.fewest || options.any_size ? nullptr : "too few tokens to fill its tiles";
 }
 
-// The wgmma product of some tokens with a dense matrix (ops/linear/gemm_split_sm90.cuh): below 5,
-// the few-token rows win.
+// The wgmma product of some tokens with a dense matrix (ops/gpu_matmul/gemm_split_sm90.cuh): below
+// 5, the few-token rows win.
 inline constexpr int64_t kSplitTokens = 256;
 inline const char* refuse_split(Format format, int64_t rows, int64_t cols, int64_t tokens,
                                 const KernelOptions& options) {
@@ -185,7 +185,7 @@ inline const char* refuse_split(Format format, int64_t rows, int64_t cols, int64
   return tokens <= kSplitTokens ? nullptr : "more than 256 tokens";
 }
 
-// The same with E4M3 activations (ops/linear/gemm_fp8_sm90.cuh).
+// The same with E4M3 activations (ops/gpu_matmul/gemm_fp8_sm90.cuh).
 inline const char* refuse_gemm_fp8(const GemmProblem& p, const KernelOptions& options) {
   if (const char* reason = refuse_cpu(options)) return reason;
   if (options.activations != ActFormat::kFp8) return "activations are not fp8";
@@ -211,7 +211,8 @@ const char* refuse_experts_fp8(const Desc& d, int64_t fewest, const KernelOption
     return "it goes with its like for moe_up and moe_down, and the kernel table has not both";
   return nullptr;
 }
-// The same for few rows an expert (ops/linear/gemv_fold_sm90.cuh). A thread counts those of one.
+// The same for few rows an expert (ops/gpu_matmul/gemv_fold_sm90.cuh). A thread counts those of
+// one.
 template <typename Desc>
 const char* refuse_experts_fold_fp8(const Desc& d, const KernelOptions& options) {
   if (const char* reason = refuse_experts_fp8(d, 3, options)) return reason;

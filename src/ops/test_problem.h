@@ -16,7 +16,7 @@
 #include "formats/int8.h"
 #include "formats/mxfp4.h"
 #include "ops/ctx.h"
-#include "ops/linear/e4m3_rows.h"
+#include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/routing.h"
 #include "ops/weight.h"
 

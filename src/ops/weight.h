@@ -19,8 +19,8 @@ struct Weight {
   const uint8_t* codes = nullptr;
   const uint8_t* scales = nullptr;  // [experts, N, K / 32] E8M0 in kRows; none: see the layout
   const uint16_t* bias = nullptr;   // [experts, N] bf16, or none
-  const uint8_t* fold = nullptr;    // [experts, N] see linear/fold.h; none: no kernel folds it
-  bool exceeds_e5m2 = false;        // has an exponent above kMostE5m2Exponent, see linear/fold.h
+  const uint8_t* fold = nullptr;    // [experts, N] see gpu_matmul/fold.h; none: no kernel folds it
+  bool exceeds_e5m2 = false;  // has an exponent above kMostE5m2Exponent, see gpu_matmul/fold.h
 
   // Of one row; in packed layouts a sixteenth of a group.
   int64_t row_code_bytes() const { return nibble::row_code_bytes(format, layout, cols); }

@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "cpu/thread_pool.h"
+#include "ops/attention/attend_bf16.h"
 #include "ops/attention/attention.h"
-#include "ops/blocked/attend_bf16.h"
-#include "ops/blocked/float_kernels.h"
+#include "ops/cpu_matmul/float_kernels.h"
 #include "ops/scratch.h"
 #include "ops/store.h"
 

@@ -2,7 +2,7 @@
 
 #include "cpu/thread_pool.h"
 #include "ops/embed/embed.h"
-#include "ops/linear/linear_ref.h"
+#include "ops/matmul_ref.h"
 
 namespace nibble::ops::copy {
 

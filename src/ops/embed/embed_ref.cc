@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "ops/embed/embed.h"
-#include "ops/linear/linear_ref.h"
+#include "ops/matmul_ref.h"
 
 namespace nibble::ops::ref {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ops/cpu_rows.h"
-#include "ops/linear/fold_rows.h"
+#include "ops/gpu_matmul/fold_rows.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "cpu/thread_pool.h"
-#include "ops/linear/e4m3_rows.h"
-#include "ops/linear/expert_tasks.h"
+#include "ops/cpu_matmul/expert_tasks.h"
+#include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/moe_down/moe_down.h"
 
 namespace nibble::ops {

@@ -1,12 +1,12 @@
-// moe_down for few tokens: MXFP4 weights in kTiles16x64 by int8 digits (ops/linear/tiles.cuh).
+// moe_down for few tokens: MXFP4 weights in kTiles16x64 by int8 digits (ops/gpu_matmul/tiles.cuh).
 // d [T, H] f32, out; u [T * K, F] bf16 by slot; down [E, H, F] with bias.
 // Needs H % 16 == 0, F % 64 == 0, F <= 4608, K <= 8, E <= 256 (512 threads count the slots).
 // One token: gemv_chosen, whose weights come while moe_up still runs.
 // More: products by slot into scratch, then a kernel that weighs them, each half of the choices in
 // order.
 // Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 17.6 MB, 3.9 us of an H200's
-// 4.55 TB/s, 76 us of a GB10's 233 GB/s. TB/s by tokens: ops/linear/gemv_experts.cuh.
-#include "ops/linear/gemv_chosen.cuh"
+// 4.55 TB/s, 76 us of a GB10's 233 GB/s. TB/s by tokens: ops/gpu_matmul/gemv_experts.cuh.
+#include "ops/gpu_matmul/gemv_chosen.cuh"
 #include "ops/moe_down/down_by_slot.cuh"
 #include "ops/moe_down/moe_down.h"
 #include "ops/norm_route/route.cuh"

@@ -1,6 +1,6 @@
 // moe_down for some rows an expert, by wgmma in FP8 that keeps bf16's bits, or of E4M3 activations
 // (gemv_fold_sm90.cuh).
-#include "ops/linear/gemv_fold_sm90.cuh"
+#include "ops/gpu_matmul/gemv_fold_sm90.cuh"
 #include "ops/moe_down/down_by_slot.cuh"
 #include "ops/moe_down/moe_down.h"
 

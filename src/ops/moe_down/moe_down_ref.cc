@@ -1,6 +1,6 @@
 #include <vector>
 
-#include "ops/linear/linear_ref.h"
+#include "ops/matmul_ref.h"
 #include "ops/moe_down/moe_down.h"
 
 namespace nibble::ops::ref {

@@ -6,7 +6,7 @@
 
 #include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
-#include "ops/linear/gemm_fp8_sm90.h"
+#include "ops/gpu_matmul/gemm_fp8_sm90.h"
 #include "ops/moe_down/combine.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/scratch.h"

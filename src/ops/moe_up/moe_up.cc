@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "ops/cpu_rows.h"
-#include "ops/linear/e4m3_rows.h"
-#include "ops/linear/fold_rows.h"
+#include "ops/gpu_matmul/e4m3_rows.h"
+#include "ops/gpu_matmul/fold_rows.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 

@@ -35,8 +35,8 @@ int64_t flops(const MoeUpDesc& desc, int64_t tokens);
 // Working memory of its kernels for steps of up to `tokens` tokens.
 int64_t scratch_bytes(const MoeUpDesc& desc, int64_t tokens, int threads);
 
-// The CPU kernels: Product, of linear/product.h, says what weights meet which activations; defined
-// for the instruction sets that it has kernels of.
+// The CPU kernels: Product, of cpu_matmul/product.h, says what weights meet which activations;
+// defined for the instruction sets that it has kernels of.
 template <typename Product, cpu::Isa kIsa>
 struct CpuMoeUp {
   static MoeUpFn run;

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "cpu/thread_pool.h"
-#include "ops/linear/expert_tasks.h"
+#include "ops/cpu_matmul/expert_tasks.h"
 #include "ops/moe_up/moe_up.h"
 #include "ops/store.h"
 

@@ -2,8 +2,8 @@
 // (gemv_fold_sm90.cuh).
 #include "cuda/bf16.cuh"
 #include "cuda/fp8.cuh"
-#include "ops/linear/gemm_fp8_sm90.h"
-#include "ops/linear/gemv_fold_sm90.cuh"
+#include "ops/gpu_matmul/gemm_fp8_sm90.h"
+#include "ops/gpu_matmul/gemv_fold_sm90.cuh"
 #include "ops/moe_up/moe_up.h"
 
 namespace nibble::ops::gpu {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "ops/linear/gemv_gpu_test.h"
+#include "ops/gpu_matmul/gemv_gpu_test.h"
 #include "ops/moe_up/moe_up.h"
 
 namespace nibble::ops {

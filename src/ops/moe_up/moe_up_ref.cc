@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ops/linear/linear_ref.h"
+#include "ops/matmul_ref.h"
 #include "ops/moe_up/moe_up.h"
 #include "ops/store.h"
 

@@ -1,6 +1,6 @@
 // moe_up for many rows an expert: the grouped wgmma GEMM with SwiGLU as its epilogue, of bf16 or of
 // E4M3 activations.
-#include "ops/linear/gemm_fp8_sm90.h"
+#include "ops/gpu_matmul/gemm_fp8_sm90.h"
 #include "ops/moe_up/moe_up.h"
 
 namespace nibble::ops::gpu {

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "ops/ctx.h"
-#include "ops/linear/e4m3_rows.h"
+#include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/weight.h"
 
 namespace nibble::ops::gpu {

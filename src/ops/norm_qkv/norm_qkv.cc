@@ -1,7 +1,7 @@
 #include "ops/norm_qkv/norm_qkv.h"
 
 #include "ops/cpu_rows.h"
-#include "ops/linear/e4m3_rows.h"
+#include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "cpu/thread_pool.h"
+#include "ops/cpu_matmul/product.h"
 #include "ops/kv_pages.h"
-#include "ops/linear/product.h"
 #include "ops/norm_qkv/norm_qkv.h"
 #include "ops/store.h"
 

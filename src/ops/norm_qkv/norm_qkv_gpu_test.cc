@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
+#include "ops/gpu_matmul/gemv_gpu_test.h"
 #include "ops/kv_pages.h"
-#include "ops/linear/gemv_gpu_test.h"
 #include "ops/norm_qkv/norm_qkv.h"
 #include "ops/refuse.h"
 

@@ -1,7 +1,7 @@
 #include <vector>
 
 #include "ops/kv_pages.h"
-#include "ops/linear/linear_ref.h"
+#include "ops/matmul_ref.h"
 #include "ops/norm_qkv/norm_qkv.h"
 #include "ops/norm_ref.h"
 

@@ -1,7 +1,7 @@
 // norm_qkv for many tokens: the norm, then the wgmma GEMM, which turns and stores
 // (gemm_turn_sm90.cuh). With weights in bf16 three launches: that GEMM leaves products in float32,
 // which cross memory once (8 (Q + 2 G) D bytes a token, 41 KB for gpt-oss), then rope and append.
-#include "ops/linear/gemm_fp8_sm90.h"
+#include "ops/gpu_matmul/gemm_fp8_sm90.h"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_qkv/norm_qkv.h"
 #include "ops/norm_qkv/store_qkv.cuh"

@@ -1,6 +1,6 @@
 // norm_qkv for up to 256 tokens: the norm, then the product with K shared out to clusters, whose
 // blocks turn and store what they have added up.
-#include "ops/linear/gemm_split_sm90.cuh"
+#include "ops/gpu_matmul/gemm_split_sm90.cuh"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_qkv/norm_qkv.h"
 #include "ops/norm_qkv/store_qkv.cuh"

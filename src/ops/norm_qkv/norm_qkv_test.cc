@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "ops/kv_pages.h"
-#include "ops/linear/linear_ref.h"
+#include "ops/matmul_ref.h"
 #include "ops/norm_ref.h"
 #include "ops/rope/rope.h"
 #include "ops/test_problem.h"

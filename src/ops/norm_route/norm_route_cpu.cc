@@ -1,5 +1,5 @@
 #include "cpu/thread_pool.h"
-#include "ops/linear/product.h"
+#include "ops/cpu_matmul/product.h"
 #include "ops/norm_route/norm_route.h"
 
 namespace nibble::ops {

@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "ops/gpu_test_problem.h"
-#include "ops/linear/linear_ref.h"
+#include "ops/matmul_ref.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
 #include "ops/norm_ref.h"

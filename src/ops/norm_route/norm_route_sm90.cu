@@ -1,7 +1,7 @@
 // norm_route on a Hopper GPU for many tokens, in four launches: the norm, the router's product by
 // the wgmma GEMM, the choices, and the sort. Shapes and bytes: norm_route_many_cuda.cu.
 #include "cuda/launch.cuh"
-#include "ops/linear/gemm_sm90.h"
+#include "ops/gpu_matmul/gemm_sm90.h"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_route/norm_route.h"
 #include "ops/norm_route/route.cuh"

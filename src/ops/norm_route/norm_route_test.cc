@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "ops/linear/linear_ref.h"
+#include "ops/matmul_ref.h"
 #include "ops/norm_ref.h"
 #include "ops/test_problem.h"
 

@@ -30,8 +30,8 @@ int64_t flops(const NormUnembedDesc& desc, int64_t rows);
 // Working memory of its kernels for up to `rows` rows.
 int64_t scratch_bytes(const NormUnembedDesc& desc, int64_t rows, int threads);
 
-// The CPU kernels: Product, of linear/product.h, says what weights meet which activations; defined
-// for the instruction sets that it has kernels of.
+// The CPU kernels: Product, of cpu_matmul/product.h, says what weights meet which activations;
+// defined for the instruction sets that it has kernels of.
 template <typename Product, cpu::Isa kIsa>
 struct CpuNormUnembed {
   static NormUnembedFn run;

@@ -1,9 +1,9 @@
 // norm_unembed for few rows: add_norm, then MXFP4 weights in kTiles16x64 by int8 digits or BF16
-// rows by mma (ops/linear/tiles.cuh, rows_gemv.cuh). logits [R, V] f32, h [R, H] bf16, out; x,
+// rows by mma (ops/gpu_matmul/tiles.cuh, rows_gemv.cuh). logits [R, V] f32, h [R, H] bf16, out; x,
 // d [T, H] f32; unembed [V, H] without bias. Needs V % 16 == 0, H % 64 == 0, H <= 4608. Bytes: the
 // weights; gpt-oss-120b: 308 MB in MXFP4, 1,158 in BF16: 68 and 255 us of an H200's 4.55 TB/s, 1.3
 // and 5.0 ms of a GB10's 233 GB/s.
-#include "ops/linear/gemv.cuh"
+#include "ops/gpu_matmul/gemv.cuh"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_unembed/norm_unembed.h"
 

@@ -1,6 +1,6 @@
 #include <vector>
 
-#include "ops/linear/linear_ref.h"
+#include "ops/matmul_ref.h"
 #include "ops/norm_ref.h"
 #include "ops/norm_unembed/norm_unembed.h"
 

@@ -1,5 +1,5 @@
 // norm_unembed for many rows: norm of the rows wanted, then the dense wgmma GEMM.
-#include "ops/linear/gemm_fp8_sm90.h"
+#include "ops/gpu_matmul/gemm_fp8_sm90.h"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_unembed/norm_unembed.h"
 

@@ -1,10 +1,10 @@
 // out_proj for few tokens: MXFP4 weights in kTiles16x64 by int8 digits or BF16 rows by mma
-// (ops/linear/tiles.cuh, rows_gemv.cuh).
+// (ops/gpu_matmul/tiles.cuh, rows_gemv.cuh).
 // d [T, H] f32, out; att [T, Q * D] bf16; out [H, Q * D] with bias.
 // Needs H % 16 == 0, Q * D % 64 == 0, Q * D <= 4608.
 // Bytes: the weights; gpt-oss-120b: 6.3 MB in MXFP4, 23.6 in BF16: 1.4 and 5.2 us of an H200's 4.55
 // TB/s, 27 and 101 us of a GB10's 233 GB/s.
-#include "ops/linear/gemv.cuh"
+#include "ops/gpu_matmul/gemv.cuh"
 #include "ops/out_proj/out_proj.h"
 
 namespace nibble::ops::gpu {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "ops/linear/gemv_gpu_test.h"
+#include "ops/gpu_matmul/gemv_gpu_test.h"
 #include "ops/out_proj/out_proj.h"
 
 namespace nibble::ops {

@@ -1,4 +1,4 @@
-#include "ops/linear/linear_ref.h"
+#include "ops/matmul_ref.h"
 #include "ops/out_proj/out_proj.h"
 
 namespace nibble::ops::ref {

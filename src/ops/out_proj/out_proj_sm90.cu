@@ -1,5 +1,5 @@
 // out_proj for many tokens: the dense wgmma GEMM.
-#include "ops/linear/gemm_fp8_sm90.h"
+#include "ops/gpu_matmul/gemm_fp8_sm90.h"
 #include "ops/out_proj/out_proj.h"
 
 namespace nibble::ops::gpu {

@@ -1,5 +1,5 @@
 // out_proj for up to 256 tokens: K shared out to clusters.
-#include "ops/linear/gemm_split_sm90.cuh"
+#include "ops/gpu_matmul/gemm_split_sm90.cuh"
 #include "ops/out_proj/out_proj.h"
 
 namespace nibble::ops::gpu {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ops/linear/linear_ref.h"
+#include "ops/matmul_ref.h"
 #include "ops/test_problem.h"
 
 namespace nibble::ops {

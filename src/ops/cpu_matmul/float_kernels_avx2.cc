@@ -1,0 +1,31 @@
+// The blocked float path for Avx2. What other files share is included before
+// NIBBLE_TARGET (cpu/simd_target.h).
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "cpu/simd_target.h"
+#include "formats/bf16.h"
+#include "formats/mxfp4.h"
+#include "ops/cpu_matmul/float_kernels.h"
+#include "ops/kv_pages.h"
+#include "ops/moe_up/moe_up.h"
+
+NIBBLE_TARGET(NIBBLE_AVX2)
+
+#include "cpu/simd_avx2.h"
+#include "ops/attention/attend_impl.h"
+#include "ops/cpu_matmul/float_kernels_impl.h"
+
+namespace nibble::ops {
+
+extern const FloatKernels kAvx2Kernels;
+constinit const FloatKernels kAvx2Kernels = make_float_kernels<cpu::Avx2>(Attend<cpu::Avx2>::run);
+
+}  // namespace nibble::ops
+
+NIBBLE_TARGET_END
+#endif

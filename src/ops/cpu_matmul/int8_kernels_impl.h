@@ -1,0 +1,146 @@
+// Bodies of Int8Kernels over a vector type S; see float_kernels_impl.h for how it is compiled.
+// S: Int (kLanes 32-bit lanes, four codes each), Vec (kLanes floats);
+//   decode(line, low, high)  kLanes rows' codes of 8 consecutive k: the first four, the last four
+//   dot<N>(w, x, start, sums)  start + sum over 32 k of w x, for N int8 x[32]; start: kCodeOffset's
+//
+// Bytes: 272 per panel and block, once for all inputs (tiles after the first find them in L2).
+// Reached on 2 cores of an AMD EPYC (Zen 4, AVX-512 VNNI; register peak 872 GOP/s), 2026-11-21,
+// beside other work: one input 30.5 GB/s, 87% of the read bandwidth of the same run (float path:
+// 54%), 8 tokens 81%, 16 tokens 84%. 16 inputs a tile, one thread, 2026-11-21: 357 of 436 GOP/s on
+// that EPYC, 460 of 730 on a Xeon with AMX. The rest of the peak: of 10 operations on the
+// multipliers' ports per block and input, 2 scale its sum.
+// Lost: intrinsics under g++ 12, which does not fold the bytes' broadcast (330 and 340; clang 14
+// 350 and 430 to 530: see Avx512Vnni::dot); one sum after the other (380 to 440 on the Xeon); eight
+// abreast, whose accumulators no longer fit the registers (310 on the EPYC).
+#pragma once
+
+#include <bit>
+#include <cmath>
+
+#include "cpu/simd.h"
+#include "formats/int8.h"
+#include "ops/cpu_matmul/int8_kernels.h"
+
+namespace nibble::ops {
+
+template <typename S>
+struct PanelProduct {
+  using Int = typename S::Int;
+  using Vec = typename S::Vec;
+  static constexpr int kLanes = S::kLanes;
+  // How far ahead weights are fetched into L2: any nearer and DRAM is not hidden, into L1 and its
+  // few buffers are held for all that time.
+  static constexpr int64_t kAhead = 8192, kScalesAhead = kAhead / 16;
+
+  static Int8Step step_of(const float* x, int64_t n) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu;
+      largest = bits > largest ? bits : largest;
+    }
+    return int8_step(largest);
+  }
+
+  // One block of vector m.
+  static void encode_block(const float* x, const Int8Step& step, int size, int m, std::byte* tile) {
+    auto* q = reinterpret_cast<int8_t*>(tile) + 32 * m;
+    auto* steps = reinterpret_cast<float*>(tile + 32 * size);
+    auto* offsets = reinterpret_cast<int32_t*>(steps + size);
+    int32_t codes[32] = {}, sum = 0;
+    if (step.inverse != 0)
+      for (int i = 0; i < 32; ++i)
+        codes[i] = static_cast<int32_t>(__builtin_rintf(x[i] * step.inverse));
+    for (int i = 0; i < 32; ++i) q[i] = static_cast<int8_t>(codes[i]), sum += codes[i];
+    steps[m] = step.step / 2;
+    offsets[m] = -S::kCodeOffset * sum;
+  }
+
+  static void encode(const float* x, int64_t blocks, int size, int m, std::byte* tile) {
+    for (int64_t b = 0; b < blocks; ++b, x += 32, tile += size * kInt8TileBytes)
+      encode_block(x, step_of(x, 32), size, m, tile);
+  }
+
+  static void encode_row(const float* x, int64_t blocks, int size, int m, std::byte* tile) {
+    const Int8Step step = step_of(x, 32 * blocks);
+    for (int64_t b = 0; b < blocks; ++b, x += 32, tile += size * kInt8TileBytes)
+      encode_block(x, step, size, m, tile);
+  }
+
+  // kLanes rows of the panel, from row `row` on, against M vectors.
+  template <int M, bool kFetch>
+  static void rows(const PanelTile& t, int row) {
+    constexpr int kBeside = M % 4 == 0 ? 4 : M % 3 == 0 ? 3 : M;  // vectors whose sums run abreast
+    Vec acc[M];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) acc[m] = S::zero();
+    const uint8_t *codes = t.codes + 4 * row, *scales = t.scales + row;
+    const std::byte* x = t.tile;
+    for (int64_t b = 0; b < t.blocks; ++b) {
+      Int w[8];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        if (kFetch) __builtin_prefetch(codes + kAhead + 64 * i, 0, 1);
+        S::decode(codes + 64 * i, w[2 * i], w[2 * i + 1]);
+      }
+      if (kFetch && b % 4 == 0) __builtin_prefetch(scales + kScalesAhead, 0, 1);
+      const Vec ws = S::scales(scales);
+      const auto* steps = reinterpret_cast<const float*>(x + 32 * M);
+      const auto* offsets = reinterpret_cast<const int32_t*>(steps + M);
+#pragma GCC unroll 16
+      for (int m = 0; m < M; m += kBeside) {
+        Int sums[kBeside];
+        S::template dot<kBeside>(w, reinterpret_cast<const int8_t*>(x) + 32 * m, offsets + m, sums);
+#pragma GCC unroll 4
+        for (int j = 0; j < kBeside; ++j)
+          acc[m + j] = S::fma(S::to_float(sums[j]), S::mul(ws, S::set1(steps[m + j])), acc[m + j]);
+      }
+      codes += 256, scales += kPanelRows, x += M * kInt8TileBytes;
+    }
+    const Vec bias = t.bias == nullptr ? S::zero() : S::load_bf16(t.bias + row);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m)  // a constant bound: acc stays in registers
+      if (m < t.tokens) S::store(t.y + m * t.ldy + row, S::add(acc[m], bias));
+  }
+
+  template <int M>
+  static void panel(const PanelTile& t) {
+    static_assert(M <= S::kMostTokens);
+    for (int row = 0; row < kPanelRows; row += kLanes) {
+      if (row == 0 && t.from_memory)
+        rows<M, true>(t, row);
+      else
+        rows<M, false>(t, row);
+    }
+  }
+
+  static void multiply(const PanelTile& t) {
+    switch (t.tile_size) {
+      case 1:
+        return panel<1>(t);
+      case 2:
+        return panel<2>(t);
+      case 3:
+        return panel<3>(t);
+      case 4:
+        return panel<4>(t);
+    }
+    if constexpr (S::kMostTokens >= 8) {
+      if (t.tile_size == 6) return panel<6>(t);
+      if (t.tile_size == 8) return panel<8>(t);
+    }
+    if constexpr (S::kMostTokens >= 16) {
+      if (t.tile_size == 12) return panel<12>(t);
+      return panel<16>(t);
+    }
+  }
+};
+
+template <typename S>
+constexpr Int8Kernels make_int8_kernels() {
+  return {.most_tokens = S::kMostTokens,
+          .encode = PanelProduct<S>::encode,
+          .encode_row = PanelProduct<S>::encode_row,
+          .multiply = PanelProduct<S>::multiply};
+}
+
+}  // namespace nibble::ops

@@ -1,0 +1,128 @@
+#include "ops/cpu_matmul/int8_kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+
+#include "formats/int8.h"
+#include "ops/matmul_ref.h"
+#include "ops/test_problem.h"
+
+namespace nibble::ops {
+namespace {
+
+std::vector<cpu::Isa> isas_here() {
+  std::vector<cpu::Isa> here;
+  for (const cpu::Isa isa :
+       {cpu::Isa::kAvx512Vnni, cpu::Isa::kAvxVnni, cpu::Isa::kAvx2, cpu::Isa::kNeonDot})
+    if (cpu::supports(cpu::detect_isa(), isa)) here.push_back(isa);
+  return here;
+}
+
+// Products of the rows of x by one panel, in tiles of `size`.
+std::vector<float> multiply(const Int8Kernels& kernels, const TestWeight& w, const Floats& x,
+                            int size) {
+  const int64_t blocks = x.shape[1] / 32, tokens = x.shape[0];
+  std::vector<std::byte> tile(size * blocks * kInt8TileBytes);
+  std::vector<float> y(tokens * kPanelRows, -1);
+  for (int64_t first = 0; first < tokens; first += size) {
+    const int count = static_cast<int>(std::min<int64_t>(size, tokens - first));
+    for (int m = 0; m < count; ++m) kernels.encode(x.row(first + m), blocks, size, m, tile.data());
+    kernels.multiply({.codes = w.view.codes,
+                      .scales = w.view.scales,
+                      .bias = w.view.bias,
+                      .blocks = blocks,
+                      .tile = tile.data(),
+                      .tile_size = size,
+                      .tokens = count,
+                      .y = y.data() + first * kPanelRows,
+                      .ldy = kPanelRows,
+                      .from_memory = first == 0});
+  }
+  return y;
+}
+
+TEST(Int8Kernels, EncodeAsTheTwin) {
+  Random random(1);
+  const int64_t blocks = 9;
+  Floats x(random, 1, blocks * 32);
+  x.values[0] = 50;  // an outlier of its block
+  for (int i = 32; i < 64; ++i) x.values[i] *= 0x1p-110f;
+  x.values[64] = std::numeric_limits<float>::quiet_NaN();
+  x.values[127] = -std::numeric_limits<float>::infinity();
+  for (int i = 128; i < 160; ++i) x.values[i] *= 0x1p120f;
+  for (const cpu::Isa isa : isas_here()) {
+    const int size = 3;
+    std::vector<std::byte> tile(size * blocks * kInt8TileBytes);
+    int8_kernels(isa).encode(x.row(0), blocks, size, 1, tile.data());
+    for (int64_t b = 0; b < blocks; ++b) {
+      const std::byte* at = tile.data() + b * size * kInt8TileBytes;
+      int8_t want[32], got[32];
+      const float step = int8_encode(x.row(0) + 32 * b, 32, want) / 2;
+      float got_step;
+      std::memcpy(got, at + 32, 32);
+      std::memcpy(&got_step, at + 32 * size + 4, 4);
+      EXPECT_TRUE(std::equal(want, want + 32, got)) << cpu::isa_name(isa) << " block " << b;
+      EXPECT_TRUE(got_step == step || (std::isnan(step) && std::isnan(got_step)));
+    }
+  }
+}
+
+// Every tile of every instruction set has the same bits, and they are the twin's but for one
+// rounding per block, of terms that sum to `abs`, and those of the twin's float32 inputs.
+TEST(Int8Kernels, EveryTileEqualsTheTwin) {
+  for (const int64_t cols : {32, 96, 2880}) {
+    Random random(2);
+    TestWeight w(random, Format::kMxfp4, 1, kPanelRows, cols);
+    w.scales[3] = 0;  // 2^-127
+    w.pack(Layout::kPanels16);
+    const Floats x(random, 16, cols), seen = as_input(x, ActFormat::kInt8);
+    std::vector<float> first;
+    for (const cpu::Isa isa : isas_here()) {
+      const Int8Kernels& kernels = int8_kernels(isa);
+      for (const int size : {1, 2, 3, 4, 6, 8, 12, 16}) {
+        if (size > kernels.most_tokens) continue;
+        const std::vector<float> y = multiply(kernels, w, x, size);
+        if (first.empty()) first = y;
+        EXPECT_EQ(y, first) << cpu::isa_name(isa) << " tile of " << size;
+      }
+    }
+    for (int64_t n = 0; n < kPanelRows && !first.empty(); ++n) {
+      const ref::Row twin(w.view, 0, n);
+      for (int64_t t = 0; t < 16; ++t) {
+        double abs;
+        const double want = twin.dot(seen.row(t), &abs);
+        EXPECT_NEAR(first[t * kPanelRows + n], want,
+                    static_cast<double>(cols / 32 + 4) * kEps * abs);
+      }
+    }
+  }
+}
+
+TEST(Int8Kernels, DamageStaysInItsRowAndItsToken) {
+  Random random(3);
+  TestWeight w(random, Format::kMxfp4, 1, kPanelRows, 96);
+  w.scales[3 * 5 + 1] = 255;  // row 5
+  w.pack(Layout::kPanels16);
+  Floats x(random, 7, 96);
+  x.values[2 * 96 + 40] = std::numeric_limits<float>::infinity();
+  for (const cpu::Isa isa : isas_here())
+    for (const int size : {1, 4}) {
+      const std::vector<float> y = multiply(int8_kernels(isa), w, x, size);
+      for (int t = 0; t < 7; ++t)
+        for (int n = 0; n < kPanelRows; ++n)
+          EXPECT_EQ(std::isnan(y[t * kPanelRows + n]), n == 5 || t == 2) << cpu::isa_name(isa);
+    }
+}
+
+TEST(Int8Kernels, TileSizesHoldWhatIsAsked) {
+  for (int most : {4, 8, 16})
+    for (int count = 1; count <= most; ++count) {
+      EXPECT_GE(tile_size(count, most), count);
+      EXPECT_LE(tile_size(count, most), count + 3);
+    }
+}
+
+}  // namespace
+}  // namespace nibble::ops

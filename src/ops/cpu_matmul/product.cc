@@ -1,0 +1,334 @@
+#include "ops/cpu_matmul/product.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/thread_pool.h"
+#include "formats/int8.h"
+#include "formats/mxfp4.h"
+#include "formats/mxfp8.h"
+#include "ops/gpu_matmul/e4m3_rows.h"
+
+namespace nibble::ops {
+namespace {
+
+// Vectors that the last tile of a group may have room for beyond those in it: see tile_size().
+constexpr int64_t kMostPadding = 3;
+constexpr int64_t kAmxTilesBehind = 1;  // that may be read behind the last: see PanelRun
+
+int64_t most_amx_tiles(const ProductSize& size) {
+  return size.inputs / kAmxTileTokens + std::min(size.groups, size.inputs);
+}
+
+void clear_vector(std::byte* tile, int64_t blocks, int size, int m) {
+  for (int64_t b = 0; b < blocks; ++b, tile += size * kInt8TileBytes) {
+    std::memset(tile + 32 * m, 0, 32);
+    std::memset(tile + 32 * size + 4 * m, 0, 4);
+    std::memset(tile + 36 * size + 4 * m, 0, 4);
+  }
+}
+
+// Calls body(i, g, at) for each input i, the at-th of group g, on all workers.
+template <typename Body>
+void for_inputs(Ctx& cx, const ProductInputs& in, const Body& body) {
+  cx.pool->parallel_for(in.inputs(), 1, [&](int64_t i, int64_t end, int) {
+    int64_t g = 0;
+    for (; i < end; ++i) {
+      while (i >= in.offsets[g + 1]) ++g;
+      body(i, g, i - in.offsets[g]);
+    }
+  });
+}
+
+}  // namespace
+
+FloatProduct::FloatProduct(const FloatKernels* kernels, Scratch& scratch, const ProductSize& size)
+    : kernels_(kernels),
+      x_(scratch.take<const float*>(size.inputs)),
+      ordered_(scratch.take<float>(size.format == Format::kMxfp4 ? size.sources * size.cols : 0)),
+      decoded_(scratch.take<float>(size.threads * kRows * size.cols)),
+      cols_(size.cols),
+      reorder_(size.format == Format::kMxfp4) {}
+
+void FloatProduct::take(Ctx& cx, const ProductInputs& in) {
+  offsets_ = in.offsets;
+  const float* x = reorder_ ? ordered_ : in.x;
+  for (int64_t i = 0; i < in.inputs(); ++i) x_[i] = x + (in.row == nullptr ? i : in.row[i]) * cols_;
+  if (!reorder_) return;
+  constexpr int64_t kHalf = kMxfp4BlockElems / 2;
+  const int64_t blocks = in.sources * cols_ / kMxfp4BlockElems;
+  cx.pool->parallel_for(blocks, 1, [&](int64_t b, int64_t end, int) {
+    for (; b < end; ++b) {
+      const float* from = in.x + b * kMxfp4BlockElems;
+      float* to = ordered_ + b * kMxfp4BlockElems;
+      for (int64_t i = 0; i < kHalf; ++i) to[i] = from[2 * i], to[kHalf + i] = from[2 * i + 1];
+    }
+  });
+  if (cx.kernels.activations != ActFormat::kFp8) return;
+  cx.pool->parallel_for(in.sources, 1, [&](int64_t row, int64_t end, int) {
+    for (; row < end; ++row) round_to_e4m3(ordered_ + row * cols_, cols_, in.e4m3_scale);
+  });
+}
+
+void FloatProduct::multiply(const Weight& rows, int64_t g, int worker, float* y,
+                            int64_t ldy) const {
+  const float* const* x = x_ + offsets_[g];
+  const int64_t count = offsets_[g + 1] - offsets_[g];
+  if (count <= kernels_->direct_tokens) return kernels_->dot_weight(rows, x, count, y, ldy);
+  float* decoded = decoded_ + worker * kRows * cols_;
+  kernels_->decode(rows, decoded);
+  kernels_->dot_decoded(rows, decoded, x, count, y, ldy);
+}
+
+Fp8Product::Fp8Product(const Fp8Kernels* kernels, Scratch& scratch, const ProductSize& size)
+    : kernels_(kernels),
+      x_(scratch.take<const float*>(size.inputs)),
+      sums_(scratch.take<float>(size.threads * size.inputs * kPanelRows)),
+      inputs_(size.inputs),
+      cols_(size.cols) {}
+
+void Fp8Product::take(Ctx&, const ProductInputs& in) {
+  offsets_ = in.offsets;
+  for (int64_t i = 0; i < in.inputs(); ++i)
+    x_[i] = in.x + (in.row == nullptr ? i : in.row[i]) * cols_;
+}
+
+void Fp8Product::multiply(const Weight& rows, int64_t g, int worker, float* y, int64_t ldy) const {
+  for (int64_t row = 0; row < rows.rows; row += kPanelRows) {
+    const Weight panel = rows.slice(row, kPanelRows);
+    kernels_->multiply({.codes = panel.codes,
+                        .scales = panel.scales,
+                        .bias = panel.bias,
+                        .blocks = cols_ / kMxfp8BlockElems,
+                        .x = x_ + offsets_[g],
+                        .tokens = offsets_[g + 1] - offsets_[g],
+                        .y = y + row,
+                        .ldy = ldy,
+                        .sums = sums_ + worker * inputs_ * kPanelRows});
+  }
+}
+
+Bf16Product::Bf16Product(const Bf16Kernels* kernels, Scratch& scratch, const ProductSize& size)
+    : kernels_(kernels),
+      x_(scratch.take<uint16_t>((size.inputs + kBf16Inputs - 1) / kBf16Inputs * kBf16Inputs *
+                                size.cols)),
+      scratch_(scratch.take<std::byte>(size.threads * bf16_run_scratch_bytes(size.cols / 32))),
+      cols_(size.cols) {}
+
+void Bf16Product::take(Ctx& cx, const ProductInputs& in) {
+  CHECK(in.groups == 1);
+  tokens_ = in.inputs();
+  for_inputs(cx, in, [&](int64_t i, int64_t, int64_t) {
+    kernels_->encode(in.x + (in.row == nullptr ? i : in.row[i]) * cols_, cols_, x_ + i * cols_);
+  });
+  const int64_t behind = (kBf16Inputs - tokens_ % kBf16Inputs) % kBf16Inputs;
+  std::fill_n(x_ + tokens_ * cols_, behind * cols_, uint16_t{0});
+}
+
+void Bf16Product::multiply(const Weight& rows, int64_t, int worker, float* y, int64_t ldy) const {
+  const int64_t steps = cols_ / 32;
+  kernels_->multiply({.codes = rows.codes,
+                      .scales = rows.scales,
+                      .bias = rows.bias,
+                      .panels = rows.rows / kPanelRows,
+                      .steps = steps,
+                      .x = x_,
+                      .tokens = tokens_,
+                      .y = y,
+                      .ldy = ldy,
+                      .scratch = scratch_ + worker * bf16_run_scratch_bytes(steps)});
+}
+
+Bf16RowProduct::Bf16RowProduct(const Bf16RowKernels* kernels, Scratch& scratch,
+                               const ProductSize& size)
+    : kernels_(kernels),
+      x_(scratch.take<std::byte>((size.inputs + kTurnedInputs - 1) / kTurnedInputs * kTurnedInputs *
+                                 2 * size.cols)),
+      cols_(size.cols) {}
+
+void Bf16RowProduct::take(Ctx& cx, const ProductInputs& in) {
+  CHECK(in.groups == 1);
+  tokens_ = in.inputs();
+  const int64_t tiles = (tokens_ + kTurnedInputs - 1) / kTurnedInputs;
+  cx.pool->parallel_for(tiles, 1, [&](int64_t tile, int64_t end, int) {
+    for (; tile < end; ++tile) {
+      const float* rows[kTurnedInputs];
+      const int64_t first = tile * kTurnedInputs;
+      const int64_t count = std::min(kTurnedInputs, tokens_ - first);
+      for (int64_t m = 0; m < count; ++m)
+        rows[m] = in.x + (in.row == nullptr ? first + m : in.row[first + m]) * cols_;
+      kernels_->turn(rows, count, cols_ / 32, x_ + first * 2 * cols_);
+    }
+  });
+}
+
+void Bf16RowProduct::multiply(const Weight& rows, int64_t, int, float* y, int64_t ldy) const {
+  kernels_->multiply({.w = reinterpret_cast<const uint16_t*>(rows.codes),
+                      .bias = rows.bias,
+                      .rows = rows.rows,
+                      .steps = cols_ / 32,
+                      .x = x_,
+                      .tokens = tokens_,
+                      .y = y,
+                      .ldy = ldy});
+}
+
+Int8Inputs::Int8Inputs(Scratch& scratch, const ProductSize& size)
+    : blocks_(size.cols / kInt8BlockElems),
+      first_(scratch.take<int64_t>(size.groups)),
+      tiles_(scratch.take<std::byte>(
+          (size.inputs + kMostPadding * std::min(size.groups, size.inputs)) * blocks_ *
+          kInt8TileBytes)) {}
+
+Int8Inputs::Tile Int8Inputs::tile(int64_t g, int64_t index) const {
+  const int64_t left = count(g) - index * most_;
+  const int tokens = static_cast<int>(std::min<int64_t>(left, most_));
+  return {tiles_ + (first_[g] + index * most_) * blocks_ * kInt8TileBytes, tile_size(tokens, most_),
+          tokens};
+}
+
+void Int8Inputs::take(Ctx& cx, const Int8Kernels& kernels, const ProductInputs& in, Encode encode,
+                      int64_t most) {
+  offsets_ = in.offsets;
+  most_ = kernels.most_tokens;
+  int64_t vectors = 0;
+  for (int64_t g = 0; g < in.groups; ++g) {
+    first_[g] = vectors;
+    if (count(g) > most) continue;
+    const int64_t rest = count(g) % most_;
+    vectors += count(g) - rest + (rest == 0 ? 0 : tile_size(rest, most_));
+  }
+  for_inputs(cx, in, [&](int64_t i, int64_t g, int64_t at) {
+    if (count(g) > most) return;
+    const Tile t = tile(g, at / most_);
+    const int m = static_cast<int>(at % most_);
+    const int64_t row = in.row == nullptr ? i : in.row[i];
+    encode(in.x + row * blocks_ * kInt8BlockElems, blocks_, t.size, m, t.at);
+    if (m + 1 < t.tokens) return;
+    // The last of a tile fills what is left of it with zeros.
+    for (int rest = t.tokens; rest < t.size; ++rest) clear_vector(t.at, blocks_, t.size, rest);
+  });
+}
+
+void Int8Product::take(Ctx& cx, const ProductInputs& in) {
+  inputs_.take(cx, *kernels_, in, kernels_->encode, in.inputs());
+}
+
+void Int8Product::multiply(const Weight& rows, int64_t g, int, float* y, int64_t ldy) const {
+  for (int64_t row = 0; row < rows.rows; row += kPanelRows) {
+    const Weight panel = rows.slice(row, kPanelRows);
+    PanelTile job{.codes = panel.codes,
+                  .scales = panel.scales,
+                  .bias = panel.bias,
+                  .blocks = inputs_.blocks(),
+                  .ldy = ldy,
+                  .from_memory = true};
+    for (int64_t first = 0; first < inputs_.count(g); first += kernels_->most_tokens) {
+      const Int8Inputs::Tile t = inputs_.tile(g, first / kernels_->most_tokens);
+      job.tile = t.at, job.tile_size = t.size, job.tokens = t.tokens;
+      job.y = y + first * ldy + row;
+      kernels_->multiply(job);
+      job.from_memory = false;
+    }
+  }
+}
+
+Int8RowProduct::Int8RowProduct(const Int8RowKernels* kernels, Scratch& scratch,
+                               const ProductSize& size)
+    : kernels_(kernels),
+      inputs_(scratch, size),
+      steps_(size.cols / kAmxStepElems),
+      first_(scratch.take<int64_t>(size.groups)),
+      codes_(scratch.take<int8_t>(size.sources * steps_ * kAmxStepElems)),
+      row_codes_(scratch.take<RowCodes>(size.sources)),
+      tiles_(
+          scratch.take<int8_t>((most_amx_tiles(size) + kAmxTilesBehind) * steps_ * kAmxTileBytes)),
+      half_steps_(scratch.take<float>(most_amx_tiles(size) * kAmxTileTokens)),
+      sums_(scratch.take<int32_t>(most_amx_tiles(size) * kAmxTileTokens)),
+      scratch_(scratch.take<std::byte>(size.threads * run_scratch_bytes(steps_))) {}
+
+void Int8RowProduct::take(Ctx& cx, const ProductInputs& in) {
+  const Int8Kernels& blocks = int8_kernels(cpu::Isa::kAvx512Vnni);
+  inputs_.take(cx, blocks, in, blocks.encode_row, kernels_->few);
+  int64_t tiles = 0;
+  for (int64_t g = 0; g < in.groups; ++g) {
+    first_[g] = tiles;
+    if (in.count(g) > kernels_->few) tiles += (in.count(g) + kAmxTileTokens - 1) / kAmxTileTokens;
+  }
+  if (tiles == 0) return;
+  const int64_t cols = steps_ * kAmxStepElems;
+  cx.pool->parallel_for(in.sources, 1, [&](int64_t row, int64_t end, int) {
+    for (; row < end; ++row)
+      row_codes_[row] = kernels_->encode(in.x + row * cols, cols, codes_ + row * cols);
+  });
+  for_inputs(cx, in, [&](int64_t i, int64_t g, int64_t at) {
+    if (in.count(g) <= kernels_->few) return;
+    const int64_t row = in.row == nullptr ? i : in.row[i], m = at % kAmxTileTokens;
+    half_steps_[first_[g] * kAmxTileTokens + at] = row_codes_[row].half_step;
+    sums_[first_[g] * kAmxTileTokens + at] = row_codes_[row].sum;
+    int8_t* to = amx_tiles(g) + at / kAmxTileTokens * steps_ * kAmxTileBytes + m * kAmxStepElems;
+    const int8_t* from = codes_ + row * cols;
+    // The last of a tile fills what is left of it with zeros.
+    const int64_t behind = at + 1 < in.count(g) ? 0 : kAmxTileTokens - m - 1;
+    for (int64_t s = 0; s < steps_; ++s, to += kAmxTileBytes, from += kAmxStepElems) {
+      std::memcpy(to, from, kAmxStepElems);
+      if (behind > 0) std::memset(to + kAmxStepElems, 0, behind * kAmxStepElems);
+    }
+  });
+}
+
+void Int8RowProduct::multiply(const Weight& rows, int64_t g, int worker, float* y,
+                              int64_t ldy) const {
+  if (inputs_.count(g) == 0) return;
+  PanelRun run{.codes = rows.codes,
+               .scales = rows.scales,
+               .bias = rows.bias,
+               .panels = rows.rows / kPanelRows,
+               .steps = steps_,
+               .tokens = inputs_.count(g),
+               .y = y,
+               .ldy = ldy,
+               .scratch = scratch_ + worker * run_scratch_bytes(steps_)};
+  if (run.tokens <= kernels_->few) {
+    run.block_tile = inputs_.tile(g, 0).at;
+  } else {
+    run.tiles = amx_tiles(g);
+    run.half_steps = half_steps_ + first_[g] * kAmxTileTokens;
+    run.sums = sums_ + first_[g] * kAmxTileTokens;
+  }
+  kernels_->multiply(run);
+}
+
+int64_t count_wide_panels(const Weight& w) {
+  CHECK(w.layout == Layout::kPanels16 && w.format == Format::kMxfp4);
+  const int64_t blocks = w.cols / kInt8BlockElems, panels = w.experts * w.rows / kPanelRows;
+  int64_t wide = 0;
+  for (int64_t p = 0; p < panels; ++p) {
+    PanelBases bases;
+    wide += panel_bases(w.scales + p * blocks * kPanelRows, blocks, bases) > 1;
+  }
+  return wide;
+}
+
+template <typename Product>
+void linear(Ctx& cx, Product& product, float* y, const float* x, int64_t inputs, const Weight& w) {
+  const int32_t offsets[] = {0, static_cast<int32_t>(inputs)};
+  product.take(cx, {.x = x, .sources = inputs, .groups = 1, .offsets = offsets});
+  const int64_t blocks = (w.rows + Product::kRows - 1) / Product::kRows;
+  cx.pool->parallel_blocks(blocks, [&](int64_t block, int64_t end, int worker) {
+    for (; block < end; ++block) {
+      const int64_t r = block * Product::kRows,
+                    rows = std::min<int64_t>(Product::kRows, w.rows - r);
+      product.multiply(w.slice(r, rows), 0, worker, y + r, w.rows);
+    }
+  });
+}
+
+template void linear(Ctx&, FloatProduct&, float*, const float*, int64_t, const Weight&);
+template void linear(Ctx&, Bf16Product&, float*, const float*, int64_t, const Weight&);
+template void linear(Ctx&, Bf16RowProduct&, float*, const float*, int64_t, const Weight&);
+template void linear(Ctx&, Fp8Product&, float*, const float*, int64_t, const Weight&);
+template void linear(Ctx&, Int8Product&, float*, const float*, int64_t, const Weight&);
+template void linear(Ctx&, Int8RowProduct&, float*, const float*, int64_t, const Weight&);
+
+}  // namespace nibble::ops

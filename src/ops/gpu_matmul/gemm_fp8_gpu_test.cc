@@ -1,0 +1,329 @@
+// The wgmma rows with E4M3 activations against the twin: inputs rounded as the kernels round them,
+// float64 sums.
+#include <gtest/gtest.h>
+
+#include <string_view>
+
+#include "ops/gpu_matmul/e4m3_rows.h"
+#include "ops/gpu_matmul/fold.h"
+#include "ops/gpu_test_problem.h"
+#include "ops/matmul_ref.h"
+#include "ops/moe_down/moe_down.h"
+#include "ops/moe_up/moe_up.h"
+#include "ops/out_proj/out_proj.h"
+
+namespace nibble::ops {
+namespace {
+
+// Of a sum of n products over its terms' magnitudes. Products are exact; each wgmma adds 32 of them
+// to what it has, in places that end 13 bits below the largest: no partial sum is larger than all
+// magnitudes together. Then two factors and the bias in float32.
+double fp8_error(int64_t n) { return static_cast<double>(n + 31) / 32 * 0x1p-13 + 4 * kEps; }
+
+template <typename Desc, typename Fn>
+const Kernel<Desc, Fn>* fp8_row(std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
+                                GpuProblem& gpu, TestWeight& w,
+                                std::string_view name = "sm90_w4a8_gemm") {
+  gpu.cx.kernels.activations = ActFormat::kFp8;
+  gpu.cx.kernels.any_size = true;
+  for (const auto& row : table) {
+    if (row.name != name) continue;
+    if (row.refuse(desc, gpu.cx.kernels) != nullptr) continue;
+    w.pack(row.layout);
+    return &row;
+  }
+  return nullptr;
+}
+
+// On the GPU, with its fold.
+Weight folded(GpuProblem& gpu, const TestWeight& from, int64_t expected_misfits = 0) {
+  Weight w = gpu.weight(from);
+  const std::vector<uint8_t> room(w.experts * w.rows, 0xee);
+  auto* least = const_cast<uint8_t*>(gpu.array(room));
+  EXPECT_EQ(gpu::find_fold(gpu.cx, w, least).rows, expected_misfits);
+  w.fold = least;
+  return w;
+}
+
+// Exponents of all blocks anywhere within `span` of each other.
+void spread(Random& random, TestWeight& w, int span) {
+  for (uint8_t& s : w.scales) s = static_cast<uint8_t>(116 + random.below(span + 1));
+}
+
+// As quantize_rows() sees them.
+Floats rounded(const Floats& x, float scale) {
+  Floats y = x;
+  for (int64_t r = 0; r < x.shape[0]; ++r)
+    round_to_e4m3(y.values.data() + r * x.shape[1], x.shape[1], scale);
+  return y;
+}
+
+// Where column k of a row of E4M3 lies.
+int64_t place(int64_t k) { return k / 32 * 32 + k % 2 * 16 + k % 8 / 2 * 4 + k % 32 / 8; }
+
+int64_t stride(int64_t n) { return n <= 256 ? 1 : 17; }
+
+struct Shape {
+  int64_t hidden, width, experts, top_k;
+};
+// gpt-oss's own with few experts, the tiny model's, row tiles that end early, an odd number of 64s.
+constexpr Shape kShapes[] = {
+    {2880, 2880, 6, 4}, {256, 256, 8, 4}, {320, 704, 130, 2}, {192, 64, 5, 5}};
+constexpr int64_t kTokens[] = {1, 7, 40, 300};
+constexpr const char* kExpertRows[] = {"sm90_w4a8_fold", "sm90_w4a8_gemm"};
+
+// swiglu's slope as in gemm_gpu_test.cc; u is rounded to E4M3: half of 2^-3 of it, or of the least
+// step, 2^-9 by the scale.
+void check_up(const char* name, const Shape& shape, int64_t tokens, int span) {
+  Random random(static_cast<uint32_t>(tokens));
+  const MoeUpDesc desc{shape.hidden, shape.width,    shape.experts,
+                       shape.top_k,  Format::kMxfp4, 1 << 20};
+  TestWeight w(random, Format::kMxfp4, shape.experts, 2 * shape.width, shape.hidden);
+  spread(random, w, span);
+  const Floats h(random, tokens, shape.hidden, DType::kBF16);
+  TestRouting routing(tokens, shape.experts, shape.top_k);
+  routing.randomize(random);
+  MoeUpDesc here = desc;
+  here.tokens = tokens;
+  GpuProblem gpu(gpu::scratch_bytes(here));
+  SCOPED_TRACE(name);
+  const MoeUpKernel* row = fp8_row(moe_up_kernels(), desc, gpu, w, name);
+  ASSERT_NE(row, nullptr);
+  const Weight weight = folded(gpu, w);
+  const Tensor in = gpu.tensor(h, DType::kBF16);
+  const auto run = [&] {
+    const Tensor u = gpu.output(DType::kBF16, {tokens * shape.top_k, shape.width});
+    row->run(gpu.cx, u, in, gpu.routing(routing), weight, 7);
+    return gpu.values<uint8_t>(u.data, tokens * shape.top_k * shape.width);
+  };
+  const std::vector<uint8_t> got = run();
+  ASSERT_EQ(got, run());
+  const Floats x = rounded(h, 0);
+  const double e = fp8_error(shape.hidden);
+  for (int64_t t = 0; t < tokens; t += alone_step(tokens, stride(tokens))) {
+    for (int64_t k = 0; k < shape.top_k; ++k) {
+      const int64_t slot = routing.slot[t * shape.top_k + k];
+      const int32_t expert = routing.ids[t * shape.top_k + k];
+      for (int64_t j = t % 5; j < shape.width; j += stride(shape.width * tokens)) {
+        double gate_abs, up_abs;
+        const double gate = ref::Row(w.view, expert, 2 * j).dot(x.row(t), &gate_abs);
+        const double up = ref::Row(w.view, expert, 2 * j + 1).dot(x.row(t), &up_abs);
+        const double want = ref::swiglu(gate, up, 7);
+        const double g = std::min(std::fabs(gate) + e * gate_abs, 7.0),
+                     v = std::min(std::fabs(up) + e * up_abs, 7.0) + 1;
+        const double off = 1.1 * e * (v * gate_abs + g * up_abs) + 0x1p-20 * g * v + 1e-6;
+        const float u = kExpertScale * kE4m3[got[slot * shape.width + place(j)]];
+        ASSERT_NEAR(u, want, off + (std::fabs(want) + off) * 0x1p-4 + kExpertScale * 0x1p-10)
+            << "slot " << slot << " column " << j;
+      }
+    }
+  }
+}
+
+TEST(GemmFp8Gpu, MoeUpEqualsTheTwin) {
+  for (const char* name : kExpertRows) {
+    for (const Shape& shape : kShapes)
+      for (const int64_t tokens : kTokens)
+        if (!is_too_slow(shape.hidden * tokens)) check_up(name, shape, tokens, 3);
+    check_up(name, kShapes[3], is_too_slow(192 * 40) ? 3 : 40, kFoldSpan);
+  }
+}
+
+// u in E4M3 and fold order, as moe_up leaves it.
+void check_down(const char* name, const Shape& shape, int64_t tokens, int span) {
+  Random random(static_cast<uint32_t>(tokens));
+  const MoeDownDesc desc{shape.width, shape.hidden,   shape.experts,
+                         shape.top_k, Format::kMxfp4, 1 << 20};
+  TestWeight w(random, Format::kMxfp4, shape.experts, desc.hidden, desc.width);
+  spread(random, w, span);
+  const int64_t slots = tokens * shape.top_k;
+  const Floats u = rounded(Floats(random, slots, desc.width, DType::kBF16), kExpertScale);
+  std::vector<uint8_t> codes(slots * desc.width);
+  for (int64_t s = 0; s < slots; ++s)
+    for (int64_t k = 0; k < desc.width; ++k)
+      codes[s * desc.width + place(k)] = e4m3_from_float(u.at(s, k) / kExpertScale);
+  TestRouting routing(tokens, shape.experts, shape.top_k);
+  routing.randomize(random);
+  MoeDownDesc here = desc;
+  here.tokens = tokens;
+  GpuProblem gpu(gpu::scratch_bytes(here));
+  SCOPED_TRACE(name);
+  const MoeDownKernel* row = fp8_row(moe_down_kernels(), desc, gpu, w, name);
+  ASSERT_NE(row, nullptr);
+  const Weight weight = folded(gpu, w);
+  Tensor in = make_tensor(nullptr, DType::kBF16, {slots, desc.width});
+  in.data = const_cast<uint8_t*>(gpu.array(codes));
+  const auto run = [&] {
+    const Tensor d = gpu.output(DType::kF32, {tokens, desc.hidden});
+    row->run(gpu.cx, d, in, gpu.routing(routing), weight);
+    return gpu.floats(d);
+  };
+  const Floats got = run();
+  ASSERT_EQ(got.values, run().values);
+  for (int64_t t = 0; t < tokens; t += alone_step(tokens, stride(tokens))) {
+    for (int64_t n = t % 5; n < desc.hidden; n += stride(desc.hidden * tokens)) {
+      double want = 0, error = 0;
+      for (int64_t k = 0; k < shape.top_k; ++k) {
+        const int64_t choice = t * shape.top_k + k;
+        double abs;
+        const double y =
+            ref::Row(w.view, routing.ids[choice], n).dot(u.row(routing.slot[choice]), &abs);
+        const double e = fp8_error(desc.width);
+        want += routing.p[choice] * y;
+        error += routing.p[choice] * ((e + (shape.top_k + 1) * kEps) * abs +
+                                      store_error(DType::kBF16, std::fabs(y) + e * abs));
+      }
+      ASSERT_NEAR(got.at(t, n), want, error) << "token " << t << " column " << n;
+    }
+  }
+}
+
+TEST(GemmFp8Gpu, MoeDownEqualsTheTwin) {
+  for (const char* name : kExpertRows) {
+    for (const Shape& shape : kShapes)
+      for (const int64_t tokens : kTokens)
+        if (!is_too_slow(shape.width * tokens)) check_down(name, shape, tokens, 3);
+    check_down(name, kShapes[3], is_too_slow(64 * 40) ? 3 : 40, kFoldSpan);
+  }
+}
+
+void check_dense(int64_t rows, int64_t cols, int64_t tokens, int span) {
+  Random random(static_cast<uint32_t>(cols + tokens));
+  const OutProjDesc desc{rows, cols, Format::kMxfp4, 1 << 20};
+  TestWeight w(random, Format::kMxfp4, 1, rows, cols);
+  spread(random, w, span);
+  const Floats att(random, tokens, cols, DType::kBF16);
+  OutProjDesc here = desc;
+  here.tokens = tokens;
+  GpuProblem gpu(gpu::scratch_bytes(here));
+  const OutProjKernel* row = fp8_row(out_proj_kernels(), desc, gpu, w);
+  ASSERT_NE(row, nullptr);
+  const Weight weight = folded(gpu, w);
+  const Tensor in = gpu.tensor(att, DType::kBF16);
+  const auto run = [&](int64_t first, int64_t n) {
+    const Tensor d = gpu.output(DType::kF32, {n, rows});
+    const Tensor from = make_tensor(in.as<uint16_t>() + first * cols, DType::kBF16, {n, cols});
+    row->run(gpu.cx, d, from, weight, Step{.num_tokens = static_cast<int32_t>(n)});
+    return gpu.floats(d);
+  };
+  const Floats got = run(0, tokens);
+  ASSERT_EQ(got.values, run(0, tokens).values);
+  const Floats x = rounded(att, 0);
+  for (int64_t t = 0; t < tokens; t += alone_step(tokens, stride(tokens))) {
+    const Floats alone = run(t, 1);
+    ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t))) << "token " << t;
+    for (int64_t n = t % 5; n < rows; n += stride(rows * tokens)) {
+      double abs;
+      const double want = ref::Row(w.view, 0, n).dot(x.row(t), &abs);
+      ASSERT_NEAR(got.at(t, n), want, fp8_error(cols) * abs + kEps * std::fabs(want))
+          << "token " << t << " row " << n;
+    }
+  }
+}
+
+TEST(GemmFp8Gpu, DenseEqualsTheTwinAndItselfAlone) {
+  constexpr int64_t kMatrices[][2] = {{2880, 4096}, {256, 512}, {16, 64}, {336, 320}};
+  for (const auto& [rows, cols] : kMatrices)
+    for (const int64_t tokens : {1, 19, 130, 700})
+      if (!is_too_slow(cols * tokens)) check_dense(rows, cols, tokens, 3);
+  check_dense(336, 320, is_too_slow(320 * 130) ? 3 : 130, kFoldSpan);
+}
+
+// A weight whose rows do not all fold is multiplied in bf16, by the kernel beside.
+TEST(GemmFp8Gpu, RowsTooWideAreCountedAndGoToBF16) {
+  Random random(3);
+  const OutProjDesc desc{48, 128, Format::kMxfp4, 1 << 20};
+  TestWeight w(random, Format::kMxfp4, 1, desc.hidden, desc.width);
+  spread(random, w, 2);
+  w.scales[5 * 4 + 2] = static_cast<uint8_t>(118 - kFoldSpan - 1);  // row 5
+  w.scales[5 * 4] = 118;
+  w.scales[17 * 4 + 3] = 255;  // row 17: NaN
+  const Floats att(random, 9, desc.width, DType::kBF16);
+  GpuProblem gpu(gpu::scratch_bytes(OutProjDesc{48, 128, Format::kMxfp4, 9}));
+  const OutProjKernel* row = fp8_row(out_proj_kernels(), desc, gpu, w);
+  ASSERT_NE(row, nullptr);
+  Weight weight = folded(gpu, w, 2);
+  weight.fold = nullptr;
+  const Tensor d = gpu.output(DType::kF32, {9, desc.hidden});
+  row->run(gpu.cx, d, gpu.tensor(att, DType::kBF16), weight, Step{.num_tokens = 9});
+  const Floats got = gpu.floats(d);
+  for (int64_t t = 0; t < 9; ++t)
+    for (int64_t n = 0; n < desc.hidden; ++n) {
+      double abs;
+      const double want = ref::Row(w.view, 0, n).dot(att.row(t), &abs);
+      if (n == 17)
+        EXPECT_TRUE(std::isnan(got.at(t, n)));
+      else
+        EXPECT_NEAR(got.at(t, n), want, 2 * (desc.width + 8) * kEps * abs) << t << " " << n;
+    }
+}
+
+// A layer's experts, up and down, of 40 tokens.
+struct Experts {
+  static constexpr int64_t kRows = 128, kTokens = 40, kExperts = 3, kTopK = 2;
+  Random random{4};
+  TestWeight up{random, Format::kMxfp4, kExperts, 2 * kRows, kRows};
+  TestWeight down{random, Format::kMxfp4, kExperts, kRows, kRows};
+  MoeUpDesc up_desc{kRows, kRows, kExperts, kTopK, Format::kMxfp4, kTokens};
+  MoeDownDesc down_desc{kRows, kRows, kExperts, kTopK, Format::kMxfp4, kTokens};
+  GpuProblem gpu{std::max(gpu::scratch_bytes(up_desc), gpu::scratch_bytes(down_desc))};
+  Weight up_weight, down_weight;  // what run() takes
+
+  // On the GPU, in the layout that its kernels read.
+  void load() {
+    up.pack(Layout::kTiles16x64), down.pack(Layout::kTiles16x64);
+    up_weight = gpu.weight(up), down_weight = gpu.weight(down);
+  }
+  std::vector<float> run(std::string_view kernel) {
+    const auto named = [&](const auto& table) {
+      return *std::ranges::find(table, kernel, [](const auto& row) { return row.name; });
+    };
+    TestRouting routing(kTokens, kExperts, kTopK);
+    Random same(5);
+    routing.randomize(same);
+    const Routing on_gpu = gpu.routing(routing);
+    const Tensor h = gpu.tensor(Floats(same, kTokens, kRows, DType::kBF16), DType::kBF16);
+    const Tensor u = gpu.output(DType::kBF16, {kTokens * kTopK, kRows});
+    const Tensor d = gpu.output(DType::kF32, {kTokens, kRows});
+    named(moe_up_kernels()).run(gpu.cx, u, h, on_gpu, up_weight, 7);
+    named(moe_down_kernels()).run(gpu.cx, d, u, on_gpu, down_weight);
+    return gpu.floats(d).values;
+  }
+};
+
+bool all_finite(const std::vector<float>& values) {
+  return std::ranges::all_of(values, [](float x) { return std::isfinite(x); });
+}
+
+// Without a fold u stays bf16 between them. The bits are those of the kernels that the same step
+// has with bf16 activations.
+TEST(GemmFp8Gpu, ExpertsTooWideGoToBF16) {
+  Experts experts;
+  experts.load();
+  for (const char* by : {"gemm", "fold"}) {
+    const std::vector<float> got = experts.run(std::string("sm90_w4a8_") + by);
+    EXPECT_EQ(got, experts.run(std::string("sm90_w4a16_") + by));
+    EXPECT_TRUE(all_finite(got));
+  }
+}
+
+// gemv_fold by bf16 has no room for block scales above 2.
+TEST(GemmFp8Gpu, ExpertsAboveE5m2GoToTheBatchKernels) {
+  Experts experts;
+  for (TestWeight* w : {&experts.up, &experts.down}) spread(experts.random, *w, 2);
+  experts.up.scales[7] = 129, experts.down.scales[9] = 129;
+  experts.load();
+  const auto exceeding = [&](const Weight& w) {
+    return gpu::find_fold(experts.gpu.cx, w, nullptr).too_large;
+  };
+  EXPECT_EQ(exceeding(experts.up_weight), 1);
+  EXPECT_EQ(exceeding(experts.down_weight), 1);
+  EXPECT_FALSE(all_finite(experts.run("sm90_w4a16_fold")));  // unless it is told
+  experts.up_weight.exceeds_e5m2 = experts.down_weight.exceeds_e5m2 = true;
+  const std::vector<float> got = experts.run("sm90_w4a16_fold");
+  EXPECT_TRUE(all_finite(got));
+  EXPECT_EQ(got, experts.run("cuda_w4a16_batch"));
+}
+
+}  // namespace
+}  // namespace nibble::ops

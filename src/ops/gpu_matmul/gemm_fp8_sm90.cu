@@ -1,0 +1,100 @@
+// Launches of the wgmma GEMM with E4M3 activations; activations in E4M3.
+#include "cuda/fp8.cuh"
+#include "ops/gpu_matmul/gemm_fp8_sm90.cuh"
+#include "ops/gpu_matmul/gemm_fp8_sm90.h"
+#include "ops/gpu_matmul/gemm_items.h"
+
+namespace nibble::ops::gpu {
+namespace {
+
+constexpr int kThreads = 128;
+
+// A block a row; a thread takes every 128th block of 32 columns. Bytes: 3 a value.
+__global__ void __launch_bounds__(kThreads)
+    quantize(const E4m3Rows out, const uint16_t* x, int cols) {
+  __shared__ float most[kThreads / 32];
+  cuda::griddep_wait();
+  cuda::griddep_launch_dependents();
+  const int64_t row = blockIdx.x;
+  const auto* from = reinterpret_cast<const uint4*>(x + row * cols);
+  float largest = 0;
+  for (int i = threadIdx.x; i < cols / 8; i += kThreads) {
+    const uint4 q = from[i];
+    for (const uint32_t w : {q.x, q.y, q.z, q.w})
+      largest = fmaxf(largest, fmaxf(fabsf(cuda::bf16_lo(w)), fabsf(cuda::bf16_hi(w))));
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+  if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = largest;
+  __syncthreads();
+  largest = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+  const float inverse = largest > 0 ? kE4m3Largest / largest : 0;
+  if (threadIdx.x == 0) out.scales[row] = largest / kE4m3Largest;
+  // A word of codes: columns 8 i + 2 p + o, i = 0..3, for p = word % 4 and o = word / 4 of 8.
+  auto* to = reinterpret_cast<uint32_t*>(out.codes + row * cols);
+  for (int word = threadIdx.x; word < cols / 4; word += kThreads) {
+    const uint16_t* v = x + row * cols + word / 8 * 32 + word % 4 * 2 + word / 4 % 2;
+    const uint32_t low =
+        cuda::e4m3_pair(cuda::bf16_value(v[0]) * inverse, cuda::bf16_value(v[8]) * inverse);
+    const uint32_t high =
+        cuda::e4m3_pair(cuda::bf16_value(v[16]) * inverse, cuda::bf16_value(v[24]) * inverse);
+    to[word] = low | high << 16;
+  }
+}
+
+template <typename Shape>
+void launch(Ctx& cx, sm90::Fp8Params params) {
+  const int blocks = cx.kernels.gpu.num_sms;
+  params.max_n = slots_of_item<Shape>(params, blocks);
+  cuda::launch(cx.stream, sm90::fp8_gemm_kernel<Shape>,
+               {.grid = dim3(static_cast<unsigned>(blocks)),
+                .block = dim3(Shape::kThreads),
+                .smem_bytes = Shape::kBytes},
+               params);
+}
+
+template <GemmOut kOut>
+void launch_experts(Ctx& cx, const sm90::Fp8Params& params) {
+  if (has_wide_items(params)) return launch<sm90::Fp8Many<kOut>>(cx, params);
+  launch<sm90::Fp8Some<kOut>>(cx, params);
+}
+
+}  // namespace
+
+E4m3Rows quantize_rows(Ctx& cx, Scratch& scratch, const uint16_t* x, int64_t rows, int64_t cols) {
+  const E4m3Rows to = take_e4m3_rows(scratch, rows, cols);
+  cuda::launch(cx.stream, quantize,
+               {.grid = dim3(static_cast<unsigned>(rows)), .block = dim3(kThreads)}, to, x,
+               static_cast<int>(cols));
+  return to;
+}
+
+void gemm_fp8(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
+  if (args.num_slots == 0) return;
+  CHECK(w.fold != nullptr);
+  sm90::Fp8Params params{sm90::gemm_params(w, args), w.codes};
+  params.fold = w.fold;
+  switch (out) {
+    case GemmOut::kSwiglu:
+      return launch_experts<GemmOut::kSwiglu>(cx, params);
+    case GemmOut::kBF16:
+      return launch_experts<GemmOut::kBF16>(cx, params);
+    case GemmOut::kF32:
+      return launch<sm90::Fp8Many<GemmOut::kF32>>(cx, params);
+    case GemmOut::kQkv:
+      return launch<sm90::Fp8Many<GemmOut::kQkv>>(cx, params);
+  }
+}
+
+void gemm_fp8(Ctx& cx, Scratch& scratch, const Weight& w, const uint16_t* x, int64_t tokens,
+              float* y) {
+  if (w.fold == nullptr) return gemm(cx, w, x, tokens, y);
+  if (tokens == 0) return;
+  const E4m3Rows rows = quantize_rows(cx, scratch, x, tokens, w.cols);
+  gemm_fp8(
+      cx, w, GemmOut::kF32,
+      {.x = rows.codes, .y = y, .num_slots = static_cast<int32_t>(tokens), .x_scale = rows.scales});
+}
+
+}  // namespace nibble::ops::gpu

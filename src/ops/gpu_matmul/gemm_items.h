@@ -1,0 +1,32 @@
+// How the wgmma GEMMs are cut into work items, as far as the host decides it.
+#pragma once
+
+#include <limits>
+
+#include "ops/gpu_matmul/gemm_sm90.h"
+
+namespace nibble::ops::gpu {
+
+// Whether shapes of many slots an item are the faster: dense weights, and experts of more than 128
+// slots on average.
+inline bool has_wide_items(const GemmArgs& args) {
+  return args.offsets == nullptr || args.num_slots > 128 * args.experts;
+}
+
+// Slots of a work item, at most; for dense weights fewer where that fills the SMs better. An item
+// costs what 200 slots do, and its slots.
+template <typename Shape>
+int32_t slots_of_item(const GemmArgs& args, int num_sms) {
+  if (args.offsets != nullptr) return Shape::kMaxSlots;
+  const int row_tiles = (args.rows + Shape::kRows - 1) / Shape::kRows;
+  int32_t best = Shape::kMaxSlots;
+  int least = std::numeric_limits<int>::max();
+  for (int32_t n = Shape::kMaxSlots; n > 0; n -= Shape::kStep) {
+    const int items = row_tiles * ((args.num_slots + n - 1) / n);
+    const int cost = (items + num_sms - 1) / num_sms * (n + 200);
+    if (cost < least) best = n, least = cost;
+  }
+  return best;
+}
+
+}  // namespace nibble::ops::gpu

@@ -1,0 +1,455 @@
+// One token and the experts chosen for it: moe_up (every row of every expert) and moe_down (sums
+// over the experts), MXFP4 weights in kTiles16x64 by int8 digits.
+//
+// Worker warp w multiplies chunk w (and w + 15 ...) of every row tile of its block: the digits of
+// its columns stay in registers, and it brings its chunks through a ring of its own. The last warp
+// chooses the experts and finishes row tiles as their sums come in, while the workers are at the
+// next: no block barrier stands between the first weight and the last. Two blocks of a cluster
+// share the row tiles of a sum over experts, each with half of the choices; the first adds both.
+// Sums are those of gemv_experts, bit for bit: inside a chunk as mma_digits says, chunks in
+// sequence, bias.
+//
+// Reached on an H200, gpt-oss-120b, in a chain of a layer's products (qkv, out, route, up, down) in
+// one graph, 2026-11-21: 33.1 us a layer where gemv_one's loop took 41.4; up and down by themselves
+// 20.0 us (27.6) for 53 MB. Lost there, us a layer: 3 and 4 stages (+0.6, +1.5); row tiles brought
+// whole by the last warp (+4 to +9: its own instructions are in front of every copy) and dealt out
+// by a counter; the choice once beforehand for the instruction cache (+1.0: blocks that start late
+// wait for it); the same for a worker's loop (+0.8).
+//
+// What binds, 2026-11-22: instructions, then the memory. Where lane 0 brought a warp's chunks in
+// bulk a chunk took 210 of them, 2 clocks each (4 warps a scheduler, their code dependent), and
+// more than half of a warp's time was around the product (ncu's samples): its copies by all lanes
+// leave 164, tg 1 @512 748 -> 766 tokens/s; and down's start behind the choice of up's experts
+// instead of in front of it 766 -> 778. Before that, with one expert for all, so that its bytes lie
+// in L2, up took 3.6 us and 0.80 for each row tile of a block, 12.4 in all for 13.1 from memory,
+// and down as long as before; without the negative half of the codes (wrong) 0.55 for 0.80. No
+// gain: two chains of mma for one (0); codes of both signs in one operand (half as many mma, 24
+// LOP3 more: +0.4); shifts as IMAD (+1.4). Bringing weights into L2 while the memory idled lost
+// even where every prefetch hit (experts fixed for the trial), us a step of 1,478: down's experts
+// by the end of up +64 to +158; the next layer's attention and router by down 0 to +31; up's
+// experts, as a guess from the residual before attention might, by out_proj's start +10 (a
+// quarter), +32 (half), +75 (all), whatever the size and kind of prefetch; all together +119.
+// Lost beside the 766 (tokens/s, in turns with it or with the 748): chunks straight to registers, a
+// row tile ahead, 150 instructions (701; with row tiles brought into L2 by the last warp 707,
+// down's before the wait too 677); row tiles brought whole by the last warp, 150 (702 to 733 with 3
+// and 4 slots; 683 to 706 where it adds up the lanes' sums too, 144); 3 slots (767) and 4 for down
+// (706); down's weights a microsecond later (766); digits without their transposes, from loads of 4
+// bytes (747 to 760); the choice in half the instructions (766). Beside the 777 of both: down's
+// start behind up's first copies (772) or biases (749), the next layer's behind down's choice
+// (766), its wait (777) or its first row tiles (773 to 776).
+#pragma once
+
+#include "cuda/async_copy.cuh"
+#include "cuda/bf16.cuh"
+#include "cuda/cluster.cuh"
+#include "cuda/parameters.cuh"
+#include "ops/gpu_matmul/gemv.cuh"
+#include "ops/norm_route/route.cuh"
+
+namespace nibble::ops::gpu {
+
+inline constexpr int kWorkers = 15;  // chunks of 3 units that 2,880 columns have
+inline constexpr int kChosenThreads = (kWorkers + 1) * 32;
+inline constexpr int kMaxItems = 32;  // row tiles of an expert of a block: a lane for each
+
+// One token's choices: of a product per expert by slot, of a sum over experts in order of choice.
+struct Choices {
+  int expert[kMaxChoices], slot[kMaxChoices];
+  float weight[kMaxChoices];
+};
+
+// A row tile of an expert.
+struct ChosenItem {
+  const uint8_t* from;  // its weights
+  int choice, row;
+};
+
+// What a block has: a piece of the sequence of all choices' row tiles or, kSum, the same row tiles
+// of each of its choices, of which each is a run of items.
+struct ChosenShare {
+  int first, run, runs, first_choice;
+
+  template <bool kSum>
+  static __device__ __forceinline__ ChosenShare of(int row_tiles, int top_k) {
+    if constexpr (kSum) {
+      const Share mine(row_tiles, blockIdx.x / 2, gridDim.x / 2);
+      const int half = (top_k + 1) / 2;
+      const bool is_second = blockIdx.x % 2 == 1;
+      return {mine.begin, mine.end - mine.begin, is_second ? top_k - half : half,
+              is_second ? half : 0};
+    } else {
+      const Share mine(row_tiles * top_k, blockIdx.x, gridDim.x);
+      return {mine.begin, mine.end - mine.begin, 1, 0};
+    }
+  }
+  __device__ __forceinline__ int items() const { return run * runs; }
+};
+
+struct ChosenMemory {
+  uint32_t digits, parts, end;
+};
+
+template <int kStages, bool kSum>
+struct ChosenShared {
+  static constexpr int kSumItems = kSum ? kMaxItems : 1;
+  uint64_t table_words[kWorkers];
+  uint64_t done[kMaxItems];      // all lanes of all chunks of an item have stored their sums
+  uint64_t received[kSumItems];  // the other block's sums of a row tile
+  float sums[kSumItems][16], other[kSumItems][16];
+  uint16_t bias[kMaxItems][16];
+  ChosenItem items[kMaxItems + kStages];  // workers look ahead
+  ChosenShare share;
+  Choices choices;
+};
+
+// The choices are there: of the last warp for the others.
+__device__ __forceinline__ void show_choices() {
+  asm volatile("bar.arrive 1, %0;" ::"n"(kChosenThreads) : "memory");
+}
+__device__ __forceinline__ void await_choices() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kChosenThreads) : "memory");
+}
+
+// A warp's ring of chunks, which all its lanes bring: a copy in bulk takes a branch of one lane,
+// and more instructions.
+template <int kUnits, int kStages>
+class ChosenRing {
+ public:
+  static constexpr int kChunkBytes = kUnits * cuda::kUnitBytes;
+  static_assert(kStages <= 2);
+
+  __device__ __forceinline__ explicit ChosenRing(uint32_t memory)
+      : slot_(memory + threadIdx.x / 32 * (kStages * kChunkBytes)),
+        both_(2 * slot_ + (kStages - 1) * kChunkBytes) {}
+  // The next chunk, or none: for each take(), kStages calls ahead of it. `from`: where it starts,
+  // and 16 bytes further on in each lane.
+  __device__ __forceinline__ void fetch(const uint8_t* from, bool is_any) const {
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (uint32_t i = 0; i < kChunkBytes; i += 512)
+      cuda::async_copy_16_if(is_any && i + lane * 16 < kChunkBytes, slot_ + lane * 16 + i,
+                             from + i);
+    cuda::async_copy_commit();
+  }
+  // Waits for the next chunk; its shared address.
+  __device__ __forceinline__ uint32_t take() const {
+    cuda::async_copy_wait<kStages - 1>();
+    __syncwarp();
+    return slot_;
+  }
+  __device__ __forceinline__ void advance() { slot_ = both_ - slot_; }
+
+ private:
+  uint32_t slot_;
+  const uint32_t both_;  // the sum of the two slots' addresses
+};
+
+template <int kUnits, int kStages, bool kSum, class Op>
+class ChosenWorker {
+ public:
+  using Product = cuda::RangeProduct<kUnits>;
+  using Shared = ChosenShared<kStages, kSum>;
+  static constexpr int kChunkBytes = kUnits * cuda::kUnitBytes, kBlocks = 2 * kUnits;
+  static constexpr uint32_t kDigitsBytes = kBlocks * (cuda::kDigitBytes + 8);
+
+  __device__ __forceinline__ ChosenWorker(const TileMatrix& m, const ChosenMemory& memory,
+                                          const Op& op, Shared& shared, uint32_t base)
+      : m_(m),
+        op_(op),
+        shared_(shared),
+        digits_(base + memory.digits + threadIdx.x / 32 * kDigitsBytes),
+        parts_(base + memory.parts),
+        chunk_(threadIdx.x / 32),
+        tables_(cuda::shared_address(&shared.table_words[threadIdx.x / 32])),
+        ring_(base) {}
+
+  // Fills the ring, when the experts are chosen.
+  __device__ __forceinline__ void start() {
+    if (chunk_ >= m_.chunks) return;
+    next_ = cuda::shared_address(shared_.items);
+    end_ = next_ + shared_.share.items() * sizeof(ChosenItem);
+    offset_ = chunk_ * kChunkBytes + threadIdx.x % 32 * 16;
+#pragma unroll 1
+    for (int s = 0; s < kStages; ++s, ring_.advance()) fetch();
+  }
+  // Behind the kernel in front: the first activations are on their way.
+  __device__ __forceinline__ void load_first() { load(0, threadIdx.x / 32); }
+  __device__ __forceinline__ void run() {
+    const int lane = threadIdx.x % 32;
+    store_all_digits();
+    uint32_t digits = digits_;
+    while (chunk_ < m_.chunks) {
+      uint32_t to = parts_ + chunk_ * 64 + (lane & 1) * 32 + lane / 4 * 4;
+      uint32_t done = cuda::shared_address(shared_.done);
+#pragma unroll 1
+      for (int k = 0; k < shared_.share.runs; ++k) {
+        product_.load(digits, digits + kBlocks * cuda::kDigitBytes);
+        digits += kWorkers * kDigitsBytes;
+        const uint32_t end = done + shared_.share.run * 8;
+#pragma unroll 1
+        for (; done != end; done += 8) {
+          const typename Product::Chunk codes(ring_.take());
+          __syncwarp();
+          fetch();
+          ring_.advance();
+          const float sum = product_.run(tables_, codes);
+          if ((lane & 2) == 0) cuda::store_shared_float(to, sum);
+          cuda::barrier_arrive(done);
+          to += m_.chunks * 64;
+        }
+      }
+      chunk_ += kWorkers;
+      start();
+    }
+  }
+
+ private:
+  // Of chunk c of h or, kSum, of u's row of the k-th of the block's choices.
+  __device__ __forceinline__ void load(int k, int c) {
+    const int lane = threadIdx.x % 32;
+    if (lane < 8 * kUnits && c < m_.chunks)
+      x_ = op_.load_one(kSum ? shared_.choices.slot[shared_.share.first_choice + k] : 0,
+                        c * kUnits * 64 + lane * 8);
+  }
+  // Of all this warp's chunks, choice by choice; the next one's activations are on their way.
+  __device__ __forceinline__ void store_all_digits() {
+    const int lane = threadIdx.x % 32;
+    uint32_t to = digits_;
+    int k = 0;
+#pragma unroll 1
+    for (int c = threadIdx.x / 32; c < m_.chunks;) {
+      const uint4 x = x_;
+      if (++k == shared_.share.runs) k = 0, c += kWorkers;
+      load(k, c);
+      store_activations(x, lane, to, to + kBlocks * cuda::kDigitBytes, 1, ~0u, lane < 8 * kUnits);
+      to += kWorkers * kDigitsBytes;
+    }
+    __syncwarp();
+  }
+  // Of the next item.
+  __device__ __forceinline__ void fetch() {
+    const uint2 from = cuda::load_shared_8(next_);
+    ring_.fetch(reinterpret_cast<const uint8_t*>(uint64_t{from.y} << 32 | from.x) + offset_,
+                next_ < end_);
+    next_ += sizeof(ChosenItem);
+  }
+
+  const TileMatrix& m_;
+  const Op& op_;
+  Shared& shared_;
+  const uint32_t digits_, parts_;
+  int chunk_;
+  uint32_t next_ = 0, end_ = 0;  // items to fetch
+  uint32_t offset_ = 0;          // of this lane's part of the chunk in a row tile
+  const cuda::CodeTables tables_;
+  ChosenRing<kUnits, kStages> ring_;
+  Product product_;
+  uint4 x_ = {};
+};
+
+// The last warp's.
+template <int kUnits, int kStages, bool kSum, class Op>
+class ChosenFinisher {
+ public:
+  using Shared = ChosenShared<kStages, kSum>;
+
+  __device__ __forceinline__ ChosenFinisher(const TileMatrix& m, const Op& op, Shared& shared,
+                                            const float* parts)
+      : m_(m),
+        op_(op),
+        shared_(shared),
+        parts_(parts),
+        share_(ChosenShare::of<kSum>(m.row_tiles, op.top_k)) {}
+
+  __device__ __forceinline__ void prepare() {
+    const int lane = threadIdx.x % 32;
+    cuda::barrier_init(cuda::shared_address(&shared_.done[lane]), m_.chunks * 32);
+    if (kSum && blockIdx.x % 2 == 0)
+      cuda::barrier_init(cuda::shared_address(&shared_.received[lane]), 1);
+    cuda::barrier_init_fence();
+  }
+  // The other block's sums: they may come before, but do not end the phase.
+  __device__ __forceinline__ void expect_other() {
+    if (blockIdx.x % 2 == 0)
+      cuda::barrier_expect(cuda::shared_address(&shared_.received[threadIdx.x % 32]),
+                           16 * sizeof(float));
+  }
+  // What the workers and run() go by; `from` as if of expert 0.
+  __device__ __forceinline__ void list_items() {
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) shared_.share = share_;
+    if (lane >= share_.items()) return;
+    const int at = kSum ? lane : share_.first + lane, per_choice = kSum ? share_.run : m_.row_tiles;
+    const int k = at / per_choice;
+    const int tile = at - k * per_choice + (kSum ? share_.first : 0);
+    shared_.items[lane] = {m_.bytes + int64_t{tile} * (m_.chunks * kUnits * cuda::kUnitBytes),
+                           share_.first_choice + k, tile * 16};
+  }
+  __device__ __forceinline__ void find_items(const OneChoice& chosen) {
+    op_.fill(shared_.choices, chosen);
+    __syncwarp();
+    ChosenItem& item = shared_.items[threadIdx.x % 32];
+    if (threadIdx.x % 32 < share_.items())
+      item.from += shared_.choices.expert[item.choice] * m_.expert_bytes;
+  }
+  // All biases at once: from far away, they would stand in front of each row tile's end.
+  __device__ __forceinline__ void load_biases() {
+    if (m_.bias == nullptr) return;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < share_.items() * 4; i += 32) {
+      const ChosenItem& item = shared_.items[i / 4];
+      const uint16_t* from = bias_of(m_, shared_.choices.expert[item.choice], item.row);
+      *reinterpret_cast<uint2*>(shared_.bias[i / 4] + i % 4 * 4) =
+          *reinterpret_cast<const uint2*>(from + i % 4 * 4);
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ void run() {
+    const int r = threadIdx.x % 16;
+    const float* from = parts_ + r;
+    int i = 0, k = 0;
+#pragma unroll 1
+    for (int item = 0; item < share_.items(); ++item) {
+      const float bias = m_.bias == nullptr ? 0 : cuda::bf16_value(shared_.bias[item][r]);
+      cuda::barrier_wait(cuda::shared_address(&shared_.done[item]), 0);
+      float sum = 0;
+#pragma unroll 5
+      for (int c = 0; c < m_.chunks; ++c, from += 16) sum += *from;
+      finish(shared_.items[item], i, k, finite(sum) + bias);
+      if (kSum && ++i == share_.run) i = 0, ++k;
+    }
+    if (kSum && share_.runs == 0)  // a token has one expert
+      for (int j = 0; j < share_.run; ++j) send(j, 0);
+  }
+
+ private:
+  __device__ __forceinline__ void send(int i, float v) {
+    const int lane = threadIdx.x % 32;
+    if (lane < 16)
+      cuda::store_remote(cuda::remote_address(cuda::shared_address(&shared_.other[i][lane]), 0), v,
+                         cuda::remote_address(cuda::shared_address(&shared_.received[i]), 0));
+  }
+  // Row tile i of the block's k-th choice, whose row r is in lane r.
+  __device__ __forceinline__ void finish(const ChosenItem& item, int i, int k, float v) {
+    const int lane = threadIdx.x % 32;
+    if constexpr (!kSum) {
+      const float next = __shfl_down_sync(0xffffffff, v, 1);
+      if (lane < 16 && lane % 2 == 0) op_.store(item.choice, item.row + lane, v, next);
+    } else {
+      float all = k == 0 ? 0 : shared_.sums[i][lane % 16];
+      all = fmaf(shared_.choices.weight[item.choice], v, all);
+      if (k + 1 < share_.runs) {
+        __syncwarp();
+        if (lane < 16) shared_.sums[i][lane] = all;
+      } else if (blockIdx.x % 2 == 1) {
+        send(i, all);
+      } else {
+        cuda::barrier_wait(cuda::shared_address(&shared_.received[i]), 0);
+        if (lane < 16) op_.store(item.row + lane, all + shared_.other[i][lane]);
+      }
+      __syncwarp();
+    }
+  }
+
+  const TileMatrix& m_;
+  const Op& op_;
+  Shared& shared_;
+  const float* parts_;
+  const ChosenShare share_;
+};
+
+// Blocks of an SM, as far as registers go: 64 of a thread are too few for ptxas on sm_121.
+template <int kUnits>
+inline constexpr int kChosenBlocks = kUnits == 4 || NIBBLE_CUDA_SM == 121 ? 1 : 2;
+
+// Op: top_k; choose(), by one warp; fill(choices, chosen); publish(chosen), by the first block;
+// load_one(slot, k): 8 bf16 activations; store(slot, row, first, second) or, kSum, store(row, sum).
+template <int kUnits, int kStages, bool kSum, class Op>
+__global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits>)
+    gemv_chosen(const __grid_constant__ TileMatrix m, const __grid_constant__ ChosenMemory memory,
+                const __grid_constant__ Op op) {
+  extern __shared__ __align__(128) uint8_t rings[];
+  __shared__ __align__(16) ChosenShared<kStages, kSum> shared;
+  const uint32_t base = cuda::shared_address(rings);
+  if constexpr (kSum) cuda::griddep_launch_dependents();
+  const auto wait = [] {
+    if constexpr (kSum) cuda::cluster_wait();
+    cuda::griddep_wait();
+  };
+  cuda::touch_parameters(m, memory, op);
+  // What a sum's choices are made of was there before the kernel in front began.
+  if (threadIdx.x < kWorkers * 32) {
+    ChosenWorker<kUnits, kStages, kSum, Op> worker(m, memory, op, shared, base);
+    if constexpr (kSum) {
+      cuda::cluster_arrive_relaxed();
+    } else {
+      wait();
+      worker.load_first();
+    }
+    await_choices();
+    // A block has none of a token's only expert.
+    const bool has_items = !kSum || shared.share.runs > 0;
+    if (has_items) worker.start();
+    if constexpr (kSum) {
+      wait();
+      if (!has_items) return;
+      worker.load_first();
+    }
+    worker.run();
+    return;
+  }
+  ChosenFinisher<kUnits, kStages, kSum, Op> finisher(
+      m, op, shared, reinterpret_cast<const float*>(rings + memory.parts));
+  finisher.prepare();
+  finisher.list_items();
+  if constexpr (kSum)
+    cuda::cluster_arrive_relaxed();
+  else
+    wait();
+  const OneChoice chosen = op.choose();
+  finisher.find_items(chosen);
+  __syncwarp();
+  show_choices();
+  // Not before: the next kernel's weights would come in front of this one's.
+  if constexpr (!kSum) cuda::griddep_launch_dependents();
+  finisher.load_biases();
+  if constexpr (kSum) {
+    finisher.expect_other();
+    wait();
+  }
+  if (blockIdx.x == 0) op.publish(chosen);
+  finisher.run();
+}
+
+// Chunks of a worker on their way: sm_121 has 99 KB a block.
+template <int kUnits>
+inline constexpr int kChosenStages = NIBBLE_CUDA_SM == 121 && kUnits > 1 ? 1 : 2;
+
+// T = 1: see gemv_chosen.
+template <bool kSum, class Op>
+void launch_chosen(Ctx& cx, const Weight& weight, const Op& op) {
+  with_chunk_units<4>(weight.cols, [&]<int kUnits>() {
+    constexpr int kStages = kChosenStages<kUnits>;
+    const TileMatrix m = tile_matrix(weight, kUnits);
+    // Blocks, or pairs of blocks that share row tiles.
+    constexpr int kTogether = kSum ? 2 : 1;
+    const int shared = kSum ? m.row_tiles : m.row_tiles * op.top_k;
+    const int items_of_one = kSum ? (op.top_k + 1) / 2 : 1, most = kMaxItems / items_of_one;
+    const int blocks =
+        std::max(std::min(shared, cx.kernels.gpu.num_sms / kTogether), (shared + most - 1) / most);
+    const int items = (shared + blocks - 1) / blocks * items_of_one;
+    ChosenMemory memory{};
+    memory.digits = kWorkers * kStages * kUnits * cuda::kUnitBytes;
+    const int vectors = (m.chunks + kWorkers - 1) / kWorkers * (kSum ? (op.top_k + 1) / 2 : 1);
+    memory.parts = memory.digits + vectors * kWorkers * kUnits * 2 * (cuda::kDigitBytes + 8);
+    memory.end = memory.parts + items * m.chunks * 64;
+    cuda::launch(cx.stream, gemv_chosen<kUnits, kStages, kSum, Op>,
+                 {.grid = dim3(blocks * kTogether),
+                  .block = dim3(kChosenThreads),
+                  .smem_bytes = kSum ? memory.end : std::max<size_t>(memory.end, kOneBlockBytes),
+                  .cluster = kTogether},
+                 m, memory, op);
+  });
+}
+
+}  // namespace nibble::ops::gpu
