@@ -34,6 +34,7 @@ class HttpServer::Impl {
     shared_->handler = std::move(handler);
     shared_->error_body = std::move(error_body);
     shared_->observer = std::move(observer);
+    shared_->held = std::make_shared<ByteBudget>(options.max_held_bytes);
     listen();
   }
 
@@ -43,7 +44,7 @@ class HttpServer::Impl {
 
   void start() {
     accept();
-    thread_ = std::thread([this] { io_.run(); });
+    thread_ = std::thread([this] { run(); });
   }
 
   void drain() {
@@ -69,6 +70,17 @@ class HttpServer::Impl {
   }
 
  private:
+  void run() {
+    for (;;) {
+      try {
+        io_.run();
+        return;
+      } catch (const std::bad_alloc&) {
+        LOG_WARN("no memory was left for something that the server had to do");
+      }
+    }
+  }
+
   void listen() {
     const auto& options = shared_->options;
     const std::string address = options.host + ":" + std::to_string(options.port);

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "server/byte_budget.h"
+
 namespace nibble::server {
 
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
@@ -23,6 +25,7 @@ struct HttpRequest {
   std::string query;    // behind '?'
   HttpHeaders headers;  // names in lower case, in order, as often as sent
   std::string body = {};
+  ByteShare share = {};  // of the body; it goes with the request
 
   // The first of that (lower-case) name, or "".
   std::string_view header(std::string_view name) const;
@@ -81,8 +84,10 @@ struct HttpOptions {
   size_t max_connections = 1024;
   uint32_t max_head_bytes = 32 << 10;
   size_t max_body_bytes = 16 << 20;
-  size_t max_bodies_bytes = 256 << 20;  // of all requests being read or answered
-  size_t max_unsent_bytes = 1 << 20;    // of a stream whose client does not read: it is dropped
+  // Of all bodies until they are dealt with, and of all that clients have not read yet; the first
+  // 64 KiB of each are not counted. Beyond it the largest one gives way: 503, or it is dropped.
+  size_t max_held_bytes = 256 << 20;
+  size_t max_unsent_bytes = 1 << 20;  // of a stream whose client does not read: it is dropped
   std::chrono::milliseconds idle_timeout{75'000};   // between requests
   std::chrono::milliseconds head_timeout{20'000};   // from the first byte to the end of the head
   std::chrono::milliseconds body_timeout{120'000};  // from the end of the head

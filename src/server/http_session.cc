@@ -9,6 +9,7 @@
 #include <ctime>
 
 #include "base/log.h"
+#include "server/http_head.h"
 
 namespace nibble::server {
 namespace {
@@ -18,8 +19,11 @@ namespace http = boost::beast::http;
 using boost::system::error_code;
 
 constexpr size_t kReadBytes = 16 << 10;
-// Read ahead of a request under way: pipelined requests. Past it nothing is read until the answer.
+// Read ahead of a request under way: pipelined requests. A client that sends more is dropped: its
+// end would be behind what nobody reads.
 constexpr size_t kMaxAheadBytes = 64 << 10;
+// Of a body, and of what a client has not read yet: free of the budget.
+constexpr size_t kFreeBytes = 64 << 10;
 
 bool iequals(std::string_view a, std::string_view b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](unsigned char x, unsigned char y) {
@@ -77,7 +81,13 @@ class Exchange final : public HttpReply {
   template <typename F>
   void run(F f) {
     asio::dispatch(session_->executor(),
-                   [session = session_, id = id_, f = std::move(f)]() mutable { f(*session, id); });
+                   [session = session_, id = id_, f = std::move(f)]() mutable {
+                     try {
+                       f(*session, id);
+                     } catch (const std::bad_alloc&) {
+                       session->close();
+                     }
+                   });
   }
 
   std::shared_ptr<HttpSession> session_;
@@ -92,14 +102,15 @@ HttpSession::HttpSession(Socket socket, std::shared_ptr<HttpShared> shared)
       shared_(std::move(shared)),
       deadline_(socket_.get_executor()),
       write_deadline_(socket_.get_executor()),
-      quiet_(socket_.get_executor()) {
+      quiet_(socket_.get_executor()),
+      body_share_(shared_->held, kFreeBytes),
+      unsent_share_(shared_->held, kFreeBytes) {
   if (shared_->options.tls) tls_ = std::make_unique<TlsChannel>(*shared_->options.tls);
   shared_->sessions.insert(this);
   shared_->num_sessions = shared_->sessions.size();
 }
 
 HttpSession::~HttpSession() {
-  release_body();
   shared_->sessions.erase(this);
   shared_->num_sessions = shared_->sessions.size();
 }
@@ -136,7 +147,11 @@ void HttpSession::close() {
   write_deadline_.cancel();
   quiet_.cancel();
   on_quiet_ = nullptr;
-  release_body();
+  parser_.reset();
+  body_share_.clear();
+  out_ = wire_ = {};
+  num_written_ = 0;
+  unsent_share_.clear();
   if (gone_) *gone_ = true;
   open_ = false;
   if (const auto f = std::exchange(on_gone_, nullptr)) f();
@@ -147,7 +162,10 @@ void HttpSession::close() {
 // Waits first: a connection that says nothing has no buffer.
 void HttpSession::read_some() {
   if (reading_ || state_ == State::kClosed) return;
-  if (state_ == State::kBusy && buffer_.size() >= kMaxAheadBytes) return;
+  if (state_ == State::kBusy && buffer_.size() >= kMaxAheadBytes) {
+    LOG_WARN("a client sends more requests before their answers than are read ahead: dropped");
+    return close();
+  }
   reading_ = true;
   if (buffer_.size() == 0) buffer_ = {};
   socket_.async_wait(Socket::wait_read,
@@ -158,17 +176,23 @@ void HttpSession::on_readable(const error_code& waited) {
   reading_ = false;
   if (state_ == State::kClosed) return;
   if (waited) return close();
-  error_code ec;
-  if (tls_) {
-    if (!receive_tls()) return;
-  } else {
-    buffer_.commit(socket_.read_some(buffer_.prepare(kReadBytes), ec));
+  try {
+    if (receive()) on_input();
+  } catch (const std::bad_alloc&) {
+    out_of_memory();
   }
-  if (ec == asio::error::would_block || ec == asio::error::try_again) return read_some();
-  if (ec) return close();  // the end of the stream too
-  if (state_ == State::kLingering) buffer_.consume(buffer_.size());
-  on_input();
   read_some();
+}
+
+// Into buffer_. False: closed.
+bool HttpSession::receive() {
+  if (tls_) return receive_tls();
+  error_code ec;
+  buffer_.commit(socket_.read_some(buffer_.prepare(kReadBytes), ec));
+  if (ec == asio::error::would_block || ec == asio::error::try_again) return true;
+  if (ec) return close(), false;  // the end of the stream too
+  if (state_ == State::kLingering) buffer_.consume(buffer_.size());
+  return true;
 }
 
 bool HttpSession::receive_tls() {
@@ -182,6 +206,7 @@ bool HttpSession::receive_tls() {
   buffer_.commit(asio::buffer_copy(buffer_.prepare(plain.size()), asio::buffer(plain)));
   flush();
   if (!goes_on) close();  // an alert, garbage, or the client's close_notify
+  if (state_ == State::kLingering) buffer_.consume(buffer_.size());
   return state_ != State::kClosed;
 }
 
@@ -212,52 +237,41 @@ bool HttpSession::parse_some() {
   }
   if ((state_ != State::kHead && state_ != State::kBody) || buffer_.size() == 0) return false;
   error_code ec;
-  buffer_.consume(parser_->put(buffer_.data(), ec));
+  const std::string_view bytes(static_cast<const char*>(buffer_.data().data()), buffer_.size());
+  const size_t num_read = parser_->put(buffer_.data(), ec);
+  buffer_.consume(num_read);
   if (ec == http::error::need_more) {
-    // Chunk headers and trailers have no limit of their own.
+    // Chunk headers and trailers have no limit of their own, and wait for their CR.
     if (buffer_.size() > shared_->options.max_head_bytes)
       ec = http::error::header_limit;
+    else if (state_ == State::kBody && has_bare_lf(bytes.substr(num_read)))
+      ec = http::error::bad_chunk;
     else
       return false;
   }
   if (ec) return parse_failed(ec), false;
-  if (state_ == State::kHead && parser_->is_header_done() && !on_head()) {
-    return state_ == State::kIdle;  // refused, but there is no body to skip
+  if (state_ == State::kHead && parser_->is_header_done()) {
+    const bool goes_on = on_head(bytes.substr(0, num_read));  // the parser takes a head whole
+    if (!goes_on) return state_ == State::kIdle;  // refused, but there is no body to skip
+  } else if (state_ == State::kBody && !hold(body_share_, parser_->get().body().capacity())) {
+    return refuse_for_room(), false;
   }
   if (parser_->is_done()) on_request();
   return state_ != State::kClosed;
 }
 
-bool HttpSession::on_head() {
+bool HttpSession::on_head(std::string_view raw) {
   state_ = State::kBody;
   const auto& head = parser_->get();
-  request_ = {};
-  request_.method = std::string(head.method_string());
-  std::string target(head.target());
-  if (const size_t authority = target.find("://");
-      !target.starts_with('/') && authority != std::string::npos) {
-    const size_t path = target.find('/', authority + 3);  // the absolute form: RFC 9112, 3.2.2
-    target = path == std::string::npos ? "/" : target.substr(path);
-  }
-  const size_t query = target.find('?');
-  request_.path = target.substr(0, query);
+  request_ = read_head(head);
   method_ = request_.method;
   path_ = request_.path;
-  if (query != std::string::npos) request_.query = target.substr(query + 1);
-  for (const auto& field : head) {
-    std::string name(field.name_string());
-    std::transform(name.begin(), name.end(), name.begin(),
-                   [](unsigned char c) { return std::tolower(c); });
-    request_.headers.emplace_back(std::move(name), std::string(field.value()));
-  }
   reply_headers_.clear();
   no_body_ = request_.method == "HEAD";
   keep_alive_ = parser_->keep_alive() && !shared_->draining;
   chunked_ = head.version() >= 11;
-  if (head.version() < 10 || head.version() > 11) return refuse(505, "HTTP/1.1 please"), false;
-  // Anything but a final "chunked" has no known end.
-  if (!request_.header("transfer-encoding").empty() && !parser_->chunked()) {
-    return refuse(501, "this Transfer-Encoding is not known"), false;
+  if (const auto fault = find_head_fault(head, raw)) {
+    return refuse(fault->status, fault->message), false;
   }
   if (auto refusal = shared_->gate(request_, reply_headers_)) {
     if (!parser_->is_done()) return refuse(*refusal), false;
@@ -265,18 +279,6 @@ bool HttpSession::on_head() {
     open_ = true;
     return send(++exchange_, *refusal), false;
   }
-  const auto& options = shared_->options;
-  const size_t expected = parser_->chunked()
-                              ? options.max_body_bytes
-                              : static_cast<size_t>(parser_->content_length().value_or(0));
-  if (expected > 0 && shared_->bodies_bytes + expected > options.max_bodies_bytes) {
-    refuse({.status = 503,
-            .body = shared_->error_body(503, "too many large requests at once"),
-            .headers = {{"Retry-After", "1"}}});
-    return false;
-  }
-  body_bytes_ = expected;
-  shared_->bodies_bytes += expected;
   const std::string_view expect = request_.header("expect");
   if (!expect.empty() && head.version() >= 11) {
     if (!iequals(expect, "100-continue")) {
@@ -287,12 +289,13 @@ bool HttpSession::on_head() {
       flush();
     }
   }
-  set_deadline(options.body_timeout);
+  set_deadline(shared_->options.body_timeout);
   return state_ != State::kClosed;
 }
 
 void HttpSession::on_request() {
   request_.body = std::move(parser_->get().body());
+  request_.share = std::exchange(body_share_, ByteShare(shared_->held, kFreeBytes));
   state_ = State::kBusy;
   deadline_.cancel();
   open_ = true;
@@ -320,10 +323,18 @@ void HttpSession::refuse(int status, const std::string& message) {
   refuse({.status = status, .body = shared_->error_body(status, message)});
 }
 
+void HttpSession::refuse_for_room() {
+  refuse({.status = 503,
+          .body = shared_->error_body(503, "too many large requests at once"),
+          .headers = {{"Retry-After", "1"}}});
+}
+
 // What is left of the request is not read as a next one: the connection ends. Closed at once, the
 // bytes still coming in would reset it and the client might never see the answer.
 void HttpSession::refuse(const HttpResponse& response) {
   state_ = State::kBusy;
+  parser_.reset();
+  body_share_.clear();
   keep_alive_ = false;
   open_ = true;
   linger_when_written_ = true;
@@ -354,23 +365,48 @@ void HttpSession::on_deadline() {
   refuse(408, "the request took too long to arrive");
 }
 
-void HttpSession::release_body() {
-  shared_->bodies_bytes -= body_bytes_;
-  body_bytes_ = 0;
+// Who holds the most makes room for it. False: that is this session.
+bool HttpSession::hold(ByteShare& share, size_t bytes) {
+  while (!share.resize(bytes)) {
+    HttpSession* most = this;
+    for (HttpSession* other : shared_->sessions) {
+      if (other->num_given_up() > most->num_given_up()) most = other;
+    }
+    if (most == this) return false;
+    const auto keep = most->shared_from_this();
+    most->give_way();
+  }
+  return true;
+}
+
+size_t HttpSession::num_given_up() const { return body_share_.bytes() + unsent_share_.bytes(); }
+
+void HttpSession::give_way() {
+  if (state_ == State::kBody) return refuse_for_room();
+  LOG_WARN("a client reads its answer too slowly while memory is short: dropped");
+  close();
+}
+
+void HttpSession::out_of_memory() {
+  LOG_WARN("a request was refused: no memory is left for it");
+  parsing_ = false;
+  parser_.reset();
+  if (state_ != State::kHead && state_ != State::kBody) return close();
+  refuse(503, "no memory is left for this request");
 }
 
 // ---- output
 
-void HttpSession::queue_head(const HttpResponse& head, std::optional<size_t> content_length) {
+void HttpSession::queue_head(const HttpResponse& head, Framing framing) {
   if (shared_->observer) shared_->observer(method_, path_, head.status);
   const std::string status = std::to_string(head.status);
   out_ += "HTTP/1.1 " + status + " ";
   out_ += std::string(http::obsolete_reason(static_cast<http::status>(head.status)));
   out_ += "\r\nDate: " + http_date();
   if (!head.content_type.empty()) out_ += "\r\nContent-Type: " + head.content_type;
-  if (content_length) {
-    out_ += "\r\nContent-Length: " + std::to_string(*content_length);
-  } else if (chunked_) {
+  if (framing == Framing::kLength) {
+    out_ += "\r\nContent-Length: " + std::to_string(head.body.size());
+  } else if (framing == Framing::kChunks) {
     out_ += "\r\nTransfer-Encoding: chunked";
   }
   for (const HttpHeaders* headers : {&std::as_const(reply_headers_), &head.headers})
@@ -382,7 +418,7 @@ void HttpSession::queue_head(const HttpResponse& head, std::optional<size_t> con
 void HttpSession::send(uint64_t exchange, const HttpResponse& response) {
   if (exchange != exchange_ || !open_ || streaming_) return;
   const bool bodiless = response.status == 204 || response.status == 304;
-  queue_head(response, bodiless ? std::nullopt : std::optional(response.body.size()));
+  queue_head(response, bodiless ? Framing::kNone : Framing::kLength);
   if (!no_body_ && !bodiless) out_ += response.body;
   answered();
 }
@@ -391,7 +427,7 @@ void HttpSession::start_stream(uint64_t exchange, const HttpResponse& head) {
   if (exchange != exchange_ || !open_ || streaming_) return;
   streaming_ = true;
   if (!chunked_) keep_alive_ = false;  // HTTP/1.0: the end of the connection is the end
-  queue_head(head, std::nullopt);
+  queue_head(head, chunked_ ? Framing::kChunks : Framing::kNone);
   flush();
 }
 
@@ -451,7 +487,6 @@ void HttpSession::answered() {
   on_gone_ = nullptr;
   on_quiet_ = nullptr;
   quiet_.cancel();
-  release_body();
   if (!keep_alive_ && !linger_when_written_) close_when_written_ = true;
   flush();
   if (state_ != State::kBusy || !keep_alive_) return;
@@ -468,18 +503,24 @@ void HttpSession::flush() {
   if (tls_ && !out_.empty()) {
     if (!tls_->send(out_, wire_)) return close();
     out_.clear();
+    if (out_.capacity() > kMaxAheadBytes) out_.shrink_to_fit();
   }
   if (tls_ && closing && state_ != State::kLingering) tls_->close(wire_);
   std::string& bytes = tls_ ? wire_ : out_;
   error_code ec;
-  size_t done = 0;
-  while (done < bytes.size() && !ec) {
-    done += socket_.write_some(asio::buffer(bytes.data() + done, bytes.size() - done), ec);
+  while (num_written_ < bytes.size() && !ec) {
+    num_written_ += socket_.write_some(
+        asio::buffer(bytes.data() + num_written_, bytes.size() - num_written_), ec);
   }
-  bytes.erase(0, done);
-  if (ec == asio::error::would_block || ec == asio::error::try_again) return wait_writable();
-  if (ec) return close();
-  if (bytes.capacity() > kMaxAheadBytes) bytes.shrink_to_fit();
+  // What is away goes in large pieces: each moves all that is left.
+  if (num_written_ == bytes.size() || num_written_ > bytes.size() / 2) {
+    bytes.erase(0, std::exchange(num_written_, 0));
+    if (bytes.capacity() > 2 * bytes.size() + kMaxAheadBytes) bytes.shrink_to_fit();
+  }
+  const bool waits = ec == asio::error::would_block || ec == asio::error::try_again;
+  if (ec && !waits) return close();
+  if (!hold(unsent_share_, bytes.capacity())) return give_way();
+  if (waits) return wait_writable();
   if (linger_when_written_ && !open_) {
     if (state_ != State::kLingering) linger();
   } else if (close_when_written_) {

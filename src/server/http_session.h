@@ -6,13 +6,14 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/string_body.hpp>
 #include <memory>
 #include <optional>
 #include <string>
 #include <unordered_set>
 
+#include "server/byte_budget.h"
 #include "server/http.h"
+#include "server/http_body.h"
 #include "server/tls.h"
 
 namespace nibble::server {
@@ -28,7 +29,7 @@ struct HttpShared {
   HttpObserver observer;
   std::unordered_set<HttpSession*> sessions;
   std::atomic<size_t> num_sessions{0};
-  size_t bodies_bytes = 0;  // of requests being read or answered
+  std::shared_ptr<ByteBudget> held;  // bodies until they are dealt with, and what waits to be read
   bool draining = false;
 };
 
@@ -56,30 +57,37 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   boost::asio::any_io_executor executor() { return socket_.get_executor(); }
 
  private:
-  using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
+  using Parser = boost::beast::http::request_parser<GrowingBody>;
   enum class State { kIdle, kHead, kBody, kBusy, kLingering, kClosed };
 
   void read_some();
   void on_readable(const boost::system::error_code& ec);
-  bool receive_tls();  // false: closed
+  bool receive();
+  bool receive_tls();
   void on_input();
-  bool parse_some();  // false: more bytes are needed, or none are wanted
-  bool on_head();     // false: refused
+  bool parse_some();                   // false: more bytes are needed, or none are wanted
+  bool on_head(std::string_view raw);  // false: refused
   void on_request();
   void parse_failed(const boost::system::error_code& ec);
   void refuse(const HttpResponse& response);  // answers without reading the rest of the request
   void refuse(int status, const std::string& message);
+  void refuse_for_room();
+  void take_body();
+  bool hold(ByteShare& share, size_t bytes);
+  size_t num_given_up() const;  // bytes that give_way() would free
+  void give_way();
 
-  void queue_head(const HttpResponse& head, std::optional<size_t> content_length);
+  enum class Framing { kLength, kChunks, kNone };
+  void queue_head(const HttpResponse& head, Framing framing);
   void flush();
   void wait_writable();
   void answered();
-  void release_body();
+  void out_of_memory();
   void set_deadline(Duration d);
   void on_deadline();
   void linger();
   void wait_quiet();
-  size_t num_unsent() const { return out_.size() + wire_.size(); }
+  size_t num_unsent() const { return out_.size() + wire_.size() - num_written_; }
 
   Socket socket_;
   std::shared_ptr<HttpShared> shared_;
@@ -94,9 +102,11 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   State state_ = State::kIdle;
   std::string out_;            // still to be written
   std::string wire_;           // the same, encrypted
+  size_t num_written_ = 0;     // bytes of them that are away
   std::string method_, path_;  // of the request that is answered
   uint64_t exchange_ = 0;
-  size_t body_bytes_ = 0;  // of shared_->bodies_bytes
+  ByteShare body_share_;    // of a body that arrives
+  ByteShare unsent_share_;  // of what waits to be written
   std::shared_ptr<std::atomic<bool>> gone_;
   std::function<void()> on_gone_;
   std::function<void()> on_quiet_;

@@ -232,8 +232,9 @@ void Server::Impl::handle(HttpRequest request, const std::shared_ptr<HttpReply>&
   bool path_known = false;
   const Route* route = find_route(request, path_known);
   if (!route->in_worker) return (this->*route->handler)(request, reply);
-  const bool taken = work_.push([this, route, request = std::move(request), reply] {
-    if (!reply->gone()) (this->*route->handler)(request, reply);
+  const auto shared = std::make_shared<const HttpRequest>(std::move(request));
+  const bool taken = work_.push([this, route, shared, reply] {
+    if (!reply->gone()) (this->*route->handler)(*shared, reply);
   });
   if (taken) return;
   reply->send(api_error_response({.status = 503,
