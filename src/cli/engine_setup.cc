@@ -95,6 +95,7 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
                  EngineOptions& options) {
   const DenseFormats dense = dense_formats(flags.dense);
   const ModelInfo info = describe_model(model, dense);
+  Engine::check(info, options);
   const MemoryBudget budget = budget_of(flags, cx);
   MemoryNeed need{.weight_bytes = info.weight_bytes};
 

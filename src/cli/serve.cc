@@ -3,6 +3,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <memory>
@@ -29,6 +32,10 @@ namespace {
 
 constexpr const char* kShippedModel = "models/nibble-tiny-gpt-oss";
 
+constexpr int64_t kMostQueued = 1'000'000;
+constexpr size_t kMostConnections = 1'000'000;
+constexpr double kLongestShutdown = 86'400;
+
 struct ServeFlags {
   EngineFlags engine;
   VllmFlags vllm;
@@ -40,6 +47,7 @@ struct ServeFlags {
   std::vector<std::string> allowed_origins;
   int64_t max_queued_requests = 256;
   size_t max_connections = 1024;
+  std::string scheduling_policy = "fcfs";
   std::string ssl_certfile, ssl_keyfile;
   double shutdown_timeout_s = 10;
   std::string chat_date;
@@ -47,6 +55,47 @@ struct ServeFlags {
 
 bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+// An empty key would let everybody in, and one of other characters no header can bring.
+void check_keys(const ServeFlags& flags) {
+  const char* variable = std::getenv("NIBBLE_API_KEY");
+  if (flags.api_keys.empty() && variable != nullptr && *variable == '\0') {
+    throw Error(ErrorKind::kUsage,
+                "NIBBLE_API_KEY is set and empty: give it a key, or unset it to ask for none");
+  }
+  for (const std::string& key : flags.api_keys) {
+    if (key.empty()) {
+      throw Error(ErrorKind::kUsage,
+                  "--api-key is empty: give it a key, or leave it out to ask for none");
+    }
+    if (!std::ranges::all_of(key, [](unsigned char c) { return c > ' ' && c < 0x7F; })) {
+      throw Error(
+          ErrorKind::kUsage,
+          "--api-key has a character that is not ASCII, or a space: clients cannot send it");
+    }
+  }
+}
+
+void check_date(const std::string& date) {
+  int year = 0, month = 0, day = 0, end = 0;
+  const bool read = date.size() == 10 &&
+                    std::sscanf(date.c_str(), "%4d-%2d-%2d%n", &year, &month, &day, &end) == 3 &&
+                    end == 10;
+  const std::chrono::year_month_day parsed{std::chrono::year(year),
+                                           std::chrono::month(static_cast<unsigned>(month)),
+                                           std::chrono::day(static_cast<unsigned>(day))};
+  if (read && parsed.ok()) return;
+  throw Error(ErrorKind::kUsage, "--chat-date " + date + " is no day; say YYYY-MM-DD");
+}
+
+// What CLI11's own checks let pass.
+void check_flags(const ServeFlags& flags) {
+  check_keys(flags);
+  if (!flags.chat_date.empty()) check_date(flags.chat_date);
+  if (!(flags.shutdown_timeout_s >= 0 && flags.shutdown_timeout_s <= kLongestShutdown)) {
+    throw Error(ErrorKind::kUsage, "--shutdown-timeout is seconds, 0 to 86400");
+  }
 }
 
 server::ServerOptions server_options(const ServeFlags& flags) {
@@ -69,6 +118,7 @@ server::ServerOptions server_options(const ServeFlags& flags) {
   options.version = version_text();
   options.max_num_seqs = flags.engine.max_num_seqs;
   options.max_queued_requests = flags.max_queued_requests;
+  options.by_priority = flags.scheduling_policy == "priority";
   return options;
 }
 
@@ -142,6 +192,7 @@ void serve(ServeFlags& flags) {
     }
     flags.engine.model = kShippedModel;
   }
+  check_flags(flags);
   explain_vllm_flags(flags.vllm);
   take_activations(flags);
   raise_file_limit();
@@ -207,12 +258,15 @@ void add_serve(CLI::App& app) {
       "web pages that may use the server, besides its own and those on localhost; *: all")
       ->delimiter(',');
   add("--max-queued-requests", flags->max_queued_requests, "that wait; beyond it: 429")
-      ->check(CLI::NonNegativeNumber);
-  add("--max-connections", flags->max_connections, "beyond it: 503")->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{0}, kMostQueued));
+  add("--scheduling-policy", flags->scheduling_policy,
+      "fcfs: who came first; priority: requests may say how many minutes before (-10 to 10)")
+      ->check(CLI::IsMember({"fcfs", "priority"}));
+  add("--max-connections", flags->max_connections, "beyond it: 503")
+      ->check(CLI::Range(size_t{1}, kMostConnections));
   add("--ssl-certfile", flags->ssl_certfile, "PEM, with its chain: speak TLS; with --ssl-keyfile");
   add("--ssl-keyfile", flags->ssl_keyfile, "PEM");
-  add("--shutdown-timeout", flags->shutdown_timeout_s, "seconds for requests under way")
-      ->check(CLI::NonNegativeNumber);
+  add("--shutdown-timeout", flags->shutdown_timeout_s, "seconds for requests under way");
   add("--chat-date", flags->chat_date, "YYYY-MM-DD in every system message; empty: today");
   add_engine_flags(*command, flags->engine);
   add_vllm_flags(*command, flags->vllm);

@@ -42,30 +42,6 @@ KvOptions kv_options(const EngineOptions& options) {
           .prefix_cache = options.prefix_caching};
 }
 
-// Throws for options that make no sense; returns them otherwise.
-const EngineOptions& checked(const EngineOptions& options) {
-  if (options.max_num_seqs < 1) {
-    throw Error(ErrorKind::kUsage, "--max-num-seqs must be at least 1");
-  }
-  if (options.max_num_batched_tokens < options.max_num_seqs) {
-    throw Error(ErrorKind::kUsage,
-                "--max-num-batched-tokens (" + std::to_string(options.max_num_batched_tokens) +
-                    ") must be at least --max-num-seqs (" + std::to_string(options.max_num_seqs) +
-                    "): each step takes a token of every sequence");
-  }
-  if (options.max_model_len < 0) {
-    throw Error(ErrorKind::kUsage, "--max-model-len must not be negative");
-  }
-  if (!options.chunked_prefill &&
-      (options.max_model_len == 0 || options.max_num_batched_tokens < options.max_model_len)) {
-    throw Error(ErrorKind::kUsage,
-                "--no-enable-chunked-prefill reads every prompt in one step: it needs "
-                "--max-model-len, and --max-num-batched-tokens of at least as many");
-  }
-  CHECK(options.page_size > 0);
-  return options;
-}
-
 // Whether the GPU finds what is asked for: it does not know of masks of one row.
 bool is_found(const Request& request, const Sampler::Masks& masks) {
   return is_found_on_gpu(request.sampling) && masks.allowed.empty() && masks.banned.empty();
@@ -173,7 +149,7 @@ class Engine::Impl {
 Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
     : model_(model),
       cx_(std::move(cx)),
-      kv_plan_(plan_kv(model.info(), kv_options(checked(options)))),
+      kv_plan_((check(model.info(), options), plan_kv(model.info(), kv_options(options)))),
       kv_(model.info(), kv_plan_, page_memory()),
       step_limits_(step_limits(model.info(), options)),
       scheduler_(kv_, {.max_num_seqs = options.max_num_seqs,
@@ -566,6 +542,30 @@ EngineStats Engine::stats() const { return impl_->stats(); }
 int32_t Engine::max_model_len() const { return impl_->kv_plan().max_len; }
 int64_t Engine::kv_tokens() const { return impl_->kv_plan().tokens; }
 const Model& Engine::model() const { return impl_->model(); }
+
+void Engine::check(const ModelInfo& info, const EngineOptions& options) {
+  constexpr int32_t kMaxSeqs = 1 << 16;  // what the counts of pages have room for
+  if (options.max_num_seqs < 1 || options.max_num_seqs > kMaxSeqs) {
+    throw Error(ErrorKind::kUsage, "--max-num-seqs must be 1 to " + std::to_string(kMaxSeqs));
+  }
+  if (options.max_num_batched_tokens < options.max_num_seqs) {
+    throw Error(ErrorKind::kUsage,
+                "--max-num-batched-tokens (" + std::to_string(options.max_num_batched_tokens) +
+                    ") must be at least --max-num-seqs (" + std::to_string(options.max_num_seqs) +
+                    "): each step takes a token of every sequence");
+  }
+  if (options.max_model_len < 0) {
+    throw Error(ErrorKind::kUsage, "--max-model-len must not be negative");
+  }
+  check_length(info, options.max_model_len);
+  if (!options.chunked_prefill &&
+      (options.max_model_len == 0 || options.max_num_batched_tokens < options.max_model_len)) {
+    throw Error(ErrorKind::kUsage,
+                "--no-enable-chunked-prefill reads every prompt in one step: it needs "
+                "--max-model-len, and --max-num-batched-tokens of at least as many");
+  }
+  CHECK(options.page_size > 0);
+}
 
 StepLimits Engine::step_limits(const ModelInfo& info, const EngineOptions& options) {
   const int64_t rows = std::max<int64_t>(kMinScoreRows, kScoreBytes / (4 * info.vocab_size));

@@ -78,6 +78,9 @@ class Engine {
   int64_t kv_tokens() const;      // positions that the pages hold
   const Model& model() const;
 
+  // Throws Error(kUsage) for options that make no sense, or not for this model; the constructor and
+  // whoever plans before anything is loaded ask it.
+  static void check(const ModelInfo& info, const EngineOptions& options);
   // For the memory plan, before anything is loaded: the largest step that the engine will ask the
   // model for; the bytes of pages so that `num_seqs` sequences of `len` tokens fit at once; the
   // positions that options.kv_bytes will hold (throws as the constructor does).

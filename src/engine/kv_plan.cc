@@ -121,12 +121,15 @@ int64_t full_pages_in(const ModelInfo& info, const KvOptions& options, int32_t m
 
 }  // namespace
 
+void check_length(const ModelInfo& info, int32_t len) {
+  if (len <= info.max_positions) return;
+  throw Error(ErrorKind::kUsage, "--max-model-len " + std::to_string(len) + " is more than the " +
+                                     std::to_string(info.max_positions) +
+                                     " positions that the model was made for");
+}
+
 KvPlan plan_kv(const ModelInfo& info, const KvOptions& options) {
-  if (options.max_len > info.max_positions) {
-    throw Error(ErrorKind::kUsage, "--max-model-len " + std::to_string(options.max_len) +
-                                       " is more than the " + std::to_string(info.max_positions) +
-                                       " positions that the model was made for");
-  }
+  check_length(info, options.max_len);
   KvPlan plan{.options = options, .max_len = options.max_len, .group_pages = {}};
   int32_t num_window_seqs = options.max_num_seqs;
   if (plan.max_len > 0) {

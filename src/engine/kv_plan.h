@@ -48,6 +48,9 @@ int64_t kept_pages(const LayerGroup& group, const KvOptions& options, int64_t to
 int64_t kv_bytes_for(const ModelInfo& info, const KvOptions& options, int32_t len,
                      int32_t num_seqs);
 
+// Throws Error(kUsage) where the model was not made for so long a context.
+void check_length(const ModelInfo& info, int32_t len);
+
 // Window groups get what max_num_seqs sequences need, full groups the rest, less what the prefix
 // cache keeps of windows where there is more than one sequence's worth. Where that leaves no
 // room for one sequence of max_len, window groups are sized for fewer sequences at once. Throws

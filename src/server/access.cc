@@ -61,8 +61,8 @@ bool key_given(const AccessRules& rules, const HttpRequest& head) {
   const std::string_view plain = head.header("x-api-key");
   bool found = false;  // every key is compared, found or not
   for (const std::string& key : rules.api_keys) {
-    found |= same_secret(bearer, key);
-    found |= same_secret(plain, key);
+    found |= !key.empty() & same_secret(bearer, key);
+    found |= !key.empty() & same_secret(plain, key);
   }
   return found;
 }

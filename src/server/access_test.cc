@@ -35,6 +35,15 @@ TEST(AccessTest, AsksForTheKeyWhereGuarded) {
   }
 }
 
+TEST(AccessTest, AnEmptyKeyLetsNobodyIn) {
+  AccessRules rules;
+  rules.api_keys = {"", "real"};
+  EXPECT_EQ(status_of(rules, {}, true), 401);
+  EXPECT_EQ(status_of(rules, {{"authorization", "Bearer "}}, true), 401);
+  EXPECT_EQ(status_of(rules, {{"x-api-key", ""}}, true), 401);
+  EXPECT_EQ(status_of(rules, {{"x-api-key", "real"}}, true), 200);
+}
+
 TEST(AccessTest, ComparesSecrets) {
   EXPECT_TRUE(same_secret("abc", "abc"));
   EXPECT_FALSE(same_secret("abd", "abc"));

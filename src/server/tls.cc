@@ -53,7 +53,9 @@ TlsContext::TlsContext(const std::string& certificate_file, const std::string& k
     throw Error(ErrorKind::kUsage,
                 certificate_file + ": no certificate that can be used: " + last_error());
   }
-  if (SSL_CTX_use_PrivateKey_file(context, key_file.c_str(), SSL_FILETYPE_PEM) != 1) {
+  // A key of another type than the certificate's is taken at first, for a certificate to come.
+  if (SSL_CTX_use_PrivateKey_file(context, key_file.c_str(), SSL_FILETYPE_PEM) != 1 ||
+      SSL_CTX_check_private_key(context) != 1) {
     throw Error(ErrorKind::kUsage, key_file + ": no key of the certificate: " + last_error());
   }
 }

@@ -20,14 +20,14 @@ using ::testing::HasSubstr;
 
 // A certificate of its own for each run.
 struct Certificate {
-  Certificate() {
+  explicit Certificate(const std::string& type = "rsa:2048") {
     directory = std::filesystem::temp_directory_path() /
                 ("nibble_tls_" + std::to_string(std::random_device()()));
     std::filesystem::create_directory(directory);
-    const std::string command =
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost "
-        "-keyout " +
-        key() + " -out " + certificate() + " 2>/dev/null";
+    const std::string command = "openssl req -x509 -newkey " + type +
+                                " -nodes -days 2 -subj /CN=localhost "
+                                "-keyout " +
+                                key() + " -out " + certificate() + " 2>/dev/null";
     EXPECT_EQ(std::system(command.c_str()), 0);
   }
   ~Certificate() { std::filesystem::remove_all(directory); }
@@ -127,6 +127,10 @@ TEST(Tls, NamesTheFileAtFault) {
       },
       Error);
   EXPECT_THROW(TlsContext(files.certificate(), files.certificate()), Error);
+  EXPECT_THROW(TlsContext(files.certificate(), Certificate().key()), Error);  // another one's
+  EXPECT_THROW(
+      TlsContext(files.certificate(), Certificate("ec -pkeyopt ec_paramgen_curve:P-256").key()),
+      Error);
 }
 
 TEST(Tls, ServesHttp) {
