@@ -206,6 +206,33 @@ TEST_F(ServerTest, EndsRequestsAtTheirDeadline) {
   }
 }
 
+TEST_F(ServerTest, TakesPrioritiesOnlyWhereTheOperatorDoes) {
+  for (const bool allowed : {false, true}) {
+    options_.by_priority = allowed;
+    serve();
+    const auto status = [&](const char* path, json body, int priority) {
+      body.update({{"priority", priority}, {"max_tokens", 2}});
+      const Answer answer = post(path, body);
+      if (answer.status == 400 && !allowed && std::abs(priority) <= 10) {
+        EXPECT_THAT(answer.error(), HasSubstr("--scheduling-policy priority"));
+      }
+      return answer.status;
+    };
+    const std::pair<const char*, json> all[] = {{"/v1/chat/completions", kParis},
+                                                {"/v1/completions", kEndless},
+                                                {"/v1/responses", {{"input", "Hello"}}},
+                                                {"/v1/messages", kParis}};
+    for (const auto& [path, body] : all) {
+      EXPECT_EQ(status(path, body, 0), 200) << path;
+      EXPECT_EQ(status(path, body, -10), allowed ? 200 : 400) << path;
+      EXPECT_EQ(status(path, body, 1), allowed ? 200 : 400) << path;
+      EXPECT_EQ(status(path, body, -11), 400) << path;
+      EXPECT_EQ(status(path, body, -1'000'000), 400) << path;
+    }
+    server_->stop();
+  }
+}
+
 TEST_F(ServerTest, EndsStreamsWithAnErrorWhenItShutsDown) {
   serve();
   RawClient client(server_->port());

@@ -55,6 +55,7 @@ std::optional<ApiError> prepare(const GenerationContext& context, PreparedChat& 
   const ChatRequest& request = chat.request;
   if (auto error = check_count(context.admission, 1, request.n)) return error;
   if (auto error = check_ids(context.model, request)) return error;
+  if (auto error = check_priority(context.by_priority, request)) return error;
   if (request.format && request.chat.options.continue_final_message) {
     return ApiError{.message = request.format_field + " cannot go with continue_final_message",
                     .param = request.format_field};

@@ -40,7 +40,8 @@ struct GenerationContext {
   LiveGenerations& live;
   GrammarService& grammars;
   ServerMetrics& metrics;
-  std::string fingerprint;  // "nibble-0.1.0"
+  std::string fingerprint;   // "nibble-0.1.0"
+  bool by_priority = false;  // requests may name one
   ApiStyle style = ApiStyle::kOpenAi;
 };
 

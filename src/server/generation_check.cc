@@ -55,6 +55,14 @@ std::optional<ApiError> check_ids(const ServedModel& model, const GenerationRequ
   return std::nullopt;
 }
 
+std::optional<ApiError> check_priority(bool by_priority, const GenerationRequest& request) {
+  if (by_priority || request.priority == 0) return std::nullopt;
+  return ApiError{.message =
+                      "priority is for servers that are started with --scheduling-policy priority; "
+                      "this one serves who came first",
+                  .param = "priority"};
+}
+
 std::vector<int32_t> stop_ids_for(const ServedModel& model, const GenerationRequest& request) {
   std::vector<int32_t> ids = request.stop_token_ids;
   if (!request.ignore_eos) ids.insert(ids.end(), model.stop_ids.begin(), model.stop_ids.end());

@@ -24,6 +24,9 @@ std::optional<ApiError> check_text_bytes(const ServedModel& model, size_t bytes)
 // Which of logit_bias and stop_token_ids has an id that the model does not, if one does.
 std::optional<ApiError> check_ids(const ServedModel& model, const GenerationRequest& request);
 
+// Who goes first is the operator's to say: a priority other than 0 needs the server's leave.
+std::optional<ApiError> check_priority(bool by_priority, const GenerationRequest& request);
+
 // The ids that end a sequence.
 std::vector<int32_t> stop_ids_for(const ServedModel& model, const GenerationRequest& request);
 

@@ -7,7 +7,8 @@ namespace nibble::server {
 void read_scheduling(JsonFields& fields, GenerationRequest& request) {
   constexpr double kMaxSeconds = 1e6;
   request.cache_salt = fields.string("cache_salt");
-  request.priority = static_cast<int32_t>(fields.integer("priority", 0, -1'000'000, 1'000'000));
+  request.priority =
+      static_cast<int32_t>(fields.integer("priority", 0, -kMaxPriority, kMaxPriority));
   if (!fields.has("timeout")) return;
   const std::chrono::duration<double> time(fields.number("timeout", 0, 0, kMaxSeconds));
   request.deadline = std::chrono::steady_clock::now() +

@@ -15,6 +15,8 @@
 
 namespace nibble::server {
 
+// Either way: the most that one may go before others is minutes of this number.
+constexpr int32_t kMaxPriority = 10;
 constexpr size_t kMaxStopBytes = 8'192;  // of all stop strings: each byte takes 150 in tables
 
 struct GenerationRequest {
@@ -31,7 +33,7 @@ struct GenerationRequest {
   std::optional<GrammarSpec> format;  // of the completion, or of a chat's final message
   std::string format_field;           // where the caller asked for it, for errors
   std::string cache_salt;             // only requests of the same salt share cached prefixes
-  int32_t priority = 0;               // lower numbers go first
+  int32_t priority = 0;               // lower numbers go first: by a minute each
   std::optional<std::chrono::steady_clock::time_point> deadline;
   bool stream = false;
   bool include_usage = false;     // stream_options: a last chunk with it

@@ -340,6 +340,9 @@ void start_completion(const GenerationContext& context, CompletionRequest reques
   if (auto error = check_ids(context.model, request)) {
     return reply->send(api_error_response(*error));
   }
+  if (auto error = check_priority(context.by_priority, request)) {
+    return reply->send(api_error_response(*error));
+  }
   std::vector<PromptText> prompts;
   std::vector<int32_t> max_tokens;
   for (const Prompt& prompt : request.prompts) {

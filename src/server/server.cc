@@ -120,7 +120,8 @@ class Server::Impl {
   bool check_model(const std::string& name, HttpReply& reply,
                    ApiStyle style = ApiStyle::kOpenAi) const;
   GenerationContext context(ApiStyle style = ApiStyle::kOpenAi) {
-    return {model_, admission_, live_, grammars_, metrics_, fingerprint_, style};
+    return {model_,       admission_,           live_, grammars_, metrics_,
+            fingerprint_, options_.by_priority, style};
   }
   Json model_json(const std::string& name) const;
 

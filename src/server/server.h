@@ -26,6 +26,7 @@ struct ServerOptions {
   std::string version;                // "0.1.0"
   int64_t max_queued_requests = 256;  // sequences that wait for a place in the engine
   int64_t max_num_seqs = 16;          // places in the engine
+  bool by_priority = false;           // requests may name a priority
   std::chrono::milliseconds grammar_timeout{5'000};  // for all grammars of a request
 };
 
