@@ -11,8 +11,9 @@
 
 namespace nibble {
 
-inline std::string unpack_o200k(const std::string& name) {
-  const std::string path = NIBBLE_SOURCE_DIR "/tests/data/o200k_harmony/" + name;
+// `name`: of a file under tests/data.
+inline std::string unpack_data(const std::string& name) {
+  const std::string path = NIBBLE_SOURCE_DIR "/tests/data/" + name;
   FILE* pipe = popen(("xz -dc '" + path + "'").c_str(), "r");
   if (pipe == nullptr) throw std::runtime_error("cannot run xz");
   std::string text;
@@ -20,6 +21,10 @@ inline std::string unpack_o200k(const std::string& name) {
   while (const size_t n = fread(block.data(), 1, block.size(), pipe)) text.append(block.data(), n);
   if (pclose(pipe) != 0) throw std::runtime_error("xz cannot unpack " + path);
   return text;
+}
+
+inline std::string unpack_o200k(const std::string& name) {
+  return unpack_data("o200k_harmony/" + name);
 }
 
 inline const Tokenizer& o200k() {

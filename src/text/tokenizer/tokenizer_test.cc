@@ -8,7 +8,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <sstream>
 
+#include "text/tokenizer/o200k_for_test.h"
 #include "text/utf8.h"
 
 namespace nibble {
@@ -45,8 +47,37 @@ TEST_P(Family, AgreesWithHuggingFace) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tokenizer, Family,
-                         testing::Values("qwen2", "llama3", "gpt2", "deepseek", "added_flags",
-                                         "matches_only", "gaps_only"),
+                         testing::Values("qwen2", "qwen3_5", "llama3", "gpt2", "deepseek",
+                                         "added_flags", "matches_only", "gaps_only"),
+                         [](const auto& info) { return std::string(info.param); });
+
+std::vector<nlohmann::json> unpack_lines(const std::string& name) {
+  std::vector<nlohmann::json> out;
+  std::istringstream lines(unpack_data(name));
+  for (std::string line; std::getline(lines, line);) out.push_back(nlohmann::json::parse(line));
+  return out;
+}
+
+// Families that are served, on o200k's texts and on a seeded part of the hostile ones that
+// tools/check_tokenizers.py compares.
+class ServedFamily : public testing::TestWithParam<const char*> {};
+
+TEST_P(ServedFamily, AgreesOnMoreTexts) {
+  std::vector<std::string> texts;
+  for (const auto& v : unpack_lines("o200k_harmony/vectors.jsonl.xz")) texts.push_back(v["text"]);
+  ASSERT_EQ(texts.size(), 3026u);
+  for (const auto& v : unpack_lines("tokenizers/hostile.jsonl.xz")) texts.push_back(v);
+  ASSERT_GE(texts.size(), 3040u);
+  const Tokenizer tokenizer = Tokenizer::load(folder(GetParam()));
+  const auto ids = unpack_lines(std::string("tokenizers/") + GetParam() + "/more_ids.jsonl.xz");
+  ASSERT_EQ(ids.size(), texts.size());
+  for (size_t i = 0; i < texts.size(); ++i) {
+    EXPECT_EQ(tokenizer.encode(texts[i], Specials::kRecognize), ids[i].get<std::vector<int32_t>>())
+        << texts[i].substr(0, 400);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Tokenizer, ServedFamily, testing::Values("qwen2", "qwen3_5", "llama3"),
                          [](const auto& info) { return std::string(info.param); });
 
 const Tokenizer& llama3() {
