@@ -23,19 +23,20 @@ SamplingParams sampling_defaults(const std::optional<Config>& config) {
   return params;
 }
 
+// What both files say: for some models each lacks one of the ends (Nemotron-3, Llama-3.1).
 std::vector<int32_t> stop_ids(const ModelFiles& files, const std::optional<Harmony>& harmony,
                               int32_t vocab_size) {
-  const Config& source = files.generation_config && files.generation_config->has("eos_token_id")
-                             ? *files.generation_config
-                             : files.config;
   std::vector<int32_t> ids;
   if (harmony) ids = harmony->stop_ids();
-  if (source.has("eos_token_id")) {
+  const auto add = [&](const Config& source) {
+    if (!source.has("eos_token_id")) return;
     for (const int64_t id : source.integers("eos_token_id", 0, vocab_size - 1)) {
       // After <|end|> of the analysis the final message follows.
       if (!harmony || id != harmony->ids().end) ids.push_back(static_cast<int32_t>(id));
     }
-  }
+  };
+  add(files.config);
+  if (files.generation_config) add(*files.generation_config);
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   return ids;

@@ -21,7 +21,7 @@ struct TextSide {
   Tokenizer tokenizer;
   std::optional<Harmony> harmony;
   SamplingParams defaults;          // of generation_config.json, OpenAI's where it is silent
-  std::vector<int32_t> stop_ids;    // Harmony's, eos_token_id's; never Harmony's <|end|>
+  std::vector<int32_t> stop_ids;    // Harmony's, both files' eos_token_id; never Harmony's <|end|>
   std::vector<int32_t> masked_ids;  // of [0, vocab_size): those without text
 };
 
