@@ -44,7 +44,7 @@ struct BenchFlags {
   std::vector<int32_t> depths = {0};
   std::vector<int32_t> streams = {1};
   std::vector<std::string> tests;  // in place of the grid of these
-  bool profile = false;
+  std::string profile;             // by "op" or "site"; empty: none
   int repeats = 3;
   std::string output = "table";  // table | md | json
   bool json = false;
@@ -137,11 +137,12 @@ struct Floors {
     const bool is_e4m3 = is_fp8 && op.weights == Format::kMxfp4;
     return 1e6 * floor_seconds(op.bytes, op.flops, is_e4m3, rates);
   }
-  // Of an op of the row's profile; 0: its work is not known.
+  // Of an op or site of the row's profile; 0: its work is not known.
   double us(const BenchRow& row, const std::string& op) const {
+    double sum = 0;
     for (const OpWork& known : row.work)
-      if (known.op == op) return us(known);
-    return 0;
+      if (known.op == op || known.site == op) sum += us(known);
+    return sum;
   }
 };
 
@@ -370,7 +371,8 @@ BenchReport measure_cases(LoadedEngine& loaded, const std::vector<BenchCase>& ca
         measure(*loaded.engine, c, flags.repeats, kv, bandwidth, on_gpu, balance));
     if (!quiet) std::fprintf(stderr, "%.1f tokens/s\n", row.rate.mean);
     if (on_gpu) add_floors(row, loaded, flags, report.floors);
-    if (flags.profile) row.profile = profile_step(*loaded.engine, loaded.cx.stream, c);
+    if (!flags.profile.empty())
+      row.profile = profile_step(*loaded.engine, loaded.cx.stream, c, flags.profile == "site");
   }
   // Once more on CPUs, whose other work shows in it; on GPUs there is no room left beside the
   // model.
@@ -386,7 +388,7 @@ void bench(const BenchFlags& given) {
                 "say which MODEL to measure: a directory, config.json or repo id");
   }
   const bool on_gpu = choose_device(flags.engine.device, read_device_facts()) == Device::kCuda;
-  if (flags.profile && !on_gpu) {
+  if (!flags.profile.empty() && !on_gpu) {
     throw Error(ErrorKind::kUsage,
                 "--profile is for GPUs; nibble bench ops measures the kernels of CPUs");
   }
@@ -425,7 +427,10 @@ void add_bench(CLI::App& app) {
   command->add_option("--test", flags->tests,
                       "one row by its name, in place of these: \"tg 8\", \"tg 1 @512\", "
                       "\"pp2048\"; may be repeated");
-  command->add_flag("--profile", flags->profile, "what each op of a step takes; GPUs only");
+  command
+      ->add_flag("--profile{op}", flags->profile,
+                 "what each op of a step takes; --profile=site: each call of it; GPUs only")
+      ->check(CLI::IsMember({"op", "site"}));
   command->add_option("-r,--repetitions", flags->repeats, "of each, after one that is not counted")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

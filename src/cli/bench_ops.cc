@@ -35,15 +35,8 @@
 #include "cuda/read_bandwidth.h"
 #include "cuda/stream.h"
 #include "io/hub.h"
-#include "models/gpt_oss_config.h"
-#include "ops/attention/attention.h"
-#include "ops/moe_down/moe_down.h"
-#include "ops/moe_up/moe_up.h"
-#include "ops/norm_qkv/norm_qkv.h"
-#include "ops/norm_route/norm_route.h"
-#include "ops/norm_unembed/norm_unembed.h"
-#include "ops/out_proj/out_proj.h"
-#include "ops/plan.h"
+#include "models/step_work.h"
+#include "ops/site.h"
 
 namespace nibble::cli {
 namespace {
@@ -70,6 +63,7 @@ constexpr int kLaunches = 16, kPromptLaunches = 4, kReplays = 5;
 constexpr int64_t kLongStep = 8192;
 // Another kernel than the table's first must be this much faster to be written down.
 constexpr double kNoise = 0.98;
+constexpr float kSwigluLimit = 7;
 
 struct Reached {
   Op op;
@@ -83,9 +77,9 @@ using Launch = std::function<int64_t(size_t turn)>;
 
 class OpsBench {
  public:
-  OpsBench(const OpsFlags& flags, const GptOssConfig& config, cpu::ThreadPool& pool,
+  OpsBench(const OpsFlags& flags, std::vector<ops::Problem> problems, cpu::ThreadPool& pool,
            const cuda::Stream* stream, const cuda::Caps& gpu)
-      : flags_(flags), c_(config) {
+      : flags_(flags), problems_(std::move(problems)) {
     cx_.pool = &pool;
     cx_.kernels.isa = cpu::force_isa(flags.cpu_isa);
     cx_.kernels.gpu = gpu;
@@ -97,21 +91,14 @@ class OpsBench {
   }
 
   const std::vector<Reached>& run(const std::vector<int64_t>& tokens) {
-    for (const int64_t n : tokens) {
-      norm_route(n);
-      moe_up(n);
-      moe_down(n);
-      for (const Format format : {Format::kBF16, Format::kMxfp8, Format::kMxfp4}) {
-        if (cx_.on_gpu() && format == Format::kMxfp8) continue;
-        norm_qkv(n, format);
-        out_proj(n, format);
-        if (n <= (cx_.on_gpu() ? OpOperands::kMostDecoding : 8)) norm_unembed(n, format);
-      }
-      for (const int64_t context : flags_.contexts) {
-        attention(n, context, kNoWindow);
-        if (flags_.tune.empty()) attention(n, context, c_.window);
-      }
-    }
+    for (const int64_t n : tokens)
+      for (const ops::Problem& problem : problems_)
+        std::visit(
+            [&](auto desc) {
+              desc.tokens = n;
+              measure(desc);
+            },
+            problem);
     return reached_;
   }
 
@@ -174,9 +161,7 @@ class OpsBench {
     if (!flags_.tune.empty()) {
       formats = {tuned_activations()};
       cx_.kernels.activations = formats[0];
-      ops::KernelPlan plan(0);
-      plan.add(op, -1, table, desc, cx_.kernels);
-      layout = plan.layout(op, -1);
+      layout = ops::SitePlan({op}, table, desc, cx_.kernels).layout();
     }
     std::vector<std::string> done = {"ref"};
     for (const ops::ActFormat format : formats) {
@@ -212,123 +197,148 @@ class OpsBench {
   }
 
  private:
-  void norm_route(int64_t tokens) {
-    const ops::NormRouteDesc desc{c_.hidden, c_.experts, c_.top_k, Format::kBF16, tokens};
-    const Weight like{.format = desc.format, .rows = c_.experts, .cols = c_.hidden};
-    each_kernel(Op::kNormRoute, ops::norm_route_kernels(), desc,
-                {.name = "norm_route", .weights = "bf16", .flops = flops(desc, tokens)},
-                scratch_of(desc), [&](const ops::NormRouteKernel& k) -> Launch {
-                  const Tensor x = operands_.floats(tokens, c_.hidden), d = x,
-                               y = operands_.floats(tokens, c_.hidden),
-                               h = operands_.stored(tokens, c_.hidden);
-                  return
-                      [=, this, &k, norm = operands_.norm(c_.hidden), w = weights(like, k.layout),
-                       to = operands_.choices(tokens, c_.experts, c_.top_k)](size_t i) mutable {
-                        k.run(cx_, y, h, to[i % to.size()].routing, x, d, norm, w[i % w.size()]);
-                        return bytes(desc, tokens, act_bytes());
-                      };
-                });
+  // In each format that --dense-format can make of it.
+  template <typename Desc, typename Measure>
+  void in_dense_formats(Desc desc, const Measure& measure_one) {
+    for (const Format format : {Format::kBF16, Format::kMxfp8, Format::kMxfp4}) {
+      if (cx_.on_gpu() && format == Format::kMxfp8) continue;
+      desc.format = format;
+      measure_one(desc);
+    }
   }
 
-  void moe_up(int64_t tokens) {
-    const ops::MoeUpDesc desc{c_.hidden, c_.width, c_.experts, c_.top_k, Format::kMxfp4, tokens};
-    const Weight like{
-        .format = desc.format, .experts = c_.experts, .rows = 2 * c_.width, .cols = c_.hidden};
+  void measure(const ops::EmbedDesc&) {}  // rows of a table, looked up
+
+  void measure(const ops::NormRouteDesc& desc) {
+    const Weight like{.format = desc.format, .rows = desc.experts, .cols = desc.hidden};
+    each_kernel(
+        Op::kNormRoute, ops::norm_route_kernels(), desc,
+        {.name = "norm_route", .weights = "bf16", .flops = flops(desc, desc.tokens)},
+        scratch_of(desc), [&](const ops::NormRouteKernel& k) -> Launch {
+          const Tensor x = operands_.floats(desc.tokens, desc.hidden), d = x,
+                       y = operands_.floats(desc.tokens, desc.hidden),
+                       h = operands_.stored(desc.tokens, desc.hidden);
+          return [=, this, &k, norm = operands_.norm(desc.hidden), w = weights(like, k.layout),
+                  to = operands_.choices(desc.tokens, desc.experts, desc.top_k)](size_t i) mutable {
+            k.run(cx_, y, h, to[i % to.size()].routing, x, d, norm, turn_of(w, i));
+            return bytes(desc, desc.tokens, act_bytes());
+          };
+        });
+  }
+
+  void measure(const ops::MoeUpDesc& desc) {
+    const Weight like{.format = desc.format,
+                      .experts = desc.experts,
+                      .rows = 2 * desc.width,
+                      .cols = desc.hidden};
     each_kernel(Op::kMoeUp, ops::moe_up_kernels(), desc,
-                {.name = "moe_up", .weights = "mxfp4", .flops = flops(desc, tokens)},
+                {.name = "moe_up", .weights = "mxfp4", .flops = flops(desc, desc.tokens)},
                 scratch_of(desc), [&](const ops::MoeUpKernel& k) -> Launch {
-                  const Tensor h = operands_.stored(tokens, c_.hidden),
-                               u = operands_.stored(tokens * c_.top_k, c_.width);
+                  const Tensor h = operands_.stored(desc.tokens, desc.hidden),
+                               u = operands_.stored(desc.tokens * desc.top_k, desc.width);
                   return [=, this, &k, w = weights(like, k.layout),
-                          to = operands_.choices(tokens, c_.experts, c_.top_k)](size_t i) {
+                          to = operands_.choices(desc.tokens, desc.experts, desc.top_k)](size_t i) {
                     const auto& choice = to[i % to.size()];
-                    k.run(cx_, u, h, choice.routing, w[i % w.size()], c_.swiglu_limit);
-                    return bytes(desc, tokens, choice.distinct, act_bytes());
+                    k.run(cx_, u, h, choice.routing, turn_of(w, i), kSwigluLimit);
+                    return bytes(desc, desc.tokens, choice.distinct, act_bytes());
                   };
                 });
   }
 
-  void moe_down(int64_t tokens) {
-    const ops::MoeDownDesc desc{c_.hidden, c_.width, c_.experts, c_.top_k, Format::kMxfp4, tokens};
+  void measure(const ops::MoeDownDesc& desc) {
     const Weight like{
-        .format = desc.format, .experts = c_.experts, .rows = c_.hidden, .cols = c_.width};
+        .format = desc.format, .experts = desc.experts, .rows = desc.hidden, .cols = desc.width};
     each_kernel(Op::kMoeDown, ops::moe_down_kernels(), desc,
-                {.name = "moe_down", .weights = "mxfp4", .flops = flops(desc, tokens)},
+                {.name = "moe_down", .weights = "mxfp4", .flops = flops(desc, desc.tokens)},
                 scratch_of(desc), [&](const ops::MoeDownKernel& k) -> Launch {
-                  const Tensor d = operands_.floats(tokens, c_.hidden),
-                               u = operands_.stored(tokens * c_.top_k, c_.width);
+                  const Tensor d = operands_.floats(desc.tokens, desc.hidden),
+                               u = operands_.stored(desc.tokens * desc.top_k, desc.width);
                   return [=, this, &k, w = weights(like, k.layout),
-                          to = operands_.choices(tokens, c_.experts, c_.top_k)](size_t i) {
+                          to = operands_.choices(desc.tokens, desc.experts, desc.top_k)](size_t i) {
                     const auto& choice = to[i % to.size()];
-                    k.run(cx_, d, u, choice.routing, w[i % w.size()]);
-                    return bytes(desc, tokens, choice.distinct, act_bytes());
+                    k.run(cx_, d, u, choice.routing, turn_of(w, i));
+                    return bytes(desc, desc.tokens, choice.distinct, act_bytes());
                   };
                 });
   }
 
-  void out_proj(int64_t tokens, Format format) {
-    const ops::OutProjDesc desc{c_.hidden, c_.q_width(), format, tokens};
-    const Weight like{.format = format, .rows = c_.hidden, .cols = c_.q_width()};
+  void measure(const ops::OutProjDesc& desc) {
+    in_dense_formats(desc, [&](const auto& in_format) { out_proj(in_format); });
+  }
+  void out_proj(const ops::OutProjDesc& desc) {
+    const Weight like{.format = desc.format, .rows = desc.hidden, .cols = desc.width};
     each_kernel(Op::kOutProj, ops::out_proj_kernels(), desc,
                 {.name = "out_proj",
-                 .weights = std::string(format_name(format)),
-                 .flops = flops(desc, tokens)},
+                 .weights = std::string(format_name(desc.format)),
+                 .flops = flops(desc, desc.tokens)},
                 scratch_of(desc), [&](const ops::OutProjKernel& k) -> Launch {
-                  const Tensor d = operands_.floats(tokens, c_.hidden),
-                               att = operands_.stored(tokens, c_.q_width());
-                  const Step step{.num_tokens = static_cast<int32_t>(tokens)};
+                  const Tensor d = operands_.floats(desc.tokens, desc.hidden),
+                               att = operands_.stored(desc.tokens, desc.width);
+                  const Step step{.num_tokens = static_cast<int32_t>(desc.tokens)};
                   return [=, this, &k, w = weights(like, k.layout)](size_t i) {
-                    k.run(cx_, d, att, w[i % w.size()], step);
-                    return bytes(desc, tokens, act_bytes());
+                    k.run(cx_, d, att, turn_of(w, i), step);
+                    return bytes(desc, desc.tokens, act_bytes());
                   };
                 });
   }
 
-  void norm_qkv(int64_t tokens, Format format) {
-    const ops::NormQkvDesc desc{c_.hidden, c_.q_heads, c_.kv_heads, c_.head_dim, format, tokens};
-    const Weight like{
-        .format = format, .rows = c_.q_width() + 2 * c_.kv_width(), .cols = c_.hidden};
+  void measure(const ops::NormQkvDesc& desc) {
+    in_dense_formats(desc, [&](const auto& in_format) { norm_qkv(in_format); });
+  }
+  void norm_qkv(const ops::NormQkvDesc& desc) {
+    const int64_t q_width = desc.q_heads * desc.head_dim;
+    const Weight like{.format = desc.format,
+                      .rows = q_width + 2 * desc.kv_heads * desc.head_dim,
+                      .cols = desc.hidden};
     each_kernel(Op::kNormQkv, ops::norm_qkv_kernels(), desc,
                 {.name = "norm_qkv",
-                 .weights = std::string(format_name(format)),
-                 .flops = flops(desc, tokens)},
+                 .weights = std::string(format_name(desc.format)),
+                 .flops = flops(desc, desc.tokens)},
                 scratch_of(desc), [&](const ops::NormQkvKernel& k) -> Launch {
-                  const Tensor x = operands_.floats(tokens, c_.hidden), d = x,
-                               y = operands_.floats(tokens, c_.hidden),
-                               h = operands_.stored(tokens, c_.hidden),
-                               q = operands_.stored(tokens, c_.q_width()),
-                               angles = operands_.floats(tokens, c_.head_dim);
-                  const auto s = operands_.sequences(tokens, 0, c_.kv_heads, c_.head_dim);
-                  return [=, this, &k, norm = operands_.norm(c_.hidden),
+                  const Tensor x = operands_.floats(desc.tokens, desc.hidden), d = x,
+                               y = operands_.floats(desc.tokens, desc.hidden),
+                               h = operands_.stored(desc.tokens, desc.hidden),
+                               q = operands_.stored(desc.tokens, q_width),
+                               angles = operands_.floats(desc.tokens, desc.head_dim);
+                  const auto s = operands_.sequences(desc.tokens, 0, desc.kv_heads, desc.head_dim);
+                  return [=, this, &k, norm = operands_.norm(desc.hidden),
                           w = weights(like, k.layout)](size_t i) {
-                    k.run(cx_, {q, h, y}, s.kv, x, d, norm, w[i % w.size()], angles, s.step);
-                    return bytes(desc, tokens, act_bytes());
+                    k.run(cx_, {q, h, y}, s.kv, x, d, norm, turn_of(w, i), angles, s.step);
+                    return bytes(desc, desc.tokens, act_bytes());
                   };
                 });
   }
 
-  void norm_unembed(int64_t tokens, Format format) {
-    const ops::NormUnembedDesc desc{c_.hidden, c_.vocab, format, tokens};
-    const Weight like{.format = format, .rows = c_.vocab, .cols = c_.hidden};
+  void measure(const ops::NormUnembedDesc& desc) {
+    if (desc.tokens > (cx_.on_gpu() ? OpOperands::kMostDecoding : 8)) return;
+    in_dense_formats(desc, [&](const auto& in_format) { norm_unembed(in_format); });
+  }
+  void norm_unembed(const ops::NormUnembedDesc& desc) {
+    const Weight like{.format = desc.format, .rows = desc.vocab, .cols = desc.hidden};
     each_kernel(Op::kNormUnembed, ops::norm_unembed_kernels(), desc,
                 {.name = "norm_unembed",
-                 .weights = std::string(format_name(format)),
-                 .flops = flops(desc, tokens)},
+                 .weights = std::string(format_name(desc.format)),
+                 .flops = flops(desc, desc.tokens)},
                 scratch_of(desc), [&](const ops::NormUnembedKernel& k) -> Launch {
-                  const Tensor x = operands_.floats(tokens, c_.hidden), d = x,
-                               h = operands_.stored(tokens, c_.hidden),
-                               logits = operands_.floats(tokens, c_.vocab);
-                  const auto s = operands_.sequences(tokens, 0, c_.kv_heads, c_.head_dim);
-                  return [=, this, &k, norm = operands_.norm(c_.hidden),
+                  const Tensor x = operands_.floats(desc.tokens, desc.hidden), d = x,
+                               h = operands_.stored(desc.tokens, desc.hidden),
+                               logits = operands_.floats(desc.tokens, desc.vocab);
+                  const auto s = operands_.sequences(desc.tokens, 0, 1, 2);
+                  return [=, this, &k, norm = operands_.norm(desc.hidden),
                           w = weights(like, k.layout)](size_t i) {
-                    k.run(cx_, logits, h, x, d, norm, w[i % w.size()], s.step);
-                    return bytes(desc, tokens, act_bytes());
+                    k.run(cx_, logits, h, x, d, norm, turn_of(w, i), s.step);
+                    return bytes(desc, desc.tokens, act_bytes());
                   };
                 });
   }
 
-  void attention(int64_t tokens, int64_t context, int32_t window) {
-    const ops::AttentionDesc desc{c_.q_heads, c_.kv_heads, c_.head_dim, window, tokens};
+  void measure(const ops::AttentionDesc& desc) {
+    if (desc.window != kNoWindow && !flags_.tune.empty()) return;
+    for (const int64_t context : flags_.contexts) attention(desc, context);
+  }
+  void attention(const ops::AttentionDesc& desc, int64_t context) {
+    const int64_t tokens = desc.tokens, q_width = desc.q_heads * desc.head_dim;
+    const auto window = static_cast<int32_t>(desc.window);
     const int64_t count = tokens <= OpOperands::kMostDecoding ? tokens : 1, each = tokens / count;
     const std::string in = window == kNoWindow ? "" : " in " + std::to_string(window);
     each_kernel(Op::kAttention, ops::attention_kernels(), desc,
@@ -337,9 +347,9 @@ class OpsBench {
                  .flops = count * flops(desc, each, context)},
                 cx_.on_gpu() ? ops::gpu::scratch_bytes(desc) : scratch_bytes(desc, cx_.threads()),
                 [&](const ops::AttentionKernel& k) -> Launch {
-                  const Tensor q = operands_.stored(tokens, c_.q_width()),
-                               att = operands_.stored(tokens, c_.q_width());
-                  const auto s = operands_.sequences(tokens, context, c_.kv_heads, c_.head_dim);
+                  const Tensor q = operands_.stored(tokens, q_width),
+                               att = operands_.stored(tokens, q_width);
+                  const auto s = operands_.sequences(tokens, context, desc.kv_heads, desc.head_dim);
                   return [=, this, &k](size_t) {
                     k.run(cx_, att, q, s.kv, {.scale = 0.125f, .window = window}, s.step);
                     return count * bytes(desc, each, context, 2, act_bytes());
@@ -349,13 +359,17 @@ class OpsBench {
 
   int64_t act_bytes() const { return dtype_bytes(cx_.activations); }
 
-  std::vector<Weight> weights(Weight like, Layout layout) {
+  std::vector<ops::Site> weights(Weight like, Layout layout) {
     like.layout = layout;
     return operands_.weights(like);
   }
+  const Weight& turn_of(const std::vector<ops::Site>& sites, size_t turn) {
+    cx_.site = &sites[turn % sites.size()];
+    return cx_.site->weight;
+  }
 
   const OpsFlags& flags_;
-  const GptOssConfig& c_;
+  const std::vector<ops::Problem> problems_;
   ops::Ctx cx_;
   Buffer counters_;
   OpOperands operands_{cx_};
@@ -458,7 +472,6 @@ void bench_ops(OpsFlags flags) {
       throw Error(
           ErrorKind::kUsage,
           "--tune times steps of 1, 2, 4, ... 512 and 8192 tokens, not " + std::to_string(n));
-  const GptOssConfig config = parse_gpt_oss_config(find_model(flags.model).config);
   const int threads = flags.threads > 0 ? flags.threads : cpu::read_cores().usable();
   cpu::ThreadPool pool(threads);
   const cuda::Caps gpu = on_gpu ? cuda::open_device() : cuda::Caps{};
@@ -471,7 +484,7 @@ void bench_ops(OpsFlags flags) {
   machine.rates =
       device_rates(gpu, on_gpu ? cuda::measure_read_bandwidth(gpu, int64_t{4} << 30, 5)
                                : cpu::measure_read_bandwidth(pool, int64_t{1} << 30, 5).median);
-  OpsBench bench(flags, config, pool, stream ? &*stream : nullptr, gpu);
+  OpsBench bench(flags, list_problems(flags.model), pool, stream ? &*stream : nullptr, gpu);
   const std::vector<Reached>& rows = bench.run(tokens);
   if (rows.empty())
     throw Error(ErrorKind::kUsage,
@@ -490,8 +503,7 @@ void add_bench_ops(CLI::App& bench) {
   auto flags = std::make_shared<OpsFlags>();
   CLI::App* command = bench.add_subcommand(
       "ops", "Measure each kernel by itself: bytes, floor, share of the floor");
-  command->add_option("MODEL", flags->model,
-                      "whose shapes: a gpt-oss directory, config.json or repo id");
+  command->add_option("MODEL", flags->model, "whose shapes: a directory, config.json or repo id");
   command
       ->add_option("--tokens", flags->tokens,
                    "of a step, separated by commas; up to 256 are one each of as many sequences, "

@@ -50,7 +50,8 @@ struct DoctorFlags {
 constexpr int64_t kProbeBytes = int64_t{1} << 30;
 constexpr int kProbeRepeats = 5;
 
-// Layers of one op that run the same kernel for the same reasons: one row of the table.
+// Layers whose site of one op and name runs the same kernel for the same reasons: one row of the
+// table.
 struct KernelRow {
   std::string op;
   int64_t min_tokens, max_tokens;  // of the steps it serves
@@ -60,10 +61,10 @@ struct KernelRow {
   std::string weights;  // format and layout; empty: the op has no matrix
 };
 
-std::vector<KernelRow> kernel_rows(const ops::KernelPlan& plan) {
+std::vector<KernelRow> kernel_rows(const std::vector<ops::PlanEntry>& plan) {
   std::vector<KernelRow> rows;
-  for (const ops::PlanEntry& entry : plan.entries()) {
-    const std::string op = ops::op_name(entry.op);
+  for (const ops::PlanEntry& entry : plan) {
+    const std::string op = ops::site_label({entry.site.op, -1, entry.site.name});
     auto row = std::find_if(rows.begin(), rows.end(), [&](const KernelRow& r) {
       return r.op == op && r.min_tokens == entry.min_tokens && r.max_tokens == entry.max_tokens &&
              r.kernel == entry.kernel && r.refused == entry.refused && r.weights == entry.weights;
@@ -72,7 +73,7 @@ std::vector<KernelRow> kernel_rows(const ops::KernelPlan& plan) {
       row = rows.insert(
           row,
           {op, entry.min_tokens, entry.max_tokens, entry.kernel, {}, entry.refused, entry.weights});
-    row->layers.push_back(entry.layer);
+    row->layers.push_back(entry.site.layer);
   }
   return rows;
 }
@@ -225,11 +226,11 @@ void doctor(const DoctorFlags& flags) {
       json["tuned"] = cx.kernels.tuned.size();
     }
     const std::string model = model_argument(find_model(flags.model, flags.revision));
-    const ops::KernelPlan plan = plan_kernels(cx, model, dense_formats(flags.dense));
+    const std::vector<ops::PlanEntry> plan = plan_kernels(cx, model, dense_formats(flags.dense));
     rows = kernel_rows(plan);
     json["model"] = flags.model;
     json["weight_bytes"] = describe_model(model, dense_formats(flags.dense)).weight_bytes;
-    json["resident_twice"] = ops::resident_twice(plan.entries());
+    json["resident_twice"] = ops::resident_twice(plan);
     if (cx.on_gpu()) json["graph_tokens"] = GpuSteps::kMaxGraphTokens;
     json["kernels"] = kernels_json(rows);
   }

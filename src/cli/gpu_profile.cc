@@ -4,7 +4,8 @@
 #include <chrono>
 #include <deque>
 #include <functional>
-#include <string_view>
+#include <string>
+#include <utility>
 
 namespace nibble::cli {
 namespace {
@@ -32,10 +33,10 @@ class Marks {
   explicit Marks(cuda::StreamHandle stream) : stream_(stream) {}
 
   // For Engine::set_on_op().
-  void add(std::string_view name) {
+  void add(std::string name) {
     if (!marks_.empty() && marks_.back().name == "end") marks_.clear();  // another kind of step
     marks_.emplace_back();
-    marks_.back().name = name;
+    marks_.back().name = std::move(name);
     marks_.back().event.record(stream_);
   }
   // Of the step that ran last: adds to each op what it took, divided by `steps`.
@@ -81,18 +82,26 @@ double step_us_without(Engine& engine, const BenchCase& what, const std::string&
 
 }  // namespace
 
-StepProfile profile_step(Engine& engine, cuda::StreamHandle stream, const BenchCase& what) {
+StepProfile profile_step(Engine& engine, cuda::StreamHandle stream, const BenchCase& what,
+                         bool by_site) {
+  // "moe_up" of "moe_up.3".
+  const auto row_of = [&](const std::string& label) {
+    return by_site ? label : label.substr(0, label.find_first_of("/."));
+  };
   StepProfile profile;
   Marks marks(stream);
   const Steps n = steps_of(what);
   int steps = 0;
-  engine.set_on_op([&](const char* name) { marks.add(name); });
+  engine.set_on_op([&](const char* label) { marks.add(row_of(label)); });
   run_steps(engine, what, n.warm_up + n.counted, [&] {
     if (++steps > n.warm_up) marks.add_to(profile.rows, n.counted);
   });
   const std::string first = profile.rows.front().op;
-  engine.set_on_op([&](const char* name) {
-    if (name == first || std::string_view(name) == "end") marks.add(name);
+  bool is_first = true;  // of its step
+  engine.set_on_op([&](const char* label) {
+    const std::string name = row_of(label);
+    if ((name == first && is_first) || name == "end") marks.add(name);
+    is_first = name == "end";
   });
   steps = 0;
   run_steps(engine, what, n.warm_up + n.counted, [&] {

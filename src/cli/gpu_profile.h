@@ -1,4 +1,5 @@
-// What one step of a bench case takes on the GPU, op by op: a decode step, or a prompt's last one.
+// What one step of a bench case takes on the GPU, op by op or site by site: a decode step, or a
+// prompt's last one.
 #pragma once
 
 #include <string>
@@ -12,7 +13,7 @@ namespace nibble::cli {
 
 struct StepProfile {
   struct Row {
-    std::string op;
+    std::string op;    // or the label of a site
     int launches = 0;  // of the op, in a step
     // All its launches by themselves, by events between the ops. Kernels do not overlap then as
     // they do without: the sum is more than a step takes.
@@ -26,6 +27,7 @@ struct StepProfile {
 };
 
 // `stream`: the engine's. Runs the case a dozen times.
-StepProfile profile_step(Engine& engine, cuda::StreamHandle stream, const BenchCase& what);
+StepProfile profile_step(Engine& engine, cuda::StreamHandle stream, const BenchCase& what,
+                         bool by_site);
 
 }  // namespace nibble::cli

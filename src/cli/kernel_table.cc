@@ -6,15 +6,7 @@
 
 #include "base/error.h"
 #include "io/files.h"
-#include "ops/attention/attention.h"
-#include "ops/embed/embed.h"
-#include "ops/moe_down/moe_down.h"
-#include "ops/moe_up/moe_up.h"
-#include "ops/norm_qkv/norm_qkv.h"
-#include "ops/norm_route/norm_route.h"
-#include "ops/norm_unembed/norm_unembed.h"
-#include "ops/out_proj/out_proj.h"
-#include "ops/plan.h"
+#include "ops/site.h"
 
 namespace nibble::cli {
 namespace {
@@ -87,33 +79,6 @@ ops::TunedKernel parse_row(std::string_view line, const Lines& lines) {
   return {*op, is_format ? words[1] : "", tokens, words[3]};
 }
 
-std::vector<std::string> kernel_names(ops::Op op) {
-  const auto names = [](auto table) {
-    std::vector<std::string> all;
-    for (const auto& row : table) all.emplace_back(row.name);
-    return all;
-  };
-  switch (op) {
-    case ops::Op::kEmbed:
-      return names(ops::embed_kernels());
-    case ops::Op::kNormQkv:
-      return names(ops::norm_qkv_kernels());
-    case ops::Op::kAttention:
-      return names(ops::attention_kernels());
-    case ops::Op::kOutProj:
-      return names(ops::out_proj_kernels());
-    case ops::Op::kNormRoute:
-      return names(ops::norm_route_kernels());
-    case ops::Op::kMoeUp:
-      return names(ops::moe_up_kernels());
-    case ops::Op::kMoeDown:
-      return names(ops::moe_down_kernels());
-    case ops::Op::kNormUnembed:
-      return names(ops::norm_unembed_kernels());
-  }
-  return {};
-}
-
 [[noreturn]] void throw_no_such_kernel(const std::string& text, const std::string& op,
                                        const std::vector<std::string>& names) {
   std::string why = "--kernel " + text + ": no such kernel; " + op + " has ";
@@ -176,7 +141,7 @@ void force_kernels(const std::vector<std::string>& kernels, ops::KernelOptions& 
   for (const std::string& text : kernels) {
     options.force(text);
     const auto& [op, kernel] = options.forced.back();
-    const std::vector<std::string> names = kernel_names(*ops::find_op(op));
+    const std::vector<std::string> names = ops::kernel_names(*ops::find_op(op));
     if (std::ranges::find(names, kernel) == names.end()) throw_no_such_kernel(text, op, names);
   }
 }

@@ -25,7 +25,7 @@ struct KernelTable {
 };
 
 std::string kernel_table_text(const KernelTable& table);
-// Throws Error(kUsage) "FILE:LINE: ...". Whether the kernels exist is for KernelPlan::add() to say.
+// Throws Error(kUsage) "FILE:LINE: ...". Whether the kernels exist is for SitePlan to say.
 KernelTable parse_kernel_table(std::string_view text, const std::string& file);
 // Reads `file` into options.tuned. Throws Error, also where it was made on another device than
 // `device` or with other activations than options.activations, and under --exact.

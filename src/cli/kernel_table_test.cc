@@ -109,9 +109,7 @@ TEST(KernelTable, ChangesThePlan) {
   ops::KernelOptions options;
   options.isa = cpu::Isa::kAvx512;
   const auto planned = [&] {
-    ops::KernelPlan plan(1);
-    plan.add(ops::Op::kMoeUp, 0, ops::moe_up_kernels(), desc, options);
-    return plan.entries();
+    return ops::SitePlan({ops::Op::kMoeUp, 0}, ops::moe_up_kernels(), desc, options).entries();
   };
   options.tuned = {{ops::Op::kMoeUp, "mxfp4", 8, "avx2_float"},
                    {ops::Op::kMoeUp, "bf16", 1, "avx2_float"},      // of another format

@@ -78,7 +78,7 @@ Norm OpOperands::norm(int64_t hidden) {
   return {put(std::vector<uint16_t>(static_cast<size_t>(hidden), bf16_from_float(1))), 1e-5f};
 }
 
-std::vector<Weight> OpOperands::weights(Weight like) {
+std::vector<ops::Site> OpOperands::weights(Weight like) {
   const int64_t rows = like.experts * like.rows;
   const int64_t code_bytes = rows * like.row_code_bytes();
   const int64_t scale_bytes = rows * like.row_scale_bytes();
@@ -86,14 +86,15 @@ std::vector<Weight> OpOperands::weights(Weight like) {
   auto* const codes = static_cast<uint8_t*>(room(count * code_bytes));
   auto* const scales =
       scale_bytes == 0 ? nullptr : static_cast<uint8_t*>(room(count * scale_bytes));
-  std::vector<Weight> all(static_cast<size_t>(count), like);
+  std::vector<ops::Site> all(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
-    all[i].codes = codes + i * code_bytes;
-    if (scales != nullptr) all[i].scales = scales + i * scale_bytes;
+    all[i].weight = like;
+    all[i].weight.codes = codes + i * code_bytes;
+    if (scales != nullptr) all[i].weight.scales = scales + i * scale_bytes;
   }
   if (cx_.on_gpu()) {
     fill_on_gpu(like, codes, count * code_bytes, scales, count * scale_bytes);
-    for (Weight& w : all) find_fold(w);
+    for (ops::Site& site : all) find_row_exponents(site);
     return all;
   }
   // bf16: exponents around 2^-6; E4M3: no NaN. The others are copies of the first.
@@ -124,14 +125,15 @@ void OpOperands::fill_on_gpu(const Weight& like, uint8_t* codes, int64_t code_by
   cuda::random_fill(scales, scale_bytes, {.kind = Kind::kScales, .rms = kRms, .seed = next()});
 }
 
-// Random ones all fold.
-void OpOperands::find_fold(Weight& w) {
+// Those of random ones are never too far apart.
+void OpOperands::find_row_exponents(ops::Site& site) {
   constexpr ops::FindFoldFn* kFind = NIBBLE_CUDA_KERNEL(ops::gpu::find_fold);
+  const Weight& w = site.weight;
   if (w.layout != Layout::kTiles16x64 || cx_.kernels.activations != ops::ActFormat::kFp8) return;
   CHECK(kFind != nullptr);
   auto* const least = static_cast<uint8_t*>(room(w.experts * w.rows));
   CHECK(kFind(cx_, w, least).rows == 0);
-  w.fold = least;
+  site.row_exponents = least;
 }
 
 std::vector<OpOperands::Choice> OpOperands::choices(int64_t tokens, int64_t experts,

@@ -8,6 +8,7 @@
 
 #include "ops/ctx.h"
 #include "ops/routing.h"
+#include "ops/site.h"
 #include "ops/step.h"
 #include "ops/weight.h"
 
@@ -24,9 +25,9 @@ class OpOperands {
   Norm norm(int64_t hidden);
   void* room(int64_t bytes);  // zeros
 
-  // Matrices of one shape and layout, as many as leave the caches cold; with E4M3 activations on a
-  // GPU also Weight::fold of each. `like` says all but where they lie.
-  std::vector<Weight> weights(Weight like);
+  // Sites with matrices of one shape and layout, as many as leave the caches cold; with E4M3
+  // activations on a GPU also with the exponents of rows. `like` says all but where they lie.
+  std::vector<ops::Site> weights(Weight like);
 
   // Several choices for a step, each of as many distinct experts as it says.
   struct Choice {
@@ -53,7 +54,7 @@ class OpOperands {
   void fill(void* data, int64_t bytes, DType dtype);
   void fill_on_gpu(const Weight& like, uint8_t* codes, int64_t code_bytes, uint8_t* scales,
                    int64_t scale_bytes);
-  void find_fold(Weight& w);
+  void find_row_exponents(ops::Site& site);
 
   const ops::Ctx& cx_;
   std::deque<Buffer> buffers_;

@@ -227,8 +227,7 @@ bool Engine::Impl::step() {
     finish();
   } catch (const std::exception& e) {
     std::string why = e.what();
-    if (gpu_ != nullptr)
-      why += std::string("; the last op launched was ") + ops::op_name(cx_.last_op);
+    if (gpu_ != nullptr) why += "; the last op launched was " + cx_.last_op();
     fail_all(why);
   } catch (...) {
     fail_all("unknown exception");

@@ -1,8 +1,5 @@
 #include "models/gpt_oss_config.h"
 
-#include <cmath>
-#include <utility>
-
 namespace nibble {
 namespace {
 
@@ -90,100 +87,6 @@ GptOssConfig parse_gpt_oss_config(const Config& config) {
   parse_layer_types(config, c);
   c.rope = parse_rope(config, c.head_dim, c.max_positions);
   return c;
-}
-
-std::string layer_name(int64_t layer, const std::string& rest) {
-  return "model.layers." + std::to_string(layer) + "." + rest;
-}
-
-std::vector<WantedWeight> gpt_oss_weights(const GptOssConfig& c, const DenseFormats& dense,
-                                          const LayoutOf& layout_of) {
-  using ops::Op;
-  std::vector<WantedWeight> all;
-  const auto want = [&](const char* part, std::string name, std::vector<int64_t> shape,
-                        Fill fill = Fill::kScaledNormal) {
-    all.push_back({.spec = {std::move(name), std::move(shape), Format::kBF16, fill}, .part = part});
-  };
-  const auto become = [&](Format format, ops::Op op, int64_t layer) {
-    WantedWeight& w = all.back();
-    w.format = format;
-    w.layout = layout_of(op, static_cast<int>(layer));
-    if (format == w.spec.format) return;
-    if (const char* reason = refuse_encode(format, w.spec.shape.back()))
-      throw Error(ErrorKind::kUnsupported, "--dense-format: " + w.spec.name + " cannot become " +
-                                               std::string(format_name(format)) + ": " + reason);
-  };
-  const auto want_joined = [&](std::string name, std::vector<int64_t> shape, Fill fill) {
-    want("attention", std::move(name), std::move(shape), fill);
-    all.back().joined = true;
-  };
-  const auto want_experts = [&](Op op, int64_t layer, std::string name, int64_t rows, int64_t cols,
-                                Fill fill) {
-    all.push_back(
-        {.spec = {name, {c.experts, rows, cols}, Format::kMxfp4, fill}, .part = "experts"});
-    become(Format::kMxfp4, op, layer);
-    want("experts", name + "_bias", {c.experts, rows}, Fill::kZero);
-  };
-  want("embed", "model.embed_tokens.weight", {c.vocab, c.hidden}, Fill::kNormal);
-  for (int64_t l = 0; l < c.layers; ++l) {
-    const std::string attn = layer_name(l, "self_attn."), mlp = layer_name(l, "mlp.");
-    want("norms", layer_name(l, "input_layernorm.weight"), {c.hidden}, Fill::kOne);
-    want("attention", attn + "q_proj.weight", {c.q_width(), c.hidden});
-    become(dense.qkv, Op::kNormQkv, l);
-    want_joined(attn + "k_proj.weight", {c.kv_width(), c.hidden}, Fill::kScaledNormal);
-    become(dense.qkv, Op::kNormQkv, l);
-    want_joined(attn + "v_proj.weight", {c.kv_width(), c.hidden}, Fill::kScaledNormal);
-    become(dense.qkv, Op::kNormQkv, l);
-    want("attention", attn + "q_proj.bias", {c.q_width()}, Fill::kZero);
-    want_joined(attn + "k_proj.bias", {c.kv_width()}, Fill::kZero);
-    want_joined(attn + "v_proj.bias", {c.kv_width()}, Fill::kZero);
-    want("attention", attn + "sinks", {c.q_heads}, Fill::kNormal);
-    want("attention", attn + "o_proj.weight", {c.hidden, c.q_width()}, Fill::kResidual);
-    become(dense.out, Op::kOutProj, l);
-    want("attention", attn + "o_proj.bias", {c.hidden}, Fill::kZero);
-    want("norms", layer_name(l, "post_attention_layernorm.weight"), {c.hidden}, Fill::kOne);
-    want("router", mlp + "router.weight", {c.experts, c.hidden}, Fill::kRouter);
-    want("router", mlp + "router.bias", {c.experts}, Fill::kZero);
-    want_experts(Op::kMoeUp, l, mlp + "experts.gate_up_proj", 2 * c.width, c.hidden,
-                 Fill::kScaledNormal);
-    want_experts(Op::kMoeDown, l, mlp + "experts.down_proj", c.hidden, c.width, Fill::kResidual);
-  }
-  want("norms", "model.norm.weight", {c.hidden}, Fill::kOne);
-  want("unembed", "lm_head.weight", {c.vocab, c.hidden});
-  become(dense.unembed, Op::kNormUnembed, -1);
-  return all;
-}
-
-ModelInfo gpt_oss_info(const GptOssConfig& c, const DenseFormats& dense) {
-  ModelInfo info;
-  info.architecture = "GptOssForCausalLM";
-  info.num_layers = static_cast<int32_t>(c.layers);
-  info.vocab_size = static_cast<int32_t>(c.vocab);
-  info.max_positions = static_cast<int32_t>(c.max_positions);
-  info.num_kv_heads = static_cast<int32_t>(c.kv_heads);
-  info.head_dim = static_cast<int32_t>(c.head_dim);
-  for (const bool sliding : {false, true}) {
-    LayerGroup group;
-    group.window = sliding ? c.window : kNoWindow;
-    for (int64_t l = 0; l < c.layers; ++l)
-      if (c.sliding[l] == sliding) group.layers.push_back(static_cast<int32_t>(l));
-    if (!group.layers.empty()) info.groups.push_back(std::move(group));
-  }
-  const std::vector<WantedWeight> weights =
-      gpt_oss_weights(c, dense, [](ops::Op, int) { return Layout::kRows; });
-  for (const WantedWeight& w : weights) info.parameters += num_elements(w.spec);
-  info.parts = sum_parts(weights);
-  for (WeightPart& part : info.parts) {
-    if (part.name == "experts")
-      part.chosen = static_cast<int32_t>(c.top_k), part.choices = static_cast<int32_t>(c.experts);
-    if (part.name == "embed") part.choices = static_cast<int32_t>(c.vocab);
-    info.weight_bytes += part.bytes;
-    info.weight_bytes_per_token += part.bytes / part.choices * part.chosen;
-  }
-  const int64_t per_layer = c.hidden * (2 * c.q_width() + 2 * c.kv_width() + c.experts) +
-                            c.top_k * 3 * c.width * c.hidden;
-  info.flops_per_token = 2 * c.layers * per_layer;
-  return info;
 }
 
 }  // namespace nibble

@@ -1,13 +1,10 @@
-// GptOssConfig: config.json of a gpt-oss model, checked, and the weights that follow from it.
+// GptOssConfig: config.json of a gpt-oss model, checked.
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <string>
 #include <vector>
 
 #include "io/config.h"
-#include "models/loaded_weights.h"
 #include "models/model.h"
 #include "ops/rope/rope.h"
 
@@ -39,17 +36,5 @@ struct GptOssConfig {
 // together, and for settings that this model code does not have (tied embeddings, no attention
 // bias, other activations or quantizations).
 GptOssConfig parse_gpt_oss_config(const Config& config);
-
-// Every weight under its Hugging Face name, in the order in which a step reads them.
-// Matrices are laid out as `layout_of` says of their op and layer. Throws Error(kUnsupported)
-// naming a matrix that cannot become what `dense` says.
-using LayoutOf = std::function<Layout(ops::Op op, int layer)>;
-std::vector<WantedWeight> gpt_oss_weights(const GptOssConfig& c, const DenseFormats& dense,
-                                          const LayoutOf& layout_of);
-
-ModelInfo gpt_oss_info(const GptOssConfig& c, const DenseFormats& dense);
-
-// "model.layers.3." + rest
-std::string layer_name(int64_t layer, const std::string& rest);
 
 }  // namespace nibble

@@ -54,11 +54,11 @@ TEST(GptOssInfo, WindowLayersAreTheEvenOnes) {
 TEST(GptOssPlan, NamesAKernelForEveryOpOfEveryLayer) {
   ops::Ctx cx;
   cx.kernels.isa = cpu::Isa::kAvx2;
-  const ops::KernelPlan plan = plan_kernels(cx, "openai/gpt-oss-20b");
-  EXPECT_EQ(plan.entries().size(), 2u + 24 * 6);
-  for (const ops::PlanEntry& entry : plan.entries()) {
-    EXPECT_EQ(entry.kernel, entry.op == ops::Op::kEmbed ? "cpu_copy" : "avx2_float");
-    if (entry.op == ops::Op::kEmbed) continue;
+  const std::vector<ops::PlanEntry> plan = plan_kernels(cx, "openai/gpt-oss-20b");
+  EXPECT_EQ(plan.size(), 2u + 24 * 6);
+  for (const ops::PlanEntry& entry : plan) {
+    EXPECT_EQ(entry.kernel, entry.site.op == ops::Op::kEmbed ? "cpu_copy" : "avx2_float");
+    if (entry.site.op == ops::Op::kEmbed) continue;
     ASSERT_FALSE(entry.refused.empty());
     EXPECT_EQ(entry.refused.back().kernel, "avx512_float");  // the next better one
     for (const ops::Refusal& r : entry.refused) EXPECT_NE(r.reason, "") << r.kernel;

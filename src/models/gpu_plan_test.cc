@@ -4,6 +4,7 @@
 
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "models/model.h"
 
@@ -25,11 +26,11 @@ class GpuPlan : public testing::TestWithParam<Case> {};
 TEST_P(GpuPlan, HasAKernelForEveryOpAndSize) {
   const auto [is_gb10, dense, exact] = GetParam();
   const ops::Ctx cx = on_gpu(is_gb10 ? cuda::gb10() : cuda::h200(), exact);
-  const ops::KernelPlan plan =
+  const std::vector<ops::PlanEntry> plan =
       plan_kernels(cx, "openai/gpt-oss-120b", {.qkv = dense, .out = dense, .unembed = dense});
-  int64_t next = 1;  // entries of one op and layer follow one another without a gap
-  for (const ops::PlanEntry& entry : plan.entries()) {
-    EXPECT_EQ(entry.min_tokens, next) << ops::op_name(entry.op) << " of layer " << entry.layer;
+  int64_t next = 1;  // entries of one site follow one another without a gap
+  for (const ops::PlanEntry& entry : plan) {
+    EXPECT_EQ(entry.min_tokens, next) << site_label(entry.site);
     next = entry.max_tokens == ops::kTokenBuckets.back() ? 1 : entry.max_tokens + 1;
     const std::string& name = entry.kernel;
     EXPECT_TRUE(name.starts_with("cuda_") || name.starts_with(is_gb10 ? "sm121_" : "sm90_"))
@@ -37,8 +38,11 @@ TEST_P(GpuPlan, HasAKernelForEveryOpAndSize) {
   }
   EXPECT_EQ(next, 1);
   // One resident copy of the experts serves every size of step.
-  for (const ops::Op op : {ops::Op::kMoeUp, ops::Op::kMoeDown})
-    EXPECT_EQ(plan.layout(op, 0), Layout::kTiles16x64);
+  for (const ops::PlanEntry& entry : plan) {
+    if (entry.site.op == ops::Op::kMoeUp || entry.site.op == ops::Op::kMoeDown) {
+      EXPECT_EQ(entry.weights, "mxfp4 in tiles16x64");
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Machines, GpuPlan,
@@ -46,9 +50,9 @@ INSTANTIATE_TEST_SUITE_P(Machines, GpuPlan,
                                           testing::Values(Format::kBF16, Format::kMxfp4),
                                           testing::Bool()));
 
-std::string kernel_of(const ops::KernelPlan& plan, ops::Op op, int64_t tokens) {
-  for (const ops::PlanEntry& entry : plan.entries())
-    if (entry.op == op && entry.min_tokens <= tokens && tokens <= entry.max_tokens)
+std::string kernel_of(const std::vector<ops::PlanEntry>& plan, ops::Op op, int64_t tokens) {
+  for (const ops::PlanEntry& entry : plan)
+    if (entry.site.op == op && entry.min_tokens <= tokens && tokens <= entry.max_tokens)
       return entry.kernel;
   return "";
 }
@@ -58,7 +62,7 @@ TEST(GpuPlanFp8, ManyTokensTakeE4M3) {
   ops::Ctx cx = on_gpu(cuda::h200(), false);
   cx.kernels.activations = ops::ActFormat::kFp8;
   const DenseFormats dense{.qkv = Format::kMxfp4, .out = Format::kMxfp4, .unembed = Format::kBF16};
-  const ops::KernelPlan plan = plan_kernels(cx, "openai/gpt-oss-120b", dense);
+  const std::vector<ops::PlanEntry> plan = plan_kernels(cx, "openai/gpt-oss-120b", dense);
   for (const ops::Op op :
        {ops::Op::kNormQkv, ops::Op::kOutProj, ops::Op::kMoeUp, ops::Op::kMoeDown}) {
     EXPECT_EQ(kernel_of(plan, op, 8192), "sm90_w4a8_gemm") << ops::op_name(op);
@@ -69,7 +73,7 @@ TEST(GpuPlanFp8, ManyTokensTakeE4M3) {
     for (const int64_t tokens : {128, 256, 512})
       EXPECT_EQ(kernel_of(plan, op, tokens), "sm90_w4a8_fold") << ops::op_name(op) << tokens;
   cx.kernels.force("moe_down=cuda_w4a16_decode");
-  const ops::KernelPlan forced = plan_kernels(cx, "openai/gpt-oss-120b", dense);
+  const std::vector<ops::PlanEntry> forced = plan_kernels(cx, "openai/gpt-oss-120b", dense);
   EXPECT_EQ(kernel_of(forced, ops::Op::kMoeUp, 8192), "sm90_w4a16_gemm");
   EXPECT_EQ(kernel_of(forced, ops::Op::kMoeDown, 8192), "cuda_w4a16_decode");
 }

@@ -199,7 +199,8 @@ std::vector<WeightPart> sum_parts(std::span<const WantedWeight> wanted) {
   for (const WantedWeight& w : wanted) {
     auto at = std::find_if(parts.begin(), parts.end(),
                            [&](const WeightPart& p) { return p.name == w.part; });
-    if (at == parts.end()) at = parts.insert(at, WeightPart{.name = w.part});
+    if (at == parts.end())
+      at = parts.insert(at, {.name = w.part, .chosen = w.chosen, .choices = w.choices});
     at->bytes += resident_bytes(w);
     bytes_of[{w.part, w.format}] += resident_bytes(w);
   }

@@ -24,11 +24,13 @@ struct WantedWeight {
   bool joined = false;            // lies right behind the one before: rows of one fused matrix
   Format format = spec.format;    // to which it is encoded; from bf16 only
   Layout layout = Layout::kRows;  // in which its bytes lie
+  // Of WeightPart: a token reads `chosen` of `choices` equal units of it.
+  int32_t chosen = 1, choices = 1;
 };
 
 int64_t num_elements(const WeightSpec& spec);
 int64_t resident_bytes(const WantedWeight& weight);  // codes and scales in its final format
-// Adds up the parts in order of first appearance; chosen and choices are left at 1.
+// Adds up the parts in order of first appearance.
 std::vector<WeightPart> sum_parts(std::span<const WantedWeight> wanted);
 
 class LoadedWeights {

@@ -9,6 +9,7 @@
 
 #include "formats/format.h"
 #include "ops/ctx.h"
+#include "ops/plan.h"
 #include "ops/step.h"
 #include "tensor/buffer.h"
 #include "tensor/random_bytes.h"
@@ -109,8 +110,8 @@ struct LoadOptions {
 ModelInfo describe_model(const std::string& model, const DenseFormats& dense = {});
 // Which kernels would run it under cx.kernels, and why the better ones would not. Throws where an
 // op has none.
-ops::KernelPlan plan_kernels(const ops::Ctx& cx, const std::string& model,
-                             const DenseFormats& dense = {});
+std::vector<ops::PlanEntry> plan_kernels(const ops::Ctx& cx, const std::string& model,
+                                         const DenseFormats& dense = {});
 // Model::scratch_bytes() of it, for the memory plan before anything is loaded.
 int64_t describe_scratch(const ops::Ctx& cx, const std::string& model, const StepLimits& limits,
                          const DenseFormats& dense = {});

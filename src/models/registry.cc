@@ -1,4 +1,6 @@
 // The models that nibble knows, by the architecture that config.json names.
+#include <algorithm>
+#include <memory>
 #include <string>
 
 #include "base/error.h"
@@ -13,17 +15,11 @@ namespace {
 
 struct Architecture {
   const char* name;
-  ModelInfo (*describe)(const ModelFiles&, const DenseFormats&);
-  int64_t (*scratch)(const ops::Ctx&, const ModelFiles&, const StepLimits&, const DenseFormats&);
-  std::vector<WeightSpec> (*wanted)(const ModelFiles&);
-  ops::KernelPlan (*plan)(const ops::Ctx&, const ModelFiles&, const DenseFormats&);
-  std::vector<OpWork> (*step_work)(const ModelFiles&, const DenseFormats&, const StepShape&);
-  std::unique_ptr<Model> (*load)(const ops::Ctx&, const ModelFiles&, const LoadOptions&);
+  std::unique_ptr<SiteModel> (*make)(const Config&, const DenseFormats&);
 };
 
 constexpr Architecture kArchitectures[] = {
-    {"GptOssForCausalLM", describe_gpt_oss, describe_gpt_oss_scratch, list_gpt_oss_weights,
-     plan_gpt_oss, describe_gpt_oss_step_work, load_gpt_oss},
+    {"GptOssForCausalLM", make_gpt_oss},
 };
 
 const Architecture& architecture_of(const ModelFiles& files) {
@@ -39,40 +35,59 @@ const Architecture& architecture_of(const ModelFiles& files) {
                   " is not one that nibble has (" + known + ")");
 }
 
+// Nothing of it is loaded.
+std::unique_ptr<SiteModel> make_model(const ModelFiles& files, const DenseFormats& dense) {
+  return architecture_of(files).make(files.config, dense);
+}
+
 }  // namespace
 
 ModelInfo describe_model(const std::string& model, const DenseFormats& dense) {
-  const ModelFiles files = find_model(model);
-  return architecture_of(files).describe(files, dense);
+  return make_model(find_model(model), dense)->info();
 }
 
 int64_t describe_scratch(const ops::Ctx& cx, const std::string& model, const StepLimits& limits,
                          const DenseFormats& dense) {
-  const ModelFiles files = find_model(model);
-  return architecture_of(files).scratch(cx, files, limits, dense);
+  return make_model(find_model(model), dense)->scratch_bytes(cx, limits);
 }
 
 std::vector<WeightSpec> list_wanted_weights(const std::string& model) {
-  const ModelFiles files = find_model(model);
-  return architecture_of(files).wanted(files);
+  return make_model(find_model(model), {})->weight_specs();
 }
 
-ops::KernelPlan plan_kernels(const ops::Ctx& cx, const std::string& model,
-                             const DenseFormats& dense) {
-  const ModelFiles files = find_model(model);
-  return architecture_of(files).plan(cx, files, dense);
+std::vector<ops::PlanEntry> plan_kernels(const ops::Ctx& cx, const std::string& model,
+                                         const DenseFormats& dense) {
+  const auto made = make_model(find_model(model), dense);
+  made->plan(cx.kernels);
+  return plan_entries(made->sites());
 }
 
 std::vector<OpWork> describe_step_work(const std::string& model, const DenseFormats& dense,
                                        const StepShape& shape) {
-  const ModelFiles files = find_model(model);
-  return architecture_of(files).step_work(files, dense, shape);
+  std::vector<OpWork> all;
+  const auto made = make_model(find_model(model), dense);
+  for (const ops::Site& site : made->sites()) {
+    const ops::Work work = work_of(site.problem, shape);
+    all.push_back({site.label, op_name(site.key.op), work.bytes, work.flops, site.weight.format});
+  }
+  return all;
+}
+
+std::vector<ops::Problem> list_problems(const std::string& model, const DenseFormats& dense) {
+  std::vector<ops::Problem> problems;
+  const auto made = make_model(find_model(model), dense);
+  for (const ops::Site& site : made->sites())
+    if (std::ranges::find(problems, site.problem) == problems.end())
+      problems.push_back(site.problem);
+  return problems;
 }
 
 std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,
                                   const LoadOptions& options) {
   const ModelFiles files = find_model(model);
-  return architecture_of(files).load(cx, files, options);
+  auto made = make_model(files, options.dense);
+  made->load(cx, files, options);
+  return made;
 }
 
 }  // namespace nibble

@@ -6,10 +6,21 @@
 #include "cpu/thread_pool.h"
 #include "cuda/memory.h"
 #include "formats/bf16.h"
+#include "ops/site.h"
 
 namespace nibble::ops {
 
 int Ctx::threads() const { return pool == nullptr ? 1 : pool->size(); }
+
+bool Ctx::begin(const Site& next) {
+  if (left_out == next.label || (!left_out.empty() && left_out == op_name(next.key.op)))
+    return false;
+  site = &next;
+  if (on_op) on_op(next.label.c_str());
+  return true;
+}
+
+std::string Ctx::last_op() const { return site == nullptr ? "none" : site->label; }
 
 Buffer Ctx::allocate(int64_t bytes) const {
   if (!on_gpu()) return Buffer(bytes);

@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "cuda/caps.h"
-#include "ops/plan.h"
+#include "ops/kernel_table.h"
 #include "tensor/buffer.h"
 #include "tensor/tensor.h"
 
@@ -19,6 +19,8 @@ class ThreadPool;
 }
 
 namespace nibble::ops {
+
+struct Site;
 
 // Called with a named buffer of a layer, on the host, right after the op that wrote it (layer -1:
 // outside layers).
@@ -41,22 +43,17 @@ struct Ctx {
   // GPU.
   Tensor on_host(const Tensor& t, Buffer& memory) const;
 
-  // The row that runs `op` for a step of `tokens` tokens.
-  template <typename Row>
-  const Row& kernel(Op op, int64_t tokens) {
-    last_op = op;
-    if (on_op) on_op(op_name(op));
-    return plan->row<Row>(op, layer, tokens);
-  }
-  Op last_op = Op::kEmbed;
-  std::function<void(const char* name)> on_op = {};  // told before each op; for profiles
-  // For profiles: the op of this name does nothing, what it writes stays as it was.
+  // Makes `site` the one that runs; false where a profile leaves it out.
+  bool begin(const Site& site);
+  std::function<void(const char* label)> on_op = {};  // told before each site; for profiles
+  // For profiles: the site of this label, or all of this op, do nothing: what they write stays as
+  // it was.
   std::string left_out = {};
-  bool runs(Op op) const { return left_out.empty() || left_out != op_name(op); }
+  std::string last_op() const;  // the label of the site that was begun last
+
+  const Site* site = nullptr;  // that runs, or ran last; none where a row is run by itself
 
   // Set by the model for the time of a step.
-  const KernelPlan* plan = nullptr;
-  int layer = -1;
   std::span<std::byte> scratch = {};  // working memory within one op, on the device
   // On GPUs: kNumCounters words that are zero between kernels; who counts in them leaves them so.
   static constexpr int kNumCounters = 1 << 16;

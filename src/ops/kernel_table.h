@@ -92,6 +92,8 @@ struct Kernel {
   const char* (*refuse)(const Desc&, const KernelOptions&);
   Fn* run;
   Layout layout = Layout::kRows;  // in which it reads its matrix
+  // Of ops that read a Routing: takes one token's logits where norm_route leaves the choice to it.
+  bool chooses = false;
 };
 
 inline constexpr const char* kSlowerHere = "the kernel table says that it is slower here";

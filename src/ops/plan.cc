@@ -5,24 +5,28 @@
 
 namespace nibble::ops {
 
+std::string site_label(const SiteKey& key) {
+  std::string label = op_name(key.op);
+  if (!key.name.empty()) label += "/" + key.name;
+  if (key.layer >= 0) label += "." + std::to_string(key.layer);
+  return label;
+}
+
 std::vector<std::string> resident_twice(const std::vector<PlanEntry>& entries) {
   std::vector<std::string> twice;
-  std::map<std::pair<Op, int>, std::string> first;
+  std::map<SiteKey, std::string> first;
   for (const PlanEntry& entry : entries) {
-    const auto [seen, is_new] = first.try_emplace({entry.op, entry.layer}, entry.weights);
+    const auto [seen, is_new] = first.try_emplace(entry.site, entry.weights);
     if (is_new || seen->second == entry.weights) continue;
-    const std::string where = entry.layer < 0 ? "" : " of layer " + std::to_string(entry.layer);
-    twice.push_back(op_name(entry.op) + where + ": " + seen->second + ", and " + entry.weights);
+    twice.push_back(site_label(entry.site) + ": " + seen->second + ", and " + entry.weights);
   }
   return twice;
 }
 
-void KernelPlan::note(PlanEntry entry) {
+void SitePlan::note(PlanEntry entry) {
   if (!entries_.empty()) {
     PlanEntry& last = entries_.back();
-    if (last.op == entry.op && last.layer == entry.layer && last.kernel == entry.kernel &&
-        last.weights == entry.weights && last.refused == entry.refused &&
-        last.max_tokens + 1 == entry.min_tokens) {
+    if (last.kernel == entry.kernel && last.refused == entry.refused) {
       last.max_tokens = entry.max_tokens;
       return;
     }

@@ -1,12 +1,12 @@
-// KernelPlan: which kernel runs each op of each layer for steps of each size, and why the better
-// ones do not. Made before the weights are loaded, printed by `nibble doctor`, read by every op of
-// a step.
+// SitePlan: which kernel runs one call of an op for steps of each size, and why the better ones do
+// not. Made before the weights are loaded, printed by `nibble doctor`, read whenever the op runs.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,61 +19,70 @@ namespace nibble::ops {
 inline constexpr std::array<int64_t, 11> kTokenBuckets = {
     1, 2, 4, 8, 16, 32, 64, 128, 256, 512, std::numeric_limits<int32_t>::max()};
 
-struct PlanEntry {
+// Which call: `name` tells apart those of one op in a layer.
+struct SiteKey {
   Op op;
-  int layer;                       // -1: outside layers
+  int layer = -1;  // -1: outside layers
+  std::string name = "";
+  bool operator==(const SiteKey&) const = default;
+  auto operator<=>(const SiteKey&) const = default;
+};
+// "moe_up.3", "out_proj/second.3", "norm_unembed"
+std::string site_label(const SiteKey& key);
+
+struct PlanEntry {
+  SiteKey site;
   int64_t min_tokens, max_tokens;  // of the steps that it serves
   std::string kernel;
   std::vector<Refusal> refused;  // every better row, with its reason
   std::string weights = "";      // "mxfp4 in panels16"; empty: the op has no matrix
+  bool operator==(const PlanEntry&) const = default;
 };
 
-// "moe_up of layer 3: mxfp4 in tiles16x64, and mxfp4 in rows": matrices that would lie in memory
-// twice, as kernels of different sizes of step read them in different layouts. None in plans of
-// KernelPlan.
+// "moe_up.3: mxfp4 in tiles16x64, and mxfp4 in rows": matrices that would lie in memory twice, as
+// kernels of different sizes of step read them in different layouts. None in a SitePlan.
 std::vector<std::string> resident_twice(const std::vector<PlanEntry>& entries);
 
-class KernelPlan {
+class SitePlan {
  public:
-  KernelPlan() = default;
-  explicit KernelPlan(int num_layers)
-      : rows_((num_layers + 1) * kNumOps), layouts_(rows_.size(), Layout::kRows) {}
+  SitePlan() = default;
 
   // Picks from `table` for `desc` with the tokens of each bucket. All buckets read one layout of
-  // the weights: the first, in the table's order, that serves every one. Throws Error(kUnsupported)
-  // with every refusal where none does.
+  // the weights: `resident` where they lie in one already, else the first, in the table's order,
+  // that serves every bucket. Throws Error(kUnsupported) with every refusal where none does.
   template <typename Desc, typename Fn>
-  void add(Op op, int layer, std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
-           const KernelOptions& options) {
+  SitePlan(const SiteKey& site, std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
+           const KernelOptions& options, std::optional<Layout> resident = std::nullopt) {
     for (const TunedKernel& tuned : options.tuned)
-      if (tuned.op == op &&
+      if (tuned.op == site.op &&
           std::ranges::none_of(table, [&](const auto& row) { return tuned.kernel == row.name; }))
-        internal::throw_unknown_kernel(op, tuned.kernel);
-    const Layout layout = common_layout(op, table, desc, options);
-    layouts_.at(index(op, layer)) = layout;
+        internal::throw_unknown_kernel(site.op, tuned.kernel);
+    layout_ = resident ? *resident : common_layout(site.op, table, desc, options);
     int64_t min_tokens = 1;
     for (size_t b = 0; b < kTokenBuckets.size(); ++b) {
       const Desc bucket = with_tokens(desc, b);
-      auto picked = find_kernel(op, table, bucket, options, layout);
-      rows_.at(index(op, layer))[b] = picked.row;
-      note({op, layer, min_tokens, bucket.tokens, picked.row->name, std::move(picked.refused),
-            weights_text(desc, layout)});
+      auto picked = find_kernel(site.op, table, bucket, options, layout_);
+      if (picked.row == nullptr) internal::throw_no_kernel(site.op, picked.refused);
+      rows_[b] = picked.row;
+      note({site, min_tokens, bucket.tokens, picked.row->name, std::move(picked.refused),
+            weights_text(desc, layout_)});
       min_tokens = bucket.tokens + 1;
     }
   }
 
-  // In which all kernels of the op read its matrix.
-  Layout layout(Op op, int layer) const { return layouts_.at(index(op, layer)); }
+  // In which all kernels read the matrix.
+  Layout layout() const { return layout_; }
 
   const std::vector<PlanEntry>& entries() const { return entries_; }
 
-  // The row chosen by add() for a step of `tokens` tokens; Row is the op's Kernel type.
+  // The row for a step of `tokens` tokens; Row is the op's Kernel type. Its kernel may be one that
+  // this build does not have.
   template <typename Row>
-  const Row& row(Op op, int layer, int64_t tokens) const {
+  const Row& row(int64_t tokens) const {
     const auto bucket = std::lower_bound(kTokenBuckets.begin(), kTokenBuckets.end(), tokens);
-    const auto* row = static_cast<const Row*>(
-        rows_[index(op, layer)][static_cast<size_t>(bucket - kTokenBuckets.begin())]);
-    CHECK(row != nullptr && row->run != nullptr);
+    const auto* row =
+        static_cast<const Row*>(rows_[static_cast<size_t>(bucket - kTokenBuckets.begin())]);
+    CHECK(row != nullptr);
     return *row;
   }
 
@@ -108,10 +117,9 @@ class KernelPlan {
 
   // Joins an entry to the bucket before it where all but the size is the same.
   void note(PlanEntry entry);
-  static int index(Op op, int layer) { return (layer + 1) * kNumOps + static_cast<int>(op); }
 
-  std::vector<std::array<const void*, kTokenBuckets.size()>> rows_;
-  std::vector<Layout> layouts_;
+  std::array<const void*, kTokenBuckets.size()> rows_{};
+  Layout layout_ = Layout::kRows;
   std::vector<PlanEntry> entries_;
 };
 

@@ -3,6 +3,7 @@
 
 #include "formats/format.h"
 #include "ops/kernel_table.h"
+#include "ops/weight.h"
 
 namespace nibble::ops {
 
@@ -127,8 +128,9 @@ inline const char* refuse_fold_shape(int64_t rows, int64_t cols, const KernelOpt
   return cols <= 4096 ? nullptr : "more than 4096 columns";
 }
 inline const char* refuse_fold(int64_t met, int64_t experts, int64_t rows, int64_t cols,
-                               const KernelOptions& options) {
+                               const WeightFacts& facts, const KernelOptions& options) {
   if (const char* reason = refuse_fold_shape(rows, cols, options)) return reason;
+  if (!facts.fits_e5m2) return "its weights have block scales above 2, which E5M2 has no room for";
   if (met > kFoldMost * experts) return "more than 64 rows an expert";
   return met >= 3 * experts ? nullptr : "fewer than 3 rows an expert";
 }
@@ -157,6 +159,7 @@ struct GemmProblem {
   int64_t rows, cols;  // of the weight
   int64_t met;         // rows of activations that meet each, at most
   int64_t fewest;      // below, the few-token rows win
+  WeightFacts facts = {};
 };
 // For dense weights. At 64 tokens of gpt-oss-120b the few-token rows take 86 us for qkv, whose
 // passes of 8 tokens each read the weights anew.
@@ -189,6 +192,7 @@ inline const char* refuse_split(Format format, int64_t rows, int64_t cols, int64
 inline const char* refuse_gemm_fp8(const GemmProblem& p, const KernelOptions& options) {
   if (const char* reason = refuse_cpu(options)) return reason;
   if (options.activations != ActFormat::kFp8) return "activations are not fp8";
+  if (!p.facts.fits_e4m3) return "rows of its weights have exponents too far apart for E4M3";
   return refuse_gemm<Format::kMxfp4>(p, options);
 }
 // Of an expert op, from `fewest` rows an expert on. moe_up leaves E4M3 for moe_down: both ask the
@@ -197,7 +201,8 @@ inline const char* refuse_gemm_fp8(const GemmProblem& p, const KernelOptions& op
 inline bool is_experts_fp8(std::string_view kernel) { return kernel.starts_with("sm90_w4a8_"); }
 template <typename Desc>
 const char* refuse_experts_fp8(const Desc& d, int64_t fewest, const KernelOptions& options) {
-  const GemmProblem up{d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, fewest * d.experts};
+  const GemmProblem up{d.format,           2 * d.width,        d.hidden,
+                       d.tokens * d.top_k, fewest * d.experts, d.facts};
   if (const char* reason = refuse_gemm_fp8(up, options)) return reason;
   if (d.width % 64 != 0) return "the experts' width is not a multiple of 64";
   for (const auto& [op, name] : options.forced)

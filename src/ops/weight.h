@@ -19,8 +19,6 @@ struct Weight {
   const uint8_t* codes = nullptr;
   const uint8_t* scales = nullptr;  // [experts, N, K / 32] E8M0 in kRows; none: see the layout
   const uint16_t* bias = nullptr;   // [experts, N] bf16, or none
-  const uint8_t* fold = nullptr;    // [experts, N] see gpu_matmul/fold.h; none: no kernel folds it
-  bool exceeds_e5m2 = false;  // has an exponent above kMostE5m2Exponent, see gpu_matmul/fold.h
 
   // Of one row; in packed layouts a sixteenth of a group.
   int64_t row_code_bytes() const { return nibble::row_code_bytes(format, layout, cols); }
@@ -33,7 +31,6 @@ struct Weight {
     w.codes += e * rows * row_code_bytes();
     if (scales != nullptr) w.scales += e * rows * row_scale_bytes();
     if (bias != nullptr) w.bias += e * rows;
-    if (fold != nullptr) w.fold += e * rows;
     return w;
   }
   // `n` rows from `row0` on, of a weight without experts; in packed layouts whole groups.
@@ -44,9 +41,16 @@ struct Weight {
     w.codes += row0 * row_code_bytes();
     if (scales != nullptr) w.scales += row0 * row_scale_bytes();
     if (bias != nullptr) w.bias += row0;
-    if (fold != nullptr) w.fold += row0;
     return w;
   }
+};
+
+// What the values of a matrix in MXFP4 let kernels do, by which rows of tables refuse it. Known
+// once it is loaded; until then it is taken for one of the many that let them do all.
+struct WeightFacts {
+  bool fits_e5m2 = true;  // no block's scale is above 2; see gpu_matmul/fold.h
+  bool fits_e4m3 = true;  // by one factor a row, and for experts those it works with, too
+  bool operator==(const WeightFacts&) const = default;
 };
 
 // RMS norm: y = x / sqrt(mean(x^2) + eps) * weight.

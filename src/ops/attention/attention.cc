@@ -4,6 +4,7 @@
 
 #include "ops/attention/attention_scratch.h"
 #include "ops/refuse.h"
+#include "ops/site.h"
 
 namespace nibble::ops {
 namespace {
@@ -69,9 +70,11 @@ int64_t visible(const AttentionDesc& d, int64_t tokens, int64_t context) {
 
 std::span<const AttentionKernel> attention_kernels() { return kKernels; }
 
-void attention(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
-               const AttentionParams& params, const Step& s) {
-  cx.kernel<AttentionKernel>(Op::kAttention, s.num_tokens).run(cx, att, q, kv, params, s);
+void attention(Ctx& cx, const Site& site, const Tensor& att, const Tensor& q, const KvLayer& kv,
+               float scale, const Step& s) {
+  const auto window = static_cast<int32_t>(std::get<AttentionDesc>(site.problem).window);
+  const AttentionParams params{.scale = scale, .window = window, .sinks = site.sinks};
+  run_site<AttentionKernel>(cx, site, s.num_tokens, att, q, kv, params, s);
 }
 
 // Each key and value that any token sees, once; q read, att written.

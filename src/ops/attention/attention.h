@@ -15,6 +15,7 @@ struct AttentionDesc {
   int64_t head_dim = 0;
   int64_t window = 0;  // 0: none
   int64_t tokens = 1;  // the most of a step that it is to serve
+  bool operator==(const AttentionDesc&) const = default;
 };
 
 struct AttentionParams {
@@ -29,7 +30,9 @@ using AttentionFn = void(Ctx& cx, const Tensor& att, const Tensor& q, const KvLa
                          const AttentionParams& params, const Step& s);
 using AttentionKernel = Kernel<AttentionDesc, AttentionFn>;
 
-AttentionFn attention;
+// site.sinks, if it has them; the window is its problem's.
+void attention(Ctx& cx, const Site& site, const Tensor& att, const Tensor& q, const KvLayer& kv,
+               float scale, const Step& s);
 std::span<const AttentionKernel> attention_kernels();
 
 // For one sequence of `context` tokens with `tokens` more, keys and values of kv_bytes each; an

@@ -1,6 +1,7 @@
 #include "ops/embed/embed.h"
 
 #include "ops/refuse.h"
+#include "ops/site.h"
 
 namespace nibble::ops {
 namespace {
@@ -26,8 +27,8 @@ constexpr EmbedKernel kKernels[] = {
 
 std::span<const EmbedKernel> embed_kernels() { return kKernels; }
 
-void embed(Ctx& cx, const EmbedOut& out, const Weight& table, const Rope& rope, const Step& s) {
-  cx.kernel<EmbedKernel>(Op::kEmbed, s.num_tokens).run(cx, out, table, rope, s);
+void embed(Ctx& cx, const Site& site, const EmbedOut& out, const Rope& rope, const Step& s) {
+  run_site<EmbedKernel>(cx, site, s.num_tokens, out, site.weight, rope, s);
 }
 
 int64_t bytes(const EmbedDesc& desc, int64_t tokens) {

@@ -13,6 +13,7 @@ struct EmbedDesc {
   int64_t hidden = 0;
   Format format = Format::kBF16;
   int64_t tokens = 1;  // the most of a step that it is to serve
+  bool operator==(const EmbedDesc&) const = default;
 };
 
 struct EmbedOut {
@@ -26,7 +27,8 @@ using EmbedFn = void(Ctx& cx, const EmbedOut& out, const Weight& table, const Ro
                      const Step& s);
 using EmbedKernel = Kernel<EmbedDesc, EmbedFn>;
 
-EmbedFn embed;
+// site.weight: the table.
+void embed(Ctx& cx, const Site& site, const EmbedOut& out, const Rope& rope, const Step& s);
 std::span<const EmbedKernel> embed_kernels();
 
 // Bytes moved and floating-point operations for `tokens` tokens.

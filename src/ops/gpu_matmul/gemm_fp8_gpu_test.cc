@@ -11,6 +11,7 @@
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
 #include "ops/out_proj/out_proj.h"
+#include "ops/prepare.h"
 
 namespace nibble::ops {
 namespace {
@@ -35,15 +36,22 @@ const Kernel<Desc, Fn>* fp8_row(std::span<const Kernel<Desc, Fn>> table, const D
   return nullptr;
 }
 
-// On the GPU, with its fold.
-Weight folded(GpuProblem& gpu, const TestWeight& from, int64_t expected_misfits = 0) {
-  Weight w = gpu.weight(from);
-  const std::vector<uint8_t> room(w.experts * w.rows, 0xee);
-  auto* least = const_cast<uint8_t*>(gpu.array(room));
-  EXPECT_EQ(gpu::find_fold(gpu.cx, w, least).rows, expected_misfits);
-  w.fold = least;
-  return w;
-}
+// On the GPU, with the exponents of its rows, as the site that runs.
+class Loaded {
+ public:
+  Loaded(GpuProblem& gpu, const TestWeight& from) {
+    site_.weight = gpu.weight(from);
+    const std::vector<uint8_t> room(weight().experts * weight().rows, 0xee);
+    auto* least = const_cast<uint8_t*>(gpu.array(room));
+    EXPECT_EQ(gpu::find_fold(gpu.cx, weight(), least).rows, 0);
+    site_.row_exponents = least;
+    gpu.cx.site = &site_;
+  }
+  const Weight& weight() const { return site_.weight; }
+
+ private:
+  Site site_;
+};
 
 // Exponents of all blocks anywhere within `span` of each other.
 void spread(Random& random, TestWeight& w, int span) {
@@ -89,11 +97,11 @@ void check_up(const char* name, const Shape& shape, int64_t tokens, int span) {
   SCOPED_TRACE(name);
   const MoeUpKernel* row = fp8_row(moe_up_kernels(), desc, gpu, w, name);
   ASSERT_NE(row, nullptr);
-  const Weight weight = folded(gpu, w);
+  const Loaded loaded(gpu, w);
   const Tensor in = gpu.tensor(h, DType::kBF16);
   const auto run = [&] {
     const Tensor u = gpu.output(DType::kBF16, {tokens * shape.top_k, shape.width});
-    row->run(gpu.cx, u, in, gpu.routing(routing), weight, 7);
+    row->run(gpu.cx, u, in, gpu.routing(routing), loaded.weight(), 7);
     return gpu.values<uint8_t>(u.data, tokens * shape.top_k * shape.width);
   };
   const std::vector<uint8_t> got = run();
@@ -150,12 +158,12 @@ void check_down(const char* name, const Shape& shape, int64_t tokens, int span) 
   SCOPED_TRACE(name);
   const MoeDownKernel* row = fp8_row(moe_down_kernels(), desc, gpu, w, name);
   ASSERT_NE(row, nullptr);
-  const Weight weight = folded(gpu, w);
+  const Loaded loaded(gpu, w);
   Tensor in = make_tensor(nullptr, DType::kBF16, {slots, desc.width});
   in.data = const_cast<uint8_t*>(gpu.array(codes));
   const auto run = [&] {
     const Tensor d = gpu.output(DType::kF32, {tokens, desc.hidden});
-    row->run(gpu.cx, d, in, gpu.routing(routing), weight);
+    row->run(gpu.cx, d, in, gpu.routing(routing), loaded.weight());
     return gpu.floats(d);
   };
   const Floats got = run();
@@ -198,12 +206,12 @@ void check_dense(int64_t rows, int64_t cols, int64_t tokens, int span) {
   GpuProblem gpu(gpu::scratch_bytes(here));
   const OutProjKernel* row = fp8_row(out_proj_kernels(), desc, gpu, w);
   ASSERT_NE(row, nullptr);
-  const Weight weight = folded(gpu, w);
+  const Loaded loaded(gpu, w);
   const Tensor in = gpu.tensor(att, DType::kBF16);
   const auto run = [&](int64_t first, int64_t n) {
     const Tensor d = gpu.output(DType::kF32, {n, rows});
     const Tensor from = make_tensor(in.as<uint16_t>() + first * cols, DType::kBF16, {n, cols});
-    row->run(gpu.cx, d, from, weight, Step{.num_tokens = static_cast<int32_t>(n)});
+    row->run(gpu.cx, d, from, loaded.weight(), Step{.num_tokens = static_cast<int32_t>(n)});
     return gpu.floats(d);
   };
   const Floats got = run(0, tokens);
@@ -229,55 +237,44 @@ TEST(GemmFp8Gpu, DenseEqualsTheTwinAndItselfAlone) {
   check_dense(336, 320, is_too_slow(320 * 130) ? 3 : 130, kFoldSpan);
 }
 
-// A weight whose rows do not all fold is multiplied in bf16, by the kernel beside.
-TEST(GemmFp8Gpu, RowsTooWideAreCountedAndGoToBF16) {
+TEST(GemmFp8Gpu, RowsTooWideAreCounted) {
   Random random(3);
-  const OutProjDesc desc{48, 128, Format::kMxfp4, 1 << 20};
-  TestWeight w(random, Format::kMxfp4, 1, desc.hidden, desc.width);
+  TestWeight w(random, Format::kMxfp4, 1, 48, 128);
   spread(random, w, 2);
   w.scales[5 * 4 + 2] = static_cast<uint8_t>(118 - kFoldSpan - 1);  // row 5
   w.scales[5 * 4] = 118;
   w.scales[17 * 4 + 3] = 255;  // row 17: NaN
-  const Floats att(random, 9, desc.width, DType::kBF16);
-  GpuProblem gpu(gpu::scratch_bytes(OutProjDesc{48, 128, Format::kMxfp4, 9}));
-  const OutProjKernel* row = fp8_row(out_proj_kernels(), desc, gpu, w);
-  ASSERT_NE(row, nullptr);
-  Weight weight = folded(gpu, w, 2);
-  weight.fold = nullptr;
-  const Tensor d = gpu.output(DType::kF32, {9, desc.hidden});
-  row->run(gpu.cx, d, gpu.tensor(att, DType::kBF16), weight, Step{.num_tokens = 9});
-  const Floats got = gpu.floats(d);
-  for (int64_t t = 0; t < 9; ++t)
-    for (int64_t n = 0; n < desc.hidden; ++n) {
-      double abs;
-      const double want = ref::Row(w.view, 0, n).dot(att.row(t), &abs);
-      if (n == 17)
-        EXPECT_TRUE(std::isnan(got.at(t, n)));
-      else
-        EXPECT_NEAR(got.at(t, n), want, 2 * (desc.width + 8) * kEps * abs) << t << " " << n;
-    }
+  w.pack(Layout::kTiles16x64);
+  GpuProblem gpu(0);
+  EXPECT_EQ(gpu::find_fold(gpu.cx, gpu.weight(w), nullptr).rows, 2);
 }
 
-// A layer's experts, up and down, of 40 tokens.
+// A layer's experts, up and down, of 12 tokens, planned as a model plans them.
 struct Experts {
-  static constexpr int64_t kRows = 128, kTokens = 40, kExperts = 3, kTopK = 2;
+  static constexpr int64_t kRows = 128, kTokens = 12, kExperts = 3, kTopK = 2;
   Random random{4};
   TestWeight up{random, Format::kMxfp4, kExperts, 2 * kRows, kRows};
   TestWeight down{random, Format::kMxfp4, kExperts, kRows, kRows};
   MoeUpDesc up_desc{kRows, kRows, kExperts, kTopK, Format::kMxfp4, kTokens};
   MoeDownDesc down_desc{kRows, kRows, kExperts, kTopK, Format::kMxfp4, kTokens};
   GpuProblem gpu{std::max(gpu::scratch_bytes(up_desc), gpu::scratch_bytes(down_desc))};
-  Weight up_weight, down_weight;  // what run() takes
+  Sites sites;
+  Buffer prepared;
 
-  // On the GPU, in the layout that its kernels read.
-  void load() {
-    up.pack(Layout::kTiles16x64), down.pack(Layout::kTiles16x64);
-    up_weight = gpu.weight(up), down_weight = gpu.weight(down);
+  Experts(ActFormat activations, uint8_t up_exponent, uint8_t down_exponent) {
+    gpu.cx.kernels.activations = activations;
+    for (TestWeight* w : {&up, &down}) spread(random, *w, 2);
+    up.scales[7] = up_exponent, down.scales[9] = down_exponent;
+    sites.push_back({{Op::kMoeUp, 0}, "moe_up.0", up_desc, {"h"}, {"u"}});
+    sites.push_back({{Op::kMoeDown, 0}, "moe_down.0", down_desc, {"u"}, {"d"}});
+    plan_sites(sites, gpu.cx.kernels);
+    for (TestWeight* w : {&up, &down}) w->pack(Layout::kTiles16x64);
+    sites[0].weight = gpu.weight(up), sites[1].weight = gpu.weight(down);
+    prepared = prepare_weights(gpu.cx, sites);
   }
-  std::vector<float> run(std::string_view kernel) {
-    const auto named = [&](const auto& table) {
-      return *std::ranges::find(table, kernel, [](const auto& row) { return row.name; });
-    };
+  std::string up_kernel() const { return sites[0].plan.row<MoeUpKernel>(kTokens).name; }
+  std::string down_kernel() const { return sites[1].plan.row<MoeDownKernel>(kTokens).name; }
+  std::vector<float> run() {
     TestRouting routing(kTokens, kExperts, kTopK);
     Random same(5);
     routing.randomize(same);
@@ -285,8 +282,8 @@ struct Experts {
     const Tensor h = gpu.tensor(Floats(same, kTokens, kRows, DType::kBF16), DType::kBF16);
     const Tensor u = gpu.output(DType::kBF16, {kTokens * kTopK, kRows});
     const Tensor d = gpu.output(DType::kF32, {kTokens, kRows});
-    named(moe_up_kernels()).run(gpu.cx, u, h, on_gpu, up_weight, 7);
-    named(moe_down_kernels()).run(gpu.cx, d, u, on_gpu, down_weight);
+    moe_up(gpu.cx, sites[0], u, h, on_gpu, 7);
+    moe_down(gpu.cx, sites[1], d, u, on_gpu);
     return gpu.floats(d).values;
   }
 };
@@ -295,34 +292,30 @@ bool all_finite(const std::vector<float>& values) {
   return std::ranges::all_of(values, [](float x) { return std::isfinite(x); });
 }
 
-// Without a fold u stays bf16 between them. The bits are those of the kernels that the same step
-// has with bf16 activations.
+// What either of them cannot be, neither is: u is in one format. The bits are those of the step
+// with bf16 activations.
 TEST(GemmFp8Gpu, ExpertsTooWideGoToBF16) {
-  Experts experts;
-  experts.load();
-  for (const char* by : {"gemm", "fold"}) {
-    const std::vector<float> got = experts.run(std::string("sm90_w4a8_") + by);
-    EXPECT_EQ(got, experts.run(std::string("sm90_w4a16_") + by));
-    EXPECT_TRUE(all_finite(got));
+  constexpr uint8_t kFar = 116 - kFoldSpan - 1;
+  Experts fits(ActFormat::kFp8, 116, 116);
+  EXPECT_TRUE(fits.up_kernel().starts_with("sm90_w4a8_")) << fits.up_kernel();
+  EXPECT_TRUE(fits.down_kernel().starts_with("sm90_w4a8_")) << fits.down_kernel();
+  EXPECT_TRUE(all_finite(fits.run()));
+  for (const auto& [up, down] : {std::pair<uint8_t, uint8_t>{kFar, 116}, {116, kFar}}) {
+    Experts wide(ActFormat::kFp8, up, down), bf16(ActFormat::kBF16, up, down);
+    EXPECT_TRUE(wide.up_kernel().find("w4a16") != std::string::npos) << wide.up_kernel();
+    EXPECT_EQ(wide.up_kernel(), bf16.up_kernel());
+    EXPECT_EQ(wide.down_kernel(), bf16.down_kernel());
+    EXPECT_EQ(wide.run(), bf16.run());
   }
 }
 
-// gemv_fold by bf16 has no room for block scales above 2.
+// Products of bf16 by E5M2 have no room for block scales above 2.
 TEST(GemmFp8Gpu, ExpertsAboveE5m2GoToTheBatchKernels) {
-  Experts experts;
-  for (TestWeight* w : {&experts.up, &experts.down}) spread(experts.random, *w, 2);
-  experts.up.scales[7] = 129, experts.down.scales[9] = 129;
-  experts.load();
-  const auto exceeding = [&](const Weight& w) {
-    return gpu::find_fold(experts.gpu.cx, w, nullptr).too_large;
-  };
-  EXPECT_EQ(exceeding(experts.up_weight), 1);
-  EXPECT_EQ(exceeding(experts.down_weight), 1);
-  EXPECT_FALSE(all_finite(experts.run("sm90_w4a16_fold")));  // unless it is told
-  experts.up_weight.exceeds_e5m2 = experts.down_weight.exceeds_e5m2 = true;
-  const std::vector<float> got = experts.run("sm90_w4a16_fold");
-  EXPECT_TRUE(all_finite(got));
-  EXPECT_EQ(got, experts.run("cuda_w4a16_batch"));
+  Experts one(ActFormat::kBF16, 129, 116);
+  EXPECT_EQ(one.up_kernel(), "cuda_w4a16_batch");
+  EXPECT_EQ(one.down_kernel(), "sm90_w4a16_fold");
+  EXPECT_TRUE(all_finite(one.run()));
+  EXPECT_EQ(gpu::find_fold(one.gpu.cx, one.sites[0].weight, nullptr).too_large, 1);
 }
 
 }  // namespace

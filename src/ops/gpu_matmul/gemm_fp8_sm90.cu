@@ -3,6 +3,7 @@
 #include "ops/gpu_matmul/gemm_fp8_sm90.cuh"
 #include "ops/gpu_matmul/gemm_fp8_sm90.h"
 #include "ops/gpu_matmul/gemm_items.h"
+#include "ops/site.h"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -62,6 +63,11 @@ void launch_experts(Ctx& cx, const sm90::Fp8Params& params) {
 
 }  // namespace
 
+const uint8_t* row_exponents_of(const Ctx& cx) {
+  CHECK(cx.site != nullptr && cx.site->row_exponents != nullptr);
+  return cx.site->row_exponents;
+}
+
 E4m3Rows quantize_rows(Ctx& cx, Scratch& scratch, const uint16_t* x, int64_t rows, int64_t cols) {
   const E4m3Rows to = take_e4m3_rows(scratch, rows, cols);
   cuda::launch(cx.stream, quantize,
@@ -72,9 +78,8 @@ E4m3Rows quantize_rows(Ctx& cx, Scratch& scratch, const uint16_t* x, int64_t row
 
 void gemm_fp8(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
   if (args.num_slots == 0) return;
-  CHECK(w.fold != nullptr);
   sm90::Fp8Params params{sm90::gemm_params(w, args), w.codes};
-  params.fold = w.fold;
+  params.fold = row_exponents_of(cx);
   switch (out) {
     case GemmOut::kSwiglu:
       return launch_experts<GemmOut::kSwiglu>(cx, params);
@@ -89,7 +94,6 @@ void gemm_fp8(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
 
 void gemm_fp8(Ctx& cx, Scratch& scratch, const Weight& w, const uint16_t* x, int64_t tokens,
               float* y) {
-  if (w.fold == nullptr) return gemm(cx, w, x, tokens, y);
   if (tokens == 0) return;
   const E4m3Rows rows = quantize_rows(cx, scratch, x, tokens, w.cols);
   gemm_fp8(

@@ -6,6 +6,7 @@
 #include "ops/gpu_matmul/fold_rows.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
+#include "ops/site.h"
 
 namespace nibble::ops {
 namespace {
@@ -28,7 +29,7 @@ const char* refuse_batch(const MoeDownDesc& d, const KernelOptions& o) {
 
 const char* refuse_by_fold(const MoeDownDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_batch(d, o)) return reason;
-  return refuse_fold(d.tokens * d.top_k, d.experts, d.hidden, d.width, o);
+  return refuse_fold(d.tokens * d.top_k, d.experts, d.hidden, d.width, d.facts, o);
 }
 
 // 20 rows an expert, as moe_up.
@@ -54,7 +55,8 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_down_batch),
          Layout::kTiles16x64},
-        {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_down), Layout::kTiles16x64},
+        {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_down), Layout::kTiles16x64,
+         /*chooses=*/true},
         {"ref", [](const MoeDownDesc&, const KernelOptions& o) { return refuse_ref(o); },
          ref::moe_down},
     }));
@@ -63,9 +65,8 @@ constexpr auto kKernels = joined(
 
 std::span<const MoeDownKernel> moe_down_kernels() { return kKernels; }
 
-void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
-              const Weight& down) {
-  cx.kernel<MoeDownKernel>(Op::kMoeDown, routing.num_tokens).run(cx, d, u, routing, down);
+void moe_down(Ctx& cx, const Site& site, const Tensor& d, const Tensor& u, const Routing& routing) {
+  run_site<MoeDownKernel>(cx, site, routing.num_tokens, d, u, routing, site.weight);
 }
 
 int64_t bytes(const MoeDownDesc& d, int64_t tokens, int64_t distinct, int64_t act_bytes) {

@@ -14,6 +14,8 @@ struct MoeDownDesc {
   int64_t top_k = 0;
   Format format = Format::kMxfp4;
   int64_t tokens = 1;  // the most of a step that it is to serve
+  WeightFacts facts = {};
+  bool operator==(const MoeDownDesc&) const = default;
 };
 
 // d [T, H] f32, out; u [T * K, F] f32 by slot; down [E, H, F].
@@ -21,7 +23,8 @@ using MoeDownFn = void(Ctx& cx, const Tensor& d, const Tensor& u, const Routing&
                        const Weight& down);
 using MoeDownKernel = Kernel<MoeDownDesc, MoeDownFn>;
 
-MoeDownFn moe_down;
+// site.weight: down.
+void moe_down(Ctx& cx, const Site& site, const Tensor& d, const Tensor& u, const Routing& routing);
 std::span<const MoeDownKernel> moe_down_kernels();
 
 // Where `distinct` experts are met by `tokens` tokens; an element of u has act_bytes.
@@ -43,7 +46,7 @@ MoeDownFn moe_down_batch;
 MoeDownFn moe_down_fold;
 MoeDownFn moe_down_fold_fp8;  // as moe_down_gemm_fp8
 MoeDownFn moe_down_gemm;
-MoeDownFn moe_down_gemm_fp8;  // takes u in E4M3 where `down` folds
+MoeDownFn moe_down_gemm_fp8;  // takes u in E4M3
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const MoeDownDesc& desc);

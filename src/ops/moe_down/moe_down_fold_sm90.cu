@@ -1,5 +1,6 @@
 // moe_down for some rows an expert, by wgmma in FP8 that keeps bf16's bits, or of E4M3 activations
 // (gemv_fold_sm90.cuh).
+#include "ops/gpu_matmul/gemm_fp8_sm90.h"
 #include "ops/gpu_matmul/gemv_fold_sm90.cuh"
 #include "ops/moe_down/down_by_slot.cuh"
 #include "ops/moe_down/moe_down.h"
@@ -23,7 +24,6 @@ struct FoldDown {
 
 void moe_down_fold(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                    const Weight& down) {
-  if (down.exceeds_e5m2) return moe_down_batch(cx, d, u, routing, down);
   down_by_slot(cx, d, u, routing, down, [&](const DownBySlot& op, Scratch& scratch) {
     const int64_t slots = int64_t{routing.num_tokens} * routing.top_k;
     sm90::launch_fold(cx, scratch, down, op.u, slots, op);
@@ -32,14 +32,13 @@ void moe_down_fold(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& rou
 
 void moe_down_fold_fp8(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                        const Weight& down) {
-  if (down.fold == nullptr) return moe_down_fold(cx, d, u, routing, down);
   Scratch scratch(cx.scratch);
   auto* const y = scratch.take<uint16_t>(int64_t{routing.num_tokens} * routing.top_k * down.rows);
   follow_moe_up(cx, y);
   sm90::launch_fold(cx, down,
                     sm90::E4m3Columns{.codes = static_cast<const uint8_t*>(u.data),
                                       .scale_all = kExpertScale,
-                                      .fold = down.fold},
+                                      .fold = row_exponents_of(cx)},
                     FoldDown{.y = y,
                              .offsets = routing.offsets,
                              .experts = routing.num_experts,

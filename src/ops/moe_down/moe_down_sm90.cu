@@ -64,7 +64,6 @@ void moe_down_gemm(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& rou
 
 void moe_down_gemm_fp8(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                        const Weight& down) {
-  if (down.fold == nullptr) return moe_down_gemm(cx, d, u, routing, down);
   if (routing.num_tokens == 0) return;
   const int32_t slots = routing.num_tokens * routing.top_k;
   Scratch scratch(cx.scratch);

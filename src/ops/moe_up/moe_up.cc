@@ -7,6 +7,7 @@
 #include "ops/gpu_matmul/fold_rows.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
+#include "ops/site.h"
 
 namespace nibble::ops {
 namespace {
@@ -29,7 +30,7 @@ const char* refuse_batch(const MoeUpDesc& d, const KernelOptions& o) {
 
 const char* refuse_by_fold(const MoeUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_batch(d, o)) return reason;
-  return refuse_fold(d.tokens * d.top_k, d.experts, 2 * d.width, d.hidden, o);
+  return refuse_fold(d.tokens * d.top_k, d.experts, 2 * d.width, d.hidden, d.facts, o);
 }
 
 // 20 rows an expert: below, a weight's bytes are worth more than its products.
@@ -54,7 +55,8 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_up_batch),
          Layout::kTiles16x64},
-        {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_up), Layout::kTiles16x64},
+        {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_up), Layout::kTiles16x64,
+         /*chooses=*/true},
         {"ref", [](const MoeUpDesc&, const KernelOptions& o) { return refuse_ref(o); },
          ref::moe_up},
     }));
@@ -63,9 +65,9 @@ constexpr auto kKernels = joined(
 
 std::span<const MoeUpKernel> moe_up_kernels() { return kKernels; }
 
-void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
+void moe_up(Ctx& cx, const Site& site, const Tensor& u, const Tensor& h, const Routing& routing,
             float limit) {
-  cx.kernel<MoeUpKernel>(Op::kMoeUp, routing.num_tokens).run(cx, u, h, routing, up, limit);
+  run_site<MoeUpKernel>(cx, site, routing.num_tokens, u, h, routing, site.weight, limit);
 }
 
 int64_t bytes(const MoeUpDesc& d, int64_t tokens, int64_t distinct, int64_t act_bytes) {

@@ -16,6 +16,8 @@ struct MoeUpDesc {
   int64_t top_k = 0;
   Format format = Format::kMxfp4;
   int64_t tokens = 1;  // the most of a step that it is to serve
+  WeightFacts facts = {};
+  bool operator==(const MoeUpDesc&) const = default;
 };
 
 inline constexpr float kSwigluAlpha = 1.702f;
@@ -25,7 +27,9 @@ using MoeUpFn = void(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& r
                      const Weight& up, float limit);
 using MoeUpKernel = Kernel<MoeUpDesc, MoeUpFn>;
 
-MoeUpFn moe_up;
+// site.weight: up.
+void moe_up(Ctx& cx, const Site& site, const Tensor& u, const Tensor& h, const Routing& routing,
+            float limit);
 std::span<const MoeUpKernel> moe_up_kernels();
 
 // Where `distinct` experts are met by `tokens` tokens; an element of h and u has act_bytes.
@@ -47,7 +51,7 @@ MoeUpFn moe_up_batch;
 MoeUpFn moe_up_fold;
 MoeUpFn moe_up_fold_fp8;  // as moe_up_gemm_fp8
 MoeUpFn moe_up_gemm;
-MoeUpFn moe_up_gemm_fp8;  // leaves u in E4M3 where `up` folds
+MoeUpFn moe_up_gemm_fp8;  // leaves u in E4M3
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const MoeUpDesc& desc);

@@ -46,7 +46,6 @@ FoldUp fold_up(const Tensor& u, const Routing& routing, const Weight& up, float 
 
 void moe_up_fold(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
                  const Weight& up, float limit) {
-  if (up.exceeds_e5m2) return moe_up_batch(cx, u, h, routing, up, limit);
   Scratch scratch(cx.scratch);
   sm90::launch_fold(cx, scratch, up, h.as<uint16_t>(), routing.num_tokens,
                     fold_up(u, routing, up, limit));
@@ -54,12 +53,11 @@ void moe_up_fold(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routi
 
 void moe_up_fold_fp8(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
                      const Weight& up, float limit) {
-  if (up.fold == nullptr) return moe_up_fold(cx, u, h, routing, up, limit);
   Scratch scratch(cx.scratch);
   const E4m3Rows x = quantize_rows(cx, scratch, h.as<uint16_t>(), routing.num_tokens, up.cols);
-  sm90::launch_fold(cx, up,
-                    sm90::E4m3Columns{.codes = x.codes, .scales = x.scales, .fold = up.fold},
-                    FoldUpE4m3{fold_up(u, routing, up, limit)});
+  sm90::launch_fold(
+      cx, up, sm90::E4m3Columns{.codes = x.codes, .scales = x.scales, .fold = row_exponents_of(cx)},
+      FoldUpE4m3{fold_up(u, routing, up, limit)});
 }
 
 }  // namespace nibble::ops::gpu

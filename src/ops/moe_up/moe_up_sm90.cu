@@ -18,7 +18,6 @@ void moe_up_gemm(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routi
 
 void moe_up_gemm_fp8(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
                      const Weight& up, float limit) {
-  if (up.fold == nullptr) return moe_up_gemm(cx, u, h, routing, up, limit);
   if (routing.num_tokens == 0) return;
   Scratch scratch(cx.scratch);
   const E4m3Rows x = quantize_rows(cx, scratch, h.as<uint16_t>(), routing.num_tokens, up.cols);

@@ -4,6 +4,7 @@
 #include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
+#include "ops/site.h"
 
 namespace nibble::ops {
 namespace {
@@ -36,7 +37,7 @@ const char* refuse_some(const NormQkvDesc& d, const KernelOptions& o) {
 
 const char* refuse_many_fp8(const NormQkvDesc& d, const KernelOptions& o) {
   if (const char* reason =
-          refuse_gemm_fp8({d.format, rows_of(d), d.hidden, d.tokens, kDenseFewest}, o))
+          refuse_gemm_fp8({d.format, rows_of(d), d.hidden, d.tokens, kDenseFewest, d.facts}, o))
     return reason;
   return d.head_dim == 64 ? nullptr : "head dim is not 64";
 }
@@ -62,10 +63,10 @@ constexpr auto kKernels = joined(
 
 std::span<const NormQkvKernel> norm_qkv_kernels() { return kKernels; }
 
-void norm_qkv(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x, const Tensor& d,
-              const Norm& norm, const Weight& qkv, const Tensor& cos_sin, const Step& s) {
-  cx.kernel<NormQkvKernel>(Op::kNormQkv, s.num_tokens)
-      .run(cx, out, kv, x, d, norm, qkv, cos_sin, s);
+void norm_qkv(Ctx& cx, const Site& site, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+              const Tensor& d, const Tensor& cos_sin, const Step& s) {
+  run_site<NormQkvKernel>(cx, site, s.num_tokens, out, kv, x, d, site.norm, site.weight, cos_sin,
+                          s);
 }
 
 // The weights once; x and d read, y, h, q, k and v written.

@@ -15,6 +15,8 @@ struct NormQkvDesc {
   int64_t head_dim = 0;
   Format format = Format::kBF16;
   int64_t tokens = 1;  // the most of a step that it is to serve
+  WeightFacts facts = {};
+  bool operator==(const NormQkvDesc&) const = default;
 };
 
 struct NormQkvOut {
@@ -31,7 +33,9 @@ using NormQkvFn = void(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const 
                        const Step& s);
 using NormQkvKernel = Kernel<NormQkvDesc, NormQkvFn>;
 
-NormQkvFn norm_qkv;
+// site.norm; site.weight: qkv.
+void norm_qkv(Ctx& cx, const Site& site, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+              const Tensor& d, const Tensor& cos_sin, const Step& s);
 std::span<const NormQkvKernel> norm_qkv_kernels();
 
 // An element of h and q has act_bytes, as has one of keys and values.

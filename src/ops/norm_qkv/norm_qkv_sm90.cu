@@ -42,7 +42,6 @@ void norm_qkv_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tens
 void norm_qkv_gemm_fp8(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                        const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
                        const Step& s) {
-  if (qkv.fold == nullptr) return norm_qkv_gemm(cx, out, kv, x, d, norm, qkv, cos_sin, s);
   if (s.num_tokens == 0) return;
   Scratch scratch(cx.scratch);
   const E4m3Rows h = take_e4m3_rows(scratch, s.num_tokens, qkv.cols);

@@ -6,6 +6,7 @@
 #include "ops/norm_route/route_scratch.h"
 #include "ops/norm_route/sort_choices.h"
 #include "ops/refuse.h"
+#include "ops/site.h"
 
 namespace nibble::ops {
 namespace {
@@ -69,10 +70,10 @@ constexpr NormRouteKernel kKernels[] = {
 
 std::span<const NormRouteKernel> norm_route_kernels() { return kKernels; }
 
-void norm_route(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, const Tensor& x,
-                const Tensor& d, const Norm& norm, const Weight& router) {
-  cx.kernel<NormRouteKernel>(Op::kNormRoute, routing.num_tokens)
-      .run(cx, y, h, routing, x, d, norm, router);
+void norm_route(Ctx& cx, const Site& site, const Tensor& y, const Tensor& h, Routing& routing,
+                const Tensor& x, const Tensor& d) {
+  run_site<NormRouteKernel>(cx, site, routing.num_tokens, y, h, routing, x, d, site.norm,
+                            site.weight);
 }
 
 int64_t bytes(const NormRouteDesc& d, int64_t tokens, int64_t act_bytes) {

@@ -15,6 +15,7 @@ struct NormRouteDesc {
   int64_t top_k = 0;
   Format format = Format::kBF16;
   int64_t tokens = 1;  // the most of a step that it is to serve
+  bool operator==(const NormRouteDesc&) const = default;
 };
 
 // y, h [T, H] f32, out; routing: out, its sizes set by the caller; x, d [T, H] f32; y is not x;
@@ -23,7 +24,9 @@ using NormRouteFn = void(Ctx& cx, const Tensor& y, const Tensor& h, Routing& rou
                          const Tensor& x, const Tensor& d, const Norm& norm, const Weight& router);
 using NormRouteKernel = Kernel<NormRouteDesc, NormRouteFn>;
 
-NormRouteFn norm_route;
+// site.norm; site.weight: router.
+void norm_route(Ctx& cx, const Site& site, const Tensor& y, const Tensor& h, Routing& routing,
+                const Tensor& x, const Tensor& d);
 std::span<const NormRouteKernel> norm_route_kernels();
 
 // An element of h has act_bytes.

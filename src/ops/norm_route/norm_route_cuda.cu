@@ -21,12 +21,11 @@
 #include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/parameters.cuh"
-#include "ops/moe_down/moe_down.h"
-#include "ops/moe_up/moe_up.h"
 #include "ops/norm/add_norm.cuh"
 #include "ops/norm_route/norm_route.h"
 #include "ops/norm_route/route.cuh"
 #include "ops/norm_route/route_scratch.h"
+#include "ops/site.h"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -201,10 +200,8 @@ __global__ void __launch_bounds__(kThreads, kMine == 1 ? 2 : 1)
 // Whether the kernels that follow for one token make the choice themselves, which saves the wait
 // for the last block.
 bool consumers_choose(const Ctx& cx, const Routing& r) {
-  if (r.num_tokens != 1 || r.num_experts > kMaxLeftExperts || cx.plan == nullptr || cx.tap)
-    return false;
-  return cx.plan->row<MoeUpKernel>(Op::kMoeUp, cx.layer, 1).run == moe_up &&
-         cx.plan->row<MoeDownKernel>(Op::kMoeDown, cx.layer, 1).run == moe_down;
+  if (r.num_tokens != 1 || r.num_experts > kMaxLeftExperts || cx.tap) return false;
+  return cx.site != nullptr && cx.site->readers_choose;
 }
 
 }  // namespace

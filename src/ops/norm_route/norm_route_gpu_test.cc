@@ -8,6 +8,7 @@
 #include "ops/moe_up/moe_up.h"
 #include "ops/norm_ref.h"
 #include "ops/norm_route/norm_route.h"
+#include "ops/site.h"
 
 namespace nibble::ops {
 namespace {
@@ -189,26 +190,27 @@ TEST(NormRouteGpu, TheChoiceMayBeLeftToMoeUp) {
   const MoeUpDesc up_desc{shape.hidden, width, shape.experts, shape.top_k, Format::kMxfp4};
   const MoeDownDesc down_desc{shape.hidden, width, shape.experts, shape.top_k, Format::kMxfp4};
   GpuProblem gpu(std::max({gpu::scratch_bytes(route_desc), scratch_bytes(down_desc, 1, 1)}));
-  KernelPlan plan(1);
-  plan.add(Op::kNormRoute, 0, norm_route_kernels(), route_desc, gpu.cx.kernels);
-  plan.add(Op::kMoeUp, 0, moe_up_kernels(), up_desc, gpu.cx.kernels);
-  plan.add(Op::kMoeDown, 0, moe_down_kernels(), down_desc, gpu.cx.kernels);
-  gpu.cx.layer = 0;
+  Sites sites;
+  sites.push_back({.key = {Op::kNormRoute, 0}, .problem = route_desc, .writes = {"routing"}});
+  sites.push_back({.key = {Op::kMoeUp, 0}, .problem = up_desc, .reads = {"routing"}});
+  sites.push_back({.key = {Op::kMoeDown, 0}, .problem = down_desc, .reads = {"routing"}});
+  plan_sites(sites, gpu.cx.kernels);
+  EXPECT_TRUE(sites[0].readers_choose);
   TestRouting routings[2] = {{1, shape.experts, shape.top_k}, {1, shape.experts, shape.top_k}};
   std::vector<float> d[2];
   for (const bool is_left : {false, true}) {
-    gpu.cx.plan = is_left ? &plan : nullptr;
+    gpu.cx.site = is_left ? &sites[0] : nullptr;
     Routing routing = gpu.routing_output(routings[is_left]);
     const Tensor h = gpu.output(DType::kBF16, {1, shape.hidden});
     const Tensor u = gpu.output(DType::kBF16, {shape.top_k, width});
     const Tensor out = gpu.output(DType::kF32, {1, shape.hidden});
-    plan.row<NormRouteKernel>(Op::kNormRoute, 0, 1)
-        .run(gpu.cx, gpu.output(DType::kF32, {1, shape.hidden}), h, routing,
-             gpu.tensor(p.x, DType::kF32), gpu.tensor(p.d, DType::kF32),
-             {gpu.array(p.weight), 1e-5f}, gpu.weight(p.router));
+    sites[0].plan.row<NormRouteKernel>(1).run(gpu.cx, gpu.output(DType::kF32, {1, shape.hidden}), h,
+                                              routing, gpu.tensor(p.x, DType::kF32),
+                                              gpu.tensor(p.d, DType::kF32),
+                                              {gpu.array(p.weight), 1e-5f}, gpu.weight(p.router));
     EXPECT_EQ(routing.logits != nullptr, is_left);
-    plan.row<MoeUpKernel>(Op::kMoeUp, 0, 1).run(gpu.cx, u, h, routing, gpu.weight(up), 7);
-    plan.row<MoeDownKernel>(Op::kMoeDown, 0, 1).run(gpu.cx, out, u, routing, gpu.weight(down));
+    sites[1].plan.row<MoeUpKernel>(1).run(gpu.cx, u, h, routing, gpu.weight(up), 7);
+    sites[2].plan.row<MoeDownKernel>(1).run(gpu.cx, out, u, routing, gpu.weight(down));
     d[is_left] = gpu.floats(out).values;
     gpu.read_back(routings[is_left], routing);
   }

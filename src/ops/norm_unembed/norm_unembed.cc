@@ -4,6 +4,7 @@
 #include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
+#include "ops/site.h"
 
 namespace nibble::ops {
 namespace {
@@ -17,7 +18,7 @@ const char* refuse_many(const NormUnembedDesc& d, const KernelOptions& o) {
 }
 
 const char* refuse_many_fp8(const NormUnembedDesc& d, const KernelOptions& o) {
-  return refuse_gemm_fp8({d.format, d.vocab, d.hidden, d.tokens, kDenseFewest}, o);
+  return refuse_gemm_fp8({d.format, d.vocab, d.hidden, d.tokens, kDenseFewest, d.facts}, o);
 }
 
 constexpr auto kKernels = joined(
@@ -40,10 +41,9 @@ constexpr auto kKernels = joined(
 
 std::span<const NormUnembedKernel> norm_unembed_kernels() { return kKernels; }
 
-void norm_unembed(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x, const Tensor& d,
-                  const Norm& norm, const Weight& unembed, const Step& s) {
-  cx.kernel<NormUnembedKernel>(Op::kNormUnembed, s.num_out)
-      .run(cx, logits, h, x, d, norm, unembed, s);
+void norm_unembed(Ctx& cx, const Site& site, const Tensor& logits, const Tensor& h, const Tensor& x,
+                  const Tensor& d, const Step& s) {
+  run_site<NormUnembedKernel>(cx, site, s.num_out, logits, h, x, d, site.norm, site.weight, s);
 }
 
 int64_t bytes(const NormUnembedDesc& d, int64_t rows, int64_t act_bytes) {

@@ -12,6 +12,8 @@ struct NormUnembedDesc {
   int64_t vocab = 0;
   Format format = Format::kBF16;
   int64_t tokens = 1;  // the most rows of a step that it is to serve
+  WeightFacts facts = {};
+  bool operator==(const NormUnembedDesc&) const = default;
 };
 
 // logits [R, V] f32, out: never rounded to the activations' format; h [R, H] f32, out;
@@ -20,7 +22,9 @@ using NormUnembedFn = void(Ctx& cx, const Tensor& logits, const Tensor& h, const
                            const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s);
 using NormUnembedKernel = Kernel<NormUnembedDesc, NormUnembedFn>;
 
-NormUnembedFn norm_unembed;
+// site.norm; site.weight: unembed.
+void norm_unembed(Ctx& cx, const Site& site, const Tensor& logits, const Tensor& h, const Tensor& x,
+                  const Tensor& d, const Step& s);
 std::span<const NormUnembedKernel> norm_unembed_kernels();
 
 // An element of h has act_bytes.

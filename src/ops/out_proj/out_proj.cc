@@ -4,6 +4,7 @@
 #include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
+#include "ops/site.h"
 
 namespace nibble::ops {
 namespace {
@@ -17,7 +18,7 @@ const char* refuse_many(const OutProjDesc& d, const KernelOptions& o) {
 }
 
 const char* refuse_many_fp8(const OutProjDesc& d, const KernelOptions& o) {
-  return refuse_gemm_fp8({d.format, d.hidden, d.width, d.tokens, kDenseFewest}, o);
+  return refuse_gemm_fp8({d.format, d.hidden, d.width, d.tokens, kDenseFewest, d.facts}, o);
 }
 
 constexpr auto kKernels = joined(
@@ -45,8 +46,8 @@ constexpr auto kKernels = joined(
 
 std::span<const OutProjKernel> out_proj_kernels() { return kKernels; }
 
-void out_proj(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out, const Step& s) {
-  cx.kernel<OutProjKernel>(Op::kOutProj, s.num_tokens).run(cx, d, att, out, s);
+void out_proj(Ctx& cx, const Site& site, const Tensor& d, const Tensor& att, const Step& s) {
+  run_site<OutProjKernel>(cx, site, s.num_tokens, d, att, site.weight, s);
 }
 
 int64_t bytes(const OutProjDesc& d, int64_t tokens, int64_t act_bytes) {

@@ -12,6 +12,8 @@ struct OutProjDesc {
   int64_t width = 0;  // Q * D
   Format format = Format::kBF16;
   int64_t tokens = 1;  // the most of a step that it is to serve
+  WeightFacts facts = {};
+  bool operator==(const OutProjDesc&) const = default;
 };
 
 // d [T, H] f32, out; att [T, Q * D] f32; out [H, Q * D].
@@ -19,7 +21,8 @@ using OutProjFn = void(Ctx& cx, const Tensor& d, const Tensor& att, const Weight
                        const Step& s);
 using OutProjKernel = Kernel<OutProjDesc, OutProjFn>;
 
-OutProjFn out_proj;
+// site.weight: out.
+void out_proj(Ctx& cx, const Site& site, const Tensor& d, const Tensor& att, const Step& s);
 std::span<const OutProjKernel> out_proj_kernels();
 
 // An element of att has act_bytes.

@@ -1,0 +1,127 @@
+// SiteModel: what every model of sites shares. A model derives from it, states in its constructor
+// its sites with their weights and its buffers, and has a forward pass; planning, loading, working
+// memory and everything that is said of a model before it is loaded follow from those.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "io/checkpoint.h"
+#include "io/hub.h"
+#include "models/loaded_weights.h"
+#include "models/model.h"
+#include "ops/routing.h"
+#include "ops/site.h"
+#include "tensor/buffer.h"
+
+namespace nibble {
+
+// What a Routing points to; see ops/routing.h.
+struct RoutingBuffers {
+  Tensor ids, p, slot, token, counts, offsets;
+  Routing of(int32_t tokens) const;
+};
+
+class SiteModel : public Model {
+ public:
+  const ModelInfo& info() const override { return info_; }
+  const ops::Sites& sites() const { return sites_; }
+  std::vector<WeightSpec> weight_specs() const;
+
+  // Chooses kernels for weights that are not loaded yet.
+  void plan(const ops::KernelOptions& options) { ops::plan_sites(sites_, options); }
+  // Plans and loads.
+  void load(const ops::Ctx& cx, const ModelFiles& files, const LoadOptions& options);
+
+  int64_t scratch_bytes(const ops::Ctx& cx, const StepLimits& limits) const override;
+  void reserve(const ops::Ctx& cx, const StepLimits& limits) override;
+  Tensor forward(ops::Ctx& cx, const Step& step, const SeqState& kv) override;
+
+ protected:
+  explicit SiteModel(const DenseFormats& dense) : dense_(dense) {}
+
+  // To be called by constructors: in the order in which a step runs them.
+  ops::Site& add(int layer, const ops::Problem& problem, std::vector<std::string> reads,
+                 std::vector<std::string> writes, const std::string& name = "");
+  // The weights of a site, in the order in which it reads them, under Hugging Face names. Each has
+  // a part (ModelInfo::parts).
+  struct Rows {
+    std::string name;  // NAME.weight, NAME.bias
+    int64_t rows;
+  };
+  // One matrix of the rows of all.
+  void matrix(ops::Site& site, const char* part, const std::vector<Rows>& tensors, int64_t cols,
+              Fill fill = Fill::kScaledNormal, bool has_bias = false);
+  // MXFP4 [E, rows, cols], NAME_blocks and NAME_scales, and NAME_bias [E, rows].
+  void experts(ops::Site& site, const std::string& name, int64_t rows, int64_t cols, Fill fill);
+  void norm(ops::Site& site, const std::string& name, int64_t hidden, float eps);
+  void sinks(ops::Site& site, const std::string& name, int64_t heads);
+
+  // Buffers: named as sites name them. Those of T tokens are [T, cols].
+  void f32(Tensor& t, const char* name, int64_t cols);
+  void stored(Tensor& t, const char* name, int64_t cols, int64_t rows_a_token = 1);  // as h, q, u
+  void f32_of_logits(Tensor& t, const char* name, int64_t vocab);                    // [R, V]
+  void routing(RoutingBuffers& r, int64_t experts, int64_t top_k);
+
+  // To be called last: `info` with all that follows from the sites.
+  void describe(ModelInfo info);
+
+  // Throws Error where `checkpoint` is not what the model reads, in clearer words than a list of
+  // tensors that are missing.
+  virtual void check(const Checkpoint& checkpoint) const { static_cast<void>(checkpoint); }
+  // One step; the buffers have its sizes. Returns the logits.
+  virtual Tensor run(ops::Ctx& cx, const Step& s, const SeqState& kv) = 0;
+
+  using Named = std::pair<const char*, const Tensor*>;
+  static void tap(const ops::Ctx& cx, int layer, std::initializer_list<Named> all);
+
+  const DenseFormats dense_;
+
+ private:
+  struct Declared {
+    WantedWeight want;
+    ops::Site* site;
+    const uint16_t** vector = nullptr;  // where it is bound; none: a part of site->weight
+  };
+  enum class Count : uint8_t { kTokens, kOut, kOne };
+  struct Act {
+    Tensor* tensor;
+    std::string name;
+    DType dtype;
+    bool is_stored;  // bf16 on GPUs
+    Count count;
+    int64_t rows, cols;  // of each of them
+  };
+  struct Sizes {
+    int64_t tokens, out, scratch_bytes;
+    bool on_gpu;
+  };
+
+  void act(Tensor& t, const char* name, DType dtype, Count count, int64_t rows, int64_t cols,
+           bool is_stored = false);
+  static Tensor shaped(const Act& act, const Sizes& sizes, void* data);
+  Sizes sizes_of(const ops::Ctx& cx, const StepLimits& limits) const;
+  Declared& declare(ops::Site& site, const char* part, const std::string& name,
+                    std::vector<int64_t> shape, Fill fill);
+  void become(Declared& declared, Format format);
+  std::vector<WantedWeight> wanted() const;
+  LoadedWeights read(const ops::Ctx& cx, const ModelFiles& files, const LoadOptions& options);
+  void bind();
+
+  ModelInfo info_;
+  ops::Sites sites_;
+  std::vector<Declared> declared_;
+  std::vector<Act> acts_;
+  Tensor counters_;  // zeros between ops; GPUs only
+  Tensor scratch_;   // working memory within one op
+  LoadedWeights loaded_;
+  Buffer prepared_;
+  StepLimits limits_;
+  Arena arena_;
+};
+
+// "model.layers.3." + rest
+std::string layer_name(int64_t layer, const std::string& rest);
+
+}  // namespace nibble

@@ -1,0 +1,131 @@
+#include "ops/site.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace nibble::ops {
+namespace {
+
+auto table_of(const EmbedDesc&) { return embed_kernels(); }
+auto table_of(const NormQkvDesc&) { return norm_qkv_kernels(); }
+auto table_of(const AttentionDesc&) { return attention_kernels(); }
+auto table_of(const OutProjDesc&) { return out_proj_kernels(); }
+auto table_of(const NormRouteDesc&) { return norm_route_kernels(); }
+auto table_of(const MoeUpDesc&) { return moe_up_kernels(); }
+auto table_of(const MoeDownDesc&) { return moe_down_kernels(); }
+auto table_of(const NormUnembedDesc&) { return norm_unembed_kernels(); }
+
+// Of experts that a step's tokens meet.
+template <typename Desc>
+int64_t distinct_experts(const Desc& d, int64_t tokens) {
+  const double missed = 1 - static_cast<double>(d.top_k) / static_cast<double>(d.experts);
+  return std::llround(static_cast<double>(d.experts) *
+                      (1 - std::pow(missed, static_cast<double>(tokens))));
+}
+
+template <typename Desc>
+Work work(const Desc& d, const StepShape& s) {  // of what is done once a token
+  const int64_t tokens = s.streams * s.tokens;
+  return {bytes(d, tokens, s.act_bytes), flops(d, tokens)};
+}
+Work work(const EmbedDesc& d, const StepShape& s) { return {bytes(d, s.streams * s.tokens), 0}; }
+Work work(const AttentionDesc& d, const StepShape& s) {
+  return {s.streams * bytes(d, s.tokens, s.context, s.kv_bytes, s.act_bytes),
+          s.streams * flops(d, s.tokens, s.context)};
+}
+template <typename Desc>
+Work work_of_experts(const Desc& d, const StepShape& s) {
+  const int64_t tokens = s.streams * s.tokens;
+  return {bytes(d, tokens, distinct_experts(d, tokens), s.act_bytes), flops(d, tokens)};
+}
+Work work(const MoeUpDesc& d, const StepShape& s) { return work_of_experts(d, s); }
+Work work(const MoeDownDesc& d, const StepShape& s) { return work_of_experts(d, s); }
+Work work(const NormUnembedDesc& d, const StepShape& s) {
+  if (!s.logits) return {};
+  return {bytes(d, s.streams, s.act_bytes), flops(d, s.streams)};
+}
+
+int64_t scratch(EmbedDesc, const Ctx&) { return 0; }
+int64_t scratch(const AttentionDesc& d, const Ctx& cx) {
+  return cx.on_gpu() ? gpu::scratch_bytes(d) : scratch_bytes(d, cx.threads());
+}
+template <typename Desc>
+int64_t scratch(const Desc& d, const Ctx& cx) {
+  return cx.on_gpu() ? gpu::scratch_bytes(d) : scratch_bytes(d, d.tokens, cx.threads());
+}
+
+// What norm_route needs to know of those behind it.
+void find_choosers(Sites& sites) {
+  for (Site& site : sites) {
+    if (site.key.op != Op::kNormRoute) continue;
+    const std::vector<Site*> readers = readers_of(sites, site, "routing");
+    site.readers_choose = !readers.empty() && std::ranges::all_of(readers, [](const Site* reader) {
+      if (reader->key.op == Op::kMoeUp) return reader->plan.row<MoeUpKernel>(1).chooses;
+      return reader->key.op == Op::kMoeDown && reader->plan.row<MoeDownKernel>(1).chooses;
+    });
+  }
+}
+
+}  // namespace
+
+void plan_sites(Sites& sites, const KernelOptions& options) {
+  for (Site& site : sites)
+    std::visit(
+        [&](const auto& desc) {
+          std::optional<Layout> resident;
+          if (site.weight.codes != nullptr) resident = site.weight.layout;
+          site.plan = SitePlan(site.key, table_of(desc), desc, options, resident);
+        },
+        site.problem);
+  find_choosers(sites);
+}
+
+std::vector<Site*> readers_of(Sites& sites, const Site& writer, const std::string& buffer) {
+  std::vector<Site*> readers;
+  const auto holds = [&](const std::vector<std::string>& names) {
+    return std::ranges::find(names, buffer) != names.end();
+  };
+  CHECK(holds(writer.writes));
+  auto site = std::ranges::find_if(sites, [&](const Site& s) { return &s == &writer; });
+  for (CHECK(site != sites.end()), ++site; site != sites.end(); ++site) {
+    if (holds(site->reads)) readers.push_back(&*site);
+    if (holds(site->writes)) break;
+  }
+  return readers;
+}
+
+std::vector<PlanEntry> plan_entries(const Sites& sites) {
+  std::vector<PlanEntry> entries;
+  for (const Site& site : sites)
+    entries.insert(entries.end(), site.plan.entries().begin(), site.plan.entries().end());
+  return entries;
+}
+
+std::vector<std::string> kernel_names(Op op) {
+  std::vector<std::string> names;
+  const auto add_names = [&](const auto& desc) {
+    for (const auto& row : table_of(desc)) names.emplace_back(row.name);
+  };
+  [&]<size_t... kKinds>(std::index_sequence<kKinds...>) {
+    ((static_cast<size_t>(op) == kKinds ? add_names(std::variant_alternative_t<kKinds, Problem>{})
+                                        : void()),
+     ...);
+  }
+  (std::make_index_sequence<kNumOps>());
+  return names;
+}
+
+int64_t scratch_bytes(const Site& site, const Ctx& cx, int64_t tokens, int64_t out) {
+  return std::visit(
+      [&](auto desc) {
+        desc.tokens = site.key.op == Op::kNormUnembed ? out : tokens;
+        return scratch(desc, cx);
+      },
+      site.problem);
+}
+
+Work work_of(const Problem& problem, const StepShape& shape) {
+  return std::visit([&](const auto& desc) { return work(desc, shape); }, problem);
+}
+
+}  // namespace nibble::ops

@@ -1,0 +1,94 @@
+// Site: one call of an op in a model's forward pass. A model states each of its calls once, in the
+// order in which they run, before anything is loaded. From that list follow the kernel plan, the
+// layouts of weights, working memory, the work of a step, what kernels prepare of loaded weights,
+// and the names that doctor, bench and profilers show. The forward pass itself stays eager code,
+// which hands each op its site.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/check.h"
+#include "ops/attention/attention.h"
+#include "ops/embed/embed.h"
+#include "ops/moe_down/moe_down.h"
+#include "ops/moe_up/moe_up.h"
+#include "ops/norm_qkv/norm_qkv.h"
+#include "ops/norm_route/norm_route.h"
+#include "ops/norm_unembed/norm_unembed.h"
+#include "ops/out_proj/out_proj.h"
+#include "ops/plan.h"
+
+namespace nibble::ops {
+
+// What a site computes: one of these by kind, in the order of Op. To add a kind: Op and its name,
+// here, and the overloads at the top of site.cc.
+using Problem = std::variant<EmbedDesc, NormQkvDesc, AttentionDesc, OutProjDesc, NormRouteDesc,
+                             MoeUpDesc, MoeDownDesc, NormUnembedDesc>;
+static_assert(std::variant_size_v<Problem> == kNumOps);
+inline Op op_of(const Problem& problem) { return static_cast<Op>(problem.index()); }
+
+struct Site {
+  SiteKey key;
+  std::string label;  // site_label(key)
+  Problem problem;
+  // Buffers by name. "kv" stands for the layer's pages.
+  std::vector<std::string> reads, writes;
+  SitePlan plan = {};
+
+  // Once loaded; before, `weight` says format and shape alone.
+  Weight weight = {};
+  Norm norm = {};
+  const uint16_t* sinks = nullptr;  // [Q] bf16
+
+  // On GPUs, once loaded: [experts, N] the least exponent of each row of `weight`, where a kernel
+  // asks for it and all rows take it; see gpu_matmul/fold.h.
+  const uint8_t* row_exponents = nullptr;
+  // All that read the routing of this norm_route choose the experts of one token themselves.
+  bool readers_choose = false;
+};
+using Sites = std::deque<Site>;  // whose addresses stay
+
+// Chooses the kernels of every site; of those that have weights loaded in their layout.
+// Throws Error(kUnsupported) naming an op that has none.
+void plan_sites(Sites& sites, const KernelOptions& options);
+std::vector<PlanEntry> plan_entries(const Sites& sites);
+// The names of the rows in an op's table, best first.
+std::vector<std::string> kernel_names(Op op);
+
+// Those that read what `writer` leaves in `buffer`, in their order: up to the next that writes it.
+std::vector<Site*> readers_of(Sites& sites, const Site& writer, const std::string& buffer);
+
+// Working memory that its kernels need in steps of up to `tokens` tokens (`out` rows of logits).
+int64_t scratch_bytes(const Site& site, const Ctx& cx, int64_t tokens, int64_t out);
+
+// What a step does, for the work in it.
+struct StepShape {
+  int64_t streams = 1;
+  int64_t tokens = 1;     // of each, one after the other
+  int64_t context = 0;    // positions before them
+  int64_t kv_bytes = 2;   // of an element of keys and values
+  int64_t act_bytes = 4;  // of one of h, q, att and u
+  bool logits = true;     // of the last token of each
+};
+struct Work {
+  int64_t bytes = 0;  // read and written
+  int64_t flops = 0;  // of its products
+};
+// Every token choosing its experts evenly and by itself.
+Work work_of(const Problem& problem, const StepShape& shape);
+
+// Runs `site` by the row planned for a step of `tokens` tokens, unless a profile leaves it out.
+template <typename Row, typename... Args>
+void run_site(Ctx& cx, const Site& site, int64_t tokens, Args&&... args) {
+  if (!cx.begin(site)) return;
+  const Row& row = site.plan.row<Row>(tokens);
+  CHECK(row.run != nullptr);
+  row.run(cx, std::forward<Args>(args)...);
+}
+
+}  // namespace nibble::ops

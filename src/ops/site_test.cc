@@ -1,0 +1,132 @@
+#include "ops/site.h"
+
+#include <gtest/gtest.h>
+
+namespace nibble::ops {
+namespace {
+
+Site site(const SiteKey& key, Problem problem, std::vector<std::string> reads,
+          std::vector<std::string> writes) {
+  return {key, site_label(key), std::move(problem), std::move(reads), std::move(writes)};
+}
+
+// A layer of experts beside a second projection, which gpt-oss has not.
+Sites layer(int64_t experts) {
+  constexpr int64_t kHidden = 128, kWidth = 64, kTopK = 2;
+  Sites sites;
+  sites.push_back(site({Op::kNormRoute, 0}, NormRouteDesc{kHidden, experts, kTopK}, {"y", "d"},
+                       {"x", "h", "routing"}));
+  sites.push_back(
+      site({Op::kMoeUp, 0}, MoeUpDesc{kHidden, kWidth, experts, kTopK}, {"h", "routing"}, {"u"}));
+  sites.push_back(site({Op::kOutProj, 0}, OutProjDesc{kHidden, kHidden}, {"h"}, {"d"}));
+  sites.push_back(site({Op::kOutProj, 0, "second"}, OutProjDesc{kHidden, kWidth}, {"h"}, {"d"}));
+  sites.push_back(site({Op::kMoeDown, 0}, MoeDownDesc{kHidden, kWidth, experts, kTopK},
+                       {"u", "routing"}, {"d"}));
+  sites.push_back(site({Op::kNormRoute, 1}, NormRouteDesc{kHidden, experts, kTopK}, {"y", "d"},
+                       {"x", "h", "routing"}));
+  return sites;
+}
+
+KernelOptions on_h200() {
+  KernelOptions options;
+  options.gpu = cuda::h200();
+  options.activations = ActFormat::kBF16;
+  return options;
+}
+
+TEST(Site, ReadersEndWhereABufferIsWrittenAgain) {
+  Sites sites = layer(32);
+  const auto labels = [&](size_t writer, const char* buffer) {
+    std::vector<std::string> all;
+    for (const Site* reader : readers_of(sites, sites[writer], buffer))
+      all.push_back(reader->label);
+    return all;
+  };
+  using Labels = std::vector<std::string>;
+  EXPECT_EQ(labels(0, "routing"), (Labels{"moe_up.0", "moe_down.0"}));
+  EXPECT_EQ(labels(0, "h"), (Labels{"moe_up.0", "out_proj.0", "out_proj/second.0"}));
+  EXPECT_EQ(labels(2, "d"), Labels{});  // the second writes it before anyone reads
+  EXPECT_EQ(labels(4, "d"), Labels{"norm_route.1"});
+}
+
+TEST(Site, AKindMayOccurTwiceInALayer) {
+  Sites sites = layer(32);
+  plan_sites(sites, on_h200());
+  EXPECT_STREQ(sites[2].plan.row<OutProjKernel>(1).name, "cuda_bf16_decode");
+  EXPECT_STREQ(sites[3].plan.row<OutProjKernel>(1).name, "cuda_bf16_decode");
+  int entries = 0;
+  for (const PlanEntry& entry : plan_entries(sites)) entries += entry.site == sites[3].key;
+  EXPECT_EQ(entries, 2);  // of few tokens and of many
+}
+
+// norm_route leaves the choice only where all that read the routing can make it.
+TEST(Site, TheChoiceIsLeftToReadersThatAllMakeIt) {
+  Sites sites = layer(32);
+  plan_sites(sites, on_h200());
+  EXPECT_TRUE(sites[0].readers_choose);
+  EXPECT_FALSE(sites[5].readers_choose);  // nobody reads it
+  KernelOptions forced = on_h200();
+  forced.force("moe_down=sm90_w4a16_gemm");
+  forced.any_size = true;
+  plan_sites(sites, forced);
+  EXPECT_FALSE(sites[0].readers_choose);
+}
+
+// What a loaded weight holds refuses rows, and others of the same layout run in their place.
+TEST(Site, RowsRefuseWeightsByTheirFacts) {
+  Sites sites = layer(32);
+  plan_sites(sites, on_h200());
+  EXPECT_STREQ(sites[1].plan.row<MoeUpKernel>(128).name, "sm90_w4a16_fold");
+  std::get<MoeUpDesc>(sites[1].problem).facts.fits_e5m2 = false;
+  sites[1].weight.layout = sites[1].plan.layout();
+  const uint8_t codes = 0;
+  sites[1].weight.codes = &codes;
+  plan_sites(sites, on_h200());
+  EXPECT_STREQ(sites[1].plan.row<MoeUpKernel>(128).name, "cuda_w4a16_batch");
+  KernelOptions fp8 = on_h200();
+  fp8.activations = ActFormat::kFp8;
+  plan_sites(sites, fp8);
+  EXPECT_STREQ(sites[1].plan.row<MoeUpKernel>(8192).name, "sm90_w4a8_gemm");
+  std::get<MoeUpDesc>(sites[1].problem).facts.fits_e4m3 = false;
+  plan_sites(sites, fp8);
+  EXPECT_STREQ(sites[1].plan.row<MoeUpKernel>(8192).name, "sm90_w4a16_gemm");
+}
+
+TEST(Site, NamesTheKernelsOfEveryOp) {
+  for (int op = 0; op < kNumOps; ++op) {
+    const std::vector<std::string> names = kernel_names(static_cast<Op>(op));
+    ASSERT_FALSE(names.empty());
+    EXPECT_EQ(names.back(), "ref");
+  }
+  EXPECT_EQ(kernel_names(Op::kEmbed)[0], "cuda_bf16");
+}
+
+TEST(Site, ProfilesLeaveOutASiteOrAnOp) {
+  const Sites sites = layer(32);
+  Ctx cx;
+  std::string told;
+  cx.on_op = [&](const char* label) { told = label; };
+  EXPECT_TRUE(cx.begin(sites[3]));
+  EXPECT_EQ(told, "out_proj/second.0");
+  EXPECT_EQ(cx.last_op(), told);
+  cx.left_out = "out_proj.0";
+  EXPECT_FALSE(cx.begin(sites[2]));
+  EXPECT_TRUE(cx.begin(sites[3]));
+  cx.left_out = "out_proj";
+  EXPECT_FALSE(cx.begin(sites[3]));
+  EXPECT_TRUE(cx.begin(sites[4]));
+}
+
+TEST(SiteDeathTest, ARowWithoutAKernelCannotRun) {
+  constexpr EmbedKernel kRows[] = {
+      {"elsewhere", [](const EmbedDesc&, const KernelOptions&) -> const char* { return nullptr; },
+       nullptr}};
+  Site embed = site({Op::kEmbed}, EmbedDesc{}, {}, {"x"});
+  embed.plan = SitePlan(embed.key, std::span<const EmbedKernel>(kRows), EmbedDesc{}, {});
+  EXPECT_EQ(embed.plan.entries()[0].kernel, "elsewhere");
+  Ctx cx;
+  EXPECT_DEATH(ops::embed(cx, embed, {}, {}, {}), "CHECK");
+}
+
+}  // namespace
+}  // namespace nibble::ops
