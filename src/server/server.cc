@@ -68,10 +68,8 @@ class Server::Impl {
     }
     model_ = std::move(model);
     grammars_.serve([this] {
-      std::vector<int32_t> ends = model_.stop_ids;
-      if (model_.harmony) ends.push_back(model_.harmony->ids().end);
-      const int32_t vocab_size = model_.engine->model().info().vocab_size;
-      return std::make_unique<GrammarCompiler>(*model_.tokenizer, vocab_size, std::move(ends));
+      return std::make_unique<GrammarCompiler>(*model_.tokenizer,
+                                               model_.engine->model().info().vocab_size);
     });
     ready_ = true;
   }

@@ -195,7 +195,7 @@ std::string forbidden_rest(ChatWatcher& watcher, const std::string& text) {
 
 TEST(ChatWatcher, HoldsArgumentsAndAnswersToTheirGrammars) {
   const Harmony bytes(byte_tokenizer());
-  const GrammarCompiler compiler(byte_tokenizer(), byte_tokenizer().size(), bytes.stop_ids());
+  const GrammarCompiler compiler(byte_tokenizer(), byte_tokenizer().size());
   ChatStreamOptions options;
   options.functions = {"f", "g"};
   options.constrain_headers = true;
@@ -226,7 +226,7 @@ TEST(ChatWatcher, HoldsArgumentsAndAnswersToTheirGrammars) {
 
 TEST(ChatWatcher, TakesBackWhatGrammarsAccepted) {
   const Harmony bytes(byte_tokenizer());
-  const GrammarCompiler compiler(byte_tokenizer(), byte_tokenizer().size(), bytes.stop_ids());
+  const GrammarCompiler compiler(byte_tokenizer(), byte_tokenizer().size());
   ChatStreamOptions options;
   options.constrain_headers = true;
   options.start = {.in_content = true, .header = {.author = "assistant", .channel = "final"}};

@@ -163,33 +163,18 @@ int num_threads() {
   return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 8);
 }
 
-xgrammar::TokenizerInfo make_tokenizer_info(const Tokenizer& tokenizer, int32_t vocab_size,
-                                            const std::vector<int32_t>& end_ids) {
+// No id ends a text here: xgrammar leaves those of its list that a run's own list replaces allowed
+// wherever most tokens are, as inside strings.
+xgrammar::TokenizerInfo make_tokenizer_info(const Tokenizer& tokenizer, int32_t vocab_size) {
   std::vector<std::string> bytes(static_cast<size_t>(vocab_size));  // empty: never allowed
   for (int32_t id = 0; id < std::min(vocab_size, tokenizer.size()); ++id) {
     if (!tokenizer.is_special(id)) bytes[id] = tokenizer.token_bytes(id);
   }
-  return {bytes, xgrammar::VocabType::RAW, vocab_size, end_ids};
+  return {bytes, xgrammar::VocabType::RAW, vocab_size, /*stop_token_ids=*/std::vector<int32_t>{}};
 }
 
-}  // namespace
-
-struct Grammar::Compiled {
-  xgrammar::CompiledGrammar grammar;
-  int32_t vocab_size;
-};
-
-struct GrammarCompiler::Impl {
-  Impl(const xgrammar::TokenizerInfo& tokenizer, int32_t size)
-      : vocab_size(size), compiler(tokenizer, num_threads(), /*cache_enabled=*/true, kCacheBytes) {}
-
-  xgrammar::CompiledGrammar compile(const GrammarSpec& spec);
-
-  const int32_t vocab_size;
-  xgrammar::GrammarCompiler compiler;
-};
-
-xgrammar::CompiledGrammar GrammarCompiler::Impl::compile(const GrammarSpec& spec) {
+xgrammar::CompiledGrammar compile_with(xgrammar::GrammarCompiler& compiler,
+                                       const GrammarSpec& spec) {
   const auto from_schema = [&](const std::string& schema) {
     return compiler.CompileJSONSchema(schema, /*any_whitespace=*/true, /*indent=*/std::nullopt,
                                       /*separators=*/std::nullopt, /*strict_mode=*/false,
@@ -210,10 +195,38 @@ xgrammar::CompiledGrammar GrammarCompiler::Impl::compile(const GrammarSpec& spec
   CHECK(false);
 }
 
-GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size,
-                                 const std::vector<int32_t>& end_ids)
-    : impl_(std::make_unique<Impl>(make_tokenizer_info(tokenizer, vocab_size, end_ids),
-                                   vocab_size)) {}
+}  // namespace
+
+struct Grammar::Compiled {
+  xgrammar::CompiledGrammar grammar;
+  int32_t vocab_size;
+};
+
+struct GrammarCompiler::Impl {
+  Impl(const xgrammar::TokenizerInfo& tokenizer, int32_t size)
+      : vocab_size(size),
+        compiler(tokenizer, num_threads(), /*cache_enabled=*/true, kCacheBytes),
+        uncached(tokenizer, num_threads(), /*cache_enabled=*/false) {}
+
+  xgrammar::CompiledGrammar compile(const GrammarSpec& spec);
+
+  const int32_t vocab_size;
+  xgrammar::GrammarCompiler compiler;
+  // Its cache fails an internal check where a schema's pattern repeats something more than 128
+  // times.
+  xgrammar::GrammarCompiler uncached;
+};
+
+xgrammar::CompiledGrammar GrammarCompiler::Impl::compile(const GrammarSpec& spec) {
+  try {
+    return compile_with(compiler, spec);
+  } catch (const std::exception&) {
+    return compile_with(uncached, spec);  // what is not valid fails again, as soon as it is parsed
+  }
+}
+
+GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size)
+    : impl_(std::make_unique<Impl>(make_tokenizer_info(tokenizer, vocab_size), vocab_size)) {}
 
 GrammarCompiler::~GrammarCompiler() = default;
 
@@ -275,12 +288,10 @@ Result<Grammar> GrammarCompiler::compile(const GrammarSpec& spec) const {
 struct GrammarRun::Impl {
   Impl(const Grammar& g, const std::vector<int32_t>& ends)
       : grammar(g),
-        end_ids(ends),
         matcher(g.compiled().grammar, std::vector<int>(ends.begin(), ends.end())),
         allowed(static_cast<size_t>(xgrammar::GetBitmaskSize(g.compiled().vocab_size))) {}
 
   const Grammar grammar;
-  const std::vector<int32_t> end_ids;
   xgrammar::GrammarMatcher matcher;
   std::vector<int32_t> allowed;
   size_t num_accepted = 0;
@@ -308,31 +319,19 @@ void GrammarRun::rollback_to(size_t count) {
 
 void GrammarRun::mask(std::span<uint32_t> bits) {
   Impl& run = *impl_;
-  bool any = false;
-  if (!run.matcher.IsTerminated()) {
-    int64_t shape = static_cast<int64_t>(run.allowed.size());
-    int64_t stride = 1;
-    DLTensor tensor{.data = run.allowed.data(),
-                    .device = {.device_type = kDLCPU, .device_id = 0},
-                    .ndim = 1,
-                    .dtype = xgrammar::GetBitmaskDLType(),
-                    .shape = &shape,
-                    .strides = &stride,
-                    .byte_offset = 0};
-    const bool some_forbidden = run.matcher.FillNextTokenBitmask(&tensor);
-    const auto bits_of = [&](size_t word) {
-      if (word >= run.allowed.size()) return uint32_t{0};
-      return some_forbidden ? static_cast<uint32_t>(run.allowed[word]) : ~uint32_t{0};
-    };
-    for (size_t word = 0; word < bits.size(); ++word) {
-      bits[word] &= bits_of(word);
-      any |= bits[word] != 0;
-    }
-  }
-  if (any) return;
-  std::fill(bits.begin(), bits.end(), 0);
-  for (const int32_t id : run.end_ids) {
-    bits[static_cast<size_t>(id) / 32] |= uint32_t{1} << (id % 32);
+  if (run.matcher.IsTerminated()) return std::fill(bits.begin(), bits.end(), 0);
+  int64_t shape = static_cast<int64_t>(run.allowed.size());
+  int64_t stride = 1;
+  DLTensor tensor{.data = run.allowed.data(),
+                  .device = {.device_type = kDLCPU, .device_id = 0},
+                  .ndim = 1,
+                  .dtype = xgrammar::GetBitmaskDLType(),
+                  .shape = &shape,
+                  .strides = &stride,
+                  .byte_offset = 0};
+  if (!run.matcher.FillNextTokenBitmask(&tensor)) return;  // nothing is forbidden
+  for (size_t word = 0; word < bits.size(); ++word) {
+    bits[word] &= word < run.allowed.size() ? static_cast<uint32_t>(run.allowed[word]) : 0;
   }
 }
 

@@ -42,10 +42,8 @@ class Grammar {
 // Immutable but for its cache; thread-safe.
 class GrammarCompiler {
  public:
-  // `vocab_size`: columns of the model's logits. `end_ids`: those that may end a text.
-  // Sorts the vocabulary: 0.2 s for 200,000 ids.
-  GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size,
-                  const std::vector<int32_t>& end_ids);
+  // `vocab_size`: columns of the model's logits. Sorts the vocabulary: 0.2 s for 200,000 ids.
+  GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size);
   ~GrammarCompiler();
 
   // A failure is fit for the caller (HTTP 400): what is not valid, and what would not be kept to (a
@@ -64,7 +62,8 @@ class GrammarCompiler {
 // One text that follows a grammar, id by id.
 class GrammarRun {
  public:
-  // `end_ids`: those of the compiler's that may end this text.
+  // `end_ids`: those that may end this text, at least one. They come nowhere else in it, and no
+  // other special token does.
   GrammarRun(const Grammar& grammar, const std::vector<int32_t>& end_ids);
   ~GrammarRun();
 
@@ -74,8 +73,8 @@ class GrammarRun {
   void rollback_to(size_t count);
   size_t num_accepted() const;
 
-  // Leaves the bits of ids that may come next. An end id is among them where the text may end;
-  // where nothing fits (a grammar that forbids every token), it is all that is.
+  // Leaves the bits of ids that may come next. The end ids are among them where the text may end;
+  // nothing is left behind the end, and where nothing fits (a grammar that forbids every token).
   void mask(std::span<uint32_t> bits);
 
  private:

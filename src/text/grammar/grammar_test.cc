@@ -2,6 +2,7 @@
 // time.
 #include "text/grammar/grammar.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -15,7 +16,7 @@ constexpr int32_t kReturn = 256;  // in byte_tokenizer()
 constexpr int32_t kVocab = 270;   // a few columns of the logits have no token
 
 const GrammarCompiler& compiler() {
-  static const GrammarCompiler compiler(byte_tokenizer(), kVocab, {kReturn});
+  static const GrammarCompiler compiler(byte_tokenizer(), kVocab);
   return compiler;
 }
 
@@ -32,6 +33,11 @@ std::vector<uint32_t> mask_of(GrammarRun& run) {
 bool has(const std::vector<uint32_t>& bits, int32_t id) {
   return bits[static_cast<size_t>(id) / 32] >> (id % 32) & 1;
 }
+
+struct Form {
+  GrammarSpec::Kind kind;
+  std::string text;
+};
 
 // Whether the whole text is of the grammar: every byte is allowed by mask and accept() alike, and
 // the end id is allowed behind the last.
@@ -111,19 +117,71 @@ TEST(Grammar, GoesBack) {
   EXPECT_TRUE(run.accept('7'));
 }
 
-TEST(Grammar, NeverLeavesNothing) {
-  const auto grammar = compile(GrammarSpec::Kind::kRegex, "\xF0\x9F\x98\x80");
-  ASSERT_TRUE(grammar.ok()) << grammar.error();
-  GrammarRun run(*grammar, {kReturn});
-  std::vector<uint32_t> bits((kVocab + 31) / 32, 0);  // another mask has forbidden all of it
-  run.mask(bits);
-  EXPECT_TRUE(has(bits, kReturn));
+// Inside strings most tokens are allowed: no special token is among them, and no column of the
+// logits without a token. At its end the text has the ends of the run, and no other.
+TEST(Grammar, SpecialTokensOnlyEndIt) {
+  const int32_t call = *byte_tokenizer().find_special("<|call|>");
+  const auto specials_of = [](GrammarRun& run) {
+    std::vector<int32_t> ids;
+    const auto bits = mask_of(run);
+    for (int32_t id = 256; id < kVocab; ++id) {
+      if (has(bits, id)) ids.push_back(id);
+    }
+    return ids;
+  };
+  for (const Form& form :
+       {Form{GrammarSpec::Kind::kJsonSchema, R"({"type":"string"})"},
+        Form{GrammarSpec::Kind::kJsonObject, ""},
+        Form{GrammarSpec::Kind::kRegex, R"("[^"]*"|\{"[^"]*":1\})"},
+        Form{GrammarSpec::Kind::kEbnf, R"(root ::= "{"? "\"" [^"]* "\"" [^"]*)"}}) {
+    const auto grammar = compile(form.kind, form.text);
+    ASSERT_TRUE(grammar.ok()) << grammar.error();
+    for (const std::vector<int32_t>& ends :
+         {std::vector{kReturn}, std::vector{call}, std::vector{call, kReturn}}) {
+      GrammarRun run(*grammar, ends);
+      const bool object = has(mask_of(run), '{') && !has(mask_of(run), '"');
+      const std::string text = object ? "{\"word\":1}" : "\"word\"";
+      for (const char c : text) {
+        EXPECT_THAT(specials_of(run), testing::IsEmpty()) << form.text;
+        for (int32_t id = 256; id < kVocab; ++id) EXPECT_FALSE(run.accept(id)) << form.text;
+        ASSERT_TRUE(run.accept(static_cast<unsigned char>(c))) << form.text;
+      }
+      EXPECT_THAT(specials_of(run), testing::UnorderedElementsAreArray(ends)) << form.text;
+    }
+  }
 }
 
-struct Bad {
-  GrammarSpec::Kind kind;
-  std::string text;
-};
+TEST(Grammar, LeavesNothingWhereNothingFits) {
+  const auto grammar = compile(GrammarSpec::Kind::kRegex, "ab");
+  ASSERT_TRUE(grammar.ok()) << grammar.error();
+  GrammarRun run(*grammar, {kReturn});
+  for (const int32_t id : {int32_t{'a'}, int32_t{'b'}, kReturn}) ASSERT_TRUE(run.accept(id));
+  EXPECT_THAT(mask_of(run), testing::Each(0u));
+}
+
+// As long as the text that is repeated; xgrammar unrolls up to 128.
+TEST(Grammar, RepeatsOfMoreThan128) {
+  const std::string letters(200, 'x');
+  const auto check = [&](const Result<Grammar>& grammar, const std::string& quote) {
+    ASSERT_TRUE(grammar.ok()) << grammar.error();
+    EXPECT_TRUE(matches(*grammar, quote + letters.substr(0, 130) + quote));
+    EXPECT_TRUE(matches(*grammar, quote + letters + quote));
+    EXPECT_FALSE(matches(*grammar, quote + letters.substr(0, 129) + quote));
+    EXPECT_FALSE(matches(*grammar, quote + letters + "x" + quote));
+  };
+  check(compile(GrammarSpec::Kind::kRegex, "[w-z]{130,200}"), "");
+  check(
+      compile(GrammarSpec::Kind::kJsonSchema, R"({"type":"string","pattern":"^[w-z]{130,200}$"})"),
+      "\"");
+  const auto inside = compile(
+      GrammarSpec::Kind::kJsonSchema,
+      R"({"type":"object","properties":{"a":{"type":"string","pattern":"^(ab){150}$"}},"required":["a"]})");
+  ASSERT_TRUE(inside.ok()) << inside.error();
+  std::string pairs;
+  for (int i = 0; i < 149; ++i) pairs += "ab";
+  EXPECT_FALSE(matches(*inside, "{\"a\": \"" + pairs + "\"}"));
+  EXPECT_TRUE(matches(*inside, "{\"a\": \"" + pairs + "ab\"}"));
+}
 
 TEST(Grammar, RefusesWhatIsNotValidOrWouldBeIgnored) {
   using Kind = GrammarSpec::Kind;
@@ -136,7 +194,7 @@ TEST(Grammar, RefusesWhatIsNotValidOrWouldBeIgnored) {
     wide += R"(,{"const":)" + std::to_string(i) + "}";
     values += ',' + std::to_string(i);
   }
-  const Bad cases[] = {
+  const Form cases[] = {
       {Kind::kJsonSchema, wide + "]}"},
       {Kind::kJsonSchema, values + "]}"},
       {Kind::kRegex, "foo**"},
@@ -160,7 +218,7 @@ TEST(Grammar, RefusesWhatIsNotValidOrWouldBeIgnored) {
       {Kind::kEbnf, "start ::= \"a\""},
       {Kind::kEbnf, "root ::= \"a"},
   };
-  for (const Bad& bad : cases) {
+  for (const Form& bad : cases) {
     const auto grammar = compile(bad.kind, bad.text);
     ASSERT_FALSE(grammar.ok()) << bad.text.substr(0, 200);
     EXPECT_LT(grammar.error().size(), 400u);
