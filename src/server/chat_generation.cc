@@ -57,7 +57,12 @@ std::optional<ApiError> prepare(const GenerationContext& context, PreparedChat& 
   if (auto error = check_ids(context.model, request)) return error;
   if (auto error = check_priority(context.by_priority, request)) return error;
   if (request.format && request.chat.options.continue_final_message) {
-    return ApiError{.message = request.format_field + " cannot go with continue_final_message",
+    return ApiError{
+        .message = request.format_field + " cannot go with an answer that the last message begins",
+        .param = request.format_field};
+  }
+  if (request.format && request.ignore_eos) {
+    return ApiError{.message = request.format_field + " needs an end: ignore_eos is set",
                     .param = request.format_field};
   }
   size_t bytes = 0;
@@ -80,11 +85,13 @@ ChatGeneration::ChatGeneration(const GenerationContext& context, PreparedChat ch
   using Must = HeaderRules::Must;
   const ChatRequest& request = chat_.request;
   options_.start = chat_.prompt.start;
-  for (const FunctionTool& tool : request.chat.tools) options_.functions.push_back(tool.name);
+  if (may_call(request.chat)) {
+    for (const FunctionTool& tool : request.chat.tools) options_.functions.push_back(tool.name);
+  }
   options_.stop = StopStrings(request.stop, request.include_stop_in_output);
   const bool required = request.chat.options.tool_choice.kind == Kind::kRequired;
   options_.must = required ? Must::kCall : request.format ? Must::kAnswer : Must::kNothing;
-  options_.constrain_headers = request.format || may_call(request.chat);
+  options_.stop_ids = request.stop_token_ids;
   options_.content = chat_.content;
   options_.arguments = chat_.arguments;
   for (int32_t i = 0; i < request.n; ++i) {
@@ -107,9 +114,7 @@ void ChatGeneration::run() {
     r.cache_salt = request.cache_salt;
     r.priority = request.priority;
     r.deadline = request.deadline;
-    if (options_.needs_watcher()) {
-      r.watcher = std::make_shared<ChatWatcher>(*model().harmony, options_);
-    }
+    r.watcher = std::make_shared<ChatWatcher>(*model().harmony, options_);
   }
   submit(std::move(requests), request.n, request.stream);
 }

@@ -1,5 +1,6 @@
 #include "text/chat/chat_stream.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -10,6 +11,14 @@ namespace {
 using Kind = HarmonyEvent::Kind;
 
 constexpr std::string_view kFunctions = "functions.";
+
+HeaderRules rules_of(const ChatStreamOptions& options) {
+  HeaderRules rules{.recipients = {}, .must = options.must};
+  for (const std::string& name : options.functions) {
+    rules.recipients.push_back(std::string(kFunctions) + name);
+  }
+  return rules;
+}
 
 }  // namespace
 
@@ -112,15 +121,10 @@ ChatWatcher::ChatWatcher(const Harmony& harmony, const ChatStreamOptions& option
       ids_(harmony.ids()),
       content_(options.content),
       arguments_(options.arguments),
+      stop_ids_(options.stop_ids),
       state_{.parser = HarmonyParser(harmony, options.start, options.functions),
-             .stops = fresh_stops_} {
-  if (options.constrain_headers) {
-    HeaderRules rules{.recipients = {}, .must = options.must};
-    for (const std::string& name : options.functions) {
-      rules.recipients.push_back("functions." + name);
-    }
-    state_.headers.emplace(harmony, options.start, rules);
-  }
+             .stops = fresh_stops_,
+             .headers = HeaderMask(harmony, options.start, rules_of(options))} {
   if (!options.start.in_content) return;
   const HarmonyHeader& header = options.start.header;
   const bool is_call = header.recipient.starts_with(kFunctions);
@@ -135,22 +139,29 @@ void ChatWatcher::start_run(HarmonyPart part, const HarmonyHeader& header,
   state_.run_length = 0;
   const auto arguments = arguments_.find(function);
   if (part == HarmonyPart::kToolCall && arguments != arguments_.end()) {
-    state_.run = std::make_shared<GrammarRun>(arguments->second, std::vector{ids_.call});
+    state_.run = run_of(arguments->second, ids_.call);
   } else if (part == HarmonyPart::kContent && header.channel == "final" && content_) {
-    state_.run = std::make_shared<GrammarRun>(*content_, std::vector{ids_.stop});
+    state_.run = run_of(*content_, ids_.stop);
   }
 }
 
+std::shared_ptr<GrammarRun> ChatWatcher::run_of(const Grammar& grammar, int32_t end_id) const {
+  std::vector<int32_t> end_ids = stop_ids_;
+  end_ids.push_back(end_id);
+  return std::make_shared<GrammarRun>(grammar, end_ids);
+}
+
 bool ChatWatcher::mask(std::span<uint32_t> bits) {
+  if (state_.lost) return std::fill(bits.begin(), bits.end(), 0), true;
   if (state_.run) return state_.run->mask(bits), true;
-  return state_.headers && state_.headers->mask(bits);
+  return state_.headers.mask(bits);
 }
 
 Watch ChatWatcher::accept(int32_t id) {
   before_.push_back(state_);
   if (before_.size() > kMaxRollback) before_.pop_front();
-  if (state_.headers) state_.headers->accept(id);
-  if (state_.run && !state_.run->accept(id)) state_.run.reset();  // it was sampled unmasked
+  state_.headers.accept(id);
+  if (state_.run && !state_.run->accept(id)) state_.lost = true;
   if (state_.run) state_.run_length = state_.run->num_accepted();
   std::vector<HarmonyEvent> events;
   state_.parser.push(id, events);

@@ -48,17 +48,14 @@ struct ChatReply {
 
 struct ChatStreamOptions {
   HarmonyStart start;                  // of the HarmonyPrompt
-  std::vector<std::string> functions;  // names of the caller's tools
+  std::vector<std::string> functions;  // that may be called: nothing else is a call
   StopStrings stop;                    // they end content, and look at nothing else
 
-  // What ChatWatcher's mask sees to.
-  bool constrain_headers = false;  // headers are well-formed, calls go to `functions` only
-  HeaderRules::Must must = HeaderRules::Must::kNothing;  // with constrain_headers
-  std::optional<Grammar> content;                        // the final message is of this form
-  std::map<std::string, Grammar> arguments;              // by function: so are its arguments
-
-  // Whether the engine needs a ChatWatcher.
-  bool needs_watcher() const { return constrain_headers || !stop.empty(); }
+  // What ChatWatcher's mask sees to, beside well-formed headers.
+  HeaderRules::Must must = HeaderRules::Must::kNothing;
+  std::optional<Grammar> content;            // the final message is of this form
+  std::map<std::string, Grammar> arguments;  // by function: so are its arguments
+  std::vector<int32_t> stop_ids;  // of the caller's: within such a form they come at its end only
 
   // The n-th call's id is "call_" + this + "_" + n: unique if this is unique to the answer.
   std::string call_id_seed;
@@ -106,7 +103,8 @@ class ChatStream {
 
 // What the engine needs to know of a chat while it samples. Ends a request as soon as its content
 // holds a stop string; a ChatStream with the same options that is fed the same ids ends its content
-// there. Masks what the options' constraints forbid.
+// there. Masks headers that are not well-formed, those of calls to no function of the options, and
+// what the options' constraints forbid.
 class ChatWatcher : public TokenWatcher {
  public:
   ChatWatcher(const Harmony& harmony, const ChatStreamOptions& options);
@@ -121,17 +119,20 @@ class ChatWatcher : public TokenWatcher {
   struct State {
     HarmonyParser parser;
     StopStrings stops;
-    std::optional<HeaderMask> headers;
+    HeaderMask headers;
     std::shared_ptr<GrammarRun> run;  // of the open message; shared by the states within it
     size_t run_length = 0;            // ids that it had accepted in this state
     bool entered = false;             // its run was started before the parser told of the message
+    bool lost = false;                // an id came that was masked: nothing may follow
   };
   void start_run(HarmonyPart part, const HarmonyHeader& header, const std::string& function);
+  std::shared_ptr<GrammarRun> run_of(const Grammar& grammar, int32_t end_id) const;
 
   const StopStrings fresh_stops_;
   const HarmonyIds ids_;
   const std::optional<Grammar> content_;
   const std::map<std::string, Grammar> arguments_;
+  const std::vector<int32_t> stop_ids_;
   State state_;
   std::deque<State> before_;  // the states before the latest ids
 };

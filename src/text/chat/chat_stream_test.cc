@@ -75,14 +75,32 @@ TEST(ChatStream, ReasoningPreambleAndCall) {
 }
 
 TEST(ChatStream, CallsAreNumbered) {
+  ChatStreamOptions options;
+  options.functions = {"a", "b"};
   const Fed fed(
       " to=functions.a<|channel|>commentary<|message|>1<|call|><|start|>assistant to=functions.b"
-      "<|channel|>commentary<|message|>2<|call|>");
+      "<|channel|>commentary<|message|>2<|call|>",
+      options);
   ASSERT_EQ(fed.stream.reply().tool_calls.size(), 2u);
   EXPECT_EQ(fed.stream.reply().tool_calls[0].id, "call__0");
   EXPECT_EQ(fed.stream.reply().tool_calls[1].id, "call__1");
   EXPECT_EQ(fed.stream.reply().tool_calls[1].name, "b");
   EXPECT_EQ(fed.stream.reply().tool_calls[1].arguments, "2");
+}
+
+TEST(ChatStream, NothingIsACallThatWasNotOffered) {
+  for (const std::string header :
+       {"<|channel|>commentary to=functions.get json", " to=functions.get<|channel|>commentary",
+        "<|channel|>analysis to=get", "<|channel|>commentary get", "functions.get"}) {
+    for (const std::vector<std::string>& offered :
+         {std::vector<std::string>{}, std::vector<std::string>{"put"}}) {
+      ChatStreamOptions options;
+      options.functions = offered;
+      const Fed fed(header + "<|message|>{}<|call|>", options);
+      EXPECT_TRUE(fed.stream.reply().tool_calls.empty()) << header;
+      EXPECT_EQ(fed.stream.finish_reason(false), "stop");
+    }
+  }
 }
 
 TEST(ChatStream, MessagesOfOneKindAreJoinedByNewlines) {
@@ -106,6 +124,7 @@ TEST(ChatStream, AForcedCallEndsWithStop) {
   ChatStreamOptions options;
   options.start.in_content = true;
   options.start.header.recipient = "functions.f";
+  options.functions = {"f"};
   const Fed fed("{}<|call|>", options);
   ASSERT_EQ(fed.stream.reply().tool_calls.size(), 1u);
   EXPECT_EQ(fed.stream.finish_reason(false), "stop");

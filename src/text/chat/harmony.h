@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -88,7 +89,7 @@ class Harmony {
 enum class HarmonyPart {
   kReasoning,  // analysis
   kContent,    // final, commentary to nobody, unknown channels, calls to tools that nobody runs
-  kToolCall    // to a function
+  kToolCall    // to a function of the caller's
 };
 
 struct HarmonyEvent {
@@ -127,10 +128,11 @@ struct HarmonyHeaderText {
 // listed in harmony_parser.cc. A value: copy it to be able to go back.
 class HarmonyParser {
  public:
-  // `functions`: names of the caller's tools. Any recipient "functions.X", X of these, or not known
-  // as a tool of the model's makers (python, browser, container) counts as a call.
+  // `functions`: names of the caller's tools; what goes to any other name is content. Where it is
+  // not said, a call is what goes to a name that is no tool of the model's makers (python, browser,
+  // container).
   explicit HarmonyParser(const Harmony& harmony, const HarmonyStart& start = {},
-                         std::vector<std::string> functions = {});
+                         std::optional<std::vector<std::string>> functions = {});
 
   // The next id, special or not, known or not. Events are appended.
   void push(int32_t id, std::vector<HarmonyEvent>& events);
@@ -158,7 +160,7 @@ class HarmonyParser {
 
   HarmonyIds ids_;
   Tokenizer tokenizer_;
-  std::shared_ptr<const std::vector<std::string>> functions_;
+  std::shared_ptr<const std::vector<std::string>> functions_;  // null: not said
   HarmonyStart start_;
   Detokenizer text_;
   State state_ = State::kHeader;

@@ -33,25 +33,28 @@ bool is_party(std::string_view recipient) {
 }  // namespace
 
 HarmonyParser::HarmonyParser(const Harmony& harmony, const HarmonyStart& start,
-                             std::vector<std::string> functions)
+                             std::optional<std::vector<std::string>> functions)
     : ids_(harmony.ids()),
       tokenizer_(harmony.tokenizer()),
-      functions_(std::make_shared<const std::vector<std::string>>(std::move(functions))),
       start_(start),
       text_(harmony.tokenizer()) {
+  if (functions) {
+    functions_ = std::make_shared<const std::vector<std::string>>(*std::move(functions));
+  }
   header_.author_given = true;
 }
 
 // The name of the function that a message with this header calls; empty: it calls none.
 std::string HarmonyParser::called_function(const HarmonyHeader& header) const {
   const std::string& recipient = header.recipient;
-  const auto is_given = [&](const std::string& name) {
-    return std::find(functions_->begin(), functions_->end(), name) != functions_->end();
-  };
-  if (recipient.empty() && is_given(header.content_type)) return header.content_type;
-  if (is_party(recipient)) return "";
-  if (recipient.starts_with(kFunctions)) return recipient.substr(kFunctions.size());
-  return is_given(recipient) || !is_builtin(recipient) ? recipient : "";
+  if (recipient.empty() ? !functions_ : is_party(recipient)) return "";
+  const bool is_function = recipient.starts_with(kFunctions);
+  const std::string name = is_function         ? recipient.substr(kFunctions.size())
+                           : recipient.empty() ? header.content_type
+                                               : recipient;
+  if (!functions_) return is_function || !is_builtin(recipient) ? name : "";
+  const bool given = std::find(functions_->begin(), functions_->end(), name) != functions_->end();
+  return given ? name : "";
 }
 
 void HarmonyParser::repair() {

@@ -20,7 +20,7 @@ const Harmony& harmony() {
 }
 
 Parsed run(const std::string& text, const HarmonyStart& start = {},
-           const std::vector<std::string>& functions = {}) {
+           const std::optional<std::vector<std::string>>& functions = {}) {
   HarmonyParser parser(harmony(), start, functions);
   std::vector<HarmonyEvent> events;
   for (const int32_t id : byte_tokenizer().encode(text, Specials::kRecognize)) {
@@ -213,7 +213,7 @@ TEST(HarmonyRecovery, Case8UnaskedBuiltinCall) {
                "content [ to=pythonanalysis code] print(1)\n");
   // Unless the caller has a function of that name.
   EXPECT_EQ(
-      run(" to=python<|channel|>analysis code<|message|>print(1)<|call|>", {}, {"python"}).trace,
+      run(" to=python<|channel|>analysis code<|message|>print(1)<|call|>", {}, {{"python"}}).trace,
       "call python [ to=pythonanalysis code] print(1)\n");
 }
 

@@ -45,7 +45,7 @@ struct HeaderMask::Table {
   HeaderRules::Must must;
   std::vector<std::string> plain;       // headers of messages to nobody, sorted
   std::vector<std::string> calls;       // headers of calls, sorted
-  std::vector<int32_t> other_specials;  // all special tokens but <|end|>
+  std::vector<int32_t> other_specials;  // all special tokens but <|end|>, where something must come
 };
 
 HeaderMask::HeaderMask(const Harmony& harmony, const HarmonyStart& start, const HeaderRules& rules)
@@ -64,7 +64,8 @@ HeaderMask::HeaderMask(const Harmony& harmony, const HarmonyStart& start, const 
   }
   std::sort(table.plain.begin(), table.plain.end());
   std::sort(table.calls.begin(), table.calls.end());
-  for (int32_t id = 0; id < table.tokenizer.size(); ++id) {
+  const int32_t num_looked_at = rules.must == Must::kNothing ? 0 : table.tokenizer.size();
+  for (int32_t id = 0; id < num_looked_at; ++id) {
     const bool other = table.tokenizer.is_special(id) && id != table.ids.end;
     if (other) table.other_specials.push_back(id);
   }
@@ -84,6 +85,9 @@ void HeaderMask::accept(int32_t id) {
   if (id == ids.start) {
     state_ = State::kHeader;
     header_.clear();
+  } else if (id == ids.channel && state_ != State::kHeader) {  // a header that leaves out the rest
+    state_ = State::kHeader;
+    header_ = std::string(kAssistant) + kChannel;
   } else if (id == ids.end || id == ids.stop || id == ids.call) {
     state_ = State::kBetween;
   } else if (state_ == State::kHeader) {

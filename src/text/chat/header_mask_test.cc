@@ -159,11 +159,8 @@ TEST(HeaderMask, ARequiredCallFollowsAtMostOneAnalysis) {
 TEST(ChatWatcher, MasksWhereACallIsRequiredAndTakesItBack) {
   const Harmony bytes(byte_tokenizer());
   ChatStreamOptions options;
-  EXPECT_FALSE(options.needs_watcher());
   options.functions = {"f"};
-  options.constrain_headers = true;
   options.must = HeaderRules::Must::kCall;
-  EXPECT_TRUE(options.needs_watcher());
   ChatWatcher watcher(bytes, options);
   const auto count = [&] {
     std::vector<uint32_t> bits((byte_tokenizer().size() + 31) / 32, ~0u);
@@ -193,12 +190,60 @@ std::string forbidden_rest(ChatWatcher& watcher, const std::string& text) {
   return "";
 }
 
+TEST(ChatWatcher, LetsNoCallThroughThatWasNotOffered) {
+  const Harmony bytes(byte_tokenizer());
+  const auto rest = [&](const std::string& text) {
+    ChatWatcher watcher(bytes, {});
+    return forbidden_rest(watcher, text);
+  };
+  const std::string thought = "<|channel|>analysis<|message|>x<|end|><|start|>assistant";
+  EXPECT_EQ(rest(thought + "<|channel|>commentary to=functions.f"), " to=functions.f");
+  EXPECT_EQ(rest(thought + " to=functions.f<|channel|>"), " to=functions.f<|channel|>");
+  EXPECT_EQ(rest("<|channel|>analysis to=python code"), " to=python code");
+  EXPECT_EQ(rest(thought + "<|channel|>final<|message|>4.<|return|>"), "");
+  // <|channel|> inside a message opens a header too.
+  EXPECT_EQ(rest("<|channel|>final<|message|>x<|channel|>commentary to=f"), " to=f");
+  EXPECT_EQ(rest("<|channel|>final<|message|>x<|channel|>final<|message|>y<|return|>"), "");
+}
+
+TEST(ChatWatcher, AStopIdOfTheCallersEndsAFormWhereItMay) {
+  const Harmony bytes(byte_tokenizer());
+  const GrammarCompiler compiler(byte_tokenizer(), byte_tokenizer().size());
+  ChatStreamOptions options;
+  options.must = HeaderRules::Must::kAnswer;
+  options.content = *compiler.compile({.kind = GrammarSpec::Kind::kRegex, .text = "a;?b"});
+  options.stop_ids = {';'};
+  const auto rest = [&](const std::string& text) {
+    ChatWatcher watcher(bytes, options);
+    return forbidden_rest(watcher, "<|channel|>final<|message|>" + text);
+  };
+  EXPECT_EQ(rest("a;"), ";");
+  EXPECT_EQ(rest("ab;"), "");
+  EXPECT_EQ(rest("ab<|return|>"), "");
+}
+
+TEST(ChatWatcher, NothingMayFollowWhatDidNotFit) {
+  const Harmony bytes(byte_tokenizer());
+  const GrammarCompiler compiler(byte_tokenizer(), byte_tokenizer().size());
+  ChatStreamOptions options;
+  options.content = *compiler.compile({.kind = GrammarSpec::Kind::kRegex, .text = "ab"});
+  ChatWatcher watcher(bytes, options);
+  EXPECT_EQ(forbidden_rest(watcher, "<|channel|>final<|message|>a"), "");
+  watcher.accept('x');  // against the mask
+  for (const int32_t id : {int32_t{'b'}, bytes.ids().stop}) {
+    std::vector<uint32_t> bits((byte_tokenizer().size() + 31) / 32, ~0u);
+    EXPECT_TRUE(watcher.mask(bits));
+    EXPECT_EQ(bits[static_cast<size_t>(id) / 32] >> (id % 32) & 1, 0u);
+  }
+  watcher.rollback(1);
+  EXPECT_EQ(forbidden_rest(watcher, "b<|return|>"), "");
+}
+
 TEST(ChatWatcher, HoldsArgumentsAndAnswersToTheirGrammars) {
   const Harmony bytes(byte_tokenizer());
   const GrammarCompiler compiler(byte_tokenizer(), byte_tokenizer().size());
   ChatStreamOptions options;
   options.functions = {"f", "g"};
-  options.constrain_headers = true;
   options.must = HeaderRules::Must::kAnswer;
   options.content = *compiler.compile({.kind = GrammarSpec::Kind::kRegex, .text = "yes|no"});
   options.arguments.emplace(
@@ -228,7 +273,6 @@ TEST(ChatWatcher, TakesBackWhatGrammarsAccepted) {
   const Harmony bytes(byte_tokenizer());
   const GrammarCompiler compiler(byte_tokenizer(), byte_tokenizer().size());
   ChatStreamOptions options;
-  options.constrain_headers = true;
   options.start = {.in_content = true, .header = {.author = "assistant", .channel = "final"}};
   options.content = *compiler.compile({.kind = GrammarSpec::Kind::kRegex, .text = "ab|cd"});
   ChatWatcher watcher(bytes, options);
