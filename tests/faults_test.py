@@ -6,7 +6,9 @@ import fcntl
 import json
 import os
 import select
+import shutil
 import socket
+import tempfile
 import time
 import unittest
 import urllib.error
@@ -14,7 +16,7 @@ import urllib.request
 from pathlib import Path
 from unittest import mock
 
-from serving import NAME, WEATHER, Server
+from serving import MODEL, NAME, WEATHER, Server
 
 # Its schema is left out of the grammar, with a line in the log for each request.
 ODD_TOOL = {"type": "function", "function": {"name": "f", "parameters": {
@@ -98,6 +100,20 @@ class FaultsTest(unittest.TestCase):
         for fd in Path(f"/proc/{server.program.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
                 yield os.readlink(fd)
+
+    def test_damaged_weights_are_no_fault_of_the_callers(self):
+        with tempfile.TemporaryDirectory() as folder:
+            model = Path(shutil.copytree(MODEL, Path(folder) / NAME))
+            weights = bytearray((model / "model.safetensors").read_bytes())
+            size = int.from_bytes(weights[:8], "little")
+            [begin, _] = json.loads(weights[8:8 + size])["model.norm.weight"]["data_offsets"]
+            weights[8 + size + begin:8 + size + begin + 2] = b"\xc0\x7f"  # NaN in bf16
+            (model / "model.safetensors").write_bytes(weights)
+            with Server(model=model) as server:
+                with self.assertRaises(urllib.error.HTTPError) as caught:
+                    self.ask(server)
+                with caught.exception as error:
+                    self.assertEqual((error.code, json.load(error)["error"]["type"]), (500, "server_error"))
 
     def test_a_flood_of_long_requests(self):
         """A thousand at once of the whole context: a place, or 429 and when to come again; nothing else."""

@@ -442,7 +442,8 @@ bool Engine::Impl::report_end(const Sequence& sequence, FinishReason reason,
                               const std::string& error) {
   counters_.metrics.on_end(sequence.times, reason, sequence.num_prompt, sequence.num_output(),
                            std::chrono::steady_clock::now());
-  sequence.request.on_output({.finish = reason, .error = error});
+  sequence.request.on_output(
+      {.finish = reason, .error = error, .is_bad_request = error == kAllMasked});
   return false;
 }
 

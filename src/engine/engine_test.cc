@@ -167,6 +167,7 @@ TEST(Engine, NaNLogitsEndTheRequestThatHasThem) {
     const std::vector<Transcript> all = run_all(engine, {bad, greedy(10, 2, 10)});
     EXPECT_EQ(all[0].finish, FinishReason::kError);
     EXPECT_THAT(all[0].error, HasSubstr("not numbers"));
+    EXPECT_FALSE(all[0].outputs.back().is_bad_request);
     EXPECT_EQ(all[0].ids.size(), 3u);
     EXPECT_EQ(all[1].finish, FinishReason::kLength);
   }

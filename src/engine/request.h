@@ -34,7 +34,7 @@ enum class FinishReason : uint8_t {
   kStop,      // a stop id, or the watcher said so
   kLength,    // max_tokens
   kCanceled,  // by cancel()
-  kError,     // the engine failed; Output::error says how
+  kError,     // Output::error says what failed
   kDeadline   // its time was up
 };
 inline constexpr int kNumFinishReasons = 6;
@@ -54,6 +54,7 @@ struct Output {
   FinishReason finish = FinishReason::kNone;
   int32_t cached_tokens = 0;  // of the prompt, found in the prefix cache
   std::string error = {};
+  bool is_bad_request = false;  // of an error: what was asked for cannot be done; no fault of ours
 };
 
 // Of prompt position i: the log-probability of the id that follows, and the best ids.
@@ -69,7 +70,8 @@ struct Request {
   SamplingParams sampling = {};
   int32_t max_tokens = 0;  // new ids; 0: none, needs prompt_logprobs. With the prompt at
                            // most Engine::max_model_len()
-  int32_t min_tokens = 0;  // stop ids are masked before
+  int32_t min_tokens = 0;  // stop ids are masked before, but where the watcher lets nothing else
+                           // through
   std::vector<int32_t> stop_ids = {};  // reported as the last id, then kStop
   std::shared_ptr<TokenWatcher> watcher = {};
   int32_t prompt_logprobs = -1;  // tops per prompt position; -1: none

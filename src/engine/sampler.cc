@@ -107,7 +107,7 @@ Sampler::Sampled Sampler::sample(std::span<float> logits, const SamplingParams& 
 }
 
 void Sampler::adjust(std::span<float> logits, const SamplingParams& params,
-                     const SamplingState& state, const Masks& masks) const {
+                     const SamplingState& state, const Masks& masks) {
   const auto set = [&](int32_t id, float x) { logits[id] = std::clamp(x, -kLargest, kLargest); };
   for (const auto& [id, bias] : params.logit_bias) set(id, logits[id] + bias);
   if (has_penalties(params)) {
@@ -121,11 +121,17 @@ void Sampler::adjust(std::span<float> logits, const SamplingParams& params,
     }
   }
   for (int32_t id : masked_ids_) logits[id] = kNever;
-  for (int32_t id : masks.banned) logits[id] = kNever;
-  if (masks.allowed.empty()) return;
-  for (size_t i = 0; i < logits.size(); ++i) {
+  for (size_t i = 0; !masks.allowed.empty() && i < logits.size(); ++i) {
     if ((masks.allowed[i / 32] >> (i % 32) & 1) == 0) logits[i] = kNever;
   }
+  kept_.clear();  // those that `banned` takes out
+  for (int32_t id : masks.banned) {
+    if (logits[id] == kNever) continue;
+    kept_.push_back({.id = id, .logit = logits[id], .weight = 0});
+    logits[id] = kNever;
+  }
+  if (kept_.empty() || largest(logits) != kNever) return;
+  for (const Candidate& c : kept_) logits[c.id] = c.logit;
 }
 
 int32_t Sampler::draw(std::span<const float> logits, const SamplingParams& params, float best,

@@ -57,7 +57,7 @@ class Sampler {
   // For one row only, beside the Sampler's own masked ids.
   struct Masks {
     std::span<const uint32_t> allowed;  // bit per id; empty: all
-    std::span<const int32_t> banned;    // stop ids before min_tokens
+    std::span<const int32_t> banned;    // stop ids before min_tokens; not where all else is masked
   };
 
   Sampler(int32_t vocab_size, std::vector<int32_t> masked_ids);
@@ -74,7 +74,7 @@ class Sampler {
 
  private:
   void adjust(std::span<float> logits, const SamplingParams& params, const SamplingState& state,
-              const Masks& masks) const;
+              const Masks& masks);
   int32_t draw(std::span<const float> logits, const SamplingParams& params, float best, double u);
   double keep_nucleus(double target);
 

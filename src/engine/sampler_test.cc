@@ -221,6 +221,10 @@ TEST(Sampler, MasksAndBans) {
   EXPECT_EQ(seen.count(1) + seen.count(32), 2u);
 
   std::vector<float> row(40, 1.0f);
+  const std::vector<uint32_t> only_banned = {0b1000, 0};
+  EXPECT_EQ(sampler.sample(row, {}, {}, {.allowed = only_banned, .banned = banned}, top).id, 3);
+
+  row.assign(40, 1.0f);
   const std::vector<uint32_t> none = {0, 0};
   const Sampler::Sampled s = sampler.sample(row, {}, {}, {.allowed = none, .banned = {}}, top);
   EXPECT_EQ(s.id, -1);

@@ -97,6 +97,7 @@ void Generation::submit(std::vector<Request> requests, int32_t n, bool streamed)
       Output refused;
       refused.finish = given.error().empty() ? FinishReason::kCanceled : FinishReason::kError;
       refused.error = given.error();
+      refused.is_bad_request = !model_.engine->stats().failed;
       reply_->post([self = shared_from_this(), i, refused] { self->deliver(i, refused); });
     }
   }
@@ -142,7 +143,7 @@ void Generation::deliver(size_t index, const Output& output) {
   if (ended) admission_.leave(1);
   if (ended) --num_running_;
   if (output.finish == FinishReason::kError) {
-    fail({.status = model_.engine->stats().failed ? 500 : 400, .message = output.error});
+    fail({.status = output.is_bad_request ? 400 : 500, .message = output.error});
   } else if (output.finish == FinishReason::kCanceled) {
     fail({.status = 503,
           .message = "the server is shutting down",
