@@ -1,5 +1,6 @@
 """Anthropic's own Python client against `nibble serve` with the shipped model."""
 
+import json
 import unittest
 
 import anthropic
@@ -49,6 +50,27 @@ class AnthropicClientTest(unittest.TestCase):
                      {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id,
                                                    "content": '{"temperature": 21}'}]}]
         self.assertIn("21", self.ask(messages, tools=[TOOL]).content[-1].text)
+
+    def test_output_format(self):
+        schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "sure": {"type": "boolean"}},
+                  "required": ["city", "sure"], "additionalProperties": False}
+        form = {"type": "json_schema", "schema": schema}
+        for field in ({"output_config": {"format": form}}, {"extra_body": {"output_format": form}}):
+            for temperature in (0, 1):
+                extra = {**field.get("extra_body", {}), "temperature": temperature}
+                reply = self.client.messages.create(model=NAME, max_tokens=500, messages=PARIS, **{**field, "extra_body": extra})
+                answer = json.loads(reply.content[0].text)
+                self.assertEqual(set(answer), {"city", "sure"})
+                self.assertIsInstance(answer["sure"], bool)
+        with self.assertRaises(anthropic.BadRequestError):
+            self.ask(output_config={"format": {"type": "xml"}})
+        with self.assertRaises(anthropic.BadRequestError):  # the answer has begun
+            self.ask([*PARIS, {"role": "assistant", "content": "{"}], output_config={"format": form})
+
+    def test_threads_are_refused_by_their_code(self):
+        with self.assertRaises(anthropic.BadRequestError) as caught:
+            self.client.messages.create(model=NAME, max_tokens=5, messages=PARIS, extra_body={"thread": {"id": "t1"}})
+        self.assertEqual(caught.exception.body["error"]["details"]["error_code"], "thread_unsupported_request")
 
     def test_count_tokens(self):
         count = self.client.messages.count_tokens(model=NAME, messages=PARIS).input_tokens

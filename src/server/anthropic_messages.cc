@@ -70,7 +70,7 @@ std::string AnthropicMessages::on_begin(Part& part) {
       {{"type", "content_block_start"}, {"index", part.index}, {"content_block", block}});
 }
 
-std::string AnthropicMessages::on_text(const Part& part, const std::string& piece) {
+std::string AnthropicMessages::on_text(Part& part, const std::string& piece) {
   Json delta = {{"type", "text_delta"}, {"text", piece}};
   if (part.kind == Kind::kReasoning) delta = {{"type", "thinking_delta"}, {"thinking", piece}};
   if (part.kind == Kind::kCall) delta = {{"type", "input_json_delta"}, {"partial_json", piece}};
@@ -78,7 +78,7 @@ std::string AnthropicMessages::on_text(const Part& part, const std::string& piec
       {{"type", "content_block_delta"}, {"index", part.index}, {"delta", delta}});
 }
 
-std::string AnthropicMessages::on_end(const Part& part) {
+std::string AnthropicMessages::on_end(Part& part) {
   std::string events;
   if (part.kind == Kind::kReasoning) {  // what comes back with it is not checked
     events = sse_named_event({{"type", "content_block_delta"},

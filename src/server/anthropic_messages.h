@@ -15,8 +15,8 @@ class AnthropicMessages final : public PartedChat {
  private:
   std::string on_start() override;
   std::string on_begin(Part& part) override;
-  std::string on_text(const Part& part, const std::string& piece) override;
-  std::string on_end(const Part& part) override;
+  std::string on_text(Part& part, const std::string& piece) override;
+  std::string on_end(Part& part) override;
   std::string on_finish() override;
   Json whole() override;
   std::string error_event(const ApiError& error) const override;

@@ -4,6 +4,7 @@
 
 #include "server/json_fields.h"
 #include "server/openai_chat_types.h"
+#include "server/openai_format.h"
 
 namespace nibble::server {
 namespace {
@@ -168,6 +169,17 @@ void read_thinking(JsonFields& fields, ChatRequest& request) {
       thinking.fail("type", "has to be \"enabled\", \"adaptive\" or \"disabled\"");
     }
   }
+}
+
+void read_answer_format(JsonFields& format, ChatRequest& request) {
+  if (format.string("type") != "json_schema") {
+    return format.fail("type", "has to be \"json_schema\"");
+  }
+  read_json_schema(format, request);
+  request.chat.options.response_format = described(format);
+}
+
+void read_output_config(JsonFields& fields, ChatRequest& request) {
   if (const Json* object = fields.object("output_config")) {
     JsonFields config(*object, "output_config", fields.error());
     const std::string effort = config.string("effort");
@@ -176,6 +188,14 @@ void read_thinking(JsonFields& fields, ChatRequest& request) {
     if (effort == "high" || effort == "xhigh" || effort == "max") {
       request.chat.options.effort = ReasoningEffort::kHigh;
     }
+    if (const Json* inner = config.object("format")) {
+      JsonFields format(*inner, "output_config.format", fields.error());
+      read_answer_format(format, request);
+    }
+  }
+  if (const Json* object = fields.object("output_format")) {  // its older place
+    JsonFields format(*object, "output_format", fields.error());
+    read_answer_format(format, request);
   }
 }
 
@@ -200,6 +220,10 @@ std::optional<ApiError> parse_messages_request(std::string_view body,
                                                const SamplingParams& defaults, bool counting,
                                                ChatRequest& request) {
   return read_body(body, [&](JsonFields& fields) {
+    if (fields.has("thread")) {  // by this code a client knows to send all messages itself
+      fields.fail("thread", "is not supported: nothing is stored; send all messages");
+      fields.error()->code = "thread_unsupported_request";
+    }
     request.model = fields.string("model");
     request.sampling = defaults;
     SamplingParams& sampling = request.sampling;
@@ -216,6 +240,7 @@ std::optional<ApiError> parse_messages_request(std::string_view body,
     read_tools(fields, request.chat);
     read_tool_choice(fields, request);
     read_thinking(fields, request);
+    read_output_config(fields, request);
   });
 }
 

@@ -35,7 +35,9 @@ Json text_or_null(const std::string& text) { return text.empty() ? Json(nullptr)
 std::string api_error_body(const ApiError& error, ApiStyle style) {
   const char* type = type_of(error.status, style);
   if (style == ApiStyle::kAnthropic) {
-    return to_text({{"type", "error"}, {"error", {{"type", type}, {"message", error.message}}}});
+    Json inner = {{"type", type}, {"message", error.message}};
+    if (!error.code.empty()) inner["details"] = {{"error_code", error.code}};
+    return to_text({{"type", "error"}, {"error", std::move(inner)}});
   }
   return to_text({{"error",
                    {{"message", error.message},

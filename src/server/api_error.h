@@ -17,7 +17,7 @@ struct ApiError {
 
 enum class ApiStyle {
   kOpenAi,    // {"error":{"message","type","param","code"}}
-  kAnthropic  // {"type":"error","error":{"type","message"}}
+  kAnthropic  // {"type":"error","error":{"type","message","details":{"error_code"}}}
 };
 
 // The error's "type" is that of its status: "invalid_request_error", "authentication_error", ...

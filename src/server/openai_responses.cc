@@ -1,5 +1,6 @@
 #include "server/openai_responses.h"
 
+#include "server/openai_tokens.h"
 #include "server/sse.h"
 
 namespace nibble::server {
@@ -45,7 +46,7 @@ Json OpenAiResponses::content_part(const Part& part, const std::string& text) co
   return {{"type", "output_text"},
           {"text", text},
           {"annotations", Json::array()},
-          {"logprobs", Json::array()}};
+          {"logprobs", part.logprobs}};
 }
 
 // "in_progress": as it is announced, without what is still to come.
@@ -78,6 +79,12 @@ Json OpenAiResponses::item(const Part& part, const char* status) const {
           {"status", status}};
 }
 
+void OpenAiResponses::on_content_token(const Output& output) {
+  if (request().sampling.logprobs >= 0) {
+    pending_.push_back(token_with_top_json(*model().tokenizer, output));
+  }
+}
+
 std::string OpenAiResponses::on_start() {
   const Json json = {{"response", response("in_progress", Json::array())}};
   std::string events = event("response.created", json);
@@ -97,7 +104,7 @@ std::string OpenAiResponses::on_begin(Part& part) {
                                                         {"part", content_part(part, "")}});
 }
 
-std::string OpenAiResponses::on_text(const Part& part, const std::string& piece) {
+std::string OpenAiResponses::on_text(Part& part, const std::string& piece) {
   Json fields = {{"item_id", part.id}, {"output_index", part.index}};
   if (part.kind == Kind::kCall) {
     fields["delta"] = piece;
@@ -106,11 +113,12 @@ std::string OpenAiResponses::on_text(const Part& part, const std::string& piece)
   fields["content_index"] = 0;
   fields["delta"] = piece;
   if (part.kind == Kind::kReasoning) return event("response.reasoning_text.delta", fields);
-  fields["logprobs"] = Json::array();
+  part.logprobs.insert(part.logprobs.end(), pending_.begin(), pending_.end());
+  fields["logprobs"] = std::exchange(pending_, Json::array());
   return event("response.output_text.delta", fields);
 }
 
-std::string OpenAiResponses::on_end(const Part& part) {
+std::string OpenAiResponses::on_end(Part& part) {
   Json fields = {{"item_id", part.id}, {"output_index", part.index}};
   std::string events;
   if (part.kind == Kind::kCall) {
@@ -122,7 +130,11 @@ std::string OpenAiResponses::on_end(const Part& part) {
     Json done = fields;
     done["text"] = part.text;
     const bool reasoning = part.kind == Kind::kReasoning;
-    if (!reasoning) done["logprobs"] = Json::array();
+    if (!reasoning) {
+      part.logprobs.insert(part.logprobs.end(), pending_.begin(), pending_.end());
+      pending_ = Json::array();
+      done["logprobs"] = part.logprobs;
+    }
     events = event(reasoning ? "response.reasoning_text.done" : "response.output_text.done", done);
     fields["part"] = content_part(part, part.text);
     events += event("response.content_part.done", fields);

@@ -15,10 +15,11 @@ class OpenAiResponses final : public PartedChat {
                   std::shared_ptr<HttpReply> reply);
 
  private:
+  void on_content_token(const Output& output) override;
   std::string on_start() override;
   std::string on_begin(Part& part) override;
-  std::string on_text(const Part& part, const std::string& piece) override;
-  std::string on_end(const Part& part) override;
+  std::string on_text(Part& part, const std::string& piece) override;
+  std::string on_end(Part& part) override;
   std::string on_finish() override;
   Json whole() override;
   std::string error_event(const ApiError& error) const override;
@@ -32,6 +33,7 @@ class OpenAiResponses final : public PartedChat {
   const Json echo_;
   const std::string id_;
   int64_t next_number_ = 0;
+  Json pending_ = Json::array();  // logprobs of tokens whose text has not come yet
 };
 
 }  // namespace nibble::server

@@ -34,6 +34,15 @@ Json token_json(const Tokenizer& tokenizer, int32_t id, float logprob) {
           {"bytes", std::move(bytes)}};
 }
 
+Json token_with_top_json(const Tokenizer& tokenizer, const Output& output) {
+  Json json = token_json(tokenizer, output.id, output.logprob);
+  json["top_logprobs"] = Json::array();
+  for (const TokenLogprob& top : output.top) {
+    json["top_logprobs"].push_back(token_json(tokenizer, top.id, top.logprob));
+  }
+  return json;
+}
+
 const char* finish_name(FinishReason finish) {
   switch (finish) {
     case FinishReason::kStop:

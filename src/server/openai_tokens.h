@@ -11,6 +11,8 @@ namespace nibble::server {
 
 // One token as logprobs show it: {"token","logprob","bytes"}.
 Json token_json(const Tokenizer& tokenizer, int32_t id, float logprob);
+// One that was sampled, with "top_logprobs".
+Json token_with_top_json(const Tokenizer& tokenizer, const Output& output);
 // The bytes of a token as text; where they are no whole characters: "bytes:\xE2\x82".
 std::string token_text(const Tokenizer& tokenizer, int32_t id);
 // JSON has no -inf.

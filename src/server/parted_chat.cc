@@ -28,6 +28,7 @@ std::string PartedChat::end() {
 void PartedChat::on_step(size_t, const Step& step) {
   std::string events;
   if (!std::exchange(choice().opened, true)) events += on_start();
+  if (step.is_content) on_content_token(step.output);
   const ChatDelta& delta = step.delta;
   if (!delta.reasoning.empty() && request().include_reasoning) {
     events += enter(Kind::kReasoning);

@@ -22,14 +22,17 @@ class PartedChat : public ChatGeneration {
     std::string text;       // so far; of a call: its arguments
     std::string call_id;    // kCall
     std::string call_name;  // kCall
-    std::string id;         // of derived classes
+    std::string id;         // of derived classes, as is the rest
+    Json logprobs = Json::array();
   };
 
+  // A token of the content, before what it adds to the text.
+  virtual void on_content_token(const Output&) {}
   // What is streamed for each. A part's text is complete at its end.
   virtual std::string on_start() = 0;
   virtual std::string on_begin(Part& part) = 0;
-  virtual std::string on_text(const Part& part, const std::string& piece) = 0;
-  virtual std::string on_end(const Part& part) = 0;
+  virtual std::string on_text(Part& part, const std::string& piece) = 0;
+  virtual std::string on_end(Part& part) = 0;
   virtual std::string on_finish() = 0;
   // The whole answer, where it is not streamed.
   virtual Json whole() = 0;

@@ -9,6 +9,7 @@ namespace nibble::server {
 namespace {
 
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
+constexpr int32_t kMaxTop = 20;
 
 // A string, or parts with a text; what has none (images, refusals) is refused.
 std::string read_parts(JsonFields& item, const char* name) {
@@ -193,6 +194,17 @@ void read_reasoning_and_text(JsonFields& fields, ResponsesRequest& request) {
   }
 }
 
+// Asked for by either field; a number of tops is asked for by one.
+void read_logprobs(JsonFields& fields, SamplingParams& sampling) {
+  if (fields.has("top_logprobs")) {
+    sampling.logprobs = static_cast<int32_t>(fields.integer("top_logprobs", 0, 0, kMaxTop));
+  } else if (const Json* include = fields.array("include")) {
+    const bool wanted = std::find(include->begin(), include->end(),
+                                  "message.output_text.logprobs") != include->end();
+    if (wanted) sampling.logprobs = 0;
+  }
+}
+
 void read_echo(JsonFields& fields, ResponsesRequest& request) {
   const auto echo = [&](const char* name, const Json& otherwise) {
     const Json* value = fields.find(name);
@@ -206,6 +218,7 @@ void read_echo(JsonFields& fields, ResponsesRequest& request) {
   echo("text", {{"format", {{"type", "text"}}}});
   echo("tool_choice", "auto");
   echo("tools", Json::array());
+  echo("top_logprobs", 0);
   echo("user", nullptr);
   request.echo["store"] = false;
   request.echo["temperature"] = request.sampling.temperature;
@@ -229,6 +242,7 @@ std::optional<ApiError> parse_responses_request(std::string_view body,
     if (fields.has("max_output_tokens")) {
       request.max_tokens = fields.integer("max_output_tokens", 1, 1, kMaxTokens);
     }
+    read_logprobs(fields, sampling);
     request.stream = fields.boolean("stream", false);
     read_scheduling(fields, request);
     request.parallel_tool_calls = fields.boolean("parallel_tool_calls", true);
