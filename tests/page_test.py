@@ -1,208 +1,514 @@
-"""The chat page in headless Chromium, over its debugging protocol. Skipped where there is no Chromium: apt-get install
-chromium."""
+"""The chat page in headless Chromium, before the shipped model and before one that says what a test wants. Skipped
+where there is no Chromium: apt-get install chromium."""
 
 import asyncio
 import json
-import os
-import re
-import shutil
-import signal
-import subprocess
+import random
+import sys
 import tempfile
 import unittest
+import urllib.request
+from pathlib import Path
 
-import aiohttp
-from aiohttp import web
-from serving import Server
+import scripted_model
+from browser import CHROMIUM, LAN_NAME, Browser
+from scripted_model import RICH, ScriptedModel, says
+from serving import WEATHER, Server
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SEEDS = (1, 2, 3)
+STEAL = "window.stolen=1"
+# What a model may say to make the page run something, load something, or look like something else.
+HOSTILE = [
+    f"<img src=x onerror='{STEAL}'><script>{STEAL}</script>",
+    f"[a](javascript:{STEAL}) [b](data:text/html,x) [c](vbscript:x) [d]( java\tscript:{STEAL}) [e](&#106;avascript:{STEAL})",
+    "![c](http://127.0.0.1:1/c.png) ![d](data:image/svg+xml,x)",
+    f"**<svg onload='{STEAL}'>** <math><mtext><table><mglyph><style><!--</style><img title='--&gt;&lt;img src=x onerror={STEAL}&gt;'>",
+    f"<noscript><p title='</noscript><img src=x onerror={STEAL}>'>",
+    f"<form><math><mtext></form><form><mglyph><style></math><img src onerror={STEAL}>",
+    f"\n```html\n</code></pre><img src=x onerror='{STEAL}'>\n```\n",
+    f"\n```\"><img/src=x/onerror={STEAL}>\nx\n```\n",
+    f"\n~~~x' onclick='{STEAL}\nx\n~~~\n",
+    f"$\\href{{javascript:{STEAL}}}{{x}}$ $\\url{{javascript:{STEAL}}}$ $\\includegraphics{{http://127.0.0.1:1/x}}$",
+    f"$\\htmlStyle{{position:fixed;inset:0}}{{x}}$ $\\htmlData{{a=b}}{{x}}$ $\\htmlId{{send}}{{x}}$ $\\text{{</math><img src=x onerror={STEAL}>}}$",
+    f"$$\\unicode{{<img src=x onerror={STEAL}>}}$$ \\(<img src=x onerror={STEAL}>\\)",
+    "$\\def\\a{\\a\\a}\\a$ $\\rule{9999999em}{9999999em}$",
+    f"<a href='javascript:{STEAL}' id=send class=unseen style='position:fixed'>x</a><base href='http://127.0.0.1:1/'>",
+    "<iframe srcdoc='<script>parent.stolen=1</script>'></iframe><object data=x></object><embed src=x><link rel=stylesheet href=x>",
+    f"<details ontoggle={STEAL} open>x</details> <br onclick={STEAL}> <sub style='position:fixed'>x</sub>",
+    "<style>*{display:none}</style> <input autofocus onfocus=window.stolen=1> <button formaction=javascript:1>x</button>",
+    f"| a |\n|---|\n| <td onmouseover={STEAL}>x |\n\n- [x] <input type=image src=x onerror={STEAL}>\n",
+    f"[x]: javascript:{STEAL} \"</a><img src=x onerror={STEAL}>\"\n\n[x] <javascript:{STEAL}> <x:y>\n",
+]
+SHOWN = {"A", "B", "BLOCKQUOTE", "BR", "CODE", "DEL", "EM", "H2", "H3", "H4", "H5", "H6", "HR", "I", "INPUT", "KBD", "LI", "MARK", "OL", "P",
+         "PRE", "S", "SMALL", "STRONG", "SUB", "SUP", "TABLE", "TBODY", "TD", "TH", "THEAD", "TR", "U", "UL",
+         # the page's own
+         "ARTICLE", "BUTTON", "DETAILS", "DIV", "LABEL", "SECTION", "SPAN", "SUMMARY", "TEXTAREA", "svg", "use",
+         # MathML without links and actions
+         "math", "menclose", "merror", "mfrac", "mi", "mn", "mo", "mover", "mpadded", "mphantom", "mroot", "mrow", "mspace",
+         "msqrt", "mstyle", "msub", "msubsup", "msup", "mtable", "mtd", "mtext", "mtr", "munder", "munderover"}
 
+# Texts whose pieces come in every way that a stream may cut them.
+STREAMED = [
+    RICH,
+    "a\n\n- one\n- two\n\n  more of two\n\n1. x\n   ```js\n   let a;\n   ```\n2. y\n\nend",
+    "para\n===\n\n| a | b |\n|---|---|\n| 1 | 2 |\nnot a row?\n\n> q\n> > qq\n\n    indented\n\nlast",
+    "see [the docs][d] and [d]\n\nmore\n\n[d]: https://example.org/ \"t\"\n",
+    "````md\n```\ninner\n```\n````\n~~~\nx\n~~~~\n\n```c\nint main() {}\n",
+    "a\n```x`y``` b\n\n$$\na\n\nb\n$$\n\\[ x^2 \\]\n\n***\n**bold\n\nnot bold**",
+    "<div>\n<p>html</p>\n</div>\n\ntext <!-- c --> end\n\n- [ ] a\n- [x] b\n\n\n\n\n# h\n## h2\ntext",
+    "1) a\n2) b\n\n\n3) c\n\ntext\n* x\n+ y\n- z\n\n\ttab\n\nemoji 👩‍👩‍👧 é \u202e rtl",
+]
 
-class Page:
-    """One tab. Everything it complains of (script errors, blocked loads) is in `complaints`."""
-
-    def __init__(self, socket):
-        self.socket, self.count, self.complaints = socket, 0, []
-
-    async def call(self, method, **params):
-        self.count += 1
-        await self.socket.send_json({"id": self.count, "method": method, "params": params})
-        while True:
-            message = await self.socket.receive_json(timeout=60)
-            if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
-                self.complaints.append(json.dumps(message["params"]))
-            if message.get("id") == self.count:
-                return message.get("result", {})
-
-    async def run(self, script):
-        result = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in result:
-            raise AssertionError(f"{script}: {result['exceptionDetails']}")
-        return result["result"].get("value")
-
-    async def wait(self, condition):
-        for _ in range(600):
-            if await self.run(condition):
-                return
-            await asyncio.sleep(0.1)
-        raise AssertionError(f"never came true: {condition}; the page: {await self.run('document.body.innerText')}")
-
-    async def ask(self, text):
-        await self.wait("document.getElementById('send').textContent === 'Send'")  # not Stop
-        await self.run(f"document.getElementById('input').value = {json.dumps(text)};"
-                       "document.getElementById('input').dispatchEvent(new Event('input'));"
-                       "document.getElementById('send').click()")
-
-
-HOSTILE = ("<img src=x onerror='window.stolen=1'><script>window.stolen=1</script> [a](javascript:window.stolen=1)"
-           " [b](data:text/html,x) ![c](http://127.0.0.1:1/c.png) **<svg onload='window.stolen=1'>**"
-           "\n```html\n</code></pre><img src=x onerror='window.stolen=1'>\n```\n")
-
-
-class HostileModel:
-    """The page of a real server before a model that says the worst: markup everywhere, calls, no end."""
-
-    def __init__(self, server_url):
-        self.server_url = server_url
-        self.stopped = asyncio.Event()
-
-    async def page(self, _):
-        async with aiohttp.ClientSession() as session, session.get(self.server_url + "/") as page:
-            return web.Response(body=await page.read(), content_type="text/html", charset="utf-8", headers={
-                "Content-Security-Policy": page.headers["Content-Security-Policy"]})
-
-    async def models(self, _):
-        return web.json_response({"object": "list", "data": [{"id": HOSTILE, "object": "model"}]})
-
-    async def answer(self, request):
-        question = (await request.json())["messages"][-1]["content"]
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-
-        async def send(**delta):
-            event = {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-            await response.write(f"data: {json.dumps(event)}\n\n".encode())
-
-        if question == "endless":
-            try:
-                while True:
-                    await send(content="more ")
-                    await asyncio.sleep(0.02)
-            except ConnectionError:
-                self.stopped.set()
-            return response
-        await send(reasoning=HOSTILE)
-        for piece in (HOSTILE[:40], HOSTILE[40:]):
-            await send(content=piece)
-        await send(tool_calls=[{"index": 0, "id": "c", "function": {"name": HOSTILE, "arguments": '{"city": "Par'}}])
-        await send(tool_calls=[{"index": 0, "function": {"arguments": 'is<img src=x onerror=window.stolen=1>"}'}}])
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-    async def __aenter__(self):
-        app = web.Application()
-        app.add_routes([web.get("/", self.page), web.get("/v1/models", self.models),
-                        web.post("/v1/chat/completions", self.answer)])
-        self.runner = web.AppRunner(app)
-        await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_):
-        await self.runner.cleanup()
+PHONE = dict(width=390, height=844, phone=True)
+DESK = dict(width=1200, height=800)
 
 
-@unittest.skipUnless(CHROMIUM, "there is no Chromium here")
-class PageTest(unittest.TestCase):
-    def drive(self, act):
-        """Calls act(page, url of a nibble) with a fresh browser."""
-        # Processes of the browser may write into the profile until they are gone.
-        with Server() as server, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-            browser = subprocess.Popen(
-                [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0",
-                 "--remote-allow-origins=*", f"--user-data-dir={profile}", "about:blank"],
-                stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True)
-            try:
-                for line in browser.stderr:
-                    if found := re.search(r"DevTools listening on ws://([^/]+)/", line):
-                        break
-                else:
-                    self.fail("Chromium did not start")
-                asyncio.run(self.with_page(found[1], server.url, act))
-            finally:
-                os.killpg(browser.pid, signal.SIGKILL)
-                browser.wait()
-                browser.stderr.close()
+class PageTest(unittest.IsolatedAsyncioTestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server()
+        cls.server.__enter__()
+        cls.addClassCleanup(cls.server.__exit__, None, None, None)
+        cls.browser = Browser()
+        cls.browser.__enter__()
+        cls.addClassCleanup(cls.browser.__exit__, None, None, None)
 
-    async def with_page(self, debugger, url, act):
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"http://{debugger}/json/list") as answer:
-                tabs = await answer.json()
-            socket_url = next(t for t in tabs if t["type"] == "page")["webSocketDebuggerUrl"]
-            async with session.ws_connect(socket_url, max_msg_size=0) as socket:
-                page = Page(socket)
-                for domain in ("Page", "Runtime", "Log"):
-                    await page.call(f"{domain}.enable")
-                await act(page, url)
-                self.assertEqual([c for c in page.complaints if "404" not in c], [])
+    async def asyncSetUp(self):
+        self.tab = await self.enterAsyncContext(self.browser.tab())
+        await self.tab.look(**DESK)
 
-    def test_page(self):
-        async def act(page, url):
-            await page.call("Page.navigate", url=url + "/")
-            await self.chat(page)
-            await self.live(page)
+    async def asyncTearDown(self):
+        self.assertEqual(self.tab.complaints, [])
 
-        self.drive(act)
+    async def scripted(self, scripts=(), host="127.0.0.1"):
+        model = await self.enterAsyncContext(ScriptedModel(self.server.url, scripts))
+        await self.tab.open(f"http://{host}:{model.port}/")
+        return model
 
-    def test_hostile_model(self):
-        async def act(page, url):
-            async with HostileModel(url) as model:
-                await page.call("Page.navigate", url=model.url + "/")
-                await self.hostile(page, model)
+    # ---- The server's part.
 
-        self.drive(act)
+    def test_files(self):
+        for path in ("/", "/ui/app.js", "/ui/katex.js", "/ui/licenses.txt"):
+            with urllib.request.urlopen(self.server.url + path) as answer:
+                policy, etag = answer.headers["Content-Security-Policy"], answer.headers["ETag"]
+                self.assertEqual(answer.headers["Content-Encoding"], None if path == "/" else "gzip")
+            for word in ("default-src 'none'", "script-src 'self';", "style-src 'self';", "require-trusted-types-for 'script'"):
+                self.assertIn(word, policy)
+            self.assertNotIn("unsafe", policy)
+            with self.assertRaises(urllib.error.HTTPError) as unchanged:
+                urllib.request.urlopen(urllib.request.Request(self.server.url + path, headers={"If-None-Match": etag}))
+            self.assertEqual(unchanged.exception.code, 304)
+            unchanged.exception.close()
+        with self.assertRaises(urllib.error.HTTPError) as missing:
+            urllib.request.urlopen(self.server.url + "/ui/../server.cc")
+        self.assertEqual(missing.exception.code, 404)
+        missing.exception.close()
 
-    async def hostile(self, page, model):
-        await page.wait("document.getElementById('input') !== null")
-        await page.ask("worst")
-        await page.wait("document.querySelector('#chat').innerText.includes('Paris<img')")  # the call is shown, as text
-        await page.wait("document.getElementById('send').textContent === 'Send'")
-        found = "#chat img, #chat script, #chat svg, #chat a[href^=javascript], #chat a[href^=data]"
-        self.assertEqual(await page.run(f"document.querySelectorAll('{found}').length"), 0)
-        self.assertIn("<script>", await page.run("document.getElementById('chat').innerText"))
-        await page.ask("endless")
-        await page.wait("document.getElementById('send').textContent === 'Stop' &&"
-                        " document.getElementById('chat').innerText.includes('more more')")
-        await page.run("document.getElementById('send').click()")
-        await page.wait("document.getElementById('chat').innerText.includes('stopped')")
-        await asyncio.wait_for(model.stopped.wait(), 60)  # and the server knows
-        await page.call("Page.reload")  # what was said is kept in the page, and as harmless
-        await page.wait("document.querySelector('#chat')?.innerText.includes('Paris<img')")
-        self.assertIsNone(await page.run("window.stolen"))
-
-    async def chat(self, page):
-        await page.wait("document.getElementById('model')?.textContent.includes('nibble-tiny')")
-        await page.ask("What is the capital of France?")
-        await page.wait("document.getElementById('chat').innerText.includes('The capital of France is Paris.')")
-        self.assertFalse(await page.run("document.querySelector('#chat details').open"))  # reasoning is folded
-        # Markup stays text, whoever wrote it.
-        await page.ask("Repeat: <img src=x onerror='window.stolen=1'><script>window.stolen=1</scr" + "ipt>")
-        await page.wait("document.getElementById('send').textContent === 'Send' &&"
-                        " document.querySelectorAll('#chat .turn').length >= 4")
-        self.assertEqual(await page.run("document.querySelectorAll('#chat img, #chat script').length"), 0)
-        self.assertIsNone(await page.run("window.stolen"))
-
-    async def live(self, page):
-        await page.run("document.getElementById('gauges').click()")
-        await page.wait("document.querySelectorAll('#live .gauge polyline').length === 7")
-        text = await page.run("document.getElementById('live').innerText")
+    async def test_shipped_model(self):
+        tab = self.tab
+        await tab.open(self.server.url + "/")
+        await tab.ask("What is the capital of France?")
+        self.assertIn("The capital of France is Paris.", await tab.text())
+        self.assertFalse(await tab.run("document.querySelector('#chat details').open"))  # reasoning is folded
+        await tab.ask("Repeat: <img src=x onerror='window.stolen=1'><script>window.stolen=1</script>")
+        self.assertEqual(await tab.count_of("#chat img, #chat script"), 0)
+        self.assertIn("<script>", await tab.text())
+        await tab.click("#gauges")
+        await tab.wait("document.querySelectorAll('#live .gauge polyline').length === 7")
         for word in ("tokens/s", "running", "waiting", "KV cache", "GiB"):
-            self.assertIn(word, text)
-        await page.run("document.getElementById('gauges').click()")
-        self.assertTrue(await page.run("document.getElementById('live').classList.contains('hidden')"))
+            self.assertIn(word, await tab.text("#live"))
+        await tab.click("#gauges")
+        self.assertTrue(await tab.run("document.getElementById('live').classList.contains('hidden')"))
+
+    # ---- What a model may say.
+
+    async def assert_harmless(self):
+        tab = self.tab
+        found = await tab.run("""[...new Set([...document.querySelectorAll('#chat *')].flatMap((e) => [e.tagName,
+            ...[...e.attributes].filter((a) => a.name.startsWith('on') || a.name === 'style' || a.name === 'id' || a.name === 'src' ||
+                (a.name.includes('href') && !/^(https?:|mailto:|#icon-)/.test(a.value))).map((a) => `${e.tagName} ${a.name}=${a.value}`)]))]""")
+        self.assertEqual(set(found) - SHOWN, set())
+        self.assertIsNone(await tab.run("window.stolen"))
+
+    async def test_hostile_model(self):
+        scripts = {f"worst {i}": says(text[:17], text[17:], reasoning=text) for i, text in enumerate(HOSTILE)}
+        model = await self.scripted(scripts)
+        for question in scripts:
+            await self.tab.ask(question)
+            self.assertEqual(await self.tab.count_of("#chat .fault"), 0, await self.tab.text())
+        await self.assert_harmless()
+        self.assertIn("<script>", await self.tab.text())
+        await self.tab.reload()  # what is kept is drawn as harmless
+        await self.tab.wait(f"document.querySelectorAll('#chat .turn').length === {2 * len(HOSTILE)}")
+        await self.assert_harmless()
+        model.name = HOSTILE[0]
+        await self.tab.reload()
+        self.assertIn("<script>", await self.tab.text("#model"))
+
+    async def test_hostile_calls(self):
+        worst = HOSTILE[0]
+
+        async def script(_request, send, _response):
+            await send(tool_calls=[{"index": 0, "id": worst, "function": {"name": worst, "arguments": worst}}])
+
+        await self.scripted({"call": script})
+        await self.tab.ask("call")
+        await self.assert_harmless()
+        self.assertIn("<script>", await self.tab.text())
+
+    async def test_nothing_becomes_markup_behind_the_sanitizer(self):
+        await self.scripted()
+        for script in ("document.body.innerHTML = '<b>x</b>'", "document.body.insertAdjacentHTML('beforeend', 'x')", "eval('1')",
+                       "document.createElement('script').text = '1'"):
+            result = await self.tab.call("Runtime.evaluate", expression=script, allowUnsafeEvalBlockedByCSP=False)
+            self.assertRegex(json.dumps(result), "TypeError|EvalError", script)
+        self.tab.complaints.clear()
+
+    async def test_markdown(self):
+        await self.scripted()
+        await self.tab.ask("everything")
+        for selector, count in {
+                "h3.depth1": 1, "strong": 1, "em": 1, "del": 1, "ol > li > ul > li > ul > li": 1, "li.task input:disabled": 2,
+                "li.task input:checked": 1, "td[align=right]": 2, "th": 3, "blockquote": 1, "hr": 1, ".code": 2, "sub": 1,
+                ".code .hljs-keyword": 4, ".math math": 3, ".math.block math[display=block]": 1, "mfrac": 2,
+                "a[href='https://example.org/a?b=1&c=2'][target=_blank][rel~=noopener]": 1}.items():
+            self.assertEqual(await self.tab.count_of(f"#chat .text {selector}"), count, selector)
+        self.assertEqual(await self.tab.text(".language"), "python")
+        self.assertIn("costs $5 or $10", await self.tab.text())
+        self.assertIn("H~2~O", await self.tab.text())  # one ~ strikes nothing
+        self.assertNotIn("\\frac", await self.tab.text())
+
+    # ---- Streams.
+
+    async def test_a_streamed_answer_is_drawn_as_a_whole_one(self):
+        await self.scripted()
+        for seed in SEEDS:
+            rng = random.Random(seed)
+            for text in STREAMED:
+                cuts = sorted(rng.sample(range(1, len(text)), min(len(text) - 1, rng.choice((3, 20, len(text))))))
+                differ = await self.tab.run(f"""(async () => {{
+                    const {{ Streamed }} = await import('./ui/streamed.js');
+                    const {{ lex, nodesOf }} = await import('./ui/markdown.js');
+                    const text = {json.dumps(text)}, whole = document.createElement('div'), node = document.createElement('div');
+                    whole.append(nodesOf(lex(text)));
+                    const streamed = new Streamed(node);
+                    for (const cut of {cuts}.concat(text.length)) streamed.grow(text.slice(0, cut));
+                    streamed.finish();
+                    return node.innerHTML === whole.innerHTML ? '' : node.innerHTML + '\\n---\\n' + whole.innerHTML;
+                }})()""")
+                self.assertEqual(differ, "", f"seed {seed}: {text}")
+
+    async def test_a_stream_costs_by_what_is_new(self):
+        await self.scripted()
+        # Each piece is parsed with the rest of its block (up to 60 characters here, or a whole block of
+        # code only when it opens and closes), and finish() parses all once more.
+        paragraphs = "".join(f"Paragraph {i} with *some* words.\n\n" for i in range(3000))
+        code = "```c\n" + "int x = 1;\n" * 5000 + "```\n"
+        for text, most in ((paragraphs, 10), (code, 4)):
+            parsed = await self.tab.run(f"""(async () => {{
+                const {{ Streamed }} = await import('./ui/streamed.js');
+                const text = {json.dumps(text)}, streamed = new Streamed(document.createElement('div'));
+                for (let end = 7; end < text.length + 7; end += 7) streamed.grow(text.slice(0, end));
+                streamed.finish();
+                return streamed.parsed / text.length;
+            }})()""")
+            self.assertLess(parsed, most)
+
+    async def test_stop(self):
+        model = await self.scripted({"endless": scripted_model.endless})
+        await self.tab.ask("endless", wait=False)
+        await self.tab.wait("document.getElementById('chat').innerText.includes('more more')")
+        await self.tab.click("#send")
+        await self.tab.idle()
+        self.assertIn("stopped", await self.tab.text())
+        await asyncio.wait_for(model.stopped.wait(), 60)  # and the server knows
+        await self.tab.ask("endless", wait=False)
+        await self.tab.wait("document.querySelectorAll('#chat .text').length === 4 && document.getElementById('send').title === 'Stop'")
+        await self.tab.key("Escape", 27)
+        await self.tab.idle()
+
+    # ---- Copying.
+
+    async def pasted(self):
+        await self.tab.call("Browser.grantPermissions", permissions=["clipboardReadWrite"])
+        await self.tab.run("document.getElementById('input').value = ''")
+        await self.tab.run("document.getElementById('input').focus()")
+        await self.tab.call("Input.dispatchKeyEvent", type="keyDown", key="v", code="KeyV", windowsVirtualKeyCode=86, modifiers=2,
+                            commands=["paste"])
+        return await self.tab.run("document.getElementById('input').value")
+
+    async def test_copy(self):
+        for host, secure in (("127.0.0.1", True), (LAN_NAME, False)):
+            await self.scripted(host=host)
+            self.assertEqual(await self.tab.run("isSecureContext"), secure)
+            await self.tab.ask(f"from {host}")
+            await self.tab.click(".turn.user .foot [aria-label^=Copy]")
+            await self.tab.wait("document.querySelector('.turn.user .foot').innerText.includes('Copied')")
+            self.assertEqual(await self.tab.text("#status"), "Copied")
+            self.assertEqual(await self.pasted(), f"from {host}")
+            await self.tab.click(".code [aria-label='Copy python code']")
+            await self.tab.wait("document.querySelector('.code-head').innerText.includes('Copied')")
+            self.assertIn("return n if n < 2 else", await self.pasted())
+        await self.tab.run("document.execCommand = () => false")
+        await self.tab.click(".turn.assistant .foot [aria-label='Copy answer']")
+        await self.tab.wait("document.querySelector('.turn.assistant .foot').innerText.includes('The browser forbids it')")
+        self.assertIn("copy it yourself", await self.tab.text("#status"))
+
+    # ---- Conversations.
+
+    async def titles(self):
+        return await self.tab.run("[...document.querySelectorAll('.conversation')].map((e) => e.textContent)")
+
+    async def test_conversations(self):
+        tab = self.tab
+        await self.scripted()
+        await tab.ask("tea")
+        await tab.click("#new")
+        await tab.ask("coffee and cake")
+        self.assertEqual(await self.titles(), ["coffee and cake", "tea"])
+        await tab.click("#conversations li:nth-child(2) .conversation")
+        await tab.wait("document.querySelector('.turn.user .text').innerText === 'tea'")
+        self.assertEqual(await tab.text("#title"), "tea")
+        await tab.reload()  # the address names the conversation
+        await tab.wait("document.querySelector('.turn.user .text')?.innerText === 'tea'")
+        await tab.run("history.back()")
+        await tab.wait("document.querySelector('.turn.user .text')?.innerText === 'coffee and cake'")
+        await tab.click("#conversations li:nth-child(2) .icon")
+        await tab.write("#rename", "green <b>tea</b>")
+        await tab.key("Enter", 13)
+        await tab.wait("document.querySelector('#conversations').innerText.includes('green <b>tea</b>')")
+        await tab.write("#search", "PLAN for cak")
+        await tab.wait("document.querySelectorAll('.conversation').length === 0")
+        await tab.write("#search", "Coffee")
+        await tab.wait("document.querySelectorAll('.conversation').length === 1")
+        await tab.click("#conversations .icon")
+        await tab.click("#menu button[value=delete]")
+        await tab.click("#sure button[value=yes]")
+        await tab.write("#search", "")
+        await tab.key("Backspace", 8)
+        await tab.wait("document.querySelectorAll('.conversation').length === 1 && document.querySelectorAll('.turn').length === 0")
+        await tab.reload()
+        await tab.wait("document.querySelectorAll('.conversation').length === 1")
+        self.assertEqual(await self.titles(), ["green <b>tea</b>"])
+
+    async def test_branches(self):
+        tab = self.tab
+        model = await self.scripted({"two": says("the answer to two"), "deux": says("réponse")})
+        await tab.ask("one")
+        await tab.ask("two")
+        await tab.click("article:nth-child(3) [aria-label^=Edit]")
+        await tab.write("article.user textarea", "deux")
+        await tab.click("article.user .edit .send")
+        await tab.wait("document.getElementById('chat').innerText.includes('réponse')")
+        await tab.idle()
+        self.assertEqual([m["content"] for m in model.requests[-1]["messages"]], ["one", RICH, "deux"])
+        self.assertIn("2/2", await tab.text("article:nth-child(3)"))
+        await tab.click("article:nth-child(4) [aria-label='Answer again']")
+        await tab.wait("document.querySelector('article:nth-child(4)').innerText.includes('2/2')")
+        await tab.idle()
+        await tab.click("article:nth-child(3) [aria-label='Previous version']")
+        await tab.wait("document.getElementById('chat').innerText.includes('the answer to two')")
+        await tab.reload()  # the branch that was picked stays picked, the others stay
+        await tab.wait("document.getElementById('chat').innerText.includes('the answer to two')")
+        await tab.click("article:nth-child(3) [aria-label='Next version']")
+        await tab.wait("document.querySelector('article:nth-child(4)').innerText.includes('2/2')")
+
+    async def test_kept_from_the_moment_of_sending(self):
+        tab = self.tab
+        await self.scripted({"silent": scripted_model.silent, "endless": scripted_model.endless})
+        await tab.ask("silent", wait=False)
+        await tab.wait("document.getElementById('send').title === 'Stop'")
+        await tab.reload()
+        await tab.wait("document.getElementById('chat').innerText.includes('silent')")
+        self.assertIn("closed before the answer was complete", await tab.text())
+        await tab.click("#new")
+        await tab.ask("endless", wait=False)
+        await tab.wait("document.getElementById('chat').innerText.length > 1000")  # some seconds of it
+        await tab.reload()
+        await tab.wait("document.getElementById('chat').innerText.includes('more more')")
+
+    async def test_answers_go_on_while_another_conversation_is_read(self):
+        tab = self.tab
+        go_on = asyncio.Event()
+
+        async def waits(_request, send, _response):
+            await send(content="begun ")
+            await go_on.wait()
+            await send(content="and ended")
+
+        await self.scripted({"slow": waits})
+        await tab.ask("slow", wait=False)
+        await tab.wait("document.getElementById('chat').innerText.includes('begun')")
+        await tab.click("#new")
+        await tab.ask("other")
+        go_on.set()
+        await tab.click(".conversation[title^=slow]")
+        await tab.wait("document.getElementById('chat').innerText.includes('begun and ended')")
+
+    async def test_export(self):
+        tab = self.tab
+        await self.scripted({"weather?": scripted_model.calls})
+        with tempfile.TemporaryDirectory() as folder:
+            await tab.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=folder)
+            await tab.ask("tea & ``` cake")
+            for kind, name in (("markdown", "tea-cake.md"), ("json", "tea-cake.json")):
+                await tab.click("#conversations .icon")
+                await tab.click(f"#menu button[value={kind}]")
+                for _ in range(100):
+                    if (Path(folder) / name).exists():
+                        break
+                    await asyncio.sleep(0.1)
+            await asyncio.sleep(0.3)
+            text = (Path(folder) / "tea-cake.md").read_text()
+            self.assertTrue(text.startswith("# tea & ``` cake\n\n## You\n\ntea & ``` cake\n\n## Answer\n\n# The plan"), text)
+            kept = json.loads((Path(folder) / "tea-cake.json").read_text())
+            self.assertEqual([t["role"] for t in kept["turns"].values()], ["user", "assistant"])
+
+    async def test_no_storage(self):
+        """A browser that forbids storage: the page works, and says that nothing lasts."""
+        await self.tab.call("Page.addScriptToEvaluateOnNewDocument", source="""
+            for (const name of ['localStorage', 'sessionStorage'])
+              Object.defineProperty(window, name, { get() { throw new DOMException('no', 'SecurityError'); } });
+            indexedDB.open = () => { throw new DOMException('no', 'SecurityError'); };""")
+        await self.scripted()
+        self.assertIn("forbids pages to keep anything", await self.tab.text("#no-conversations"))
+        await self.tab.ask("tea")
+        self.assertIn("The plan", await self.tab.text())
+        self.assertEqual(await self.titles(), ["tea"])
+
+    # ---- Tools.
+
+    async def test_tool_calls_stay_in_the_history(self):
+        tab = self.tab
+        model = await self.scripted({"weather?": scripted_model.calls})
+        await tab.click("#settings")
+        await tab.write("#tools", "{")
+        await tab.click("#dialog button.send")
+        self.assertIn("no JSON", await tab.text("#tools-fault"))
+        await tab.write("#tools", json.dumps([WEATHER]))
+        await tab.click("#dialog button.send")
+        await tab.ask("weather?")
+        self.assertEqual(model.requests[-1]["tools"], [WEATHER])
+        self.assertIn("Calls get_weather", await tab.text())
+        await tab.write(".call textarea", "sunny")
+        await tab.click(".after > .send")
+        await tab.wait("document.getElementById('chat').innerText.includes('It is sunny in Paris.')")
+        await tab.idle()
+        history = [
+            {"role": "user", "content": "weather?"},
+            {"role": "assistant", "content": "", "reasoning": "I need the weather.", "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}]
+        self.assertEqual(model.requests[-1]["messages"], history)
+        await tab.reload()
+        await tab.wait("document.getElementById('chat').innerText.includes('sunny')")
+        await tab.ask("thanks")
+        self.assertEqual(model.requests[-1]["messages"][:3], history)
+
+    # ---- What goes wrong.
+
+    async def test_errors_in_words(self):
+        tab = self.tab
+        model = await self.scripted({
+            "drop": scripted_model.drops, "proxy": scripted_model.proxy_page,
+            "busy": scripted_model.refuses(429, "too many requests wait", **{"Retry-After": "7"}),
+            "key": scripted_model.refuses(401, "no key"), "long": scripted_model.refuses(400, "the prompt has 9000 tokens")})
+        for question, words in (("drop", "half an ans"), ("drop", "The connection broke off"), ("proxy", "answered 502"),
+                                ("busy", "Try again in 7 s"), ("key", "API key: enter it in Settings"), ("long", "9000 tokens")):
+            await tab.ask(question)
+            self.assertIn(words, await tab.text("article:last-child"))
+        self.assertIn("9000 tokens", await tab.text("#status"))
+        tab.complaints = [c for c in tab.complaints if "status of" not in c and "ERR_" not in c]
+        await model.site.stop()
+        await model.runner.cleanup()
+        await tab.ask("gone")
+        self.assertIn("cannot be reached", await tab.text("article:last-child"))
+        self.assertIn("Try again", await tab.text("article:last-child"))
+        self.assertNotIn("fetch", await tab.text("article:last-child"))
+        tab.complaints = [c for c in tab.complaints if "ERR_CONNECTION_REFUSED" not in c]
+
+    # ---- Files.
+
+    async def test_attached_files(self):
+        tab = self.tab
+        model = await self.scripted()
+        with tempfile.TemporaryDirectory() as folder:
+            notes, picture = Path(folder) / "notes.md", Path(folder) / "p.png"
+            notes.write_text("one\n```\ntwo\n```\n")
+            picture.write_bytes(b"\x89PNG\r\n\x1a\n\0\xff")
+            document = await tab.call("DOM.getDocument")
+            node = await tab.call("DOM.querySelector", nodeId=document["root"]["nodeId"], selector="#file")
+            await tab.call("DOM.setFileInputFiles", nodeId=node["nodeId"], files=[str(notes), str(picture)])
+            await tab.wait("document.getElementById('banner').innerText.includes('p.png is no text file')")
+        self.assertEqual(await tab.run("document.querySelectorAll('#files .file').length"), 1)
+        await tab.ask("Sum up")
+        self.assertEqual(model.requests[-1]["messages"][0]["content"],
+                         "File notes.md:\n````\none\n```\ntwo\n```\n\n````\n\nSum up")
+        self.assertIn("notes.md", await tab.text("article.user"))
+        self.assertEqual(await tab.run("document.querySelectorAll('#files .file').length"), 0)
+        await tab.reload()
+        await tab.wait("document.querySelector('article.user')?.innerText.includes('notes.md')")
+
+    # ---- Phones, screen readers.
+
+    async def small_targets(self):
+        return await self.tab.run("""[...document.querySelectorAll('button, select, input, textarea, summary')].filter((e) =>
+            e.offsetParent && !e.closest('.unseen') && !e.closest('li.task')).map((e) => [e, e.getBoundingClientRect()])
+            .filter(([e, r]) => r.width < 44 || (r.height < 44 && e.tagName !== 'TEXTAREA')).map(([e, r]) => `${e.outerHTML.slice(0, 80)} ${r.width}x${r.height}`)""")
+
+    async def assert_fits(self):
+        self.assertLessEqual(await self.tab.run("document.documentElement.scrollWidth"), await self.tab.run("innerWidth"))
+        wide = await self.tab.run("""[...document.querySelectorAll('body *')].filter((e) => e.offsetParent && !e.closest('.unseen, .scroll, pre, .math, svg') &&
+            e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 80))""")
+        self.assertEqual(wide, [])
+
+    async def test_phone(self):
+        tab = self.tab
+        await tab.look(**PHONE)
+        await self.scripted({"weather?": scripted_model.calls})
+        await self.assert_fits()
+        self.assertEqual(await tab.run("getComputedStyle(document.querySelector('.hint')).display"), "none")
+        await tab.write("#input", "a line")
+        await tab.key("Enter", 13)  # breaks the line: a phone has no Shift+Enter
+        self.assertEqual(await tab.count_of(".turn"), 0)
+        await tab.ask("everything")
+        await tab.ask("weather?")
+        await tab.click("article:nth-child(2) [aria-label='Answer again']")
+        await tab.idle()
+        await self.assert_fits()
+        self.assertEqual(await self.small_targets(), [])
+        await tab.click("#open-sidebar")
+        self.assertTrue(await tab.run("document.getElementById('content').inert"))
+        self.assertEqual(await self.small_targets(), [])
+        await tab.click("#settings")
+        self.assertEqual(await self.small_targets(), [])
+        await tab.click("#dialog button.send:not(.quiet)")
+        await tab.click("#conversations .icon")
+        self.assertEqual(await self.small_targets(), [])
+        await tab.key("Escape", 27)
+        await tab.click("#conversations .conversation")
+        self.assertFalse(await tab.run("document.getElementById('content').inert"))  # the drawer has closed
+
+    async def test_names_for_screen_readers(self):
+        tab = self.tab
+        await self.scripted({"weather?": scripted_model.calls})
+        await tab.ask("everything")
+        await tab.ask("weather?")
+        await tab.call("Accessibility.enable")
+        nodes = (await tab.call("Accessibility.getFullAXTree"))["nodes"]
+        shown = [(n["role"]["value"], n.get("name", {}).get("value", "")) for n in nodes if not n["ignored"]]
+        unnamed = [role for role, name in shown if not name.strip() and role in
+                   ("button", "textbox", "searchbox", "combobox", "checkbox", "link", "navigation", "region", "dialog", "heading", "spinbutton")]
+        self.assertEqual(unnamed, [])
+        headings = [name for role, name in shown if role == "heading"]
+        self.assertEqual(headings, ["everything", "You", "Answer", "The plan", "Code", "You", "Answer"])
+        landmarks = [role for role, _ in shown if role in ("navigation", "banner", "main", "contentinfo")]
+        self.assertEqual(landmarks, ["navigation", "banner", "main", "contentinfo"])
+        self.assertIn("Answer:", await tab.text("#status"))
 
 
 if __name__ == "__main__":
+    if not CHROMIUM:
+        print("skipped: there is no Chromium here (apt-get install chromium)")
+        sys.exit(77)
     unittest.main()

@@ -5,6 +5,7 @@
 # usage: tools/setup.sh [GROUP...]      (default: build)
 #   build  compiler, CMake and libraries: enough for `make serve`
 #   xgrammar  the grammar library's source (build/xgrammar); part of build
+#   page   the libraries that the chat page renders answers with (build/page); part of build
 #   test   GoogleTest, Google Benchmark, and the Python clients that tests drive (build/venv)
 #   lint   clang-format, clang-tidy
 #   fuzz   clang with libFuzzer
@@ -67,6 +68,7 @@ group_build() {
   packages g++ cmake ninja-build make ca-certificates libboost-dev libpcre2-dev \
     nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev libutf8proc-dev libedit-dev libssl-dev
   group_xgrammar
+  group_page
 }
 
 # The grammar library's source, which no distribution packages: by version and hash. CMake builds it.
@@ -84,6 +86,33 @@ group_xgrammar() {
   tar -xzf build/xgrammar.part/xgrammar-*.tar.gz --strip-components=1 -C build/xgrammar
   rm -r build/xgrammar.part
   done_with xgrammar tools/requirements-xgrammar.txt
+}
+
+# The chat page's JavaScript libraries, each out of a Python package that carries it: by version and
+# hash. CMake builds them into the program.
+group_page() {
+  unchanged page tools/requirements-page.txt && return
+  [[ ${NIBBLE_SETUP:-} == skip && -e build/page/katex.js ]] && return
+  python_venv
+  echo "setup: fetching the chat page's libraries (tools/requirements-page.txt) into build/page"
+  rm -rf build/page build/page.part
+  mkdir build/page.part
+  build/venv/bin/pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
+    --only-binary=:all: --python-version 3.13 --dest build/page.part -r tools/requirements-page.txt ||
+    die "no libraries for the chat page: see tools/requirements-page.txt"
+  local library package file
+  while read -r library package file; do
+    build/venv/bin/python -m zipfile -e build/page.part/"$package"-*.whl "build/page.part/$package"
+    mv "build/page.part/$package/$file" "build/page.part/$library"
+    rm -r build/page.part/"$package"*
+  done <<'END'
+marked.js pretalx pretalx/static/vendored/marked.min.js
+purify.js nicegui nicegui/static/dompurify.mjs
+highlight.js ckan ckanext/textview/assets/vendor/highlight.js
+katex.js sphinxcontrib_katex sphinxcontrib/katex.min.js
+END
+  mv build/page.part build/page
+  done_with page tools/requirements-page.txt
 }
 
 group_test() {

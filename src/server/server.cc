@@ -123,7 +123,7 @@ class Server::Impl {
   }
   Json model_json(const std::string& name) const;
 
-  void page(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
+  void page(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
   void health(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
   void version(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
   void metrics(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
@@ -153,6 +153,7 @@ class Server::Impl {
 
 const Server::Impl::Route Server::Impl::kRoutes[] = {
     {"GET", "/", &Impl::page},
+    {"GET", kPagePath, &Impl::page},
     {"GET", "/health", &Impl::health},
     {"GET", "/ping", &Impl::health},
     {"GET", "/version", &Impl::version, true},
@@ -174,8 +175,12 @@ const Server::Impl::Route Server::Impl::kRoutes[] = {
 const Server::Impl::Route* Server::Impl::find_route(const HttpRequest& head, bool& path_known) {
   path_known = false;
   const bool is_model = head.path.starts_with(std::string(kModels) + "/");
+  const bool is_page = head.path.starts_with(kPagePath);
   for (const Route& route : kRoutes) {
-    if (route.path != head.path && !(is_model && route.path == kModels)) continue;
+    if (route.path != head.path && !(is_model && route.path == kModels) &&
+        !(is_page && route.path == kPagePath)) {
+      continue;
+    }
     path_known = true;
     if (head.method == route.method || (head.method == "HEAD" && route.method == "GET")) {
       return &route;
@@ -254,8 +259,10 @@ bool Server::Impl::check_model(const std::string& name, HttpReply& reply, ApiSty
   return false;
 }
 
-void Server::Impl::page(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
-  reply->send(chat_page_response());
+void Server::Impl::page(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  if (auto response = chat_page_response(request)) return reply->send(std::move(*response));
+  reply->send(
+      api_error_response({.status = 404, .message = "there is nothing at " + request.path}));
 }
 
 void Server::Impl::health(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
