@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -21,9 +22,11 @@ inline constexpr std::array<int64_t, 11> kTokenBuckets = {
 
 // Which call: `name` tells apart those of one op in a layer.
 struct SiteKey {
+  SiteKey(Op of = Op::kEmbed, int in_layer = -1, std::string called = {})
+      : op(of), layer(in_layer), name(std::move(called)) {}
   Op op;
-  int layer = -1;  // -1: outside layers
-  std::string name = "";
+  int layer;  // -1: outside layers
+  std::string name;
   bool operator==(const SiteKey&) const = default;
   auto operator<=>(const SiteKey&) const = default;
 };
