@@ -211,19 +211,19 @@ class OpsBench {
 
   void measure(const ops::NormRouteDesc& desc) {
     const Weight like{.format = desc.format, .rows = desc.experts, .cols = desc.hidden};
-    each_kernel(
-        Op::kNormRoute, ops::norm_route_kernels(), desc,
-        {.name = "norm_route", .weights = "bf16", .flops = flops(desc, desc.tokens)},
-        scratch_of(desc), [&](const ops::NormRouteKernel& k) -> Launch {
-          const Tensor x = operands_.floats(desc.tokens, desc.hidden), d = x,
-                       y = operands_.floats(desc.tokens, desc.hidden),
-                       h = operands_.stored(desc.tokens, desc.hidden);
-          return [=, this, &k, norm = operands_.norm(desc.hidden), w = weights(like, k.layout),
-                  to = operands_.choices(desc.tokens, desc.experts, desc.top_k)](size_t i) mutable {
-            k.run(cx_, y, h, to[i % to.size()].routing, x, d, norm, turn_of(w, i));
-            return bytes(desc, desc.tokens, act_bytes());
-          };
-        });
+    each_kernel(Op::kNormRoute, ops::norm_route_kernels(), desc,
+                {.name = "norm_route", .weights = "bf16", .flops = flops(desc, desc.tokens)},
+                scratch_of(desc), [&](const ops::NormRouteKernel& k) -> Launch {
+                  const Tensor x = operands_.floats(desc.tokens, desc.hidden), d = x,
+                               y = operands_.floats(desc.tokens, desc.hidden),
+                               h = operands_.stored(desc.tokens, desc.hidden);
+                  return
+                      [=, this, &k, norm = operands_.norm(desc.hidden), w = weights(like, k.layout),
+                       to = choices(desc.tokens, desc.experts, desc.top_k)](size_t i) mutable {
+                        k.run(cx_, y, h, to[i % to.size()].routing, x, d, norm, turn_of(w, i));
+                        return bytes(desc, desc.tokens, act_bytes());
+                      };
+                });
   }
 
   void measure(const ops::MoeUpDesc& desc) {
@@ -237,7 +237,7 @@ class OpsBench {
                   const Tensor h = operands_.stored(desc.tokens, desc.hidden),
                                u = operands_.stored(desc.tokens * desc.top_k, desc.width);
                   return [=, this, &k, w = weights(like, k.layout),
-                          to = operands_.choices(desc.tokens, desc.experts, desc.top_k)](size_t i) {
+                          to = choices(desc.tokens, desc.experts, desc.top_k)](size_t i) {
                     const auto& choice = to[i % to.size()];
                     k.run(cx_, u, h, choice.routing, turn_of(w, i), kSwigluLimit);
                     return bytes(desc, desc.tokens, choice.distinct, act_bytes());
@@ -254,7 +254,7 @@ class OpsBench {
                   const Tensor d = operands_.floats(desc.tokens, desc.hidden),
                                u = operands_.stored(desc.tokens * desc.top_k, desc.width);
                   return [=, this, &k, w = weights(like, k.layout),
-                          to = operands_.choices(desc.tokens, desc.experts, desc.top_k)](size_t i) {
+                          to = choices(desc.tokens, desc.experts, desc.top_k)](size_t i) {
                     const auto& choice = to[i % to.size()];
                     k.run(cx_, d, u, choice.routing, turn_of(w, i));
                     return bytes(desc, desc.tokens, choice.distinct, act_bytes());
@@ -362,6 +362,12 @@ class OpsBench {
   std::vector<ops::Site> weights(Weight like, Layout layout) {
     like.layout = layout;
     return operands_.weights(like);
+  }
+  // Older than what is launched from then on, as in a step.
+  std::vector<OpOperands::Choice> choices(int64_t tokens, int64_t experts, int64_t top_k) {
+    auto all = operands_.choices(tokens, experts, top_k);
+    for (const OpOperands::Choice& choice : all) cx_.wrote({choice.routing.ids});
+    return all;
   }
   const Weight& turn_of(const std::vector<ops::Site>& sites, size_t turn) {
     cx_.site = &sites[turn % sites.size()];

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cuda/check.cuh"
+#include "cuda/launch_order.h"
 
 namespace nibble::cuda {
 
@@ -17,6 +18,12 @@ struct LaunchShape {
   // only after griddep_wait(). A kernel without that wait must say false.
   bool pdl = true;
   unsigned cluster = 1;  // blocks of a cluster, along x
+  // When it calls griddep_launch_dependents(), of launches on an OrderedStream.
+  Release release = Release::kBeforeWait;
+  // Before its wait it reads what came with the step: tokens, positions, spans, page tables, and
+  // keys and values of steps before. Where those are not known to be complete it does not start
+  // early. Of all else that it reads before its wait, the caller asks LaunchOrder::is_complete().
+  bool reads_inputs = false;
 };
 
 // Dynamic shared memory above 48 KB is opted in to, once per kernel and process.
@@ -55,6 +62,14 @@ void launch(cudaStream_t stream, void (*kernel)(Params...), const LaunchShape& s
   config.numAttrs = n;
   check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...),
         "kernel launch");
+}
+
+// The same, and counted.
+template <typename... Params, typename... Args>
+void launch(OrderedStream& stream, void (*kernel)(Params...), LaunchShape shape, Args&&... args) {
+  shape.pdl = stream.order.launch(
+      shape.release, shape.pdl && (!shape.reads_inputs || stream.order.are_inputs_complete()));
+  launch(stream.handle, kernel, shape, std::forward<Args>(args)...);
 }
 
 // How many clusters of `shape` the GPU runs at once: they lie within one of its parts each.

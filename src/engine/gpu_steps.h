@@ -49,7 +49,6 @@ class GpuSteps {
   std::span<float> logits(int64_t row);
 
   void forget_graphs();  // when what is in flight has ended
-  int num_graphs() const { return static_cast<int>(graphs_.size()); }
 
  private:
   using Key = std::tuple<int32_t, int32_t, bool, bool>;  // tokens, max_context, is_fed, draws

@@ -123,6 +123,7 @@ void SiteModel::routing(RoutingBuffers& r, int64_t experts, int64_t top_k) {
   act(r.token, "token", DType::kI32, Count::kTokens, top_k, 1);
   act(r.counts, "counts", DType::kI32, Count::kOne, 1, experts);
   act(r.offsets, "offsets", DType::kI32, Count::kOne, 1, experts + 1);
+  act(r.logits, "router_logits", DType::kF32, Count::kOne, 1, experts);
 }
 
 Routing RoutingBuffers::of(int32_t tokens) const {
@@ -134,7 +135,8 @@ Routing RoutingBuffers::of(int32_t tokens) const {
           .counts = counts.as<int32_t>(),
           .offsets = offsets.as<int32_t>(),
           .slot = slot.as<int32_t>(),
-          .token = token.as<int32_t>()};
+          .token = token.as<int32_t>(),
+          .room = logits.as<float>()};
 }
 
 void SiteModel::describe(ModelInfo info) {
@@ -247,6 +249,7 @@ void SiteModel::reserve(const Ctx& cx, const StepLimits& limits) {
 
 Tensor SiteModel::forward(Ctx& cx, const Step& step, const SeqState& kv) {
   CHECK(step.num_tokens <= limits_.max_tokens && step.num_out <= limits_.max_out);
+  cx.stream.order.begin_step();
   cx.scratch = {static_cast<std::byte*>(scratch_.data), static_cast<size_t>(scratch_.size_bytes())};
   cx.counters = static_cast<uint32_t*>(counters_.data);
   const Sizes sizes{step.num_tokens, step.num_out, scratch_.size_bytes(), cx.on_gpu()};

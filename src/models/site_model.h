@@ -19,7 +19,7 @@ namespace nibble {
 
 // What a Routing points to; see ops/routing.h.
 struct RoutingBuffers {
-  Tensor ids, p, slot, token, counts, offsets;
+  Tensor ids, p, slot, token, counts, offsets, logits;
   Routing of(int32_t tokens) const;
 };
 

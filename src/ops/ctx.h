@@ -5,11 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "cuda/caps.h"
+#include "cuda/launch_order.h"
 #include "ops/kernel_table.h"
 #include "tensor/buffer.h"
 #include "tensor/tensor.h"
@@ -33,7 +35,13 @@ struct Ctx {
   Tap tap = {};                     // goldens, `nibble diff`; empty while serving
   std::string tap_only = {};        // the one buffer shown to the tap; empty: all of them
 
-  cuda::StreamHandle stream = nullptr;  // where kernels are launched; none on the CPU
+  cuda::OrderedStream stream = nullptr;  // where kernels are launched; none on the CPU
+  // On GPUs: what an op has just launched is the last that wrote these. Ops say so of all that they
+  // write, so that kernels may read early what is old.
+  void wrote(std::initializer_list<const void*> buffers) {
+    if (!on_gpu()) return;
+    for (const void* buffer : buffers) stream.order.wrote(buffer);
+  }
 
   int threads() const;  // of the pool; 1 without one
   bool on_gpu() const { return kernels.gpu.sm != 0; }

@@ -20,6 +20,7 @@ struct Routing {
   // [E] on GPUs, where norm_route has left the choice for one token to moe_up, which makes it in
   // every block and fills the arrays above; else null.
   const float* logits = nullptr;
+  float* room = nullptr;  // [E] for those; none: the choice is not left
 };
 
 // Fills counts, offsets, slot and token from ids.

@@ -75,6 +75,7 @@ void attention(Ctx& cx, const Site& site, const Tensor& att, const Tensor& q, co
   const auto window = static_cast<int32_t>(std::get<AttentionDesc>(site.problem).window);
   const AttentionParams params{.scale = scale, .window = window, .sinks = site.sinks};
   run_site<AttentionKernel>(cx, site, s.num_tokens, att, q, kv, params, s);
+  cx.wrote({att.data});
 }
 
 // Each key and value that any token sees, once; q read, att written.

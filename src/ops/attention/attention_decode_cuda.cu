@@ -459,7 +459,8 @@ void attend_rows(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
     a.num_rows = std::min(slab, rows - a.first);
     const int64_t items = int64_t{a.num_rows} * kv_heads * splits;
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, most));
-    cuda::launch(cx.stream, kernel, {.grid = dim3(blocks), .block = dim3(kWarps * 32)}, a);
+    cuda::launch(cx.stream, kernel,
+                 {.grid = dim3(blocks), .block = dim3(kWarps * 32), .reads_inputs = true}, a);
   }
 }
 

@@ -304,7 +304,12 @@ void attend_spans(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv
   const TileParams a = tile_params(att, q, kv, params, s, kRows);
   const auto kernel = kv.k.dtype == DType::kF8E4M3 ? attend_tiles<true> : attend_tiles<false>;
   cuda::launch(cx.stream, kernel,
-               {.grid = tile_grid(a, s), .block = dim3(kThreads), .smem_bytes = kSmemBytes}, a);
+               {.grid = tile_grid(a, s),
+                .block = dim3(kThreads),
+                .smem_bytes = kSmemBytes,
+                .release = cuda::Release::kAfterWait,
+                .reads_inputs = true},
+               a);
 }
 
 }  // namespace nibble::ops::gpu

@@ -438,10 +438,12 @@ __global__ void __launch_bounds__(kThreads, 1) attend_tiles(const __grid_constan
 template <int kTile, bool kFp8>
 void launch(Ctx& cx, const TileParams& a) {
   const auto blocks = static_cast<unsigned>(cx.kernels.gpu.num_sms);
-  cuda::launch(
-      cx.stream, attend_tiles<kTile, kFp8>,
-      {.grid = dim3(blocks), .block = dim3(kThreads), .smem_bytes = SpanBlock<kTile, kFp8>::kBytes},
-      a);
+  cuda::launch(cx.stream, attend_tiles<kTile, kFp8>,
+               {.grid = dim3(blocks),
+                .block = dim3(kThreads),
+                .smem_bytes = SpanBlock<kTile, kFp8>::kBytes,
+                .reads_inputs = true},
+               a);
 }
 
 }  // namespace

@@ -141,7 +141,10 @@ void attend_short(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv
   const auto kernel =
       kv.k.dtype == DType::kF8E4M3 ? attend_short_spans<true> : attend_short_spans<false>;
   cuda::launch(cx.stream, kernel,
-               {.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(kWarps * 32)}, a);
+               {.grid = dim3(static_cast<unsigned>(blocks)),
+                .block = dim3(kWarps * 32),
+                .reads_inputs = true},
+               a);
 }
 
 }  // namespace nibble::ops::gpu

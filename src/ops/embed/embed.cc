@@ -29,6 +29,7 @@ std::span<const EmbedKernel> embed_kernels() { return kKernels; }
 
 void embed(Ctx& cx, const Site& site, const EmbedOut& out, const Rope& rope, const Step& s) {
   run_site<EmbedKernel>(cx, site, s.num_tokens, out, site.weight, rope, s);
+  cx.wrote({out.x.data, out.d.data, out.cos_sin.data});
 }
 
 int64_t bytes(const EmbedDesc& desc, int64_t tokens) {

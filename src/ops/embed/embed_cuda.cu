@@ -94,10 +94,12 @@ void embed(Ctx& cx, const EmbedOut& out, const Weight& table, const Rope& rope, 
                 .concentration = rope.concentration};
   CHECK(angles.pairs <= kMaxPairs);
   std::copy(rope.inv_freq.begin(), rope.inv_freq.end(), angles.inv_freq);
-  cuda::launch(cx.stream, embed_rows, {.grid = dim3(s.num_tokens), .block = dim3(kThreads)},
-               out.x.as<float>(), out.d.as<float>(), out.cos_sin.as<float>(),
-               reinterpret_cast<const uint16_t*>(table.codes), s.tokens, s.positions,
-               static_cast<int>(table.cols), angles);
+  cuda::launch(
+      cx.stream, embed_rows,
+      {.grid = dim3(s.num_tokens), .block = dim3(kThreads), .release = cuda::Release::kAfterWait},
+      out.x.as<float>(), out.d.as<float>(), out.cos_sin.as<float>(),
+      reinterpret_cast<const uint16_t*>(table.codes), s.tokens, s.positions,
+      static_cast<int>(table.cols), angles);
 }
 
 }  // namespace nibble::ops::gpu

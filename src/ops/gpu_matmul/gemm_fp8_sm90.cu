@@ -51,7 +51,8 @@ void launch(Ctx& cx, sm90::Fp8Params params) {
   cuda::launch(cx.stream, sm90::fp8_gemm_kernel<Shape>,
                {.grid = dim3(static_cast<unsigned>(blocks)),
                 .block = dim3(Shape::kThreads),
-                .smem_bytes = Shape::kBytes},
+                .smem_bytes = Shape::kBytes,
+                .release = cuda::Release::kAfterWait},
                params);
 }
 
@@ -71,8 +72,10 @@ const uint8_t* row_exponents_of(const Ctx& cx) {
 E4m3Rows quantize_rows(Ctx& cx, Scratch& scratch, const uint16_t* x, int64_t rows, int64_t cols) {
   const E4m3Rows to = take_e4m3_rows(scratch, rows, cols);
   cuda::launch(cx.stream, quantize,
-               {.grid = dim3(static_cast<unsigned>(rows)), .block = dim3(kThreads)}, to, x,
-               static_cast<int>(cols));
+               {.grid = dim3(static_cast<unsigned>(rows)),
+                .block = dim3(kThreads),
+                .release = cuda::Release::kAfterWait},
+               to, x, static_cast<int>(cols));
   return to;
 }
 

@@ -13,7 +13,8 @@ void launch(Ctx& cx, sm90::GemmParams params) {
   cuda::launch(cx.stream, sm90::gemm_kernel<Shape>,
                {.grid = dim3(static_cast<unsigned>(blocks)),
                 .block = dim3(Shape::kThreads),
-                .smem_bytes = Shape::kBytes},
+                .smem_bytes = Shape::kBytes,
+                .release = cuda::Release::kAfterWait},
                params);
 }
 

@@ -346,7 +346,8 @@ void launch_split_of(Ctx& cx, const Weight& w, const uint16_t* x, int tokens, co
                {.grid = dim3(static_cast<unsigned>(tiles * split)),
                 .block = dim3(S::kThreads),
                 .smem_bytes = static_cast<size_t>(std::max({bytes, sums, 115 * 1024}) + 1024),
-                .cluster = static_cast<unsigned>(split)},
+                .cluster = static_cast<unsigned>(split),
+                .reads_inputs = Op::kHasPlaces},
                args, map, op);
 }
 

@@ -95,7 +95,8 @@ void launch_one(Ctx& cx, const Weight& weight, const Op& op) {
           cx.stream, gemv_one<kUnits, kOneStages, kItems, kHeld, Op>,
           {.grid = dim3(grid),
            .block = dim3(kOneThreads),
-           .smem_bytes = fits_beside ? layout.end : std::max<size_t>(layout.end, kOneBlockBytes)},
+           .smem_bytes = fits_beside ? layout.end : std::max<size_t>(layout.end, kOneBlockBytes),
+           .reads_inputs = HasPlaces<Op> || HasNorm<Op>},
           m, layout, op);
     };
     if constexpr (kMayHold) {
@@ -125,7 +126,8 @@ void launch_few(Ctx& cx, const Weight& weight, const Op& op) {
                  {.grid = dim3(grid_of(cx, m.row_tiles, kTogether),
                                (op.tokens + kFewTokens - 1) / kFewTokens),
                   .block = dim3(kGemvThreads),
-                  .smem_bytes = memory.end},
+                  .smem_bytes = memory.end,
+                  .reads_inputs = HasPlaces<Op>},
                  m, memory, op);
   });
 }
@@ -157,7 +159,8 @@ void launch_experts(Ctx& cx, const Weight& weight, const Op& op, int most_rows) 
     cuda::launch(cx.stream, gemv_experts<kUnits, kItems, kExact, Op>,
                  {.grid = dim3(grid_of(cx, m.row_tiles * weight.experts)),
                   .block = dim3(kGemvThreads),
-                  .smem_bytes = memory.end},
+                  .smem_bytes = memory.end,
+                  .release = cuda::Release::kAfterWait},
                  m, memory, op);
   });
 }
@@ -181,7 +184,8 @@ void launch_rows(Ctx& cx, const Weight& weight, const Op& op) {
     cuda::launch(cx.stream, gemv_rows<kUnits, kTokens, kItems, Op>,
                  {.grid = dim3(grid, (op.tokens + kTokens - 1) / kTokens),
                   .block = dim3(kGemvThreads),
-                  .smem_bytes = std::max(smem_bytes, kOneBlockBytes)},
+                  .smem_bytes = std::max(smem_bytes, kOneBlockBytes),
+                  .reads_inputs = HasPlaces<Op> || HasNorm<Op>},
                  m, rows, op);
   });
 }

@@ -363,7 +363,8 @@ template <int kUnits>
 inline constexpr int kChosenBlocks = kUnits == 4 || NIBBLE_CUDA_SM == 121 ? 1 : 2;
 
 // Op: top_k; choose(), by one warp; fill(choices, chosen); publish(chosen), by the first block;
-// load_one(slot, k): 8 bf16 activations; store(slot, row, first, second) or, kSum, store(row, sum).
+// load_one(slot, k): 8 bf16 activations; store(slot, row, first, second) or, kSum, store(row, sum);
+// kSum: is_chosen_before: what choose() reads is complete when the kernel starts.
 template <int kUnits, int kStages, bool kSum, class Op>
 __global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits>)
     gemv_chosen(const __grid_constant__ TileMatrix m, const __grid_constant__ ChosenMemory memory,
@@ -377,7 +378,6 @@ __global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits>)
     cuda::griddep_wait();
   };
   cuda::touch_parameters(m, memory, op);
-  // What a sum's choices are made of was there before the kernel in front began.
   if (threadIdx.x < kWorkers * 32) {
     ChosenWorker<kUnits, kStages, kSum, Op> worker(m, memory, op, shared, base);
     if constexpr (kSum) {
@@ -406,6 +406,9 @@ __global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits>)
     cuda::cluster_arrive_relaxed();
   else
     wait();
+  if constexpr (kSum) {
+    if (!op.is_chosen_before) cuda::griddep_wait();
+  }
   const OneChoice chosen = op.choose();
   finisher.find_items(chosen);
   __syncwarp();
@@ -447,7 +450,8 @@ void launch_chosen(Ctx& cx, const Weight& weight, const Op& op) {
                  {.grid = dim3(blocks * kTogether),
                   .block = dim3(kChosenThreads),
                   .smem_bytes = kSum ? memory.end : std::max<size_t>(memory.end, kOneBlockBytes),
-                  .cluster = kTogether},
+                  .cluster = kTogether,
+                  .release = kSum ? cuda::Release::kBeforeWait : cuda::Release::kAfterWait},
                  m, memory, op);
   });
 }

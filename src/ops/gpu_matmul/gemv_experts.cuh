@@ -207,15 +207,15 @@ struct Groups {
 //
 // Op: load(row, k): 8 bf16 activations of a row (dense: token; MoE: slot); store(row, weight row,
 // first, second) with the finished sums of two neighbouring rows. Dense: tokens. MoE: offsets and
-// experts; kChosenBefore: they are older than the kernel before.
+// experts; is_chosen_before: those are complete when the kernel starts.
 template <int kUnits, Items kItems, bool kExact, class Op>
 __global__ void __launch_bounds__(kGemvThreads, 1)
     gemv_experts(const __grid_constant__ TileMatrix m, const __grid_constant__ GemvMemory memory,
                  const __grid_constant__ Op op) {
   constexpr int kChunkBytes = kUnits * cuda::kUnitBytes;
   constexpr bool kMoe = kItems == Items::kExperts;
-  constexpr bool kWaitFirst = [] {
-    if constexpr (kMoe) return !Op::kChosenBefore;
+  const bool waits_first = [&] {
+    if constexpr (kMoe) return !op.is_chosen_before;
     return false;
   }();
   extern __shared__ __align__(128) uint8_t shared[];
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
     cuda::griddep_wait();
     cuda::griddep_launch_dependents();
   };
-  if constexpr (kWaitFirst) wait();
+  if (waits_first) wait();
   int experts = 1;
   if constexpr (kMoe) {
     experts = op.experts;
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
   };
 #pragma unroll
   for (int s = 0; s < kExpertsStages; ++s) fetch(s);
-  if constexpr (!kWaitFirst) wait();
+  if (!waits_first) wait();
 
   int item = first + warp;
   const int blocks = m.chunks * kUnits * 2;

@@ -136,10 +136,6 @@ NIBBLE_WGMMA_FOLD(16, NIBBLE_R8, NIBBLE_O8, "%8,%9,%10,%11", "%12", "%13")
 NIBBLE_WGMMA_FOLD(24, NIBBLE_R8 ",%8,%9,%10,%11", NIBBLE_O8_D4, "%12,%13,%14,%15", "%16", "%17")
 NIBBLE_WGMMA_FOLD(32, NIBBLE_R16, NIBBLE_O16, "%16,%17,%18,%19", "%20", "%21")
 
-__device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t v) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
-}
-
 // B as [K / 16][N][16] bytes, from `address` on: the low word of its descriptor; the high one says
 // that 8 columns take 128 bytes.
 template <int kN>
@@ -461,7 +457,7 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
     cuda::griddep_wait();
     cuda::griddep_launch_dependents();
   };
-  if constexpr (!Op::kChosenBefore) wait();
+  if (!op.is_chosen_before) wait();
 
   const int experts = op.experts, tiles = m.row_tiles / 4;
   for (int e = threadIdx.x; e <= experts; e += kFoldThreads)
@@ -486,7 +482,7 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
   }
   more_registers<kFoldRegisters>();
   Ring ring = ring_of(warp % 4);
-  if constexpr (Op::kChosenBefore) wait();
+  if (op.is_chosen_before) wait();
   if constexpr (X::kOfRow == 2) {
     make_columns(rows, m.chunks * kUnits * 64, base + memory.x, largest);
     fold_barrier();
@@ -575,8 +571,11 @@ void launch_fold(Ctx& cx, const Weight& weight, const X& x, const Op& op) {
       CHECK((weight.cols + 511) / 512 * kGemvThreads * 16 <= memory.columns * weight.cols);
     }
     cuda::launch(cx.stream, gemv_fold<kUnits, X, Op>,
-                 {.grid = dim3(grid), .block = dim3(kFoldThreads), .smem_bytes = memory.end}, m,
-                 memory, x, op);
+                 {.grid = dim3(grid),
+                  .block = dim3(kFoldThreads),
+                  .smem_bytes = memory.end,
+                  .release = cuda::Release::kAfterWait},
+                 m, memory, x, op);
   });
 }
 // The same of x [num_rows, cols] bf16, cols <= 4096.

@@ -48,7 +48,7 @@ struct NormInput {
   float eps;
   int hidden;          // at most kNormColumns
   const int32_t* row;  // of x and d; none: 0
-  bool is_x_old;       // was there before the kernel in front began
+  bool is_x_old;       // complete when the kernel starts
 };
 // add_norm's order of sums: 12 warps, each lane 8 neighbouring columns.
 inline constexpr int kNormWarps = 12, kNormColumns = kNormWarps * 32 * 8;

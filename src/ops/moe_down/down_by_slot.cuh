@@ -1,7 +1,6 @@
 // moe_down of more than one token: products by slot, which combine() weighs.
 #pragma once
 
-#include "cuda/memory.h"
 #include "ops/moe_down/combine.h"
 #include "ops/scratch.h"
 #include "ops/weight.h"
@@ -9,9 +8,9 @@
 namespace nibble::ops::gpu {
 
 struct DownBySlot {
-  static constexpr bool kChosenBefore = true;  // before moe_up began
-  float* y;                                    // [slots, H]
-  const uint16_t* u;                           // [slots, width]
+  bool is_chosen_before;
+  float* y;           // [slots, H]
+  const uint16_t* u;  // [slots, width]
   const int32_t* offsets;
   int experts, width, hidden;
 
@@ -24,12 +23,6 @@ struct DownBySlot {
   }
 };
 
-// The products read the offsets before their wait, behind a kernel that waited for them: moe_up's,
-// or this where a profile leaves moe_up out. `y` is to be written.
-inline void follow_moe_up(const Ctx& cx, void* y) {
-  if (cx.left_out.starts_with("moe_up")) cuda::zero_async(y, 4, cx.stream);
-}
-
 // multiply(op, scratch) launches the products.
 template <typename Multiply>
 void down_by_slot(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
@@ -37,8 +30,8 @@ void down_by_slot(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& rout
   const int width = static_cast<int>(down.cols), hidden = static_cast<int>(down.rows);
   Scratch scratch(cx.scratch);
   float* const y = scratch.take<float>(int64_t{routing.num_tokens} * routing.top_k * hidden);
-  follow_moe_up(cx, y);
-  multiply(DownBySlot{.y = y,
+  multiply(DownBySlot{.is_chosen_before = cx.stream.order.is_complete(routing.ids),
+                      .y = y,
                       .u = u.as<uint16_t>(),
                       .offsets = routing.offsets,
                       .experts = routing.num_experts,

@@ -67,6 +67,7 @@ std::span<const MoeDownKernel> moe_down_kernels() { return kKernels; }
 
 void moe_down(Ctx& cx, const Site& site, const Tensor& d, const Tensor& u, const Routing& routing) {
   run_site<MoeDownKernel>(cx, site, routing.num_tokens, d, u, routing, site.weight);
+  cx.wrote({d.data});
 }
 
 int64_t bytes(const MoeDownDesc& d, int64_t tokens, int64_t distinct, int64_t act_bytes) {

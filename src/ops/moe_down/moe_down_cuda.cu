@@ -17,13 +17,14 @@ namespace {
 constexpr int kCombineThreads = 256;
 constexpr int kCombineBlocks = (NIBBLE_CUDA_SM == 121 ? 1536 : 2048) / kCombineThreads;  // of an SM
 
-// A thread owns four columns. The choices are older than the kernel before. kMost: choices. Of few,
+// A thread owns four columns. is_chosen_before: of slot and p. kMost: choices. Of few,
 // all blocks of 256 tokens run at once, with room for the next kernel's beside them.
 template <int kMost>
 __global__ void __launch_bounds__(kCombineThreads, kMost <= 4 ? kCombineBlocks : kCombineBlocks / 2)
     combine_rows(float* d, const float* y, const int32_t* slot, const float* p, int top_k,
-                 int hidden) {
+                 int hidden, bool is_chosen_before) {
   cuda::griddep_launch_dependents();
+  if (!is_chosen_before) cuda::griddep_wait();
   const int column = 4 * (blockIdx.x * kCombineThreads + threadIdx.x), t = blockIdx.y;
   uint32_t from[kMost];
   float weight[kMost];
@@ -60,6 +61,7 @@ struct DownOne {
   const int32_t *ids, *slot;
   const float* p;
   const float* logits;  // if the choice was left to moe_up, which may still be making it
+  bool is_chosen_before;
   int top_k, width, experts;
 
   __device__ OneChoice choose() const {
@@ -101,21 +103,25 @@ void combine(Ctx& cx, const Tensor& d, const float* y, const Routing& routing) {
       cx.stream, routing.top_k <= 4 ? combine_rows<4> : combine_rows<kMaxChoices>,
       {.grid = dim3((hidden / 4 + kCombineThreads - 1) / kCombineThreads, routing.num_tokens),
        .block = dim3(kCombineThreads)},
-      d.as<float>(), y, routing.slot, routing.p, routing.top_k, hidden);
+      d.as<float>(), y, routing.slot, routing.p, routing.top_k, hidden,
+      cx.stream.order.is_complete(routing.ids));
 }
 
 void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
               const Weight& down) {
   if (routing.num_tokens != 1) return run_few<true>(cx, d, u, routing, down);
-  const DownOne op{.d = d.as<float>(),
-                   .u = u.as<uint16_t>(),
-                   .ids = routing.ids,
-                   .slot = routing.slot,
-                   .p = routing.p,
-                   .logits = routing.logits,
-                   .top_k = routing.top_k,
-                   .width = static_cast<int>(down.cols),
-                   .experts = routing.num_experts};
+  const DownOne op{
+      .d = d.as<float>(),
+      .u = u.as<uint16_t>(),
+      .ids = routing.ids,
+      .slot = routing.slot,
+      .p = routing.p,
+      .logits = routing.logits,
+      .is_chosen_before = cx.stream.order.is_complete(
+          routing.logits != nullptr ? static_cast<const void*>(routing.logits) : routing.ids),
+      .top_k = routing.top_k,
+      .width = static_cast<int>(down.cols),
+      .experts = routing.num_experts};
   launch_chosen<true>(cx, down, op);
 }
 

@@ -9,8 +9,8 @@ namespace nibble::ops::gpu {
 namespace {
 
 struct FoldDown {
-  static constexpr bool kChosenBefore = true;  // before moe_up began
-  uint16_t* y;                                 // [slots, H] bf16
+  bool is_chosen_before;
+  uint16_t* y;  // [slots, H] bf16
   const int32_t* offsets;
   int experts, hidden;
 
@@ -34,12 +34,12 @@ void moe_down_fold_fp8(Ctx& cx, const Tensor& d, const Tensor& u, const Routing&
                        const Weight& down) {
   Scratch scratch(cx.scratch);
   auto* const y = scratch.take<uint16_t>(int64_t{routing.num_tokens} * routing.top_k * down.rows);
-  follow_moe_up(cx, y);
   sm90::launch_fold(cx, down,
                     sm90::E4m3Columns{.codes = static_cast<const uint8_t*>(u.data),
                                       .scale_all = kExpertScale,
                                       .fold = row_exponents_of(cx)},
-                    FoldDown{.y = y,
+                    FoldDown{.is_chosen_before = cx.stream.order.is_complete(routing.ids),
+                             .y = y,
                              .offsets = routing.offsets,
                              .experts = routing.num_experts,
                              .hidden = static_cast<int>(down.rows)});

@@ -46,7 +46,9 @@ __global__ void __launch_bounds__(kThreads)
 
 void combine(Ctx& cx, const Tensor& d, const uint16_t* y, const Routing& routing) {
   cuda::launch(cx.stream, add_choices,
-               {.grid = dim3(static_cast<unsigned>(routing.num_tokens)), .block = dim3(kThreads)},
+               {.grid = dim3(static_cast<unsigned>(routing.num_tokens)),
+                .block = dim3(kThreads),
+                .release = cuda::Release::kAfterWait},
                d.as<float>(), y, routing.p, routing.slot, routing.top_k,
                static_cast<int>(d.dim(1)));
 }

@@ -68,6 +68,8 @@ std::span<const MoeUpKernel> moe_up_kernels() { return kKernels; }
 void moe_up(Ctx& cx, const Site& site, const Tensor& u, const Tensor& h, const Routing& routing,
             float limit) {
   run_site<MoeUpKernel>(cx, site, routing.num_tokens, u, h, routing, site.weight, limit);
+  cx.wrote({u.data});
+  if (routing.logits != nullptr) cx.wrote({routing.ids});  // it has made the choice
 }
 
 int64_t bytes(const MoeUpDesc& d, int64_t tokens, int64_t distinct, int64_t act_bytes) {

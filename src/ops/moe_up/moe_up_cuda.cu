@@ -20,7 +20,7 @@ __device__ __forceinline__ float swiglu(float gate, float up, float limit) {
 }
 
 struct Up {
-  static constexpr bool kChosenBefore = false;
+  bool is_chosen_before;
   uint16_t* u;        // [slots, width]
   const uint16_t* h;  // [T, hidden]
   const int32_t *token, *offsets;
@@ -54,9 +54,10 @@ struct Up {
   }
 };
 
-Up make_op(const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
-           float limit) {
-  return {.u = u.as<uint16_t>(),
+Up make_op(const Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
+           const Weight& up, float limit) {
+  return {.is_chosen_before = cx.stream.order.is_complete(routing.ids),
+          .u = u.as<uint16_t>(),
           .h = h.as<uint16_t>(),
           .token = routing.token,
           .offsets = routing.offsets,
@@ -73,7 +74,7 @@ Up make_op(const Tensor& u, const Tensor& h, const Routing& routing, const Weigh
 
 void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
             float limit) {
-  const Up op = make_op(u, h, routing, up, limit);
+  const Up op = make_op(cx, u, h, routing, up, limit);
   if (routing.num_tokens == 1)
     launch_chosen<false>(cx, up, op);
   else
@@ -83,7 +84,7 @@ void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, c
 void moe_up_batch(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
                   const Weight& up, float limit) {
   if (routing.num_tokens == 1) return gpu::moe_up(cx, u, h, routing, up, limit);
-  launch_experts<Items::kExperts, false>(cx, up, make_op(u, h, routing, up, limit),
+  launch_experts<Items::kExperts, false>(cx, up, make_op(cx, u, h, routing, up, limit),
                                          routing.num_tokens);
 }
 

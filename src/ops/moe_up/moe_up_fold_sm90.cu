@@ -10,7 +10,7 @@ namespace nibble::ops::gpu {
 namespace {
 
 struct FoldUp {
-  static constexpr bool kChosenBefore = false;
+  bool is_chosen_before;
   uint16_t* u;  // [slots, width] bf16; FoldUpE4m3: as many E4M3 in fold order, by kExpertScale
   const int32_t *token, *offsets;
   int experts, width;
@@ -23,7 +23,6 @@ struct FoldUp {
 };
 
 struct FoldUpE4m3 : FoldUp {
-  static constexpr bool kChosenBefore = true;  // before h was turned into E4M3
   __device__ void store(int row, int weight_row, float gate, float up) const {
     const uint32_t f = static_cast<uint32_t>(weight_row) / 2;
     const uint32_t place = f / 32 * 32 + f % 2 * 16 + f % 8 / 2 * 4 + f % 32 / 8;
@@ -33,8 +32,10 @@ struct FoldUpE4m3 : FoldUp {
   }
 };
 
-FoldUp fold_up(const Tensor& u, const Routing& routing, const Weight& up, float limit) {
-  return {.u = u.as<uint16_t>(),
+FoldUp fold_up(const Ctx& cx, const Tensor& u, const Routing& routing, const Weight& up,
+               float limit) {
+  return {.is_chosen_before = cx.stream.order.is_complete(routing.ids),
+          .u = u.as<uint16_t>(),
           .token = routing.token,
           .offsets = routing.offsets,
           .experts = routing.num_experts,
@@ -48,7 +49,7 @@ void moe_up_fold(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routi
                  const Weight& up, float limit) {
   Scratch scratch(cx.scratch);
   sm90::launch_fold(cx, scratch, up, h.as<uint16_t>(), routing.num_tokens,
-                    fold_up(u, routing, up, limit));
+                    fold_up(cx, u, routing, up, limit));
 }
 
 void moe_up_fold_fp8(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
@@ -57,7 +58,7 @@ void moe_up_fold_fp8(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& r
   const E4m3Rows x = quantize_rows(cx, scratch, h.as<uint16_t>(), routing.num_tokens, up.cols);
   sm90::launch_fold(
       cx, up, sm90::E4m3Columns{.codes = x.codes, .scales = x.scales, .fold = row_exponents_of(cx)},
-      FoldUpE4m3{fold_up(u, routing, up, limit)});
+      FoldUpE4m3{fold_up(cx, u, routing, up, limit)});
 }
 
 }  // namespace nibble::ops::gpu

@@ -107,7 +107,9 @@ void add_norm(Ctx& cx, const AddNorm& a) {
   const auto kernel = is_narrow
                           ? (e4m3 ? add_norm_rows<1, true> : add_norm_rows<1, false>)
                           : (e4m3 ? add_norm_rows<kGroups, true> : add_norm_rows<kGroups, false>);
-  cuda::launch(cx.stream, kernel, {.grid = dim3(a.tokens), .block = dim3(kThreads)}, a);
+  cuda::launch(cx.stream, kernel,
+               {.grid = dim3(a.tokens), .block = dim3(kThreads), .reads_inputs = a.rows != nullptr},
+               a);
 }
 
 }  // namespace nibble::ops::gpu

@@ -67,6 +67,7 @@ void norm_qkv(Ctx& cx, const Site& site, const NormQkvOut& out, const KvLayer& k
               const Tensor& d, const Tensor& cos_sin, const Step& s) {
   run_site<NormQkvKernel>(cx, site, s.num_tokens, out, kv, x, d, site.norm, site.weight, cos_sin,
                           s);
+  cx.wrote({out.q.data, out.h.data, out.y.data});
 }
 
 // The weights once; x and d read, y, h, q, k and v written.

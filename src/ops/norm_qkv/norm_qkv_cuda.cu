@@ -7,7 +7,6 @@
 #include "ops/norm/add_norm.h"
 #include "ops/norm_qkv/norm_qkv.h"
 #include "ops/norm_qkv/store_qkv.cuh"
-#include "ops/site.h"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -49,8 +48,6 @@ void with_norm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& 
   const Store store{qkv_store(out.q, kv, cos_sin, s)};
   auto *y = out.y.as<float>(), *from = x.as<float>(), *delta = d.as<float>();
   auto* h = out.h.as<uint16_t>();
-  // Behind a layer x is norm_route's, which had ended when moe_up let moe_down begin.
-  const bool is_x_old = cx.site != nullptr && cx.site->key.layer > 0;
   if (s.num_tokens == 1 && fits && qkv.cols <= kNormColumns) {
     run(QkvOne{store,
                {.x = from,
@@ -61,7 +58,7 @@ void with_norm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& 
                 .eps = norm.eps,
                 .hidden = static_cast<int>(qkv.cols),
                 .row = nullptr,
-                .is_x_old = is_x_old}});
+                .is_x_old = cx.stream.order.is_complete(from)}});
     return;
   }
   add_norm(cx, {.y = y,

@@ -4,7 +4,6 @@
 #include "ops/kv_pages.h"
 #include "ops/norm_qkv/norm_qkv.h"
 #include "ops/refuse.h"
-#include "ops/site.h"
 
 namespace nibble::ops {
 namespace {
@@ -114,10 +113,9 @@ void check(const Shape& shape, Format format, int32_t tokens, std::string_view s
   NormQkvDesc here = desc;
   here.tokens = tokens;
   GpuProblem gpu(gpu::scratch_bytes(here));
-  const Site inner{.key = {Op::kNormQkv, 1}, .problem = desc};
   for (const auto* row : gemv_rows_and(suffix, norm_qkv_kernels(), desc, gpu.cx.kernels, w)) {
     const Weight weight = gpu.weight(w);
-    gpu.cx.site = nullptr;
+    gpu.cx.stream.order.allow_dependent(true);
     const Result got = run_on_gpu(gpu, *row, shape, p, p.step, p.x, p.d, p.cos_sin, weight);
     const Result again = run_on_gpu(gpu, *row, shape, p, p.step, p.x, p.d, p.cos_sin, weight);
     ASSERT_EQ(got.q.values, again.q.values) << row->name;
@@ -137,7 +135,7 @@ void check(const Shape& shape, Format format, int32_t tokens, std::string_view s
       const Span span{0, 1, p.positions[t], slot};
       const Step one{
           .num_tokens = 1, .num_spans = 1, .positions = p.positions.data() + t, .spans = &span};
-      gpu.cx.site = &inner;  // x is old
+      gpu.cx.stream.order.allow_dependent(false);  // x is complete beforehand
       const Result alone = run_on_gpu(gpu, *row, shape, p, one, row_of(p.x, t), row_of(p.d, t),
                                       row_of(p.cos_sin, t), weight);
       ASSERT_TRUE(std::equal(alone.q.values.begin(), alone.q.values.end(), got.q.row(t)))

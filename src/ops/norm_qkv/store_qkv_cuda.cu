@@ -46,8 +46,12 @@ QkvStore qkv_store(const Tensor& q, const KvLayer& kv, const Tensor& cos_sin, co
 }
 
 void store_qkv(Ctx& cx, const QkvStore& s, const float* products) {
-  cuda::launch(cx.stream, store_rows, {.grid = dim3(s.num_tokens), .block = dim3(kThreads)}, s,
-               products);
+  cuda::launch(cx.stream, store_rows,
+               {.grid = dim3(s.num_tokens),
+                .block = dim3(kThreads),
+                .release = cuda::Release::kAfterWait,
+                .reads_inputs = true},
+               s, products);
 }
 
 }  // namespace nibble::ops::gpu

@@ -74,6 +74,7 @@ void norm_route(Ctx& cx, const Site& site, const Tensor& y, const Tensor& h, Rou
                 const Tensor& x, const Tensor& d) {
   run_site<NormRouteKernel>(cx, site, routing.num_tokens, y, h, routing, x, d, site.norm,
                             site.weight);
+  cx.wrote({y.data, h.data, routing.ids, routing.logits});
 }
 
 int64_t bytes(const NormRouteDesc& d, int64_t tokens, int64_t act_bytes) {

@@ -200,7 +200,8 @@ __global__ void __launch_bounds__(kThreads, kMine == 1 ? 2 : 1)
 // Whether the kernels that follow for one token make the choice themselves, which saves the wait
 // for the last block.
 bool consumers_choose(const Ctx& cx, const Routing& r) {
-  if (r.num_tokens != 1 || r.num_experts > kMaxLeftExperts || cx.tap) return false;
+  if (r.num_tokens != 1 || r.num_experts > kMaxLeftExperts || r.room == nullptr || cx.tap)
+    return false;
   return cx.site != nullptr && cx.site->readers_choose;
 }
 
@@ -211,9 +212,9 @@ void norm_route_few(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing,
   const int32_t tokens = routing.num_tokens, experts = routing.num_experts;
   const dim3 grid((experts + kExperts - 1) / kExperts, (tokens + kTokens - 1) / kTokens);
   CHECK(1 + grid.y <= Ctx::kNumCounters);
-  float* const logits = RouteScratch(Scratch(cx.scratch), tokens, experts).logits;
-  // Scratch that neither moe_up nor moe_down writes where they choose themselves.
   const bool leaves_choice = consumers_choose(cx, routing);
+  float* const logits =
+      leaves_choice ? routing.room : RouteScratch(Scratch(cx.scratch), tokens, experts).logits;
   routing.logits = leaves_choice ? logits : nullptr;
   const Params a{.y = y.as<float>(),
                  .h = h.as<uint16_t>(),

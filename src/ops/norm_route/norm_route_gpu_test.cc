@@ -201,6 +201,7 @@ TEST(NormRouteGpu, TheChoiceMayBeLeftToMoeUp) {
   for (const bool is_left : {false, true}) {
     gpu.cx.site = is_left ? &sites[0] : nullptr;
     Routing routing = gpu.routing_output(routings[is_left]);
+    routing.room = gpu.output(DType::kF32, {1, shape.experts}).as<float>();
     const Tensor h = gpu.output(DType::kBF16, {1, shape.hidden});
     const Tensor u = gpu.output(DType::kBF16, {shape.top_k, width});
     const Tensor out = gpu.output(DType::kF32, {1, shape.hidden});

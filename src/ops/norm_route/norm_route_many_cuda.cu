@@ -265,10 +265,11 @@ void launch_route(Ctx& cx, Params a) {
 void sort_choices(Ctx& cx, const Routing& r, const int32_t* tile_counts, int tile_choices) {
   CHECK(kSortThreads % tile_choices == 0);
   const int choices = r.num_tokens * r.top_k;
-  cuda::launch(
-      cx.stream, sort_tiles,
-      {.grid = dim3((choices + kSortThreads - 1) / kSortThreads), .block = dim3(kSortThreads)}, r,
-      tile_counts, tile_choices);
+  cuda::launch(cx.stream, sort_tiles,
+               {.grid = dim3((choices + kSortThreads - 1) / kSortThreads),
+                .block = dim3(kSortThreads),
+                .release = cuda::Release::kAfterWait},
+               r, tile_counts, tile_choices);
 }
 
 void norm_route_many(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, const Tensor& x,

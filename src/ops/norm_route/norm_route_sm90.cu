@@ -52,8 +52,9 @@ void norm_route_gemm(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing
   const RouteScratch scratch(Scratch(cx.scratch), routing.num_tokens, routing.num_experts);
   gemm(cx, router, h.as<uint16_t>(), routing.num_tokens, scratch.logits);
   const int tiles = (routing.num_tokens + kTokens - 1) / kTokens;
-  cuda::launch(cx.stream, choose_tiles, {.grid = dim3(tiles), .block = dim3(kThreads)}, routing,
-               scratch.logits, scratch.tile_counts);
+  cuda::launch(cx.stream, choose_tiles,
+               {.grid = dim3(tiles), .block = dim3(kThreads), .release = cuda::Release::kAfterWait},
+               routing, scratch.logits, scratch.tile_counts);
   sort_choices(cx, routing, scratch.tile_counts, kTokens * routing.top_k);
 }
 

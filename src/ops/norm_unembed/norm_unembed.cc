@@ -44,6 +44,7 @@ std::span<const NormUnembedKernel> norm_unembed_kernels() { return kKernels; }
 void norm_unembed(Ctx& cx, const Site& site, const Tensor& logits, const Tensor& h, const Tensor& x,
                   const Tensor& d, const Step& s) {
   run_site<NormUnembedKernel>(cx, site, s.num_out, logits, h, x, d, site.norm, site.weight, s);
+  cx.wrote({logits.data, h.data});
 }
 
 int64_t bytes(const NormUnembedDesc& d, int64_t rows, int64_t act_bytes) {

@@ -48,6 +48,7 @@ std::span<const OutProjKernel> out_proj_kernels() { return kKernels; }
 
 void out_proj(Ctx& cx, const Site& site, const Tensor& d, const Tensor& att, const Step& s) {
   run_site<OutProjKernel>(cx, site, s.num_tokens, d, att, site.weight, s);
+  cx.wrote({d.data});
 }
 
 int64_t bytes(const OutProjDesc& d, int64_t tokens, int64_t act_bytes) {

@@ -174,10 +174,12 @@ void sample_greedy(Ctx& cx, const GreedyOut& out, const Tensor& logits, const ui
                   .vocab = logits.dim(1)};
   const int64_t parts =
       cx.kernels.exact ? kSampleParts : std::clamp<int64_t>(kBlocks / rows, 4, kSampleParts);
-  cuda::launch(
-      cx.stream, greedy_kernel,
-      {.grid = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(rows)), .block = kThreads},
-      args);
+  cuda::launch(cx.stream, greedy_kernel,
+               {.grid = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(rows)),
+                .block = kThreads,
+                .release = nibble::cuda::Release::kAfterWait,
+                .reads_inputs = true},
+               args);
 }
 
 }  // namespace nibble::ops::gpu

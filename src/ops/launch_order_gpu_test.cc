@@ -1,0 +1,286 @@
+// Ops strung together in orders that gpt-oss never has, with and without dependent launches: the
+// same bits, many times over. A kernel that reads before its wait what the kernels in front have
+// not written yet shows here.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/graph.h"
+#include "ops/gpu_test_problem.h"
+#include "ops/prepare.h"
+
+namespace nibble::ops {
+namespace {
+
+constexpr int64_t kHidden = 1024, kHeads = 16, kKvHeads = 2, kDim = 64;
+constexpr int64_t kExperts = 16, kTopK = 4, kWidth = 128;
+constexpr int32_t kContext = 200, kPage = 16, kMaxPages = 16;
+constexpr int kReplays = 40, kRandomChains = 6;
+
+// What a chain is made of. kDense stands where a dense MLP would, kShared beside the experts.
+enum class Link { kQkv, kAttention, kOut, kOutAgain, kDense, kRoute, kShared, kUp, kDown };
+using Chain = std::vector<Link>;
+
+std::string text_of(const Chain& chain) {
+  constexpr const char* kNames[] = {"qkv",   "attention", "out", "out again", "dense",
+                                    "route", "shared",    "up",  "down"};
+  std::string text;
+  for (const Link link : chain) text += std::string(kNames[static_cast<int>(link)]) + " ";
+  return text;
+}
+
+struct Case {
+  int32_t tokens;
+  Format dense;
+  ActFormat activations;
+};
+
+// Weights, one of each kind, and buffers; runs chains of sites.
+class Chained {
+ public:
+  explicit Chained(const Case& c) : case_(c) {
+    gpu_.cx.kernels.activations = c.activations;
+    add_weight(Link::kQkv, NormQkvDesc{kHidden, kHeads, kKvHeads, kDim, c.dense}, 1,
+               (kHeads + 2 * kKvHeads) * kDim, kHidden, c.dense);
+    for (const Link link : {Link::kOut, Link::kDense})
+      add_weight(link, OutProjDesc{kHidden, kHidden, c.dense}, 1, kHidden, kHidden, c.dense);
+    add_weight(Link::kRoute, NormRouteDesc{kHidden, kExperts, kTopK}, 1, kExperts, kHidden,
+               Format::kBF16);
+    add_weight(Link::kUp, MoeUpDesc{kHidden, kWidth, kExperts, kTopK}, kExperts, 2 * kWidth,
+               kHidden, Format::kMxfp4);
+    add_weight(Link::kDown, MoeDownDesc{kHidden, kWidth, kExperts, kTopK}, kExperts, kHidden,
+               kWidth, Format::kMxfp4);
+    make_buffers();
+    make_step();
+  }
+
+  // What all buffers hold after the chain, each time that it runs.
+  void expect_the_same_bits(const Chain& chain) {
+    SCOPED_TRACE(testing::Message()
+                 << text_of(chain) << "with " << case_.tokens << " tokens, "
+                 << format_name(case_.dense) << ", " << act_format_name(case_.activations));
+    Sites sites = plan(chain);
+    const Buffer prepared = prepare_weights(gpu_.cx, sites);
+    int64_t most = 1;
+    for (const Site& site : sites)
+      most = std::max(most, scratch_bytes(site, gpu_.cx, case_.tokens, case_.tokens));
+    const Tensor scratch = gpu_.output(DType::kU8, {most});
+    gpu_.cx.scratch = {static_cast<std::byte*>(scratch.data), static_cast<size_t>(most)};
+
+    gpu_.cx.stream.order.allow_dependent(false);
+    const cuda::Graph apart = record(chain, sites);
+    const auto want = replay(apart);
+    gpu_.cx.stream.order.allow_dependent(true);
+    const cuda::Graph dependent = record(chain, sites);
+    for (int i = 0; i < kReplays; ++i) ASSERT_EQ(replay(dependent), want) << "replay " << i;
+    EXPECT_TRUE(gpu_.counters_are_zero());
+  }
+
+ private:
+  struct Loaded {
+    Problem problem;
+    Weight weight;
+  };
+
+  void add_weight(Link link, const Problem& problem, int64_t experts, int64_t rows, int64_t cols,
+                  Format format) {
+    TestWeight w(random_, format, experts, rows, cols);
+    Sites one;
+    one.push_back({{op_of(problem)}, "", problem, {}, {"routing"}});
+    plan_sites(one, gpu_.cx.kernels);
+    if (one[0].plan.layout() != Layout::kRows) w.pack(one[0].plan.layout());
+    loaded_[link] = {problem, gpu_.weight(w)};
+  }
+
+  void make_buffers() {
+    const int64_t t = case_.tokens;
+    for (Tensor* f32 : {&x_, &y_, &d_, &shared_}) *f32 = gpu_.output(DType::kF32, {t, kHidden});
+    h_ = gpu_.output(DType::kBF16, {t, kHidden});
+    q_ = gpu_.output(DType::kBF16, {t, kHeads * kDim});
+    att_ = gpu_.output(DType::kBF16, {t, kHeads * kDim});
+    u_ = gpu_.output(DType::kBF16, {t * kTopK, kWidth});
+    TestRouting like(t, kExperts, kTopK);
+    routing_ = gpu_.routing_output(like);
+    room_ = gpu_.output(DType::kF32, {1, kExperts});
+    routing_.room = room_.as<float>();
+    x0_ = gpu_.tensor(Floats(random_, t, kHidden, DType::kF32), DType::kF32);
+    d0_ = gpu_.tensor(Floats(random_, t, kHidden, DType::kF32), DType::kF32);
+    att0_ = gpu_.tensor(Floats(random_, t, kHidden, DType::kBF16), DType::kBF16);
+    const std::vector<uint16_t> ones(kHidden, bf16_from_float(1));
+    norm_ = {gpu_.array(ones), 1e-5f};
+  }
+
+  // Every token the next of a sequence of its own.
+  void make_step() {
+    const int32_t t = case_.tokens;
+    std::vector<int32_t> positions, table;
+    std::vector<Span> spans;
+    for (int32_t i = 0; i < t; ++i) {
+      positions.push_back(kContext);
+      spans.push_back({i, 1, kContext, i});
+      for (int32_t p = 0; p < kMaxPages; ++p) table.push_back(i * kMaxPages + p);
+    }
+    step_ = {.num_tokens = t,
+             .num_spans = t,
+             .num_out = t,
+             .max_context = kContext + 1,
+             .positions = gpu_.array(positions),
+             .spans = gpu_.array(spans)};
+    const auto side = [&] {
+      const Floats values(random_, int64_t{t} * kMaxPages * kKvHeads * kPage, kDim, DType::kBF16);
+      const Tensor flat = gpu_.tensor(values, DType::kBF16);
+      return make_tensor(flat.data, DType::kBF16, {t * kMaxPages, kKvHeads, kPage, kDim});
+    };
+    kv_ = {side(), side(), gpu_.array(table), kMaxPages, kPage};
+    cos_sin_ = gpu_.tensor(Floats(random_, t, kDim, DType::kF32), DType::kF32);
+  }
+
+  Sites plan(const Chain& chain) {
+    Sites sites;
+    const auto add = [&](Link kind, std::vector<std::string> reads,
+                         std::vector<std::string> writes) {
+      const Problem problem = kind == Link::kAttention
+                                  ? Problem(AttentionDesc{kHeads, kKvHeads, kDim})
+                                  : loaded_.at(kind).problem;
+      const SiteKey key(op_of(problem), static_cast<int>(sites.size()));
+      sites.push_back({key, site_label(key), problem, std::move(reads), std::move(writes)});
+      if (kind == Link::kAttention) return;
+      sites.back().weight = loaded_.at(kind).weight;
+      sites.back().norm = norm_;
+    };
+    for (const Link link : chain) {
+      if (link == Link::kQkv) add(link, {"x", "d"}, {"y", "h", "q", "kv"});
+      if (link == Link::kAttention) add(link, {"q", "kv"}, {"att"});
+      if (link == Link::kOut || link == Link::kOutAgain) add(Link::kOut, {"att"}, {"d"});
+      if (link == Link::kDense) add(link, {"h"}, {"d"});
+      if (link == Link::kShared) add(Link::kDense, {"h"}, {"shared"});
+      if (link == Link::kRoute) add(link, {"x", "d"}, {"y", "h", "routing"});
+      if (link == Link::kUp) add(link, {"h", "routing"}, {"u"});
+      if (link == Link::kDown) add(link, {"u", "routing"}, {"d"});
+    }
+    plan_sites(sites, gpu_.cx.kernels);
+    return sites;
+  }
+
+  cuda::Graph record(const Chain& chain, const Sites& sites) {
+    return {gpu_.cx.stream, [&] { run(chain, sites); }};
+  }
+
+  void run(const Chain& chain, const Sites& sites) {
+    Ctx& cx = gpu_.cx;
+    cx.stream.order.begin_step();
+    Tensor from = x_, to = y_;  // of the residual stream
+    Routing routing = routing_;
+    for (size_t i = 0; i < chain.size(); ++i) {
+      const Site& site = sites[i];
+      switch (chain[i]) {
+        case Link::kQkv:
+          norm_qkv(cx, site, {q_, h_, to}, kv_, from, d_, cos_sin_, step_);
+          std::swap(from, to);
+          break;
+        case Link::kAttention:
+          attention(cx, site, att_, q_, kv_, 0.125f, step_);
+          break;
+        case Link::kOut:
+        case Link::kOutAgain:
+          out_proj(cx, site, d_, att_, step_);
+          break;
+        case Link::kDense:
+          out_proj(cx, site, d_, h_, step_);
+          break;
+        case Link::kShared:
+          out_proj(cx, site, shared_, h_, step_);
+          break;
+        case Link::kRoute:
+          norm_route(cx, site, to, h_, routing, from, d_);
+          std::swap(from, to);
+          break;
+        case Link::kUp:
+          moe_up(cx, site, u_, h_, routing, 7);
+          break;
+        case Link::kDown:
+          moe_down(cx, site, d_, u_, routing);
+          break;
+      }
+    }
+  }
+
+  // From buffers that hold NaNs, but for those that a chain may begin with.
+  std::map<std::string, std::vector<uint8_t>> replay(const cuda::Graph& graph) {
+    const std::vector<std::pair<const char*, Tensor>> buffers = {
+        {"x", x_},     {"y", y_}, {"d", d_},           {"h", h_},      {"q", q_},
+        {"att", att_}, {"u", u_}, {"shared", shared_}, {"room", room_}};
+    for (const auto& [name, t] : buffers) cuda::fill(t.data, 0xff, t.size_bytes());
+    const int64_t choices = int64_t{case_.tokens} * kTopK;
+    for (void* p : {static_cast<void*>(routing_.ids), static_cast<void*>(routing_.p),
+                    static_cast<void*>(routing_.slot), static_cast<void*>(routing_.token)})
+      cuda::fill(p, 0, 4 * choices);
+    cuda::fill(routing_.offsets, 0, 4 * (kExperts + 1));
+    for (const auto& [to, from] : {std::pair(x_, x0_), {y_, x0_}, {d_, d0_}, {att_, att0_}}) {
+      const std::vector<uint8_t> host = gpu_.bytes(from);
+      cuda::copy(to.data, host.data(), from.size_bytes());
+    }
+    graph.launch(gpu_.cx.stream);
+    std::map<std::string, std::vector<uint8_t>> all;
+    for (const auto& [name, t] : buffers) all[name] = gpu_.bytes(t);
+    return all;
+  }
+
+  const Case case_;
+  Random random_{5};
+  GpuProblem gpu_;
+  std::map<Link, Loaded> loaded_;
+  Norm norm_;
+  Tensor x_, y_, d_, shared_, h_, q_, att_, u_, room_, x0_, d0_, att0_, cos_sin_;
+  Routing routing_;
+  Step step_;
+  KvLayer kv_;
+};
+
+using enum Link;
+const Chain kAttends = {kQkv, kAttention, kOut};
+const Chain kChains[] = {
+    {kQkv, kAttention, kOut, kRoute, kUp, kDown, kQkv, kAttention, kOut, kRoute, kUp, kDown},
+    {kQkv, kAttention, kOut, kQkv, kDense, kQkv, kAttention, kOut, kQkv, kDense, kQkv},  // dense
+    {kQkv, kAttention, kOut, kOutAgain, kQkv, kAttention, kOutAgain, kOut, kQkv},
+    {kQkv, kAttention, kOut, kRoute, kShared, kUp, kDown, kRoute, kUp, kShared, kDown, kQkv},
+    {kRoute, kUp, kDown, kRoute, kUp, kDown, kRoute, kUp, kDown},  // no attention
+    {kQkv, kQkv, kQkv, kQkv},                                      // nothing between norms
+    {kRoute, kDown, kQkv, kRoute, kShared, kDown, kQkv},           // moe_up left out
+    {kQkv, kDense, kRoute, kUp, kQkv, kAttention, kRoute, kUp, kDown, kDown},
+};
+
+// Blocks in any order, each now and then without one of its ops; the choice is never left out.
+Chain random_chain(Random& random) {
+  const Chain blocks[] = {kAttends,
+                          {kQkv, kDense},
+                          {kRoute, kUp, kDown},
+                          {kRoute, kShared, kUp, kDown},
+                          {kRoute, kUp, kShared, kDown},
+                          {kQkv, kAttention, kOut, kOutAgain},
+                          {kQkv, kShared}};
+  Chain chain;
+  for (int i = 0; i < 6; ++i)
+    for (const Link link : blocks[random.below(std::size(blocks))])
+      if (link == kRoute || random.below(8) != 0) chain.push_back(link);
+  return chain;
+}
+
+TEST(LaunchOrderGpu, TheSameBitsWithAndWithoutDependentLaunches) {
+  Random random(9);
+  for (const int32_t tokens : {1, 2, 5, 40, 130})
+    for (const Format dense : {Format::kMxfp4, Format::kBF16})
+      for (const ActFormat activations : {ActFormat::kBF16, ActFormat::kFp8}) {
+        if (is_too_slow(tokens * kHidden)) continue;
+        Chained chained({tokens, dense, activations});
+        for (const Chain& chain : kChains) chained.expect_the_same_bits(chain);
+        for (int i = 0; i < kRandomChains; ++i) chained.expect_the_same_bits(random_chain(random));
+        if (testing::Test::HasFatalFailure()) return;
+      }
+}
+
+}  // namespace
+}  // namespace nibble::ops
