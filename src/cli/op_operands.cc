@@ -8,7 +8,7 @@
 #include "cuda/memory.h"
 #include "cuda/random_fill.h"
 #include "formats/bf16.h"
-#include "ops/gpu_matmul/fold.h"
+#include "ops/gpu_matmul/row_exponents.h"
 
 namespace nibble::cli {
 namespace {
@@ -127,7 +127,7 @@ void OpOperands::fill_on_gpu(const Weight& like, uint8_t* codes, int64_t code_by
 
 // Those of random ones are never too far apart.
 void OpOperands::find_row_exponents(ops::Site& site) {
-  constexpr ops::FindFoldFn* kFind = NIBBLE_CUDA_KERNEL(ops::gpu::find_fold);
+  constexpr ops::FindRowExponentsFn* kFind = NIBBLE_CUDA_KERNEL(ops::gpu::find_row_exponents);
   const Weight& w = site.weight;
   if (w.layout != Layout::kTiles16x64 || cx_.kernels.activations != ops::ActFormat::kFp8) return;
   CHECK(kFind != nullptr);

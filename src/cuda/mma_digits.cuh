@@ -328,7 +328,7 @@ class TokensProduct {
       }
     }
 #pragma unroll
-    for (int q = 0; q < kQuads; ++q) result[q] = fold(sums[q]);
+    for (int q = 0; q < kQuads; ++q) result[q] = total(sums[q]);
   }
 
  private:
@@ -338,7 +338,7 @@ class TokensProduct {
   }
   // (0 + 1) + (2 + 3) of the sums over blocks b, b + 4 ..., of which this lane has kSums.
   template <int kSums>
-  static __device__ __forceinline__ float2 fold(const float2 (&s)[kSums]) {
+  static __device__ __forceinline__ float2 total(const float2 (&s)[kSums]) {
     if constexpr (kSums == 1) {
       return plus_lane(plus_lane(s[0], 1), 2);
     } else if constexpr (kSums == 2) {

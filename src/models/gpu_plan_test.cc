@@ -71,7 +71,7 @@ TEST(GpuPlanFp8, ManyTokensTakeE4M3) {
   EXPECT_EQ(kernel_of(plan, ops::Op::kNormUnembed, 8192), "sm90_bf16_gemm");
   for (const ops::Op op : {ops::Op::kMoeUp, ops::Op::kMoeDown})
     for (const int64_t tokens : {128, 256, 512})
-      EXPECT_EQ(kernel_of(plan, op, tokens), "sm90_w4a8_fold") << ops::op_name(op) << tokens;
+      EXPECT_EQ(kernel_of(plan, op, tokens), "sm90_w4a8_narrow") << ops::op_name(op) << tokens;
   cx.kernels.force("moe_down=cuda_w4a16_decode");
   const std::vector<ops::PlanEntry> forced = plan_kernels(cx, "openai/gpt-oss-120b", dense);
   EXPECT_EQ(kernel_of(forced, ops::Op::kMoeUp, 8192), "sm90_w4a16_gemm");

@@ -223,7 +223,7 @@ TEST(LoadedWeights, RefusesToEncodeWhatIsNotFinite) {
             "cannot become mxfp4");
 }
 
-// Kernels that unfold to bf16, or sum products of E4M3, would make infinities of them.
+// Kernels that expand to bf16, or sum products of E4M3, would make infinities of them.
 TEST(LoadedWeights, RefusesScalesThatKernelsDoNotTake) {
   for (const Layout layout : {Layout::kRows, Layout::kTiles16x64, Layout::kPanels16}) {
     const auto of_scale = [&](int scale) {

@@ -60,10 +60,10 @@ TEST(KernelTable, ListsEveryRefusal) {
             "  avx512_float: needs AVX-512 F, BW, VL and DQ\n"
             "  avx2_float: needs AVX2 and FMA\n"
             "  neon_float: needs an arm64 CPU\n"
-            "  sm90_w4a8_fold: needs an NVIDIA GPU\n"
+            "  sm90_w4a8_narrow: needs an NVIDIA GPU\n"
             "  sm90_w4a8_gemm: needs an NVIDIA GPU\n"
             "  sm90_w4a16_gemm: needs an NVIDIA GPU\n"
-            "  sm90_w4a16_fold: needs an NVIDIA GPU\n"
+            "  sm90_w4a16_narrow: needs an NVIDIA GPU\n"
             "  cuda_w4a16_batch: needs an NVIDIA GPU\n"
             "  cuda_w4a16_decode: needs an NVIDIA GPU\n"
             "  ref: a reference twin; only with --allow-ref");
@@ -140,7 +140,7 @@ TEST(KernelTable, ServesFewTokensOnGpus) {
   EXPECT_STREQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).row->name, "cuda_w4a16_batch");
   desc.tokens = 2 * desc.experts;
   options.gpu = cuda::h200();
-  EXPECT_STREQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).row->name, "sm90_w4a16_fold");
+  EXPECT_STREQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).row->name, "sm90_w4a16_narrow");
   options.exact = true;
   EXPECT_STREQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).row->name, "cuda_w4a16_decode");
   desc = kDesc;
@@ -178,9 +178,9 @@ TEST(KernelTable, TunedExpertsTakeE4M3OnlyTogether) {
   constexpr int64_t kTokens = 64;  // two rows an expert: the tables themselves take bf16
   const MoeUpDesc up{2880, 2880, 128, 4, Format::kMxfp4, kTokens};
   const MoeDownDesc down{2880, 2880, 128, 4, Format::kMxfp4, kTokens};
-  const TunedKernel up_fp8{Op::kMoeUp, "mxfp4", kTokens, "sm90_w4a8_fold"},
+  const TunedKernel up_fp8{Op::kMoeUp, "mxfp4", kTokens, "sm90_w4a8_narrow"},
       up_bf16{Op::kMoeUp, "mxfp4", kTokens, "cuda_w4a16_decode"},
-      down_fp8{Op::kMoeDown, "mxfp4", kTokens, "sm90_w4a8_fold"};
+      down_fp8{Op::kMoeDown, "mxfp4", kTokens, "sm90_w4a8_narrow"};
   const auto kernels = [&](std::vector<TunedKernel> tuned) {
     KernelOptions options;
     options.gpu = cuda::h200();
@@ -190,7 +190,7 @@ TEST(KernelTable, TunedExpertsTakeE4M3OnlyTogether) {
         find_kernel(Op::kMoeUp, moe_up_kernels(), up, options).row->name,
         find_kernel(Op::kMoeDown, moe_down_kernels(), down, options).row->name);
   };
-  const std::pair<std::string, std::string> fp8{"sm90_w4a8_fold", "sm90_w4a8_fold"},
+  const std::pair<std::string, std::string> fp8{"sm90_w4a8_narrow", "sm90_w4a8_narrow"},
       bf16{"cuda_w4a16_decode", "cuda_w4a16_decode"};
   EXPECT_EQ(kernels({}), bf16);
   EXPECT_EQ(kernels({up_fp8, down_fp8}), fp8);

@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "ops/cpu_matmul/product.h"
-#include "ops/gpu_matmul/fold.h"
+#include "ops/gpu_matmul/row_exponents.h"
 
 namespace nibble::ops {
 namespace {
@@ -43,7 +43,7 @@ void agree_on_e4m3(Sites& sites) {
   }
 }
 
-// "moe_up of 3 layers: sm90_w4a16_fold -> cuda_w4a16_batch in steps of 65 to 512 tokens: ..."
+// "moe_up of 3 layers: sm90_w4a16_narrow -> cuda_w4a16_batch in steps of 65 to 512 tokens: ..."
 void say_changes(const std::vector<PlanEntry>& before, const Sites& sites) {
   std::map<std::string, int> times;
   for (const PlanEntry& entry : plan_entries(sites)) {
@@ -76,7 +76,7 @@ void say_wide_panels(const Sites& sites) {
 
 // Of sites whose weights lie in kTiles16x64.
 Buffer find_facts(const Ctx& cx, Sites& sites) {
-  constexpr FindFoldFn* kFind = NIBBLE_CUDA_KERNEL(gpu::find_fold);
+  constexpr FindRowExponentsFn* kFind = NIBBLE_CUDA_KERNEL(gpu::find_row_exponents);
   CHECK(kFind != nullptr);
   Buffer memory = cx.allocate(prepared_bytes(cx, sites));
   auto* at = memory.size_bytes() == 0 ? nullptr : static_cast<uint8_t*>(memory.data());
@@ -84,7 +84,7 @@ Buffer find_facts(const Ctx& cx, Sites& sites) {
     WeightFacts* const facts = facts_of(site.problem);
     if (facts == nullptr || !is_mxfp4_in(Layout::kTiles16x64, site)) continue;
     // NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): builds for CPUs end above
-    const FoldMisfits misfits = kFind(cx, site.weight, at);
+    const ExponentMisfits misfits = kFind(cx, site.weight, at);
     *facts = {.fits_e5m2 = misfits.too_large == 0, .fits_e4m3 = misfits.rows == 0};
     if (at != nullptr) site.row_exponents = std::exchange(at, at + num_rows(site.weight));
   }

@@ -120,18 +120,18 @@ inline const char* refuse_gemv_batch(int64_t rows, int64_t experts, const Kernel
   if (options.exact) return "--exact: its sums depend on the batch";
   return rows >= 3 * experts || options.any_size ? nullptr : "fewer than 3 rows an expert";
 }
-// The same by wgmma in FP8 (ops/gpu_matmul/gemv_fold_sm90.cuh).
-inline constexpr int64_t kFoldMost = 64;  // rows an expert
-inline const char* refuse_fold_shape(int64_t rows, int64_t cols, const KernelOptions& options) {
+// The same by wgmma in FP8 (ops/gpu_matmul/gemm_narrow_sm90.cuh).
+inline constexpr int64_t kNarrowMost = 64;  // rows an expert
+inline const char* refuse_narrow_shape(int64_t rows, int64_t cols, const KernelOptions& options) {
   if (options.gpu.sm != 90) return "needs wgmma: a Hopper GPU";
   if (rows % 64 != 0) return "rows are not a multiple of 64";
   return cols <= 4096 ? nullptr : "more than 4096 columns";
 }
-inline const char* refuse_fold(int64_t met, int64_t experts, int64_t rows, int64_t cols,
-                               const WeightFacts& facts, const KernelOptions& options) {
-  if (const char* reason = refuse_fold_shape(rows, cols, options)) return reason;
+inline const char* refuse_narrow(int64_t met, int64_t experts, int64_t rows, int64_t cols,
+                                 const WeightFacts& facts, const KernelOptions& options) {
+  if (const char* reason = refuse_narrow_shape(rows, cols, options)) return reason;
   if (!facts.fits_e5m2) return "its weights have block scales above 2, which E5M2 has no room for";
-  if (met > kFoldMost * experts) return "more than 64 rows an expert";
+  if (met > kNarrowMost * experts) return "more than 64 rows an expert";
   return met >= 3 * experts ? nullptr : "fewer than 3 rows an expert";
 }
 inline const char* refuse_gemv_rows(Format format, int64_t rows, int64_t cols,
@@ -216,13 +216,13 @@ const char* refuse_experts_fp8(const Desc& d, int64_t fewest, const KernelOption
     return "it goes with its like for moe_up and moe_down, and the kernel table has not both";
   return nullptr;
 }
-// The same for few rows an expert (ops/gpu_matmul/gemv_fold_sm90.cuh). A thread counts those of
+// The same for few rows an expert (ops/gpu_matmul/gemm_narrow_sm90.cuh). A thread counts those of
 // one.
 template <typename Desc>
-const char* refuse_experts_fold_fp8(const Desc& d, const KernelOptions& options) {
+const char* refuse_experts_narrow_fp8(const Desc& d, const KernelOptions& options) {
   if (const char* reason = refuse_experts_fp8(d, 3, options)) return reason;
-  if (const char* reason = refuse_fold_shape(2 * d.width, d.hidden, options)) return reason;
-  if (const char* reason = refuse_fold_shape(d.hidden, d.width, options)) return reason;
+  if (const char* reason = refuse_narrow_shape(2 * d.width, d.hidden, options)) return reason;
+  if (const char* reason = refuse_narrow_shape(d.hidden, d.width, options)) return reason;
   if (d.experts > 256) return "more than 256 experts";
   return d.tokens * d.top_k <= 28 * d.experts || options.any_size ? nullptr
                                                                   : "more than 28 rows an expert";

@@ -46,7 +46,7 @@ struct Site {
   const uint16_t* sinks = nullptr;  // [Q] bf16
 
   // On GPUs, once loaded: [experts, N] the least exponent of each row of `weight`, where a kernel
-  // asks for it and all rows take it; see gpu_matmul/fold.h.
+  // asks for it and all rows take it; see gpu_matmul/row_exponents.h.
   const uint8_t* row_exponents = nullptr;
   // All that read the routing of this norm_route choose the experts of one token themselves.
   bool readers_choose = false;

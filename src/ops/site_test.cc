@@ -76,7 +76,7 @@ TEST(Site, TheChoiceIsLeftToReadersThatAllMakeIt) {
 TEST(Site, RowsRefuseWeightsByTheirFacts) {
   Sites sites = layer(32);
   plan_sites(sites, on_h200());
-  EXPECT_STREQ(sites[1].plan.row<MoeUpKernel>(128).name, "sm90_w4a16_fold");
+  EXPECT_STREQ(sites[1].plan.row<MoeUpKernel>(128).name, "sm90_w4a16_narrow");
   std::get<MoeUpDesc>(sites[1].problem).facts.fits_e5m2 = false;
   sites[1].weight.layout = sites[1].plan.layout();
   const uint8_t codes = 0;

@@ -48,7 +48,7 @@ struct Weight {
 // What the values of a matrix in MXFP4 let kernels do, by which rows of tables refuse it. Known
 // once it is loaded; until then it is taken for one of the many that let them do all.
 struct WeightFacts {
-  bool fits_e5m2 = true;  // no block's scale is above 2; see gpu_matmul/fold.h
+  bool fits_e5m2 = true;  // no block's scale is above 2; see gpu_matmul/row_exponents.h
   bool fits_e4m3 = true;  // by one factor a row, and for experts those it works with, too
   bool operator==(const WeightFacts&) const = default;
 };

@@ -11,16 +11,8 @@
 // a function of the number of keys alone, and splits are merged in their order by the last block of
 // the token and head, so a token's bits do not depend on the batch. Reached on one H200, chained in
 // graphs, 2026-11-21: T = 1 at 512 / 8,192 / 131,072 keys 3.7 / 8.9 / 67 us, windows of 128 2.3 us.
-// In gpt-oss-120b's step of one token a kernel of its own without the list of items saves 24 us;
-// 16 splits instead of 17 at 8,192 keys, so that all blocks start beside norm_qkv's, with all their
-// keys and values brought into L2 before the wait, take tg 1 @8192 from 722 to 734 tokens/s; a
-// merge by the last warp of a head instead of the last block 802 -> 804 at 512.
-// Lost: clusters that merge through distributed shared memory (3.8 us at 512, and beside kernels of
-// 128 registers they do not start early); 16 warps (5.8); a grid of all splits, most of them empty
-// (T = 8 at 512: 10.5 us against 5.7); for one token two tiles of a warp in registers before the
-// wait (+5 to +10 us a step at 512, nothing at 8,192) or three in shared memory (716 for 729
-// tokens/s at 8,192), or a ninth warp that goes through what follows the wait beforehand, with a
-// tile of zeros (1,244 us a step for 1,240).
+// Lost: clusters, 16 warps, a grid of all splits, more tiles before the wait:
+// docs/lab/attention.md.
 #include <algorithm>
 #include <cfloat>
 

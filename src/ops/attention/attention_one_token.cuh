@@ -4,15 +4,7 @@
 // and that of the dims of O^T, are free, so that 8- and 16-byte loads are fragments; values of two
 // keys are paired by PRMT, weights by a transpose of 8x8. E4M3 goes through f16, which holds it.
 //
-// Lost on an H200, gpt-oss-120b, 2026-11-22: norm, qkv, rope, append and attention of one token as
-// one kernel: 16 clusters of 8 blocks, a cluster 4 query heads with the k and v of their KV head (3
-// row tiles a block, in shared memory before the wait with the first keys and values), sums and
-// parts of the softmax sent through distributed shared memory. q, k and v had the same bits, att
-// was within a rounding, yet 36 layers with out_proj in a graph took, in us a layer (two kernels |
-// one):
-//   window of 128 keys 13.0 | 15.3; all of 512 14.6 | 16.3, 2,048 15.9 | 21.2, 8,190 19.2 | 31.6
-// With a block an SM the GPU holds only 15 clusters of 8 at once, so the last shares SMs with
-// others; ptxas spilled 96 bytes at 64 registers. Which of them costs most was not found out.
+// Lost: norm, qkv, rope, append and attention of one token as one kernel: docs/lab/attention.md.
 #pragma once
 
 #include <cfloat>

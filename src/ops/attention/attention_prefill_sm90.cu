@@ -21,10 +21,7 @@
 // window layer), 418 at 2,048 (82 and 29 us), 136 at 512 (16 and 14 us), 527 for the last 8,192 of
 // 16,384. Tiles of 64 keys for windows, which cut less away, and for E4M3 pages, whose loads pass
 // through registers.
-// Lost: two such warpgroups (424; 240 registers each), no turns (451 against 492), tiles of 64 keys
-// in full layers (495), largest scores always up to date (3% slower), the page of every key looked
-// up by the thread that copies it (490, and 160 us a window layer); blocks that fill for
-// themselves, two an SM (354).
+// Lost: two warpgroups, no turns, tiles of 64 keys in full layers: docs/lab/attention.md.
 #include "cuda/mma_sm90.cuh"
 #include "ops/attention/attention_tiles.cuh"
 

@@ -15,7 +15,7 @@ namespace nibble::ops {
 // the values. What a larger limit makes is held at 448.
 inline constexpr float kExpertScale = 1.f / 8;
 
-// On the GPU: codes [rows, cols] in fold order (gemm_fp8_sm90.cuh), scales [rows]; a value is its
+// On the GPU: codes [rows, cols] in E4M3 order (gemm_fp8_sm90.cuh), scales [rows]; a value is its
 // row's scale times its code.
 struct E4m3Rows {
   uint8_t* codes;

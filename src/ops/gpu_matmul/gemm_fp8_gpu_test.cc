@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "ops/gpu_matmul/e4m3_rows.h"
-#include "ops/gpu_matmul/fold.h"
+#include "ops/gpu_matmul/row_exponents.h"
 #include "ops/gpu_test_problem.h"
 #include "ops/matmul_ref.h"
 #include "ops/moe_down/moe_down.h"
@@ -43,7 +43,7 @@ class Loaded {
     site_.weight = gpu.weight(from);
     const std::vector<uint8_t> room(weight().experts * weight().rows, 0xee);
     auto* least = const_cast<uint8_t*>(gpu.array(room));
-    EXPECT_EQ(gpu::find_fold(gpu.cx, weight(), least).rows, 0);
+    EXPECT_EQ(gpu::find_row_exponents(gpu.cx, weight(), least).rows, 0);
     site_.row_exponents = least;
     gpu.cx.site = &site_;
   }
@@ -78,7 +78,7 @@ struct Shape {
 constexpr Shape kShapes[] = {
     {2880, 2880, 6, 4}, {256, 256, 8, 4}, {320, 704, 130, 2}, {192, 64, 5, 5}};
 constexpr int64_t kTokens[] = {1, 7, 40, 300};
-constexpr const char* kExpertRows[] = {"sm90_w4a8_fold", "sm90_w4a8_gemm"};
+constexpr const char* kExpertRows[] = {"sm90_w4a8_narrow", "sm90_w4a8_gemm"};
 
 // swiglu's slope as in gemm_gpu_test.cc; u is rounded to E4M3: half of 2^-3 of it, or of the least
 // step, 2^-9 by the scale.
@@ -133,11 +133,11 @@ TEST(GemmFp8Gpu, MoeUpEqualsTheTwin) {
     for (const Shape& shape : kShapes)
       for (const int64_t tokens : kTokens)
         if (!is_too_slow(shape.hidden * tokens)) check_up(name, shape, tokens, 3);
-    check_up(name, kShapes[3], is_too_slow(192 * 40) ? 3 : 40, kFoldSpan);
+    check_up(name, kShapes[3], is_too_slow(192 * 40) ? 3 : 40, kE4m3Span);
   }
 }
 
-// u in E4M3 and fold order, as moe_up leaves it.
+// u in E4M3 and E4M3 order, as moe_up leaves it.
 void check_down(const char* name, const Shape& shape, int64_t tokens, int span) {
   Random random(static_cast<uint32_t>(tokens));
   const MoeDownDesc desc{shape.width, shape.hidden,   shape.experts,
@@ -191,7 +191,7 @@ TEST(GemmFp8Gpu, MoeDownEqualsTheTwin) {
     for (const Shape& shape : kShapes)
       for (const int64_t tokens : kTokens)
         if (!is_too_slow(shape.width * tokens)) check_down(name, shape, tokens, 3);
-    check_down(name, kShapes[3], is_too_slow(64 * 40) ? 3 : 40, kFoldSpan);
+    check_down(name, kShapes[3], is_too_slow(64 * 40) ? 3 : 40, kE4m3Span);
   }
 }
 
@@ -234,19 +234,19 @@ TEST(GemmFp8Gpu, DenseEqualsTheTwinAndItselfAlone) {
   for (const auto& [rows, cols] : kMatrices)
     for (const int64_t tokens : {1, 19, 130, 700})
       if (!is_too_slow(cols * tokens)) check_dense(rows, cols, tokens, 3);
-  check_dense(336, 320, is_too_slow(320 * 130) ? 3 : 130, kFoldSpan);
+  check_dense(336, 320, is_too_slow(320 * 130) ? 3 : 130, kE4m3Span);
 }
 
 TEST(GemmFp8Gpu, RowsTooWideAreCounted) {
   Random random(3);
   TestWeight w(random, Format::kMxfp4, 1, 48, 128);
   spread(random, w, 2);
-  w.scales[5 * 4 + 2] = static_cast<uint8_t>(118 - kFoldSpan - 1);  // row 5
+  w.scales[5 * 4 + 2] = static_cast<uint8_t>(118 - kE4m3Span - 1);  // row 5
   w.scales[5 * 4] = 118;
   w.scales[17 * 4 + 3] = 255;  // row 17: NaN
   w.pack(Layout::kTiles16x64);
   GpuProblem gpu(0);
-  EXPECT_EQ(gpu::find_fold(gpu.cx, gpu.weight(w), nullptr).rows, 2);
+  EXPECT_EQ(gpu::find_row_exponents(gpu.cx, gpu.weight(w), nullptr).rows, 2);
 }
 
 // A layer's experts, up and down, of 12 tokens, planned as a model plans them.
@@ -295,7 +295,7 @@ bool all_finite(const std::vector<float>& values) {
 // What either of them cannot be, neither is: u is in one format. The bits are those of the step
 // with bf16 activations.
 TEST(GemmFp8Gpu, ExpertsTooWideGoToBF16) {
-  constexpr uint8_t kFar = 116 - kFoldSpan - 1;
+  constexpr uint8_t kFar = 116 - kE4m3Span - 1;
   Experts fits(ActFormat::kFp8, 116, 116);
   EXPECT_TRUE(fits.up_kernel().starts_with("sm90_w4a8_")) << fits.up_kernel();
   EXPECT_TRUE(fits.down_kernel().starts_with("sm90_w4a8_")) << fits.down_kernel();
@@ -313,9 +313,9 @@ TEST(GemmFp8Gpu, ExpertsTooWideGoToBF16) {
 TEST(GemmFp8Gpu, ExpertsAboveE5m2GoToTheBatchKernels) {
   Experts one(ActFormat::kBF16, 129, 116);
   EXPECT_EQ(one.up_kernel(), "cuda_w4a16_batch");
-  EXPECT_EQ(one.down_kernel(), "sm90_w4a16_fold");
+  EXPECT_EQ(one.down_kernel(), "sm90_w4a16_narrow");
   EXPECT_TRUE(all_finite(one.run()));
-  EXPECT_EQ(gpu::find_fold(one.gpu.cx, one.sites[0].weight, nullptr).too_large, 1);
+  EXPECT_EQ(gpu::find_row_exponents(one.gpu.cx, one.sites[0].weight, nullptr).too_large, 1);
 }
 
 }  // namespace

@@ -82,7 +82,7 @@ E4m3Rows quantize_rows(Ctx& cx, Scratch& scratch, const uint16_t* x, int64_t row
 void gemm_fp8(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
   if (args.num_slots == 0) return;
   sm90::Fp8Params params{sm90::gemm_params(w, args), w.codes};
-  params.fold = row_exponents_of(cx);
+  params.row_exponents = row_exponents_of(cx);
   switch (out) {
     case GemmOut::kSwiglu:
       return launch_experts<GemmOut::kSwiglu>(cx, params);

@@ -2,13 +2,13 @@
 // y[slot] = scale[row of slot] * (x8[row of slot] W_e^T) + b_e, e the slot's expert.
 //
 //   weights  in   [E][N / 16][K / 64] units of 544 bytes, see formats/layout.h
-//   fold     in   [E][N] u8: least E8M0 exponent of a row; no block's is more than 14 above it
-//   x        in   [*, K] E4M3 in fold order (below); x_scale [*] f32 or one constant
-//   token, offsets, bias, y: as in gemm_sm90.cuh; y may be E4M3 in fold order too
+//   row_exponents in [E][N] u8: least E8M0 exponent of a row; no block's is more than 14 above it
+//   x        in   [*, K] E4M3 in E4M3 order (below); x_scale [*] f32 or one constant
+//   token, offsets, bias, y: as in gemm_sm90.cuh; y may be E4M3 in E4M3 order too
 //
 // A weight m * 2^(s - 127) becomes m * 2^(s - least - 8), which E4M3 holds exactly (2^-9 .. 384):
 // the eight magnitudes of a block come by PRMT from eight bytes, one of 15 lines of a table in
-// shared memory. The row's 2^(least - 119) goes to the epilogue. Fold order: within 32 k, byte 16 o
+// shared memory. The row's 2^(least - 119) goes to the epilogue. E4M3 order: within 32 k, byte 16 o
 // + 4 p + i is k = 8 i + 2 p + o, which is how the A fragment lies in a word of a unit.
 //
 // Work items and ring are gemm_sm90.cuh's, with stages of 128 k; of an odd number of
@@ -26,12 +26,7 @@
 // moe_up 1,210 us: descriptors known to be uniform, constants of PRMT from memory, shifts and table
 // places by dot products). Hence kept(), and descriptors as one word.
 //
-// Tried and lost: promotion to float32 every 128 k (6 to 10% slower, and registers for 128 slots at
-// most, against an error that x's rounding hides); the last half stage by a branch of its own
-// (spills, or wgmma one by one); SwiGLU's output by bytes straight to memory, and scales of x
-// fetched where they are used (each a third of moe_up); loads for the next stage
-// between the products of this one (ptxas then runs wgmma one by one); for few slots, four
-// warpgroups of 64 rows by 32 slots (372 us of moe_up at 512 tokens: gemv_fold takes 292).
+// Lost: promotion to float32, a branch for the last half stage: docs/lab/prompts.md.
 #pragma once
 
 #include "cuda/fp8.cuh"
@@ -41,7 +36,7 @@
 
 namespace nibble::ops::gpu::sm90 {
 
-inline constexpr int kFoldLines = 15;  // of the table, then one of ones
+inline constexpr int kNarrowLines = 15;  // of the table, then one of ones
 
 // Two warpgroups multiply; a warp has sums of kRowTiles tiles of 16 rows by kSlotTiles of kMaxN
 // slots.
@@ -68,12 +63,12 @@ struct Fp8Shape {
   static constexpr int kScales = kOutput + kGroups * kOutBytes;      // of x, of a warpgroup's item
   static constexpr int kPlaces = kScales + kGroups * kMaxSlots * 4;  // of kQkv, likewise
   static constexpr int kTable = kPlaces + (kOut == GemmOut::kQkv ? kGroups * kMaxSlots * 4 : 0);
-  static constexpr int kBarriers = kTable + (kFoldLines + 1) * 8;
+  static constexpr int kBarriers = kTable + (kNarrowLines + 1) * 8;
   static constexpr int kLists = kBarriers + 2 * kStages * 8;
   static constexpr int kBytes = kLists + (3 * kMaxExperts + 1) * 4 + 1024;
 };
 
-// Many: weights are unfolded once for twice the slots.
+// Many: weights are expanded once for twice the slots.
 template <GemmOut kOut>
 using Fp8Some = Fp8Shape<kOut, 2, 1, 128, 6>;
 template <GemmOut kOut>
@@ -84,7 +79,7 @@ struct Fp8Params : GemmArgs {
 };
 
 // Bits of E4M3 of m * 2^(line - 8), with the sign set, m the e2m1 magnitude of index i.
-__device__ __forceinline__ uint32_t folded(int line, int i) {
+__device__ __forceinline__ uint32_t in_e4m3_order(int line, int i) {
   if (i == 0) return 0x80;
   const int twice = i < 4 ? i : (i == 4 ? 4 : i == 5 ? 6 : i == 6 ? 8 : 12);  // 2 m
   const float v = __int_as_float((127 + line - 9) << 23) * static_cast<float>(twice);
@@ -102,7 +97,7 @@ __device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_
 // Eight weights: `line` the magnitudes with the sign set, which positive ones lose again: PRMT
 // gives the sign of the byte it selects, 0, where bit 3 of a nibble is set. Shifts go by dot
 // products: PRMT and LOP3 share their pipe with shifts, and it binds.
-__device__ __forceinline__ void unfold(uint32_t w, uint2 line, uint32_t ones, uint32_t& low,
+__device__ __forceinline__ void expand(uint32_t w, uint2 line, uint32_t ones, uint32_t& low,
                                        uint32_t& high) {
   const uint32_t m = w & 0x77777777u;
   low = permute(line.x, line.y, m) - permute(ones, ones, w) * 128u;
@@ -201,12 +196,12 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
     return v;
   }
-  __device__ __forceinline__ static void unfold_piece(const Piece& piece, uint32_t ones,
+  __device__ __forceinline__ static void expand_piece(const Piece& piece, uint32_t ones,
                                                       uint32_t (&a)[2][4]) {
-    unfold(piece.q.x, piece.line[0], ones, a[0][0], a[0][2]);
-    unfold(piece.q.y, piece.line[1], ones, a[0][1], a[0][3]);
-    unfold(piece.q.z, piece.line[2], ones, a[1][0], a[1][2]);
-    unfold(piece.q.w, piece.line[3], ones, a[1][1], a[1][3]);
+    expand(piece.q.x, piece.line[0], ones, a[0][0], a[0][2]);
+    expand(piece.q.y, piece.line[1], ones, a[0][1], a[0][3]);
+    expand(piece.q.z, piece.line[2], ones, a[1][0], a[1][2]);
+    expand(piece.q.w, piece.line[3], ones, a[1][1], a[1][3]);
   }
 
   template <int kN>
@@ -227,12 +222,12 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
     for (int i = 0; i < 2 * S::kRowTiles; ++i) {
       using Lane = LaneRows<S::kOut>;
       const int row = min(first + i / 2 * 64 + Lane::first() + i % 2 * Lane::kApart, g.rows - 1);
-      const uint32_t least = g.fold[static_cast<int64_t>(it.expert) * g.rows + row];
+      const uint32_t least = g.row_exponents[static_cast<int64_t>(it.expert) * g.rows + row];
       rows[i / 2][i % 2] = kept(smem + S::kTable - 8 * least);
     }
     take_scales<kN * S::kSlotTiles>(it, wg);
     // From memory: ptxas would copy a constant for every PRMT.
-    const uint32_t ones = line(smem + S::kTable + kFoldLines * 8).x;
+    const uint32_t ones = line(smem + S::kTable + kNarrowLines * 8).x;
     float d0[kN / 2], d1[kN / 2];
     uint32_t a[2][2][4];
     int previous = slot;
@@ -248,7 +243,7 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
              rows[tile]);
         wgmma_wait<1>();
         if (i == 1 && k > 0) release(previous);
-        unfold_piece(piece, ones, a[i % 2]);
+        expand_piece(piece, ones, a[i % 2]);
         wgmma_fence();
         const uint32_t bu = b + unit * 4;
         if (tile == 0) multiply_unit<kN>(d0, a[i % 2], bu, k + unit > 0);
@@ -356,7 +351,7 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
   __device__ __forceinline__ void store_pairs(const GemmItem& it, int column, int row0, int row,
                                               float2 low, float2 high) {
     if constexpr (S::kOut == GemmOut::kSwiglu) {
-      // The lane has features f and f + 4 of the warpgroup's, in fold order.
+      // The lane has features f and f + 4 of the warpgroup's, in E4M3 order.
       const int f = row0 / 2 % S::kFeatures + row / 2, wg = row0 / 2 / S::kFeatures % S::kGroups;
       const uint32_t codes = cuda::e4m3_pair(swiglu(low.x, low.y, g.limit) * (1 / kExpertScale),
                                              swiglu(high.x, high.y, g.limit) * (1 / kExpertScale));
@@ -398,8 +393,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   Fp8Block<S> block(g, aligned_1024(raw));
   if (threadIdx.x < 128)
     reinterpret_cast<uint8_t*>(block.base + S::kTable)[threadIdx.x] =
-        threadIdx.x < kFoldLines * 8
-            ? static_cast<uint8_t>(folded(threadIdx.x / 8, threadIdx.x % 8))
+        threadIdx.x < kNarrowLines * 8
+            ? static_cast<uint8_t>(in_e4m3_order(threadIdx.x / 8, threadIdx.x % 8))
             : 1;
   block.work(128);
 }

@@ -26,15 +26,7 @@
 // from shared memory to wgmma (tensor pipe 70% busy, nobody waits for wgmma; 13% of the multiplying
 // warps' time is SwiGLU and its stores), and in a whole prompt 700 W.
 //
-// Tried and lost: weights by the copy engine, as units or boxes (50 ns for each 544 bytes: 1.35
-// TB/s); a ring of its own for each lane; 3 or 4 multiplying warpgroups of 64 rows (the overhead of
-// a stage doubles); turns between the warpgroups by named barriers (2% slower); 256 rows by 160
-// slots an item (spills); at 8,192 tokens, 256 rows by 128 slots (2,070 us for up); widths in steps
-// of 8 (registers of the odd ones do not fit); one instance for kQkv and the others (registers: up
-// 2,169 us for 1,842); filling in half the instructions (92 a stage, rows' places in shared memory:
-// 0.7% of a prompt of 8,192, as copies then stand in front of what the others load). In a whole
-// prompt of 8,192 tokens the GPU is at its 700 W and slows to 1.45 to 1.75 GHz: up takes 2,145 us
-// there.
+// Lost: weights by the copy engine, more multiplying warpgroups, wider items: docs/lab/prompts.md.
 #pragma once
 
 #include <cuda_bf16.h>

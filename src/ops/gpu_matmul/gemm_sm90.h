@@ -25,7 +25,7 @@ struct GemmArgs {
   int32_t experts, rows, cols;
   int32_t max_n;  // slots of a work item, at most
   // E4M3 activations only.
-  const uint8_t* fold;
+  const uint8_t* row_exponents;
   const float* x_scale;
   float x_scale_all;
   QkvStore qkv;  // of kQkv

@@ -14,21 +14,8 @@
 // step, whatever the others hold.
 //
 // Bytes: N K 17 / 32 + T (2 K + 4 N); gpt-oss-120b's qkv 7.8 MB, out 6.3 MB: 1.8 and 1.4 us at 4.4
-// TB/s. Chained in a graph on an H200, cold weights, 2026-11-21 and 22, us; beside it what served
-// before (gemv_few up to 16 tokens, then gemm_sm90, which leaves turning and storing to a kernel):
-//   tokens    8         16         32         64         128        192        256
-//   qkv       8.4 (10)  8.8 (19)   9.9 (21)   12.3 (21)  14.2 (24)  14.6 (24)  20.3 (26)
-//   out_proj  7.2 (10)  7.7 (20)   9.1 (28)   11.5 (28)  13.3 (29)  15.4 (32)  17.0 (32)
-// Since then sums go by the copy engine instead of loads from other blocks, and pairs are stored
-// together; `nibble bench ops` (norm included), 2026-11-22, us, before -> after by turns:
-//   tokens    16           64           96           128          192          256
-//   qkv       9.8 -> 9.5   12.5 -> 12.3 15.4 -> 15.1 16.7 -> 17.0 22.7 -> 21.1 26.3 -> 24.3
-//   out_proj  7.2 -> 7.1   9.9 -> 9.2   12.1 -> 11.9 13.0 -> 13.5 15.1 -> 14.8 16.9 -> 16.8
-// What is exchanged binds there: loads bring about 14 bytes a ns to an SM.
-// Lost: two tiles of 64 tokens from 65 on (qkv 18.5 at 128), 128 rows a block (clusters of 3 are 39
-// at once, one too few for qkv; with 2: 9.2 to 20.6), six warpgroups that share the stages (9.0
-// to 12.4), pairs of rows stored 16 bytes apart (27 at 256 tokens), 256 tokens a block (22.3
-// and 20.8: ptxas lacks registers and runs wgmma one by one).
+// TB/s. Reached by `nibble bench ops` with 64 tokens: 12.3 and 9.2 us (H200, 2026-11-22). Lost:
+// more rows or tokens a block, sums by loads from other blocks: docs/lab/dense-products.md.
 #pragma once
 
 #include <algorithm>

@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "ops/ctx.h"
-#include "ops/gpu_matmul/gemv_experts.cuh"
 #include "ops/gpu_matmul/gemv_few.cuh"
 #include "ops/gpu_matmul/gemv_one.cuh"
+#include "ops/gpu_matmul/grouped_gemm.cuh"
 #include "ops/gpu_matmul/rows_gemv.cuh"
 #include "ops/weight.h"
 
@@ -132,7 +132,7 @@ void launch_few(Ctx& cx, const Weight& weight, const Op& op) {
   });
 }
 
-// Any T, many row tiles a block: see gemv_experts. `most_rows`: of an expert, or the tokens.
+// Any T, many row tiles a block: see grouped_gemm. `most_rows`: of an expert, or the tokens.
 // kExact: a row's bits do not depend on the batch.
 template <Items kItems, bool kExact, class Op>
 void launch_experts(Ctx& cx, const Weight& weight, const Op& op, int most_rows) {
@@ -156,7 +156,7 @@ void launch_experts(Ctx& cx, const Weight& weight, const Op& op, int most_rows) 
     needs.vectors = std::min(fit, 2 * group_rows);
     GemvMemory memory = lay_out(needs);
     memory.group_rows = group_rows;
-    cuda::launch(cx.stream, gemv_experts<kUnits, kItems, kExact, Op>,
+    cuda::launch(cx.stream, grouped_gemm<kUnits, kItems, kExact, Op>,
                  {.grid = dim3(grid_of(cx, m.row_tiles * weight.experts)),
                   .block = dim3(kGemvThreads),
                   .smem_bytes = memory.end,

@@ -6,37 +6,11 @@
 // chooses the experts and finishes row tiles as their sums come in, while the workers are at the
 // next: no block barrier stands between the first weight and the last. Two blocks of a cluster
 // share the row tiles of a sum over experts, each with half of the choices; the first adds both.
-// Sums are those of gemv_experts, bit for bit: inside a chunk as mma_digits says, chunks in
+// Sums are those of grouped_gemm, bit for bit: inside a chunk as mma_digits says, chunks in
 // sequence, bias.
 //
-// Reached on an H200, gpt-oss-120b, in a chain of a layer's products (qkv, out, route, up, down) in
-// one graph, 2026-11-21: 33.1 us a layer where gemv_one's loop took 41.4; up and down by themselves
-// 20.0 us (27.6) for 53 MB. Lost there, us a layer: 3 and 4 stages (+0.6, +1.5); row tiles brought
-// whole by the last warp (+4 to +9: its own instructions are in front of every copy) and dealt out
-// by a counter; the choice once beforehand for the instruction cache (+1.0: blocks that start late
-// wait for it); the same for a worker's loop (+0.8).
-//
-// What binds, 2026-11-22: instructions, then the memory. Where lane 0 brought a warp's chunks in
-// bulk a chunk took 210 of them, 2 clocks each (4 warps a scheduler, their code dependent), and
-// more than half of a warp's time was around the product (ncu's samples): its copies by all lanes
-// leave 164, tg 1 @512 748 -> 766 tokens/s; and down's start behind the choice of up's experts
-// instead of in front of it 766 -> 778. Before that, with one expert for all, so that its bytes lie
-// in L2, up took 3.6 us and 0.80 for each row tile of a block, 12.4 in all for 13.1 from memory,
-// and down as long as before; without the negative half of the codes (wrong) 0.55 for 0.80. No
-// gain: two chains of mma for one (0); codes of both signs in one operand (half as many mma, 24
-// LOP3 more: +0.4); shifts as IMAD (+1.4). Bringing weights into L2 while the memory idled lost
-// even where every prefetch hit (experts fixed for the trial), us a step of 1,478: down's experts
-// by the end of up +64 to +158; the next layer's attention and router by down 0 to +31; up's
-// experts, as a guess from the residual before attention might, by out_proj's start +10 (a
-// quarter), +32 (half), +75 (all), whatever the size and kind of prefetch; all together +119.
-// Lost beside the 766 (tokens/s, in turns with it or with the 748): chunks straight to registers, a
-// row tile ahead, 150 instructions (701; with row tiles brought into L2 by the last warp 707,
-// down's before the wait too 677); row tiles brought whole by the last warp, 150 (702 to 733 with 3
-// and 4 slots; 683 to 706 where it adds up the lanes' sums too, 144); 3 slots (767) and 4 for down
-// (706); down's weights a microsecond later (766); digits without their transposes, from loads of 4
-// bytes (747 to 760); the choice in half the instructions (766). Beside the 777 of both: down's
-// start behind up's first copies (772) or biases (749), the next layer's behind down's choice
-// (766), its wait (777) or its first row tiles (773 to 776).
+// Bound by instructions, then by the memory. Lost: experts brought into L2 beforehand, weights
+// straight to registers, other numbers of stages: docs/lab/one-token.md.
 #pragma once
 
 #include "cuda/async_copy.cuh"

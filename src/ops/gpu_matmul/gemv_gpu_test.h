@@ -33,10 +33,10 @@ inline double gemv_error(const ref::Row& row, const float* x, const std::vector<
   return 0x1p-14 * most + (n / 32 + 8) * kEps * abs;
 }
 
-// The same of the "_fold" rows. Each wgmma adds 32 products to what it has, in places that end 13
+// The same of the "_narrow" rows. Each wgmma adds 32 products to what it has, in places that end 13
 // bits below the largest, and no partial sum is larger than all magnitudes together; an activation
 // is the sum of two, of which the second is at most a sixteenth, off by 2^-22 of the row's largest.
-inline double fold_error(const ref::Row& row, const float* x, int64_t n, double* want) {
+inline double narrow_error(const ref::Row& row, const float* x, int64_t n, double* want) {
   float largest = 0;
   for (int64_t k = 0; k < n; ++k) largest = std::max(largest, std::fabs(x[k]));
   double abs, most;
@@ -59,7 +59,7 @@ std::vector<const Kernel<Desc, Fn>*> gemv_rows(std::span<const Kernel<Desc, Fn>>
   return rows;
 }
 
-// The same with the rows for more tokens, named "..." + suffix: "_fold"; and those that keep the
+// The same with the rows for more tokens, named "..." + suffix: "_narrow"; and those that keep the
 // tolerance of these: "_gemm", and "_batch", whose float32 sums in tensor cores are off by 72
 // roundings of all terms at most (two truncated sums of 17 terms a block), an eighth of what digits
 // are.

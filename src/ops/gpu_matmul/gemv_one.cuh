@@ -12,24 +12,8 @@
 // tile, 0.7 in finish_one; attention's wait ends 0.7 us later. finish_one, gone through beforehand
 // by norm_qkv's idle warp: 1,240 -> 1,234.5 us a step; its chunks unrolled whole: 1,232.7.
 //
-// Lost on an H200, gpt-oss-120b, 2026-11-21 and 22: two blocks of a cluster that share their row
-// tiles through distributed shared memory (572 tokens/s for 589: more even, but its barrier and
-// remote stores cost 1 us a kernel); a rehearsal of all that follows the wait, for the instruction
-// cache, by all warps (585 for 601: it takes the SM from the kernel before) or by one (1,457 us a
-// step for 1,450); norm_unembed's x before the wait (1,241 us a step for 1,240); blocks of norm_qkv
-// small enough to lie beside others' only in front of full attention (1,241); 306 instead of 178
-// instructions a chunk, all warps going through all chunks (1,461 for 1,450); codes in registers
-// before the wait (740 for 748 tokens/s); 3, 6 and 7 stages for the head, or its chunks by cp.async
-// of all lanes, 171 instructions instead of 206 (nothing); the next kernel's start behind the wait
-// (+5 us a step) or at the end (+60 to +75); digits picked by a select instead of a mask (+20: the
-// loop, too, gets longer); BF16 rows: what the slots do not hold brought into L2 before the wait
-// (467 tokens/s for 481); words that say themselves when they are written, polled instead of the
-// wait, from attention to out_proj and norm_route (728 for 733) and from moe_down to norm_qkv and
-// attention too (705: between two kernels lie only 0.4 to 0.5 us, and who polls takes as long); att
-// as digits by attention (0). From shared memory a row tile of out_proj took 0.97 us, with code
-// that is cold or warm: the pipe of bits and bytes binds. Shifts by dot products, in another pipe,
-// won (748 -> 766 tokens/s); by IMAD.HI they lost (713 for 723), and signs flipped by IMAD as well
-// gain nothing.
+// Lost: clusters that share row tiles, rehearsals by all warps, polling instead of the wait:
+// docs/lab/one-token.md.
 #pragma once
 
 #include "cuda/bf16.cuh"

@@ -4,7 +4,7 @@
 //   gemv_one.cuh      one token: the chunks of a row tile go to different warps
 //   gemv_chosen.cuh   one token, the experts chosen for it: a warp keeps to its columns
 //   gemv_few.cuh      some tokens, few row tiles a block: likewise
-//   gemv_experts.cuh  some tokens, many row tiles a block, experts: a warp takes whole row tiles
+//   grouped_gemm.cuh  some tokens, many row tiles a block, experts: a warp takes whole row tiles
 // and rows_gemv.cuh for BF16.
 //
 // A row tile (16 rows) is a stream of chunks (kUnits units of 544 bytes: 16 rows x 64 kUnits k),
@@ -122,7 +122,7 @@ class ChunkRing {
 struct GemvMemory {
   uint32_t digits, zeros, factors, parts, part_bytes, end;
   int rows;        // of activations, whose digits and factors it holds
-  int group_rows;  // of gemv_experts: most of a group
+  int group_rows;  // of grouped_gemm: most of a group
 };
 struct GemvNeeds {
   int stages, chunk_bytes;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ops/cpu_rows.h"
-#include "ops/gpu_matmul/fold_rows.h"
+#include "ops/gpu_matmul/e4m3_pairs.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 #include "ops/site.h"
@@ -27,9 +27,9 @@ const char* refuse_batch(const MoeDownDesc& d, const KernelOptions& o) {
   return refuse_gemv_batch(d.tokens * d.top_k, d.experts, o);
 }
 
-const char* refuse_by_fold(const MoeDownDesc& d, const KernelOptions& o) {
+const char* refuse_by_narrow(const MoeDownDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_batch(d, o)) return reason;
-  return refuse_fold(d.tokens * d.top_k, d.experts, d.hidden, d.width, d.facts, o);
+  return refuse_narrow(d.tokens * d.top_k, d.experts, d.hidden, d.width, d.facts, o);
 }
 
 // 20 rows an expert, as moe_up.
@@ -45,13 +45,13 @@ const char* refuse_many_fp8(const MoeDownDesc& d, const KernelOptions& o) {
 constexpr auto kKernels = joined(
     Cpu::experts(),
     std::to_array<MoeDownKernel>({
-        {"sm90_w4a8_fold", refuse_experts_fold_fp8<MoeDownDesc>,
-         NIBBLE_SM90_KERNEL(gpu::moe_down_fold_fp8), Layout::kTiles16x64},
+        {"sm90_w4a8_narrow", refuse_experts_narrow_fp8<MoeDownDesc>,
+         NIBBLE_SM90_KERNEL(gpu::moe_down_narrow_fp8), Layout::kTiles16x64},
         {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm_fp8),
          Layout::kTiles16x64},
         {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm),
          Layout::kTiles16x64},
-        {"sm90_w4a16_fold", refuse_by_fold, NIBBLE_SM90_KERNEL(gpu::moe_down_fold),
+        {"sm90_w4a16_narrow", refuse_by_narrow, NIBBLE_SM90_KERNEL(gpu::moe_down_narrow),
          Layout::kTiles16x64},
         {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_down_batch),
          Layout::kTiles16x64},
@@ -80,11 +80,11 @@ int64_t flops(const MoeDownDesc& d, int64_t tokens) {
 }
 
 // What each slot's expert says, [T * K, H], before it is weighed: f32, or bf16 from the GEMM; and
-// its inputs for gemv_fold.
+// its inputs for gemm_narrow.
 int64_t gpu::scratch_bytes(const MoeDownDesc& d) {
   Scratch scratch;
   scratch.take<float>(d.tokens * d.top_k * d.hidden);
-  take_fold_rows(scratch, std::min(d.tokens * d.top_k, kFoldMost * d.experts), d.width);
+  take_e4m3_pairs(scratch, std::min(d.tokens * d.top_k, kNarrowMost * d.experts), d.width);
   return scratch.used_bytes();
 }
 

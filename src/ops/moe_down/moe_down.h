@@ -43,8 +43,8 @@ struct CpuMoeDown {
 namespace gpu {
 MoeDownFn moe_down;
 MoeDownFn moe_down_batch;
-MoeDownFn moe_down_fold;
-MoeDownFn moe_down_fold_fp8;  // as moe_down_gemm_fp8
+MoeDownFn moe_down_narrow;
+MoeDownFn moe_down_narrow_fp8;  // as moe_down_gemm_fp8
 MoeDownFn moe_down_gemm;
 MoeDownFn moe_down_gemm_fp8;  // takes u in E4M3
 

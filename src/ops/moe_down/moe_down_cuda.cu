@@ -5,7 +5,7 @@
 // More: products by slot into scratch, then a kernel that weighs them, each half of the choices in
 // order.
 // Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 17.6 MB, 3.9 us of an H200's
-// 4.55 TB/s, 76 us of a GB10's 233 GB/s. TB/s by tokens: ops/gpu_matmul/gemv_experts.cuh.
+// 4.55 TB/s, 76 us of a GB10's 233 GB/s. TB/s by tokens: ops/gpu_matmul/grouped_gemm.cuh.
 #include "ops/gpu_matmul/gemv_chosen.cuh"
 #include "ops/moe_down/down_by_slot.cuh"
 #include "ops/moe_down/moe_down.h"

@@ -13,7 +13,7 @@ struct Shape {
 };
 // gpt-oss's own with few experts, the tiny model's, odd ones, eight experts whose activations are
 // more than a block keeps at a time, more chunks a row than gemv_chosen has workers, and more slots
-// than the few blocks of gemv_fold make columns of at a time.
+// than the few blocks of gemm_narrow make columns of at a time.
 constexpr Shape kShapes[] = {{2880, 2880, 6, 4}, {256, 256, 8, 4},   {16, 64, 3, 1},
                              {48, 320, 130, 2},  {2880, 2880, 9, 8}, {48, 4608, 3, 3},
                              {64, 320, 3, 2}};
@@ -27,7 +27,7 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
   TestRouting routing(tokens, shape.experts, shape.top_k);
   routing.randomize(random);
   GpuProblem gpu(gpu::scratch_bytes(desc));
-  if (suffix == "_fold") desc.tokens = 8 * shape.experts;  // which are not refused as too few
+  if (suffix == "_narrow") desc.tokens = 8 * shape.experts;  // which are not refused as too few
   for (const auto* row : gemv_rows_and(suffix, moe_down_kernels(), desc, gpu.cx.kernels, w)) {
     const Weight weight = gpu.weight(w);
     const auto run = [&](const Floats& from, const TestRouting& r) {
@@ -35,7 +35,7 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
       row->run(gpu.cx, d, gpu.tensor(from, DType::kBF16), gpu.routing(r), weight);
       return gpu.floats(d);
     };
-    const bool folds = std::string_view(row->name).ends_with("_fold");
+    const bool is_narrow = std::string_view(row->name).ends_with("_narrow");
     const Floats got = run(u, routing);
     ASSERT_EQ(got.values, run(u, routing).values) << row->name;
     for (int64_t t = 0; t < tokens; t += alone_step(tokens)) {
@@ -61,8 +61,8 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
           const float* x = one_u.row(one.slot[k]);
           double y, abs;
           weights.dot(x, &abs);
-          const double y_error = folds ? fold_error(weights, x, shape.width, &y)
-                                       : gemv_error(weights, x, maxima[k], Format::kMxfp4, &y);
+          const double y_error = is_narrow ? narrow_error(weights, x, shape.width, &y)
+                                           : gemv_error(weights, x, maxima[k], Format::kMxfp4, &y);
           want += one.p[k] * y;
           error += one.p[k] * (y_error + (shape.top_k + 1) * kEps * abs);
         }
@@ -79,7 +79,7 @@ TEST(MoeDownGpu, EqualsTheTwinAndItselfAlone) {
       if (shape.width == 2880 && tokens > 2) continue;
       if (is_too_slow(shape.hidden * tokens)) continue;
       check(shape, tokens, "_batch");
-      check(shape, tokens, "_fold");
+      check(shape, tokens, "_narrow");
     }
 }
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "ops/cpu_rows.h"
+#include "ops/gpu_matmul/e4m3_pairs.h"
 #include "ops/gpu_matmul/e4m3_rows.h"
-#include "ops/gpu_matmul/fold_rows.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 #include "ops/site.h"
@@ -28,9 +28,9 @@ const char* refuse_batch(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_gemv_batch(d.tokens * d.top_k, d.experts, o);
 }
 
-const char* refuse_by_fold(const MoeUpDesc& d, const KernelOptions& o) {
+const char* refuse_by_narrow(const MoeUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_batch(d, o)) return reason;
-  return refuse_fold(d.tokens * d.top_k, d.experts, 2 * d.width, d.hidden, d.facts, o);
+  return refuse_narrow(d.tokens * d.top_k, d.experts, 2 * d.width, d.hidden, d.facts, o);
 }
 
 // 20 rows an expert: below, a weight's bytes are worth more than its products.
@@ -46,12 +46,12 @@ const char* refuse_many_fp8(const MoeUpDesc& d, const KernelOptions& o) {
 constexpr auto kKernels = joined(
     Cpu::experts(),
     std::to_array<MoeUpKernel>({
-        {"sm90_w4a8_fold", refuse_experts_fold_fp8<MoeUpDesc>,
-         NIBBLE_SM90_KERNEL(gpu::moe_up_fold_fp8), Layout::kTiles16x64},
+        {"sm90_w4a8_narrow", refuse_experts_narrow_fp8<MoeUpDesc>,
+         NIBBLE_SM90_KERNEL(gpu::moe_up_narrow_fp8), Layout::kTiles16x64},
         {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm_fp8),
          Layout::kTiles16x64},
         {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
-        {"sm90_w4a16_fold", refuse_by_fold, NIBBLE_SM90_KERNEL(gpu::moe_up_fold),
+        {"sm90_w4a16_narrow", refuse_by_narrow, NIBBLE_SM90_KERNEL(gpu::moe_up_narrow),
          Layout::kTiles16x64},
         {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_up_batch),
          Layout::kTiles16x64},
@@ -81,12 +81,12 @@ int64_t flops(const MoeUpDesc& d, int64_t tokens) {
   return 4 * tokens * d.top_k * d.width * d.hidden;
 }
 
-// Its inputs in E4M3, or in two of them for gemv_fold.
+// Its inputs in E4M3, or in two of them for gemm_narrow.
 int64_t gpu::scratch_bytes(const MoeUpDesc& d) {
-  Scratch scratch, fold;
+  Scratch scratch, pairs;
   take_e4m3_rows(scratch, d.tokens, d.hidden);
-  take_fold_rows(fold, std::min(d.tokens, kFoldMost * d.experts), d.hidden);
-  return std::max(scratch.used_bytes(), fold.used_bytes());
+  take_e4m3_pairs(pairs, std::min(d.tokens, kNarrowMost * d.experts), d.hidden);
+  return std::max(scratch.used_bytes(), pairs.used_bytes());
 }
 
 }  // namespace nibble::ops

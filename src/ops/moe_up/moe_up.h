@@ -48,8 +48,8 @@ struct CpuMoeUp {
 namespace gpu {
 MoeUpFn moe_up;
 MoeUpFn moe_up_batch;
-MoeUpFn moe_up_fold;
-MoeUpFn moe_up_fold_fp8;  // as moe_up_gemm_fp8
+MoeUpFn moe_up_narrow;
+MoeUpFn moe_up_narrow_fp8;  // as moe_up_gemm_fp8
 MoeUpFn moe_up_gemm;
 MoeUpFn moe_up_gemm_fp8;  // leaves u in E4M3
 

@@ -1,9 +1,9 @@
 // moe_up for few tokens: MXFP4 weights in kTiles16x64 by int8 digits (ops/gpu_matmul/tiles.cuh).
 // u [T * K, F] bf16 by slot, out; h [T, H] bf16; up [E, 2F, H] with bias.
-// One token: gemv_chosen; more: gemv_experts.
+// One token: gemv_chosen; more: grouped_gemm.
 // Needs 2F % 16 == 0, H % 64 == 0, H <= 4608, K <= 8, E <= 256 (512 threads count the slots).
 // Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 35.3 MB, 7.8 us of an H200's
-// 4.55 TB/s, 151 us of a GB10's 233 GB/s. TB/s by tokens: ops/gpu_matmul/gemv_experts.cuh.
+// 4.55 TB/s, 151 us of a GB10's 233 GB/s. TB/s by tokens: ops/gpu_matmul/grouped_gemm.cuh.
 #include "cuda/bf16.cuh"
 #include "ops/gpu_matmul/gemv_chosen.cuh"
 #include "ops/moe_up/moe_up.h"

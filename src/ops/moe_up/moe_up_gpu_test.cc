@@ -24,7 +24,7 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
   TestRouting routing(tokens, shape.experts, shape.top_k);
   routing.randomize(random);
   GpuProblem gpu(gpu::scratch_bytes(desc));
-  if (suffix == "_fold") desc.tokens = 8 * shape.experts;  // which are not refused as too few
+  if (suffix == "_narrow") desc.tokens = 8 * shape.experts;  // which are not refused as too few
   for (const auto* row : gemv_rows_and(suffix, moe_up_kernels(), desc, gpu.cx.kernels, w)) {
     const Weight weight = gpu.weight(w);
     const Tensor in = gpu.tensor(h, DType::kBF16);
@@ -33,7 +33,7 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
       row->run(gpu.cx, u, from, gpu.routing(r), weight, 7);
       return gpu.floats(u);
     };
-    const bool folds = std::string_view(row->name).ends_with("_fold");
+    const bool is_narrow = std::string_view(row->name).ends_with("_narrow");
     const Floats got = run(in, routing);
     ASSERT_EQ(got.values, run(in, routing).values) << row->name;
     for (int64_t t = 0; t < tokens; t += alone_step(tokens)) {
@@ -51,8 +51,8 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
         for (int64_t j = 0; j < shape.width; j += row_step(shape.width)) {
           const ref::Row gate_row(w.view, e, 2 * j), up_row(w.view, e, 2 * j + 1);
           const auto error_of = [&](const ref::Row& r, double* value) {
-            return folds ? fold_error(r, h.row(t), shape.hidden, value)
-                         : gemv_error(r, h.row(t), maxima, Format::kMxfp4, value);
+            return is_narrow ? narrow_error(r, h.row(t), shape.hidden, value)
+                             : gemv_error(r, h.row(t), maxima, Format::kMxfp4, value);
           };
           double gate, up;
           const double gate_error = error_of(gate_row, &gate), up_error = error_of(up_row, &up);
@@ -76,7 +76,7 @@ TEST(MoeUpGpu, EqualsTheTwinAndItselfAlone) {
       if (shape.width == 2880 && tokens > 7) continue;
       if (is_too_slow(shape.hidden * tokens)) continue;
       check(shape, tokens, "_batch");
-      check(shape, tokens, "_fold");
+      check(shape, tokens, "_narrow");
     }
 }
 
@@ -94,7 +94,7 @@ TEST(MoeUpGpu, ShowsWeightsAndActivationsThatAreNoNumbers) {
   const MoeUpDesc desc{shape.hidden, shape.width,    shape.experts,
                        shape.top_k,  Format::kMxfp4, 8 * shape.experts};
   GpuProblem gpu(gpu::scratch_bytes(desc));
-  for (const std::string_view suffix : {"_batch", "_fold"})
+  for (const std::string_view suffix : {"_batch", "_narrow"})
     for (const auto* row : gemv_rows_and(suffix, moe_up_kernels(), desc, gpu.cx.kernels, w)) {
       const Tensor u = gpu.output(DType::kBF16, {kTokens, shape.width});
       row->run(gpu.cx, u, gpu.tensor(h, DType::kBF16), gpu.routing(routing), gpu.weight(w), 7);

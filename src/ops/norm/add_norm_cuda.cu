@@ -30,9 +30,9 @@ __device__ __forceinline__ float largest_of(const uint4 (&h)[kMine], float* shar
   return most;
 }
 
-// Eight values, of which four lanes have 32, as two words in fold order (gemm_fp8_sm90.cuh): lane p
+// Eight values, of which four lanes have 32, as two words in E4M3 order (gemm_fp8_sm90.cuh): lane p
 // of the four gets bytes 4 p.. of the even columns in x, of the odd ones in y.
-__device__ __forceinline__ uint2 folded(const uint4& h, float inverse) {
+__device__ __forceinline__ uint2 in_e4m3_order(const uint4& h, float inverse) {
   const uint32_t words[4] = {h.x, h.y, h.z, h.w};
   uint32_t even = 0, odd = 0;
 #pragma unroll
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) add_norm_rows(const __grid_constant_
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
       const int column = 8 * (i * kThreads + threadIdx.x);
-      const uint2 words = folded(h[i], inverse);
+      const uint2 words = in_e4m3_order(h[i], inverse);
       if (column >= hidden) continue;
       uint8_t* to = a.e4m3.codes + row * hidden + column / 32 * 32 + threadIdx.x % 4 * 4;
       *reinterpret_cast<uint32_t*>(to) = words.x;

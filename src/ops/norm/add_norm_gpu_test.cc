@@ -9,7 +9,7 @@
 namespace nibble::ops {
 namespace {
 
-// Where column k of a row of E4M3 lies: fold order, see gemm_fp8_sm90.cuh.
+// Where column k of a row of E4M3 lies: E4M3 order, see gemm_fp8_sm90.cuh.
 int64_t place(int64_t k) { return k / 32 * 32 + k % 2 * 16 + k % 8 / 2 * 4 + k % 32 / 8; }
 
 // Codes and scales are those of the bf16 row left beside them: the same bits as on the host, where

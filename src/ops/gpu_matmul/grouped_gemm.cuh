@@ -8,17 +8,8 @@
 // digits of as many groups as fit, two at least of gpt-oss's, stand in shared memory at a time. A
 // ring holds spans of kSpan chunks.
 //
-// Measured on an H200 (plain reads of as many bytes: 4.25 TB/s, floor 4.55), 2026-11-21: moe_up
-// then moe_down of gpt-oss-120b in a graph, even random routing, TB/s of the distinct experts'
-// bytes:
-//   tokens                                  8     16    32    64    128   256
-//   rounds of two row tiles, a barrier each 2.21  2.30  2.27  1.90  1.80  1.31  (before)
-//   warps own row tiles, equal tiles        2.88  3.25  3.44  2.92  2.38  1.94
-//   equal costs, two groups held            3.31  3.59  3.80  3.80  3.07  2.13  (exact)
-//   and groups of more than 4 by f16                                3.30  2.84  (batch)
-//   all groups by f16 (lost)                2.28  2.60  3.11  3.11  3.03  2.80
-// One token takes 26 instructions a block of 16 x 32 weights (61 before), of 56 that an SM's share
-// of 4.5 TB/s leaves each scheduler.
+// gpt-oss-120b's experts stream at 3.3 to 3.8 TB/s with 8 to 64 tokens (H200, 2026-11-21). Lost:
+// all groups by f16: docs/lab/experts-of-a-batch.md.
 #pragma once
 
 #include "cuda/mma_halves.cuh"
@@ -123,7 +114,7 @@ struct Groups {
   int order[kMaxExperts];       // the experts, as they come; what follows is in that order
   int first[kMaxExperts + 1];   // first group
   alignas(16) int cost[kMaxExperts + 1];  // of one row tile of every group before
-  int2 warp_sums[kGemvWarps + 4];         // gemv_fold has four warps more
+  int2 warp_sums[kGemvWarps + 4];         // gemm_narrow has four warps more
 
   // By all threads, one an expert, after a barrier behind the writes of `offset`; ends with one.
   __device__ __forceinline__ void count(int experts, int group_rows) {
@@ -210,7 +201,7 @@ struct Groups {
 // experts; is_chosen_before: those are complete when the kernel starts.
 template <int kUnits, Items kItems, bool kExact, class Op>
 __global__ void __launch_bounds__(kGemvThreads, 1)
-    gemv_experts(const __grid_constant__ TileMatrix m, const __grid_constant__ GemvMemory memory,
+    grouped_gemm(const __grid_constant__ TileMatrix m, const __grid_constant__ GemvMemory memory,
                  const __grid_constant__ Op op) {
   constexpr int kChunkBytes = kUnits * cuda::kUnitBytes;
   constexpr bool kMoe = kItems == Items::kExperts;

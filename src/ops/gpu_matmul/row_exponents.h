@@ -1,4 +1,4 @@
-// Whether MXFP4 weights fold into E4M3: a weight m * 2^s (m of e2m1, s its block's exponent) is
+// Whether MXFP4 weights are exact in E4M3: a weight m * 2^s (m of e2m1, s its block's exponent) is
 // m * 2^(s - least - 8) in E4M3, exactly, while s is at most 14 above the least exponent of its
 // row. The kernels are gemm_fp8_sm90.cuh's.
 #pragma once
@@ -10,22 +10,22 @@
 
 namespace nibble::ops {
 
-inline constexpr int kFoldSpan = 14;
+inline constexpr int kE4m3Span = 14;
 
-// Bf16 activations multiply weights in E5M2 instead (gemv_fold_sm90.cuh), which has no room for
+// Bf16 activations multiply weights in E5M2 instead (gemm_narrow_sm90.cuh), which has no room for
 // blocks whose exponent is above this: a scale of 2.
 inline constexpr int kMostE5m2Exponent = 128;
 
-struct FoldMisfits {
-  int64_t rows;  // that do not fold: their exponents span more than kFoldSpan, or leave no room
-                 // for the row's factor in float32
+struct ExponentMisfits {
+  int64_t rows;       // that cannot be: their exponents span more than kE4m3Span, or leave no room
+                      // for the row's factor in float32
   int64_t too_large;  // rows with an exponent above kMostE5m2Exponent; 255, NaN, is none
 };
 
 // Writes to least [experts, N], where there is one, the least exponent (E8M0) of each row of `w`,
 // which lies in kTiles16x64 on the GPU. Waits for the GPU.
-using FindFoldFn = FoldMisfits(const Ctx& cx, const Weight& w, uint8_t* least);
+using FindRowExponentsFn = ExponentMisfits(const Ctx& cx, const Weight& w, uint8_t* least);
 namespace gpu {
-FindFoldFn find_fold;
+FindRowExponentsFn find_row_exponents;
 }  // namespace gpu
 }  // namespace nibble::ops

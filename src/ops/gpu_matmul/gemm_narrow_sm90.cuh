@@ -1,14 +1,14 @@
 // Experts that some rows of activations each meet, by wgmma in FP8 that loses next to nothing:
 // y[slot] = x[row of slot] W_e^T + b_e. For steps of a few hundred tokens, whose experts' weights
-// are to stream at the memory's speed while each is unfolded once for all of an expert's rows.
+// are to stream at the memory's speed while each is expanded once for all of an expert's rows.
 //
 // A weight times its block's scale, m 2^(s - 127), becomes m 2^(s - 115) in E5M2, which holds it
 // exactly from s = 100 (2^-27) to 128; below, it is off by 2^-29 at most, above, NaN. Eight of them
 // come by PRMT from eight bytes, the line of the block's scale in a table in shared memory.
-// A row of activations is two E4M3 a column (fold_rows.h), of which every block makes some rows
+// A row of activations is two E4M3 a column (e4m3_pairs.h), of which every block makes some rows
 // while weights come; then all blocks meet. Columns 2 t and 2 t + 1 of B are high and low of token
 // t. Under --activations fp8 it is one, made by a kernel before, and weights are relative to the
-// least scale of their row (Weight::fold), so that none is off or too large.
+// least scale of their row (row_exponents.h), so that none is off or too large.
 //
 // Sums: one chain over K in wgmma's accumulator, which keeps about 14 bits.
 //
@@ -16,84 +16,56 @@
 // of 64 rows of all groups, equal by what a tile costs with its group's rows; experts of many rows
 // and of few take turns, so that the activations of a block's groups stand in shared memory
 // together. Each of four warpgroups takes every fourth tile, a warp 16 rows of it; a warp besides
-// brings it to shared memory by the copy engine, so that those that multiply do nothing else. Fold
-// order of K: see gemm_fp8_sm90.cuh.
+// brings it to shared memory by the copy engine, so that those that multiply do nothing else.
+// E4M3 order of K: see gemm_fp8_sm90.cuh.
 //
-// Measured on an H200, 2026-11-22, by turns: gpt-oss-120b, even random routing, `nibble bench ops`,
-// us (before: warps that multiply fetch for themselves by cp.async, constants in registers):
-//   tokens    96         128        192  256
-//   moe_up    273        280 (293)  286  287 (316)
-//   moe_down  148        151 (158)  156  165 (187)
-// In E4M3 (before: gemm_fp8_sm90.cuh), by turns with pp512 19,870 -> 24,310 tokens/s:
-//   tokens    512        768        896        1,024
-//   moe_up    292 (366)  300 (390)  363 (395)  438 (404)
-//   moe_down  168 (203)  173 (213)  209 (215)  251 (223)
-// With two E4M3 a column made in its own blocks (before: by a kernel of its own), 256 tokens, and
-// moe_down's sum by 16 bytes a thread: moe_up 281 (283), moe_down 154 (164).
-// Shares by what a tile costs: tg 256 12,530 -> 12,640 tokens/s, as moe_up's last block of equal
-// numbers of tiles ended 26 us behind the mean of 287. `bench ops` does not show it: there the next
-// launch begins on the SMs that are done.
-// By its blocks' clocks moe_up, behind its wait and with the memory idle, counted groups (2.5 us),
-// worked out shares (3.0), made columns (2.3), met (3.8) and fetched its own (5.7), at 1.4 GHz.
-// Shares in 32 bits, by two lanes: 12,520 -> 12,600 tokens/s. Columns before the count, while the
-// meeting passes: nothing (12,127 for 12,158); and a barrier of their own for the warps that fetch:
-// 11,934.
-// The GPU is then at its limit of power, so that what a unit takes counts more in the program than
-// here: 61 instructions instead of 80 are 9% of a step of 256 tokens, 8% of 128. PRMT, LOP and SHF
-// bind beside memory: shifts go by dot products (IDP), which another pipe takes; loops and
-// descriptors are told to be uniform, or ptxas moves each to uniform registers (R2UR) for each use.
-// The sums are off by 7e-4 of the results' rms.
-// Lost: two stages of A registers, of a unit or of a block each (ptxas spills, or 1% slower); rings
-// that a lane of each warp fills by the copy engine, experts in their order (4% slower); one warp
-// that fetches for all (3% slower), chunks of 3 units instead of 5 (2%), deeper rings of them (8%);
-// activations made by each block for itself (5% slower at 128 tokens), shares worked out by the
-// warps that fetch (no faster); shifts by IMAD.HI (4% slower); f16 instead (as many instructions as
-// mma.sync); groups of 48 columns (spills).
+// gpt-oss-120b's moe_up and moe_down take 287 and 165 us with 256 tokens (H200, 2026-11-22). Lost:
+// deeper rings, smaller chunks, f16, groups of 48 columns: docs/lab/experts-of-a-batch.md.
 #pragma once
 
 #include "cuda/arrivals.cuh"
 #include "cuda/bf16.cuh"
 #include "cuda/fp8.cuh"
 #include "cuda/mma_digits.cuh"
-#include "ops/gpu_matmul/fold_rows.h"
+#include "ops/gpu_matmul/e4m3_pairs.h"
 #include "ops/gpu_matmul/gemm_fp8_sm90.cuh"
 #include "ops/gpu_matmul/gemv.cuh"
 
 namespace nibble::ops::gpu::sm90 {
 
-inline constexpr int kFoldGroupsOfWarps = 4;
+inline constexpr int kNarrowGroupsOfWarps = 4;
 // A warp for each of four warpgroups fetches; registers of a thread of either kind, of 512 for four
 // that multiply and one that fetches.
-inline constexpr int kFoldThreads = kGemvThreads + kFoldGroupsOfWarps * 32;
-inline constexpr int kFoldRegisters = 112, kFetchRegisters = 32;
+inline constexpr int kNarrowThreads = kGemvThreads + kNarrowGroupsOfWarps * 32;
+inline constexpr int kNarrowRegisters = 112, kFetchRegisters = 32;
 template <int kUnits>
-inline constexpr int kFoldStages = 10 / kUnits;
-inline constexpr int kFoldTable = 257 * 8;  // and a line of ones
-inline constexpr int kFoldLeast = 100;      // the line that a row's least scale reads
-inline constexpr int kFoldColumns = 32;     // of activations in a group, at most
+inline constexpr int kNarrowStages = 10 / kUnits;
+inline constexpr int kNarrowTable = 257 * 8;  // and a line of ones
+inline constexpr int kNarrowLeast = 100;      // the line that a row's least scale reads
+inline constexpr int kNarrowColumns = 32;     // of activations in a group, at most
 
 // Rows of activations as columns of B, kOfRow each: codes [rows, K / 16, kOfRow, 16].
-struct PairColumns : FoldRows {
+struct PairColumns : E4m3Pairs {
   static constexpr int kOfRow = 2;
-  static constexpr bool kFolds = false;  // weights are not relative to a row's least scale
-  const uint16_t* x;                     // [rows, K] bf16, what they are made of
+  static constexpr bool kRebases = false;  // weights are not relative to a row's least scale
+  const uint16_t* x;                       // [rows, K] bf16, what they are made of
   int rows;
   uint32_t* counter;  // zero
   __device__ __forceinline__ float factor(int row) const { return __ldcg(factors + row); }
 };
 struct E4m3Columns {
   static constexpr int kOfRow = 1;
-  static constexpr bool kFolds = true;
+  static constexpr bool kRebases = true;
   const uint8_t* codes;
   const float* scales;  // [rows], or none: scale_all
   float scale_all;
-  const uint8_t* fold;  // of the weight
+  const uint8_t* row_exponents;  // of the weight
   __device__ __forceinline__ float factor(int row) const {
     return scales == nullptr ? scale_all : __ldcg(scales + row);
   }
 };
 template <class X>
-inline constexpr int kFoldGroupRows = kFoldColumns / X::kOfRow;
+inline constexpr int kNarrowGroupRows = kNarrowColumns / X::kOfRow;
 template <class X>
 __device__ __forceinline__ int group_columns(const Group& group) {
   return (X::kOfRow * group.rows + 7) / 8 * 8;
@@ -101,7 +73,7 @@ __device__ __forceinline__ int group_columns(const Group& group) {
 
 // What a tile costs: its bytes, and a thirtieth of that for every 8 columns of B.
 template <class X>
-struct FoldCost {
+struct NarrowCost {
   static constexpr bool kPaired = true;
   static __device__ __forceinline__ int of(int rows) {
     return rows == 0 ? 0 : 30 + (X::kOfRow * rows + 7) / 8;
@@ -109,21 +81,21 @@ struct FoldCost {
 };
 
 // Shared memory: rings from 0 on, then these.
-struct FoldMemory {
+struct NarrowMemory {
   uint32_t table, factors, x, end;
   int columns;  // of activations at a time
 };
 
 // d[64][N] (+)= a[64][32] b[N][32]^T, N <= 32, a in E5M2, b in E4M3: see wgmma_e4m3.
 template <int kN>
-__device__ __forceinline__ void wgmma_fold(float (&d)[kFoldColumns / 2], const uint32_t (&a)[4],
-                                           uint32_t b, int accumulate);
+__device__ __forceinline__ void wgmma_narrow(float (&d)[kNarrowColumns / 2], const uint32_t (&a)[4],
+                                             uint32_t b, int accumulate);
 #define NIBBLE_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define NIBBLE_O8_D4 NIBBLE_O8, NIBBLE_D4(8)
-#define NIBBLE_WGMMA_FOLD(n, regs, outs, a, b, acc)                                            \
+#define NIBBLE_WGMMA_NARROW(n, regs, outs, a, b, acc)                                          \
   template <>                                                                                  \
-  __device__ __forceinline__ void wgmma_fold<n>(                                               \
-      float(&d)[kFoldColumns / 2], const uint32_t(&av)[4], uint32_t bd, int accumulate) {      \
+  __device__ __forceinline__ void wgmma_narrow<n>(                                             \
+      float(&d)[kNarrowColumns / 2], const uint32_t(&av)[4], uint32_t bd, int accumulate) {    \
     asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nmov.b64 b, {" b ", 8};\nsetp.ne.b32 p, " acc \
                  ", 0;\n"                                                                      \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e5m2.e4m3 {" regs "}, {" a    \
@@ -131,10 +103,10 @@ __device__ __forceinline__ void wgmma_fold(float (&d)[kFoldColumns / 2], const u
                  : outs                                                                        \
                  : "r"(av[0]), "r"(av[1]), "r"(av[2]), "r"(av[3]), "r"(bd), "r"(accumulate));  \
   }
-NIBBLE_WGMMA_FOLD(8, "%0,%1,%2,%3", NIBBLE_D4(0), "%4,%5,%6,%7", "%8", "%9")
-NIBBLE_WGMMA_FOLD(16, NIBBLE_R8, NIBBLE_O8, "%8,%9,%10,%11", "%12", "%13")
-NIBBLE_WGMMA_FOLD(24, NIBBLE_R8 ",%8,%9,%10,%11", NIBBLE_O8_D4, "%12,%13,%14,%15", "%16", "%17")
-NIBBLE_WGMMA_FOLD(32, NIBBLE_R16, NIBBLE_O16, "%16,%17,%18,%19", "%20", "%21")
+NIBBLE_WGMMA_NARROW(8, "%0,%1,%2,%3", NIBBLE_D4(0), "%4,%5,%6,%7", "%8", "%9")
+NIBBLE_WGMMA_NARROW(16, NIBBLE_R8, NIBBLE_O8, "%8,%9,%10,%11", "%12", "%13")
+NIBBLE_WGMMA_NARROW(24, NIBBLE_R8 ",%8,%9,%10,%11", NIBBLE_O8_D4, "%12,%13,%14,%15", "%16", "%17")
+NIBBLE_WGMMA_NARROW(32, NIBBLE_R16, NIBBLE_O16, "%16,%17,%18,%19", "%20", "%21")
 
 // B as [K / 16][N][16] bytes, from `address` on: the low word of its descriptor; the high one says
 // that 8 columns take 128 bytes.
@@ -144,7 +116,7 @@ __device__ __forceinline__ uint32_t columns_of(uint32_t address) {
 }
 
 // Byte i of line s of the table: E5M2 of the e2m1 magnitude i times 2^(s - 115), its sign set.
-__device__ __forceinline__ uint32_t fold_line_byte(int s, int i) {
+__device__ __forceinline__ uint32_t line_byte(int s, int i) {
   if (s > 128) return 0xff;
   const int twice = i < 4 ? i : (i == 4 ? 4 : i == 5 ? 6 : i == 6 ? 8 : 12);
   // 2^(s - 116): below 2^-17 everything rounds to zero or 2^-16.
@@ -155,23 +127,23 @@ __device__ __forceinline__ uint32_t fold_line_byte(int s, int i) {
 }
 
 // Of the warps that multiply.
-__device__ __forceinline__ void fold_barrier() {
+__device__ __forceinline__ void narrow_barrier() {
   asm volatile("bar.sync 1, %0;" ::"n"(kGemvThreads) : "memory");
 }
 
 // A lane's words of a unit, and the scales of rows g and g + 8.
-struct FoldCodes {
+struct NarrowCodes {
   uint4 words;
   uint32_t scales;
-  __device__ __forceinline__ explicit FoldCodes(uint32_t unit)
+  __device__ __forceinline__ explicit NarrowCodes(uint32_t unit)
       : words(cuda::load_shared_16(unit + threadIdx.x % 32 * 16)),
         scales(cuda::load_shared_4(unit + 512 + threadIdx.x % 32 / 4 * 4)) {}
 };
 
 // The lines of a unit: rows g and g + 8 of its first block, then of its second.
-struct FoldLines {
+struct NarrowLines {
   uint2 v[4];
-  __device__ __forceinline__ FoldLines(const uint32_t (&tables)[2], uint32_t scales) {
+  __device__ __forceinline__ NarrowLines(const uint32_t (&tables)[2], uint32_t scales) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i] = cuda::load_shared_8(at_eighth(scales, i, tables[i % 2]));
   }
@@ -180,13 +152,13 @@ struct FoldLines {
 // A warpgroup's chunks on their way, of four row tiles each. Four lanes of the warp that fetches
 // for it, one a row tile, fill slots; its warps empty them.
 template <int kUnits>
-class FoldRing {
+class NarrowRing {
  public:
-  static constexpr int kTileBytes = kUnits * cuda::kUnitBytes, kStages = kFoldStages<kUnits>;
+  static constexpr int kTileBytes = kUnits * cuda::kUnitBytes, kStages = kNarrowStages<kUnits>;
   static constexpr int kBytes = kStages * 4 * kTileBytes;
   static constexpr int kBarriers = 2 * kStages;  // a slot is filled, is empty
 
-  __device__ __forceinline__ FoldRing(uint32_t memory, uint32_t barriers, int warpgroup, int tile)
+  __device__ __forceinline__ NarrowRing(uint32_t memory, uint32_t barriers, int warpgroup, int tile)
       : chunk_(memory + warpgroup * kBytes + tile * kTileBytes),
         barrier_(barriers + warpgroup * kBarriers * 8) {}
   // By one lane of a warpgroup's.
@@ -297,7 +269,7 @@ __device__ __forceinline__ void make_columns(const PairColumns& to, int cols, ui
 template <class X, class Op>
 __device__ __forceinline__ void fetch_columns(const X& x, const Op& op, const Group& group,
                                               int units, uint32_t to, uint32_t factors) {
-  constexpr int kEights = kFoldColumns / 8;
+  constexpr int kEights = kNarrowColumns / 8;
   const int lane = threadIdx.x % 32, columns = group_columns<X>(group);
   int row_of[kEights];
 #pragma unroll
@@ -323,7 +295,7 @@ __device__ __forceinline__ void fetch_columns(const X& x, const Op& op, const Gr
 
 // One of the four row tiles of every tile of a warpgroup, one chunk after the other.
 template <int kUnits, class GroupAt>
-struct FoldWalk {
+struct NarrowWalk {
   const TileMatrix& m;
   const GroupAt& group_at;
   int row_tile;
@@ -345,7 +317,7 @@ struct FoldWalk {
       }
       at = m.bytes + group_from + item * 4 * tile_bytes;
       left = m.chunks;
-      item += kFoldGroupsOfWarps;
+      item += kNarrowGroupsOfWarps;
     }
     --left;
     const uint8_t* const chunk = at;
@@ -354,48 +326,48 @@ struct FoldWalk {
   }
 };
 
-// The lines of scale 0 for a lane's rows g and g + 8 of a warp's tile. Where X has a fold, what it
-// says is fetched a tile ahead.
+// The lines of scale 0 for a lane's rows g and g + 8 of a warp's tile. Where X has row exponents,
+// what it says is fetched a tile ahead.
 template <class X>
 struct RowLines {
   uint32_t table, at[2] = {table, table}, least[2] = {};
 
   // row: g's.
   __device__ __forceinline__ void fetch(const X& x, uint32_t row) {
-    if constexpr (X::kFolds) least[0] = x.fold[row], least[1] = x.fold[row + 8];
+    if constexpr (X::kRebases) least[0] = x.row_exponents[row], least[1] = x.row_exponents[row + 8];
   }
   __device__ __forceinline__ void take() {
-    if constexpr (X::kFolds)
+    if constexpr (X::kRebases)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) at[i] = table + 8 * (kFoldLeast - least[i]);
+      for (int i = 0; i < 2; ++i) at[i] = table + 8 * (kNarrowLeast - least[i]);
   }
-  // What sums are to be multiplied by: 2^(least - 112), 112 = 127 - (115 - kFoldLeast).
+  // What sums are to be multiplied by: 2^(least - 112), 112 = 127 - (115 - kNarrowLeast).
   __device__ __forceinline__ float factor(int i) const {
-    return X::kFolds ? __uint_as_float(((table - at[i]) / 8 + kFoldLeast + 15) << 23) : 1.f;
+    return X::kRebases ? __uint_as_float(((table - at[i]) / 8 + kNarrowLeast + 15) << 23) : 1.f;
   }
 };
 
 // A tile's products with up to 32 columns of activations, from `x` on.
 template <int kUnits, int kN>
-__device__ __forceinline__ void fold_tile(float (&d)[kFoldColumns / 2], FoldRing<kUnits>& ring,
-                                          int chunks, uint32_t x, const uint32_t (&tables)[2],
-                                          uint32_t ones) {
+__device__ __forceinline__ void multiply_tile(float (&d)[kNarrowColumns / 2],
+                                              NarrowRing<kUnits>& ring, int chunks, uint32_t x,
+                                              const uint32_t (&tables)[2], uint32_t ones) {
   uint32_t a[2][4];
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const uint32_t at = ring.take();
 #pragma unroll
     for (int u = 0; u < kUnits; ++u, x += 4 * kN) {
-      const FoldCodes codes(at + u * cuda::kUnitBytes);
-      const FoldLines lines(tables, codes.scales);
+      const NarrowCodes codes(at + u * cuda::kUnitBytes);
+      const NarrowLines lines(tables, codes.scales);
       wgmma_wait<0>();
-      unfold(codes.words.x, lines.v[0], ones, a[0][0], a[0][2]);
-      unfold(codes.words.y, lines.v[1], ones, a[0][1], a[0][3]);
-      unfold(codes.words.z, lines.v[2], ones, a[1][0], a[1][2]);
-      unfold(codes.words.w, lines.v[3], ones, a[1][1], a[1][3]);
+      expand(codes.words.x, lines.v[0], ones, a[0][0], a[0][2]);
+      expand(codes.words.y, lines.v[1], ones, a[0][1], a[0][3]);
+      expand(codes.words.z, lines.v[2], ones, a[1][0], a[1][2]);
+      expand(codes.words.w, lines.v[3], ones, a[1][1], a[1][3]);
       wgmma_fence();
-      wgmma_fold<kN>(d, a[0], x, chunk + u > 0);
-      wgmma_fold<kN>(d, a[1], x + 2 * kN, 1);
+      wgmma_narrow<kN>(d, a[0], x, chunk + u > 0);
+      wgmma_narrow<kN>(d, a[1], x + 2 * kN, 1);
       wgmma_commit();
     }
     ring.release();
@@ -405,7 +377,7 @@ __device__ __forceinline__ void fold_tile(float (&d)[kFoldColumns / 2], FoldRing
 
 // Rows `row` and `row` + 1 of a lane after an exchange with its neighbour's.
 template <class X, int kN, class Op>
-__device__ __forceinline__ void store_tile(const float (&d)[kFoldColumns / 2], const Group& group,
+__device__ __forceinline__ void store_tile(const float (&d)[kNarrowColumns / 2], const Group& group,
                                            int row, uint32_t bias, uint32_t factors,
                                            const RowLines<X>& lines, const Op& op) {
   const bool even = threadIdx.x % 8 < 4;
@@ -431,15 +403,15 @@ __device__ __forceinline__ void store_tile(const float (&d)[kFoldColumns / 2], c
   }
 }
 
-// Op: as gemv_experts's. If X is made here, all blocks must run at once: see cuda::meet().
+// Op: as grouped_gemm's. If X is made here, all blocks must run at once: see cuda::meet().
 template <int kUnits, class X, class Op>
-__global__ void __launch_bounds__(kFoldThreads, 1)
-    gemv_fold(const __grid_constant__ TileMatrix m, const __grid_constant__ FoldMemory memory,
-              const X rows, const __grid_constant__ Op op) {
+__global__ void __launch_bounds__(kNarrowThreads, 1)
+    gemm_narrow(const __grid_constant__ TileMatrix m, const __grid_constant__ NarrowMemory memory,
+                const X rows, const __grid_constant__ Op op) {
   extern __shared__ __align__(128) uint8_t shared[];
-  using Ring = FoldRing<kUnits>;
-  __shared__ Groups<FoldCost<X>> groups;
-  __shared__ __align__(8) uint64_t barriers[kFoldGroupsOfWarps * Ring::kBarriers];
+  using Ring = NarrowRing<kUnits>;
+  __shared__ Groups<NarrowCost<X>> groups;
+  __shared__ __align__(8) uint64_t barriers[kNarrowGroupsOfWarps * Ring::kBarriers];
   __shared__ uint32_t largest[kGemvWarps];
   const uint32_t base = cuda::shared_address(shared);
   const int warp = static_cast<int>(uniform(threadIdx.x / 32)), lane = threadIdx.x % 32,
@@ -451,8 +423,8 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
     return Ring(base, cuda::shared_address(barriers), warpgroup, row_tile);
   };
   if (fetches && lane == 0) ring_of(0).init();
-  for (int i = threadIdx.x; i < kFoldTable; i += kFoldThreads)
-    shared[memory.table + i] = static_cast<uint8_t>(i < 2048 ? fold_line_byte(i / 8, i % 8) : 1);
+  for (int i = threadIdx.x; i < kNarrowTable; i += kNarrowThreads)
+    shared[memory.table + i] = static_cast<uint8_t>(i < 2048 ? line_byte(i / 8, i % 8) : 1);
   const auto wait = [] {
     cuda::griddep_wait();
     cuda::griddep_launch_dependents();
@@ -460,39 +432,39 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
   if (!op.is_chosen_before) wait();
 
   const int experts = op.experts, tiles = m.row_tiles / 4;
-  for (int e = threadIdx.x; e <= experts; e += kFoldThreads)
+  for (int e = threadIdx.x; e <= experts; e += kNarrowThreads)
     groups.offset[e] = __ldcg(op.offsets + e);
   __syncthreads();
-  groups.count(experts, kFoldGroupRows<X>);
+  groups.count(experts, kNarrowGroupRows<X>);
   const auto share = [&](int block) {
-    return groups.share(block, gridDim.x, experts, kFoldGroupRows<X>, tiles);
+    return groups.share(block, gridDim.x, experts, kNarrowGroupRows<X>, tiles);
   };
   const int end = share(blockIdx.x + lane % 2);
   const int first = uniform(__shfl_sync(~0u, end, 0)), last = uniform(__shfl_sync(~0u, end, 1));
   const auto group_at = [&](int i) {
-    return groups.at(i, last, experts, kFoldGroupRows<X>, tiles);
+    return groups.at(i, last, experts, kNarrowGroupRows<X>, tiles);
   };
   if (fetches) {
     fewer_registers<kFetchRegisters>();
-    FoldWalk<kUnits, decltype(group_at)> walk{m, group_at, lane, first + warpgroup, last};
+    NarrowWalk<kUnits, decltype(group_at)> walk{m, group_at, lane, first + warpgroup, last};
     Ring ring = ring_of(lane);
     if (lane < 4)
       while (const uint8_t* chunk = walk.next()) ring.fill(chunk);
     return;
   }
-  more_registers<kFoldRegisters>();
+  more_registers<kNarrowRegisters>();
   Ring ring = ring_of(warp % 4);
   if (op.is_chosen_before) wait();
   if constexpr (X::kOfRow == 2) {
     make_columns(rows, m.chunks * kUnits * 64, base + memory.x, largest);
-    fold_barrier();
+    narrow_barrier();
     if (threadIdx.x == 0) cuda::meet(rows.counter, gridDim.x);
   }
 
   // From memory, as in mma_digits.cuh's CodeTables: ptxas would copy a constant for every PRMT.
   const uint32_t ones = cuda::load_shared_4(table + 2048);
   int item = first + warpgroup;
-  float d[kFoldColumns / 2];  // the same registers for every width
+  float d[kNarrowColumns / 2];  // the same registers for every width
   const auto run = [&]<int kN>(const Group& group, int held) {
     const uint32_t factors = base + memory.factors + held * 4 / X::kOfRow;
     const uint32_t x = uniform(columns_of<kN>(base + memory.x + held * m.chunks * kUnits * 64));
@@ -507,15 +479,15 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
       uint32_t bias = 0;
       if (m.bias != nullptr)
         bias = *reinterpret_cast<const uint32_t*>(bias_of(m, group.expert, row));
-      item += kFoldGroupsOfWarps;
+      item += kNarrowGroupsOfWarps;
       lines.take();
       fetch_lines();
-      fold_tile<kUnits, kN>(d, ring, m.chunks, x, lines.at, ones);
+      multiply_tile<kUnits, kN>(d, ring, m.chunks, x, lines.at, ones);
       store_tile<X, kN>(d, group, row, bias, factors, lines, op);
     }
   };
   for (int begin = first; begin < last;) {
-    fold_barrier();  // of the groups before, everything has been read
+    narrow_barrier();  // of the groups before, everything has been read
     int end = begin;
     for (int held = 0; end < last;) {
       const Group group = group_at(end);
@@ -528,7 +500,7 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     fence_async_proxy();
-    fold_barrier();
+    narrow_barrier();
     for (int held = 0; begin < end;) {
       Group group = group_at(begin);
       group.end = uniform(group.end), group.rows = uniform(group.rows);
@@ -547,19 +519,20 @@ __global__ void __launch_bounds__(kFoldThreads, 1)
   }
 }
 
-// See gemv_fold. Of `x` op.row_of(slot) is a slot's row.
+// See gemm_narrow. Of `x` op.row_of(slot) is a slot's row.
 template <class X, class Op>
-void launch_fold(Ctx& cx, const Weight& weight, const X& x, const Op& op) {
+void launch_narrow(Ctx& cx, const Weight& weight, const X& x, const Op& op) {
   with_chunk_units<5>(weight.cols, [&]<int kUnits>() {
     const TileMatrix m = tile_matrix(weight, kUnits);
     const auto padded = [](int64_t bytes) {
       return static_cast<uint32_t>((bytes + 127) / 128 * 128);
     };
-    FoldMemory memory{};
-    memory.table = padded(int64_t{kFoldGroupsOfWarps} * FoldRing<kUnits>::kBytes);
-    memory.x = memory.table + padded(kFoldTable);
-    const int64_t declared = sizeof(Groups<FoldCost<X>>) +
-                             kFoldGroupsOfWarps * FoldRing<kUnits>::kBarriers * 8 + kGemvWarps * 4;
+    NarrowMemory memory{};
+    memory.table = padded(int64_t{kNarrowGroupsOfWarps} * NarrowRing<kUnits>::kBytes);
+    memory.x = memory.table + padded(kNarrowTable);
+    const int64_t declared = sizeof(Groups<NarrowCost<X>>) +
+                             kNarrowGroupsOfWarps * NarrowRing<kUnits>::kBarriers * 8 +
+                             kGemvWarps * 4;
     const int64_t free = cx.kernels.gpu.smem_per_block_bytes - padded(declared) - memory.x;
     // A column takes its codes and a factor, at most.
     memory.columns = static_cast<int>(std::min<int64_t>(free / (weight.cols + 4) / 8 * 8, 256));
@@ -570,9 +543,9 @@ void launch_fold(Ctx& cx, const Weight& weight, const X& x, const Op& op) {
       CHECK(grid <= static_cast<unsigned>(cx.kernels.gpu.num_sms));
       CHECK((weight.cols + 511) / 512 * kGemvThreads * 16 <= memory.columns * weight.cols);
     }
-    cuda::launch(cx.stream, gemv_fold<kUnits, X, Op>,
+    cuda::launch(cx.stream, gemm_narrow<kUnits, X, Op>,
                  {.grid = dim3(grid),
-                  .block = dim3(kFoldThreads),
+                  .block = dim3(kNarrowThreads),
                   .smem_bytes = memory.end,
                   .release = cuda::Release::kAfterWait},
                  m, memory, x, op);
@@ -580,12 +553,12 @@ void launch_fold(Ctx& cx, const Weight& weight, const X& x, const Op& op) {
 }
 // The same of x [num_rows, cols] bf16, cols <= 4096.
 template <class Op>
-void launch_fold(Ctx& cx, Scratch& scratch, const Weight& weight, const uint16_t* x,
-                 int64_t num_rows, const Op& op) {
-  launch_fold(cx, weight,
-              PairColumns{take_fold_rows(scratch, num_rows, weight.cols), x,
-                          static_cast<int>(num_rows), cx.counters},
-              op);
+void launch_narrow(Ctx& cx, Scratch& scratch, const Weight& weight, const uint16_t* x,
+                   int64_t num_rows, const Op& op) {
+  launch_narrow(cx, weight,
+                PairColumns{take_e4m3_pairs(scratch, num_rows, weight.cols), x,
+                            static_cast<int>(num_rows), cx.counters},
+                op);
 }
 
 }  // namespace nibble::ops::gpu::sm90

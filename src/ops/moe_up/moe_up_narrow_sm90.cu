@@ -1,17 +1,17 @@
 // moe_up for some rows an expert, by wgmma in FP8 that keeps bf16's bits, or of E4M3 activations
-// (gemv_fold_sm90.cuh).
+// (gemm_narrow_sm90.cuh).
 #include "cuda/bf16.cuh"
 #include "cuda/fp8.cuh"
 #include "ops/gpu_matmul/gemm_fp8_sm90.h"
-#include "ops/gpu_matmul/gemv_fold_sm90.cuh"
+#include "ops/gpu_matmul/gemm_narrow_sm90.cuh"
 #include "ops/moe_up/moe_up.h"
 
 namespace nibble::ops::gpu {
 namespace {
 
-struct FoldUp {
+struct NarrowUp {
   bool is_chosen_before;
-  uint16_t* u;  // [slots, width] bf16; FoldUpE4m3: as many E4M3 in fold order, by kExpertScale
+  uint16_t* u;  // [slots, width] bf16; NarrowUpE4m3: as many E4M3 in E4M3 order, by kExpertScale
   const int32_t *token, *offsets;
   int experts, width;
   float limit;
@@ -22,7 +22,7 @@ struct FoldUp {
   }
 };
 
-struct FoldUpE4m3 : FoldUp {
+struct NarrowUpE4m3 : NarrowUp {
   __device__ void store(int row, int weight_row, float gate, float up) const {
     const uint32_t f = static_cast<uint32_t>(weight_row) / 2;
     const uint32_t place = f / 32 * 32 + f % 2 * 16 + f % 8 / 2 * 4 + f % 32 / 8;
@@ -32,8 +32,8 @@ struct FoldUpE4m3 : FoldUp {
   }
 };
 
-FoldUp fold_up(const Ctx& cx, const Tensor& u, const Routing& routing, const Weight& up,
-               float limit) {
+NarrowUp narrow_up(const Ctx& cx, const Tensor& u, const Routing& routing, const Weight& up,
+                   float limit) {
   return {.is_chosen_before = cx.stream.order.is_complete(routing.ids),
           .u = u.as<uint16_t>(),
           .token = routing.token,
@@ -45,20 +45,22 @@ FoldUp fold_up(const Ctx& cx, const Tensor& u, const Routing& routing, const Wei
 
 }  // namespace
 
-void moe_up_fold(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
-                 const Weight& up, float limit) {
+void moe_up_narrow(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
+                   const Weight& up, float limit) {
   Scratch scratch(cx.scratch);
-  sm90::launch_fold(cx, scratch, up, h.as<uint16_t>(), routing.num_tokens,
-                    fold_up(cx, u, routing, up, limit));
+  sm90::launch_narrow(cx, scratch, up, h.as<uint16_t>(), routing.num_tokens,
+                      narrow_up(cx, u, routing, up, limit));
 }
 
-void moe_up_fold_fp8(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
-                     const Weight& up, float limit) {
+void moe_up_narrow_fp8(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
+                       const Weight& up, float limit) {
   Scratch scratch(cx.scratch);
   const E4m3Rows x = quantize_rows(cx, scratch, h.as<uint16_t>(), routing.num_tokens, up.cols);
-  sm90::launch_fold(
-      cx, up, sm90::E4m3Columns{.codes = x.codes, .scales = x.scales, .fold = row_exponents_of(cx)},
-      FoldUpE4m3{fold_up(cx, u, routing, up, limit)});
+  sm90::launch_narrow(
+      cx, up,
+      sm90::E4m3Columns{
+          .codes = x.codes, .scales = x.scales, .row_exponents = row_exponents_of(cx)},
+      NarrowUpE4m3{narrow_up(cx, u, routing, up, limit)});
 }
 
 }  // namespace nibble::ops::gpu
