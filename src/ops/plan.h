@@ -51,8 +51,9 @@ class SitePlan {
   SitePlan() = default;
 
   // Picks from `table` for `desc` with the tokens of each bucket. All buckets read one layout of
-  // the weights: `resident` where they lie in one already, else the first, in the table's order,
-  // that serves every bucket. Throws Error(kUnsupported) with every refusal where none does.
+  // the weights: `resident` where they lie in one already, else of those that serve every bucket
+  // that of the first row, in the table's order, which then runs. Throws Error(kUnsupported) with
+  // every refusal where none does.
   template <typename Desc, typename Fn>
   SitePlan(const SiteKey& site, std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
            const KernelOptions& options, std::optional<Layout> resident = std::nullopt) {
@@ -107,11 +108,13 @@ class SitePlan {
   static Layout common_layout(Op op, std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
                               const KernelOptions& options) {
     for (const auto& row : table) {
-      size_t b = 0;
-      while (b < kTokenBuckets.size() &&
-             find_kernel(op, table, with_tokens(desc, b), options, row.layout).row != nullptr)
-        ++b;
-      if (b == kTokenBuckets.size()) return row.layout;
+      bool is_used = false, serves_all = true;
+      for (size_t b = 0; serves_all && b < kTokenBuckets.size(); ++b) {
+        const auto* found = find_kernel(op, table, with_tokens(desc, b), options, row.layout).row;
+        serves_all = found != nullptr;
+        is_used |= found == &row;
+      }
+      if (serves_all && is_used) return row.layout;
     }
     for (size_t b = 0; b < kTokenBuckets.size(); ++b)
       pick(op, table, with_tokens(desc, b), options);  // throws where not even one size is served

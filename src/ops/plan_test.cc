@@ -14,6 +14,7 @@ void nothing() {}
 const char* refuse_many(const Problem& p, const KernelOptions&) {
   return p.tokens > 16 ? "up to 16 tokens" : nullptr;
 }
+const char* refuse_all(const Problem&, const KernelOptions&) { return "on another machine"; }
 const char* refuse_nothing(const Problem&, const KernelOptions&) { return nullptr; }
 
 TEST(SitePlan, ChoosesByTheSizeOfTheStep) {
@@ -39,6 +40,13 @@ TEST(SitePlan, ReadsOneLayoutInStepsOfEverySize) {
   SitePlan plan({Op::kMoeUp, 0}, std::span<const Row>(both), Problem{}, {});
   EXPECT_EQ(plan.layout(), Layout::kTiles16x64);
   EXPECT_STREQ(plan.row<Row>(3).name, "few_tiles");
+  EXPECT_STREQ(plan.row<Row>(17).name, "all_tiles");
+
+  // What reads it last does not win for a row that stands first and never runs.
+  constexpr Row kElsewhere{"elsewhere", refuse_all, nothing};
+  const Row general[] = {kElsewhere, kFewTiles, kAllTiles, kAllRows};
+  plan = SitePlan({Op::kMoeUp, 0}, std::span<const Row>(general), Problem{}, {});
+  EXPECT_EQ(plan.layout(), Layout::kTiles16x64);
   EXPECT_STREQ(plan.row<Row>(17).name, "all_tiles");
 
   const Row one[] = {kFewTiles, kAllRows};

@@ -115,6 +115,13 @@ inline const char* refuse_gemv_tiles(Format format, int64_t rows, int64_t cols,
   if (format != Format::kMxfp4) return "weights are not mxfp4";
   return refuse_gemv_shape(rows, cols);
 }
+// Of experts: a thread counts the slots of one; one token's choices fit at once.
+template <typename Desc>
+const char* refuse_gemv_experts(const Desc& d, int64_t rows, int64_t cols) {
+  if (const char* reason = refuse_gemv_shape(rows, cols)) return reason;
+  if (d.top_k > 8) return "more than 8 experts a token";
+  return d.experts <= 256 ? nullptr : "more than 256 experts";
+}
 // Experts with so many rows of activations in all: those with more than 4 go by f16.
 inline const char* refuse_gemv_batch(int64_t rows, int64_t experts, const KernelOptions& options) {
   if (options.exact) return "--exact: its sums depend on the batch";
@@ -150,6 +157,12 @@ const char* refuse_int8_row(Format format, int64_t rows, int64_t cols,
   if (format != Format::kMxfp4) return "int8 activations are for mxfp4 weights";
   if (cols % 64 != 0) return "its columns are not a multiple of 64";
   return refuse_layout(Layout::kPanels16, format, rows, cols);
+}
+
+// The general CUDA rows of products (ops/gpu_matmul/product_any.cuh): any shape.
+inline const char* refuse_any_product(Format format, const KernelOptions& options) {
+  if (const char* reason = refuse_cpu(options)) return reason;
+  return format == Format::kF32 ? "weights are f32" : nullptr;
 }
 
 // The wgmma products of many rows (ops/gpu_matmul/gemm_sm90.cuh), as a row of a table that reads
@@ -205,6 +218,9 @@ const char* refuse_experts_fp8(const Desc& d, int64_t fewest, const KernelOption
                        d.tokens * d.top_k, fewest * d.experts, d.facts};
   if (const char* reason = refuse_gemm_fp8(up, options)) return reason;
   if (d.width % 64 != 0) return "the experts' width is not a multiple of 64";
+  // Both lie in tiles only where both have kernels of that layout for steps of every size.
+  if (const char* reason = refuse_gemv_experts(d, 2 * d.width, d.hidden)) return reason;
+  if (const char* reason = refuse_gemv_experts(d, d.hidden, d.width)) return reason;
   for (const auto& [op, name] : options.forced)
     if ((op == "moe_up" || op == "moe_down") && !is_experts_fp8(name))
       return "it goes with its like for moe_up and moe_down, and another kernel is forced";
@@ -216,14 +232,12 @@ const char* refuse_experts_fp8(const Desc& d, int64_t fewest, const KernelOption
     return "it goes with its like for moe_up and moe_down, and the kernel table has not both";
   return nullptr;
 }
-// The same for few rows an expert (ops/gpu_matmul/gemm_narrow_sm90.cuh). A thread counts those of
-// one.
+// The same for few rows an expert (ops/gpu_matmul/gemm_narrow_sm90.cuh).
 template <typename Desc>
 const char* refuse_experts_narrow_fp8(const Desc& d, const KernelOptions& options) {
   if (const char* reason = refuse_experts_fp8(d, 3, options)) return reason;
   if (const char* reason = refuse_narrow_shape(2 * d.width, d.hidden, options)) return reason;
   if (const char* reason = refuse_narrow_shape(d.hidden, d.width, options)) return reason;
-  if (d.experts > 256) return "more than 256 experts";
   return d.tokens * d.top_k <= 28 * d.experts || options.any_size ? nullptr
                                                                   : "more than 28 rows an expert";
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/attention/attention_any.h"
 #include "ops/attention/attention_scratch.h"
 #include "ops/refuse.h"
 #include "ops/site.h"
@@ -45,6 +46,12 @@ const char* refuse_sm90(const AttentionDesc& d, const KernelOptions& o) {
   return o.gpu.sm == 90 ? nullptr : "needs a Hopper GPU (wgmma)";
 }
 
+const char* refuse_any(const AttentionDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_cpu(o)) return reason;
+  if (d.head_dim % 2 != 0) return "head dim is odd";
+  return d.head_dim <= 512 ? nullptr : "heads of more than 512 dims";
+}
+
 constexpr AttentionKernel kKernels[] = {
     {"sm90_bf16_spans", refuse_sm90, NIBBLE_SM90_KERNEL(gpu::attend_spans_sm90)},
     {"cuda_bf16_spans", refuse_spans, NIBBLE_CUDA_KERNEL(gpu::attend_spans)},
@@ -54,6 +61,7 @@ constexpr AttentionKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"cuda_any", refuse_any, NIBBLE_CUDA_KERNEL(gpu::attend_any)},
     {"ref", [](const AttentionDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::attention},
 };
@@ -94,7 +102,8 @@ int64_t flops(const AttentionDesc& d, int64_t tokens, int64_t context) {
 namespace gpu {
 
 int64_t scratch_bytes(const AttentionDesc& d) {
-  return AttentionScratch(Scratch(), d.tokens, d.kv_heads).used_bytes;
+  return std::max(AttentionScratch(Scratch(), d.tokens, d.kv_heads).used_bytes,
+                  AnyAttentionScratch(Scratch(), d.tokens, d.q_heads, d.head_dim).used_bytes);
 }
 
 }  // namespace gpu

@@ -52,10 +52,12 @@ struct BlockedAttention {
 namespace ref {
 AttentionFn attention;
 }
-// att, q bf16, pages bf16. D = 64, at most 8 query heads to a KV head, contexts up to 131,072.
+// att, q bf16, pages bf16 or E4M3. But for attend_any: D = 64, at most 8 query heads to a KV head,
+// contexts up to 131,072.
 namespace gpu {
 AttentionFn attend_spans, attend_spans_sm90;  // spans of several tokens by tiles of them
 AttentionFn attend_tokens;  // each token by itself: its bits do not depend on the batch
+AttentionFn attend_any;     // any even D up to 512, any heads, contexts and pages; the same of bits
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const AttentionDesc& desc);

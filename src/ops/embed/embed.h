@@ -44,5 +44,6 @@ EmbedFn embed;
 }
 namespace gpu {
 EmbedFn embed;
-}
+EmbedFn embed_any;  // any shape
+}  // namespace gpu
 }  // namespace nibble::ops

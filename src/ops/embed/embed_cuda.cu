@@ -1,7 +1,7 @@
 // embed on a GPU: x[t] = table[tokens[t]], d = 0, the angles of the step's positions.
 //   table   [V, H] bf16, in         tokens, positions [T] i32, in     inv_freq [D / 2] by value
 //   x, d    [T, H] f32, out         cos_sin [T, D] f32, out
-// Needs H % 8 == 0, D <= 256. Bytes: 10 H + 4 D a token; at T = 1 it is one launch's latency.
+// Needs H % 8 == 0, D <= 1,024. Bytes: 10 H + 4 D a token; at T = 1 it is one launch's latency.
 // One block a token; the last warps of a row turn the angles in double precision, reduced to a
 // quarter turn first, so that no slow path for large angles (with its stack) is compiled in.
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
 #include "ops/embed/embed.h"
+#include "ops/gpu_matmul/decode.cuh"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -17,10 +18,12 @@ using nibble::cuda::griddep_launch_dependents;
 using nibble::cuda::griddep_wait;
 
 constexpr int kThreads = 256;
-constexpr int kMaxPairs = 128;
+constexpr int kFewPairs = 128, kMostPairs = 512;
 
+template <int kPairs>
 struct Angles {
-  float inv_freq[kMaxPairs];
+  static constexpr int kMost = kPairs;
+  float inv_freq[kPairs];
   int pairs;
   double concentration;
 };
@@ -62,9 +65,24 @@ __device__ float2 cos_sin_of(float angle, double scale) {
           static_cast<float>((negative_sine ? -sine : sine) * scale)};
 }
 
+// The angles of token t. From the far end: the first threads have more of the row.
+template <int kPairs>
+__device__ __forceinline__ void store_angles(float* cos_sin, const int32_t* positions, int64_t t,
+                                             const Angles<kPairs>& angles) {
+  for (int pair = kThreads - 1 - static_cast<int>(threadIdx.x); pair < angles.pairs;
+       pair += kThreads) {
+    const float angle = static_cast<float>(positions[t]) * angles.inv_freq[pair];
+    const float2 value = cos_sin_of(angle, angles.concentration);
+    cos_sin[t * 2 * angles.pairs + pair] = value.x;
+    cos_sin[(t * 2 + 1) * angles.pairs + pair] = value.y;
+  }
+}
+
+template <int kPairs>
 __global__ void __launch_bounds__(kThreads)
     embed_rows(float* x, float* d, float* cos_sin, const uint16_t* table, const int32_t* tokens,
-               const int32_t* positions, int hidden, const __grid_constant__ Angles angles) {
+               const int32_t* positions, int hidden,
+               const __grid_constant__ Angles<kPairs> angles) {
   const int64_t t = blockIdx.x;
   griddep_wait();  // the step before may still read x, d and cos_sin
   griddep_launch_dependents();
@@ -77,29 +95,93 @@ __global__ void __launch_bounds__(kThreads)
     float4* zero = reinterpret_cast<float4*>(d + t * hidden) + 2 * i;
     zero[0] = zero[1] = {0, 0, 0, 0};
   }
-  // From the far end: the first threads have more of the row.
-  const int pair = kThreads - 1 - static_cast<int>(threadIdx.x);
-  if (pair < angles.pairs) {
-    const float angle = static_cast<float>(positions[t]) * angles.inv_freq[pair];
-    const float2 value = cos_sin_of(angle, angles.concentration);
-    cos_sin[t * 2 * angles.pairs + pair] = value.x;
-    cos_sin[(t * 2 + 1) * angles.pairs + pair] = value.y;
+  store_angles(cos_sin, positions, t, angles);
+}
+
+// What embed_any() reads of the table.
+struct Table {
+  const uint8_t* codes;
+  const uint8_t* scales;
+  int64_t row_code_bytes, row_scale_bytes;
+  int hidden;
+  bool is_wide;  // rows of bf16 are aligned to 16 bytes
+};
+
+// Any H and format: a piece of 16 bytes a thread.
+template <Format kFormat, int kPairs>
+__global__ void __launch_bounds__(kThreads)
+    embed_pieces(float* x, float* d, float* cos_sin, const __grid_constant__ Table table,
+                 const int32_t* tokens, const int32_t* positions,
+                 const __grid_constant__ Angles<kPairs> angles) {
+  using D = Decode<kFormat>;
+  const int64_t t = blockIdx.x;
+  griddep_wait();
+  griddep_launch_dependents();
+  const int64_t token = tokens[t];
+  for (int k = threadIdx.x * D::kElems; k < table.hidden; k += kThreads * D::kElems) {
+    uint32_t pairs[D::kElems / 2];
+    D::decode(load_piece<kFormat>(table.codes + token * table.row_code_bytes,
+                                  table.scales + token * table.row_scale_bytes, k, table.hidden,
+                                  table.is_wide),
+              pairs);
+#pragma unroll
+    for (int i = 0; i < D::kElems; ++i) {
+      if (k + i >= table.hidden) break;
+      const int64_t at = t * table.hidden + k + i;
+      x[at] = i % 2 == 0 ? cuda::bf16_lo(pairs[i / 2]) : cuda::bf16_hi(pairs[i / 2]);
+      d[at] = 0;
+    }
   }
+  store_angles(cos_sin, positions, t, angles);
+}
+
+// launch(angles) with the smaller table of angles that holds them.
+template <typename Launch>
+void with_angles(const Rope& rope, const Launch& launch) {
+  const auto fill = [&](auto angles) {
+    CHECK(rope.inv_freq.size() <= decltype(angles)::kMost);
+    angles.pairs = static_cast<int>(rope.inv_freq.size());
+    angles.concentration = rope.concentration;
+    std::copy(rope.inv_freq.begin(), rope.inv_freq.end(), angles.inv_freq);
+    launch(angles);
+  };
+  if (rope.inv_freq.size() <= kFewPairs)
+    fill(Angles<kFewPairs>{});
+  else
+    fill(Angles<kMostPairs>{});
 }
 
 }  // namespace
 
 void embed(Ctx& cx, const EmbedOut& out, const Weight& table, const Rope& rope, const Step& s) {
-  Angles angles{.pairs = static_cast<int>(rope.inv_freq.size()),
-                .concentration = rope.concentration};
-  CHECK(angles.pairs <= kMaxPairs);
-  std::copy(rope.inv_freq.begin(), rope.inv_freq.end(), angles.inv_freq);
-  cuda::launch(
-      cx.stream, embed_rows,
-      {.grid = dim3(s.num_tokens), .block = dim3(kThreads), .release = cuda::Release::kAfterWait},
-      out.x.as<float>(), out.d.as<float>(), out.cos_sin.as<float>(),
-      reinterpret_cast<const uint16_t*>(table.codes), s.tokens, s.positions,
-      static_cast<int>(table.cols), angles);
+  with_angles(rope, [&]<int kPairs>(const Angles<kPairs>& angles) {
+    cuda::launch(
+        cx.stream, embed_rows<kPairs>,
+        {.grid = dim3(s.num_tokens), .block = dim3(kThreads), .release = cuda::Release::kAfterWait},
+        out.x.as<float>(), out.d.as<float>(), out.cos_sin.as<float>(),
+        reinterpret_cast<const uint16_t*>(table.codes), s.tokens, s.positions,
+        static_cast<int>(table.cols), angles);
+  });
+}
+
+void embed_any(Ctx& cx, const EmbedOut& out, const Weight& w, const Rope& rope, const Step& s) {
+  const Table table{.codes = w.codes,
+                    .scales = w.scales,
+                    .row_code_bytes = w.row_code_bytes(),
+                    .row_scale_bytes = w.row_scale_bytes(),
+                    .hidden = static_cast<int>(w.cols),
+                    .is_wide = w.cols % 8 == 0 && reinterpret_cast<uintptr_t>(w.codes) % 16 == 0};
+  with_angles(rope, [&]<int kPairs>(const Angles<kPairs>& angles) {
+    const auto kernel = w.format == Format::kMxfp4   ? embed_pieces<Format::kMxfp4, kPairs>
+                        : w.format == Format::kMxfp8 ? embed_pieces<Format::kMxfp8, kPairs>
+                                                     : embed_pieces<Format::kBF16, kPairs>;
+    CHECK(w.format != Format::kF32);
+    cuda::launch(
+        cx.stream, kernel,
+        {.grid = dim3(s.num_tokens), .block = dim3(kThreads), .release = cuda::Release::kAfterWait},
+        out.x.as<float>(), out.d.as<float>(), out.cos_sin.as<float>(), table, s.tokens, s.positions,
+        angles);
+  });
 }
 
 }  // namespace nibble::ops::gpu

@@ -8,9 +8,10 @@ namespace {
 
 // Rows and zeros exactly; a cosine within a unit of the twin's: both round a double once, and the
 // doubles differ by 1e-15 or less.
-void check(int64_t hidden, int head_dim, const std::vector<int32_t>& positions) {
+void check(int64_t hidden, int head_dim, const std::vector<int32_t>& positions,
+           Format format = Format::kBF16) {
   Random random(3);
-  const TestWeight table(random, Format::kBF16, 1, 50, hidden, /*has_bias=*/false);
+  const TestWeight table(random, format, 1, 50, hidden, /*has_bias=*/false);
   const auto tokens = static_cast<int32_t>(positions.size());
   std::vector<int32_t> ids;
   for (int32_t t = 0; t < tokens; ++t) ids.push_back(static_cast<int32_t>(random.below(50)));
@@ -21,7 +22,7 @@ void check(int64_t hidden, int head_dim, const std::vector<int32_t>& positions) 
   TestCtx test(DType::kF32, 0);
   ref::embed(test.cx, {x.tensor(), d.tensor(), angles.tensor()}, table.view, rope, step);
   GpuProblem gpu;
-  const EmbedDesc desc{50, hidden, Format::kBF16, tokens};
+  const EmbedDesc desc{50, hidden, format, tokens};
   const EmbedOut out{gpu.output(DType::kF32, {tokens, hidden}),
                      gpu.output(DType::kF32, {tokens, hidden}),
                      gpu.output(DType::kF32, {tokens, head_dim})};
@@ -43,6 +44,14 @@ TEST(EmbedGpu, EveryKernelEqualsTheTwin) {
   std::vector<int32_t> many;
   for (int32_t i = 0; i < 300; ++i) many.push_back(i * 437);
   check(64, 64, many);
+  check(1, 2, {0, 3});
+  check(999, 80, {5, 1000});
+  check(1003, 512, {1, 70000});
+  check(32, 1024, {9});
+  for (const Format format : {Format::kMxfp4, Format::kMxfp8}) {
+    check(32, 64, {1, 2}, format);
+    check(9 * 32, 96, {0, 77, 100000}, format);
+  }
 }
 
 }  // namespace

@@ -14,11 +14,10 @@ namespace {
 constexpr MatrixShape matrix_of(const MoeDownDesc& d) { return {d.hidden, d.width}; }
 using Cpu = CpuRows<MoeDownKernel, CpuMoeDown, matrix_of>;
 
-// The few-token CUDA row. A thread counts the slots of an expert; one token's choices fit at once.
+// The few-token CUDA row.
 const char* refuse_gemv(const MoeDownDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_gemv_tiles(d.format, d.hidden, d.width, o)) return reason;
-  if (d.top_k > 8) return "more than 8 experts a token";
-  return d.experts <= 256 ? nullptr : "more than 256 experts";
+  return refuse_gemv_experts(d, d.hidden, d.width);
 }
 
 // The same for 3 rows an expert and more.
@@ -57,6 +56,11 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_down), Layout::kTiles16x64,
          /*chooses=*/true},
+        {"cuda_any",
+         [](const MoeDownDesc& d, const KernelOptions& o) {
+           return refuse_any_product(d.format, o);
+         },
+         NIBBLE_CUDA_KERNEL(gpu::moe_down_any)},
         {"ref", [](const MoeDownDesc&, const KernelOptions& o) { return refuse_ref(o); },
          ref::moe_down},
     }));

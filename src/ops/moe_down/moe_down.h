@@ -47,6 +47,7 @@ MoeDownFn moe_down_narrow;
 MoeDownFn moe_down_narrow_fp8;  // as moe_down_gemm_fp8
 MoeDownFn moe_down_gemm;
 MoeDownFn moe_down_gemm_fp8;  // takes u in E4M3
+MoeDownFn moe_down_any;       // any shape
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const MoeDownDesc& desc);

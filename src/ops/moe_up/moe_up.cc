@@ -15,11 +15,10 @@ namespace {
 constexpr MatrixShape matrix_of(const MoeUpDesc& d) { return {2 * d.width, d.hidden}; }
 using Cpu = CpuRows<MoeUpKernel, CpuMoeUp, matrix_of>;
 
-// The few-token CUDA row. A thread counts the slots of an expert; one token's choices fit at once.
+// The few-token CUDA row.
 const char* refuse_gemv(const MoeUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_gemv_tiles(d.format, 2 * d.width, d.hidden, o)) return reason;
-  if (d.top_k > 8) return "more than 8 experts a token";
-  return d.experts <= 256 ? nullptr : "more than 256 experts";
+  return refuse_gemv_experts(d, 2 * d.width, d.hidden);
 }
 
 // The same for 3 rows an expert and more.
@@ -57,6 +56,9 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_up), Layout::kTiles16x64,
          /*chooses=*/true},
+        {"cuda_any",
+         [](const MoeUpDesc& d, const KernelOptions& o) { return refuse_any_product(d.format, o); },
+         NIBBLE_CUDA_KERNEL(gpu::moe_up_any)},
         {"ref", [](const MoeUpDesc&, const KernelOptions& o) { return refuse_ref(o); },
          ref::moe_up},
     }));

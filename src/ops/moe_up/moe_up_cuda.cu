@@ -7,17 +7,11 @@
 #include "cuda/bf16.cuh"
 #include "ops/gpu_matmul/gemv_chosen.cuh"
 #include "ops/moe_up/moe_up.h"
+#include "ops/moe_up/swiglu.cuh"
 #include "ops/norm_route/route.cuh"
 
 namespace nibble::ops::gpu {
 namespace {
-
-__device__ __forceinline__ float swiglu(float gate, float up, float limit) {
-  // fminf drops NaN: a weight that is none must show.
-  const float g = gate > limit ? limit : gate;
-  const float v = up > limit ? limit : up < -limit ? -limit : up;
-  return g / (1 + __expf(-kSwigluAlpha * g)) * (v + 1);
-}
 
 struct Up {
   bool is_chosen_before;

@@ -25,5 +25,7 @@ struct AddNorm {
   E4m3Rows e4m3 = {};
 };
 void add_norm(Ctx& cx, const AddNorm& a);
+// The same for any H, without `e4m3`; a row's bits do not depend on the others.
+void add_norm_any(Ctx& cx, const AddNorm& a);
 
 }  // namespace nibble::ops::gpu

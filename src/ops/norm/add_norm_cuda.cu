@@ -98,7 +98,38 @@ __global__ void __launch_bounds__(kThreads) add_norm_rows(const __grid_constant_
   }
 }
 
+// Any H: a thread has every kThreads-th column, and reads it again for h.
+__global__ void __launch_bounds__(kThreads) add_norm_columns(const __grid_constant__ AddNorm a) {
+  __shared__ float squares[kWarps];
+  const auto hidden = static_cast<int>(a.hidden);
+  const int64_t row = blockIdx.x;
+  cuda::griddep_wait();
+  cuda::griddep_launch_dependents();
+  const int64_t from = (a.rows == nullptr ? row : a.rows[row]) * hidden;
+  const auto sum_at = [&](int column) {
+    return __ldcg(a.x + from + column) + __ldcg(a.d + from + column);
+  };
+  float sum = 0;
+#pragma unroll 4
+  for (int column = threadIdx.x; column < hidden; column += kThreads) {
+    const float y = sum_at(column);
+    sum = fmaf(y, y, sum);
+    if (a.rows == nullptr) a.y[row * hidden + column] = y;
+  }
+  const float inv = inverse_rms<kWarps>(sum, squares, hidden, a.norm.eps);
+#pragma unroll 4
+  for (int column = threadIdx.x; column < hidden; column += kThreads)
+    a.h[row * hidden + column] =
+        cuda::bf16_bits(sum_at(column) * inv * cuda::bf16_value(a.norm.weight[column]));
+}
+
 }  // namespace
+
+void add_norm_any(Ctx& cx, const AddNorm& a) {
+  CHECK(a.e4m3.codes == nullptr);
+  cuda::launch(cx.stream, add_norm_columns,
+               {.grid = dim3(static_cast<unsigned>(a.tokens)), .block = dim3(kThreads)}, a);
+}
 
 void add_norm(Ctx& cx, const AddNorm& a) {
   CHECK(a.hidden % 8 == 0 && a.hidden <= 8 * kThreads * kGroups);

@@ -42,6 +42,11 @@ const char* refuse_many_fp8(const NormQkvDesc& d, const KernelOptions& o) {
   return d.head_dim == 64 ? nullptr : "head dim is not 64";
 }
 
+const char* refuse_any(const NormQkvDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_any_product(d.format, o)) return reason;
+  return d.head_dim % 2 == 0 ? nullptr : "head dim is odd";
+}
+
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<NormQkvKernel>({
@@ -55,6 +60,7 @@ constexpr auto kKernels = joined(
         {"cuda_w4a16_decode", refuse_gemv<refuse_gemv_tiles>,
          NIBBLE_CUDA_KERNEL(gpu::norm_qkv_tiles), Layout::kTiles16x64},
         {"cuda_bf16_decode", refuse_gemv<refuse_gemv_rows>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_rows)},
+        {"cuda_any", refuse_any, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_any)},
         {"ref", [](const NormQkvDesc&, const KernelOptions& o) { return refuse_ref(o); },
          ref::norm_qkv},
     }));

@@ -57,6 +57,7 @@ NormQkvFn norm_qkv_rows;
 NormQkvFn norm_qkv_gemm;
 NormQkvFn norm_qkv_split;
 NormQkvFn norm_qkv_gemm_fp8;
+NormQkvFn norm_qkv_any;  // any shape
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const NormQkvDesc& desc);

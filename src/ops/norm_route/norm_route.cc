@@ -55,6 +55,11 @@ const char* refuse_by_gemm(const NormRouteDesc& d, const KernelOptions& o) {
              : "needs 1, 2, 4, ... choices, at most 64";
 }
 
+const char* refuse_any(const NormRouteDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_any_product(d.format, o)) return reason;
+  return d.experts <= 1024 && d.top_k <= 32 ? nullptr : "more than 1,024 experts or 32 choices";
+}
+
 constexpr NormRouteKernel kKernels[] = {
     {"cuda_bf16_few", refuse_few, NIBBLE_CUDA_KERNEL(gpu::norm_route_few)},
     {"sm90_bf16_gemm", refuse_by_gemm, NIBBLE_SM90_KERNEL(gpu::norm_route_gemm)},
@@ -62,6 +67,7 @@ constexpr NormRouteKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    {"cuda_any", refuse_any, NIBBLE_CUDA_KERNEL(gpu::norm_route_any)},
     {"ref", [](const NormRouteDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::norm_route},
 };

@@ -49,7 +49,7 @@ NormRouteFn norm_route;
 }
 // h bf16.
 namespace gpu {
-NormRouteFn norm_route_few, norm_route_many, norm_route_gemm;
+NormRouteFn norm_route_few, norm_route_many, norm_route_gemm, norm_route_any;
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const NormRouteDesc& desc);

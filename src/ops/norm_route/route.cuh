@@ -41,7 +41,7 @@ __device__ __forceinline__ Choice choose(const float* logits, int experts, int t
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) best = max(best, value[i]);
     best = __reduce_max_sync(kAll, best);
-    unsigned id = kMaxRouted;
+    unsigned id = 32 * kPerLane;
 #pragma unroll
     for (int i = kPerLane - 1; i >= 0; --i)
       if (value[i] == best) id = lane + 32 * i;

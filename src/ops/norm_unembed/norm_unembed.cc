@@ -33,6 +33,11 @@ constexpr auto kKernels = joined(
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_tiles), Layout::kTiles16x64},
         {"cuda_bf16_decode", refuse_matrix<matrix_of, refuse_gemv_rows>,
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_rows)},
+        {"cuda_any",
+         [](const NormUnembedDesc& d, const KernelOptions& o) {
+           return refuse_any_product(d.format, o);
+         },
+         NIBBLE_CUDA_KERNEL(gpu::norm_unembed_any)},
         {"ref", [](const NormUnembedDesc&, const KernelOptions& o) { return refuse_ref(o); },
          ref::norm_unembed},
     }));

@@ -45,6 +45,7 @@ NormUnembedFn norm_unembed_tiles;
 NormUnembedFn norm_unembed_rows;
 NormUnembedFn norm_unembed_gemm;
 NormUnembedFn norm_unembed_gemm_fp8;
+NormUnembedFn norm_unembed_any;  // any shape
 
 // Working memory for steps of up to desc.tokens rows.
 int64_t scratch_bytes(const NormUnembedDesc& desc);

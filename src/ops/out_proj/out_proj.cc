@@ -38,6 +38,11 @@ constexpr auto kKernels = joined(
          NIBBLE_CUDA_KERNEL(gpu::out_proj_tiles), Layout::kTiles16x64},
         {"cuda_bf16_decode", refuse_matrix<matrix_of, refuse_gemv_rows>,
          NIBBLE_CUDA_KERNEL(gpu::out_proj_rows)},
+        {"cuda_any",
+         [](const OutProjDesc& d, const KernelOptions& o) {
+           return refuse_any_product(d.format, o);
+         },
+         NIBBLE_CUDA_KERNEL(gpu::out_proj_any)},
         {"ref", [](const OutProjDesc&, const KernelOptions& o) { return refuse_ref(o); },
          ref::out_proj},
     }));

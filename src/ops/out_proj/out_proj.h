@@ -44,6 +44,7 @@ OutProjFn out_proj_rows;
 OutProjFn out_proj_gemm;
 OutProjFn out_proj_split;
 OutProjFn out_proj_gemm_fp8;
+OutProjFn out_proj_any;  // any shape
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const OutProjDesc& desc);

@@ -1,0 +1,403 @@
+// The general CUDA rows (cuda_any) of the ops that are products against the twins, on random odd
+// shapes in every format. Those of embed, norm_route and attention are tested with the others of
+// their tables.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "ops/gpu_test_problem.h"
+#include "ops/kv_pages.h"
+#include "ops/matmul_ref.h"
+#include "ops/moe_down/moe_down.h"
+#include "ops/moe_up/moe_up.h"
+#include "ops/norm_qkv/norm_qkv.h"
+#include "ops/norm_ref.h"
+#include "ops/norm_unembed/norm_unembed.h"
+#include "ops/out_proj/out_proj.h"
+#include "ops/wrong_blocks.h"
+
+namespace nibble::ops {
+namespace {
+
+// Of a sum of n products over its terms' magnitudes: weights and activations are exact, sums are
+// float32, which tensor cores truncate (twice the error of rounding); eight segments are added.
+double product_error(int64_t n) { return 2 * (n + 16) * kEps; }
+
+constexpr Format kFormats[] = {Format::kBF16, Format::kMxfp4, Format::kMxfp8};
+constexpr uint32_t kSeeds = 8;  // shapes a format
+
+// 1 to `most`; whole blocks of 32 where the format has them.
+int64_t random_cols(Random& random, Format format, int64_t most) {
+  const int64_t block = format_row(format).block_elems;
+  return block * (1 + random.below(most / block));
+}
+// Few and many tokens: of both forms of the product, tiles that end early, one.
+int64_t random_tokens(Random& random) {
+  constexpr int64_t kMost[] = {1, 8, 24, 70, 200};
+  return 1 + random.below(kMost[random.below(5)]);
+}
+
+template <typename Desc, typename Fn>
+const Kernel<Desc, Fn>& general_row(std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
+                                    const KernelOptions& options) {
+  for (const auto& row : table)
+    if (std::string_view(row.name) == "cuda_any") {
+      CHECK(row.run != nullptr && row.refuse(desc, options) == nullptr);
+      CHECK(row.layout == Layout::kRows);
+      return row;
+    }
+  CHECK(false);
+}
+
+Tensor row_of(const Tensor& x, int64_t t) {
+  return make_tensor(static_cast<uint8_t*>(x.data) + t * x.dim(1) * dtype_bytes(x.dtype), x.dtype,
+                     {1, x.dim(1)});
+}
+
+// Each element within its bound, and no block of columns wrong.
+struct Compared {
+  explicit Compared(int64_t cols) : blocks(cols) {}
+  void add(int64_t t, int64_t n, double got, double want, double error) {
+    ASSERT_NEAR(got, want, error) << "token " << t << " row " << n;
+    blocks.add(t, n, got, want);
+  }
+  ~Compared() { EXPECT_LT(blocks.worst(), 1); }
+  WrongBlocks blocks;
+};
+
+// Tokens that are also run alone.
+bool is_run_alone(int64_t t, int64_t tokens) { return t % 13 == 0 || t + 1 == tokens; }
+
+void check_out_proj(Random& random, Format format) {
+  const int64_t rows = 1 + random.below(300), cols = random_cols(random, format, 3000);
+  const int64_t tokens = random_tokens(random);
+  if (is_too_slow(tokens * cols)) return;
+  SCOPED_TRACE(testing::Message() << rows << " x " << cols << ", " << tokens << " tokens");
+  const OutProjDesc desc{rows, cols, format, tokens};
+  TestWeight w(random, format, 1, rows, cols);
+  const Floats att(random, tokens, cols, DType::kBF16);
+  GpuProblem gpu;
+  const auto& row = general_row(out_proj_kernels(), desc, gpu.cx.kernels);
+  const Weight weight = gpu.weight(w);
+  const Tensor in = gpu.tensor(att, DType::kBF16);
+  const auto run = [&](const Tensor& from) {
+    const Tensor d = gpu.output(DType::kF32, {from.dim(0), rows});
+    row.run(gpu.cx, d, from, weight, Step{.num_tokens = static_cast<int32_t>(from.dim(0))});
+    return gpu.floats(d);
+  };
+  const Floats got = run(in);
+  ASSERT_EQ(got.values, run(in).values);
+  for (int64_t t = 0; t < tokens; ++t)
+    if (is_run_alone(t, tokens)) {
+      const Floats alone = run(row_of(in, t));
+      ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
+          << "token " << t;
+    }
+  Compared compared(cols);
+  for (int64_t n = 0; n < rows; ++n) {
+    const ref::Row weights(w.view, 0, n);
+    for (int64_t t = 0; t < tokens; ++t) {
+      double abs;
+      const double want = weights.dot(att.row(t), &abs);
+      ASSERT_NO_FATAL_FAILURE(compared.add(t, n, got.at(t, n), want, product_error(cols) * abs));
+    }
+  }
+}
+
+// The norm that ran on the GPU, against the twin's.
+void expect_normed(const Floats& got, const Floats& y, const Norm& norm) {
+  std::vector<float> want(y.shape[1]);
+  for (int64_t t = 0; t < y.shape[0]; ++t) {
+    ref::rms_norm(DType::kBF16, want.data(), y.row(t), norm, y.shape[1]);
+    for (int64_t k = 0; k < y.shape[1]; ++k)
+      ASSERT_NEAR(got.at(t, k), want[k], norm_error(DType::kBF16, y.shape[1]) * std::fabs(want[k]))
+          << "token " << t << " column " << k;
+  }
+}
+
+void check_norm_unembed(Random& random, Format format) {
+  const int64_t hidden = random_cols(random, format, 2000), vocab = 1 + random.below(700);
+  const int64_t tokens = 40, rows = 1 + random.below(40);
+  if (is_too_slow(rows * hidden)) return;
+  SCOPED_TRACE(testing::Message() << vocab << " x " << hidden << ", " << rows << " rows");
+  const NormUnembedDesc desc{hidden, vocab, format, rows};
+  TestWeight w(random, format, 1, vocab, hidden, /*has_bias=*/false);
+  const std::vector<uint16_t> weight = random.bf16s(hidden, 0.3f, 1);
+  const Floats x(random, tokens, hidden), d(random, tokens, hidden);
+  std::vector<int32_t> out_rows;
+  for (int32_t r = 0; r < rows; ++r) out_rows.push_back(39 - r);
+  GpuProblem gpu;
+  const auto& row = general_row(norm_unembed_kernels(), desc, gpu.cx.kernels);
+  const Tensor logits = gpu.output(DType::kF32, {rows, vocab});
+  const Tensor h = gpu.output(DType::kBF16, {rows, hidden});
+  row.run(gpu.cx, logits, h, gpu.tensor(x, DType::kF32), gpu.tensor(d, DType::kF32),
+          {gpu.array(weight), 1e-5f}, gpu.weight(w),
+          Step{.num_tokens = tokens,
+               .num_out = static_cast<int32_t>(rows),
+               .out_rows = gpu.array(out_rows)});
+  const Floats got = gpu.floats(logits), got_h = gpu.floats(h);
+  Floats y(rows, hidden);
+  for (int64_t r = 0; r < rows; ++r)
+    ref::add(y.values.data() + r * hidden, x.row(out_rows[r]), d.row(out_rows[r]), hidden);
+  ASSERT_NO_FATAL_FAILURE(expect_normed(got_h, y, {weight.data(), 1e-5f}));
+  Compared compared(hidden);
+  for (int64_t n = 0; n < vocab; ++n) {
+    const ref::Row weights(w.view, 0, n);
+    for (int64_t r = 0; r < rows; ++r) {
+      double abs;
+      const double want = weights.dot(got_h.row(r), &abs);
+      ASSERT_NO_FATAL_FAILURE(compared.add(r, n, got.at(r, n), want, product_error(hidden) * abs));
+    }
+  }
+}
+
+// Two sequences, the second of one token, in pages of NaN that lie in no order.
+struct QkvProblem {
+  static constexpr int32_t kPageSize = 16, kMaxPages = 16;
+
+  QkvProblem(Random& random, int64_t tokens, int64_t kv_heads, int64_t dim, DType kv_dtype)
+      : x(0, 0),
+        cos_sin(random, tokens, dim),
+        side(2 * kMaxPages * kv_heads * kPageSize * dim * dtype_bytes(kv_dtype), 0xff) {
+    if (tokens > 1) spans.push_back({0, static_cast<int32_t>(tokens) - 1, 11, 1});
+    spans.push_back({static_cast<int32_t>(tokens) - 1, 1, 40, 0});
+    for (int32_t t = 0; t + 1 < tokens; ++t) positions.push_back(11 + t);
+    positions.push_back(40);
+    for (int32_t i = 0; i < 2 * kMaxPages; ++i)
+      table.push_back(2 * kMaxPages - 1 - i * 3 % (2 * kMaxPages));
+    const Tensor pages =
+        make_tensor(side.data(), kv_dtype, {2 * kMaxPages, kv_heads, kPageSize, dim});
+    kv = {pages, pages, table.data(), kMaxPages, kPageSize};
+    step = {.num_tokens = static_cast<int32_t>(tokens),
+            .num_spans = static_cast<int32_t>(spans.size()),
+            .positions = positions.data(),
+            .spans = spans.data()};
+  }
+  Floats x, cos_sin;
+  std::vector<uint8_t> side;
+  std::vector<Span> spans;
+  std::vector<int32_t> positions, table;
+  KvLayer kv;
+  Step step;
+};
+
+void check_norm_qkv(Random& random, Format format) {
+  const int64_t hidden = random_cols(random, format, 1000), dim = 2 * (1 + random.below(100));
+  const int64_t kv_heads = 1 + random.below(3), q_heads = kv_heads * (1 + random.below(4));
+  const int64_t tokens = random_tokens(random), rows = (q_heads + 2 * kv_heads) * dim;
+  const DType kv_dtype = random.below(2) == 0 ? DType::kBF16 : DType::kF8E4M3;
+  if (is_too_slow(tokens * hidden)) return;
+  SCOPED_TRACE(testing::Message() << hidden << " columns, heads " << q_heads << " / " << kv_heads
+                                  << " of " << dim << ", " << tokens << " tokens");
+  const NormQkvDesc desc{hidden, q_heads, kv_heads, dim, format, tokens};
+  TestWeight w(random, format, 1, rows, hidden);
+  const std::vector<uint16_t> weight = random.bf16s(hidden, 0.3f, 1);
+  const Floats x(random, tokens, hidden), d(random, tokens, hidden);
+  const QkvProblem p(random, tokens, kv_heads, dim, kv_dtype);
+  GpuProblem gpu(gpu::scratch_bytes(desc));
+  const auto& row = general_row(norm_qkv_kernels(), desc, gpu.cx.kernels);
+  const KvLayer kv = gpu.kv(p.kv, 2);
+  const NormQkvOut out{gpu.output(DType::kBF16, {tokens, q_heads * dim}),
+                       gpu.output(DType::kBF16, {tokens, hidden}),
+                       gpu.output(DType::kF32, {tokens, hidden})};
+  row.run(gpu.cx, out, kv, gpu.tensor(x, DType::kF32), gpu.tensor(d, DType::kF32),
+          {gpu.array(weight), 1e-5f}, gpu.weight(w), gpu.tensor(p.cos_sin, DType::kF32),
+          gpu.step(p.step));
+  Floats y(tokens, hidden);
+  ref::add(y.values.data(), x.values.data(), d.values.data(), tokens * hidden);
+  EXPECT_EQ(gpu.floats(out.y).values, y.values);
+  const Floats h = gpu.floats(out.h), q = gpu.floats(out.q);
+  ASSERT_NO_FATAL_FAILURE(expect_normed(h, y, {weight.data(), 1e-5f}));
+  std::vector<uint8_t> k = gpu.bytes(kv.k), v = gpu.bytes(kv.v);
+  KvLayer got_kv = p.kv;
+  got_kv.k.data = k.data(), got_kv.v.data = v.data();
+
+  // What is stored is the products' sums, turned: off by both partners' errors, and its rounding.
+  const double rounding = kv_dtype == DType::kBF16 ? 0x1p-8 : 0x1p-4;
+  std::vector<ref::Row> weights;
+  for (int64_t n = 0; n < rows; ++n) weights.emplace_back(w.view, 0, n);
+  Compared compared(hidden);
+  Compared stored(kv_dtype == DType::kBF16 ? hidden : 32);  // E4M3 rounds by a thirtieth
+  for (int64_t t = 0; t < tokens; ++t) {
+    const float* turns = p.cos_sin.row(t);
+    const int32_t slot = t + 1 == tokens ? 0 : 1;
+    for (int64_t head = 0; head < q_heads + 2 * kv_heads; ++head)
+      for (int64_t i = 0; i < dim / 2; ++i) {
+        double a_abs, b_abs, c = turns[i], s = turns[i + dim / 2];
+        const double a = weights[head * dim + i].dot(h.row(t), &a_abs);
+        const double b = weights[head * dim + i + dim / 2].dot(h.row(t), &b_abs);
+        if (head >= q_heads + kv_heads) c = 1, s = 0;
+        const double want[2] = {a * c - b * s, b * c + a * s};
+        const double error =
+            (product_error(hidden) + 4 * kEps) * (a_abs + b_abs) * (std::fabs(c) + std::fabs(s));
+        for (int half = 0; half < 2; ++half) {
+          const int64_t at = i + half * dim / 2;
+          if (head < q_heads) {
+            const int64_t n = head * dim + at;
+            ASSERT_NO_FATAL_FAILURE(
+                compared.add(t, n, q.at(t, n), want[half],
+                             error + store_error(DType::kBF16, std::fabs(want[half]) + error)));
+            continue;
+          }
+          const bool is_v = head >= q_heads + kv_heads;
+          const int64_t g = head - q_heads - (is_v ? kv_heads : 0);
+          const double got =
+              kv_get(is_v ? got_kv.v : got_kv.k, kv_index(got_kv, slot, p.positions[t], g) + at);
+          ASSERT_NO_FATAL_FAILURE(
+              stored.add(t, head * dim + at, got, want[half],
+                         error + rounding * (std::fabs(want[half]) + error) + 0x1p-10));
+        }
+      }
+  }
+}
+
+struct Experts {
+  Experts(Random& random, Format format)
+      : hidden(random_cols(random, format, 800)),
+        width(random_cols(random, format, 300)),
+        experts(random.below(4) == 0 ? 1024 - random.below(200) : 1 + random.below(40)),
+        top_k(1 + random.below(std::min<int64_t>(experts, 32))),
+        tokens(random_tokens(random)) {
+    if (experts > 100) hidden = width = 64;  // weights of megabytes, not more
+  }
+  int64_t hidden, width, experts, top_k, tokens;
+};
+
+void check_moe_up(Random& random, Format format) {
+  const Experts s(random, format);
+  if (is_too_slow(s.tokens * s.hidden)) return;
+  SCOPED_TRACE(testing::Message() << s.experts << " experts, " << s.top_k << " of " << s.hidden
+                                  << " x " << s.width << ", " << s.tokens << " tokens");
+  const MoeUpDesc desc{s.hidden, s.width, s.experts, s.top_k, format, s.tokens};
+  TestWeight w(random, format, s.experts, 2 * s.width, s.hidden);
+  const Floats h(random, s.tokens, s.hidden, DType::kBF16);
+  TestRouting routing(s.tokens, s.experts, s.top_k);
+  routing.randomize(random);
+  GpuProblem gpu(gpu::scratch_bytes(desc));
+  const auto& row = general_row(moe_up_kernels(), desc, gpu.cx.kernels);
+  const Weight weight = gpu.weight(w);
+  const Tensor in = gpu.tensor(h, DType::kBF16);
+  const auto run = [&](const Tensor& from, const TestRouting& r) {
+    const Tensor u = gpu.output(DType::kBF16, {r.view.num_tokens * s.top_k, s.width});
+    row.run(gpu.cx, u, from, gpu.routing(r), weight, 7);
+    return gpu.floats(u);
+  };
+  const Floats got = run(in, routing);
+  ASSERT_EQ(got.values, run(in, routing).values);
+  const double e = product_error(s.hidden);
+  Compared compared(s.hidden);
+  for (int64_t t = 0; t < s.tokens; ++t) {
+    if (!is_run_alone(t, s.tokens)) continue;
+    TestRouting one(1, s.experts, s.top_k);
+    std::copy_n(routing.ids.begin() + t * s.top_k, s.top_k, one.ids.begin());
+    sort_by_expert(one.view);
+    const Floats alone = run(row_of(in, t), one);
+    for (int64_t k = 0; k < s.top_k; ++k) {
+      const int64_t slot = routing.slot[t * s.top_k + k];
+      ASSERT_TRUE(std::equal(got.row(slot), got.row(slot) + s.width, alone.row(one.slot[k])))
+          << "token " << t << " choice " << k;
+      for (int64_t j = 0; j < s.width; ++j) {
+        double gate_abs, up_abs;
+        const double gate = ref::Row(w.view, one.ids[k], 2 * j).dot(h.row(t), &gate_abs);
+        const double up = ref::Row(w.view, one.ids[k], 2 * j + 1).dot(h.row(t), &up_abs);
+        const double want = ref::swiglu(gate, up, 7);
+        const double g = std::min(std::fabs(gate) + e * gate_abs, 7.0),
+                     v = std::min(std::fabs(up) + e * up_abs, 7.0) + 1;
+        // swiglu's slope is at most 1.1 |v + 1| along the gate and 1.1 |g| (+ the fast
+        // exponential's 2^-20) along the other; u is rounded to bf16.
+        ASSERT_NO_FATAL_FAILURE(compared.add(slot, j, got.at(slot, j), want,
+                                             1.1 * e * (v * gate_abs + g * up_abs) +
+                                                 0x1p-20 * g * v + store_error(DType::kBF16, want) +
+                                                 1e-6));
+      }
+    }
+  }
+}
+
+void check_moe_down(Random& random, Format format) {
+  const Experts s(random, format);
+  if (is_too_slow(s.tokens * s.width)) return;
+  SCOPED_TRACE(testing::Message() << s.experts << " experts, " << s.top_k << " of " << s.hidden
+                                  << " x " << s.width << ", " << s.tokens << " tokens");
+  const MoeDownDesc desc{s.hidden, s.width, s.experts, s.top_k, format, s.tokens};
+  TestWeight w(random, format, s.experts, s.hidden, s.width);
+  const Floats u(random, s.tokens * s.top_k, s.width, DType::kBF16);
+  TestRouting routing(s.tokens, s.experts, s.top_k);
+  routing.randomize(random);
+  GpuProblem gpu(gpu::scratch_bytes(desc));
+  const auto& row = general_row(moe_down_kernels(), desc, gpu.cx.kernels);
+  const Weight weight = gpu.weight(w);
+  const auto run = [&](const Floats& from, const TestRouting& r) {
+    const Tensor d = gpu.output(DType::kF32, {r.view.num_tokens, s.hidden});
+    row.run(gpu.cx, d, gpu.tensor(from, DType::kBF16), gpu.routing(r), weight);
+    return gpu.floats(d);
+  };
+  const Floats got = run(u, routing);
+  ASSERT_EQ(got.values, run(u, routing).values);
+  Compared compared(s.width);
+  for (int64_t t = 0; t < s.tokens; ++t) {
+    if (!is_run_alone(t, s.tokens)) continue;
+    TestRouting one(1, s.experts, s.top_k);
+    std::copy_n(routing.ids.begin() + t * s.top_k, s.top_k, one.ids.begin());
+    std::copy_n(routing.p.begin() + t * s.top_k, s.top_k, one.p.begin());
+    sort_by_expert(one.view);
+    Floats one_u(s.top_k, s.width);
+    for (int64_t k = 0; k < s.top_k; ++k)
+      std::copy_n(u.row(routing.slot[t * s.top_k + k]), s.width,
+                  one_u.values.begin() + one.slot[k] * s.width);
+    const Floats alone = run(one_u, one);
+    ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t))) << "token " << t;
+    // A weighted sum of K products: their errors, and K + 1 roundings more.
+    for (int64_t n = 0; n < s.hidden; ++n) {
+      double want = 0, error = 0;
+      for (int64_t k = 0; k < s.top_k; ++k) {
+        double abs;
+        want += one.p[k] * ref::Row(w.view, one.ids[k], n).dot(one_u.row(one.slot[k]), &abs);
+        error += one.p[k] * (product_error(s.width) + (s.top_k + 1) * kEps) * abs;
+      }
+      ASSERT_NO_FATAL_FAILURE(compared.add(t, n, got.at(t, n), want, error));
+    }
+  }
+}
+
+using Check = void(Random&, Format);
+void check_shapes(Check* check) {
+  for (const Format format : kFormats)
+    for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+      SCOPED_TRACE(testing::Message() << format_name(format) << ", seed " << seed);
+      Random random(seed);
+      check(random, format);
+      if (testing::Test::HasFailure()) return;
+    }
+}
+
+TEST(GeneralRowsGpu, OutProjEqualsTheTwinAndItselfAlone) { check_shapes(check_out_proj); }
+TEST(GeneralRowsGpu, NormUnembedEqualsTheTwin) { check_shapes(check_norm_unembed); }
+TEST(GeneralRowsGpu, NormQkvEqualsTheTwin) { check_shapes(check_norm_qkv); }
+TEST(GeneralRowsGpu, MoeUpEqualsTheTwinAndItselfAlone) { check_shapes(check_moe_up); }
+TEST(GeneralRowsGpu, MoeDownEqualsTheTwinAndItselfAlone) { check_shapes(check_moe_down); }
+
+// A scale that is none shows in its row alone, as does an activation in its token.
+TEST(GeneralRowsGpu, DamageShowsWhereItIs) {
+  for (const Format format : {Format::kMxfp4, Format::kMxfp8})
+    for (const int64_t tokens : {3, 40}) {
+      Random random(1);
+      TestWeight w(random, format, 1, 37, 96);
+      w.scales[5 * 3 + 1] = 255;
+      Floats att(random, tokens, 96, DType::kBF16);
+      att.values[2 * 96 + 3] = INFINITY;
+      GpuProblem gpu;
+      const OutProjDesc desc{37, 96, format, tokens};
+      const Tensor d = gpu.output(DType::kF32, {tokens, 37});
+      general_row(out_proj_kernels(), desc, gpu.cx.kernels)
+          .run(gpu.cx, d, gpu.tensor(att, DType::kBF16), gpu.weight(w),
+               Step{.num_tokens = static_cast<int32_t>(tokens)});
+      const Floats got = gpu.floats(d);
+      for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t n = 0; n < 37; ++n)
+          EXPECT_EQ(std::isfinite(got.at(t, n)), n != 5 && t != 2) << t << " " << n;
+    }
+}
+
+}  // namespace
+}  // namespace nibble::ops

@@ -1,0 +1,110 @@
+// norm_route of any hidden size and format (cuda_any): the norm, the router's product, the choice
+// and the sort, each in a launch of its own.
+//   x, d    [T, H] f32, in      y [T, H] f32, h [T, H] bf16, out
+//   norm    [H] bf16            router [E, H] in kRows and bias [E] bf16, in
+//   routing ids, p, slot [T, K]; counts [E]; offsets [E + 1]; token [T * K], out
+// Needs E <= 1,024, K <= 32: a lane of the warp that chooses holds 32 logits and one choice.
+// Bytes: the sort reads all ids twice for every expert, out of L2.
+#include "cuda/launch.cuh"
+#include "ops/gpu_matmul/product_any.h"
+#include "ops/norm/add_norm.h"
+#include "ops/norm_route/norm_route.h"
+#include "ops/norm_route/route.cuh"
+#include "ops/norm_route/route_scratch.h"
+
+namespace nibble::ops::gpu {
+namespace {
+
+constexpr int kChooseWarps = 8;
+constexpr int kMostPerLane = 32;
+constexpr int kFewChoices = 4096;  // of all tokens: up to here the sort's blocks have 4 warps
+
+// A warp a token.
+template <int kPerLane>
+__global__ void __launch_bounds__(kChooseWarps * 32)
+    choose_tokens(const __grid_constant__ Routing r, const float* logits) {
+  cuda::griddep_wait();
+  cuda::griddep_launch_dependents();
+  const int t = static_cast<int>(blockIdx.x) * kChooseWarps + static_cast<int>(threadIdx.x) / 32;
+  if (t >= r.num_tokens) return;
+  const Choice mine =
+      weigh(choose<kPerLane>(logits + int64_t{t} * r.num_experts, r.num_experts, r.top_k), r.top_k);
+  const int lane = threadIdx.x % 32;
+  if (lane >= r.top_k) return;
+  r.ids[t * r.top_k + lane] = mine.id;
+  r.p[t * r.top_k + lane] = mine.p;
+}
+
+// A block an expert: how many choices are of lower ones and of its own, then its own in order. A
+// warp has a contiguous share of the choices.
+template <int kWarps>
+__global__ void __launch_bounds__(kWarps * 32) sort_by_blocks(const __grid_constant__ Routing r) {
+  __shared__ int32_t lower[kWarps], own[kWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, e = blockIdx.x;
+  cuda::griddep_wait();
+  cuda::griddep_launch_dependents();
+  const int choices = r.num_tokens * r.top_k;
+  const int each = (choices + kWarps * 32 - 1) / (kWarps * 32) * 32;
+  const int first = min(warp * each, choices), end = min(first + each, choices);
+  int num_lower = 0, num_own = 0;
+#pragma unroll 4
+  for (int i = first + lane; i < end; i += 32) {
+    const int id = __ldcg(r.ids + i);
+    num_lower += id < e, num_own += id == e;
+  }
+  num_lower = __reduce_add_sync(0xffffffff, num_lower);
+  num_own = __reduce_add_sync(0xffffffff, num_own);
+  if (lane == 0) lower[warp] = num_lower, own[warp] = num_own;
+  __syncthreads();
+  int offset = 0, slot = 0, count = 0;
+  for (int w = 0; w < kWarps; ++w) {
+    offset += lower[w];
+    if (w < warp) slot += own[w];
+    count += own[w];
+  }
+  slot += offset;
+  if (threadIdx.x == 0) {
+    r.counts[e] = count, r.offsets[e] = offset;
+    if (e + 1 == r.num_experts) r.offsets[e + 1] = offset + count;
+  }
+#pragma unroll 4
+  for (int base = first; base < end; base += 32) {
+    const int i = base + lane;
+    const bool is_own = i < end && __ldcg(r.ids + i) == e;
+    const unsigned same = __ballot_sync(0xffffffff, is_own);
+    if (is_own) {
+      const int at = slot + __popc(same & ((1u << lane) - 1));
+      r.slot[i] = at;
+      r.token[at] = i / r.top_k;
+    }
+    slot += __popc(same);
+  }
+}
+
+}  // namespace
+
+void norm_route_any(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, const Tensor& x,
+                    const Tensor& d, const Norm& norm, const Weight& router) {
+  routing.logits = nullptr;
+  const int32_t tokens = routing.num_tokens, experts = routing.num_experts;
+  CHECK(experts <= 32 * kMostPerLane && routing.top_k <= kMaxTopK);
+  if (tokens == 0) return;
+  float* const logits = RouteScratch(Scratch(cx.scratch), tokens, experts).logits;
+  add_norm_any(cx, {.y = y.as<float>(),
+                    .h = h.as<uint16_t>(),
+                    .x = x.as<float>(),
+                    .d = d.as<float>(),
+                    .norm = norm,
+                    .tokens = tokens,
+                    .hidden = router.cols});
+  multiply_any(cx, router, h.as<uint16_t>(), tokens, logits);
+  cuda::launch(
+      cx.stream, experts <= 128 ? choose_tokens<4> : choose_tokens<kMostPerLane>,
+      {.grid = dim3((tokens + kChooseWarps - 1) / kChooseWarps), .block = dim3(kChooseWarps * 32)},
+      routing, logits);
+  const bool is_few = int64_t{tokens} * routing.top_k <= kFewChoices;
+  cuda::launch(cx.stream, is_few ? sort_by_blocks<4> : sort_by_blocks<32>,
+               {.grid = dim3(experts), .block = dim3(is_few ? 128 : 1024)}, routing);
+}
+
+}  // namespace nibble::ops::gpu

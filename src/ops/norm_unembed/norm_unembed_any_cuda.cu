@@ -1,0 +1,24 @@
+// norm_unembed of any shape and format (cuda_any): add_norm_any, then the product of
+// ops/gpu_matmul/product_any.cuh.
+// logits [R, V] f32, h [R, H] bf16, out; x, d [T, H] f32; unembed [V, H] in kRows.
+#include "ops/gpu_matmul/product_any.h"
+#include "ops/norm/add_norm.h"
+#include "ops/norm_unembed/norm_unembed.h"
+
+namespace nibble::ops::gpu {
+
+void norm_unembed_any(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
+                      const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
+  if (s.num_out == 0) return;
+  add_norm_any(cx, {.y = nullptr,
+                    .h = h.as<uint16_t>(),
+                    .x = x.as<float>(),
+                    .d = d.as<float>(),
+                    .norm = norm,
+                    .tokens = s.num_out,
+                    .hidden = unembed.cols,
+                    .rows = s.out_rows});
+  multiply_any(cx, unembed, h.as<uint16_t>(), s.num_out, logits.as<float>());
+}
+
+}  // namespace nibble::ops::gpu
