@@ -26,6 +26,7 @@
 #include "io/hub.h"
 #include "io/memory.h"
 #include "models/model.h"
+#include "ops/general_rows.h"
 #include "ops/plan.h"
 #include "ops/refuse.h"
 
@@ -195,7 +196,7 @@ void print_machine(const Json& m) {
   }
 }
 
-void print_kernels(const std::vector<KernelRow>& rows) {
+void print_kernels(const std::vector<KernelRow>& rows, const std::vector<std::string>& general) {
   TextTable table({"op", "layers", "tokens", "weights", "kernel", "better ones, and why not"});
   for (const KernelRow& row : rows) {
     std::string refused;
@@ -206,6 +207,7 @@ void print_kernels(const std::vector<KernelRow>& rows) {
         {row.op, layers_text(row.layers), tokens_text(row), row.weights, row.kernel, refused});
   }
   std::printf("\n%s", table.plain().c_str());
+  for (const std::string& line : general) std::printf("\n%s\n", line.c_str());
 }
 
 void doctor(const DoctorFlags& flags) {
@@ -233,12 +235,13 @@ void doctor(const DoctorFlags& flags) {
     json["resident_twice"] = ops::resident_twice(plan);
     if (cx.on_gpu()) json["graph_tokens"] = GpuSteps::kMaxGraphTokens;
     json["kernels"] = kernels_json(rows);
+    json["general_rows"] = ops::say_general_rows(plan);
   }
   if (flags.json) {
     print_json(json);
   } else {
     print_machine(json);
-    if (!flags.model.empty()) print_kernels(rows);
+    if (!flags.model.empty()) print_kernels(rows, json["general_rows"]);
   }
   if (!flags.model.empty() && !json["resident_twice"].empty())
     throw Error(ErrorKind::kUnsupported, "weights would lie in memory twice: " +

@@ -6,7 +6,10 @@
 #include <tuple>
 #include <vector>
 
+#include "io/io_test.h"
 #include "models/model.h"
+#include "models/random_checkpoint.h"
+#include "ops/general_rows.h"
 
 namespace nibble {
 namespace {
@@ -49,6 +52,45 @@ INSTANTIATE_TEST_SUITE_P(Machines, GpuPlan,
                          testing::Combine(testing::Bool(),
                                           testing::Values(Format::kBF16, Format::kMxfp4),
                                           testing::Bool()));
+
+// Shapes that no other row takes: each op runs by its general one, on both machines, in every
+// format, and no pair of moe_up and moe_down takes E4M3 by halves.
+TEST(GpuPlanAnyShape, HasAKernelForEveryOpAndSize) {
+  const test::TempDir directory;
+  const auto write = [&](const RandomShape& shape) {
+    std::ofstream(directory / "config.json") << random_config(shape);
+    return directory.path().string();
+  };
+  for (const cuda::Caps& gpu : {cuda::h200(), cuda::gb10()})
+    for (const Format dense : {Format::kBF16, Format::kMxfp4, Format::kMxfp8})
+      for (const bool exact : {false, true}) {
+        const std::string model = write({.hidden = 5984,
+                                         .width = 96,
+                                         .q_heads = 48,
+                                         .kv_heads = 1,
+                                         .head_dim = 502,
+                                         .experts = 1024,
+                                         .top_k = 32,
+                                         .vocab = 61});
+        const auto plan =
+            plan_kernels(on_gpu(gpu, exact), model, {.qkv = dense, .out = dense, .unembed = dense});
+        for (const ops::PlanEntry& entry : plan) {
+          if (entry.site.op == ops::Op::kEmbed) continue;
+          EXPECT_EQ(entry.kernel, "cuda_any") << ops::op_name(entry.site.op);
+        }
+        EXPECT_EQ(ops::say_general_rows(plan).size(), 7u);
+      }
+  // moe_up's columns are too many for tiles, moe_down's are not.
+  ops::Ctx cx = on_gpu(cuda::h200(), false);
+  cx.kernels.activations = ops::ActFormat::kFp8;
+  const auto plan = plan_kernels(cx, write({.hidden = 4672, .width = 128}));
+  for (const ops::PlanEntry& entry : plan) {
+    if (entry.site.op != ops::Op::kMoeUp && entry.site.op != ops::Op::kMoeDown) continue;
+    EXPECT_EQ(entry.weights,
+              entry.site.op == ops::Op::kMoeUp ? "mxfp4 in rows" : "mxfp4 in tiles16x64");
+    EXPECT_FALSE(entry.kernel.starts_with("sm90_w4a8_")) << entry.min_tokens << " tokens";
+  }
+}
 
 std::string kernel_of(const std::vector<ops::PlanEntry>& plan, ops::Op op, int64_t tokens) {
   for (const ops::PlanEntry& entry : plan)

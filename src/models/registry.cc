@@ -4,11 +4,13 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "io/checkpoint.h"
 #include "io/hub.h"
 #include "models/gpt_oss.h"
 #include "models/model.h"
 #include "models/step_work.h"
+#include "ops/general_rows.h"
 
 namespace nibble {
 namespace {
@@ -87,6 +89,8 @@ std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,
   const ModelFiles files = find_model(model);
   auto made = make_model(files, options.dense);
   made->load(cx, files, options);
+  for (const std::string& line : ops::say_general_rows(plan_entries(made->sites())))
+    LOG_INFO("%s", line.c_str());
   return made;
 }
 

@@ -1,0 +1,18 @@
+// The general rows of kernel tables: the last of each, which take any shape and format and end in
+// "_any".
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ops/plan.h"
+
+namespace nibble::ops {
+
+// A line for each op that some layer runs by its general row, and why not by better ones:
+// "moe_up of 24 layers by cuda_any, which takes any shape; cuda_w4a16_decode: more than 8 experts a
+// token". Rows for other machines are left out. Empty where none does.
+std::vector<std::string> say_general_rows(std::span<const PlanEntry> entries);
+
+}  // namespace nibble::ops
