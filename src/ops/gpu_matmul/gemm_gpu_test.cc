@@ -9,6 +9,7 @@
 #include "ops/moe_up/moe_up.h"
 #include "ops/out_proj/out_proj.h"
 #include "ops/refuse.h"
+#include "ops/wrong_blocks.h"
 
 namespace nibble::ops {
 namespace {
@@ -82,6 +83,7 @@ void check_up(const Shape& shape, int64_t tokens) {
   const Floats got = run(in, routing);
   ASSERT_EQ(first_difference(got, run(in, routing)), -1) << shape.hidden << " x " << tokens;
   const double e = gemm_error(shape.hidden);
+  WrongBlocks blocks(shape.hidden);
   for (int64_t t = 0; t < tokens; t += alone_step(tokens, stride(tokens))) {
     TestRouting one(1, shape.experts, shape.top_k);
     only(one, routing, t);
@@ -102,9 +104,11 @@ void check_up(const Shape& shape, int64_t tokens) {
                     1.1 * e * (v * gate_abs + g * up_abs) + 0x1p-20 * g * v +
                         store_error(DType::kBF16, want) + 1e-6)
             << "slot " << slot << " column " << j;
+        blocks.add(slot, 2 * j, got.at(slot, j), want);
       }
     }
   }
+  EXPECT_LT(blocks.worst(), 1);
 }
 
 TEST(GemmGpu, MoeUpEqualsTheTwinAndItselfAlone) {
@@ -138,6 +142,7 @@ void check_down(const Shape& shape, int64_t tokens) {
   const int64_t bad = first_difference(got, again);
   ASSERT_EQ(bad, -1) << desc.hidden << " x " << desc.width << " x " << tokens << ": "
                      << got.values[bad] << " then " << again.values[bad];
+  WrongBlocks blocks(desc.width);
   for (int64_t t = 0; t < tokens; t += alone_step(tokens, stride(tokens))) {
     TestRouting one(1, shape.experts, shape.top_k);
     only(one, routing, t);
@@ -159,8 +164,10 @@ void check_down(const Shape& shape, int64_t tokens) {
                         store_error(DType::kBF16, std::fabs(y) + gemm_error(desc.width) * abs));
       }
       ASSERT_NEAR(got.at(t, n), want, error) << "token " << t << " column " << n;
+      blocks.add(t, n, got.at(t, n), want);
     }
   }
+  EXPECT_LT(blocks.worst(), 1);
 }
 
 TEST(GemmGpu, MoeDownEqualsTheTwinAndItselfAlone) {
@@ -197,6 +204,7 @@ void check_dense(int64_t rows, int64_t cols, Format format, int64_t tokens,
   };
   const Floats got = run(att);
   ASSERT_EQ(first_difference(got, run(att)), -1) << rows << " x " << cols << " x " << tokens;
+  WrongBlocks blocks(cols);
   for (int64_t t = 0; t < tokens; t += alone_step(tokens, tokens <= 64 ? 1 : 17)) {
     const std::vector<float> one = alone(t);
     ASSERT_TRUE(std::equal(one.begin(), one.end(), got.row(t)))
@@ -205,8 +213,10 @@ void check_dense(int64_t rows, int64_t cols, Format format, int64_t tokens,
       double abs;
       const double want = ref::Row(w.view, 0, n).dot(att.row(t), &abs);
       ASSERT_NEAR(got.at(t, n), want, gemm_error(cols) * abs) << "token " << t << " row " << n;
+      blocks.add(t, n, got.at(t, n), want);
     }
   }
+  EXPECT_LT(blocks.worst(), 1);
 }
 
 TEST(GemmGpu, DenseEqualsTheTwinAndItselfAlone) {

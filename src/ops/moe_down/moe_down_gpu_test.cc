@@ -4,6 +4,7 @@
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
 #include "ops/norm_route/norm_route.h"
+#include "ops/wrong_blocks.h"
 
 namespace nibble::ops {
 namespace {
@@ -38,6 +39,7 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
     const bool is_narrow = std::string_view(row->name).ends_with("_narrow");
     const Floats got = run(u, routing);
     ASSERT_EQ(got.values, run(u, routing).values) << row->name;
+    WrongBlocks blocks(shape.width);
     for (int64_t t = 0; t < tokens; t += alone_step(tokens)) {
       TestRouting one(1, shape.experts, shape.top_k);
       std::copy_n(routing.ids.begin() + t * shape.top_k, shape.top_k, one.ids.begin());
@@ -67,8 +69,10 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
           error += one.p[k] * (y_error + (shape.top_k + 1) * kEps * abs);
         }
         ASSERT_NEAR(got.at(t, n), want, error) << row->name << " token " << t << " column " << n;
+        blocks.add(t, n, got.at(t, n), want);
       }
     }
+    EXPECT_LT(blocks.worst(), 1) << row->name;
   }
   EXPECT_TRUE(gpu.counters_are_zero());
 }

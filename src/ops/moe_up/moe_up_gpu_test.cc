@@ -2,6 +2,7 @@
 
 #include "ops/gpu_matmul/gemv_gpu_test.h"
 #include "ops/moe_up/moe_up.h"
+#include "ops/wrong_blocks.h"
 
 namespace nibble::ops {
 namespace {
@@ -36,6 +37,7 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
     const bool is_narrow = std::string_view(row->name).ends_with("_narrow");
     const Floats got = run(in, routing);
     ASSERT_EQ(got.values, run(in, routing).values) << row->name;
+    WrongBlocks blocks(shape.hidden);
     for (int64_t t = 0; t < tokens; t += alone_step(tokens)) {
       TestRouting one(1, shape.experts, shape.top_k);
       std::copy_n(routing.ids.begin() + t * shape.top_k, shape.top_k, one.ids.begin());
@@ -63,9 +65,11 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
                       1.1 * (v * gate_error + g * up_error) + 0x1p-20 * g * v +
                           store_error(DType::kBF16, want) + 1e-6)
               << row->name << " slot " << slot << " column " << j;
+          blocks.add(slot, 2 * j, got.at(slot, j), want);
         }
       }
     }
+    EXPECT_LT(blocks.worst(), 1) << row->name;
   }
   EXPECT_TRUE(gpu.counters_are_zero());
 }

@@ -4,6 +4,7 @@
 #include "ops/kv_pages.h"
 #include "ops/norm_qkv/norm_qkv.h"
 #include "ops/refuse.h"
+#include "ops/wrong_blocks.h"
 
 namespace nibble::ops {
 namespace {
@@ -121,16 +122,19 @@ void check(const Shape& shape, Format format, int32_t tokens, std::string_view s
     ASSERT_EQ(got.q.values, again.q.values) << row->name;
     ASSERT_EQ(got.k, again.k) << row->name;
     ASSERT_EQ(got.y.values, want_y.values) << row->name;
+    WrongBlocks blocks(shape.hidden);
     const auto bf16_at = [](const std::vector<uint8_t>& bytes, int64_t i) {
       uint16_t bits;
       std::memcpy(&bits, bytes.data() + 2 * i, 2);
       return bf16_to_float(bits);
     };
     for (int32_t t = 0; t < tokens; t += static_cast<int32_t>(alone_step(tokens))) {
-      for (int64_t i = 0; i < shape.q_heads * kDim; ++i)
+      for (int64_t i = 0; i < shape.q_heads * kDim; ++i) {
         ASSERT_NEAR(got.q.at(t, i), want_q.at(t, i),
                     error + 2 * store_error(DType::kBF16, want_q.at(t, i)))
             << row->name << " token " << t << " column " << i;
+        blocks.add(t, i, got.q.at(t, i), want_q.at(t, i));
+      }
       const int32_t slot = t + 1 == tokens ? 0 : 1;
       const Span span{0, 1, p.positions[t], slot};
       const Step one{
@@ -151,6 +155,7 @@ void check(const Shape& shape, Format format, int32_t tokens, std::string_view s
         }
       }
     }
+    EXPECT_LT(blocks.worst(), 1) << row->name;
   }
 }
 

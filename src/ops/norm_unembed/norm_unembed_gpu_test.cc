@@ -3,6 +3,7 @@
 #include "ops/gpu_matmul/gemv_gpu_test.h"
 #include "ops/norm_ref.h"
 #include "ops/norm_unembed/norm_unembed.h"
+#include "ops/wrong_blocks.h"
 
 namespace nibble::ops {
 namespace {
@@ -35,6 +36,7 @@ void check(const Shape& shape, Format format, const std::vector<int32_t>& out_ro
     };
     const Floats got = run(out_rows);
     ASSERT_EQ(got.values, run(out_rows).values) << row->name;
+    WrongBlocks blocks(shape.hidden);
     for (int64_t r = 0; r < rows; r += alone_step(rows)) {
       const Floats alone = run({out_rows[r]});
       ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(r)))
@@ -49,8 +51,10 @@ void check(const Shape& shape, Format format, const std::vector<int32_t>& out_ro
         weights.dot(h.data(), &abs);
         const double error = gemv_error(weights, h.data(), maxima, format, &want);
         ASSERT_NEAR(got.at(r, n), want, error + 0x1p-7 * abs) << row->name << " row " << r;
+        blocks.add(r, n, got.at(r, n), want);
       }
     }
+    EXPECT_LT(blocks.worst(), 1) << row->name;
   }
 }
 

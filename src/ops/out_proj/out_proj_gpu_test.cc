@@ -2,6 +2,7 @@
 
 #include "ops/gpu_matmul/gemv_gpu_test.h"
 #include "ops/out_proj/out_proj.h"
+#include "ops/wrong_blocks.h"
 
 namespace nibble::ops {
 namespace {
@@ -28,6 +29,7 @@ void check(const Shape& shape, Format format, int64_t tokens) {
     };
     const Floats got = run(in, tokens), again = run(in, tokens);
     ASSERT_EQ(got.values, again.values) << row->name;
+    WrongBlocks blocks(shape.width);
     for (int64_t t = 0; t < tokens; t += alone_step(tokens)) {
       const Floats alone = run(one_row(in, t), 1);
       ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
@@ -37,8 +39,10 @@ void check(const Shape& shape, Format format, int64_t tokens) {
         double want;
         const double error = gemv_error(ref::Row(w.view, 0, n), att.row(t), maxima, format, &want);
         ASSERT_NEAR(got.at(t, n), want, error) << row->name << " token " << t << " row " << n;
+        blocks.add(t, n, got.at(t, n), want);
       }
     }
+    EXPECT_LT(blocks.worst(), 1) << row->name;
   }
 }
 
