@@ -4,7 +4,7 @@
 #   make test                        every fast test
 #   make test-slow | test-asan | test-tsan | test-arm64                  further runs
 #   make test-gpu | bench-gpu | soak-gpu [PRESET=h200]   built anywhere, run where the GPU is
-#   make check-cubins                compiles the DGX Spark's kernels and checks them
+#   make check-cubins                compiles the DGX Spark's kernels, and Hopper's own, and checks them
 #   make check-spark                 the same, the whole program, which then runs emulated
 #   make fuzz [FUZZ_SECONDS=60]      every fuzz target, that long each
 #   make soak [SOAK_MINUTES=2]       mixed load on one server: memory stays flat, answers the same
@@ -79,13 +79,17 @@ bench-gpu soak-gpu: %-gpu:
 	@$(if $(HAVE_GPU),tools/gpu_run.sh $* build/$(GPU_PRESET) bench/results,\
 	  echo "no GPU here; on one that has it: tools/gpu_run.sh $* build/$(GPU_PRESET) bench/results")
 
-# The objects of kernels alone: CI has no time for a second build of everything.
+# The objects of kernels alone: CI has no time for a second build of everything. GB10's are all
+# that it can run; of Hopper's those that are its alone.
+CUDA_OBJECTS = $$(ninja -C build/$(1) -t targets all | sed -n 's|^\(.*$(2)\.cu\.o\):.*|$(3)\1|p')
 check-cubins:
 	@tools/setup.sh build cuda cubin
 	@cmake --preset cubins
-	@ninja -C build/cubins -j $(JOBS) \
-	  $$(ninja -C build/cubins -t targets all | sed -n 's/\(\.cu\.o\):.*/\1/p')
-	tools/check_cubins.py --arch sm_121a $$(find build/cubins -name '*.cu.o')
+	@ninja -C build/cubins -j $(JOBS) $(call CUDA_OBJECTS,cubins,)
+	tools/check_cubins.py --arch sm_121a $(call CUDA_OBJECTS,cubins,,build/cubins/)
+	@cmake --preset cubins-sm90
+	@ninja -C build/cubins-sm90 -j $(JOBS) $(call CUDA_OBJECTS,cubins-sm90,_sm90)
+	tools/check_cubins.py --arch sm_90a $(call CUDA_OBJECTS,cubins-sm90,_sm90,build/cubins-sm90/)
 
 # By hand after changing GPU code or the build: some ten minutes of two cores.
 check-spark:
