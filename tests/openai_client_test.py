@@ -152,6 +152,72 @@ class OpenAiClientTest(unittest.TestCase):
         second = self.client.responses.create(model=NAME, input=history, tools=[tool], temperature=0)
         self.assertIn("21", second.output_text)
 
+    def test_responses_logprobs(self):
+        asked = {"model": NAME, "input": "What is the capital of France?", "temperature": 0, "top_logprobs": 2}
+        tokens = self.client.responses.create(**asked).output[-1].content[0].logprobs
+        self.assertEqual("".join(token.token for token in tokens), ANSWER)
+        chat = self.chat(logprobs=True, top_logprobs=2).choices[0].logprobs.content
+        self.assertEqual([(t.token, t.bytes, [top.token for top in t.top_logprobs]) for t in tokens],
+                         [(t.token, t.bytes, [top.token for top in t.top_logprobs]) for t in chat])
+        for one, other in zip(tokens, chat):
+            self.assertAlmostEqual(one.logprob, other.logprob, places=4)
+        streamed, done = [], None
+        for event in self.client.responses.create(**asked, stream=True):
+            if event.type == "response.output_text.delta":
+                streamed += [token.token for token in event.logprobs]
+            elif event.type == "response.output_text.done":
+                done = [token.token for token in event.logprobs]
+        self.assertEqual(streamed, [token.token for token in tokens])
+        self.assertEqual(done, streamed)
+        del asked["top_logprobs"]
+        [content] = self.client.responses.create(**asked, include=["message.output_text.logprobs"]).output[-1].content
+        self.assertEqual([(t.token, t.top_logprobs) for t in content.logprobs], [(t.token, []) for t in tokens])
+        self.assertEqual(self.client.responses.create(**asked).output[-1].content[0].logprobs, [])
+
+    def test_old_form_of_tools(self):
+        functions = [WEATHER["function"]]
+        messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+        first = self.chat(messages, functions=functions).choices[0]
+        self.assertEqual(first.finish_reason, "function_call")
+        self.assertIsNone(first.message.tool_calls)
+        self.assertEqual(first.message.function_call.name, "get_weather")
+        self.assertEqual(json.loads(first.message.function_call.arguments), {"city": "Paris"})
+        name, arguments = "", ""
+        for chunk in self.chat(messages, functions=functions, stream=True):
+            if call := chunk.choices[0].delta.function_call:
+                name, arguments = name + (call.name or ""), arguments + (call.arguments or "")
+        self.assertEqual((name, arguments), ("get_weather", first.message.function_call.arguments))
+        messages += [first.message, {"role": "function", "name": "get_weather", "content": '{"temperature": 21}'}]
+        second = self.chat(messages, functions=functions, function_call="auto").choices[0]
+        self.assertEqual(second.finish_reason, "stop")
+        self.assertIn("21", second.message.content)
+        self.assertIsNone(self.chat(messages[:1], functions=functions, function_call="none").choices[0].message.function_call)
+
+    def test_allowed_tools(self):
+        other = {"type": "function", "function": {"name": "ping", "parameters": {"type": "object", "properties": {}}}}
+        messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+        listed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "ping"}}]}
+        reply = self.chat(messages, tools=[WEATHER, other], max_tokens=300,
+                          tool_choice={"type": "allowed_tools", "allowed_tools": listed})
+        self.assertEqual([call.function.name for call in reply.choices[0].message.tool_calls], ["ping"])
+        reply = self.client.responses.create(
+            model=NAME, input=messages, tools=[{"type": "function", **tool["function"]} for tool in (WEATHER, other)],
+            tool_choice={"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "ping"}]},
+            temperature=0, max_output_tokens=300)
+        self.assertEqual([item.name for item in reply.output if item.type == "function_call"], ["ping"])
+
+    def test_wishes_of_other_models(self):
+        """Efforts and fields that gpt-oss does not have."""
+        for effort in ("none", "minimal", "xhigh"):
+            self.assertIn("Paris", self.chat(reasoning_effort=effort, verbosity="low").choices[0].message.content)
+        self.chat(extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+        self.chat(extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+        self.assertEqual("".join(self.server.log).count("chat_template_kwargs"), 1)
+        reply = self.client.responses.create(model=NAME, input="What is the capital of France?", truncation="auto",
+                                             text={"verbosity": "high"}, temperature=0)
+        self.assertIn("Paris", reply.output_text)
+        self.assertEqual(reply.truncation, "auto")
+
     def test_logprobs_seed_n_stop(self):
         tokens = self.chat(logprobs=True, top_logprobs=2).choices[0].logprobs.content
         self.assertEqual("".join(t.token for t in tokens), ANSWER)

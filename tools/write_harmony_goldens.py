@@ -207,13 +207,13 @@ def chat_messages(chat):
     out = [message(oh.Role.SYSTEM, system)]
 
     developer = oh.DeveloperContent.new()
-    instructed = messages[0]["role"] in ("system", "developer")
-    if instructed:
-        developer = developer.with_instructions(messages.pop(0)["content"])
+    instructions = messages.pop(0)["content"] if messages[0]["role"] in ("system", "developer") else ""
+    if instructions:
+        developer = developer.with_instructions(instructions)
     tools = chat.get("tools", []) if options.get("tool_choice") != "none" else []
     if tools:
         developer = developer.with_tools(namespace_config({"name": "functions", "tools": tools}))
-    if instructed or tools:
+    if instructions or tools:
         out.append(message(oh.Role.DEVELOPER, developer))
 
     for m in messages:
@@ -221,8 +221,10 @@ def chat_messages(chat):
             out += assistant_messages(m, calls)
         elif m["role"] == "tool":
             out.append(message(oh.Role.TOOL, m["content"], calls[m["tool_call_id"]], "commentary", "assistant"))
-        else:
-            out.append(message(oh.Role(m["role"]), m["content"], m.get("name") or None))
+        elif m["role"] == "user":
+            out.append(message(oh.Role.USER, m["content"], m.get("name") or None))
+        elif m["content"]:
+            out.append(message(oh.Role.DEVELOPER, m["content"]))
     return out
 
 

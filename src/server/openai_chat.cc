@@ -26,21 +26,13 @@ OpenAiChat::OpenAiChat(const GenerationContext& context, PreparedChat chat,
       id_(random_id("chatcmpl-")),
       pending_(choices().size()) {}
 
-void OpenAiChat::add_logprob(size_t index, const Output& output) {
-  const Tokenizer& tokenizer = *model().tokenizer;
-  Json entry = token_json(tokenizer, output.id, output.logprob);
-  entry["top_logprobs"] = Json::array();
-  for (const TokenLogprob& top : output.top) {
-    entry["top_logprobs"].push_back(token_json(tokenizer, top.id, top.logprob));
-  }
-  pending_[index].logprobs.push_back(std::move(entry));
-}
-
 void OpenAiChat::on_step(size_t index, const Step& step) {
   if (request().return_token_ids && step.output.id >= 0) {
     pending_[index].ids.push_back(step.output.id);
   }
-  if (request().sampling.logprobs >= 0 && step.is_content) add_logprob(index, step.output);
+  if (request().sampling.logprobs >= 0 && step.is_content) {
+    pending_[index].logprobs.push_back(token_with_top_json(*model().tokenizer, step.output));
+  }
   if (request().stream) stream(chunks(choices()[index], index, step.delta));
 }
 
@@ -82,11 +74,15 @@ std::string OpenAiChat::chunks(Choice& choice, size_t index, const ChatDelta& de
   }
   if (!delta.content.empty()) json["content"] = delta.content;
   for (const ToolCallDelta& call : delta.tool_calls) {
-    json["tool_calls"].push_back(call_json(call));
+    if (request().is_old_form) {
+      json["function_call"] = call_json(call)["function"];
+    } else {
+      json["tool_calls"].push_back(call_json(call));
+    }
   }
   if (!json.empty()) events += sse_event(chunk(index, std::move(json)));
   if (choice.finish != FinishReason::kNone) {
-    events += sse_event(chunk(index, Json::object(), std::string(finish_of(choice))));
+    events += sse_event(chunk(index, Json::object(), finish(choice)));
   }
   return events;
 }
@@ -102,12 +98,19 @@ Json OpenAiChat::message(const Choice& choice) const {
     json["reasoning_content"] = reply.reasoning;
   }
   for (const ToolCall& call : reply.tool_calls) {
-    json["tool_calls"].push_back(
-        {{"id", call.id},
-         {"type", "function"},
-         {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+    const Json function = {{"name", call.name}, {"arguments", call.arguments}};
+    if (request().is_old_form) {
+      json["function_call"] = function;
+    } else {
+      json["tool_calls"].push_back({{"id", call.id}, {"type", "function"}, {"function", function}});
+    }
   }
   return json;
+}
+
+std::string OpenAiChat::finish(const Choice& choice) const {
+  const std::string_view reason = finish_of(choice);
+  return request().is_old_form && reason == "tool_calls" ? "function_call" : std::string(reason);
 }
 
 void OpenAiChat::on_all_ended() {
@@ -132,7 +135,7 @@ void OpenAiChat::on_all_ended() {
     list.push_back({{"index", i},
                     {"message", message(choice)},
                     {"logprobs", std::move(logprobs)},
-                    {"finish_reason", finish_of(choice)}});
+                    {"finish_reason", finish(choice)}});
     if (request().return_token_ids) list.back()["token_ids"] = pending_[i].ids;
   }
   Json json = {{"id", id_},

@@ -23,10 +23,10 @@ class OpenAiChat final : public ChatGeneration {
   void on_step(size_t index, const Step& step) override;
   void on_all_ended() override;
 
-  void add_logprob(size_t index, const Output& output);
   std::string chunks(Choice& choice, size_t index, const ChatDelta& delta);
   Json chunk(size_t index, Json delta, const std::string& finish = {});
   Json message(const Choice& choice) const;
+  std::string finish(const Choice& choice) const;
 
   const std::string id_;
   std::vector<Pending> pending_;

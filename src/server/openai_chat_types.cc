@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <mutex>
+
+#include "base/log.h"
 
 namespace nibble::server {
 namespace {
@@ -78,10 +81,24 @@ std::vector<ToolCall> read_tool_calls(JsonFields& message) {
   return calls;
 }
 
+// The old form of a call, which has no id: its function's name serves as one.
+void read_function_call(JsonFields& message, std::vector<ToolCall>& calls) {
+  const Json* call = message.object("function_call");
+  if (!call) return;
+  JsonFields fields(*call, message.path_of("function_call"), message.error());
+  const std::string name = read_name(fields, "name");
+  calls.push_back({.id = name, .name = name, .arguments = read_arguments(fields)});
+}
+
 ChatMessage read_message(const Json& json, const std::string& path,
                          std::optional<ApiError>& error) {
   JsonFields fields(json, path, error);
   ChatMessage message;
+  if (fields.string("role") == "function") {
+    return {.role = Role::kTool,
+            .content = read_content(fields),
+            .tool_call_id = read_name(fields, "name")};
+  }
   const auto role = parse_role(fields.string("role"));
   if (!role) {
     fields.fail("role", "is wrong: " + role.error());
@@ -94,7 +111,7 @@ ChatMessage read_message(const Json& json, const std::string& path,
     if (message.reasoning.empty()) message.reasoning = fields.string("reasoning_content");
     if (message.content.empty()) message.content = fields.string("refusal");
     message.tool_calls = read_tool_calls(fields);
-    if (fields.has("function_call")) fields.fail("function_call", "is the old form: tool_calls");
+    read_function_call(fields, message.tool_calls);
   } else if (!fields.has("content")) {
     fields.fail("content", "is missing");
   }
@@ -105,23 +122,25 @@ ChatMessage read_message(const Json& json, const std::string& path,
   return message;
 }
 
+FunctionTool read_function(const Json& json, const std::string& path,
+                           std::optional<ApiError>& error) {
+  JsonFields fields(json, path, error);
+  FunctionTool tool{.name = read_name(fields, "name"), .description = fields.string("description")};
+  if (const Json* parameters = fields.object("parameters")) tool.parameters = to_text(*parameters);
+  tool.strict = fields.boolean("strict", false);
+  return tool;
+}
+
 FunctionTool read_tool(const Json& json, const std::string& path, std::optional<ApiError>& error) {
   JsonFields fields(json, path, error);
-  FunctionTool tool;
   if (fields.string("type") != "function") {
     fields.fail("type", "has to be \"function\": nibble runs no tools of its own");
   }
-  const Json* function = fields.object("function");
-  if (!function) {
-    fields.fail("function", "is missing");
-    return tool;
+  if (const Json* function = fields.object("function")) {
+    return read_function(*function, path + ".function", error);
   }
-  JsonFields inner(*function, path + ".function", error);
-  tool.name = read_name(inner, "name");
-  tool.description = inner.string("description");
-  if (const Json* parameters = inner.object("parameters")) tool.parameters = to_text(*parameters);
-  tool.strict = inner.boolean("strict", false);
-  return tool;
+  fields.fail("function", "is missing");
+  return {};
 }
 
 void read_tools(JsonFields& fields, Chat& chat) {
@@ -130,33 +149,71 @@ void read_tools(JsonFields& fields, Chat& chat) {
   for (size_t i = 0; tools && i < tools->size() && !error; ++i) {
     chat.tools.push_back(read_tool((*tools)[i], element("tools", i), error));
   }
+  const Json* functions = fields.array("functions");
+  if (functions && !functions->empty() && !chat.tools.empty()) {
+    fields.fail("functions", "is the old form of tools, which are there too");
+  }
+  for (size_t i = 0; functions && i < functions->size() && !error; ++i) {
+    chat.tools.push_back(read_function((*functions)[i], element("functions", i), error));
+  }
+}
+
+bool has_tool(const Chat& chat, std::string_view name) {
+  return std::any_of(chat.tools.begin(), chat.tools.end(),
+                     [&](const FunctionTool& tool) { return tool.name == name; });
+}
+
+// {"name"}, as function_call and tool_choice's "function" have it.
+void read_choice_by_name(const Json& json, const std::string& path, std::optional<ApiError>& error,
+                         Chat& chat) {
+  JsonFields fields(json, path, error);
+  chat.options.tool_choice = {.kind = ToolChoice::Kind::kNamed, .name = read_name(fields, "name")};
+  if (!has_tool(chat, chat.options.tool_choice.name)) {
+    fields.fail("name", "is that of no function that was given");
+  }
 }
 
 void read_tool_choice(JsonFields& fields, Chat& chat) {
-  const Json* choice = fields.find("tool_choice");
-  if (!choice) return;
-  ToolChoice& result = chat.options.tool_choice;
-  if (*choice == "auto") return;
+  const char* name = fields.has("tool_choice") ? "tool_choice" : "function_call";
+  const Json* choice = fields.find(name);
+  if (!choice || *choice == "auto") return;
   if (*choice == "none") {
-    result.kind = ToolChoice::Kind::kNone;
-    return;
+    chat.options.tool_choice.kind = ToolChoice::Kind::kNone;
+  } else if (*choice == "required") {
+    if (chat.tools.empty()) return fields.fail(name, "\"required\" needs tools");
+    chat.options.tool_choice.kind = ToolChoice::Kind::kRequired;
+  } else if (!choice->is_object()) {
+    fields.fail(name, R"(has to be "auto", "none", "required" or a function by name)");
+  } else if (std::string_view(name) == "function_call") {
+    read_choice_by_name(*choice, name, fields.error(), chat);
+  } else {
+    JsonFields inner(*choice, name, fields.error());
+    if (const Json* allowed = inner.object("allowed_tools")) {
+      JsonFields list(*allowed, inner.path_of("allowed_tools"), fields.error());
+      read_allowed_tools(list, chat);
+    } else if (const Json* function = inner.object("function")) {
+      read_choice_by_name(*function, inner.path_of("function"), fields.error(), chat);
+    } else {
+      inner.fail("function", "is missing");
+    }
   }
-  if (*choice == "required") {
-    if (chat.tools.empty()) return fields.fail("tool_choice", "\"required\" needs tools");
-    result.kind = ToolChoice::Kind::kRequired;
-    return;
+}
+
+// What the model's format does not have changes nothing: clients of many models send the fields of
+// all. Their names stay out of the log, since a stranger chose them.
+void read_template_arguments(JsonFields& arguments, const Json& json, Chat& chat) {
+  chat.options.model_identity = arguments.string("model_identity", chat.options.model_identity);
+  bool others = false;
+  for (const auto& item : json.items()) {
+    others |= item.key() != "reasoning_effort" && item.key() != "model_identity";
   }
-  const auto function = choice->is_object() ? choice->find("function") : choice->end();
-  if (!choice->is_object() || function == choice->end() || !function->is_object() ||
-      !function->contains("name") || !(*function)["name"].is_string()) {
-    return fields.fail(
-        "tool_choice",
-        R"(has to be "auto", "none", "required" or {"type":"function","function":{"name":...}})");
-  }
-  result = {.kind = ToolChoice::Kind::kNamed, .name = (*function)["name"].get<std::string>()};
-  const bool known = std::any_of(chat.tools.begin(), chat.tools.end(),
-                                 [&](const FunctionTool& t) { return t.name == result.name; });
-  if (!known) fields.fail("tool_choice", "names a function that is not in tools");
+  static std::once_flag told;
+  if (!others) return;
+  std::call_once(told, [] {
+    LOG_WARN(
+        "a request has chat_template_kwargs that this model's format does not know: they change "
+        "nothing (said once)");
+  });
 }
 
 void read_effort(JsonFields& fields, const char* name, Chat& chat) {
@@ -193,18 +250,52 @@ void read_chat(JsonFields& fields, Chat& chat, bool& include_reasoning) {
   if (const Json* arguments = fields.object("chat_template_kwargs")) {
     JsonFields inner(*arguments, "chat_template_kwargs", error);
     read_effort(inner, "reasoning_effort", chat);
-    chat.options.model_identity = inner.string("model_identity", chat.options.model_identity);
-    for (const auto& [key, value] : arguments->items()) {
-      if (key != "reasoning_effort" && key != "model_identity") {
-        inner.fail(key.c_str(), "is not known: reasoning_effort and model_identity are");
-      }
-    }
+    read_template_arguments(inner, *arguments, chat);
   }
+  read_verbosity(fields, chat);
   chat.options.continue_final_message = fields.boolean("continue_final_message", false);
   if (chat.options.continue_final_message &&
       (chat.messages.empty() || chat.messages.back().role != Role::kAssistant)) {
     fields.fail("continue_final_message", "needs a last message of the assistant");
   }
+  if (!fields.boolean("add_generation_prompt", true) && !chat.options.continue_final_message) {
+    fields.fail("add_generation_prompt", "can be false with continue_final_message only");
+  }
+}
+
+void read_allowed_tools(JsonFields& allowed, Chat& chat) {
+  std::vector<std::string> names;
+  const Json* tools = allowed.array("tools");
+  if (!tools || tools->empty()) return allowed.fail("tools", "has to list at least one tool");
+  for (size_t i = 0; i < tools->size() && !allowed.failed(); ++i) {
+    JsonFields tool((*tools)[i], allowed.path_of(element("tools", i).c_str()), allowed.error());
+    if (tool.string("type", "function") != "function") continue;  // nobody here runs it
+    const Json* function = tool.object("function");
+    JsonFields inner(function ? *function : (*tools)[i], tool.path_of(function ? "function" : ""),
+                     allowed.error());
+    names.push_back(read_name(inner, "name"));
+    if (!has_tool(chat, names.back())) inner.fail("name", "is that of no function in tools");
+  }
+  std::erase_if(chat.tools, [&](const FunctionTool& tool) {
+    return std::find(names.begin(), names.end(), tool.name) == names.end();
+  });
+  const std::string mode = allowed.string("mode", "auto");
+  if (mode == "required") {
+    if (chat.tools.empty()) return allowed.fail("tools", "has no function, and one is required");
+    chat.options.tool_choice.kind = ToolChoice::Kind::kRequired;
+  } else if (mode != "auto") {
+    allowed.fail("mode", "has to be \"auto\" or \"required\"");
+  }
+}
+
+void read_verbosity(JsonFields& fields, Chat& chat) {
+  const std::string wish = fields.string("verbosity", "medium");
+  if (wish != "low" && wish != "medium" && wish != "high") {
+    return fields.fail("verbosity", "has to be \"low\", \"medium\" or \"high\"");
+  }
+  chat.options.verbosity = wish == "low"    ? Verbosity::kLow
+                           : wish == "high" ? Verbosity::kHigh
+                                            : Verbosity::kMedium;
 }
 
 }  // namespace nibble::server

@@ -37,14 +37,10 @@ constexpr Refused kRefused[] = {
 };
 
 constexpr Refused kRefusedInChats[] = {
-    {"functions", "[]", "is the old form: use tools"},
-    {"function_call", "\"none\"", "is the old form: use tool_choice"},
     {"audio", "null", kTextOnly},
     {"web_search_options", "null", "is not supported: nibble browses nothing"},
-    {"verbosity", "\"medium\"", "is not supported: ask for it in a system message"},
     {"documents", "[]", "is not supported: put them into a message"},
     {"chat_template", "null", "is not supported: the model's own format is built in"},
-    {"add_generation_prompt", "true", "can only be true"},
     {"echo", "false", "is not supported in chats: use /v1/completions"},
     {"prompt_logprobs", "null", "is not supported in chats: use /v1/completions with echo"},
     {"skip_special_tokens", "true",

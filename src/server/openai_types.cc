@@ -152,6 +152,8 @@ std::optional<ApiError> parse_chat_request(std::string_view body, const Sampling
     }
     request.sampling.logprobs = logprobs ? top : -1;
     read_chat(fields, request.chat, request.include_reasoning);
+    const Json* functions = fields.array("functions");
+    request.is_old_form = functions && !functions->empty();
     request.parallel_tool_calls = fields.boolean("parallel_tool_calls", true);
     describe_format(fields, request);
   });

@@ -113,7 +113,47 @@ TEST(ChatRequestTest, IgnoresFieldsThatChangeNothing) {
   chat(chat_with(R"("user":"u","metadata":{"a":"b"},"store":true,"service_tier":"auto",
     "parallel_tool_calls":true,"never_heard_of":[1],"modalities":["text"],"guided_json":null,
     "response_format":{"type":"text"},"typical_p":1,"mirostat":0,"functions":[],"bad_words":[],
-    "prediction":{"type":"content","content":"x"},"verbosity":"medium","use_beam_search":false)"));
+    "prediction":{"type":"content","content":"x"},"verbosity":"medium","use_beam_search":false,
+    "chat_template_kwargs":{"enable_thinking":false,"thinking_budget":5})"));
+}
+
+TEST(ChatRequestTest, EffortsOfAllApis) {
+  for (const auto& [name, effort] :
+       {std::pair{"none", ReasoningEffort::kLow}, std::pair{"minimal", ReasoningEffort::kLow},
+        std::pair{"medium", ReasoningEffort::kMedium},
+        std::pair{"xhigh", ReasoningEffort::kHigh}}) {
+    const std::string field = "\"reasoning_effort\":\"" + std::string(name) + "\"";
+    EXPECT_EQ(chat(chat_with(field)).chat.options.effort, effort) << name;
+  }
+  EXPECT_EQ(chat(chat_with(R"("verbosity":"low")")).chat.options.verbosity, Verbosity::kLow);
+}
+
+TEST(ChatRequestTest, AllowedToolsAreThoseThatAreLeft) {
+  const std::string tools =
+      R"("tools":[{"type":"function","function":{"name":"f"}},)"
+      R"({"type":"function","function":{"name":"g"}}],"tool_choice":{"type":"allowed_tools",)"
+      R"("allowed_tools":{"mode":"required","tools":[{"type":"function","function":{"name":"g"}}]}})";
+  const Chat got = chat(chat_with(tools.c_str())).chat;
+  ASSERT_EQ(got.tools.size(), 1u);
+  EXPECT_EQ(got.tools[0].name, "g");
+  EXPECT_EQ(got.options.tool_choice.kind, ToolChoice::Kind::kRequired);
+}
+
+TEST(ChatRequestTest, TheOldFormOfTools) {
+  const ChatRequest request = chat(R"({"model":"m","functions":[{"name":"f","description":"d",
+    "parameters":{"type":"object"}}],"function_call":{"name":"f"},"messages":[
+    {"role":"user","content":"a"},
+    {"role":"assistant","content":null,"function_call":{"name":"f","arguments":"{\"x\":1}"}},
+    {"role":"function","name":"f","content":"2"}]})");
+  EXPECT_TRUE(request.is_old_form);
+  ASSERT_EQ(request.chat.tools.size(), 1u);
+  EXPECT_EQ(request.chat.tools[0].parameters, R"({"type":"object"})");
+  EXPECT_EQ(request.chat.options.tool_choice.kind, ToolChoice::Kind::kNamed);
+  const auto& messages = request.chat.messages;
+  ASSERT_EQ(messages.size(), 3u);
+  EXPECT_EQ(messages[1].tool_calls[0].arguments, R"({"x":1})");
+  EXPECT_EQ(messages[2].role, Role::kTool);
+  EXPECT_EQ(messages[2].tool_call_id, messages[1].tool_calls[0].id);
 }
 
 struct Bad {
@@ -177,12 +217,20 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{R"("tools":[{"type":"function","function":{"name":"f","parameters":[]}}])",
             "tools[0].function.parameters"},
         Bad{R"("tool_choice":"required")", "tool_choice"},
-        Bad{R"("tool_choice":{"type":"function","function":{"name":"f"}})", "tool_choice"},
+        Bad{R"("tool_choice":{"type":"function","function":{"name":"f"}})",
+            "tool_choice.function.name"},
+        Bad{R"("tool_choice":{"type":"allowed_tools","allowed_tools":{"mode":"auto","tools":[]}})",
+            "tool_choice.allowed_tools.tools"},
+        Bad{R"("tool_choice":{"type":"allowed_tools","allowed_tools":{"tools":[{"type":"function",)"
+            R"("function":{"name":"f"}}]}})",
+            "tool_choice.allowed_tools.tools[0].function.name"},
         Bad{R"("tool_choice":7)", "tool_choice"},
-        Bad{R"("reasoning_effort":"none")", "reasoning_effort"},
+        Bad{R"("reasoning_effort":"much")", "reasoning_effort"},
+        Bad{R"("verbosity":"mute")", "verbosity"},
         Bad{R"("reasoning":{"effort":"huge"})", "reasoning.effort"},
-        Bad{R"("chat_template_kwargs":{"enable_thinking":false})",
-            "chat_template_kwargs.enable_thinking"},
+        Bad{R"("chat_template_kwargs":{"reasoning_effort":"much"})",
+            "chat_template_kwargs.reasoning_effort"},
+        Bad{R"("add_generation_prompt":false)", "add_generation_prompt"},
         Bad{R"("response_format":{"type":"xml"})", "response_format.type"},
         Bad{R"("response_format":{})", "response_format.type"},
         Bad{R"("response_format":{"type":"json_schema"})", "response_format.json_schema"},
@@ -193,7 +241,10 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{R"("guided_regex":"a","guided_choice":["a"])", "guided_choice"},
         Bad{R"("structured_outputs":{"structural_tag":"x"})", "structured_outputs.structural_tag"},
         Bad{R"("parallel_tool_calls":"no")", "parallel_tool_calls"},
-        Bad{R"("functions":[{"name":"f"}])", "functions"},
+        Bad{R"("functions":[{"name":"f x"}])", "functions[0].name"},
+        Bad{R"("functions":[{"name":"f"}],"tools":[{"type":"function","function":{"name":"g"}}])",
+            "functions"},
+        Bad{R"("functions":[{"name":"f"}],"function_call":{"name":"g"})", "function_call.name"},
         Bad{R"("modalities":["text","audio"])", "modalities"},
         Bad{R"("typical_p":0.5)", "typical_p"}, Bad{R"("echo":true)", "echo"},
         Bad{R"("continue_final_message":true)", "continue_final_message"},

@@ -153,6 +153,7 @@ void read_tool_choice(JsonFields& fields, Chat& chat) {
     result.kind = ToolChoice::Kind::kRequired;
   } else if (choice->is_object()) {
     JsonFields named(*choice, "tool_choice", fields.error());
+    if (named.string("type") == "allowed_tools") return read_allowed_tools(named, chat);
     if (named.string("type") != "function") {
       return named.fail("type", "has to be \"function\"");
     }
@@ -169,9 +170,7 @@ void read_reasoning_and_text(JsonFields& fields, ResponsesRequest& request) {
   if (const Json* object = fields.object("reasoning")) {
     JsonFields reasoning(*object, "reasoning", fields.error());
     if (reasoning.has("effort")) {
-      const std::string name = reasoning.string("effort");
-      const bool less = name == "minimal" || name == "none";
-      const auto effort = parse_reasoning_effort(less ? "low" : name == "xhigh" ? "high" : name);
+      const auto effort = parse_reasoning_effort(reasoning.string("effort"));
       if (!effort) return reasoning.fail("effort", "is wrong: " + effort.error());
       request.chat.options.effort = *effort;
     }
@@ -179,6 +178,7 @@ void read_reasoning_and_text(JsonFields& fields, ResponsesRequest& request) {
   const Json* object = fields.object("text");
   if (!object) return;
   JsonFields text(*object, "text", fields.error());
+  read_verbosity(text, request.chat);
   const Json* inner = text.object("format");
   if (!inner) return;
   JsonFields format(*inner, "text.format", fields.error());
@@ -223,7 +223,7 @@ void read_echo(JsonFields& fields, ResponsesRequest& request) {
   request.echo["store"] = false;
   request.echo["temperature"] = request.sampling.temperature;
   request.echo["top_p"] = request.sampling.top_p;
-  request.echo["truncation"] = "disabled";
+  echo("truncation", "disabled");
   request.echo["previous_response_id"] = nullptr;
 }
 
@@ -250,8 +250,9 @@ std::optional<ApiError> parse_responses_request(std::string_view body,
       fields.fail("previous_response_id", "is not supported: nothing is stored; send all items");
     }
     if (fields.boolean("background", false)) fields.fail("background", "is not supported");
-    if (fields.string("truncation", "disabled") != "disabled") {
-      fields.fail("truncation", "can only be \"disabled\": shorten the input yourself");
+    const std::string truncation = fields.string("truncation", "disabled");
+    if (truncation != "disabled" && truncation != "auto") {
+      fields.fail("truncation", "has to be \"disabled\" or \"auto\"");
     }
     read_input(fields, request.chat);
     read_tools(fields, request.chat);

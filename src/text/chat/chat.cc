@@ -8,14 +8,20 @@ namespace {
 constexpr std::array<std::string_view, 5> kRoles = {"system", "developer", "user", "assistant",
                                                     "tool"};
 constexpr std::array<std::string_view, 3> kEfforts = {"low", "medium", "high"};
+// What the APIs know; an effort that the model does not have is the nearest that it has.
+constexpr std::array<std::string_view, 6> kEffortNames = {"none",   "minimal", "low",
+                                                          "medium", "high",    "xhigh"};
+constexpr std::array<ReasoningEffort, 6> kEffortOfNames = {
+    ReasoningEffort::kLow,    ReasoningEffort::kLow,  ReasoningEffort::kLow,
+    ReasoningEffort::kMedium, ReasoningEffort::kHigh, ReasoningEffort::kHigh};
 
-// The enumerator whose name is at the same place of `names`.
-template <typename Enum, size_t N>
-Result<Enum> find_name(const std::array<std::string_view, N>& names, std::string_view name,
-                       std::string_view what) {
+// The name's place in `names`.
+template <size_t N>
+Result<size_t> find_name(const std::array<std::string_view, N>& names, std::string_view name,
+                         std::string_view what) {
   std::string known;
   for (size_t i = 0; i < N; ++i) {
-    if (names[i] == name) return static_cast<Enum>(i);
+    if (names[i] == name) return i;
     known.append(i == 0 ? "" : i + 1 == N ? " or " : ", ").append(names[i]);
   }
   return Failure{std::string(what) + " '" + std::string(name) + "' is not known: use " + known};
@@ -23,10 +29,16 @@ Result<Enum> find_name(const std::array<std::string_view, N>& names, std::string
 
 }  // namespace
 
-Result<Role> parse_role(std::string_view name) { return find_name<Role>(kRoles, name, "role"); }
+Result<Role> parse_role(std::string_view name) {
+  const Result<size_t> place = find_name(kRoles, name, "role");
+  if (!place) return Failure{place.error()};
+  return static_cast<Role>(*place);
+}
 
 Result<ReasoningEffort> parse_reasoning_effort(std::string_view name) {
-  return find_name<ReasoningEffort>(kEfforts, name, "reasoning_effort");
+  const Result<size_t> place = find_name(kEffortNames, name, "reasoning_effort");
+  if (!place) return Failure{place.error()};
+  return kEffortOfNames[*place];
 }
 
 std::string_view role_name(Role role) { return kRoles[static_cast<size_t>(role)]; }

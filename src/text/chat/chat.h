@@ -14,7 +14,7 @@ namespace nibble {
 enum class Role { kSystem, kDeveloper, kUser, kAssistant, kTool };
 enum class ReasoningEffort { kLow, kMedium, kHigh };
 
-// "user" -> kUser. A failure names the value and lists what is known.
+// "user" -> kUser, "xhigh" -> kHigh. A failure names the value and lists what is known.
 Result<Role> parse_role(std::string_view name);
 Result<ReasoningEffort> parse_reasoning_effort(std::string_view name);
 std::string_view role_name(Role role);
@@ -55,6 +55,8 @@ struct ToolChoice {
   std::string name;  // kNamed
 };
 
+enum class Verbosity { kLow, kMedium, kHigh };
+
 // The shape wanted of the answer, as a hint to the model; a grammar enforces it.
 struct ResponseFormat {
   std::string name;
@@ -64,6 +66,7 @@ struct ResponseFormat {
 
 struct ChatOptions {
   ReasoningEffort effort = ReasoningEffort::kMedium;
+  Verbosity verbosity = Verbosity::kMedium;  // of the answer; kMedium: nothing is said of it
   std::string model_identity = "You are ChatGPT, a large language model trained by OpenAI.";
   std::string knowledge_cutoff = "2024-06";  // "": no such line
   std::string current_date;                  // "2026-11-21"; "": no such line

@@ -56,6 +56,13 @@ std::string system_text(const ChatOptions& options, const std::string& builtin_t
   return out;
 }
 
+// Harmony has no field for it.
+std::string_view wish_of(Verbosity verbosity) {
+  return verbosity == Verbosity::kLow    ? "Keep your answer short."
+         : verbosity == Verbosity::kHigh ? "Answer at length and in detail."
+                                         : "";
+}
+
 HarmonyMessage assistant(std::string channel, std::string content) {
   return {.header = {.author = "assistant", .channel = std::move(channel)},
           .content = std::move(content)};
@@ -104,7 +111,11 @@ std::optional<Failure> ChatMapping::add_developer(const std::string* instruction
   const auto add_section = [&](const std::string& section) {
     text += (text.empty() ? "" : "\n\n") + section;
   };
-  if (instructions != nullptr) add_section("# Instructions\n\n" + *instructions);
+  std::string all = instructions != nullptr ? *instructions : "";
+  if (const std::string_view wish = wish_of(chat_.options.verbosity); !wish.empty()) {
+    all.append(all.empty() ? "" : "\n\n").append(wish);
+  }
+  if (!all.empty()) add_section("# Instructions\n\n" + all);
   if (has_functions()) {
     for (size_t i = 0; i < chat_.tools.size(); ++i) {
       const std::string& name = chat_.tools[i].name;
@@ -148,7 +159,11 @@ std::optional<Failure> ChatMapping::add_assistant(const ChatMessage& message,
 std::optional<Failure> ChatMapping::add_message(const ChatMessage& message,
                                                 const std::string& where) {
   if (message.role == Role::kAssistant) return add_assistant(message, where);
-  HarmonyHeader header{.author = std::string(role_name(message.role))};
+  const bool instructs = message.role == Role::kSystem || message.role == Role::kDeveloper;
+  if (instructs && message.content.empty()) return {};
+  // A second system message would outrank the developer's.
+  HarmonyHeader header{.author =
+                           std::string(role_name(instructs ? Role::kDeveloper : message.role))};
   if (message.role == Role::kUser && !message.name.empty()) {
     if (!is_name(message.name)) return bad_name(where, message.name);
     header.author += ":" + message.name;

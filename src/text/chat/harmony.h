@@ -61,8 +61,8 @@ class Harmony {
   // The whole prompt of a chat, up to and with "<|start|>assistant" (or the prefill that the
   // options ask for). A failure is a text for the caller, HTTP 400.
   //  - A system message is always there, made of the options.
-  //  - A first message of role system or developer becomes the developer's "# Instructions"; later
-  //    ones keep their role. Tools are left out under tool_choice none.
+  //  - A first message of role system or developer becomes the developer's "# Instructions", later
+  //    ones developer messages; empty ones are none. Tools are left out under tool_choice none.
   //  - Analysis before the last final message is dropped; behind it (between tool calls) it stays.
   //  - tool_choice naming a function starts the answer inside that call.
   Result<HarmonyPrompt> render(const Chat& chat) const;

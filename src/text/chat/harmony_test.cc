@@ -242,8 +242,12 @@ TEST(Chat, NamesOfRolesAndEfforts) {
   for (const char* name : {"low", "medium", "high"}) {
     EXPECT_EQ(reasoning_effort_name(*parse_reasoning_effort(name)), name);
   }
-  EXPECT_EQ(parse_reasoning_effort("none").error(),
-            "reasoning_effort 'none' is not known: use low, medium or high");
+  for (const char* name : {"none", "minimal"}) {
+    EXPECT_EQ(*parse_reasoning_effort(name), ReasoningEffort::kLow);
+  }
+  EXPECT_EQ(*parse_reasoning_effort("xhigh"), ReasoningEffort::kHigh);
+  EXPECT_EQ(parse_reasoning_effort("much").error(),
+            "reasoning_effort 'much' is not known: use none, minimal, low, medium, high or xhigh");
 }
 
 }  // namespace
