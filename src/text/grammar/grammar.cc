@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "text/grammar/json_text.h"
 
 namespace {
 
@@ -149,6 +150,10 @@ std::string too_wide(const nlohmann::json& schema) {
   return "";
 }
 
+bool is_json(const GrammarSpec& spec) {
+  return spec.kind == GrammarSpec::Kind::kJsonObject || spec.kind == GrammarSpec::Kind::kJsonSchema;
+}
+
 std::string why_not(const GrammarSpec& spec) {
   const auto json = nlohmann::json::parse(spec.text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) return "";  // xgrammar says what is wrong
@@ -163,14 +168,19 @@ int num_threads() {
   return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 8);
 }
 
-// No id ends a text here: xgrammar leaves those of its list that a run's own list replaces allowed
-// wherever most tokens are, as inside strings.
-xgrammar::TokenizerInfo make_tokenizer_info(const Tokenizer& tokenizer, int32_t vocab_size) {
+std::vector<std::string> texts_of(const Tokenizer& tokenizer, int32_t vocab_size) {
   std::vector<std::string> bytes(static_cast<size_t>(vocab_size));  // empty: never allowed
   for (int32_t id = 0; id < std::min(vocab_size, tokenizer.size()); ++id) {
     if (!tokenizer.is_special(id)) bytes[id] = tokenizer.token_bytes(id);
   }
-  return {bytes, xgrammar::VocabType::RAW, vocab_size, /*stop_token_ids=*/std::vector<int32_t>{}};
+  return bytes;
+}
+
+// No id ends a text here: xgrammar leaves those of its list that a run's own list replaces allowed
+// wherever most tokens are, as inside strings.
+xgrammar::TokenizerInfo make_tokenizer_info(const std::vector<std::string>& texts) {
+  return {texts, xgrammar::VocabType::RAW, static_cast<int>(texts.size()),
+          /*stop_token_ids=*/std::vector<int32_t>{}};
 }
 
 xgrammar::CompiledGrammar compile_with(xgrammar::GrammarCompiler& compiler,
@@ -184,7 +194,7 @@ xgrammar::CompiledGrammar compile_with(xgrammar::GrammarCompiler& compiler,
     case GrammarSpec::Kind::kJsonObject:
       return from_schema(R"({"type":"object"})");
     case GrammarSpec::Kind::kJsonSchema:
-      return from_schema(spec.text);
+      return from_schema(with_patterns_for_formats(spec.text));
     case GrammarSpec::Kind::kRegex:
       return compiler.CompileRegex(spec.text);
     case GrammarSpec::Kind::kChoice:
@@ -200,17 +210,20 @@ xgrammar::CompiledGrammar compile_with(xgrammar::GrammarCompiler& compiler,
 struct Grammar::Compiled {
   xgrammar::CompiledGrammar grammar;
   int32_t vocab_size;
+  std::shared_ptr<const std::vector<uint32_t>> never;  // bits of ids beside; null: none
 };
 
 struct GrammarCompiler::Impl {
-  Impl(const xgrammar::TokenizerInfo& tokenizer, int32_t size)
-      : vocab_size(size),
+  Impl(const std::vector<std::string>& texts, const xgrammar::TokenizerInfo& tokenizer)
+      : vocab_size(static_cast<int32_t>(texts.size())),
+        never_in_json(std::make_shared<const std::vector<uint32_t>>(ids_never_in_json(texts))),
         compiler(tokenizer, num_threads(), /*cache_enabled=*/true, kCacheBytes),
         uncached(tokenizer, num_threads(), /*cache_enabled=*/false) {}
 
   xgrammar::CompiledGrammar compile(const GrammarSpec& spec);
 
   const int32_t vocab_size;
+  const std::shared_ptr<const std::vector<uint32_t>> never_in_json;
   xgrammar::GrammarCompiler compiler;
   // Its cache fails an internal check where a schema's pattern repeats something more than 128
   // times.
@@ -225,8 +238,10 @@ xgrammar::CompiledGrammar GrammarCompiler::Impl::compile(const GrammarSpec& spec
   }
 }
 
-GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size)
-    : impl_(std::make_unique<Impl>(make_tokenizer_info(tokenizer, vocab_size), vocab_size)) {}
+GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size) {
+  const std::vector<std::string> texts = texts_of(tokenizer, vocab_size);
+  impl_ = std::make_unique<Impl>(texts, make_tokenizer_info(texts));
+}
 
 GrammarCompiler::~GrammarCompiler() = default;
 
@@ -269,8 +284,8 @@ Result<Grammar> GrammarCompiler::compile(const GrammarSpec& spec) const {
   std::string failure;
   std::optional<Grammar> grammar;
   try {
-    grammar.emplace(std::make_shared<const Grammar::Compiled>(
-        Grammar::Compiled{impl_->compile(spec), impl_->vocab_size}));
+    grammar.emplace(std::make_shared<const Grammar::Compiled>(Grammar::Compiled{
+        impl_->compile(spec), impl_->vocab_size, is_json(spec) ? impl_->never_in_json : nullptr}));
   } catch (const std::exception& e) {
     failure = first_line(e.what());
     if (failure.empty()) failure = "it is not valid";
@@ -329,10 +344,12 @@ void GrammarRun::mask(std::span<uint32_t> bits) {
                   .shape = &shape,
                   .strides = &stride,
                   .byte_offset = 0};
-  if (!run.matcher.FillNextTokenBitmask(&tensor)) return;  // nothing is forbidden
-  for (size_t word = 0; word < bits.size(); ++word) {
+  const bool some_forbidden = run.matcher.FillNextTokenBitmask(&tensor);
+  for (size_t word = 0; some_forbidden && word < bits.size(); ++word) {
     bits[word] &= word < run.allowed.size() ? static_cast<uint32_t>(run.allowed[word]) : 0;
   }
+  const auto& never = run.grammar.compiled().never;
+  for (size_t word = 0; never && word < never->size(); ++word) bits[word] &= ~(*never)[word];
 }
 
 }  // namespace nibble

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <nlohmann/json.hpp>
+#include <random>
 
 #include "text/chat/harmony_for_test.h"
 
@@ -149,6 +151,78 @@ TEST(Grammar, SpecialTokensOnlyEndIt) {
       EXPECT_THAT(specials_of(run), testing::UnorderedElementsAreArray(ends)) << form.text;
     }
   }
+}
+
+// A text that the masks let through, byte by byte at random, as a client sees it: xgrammar lets
+// bytes through that are no character, which become U+FFFD. "" where it becomes long.
+std::string random_text(const Grammar& grammar, uint32_t seed) {
+  std::mt19937 random(seed);
+  GrammarRun run(grammar, {kReturn});
+  Detokenizer detokenizer(byte_tokenizer());
+  std::string text;
+  while (text.size() < 2'000) {
+    const auto bits = mask_of(run);
+    std::vector<int32_t> allowed;
+    for (int32_t id = 0; id < kVocab; ++id) {
+      if (has(bits, id)) allowed.push_back(id);
+    }
+    EXPECT_FALSE(allowed.empty()) << text;
+    if (allowed.empty()) return "";
+    int32_t id = allowed[random() % allowed.size()];
+    if (has(bits, '"') && random() % 4 == 0) id = '"';  // or strings would never end
+    if (has(bits, '@') && random() % 4 == 0) id = '@';
+    if (has(bits, kReturn)) id = kReturn;
+    EXPECT_TRUE(run.accept(id)) << text;
+    if (id == kReturn) return text + detokenizer.flush();
+    text += detokenizer.push(id);
+  }
+  return "";
+}
+
+// Judged by another library.
+TEST(Grammar, WhatASchemaLetsThroughIsJson) {
+  for (
+      const std::string schema :
+      {R"({"type":"string"})", R"({"type":"string","minLength":2})",
+       R"({"type":"string","minLength":1,"maxLength":9})",
+       R"({"type":"string","pattern":"^.{1,9}$"})", R"({"type":"string","format":"email"})",
+       R"({"type":"string","format":"json-pointer"})",
+       R"({"type":"string","format":"relative-json-pointer"})",
+       R"({"type":"string","format":"uri"})", R"({"type":"string","format":"uri-template"})",
+       R"({"type":"string","format":"date-time"})",
+       R"({"type":"object","additionalProperties":{"type":"string","maxLength":3},"maxProperties":2})",
+       R"({"enum":["\u0001","a\tb","\\"]})"}) {
+    const auto grammar = compile(GrammarSpec::Kind::kJsonSchema, schema);
+    ASSERT_TRUE(grammar.ok()) << schema << ": " << grammar.error();
+    int num_ended = 0;
+    for (uint32_t seed = 0; seed < 100; ++seed) {
+      const std::string text = random_text(*grammar, seed);
+      num_ended += !text.empty();
+      EXPECT_TRUE(text.empty() || nlohmann::json::accept(text)) << schema << ": " << text;
+    }
+    EXPECT_GT(num_ended, 20) << schema;
+  }
+}
+
+TEST(Grammar, FormatsThatBecomePatterns) {
+  const auto grammar = compile(
+      GrammarSpec::Kind::kJsonSchema,
+      R"({"type":"array","items":{"type":"string","format":"email"},"minItems":1,"maxItems":1})");
+  ASSERT_TRUE(grammar.ok()) << grammar.error();
+  EXPECT_TRUE(matches(*grammar, R"(["jane.d+x@mail.example.org"])"));
+  EXPECT_FALSE(matches(*grammar, R"(["jane@"])"));
+  EXPECT_FALSE(matches(*grammar, R"(["jane"])"));
+  const auto pointer =
+      compile(GrammarSpec::Kind::kJsonSchema, R"({"type":"string","format":"json-pointer"})");
+  ASSERT_TRUE(pointer.ok()) << pointer.error();
+  EXPECT_TRUE(matches(*pointer, R"("/a/~0b//")"));
+  EXPECT_FALSE(matches(*pointer, R"("a")"));
+  // Neither a property's name nor a value is a keyword.
+  const auto named = compile(
+      GrammarSpec::Kind::kJsonSchema,
+      R"({"type":"object","properties":{"format":{"const":{"format":"email"}}},"required":["format"]})");
+  ASSERT_TRUE(named.ok()) << named.error();
+  EXPECT_TRUE(matches(*named, R"({"format": {"format":"email"}})"));
 }
 
 TEST(Grammar, LeavesNothingWhereNothingFits) {

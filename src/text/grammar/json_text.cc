@@ -1,0 +1,68 @@
+#include "text/grammar/json_text.h"
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+
+namespace nibble {
+namespace {
+
+using Json = nlohmann::ordered_json;  // an object's properties come in the schema's order
+
+constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kPatterns = {{
+    {"email",
+     R"(^[A-Za-z0-9_!#$%&'*+/=?^`{|}~-]+(\.[A-Za-z0-9_!#$%&'*+/=?^`{|}~-]+)*)"
+     R"(@[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$)"},
+    {"json-pointer", R"(^(/([^/~]|~[01])*)*$)"},
+    {"relative-json-pointer", R"(^(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)$)"},
+}};
+
+bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r'; }
+
+// False: there was nothing to replace. Names of properties and values of enums are told apart from
+// keywords by where they stand.
+bool replace_formats(Json& schema) {
+  if (!schema.is_structured()) return false;
+  bool replaced = false;
+  if (schema.is_object() && schema.contains("format") && schema["format"].is_string()) {
+    for (const auto& [format, pattern] : kPatterns) {
+      if (schema["format"] != format) continue;
+      schema.erase("format");
+      if (!schema.contains("pattern")) schema["pattern"] = pattern;
+      replaced = true;
+      break;
+    }
+  }
+  for (auto& item : schema.items()) {
+    const std::string key = schema.is_object() ? item.key() : "";
+    if (key == "enum" || key == "const" || !item.value().is_structured()) continue;
+    if (key == "properties" || key == "patternProperties" || key == "$defs" ||
+        key == "definitions") {
+      for (auto& named : item.value().items()) replaced |= replace_formats(named.value());
+    } else {
+      replaced |= replace_formats(item.value());
+    }
+  }
+  return replaced;
+}
+
+}  // namespace
+
+std::vector<uint32_t> ids_never_in_json(const std::vector<std::string>& texts) {
+  std::vector<uint32_t> bits((texts.size() + 31) / 32);
+  for (size_t id = 0; id < texts.size(); ++id) {
+    const bool never = std::any_of(texts[id].begin(), texts[id].end(), is_control);
+    if (never) bits[id / 32] |= uint32_t{1} << (id % 32);
+  }
+  return bits;
+}
+
+std::string with_patterns_for_formats(const std::string& schema) {
+  Json json = Json::parse(schema, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded() || !replace_formats(json)) return schema;
+  return json.dump();
+}
+
+}  // namespace nibble
