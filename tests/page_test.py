@@ -170,13 +170,14 @@ class PageTest(unittest.IsolatedAsyncioTestCase):
         for selector, count in {
                 "h3.depth1": 1, "strong": 1, "em": 1, "del": 1, "ol > li > ul > li > ul > li": 1, "li.task input:disabled": 2,
                 "li.task input:checked": 1, "td[align=right]": 2, "th": 3, "blockquote": 1, "hr": 1, ".code": 2, "sub": 1,
-                ".code .hljs-keyword": 4, ".math math": 3, ".math.block math[display=block]": 1, "mfrac": 2,
+                ".code .hljs-keyword": 4, ".math math": 3, "msqrt": 2, ".math.block math[display=block]": 1, "mfrac": 2,
                 "a[href='https://example.org/a?b=1&c=2'][target=_blank][rel~=noopener]": 1}.items():
             self.assertEqual(await self.tab.count_of(f"#chat .text {selector}"), count, selector)
         self.assertEqual(await self.tab.text(".language"), "python")
         self.assertIn("costs $5 or $10", await self.tab.text())
         self.assertIn("H~2~O", await self.tab.text())  # one ~ strikes nothing
         self.assertNotIn("\\frac", await self.tab.text())
+        await self.tab.wait("[...document.fonts].some((font) => font.family.includes('STIX') && font.status === 'loaded')")
 
     # ---- Streams.
 

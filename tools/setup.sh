@@ -88,30 +88,35 @@ group_xgrammar() {
   done_with xgrammar tools/requirements-xgrammar.txt
 }
 
-# The chat page's JavaScript libraries, each out of a Python package that carries it: by version and
-# hash. CMake builds them into the program.
+# The chat page's JavaScript libraries and its font for formulas, each out of a Python package that
+# carries it: by version and hash. Of the font, what formulas use. CMake builds them into the program.
 group_page() {
   unchanged page tools/requirements-page.txt && return
-  [[ ${NIBBLE_SETUP:-} == skip && -e build/page/katex.js ]] && return
+  [[ ${NIBBLE_SETUP:-} == skip && -e build/page/math.woff ]] && return
   python_venv
   echo "setup: fetching the chat page's libraries (tools/requirements-page.txt) into build/page"
   rm -rf build/page build/page.part
-  mkdir build/page.part
+  local part=build/page.part wheel library file
+  mkdir -p $part/page
   build/venv/bin/pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
-    --only-binary=:all: --python-version 3.13 --dest build/page.part -r tools/requirements-page.txt ||
+    --only-binary=:all: --python-version 3.13 --platform any --dest $part \
+    -r tools/requirements-page.txt ||
     die "no libraries for the chat page: see tools/requirements-page.txt"
-  local library package file
-  while read -r library package file; do
-    build/venv/bin/python -m zipfile -e build/page.part/"$package"-*.whl "build/page.part/$package"
-    mv "build/page.part/$package/$file" "build/page.part/$library"
-    rm -r build/page.part/"$package"*
-  done <<'END'
-marked.js pretalx pretalx/static/vendored/marked.min.js
-purify.js nicegui nicegui/static/dompurify.mjs
-highlight.js ckan ckanext/textview/assets/vendor/highlight.js
-katex.js sphinxcontrib_katex sphinxcontrib/katex.min.js
+  for wheel in $part/*.whl; do build/venv/bin/python -m zipfile -e "$wheel" $part; done
+  while read -r library file; do mv "$part/$file" "$part/page/$library"; done <<'END'
+marked.js pretalx/static/vendored/marked.min.js
+purify.js nicegui/static/dompurify.mjs
+highlight.js ckanext/textview/assets/vendor/highlight.js
+katex.js sphinxcontrib/katex.min.js
 END
-  mv build/page.part build/page
+  # Latin, Greek, letters of mathematics; operators, arrows, brackets.
+  local characters=20-7E,A0-FF,131,237,2B0-2FF,300-338,370-3FF,2000-206F,20D0-20EF,2100-214F
+  characters+=,2190-23FF,25A0-25FF,2600-266F,27C0-27FF,2900-2AFF,1D400-1D7FF
+  PYTHONPATH=$part build/venv/bin/python -m fontTools.subset \
+    $part/ziamath/fonts/STIXTwoMath-Regular.ttf --output-file=$part/page/math.woff --flavor=woff \
+    --no-hinting --layout-features=ssty,math,flac,dtls --unicodes=$characters
+  mv $part/page build/page
+  rm -r $part
   done_with page tools/requirements-page.txt
 }
 

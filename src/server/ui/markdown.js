@@ -109,6 +109,9 @@ function math(code) {
     const html = katex.renderToString(code.textContent, { displayMode: display, output: "mathml", trust: false, strict: "ignore", maxSize: 50 });
     const node = make("span", display ? "math block" : "math");
     node.append(DOMPurify.sanitize(html, ALLOWED_MATH));
+    for (const mo of node.querySelectorAll("mover > mo")) {
+      if (mo.textContent === "\u20d7") mo.textContent = "→";  // a vector's arrow; the combining one hangs to the left
+    }
     if (display) node.tabIndex = 0;  // wide formulas are scrolled
     code.replaceWith(node);
   } catch (error) {

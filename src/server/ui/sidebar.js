@@ -1,6 +1,6 @@
 // The list of conversations: open, find, rename, export, delete. A drawer on narrow windows.
 import { asMarkdown, newConversation } from "./conversation.js";
-import { $, announce, button, iconButton, lasting, make, show } from "./dom.js";
+import { $, announce, button, iconButton, lasting, make, show, touch } from "./dom.js";
 
 const NARROW = matchMedia("(max-width: 56rem)");
 
@@ -57,6 +57,7 @@ export class Sidebar {
     dialog.returnValue = "";
     dialog.onclose = () => this.act(dialog.returnValue, conversation);
     dialog.showModal();
+    if (!touch()) $("rename").select();
   }
 
   async act(what, conversation) {

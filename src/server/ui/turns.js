@@ -119,7 +119,7 @@ export class AnswerView {
   }
 
   nameThoughts() {
-    this.summary.textContent = this.turn.thoughtSeconds ? `Thought for ${this.turn.thoughtSeconds} s` : "Thoughts";
+    this.summary.textContent = this.turn.thoughtSeconds >= 0.1 ? `Thought for ${this.turn.thoughtSeconds} s` : "Thoughts";
   }
 
   // The whole answer, at rest.
