@@ -18,7 +18,10 @@ const INLINE_MATH = [
   [/^\\\(((?:(?!\\\))[^])+?)\\\)/, false],
   [/^\\\[((?:(?!\\\])[^])+?)\\\]/, true],
 ];
-const BLOCK_MATH = [/^ {0,3}\$\$\s*\n?((?:\\[^]|[^\\$])+?)\$\$[ \t]*(?:\n|$)/, /^ {0,3}\\\[((?:(?!\\\])[^])+?)\\\][ \t]*(?:\n|$)/];
+const BLOCK_MATH = [  // without empty lines, as in TeX
+  /^ {0,3}\$\$((?:\\[^]|(?!\n[ \t]*\n)[^\\$])+?)\$\$[ \t]*(?:\n|$)/,
+  /^ {0,3}\\\[((?:(?!\\\]|\n[ \t]*\n)[^])+?)\\\][ \t]*(?:\n|$)/,
+];
 
 const mathCode = ({ text, display }) => `<code data-math="${display ? "block" : "inline"}">${escape(text)}</code>`;
 

@@ -1,9 +1,19 @@
-// An answer that grows, as nodes. What a Markdown text says above its last block no longer changes when
-// more comes, so only the last block is parsed and drawn again, and of an open block of code not even that:
-// its new lines are appended.
+// An answer that grows, as nodes. What a Markdown text says above its last blocks no longer changes when
+// more comes, so only these are parsed and drawn again, and of an open block of code not even that: its new
+// lines are appended.
 import { codeBlock, languageOf, lex, nodesOf } from "./markdown.js";
 
+const GROW = new Set(["blockquote", "list", "paragraph", "table"]);
 const OPEN_FENCE = /^ {0,3}(`{3,}|~{3,})([^\n`]*)\n/;
+
+// The index of the last block; of the one before it where the last is half a line so far: of "3" below a
+// list nobody knows yet whether it will be "3." and so part of the list.
+function firstOpen(blocks) {
+  const last = blocks.findLastIndex((block) => block.type !== "space");
+  if (last < 1 || blocks.at(-1).raw.includes("\n")) return Math.max(last, 0);
+  const before = blocks.findLastIndex((block, i) => i < last && block.type !== "space");
+  return before >= 0 && GROW.has(blocks[before].type) ? before : last;
+}
 
 export class Streamed {
   constructor(node) {
@@ -28,9 +38,9 @@ export class Streamed {
     const tail = text.slice(this.settled);
     this.parsed += tail.length;
     const blocks = lex(tail);
-    const last = blocks.findLastIndex((block) => block.type !== "space");
-    this.settle(blocks.slice(0, last));
-    this.drawOpen(blocks.slice(last));
+    const open = firstOpen(blocks);
+    this.settle(blocks.slice(0, open));
+    this.drawOpen(blocks.slice(open));
   }
 
   // No more comes. Rarely, a later line has changed what an earlier block is (a link's address given at
