@@ -76,7 +76,9 @@ struct TestWeight {
       scales.resize(experts * rows * cols / 32);
       for (uint8_t& c : codes) c = e4m3_from_float(random.normal(16));
       const int middle = 127 + std::ilogb(deviation / 16);
-      for (uint8_t& s : scales) s = static_cast<uint8_t>(middle - 1 + random.below(3));
+      for (uint8_t& s : scales)
+        s = static_cast<uint8_t>(
+            middle - 1 + random.below(std::getenv("SPREAD") ? atoi(std::getenv("SPREAD")) : 3));
     } else {
       const std::vector<uint16_t> bits = random.bf16s(experts * rows * cols, deviation);
       const auto* bytes = reinterpret_cast<const uint8_t*>(bits.data());
@@ -89,13 +91,17 @@ struct TestWeight {
   }
   TestWeight(const TestWeight&) = delete;
 
-  // The same weight in a packed layout.
+  // The same weight in another layout.
   void pack(Layout layout) {
+    if (unpacked_codes.empty()) unpacked_codes = codes, unpacked_scales = scales;
     const int64_t rows = view.experts * view.rows;
     std::vector<uint8_t> to(rows * row_code_bytes(view.format, layout, view.cols));
     std::vector<uint8_t> to_scales(rows * row_scale_bytes(view.format, layout, view.cols));
-    pack_rows(view.format, layout, rows, view.cols, {codes.data(), scales.data()},
-              {to.data(), to_scales.data()});
+    if (layout == Layout::kRows)
+      to = unpacked_codes, to_scales = unpacked_scales;
+    else
+      pack_rows(view.format, layout, rows, view.cols,
+                {unpacked_codes.data(), unpacked_scales.data()}, {to.data(), to_scales.data()});
     codes = std::move(to), scales = std::move(to_scales);
     view.layout = layout;
     view.codes = codes.data();
@@ -103,6 +109,7 @@ struct TestWeight {
   }
 
   std::vector<uint8_t> codes, scales;
+  std::vector<uint8_t> unpacked_codes, unpacked_scales;  // in kRows, once packed
   std::vector<uint16_t> bias;
   Weight view;
 };
@@ -180,7 +187,8 @@ struct TestRouting {
   Routing view;
 };
 
-// Rows of a table that run here, the twin left out.
+// Rows of a table that run here, the twin left out. There is always one: a test over none would
+// show nothing.
 template <typename Desc, typename Fn>
 std::vector<const Kernel<Desc, Fn>*> kernels_here(std::span<const Kernel<Desc, Fn>> table,
                                                   const Desc& desc,
@@ -192,14 +200,21 @@ std::vector<const Kernel<Desc, Fn>*> kernels_here(std::span<const Kernel<Desc, F
   return rows;
 }
 
-// Those that round the inputs of products to `activations`.
+// Whether this machine has products of such activations at all.
+inline bool runs_here(ActFormat activations) {
+  const auto has = [](cpu::Isa isa) { return cpu::supports(cpu::detect_isa(), isa); };
+  if (activations == ActFormat::kInt8) return has(cpu::Isa::kAvx2) || has(cpu::Isa::kNeonDot);
+  return activations != ActFormat::kInt8Row || has(cpu::Isa::kAvx512Vnni);
+}
+
+// Those that round the inputs of products to `activations`: none where the shape has no panels.
 template <typename Desc, typename Fn>
 std::vector<const Kernel<Desc, Fn>*> kernels_here(std::span<const Kernel<Desc, Fn>> table,
                                                   const Desc& desc, ActFormat activations) {
   KernelOptions options;
   options.activations = activations;
   auto rows = kernels_here(table, desc, options);
-  if (activations == ActFormat::kInt8)
+  if (activations == ActFormat::kInt8 || activations == ActFormat::kInt8Row)
     std::erase_if(rows, [](const auto* row) { return row->layout == Layout::kRows; });
   return rows;
 }
@@ -213,13 +228,14 @@ inline Floats as_input(const Floats& x, ActFormat activations) {
       round_to_e4m3(seen.values.data() + r * x.shape[1], x.shape[1], /*scale=*/0);
     return seen;
   }
-  if (activations != ActFormat::kInt8) return seen;
-  CHECK(x.shape[1] % kInt8BlockElems == 0);
-  for (size_t at = 0; at < seen.values.size(); at += kInt8BlockElems) {
-    int8_t q[kInt8BlockElems];
-    float* block = seen.values.data() + at;
-    const float step = int8_encode(block, kInt8BlockElems, q);
-    for (int i = 0; i < kInt8BlockElems; ++i) block[i] = step * static_cast<float>(q[i]);
+  if (activations != ActFormat::kInt8 && activations != ActFormat::kInt8Row) return seen;
+  const int64_t group = activations == ActFormat::kInt8 ? kInt8BlockElems : x.shape[1];
+  CHECK(x.shape[1] % group == 0);
+  std::vector<int8_t> q(group);
+  for (size_t at = 0; at < seen.values.size(); at += group) {
+    float* values = seen.values.data() + at;
+    const float step = int8_encode(values, group, q.data());
+    for (int64_t i = 0; i < group; ++i) values[i] = step * static_cast<float>(q[i]);
   }
   return seen;
 }

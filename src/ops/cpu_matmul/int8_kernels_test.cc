@@ -17,6 +17,7 @@ std::vector<cpu::Isa> isas_here() {
   for (const cpu::Isa isa :
        {cpu::Isa::kAvx512Vnni, cpu::Isa::kAvxVnni, cpu::Isa::kAvx2, cpu::Isa::kNeonDot})
     if (cpu::supports(cpu::detect_isa(), isa)) here.push_back(isa);
+  EXPECT_EQ(!here.empty(), runs_here(ActFormat::kInt8));
   return here;
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "ops/matmul_ref.h"
 #include "ops/test_problem.h"
 
@@ -18,7 +20,10 @@ constexpr Shape kShapes[] = {{160, 2880, 6, 4, Format::kMxfp4},  // gpt-oss's ex
                              {20, 72, 4, 1, Format::kBF16}};
 
 // A weighted sum of K dot products: their errors, and K + 1 roundings more.
-void check(const Shape& shape, int64_t tokens, DType act, ActFormat format = ActFormat::kFloat) {
+// ran: how many kernels there were, of each format of activations.
+using Ran = std::map<ActFormat, size_t>;
+void check(Ran& ran, const Shape& shape, int64_t tokens, DType act,
+           ActFormat format = ActFormat::kFloat) {
   Random random(static_cast<uint32_t>(tokens));
   TestWeight w(random, shape.format, shape.experts, shape.hidden, shape.width);
   Floats u(random, tokens * shape.top_k, shape.width, act), got(tokens, shape.hidden),
@@ -29,7 +34,9 @@ void check(const Shape& shape, int64_t tokens, DType act, ActFormat format = Act
   const MoeDownDesc desc{shape.hidden, shape.width, shape.experts, shape.top_k, shape.format};
   TestCtx test(act, scratch_bytes(desc, tokens, 2));
   const double error = dot_error(shape.width) + (shape.top_k + 1) * kEps;
-  for (const MoeDownKernel* row : kernels_here(moe_down_kernels(), desc, format)) {
+  const auto kernels = kernels_here(moe_down_kernels(), desc, format);
+  ran[format] += kernels.size();
+  for (const MoeDownKernel* row : kernels) {
     if (w.view.layout != row->layout) w.pack(row->layout);
     row->run(test.cx, got.tensor(), u.tensor(), routing.view, w.view);
     for (int64_t t = 0; t < tokens; ++t) {
@@ -59,12 +66,17 @@ void check(const Shape& shape, int64_t tokens, DType act, ActFormat format = Act
 }
 
 TEST(MoeDown, EveryKernelEqualsTheTwinAndItselfAlone) {
+  Ran ran;
   for (const Shape& shape : kShapes)
     for (int64_t tokens : {1, 2, 5, 31}) {
       if (shape.width == 2880 && tokens > 5) continue;
-      for (DType act : {DType::kF32, DType::kBF16}) check(shape, tokens, act);
-      if (shape.format == Format::kMxfp4) check(shape, tokens, DType::kF32, ActFormat::kInt8);
+      for (DType act : {DType::kF32, DType::kBF16}) check(ran, shape, tokens, act);
+      if (shape.format != Format::kMxfp4) continue;
+      for (const ActFormat format : {ActFormat::kInt8, ActFormat::kInt8Row})
+        check(ran, shape, tokens, DType::kF32, format);
     }
+  for (const auto& [format, kernels] : ran)
+    EXPECT_EQ(kernels > 0, runs_here(format)) << act_format_name(format);
 }
 
 TEST(MoeDown, TwinWeighsTheBiasToo) {

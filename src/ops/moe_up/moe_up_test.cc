@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "ops/matmul_ref.h"
 #include "ops/test_problem.h"
 
@@ -27,7 +29,9 @@ double swiglu_error(double gate, double gate_error, double up, double up_error, 
          12 * kEps * (std::fabs(s) * (std::fabs(v) + 1)) + 1e-30;
 }
 
-void check(const Shape& shape, int64_t tokens, DType act, float limit,
+// ran: how many kernels there were, of each format of activations.
+using Ran = std::map<ActFormat, size_t>;
+void check(Ran& ran, const Shape& shape, int64_t tokens, DType act, float limit,
            ActFormat format = ActFormat::kFloat) {
   Random random(static_cast<uint32_t>(tokens));
   TestWeight w(random, shape.format, shape.experts, 2 * shape.width, shape.hidden);
@@ -38,7 +42,9 @@ void check(const Shape& shape, int64_t tokens, DType act, float limit,
   routing.randomize(random);
   const MoeUpDesc desc{shape.hidden, shape.width, shape.experts, shape.top_k, shape.format};
   TestCtx test(act, scratch_bytes(desc, tokens, 2));
-  for (const MoeUpKernel* row : kernels_here(moe_up_kernels(), desc, format)) {
+  const auto kernels = kernels_here(moe_up_kernels(), desc, format);
+  ran[format] += kernels.size();
+  for (const MoeUpKernel* row : kernels) {
     if (w.view.layout != row->layout) w.pack(row->layout);
     row->run(test.cx, got.tensor(), h.tensor(), routing.view, w.view, limit);
     for (int64_t i = 0; i < tokens * shape.top_k; ++i) {
@@ -71,13 +77,18 @@ void check(const Shape& shape, int64_t tokens, DType act, float limit,
 }
 
 TEST(MoeUp, EveryKernelEqualsTheTwinAndItselfAlone) {
+  Ran ran;
   for (const Shape& shape : kShapes)
     for (int64_t tokens : {1, 2, 5, 31}) {
       if (shape.hidden == 2880 && tokens > 5) continue;
-      check(shape, tokens, DType::kF32, 7);
-      check(shape, tokens, DType::kBF16, 0.75f);  // a limit that clamps
-      if (shape.format == Format::kMxfp4) check(shape, tokens, DType::kF32, 7, ActFormat::kInt8);
+      check(ran, shape, tokens, DType::kF32, 7);
+      check(ran, shape, tokens, DType::kBF16, 0.75f);  // a limit that clamps
+      if (shape.format != Format::kMxfp4) continue;
+      for (const ActFormat format : {ActFormat::kInt8, ActFormat::kInt8Row})
+        check(ran, shape, tokens, DType::kF32, 7, format);
     }
+  for (const auto& [format, kernels] : ran)
+    EXPECT_EQ(kernels > 0, runs_here(format)) << act_format_name(format);
 }
 
 TEST(MoeUp, ActivationByHand) {

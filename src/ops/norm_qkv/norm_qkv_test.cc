@@ -123,7 +123,9 @@ TEST(NormQkv, Int8KernelsEqualTheTwin) {
                          Format::kMxfp4};
   TestCtx test(DType::kF32, scratch_bytes(desc, tokens, 2));
   w.pack(Layout::kPanels16);
-  for (const auto* row : kernels_here(norm_qkv_kernels(), desc, ActFormat::kInt8)) {
+  const auto kernels = kernels_here(norm_qkv_kernels(), desc, ActFormat::kInt8);
+  ASSERT_EQ(!kernels.empty(), runs_here(ActFormat::kInt8));
+  for (const auto* row : kernels) {
     TestPages got(shape, DType::kF32);
     row->run(test.cx, {q.tensor(), h.tensor(), y.tensor()}, got.view, x.tensor(), d.tensor(),
              {weight.data(), 1e-5f}, w.view, cos_sin.tensor(), step);

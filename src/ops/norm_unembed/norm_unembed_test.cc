@@ -72,7 +72,9 @@ TEST(NormUnembed, Int8KernelsEqualTheTwin) {
   const Step step{.num_tokens = 5, .num_out = 5, .out_rows = out_rows};
   TestCtx test(DType::kF32, scratch_bytes(desc, tokens, 2));
   w.pack(Layout::kPanels16);
-  for (const auto* row : kernels_here(norm_unembed_kernels(), desc, ActFormat::kInt8)) {
+  const auto kernels = kernels_here(norm_unembed_kernels(), desc, ActFormat::kInt8);
+  ASSERT_EQ(!kernels.empty(), runs_here(ActFormat::kInt8));
+  for (const auto* row : kernels) {
     row->run(test.cx, got.tensor(), h.tensor(), x.tensor(), d.tensor(), {weight.data(), 1e-5f},
              w.view, step);
     const Floats seen = as_input(h, ActFormat::kInt8);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "ops/matmul_ref.h"
 #include "ops/test_problem.h"
 
@@ -19,7 +21,10 @@ constexpr Shape kShapes[] = {
     {1, 8, Format::kBF16},       {33, 160, Format::kMxfp4}, {256, 512, Format::kMxfp4},
     {208, 2880, Format::kMxfp4}, {64, 160, Format::kMxfp8}, {208, 2880, Format::kMxfp8}};
 
-void check(const Shape& shape, int64_t tokens, DType act, ActFormat format = ActFormat::kFloat) {
+// ran: how many kernels there were, of each format of activations.
+using Ran = std::map<ActFormat, size_t>;
+void check(Ran& ran, const Shape& shape, int64_t tokens, DType act,
+           ActFormat format = ActFormat::kFloat) {
   Random random(static_cast<uint32_t>(shape.hidden + tokens));
   TestWeight w(random, shape.format, 1, shape.hidden, shape.width);
   Floats att(random, tokens, shape.width, act), got(tokens, shape.hidden), alone(1, shape.hidden);
@@ -28,7 +33,9 @@ void check(const Shape& shape, int64_t tokens, DType act, ActFormat format = Act
   const Step step{.num_tokens = static_cast<int32_t>(tokens)};
   TestCtx test(act, scratch_bytes(desc, tokens, 2));
   test.cx.kernels.activations = format;
-  for (const OutProjKernel* row : kernels_here(out_proj_kernels(), desc, format)) {
+  const auto kernels = kernels_here(out_proj_kernels(), desc, format);
+  ran[format] += kernels.size();
+  for (const OutProjKernel* row : kernels) {
     if (w.view.layout != row->layout) w.pack(row->layout);
     row->run(test.cx, got.tensor(), att.tensor(), w.view, step);
     for (int64_t n = 0; n < shape.hidden; ++n) {
@@ -52,14 +59,17 @@ void check(const Shape& shape, int64_t tokens, DType act, ActFormat format = Act
 }
 
 TEST(OutProj, EveryKernelEqualsTheTwinAndItselfAlone) {
+  Ran ran;
   for (const Shape& shape : kShapes)
     for (int64_t tokens : {1, 2, 3, 4, 5, 7, 18}) {
       if (shape.hidden == 2880 && tokens != 1 && tokens != 5) continue;
-      for (DType act : {DType::kF32, DType::kBF16}) check(shape, tokens, act);
+      for (DType act : {DType::kF32, DType::kBF16}) check(ran, shape, tokens, act);
       if (shape.format != Format::kMxfp4) continue;
-      for (ActFormat format : {ActFormat::kInt8, ActFormat::kFp8})
-        check(shape, tokens, DType::kF32, format);
+      for (ActFormat format : {ActFormat::kInt8, ActFormat::kInt8Row, ActFormat::kFp8})
+        check(ran, shape, tokens, DType::kF32, format);
     }
+  for (const auto& [format, kernels] : ran)
+    EXPECT_EQ(kernels > 0, runs_here(format)) << act_format_name(format);
 }
 
 TEST(OutProj, TwinByHand) {
