@@ -100,7 +100,9 @@ void dequantize(const PanelRun& run, const Panel& p, int64_t step, std::byte* ti
     const auto of_rows = [&](__m128i x) {
       return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_maskz_mov_epi8(inside, x)), lanes);
     };
-    const __m512i shifts = of_rows(_mm_slli_epi16(above, 4));  // at most 3 << 4 in each byte
+    // At most 3 << 4 in each byte: what the shift of words brings over from the byte below goes.
+    const __m512i shifts =
+        of_rows(_mm_and_si128(_mm_slli_epi16(above, 4), _mm_set1_epi8(kMostExponentSpread << 4)));
     const __m512i low = of_rows(_mm_set1_epi8(15));
     const uint8_t* codes = p.codes + 256 * block;
     std::byte* to = tile + half * kTileBytes / 2;

@@ -54,13 +54,14 @@ void widen(TestWeight& w, int64_t row, int passes) {
   }
 }
 
-// Without passes: all weights take one.
-void check(int64_t rows, int64_t cols, int64_t tokens, int64_t wide_row, int passes = 1) {
-  Random random(static_cast<uint32_t>(tokens));
-  TestWeight w(random, Format::kMxfp4, 1, rows, cols);
-  if (passes > 1) widen(w, wide_row, passes);
-  w.pack(Layout::kPanels16);
-  EXPECT_EQ(count_wide_panels(w.view), passes > 1 ? 1 : 0);
+// Every block of every row has an exponent of its own, `spread` apart at most: passes begin and end
+// in different rows of a panel.
+void widen_all(TestWeight& w, Random& random, int64_t spread) {
+  for (uint8_t& e : w.scales) e = static_cast<uint8_t>(e - random.below(spread));
+}
+
+void check_product(const TestWeight& w, int64_t tokens, Random& random) {
+  const int64_t rows = w.view.rows, cols = w.view.cols;
   Floats x(random, tokens, cols);
   x.values[cols - 1] = 12;  // an outlier of token 0
   const Floats seen = as_rows(x);
@@ -88,6 +89,16 @@ void check(int64_t rows, int64_t cols, int64_t tokens, int64_t wide_row, int pas
   }
 }
 
+// Without passes: all weights take one.
+void check(int64_t rows, int64_t cols, int64_t tokens, int64_t wide_row, int passes = 1) {
+  Random random(static_cast<uint32_t>(tokens));
+  TestWeight w(random, Format::kMxfp4, 1, rows, cols);
+  if (passes > 1) widen(w, wide_row, passes);
+  w.pack(Layout::kPanels16);
+  EXPECT_EQ(count_wide_panels(w.view), passes > 1 ? 1 : 0);
+  check_product(w, tokens, random);
+}
+
 // The largest spread of the exponents of a row of a panel.
 int spread_of(const std::vector<uint8_t>& scales) {
   int most = 0;
@@ -97,20 +108,37 @@ int spread_of(const std::vector<uint8_t>& scales) {
   return most;
 }
 
-TEST(Int8RowKernels, EveryShapeEqualsTheTwinAndItselfAlone) {
+class Int8RowKernels : public testing::Test {
+  void SetUp() override {
+    if (!runs_here(ActFormat::kInt8Row)) GTEST_SKIP() << "needs AVX-512 VNNI";
+  }
+};
+
+TEST_F(Int8RowKernels, EveryShapeEqualsTheTwinAndItselfAlone) {
   for (const int64_t tokens : {1, 2, 3, 4, 5, 16, 17, 33, 48, 64, 65, 80, 97, 290})
     check(80, 704, tokens, -1);  // 11 steps: a chunk of 9 and one of 2; 5 panels
   for (const int64_t tokens : {1, 3, 5, 70}) check(16, 64, tokens, -1);
 }
 
-TEST(Int8RowKernels, WidePanelsTakeMorePasses) {
+TEST_F(Int8RowKernels, WidePanelsTakeMorePasses) {
   for (const int64_t tokens : {1, 2, 3, 5, 9, 17, 64, 70, 97}) {
     for (const int passes : {2, 3, 6}) check(64, 192, tokens, 17, passes);  // one panel of four
     check(16, 64, tokens, 3, 2);
   }
 }
 
-TEST(Int8RowKernels, BasesTakeEachBlockOfARowOnce) {
+TEST_F(Int8RowKernels, RowsOfAPanelPartWhereTheyLike) {
+  for (const int64_t tokens : {1, 2, 5, 9, 17, 64, 70, 97})
+    for (const int64_t spread : {5, 9, 17, 60}) {
+      Random random(static_cast<uint32_t>(tokens + spread));
+      TestWeight w(random, Format::kMxfp4, 1, 80, 192);
+      widen_all(w, random, spread);
+      w.pack(Layout::kPanels16);
+      check_product(w, tokens, random);
+    }
+}
+
+TEST_F(Int8RowKernels, BasesTakeEachBlockOfARowOnce) {
   Random random(1);
   for (int round = 0; round < 200; ++round) {
     const int64_t blocks = 1 + random.below(6);
@@ -131,7 +159,7 @@ TEST(Int8RowKernels, BasesTakeEachBlockOfARowOnce) {
   }
 }
 
-TEST(Int8RowKernels, DamageStaysInItsRowAndItsToken) {
+TEST_F(Int8RowKernels, DamageStaysInItsRowAndItsToken) {
   Random random(3);
   TestWeight w(random, Format::kMxfp4, 1, 32, 128);
   for (int b = 0; b < 4; ++b) w.scales[4 * 5 + b] = 255;  // all of row 5
