@@ -156,6 +156,7 @@ Json kernels_json(const std::vector<KernelRow>& rows) {
                     {"max_tokens", row.max_tokens},
                     {"kernel", row.kernel},
                     {"weights", row.weights},
+                    {"general", ops::is_general(row.kernel)},
                     {"refused", std::move(refused)}});
   }
   return json;

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "cli/run_for_test.h"
 
@@ -89,17 +90,21 @@ TEST(Score, RefusesWithWords) {
   expect({"--ids", "1", "--threads", "100000"}, 2, "--threads");
 }
 
-// Where no kernel runs, the refusal names the flag that lets the twins; they agree with the
-// kernels. Pages in float32, so that no rounding to bf16 goes either way: what is left is float32
-// against double, at most 1e-4 of the logits' root mean square of about 3 (models/gpt_oss_test.cc).
+// The twins are refused by a text that names the flag that lets them; they agree with the kernels.
+// Pages in float32, so that no rounding to bf16 goes either way: what is left is float32 against
+// double, at most 1e-4 of the logits' root mean square of about 3 (models/gpt_oss_test.cc).
 TEST(Score, TwinsRunWhereTheyAreAllowed) {
-  const CommandResult refused = score({"--ids", "5,17", "--cpu-isa", "scalar"});
+  std::vector<std::string> twins = {"--ids", "5,17,42", "--kv-cache-dtype", "f32"};
+  for (const char* op : {"embed", "norm_qkv", "attention", "out_proj", "norm_route", "moe_up",
+                         "moe_down", "norm_unembed"}) {
+    twins.insert(twins.end(), {"--kernel", std::string(op) + "=ref"});
+  }
+  const CommandResult refused = score(twins);
   EXPECT_EQ(refused.status, 1);
   EXPECT_THAT(refused.err, HasSubstr("--allow-ref"));
-  const CommandResult exact = score({"--ids", "5,17,42", "--kv-cache-dtype", "f32", "--cpu-isa",
-                                     "scalar", "--allow-ref"}),
-                      fast = score({"--ids", "5,17,42", "--kv-cache-dtype", "f32", "--activations",
-                                    "float"});
+  twins.push_back("--allow-ref");
+  const CommandResult exact = score(twins), fast = score({"--ids", "5,17,42", "--kv-cache-dtype",
+                                                          "f32", "--activations", "float"});
   ASSERT_EQ(exact.status, 0) << exact.err;
   const json want = json::parse(exact.out).at("positions"),
              got = json::parse(fast.out).at("positions");

@@ -9,7 +9,7 @@
 namespace nibble::cpu {
 
 enum class Isa : uint8_t {
-  kScalar,      // none of the below: only the reference twins run
+  kScalar,      // none of the below: plain C++
   kNeon,        // arm64
   kNeonDot,     // SDOT, and all of kNeon
   kAvx2,        // AVX2, FMA and F16C

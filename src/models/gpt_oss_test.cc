@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "io/checkpoint.h"
@@ -54,21 +55,26 @@ double rms(const std::vector<float>& v) {
   return std::sqrt(sum / static_cast<double>(v.size()));
 }
 
-// The instruction sets that this machine runs; kScalar stands for the twins.
-std::vector<cpu::Isa> isas_here() {
-  std::vector<cpu::Isa> here;
+// An instruction set that this machine runs, or none: the twins.
+using Kernels = std::optional<cpu::Isa>;
+constexpr Kernels kTwins = std::nullopt;
+std::vector<Kernels> kernels_here() {
+  std::vector<Kernels> here = {kTwins};
   for (cpu::Isa isa : {cpu::Isa::kScalar, cpu::Isa::kNeon, cpu::Isa::kAvx2, cpu::Isa::kAvx512})
     if (cpu::supports(cpu::detect_isa(), isa)) here.push_back(isa);
   return here;
 }
+const char* kernels_name(Kernels kernels) { return kernels ? cpu::isa_name(*kernels) : "twins"; }
 
 // A model loaded for one instruction set and one format of activations, on two workers.
 struct Loaded {
-  Loaded(const std::string& name, cpu::Isa isa, DType activations = DType::kF32) {
+  Loaded(const std::string& name, Kernels kernels, DType activations = DType::kF32) {
     cx.pool = &pool;
     cx.activations = activations;
-    cx.kernels.isa = isa;
-    cx.kernels.allow_ref = isa == cpu::Isa::kScalar;
+    if (kernels)
+      cx.kernels.isa = *kernels;
+    else
+      run_twins(cx.kernels);
     model = load_model(cx, kGoldens / name, {});
     model->reserve(cx, {512, 512});
   }
@@ -93,19 +99,20 @@ double worst(const std::vector<std::vector<float>>& got, const Golden& golden) {
 
 TEST_P(GptOssGolden, LogitsEqualTransformers) {
   const Golden golden(GetParam());
-  for (cpu::Isa isa : isas_here()) {
-    Loaded loaded(GetParam(), isa);
+  for (const Kernels kernels : kernels_here()) {
+    Loaded loaded(GetParam(), kernels);
     TestRunner runner(*loaded.model, loaded.cx, 1, static_cast<int32_t>(golden.tokens.size()),
                       DType::kF32);
-    EXPECT_LT(worst(runner.run(golden.tokens, 512), golden), kFloatTolerance) << cpu::isa_name(isa);
+    EXPECT_LT(worst(runner.run(golden.tokens, 512), golden), kFloatTolerance)
+        << kernels_name(kernels);
   }
 }
 
 // The residual stream that enters each layer, at the golden's rows.
 TEST_P(GptOssGolden, ResidualStreamEqualsTransformers) {
   const Golden golden(GetParam());
-  for (cpu::Isa isa : isas_here()) {
-    Loaded loaded(GetParam(), isa);
+  for (const Kernels kernels : kernels_here()) {
+    Loaded loaded(GetParam(), kernels);
     std::map<int, std::vector<float>> x;  // by layer, all tokens
     loaded.cx.tap = [&](std::string_view name, int layer, const Tensor& value) {
       if (name != "x") return;
@@ -123,7 +130,7 @@ TEST_P(GptOssGolden, ResidualStreamEqualsTransformers) {
       for (size_t i = 0; i < want.size(); ++i)
         off = std::max(
             off, std::fabs(double{got[golden.rows[i / hidden] * hidden + i % hidden]} - want[i]));
-      EXPECT_LT(off, kFloatTolerance * rms(want)) << cpu::isa_name(isa) << " layer " << layer;
+      EXPECT_LT(off, kFloatTolerance * rms(want)) << kernels_name(kernels) << " layer " << layer;
     }
   }
 }
@@ -134,14 +141,15 @@ TEST_P(GptOssGolden, TheSameBitsHoweverATokenIsComputed) {
   std::vector<int32_t> tokens = Golden(GetParam()).tokens;
   tokens.resize(std::min<size_t>(tokens.size(), 150));
   const auto len = static_cast<int32_t>(tokens.size());
-  for (cpu::Isa isa : isas_here())
+  for (const Kernels kernels : kernels_here())
     for (auto [act, kv] : {std::pair{DType::kF32, DType::kBF16},
                            {DType::kBF16, DType::kBF16},
                            {DType::kF32, DType::kF32}}) {
       // The twins are slow, and have one order by construction.
-      if (isa == cpu::Isa::kScalar && (act == DType::kBF16 || kv == DType::kF32)) continue;
-      SCOPED_TRACE(std::string(cpu::isa_name(isa)) + " " + dtype_name(act) + " " + dtype_name(kv));
-      Loaded loaded(GetParam(), isa, act);
+      if (kernels == kTwins && (act == DType::kBF16 || kv == DType::kF32)) continue;
+      SCOPED_TRACE(std::string(kernels_name(kernels)) + " " + dtype_name(act) + " " +
+                   dtype_name(kv));
+      Loaded loaded(GetParam(), kernels, act);
       TestRunner runner(*loaded.model, loaded.cx, 3, len, kv);
       const Logits whole = runner.run(tokens, 512);
       for (int32_t chunk : {1, 7, 64}) ASSERT_EQ(runner.run(tokens, chunk), whole) << chunk;
@@ -178,12 +186,12 @@ double rms_off(const Logits& got, const Golden& golden) {
 // all its experts, so that no choice can flip.
 TEST(GptOss, Bf16IsOffByWhatItsRoundingsAddUpTo) {
   const Golden golden("heads_8_1");
-  for (cpu::Isa isa : isas_here()) {
+  for (const Kernels kernels : kernels_here()) {
     for (auto [act, bound] : {std::pair{DType::kF32, 0.011}, {DType::kBF16, 0.022}}) {
-      Loaded loaded("heads_8_1", isa, act);
+      Loaded loaded("heads_8_1", kernels, act);
       TestRunner runner(*loaded.model, loaded.cx, 1, 300, DType::kBF16);
       const double off = rms_off(runner.run(golden.tokens, 512), golden);
-      EXPECT_LT(off, bound) << cpu::isa_name(isa) << " " << dtype_name(act);
+      EXPECT_LT(off, bound) << kernels_name(kernels) << " " << dtype_name(act);
       EXPECT_GT(off, 1e-4);  // that anything was rounded at all
     }
   }
@@ -192,7 +200,6 @@ TEST(GptOss, Bf16IsOffByWhatItsRoundingsAddUpTo) {
 TEST(GptOss, DummyWeightsRunAndSpreadOverExperts) {
   cpu::ThreadPool pool(2);
   ops::Ctx cx{.pool = &pool};
-  if (cx.kernels.isa == cpu::Isa::kScalar) cx.kernels.allow_ref = true;
   LoadOptions dummy;
   dummy.format = LoadFormat::kDummy;
   const auto model = load_model(cx, kGoldens / "heads_6_2" / "config.json", dummy);

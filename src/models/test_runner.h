@@ -19,6 +19,15 @@ struct TestChunk {
   std::vector<int32_t> tokens;
 };
 
+// The twins, and nothing else.
+inline void run_twins(ops::KernelOptions& options) {
+  options.allow_ref = true;
+  options.activations = ops::ActFormat::kFloat;
+  options.forced.clear();
+  for (int op = 0; op < ops::kNumOps; ++op)
+    options.forced.emplace_back(ops::op_name(static_cast<ops::Op>(op)), "ref");
+}
+
 class TestRunner {
  public:
   // Room for `slots` sequences of `max_len` tokens. Pages are dealt out in an order that follows no

@@ -40,8 +40,8 @@ template <typename Row, template <typename, cpu::Isa> typename Cpu, auto kMatrix
 class CpuRows {
  public:
   // Of a matrix in any format, of experts.
-  static constexpr auto dense() { return joined(in_int8(), in_mxfp8_or_bf16(), in_float()); }
-  static constexpr auto experts() { return joined(in_int8(), in_float()); }
+  static constexpr auto dense() { return joined(in_int8(), in_mxfp8_or_bf16(), in_float(), any()); }
+  static constexpr auto experts() { return joined(in_int8(), in_float(), any()); }
 
  private:
   static constexpr std::array<Row, 6> in_int8() {
@@ -65,6 +65,17 @@ class CpuRows {
             floats<cpu::Isa::kNeon>("neon_float")};
   }
 
+  // The last rows: every format and shape. What has no way of its own is decoded block by block.
+  static constexpr std::array<Row, 4> any() {
+    return {any_row<cpu::Isa::kAvx512>("avx512_any"), any_row<cpu::Isa::kAvx2>("avx2_any"),
+            any_row<cpu::Isa::kNeon>("neon_any"), any_row<cpu::Isa::kScalar>("plain_any")};
+  }
+
+  template <cpu::Isa kIsa>
+  static constexpr Row any_row(const char* name) {
+    return {name, [](const auto&, const KernelOptions& o) { return refuse_isa(kIsa, o); },
+            Cpu<FloatProduct, kIsa>::run};
+  }
   template <cpu::Isa kIsa>
   static constexpr Row floats(const char* name) {
     return {name,

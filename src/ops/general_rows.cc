@@ -9,8 +9,6 @@
 namespace nibble::ops {
 namespace {
 
-bool is_general(std::string_view kernel) { return kernel.ends_with("_any"); }
-
 // Of an op that runs by `kernel`.
 std::string line(Op op, const std::string& kernel, std::span<const PlanEntry> entries) {
   std::set<int> layers;

@@ -96,6 +96,10 @@ struct Kernel {
   bool chooses = false;
 };
 
+// The last row of a table before the twin: it takes every shape and format, and is slower than the
+// rows above it. doctor and start-up say where it runs.
+inline bool is_general(std::string_view kernel) { return kernel.ends_with("_any"); }
+
 inline constexpr const char* kSlowerHere = "the kernel table says that it is slower here";
 
 struct Refusal {

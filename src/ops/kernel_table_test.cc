@@ -49,7 +49,9 @@ TEST(KernelTable, ListsEveryRefusal) {
   EXPECT_EQ(chosen.refused[4].reason, "activations are not int8");
   EXPECT_EQ(chosen.refused[6].kernel, "avx512_float");
   EXPECT_EQ(chosen.refused[6].reason, "needs AVX-512 F, BW, VL and DQ");
-  EXPECT_EQ(refusal(on(cpu::Isa::kScalar)),
+  KernelOptions forced = on(cpu::Isa::kScalar);
+  forced.force("moe_up=ref");
+  EXPECT_EQ(refusal(forced),
             "no kernel for moe_up:\n"
             "  amx_int8row: needs AMX (tile, int8, bf16)\n"
             "  avx512_vnni_int8row: needs AVX-512 VNNI and VBMI\n"
@@ -60,6 +62,10 @@ TEST(KernelTable, ListsEveryRefusal) {
             "  avx512_float: needs AVX-512 F, BW, VL and DQ\n"
             "  avx2_float: needs AVX2 and FMA\n"
             "  neon_float: needs an arm64 CPU\n"
+            "  avx512_any: needs AVX-512 F, BW, VL and DQ\n"
+            "  avx2_any: needs AVX2 and FMA\n"
+            "  neon_any: needs an arm64 CPU\n"
+            "  plain_any: another kernel is forced\n"
             "  sm90_w4a8_narrow: needs an NVIDIA GPU\n"
             "  sm90_w4a8_gemm: needs an NVIDIA GPU\n"
             "  sm90_w4a16_gemm: needs an NVIDIA GPU\n"
@@ -105,11 +111,17 @@ TEST(KernelTable, Int8IsAChoiceOfLayers) {
             "int8 activations are for mxfp4 weights");
 }
 
-TEST(KernelTable, RefusesFormats) {
+// What has no row of its own runs by the last: any format and shape, on any CPU.
+TEST(KernelTable, TheLastRowTakesWhatTheOthersRefuse) {
   MoeUpDesc desc = kDesc;
   desc.format = Format::kF32;
-  EXPECT_NE(refusal(on(cpu::Isa::kAvx2), desc).find("weights are neither bf16 nor mxfp4"),
-            std::string::npos);
+  const auto picked = pick(Op::kMoeUp, moe_up_kernels(), desc, on(cpu::Isa::kAvx2));
+  EXPECT_STREQ(picked.row->name, "avx2_any");
+  EXPECT_TRUE(is_general(picked.row->name));
+  EXPECT_EQ(std::ranges::find(picked.refused, "avx2_float", &Refusal::kernel)->reason,
+            "weights are neither bf16 nor mxfp4");
+  EXPECT_STREQ(pick(Op::kMoeUp, moe_up_kernels(), kDesc, on(cpu::Isa::kScalar)).row->name,
+               "plain_any");
 }
 
 TEST(KernelTable, OffersCpuRowsToCpusOnly) {

@@ -28,6 +28,10 @@ void decode(Format format, int64_t cols, const uint8_t* codes, const uint8_t* sc
     }
     return;
   }
+  if (format == Format::kF32) {
+    std::memcpy(out, codes, 4 * cols);
+    return;
+  }
   CHECK(format == Format::kBF16);
   for (int64_t k = 0; k < cols; ++k) {
     uint16_t bits;

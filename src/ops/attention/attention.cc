@@ -61,6 +61,7 @@ constexpr AttentionKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    row<cpu::Isa::kScalar>("plain_float"),
     {"cuda_any", refuse_any, NIBBLE_CUDA_KERNEL(gpu::attend_any)},
     {"ref", [](const AttentionDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::attention},

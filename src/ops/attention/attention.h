@@ -44,7 +44,8 @@ int64_t flops(const AttentionDesc& desc, int64_t tokens, int64_t context);
 // Working memory of its kernels.
 int64_t scratch_bytes(const AttentionDesc& desc, int threads);
 
-// The blocked float path, for kAvx512, kAvx2 and kNeon; products of bf16 for kAmx and kAvx512Bf16.
+// The blocked float path, for kAvx512, kAvx2, kNeon and kScalar: any heads, dims and window;
+// products of bf16 for kAmx and kAvx512Bf16.
 template <cpu::Isa kIsa>
 struct BlockedAttention {
   static AttentionFn run;

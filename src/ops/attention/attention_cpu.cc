@@ -102,5 +102,6 @@ template struct BlockedAttention<cpu::Isa::kAvx512Bf16>;
 template struct BlockedAttention<cpu::Isa::kAvx512>;
 template struct BlockedAttention<cpu::Isa::kAvx2>;
 template struct BlockedAttention<cpu::Isa::kNeon>;
+template struct BlockedAttention<cpu::Isa::kScalar>;
 
 }  // namespace nibble::ops

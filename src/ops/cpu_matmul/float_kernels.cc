@@ -4,9 +4,10 @@
 
 namespace nibble::ops {
 
-extern const FloatKernels kAvx512Kernels, kAvx2Kernels, kNeonKernels;
+extern const FloatKernels kAvx512Kernels, kAvx2Kernels, kNeonKernels, kPlainKernels;
 
 const FloatKernels& float_kernels(cpu::Isa isa) {
+  if (isa == cpu::Isa::kScalar) return kPlainKernels;
 #if defined(__x86_64__)
   if (isa == cpu::Isa::kAvx512) return kAvx512Kernels;
   if (isa == cpu::Isa::kAvx2) return kAvx2Kernels;

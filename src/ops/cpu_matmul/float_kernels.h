@@ -39,14 +39,21 @@ struct AttendTile {
   float* scratch;  // attend_scratch_floats()
 };
 
+// Codes of 4 bits are met in block order: per 32 the even elements, then the odd ones.
+constexpr bool is_in_block_order(Format format) { return format == Format::kMxfp4; }
+// Formats that few inputs meet without decoding whole rows.
+constexpr bool has_direct_dot(Format format) {
+  return format == Format::kMxfp4 || format == Format::kBF16;
+}
+
 struct FloatKernels {
   // Inputs up to which dot_weight() is as good as decode() and dot_decoded().
   int direct_tokens;
 
-  // y[m * ldy + r] = sum_k w[r][k] x[m][k] + bias[r]. For MXFP4 weights inputs lie in block order:
-  // per 32 the even elements, then the odd ones. The two ways give the same bits.
+  // y[m * ldy + r] = sum_k w[r][k] x[m][k] + bias[r]. Where is_in_block_order(), inputs are. The
+  // two ways, of which dot_weight() is for has_direct_dot(), give the same bits.
   void (*dot_weight)(const Weight& w, const float* const* x, int64_t tokens, float* y, int64_t ldy);
-  void (*decode)(const Weight& w, float* decoded);  // [rows][K], MXFP4 in block order
+  void (*decode)(const Weight& w, float* decoded);  // [rows][K], of any format in kRows
   // At most kBlockRows rows.
   void (*dot_decoded)(const Weight& w, const float* decoded, const float* const* x, int64_t tokens,
                       float* y, int64_t ldy);
@@ -59,7 +66,7 @@ struct FloatKernels {
   void (*attend)(const AttendTile& tile);
 };
 
-// Those compiled for `isa`; isa is one of this architecture's, kScalar excepted.
+// Those compiled for `isa`; isa is one of this architecture's.
 const FloatKernels& float_kernels(cpu::Isa isa);
 
 int64_t attend_scratch_floats(int64_t rows, int64_t head_dim);

@@ -9,7 +9,9 @@
 
 #include "cpu/simd_target.h"
 #include "formats/bf16.h"
+#include "formats/fp8.h"
 #include "formats/mxfp4.h"
+#include "formats/mxfp8.h"
 #include "ops/cpu_matmul/float_kernels.h"
 #include "ops/kv_pages.h"
 #include "ops/moe_up/moe_up.h"

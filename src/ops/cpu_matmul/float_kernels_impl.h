@@ -16,6 +16,7 @@
 #include "cpu/simd.h"
 #include "formats/bf16.h"
 #include "formats/mxfp4.h"
+#include "ops/cpu_matmul/decode_impl.h"
 #include "ops/cpu_matmul/float_kernels.h"
 #include "ops/moe_up/moe_up.h"
 
@@ -104,7 +105,7 @@ struct Linear {
       for (int r = 0; r < R; ++r) {
         Vec wr[kVecs];
         const int64_t at = r * w.stride + b;
-        S::decode_block(w.codes + at * 16, scale_values()[w.scales[at]], wr);
+        S::decode_block(w.codes + at * 16, Decode<S>::e8m0(w.scales[at]), wr);
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
@@ -116,18 +117,6 @@ struct Linear {
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) acc[r * M + m] = a[r][m];
-  }
-
-  // E8M0 by table: a load instead of two special cases.
-  static const float* scale_values() {
-    struct Table {
-      float value[256];
-      constexpr Table() : value() {
-        for (int s = 0; s < 256; ++s) value[s] = e8m0_to_float(static_cast<uint8_t>(s));
-      }
-    };
-    static constexpr Table kTable;
-    return kTable.value;
   }
 
   // What is left of K behind the last whole vector, in order.
@@ -242,21 +231,6 @@ struct Linear {
     }
     if (m < tokens) dot(rows, w, x + m, tokens - m, y + m * ldy, ldy);
   }
-
-  static void decode(const Weight& w, float* out) {
-    if (w.format == Format::kMxfp4) {
-      for (int64_t b = 0; b < w.rows * w.cols / 32; ++b) {
-        Vec v[32 / kLanes];
-        S::decode_block(w.codes + 16 * b, scale_values()[w.scales[b]], v);
-        for (int j = 0; j < 32 / kLanes; ++j) S::store(out + 32 * b + j * kLanes, v[j]);
-      }
-      return;
-    }
-    const Bf16Rows<S> rows = bf16_rows(w);
-    const int64_t n = w.rows * w.cols, whole = n / kLanes * kLanes;
-    for (int64_t i = 0; i < whole; i += kLanes) S::store(out + i, Bf16Rows<S>::load(rows, 0, i));
-    for (int64_t i = whole; i < n; ++i) out[i] = Bf16Rows<S>::one(rows, 0, i);
-  }
 };
 
 // ---- Element by element -------------------------------------------------------------------------
@@ -335,7 +309,7 @@ template <typename S>
 constexpr FloatKernels make_float_kernels(void (*attend)(const AttendTile&)) {
   return {.direct_tokens = S::kTileTokens,
           .dot_weight = Linear<S>::dot_weight,
-          .decode = Linear<S>::decode,
+          .decode = Decode<S>::rows,
           .dot_decoded = Linear<S>::dot_decoded,
           .add_norm = Elementwise<S>::add_norm,
           .swiglu = Elementwise<S>::swiglu,

@@ -45,10 +45,12 @@ void for_inputs(Ctx& cx, const ProductInputs& in, const Body& body) {
 FloatProduct::FloatProduct(const FloatKernels* kernels, Scratch& scratch, const ProductSize& size)
     : kernels_(kernels),
       x_(scratch.take<const float*>(size.inputs)),
-      ordered_(scratch.take<float>(size.format == Format::kMxfp4 ? size.sources * size.cols : 0)),
+      ordered_(scratch.take<float>(is_in_block_order(size.format) ? size.sources * size.cols : 0)),
       decoded_(scratch.take<float>(size.threads * kRows * size.cols)),
       cols_(size.cols),
-      reorder_(size.format == Format::kMxfp4) {}
+      reorder_(is_in_block_order(size.format)),
+      direct_tokens_(kernels != nullptr && has_direct_dot(size.format) ? kernels->direct_tokens
+                                                                       : 0) {}
 
 void FloatProduct::take(Ctx& cx, const ProductInputs& in) {
   offsets_ = in.offsets;
@@ -74,7 +76,7 @@ void FloatProduct::multiply(const Weight& rows, int64_t g, int worker, float* y,
                             int64_t ldy) const {
   const float* const* x = x_ + offsets_[g];
   const int64_t count = offsets_[g + 1] - offsets_[g];
-  if (count <= kernels_->direct_tokens) return kernels_->dot_weight(rows, x, count, y, ldy);
+  if (count <= direct_tokens_) return kernels_->dot_weight(rows, x, count, y, ldy);
   float* decoded = decoded_ + worker * kRows * cols_;
   kernels_->decode(rows, decoded);
   kernels_->dot_decoded(rows, decoded, x, count, y, ldy);

@@ -43,12 +43,13 @@ struct ProductSize {
 
 // The float kernels of a machine whose products are `isa`'s.
 constexpr cpu::Isa float_isa(cpu::Isa isa) {
-  while (isa != cpu::Isa::kAvx512 && isa != cpu::Isa::kAvx2 && isa != cpu::Isa::kNeon)
+  while (isa != cpu::Isa::kAvx512 && isa != cpu::Isa::kAvx2 && isa != cpu::Isa::kNeon &&
+         isa != cpu::Isa::kScalar)
     isa = cpu::lower(isa);
   return isa;
 }
 
-// Weights in kRows by float32 inputs: the blocked float path.
+// Weights of any format in kRows by float32 inputs: the blocked float path.
 class FloatProduct {
  public:
   using Kernels = FloatKernels;
@@ -63,10 +64,11 @@ class FloatProduct {
  private:
   const FloatKernels* kernels_;
   const float** x_;  // [inputs]
-  float* ordered_;   // [sources, K] in block order (see FloatKernels); MXFP4 only
+  float* ordered_;   // [sources, K] where is_in_block_order()
   float* decoded_;   // [threads][kRows, K]
   int64_t cols_;
-  bool reorder_;  // MXFP4
+  bool reorder_;
+  int64_t direct_tokens_;  // inputs that meet weights without decoding whole rows
   const int32_t* offsets_ = nullptr;
 };
 

@@ -6,10 +6,7 @@
 namespace nibble::ops {
 namespace {
 
-const char* refuse_copy(const EmbedDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_gpu(o)) return reason;
-  return refuse_format(d.format);
-}
+const char* refuse_copy(const EmbedDesc&, const KernelOptions& o) { return refuse_gpu(o); }
 
 const char* refuse_cuda(const EmbedDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_cpu(o)) return reason;

@@ -61,6 +61,7 @@ void CpuMoeDown<Product, kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u,
 template struct CpuMoeDown<FloatProduct, cpu::Isa::kAvx512>;
 template struct CpuMoeDown<FloatProduct, cpu::Isa::kAvx2>;
 template struct CpuMoeDown<FloatProduct, cpu::Isa::kNeon>;
+template struct CpuMoeDown<FloatProduct, cpu::Isa::kScalar>;
 template struct CpuMoeDown<Int8Product, cpu::Isa::kAvx512Vnni>;
 template struct CpuMoeDown<Int8Product, cpu::Isa::kAvxVnni>;
 template struct CpuMoeDown<Int8Product, cpu::Isa::kAvx2>;

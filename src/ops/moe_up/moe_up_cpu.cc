@@ -56,6 +56,7 @@ void CpuMoeUp<Product, kIsa>::run(Ctx& cx, const Tensor& u, const Tensor& h, con
 template struct CpuMoeUp<FloatProduct, cpu::Isa::kAvx512>;
 template struct CpuMoeUp<FloatProduct, cpu::Isa::kAvx2>;
 template struct CpuMoeUp<FloatProduct, cpu::Isa::kNeon>;
+template struct CpuMoeUp<FloatProduct, cpu::Isa::kScalar>;
 template struct CpuMoeUp<Int8Product, cpu::Isa::kAvx512Vnni>;
 template struct CpuMoeUp<Int8Product, cpu::Isa::kAvxVnni>;
 template struct CpuMoeUp<Int8Product, cpu::Isa::kAvx2>;

@@ -12,7 +12,10 @@ namespace {
 constexpr int64_t rows_of(const NormQkvDesc& d) {
   return (d.q_heads + 2 * d.kv_heads) * d.head_dim;
 }
-constexpr MatrixShape matrix_of(const NormQkvDesc& d) { return {rows_of(d), d.hidden}; }
+// q, k and v are laid out one by one: the rows of k, which those of q are a multiple of.
+constexpr MatrixShape matrix_of(const NormQkvDesc& d) {
+  return {d.kv_heads * d.head_dim, d.hidden};
+}
 using Cpu = CpuRows<NormQkvKernel, CpuNormQkv, matrix_of>;
 
 // The few-token CUDA rows. Two row tiles hold the halves of a pair that turns.

@@ -84,6 +84,7 @@ void CpuNormQkv<Product, kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLaye
 template struct CpuNormQkv<FloatProduct, cpu::Isa::kAvx512>;
 template struct CpuNormQkv<FloatProduct, cpu::Isa::kAvx2>;
 template struct CpuNormQkv<FloatProduct, cpu::Isa::kNeon>;
+template struct CpuNormQkv<FloatProduct, cpu::Isa::kScalar>;
 template struct CpuNormQkv<Bf16Product, cpu::Isa::kAmx>;
 template struct CpuNormQkv<Bf16Product, cpu::Isa::kAvx512Bf16>;
 template struct CpuNormQkv<Bf16RowProduct, cpu::Isa::kAmx>;

@@ -20,6 +20,13 @@ constexpr NormRouteKernel row(const char* name) {
           BlockedNormRoute<kIsa>::run};
 }
 
+// The last rows: every format and shape.
+template <cpu::Isa kIsa>
+constexpr NormRouteKernel any_row(const char* name) {
+  return {name, [](const NormRouteDesc&, const KernelOptions& o) { return refuse_isa(kIsa, o); },
+          BlockedNormRoute<kIsa>::run};
+}
+
 const char* refuse_cuda(const NormRouteDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_cpu(o)) return reason;
   if (d.format != Format::kBF16) return "needs bf16 weights";
@@ -67,6 +74,10 @@ constexpr NormRouteKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
+    any_row<cpu::Isa::kAvx512>("avx512_any"),
+    any_row<cpu::Isa::kAvx2>("avx2_any"),
+    any_row<cpu::Isa::kNeon>("neon_any"),
+    any_row<cpu::Isa::kScalar>("plain_any"),
     {"cuda_any", refuse_any, NIBBLE_CUDA_KERNEL(gpu::norm_route_any)},
     {"ref", [](const NormRouteDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::norm_route},

@@ -39,7 +39,7 @@ void choose_experts(const float* logits, int64_t experts, int64_t top_k, int32_t
 // Working memory of its kernels for steps of up to `tokens` tokens.
 int64_t scratch_bytes(const NormRouteDesc& desc, int64_t tokens, int threads);
 
-// The blocked float path; defined for kAvx512, kAvx2 and kNeon.
+// The blocked float path; defined for kAvx512, kAvx2, kNeon and kScalar.
 template <cpu::Isa kIsa>
 struct BlockedNormRoute {
   static NormRouteFn run;

@@ -48,5 +48,6 @@ void BlockedNormRoute<kIsa>::run(Ctx& cx, const Tensor& y, const Tensor& h, Rout
 template struct BlockedNormRoute<cpu::Isa::kAvx512>;
 template struct BlockedNormRoute<cpu::Isa::kAvx2>;
 template struct BlockedNormRoute<cpu::Isa::kNeon>;
+template struct BlockedNormRoute<cpu::Isa::kScalar>;
 
 }  // namespace nibble::ops

@@ -46,6 +46,7 @@ void CpuNormUnembed<Product, kIsa>::run(Ctx& cx, const Tensor& logits, const Ten
 template struct CpuNormUnembed<FloatProduct, cpu::Isa::kAvx512>;
 template struct CpuNormUnembed<FloatProduct, cpu::Isa::kAvx2>;
 template struct CpuNormUnembed<FloatProduct, cpu::Isa::kNeon>;
+template struct CpuNormUnembed<FloatProduct, cpu::Isa::kScalar>;
 template struct CpuNormUnembed<Bf16Product, cpu::Isa::kAmx>;
 template struct CpuNormUnembed<Bf16Product, cpu::Isa::kAvx512Bf16>;
 template struct CpuNormUnembed<Bf16RowProduct, cpu::Isa::kAmx>;

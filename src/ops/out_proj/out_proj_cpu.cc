@@ -33,6 +33,7 @@ void CpuOutProj<Product, kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& att,
 template struct CpuOutProj<FloatProduct, cpu::Isa::kAvx512>;
 template struct CpuOutProj<FloatProduct, cpu::Isa::kAvx2>;
 template struct CpuOutProj<FloatProduct, cpu::Isa::kNeon>;
+template struct CpuOutProj<FloatProduct, cpu::Isa::kScalar>;
 template struct CpuOutProj<Bf16Product, cpu::Isa::kAmx>;
 template struct CpuOutProj<Bf16Product, cpu::Isa::kAvx512Bf16>;
 template struct CpuOutProj<Bf16RowProduct, cpu::Isa::kAmx>;
