@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <limits>
 #include <mutex>
+#include <new>
 #include <random>
 #include <span>
 #include <string>
@@ -108,6 +109,7 @@ class Engine::Impl {
   void launch_on_gpu();
   bool is_ahead(const std::vector<Chunk>& chunks) const;
   bool plan_ahead(const std::vector<Chunk>& chunks);
+  bool advance(Sequence& sequence, int64_t row, int64_t end_row);
   bool score(Sequence& sequence, int64_t row);
   bool sample(Sequence& sequence, int64_t row);
   bool report_end(const Sequence& sequence, FinishReason reason, const std::string& error);
@@ -341,21 +343,27 @@ void Engine::Impl::finish() {
     while (!begun_.empty() && begun_[row].id != sequence.id) ++row;  // of one that has ended
     counters_.prompt_tokens +=
         std::clamp(sequence.num_prompt - chunk.begin, int32_t{0}, chunk.length);
-    const int64_t end_row = row + chunk.num_out;
-    bool goes_on = true;
-    if (!sequence.is_scored()) {
-      while (goes_on && row < end_row) goes_on = score(sequence, row++);
-      if (goes_on && sequence.is_scored()) goes_on = sample(sequence, end_row - 1);
-    } else if (chunk.num_out > 0) {
-      goes_on = sample(sequence, row);
-    }
-    row = end_row;
-    if (!goes_on) ended_.push_back(sequence.id);
+    if (!advance(sequence, row, row + chunk.num_out)) ended_.push_back(sequence.id);
+    row += chunk.num_out;
   }
   for (RequestId id : ended_) scheduler_.remove(id);
   turn_ = 1 - turn_;
   publish_stats();
   if (log_activity_) log_.after_step(counters_, std::chrono::steady_clock::now());
+}
+
+// What the step's rows [row, end_row) say of a sequence; false: it has ended. Memory that its
+// watcher or its listener does not get ends it alone.
+bool Engine::Impl::advance(Sequence& sequence, int64_t row, int64_t end_row) {
+  try {
+    if (sequence.is_scored()) return row == end_row || sample(sequence, row);
+    for (; row < end_row; ++row) {
+      if (!score(sequence, row)) return false;
+    }
+    return !sequence.is_scored() || sample(sequence, end_row - 1);
+  } catch (const std::bad_alloc&) {
+    return report_end(sequence, FinishReason::kError, "no memory is left for this request");
+  }
 }
 
 std::span<float> Engine::Impl::logits_row(int64_t row) {
@@ -542,30 +550,6 @@ EngineStats Engine::stats() const { return impl_->stats(); }
 int32_t Engine::max_model_len() const { return impl_->kv_plan().max_len; }
 int64_t Engine::kv_tokens() const { return impl_->kv_plan().tokens; }
 const Model& Engine::model() const { return impl_->model(); }
-
-void Engine::check(const ModelInfo& info, const EngineOptions& options) {
-  constexpr int32_t kMaxSeqs = 1 << 16;  // what the counts of pages have room for
-  if (options.max_num_seqs < 1 || options.max_num_seqs > kMaxSeqs) {
-    throw Error(ErrorKind::kUsage, "--max-num-seqs must be 1 to " + std::to_string(kMaxSeqs));
-  }
-  if (options.max_num_batched_tokens < options.max_num_seqs) {
-    throw Error(ErrorKind::kUsage,
-                "--max-num-batched-tokens (" + std::to_string(options.max_num_batched_tokens) +
-                    ") must be at least --max-num-seqs (" + std::to_string(options.max_num_seqs) +
-                    "): each step takes a token of every sequence");
-  }
-  if (options.max_model_len < 0) {
-    throw Error(ErrorKind::kUsage, "--max-model-len must not be negative");
-  }
-  check_length(info, options.max_model_len);
-  if (!options.chunked_prefill &&
-      (options.max_model_len == 0 || options.max_num_batched_tokens < options.max_model_len)) {
-    throw Error(ErrorKind::kUsage,
-                "--no-enable-chunked-prefill reads every prompt in one step: it needs "
-                "--max-model-len, and --max-num-batched-tokens of at least as many");
-  }
-  CHECK(options.page_size > 0);
-}
 
 StepLimits Engine::step_limits(const ModelInfo& info, const EngineOptions& options) {
   const int64_t rows = std::max<int64_t>(kMinScoreRows, kScoreBytes / (4 * info.vocab_size));

@@ -173,6 +173,41 @@ TEST(Engine, NaNLogitsEndTheRequestThatHasThem) {
   }
 }
 
+struct Greedy final : TokenWatcher {
+  explicit Greedy(int from) : step(from) {}
+  Watch accept(int32_t) override {
+    if (--step == 0) throw std::bad_alloc();
+    return Watch::kGoOn;
+  }
+  void rollback(int) override {}
+  bool mask(std::span<uint32_t>) override { return false; }
+  int step;
+};
+
+TEST(Engine, MissingMemoryEndsTheRequestThatMissesIt) {
+  ToyModel model;
+  Engine engine(model, {}, toy_options());
+  std::vector<Request> requests(5, greedy(10, 1, 10));
+  requests[1].watcher = std::make_shared<Greedy>(4);
+  requests[3].max_tokens = 0;
+  requests[3].prompt_logprobs = 1;
+  std::vector<std::shared_ptr<Transcript>> all;
+  for (Request& request : requests) all.push_back(record(request));
+  requests[3].on_prompt_logprobs = [](const PromptLogprobs&) { throw std::bad_alloc(); };
+  for (Request& request : requests) ASSERT_TRUE(engine.submit(std::move(request)).ok());
+  while (engine.step()) {
+  }
+  for (size_t i = 0; i < all.size(); ++i) {
+    const bool missed = i == 1 || i == 3;
+    EXPECT_EQ(all[i]->num_ends, 1);
+    EXPECT_EQ(all[i]->finish, missed ? FinishReason::kError : FinishReason::kLength) << i;
+    EXPECT_EQ(all[i]->ids.size(), i == 1 ? 3u : i == 3 ? 0u : 10u);
+  }
+  EXPECT_THAT(all[1]->error, HasSubstr("no memory"));
+  EXPECT_FALSE(engine.stats().failed);
+  EXPECT_EQ(engine.stats().kv_usage, 0);
+}
+
 TEST(Engine, PromptLogprobsMatchTheLogprobsOfSampling) {
   Request request = greedy(10, 1, 20);
   request.sampling.logprobs = 3;
