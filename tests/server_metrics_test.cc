@@ -1,4 +1,6 @@
 // /metrics and /load: what is counted, under which names.
+#include <map>
+
 #include "server_testing.h"
 
 namespace nibble::server {
@@ -57,6 +59,41 @@ TEST_F(ServerTest, CountsForPrometheus) {
   EXPECT_GT(value_of(page, "process_resident_memory_bytes"), 1e6);
   EXPECT_GT(value_of(page, "process_open_fds"), 3);
   EXPECT_EQ(page.find("/strange"), std::string::npos);  // labels are of a fixed set
+}
+
+// What `promtool check metrics` asks of names, but for those that are vLLM's.
+TEST_F(ServerTest, NamesItsMetricsByPrometheusRules) {
+  serve();
+  chat(with(kParis, {{"max_tokens", 2}}));
+  std::istringstream lines(ask("GET", "/metrics").body);
+  std::map<std::string, std::string> types;
+  std::string name, helped;
+  for (std::string line, mark, word, text; std::getline(lines, line);) {
+    std::istringstream words(line);
+    words >> mark >> word >> name >> text;
+    if (word == "HELP") {
+      helped = name;
+      EXPECT_FALSE(text.empty()) << line;
+    } else if (word == "TYPE") {
+      EXPECT_EQ(helped, name);
+      EXPECT_TRUE(types.emplace(name, text).second) << name << " twice";
+    } else {  // a sample belongs to the family above it
+      EXPECT_TRUE(line.starts_with(types.rbegin()->first) || line.starts_with(helped)) << line;
+    }
+    word.clear();
+  }
+  EXPECT_GT(types.size(), 50u);
+  EXPECT_EQ(types.at("nibble_iteration_tokens"), "histogram");
+  EXPECT_EQ(types.at("vllm:iteration_tokens_total"), "histogram");  // as vLLM has it
+  for (const auto& [full, type] : types) {
+    if (full.starts_with("vllm:")) continue;
+    EXPECT_EQ(full.ends_with("_total"), type == "counter") << full;
+    EXPECT_EQ(full.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_"), std::string::npos);
+    for (const char* end :
+         {"_count", "_sum", "_bucket", "_milliseconds", "_ms", "_kb", "_percent"}) {
+      EXPECT_FALSE(full.ends_with(end)) << full;
+    }
+  }
 }
 
 TEST_F(ServerTest, TellsItsLoad) {

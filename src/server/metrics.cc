@@ -58,6 +58,13 @@ class Page {
   void histogram(const char* name, const char* help, const Histogram& values) {
     each_name(name, "histogram", help, [&](const std::string& full) { append(full, values); });
   }
+  // Of a name that vLLM has against Prometheus' rules: only counters end in _total.
+  void iteration_tokens(const Histogram& values) {
+    for (const char* name : {"nibble_iteration_tokens", "vllm:iteration_tokens_total"}) {
+      family(name, "histogram", "Tokens of a step.");
+      append(name, values);
+    }
+  }
   // Under this name alone: no other engine has it, or it is nobody's own.
   void plain(const std::string& name, const char* type, const char* help, double value) {
     family(name, type, help);
@@ -154,7 +161,7 @@ void add_histograms(Page& page, const EngineMetrics& metrics) {
   page.histogram("request_params_max_tokens", "Tokens that were asked for.",
                  metrics.request_params_max_tokens);
   page.histogram("request_params_n", "Answers to one prompt.", metrics.request_params_n);
-  page.histogram("iteration_tokens_total", "Tokens of a step.", metrics.iteration_tokens);
+  page.iteration_tokens(metrics.iteration_tokens);
 }
 
 }  // namespace
