@@ -27,7 +27,8 @@ namespace {
 struct ChatFlags {
   EngineFlags engine;
   std::string system;
-  std::string prompt;  // one question, then the end
+  std::string prompt;
+  bool has_prompt = false;  // one question, then the end
   std::string effort = "medium";
   std::string reasoning = "auto";  // auto | show | hide
   std::optional<float> temperature;
@@ -144,8 +145,10 @@ class ChatLoop {
         conversation_.options().effort = *effort;
       else
         std::printf("%s\n", effort.error().c_str());
-    } else {
+    } else if (line == "/help") {
       std::printf("%s", kHelp);
+    } else {
+      std::printf("unknown: %s; /help lists the commands\n", line.c_str());
     }
     return true;
   }
@@ -178,6 +181,9 @@ SamplingParams sampling_of(const ChatFlags& flags, const SamplingParams& default
 void chat(const ChatFlags& flags) {
   const auto effort = parse_reasoning_effort(flags.effort);
   if (!effort) throw Error(ErrorKind::kUsage, "--effort: " + effort.error());
+  if (flags.has_prompt && flags.prompt.empty()) {
+    throw Error(ErrorKind::kUsage, "the prompt is empty: say something, or leave it out to talk");
+  }
   const ModelFiles files = find_model(flags.engine.model, flags.engine.revision);
   const auto text = load_text_side(files, describe_model(model_argument(files)).vocab_size);
   if (!text->harmony) {
@@ -196,7 +202,7 @@ void chat(const ChatFlags& flags) {
   ChatLoop loop(flags, conversation, sampling_of(flags, text->defaults));
   catch_interrupts();
   bool good = true;
-  if (!flags.prompt.empty())
+  if (flags.has_prompt)
     good = loop.ask(flags.prompt);
   else if (isatty(STDIN_FILENO) == 1)
     loop.from_terminal();
@@ -215,7 +221,8 @@ void add_chat(CLI::App& app) {
   command
       ->add_option("MODEL", flags->engine.model, "directory, or repo id in the Hugging Face cache")
       ->required();
-  command->add_option("-p,--prompt", flags->prompt, "ask this and stop");
+  const CLI::Option* prompt =
+      command->add_option("PROMPT,-p,--prompt", flags->prompt, "ask this and stop");
   command->add_option("--system", flags->system, "instructions for the whole conversation");
   command->add_option("--effort", flags->effort, "reasoning effort: low, medium or high")
       ->capture_default_str();
@@ -230,7 +237,10 @@ void add_chat(CLI::App& app) {
                       "of an answer; 0: what the context has room for");
   command->add_flag("--json", flags->json, "one JSON object per answer");
   add_engine_flags(*command, flags->engine);
-  command->callback([flags] { chat(*flags); });
+  command->callback([flags, prompt] {
+    flags->has_prompt = prompt->count() > 0;
+    chat(*flags);
+  });
 }
 
 }  // namespace nibble::cli

@@ -28,6 +28,18 @@ TEST(Chat, AnswersAPrompt) {
   EXPECT_THAT(result.out, HasSubstr("42"));
 }
 
+TEST(Chat, TakesThePromptAsAnArgument) {
+  const CommandResult result =
+      run_command({"chat", kModel, "What is 12 + 30?", "--temperature", "0", "--device", "cpu"});
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("42"));
+  for (const char* flag : {"--prompt", "--effort=low"}) {
+    const CommandResult empty = run_command({"chat", kModel, flag, ""});
+    EXPECT_EQ(empty.status, 2);
+    EXPECT_THAT(empty.err, HasSubstr("the prompt is empty"));
+  }
+}
+
 TEST(Chat, JsonTellsReasoningFromAnswer) {
   const CommandResult result =
       run_command({"chat", kModel, "--prompt", "What is 12 + 30?", "--effort", "high",

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "cli/suggestion.h"
 #include "cli/version.h"
 #include "cli/vllm_flags.h"
 
@@ -28,6 +29,13 @@ void add_commands(CLI::App& app) {
   add_tokenize(app);
 }
 
+// `nibble help [COMMAND]` is the same as --help.
+void spell_out_help(std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments.front() != "help") return;
+  arguments.erase(arguments.begin());
+  arguments.emplace_back("--help");
+}
+
 // CLI11 says of a word that is no command only that one is missing.
 void require_command(const CLI::App& app, const std::vector<std::string>& arguments) {
   if (arguments.empty()) {
@@ -37,24 +45,48 @@ void require_command(const CLI::App& app, const std::vector<std::string>& argume
   const std::string& first = arguments.front();
   if (first.starts_with('-')) return;
   std::string commands;
+  std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands({})) {
     if (command->get_name() == first) return;
     commands += (commands.empty() ? "" : ", ") + command->get_name();
+    names.push_back(command->get_name());
   }
-  throw Error(ErrorKind::kUsage, "no command '" + first + "'; there are " + commands);
+  throw Error(ErrorKind::kUsage,
+              "no command '" + first + "'; there are " + commands + did_you_mean(first, names));
+}
+
+std::vector<std::string> flags_of(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+// CLI11 writes the bounds of numbers that have none in 300 digits.
+std::string without_bounds(std::string text) {
+  const size_t at = text.find(" not in range ");
+  const size_t to = text.find(" to ", at);
+  if (at == std::string::npos || to == std::string::npos || text.size() - to < 100) return text;
+  return text.substr(0, at) + " is no number, or too small a one";
 }
 
 // What was wrong with the flags, and where they are listed.
 std::string usage_text(const CLI::App* app, const CLI::Error& error) {
   std::string command = "nibble";
-  for (const CLI::App* at = app; !at->get_subcommands().empty();) {
+  const CLI::App* at = app;
+  while (!at->get_subcommands().empty()) {
     at = at->get_subcommands().front();
     command += " " + at->get_name();
   }
-  std::string text = error.what();
+  std::string text = without_bounds(error.what());
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError)) {  // last to first
     text = "unknown:";
-    for (const std::string& word : app->remaining(true)) text += " " + word;
+    const std::vector<std::string> words = app->remaining(true);
+    for (const std::string& word : words) text += " " + word;
+    const std::string first = words.empty() ? "" : words.front();
+    if (first.starts_with("--"))
+      text += did_you_mean(first.substr(0, first.find('=')), flags_of(*at));
   }
   return "nibble: " + text + "\n`" + command + " --help` lists the flags\n";
 }
@@ -71,6 +103,7 @@ int run(int argc, char** argv) {
   install_log_sink();
   try {
     std::vector<std::string> arguments(argv + 1, argv + argc);
+    spell_out_help(arguments);
     require_command(app, arguments);
     spell_out_vllm_flags(arguments);
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them

@@ -12,6 +12,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 TEST(Usage, NamesWhatIsUnknownInTheOrderGiven) {
   const CommandResult command = run_command({"servee", "x"});
@@ -21,6 +22,31 @@ TEST(Usage, NamesWhatIsUnknownInTheOrderGiven) {
   EXPECT_EQ(flag.status, 2);
   EXPECT_THAT(flag.err, AllOf(HasSubstr("nibble: unknown: --prot 1\n"),
                               HasSubstr("`nibble bench serve --help`")));
+}
+
+TEST(Usage, GuessesWhatWasMeant) {
+  EXPECT_THAT(run_command({"serv"}).err, HasSubstr("did you mean 'serve'?"));
+  EXPECT_THAT(run_command({"tokenise"}).err, HasSubstr("did you mean 'tokenize'?"));
+  EXPECT_THAT(run_command({"frobnicate"}).err, Not(HasSubstr("did you mean")));
+  EXPECT_THAT(run_command({"serve", "x", "--max-modl-len=5"}).err,
+              AllOf(HasSubstr("unknown: --max-modl-len=5"), HasSubstr("mean '--max-model-len'?")));
+  EXPECT_THAT(run_command({"serve", "x", "--frob", "1"}).err, Not(HasSubstr("did you mean")));
+}
+
+TEST(Usage, HelpIsACommandToo) {
+  const CommandResult all = run_command({"help"});
+  EXPECT_EQ(all.status, 0);
+  EXPECT_THAT(all.out, AllOf(HasSubstr("Usage: nibble "), HasSubstr("tokenize")));
+  EXPECT_THAT(run_command({"help", "chat"}).out, HasSubstr("Usage: nibble chat "));
+}
+
+TEST(Usage, NumbersThatAreNoneAreNamedInShort) {
+  for (const char* value : {"abc", "-1"}) {
+    const CommandResult result = run_command({"bench", "-p", value});
+    EXPECT_EQ(result.status, 2);
+    EXPECT_THAT(result.err, HasSubstr(std::string("Value ") + value + " is no number"));
+    EXPECT_LT(result.err.size(), 200u);
+  }
 }
 
 TEST(Usage, WithoutACommandShowsThemAll) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -197,18 +198,42 @@ void print_machine(const Json& m) {
   }
 }
 
+// Lines of at most 80 columns, where the words allow it.
+std::string wrapped(const std::string& text, const std::string& first, const std::string& next) {
+  constexpr size_t kColumns = 80;
+  std::string out, line = first;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    const bool is_begun = line.find_first_not_of(' ') != std::string::npos;
+    if (is_begun && line.size() + 1 + word.size() > kColumns) {
+      out += std::exchange(line, next) + "\n";
+      line += word;
+    } else {
+      line += (is_begun ? " " : "") + word;
+    }
+  }
+  return out + line + "\n";
+}
+
 void print_kernels(const std::vector<KernelRow>& rows, const std::vector<std::string>& general) {
-  TextTable table({"op", "layers", "tokens", "weights", "kernel", "better ones, and why not"});
+  TextTable table({"op", "layers", "tokens", "weights", "kernel"});
+  std::string better;
   for (const KernelRow& row : rows) {
+    table.add({row.op, layers_text(row.layers), tokens_text(row), row.weights, row.kernel});
     std::string refused;
-    for (const ops::Refusal& r : row.refused)
+    for (const ops::Refusal& r : row.refused) {
       if (r.reason != ops::kRunsOnCpus && r.reason != ops::kNeedsGpu)
-        refused += (refused.empty() ? "" : "; ") + r.kernel + ": " + r.reason;
-    table.add(
-        {row.op, layers_text(row.layers), tokens_text(row), row.weights, row.kernel, refused});
+        refused += wrapped(r.kernel + ": " + r.reason, "  ", "      ");
+    }
+    if (refused.empty()) continue;
+    better += wrapped(row.op + ", layers " + layers_text(row.layers) + ", tokens " +
+                          tokens_text(row) + ", rather than " + row.kernel,
+                      "", "    ") +
+              refused;
   }
   std::printf("\n%s", table.plain().c_str());
-  for (const std::string& line : general) std::printf("\n%s\n", line.c_str());
+  for (const std::string& line : general) std::printf("\n%s", wrapped(line, "", "    ").c_str());
+  if (!better.empty()) std::printf("\nbetter ones, and why not\n%s", better.c_str());
 }
 
 void doctor(const DoctorFlags& flags) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cli/run_for_test.h"
 #include "engine/engine.h"
@@ -108,6 +109,11 @@ TEST(Doctor, ShowsMachineAndKernels) {
     if (row["op"] == "attention") layers_with_attention += row["layers"].size();
   }
   EXPECT_EQ(layers_with_attention, 24);
+  const CommandResult table = run_command({"doctor", "openai/gpt-oss-20b", "--device", "cpu"});
+  const std::string kernels = table.out.substr(table.out.find("\nop "));
+  EXPECT_THAT(kernels, HasSubstr("better ones, and why not"));
+  std::istringstream lines(kernels);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
   const CommandResult text = run_command({"doctor"});
   EXPECT_THAT(text.out, HasSubstr("threads"));
 }

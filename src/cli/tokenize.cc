@@ -21,6 +21,8 @@ using nlohmann::json;
 
 struct Options {
   std::string model, revision = "main";
+  std::string text;
+  bool has_text = false;  // else it is on standard input
   bool jsonl = false, decode = false, specials = false;
 };
 
@@ -62,9 +64,11 @@ void convert_lines(const Tokenizer& tokenizer, const Options& options) {
 }
 
 void convert_all(const Tokenizer& tokenizer, const Options& options) {
-  const std::string in{std::istreambuf_iterator<char>(std::cin), {}};
+  const std::string in =
+      options.has_text ? options.text : std::string(std::istreambuf_iterator<char>(std::cin), {});
   if (options.decode) {
-    std::cout << tokenizer.decode(parse_token_ids(in, "standard input"));
+    std::cout << tokenizer.decode(
+        parse_token_ids(in, options.has_text ? "TEXT" : "standard input"));
     return;
   }
   const Specials specials = options.specials ? Specials::kRecognize : Specials::kAsText;
@@ -76,6 +80,9 @@ void convert_all(const Tokenizer& tokenizer, const Options& options) {
 }
 
 void tokenize(const Options& options) {
+  if (options.jsonl && options.has_text) {
+    throw Error(ErrorKind::kUsage, "--jsonl reads lines of standard input: leave TEXT out");
+  }
   std::ios::sync_with_stdio(false);
   const Tokenizer tokenizer = open_tokenizer(options);
   if (options.jsonl) {
@@ -95,6 +102,8 @@ void add_tokenize(CLI::App& app) {
       ->add_option("MODEL", options->model,
                    "directory, repo id in the Hugging Face cache, or a tokenizer.json")
       ->required();
+  const CLI::Option* text = command->add_option(
+      "TEXT", options->text, "the text, or with --decode the ids; without it, standard input");
   command->add_option("--revision", options->revision, "branch, tag or commit of a repo id");
   command->add_flag("--jsonl,--json", options->jsonl,
                     "lines {\"text\": ...} in, lines {\"ids\": [...]} out; without it, all of the "
@@ -102,7 +111,10 @@ void add_tokenize(CLI::App& app) {
   command->add_flag("--decode", options->decode, "ids in, text out");
   command->add_flag("--specials", options->specials,
                     "special tokens spelled out in the text become their ids");
-  command->callback([options] { tokenize(*options); });
+  command->callback([options, text] {
+    options->has_text = text->count() > 0;
+    tokenize(*options);
+  });
 }
 
 }  // namespace nibble::cli

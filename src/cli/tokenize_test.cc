@@ -44,6 +44,15 @@ TEST(Tokenize, TextToIdsAndBack) {
   EXPECT_EQ(tokenize({"--decode"}, "[64,65,\n66]").out, "abc");
 }
 
+TEST(Tokenize, TextAsAnArgument) {
+  const Outcome ids = tokenize({"hello, world"}, "not read");
+  EXPECT_EQ(ids.out, tokenize({}, "hello, world").out);
+  EXPECT_EQ(tokenize({"--decode", ids.out}, "").out, "hello, world");
+  EXPECT_EQ(tokenize({""}, "not read").out, "\n");
+  EXPECT_THAT(tokenize({"--decode", "1 x3"}, "").err, HasSubstr("TEXT"));
+  EXPECT_EQ(tokenize({"--jsonl", "hello"}, "").status, 2);
+}
+
 TEST(Tokenize, LinesOfJson) {
   const Outcome ids = tokenize({"--jsonl"}, "{\"text\":\"a\"}\n{\"text\":\"\"}\n");
   EXPECT_EQ(ids.out, "{\"ids\":[64]}\n{\"ids\":[]}\n");
