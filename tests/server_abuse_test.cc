@@ -152,6 +152,12 @@ TEST_F(ServerTest, BoundsWhatOneRequestMayHold) {
   EXPECT_EQ(status({{"tools", tools}}), 400);  // longer than the context
   for (int i = 0; i < 1'000'000; ++i) values.push_back(i);
   EXPECT_EQ(status({{"guided_json", {{"enum", values}}}}), 400);
+  EXPECT_EQ(status({{"stop_token_ids", std::vector<int>(1'025, 5)}}), 400);
+  EXPECT_EQ(status({{"stop_token_ids", std::vector<int>(1'024, 5)}}), 200);
+  std::vector<std::string> choices;
+  for (int i = 0; i < 1'000; ++i) choices.push_back(std::string(1'000, 'a') + std::to_string(i));
+  EXPECT_EQ(status({{"guided_choice", choices}}), 400);
+  EXPECT_EQ(status({{"structured_outputs", {{"choice", choices}}}}), 400);
   EXPECT_EQ(status({{"guided_json", {{"type", "string"}, {"minLength", 1'000'000'000}}}}), 200);
   EXPECT_EQ(status({{"guided_regex", "(a+)+$"}}), 200);
   EXPECT_EQ(status({{"guided_regex", "((a{1,1000}){1,1000}){1,1000}"}}), 200);
@@ -207,6 +213,52 @@ TEST_F(ServerTest, AnswersHealthWith503WhileItDrains) {
       client.read_until("data: [DONE]");  // the one under way goes on to its end
   EXPECT_THAT(rest, HasSubstr("\"finish_reason\":\"length\""));
   drain.join();
+}
+
+TEST_F(ServerTest, TokenizesTextsInParts) {
+  serve();
+  EXPECT_EQ(post("/tokenize", {{"prompt", std::string(4 << 20, 'a')}}).status, 413);
+  const Answer most = post(
+      "/tokenize", {{"prompt", std::string((4 << 20) - 100, '(')}, {"return_token_strs", true}});
+  ASSERT_EQ(most.status, 200);
+  const json tokens = most.parsed();
+  EXPECT_EQ(tokens["tokens"].size(), tokens["count"]);
+  EXPECT_EQ(tokens["token_strs"].size(), tokens["count"]);
+  const Answer again = post("/detokenize", {{"tokens", tokens["tokens"]}});
+  // As long as what it was made of, or, in ids of a number of digits, too long itself.
+  if (again.status == 200)
+    EXPECT_EQ(again.parsed()["prompt"].get<std::string>().size(), (4u << 20) - 100);
+  int32_t longest = 0;
+  const Tokenizer& tokenizer = Shipped::get().text->tokenizer;
+  for (int32_t id = 0; id < tokenizer.size(); ++id) {
+    if (tokenizer.token_bytes(id).size() > tokenizer.token_bytes(longest).size()) longest = id;
+  }
+  EXPECT_EQ(post("/detokenize", {{"tokens", std::vector<int32_t>(999'000, longest)}}).status, 413);
+  EXPECT_EQ(ask("GET", "/health").status, 200);
+}
+
+// Of 8 MiB: what is too much for all of it is a 400, what has no room beside others a 429, and both
+// leave room to others at once.
+TEST_F(ServerTest, BoundsTheMemoryOfAnswers) {
+  options_.max_answers_bytes = 8 << 20;
+  serve();
+  json scored = {{"prompt", std::vector<int>(kContext - 2, 300)},
+                 {"max_tokens", 1},
+                 {"echo", true},
+                 {"logprobs", 20}};
+  EXPECT_EQ(post("/v1/completions", with(scored, {{"logprobs", 1}})).status, 200);
+  const Answer never = post("/v1/completions", with(scored, {{"n", 20}}));
+  EXPECT_EQ(never.status, 400);
+  EXPECT_THAT(never.error(), HasSubstr("more memory than the server has for all answers (8 MiB)"));
+  const json long_chat = {{"max_tokens", 1'500},
+                          {"ignore_eos", true},
+                          {"logprobs", true},
+                          {"top_logprobs", 20},
+                          {"n", 4}};
+  const Answer late = post("/v1/chat/completions", with(kParis, long_chat));
+  EXPECT_THAT(late.status, AnyOf(400, 429));
+  chat(with(kParis, {{"logprobs", true}, {"top_logprobs", 20}}));
+  completion(with(kEndless, {{"max_tokens", 100}}));
 }
 
 TEST_F(ServerTest, SurvivesTokenizationBombs) {

@@ -91,8 +91,8 @@ MemoryBudget budget_of(const EngineFlags& flags, const ops::Ctx& cx) {
 // Weights and scratch are as they are; the KV cache gets the rest, but no more than all sequences
 // at full length can use: options.kv_bytes. Prints the table; throws where one sequence does not
 // fit.
-void plan_memory(const EngineFlags& flags, const std::string& model, const ops::Ctx& cx, bool quiet,
-                 EngineOptions& options) {
+void plan_memory(const EngineFlags& flags, const std::string& model, const ops::Ctx& cx,
+                 const LoadEngineOptions& load, EngineOptions& options) {
   const DenseFormats dense = dense_formats(flags.dense);
   const ModelInfo info = describe_model(model, dense);
   Engine::check(info, options);
@@ -105,7 +105,9 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
                        (cx.on_gpu() ? Engine::gpu_bytes(info, options, longest)
                                     : Engine::table_bytes(info, options, longest));
   const int32_t least = is_free ? std::min(kLeastContext, info.max_positions) : longest;
-  const int64_t rest = budget.budget_bytes - need.weight_bytes - need.scratch_bytes;
+  if (!cx.on_gpu()) need.request_bytes = load.request_bytes;
+  const int64_t rest =
+      budget.budget_bytes - need.weight_bytes - need.scratch_bytes - need.request_bytes;
   need.kv_cache_bytes = Engine::kv_bytes_for(info, options, least, 1);
   need.kv_tokens = least;
   require_memory(need, budget);
@@ -113,7 +115,7 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
   const int64_t useful = Engine::kv_bytes_for(info, options, longest, options.max_num_seqs);
   options.kv_bytes = need.kv_cache_bytes = std::min(rest, useful);
   need.kv_tokens = Engine::kv_tokens_for(info, options);
-  if (quiet) return;
+  if (load.quiet) return;
   std::fputs(memory_table(need, budget).c_str(), stderr);
   if (const std::string advice = faster_dense_advice(cx, model, dense); !advice.empty())
     std::fprintf(stderr, "%s\n", advice.c_str());
@@ -255,7 +257,7 @@ LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& opti
 
   EngineOptions& engine = loaded.engine_options;
   engine = engine_options(flags, options, loaded.cx.on_gpu());
-  plan_memory(flags, model, loaded.cx, options.quiet, engine);
+  plan_memory(flags, model, loaded.cx, options, engine);
 
   LoadOptions load{.seed = flags.seed, .dense = dense_formats(flags.dense), .progress = {}};
   if (flags.load_format == "dummy") load.format = LoadFormat::kDummy;

@@ -89,6 +89,7 @@ struct LoadedEngine {
 struct LoadEngineOptions {
   std::vector<int32_t> masked_ids;  // never sampled: what the tokenizer cannot decode
   bool quiet = false;               // no memory table, no progress bar on stderr
+  int64_t request_bytes = 0;        // of host memory, planned for besides
   bool log_activity = false;        // the engine says every ten seconds what it does
   ops::Tap tap = {};                // sees every named buffer of a step
 };

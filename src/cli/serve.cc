@@ -24,6 +24,7 @@
 #include "cli/vllm_flags.h"
 #include "cuda/device.h"
 #include "io/hub.h"
+#include "io/memory.h"
 #include "server/server.h"
 #include "server/tls.h"
 
@@ -32,6 +33,7 @@ namespace {
 
 constexpr const char* kShippedModel = "models/nibble-tiny-gpt-oss";
 
+constexpr int64_t kLeastRequestBytes = 96 << 20;
 constexpr int64_t kMostQueued = 1'000'000;
 constexpr size_t kMostConnections = 1'000'000;
 constexpr double kLongestShutdown = 86'400;
@@ -48,6 +50,7 @@ struct ServeFlags {
   int64_t max_queued_requests = 256;
   size_t max_connections = 1024;
   std::string scheduling_policy = "fcfs";
+  std::string request_memory = "256M";
   std::string ssl_certfile, ssl_keyfile;
   double shutdown_timeout_s = 10;
   std::string chat_date;
@@ -89,9 +92,18 @@ void check_date(const std::string& date) {
   throw Error(ErrorKind::kUsage, "--chat-date " + date + " is no day; say YYYY-MM-DD");
 }
 
+int64_t request_bytes(const ServeFlags& flags) {
+  const int64_t bytes = parse_size(flags.request_memory);
+  if (bytes >= kLeastRequestBytes) return bytes;
+  throw Error(ErrorKind::kUsage, "--request-memory must be at least " +
+                                     format_size(kLeastRequestBytes) +
+                                     ": one of the largest bodies has to fit");
+}
+
 // What CLI11's own checks let pass.
 void check_flags(const ServeFlags& flags) {
   check_keys(flags);
+  request_bytes(flags);
   if (!flags.chat_date.empty()) check_date(flags.chat_date);
   if (!(flags.shutdown_timeout_s >= 0 && flags.shutdown_timeout_s <= kLongestShutdown)) {
     throw Error(ErrorKind::kUsage, "--shutdown-timeout is seconds, 0 to 86400");
@@ -118,6 +130,10 @@ server::ServerOptions server_options(const ServeFlags& flags) {
   options.version = version_text();
   options.max_num_seqs = flags.engine.max_num_seqs;
   options.max_queued_requests = flags.max_queued_requests;
+  // Half for what arrives and leaves, half for answers that are being made.
+  const int64_t bytes = request_bytes(flags);
+  options.http.max_held_bytes = static_cast<size_t>(bytes / 2);
+  options.max_answers_bytes = static_cast<size_t>(bytes / 2);
   options.by_priority = flags.scheduling_policy == "priority";
   return options;
 }
@@ -155,8 +171,9 @@ std::unique_ptr<TextSide> load_text(const ServeFlags& flags) {
 }
 
 server::ServedModel load(const ServeFlags& flags, Loaded& loaded) {
-  loaded.engine.emplace(
-      load_engine(flags.engine, {.masked_ids = loaded.text->masked_ids, .log_activity = true}));
+  loaded.engine.emplace(load_engine(flags.engine, {.masked_ids = loaded.text->masked_ids,
+                                                   .request_bytes = request_bytes(flags),
+                                                   .log_activity = true}));
   loaded.engine->engine->start();
   server::ServedModel model;
   model.engine = loaded.engine->engine.get();
@@ -191,6 +208,7 @@ void serve(ServeFlags& flags) {
                   "say which MODEL to serve: a directory or a repo id in the Hugging Face cache");
     }
     flags.engine.model = kShippedModel;
+    LOG_INFO("no MODEL was said: serving %s, a small model to try things with", kShippedModel);
   }
   check_flags(flags);
   explain_vllm_flags(flags.vllm);
@@ -259,6 +277,8 @@ void add_serve(CLI::App& app) {
       ->delimiter(',');
   add("--max-queued-requests", flags->max_queued_requests, "that wait; beyond it: 429")
       ->check(CLI::Range(int64_t{0}, kMostQueued));
+  add("--request-memory", flags->request_memory,
+      "for bodies, answers and what clients have not read; beyond it: 503, 429");
   add("--scheduling-policy", flags->scheduling_policy,
       "fcfs: who came first; priority: requests may say how many minutes before (-10 to 10)")
       ->check(CLI::IsMember({"fcfs", "priority"}));

@@ -157,6 +157,7 @@ std::string memory_table(const MemoryNeed& need, const MemoryBudget& budget) {
   row("weights", need.weight_bytes, "");
   row("KV cache", need.kv_cache_bytes, std::to_string(need.kv_tokens) + " tokens");
   row("scratch", need.scratch_bytes, "");
+  if (need.request_bytes > 0) row("requests", need.request_bytes, "their bodies and answers");
   row("sum", need.total_bytes(), "");
   row("budget", budget.budget_bytes, budget.rule);
   row("left", budget.budget_bytes - need.total_bytes(), "");
@@ -168,7 +169,8 @@ void require_memory(const MemoryNeed& need, const MemoryBudget& budget) {
   const int64_t over = need.total_bytes() - budget.budget_bytes;
   if (over <= 0) return;
   std::string advice = "The model does not fit: " + format_size(over) + " too much.\n";
-  const int64_t for_cache = budget.budget_bytes - need.weight_bytes - need.scratch_bytes;
+  const int64_t for_cache =
+      budget.budget_bytes - need.weight_bytes - need.scratch_bytes - need.request_bytes;
   const int64_t token_bytes = need.kv_tokens > 0 ? need.kv_cache_bytes / need.kv_tokens : 0;
   if (for_cache > 0 && token_bytes > 0) {
     advice += "What would fit: a KV cache of about " + std::to_string(for_cache / token_bytes) +

@@ -46,10 +46,14 @@ struct MemoryNeed {
   int64_t kv_cache_bytes = 0;
   int64_t kv_tokens = 0;
   int64_t scratch_bytes = 0;
-  int64_t total_bytes() const { return weight_bytes + kv_cache_bytes + scratch_bytes; }
+  int64_t request_bytes = 0;  // a server's, for what clients send and are sent
+  int64_t total_bytes() const {
+    return weight_bytes + kv_cache_bytes + scratch_bytes + request_bytes;
+  }
 };
 
-// Weights, KV cache, scratch, sum, budget, what is left, reserve; one row each, ends in a newline.
+// Weights, KV cache, scratch, requests (if any), sum, budget, what is left, reserve; one row each,
+// ends in a newline.
 std::string memory_table(const MemoryNeed& need, const MemoryBudget& budget);
 
 // Throws Error(kMemory) with the table and with what would fit, where the need is over the budget.

@@ -1,6 +1,8 @@
 #include "server/generation.h"
 
-#include <array>
+#include <malloc.h>
+
+#include <new>
 #include <random>
 
 #include "server/sse.h"
@@ -9,6 +11,46 @@ namespace nibble::server {
 namespace {
 
 constexpr std::chrono::seconds kKeepAlive{15};
+constexpr size_t kFreeBytes = 256 << 10;     // of each request: small ones are never refused
+constexpr size_t kSequenceBytes = 16 << 10;  // its objects: watcher, detokenizer, callbacks
+constexpr size_t kTokenBytes = 32;           // of an answer: text and id
+constexpr size_t kTrimBytes = 16 << 20;      // given back to the system, not just to malloc
+
+constexpr const char* kNoMemory = "no memory is left for this request";
+
+ApiError shutting_down() {
+  return {.status = 503,
+          .message = "the server is shutting down",
+          .code = "shutting_down",
+          .retry_after_s = 5};
+}
+
+// What a call to the engine gives, where it is not memory that it fails for.
+template <typename Call>
+auto unless_memory_ends(Call call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    return Failure{kNoMemory};
+  }
+}
+
+// What the engine and this keep of a request, at most.
+size_t held_bytes(const Request& r) {
+  const SamplingParams& s = r.sampling;
+  const bool has_penalties =
+      s.repetition_penalty != 1 || s.presence_penalty != 0 || s.frequency_penalty != 0;
+  const size_t tokens = r.prompt.size() + static_cast<size_t>(r.max_tokens);
+  size_t bytes = kSequenceBytes + tokens * sizeof(int32_t) + r.cache_salt.size();
+  if (has_penalties) bytes += tokens * 2 * sizeof(int32_t);  // a count of each
+  bytes += r.stop_ids.size() * sizeof(int32_t) + s.logit_bias.size() * sizeof s.logit_bias[0];
+  if (r.prompt_logprobs >= 0) {
+    constexpr size_t kBlock = 16;  // what malloc adds
+    const auto top = static_cast<size_t>(r.prompt_logprobs);
+    bytes += r.prompt.size() * (sizeof(PromptLogprobs) + kBlock + top * sizeof(TokenLogprob));
+  }
+  return bytes;
+}
 
 }  // namespace
 
@@ -54,13 +96,44 @@ Generation::Generation(const GenerationContext& context, std::shared_ptr<HttpRep
       admission_(context.admission),
       live_(context.live),
       metrics_(context.metrics),
-      reply_(std::move(reply)) {
+      reply_(std::move(reply)),
+      budget_(context.answers),
+      held_(budget_, kFreeBytes) {
   live_.add(this);
 }
 
-Generation::~Generation() { live_.remove(this); }
+Generation::~Generation() {
+  live_.remove(this);
+  if (held_.bytes() > kTrimBytes) malloc_trim(0);
+}
+
+// What is too much for the whole budget will never fit; else there is room later.
+ApiError Generation::no_room(size_t bytes) const {
+  const std::string total = std::to_string(budget_->total() >> 20) + " MiB";
+  if (bytes > budget_->total() + kFreeBytes) {
+    return {.message = "this takes more memory than the server has for all answers (" + total +
+                       "): ask for fewer tokens, log-probabilities, prompts or choices"};
+  }
+  return {.status = 429,
+          .message = "the memory for answers (" + total + ") is in use",
+          .code = "server_overloaded",
+          .retry_after_s = 1};
+}
+
+void Generation::hold(size_t bytes) {
+  if (!failed_ && !held_.resize(held_.bytes() + bytes)) fail(no_room(held_.bytes() + bytes));
+}
+
+bool Generation::hold_requests(const std::vector<Request>& requests) {
+  size_t bytes = 0;
+  for (const Request& request : requests) bytes += held_bytes(request);
+  if (held_.resize(bytes)) return true;
+  reply_->send(api_error_response(no_room(bytes), style_));
+  return false;
+}
 
 void Generation::submit(std::vector<Request> requests, int32_t n, bool streamed) {
+  if (!hold_requests(requests)) return;
   if (!admission_.enter(static_cast<int64_t>(requests.size()))) {
     reply_->post([self = shared_from_this()] { self->metrics_.rejected(); });
     const EngineStats stats = model_.engine->stats();
@@ -90,44 +163,48 @@ void Generation::submit(std::vector<Request> requests, int32_t n, bool streamed)
   for (size_t first = 0; first < requests.size(); first += size) {
     const auto begin = requests.begin() + static_cast<ptrdiff_t>(first);
     std::vector<Request> group(std::make_move_iterator(begin), std::make_move_iterator(begin + n));
-    const Result<bool> given = give(std::move(group), first);
+    const Result<bool> given = give(std::move(group));
     if (given) continue;
-    // As if the engine had ended them: the ones that went in before end the same way.
-    for (size_t i = first; i < first + size; ++i) {
-      Output refused;
-      refused.finish = given.error().empty() ? FinishReason::kCanceled : FinishReason::kError;
-      refused.error = given.error();
-      refused.is_bad_request = !model_.engine->stats().failed;
-      reply_->post([self = shared_from_this(), i, refused] { self->deliver(i, refused); });
+    for (size_t i = 0; i < size; ++i) {
+      reply_->post([self = shared_from_this(), error = given.error()] { self->refuse(error); });
     }
   }
 }
 
+// As if the engine had ended one: those that went in before end the same way. Without a text:
+// canceled.
+void Generation::refuse(const std::string& error) {
+  admission_.leave(1);
+  --num_running_;
+  if (error.empty()) return fail(shutting_down());
+  const bool ours = error == kNoMemory || model_.engine->stats().failed;
+  fail({.status = ours ? 500 : 400, .message = error});
+}
+
 // The answers to one prompt, which is computed once; but for scores, which each asks for itself. A
 // failure without a text: canceled.
-Result<bool> Generation::give(std::vector<Request> group, size_t first) {
+Result<bool> Generation::give(std::vector<Request> group) {
   // Under the lock: a cancel() from elsewhere sees either no id yet, and stops this, or all ids
   // given so far. The engine's callbacks take no lock of ours.
   std::lock_guard lock(mutex_);
   if (canceled_) return Failure{""};
+  ids_.reserve(ids_.size() + group.size());
   if (group.size() > 1 && group[0].prompt_logprobs < 0) {
-    Result<std::vector<RequestId>> ids = model_.engine->submit_forks(std::move(group));
+    const auto ids =
+        unless_memory_ends([&] { return model_.engine->submit_forks(std::move(group)); });
     if (!ids) return Failure{ids.error()};
     ids_.insert(ids_.end(), ids->begin(), ids->end());
     return true;
   }
   for (size_t i = 0; i < group.size(); ++i) {
-    Result<RequestId> id = model_.engine->submit(std::move(group[i]));
+    const auto id = unless_memory_ends([&] { return model_.engine->submit(std::move(group[i])); });
     if (id) {
       ids_.push_back(*id);
       continue;
     }
     if (i == 0) return Failure{id.error()};
-    Output refused;  // the first went in, so this one is like it: the engine has failed
-    refused.finish = FinishReason::kError;
-    refused.error = id.error();
-    reply_->post(
-        [self = shared_from_this(), index = first + i, refused] { self->deliver(index, refused); });
+    // The first went in, so this one is like it: the engine has failed, or there is no memory.
+    reply_->post([self = shared_from_this(), error = id.error()] { self->refuse(error); });
   }
   return true;
 }
@@ -145,16 +222,17 @@ void Generation::deliver(size_t index, const Output& output) {
   if (output.finish == FinishReason::kError) {
     fail({.status = output.is_bad_request ? 400 : 500, .message = output.error});
   } else if (output.finish == FinishReason::kCanceled) {
-    fail({.status = 503,
-          .message = "the server is shutting down",
-          .code = "shutting_down",
-          .retry_after_s = 5});
+    fail(shutting_down());
   } else if (output.finish == FinishReason::kDeadline) {
     fail({.status = 504, .message = "the request was not done by its deadline"});
   }
-  if (failed_) return;
-  on_output(index, output);
-  if (num_running_ == 0) on_all_ended();
+  try {
+    if (output.id >= 0) hold(kTokenBytes);
+    if (!failed_) on_output(index, output);
+    if (!failed_ && num_running_ == 0) on_all_ended();
+  } catch (const std::bad_alloc&) {
+    fail({.status = 500, .message = kNoMemory});
+  }
 }
 
 void Generation::fail(const ApiError& error) {

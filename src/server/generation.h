@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "server/api_error.h"
+#include "server/byte_budget.h"
 #include "server/grammar_service.h"
 #include "server/http.h"
 #include "server/json_fields.h"
@@ -40,8 +41,9 @@ struct GenerationContext {
   LiveGenerations& live;
   GrammarService& grammars;
   ServerMetrics& metrics;
-  std::string fingerprint;   // "nibble-0.1.0"
-  bool by_priority = false;  // requests may name one
+  std::shared_ptr<ByteBudget> answers;  // what requests hold from their submission to their answer
+  std::string fingerprint;              // "nibble-0.1.0"
+  bool by_priority = false;             // requests may name one
   ApiStyle style = ApiStyle::kOpenAi;
 };
 
@@ -77,6 +79,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // The end of a stream that cannot go on.
   virtual std::string error_event(const ApiError& error) const;
 
+  // Counts so much more that is kept until the answer is complete. Where there is no room for it
+  // the request has ended with an error.
+  void hold(size_t bytes);
+  bool failed() const { return failed_; }
+
   // For the streams of derived classes: starts the stream where it is not yet.
   void stream(std::string data);
   void end_stream(std::string data);
@@ -87,7 +94,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
  private:
   void deliver(size_t index, const Output& output);
-  Result<bool> give(std::vector<Request> group, size_t first);
+  void refuse(const std::string& error);
+  bool hold_requests(const std::vector<Request>& requests);
+  ApiError no_room(size_t bytes) const;
+  Result<bool> give(std::vector<Request> group);
   void fail(const ApiError& error);
 
   const ServedModel& model_;
@@ -95,6 +105,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   LiveGenerations& live_;
   ServerMetrics& metrics_;
   std::shared_ptr<HttpReply> reply_;
+  std::shared_ptr<ByteBudget> budget_;
+  ByteShare held_;    // of it
   std::mutex mutex_;  // of ids_ and canceled_
   std::vector<RequestId> ids_;
   bool canceled_ = false;

@@ -86,7 +86,7 @@ struct HttpOptions {
   size_t max_body_bytes = 16 << 20;
   // Of all bodies until they are dealt with, and of all that clients have not read yet; the first
   // 64 KiB of each are not counted. Beyond it the largest one gives way: 503, or it is dropped.
-  size_t max_held_bytes = 256 << 20;
+  size_t max_held_bytes = 128 << 20;
   size_t max_unsent_bytes = 1 << 20;  // of a stream whose client does not read: it is dropped
   std::chrono::milliseconds idle_timeout{75'000};   // between requests
   std::chrono::milliseconds head_timeout{20'000};   // from the first byte to the end of the head

@@ -85,6 +85,22 @@ std::string to_text(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+size_t held_bytes(const Json& json) {
+  constexpr size_t kValue = 24, kString = 64, kArray = 40, kSpare = 8, kEntry = 64;
+  if (json.is_string()) return kValue + kString + 2 * json.get_ref<const std::string&>().size();
+  size_t bytes = kValue;
+  if (json.is_array()) {
+    bytes += kArray;
+    for (const Json& value : json) bytes += kSpare + held_bytes(value);
+  } else if (json.is_object()) {
+    bytes += kArray;
+    for (const auto& [key, value] : json.items()) {
+      bytes += kEntry + 2 * key.size() + held_bytes(value);
+    }
+  }
+  return bytes;
+}
+
 JsonFields::JsonFields(const Json& object, std::string path, std::optional<ApiError>& error)
     : object_(&object), path_(std::move(path)), error_(&error) {
   if (!object.is_object()) fail("", "has to be an object");

@@ -24,6 +24,9 @@ std::optional<Json> parse_json_object(std::string_view body, ApiError& error);
 // UTF-8 for sure, compact.
 std::string to_text(const Json& json);
 
+// What a value takes in memory, about and rather too much, with the text that it will become.
+size_t held_bytes(const Json& json);
+
 class JsonFields {
  public:
   // `path` is put before the names of fields in errors. All must outlive this.

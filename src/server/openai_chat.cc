@@ -31,7 +31,9 @@ void OpenAiChat::on_step(size_t index, const Step& step) {
     pending_[index].ids.push_back(step.output.id);
   }
   if (request().sampling.logprobs >= 0 && step.is_content) {
-    pending_[index].logprobs.push_back(token_with_top_json(*model().tokenizer, step.output));
+    Json entry = token_with_top_json(*model().tokenizer, step.output);
+    if (!request().stream) hold(held_bytes(entry));
+    pending_[index].logprobs.push_back(std::move(entry));
   }
   if (request().stream) stream(chunks(choices()[index], index, step.delta));
 }

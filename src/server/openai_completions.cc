@@ -79,6 +79,8 @@ struct PromptText {
 
 // The old form: four lists, one entry a token.
 struct Logprobs {
+  static constexpr size_t kTokenBytes = 160;  // in the lists, beside its text and the tops
+
   Json tokens = Json::array(), token_logprobs = Json::array(), top_logprobs = Json::array(),
        text_offset = Json::array();
 
@@ -195,6 +197,8 @@ void CompletionGeneration::add_logprob(Choice& choice, int32_t id, const float* 
     for (const TokenLogprob& t : top) tops[token_text(tokenizer, t.id)] = finite(t.logprob);
     tops[text] = finite(*logprob);
   }
+  const bool waits = !request_.stream || choice.num_tokens == 0;  // for the echo, or the end
+  if (waits) hold(held_bytes(tops) + Logprobs::kTokenBytes + 2 * text.size());
   choice.logprobs.top_logprobs.push_back(std::move(tops));
   choice.logprobs.text_offset.push_back(choice.offset);
   const bool shown = !request_.skip_special_tokens || !tokenizer.is_special(id);
@@ -205,11 +209,12 @@ void CompletionGeneration::add_logprob(Choice& choice, int32_t id, const float* 
 void CompletionGeneration::open(Choice& choice) {
   if (std::exchange(choice.opened, true) || !request_.echo) return;
   const PromptText& prompt = prompts_[choice.prompt];
+  hold(2 * prompt.text.size());
   choice.text = prompt.text;
   if (request_.sampling.logprobs < 0) return;
   std::sort(choice.prompt_logprobs.begin(), choice.prompt_logprobs.end(),
             [](const auto& a, const auto& b) { return a.position < b.position; });
-  for (size_t i = 0; i < prompt.ids.size(); ++i) {
+  for (size_t i = 0; i < prompt.ids.size() && !failed(); ++i) {
     const bool known = i > 0 && i <= choice.prompt_logprobs.size();
     const PromptLogprobs* p = known ? &choice.prompt_logprobs[i - 1] : nullptr;
     add_logprob(choice, prompt.ids[i], p ? &p->next_logprob : nullptr,

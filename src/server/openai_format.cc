@@ -5,6 +5,8 @@ namespace {
 
 using Kind = GrammarSpec::Kind;
 
+constexpr size_t kMaxChoiceBytes = 128 << 10;  // of all choices, as of a schema
+
 void set_format(JsonFields& fields, const char* field, GrammarSpec spec,
                 GenerationRequest& request) {
   if (fields.failed()) return;
@@ -32,9 +34,15 @@ GrammarSpec choice_spec(JsonFields& fields, const char* field) {
   const Json* choices = fields.array(field);
   if (!choices) return spec;
   if (choices->empty()) fields.fail(field, "has to have at least one string");
+  size_t bytes = 0;
   for (const Json& choice : *choices) {
     if (!choice.is_string() || choice.get_ref<const std::string&>().empty()) {
       fields.fail(field, "has to be an array of strings that are not empty");
+      break;
+    }
+    bytes += choice.get_ref<const std::string&>().size();
+    if (bytes > kMaxChoiceBytes) {
+      fields.fail(field, "has more than 131072 bytes in all");
       break;
     }
     spec.choices.push_back(choice.get<std::string>());

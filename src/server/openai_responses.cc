@@ -82,6 +82,7 @@ Json OpenAiResponses::item(const Part& part, const char* status) const {
 void OpenAiResponses::on_content_token(const Output& output) {
   if (request().sampling.logprobs >= 0) {
     pending_.push_back(token_with_top_json(*model().tokenizer, output));
+    hold(held_bytes(pending_.back()));
   }
 }
 

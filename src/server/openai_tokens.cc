@@ -26,6 +26,24 @@ std::string token_text(const Tokenizer& tokenizer, int32_t id) {
   return text;
 }
 
+std::string ids_text(std::span<const int32_t> ids) {
+  std::string text = "[";
+  for (const int32_t id : ids) {
+    if (text.size() > 1) text += ',';
+    text += std::to_string(id);
+  }
+  return text + "]";
+}
+
+std::string token_texts(const Tokenizer& tokenizer, std::span<const int32_t> ids) {
+  std::string text = "[";
+  for (const int32_t id : ids) {
+    if (text.size() > 1) text += ',';
+    text += to_text(token_text(tokenizer, id));
+  }
+  return text + "]";
+}
+
 Json token_json(const Tokenizer& tokenizer, int32_t id, float logprob) {
   Json bytes = Json::array();
   for (const unsigned char byte : tokenizer.token_bytes(id)) bytes.push_back(byte);

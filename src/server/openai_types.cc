@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 constexpr int32_t kMaxChoices = 128;
 constexpr size_t kMaxStops = 64;
+constexpr size_t kMaxStopIds = 1'024;
 constexpr size_t kMaxPrompts = 1'024;
 constexpr int32_t kMaxTop = 20;
 constexpr double kAny = 1e6;  // beyond it a penalty or temperature is a mistake
@@ -78,6 +79,9 @@ void read_stop(JsonFields& fields, GenerationRequest& request) {
     }
   }
   request.stop_token_ids = fields.ids("stop_token_ids");
+  if (request.stop_token_ids.size() > kMaxStopIds) {
+    return fields.fail("stop_token_ids", "has more than 1024 ids");
+  }
   request.include_stop_in_output = fields.boolean("include_stop_str_in_output", false);
   request.ignore_eos = fields.boolean("ignore_eos", false);
 }

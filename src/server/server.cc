@@ -23,9 +23,17 @@ namespace {
 constexpr int kWorkers = 2;
 constexpr size_t kMaxWaitingWork = 1'024;
 constexpr std::string_view kModels = "/v1/models";
+// Of texts to be tokenized, and of those that ids become.
+constexpr size_t kMaxTextBytes = 4 << 20;
 
 ApiStyle style_of(std::string_view path) {
   return path.starts_with("/v1/messages") ? ApiStyle::kAnthropic : ApiStyle::kOpenAi;
+}
+
+ApiError text_too_long() {
+  return {.status = 413,
+          .message = "texts of more than " + std::to_string(kMaxTextBytes) +
+                     " bytes are not tokenized or put together here: send them in parts"};
 }
 
 bool is_id(std::string_view text) {
@@ -42,6 +50,7 @@ class Server::Impl {
       : options_(options),
         fingerprint_("nibble-" + options.version),
         admission_(options.max_num_seqs + options.max_queued_requests),
+        answers_(std::make_shared<ByteBudget>(options.max_answers_bytes)),
         grammars_(options.grammar_timeout),
         work_(kWorkers, kMaxWaitingWork),
         http_(
@@ -118,7 +127,7 @@ class Server::Impl {
   bool check_model(const std::string& name, HttpReply& reply,
                    ApiStyle style = ApiStyle::kOpenAi) const;
   GenerationContext context(ApiStyle style = ApiStyle::kOpenAi) {
-    return {model_,       admission_,           live_, grammars_, metrics_,
+    return {model_,       admission_,           live_, grammars_, metrics_, answers_,
             fingerprint_, options_.by_priority, style};
   }
   Json model_json(const std::string& name) const;
@@ -144,6 +153,7 @@ class Server::Impl {
   std::atomic<bool> ready_{false};
   std::atomic<bool> draining_{false};
   Admission admission_;
+  const std::shared_ptr<ByteBudget> answers_;
   LiveGenerations live_;
   GrammarService grammars_;
   ServerMetrics metrics_;  // of the server's thread
@@ -237,8 +247,17 @@ void Server::Impl::handle(HttpRequest request, const std::shared_ptr<HttpReply>&
   const Route* route = find_route(request, path_known);
   if (!route->in_worker) return (this->*route->handler)(request, reply);
   const auto shared = std::make_shared<const HttpRequest>(std::move(request));
-  const bool taken = work_.push([this, route, shared, reply] {
-    if (!reply->gone()) (this->*route->handler)(*shared, reply);
+  const bool taken = work_.push(shared->body.size(), [this, route, shared, reply] {
+    if (reply->gone()) return;
+    try {
+      (this->*route->handler)(*shared, reply);
+    } catch (const std::bad_alloc&) {
+      reply->send(api_error_response({.status = 503,
+                                      .message = "no memory is left for this request",
+                                      .code = "server_overloaded",
+                                      .retry_after_s = 1},
+                                     style_of(shared->path)));
+    }
   });
   if (taken) return;
   reply->send(api_error_response({.status = 503,
@@ -401,6 +420,7 @@ void Server::Impl::tokenizer_info(const HttpRequest&, const std::shared_ptr<Http
 }
 
 void Server::Impl::tokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  if (request.body.size() > kMaxTextBytes) return reply->send(api_error_response(text_too_long()));
   TokenizeRequest tokenize;
   if (auto error = parse_tokenize_request(request.body, tokenize)) {
     return reply->send(api_error_response(*error));
@@ -422,15 +442,12 @@ void Server::Impl::tokenize(const HttpRequest& request, const std::shared_ptr<Ht
     const auto text = tokenizer.encode(*tokenize.prompt, Specials::kRecognize);
     ids.insert(ids.end(), text.begin(), text.end());
   }
-  Json body = {{"count", ids.size()},
-               {"max_model_len", model_.engine->max_model_len()},
-               {"tokens", ids},
-               {"token_strs", nullptr}};
-  if (tokenize.return_token_strs) {
-    body["token_strs"] = Json::array();
-    for (const int32_t id : ids) body["token_strs"].push_back(token_text(tokenizer, id));
-  }
-  reply->send({.body = to_text(body)});
+  const Json counts = {{"count", ids.size()}, {"max_model_len", model_.engine->max_model_len()}};
+  std::string body = to_text(counts);
+  body.back() = ',';
+  body += "\"tokens\":" + ids_text(ids) + ",\"token_strs\":";
+  body += (tokenize.return_token_strs ? token_texts(tokenizer, ids) : "null") + "}";
+  reply->send({.body = std::move(body)});
 }
 
 void Server::Impl::detokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
@@ -439,6 +456,9 @@ void Server::Impl::detokenize(const HttpRequest& request, const std::shared_ptr<
     return reply->send(api_error_response(*error));
   }
   if (!check_model(detokenize.model, *reply)) return;
+  size_t bytes = 0;
+  for (const int32_t id : detokenize.tokens) bytes += model_.tokenizer->token_bytes(id).size();
+  if (bytes > kMaxTextBytes) return reply->send(api_error_response(text_too_long()));
   reply->send({.body = to_text({{"prompt", model_.tokenizer->decode(detokenize.tokens)}})});
 }
 

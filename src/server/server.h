@@ -23,10 +23,11 @@ namespace nibble::server {
 struct ServerOptions {
   HttpOptions http;
   AccessRules access;
-  std::string version;                // "0.1.0"
-  int64_t max_queued_requests = 256;  // sequences that wait for a place in the engine
-  int64_t max_num_seqs = 16;          // places in the engine
-  bool by_priority = false;           // requests may name a priority
+  std::string version;                   // "0.1.0"
+  int64_t max_queued_requests = 256;     // sequences that wait for a place in the engine
+  int64_t max_num_seqs = 16;             // places in the engine
+  size_t max_answers_bytes = 128 << 20;  // kept by requests under way; 256 KiB of each are free
+  bool by_priority = false;              // requests may name a priority
   std::chrono::milliseconds grammar_timeout{5'000};  // for all grammars of a request
 };
 

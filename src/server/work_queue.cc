@@ -1,25 +1,39 @@
 #include "server/work_queue.h"
 
+#include <limits>
+#include <new>
+#include <utility>
+
+#include "base/log.h"
+
 namespace nibble::server {
+namespace {
+
+constexpr size_t kLargeBytes = 256 << 10;
+
+}  // namespace
 
 WorkQueue::WorkQueue(int threads, size_t max_waiting) : max_waiting_(max_waiting) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
+  for (int i = 0; i < threads; ++i) {
+    const size_t most = i == 0 && threads > 1 ? kLargeBytes : std::numeric_limits<size_t>::max();
+    threads_.emplace_back([this, most] { run(most); });
+  }
 }
 
 WorkQueue::~WorkQueue() { stop(); }
 
-bool WorkQueue::push(std::function<void()> work) {
+bool WorkQueue::push(size_t bytes, std::function<void()> work) {
   {
     std::lock_guard lock(mutex_);
     if (stopped_ || waiting_.size() >= max_waiting_) return false;
-    waiting_.push_back(std::move(work));
+    waiting_.emplace(bytes, std::move(work));
   }
-  wake_.notify_one();
+  wake_.notify_all();
   return true;
 }
 
 void WorkQueue::stop() {
-  std::deque<std::function<void()>> dropped;
+  std::multimap<size_t, std::function<void()>> dropped;
   {
     std::lock_guard lock(mutex_);
     stopped_ = true;
@@ -30,17 +44,23 @@ void WorkQueue::stop() {
   threads_.clear();
 }
 
-void WorkQueue::run() {
+void WorkQueue::run(size_t max_bytes) {
   for (;;) {
     std::function<void()> work;
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stopped_ || !waiting_.empty(); });
+      wake_.wait(lock, [&] {
+        return stopped_ || (!waiting_.empty() && waiting_.begin()->first <= max_bytes);
+      });
       if (stopped_) return;
-      work = std::move(waiting_.front());
-      waiting_.pop_front();
+      work = std::move(waiting_.begin()->second);
+      waiting_.erase(waiting_.begin());
     }
-    work();
+    try {
+      work();
+    } catch (const std::bad_alloc&) {
+      LOG_WARN("a request was dropped: no memory is left for it");
+    }
   }
 }
 
