@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "text/grammar/json_text.h"
+#include "text/grammar/string_budgets.h"
 
 namespace {
 
@@ -186,6 +187,13 @@ xgrammar::TokenizerInfo make_tokenizer_info(const std::vector<std::string>& text
 xgrammar::CompiledGrammar compile_with(xgrammar::GrammarCompiler& compiler,
                                        const GrammarSpec& spec) {
   const auto from_schema = [&](const std::string& schema) {
+    if (schema.find("maxLength") != std::string::npos) {
+      const std::string rules = xgrammar::Grammar::FromJSONSchema(
+                                    schema, /*any_whitespace=*/true, /*indent=*/std::nullopt,
+                                    /*separators=*/std::nullopt, /*strict_mode=*/false, kMaxBlanks)
+                                    .ToString();
+      return compiler.CompileGrammar(with_string_budgets(rules));
+    }
     return compiler.CompileJSONSchema(schema, /*any_whitespace=*/true, /*indent=*/std::nullopt,
                                       /*separators=*/std::nullopt, /*strict_mode=*/false,
                                       kMaxBlanks);

@@ -1,0 +1,120 @@
+// Bounded strings: the rules that are rewritten, that the bounds are kept to the character whatever
+// the tokens, and that no rule but theirs changes.
+#include "text/grammar/string_budgets.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "text/chat/harmony_for_test.h"
+#include "text/grammar/grammar.h"
+#include "text/tokenizer/o200k_for_test.h"
+
+namespace nibble {
+namespace {
+
+TEST(StringBudgets, RewritesRulesOfBoundedStringsAlone) {
+  const std::string character = R"(a_characters ::= (([^\"\\\r\n])))";
+  EXPECT_EQ(with_string_budgets("root ::= \"x\"\n"), "root ::= \"x\"\n");
+  EXPECT_EQ(with_string_budgets("root ::= ((a_characters{0, 5}))\n" + character),
+            "root ::= ((a_characters_budget_5))\n"
+            R"(a_characters ::= [^\0-\x1f\"\\])"
+            "\n"
+            R"(a_characters_budget_5[max_chars=5] ::= [^\0-\x1f\"\\]*)");
+  EXPECT_TRUE(with_string_budgets("root ::= ((a_characters{2, 5}))\n" + character)
+                  .starts_with("root ::= ((a_characters{2, 2} a_characters_budget_3))\n"));
+  EXPECT_TRUE(with_string_budgets("root ::= ((a_characters{5, 5}))\n" + character)
+                  .starts_with("root ::= ((a_characters{5, 5} ))\n"));
+  for (const std::string kept : {"root ::= ((\"a_characters{0, 5}\" b_characters{0, 5}))\n",
+                                 "root ::= (([a_characters{0, 5}\\]] a_characters{3, -1}))\n"}) {
+    EXPECT_TRUE(with_string_budgets(kept + character).starts_with(kept)) << kept;
+  }
+}
+
+const std::string kBounded = R"({"type":"object","properties":{"s":{"type":"string",)";
+
+size_t characters(const std::string& utf8) {
+  return static_cast<size_t>(std::count_if(utf8.begin(), utf8.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  }));
+}
+
+// A text by tokens drawn from the masks, the longest of a few, until the text may end.
+std::string draw(const Tokenizer& tokenizer, const Grammar& grammar, int32_t end, uint32_t seed) {
+  std::mt19937 random(seed);
+  GrammarRun run(grammar, {end});
+  std::string text;
+  std::vector<uint32_t> bits(static_cast<size_t>(tokenizer.size() + 31) / 32);
+  for (int step = 0; step < 3'000; ++step) {
+    std::fill(bits.begin(), bits.end(), ~uint32_t{0});
+    run.mask(bits);
+    const auto is_allowed = [&](int32_t id) { return (bits[id / 32] >> (id % 32) & 1) != 0; };
+    if (is_allowed(end)) return text;
+    std::vector<int32_t> ids;
+    for (int32_t id = 0; id < tokenizer.size(); ++id) {
+      if (is_allowed(id)) ids.push_back(id);
+    }
+    if (ids.empty()) return text + "<nothing fits>";
+    int32_t best = ids[random() % ids.size()];
+    for (int i = 0; i < 3; ++i) {
+      const int32_t other = ids[random() % ids.size()];
+      if (tokenizer.token_bytes(other).size() > tokenizer.token_bytes(best).size()) best = other;
+    }
+    EXPECT_TRUE(run.accept(best));
+    text += tokenizer.token_bytes(best);
+  }
+  return text;
+}
+
+TEST(StringBudgets, BoundsAreKeptToTheCharacter) {
+  const auto check = [](const Tokenizer& tokenizer, int32_t end, size_t least, size_t most) {
+    const GrammarCompiler compiler(tokenizer, tokenizer.size());
+    const auto grammar = compiler.compile(
+        {.kind = GrammarSpec::Kind::kJsonSchema,
+         .text = kBounded + "\"minLength\":" + std::to_string(least) +
+                 ",\"maxLength\":" + std::to_string(most) +
+                 R"(},"n":{"type":"integer"}},"required":["s"],"additionalProperties":false})"});
+    ASSERT_TRUE(grammar.ok()) << grammar.error();
+    size_t longest = 0;
+    for (uint32_t seed = 0; seed < 6; ++seed) {
+      const std::string text = draw(tokenizer, *grammar, end, seed);
+      const auto json = nlohmann::json::parse(text, nullptr, false);
+      ASSERT_TRUE(json.is_object() && json["s"].is_string()) << text;
+      const size_t length = characters(json["s"].get<std::string>());
+      EXPECT_GE(length, least) << text;
+      EXPECT_LE(length, most) << text;
+      longest = std::max(longest, length);
+    }
+    EXPECT_EQ(longest, most);
+  };
+  check(byte_tokenizer(), 256, 0, 0);
+  check(byte_tokenizer(), 256, 3, 3);
+  check(byte_tokenizer(), 256, 2, 9);
+  check(o200k(), 200'002, 0, 7);
+  check(o200k(), 200'002, 4, 40);
+}
+
+// What was possible with a rule a character is possible, and nothing else.
+TEST(StringBudgets, TakesAStringBackAndGoesOn) {
+  const GrammarCompiler compiler(byte_tokenizer(), byte_tokenizer().size());
+  const auto grammar = compiler.compile(
+      {.kind = GrammarSpec::Kind::kJsonSchema, .text = R"({"type":"string","maxLength":5})"});
+  ASSERT_TRUE(grammar.ok()) << grammar.error();
+  GrammarRun run(*grammar, {256});
+  const auto feed = [&](const std::string& text) {
+    size_t fit = 0;
+    while (fit < text.size() && run.accept(static_cast<unsigned char>(text[fit]))) ++fit;
+    return fit;
+  };
+  EXPECT_EQ(feed("\"abcdef"), 6u);
+  run.rollback_to(4);
+  EXPECT_EQ(feed("xy\""), 3u);
+  run.rollback_to(1);
+  EXPECT_EQ(feed("\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3"), 10u);  // five of two bytes
+  EXPECT_EQ(feed("\n"), 0u);
+  EXPECT_EQ(feed("\""), 1u);
+}
+
+}  // namespace
+}  // namespace nibble
