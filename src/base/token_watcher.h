@@ -3,11 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <string>
 
 namespace nibble {
 
 enum class Watch { kGoOn, kStop };
+// kPending: the mask for the next token is being made elsewhere. kFailed: it never comes.
+enum class MaskState { kReady, kPending, kFailed };
 
 class TokenWatcher {
  public:
@@ -19,7 +23,12 @@ class TokenWatcher {
   virtual void rollback(int n) = 0;
   // Clears the bits of tokens that may not come next; bit i of bits[i / 32] is token i. Returns
   // false, and leaves the bits alone, where everything is allowed.
+  // Only where mask_state() is kReady.
   virtual bool mask(std::span<uint32_t> bits) = 0;
+  virtual MaskState mask_state() const { return MaskState::kReady; }
+  virtual std::string fault() const { return ""; }  // where it is kFailed: why
+  // Once, before the first token: what to call, from any thread, when kPending ends.
+  virtual void on_mask(std::function<void()> /*changed*/) {}
 };
 
 }  // namespace nibble

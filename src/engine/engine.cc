@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "cuda/memory.h"
 #include "engine/activity_log.h"
+#include "engine/engine_options.h"
 #include "engine/gpu_pages.h"
 #include "engine/gpu_steps.h"
 #include "engine/kv_cache.h"
@@ -29,19 +30,6 @@
 
 namespace nibble {
 namespace {
-
-constexpr int64_t kScoreBytes = int64_t{64} << 20;  // of logits of prompts that are scored
-constexpr int32_t kMinScoreRows = 16;
-
-KvOptions kv_options(const EngineOptions& options) {
-  return {.page_size = options.page_size,
-          .dtype = options.kv_dtype,
-          .bytes = options.kv_bytes,
-          .max_num_seqs = options.max_num_seqs,
-          .max_step_tokens = options.max_num_batched_tokens,
-          .max_len = options.max_model_len,
-          .prefix_cache = options.prefix_caching};
-}
 
 // Whether the GPU finds what is asked for: it does not know of masks of one row.
 bool is_found(const Request& request, const Sampler::Masks& masks) {
@@ -76,6 +64,7 @@ class Engine::Impl {
   }
   Result<std::vector<RequestId>> submit(std::vector<Request> requests);
   void cancel(RequestId id);
+  void mask_came();
   EngineStats stats() const;
   const KvPlan& kv_plan() const { return kv_.plan(); }
   const Model& model() const { return model_; }
@@ -90,12 +79,15 @@ class Engine::Impl {
   struct Inbox {
     std::vector<std::unique_ptr<Sequence>> submitted;
     std::vector<RequestId> canceled;
+    bool mask_came = false;
     bool stop = false;
-    bool empty() const { return submitted.empty() && canceled.empty() && !stop; }
+    bool empty() const { return submitted.empty() && canceled.empty() && !mask_came && !stop; }
   };
 
   void run();
   void take_inbox();
+  bool wait_for_inbox(std::unique_lock<std::mutex>& lock);
+  void hold_unmasked();
   bool plan() noexcept;
   void launch();
   void finish();
@@ -112,7 +104,8 @@ class Engine::Impl {
   bool advance(Sequence& sequence, int64_t row, int64_t end_row);
   bool score(Sequence& sequence, int64_t row);
   bool sample(Sequence& sequence, int64_t row);
-  bool report_end(const Sequence& sequence, FinishReason reason, const std::string& error);
+  bool report_end(const Sequence& sequence, FinishReason reason, const std::string& error,
+                  bool is_bad_request = false);
   void publish_stats();
 
   Model& model_;
@@ -213,9 +206,18 @@ void Engine::Impl::run() {
   while (true) {
     if (step()) continue;
     std::unique_lock lock(mutex_);
-    wake_.wait(lock, [this] { return !inbox_.empty(); });
+    wait_for_inbox(lock);
     if (inbox_.stop) return;
   }
+}
+
+// Held sequences have deadlines, too. False: it is still empty.
+bool Engine::Impl::wait_for_inbox(std::unique_lock<std::mutex>& lock) {
+  constexpr std::chrono::milliseconds kLookAtDeadlines{100};
+  const auto has_some = [this] { return !inbox_.empty(); };
+  if (scheduler_.num_running() > 0) return wake_.wait_for(lock, kLookAtDeadlines, has_some);
+  wake_.wait(lock, has_some);
+  return true;
 }
 
 bool Engine::Impl::step() {
@@ -244,6 +246,7 @@ void Engine::Impl::take_inbox() {
     const std::lock_guard lock(mutex_);
     std::swap(inbox.submitted, inbox_.submitted);
     std::swap(inbox.canceled, inbox_.canceled);
+    inbox_.mask_came = false;
   }
   for (auto& sequence : inbox.submitted) {
     counters_.metrics.request_params_max_tokens.add(sequence->request.max_tokens);
@@ -262,11 +265,14 @@ void Engine::Impl::take_inbox() {
 
 bool Engine::Impl::plan() noexcept {
   take_inbox();
-  // Who waits now waits for the step that was begun, which runs whatever is planned.
-  const bool admits = ahead_.empty() || scheduler_.num_running() == 0;
+  // Who waits now, for pages or a mask, waits for the step that was begun, which runs whatever is
+  // planned.
+  const bool admits = ahead_.empty() || scheduler_.num_running() == scheduler_.num_held();
+  if (admits) scheduler_.release_held();
   const std::vector<Chunk>& chunks = scheduler_.plan(admits);
   // One sequence always fits, so what waits gets on.
-  CHECK(!chunks.empty() || scheduler_.num_running() + scheduler_.num_waiting() == 0);
+  CHECK(!chunks.empty() || scheduler_.num_held() > 0 ||
+        scheduler_.num_running() + scheduler_.num_waiting() == 0);
   publish_stats();
   return !chunks.empty();
 }
@@ -315,11 +321,13 @@ bool Engine::Impl::is_ahead(const std::vector<Chunk>& chunks) const {
 // them.
 bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
   if (begun_.size() > chunks.size() || scheduler_.num_waiting() > 0 || cx_.on_op) return false;
+  if (scheduler_.has_released()) return false;
   ahead_chunks_.clear();
   for (const Chunk& chunk : chunks) {
     const Sequence& s = *chunk.sequence;
     const bool ends = s.num_output() + 1 >= s.request.max_tokens;
-    if (ends || !s.is_scored() || !is_found(s.request, masks_of(s))) {
+    const bool is_masked = s.mask_state() != MaskState::kReady;
+    if (ends || !s.is_scored() || is_masked || !is_found(s.request, masks_of(s))) {
       ahead_.clear();
       return false;
     }
@@ -331,8 +339,26 @@ bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
   return false;
 }
 
+// Sequences whose masks are not there yet are held; unless there is nothing else to do, when the
+// first mask is waited for.
+void Engine::Impl::hold_unmasked() {
+  const std::vector<Chunk>& chunks = scheduler_.chunks();
+  const auto lacks_mask = [](const Chunk& chunk) {
+    return chunk.begin + chunk.length == chunk.sequence->length() &&
+           chunk.sequence->mask_state() == MaskState::kPending;
+  };
+  while (std::ranges::all_of(chunks, lacks_mask) && !scheduler_.has_released()) {
+    std::unique_lock lock(mutex_);
+    if (!wait_for_inbox(lock) || !std::exchange(inbox_.mask_came, false)) break;
+  }
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    if (lacks_mask(chunks[i])) scheduler_.hold(i);
+  }
+}
+
 // Reports log-probabilities of prompts, samples, and takes out what has ended.
 void Engine::Impl::finish() {
+  hold_unmasked();
   scheduler_.commit();
   ++counters_.num_steps;
   counters_.metrics.iteration_tokens.add(blocks_[turn_].step().num_tokens);
@@ -356,11 +382,13 @@ void Engine::Impl::finish() {
 // watcher or its listener does not get ends it alone.
 bool Engine::Impl::advance(Sequence& sequence, int64_t row, int64_t end_row) {
   try {
-    if (sequence.is_scored()) return row == end_row || sample(sequence, row);
+    if (sequence.is_scored()) {
+      return row == end_row || sequence.is_held || sample(sequence, row);
+    }
     for (; row < end_row; ++row) {
       if (!score(sequence, row)) return false;
     }
-    return !sequence.is_scored() || sample(sequence, end_row - 1);
+    return !sequence.is_scored() || sequence.is_held || sample(sequence, end_row - 1);
   } catch (const std::bad_alloc&) {
     return report_end(sequence, FinishReason::kError, "no memory is left for this request");
   }
@@ -416,12 +444,17 @@ Sampler::Sampled Engine::Impl::found(int64_t row) {
 bool Engine::Impl::sample(Sequence& sequence, int64_t row) {
   const Request& request = sequence.request;
   if (request.max_tokens == 0) return report_end(sequence, FinishReason::kLength, "");
+  if (sequence.mask_state() == MaskState::kFailed) {
+    return report_end(sequence, FinishReason::kError, request.watcher->fault(), true);
+  }
   const Sampler::Masks masks = masks_of(sequence);
   const Sampler::Sampled sampled = gpu_ != nullptr && is_found(request, masks)
                                        ? found(row)
                                        : sampler_.sample(logits_row(row), request.sampling,
                                                          sequence.sampling, masks, output_.top);
-  if (sampled.error != nullptr) return report_end(sequence, FinishReason::kError, sampled.error);
+  if (sampled.error != nullptr) {
+    return report_end(sequence, FinishReason::kError, sampled.error, sampled.error == kAllMasked);
+  }
 
   sequence.append(sampled.id);
   ++counters_.generation_tokens;
@@ -447,11 +480,10 @@ bool Engine::Impl::sample(Sequence& sequence, int64_t row) {
 
 // The last event of a sequence, without a token. Returns false, as its callers do.
 bool Engine::Impl::report_end(const Sequence& sequence, FinishReason reason,
-                              const std::string& error) {
+                              const std::string& error, bool is_bad_request) {
   counters_.metrics.on_end(sequence.times, reason, sequence.num_prompt, sequence.num_output(),
                            std::chrono::steady_clock::now());
-  sequence.request.on_output(
-      {.finish = reason, .error = error, .is_bad_request = error == kAllMasked});
+  sequence.request.on_output({.finish = reason, .error = error, .is_bad_request = is_bad_request});
   return false;
 }
 
@@ -497,6 +529,9 @@ Result<std::vector<RequestId>> Engine::Impl::submit(std::vector<Request> request
   for (Request& request : requests) {
     sequences.push_back(std::make_unique<Sequence>(std::move(request), random_seed()));
     sequences.back()->times.submitted = std::chrono::steady_clock::now();
+    if (TokenWatcher* const watcher = sequences.back()->request.watcher.get()) {
+      watcher->on_mask([this] { mask_came(); });
+    }
   }
   std::vector<RequestId> ids;
   {
@@ -516,6 +551,14 @@ void Engine::Impl::cancel(RequestId id) {
   {
     const std::lock_guard lock(mutex_);
     inbox_.canceled.push_back(id);
+  }
+  wake_.notify_one();
+}
+
+void Engine::Impl::mask_came() {
+  {
+    const std::lock_guard lock(mutex_);
+    inbox_.mask_came = true;
   }
   wake_.notify_one();
 }
@@ -550,32 +593,5 @@ EngineStats Engine::stats() const { return impl_->stats(); }
 int32_t Engine::max_model_len() const { return impl_->kv_plan().max_len; }
 int64_t Engine::kv_tokens() const { return impl_->kv_plan().tokens; }
 const Model& Engine::model() const { return impl_->model(); }
-
-StepLimits Engine::step_limits(const ModelInfo& info, const EngineOptions& options) {
-  const int64_t rows = std::max<int64_t>(kMinScoreRows, kScoreBytes / (4 * info.vocab_size));
-  return {.max_tokens = options.max_num_batched_tokens,
-          .max_out = options.max_num_seqs +
-                     static_cast<int32_t>(std::min<int64_t>(rows, options.max_num_batched_tokens))};
-}
-
-int64_t Engine::kv_bytes_for(const ModelInfo& info, const EngineOptions& options, int32_t len,
-                             int32_t num_seqs) {
-  return nibble::kv_bytes_for(info, kv_options(options), len, num_seqs);
-}
-
-int64_t Engine::table_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len) {
-  return KvCache::table_bytes(info, kv_options(options), len) +
-         StepBlock::bytes(step_limits(info, options), options.max_num_seqs) +
-         Sampler::bytes(info.vocab_size);
-}
-
-int64_t Engine::gpu_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len) {
-  return GpuPages::table_bytes(KvCache::table_entries(info, kv_options(options), len)) +
-         GpuSteps::device_bytes(info, step_limits(info, options), options.max_num_seqs);
-}
-
-int64_t Engine::kv_tokens_for(const ModelInfo& info, const EngineOptions& options) {
-  return plan_kv(info, kv_options(options)).tokens;
-}
 
 }  // namespace nibble

@@ -92,6 +92,87 @@ TEST(Engine, WatcherMasksSeesEveryIdAndStops) {
   EXPECT_EQ(watcher->accepted, t.ids);
 }
 
+// As a ScriptWatcher; each mask comes, or fails, when the test says so.
+class SlowWatcher : public ScriptWatcher {
+ public:
+  using ScriptWatcher::ScriptWatcher;
+  bool mask(std::span<uint32_t> bits) override {
+    EXPECT_EQ(state, MaskState::kReady);
+    return ScriptWatcher::mask(bits);
+  }
+  Watch accept(int32_t id) override {
+    state = MaskState::kPending;
+    return ScriptWatcher::accept(id);
+  }
+  MaskState mask_state() const override { return state; }
+  std::string fault() const override { return "took too long"; }
+  void on_mask(std::function<void()> c) override { changed = std::move(c); }
+  void become(MaskState next) {
+    state = next;
+    changed();
+  }
+  MaskState state = MaskState::kPending;
+  std::function<void()> changed;
+};
+
+TEST(Engine, OneWhoseMaskIsLateWaitsAloneAndItsTextIsTheSame) {
+  const std::vector<int32_t> script{33, 2, -1, 63, -1, -1, 7};
+  Request slow = greedy(23, 1, 20);
+  slow.watcher = std::make_shared<ScriptWatcher>(script);
+  const Transcript expected = run_alone(toy_options(), slow);
+  const Transcript other_alone = run_alone(toy_options(), greedy(9, 2, 40));
+  for (const bool chunked : {true, false}) {
+    EngineOptions options = toy_options();
+    options.chunked_prefill = chunked;
+    options.max_model_len = 64;
+    options.prefix_caching = chunked;
+    ToyModel model;
+    Engine engine(model, {}, options);
+    auto watcher = std::make_shared<SlowWatcher>(script);
+    slow.watcher = watcher;
+    Request other = greedy(9, 2, 40);
+    const auto other_transcript = record(other);
+    const auto transcript = record(slow);
+    ASSERT_TRUE(engine.submit(other).ok());
+    ASSERT_TRUE(engine.submit(slow).ok());
+    for (size_t k = 0; k < script.size(); ++k) {
+      const size_t before = other_transcript->ids.size();
+      for (int i = 0; i < 4; ++i) EXPECT_TRUE(engine.step());
+      EXPECT_EQ(other_transcript->ids.size(), before + 4);  // at its own pace
+      EXPECT_EQ(transcript->ids.size(), k);
+      watcher->become(MaskState::kReady);
+      EXPECT_TRUE(engine.step());
+      EXPECT_EQ(transcript->ids.size(), k + 1);
+    }
+    while (engine.step()) {
+    }
+    EXPECT_EQ(*transcript, expected);
+    EXPECT_EQ(*other_transcript, other_alone);
+    EXPECT_EQ(engine.stats().prompt_tokens, 23 + 9);
+  }
+}
+
+TEST(Engine, OneWhoseMaskNeverComesFailsAlone) {
+  ToyModel model;
+  Engine engine(model, {}, toy_options());
+  auto watcher = std::make_shared<SlowWatcher>(std::vector<int32_t>{33, 2, 63});
+  Request slow = greedy(10, 1, 20);
+  slow.watcher = watcher;
+  const auto transcript = record(slow);
+  ASSERT_TRUE(engine.submit(slow).ok());
+  watcher->become(MaskState::kReady);
+  EXPECT_TRUE(engine.step());
+  EXPECT_EQ(transcript->ids, std::vector<int32_t>{33});
+  EXPECT_TRUE(engine.step());   // alone, it is waited for a while
+  EXPECT_FALSE(engine.step());  // then there is nothing to do
+  EXPECT_EQ(transcript->num_ends, 0);
+  watcher->become(MaskState::kFailed);
+  EXPECT_TRUE(engine.step());
+  EXPECT_EQ(transcript->finish, FinishReason::kError);
+  EXPECT_EQ(transcript->error, "took too long");
+  EXPECT_EQ(engine.stats().num_running, 0);
+}
+
 TEST(Engine, MaskedIdsAreNeverSampledWhateverTheBias) {
   const Transcript free = run_alone(toy_options(), greedy(10, 1, 20));
   EngineOptions options = toy_options();

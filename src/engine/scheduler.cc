@@ -22,6 +22,12 @@ std::unique_ptr<Sequence> take_out(Queue& queue, typename Queue::iterator at) {
   return sequence;
 }
 
+bool decodes(const Sequence& sequence) { return sequence.num_left() == 1 && !sequence.is_held; }
+
+bool is_released(const std::unique_ptr<Sequence>& sequence) {
+  return sequence->is_held && sequence->mask_state() != MaskState::kPending;
+}
+
 }  // namespace
 
 Scheduler::Scheduler(KvCache& kv, const SchedulerLimits& limits) : kv_(kv), limits_(limits) {
@@ -37,11 +43,12 @@ const std::vector<Chunk>& Scheduler::plan(bool admits) {
   is_reserved_ahead_ = false;
   if (admits) make_way();
   Budget budget{.tokens = limits_.max_tokens, .score_rows = limits_.max_score_rows, .decodes = 0};
-  for (const auto& sequence : running_) budget.decodes += sequence->num_left() == 1;
+  for (const auto& sequence : running_) budget.decodes += decodes(*sequence);
   const int64_t preemptions_before = counts_.preemptions;
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
-    if (sequence.num_left() == 1) --budget.decodes;
+    if (sequence.is_held) continue;
+    if (decodes(sequence)) --budget.decodes;
     const Chunk chunk = next_chunk(sequence, budget);
     if (chunk.length == 0) continue;
     // Only later ones are taken out, up to this one itself: what is planned already stays.
@@ -80,11 +87,30 @@ void Scheduler::take(const Chunk& chunk, Budget& budget) {
 bool Scheduler::reserve_or_preempt(const Chunk& chunk, Budget& budget) {
   while (!kv_.reserve(chunk.sequence->slot, chunk.length)) {
     Sequence* const last = running_.back().get();
-    if (last != chunk.sequence && last->num_left() == 1) --budget.decodes;
+    if (last != chunk.sequence && decodes(*last)) --budget.decodes;
     preempt_last();
     if (last == chunk.sequence) return false;
   }
   return true;
+}
+
+void Scheduler::hold(size_t chunk) {
+  --chunks_[chunk].length;
+  chunks_[chunk].sequence->is_held = true;
+}
+
+bool Scheduler::release_held() {
+  const bool any = has_released();
+  for (auto& sequence : running_) {
+    if (is_released(sequence)) sequence->is_held = false;
+  }
+  return any;
+}
+
+bool Scheduler::has_released() const { return std::ranges::any_of(running_, is_released); }
+
+int32_t Scheduler::num_held() const {
+  return static_cast<int32_t>(std::ranges::count(running_, true, &Sequence::is_held));
 }
 
 bool Scheduler::reserve_ahead() {
@@ -163,6 +189,7 @@ void Scheduler::stop(Sequence& sequence) {
   kv_.close(sequence.slot);
   sequence.slot = KvCache::kNoSlot;
   sequence.num_computed = 0;
+  sequence.is_held = false;  // it has other things to do first
 }
 
 // Whether all tokens so far fit beside what the running sequences still need for theirs, with one

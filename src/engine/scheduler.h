@@ -34,6 +34,12 @@ class Scheduler {
   // on waiting.
   const std::vector<Chunk>& plan(bool admits = true);
   const std::vector<Chunk>& chunks() const { return chunks_; }
+  // Before commit(): the last token of the chunk's sequence is left to be computed again, when it
+  // is not held any more.
+  void hold(size_t chunk);
+  // Those whose masks are not pending any more are in the plans again. Whether there are any.
+  bool release_held();
+  bool has_released() const;  // release_held() would
   // Pages for the token behind each chunk too, so that the step after this one can begin before
   // commit(), which leaves them reserved. False where they do not suffice: nothing is preempted.
   bool reserve_ahead();
@@ -48,6 +54,7 @@ class Scheduler {
   std::unique_ptr<Sequence> remove_any();
 
   int32_t num_running() const { return static_cast<int32_t>(running_.size()); }
+  int32_t num_held() const;     // of those running
   int32_t num_waiting() const;  // forks included
   struct Counts {
     int64_t preemptions = 0;

@@ -27,6 +27,7 @@ struct Sequence {
   int32_t num_cached = -1;   // of the prompt, found in the prefix cache; -1: has not started yet
   int32_t num_scored = 0;    // prompt positions whose log-probabilities were reported
   int32_t slot = KvCache::kNoSlot;
+  bool is_held = false;  // left out of steps until the mask for its next token is there
   SamplingState sampling;
   RequestTimes times;
   // Other answers to the same prompt. They wait here until all of it but its last token is
@@ -57,6 +58,9 @@ struct Sequence {
   // Another answer can start from here, at the last token of the prompt.
   bool can_fork() const { return num_computed >= num_prompt - 1; }
   bool is_scored() const { return num_scored == num_prompt; }
+  MaskState mask_state() const {
+    return request.watcher == nullptr ? MaskState::kReady : request.watcher->mask_state();
+  }
 };
 
 // Who goes first.
