@@ -110,8 +110,16 @@ void check_flags(const ServeFlags& flags) {
   }
 }
 
+// A quarter of what the memory plan leaves to everyone else; three times as much while grammars are
+// compiled.
+int64_t grammar_bytes() {
+  constexpr int64_t kEnough = int64_t{1} << 30;
+  return std::min(memory_budget(read_machine_memory(), {}).reserve_bytes / 4, kEnough);
+}
+
 server::ServerOptions server_options(const ServeFlags& flags) {
   server::ServerOptions options;
+  options.grammar_bytes = grammar_bytes();
   options.http.host = flags.host;
   options.http.port = static_cast<uint16_t>(flags.port);
   options.http.max_connections = flags.max_connections;

@@ -61,6 +61,11 @@ class TextWatcher final : public TokenWatcher {
     if (run_) run_->mask(bits);
     return run_.has_value();
   }
+  MaskState mask_state() const override { return run_ ? run_->mask_state() : MaskState::kReady; }
+  std::string fault() const override { return run_ ? run_->fault() : ""; }
+  void on_mask(std::function<void()> changed) override {
+    if (run_) run_->on_mask(std::move(changed));
+  }
 
  private:
   static constexpr size_t kMaxRollback = 64;

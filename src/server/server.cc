@@ -51,7 +51,7 @@ class Server::Impl {
         fingerprint_("nibble-" + options.version),
         admission_(options.max_num_seqs + options.max_queued_requests),
         answers_(std::make_shared<ByteBudget>(options.max_answers_bytes)),
-        grammars_(options.grammar_timeout),
+        grammars_({.time = options.grammar_timeout, .max_bytes = options.grammar_bytes}),
         work_(kWorkers, kMaxWaitingWork),
         http_(
             options.http,
@@ -76,10 +76,7 @@ class Server::Impl {
           std::max(model.max_token_bytes, model.tokenizer->token_bytes(id).size());
     }
     model_ = std::move(model);
-    grammars_.serve([this] {
-      return std::make_unique<GrammarCompiler>(*model_.tokenizer,
-                                               model_.engine->model().info().vocab_size);
-    });
+    grammars_.serve(GrammarVocabulary(*model_.tokenizer, model_.engine->model().info().vocab_size));
     ready_ = true;
   }
 

@@ -28,13 +28,15 @@ struct ServerOptions {
   int64_t max_num_seqs = 16;             // places in the engine
   size_t max_answers_bytes = 128 << 20;  // kept by requests under way; 256 KiB of each are free
   bool by_priority = false;              // requests may name a priority
-  std::chrono::milliseconds grammar_timeout{5'000};  // for all grammars of a request
+  // For all grammars of a request together, and for each mask of a token.
+  std::chrono::milliseconds grammar_timeout{5'000};
+  int64_t grammar_bytes = int64_t{1} << 30;  // GrammarLimits::max_bytes
 };
 
 // The whole server: HTTP, routes, and what is under way.
 class Server {
  public:
-  // Listens. Throws Error(kUsage) where it cannot.
+  // Listens, and forks: to be made before a model is loaded. Throws Error(kUsage) where it cannot.
   explicit Server(const ServerOptions& options);
   ~Server();  // stop()
 

@@ -143,6 +143,18 @@ void ChatWatcher::start_run(HarmonyPart part, const HarmonyHeader& header,
   } else if (part == HarmonyPart::kContent && header.channel == "final" && content_) {
     state_.run = run_of(*content_, ids_.stop);
   }
+  if (state_.run && mask_changed_) state_.run->on_mask(mask_changed_);
+}
+
+MaskState ChatWatcher::mask_state() const {
+  return state_.run ? state_.run->mask_state() : MaskState::kReady;
+}
+
+std::string ChatWatcher::fault() const { return state_.run ? state_.run->fault() : ""; }
+
+void ChatWatcher::on_mask(std::function<void()> changed) {
+  mask_changed_ = std::move(changed);
+  if (state_.run) state_.run->on_mask(mask_changed_);
 }
 
 std::shared_ptr<GrammarRun> ChatWatcher::run_of(const Grammar& grammar, int32_t end_id) const {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -112,6 +113,9 @@ class ChatWatcher : public TokenWatcher {
   Watch accept(int32_t id) override;
   void rollback(int n) override;
   bool mask(std::span<uint32_t> bits) override;
+  MaskState mask_state() const override;
+  std::string fault() const override;
+  void on_mask(std::function<void()> changed) override;
 
  private:
   static constexpr size_t kMaxRollback = 64;  // accepted ids that can be taken back
@@ -133,6 +137,7 @@ class ChatWatcher : public TokenWatcher {
   const std::optional<Grammar> content_;
   const std::map<std::string, Grammar> arguments_;
   const std::vector<int32_t> stop_ids_;
+  std::function<void()> mask_changed_;
   State state_;
   std::deque<State> before_;  // the states before the latest ids
 };

@@ -169,21 +169,6 @@ int num_threads() {
   return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 8);
 }
 
-std::vector<std::string> texts_of(const Tokenizer& tokenizer, int32_t vocab_size) {
-  std::vector<std::string> bytes(static_cast<size_t>(vocab_size));  // empty: never allowed
-  for (int32_t id = 0; id < std::min(vocab_size, tokenizer.size()); ++id) {
-    if (!tokenizer.is_special(id)) bytes[id] = tokenizer.token_bytes(id);
-  }
-  return bytes;
-}
-
-// No id ends a text here: xgrammar leaves those of its list that a run's own list replaces allowed
-// wherever most tokens are, as inside strings.
-xgrammar::TokenizerInfo make_tokenizer_info(const std::vector<std::string>& texts) {
-  return {texts, xgrammar::VocabType::RAW, static_cast<int>(texts.size()),
-          /*stop_token_ids=*/std::vector<int32_t>{}};
-}
-
 xgrammar::CompiledGrammar compile_with(xgrammar::GrammarCompiler& compiler,
                                        const GrammarSpec& spec) {
   const auto from_schema = [&](const std::string& schema) {
@@ -215,16 +200,22 @@ xgrammar::CompiledGrammar compile_with(xgrammar::GrammarCompiler& compiler,
 
 }  // namespace
 
-struct Grammar::Compiled {
-  xgrammar::CompiledGrammar grammar;
-  int32_t vocab_size;
-  std::shared_ptr<const std::vector<uint32_t>> never;  // bits of ids beside; null: none
-};
+GrammarVocabulary::GrammarVocabulary(const Tokenizer& tokenizer, int32_t vocab_size)
+    : bytes(static_cast<size_t>(vocab_size)) {
+  for (int32_t id = 0; id < std::min(vocab_size, tokenizer.size()); ++id) {
+    if (!tokenizer.is_special(id)) bytes[id] = tokenizer.token_bytes(id);
+  }
+}
 
 struct GrammarCompiler::Impl {
-  Impl(const std::vector<std::string>& texts, const xgrammar::TokenizerInfo& tokenizer)
-      : vocab_size(static_cast<int32_t>(texts.size())),
-        never_in_json(std::make_shared<const std::vector<uint32_t>>(ids_never_in_json(texts))),
+  // No id ends a text here: xgrammar leaves those of its list that a run's own list replaces
+  // allowed wherever most tokens are, as inside strings.
+  explicit Impl(const GrammarVocabulary& vocabulary)
+      : vocab_size(static_cast<int32_t>(vocabulary.bytes.size())),
+        never_in_json(
+            std::make_shared<const std::vector<uint32_t>>(ids_never_in_json(vocabulary.bytes))),
+        tokenizer(vocabulary.bytes, xgrammar::VocabType::RAW, vocab_size,
+                  /*stop_token_ids=*/std::vector<int32_t>{}),
         compiler(tokenizer, num_threads(), /*cache_enabled=*/true, kCacheBytes),
         uncached(tokenizer, num_threads(), /*cache_enabled=*/false) {}
 
@@ -232,6 +223,7 @@ struct GrammarCompiler::Impl {
 
   const int32_t vocab_size;
   const std::shared_ptr<const std::vector<uint32_t>> never_in_json;
+  const xgrammar::TokenizerInfo tokenizer;
   xgrammar::GrammarCompiler compiler;
   // Its cache fails an internal check where a schema's pattern repeats something more than 128
   // times.
@@ -246,10 +238,10 @@ xgrammar::CompiledGrammar GrammarCompiler::Impl::compile(const GrammarSpec& spec
   }
 }
 
-GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size) {
-  const std::vector<std::string> texts = texts_of(tokenizer, vocab_size);
-  impl_ = std::make_unique<Impl>(texts, make_tokenizer_info(texts));
-}
+GrammarCompiler::GrammarCompiler(const GrammarVocabulary& vocabulary)
+    : impl_(std::make_unique<Impl>(vocabulary)) {}
+GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size)
+    : GrammarCompiler(GrammarVocabulary(tokenizer, vocab_size)) {}
 
 GrammarCompiler::~GrammarCompiler() = default;
 
@@ -282,6 +274,62 @@ Result<bool> GrammarCompiler::check_size(const GrammarSpec& spec) {
   CHECK(false);
 }
 
+namespace {
+
+class LocalMatcher final : public GrammarMatcher {
+ public:
+  // `never`: bits of ids that come nowhere; null: none.
+  LocalMatcher(const xgrammar::CompiledGrammar& grammar, int32_t vocab_size,
+               const std::vector<int32_t>& end_ids,
+               std::shared_ptr<const std::vector<uint32_t>> never)
+      : matcher_(grammar, std::vector<int>(end_ids.begin(), end_ids.end())),
+        never_(std::move(never)),
+        allowed_(static_cast<size_t>(xgrammar::GetBitmaskSize(vocab_size))) {}
+
+  bool accept(int32_t id) override;
+  void rollback_to(size_t count) override;
+  size_t num_accepted() const override { return num_accepted_; }
+  void mask(std::span<uint32_t> bits) override;
+
+ private:
+  xgrammar::GrammarMatcher matcher_;
+  const std::shared_ptr<const std::vector<uint32_t>> never_;
+  std::vector<int32_t> allowed_;
+  size_t num_accepted_ = 0;
+};
+
+bool LocalMatcher::accept(int32_t id) {
+  const bool fits = !matcher_.IsTerminated() && matcher_.AcceptToken(id);
+  num_accepted_ += fits;
+  return fits;
+}
+
+void LocalMatcher::rollback_to(size_t count) {
+  CHECK(count <= num_accepted_);
+  if (count < num_accepted_) matcher_.Rollback(static_cast<int>(num_accepted_ - count));
+  num_accepted_ = count;
+}
+
+void LocalMatcher::mask(std::span<uint32_t> bits) {
+  if (matcher_.IsTerminated()) return std::fill(bits.begin(), bits.end(), 0);
+  int64_t shape = static_cast<int64_t>(allowed_.size());
+  int64_t stride = 1;
+  DLTensor tensor{.data = allowed_.data(),
+                  .device = {.device_type = kDLCPU, .device_id = 0},
+                  .ndim = 1,
+                  .dtype = xgrammar::GetBitmaskDLType(),
+                  .shape = &shape,
+                  .strides = &stride,
+                  .byte_offset = 0};
+  const bool some_forbidden = matcher_.FillNextTokenBitmask(&tensor);
+  for (size_t word = 0; some_forbidden && word < bits.size(); ++word) {
+    bits[word] &= word < allowed_.size() ? static_cast<uint32_t>(allowed_[word]) : 0;
+  }
+  for (size_t word = 0; never_ && word < never_->size(); ++word) bits[word] &= ~(*never_)[word];
+}
+
+}  // namespace
+
 Result<Grammar> GrammarCompiler::compile(const GrammarSpec& spec) const {
   if (const auto size = check_size(spec); !size) return Failure{size.error()};
   if (spec.kind == GrammarSpec::Kind::kJsonSchema) {
@@ -292,8 +340,11 @@ Result<Grammar> GrammarCompiler::compile(const GrammarSpec& spec) const {
   std::string failure;
   std::optional<Grammar> grammar;
   try {
-    grammar.emplace(std::make_shared<const Grammar::Compiled>(Grammar::Compiled{
-        impl_->compile(spec), impl_->vocab_size, is_json(spec) ? impl_->never_in_json : nullptr}));
+    grammar.emplace([compiled = impl_->compile(spec), vocab_size = impl_->vocab_size,
+                     never = is_json(spec) ? impl_->never_in_json : nullptr](
+                        const std::vector<int32_t>& end_ids) {
+      return std::make_unique<LocalMatcher>(compiled, vocab_size, end_ids, never);
+    });
   } catch (const std::exception& e) {
     failure = first_line(e.what());
     if (failure.empty()) failure = "it is not valid";
@@ -306,58 +357,6 @@ Result<Grammar> GrammarCompiler::compile(const GrammarSpec& spec) const {
     return Failure{"asks for what would not be kept to: " + first_line(warnings[0])};
   }
   return *std::move(grammar);
-}
-
-struct GrammarRun::Impl {
-  Impl(const Grammar& g, const std::vector<int32_t>& ends)
-      : grammar(g),
-        matcher(g.compiled().grammar, std::vector<int>(ends.begin(), ends.end())),
-        allowed(static_cast<size_t>(xgrammar::GetBitmaskSize(g.compiled().vocab_size))) {}
-
-  const Grammar grammar;
-  xgrammar::GrammarMatcher matcher;
-  std::vector<int32_t> allowed;
-  size_t num_accepted = 0;
-};
-
-GrammarRun::GrammarRun(const Grammar& grammar, const std::vector<int32_t>& end_ids)
-    : impl_(std::make_unique<Impl>(grammar, end_ids)) {}
-GrammarRun::~GrammarRun() = default;
-
-size_t GrammarRun::num_accepted() const { return impl_->num_accepted; }
-
-bool GrammarRun::accept(int32_t id) {
-  const bool fits = !impl_->matcher.IsTerminated() && impl_->matcher.AcceptToken(id);
-  impl_->num_accepted += fits;
-  return fits;
-}
-
-void GrammarRun::rollback_to(size_t count) {
-  CHECK(count <= impl_->num_accepted);
-  if (count < impl_->num_accepted) {
-    impl_->matcher.Rollback(static_cast<int>(impl_->num_accepted - count));
-  }
-  impl_->num_accepted = count;
-}
-
-void GrammarRun::mask(std::span<uint32_t> bits) {
-  Impl& run = *impl_;
-  if (run.matcher.IsTerminated()) return std::fill(bits.begin(), bits.end(), 0);
-  int64_t shape = static_cast<int64_t>(run.allowed.size());
-  int64_t stride = 1;
-  DLTensor tensor{.data = run.allowed.data(),
-                  .device = {.device_type = kDLCPU, .device_id = 0},
-                  .ndim = 1,
-                  .dtype = xgrammar::GetBitmaskDLType(),
-                  .shape = &shape,
-                  .strides = &stride,
-                  .byte_offset = 0};
-  const bool some_forbidden = run.matcher.FillNextTokenBitmask(&tensor);
-  for (size_t word = 0; some_forbidden && word < bits.size(); ++word) {
-    bits[word] &= word < run.allowed.size() ? static_cast<uint32_t>(run.allowed[word]) : 0;
-  }
-  const auto& never = run.grammar.compiled().never;
-  for (size_t word = 0; never && word < never->size(); ++word) bits[word] &= ~(*never)[word];
 }
 
 }  // namespace nibble

@@ -1,0 +1,208 @@
+"""What one client's grammar does to the others: an innocent stream goes on at its pace beside patterns whose masks
+take seconds and schemas whose compilation never ends, memory stays within what is stated, and SIGTERM ends it all."""
+
+import concurrent.futures
+import json
+import random
+import signal
+import string
+import threading
+import time
+import unittest
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from serving import NAME, Server
+
+# Minutes for xgrammar, in 9 KB.
+ENDLESS = {"type": "object", "minProperties": 150,
+           "properties": {f"property_number_{i}": {"type": "integer"} for i in range(300)}}
+# Before masks were made elsewhere, the longest pause was 2.3 s and 6.1 s.
+SLOW_MASKS = ["(.{0,99}){0,99}", ".{0,9}" * 600]
+MAX_PAUSE_S = 1.0
+MAX_BYTES = 1 << 30  # of all grammars together
+MAX_GROWTH = 64 << 20  # of the server's own process
+
+
+def distinct_schema(seed):
+    """14 MB once it is compiled."""
+    letters = random.Random(seed)
+
+    def word(length):
+        return "".join(letters.choice(string.ascii_lowercase) for _ in range(length))
+
+    return {"type": "object", "properties": {word(20): {"type": "string", "enum": [word(12) for _ in range(8)]} for _ in range(60)}}
+
+
+def children(pid):
+    """Of the process, and of its children."""
+    found = []
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += (task / "children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return  # it has ended
+    for child in found:
+        yield child
+        yield from children(child)
+
+
+def private_bytes(pid):
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_Dirty:"))
+
+
+def status_bytes(pid, name):
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("no " + name)
+
+
+class Stream:
+    """An innocent client; when each of its tokens came."""
+
+    def __init__(self, server):
+        body = {"model": NAME, "prompt": "What", "max_tokens": 3900, "ignore_eos": True, "stream": True}
+        request = urllib.request.Request(server.url + "/v1/completions", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        self.answer = urllib.request.urlopen(request, timeout=120)
+        self.times, self.stops = [], False
+        self.thread = threading.Thread(target=self.read)
+        self.thread.start()
+
+    def read(self):
+        for line in self.answer:
+            if self.stops:
+                break
+            if line.startswith(b"data: {"):
+                self.times.append(time.monotonic())
+        self.answer.close()
+
+    def longest_pause(self):
+        self.stops = True
+        self.thread.join()
+        return max(b - a for a, b in zip(self.times, self.times[1:]))
+
+
+class GrammarAttackTest(unittest.TestCase):
+    def ask(self, server, path="/v1/completions", **fields):
+        body = {"model": NAME, "max_tokens": 40, "temperature": 0, **fields}
+        if "messages" not in body:
+            body["prompt"] = "What is the capital of France?"
+        request = urllib.request.Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def beside_a_stream(self, server, attack):
+        """The longest pause in an innocent stream while the attack runs; the stream is begun again where it ends."""
+        pauses = []
+        done = threading.Event()
+
+        def innocent():
+            while not done.is_set():
+                stream = Stream(server)
+                while stream.thread.is_alive() and not done.is_set():
+                    time.sleep(0.02)
+                pauses.append(stream.longest_pause())
+
+        thread = threading.Thread(target=innocent)
+        thread.start()
+        try:
+            time.sleep(0.5)
+            attack()
+        finally:
+            done.set()
+            thread.join()
+        return max(pauses)
+
+    def test_masks_that_take_seconds_cost_their_own_request(self):
+        with Server() as server:
+            for pattern in SLOW_MASKS:
+                answers = []
+
+                def attack(pattern=pattern, answers=answers):
+                    with concurrent.futures.ThreadPoolExecutor() as pool:
+                        for _ in range(2):
+                            answers.append(pool.submit(self.ask, server, guided_regex=pattern))
+
+                pause = self.beside_a_stream(server, attack)
+                self.assertLess(pause, MAX_PAUSE_S, pattern[:20])
+                for answer in answers:
+                    status, body = answer.result()
+                    if status != 200:
+                        self.assertEqual(status, 400, body)
+                        self.assertIn("guided_regex" if body["error"]["param"] else "for one token", json.dumps(body))
+
+    def test_compilations_that_never_end_leave_the_others_theirs(self):
+        with Server() as server:
+            before = server.memory_bytes()
+            answers = []
+
+            def attack():
+                with concurrent.futures.ThreadPoolExecutor() as pool:
+                    for _ in range(3):
+                        answers.append(pool.submit(self.ask, server, guided_json=ENDLESS))
+                    time.sleep(0.5)
+                    status, body = self.ask(server, guided_json={"type": "object"})
+                    self.assertEqual(status, 200, body)
+
+            self.assertLess(self.beside_a_stream(server, attack), MAX_PAUSE_S)
+            for answer in answers:
+                status, body = answer.result()
+                self.assertEqual((status, body["error"]["param"]), (400, "guided_json"), body)
+            status, body = self.ask(server, guided_json={"type": "object"})
+            self.assertEqual(status, 200, body)
+            self.assertLess(status_bytes(server.program.pid, "VmHWM") - before, MAX_GROWTH)
+
+    def test_what_is_kept_stays_within_its_bounds_and_is_given_back(self):
+        with Server() as server:
+            self.ask(server, guided_json={"type": "object"})
+            before = server.memory_bytes()
+
+            most = 0
+            for seed in range(12):
+                status, body = self.ask(server, guided_json=distinct_schema(seed), max_tokens=2)
+                self.assertIn(status, (200, 400), body)
+                most = max(most, sum(map(private_bytes, children(server.program.pid))))
+            self.assertLess(most, MAX_BYTES)
+            self.assertLess(status_bytes(server.program.pid, "VmHWM") - before, MAX_GROWTH)
+
+    def test_sigterm_ends_it_while_grammars_are_compiled(self):
+        server = Server("--shutdown-timeout", "1").__enter__()
+        self.addCleanup(server.program.kill)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            def give_up():
+                try:
+                    self.ask(server, guided_json=ENDLESS)
+                except OSError:
+                    pass
+
+            for _ in range(2):
+                pool.submit(give_up)
+            time.sleep(1)
+            pids = list(children(server.program.pid))
+            self.assertGreater(len(pids), 1)
+            begun = time.monotonic()
+            server.program.send_signal(signal.SIGTERM)
+            self.assertEqual(server.program.wait(timeout=60), 0)
+            self.assertLess(time.monotonic() - begun, 10)
+        server.reader.join()
+        server.program.stderr.close()
+        for _ in range(100):
+            left = [pid for pid in pids if Path(f"/proc/{pid}/exe").exists()]
+            if not left:
+                break
+            time.sleep(0.05)
+        self.assertEqual(left, [])
+
+
+if __name__ == "__main__":
+    unittest.main()
