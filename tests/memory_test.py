@@ -120,14 +120,10 @@ class MemoryTest(unittest.TestCase):
         self.assertLessEqual(set(self.attack(4, "/v1/completions", body)), {400, 503})
 
     def test_scores_of_many_answers(self):
-        body = {"prompt": list(range(300, 700)) * 9, "max_tokens": 1, "echo": True, "logprobs": 20, "n": 64}
+        body = {"prompt": list(range(300, 700)) * 9, "max_tokens": 1, "echo": True, "logprobs": 20, "n": 128}
         self.assertEqual(set(self.attack(2, "/v1/completions", body)), {400})
         body["n"] = 1
         self.assertEqual(self.attack(1, "/v1/completions", body), [200])
-
-    def test_log_probabilities_of_long_answers(self):
-        body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "logprobs": 20, "n": 64}
-        self.assertLessEqual(set(self.attack(1, "/v1/completions", body)), {400, 429})
 
     def test_many_stop_ids(self):
         body = {"prompt": "x", "max_tokens": 20, "n": 128, "stop_token_ids": [i % 500 for i in range(900_000)]}
