@@ -101,6 +101,28 @@ TEST(LaunchOrder, TheInputsOfAStepAreCompleteBehindAKernelThatWaits) {
   EXPECT_TRUE(order.are_inputs_complete());
 }
 
+// norm_qkv's x, written by the norm before, behind what one token of gpt-oss launches (experts that
+// are chosen behind a wait) and behind what a dense layer would (products that let go at once).
+TEST(LaunchOrder, XIsOldBehindExpertsAndNotBehindDenseProducts) {
+  const int x = 0;
+  LaunchOrder order;
+  const auto launch = [&](Release release) { order.launch(release, true); };
+  const auto norm = [&] {
+    order.begin_step();
+    launch(Release::kAfterWait);   // embed
+    launch(Release::kBeforeWait);  // the norm
+    order.wrote(&x);
+  };
+  norm();
+  launch(Release::kAfterWait);   // moe_up
+  launch(Release::kBeforeWait);  // moe_down
+  EXPECT_TRUE(order.is_complete(&x));
+  norm();
+  launch(Release::kBeforeWait);  // a dense layer's products
+  launch(Release::kBeforeWait);
+  EXPECT_FALSE(order.is_complete(&x));
+}
+
 // Of a buffer that nobody has registered nothing is known.
 TEST(LaunchOrder, UnknownBuffersCountAsWrittenLast) {
   LaunchOrder order;
