@@ -224,10 +224,9 @@ TEST_F(ServerTest, TokenizesTextsInParts) {
   const json tokens = most.parsed();
   EXPECT_EQ(tokens["tokens"].size(), tokens["count"]);
   EXPECT_EQ(tokens["token_strs"].size(), tokens["count"]);
-  const Answer again = post("/detokenize", {{"tokens", tokens["tokens"]}});
-  // As long as what it was made of, or, in ids of a number of digits, too long itself.
-  if (again.status == 200)
-    EXPECT_EQ(again.parsed()["prompt"].get<std::string>().size(), (4u << 20) - 100);
+  const json part(std::vector<json>(tokens["tokens"].begin(), tokens["tokens"].begin() + 100'000));
+  const json text = post("/detokenize", {{"tokens", part}}).parsed()["prompt"];
+  EXPECT_THAT(text.get<std::string>(), StartsWith("(((("));
   int32_t longest = 0;
   const Tokenizer& tokenizer = Shipped::get().text->tokenizer;
   for (int32_t id = 0; id < tokenizer.size(); ++id) {
