@@ -236,10 +236,10 @@ TEST_F(ServerTest, TokenizesTextsInParts) {
   EXPECT_EQ(ask("GET", "/health").status, 200);
 }
 
-// Of 8 MiB: what is too much for all of it is a 400, what has no room beside others a 429, and both
+// Of 2 MiB: what is too much for all of it is a 400, what has no room beside others a 429, and both
 // leave room to others at once.
 TEST_F(ServerTest, BoundsTheMemoryOfAnswers) {
-  options_.max_answers_bytes = 8 << 20;
+  options_.max_answers_bytes = 2 << 20;
   serve();
   json scored = {{"prompt", std::vector<int>(kContext - 2, 300)},
                  {"max_tokens", 1},
@@ -248,7 +248,7 @@ TEST_F(ServerTest, BoundsTheMemoryOfAnswers) {
   EXPECT_EQ(post("/v1/completions", with(scored, {{"logprobs", 1}})).status, 200);
   const Answer never = post("/v1/completions", with(scored, {{"n", 20}}));
   EXPECT_EQ(never.status, 400);
-  EXPECT_THAT(never.error(), HasSubstr("more memory than the server has for all answers (8 MiB)"));
+  EXPECT_THAT(never.error(), HasSubstr("more memory than the server has for all answers (2 MiB)"));
   const Answer grown = post("/v1/completions", with(kEndless, {{"logprobs", 20}, {"n", 4}}));
   EXPECT_EQ(grown.status, 400);
   EXPECT_THAT(grown.error(), HasSubstr("ask for fewer tokens, log-probabilities"));
