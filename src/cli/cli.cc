@@ -27,6 +27,7 @@ void add_commands(CLI::App& app) {
   add_score(app);
   add_eval(app);
   add_tokenize(app);
+  add_pull(app);
 }
 
 // `nibble help [COMMAND]` is the same as --help.

@@ -25,6 +25,7 @@ void add_inspect(CLI::App& app);
 void add_score(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_tokenize(CLI::App& app);
+void add_pull(CLI::App& app);
 void add_bench_serve(CLI::App& bench);  // below bench
 
 }  // namespace nibble::cli

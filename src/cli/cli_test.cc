@@ -59,7 +59,7 @@ TEST(Usage, OfAKnownModelThatIsNotHereSaysHowToGetIt) {
   for (const char* command : {"serve", "chat"}) {
     const CommandResult result = run_command({command, "openai/gpt-oss-20b", "--device", "cpu"});
     EXPECT_EQ(result.status, 1);
-    EXPECT_THAT(result.err, HasSubstr("`hf download openai/gpt-oss-20b --exclude '*/*'`"));
+    EXPECT_THAT(result.err, HasSubstr("`nibble pull openai/gpt-oss-20b`"));
   }
 }
 

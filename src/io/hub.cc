@@ -57,6 +57,34 @@ bool is_component(std::string_view text) {
          });
 }
 
+std::string trimmed(std::string text) {
+  const auto is_space = [](unsigned char c) { return std::isspace(c) != 0; };
+  while (!text.empty() && is_space(text.back())) text.pop_back();
+  return text;
+}
+
+// snapshots/<hash> of a revision, or empty where the cache does not have it.
+fs::path find_snapshot(const fs::path& repo, const std::string& revision) {
+  std::string hash = revision;
+  const fs::path ref = repo / "refs" / revision;
+  if (fs::is_regular_file(ref)) hash = trimmed(read_text_file(ref, kMaxRefBytes));
+  if (!is_component(hash)) return {};
+  const fs::path snapshot = repo / "snapshots" / hash;
+  return fs::is_directory(snapshot) ? snapshot : fs::path();
+}
+
+std::string pull_command(const std::string& repo_id, const std::string& revision) {
+  return "`nibble pull " + repo_id + (revision == "main" ? "" : " --revision " + revision) + "`";
+}
+
+}  // namespace
+
+const fs::path& ModelFiles::require_weights() const {
+  if (!weights.empty()) return weights;
+  not_found(name + ": there are no weights here, only a config; " + advice() +
+            ", or use `--load-format dummy` for random ones");
+}
+
 bool is_repo_id(const std::string& model) {
   const size_t slash = model.find('/');
   return slash != std::string::npos && is_component(model.substr(0, slash)) &&
@@ -74,39 +102,15 @@ bool is_revision(const std::string& revision) {
   }
 }
 
-std::string trimmed(std::string text) {
-  const auto is_space = [](unsigned char c) { return std::isspace(c) != 0; };
-  while (!text.empty() && is_space(text.back())) text.pop_back();
-  return text;
-}
-
-// snapshots/<hash> of a revision, or empty where the cache does not have it.
-fs::path find_snapshot(const fs::path& repo, const std::string& revision) {
-  std::string hash = revision;
-  const fs::path ref = repo / "refs" / revision;
-  if (fs::is_regular_file(ref)) hash = trimmed(read_text_file(ref, kMaxRefBytes));
-  if (!is_component(hash)) return {};
-  const fs::path snapshot = repo / "snapshots" / hash;
-  return fs::is_directory(snapshot) ? snapshot : fs::path();
-}
-
-// The weights in a repo's folders (original/, metal/) are the same once more.
-std::string download_command(const std::string& repo_id, const std::string& revision) {
-  return "`hf download " + repo_id + (revision == "main" ? "" : " --revision " + revision) +
-         " --exclude '*/*'`";
-}
-
-}  // namespace
-
-const fs::path& ModelFiles::require_weights() const {
-  if (!weights.empty()) return weights;
-  not_found(name + ": there are no weights here, only a config; " + advice() +
-            ", or use `--load-format dummy` for random ones");
+std::string hub_folder(const std::string& repo_id) {
+  std::string folder = "models--" + repo_id;
+  folder.replace(folder.find('/'), 1, "--");
+  return folder;
 }
 
 std::string ModelFiles::advice() const {
   if (is_repo_id(name) && !fs::exists(name))
-    return "fetch them with " + download_command(name, "main") + ", or set HF_HOME where they are";
+    return "fetch them with " + pull_command(name, "main") + ", or set HF_HOME where they are";
   return "expected model.safetensors, or model.safetensors.index.json and its shards";
 }
 
@@ -137,9 +141,7 @@ ModelFiles find_model(const std::string& model, const std::string& revision,
   if (!is_revision(revision))
     throw Error(ErrorKind::kUsage, "--revision " + revision + ": not a branch, tag or commit");
 
-  std::string folder = "models--" + model;
-  folder.replace(folder.find('/'), 1, "--");
-  const fs::path snapshot = find_snapshot(cache / folder, revision);
+  const fs::path snapshot = find_snapshot(cache / hub_folder(model), revision);
   if (!snapshot.empty()) return from_directory(model, snapshot);
   if (std::optional<Config> config = builtin_config(model); config && revision == "main")
     return {.name = model,
@@ -148,7 +150,7 @@ ModelFiles find_model(const std::string& model, const std::string& revision,
             .config = *std::move(config),
             .generation_config = {}};
   not_found(model + ": revision " + revision + " is not in the Hugging Face cache " +
-            cache.string() + "; fetch it with " + download_command(model, revision) +
+            cache.string() + "; fetch it with " + pull_command(model, revision) +
             ", or set HF_HOME if it lies elsewhere");
 }
 

@@ -23,6 +23,13 @@ struct ModelFiles {
   std::string advice() const;
 };
 
+// "organisation/name", of letters that are safe in a path.
+bool is_repo_id(const std::string& model);
+// A branch, tag or commit; its parts are safe in a path.
+bool is_revision(const std::string& revision);
+// A repo's folder in the cache: "models--organisation--name".
+std::string hub_folder(const std::string& repo_id);
+
 // HF_HUB_CACHE, or HF_HOME/hub, or XDG_CACHE_HOME/huggingface/hub, or ~/.cache/huggingface/hub.
 std::filesystem::path hub_cache_directory();
 

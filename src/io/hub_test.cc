@@ -91,7 +91,7 @@ TEST(FindModel, PrefersTheCacheToABuiltInConfig) {
   const ModelFiles builtin = find_model("openai/gpt-oss-20b", "main", dir.path());
   EXPECT_EQ(builtin.config.integer("num_hidden_layers", 1, 99), 24);
   EXPECT_THAT(error_of([&] { builtin.require_weights(); }),
-              HasSubstr("`hf download openai/gpt-oss-20b --exclude"));
+              HasSubstr("`nibble pull openai/gpt-oss-20b`"));
   add_to_cache(dir.path(), "models--openai--gpt-oss-20b", "main", "99");
   EXPECT_EQ(
       find_model("openai/gpt-oss-20b", "main", dir.path()).config.integer("hidden_size", 1, 99),
@@ -104,9 +104,8 @@ TEST(FindModel, SaysWhatToDo) {
     return error_of([&] { find_model(model, revision, dir.path()); });
   };
   EXPECT_THAT(error("some/model", "main"),
-              AllOf(HasSubstr("`hf download some/model --exclude"), HasSubstr("HF_HOME")));
-  EXPECT_THAT(error("some/model", "v2"),
-              HasSubstr("`hf download some/model --revision v2 --exclude '*/*'`"));
+              AllOf(HasSubstr("`nibble pull some/model`"), HasSubstr("HF_HOME")));
+  EXPECT_THAT(error("some/model", "v2"), HasSubstr("`nibble pull some/model --revision v2`"));
   EXPECT_THAT(error("/no/such/directory", "main"), HasSubstr("no such directory or file"));
   EXPECT_THAT(error("../x", "main"), HasSubstr("not a Hugging Face repo id"));
   EXPECT_THAT(error("a/b/c", "main"), HasSubstr("not a Hugging Face repo id"));
@@ -114,7 +113,7 @@ TEST(FindModel, SaysWhatToDo) {
   EXPECT_THAT(error(dir.path().string(), "main"), HasSubstr("has no config.json"));
   // A ref that leads out of the cache is not followed.
   write_file(dir / "models--some--model/refs/main", "../../..");
-  EXPECT_THAT(error("some/model", "main"), HasSubstr("`hf download some/model --exclude"));
+  EXPECT_THAT(error("some/model", "main"), HasSubstr("`nibble pull some/model`"));
 }
 
 TEST(HubCacheDirectory, FollowsTheEnvironment) {
