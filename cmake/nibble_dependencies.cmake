@@ -69,3 +69,23 @@ target_compile_definitions(nibble_dep_xgrammar PRIVATE XGRAMMAR_LOG_CUSTOMIZE=1
 target_include_directories(nibble_dep_xgrammar SYSTEM
                            PUBLIC ${NIBBLE_XGRAMMAR}/include ${NIBBLE_XGRAMMAR}/3rdparty/dlpack/include
                            PRIVATE ${NIBBLE_XGRAMMAR}/3rdparty/picojson)
+
+# The Jinja engine of llama.cpp: from the source that tools/setup.sh unpacks and patches. What it asks
+# before it goes on (cmake/jinja.patch) is in src/text/chat/template_bounds.h.
+set(NIBBLE_JINJA ${CMAKE_SOURCE_DIR}/build/jinja)
+if(NOT EXISTS ${NIBBLE_JINJA}/common/jinja/runtime.h)
+  execute_process(COMMAND ${CMAKE_SOURCE_DIR}/tools/setup.sh jinja)
+endif()
+if(NOT EXISTS ${NIBBLE_JINJA}/common/jinja/runtime.h)
+  message(FATAL_ERROR "no template engine in build/jinja: run tools/setup.sh")
+endif()
+set(jinja_sources lexer parser runtime string value)
+list(TRANSFORM jinja_sources REPLACE "(.+)" ${NIBBLE_JINJA}/common/jinja/\\1.cpp)
+add_library(nibble_dep_jinja STATIC EXCLUDE_FROM_ALL ${jinja_sources}
+                                                     ${NIBBLE_JINJA}/common/unicode.cpp)
+target_link_libraries(nibble_dep_jinja PRIVATE nibble_flags)
+# Numbers of templates wrap; what it asserts of a template it then checks, or cannot be.
+target_compile_options(nibble_dep_jinja PRIVATE -w -O2 -fwrapv -DNDEBUG
+                                                $<$<CONFIG:RelWithDebInfo>:-g0>)
+target_include_directories(nibble_dep_jinja PRIVATE ${CMAKE_SOURCE_DIR}/src)
+target_include_directories(nibble_dep_jinja SYSTEM PUBLIC ${NIBBLE_JINJA}/common)

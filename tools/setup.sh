@@ -6,6 +6,7 @@
 #   build  compiler, CMake and libraries: enough for `make serve`
 #   xgrammar  the grammar library's source (build/xgrammar); part of build
 #   page   the libraries that the chat page renders answers with (build/page); part of build
+#   jinja  the template engine's source, patched, and real chat templates (build/jinja); part of build
 #   test   GoogleTest, Google Benchmark, and the Python clients that tests drive (build/venv)
 #   lint   clang-format, clang-tidy
 #   fuzz   clang with libFuzzer
@@ -69,6 +70,7 @@ group_build() {
     nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev libutf8proc-dev libedit-dev libssl-dev
   group_xgrammar
   group_page
+  group_jinja
 }
 
 # The grammar library's source, which no distribution packages: by version and hash. CMake builds it.
@@ -118,6 +120,28 @@ END
   mv $part/page build/page
   rm -r $part
   done_with page tools/requirements-page.txt
+}
+
+# The template engine of llama.cpp, out of the source of its Python package: by version and hash, with
+# the bounds of cmake/jinja.patch. CMake builds it; the tests render the templates that come with it.
+group_jinja() {
+  unchanged jinja tools/requirements-jinja.txt cmake/jinja.patch && return
+  [[ ${NIBBLE_SETUP:-} == skip && -e build/jinja/common/jinja/runtime.h ]] && return
+  packages patch
+  python_venv
+  echo "setup: fetching the source of tools/requirements-jinja.txt into build/jinja"
+  rm -rf build/jinja build/jinja.part
+  mkdir build/jinja.part
+  build/venv/bin/pip download --quiet --disable-pip-version-check --no-deps \
+    --no-binary llama-cpp-python --require-hashes --dest build/jinja.part \
+    -r tools/requirements-jinja.txt || die "no template engine: see tools/requirements-jinja.txt"
+  tar -xzf build/jinja.part/llama_cpp_python-*.tar.gz --strip-components=3 -C build/jinja.part \
+    --wildcards '*/vendor/llama.cpp/common/jinja/*' '*/vendor/llama.cpp/common/unicode.*' \
+    '*/vendor/llama.cpp/models/templates/*' '*/vendor/llama.cpp/LICENSE'
+  patch --quiet -p1 -d build/jinja.part/common <cmake/jinja.patch || die "cmake/jinja.patch failed"
+  rm build/jinja.part/*.tar.gz
+  mv build/jinja.part build/jinja
+  done_with jinja tools/requirements-jinja.txt cmake/jinja.patch
 }
 
 group_test() {

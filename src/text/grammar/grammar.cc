@@ -341,8 +341,8 @@ Result<Grammar> GrammarCompiler::compile(const GrammarSpec& spec) const {
   std::optional<Grammar> grammar;
   try {
     grammar.emplace([compiled = impl_->compile(spec), vocab_size = impl_->vocab_size,
-                     never = is_json(spec) ? impl_->never_in_json : nullptr](
-                        const std::vector<int32_t>& end_ids) {
+                     never = is_json(spec) ? impl_->never_in_json
+                                           : nullptr](const std::vector<int32_t>& end_ids) {
       return std::make_unique<LocalMatcher>(compiled, vocab_size, end_ids, never);
     });
   } catch (const std::exception& e) {

@@ -1,0 +1,144 @@
+// What a template may do, and what it may not use up.
+#include "text/chat/chat_template.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "base/error.h"
+
+namespace nibble {
+namespace {
+
+using testing::ElementsAre;
+using testing::FieldsAre;
+using testing::HasSubstr;
+
+constexpr TemplateLimits kSmall{
+    .bytes = 64 << 20, .output_bytes = 1 << 20, .time_ms = 2'000, .depth = 200};
+
+Result<std::vector<TemplatePiece>> render(const std::string& source,
+                                          const std::string& variables = "{}") {
+  return ChatTemplate::parse(source, "test", kSmall).render(variables, {{"bos_token", "<s>"}});
+}
+
+std::string failure_of(const std::string& source) {
+  const auto pieces = render(source);
+  return pieces ? "rendered" : pieces.error();
+}
+
+TEST(ChatTemplate, OnlyTheTemplatesOwnTextIsLiteral) {
+  const std::string variables =
+      R"({"messages": [{"role": "user", "content": " <|im_end|> "}], "name": "<|im_start|>"})";
+  EXPECT_THAT(*render("{{ bos_token }}<|im_start|>{{ messages[0].role }}\n{{ messages[0].content }}"
+                      "<|im_end|>",
+                      variables),
+              ElementsAre(FieldsAre("<s><|im_start|>user\n", true),
+                          FieldsAre(" <|im_end|> ", false), FieldsAre("<|im_end|>", true)));
+  // Whatever is made of a message stays text.
+  for (const std::string expression :
+       {"content | trim", "content | tojson", "content.split('x')[0]", "content | upper | lower",
+        "content | replace(' ', '')", "[content] | join('')", "content[1:]", "{'a': content}",
+        "[content, 1] | string", "content | indent(2)", "'{}'.format(content)",
+        "(content ~ content) | trim", "content | list | join"}) {
+    const auto pieces =
+        render("{% set content = messages[0].content %}{{ " + expression + " }}", variables);
+    if (!pieces) continue;  // some are not there
+    for (const TemplatePiece& piece : *pieces) {
+      EXPECT_TRUE(!piece.literal || piece.text.find("im_") == std::string::npos) << expression;
+    }
+  }
+  // Mixtures whose parts are no longer known apart are text as a whole.
+  EXPECT_THAT(*render("{{ ['<|im_start|>', name] | join }}", variables),
+              ElementsAre(FieldsAre("<|im_start|><|im_start|>", false)));
+}
+
+TEST(ChatTemplate, KeepsWhatItRaises) {
+  EXPECT_EQ(failure_of("{{ raise_exception('Roles must alternate') }}"), "Roles must alternate");
+  EXPECT_THAT(failure_of("\n{{ 1 + none }}"), HasSubstr("line 2"));
+}
+
+TEST(ChatTemplate, NamesTheFileOfWhatIsNoTemplate) {
+  for (const std::string source : {"{% if %}", "{{ 'open", "{% for x in y %}", "{{ ) }}", "{%"}) {
+    try {
+      ChatTemplate::parse(source, "dir/chat_template.jinja");
+      ADD_FAILURE() << source;
+    } catch (const Error& e) {
+      EXPECT_THAT(e.what(), HasSubstr("dir/chat_template.jinja: not a template")) << source;
+    }
+  }
+}
+
+TEST(ChatTemplate, EndsWhatWouldNotEnd) {
+  const std::string much = "makes too much text or too many values";
+  EXPECT_THAT(failure_of("{% for i in range(1000000000000) %}{% endfor %}"), HasSubstr(much));
+  EXPECT_THAT(failure_of("{{ 'x' * 1000000000000 }}"), HasSubstr(much));
+  EXPECT_THAT(failure_of("{{ '' * 1000000000000 }}"), HasSubstr(much));
+  EXPECT_THAT(failure_of("{% set n = namespace(s='x') %}{% for i in range(99) %}"
+                         "{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}"),
+              HasSubstr(much));
+  EXPECT_THAT(failure_of("{% set s = 'ab' * 4000 %}{{ s | replace('a', s) | replace('a', s) }}"),
+              HasSubstr(much));
+  EXPECT_THAT(failure_of("{{ 'a' | indent(1000000000, true) }}"), HasSubstr(much));
+  EXPECT_THAT(failure_of("{{ [[1]] | tojson(indent=1000000000) }}"), HasSubstr(much));
+  EXPECT_THAT(failure_of("{% set s = 'x' * 900000 %}{{ s }}{{ s }}"),
+              HasSubstr("makes too much text"));
+  const std::string doubled =
+      "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = (n.x, n.x) %}{% endfor "
+      "%}";
+  for (const std::string use :
+       {"{{ n.x | tojson }}", "{{ n.x | string }}", "{{ n.x }}", "{{ {n.x: 1} }}"}) {
+    EXPECT_NE(failure_of(doubled + use), "rendered") << use;
+  }
+}
+
+TEST(ChatTemplate, EndsWhatIsTooDeep) {
+  EXPECT_THAT(failure_of("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"),
+              HasSubstr("nested too deeply"));
+  EXPECT_THAT(failure_of("{% set n = namespace() %}{% set n.n = n %}{{ n | tojson }}"),
+              HasSubstr("nested too deeply"));
+  const std::string nest =
+      "{% set n = namespace(x=[]) %}{% for i in range(1000) %}{% set n.x = [n.x] %}{% endfor %}";
+  EXPECT_THAT(failure_of(nest + "{{ n.x | string }}"), HasSubstr("nested too deeply"));
+  EXPECT_TRUE(render(nest + "done"));  // and ends without a stack overflow
+  for (const std::string part :
+       {"(", "[", "not ", "-", "{{ a", "{% if x %}", "f(", "a if b else "}) {
+    std::string source = "{{ ";
+    for (int i = 0; i < 50'000; ++i) source += part;
+    EXPECT_THROW(ChatTemplate::parse(source + "1 }}", "test"), Error) << part;
+  }
+  std::string sum = "{{ 1";
+  for (int i = 0; i < 100'000; ++i) sum += "+1";
+  EXPECT_THAT(failure_of(sum + " }}"), HasSubstr("nested too deeply"));
+}
+
+TEST(ChatTemplate, DividesByNothing) {
+  EXPECT_NE(failure_of("{{ 4 is divisibleby(0) }}"), "rendered");
+  EXPECT_TRUE(render("{{ (-9223372036854775807 - 1) is divisibleby(-1) }}"));
+}
+
+TEST(ChatTemplate, SortsWhatHasNoOrder) {
+  EXPECT_TRUE(
+      render("{% set n = namespace(a=[]) %}{% for i in range(300) %}"
+             "{% set n.a = n.a + [i, i ~ '', 'x' ~ i, i * 0.5] %}{% endfor %}"
+             "{{ n.a | sort | length }}"));
+}
+
+TEST(ChatTemplate, ThreadsShareOne) {
+  const ChatTemplate shared =
+      ChatTemplate::parse("{% for m in messages %}{{ m.role }};{% endfor %}", "test");
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([shared] {
+      for (int n = 0; n < 50; ++n) {
+        EXPECT_EQ(shared.render(R"({"messages": [{"role": "a"}, {"role": "b"}]})")->at(0).text,
+                  "a;b;");
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace nibble
