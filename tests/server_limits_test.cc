@@ -272,7 +272,7 @@ TEST_F(ServerTest, FinishesWhatIsUnderWayWhenItShutsDown) {
 TEST_F(ServerTest, RefusesChatsOfModelsWithoutAChatFormat) {
   listen();
   ServedModel model = Shipped::get().served();
-  model.harmony = nullptr;
+  model.chat_format = nullptr;
   server_->serve(model);
   const Answer refused = post("/v1/chat/completions", kParis);
   EXPECT_EQ(refused.status, 400);

@@ -47,7 +47,7 @@ struct Shipped {
     ServedModel model;
     model.engine = &engine();
     model.tokenizer = &text->tokenizer;
-    model.harmony = &*text->harmony;
+    model.chat_format = text->chat_format.get();
     model.names = {"tiny", "alias/tiny"};
     model.defaults = text->defaults;
     model.stop_ids = text->stop_ids;

@@ -26,6 +26,7 @@ namespace {
 
 struct ChatFlags {
   EngineFlags engine;
+  ChatFormatFlags chat_format;
   std::string system;
   std::string prompt;
   bool has_prompt = false;  // one question, then the end
@@ -94,7 +95,7 @@ class ChatLoop {
     interrupted = false;
     const auto turn = conversation_.say(
         question, sampling_, flags_.max_tokens,
-        [&](const HarmonyEvent& event) {
+        [&](const ChatEvent& event) {
           if (!flags_.json) printer.print(event);
         },
         [] { return interrupted.load(); });
@@ -185,12 +186,13 @@ void chat(const ChatFlags& flags) {
     throw Error(ErrorKind::kUsage, "the prompt is empty: say something, or leave it out to talk");
   }
   const ModelFiles files = find_model(flags.engine.model, flags.engine.revision);
-  const auto text = load_text_side(files, describe_model(model_argument(files)).vocab_size);
-  if (!text->harmony) {
+  const auto text =
+      load_text_side(files, describe_model(model_argument(files)).vocab_size, flags.chat_format);
+  if (!text->chat_format) {
     throw Error(ErrorKind::kUnsupported,
                 files.name +
-                    ": its vocabulary has no Harmony, and `nibble chat` knows no other "
-                    "chat format yet");
+                    ": it has no chat template, and its vocabulary no Harmony: "
+                    "--chat-template FILE gives it one");
   }
   const bool quiet = flags.json || isatty(STDERR_FILENO) != 1;
   LoadedEngine loaded = load_engine(flags.engine, {.masked_ids = text->masked_ids, .quiet = quiet});
@@ -236,6 +238,7 @@ void add_chat(CLI::App& app) {
   command->add_option("--max-tokens", flags->max_tokens,
                       "of an answer; 0: what the context has room for");
   command->add_flag("--json", flags->json, "one JSON object per answer");
+  add_chat_format_flags(*command, flags->chat_format);
   add_engine_flags(*command, flags->engine);
   command->callback([flags, prompt] {
     flags->has_prompt = prompt->count() > 0;

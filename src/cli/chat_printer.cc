@@ -34,22 +34,22 @@ void ChatPrinter::write(std::string_view text) {
   mid_line_ = safe.back() != '\n';
 }
 
-void ChatPrinter::print(const HarmonyEvent& event) {
-  const bool reasoning = event.part == HarmonyPart::kReasoning;
+void ChatPrinter::print(const ChatEvent& event) {
+  const bool reasoning = event.part == ChatPart::kReasoning;
   if (reasoning && !show_reasoning_) return;
   switch (event.kind) {
-    case HarmonyEvent::Kind::kBegin:
+    case ChatEvent::Kind::kBegin:
       dim(reasoning);
-      if (event.part == HarmonyPart::kToolCall) write("[call of " + event.function + "] ");
+      if (event.part == ChatPart::kToolCall) write("[call of " + event.function + "] ");
       break;
-    case HarmonyEvent::Kind::kText:
+    case ChatEvent::Kind::kText:
       write(event.text);
       break;
-    case HarmonyEvent::Kind::kEnd:
+    case ChatEvent::Kind::kEnd:
       dim(false);
       if (mid_line_) write("\n");
       break;
-    case HarmonyEvent::Kind::kStray:
+    case ChatEvent::Kind::kStray:
       write(event.text);
       break;
   }

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "text/chat/harmony.h"
+#include "text/chat/chat.h"
 
 namespace nibble::cli {
 
@@ -18,7 +18,7 @@ class ChatPrinter {
   ChatPrinter(std::FILE* out, bool terminal, bool show_reasoning)
       : out_(out), terminal_(terminal), show_reasoning_(show_reasoning) {}
 
-  void print(const HarmonyEvent& event);
+  void print(const ChatEvent& event);
   // After the last event: ends the line, resets the terminal.
   void finish();
 

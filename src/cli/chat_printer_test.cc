@@ -9,22 +9,22 @@
 namespace nibble::cli {
 namespace {
 
-using Kind = HarmonyEvent::Kind;
+using Kind = ChatEvent::Kind;
 
-HarmonyEvent event(Kind kind, HarmonyPart part, std::string text = "") {
-  HarmonyEvent e;
+ChatEvent event(Kind kind, ChatPart part, std::string text = "") {
+  ChatEvent e;
   e.kind = kind;
   e.part = part;
   e.text = std::move(text);
   return e;
 }
 
-std::string printed(const std::vector<HarmonyEvent>& events, bool terminal, bool show_reasoning) {
+std::string printed(const std::vector<ChatEvent>& events, bool terminal, bool show_reasoning) {
   char* text = nullptr;
   size_t length = 0;
   std::FILE* out = open_memstream(&text, &length);
   ChatPrinter printer(out, terminal, show_reasoning);
-  for (const HarmonyEvent& e : events) printer.print(e);
+  for (const ChatEvent& e : events) printer.print(e);
   printer.finish();
   std::fclose(out);
   std::string result(text, length);
@@ -32,14 +32,11 @@ std::string printed(const std::vector<HarmonyEvent>& events, bool terminal, bool
   return result;
 }
 
-const std::vector<HarmonyEvent> kAnswer = {
-    event(Kind::kBegin, HarmonyPart::kReasoning),
-    event(Kind::kText, HarmonyPart::kReasoning, "think"),
-    event(Kind::kEnd, HarmonyPart::kReasoning),
-    event(Kind::kBegin, HarmonyPart::kContent),
-    event(Kind::kText, HarmonyPart::kContent, "an"),
-    event(Kind::kText, HarmonyPart::kContent, "swer"),
-    event(Kind::kEnd, HarmonyPart::kContent),
+const std::vector<ChatEvent> kAnswer = {
+    event(Kind::kBegin, ChatPart::kReasoning),    event(Kind::kText, ChatPart::kReasoning, "think"),
+    event(Kind::kEnd, ChatPart::kReasoning),      event(Kind::kBegin, ChatPart::kContent),
+    event(Kind::kText, ChatPart::kContent, "an"), event(Kind::kText, ChatPart::kContent, "swer"),
+    event(Kind::kEnd, ChatPart::kContent),
 };
 
 TEST(ChatPrinter, TerminalDimsReasoning) {
@@ -52,7 +49,7 @@ TEST(ChatPrinter, PipeGetsTheAnswerAlone) {
 }
 
 TEST(ChatPrinter, AnAnswerCutShortLeavesTheTerminalAsItWas) {
-  const std::vector<HarmonyEvent> cut(kAnswer.begin(), kAnswer.begin() + 2);
+  const std::vector<ChatEvent> cut(kAnswer.begin(), kAnswer.begin() + 2);
   EXPECT_EQ(printed(cut, true, true), "\x1b[2mthink\x1b[0m\n");
 }
 

@@ -86,8 +86,9 @@ class ConversationTest : public testing::Test {
 };
 
 TEST_F(ConversationTest, StopIdsAreHarmonysAndMaskedIdsHaveNoText) {
-  EXPECT_THAT(text->stop_ids, Not(testing::Contains(text->harmony->ids().end)));
-  EXPECT_THAT(text->stop_ids, testing::Contains(text->harmony->ids().stop));
+  const Harmony harmony(text->tokenizer);
+  EXPECT_THAT(text->stop_ids, Not(testing::Contains(harmony.ids().end)));
+  EXPECT_THAT(text->stop_ids, testing::Contains(harmony.ids().stop));
   for (const int32_t id : text->masked_ids) EXPECT_FALSE(text->tokenizer.decodable(id));
 }
 

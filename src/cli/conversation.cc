@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "text/chat/chat_stream.h"
 
 namespace nibble::cli {
 namespace {
@@ -41,9 +42,9 @@ class OutputQueue {
 };
 
 // Adds what an event says to the turn's texts.
-void record(const HarmonyEvent& event, Turn& turn) {
-  if (event.kind != HarmonyEvent::Kind::kText && event.kind != HarmonyEvent::Kind::kStray) return;
-  (event.part == HarmonyPart::kReasoning ? turn.reasoning : turn.content) += event.text;
+void record(const ChatEvent& event, Turn& turn) {
+  if (event.kind != ChatEvent::Kind::kText && event.kind != ChatEvent::Kind::kStray) return;
+  (event.part == ChatPart::kReasoning ? turn.reasoning : turn.content) += event.text;
 }
 
 }  // namespace
@@ -51,7 +52,7 @@ void record(const HarmonyEvent& event, Turn& turn) {
 Conversation::Conversation(Engine& engine, const TextSide& text, ChatOptions options,
                            std::string system)
     : engine_(engine), text_(text) {
-  CHECK(text_.harmony.has_value());
+  CHECK(text_.chat_format != nullptr);
   chat_.options = std::move(options);
   if (!system.empty())
     chat_.messages.push_back({.role = Role::kSystem, .content = std::move(system)});
@@ -64,11 +65,11 @@ void Conversation::clear() {
 
 Result<Turn> Conversation::say(const std::string& question, const SamplingParams& sampling,
                                int32_t max_tokens,
-                               const std::function<void(const HarmonyEvent&)>& on_event,
+                               const std::function<void(const ChatEvent&)>& on_event,
                                const std::function<bool()>& canceled) {
   Chat chat = chat_;
   chat.messages.push_back({.role = Role::kUser, .content = question});
-  auto prompt = text_.harmony->render(chat);
+  auto prompt = text_.chat_format->render(chat);
   if (!prompt) return Failure{prompt.error()};
 
   const auto prompt_tokens = static_cast<int32_t>(prompt->ids.size());
@@ -90,18 +91,19 @@ Result<Turn> Conversation::say(const std::string& question, const SamplingParams
   if (!id) return Failure{id.error()};
 
   Turn turn{.prompt_tokens = prompt_tokens};
-  HarmonyParser parser(*text_.harmony, prompt->start);
+  const auto parser =
+      text_.chat_format->parser({.start = prompt->start, .in_reasoning = prompt->in_reasoning});
   Clock::time_point first = asked, last = asked;
   std::string failure;
   bool cancel_sent = false;
-  const auto handle = [&](std::vector<HarmonyEvent>& events) {
-    for (const HarmonyEvent& event : events) {
+  const auto handle = [&](std::vector<ChatEvent>& events) {
+    for (const ChatEvent& event : events) {
       record(event, turn);
       on_event(event);
     }
     events.clear();
   };
-  std::vector<HarmonyEvent> events;
+  std::vector<ChatEvent> events;
   while (turn.finish == FinishReason::kNone) {
     if (!cancel_sent && canceled()) {
       engine_.cancel(*id);
@@ -111,17 +113,17 @@ Result<Turn> Conversation::say(const std::string& question, const SamplingParams
       if (output.id >= 0) {
         last = Clock::now();
         if (turn.completion_tokens++ == 0) first = last;
-        parser.push(output.id, events);
+        parser->push(output.id, events);
         handle(events);
       }
       turn.finish = output.finish;
       failure = output.error;
     }
   }
-  parser.finish(events);
+  parser->finish(events);
   handle(events);
   if (turn.finish == FinishReason::kError) return Failure{failure};
-  turn.reasoning_tokens = parser.counts().reasoning_tokens;
+  turn.reasoning_tokens = parser->reasoning_tokens();
   turn.first_token_s = seconds(first - asked);
   turn.decode_s = seconds(last - first);
   chat.messages.push_back(

@@ -25,7 +25,7 @@ struct Turn {
 
 class Conversation {
  public:
-  // The engine is started; both outlive the conversation. `text` has Harmony. `system`: the
+  // The engine is started; both outlive the conversation. `text` has a chat format. `system`: the
   // developer's instructions, or empty.
   Conversation(Engine& engine, const TextSide& text, ChatOptions options, std::string system);
 
@@ -34,7 +34,7 @@ class Conversation {
   // down) is a text for the user and leaves the history as it was.
   // max_tokens 0: as much as the context has room for.
   Result<Turn> say(const std::string& question, const SamplingParams& sampling, int32_t max_tokens,
-                   const std::function<void(const HarmonyEvent&)>& on_event,
+                   const std::function<void(const ChatEvent&)>& on_event,
                    const std::function<bool()>& canceled);
 
   void clear();  // keeps the instructions

@@ -40,6 +40,7 @@ constexpr double kLongestShutdown = 86'400;
 
 struct ServeFlags {
   EngineFlags engine;
+  ChatFormatFlags chat_format;
   VllmFlags vllm;
   std::string host = "127.0.0.1";
   int port = 8000;
@@ -175,7 +176,7 @@ std::unique_ptr<TextSide> load_text(const ServeFlags& flags) {
   const ModelFiles files = find_model(flags.engine.model, flags.engine.revision);
   const auto vocab_size = static_cast<int32_t>(
       files.config.integer("vocab_size", 1, std::numeric_limits<int32_t>::max()));
-  return load_text_side(files, vocab_size);
+  return load_text_side(files, vocab_size, flags.chat_format);
 }
 
 server::ServedModel load(const ServeFlags& flags, Loaded& loaded) {
@@ -186,7 +187,7 @@ server::ServedModel load(const ServeFlags& flags, Loaded& loaded) {
   server::ServedModel model;
   model.engine = loaded.engine->engine.get();
   model.tokenizer = &loaded.text->tokenizer;
-  if (loaded.text->harmony) model.harmony = &*loaded.text->harmony;
+  model.chat_format = loaded.text->chat_format.get();
   model.names = model_names(flags);
   model.root = flags.engine.model;
   model.defaults = loaded.text->defaults;
@@ -240,8 +241,8 @@ void serve(ServeFlags& flags) {
   const std::string name = model.names.front();
   LOG_INFO("%s: context %d tokens, room for %lld in all sequences", name.c_str(),
            engine.max_model_len(), static_cast<long long>(engine.kv_tokens()));
-  if (!model.harmony) {
-    LOG_WARN("%s has no chat format that nibble knows: only /v1/completions", name.c_str());
+  if (!model.chat_format) {
+    LOG_WARN("%s has no chat template and no Harmony: only /v1/completions", name.c_str());
   }
   server.serve(std::move(model));
   signals.exit_at_once(false);
@@ -296,6 +297,7 @@ void add_serve(CLI::App& app) {
   add("--ssl-keyfile", flags->ssl_keyfile, "PEM");
   add("--shutdown-timeout", flags->shutdown_timeout_s, "seconds for requests under way");
   add("--chat-date", flags->chat_date, "YYYY-MM-DD in every system message; empty: today");
+  add_chat_format_flags(*command, flags->chat_format);
   add_engine_flags(*command, flags->engine);
   add_vllm_flags(*command, flags->vllm);
   command->callback([flags] { serve(*flags); });

@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+
 #include "base/error.h"
 
 namespace nibble::cli {
@@ -55,6 +58,76 @@ TEST(TextSetup, SamplingDefaultsAreTheFiles) {
   EXPECT_EQ(load_text_side(files("{}", R"({"do_sample": false, "temperature": 0.7})"), 2000)
                 ->defaults.temperature,
             0);
+}
+
+// A model's directory: the tokenizer of Qwen 2, and the files given.
+class TemplateDirectory : public testing::Test {
+ protected:
+  TemplateDirectory() : path_(testing::TempDir() + "nibble_template_directory") {
+    std::filesystem::remove_all(path_);
+    std::filesystem::create_directories(path_);
+    std::filesystem::copy(NIBBLE_SOURCE_DIR "/tests/data/tokenizers/qwen2/tokenizer.json",
+                          path_ / "tokenizer.json");
+  }
+  ~TemplateDirectory() override { std::filesystem::remove_all(path_); }
+
+  void write(const std::string& name, const std::string& text) {
+    std::ofstream(path_ / name) << text;
+  }
+  std::unique_ptr<TextSide> load(const ChatFormatFlags& flags = {}) {
+    ModelFiles model = files("{}", "");
+    model.directory = path_;
+    return load_text_side(model, 2000, flags);
+  }
+  std::string prompt(const ChatFormatFlags& flags = {}) {
+    const auto text = load(flags);
+    Chat chat;
+    chat.messages = {{.role = Role::kUser, .content = "Hi"}};
+    return text->tokenizer.decode(text->chat_format->render(chat)->ids);
+  }
+  std::string failure(const ChatFormatFlags& flags = {}) {
+    try {
+      load(flags);
+      return "";
+    } catch (const Error& e) {
+      return e.what();
+    }
+  }
+
+  const std::filesystem::path path_;
+};
+
+TEST_F(TemplateDirectory, TakesTheTemplateThatComesFirst) {
+  EXPECT_EQ(load()->chat_format, nullptr);
+  write("tokenizer_config.json",
+        R"({"chat_template": "config{{ eos_token }}", "eos_token": "<|im_end|>"})");
+  EXPECT_EQ(prompt(), "config<|im_end|>");
+  write("chat_template.json", R"({"chat_template": "json"})");
+  EXPECT_EQ(prompt(), "json");
+  write("chat_template.jinja", "jinja");
+  EXPECT_EQ(prompt(), "jinja");
+  write("other", "{{ messages[0].content }}");
+  EXPECT_EQ(prompt({.chat_template = path_ / "other"}), "Hi");
+}
+
+TEST_F(TemplateDirectory, TheEndOfATurnIsAStop) {
+  write("tokenizer_config.json", R"({"chat_template": "a", "eos_token": "<|im_end|>"})");
+  const auto text = load();
+  EXPECT_THAT(text->stop_ids, ElementsAre(text->tokenizer.find_special("<|im_end|>").value()));
+}
+
+TEST_F(TemplateDirectory, SaysWhatIsWrongWithATemplate) {
+  EXPECT_THAT(failure({.tool_call_parser = "hermes"}), HasSubstr("has no chat template"));
+  EXPECT_THAT(failure({.chat_template = "/nowhere"}), HasSubstr("/nowhere: cannot be read"));
+  write("chat_template.jinja", "{% if %}");
+  EXPECT_THAT(failure(), HasSubstr("chat_template.jinja: not a template"));
+  write("chat_template.jinja", "{% for i in range(1000000000000) %}x{% endfor %}");
+  EXPECT_THAT(failure(), HasSubstr("chat_template.jinja: the chat template cannot render"));
+  write("chat_template.jinja", "<tool_call> {{ messages }}");
+  EXPECT_EQ(failure({.tool_call_parser = "hermes"}), "");
+  EXPECT_THAT(failure({.tool_call_parser = "qwen3_coder"}), HasSubstr("does not write calls"));
+  EXPECT_THAT(failure({.tool_call_parser = "horse"}), HasSubstr("known are hermes"));
+  EXPECT_THAT(failure({.reasoning_parser = "horse"}), HasSubstr("known are qwen3"));
 }
 
 }  // namespace

@@ -30,10 +30,6 @@ constexpr const char* kSampling = "edit generation_config.json, or set it in eac
 
 constexpr VllmFlag kFlags[] = {
     {"--enable-auto-tool-choice", Takes::kNothing, "*", "tool calls are always recognised"},
-    {"--tool-call-parser", Takes::kValue, "openai gpt-oss",
-     "gpt-oss's calls are always parsed, by Harmony", "the model's own format is the only one"},
-    {"--reasoning-parser", Takes::kValue, "openai_gptoss openai gpt-oss",
-     "reasoning is always told apart, by Harmony", "the model's own format is the only one"},
     {"--tensor-parallel-size", Takes::kValue, "1", kOneDevice, kOneDevice},
     {"--pipeline-parallel-size", Takes::kValue, "1", kOneDevice, kOneDevice},
     {"--data-parallel-size", Takes::kValue, "1", kOneDevice, kOneDevice},
@@ -55,7 +51,6 @@ constexpr VllmFlag kFlags[] = {
     {"--tokenizer", Takes::kValue, "", "the tokenizer.json in MODEL is used"},
     {"--tokenizer-mode", Takes::kValue, "auto", "the tokenizer.json in MODEL is used",
      "the tokenizer.json in MODEL is used"},
-    {"--chat-template", Takes::kValue, "", "the model's own format, Harmony, is built in"},
     {"--generation-config", Takes::kValue, "auto", "sampling defaults are the model's", kSampling},
     {"--override-generation-config", Takes::kValue, "", kSampling},
     {"--hf-overrides", Takes::kValue, "", "edit config.json"},

@@ -18,36 +18,16 @@ std::string today() {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d", &tm)};
 }
 
-bool may_call(const Chat& chat) {
-  return !chat.tools.empty() && chat.options.tool_choice.kind != Kind::kNone;
-}
-
-// The grammars of a chat: that of its answer first, then one for the arguments of each function.
-std::vector<WantedGrammar> wanted_grammars(const ChatRequest& request) {
+std::vector<WantedGrammar> wanted_grammars(const ServedModel& model, const ChatRequest& request) {
+  std::optional<WantedForm> answer;
+  if (request.format) answer = WantedForm{.spec = *request.format, .field = request.format_field};
   std::vector<WantedGrammar> wanted;
-  if (request.format) wanted.push_back({*request.format, request.format_field});
-  if (!may_call(request.chat)) return wanted;
-  for (size_t i = 0; i < request.chat.tools.size(); ++i) {
-    const FunctionTool& tool = request.chat.tools[i];
-    GrammarSpec spec{.kind = GrammarSpec::Kind::kJsonObject};
-    if (!tool.parameters.empty()) {
-      spec = {
-          .kind = GrammarSpec::Kind::kJsonSchema, .text = tool.parameters, .lenient = !tool.strict};
-    }
-    wanted.push_back({.spec = std::move(spec),
-                      .field = "tools[" + std::to_string(i) + "]",
-                      .or_any_object = !tool.strict});
+  for (WantedForm& form : model.chat_format->forms(request.chat, answer)) {
+    wanted.push_back({.spec = std::move(form.spec),
+                      .field = std::move(form.field),
+                      .otherwise = std::move(form.otherwise)});
   }
   return wanted;
-}
-
-void add_grammars(std::vector<Grammar> grammars, PreparedChat& chat) {
-  auto next = grammars.begin();
-  if (chat.request.format) chat.content = *next++;
-  if (!may_call(chat.request.chat)) return;
-  for (const FunctionTool& tool : chat.request.chat.tools) {
-    chat.arguments.insert_or_assign(tool.name, *next++);
-  }
 }
 
 // All but the grammars.
@@ -85,18 +65,22 @@ ChatGeneration::ChatGeneration(const GenerationContext& context, PreparedChat ch
   using Must = HeaderRules::Must;
   const ChatRequest& request = chat_.request;
   options_.start = chat_.prompt.start;
+  options_.in_reasoning = chat_.prompt.in_reasoning;
   if (may_call(request.chat)) {
+    options_.tools = request.chat.tools;
     for (const FunctionTool& tool : request.chat.tools) options_.functions.push_back(tool.name);
   }
   options_.stop = StopStrings(request.stop, request.include_stop_in_output);
   const bool required = request.chat.options.tool_choice.kind == Kind::kRequired;
   options_.must = required ? Must::kCall : request.format ? Must::kAnswer : Must::kNothing;
   options_.stop_ids = request.stop_token_ids;
-  options_.content = chat_.content;
-  options_.arguments = chat_.arguments;
+  options_.end_ids = request.ignore_eos ? std::vector<int32_t>{} : model().stop_ids;
+  options_.named_call = request.chat.options.tool_choice.kind == Kind::kNamed;
+  model().chat_format->take_forms(request.chat, request.format.has_value(),
+                                  std::move(chat_.grammars), options_);
   for (int32_t i = 0; i < request.n; ++i) {
     options_.call_id_seed = random_id("");
-    choices_.emplace_back(ChatStream(*model().harmony, options_));
+    choices_.emplace_back(ChatStream(*model().chat_format, options_));
   }
 }
 
@@ -114,7 +98,7 @@ void ChatGeneration::run() {
     r.cache_salt = request.cache_salt;
     r.priority = request.priority;
     r.deadline = request.deadline;
-    r.watcher = std::make_shared<ChatWatcher>(*model().harmony, options_);
+    r.watcher = model().chat_format->watcher(options_);
   }
   submit(std::move(requests), request.n, request.stream);
 }
@@ -130,9 +114,7 @@ void ChatGeneration::on_output(size_t index, const Output& output) {
     const bool is_end = output.finish == FinishReason::kStop &&
                         !model().tokenizer->is_special(output.id) &&
                         std::find(stop_ids.begin(), stop_ids.end(), output.id) != stop_ids.end();
-    const auto in_content = [&] {
-      return choice.stream.part() == HarmonyPart::kContent && !is_end;
-    };
+    const auto in_content = [&] { return choice.stream.part() == ChatPart::kContent && !is_end; };
     const bool was_content = in_content() && !choice.stream.stopped();
     if (!is_end) step.delta = choice.stream.push(output.id);
     step.is_content = was_content && in_content();
@@ -150,36 +132,38 @@ Usage ChatGeneration::usage() const {
               .has_reasoning = true};
   for (const Choice& choice : choices_) {
     usage.completion_tokens += choice.num_tokens;
-    usage.reasoning_tokens += choice.stream.counts().reasoning_tokens;
+    usage.reasoning_tokens += choice.stream.reasoning_tokens();
   }
   return usage;
 }
 
-Result<HarmonyPrompt> render_chat(const ServedModel& model, Chat chat) {
-  if (!model.harmony) {
-    return Failure{"this model's tokenizer has no chat format that nibble knows (Harmony); " +
-                   std::string("use /v1/completions")};
+Result<ChatPrompt> render_chat(const ServedModel& model, Chat chat) {
+  if (!model.chat_format) {
+    return Failure{
+        "this model has no chat template, and its tokenizer no format that nibble knows: use "
+        "/v1/completions"};
   }
   chat.options.current_date = model.current_date.empty() ? today() : model.current_date;
-  return model.harmony->render(chat);
+  return model.chat_format->render(chat);
 }
 
 void start_chat(const GenerationContext& context, ChatRequest request, const MakeChat& make,
                 std::shared_ptr<HttpReply> reply) {
   auto chat = std::make_shared<PreparedChat>();
   chat->request = std::move(request);
+  chat->request.chat.options.parallel_tool_calls = chat->request.parallel_tool_calls;
   if (const auto error = prepare(context, *chat)) {
     return reply->send(api_error_response(*error, context.style));
   }
   if (reply->gone()) return;
-  auto wanted = wanted_grammars(chat->request);
+  auto wanted = wanted_grammars(context.model, chat->request);
   if (wanted.empty()) return make(context, std::move(*chat), std::move(reply))->run();
   context.grammars.compile(std::move(wanted),
                            [context, chat, make, reply](GrammarService::Answer answer) {
                              if (answer.error)
                                return reply->send(api_error_response(*answer.error, context.style));
                              if (reply->gone()) return;
-                             add_grammars(std::move(answer.grammars), *chat);
+                             chat->grammars = std::move(answer.grammars);
                              make(context, std::move(*chat), reply)->run();
                            });
 }

@@ -17,10 +17,9 @@ namespace nibble::server {
 // What is needed to run a chat, checked and rendered.
 struct PreparedChat {
   ChatRequest request;
-  HarmonyPrompt prompt;
+  ChatPrompt prompt;
   int32_t max_tokens = 0;
-  std::optional<Grammar> content;
-  std::map<std::string, Grammar> arguments;  // by function
+  std::vector<Grammar> grammars;  // of the format's forms
 };
 
 class ChatGeneration : public Generation {
@@ -56,7 +55,7 @@ class ChatGeneration : public Generation {
   Usage usage() const;
 
   const ChatRequest& request() const { return chat_.request; }
-  const HarmonyPrompt& prompt() const { return chat_.prompt; }
+  const ChatPrompt& prompt() const { return chat_.prompt; }
   std::vector<Choice>& choices() { return choices_; }
 
   const std::string fingerprint_;
@@ -86,6 +85,6 @@ void start_chat(const GenerationContext& context, ChatRequest request, const Mak
                 std::shared_ptr<HttpReply> reply);
 
 // The prompt of a chat as the model will see it.
-Result<HarmonyPrompt> render_chat(const ServedModel& model, Chat chat);
+Result<ChatPrompt> render_chat(const ServedModel& model, Chat chat);
 
 }  // namespace nibble::server

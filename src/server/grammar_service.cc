@@ -253,13 +253,13 @@ void GrammarService::end_late_set(Set& set, const std::string& why, Clock::time_
   set.child = nullptr;
 }
 
-// Compiles the set again with any object for all that may be one: half of the time is over.
+// Compiles the set again with what will do instead: half of the time is over.
 void GrammarService::relax(Set& set) {
   if (std::exchange(set.is_relaxed, true)) return;
   bool any = false;
   for (WantedGrammar& one : set.wanted) {
-    if (!one.or_any_object) continue;
-    one.spec = {.kind = GrammarSpec::Kind::kJsonObject};
+    if (!one.otherwise) continue;
+    one.spec = *one.otherwise;
     any = true;
   }
   if (!any) return;

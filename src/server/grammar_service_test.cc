@@ -135,7 +135,7 @@ TEST_F(GrammarServiceTest, WhatCannotBeCompiledIsRefusedByItsName) {
   ASSERT_TRUE(answer.error.has_value());
   EXPECT_EQ(answer.error->param, "tools[1]");
   EXPECT_THAT(answer.error->message, HasSubstr("\"not\""));
-  bad.or_any_object = true;
+  bad.otherwise = GrammarSpec{.kind = GrammarSpec::Kind::kJsonObject};
   EXPECT_EQ(compile({regex("a"), bad}).grammars.size(), 2u);
   EXPECT_TRUE(eventually([&] { return service_->stats().num_requests == 0; }));
   EXPECT_EQ(service_->stats().num_sets, 1u);
@@ -162,7 +162,7 @@ TEST_F(GrammarServiceTest, CompilationsThatHangEndAndOthersPassThem) {
 TEST_F(GrammarServiceTest, AToolWhoseSchemaTakesTooLongIsHeldToAnyObject) {
   serve({.time = milliseconds(2'000)});
   auto tool = endless_schema();
-  tool.or_any_object = true;
+  tool.otherwise = GrammarSpec{.kind = GrammarSpec::Kind::kJsonObject};
   const auto answer = compile({regex("[a-z]{2}"), tool});
   ASSERT_FALSE(answer.error.has_value()) << answer.error->message;
   GrammarRun strict(answer.grammars[0], {kEnd}), any(answer.grammars[1], {kEnd});

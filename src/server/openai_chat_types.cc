@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <mutex>
-
-#include "base/log.h"
 
 namespace nibble::server {
 namespace {
@@ -199,21 +196,13 @@ void read_tool_choice(JsonFields& fields, Chat& chat) {
   }
 }
 
-// What the model's format does not have changes nothing: clients of many models send the fields of
-// all. Their names stay out of the log, since a stranger chose them.
 void read_template_arguments(JsonFields& arguments, const Json& json, Chat& chat) {
   chat.options.model_identity = arguments.string("model_identity", chat.options.model_identity);
-  bool others = false;
-  for (const auto& item : json.items()) {
-    others |= item.key() != "reasoning_effort" && item.key() != "model_identity";
+  Json more = Json::object();
+  for (const auto& [key, value] : json.items()) {
+    if (key != "reasoning_effort" && key != "model_identity") more[key] = value;
   }
-  static std::once_flag told;
-  if (!others) return;
-  std::call_once(told, [] {
-    LOG_WARN(
-        "a request has chat_template_kwargs that this model's format does not know: they change "
-        "nothing (said once)");
-  });
+  if (!more.empty()) chat.options.template_variables = to_text(more);
 }
 
 void read_effort(JsonFields& fields, const char* name, Chat& chat) {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "text/chat/harmony.h"
+#include "text/chat/chat_format.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace nibble::server {
@@ -15,10 +15,10 @@ namespace nibble::server {
 struct ServedModel {
   Engine* engine = nullptr;  // started
   const Tokenizer* tokenizer = nullptr;
-  const Harmony* harmony = nullptr;  // null: a model of plain text, without chats
-  std::vector<std::string> names;    // the first is the one shown
-  std::string root;                  // where it was loaded from
-  SamplingParams defaults;           // of generation_config.json
+  const ChatFormat* chat_format = nullptr;  // null: a model of plain text, without chats
+  std::vector<std::string> names;           // the first is the one shown
+  std::string root;                         // where it was loaded from
+  SamplingParams defaults;                  // of generation_config.json
   std::vector<int32_t> stop_ids;
   std::string current_date;    // "2026-11-21", fixed; "": the day of the request
   int64_t created = 0;         // seconds since 1970

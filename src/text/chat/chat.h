@@ -20,6 +20,23 @@ Result<ReasoningEffort> parse_reasoning_effort(std::string_view name);
 std::string_view role_name(Role role);
 std::string_view reasoning_effort_name(ReasoningEffort effort);
 
+// What a piece of an answer is to the caller.
+enum class ChatPart { kReasoning, kContent, kToolCall };
+
+// What the ids of an answer say, in order. Begin and End alternate.
+struct ChatEvent {
+  enum class Kind {
+    kBegin,  // a part opens
+    kText,   // a piece of it, never empty, whole UTF-8 characters
+    kEnd,    // it closes
+    kStray   // text of no part
+  };
+  Kind kind;
+  ChatPart part = ChatPart::kContent;
+  std::string text = {};
+  std::string function = {};  // kBegin of a kToolCall
+};
+
 struct ToolCall {
   std::string id;
   std::string name;       // without "functions."
@@ -73,7 +90,9 @@ struct ChatOptions {
   std::vector<ToolNamespace> builtin_tools;
   ToolChoice tool_choice;
   std::optional<ResponseFormat> response_format;
-  bool skip_reasoning = false;          // the answer starts in the final channel
+  bool parallel_tool_calls = true;      // of formats that know more than one call an answer
+  bool skip_reasoning = false;          // the answer starts with what the user sees
+  std::string template_variables;       // of chat_template_kwargs: a JSON object, or ""
   bool continue_final_message = false;  // the last message, an assistant's, is unfinished: go on
 };
 

@@ -8,7 +8,7 @@
 namespace nibble {
 namespace {
 
-using Kind = HarmonyEvent::Kind;
+using Kind = ChatEvent::Kind;
 
 constexpr std::string_view kFunctions = "functions.";
 
@@ -28,29 +28,29 @@ void ChatDelta::append(ChatDelta next) {
   tool_calls.insert(tool_calls.end(), next.tool_calls.begin(), next.tool_calls.end());
 }
 
-ChatStream::ChatStream(const Harmony& harmony, ChatStreamOptions options)
-    : parser_(harmony, options.start, std::move(options.functions)),
-      fresh_stops_(std::move(options.stop)),
+ChatStream::ChatStream(const ChatFormat& format, const ChatStreamOptions& options)
+    : parser_(format.parser(options)),
+      fresh_stops_(options.stop),
       stops_(fresh_stops_),
-      call_id_seed_(std::move(options.call_id_seed)),
-      forced_call_(!options.start.header.recipient.empty()) {}
+      call_id_seed_(options.call_id_seed),
+      named_call_(options.named_call || !options.start.header.recipient.empty()) {}
 
 ChatDelta ChatStream::push(int32_t id) {
   ChatDelta delta;
-  parser_.push(id, events_);
+  parser_->push(id, events_);
   add_events(delta);
   return delta;
 }
 
 ChatDelta ChatStream::finish() {
   ChatDelta delta;
-  parser_.finish(events_);
+  parser_->finish(events_);
   add_events(delta);
   return delta;
 }
 
 void ChatStream::add_events(ChatDelta& delta) {
-  for (const HarmonyEvent& event : events_) {
+  for (const ChatEvent& event : events_) {
     if (stopped()) break;
     switch (event.kind) {
       case Kind::kBegin:
@@ -61,7 +61,7 @@ void ChatStream::add_events(ChatDelta& delta) {
         break;
       case Kind::kEnd:
         part_.reset();
-        if (event.part != HarmonyPart::kContent) break;
+        if (event.part != ChatPart::kContent) break;
         add_content(stops_.flush(), delta);
         stops_ = fresh_stops_;  // a stop string does not reach over two messages
         break;
@@ -72,11 +72,11 @@ void ChatStream::add_events(ChatDelta& delta) {
   events_.clear();
 }
 
-void ChatStream::add_begin(const HarmonyEvent& event, ChatDelta& delta) {
+void ChatStream::add_begin(const ChatEvent& event, ChatDelta& delta) {
   part_ = event.part;
   separate_ =
-      event.part == HarmonyPart::kReasoning ? !reply_.reasoning.empty() : !reply_.content.empty();
-  if (event.part != HarmonyPart::kToolCall) return;
+      event.part == ChatPart::kReasoning ? !reply_.reasoning.empty() : !reply_.content.empty();
+  if (event.part != ChatPart::kToolCall) return;
   const size_t index = reply_.tool_calls.size();
   reply_.tool_calls.push_back({.id = "call_" + call_id_seed_ + "_" + std::to_string(index),
                                .name = event.function,
@@ -85,9 +85,9 @@ void ChatStream::add_begin(const HarmonyEvent& event, ChatDelta& delta) {
       {.index = index, .id = reply_.tool_calls.back().id, .name = event.function});
 }
 
-void ChatStream::add_text(const HarmonyEvent& event, ChatDelta& delta) {
-  if (event.part == HarmonyPart::kContent) return add_content(stops_.push(event.text), delta);
-  if (event.part == HarmonyPart::kReasoning) {
+void ChatStream::add_text(const ChatEvent& event, ChatDelta& delta) {
+  if (event.part == ChatPart::kContent) return add_content(stops_.push(event.text), delta);
+  if (event.part == ChatPart::kReasoning) {
     const std::string text = (separate_ ? "\n" : "") + event.text;
     separate_ = false;
     delta.reasoning += text;
@@ -113,7 +113,7 @@ void ChatStream::add_content(std::string text, ChatDelta& delta) {
 std::string_view ChatStream::finish_reason(bool out_of_tokens) const {
   if (stopped()) return "stop";
   if (out_of_tokens) return "length";
-  return reply_.tool_calls.empty() || forced_call_ ? "stop" : "tool_calls";
+  return reply_.tool_calls.empty() || named_call_ ? "stop" : "tool_calls";
 }
 
 ChatWatcher::ChatWatcher(const Harmony& harmony, const ChatStreamOptions& options)
@@ -128,19 +128,19 @@ ChatWatcher::ChatWatcher(const Harmony& harmony, const ChatStreamOptions& option
   if (!options.start.in_content) return;
   const HarmonyHeader& header = options.start.header;
   const bool is_call = header.recipient.starts_with(kFunctions);
-  start_run(is_call ? HarmonyPart::kToolCall : HarmonyPart::kContent, header,
+  start_run(is_call ? ChatPart::kToolCall : ChatPart::kContent, header,
             is_call ? header.recipient.substr(kFunctions.size()) : "");
   state_.entered = true;
 }
 
-void ChatWatcher::start_run(HarmonyPart part, const HarmonyHeader& header,
+void ChatWatcher::start_run(ChatPart part, const HarmonyHeader& header,
                             const std::string& function) {
   state_.run.reset();
   state_.run_length = 0;
   const auto arguments = arguments_.find(function);
-  if (part == HarmonyPart::kToolCall && arguments != arguments_.end()) {
+  if (part == ChatPart::kToolCall && arguments != arguments_.end()) {
     state_.run = run_of(arguments->second, ids_.call);
-  } else if (part == HarmonyPart::kContent && header.channel == "final" && content_) {
+  } else if (part == ChatPart::kContent && header.channel == "final" && content_) {
     state_.run = run_of(*content_, ids_.stop);
   }
   if (state_.run && mask_changed_) state_.run->on_mask(mask_changed_);
@@ -178,13 +178,13 @@ Watch ChatWatcher::accept(int32_t id) {
   std::vector<HarmonyEvent> events;
   state_.parser.push(id, events);
   for (const HarmonyEvent& event : events) {
-    if (event.kind == Kind::kBegin && !std::exchange(state_.entered, false)) {
+    if (event.kind == HarmonyEvent::Kind::kBegin && !std::exchange(state_.entered, false)) {
       start_run(event.part, event.header, event.function);
     }
-    if (event.kind == Kind::kEnd) state_.run.reset();
-    if (event.part != HarmonyPart::kContent) continue;
-    if (event.kind == Kind::kEnd) state_.stops = fresh_stops_;
-    if (event.kind == Kind::kText) state_.stops.push(event.text);
+    if (event.kind == HarmonyEvent::Kind::kEnd) state_.run.reset();
+    if (event.part != ChatPart::kContent) continue;
+    if (event.kind == HarmonyEvent::Kind::kEnd) state_.stops = fresh_stops_;
+    if (event.kind == HarmonyEvent::Kind::kText) state_.stops.push(event.text);
     if (state_.stops.stopped()) return Watch::kStop;
   }
   return Watch::kGoOn;

@@ -16,6 +16,7 @@
 
 #include "base/token_watcher.h"
 #include "text/chat/chat.h"
+#include "text/chat/chat_format.h"
 #include "text/chat/harmony.h"
 #include "text/chat/header_mask.h"
 #include "text/grammar/grammar.h"
@@ -48,7 +49,9 @@ struct ChatReply {
 };
 
 struct ChatStreamOptions {
-  HarmonyStart start;                  // of the HarmonyPrompt
+  HarmonyStart start;                  // of the ChatPrompt
+  bool in_reasoning = false;           // of the ChatPrompt
+  std::vector<FunctionTool> tools;     // that may be called
   std::vector<std::string> functions;  // that may be called: nothing else is a call
   StopStrings stop;                    // they end content, and look at nothing else
 
@@ -56,7 +59,11 @@ struct ChatStreamOptions {
   HeaderRules::Must must = HeaderRules::Must::kNothing;
   std::optional<Grammar> content;            // the final message is of this form
   std::map<std::string, Grammar> arguments;  // by function: so are its arguments
+  std::optional<Grammar> answer;  // of templates: all behind the reasoning is of this form
   std::vector<int32_t> stop_ids;  // of the caller's: within such a form they come at its end only
+  std::vector<int32_t> end_ids;   // of the model: so do these, of templates
+
+  bool named_call = false;  // tool_choice names the function
 
   // The n-th call's id is "call_" + this + "_" + n: unique if this is unique to the answer.
   std::string call_id_seed;
@@ -64,7 +71,7 @@ struct ChatStreamOptions {
 
 class ChatStream {
  public:
-  ChatStream(const Harmony& harmony, ChatStreamOptions options);
+  ChatStream(const ChatFormat& format, const ChatStreamOptions& options);
 
   // The next id of the model, that which ended it (<|return|>, <|call|>) included.
   ChatDelta push(int32_t id);
@@ -76,36 +83,36 @@ class ChatStream {
   int stopped_by() const { return stops_.matched(); }  // its index; -1: none
 
   // What the ids at hand are part of: the open message's, or nothing (a header).
-  std::optional<HarmonyPart> part() const { return part_; }
+  std::optional<ChatPart> part() const { return part_; }
 
   // All deltas so far, joined.
   const ChatReply& reply() const { return reply_; }
   // "tool_calls", "length" (with `out_of_tokens`: max_tokens or the context was used up) or "stop".
   // A call that tool_choice forced by name ends with "stop", as with OpenAI.
   std::string_view finish_reason(bool out_of_tokens) const;
-  const HarmonyCounts& counts() const { return parser_.counts(); }
+  int64_t reasoning_tokens() const { return parser_->reasoning_tokens(); }
 
  private:
   void add_events(ChatDelta& delta);
-  void add_begin(const HarmonyEvent& event, ChatDelta& delta);
-  void add_text(const HarmonyEvent& event, ChatDelta& delta);
+  void add_begin(const ChatEvent& event, ChatDelta& delta);
+  void add_text(const ChatEvent& event, ChatDelta& delta);
   void add_content(std::string text, ChatDelta& delta);
 
-  HarmonyParser parser_;
+  std::unique_ptr<AnswerParser> parser_;
   const StopStrings fresh_stops_;
   StopStrings stops_;
   std::string call_id_seed_;
-  bool forced_call_;
+  bool named_call_;
   bool separate_ = false;  // a newline goes before the next text of this part
-  std::optional<HarmonyPart> part_;
+  std::optional<ChatPart> part_;
   ChatReply reply_;
-  std::vector<HarmonyEvent> events_;
+  std::vector<ChatEvent> events_;
 };
 
-// What the engine needs to know of a chat while it samples. Ends a request as soon as its content
-// holds a stop string; a ChatStream with the same options that is fed the same ids ends its content
-// there. Masks headers that are not well-formed, those of calls to no function of the options, and
-// what the options' constraints forbid.
+// What the engine needs to know of a chat in Harmony while it samples. Ends a request as soon as
+// its content holds a stop string; a ChatStream with the same options that is fed the same ids ends
+// its content there. Masks headers that are not well-formed, those of calls to no function of the
+// options, and what the options' constraints forbid.
 class ChatWatcher : public TokenWatcher {
  public:
   ChatWatcher(const Harmony& harmony, const ChatStreamOptions& options);
@@ -129,7 +136,7 @@ class ChatWatcher : public TokenWatcher {
     bool entered = false;             // its run was started before the parser told of the message
     bool lost = false;                // an id came that was masked: nothing may follow
   };
-  void start_run(HarmonyPart part, const HarmonyHeader& header, const std::string& function);
+  void start_run(ChatPart part, const HarmonyHeader& header, const std::string& function);
   std::shared_ptr<GrammarRun> run_of(const Grammar& grammar, int32_t end_id) const;
 
   const StopStrings fresh_stops_;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "text/chat/harmony_for_test.h"
+#include "text/chat/harmony_format.h"
 
 namespace nibble {
 namespace {
@@ -11,6 +12,11 @@ namespace {
 const Harmony& harmony() {
   static const Harmony harmony(byte_tokenizer());
   return harmony;
+}
+
+const HarmonyFormat& format() {
+  static const HarmonyFormat format(byte_tokenizer());
+  return format;
 }
 
 std::vector<int32_t> ids_of(const std::string& text) {
@@ -28,7 +34,7 @@ struct Fed {
   size_t num_deltas = 0;
 
   explicit Fed(const std::string& text, ChatStreamOptions options = {})
-      : stream(harmony(), std::move(options)) {
+      : stream(format(), options) {
     ChatReply joined;
     const auto add = [&](const ChatDelta& delta) {
       num_deltas += !delta.empty();
@@ -69,7 +75,7 @@ TEST(ChatStream, ReasoningPreambleAndCall) {
   EXPECT_EQ(reply.tool_calls[0].arguments, "{\"a\":1}");
   EXPECT_EQ(fed.stream.finish_reason(false), "tool_calls");
   EXPECT_EQ(fed.stream.finish_reason(true), "length");
-  EXPECT_EQ(fed.stream.counts().reasoning_tokens, 8);
+  EXPECT_EQ(fed.stream.reasoning_tokens(), 8);
   // A delta a byte of text, one that opens the call, none for headers.
   EXPECT_EQ(fed.num_deltas, 8u + 8u + 1u + 7u);
 }

@@ -290,13 +290,13 @@ std::vector<int32_t> Harmony::render(std::span<const HarmonyMessage> messages) c
   return ids;
 }
 
-Result<HarmonyPrompt> Harmony::render(const Chat& chat) const {
+Result<ChatPrompt> Harmony::render(const Chat& chat) const {
   Result<std::vector<HarmonyMessage>> messages = ChatMapping(chat).run();
   if (!messages) return Failure{messages.error()};
   const Result<std::optional<HarmonyMessage>> open = open_message(chat);
   if (!open) return Failure{open.error()};
   if (!*open) {
-    HarmonyPrompt prompt{.ids = render(*messages)};
+    ChatPrompt prompt{.ids = render(*messages)};
     prompt.ids.push_back(ids_.start);
     append_text("assistant", prompt.ids);
     return prompt;
@@ -308,8 +308,8 @@ Result<HarmonyPrompt> Harmony::render(const Chat& chat) const {
       !reasoning.empty()) {
     messages->push_back(assistant("analysis", reasoning));
   }
-  HarmonyPrompt prompt{.ids = render(*messages),
-                       .start = {.in_content = true, .header = prefill.header}};
+  ChatPrompt prompt{.ids = render(*messages),
+                    .start = {.in_content = true, .header = prefill.header}};
   append_open(prefill, prompt.ids);
   return prompt;
 }

@@ -42,9 +42,10 @@ struct HarmonyStart {
   HarmonyHeader header = {};  // with in_content
 };
 
-struct HarmonyPrompt {
+struct ChatPrompt {
   std::vector<int32_t> ids;
   HarmonyStart start = {};
+  bool in_reasoning = false;  // of templates: the prompt's end has opened the reasoning
 };
 
 // Ids of the special tokens.
@@ -65,7 +66,7 @@ class Harmony {
   //    ones developer messages; empty ones are none. Tools are left out under tool_choice none.
   //  - Analysis before the last final message is dropped; behind it (between tool calls) it stays.
   //  - tool_choice naming a function starts the answer inside that call.
-  Result<HarmonyPrompt> render(const Chat& chat) const;
+  Result<ChatPrompt> render(const Chat& chat) const;
 
   // Messages just as given, each with its END.
   std::vector<int32_t> render(std::span<const HarmonyMessage> messages) const;
@@ -85,22 +86,16 @@ class Harmony {
   HarmonyIds ids_;
 };
 
-// What a message of the model is to the caller: by its recipient, then by its channel.
-enum class HarmonyPart {
-  kReasoning,  // analysis
-  kContent,    // final, commentary to nobody, unknown channels, calls to tools that nobody runs
-  kToolCall    // to a function of the caller's
-};
-
+// A message of the model's is, by its recipient, then by its channel:
+//   kReasoning  analysis
+//   kContent    final, commentary to nobody, unknown channels, calls to tools that nobody runs
+//   kToolCall   to a function
 struct HarmonyEvent {
-  enum class Kind {
-    kBegin,  // a message opens; text: its header's text as it stood, special tokens left out
-    kText,   // a piece of it, never empty, whole UTF-8 characters
-    kEnd,    // it closes
-    kStray   // header text with no message behind it: cut off by the end of the sequence, or empty
-  };
+  // kBegin: the text is that of the header as it stood, special tokens left out. kStray: of a
+  // header with no message behind it, cut off by the end of the sequence, or empty.
+  using Kind = ChatEvent::Kind;
   Kind kind;
-  HarmonyPart part = HarmonyPart::kContent;  // kBegin, kText, kEnd
+  ChatPart part = ChatPart::kContent;  // kBegin, kText, kEnd
   std::string text = {};
   HarmonyHeader header = {};  // kBegin
   std::string function = {};  // kBegin of a kToolCall: its name, without "functions."
@@ -164,9 +159,9 @@ class HarmonyParser {
   HarmonyStart start_;
   Detokenizer text_;
   State state_ = State::kHeader;
-  HarmonyHeaderText header_;                  // in kHeader
-  HarmonyPart part_ = HarmonyPart::kContent;  // in kContent
-  bool flawed_ = false;                       // the message at hand is counted as malformed
+  HarmonyHeaderText header_;            // in kHeader
+  ChatPart part_ = ChatPart::kContent;  // in kContent
+  bool flawed_ = false;                 // the message at hand is counted as malformed
   HarmonyCounts counts_;
 };
 

@@ -46,9 +46,9 @@ inline std::string trace(const std::vector<HarmonyEvent>& events) {
   for (const HarmonyEvent& event : events) {
     switch (event.kind) {
       case HarmonyEvent::Kind::kBegin:
-        out += event.part == HarmonyPart::kReasoning ? "reasoning"
-               : event.part == HarmonyPart::kContent ? "content"
-                                                     : "call " + event.function;
+        out += event.part == ChatPart::kReasoning ? "reasoning"
+               : event.part == ChatPart::kContent ? "content"
+                                                  : "call " + event.function;
         out += " [" + event.text + "] ";
         break;
       case HarmonyEvent::Kind::kText:
@@ -94,7 +94,7 @@ inline void check_parse(const Harmony& harmony, const HarmonyStart& start,
   text += plain.flush();
   std::string joined;
   bool open = false;
-  HarmonyPart part = HarmonyPart::kContent;
+  ChatPart part = ChatPart::kContent;
   for (const HarmonyEvent& event : events) {
     joined += event.text;
     CHECK(utf8::valid_prefix(event.text) == event.text.size());
@@ -104,7 +104,7 @@ inline void check_parse(const Harmony& harmony, const HarmonyStart& start,
     CHECK(!inside || event.part == part);
     CHECK(event.kind != HarmonyEvent::Kind::kText || !event.text.empty());
     CHECK(event.kind != HarmonyEvent::Kind::kBegin ||
-          (event.part == HarmonyPart::kToolCall) == !event.function.empty());
+          (event.part == ChatPart::kToolCall) == !event.function.empty());
     if (event.kind == HarmonyEvent::Kind::kBegin) part = event.part;
     open = event.kind == HarmonyEvent::Kind::kBegin || event.kind == HarmonyEvent::Kind::kText;
   }

@@ -86,7 +86,7 @@ TEST(HarmonyGolden, Chats) {
   ASSERT_GE(goldens().at("chats").size(), 25u);
   for (const Json& golden : goldens().at("chats")) {
     SCOPED_TRACE(golden.at("name").get<std::string>());
-    const Result<HarmonyPrompt> prompt = harmony().render(chat_of(golden.at("chat")));
+    const Result<ChatPrompt> prompt = harmony().render(chat_of(golden.at("chat")));
     ASSERT_TRUE(prompt.ok()) << prompt.error();
     const auto expected = golden.at("ids").get<std::vector<int32_t>>();
     EXPECT_EQ(prompt.value().ids, expected)

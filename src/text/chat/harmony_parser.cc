@@ -73,9 +73,9 @@ void HarmonyParser::begin(HarmonyHeader header, std::string text,
                           std::vector<HarmonyEvent>& events) {
   std::string function = called_function(header);
   const bool nobody = is_party(header.recipient);
-  part_ = !function.empty()                        ? HarmonyPart::kToolCall
-          : nobody && header.channel == "analysis" ? HarmonyPart::kReasoning
-                                                   : HarmonyPart::kContent;
+  part_ = !function.empty()                        ? ChatPart::kToolCall
+          : nobody && header.channel == "analysis" ? ChatPart::kReasoning
+                                                   : ChatPart::kContent;
   state_ = State::kContent;
   events.push_back({.kind = HarmonyEvent::Kind::kBegin,
                     .part = part_,
@@ -150,7 +150,7 @@ void HarmonyParser::push(int32_t id, std::vector<HarmonyEvent>& events) {
     }
   } else if (!tokenizer_.is_special(id)) {
     if (state_ == State::kContent) {
-      counts_.reasoning_tokens += part_ == HarmonyPart::kReasoning;
+      counts_.reasoning_tokens += part_ == ChatPart::kReasoning;
       add_text(text_.push(id), events);
     } else {
       add_header_text(text_.push(id), events);

@@ -37,13 +37,13 @@ Chat chat_of(std::vector<ChatMessage> messages) {
 }
 
 // The prompt as text, from the first message of role user or assistant on.
-std::string tail(const Result<HarmonyPrompt>& prompt) {
+std::string tail(const Result<ChatPrompt>& prompt) {
   const std::string text = o200k().decode(prompt.value().ids);
   return text.substr(std::min(text.find("<|start|>user"), text.find("<|start|>assistant")));
 }
 
 std::string error(const Chat& chat) {
-  const Result<HarmonyPrompt> prompt = harmony().render(chat);
+  const Result<ChatPrompt> prompt = harmony().render(chat);
   return prompt.ok() ? "no error" : prompt.error();
 }
 

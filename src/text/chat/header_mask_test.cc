@@ -114,7 +114,7 @@ void walk(const Harmony& harmony, HeaderRules::Must must, uint32_t seed) {
   ASSERT_TRUE(ended) << trace(events);
   EXPECT_LE(parser.counts().malformed, 1) << trace(events);
   const bool has_call = std::any_of(events.begin(), events.end(), [](const HarmonyEvent& event) {
-    return event.part == HarmonyPart::kToolCall;
+    return event.part == ChatPart::kToolCall;
   });
   const bool has_final = std::any_of(events.begin(), events.end(), [](const HarmonyEvent& event) {
     return event.header.channel == "final";

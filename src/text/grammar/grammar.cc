@@ -194,6 +194,8 @@ xgrammar::CompiledGrammar compile_with(xgrammar::GrammarCompiler& compiler,
       return compiler.CompileGrammar(choice_rules(spec.choices));
     case GrammarSpec::Kind::kEbnf:
       return compiler.CompileGrammar(spec.text);
+    case GrammarSpec::Kind::kStructuralTag:
+      return compiler.CompileStructuralTag(spec.text);
   }
   CHECK(false);
 }
@@ -251,7 +253,9 @@ Result<bool> GrammarCompiler::check_size(const GrammarSpec& spec) {
   if (has_groups && nesting_of(spec.text) > kMaxNesting) {
     return Failure{"has groups nested deeper than " + std::to_string(kMaxNesting)};
   }
-  if (spec.kind == GrammarSpec::Kind::kJsonSchema && json_nesting_of(spec.text) > kMaxNesting) {
+  const bool is_json =
+      spec.kind == GrammarSpec::Kind::kJsonSchema || spec.kind == GrammarSpec::Kind::kStructuralTag;
+  if (is_json && json_nesting_of(spec.text) > kMaxNesting) {
     return Failure{"is nested deeper than " + std::to_string(kMaxNesting) + " levels"};
   }
   const auto at_most = [](size_t size, size_t limit, const char* what) -> Result<bool> {
@@ -263,6 +267,7 @@ Result<bool> GrammarCompiler::check_size(const GrammarSpec& spec) {
     case GrammarSpec::Kind::kJsonObject:
       return true;
     case GrammarSpec::Kind::kJsonSchema:
+    case GrammarSpec::Kind::kStructuralTag:
       return at_most(spec.text.size(), kMaxSchemaBytes, "bytes");
     case GrammarSpec::Kind::kRegex:
       return at_most(spec.text.size(), kMaxPatternBytes, "bytes");

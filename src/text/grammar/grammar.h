@@ -18,11 +18,13 @@ namespace nibble {
 // What a caller wants a text to be.
 struct GrammarSpec {
   enum class Kind {
-    kJsonObject,  // any JSON object
-    kJsonSchema,  // text: a JSON Schema
-    kRegex,       // text: a regular expression, of the whole text
-    kChoice,      // one of `choices`
-    kEbnf         // text: rules in xgrammar's EBNF, from "root" on
+    kJsonObject,    // any JSON object
+    kJsonSchema,    // text: a JSON Schema
+    kRegex,         // text: a regular expression, of the whole text
+    kChoice,        // one of `choices`
+    kEbnf,          // text: rules in xgrammar's EBNF, from "root" on
+    kStructuralTag  // text: xgrammar's structural tag, of JSON, schemas and literals; not a
+                    // caller's
   };
   Kind kind = Kind::kJsonObject;
   std::string text = {};

@@ -31,16 +31,30 @@ GrammarVocabulary read_vocabulary(GrammarReader in) {
   return vocabulary;
 }
 
+void write(GrammarWriter& out, const GrammarSpec& spec) {
+  out.put(spec.kind);
+  out.put(spec.lenient);
+  out.put(spec.text);
+  out.put(static_cast<uint32_t>(spec.choices.size()));
+  for (const std::string& choice : spec.choices) out.put(choice);
+}
+
+GrammarSpec read_spec(GrammarReader& in) {
+  GrammarSpec spec;
+  spec.kind = in.get<GrammarSpec::Kind>();
+  spec.lenient = in.get<bool>();
+  spec.text = in.text();
+  spec.choices.resize(in.get<uint32_t>());
+  for (std::string& choice : spec.choices) choice = in.text();
+  return spec;
+}
+
 std::vector<WantedGrammar> read_wanted(GrammarReader in) {
   std::vector<WantedGrammar> wanted(in.get<uint32_t>());
   for (WantedGrammar& one : wanted) {
-    one.spec.kind = in.get<GrammarSpec::Kind>();
-    one.spec.lenient = in.get<bool>();
-    one.or_any_object = in.get<bool>();
     one.field = in.text();
-    one.spec.text = in.text();
-    one.spec.choices.resize(in.get<uint32_t>());
-    for (std::string& choice : one.spec.choices) choice = in.text();
+    one.spec = read_spec(in);
+    if (in.get<bool>()) one.otherwise = read_spec(in);
   }
   return wanted;
 }
@@ -212,10 +226,10 @@ void GrammarProcess::compile(const std::vector<WantedGrammar>& wanted) {
   std::string notes;
   for (const WantedGrammar& one : wanted) {
     Result<Grammar> grammar = compiler_->compile(one.spec);
-    if (!grammar && one.or_any_object) {
+    if (!grammar && one.otherwise) {
       notes += one.field + ": its arguments are held to JSON, not to its schema, which " +
                grammar.error() + "; ";
-      grammar = compiler_->compile({.kind = GrammarSpec::Kind::kJsonObject});
+      grammar = compiler_->compile(*one.otherwise);
     }
     if (!grammar) {
       const auto index = static_cast<int64_t>(grammars_.size());
@@ -264,13 +278,10 @@ std::string to_bytes(const std::vector<WantedGrammar>& wanted) {
   GrammarWriter out;
   out.put(static_cast<uint32_t>(wanted.size()));
   for (const WantedGrammar& one : wanted) {
-    out.put(one.spec.kind);
-    out.put(one.spec.lenient);
-    out.put(one.or_any_object);
     out.put(one.field);
-    out.put(one.spec.text);
-    out.put(static_cast<uint32_t>(one.spec.choices.size()));
-    for (const std::string& choice : one.spec.choices) out.put(choice);
+    write(out, one.spec);
+    out.put(one.otherwise.has_value());
+    if (one.otherwise) write(out, *one.otherwise);
   }
   return out.take();
 }

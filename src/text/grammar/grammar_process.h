@@ -11,6 +11,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,9 +22,9 @@ namespace nibble {
 struct WantedGrammar {
   GrammarSpec spec;
   std::string field = {};  // of the request, for errors
-  // Where the schema cannot be compiled, or not in time, any JSON object will do: OpenAI's tools
-  // without "strict" promise no more.
-  bool or_any_object = false;
+  // Where the schema cannot be compiled, or not in time, this will do: OpenAI's tools without
+  // "strict" promise no more than JSON.
+  std::optional<GrammarSpec> otherwise = {};
 };
 
 std::string to_bytes(const GrammarVocabulary& vocabulary);

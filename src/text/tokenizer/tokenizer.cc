@@ -16,7 +16,7 @@ namespace {
 // One call of encode(): each stage cuts the text smaller and hands the pieces to the next.
 class Encoding {
  public:
-  Encoding(const TokenizerTables& tables, EncodeScratch& scratch, bool specials,
+  Encoding(const TokenizerTables& tables, EncodeScratch& scratch, Specials specials,
            std::vector<int32_t>& ids)
       : t_(tables), s_(scratch), specials_(specials), ids_(ids) {}
 
@@ -28,8 +28,10 @@ class Encoding {
   template <typename Next>
   void cut_at_added(const AddedTokens& added, std::string_view text, Next next) {
     size_t from = 0;
-    const bool may_be_there = !added.empty() && (specials_ || !added.all_special());
-    for (AddedTokens::Match m; may_be_there && added.find(text, from, specials_, s_.match, m);) {
+    const bool all = specials_ == Specials::kRecognize;
+    const bool may_be_there =
+        !added.empty() && (all || (specials_ == Specials::kAsText && !added.all_special()));
+    for (AddedTokens::Match m; may_be_there && added.find(text, from, all, s_.match, m);) {
       if (m.begin > from) next(text.substr(from, m.begin - from));
       ids_.push_back(m.id);
       from = m.end;
@@ -113,7 +115,7 @@ class Encoding {
 
   const TokenizerTables& t_;
   EncodeScratch& s_;
-  const bool specials_;
+  const Specials specials_;
   std::vector<int32_t>& ids_;
 };
 
@@ -151,7 +153,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, Specials specials)
   if (text.empty()) return ids;
   ids.reserve(text.size() / 4 + 8);
   auto scratch = tables_->scratches.take();
-  Encoding(*tables_, *scratch, specials == Specials::kRecognize, ids).run(text);
+  Encoding(*tables_, *scratch, specials, ids).run(text);
   tables_->scratches.give_back(std::move(scratch));
   return ids;
 }
@@ -181,6 +183,18 @@ int32_t Tokenizer::find_text(std::string_view bytes) const {
 bool Tokenizer::decodable(int32_t id) const { return tables_->vocabulary.has(id); }
 
 bool Tokenizer::is_special(int32_t id) const { return decodable(id) && tables_->special[id]; }
+
+std::optional<Tokenizer::Added> Tokenizer::find_added(std::string_view text) const {
+  auto scratch = tables_->scratches.take();
+  AddedTokens::Match match;
+  std::optional<Added> first;
+  for (const AddedTokens* added : {&tables_->added_raw, &tables_->added_normalized}) {
+    if (added->empty() || !added->find(text, 0, true, scratch->match, match)) continue;
+    if (!first || match.begin < first->begin) first = Added{match.begin, match.end, match.id};
+  }
+  tables_->scratches.give_back(std::move(scratch));
+  return first;
+}
 
 std::optional<int32_t> Tokenizer::find_special(std::string_view content) const {
   const auto it = tables_->added_ids.find(std::string(content));

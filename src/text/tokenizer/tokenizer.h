@@ -16,7 +16,8 @@ namespace nibble {
 struct TokenizerTables;
 
 // Whether special tokens that are spelled out in the text become their ids. User text: never.
-enum class Specials { kAsText, kRecognize };
+// kNone: no added token does, not even one that is not special.
+enum class Specials { kAsText, kRecognize, kNone };
 
 // Immutable and shared: a copy is a pointer, and any number of threads may call it at once.
 class Tokenizer {
@@ -46,6 +47,12 @@ class Tokenizer {
   bool decodable(int32_t id) const;
   // Whether the file marks the id as special.
   bool is_special(int32_t id) const;
+  // An added token, special or not, in a text: the first, with the blanks that it takes along.
+  struct Added {
+    size_t begin, end;
+    int32_t id;
+  };
+  std::optional<Added> find_added(std::string_view text) const;
   // The id of the added token (special or not) of this content, say "<|end|>".
   std::optional<int32_t> find_special(std::string_view content) const;
   // The highest id + 1. A model's logits may have more rows; those are undecodable.

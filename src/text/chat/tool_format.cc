@@ -1,0 +1,197 @@
+#include "text/chat/tool_format.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "text/chat/chat_format.h"
+
+namespace nibble {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+template <typename T, size_t N>
+Result<T> find_name(const std::array<std::pair<std::string_view, T>, N>& known,
+                    std::string_view name, const char* what) {
+  std::string list;
+  for (const auto& [one, value] : known) {
+    if (one == name) return value;
+    list.append(list.empty() ? "" : ", ").append(one);
+  }
+  return Failure{std::string(what) + " '" + std::string(name) + "' is not known; known are " +
+                 list};
+}
+
+Json schema_of(const FunctionTool& tool, bool any_schema) {
+  Json schema =
+      any_schema || tool.parameters.empty() ? Json() : Json::parse(tool.parameters, nullptr, false);
+  if (!schema.is_object()) schema = {{"type", "object"}};
+  return schema;
+}
+
+// One call, as a tag of xgrammar's structural tags.
+Json call_tag(const FunctionTool& tool, ToolFormat format, bool any_schema) {
+  const Json schema = schema_of(tool, any_schema);
+  const std::string name = Json(tool.name).dump();
+  std::string begin, end;
+  Json content = {{"type", "json_schema"}, {"json_schema", schema}};
+  switch (format) {
+    case ToolFormat::kHermes:
+      begin = "<tool_call>\n{\"name\": " + name + ", \"arguments\": ";
+      end = "}\n</tool_call>";
+      break;
+    case ToolFormat::kQwen3Coder:
+      begin = "<tool_call>\n<function=" + tool.name + ">\n";
+      end = "\n</function>\n</tool_call>";
+      content["type"] = "qwen_xml_parameter";
+      break;
+    case ToolFormat::kLlama3Json:
+      begin = "{\"name\": " + name + ", \"parameters\": ";
+      end = "}";
+      break;
+    case ToolFormat::kNone:
+      break;
+  }
+  return {{"type", "tag"}, {"begin", begin}, {"content", std::move(content)}, {"end", end}};
+}
+
+Json format_of(const GrammarSpec& spec) {
+  switch (spec.kind) {
+    case GrammarSpec::Kind::kJsonSchema:
+      return {{"type", "json_schema"}, {"json_schema", Json::parse(spec.text, nullptr, false)}};
+    case GrammarSpec::Kind::kRegex:
+      return {{"type", "regex"}, {"pattern", spec.text}};
+    case GrammarSpec::Kind::kEbnf:
+      return {{"type", "grammar"}, {"grammar", spec.text}};
+    case GrammarSpec::Kind::kChoice: {
+      Json choices = Json::array();
+      for (const std::string& text : spec.choices)
+        choices.push_back({{"type", "const_string"}, {"value", text}});
+      return {{"type", "or"}, {"elements", std::move(choices)}};
+    }
+    case GrammarSpec::Kind::kJsonObject:
+    case GrammarSpec::Kind::kStructuralTag:
+      break;
+  }
+  return {{"type", "json_schema"}, {"json_schema", {{"type", "object"}}}};
+}
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  std::transform(out.begin(), out.end(), out.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return out;
+}
+
+}  // namespace
+
+Result<ToolFormat> parse_tool_format(std::string_view name) {
+  static constexpr std::array<std::pair<std::string_view, ToolFormat>, 6> kKnown = {
+      {{"hermes", ToolFormat::kHermes},
+       {"qwen3_coder", ToolFormat::kQwen3Coder},
+       {"qwen3_xml", ToolFormat::kQwen3Coder},
+       {"llama3_json", ToolFormat::kLlama3Json},
+       {"llama4_json", ToolFormat::kLlama3Json},
+       {"none", ToolFormat::kNone}}};
+  return find_name(kKnown, name, "tool format");
+}
+
+Result<bool> parse_reasoning_format(std::string_view name) {
+  static constexpr std::array<std::pair<std::string_view, bool>, 4> kKnown = {
+      {{"qwen3", true}, {"deepseek_r1", true}, {"nemotron_v3", true}, {"none", false}}};
+  return find_name(kKnown, name, "reasoning format");
+}
+
+bool template_has(std::string_view source, ToolFormat format) {
+  const auto has = [&](std::string_view text) { return source.find(text) != source.npos; };
+  switch (format) {
+    case ToolFormat::kHermes:
+      return has("<tool_call>") && !has("<function=");
+    case ToolFormat::kQwen3Coder:
+      return has("<function=");
+    case ToolFormat::kLlama3Json:
+      return has("\"parameters\": ") && has("ipython");
+    case ToolFormat::kNone:
+      break;
+  }
+  return true;
+}
+
+AnswerMarkup markup_of_template(std::string_view source) {
+  AnswerMarkup markup{.think = source.find("</think>") != source.npos};
+  for (const ToolFormat format :
+       {ToolFormat::kQwen3Coder, ToolFormat::kHermes, ToolFormat::kLlama3Json}) {
+    if (!template_has(source, format)) continue;
+    markup.tools = format;
+    break;
+  }
+  return markup;
+}
+
+std::optional<GrammarSpec> answer_grammar(const Chat& chat, ToolFormat format,
+                                          const std::optional<GrammarSpec>& answer,
+                                          bool any_schema) {
+  using Kind = ToolChoice::Kind;
+  const ToolChoice& choice = chat.options.tool_choice;
+  if (!may_call(chat) || format == ToolFormat::kNone) return answer;
+  const bool forced = choice.kind == Kind::kRequired || choice.kind == Kind::kNamed;
+  // JSON without a tag around may be content too.
+  if (format == ToolFormat::kLlama3Json && !forced && !answer) return std::nullopt;
+  Json tags = Json::array();
+  bool lenient = true;
+  for (const FunctionTool& tool : chat.tools) {
+    if (choice.kind == Kind::kNamed && tool.name != choice.name) continue;
+    tags.push_back(call_tag(tool, format, any_schema));
+    lenient = lenient && !tool.strict;
+  }
+  const bool one = !chat.options.parallel_tool_calls || choice.kind == Kind::kNamed;
+  Json form;
+  if (forced || answer) {
+    form = {{"type", "tags_with_separator"},
+            {"tags", std::move(tags)},
+            {"separator", format == ToolFormat::kLlama3Json ? "; " : "\n"},
+            {"at_least_one", true},
+            {"stop_after_first", one}};
+    if (answer && !forced) {
+      form = {{"type", "or"}, {"elements", Json::array({std::move(form), format_of(*answer)})}};
+    }
+  } else {
+    form = {{"type", "triggered_tags"},
+            {"triggers", Json::array({"<tool_call>"})},
+            {"tags", std::move(tags)},
+            {"at_least_one", false},
+            {"stop_after_first", one}};
+  }
+  return GrammarSpec{.kind = GrammarSpec::Kind::kStructuralTag,
+                     .text = Json{{"type", "structural_tag"}, {"format", std::move(form)}}.dump(),
+                     .lenient = lenient};
+}
+
+std::string typed_parameter(const FunctionTool* tool, const std::string& name, std::string text) {
+  if (lower(text) == "null") return "null";
+  const Json schema =
+      tool == nullptr ? Json() : Json::parse(tool->parameters, nullptr, /*allow_exceptions=*/false);
+  const Json properties = schema.is_object() ? schema.value("properties", Json()) : Json();
+  const Json property = properties.is_object() ? properties.value(name, Json()) : Json();
+  const Json as_string = text;
+  const std::string quoted = as_string.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (!property.is_object()) return quoted;
+  const Json type = property.value("type", Json());
+  const Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!type.is_string()) {  // anyOf, a list of types: what reads as JSON is JSON
+    const bool open = property.contains("anyOf") || property.contains("oneOf") || type.is_array();
+    return open && !value.is_discarded() ? value.dump() : quoted;
+  }
+  if (type == "integer" && value.is_number_integer()) return value.dump();
+  if (type == "number" && value.is_number()) return value.dump();
+  if (type == "boolean") return lower(text) == "true" ? "true" : "false";
+  if ((type == "object" && value.is_object()) || (type == "array" && value.is_array())) {
+    return value.dump();
+  }
+  return quoted;
+}
+
+}  // namespace nibble
