@@ -485,7 +485,7 @@ class PageTest(unittest.IsolatedAsyncioTestCase):
         await self.assert_fits()
         self.assertEqual(await self.small_targets(), [])
         await tab.click("#open-sidebar")
-        self.assertTrue(await tab.run("document.getElementById('content').inert"))
+        await tab.wait("document.getElementById('content').inert")
         self.assertEqual(await self.small_targets(), [])
         await tab.click("#settings")
         self.assertEqual(await self.small_targets(), [])
@@ -494,7 +494,7 @@ class PageTest(unittest.IsolatedAsyncioTestCase):
         self.assertEqual(await self.small_targets(), [])
         await tab.key("Escape", 27)
         await tab.click("#conversations .conversation")
-        self.assertFalse(await tab.run("document.getElementById('content').inert"))  # the drawer has closed
+        await tab.wait("!document.getElementById('content').inert")  # the drawer has closed
 
     async def test_names_for_screen_readers(self):
         tab = self.tab
