@@ -349,6 +349,8 @@ class PageTest(unittest.IsolatedAsyncioTestCase):
         await tab.click("#new")
         await tab.ask("other")
         go_on.set()
+        await tab.wait("document.querySelector('.conversation.busy') === null")
+        await asyncio.sleep(0.3)  # the list is drawn again, and a press on what goes is lost
         await tab.click(".conversation[title^=slow]")
         await tab.wait("document.getElementById('chat').innerText.includes('begun and ended')")
 
@@ -493,6 +495,7 @@ class PageTest(unittest.IsolatedAsyncioTestCase):
         await tab.click("#conversations .icon")
         self.assertEqual(await self.small_targets(), [])
         await tab.key("Escape", 27)
+        await asyncio.sleep(0.3)  # the list is drawn again, and a press on what goes is lost
         await tab.click("#conversations .conversation")
         await tab.wait("!document.getElementById('content').inert")  # the drawer has closed
 
