@@ -75,7 +75,8 @@ TEST_F(ServerTemplateTest, CallsInEveryToolFormat) {
             arguments += call["function"]["arguments"].get<std::string>();
           }
         }
-        EXPECT_EQ(arguments, first["message"]["tool_calls"][0]["function"]["arguments"]) << name;
+        EXPECT_EQ(json(arguments), first["message"]["tool_calls"][0]["function"]["arguments"])
+            << name;
       }
     }
     server_->drain(std::chrono::milliseconds(0));

@@ -16,12 +16,14 @@ struct DenseLayer {
 constexpr DenseLayer kDenseLayers[] = {
     {"qkv", &DenseFormats::qkv}, {"o", &DenseFormats::out}, {"lm_head", &DenseFormats::unembed}};
 
-constexpr Format kDenseFormats[] = {Format::kBF16, Format::kMxfp8, Format::kMxfp4};  // ever smaller
+// Ever smaller, but for nvfp4, which is for its own sake.
+constexpr Format kDenseFormats[] = {Format::kBF16, Format::kMxfp8, Format::kMxfp4, Format::kNvfp4};
 
 Format dense_format(const std::string& name) {
   for (const Format format : kDenseFormats)
     if (format_name(format) == name) return format;
-  throw Error(ErrorKind::kUsage, "--dense-format " + name + ": expected bf16, mxfp8 or mxfp4");
+  throw Error(ErrorKind::kUsage,
+              "--dense-format " + name + ": expected bf16, mxfp8, mxfp4 or nvfp4");
 }
 
 // Kernels made for it, not those that take everything.
@@ -39,10 +41,11 @@ bool has_kernels(const ops::Ctx& cx, const std::string& model, const DenseFormat
 
 void add_dense_flags(CLI::App& command, DenseFlags& flags, const std::string& group) {
   command
-      .add_option("--dense-format", flags.dense_format,
-                  "of attention's and the head's matrices: bf16, mxfp8 or mxfp4, encoded on load")
+      .add_option(
+          "--dense-format", flags.dense_format,
+          "of attention's and the head's matrices: bf16, mxfp8, mxfp4 or nvfp4, encoded on load")
       ->capture_default_str()
-      ->check(CLI::IsMember({"bf16", "mxfp8", "mxfp4"}))
+      ->check(CLI::IsMember({"bf16", "mxfp8", "mxfp4", "nvfp4"}))
       ->group(group);
   command
       .add_option("--mxfp4-layers", flags.mxfp4_layers,

@@ -1,5 +1,6 @@
 #include "formats/encode.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -7,15 +8,22 @@
 #include "formats/bf16.h"
 #include "formats/mxfp4.h"
 #include "formats/mxfp8.h"
+#include "formats/nvfp4.h"
 
 namespace nibble {
 namespace {
 
-constexpr int kBlock = 32;
+constexpr int kMostBlockElems = 32;
 
 // Encodes one block to `codes` and `scale`; `decoded` gets what they stand for.
-void encode_block(Format to, const float* values, uint8_t* codes, uint8_t* scale, float* decoded) {
-  if (to == Format::kMxfp4) {
+void encode_block(Format to, const float* values, float row_scale, uint8_t* codes, uint8_t* scale,
+                  float* decoded) {
+  if (to == Format::kNvfp4) {
+    const Nvfp4Block block = nvfp4_encode(values, row_scale);
+    std::memcpy(codes, &block.codes, sizeof(block.codes));
+    *scale = block.scale;
+    nvfp4_decode(block.codes, block.scale, row_scale, decoded);
+  } else if (to == Format::kMxfp4) {
     const Mxfp4Block block = mxfp4_encode(values);
     std::memcpy(codes, &block.codes, sizeof(block.codes));
     *scale = block.scale;
@@ -28,10 +36,10 @@ void encode_block(Format to, const float* values, uint8_t* codes, uint8_t* scale
   }
 }
 
-void count(const float* values, const float* decoded, EncodeLoss& loss) {
+void count(const float* values, const float* decoded, int block, EncodeLoss& loss) {
   double error = 0, sum = 0;
   int nonzero = 0, kept = 0;
-  for (int i = 0; i < kBlock; ++i) {
+  for (int i = 0; i < block; ++i) {
     const double value = values[i], off = value - decoded[i];
     error += off * off;
     sum += value * value;
@@ -56,27 +64,36 @@ EncodeLoss& EncodeLoss::operator+=(const EncodeLoss& other) {
 }
 
 const char* refuse_encode(Format to, int64_t cols) {
-  if (to != Format::kMxfp4 && to != Format::kMxfp8) return "there is no encoder to this format";
-  if (cols % kBlock != 0) return "its columns are not a multiple of 32";
-  return nullptr;
+  if (to != Format::kMxfp4 && to != Format::kMxfp8 && to != Format::kNvfp4)
+    return "there is no encoder to this format";
+  if (cols % format_row(to).block_elems == 0) return nullptr;
+  return to == Format::kNvfp4 ? "its columns are not a multiple of 16"
+                              : "its columns are not a multiple of 32";
 }
 
 std::optional<EncodeLoss> encode_rows(Format to, int64_t rows, int64_t cols, const uint16_t* bf16,
                                       const RowBytes& out) {
   CHECK(refuse_encode(to, cols) == nullptr);
-  const int code_bytes = format_row(to).code_bytes;
+  const FormatRow& format = format_row(to);
+  const int64_t blocks = cols / format.block_elems;
   EncodeLoss loss;
-  for (int64_t b = 0; b < rows * cols / kBlock; ++b) {
-    float values[kBlock], decoded[kBlock];
-    bool finite = true;
-    for (int i = 0; i < kBlock; ++i) {
-      const uint16_t bits = bf16[b * kBlock + i];
-      finite &= (bits & 0x7f80) != 0x7f80;
-      values[i] = bf16_to_float(bits);
+  for (int64_t r = 0; r < rows; ++r, bf16 += cols) {
+    float largest = 0;
+    for (int64_t k = 0; k < cols; ++k) {
+      if ((bf16[k] & 0x7f80) == 0x7f80) return std::nullopt;
+      largest = std::max(largest, std::fabs(bf16_to_float(bf16[k])));
     }
-    if (!finite) return std::nullopt;
-    encode_block(to, values, out.codes + b * code_bytes, out.scales + b, decoded);
-    count(values, decoded, loss);
+    const float row_scale = format.row_scales ? nvfp4_row_scale(largest) : 1;
+    if (format.row_scales) out.row_scales[r] = row_scale;
+    for (int64_t b = 0; b < blocks; ++b) {
+      float values[kMostBlockElems], decoded[kMostBlockElems];
+      for (int i = 0; i < format.block_elems; ++i)
+        values[i] = bf16_to_float(bf16[b * format.block_elems + i]);
+      const int64_t at = r * blocks + b;
+      encode_block(to, values, row_scale, out.codes + at * format.code_bytes, out.scales + at,
+                   decoded);
+      count(values, decoded, format.block_elems, loss);
+    }
   }
   return loss;
 }

@@ -28,8 +28,9 @@ struct EncodeLoss {
 // Whether rows of `cols` bf16 elements can be encoded so: nullptr, or why not.
 const char* refuse_encode(Format to, int64_t cols);
 
-// `rows` rows of `cols` elements to kMxfp4 or kMxfp8 in Layout::kRows, each block with least
-// squared error: the same bytes however rows are split. nullopt where a value is infinite or NaN.
+// `rows` rows of `cols` elements to kMxfp4, kMxfp8 or kNvfp4 in Layout::kRows, each block with
+// least squared error: the same bytes however rows are split. nullopt where a value is infinite or
+// NaN.
 std::optional<EncodeLoss> encode_rows(Format to, int64_t rows, int64_t cols, const uint16_t* bf16,
                                       const RowBytes& out);
 

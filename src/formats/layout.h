@@ -56,17 +56,20 @@ const char* refuse_layout(Layout layout, Format format, int64_t rows, int64_t co
 constexpr int64_t row_code_bytes(Format format, Layout layout, int64_t cols) {
   const FormatRow& f = format_row(format);
   const int within = layout_row(layout).scales_within ? f.scale_bytes : 0;
-  return cols / f.block_elems * (f.code_bytes + within);
+  return cols * (f.code_bytes + within) / f.block_elems;
 }
 constexpr int64_t row_scale_bytes(Format format, Layout layout, int64_t cols) {
   const FormatRow& f = format_row(format);
-  return layout_row(layout).scales_within ? 0 : cols / f.block_elems * f.scale_bytes;
+  return layout_row(layout).scales_within
+             ? 0
+             : (cols + f.block_elems - 1) / f.block_elems * f.scale_bytes;
 }
 
 // The bytes of some rows, the first of them the first of a group.
 struct RowBytes {
   uint8_t* codes = nullptr;
-  uint8_t* scales = nullptr;  // nullptr where the layout has no second array
+  uint8_t* scales = nullptr;    // nullptr where the layout has no second array
+  float* row_scales = nullptr;  // nullptr where the format has none
 };
 
 struct ConstRowBytes {

@@ -58,7 +58,8 @@ std::vector<cpu::Isa> isas_here() {
 
 const std::vector<ActFormat> kActivations = {ActFormat::kFloat, ActFormat::kBF16, ActFormat::kInt8,
                                              ActFormat::kInt8Row};
-const std::vector<Format> kDenseFormats = {Format::kBF16, Format::kMxfp8, Format::kMxfp4};
+const std::vector<Format> kDenseFormats = {Format::kBF16, Format::kMxfp8, Format::kMxfp4,
+                                           Format::kNvfp4};
 
 // Sizes whose remainders by 16, 32 and 64 are all there are.
 const std::vector<int64_t> kHidden = {32, 64, 96, 128, 160}, kWidth = {32, 64, 96, 128, 224};

@@ -162,7 +162,9 @@ const char* refuse_int8_row(Format format, int64_t rows, int64_t cols,
 // The general CUDA rows of products (ops/gpu_matmul/product_any.cuh): any shape.
 inline const char* refuse_any_product(Format format, const KernelOptions& options) {
   if (const char* reason = refuse_cpu(options)) return reason;
-  return format == Format::kF32 ? "weights are f32" : nullptr;
+  const bool decodes =
+      format == Format::kBF16 || format == Format::kMxfp4 || format == Format::kMxfp8;
+  return decodes ? nullptr : "weights are neither bf16 nor mxfp4 nor mxfp8";
 }
 
 // The wgmma products of many rows (ops/gpu_matmul/gemm_sm90.cuh), as a row of a table that reads

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <random>
 #include <span>
 #include <string>
@@ -13,6 +14,7 @@
 #include "cpu/thread_pool.h"
 #include "formats/bf16.h"
 #include "formats/fp8.h"
+#include "formats/int4.h"
 #include "formats/int8.h"
 #include "formats/mxfp4.h"
 #include "ops/ctx.h"
@@ -65,31 +67,64 @@ struct TestWeight {
              bool has_bias = true) {
     view = {.format = format, .experts = experts, .rows = rows, .cols = cols};
     const float deviation = 1 / std::sqrt(static_cast<float>(cols));
-    if (format == Format::kMxfp4) {
-      codes.resize(experts * rows * cols / 2);
-      scales.resize(experts * rows * cols / 32);
-      for (uint8_t& c : codes) c = random.byte();
-      const int middle = 127 + std::ilogb(deviation) - 1;
-      for (uint8_t& s : scales) s = static_cast<uint8_t>(middle - 1 + random.below(3));
-    } else if (format == Format::kMxfp8) {
-      codes.resize(experts * rows * cols);
-      scales.resize(experts * rows * cols / 32);
-      for (uint8_t& c : codes) c = e4m3_from_float(random.normal(16));
-      const int middle = 127 + std::ilogb(deviation / 16);
-      for (uint8_t& s : scales)
-        s = static_cast<uint8_t>(
-            middle - 1 + random.below(std::getenv("SPREAD") ? atoi(std::getenv("SPREAD")) : 3));
+    const int64_t n = experts * rows;
+    if (format == Format::kBF16) {
+      put(random.bf16s(n * cols, deviation));
+    } else if (format == Format::kF32) {
+      put(random.normals(n * cols, deviation));
+    } else if (format == Format::kF16) {
+      codes.resize(2 * n * cols);  // exponents 7 to 10: 2^-8 to 2^-4
+      for (size_t i = 0; i < codes.size(); i += 2)
+        codes[i] = random.byte(),
+        codes[i + 1] = static_cast<uint8_t>((random.byte() & 0x83) | (7 + random.below(4)) << 2);
     } else {
-      const std::vector<uint16_t> bits = random.bf16s(experts * rows * cols, deviation);
-      const auto* bytes = reinterpret_cast<const uint8_t*>(bits.data());
-      codes.assign(bytes, bytes + 2 * bits.size());
+      fill_blocks(random, n, deviation);
     }
     if (has_bias) bias = random.bf16s(experts * rows, 0.5f);
     view.codes = codes.data();
     view.scales = scales.empty() ? nullptr : scales.data();
+    view.row_scales = row_scales.empty() ? nullptr : row_scales.data();
     view.bias = has_bias ? bias.data() : nullptr;
   }
   TestWeight(const TestWeight&) = delete;
+
+  template <typename T>
+  void put(const std::vector<T>& values) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(values.data());
+    codes.assign(bytes, bytes + sizeof(T) * values.size());
+  }
+
+  // `n` rows of codes with scales.
+  void fill_blocks(Random& random, int64_t n, float deviation) {
+    const Format format = view.format;
+    const bool is_fp4 = format == Format::kMxfp4 || format == Format::kNvfp4;
+    codes.resize(n * view.row_code_bytes());
+    scales.resize(n * view.row_scale_bytes());
+    for (uint8_t& c : codes) c = is_fp4 ? random.byte() : e4m3_from_float(random.normal(16));
+    const float unit = is_fp4 ? deviation / 2 : deviation / 16;  // of a code
+    const int middle = 127 + std::ilogb(unit);
+    const auto a_scale = [&](float of) { return of * (0.5f + 0.1f * random.below(10)); };
+    if (format == Format::kNvfp4) {
+      for (uint8_t& s : scales) s = static_cast<uint8_t>(0x30 + random.below(0x10));
+    } else if (format == Format::kInt4G32 || format == Format::kInt4G128) {
+      for (uint8_t& c : codes) c = random.byte();
+      for (size_t i = 0; i < scales.size(); i += 4) {
+        const Int4Group group{.scale = bf16_from_float(a_scale(deviation / 8)),
+                              .zero = static_cast<uint8_t>(5 + random.below(6)),
+                              .is_f16 = 0};
+        std::memcpy(scales.data() + i, &group, 4);
+      }
+    } else if (format == Format::kFp8Block) {
+      for (size_t i = 0; i < scales.size(); i += 4) {
+        const float scale = a_scale(unit);
+        std::memcpy(scales.data() + i, &scale, 4);
+      }
+    } else {
+      for (uint8_t& s : scales) s = static_cast<uint8_t>(middle - 1 + random.below(3));
+    }
+    if (!format_row(format).row_scales) return;
+    for (int64_t r = 0; r < n; ++r) row_scales.push_back(a_scale(unit));
+  }
 
   // The same weight in another layout.
   void pack(Layout layout) {
@@ -109,6 +144,7 @@ struct TestWeight {
   }
 
   std::vector<uint8_t> codes, scales;
+  std::vector<float> row_scales;
   std::vector<uint8_t> unpacked_codes, unpacked_scales;  // in kRows, once packed
   std::vector<uint16_t> bias;
   Weight view;

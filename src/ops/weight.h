@@ -17,8 +17,10 @@ struct Weight {
   int64_t rows = 0;  // N
   int64_t cols = 0;  // K
   const uint8_t* codes = nullptr;
-  const uint8_t* scales = nullptr;  // [experts, N, K / 32] E8M0 in kRows; none: see the layout
-  const uint16_t* bias = nullptr;   // [experts, N] bf16, or none
+  // Of blocks, as the format says, in kRows [experts, N, blocks of K]; none: see the layout.
+  const uint8_t* scales = nullptr;
+  const float* row_scales = nullptr;  // [experts, N] of formats that have them: multiplied in
+  const uint16_t* bias = nullptr;     // [experts, N] bf16, or none
 
   // Of one row; in packed layouts a sixteenth of a group.
   int64_t row_code_bytes() const { return nibble::row_code_bytes(format, layout, cols); }
@@ -30,6 +32,7 @@ struct Weight {
     w.experts = 1;
     w.codes += e * rows * row_code_bytes();
     if (scales != nullptr) w.scales += e * rows * row_scale_bytes();
+    if (row_scales != nullptr) w.row_scales += e * rows;
     if (bias != nullptr) w.bias += e * rows;
     return w;
   }
@@ -40,6 +43,7 @@ struct Weight {
     w.rows = n;
     w.codes += row0 * row_code_bytes();
     if (scales != nullptr) w.scales += row0 * row_scale_bytes();
+    if (row_scales != nullptr) w.row_scales += row0;
     if (bias != nullptr) w.bias += row0;
     return w;
   }

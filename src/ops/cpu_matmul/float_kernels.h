@@ -39,8 +39,12 @@ struct AttendTile {
   float* scratch;  // attend_scratch_floats()
 };
 
-// Codes of 4 bits are met in block order: per 32 the even elements, then the odd ones.
-constexpr bool is_in_block_order(Format format) { return format == Format::kMxfp4; }
+// Codes of 4 bits are met in block order: per 32 the even elements, then the odd ones; what is left
+// of a row behind its last 32 is in its own order.
+constexpr bool is_in_block_order(Format format) {
+  return format == Format::kMxfp4 || format == Format::kNvfp4 || format == Format::kInt4G32 ||
+         format == Format::kInt4G128;
+}
 // Formats that few inputs meet without decoding whole rows.
 constexpr bool has_direct_dot(Format format) {
   return format == Format::kMxfp4 || format == Format::kBF16;

@@ -9,7 +9,10 @@
 
 #include "cpu/simd_target.h"
 #include "formats/bf16.h"
+#include "formats/f16.h"
 #include "formats/fp8.h"
+#include "formats/fp8_block.h"
+#include "formats/int4.h"
 #include "formats/mxfp4.h"
 #include "formats/mxfp8.h"
 #include "ops/cpu_matmul/float_kernels.h"

@@ -28,6 +28,15 @@ void clear_vector(std::byte* tile, int64_t blocks, int size, int m) {
   }
 }
 
+// See is_in_block_order().
+void to_block_order(const float* from, int64_t cols, float* to) {
+  constexpr int64_t kBlock = 32, kHalf = kBlock / 2;
+  int64_t k = 0;
+  for (; k + kBlock <= cols; k += kBlock, from += kBlock, to += kBlock)
+    for (int64_t i = 0; i < kHalf; ++i) to[i] = from[2 * i], to[kHalf + i] = from[2 * i + 1];
+  std::copy_n(from, cols - k, to);
+}
+
 // Calls body(i, g, at) for each input i, the at-th of group g, on all workers.
 template <typename Body>
 void for_inputs(Ctx& cx, const ProductInputs& in, const Body& body) {
@@ -57,14 +66,8 @@ void FloatProduct::take(Ctx& cx, const ProductInputs& in) {
   const float* x = reorder_ ? ordered_ : in.x;
   for (int64_t i = 0; i < in.inputs(); ++i) x_[i] = x + (in.row == nullptr ? i : in.row[i]) * cols_;
   if (!reorder_) return;
-  constexpr int64_t kHalf = kMxfp4BlockElems / 2;
-  const int64_t blocks = in.sources * cols_ / kMxfp4BlockElems;
-  cx.pool->parallel_for(blocks, 1, [&](int64_t b, int64_t end, int) {
-    for (; b < end; ++b) {
-      const float* from = in.x + b * kMxfp4BlockElems;
-      float* to = ordered_ + b * kMxfp4BlockElems;
-      for (int64_t i = 0; i < kHalf; ++i) to[i] = from[2 * i], to[kHalf + i] = from[2 * i + 1];
-    }
+  cx.pool->parallel_for(in.sources, 1, [&](int64_t row, int64_t end, int) {
+    for (; row < end; ++row) to_block_order(in.x + row * cols_, cols_, ordered_ + row * cols_);
   });
   if (cx.kernels.activations != ActFormat::kFp8) return;
   cx.pool->parallel_for(in.sources, 1, [&](int64_t row, int64_t end, int) {

@@ -15,9 +15,9 @@ struct Shape {
   Format format;
 };
 constexpr Shape kShapes[] = {{160, 2880, 6, 4, Format::kMxfp4},  // gpt-oss's expert width
-                             {96, 64, 5, 2, Format::kMxfp4},
-                             {33, 96, 3, 3, Format::kMxfp4},
-                             {20, 72, 4, 1, Format::kBF16}};
+                             {96, 64, 5, 2, Format::kMxfp4},    {33, 96, 3, 3, Format::kMxfp4},
+                             {20, 72, 4, 1, Format::kBF16},     {21, 80, 4, 3, Format::kNvfp4},
+                             {20, 72, 4, 2, Format::kFp8Row}};
 
 // A weighted sum of K dot products: their errors, and K + 1 roundings more.
 // ran: how many kernels there were, of each format of activations.

@@ -15,10 +15,9 @@ struct Shape {
   Format format;
 };
 constexpr Shape kShapes[] = {{2880, 160, 6, 4, Format::kMxfp4},  // gpt-oss's hidden size
-                             {96, 64, 5, 2, Format::kMxfp4},
-                             {160, 96, 3, 3, Format::kMxfp4},
-                             {32, 37, 4, 1, Format::kMxfp4},
-                             {72, 20, 3, 2, Format::kBF16}};
+                             {96, 64, 5, 2, Format::kMxfp4},    {160, 96, 3, 3, Format::kMxfp4},
+                             {32, 37, 4, 1, Format::kMxfp4},    {72, 20, 3, 2, Format::kBF16},
+                             {80, 21, 4, 3, Format::kNvfp4},    {300, 20, 3, 2, Format::kFp8Block}};
 
 // The error of u that errors of gate and up cause: d(g sigmoid(1.702 g))/dg is at most 1.1; then
 // the division, the exponential and three products, 12 roundings of the result.

@@ -7,10 +7,12 @@
 
 #include "text/chat/chat_stream.h"
 #include "text/chat/harmony_for_test.h"
+#include "text/chat/harmony_format.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace nibble;
   static const Harmony harmony(byte_tokenizer());
+  static const HarmonyFormat format(byte_tokenizer());
   if (size == 0 || size > 4096) return 0;
   const HarmonyStart start = start_of(static_cast<char>(data[0]));
   const std::string_view input(reinterpret_cast<const char*>(data) + 1, size - 1);
@@ -25,7 +27,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   ChatStreamOptions options;
   options.start = start;
   options.stop = nibble::StopStrings({"END", "\n\n"});
-  ChatStream stream(harmony, options);
+  ChatStream stream(format, options);
   std::string content, reasoning;
   for (const int32_t id : ids) {
     const ChatDelta delta = stream.push(id);
