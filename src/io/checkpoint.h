@@ -71,8 +71,8 @@ std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& directo
 // have in common, and so to the same experts.
 enum class Fill : uint8_t { kZero, kOne, kNormal, kScaledNormal, kRouter, kResidual };
 
-// A weight that a model wants. MXFP4 weights are two tensors on disk, NAME_blocks [..., K/32, 16]
-// and NAME_scales [..., K/32]; every other format is one tensor NAME of that dtype.
+// A weight that a model wants, by the name of its elements: "x.weight", whatever tensors it is made
+// of on disk (see list_weights()).
 struct WeightSpec {
   std::string name;
   std::vector<int64_t> shape;  // of the elements; K last
@@ -86,13 +86,33 @@ struct WeightInfo {
   std::vector<int64_t> shape;
   Format format = Format::kBF16;
   const TensorInfo* codes = nullptr;   // the tensor itself where the format has no scales
-  const TensorInfo* scales = nullptr;  // nullptr where the format has none
-  int64_t bytes() const { return codes->bytes + (scales ? scales->bytes : 0); }
+  const TensorInfo* scales = nullptr;  // of blocks; nullptr where the format has none
+  // One number, or one a row, that all else is multiplied by, or divided where is_divisor; nullptr
+  // where the format has none.
+  const TensorInfo* row_scales = nullptr;
+  bool is_divisor = false;
+  const TensorInfo* zeros = nullptr;  // zero points of INT4; nullptr: all 8
+  bool is_awq = false;                // INT4 by columns: see formats/int4.h
+  int64_t bytes() const {
+    return codes->bytes + (scales ? scales->bytes : 0) + (row_scales ? row_scales->bytes : 0) +
+           (zeros ? zeros->bytes : 0);
+  }
 };
 
-// All weights by name: pairs NAME_blocks, NAME_scales become one MXFP4 weight. Throws
-// Error(kCheckpoint) for a pair that does not fit together, a half of a pair, or a dtype that no
-// weight format has.
+// All weights by name, each in the format that its own tensors say, whatever the config thinks:
+//   NAME_blocks, NAME_scales                                    MXFP4 of gpt-oss
+//   M.weight u8, M.weight_scale, M.weight_scale_2               NVFP4 of ModelOpt
+//   M.weight_packed, M.weight_scale, M.weight_global_scale      NVFP4 of compressed-tensors
+//   M.weight or M.weight_packed u8, M.weight_scale u8           MXFP4
+//   M.weight E4M3, M.weight_scale u8                            MXFP8
+//   M.weight E4M3, M.weight_scale [], [1], [N] or [N, 1]        FP8 by tensor or channel
+//   M.weight E4M3, M.weight_scale_inv or M.weight_scale, 2-D    FP8 by blocks of 128 x 128
+//   M.weight_packed i32, M.weight_scale, M.weight_zero_point    INT4 of compressed-tensors
+//   M.qweight, M.scales, M.qzeros                               INT4 of AWQ
+//   NAME                                                        BF16, F16, F32
+// Scales of activations are left out: weights alone are quantized here. Throws Error(kCheckpoint)
+// for tensors that do not fit together, a part that is missing, a dtype that no weight format has,
+// and kUnsupported for parts that would change the product (pre_quant_scale, ...).
 std::vector<WeightInfo> list_weights(const Checkpoint& checkpoint);
 
 // Exactly the wanted weights, in the order of `wanted`. Throws Error(kCheckpoint) naming what is

@@ -3,55 +3,19 @@
 #include <gmock/gmock.h>
 
 #include <cstring>
-#include <random>
 
+#include "io/bundle_for_test.h"
 #include "io/io_test.h"
 
 namespace nibble {
 namespace {
 
+using test::Bundle;
 using test::error_of;
 using test::TempDir;
 using test::write_file;
 using testing::AllOf;
 using testing::HasSubstr;
-
-// Tensors with random bytes that own their data.
-class Bundle {
- public:
-  void add(const std::string& name, DType dtype, std::vector<int64_t> shape) {
-    int64_t bytes = dtype_bytes(dtype);
-    for (const int64_t n : shape) bytes *= n;
-    std::vector<std::byte> data(static_cast<size_t>(bytes));
-    for (std::byte& b : data) b = static_cast<std::byte>(random_());
-    add(name, dtype, std::move(shape), std::move(data));
-  }
-  void add(const std::string& name, DType dtype, std::vector<int64_t> shape,
-           std::vector<std::byte> data) {
-    names_.push_back({name, dtype, std::move(shape), {}});
-    data_.push_back(std::move(data));
-  }
-  const std::vector<std::byte>& data(const std::string& name) const {
-    for (size_t i = 0; i < names_.size(); ++i)
-      if (names_[i].name == name) return data_[i];
-    throw std::runtime_error("no tensor " + name);
-  }
-  void write(const std::filesystem::path& file) const {
-    std::vector<TensorData> tensors = names_;
-    for (size_t i = 0; i < tensors.size(); ++i) tensors[i].data = data_[i];
-    write_safetensors(file, tensors);
-  }
-  int64_t bytes() const {
-    int64_t sum = 0;
-    for (const auto& data : data_) sum += std::ssize(data);
-    return sum;
-  }
-
- private:
-  std::vector<TensorData> names_;
-  std::vector<std::vector<std::byte>> data_;
-  std::mt19937 random_{7};
-};
 
 std::vector<std::byte> read_tensor(const Checkpoint& checkpoint, const std::string& name) {
   const TensorInfo* tensor = checkpoint.find(name);
@@ -316,7 +280,7 @@ TEST(Weights, RefusesHalvesAndMisfits) {
   both.add("w", DType::kBF16, {2});
   both.add("w_blocks", DType::kU8, {2, 16});
   both.add("w_scales", DType::kU8, {2});
-  EXPECT_THAT(list_error(both), HasSubstr("both plain and"));
+  EXPECT_THAT(list_error(both), HasSubstr("is there twice: as "));
   huge.add("w_blocks", DType::kU8, {0, int64_t{1} << 62, 16}, {});  // no bytes, 2^67 elements a row
   huge.add("w_scales", DType::kU8, {0, int64_t{1} << 62}, {});
   EXPECT_THAT(list_error(huge), HasSubstr("tensor \"w_blocks\": its shape overflows"));

@@ -9,6 +9,7 @@
 #include "formats/bf16.h"
 #include "formats/mxfp4.h"
 #include "io/pieces.h"
+#include "io/weight_rows.h"
 
 namespace nibble {
 namespace {
@@ -31,9 +32,11 @@ int64_t num_rows(const WeightSpec& spec) {
 struct RowSize {
   int64_t codes = 0;
   int64_t scales = 0;
+  int64_t row_scales = 0;
 };
 RowSize row_size(Format format, Layout layout, int64_t cols) {
-  return {row_code_bytes(format, layout, cols), row_scale_bytes(format, layout, cols)};
+  return {row_code_bytes(format, layout, cols), row_scale_bytes(format, layout, cols),
+          format_row(format).row_scales ? int64_t{sizeof(float)} : 0};
 }
 RowSize disk_size(const WantedWeight& w) {
   return row_size(w.spec.format, Layout::kRows, num_cols(w.spec));
@@ -51,10 +54,10 @@ void require_layout(const WantedWeight& w) {
                                            "; --kernel op=name forces a kernel that reads rows");
 }
 
-// Offsets of the codes and scales of each weight. Joined weights lie codes by codes; the scales of
-// all of them follow.
+// Offsets of the arrays of each weight. Joined weights lie codes by codes; the scales of all of
+// them follow, and those of their rows.
 struct Places {
-  std::vector<int64_t> codes, scales;
+  std::vector<int64_t> codes, scales, row_scales;
   int64_t total_bytes = 0;
 };
 
@@ -62,17 +65,21 @@ Places place(std::span<const WantedWeight> wanted) {
   Places places;
   places.codes.resize(wanted.size());
   places.scales.resize(wanted.size());
+  places.row_scales.resize(wanted.size());
   for (size_t first = 0, end; first < wanted.size(); first = end) {
     end = first + 1;
     while (end < wanted.size() && wanted[end].joined) ++end;
-    for (const bool scales : {false, true}) {
+    const std::pair<std::vector<int64_t>*, int64_t RowSize::*> arrays[] = {
+        {&places.codes, &RowSize::codes},
+        {&places.scales, &RowSize::scales},
+        {&places.row_scales, &RowSize::row_scales}};
+    for (const auto& [offsets, bytes] : arrays) {
       places.total_bytes = Arena::padded(places.total_bytes);
       for (size_t i = first; i < end; ++i) {
         const WantedWeight& w = wanted[i];
         CHECK(w.format == wanted[first].format && w.layout == wanted[first].layout);
-        (scales ? places.scales : places.codes)[i] = places.total_bytes;
-        const RowSize size = final_size(w);
-        places.total_bytes += num_rows(w.spec) * (scales ? size.scales : size.codes);
+        (*offsets)[i] = places.total_bytes;
+        places.total_bytes += num_rows(w.spec) * (final_size(w).*bytes);
       }
     }
   }
@@ -107,8 +114,7 @@ std::vector<RowTask> cut_rows(std::span<const WantedWeight> wanted,
 // One thread's way from the checkpoint to the final place.
 class RowMover {
  public:
-  RowMover(RangeReader reader, const WeightMemory& memory)
-      : read_(std::move(reader)), memory_(memory) {}
+  RowMover(WeightRows rows, const WeightMemory& memory) : rows_(std::move(rows)), memory_(memory) {}
 
   struct Moved {
     std::optional<EncodeLoss> loss = EncodeLoss{};  // nullopt where they cannot be encoded
@@ -125,15 +131,13 @@ class RowMover {
         packs ? stage(middle_, rows, row_size(w.format, Layout::kRows, cols)) : out;
     const RowBytes raw = encodes ? stage(first_, rows, disk_size(w)) : encoded;
 
-    const RowSize disk = disk_size(w);
-    read(*info.codes, row * disk.codes, rows * disk.codes, raw.codes);
-    if (info.scales != nullptr)
-      read(*info.scales, row * disk.scales, rows * disk.scales, raw.scales);
+    rows_.read(info, row, rows, raw);
     Moved moved;
     if (encodes)
       moved.loss =
           encode_rows(w.format, rows, cols, reinterpret_cast<const uint16_t*>(raw.codes), encoded);
-    const int64_t scales = rows * row_scale_bytes(w.format, Layout::kRows, cols);
+    const bool has_e8m0 = w.format == Format::kMxfp4 || w.format == Format::kMxfp8;
+    const int64_t scales = has_e8m0 ? rows * row_scale_bytes(w.format, Layout::kRows, cols) : 0;
     for (int64_t i = 0; i < scales; ++i)
       moved.largest_scale = std::max(moved.largest_scale, encoded.scales[i]);
     if (packs) pack_rows(w.format, w.layout, rows, cols, {encoded.codes, encoded.scales}, out);
@@ -141,27 +145,28 @@ class RowMover {
       memory_.copy(to.codes, out.codes, rows * final_size(w).codes);
       if (final_size(w).scales > 0)
         memory_.copy(to.scales, out.scales, rows * final_size(w).scales);
+      if (final_size(w).row_scales > 0)
+        memory_.copy(to.row_scales, out.row_scales, rows * final_size(w).row_scales);
     }
     return moved;
   }
 
  private:
   struct Stage {
-    Buffer codes, scales;
+    Buffer codes, scales, row_scales;
   };
   RowBytes stage(Stage& s, int64_t rows, const RowSize& size) {
     grow(s.codes, rows * size.codes);
     grow(s.scales, rows * size.scales);
-    return {static_cast<uint8_t*>(s.codes.data()), static_cast<uint8_t*>(s.scales.data())};
+    grow(s.row_scales, rows * size.row_scales);
+    return {static_cast<uint8_t*>(s.codes.data()), static_cast<uint8_t*>(s.scales.data()),
+            static_cast<float*>(s.row_scales.data())};
   }
   void grow(Buffer& buffer, int64_t bytes) {
     if (buffer.size_bytes() < bytes) buffer = memory_.allocate_staging(bytes);
   }
-  void read(const TensorInfo& tensor, int64_t begin, int64_t bytes, uint8_t* to) {
-    read_({&tensor, begin, bytes, reinterpret_cast<std::byte*>(to)});
-  }
 
-  RangeReader read_;
+  WeightRows rows_;
   const WeightMemory& memory_;
   Stage first_, middle_, last_;
 };
@@ -175,8 +180,8 @@ void log_losses(std::span<const WantedWeight> wanted, std::span<const EncodeLoss
     sums[w.part + " as " + std::string(format_name(w.format))] += losses[i];
     if (losses[i].flattened_share() > kManyFlattened)
       LOG_WARN(
-          "%s as %s: outliers zero more than half of the other values in %.1f%% of its blocks of "
-          "32; leave it in bf16 or mxfp8",
+          "%s as %s: outliers zero more than half of the other values in %.1f%% of its blocks; "
+          "leave it in bf16 or mxfp8",
           w.spec.name.c_str(), format_name(w.format).data(), 100 * losses[i].flattened_share());
   }
   for (const auto& [what, loss] : sums)
@@ -189,8 +194,20 @@ void log_losses(std::span<const WantedWeight> wanted, std::span<const EncodeLoss
 
 int64_t num_elements(const WeightSpec& spec) { return num_rows(spec) * num_cols(spec); }
 
+void take_disk_formats(const Checkpoint& checkpoint, std::span<WantedWeight> wanted) {
+  std::map<std::string_view, Format> found;
+  const std::vector<WeightInfo> all = list_weights(checkpoint);
+  for (const WeightInfo& info : all) found[info.name] = info.format;
+  for (WantedWeight& w : wanted) {
+    const auto it = found.find(w.spec.name);
+    if (it == found.end() || w.spec.shape.size() < 2 || w.format != w.spec.format) continue;
+    w.format = w.spec.format = it->second;
+  }
+}
+
 int64_t resident_bytes(const WantedWeight& weight) {
-  return format_bytes(weight.format, num_elements(weight.spec));
+  const RowSize size = row_size(weight.format, Layout::kRows, num_cols(weight.spec));
+  return num_rows(weight.spec) * (size.codes + size.scales + size.row_scales);
 }
 
 std::vector<WeightPart> sum_parts(std::span<const WantedWeight> wanted) {
@@ -220,7 +237,10 @@ std::vector<LoadedWeights::Placed> LoadedWeights::put(std::span<const WantedWeig
   std::vector<Placed> all;
   for (size_t i = 0; i < wanted.size(); ++i) {
     all.push_back({wanted[i], base + places.codes[i],
-                   final_size(wanted[i]).scales > 0 ? base + places.scales[i] : nullptr});
+                   final_size(wanted[i]).scales > 0 ? base + places.scales[i] : nullptr,
+                   final_size(wanted[i]).row_scales > 0
+                       ? reinterpret_cast<float*>(base + places.row_scales[i])
+                       : nullptr});
     placed_.emplace(wanted[i].spec.name, all.back());
   }
   return all;
@@ -270,7 +290,8 @@ LoadedWeights::LoadedWeights(const Checkpoint& checkpoint, std::span<const Wante
     const int64_t row = tasks[t].row, rows = tasks[t].rows;
     const RowSize size = final_size(wanted[i]), disk = disk_size(wanted[i]);
     const RowBytes to{all[i].codes + row * size.codes,
-                      all[i].scales == nullptr ? nullptr : all[i].scales + row * size.scales};
+                      all[i].scales == nullptr ? nullptr : all[i].scales + row * size.scales,
+                      all[i].row_scales == nullptr ? nullptr : all[i].row_scales + row};
     const RowMover::Moved moved = mover.move(wanted[i], found[i], row, rows, to);
     const auto refuse = [&](const std::string& what) {
       throw Error(ErrorKind::kCheckpoint, checkpoint.origin() + ": tensor \"" +
@@ -287,13 +308,14 @@ LoadedWeights::LoadedWeights(const Checkpoint& checkpoint, std::span<const Wante
                                          : "2^" + std::to_string(moved.largest_scale - 127)) +
              "; 2^" + std::to_string(kLargestE8m0 - 127) + " is the most that kernels take");
     task_losses[t] = *moved.loss;
-    return rows * (disk.codes + disk.scales);
+    return rows * (disk.codes + disk.scales);  // but for the few bytes of row_scales
   };
   run_pieces(
       std::ssize(tasks), std::min(kMostThreads, std::max(threads, checkpoint.num_readers())),
       disk_bytes,
       [&]() -> PieceWorker {
-        auto mover = std::make_shared<RowMover>(checkpoint.make_reader(), memory);
+        auto mover =
+            std::make_shared<RowMover>(WeightRows(checkpoint, checkpoint.make_reader()), memory);
         return [&run, mover](int64_t t) { return run(*mover, t); };
       },
       progress);
@@ -318,7 +340,8 @@ Weight LoadedWeights::matrix(const std::string& name, const std::string& bias, i
            .rows = std::max(rows, shape[shape.size() - 2]),
            .cols = shape.back(),
            .codes = placed.codes,
-           .scales = placed.scales};
+           .scales = placed.scales,
+           .row_scales = placed.row_scales};
   if (!bias.empty()) w.bias = vector(bias);
   return w;
 }

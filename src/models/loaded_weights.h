@@ -28,6 +28,10 @@ struct WantedWeight {
   int32_t chosen = 1, choices = 1;
 };
 
+// The formats that the checkpoint's own tensors say, in place of those that `wanted` came with: of
+// matrices that are not encoded. Before kernels are planned. Throws as list_weights() does.
+void take_disk_formats(const Checkpoint& checkpoint, std::span<WantedWeight> wanted);
+
 int64_t num_elements(const WeightSpec& spec);
 int64_t resident_bytes(const WantedWeight& weight);  // codes and scales in its final format
 // Adds up the parts in order of first appearance.
@@ -58,6 +62,7 @@ class LoadedWeights {
     WantedWeight weight;
     uint8_t* codes = nullptr;
     uint8_t* scales = nullptr;
+    float* row_scales = nullptr;
   };
   std::vector<Placed> put(std::span<const WantedWeight> wanted, const WeightMemory& memory);
   const Placed& find(const std::string& name) const;

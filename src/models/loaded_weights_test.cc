@@ -8,6 +8,8 @@
 #include "base/error.h"
 #include "formats/bf16.h"
 #include "formats/mxfp4.h"
+#include "io/bundle_for_test.h"
+#include "io/io_test.h"
 #include "ops/matmul_ref.h"
 
 namespace nibble {
@@ -63,13 +65,15 @@ void expect_rows(const Weight& w, int64_t first, const Checkpoint& checkpoint, c
       std::vector<uint16_t> bits(w.cols);
       for (int64_t k = 0; k < w.cols; ++k) bits[k] = bf16_from_float(from[k]);
       std::vector<uint8_t> codes(row_code_bytes(w.format, Layout::kRows, w.cols));
-      std::vector<uint8_t> scales(w.cols / 32);
-      encode_rows(w.format, 1, w.cols, bits.data(), {codes.data(), scales.data()});
+      std::vector<uint8_t> scales(row_scale_bytes(w.format, Layout::kRows, w.cols));
+      float row_scale = 0;
+      encode_rows(w.format, 1, w.cols, bits.data(), {codes.data(), scales.data(), &row_scale});
       const Weight row{.format = w.format,
                        .rows = 1,
                        .cols = w.cols,
                        .codes = codes.data(),
-                       .scales = scales.data()};
+                       .scales = scales.data(),
+                       .row_scales = format_row(w.format).row_scales ? &row_scale : nullptr};
       ops::ref::decode_row(row, 0, 0, want.data());
     }
     ASSERT_EQ(got, want) << name << " row " << r;
@@ -85,16 +89,17 @@ constexpr Case kCases[] = {{Format::kBF16, Layout::kRows, Layout::kRows},
                            {Format::kMxfp4, Layout::kTiles16x64, Layout::kTiles16x64},
                            {Format::kMxfp4, Layout::kPanels16, Layout::kRows},
                            {Format::kMxfp8, Layout::kRows, Layout::kTiles16x64},
-                           {Format::kMxfp8, Layout::kPanels16, Layout::kPanels16}};
+                           {Format::kMxfp8, Layout::kPanels16, Layout::kPanels16},
+                           {Format::kNvfp4, Layout::kRows, Layout::kRows}};
 
 void check(const Case& c, const WeightMemory& memory) {
   const std::vector<WantedWeight> all = wanted(c.dense, c.dense_layout, c.expert_layout);
   const auto checkpoint = dummy_checkpoint(specs_of(all), 5);
   const LoadedWeights loaded(*checkpoint, all, memory, 3, {});
-  int64_t bytes = 0;  // of each weight once; codes and scales begin at whole lines
+  int64_t bytes = 0;  // of each weight once; each array begins at a whole line
   for (const WantedWeight& w : all) bytes += resident_bytes(w);
   EXPECT_GE(loaded.size_bytes(), bytes);
-  EXPECT_LE(loaded.size_bytes(), bytes + 2 * std::ssize(all) * Arena::kAlign);
+  EXPECT_LE(loaded.size_bytes(), bytes + 3 * std::ssize(all) * Arena::kAlign);
   const Weight qkv = loaded.matrix("q", "", 1024 + 2 * 64);
   EXPECT_EQ(qkv.rows, 1152);
   expect_rows(qkv, 0, *checkpoint, "q");
@@ -114,6 +119,47 @@ void check(const Case& c, const WeightMemory& memory) {
     }
   EXPECT_EQ(std::memcmp(up.bias, want.bias, 2 * 3 * 48), 0);
   EXPECT_EQ(std::memcmp(loaded.vector("norm"), plain.vector("norm"), 2 * 2880), 0);
+}
+
+template <typename T>
+std::vector<std::byte> bytes_of(const std::vector<T>& values) {
+  const auto bytes = std::as_bytes(std::span(values));
+  return {bytes.begin(), bytes.end()};
+}
+
+// q and k in NVFP4, joined, each under its own number (a divisor and a multiplier: both dialects of
+// one file), v in FP8 by blocks: the formats come from the tensors.
+TEST(LoadedWeights, TakesFormatsAsTheyLieOnDisk) {
+  const test::TempDir dir;
+  test::Bundle bundle;
+  const std::vector<uint8_t> codes(4 * 32 / 2, 0x21), scales(4 * 2, 0x40);  // 0.5, 1, ..; 2
+  bundle.add("q.weight_packed", DType::kU8, {4, 16}, bytes_of(codes));
+  bundle.add("q.weight_scale", DType::kF8E4M3, {4, 2}, bytes_of(scales));
+  bundle.add("q.weight_global_scale", DType::kF32, {1}, bytes_of(std::vector{4.f}));
+  bundle.add("k.weight", DType::kU8, {4, 16}, bytes_of(codes));
+  bundle.add("k.weight_scale", DType::kF8E4M3, {4, 2}, bytes_of(scales));
+  bundle.add("k.weight_scale_2", DType::kF32, {}, bytes_of(std::vector{.125f}));
+  bundle.add("v.weight", DType::kF8E4M3, {2, 130}, bytes_of(std::vector<uint8_t>(260, 0x38)));
+  bundle.add("v.weight_scale_inv", DType::kF32, {1, 2}, bytes_of(std::vector{3.f, 5.f}));
+  bundle.write(dir / "model.safetensors");
+  const auto checkpoint = open_checkpoint(dir.path());
+  std::vector<WantedWeight> all = {
+      {.spec = {.name = "q.weight", .shape = {4, 32}}, .part = "p"},
+      {.spec = {.name = "k.weight", .shape = {4, 32}}, .part = "p", .joined = true},
+      {.spec = {.name = "v.weight", .shape = {2, 130}}, .part = "p"}};
+  take_disk_formats(*checkpoint, all);
+  EXPECT_EQ(all[0].format, Format::kNvfp4);
+  EXPECT_EQ(all[2].format, Format::kFp8Block);
+  const LoadedWeights loaded(*checkpoint, all, {}, 2, {});
+  const Weight qk = loaded.matrix("q.weight", "", 8), v = loaded.matrix("v.weight");
+  std::vector<float> row(130);
+  for (int64_t r = 0; r < 8; ++r) {
+    const float g = r < 4 ? .25f : .125f;
+    ops::ref::decode_row(qk, 0, r, row.data());
+    for (int64_t k = 0; k < 32; ++k) EXPECT_EQ(row[k], (k % 2 == 0 ? .5f : 1.f) * 2 * g) << r;
+  }
+  ops::ref::decode_row(v, 0, 1, row.data());
+  for (int64_t k = 0; k < 130; ++k) EXPECT_EQ(row[k], k < 128 ? 3.f : 5.f);
 }
 
 TEST(LoadedWeights, EncodesAndPacksWhileReading) {
