@@ -531,7 +531,7 @@ TEST(AnyShapeGpu, EveryPairOfRowsEqualsTheTwins) {
   for (int64_t i = 0; i < cases; ++i) {
     std::mt19937 random(static_cast<uint32_t>(number_of("NIBBLE_SEED", 1) * 100000 + i));
     Case c;
-    for (int attempt = 0; attempt < 100; ++attempt) {  // most of what is drawn has been seen
+    for (int attempt = 0; attempt < 1000; ++attempt) {  // most of what is drawn has been seen
       c = random_case(random, gpu);
       force_rows(random, reached, c);
       if (!c.kernels.any_size || !forces_only(c, reached)) break;
