@@ -136,14 +136,5 @@ TEST_F(ServerTemplateTest, AnswersWithWhatTheTemplateRaises) {
   EXPECT_THAT(refused.error(), HasSubstr("One at a time"));
 }
 
-TEST_F(ServerTest, HarmonyKnowsItsTemplateVariables) {
-  serve();
-  const Answer refused =
-      post("/v1/chat/completions",
-           with(kParis, {{"chat_template_kwargs", {{"enable_thinking", true}}}}));
-  EXPECT_EQ(refused.status, 400);
-  EXPECT_THAT(refused.error(), HasSubstr("reasoning_effort"));
-}
-
 }  // namespace
 }  // namespace nibble::server

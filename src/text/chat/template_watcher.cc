@@ -1,6 +1,7 @@
 #include "text/chat/template_watcher.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 
@@ -52,6 +53,15 @@ bool TemplateWatcher::mask(std::span<uint32_t> bits) {
     if (state_.newlines_left > 0) set_bit(bits, id, true);
   }
   return true;
+}
+
+// The run is asked only where the form has begun.
+MaskState TemplateWatcher::mask_state() const {
+  return run_ && state_.in_form && !state_.lost ? run_->mask_state() : MaskState::kReady;
+}
+
+void TemplateWatcher::on_mask(std::function<void()> changed) {
+  if (run_) run_->on_mask(std::move(changed));
 }
 
 Watch TemplateWatcher::accept(int32_t id) {

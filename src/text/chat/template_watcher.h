@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/token_watcher.h"
@@ -25,6 +27,9 @@ class TemplateWatcher : public TokenWatcher {
   Watch accept(int32_t id) override;
   void rollback(int n) override;
   bool mask(std::span<uint32_t> bits) override;
+  MaskState mask_state() const override;
+  std::string fault() const override { return run_ ? run_->fault() : ""; }
+  void on_mask(std::function<void()> changed) override;
 
  private:
   static constexpr size_t kMaxRollback = 64;  // accepted ids that can be taken back
