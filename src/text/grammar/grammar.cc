@@ -177,7 +177,8 @@ xgrammar::CompiledGrammar compile_with(xgrammar::GrammarCompiler& compiler,
                                     schema, /*any_whitespace=*/true, /*indent=*/std::nullopt,
                                     /*separators=*/std::nullopt, /*strict_mode=*/false, kMaxBlanks)
                                     .ToString();
-      return compiler.CompileGrammar(with_string_budgets(rules));
+      const std::string budgeted = with_string_budgets(rules);
+      if (budgeted != rules) return compiler.CompileGrammar(budgeted);
     }
     return compiler.CompileJSONSchema(schema, /*any_whitespace=*/true, /*indent=*/std::nullopt,
                                       /*separators=*/std::nullopt, /*strict_mode=*/false,

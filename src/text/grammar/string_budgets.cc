@@ -65,7 +65,7 @@ std::set<std::string, std::less<>> character_rules(std::string_view rules) {
 
 }  // namespace
 
-std::string with_string_budgets(std::string_view rules) {
+std::string with_string_budgets(std::string_view rules, int32_t from) {
   const auto names = character_rules(rules);
   if (names.empty()) return std::string(rules);
   std::string out;
@@ -77,13 +77,14 @@ std::string with_string_budgets(std::string_view rules) {
     const std::string_view piece = rules.substr(at, std::max<size_t>(end - at, 1));
     at += piece.size();
     int32_t least = 0, most = 0;
+    const size_t behind = at;
     if (is_quoted || !names.contains(piece)) {
       out += piece;
     } else if (rules.substr(at).starts_with(kPrinted)) {
       out.append(piece).append(" ::= ").append(kCharacter);
       at += kPrinted.size();
-    } else if (!read_bounds(rules, at, least, most) || most < least) {
-      out += piece;
+    } else if (!read_bounds(rules, at, least, most) || most < least || most < from) {
+      out.append(piece).append(rules.substr(behind, at - behind));
     } else {
       const std::string count = std::to_string(least);
       const std::string budget = std::string(piece) + "_budget_" + std::to_string(most - least);
@@ -94,6 +95,7 @@ std::string with_string_budgets(std::string_view rules) {
       budgets.emplace(budget, most - least);
     }
   }
+  if (budgets.empty() && from > 0) return std::string(rules);
   for (const auto& [name, count] : budgets) {
     out.append("\n").append(name).append("[max_chars=").append(std::to_string(count));
     out.append("] ::= ").append(kCharacter).append("*");
