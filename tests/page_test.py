@@ -291,6 +291,7 @@ class PageTest(unittest.IsolatedAsyncioTestCase):
         await tab.click("#conversations .icon")
         await tab.click("#menu button[value=delete]")
         await tab.click("#sure button[value=yes]")
+        await tab.wait("document.querySelectorAll('.turn').length === 0")  # and the focus has moved
         await tab.write("#search", "")
         await tab.key("Backspace", 8)
         await tab.wait("document.querySelectorAll('.conversation').length === 1 && document.querySelectorAll('.turn').length === 0")
