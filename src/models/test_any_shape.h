@@ -1,0 +1,329 @@
+// For tests: whole models of random odd shapes, the rows that their ops can be given, and what
+// tells two runs of one apart.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/random_checkpoint.h"
+#include "models/test_runner.h"
+#include "ops/attention/attention.h"
+#include "ops/embed/embed.h"
+#include "ops/moe_down/moe_down.h"
+#include "ops/moe_up/moe_up.h"
+#include "ops/norm_qkv/norm_qkv.h"
+#include "ops/norm_route/norm_route.h"
+#include "ops/norm_unembed/norm_unembed.h"
+#include "ops/out_proj/out_proj.h"
+
+namespace nibble::any_shape {
+
+using ops::ActFormat;
+using ops::Op;
+
+// What a model is and how it is run.
+struct Case {
+  RandomShape shape;
+  DenseFormats dense;
+  DType kv = DType::kBF16;
+  int32_t page_size = 16;
+  ops::KernelOptions kernels;
+  DType stored = DType::kF32;  // h, q, att and u
+};
+
+template <typename T>
+const T& any_of(std::mt19937& random, const std::vector<T>& values) {
+  return values[random() % values.size()];
+}
+
+// ---- rows, and pairs of them
+
+using Rows = std::map<Op, std::vector<std::string>>;  // that each op can be given, some by force
+using Choice = std::map<Op, std::string>;             // one for each op
+using Pairs = std::set<std::string>;                  // "moe_up=avx2_float moe_down=ref"
+
+// Who reads what whom wrote. Ops outside layers are among them: embed stands before norm_qkv,
+// norm_unembed after moe_down.
+inline constexpr std::pair<Op, Op> kNeighbours[] = {
+    {Op::kEmbed, Op::kNormQkv},     {Op::kNormQkv, Op::kAttention},  {Op::kAttention, Op::kOutProj},
+    {Op::kOutProj, Op::kNormRoute}, {Op::kNormRoute, Op::kMoeUp},    {Op::kMoeUp, Op::kMoeDown},
+    {Op::kMoeDown, Op::kNormQkv},   {Op::kMoeDown, Op::kNormUnembed}};
+
+inline std::string pair_text(Op first, const std::string& a, Op second, const std::string& b) {
+  return std::string(ops::op_name(first)) + "=" + a + " " + ops::op_name(second) + "=" + b;
+}
+
+inline Pairs pairs_of(const Choice& rows) {
+  Pairs pairs;
+  for (const auto& [a, b] : kNeighbours) pairs.insert(pair_text(a, rows.at(a), b, rows.at(b)));
+  return pairs;
+}
+
+// Of the rows that steps of `tokens` tokens are given.
+inline Pairs pairs_of(const std::vector<ops::PlanEntry>& plan, int64_t tokens) {
+  Choice rows;
+  for (const ops::PlanEntry& entry : plan)
+    if (entry.min_tokens <= tokens && tokens <= entry.max_tokens)
+      rows[entry.site.op] = entry.kernel;
+  return pairs_of(rows);
+}
+
+// fits(op, table, row, desc): whether the case can be given a row.
+template <typename Fits>
+Rows rows_of(const Case& c, const Fits& fits) {
+  const RandomShape& s = c.shape;
+  Rows rows;
+  const auto add = [&](Op op, const auto& table, const auto& desc) {
+    for (const auto& row : table)
+      if (row.run != nullptr && fits(op, table, row, desc)) rows[op].push_back(row.name);
+  };
+  add(Op::kEmbed, ops::embed_kernels(), ops::EmbedDesc{s.vocab, s.hidden});
+  add(Op::kNormQkv, ops::norm_qkv_kernels(),
+      ops::NormQkvDesc{s.hidden, s.q_heads, s.kv_heads, s.head_dim, c.dense.qkv});
+  add(Op::kAttention, ops::attention_kernels(),
+      ops::AttentionDesc{s.q_heads, s.kv_heads, s.head_dim});
+  add(Op::kOutProj, ops::out_proj_kernels(),
+      ops::OutProjDesc{s.hidden, s.q_heads * s.head_dim, c.dense.out});
+  add(Op::kNormRoute, ops::norm_route_kernels(), ops::NormRouteDesc{s.hidden, s.experts, s.top_k});
+  add(Op::kMoeUp, ops::moe_up_kernels(), ops::MoeUpDesc{s.hidden, s.width, s.experts, s.top_k});
+  add(Op::kMoeDown, ops::moe_down_kernels(),
+      ops::MoeDownDesc{s.hidden, s.width, s.experts, s.top_k});
+  add(Op::kNormUnembed, ops::norm_unembed_kernels(),
+      ops::NormUnembedDesc{s.hidden, s.vocab, c.dense.unembed});
+  return rows;
+}
+
+inline std::string describe(const Case& c) {
+  const RandomShape& s = c.shape;
+  std::string all = std::string(cpu::isa_name(c.kernels.isa)) + ", activations " +
+                    ops::act_format_name(c.kernels.activations) + ", KV " + dtype_name(c.kv) +
+                    ", dense " + std::string(format_name(c.dense.qkv)) + " " +
+                    std::string(format_name(c.dense.out)) + " " +
+                    std::string(format_name(c.dense.unembed)) + (c.kernels.exact ? ", exact" : "");
+  const std::pair<const char*, int64_t> sizes[] = {{"H", s.hidden},
+                                                   {"Q", s.q_heads},
+                                                   {"G", s.kv_heads},
+                                                   {"D", s.head_dim},
+                                                   {"E", s.experts},
+                                                   {"K", s.top_k},
+                                                   {"F", s.width},
+                                                   {"V", s.vocab},
+                                                   {"window", s.window},
+                                                   {"page", c.page_size},
+                                                   {"seed", static_cast<int64_t>(s.seed)}};
+  for (const auto& [name, size] : sizes)
+    all += std::string(" ") + name + " " + std::to_string(size);
+  for (const auto& [op, row] : c.kernels.forced) all += " " + op + "=" + row;
+  return all;
+}
+
+// ---- runs
+
+// The sequences of a case, and where their tokens stand in Buffers.
+struct Texts {
+  std::vector<std::vector<int32_t>> of;  // by slot
+  int64_t index(int32_t slot, int64_t pos) const {
+    for (int32_t s = 0; s < slot; ++s) pos += std::ssize(of[s]);
+    return pos;
+  }
+  int64_t total() const { return index(static_cast<int32_t>(of.size()), 0); }
+};
+
+inline Texts random_texts(std::mt19937& random, const std::vector<int64_t>& longest,
+                          int64_t vocab) {
+  Texts texts;
+  for (const int64_t most : longest) {
+    std::vector<int32_t>& text = texts.of.emplace_back(1 + random() % most);
+    for (int32_t& token : text) token = static_cast<int32_t>(random() % vocab);
+  }
+  return texts;
+}
+
+// Of each step, how many tokens every sequence takes.
+using Steps = std::vector<std::vector<int64_t>>;
+
+inline Steps one_step(const Texts& texts) {
+  Steps steps(1);
+  for (const auto& text : texts.of) steps[0].push_back(std::ssize(text));
+  return steps;
+}
+
+inline Steps random_steps(std::mt19937& random, const Texts& texts) {
+  std::vector<int64_t> left = one_step(texts)[0];
+  const int64_t most = any_of<int64_t>(random, {1, 4, 20, 100});
+  Steps steps;
+  while (std::ranges::any_of(left, [](int64_t n) { return n > 0; })) {
+    std::vector<int64_t>& step = steps.emplace_back();
+    for (int64_t& n : left) {
+      step.push_back(std::min<int64_t>(n, static_cast<int64_t>(random() % (most + 1))));
+      n -= step.back();
+    }
+    if (std::ranges::all_of(step, [](int64_t n) { return n == 0; })) steps.pop_back();
+  }
+  return steps;
+}
+
+// What the taps of a run showed: a row of each buffer for each token, in order of slot and
+// position.
+using Buffers = std::map<std::pair<int, std::string>, std::vector<std::vector<float>>>;
+
+// A model on its device, which is `cx`'s.
+class Run {
+ public:
+  Run(const Case& c, ops::Ctx cx, const std::filesystem::path& directory, const Texts& texts,
+      const WeightMemory& memory = {})
+      : case_(c), texts_(texts), cx_(std::move(cx)) {
+    cx_.pool = &pool_;
+    cx_.kernels = c.kernels;
+    cx_.activations = c.stored;
+    LoadOptions options;
+    options.dense = c.dense;
+    options.memory = memory;
+    model_ = load_model(cx_, directory, options);
+    const auto most = static_cast<int32_t>(texts.total());
+    model_->reserve(cx_, {most, most});
+  }
+  // All tokens; what the taps show where they are `seen`. Logits, by Texts::index.
+  template <typename Runner = TestRunner>
+  std::vector<std::vector<float>> all(const Steps& steps, Buffers* seen) {
+    const auto slots = static_cast<int32_t>(texts_.of.size());
+    std::vector<int64_t> done(slots), rows;
+    std::vector<std::vector<float>> logits(texts_.total());
+    cx_.tap = {};
+    if (seen != nullptr)
+      cx_.tap = [&](std::string_view name, int layer, const Tensor& value) {
+        take(*seen, rows, name, layer, value);
+      };
+    Runner runner(*model_, cx_, slots, static_cast<int32_t>(texts_.total()), case_.kv,
+                  case_.page_size);
+    for (const std::vector<int64_t>& step : steps) {
+      std::vector<TestChunk> chunks;
+      rows.clear();
+      for (int32_t s = 0; s < slots; ++s) {
+        if (step[s] == 0) continue;
+        const auto from = texts_.of[s].begin() + done[s];
+        chunks.push_back({s, {from, from + step[s]}});
+        for (int64_t i = 0; i < step[s]; ++i) rows.push_back(texts_.index(s, done[s]++));
+      }
+      const auto got = runner.step(chunks);
+      for (size_t r = 0; r < rows.size(); ++r) logits[rows[r]] = got[r];
+    }
+    return logits;
+  }
+
+ private:
+  void take(Buffers& seen, const std::vector<int64_t>& rows, std::string_view name, int layer,
+            const Tensor& value) const {
+    if (name == "u") return;  // in expert order, and E4M3 between some rows
+    auto& to = seen[{layer < 0 ? 1000 : layer, std::string(name)}];
+    to.resize(texts_.total());
+    const int64_t cols = value.dim(1);
+    for (size_t r = 0; r < rows.size(); ++r)
+      for (int64_t i = 0; i < cols; ++i) {
+        const int64_t at = static_cast<int64_t>(r) * cols + i;
+        to[rows[r]].push_back(value.dtype == DType::kI32
+                                  ? static_cast<float>(value.as<int32_t>()[at])
+                                  : value.as<float>()[at]);
+      }
+  }
+
+  const Case& case_;
+  const Texts& texts_;
+  cpu::ThreadPool pool_{2};
+  ops::Ctx cx_;
+  std::unique_ptr<Model> model_;
+};
+
+// ---- what tells runs apart
+
+inline double rms(const std::vector<float>& v) {
+  double sum = 0;
+  for (const float x : v) sum += static_cast<double>(x) * x;
+  return std::sqrt(sum / static_cast<double>(v.size()));
+}
+
+// A choice of experts may go either way where two are as good as equal; what follows is another
+// model. Then the weights, in order, are still the same; what comes after is left out, for the
+// token and for those that see it. parted[t]: the layer in which token t's choice differs.
+inline std::vector<int> parted_layers(const Texts& texts, const Buffers& want, const Buffers& got) {
+  std::vector<int> parted(texts.total(), 10000);
+  for (const auto& [key, ids] : want) {
+    if (key.second != "ids") continue;
+    for (int64_t t = 0; t < texts.total(); ++t) {
+      std::vector<float> a = ids[t], b = got.at(key)[t];
+      std::sort(a.begin(), a.end());
+      std::sort(b.begin(), b.end());
+      if (a != b) parted[t] = std::min(parted[t], key.first);
+    }
+  }
+  for (int32_t s = 0; s < std::ssize(texts.of); ++s)
+    for (int64_t t = texts.index(s, 1); t < texts.index(s + 1, 0); ++t)
+      parted[t] = std::min(parted[t], parted[t - 1]);
+  return parted;
+}
+
+// Over all cases.
+struct Seen {
+  int64_t rows = 0, parted = 0;              // of buffers, and those left out
+  std::map<std::string, double> worst = {};  // by activations and KV: error over bound
+};
+
+// bound(columns): the root mean square that a token's row of a buffer may be off by, over the
+// largest of the buffer's rows.
+template <typename Bound>
+void compare(const Case& c, const Texts& texts, const Buffers& want, const Buffers& got,
+             const Bound& bound, Seen& seen) {
+  const std::vector<int> parted = parted_layers(texts, want, got);
+  double& worst =
+      seen.worst[std::string(ops::act_format_name(c.kernels.activations)) + " " + dtype_name(c.kv)];
+  ASSERT_EQ(want.size(), got.size());
+  for (const auto& [key, rows] : want) {
+    const auto& [layer, name] = key;
+    if (name == "ids") continue;
+    double most = 0;
+    for (const auto& row : rows) most = std::max(most, rms(row));
+    for (int64_t t = 0; t < texts.total(); ++t) {
+      std::vector<float> off = rows[t], other = got.at(key)[t];
+      ASSERT_EQ(off.size(), other.size());
+      ++seen.rows;
+      if (parted[t] < layer || (parted[t] == layer && name == "moe_d")) {
+        ++seen.parted;
+        continue;
+      }
+      if (name == "p") {
+        std::sort(off.begin(), off.end());
+        std::sort(other.begin(), other.end());
+      }
+      for (size_t i = 0; i < off.size(); ++i) off[i] -= other[i];
+      const double error = rms(off) / most, allowed = bound(std::ssize(off));
+      worst = std::max(worst, error / allowed);
+      ASSERT_LE(error, allowed) << name << " of layer " << layer << ", token " << t;
+    }
+  }
+}
+
+inline void print(const Seen& seen) {
+  for (const auto& [setting, worst] : seen.worst)
+    std::printf("%-16s %.2f of the tolerance\n", setting.c_str(), worst);
+  std::printf("%lld of %lld rows behind another choice of experts\n",
+              static_cast<long long>(seen.parted), static_cast<long long>(seen.rows));
+}
+
+// NIBBLE_ANY_SHAPES=N runs N cases, another NIBBLE_SEED others.
+inline int64_t number_of(const char* variable, int64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::atoll(text);
+}
+
+}  // namespace nibble::any_shape
