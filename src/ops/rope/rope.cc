@@ -39,6 +39,18 @@ Rope make_rope(int head_dim, double theta, const std::optional<YarnParams>& yarn
   return rope;
 }
 
+Rope make_llama3_rope(int head_dim, double theta, const Llama3Params& params) {
+  Rope rope = make_rope(head_dim, theta, std::nullopt);
+  const int half = head_dim / 2;
+  for (int i = 0; i < half; ++i) {
+    const double inv = std::pow(theta, -static_cast<double>(i) / half);
+    const double turns = params.original_max_position * inv / (2 * std::numbers::pi);
+    const double kept = std::clamp((turns - params.low) / (params.high - params.low), 0.0, 1.0);
+    rope.inv_freq[i] = static_cast<float>((1 - kept) * inv / params.factor + kept * inv);
+  }
+  return rope;
+}
+
 void rope_angles(Ctx& cx, const Tensor& cos_sin, const Rope& rope, const Step& s) {
   const int64_t half = static_cast<int64_t>(rope.inv_freq.size());
   CHECK(cos_sin.shape[0] >= s.num_tokens && cos_sin.shape[1] == 2 * half);

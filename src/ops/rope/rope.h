@@ -1,4 +1,4 @@
-// Rotary position embedding, plain and YaRN.
+// Rotary position embedding, plain, YaRN and Llama 3's.
 // Source: Peng et al., "YaRN" (arXiv 2309.00071), as transformers and openai/gpt-oss compute it.
 #pragma once
 
@@ -28,6 +28,16 @@ struct Rope {
 };
 
 Rope make_rope(int head_dim, double theta, const std::optional<YarnParams>& yarn);
+
+// rope_type llama3: waves longer than the original context over `low` turn `factor` times slower,
+// those shorter than it over `high` as they did, those between by a mean of both.
+// Source: transformers 5.23, modeling_rope_utils.py.
+struct Llama3Params {
+  double factor = 8;
+  double low = 1, high = 4;
+  double original_max_position = 8192;
+};
+Rope make_llama3_rope(int head_dim, double theta, const Llama3Params& params);
 
 // cos_sin [T, D] f32, out: row t holds D/2 cosines, then D/2 sines, of position t of the step,
 // times the concentration. The angle is rounded to float32 once, as transformers does.

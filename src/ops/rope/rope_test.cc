@@ -52,6 +52,28 @@ TEST(Rope, GptOssFrequencies) {
   EXPECT_NEAR(rope.concentration, 1.3465735902799727, 1e-15);
 }
 
+// Of Llama 3.1 (theta 5e5, heads of 128), as transformers 5.23 makes them in float32: kept up to
+// pair 28, mixed up to 34, an eighth from 35 on.
+TEST(Rope, Llama3Frequencies) {
+  const Rope rope = make_llama3_rope(128, 5e5, {});
+  const std::pair<int, double> want[] = {
+      {0, 1},
+      {1, .8146172339},
+      {28, 3.211445995e-3},
+      {29, 2.166570764e-3},
+      {30, 1.371893568e-3},
+      {31, 8.567514129e-4},
+      {32, 5.248461610e-4},
+      {33, 3.126937504e-4},
+      {34, 1.785078128e-4},
+      {35, 9.556212354e-5},
+      {63, 3.068925989e-7},
+  };
+  // Half a dozen roundings there, one here.
+  for (const auto& [i, f] : want) EXPECT_NEAR(rope.inv_freq[i], f, f * 7 * 0x1p-24) << i;
+  EXPECT_EQ(rope.concentration, 1);
+}
+
 TEST(Rope, TruncationChangesIndices9To17Only) {
   YarnParams truncated = gpt_oss_yarn();
   truncated.truncate = true;
