@@ -84,11 +84,22 @@ class GptOss : public SiteModel {
     norm(route, layer_name(l, "post_attention_layernorm"), c.hidden, c.norm_eps);
     matrix(route, "router", {{mlp + "router", c.experts}}, c.hidden, Fill::kRouter,
            /*has_bias=*/true);
-    Site& up =
-        add(l, ops::MoeUpDesc{c.hidden, c.width, c.experts, c.top_k}, {"h", "routing"}, {"u"});
+    const ops::Swiglu act{.alpha = 1.702f, .shift = 1, .limit = c.swiglu_limit};
+    Site& up = add(l,
+                   ops::MoeUpDesc{.hidden = c.hidden,
+                                  .width = c.width,
+                                  .experts = c.experts,
+                                  .top_k = c.top_k,
+                                  .act = act},
+                   {"h", "routing"}, {"u"});
     experts(up, mlp + "experts.gate_up_proj", 2 * c.width, c.hidden, Fill::kScaledNormal);
-    Site& down =
-        add(l, ops::MoeDownDesc{c.hidden, c.width, c.experts, c.top_k}, {"u", "routing"}, {"d"});
+    Site& down = add(l,
+                     ops::MoeDownDesc{.hidden = c.hidden,
+                                      .width = c.width,
+                                      .experts = c.experts,
+                                      .top_k = c.top_k,
+                                      .act = act},
+                     {"u", "routing"}, {"d"});
     experts(down, mlp + "experts.down_proj", c.hidden, c.width, Fill::kResidual);
     return {qkv, attention, out, route, up, down};
   }
@@ -119,7 +130,7 @@ class GptOss : public SiteModel {
       tap(cx, l, {{"attn_d", &a.d}});
       ops::norm_route(cx, at.route, a.x, a.h, routing, a.y, a.d);
       tap(cx, l, {{"moe_h", &a.h}, {"ids", &a.routing.ids}, {"p", &a.routing.p}});
-      ops::moe_up(cx, at.up, a.u, a.h, routing, c.swiglu_limit);
+      ops::moe_up(cx, at.up, a.u, a.h, routing);
       tap(cx, l, {{"u", &a.u}});
       ops::moe_down(cx, at.down, a.d, a.u, routing);
       tap(cx, l, {{"moe_d", &a.d}});

@@ -181,6 +181,20 @@ struct QkvProblem {
   Step step;
 };
 
+// The products of one head, and the magnitudes of their terms.
+struct Head {
+  Head(const std::vector<ref::Row>& weights, int64_t head, int64_t dim, const float* h)
+      : sums(dim), abs(dim) {
+    for (int64_t i = 0; i < dim; ++i) sums[i] = weights[head * dim + i].dot(h, &abs[i]);
+  }
+  double rms(double eps) const {
+    double squares = 0;
+    for (const double x : sums) squares += x * x;
+    return std::sqrt(squares / static_cast<double>(sums.size()) + eps);
+  }
+  std::vector<double> sums, abs;
+};
+
 void check_norm_qkv(Random& random, Format format) {
   const int64_t hidden = random_cols(random, format, 1000), dim = 2 * (1 + random.below(100));
   const int64_t kv_heads = 1 + random.below(3), q_heads = kv_heads * (1 + random.below(4));
@@ -189,9 +203,12 @@ void check_norm_qkv(Random& random, Format format) {
   if (is_too_slow(tokens * hidden)) return;
   SCOPED_TRACE(testing::Message() << hidden << " columns, heads " << q_heads << " / " << kv_heads
                                   << " of " << dim << ", " << tokens << " tokens");
-  const NormQkvDesc desc{hidden, q_heads, kv_heads, dim, format, tokens};
+  const bool norms_heads = random.below(2) == 0;
+  const NormQkvDesc desc{hidden, q_heads, kv_heads, dim, format, tokens, {}, norms_heads};
   TestWeight w(random, format, 1, rows, hidden);
   const std::vector<uint16_t> weight = random.bf16s(hidden, 0.3f, 1);
+  const std::vector<uint16_t> q_weight = random.bf16s(dim, 0.3f, 1),
+                              k_weight = random.bf16s(dim, 0.3f, 1);
   const Floats x(random, tokens, hidden), d(random, tokens, hidden);
   const QkvProblem p(random, tokens, kv_heads, dim, kv_dtype);
   GpuProblem gpu(gpu::scratch_bytes(desc));
@@ -200,9 +217,10 @@ void check_norm_qkv(Random& random, Format format) {
   const NormQkvOut out{gpu.output(DType::kBF16, {tokens, q_heads * dim}),
                        gpu.output(DType::kBF16, {tokens, hidden}),
                        gpu.output(DType::kF32, {tokens, hidden})};
-  row.run(gpu.cx, out, kv, gpu.tensor(x, DType::kF32), gpu.tensor(d, DType::kF32),
-          {gpu.array(weight), 1e-5f}, gpu.weight(w), gpu.tensor(p.cos_sin, DType::kF32),
-          gpu.step(p.step));
+  QkvNorms norms{.input = {gpu.array(weight), 1e-5f}};
+  if (norms_heads) norms.q = {gpu.array(q_weight), 1e-5f}, norms.k = {gpu.array(k_weight), 1e-5f};
+  row.run(gpu.cx, out, kv, gpu.tensor(x, DType::kF32), gpu.tensor(d, DType::kF32), norms,
+          gpu.weight(w), gpu.tensor(p.cos_sin, DType::kF32), gpu.step(p.step));
   Floats y(tokens, hidden);
   ref::add(y.values.data(), x.values.data(), d.values.data(), tokens * hidden);
   EXPECT_EQ(gpu.floats(out.y).values, y.values);
@@ -213,6 +231,8 @@ void check_norm_qkv(Random& random, Format format) {
   got_kv.k.data = k.data(), got_kv.v.data = v.data();
 
   // What is stored is the products' sums, turned: off by both partners' errors, and its rounding.
+  // The norm of a head divides both by its rms r, which is off by no more than the worst of its
+  // products; these are at most sqrt(D) r.
   const double rounding = kv_dtype == DType::kBF16 ? 0x1p-8 : 0x1p-4;
   std::vector<ref::Row> weights;
   for (int64_t n = 0; n < rows; ++n) weights.emplace_back(w.view, 0, n);
@@ -221,11 +241,23 @@ void check_norm_qkv(Random& random, Format format) {
   for (int64_t t = 0; t < tokens; ++t) {
     const float* turns = p.cos_sin.row(t);
     const int32_t slot = t + 1 == tokens ? 0 : 1;
-    for (int64_t head = 0; head < q_heads + 2 * kv_heads; ++head)
+    for (int64_t head = 0; head < q_heads + 2 * kv_heads; ++head) {
+      const Head products(weights, head, dim, h.row(t));
+      const std::vector<uint16_t>* by = !norms_heads                ? nullptr
+                                        : head < q_heads            ? &q_weight
+                                        : head < q_heads + kv_heads ? &k_weight
+                                                                    : nullptr;
+      const double most = *std::max_element(products.abs.begin(), products.abs.end());
+      const auto normed = [&](int64_t i, double* abs) {
+        *abs = products.abs[i];
+        if (by == nullptr) return products.sums[i];
+        const double weight_of = bf16_to_float((*by)[i]), r = products.rms(1e-5);
+        *abs = std::fabs(weight_of) * (products.abs[i] + std::sqrt(double(dim)) * most) / r;
+        return products.sums[i] / r * weight_of;
+      };
       for (int64_t i = 0; i < dim / 2; ++i) {
         double a_abs, b_abs, c = turns[i], s = turns[i + dim / 2];
-        const double a = weights[head * dim + i].dot(h.row(t), &a_abs);
-        const double b = weights[head * dim + i + dim / 2].dot(h.row(t), &b_abs);
+        const double a = normed(i, &a_abs), b = normed(i + dim / 2, &b_abs);
         if (head >= q_heads + kv_heads) c = 1, s = 0;
         const double want[2] = {a * c - b * s, b * c + a * s};
         const double error =
@@ -248,6 +280,7 @@ void check_norm_qkv(Random& random, Format format) {
                          error + rounding * (std::fabs(want[half]) + error) + 0x1p-10));
         }
       }
+    }
   }
 }
 
@@ -279,7 +312,7 @@ void check_moe_up(Random& random, Format format) {
   const Tensor in = gpu.tensor(h, DType::kBF16);
   const auto run = [&](const Tensor& from, const TestRouting& r) {
     const Tensor u = gpu.output(DType::kBF16, {r.view.num_tokens * s.top_k, s.width});
-    row.run(gpu.cx, u, from, gpu.routing(r), weight, 7);
+    row.run(gpu.cx, u, from, gpu.routing(r), weight, kClampedSwiglu);
     return gpu.floats(u);
   };
   const Floats got = run(in, routing);
@@ -300,7 +333,7 @@ void check_moe_up(Random& random, Format format) {
         double gate_abs, up_abs;
         const double gate = ref::Row(w.view, one.ids[k], 2 * j).dot(h.row(t), &gate_abs);
         const double up = ref::Row(w.view, one.ids[k], 2 * j + 1).dot(h.row(t), &up_abs);
-        const double want = ref::swiglu(gate, up, 7);
+        const double want = ref::swiglu(gate, up, kClampedSwiglu);
         const double g = std::min(std::fabs(gate) + e * gate_abs, 7.0),
                      v = std::min(std::fabs(up) + e * up_abs, 7.0) + 1;
         // swiglu's slope is at most 1.1 |v + 1| along the gate and 1.1 |g| (+ the fast

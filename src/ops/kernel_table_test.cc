@@ -14,6 +14,7 @@
 namespace nibble::ops {
 namespace {
 
+constexpr Swiglu kClamped{.limit = 7};
 const MoeUpDesc kDesc{2880, 2880, 32, 4, Format::kMxfp4};
 
 std::string picked(const KernelOptions& options, const MoeUpDesc& desc = kDesc) {
@@ -178,8 +179,8 @@ TEST(KernelTable, BothProductsOfExpertsTakeE4M3OrNeither) {
       {2880, 2880}, {5120, 2880}, {2880, 5120}, {2880, 2816}, {2896, 2880}};
   for (const auto& [hidden, width] : kShapes)
     for (const int64_t tokens : {1, 96, 128, 512, 897, 8192}) {
-      const MoeUpDesc up{hidden, width, 128, 4, Format::kMxfp4, tokens};
-      const MoeDownDesc down{hidden, width, 128, 4, Format::kMxfp4, tokens};
+      const MoeUpDesc up{hidden, width, 128, 4, Format::kMxfp4, tokens, {}, kClamped};
+      const MoeDownDesc down{hidden, width, 128, 4, Format::kMxfp4, tokens, {}, kClamped};
       const auto first = find_kernel(Op::kMoeUp, moe_up_kernels(), up, options);
       const auto second = find_kernel(Op::kMoeDown, moe_down_kernels(), down, options);
       const bool has_e4m3 = first.row != nullptr && takes_e4m3(first);
@@ -192,8 +193,8 @@ TEST(KernelTable, BothProductsOfExpertsTakeE4M3OrNeither) {
 
 TEST(KernelTable, TunedExpertsTakeE4M3OnlyTogether) {
   constexpr int64_t kTokens = 64;  // two rows an expert: the tables themselves take bf16
-  const MoeUpDesc up{2880, 2880, 128, 4, Format::kMxfp4, kTokens};
-  const MoeDownDesc down{2880, 2880, 128, 4, Format::kMxfp4, kTokens};
+  const MoeUpDesc up{2880, 2880, 128, 4, Format::kMxfp4, kTokens, {}, kClamped};
+  const MoeDownDesc down{2880, 2880, 128, 4, Format::kMxfp4, kTokens, {}, kClamped};
   const TunedKernel up_fp8{Op::kMoeUp, "mxfp4", kTokens, "sm90_w4a8_narrow"},
       up_bf16{Op::kMoeUp, "mxfp4", kTokens, "cuda_w4a16_decode"},
       down_fp8{Op::kMoeDown, "mxfp4", kTokens, "sm90_w4a8_narrow"};

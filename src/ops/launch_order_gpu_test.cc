@@ -49,10 +49,20 @@ class Chained {
       add_weight(link, OutProjDesc{kHidden, kHidden, c.dense}, 1, kHidden, kHidden, c.dense);
     add_weight(Link::kRoute, NormRouteDesc{kHidden, kExperts, kTopK}, 1, kExperts, kHidden,
                Format::kBF16);
-    add_weight(Link::kUp, MoeUpDesc{kHidden, kWidth, kExperts, kTopK}, kExperts, 2 * kWidth,
-               kHidden, Format::kMxfp4);
-    add_weight(Link::kDown, MoeDownDesc{kHidden, kWidth, kExperts, kTopK}, kExperts, kHidden,
-               kWidth, Format::kMxfp4);
+    add_weight(Link::kUp,
+               MoeUpDesc{.hidden = kHidden,
+                         .width = kWidth,
+                         .experts = kExperts,
+                         .top_k = kTopK,
+                         .act = kClampedSwiglu},
+               kExperts, 2 * kWidth, kHidden, Format::kMxfp4);
+    add_weight(Link::kDown,
+               MoeDownDesc{.hidden = kHidden,
+                           .width = kWidth,
+                           .experts = kExperts,
+                           .top_k = kTopK,
+                           .act = kClampedSwiglu},
+               kExperts, kHidden, kWidth, Format::kMxfp4);
     make_buffers();
     make_step();
   }
@@ -199,7 +209,7 @@ class Chained {
           std::swap(from, to);
           break;
         case Link::kUp:
-          moe_up(cx, site, u_, h_, routing, 7);
+          moe_up(cx, site, u_, h_, routing);
           break;
         case Link::kDown:
           moe_down(cx, site, d_, u_, routing);

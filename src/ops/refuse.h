@@ -219,6 +219,7 @@ const char* refuse_experts_fp8(const Desc& d, int64_t fewest, const KernelOption
   const GemmProblem up{d.format,           2 * d.width,        d.hidden,
                        d.tokens * d.top_k, fewest * d.experts, d.facts};
   if (const char* reason = refuse_gemm_fp8(up, options)) return reason;
+  if (!d.act.is_clamped()) return "its activation is not clamped, which E4M3 has no room for";
   if (d.width % 64 != 0) return "the experts' width is not a multiple of 64";
   // Both lie in tiles only where both have kernels of that layout for steps of every size.
   if (const char* reason = refuse_gemv_experts(d, 2 * d.width, d.hidden)) return reason;

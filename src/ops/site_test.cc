@@ -75,6 +75,7 @@ TEST(Site, TheChoiceIsLeftToReadersThatAllMakeIt) {
 // What a loaded weight holds refuses rows, and others of the same layout run in their place.
 TEST(Site, RowsRefuseWeightsByTheirFacts) {
   Sites sites = layer(32);
+  std::get<MoeUpDesc>(sites[1].problem).act = {.limit = 7};
   plan_sites(sites, on_h200());
   EXPECT_STREQ(sites[1].plan.row<MoeUpKernel>(128).name, "sm90_w4a16_narrow");
   std::get<MoeUpDesc>(sites[1].problem).facts.fits_e5m2 = false;
@@ -85,6 +86,12 @@ TEST(Site, RowsRefuseWeightsByTheirFacts) {
   EXPECT_STREQ(sites[1].plan.row<MoeUpKernel>(128).name, "cuda_w4a16_batch");
   KernelOptions fp8 = on_h200();
   fp8.activations = ActFormat::kFp8;
+  plan_sites(sites, fp8);
+  EXPECT_STREQ(sites[1].plan.row<MoeUpKernel>(8192).name, "sm90_w4a8_gemm");
+  std::get<MoeUpDesc>(sites[1].problem).act = {};  // not clamped
+  plan_sites(sites, fp8);
+  EXPECT_STREQ(sites[1].plan.row<MoeUpKernel>(8192).name, "sm90_w4a16_gemm");
+  std::get<MoeUpDesc>(sites[1].problem).act = {.limit = 7};
   plan_sites(sites, fp8);
   EXPECT_STREQ(sites[1].plan.row<MoeUpKernel>(8192).name, "sm90_w4a8_gemm");
   std::get<MoeUpDesc>(sites[1].problem).facts.fits_e4m3 = false;

@@ -20,6 +20,7 @@
 #include "ops/ctx.h"
 #include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/routing.h"
+#include "ops/swiglu.h"
 #include "ops/weight.h"
 
 namespace nibble::ops {
@@ -35,10 +36,24 @@ inline double dot_error(int64_t n) { return (n / 4.0 + 8) * kEps; }
 inline double norm_error(DType act, int64_t n) {
   return dot_error(n) / 2 + 4 * kEps + (act == DType::kBF16 ? 0x1p-7 : 0);
 }
+// The error of swiglu that errors of gate and up cause: d(g sigmoid(alpha g))/dg is at most 1.1;
+// then the division, the exponential and three products, 12 roundings of the result.
+inline double swiglu_error(double gate, double gate_error, double up, double up_error,
+                           const Swiglu& act) {
+  const double limit = act.limit;
+  const double g = std::min(gate, limit), v = std::clamp(up, -limit, limit);
+  const double s = g / (1 + std::exp(-static_cast<double>(act.alpha) * g));
+  const double factor = std::fabs(v) + act.shift;
+  return 1.1 * (factor + up_error) * gate_error + std::fabs(s) * up_error +
+         12 * kEps * std::fabs(s) * factor + 1e-30;
+}
 // What rounding to the activations' format adds to the error of a value: half a unit.
 inline double store_error(DType act, double value) {
   return act == DType::kBF16 ? std::fabs(value) * 0x1p-8 : 0;
 }
+
+// gpt-oss's.
+inline constexpr Swiglu kClampedSwiglu{.alpha = 1.702f, .shift = 1, .limit = 7};
 
 class Random {
  public:

@@ -59,7 +59,7 @@ struct WeightFacts {
 
 // RMS norm: y = x / sqrt(mean(x^2) + eps) * weight.
 struct Norm {
-  const uint16_t* weight = nullptr;  // [H] bf16
+  const uint16_t* weight = nullptr;  // bf16, as many as x has
   float eps = 0;
 };
 

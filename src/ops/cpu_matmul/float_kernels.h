@@ -11,6 +11,7 @@
 
 #include "cpu/isa.h"
 #include "ops/step.h"
+#include "ops/swiglu.h"
 #include "ops/weight.h"
 
 namespace nibble::ops {
@@ -66,7 +67,7 @@ struct FloatKernels {
   void (*add_norm)(float* y, float* h, const float* x, const float* d, const Norm& norm, int64_t n,
                    bool bf16);
   // u[j] = swiglu(y[2j], y[2j + 1])
-  void (*swiglu)(const float* y, float* u, int64_t n, float limit);
+  void (*swiglu)(const float* y, float* u, int64_t n, const Swiglu& act);
   void (*attend)(const AttendTile& tile);
 };
 

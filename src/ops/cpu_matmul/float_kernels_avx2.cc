@@ -17,7 +17,7 @@
 #include "formats/mxfp8.h"
 #include "ops/cpu_matmul/float_kernels.h"
 #include "ops/kv_pages.h"
-#include "ops/moe_up/moe_up.h"
+#include "ops/swiglu.h"
 
 NIBBLE_TARGET(NIBBLE_AVX2)
 

@@ -18,7 +18,7 @@
 #include "formats/mxfp4.h"
 #include "ops/cpu_matmul/decode_impl.h"
 #include "ops/cpu_matmul/float_kernels.h"
-#include "ops/moe_up/moe_up.h"
+#include "ops/swiglu.h"
 
 namespace nibble::ops {
 
@@ -285,22 +285,22 @@ struct Elementwise {
     for (int64_t i = 0; i < n; ++i) x[i] = bf16_to_float(bf16_from_float(x[i]));
   }
 
-  static void swiglu(const float* y, float* u, int64_t n, float limit) {
+  static void swiglu(const float* y, float* u, int64_t n, const Swiglu& act) {
     int64_t j = 0;
     for (; j + kLanes <= n; j += kLanes)
-      S::store(u + j, swiglu_lanes(S::load(y + 2 * j), S::load(y + 2 * j + kLanes), limit));
+      S::store(u + j, swiglu_lanes(S::load(y + 2 * j), S::load(y + 2 * j + kLanes), act));
     if (j == n) return;
     float pairs[2 * kLanes] = {}, out[kLanes];
     std::memcpy(pairs, y + 2 * j, 2 * (n - j) * sizeof(float));
-    S::store(out, swiglu_lanes(S::load(pairs), S::load(pairs + kLanes), limit));
+    S::store(out, swiglu_lanes(S::load(pairs), S::load(pairs + kLanes), act));
     std::memcpy(u + j, out, (n - j) * sizeof(float));
   }
   // Of kLanes pairs (gate, up).
-  SIMD_FN Vec swiglu_lanes(Vec first, Vec second, float limit) {
-    const Vec g = at_most(S::even(first, second), limit);
-    const Vec v = clamp(S::odd(first, second), -limit, limit);
-    const Vec s = S::div(g, S::add(S::set1(1), exp(S::mul(g, S::set1(-kSwigluAlpha)))));
-    return S::mul(s, S::add(v, S::set1(1)));
+  SIMD_FN Vec swiglu_lanes(Vec first, Vec second, const Swiglu& act) {
+    const Vec g = at_most(S::even(first, second), act.limit);
+    const Vec v = clamp(S::odd(first, second), -act.limit, act.limit);
+    const Vec s = S::div(g, S::add(S::set1(1), exp(S::mul(g, S::set1(-act.alpha)))));
+    return S::mul(s, S::add(v, S::set1(act.shift)));
   }
 };
 

@@ -85,8 +85,8 @@ constexpr const char* kExpertRows[] = {"sm90_w4a8_narrow", "sm90_w4a8_gemm"};
 // step, 2^-9 by the scale.
 void check_up(const char* name, const Shape& shape, int64_t tokens, int span) {
   Random random(static_cast<uint32_t>(tokens));
-  const MoeUpDesc desc{shape.hidden, shape.width,    shape.experts,
-                       shape.top_k,  Format::kMxfp4, 1 << 20};
+  const MoeUpDesc desc{shape.hidden, shape.width, shape.experts, shape.top_k, Format::kMxfp4,
+                       1 << 20,      {},          kClampedSwiglu};
   TestWeight w(random, Format::kMxfp4, shape.experts, 2 * shape.width, shape.hidden);
   spread(random, w, span);
   const Floats h(random, tokens, shape.hidden, DType::kBF16);
@@ -102,7 +102,7 @@ void check_up(const char* name, const Shape& shape, int64_t tokens, int span) {
   const Tensor in = gpu.tensor(h, DType::kBF16);
   const auto run = [&] {
     const Tensor u = gpu.output(DType::kBF16, {tokens * shape.top_k, shape.width});
-    row->run(gpu.cx, u, in, gpu.routing(routing), loaded.weight(), 7);
+    row->run(gpu.cx, u, in, gpu.routing(routing), loaded.weight(), kClampedSwiglu);
     return gpu.values<uint8_t>(u.data, tokens * shape.top_k * shape.width);
   };
   const std::vector<uint8_t> got = run();
@@ -118,7 +118,7 @@ void check_up(const char* name, const Shape& shape, int64_t tokens, int span) {
         double gate_abs, up_abs;
         const double gate = ref::Row(w.view, expert, 2 * j).dot(x.row(t), &gate_abs);
         const double up = ref::Row(w.view, expert, 2 * j + 1).dot(x.row(t), &up_abs);
-        const double want = ref::swiglu(gate, up, 7);
+        const double want = ref::swiglu(gate, up, kClampedSwiglu);
         const double g = std::min(std::fabs(gate) + e * gate_abs, 7.0),
                      v = std::min(std::fabs(up) + e * up_abs, 7.0) + 1;
         const double off = 1.1 * e * (v * gate_abs + g * up_abs) + 0x1p-20 * g * v + 1e-6;
@@ -149,8 +149,8 @@ TEST(GemmFp8Gpu, MoeUpEqualsTheTwin) {
 // u in E4M3 and E4M3 order, as moe_up leaves it.
 void check_down(const char* name, const Shape& shape, int64_t tokens, int span) {
   Random random(static_cast<uint32_t>(tokens));
-  const MoeDownDesc desc{shape.width, shape.hidden,   shape.experts,
-                         shape.top_k, Format::kMxfp4, 1 << 20};
+  const MoeDownDesc desc{shape.width, shape.hidden, shape.experts, shape.top_k, Format::kMxfp4,
+                         1 << 20,     {},           kClampedSwiglu};
   TestWeight w(random, Format::kMxfp4, shape.experts, desc.hidden, desc.width);
   spread(random, w, span);
   const int64_t slots = tokens * shape.top_k;
@@ -270,8 +270,8 @@ struct Experts {
   Random random{4};
   TestWeight up{random, Format::kMxfp4, kExperts, 2 * kRows, kRows};
   TestWeight down{random, Format::kMxfp4, kExperts, kRows, kRows};
-  MoeUpDesc up_desc{kRows, kRows, kExperts, kTopK, Format::kMxfp4, kTokens};
-  MoeDownDesc down_desc{kRows, kRows, kExperts, kTopK, Format::kMxfp4, kTokens};
+  MoeUpDesc up_desc{kRows, kRows, kExperts, kTopK, Format::kMxfp4, kTokens, {}, kClampedSwiglu};
+  MoeDownDesc down_desc{kRows, kRows, kExperts, kTopK, Format::kMxfp4, kTokens, {}, kClampedSwiglu};
   GpuProblem gpu{std::max(gpu::scratch_bytes(up_desc), gpu::scratch_bytes(down_desc))};
   Sites sites;
   Buffer prepared;
@@ -297,7 +297,7 @@ struct Experts {
     const Tensor h = gpu.tensor(Floats(same, kTokens, kRows, DType::kBF16), DType::kBF16);
     const Tensor u = gpu.output(DType::kBF16, {kTokens * kTopK, kRows});
     const Tensor d = gpu.output(DType::kF32, {kTokens, kRows});
-    moe_up(gpu.cx, sites[0], u, h, on_gpu, 7);
+    moe_up(gpu.cx, sites[0], u, h, on_gpu);
     moe_down(gpu.cx, sites[1], d, u, on_gpu);
     return gpu.floats(d).values;
   }

@@ -353,8 +353,8 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
     if constexpr (S::kOut == GemmOut::kSwiglu) {
       // The lane has features f and f + 4 of the warpgroup's, in E4M3 order.
       const int f = row0 / 2 % S::kFeatures + row / 2, wg = row0 / 2 / S::kFeatures % S::kGroups;
-      const uint32_t codes = cuda::e4m3_pair(swiglu(low.x, low.y, g.limit) * (1 / kExpertScale),
-                                             swiglu(high.x, high.y, g.limit) * (1 / kExpertScale));
+      const uint32_t codes = cuda::e4m3_pair(swiglu(low.x, low.y, g.act) * (1 / kExpertScale),
+                                             swiglu(high.x, high.y, g.act) * (1 / kExpertScale));
       char* y = base + S::kOutput + wg * S::kOutBytes + column * S::kFeatures + f / 32 * 32;
       y += f % 2 * 16 + f % 8 / 2 * 4 + f % 32 / 8;
       y[0] = static_cast<char>(codes);

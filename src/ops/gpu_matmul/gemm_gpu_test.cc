@@ -77,7 +77,7 @@ void check_up(const Shape& shape, int64_t tokens) {
   const Tensor in = gpu.tensor(h, DType::kBF16);
   const auto run = [&](const Tensor& from, const TestRouting& r) {
     const Tensor u = gpu.output(DType::kBF16, {r.view.num_tokens * shape.top_k, shape.width});
-    row->run(gpu.cx, u, from, gpu.routing(r), weight, 7);
+    row->run(gpu.cx, u, from, gpu.routing(r), weight, kClampedSwiglu);
     return gpu.floats(u);
   };
   const Floats got = run(in, routing);
@@ -97,7 +97,7 @@ void check_up(const Shape& shape, int64_t tokens) {
         double gate_abs, up_abs;
         const double gate = ref::Row(w.view, one.ids[k], 2 * j).dot(h.row(t), &gate_abs);
         const double up = ref::Row(w.view, one.ids[k], 2 * j + 1).dot(h.row(t), &up_abs);
-        const double want = ref::swiglu(gate, up, 7);
+        const double want = ref::swiglu(gate, up, kClampedSwiglu);
         const double g = std::min(std::fabs(gate) + e * gate_abs, 7.0),
                      v = std::min(std::fabs(up) + e * up_abs, 7.0) + 1;
         ASSERT_NEAR(got.at(slot, j), want,
@@ -268,7 +268,8 @@ TEST(GemmGpu, DamagedRowsShow) {
     const MoeUpKernel* row = gemm_row(moe_up_kernels(), desc, gpu.cx.kernels, w);
     ASSERT_NE(row, nullptr);
     const Tensor u = gpu.output(DType::kBF16, {6, 16});
-    row->run(gpu.cx, u, gpu.tensor(h, DType::kBF16), gpu.routing(routing), gpu.weight(w), 7);
+    row->run(gpu.cx, u, gpu.tensor(h, DType::kBF16), gpu.routing(routing), gpu.weight(w),
+             kClampedSwiglu);
     const Floats got = gpu.floats(u);
     for (int64_t t = 0; t < 6; ++t)
       for (int64_t j = 0; j < 16; ++j)

@@ -21,13 +21,14 @@ __device__ __forceinline__ float max_nan(float a, float b) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
-__device__ __forceinline__ float swiglu(float gate, float up, float limit) {
-  const float g = min_nan(gate, limit), v = min_nan(max_nan(up, -limit), limit);
+__device__ __forceinline__ float swiglu(float gate, float up, const Swiglu& act) {
+  const float g = min_nan(gate, act.limit);
+  const float v = min_nan(max_nan(up, -act.limit), act.limit);
   // Flushing to zero: where the power or its inverse does, the product is below 2^-119.
   float power, inverse;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(g * (-1.702f * 1.44269504f)));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(g * (-act.alpha * 1.44269504f)));
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(power + 1.f));
-  return g * inverse * (v + 1.f);
+  return g * inverse * (v + act.shift);
 }
 
 __device__ __forceinline__ uint32_t pack(float lo, float hi) {

@@ -402,7 +402,7 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
                                               float2 low, float2 high) {
     const int64_t at = it.slot0 + column;
     if constexpr (S::kOut == GemmOut::kSwiglu) {
-      const float u0 = swiglu(low.x, low.y, g.limit), u1 = swiglu(high.x, high.y, g.limit);
+      const float u0 = swiglu(low.x, low.y, g.act), u1 = swiglu(high.x, high.y, g.act);
       const int f = row / 2;  // the lane has features f and f + 4 of 8; neighbours pair up again
       const float r = __shfl_xor_sync(~0u, (f & 1) ? u0 : u1, 8);
       const uint32_t out = (f & 1) ? pack(r, u1) : pack(u0, r);

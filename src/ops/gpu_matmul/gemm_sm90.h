@@ -5,6 +5,7 @@
 
 #include "ops/ctx.h"
 #include "ops/norm_qkv/qkv_store.h"
+#include "ops/swiglu.h"
 #include "ops/weight.h"
 
 namespace nibble::ops::gpu {
@@ -20,7 +21,7 @@ struct GemmArgs {
   const int32_t* offsets;
   void* y;
   int32_t num_slots;
-  float limit;  // of SwiGLU
+  Swiglu act;
   const uint16_t* bias;
   int32_t experts, rows, cols;
   int32_t max_n;  // slots of a work item, at most

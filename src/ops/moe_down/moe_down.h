@@ -3,6 +3,7 @@
 
 #include "ops/ctx.h"
 #include "ops/routing.h"
+#include "ops/swiglu.h"
 #include "ops/weight.h"
 
 namespace nibble::ops {
@@ -15,6 +16,7 @@ struct MoeDownDesc {
   Format format = Format::kMxfp4;
   int64_t tokens = 1;  // the most of a step that it is to serve
   WeightFacts facts = {};
+  Swiglu act = {};  // that made u
   bool operator==(const MoeDownDesc&) const = default;
 };
 

@@ -4,6 +4,7 @@
 #include "ops/cpu_matmul/expert_tasks.h"
 #include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/moe_down/moe_down.h"
+#include "ops/site.h"
 
 namespace nibble::ops {
 namespace {
@@ -34,11 +35,14 @@ void CpuMoeDown<Product, kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u,
   const MoeDownDesc desc{hidden, down.cols, down.experts, routing.top_k, down.format};
   MoeDownScratch<Product> scratch(Scratch(cx.scratch), &Product::kernels(kIsa), desc, tokens,
                                   cx.pool->size());
+  // As on GPUs, where u that is not clamped stays in bf16.
+  const bool is_clamped =
+      cx.site == nullptr || std::get<MoeDownDesc>(cx.site->problem).act.is_clamped();
   scratch.product.take(cx, {.x = u.as<float>(),
                             .sources = tokens * routing.top_k,
                             .groups = down.experts,
                             .offsets = routing.offsets,
-                            .e4m3_scale = kExpertScale});
+                            .e4m3_scale = is_clamped ? kExpertScale : 0});
 
   for_expert_blocks<Product::kRows>(
       cx, routing, down, [&](int64_t e, int64_t row, int64_t rows, int worker) {

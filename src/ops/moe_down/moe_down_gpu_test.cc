@@ -109,7 +109,7 @@ TEST(MoeDownGpu, ChoosesTheExpertsThatMoeUpChooses) {
   const auto run = [&](Routing& routing) {
     const Tensor u = gpu.output(DType::kBF16, {shape.top_k, shape.width});
     const Tensor d = gpu.output(DType::kF32, {1, shape.hidden});
-    up_row->run(gpu.cx, u, in, routing, up_weight, 7);
+    up_row->run(gpu.cx, u, in, routing, up_weight, kClampedSwiglu);
     down_row->run(gpu.cx, d, u, routing, down_weight);
     return gpu.floats(d);
   };

@@ -67,9 +67,9 @@ constexpr auto kKernels = joined(
 
 std::span<const MoeUpKernel> moe_up_kernels() { return kKernels; }
 
-void moe_up(Ctx& cx, const Site& site, const Tensor& u, const Tensor& h, const Routing& routing,
-            float limit) {
-  run_site<MoeUpKernel>(cx, site, routing.num_tokens, u, h, routing, site.weight, limit);
+void moe_up(Ctx& cx, const Site& site, const Tensor& u, const Tensor& h, const Routing& routing) {
+  const Swiglu& act = std::get<MoeUpDesc>(site.problem).act;
+  run_site<MoeUpKernel>(cx, site, routing.num_tokens, u, h, routing, site.weight, act);
   cx.wrote({u.data});
   if (routing.logits != nullptr) cx.wrote({routing.ids});  // it has made the choice
 }

@@ -1,10 +1,10 @@
-// moe_up: for each slot (a token at one of its experts) u = swiglu(h W1_e^T + b1_e), clamped.
+// moe_up: for each slot (a token at one of its experts) u = swiglu(h W1_e^T + b1_e).
 // Rows of W1 interleave: row 2j is gate j, row 2j + 1 is up j.
-//   g = min(gate, limit); v = clamp(up, -limit, limit); u = g * sigmoid(1.702 g) * (v + 1)
 #pragma once
 
 #include "ops/ctx.h"
 #include "ops/routing.h"
+#include "ops/swiglu.h"
 #include "ops/weight.h"
 
 namespace nibble::ops {
@@ -17,19 +17,17 @@ struct MoeUpDesc {
   Format format = Format::kMxfp4;
   int64_t tokens = 1;  // the most of a step that it is to serve
   WeightFacts facts = {};
+  Swiglu act = {};
   bool operator==(const MoeUpDesc&) const = default;
 };
 
-inline constexpr float kSwigluAlpha = 1.702f;
-
 // u [T * K, F] f32 by slot, out; h [T, H] f32; up [E, 2F, H].
 using MoeUpFn = void(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
-                     const Weight& up, float limit);
+                     const Weight& up, const Swiglu& act);
 using MoeUpKernel = Kernel<MoeUpDesc, MoeUpFn>;
 
-// site.weight: up.
-void moe_up(Ctx& cx, const Site& site, const Tensor& u, const Tensor& h, const Routing& routing,
-            float limit);
+// site.weight: up; act is its problem's.
+void moe_up(Ctx& cx, const Site& site, const Tensor& u, const Tensor& h, const Routing& routing);
 std::span<const MoeUpKernel> moe_up_kernels();
 
 // Where `distinct` experts are met by `tokens` tokens; an element of h and u has act_bytes.
@@ -59,7 +57,5 @@ int64_t scratch_bytes(const MoeUpDesc& desc);
 }  // namespace gpu
 namespace ref {
 MoeUpFn moe_up;
-// The activation alone.
-double swiglu(double gate, double up, double limit);
 }  // namespace ref
 }  // namespace nibble::ops

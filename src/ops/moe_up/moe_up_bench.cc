@@ -22,7 +22,7 @@ void run(benchmark::State& state, const MoeUpKernel* row) {
     routing.randomize(random);
     distinct += desc.experts - std::count(routing.counts.begin(), routing.counts.end(), 0);
     state.ResumeTiming();
-    row->run(test.cx, u.tensor(), h.tensor(), routing.view, w.view, 7);
+    row->run(test.cx, u.tensor(), h.tensor(), routing.view, w.view, kClampedSwiglu);
   }
   const int64_t mean = distinct / std::max<int64_t>(1, state.iterations());
   report(state, bytes(desc, tokens, mean), flops(desc, tokens));

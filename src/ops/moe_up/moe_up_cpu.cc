@@ -28,7 +28,7 @@ int64_t scratch_bytes(const MoeUpDesc& desc, int64_t tokens, int threads) {
 
 template <typename Product, cpu::Isa kIsa>
 void CpuMoeUp<Product, kIsa>::run(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
-                                  const Weight& up, float limit) {
+                                  const Weight& up, const Swiglu& act) {
   constexpr int64_t kRows = Product::kRows;
   const FloatKernels& floats = float_kernels(float_isa(kIsa));
   const int64_t width = up.rows / 2, tokens = routing.num_tokens;
@@ -46,7 +46,7 @@ void CpuMoeUp<Product, kIsa>::run(Ctx& cx, const Tensor& u, const Tensor& h, con
     scratch.product.multiply(up.expert(e).slice(row, rows), e, worker, y, kRows);
     for (int64_t m = 0; m < routing.counts[e]; ++m) {
       float* out = u.as<float>() + (routing.offsets[e] + m) * width + row / 2;
-      floats.swiglu(y + m * kRows, out, rows / 2, limit);
+      floats.swiglu(y + m * kRows, out, rows / 2, act);
       if (cx.activations == DType::kBF16)
         for (int64_t j = 0; j < rows / 2; ++j) out[j] = stored(cx.activations, out[j]);
     }

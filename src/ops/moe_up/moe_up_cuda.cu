@@ -19,7 +19,7 @@ struct Up {
   const uint16_t* h;  // [T, hidden]
   const int32_t *token, *offsets;
   int tokens, top_k, experts, width, hidden;
-  float limit;
+  Swiglu act;
   Routing routing;
 
   // One token's choices, by a warp: which, and of those left to this kernel what others read.
@@ -44,12 +44,12 @@ struct Up {
     return __ldcg(reinterpret_cast<const uint4*>(h + int64_t{t} * hidden + k));
   }
   __device__ void store(int row, int weight_row, float gate, float up) const {
-    u[int64_t{row} * width + weight_row / 2] = cuda::bf16_bits(swiglu(gate, up, limit));
+    u[int64_t{row} * width + weight_row / 2] = cuda::bf16_bits(swiglu(gate, up, act));
   }
 };
 
 Up make_op(const Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
-           const Weight& up, float limit) {
+           const Weight& up, const Swiglu& act) {
   return {.is_chosen_before = cx.stream.order.is_complete(routing.ids),
           .u = u.as<uint16_t>(),
           .h = h.as<uint16_t>(),
@@ -60,15 +60,15 @@ Up make_op(const Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routi
           .experts = routing.num_experts,
           .width = static_cast<int>(up.rows / 2),
           .hidden = static_cast<int>(up.cols),
-          .limit = limit,
+          .act = act,
           .routing = routing};
 }
 
 }  // namespace
 
 void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
-            float limit) {
-  const Up op = make_op(cx, u, h, routing, up, limit);
+            const Swiglu& act) {
+  const Up op = make_op(cx, u, h, routing, up, act);
   if (routing.num_tokens == 1)
     launch_chosen<false>(cx, up, op);
   else
@@ -76,9 +76,9 @@ void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, c
 }
 
 void moe_up_batch(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
-                  const Weight& up, float limit) {
-  if (routing.num_tokens == 1) return gpu::moe_up(cx, u, h, routing, up, limit);
-  launch_experts<Items::kExperts, false>(cx, up, make_op(cx, u, h, routing, up, limit),
+                  const Weight& up, const Swiglu& act) {
+  if (routing.num_tokens == 1) return gpu::moe_up(cx, u, h, routing, up, act);
+  launch_experts<Items::kExperts, false>(cx, up, make_op(cx, u, h, routing, up, act),
                                          routing.num_tokens);
 }
 

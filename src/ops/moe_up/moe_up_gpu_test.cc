@@ -31,7 +31,7 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
     const Tensor in = gpu.tensor(h, DType::kBF16);
     const auto run = [&](const Tensor& from, const TestRouting& r) {
       const Tensor u = gpu.output(DType::kBF16, {r.view.num_tokens * shape.top_k, shape.width});
-      row->run(gpu.cx, u, from, gpu.routing(r), weight, 7);
+      row->run(gpu.cx, u, from, gpu.routing(r), weight, kClampedSwiglu);
       return gpu.floats(u);
     };
     const bool is_narrow = std::string_view(row->name).ends_with("_narrow");
@@ -58,7 +58,7 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
           };
           double gate, up;
           const double gate_error = error_of(gate_row, &gate), up_error = error_of(up_row, &up);
-          const double want = ref::swiglu(gate, up, 7);
+          const double want = ref::swiglu(gate, up, kClampedSwiglu);
           const double g = std::min(std::fabs(gate) + gate_error, 7.0),
                        v = std::min(std::fabs(up) + up_error, 7.0) + 1;
           ASSERT_NEAR(got.at(slot, j), want,
@@ -101,7 +101,8 @@ TEST(MoeUpGpu, ShowsWeightsAndActivationsThatAreNoNumbers) {
   for (const std::string_view suffix : {"_batch", "_narrow"})
     for (const auto* row : gemv_rows_and(suffix, moe_up_kernels(), desc, gpu.cx.kernels, w)) {
       const Tensor u = gpu.output(DType::kBF16, {kTokens, shape.width});
-      row->run(gpu.cx, u, gpu.tensor(h, DType::kBF16), gpu.routing(routing), gpu.weight(w), 7);
+      row->run(gpu.cx, u, gpu.tensor(h, DType::kBF16), gpu.routing(routing), gpu.weight(w),
+               kClampedSwiglu);
       const Floats got = gpu.floats(u);
       for (int64_t t = 0; t < kTokens; ++t)
         for (int64_t j = 0; j < shape.width; ++j)

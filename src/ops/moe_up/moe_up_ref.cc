@@ -1,19 +1,11 @@
-#include <algorithm>
-#include <cmath>
-
 #include "ops/matmul_ref.h"
 #include "ops/moe_up/moe_up.h"
 #include "ops/store.h"
 
 namespace nibble::ops::ref {
 
-double swiglu(double gate, double up, double limit) {
-  const double g = std::min(gate, limit), v = std::clamp(up, -limit, limit);
-  return g / (1 + std::exp(-static_cast<double>(kSwigluAlpha) * g)) * (v + 1);
-}
-
 void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
-            float limit) {
+            const Swiglu& act) {
   const int64_t width = up.rows / 2;
   for (int64_t e = 0; e < routing.num_experts; ++e) {
     if (routing.counts[e] == 0) continue;
@@ -22,7 +14,7 @@ void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, c
       for (int64_t slot = routing.offsets[e]; slot < routing.offsets[e + 1]; ++slot) {
         const float* row = h.as<float>() + routing.token[slot] * up.cols;
         u.as<float>()[slot * width + j] =
-            stored(cx.activations, swiglu(gate_row.dot(row), up_row.dot(row), limit));
+            stored(cx.activations, swiglu(gate_row.dot(row), up_row.dot(row), act));
       }
     }
   }

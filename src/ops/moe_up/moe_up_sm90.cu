@@ -6,18 +6,18 @@
 namespace nibble::ops::gpu {
 
 void moe_up_gemm(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
-                 const Weight& up, float limit) {
+                 const Weight& up, const Swiglu& act) {
   gemm(cx, up, GemmOut::kSwiglu,
        {.x = h.as<uint16_t>(),
         .token = routing.token,
         .offsets = routing.offsets,
         .y = u.data,
         .num_slots = routing.num_tokens * routing.top_k,
-        .limit = limit});
+        .act = act});
 }
 
 void moe_up_gemm_fp8(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
-                     const Weight& up, float limit) {
+                     const Weight& up, const Swiglu& act) {
   if (routing.num_tokens == 0) return;
   Scratch scratch(cx.scratch);
   const E4m3Rows x = quantize_rows(cx, scratch, h.as<uint16_t>(), routing.num_tokens, up.cols);
@@ -27,7 +27,7 @@ void moe_up_gemm_fp8(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& r
             .offsets = routing.offsets,
             .y = u.data,
             .num_slots = routing.num_tokens * routing.top_k,
-            .limit = limit,
+            .act = act,
             .x_scale = x.scales});
 }
 

@@ -19,18 +19,9 @@ constexpr Shape kShapes[] = {{2880, 160, 6, 4, Format::kMxfp4},  // gpt-oss's hi
                              {32, 37, 4, 1, Format::kMxfp4},    {72, 20, 3, 2, Format::kBF16},
                              {80, 21, 4, 3, Format::kNvfp4},    {300, 20, 3, 2, Format::kFp8Block}};
 
-// The error of u that errors of gate and up cause: d(g sigmoid(1.702 g))/dg is at most 1.1; then
-// the division, the exponential and three products, 12 roundings of the result.
-double swiglu_error(double gate, double gate_error, double up, double up_error, double limit) {
-  const double g = std::min(gate, limit), v = std::clamp(up, -limit, limit);
-  const double s = g / (1 + std::exp(-static_cast<double>(kSwigluAlpha) * g));
-  return 1.1 * (std::fabs(v) + 1) * gate_error + (std::fabs(s) + 1.1 * gate_error) * up_error +
-         12 * kEps * (std::fabs(s) * (std::fabs(v) + 1)) + 1e-30;
-}
-
 // ran: how many kernels there were, of each format of activations.
 using Ran = std::map<ActFormat, size_t>;
-void check(Ran& ran, const Shape& shape, int64_t tokens, DType act, float limit,
+void check(Ran& ran, const Shape& shape, int64_t tokens, DType act, const Swiglu& swiglu,
            ActFormat format = ActFormat::kFloat) {
   Random random(static_cast<uint32_t>(tokens));
   TestWeight w(random, shape.format, shape.experts, 2 * shape.width, shape.hidden);
@@ -45,7 +36,7 @@ void check(Ran& ran, const Shape& shape, int64_t tokens, DType act, float limit,
   ran[format] += kernels.size();
   for (const MoeUpKernel* row : kernels) {
     if (w.view.layout != row->layout) w.pack(row->layout);
-    row->run(test.cx, got.tensor(), h.tensor(), routing.view, w.view, limit);
+    row->run(test.cx, got.tensor(), h.tensor(), routing.view, w.view, swiglu);
     for (int64_t i = 0; i < tokens * shape.top_k; ++i) {
       const float* input = seen.row(i / shape.top_k);
       for (int64_t j = 0; j < shape.width; ++j) {
@@ -53,10 +44,10 @@ void check(Ran& ran, const Shape& shape, int64_t tokens, DType act, float limit,
         const double gate = ref::Row(w.view, routing.ids[i], 2 * j).dot(input, &gate_abs);
         const double up = ref::Row(w.view, routing.ids[i], 2 * j + 1).dot(input, &up_abs);
         const double e = dot_error(shape.hidden);
-        const double want = ref::swiglu(gate, up, limit);
+        const double want = ref::swiglu(gate, up, swiglu);
         ASSERT_NEAR(
             got.at(routing.slot[i], j), want,
-            swiglu_error(gate, e * gate_abs, up, e * up_abs, limit) + store_error(act, want))
+            swiglu_error(gate, e * gate_abs, up, e * up_abs, swiglu) + store_error(act, want))
             << row->name << " choice " << i << " column " << j;
       }
     }
@@ -66,7 +57,7 @@ void check(Ran& ran, const Shape& shape, int64_t tokens, DType act, float limit,
       sort_by_expert(one.view);
       const Tensor input =
           make_tensor(h.values.data() + t * shape.hidden, DType::kF32, {1, shape.hidden});
-      row->run(test.cx, alone.tensor(), input, one.view, w.view, limit);
+      row->run(test.cx, alone.tensor(), input, one.view, w.view, swiglu);
       for (int64_t k = 0; k < shape.top_k; ++k)
         ASSERT_TRUE(std::equal(alone.row(one.slot[k]), alone.row(one.slot[k]) + shape.width,
                                got.row(routing.slot[t * shape.top_k + k])))
@@ -80,11 +71,12 @@ TEST(MoeUp, EveryKernelEqualsTheTwinAndItselfAlone) {
   for (const Shape& shape : kShapes)
     for (int64_t tokens : {1, 2, 5, 31}) {
       if (shape.hidden == 2880 && tokens > 5) continue;
-      check(ran, shape, tokens, DType::kF32, 7);
-      check(ran, shape, tokens, DType::kBF16, 0.75f);  // a limit that clamps
+      check(ran, shape, tokens, DType::kF32, kClampedSwiglu);
+      check(ran, shape, tokens, DType::kF32, {});
+      check(ran, shape, tokens, DType::kBF16, {1.702f, 1, 0.75f});  // a limit that clamps
       if (shape.format != Format::kMxfp4) continue;
       for (const ActFormat format : {ActFormat::kInt8, ActFormat::kInt8Row})
-        check(ran, shape, tokens, DType::kF32, 7, format);
+        check(ran, shape, tokens, DType::kF32, kClampedSwiglu, format);
     }
   for (const auto& [format, kernels] : ran)
     EXPECT_EQ(kernels > 0, runs_here(format)) << act_format_name(format);
@@ -97,7 +89,8 @@ TEST(MoeUp, ActivationByHand) {
                              {7, 7, 55.999625},          {-1, 2, -.462612702}};
   // Worked out with 1.702 in double; as float32 it is off by 1.3e-8, and exp(34) by 34 times that.
   for (const auto& [gate, up, want] : cases)
-    EXPECT_NEAR(ref::swiglu(gate, up, 7), want, std::fabs(want) * 5e-7) << gate << " " << up;
+    EXPECT_NEAR(ref::swiglu(gate, up, kClampedSwiglu), want, std::fabs(want) * 5e-7)
+        << gate << " " << up;
 }
 
 // A scale of 255 is NaN: what reads that row is NaN too, and not what clamping makes of it.
@@ -114,7 +107,7 @@ TEST(MoeUp, DamagedRowsShow) {
       TestCtx test(DType::kF32, scratch_bytes(desc, 6, 2));
       for (const MoeUpKernel* row : kernels_here(moe_up_kernels(), desc, format)) {
         if (w.view.layout != row->layout) w.pack(row->layout);
-        row->run(test.cx, u.tensor(), h.tensor(), routing.view, w.view, 7);
+        row->run(test.cx, u.tensor(), h.tensor(), routing.view, w.view, kClampedSwiglu);
         for (int64_t t = 0; t < 6; ++t)
           for (int64_t j = 0; j < 16; ++j)
             EXPECT_EQ(std::isnan(u.at(t, j)), j == 3) << row->name << " row " << bad_row;
@@ -132,10 +125,10 @@ TEST(MoeUp, TwinUsesEachSlotsExpert) {
   EXPECT_EQ(routing.slot, (std::vector<int32_t>{3, 0, 1, 2}));
   EXPECT_EQ(routing.token, (std::vector<int32_t>{0, 1, 1, 0}));
   TestCtx test(DType::kF32, 0, 1);
-  ref::moe_up(test.cx, u.tensor(), h.tensor(), routing.view, w.view, 7);
+  ref::moe_up(test.cx, u.tensor(), h.tensor(), routing.view, w.view, kClampedSwiglu);
   const double gate = ref::Row(w.view, 2, 2).dot(h.row(0)),
                up = ref::Row(w.view, 2, 3).dot(h.row(0));
-  EXPECT_EQ(u.at(3, 1), static_cast<float>(ref::swiglu(gate, up, 7)));
+  EXPECT_EQ(u.at(3, 1), static_cast<float>(ref::swiglu(gate, up, kClampedSwiglu)));
 }
 
 TEST(MoeUp, Bytes) {

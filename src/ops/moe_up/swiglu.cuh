@@ -1,15 +1,15 @@
-// SwiGLU of moe_up's CUDA rows that multiply by mma.sync.
+// SwiGLU of CUDA rows that multiply by mma.sync.
 #pragma once
 
-#include "ops/moe_up/moe_up.h"
+#include "ops/swiglu.h"
 
 namespace nibble::ops::gpu {
 
-__device__ __forceinline__ float swiglu(float gate, float up, float limit) {
+__device__ __forceinline__ float swiglu(float gate, float up, const Swiglu& act) {
   // fminf drops NaN: a weight that is none must show.
-  const float g = gate > limit ? limit : gate;
-  const float v = up > limit ? limit : up < -limit ? -limit : up;
-  return g / (1 + __expf(-kSwigluAlpha * g)) * (v + 1);
+  const float g = gate > act.limit ? act.limit : gate;
+  const float v = up > act.limit ? act.limit : up < -act.limit ? -act.limit : up;
+  return g / (1 + __expf(-act.alpha * g)) * (v + act.shift);
 }
 
 }  // namespace nibble::ops::gpu
