@@ -3,8 +3,9 @@
 namespace nibble::ops {
 namespace {
 
-constexpr const char* kOpNames[kNumOps] = {"embed",      "norm_qkv", "attention", "out_proj",
-                                           "norm_route", "moe_up",   "moe_down",  "norm_unembed"};
+constexpr const char* kOpNames[kNumOps] = {"embed",    "norm_qkv", "attention",
+                                           "out_proj", "mlp_up",   "norm_route",
+                                           "moe_up",   "moe_down", "norm_unembed"};
 
 }  // namespace
 

@@ -24,12 +24,13 @@ enum class Op : uint8_t {
   kNormQkv,
   kAttention,
   kOutProj,
+  kMlpUp,
   kNormRoute,
   kMoeUp,
   kMoeDown,
   kNormUnembed
 };
-inline constexpr int kNumOps = 8;
+inline constexpr int kNumOps = 9;
 const char* op_name(Op op);  // "embed", "norm_qkv", ...
 std::optional<Op> find_op(std::string_view name);
 

@@ -10,6 +10,7 @@ auto table_of(const EmbedDesc&) { return embed_kernels(); }
 auto table_of(const NormQkvDesc&) { return norm_qkv_kernels(); }
 auto table_of(const AttentionDesc&) { return attention_kernels(); }
 auto table_of(const OutProjDesc&) { return out_proj_kernels(); }
+auto table_of(const MlpUpDesc&) { return mlp_up_kernels(); }
 auto table_of(const NormRouteDesc&) { return norm_route_kernels(); }
 auto table_of(const MoeUpDesc&) { return moe_up_kernels(); }
 auto table_of(const MoeDownDesc&) { return moe_down_kernels(); }

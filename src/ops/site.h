@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "ops/attention/attention.h"
 #include "ops/embed/embed.h"
+#include "ops/mlp_up/mlp_up.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
 #include "ops/norm_qkv/norm_qkv.h"
@@ -27,8 +28,8 @@ namespace nibble::ops {
 
 // What a site computes: one of these by kind, in the order of Op. To add a kind: Op and its name,
 // here, and the overloads at the top of site.cc.
-using Problem = std::variant<EmbedDesc, NormQkvDesc, AttentionDesc, OutProjDesc, NormRouteDesc,
-                             MoeUpDesc, MoeDownDesc, NormUnembedDesc>;
+using Problem = std::variant<EmbedDesc, NormQkvDesc, AttentionDesc, OutProjDesc, MlpUpDesc,
+                             NormRouteDesc, MoeUpDesc, MoeDownDesc, NormUnembedDesc>;
 static_assert(std::variant_size_v<Problem> == kNumOps);
 inline Op op_of(const Problem& problem) { return static_cast<Op>(problem.index()); }
 
@@ -43,6 +44,7 @@ struct Site {
   // Once loaded; before, `weight` says format and shape alone.
   Weight weight = {};
   Norm norm = {};
+  Norm q_norm = {}, k_norm = {};    // of heads
   const uint16_t* sinks = nullptr;  // [Q] bf16
 
   // On GPUs, once loaded: [experts, N] the least exponent of each row of `weight`, where a kernel

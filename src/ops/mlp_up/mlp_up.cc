@@ -1,0 +1,43 @@
+#include "ops/mlp_up/mlp_up.h"
+
+#include "ops/cpu_rows.h"
+#include "ops/refuse.h"
+#include "ops/site.h"
+
+namespace nibble::ops {
+namespace {
+
+constexpr MatrixShape matrix_of(const MlpUpDesc& d) { return {2 * d.width, d.hidden}; }
+using Cpu = CpuRows<MlpUpKernel, CpuMlpUp, matrix_of>;
+
+constexpr auto kKernels = joined(
+    Cpu::dense(),
+    std::to_array<MlpUpKernel>({
+        {"cuda_any",
+         [](const MlpUpDesc& d, const KernelOptions& o) { return refuse_any_product(d.format, o); },
+         NIBBLE_CUDA_KERNEL(gpu::mlp_up_any)},
+        {"ref", [](const MlpUpDesc&, const KernelOptions& o) { return refuse_ref(o); },
+         ref::mlp_up},
+    }));
+
+}  // namespace
+
+std::span<const MlpUpKernel> mlp_up_kernels() { return kKernels; }
+
+void mlp_up(Ctx& cx, const Site& site, const MlpUpOut& out, const Tensor& x, const Tensor& d) {
+  const Swiglu& act = std::get<MlpUpDesc>(site.problem).act;
+  run_site<MlpUpKernel>(cx, site, x.dim(0), out, x, d, site.norm, site.weight, act);
+  cx.wrote({out.u.data, out.h.data, out.y.data});
+}
+
+// The weights once; x and d read, y, h and u written.
+int64_t bytes(const MlpUpDesc& d, int64_t tokens, int64_t act_bytes) {
+  return format_bytes(d.format, 2 * d.width * d.hidden) + 2 * d.hidden +
+         tokens * (12 * d.hidden + act_bytes * (d.hidden + d.width));
+}
+
+int64_t flops(const MlpUpDesc& d, int64_t tokens) { return 4 * tokens * d.width * d.hidden; }
+
+int64_t gpu::scratch_bytes(const MlpUpDesc&) { return 0; }
+
+}  // namespace nibble::ops

@@ -1,0 +1,70 @@
+#include <gtest/gtest.h>
+
+#include "ops/gpu_test_problem.h"
+#include "ops/matmul_ref.h"
+#include "ops/mlp_up/mlp_up.h"
+#include "ops/norm_ref.h"
+
+namespace nibble::ops {
+namespace {
+
+struct Shape {
+  int64_t hidden, width;
+  Format format;
+};
+constexpr Shape kShapes[] = {
+    {96, 40, Format::kMxfp4}, {1000, 37, Format::kBF16}, {160, 96, Format::kMxfp8}};
+
+// Sums of tensor cores as in general_rows_gpu_test.cc; u is rounded to bf16.
+void check(const Shape& shape, int64_t tokens, const Swiglu& act) {
+  Random random(static_cast<uint32_t>(tokens));
+  const MlpUpDesc desc{shape.hidden, shape.width, shape.format, tokens, {}, act};
+  TestWeight w(random, shape.format, 1, 2 * shape.width, shape.hidden, /*has_bias=*/false);
+  const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f, 1);
+  const Floats x(random, tokens, shape.hidden), d(random, tokens, shape.hidden);
+  GpuProblem gpu(gpu::scratch_bytes(desc));
+  for (const auto* row : kernels_here(mlp_up_kernels(), desc, gpu.cx.kernels)) {
+    if (w.view.layout != row->layout) w.pack(row->layout);
+    const MlpUpOut out{gpu.output(DType::kBF16, {tokens, shape.width}),
+                       gpu.output(DType::kBF16, {tokens, shape.hidden}),
+                       gpu.output(DType::kF32, {tokens, shape.hidden})};
+    row->run(gpu.cx, out, gpu.tensor(x, DType::kF32), gpu.tensor(d, DType::kF32),
+             {gpu.array(weight), 1e-5f}, gpu.weight(w), act);
+    const Floats u = gpu.floats(out.u), h = gpu.floats(out.h), y = gpu.floats(out.y);
+    const double e = 2 * static_cast<double>(shape.hidden + 16) * kEps;
+    std::vector<float> want_h(shape.hidden), want_y(shape.hidden);
+    for (int64_t t = 0; t < tokens; ++t) {
+      ref::add(want_y.data(), x.row(t), d.row(t), shape.hidden);
+      ref::rms_norm(DType::kBF16, want_h.data(), want_y.data(), {weight.data(), 1e-5f},
+                    shape.hidden);
+      for (int64_t k = 0; k < shape.hidden; ++k) {
+        ASSERT_EQ(y.at(t, k), want_y[k]) << row->name;
+        ASSERT_NEAR(h.at(t, k), want_h[k],
+                    norm_error(DType::kBF16, shape.hidden) * std::fabs(want_h[k]))
+            << row->name;
+      }
+      for (int64_t j = 0; j < shape.width; ++j) {
+        double gate_abs, up_abs;
+        const double gate = ref::Row(w.view, 0, 2 * j).dot(h.row(t), &gate_abs);
+        const double up = ref::Row(w.view, 0, 2 * j + 1).dot(h.row(t), &up_abs);
+        const double want = ref::swiglu(gate, up, act);
+        ASSERT_NEAR(u.at(t, j), want,
+                    swiglu_error(gate, e * gate_abs, up, e * up_abs, act) +
+                        0x1p-20 * std::fabs(want) + store_error(DType::kBF16, want) + 1e-6)
+            << row->name << " token " << t << " column " << j;
+      }
+    }
+  }
+}
+
+TEST(MlpUpGpu, EveryKernelEqualsTheTwin) {
+  for (const Shape& shape : kShapes)
+    for (const int64_t tokens : {1, 7, 40}) {
+      if (is_too_slow(shape.hidden * tokens)) continue;
+      check(shape, tokens, {});
+      check(shape, tokens, kClampedSwiglu);
+    }
+}
+
+}  // namespace
+}  // namespace nibble::ops
