@@ -72,7 +72,7 @@ TEST(Fp8Pages, NormQkvRoundsOnceToTheNearestCode) {
   Random random(2);
   const TestWeight w(random, Format::kBF16, 1, kRows, kHidden);
   const std::vector<uint16_t> weight = random.bf16s(kHidden, 30, 200);  // some values over 448
-  const Norm norm{weight.data(), 1e-5f};
+  const QkvNorms norms{{weight.data(), 1e-5f}};
   Floats x(random, kTokens, kHidden), d(random, kTokens, kHidden), cos_sin(kTokens, kDim);
   std::vector<int32_t> positions(kTokens);
   std::iota(positions.begin(), positions.end(), 14);
@@ -90,7 +90,7 @@ TEST(Fp8Pages, NormQkvRoundsOnceToTheNearestCode) {
     Floats q(kTokens, kHeads * kGroup * kDim), h(kTokens, kHidden), y(kTokens, kHidden);
     for (TestPages* pages : {&fp8, &f32})
       row->run(test.cx, {q.tensor(), h.tensor(), y.tensor()}, pages->view, x.tensor(), d.tensor(),
-               norm, w.view, cos_sin.tensor(), step);
+               norms, w.view, cos_sin.tensor(), step);
     int saturated = 0;
     for (int64_t i = 0; i < kPages * kHeads * kPageSize * kDim; ++i)
       for (const bool keys : {true, false}) {

@@ -18,11 +18,17 @@ constexpr MatrixShape matrix_of(const NormQkvDesc& d) {
 }
 using Cpu = CpuRows<NormQkvKernel, CpuNormQkv, matrix_of>;
 
-// The few-token CUDA rows. Two row tiles hold the halves of a pair that turns.
+// Rows whose epilogue turns and stores: two row tiles hold the halves of a pair.
+const char* refuse_heads(const NormQkvDesc& d) {
+  if (d.norms_heads) return "heads of q and k are normed";
+  return d.head_dim == 64 ? nullptr : "head dim is not 64";
+}
+
+// The few-token CUDA rows.
 template <auto kRefuse>
 const char* refuse_gemv(const NormQkvDesc& d, const KernelOptions& o) {
   if (const char* reason = kRefuse(d.format, rows_of(d), d.hidden, o)) return reason;
-  return d.head_dim == 64 ? nullptr : "head dim is not 64";
+  return refuse_heads(d);
 }
 
 template <Format kFormat>
@@ -30,19 +36,19 @@ const char* refuse_many(const NormQkvDesc& d, const KernelOptions& o) {
   if (const char* reason =
           refuse_gemm<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, kDenseFewest}, o))
     return reason;
-  return kFormat == Format::kBF16 || d.head_dim == 64 ? nullptr : "head dim is not 64";
+  return kFormat == Format::kBF16 ? nullptr : refuse_heads(d);
 }
 
 const char* refuse_some(const NormQkvDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_split(d.format, rows_of(d), d.hidden, d.tokens, o)) return reason;
-  return d.head_dim == 64 ? nullptr : "head dim is not 64";
+  return refuse_heads(d);
 }
 
 const char* refuse_many_fp8(const NormQkvDesc& d, const KernelOptions& o) {
   if (const char* reason =
           refuse_gemm_fp8({d.format, rows_of(d), d.hidden, d.tokens, kDenseFewest, d.facts}, o))
     return reason;
-  return d.head_dim == 64 ? nullptr : "head dim is not 64";
+  return refuse_heads(d);
 }
 
 const char* refuse_any(const NormQkvDesc& d, const KernelOptions& o) {
@@ -74,8 +80,8 @@ std::span<const NormQkvKernel> norm_qkv_kernels() { return kKernels; }
 
 void norm_qkv(Ctx& cx, const Site& site, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
               const Tensor& d, const Tensor& cos_sin, const Step& s) {
-  run_site<NormQkvKernel>(cx, site, s.num_tokens, out, kv, x, d, site.norm, site.weight, cos_sin,
-                          s);
+  const QkvNorms norms{site.norm, site.q_norm, site.k_norm};
+  run_site<NormQkvKernel>(cx, site, s.num_tokens, out, kv, x, d, norms, site.weight, cos_sin, s);
   cx.wrote({out.q.data, out.h.data, out.y.data});
 }
 

@@ -1,5 +1,5 @@
-// norm_qkv: y = x + d; h = norm(y); q, k, v = h Wqkv^T + b; q and k turned by their position; k and
-// v appended to the pages.
+// norm_qkv: y = x + d; h = norm(y); q, k, v = h Wqkv^T + b; each head of q and k normed, in models
+// that do so, and turned by its position; k and v appended to the pages.
 #pragma once
 
 #include "ops/ctx.h"
@@ -16,7 +16,14 @@ struct NormQkvDesc {
   Format format = Format::kBF16;
   int64_t tokens = 1;  // the most of a step that it is to serve
   WeightFacts facts = {};
+  bool norms_heads = false;
   bool operator==(const NormQkvDesc&) const = default;
+};
+
+// Of the input; of the heads of q and of k, [D] each, where NormQkvDesc::norms_heads.
+struct QkvNorms {
+  Norm input;
+  Norm q = {}, k = {};
 };
 
 struct NormQkvOut {
@@ -29,11 +36,11 @@ struct NormQkvOut {
 // step; qkv [(Q + 2G) * D, H]: rows of q, k, v; cos_sin [T, D] from rope_angles(). k and v are
 // rounded once, to the pages' type; q to the activations'.
 using NormQkvFn = void(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                       const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
-                       const Step& s);
+                       const Tensor& d, const QkvNorms& norms, const Weight& qkv,
+                       const Tensor& cos_sin, const Step& s);
 using NormQkvKernel = Kernel<NormQkvDesc, NormQkvFn>;
 
-// site.norm; site.weight: qkv.
+// site.norm, site.q_norm and k_norm; site.weight: qkv.
 void norm_qkv(Ctx& cx, const Site& site, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
               const Tensor& d, const Tensor& cos_sin, const Step& s);
 std::span<const NormQkvKernel> norm_qkv_kernels();

@@ -11,7 +11,7 @@
 namespace nibble::ops::gpu {
 
 void norm_qkv_any(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                  const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
+                  const Tensor& d, const QkvNorms& norms, const Weight& qkv, const Tensor& cos_sin,
                   const Step& s) {
   if (s.num_tokens == 0) return;
   float* const products = Scratch(cx.scratch).take<float>(s.num_tokens * qkv.rows);
@@ -19,11 +19,11 @@ void norm_qkv_any(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tenso
                     .h = out.h.as<uint16_t>(),
                     .x = x.as<float>(),
                     .d = d.as<float>(),
-                    .norm = norm,
+                    .norm = norms.input,
                     .tokens = s.num_tokens,
                     .hidden = qkv.cols});
   multiply_any(cx, qkv, out.h.as<uint16_t>(), s.num_tokens, products);
-  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), products);
+  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
 }
 
 }  // namespace nibble::ops::gpu

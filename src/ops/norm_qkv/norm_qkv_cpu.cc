@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "cpu/thread_pool.h"
 #include "ops/cpu_matmul/product.h"
@@ -30,11 +31,27 @@ void turn(const float* from, const float* cos_sin, int64_t dim, float* to) {
   }
 }
 
+// Heads of one token, one behind the other.
+void norm_heads(float* y, int64_t heads, int64_t dim, const Norm& norm) {
+  constexpr int64_t kParts = 8;  // sums side by side
+  for (const float* end = y + heads * dim; y < end; y += dim) {
+    float squares[kParts] = {}, sum = 0;
+    for (int64_t i = 0; i < dim; ++i) squares[i % kParts] += y[i] * y[i];
+    for (const float part : squares) sum += part;
+    const float inverse = 1 / std::sqrt(sum / static_cast<float>(dim) + norm.eps);
+    for (int64_t i = 0; i < dim; ++i) y[i] *= inverse * bf16_to_float(norm.weight[i]);
+  }
+}
+
 // One token's q, k and v from y to their places.
-void place(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& cos_sin, float* y,
-           int64_t t, int32_t slot, int32_t pos) {
+void place(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const QkvNorms& norms,
+           const Tensor& cos_sin, float* y, int64_t t, int32_t slot, int32_t pos) {
   const int64_t kv_heads = kv.k.dim(1), dim = kv.k.dim(3), width = out.q.dim(1);
   const float* angles = cos_sin.as<float>() + t * dim;
+  if (norms.q.weight != nullptr) {
+    norm_heads(y, width / dim, dim, norms.q);
+    norm_heads(y + width, kv_heads, dim, norms.k);
+  }
   float* q = out.q.as<float>() + t * width;
   for (int64_t j = 0; j < width; j += dim) turn(y + j, angles, dim, q + j);
   if (cx.activations == DType::kBF16)
@@ -58,7 +75,7 @@ int64_t scratch_bytes(const NormQkvDesc& desc, int64_t tokens, int threads) {
 
 template <typename Product, cpu::Isa kIsa>
 void CpuNormQkv<Product, kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLayer& kv,
-                                    const Tensor& x, const Tensor& d, const Norm& norm,
+                                    const Tensor& x, const Tensor& d, const QkvNorms& norms,
                                     const Weight& qkv, const Tensor& cos_sin, const Step& s) {
   const FloatKernels& floats = float_kernels(float_isa(kIsa));
   const int64_t hidden = qkv.cols, kv_heads = kv.k.dim(1), dim = kv.k.dim(3);
@@ -68,7 +85,7 @@ void CpuNormQkv<Product, kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLaye
   cx.pool->parallel_for(s.num_tokens, 1, [&](int64_t t, int64_t end, int) {
     for (; t < end; ++t)
       floats.add_norm(out.y.as<float>() + t * hidden, out.h.as<float>() + t * hidden,
-                      x.as<float>() + t * hidden, d.as<float>() + t * hidden, norm, hidden,
+                      x.as<float>() + t * hidden, d.as<float>() + t * hidden, norms.input, hidden,
                       cx.activations == DType::kBF16);
   });
   linear(cx, scratch.product, scratch.y, out.h.as<float>(), s.num_tokens, qkv);
@@ -76,7 +93,7 @@ void CpuNormQkv<Product, kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLaye
     const Span* span = s.spans;
     for (; t < end; ++t) {
       while (t >= span->q_start + span->q_len) ++span;
-      place(cx, out, kv, cos_sin, scratch.y + t * qkv.rows, t, span->slot, s.positions[t]);
+      place(cx, out, kv, norms, cos_sin, scratch.y + t * qkv.rows, t, span->slot, s.positions[t]);
     }
   });
 }

@@ -74,9 +74,9 @@ void with_norm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& 
 }  // namespace
 
 void norm_qkv_tiles(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                    const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
-                    const Step& s) {
-  with_norm(cx, out, kv, x, d, norm, qkv, cos_sin, s, fits_one(qkv), [&](const auto& op) {
+                    const Tensor& d, const QkvNorms& norms, const Weight& qkv,
+                    const Tensor& cos_sin, const Step& s) {
+  with_norm(cx, out, kv, x, d, norms.input, qkv, cos_sin, s, fits_one(qkv), [&](const auto& op) {
     if constexpr (HasNorm<decltype(op)>)
       launch_one<Items::kHeadHalves, true>(cx, qkv, op);
     else
@@ -85,9 +85,9 @@ void norm_qkv_tiles(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Ten
 }
 
 void norm_qkv_rows(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                   const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
+                   const Tensor& d, const QkvNorms& norms, const Weight& qkv, const Tensor& cos_sin,
                    const Step& s) {
-  with_norm(cx, out, kv, x, d, norm, qkv, cos_sin, s, true, [&](const auto& op) {
+  with_norm(cx, out, kv, x, d, norms.input, qkv, cos_sin, s, true, [&](const auto& op) {
     launch_rows<HasNorm<decltype(op)> ? 1 : kFewTokens, Items::kHeadHalves>(cx, qkv, op);
   });
 }

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <vector>
 
 #include "ops/kv_pages.h"
@@ -18,16 +19,24 @@ void turn(double* head, const float* cos_sin, int64_t dim) {
   }
 }
 
+// One head. Not rounded: it is turned next.
+void norm_head(double* head, const Norm& norm, int64_t dim) {
+  double squares = 0;
+  for (int64_t i = 0; i < dim; ++i) squares += head[i] * head[i];
+  const double inverse = 1 / std::sqrt(squares / static_cast<double>(dim) + norm.eps);
+  for (int64_t i = 0; i < dim; ++i) head[i] *= inverse * bf16_to_float(norm.weight[i]);
+}
+
 }  // namespace
 
 void norm_qkv(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x, const Tensor& d,
-              const Norm& norm, const Weight& qkv, const Tensor& cos_sin, const Step& s) {
+              const QkvNorms& norms, const Weight& qkv, const Tensor& cos_sin, const Step& s) {
   const int64_t hidden = qkv.cols, kv_heads = kv.k.dim(1), dim = kv.k.dim(3);
   const int64_t q_heads = qkv.rows / dim - 2 * kv_heads;
   float *y = out.y.as<float>(), *h = out.h.as<float>(), *q = out.q.as<float>();
   add(y, x.as<float>(), d.as<float>(), s.num_tokens * hidden);
   for (int64_t t = 0; t < s.num_tokens; ++t)
-    rms_norm(cx.activations, h + t * hidden, y + t * hidden, norm, hidden);
+    rms_norm(cx.activations, h + t * hidden, y + t * hidden, norms.input, hidden);
 
   std::vector<double> qkvs(s.num_tokens * qkv.rows);
   for (int64_t n = 0; n < qkv.rows; ++n) {
@@ -38,6 +47,8 @@ void norm_qkv(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x
     const Span& span = s.spans[i];
     for (int64_t t = span.q_start; t < span.q_start + span.q_len; ++t) {
       double* yt = qkvs.data() + t * qkv.rows;
+      for (int64_t j = 0; norms.q.weight != nullptr && j < q_heads + kv_heads; ++j)
+        norm_head(yt + j * dim, j < q_heads ? norms.q : norms.k, dim);
       for (int64_t j = 0; j < q_heads + kv_heads; ++j)
         turn(yt + j * dim, cos_sin.as<float>() + t * dim, dim);
       for (int64_t j = 0; j < q_heads * dim; ++j)

@@ -25,10 +25,10 @@ void norm_of(Ctx& cx, const NormQkvOut& out, const Tensor& x, const Tensor& d, c
 }  // namespace
 
 void norm_qkv_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                   const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
+                   const Tensor& d, const QkvNorms& norms, const Weight& qkv, const Tensor& cos_sin,
                    const Step& s) {
   if (s.num_tokens == 0) return;
-  norm_of(cx, out, x, d, norm, s, {});
+  norm_of(cx, out, x, d, norms.input, s, {});
   if (qkv.format == Format::kMxfp4)
     return gemm(
         cx, qkv, GemmOut::kQkv,
@@ -36,16 +36,16 @@ void norm_qkv_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tens
   Scratch scratch(cx.scratch);
   auto* products = scratch.take<float>(s.num_tokens * qkv.rows);
   gemm(cx, qkv, out.h.as<uint16_t>(), s.num_tokens, products);
-  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), products);
+  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
 }
 
 void norm_qkv_gemm_fp8(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                       const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
-                       const Step& s) {
+                       const Tensor& d, const QkvNorms& norms, const Weight& qkv,
+                       const Tensor& cos_sin, const Step& s) {
   if (s.num_tokens == 0) return;
   Scratch scratch(cx.scratch);
   const E4m3Rows h = take_e4m3_rows(scratch, s.num_tokens, qkv.cols);
-  norm_of(cx, out, x, d, norm, s, h);
+  norm_of(cx, out, x, d, norms.input, s, h);
   gemm_fp8(cx, qkv, GemmOut::kQkv,
            {.x = h.codes,
             .num_slots = s.num_tokens,

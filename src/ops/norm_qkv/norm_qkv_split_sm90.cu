@@ -27,13 +27,13 @@ struct Turned {
 }  // namespace
 
 void norm_qkv_split(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                    const Tensor& d, const Norm& norm, const Weight& qkv, const Tensor& cos_sin,
-                    const Step& s) {
+                    const Tensor& d, const QkvNorms& norms, const Weight& qkv,
+                    const Tensor& cos_sin, const Step& s) {
   add_norm(cx, {.y = out.y.as<float>(),
                 .h = out.h.as<uint16_t>(),
                 .x = x.as<float>(),
                 .d = d.as<float>(),
-                .norm = norm,
+                .norm = norms.input,
                 .tokens = s.num_tokens,
                 .hidden = qkv.cols});
   sm90::launch_split(cx, qkv, out.h.as<uint16_t>(), s.num_tokens,

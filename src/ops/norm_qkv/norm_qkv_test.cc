@@ -13,8 +13,10 @@ namespace {
 
 struct Shape {
   int64_t hidden, q_heads, kv_heads, head_dim;
+  bool norms_heads = false;
 };
-constexpr Shape kShapes[] = {{2880, 8, 1, 64}, {96, 6, 2, 16}, {160, 8, 1, 32}, {64, 3, 3, 24}};
+constexpr Shape kShapes[] = {{2880, 8, 1, 64}, {96, 6, 2, 16},       {160, 8, 1, 32},
+                             {64, 3, 3, 24},   {96, 6, 2, 22, true}, {160, 4, 1, 128, true}};
 
 // Pages of one sequence of up to 64 tokens, 16 to a page, in reverse order.
 struct TestPages {
@@ -32,15 +34,35 @@ struct TestPages {
   KvLayer view;
 };
 
+// Of the products of each token and head.
+double least_rms(const Weight& w, const Floats& h, int64_t heads) {
+  double least = 1e30;
+  const int64_t dim = w.rows / heads;
+  for (int64_t t = 0; t < h.shape[0]; ++t)
+    for (int64_t head = 0; head < heads; ++head) {
+      double squares = 0;
+      for (int64_t n = head * dim; n < (head + 1) * dim; ++n) {
+        const double y = ref::Row(w, 0, n).dot(h.row(t));
+        squares += y * y;
+      }
+      least = std::min(least, std::sqrt(squares / static_cast<double>(dim)));
+    }
+  return least;
+}
+
 // Turning mixes two products, each off by its own error; cos and sin are at most c. Every value is
 // compared where it was put, with one rounding to the pages' type (the twin's are float32); q is
-// rounded by both.
+// rounded by both. The norm of a head divides its products' errors by its rms r; each of its D
+// values, at most sqrt(D) r, is off by that of r, too, and weights are at most 2.5.
 void check(const Shape& shape, int32_t tokens, DType act, DType kv_dtype) {
   Random random(static_cast<uint32_t>(tokens));
   const int64_t rows = (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim;
   const TestWeight w(random, Format::kBF16, 1, rows, shape.hidden);
   const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f, 1);
-  const Norm norm{weight.data(), 1e-5f};
+  const std::vector<uint16_t> q_weight = random.bf16s(shape.head_dim, 0.3f, 1),
+                              k_weight = random.bf16s(shape.head_dim, 0.3f, 1);
+  QkvNorms norms{.input = {weight.data(), 1e-5f}};
+  if (shape.norms_heads) norms.q = {q_weight.data(), 1e-5f}, norms.k = {k_weight.data(), 1e-5f};
   Floats x(random, tokens, shape.hidden, act), d(random, tokens, shape.hidden, act),
       cos_sin(tokens, shape.head_dim);
   std::vector<int32_t> positions;
@@ -48,8 +70,11 @@ void check(const Shape& shape, int32_t tokens, DType act, DType kv_dtype) {
   for (int32_t t = 0; t < tokens; ++t) positions.push_back(11 + t);
   const Step step{
       .num_tokens = tokens, .num_spans = 1, .positions = positions.data(), .spans = &span};
-  const NormQkvDesc desc{shape.hidden, shape.q_heads, shape.kv_heads, shape.head_dim,
-                         Format::kBF16};
+  const NormQkvDesc desc{.hidden = shape.hidden,
+                         .q_heads = shape.q_heads,
+                         .kv_heads = shape.kv_heads,
+                         .head_dim = shape.head_dim,
+                         .norms_heads = shape.norms_heads};
   TestCtx test(act, scratch_bytes(desc, tokens, 2));
   const Rope rope = make_rope(static_cast<int>(shape.head_dim), 150000, std::nullopt);
   rope_angles(test.cx, cos_sin.tensor(), rope, step);
@@ -59,7 +84,7 @@ void check(const Shape& shape, int32_t tokens, DType act, DType kv_dtype) {
   TestPages want(shape, DType::kF32);
   TestCtx exact(act, 0, 1);
   ref::norm_qkv(exact.cx, {want_q.tensor(), want_h.tensor(), want_y.tensor()}, want.view,
-                x.tensor(), d.tensor(), norm, w.view, cos_sin.tensor(), step);
+                x.tensor(), d.tensor(), norms, w.view, cos_sin.tensor(), step);
   double most_abs = 0;  // of sum |terms|, over all outputs
   for (int64_t n = 0; n < rows; ++n) {
     const ref::Row row(w.view, 0, n);
@@ -69,12 +94,17 @@ void check(const Shape& shape, int32_t tokens, DType act, DType kv_dtype) {
       most_abs = std::max(most_abs, abs);
     }
   }
-  const double error =
+  double error =
       2 * most_abs * (dot_error(shape.hidden) + norm_error(act, shape.hidden) + 3 * kEps);
+  if (shape.norms_heads) {
+    const double root = std::sqrt(static_cast<double>(shape.head_dim));
+    error = 2.5 * ((1 + root) * error / least_rms(w.view, want_h, rows / shape.head_dim) +
+                   root * norm_error(DType::kF32, shape.head_dim));
+  }
   for (const NormQkvKernel* row : kernels_here(norm_qkv_kernels(), desc)) {
     Floats q(tokens, width), h(tokens, shape.hidden), y(tokens, shape.hidden);
     TestPages got(shape, kv_dtype);
-    row->run(test.cx, {q.tensor(), h.tensor(), y.tensor()}, got.view, x.tensor(), d.tensor(), norm,
+    row->run(test.cx, {q.tensor(), h.tensor(), y.tensor()}, got.view, x.tensor(), d.tensor(), norms,
              w.view, cos_sin.tensor(), step);
     ASSERT_EQ(y.values, want_y.values);
     for (int64_t t = 0; t < tokens; ++t) {
@@ -128,7 +158,7 @@ TEST(NormQkv, Int8KernelsEqualTheTwin) {
   for (const auto* row : kernels) {
     TestPages got(shape, DType::kF32);
     row->run(test.cx, {q.tensor(), h.tensor(), y.tensor()}, got.view, x.tensor(), d.tensor(),
-             {weight.data(), 1e-5f}, w.view, cos_sin.tensor(), step);
+             {{weight.data(), 1e-5f}}, w.view, cos_sin.tensor(), step);
     const Floats seen = as_input(h, ActFormat::kInt8);
     for (int64_t n = 0; n < rows; ++n) {
       const ref::Row twin(w.view, 0, n);
@@ -165,7 +195,7 @@ TEST(NormQkv, TwinTurnsPairsOfHalves) {
   const Step step{.num_tokens = 1, .num_spans = 1, .positions = positions, .spans = &span};
   TestCtx test(DType::kF32, 0, 1);
   ref::norm_qkv(test.cx, {q.tensor(), h.tensor(), y.tensor()}, kv, x.tensor(), d.tensor(),
-                {ones.data(), 0}, w, cos_sin.tensor(), step);
+                {{ones.data(), 0}}, w, cos_sin.tensor(), step);
   // Pairs (x0, x2) = (1, -1) by (.5, .25) and (x1, x3) = (1, 1) by (0, 1).
   EXPECT_EQ(q.values, (std::vector<float>{.75f, -1, -.25f, 1}));
   EXPECT_EQ(k, q.values);

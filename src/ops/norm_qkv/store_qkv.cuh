@@ -5,12 +5,13 @@
 #include <cuda_runtime.h>
 
 #include "cuda/bf16.cuh"
+#include "ops/norm_qkv/norm_qkv.h"
 #include "ops/norm_qkv/qkv_store.h"
 
 namespace nibble::ops::gpu {
 
-// For products [T, (Q + 2 G) * D] f32 in memory.
-void store_qkv(Ctx& cx, const QkvStore& s, const float* products);
+// For products [T, (Q + 2 G) * D] f32 in memory; heads are normed where `norms` says so.
+void store_qkv(Ctx& cx, const QkvStore& s, const QkvNorms& norms, const float* products);
 
 // The span of token t: spans cover all tokens in order.
 __device__ __forceinline__ Span span_of_token(const Span* spans, int32_t num_spans,

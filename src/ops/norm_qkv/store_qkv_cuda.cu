@@ -1,5 +1,6 @@
 // The store of norm_qkv (see store_qkv.cuh) as a kernel of its own, for rows [T, (Q + 2 G) * D] f32
-// that a matrix product left. Bytes: 6 (Q + 2 G) D a token. One block a token.
+// that a matrix product left, with or without a norm of each head of q and k before it is turned.
+// Bytes: 6 (Q + 2 G) D a token. One block a token.
 #include "cuda/launch.cuh"
 #include "ops/norm_qkv/store_qkv.cuh"
 
@@ -19,6 +20,34 @@ __global__ void __launch_bounds__(kThreads)
   for (int32_t pair = threadIdx.x; pair < heads * half; pair += kThreads) {
     const int32_t head = pair / half, i = pair % half;
     store_pair(s, row, t, head, i, from[head * s.dim + i], from[head * s.dim + half + i]);
+  }
+}
+
+// A warp a head. Its values are read twice: the second time from the cache.
+__global__ void __launch_bounds__(kThreads)
+    store_normed_rows(const __grid_constant__ QkvStore s, const float* products, const Norm q_norm,
+                      const Norm k_norm) {
+  const auto t = static_cast<int32_t>(blockIdx.x);
+  const int lane = threadIdx.x % 32;
+  const int64_t row = kv_row(s, t);
+  cuda::griddep_wait();
+  cuda::griddep_launch_dependents();
+  const int32_t heads = s.q_heads + 2 * s.kv_heads, half = s.dim / 2;
+  for (int32_t head = threadIdx.x / 32; head < heads; head += kThreads / 32) {
+    const float* from = products + (int64_t{t} * heads + head) * s.dim;
+    const bool is_normed = head < s.q_heads + s.kv_heads;
+    const Norm& norm = head < s.q_heads ? q_norm : k_norm;
+    float squares = 0;
+    if (is_normed)
+      for (int32_t i = lane; i < s.dim; i += 32) squares = fmaf(from[i], from[i], squares);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(0xffffffff, squares, step);
+    const float inverse = rsqrtf(squares / static_cast<float>(s.dim) + norm.eps);
+    const auto value = [&](int32_t i) {
+      return is_normed ? from[i] * inverse * cuda::bf16_value(norm.weight[i]) : from[i];
+    };
+    for (int32_t i = lane; i < half; i += 32)
+      store_pair(s, row, t, head, i, value(i), value(half + i));
   }
 }
 
@@ -45,13 +74,15 @@ QkvStore qkv_store(const Tensor& q, const KvLayer& kv, const Tensor& cos_sin, co
           .fp8 = fp8};
 }
 
-void store_qkv(Ctx& cx, const QkvStore& s, const float* products) {
-  cuda::launch(cx.stream, store_rows,
-               {.grid = dim3(s.num_tokens),
-                .block = dim3(kThreads),
-                .release = cuda::Release::kAfterWait,
-                .reads_inputs = true},
-               s, products);
+void store_qkv(Ctx& cx, const QkvStore& s, const QkvNorms& norms, const float* products) {
+  const cuda::LaunchShape shape{.grid = dim3(s.num_tokens),
+                                .block = dim3(kThreads),
+                                .release = cuda::Release::kAfterWait,
+                                .reads_inputs = true};
+  if (norms.q.weight == nullptr)
+    cuda::launch(cx.stream, store_rows, shape, s, products);
+  else
+    cuda::launch(cx.stream, store_normed_rows, shape, s, products, norms.q, norms.k);
 }
 
 }  // namespace nibble::ops::gpu
