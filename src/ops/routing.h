@@ -12,7 +12,7 @@ struct Routing {
   int32_t num_experts = 0;     // E
   int32_t top_k = 0;           // K
   int32_t* ids = nullptr;      // [T, K] chosen experts, best first; ties go to the lower id
-  float* p = nullptr;          // [T, K] softmax over the K chosen
+  float* p = nullptr;          // [T, K] softmax over the K chosen, or their part of all E
   int32_t* counts = nullptr;   // [E] slots of each expert
   int32_t* offsets = nullptr;  // [E + 1] first slot of each expert
   int32_t* slot = nullptr;     // [T, K] slot of a choice
@@ -21,6 +21,7 @@ struct Routing {
   // every block and fills the arrays above; else null.
   const float* logits = nullptr;
   float* room = nullptr;  // [E] for those; none: the choice is not left
+  bool over_all = false;  // p is a softmax over all E
 };
 
 // Fills counts, offsets, slot and token from ids.

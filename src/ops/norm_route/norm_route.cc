@@ -32,6 +32,7 @@ const char* refuse_cuda(const NormRouteDesc& d, const KernelOptions& o) {
   if (d.format != Format::kBF16) return "needs bf16 weights";
   if (d.hidden % 8 != 0 || d.hidden > 9216) return "needs a multiple of 8 columns, at most 9,216";
   if (d.experts > 512 || d.top_k > 32) return "needs at most 512 experts and 32 choices";
+  if (d.over_all) return "weighs over all experts, not the chosen";
   return nullptr;
 }
 
@@ -89,6 +90,7 @@ std::span<const NormRouteKernel> norm_route_kernels() { return kKernels; }
 
 void norm_route(Ctx& cx, const Site& site, const Tensor& y, const Tensor& h, Routing& routing,
                 const Tensor& x, const Tensor& d) {
+  routing.over_all = std::get<NormRouteDesc>(site.problem).over_all;
   run_site<NormRouteKernel>(cx, site, routing.num_tokens, y, h, routing, x, d, site.norm,
                             site.weight);
   cx.wrote({y.data, h.data, routing.ids, routing.logits});
@@ -101,7 +103,8 @@ int64_t bytes(const NormRouteDesc& d, int64_t tokens, int64_t act_bytes) {
 
 int64_t flops(const NormRouteDesc& d, int64_t tokens) { return 2 * tokens * d.experts * d.hidden; }
 
-void choose_experts(const float* logits, int64_t experts, int64_t top_k, int32_t* ids, float* p) {
+void choose_experts(const float* logits, int64_t experts, int64_t top_k, int32_t* ids, float* p,
+                    bool over_all) {
   // Insertion into a list of K that stays sorted; > keeps the lower id ahead among equals.
   for (int64_t n = 0; n < experts; ++n) {
     int64_t at = n < top_k ? n : top_k;
@@ -110,10 +113,10 @@ void choose_experts(const float* logits, int64_t experts, int64_t top_k, int32_t
     for (int64_t i = std::min(n, top_k - 1); i > at; --i) ids[i] = ids[i - 1];
     ids[at] = static_cast<int32_t>(n);
   }
+  const auto weight = [&](int64_t e) { return std::exp(double{logits[e]} - logits[ids[0]]); };
   double sum = 0;
-  for (int64_t i = 0; i < top_k; ++i) sum += std::exp(double{logits[ids[i]]} - logits[ids[0]]);
-  for (int64_t i = 0; i < top_k; ++i)
-    p[i] = static_cast<float>(std::exp(double{logits[ids[i]]} - logits[ids[0]]) / sum);
+  for (int64_t i = 0; i < (over_all ? experts : top_k); ++i) sum += weight(over_all ? i : ids[i]);
+  for (int64_t i = 0; i < top_k; ++i) p[i] = static_cast<float>(weight(ids[i]) / sum);
 }
 
 namespace gpu {

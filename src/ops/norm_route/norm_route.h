@@ -1,5 +1,5 @@
 // norm_route: y = x + d; h = norm(y); router logits g = h Wr^T + b; the K largest, softmax over
-// those.
+// those, or over all.
 #pragma once
 
 #include "ops/ctx.h"
@@ -14,7 +14,8 @@ struct NormRouteDesc {
   int64_t experts = 0;
   int64_t top_k = 0;
   Format format = Format::kBF16;
-  int64_t tokens = 1;  // the most of a step that it is to serve
+  int64_t tokens = 1;     // the most of a step that it is to serve
+  bool over_all = false;  // Routing::over_all
   bool operator==(const NormRouteDesc&) const = default;
 };
 
@@ -34,7 +35,8 @@ int64_t bytes(const NormRouteDesc& desc, int64_t tokens, int64_t act_bytes = 4);
 int64_t flops(const NormRouteDesc& desc, int64_t tokens);
 
 // ids [K] and p [K] of one token from its logits [E].
-void choose_experts(const float* logits, int64_t experts, int64_t top_k, int32_t* ids, float* p);
+void choose_experts(const float* logits, int64_t experts, int64_t top_k, int32_t* ids, float* p,
+                    bool over_all = false);
 
 // Working memory of its kernels for steps of up to `tokens` tokens.
 int64_t scratch_bytes(const NormRouteDesc& desc, int64_t tokens, int threads);

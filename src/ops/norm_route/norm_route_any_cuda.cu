@@ -19,6 +19,18 @@ constexpr int kChooseWarps = 8;
 constexpr int kMostPerLane = 32;
 constexpr int kFewChoices = 4096;  // of all tokens: up to here the sort's blocks have 4 warps
 
+// The choices with their parts of the softmax over all logits [experts].
+__device__ __forceinline__ Choice weigh_over_all(Choice mine, const float* logits, int experts) {
+  constexpr unsigned kAll = 0xffffffff;
+  const float largest = __shfl_sync(kAll, mine.p, 0);
+  float sum = 0;
+  for (int e = threadIdx.x % 32; e < experts; e += 32) sum += __expf(__ldcg(logits + e) - largest);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAll, sum, step);
+  mine.p = __expf(mine.p - largest) / sum;
+  return mine;
+}
+
 // A warp a token.
 template <int kPerLane>
 __global__ void __launch_bounds__(kChooseWarps * 32)
@@ -27,8 +39,10 @@ __global__ void __launch_bounds__(kChooseWarps * 32)
   cuda::griddep_launch_dependents();
   const int t = static_cast<int>(blockIdx.x) * kChooseWarps + static_cast<int>(threadIdx.x) / 32;
   if (t >= r.num_tokens) return;
+  const float* const of_token = logits + int64_t{t} * r.num_experts;
+  const Choice chosen = choose<kPerLane>(of_token, r.num_experts, r.top_k);
   const Choice mine =
-      weigh(choose<kPerLane>(logits + int64_t{t} * r.num_experts, r.num_experts, r.top_k), r.top_k);
+      r.over_all ? weigh_over_all(chosen, of_token, r.num_experts) : weigh(chosen, r.top_k);
   const int lane = threadIdx.x % 32;
   if (lane >= r.top_k) return;
   r.ids[t * r.top_k + lane] = mine.id;

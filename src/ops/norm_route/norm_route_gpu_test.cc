@@ -21,9 +21,10 @@ constexpr Shape kShapes[] = {{2880, 128, 4}, {2880, 32, 4}, {256, 8, 4},  {4096,
                              {50, 1024, 31}, {1, 1, 1},     {9301, 17, 5}};
 
 struct Problem {
-  Problem(const Shape& shape, int64_t tokens)
+  Problem(const Shape& shape, int64_t tokens, bool over_all = false)
       : shape(shape),
         tokens(tokens),
+        over_all(over_all),
         random(static_cast<uint32_t>(shape.experts + tokens)),
         router(random, Format::kBF16, 1, shape.experts, shape.hidden),
         weight(random.bf16s(shape.hidden, 0.3f, 1)),
@@ -38,6 +39,7 @@ struct Problem {
   }
   Shape shape;
   int64_t tokens;
+  bool over_all = false;
   Random random;
   TestWeight router;
   std::vector<uint16_t> weight;
@@ -61,6 +63,7 @@ std::unique_ptr<Result> run(GpuProblem& gpu, const NormRouteKernel& row, const P
   };
   auto result = std::make_unique<Result>(n, p.shape);
   Routing routing = gpu.routing_output(result->routing);
+  routing.over_all = p.over_all;
   const Tensor y = gpu.output(DType::kF32, {n, hidden}), h = gpu.output(DType::kBF16, {n, hidden});
   row.run(gpu.cx, y, h, routing, part(p.x), part(p.d), {gpu.array(p.weight), 1e-5f},
           gpu.weight(p.router));
@@ -89,7 +92,7 @@ int64_t check_choices(const Problem& p, const Result& got) {
       clear = clear && sorted[k - 1] - sorted[k] > 2 * error;
     std::vector<int32_t> ids(s.top_k);
     std::vector<float> share(s.top_k);
-    choose_experts(logits.data(), s.experts, s.top_k, ids.data(), share.data());
+    choose_experts(logits.data(), s.experts, s.top_k, ids.data(), share.data(), p.over_all);
     for (int64_t k = 0; k < s.top_k; ++k) {
       const int32_t id = got.routing.ids[t * s.top_k + k];
       EXPECT_TRUE(id >= 0 && id < s.experts) << "token " << t;
@@ -104,10 +107,10 @@ int64_t check_choices(const Problem& p, const Result& got) {
   return clear_tokens;
 }
 
-int64_t check(const Shape& shape, int64_t tokens, bool exact) {
+int64_t check(const Shape& shape, int64_t tokens, bool exact, bool over_all = false) {
   int64_t clear_tokens = 0;
-  const Problem p(shape, tokens);
-  NormRouteDesc desc{shape.hidden, shape.experts, shape.top_k, Format::kBF16, tokens};
+  const Problem p(shape, tokens, over_all);
+  NormRouteDesc desc{shape.hidden, shape.experts, shape.top_k, Format::kBF16, tokens, over_all};
   GpuProblem gpu(gpu::scratch_bytes(desc), exact);
   for (const NormRouteKernel* row : kernels_here(norm_route_kernels(), desc, gpu.cx.kernels)) {
     SCOPED_TRACE(row->name);
@@ -154,6 +157,9 @@ TEST(NormRouteGpu, EveryKernelEqualsTheTwin) {
         if (is_too_slow(shape.hidden * tokens)) continue;
         SCOPED_TRACE(testing::Message() << shape.experts << " experts, " << tokens << " tokens");
         tokens_clear += check(shape, tokens, exact);
+        tokens_all += tokens;
+        if (exact) continue;
+        tokens_clear += check(shape, tokens, exact, /*over_all=*/true);
         tokens_all += tokens;
       }
     EXPECT_GE(tokens_clear, tokens_all / 4) << shape.experts << " experts";
@@ -211,7 +217,7 @@ TEST(NormRouteGpu, TheChoiceMayBeLeftToMoeUp) {
                                               gpu.tensor(p.d, DType::kF32),
                                               {gpu.array(p.weight), 1e-5f}, gpu.weight(p.router));
     EXPECT_EQ(routing.logits != nullptr, is_left);
-    sites[1].plan.row<MoeUpKernel>(1).run(gpu.cx, u, h, routing, gpu.weight(up), 7);
+    sites[1].plan.row<MoeUpKernel>(1).run(gpu.cx, u, h, routing, gpu.weight(up), kClampedSwiglu);
     sites[2].plan.row<MoeDownKernel>(1).run(gpu.cx, out, u, routing, gpu.weight(down));
     d[is_left] = gpu.floats(out).values;
     gpu.read_back(routings[is_left], routing);

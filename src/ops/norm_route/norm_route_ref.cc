@@ -20,7 +20,8 @@ void norm_route(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, con
   }
   for (int64_t t = 0; t < tokens; ++t)
     choose_experts(logits.data() + t * experts, experts, routing.top_k,
-                   routing.ids + t * routing.top_k, routing.p + t * routing.top_k);
+                   routing.ids + t * routing.top_k, routing.p + t * routing.top_k,
+                   routing.over_all);
   sort_by_expert(routing);
 }
 

@@ -17,7 +17,7 @@ struct Shape {
 constexpr Shape kShapes[] = {{2880, 32, 4}, {2880, 128, 4}, {96, 5, 2}, {160, 3, 3}, {72, 4, 1}};
 
 // A token's choice is checked where the twin's logits are further apart than twice their error.
-void check(const Shape& shape, int64_t tokens, DType act) {
+void check(const Shape& shape, int64_t tokens, DType act, bool over_all) {
   Random random(static_cast<uint32_t>(shape.experts));
   const TestWeight w(random, Format::kBF16, 1, shape.experts, shape.hidden);
   const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f, 1);
@@ -27,12 +27,14 @@ void check(const Shape& shape, int64_t tokens, DType act) {
   ref::add(want_y.values.data(), x.row(0), d.row(0), tokens * shape.hidden);
   for (int64_t t = 0; t < tokens; ++t)
     ref::rms_norm(act, want_h.values.data() + t * shape.hidden, want_y.row(t), norm, shape.hidden);
-  const NormRouteDesc desc{shape.hidden, shape.experts, shape.top_k, Format::kBF16};
+  const NormRouteDesc desc{
+      .hidden = shape.hidden, .experts = shape.experts, .top_k = shape.top_k, .over_all = over_all};
   TestCtx test(act, scratch_bytes(desc, tokens, 2));
   int64_t checked = 0;
   for (const NormRouteKernel* row : kernels_here(norm_route_kernels(), desc)) {
     Floats y(tokens, shape.hidden), h(tokens, shape.hidden);
     TestRouting got(tokens, shape.experts, shape.top_k);
+    got.view.over_all = over_all;
     row->run(test.cx, y.tensor(), h.tensor(), got.view, x.tensor(), d.tensor(), norm, w.view);
     ASSERT_EQ(y.values, want_y.values) << row->name;
     EXPECT_EQ(std::accumulate(got.counts.begin(), got.counts.end(), int64_t{0}),
@@ -58,7 +60,7 @@ void check(const Shape& shape, int64_t tokens, DType act) {
       ++checked;
       std::vector<int32_t> ids(shape.top_k);
       std::vector<float> p(shape.top_k);
-      choose_experts(logits.data(), shape.experts, shape.top_k, ids.data(), p.data());
+      choose_experts(logits.data(), shape.experts, shape.top_k, ids.data(), p.data(), over_all);
       for (int64_t k = 0; k < shape.top_k; ++k) {
         ASSERT_EQ(got.ids[t * shape.top_k + k], ids[k]) << row->name << " token " << t;
         ASSERT_NEAR(got.p[t * shape.top_k + k], p[k], p[k] * (4 * error + 4 * kEps));
@@ -71,7 +73,8 @@ void check(const Shape& shape, int64_t tokens, DType act) {
 TEST(NormRoute, EveryKernelEqualsTheTwin) {
   for (const Shape& shape : kShapes)
     for (DType act : {DType::kF32, DType::kBF16})
-      for (int64_t tokens : {1, 6, 20}) check(shape, tokens, act);
+      for (int64_t tokens : {1, 6, 20})
+        for (const bool over_all : {false, true}) check(shape, tokens, act, over_all);
 }
 
 TEST(NormRoute, ChoosesTheLargestLowestIdOnTies) {
@@ -85,6 +88,10 @@ TEST(NormRoute, ChoosesTheLargestLowestIdOnTies) {
   EXPECT_NEAR(p[2], std::exp(-1) / sum, 1e-7);
   choose_experts(logits, 5, 5, ids, p);
   EXPECT_EQ(std::vector<int32_t>(ids, ids + 5), (std::vector<int32_t>{1, 3, 2, 0, 4}));
+  choose_experts(logits, 5, 3, ids, p, /*over_all=*/true);
+  const double all = sum + std::exp(-2) + std::exp(-3);
+  EXPECT_NEAR(p[0], 1 / all, 1e-7);
+  EXPECT_NEAR(p[2], std::exp(-1) / all, 1e-7);
   choose_experts(logits, 1, 1, ids, p);
   EXPECT_EQ(ids[0], 0);
   EXPECT_EQ(p[0], 1);
