@@ -1,33 +1,44 @@
 #include "ops/general_rows.h"
 
-#include <algorithm>
 #include <set>
-#include <string_view>
 
 #include "ops/refuse.h"
 
 namespace nibble::ops {
 namespace {
 
+// The row is for another device or instruction set: no shape or format would make it run here.
+bool is_for_another_machine(const std::string& reason) {
+  if (reason == kRunsOnCpus || reason == kNeedsGpu) return true;
+  if (reason.find("Hopper GPU") != std::string::npos) return true;
+  const KernelOptions plain{.isa = cpu::Isa::kScalar};
+  for (int isa = 1; isa < cpu::kNumIsas; ++isa)
+    if (reason == refuse_isa(static_cast<cpu::Isa>(isa), plain)) return true;
+  return false;
+}
+
+// The last of the better rows that are for this machine.
+const Refusal* nearest(const PlanEntry& entry) {
+  for (auto r = entry.refused.rbegin(); r != entry.refused.rend(); ++r)
+    if (!is_for_another_machine(r->reason)) return &*r;
+  return nullptr;
+}
+
 // Of an op that runs by `kernel`.
 std::string line(Op op, const std::string& kernel, std::span<const PlanEntry> entries) {
   std::set<int> layers;
-  std::vector<std::string> reasons;
+  const Refusal* refusal = nullptr;
   for (const PlanEntry& entry : entries) {
     if (entry.site.op != op || entry.kernel != kernel) continue;
     layers.insert(entry.site.layer);
-    for (const Refusal& r : entry.refused) {
-      if (r.reason == kRunsOnCpus || r.reason == kNeedsGpu) continue;
-      std::string reason = r.kernel + ": " + r.reason;
-      if (std::ranges::find(reasons, reason) == reasons.end()) reasons.push_back(std::move(reason));
-    }
+    if (refusal == nullptr) refusal = nearest(entry);
   }
   std::string text = op_name(op);
   if (!layers.contains(-1))
     text += " of " + std::to_string(layers.size()) + (layers.size() == 1 ? " layer" : " layers");
-  text += " by " + kernel + ", which takes any shape";
-  for (const std::string& reason : reasons) text += "; " + reason;
-  return text;
+  text += " by " + kernel + ", which takes any shape; ";
+  if (refusal == nullptr) return text + "the better ones are for other machines";
+  return text + refusal->kernel + ": " + refusal->reason;
 }
 
 }  // namespace
