@@ -182,6 +182,40 @@ TEST_F(MessagesTest, ForcesToolsAsAnthropicAsksForThem) {
   }
 }
 
+// Claude Code's tools wait to be found: what nothing has named can neither be called nor be forced.
+TEST_F(MessagesTest, CallsDeferredToolsOnceTheyWereFound) {
+  serve();
+  const json search = {{"name", "search"}, {"input_schema", {{"type", "object"}}}};
+  const json weather = {
+      {"name", "get_weather"}, {"defer_loading", true}, {"input_schema", kWeatherSchema}};
+  json messages = {{{"role", "user"}, {"content", "What is the weather in Paris?"}}};
+  const auto ask_with = [&](const json& choice) {
+    return post("/v1/messages", message_body({{"tools", {search, weather}},
+                                              {"tool_choice", choice},
+                                              {"messages", messages},
+                                              {"max_tokens", 900}}));
+  };
+  EXPECT_EQ(ask_with({{"type", "tool"}, {"name", "get_weather"}}).status, 400);
+  EXPECT_EQ(ask_with({{"type", "any"}}).parsed()["content"].back()["name"], "search");
+  messages.push_back(
+      {{"role", "assistant"},
+       {"content",
+        {{{"type", "tool_use"}, {"id", "t1"}, {"name", "search"}, {"input", json::object()}}}}});
+  messages.push_back(
+      {{"role", "user"},
+       {"content",
+        {{{"type", "tool_result"},
+          {"tool_use_id", "t1"},
+          {"content", {{{"type", "tool_reference"}, {"tool_name", "get_weather"}}}}}}}});
+  for (int i = 0; i < 4; ++i) {  // at Anthropic's default temperature, 1
+    const json reply = ask_with({{"type", "tool"}, {"name", "get_weather"}}).parsed();
+    const json& call = reply["content"].back();
+    ASSERT_EQ(call["type"], "tool_use") << reply.dump();
+    EXPECT_EQ(call["name"], "get_weather");
+    EXPECT_TRUE(call["input"].contains("city"));
+  }
+}
+
 TEST_F(MessagesTest, SaysWhatIsWrongInAnthropicsShape) {
   options_.access.api_keys = {"secret"};
   serve();
@@ -200,7 +234,7 @@ TEST_F(MessagesTest, SaysWhatIsWrongInAnthropicsShape) {
   EXPECT_EQ(refused({{"max_tokens", 0}}, 400), "invalid_request_error");
   EXPECT_EQ(refused({{"model", "claude"}}, 404), "not_found_error");
   EXPECT_EQ(refused({{"messages", json::array()}}, 400), "invalid_request_error");
-  EXPECT_EQ(refused({{"messages", {{{"role", "user"}, {"content", {{{"type", "image"}}}}}}}}, 400),
+  EXPECT_EQ(refused({{"messages", {{{"role", "user"}, {"content", {{{"type", "odd"}}}}}}}}, 400),
             "invalid_request_error");
   EXPECT_EQ(refused({{"tool_choice", {{"type", "any"}}}}, 400), "invalid_request_error");
   EXPECT_EQ(refused({{"thinking", {{"type", "much"}}}}, 400), "invalid_request_error");

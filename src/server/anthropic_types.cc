@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "server/anthropic_blocks.h"
 #include "server/json_fields.h"
 #include "server/openai_chat_types.h"
 #include "server/openai_format.h"
@@ -15,44 +16,17 @@ constexpr size_t kMaxStops = 64;
 // first tokens on, and no prefix would ever be found in the cache.
 constexpr std::string_view kBillingHeader = "x-anthropic-billing-header";
 
-void add_line(std::string& text, const std::string& line) {
-  if (!text.empty()) text += "\n";
-  text += line;
-}
-
-// Calls f(block, type) for each block of the content; a string counts as one text block.
-template <typename F>
-void for_each_block(JsonFields& fields, const char* name, F f) {
-  const Json* content = fields.find(name);
-  if (!content) return;
-  if (content->is_string()) {
-    const Json block = {{"type", "text"}, {"text", *content}};
-    JsonFields inner(block, fields.path_of(name), fields.error());
-    return f(inner, "text");
-  }
-  if (!content->is_array()) return fields.fail(name, "has to be a string or an array of blocks");
-  for (size_t i = 0; i < content->size() && !fields.failed(); ++i) {
-    const std::string path = fields.path_of(name) + "[" + std::to_string(i) + "]";
-    JsonFields block((*content)[i], path, fields.error());
-    f(block, block.string("type"));
-  }
-}
-
-void refuse_block(JsonFields& block) {
-  block.fail("type", "is not supported: this model takes text only");
-}
-
-std::string read_text(JsonFields& fields, const char* name) {
+std::string read_text(JsonFields& fields, const char* name, ToolOffer& tools) {
   std::string text;
   for_each_block(fields, name, [&](JsonFields& block, const std::string& type) {
-    if (type != "text") return refuse_block(block);
+    if (type != "text") return add_line(text, read_other_block(block, type, tools));
     const std::string piece = block.string("text");
     if (!piece.starts_with(kBillingHeader)) add_line(text, piece);
   });
   return text;
 }
 
-void read_assistant(JsonFields& fields, std::vector<ChatMessage>& messages) {
+void read_assistant(JsonFields& fields, ToolOffer& tools, std::vector<ChatMessage>& messages) {
   ChatMessage message{.role = Role::kAssistant};
   for_each_block(fields, "content", [&](JsonFields& block, const std::string& type) {
     if (type == "text") {
@@ -65,14 +39,14 @@ void read_assistant(JsonFields& fields, std::vector<ChatMessage>& messages) {
                                     .name = read_name(block, "name"),
                                     .arguments = input ? to_text(*input) : "{}"});
     } else if (type != "redacted_thinking") {
-      refuse_block(block);
+      add_line(message.content, read_other_block(block, type, tools));
     }
   });
   messages.push_back(std::move(message));
 }
 
 // Answers of tools are messages of their own.
-void read_user(JsonFields& fields, std::vector<ChatMessage>& messages) {
+void read_user(JsonFields& fields, ToolOffer& tools, std::vector<ChatMessage>& messages) {
   ChatMessage text{.role = Role::kUser};
   const auto flush = [&] {
     if (!text.content.empty()) messages.push_back(std::exchange(text, {.role = Role::kUser}));
@@ -84,18 +58,18 @@ void read_user(JsonFields& fields, std::vector<ChatMessage>& messages) {
     } else if (type == "tool_result") {
       flush();
       messages.push_back({.role = Role::kTool,
-                          .content = read_text(block, "content"),
+                          .content = read_text(block, "content", tools),
                           .tool_call_id = block.string("tool_use_id")});
     } else {
-      refuse_block(block);
+      add_line(text.content, read_other_block(block, type, tools));
     }
   });
   if (messages.size() == before) return messages.push_back(std::move(text));
   flush();
 }
 
-void read_messages(JsonFields& fields, Chat& chat) {
-  const std::string system = read_text(fields, "system");
+void read_messages(JsonFields& fields, ToolOffer& tools, Chat& chat) {
+  const std::string system = read_text(fields, "system", tools);
   if (!system.empty()) chat.messages.push_back({.role = Role::kSystem, .content = system});
   const Json* list = fields.array("messages");
   if (!list || list->empty()) return fields.fail("messages", "has to have at least one message");
@@ -104,11 +78,12 @@ void read_messages(JsonFields& fields, Chat& chat) {
     const std::string role = message.string("role");
     if (!message.has("content")) message.fail("content", "is missing");
     if (role == "user") {
-      read_user(message, chat.messages);
+      read_user(message, tools, chat.messages);
     } else if (role == "assistant") {
-      read_assistant(message, chat.messages);
+      read_assistant(message, tools, chat.messages);
     } else if (role == "system") {
-      chat.messages.push_back({.role = Role::kSystem, .content = read_text(message, "content")});
+      chat.messages.push_back(
+          {.role = Role::kSystem, .content = read_text(message, "content", tools)});
     } else {
       message.fail("role", "has to be \"user\" or \"assistant\"");
     }
@@ -119,16 +94,11 @@ void read_messages(JsonFields& fields, Chat& chat) {
       last && last->role == Role::kAssistant && last->tool_calls.empty();
 }
 
-void read_tools(JsonFields& fields, Chat& chat) {
+void read_tools(JsonFields& fields, ToolOffer& offer) {
   const Json* tools = fields.array("tools");
   for (size_t i = 0; tools && i < tools->size() && !fields.failed(); ++i) {
     JsonFields tool((*tools)[i], "tools[" + std::to_string(i) + "]", fields.error());
-    if (tool.string("type", "custom") != "custom") continue;  // Anthropic runs it, not the client
-    FunctionTool function{.name = read_name(tool, "name"),
-                          .description = tool.string("description")};
-    if (const Json* schema = tool.object("input_schema")) function.parameters = to_text(*schema);
-    function.strict = tool.boolean("strict", false);
-    chat.tools.push_back(std::move(function));
+    offer.declare(tool);
   }
 }
 
@@ -236,8 +206,10 @@ std::optional<ApiError> parse_messages_request(std::string_view body,
     request.stream = fields.boolean("stream", false);
     read_scheduling(fields, request);
     read_stops(fields, request);
-    read_messages(fields, request.chat);
-    read_tools(fields, request.chat);
+    ToolOffer tools;
+    read_tools(fields, tools);
+    read_messages(fields, tools, request.chat);
+    request.chat.tools = tools.offered();
     read_tool_choice(fields, request);
     read_thinking(fields, request);
     read_output_config(fields, request);

@@ -34,6 +34,7 @@ class JsonFields {
 
   bool has(const char* name) const { return find(name) != nullptr; }
   const Json* find(const char* name) const;  // null counts as absent
+  const Json& json() const { return *object_; }
 
   bool boolean(const char* name, bool otherwise);
   int64_t integer(const char* name, int64_t otherwise, int64_t low, int64_t high);
