@@ -59,12 +59,136 @@ std::string gpt_oss_json(const GptOssSize& size) {
          layer_types + "]," + kCommon + "}";
 }
 
+constexpr const char* kQwen3_8B = R"(
+  "architectures": ["Qwen3ForCausalLM"],
+  "attention_bias": false,
+  "bos_token_id": 151643,
+  "eos_token_id": 151645,
+  "head_dim": 128,
+  "hidden_act": "silu",
+  "hidden_size": 4096,
+  "intermediate_size": 12288,
+  "max_position_embeddings": 40960,
+  "model_type": "qwen3",
+  "num_attention_heads": 32,
+  "num_hidden_layers": 36,
+  "num_key_value_heads": 8,
+  "rms_norm_eps": 1e-06,
+  "rope_scaling": null,
+  "rope_theta": 1000000,
+  "tie_word_embeddings": false,
+  "use_sliding_window": false,
+  "vocab_size": 151936)";
+
+constexpr const char* kQwen3_30B = R"(
+  "architectures": ["Qwen3MoeForCausalLM"],
+  "attention_bias": false,
+  "bos_token_id": 151643,
+  "decoder_sparse_step": 1,
+  "eos_token_id": 151645,
+  "head_dim": 128,
+  "hidden_act": "silu",
+  "hidden_size": 2048,
+  "intermediate_size": 6144,
+  "max_position_embeddings": 40960,
+  "mlp_only_layers": [],
+  "model_type": "qwen3_moe",
+  "moe_intermediate_size": 768,
+  "norm_topk_prob": true,
+  "num_attention_heads": 32,
+  "num_experts": 128,
+  "num_experts_per_tok": 8,
+  "num_hidden_layers": 48,
+  "num_key_value_heads": 4,
+  "rms_norm_eps": 1e-06,
+  "rope_scaling": null,
+  "rope_theta": 1000000,
+  "tie_word_embeddings": false,
+  "use_sliding_window": false,
+  "vocab_size": 151936)";
+
+constexpr const char* kLlama31_8B = R"(
+  "architectures": ["LlamaForCausalLM"],
+  "attention_bias": false,
+  "bos_token_id": 128000,
+  "eos_token_id": [128001, 128008, 128009],
+  "hidden_act": "silu",
+  "hidden_size": 4096,
+  "intermediate_size": 14336,
+  "max_position_embeddings": 131072,
+  "mlp_bias": false,
+  "model_type": "llama",
+  "num_attention_heads": 32,
+  "num_hidden_layers": 32,
+  "num_key_value_heads": 8,
+  "rms_norm_eps": 1e-05,
+  "rope_scaling": {
+    "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192, "rope_type": "llama3"
+  },
+  "rope_theta": 500000.0,
+  "tie_word_embeddings": false,
+  "vocab_size": 128256)";
+
+// All linear layers but the head and, of experts, the router.
+constexpr const char* kNvfp4 = R"(,
+  "quantization_config": {
+    "ignore": ["lm_head", "model.layers.*.mlp.gate"], "quant_algo": "NVFP4",
+    "quant_method": "modelopt"
+  })";
+constexpr const char* kFp8 = R"(,
+  "quantization_config": {
+    "ignore": ["lm_head", "model.layers.*.mlp.gate"], "quant_algo": "FP8",
+    "quant_method": "modelopt"
+  })";
+constexpr const char* kFp8Blocks = R"(,
+  "quantization_config": {
+    "activation_scheme": "dynamic", "fmt": "e4m3",
+    "modules_to_not_convert": ["lm_head", "model.layers.*.mlp.gate"], "quant_method": "fp8",
+    "weight_block_size": [128, 128]
+  })";
+constexpr const char* kPackedNvfp4 = R"(,
+  "quantization_config": {
+    "config_groups": {
+      "group_0": {
+        "targets": ["Linear"],
+        "weights": {"group_size": 16, "num_bits": 4, "strategy": "tensor_group", "type": "float"}
+      }
+    },
+    "format": "nvfp4-pack-quantized",
+    "ignore": ["lm_head", "re:.*mlp.gate$"],
+    "quant_method": "compressed-tensors"
+  })";
+
+struct Model {
+  std::string_view repo_id;
+  const char* config;
+  const char* quantization = "";
+};
+constexpr Model kModels[] = {
+    {"Qwen/Qwen3-8B", kQwen3_8B},
+    {"Qwen/Qwen3-8B-FP8", kQwen3_8B, kFp8Blocks},
+    {"nvidia/Qwen3-8B-FP8", kQwen3_8B, kFp8},
+    {"nvidia/Qwen3-8B-NVFP4", kQwen3_8B, kNvfp4},
+    {"Qwen/Qwen3-30B-A3B", kQwen3_30B},
+    {"Qwen/Qwen3-30B-A3B-FP8", kQwen3_30B, kFp8Blocks},
+    {"nvidia/Qwen3-30B-A3B-NVFP4", kQwen3_30B, kNvfp4},
+    {"RedHatAI/Qwen3-30B-A3B-NVFP4", kQwen3_30B, kPackedNvfp4},
+    {"meta-llama/Llama-3.1-8B", kLlama31_8B},
+    {"meta-llama/Llama-3.1-8B-Instruct", kLlama31_8B},
+    {"nvidia/Llama-3.1-8B-Instruct-FP8", kLlama31_8B, kFp8},
+    {"nvidia/Llama-3.1-8B-Instruct-NVFP4", kLlama31_8B, kNvfp4},
+};
+
 }  // namespace
 
 std::optional<Config> builtin_config(std::string_view repo_id) {
+  const std::string origin = std::string(repo_id) + " (built in)";
   for (const GptOssSize& size : kGptOss)
-    if (size.repo_id == repo_id)
-      return Config::parse(gpt_oss_json(size), std::string(repo_id) + " (built in)");
+    if (size.repo_id == repo_id) return Config::parse(gpt_oss_json(size), origin);
+  for (const Model& model : kModels)
+    if (model.repo_id == repo_id)
+      return Config::parse("{" + std::string(model.config) + model.quantization + "}", origin);
   return std::nullopt;
 }
 

@@ -110,10 +110,19 @@ struct WeightInfo {
 //   M.weight_packed i32, M.weight_scale, M.weight_zero_point    INT4 of compressed-tensors
 //   M.qweight, M.scales, M.qzeros                               INT4 of AWQ
 //   NAME                                                        BF16, F16, F32
-// Scales of activations are left out: weights alone are quantized here. Throws Error(kCheckpoint)
+// Scales of activations are left out: weights alone are quantized here; so are those of keys and
+// values, for which see read_kv_scales(). Throws Error(kCheckpoint)
 // for tensors that do not fit together, a part that is missing, a dtype that no weight format has,
 // and kUnsupported for parts that would change the product (pre_quant_scale, ...).
 std::vector<WeightInfo> list_weights(const Checkpoint& checkpoint);
+
+// Scales of keys and values for a cache in FP8: M.k_scale, M.v_scale, M.kv_scale. Throws
+// Error(kCheckpoint) for one that is no single finite number above zero.
+struct KvScale {
+  std::string name;
+  float value;
+};
+std::vector<KvScale> read_kv_scales(const Checkpoint& checkpoint);
 
 // Exactly the wanted weights, in the order of `wanted`. Throws Error(kCheckpoint) naming what is
 // missing, has another shape or another format. Weights that nobody wants are logged, not loaded.

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "formats/bf16.h"
+#include "formats/fp8.h"
 #include "formats/mxfp4.h"
 #include "io/checkpoint.h"
 
@@ -33,7 +34,7 @@ uint64_t stream_of(uint64_t seed, std::string_view name) {
 // Makes bytes of one tensor, eight at a time.
 class Filler {
  public:
-  enum class Kind { kConstant, kBytes, kScales, kNormalBF16, kNormalF32 };
+  enum class Kind { kConstant, kBytes, kSmallE4m3, kScales, kNormalBF16, kNormalF32 };
 
   static Filler constant(uint64_t word) {
     Filler f(Kind::kConstant, 0);
@@ -41,6 +42,16 @@ class Filler {
     return f;
   }
   static Filler bytes(uint64_t stream) { return Filler(Kind::kBytes, stream); }
+  // E4M3 of magnitudes below 2: none is NaN.
+  static Filler small_e4m3(uint64_t stream) { return Filler(Kind::kSmallE4m3, stream); }
+  static Filler float_constant(double value) {
+    const uint64_t bits = std::bit_cast<uint32_t>(static_cast<float>(value));
+    return constant(bits << 32 | bits);
+  }
+  static Filler bf16_constant(double value) {
+    const uint64_t bits = bf16_from_float(static_cast<float>(value));
+    return constant(bits << 48 | bits << 32 | bits << 16 | bits);
+  }
 
   // E8M0 bytes s or s + 1, mixed so that the mean square of 2^(byte - 127) is rms^2.
   static Filler scales(uint64_t stream, double rms) {
@@ -72,6 +83,9 @@ class Filler {
         return fill_words(begin, to, [&](uint64_t) { return word_; });
       case Kind::kBytes:
         return fill_words(begin, to, [&](uint64_t i) { return random(i); });
+      case Kind::kSmallE4m3:
+        return fill_words(begin, to,
+                          [&](uint64_t i) { return random(i) & ~uint64_t{0x4040404040404040u}; });
       case Kind::kScales:
         return fill_words(begin, to, [&](uint64_t i) { return eight_scales(i); });
       case Kind::kNormalBF16:
@@ -193,12 +207,65 @@ class DummyCheckpoint : public Checkpoint {
           deviation == 0 ? Filler::constant(0) : Filler::bytes(stream_of(seed, blocks)));
       return;
     }
+    if (spec.format != Format::kF32 && spec.format != Format::kBF16)
+      return add_quantized(spec, seed, made);
     const bool wide = spec.format == Format::kF32;
     const uint64_t one = wide ? 0x3f8000003f800000u : 0x3f803f803f803f80u;
     made.emplace_back(tensor_of(spec.name, wide ? DType::kF32 : DType::kBF16, spec.shape),
                       deviation == 0
                           ? Filler::constant(spec.fill == Fill::kOne ? one : 0)
                           : Filler::normal(stream_of(seed, spec.name), spec.format, deviation));
+  }
+
+  // As list_weights() reads them: codes under random bits, scales all alike.
+  static void add_quantized(const WeightSpec& spec, uint64_t seed,
+                            std::vector<std::pair<TensorInfo, Filler>>& made) {
+    constexpr std::string_view kWeight = ".weight";
+    CHECK(spec.shape.size() == 2 && spec.name.ends_with(kWeight));
+    const std::string base = spec.name.substr(0, spec.name.size() - kWeight.size());
+    const int64_t n = spec.shape[0], k = spec.shape[1];
+    const double deviation = dummy_deviation(spec);
+    const auto tensor = [&](const char* part, DType dtype, std::vector<int64_t> shape,
+                            const Filler& filler) {
+      made.emplace_back(tensor_of(base + "." + part, dtype, std::move(shape)), filler);
+    };
+    const uint64_t stream = stream_of(seed, spec.name);
+    const Filler codes = Filler::bytes(stream), e4m3 = Filler::small_e4m3(stream);
+    const double unit = deviation / rms_of_codes(spec.format);
+    switch (spec.format) {
+      case Format::kNvfp4:
+        tensor("weight", DType::kU8, {n, k / 2}, codes);
+        tensor("weight_scale", DType::kF8E4M3, {n, k / 16}, Filler::constant(kE4m3Ones));
+        return tensor("weight_scale_2", DType::kF32, {1}, Filler::float_constant(unit));
+      case Format::kFp8Row:
+        tensor("weight", DType::kF8E4M3, {n, k}, e4m3);
+        return tensor("weight_scale", DType::kF32, {n, 1}, Filler::float_constant(unit));
+      case Format::kFp8Block:
+        tensor("weight", DType::kF8E4M3, {n, k}, e4m3);
+        return tensor("weight_scale_inv", DType::kF32, {(n + 127) / 128, (k + 127) / 128},
+                      Filler::float_constant(unit));
+      case Format::kMxfp8:
+        tensor("weight", DType::kF8E4M3, {n, k}, e4m3);
+        return tensor("weight_scale", DType::kU8, {n, k / 32},
+                      Filler::scales(stream_of(seed, base + ".weight_scale"), unit));
+      case Format::kInt4G32:
+      case Format::kInt4G128:
+        tensor("weight_packed", DType::kI32, {n, k / 8}, codes);
+        return tensor("weight_scale", DType::kBF16, {n, k / format_row(spec.format).block_elems},
+                      Filler::bf16_constant(unit));
+      default:
+        CHECK(false);  // no model says F16 before it is loaded
+    }
+  }
+  static constexpr uint64_t kE4m3Ones = 0x3838383838383838u;
+
+  // Root mean square of what random bits are.
+  static double rms_of_codes(Format format) {
+    if (format == Format::kNvfp4) return std::sqrt(68.5 / 8);  // as of MXFP4
+    if (format == Format::kInt4G32 || format == Format::kInt4G128) return std::sqrt(21.5);
+    double sum = 0;
+    for (int code = 0; code < 64; ++code) sum += double{kE4m3[code]} * kE4m3[code];
+    return std::sqrt(sum / 64);
   }
 
   std::string origin_;

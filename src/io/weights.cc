@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "formats/bf16.h"
+#include "formats/f16.h"
 #include "formats/fp8_block.h"
 #include "io/checkpoint.h"
 
@@ -222,12 +225,28 @@ class Module {
   int64_t rows_ = 0, cols_ = 0;
 };
 
+// The last part of a tensor's name; empty where it has but one.
+std::string_view last_part(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  return dot == std::string::npos ? "" : std::string_view(name).substr(dot + 1);
+}
+
+bool is_kv_scale(const std::string& name) {
+  const std::string_view last = last_part(name);
+  return last == "k_scale" || last == "v_scale" || last == "kv_scale";
+}
+// Of the queries and weights of an attention in FP8.
+bool is_attention_scale(const std::string& name) {
+  const std::string_view last = last_part(name);
+  return last == "q_scale" || last == "prob_scale";
+}
+
 // Parts of a weight that is listed by its codes, and scales of activations.
 bool is_companion(const Checkpoint& checkpoint, const std::string& name) {
-  const size_t dot = name.rfind('.');
-  if (dot == std::string::npos) return false;
-  const std::string_view last = std::string_view(name).substr(dot + 1);
-  const std::string base = name.substr(0, dot);
+  const std::string_view last = last_part(name);
+  if (last.empty()) return false;
+  if (is_kv_scale(name) || is_attention_scale(name)) return true;
+  const std::string base = name.substr(0, name.size() - last.size() - 1);
   if (last == "qzeros" || last == "scales" || last == "g_idx")
     return checkpoint.find(base + std::string(kAwq)) != nullptr;
   constexpr std::string_view kParts[] = {
@@ -277,6 +296,30 @@ std::vector<WeightInfo> list_weights(const Checkpoint& checkpoint) {
           checkpoint, weights[i].name,
           "is there twice: as " + weights[i - 1].codes->name + " and as " + weights[i].codes->name);
   return weights;
+}
+
+std::vector<KvScale> read_kv_scales(const Checkpoint& checkpoint) {
+  std::vector<KvScale> scales;
+  for (const TensorInfo& t : checkpoint.tensors()) {
+    if (!is_kv_scale(t.name)) continue;
+    float value = 0;
+    uint16_t bits = 0;
+    if (t.dtype == DType::kF32 && t.bytes == 4) {
+      const ReadJob job = ReadJob::whole(t, &value);
+      checkpoint.read({&job, 1});
+    } else if ((t.dtype == DType::kBF16 || t.dtype == DType::kF16) && t.bytes == 2) {
+      const ReadJob job = ReadJob::whole(t, &bits);
+      checkpoint.read({&job, 1});
+      value = t.dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
+    } else {
+      fail(checkpoint, t.name, "found " + text_of(t) + ", expected one float");
+    }
+    if (!std::isfinite(value) || value <= 0)
+      fail(checkpoint, t.name,
+           "holds " + std::to_string(value) + "; a scale is finite and above zero");
+    scales.push_back({t.name, value});
+  }
+  return scales;
 }
 
 std::vector<WeightInfo> match_weights(const Checkpoint& checkpoint,
