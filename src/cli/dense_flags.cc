@@ -13,8 +13,10 @@ struct DenseLayer {
   const char* name;
   Format DenseFormats::*format;
 };
-constexpr DenseLayer kDenseLayers[] = {
-    {"qkv", &DenseFormats::qkv}, {"o", &DenseFormats::out}, {"lm_head", &DenseFormats::unembed}};
+constexpr DenseLayer kDenseLayers[] = {{"qkv", &DenseFormats::qkv},
+                                       {"o", &DenseFormats::out},
+                                       {"mlp", &DenseFormats::mlp},
+                                       {"lm_head", &DenseFormats::unembed}};
 
 // Ever smaller, but for nvfp4, which is for its own sake.
 constexpr Format kDenseFormats[] = {Format::kBF16, Format::kMxfp8, Format::kMxfp4, Format::kNvfp4};
@@ -41,40 +43,42 @@ bool has_kernels(const ops::Ctx& cx, const std::string& model, const DenseFormat
 
 void add_dense_flags(CLI::App& command, DenseFlags& flags, const std::string& group) {
   command
-      .add_option(
-          "--dense-format", flags.dense_format,
-          "of attention's and the head's matrices: bf16, mxfp8, mxfp4 or nvfp4, encoded on load")
+      .add_option("--dense-format", flags.dense_format,
+                  "of attention's, dense MLPs' and the head's matrices: bf16, mxfp8, mxfp4 or "
+                  "nvfp4, encoded on load")
       ->capture_default_str()
       ->check(CLI::IsMember({"bf16", "mxfp8", "mxfp4", "nvfp4"}))
       ->group(group);
   command
       .add_option("--mxfp4-layers", flags.mxfp4_layers,
-                  "those of qkv, o and lm_head that become mxfp4 whatever --dense-format says")
+                  "those of qkv, o, mlp and lm_head that become mxfp4 whatever --dense-format says")
       ->delimiter(',')
       ->group(group);
 }
 
 DenseFormats dense_formats(const DenseFlags& flags) {
   const Format all = dense_format(flags.dense_format);
-  DenseFormats dense{all, all, all};
+  DenseFormats dense{all, all, all, all};
   for (const std::string& layer : flags.mxfp4_layers) {
     const auto* known = std::find_if(std::begin(kDenseLayers), std::end(kDenseLayers),
                                      [&](const DenseLayer& l) { return l.name == layer; });
     if (known == std::end(kDenseLayers))
       throw Error(ErrorKind::kUsage,
-                  "--mxfp4-layers " + layer + ": expected some of qkv, o, lm_head");
+                  "--mxfp4-layers " + layer + ": expected some of qkv, o, mlp, lm_head");
     dense.*known->format = Format::kMxfp4;
   }
   return dense;
 }
 
 std::string dense_text(const DenseFormats& dense) {
-  if (dense.qkv == dense.out && dense.out == dense.unembed)
+  if (dense.qkv == dense.out && dense.out == dense.mlp && dense.mlp == dense.unembed)
     return std::string(format_name(dense.qkv));
   std::string text;
-  for (const DenseLayer& layer : kDenseLayers)
+  for (const DenseLayer& layer : kDenseLayers) {
+    if (layer.format == &DenseFormats::mlp && dense.mlp == dense.out) continue;
     text += (text.empty() ? "" : ", ") + std::string(layer.name) + " " +
             std::string(format_name(dense.*layer.format));
+  }
   return text;
 }
 
@@ -82,7 +86,7 @@ std::string faster_dense_advice(const ops::Ctx& cx, const std::string& model,
                                 const DenseFormats& dense) {
   const int64_t now = describe_model(model, dense).weight_bytes_per_token;
   for (const Format format : kDenseFormats) {
-    const DenseFormats faster{format, format, format};
+    const DenseFormats faster{format, format, format, format};
     if (!has_kernels(cx, model, faster)) continue;
     const int64_t then = describe_model(model, faster).weight_bytes_per_token;
     if (then >= now) continue;

@@ -14,7 +14,7 @@ namespace nibble::cli {
 
 struct DenseFlags {
   std::string dense_format = "bf16";      // bf16 | mxfp8 | mxfp4
-  std::vector<std::string> mxfp4_layers;  // of qkv, o, lm_head
+  std::vector<std::string> mxfp4_layers;  // of qkv, o, mlp, lm_head
 };
 
 void add_dense_flags(CLI::App& command, DenseFlags& flags, const std::string& group);

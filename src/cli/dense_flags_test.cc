@@ -22,8 +22,10 @@ TEST(DenseFlags, LayersOverrideTheFormatOfAll) {
   EXPECT_EQ(dense_formats({"bf16", {"o", "lm_head"}}), (DenseFormats{kBF16, kMxfp4, kMxfp4}));
   EXPECT_EQ(dense_formats({"mxfp8", {"qkv"}}), (DenseFormats{kMxfp4, kMxfp8, kMxfp8}));
   EXPECT_THROW(dense_formats({"bf16", {"router"}}), Error);
-  EXPECT_EQ(dense_text({kMxfp8, kMxfp8, kMxfp8}), "mxfp8");
-  EXPECT_EQ(dense_text({kMxfp4, kMxfp8, kBF16}), "qkv mxfp4, o mxfp8, lm_head bf16");
+  EXPECT_EQ(dense_text({kMxfp8, kMxfp8, kMxfp8, kMxfp8}), "mxfp8");
+  EXPECT_EQ(dense_text({kMxfp4, kMxfp8, kBF16, kMxfp8}), "qkv mxfp4, o mxfp8, lm_head bf16");
+  EXPECT_EQ(dense_text({kMxfp4, kMxfp8, kBF16, kMxfp4}),
+            "qkv mxfp4, o mxfp8, mlp mxfp4, lm_head bf16");
 }
 
 // Of gpt-oss-20b's 3.708 GB a token, 637,009,920 elements of attention and 579,133,440 of the head
@@ -77,7 +79,7 @@ TEST(DenseFlags, BadOnesAreRefused) {
   EXPECT_EQ(run_command({"plan", "openai/gpt-oss-20b", "--dense-format", "fp4"}).status, 2);
   const auto layer = run_command({"plan", "openai/gpt-oss-20b", "--mxfp4-layers", "qkv,x"});
   EXPECT_EQ(layer.status, 2);
-  EXPECT_THAT(layer.err, HasSubstr("--mxfp4-layers x: expected some of qkv, o, lm_head"));
+  EXPECT_THAT(layer.err, HasSubstr("--mxfp4-layers x: expected some of qkv, o, mlp, lm_head"));
 }
 
 TEST(DenseFlags, DoctorShowsFormatAndLayoutOfEachMatrix) {

@@ -50,6 +50,9 @@ void Engine::check(const ModelInfo& info, const EngineOptions& options) {
                 "--no-enable-chunked-prefill reads every prompt in one step: it needs "
                 "--max-model-len, and --max-num-batched-tokens of at least as many");
   }
+  if (options.kv_dtype == DType::kF8E4M3 && !info.refuses_fp8_kv.empty())
+    throw Error(ErrorKind::kUnsupported,
+                "--kv-cache-dtype fp8: " + info.refuses_fp8_kv + "; leave it out for bf16");
   CHECK(options.page_size > 0);
 }
 

@@ -1,29 +1,12 @@
 #include "models/gpt_oss_config.h"
 
+#include "models/rope_config.h"
+
 namespace nibble {
 namespace {
 
 constexpr int64_t kMaxDim = 1 << 20;
 constexpr double kMaxParameters = 1e15;  // keeps every sum of bytes within int64_t
-
-ops::Rope parse_rope(const Config& config, int64_t head_dim, int64_t max_positions) {
-  const Config rope = rope_parameters(config);
-  const double theta = rope.number("rope_theta", 1.001, 1e12);
-  const std::string type = rope.text("rope_type");
-  if (type == "default") return ops::make_rope(static_cast<int>(head_dim), theta, std::nullopt);
-  if (type != "yarn") rope.fail("rope_type", "is " + type + ", expected yarn or default");
-  for (const char* key : {"mscale", "mscale_all_dim"})
-    if (rope.has(key)) rope.fail(key, "is not supported for this model");
-  ops::YarnParams yarn{.factor = rope.number("factor", 1, 1e6),
-                       .beta_fast = rope.number_or("beta_fast", 32, 1e-3, 1e6),
-                       .beta_slow = rope.number_or("beta_slow", 1, 1e-3, 1e6),
-                       .original_max_position = static_cast<double>(rope.integer_or(
-                           "original_max_position_embeddings", max_positions, 1, 1 << 30)),
-                       .truncate = rope.boolean_or("truncate", true)};
-  if (rope.has("attention_factor")) yarn.attention_factor = rope.number("attention_factor", 0, 1e6);
-  if (yarn.beta_fast < yarn.beta_slow) rope.fail("beta_fast", "is less than beta_slow");
-  return ops::make_rope(static_cast<int>(head_dim), theta, yarn);
-}
 
 void parse_layer_types(const Config& config, GptOssConfig& c) {
   if (!config.has("layer_types")) {  // as transformers fills it in
@@ -85,7 +68,7 @@ GptOssConfig parse_gpt_oss_config(const Config& config) {
   if (per_expert * static_cast<double>(c.experts * c.layers) > kMaxParameters)
     config.fail("num_local_experts", "makes more than 10^15 parameters with the other sizes");
   parse_layer_types(config, c);
-  c.rope = parse_rope(config, c.head_dim, c.max_positions);
+  c.rope = parse_rope(config, c.head_dim, c.max_positions, {"yarn", "default"});
   return c;
 }
 

@@ -1,12 +1,14 @@
 #include "models/loaded_weights.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "formats/bf16.h"
+#include "formats/f16.h"
 #include "formats/mxfp4.h"
 #include "io/pieces.h"
 #include "io/weight_rows.h"
@@ -43,11 +45,21 @@ RowSize disk_size(const WantedWeight& w) {
 }
 RowSize final_size(const WantedWeight& w) { return row_size(w.format, w.layout, num_cols(w.spec)); }
 
+// Of wanted[i] and what alternates with its rows.
+bool is_pair(std::span<const WantedWeight> wanted, size_t i) {
+  return i + 1 < wanted.size() && wanted[i + 1].interleaved;
+}
+int64_t num_rows_of_both(std::span<const WantedWeight> wanted, size_t i) {
+  return num_rows(wanted[i].spec) * (is_pair(wanted, i) ? 2 : 1);
+}
+
 // Rows of one fused matrix may fit a layout together and yet not one by one.
-void require_layout(const WantedWeight& w) {
-  if (w.layout == Layout::kRows) return;
+void require_layout(std::span<const WantedWeight> wanted, size_t i) {
+  const WantedWeight& w = wanted[i];
+  if (w.layout == Layout::kRows || w.interleaved) return;
   const auto& shape = w.spec.shape;
-  const char* reason = refuse_layout(w.layout, w.format, shape[shape.size() - 2], shape.back());
+  const int64_t rows = shape[shape.size() - 2] * (is_pair(wanted, i) ? 2 : 1);
+  const char* reason = refuse_layout(w.layout, w.format, rows, shape.back());
   if (reason == nullptr) return;
   throw Error(ErrorKind::kUnsupported, w.spec.name + " cannot lie in " +
                                            std::string(layout_name(w.layout)) + ": " + reason +
@@ -55,7 +67,7 @@ void require_layout(const WantedWeight& w) {
 }
 
 // Offsets of the arrays of each weight. Joined weights lie codes by codes; the scales of all of
-// them follow, and those of their rows.
+// them follow, and those of their rows. Of two that alternate, both are where the pair begins.
 struct Places {
   std::vector<int64_t> codes, scales, row_scales;
   int64_t total_bytes = 0;
@@ -68,7 +80,7 @@ Places place(std::span<const WantedWeight> wanted) {
   places.row_scales.resize(wanted.size());
   for (size_t first = 0, end; first < wanted.size(); first = end) {
     end = first + 1;
-    while (end < wanted.size() && wanted[end].joined) ++end;
+    while (end < wanted.size() && (wanted[end].joined || wanted[end].interleaved)) ++end;
     const std::pair<std::vector<int64_t>*, int64_t RowSize::*> arrays[] = {
         {&places.codes, &RowSize::codes},
         {&places.scales, &RowSize::scales},
@@ -78,15 +90,18 @@ Places place(std::span<const WantedWeight> wanted) {
       for (size_t i = first; i < end; ++i) {
         const WantedWeight& w = wanted[i];
         CHECK(w.format == wanted[first].format && w.layout == wanted[first].layout);
-        (*offsets)[i] = places.total_bytes;
-        places.total_bytes += num_rows(w.spec) * (final_size(w).*bytes);
+        CHECK(!w.interleaved || (i > first && w.spec.shape == wanted[i - 1].spec.shape));
+        (*offsets)[i] = w.interleaved ? (*offsets)[i - 1] : places.total_bytes;
+        if (!w.interleaved)
+          places.total_bytes += num_rows_of_both(wanted, i) * (final_size(w).*bytes);
       }
     }
   }
   return places;
 }
 
-// Some rows of one weight: whole groups where it is packed.
+// Some rows of one weight, or of the two that alternate from it on: whole groups where it is
+// packed.
 struct RowTask {
   size_t weight;
   int64_t row, rows;
@@ -96,7 +111,8 @@ std::vector<RowTask> cut_rows(std::span<const WantedWeight> wanted,
                               std::span<const WeightInfo> found) {
   std::vector<RowTask> tasks;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    const int64_t all = num_rows(wanted[i].spec);
+    if (wanted[i].interleaved) continue;
+    const int64_t all = num_rows_of_both(wanted, i);
     const int64_t per_group = kPieceBytes / (disk_size(wanted[i]).codes * kGroupRows);
     const int64_t rows = std::max<int64_t>(1, per_group) * kGroupRows;
     for (int64_t row = 0; row < all; row += rows)
@@ -104,7 +120,8 @@ std::vector<RowTask> cut_rows(std::span<const WantedWeight> wanted,
   }
   const auto position = [&](const RowTask& t) {
     const TensorInfo& tensor = *found[t.weight].codes;
-    return std::pair(tensor.file, tensor.offset + t.row * disk_size(wanted[t.weight]).codes);
+    const int64_t row = t.row / (is_pair(wanted, t.weight) ? 2 : 1);
+    return std::pair(tensor.file, tensor.offset + row * disk_size(wanted[t.weight]).codes);
   };
   std::stable_sort(tasks.begin(), tasks.end(),
                    [&](const RowTask& a, const RowTask& b) { return position(a) < position(b); });
@@ -121,9 +138,10 @@ class RowMover {
     uint8_t largest_scale = 0;
   };
 
-  // `to` is where the rows finally lie.
-  Moved move(const WantedWeight& w, const WeightInfo& info, int64_t row, int64_t rows,
+  // `to` is where the rows finally lie; `infos` the weight's, or those of two that alternate.
+  Moved move(const WantedWeight& w, std::span<const WeightInfo> infos, int64_t row, int64_t rows,
              const RowBytes& to) {
+    if (num_rows(w.spec) == 1 && w.format != w.spec.format) return move_vector(w, infos[0], to);
     const bool encodes = w.format != w.spec.format, packs = w.layout != Layout::kRows;
     const int64_t cols = num_cols(w.spec);
     const RowBytes out = memory_.copy ? stage(last_, rows, final_size(w)) : to;
@@ -131,7 +149,7 @@ class RowMover {
         packs ? stage(middle_, rows, row_size(w.format, Layout::kRows, cols)) : out;
     const RowBytes raw = encodes ? stage(first_, rows, disk_size(w)) : encoded;
 
-    rows_.read(info, row, rows, raw);
+    read(infos, row, rows, disk_size(w), raw);
     Moved moved;
     if (encodes)
       moved.loss =
@@ -155,6 +173,45 @@ class RowMover {
   struct Stage {
     Buffer codes, scales, row_scales;
   };
+  // Rows of one weight, or every other of each of two.
+  void read(std::span<const WeightInfo> infos, int64_t row, int64_t rows, const RowSize& size,
+            const RowBytes& to) {
+    if (infos.size() == 1) return rows_.read(infos[0], row, rows, to);
+    const int64_t half = rows / 2;
+    const RowBytes part = stage(part_, half, size);
+    for (int64_t i = 0; i < 2; ++i) {
+      rows_.read(infos[static_cast<size_t>(i)], row / 2, half, part);
+      for (int64_t r = 0; r < half; ++r) {
+        const int64_t at = 2 * r + i;
+        std::memcpy(to.codes + at * size.codes, part.codes + r * size.codes, size.codes);
+        if (size.scales > 0)
+          std::memcpy(to.scales + at * size.scales, part.scales + r * size.scales, size.scales);
+        if (size.row_scales > 0) to.row_scales[at] = part.row_scales[r];
+      }
+    }
+  }
+  // Floats, which kernels read in bf16.
+  Moved move_vector(const WantedWeight& w, const WeightInfo& info, const RowBytes& to) {
+    const int64_t n = num_cols(w.spec);
+    const RowBytes raw = stage(first_, 1, disk_size(w));
+    const RowBytes out = memory_.copy ? stage(last_, 1, final_size(w)) : to;
+    rows_.read(info, 0, 1, raw);
+    auto* bits = reinterpret_cast<uint16_t*>(out.codes);
+    int64_t inexact = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const float value = w.spec.format == Format::kF16
+                              ? f16_to_float(reinterpret_cast<const uint16_t*>(raw.codes)[i])
+                              : reinterpret_cast<const float*>(raw.codes)[i];
+      bits[i] = bf16_from_float(value);
+      inexact += bf16_to_float(bits[i]) != value;
+    }
+    if (inexact > 0)
+      LOG_WARN("%s: %lld of %lld values rounded from %s to bf16", w.spec.name.c_str(),
+               static_cast<long long>(inexact), static_cast<long long>(n),
+               std::string(format_name(w.spec.format)).c_str());
+    if (memory_.copy) memory_.copy(to.codes, out.codes, final_size(w).codes);
+    return {};
+  }
   RowBytes stage(Stage& s, int64_t rows, const RowSize& size) {
     grow(s.codes, rows * size.codes);
     grow(s.scales, rows * size.scales);
@@ -168,7 +225,7 @@ class RowMover {
 
   WeightRows rows_;
   const WeightMemory& memory_;
-  Stage first_, middle_, last_;
+  Stage first_, middle_, last_, part_;
 };
 
 // What was lost, by part and format; every weight that lost much.
@@ -200,8 +257,10 @@ void take_disk_formats(const Checkpoint& checkpoint, std::span<WantedWeight> wan
   for (const WeightInfo& info : all) found[info.name] = info.format;
   for (WantedWeight& w : wanted) {
     const auto it = found.find(w.spec.name);
-    if (it == found.end() || w.spec.shape.size() < 2 || w.format != w.spec.format) continue;
-    w.format = w.spec.format = it->second;
+    if (it == found.end()) continue;
+    w.spec.format = it->second;
+    const bool is_vector = w.spec.shape.size() < 2;
+    if (!is_vector) w.format = it->second == Format::kBF16 ? w.encoded : it->second;
   }
 }
 
@@ -229,29 +288,29 @@ std::vector<WeightPart> sum_parts(std::span<const WantedWeight> wanted) {
 }
 
 // Allocates all of them and says where each lies.
-std::vector<LoadedWeights::Placed> LoadedWeights::put(std::span<const WantedWeight> wanted,
-                                                      const WeightMemory& memory) {
+void LoadedWeights::put(std::span<const WantedWeight> wanted, const WeightMemory& memory) {
   const Places places = place(wanted);
   buffer_ = memory.allocate(places.total_bytes);
   auto* base = static_cast<uint8_t*>(buffer_.data());
-  std::vector<Placed> all;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    all.push_back({wanted[i], base + places.codes[i],
-                   final_size(wanted[i]).scales > 0 ? base + places.scales[i] : nullptr,
-                   final_size(wanted[i]).row_scales > 0
-                       ? reinterpret_cast<float*>(base + places.row_scales[i])
-                       : nullptr});
-    placed_.emplace(wanted[i].spec.name, all.back());
+    placed_.push_back({wanted[i], base + places.codes[i],
+                       final_size(wanted[i]).scales > 0 ? base + places.scales[i] : nullptr,
+                       final_size(wanted[i]).row_scales > 0
+                           ? reinterpret_cast<float*>(base + places.row_scales[i])
+                           : nullptr});
+    index_.emplace(wanted[i].spec.name, i);
   }
-  return all;
 }
 
 LoadedWeights::LoadedWeights(std::span<const WantedWeight> wanted, const WeightMemory& memory,
                              uint64_t seed) {
   uint64_t stream = seed << 32;
-  for (const Placed& p : put(wanted, memory)) {
+  put(wanted, memory);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const Placed& p = placed_[i];
     const WantedWeight& w = p.weight;
-    const int64_t rows = num_rows(w.spec);
+    if (w.interleaved) continue;  // made with the one before
+    const int64_t rows = num_rows_of_both(wanted, i);
     const RowSize size = final_size(w);
     using Kind = RandomBytes::Kind;
     RandomBytes codes{.kind = Kind::kConstant, .rms = dummy_deviation(w.spec), .seed = stream++};
@@ -273,13 +332,13 @@ LoadedWeights::LoadedWeights(const Checkpoint& checkpoint, std::span<const Wante
                              const WeightMemory& memory, int threads,
                              const ReadProgress& progress) {
   std::vector<WeightSpec> specs;
-  for (const WantedWeight& w : wanted) {
-    require_layout(w);
-    specs.push_back(w.spec);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    require_layout(wanted, i);
+    specs.push_back(wanted[i].spec);
   }
   const std::vector<WeightInfo> found = match_weights(checkpoint, specs);
 
-  const std::vector<Placed> all = put(wanted, memory);
+  put(wanted, memory);
   int64_t disk_bytes = 0;
   for (const WeightInfo& info : found) disk_bytes += info.bytes();
 
@@ -289,10 +348,13 @@ LoadedWeights::LoadedWeights(const Checkpoint& checkpoint, std::span<const Wante
     const size_t i = tasks[t].weight;
     const int64_t row = tasks[t].row, rows = tasks[t].rows;
     const RowSize size = final_size(wanted[i]), disk = disk_size(wanted[i]);
-    const RowBytes to{all[i].codes + row * size.codes,
-                      all[i].scales == nullptr ? nullptr : all[i].scales + row * size.scales,
-                      all[i].row_scales == nullptr ? nullptr : all[i].row_scales + row};
-    const RowMover::Moved moved = mover.move(wanted[i], found[i], row, rows, to);
+    const Placed& at = placed_[i];
+    const RowBytes to{at.codes + row * size.codes,
+                      at.scales == nullptr ? nullptr : at.scales + row * size.scales,
+                      at.row_scales == nullptr ? nullptr : at.row_scales + row};
+    const size_t parts = is_pair(wanted, i) ? 2 : 1;
+    const RowMover::Moved moved =
+        mover.move(wanted[i], std::span(found).subspan(i, parts), row, rows, to);
     const auto refuse = [&](const std::string& what) {
       throw Error(ErrorKind::kCheckpoint, checkpoint.origin() + ": tensor \"" +
                                               wanted[i].spec.name + "\": rows " +
@@ -325,31 +387,40 @@ LoadedWeights::LoadedWeights(const Checkpoint& checkpoint, std::span<const Wante
 }
 
 const LoadedWeights::Placed& LoadedWeights::find(const std::string& name) const {
-  const auto at = placed_.find(name);
-  CHECK(at != placed_.end());
-  return at->second;
+  const auto at = index_.find(name);
+  CHECK(at != index_.end());
+  return placed_[at->second];
+}
+
+Weight LoadedWeights::matrix(size_t i, int64_t experts, int64_t rows) const {
+  const Placed& placed = placed_.at(i);
+  return {.format = placed.weight.format,
+          .layout = placed.weight.layout,
+          .experts = experts,
+          .rows = rows,
+          .cols = num_cols(placed.weight.spec),
+          .codes = placed.codes,
+          .scales = placed.scales,
+          .row_scales = placed.row_scales};
 }
 
 Weight LoadedWeights::matrix(const std::string& name, const std::string& bias, int64_t rows) const {
-  const Placed& placed = find(name);
-  const auto& shape = placed.weight.spec.shape;
+  const auto& shape = find(name).weight.spec.shape;
   CHECK(shape.size() == 2 || shape.size() == 3);
-  Weight w{.format = placed.weight.format,
-           .layout = placed.weight.layout,
-           .experts = shape.size() == 3 ? shape[0] : 1,
-           .rows = std::max(rows, shape[shape.size() - 2]),
-           .cols = shape.back(),
-           .codes = placed.codes,
-           .scales = placed.scales,
-           .row_scales = placed.row_scales};
+  Weight w = matrix(index_.at(name), shape.size() == 3 ? shape[0] : 1,
+                    std::max(rows, shape[shape.size() - 2]));
   if (!bias.empty()) w.bias = vector(bias);
   return w;
 }
 
-const uint16_t* LoadedWeights::vector(const std::string& name) const {
-  const Placed& placed = find(name);
+const uint16_t* LoadedWeights::vector(size_t i) const {
+  const Placed& placed = placed_.at(i);
   CHECK(placed.weight.format == Format::kBF16);
   return reinterpret_cast<const uint16_t*>(placed.codes);
+}
+
+const uint16_t* LoadedWeights::vector(const std::string& name) const {
+  return vector(static_cast<size_t>(&find(name) - placed_.data()));
 }
 
 }  // namespace nibble

@@ -21,15 +21,19 @@ namespace nibble {
 struct WantedWeight {
   WeightSpec spec;  // as the checkpoint has it
   std::string part;
-  bool joined = false;            // lies right behind the one before: rows of one fused matrix
-  Format format = spec.format;    // to which it is encoded; from bf16 only
-  Layout layout = Layout::kRows;  // in which its bytes lie
+  bool joined = false;  // lies right behind the one before: more rows of one matrix, or experts
+  // Its rows alternate with those of the one before, which has as many and comes first.
+  bool interleaved = false;
+  Format format = spec.format;     // to which it is encoded; from bf16 only
+  Format encoded = Format::kBF16;  // that, where it should turn out to lie in bf16
+  Layout layout = Layout::kRows;   // in which its bytes lie
   // Of WeightPart: a token reads `chosen` of `choices` equal units of it.
   int32_t chosen = 1, choices = 1;
 };
 
-// The formats that the checkpoint's own tensors say, in place of those that `wanted` came with: of
-// matrices that are not encoded. Before kernels are planned. Throws as list_weights() does.
+// Sets spec.format to what the checkpoint's own tensors say, and `format` to that or, of what lies
+// in bf16, to `encoded`. Vectors of floats become bf16. Before kernels are planned. Throws as
+// list_weights() does.
 void take_disk_formats(const Checkpoint& checkpoint, std::span<WantedWeight> wanted);
 
 int64_t num_elements(const WeightSpec& spec);
@@ -54,6 +58,9 @@ class LoadedWeights {
   Weight matrix(const std::string& name, const std::string& bias = "", int64_t rows = 0) const;
   // A bf16 vector.
   const uint16_t* vector(const std::string& name) const;
+  // The i-th of those wanted: as [experts, rows, K] with all that is joined behind it, or a vector.
+  Weight matrix(size_t i, int64_t experts, int64_t rows) const;
+  const uint16_t* vector(size_t i) const;
 
   int64_t size_bytes() const { return buffer_.size_bytes(); }
 
@@ -64,11 +71,12 @@ class LoadedWeights {
     uint8_t* scales = nullptr;
     float* row_scales = nullptr;
   };
-  std::vector<Placed> put(std::span<const WantedWeight> wanted, const WeightMemory& memory);
+  void put(std::span<const WantedWeight> wanted, const WeightMemory& memory);
   const Placed& find(const std::string& name) const;
 
   Buffer buffer_;
-  std::map<std::string, Placed> placed_;
+  std::vector<Placed> placed_;  // as wanted
+  std::map<std::string, size_t> index_;
 };
 
 }  // namespace nibble

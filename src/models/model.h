@@ -52,6 +52,8 @@ struct ModelInfo {
   int64_t weight_bytes_per_token = 0;  // read for one token of one stream: experts chosen only
   int64_t flops_per_token = 0;         // of the matrix products, unembed left out
   std::vector<WeightPart> parts;       // sum to weight_bytes
+  // Why its keys and values cannot be kept in FP8; empty: they can.
+  std::string refuses_fp8_kv;
 };
 
 // Largest step the model will be asked for; what it allocates for activations follows from it.
@@ -81,6 +83,7 @@ struct DenseFormats {
   Format qkv = Format::kBF16;
   Format out = Format::kBF16;
   Format unembed = Format::kBF16;
+  Format mlp = Format::kBF16;  // of dense layers
   bool operator==(const DenseFormats&) const = default;
 };
 

@@ -8,7 +8,10 @@
 #include "io/checkpoint.h"
 #include "io/hub.h"
 #include "models/gpt_oss.h"
+#include "models/llama.h"
 #include "models/model.h"
+#include "models/qwen3.h"
+#include "models/qwen3_moe.h"
 #include "models/step_work.h"
 #include "ops/general_rows.h"
 
@@ -22,6 +25,9 @@ struct Architecture {
 
 constexpr Architecture kArchitectures[] = {
     {"GptOssForCausalLM", make_gpt_oss},
+    {"LlamaForCausalLM", make_llama},
+    {"Qwen3ForCausalLM", make_qwen3},
+    {"Qwen3MoeForCausalLM", make_qwen3_moe},
 };
 
 const Architecture& architecture_of(const ModelFiles& files) {
@@ -37,9 +43,11 @@ const Architecture& architecture_of(const ModelFiles& files) {
                   " is not one that nibble has (" + known + ")");
 }
 
-// Nothing of it is loaded.
+// Nothing of it is loaded. Where there is a checkpoint, its headers are read.
 std::unique_ptr<SiteModel> make_model(const ModelFiles& files, const DenseFormats& dense) {
-  return architecture_of(files).make(files.config, dense);
+  auto made = architecture_of(files).make(files.config, dense);
+  if (!files.weights.empty()) made->take_formats(*open_checkpoint(files.weights));
+  return made;
 }
 
 }  // namespace
@@ -87,7 +95,7 @@ std::vector<ops::Problem> list_problems(const std::string& model, const DenseFor
 std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,
                                   const LoadOptions& options) {
   const ModelFiles files = find_model(model);
-  auto made = make_model(files, options.dense);
+  auto made = architecture_of(files).make(files.config, options.dense);
   made->load(cx, files, options);
   for (const std::string& line : ops::say_general_rows(plan_entries(made->sites())))
     LOG_INFO("%s", line.c_str());

@@ -1,6 +1,7 @@
 #include "models/site_model.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/error.h"
 #include "ops/prepare.h"
@@ -38,30 +39,43 @@ SiteModel::Declared& SiteModel::declare(Site& site, const char* part, const std:
   return declared_.back();
 }
 
-// Throws Error(kUnsupported) where --dense-format asks for what the matrix cannot become.
-void SiteModel::become(Declared& declared, Format format) {
-  WantedWeight& w = declared.want;
-  w.format = format;
-  if (format == w.spec.format) return;
-  if (const char* reason = refuse_encode(format, w.spec.shape.back()))
-    throw Error(ErrorKind::kUnsupported, "--dense-format: " + w.spec.name + " cannot become " +
-                                             std::string(format_name(format)) + ": " + reason);
-}
-
-void SiteModel::matrix(Site& site, const char* part, const std::vector<Rows>& tensors, int64_t cols,
-                       Fill fill, bool has_bias) {
-  const Format format = std::visit(
+// The format that the problem wants of what lies in bf16.
+Format wanted_format(const ops::Problem& problem) {
+  return std::visit(
       [](const auto& desc) {
         if constexpr (requires { desc.format; }) return desc.format;
         return Format::kBF16;
       },
-      site.problem);
-  site.weight = {.format = format, .cols = cols};
+      problem);
+}
+
+// A matrix in the format that the config says, or encoded. Throws Error(kUnsupported) where
+// --dense-format asks for what it cannot become, kCheckpoint where it has no whole blocks.
+SiteModel::Declared& SiteModel::declare_matrix(Site& site, const char* part, const Rows& tensor,
+                                               int64_t cols, Fill fill) {
+  Declared& declared = declare(site, part, tensor.name + ".weight", {tensor.rows, cols}, fill);
+  WantedWeight& w = declared.want;
+  w.encoded = wanted_format(site.problem);
+  if (const char* reason = refuse_encode(w.encoded, cols); w.encoded != Format::kBF16 && reason)
+    throw Error(ErrorKind::kUnsupported, "--dense-format: " + w.spec.name + " cannot become " +
+                                             std::string(format_name(w.encoded)) + ": " + reason);
+  if (site.key.op != Op::kEmbed && site.key.op != Op::kNormRoute)
+    w.spec.format = quantization_.format_of(tensor.name);
+  w.format = w.spec.format == Format::kBF16 ? w.encoded : w.spec.format;
+  if (w.format != Format::kFp8Block && cols % format_row(w.format).block_elems != 0)
+    throw Error(ErrorKind::kCheckpoint, "quantization_config: " + w.spec.name + " has rows of " +
+                                            std::to_string(cols) + ", no whole blocks of " +
+                                            std::string(format_name(w.format)));
+  return declared;
+}
+
+void SiteModel::matrix(Site& site, const char* part, const std::vector<Rows>& tensors, int64_t cols,
+                       Fill fill, bool has_bias) {
+  site.weight = {.cols = cols};
   for (const Rows& t : tensors) {
-    Declared& declared = declare(site, part, t.name + ".weight", {t.rows, cols}, fill);
-    declared.want.joined = &t != &tensors[0];
-    if (site.key.op == Op::kEmbed) declared.want.choices = static_cast<int32_t>(t.rows);
-    become(declared, format);
+    WantedWeight& w = declare_matrix(site, part, t, cols, fill).want;
+    w.joined = &t != &tensors[0];
+    if (site.key.op == Op::kEmbed) w.choices = static_cast<int32_t>(t.rows);
     site.weight.rows += t.rows;
   }
   for (const Rows& t : tensors) {
@@ -72,6 +86,55 @@ void SiteModel::matrix(Site& site, const char* part, const std::vector<Rows>& te
   }
 }
 
+void SiteModel::gate_up(Site& site, const char* part, const Rows& gate, const Rows& up,
+                        int64_t cols) {
+  CHECK(gate.rows == up.rows);
+  site.weight = {.rows = 2 * gate.rows, .cols = cols};
+  declare_matrix(site, part, gate, cols, Fill::kScaledNormal);
+  declare_matrix(site, part, up, cols, Fill::kScaledNormal).want.interleaved = true;
+}
+
+void SiteModel::experts_apart(Site& site, const std::string& name,
+                              const std::vector<std::string>& of, int64_t rows, int64_t cols,
+                              Fill fill) {
+  CHECK(of.size() == 1 || of.size() == 2);
+  std::visit(
+      [&](const auto& desc) {
+        if constexpr (requires { desc.top_k; }) {
+          site.weight = {.experts = desc.experts, .rows = rows * std::ssize(of), .cols = cols};
+          for (int64_t e = 0; e < desc.experts; ++e)
+            for (size_t i = 0; i < of.size(); ++i) {
+              const Rows tensor{name + "." + std::to_string(e) + "." + of[i], rows};
+              WantedWeight& w = declare_matrix(site, "experts", tensor, cols, fill).want;
+              w.joined = e > 0 && i == 0;
+              w.interleaved = i == 1;
+              w.chosen = static_cast<int32_t>(desc.top_k);
+              w.choices = static_cast<int32_t>(desc.experts);
+            }
+        }
+      },
+      site.problem);
+}
+
+void SiteModel::tie(Site& unembed, Site& embed) {
+  const auto table = std::ranges::find_if(
+      declared_, [&](const Declared& d) { return d.site == &embed && d.is_matrix(); });
+  CHECK(table != declared_.end());
+  const WeightSpec spec = table->want.spec;
+  if (dense_.unembed != Format::kBF16) {
+    CHECK(spec.name.ends_with(".weight"));
+    return matrix(
+        unembed, "unembed",
+        {{spec.name.substr(0, spec.name.size() - std::string(".weight").size()), spec.shape[0]}},
+        spec.shape[1]);
+  }
+  table->want.part = "embed and unembed";
+  table->want.choices = 1;  // the head reads all of it
+  unembed.weight = embed.weight;
+  unembed.in_rows = true;
+  tied_.emplace_back(&unembed, &embed);
+}
+
 void SiteModel::experts(Site& site, const std::string& name, int64_t rows, int64_t cols,
                         Fill fill) {
   std::visit(
@@ -80,7 +143,7 @@ void SiteModel::experts(Site& site, const std::string& name, int64_t rows, int64
           site.weight = {
               .format = Format::kMxfp4, .experts = desc.experts, .rows = rows, .cols = cols};
           WantedWeight& w = declare(site, "experts", name, {desc.experts, rows, cols}, fill).want;
-          w.spec.format = w.format = Format::kMxfp4;
+          w.spec.format = w.format = w.encoded = Format::kMxfp4;
           w.chosen = static_cast<int32_t>(desc.top_k);
           w.choices = static_cast<int32_t>(desc.experts);
           declare(site, "experts", name + "_bias", {desc.experts, rows}, Fill::kZero).vector =
@@ -93,6 +156,11 @@ void SiteModel::experts(Site& site, const std::string& name, int64_t rows, int64
 void SiteModel::norm(Site& site, const std::string& name, int64_t hidden, float eps) {
   declare(site, "norms", name + ".weight", {hidden}, Fill::kOne).vector = &site.norm.weight;
   site.norm.eps = eps;
+}
+
+void SiteModel::head_norm(Site& site, Norm& norm, const std::string& name, int64_t dim, float eps) {
+  declare(site, "norms", name + ".weight", {dim}, Fill::kOne).vector = &norm.weight;
+  norm.eps = eps;
 }
 
 void SiteModel::sinks(Site& site, const std::string& name, int64_t heads) {
@@ -141,7 +209,48 @@ Routing RoutingBuffers::of(int32_t tokens) const {
 
 void SiteModel::describe(ModelInfo info) {
   info_ = std::move(info);
+  settle_formats();
+}
+
+// ---- formats ----
+
+void SiteModel::take_formats(const Checkpoint& checkpoint) {
+  check(checkpoint);
+  std::vector<WantedWeight> all;
+  for (const Declared& d : declared_) all.push_back(d.want);
+  take_disk_formats(checkpoint, all);
+  for (size_t i = 0; i < all.size(); ++i) declared_[i].want = std::move(all[i]);
+  check_kv_scales(checkpoint);
+  settle_formats();
+}
+
+// What is multiplied as one has one format: that of its site.
+void SiteModel::settle_formats() {
+  const Declared* first = nullptr;
+  for (const Declared& d : declared_) {
+    if (!d.is_matrix()) continue;
+    if (d.is_first()) first = &d;
+    const WantedWeight &a = first->want, &b = d.want;
+    if (a.format != b.format)
+      throw Error(ErrorKind::kUnsupported,
+                  a.spec.name + " is " + std::string(format_name(a.format)) + " and " +
+                      b.spec.name + " " + std::string(format_name(b.format)) +
+                      "; nibble multiplies them as one matrix, of one format");
+    d.site->weight.format = d.want.format;
+  }
+  for (const auto& [site, other] : tied_) site->weight.format = other->weight.format;
+  for (Site& site : sites_)
+    std::visit(
+        [&](auto& desc) {
+          if constexpr (requires { desc.format; }) desc.format = site.weight.format;
+        },
+        site.problem);
+  summarize();
+}
+
+void SiteModel::summarize() {
   const std::vector<WantedWeight> weights = wanted();
+  info_.parameters = info_.weight_bytes = info_.weight_bytes_per_token = info_.flops_per_token = 0;
   for (const WantedWeight& w : weights) info_.parameters += num_elements(w.spec);
   info_.parts = sum_parts(weights);
   for (const WeightPart& part : info_.parts) {
@@ -153,14 +262,22 @@ void SiteModel::describe(ModelInfo info) {
       info_.flops_per_token += work_of(site.problem, {}).flops;
 }
 
+// Scales of a cache in FP8 are 1 in nearly all checkpoints. Where they are not, keys or values are
+// larger than E4M3 takes as they are; in bf16 they need none.
+void SiteModel::check_kv_scales(const Checkpoint& checkpoint) {
+  for (const KvScale& scale : read_kv_scales(checkpoint))
+    if (scale.value != 1 && info_.refuses_fp8_kv.empty())
+      info_.refuses_fp8_kv = "tensor \"" + scale.name + "\" is " + std::to_string(scale.value) +
+                             "; nibble keeps keys and values in FP8 as they are, without scales";
+}
+
 // ---- loading ----
 
 std::vector<WantedWeight> SiteModel::wanted() const {
   std::vector<WantedWeight> all;
   for (const Declared& d : declared_) {
     all.push_back(d.want);
-    if (d.want.spec.shape.size() > 1 && d.vector == nullptr)
-      all.back().layout = d.site->plan.layout();
+    if (d.is_matrix()) all.back().layout = d.site->plan.layout();
   }
   return all;
 }
@@ -171,41 +288,48 @@ std::vector<WeightSpec> SiteModel::weight_specs() const {
   return specs;
 }
 
-LoadedWeights SiteModel::read(const Ctx& cx, const ModelFiles& files, const LoadOptions& options) {
+LoadedWeights SiteModel::read(const Ctx& cx, const Checkpoint* checkpoint,
+                              const LoadOptions& options) {
   std::vector<WantedWeight> all = wanted();
-  const auto is_mxfp8 = [](const WantedWeight& w) { return w.format == Format::kMxfp8; };
-  if (options.format == LoadFormat::kDummy && options.memory.random &&
-      std::ranges::none_of(all, is_mxfp8))
+  if (checkpoint != nullptr)
+    return {*checkpoint, all, options.memory, cx.threads(), options.progress};
+  const auto is_made_there = [](const WantedWeight& w) {
+    return w.format == Format::kBF16 || w.format == Format::kMxfp4;
+  };
+  if (options.memory.random && std::ranges::all_of(all, is_made_there))
     return {all, options.memory, options.seed};
-  std::unique_ptr<Checkpoint> checkpoint;
-  if (options.format == LoadFormat::kDummy) {
-    std::vector<WeightSpec> specs;
-    for (WantedWeight& w : all) {
-      if (w.format == Format::kMxfp4) w.spec.format = w.format;  // made as it is wanted
-      specs.push_back(w.spec);
-    }
-    checkpoint = dummy_checkpoint(specs, options.seed);
-  } else {
-    checkpoint = open_checkpoint(files.require_weights());
-    check(*checkpoint);
+  std::vector<WeightSpec> specs;
+  std::set<std::string> names;  // a head's matrix may be an embedding's, encoded
+  for (WantedWeight& w : all) {
+    if (w.format == Format::kMxfp4) w.spec.format = w.format;  // made as it is wanted
+    if (names.insert(w.spec.name).second) specs.push_back(w.spec);
   }
-  return {*checkpoint, all, options.memory, cx.threads(), options.progress};
+  const auto dummy = dummy_checkpoint(specs, options.seed);
+  return {*dummy, all, options.memory, cx.threads(), options.progress};
 }
 
 void SiteModel::bind() {
-  for (const Declared& d : declared_) {
-    const std::string& name = d.want.spec.name;
+  for (size_t i = 0; i < declared_.size(); ++i) {
+    const Declared& d = declared_[i];
+    Site& site = *d.site;
     if (d.vector != nullptr) {
-      *d.vector = loaded_.vector(name);
-    } else if (d.want.spec.shape.size() > 1 && !d.want.joined) {
-      d.site->weight = loaded_.matrix(name, "", d.site->weight.rows);  // its bias comes behind it
+      *d.vector = loaded_.vector(i);
+    } else if (d.is_matrix() && d.is_first()) {
+      site.weight =
+          loaded_.matrix(i, site.weight.experts, site.weight.rows);  // its bias comes behind it
     }
   }
+  for (const auto& [site, other] : tied_) site->weight = other->weight;
 }
 
 void SiteModel::load(const Ctx& cx, const ModelFiles& files, const LoadOptions& options) {
+  std::unique_ptr<Checkpoint> checkpoint;
+  if (options.format != LoadFormat::kDummy) {
+    checkpoint = open_checkpoint(files.require_weights());
+    take_formats(*checkpoint);
+  }
   plan(cx.kernels);
-  loaded_ = read(cx, files, options);
+  loaded_ = read(cx, checkpoint.get(), options);
   bind();
 }
 

@@ -11,6 +11,7 @@
 #include "io/hub.h"
 #include "models/loaded_weights.h"
 #include "models/model.h"
+#include "models/quantization.h"
 #include "ops/routing.h"
 #include "ops/site.h"
 #include "tensor/buffer.h"
@@ -31,6 +32,9 @@ class SiteModel : public Model {
 
   // Chooses kernels for weights that are not loaded yet.
   void plan(const ops::KernelOptions& options) { ops::plan_sites(sites_, options); }
+  // In place of what the config says, what the checkpoint's tensors say of their formats. Throws
+  // Error(kUnsupported) naming two matrices that a kernel multiplies as one and that differ.
+  void take_formats(const Checkpoint& checkpoint);
   // Plans and loads.
   void load(const ops::Ctx& cx, const ModelFiles& files, const LoadOptions& options);
 
@@ -39,7 +43,8 @@ class SiteModel : public Model {
   Tensor forward(ops::Ctx& cx, const Step& step, const SeqState& kv) override;
 
  protected:
-  explicit SiteModel(const DenseFormats& dense) : dense_(dense) {}
+  explicit SiteModel(const DenseFormats& dense, Quantization quantization = {})
+      : dense_(dense), quantization_(std::move(quantization)) {}
 
   // To be called by constructors: in the order in which a step runs them.
   ops::Site& add(int layer, const ops::Problem& problem, std::vector<std::string> reads,
@@ -53,9 +58,17 @@ class SiteModel : public Model {
   // One matrix of the rows of all.
   void matrix(ops::Site& site, const char* part, const std::vector<Rows>& tensors, int64_t cols,
               Fill fill = Fill::kScaledNormal, bool has_bias = false);
+  // The rows of two matrices of rows.rows each, which alternate: a gate's and an up's.
+  void gate_up(ops::Site& site, const char* part, const Rows& gate, const Rows& up, int64_t cols);
+  // Experts in tensors of their own, NAME.<e>.<of>.weight [rows, cols]; of two, rows alternate.
+  void experts_apart(ops::Site& site, const std::string& name, const std::vector<std::string>& of,
+                     int64_t rows, int64_t cols, Fill fill);
+  // The head's matrix is the embedding's, and lies in memory once unless it is to be encoded.
+  void tie(ops::Site& unembed, ops::Site& embed);
   // MXFP4 [E, rows, cols], NAME_blocks and NAME_scales, and NAME_bias [E, rows].
   void experts(ops::Site& site, const std::string& name, int64_t rows, int64_t cols, Fill fill);
   void norm(ops::Site& site, const std::string& name, int64_t hidden, float eps);
+  void head_norm(ops::Site& site, Norm& norm, const std::string& name, int64_t dim, float eps);
   void sinks(ops::Site& site, const std::string& name, int64_t heads);
 
   // Buffers: named as sites name them. Those of T tokens are [T, cols].
@@ -77,12 +90,15 @@ class SiteModel : public Model {
   static void tap(const ops::Ctx& cx, int layer, std::initializer_list<Named> all);
 
   const DenseFormats dense_;
+  const Quantization quantization_;
 
  private:
   struct Declared {
     WantedWeight want;
     ops::Site* site;
     const uint16_t** vector = nullptr;  // where it is bound; none: a part of site->weight
+    bool is_matrix() const { return vector == nullptr && want.spec.shape.size() > 1; }
+    bool is_first() const { return !want.joined && !want.interleaved; }
   };
   enum class Count : uint8_t { kTokens, kOut, kOne };
   struct Act {
@@ -104,13 +120,18 @@ class SiteModel : public Model {
   Sizes sizes_of(const ops::Ctx& cx, const StepLimits& limits) const;
   Declared& declare(ops::Site& site, const char* part, const std::string& name,
                     std::vector<int64_t> shape, Fill fill);
-  void become(Declared& declared, Format format);
+  Declared& declare_matrix(ops::Site& site, const char* part, const Rows& tensor, int64_t cols,
+                           Fill fill);
+  void settle_formats();
+  void summarize();
+  void check_kv_scales(const Checkpoint& checkpoint);
   std::vector<WantedWeight> wanted() const;
-  LoadedWeights read(const ops::Ctx& cx, const ModelFiles& files, const LoadOptions& options);
+  LoadedWeights read(const ops::Ctx& cx, const Checkpoint* checkpoint, const LoadOptions& options);
   void bind();
 
   ModelInfo info_;
   ops::Sites sites_;
+  std::vector<std::pair<ops::Site*, const ops::Site*>> tied_;  // the first has the other's matrix
   std::vector<Declared> declared_;
   std::vector<Act> acts_;
   Tensor counters_;  // zeros between ops; GPUs only

@@ -74,6 +74,7 @@ void plan_sites(Sites& sites, const KernelOptions& options) {
     std::visit(
         [&](const auto& desc) {
           std::optional<Layout> resident;
+          if (site.in_rows) resident = Layout::kRows;
           if (site.weight.codes != nullptr) resident = site.weight.layout;
           site.plan = SitePlan(site.key, table_of(desc), desc, options, resident);
         },

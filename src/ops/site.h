@@ -40,6 +40,7 @@ struct Site {
   // Buffers by name. "kv" stands for the layer's pages.
   std::vector<std::string> reads, writes;
   SitePlan plan = {};
+  bool in_rows = false;  // its weight is another site's too, who reads it in kRows
 
   // Once loaded; before, `weight` says format and shape alone.
   Weight weight = {};

@@ -1,0 +1,173 @@
+#include "models/quantization.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <cctype>
+#include <optional>
+#include <utility>
+
+namespace nibble {
+namespace {
+
+constexpr const char* kAll = "Linear";
+
+std::string upper(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return text;
+}
+
+// "a(b|c)d" as "abd" and "acd": groups that do not nest, and no more than kMostAlternatives.
+constexpr size_t kMostAlternatives = 64;
+std::vector<std::string> alternatives(const std::string& regex) {
+  const size_t open = regex.find('('), close = regex.find(')', open);
+  if (open == std::string::npos || close == std::string::npos) return {regex};
+  std::string inner = regex.substr(open + 1, close - open - 1);
+  if (inner.starts_with("?:")) inner = inner.substr(2);
+  std::vector<std::string> all;
+  for (size_t at = 0; at <= inner.size();) {
+    const size_t bar = std::min(inner.find('|', at), inner.size());
+    const std::string one =
+        regex.substr(0, open) + inner.substr(at, bar - at) + regex.substr(close + 1);
+    for (std::string& rest : alternatives(one))
+      if (all.size() < kMostAlternatives) all.push_back(std::move(rest));
+    at = bar + 1;
+  }
+  return all;
+}
+
+// Of "re:" patterns, which must match from the first character on, those without repetitions but
+// ".*" and without classes: "re:.*mlp\.gate$".
+std::string glob_of_regex(std::string_view regex) {
+  std::string glob;
+  bool is_whole = false;
+  for (size_t i = 0; i < regex.size(); ++i) {
+    const bool is_last = i + 1 == regex.size();
+    if (regex[i] == '^' && i == 0) continue;
+    if (regex[i] == '$' && is_last)
+      is_whole = true;
+    else if (regex[i] == '\\' && !is_last)
+      glob += regex[++i];
+    else if (regex[i] == '.' && !is_last && regex[i + 1] == '*')
+      glob += '*', ++i;
+    else
+      glob += regex[i];
+  }
+  return is_whole ? glob : glob + '*';
+}
+
+// A name, the start of one, a shell's glob, or a regular expression.
+bool is_match(const std::string& pattern, const std::string& module) {
+  if (pattern.starts_with("re:"))
+    return std::ranges::any_of(alternatives(pattern.substr(3)), [&](const std::string& regex) {
+      return fnmatch(glob_of_regex(regex).c_str(), module.c_str(), 0) == 0;
+    });
+  return fnmatch(pattern.c_str(), module.c_str(), 0) == 0 || module.starts_with(pattern + ".") ||
+         module.ends_with("." + pattern);
+}
+
+bool is_any(const std::vector<std::string>& patterns, const std::string& module) {
+  return std::ranges::any_of(patterns, [&](const std::string& p) { return is_match(p, module); });
+}
+
+Format format_of_int4(const Config& q) {
+  if (q.integer(q.has("bits") ? "bits" : "num_bits", 1, 16) != 4)
+    q.fail(q.has("bits") ? "bits" : "num_bits", "is not 4");
+  const int64_t group = q.integer_or("group_size", -1, -1, 1 << 20);
+  if (group > 0 && group % 32 != 0) q.fail("group_size", "is not a multiple of 32");
+  return group <= 0 || group % 128 == 0 ? Format::kInt4G128 : Format::kInt4G32;
+}
+
+Format format_of_algorithm(const Config& q) {
+  const std::string algorithm = upper(q.text("quant_algo"));
+  for (const auto& [name, format] : {std::pair{"NVFP4", Format::kNvfp4},
+                                     {"W4A16_NVFP4", Format::kNvfp4},
+                                     {"W4A8_NVFP4_FP8", Format::kNvfp4},
+                                     {"FP8", Format::kFp8Row},
+                                     {"FP8_PER_CHANNEL_PER_TOKEN", Format::kFp8Row},
+                                     {"FP8_PB_WO", Format::kFp8Block},
+                                     {"FP8_BLOCK_SCALES", Format::kFp8Block},
+                                     {"MXFP8", Format::kMxfp8},
+                                     {"MXFP4", Format::kMxfp4},
+                                     {"W4A8_MXFP4_FP8", Format::kMxfp4}})
+    if (algorithm == name) return format;
+  q.fail("quant_algo", "is " + algorithm + ", which nibble does not read");
+}
+
+Format format_of_group(const Config& q, const Config& group) {
+  const std::string format = group.text_or("format", q.text_or("format", ""));
+  const auto weights = group.object("weights");
+  if (!weights) group.fail("weights", "is missing");
+  if (format == "nvfp4-pack-quantized") return Format::kNvfp4;
+  if (format == "mxfp4-pack-quantized") return Format::kMxfp4;
+  if (format == "mxfp8-quantized") return Format::kMxfp8;
+  if (format == "float-quantized" || format == "naive-quantized")
+    return weights->text_or("strategy", "") == "block" ? Format::kFp8Block : Format::kFp8Row;
+  if (format == "pack-quantized") return format_of_int4(*weights);
+  q.fail("format", "is " + (format.empty() ? "missing" : format + ", which nibble does not read"));
+}
+
+}  // namespace
+
+void Quantization::ignore(const Config& q, const char* key) {
+  if (!q.has(key)) return;
+  for (std::string& name : q.texts(key)) ignored_.push_back(std::move(name));
+}
+
+void Quantization::add_modelopt(const Config& q) {
+  ignore(q, "ignore"), ignore(q, "exclude_modules");
+  if (upper(q.text("quant_algo")) != "MIXED_PRECISION") {
+    groups_.push_back({{kAll}, format_of_algorithm(q)});
+    return;
+  }
+  const auto layers = q.object("quantized_layers");
+  if (!layers) q.fail("quantized_layers", "is missing");
+  for (const std::string& module : layers->keys())
+    groups_.push_back({{module}, format_of_algorithm(*layers->object(module))});
+}
+
+void Quantization::add_compressed_tensors(const Config& q) {
+  ignore(q, "ignore");
+  const auto groups = q.object("config_groups");
+  if (!groups) q.fail("config_groups", "is missing");
+  for (const std::string& name : groups->keys()) {
+    const auto group = groups->object(name);
+    groups_.push_back({group->texts("targets"), format_of_group(q, *group)});
+  }
+}
+
+Quantization::Quantization(const Config& config) {
+  const auto q = config.object("quantization_config");
+  if (!q) return;
+  const std::string method = q->text("quant_method");
+  if (method == "modelopt" || method == "modelopt_fp4") {
+    add_modelopt(*q);
+    return;
+  }
+  if (method == "compressed-tensors") {
+    add_compressed_tensors(*q);
+    return;
+  }
+  ignore(*q, "modules_to_not_convert");
+  ignored_.emplace_back("lm_head");  // which these leave as it is
+  if (method == "fp8")
+    groups_.push_back({{kAll}, q->has("weight_block_size") ? Format::kFp8Block : Format::kFp8Row});
+  else if (method == "awq")
+    groups_.push_back({{kAll}, format_of_int4(*q)});
+  else if (method == "mxfp4")
+    groups_.push_back({{kAll}, Format::kMxfp4});
+  else
+    q->fail("quant_method",
+            "is " + method + ", expected modelopt, compressed-tensors, fp8, awq or mxfp4");
+}
+
+Format Quantization::format_of(const std::string& module) const {
+  if (is_any(ignored_, module)) return Format::kBF16;
+  for (const Group& group : groups_)
+    if (std::ranges::find(group.targets, kAll) != group.targets.end() ||
+        is_any(group.targets, module))
+      return group.format;
+  return Format::kBF16;
+}
+
+}  // namespace nibble

@@ -1,0 +1,36 @@
+// Quantization: what config.json says of quantized weights, in the words of ModelOpt,
+// compressed-tensors, AWQ and Hugging Face's own FP8 and MXFP4. It speaks for models that are not
+// here; where there is a checkpoint, its tensors say what they are.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "formats/format.h"
+#include "io/config.h"
+
+namespace nibble {
+
+class Quantization {
+ public:
+  Quantization() = default;  // none
+  // Throws Error(kCheckpoint) naming the key for a method that nibble does not read.
+  explicit Quantization(const Config& config);
+
+  // Of the matrix of a linear module: "model.layers.0.mlp.up_proj". kBF16: not quantized.
+  Format format_of(const std::string& module) const;
+
+ private:
+  struct Group {
+    std::vector<std::string> targets;  // "Linear": all
+    Format format;
+  };
+  void add_modelopt(const Config& q);
+  void add_compressed_tensors(const Config& q);
+  void ignore(const Config& q, const char* key);
+
+  std::vector<Group> groups_;  // the first that has it
+  std::vector<std::string> ignored_;
+};
+
+}  // namespace nibble
