@@ -1,0 +1,333 @@
+// Llama, Qwen3 and Qwen3-MoE against Hugging Face transformers, on small random checkpoints of odd
+// shapes in many formats (tests/goldens/families, written by tools/write_family_goldens.py); what
+// is refused of their configs and checkpoints.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <regex>
+#include <sstream>
+#include <string>
+
+#include "base/error.h"
+#include "io/bundle_for_test.h"
+#include "io/checkpoint.h"
+#include "io/io_test.h"
+#include "models/test_runner.h"
+
+namespace nibble {
+namespace {
+
+using testing::HasSubstr;
+
+const std::filesystem::path kGoldens =
+    std::filesystem::path(NIBBLE_SOURCE_DIR) / "tests/goldens/families";
+constexpr const char* kCases[] = {
+    "llama",     "llama-tied",         "llama-f16",          "llama-modelopt-fp8", "llama-ct-int4",
+    "qwen3",     "qwen3-modelopt",     "qwen3-ct",           "qwen3-fp8",          "qwen3-awq",
+    "qwen3_moe", "qwen3_moe-over-all", "qwen3_moe-modelopt", "qwen3_moe-ct",       "qwen3_moe-fp8"};
+
+// One tensor of expected/model.safetensors.
+template <typename T>
+std::vector<T> expected(const std::string& name, const std::string& tensor) {
+  const auto checkpoint = open_checkpoint(kGoldens / name / "expected");
+  const TensorInfo* info = checkpoint->find(tensor);
+  EXPECT_NE(info, nullptr) << tensor;
+  if (info == nullptr) return {};
+  std::vector<T> values(info->bytes / sizeof(T));
+  const ReadJob job = ReadJob::whole(*info, values.data());
+  checkpoint->read({&job, 1});
+  return values;
+}
+
+std::vector<int32_t> tokens_of(const std::string& name) {
+  std::vector<int32_t> tokens;
+  for (const int64_t token : expected<int64_t>(name, "tokens"))
+    tokens.push_back(static_cast<int32_t>(token));
+  return tokens;
+}
+
+// An instruction set that this machine runs, or none: the twins.
+using Kernels = std::optional<cpu::Isa>;
+constexpr Kernels kTwins = std::nullopt;
+std::vector<Kernels> kernels_here() {
+  std::vector<Kernels> here = {kTwins};
+  for (cpu::Isa isa : {cpu::Isa::kScalar, cpu::Isa::kNeon, cpu::Isa::kAvx2, cpu::Isa::kAvx512})
+    if (cpu::supports(cpu::detect_isa(), isa)) here.push_back(isa);
+  return here;
+}
+const char* kernels_name(Kernels kernels) { return kernels ? cpu::isa_name(*kernels) : "twins"; }
+
+// A model loaded for one instruction set, with float32 activations, on two workers.
+struct Loaded {
+  Loaded(const std::filesystem::path& directory, Kernels kernels, const LoadOptions& options = {}) {
+    cx.pool = &pool;
+    if (kernels)
+      cx.kernels.isa = *kernels;
+    else
+      run_twins(cx.kernels);
+    model = load_model(cx, directory, options);
+    model->reserve(cx, {128, 128});
+  }
+  cpu::ThreadPool pool{2};
+  ops::Ctx cx;
+  std::unique_ptr<Model> model;
+};
+
+using Logits = std::vector<std::vector<float>>;  // [T][V]
+
+double log_sum(const float* logits, size_t vocab) {
+  const double most = *std::max_element(logits, logits + vocab);
+  double sum = 0;
+  for (size_t n = 0; n < vocab; ++n) sum += std::exp(logits[n] - most);
+  return most + std::log(sum);
+}
+
+// The most that log-probabilities differ by.
+double worst(const Logits& got, const std::vector<float>& want) {
+  double off = 0;
+  for (size_t t = 0; t < got.size(); ++t) {
+    const size_t vocab = got[t].size();
+    const float* row = want.data() + t * vocab;
+    const double got_sum = log_sum(got[t].data(), vocab), want_sum = log_sum(row, vocab);
+    for (size_t n = 0; n < vocab; ++n)
+      off = std::max(off, std::fabs((got[t][n] - got_sum) - (row[n] - want_sum)));
+  }
+  return off;
+}
+
+class FamilyGolden : public testing::TestWithParam<const char*> {};
+
+// own_error is what transformers' float32 is off by itself, from its float64. What is off here is
+// of the same kind, by other orders of summing: five times that.
+TEST_P(FamilyGolden, LogProbabilitiesEqualTransformers) {
+  const std::string name = GetParam();
+  const std::vector<int32_t> tokens = tokens_of(name);
+  const double bound = 5 * expected<float>(name, "own_error").at(0);
+  EXPECT_GT(bound, 0);
+  EXPECT_LT(bound, 1e-3);
+  for (const Kernels kernels : kernels_here()) {
+    Loaded loaded(kGoldens / name, kernels);
+    TestRunner runner(*loaded.model, loaded.cx, 1, static_cast<int32_t>(tokens.size()),
+                      DType::kF32);
+    EXPECT_LT(worst(runner.run(tokens, 128), expected<float>(name, "logits")), bound)
+        << kernels_name(kernels);
+  }
+}
+
+// The residual stream that enters each layer, of values around one: the logits' own bound.
+TEST_P(FamilyGolden, ResidualStreamEqualsTransformers) {
+  const std::string name = GetParam();
+  const std::vector<int32_t> tokens = tokens_of(name);
+  const double bound = 5 * expected<float>(name, "own_error").at(0);
+  Loaded loaded(kGoldens / name, kTwins);
+  std::map<int, std::vector<float>> x;  // by layer, all tokens
+  loaded.cx.tap = [&](std::string_view buffer, int layer, const Tensor& value) {
+    if (buffer != "x") return;
+    const float* data = value.as<float>();
+    x[layer].insert(x[layer].end(), data, data + value.num_elements());
+  };
+  TestRunner runner(*loaded.model, loaded.cx, 1, static_cast<int32_t>(tokens.size()), DType::kF32);
+  runner.run(tokens, 128);
+  ASSERT_EQ(static_cast<int32_t>(x.size()), loaded.model->info().num_layers);
+  for (const auto& [layer, got] : x) {
+    const auto want = expected<float>(name, "x." + std::to_string(layer));
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < want.size(); ++i)
+      ASSERT_NEAR(got[i], want[i], bound) << "layer " << layer << " element " << i;
+  }
+}
+
+// One reduction order whatever the step holds: the same bits in chunks of any size.
+TEST_P(FamilyGolden, TheSameBitsHoweverATokenIsComputed) {
+  const std::vector<int32_t> tokens = tokens_of(GetParam());
+  const auto len = static_cast<int32_t>(tokens.size());
+  for (const Kernels kernels : kernels_here()) {
+    if (kernels == kTwins) continue;  // one order by construction
+    Loaded loaded(kGoldens / GetParam(), kernels);
+    TestRunner runner(*loaded.model, loaded.cx, 1, len, DType::kBF16);
+    const Logits whole = runner.run(tokens, 128);
+    for (int32_t chunk : {1, 7, 64})
+      ASSERT_EQ(runner.run(tokens, chunk), whole) << kernels_name(kernels) << " " << chunk;
+  }
+}
+
+// The config alone says the formats that the tensors have, and what is allocated for them.
+TEST_P(FamilyGolden, TheConfigSaysWhatTheTensorsAre) {
+  const std::filesystem::path directory = kGoldens / GetParam();
+  if (std::string_view(GetParam()) == "llama-f16") return;  // of 16 bits are all bf16 there
+  const ModelInfo here = describe_model(directory);
+  const ModelInfo planned = describe_model(directory / "config.json");
+  EXPECT_EQ(here.parameters, planned.parameters);
+  EXPECT_EQ(here.weight_bytes, planned.weight_bytes);
+  ASSERT_EQ(here.parts.size(), planned.parts.size());
+  for (size_t i = 0; i < here.parts.size(); ++i)
+    EXPECT_EQ(here.parts[i].formats, planned.parts[i].formats) << here.parts[i].name;
+}
+
+// Dummy weights of every format, of finite logits that differ from token to token.
+TEST_P(FamilyGolden, DummyWeightsRun) {
+  Loaded loaded(kGoldens / GetParam() / "config.json", cpu::Isa::kScalar,
+                {.format = LoadFormat::kDummy});
+  TestRunner runner(*loaded.model, loaded.cx, 1, 16, DType::kBF16);
+  const Logits logits = runner.run({1, 2, 3, 1, 2, 3, 4, 5}, 8);
+  for (const auto& row : logits)
+    for (const float x : row) ASSERT_TRUE(std::isfinite(x));
+  EXPECT_NE(logits[0], logits[1]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, FamilyGolden, testing::ValuesIn(kCases), [](const auto& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+// The embedding lies in memory once, unless the head is to be smaller than it.
+TEST(Families, TiedEmbeddingsAreOneCopy) {
+  const ModelInfo info = describe_model(kGoldens / "llama-tied");
+  EXPECT_EQ(info.parts.at(0).name, "embed and unembed");
+  EXPECT_EQ(info.parts.at(0).bytes, 2 * 101 * 96);
+  EXPECT_EQ(info.parts.at(0).choices, 1);  // a token's logits read all of it
+  for (const WeightPart& part : info.parts) EXPECT_NE(part.name, "unembed");
+  const ModelInfo smaller = describe_model(kGoldens / "llama-tied", {.unembed = Format::kMxfp8});
+  EXPECT_EQ(smaller.weight_bytes, info.weight_bytes + 101 * 96 / 32 * 33);
+  LoadOptions options;
+  options.dense.unembed = Format::kMxfp8;
+  Loaded one(kGoldens / "llama-tied", cpu::Isa::kScalar),
+      two(kGoldens / "llama-tied", cpu::Isa::kScalar, options);
+  const auto run = [](Loaded& loaded) {
+    TestRunner runner(*loaded.model, loaded.cx, 1, 16, DType::kF32);
+    return runner.run({5, 6, 7, 8}, 4);
+  };
+  const Logits a = run(one), b = run(two);
+  double off = 0, size = 0;
+  for (size_t t = 0; t < a.size(); ++t)
+    for (size_t n = 0; n < a[t].size(); ++n)
+      off += std::pow(a[t][n] - b[t][n], 2), size += std::pow(a[t][n], 2);
+  EXPECT_GT(off, 0);
+  EXPECT_LT(std::sqrt(off / size), 0.05);  // E4M3 rounds by 2^-4 / sqrt(12), 1.8%, a weight
+}
+
+std::string read_text(const std::filesystem::path& file) {
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+// What is said of a golden's config.json with `key` set to `value` (none: taken out).
+std::string refusal(const std::string& name, const std::string& key, const std::string& value) {
+  const test::TempDir dir;
+  std::string text = read_text(kGoldens / name / "config.json");
+  text = std::regex_replace(text, std::regex("\"" + key + "\": *[^,\\[{}]*,"), "");
+  if (!value.empty()) text.replace(text.find('{'), 1, "{\"" + key + "\": " + value + ",");
+  std::ofstream(dir / "config.json") << text;
+  try {
+    describe_model(dir / "config.json");
+    return "";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("config.json: ")) << key;
+    return e.what();
+  }
+}
+
+TEST(Families, ConfigsThatCannotBe) {
+  const struct {
+    const char *name, *key, *value, *said;
+  } kBad[] = {
+      {"llama", "hidden_size", "", "hidden_size"},
+      {"llama", "hidden_size", "97", "hidden_size: is not a multiple of num_attention_heads"},
+      {"llama", "num_key_value_heads", "4", "num_attention_heads: is not a multiple"},
+      {"llama", "hidden_act", "\"gelu\"", "hidden_act: is gelu, expected silu"},
+      {"llama", "mlp_bias", "true", "mlp_bias: is true"},
+      {"llama", "head_dim", "17", "head_dim: is odd"},
+      {"llama", "vocab_size", "0", "vocab_size"},
+      {"llama", "num_hidden_layers", "\"three\"", "num_hidden_layers"},
+      {"llama-f16", "rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 4}",
+       "rope_type: is yarn, expected llama3 or default"},
+      {"llama-f16", "rope_scaling", "{\"rope_type\": \"llama3\", \"factor\": 8}",
+       "low_freq_factor"},
+      {"llama-f16", "rope_scaling",
+       "{\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4, \"high_freq_factor\": "
+       "4, "
+       "\"original_max_position_embeddings\": 8192}",
+       "high_freq_factor: is not more than low_freq_factor"},
+      {"qwen3", "attention_bias", "true", "attention_bias: is true"},
+      {"qwen3", "use_sliding_window", "true", "use_sliding_window: is true"},
+      {"qwen3", "rope_theta", "", "rope_theta: is missing"},
+      {"qwen3_moe", "num_experts_per_tok", "8", "num_experts_per_tok"},
+      {"qwen3_moe", "decoder_sparse_step", "2", "decoder_sparse_step: is not 1"},
+      {"qwen3_moe", "moe_intermediate_size", "-1", "moe_intermediate_size"},
+      {"qwen3", "quantization_config", "{\"quant_method\": \"bitsandbytes\"}",
+       "quant_method: is bitsandbytes, expected modelopt"},
+      {"qwen3", "quantization_config", "{\"quant_method\": \"modelopt\", \"quant_algo\": \"X\"}",
+       "quant_algo: is X, which nibble does not read"},
+      {"qwen3", "quantization_config", "{\"quant_method\": \"compressed-tensors\"}",
+       "config_groups: is missing"},
+      {"qwen3", "quantization_config", "{\"quant_method\": \"awq\", \"bits\": 3}",
+       "bits: is not 4"},
+  };
+  for (const auto& bad : kBad)
+    EXPECT_THAT(refusal(bad.name, bad.key, bad.value), HasSubstr(bad.said))
+        << bad.name << " " << bad.key << " " << bad.value;
+}
+
+// A golden's checkpoint whose file has `from` replaced by as many bytes.
+std::string load_refusal(const std::string& name, const std::string& from, const std::string& to) {
+  EXPECT_EQ(from.size(), to.size());
+  const test::TempDir dir;
+  std::filesystem::copy_file(kGoldens / name / "config.json", dir / "config.json");
+  std::string bytes = read_text(kGoldens / name / "model.safetensors");
+  const size_t at = bytes.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  bytes.replace(at, from.size(), to);
+  std::ofstream(dir / "model.safetensors", std::ios::binary) << bytes;
+  try {
+    Loaded loaded(dir.path(), cpu::Isa::kScalar);
+    return "";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr(dir.path().string()));
+    return e.what();
+  }
+}
+
+TEST(Families, TensorsThatDoNotFit) {
+  EXPECT_THAT(load_refusal("llama", "\"shape\":[160,96]", "\"shape\":[96,160]"),
+              HasSubstr("expected bf16 [160, 96] by the config"));
+  EXPECT_THAT(load_refusal("qwen3_moe", "experts.3.up_proj.weight", "experts.3.xp_proj.weight"),
+              HasSubstr("mlp.experts.3.up_proj.weight\": is missing"));
+  EXPECT_THAT(load_refusal("qwen3", "self_attn.q_norm.weight", "self_attn.q_norx.weight"),
+              HasSubstr("self_attn.q_norm.weight\": is missing; expected bf16 [24]"));
+  EXPECT_THAT(
+      load_refusal("qwen3-modelopt", "gate_proj.weight_scale_2", "gate_proj.weight_scale_X"),
+      HasSubstr("gate_proj.weight"));
+}
+
+// Scales of keys and values that are 1 change nothing; others are refused where pages are in FP8.
+TEST(Families, KvScales) {
+  EXPECT_EQ(describe_model(kGoldens / "llama-modelopt-fp8").refuses_fp8_kv, "");
+  const test::TempDir dir;
+  std::filesystem::copy_file(kGoldens / "qwen3/config.json", dir / "config.json");
+  const auto plain = open_checkpoint(kGoldens / "qwen3");
+  test::Bundle bundle;
+  for (const TensorInfo& t : plain->tensors()) {
+    std::vector<std::byte> bytes(t.bytes);
+    const ReadJob job = ReadJob::whole(t, bytes.data());
+    plain->read({&job, 1});
+    bundle.add(t.name, t.dtype, t.shape, std::move(bytes));
+  }
+  const float value = 1.5;
+  const auto bytes = std::as_bytes(std::span(&value, 1));
+  bundle.add("model.layers.1.self_attn.k_proj.k_scale", DType::kF32, {},
+             {bytes.begin(), bytes.end()});
+  bundle.write(dir / "model.safetensors");
+  EXPECT_THAT(describe_model(dir.path()).refuses_fp8_kv,
+              HasSubstr("\"model.layers.1.self_attn.k_proj.k_scale\" is 1.5"));
+}
+
+}  // namespace
+}  // namespace nibble
