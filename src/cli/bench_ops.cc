@@ -63,7 +63,6 @@ constexpr int kLaunches = 16, kPromptLaunches = 4, kReplays = 5;
 constexpr int64_t kLongStep = 8192;
 // Another kernel than the table's first must be this much faster to be written down.
 constexpr double kNoise = 0.98;
-constexpr float kSwigluLimit = 7;
 
 struct Reached {
   Op op;
@@ -197,9 +196,10 @@ class OpsBench {
   }
 
  private:
-  // In each format that --dense-format can make of it.
+  // In each format that --dense-format can make of it, or in its own.
   template <typename Desc, typename Measure>
   void in_dense_formats(Desc desc, const Measure& measure_one) {
+    if (desc.format != Format::kBF16) return measure_one(desc);
     for (const Format format : {Format::kBF16, Format::kMxfp8, Format::kMxfp4}) {
       if (cx_.on_gpu() && format == Format::kMxfp8) continue;
       desc.format = format;
@@ -226,20 +226,44 @@ class OpsBench {
                 });
   }
 
+  void measure(const ops::MlpUpDesc& desc) {
+    in_dense_formats(desc, [&](const auto& in_format) { mlp_up(in_format); });
+  }
+  void mlp_up(const ops::MlpUpDesc& desc) {
+    const Weight like{.format = desc.format, .rows = 2 * desc.width, .cols = desc.hidden};
+    each_kernel(Op::kMlpUp, ops::mlp_up_kernels(), desc,
+                {.name = "mlp_up",
+                 .weights = std::string(format_name(desc.format)),
+                 .flops = flops(desc, desc.tokens)},
+                scratch_of(desc), [&](const ops::MlpUpKernel& k) -> Launch {
+                  const Tensor x = operands_.floats(desc.tokens, desc.hidden), d = x,
+                               y = operands_.floats(desc.tokens, desc.hidden),
+                               h = operands_.stored(desc.tokens, desc.hidden),
+                               u = operands_.stored(desc.tokens, desc.width);
+                  return [=, this, &k, norm = operands_.norm(desc.hidden),
+                          w = weights(like, k.layout)](size_t i) {
+                    k.run(cx_, {u, h, y}, x, d, norm, turn_of(w, i), desc.act);
+                    return bytes(desc, desc.tokens, act_bytes());
+                  };
+                });
+  }
+
   void measure(const ops::MoeUpDesc& desc) {
     const Weight like{.format = desc.format,
                       .experts = desc.experts,
                       .rows = 2 * desc.width,
                       .cols = desc.hidden};
     each_kernel(Op::kMoeUp, ops::moe_up_kernels(), desc,
-                {.name = "moe_up", .weights = "mxfp4", .flops = flops(desc, desc.tokens)},
+                {.name = "moe_up",
+                 .weights = std::string(format_name(desc.format)),
+                 .flops = flops(desc, desc.tokens)},
                 scratch_of(desc), [&](const ops::MoeUpKernel& k) -> Launch {
                   const Tensor h = operands_.stored(desc.tokens, desc.hidden),
                                u = operands_.stored(desc.tokens * desc.top_k, desc.width);
                   return [=, this, &k, w = weights(like, k.layout),
                           to = choices(desc.tokens, desc.experts, desc.top_k)](size_t i) {
                     const auto& choice = to[i % to.size()];
-                    k.run(cx_, u, h, choice.routing, turn_of(w, i), kSwigluLimit);
+                    k.run(cx_, u, h, choice.routing, turn_of(w, i), desc.act);
                     return bytes(desc, desc.tokens, choice.distinct, act_bytes());
                   };
                 });
@@ -249,7 +273,9 @@ class OpsBench {
     const Weight like{
         .format = desc.format, .experts = desc.experts, .rows = desc.hidden, .cols = desc.width};
     each_kernel(Op::kMoeDown, ops::moe_down_kernels(), desc,
-                {.name = "moe_down", .weights = "mxfp4", .flops = flops(desc, desc.tokens)},
+                {.name = "moe_down",
+                 .weights = std::string(format_name(desc.format)),
+                 .flops = flops(desc, desc.tokens)},
                 scratch_of(desc), [&](const ops::MoeDownKernel& k) -> Launch {
                   const Tensor d = operands_.floats(desc.tokens, desc.hidden),
                                u = operands_.stored(desc.tokens * desc.top_k, desc.width);
@@ -301,9 +327,10 @@ class OpsBench {
                                q = operands_.stored(desc.tokens, q_width),
                                angles = operands_.floats(desc.tokens, desc.head_dim);
                   const auto s = operands_.sequences(desc.tokens, 0, desc.kv_heads, desc.head_dim);
-                  return [=, this, &k, norm = operands_.norm(desc.hidden),
-                          w = weights(like, k.layout)](size_t i) {
-                    k.run(cx_, {q, h, y}, s.kv, x, d, norm, turn_of(w, i), angles, s.step);
+                  ops::QkvNorms norms{.input = operands_.norm(desc.hidden)};
+                  if (desc.norms_heads) norms.q = norms.k = operands_.norm(desc.head_dim);
+                  return [=, this, &k, w = weights(like, k.layout)](size_t i) {
+                    k.run(cx_, {q, h, y}, s.kv, x, d, norms, turn_of(w, i), angles, s.step);
                     return bytes(desc, desc.tokens, act_bytes());
                   };
                 });

@@ -8,6 +8,7 @@
 #include "cuda/memory.h"
 #include "cuda/random_fill.h"
 #include "formats/bf16.h"
+#include "formats/int4.h"
 #include "ops/gpu_matmul/row_exponents.h"
 
 namespace nibble::cli {
@@ -87,6 +88,8 @@ std::vector<ops::Site> OpOperands::weights(Weight like) {
   auto* const scales =
       scale_bytes == 0 ? nullptr : static_cast<uint8_t*>(room(count * scale_bytes));
   std::vector<ops::Site> all(static_cast<size_t>(count));
+  if (format_row(like.format).row_scales)
+    like.row_scales = put(std::vector<float>(static_cast<size_t>(rows), 0x1p-7f));
   for (int64_t i = 0; i < count; ++i) {
     all[i].weight = like;
     all[i].weight.codes = codes + i * code_bytes;
@@ -98,19 +101,37 @@ std::vector<ops::Site> OpOperands::weights(Weight like) {
     return all;
   }
   // bf16: exponents around 2^-6; E4M3: no NaN. The others are copies of the first.
-  const uint64_t keep = like.format == Format::kBF16    ? 0x80ff80ff80ff80ffu
-                        : like.format == Format::kMxfp8 ? 0xbfbfbfbfbfbfbfbfu
-                                                        : ~uint64_t{0};
+  const bool is_e4m3 = like.format == Format::kMxfp8 || like.format == Format::kFp8Row ||
+                       like.format == Format::kFp8Block;
+  const uint64_t keep = like.format == Format::kBF16 ? 0x80ff80ff80ff80ffu
+                        : is_e4m3                    ? 0xbfbfbfbfbfbfbfbfu
+                                                     : ~uint64_t{0};
   const uint64_t set = like.format == Format::kBF16 ? 0x3c003c003c003c00u : 0;
   auto* const words = reinterpret_cast<uint64_t*>(codes);
   for (int64_t i = 0; i < code_bytes / 8; ++i) words[i] = (next() & keep) | set;
-  for (int64_t i = 0; i < scale_bytes; ++i) scales[i] = static_cast<uint8_t>(118 + next() % 3);
+  fill_scales(like.format, scales, scale_bytes);
   for (int64_t i = 1; i < count; ++i) {
     std::memcpy(codes + i * code_bytes, codes, static_cast<size_t>(code_bytes));
     if (scales != nullptr)
       std::memcpy(scales + i * scale_bytes, scales, static_cast<size_t>(scale_bytes));
   }
   return all;
+}
+
+// Of about 2^-8.
+void OpOperands::fill_scales(Format format, uint8_t* scales, int64_t bytes) {
+  const Int4Group group{.scale = bf16_from_float(0x1p-8f), .zero = 8, .is_f16 = 0};
+  const float scale = 0x1p-8f;
+  for (int64_t i = 0; i < bytes; i += format_row(format).scale_bytes) {
+    if (format == Format::kFp8Block)
+      std::memcpy(scales + i, &scale, sizeof(scale));
+    else if (format == Format::kInt4G32 || format == Format::kInt4G128)
+      std::memcpy(scales + i, &group, sizeof(group));
+    else if (format == Format::kNvfp4)
+      scales[i] = static_cast<uint8_t>(0x30 + next() % 8);
+    else
+      scales[i] = static_cast<uint8_t>(118 + next() % 3);
+  }
 }
 
 void OpOperands::fill_on_gpu(const Weight& like, uint8_t* codes, int64_t code_bytes,

@@ -52,6 +52,7 @@ class OpOperands {
   template <typename T>
   T* put(const std::vector<T>& host);
   void fill(void* data, int64_t bytes, DType dtype);
+  void fill_scales(Format format, uint8_t* scales, int64_t bytes);
   void fill_on_gpu(const Weight& like, uint8_t* codes, int64_t code_bytes, uint8_t* scales,
                    int64_t scale_bytes);
   void find_row_exponents(ops::Site& site);

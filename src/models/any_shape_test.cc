@@ -192,5 +192,56 @@ TEST(AnyShape, EveryPairOfRowsEqualsTheTwins) {
   std::printf("%zu of %zu pairs\n", reached.size(), possible.size());
 }
 
+// ---- other families ----
+
+Case random_family_case(std::mt19937& random) {
+  Case c = random_case(random);
+  RandomShape& s = c.shape;
+  s.family = any_of<Family>(random, {Family::kLlama, Family::kQwen3, Family::kQwen3Moe});
+  s.format =
+      any_of<Format>(random, {Format::kBF16, Format::kF16, Format::kNvfp4, Format::kFp8Row,
+                              Format::kFp8Block, Format::kMxfp8, Format::kMxfp4, Format::kInt4G32});
+  s.is_tied = random() % 3 == 0, s.over_all = random() % 2 == 0;
+  const bool has_blocks = format_row(s.format).block_elems <= 32 && s.format != Format::kBF16 &&
+                          s.format != Format::kF16 && s.format != Format::kFp8Row;
+  if (has_blocks && s.q_heads * s.head_dim % 32 != 0) s.head_dim = 32;
+  if (!has_blocks && random() % 2 == 0) {  // sizes that no format with blocks has
+    s.hidden = any_of<int64_t>(random, {18, 34, 50, 130, 200});
+    s.width = any_of<int64_t>(random, {7, 33, 131, 150});
+  }
+  const bool is_whole = s.hidden % 32 == 0 && s.width % 32 == 0 && s.q_heads * s.head_dim % 32 == 0;
+  c.dense.mlp = any_of(random, kDenseFormats);
+  if (!is_whole) c.dense = {};
+  return c;
+}
+
+std::string family_text(const Case& c) {
+  constexpr const char* kNames[] = {"gpt-oss", "Llama", "Qwen3", "Qwen3-MoE"};
+  return std::string(kNames[static_cast<int>(c.shape.family)]) + " in " +
+         std::string(format_name(c.shape.format)) + (c.shape.is_tied ? ", tied" : "") +
+         (c.shape.over_all ? ", over all or with biases" : "") + ", mlp " +
+         std::string(format_name(c.dense.mlp)) + ", " + describe(c);
+}
+
+// Whatever their formats, sizes and settings. Every op of each is run by what its table gives.
+TEST(AnyShape, OtherFamiliesEqualTheTwins) {
+  const int64_t cases = number_of("NIBBLE_ANY_FAMILIES", 120);
+  Seen seen;
+  std::set<std::string> met;  // "Qwen3 nvfp4"
+  const test::TempDir directory;
+  for (int64_t i = 0; i < cases; ++i) {
+    std::mt19937 random(static_cast<uint32_t>(number_of("NIBBLE_SEED", 1) * 100000 + 50000 + i));
+    const Case c = random_family_case(random);
+    SCOPED_TRACE("case " + std::to_string(i) + ": " + family_text(c));
+    check(random, c, directory.path(), seen);
+    if (HasFatalFailure()) return;
+    met.insert(std::to_string(static_cast<int>(c.shape.family)) + " " +
+               std::string(format_name(c.shape.format)));
+  }
+  EXPECT_EQ(met.size(), 24u);  // each family in each format
+  EXPECT_LT(seen.parted, seen.rows / 10);
+  print(seen);
+}
+
 }  // namespace
 }  // namespace nibble

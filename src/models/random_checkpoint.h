@@ -1,5 +1,5 @@
-// For tests: gpt-oss checkpoints of any shape with random weights, none of them zero: biases, norms
-// and sinks count, and MXFP4 blocks of one row lie up to five exponents apart.
+// For tests: checkpoints of any model and shape with random weights, none of them zero: biases,
+// norms and sinks count, and MXFP4 blocks of one row lie up to five exponents apart.
 #pragma once
 
 #include <cmath>
@@ -11,22 +11,76 @@
 #include <vector>
 
 #include "formats/bf16.h"
+#include "formats/fp8.h"
 #include "io/checkpoint.h"
 #include "models/model.h"
 
 namespace nibble {
 
+enum class Family { kGptOss, kLlama, kQwen3, kQwen3Moe };
+
 struct RandomShape {
+  Family family = Family::kGptOss;
   int64_t layers = 2, hidden = 64, width = 64;
   int64_t q_heads = 4, kv_heads = 2, head_dim = 16;
   int64_t experts = 4, top_k = 2, vocab = 96, window = 5;
   uint64_t seed = 0;
+  // Of families other than gpt-oss.
+  Format format = Format::kBF16;  // of linear layers on disk
+  bool is_tied = false, over_all = false;
 };
 
-inline std::string random_config(const RandomShape& s) {
-  const auto key = [](const char* name, int64_t value) {
-    return ", \"" + std::string(name) + "\": " + std::to_string(value);
+inline std::string config_key(const char* name, int64_t value) {
+  return ", \"" + std::string(name) + "\": " + std::to_string(value);
+}
+
+// What says `format`, if anything does.
+inline std::string random_quantization(Format format) {
+  const auto by_modelopt = [](const char* algorithm) {
+    return std::string(
+               R"(, "quantization_config": {"quant_method": "modelopt", "ignore": ["lm_head"],)") +
+           R"( "quant_algo": ")" + algorithm + "\"}";
   };
+  if (format == Format::kNvfp4) return by_modelopt("NVFP4");
+  if (format == Format::kFp8Row) return by_modelopt("FP8");
+  if (format == Format::kMxfp8) return by_modelopt("MXFP8");
+  if (format == Format::kMxfp4) return by_modelopt("MXFP4");
+  if (format == Format::kFp8Block)
+    return R"(, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]})";
+  if (format == Format::kInt4G32)
+    return R"(, "quantization_config": {"quant_method": "compressed-tensors",
+        "format": "pack-quantized", "ignore": ["lm_head"], "config_groups": {"all": {
+        "targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}}}})";
+  return "";
+}
+
+inline std::string random_family_config(const RandomShape& s) {
+  const char* name = s.family == Family::kLlama   ? "LlamaForCausalLM"
+                     : s.family == Family::kQwen3 ? "Qwen3ForCausalLM"
+                                                  : "Qwen3MoeForCausalLM";
+  const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
+  std::string text =
+      std::string("{\"architectures\": [\"") + name + "\"]" +
+      config_key("num_hidden_layers", s.layers) + config_key("hidden_size", s.hidden) +
+      config_key("intermediate_size", s.width) + config_key("num_attention_heads", s.q_heads) +
+      config_key("num_key_value_heads", s.kv_heads) + config_key("head_dim", s.head_dim) +
+      config_key("vocab_size", s.vocab) + config_key("max_position_embeddings", 4096) +
+      config_key("rope_theta", 10000) +
+      ", \"rms_norm_eps\": 1e-5, \"tie_word_embeddings\": " + flag(s.is_tied);
+  if (s.family == Family::kLlama)
+    text += R"(, "rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1,
+        "high_freq_factor": 4, "original_max_position_embeddings": 64}, "attention_bias": )" +
+            flag(s.over_all);
+  if (s.family == Family::kQwen3Moe)
+    text += config_key("num_experts", s.experts) + config_key("num_experts_per_tok", s.top_k) +
+            config_key("moe_intermediate_size", s.width) +
+            ", \"norm_topk_prob\": " + flag(!s.over_all);
+  return text + random_quantization(s.format) + "}";
+}
+
+inline std::string random_config(const RandomShape& s) {
+  if (s.family != Family::kGptOss) return random_family_config(s);
+  const auto key = config_key;
   std::string types;
   for (int64_t l = 0; l < s.layers; ++l)
     types += std::string(l == 0 ? "" : ", ") +
@@ -42,6 +96,47 @@ inline std::string random_config(const RandomShape& s) {
          "], \"rms_norm_eps\": 1e-5, \"swiglu_limit\": 7.0, \"hidden_act\": \"silu\", "
          "\"attention_bias\": true, \"tie_word_embeddings\": false, \"quantization_config\": "
          "{\"quant_method\": \"mxfp4\"}}";
+}
+
+// The tensors that a matrix [N, K] of `format` is made of, as list_weights() reads them: values of
+// about `deviation`. add(part, dtype, shape, make), in place of ".weight" of its name.
+template <typename Add>
+void add_random_matrix(std::mt19937& random, Format format, int64_t n, int64_t k, float deviation,
+                       const Add& add) {
+  std::normal_distribution<float> normal;
+  const auto byte = [&] { return static_cast<uint8_t>(random() >> 24); };
+  const auto e4m3 = [&] { return e4m3_from_float(16 * normal(random)); };
+  const auto scale_of = [&](float unit) {
+    return [&random, unit] { return unit * (0.5f + 0.1f * static_cast<float>(random() % 10)); };
+  };
+  const std::vector<int64_t> blocks = {(n + 127) / 128, (k + 127) / 128};
+  switch (format) {
+    case Format::kNvfp4: {
+      const bool is_packed = random() % 2 == 0;  // compressed-tensors' dialect
+      const float unit = deviation / 8;
+      add(is_packed ? ".weight_packed" : ".weight", DType::kU8, {n, k / 2}, byte);
+      add(".weight_scale", DType::kF8E4M3, {n, k / 16},
+          [&] { return static_cast<uint8_t>(0x34 + random() % 16); });
+      if (is_packed) return add(".weight_global_scale", DType::kF32, {1}, scale_of(1 / unit));
+      return add(".weight_scale_2", DType::kF32, {}, scale_of(unit));
+    }
+    case Format::kFp8Row:
+      add(".weight", DType::kF8E4M3, {n, k}, e4m3);
+      return add(".weight_scale", DType::kF32, {n, 1}, scale_of(deviation / 16));
+    case Format::kFp8Block:
+      add(".weight", DType::kF8E4M3, {n, k}, e4m3);
+      return add(".weight_scale_inv", DType::kF32, blocks, scale_of(deviation / 16));
+    case Format::kMxfp8:
+      add(".weight", DType::kF8E4M3, {n, k}, e4m3);
+      return add(".weight_scale", DType::kU8, {n, k / 32}, [&] {
+        return static_cast<uint8_t>(127 + std::ilogb(deviation / 16) - 1 + random() % 3);
+      });
+    default:
+      add(".weight_packed", DType::kI32, {n, k / 8},
+          [&] { return static_cast<int32_t>(random()); });
+      return add(".weight_scale", DType::kBF16, {n, k / 32},
+                 [&] { return bf16_from_float(scale_of(deviation / 5)()); });
+  }
 }
 
 // Writes config.json and model.safetensors to `directory`.
@@ -80,7 +175,20 @@ inline void write_random_checkpoint(const RandomShape& shape,
           [&] { return static_cast<uint8_t>(random() >> 24); });
       continue;
     }
+    if (spec.format != Format::kBF16) {
+      const std::string base = spec.name.substr(0, spec.name.rfind('.'));
+      add_random_matrix(random, spec.format, spec.shape[0], spec.shape[1], deviation,
+                        [&](const char* part, DType dtype, std::vector<int64_t> dims,
+                            const auto& make) { add(base + part, dtype, std::move(dims), make); });
+      continue;
+    }
     const float mean = spec.fill == Fill::kOne ? 1 : 0;
+    if (shape.format == Format::kF16 && spec.shape.size() > 1) {
+      add(spec.name, DType::kF16, spec.shape, [&] {  // exponents 7 to 10: 2^-8 to 2^-4
+        return static_cast<uint16_t>((random() & 0x83ff) | (7 + random() % 4) << 10);
+      });
+      continue;
+    }
     add(spec.name, DType::kBF16, spec.shape,
         [&] { return bf16_from_float(mean + deviation * normal(random)); });
   }

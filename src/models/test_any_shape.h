@@ -96,9 +96,18 @@ Rows rows_of(const Case& c, const Fits& fits) {
   add(Op::kOutProj, ops::out_proj_kernels(),
       ops::OutProjDesc{s.hidden, s.q_heads * s.head_dim, c.dense.out});
   add(Op::kNormRoute, ops::norm_route_kernels(), ops::NormRouteDesc{s.hidden, s.experts, s.top_k});
-  add(Op::kMoeUp, ops::moe_up_kernels(), ops::MoeUpDesc{s.hidden, s.width, s.experts, s.top_k});
+  add(Op::kMoeUp, ops::moe_up_kernels(),
+      ops::MoeUpDesc{.hidden = s.hidden,
+                     .width = s.width,
+                     .experts = s.experts,
+                     .top_k = s.top_k,
+                     .act = {.limit = 7}});
   add(Op::kMoeDown, ops::moe_down_kernels(),
-      ops::MoeDownDesc{s.hidden, s.width, s.experts, s.top_k});
+      ops::MoeDownDesc{.hidden = s.hidden,
+                       .width = s.width,
+                       .experts = s.experts,
+                       .top_k = s.top_k,
+                       .act = {.limit = 7}});
   add(Op::kNormUnembed, ops::norm_unembed_kernels(),
       ops::NormUnembedDesc{s.hidden, s.vocab, c.dense.unembed});
   return rows;
