@@ -1,6 +1,6 @@
-// gpt-oss on the GPU, whole models from files: a random checkpoint against Hugging Face
-// transformers and against the CPU, and the model that ships against the answers that transformers
-// gives.
+// Whole models from files on the GPU: random checkpoints of every family against Hugging Face
+// transformers, gpt-oss's against the CPU too, and the model that ships against the answers that
+// transformers gives.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -122,10 +122,10 @@ std::vector<double> log_softmax(const std::vector<float>& logits) {
   return out;
 }
 
-// One tensor of the random checkpoint's expected/model.safetensors.
+// One tensor of a checkpoint's expected/model.safetensors.
 template <typename T>
-std::vector<T> expected(const std::string& tensor) {
-  const auto checkpoint = open_checkpoint(kRandom / "expected");
+std::vector<T> expected(const std::string& tensor, const fs::path& directory = kRandom) {
+  const auto checkpoint = open_checkpoint(directory / "expected");
   const TensorInfo* info = checkpoint->find(tensor);
   CHECK(info != nullptr);
   std::vector<T> values(info->bytes / sizeof(T));
@@ -134,8 +134,8 @@ std::vector<T> expected(const std::string& tensor) {
   return values;
 }
 
-std::vector<int32_t> random_tokens() {
-  const std::vector<int64_t> ids = expected<int64_t>("tokens");
+std::vector<int32_t> random_tokens(const fs::path& directory = kRandom) {
+  const std::vector<int64_t> ids = expected<int64_t>("tokens", directory);
   return {ids.begin(), ids.end()};
 }
 
@@ -155,6 +155,28 @@ TEST(GpuGoldens, RandomCheckpointEqualsTransformers) {
     const double off = rms_off(Loaded(kRandom, {.exact = exact}).logits_of(random_tokens()), want);
     EXPECT_LT(off, kBf16Rms) << "exact " << exact;
     EXPECT_GT(off, 1e-4);  // that anything was rounded at all
+  }
+}
+
+// As above: three layers. Where experts are chosen, rounding chooses others for some tokens; the
+// median token has its own.
+TEST(GpuGoldens, FamiliesEqualTransformers) {
+  for (const char* name : {"llama", "llama-tied", "qwen3", "qwen3_moe", "qwen3_moe-over-all"}) {
+    const fs::path directory = fs::path(NIBBLE_SOURCE_DIR) / "tests/goldens/families" / name;
+    const std::vector<int32_t> tokens = random_tokens(directory);
+    const std::vector<float> flat = expected<float>("logits", directory);
+    const auto vocab = static_cast<std::ptrdiff_t>(flat.size() / tokens.size());
+    for (const bool exact : {false, true}) {
+      const Logits got = Loaded(directory, {.exact = exact}).logits_of(tokens);
+      std::vector<double> off;  // of each token
+      for (size_t t = 0; t < got.size(); ++t) {
+        const auto at = flat.begin() + static_cast<std::ptrdiff_t>(t) * vocab;
+        off.push_back(rms_off({got[t]}, {{at, at + vocab}}));
+      }
+      std::sort(off.begin(), off.end());
+      EXPECT_LT(off[off.size() / 2], kBf16Rms) << name << " exact " << exact;
+      EXPECT_GT(off[0], 1e-5) << name;  // that anything was rounded at all
+    }
   }
 }
 
