@@ -1,0 +1,180 @@
+"""`nibble serve DIR` of Qwen3, Qwen3-MoE and Llama 3 checkpoints as their users have them: quantised weights, the
+family's tokenizer and its own chat template. Weights are random: what is said is nonsense, that it is said is the test."""
+
+import json
+import random
+import struct
+import tempfile
+import unittest
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from serving import SOURCE, WEATHER, Server
+
+TEMPLATES = SOURCE / "build" / "jinja" / "models" / "templates"
+QWEN_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+              r"|\s+(?!\S)|\s+")
+QWEN_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>",
+               "<tool_response>", "</tool_response>"]
+LLAMA_TOKENS = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>",
+                "<|eot_id|>", "<|python_tag|>"]
+SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 8192, "rms_norm_eps": 1e-6,
+         "hidden_act": "silu", "rope_theta": 10000.0}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "*.mlp.gate"]}
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+
+
+def byte_alphabet():
+    """GPT-2's: a printable character for each byte."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in plain]
+    return [chr(b) for b in plain] + [chr(256 + i) for i in range(len(rest))]
+
+
+def tokenizer(special, split, is_llama):
+    vocab = {c: i for i, c in enumerate(byte_alphabet())}
+    added = [{"id": 256 + i, "content": t, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+              "special": t.startswith("<|")} for i, t in enumerate(special)]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    post = byte_level
+    if is_llama:
+        bos = {"SpecialToken": {"id": special[0], "type_id": 0}}
+        post = {"type": "TemplateProcessing", "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [bos, {"Sequence": {"id": "A", "type_id": 0}}, bos, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {special[0]: {"id": special[0], "ids": [256], "tokens": [special[0]]}}}
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+            "normalizer": None if is_llama else {"type": "NFC"},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}, byte_level]},
+            "post_processor": post, "decoder": {**byte_level, "use_regex": True},
+            "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
+                      "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False,
+                      "ignore_merges": is_llama, "vocab": vocab, "merges": []}}
+
+
+class Tensors:
+    """Of one safetensors file."""
+
+    def __init__(self):
+        self.header, self.data, self.random = {}, bytearray(), random.Random(1)
+
+    def add(self, name, dtype, shape, data):
+        self.header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(self.data), len(self.data) + len(data)]}
+        self.data += data
+
+    def bf16(self, name, shape, deviation, mean=0.0):
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        values = [self.random.gauss(mean, deviation) for _ in range(count)]
+        words = struct.unpack(f"<{count}I", struct.pack(f"<{count}f", *values))
+        self.add(name, "BF16", shape, struct.pack(f"<{count}H", *(w >> 16 for w in words)))
+
+    def linear(self, module, rows, cols, quantization):
+        if quantization is MODELOPT:
+            self.add(module + ".weight", "U8", [rows, cols // 2], self.random.randbytes(rows * cols // 2))
+            self.add(module + ".weight_scale", "F8_E4M3", [rows, cols // 16], b"\x38" * (rows * cols // 16))
+            self.add(module + ".weight_scale_2", "F32", [], struct.pack("<f", cols ** -0.5 / 2.9))
+            self.add(module + ".input_scale", "F32", [], struct.pack("<f", 0.01))
+        elif quantization is FP8:
+            codes = bytes(b & 0xBF for b in self.random.randbytes(rows * cols))
+            self.add(module + ".weight", "F8_E4M3", [rows, cols], codes)
+            blocks = [(rows + 127) // 128, (cols + 127) // 128]
+            self.add(module + ".weight_scale_inv", "F32", blocks,
+                     struct.pack("<f", cols ** -0.5) * (blocks[0] * blocks[1]))
+        else:
+            self.bf16(module + ".weight", [rows, cols], cols ** -0.5)
+
+    def write(self, file):
+        header = json.dumps(self.header).encode()
+        file.write_bytes(struct.pack("<Q", len(header)) + header + self.data)
+
+
+def write_model(directory, config, special, split, template):
+    vocab = 256 + len(special)
+    config = {**SHAPE, "vocab_size": vocab, "eos_token_id": 256 + special.index(special[1]), **config}
+    h, q, kv = config["hidden_size"], 128, 64
+    t = Tensors()
+    t.bf16("model.embed_tokens.weight", [vocab, h], 1)
+    t.bf16("model.norm.weight", [h], 0.1, 1)
+    if not config.get("tie_word_embeddings"):
+        t.bf16("lm_head.weight", [vocab, h], h ** -0.5)
+    for layer in range(config["num_hidden_layers"]):
+        p = f"model.layers.{layer}."
+        quantization = config.get("quantization_config")
+        t.bf16(p + "input_layernorm.weight", [h], 0.1, 1)
+        t.bf16(p + "post_attention_layernorm.weight", [h], 0.1, 1)
+        for name, rows, cols in (("q", q, h), ("k", kv, h), ("v", kv, h), ("o", h, q)):
+            t.linear(p + f"self_attn.{name}_proj", rows, cols, quantization)
+        if config["model_type"] != "llama":
+            t.bf16(p + "self_attn.q_norm.weight", [32], 0.1, 1)
+            t.bf16(p + "self_attn.k_norm.weight", [32], 0.1, 1)
+        mlps = [(p + "mlp.", config["intermediate_size"])]
+        if "num_experts" in config:
+            t.bf16(p + "mlp.gate.weight", [config["num_experts"], h], 0.25)
+            mlps = [(p + f"mlp.experts.{e}.", config["moe_intermediate_size"]) for e in range(config["num_experts"])]
+        for mlp, width in mlps:
+            t.linear(mlp + "gate_proj", width, h, quantization)
+            t.linear(mlp + "up_proj", width, h, quantization)
+            t.linear(mlp + "down_proj", h, width, quantization)
+    t.write(directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer(special, split, config["model_type"] == "llama")))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template.read_text()}))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": config["eos_token_id"]}))
+
+
+def post(server, path, body):
+    request = urllib.request.Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
+
+
+QUESTION = {"messages": [{"role": "user", "content": "Wie spät ist es?"}], "max_tokens": 12, "temperature": 0.7, "seed": 3}
+
+
+class FamilyServe(unittest.TestCase):
+    def serve(self, config, special, split, template, prompt):
+        with tempfile.TemporaryDirectory() as temporary:
+            directory = Path(temporary)
+            write_model(directory, config, special, split, TEMPLATES / template)
+            with Server(model=directory) as server:
+                ids = post(server, "/tokenize", {"messages": QUESTION["messages"]})["tokens"]
+                self.assertEqual(post(server, "/detokenize", {"tokens": ids})["prompt"], prompt)
+                answer = post(server, "/v1/chat/completions", QUESTION)
+                self.assertEqual(answer["usage"]["prompt_tokens"], len(ids))
+                self.assertIn(answer["choices"][0]["finish_reason"], ("stop", "length"))
+                self.assertGreater(answer["usage"]["completion_tokens"], 0)
+                self.assertEqual(post(server, "/v1/chat/completions", QUESTION)["choices"], answer["choices"])
+                forced = {**QUESTION, "max_tokens": 400, "tools": [WEATHER], "tool_choice": "required",
+                          "parallel_tool_calls": False, "chat_template_kwargs": {"enable_thinking": False}}
+                message = post(server, "/v1/chat/completions", forced)["choices"][0]["message"]
+                calls = message.get("tool_calls") or []
+                for call in calls:
+                    self.assertEqual(call["function"]["name"], "get_weather")
+
+    def test_qwen3_in_nvfp4(self):
+        self.serve({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "quantization_config": MODELOPT},
+                   QWEN_TOKENS, QWEN_SPLIT, "Qwen-Qwen3-0.6B.jinja",
+                   "<|im_start|>user\nWie spät ist es?<|im_end|>\n<|im_start|>assistant\n")
+
+    def test_qwen3_moe_in_fp8(self):
+        self.serve({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 5,
+                    "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True,
+                    "quantization_config": FP8},
+                   QWEN_TOKENS, QWEN_SPLIT, "Qwen-Qwen3-0.6B.jinja",
+                   "<|im_start|>user\nWie spät ist es?<|im_end|>\n<|im_start|>assistant\n")
+
+    def test_llama3_with_tied_embeddings(self):
+        rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 2048}
+        self.serve({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True,
+                    "rope_scaling": rope},
+                   LLAMA_TOKENS, QWEN_SPLIT.replace(r"\p{N}|", r"\p{N}{1,3}|"), "meta-llama-Llama-3.1-8B-Instruct.jinja",
+                   "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
+                   "Today Date: 15 Jan 2026\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWie spät ist es?"
+                   "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
+
+
+if __name__ == "__main__":
+    unittest.main()
