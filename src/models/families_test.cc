@@ -262,6 +262,7 @@ TEST(Families, ConfigsThatCannotBe) {
       {"qwen3_moe", "num_experts_per_tok", "8", "num_experts_per_tok"},
       {"qwen3_moe", "decoder_sparse_step", "2", "decoder_sparse_step: is not 1"},
       {"qwen3_moe", "moe_intermediate_size", "-1", "moe_intermediate_size"},
+      {"qwen3_moe", "num_experts", "5000", "num_experts"},
       {"qwen3", "quantization_config", "{\"quant_method\": \"bitsandbytes\"}",
        "quant_method: is bitsandbytes, expected modelopt"},
       {"qwen3", "quantization_config", "{\"quant_method\": \"modelopt\", \"quant_algo\": \"X\"}",

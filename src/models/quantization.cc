@@ -17,21 +17,29 @@ std::string upper(std::string text) {
   return text;
 }
 
-// "a(b|c)d" as "abd" and "acd": groups that do not nest, and no more than kMostAlternatives.
+// "a(b|c)d" as "abd" and "acd": groups that do not nest, as long as that makes no more than
+// kMostAlternatives.
 constexpr size_t kMostAlternatives = 64;
 std::vector<std::string> alternatives(const std::string& regex) {
-  const size_t open = regex.find('('), close = regex.find(')', open);
-  if (open == std::string::npos || close == std::string::npos) return {regex};
-  std::string inner = regex.substr(open + 1, close - open - 1);
-  if (inner.starts_with("?:")) inner = inner.substr(2);
-  std::vector<std::string> all;
-  for (size_t at = 0; at <= inner.size();) {
-    const size_t bar = std::min(inner.find('|', at), inner.size());
-    const std::string one =
-        regex.substr(0, open) + inner.substr(at, bar - at) + regex.substr(close + 1);
-    for (std::string& rest : alternatives(one))
-      if (all.size() < kMostAlternatives) all.push_back(std::move(rest));
-    at = bar + 1;
+  std::vector<std::string> all = {regex};
+  for (size_t i = 0; i < all.size() && all.size() < kMostAlternatives;) {
+    const std::string one = all[i];
+    const size_t open = one.find('('), close = one.find(')', open);
+    if (open == std::string::npos || close == std::string::npos) {
+      ++i;
+      continue;
+    }
+    std::string inner = one.substr(open + 1, close - open - 1);
+    if (inner.starts_with("?:")) inner = inner.substr(2);
+    for (size_t at = 0; at <= inner.size();) {
+      const size_t bar = std::min(inner.find('|', at), inner.size());
+      std::string made = one.substr(0, open) + inner.substr(at, bar - at) + one.substr(close + 1);
+      if (at == 0)
+        all[i] = std::move(made);
+      else
+        all.push_back(std::move(made));
+      at = bar + 1;
+    }
   }
   return all;
 }
@@ -56,14 +64,21 @@ std::string glob_of_regex(std::string_view regex) {
   return is_whole ? glob : glob + '*';
 }
 
-// A name, the start of one, a shell's glob, or a regular expression.
+// The first or last words of a name, a shell's glob, or a regular expression.
 bool is_match(const std::string& pattern, const std::string& module) {
   if (pattern.starts_with("re:"))
     return std::ranges::any_of(alternatives(pattern.substr(3)), [&](const std::string& regex) {
       return fnmatch(glob_of_regex(regex).c_str(), module.c_str(), 0) == 0;
     });
-  return fnmatch(pattern.c_str(), module.c_str(), 0) == 0 || module.starts_with(pattern + ".") ||
-         module.ends_with("." + pattern);
+  if (pattern.find_first_of("*?[") != std::string::npos)
+    return fnmatch(pattern.c_str(), module.c_str(), 0) == 0;
+  const auto has_part = [&](size_t at) {  // of whole words between dots
+    return (at == 0 || module[at - 1] == '.') &&
+           (at + pattern.size() == module.size() || module[at + pattern.size()] == '.');
+  };
+  if (pattern.empty() || pattern.size() > module.size()) return false;
+  return (module.starts_with(pattern) && has_part(0)) ||
+         (module.ends_with(pattern) && has_part(module.size() - pattern.size()));
 }
 
 bool is_any(const std::vector<std::string>& patterns, const std::string& module) {

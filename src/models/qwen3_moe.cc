@@ -32,7 +32,8 @@ struct Qwen3MoeConfig {
 };
 
 constexpr int64_t kMaxDim = 1 << 20;
-constexpr double kMaxParameters = 1e15;  // keeps every sum of bytes within int64_t
+constexpr double kMaxParameters = 1e15;    // keeps every sum of bytes within int64_t
+constexpr int64_t kMostExperts = 1 << 17;  // of all layers: each has tensors of its own
 
 Qwen3MoeConfig parse_config(const Config& config) {
   if (const std::string act = config.text_or("hidden_act", "silu"); act != "silu")
@@ -47,7 +48,7 @@ Qwen3MoeConfig parse_config(const Config& config) {
   c.q_heads = config.integer("num_attention_heads", 1, 4096);
   c.kv_heads = config.integer_or("num_key_value_heads", c.q_heads, 1, 4096);
   c.head_dim = config.integer_or("head_dim", 128, 2, 1024);
-  c.experts = config.integer("num_experts", 1, 65536);
+  c.experts = config.integer("num_experts", 1, 4096);
   c.top_k = config.integer("num_experts_per_tok", 1, c.experts);
   c.width = config.integer("moe_intermediate_size", 1, kMaxDim);
   c.vocab = config.integer("vocab_size", 1, 1 << 24);
@@ -61,6 +62,8 @@ Qwen3MoeConfig parse_config(const Config& config) {
     config.fail("decoder_sparse_step", "is not 1; nibble's Qwen3-MoE has experts in every layer");
   if (config.has("mlp_only_layers") && !config.integers("mlp_only_layers", 0, 1000).empty())
     config.fail("mlp_only_layers", "is not empty; nibble's Qwen3-MoE has experts in every layer");
+  if (c.experts * c.layers > kMostExperts)
+    config.fail("num_experts", "makes more than 131,072 experts with num_hidden_layers");
   if (static_cast<double>(3 * c.width * c.hidden) * static_cast<double>(c.experts * c.layers) >
       kMaxParameters)
     config.fail("num_experts", "makes more than 10^15 parameters with the other sizes");
