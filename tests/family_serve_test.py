@@ -19,6 +19,7 @@ QWEN_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</thin
                "<tool_response>", "</tool_response>"]
 LLAMA_TOKENS = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>",
                 "<|eot_id|>", "<|python_tag|>"]
+STOPS = ("<|im_end|>", "<|eot_id|>")
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 8192, "rms_norm_eps": 1e-6,
          "hidden_act": "silu", "rope_theta": 10000.0}
@@ -92,7 +93,7 @@ class Tensors:
 
 def write_model(directory, config, special, split, template):
     vocab = 256 + len(special)
-    config = {**SHAPE, "vocab_size": vocab, "eos_token_id": 256 + special.index(special[1]), **config}
+    config = {**SHAPE, "vocab_size": vocab, "eos_token_id": 256 + special.index(STOPS[config["model_type"] == "llama"]), **config}
     h, q, kv = config["hidden_size"], 128, 64
     t = Tensors()
     t.bf16("model.embed_tokens.weight", [vocab, h], 1)
@@ -120,7 +121,8 @@ def write_model(directory, config, special, split, template):
     t.write(directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer(special, split, config["model_type"] == "llama")))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template.read_text()}))
+    marks = {"bos_token": special[0], "eos_token": STOPS[config["model_type"] == "llama"]}
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template.read_text(), **marks}))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": config["eos_token_id"]}))
 
 
