@@ -6,7 +6,6 @@ import random
 import struct
 import tempfile
 import unittest
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -150,10 +149,11 @@ class FamilyServe(unittest.TestCase):
                 self.assertEqual(post(server, "/v1/chat/completions", QUESTION)["choices"], answer["choices"])
                 forced = {**QUESTION, "max_tokens": 400, "tools": [WEATHER], "tool_choice": "required",
                           "parallel_tool_calls": False, "chat_template_kwargs": {"enable_thinking": False}}
-                message = post(server, "/v1/chat/completions", forced)["choices"][0]["message"]
-                calls = message.get("tool_calls") or []
-                for call in calls:
-                    self.assertEqual(call["function"]["name"], "get_weather")
+                choice = post(server, "/v1/chat/completions", forced)["choices"][0]
+                self.assertEqual([c["function"]["name"] for c in choice["message"]["tool_calls"]], ["get_weather"])
+                if choice["finish_reason"] == "tool_calls":  # not cut short: random weights like blanks
+                    arguments = json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])
+                    self.assertIsInstance(arguments["city"], str)
 
     def test_qwen3_in_nvfp4(self):
         self.serve({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "quantization_config": MODELOPT},
@@ -174,7 +174,7 @@ class FamilyServe(unittest.TestCase):
                     "rope_scaling": rope},
                    LLAMA_TOKENS, QWEN_SPLIT.replace(r"\p{N}|", r"\p{N}{1,3}|"), "meta-llama-Llama-3.1-8B-Instruct.jinja",
                    "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
-                   "Today Date: 15 Jan 2026\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWie spät ist es?"
+                   "Today Date: 26 Jul 2024\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWie spät ist es?"
                    "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
 
 
