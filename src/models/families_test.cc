@@ -187,6 +187,36 @@ INSTANTIATE_TEST_SUITE_P(Cases, FamilyGolden, testing::ValuesIn(kCases), [](cons
   return name;
 });
 
+// Without files. Parameters as their publishers count them; what a token reads of NVFP4 is nine
+// sixteenths of a byte an element, and four bytes a row.
+TEST(Families, BuiltInIds) {
+  const struct {
+    const char* id;
+    int64_t parameters;
+    const char* linear;  // formats of the MLPs or experts
+  } kIds[] = {{"Qwen/Qwen3-8B", 8'190'735'360, "bf16"},
+              {"nvidia/Qwen3-8B-NVFP4", 8'190'735'360, "nvfp4"},
+              {"Qwen/Qwen3-8B-FP8", 8'190'735'360, "fp8_block"},
+              {"Qwen/Qwen3-30B-A3B", 30'532'122'624, "bf16"},
+              {"nvidia/Qwen3-30B-A3B-NVFP4", 30'532'122'624, "nvfp4"},
+              {"RedHatAI/Qwen3-30B-A3B-NVFP4", 30'532'122'624, "nvfp4"},
+              {"meta-llama/Llama-3.1-8B", 8'030'261'248, "bf16"},
+              {"nvidia/Llama-3.1-8B-Instruct-FP8", 8'030'261'248, "fp8"},
+              {"nvidia/Llama-3.1-8B-Instruct-NVFP4", 8'030'261'248, "nvfp4"}};
+  for (const auto& known : kIds) {
+    const ModelInfo info = describe_model(known.id);
+    EXPECT_EQ(info.parameters, known.parameters) << known.id;
+    for (const WeightPart& part : info.parts) {
+      const bool is_linear = part.name == "mlp" || part.name == "experts";
+      const bool is_quantized = is_linear || part.name == "attention";
+      EXPECT_EQ(part.formats, is_quantized ? known.linear : "bf16") << known.id << " " << part.name;
+      if (part.name != "mlp" || std::string_view(known.linear) != "nvfp4") continue;
+      const int64_t layers = info.num_layers, width = info.vocab_size == 151936 ? 12288 : 14336;
+      EXPECT_EQ(part.bytes, layers * (3 * width * 4096 * 9 / 16 + 4 * (2 * width + 4096)));
+    }
+  }
+}
+
 // The embedding lies in memory once, unless the head is to be smaller than it.
 TEST(Families, TiedEmbeddingsAreOneCopy) {
   const ModelInfo info = describe_model(kGoldens / "llama-tied");
