@@ -19,15 +19,9 @@ std::string today() {
 }
 
 std::vector<WantedGrammar> wanted_grammars(const ServedModel& model, const ChatRequest& request) {
-  std::optional<WantedForm> answer;
-  if (request.format) answer = WantedForm{.spec = *request.format, .field = request.format_field};
-  std::vector<WantedGrammar> wanted;
-  for (WantedForm& form : model.chat_format->forms(request.chat, answer)) {
-    wanted.push_back({.spec = std::move(form.spec),
-                      .field = std::move(form.field),
-                      .otherwise = std::move(form.otherwise)});
-  }
-  return wanted;
+  std::optional<WantedGrammar> answer;
+  if (request.format) answer = {.spec = *request.format, .field = request.format_field};
+  return model.chat_format->forms(request.chat, answer);
 }
 
 // All but the grammars.

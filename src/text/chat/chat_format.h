@@ -30,13 +30,6 @@ class AnswerParser {
   virtual int64_t reasoning_tokens() const = 0;
 };
 
-// A grammar that an answer has to follow, and the field of the request that asks for it.
-struct WantedForm {
-  GrammarSpec spec;
-  std::string field;
-  std::optional<GrammarSpec> otherwise = {};  // where `spec` cannot be compiled, or not in time
-};
-
 class ChatFormat {
  public:
   virtual ~ChatFormat() = default;
@@ -50,8 +43,8 @@ class ChatFormat {
 
   // The grammars that the chat needs; `answer`: that of its content. Once compiled they are taken
   // into the options, in this order.
-  virtual std::vector<WantedForm> forms(const Chat& chat,
-                                        const std::optional<WantedForm>& answer) const = 0;
+  virtual std::vector<WantedGrammar> forms(const Chat& chat,
+                                           const std::optional<WantedGrammar>& answer) const = 0;
   virtual void take_forms(const Chat& chat, bool has_answer, std::vector<Grammar> grammars,
                           ChatStreamOptions& options) const = 0;
 

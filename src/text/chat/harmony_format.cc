@@ -64,15 +64,15 @@ std::shared_ptr<TokenWatcher> HarmonyFormat::watcher(const ChatStreamOptions& op
 }
 
 // That of the final message, then one for the arguments of each function.
-std::vector<WantedForm> HarmonyFormat::forms(const Chat& chat,
-                                             const std::optional<WantedForm>& answer) const {
-  std::vector<WantedForm> wanted;
+std::vector<WantedGrammar> HarmonyFormat::forms(const Chat& chat,
+                                                const std::optional<WantedGrammar>& answer) const {
+  std::vector<WantedGrammar> wanted;
   if (answer) wanted.push_back(*answer);
   if (!may_call(chat)) return wanted;
   const GrammarSpec any_object{.kind = GrammarSpec::Kind::kJsonObject};
   for (size_t i = 0; i < chat.tools.size(); ++i) {
     const FunctionTool& tool = chat.tools[i];
-    WantedForm form{.spec = any_object, .field = "tools[" + std::to_string(i) + "]"};
+    WantedGrammar form{.spec = any_object, .field = "tools[" + std::to_string(i) + "]"};
     if (!tool.parameters.empty()) {
       form.spec = {
           .kind = GrammarSpec::Kind::kJsonSchema, .text = tool.parameters, .lenient = !tool.strict};

@@ -17,8 +17,8 @@ class HarmonyFormat : public ChatFormat {
   Result<ChatPrompt> render(const Chat& chat) const override;
   std::unique_ptr<AnswerParser> parser(const ChatStreamOptions& options) const override;
   std::shared_ptr<TokenWatcher> watcher(const ChatStreamOptions& options) const override;
-  std::vector<WantedForm> forms(const Chat& chat,
-                                const std::optional<WantedForm>& answer) const override;
+  std::vector<WantedGrammar> forms(const Chat& chat,
+                                   const std::optional<WantedGrammar>& answer) const override;
   void take_forms(const Chat& chat, bool has_answer, std::vector<Grammar> grammars,
                   ChatStreamOptions& options) const override;
   std::vector<int32_t> stop_ids(std::vector<int32_t> of_files) const override;

@@ -34,7 +34,8 @@ class ParserOnly : public ChatFormat {
     return std::make_unique<TemplateAnswer>(tokenizer_, markup_, options);
   }
   std::shared_ptr<TokenWatcher> watcher(const ChatStreamOptions&) const override { return nullptr; }
-  std::vector<WantedForm> forms(const Chat&, const std::optional<WantedForm>&) const override {
+  std::vector<WantedGrammar> forms(const Chat&,
+                                   const std::optional<WantedGrammar>&) const override {
     return {};
   }
   void take_forms(const Chat&, bool, std::vector<Grammar>, ChatStreamOptions&) const override {}

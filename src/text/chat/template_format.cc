@@ -215,14 +215,14 @@ std::shared_ptr<TokenWatcher> TemplateFormat::watcher(const ChatStreamOptions& o
   return std::make_shared<TemplateWatcher>(tokenizer_, markup_, options);
 }
 
-std::vector<WantedForm> TemplateFormat::forms(const Chat& chat,
-                                              const std::optional<WantedForm>& answer) const {
+std::vector<WantedGrammar> TemplateFormat::forms(const Chat& chat,
+                                                 const std::optional<WantedGrammar>& answer) const {
   const auto spec = answer ? std::optional(answer->spec) : std::nullopt;
   auto grammar = answer_grammar(chat, markup_.tools, spec, /*any_schema=*/false);
   if (!grammar) return {};
   const bool strict = std::any_of(chat.tools.begin(), chat.tools.end(),
                                   [](const FunctionTool& tool) { return tool.strict; });
-  WantedForm form{.spec = *std::move(grammar), .field = answer ? answer->field : "tools"};
+  WantedGrammar form{.spec = *std::move(grammar), .field = answer ? answer->field : "tools"};
   if (!answer && !strict) {
     form.otherwise = answer_grammar(chat, markup_.tools, spec, /*any_schema=*/true);
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,6 +31,15 @@ struct GrammarSpec {
   std::string text = {};
   std::vector<std::string> choices = {};
   bool lenient = false;  // parts of a schema that cannot be kept to are left out, not refused
+};
+
+// A grammar that an answer has to follow.
+struct WantedGrammar {
+  GrammarSpec spec;
+  std::string field = {};  // of the request, for errors
+  // Where the schema cannot be compiled, or not in time, this will do: OpenAI's tools without
+  // "strict" promise no more than JSON.
+  std::optional<GrammarSpec> otherwise = {};
 };
 
 // What follows one text; see GrammarRun.

@@ -11,21 +11,12 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "text/grammar/grammar.h"
 
 namespace nibble {
-
-struct WantedGrammar {
-  GrammarSpec spec;
-  std::string field = {};  // of the request, for errors
-  // Where the schema cannot be compiled, or not in time, this will do: OpenAI's tools without
-  // "strict" promise no more than JSON.
-  std::optional<GrammarSpec> otherwise = {};
-};
 
 std::string to_bytes(const GrammarVocabulary& vocabulary);
 std::string to_bytes(const std::vector<WantedGrammar>& wanted);
