@@ -252,6 +252,15 @@ TEST_F(ServerTest, BoundsTheMemoryOfAnswers) {
   const Answer grown = post("/v1/completions", with(kEndless, {{"logprobs", 20}, {"n", 4}}));
   EXPECT_EQ(grown.status, 400);
   EXPECT_THAT(grown.error(), HasSubstr("ask for fewer tokens, log-probabilities"));
+  const json long_answer = {
+      {"input", "Count."}, {"top_logprobs", 20}, {"ignore_eos", true}, {"max_output_tokens", 1500}};
+  EXPECT_EQ(post("/v1/responses", with(long_answer, {{"top_logprobs", 0}})).status, 200);
+  const Answer response = post("/v1/responses", long_answer);
+  EXPECT_EQ(response.status, 400);
+  EXPECT_THAT(response.error(), HasSubstr("ask for fewer tokens, log-probabilities"));
+  const Answer streamed = post("/v1/responses", with(long_answer, {{"stream", true}}));
+  EXPECT_THAT(streamed.body, HasSubstr("event: response.failed"));
+  EXPECT_THAT(streamed.body, HasSubstr("ask for fewer tokens, log-probabilities"));
   chat(with(kParis, {{"logprobs", true}, {"top_logprobs", 20}}));
   completion(with(kEndless, {{"max_tokens", 100}}));
 }

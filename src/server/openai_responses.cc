@@ -82,7 +82,9 @@ Json OpenAiResponses::item(const Part& part, const char* status) const {
 void OpenAiResponses::on_content_token(const Output& output) {
   if (request().sampling.logprobs >= 0) {
     pending_.push_back(token_with_top_json(*model().tokenizer, output));
-    hold(held_bytes(pending_.back()));
+    // Of the whole answer there is a copy while its text is written, and a stream's last events
+    // have it four times.
+    hold((request().stream ? 3 : 2) * held_bytes(pending_.back()));
   }
 }
 
