@@ -1,36 +1,20 @@
 #include "cli/load_client.h"
 
-#include <array>
-#include <boost/asio/connect.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/use_awaitable.hpp>
-#include <boost/beast/core.hpp>
-#include <boost/beast/http.hpp>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "cli/http_exchange.h"
 #include "cli/sse_reader.h"
 
 namespace nibble::cli {
 namespace {
 
-namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = beast::http;
-using asio::use_awaitable;
-using asio::ip::tcp;
-
-constexpr uint64_t kMaxBodyBytes = uint64_t{1} << 40;  // Beast's own limit is for servers
 constexpr size_t kPieceBytes = 16384;
 constexpr size_t kMaxErrorBytes = 400;
 
 template <typename Body>
 http::request<Body> request_of(const LoadTarget& target, http::verb verb, const std::string& path) {
-  http::request<Body> request(verb, target.prefix + path, 11);
-  request.set(http::field::host, target.host + ":" + target.port);
-  request.set(http::field::connection, "close");
+  auto request = request_to<Body>(target.host + ":" + target.port, verb, target.prefix + path);
   if (!target.api_key.empty()) request.set(http::field::authorization, "Bearer " + target.api_key);
   return request;
 }
@@ -88,11 +72,8 @@ asio::awaitable<void> exchange_bytes(const LoadTarget& target, const std::string
                                      const std::string& body, std::chrono::seconds timeout,
                                      Exchange& exchange, Reader& reader) {
   const auto executor = co_await asio::this_coro::executor;
-  tcp::resolver resolver(executor);
   beast::tcp_stream stream(executor);
-  stream.expires_after(timeout);
-  const auto addresses = co_await resolver.async_resolve(target.host, target.port, use_awaitable);
-  co_await stream.async_connect(addresses, use_awaitable);
+  co_await connect(stream, target.host, target.port, timeout);
   stream.socket().set_option(tcp::no_delay(true));
 
   auto request = request_of<http::string_body>(target, http::verb::post, path);
@@ -102,20 +83,11 @@ asio::awaitable<void> exchange_bytes(const LoadTarget& target, const std::string
   co_await http::async_write(stream, request, use_awaitable);
 
   beast::flat_buffer buffer;
-  http::response_parser<http::buffer_body> parser;
-  parser.body_limit(kMaxBodyBytes);
-  co_await http::async_read_header(stream, buffer, parser, use_awaitable);
+  BodyParser parser;
+  co_await read_head(stream, buffer, parser);
   exchange.status = parser.get().result_int();
-  std::array<char, kPieceBytes> piece;
-  while (!parser.is_done()) {
-    parser.get().body().data = piece.data();
-    parser.get().body().size = piece.size();
-    beast::error_code error;
-    co_await http::async_read_some(stream, buffer, parser,
-                                   asio::redirect_error(use_awaitable, error));
-    if (error && error != http::error::need_buffer) throw beast::system_error(error);
-    reader.take({piece.data(), piece.size() - parser.get().body().size});
-  }
+  co_await read_body(stream, buffer, parser, kPieceBytes,
+                     [&](std::string_view bytes) { reader.take(bytes); });
 }
 
 }  // namespace

@@ -3,35 +3,17 @@
 #include <openssl/ssl.h>
 #include <unistd.h>
 
-#include <utility>  // awaitable.hpp of Boost 1.74 needs it and does not include it
-
 #include <algorithm>
-#include <array>
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/ssl.hpp>
-#include <boost/asio/use_awaitable.hpp>
-#include <boost/beast/core.hpp>
-#include <boost/beast/http.hpp>
-#include <boost/beast/ssl.hpp>
 #include <charconv>
 #include <exception>
 #include <optional>
 
 #include "base/error.h"
+#include "cli/http_exchange.h"
 
 namespace nibble::cli {
 namespace {
 
-namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = beast::http;
-using asio::use_awaitable;
-using asio::ip::tcp;
-
-constexpr uint64_t kMaxBodyBytes = uint64_t{1} << 44;  // Beast's own limit is for servers
 constexpr size_t kPieceBytes = 256 << 10;
 constexpr size_t kMaxErrorBytes = 64 << 10;
 constexpr size_t kMaxTextBytes = 64 << 20;
@@ -53,11 +35,10 @@ void trust_system(asio::ssl::context& context) {
 }
 
 http::request<http::empty_body> request_of(const WebRequest& request, const WebUrl& url) {
-  http::request<http::empty_body> head(http::verb::get, url.target, 11);
   const bool is_default = url.port == (url.is_https ? "443" : "80");
-  head.set(http::field::host, is_default ? url.host : url.host + ":" + url.port);
+  auto head = request_to<http::empty_body>(is_default ? url.host : url.host + ":" + url.port,
+                                           http::verb::get, url.target);
   head.set(http::field::user_agent, "nibble");
-  head.set(http::field::connection, "close");
   head.set(http::field::accept_encoding, "identity");
   if (!request.token.empty() && url.same_origin(request.url)) {
     head.set(http::field::authorization, "Bearer " + request.token);
@@ -90,9 +71,8 @@ asio::awaitable<void> exchange(Stream& stream, const WebRequest& request, const 
   auto head = request_of(request, url);
   co_await http::async_write(stream, head, use_awaitable);
   beast::flat_buffer buffer;
-  http::response_parser<http::buffer_body> parser;
-  parser.body_limit(kMaxBodyBytes);
-  co_await http::async_read_header(stream, buffer, parser, use_awaitable);
+  BodyParser parser;
+  co_await read_head(stream, buffer, parser);
   const auto& fields = parser.get();
   WebAnswer& answer = out.answer;
   answer.status = fields.result_int();
@@ -105,16 +85,9 @@ asio::awaitable<void> exchange(Stream& stream, const WebRequest& request, const 
   const bool is_good = answer.status == 200 || answer.status == 206;
   const bool to_sink = is_good && sink;
   int64_t at = answer.offset;
-  std::string piece(kPieceBytes, '\0');
-  while (!parser.is_done()) {
-    parser.get().body().data = piece.data();
-    parser.get().body().size = piece.size();
+  socket.expires_after(request.timeout);
+  co_await read_body(stream, buffer, parser, kPieceBytes, [&](std::string_view bytes) {
     socket.expires_after(request.timeout);
-    beast::error_code error;
-    co_await http::async_read_some(stream, buffer, parser,
-                                   asio::redirect_error(use_awaitable, error));
-    if (error && error != http::error::need_buffer) throw beast::system_error(error);
-    const std::string_view bytes(piece.data(), piece.size() - parser.get().body().size);
     if (to_sink) {
       sink(at, bytes);
     } else if (answer.body.size() + bytes.size() <= (is_good ? kMaxTextBytes : kMaxErrorBytes)) {
@@ -123,18 +96,15 @@ asio::awaitable<void> exchange(Stream& stream, const WebRequest& request, const 
       throw WebError("the answer is longer than 64 MiB");
     }
     at += static_cast<int64_t>(bytes.size());
-  }
+  });
 }
 
 asio::awaitable<void> fetch(const WebRequest& request, const WebUrl& url, const WebSink& sink,
                             Fetched& out) {
   const auto executor = co_await asio::this_coro::executor;
-  tcp::resolver resolver(executor);
-  const auto addresses = co_await resolver.async_resolve(url.host, url.port, use_awaitable);
   if (!url.is_https) {
     beast::tcp_stream stream(executor);
-    stream.expires_after(request.timeout);
-    co_await stream.async_connect(addresses, use_awaitable);
+    co_await connect(stream, url.host, url.port, request.timeout);
     co_await exchange(stream, request, url, sink, out);
     co_return;
   }
@@ -144,8 +114,7 @@ asio::awaitable<void> fetch(const WebRequest& request, const WebUrl& url, const 
   stream.set_verify_mode(asio::ssl::verify_peer);
   stream.set_verify_callback(asio::ssl::host_name_verification(url.host));
   SSL_set_tlsext_host_name(stream.native_handle(), url.host.c_str());
-  beast::get_lowest_layer(stream).expires_after(request.timeout);
-  co_await beast::get_lowest_layer(stream).async_connect(addresses, use_awaitable);
+  co_await connect(beast::get_lowest_layer(stream), url.host, url.port, request.timeout);
   co_await stream.async_handshake(asio::ssl::stream_base::client, use_awaitable);
   co_await exchange(stream, request, url, sink, out);
 }
