@@ -6,26 +6,42 @@ const NARROW = matchMedia("(max-width: 56rem)");
 
 export class Sidebar {
   constructor(store, chat) {
-    Object.assign(this, { store, chat });
+    Object.assign(this, { store, chat, items: new WeakMap() });
   }
 
+  // Items stay the nodes that they are, and while one is pressed the list stays as it is: else a press
+  // and its release would meet different nodes, and be no click; and focus would be lost.
   draw() {
+    this.outdated = this.pressed;
+    if (this.pressed) return;
     const wanted = $("search").value.trim().toLowerCase();
     const found = this.store.list().filter((conversation) => !wanted || says(conversation, wanted));
-    $("conversations").replaceChildren(...found.map((conversation) => this.item(conversation)));
+    const items = found.map((conversation) => this.item(conversation));
+    const list = $("conversations");
+    const shown = new Set(items);
+    for (const old of [...list.children]) if (!shown.has(old)) old.remove();
+    items.forEach((item, i) => list.children[i] === item || list.insertBefore(item, list.children[i] ?? null));
     show($("no-conversations"), !found.length);
     $("no-conversations").textContent = emptyText(wanted, this.store.lasts);
     $("title").textContent = this.chat.conversation.title || "New chat";
   }
 
   item(conversation) {
-    const item = make("li");
+    let item = this.items.get(conversation);
+    if (!item) {
+      item = make("li");
+      item.append(button("conversation", "", () => this.open(conversation)), iconButton("more", "", () => this.menu(conversation)));
+      this.items.set(conversation, item);
+    }
+    const [open, more] = item.children;
     const current = conversation === this.chat.conversation;
-    const open = button("conversation", conversation.title || "New chat", () => this.open(conversation));
+    open.textContent = conversation.title || "New chat";
     open.title = `${conversation.title}\n${new Date(conversation.updated).toLocaleString()}`;
     if (current) open.setAttribute("aria-current", "true");
-    if (this.chat.running.has(conversation.id)) open.classList.add("busy");
-    item.append(open, iconButton("more", `Rename, export or delete ${conversation.title}`, () => this.menu(conversation)));
+    else open.removeAttribute("aria-current");
+    open.classList.toggle("busy", this.chat.running.has(conversation.id));
+    more.title = `Rename, export or delete ${conversation.title}`;
+    more.setAttribute("aria-label", more.title);
     item.classList.toggle("current", current);
     return item;
   }
@@ -97,6 +113,13 @@ export class Sidebar {
   start() {
     $("new").onclick = $("new-here").onclick = () => this.openNew();
     $("search").oninput = () => this.draw();
+    $("conversations").onpointerdown = () => (this.pressed = true);
+    const released = () => setTimeout(() => {  // once the click is through
+      this.pressed = false;
+      if (this.outdated) this.draw();
+    });
+    addEventListener("pointerup", released);
+    addEventListener("pointercancel", released);
     $("open-sidebar").onclick = () => {
       this.toggle(true);
       $("close-sidebar").focus();
