@@ -54,7 +54,7 @@ class ServerTemplateTest : public ServerTest {
 };
 
 TEST_F(ServerTemplateTest, CallsInEveryToolFormat) {
-  for (const char* name : {"Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct"}) {
+  for (const char* name : {"Qwen-Qwen3-0.6B", "Qwen3-Coder", "meta-llama-Llama-3.1-8B-Instruct"}) {
     serve_with(name);
     for (int seed = 0; seed < 3; ++seed) {
       for (const json& choice :

@@ -32,6 +32,10 @@ Json schema_of(const FunctionTool& tool, bool any_schema) {
   return schema;
 }
 
+// In a row, around a parameter's value: some models write nothing else where no end is set. Enough
+// for JSON that is indented.
+constexpr int kMaxBlanks = 20;
+
 // One call, as a tag of xgrammar's structural tags.
 Json call_tag(const FunctionTool& tool, ToolFormat format, bool any_schema) {
   const Json schema = schema_of(tool, any_schema);
@@ -47,6 +51,7 @@ Json call_tag(const FunctionTool& tool, ToolFormat format, bool any_schema) {
       begin = "<tool_call>\n<function=" + tool.name + ">\n";
       end = "\n</function>\n</tool_call>";
       content["type"] = "qwen_xml_parameter";
+      content["max_whitespace_cnt"] = kMaxBlanks;
       break;
     case ToolFormat::kLlama3Json:
       begin = "{\"name\": " + name + ", \"parameters\": ";
@@ -77,6 +82,42 @@ Json format_of(const GrammarSpec& spec) {
       break;
   }
   return {{"type", "json_schema"}, {"json_schema", {{"type", "object"}}}};
+}
+
+// What a property's schema says in the end: behind references, and in an allOf of one.
+Json resolved(const Json& schema, Json property) {
+  for (int i = 0; i < 8 && property.is_object(); ++i) {
+    const Json all = property.value("allOf", Json());
+    const Json reference = property.value("$ref", Json());
+    if (all.is_array() && all.size() == 1) {
+      property = Json(all[0]);
+    } else if (reference.is_string() && reference.get_ref<const std::string&>().starts_with("#/")) {
+      try {
+        property = schema.at(Json::json_pointer(reference.get<std::string>().substr(1)));
+      } catch (const Json::exception&) {
+        return Json();
+      }
+    } else {
+      break;
+    }
+  }
+  return property;
+}
+
+// The one of the schema's enum or const that the text is; strings stand without quotes.
+Json chosen(const Json& property, std::string_view text) {
+  Json values = property.value("enum", Json::array());
+  if (property.contains("const")) values = Json::array({property["const"]});
+  for (const Json& value : values) {
+    if (text == (value.is_string() ? value.get<std::string>() : value.dump())) return value;
+  }
+  return Json(Json::value_t::discarded);
+}
+
+std::string_view without_blanks(std::string_view text) {
+  const size_t first = text.find_first_not_of(" \n\r\t");
+  if (first == text.npos) return {};
+  return text.substr(first, text.find_last_not_of(" \n\r\t") + 1 - first);
 }
 
 std::string lower(std::string_view text) {
@@ -171,14 +212,17 @@ std::optional<GrammarSpec> answer_grammar(const Chat& chat, ToolFormat format,
 }
 
 std::string typed_parameter(const FunctionTool* tool, const std::string& name, std::string text) {
-  if (lower(text) == "null") return "null";
+  const std::string_view word = without_blanks(text);
+  if (lower(word) == "null") return "null";
   const Json schema =
       tool == nullptr ? Json() : Json::parse(tool->parameters, nullptr, /*allow_exceptions=*/false);
   const Json properties = schema.is_object() ? schema.value("properties", Json()) : Json();
-  const Json property = properties.is_object() ? properties.value(name, Json()) : Json();
+  const Json property =
+      resolved(schema, properties.is_object() ? properties.value(name, Json()) : Json());
   const Json as_string = text;
   const std::string quoted = as_string.dump(-1, ' ', false, Json::error_handler_t::replace);
   if (!property.is_object()) return quoted;
+  if (const Json value = chosen(property, word); !value.is_discarded()) return value.dump();
   const Json type = property.value("type", Json());
   const Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!type.is_string()) {  // anyOf, a list of types: what reads as JSON is JSON
@@ -187,7 +231,7 @@ std::string typed_parameter(const FunctionTool* tool, const std::string& name, s
   }
   if (type == "integer" && value.is_number_integer()) return value.dump();
   if (type == "number" && value.is_number()) return value.dump();
-  if (type == "boolean") return lower(text) == "true" ? "true" : "false";
+  if (type == "boolean") return lower(word) == "true" ? "true" : "false";
   if ((type == "object" && value.is_object()) || (type == "array" && value.is_array())) {
     return value.dump();
   }
