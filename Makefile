@@ -2,6 +2,7 @@
 #   make serve [MODEL=dir-or-repo-id] [PORT=8000] [ARGS='more flags']    build, then serve
 #   make build [PRESET=cpu|h200|spark]                                   build/<preset>/nibble
 #   make test                        every fast test
+#   make test-clients [CLIENTS='aider llm']   installs and drives real clients (docs/clients.md)
 #   make test-slow | test-asan | test-tsan | test-arm64                  further runs
 #   make test-gpu | bench-gpu | soak-gpu [PRESET=h200]   built anywhere, run where the GPU is
 #   make check-cubins                compiles the DGX Spark's kernels, and Hopper's own, and checks them
@@ -15,6 +16,7 @@ SHELL := /bin/bash
 MODEL ?= models/nibble-tiny-gpt-oss
 PORT ?= 8000
 ARGS ?=
+CLIENTS ?=
 JOBS ?= $(shell tools/build_jobs.sh)
 # The backend: what the machine's GPU needs, or cpu.
 PRESET ?= $(shell tools/pick_preset.sh)
@@ -27,7 +29,7 @@ CMAKE_BUILD = cmake --preset $(1) $(2) && cmake --build --preset $(1) -j $(JOBS)
 SETUP_CUDA = $(if $(filter h200,$(PRESET)),cuda)$(filter spark,$(PRESET))
 SOURCES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh'
 
-.PHONY: build serve test test-slow test-asan test-tsan test-arm64 test-parsers test-gpu bench-gpu \
+.PHONY: build serve test test-clients test-slow test-asan test-tsan test-arm64 test-parsers test-gpu bench-gpu \
         soak-gpu check-cubins check-spark fuzz soak format format-check layers lint clean help
 
 build:
@@ -41,6 +43,11 @@ test:
 	@tools/setup.sh test
 	@$(call CMAKE_BUILD,cpu,-DNIBBLE_TESTS=ON)
 	ctest --test-dir build/cpu --label-exclude slow
+
+# With the network, a quarter of an hour and 9 GB: by hand.
+test-clients: build
+	@tools/setup.sh clients
+	NIBBLE=build/$(PRESET)/nibble python3 tests/clients/run.py $(CLIENTS)
 
 test-slow:
 	@tools/setup.sh test

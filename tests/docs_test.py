@@ -2,6 +2,9 @@
 """Runs the examples of README.md against the built program, as a reader would, and holds the flags
 that docs/ explains against those of `nibble serve --help`.
 
+And docs/clients.md against the programs of tests/clients: each has its row, with the version that is driven,
+and its snippet.
+
 Every block fenced as `sh` is run by bash from the root of the tree, with http://127.0.0.1:8000 and
 build/cpu/nibble replaced by a server and a binary of this test. It must exit with 0 (curl is told
 --fail) and print something; answers are checked for what a right one holds.
@@ -87,6 +90,28 @@ def flag_faults():
             [f"serve has {name}, which docs/ do not name" for name in sorted(known - told)])
 
 
+def client_faults():
+    """What docs/clients.md lacks of the clients that are driven, a line each."""
+    text = (ROOT / "docs/clients.md").read_text()
+    programs = sorted((ROOT / "tests/clients").glob("*_client.py"))
+    if len(programs) < 15:
+        return [f"tests/clients has {len(programs)} programs, there were more"]
+    faults = []
+    for program in programs:
+        source = program.read_text()
+        pinned = [re.sub(r"\[.*\]", "", word) for word in source.split("\n", 1)[0].split() if "==" in word]
+        lock = ROOT / f"tests/clients/locks/{program.stem.removesuffix('_client')}.txt"
+        locked = lock.read_text() if lock.exists() else ""
+        faults += [f"{lock.name} is not of {word}" for word in pinned if f"\n{word} " not in "\n" + locked]
+        for name in re.findall(r"snippet\(['\"](.*?)['\"]\)", source):
+            row = re.search(rf"^\| {re.escape(name)} \|.*$", text, re.M)
+            if not row or (pinned and pinned[0].split("==")[1] not in row[0]):
+                faults.append(f"docs/clients.md: no row for {name} with {pinned[:1]}")
+            if f"\n### {name}\n" not in text:
+                faults.append(f"docs/clients.md: nothing under {name}")
+    return faults
+
+
 def main():
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     if len(blocks) < len(EXPECTED):
@@ -103,11 +128,11 @@ def main():
     finally:
         process.terminate()
         process.wait(timeout=30)
-    faults = flag_faults()
+    faults = flag_faults() + client_faults()
     failed += len(faults)
     for fault in faults:
         print("FAILED " + fault)
-    print(f"{len(blocks) + 1} run, {failed} failed")
+    print(f"{len(blocks) + 2} run, {failed} failed")
     return 1 if failed else 0
 
 

@@ -8,6 +8,7 @@
 #   page   the libraries that the chat page renders answers with (build/page); part of build
 #   jinja  the template engine's source, patched, and real chat templates (build/jinja); part of build
 #   test   GoogleTest, Google Benchmark, and the Python clients that tests drive (build/venv)
+#   clients  uv, which installs the clients of `make test-clients` (build/uv)
 #   lint   clang-format, clang-tidy
 #   fuzz   clang with libFuzzer
 #   arm64  cross compiler, qemu-user and arm64 libraries (build/sysroot-arm64)
@@ -152,6 +153,16 @@ group_test() {
   echo "setup: installing the Python clients of tools/requirements-test.txt"
   pip_install -r tools/requirements-test.txt
   done_with test tools/requirements-test.txt
+}
+
+# tests/clients/run.py installs the clients themselves, each into a folder of build/clients.
+group_clients() {
+  unchanged clients tools/requirements-clients.txt && return
+  python_venv
+  rm -rf build/uv
+  pip_install --require-hashes --target build/uv -r tools/requirements-clients.txt ||
+    die "no uv: see tools/requirements-clients.txt"
+  done_with clients tools/requirements-clients.txt
 }
 
 # build/clang-format is the version whose output the tree is checked against.
