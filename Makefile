@@ -1,10 +1,13 @@
 # nibble's two commands are `make serve` and `make test`; the rest is for who works on it.
 #   make serve [MODEL=dir-or-repo-id] [PORT=8000] [ARGS='more flags']    build, then serve
 #   make build [PRESET=cpu|h200|spark]                                   build/<preset>/nibble
+#   make install [PREFIX=/usr/local] [DESTDIR=]    program, small model, systemd unit
+#   make package [PRESET=cpu|arm64|h200|spark]     .deb and tarball in build/packages; packages: all four
 #   make test                        every fast test
 #   make test-clients [CLIENTS='aider llm']   installs and drives real clients (docs/clients.md)
 #   make test-slow | test-asan | test-tsan | test-arm64                  further runs
 #   make test-gpu | bench-gpu | soak-gpu [PRESET=h200]   built anywhere, run where the GPU is
+#   make test-packages               the packages of PRESET, in a fresh Debian (as root)
 #   make check-cubins                compiles the DGX Spark's kernels, and Hopper's own, and checks them
 #   make check-spark                 the same, the whole program, which then runs emulated
 #   make fuzz [FUZZ_SECONDS=60]      every fuzz target, that long each
@@ -20,24 +23,41 @@ CLIENTS ?=
 JOBS ?= $(shell tools/build_jobs.sh)
 # The backend: what the machine's GPU needs, or cpu.
 PRESET ?= $(shell tools/pick_preset.sh)
+PREFIX ?= /usr/local
+DESTDIR ?=
 FUZZ_SECONDS ?= 60
 SOAK_MINUTES ?= 2
 SOAK_ARGS ?=
 export CTEST_OUTPUT_ON_FAILURE := 1
 
 CMAKE_BUILD = cmake --preset $(1) $(2) && cmake --build --preset $(1) -j $(JOBS) $(3)
-SETUP_CUDA = $(if $(filter h200,$(PRESET)),cuda)$(filter spark,$(PRESET))
+SETUP_PRESET = $(if $(filter h200,$(PRESET)),cuda)$(filter arm64 spark,$(PRESET))
 SOURCES = git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh'
 
-.PHONY: build serve test test-clients test-slow test-asan test-tsan test-arm64 test-parsers test-gpu bench-gpu \
+.PHONY: build serve install package packages test-packages test test-clients test-slow test-asan test-tsan test-arm64 \
+        test-parsers test-gpu bench-gpu \
         soak-gpu check-cubins check-spark fuzz soak format format-check layers lint clean help
 
 build:
-	@tools/setup.sh build $(SETUP_CUDA)
+	@tools/setup.sh build $(SETUP_PRESET)
 	@$(call CMAKE_BUILD,$(PRESET),-DNIBBLE_TESTS=OFF,--target nibble)
 
 serve: build
 	build/$(PRESET)/nibble serve $(MODEL) --port $(PORT) $(ARGS)
+
+# `make build` as yourself, then `sudo make install`.
+install: build
+	DESTDIR=$(DESTDIR) cmake --install build/$(PRESET) --strip --prefix $(PREFIX)
+
+package: build
+	tools/package.sh $(PRESET)
+
+PACKAGED = cpu arm64 h200 spark
+packages:
+	@for preset in $(PACKAGED); do $(MAKE) --no-print-directory package PRESET=$$preset || exit 1; done
+
+test-packages: package
+	tools/package_test.sh $(PRESET)
 
 test:
 	@tools/setup.sh test

@@ -29,6 +29,18 @@ endif()
 find_package(Threads REQUIRED)
 target_link_libraries(nibble_flags INTERFACE Threads::Threads)
 
+# Seconds until a test counts as hanging; under ThreadSanitizer it runs some thirty times as long.
+set(NIBBLE_TEST_TIMEOUT ${NIBBLE_TEST_TIMEOUT})
+if(NIBBLE_SANITIZE MATCHES thread)
+  set(NIBBLE_TEST_TIMEOUT 7200)
+endif()
+
+# Seconds until a test counts as hanging; under ThreadSanitizer it runs some thirty times as long.
+set(NIBBLE_TEST_TIMEOUT 600)
+if(NIBBLE_SANITIZE MATCHES thread)
+  set(NIBBLE_TEST_TIMEOUT 7200)
+endif()
+
 # The tests and fuzz corpora of modules that read bytes from outside: what `make test-parsers` builds.
 add_custom_target(nibble_parser_tests)
 # What `make test-gpu` builds.
@@ -135,7 +147,7 @@ function(nibble_program target sources)
   target_compile_definitions(${target} PRIVATE NIBBLE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   if(ARG_TEST)
     add_test(NAME ${ARG_TEST} COMMAND ${target} ${ARG_ARGS})
-    set_tests_properties(${ARG_TEST} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 600)
+    set_tests_properties(${ARG_TEST} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${NIBBLE_TEST_TIMEOUT})
     if("parser" IN_LIST ARG_LABELS)
       add_dependencies(nibble_parser_tests ${target})
     endif()

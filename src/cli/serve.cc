@@ -31,7 +31,8 @@
 namespace nibble::cli {
 namespace {
 
-constexpr const char* kShippedModel = "models/nibble-tiny-gpt-oss";
+constexpr const char* kShippedModel = "models/nibble-tiny-gpt-oss";  // in the tree
+constexpr const char* kInstalledModel = "../share/nibble/models/nibble-tiny-gpt-oss";  // from bin
 
 constexpr int64_t kLeastRequestBytes = 96 << 20;
 constexpr int64_t kMostQueued = 1'000'000;
@@ -210,14 +211,26 @@ void take_activations(ServeFlags& flags) {
   flags.engine.activations = std::move(activations);
 }
 
+// The small model, of the tree that this is the root of or beside the program where it is
+// installed.
+std::string shipped_model() {
+  if (std::filesystem::exists(kShippedModel)) return kShippedModel;
+  std::error_code failed;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", failed);
+  const auto installed = (program.parent_path() / kInstalledModel).lexically_normal();
+  if (!failed && std::filesystem::exists(installed)) return installed;
+  throw Error(ErrorKind::kUsage,
+              "say which MODEL to serve: a directory or a repo id in the Hugging Face cache; "
+              "`nibble pull REPO` fetches one");
+}
+
 void serve(ServeFlags& flags) {
   if (flags.engine.model.empty()) {
-    if (!std::filesystem::exists(kShippedModel)) {
-      throw Error(ErrorKind::kUsage,
-                  "say which MODEL to serve: a directory or a repo id in the Hugging Face cache");
-    }
-    flags.engine.model = kShippedModel;
-    LOG_INFO("no MODEL was said: serving %s, a small model to try things with", kShippedModel);
+    flags.engine.model = shipped_model();
+    LOG_INFO(
+        "no MODEL was said: serving %s, a small model to try things with; `nibble serve "
+        "openai/gpt-oss-20b` serves a real one, once `nibble pull` has fetched it",
+        flags.engine.model.c_str());
   }
   check_flags(flags);
   explain_vllm_flags(flags.vllm);
