@@ -11,7 +11,8 @@
 
 namespace nibble {
 
-// Ids 0..255 are the bytes; then come special tokens of these names.
+// Ids 0..255 are the bytes; then come special tokens of these names: "end" is <|end|>, "<think>"
+// itself.
 inline Tokenizer make_byte_tokenizer(const std::vector<std::string>& specials) {
   // GPT-2's printable stand-ins for the bytes, in JSON's escapes.
   std::string json = R"({"model":{"type":"BPE","merges":[],"vocab":{)";
@@ -25,8 +26,9 @@ inline Tokenizer make_byte_tokenizer(const std::vector<std::string>& specials) {
   json += R"(}},"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false,"use_regex":false},
              "decoder":{"type":"ByteLevel"},"added_tokens":[)";
   for (size_t i = 0; i < specials.size(); ++i) {
+    const std::string token = specials[i][0] == '<' ? specials[i] : "<|" + specials[i] + "|>";
     json += std::string(i == 0 ? "" : ",") + R"({"id":)" + std::to_string(256 + i) +
-            R"(,"content":"<|)" + specials[i] + R"(|>","single_word":false,"lstrip":false,)" +
+            R"(,"content":")" + token + R"(","single_word":false,"lstrip":false,)" +
             R"("rstrip":false,"normalized":false,"special":true})";
   }
   return Tokenizer::parse(json + "]}", "byte tokenizer");

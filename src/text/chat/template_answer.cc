@@ -220,7 +220,10 @@ bool TemplateAnswer::json_call(bool last, std::vector<ChatEvent>& events) {
     state = scanner_->push(held_[used++]);
   raw_ += held_.substr(0, used);
   held_.erase(0, used);
-  add_call_text(events);
+  if (scanner_->is_call() && tool_of(scanner_->name()) == nullptr)
+    state = CallScanner::State::kBad;
+  else
+    add_call_text(events);
   if (state == CallScanner::State::kBad || (state == CallScanner::State::kOpen && last)) {
     if (last && held_.empty() && in_call_) return false;  // cut off: what there is has been told
     back_to_content(events);
@@ -256,8 +259,8 @@ bool TemplateAnswer::xml_call(bool last, std::vector<ChatEvent>& events) {
   const std::string_view text = std::string_view(held_).substr(first);
   if (text.starts_with(kFunction)) {
     const size_t end = text.find('>');
-    if (end != text.npos && end > kFunction.size()) {
-      function_ = text.substr(kFunction.size(), end - kFunction.size());
+    if (end != text.npos) function_ = text.substr(kFunction.size(), end - kFunction.size());
+    if (end != text.npos && tool_of(function_) != nullptr) {
       held_.erase(0, first + end + 1);
       close(events);
       emit(ChatPart::kToolCall, "", events, function_);

@@ -19,7 +19,7 @@ namespace nibble {
 // that turns out to be no call is content: nothing is lost but the markup, and blanks beside it.
 class TemplateAnswer : public AnswerParser {
  public:
-  // Without tools in the options, nothing is a call.
+  // Nothing is a call but of the options' tools.
   TemplateAnswer(const Tokenizer& tokenizer, AnswerMarkup markup, const ChatStreamOptions& options);
 
   void push(int32_t id, std::vector<ChatEvent>& events) override;

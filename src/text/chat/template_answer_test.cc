@@ -125,6 +125,17 @@ TEST(TemplateAnswer, TellsReasoningFromContent) {
   check(with_tools(true), "never ends </thin", {"never ends </thin", ""});
 }
 
+// A model that makes up a function has not called one.
+TEST(TemplateAnswer, CallsOnlyWhatIsOffered) {
+  const auto check = [](const Tokenizer& tokenizer, AnswerMarkup markup, const std::string& text) {
+    expect_all_ways(tokenizer, markup, with_tools(), text, {"", text});
+  };
+  check(qwen(), kHermes, "<tool_call>{\"name\": \"then\", \"arguments\": {}}</tool_call>");
+  check(qwen(), kHermes, "<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"no\"}</tool_call>");
+  check(qwen(), kCoder, "<tool_call>\n<function=then>\n</function>\n</tool_call>");
+  check(llama(), kLlama, "{\"name\": \"then\", \"parameters\": {}}");
+}
+
 TEST(TemplateAnswer, ReadsHermes) {
   const auto check = [](const std::string& text, const Expected& expected) {
     expect_all_ways(qwen(), kHermes, with_tools(), text, expected);
