@@ -10,7 +10,8 @@
 #   make test-packages               the packages of PRESET, in a fresh Debian (as root)
 #   make check-cubins                compiles the DGX Spark's kernels, and Hopper's own, and checks them
 #   make check-spark                 the same, the whole program, which then runs emulated
-#   make fuzz [FUZZ_SECONDS=60]      every fuzz target, that long each
+#   make fuzz [FUZZ_SECONDS=60] [FUZZ_INPUTS=10000000]   every fuzz target, that long each, or until
+#                                    it has had so many inputs in all runs
 #   make soak [SOAK_MINUTES=2]       mixed load on one server: memory stays flat, answers the same
 #   make format | format-check | layers | lint | clean | help
 SHELL := /bin/bash
@@ -26,6 +27,7 @@ PRESET ?= $(shell tools/pick_preset.sh)
 PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZ_SECONDS ?= 60
+FUZZ_INPUTS ?=
 SOAK_MINUTES ?= 2
 SOAK_ARGS ?=
 export CTEST_OUTPUT_ON_FAILURE := 1
@@ -128,7 +130,7 @@ check-spark:
 fuzz:
 	@tools/setup.sh fuzz
 	@$(call CMAKE_BUILD,fuzz)
-	tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
+	tools/fuzz.sh build/fuzz $(FUZZ_SECONDS) $(FUZZ_INPUTS)
 
 soak: build
 	NIBBLE=build/$(PRESET)/nibble python3 bench/soak.py --minutes $(SOAK_MINUTES) $(SOAK_ARGS)

@@ -1,18 +1,37 @@
 #!/usr/bin/env bash
-# Runs every fuzz target of a build folder for some seconds each, starting from tests/fuzz/<target>/.
-# What a run finds beyond the corpus stays in <build>/corpus/<target>; a crash stops the script.
-# usage: tools/fuzz.sh BUILD_DIR SECONDS
+# Runs every fuzz target of a build folder, starting from tests/fuzz/<target>/ and from what earlier
+# runs found, which stays in <build>/corpus/<target>. A crash stops the script. The inputs that a
+# target has had in all, and what it covers, are the rows of <build>/fuzz.tsv.
+# usage: tools/fuzz.sh BUILD_DIR SECONDS [INPUTS]
+#   each target runs SECONDS, or until it has had INPUTS in all; FUZZ_TARGETS='a b': only those
 set -euo pipefail
-build=$1 seconds=$2
+build=$1 seconds=$2 most=${3:-0}
 shopt -s nullglob
 targets=("$build"/*_fuzz)
+[[ -z ${FUZZ_TARGETS:-} ]] || targets=($(printf "$build/%s_fuzz " $FUZZ_TARGETS))
 [[ ${#targets[@]} -gt 0 ]] || { echo "fuzz: no targets in $build" >&2; exit 1; }
+table=$build/fuzz.tsv
+[[ -e $table ]] || printf 'target\tinputs\tseconds\tedges\tcorpus\n' >"$table"
+# had TARGET COLUMN: what its row says so far.
+had() { awk -F'\t' -v t="$1" -v c="$2" '$1 == t { v = $c } END { print v + 0 }' "$table"; }
+
 for target in "${targets[@]}"; do
-  name=$(basename "$target")
-  seeds=tests/fuzz/${name%_fuzz}
-  mkdir -p "$build/corpus/$name" "$build/crashes"
-  echo "== $name, $seconds s"
-  "$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
-    -artifact_prefix="$build/crashes/$name-" -verbosity=0 "$build/corpus/$name" $([[ -d $seeds ]] && echo "$seeds")
+  name=$(basename "$target" _fuzz)
+  seeds=tests/fuzz/$name corpus=$build/corpus/${name}_fuzz log=$build/fuzz-$name.log
+  mkdir -p "$corpus" "$build/crashes"
+  inputs=$(had "$name" 2) runs=-1
+  ((most == 0)) || runs=$((most - inputs))
+  ((most == 0 || runs > 0)) || continue
+  start=$SECONDS
+  "$target" -max_total_time="$seconds" -runs="$runs" -timeout=20 -rss_limit_mb=3072 \
+    -print_final_stats=1 -artifact_prefix="$build/crashes/$name-" \
+    "$corpus" $([[ -d $seeds ]] && echo "$seeds") >"$log" 2>&1 ||
+    { grep -v '^#' "$log" | tail -40; echo "fuzz: $name failed; its input is in $build/crashes" >&2; exit 1; }
+  new=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+  edges=$(grep -o ' cov: [0-9]*' "$log" | tail -1 | tr -dc 0-9)
+  row=$(printf '%s\t%s\t%s\t%s\t%s' "$name" $((inputs + new)) $(($(had "$name" 3) + SECONDS - start)) \
+    "$edges" "$(find "$corpus" -type f | wc -l)")
+  { grep -v "^$name	" "$table"; echo "$row"; } >"$table.part" && mv "$table.part" "$table"
+  echo "$row"
 done
-echo "fuzz: ${#targets[@]} targets ran $seconds s each without a finding"
+echo "fuzz: ${#targets[@]} targets without a finding"
