@@ -3,19 +3,22 @@
 
 Starts `nibble serve` over the shipped model with a KV cache too small for its load, and lets CLIENTS
 clients ask at once: streams, answers in one piece, several answers to one prompt, long prompts,
-prompts that share their beginning, clients that cancel half-way, hang up before the answer, stop
-reading, or send byte by byte, and requests that must be refused. Golden questions are asked among
-them, greedy and with seeds; under --exact each answer must be the one that the idle server gave
-before. At the end 800 streams at once, all gone at once; then memory and descriptors are as they
-were, and the server ends in order.
+prompts that share their beginning, grammars, tools, all four APIs with one of three keys
+(soak_apis.py), clients that cancel half-way, hang up before the answer, stop reading, or send byte by
+byte, and requests that must be refused. Golden questions are asked among them, greedy and with seeds;
+under --exact each answer must be the one that the idle server gave before. One stream after another
+only reads: the gaps between its tokens do not grow. At the end 800 streams at once, all gone at once;
+then memory, of the grammars' processes too, and descriptors are as they were, and the server ends in
+order.
 
   bench/soak.py [--minutes 2] [--clients 95] [--running 55] [--threads 0] [--json FILE]
 
 Of batch jobs, which have short prompts and long answers and fill the cache up to 99.7%:
-  bench/soak.py --running 64 --memory 180M --prompt-words 60 --answer-tokens 6000
+  bench/soak.py --running 64 --memory 436M --prompt-words 60 --answer-tokens 6000
 """
 import argparse
 import collections
+import functools
 import http.client
 import json
 import os
@@ -30,10 +33,13 @@ import sys
 import threading
 import time
 
+import soak_apis
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MODEL = "models/nibble-tiny-gpt-oss"
 CONTEXT = 8192
 PATIENCE = 3600  # s; a busy machine is no failure
+KEYS = ("k1", "k2", "k3")
 WORDS = ("water school number story city paper river letter garden music summer winter window"
          " doctor farmer mountain bridge market engine circle").split()
 
@@ -53,6 +59,39 @@ GOLDEN += [chat(q, temperature=1, seed=s, max_tokens=40, ignore_eos=True) for s,
            enumerate(("Tell me of the sea.", "What is 3 times 9?", words(random.Random(2), 150)))]
 
 
+def head(length, path="/v1/chat/completions"):
+    """Of a request that is written by hand."""
+    return (f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {random.choice(KEYS)}\r\n"
+            f"Content-Length: {length}\r\n\r\n").encode()
+
+
+def children(pid):
+    found = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+    except OSError:  # it has ended
+        pass
+    return found
+
+
+def descendants(pid):
+    return [at for child in children(pid) for at in (child, *descendants(child))]
+
+
+def private_mib(pid):
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as rollup:
+            return sum(map(int, re.findall(r"Private_\w+:\s+(\d+)", rollup.read()))) / 1024
+    except OSError:
+        return 0
+
+
+def percentile(values, share):
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
 class Server:
     """The program under test."""
 
@@ -60,7 +99,7 @@ class Server:
         self.lines = []
         self.process = subprocess.Popen(
             [os.environ.get("NIBBLE", os.path.join(ROOT, "build/cpu/nibble")), "serve", MODEL,
-             "--port", "0", "--exact", "--chat-date", "2026-01-15",
+             "--port", "0", "--device", "cpu", "--exact", "--api-key", *KEYS, "--chat-date", "2026-01-15",
              "--max-num-seqs", str(args.running), "--max-num-batched-tokens", "256",
              "--max-model-len", str(CONTEXT), "--max-queued-requests", str(args.queue),
              "--memory-budget", args.memory, "--threads", str(args.threads),
@@ -83,21 +122,29 @@ class Server:
         self.ready.set()
 
     def memory_mib(self):
+        """Resident, of the server; and of the processes of its grammars, what each has for itself."""
         with open(f"/proc/{self.process.pid}/status") as status:
-            return int(re.search(r"VmRSS:\s+(\d+)", status.read()).group(1)) / 1024
+            own = int(re.search(r"VmRSS:\s+(\d+)", status.read()).group(1)) / 1024
+        return own, sum(private_mib(pid) for pid in descendants(self.process.pid))
 
     def descriptors(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
+    def descriptors_of_clients(self):
+        """Without those of grammars that are kept, each in a process with a socket to it."""
+        return self.descriptors() - len(descendants(self.process.pid))
+
     def threads(self):
         return len(os.listdir(f"/proc/{self.process.pid}/task"))
 
-    def ask(self, body, path="/v1/chat/completions", timeout=PATIENCE):
+    def ask(self, body, path="/v1/chat/completions", timeout=PATIENCE, key=None):
         """Status, headers and body of one request."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
             data = body if isinstance(body, (bytes, str)) else json.dumps(body)
-            connection.request("POST", path, data, {"Content-Type": "application/json"})
+            connection.request("POST", path, data, {
+                "Content-Type": "application/json",
+                "Authorization": f"Bearer {random.choice(KEYS) if key is None else key}"})
             answer = connection.getresponse()
             return answer.status, dict(answer.getheaders()), answer.read()
         finally:
@@ -112,7 +159,10 @@ class Soak:
         self.failures = []
         self.lock = threading.Lock()
         self.stop = threading.Event()
-        self.samples = []  # (seconds, MiB, descriptors, threads)
+        self.samples = []  # (seconds, MiB, descriptors, threads, MiB of the grammars' processes)
+        self.gaps = []  # (seconds, s between two tokens of a stream that only reads)
+        self.model = MODEL
+        self.chat = chat
         self.goldens = []
         self.activity = []  # the server's log lines of what it did, until the clients stopped
 
@@ -180,15 +230,14 @@ class Soak:
         """The socket of a stream after its head; None where the server is full."""
         data = json.dumps({**body, "stream": True}).encode()
         s = socket.create_connection(("127.0.0.1", self.server.port), timeout=PATIENCE)
-        s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
-                  + str(len(data)).encode() + b"\r\n\r\n" + data)
-        head = s.recv(4096)
-        if b" 200 " not in head[:20]:
-            if b" 429 " in head[:20]:
+        s.sendall(head(len(data)) + data)
+        answer = s.recv(4096)
+        if b" 200 " not in answer[:20]:
+            if b" 429 " in answer[:20]:
                 self.count("rejected")
                 self.stop.wait(1)
             else:
-                self.fail(f"stream: {head[:300]!r}")
+                self.fail(f"stream: {answer[:300]!r}")
             s.close()
             return None
         return s
@@ -226,8 +275,7 @@ class Soak:
     def hang_up(self, rng):
         data = json.dumps(chat(words(rng, 300), max_tokens=400, ignore_eos=True)).encode()
         with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as s:
-            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
-                      + str(len(data)).encode() + b"\r\n\r\n" + data)
+            s.sendall(head(len(data)) + data)
             self.stop.wait(rng.uniform(0, 0.5))
 
     def dribble(self, rng):
@@ -247,16 +295,18 @@ class Soak:
         acts = [(self.whole, 30), (self.stream, 25), (self.shared, 15), (self.several, 5),
                 (self.long_prompt, 5), (self.scored, 3), (self.cancel, 8), (self.stop_reading, 2),
                 (self.hang_up, 3), (self.dribble, 2), (self.bad, 2)]
+        acts += [(functools.partial(act, self), weight) for act, weight in soak_apis.ACTS]
         while not self.stop.is_set():
             act = rng.choices([a for a, _ in acts], [w for _, w in acts])[0]
+            name = getattr(act, "func", act).__name__
             try:
                 act(rng)
-                self.count(act.__name__)
+                self.count(name)
             except OSError as e:
                 if not self.stop.is_set():
-                    self.fail(f"{act.__name__}: {type(e).__name__} {e}")
+                    self.fail(f"{name}: {type(e).__name__} {e}")
             except Exception as e:  # a client that dies quietly would make a lighter load
-                self.fail(f"{act.__name__}: {type(e).__name__} {e}")
+                self.fail(f"{name}: {type(e).__name__} {e}")
 
     def ask_golden(self, i):
         status, _, data = self.server.ask(GOLDEN[i])
@@ -281,14 +331,31 @@ class Soak:
 
     def watch(self, start):
         while not self.stop.wait(2) and self.server.process.poll() is None:
-            self.samples.append((round(time.monotonic() - start, 1), self.server.memory_mib(),
-                                 self.server.descriptors(), self.server.threads()))
+            own, grammars = self.server.memory_mib()
+            self.samples.append((round(time.monotonic() - start, 1), own, self.server.descriptors(),
+                                 self.server.threads(), grammars))
+
+    def watch_stream(self, start):
+        """A client who does nothing wrong: how long it waits for each next token of its stream."""
+        while not self.stop.is_set():
+            s = self.open_stream(chat("Tell me of the sea.", max_tokens=300, ignore_eos=True))
+            if s is None:
+                continue
+            with s:
+                last, tail = None, b""
+                while b"data: [DONE]" not in tail and not self.stop.is_set():
+                    piece = s.recv(65536)
+                    if not piece:
+                        return self.fail("the stream that only reads has ended")
+                    now = time.monotonic()
+                    if last is not None:
+                        self.gaps.append((now - start, now - last))
+                    last, tail = now, (tail + piece)[-200:]
 
     def storm(self):
         """Far more streams at once than there are places, and then all clients gone at once."""
         data = json.dumps({**chat("storm", max_tokens=1500, ignore_eos=True), "stream": True}).encode()
-        request = (b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
-                   + str(len(data)).encode() + b"\r\n\r\n" + data)
+        request = head(len(data)) + data
         clients = []
         for _ in range(800):
             clients.append(socket.create_connection(("127.0.0.1", self.server.port), timeout=60))
@@ -309,10 +376,10 @@ class Soak:
 
     def run(self):
         self.goldens = [self.ask_golden(i) for i in range(len(GOLDEN))]
-        idle = self.server.descriptors()
+        idle = self.server.descriptors_of_clients()
         start = time.monotonic()
         threads = [threading.Thread(target=self.client, args=(c,)) for c in range(self.args.clients)]
-        threads.append(threading.Thread(target=self.watch, args=(start,)))
+        threads += [threading.Thread(target=f, args=(start,)) for f in (self.watch, self.watch_stream)]
         threads += [threading.Thread(target=self.check_goldens, args=(2 * i,)) for i in range(4)]
         for t in threads:
             t.start()
@@ -332,19 +399,26 @@ class Soak:
             return self.fail("the server is gone:\n" + "\n".join(self.server.lines[-20:]))
         self.storm()
         for _ in range(300):
-            if self.server.descriptors() <= idle_descriptors:
+            if self.server.descriptors_of_clients() <= idle_descriptors:
                 break
             time.sleep(0.2)
         else:
-            self.fail(f"{self.server.descriptors()} descriptors; {idle_descriptors} before")
+            self.fail(f"{self.server.descriptors_of_clients()} descriptors; {idle_descriptors} before")
         for i, golden in enumerate(self.goldens):
             if self.ask_golden(i) != golden:
                 self.fail(f"golden {i} differs after the load")
         # All pages are touched and every kind of request was served in the first third; from there
         # on no growth but the allocator's noise: 8 MiB, or 3%.
-        third = [m for t, m, _, _ in self.samples if t >= 60 * self.args.minutes / 3]
+        third = [s[1] for s in self.samples if s[0] >= 60 * self.args.minutes / 3]
         if third and max(third[len(third) // 2:]) > max(third[:max(1, len(third) // 8)]) * 1.03 + 8:
             self.fail(f"memory grew: {third[0]:.0f} MiB to {third[-1]:.0f} MiB")
+        # Descriptors come and go with the clients: in the last third no more than before but a tenth.
+        sizes = [s[2] for s in self.samples]
+        if len(sizes) > 6 and max(sizes[-len(sizes) // 3:]) > max(sizes[:-len(sizes) // 3]) * 1.1 + 8:
+            self.fail(f"descriptors grew: {sizes}")
+        thirds = self.gap_thirds()
+        if thirds and thirds[2]["p95"] > 3 * thirds[0]["p95"] + 0.2:
+            self.fail(f"the gaps of a stream grew: {thirds}")
         if not self.counts["golden"]:
             self.fail("no golden question was answered under load")
         if any(" error " in line for line in self.server.lines):
@@ -357,8 +431,18 @@ class Soak:
             self.fail("it did not end when asked")
             self.server.process.kill()
 
+    def gap_thirds(self):
+        """Of the gaps in the stream that only reads, in s, for each third of the time."""
+        if len(self.gaps) < 300:
+            return []
+        end = self.gaps[-1][0] + 1e-9
+        parts = [[gap for t, gap in self.gaps if int(3 * t / end) == i] for i in range(3)]
+        return [{"p50": round(percentile(p, 0.5), 4), "p95": round(percentile(p, 0.95), 4),
+                 "most": round(max(p), 3), "tokens": len(p)} for p in parts if p]
+
     def report(self, seconds):
-        memory = [m for _, m, _, _ in self.samples]
+        memory = [s[1] for s in self.samples]
+        grammars = [s[4] for s in self.samples]
         # "... running 55, waiting 40, KV cache 99.8%, prefix-cache hits 31.0%, preemptions 812"
         figures = [[float(x) for x in re.findall(r"-?\d+\.?\d*", line.split("info", 1)[-1])]
                    for line in self.activity]
@@ -375,8 +459,11 @@ class Soak:
                 "counts": dict(sorted(self.counts.items())), "failures": self.failures,
                 "rss_mib": {"after_a_third": round(memory[len(memory) // 3], 1),
                             "last": round(memory[-1], 1), "most": round(max(memory), 1)},
-                "descriptors_most": max(d for _, _, d, _ in self.samples),
-                "threads": sorted({t for _, _, _, t in self.samples}),
+                "grammars_mib": {"after_a_third": round(grammars[len(grammars) // 3], 1),
+                                 "last": round(grammars[-1], 1), "most": round(max(grammars), 1)},
+                "gaps_s": self.gap_thirds(),
+                "descriptors_most": max(s[2] for s in self.samples),
+                "threads": sorted({s[3] for s in self.samples}),
                 "activity_last": self.activity[-3:]}
 
 
@@ -397,7 +484,8 @@ def main():
     parser.add_argument("--clients", type=int, default=95)
     parser.add_argument("--running", type=int, default=55)
     parser.add_argument("--queue", type=int, default=45)
-    parser.add_argument("--memory", default="110M", help="of weights, scratch and KV cache")
+    parser.add_argument("--memory", default="366M",
+                        help="of weights, scratch, KV cache and 256M for requests")
     parser.add_argument("--prompt-words", type=int, default=1000, help="of a usual request, at most")
     parser.add_argument("--answer-tokens", type=int, default=700, help="the same of its answer")
     parser.add_argument("--threads", type=int, default=0, help="of the server; 0: all")
