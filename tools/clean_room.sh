@@ -28,7 +28,9 @@ stop_server() {
 }
 leave() {
   stop_server
-  mountpoint -q "$room/proc" && umount "$room/proc"
+  for mount in dev/pts proc; do
+    ! mountpoint -q "$room/$mount" || umount "$room/$mount"
+  done
   rm -f "$log"
   [[ -n ${ROOM:-} ]] || rm -rf --one-file-system "$room"
 }
@@ -44,6 +46,7 @@ components=main
   debootstrap --variant=minbase --components=$components --include=git,make,ca-certificates \
     "$suite" "$room" "$mirror" "$script" >"$log" || { tail -20 "$log"; exit 1; }
 mount -t proc proc "$room/proc"
+mount -t devpts -o newinstance,ptmxmode=0666 devpts "$room/dev/pts"  # a test types at a terminal
 # The machine's own way to its registries: resolver, certificates, pip's settings.
 cp /etc/resolv.conf /etc/hosts "$room/etc/"
 cp -L /etc/ssl/certs/ca-certificates.crt "$room/etc/ssl/certs/"

@@ -3,12 +3,11 @@
 # runs found, which stays in <build>/corpus/<target>. A crash stops the script. The inputs that a
 # target has had in all, and what it covers, are the rows of <build>/fuzz.tsv.
 # usage: tools/fuzz.sh BUILD_DIR SECONDS [INPUTS]
-#   each target runs SECONDS, or until it has had INPUTS in all; FUZZ_TARGETS='a b': only those
+#   each target runs SECONDS, or until it has had INPUTS in all; FUZZ_TARGETS=NAME, or a pattern: only those
 set -euo pipefail
 build=$1 seconds=$2 most=${3:-0}
 shopt -s nullglob
-targets=("$build"/*_fuzz)
-[[ -z ${FUZZ_TARGETS:-} ]] || targets=($(printf "$build/%s_fuzz " $FUZZ_TARGETS))
+targets=("$build"/${FUZZ_TARGETS:-*}_fuzz)
 [[ ${#targets[@]} -gt 0 ]] || { echo "fuzz: no targets in $build" >&2; exit 1; }
 table=$build/fuzz.tsv
 [[ -e $table ]] || printf 'target\tinputs\tseconds\tedges\tcorpus\n' >"$table"
@@ -18,6 +17,8 @@ had() { awk -F'\t' -v t="$1" -v c="$2" '$1 == t { v = $c } END { print v + 0 }' 
 for target in "${targets[@]}"; do
   name=$(basename "$target" _fuzz)
   seeds=tests/fuzz/$name corpus=$build/corpus/${name}_fuzz log=$build/fuzz-$name.log
+  folders=("$corpus")
+  [[ ! -d $seeds ]] || folders+=("$seeds")
   mkdir -p "$corpus" "$build/crashes"
   inputs=$(had "$name" 2) runs=-1
   ((most == 0)) || runs=$((most - inputs))
@@ -25,7 +26,7 @@ for target in "${targets[@]}"; do
   start=$SECONDS
   "$target" -max_total_time="$seconds" -runs="$runs" -timeout=20 -rss_limit_mb=3072 \
     -print_final_stats=1 -artifact_prefix="$build/crashes/$name-" \
-    "$corpus" $([[ -d $seeds ]] && echo "$seeds") >"$log" 2>&1 ||
+    "${folders[@]}" >"$log" 2>&1 ||
     { grep -v '^#' "$log" | tail -40; echo "fuzz: $name failed; its input is in $build/crashes" >&2; exit 1; }
   new=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
   edges=$(grep -o ' cov: [0-9]*' "$log" | tail -1 | tr -dc 0-9)
