@@ -6,8 +6,7 @@
 #   each target runs SECONDS, or until it has had INPUTS in all; FUZZ_TARGETS=NAME, or a pattern: only those
 set -euo pipefail
 build=$1 seconds=$2 most=${3:-0}
-shopt -s nullglob
-targets=("$build"/${FUZZ_TARGETS:-*}_fuzz)
+mapfile -t targets < <(compgen -G "$build/${FUZZ_TARGETS:-*}_fuzz")
 [[ ${#targets[@]} -gt 0 ]] || { echo "fuzz: no targets in $build" >&2; exit 1; }
 table=$build/fuzz.tsv
 [[ -e $table ]] || printf 'target\tinputs\tseconds\tedges\tcorpus\n' >"$table"

@@ -10,7 +10,8 @@ out=${2:-$PWD/build/packages}
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 umask 022
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)  # dpkg-deb's own, of all times that it writes
+# The times that dpkg-deb writes too.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
 
 nibble=build/$preset/nibble

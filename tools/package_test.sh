@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Tries the packages of a preset (build/packages) on a machine that has never seen nibble: a fresh
-# Debian 12, booted with its own systemd. The service serves the small model, then one from its
+# Debian or Ubuntu, booted with its own systemd. The service serves the small model, then one from its
 # user's cache, then one from somebody's own; survives an upgrade, goes with the package. The tarball
 # serves from an empty folder. Packages for arm64 are only unpacked and emulated. As root.
 #
-# usage: tools/package_test.sh PRESET [MIRROR]
+# usage: tools/package_test.sh PRESET [SUITE MIRROR]     bookworm (Debian 12); noble MIRROR: Ubuntu 24.04
 # ROOM=DIRECTORY keeps the system there, and goes on with one that is; else it is a temporary one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-preset=${1:?the preset}
+preset=${1:?the preset} suite=${2:-bookworm} mirror=${3:-http://deb.debian.org/debian}
 [[ $EUID == 0 ]] || { echo "package_test: run this as root" >&2; exit 1; }
 version=$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "build/$preset/CMakeCache.txt")
 name=nibble machine=x86_64 architecture=amd64 run=()
@@ -50,9 +50,11 @@ try_tarball() {
 }
 
 make_room() {
+  local script=/usr/share/debootstrap/scripts/$suite
+  [[ -e $script ]] || script=${script%/*}/gutsy  # of all Ubuntus; an older debootstrap knows no newer name
   [[ -e $room/etc/debian_version ]] || debootstrap --variant=minbase \
-    --include=systemd,systemd-sysv,dbus,adduser,curl,ca-certificates bookworm "$room" \
-    "${mirror:-http://deb.debian.org/debian}" >"$folder/log" || { tail "$folder/log"; exit 1; }
+    --include=systemd,systemd-sysv,dbus,adduser,curl,ca-certificates "$suite" "$room" \
+    "$mirror" "$script" >"$folder/log" || { tail "$folder/log"; exit 1; }
   cp "$deb" "$room/root/nibble.deb"
   cp tools/package_test_room.sh "$room/root/check.sh"
   cat >"$room/etc/systemd/system/check.service" <<'END'
@@ -85,7 +87,6 @@ try_deb() {
   tail -1 "$room/root/check.log" | grep -qx 'all of it' || { tail -40 "$folder/log" "$room/root/check.log"; exit 1; }
 }
 
-mirror=${2:-}
 try_tarball
 try_deb
 echo "package_test: the packages of $preset work"

@@ -1,3 +1,4 @@
+#!/usr/bin/env bash
 # What tools/package_test.sh runs in the fresh system: /root/nibble.deb, its service and its removal.
 set -euo pipefail
 trap 'echo "failed at line $LINENO"; journalctl -u nibble --no-pager | tail -20' ERR
