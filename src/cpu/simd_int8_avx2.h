@@ -25,22 +25,23 @@ struct Avx2Int8 : Avx2 {
     __builtin_memcpy(&bytes, x, sizeof(bytes));
     return _mm256_set1_epi32(bytes);
   }
-  // sums[j] = start[j] + w . x[j] for N vectors x[j] of 32.
-  template <int N>
+  // sums[j] = start[j] + w . x[j] for N vectors of 4 kLines, 32 apart.
+  template <int N, int kLines>
   SIMD_FN void dot(const Int* w, const int8_t* x, const int32_t* start, Int* sums) {
 #pragma GCC unroll 4
-    for (int j = 0; j < N; ++j) sums[j] = dot_one(w, x + 32 * j, start[j]);
+    for (int j = 0; j < N; ++j) sums[j] = dot_one<kLines>(w, x + 32 * j, start[j]);
   }
+  template <int kLines>
   SIMD_FN Int dot_one(const Int* w, const int8_t* x, int32_t start) {
     Int sum = _mm256_set1_epi32(start);
     if constexpr (kVnni) {
 #pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) sum = _mm256_dpbusd_avx_epi32(sum, w[i], four(x + 4 * i));
+      for (int i = 0; i < kLines; ++i) sum = _mm256_dpbusd_avx_epi32(sum, w[i], four(x + 4 * i));
       return sum;
     }
     // Pairs of products are at most 2 * 24 * 127 = 6096: four of them fit 16 bits, eight do not.
 #pragma GCC unroll 2
-    for (int half = 0; half < 8; half += 4) {
+    for (int half = 0; half < kLines; half += 4) {
       Int pairs = _mm256_maddubs_epi16(w[half], four(x + 4 * half));
 #pragma GCC unroll 3
       for (int i = half + 1; i < half + 4; ++i)

@@ -19,18 +19,19 @@ struct Avx512Vnni : Avx512 {
     low = _mm512_permutexvar_epi8(bytes, table);
     high = _mm512_permutexvar_epi8(_mm512_srli_epi16(bytes, 4), table);
   }
-  // sums[j] = start[j] + w . x[j] for N vectors x[j] of 32, side by side: the products of one wait
-  // for each other. As assembly, for g++ 12 loads the four bytes of each product by an instruction
-  // of its own, where clang folds them into it: on a Xeon that was a third of the speed.
+  // sums[j] = start[j] + w . x[j] for N vectors of 4 kLines, 32 apart, side by side: the products
+  // of one wait for each other. As assembly, for g++ 12 loads the four bytes of each product by an
+  // instruction of its own, where clang folds them into it: on a Xeon that was a third of the
+  // speed.
   struct FourBytes {
     int8_t at[4];
   };
-  template <int N>
+  template <int N, int kLines>
   SIMD_FN void dot(const Int* w, const int8_t* x, const int32_t* start, Int* sums) {
 #pragma GCC unroll 8
     for (int j = 0; j < N; ++j) sums[j] = _mm512_set1_epi32(start[j]);
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i)
+    for (int i = 0; i < kLines; ++i)
 #pragma GCC unroll 8
       for (int j = 0; j < N; ++j) {
         const auto* four = reinterpret_cast<const FourBytes*>(x + 32 * j + 4 * i);

@@ -18,19 +18,22 @@ struct NeonDot : Neon {
     low = vreinterpretq_s32_s8(vqtbl1q_s8(table, vandq_u8(bytes, vdupq_n_u8(15))));
     high = vreinterpretq_s32_s8(vqtbl1q_s8(table, vshrq_n_u8(bytes, 4)));
   }
-  // sums[j] = w . x[j] for N vectors x[j] of 32.
-  template <int N>
+  // sums[j] = w . x[j] for N vectors of 4 kLines, 32 apart.
+  template <int N, int kLines>
   SIMD_FN void dot(const Int* w, const int8_t* x, const int32_t*, Int* sums) {
 #pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) sums[j] = dot_one(w, x + 32 * j);
+    for (int j = 0; j < N; ++j) sums[j] = dot_one<kLines>(w, x + 32 * j);
   }
+  template <int kLines>
   SIMD_FN Int dot_one(const Int* w, const int8_t* x) {
-    const int8x16_t a = vld1q_s8(x), b = vld1q_s8(x + 16);
+    const int8x16_t a = vld1q_s8(x);
     const auto codes = [&](int i) { return vreinterpretq_s8_s32(w[i]); };
     Int sum = vdotq_laneq_s32(vdupq_n_s32(0), codes(0), a, 0);
     sum = vdotq_laneq_s32(sum, codes(1), a, 1);
     sum = vdotq_laneq_s32(sum, codes(2), a, 2);
     sum = vdotq_laneq_s32(sum, codes(3), a, 3);
+    if constexpr (kLines == 4) return sum;
+    const int8x16_t b = vld1q_s8(x + 16);
     sum = vdotq_laneq_s32(sum, codes(4), b, 0);
     sum = vdotq_laneq_s32(sum, codes(5), b, 1);
     sum = vdotq_laneq_s32(sum, codes(6), b, 2);

@@ -8,7 +8,7 @@
 namespace nibble {
 namespace {
 
-constexpr int64_t kBlockBytes = 16;  // of codes: 32 elements
+constexpr int64_t kBlockBytes = 16;  // of 4-bit codes: 32 elements
 
 constexpr int64_t kUnitBytes = 544;
 constexpr int64_t kUnitScales = 512;
@@ -119,7 +119,10 @@ uint32_t gather(uint32_t x) {
   return (x | x >> 8) & 0xffffu;
 }
 
-void pack_mxfp4_panel(int64_t cols, const uint8_t* codes, uint8_t* to) {
+// Codes of 4 bits; other formats of kPanels16 have 8.
+bool has_nibbles(Format format) { return format == Format::kMxfp4 || format == Format::kNvfp4; }
+
+void pack_nibble_panel(int64_t cols, const uint8_t* codes, uint8_t* to) {
   const int64_t blocks = cols / 32;
   for (int64_t r = 0; r < kGroupRows; ++r) {
     for (int64_t b = 0; b < blocks; ++b) {
@@ -133,7 +136,7 @@ void pack_mxfp4_panel(int64_t cols, const uint8_t* codes, uint8_t* to) {
   }
 }
 
-void unpack_mxfp4_panel(int64_t r, int64_t cols, const uint8_t* codes, uint8_t* to) {
+void unpack_nibble_panel(int64_t r, int64_t cols, const uint8_t* codes, uint8_t* to) {
   for (int64_t b = 0; b < cols / 32; ++b) {
     const uint8_t* from = codes + b * kPanelBlockBytes + 4 * r;
     for (int64_t i = 0; i < kLines; ++i) {
@@ -143,7 +146,7 @@ void unpack_mxfp4_panel(int64_t r, int64_t cols, const uint8_t* codes, uint8_t* 
   }
 }
 
-void pack_mxfp8_panel(int64_t cols, const uint8_t* codes, uint8_t* to) {
+void pack_byte_panel(int64_t cols, const uint8_t* codes, uint8_t* to) {
   constexpr int64_t kChunk = 64;  // columns: reads and writes stay in L1
   for (int64_t k0 = 0; k0 < cols; k0 += kChunk)
     for (int64_t r = 0; r < kGroupRows; ++r)
@@ -151,10 +154,11 @@ void pack_mxfp8_panel(int64_t cols, const uint8_t* codes, uint8_t* to) {
         to[k * kGroupRows + r] = codes[r * cols + k];
 }
 
-void pack_panel_scales(int64_t cols, const uint8_t* scales, uint8_t* to) {
-  const int64_t blocks = cols / 32;
+// `bytes` of scales a row, `size` each.
+void pack_panel_scales(int64_t bytes, int64_t size, const uint8_t* scales, uint8_t* to) {
   for (int64_t r = 0; r < kGroupRows; ++r)
-    for (int64_t b = 0; b < blocks; ++b) to[b * kGroupRows + r] = scales[r * blocks + b];
+    for (int64_t i = 0; i < bytes; i += size)
+      std::memcpy(to + i * kGroupRows + r * size, scales + r * bytes + i, size);
 }
 
 }  // namespace
@@ -163,8 +167,10 @@ const char* refuse_layout(Layout layout, Format format, int64_t rows, int64_t co
   if (layout == Layout::kRows) return nullptr;
   if (layout == Layout::kTiles16x64 && format != Format::kMxfp4)
     return "tiles16x64 is for mxfp4 weights";
-  if (format != Format::kMxfp4 && format != Format::kMxfp8)
-    return "panels16 is for mxfp4 and mxfp8 weights";
+  const bool has_bytes =
+      format == Format::kMxfp8 || format == Format::kFp8Row || format == Format::kFp8Block;
+  if (layout == Layout::kPanels16 && !has_nibbles(format) && !has_bytes)
+    return "panels16 is for mxfp4, nvfp4, mxfp8 and fp8 weights";
   if (rows % kGroupRows != 0) return "its rows are not a multiple of 16";
   if (cols % layout_row(layout).col_multiple != 0)
     return layout == Layout::kTiles16x64 ? "its columns are not a multiple of 64"
@@ -185,11 +191,12 @@ void pack_rows(Format format, Layout layout, int64_t rows, int64_t cols, const C
       pack_tiles(cols, codes, scales, group);
       continue;
     }
-    if (format == Format::kMxfp4)
-      pack_mxfp4_panel(cols, codes, group);
+    if (has_nibbles(format))
+      pack_nibble_panel(cols, codes, group);
     else
-      pack_mxfp8_panel(cols, codes, group);
-    pack_panel_scales(cols, scales, to.scales + r * scale_bytes);
+      pack_byte_panel(cols, codes, group);
+    pack_panel_scales(scale_bytes, format_row(format).scale_bytes, scales,
+                      to.scales + r * scale_bytes);
   }
 }
 
@@ -199,10 +206,13 @@ void unpack_row(Format format, Layout layout, int64_t row, int64_t cols, const C
   const int64_t first = row / kGroupRows * kGroupRows, r = row - first;
   const uint8_t* group = from.codes + first * row_code_bytes(format, layout, cols);
   if (layout == Layout::kTiles16x64) return unpack_tiles(r, cols, group, to);
-  const uint8_t* scales = from.scales + first * row_scale_bytes(format, layout, cols);
-  for (int64_t b = 0; b < cols / 32; ++b) to.scales[b] = scales[b * kGroupRows + r];
-  if (format == Format::kMxfp4)
-    unpack_mxfp4_panel(r, cols, group, to.codes);
+  const int64_t bytes = row_scale_bytes(format, layout, cols);
+  const int64_t size = format_row(format).scale_bytes;
+  const uint8_t* scales = from.scales + first * bytes + r * size;
+  for (int64_t i = 0; i < bytes; i += size)
+    std::memcpy(to.scales + i, scales + i * kGroupRows, size);
+  if (has_nibbles(format))
+    unpack_nibble_panel(r, cols, group, to.codes);
   else
     for (int64_t k = 0; k < cols; ++k) to.codes[k] = group[k * kGroupRows + r];
 }

@@ -12,9 +12,10 @@ struct Packing {
   Format format;
   Layout layout;
 };
-constexpr Packing kPackings[] = {{Format::kMxfp4, Layout::kTiles16x64},
-                                 {Format::kMxfp4, Layout::kPanels16},
-                                 {Format::kMxfp8, Layout::kPanels16}};
+constexpr Packing kPackings[] = {
+    {Format::kMxfp4, Layout::kTiles16x64}, {Format::kMxfp4, Layout::kPanels16},
+    {Format::kNvfp4, Layout::kPanels16},   {Format::kMxfp8, Layout::kPanels16},
+    {Format::kFp8Row, Layout::kPanels16},  {Format::kFp8Block, Layout::kPanels16}};
 
 struct Matrix {
   Matrix(Format format, Layout layout, int64_t rows, int64_t cols)
@@ -106,34 +107,51 @@ TEST(Layout, TilesAreTheFragmentsOfMma) {
     }
 }
 
-TEST(Layout, PanelsAreTheTilesOfAmx) {
-  constexpr int64_t kRows = 32, kCols = 96;
-  const Matrix from = random_rows(Format::kMxfp4, kRows, kCols);
-  Matrix packed(Format::kMxfp4, Layout::kPanels16, kRows, kCols);
-  ASSERT_EQ(packed.codes.size(), from.codes.size());
+// Those of a block of 16 rows lie together, block after block.
+void expect_scales_of_panels(Format format, int64_t rows, int64_t cols, const Matrix& from,
+                             const Matrix& packed) {
   ASSERT_EQ(packed.scales.size(), from.scales.size());
-  pack_rows(Format::kMxfp4, Layout::kPanels16, kRows, kCols, from.view(), packed.at(0, 0));
-  for (int64_t row = 0; row < kRows; ++row)
-    for (int64_t k = 0; k < kCols; ++k) {
-      const int64_t block = row / 16 * (kCols / 32) + k / 32;
-      const int64_t i = k % 32 / 8, b = k % 4, high = k % 8 / 4;
-      const int byte = packed.codes[block * 256 + 64 * i + 4 * (row % 16) + b];
-      ASSERT_EQ(byte >> (4 * high) & 15, code_at(from, kCols, row, k)) << row << " " << k;
-      ASSERT_EQ(packed.scales[block * 16 + row % 16], from.scales[row * (kCols / 32) + k / 32]);
-    }
+  const int64_t bytes = row_scale_bytes(format, Layout::kRows, cols);
+  const int64_t size = format_row(format).scale_bytes;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t i = 0; i < bytes; ++i)
+      ASSERT_EQ(
+          packed.scales[row / 16 * 16 * bytes + i / size * 16 * size + row % 16 * size + i % size],
+          from.scales[row * bytes + i])
+          << format_name(format) << " row " << row << " byte " << i;
 }
 
-TEST(Layout, Mxfp8PanelsHoldAVectorOfRowsForEachK) {
+TEST(Layout, PanelsAreTheTilesOfAmx) {
   constexpr int64_t kRows = 32, kCols = 96;
-  const Matrix from = random_rows(Format::kMxfp8, kRows, kCols);
-  Matrix packed(Format::kMxfp8, Layout::kPanels16, kRows, kCols);
-  pack_rows(Format::kMxfp8, Layout::kPanels16, kRows, kCols, from.view(), packed.at(0, 0));
-  for (int64_t row = 0; row < kRows; ++row)
-    for (int64_t k = 0; k < kCols; ++k) {
-      const int64_t block = row / 16 * (kCols / 32) + k / 32;
-      ASSERT_EQ(packed.codes[block * 512 + k % 32 * 16 + row % 16], from.codes[row * kCols + k]);
-      ASSERT_EQ(packed.scales[block * 16 + row % 16], from.scales[row * (kCols / 32) + k / 32]);
-    }
+  for (const Format format : {Format::kMxfp4, Format::kNvfp4}) {
+    const Matrix from = random_rows(format, kRows, kCols);
+    Matrix packed(format, Layout::kPanels16, kRows, kCols);
+    ASSERT_EQ(packed.codes.size(), from.codes.size());
+    pack_rows(format, Layout::kPanels16, kRows, kCols, from.view(), packed.at(0, 0));
+    for (int64_t row = 0; row < kRows; ++row)
+      for (int64_t k = 0; k < kCols; ++k) {
+        const int64_t block = row / 16 * (kCols / 32) + k / 32;
+        const int64_t i = k % 32 / 8, b = k % 4, high = k % 8 / 4;
+        const int byte = packed.codes[block * 256 + 64 * i + 4 * (row % 16) + b];
+        ASSERT_EQ(byte >> (4 * high) & 15, code_at(from, kCols, row, k)) << row << " " << k;
+      }
+    expect_scales_of_panels(format, kRows, kCols, from, packed);
+  }
+}
+
+TEST(Layout, PanelsOf8BitsHoldAVectorOfRowsForEachK) {
+  constexpr int64_t kRows = 32, kCols = 160;  // one block of 128, and a part of one
+  for (const Format format : {Format::kMxfp8, Format::kFp8Row, Format::kFp8Block}) {
+    const Matrix from = random_rows(format, kRows, kCols);
+    Matrix packed(format, Layout::kPanels16, kRows, kCols);
+    pack_rows(format, Layout::kPanels16, kRows, kCols, from.view(), packed.at(0, 0));
+    for (int64_t row = 0; row < kRows; ++row)
+      for (int64_t k = 0; k < kCols; ++k) {
+        const int64_t block = row / 16 * (kCols / 32) + k / 32;
+        ASSERT_EQ(packed.codes[block * 512 + k % 32 * 16 + row % 16], from.codes[row * kCols + k]);
+      }
+    expect_scales_of_panels(format, kRows, kCols, from, packed);
+  }
 }
 
 TEST(Layout, RefusesWhatDoesNotFit) {

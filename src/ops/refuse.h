@@ -97,8 +97,13 @@ inline const char* refuse_bf16_rows(Format format, int64_t rows, int64_t cols,
 template <cpu::Isa kIsa>
 const char* refuse_int8(Format format, int64_t rows, int64_t cols, const KernelOptions& options) {
   if (const char* reason = refuse_isa(kIsa, options)) return reason;
-  if (options.activations != ActFormat::kInt8) return "activations are not int8";
-  if (format != Format::kMxfp4) return "int8 activations are for mxfp4 weights";
+  // NVFP4's scales are no powers of two: one step per token would gain nothing.
+  const bool is_nvfp4 = format == Format::kNvfp4;
+  if (options.activations != ActFormat::kInt8 &&
+      !(is_nvfp4 && options.activations == ActFormat::kInt8Row))
+    return "activations are not int8";
+  if (format != Format::kMxfp4 && !is_nvfp4)
+    return "int8 activations are for mxfp4 and nvfp4 weights";
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }
 
@@ -154,7 +159,7 @@ const char* refuse_int8_row(Format format, int64_t rows, int64_t cols,
                             const KernelOptions& options) {
   if (const char* reason = refuse_isa(kIsa, options)) return reason;
   if (options.activations != ActFormat::kInt8Row) return "activations are not int8-row";
-  if (format != Format::kMxfp4) return "int8 activations are for mxfp4 weights";
+  if (format != Format::kMxfp4) return "int8-row activations are for mxfp4 weights";
   if (cols % 64 != 0) return "its columns are not a multiple of 64";
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }

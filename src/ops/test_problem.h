@@ -266,13 +266,15 @@ std::vector<const Kernel<Desc, Fn>*> kernels_here(std::span<const Kernel<Desc, F
   options.activations = activations;
   auto rows = kernels_here(table, desc, options);
   if (activations == ActFormat::kInt8 || activations == ActFormat::kInt8Row)
-    std::erase_if(rows, [](const auto* row) { return row->layout == Layout::kRows; });
+    std::erase_if(rows, [](const auto* row) {
+      return std::string_view(row->name).find("int8") == std::string_view::npos;
+    });
   return rows;
 }
 
-// What a product makes of its inputs [rows, K]: as they are, or to int8 or E4M3 and back, with one
-// rounding of float32.
-inline Floats as_input(const Floats& x, ActFormat activations) {
+// What a product with `weights` makes of its inputs [rows, K]: as they are, or to int8 or E4M3 and
+// back, with one rounding of float32.
+inline Floats as_input(const Floats& x, ActFormat activations, Format weights = Format::kMxfp4) {
   Floats seen = x;
   if (activations == ActFormat::kFp8) {
     for (int64_t r = 0; r < x.shape[0]; ++r)
@@ -280,7 +282,8 @@ inline Floats as_input(const Floats& x, ActFormat activations) {
     return seen;
   }
   if (activations != ActFormat::kInt8 && activations != ActFormat::kInt8Row) return seen;
-  const int64_t group = activations == ActFormat::kInt8 ? kInt8BlockElems : x.shape[1];
+  const bool has_blocks = activations == ActFormat::kInt8 || weights == Format::kNvfp4;
+  const int64_t group = has_blocks ? kInt8BlockElems : x.shape[1];
   CHECK(x.shape[1] % group == 0);
   std::vector<int8_t> q(group);
   for (size_t at = 0; at < seen.values.size(); at += group) {

@@ -4,9 +4,9 @@
 
 namespace nibble::ops {
 
-extern const Int8Kernels kAvx512VnniKernels, kAvxVnniKernels, kAvx2Int8Kernels, kNeonDotKernels;
+extern const Int8KernelSet kAvx512VnniKernels, kAvxVnniKernels, kAvx2Int8Kernels, kNeonDotKernels;
 
-const Int8Kernels& int8_kernels(cpu::Isa isa) {
+const Int8KernelSet& int8_kernels(cpu::Isa isa) {
 #if defined(__x86_64__)
   if (isa == cpu::Isa::kAvx512Vnni) return kAvx512VnniKernels;
   if (isa == cpu::Isa::kAvxVnni) return kAvxVnniKernels;

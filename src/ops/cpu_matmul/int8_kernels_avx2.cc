@@ -18,8 +18,8 @@ NIBBLE_TARGET(NIBBLE_AVX2)
 
 namespace nibble::ops {
 
-extern const Int8Kernels kAvx2Int8Kernels;
-constinit const Int8Kernels kAvx2Int8Kernels = make_int8_kernels<cpu::Avx2Int8<false>>();
+extern const Int8KernelSet kAvx2Int8Kernels;
+constinit const Int8KernelSet kAvx2Int8Kernels = make_int8_kernels<cpu::Avx2Int8<false>>();
 
 }  // namespace nibble::ops
 

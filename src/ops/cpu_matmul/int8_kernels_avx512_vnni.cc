@@ -18,8 +18,8 @@ NIBBLE_TARGET(NIBBLE_AVX512 ",avx512vnni,avx512vbmi")
 
 namespace nibble::ops {
 
-extern const Int8Kernels kAvx512VnniKernels;
-constinit const Int8Kernels kAvx512VnniKernels = make_int8_kernels<cpu::Avx512Vnni>();
+extern const Int8KernelSet kAvx512VnniKernels;
+constinit const Int8KernelSet kAvx512VnniKernels = make_int8_kernels<cpu::Avx512Vnni>();
 
 }  // namespace nibble::ops
 

@@ -18,8 +18,8 @@ NIBBLE_TARGET(NIBBLE_AVX2 ",avxvnni")
 
 namespace nibble::ops {
 
-extern const Int8Kernels kAvxVnniKernels;
-constinit const Int8Kernels kAvxVnniKernels = make_int8_kernels<cpu::Avx2Int8<true>>();
+extern const Int8KernelSet kAvxVnniKernels;
+constinit const Int8KernelSet kAvxVnniKernels = make_int8_kernels<cpu::Avx2Int8<true>>();
 
 }  // namespace nibble::ops
 

@@ -1,9 +1,11 @@
 // Bodies of Int8Kernels over a vector type S; see float_kernels_impl.h for how it is compiled.
 // S: Int (kLanes 32-bit lanes, four codes each), Vec (kLanes floats);
 //   decode(line, low, high)  kLanes rows' codes of 8 consecutive k: the first four, the last four
-//   dot<N>(w, x, start, sums)  start + sum over 32 k of w x, for N int8 x[32]; start: kCodeOffset's
+//   dot<N, kLines>(w, x, start, sums)  start + sum over 4 kLines k of w x, for N int8 x, 32 bytes
+//     from one to the next; start: kCodeOffset's
 //
-// Bytes: 272 per panel and block, once for all inputs (tiles after the first find them in L2).
+// Bytes: 272 per panel and block (NVFP4: 288), once for all inputs (tiles after the first find them
+// in L2).
 // Reached on 2 cores of an AMD EPYC (Zen 4, AVX-512 VNNI; register peak 872 GOP/s), 2026-11-21,
 // beside other work: one input 30.5 GB/s, 87% of the read bandwidth of the same run (float path:
 // 54%), 8 tokens 81%, 16 tokens 84%. 16 inputs a tile, one thread, 2026-11-21: 357 of 436 GOP/s on
@@ -18,19 +20,22 @@
 #include <cmath>
 
 #include "cpu/simd.h"
+#include "formats/format.h"
 #include "formats/int8.h"
 #include "ops/cpu_matmul/int8_kernels.h"
 
 namespace nibble::ops {
 
-template <typename S>
+template <typename S, Format kFormat>
 struct PanelProduct {
   using Int = typename S::Int;
   using Vec = typename S::Vec;
-  static constexpr int kLanes = S::kLanes;
+  static constexpr int kLanes = S::kLanes, kParts = int8_parts(kFormat);
+  static constexpr int64_t kTileBytes = int8_tile_bytes(kParts);
+  static constexpr int64_t kScaleBytes = kParts * kPanelRows;  // of a block
   // How far ahead weights are fetched into L2: any nearer and DRAM is not hidden, into L1 and its
   // few buffers are held for all that time.
-  static constexpr int64_t kAhead = 8192, kScalesAhead = kAhead / 16;
+  static constexpr int64_t kAhead = 8192, kScalesAhead = kAhead / 256 * kScaleBytes;
 
   static Int8Step step_of(const float* x, int64_t n) {
     uint32_t largest = 0;
@@ -46,23 +51,25 @@ struct PanelProduct {
     auto* q = reinterpret_cast<int8_t*>(tile) + 32 * m;
     auto* steps = reinterpret_cast<float*>(tile + 32 * size);
     auto* offsets = reinterpret_cast<int32_t*>(steps + size);
-    int32_t codes[32] = {}, sum = 0;
+    int32_t codes[32] = {}, sums[kParts] = {};
     if (step.inverse != 0)
       for (int i = 0; i < 32; ++i)
         codes[i] = static_cast<int32_t>(__builtin_rintf(x[i] * step.inverse));
-    for (int i = 0; i < 32; ++i) q[i] = static_cast<int8_t>(codes[i]), sum += codes[i];
+    for (int i = 0; i < 32; ++i) q[i] = static_cast<int8_t>(codes[i]);
+    for (int p = 0; p < kParts; ++p)
+      for (int i = 0; i < 32 / kParts; ++i) sums[p] += codes[p * 32 / kParts + i];
     steps[m] = step.step / 2;
-    offsets[m] = -S::kCodeOffset * sum;
+    for (int p = 0; p < kParts; ++p) offsets[p * size + m] = -S::kCodeOffset * sums[p];
   }
 
   static void encode(const float* x, int64_t blocks, int size, int m, std::byte* tile) {
-    for (int64_t b = 0; b < blocks; ++b, x += 32, tile += size * kInt8TileBytes)
+    for (int64_t b = 0; b < blocks; ++b, x += 32, tile += size * kTileBytes)
       encode_block(x, step_of(x, 32), size, m, tile);
   }
 
   static void encode_row(const float* x, int64_t blocks, int size, int m, std::byte* tile) {
     const Int8Step step = step_of(x, 32 * blocks);
-    for (int64_t b = 0; b < blocks; ++b, x += 32, tile += size * kInt8TileBytes)
+    for (int64_t b = 0; b < blocks; ++b, x += 32, tile += size * kTileBytes)
       encode_block(x, step, size, m, tile);
   }
 
@@ -82,24 +89,57 @@ struct PanelProduct {
         if (kFetch) __builtin_prefetch(codes + kAhead + 64 * i, 0, 1);
         S::decode(codes + 64 * i, w[2 * i], w[2 * i + 1]);
       }
-      if (kFetch && b % 4 == 0) __builtin_prefetch(scales + kScalesAhead, 0, 1);
-      const Vec ws = S::scales(scales);
+      if (kFetch && b % (64 / kScaleBytes) == 0) __builtin_prefetch(scales + kScalesAhead, 0, 1);
+      Vec ws[kParts];
+#pragma GCC unroll 2
+      for (int p = 0; p < kParts; ++p) ws[p] = scales_of(scales + p * kPanelRows);
       const auto* steps = reinterpret_cast<const float*>(x + 32 * M);
       const auto* offsets = reinterpret_cast<const int32_t*>(steps + M);
 #pragma GCC unroll 16
-      for (int m = 0; m < M; m += kBeside) {
-        Int sums[kBeside];
-        S::template dot<kBeside>(w, reinterpret_cast<const int8_t*>(x) + 32 * m, offsets + m, sums);
-#pragma GCC unroll 4
-        for (int j = 0; j < kBeside; ++j)
-          acc[m + j] = S::fma(S::to_float(sums[j]), S::mul(ws, S::set1(steps[m + j])), acc[m + j]);
-      }
-      codes += 256, scales += kPanelRows, x += M * kInt8TileBytes;
+      for (int m = 0; m < M; m += kBeside)
+        add_block<M, kBeside>(w, ws, reinterpret_cast<const int8_t*>(x) + 32 * m, steps + m,
+                              offsets + m, acc + m);
+      codes += 256, scales += kScaleBytes, x += M * kTileBytes;
     }
     const Vec bias = t.bias == nullptr ? S::zero() : S::load_bf16(t.bias + row);
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)  // a constant bound: acc stays in registers
-      if (m < t.tokens) S::store(t.y + m * t.ldy + row, S::add(acc[m], bias));
+      if (m < t.tokens) S::store(t.y + m * t.ldy + row, finish(t, row, acc[m], bias));
+  }
+
+  SIMD_FN Vec scales_of(const uint8_t* at) {
+    if constexpr (kFormat == Format::kNvfp4)
+      return S::load_e4m3(at);
+    else
+      return S::scales(at);
+  }
+
+  // A block of weights w, of scales ws, by N of a tile's M vectors.
+  template <int M, int N>
+  SIMD_FN void add_block(const Int* w, const Vec* ws, const int8_t* x, const float* steps,
+                         const int32_t* offsets, Vec* acc) {
+    Int sums[N];
+    S::template dot<N, 8 / kParts>(w, x, offsets, sums);
+    if constexpr (kParts == 1) {
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j)
+        acc[j] = S::fma(S::to_float(sums[j]), S::mul(*ws, S::set1(steps[j])), acc[j]);
+    } else {
+      Vec first[N];
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) first[j] = S::mul(S::to_float(sums[j]), ws[0]);
+      S::template dot<N, 4>(w + 4, x + 16, offsets + M, sums);
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j)
+        acc[j] = S::fma(S::fma(S::to_float(sums[j]), ws[1], first[j]), S::set1(steps[j]), acc[j]);
+    }
+  }
+
+  SIMD_FN Vec finish(const PanelTile& t, int row, Vec sum, Vec bias) {
+    if constexpr (kFormat == Format::kNvfp4)
+      return S::fma(sum, S::mul(S::load(t.row_scales + row), S::set1(S::kE4m3Unit)), bias);
+    else
+      return S::add(sum, bias);
   }
 
   template <int M>
@@ -135,12 +175,20 @@ struct PanelProduct {
   }
 };
 
-template <typename S>
-constexpr Int8Kernels make_int8_kernels() {
+template <typename S, Format kFormat>
+constexpr Int8Kernels int8_kernels_of() {
+  using Product = PanelProduct<S, kFormat>;
   return {.most_tokens = S::kMostTokens,
-          .encode = PanelProduct<S>::encode,
-          .encode_row = PanelProduct<S>::encode_row,
-          .multiply = PanelProduct<S>::multiply};
+          .parts = Product::kParts,
+          .encode = Product::encode,
+          .encode_row = Product::encode_row,
+          .multiply = Product::multiply};
+}
+
+template <typename S>
+constexpr Int8KernelSet make_int8_kernels() {
+  return {.mxfp4 = int8_kernels_of<S, Format::kMxfp4>(),
+          .nvfp4 = int8_kernels_of<S, Format::kNvfp4>()};
 }
 
 }  // namespace nibble::ops

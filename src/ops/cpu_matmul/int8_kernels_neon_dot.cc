@@ -16,8 +16,8 @@ NIBBLE_TARGET(NIBBLE_NEON_DOT)
 
 namespace nibble::ops {
 
-extern const Int8Kernels kNeonDotKernels;
-constinit const Int8Kernels kNeonDotKernels = make_int8_kernels<cpu::NeonDot>();
+extern const Int8KernelSet kNeonDotKernels;
+constinit const Int8KernelSet kNeonDotKernels = make_int8_kernels<cpu::NeonDot>();
 
 }  // namespace nibble::ops
 

@@ -21,17 +21,20 @@ std::vector<cpu::Isa> isas_here() {
   return here;
 }
 
+constexpr Format kFormats[] = {Format::kMxfp4, Format::kNvfp4};
+
 // Products of the rows of x by one panel, in tiles of `size`.
 std::vector<float> multiply(const Int8Kernels& kernels, const TestWeight& w, const Floats& x,
                             int size) {
   const int64_t blocks = x.shape[1] / 32, tokens = x.shape[0];
-  std::vector<std::byte> tile(size * blocks * kInt8TileBytes);
+  std::vector<std::byte> tile(size * blocks * int8_tile_bytes(kernels.parts));
   std::vector<float> y(tokens * kPanelRows, -1);
   for (int64_t first = 0; first < tokens; first += size) {
     const int count = static_cast<int>(std::min<int64_t>(size, tokens - first));
     for (int m = 0; m < count; ++m) kernels.encode(x.row(first + m), blocks, size, m, tile.data());
     kernels.multiply({.codes = w.view.codes,
                       .scales = w.view.scales,
+                      .row_scales = w.view.row_scales,
                       .bias = w.view.bias,
                       .blocks = blocks,
                       .tile = tile.data(),
@@ -55,50 +58,58 @@ TEST(Int8Kernels, EncodeAsTheTwin) {
   for (int i = 128; i < 160; ++i) x.values[i] *= 0x1p120f;
   for (const cpu::Isa isa : isas_here()) {
     const int size = 3;
-    std::vector<std::byte> tile(size * blocks * kInt8TileBytes);
-    int8_kernels(isa).encode(x.row(0), blocks, size, 1, tile.data());
-    for (int64_t b = 0; b < blocks; ++b) {
-      const std::byte* at = tile.data() + b * size * kInt8TileBytes;
-      int8_t want[32], got[32];
-      const float step = int8_encode(x.row(0) + 32 * b, 32, want) / 2;
-      float got_step;
-      std::memcpy(got, at + 32, 32);
-      std::memcpy(&got_step, at + 32 * size + 4, 4);
-      EXPECT_TRUE(std::equal(want, want + 32, got)) << cpu::isa_name(isa) << " block " << b;
-      EXPECT_TRUE(got_step == step || (std::isnan(step) && std::isnan(got_step)));
+    for (const Format format : kFormats) {
+      const Int8Kernels& kernels = int8_kernels(isa).of(format);
+      const int64_t block_bytes = size * int8_tile_bytes(kernels.parts);
+      std::vector<std::byte> tile(blocks * block_bytes);
+      kernels.encode(x.row(0), blocks, size, 1, tile.data());
+      for (int64_t b = 0; b < blocks; ++b) {
+        const std::byte* at = tile.data() + b * block_bytes;
+        int8_t want[32], got[32];
+        const float step = int8_encode(x.row(0) + 32 * b, 32, want) / 2;
+        float got_step;
+        std::memcpy(got, at + 32, 32);
+        std::memcpy(&got_step, at + 32 * size + 4, 4);
+        EXPECT_TRUE(std::equal(want, want + 32, got)) << cpu::isa_name(isa) << " block " << b;
+        EXPECT_TRUE(got_step == step || (std::isnan(step) && std::isnan(got_step)));
+      }
     }
   }
 }
 
 // Every tile of every instruction set has the same bits, and they are the twin's but for one
-// rounding per block, of terms that sum to `abs`, and those of the twin's float32 inputs.
-TEST(Int8Kernels, EveryTileEqualsTheTwin) {
-  for (const int64_t cols : {32, 96, 2880}) {
-    Random random(2);
-    TestWeight w(random, Format::kMxfp4, 1, kPanelRows, cols);
-    w.scales[3] = 0;  // 2^-127
-    w.pack(Layout::kPanels16);
-    const Floats x(random, 16, cols), seen = as_input(x, ActFormat::kInt8);
-    std::vector<float> first;
-    for (const cpu::Isa isa : isas_here()) {
-      const Int8Kernels& kernels = int8_kernels(isa);
-      for (const int size : {1, 2, 3, 4, 6, 8, 12, 16}) {
-        if (size > kernels.most_tokens) continue;
-        const std::vector<float> y = multiply(kernels, w, x, size);
-        if (first.empty()) first = y;
-        EXPECT_EQ(y, first) << cpu::isa_name(isa) << " tile of " << size;
-      }
-    }
-    for (int64_t n = 0; n < kPanelRows && !first.empty(); ++n) {
-      const ref::Row twin(w.view, 0, n);
-      for (int64_t t = 0; t < 16; ++t) {
-        double abs;
-        const double want = twin.dot(seen.row(t), &abs);
-        EXPECT_NEAR(first[t * kPanelRows + n], want,
-                    static_cast<double>(cols / 32 + 4) * kEps * abs);
-      }
+// rounding per block (NVFP4: two, and its twin's three per weight), of terms that sum to `abs`, and
+// those of the twin's float32 inputs. A wrong block or a wrong scale is a hundred times the bound.
+void check_tiles(Format format, int64_t cols) {
+  Random random(2);
+  TestWeight w(random, format, 1, kPanelRows, cols);
+  w.scales[3] = 0;  // 2^-127, or zero
+  w.pack(Layout::kPanels16);
+  const Floats x(random, 16, cols), seen = as_input(x, ActFormat::kInt8);
+  std::vector<float> first;
+  for (const cpu::Isa isa : isas_here()) {
+    const Int8Kernels& kernels = int8_kernels(isa).of(format);
+    for (const int size : {1, 2, 3, 4, 6, 8, 12, 16}) {
+      if (size > kernels.most_tokens) continue;
+      const std::vector<float> y = multiply(kernels, w, x, size);
+      if (first.empty()) first = y;
+      EXPECT_EQ(y, first) << cpu::isa_name(isa) << " tile of " << size;
     }
   }
+  for (int64_t n = 0; n < kPanelRows && !first.empty(); ++n) {
+    const ref::Row twin(w.view, 0, n);
+    for (int64_t t = 0; t < 16; ++t) {
+      double abs;
+      const double want = twin.dot(seen.row(t), &abs);
+      EXPECT_NEAR(first[t * kPanelRows + n], want,
+                  static_cast<double>(int8_parts(format) * cols / 32 + 6) * kEps * abs);
+    }
+  }
+}
+
+TEST(Int8Kernels, EveryTileEqualsTheTwin) {
+  for (const Format format : kFormats)
+    for (const int64_t cols : {32, 96, 2880}) check_tiles(format, cols);
 }
 
 TEST(Int8Kernels, DamageStaysInItsRowAndItsToken) {
@@ -110,7 +121,7 @@ TEST(Int8Kernels, DamageStaysInItsRowAndItsToken) {
   x.values[2 * 96 + 40] = std::numeric_limits<float>::infinity();
   for (const cpu::Isa isa : isas_here())
     for (const int size : {1, 4}) {
-      const std::vector<float> y = multiply(int8_kernels(isa), w, x, size);
+      const std::vector<float> y = multiply(int8_kernels(isa).mxfp4, w, x, size);
       for (int t = 0; t < 7; ++t)
         for (int n = 0; n < kPanelRows; ++n)
           EXPECT_EQ(std::isnan(y[t * kPanelRows + n]), n == 5 || t == 2) << cpu::isa_name(isa);

@@ -369,7 +369,7 @@ void multiply_few(const PanelRun& run, const Panel* passes) {
 #pragma GCC unroll 8
     for (int m = 0; m < M; m += kBeside) {
       __m512i sums[kBeside];
-      S::dot<kBeside>(w, reinterpret_cast<const int8_t*>(x) + 32 * m, offsets + m, sums);
+      S::dot<kBeside, 8>(w, reinterpret_cast<const int8_t*>(x) + 32 * m, offsets + m, sums);
 #pragma GCC unroll 4
       for (int j = 0; j < kBeside; ++j)
 #pragma GCC unroll 2
@@ -377,7 +377,7 @@ void multiply_few(const PanelRun& run, const Panel* passes) {
           acc[p][m + j] = _mm512_add_epi32(acc[p][m + j],
                                            _mm512_maskz_sllv_epi32(inside[p], sums[j], shift[p]));
     }
-    codes += 256, scales += kPanelRows, x += M * kInt8TileBytes;
+    codes += 256, scales += kPanelRows, x += M * int8_tile_bytes(1);
   }
 #pragma GCC unroll 2
   for (int p = 0; p < kPasses; ++p) {

@@ -20,11 +20,10 @@ int64_t most_amx_tiles(const ProductSize& size) {
   return size.inputs / kAmxTileTokens + std::min(size.groups, size.inputs);
 }
 
-void clear_vector(std::byte* tile, int64_t blocks, int size, int m) {
-  for (int64_t b = 0; b < blocks; ++b, tile += size * kInt8TileBytes) {
+void clear_vector(std::byte* tile, int64_t blocks, int parts, int size, int m) {
+  for (int64_t b = 0; b < blocks; ++b, tile += size * int8_tile_bytes(parts)) {
     std::memset(tile + 32 * m, 0, 32);
-    std::memset(tile + 32 * size + 4 * m, 0, 4);
-    std::memset(tile + 36 * size + 4 * m, 0, 4);
+    for (int i = 0; i < 1 + parts; ++i) std::memset(tile + (32 + 4 * i) * size + 4 * m, 0, 4);
   }
 }
 
@@ -178,23 +177,25 @@ void Bf16RowProduct::multiply(const Weight& rows, int64_t, int, float* y, int64_
                       .ldy = ldy});
 }
 
-Int8Inputs::Int8Inputs(Scratch& scratch, const ProductSize& size)
+Int8Inputs::Int8Inputs(Scratch& scratch, const ProductSize& size, int parts)
     : blocks_(size.cols / kInt8BlockElems),
+      parts_(parts),
       first_(scratch.take<int64_t>(size.groups)),
       tiles_(scratch.take<std::byte>(
           (size.inputs + kMostPadding * std::min(size.groups, size.inputs)) * blocks_ *
-          kInt8TileBytes)) {}
+          int8_tile_bytes(parts))) {}
 
 Int8Inputs::Tile Int8Inputs::tile(int64_t g, int64_t index) const {
   const int64_t left = count(g) - index * most_;
   const int tokens = static_cast<int>(std::min<int64_t>(left, most_));
-  return {tiles_ + (first_[g] + index * most_) * blocks_ * kInt8TileBytes, tile_size(tokens, most_),
-          tokens};
+  return {tiles_ + (first_[g] + index * most_) * blocks_ * int8_tile_bytes(parts_),
+          tile_size(tokens, most_), tokens};
 }
 
 void Int8Inputs::take(Ctx& cx, const Int8Kernels& kernels, const ProductInputs& in, Encode encode,
                       int64_t most) {
   offsets_ = in.offsets;
+  CHECK(kernels.parts == parts_);
   most_ = kernels.most_tokens;
   int64_t vectors = 0;
   for (int64_t g = 0; g < in.groups; ++g) {
@@ -211,7 +212,8 @@ void Int8Inputs::take(Ctx& cx, const Int8Kernels& kernels, const ProductInputs& 
     encode(in.x + row * blocks_ * kInt8BlockElems, blocks_, t.size, m, t.at);
     if (m + 1 < t.tokens) return;
     // The last of a tile fills what is left of it with zeros.
-    for (int rest = t.tokens; rest < t.size; ++rest) clear_vector(t.at, blocks_, t.size, rest);
+    for (int rest = t.tokens; rest < t.size; ++rest)
+      clear_vector(t.at, blocks_, parts_, t.size, rest);
   });
 }
 
@@ -224,6 +226,7 @@ void Int8Product::multiply(const Weight& rows, int64_t g, int, float* y, int64_t
     const Weight panel = rows.slice(row, kPanelRows);
     PanelTile job{.codes = panel.codes,
                   .scales = panel.scales,
+                  .row_scales = panel.row_scales,
                   .bias = panel.bias,
                   .blocks = inputs_.blocks(),
                   .ldy = ldy,
@@ -241,7 +244,7 @@ void Int8Product::multiply(const Weight& rows, int64_t g, int, float* y, int64_t
 Int8RowProduct::Int8RowProduct(const Int8RowKernels* kernels, Scratch& scratch,
                                const ProductSize& size)
     : kernels_(kernels),
-      inputs_(scratch, size),
+      inputs_(scratch, size, int8_parts(Format::kMxfp4)),
       steps_(size.cols / kAmxStepElems),
       first_(scratch.take<int64_t>(size.groups)),
       codes_(scratch.take<int8_t>(size.sources * steps_ * kAmxStepElems)),
@@ -253,7 +256,7 @@ Int8RowProduct::Int8RowProduct(const Int8RowKernels* kernels, Scratch& scratch,
       scratch_(scratch.take<std::byte>(size.threads * run_scratch_bytes(steps_))) {}
 
 void Int8RowProduct::take(Ctx& cx, const ProductInputs& in) {
-  const Int8Kernels& blocks = int8_kernels(cpu::Isa::kAvx512Vnni);
+  const Int8Kernels& blocks = int8_kernels(cpu::Isa::kAvx512Vnni).mxfp4;
   inputs_.take(cx, blocks, in, blocks.encode_row, kernels_->few);
   int64_t tiles = 0;
   for (int64_t g = 0; g < in.groups; ++g) {

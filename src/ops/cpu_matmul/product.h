@@ -134,7 +134,7 @@ class Int8Inputs {
     int size;    // vectors it has room for
     int tokens;  // vectors in it
   };
-  Int8Inputs(Scratch& scratch, const ProductSize& size);
+  Int8Inputs(Scratch& scratch, const ProductSize& size, int parts);
   // In tiles of kernels.most_tokens, by `encode` of the kernels. Groups of more than `most` vectors
   // are left out.
   using Encode = decltype(Int8Kernels::encode);
@@ -146,21 +146,23 @@ class Int8Inputs {
 
  private:
   int64_t blocks_;
+  int parts_;         // scales of weights in a block
   int most_ = 1;      // vectors of a tile
   int64_t* first_;    // [groups] room for vectors that tiles of the groups before take
   std::byte* tiles_;  // see Int8Kernels
   const int32_t* offsets_ = nullptr;
 };
 
-// MXFP4 weights in kPanels16 by inputs rounded to int8 in blocks of 32.
+// MXFP4 and NVFP4 weights in kPanels16 by inputs rounded to int8 in blocks of 32.
 class Int8Product {
  public:
-  using Kernels = Int8Kernels;
-  static const Int8Kernels& kernels(cpu::Isa isa) { return int8_kernels(isa); }
+  using Kernels = Int8KernelSet;
+  static const Int8KernelSet& kernels(cpu::Isa isa) { return int8_kernels(isa); }
   static constexpr int64_t kRows = 4 * kPanelRows;
 
-  Int8Product(const Int8Kernels* kernels, Scratch& scratch, const ProductSize& size)
-      : kernels_(kernels), inputs_(scratch, size) {}
+  Int8Product(const Int8KernelSet* kernels, Scratch& scratch, const ProductSize& size)
+      : kernels_(kernels == nullptr ? nullptr : &kernels->of(size.format)),
+        inputs_(scratch, size, int8_parts(size.format)) {}
   void take(Ctx& cx, const ProductInputs& inputs);
   void multiply(const Weight& rows, int64_t g, int worker, float* y, int64_t ldy) const;
 

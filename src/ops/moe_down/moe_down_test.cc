@@ -17,7 +17,7 @@ struct Shape {
 constexpr Shape kShapes[] = {{160, 2880, 6, 4, Format::kMxfp4},  // gpt-oss's expert width
                              {96, 64, 5, 2, Format::kMxfp4},    {33, 96, 3, 3, Format::kMxfp4},
                              {20, 72, 4, 1, Format::kBF16},     {21, 80, 4, 3, Format::kNvfp4},
-                             {20, 72, 4, 2, Format::kFp8Row}};
+                             {96, 64, 5, 2, Format::kNvfp4},    {20, 72, 4, 2, Format::kFp8Row}};
 
 // A weighted sum of K dot products: their errors, and K + 1 roundings more.
 // ran: how many kernels there were, of each format of activations.
@@ -28,7 +28,7 @@ void check(Ran& ran, const Shape& shape, int64_t tokens, DType act,
   TestWeight w(random, shape.format, shape.experts, shape.hidden, shape.width);
   Floats u(random, tokens * shape.top_k, shape.width, act), got(tokens, shape.hidden),
       one_u(shape.top_k, shape.width), alone(1, shape.hidden);
-  const Floats seen = as_input(u, format);
+  const Floats seen = as_input(u, format, shape.format);
   TestRouting routing(tokens, shape.experts, shape.top_k);
   routing.randomize(random);
   const MoeDownDesc desc{shape.hidden, shape.width, shape.experts, shape.top_k, shape.format};
@@ -71,7 +71,7 @@ TEST(MoeDown, EveryKernelEqualsTheTwinAndItselfAlone) {
     for (int64_t tokens : {1, 2, 5, 31}) {
       if (shape.width == 2880 && tokens > 5) continue;
       for (DType act : {DType::kF32, DType::kBF16}) check(ran, shape, tokens, act);
-      if (shape.format != Format::kMxfp4) continue;
+      if (shape.format != Format::kMxfp4 && shape.format != Format::kNvfp4) continue;
       for (const ActFormat format : {ActFormat::kInt8, ActFormat::kInt8Row})
         check(ran, shape, tokens, DType::kF32, format);
     }

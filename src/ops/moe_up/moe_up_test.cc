@@ -17,7 +17,8 @@ struct Shape {
 constexpr Shape kShapes[] = {{2880, 160, 6, 4, Format::kMxfp4},  // gpt-oss's hidden size
                              {96, 64, 5, 2, Format::kMxfp4},    {160, 96, 3, 3, Format::kMxfp4},
                              {32, 37, 4, 1, Format::kMxfp4},    {72, 20, 3, 2, Format::kBF16},
-                             {80, 21, 4, 3, Format::kNvfp4},    {300, 20, 3, 2, Format::kFp8Block}};
+                             {80, 21, 4, 3, Format::kNvfp4},    {96, 64, 5, 2, Format::kNvfp4},
+                             {300, 20, 3, 2, Format::kFp8Block}};
 
 // ran: how many kernels there were, of each format of activations.
 using Ran = std::map<ActFormat, size_t>;
@@ -27,7 +28,7 @@ void check(Ran& ran, const Shape& shape, int64_t tokens, DType act, const Swiglu
   TestWeight w(random, shape.format, shape.experts, 2 * shape.width, shape.hidden);
   Floats h(random, tokens, shape.hidden, act), got(tokens * shape.top_k, shape.width),
       alone(shape.top_k, shape.width);
-  const Floats seen = as_input(h, format);
+  const Floats seen = as_input(h, format, shape.format);
   TestRouting routing(tokens, shape.experts, shape.top_k);
   routing.randomize(random);
   const MoeUpDesc desc{shape.hidden, shape.width, shape.experts, shape.top_k, shape.format};
@@ -74,7 +75,7 @@ TEST(MoeUp, EveryKernelEqualsTheTwinAndItselfAlone) {
       check(ran, shape, tokens, DType::kF32, kClampedSwiglu);
       check(ran, shape, tokens, DType::kF32, {});
       check(ran, shape, tokens, DType::kBF16, {1.702f, 1, 0.75f});  // a limit that clamps
-      if (shape.format != Format::kMxfp4) continue;
+      if (shape.format != Format::kMxfp4 && shape.format != Format::kNvfp4) continue;
       for (const ActFormat format : {ActFormat::kInt8, ActFormat::kInt8Row})
         check(ran, shape, tokens, DType::kF32, kClampedSwiglu, format);
     }

@@ -135,12 +135,12 @@ TEST(NormQkv, EveryKernelEqualsTheTwin) {
 
 // Angles of zero: q, k and v are the products themselves. h is what the kernel itself normed: a
 // value near the middle of two int8 steps may go to either.
-TEST(NormQkv, Int8KernelsEqualTheTwin) {
+void check_int8(Format format) {
   const Shape shape{160, 6, 2, 16};
   const int32_t tokens = 5;
   const int64_t width = 96, rows = 160;
   Random random(4);
-  TestWeight w(random, Format::kMxfp4, 1, rows, shape.hidden);
+  TestWeight w(random, format, 1, rows, shape.hidden);
   const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f, 1);
   Floats x(random, tokens, shape.hidden), d(random, tokens, shape.hidden), h(tokens, shape.hidden),
       y(tokens, shape.hidden), q(tokens, width), cos_sin(tokens, shape.head_dim);
@@ -149,8 +149,7 @@ TEST(NormQkv, Int8KernelsEqualTheTwin) {
   const int32_t positions[] = {11, 12, 13, 14, 15};
   const Span span{0, tokens, 11, 0};
   const Step step{.num_tokens = tokens, .num_spans = 1, .positions = positions, .spans = &span};
-  const NormQkvDesc desc{shape.hidden, shape.q_heads, shape.kv_heads, shape.head_dim,
-                         Format::kMxfp4};
+  const NormQkvDesc desc{shape.hidden, shape.q_heads, shape.kv_heads, shape.head_dim, format};
   TestCtx test(DType::kF32, scratch_bytes(desc, tokens, 2));
   w.pack(Layout::kPanels16);
   const auto kernels = kernels_here(norm_qkv_kernels(), desc, ActFormat::kInt8);
@@ -176,6 +175,10 @@ TEST(NormQkv, Int8KernelsEqualTheTwin) {
       }
     }
   }
+}
+
+TEST(NormQkv, Int8KernelsEqualTheTwin) {
+  for (const Format format : {Format::kMxfp4, Format::kNvfp4}) check_int8(format);
 }
 
 TEST(NormQkv, TwinTurnsPairsOfHalves) {

@@ -60,14 +60,14 @@ TEST(NormUnembed, EveryKernelEqualsTheTwin) {
 }
 
 // h is what the kernel itself normed: a value near the middle of two int8 steps may go to either.
-TEST(NormUnembed, Int8KernelsEqualTheTwin) {
+void check_int8(Format format) {
   const int64_t tokens = 5, vocab = 208, hidden = 160;
   Random random(3);
-  TestWeight w(random, Format::kMxfp4, 1, vocab, hidden, /*has_bias=*/false);
+  TestWeight w(random, format, 1, vocab, hidden, /*has_bias=*/false);
   const std::vector<uint16_t> weight = random.bf16s(hidden, 0.3f, 1);
   Floats x(random, tokens, hidden), d(random, tokens, hidden), h(tokens, hidden),
       got(tokens, vocab);
-  const NormUnembedDesc desc{hidden, vocab, Format::kMxfp4};
+  const NormUnembedDesc desc{hidden, vocab, format};
   const int32_t out_rows[] = {0, 1, 2, 3, 4};
   const Step step{.num_tokens = 5, .num_out = 5, .out_rows = out_rows};
   TestCtx test(DType::kF32, scratch_bytes(desc, tokens, 2));
@@ -91,6 +91,10 @@ TEST(NormUnembed, Int8KernelsEqualTheTwin) {
       }
     }
   }
+}
+
+TEST(NormUnembed, Int8KernelsEqualTheTwin) {
+  for (const Format format : {Format::kMxfp4, Format::kNvfp4}) check_int8(format);
 }
 
 TEST(NormUnembed, Bytes) {

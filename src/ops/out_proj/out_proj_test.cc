@@ -17,12 +17,12 @@ struct Shape {
 
 // gpt-oss's own, rows and columns that fill no tile, and MXFP4.
 constexpr Shape kShapes[] = {
-    {2880, 4096, Format::kBF16},  {37, 72, Format::kBF16},     {96, 96, Format::kBF16},
-    {1, 8, Format::kBF16},        {33, 160, Format::kMxfp4},   {256, 512, Format::kMxfp4},
-    {208, 2880, Format::kMxfp4},  {64, 160, Format::kMxfp8},   {208, 2880, Format::kMxfp8},
-    {37, 144, Format::kNvfp4},    {96, 320, Format::kNvfp4},   {37, 300, Format::kFp8Row},
-    {37, 300, Format::kFp8Block}, {37, 75, Format::kF16},      {37, 75, Format::kF32},
-    {37, 96, Format::kInt4G32},   {37, 256, Format::kInt4G128}};
+    {2880, 4096, Format::kBF16}, {37, 72, Format::kBF16},      {96, 96, Format::kBF16},
+    {1, 8, Format::kBF16},       {33, 160, Format::kMxfp4},    {256, 512, Format::kMxfp4},
+    {208, 2880, Format::kMxfp4}, {64, 160, Format::kMxfp8},    {208, 2880, Format::kMxfp8},
+    {37, 144, Format::kNvfp4},   {96, 320, Format::kNvfp4},    {208, 2880, Format::kNvfp4},
+    {37, 300, Format::kFp8Row},  {37, 300, Format::kFp8Block}, {37, 75, Format::kF16},
+    {37, 75, Format::kF32},      {37, 96, Format::kInt4G32},   {37, 256, Format::kInt4G128}};
 
 // ran: how many kernels there were, of each format of activations.
 using Ran = std::map<ActFormat, size_t>;
@@ -31,7 +31,7 @@ void check(Ran& ran, const Shape& shape, int64_t tokens, DType act,
   Random random(static_cast<uint32_t>(shape.hidden + tokens));
   TestWeight w(random, shape.format, 1, shape.hidden, shape.width);
   Floats att(random, tokens, shape.width, act), got(tokens, shape.hidden), alone(1, shape.hidden);
-  const Floats seen = as_input(att, format);
+  const Floats seen = as_input(att, format, shape.format);
   const OutProjDesc desc{shape.hidden, shape.width, shape.format};
   const Step step{.num_tokens = static_cast<int32_t>(tokens)};
   TestCtx test(act, scratch_bytes(desc, tokens, 2));
@@ -67,7 +67,7 @@ TEST(OutProj, EveryKernelEqualsTheTwinAndItselfAlone) {
     for (int64_t tokens : {1, 2, 3, 4, 5, 7, 18}) {
       if (shape.hidden == 2880 && tokens != 1 && tokens != 5) continue;
       for (DType act : {DType::kF32, DType::kBF16}) check(ran, shape, tokens, act);
-      if (shape.format != Format::kMxfp4) continue;
+      if (shape.format != Format::kMxfp4 && shape.format != Format::kNvfp4) continue;
       for (ActFormat format : {ActFormat::kInt8, ActFormat::kInt8Row, ActFormat::kFp8})
         check(ran, shape, tokens, DType::kF32, format);
     }
