@@ -69,6 +69,19 @@ struct Avx2 {
         _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xbf80))));
   }
 
+  // 4-bit codes of 8 rows, 8 of each in 32 bits as kPanels16 has them, in units of kE2m1Unit:
+  // out[j] holds k = j.
+  static constexpr float kE2m1Unit = 1;
+  SIMD_FN void load_e2m1(const uint8_t* line, Vec* out) {
+    const Vec table = load(kE2m1);
+    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line));
+#pragma GCC unroll 4
+    for (int b = 0; b < 4; ++b) {
+      out[b] = signed_value(table, _mm256_srli_epi32(codes, 8 * b));
+      out[4 + b] = signed_value(table, _mm256_srli_epi32(codes, 8 * b + 4));
+    }
+  }
+
   // The lanes 0, 2, .. of a and then of b, and the lanes 1, 3, ..
   SIMD_FN Vec even(Vec a, Vec b) { return in_order(_mm256_shuffle_ps(a, b, 0x88)); }
   SIMD_FN Vec odd(Vec a, Vec b) { return in_order(_mm256_shuffle_ps(a, b, 0xdd)); }

@@ -58,6 +58,19 @@ struct Avx512 {
                                             _mm256_set1_epi16(static_cast<short>(0xbf80))));
   }
 
+  // 4-bit codes of 16 rows, 8 of each in 32 bits as kPanels16 has them, in units of kE2m1Unit:
+  // out[j] holds k = j.
+  static constexpr float kE2m1Unit = 1;
+  SIMD_FN void load_e2m1(const uint8_t* line, Vec* out) {
+    const Vec table = load(kE2m1);  // vpermps takes the low 4 bits of each lane
+    const __m512i codes = _mm512_loadu_si512(line);
+#pragma GCC unroll 4
+    for (int b = 0; b < 4; ++b) {
+      out[b] = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 8 * b), table);
+      out[4 + b] = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 8 * b + 4), table);
+    }
+  }
+
   // The lanes 0, 2, .. of a and then of b, and the lanes 1, 3, ..
   SIMD_FN Vec even(Vec a, Vec b) {
     return _mm512_permutex2var_ps(

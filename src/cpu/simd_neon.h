@@ -59,6 +59,24 @@ struct Neon {
     return vcvt_f32_f16(vreinterpret_f16_u16(bits));
   }
 
+  // 4-bit codes of 4 rows, 8 of each in 32 bits as kPanels16 has them, in units of kE2m1Unit:
+  // out[j] holds k = j.
+  static constexpr float kE2m1Unit = .5f;
+  SIMD_FN void load_e2m1(const uint8_t* line, Vec* out) {
+    static constexpr int8_t kTwice[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    const int8x16_t table = vld1q_s8(kTwice);
+    const uint8x16_t bytes = vld1q_u8(line);
+    const uint8x16_t nibbles[2] = {vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8(bytes, 4)};
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const int32x4_t codes = vreinterpretq_s32_s8(vqtbl1q_s8(table, nibbles[half]));
+#pragma GCC unroll 4
+      for (int b = 0; b < 4; ++b)
+        out[4 * half + b] =
+            vcvtq_f32_s32(vshrq_n_s32(vshlq_s32(codes, vdupq_n_s32(24 - 8 * b)), 24));
+    }
+  }
+
   // The lanes 0, 2, .. of a and then of b, and the lanes 1, 3, ..
   SIMD_FN Vec even(Vec a, Vec b) { return vuzp1q_f32(a, b); }
   SIMD_FN Vec odd(Vec a, Vec b) { return vuzp2q_f32(a, b); }

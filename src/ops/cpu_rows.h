@@ -40,25 +40,31 @@ template <typename Row, template <typename, cpu::Isa> typename Cpu, auto kMatrix
 class CpuRows {
  public:
   // Of a matrix in any format, of experts.
-  static constexpr auto dense() { return joined(in_int8(), in_mxfp8_or_bf16(), in_float(), any()); }
-  static constexpr auto experts() { return joined(in_int8(), in_float(), any()); }
+  static constexpr auto dense() {
+    return joined(in_tiles(), in_int8(), in_bf16_panels(), std::array{bf16_rows("amx_bf16")},
+                  in_float_panels(), in_float(), any());
+  }
+  static constexpr auto experts() {
+    return joined(in_tiles(), in_int8(), in_bf16_panels(), in_float_panels(), in_float(), any());
+  }
 
  private:
-  static constexpr std::array<Row, 6> in_int8() {
-    return {int8_row<cpu::Isa::kAmx>("amx_int8row"),
-            int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8row"),
+  static constexpr std::array<Row, 2> in_tiles() {
+    return {int8_row<cpu::Isa::kAmx>("amx_int8row"), bf16<cpu::Isa::kAmx>("amx_bf16_panels")};
+  }
+  static constexpr std::array<Row, 5> in_int8() {
+    return {int8_row<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8row"),
             int8<cpu::Isa::kAvx512Vnni>("avx512_vnni_int8"),
-            int8<cpu::Isa::kAvxVnni>("avx_vnni_int8"),
-            int8<cpu::Isa::kAvx2>("avx2_int8"),
+            int8<cpu::Isa::kAvxVnni>("avx_vnni_int8"), int8<cpu::Isa::kAvx2>("avx2_int8"),
             int8<cpu::Isa::kNeonDot>("neon_dot_int8")};
   }
-  static constexpr std::array<Row, 6> in_mxfp8_or_bf16() {
-    return {bf16<cpu::Isa::kAmx>("amx_mxfp8"),
-            bf16<cpu::Isa::kAvx512Bf16>("avx512_bf16_mxfp8"),
-            bf16_rows("amx_bf16"),
-            fp8<cpu::Isa::kAvx512>("avx512_mxfp8"),
-            fp8<cpu::Isa::kAvx2>("avx2_mxfp8"),
-            fp8<cpu::Isa::kNeon>("neon_mxfp8")};
+  static constexpr std::array<Row, 1> in_bf16_panels() {
+    return {bf16<cpu::Isa::kAvx512Bf16>("avx512_bf16_panels")};
+  }
+  static constexpr std::array<Row, 3> in_float_panels() {
+    return {float_panels<cpu::Isa::kAvx512>("avx512_float_panels"),
+            float_panels<cpu::Isa::kAvx2>("avx2_float_panels"),
+            float_panels<cpu::Isa::kNeon>("neon_float_panels")};
   }
   static constexpr std::array<Row, 3> in_float() {
     return {floats<cpu::Isa::kAvx512>("avx512_float"), floats<cpu::Isa::kAvx2>("avx2_float"),
@@ -83,9 +89,9 @@ class CpuRows {
             Cpu<FloatProduct, kIsa>::run};
   }
   template <cpu::Isa kIsa>
-  static constexpr Row fp8(const char* name) {
-    return {name, refuse_matrix<kMatrix, refuse_fp8<kIsa>>, Cpu<Fp8Product, kIsa>::run,
-            Layout::kPanels16};
+  static constexpr Row float_panels(const char* name) {
+    return {name, refuse_matrix<kMatrix, refuse_float_panels<kIsa>>,
+            Cpu<FloatPanelProduct, kIsa>::run, Layout::kPanels16};
   }
   template <cpu::Isa kIsa>
   static constexpr Row bf16(const char* name) {

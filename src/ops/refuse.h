@@ -64,21 +64,25 @@ const char* refuse_blocked(Format format, const KernelOptions& options) {
   return refuse_format(format);
 }
 
-// MXFP8 weights with float32 activations on `isa`, for a weight of `rows` x `cols`.
+// Panels with float32 activations on `isa`, for a weight of `rows` x `cols`.
 template <cpu::Isa kIsa>
-const char* refuse_fp8(Format format, int64_t rows, int64_t cols, const KernelOptions& options) {
+const char* refuse_float_panels(Format format, int64_t rows, int64_t cols,
+                                const KernelOptions& options) {
   if (const char* reason = refuse_isa(kIsa, options)) return reason;
-  if (format != Format::kMxfp8) return "weights are not mxfp8";
+  if (format != Format::kMxfp8 && format != Format::kNvfp4 && format != Format::kFp8Row &&
+      format != Format::kFp8Block)
+    return "weights are not nvfp4, mxfp8 or fp8";
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }
 
-// MXFP8 weights with activations rounded to bf16, on AMX or AVX-512 BF16, where they may be int8.
+// Panels with activations rounded to bf16, on AMX or AVX-512 BF16, where they may be int8.
 template <cpu::Isa kIsa>
 const char* refuse_bf16(Format format, int64_t rows, int64_t cols, const KernelOptions& options) {
   if (const char* reason = refuse_isa(kIsa, options)) return reason;
   if (options.activations != ActFormat::kInt8 && options.activations != ActFormat::kInt8Row)
     return "activations are not int8";
-  if (format != Format::kMxfp8) return "weights are not mxfp8";
+  if (format != Format::kMxfp8 && format != Format::kNvfp4 && format != Format::kFp8Row)
+    return "weights are not nvfp4, mxfp8 or fp8 with scales of rows";
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }
 

@@ -284,13 +284,14 @@ inline Floats as_input(const Floats& x, ActFormat activations, Format weights = 
   if (activations != ActFormat::kInt8 && activations != ActFormat::kInt8Row) return seen;
   const bool has_blocks = activations == ActFormat::kInt8 || weights == Format::kNvfp4;
   const int64_t group = has_blocks ? kInt8BlockElems : x.shape[1];
-  CHECK(x.shape[1] % group == 0);
   std::vector<int8_t> q(group);
-  for (size_t at = 0; at < seen.values.size(); at += group) {
-    float* values = seen.values.data() + at;
-    const float step = int8_encode(values, group, q.data());
-    for (int64_t i = 0; i < group; ++i) values[i] = step * static_cast<float>(q[i]);
-  }
+  for (int64_t r = 0; r < x.shape[0]; ++r)
+    for (int64_t k = 0; k < x.shape[1]; k += group) {
+      float* values = seen.values.data() + r * x.shape[1] + k;
+      const int64_t n = std::min(group, x.shape[1] - k);
+      const float step = int8_encode(values, n, q.data());
+      for (int64_t i = 0; i < n; ++i) values[i] = step * static_cast<float>(q[i]);
+    }
   return seen;
 }
 

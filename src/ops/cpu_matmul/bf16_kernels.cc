@@ -22,8 +22,8 @@ namespace {
 
 using S = cpu::Avx512;
 using cpu::kTileBytes;
-constexpr int64_t kAhead = 8192, kScalesAhead = kAhead / 32;  // as Fp8Panels
-constexpr int64_t kFewSteps = 4;                              // that few inputs meet at a time
+constexpr int64_t kAhead = 8192;  // as FloatPanels
+constexpr int64_t kFewSteps = 4;  // that few inputs meet at a time
 
 void encode(const float* x, int64_t n, uint16_t* to) {
   for (int64_t i = 0; i < n; i += 32)
@@ -86,8 +86,6 @@ struct Mxfp8Lines {
 };
 
 void pair_mxfp8(const uint8_t* codes, const uint8_t* scales, std::byte* to) {
-  for (int i = 0; i < 8; ++i) __builtin_prefetch(codes + kAhead + 64 * i, 0, 1);
-  __builtin_prefetch(scales + kScalesAhead, 0, 1);
   const Mxfp8Lines lines;
   const __m512i smaller = Mxfp8Lines::smaller(scales);
 #pragma GCC unroll 4
@@ -115,14 +113,64 @@ bool has_large(const uint8_t* scales) {
   return _mm_cmpgt_epu8_mask(e, _mm_set1_epi8(static_cast<char>(kLargestScale))) != 0;
 }
 
+// NVFP4 as such lines, each weight times the scale of its block.
+void pair_nvfp4(const uint8_t* codes, const uint8_t* scales, std::byte* to) {
+  const __m512 unit = S::set1(S::kE2m1Unit * S::kE4m3Unit);
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    __m512 w[8];
+    S::load_e2m1(codes + 64 * i, w);
+    const __m512 scale = S::mul(S::load_e4m3(scales + i / 2 * 16), unit);
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j += 2) {
+      const __m512i even = _mm512_castps_si512(S::mul(w[j], scale)),
+                    odd = _mm512_castps_si512(S::mul(w[j + 1], scale));
+      constexpr int kAndOr = 0xea;
+      _mm512_store_si512(
+          to + 64 * (4 * i + j / 2),
+          _mm512_ternarylogic_epi32(odd, upper, _mm512_srli_epi32(even, 16), kAndOr));
+    }
+  }
+}
+
+// FP8 whose scales are the rows' alone, as MXFP8.
+constexpr uint8_t kNoScales[16] = {127, 127, 127, 127, 127, 127, 127, 127,
+                                   127, 127, 127, 127, 127, 127, 127, 127};
+
+// A step of a panel.
+template <Format kFormat>
+struct Block {
+  static constexpr int64_t kCodeBytes = kFormat == Format::kNvfp4 ? 256 : 512;
+  static constexpr int64_t kScaleBytes = kFormat == Format::kNvfp4 ? 32 : 16;
+  const uint8_t *codes, *scales;
+  Block(const Bf16Run& run, int64_t panel, int64_t step) {
+    const int64_t at = panel * run.steps + step;
+    codes = run.codes + kCodeBytes * at;
+    if constexpr (kFormat == Format::kFp8Row)
+      scales = kNoScales;
+    else
+      scales = run.scales + kScaleBytes * at;
+  }
+  void fetch() const {
+    for (int i = 0; i < kCodeBytes; i += 64) __builtin_prefetch(codes + kAhead + i, 0, 1);
+    if constexpr (kFormat != Format::kFp8Row)
+      __builtin_prefetch(scales + kAhead / kCodeBytes * kScaleBytes, 0, 1);
+  }
+};
+
 // Steps [first, first + steps) of a panel.
+template <Format kFormat>
 void pair_panel(const Bf16Run& run, int64_t panel, int64_t first, int64_t steps, std::byte* lines) {
   for (int64_t s = first; s < first + steps; ++s, lines += kTileBytes) {
-    const int64_t block = panel * run.steps + s;
-    if (has_large(run.scales + 16 * block))
-      pair_large_mxfp8(run.codes + 512 * block, run.scales + 16 * block, lines);
+    const Block<kFormat> block(run, panel, s);
+    block.fetch();
+    if constexpr (kFormat == Format::kNvfp4)
+      pair_nvfp4(block.codes, block.scales, lines);
+    else if (kFormat == Format::kMxfp8 && has_large(block.scales))
+      pair_large_mxfp8(block.codes, block.scales, lines);
     else
-      pair_mxfp8(run.codes + 512 * block, run.scales + 16 * block, lines);
+      pair_mxfp8(block.codes, block.scales, lines);
   }
 }
 
@@ -142,32 +190,39 @@ void add_steps(const Bf16Run& run, int64_t first, int64_t step, int64_t steps,
        .rows = static_cast<int>(std::min(kBf16Inputs, run.tokens - first))});
 }
 
-void finish(const Bf16Run& run, int64_t first, const float* sums) {
+// y of input `m` by a panel, from their sums.
+template <Format kFormat>
+void finish(const Bf16Run& run, int64_t m, int64_t panel, __m512 sum) {
+  const __m512 bias = run.bias == nullptr ? S::zero() : S::load_bf16(run.bias + 16 * panel);
+  float* y = run.y + m * run.ldy + 16 * panel;
+  if constexpr (kFormat == Format::kMxfp8)
+    S::store(y, S::add(sum, bias));
+  else
+    S::store(y, S::fma(sum, S::load(run.row_scales + 16 * panel), bias));
+}
+
+template <Format kFormat>
+void finish_all(const Bf16Run& run, int64_t first, const float* sums) {
   for (int64_t m = 0; m < std::min(kBf16Inputs, run.tokens - first); ++m)
-    for (int64_t p = 0; p < run.panels; ++p) {
-      const __m512 bias = run.bias == nullptr ? S::zero() : S::load_bf16(run.bias + 16 * p);
-      S::store(run.y + (first + m) * run.ldy + 16 * p,
-               S::add(S::load(sums + 16 * (m * kBf16Panels + p)), bias));
-    }
+    for (int64_t p = 0; p < run.panels; ++p)
+      finish<kFormat>(run, first + m, p, S::load(sums + 16 * (m * kBf16Panels + p)));
 }
 
 // One input by panels whose scales are not large: lines go from registers into the products,
 // in the order of Avx512Bf16.
+template <Format kFormat>
 void multiply_few(cpu::Avx512Bf16, const Bf16Run& run) {
   const Mxfp8Lines lines;
   for (int64_t p = 0; p < run.panels; p += 2) {
     const int64_t other = std::min(p + 1, run.panels - 1);
     __m512 acc[2] = {S::zero(), S::zero()};
     for (int64_t s = 0; s < run.steps; ++s) {
-      const uint8_t *codes[2], *scales[2];
+      const Block<kFormat> blocks[2] = {{run, p, s}, {run, other, s}};
       __m512i smaller[2];
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
-        const int64_t block = (i == 0 ? p : other) * run.steps + s;
-        codes[i] = run.codes + 512 * block, scales[i] = run.scales + 16 * block;
-        for (int j = 0; j < 8; ++j) __builtin_prefetch(codes[i] + kAhead + 64 * j, 0, 1);
-        __builtin_prefetch(scales[i] + kScalesAhead, 0, 1);
-        smaller[i] = Mxfp8Lines::smaller(scales[i]);
+        blocks[i].fetch();
+        smaller[i] = Mxfp8Lines::smaller(blocks[i].scales);
       }
 #pragma GCC unroll 4
       for (int r = 0; r < 16; ++r) {
@@ -176,79 +231,106 @@ void multiply_few(cpu::Avx512Bf16, const Bf16Run& run) {
         const __m512i x = _mm512_set1_epi32(two);
 #pragma GCC unroll 2
         for (int i = 0; i < 2; ++i)
-          acc[i] = _mm512_dpbf16_ps(
-              acc[i], reinterpret_cast<__m512bh>(x),
-              reinterpret_cast<__m512bh>(Mxfp8Lines::line(lines, codes[i] + 32 * r, smaller[i])));
+          acc[i] = _mm512_dpbf16_ps(acc[i], reinterpret_cast<__m512bh>(x),
+                                    reinterpret_cast<__m512bh>(Mxfp8Lines::line(
+                                        lines, blocks[i].codes + 32 * r, smaller[i])));
       }
     }
-    for (int i = 0; i < 2 && p + i < run.panels; ++i) {
-      const __m512 bias = run.bias == nullptr ? S::zero() : S::load_bf16(run.bias + 16 * (p + i));
-      S::store(run.y + 16 * (p + i), S::add(acc[i], bias));
-    }
+    for (int i = 0; i < 2 && p + i < run.panels; ++i) finish<kFormat>(run, 0, p + i, acc[i]);
   }
 }
 
-// M inputs by a panel without lines, in the order of AmxBf16: a tile adds up the products of even
-// and of odd k by themselves, then both to what there was. A block is a step, so that its scale
-// waits until then; a power of two, it changes no rounding.
-template <int M>
-void multiply_few(const Bf16Run& run, int64_t panel) {
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-  const uint8_t *codes = run.codes + 512 * panel * run.steps,
-                *scales = run.scales + 16 * panel * run.steps;
+// Weights of 8 k from 8 `line` on; what is not yet multiplied in is scale_of().
+template <Format kFormat>
+SIMD_FN void load_weights(const Block<kFormat>& block, int line, __m512* w) {
+  if constexpr (kFormat == Format::kNvfp4) {
+    const __m512 scale = S::load_e4m3(block.scales + line / 2 * 16);
+    S::load_e2m1(block.codes + 64 * line, w);
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) w[j] = S::mul(w[j], scale);
+  } else {
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) w[j] = S::load_e4m3(block.codes + 16 * (8 * line + j));
+  }
+}
+// A power of two.
+template <Format kFormat>
+SIMD_FN __m512 scale_of(const Block<kFormat>& block) {
+  const __m512 unit = S::set1(S::kE4m3Unit);
+  return kFormat == Format::kMxfp8 ? S::mul(S::scales(block.scales), unit) : unit;
+}
+
+// M inputs `x` [M][K] by a panel without lines, in the order of AmxBf16: a tile adds up the
+// products of even and of odd k by themselves, then both to what there was. What is left of the
+// scale waits until then; a power of two, it changes no rounding.
+template <Format kFormat, int M>
+void multiply_few(const Bf16Run& run, int64_t panel, const float* x) {
   __m512 acc[M];
 #pragma GCC unroll 4
   for (int m = 0; m < M; ++m) acc[m] = S::zero();
-  for (int64_t s = 0; s < run.steps; ++s, codes += 512, scales += 16) {
-    for (int i = 0; i < 8; ++i) __builtin_prefetch(codes + kAhead + 64 * i, 0, 1);
-    if (s % 4 == 0) __builtin_prefetch(scales + kScalesAhead, 0, 1);
+  for (int64_t s = 0; s < run.steps; ++s, x += 32) {
+    const Block<kFormat> block(run, panel, s);
+    block.fetch();
     __m512 even[M], odd[M];
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) even[m] = odd[m] = S::zero();
 #pragma GCC unroll 4
-    for (int r = 0; r < 16; ++r) {
-      const __m512 first = S::load_e4m3(codes + 32 * r), second = S::load_e4m3(codes + 32 * r + 16);
+    for (int line = 0; line < 4; ++line) {
+      __m512 w[8];
+      load_weights(block, line, w);
 #pragma GCC unroll 4
-      for (int m = 0; m < M; ++m) {
-        int32_t two;
-        __builtin_memcpy(&two, run.x + 32 * (m * run.steps + s) + 2 * r, sizeof(two));
-        const __m512i pair = _mm512_set1_epi32(two);
-        even[m] = S::fma(first, _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)), even[m]);
-        odd[m] = S::fma(second, _mm512_castsi512_ps(_mm512_and_si512(pair, upper)), odd[m]);
-      }
+      for (int j = 0; j < 8; j += 2)
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) {
+          const float* two = x + m * 32 * run.steps + 8 * line + j;
+          even[m] = S::fma(w[j], S::set1(two[0]), even[m]);
+          odd[m] = S::fma(w[j + 1], S::set1(two[1]), odd[m]);
+        }
     }
-    const __m512 scale = S::mul(S::scales(scales), S::set1(S::kE4m3Unit));
+    const __m512 scale = scale_of(block);
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) acc[m] = S::fma(scale, S::add(even[m], odd[m]), acc[m]);
   }
-  const __m512 bias = run.bias == nullptr ? S::zero() : S::load_bf16(run.bias + 16 * panel);
 #pragma GCC unroll 4
-  for (int m = 0; m < M; ++m) S::store(run.y + m * run.ldy + 16 * panel, S::add(acc[m], bias));
+  for (int m = 0; m < M; ++m) finish<kFormat>(run, m, panel, acc[m]);
 }
 
+template <Format kFormat>
 void multiply_few(cpu::AmxBf16, const Bf16Run& run) {
+  auto* x = reinterpret_cast<float*>(run.scratch);
+  for (int64_t i = 0; i < run.tokens * 32 * run.steps; i += 16)
+    S::store(x + i, S::load_bf16(run.x + i));
   for (int64_t p = 0; p < run.panels; ++p) {
-    if (run.tokens == 1) multiply_few<1>(run, p);
-    if (run.tokens == 2) multiply_few<2>(run, p);
-    if (run.tokens == 3) multiply_few<3>(run, p);
-    if (run.tokens == 4) multiply_few<4>(run, p);
+    if (run.tokens == 1) multiply_few<kFormat, 1>(run, p, x);
+    if (run.tokens == 2) multiply_few<kFormat, 2>(run, p, x);
+    if (run.tokens == 3) multiply_few<kFormat, 3>(run, p, x);
+    if (run.tokens == 4) multiply_few<kFormat, 4>(run, p, x);
   }
 }
 
 // Inputs that go without lines.
-constexpr int64_t few(cpu::Avx512Bf16) { return 1; }
-constexpr int64_t few(cpu::AmxBf16) { return 4; }
+template <Format kFormat>
+constexpr int64_t few(cpu::Avx512Bf16) {
+  return kFormat == Format::kNvfp4 ? 0 : 1;
+}
+template <Format kFormat>
+constexpr int64_t few(cpu::AmxBf16) {
+  return 4;
+}
 
+template <Format kFormat>
 bool any_large(const Bf16Run& run) {
-  for (int64_t b = 0; b < run.panels * run.steps; ++b)
-    if (has_large(run.scales + 16 * b)) return true;
+  if constexpr (kFormat == Format::kMxfp8)
+    for (int64_t b = 0; b < run.panels * run.steps; ++b)
+      if (has_large(run.scales + 16 * b)) return true;
   return false;
 }
 
-template <typename Products>
+template <typename Products, Format kFormat>
 void multiply(const Bf16Run& run) {
   CHECK(run.panels <= kBf16Panels);
-  if (run.tokens <= few(Products()) && !any_large(run)) return multiply_few(Products(), run);
+  if (run.tokens <= few<kFormat>(Products()) && !any_large<kFormat>(run))
+    return multiply_few<kFormat>(Products(), run);
   Products::begin();
   std::byte* lines = run.scratch;
   auto* sums = reinterpret_cast<float*>(lines + kBf16Panels * run.steps * kTileBytes);
@@ -257,23 +339,31 @@ void multiply(const Bf16Run& run) {
   for (int64_t step = 0, steps; step < run.steps; step += steps) {
     steps = std::min(most, run.steps - step);
     for (int64_t p = 0; p < run.panels; ++p)
-      pair_panel(run, p, step, steps, lines + p * steps * kTileBytes);
+      pair_panel<kFormat>(run, p, step, steps, lines + p * steps * kTileBytes);
     for (int64_t first = 0; first < run.tokens; first += kBf16Inputs) {
       if (step == 0)
         add_steps<Products, true>(run, first, step, steps, lines, sums);
       else
         add_steps<Products, false>(run, first, step, steps, lines, sums);
-      if (step + steps == run.steps) finish(run, first, sums);
+      if (step + steps == run.steps) finish_all<kFormat>(run, first, sums);
     }
   }
   Products::end();
 }
 
+template <typename Products>
+constexpr Bf16Kernels kernels_of() {
+  return {.encode = encode,
+          .mxfp8 = multiply<Products, Format::kMxfp8>,
+          .nvfp4 = multiply<Products, Format::kNvfp4>,
+          .fp8_row = multiply<Products, Format::kFp8Row>};
+}
+
 }  // namespace
 
 const Bf16Kernels& bf16_kernels(cpu::Isa isa) {
-  static constexpr Bf16Kernels kAmx{encode, multiply<cpu::AmxBf16>};
-  static constexpr Bf16Kernels kAvx512{encode, multiply<cpu::Avx512Bf16>};
+  static constexpr Bf16Kernels kAmx = kernels_of<cpu::AmxBf16>();
+  static constexpr Bf16Kernels kAvx512 = kernels_of<cpu::Avx512Bf16>();
   CHECK(isa == cpu::Isa::kAmx || isa == cpu::Isa::kAvx512Bf16);
   return isa == cpu::Isa::kAmx ? kAmx : kAvx512;
 }

@@ -1,10 +1,12 @@
-// Products of MXFP8 panels (Layout::kPanels16) with activations rounded to bf16, by products of
-// bf16 (cpu/bf16_products.h) on AMX or AVX-512 BF16, for machines where activations may be rounded.
-// A weight is exact in bf16 (E4M3 has 4 bits, its scale is a power of two; what is below 2^-126
-// counts as zero), sums are float32.
+// Products of MXFP8, NVFP4 and FP8 panels (Layout::kPanels16) with activations rounded to bf16, by
+// products of bf16 (cpu/bf16_products.h) on AMX or AVX-512 BF16, for machines where activations may
+// be rounded. A weight without the scale of its row is exact in bf16 (E4M3 has 4 bits, E2M1 2, of
+// the blocks' scales MXFP8's are powers of two and NVFP4's have 4 bits; what is below 2^-126 counts
+// as zero), sums are float32.
 //
 //   y[m][n] = bias[n] + sum over k of w[n][k] x[m][k], in the instruction's order: the same
-// whatever the batch. On AMX few inputs go by float32 multiply-adds in the tiles' order.
+// whatever the batch; where rows have scales: fma(sum, scale[n], bias[n]). On AMX few inputs go by
+// float32 multiply-adds in the tiles' order.
 //
 // Bytes: the weights once. Reached, nibble bench ops, out_proj of gpt-oss-20b: on 2 cores of an
 // EPYC (Zen 4, AVX-512 BF16, no AMX), 2026-11-21, one token 0.40 to 0.41 ms (83 to 89% of the
@@ -20,6 +22,7 @@
 #include <cstdint>
 
 #include "cpu/isa.h"
+#include "formats/format.h"
 
 namespace nibble::ops {
 
@@ -27,12 +30,12 @@ inline constexpr int64_t kBf16Panels = 4;   // of 16 rows, that meet an input at
 inline constexpr int64_t kBf16Inputs = 16;  // that meet them at once
 
 struct Bf16Run {
-  const uint8_t* codes;   // [panels][steps][32][16]
-  const uint8_t* scales;  // [panels][steps][16]
-  const uint16_t* bias;   // [16 panels] or none
-  int64_t panels;         // at most kBf16Panels
-  int64_t steps;          // K / 32
-  const uint16_t* x;      // bf16 [tokens, rounded up to kBf16Inputs][K]
+  const uint8_t *codes, *scales;  // [panels] as kPanels16 has them
+  const float* row_scales;        // [16 panels], of NVFP4 and FP8
+  const uint16_t* bias;           // [16 panels] or none
+  int64_t panels;                 // at most kBf16Panels
+  int64_t steps;                  // K / 32
+  const uint16_t* x;              // bf16 [tokens, rounded up to kBf16Inputs][K]
   int64_t tokens;
   float* y;  // y[m * ldy + n]
   int64_t ldy;
@@ -43,8 +46,13 @@ constexpr int64_t bf16_run_scratch_bytes(int64_t steps) {
 }
 
 struct Bf16Kernels {
+  using Multiply = void(const Bf16Run& run);
   void (*encode)(const float* x, int64_t n, uint16_t* to);  // n: a multiple of 32
-  void (*multiply)(const Bf16Run& run);
+  Multiply *mxfp8, *nvfp4, *fp8_row;
+  Multiply* of(Format format) const {
+    if (format == Format::kNvfp4) return nvfp4;
+    return format == Format::kFp8Row ? fp8_row : mxfp8;
+  }
 };
 
 // Those of kAmx or kAvx512Bf16.

@@ -17,9 +17,9 @@ struct Here {
   cpu::Isa isa;
 };
 std::vector<Here> all_here() {
-  std::vector<Here> all{{Format::kMxfp8, cpu::Isa::kAvx512Bf16},
-                        {Format::kMxfp8, cpu::Isa::kAmx},
-                        {Format::kBF16, cpu::Isa::kAmx}};
+  std::vector<Here> all{{Format::kBF16, cpu::Isa::kAmx}};
+  for (const Format format : {Format::kMxfp8, Format::kNvfp4, Format::kFp8Row})
+    for (const cpu::Isa isa : {cpu::Isa::kAvx512Bf16, cpu::Isa::kAmx}) all.push_back({format, isa});
   std::erase_if(all, [](const Here& h) { return !cpu::supports(cpu::detect_isa(), h.isa); });
   return all;
 }
@@ -42,15 +42,14 @@ std::vector<float> multiply(const Here& here, const TestWeight& w, const Floats&
                                       : multiply<Bf16Product>(here, w, x);
 }
 
-// Products of bf16 are exact; a sum over K rounds K times, each by up to a whole unit.
+// Products of bf16 are exact; a sum over K rounds K times, each by up to a whole unit. (The twin
+// rounds each weight times the scale of its row.)
 void check(const Here& here, int64_t rows, int64_t cols, int64_t tokens,
            uint8_t largest_scale = 0) {
   Random random(static_cast<uint32_t>(rows + tokens));
   TestWeight w(random, here.format, 1, rows, cols);
-  if (here.format == Format::kMxfp8) {
-    if (largest_scale > 0) w.scales[0] = largest_scale;
-    w.pack(Layout::kPanels16);
-  }
+  if (here.format == Format::kMxfp8 && largest_scale > 0) w.scales[0] = largest_scale;
+  if (here.format != Format::kBF16) w.pack(Layout::kPanels16);
   Floats x(random, tokens, cols), seen = x;
   for (float& v : seen.values) v = bf16_to_float(bf16_from_float(v));
   const std::vector<float> y = multiply(here, w, x);
@@ -88,8 +87,12 @@ TEST(Bf16Kernels, DamageStaysInItsRowAndItsToken) {
   for (const Here& here : all_here()) {
     Random random(3);
     TestWeight w(random, here.format, 1, 32, 128);
-    if (here.format == Format::kMxfp8) {
-      w.scales[4 * 20] = 255;  // one block of row 20
+    if (here.format != Format::kBF16) {
+      // One block of row 20, or the row.
+      if (here.format == Format::kMxfp8)
+        w.scales[4 * 20] = 255;
+      else
+        w.row_scales[20] = std::numeric_limits<float>::quiet_NaN();
       w.pack(Layout::kPanels16);
     } else {
       w.codes[2 * 128 * 20 + 1] = 0x7f, w.codes[2 * 128 * 20] = 0xc0;  // its first value: NaN

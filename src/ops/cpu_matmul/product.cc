@@ -84,63 +84,75 @@ void FloatProduct::multiply(const Weight& rows, int64_t g, int worker, float* y,
   kernels_->dot_decoded(rows, decoded, x, count, y, ldy);
 }
 
-Fp8Product::Fp8Product(const Fp8Kernels* kernels, Scratch& scratch, const ProductSize& size)
-    : kernels_(kernels),
+FloatPanelProduct::FloatPanelProduct(const FloatPanelKernels* kernels, Scratch& scratch,
+                                     const ProductSize& size)
+    : multiply_(kernels == nullptr ? nullptr : kernels->of(size.format)),
       x_(scratch.take<const float*>(size.inputs)),
       sums_(scratch.take<float>(size.threads * size.inputs * kPanelRows)),
       inputs_(size.inputs),
       cols_(size.cols) {}
 
-void Fp8Product::take(Ctx&, const ProductInputs& in) {
+void FloatPanelProduct::take(Ctx&, const ProductInputs& in) {
   offsets_ = in.offsets;
   for (int64_t i = 0; i < in.inputs(); ++i)
     x_[i] = in.x + (in.row == nullptr ? i : in.row[i]) * cols_;
 }
 
-void Fp8Product::multiply(const Weight& rows, int64_t g, int worker, float* y, int64_t ldy) const {
+void FloatPanelProduct::multiply(const Weight& rows, int64_t g, int worker, float* y,
+                                 int64_t ldy) const {
   for (int64_t row = 0; row < rows.rows; row += kPanelRows) {
     const Weight panel = rows.slice(row, kPanelRows);
-    kernels_->multiply({.codes = panel.codes,
-                        .scales = panel.scales,
-                        .bias = panel.bias,
-                        .blocks = cols_ / kMxfp8BlockElems,
-                        .x = x_ + offsets_[g],
-                        .tokens = offsets_[g + 1] - offsets_[g],
-                        .y = y + row,
-                        .ldy = ldy,
-                        .sums = sums_ + worker * inputs_ * kPanelRows});
+    multiply_({.codes = panel.codes,
+               .scales = panel.scales,
+               .row_scales = panel.row_scales,
+               .bias = panel.bias,
+               .units = cols_ / 32,
+               .x = x_ + offsets_[g],
+               .tokens = offsets_[g + 1] - offsets_[g],
+               .y = y + row,
+               .ldy = ldy,
+               .sums = sums_ + worker * inputs_ * kPanelRows});
   }
 }
 
 Bf16Product::Bf16Product(const Bf16Kernels* kernels, Scratch& scratch, const ProductSize& size)
     : kernels_(kernels),
-      x_(scratch.take<uint16_t>((size.inputs + kBf16Inputs - 1) / kBf16Inputs * kBf16Inputs *
-                                size.cols)),
+      multiply_(kernels == nullptr ? nullptr : kernels->of(size.format)),
+      first_(scratch.take<int64_t>(size.groups)),
+      x_(scratch.take<uint16_t>(
+          (size.inputs + std::min(size.groups, size.inputs) * (kBf16Inputs - 1)) * size.cols)),
       scratch_(scratch.take<std::byte>(size.threads * bf16_run_scratch_bytes(size.cols / 32))),
       cols_(size.cols) {}
 
 void Bf16Product::take(Ctx& cx, const ProductInputs& in) {
-  CHECK(in.groups == 1);
-  tokens_ = in.inputs();
-  for_inputs(cx, in, [&](int64_t i, int64_t, int64_t) {
-    kernels_->encode(in.x + (in.row == nullptr ? i : in.row[i]) * cols_, cols_, x_ + i * cols_);
+  offsets_ = in.offsets;
+  int64_t rows = 0;
+  for (int64_t g = 0; g < in.groups; ++g) {
+    first_[g] = rows;
+    rows += (in.count(g) + kBf16Inputs - 1) / kBf16Inputs * kBf16Inputs;
+  }
+  for_inputs(cx, in, [&](int64_t i, int64_t g, int64_t at) {
+    uint16_t* to = x_ + (first_[g] + at) * cols_;
+    kernels_->encode(in.x + (in.row == nullptr ? i : in.row[i]) * cols_, cols_, to);
+    // The last of a group fills what is left of its rows with zeros.
+    const int64_t behind = at + 1 < in.count(g) ? 0 : kBf16Inputs - 1 - at % kBf16Inputs;
+    std::fill_n(to + cols_, behind * cols_, uint16_t{0});
   });
-  const int64_t behind = (kBf16Inputs - tokens_ % kBf16Inputs) % kBf16Inputs;
-  std::fill_n(x_ + tokens_ * cols_, behind * cols_, uint16_t{0});
 }
 
-void Bf16Product::multiply(const Weight& rows, int64_t, int worker, float* y, int64_t ldy) const {
+void Bf16Product::multiply(const Weight& rows, int64_t g, int worker, float* y, int64_t ldy) const {
   const int64_t steps = cols_ / 32;
-  kernels_->multiply({.codes = rows.codes,
-                      .scales = rows.scales,
-                      .bias = rows.bias,
-                      .panels = rows.rows / kPanelRows,
-                      .steps = steps,
-                      .x = x_,
-                      .tokens = tokens_,
-                      .y = y,
-                      .ldy = ldy,
-                      .scratch = scratch_ + worker * bf16_run_scratch_bytes(steps)});
+  multiply_({.codes = rows.codes,
+             .scales = rows.scales,
+             .row_scales = rows.row_scales,
+             .bias = rows.bias,
+             .panels = rows.rows / kPanelRows,
+             .steps = steps,
+             .x = x_ + first_[g] * cols_,
+             .tokens = offsets_[g + 1] - offsets_[g],
+             .y = y,
+             .ldy = ldy,
+             .scratch = scratch_ + worker * bf16_run_scratch_bytes(steps)});
 }
 
 Bf16RowProduct::Bf16RowProduct(const Bf16RowKernels* kernels, Scratch& scratch,
@@ -335,7 +347,7 @@ void linear(Ctx& cx, Product& product, float* y, const float* x, int64_t inputs,
 template void linear(Ctx&, FloatProduct&, float*, const float*, int64_t, const Weight&);
 template void linear(Ctx&, Bf16Product&, float*, const float*, int64_t, const Weight&);
 template void linear(Ctx&, Bf16RowProduct&, float*, const float*, int64_t, const Weight&);
-template void linear(Ctx&, Fp8Product&, float*, const float*, int64_t, const Weight&);
+template void linear(Ctx&, FloatPanelProduct&, float*, const float*, int64_t, const Weight&);
 template void linear(Ctx&, Int8Product&, float*, const float*, int64_t, const Weight&);
 template void linear(Ctx&, Int8RowProduct&, float*, const float*, int64_t, const Weight&);
 

@@ -10,7 +10,7 @@
 #include "ops/cpu_matmul/bf16_kernels.h"
 #include "ops/cpu_matmul/bf16_row_kernels.h"
 #include "ops/cpu_matmul/float_kernels.h"
-#include "ops/cpu_matmul/fp8_kernels.h"
+#include "ops/cpu_matmul/float_panel_kernels.h"
 #include "ops/cpu_matmul/int8_kernels.h"
 #include "ops/cpu_matmul/int8_row_kernels.h"
 #include "ops/ctx.h"
@@ -72,26 +72,26 @@ class FloatProduct {
   const int32_t* offsets_ = nullptr;
 };
 
-// MXFP8 weights in kPanels16 by float32 inputs.
-class Fp8Product {
+// MXFP8, NVFP4 and FP8 weights in kPanels16 by float32 inputs.
+class FloatPanelProduct {
  public:
-  using Kernels = Fp8Kernels;
-  static const Fp8Kernels& kernels(cpu::Isa isa) { return fp8_kernels(isa); }
+  using Kernels = FloatPanelKernels;
+  static const FloatPanelKernels& kernels(cpu::Isa isa) { return float_panel_kernels(isa); }
   static constexpr int64_t kRows = 4 * kPanelRows;
 
-  Fp8Product(const Fp8Kernels* kernels, Scratch& scratch, const ProductSize& size);
+  FloatPanelProduct(const FloatPanelKernels* kernels, Scratch& scratch, const ProductSize& size);
   void take(Ctx& cx, const ProductInputs& inputs);
   void multiply(const Weight& rows, int64_t g, int worker, float* y, int64_t ldy) const;
 
  private:
-  const Fp8Kernels* kernels_;
+  FloatPanelKernels::Multiply* multiply_;
   const float** x_;  // [inputs]
   float* sums_;      // [threads][inputs, 16]
   int64_t inputs_, cols_;
   const int32_t* offsets_ = nullptr;
 };
 
-// MXFP8 weights in kPanels16 by inputs rounded to bf16; of one group.
+// MXFP8, NVFP4 and FP8 weights in kPanels16 by inputs rounded to bf16.
 class Bf16Product {
  public:
   using Kernels = Bf16Kernels;
@@ -104,9 +104,12 @@ class Bf16Product {
 
  private:
   const Bf16Kernels* kernels_;
-  uint16_t* x_;         // [inputs, rounded up to kBf16Inputs][K]
+  Bf16Kernels::Multiply* multiply_;
+  int64_t* first_;      // [groups] rows of x_ of the groups before
+  uint16_t* x_;         // [inputs of each group, rounded up to kBf16Inputs][K]
   std::byte* scratch_;  // [threads][bf16_run_scratch_bytes()]
-  int64_t cols_, tokens_ = 0;
+  int64_t cols_;
+  const int32_t* offsets_ = nullptr;
 };
 
 // Weights in bf16 rows by inputs rounded to bf16; of one group.
@@ -202,7 +205,7 @@ template <template <typename> class Work, typename Desc>
 int64_t most_scratch_bytes(const Desc& desc, int64_t tokens, int threads) {
   return std::max({Work<Bf16RowProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
                    Work<Bf16Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
-                   Work<Fp8Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
+                   Work<FloatPanelProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
                    Work<FloatProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
                    Work<Int8Product>(Scratch(), nullptr, desc, tokens, threads).used_bytes,
                    Work<Int8RowProduct>(Scratch(), nullptr, desc, tokens, threads).used_bytes});
@@ -215,7 +218,7 @@ void linear(Ctx& cx, Product& product, float* y, const float* x, int64_t inputs,
 extern template void linear(Ctx&, FloatProduct&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Bf16Product&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Bf16RowProduct&, float*, const float*, int64_t, const Weight&);
-extern template void linear(Ctx&, Fp8Product&, float*, const float*, int64_t, const Weight&);
+extern template void linear(Ctx&, FloatPanelProduct&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Int8Product&, float*, const float*, int64_t, const Weight&);
 extern template void linear(Ctx&, Int8RowProduct&, float*, const float*, int64_t, const Weight&);
 
