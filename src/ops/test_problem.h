@@ -19,6 +19,7 @@
 #include "formats/mxfp4.h"
 #include "ops/ctx.h"
 #include "ops/gpu_matmul/e4m3_rows.h"
+#include "ops/kernel_table.h"
 #include "ops/routing.h"
 #include "ops/swiglu.h"
 #include "ops/weight.h"
@@ -258,40 +259,55 @@ inline bool runs_here(ActFormat activations) {
   return activations != ActFormat::kInt8Row || has(cpu::Isa::kAvx512Vnni);
 }
 
-// Those that round the inputs of products to `activations`: none where the shape has no panels.
+// What a row rounds the inputs of its product to, by its name, where they may be int8.
+inline ActFormat rounded_by(std::string_view row, ActFormat activations) {
+  if (activations != ActFormat::kInt8 && activations != ActFormat::kInt8Row) return activations;
+  const auto has = [&](std::string_view part) { return row.find(part) != std::string_view::npos; };
+  if (has("int8row")) return ActFormat::kInt8Row;
+  if (has("int8")) return ActFormat::kInt8;
+  return has("bf16") ? ActFormat::kBF16 : ActFormat::kFloat;
+}
+
+// Error of a dot product of inputs that are rounded so: a sum of bf16 products rounds each time, by
+// up to a whole unit.
+inline double dot_error(int64_t n, ActFormat rounded) {
+  return rounded == ActFormat::kBF16 ? 2 * static_cast<double>(n + 1) * kEps : dot_error(n);
+}
+
+// Those that round the inputs of products, of what `activations` allow.
 template <typename Desc, typename Fn>
 std::vector<const Kernel<Desc, Fn>*> kernels_here(std::span<const Kernel<Desc, Fn>> table,
                                                   const Desc& desc, ActFormat activations) {
   KernelOptions options;
   options.activations = activations;
   auto rows = kernels_here(table, desc, options);
-  if (activations == ActFormat::kInt8 || activations == ActFormat::kInt8Row)
-    std::erase_if(rows, [](const auto* row) {
-      return std::string_view(row->name).find("int8") == std::string_view::npos;
+  if (activations != ActFormat::kFloat)
+    std::erase_if(rows, [&](const auto* row) {
+      return rounded_by(row->name, activations) == ActFormat::kFloat;
     });
   return rows;
 }
 
-// What a product with `weights` makes of its inputs [rows, K]: as they are, or to int8 or E4M3 and
-// back, with one rounding of float32.
-inline Floats as_input(const Floats& x, ActFormat activations, Format weights = Format::kMxfp4) {
+// What a product makes of its inputs [rows, K]: as they are, or to bf16, int8 or E4M3 and back,
+// with one rounding of float32.
+inline Floats as_input(const Floats& x, ActFormat rounded) {
   Floats seen = x;
-  if (activations == ActFormat::kFp8) {
+  if (rounded == ActFormat::kFp8) {
     for (int64_t r = 0; r < x.shape[0]; ++r)
       round_to_e4m3(seen.values.data() + r * x.shape[1], x.shape[1], /*scale=*/0);
     return seen;
   }
-  if (activations != ActFormat::kInt8 && activations != ActFormat::kInt8Row) return seen;
-  const bool has_blocks = activations == ActFormat::kInt8 || weights == Format::kNvfp4;
-  const int64_t group = has_blocks ? kInt8BlockElems : x.shape[1];
+  if (rounded == ActFormat::kBF16)
+    for (float& v : seen.values) v = bf16_to_float(bf16_from_float(v));
+  if (rounded != ActFormat::kInt8 && rounded != ActFormat::kInt8Row) return seen;
+  const int64_t group = rounded == ActFormat::kInt8 ? kInt8BlockElems : x.shape[1];
+  CHECK(x.shape[1] % group == 0);
   std::vector<int8_t> q(group);
-  for (int64_t r = 0; r < x.shape[0]; ++r)
-    for (int64_t k = 0; k < x.shape[1]; k += group) {
-      float* values = seen.values.data() + r * x.shape[1] + k;
-      const int64_t n = std::min(group, x.shape[1] - k);
-      const float step = int8_encode(values, n, q.data());
-      for (int64_t i = 0; i < n; ++i) values[i] = step * static_cast<float>(q[i]);
-    }
+  for (size_t at = 0; at < seen.values.size(); at += group) {
+    float* values = seen.values.data() + at;
+    const float step = int8_encode(values, group, q.data());
+    for (int64_t i = 0; i < group; ++i) values[i] = step * static_cast<float>(q[i]);
+  }
   return seen;
 }
 
