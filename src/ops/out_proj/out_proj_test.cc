@@ -17,12 +17,14 @@ struct Shape {
 
 // gpt-oss's own, rows and columns that fill no tile, and MXFP4.
 constexpr Shape kShapes[] = {
-    {2880, 4096, Format::kBF16}, {37, 72, Format::kBF16},      {96, 96, Format::kBF16},
-    {1, 8, Format::kBF16},       {33, 160, Format::kMxfp4},    {256, 512, Format::kMxfp4},
-    {208, 2880, Format::kMxfp4}, {64, 160, Format::kMxfp8},    {208, 2880, Format::kMxfp8},
-    {37, 144, Format::kNvfp4},   {96, 320, Format::kNvfp4},    {144, 704, Format::kNvfp4},
-    {37, 300, Format::kFp8Row},  {37, 300, Format::kFp8Block}, {37, 75, Format::kF16},
-    {37, 75, Format::kF32},      {37, 96, Format::kInt4G32},   {37, 256, Format::kInt4G128}};
+    {2880, 4096, Format::kBF16},  {37, 72, Format::kBF16},      {96, 96, Format::kBF16},
+    {1, 8, Format::kBF16},        {33, 160, Format::kMxfp4},    {256, 512, Format::kMxfp4},
+    {208, 2880, Format::kMxfp4},  {64, 160, Format::kMxfp8},    {208, 2880, Format::kMxfp8},
+    {37, 144, Format::kNvfp4},    {96, 320, Format::kNvfp4},    {144, 704, Format::kNvfp4},
+    {37, 300, Format::kFp8Row},   {37, 300, Format::kFp8Block}, {37, 75, Format::kF16},
+    {64, 160, Format::kFp8Row},   {80, 352, Format::kFp8Row},   {64, 160, Format::kFp8Block},
+    {80, 352, Format::kFp8Block}, {37, 75, Format::kF32},       {37, 96, Format::kInt4G32},
+    {37, 256, Format::kInt4G128}};
 
 // ran: how many kernels there were, of each format of activations.
 using Ran = std::map<ActFormat, size_t>;
