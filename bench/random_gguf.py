@@ -1,12 +1,15 @@
-"""Writes a GGUF of gpt-oss-20b's shape with random weights, for bench/cpu_vs_llama_cpp.py and
+"""Writes a GGUF of a model's shape with random weights, for bench/cpu_vs_llama_cpp.py and
 bench/serve_vs_llama_cpp.py.
+
+gpt-oss-20b, the default; Qwen3-8B and Qwen3-30B-A3B, layers Q4_0, embedding and head Q8_0.
+Of gpt-oss:
 
 Experts MXFP4, dense layers and embedding Q8_0, as the GGUFs that people run. Norms 1, biases and
 sinks 0, routers N(0, 2 / sqrt(H)): every expert gets its share of tokens. (Counted in ik_llama.cpp,
 2026-11-22: 4, 8 and 16 streams touch 13.1, 20.7 and 27.8 experts a layer; even routing would touch
 13.2, 21.0 and 28.2.) Needs gguf and numpy.
 
-usage: random_gguf.py FILE [--layers 24] [--tokenizer TOKENIZER.JSON]
+usage: random_gguf.py FILE [--model gpt-oss-20b] [--layers 24] [--tokenizer TOKENIZER.JSON]
 """
 import argparse
 import json
@@ -17,7 +20,10 @@ import numpy as np
 LAYERS, HIDDEN, WIDTH, EXPERTS, CHOSEN = 24, 2880, 2880, 32, 4
 HEADS, KV_HEADS, HEAD_DIM, VOCAB, WINDOW = 64, 8, 64, 201088, 128
 T, Q = gguf.MODEL_TENSOR, gguf.GGMLQuantizationType
-BLOCK_BYTES = {Q.F32: (1, 4), Q.Q8_0: (32, 34), Q.MXFP4: (32, 17)}
+BLOCK_BYTES = {Q.F32: (1, 4), Q.Q8_0: (32, 34), Q.Q4_0: (32, 18), Q.MXFP4: (32, 17)}
+# layers, hidden, width (of an expert), experts, chosen, heads; 8 KV heads or 4, of 128
+QWEN3 = {"qwen3-8b": (36, 4096, 12288, 0, 0, 32, 8), "qwen3-30b-a3b": (48, 2048, 768, 128, 8, 32, 4)}
+QWEN3_VOCAB, QWEN3_HEAD_DIM = 151936, 128
 
 
 def random_bytes(rng, shape, kind):
@@ -26,8 +32,9 @@ def random_bytes(rng, shape, kind):
     blocks = np.frombuffer(rng.bytes(int(np.prod(shape)) // elems * size), np.uint8)
     blocks = blocks.reshape(*shape[:-1], shape[-1] // elems, size).copy()
     deviation = shape[-1] ** -0.5
-    if kind == Q.Q8_0:  # float16 scale, 32 int8: uniform, 74 rms
-        blocks[..., :2] = np.array([deviation / 74], np.float16).view(np.uint8)
+    if kind in (Q.Q8_0, Q.Q4_0):  # float16 scale, 32 int8: uniform, 74 rms; int4: 4.6
+        rms = 74 if kind == Q.Q8_0 else 4.6
+        blocks[..., :2] = np.array([deviation / rms], np.float16).view(np.uint8)
     else:  # e8m0 scale, 32 e2m1: 2.9 rms
         blocks[..., 0] = 127 + round(np.log2(deviation / 2.9))
     return blocks.reshape(*shape[:-1], -1)
@@ -58,6 +65,52 @@ def tensors(layers):
             yield name(tensor, l, "bias"), (EXPERTS, n), Q.F32, 0
 
 
+def qwen3_tensors(shape):
+    """The same of Qwen3."""
+    def name(tensor, layer=None):
+        return gguf.TENSOR_NAMES[tensor].format(bid=layer) + ".weight"
+
+    layers, hidden, width, experts, _, heads, kv_heads = shape
+    q, kv = heads * QWEN3_HEAD_DIM, kv_heads * QWEN3_HEAD_DIM
+    yield name(T.TOKEN_EMBD), (QWEN3_VOCAB, hidden), Q.Q8_0, None
+    yield name(T.OUTPUT_NORM), (hidden,), Q.F32, 1
+    yield name(T.OUTPUT), (QWEN3_VOCAB, hidden), Q.Q8_0, None
+    up, down = (width, hidden), (hidden, width)
+    for l in range(layers):
+        for norm, n in ((T.ATTN_NORM, hidden), (T.FFN_NORM, hidden),
+                        (T.ATTN_Q_NORM, QWEN3_HEAD_DIM), (T.ATTN_K_NORM, QWEN3_HEAD_DIM)):
+            yield name(norm, l), (n,), Q.F32, 1
+        for tensor, n, k in ((T.ATTN_Q, q, hidden), (T.ATTN_K, kv, hidden),
+                             (T.ATTN_V, kv, hidden), (T.ATTN_OUT, hidden, q)):
+            yield name(tensor, l), (n, k), Q.Q4_0, None
+        if experts:
+            yield name(T.FFN_GATE_INP, l), (experts, hidden), Q.F32, None
+            for tensor, matrix in ((T.FFN_GATE_EXP, up), (T.FFN_UP_EXP, up), (T.FFN_DOWN_EXP, down)):
+                yield name(tensor, l), (experts, *matrix), Q.Q4_0, None
+        else:
+            for tensor, matrix in ((T.FFN_GATE, up), (T.FFN_UP, up), (T.FFN_DOWN, down)):
+                yield name(tensor, l), matrix, Q.Q4_0, None
+
+
+def add_qwen3(w, shape):
+    layers, hidden, width, experts, chosen, heads, kv_heads = shape
+    w.add_block_count(layers)
+    w.add_context_length(40960)
+    w.add_embedding_length(hidden)
+    w.add_feed_forward_length(width)
+    w.add_head_count(heads)
+    w.add_head_count_kv(kv_heads)
+    w.add_key_length(QWEN3_HEAD_DIM)
+    w.add_value_length(QWEN3_HEAD_DIM)
+    w.add_layer_norm_rms_eps(1e-6)
+    w.add_rope_freq_base(1e6)
+    w.add_vocab_size(QWEN3_VOCAB)
+    if experts:
+        w.add_expert_feed_forward_length(width)
+        w.add_expert_count(experts)
+        w.add_expert_used_count(chosen)
+
+
 def add_vocabulary(w, path):
     """Of a tokenizer.json with byte-level BPE; ids that it does not use become [unused]."""
     with open(path) as f:
@@ -77,8 +130,7 @@ def add_vocabulary(w, path):
     w.add_eos_token_id(texts.index("<|return|>"))
 
 
-def write(path, layers=LAYERS, tokenizer=None):
-    w = gguf.GGUFWriter(path, "gpt-oss")
+def add_gpt_oss(w, layers):
     w.add_block_count(layers)
     w.add_context_length(131072)
     w.add_embedding_length(HIDDEN)
@@ -97,11 +149,27 @@ def write(path, layers=LAYERS, tokenizer=None):
     w.add_rope_scaling_factor(32.0)
     w.add_rope_scaling_orig_ctx_len(4096)
     w.add_vocab_size(VOCAB)
+
+
+def write(path, model="gpt-oss-20b", layers=None, tokenizer=None):
+    if model in QWEN3:
+        shape = (layers or QWEN3[model][0], *QWEN3[model][1:])
+        w = gguf.GGUFWriter(path, "qwen3moe" if shape[3] else "qwen3")
+        add_qwen3(w, shape)
+        of_model = lambda: qwen3_tensors(shape)
+    else:
+        w = gguf.GGUFWriter(path, "gpt-oss")
+        add_gpt_oss(w, layers or LAYERS)
+        of_model = lambda: tensors(layers or LAYERS)
     if tokenizer:
         add_vocabulary(w, tokenizer)
     else:
         w.add_tokenizer_model("no_vocab")
-    for name, shape, kind, _ in tensors(layers):
+    write_tensors(w, of_model)
+
+
+def write_tensors(w, of_model):
+    for name, shape, kind, _ in of_model():
         elems, size = BLOCK_BYTES[kind]
         rows = (*shape[:-1], shape[-1] // elems * size) if kind != Q.F32 else shape
         dtype = np.dtype(np.float32 if kind == Q.F32 else np.uint8)
@@ -110,7 +178,7 @@ def write(path, layers=LAYERS, tokenizer=None):
     w.write_kv_data_to_file()
     w.write_ti_data_to_file()
     rng = np.random.default_rng(1)
-    for _, shape, kind, fill in tensors(layers):
+    for _, shape, kind, fill in of_model():
         if kind != Q.F32:
             data = random_bytes(rng, shape, kind)
         elif fill is None:
@@ -124,7 +192,8 @@ def write(path, layers=LAYERS, tokenizer=None):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("file")
-    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--model", choices=["gpt-oss-20b", *QWEN3], default="gpt-oss-20b")
+    parser.add_argument("--layers", type=int, help="else the model's own")
     parser.add_argument("--tokenizer", help="else there is none")
     args = parser.parse_args()
-    write(args.file, args.layers, args.tokenizer)
+    write(args.file, args.model, args.layers, args.tokenizer)

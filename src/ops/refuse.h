@@ -81,8 +81,9 @@ const char* refuse_bf16(Format format, int64_t rows, int64_t cols, const KernelO
   if (const char* reason = refuse_isa(kIsa, options)) return reason;
   if (options.activations != ActFormat::kInt8 && options.activations != ActFormat::kInt8Row)
     return "activations are not int8";
-  if (format != Format::kMxfp8 && format != Format::kNvfp4 && format != Format::kFp8Row)
-    return "weights are not nvfp4, mxfp8 or fp8 with scales of rows";
+  if (format != Format::kMxfp8 && format != Format::kNvfp4 && format != Format::kFp8Row &&
+      format != Format::kFp8Block)
+    return "weights are not nvfp4, mxfp8 or fp8";
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }
 

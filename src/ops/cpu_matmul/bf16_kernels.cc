@@ -10,6 +10,7 @@
 #include <bit>
 
 #include "cpu/simd_target.h"
+#include "formats/fp8_block.h"
 #include "formats/mxfp4.h"
 
 NIBBLE_TARGET(NIBBLE_AVX512 ",avx512vbmi,avx512bf16")
@@ -134,9 +135,13 @@ void pair_nvfp4(const uint8_t* codes, const uint8_t* scales, std::byte* to) {
   }
 }
 
-// FP8 whose scales are the rows' alone, as MXFP8.
+// FP8 as MXFP8: its scales come later.
 constexpr uint8_t kNoScales[16] = {127, 127, 127, 127, 127, 127, 127, 127,
                                    127, 127, 127, 127, 127, 127, 127, 127};
+
+constexpr bool is_fp8(Format format) {
+  return format == Format::kFp8Row || format == Format::kFp8Block;
+}
 
 // A step of a panel.
 template <Format kFormat>
@@ -147,17 +152,38 @@ struct Block {
   Block(const Bf16Run& run, int64_t panel, int64_t step) {
     const int64_t at = panel * run.steps + step;
     codes = run.codes + kCodeBytes * at;
-    if constexpr (kFormat == Format::kFp8Row)
+    if constexpr (is_fp8(kFormat))
       scales = kNoScales;
     else
       scales = run.scales + kScaleBytes * at;
   }
   void fetch() const {
     for (int i = 0; i < kCodeBytes; i += 64) __builtin_prefetch(codes + kAhead + i, 0, 1);
-    if constexpr (kFormat != Format::kFp8Row)
+    if constexpr (!is_fp8(kFormat))
       __builtin_prefetch(scales + kAhead / kCodeBytes * kScaleBytes, 0, 1);
   }
 };
+
+// Steps whose sums begin at zero and are then multiplied by a scale of their own: FP8's with scales
+// of blocks. 0: there are none such.
+constexpr int64_t steps_of_block(Format format) {
+  return format == Format::kFp8Block ? kFp8BlockElems / 32 : 0;
+}
+// That scale, of the rows of a panel.
+SIMD_FN __m512 block_scales(const Bf16Run& run, int64_t panel, int64_t step) {
+  const int64_t blocks = (32 * run.steps + kFp8BlockElems - 1) / kFp8BlockElems;
+  const auto* scales = reinterpret_cast<const float*>(run.scales);
+  return S::load(scales + 16 * (panel * blocks + 32 * step / kFp8BlockElems));
+}
+// Behind step `step` of few inputs: where a block ends, its sum goes to their total.
+template <Format kFormat>
+SIMD_FN void end_step(const Bf16Run& run, int64_t panel, int64_t step, __m512& sum, __m512& total) {
+  if constexpr (steps_of_block(kFormat) > 0) {
+    if ((step + 1) % steps_of_block(kFormat) != 0 && step + 1 < run.steps) return;
+    total = S::fma(block_scales(run, panel, step), sum, total);
+    sum = S::zero();
+  }
+}
 
 // Steps [first, first + steps) of a panel.
 template <Format kFormat>
@@ -177,13 +203,13 @@ void pair_panel(const Bf16Run& run, int64_t panel, int64_t first, int64_t steps,
 // The sums of 16 inputs from `first` on and `steps` steps of lines; where kFresh, from zero.
 template <typename Products, bool kFresh>
 void add_steps(const Bf16Run& run, int64_t first, int64_t step, int64_t steps,
-               const std::byte* lines, float* sums) {
+               const std::byte* lines, int64_t panel_bytes, float* sums) {
   // Columns of panels that are not there go nowhere.
   Products::template multiply<kBf16Panels, kFresh>(
       {.a = reinterpret_cast<const std::byte*>(run.x + first * 32 * run.steps) + 64 * step,
        .a_row = 64 * run.steps,
        .b = lines,
-       .b_block = steps * kTileBytes,
+       .b_block = panel_bytes,
        .c = sums,
        .c_row = 16 * kBf16Panels,
        .steps = steps,
@@ -195,7 +221,7 @@ template <Format kFormat>
 void finish(const Bf16Run& run, int64_t m, int64_t panel, __m512 sum) {
   const __m512 bias = run.bias == nullptr ? S::zero() : S::load_bf16(run.bias + 16 * panel);
   float* y = run.y + m * run.ldy + 16 * panel;
-  if constexpr (kFormat == Format::kMxfp8)
+  if constexpr (kFormat == Format::kMxfp8 || kFormat == Format::kFp8Block)
     S::store(y, S::add(sum, bias));
   else
     S::store(y, S::fma(sum, S::load(run.row_scales + 16 * panel), bias));
@@ -215,7 +241,7 @@ void multiply_few(cpu::Avx512Bf16, const Bf16Run& run) {
   const Mxfp8Lines lines;
   for (int64_t p = 0; p < run.panels; p += 2) {
     const int64_t other = std::min(p + 1, run.panels - 1);
-    __m512 acc[2] = {S::zero(), S::zero()};
+    __m512 acc[2] = {S::zero(), S::zero()}, total[2] = {S::zero(), S::zero()};
     for (int64_t s = 0; s < run.steps; ++s) {
       const Block<kFormat> blocks[2] = {{run, p, s}, {run, other, s}};
       __m512i smaller[2];
@@ -235,8 +261,11 @@ void multiply_few(cpu::Avx512Bf16, const Bf16Run& run) {
                                     reinterpret_cast<__m512bh>(Mxfp8Lines::line(
                                         lines, blocks[i].codes + 32 * r, smaller[i])));
       }
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) end_step<kFormat>(run, i == 0 ? p : other, s, acc[i], total[i]);
     }
-    for (int i = 0; i < 2 && p + i < run.panels; ++i) finish<kFormat>(run, 0, p + i, acc[i]);
+    for (int i = 0; i < 2 && p + i < run.panels; ++i)
+      finish<kFormat>(run, 0, p + i, steps_of_block(kFormat) == 0 ? acc[i] : total[i]);
   }
 }
 
@@ -265,9 +294,9 @@ SIMD_FN __m512 scale_of(const Block<kFormat>& block) {
 // scale waits until then; a power of two, it changes no rounding.
 template <Format kFormat, int M>
 void multiply_few(const Bf16Run& run, int64_t panel, const float* x) {
-  __m512 acc[M];
+  __m512 acc[M], total[M];
 #pragma GCC unroll 4
-  for (int m = 0; m < M; ++m) acc[m] = S::zero();
+  for (int m = 0; m < M; ++m) acc[m] = total[m] = S::zero();
   for (int64_t s = 0; s < run.steps; ++s, x += 32) {
     const Block<kFormat> block(run, panel, s);
     block.fetch();
@@ -289,10 +318,14 @@ void multiply_few(const Bf16Run& run, int64_t panel, const float* x) {
     }
     const __m512 scale = scale_of(block);
 #pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) acc[m] = S::fma(scale, S::add(even[m], odd[m]), acc[m]);
+    for (int m = 0; m < M; ++m) {
+      acc[m] = S::fma(scale, S::add(even[m], odd[m]), acc[m]);
+      end_step<kFormat>(run, panel, s, acc[m], total[m]);
+    }
   }
 #pragma GCC unroll 4
-  for (int m = 0; m < M; ++m) finish<kFormat>(run, m, panel, acc[m]);
+  for (int m = 0; m < M; ++m)
+    finish<kFormat>(run, m, panel, steps_of_block(kFormat) == 0 ? acc[m] : total[m]);
 }
 
 template <Format kFormat>
@@ -326,6 +359,27 @@ bool any_large(const Bf16Run& run) {
   return false;
 }
 
+// The same as add_steps() of all steps, block by block: the sums of each times its scales, added
+// up.
+template <typename Products, Format kFormat>
+void add_blocks(const Bf16Run& run, int64_t first, const std::byte* lines, float* sums) {
+  constexpr int64_t kSums = kBf16Inputs * kBf16Panels;
+  alignas(64) float block[16 * kSums];
+  std::fill_n(sums, 16 * kSums, 0.f);
+  for (int64_t step = 0; step < run.steps; step += steps_of_block(kFormat)) {
+    const int64_t steps = std::min(steps_of_block(kFormat), run.steps - step);
+    add_steps<Products, true>(run, first, step, steps, lines + step * kTileBytes,
+                              run.steps * kTileBytes, block);
+    for (int64_t p = 0; p < run.panels; ++p) {
+      const __m512 scale = block_scales(run, p, step);
+      for (int64_t m = 0; m < std::min(kBf16Inputs, run.tokens - first); ++m) {
+        const int64_t at = 16 * (m * kBf16Panels + p);
+        S::store(sums + at, S::fma(scale, S::load(block + at), S::load(sums + at)));
+      }
+    }
+  }
+}
+
 template <typename Products, Format kFormat>
 void multiply(const Bf16Run& run) {
   CHECK(run.panels <= kBf16Panels);
@@ -335,16 +389,19 @@ void multiply(const Bf16Run& run) {
   std::byte* lines = run.scratch;
   auto* sums = reinterpret_cast<float*>(lines + kBf16Panels * run.steps * kTileBytes);
   // Inputs of one pass: few steps at a time, whose lines stay in L1.
-  const int64_t most = run.tokens <= kBf16Inputs ? kFewSteps : run.steps;
+  constexpr int64_t kBlock = steps_of_block(kFormat);
+  const int64_t most = run.tokens <= kBf16Inputs && kBlock == 0 ? kFewSteps : run.steps;
   for (int64_t step = 0, steps; step < run.steps; step += steps) {
     steps = std::min(most, run.steps - step);
     for (int64_t p = 0; p < run.panels; ++p)
       pair_panel<kFormat>(run, p, step, steps, lines + p * steps * kTileBytes);
     for (int64_t first = 0; first < run.tokens; first += kBf16Inputs) {
-      if (step == 0)
-        add_steps<Products, true>(run, first, step, steps, lines, sums);
+      if constexpr (kBlock > 0)
+        add_blocks<Products, kFormat>(run, first, lines, sums);
+      else if (step == 0)
+        add_steps<Products, true>(run, first, step, steps, lines, steps * kTileBytes, sums);
       else
-        add_steps<Products, false>(run, first, step, steps, lines, sums);
+        add_steps<Products, false>(run, first, step, steps, lines, steps * kTileBytes, sums);
       if (step + steps == run.steps) finish_all<kFormat>(run, first, sums);
     }
   }
@@ -356,7 +413,8 @@ constexpr Bf16Kernels kernels_of() {
   return {.encode = encode,
           .mxfp8 = multiply<Products, Format::kMxfp8>,
           .nvfp4 = multiply<Products, Format::kNvfp4>,
-          .fp8_row = multiply<Products, Format::kFp8Row>};
+          .fp8_row = multiply<Products, Format::kFp8Row>,
+          .fp8_block = multiply<Products, Format::kFp8Block>};
 }
 
 }  // namespace

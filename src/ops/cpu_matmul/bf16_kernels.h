@@ -5,7 +5,8 @@
 // as zero), sums are float32.
 //
 //   y[m][n] = bias[n] + sum over k of w[n][k] x[m][k], in the instruction's order: the same
-// whatever the batch; where rows have scales: fma(sum, scale[n], bias[n]). On AMX few inputs go by
+// whatever the batch; where rows have scales: fma(sum, scale[n], bias[n]); where blocks of 128 k
+// have float32s, the sums of each begin at zero and are added up by fma. On AMX few inputs go by
 // float32 multiply-adds in the tiles' order.
 //
 // Bytes: the weights once. Reached, nibble bench ops, out_proj of gpt-oss-20b: on 2 cores of an
@@ -48,10 +49,11 @@ constexpr int64_t bf16_run_scratch_bytes(int64_t steps) {
 struct Bf16Kernels {
   using Multiply = void(const Bf16Run& run);
   void (*encode)(const float* x, int64_t n, uint16_t* to);  // n: a multiple of 32
-  Multiply *mxfp8, *nvfp4, *fp8_row;
+  Multiply *mxfp8, *nvfp4, *fp8_row, *fp8_block;
   Multiply* of(Format format) const {
     if (format == Format::kNvfp4) return nvfp4;
-    return format == Format::kFp8Row ? fp8_row : mxfp8;
+    if (format == Format::kFp8Row) return fp8_row;
+    return format == Format::kFp8Block ? fp8_block : mxfp8;
   }
 };
 

@@ -18,7 +18,7 @@ struct Here {
 };
 std::vector<Here> all_here() {
   std::vector<Here> all{{Format::kBF16, cpu::Isa::kAmx}};
-  for (const Format format : {Format::kMxfp8, Format::kNvfp4, Format::kFp8Row})
+  for (const Format format : {Format::kMxfp8, Format::kNvfp4, Format::kFp8Row, Format::kFp8Block})
     for (const cpu::Isa isa : {cpu::Isa::kAvx512Bf16, cpu::Isa::kAmx}) all.push_back({format, isa});
   std::erase_if(all, [](const Here& h) { return !cpu::supports(cpu::detect_isa(), h.isa); });
   return all;
@@ -91,6 +91,8 @@ TEST(Bf16Kernels, DamageStaysInItsRowAndItsToken) {
       // One block of row 20, or the row.
       if (here.format == Format::kMxfp8)
         w.scales[4 * 20] = 255;
+      else if (here.format == Format::kFp8Block)
+        w.scales[4 * 20 + 2] = 0x80, w.scales[4 * 20 + 3] = 0x7f;  // infinity
       else
         w.row_scales[20] = std::numeric_limits<float>::quiet_NaN();
       w.pack(Layout::kPanels16);
