@@ -20,6 +20,23 @@ struct Avx2Int8 : Avx2 {
     low = _mm256_shuffle_epi8(table, _mm256_and_si256(bytes, mask));
     high = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask));
   }
+  SIMD_FN void nibbles(const uint8_t* line, Int& low, Int& high) {
+    const Int bytes = _mm256_loadu_si256(reinterpret_cast<const Int*>(line));
+    const Int mask = _mm256_set1_epi8(15);
+    low = _mm256_and_si256(bytes, mask);
+    high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
+  }
+  SIMD_FN void load_int4_groups(const uint8_t* at, Vec& scale, Vec& zero) {
+    const Int groups = _mm256_loadu_si256(reinterpret_cast<const Int*>(at));
+    const Int halves = _mm256_and_si256(groups, _mm256_set1_epi32(0xffff));
+    const Int packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(halves, halves), 0xd8);
+    const Int is_f16 = _mm256_slli_epi32(groups, 7);  // blendv looks at bit 31
+    scale = _mm256_blendv_ps(_mm256_castsi256_ps(_mm256_slli_epi32(groups, 16)),
+                             _mm256_cvtph_ps(_mm256_castsi256_si128(packed)),
+                             _mm256_castsi256_ps(is_f16));
+    zero =
+        _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(groups, 16), _mm256_set1_epi32(255)));
+  }
   SIMD_FN Int four(const int8_t* x) {
     int32_t bytes;
     __builtin_memcpy(&bytes, x, sizeof(bytes));

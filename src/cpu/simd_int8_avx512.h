@@ -19,6 +19,19 @@ struct Avx512Vnni : Avx512 {
     low = _mm512_permutexvar_epi8(bytes, table);
     high = _mm512_permutexvar_epi8(_mm512_srli_epi16(bytes, 4), table);
   }
+  SIMD_FN void nibbles(const uint8_t* line, Int& low, Int& high) {
+    const Int bytes = _mm512_loadu_si512(line), mask = _mm512_set1_epi8(15);
+    low = _mm512_and_si512(bytes, mask);
+    high = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
+  }
+  SIMD_FN void load_int4_groups(const uint8_t* at, Vec& scale, Vec& zero) {
+    const Int groups = _mm512_loadu_si512(at);
+    const __mmask16 is_f16 = _mm512_test_epi32_mask(groups, _mm512_set1_epi32(0xff000000));
+    scale = _mm512_mask_cvtph_ps(_mm512_castsi512_ps(_mm512_slli_epi32(groups, 16)), is_f16,
+                                 _mm512_cvtepi32_epi16(groups));
+    zero =
+        _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(groups, 16), _mm512_set1_epi32(255)));
+  }
   // sums[j] = start[j] + w . x[j] for N vectors of 4 kLines, 32 apart, side by side: the products
   // of one wait for each other. As assembly, for g++ 12 loads the four bytes of each product by an
   // instruction of its own, where clang folds them into it: on a Xeon that was a third of the

@@ -18,6 +18,18 @@ struct NeonDot : Neon {
     low = vreinterpretq_s32_s8(vqtbl1q_s8(table, vandq_u8(bytes, vdupq_n_u8(15))));
     high = vreinterpretq_s32_s8(vqtbl1q_s8(table, vshrq_n_u8(bytes, 4)));
   }
+  SIMD_FN void nibbles(const uint8_t* line, Int& low, Int& high) {
+    const uint8x16_t bytes = vld1q_u8(line);
+    low = vreinterpretq_s32_u8(vandq_u8(bytes, vdupq_n_u8(15)));
+    high = vreinterpretq_s32_u8(vshrq_n_u8(bytes, 4));
+  }
+  SIMD_FN void load_int4_groups(const uint8_t* at, Vec& scale, Vec& zero) {
+    const uint32x4_t groups = vreinterpretq_u32_u8(vld1q_u8(at));
+    const uint32x4_t is_f16 = vtstq_u32(groups, vdupq_n_u32(0xff000000u));
+    const Vec as_f16 = vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(groups)));
+    scale = vbslq_f32(is_f16, as_f16, vreinterpretq_f32_u32(vshlq_n_u32(groups, 16)));
+    zero = vcvtq_f32_u32(vandq_u32(vshrq_n_u32(groups, 16), vdupq_n_u32(255)));
+  }
   // sums[j] = w . x[j] for N vectors of 4 kLines, 32 apart.
   template <int N, int kLines>
   SIMD_FN void dot(const Int* w, const int8_t* x, const int32_t*, Int* sums) {

@@ -120,7 +120,10 @@ uint32_t gather(uint32_t x) {
 }
 
 // Codes of 4 bits; other formats of kPanels16 have 8.
-bool has_nibbles(Format format) { return format == Format::kMxfp4 || format == Format::kNvfp4; }
+bool has_nibbles(Format format) {
+  return format == Format::kMxfp4 || format == Format::kNvfp4 || format == Format::kInt4G32 ||
+         format == Format::kInt4G128;
+}
 
 void pack_nibble_panel(int64_t cols, const uint8_t* codes, uint8_t* to) {
   const int64_t blocks = cols / 32;
@@ -170,7 +173,7 @@ const char* refuse_layout(Layout layout, Format format, int64_t rows, int64_t co
   const bool has_bytes =
       format == Format::kMxfp8 || format == Format::kFp8Row || format == Format::kFp8Block;
   if (layout == Layout::kPanels16 && !has_nibbles(format) && !has_bytes)
-    return "panels16 is for mxfp4, nvfp4, mxfp8 and fp8 weights";
+    return "panels16 is for weights of 4 and 8 bits";
   if (rows % kGroupRows != 0) return "its rows are not a multiple of 16";
   if (cols % layout_row(layout).col_multiple != 0)
     return layout == Layout::kTiles16x64 ? "its columns are not a multiple of 64"

@@ -13,13 +13,13 @@
 //                   (j >= 4), so its 16-bit halves hold neighbours: pairs (k, k + 1) of bf16
 //   bytes 512..543  E8M0 scales: byte 512 + (g * 2 + block) * 2 + (row >= 8)
 //
-// kPanels16 (MXFP4, NVFP4, MXFP8, FP8; two arrays): for 4 bits the B tile of AMX int8 and the order
+// kPanels16 (all of 4 and 8 bits; two arrays): for 4 bits the B tile of AMX int8 and the order
 // of vpdpbusd at once, for 8 bits one vector of 16 rows for each k.
 //   codes   4 bits: a group is K/32 times 256 bytes, each 16 rows x 32 k: byte 64i + 4n + b
 //           (i < 4: line, n < 16: row, b < 4) holds k = 8i + b low and k = 8i + 4 + b high
 //           8 bits: K/32 times 512 bytes: byte 16k + n holds k of row n
-//   scales  for each block of K those of the 16 rows, one after the other (FP8: 4 bytes each, or
-//           none). Scales of rows stay where they are
+//   scales  for each block of K those of the 16 rows, one after the other (FP8 and INT4: 4 bytes
+//           each, or none). Scales of rows stay where they are
 #pragma once
 
 #include <cstdint>

@@ -14,8 +14,9 @@ struct Packing {
 };
 constexpr Packing kPackings[] = {
     {Format::kMxfp4, Layout::kTiles16x64}, {Format::kMxfp4, Layout::kPanels16},
-    {Format::kNvfp4, Layout::kPanels16},   {Format::kMxfp8, Layout::kPanels16},
-    {Format::kFp8Row, Layout::kPanels16},  {Format::kFp8Block, Layout::kPanels16}};
+    {Format::kInt4G32, Layout::kPanels16}, {Format::kNvfp4, Layout::kPanels16},
+    {Format::kMxfp8, Layout::kPanels16},   {Format::kFp8Row, Layout::kPanels16},
+    {Format::kFp8Block, Layout::kPanels16}};
 
 struct Matrix {
   Matrix(Format format, Layout layout, int64_t rows, int64_t cols)
@@ -123,7 +124,7 @@ void expect_scales_of_panels(Format format, int64_t rows, int64_t cols, const Ma
 
 TEST(Layout, PanelsAreTheTilesOfAmx) {
   constexpr int64_t kRows = 32, kCols = 96;
-  for (const Format format : {Format::kMxfp4, Format::kNvfp4}) {
+  for (const Format format : {Format::kMxfp4, Format::kNvfp4, Format::kInt4G32}) {
     const Matrix from = random_rows(format, kRows, kCols);
     Matrix packed(format, Layout::kPanels16, kRows, kCols);
     ASSERT_EQ(packed.codes.size(), from.codes.size());

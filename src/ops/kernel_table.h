@@ -40,7 +40,7 @@ std::optional<Op> find_op(std::string_view name);
 enum class ActFormat : uint8_t {
   kFloat,    // as they are
   kBF16,     // h, q, att and u are stored as bf16
-  kInt8,     // blocks of 32, for weights in mxfp4 and nvfp4; other weights take floats
+  kInt8,     // blocks of 32, for weights of 4 bits; others take bf16 or floats
   kInt8Row,  // the same with one scale per token, for weights in mxfp4
   kFp8       // E4M3 with one scale per token, for weights in mxfp4 that many rows meet; else bf16
 };

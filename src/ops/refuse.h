@@ -102,13 +102,13 @@ inline const char* refuse_bf16_rows(Format format, int64_t rows, int64_t cols,
 template <cpu::Isa kIsa>
 const char* refuse_int8(Format format, int64_t rows, int64_t cols, const KernelOptions& options) {
   if (const char* reason = refuse_isa(kIsa, options)) return reason;
-  // NVFP4's scales are no powers of two: one step per token would gain nothing.
-  const bool is_nvfp4 = format == Format::kNvfp4;
+  // Their scales are no powers of two: one step per token would gain nothing.
+  const bool has_floats =
+      format == Format::kNvfp4 || format == Format::kInt4G32 || format == Format::kInt4G128;
   if (options.activations != ActFormat::kInt8 &&
-      !(is_nvfp4 && options.activations == ActFormat::kInt8Row))
+      !(has_floats && options.activations == ActFormat::kInt8Row))
     return "activations are not int8";
-  if (format != Format::kMxfp4 && !is_nvfp4)
-    return "int8 activations are for mxfp4 and nvfp4 weights";
+  if (format != Format::kMxfp4 && !has_floats) return "int8 activations are for weights of 4 bits";
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }
 

@@ -1,6 +1,6 @@
-// Products of MXFP4 and NVFP4 panels (Layout::kPanels16) with int8 activations in blocks of 32,
-// written once over vectors of 32-bit lanes and compiled for each instruction set that can multiply
-// bytes.
+// Products of MXFP4, NVFP4 and INT4 panels (Layout::kPanels16) with int8 activations in blocks of
+// 32, written once over vectors of 32-bit lanes and compiled for each instruction set that can
+// multiply bytes.
 //
 //   MXFP4: y[m][n] = bias[n] + sum over blocks b, ascending, of
 //                    fma(sum in b of 2w[n][k] q[m][k], 2^(e[n][b] - 127) * (step[m][b] / 2), so
@@ -8,13 +8,17 @@
 //   NVFP4: y[m][n] = fma(sum over b of fma(fma(s[n][2b + 1], second, s[n][2b] * first),
 //                                          step[m][b] / 2, so far), g[n], bias[n])
 //                    first, second: the sums in the 16 k that share a scale
+//   INT4:  as MXFP4, of (w - zero) q: fma(-zero[n][b], sum of q, sum of w q), and fma(sum over b,
+//   2,
+//          bias[n]) for the step's half
 // The sum within a block is a whole number, exact; blocks are added in float32, one lane per row n.
 // So an output has the same bits whatever the batch, the tile and the instruction set.
 //
 // Inputs lie in tiles of a few vectors, block by block, so that one pointer walks all that a block
 // needs:  block b of a tile of M: int8 q[M][32], float step / 2 [M], int32 offset[parts][M].
 // offset[m] = -kCodeOffset * sum of q: the codes are looked up as 2 e2m1 + kCodeOffset, unsigned,
-// as x86's byte products want them. A part is what shares a scale of the weights: 32 k, or 16.
+// as x86's byte products want them. (INT4, whose codes are unsigned: a float, the sum of q.) A part
+// is what shares a scale of the weights: 32 k, or 16.
 #pragma once
 
 #include <algorithm>
@@ -58,8 +62,12 @@ struct Int8Kernels {
 };
 
 struct Int8KernelSet {
-  Int8Kernels mxfp4, nvfp4;
-  const Int8Kernels& of(Format format) const { return format == Format::kNvfp4 ? nvfp4 : mxfp4; }
+  Int8Kernels mxfp4, nvfp4, int4_g32, int4_g128;
+  const Int8Kernels& of(Format format) const {
+    if (format == Format::kNvfp4) return nvfp4;
+    if (format == Format::kInt4G32) return int4_g32;
+    return format == Format::kInt4G128 ? int4_g128 : mxfp4;
+  }
 };
 
 // Those of `isa`: kAvx512Vnni, kAvxVnni, kAvx2 or kNeonDot.

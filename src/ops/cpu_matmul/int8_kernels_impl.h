@@ -1,6 +1,8 @@
 // Bodies of Int8Kernels over a vector type S; see float_kernels_impl.h for how it is compiled.
 // S: Int (kLanes 32-bit lanes, four codes each), Vec (kLanes floats);
 //   decode(line, low, high)  kLanes rows' codes of 8 consecutive k: the first four, the last four
+//   nibbles(line, low, high)  the same, not looked up
+//   load_int4_groups(at, scale, zero)  of kLanes rows (formats/int4.h)
 //   dot<N, kLines>(w, x, start, sums)  start + sum over 4 kLines k of w x, for N int8 x, 32 bytes
 //     from one to the next; start: kCodeOffset's
 //
@@ -32,7 +34,11 @@ struct PanelProduct {
   using Vec = typename S::Vec;
   static constexpr int kLanes = S::kLanes, kParts = int8_parts(kFormat);
   static constexpr int64_t kTileBytes = int8_tile_bytes(kParts);
-  static constexpr int64_t kScaleBytes = kParts * kPanelRows;  // of a block
+  static constexpr bool kIsInt4 = kFormat == Format::kInt4G32 || kFormat == Format::kInt4G128;
+  static constexpr int kBlocksOfScale = kFormat == Format::kInt4G128 ? 4 : 1;
+  // Of a block.
+  static constexpr int64_t kScaleBytes =
+      kIsInt4 ? 4 * kPanelRows / kBlocksOfScale : kParts * kPanelRows;
   // How far ahead weights are fetched into L2: any nearer and DRAM is not hidden, into L1 and its
   // few buffers are held for all that time.
   static constexpr int64_t kAhead = 8192, kScalesAhead = kAhead / 256 * kScaleBytes;
@@ -59,7 +65,9 @@ struct PanelProduct {
     for (int p = 0; p < kParts; ++p)
       for (int i = 0; i < 32 / kParts; ++i) sums[p] += codes[p * 32 / kParts + i];
     steps[m] = step.step / 2;
-    for (int p = 0; p < kParts; ++p) offsets[p * size + m] = -S::kCodeOffset * sums[p];
+    for (int p = 0; p < kParts; ++p)
+      offsets[p * size + m] =
+          kIsInt4 ? std::bit_cast<int32_t>(static_cast<float>(sums[p])) : -S::kCodeOffset * sums[p];
   }
 
   static void encode(const float* x, int64_t blocks, int size, int m, std::byte* tile) {
@@ -80,26 +88,30 @@ struct PanelProduct {
     Vec acc[M];
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) acc[m] = S::zero();
-    const uint8_t *codes = t.codes + 4 * row, *scales = t.scales + row;
+    const uint8_t *codes = t.codes + 4 * row, *scales = t.scales + (kIsInt4 ? 4 : 1) * row;
     const std::byte* x = t.tile;
     for (int64_t b = 0; b < t.blocks; ++b) {
       Int w[8];
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         if (kFetch) __builtin_prefetch(codes + kAhead + 64 * i, 0, 1);
-        S::decode(codes + 64 * i, w[2 * i], w[2 * i + 1]);
+        if constexpr (kIsInt4)
+          S::nibbles(codes + 64 * i, w[2 * i], w[2 * i + 1]);
+        else
+          S::decode(codes + 64 * i, w[2 * i], w[2 * i + 1]);
       }
       if (kFetch && b % (64 / kScaleBytes) == 0) __builtin_prefetch(scales + kScalesAhead, 0, 1);
-      Vec ws[kParts];
-#pragma GCC unroll 2
-      for (int p = 0; p < kParts; ++p) ws[p] = scales_of(scales + p * kPanelRows);
+      Vec ws[2];
+      load_scales(scales, ws);
       const auto* steps = reinterpret_cast<const float*>(x + 32 * M);
       const auto* offsets = reinterpret_cast<const int32_t*>(steps + M);
 #pragma GCC unroll 16
       for (int m = 0; m < M; m += kBeside)
         add_block<M, kBeside>(w, ws, reinterpret_cast<const int8_t*>(x) + 32 * m, steps + m,
                               offsets + m, acc + m);
-      codes += 256, scales += kScaleBytes, x += M * kTileBytes;
+      codes += 256, x += M * kTileBytes;
+      if (kBlocksOfScale == 1 || b % kBlocksOfScale == kBlocksOfScale - 1)
+        scales += kScaleBytes * kBlocksOfScale;
     }
     const Vec bias = t.bias == nullptr ? S::zero() : S::load_bf16(t.bias + row);
 #pragma GCC unroll 16
@@ -107,11 +119,14 @@ struct PanelProduct {
       if (m < t.tokens) S::store(t.y + m * t.ldy + row, finish(t, row, acc[m], bias));
   }
 
-  SIMD_FN Vec scales_of(const uint8_t* at) {
-    if constexpr (kFormat == Format::kNvfp4)
-      return S::load_e4m3(at);
+  // Of one block; INT4's zero points are the second.
+  SIMD_FN void load_scales(const uint8_t* at, Vec* ws) {
+    if constexpr (kIsInt4)
+      S::load_int4_groups(at, ws[0], ws[1]);
+    else if constexpr (kFormat == Format::kNvfp4)
+      ws[0] = S::load_e4m3(at), ws[1] = S::load_e4m3(at + kPanelRows);
     else
-      return S::scales(at);
+      ws[0] = S::scales(at);
   }
 
   // A block of weights w, of scales ws, by N of a tile's M vectors.
@@ -119,8 +134,16 @@ struct PanelProduct {
   SIMD_FN void add_block(const Int* w, const Vec* ws, const int8_t* x, const float* steps,
                          const int32_t* offsets, Vec* acc) {
     Int sums[N];
-    S::template dot<N, 8 / kParts>(w, x, offsets, sums);
-    if constexpr (kParts == 1) {
+    static constexpr int32_t kNothing[4] = {};
+    S::template dot<N, 8 / kParts>(w, x, kIsInt4 ? kNothing : offsets, sums);
+    if constexpr (kIsInt4) {
+      const auto* q = reinterpret_cast<const float*>(offsets);
+      const Vec less = S::sub(S::zero(), ws[1]);
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j)
+        acc[j] = S::fma(S::fma(less, S::set1(q[j]), S::to_float(sums[j])),
+                        S::mul(ws[0], S::set1(steps[j])), acc[j]);
+    } else if constexpr (kParts == 1) {
 #pragma GCC unroll 4
       for (int j = 0; j < N; ++j)
         acc[j] = S::fma(S::to_float(sums[j]), S::mul(*ws, S::set1(steps[j])), acc[j]);
@@ -138,6 +161,8 @@ struct PanelProduct {
   SIMD_FN Vec finish(const PanelTile& t, int row, Vec sum, Vec bias) {
     if constexpr (kFormat == Format::kNvfp4)
       return S::fma(sum, S::mul(S::load(t.row_scales + row), S::set1(S::kE4m3Unit)), bias);
+    else if constexpr (kIsInt4)
+      return S::fma(sum, S::set1(2), bias);
     else
       return S::add(sum, bias);
   }
@@ -188,7 +213,9 @@ constexpr Int8Kernels int8_kernels_of() {
 template <typename S>
 constexpr Int8KernelSet make_int8_kernels() {
   return {.mxfp4 = int8_kernels_of<S, Format::kMxfp4>(),
-          .nvfp4 = int8_kernels_of<S, Format::kNvfp4>()};
+          .nvfp4 = int8_kernels_of<S, Format::kNvfp4>(),
+          .int4_g32 = int8_kernels_of<S, Format::kInt4G32>(),
+          .int4_g128 = int8_kernels_of<S, Format::kInt4G128>()};
 }
 
 }  // namespace nibble::ops

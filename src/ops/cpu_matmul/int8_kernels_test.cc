@@ -21,7 +21,7 @@ std::vector<cpu::Isa> isas_here() {
   return here;
 }
 
-constexpr Format kFormats[] = {Format::kMxfp4, Format::kNvfp4};
+constexpr Format kFormats[] = {Format::kMxfp4, Format::kNvfp4, Format::kInt4G32, Format::kInt4G128};
 
 // Products of the rows of x by one panel, in tiles of `size`.
 std::vector<float> multiply(const Int8Kernels& kernels, const TestWeight& w, const Floats& x,
@@ -83,7 +83,8 @@ TEST(Int8Kernels, EncodeAsTheTwin) {
 void check_tiles(Format format, int64_t cols) {
   Random random(2);
   TestWeight w(random, format, 1, kPanelRows, cols);
-  w.scales[3] = 0;  // 2^-127, or zero
+  w.scales[3] = 0;                                                   // 2^-127, or zero
+  if (format_row(format).scale_bytes == 4) w.scales[4 * 7 + 3] = 1;  // a scale in float16
   w.pack(Layout::kPanels16);
   const Floats x(random, 16, cols), seen = as_input(x, ActFormat::kInt8);
   std::vector<float> first;
@@ -109,7 +110,8 @@ void check_tiles(Format format, int64_t cols) {
 
 TEST(Int8Kernels, EveryTileEqualsTheTwin) {
   for (const Format format : kFormats)
-    for (const int64_t cols : {32, 96, 2880}) check_tiles(format, cols);
+    for (const int64_t cols : {32, 96, 2880})
+      check_tiles(format, format == Format::kInt4G128 ? 4 * cols : cols);
 }
 
 TEST(Int8Kernels, DamageStaysInItsRowAndItsToken) {

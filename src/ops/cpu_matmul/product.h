@@ -156,7 +156,7 @@ class Int8Inputs {
   const int32_t* offsets_ = nullptr;
 };
 
-// MXFP4 and NVFP4 weights in kPanels16 by inputs rounded to int8 in blocks of 32.
+// MXFP4, NVFP4 and INT4 weights in kPanels16 by inputs rounded to int8 in blocks of 32.
 class Int8Product {
  public:
   using Kernels = Int8KernelSet;

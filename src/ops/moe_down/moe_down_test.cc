@@ -18,7 +18,8 @@ constexpr Shape kShapes[] = {{160, 2880, 6, 4, Format::kMxfp4},  // gpt-oss's ex
                              {96, 64, 5, 2, Format::kMxfp4},    {33, 96, 3, 3, Format::kMxfp4},
                              {20, 72, 4, 1, Format::kBF16},     {21, 80, 4, 3, Format::kNvfp4},
                              {96, 64, 5, 2, Format::kNvfp4},    {20, 72, 4, 2, Format::kFp8Row},
-                             {64, 96, 4, 2, Format::kFp8Row},   {64, 160, 4, 2, Format::kFp8Block}};
+                             {64, 96, 4, 2, Format::kFp8Row},   {64, 160, 4, 2, Format::kFp8Block},
+                             {64, 128, 4, 2, Format::kInt4G128}};
 
 // A weighted sum of K dot products: their errors, and K + 1 roundings more.
 // ran: how many kernels there were, of each format of activations.

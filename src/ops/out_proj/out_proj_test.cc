@@ -23,8 +23,8 @@ constexpr Shape kShapes[] = {
     {37, 144, Format::kNvfp4},    {96, 320, Format::kNvfp4},    {144, 704, Format::kNvfp4},
     {37, 300, Format::kFp8Row},   {37, 300, Format::kFp8Block}, {37, 75, Format::kF16},
     {64, 160, Format::kFp8Row},   {80, 352, Format::kFp8Row},   {64, 160, Format::kFp8Block},
-    {80, 352, Format::kFp8Block}, {37, 75, Format::kF32},       {37, 96, Format::kInt4G32},
-    {37, 256, Format::kInt4G128}};
+    {80, 352, Format::kFp8Block}, {80, 96, Format::kInt4G32},   {64, 384, Format::kInt4G128},
+    {37, 75, Format::kF32},       {37, 96, Format::kInt4G32},   {37, 256, Format::kInt4G128}};
 
 // ran: how many kernels there were, of each format of activations.
 using Ran = std::map<ActFormat, size_t>;
