@@ -10,8 +10,8 @@ namespace {
 
 constexpr int64_t kBlockBytes = 16;  // of 4-bit codes: 32 elements
 
-constexpr int64_t kUnitBytes = 544;
 constexpr int64_t kUnitScales = 512;
+constexpr int64_t unit_bytes(Format format) { return format == Format::kNvfp4 ? 576 : 544; }
 
 constexpr int64_t kPanelBlockBytes = kGroupRows * kBlockBytes;
 constexpr int64_t kLines = 4;  // of a panel's block
@@ -28,12 +28,13 @@ void store(uint8_t* to, T value) {
   std::memcpy(to, &value, sizeof(value));
 }
 
-// Offset within a unit of row r's word of lane p, and of its scale.
-int64_t tile_word(int64_t r, int64_t block, int64_t p) {
-  return 16 * (4 * (r % 8) + p) + 4 * (2 * block + r / 8);
+// Offset within a unit of row r's word of lane p and 32 k, and of the scale of one of its
+// `blocks` of 64 k.
+int64_t tile_word(int64_t r, int64_t half, int64_t p) {
+  return 16 * (4 * (r % 8) + p) + 4 * (2 * half + r / 8);
 }
-int64_t tile_scale(int64_t r, int64_t block) {
-  return kUnitScales + (r % 8 * 2 + block) * 2 + r / 8;
+int64_t tile_scale(int64_t r, int64_t block, int64_t blocks) {
+  return kUnitScales + (r % 8 * blocks + block) * 2 + r / 8;
 }
 
 // Vectors of the compiler's: SSE2 and NEON have these shuffles as they are.
@@ -67,12 +68,15 @@ Words words_of_lanes(const uint8_t* block) {
       __builtin_shufflevector(first_pairs, last_pairs, 0, 8, 1, 9, 2, 10, 3, 11));
 }
 
+// kBlocks that share a scale in 64 k.
+template <int kBlocks>
 void pack_tiles(int64_t cols, const uint8_t* codes, const uint8_t* scales, uint8_t* to) {
-  const int64_t blocks = cols / 32, row_bytes = blocks * kBlockBytes;
+  const int64_t units = cols / 64, row_bytes = cols / 32 * kBlockBytes;
+  constexpr int64_t kUnitBytes = kUnitScales + kGroupRows * kBlocks;
   for (int64_t r = 0; r < kGroupRows / 2; ++r) {
     const uint8_t* from = codes + r * row_bytes;
-    for (int64_t b = 0; b < blocks; b += 2, from += 2 * kBlockBytes) {
-      uint8_t* unit = to + b / 2 * kUnitBytes;
+    for (int64_t u = 0; u < units; ++u, from += 2 * kBlockBytes) {
+      uint8_t* unit = to + u * kUnitBytes;
       // Lane p of row r: word p of each of these four.
       const Words w0 = words_of_lanes(from), w1 = words_of_lanes(from + 8 * row_bytes);
       const Words w2 = words_of_lanes(from + kBlockBytes);
@@ -86,16 +90,17 @@ void pack_tiles(int64_t cols, const uint8_t* codes, const uint8_t* scales, uint8
       store(lanes + 16, last_of_both(a0, b0));
       store(lanes + 32, first_of_both(a1, b1));
       store(lanes + 48, last_of_both(a1, b1));
-      const uint8_t *s0 = scales + r * blocks + b, *s8 = s0 + 8 * blocks;
-      const uint8_t of_rows[] = {s0[0], s8[0], s0[1], s8[1]};
-      std::memcpy(unit + tile_scale(r, 0), of_rows, sizeof(of_rows));
+      const uint8_t *s0 = scales + (r * units + u) * kBlocks, *s8 = s0 + 8 * units * kBlocks;
+      uint8_t* const of_rows = unit + tile_scale(r, 0, kBlocks);
+      for (int b = 0; b < kBlocks; ++b) of_rows[2 * b] = s0[b], of_rows[2 * b + 1] = s8[b];
     }
   }
 }
 
-void unpack_tiles(int64_t r, int64_t cols, const uint8_t* from, const RowBytes& to) {
+void unpack_tiles(Format format, int64_t r, int64_t cols, const uint8_t* from, const RowBytes& to) {
+  const int64_t blocks = 64 / format_row(format).block_elems;
   for (int64_t b = 0; b < cols / 32; ++b) {
-    const uint8_t* unit = from + b / 2 * kUnitBytes;
+    const uint8_t* unit = from + b / 2 * unit_bytes(format);
     uint8_t* out = to.codes + b * kBlockBytes;
     for (int64_t p = 0; p < 4; ++p) {
       const auto word = load<uint32_t>(unit + tile_word(r, b % 2, p));
@@ -104,8 +109,9 @@ void unpack_tiles(int64_t r, int64_t cols, const uint8_t* from, const RowBytes& 
         out[4 * j + p] = static_cast<uint8_t>((pair & 15) | (pair >> 12 & 0xf0));
       }
     }
-    to.scales[b] = unit[tile_scale(r, b % 2)];
   }
+  for (int64_t b = 0; b < cols / 64 * blocks; ++b)
+    to.scales[b] = from[b / blocks * unit_bytes(format) + tile_scale(r, b % blocks, blocks)];
 }
 
 // Four nibbles, one to each byte.
@@ -168,8 +174,8 @@ void pack_panel_scales(int64_t bytes, int64_t size, const uint8_t* scales, uint8
 
 const char* refuse_layout(Layout layout, Format format, int64_t rows, int64_t cols) {
   if (layout == Layout::kRows) return nullptr;
-  if (layout == Layout::kTiles16x64 && format != Format::kMxfp4)
-    return "tiles16x64 is for mxfp4 weights";
+  if (layout == Layout::kTiles16x64 && format != Format::kMxfp4 && format != Format::kNvfp4)
+    return "tiles16x64 is for mxfp4 and nvfp4 weights";
   const bool has_bytes =
       format == Format::kMxfp8 || format == Format::kFp8Row || format == Format::kFp8Block;
   if (layout == Layout::kPanels16 && !has_nibbles(format) && !has_bytes)
@@ -191,7 +197,8 @@ void pack_rows(Format format, Layout layout, int64_t rows, int64_t cols, const C
     const uint8_t* scales = from.scales + r * scale_bytes;
     uint8_t* group = to.codes + r * row_code_bytes(format, layout, cols);
     if (layout == Layout::kTiles16x64) {
-      pack_tiles(cols, codes, scales, group);
+      const auto pack = format == Format::kNvfp4 ? pack_tiles<4> : pack_tiles<2>;
+      pack(cols, codes, scales, group);
       continue;
     }
     if (has_nibbles(format))
@@ -208,7 +215,7 @@ void unpack_row(Format format, Layout layout, int64_t row, int64_t cols, const C
   CHECK(layout != Layout::kRows);
   const int64_t first = row / kGroupRows * kGroupRows, r = row - first;
   const uint8_t* group = from.codes + first * row_code_bytes(format, layout, cols);
-  if (layout == Layout::kTiles16x64) return unpack_tiles(r, cols, group, to);
+  if (layout == Layout::kTiles16x64) return unpack_tiles(format, r, cols, group, to);
   const int64_t bytes = row_scale_bytes(format, layout, cols);
   const int64_t size = format_row(format).scale_bytes;
   const uint8_t* scales = from.scales + first * bytes + r * size;

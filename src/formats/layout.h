@@ -5,13 +5,15 @@
 //
 // kRows: as the format says, row by row; codes and scales are two arrays.
 //
-// kTiles16x64 (MXFP4; scales lie within, there is no second array): a group is K/64 units of 544
-// bytes, each 16 rows x 64 k: the A fragments of mma m16n8k32, a lane's in one 16-byte load.
+// kTiles16x64 (MXFP4, NVFP4; scales lie within, there is no second array): a group is K/64 units of
+// 544 bytes (NVFP4: 576), each 16 rows x 64 k: the A fragments of mma m16n8k32, a lane's in one
+// 16-byte load.
 //   bytes   0..511  lane l = 4g + p owns bytes 16l..16l+15, four words (32 bits, little-endian):
 //                   row g block 0 | row g+8 block 0 | row g block 1 | row g+8 block 1
 //                   (block: 32 k); nibble j of a word is k = 8j + 2p (j < 4), 8(j-4) + 2p + 1
 //                   (j >= 4), so its 16-bit halves hold neighbours: pairs (k, k + 1) of bf16
-//   bytes 512..543  E8M0 scales: byte 512 + (g * 2 + block) * 2 + (row >= 8)
+//   bytes 512..     scales: of MXFP4's blocks of 32 byte 512 + (g * 2 + block) * 2 + (row >= 8),
+//                   of NVFP4's blocks of 16 byte 512 + (g * 4 + block) * 2 + (row >= 8)
 //
 // kPanels16 (all of 4 and 8 bits; two arrays): for 4 bits the B tile of AMX int8 and the order
 // of vpdpbusd at once, for 8 bits one vector of 16 rows for each k.

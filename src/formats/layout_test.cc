@@ -13,10 +13,10 @@ struct Packing {
   Layout layout;
 };
 constexpr Packing kPackings[] = {
-    {Format::kMxfp4, Layout::kTiles16x64}, {Format::kMxfp4, Layout::kPanels16},
-    {Format::kInt4G32, Layout::kPanels16}, {Format::kNvfp4, Layout::kPanels16},
-    {Format::kMxfp8, Layout::kPanels16},   {Format::kFp8Row, Layout::kPanels16},
-    {Format::kFp8Block, Layout::kPanels16}};
+    {Format::kMxfp4, Layout::kTiles16x64}, {Format::kNvfp4, Layout::kTiles16x64},
+    {Format::kMxfp4, Layout::kPanels16},   {Format::kInt4G32, Layout::kPanels16},
+    {Format::kNvfp4, Layout::kPanels16},   {Format::kMxfp8, Layout::kPanels16},
+    {Format::kFp8Row, Layout::kPanels16},  {Format::kFp8Block, Layout::kPanels16}};
 
 struct Matrix {
   Matrix(Format format, Layout layout, int64_t rows, int64_t cols)
@@ -81,16 +81,17 @@ TEST(Layout, GroupsCanBePackedOneByOne) {
 }
 
 // Word by word as the header draws it: what a lane of mma m16n8k32 holds.
-TEST(Layout, TilesAreTheFragmentsOfMma) {
+void check_tiles(Format format, int64_t unit_bytes) {
   constexpr int64_t kRows = 32, kCols = 128;
-  const Matrix from = random_rows(Format::kMxfp4, kRows, kCols);
-  Matrix packed(Format::kMxfp4, Layout::kTiles16x64, kRows, kCols);
-  ASSERT_EQ(packed.codes.size(), 2 * 2 * 544u);
+  const Matrix from = random_rows(format, kRows, kCols);
+  Matrix packed(format, Layout::kTiles16x64, kRows, kCols);
+  ASSERT_EQ(std::ssize(packed.codes), 2 * 2 * unit_bytes);
   ASSERT_TRUE(packed.scales.empty());
-  pack_rows(Format::kMxfp4, Layout::kTiles16x64, kRows, kCols, from.view(), packed.at(0, 0));
+  pack_rows(format, Layout::kTiles16x64, kRows, kCols, from.view(), packed.at(0, 0));
+  const int64_t blocks = 64 / format_row(format).block_elems;
   for (int64_t tile = 0; tile < 2; ++tile)
     for (int64_t unit = 0; unit < 2; ++unit) {
-      const uint8_t* bytes = packed.codes.data() + (tile * 2 + unit) * 544;
+      const uint8_t* bytes = packed.codes.data() + (tile * 2 + unit) * unit_bytes;
       for (int lane = 0; lane < 32; ++lane)
         for (int word = 0; word < 4; ++word)
           for (int j = 0; j < 8; ++j) {
@@ -102,10 +103,14 @@ TEST(Layout, TilesAreTheFragmentsOfMma) {
             ASSERT_EQ(code, code_at(from, kCols, row, k)) << "row " << row << " k " << k;
           }
       for (int64_t r = 0; r < 16; ++r)
-        for (int64_t block = 0; block < 2; ++block)
-          ASSERT_EQ(bytes[512 + (r % 8 * 2 + block) * 2 + (r >= 8)],
-                    from.scales[(tile * 16 + r) * 4 + unit * 2 + block]);
+        for (int64_t block = 0; block < blocks; ++block)
+          ASSERT_EQ(bytes[512 + (r % 8 * blocks + block) * 2 + (r >= 8)],
+                    from.scales[(tile * 16 + r) * 2 * blocks + unit * blocks + block]);
     }
+}
+TEST(Layout, TilesAreTheFragmentsOfMma) {
+  check_tiles(Format::kMxfp4, 544);
+  check_tiles(Format::kNvfp4, 576);
 }
 
 // Those of a block of 16 rows lie together, block after block.
