@@ -1,10 +1,13 @@
 // The general CUDA rows (cuda_any) of the ops that are products against the twins, on random odd
-// shapes in every format. Those of embed, norm_route and attention are tested with the others of
-// their tables.
+// shapes in every format, and those for NVFP4 in tiles on random ones that they take. Those of
+// embed, norm_route and attention are tested with the others of their tables.
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <set>
 #include <string>
 
+#include "ops/format_vectors.h"
 #include "ops/gpu_test_problem.h"
 #include "ops/kv_pages.h"
 #include "ops/matmul_ref.h"
@@ -23,13 +26,31 @@ namespace {
 // float32, which tensor cores truncate (twice the error of rounding); eight segments are added.
 double product_error(int64_t n) { return 2 * (n + 16) * kEps; }
 
-constexpr Format kFormats[] = {Format::kBF16, Format::kMxfp4, Format::kMxfp8};
+constexpr Format kFormats[] = {Format::kBF16,     Format::kMxfp4,   Format::kMxfp8,
+                               Format::kF16,      Format::kNvfp4,   Format::kFp8Row,
+                               Format::kFp8Block, Format::kInt4G32, Format::kInt4G128};
 constexpr uint32_t kSeeds = 8;  // shapes a format
 
-// 1 to `most`; whole blocks of 32 where the format has them.
-int64_t random_cols(Random& random, Format format, int64_t most) {
-  const int64_t block = format_row(format).block_elems;
+// Which rows are tested, with weights of what format; rows for tiles ask for whole ones.
+struct Tested {
+  Format format = Format::kBF16;
+  std::string row = "cuda_any";
+  bool exact = true;
+  bool is_general() const { return row == "cuda_any"; }
+};
+
+// 1 to `most`; whole blocks where the format has no others.
+int64_t random_cols(Random& random, const Tested& tested, int64_t most) {
+  const int64_t block = !tested.is_general() ? 64
+                        : tested.format == Format::kFp8Block
+                            ? 1
+                            : format_row(tested.format).block_elems;
   return block * (1 + random.below(most / block));
+}
+// 1 to `most`.
+int64_t random_rows(Random& random, const Tested& tested, int64_t most) {
+  const int64_t multiple = tested.is_general() ? 1 : 16;
+  return multiple * (1 + random.below(most / multiple));
 }
 // Few and many tokens: of both forms of the product, tiles that end early, one.
 int64_t random_tokens(Random& random) {
@@ -37,16 +58,21 @@ int64_t random_tokens(Random& random) {
   return 1 + random.below(kMost[random.below(5)]);
 }
 
+// The row tested, with `w` as it reads it; nullptr where the op has none for so many tokens.
 template <typename Desc, typename Fn>
-const Kernel<Desc, Fn>& general_row(std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
-                                    const KernelOptions& options) {
-  for (const auto& row : table)
-    if (std::string_view(row.name) == "cuda_any") {
-      CHECK(row.run != nullptr && row.refuse(desc, options) == nullptr);
-      CHECK(row.layout == Layout::kRows);
-      return row;
-    }
-  CHECK(false);
+const Kernel<Desc, Fn>* tested_row(std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
+                                   KernelOptions options, const Tested& tested, TestWeight& w) {
+  options.any_size = true;
+  for (const auto& row : table) {
+    if (tested.row != row.name) continue;
+    const bool serves = row.refuse(desc, options) == nullptr;
+    if (tested.is_general()) CHECK(serves && row.layout == Layout::kRows);
+    if (!serves) return nullptr;
+    CHECK(row.run != nullptr);
+    w.pack(row.layout);
+    return &row;
+  }
+  return nullptr;
 }
 
 Tensor row_of(const Tensor& x, int64_t t) {
@@ -67,28 +93,32 @@ struct Compared {
 
 // Tokens that are also run alone.
 bool is_run_alone(int64_t t, int64_t tokens) { return t % 13 == 0 || t + 1 == tokens; }
+// Whether a token's bits are then the same: not of products that share K out by the step's size.
+bool is_same_alone(const Tested& tested) { return tested.exact; }
 
-void check_out_proj(Random& random, Format format) {
-  const int64_t rows = 1 + random.below(300), cols = random_cols(random, format, 3000);
+void check_out_proj(Random& random, const Tested& tested) {
+  const Format format = tested.format;
+  const int64_t rows = random_rows(random, tested, 300), cols = random_cols(random, tested, 3000);
   const int64_t tokens = random_tokens(random);
   if (is_too_slow(tokens * cols)) return;
   SCOPED_TRACE(testing::Message() << rows << " x " << cols << ", " << tokens << " tokens");
   const OutProjDesc desc{rows, cols, format, tokens};
   TestWeight w(random, format, 1, rows, cols);
   const Floats att(random, tokens, cols, DType::kBF16);
-  GpuProblem gpu;
-  const auto& row = general_row(out_proj_kernels(), desc, gpu.cx.kernels);
+  GpuProblem gpu(gpu::scratch_bytes(desc), tested.exact);
+  const auto* const row = tested_row(out_proj_kernels(), desc, gpu.cx.kernels, tested, w);
+  if (row == nullptr) return;
   const Weight weight = gpu.weight(w);
   const Tensor in = gpu.tensor(att, DType::kBF16);
   const auto run = [&](const Tensor& from) {
     const Tensor d = gpu.output(DType::kF32, {from.dim(0), rows});
-    row.run(gpu.cx, d, from, weight, Step{.num_tokens = static_cast<int32_t>(from.dim(0))});
+    row->run(gpu.cx, d, from, weight, Step{.num_tokens = static_cast<int32_t>(from.dim(0))});
     return gpu.floats(d);
   };
   const Floats got = run(in);
   ASSERT_EQ(got.values, run(in).values);
   for (int64_t t = 0; t < tokens; ++t)
-    if (is_run_alone(t, tokens)) {
+    if (is_run_alone(t, tokens) && is_same_alone(tested)) {
       const Floats alone = run(row_of(in, t));
       ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
           << "token " << t;
@@ -115,8 +145,10 @@ void expect_normed(const Floats& got, const Floats& y, const Norm& norm) {
   }
 }
 
-void check_norm_unembed(Random& random, Format format) {
-  const int64_t hidden = random_cols(random, format, 2000), vocab = 1 + random.below(700);
+void check_norm_unembed(Random& random, const Tested& tested) {
+  const Format format = tested.format;
+  const int64_t hidden = random_cols(random, tested, 2000),
+                vocab = random_rows(random, tested, 700);
   const int64_t tokens = 40, rows = 1 + random.below(40);
   if (is_too_slow(rows * hidden)) return;
   SCOPED_TRACE(testing::Message() << vocab << " x " << hidden << ", " << rows << " rows");
@@ -126,15 +158,16 @@ void check_norm_unembed(Random& random, Format format) {
   const Floats x(random, tokens, hidden), d(random, tokens, hidden);
   std::vector<int32_t> out_rows;
   for (int32_t r = 0; r < rows; ++r) out_rows.push_back(39 - r);
-  GpuProblem gpu;
-  const auto& row = general_row(norm_unembed_kernels(), desc, gpu.cx.kernels);
+  GpuProblem gpu(gpu::scratch_bytes(desc), tested.exact);
+  const auto* const row = tested_row(norm_unembed_kernels(), desc, gpu.cx.kernels, tested, w);
+  if (row == nullptr) return;
   const Tensor logits = gpu.output(DType::kF32, {rows, vocab});
   const Tensor h = gpu.output(DType::kBF16, {rows, hidden});
-  row.run(gpu.cx, logits, h, gpu.tensor(x, DType::kF32), gpu.tensor(d, DType::kF32),
-          {gpu.array(weight), 1e-5f}, gpu.weight(w),
-          Step{.num_tokens = tokens,
-               .num_out = static_cast<int32_t>(rows),
-               .out_rows = gpu.array(out_rows)});
+  row->run(gpu.cx, logits, h, gpu.tensor(x, DType::kF32), gpu.tensor(d, DType::kF32),
+           {gpu.array(weight), 1e-5f}, gpu.weight(w),
+           Step{.num_tokens = tokens,
+                .num_out = static_cast<int32_t>(rows),
+                .out_rows = gpu.array(out_rows)});
   const Floats got = gpu.floats(logits), got_h = gpu.floats(h);
   Floats y(rows, hidden);
   for (int64_t r = 0; r < rows; ++r)
@@ -195,8 +228,11 @@ struct Head {
   std::vector<double> sums, abs;
 };
 
-void check_norm_qkv(Random& random, Format format) {
-  const int64_t hidden = random_cols(random, format, 1000), dim = 2 * (1 + random.below(100));
+void check_norm_qkv(Random& random, const Tested& tested) {
+  const Format format = tested.format;
+  const int64_t hidden = random_cols(random, tested, 1000), dim = tested.is_general()
+                                                                      ? 2 * (1 + random.below(100))
+                                                                      : 16 * (1 + random.below(8));
   const int64_t kv_heads = 1 + random.below(3), q_heads = kv_heads * (1 + random.below(4));
   const int64_t tokens = random_tokens(random), rows = (q_heads + 2 * kv_heads) * dim;
   const DType kv_dtype = random.below(2) == 0 ? DType::kBF16 : DType::kF8E4M3;
@@ -211,16 +247,17 @@ void check_norm_qkv(Random& random, Format format) {
                               k_weight = random.bf16s(dim, 0.3f, 1);
   const Floats x(random, tokens, hidden), d(random, tokens, hidden);
   const QkvProblem p(random, tokens, kv_heads, dim, kv_dtype);
-  GpuProblem gpu(gpu::scratch_bytes(desc));
-  const auto& row = general_row(norm_qkv_kernels(), desc, gpu.cx.kernels);
+  GpuProblem gpu(gpu::scratch_bytes(desc), tested.exact);
+  const auto* const row = tested_row(norm_qkv_kernels(), desc, gpu.cx.kernels, tested, w);
+  if (row == nullptr) return;
   const KvLayer kv = gpu.kv(p.kv, 2);
   const NormQkvOut out{gpu.output(DType::kBF16, {tokens, q_heads * dim}),
                        gpu.output(DType::kBF16, {tokens, hidden}),
                        gpu.output(DType::kF32, {tokens, hidden})};
   QkvNorms norms{.input = {gpu.array(weight), 1e-5f}};
   if (norms_heads) norms.q = {gpu.array(q_weight), 1e-5f}, norms.k = {gpu.array(k_weight), 1e-5f};
-  row.run(gpu.cx, out, kv, gpu.tensor(x, DType::kF32), gpu.tensor(d, DType::kF32), norms,
-          gpu.weight(w), gpu.tensor(p.cos_sin, DType::kF32), gpu.step(p.step));
+  row->run(gpu.cx, out, kv, gpu.tensor(x, DType::kF32), gpu.tensor(d, DType::kF32), norms,
+           gpu.weight(w), gpu.tensor(p.cos_sin, DType::kF32), gpu.step(p.step));
   Floats y(tokens, hidden);
   ref::add(y.values.data(), x.values.data(), d.values.data(), tokens * hidden);
   EXPECT_EQ(gpu.floats(out.y).values, y.values);
@@ -285,9 +322,9 @@ void check_norm_qkv(Random& random, Format format) {
 }
 
 struct Experts {
-  Experts(Random& random, Format format)
-      : hidden(random_cols(random, format, 800)),
-        width(random_cols(random, format, 300)),
+  Experts(Random& random, const Tested& tested)
+      : hidden(random_cols(random, tested, 800)),
+        width(random_cols(random, tested, 300)),
         experts(random.below(4) == 0 ? 1024 - random.below(200) : 1 + random.below(40)),
         top_k(1 + random.below(std::min<int64_t>(experts, 32))),
         tokens(random_tokens(random)) {
@@ -296,8 +333,9 @@ struct Experts {
   int64_t hidden, width, experts, top_k, tokens;
 };
 
-void check_moe_up(Random& random, Format format) {
-  const Experts s(random, format);
+void check_moe_up(Random& random, const Tested& tested) {
+  const Format format = tested.format;
+  const Experts s(random, tested);
   if (is_too_slow(s.tokens * s.hidden)) return;
   SCOPED_TRACE(testing::Message() << s.experts << " experts, " << s.top_k << " of " << s.hidden
                                   << " x " << s.width << ", " << s.tokens << " tokens");
@@ -306,13 +344,14 @@ void check_moe_up(Random& random, Format format) {
   const Floats h(random, s.tokens, s.hidden, DType::kBF16);
   TestRouting routing(s.tokens, s.experts, s.top_k);
   routing.randomize(random);
-  GpuProblem gpu(gpu::scratch_bytes(desc));
-  const auto& row = general_row(moe_up_kernels(), desc, gpu.cx.kernels);
+  GpuProblem gpu(gpu::scratch_bytes(desc), tested.exact);
+  const auto* const row = tested_row(moe_up_kernels(), desc, gpu.cx.kernels, tested, w);
+  if (row == nullptr) return;
   const Weight weight = gpu.weight(w);
   const Tensor in = gpu.tensor(h, DType::kBF16);
   const auto run = [&](const Tensor& from, const TestRouting& r) {
     const Tensor u = gpu.output(DType::kBF16, {r.view.num_tokens * s.top_k, s.width});
-    row.run(gpu.cx, u, from, gpu.routing(r), weight, kClampedSwiglu);
+    row->run(gpu.cx, u, from, gpu.routing(r), weight, kClampedSwiglu);
     return gpu.floats(u);
   };
   const Floats got = run(in, routing);
@@ -327,8 +366,10 @@ void check_moe_up(Random& random, Format format) {
     const Floats alone = run(row_of(in, t), one);
     for (int64_t k = 0; k < s.top_k; ++k) {
       const int64_t slot = routing.slot[t * s.top_k + k];
-      ASSERT_TRUE(std::equal(got.row(slot), got.row(slot) + s.width, alone.row(one.slot[k])))
-          << "token " << t << " choice " << k;
+      if (is_same_alone(tested)) {
+        ASSERT_TRUE(std::equal(got.row(slot), got.row(slot) + s.width, alone.row(one.slot[k])))
+            << "token " << t << " choice " << k;
+      }
       for (int64_t j = 0; j < s.width; ++j) {
         double gate_abs, up_abs;
         const double gate = ref::Row(w.view, one.ids[k], 2 * j).dot(h.row(t), &gate_abs);
@@ -347,8 +388,9 @@ void check_moe_up(Random& random, Format format) {
   }
 }
 
-void check_moe_down(Random& random, Format format) {
-  const Experts s(random, format);
+void check_moe_down(Random& random, const Tested& tested) {
+  const Format format = tested.format;
+  const Experts s(random, tested);
   if (is_too_slow(s.tokens * s.width)) return;
   SCOPED_TRACE(testing::Message() << s.experts << " experts, " << s.top_k << " of " << s.hidden
                                   << " x " << s.width << ", " << s.tokens << " tokens");
@@ -357,12 +399,13 @@ void check_moe_down(Random& random, Format format) {
   const Floats u(random, s.tokens * s.top_k, s.width, DType::kBF16);
   TestRouting routing(s.tokens, s.experts, s.top_k);
   routing.randomize(random);
-  GpuProblem gpu(gpu::scratch_bytes(desc));
-  const auto& row = general_row(moe_down_kernels(), desc, gpu.cx.kernels);
+  GpuProblem gpu(gpu::scratch_bytes(desc), tested.exact);
+  const auto* const row = tested_row(moe_down_kernels(), desc, gpu.cx.kernels, tested, w);
+  if (row == nullptr) return;
   const Weight weight = gpu.weight(w);
   const auto run = [&](const Floats& from, const TestRouting& r) {
     const Tensor d = gpu.output(DType::kF32, {r.view.num_tokens, s.hidden});
-    row.run(gpu.cx, d, gpu.tensor(from, DType::kBF16), gpu.routing(r), weight);
+    row->run(gpu.cx, d, gpu.tensor(from, DType::kBF16), gpu.routing(r), weight);
     return gpu.floats(d);
   };
   const Floats got = run(u, routing);
@@ -379,7 +422,10 @@ void check_moe_down(Random& random, Format format) {
       std::copy_n(u.row(routing.slot[t * s.top_k + k]), s.width,
                   one_u.values.begin() + one.slot[k] * s.width);
     const Floats alone = run(one_u, one);
-    ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t))) << "token " << t;
+    if (is_same_alone(tested)) {
+      ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
+          << "token " << t;
+    }
     // A weighted sum of K products: their errors, and K + 1 roundings more.
     for (int64_t n = 0; n < s.hidden; ++n) {
       double want = 0, error = 0;
@@ -393,13 +439,19 @@ void check_moe_down(Random& random, Format format) {
   }
 }
 
-using Check = void(Random&, Format);
+using Check = void(Random&, const Tested&);
 void check_shapes(Check* check) {
-  for (const Format format : kFormats)
+  std::vector<Tested> all;
+  for (const Format format : kFormats) all.push_back({format});
+  for (const char* row : {"cuda_nvfp4_decode", "sm90_nvfp4_split", "sm90_nvfp4_gemm"})
+    all.push_back({Format::kNvfp4, row, /*exact=*/false});
+  all.push_back({Format::kNvfp4, "cuda_nvfp4_decode", /*exact=*/true});
+  for (const Tested& tested : all)
     for (uint32_t seed = 0; seed < kSeeds; ++seed) {
-      SCOPED_TRACE(testing::Message() << format_name(format) << ", seed " << seed);
+      SCOPED_TRACE(testing::Message() << format_name(tested.format) << " by " << tested.row
+                                      << (tested.exact ? ", exact" : "") << ", seed " << seed);
       Random random(seed);
-      check(random, format);
+      check(random, tested);
       if (testing::Test::HasFailure()) return;
     }
 }
@@ -409,6 +461,48 @@ TEST(GeneralRowsGpu, NormUnembedEqualsTheTwin) { check_shapes(check_norm_unembed
 TEST(GeneralRowsGpu, NormQkvEqualsTheTwin) { check_shapes(check_norm_qkv); }
 TEST(GeneralRowsGpu, MoeUpEqualsTheTwinAndItselfAlone) { check_shapes(check_moe_up); }
 TEST(GeneralRowsGpu, MoeDownEqualsTheTwinAndItselfAlone) { check_shapes(check_moe_down); }
+
+const OutProjKernel& general_row(const OutProjDesc& desc, const KernelOptions& options) {
+  for (const auto& row : out_proj_kernels())
+    if (std::string_view(row.name) == "cuda_any") {
+      CHECK(row.run != nullptr && row.refuse(desc, options) == nullptr);
+      return row;
+    }
+  CHECK(false);
+}
+
+// Each vector as a matrix of one row: products with the columns of the identity are its values,
+// each rounded as often as the format's factors multiply.
+TEST(GeneralRowsGpu, DecodeToTheVectors) {
+  std::ifstream file(std::string(NIBBLE_SOURCE_DIR) + "/tests/data/format_vectors.txt");
+  std::set<std::string> seen;
+  std::string line;
+  while (std::getline(file, line)) {
+    const FormatVector v(line);
+    const int64_t cols = std::ssize(v.values);
+    Floats identity(cols, cols);
+    for (int64_t k = 0; k < cols; ++k) identity.values[k * cols + k] = 1;
+    GpuProblem gpu;
+    Weight w = v.weight();
+    w.codes = gpu.array(v.codes);
+    w.scales = gpu.array(v.scales);
+    if (w.row_scales != nullptr) w.row_scales = gpu.array(v.row_scale);
+    for (const int64_t tokens : {cols, int64_t{1}}) {  // many, and few
+      const OutProjDesc desc{1, cols, w.format, tokens};
+      const Tensor d = gpu.output(DType::kF32, {tokens, 1});
+      general_row(desc, gpu.cx.kernels)
+          .run(gpu.cx, d, gpu.tensor(identity, DType::kBF16), w,
+               Step{.num_tokens = static_cast<int32_t>(tokens)});
+      const Floats got = gpu.floats(d);
+      for (int64_t k = 0; k < tokens; ++k) {
+        EXPECT_NEAR(got.at(k, 0), v.values[k], 2 * kEps * std::fabs(v.values[k]))
+            << line << " at " << k;
+      }
+    }
+    seen.insert(v.name);
+  }
+  EXPECT_EQ(seen.size(), 8u);
+}
 
 // A scale that is none shows in its row alone, as does an activation in its token.
 TEST(GeneralRowsGpu, DamageShowsWhereItIs) {
@@ -422,7 +516,7 @@ TEST(GeneralRowsGpu, DamageShowsWhereItIs) {
       GpuProblem gpu;
       const OutProjDesc desc{37, 96, format, tokens};
       const Tensor d = gpu.output(DType::kF32, {tokens, 37});
-      general_row(out_proj_kernels(), desc, gpu.cx.kernels)
+      general_row(desc, gpu.cx.kernels)
           .run(gpu.cx, d, gpu.tensor(att, DType::kBF16), gpu.weight(w),
                Step{.num_tokens = static_cast<int32_t>(tokens)});
       const Floats got = gpu.floats(d);

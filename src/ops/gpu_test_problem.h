@@ -62,6 +62,7 @@ class GpuProblem {
     Weight w = from.view;
     w.codes = array(from.codes);
     w.scales = array(from.scales);
+    w.row_scales = array(from.row_scales);
     w.bias = array(from.bias);
     return w;
   }

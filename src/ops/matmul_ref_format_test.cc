@@ -2,33 +2,16 @@
 // the kernels of each instruction set: the same values.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <array>
-#include <cstring>
 #include <fstream>
 #include <set>
-#include <sstream>
 
 #include "ops/cpu_matmul/float_kernels.h"
+#include "ops/format_vectors.h"
 #include "ops/matmul_ref.h"
 #include "ops/test_problem.h"
 
 namespace nibble::ops {
 namespace {
-
-std::vector<uint8_t> from_hex(const std::string& text) {
-  std::vector<uint8_t> bytes;
-  for (size_t i = 0; text != "-" && i + 1 < text.size(); i += 2)
-    bytes.push_back(static_cast<uint8_t>(std::stoi(text.substr(i, 2), nullptr, 16)));
-  return bytes;
-}
-
-template <typename T>
-std::vector<T> values_of(const std::vector<uint8_t>& bytes) {
-  std::vector<T> values(bytes.size() / sizeof(T));
-  std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
 
 // In the order in which kernels decode.
 std::vector<float> in_block_order(const std::vector<float>& row) {
@@ -57,21 +40,9 @@ TEST(Formats, DecodeToTheVectors) {
   std::set<std::string> seen;
   std::string line;
   while (std::getline(file, line)) {
-    std::istringstream words(line);
-    std::string name, codes_text, scales_text, row_text, values_text;
-    words >> name >> codes_text >> scales_text >> row_text >> values_text;
-    const auto* format =
-        std::ranges::find_if(kFormats, [&](const FormatRow& f) { return f.name == name; });
-    ASSERT_NE(format, std::end(kFormats)) << name;
-    const std::vector<uint8_t> codes = from_hex(codes_text), scales = from_hex(scales_text);
-    const std::vector<float> row_scale = values_of<float>(from_hex(row_text)),
-                             want = values_of<float>(from_hex(values_text));
-    Weight w{.format = format->format, .rows = 1, .cols = std::ssize(want)};
-    w.codes = codes.data();
-    w.scales = scales.data();
-    if (format->row_scales) w.row_scales = row_scale.data();
-    ASSERT_EQ(std::ssize(codes), w.row_code_bytes()) << line;
-    ASSERT_EQ(std::ssize(scales), w.row_scale_bytes()) << line;
+    const FormatVector v(line);
+    const Weight w = v.weight();
+    const std::vector<float>& want = v.values;
     std::vector<float> got(w.cols);
     ref::decode_row(w, 0, 0, got.data());
     expect_equal(got, want, line);
@@ -80,7 +51,7 @@ TEST(Formats, DecodeToTheVectors) {
       expect_equal(got, is_in_block_order(w.format) ? in_block_order(want) : want,
                    cpu::isa_name(isa) + (" " + line));
     }
-    seen.insert(name);
+    seen.insert(v.name);
   }
   EXPECT_EQ(seen, (std::set<std::string>{"f16", "fp8", "fp8_block", "int4_g128", "int4_g32",
                                          "mxfp4", "mxfp8", "nvfp4"}));

@@ -169,12 +169,11 @@ const char* refuse_int8_row(Format format, int64_t rows, int64_t cols,
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }
 
-// The general CUDA rows of products (ops/gpu_matmul/product_any.cuh): any shape.
+// The general CUDA rows of products (ops/gpu_matmul/product_any.cuh): any shape, and the formats of
+// ops/gpu_matmul/decode.cuh.
 inline const char* refuse_any_product(Format format, const KernelOptions& options) {
   if (const char* reason = refuse_cpu(options)) return reason;
-  const bool decodes =
-      format == Format::kBF16 || format == Format::kMxfp4 || format == Format::kMxfp8;
-  return decodes ? nullptr : "weights are neither bf16 nor mxfp4 nor mxfp8";
+  return format == Format::kF32 ? "weights are f32" : nullptr;
 }
 
 // The wgmma products of many rows (ops/gpu_matmul/gemm_sm90.cuh), as a row of a table that reads

@@ -102,10 +102,37 @@ __global__ void __launch_bounds__(kThreads)
 struct Table {
   const uint8_t* codes;
   const uint8_t* scales;
+  const float* row_scales;  // or none
   int64_t row_code_bytes, row_scale_bytes;
   int hidden;
-  bool is_wide;  // rows of bf16 are aligned to 16 bytes
+  bool is_wide;  // rows are whole pieces of 16 bytes, aligned
 };
+
+// The values of a piece as the format's twin has them, each rounded as often.
+template <Format kFormat>
+__device__ __forceinline__ void decode_values(float (&values)[Decode<kFormat>::kElems],
+                                              const Piece& piece, float row_scale) {
+  using D = Decode<kFormat>;
+  Piece from = piece;
+  float step = row_scale;
+  if constexpr (kFormat == Format::kNvfp4) {
+    constexpr uint32_t kOne = 0x38;
+    step *= cuda::values_of_f16(cuda::f16_of_e4m3_lo(piece.scales)).x;
+    from.scales = kOne;
+  }
+  if constexpr (D::kHasFactors) step = D::factor(piece);
+  for (float& v : values) v = 0;
+#pragma unroll
+  for (int part = 0; part < D::kParts; ++part) {
+    uint32_t pairs[D::kElems / 2];
+    D::decode(from, pairs, part);
+#pragma unroll
+    for (int i = 0; i < D::kElems / 2; ++i)
+      values[2 * i] += cuda::bf16_lo(pairs[i]), values[2 * i + 1] += cuda::bf16_hi(pairs[i]);
+  }
+#pragma unroll
+  for (float& v : values) v *= step;
+}
 
 // Any H and format: a piece of 16 bytes a thread.
 template <Format kFormat, int kPairs>
@@ -118,17 +145,19 @@ __global__ void __launch_bounds__(kThreads)
   griddep_wait();
   griddep_launch_dependents();
   const int64_t token = tokens[t];
+  const float row_scale = table.row_scales == nullptr ? 1 : table.row_scales[token];
   for (int k = threadIdx.x * D::kElems; k < table.hidden; k += kThreads * D::kElems) {
-    uint32_t pairs[D::kElems / 2];
-    D::decode(load_piece<kFormat>(table.codes + token * table.row_code_bytes,
-                                  table.scales + token * table.row_scale_bytes, k, table.hidden,
-                                  table.is_wide),
-              pairs);
+    float values[D::kElems];
+    decode_values<kFormat>(values,
+                           load_piece<kFormat>(table.codes + token * table.row_code_bytes,
+                                               table.scales + token * table.row_scale_bytes, k,
+                                               table.hidden, table.is_wide),
+                           row_scale);
 #pragma unroll
     for (int i = 0; i < D::kElems; ++i) {
       if (k + i >= table.hidden) break;
       const int64_t at = t * table.hidden + k + i;
-      x[at] = i % 2 == 0 ? cuda::bf16_lo(pairs[i / 2]) : cuda::bf16_hi(pairs[i / 2]);
+      x[at] = values[i];
       d[at] = 0;
     }
   }
@@ -165,22 +194,23 @@ void embed(Ctx& cx, const EmbedOut& out, const Weight& table, const Rope& rope, 
 }
 
 void embed_any(Ctx& cx, const EmbedOut& out, const Weight& w, const Rope& rope, const Step& s) {
-  const Table table{.codes = w.codes,
-                    .scales = w.scales,
-                    .row_code_bytes = w.row_code_bytes(),
-                    .row_scale_bytes = w.row_scale_bytes(),
-                    .hidden = static_cast<int>(w.cols),
-                    .is_wide = w.cols % 8 == 0 && reinterpret_cast<uintptr_t>(w.codes) % 16 == 0};
+  const Table table{
+      .codes = w.codes,
+      .scales = w.scales,
+      .row_scales = w.row_scales,
+      .row_code_bytes = w.row_code_bytes(),
+      .row_scale_bytes = w.row_scale_bytes(),
+      .hidden = static_cast<int>(w.cols),
+      .is_wide = w.row_code_bytes() % 16 == 0 && reinterpret_cast<uintptr_t>(w.codes) % 16 == 0};
   with_angles(rope, [&]<int kPairs>(const Angles<kPairs>& angles) {
-    const auto kernel = w.format == Format::kMxfp4   ? embed_pieces<Format::kMxfp4, kPairs>
-                        : w.format == Format::kMxfp8 ? embed_pieces<Format::kMxfp8, kPairs>
-                                                     : embed_pieces<Format::kBF16, kPairs>;
-    CHECK(w.format != Format::kF32);
-    cuda::launch(
-        cx.stream, kernel,
-        {.grid = dim3(s.num_tokens), .block = dim3(kThreads), .release = cuda::Release::kAfterWait},
-        out.x.as<float>(), out.d.as<float>(), out.cos_sin.as<float>(), table, s.tokens, s.positions,
-        angles);
+    with_format(w.format, [&]<Format kFormat>() {
+      cuda::launch(cx.stream, embed_pieces<kFormat, kPairs>,
+                   {.grid = dim3(s.num_tokens),
+                    .block = dim3(kThreads),
+                    .release = cuda::Release::kAfterWait},
+                   out.x.as<float>(), out.d.as<float>(), out.cos_sin.as<float>(), table, s.tokens,
+                   s.positions, angles);
+    });
   });
 }
 

@@ -48,9 +48,12 @@ TEST(EmbedGpu, EveryKernelEqualsTheTwin) {
   check(999, 80, {5, 1000});
   check(1003, 512, {1, 70000});
   check(32, 1024, {9});
-  for (const Format format : {Format::kMxfp4, Format::kMxfp8}) {
-    check(32, 64, {1, 2}, format);
-    check(9 * 32, 96, {0, 77, 100000}, format);
+  for (const FormatRow& row : kFormats) {
+    if (row.format == Format::kF32) continue;
+    const int64_t block = row.block_elems;
+    check(block, 64, {1, 2}, row.format);
+    check(9 * block, 96, {0, 77, 100000}, row.format);
+    if (row.format == Format::kFp8Block) check(300, 96, {5}, row.format);
   }
 }
 

@@ -1,7 +1,7 @@
 // The product of the general rows (cuda_any): any number of rows, columns, experts and slots, any
 // weight format that decode.cuh has, in kRows; by mma m16n8k16 of bf16, weights decoded in shared
 // memory.
-//   y[slot][n] = sum_k w[e][n][k] x[row of slot][k] + bias[e][n]
+//   y[slot][n] = row_scale[e][n] * sum_k w[e][n][k] x[row of slot][k] + bias[e][n]
 // A slot is a token of a dense layer, or a choice of one (ops/routing.h), which meets its expert.
 //
 // Two forms of one sum. kFew: a block takes 16 rows and 8 slots, each of its warps a share of K,
@@ -36,14 +36,15 @@ inline constexpr int kPitch = kChunk + 8;  // of rows in shared memory, for the 
 struct Product {
   const uint8_t* codes;
   const uint8_t* scales;
-  const uint16_t* bias;    // or none
-  const uint16_t* x;       // [*, cols]
-  const int32_t* x_row;    // [slots] of x; none: the slot's own
-  const int32_t* offsets;  // [experts + 1] slots of experts; none: a dense layer
+  const float* row_scales;  // or none
+  const uint16_t* bias;     // or none
+  const uint16_t* x;        // [*, cols]
+  const int32_t* x_row;     // [slots] of x; none: the slot's own
+  const int32_t* offsets;   // [experts + 1] slots of experts; none: a dense layer
   int64_t row_code_bytes, row_scale_bytes;
   int32_t experts, rows, cols, slots;
   int32_t row_tiles, items;   // the grid: items (tiles of slots) fastest
-  bool is_wide_w, is_wide_x;  // rows of bf16 are aligned to 16 bytes
+  bool is_wide_w, is_wide_x;  // rows are whole pieces of 16 bytes, aligned
 
   __device__ __forceinline__ int chunks() const { return (cols + kChunk - 1) / kChunk; }
   // First chunk of a segment.
@@ -58,12 +59,17 @@ struct Item {
 };
 
 // Threads that fill and multiply a tile together: a warp (kFew) or a block (kMany).
-template <int kGroup>
-struct Tile {
-  static constexpr int kRows = kGroup / 2, kSlots = kGroup / 4;
+// With factors a block takes half of the slots: their sums need registers of their own.
+template <int kGroup, bool kHasFactors>
+struct alignas(16) Tile {
+  static constexpr int kRows = kGroup / 2;
+  static constexpr int kSlots = kHasFactors && kGroup > 32 ? kGroup / 8 : kGroup / 4;
   uint16_t w[kRows][kPitch];
   uint16_t x[kSlots][kPitch];
+  float factor[kHasFactors ? kRows : 1][kChunk / 32];  // of sums over 32 k
 };
+template <Format kFormat, int kGroup>
+using TileOf = Tile<kGroup, Decode<kFormat>::kHasFactors>;
 
 template <int kGroup>
 __device__ __forceinline__ void meet() {
@@ -90,11 +96,13 @@ __device__ __forceinline__ Item find_item(const Product& p, int index) {
 template <Format kFormat, int kGroup>
 struct Loader {
   using D = Decode<kFormat>;
+  using T = TileOf<kFormat, kGroup>;
   static constexpr int kPerRow = kChunk / D::kElems;               // pieces
   static constexpr int kPieces = (kGroup / 2) * kPerRow / kGroup;  // of a thread
-  static constexpr int kAhead = 4 / kPieces;                       // chunks in registers
-  static constexpr int kXPerRow = kChunk / 8, kXPieces = kGroup / 4 * kXPerRow / kGroup;
-  static_assert(kPieces * kAhead == 4 && kXPieces == 2);
+  static constexpr int kPiecesAhead = D::kHasFactors ? 2 : 4;      // as registers allow
+  static constexpr int kAhead = kPiecesAhead / kPieces;            // chunks in registers
+  static constexpr int kXPerRow = kChunk / 8, kXPieces = T::kSlots * kXPerRow / kGroup;
+  static_assert(kPieces * kAhead == kPiecesAhead && kXPieces * kGroup == T::kSlots * kXPerRow);
 
   const uint8_t *codes, *scales;  // of this thread's first row
   const uint16_t* x[kXPieces];
@@ -132,19 +140,21 @@ struct Loader {
     for (int i = 0; i < kXPieces; ++i)
       v[i] = has_x[i] ? load_bf16(x[i] + at, p.cols - at, p.is_wide_x) : uint4{};
   }
-  __device__ __forceinline__ void store(Tile<kGroup>& tile, const Piece (&w)[kPieces]) const {
+  __device__ __forceinline__ void store(T& tile, const Piece (&w)[kPieces], int part) const {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       uint32_t pairs[D::kElems / 2];
-      D::decode(w[i], pairs);
+      D::decode(w[i], pairs, part);
+      if constexpr (D::kHasFactors) {
+        if (k % 32 == 0) tile.factor[row + i * (kGroup / kPerRow)][k / 32] = D::factor(w[i]);
+      }
       auto* const to = reinterpret_cast<uint4*>(&tile.w[row + i * (kGroup / kPerRow)][k]);
 #pragma unroll
       for (int j = 0; j < D::kElems / 8; ++j)
         to[j] = {pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]};
     }
   }
-  __device__ __forceinline__ void store(Tile<kGroup>& tile, const uint4 (&v)[kXPieces],
-                                        int thread) const {
+  __device__ __forceinline__ void store(T& tile, const uint4 (&v)[kXPieces], int thread) const {
 #pragma unroll
     for (int i = 0; i < kXPieces; ++i) {
       const int at = thread + i * kGroup;
@@ -155,8 +165,9 @@ struct Loader {
 
 // sum += 16 rows from `row` on times all slots of the tile: element i of sum[n] is row g + 8 (i /
 // 2), slot 8 n + 2 p + i % 2, for lane 4 g + p.
-template <int kGroup, int kN>
-__device__ __forceinline__ void multiply(float (&sum)[kN][4], const Tile<kGroup>& tile, int row) {
+template <int kN, int kGroup, bool kHasFactors>
+__device__ __forceinline__ void multiply(float (&sum)[kN][4], const Tile<kGroup, kHasFactors>& tile,
+                                         int row) {
   const int lane = threadIdx.x % 32;
   // Matrices of A: rows 0..7, rows 8..15, the same 8 k further; of B: four times 8 k.
   const uint32_t w = cuda::shared_address(&tile.w[row + lane % 16][lane / 16 * 8]);
@@ -170,15 +181,22 @@ __device__ __forceinline__ void multiply(float (&sum)[kN][4], const Tile<kGroup>
     for (int n = 0; n < kN; ++n) {
       uint32_t b[4];
       cuda::load_matrices(b, x + (n * 8 * kPitch + k) * 2);
-      cuda::mma_bf16(sum[n], a[0][0], a[0][1], a[0][2], a[0][3], b[0], b[1]);
-      cuda::mma_bf16(sum[n], a[1][0], a[1][1], a[1][2], a[1][3], b[2], b[3]);
+      float part[4] = {};
+      float(&to)[4] = kHasFactors ? part : sum[n];
+      cuda::mma_bf16(to, a[0][0], a[0][1], a[0][2], a[0][3], b[0], b[1]);
+      cuda::mma_bf16(to, a[1][0], a[1][1], a[1][2], a[1][3], b[2], b[3]);
+      if constexpr (kHasFactors) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          sum[n][i] = fmaf(part[i], tile.factor[row + lane / 4 + i / 2 * 8][k / 32], sum[n][i]);
+      }
     }
   }
 }
 
 // The sums of chunks [begin, end); done(c, sum) after each, with its index.
 template <Format kFormat, int kGroup, int kN, typename Done>
-__device__ __forceinline__ void run_chunks(float (&sum)[kN][4], Tile<kGroup>& tile,
+__device__ __forceinline__ void run_chunks(float (&sum)[kN][4], TileOf<kFormat, kGroup>& tile,
                                            const Product& p, const Item& item, int first_row,
                                            int begin, int end, const Done& done) {
   using L = Loader<kFormat, kGroup>;
@@ -197,27 +215,39 @@ __device__ __forceinline__ void run_chunks(float (&sum)[kN][4], Tile<kGroup>& ti
     for (int i = 0; i < L::kAhead; ++i) {
       const int c = first + i;
       if (c >= end) break;
-      loader.store(tile, w[i]);
-      loader.store(tile, x, thread);
-      if (c + L::kAhead < end) loader.load(w[i], p, c + L::kAhead);
-      if (c + 1 < end) loader.load(x, p, c + 1, thread);
-      meet<kGroup>();
-      multiply<kGroup, kN>(sum, tile, row);
-      meet<kGroup>();
+#pragma unroll
+      for (int part = 0; part < L::D::kParts; ++part) {
+        const bool is_last = part + 1 == L::D::kParts;
+        loader.store(tile, w[i], part);
+        if (part == 0) loader.store(tile, x, thread);
+        if (is_last && c + L::kAhead < end) loader.load(w[i], p, c + L::kAhead);
+        if (is_last && c + 1 < end) loader.load(x, p, c + 1, thread);
+        meet<kGroup>();
+        multiply(sum, tile, row);
+        meet<kGroup>();
+      }
       done(c, sum);
     }
 }
 
-__device__ __forceinline__ float bias_at(const Product& p, int expert, int row) {
-  if (p.bias == nullptr || row >= p.rows) return 0;
-  return cuda::bf16_value(p.bias[int64_t{expert} * p.rows + row]);
-}
+// What makes a sum of a row its result.
+struct Finish {
+  float scale = 1, bias = 0;
+
+  __device__ __forceinline__ Finish(const Product& p, int expert, int row) {
+    if (row >= p.rows) return;
+    const int64_t at = int64_t{expert} * p.rows + row;
+    if (p.row_scales != nullptr) scale = p.row_scales[at];
+    if (p.bias != nullptr) bias = cuda::bf16_value(p.bias[at]);
+  }
+  __device__ __forceinline__ float operator()(float sum) const { return fmaf(sum, scale, bias); }
+};
 
 // Out: store(slot, row, a, b, has_second): rows `row` (even) and row + 1, if the weight has it.
 template <Format kFormat, class Out>
 __global__ void __launch_bounds__(kThreads, 2)
     product_few(const __grid_constant__ Product p, const __grid_constant__ Out out) {
-  using T = Tile<32>;
+  using T = TileOf<kFormat, 32>;
   __shared__ __align__(16) T tiles[kWarps];
   __shared__ float parts[kWarps][T::kSlots][T::kRows];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -238,14 +268,14 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) a += parts[w][slot][row], b += parts[w][slot][row + 1];
   const int at = first_row + row;
-  out.store(item.first + slot, at, a + bias_at(p, item.expert, at),
-            b + bias_at(p, item.expert, at + 1), at + 1 < p.rows);
+  out.store(item.first + slot, at, Finish(p, item.expert, at)(a), Finish(p, item.expert, at + 1)(b),
+            at + 1 < p.rows);
 }
 
 template <Format kFormat, class Out>
 __global__ void __launch_bounds__(kThreads, 1)
     product_many(const __grid_constant__ Product p, const __grid_constant__ Out out) {
-  using T = Tile<kThreads>;
+  using T = TileOf<kFormat, kThreads>;
   constexpr int kN = T::kSlots / 8;
   __shared__ __align__(16) T tile;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -269,8 +299,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Lanes of even g take rows g and g + 1, the others g + 7 and g + 8.
   const bool is_odd = lane / 4 % 2 != 0;
   const int row = first_row + warp * 16 + lane / 4 + (is_odd ? 7 : 0);
-  const float first_bias = bias_at(p, item.expert, row),
-              second_bias = bias_at(p, item.expert, row + 1);
+  const Finish first(p, item.expert, row), second(p, item.expert, row + 1);
 #pragma unroll
   for (int n = 0; n < kN; ++n)
 #pragma unroll
@@ -279,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const float a = is_odd ? other : all[n][i], b = is_odd ? all[n][i + 2] : other;
       const int slot = item.first + 8 * n + lane % 4 * 2 + i;
       if (slot < item.end && row < p.rows)
-        out.store(slot, row, a + first_bias, b + second_bias, row + 1 < p.rows);
+        out.store(slot, row, first(a), second(b), row + 1 < p.rows);
     }
 }
 
@@ -290,8 +319,8 @@ template <Format kFormat, class Out>
 void launch(Ctx& cx, Product p, const Out& out) {
   if (p.slots == 0 || p.rows == 0) return;
   const bool is_many = p.slots > kFewSlots * p.experts;
-  const int rows = is_many ? Tile<kThreads>::kRows : Tile<32>::kRows;
-  const int slots = is_many ? Tile<kThreads>::kSlots : Tile<32>::kSlots;
+  const int rows = is_many ? TileOf<kFormat, kThreads>::kRows : TileOf<kFormat, 32>::kRows;
+  const int slots = is_many ? TileOf<kFormat, kThreads>::kSlots : TileOf<kFormat, 32>::kSlots;
   p.row_tiles = (p.rows + rows - 1) / rows;
   // Every expert's last tile may hold one slot.
   p.items = p.offsets == nullptr
@@ -309,11 +338,12 @@ template <class Out>
 void multiply(Ctx& cx, const Weight& w, const uint16_t* x, int64_t slots, const Routing* routing,
               bool by_token, const Out& out) {
   CHECK(w.layout == Layout::kRows);
-  const auto is_wide = [&](const void* at) {
-    return w.cols % 8 == 0 && reinterpret_cast<uintptr_t>(at) % 16 == 0;
+  const auto is_wide = [&](const void* at, int64_t row_bytes) {
+    return row_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(at) % 16 == 0;
   };
   const Product p{.codes = w.codes,
                   .scales = w.scales,
+                  .row_scales = w.row_scales,
                   .bias = w.bias,
                   .x = x,
                   .x_row = by_token ? routing->token : nullptr,
@@ -324,18 +354,9 @@ void multiply(Ctx& cx, const Weight& w, const uint16_t* x, int64_t slots, const 
                   .rows = static_cast<int32_t>(w.rows),
                   .cols = static_cast<int32_t>(w.cols),
                   .slots = static_cast<int32_t>(slots),
-                  .is_wide_w = is_wide(w.codes),
-                  .is_wide_x = is_wide(x)};
-  switch (w.format) {
-    case Format::kBF16:
-      return launch<Format::kBF16>(cx, p, out);
-    case Format::kMxfp4:
-      return launch<Format::kMxfp4>(cx, p, out);
-    case Format::kMxfp8:
-      return launch<Format::kMxfp8>(cx, p, out);
-    default:
-      CHECK(false && "a format without a decode");
-  }
+                  .is_wide_w = is_wide(w.codes, w.row_code_bytes()),
+                  .is_wide_x = is_wide(x, 2 * w.cols)};
+  with_format(w.format, [&]<Format kFormat>() { launch<kFormat>(cx, p, out); });
 }
 
 }  // namespace nibble::ops::gpu::any
