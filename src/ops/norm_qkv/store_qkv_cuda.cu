@@ -1,6 +1,6 @@
 // The store of norm_qkv (see store_qkv.cuh) as a kernel of its own, for rows [T, (Q + 2 G) * D] f32
 // that a matrix product left, with or without a norm of each head of q and k before it is turned.
-// Bytes: 6 (Q + 2 G) D a token. One block a token.
+// Bytes: 6 (Q + 2 G) D a token. A block a token, or for few of them 8 heads.
 #include "cuda/launch.cuh"
 #include "ops/norm_qkv/store_qkv.cuh"
 
@@ -17,7 +17,9 @@ __global__ void __launch_bounds__(kThreads)
   cuda::griddep_launch_dependents();
   const int32_t heads = s.q_heads + 2 * s.kv_heads, half = s.dim / 2;
   const float* from = products + int64_t{t} * heads * s.dim;
-  for (int32_t pair = threadIdx.x; pair < heads * half; pair += kThreads) {
+  const auto first = static_cast<int32_t>(blockIdx.y * kThreads + threadIdx.x);
+  for (int32_t pair = first; pair < heads * half;
+       pair += static_cast<int32_t>(gridDim.y * kThreads)) {
     const int32_t head = pair / half, i = pair % half;
     store_pair(s, row, t, head, i, from[head * s.dim + i], from[head * s.dim + half + i]);
   }
@@ -33,7 +35,9 @@ __global__ void __launch_bounds__(kThreads)
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const int32_t heads = s.q_heads + 2 * s.kv_heads, half = s.dim / 2;
-  for (int32_t head = threadIdx.x / 32; head < heads; head += kThreads / 32) {
+  constexpr int32_t kWarps = kThreads / 32;
+  const auto first = static_cast<int32_t>(blockIdx.y * kWarps + threadIdx.x / 32);
+  for (int32_t head = first; head < heads; head += static_cast<int32_t>(gridDim.y) * kWarps) {
     const float* from = products + (int64_t{t} * heads + head) * s.dim;
     const bool is_normed = head < s.q_heads + s.kv_heads;
     const Norm& norm = head < s.q_heads ? q_norm : k_norm;
@@ -75,10 +79,14 @@ QkvStore qkv_store(const Tensor& q, const KvLayer& kv, const Tensor& cos_sin, co
 }
 
 void store_qkv(Ctx& cx, const QkvStore& s, const QkvNorms& norms, const float* products) {
-  const cuda::LaunchShape shape{.grid = dim3(s.num_tokens),
-                                .block = dim3(kThreads),
-                                .release = cuda::Release::kAfterWait,
-                                .reads_inputs = true};
+  constexpr int32_t kFew = 64;  // tokens whose heads are shared out to blocks
+  const int32_t heads = s.q_heads + 2 * s.kv_heads;
+  const int32_t parts = s.num_tokens < kFew ? (heads + 7) / 8 : 1;
+  const cuda::LaunchShape shape{
+      .grid = dim3(static_cast<unsigned>(s.num_tokens), static_cast<unsigned>(parts)),
+      .block = dim3(kThreads),
+      .release = cuda::Release::kAfterWait,
+      .reads_inputs = true};
   if (norms.q.weight == nullptr)
     cuda::launch(cx.stream, store_rows, shape, s, products);
   else
