@@ -49,7 +49,7 @@ Case base_case(const cuda::Caps& gpu) {
   return c;
 }
 
-const std::vector<Format> kDense = {Format::kBF16, Format::kMxfp8, Format::kMxfp4};
+const std::vector<Format> kDense = {Format::kBF16, Format::kMxfp8, Format::kMxfp4, Format::kNvfp4};
 
 // Every pair that some case can be given: all formats, and sizes that fit every row, or only the
 // general ones.

@@ -200,8 +200,8 @@ class OpsBench {
   template <typename Desc, typename Measure>
   void in_dense_formats(Desc desc, const Measure& measure_one) {
     if (desc.format != Format::kBF16) return measure_one(desc);
-    for (const Format format : {Format::kBF16, Format::kMxfp8, Format::kMxfp4}) {
-      if (cx_.on_gpu() && format == Format::kMxfp8) continue;
+    for (const Format format : {Format::kBF16, Format::kMxfp8, Format::kMxfp4, Format::kNvfp4}) {
+      if (format == (cx_.on_gpu() ? Format::kMxfp8 : Format::kNvfp4)) continue;
       desc.format = format;
       measure_one(desc);
     }

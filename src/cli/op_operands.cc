@@ -87,6 +87,9 @@ std::vector<ops::Site> OpOperands::weights(Weight like) {
   auto* const codes = static_cast<uint8_t*>(room(count * code_bytes));
   auto* const scales =
       scale_bytes == 0 ? nullptr : static_cast<uint8_t*>(room(count * scale_bytes));
+  const float* const row_scales = format_row(like.format).row_scales
+                                      ? put(std::vector<float>(static_cast<size_t>(rows), 0x1p-7f))
+                                      : nullptr;
   std::vector<ops::Site> all(static_cast<size_t>(count));
   if (format_row(like.format).row_scales)
     like.row_scales = put(std::vector<float>(static_cast<size_t>(rows), 0x1p-7f));
@@ -94,6 +97,7 @@ std::vector<ops::Site> OpOperands::weights(Weight like) {
     all[i].weight = like;
     all[i].weight.codes = codes + i * code_bytes;
     if (scales != nullptr) all[i].weight.scales = scales + i * scale_bytes;
+    all[i].weight.row_scales = row_scales;
   }
   if (cx_.on_gpu()) {
     fill_on_gpu(like, codes, count * code_bytes, scales, count * scale_bytes);
@@ -137,20 +141,26 @@ void OpOperands::fill_scales(Format format, uint8_t* scales, int64_t bytes) {
 void OpOperands::fill_on_gpu(const Weight& like, uint8_t* codes, int64_t code_bytes,
                              uint8_t* scales, int64_t scale_bytes) {
   using Kind = RandomBytes::Kind;
-  const Kind kind = like.format == Format::kBF16         ? Kind::kNormalBF16
-                    : like.layout == Layout::kTiles16x64 ? Kind::kTiles
-                                                         : Kind::kUniform;
+  const bool is_nvfp4 = like.format == Format::kNvfp4;
+  const Kind kind = like.format == Format::kBF16 ? Kind::kNormalBF16
+                    : like.layout == Layout::kTiles16x64
+                        ? (is_nvfp4 ? Kind::kNvfp4Tiles : Kind::kTiles)
+                        : Kind::kUniform;
   constexpr double kRms = 0x1p-7;
   cuda::random_fill(codes, code_bytes, {.kind = kind, .rms = kRms, .seed = next()});
   if (scales == nullptr) return;
-  cuda::random_fill(scales, scale_bytes, {.kind = Kind::kScales, .rms = kRms, .seed = next()});
+  cuda::random_fill(
+      scales, scale_bytes,
+      {.kind = is_nvfp4 ? Kind::kE4m3Scales : Kind::kScales, .rms = kRms, .seed = next()});
 }
 
 // Those of random ones are never too far apart.
 void OpOperands::find_row_exponents(ops::Site& site) {
   constexpr ops::FindRowExponentsFn* kFind = NIBBLE_CUDA_KERNEL(ops::gpu::find_row_exponents);
   const Weight& w = site.weight;
-  if (w.layout != Layout::kTiles16x64 || cx_.kernels.activations != ops::ActFormat::kFp8) return;
+  if (w.layout != Layout::kTiles16x64 || w.format != Format::kMxfp4 ||
+      cx_.kernels.activations != ops::ActFormat::kFp8)
+    return;
   CHECK(kFind != nullptr);
   auto* const least = static_cast<uint8_t*>(room(w.experts * w.rows));
   CHECK(kFind(cx_, w, least).rows == 0);

@@ -11,8 +11,8 @@ namespace nibble::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPiece = 16;       // bytes of a thread
-constexpr int kTilePieces = 34;  // of a unit of kTiles
+constexpr int kPiece = 16;                              // bytes of a thread
+constexpr int kTilePieces = 34, kNvfp4TilePieces = 36;  // of a unit of kTiles, of kNvfp4Tiles
 constexpr int kTileCodePieces = 32;
 
 struct Args {
@@ -24,6 +24,7 @@ struct Args {
   uint8_t scale;      // the lower of two
   uint8_t threshold;  // the share of the higher one, of 256
   float unit;         // of the sums behind normal values
+  float value;        // of kFloats
 };
 
 __device__ uint64_t mix(uint64_t z) {
@@ -41,6 +42,10 @@ __device__ uint64_t scales(const Args& a, uint64_t random) {
   for (int b = 0; b < 64; b += 8)
     word |= uint64_t{a.scale + unsigned{((random >> b) & 255) < a.threshold}} << b;
   return word;
+}
+
+__device__ uint64_t e4m3_scales(uint64_t random) {
+  return (random & 0x0707070707070707u) | 0x3838383838383838u;
 }
 
 // Sums of four random bytes: near enough to a normal distribution.
@@ -70,6 +75,13 @@ __device__ uint64_t word_of(const Args& a, int64_t i) {
     case RandomBytes::Kind::kTiles:
       return i / 2 % kTilePieces < kTileCodePieces ? random_word(a, i)
                                                    : scales(a, random_word(a, i));
+    case RandomBytes::Kind::kE4m3Scales:
+      return e4m3_scales(random_word(a, i));
+    case RandomBytes::Kind::kNvfp4Tiles:
+      return i / 2 % kNvfp4TilePieces < kTileCodePieces ? random_word(a, i)
+                                                        : e4m3_scales(random_word(a, i));
+    case RandomBytes::Kind::kFloats:
+      return 0x0000000100000001u * __float_as_uint(a.value);
   }
   return 0;
 }
@@ -101,7 +113,8 @@ void random_fill(void* data, int64_t bytes, const RandomBytes& what) {
             .constant = what.constant,
             .scale = 0,
             .threshold = 0,
-            .unit = static_cast<float>(what.rms / std::sqrt(4 * 65535.0 / 12))};
+            .unit = static_cast<float>(what.rms / std::sqrt(4 * 65535.0 / 12)),
+            .value = static_cast<float>(what.rms)};
   if (what.rms > 0) {
     const int exponent = static_cast<int>(std::floor(std::log2(what.rms)));
     const double low = std::exp2(2 * exponent);

@@ -50,7 +50,8 @@ TEST_P(GpuPlan, HasAKernelForEveryOpAndSize) {
 
 INSTANTIATE_TEST_SUITE_P(Machines, GpuPlan,
                          testing::Combine(testing::Bool(),
-                                          testing::Values(Format::kBF16, Format::kMxfp4),
+                                          testing::Values(Format::kBF16, Format::kMxfp4,
+                                                          Format::kNvfp4),
                                           testing::Bool()));
 
 // Shapes that no other row takes: each op runs by its general one, on both machines, in every
@@ -62,7 +63,7 @@ TEST(GpuPlanAnyShape, HasAKernelForEveryOpAndSize) {
     return directory.path().string();
   };
   for (const cuda::Caps& gpu : {cuda::h200(), cuda::gb10()})
-    for (const Format dense : {Format::kBF16, Format::kMxfp4, Format::kMxfp8})
+    for (const Format dense : {Format::kBF16, Format::kMxfp4, Format::kMxfp8, Format::kNvfp4})
       for (const bool exact : {false, true}) {
         const std::string model = write({.hidden = 5984,
                                          .width = 96,

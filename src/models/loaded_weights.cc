@@ -316,15 +316,21 @@ LoadedWeights::LoadedWeights(std::span<const WantedWeight> wanted, const WeightM
     RandomBytes codes{.kind = Kind::kConstant, .rms = dummy_deviation(w.spec), .seed = stream++};
     if (w.spec.fill == Fill::kOne) codes.constant = bf16_from_float(1);
     if (codes.rms > 0 && w.format == Format::kBF16) codes.kind = Kind::kNormalBF16;
-    if (codes.rms > 0 && w.format == Format::kMxfp4) {
-      codes.kind = w.layout == Layout::kTiles16x64 ? Kind::kTiles : Kind::kUniform;
+    const bool is_nvfp4 = w.format == Format::kNvfp4, is_mxfp4 = w.format == Format::kMxfp4;
+    if (codes.rms > 0 && (is_mxfp4 || is_nvfp4)) {
+      const Kind tiles = is_nvfp4 ? Kind::kNvfp4Tiles : Kind::kTiles;
+      codes.kind = w.layout == Layout::kTiles16x64 ? tiles : Kind::kUniform;
       codes.rms = dummy_scale_rms(w.spec);
     }
-    CHECK(w.format == Format::kBF16 || (w.format == Format::kMxfp4 && codes.rms > 0));
+    CHECK(w.format == Format::kBF16 || ((is_mxfp4 || is_nvfp4) && codes.rms > 0));
     memory.random(p.codes, rows * size.codes, codes);
+    if (is_nvfp4)
+      memory.random(p.row_scales, rows * size.row_scales,
+                    {.kind = Kind::kFloats, .rms = codes.rms / kE4m3ScalesRms});
     if (size.scales == 0) continue;
-    memory.random(p.scales, rows * size.scales,
-                  {.kind = Kind::kScales, .rms = codes.rms, .seed = stream++});
+    memory.random(
+        p.scales, rows * size.scales,
+        {.kind = is_nvfp4 ? Kind::kE4m3Scales : Kind::kScales, .rms = codes.rms, .seed = stream++});
   }
 }
 

@@ -112,6 +112,12 @@ const char* refuse_int8(Format format, int64_t rows, int64_t cols, const KernelO
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }
 
+struct GemvProblem {
+  Format format;
+  int64_t rows, cols;  // of the weight
+  int64_t tokens;
+};
+
 // The few-token CUDA products (ops/gpu_matmul/gemv.cuh) with a weight of `rows` x `cols`. Digits of
 // 8 rows of activations and the rings must fit in a block's shared memory.
 inline const char* refuse_gemv_shape(int64_t rows, int64_t cols) {
@@ -157,6 +163,13 @@ inline const char* refuse_gemv_rows(Format format, int64_t rows, int64_t cols,
   if (format != Format::kBF16) return "weights are not bf16";
   return refuse_gemv_shape(rows, cols);
 }
+// One token alone may be longer, if that of more tokens is served by rows in the same layout.
+inline const char* refuse_gemv_long_rows(const GemvProblem& p, const KernelOptions& options) {
+  if (p.tokens > 1 || p.cols <= 4608) return refuse_gemv_rows(p.format, p.rows, p.cols, options);
+  if (const char* reason = refuse_gemv_rows(p.format, p.rows, 64, options)) return reason;
+  if (p.cols % 64 != 0) return "columns are not a multiple of 64";
+  return p.cols <= 16384 ? nullptr : "more than 16384 columns";
+}
 
 // The same with one step per token.
 template <cpu::Isa kIsa>
@@ -195,7 +208,9 @@ const char* refuse_gemm(const GemmProblem& p, const KernelOptions& options) {
   if (options.gpu.sm != 90) return "needs wgmma: a Hopper GPU";
   if (options.exact) return "--exact: its sums differ from those of the rows for few tokens";
   if (p.format != kFormat)
-    return kFormat == Format::kMxfp4 ? "weights are not mxfp4" : "weights are not bf16";
+    return kFormat == Format::kMxfp4   ? "weights are not mxfp4"
+           : kFormat == Format::kNvfp4 ? "weights are not nvfp4"
+                                       : "weights are not bf16";
   if (p.rows % 16 != 0) return "rows are not a multiple of 16";
   if (p.cols % 64 != 0) return "columns are not a multiple of 64";
   return p.met >= p.fewest || options.any_size ? nullptr : "too few tokens to fill its tiles";
@@ -210,6 +225,31 @@ inline const char* refuse_split(Format format, int64_t rows, int64_t cols, int64
     return reason;
   if (cols > 16384) return "more than 16384 columns";
   return tokens <= kSplitTokens ? nullptr : "more than 256 tokens";
+}
+
+// NVFP4 weights in kTiles16x64 with few tokens (ops/gpu_matmul/unit_gemv.cuh): a row of activations
+// and the rings must fit in a block's shared memory.
+inline const char* refuse_nvfp4_few(Format format, int64_t rows, int64_t cols,
+                                    const KernelOptions& options) {
+  if (const char* reason = refuse_cpu(options)) return reason;
+  if (format != Format::kNvfp4) return "weights are not nvfp4";
+  if (rows % 16 != 0) return "rows are not a multiple of 16";
+  if (cols % 64 != 0) return "columns are not a multiple of 64";
+  return cols <= 16384 ? nullptr : "more than 16384 columns";
+}
+// From how many tokens on the wgmma products win: dense by shares of K, dense at large, and experts
+// by rows of each.
+inline constexpr int64_t kNvfp4SplitFewest = 17, kNvfp4Fewest = 65, kNvfp4FewestOfExpert = 20;
+inline const char* refuse_nvfp4_gemm(const GemmProblem& p, const KernelOptions& options) {
+  return refuse_gemm<Format::kNvfp4>(p, options);
+}
+inline const char* refuse_nvfp4_split(GemmProblem p, const KernelOptions& options) {
+  p.fewest = kNvfp4SplitFewest;
+  if (const char* reason = refuse_nvfp4_gemm(p, options)) return reason;
+  if (p.cols > 14336) return "more than 14336 columns";
+  return p.met < kNvfp4Fewest || (options.any_size && p.met <= kSplitTokens)
+             ? nullptr
+             : "its tiles are of few tokens";
 }
 
 // The same with E4M3 activations (ops/gpu_matmul/gemm_fp8_sm90.cuh).

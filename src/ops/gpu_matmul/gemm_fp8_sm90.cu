@@ -92,6 +92,8 @@ void gemm_fp8(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
       return launch<sm90::Fp8Many<GemmOut::kF32>>(cx, params);
     case GemmOut::kQkv:
       return launch<sm90::Fp8Many<GemmOut::kQkv>>(cx, params);
+    case GemmOut::kSlices:
+      CHECK(false);
   }
 }
 

@@ -47,7 +47,7 @@ struct Fp8Shape {
   static constexpr int kMaxN = kMaxN_, kStages = kStages_;
   static constexpr int kMaxSlots = kMaxN * kSlotTiles, kStep = 16 * kSlotTiles;
   static constexpr int kThreads = 128 * (1 + kGroups);
-  static constexpr bool kFillsByWidth = false;
+  static constexpr bool kFillsByWidth = false, kIsSliced = false;
   static constexpr int kRows = 64 * kRowTiles * kGroups;
   // Of the 64 K of an SM.
   static constexpr int kFillRegisters = 72, kMultiplyRegisters = 216;
@@ -120,7 +120,7 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
   const Fp8Params& g;
 
   __device__ Fp8Block(const Fp8Params& params, char* memory) : Ring{params, memory}, g(params) {}
-  __device__ __forceinline__ int stages() const {
+  __device__ __forceinline__ int stages(const GemmItem&) const {
     return (g.cols + 127) / 128 + (S::kOut == GemmOut::kQkv ? 2 : 0);
   }
 

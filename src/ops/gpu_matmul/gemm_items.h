@@ -29,4 +29,24 @@ int32_t slots_of_item(const GemmArgs& args, int num_sms) {
   return best;
 }
 
+// Slots of a work item and shares of K of a dense product of few row tiles: an item costs as many
+// units of K as it has and 6 more, each what 200 slots do and its slots.
+struct SlicedItems {
+  int32_t max_n, slices;
+};
+template <typename Shape>
+SlicedItems slices_of_items(const GemmArgs& args, int num_sms, int most_slices) {
+  const int row_tiles = (args.rows + Shape::kRows - 1) / Shape::kRows, units = args.cols / 64;
+  SlicedItems best{Shape::kMaxSlots, 1};
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int slices = 1; slices <= std::min(most_slices, std::max(1, units / 8)); ++slices)
+    for (int32_t n = Shape::kMaxSlots; n > 0; n -= Shape::kStep) {
+      const int items = row_tiles * ((args.num_slots + n - 1) / n) * slices;
+      const int64_t waves = (items + num_sms - 1) / num_sms;
+      const int64_t cost = waves * (n + 200) * ((units + slices - 1) / slices + 6);
+      if (cost < least) best = {n, slices}, least = cost;
+    }
+  return best;
+}
+
 }  // namespace nibble::ops::gpu

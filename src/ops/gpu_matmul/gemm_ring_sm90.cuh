@@ -38,7 +38,7 @@ __device__ __forceinline__ uint32_t pack(float lo, float hi) {
 }
 
 // The ring of stages and the walk over the items. `Block` has fill(item, thread) or, where the
-// shape says so, fill<kN>(item, thread); multiply<kN>(item, warpgroup) and stages() of an item.
+// shape says so, fill<kN>(item, thread); multiply<kN>(item, warpgroup) and stages(item).
 template <typename Block, typename S>
 struct GemmRing {
   const GemmArgs& args;
@@ -64,9 +64,20 @@ struct GemmRing {
   // Stage s may be filled anew: every lane says so, which costs no more than one.
   __device__ __forceinline__ void release(int s) { barrier_arrive(empty(s)); }
 
+  // The item of a schedule, whose row tiles are taken slice by slice.
+  __device__ __forceinline__ bool find(GemmSchedule& schedule, int item, GemmItem& it) const {
+    if (!schedule.find(item, it)) return false;
+    if constexpr (S::kIsSliced) {
+      const int tile = it.row0 / S::kRows;
+      it.slice = tile % args.slices;
+      it.row0 = tile / args.slices * S::kRows;
+    }
+    return true;
+  }
+
   // This warpgroup has no rows of the item.
-  __device__ void skip() {
-    for (int n = static_cast<Block*>(this)->stages(); n > 0; --n) {
+  __device__ void skip(const GemmItem& it) {
+    for (int n = static_cast<Block*>(this)->stages(it); n > 0; --n) {
       barrier_wait(full(slot), phase);
       release(slot);
       next();
@@ -82,11 +93,11 @@ struct GemmRing {
       if constexpr (kFill)
         block.template fill<kN>(it, threadIdx.x);
       else if (it.row0 + wg * 64 * S::kRowTiles >= args.rows)
-        skip();
+        skip(it);
       else
         block.template multiply<kN>(it, wg);
       item += gridDim.x;
-      if (!schedule.find(item, it)) it.n = 0;
+      if (!find(schedule, item, it)) it.n = 0;
     }
     if constexpr (kN > 16) run<kFill, kN - 16>(schedule, it, item, wg);
   }
@@ -94,16 +105,17 @@ struct GemmRing {
   // The kernel behind what it does before; `filled`: arrivals that fill a stage.
   __device__ __forceinline__ void work(int filled) {
     int32_t* lists = reinterpret_cast<int32_t*>(base + S::kLists);
-    GemmSchedule schedule{.offsets = args.offsets,
-                          .experts = args.experts,
-                          .row_tiles = (args.rows + S::kRows - 1) / S::kRows,
-                          .rows_of_tile = S::kRows,
-                          .num_slots = args.num_slots,
-                          .max_n = args.max_n,
-                          .width = lists,
-                          .order = lists + kMaxExperts,
-                          .prefix = lists + 2 * kMaxExperts,
-                          .step = S::kStep};
+    GemmSchedule schedule{
+        .offsets = args.offsets,
+        .experts = args.experts,
+        .row_tiles = (args.rows + S::kRows - 1) / S::kRows * (S::kIsSliced ? args.slices : 1),
+        .rows_of_tile = S::kRows,
+        .num_slots = args.num_slots,
+        .max_n = args.max_n,
+        .width = lists,
+        .order = lists + kMaxExperts,
+        .prefix = lists + 2 * kMaxExperts,
+        .step = S::kStep};
     if (threadIdx.x == 0) {
       for (int s = 0; s < S::kStages; ++s) {
         barrier_init(full(s), filled);
@@ -123,7 +135,7 @@ struct GemmRing {
     if (threadIdx.x < 128) {
       fewer_registers<S::kFillRegisters>();
       if constexpr (S::kFillsByWidth) {
-        if (!schedule.find(item, it)) it.n = 0;
+        if (!find(schedule, item, it)) it.n = 0;
         run<true>(schedule, it, item, -1);
       } else {
         for (; schedule.find(item, it); item += gridDim.x)
@@ -131,7 +143,7 @@ struct GemmRing {
       }
     } else {
       more_registers<S::kMultiplyRegisters>();
-      if (!schedule.find(item, it)) it.n = 0;
+      if (!find(schedule, item, it)) it.n = 0;
       run<false>(schedule, it, item, threadIdx.x / 128 - 1);
     }
   }

@@ -11,6 +11,7 @@ inline constexpr int kMaxExperts = 512;
 // as if they were n, a multiple of the schedule's step.
 struct GemmItem {
   int expert, row0, slot0, valid, n;
+  int slice = 0;  // of K
 };
 
 // Work items: experts by falling width of their token tiles, so that each width is one run; within

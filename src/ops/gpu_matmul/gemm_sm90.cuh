@@ -1,15 +1,18 @@
 // Grouped GEMM by wgmma for many rows: y[slot] = x[row of slot] W_e^T + b_e, e the slot's expert.
-// One kernel for weights in MXFP4 (kTiles16x64, dequantized to bf16 in registers) and in bf16 rows.
+// One kernel for weights in MXFP4 and NVFP4 (kTiles16x64, dequantized to bf16 in registers) and in
+// bf16 rows.
 //
-//   weights  in   MXFP4: [E][N / 16][K / 64] units of 544 bytes, see formats/layout.h; bf16: [N][K]
+//   weights  in   MXFP4, NVFP4: [E][N / 16][K / 64] units of 544 or 576 bytes, see
+//   formats/layout.h,
+//                 and of NVFP4 [E][N] f32; bf16: [N][K]
 //   x        in   [*, K] bf16;  token [slots] i32: row of x of a slot, or none: the slot itself
 //   offsets  in   [E + 1] i32, on the device: the host knows no routing; none: one expert
 //   bias     in   [E][N] bf16, or none
 //   y        out  [slots, N] bf16 or f32, or with SwiGLU [slots, N / 2] bf16
 //
 // K % 64 == 0, N % 16 == 0. Weights are the M side: D^T = W x^T, so a lane dequantizes the A
-// fragment that it feeds, and the token side may be narrow. A scale of 255 makes its row NaN.
-// Scales from 2^-60 to 2^33 are exact; no larger ones are loaded (kLargestE8m0).
+// fragment that it feeds (unit.cuh), and the token side may be narrow. A scale of MXFP4 of 255
+// makes its row NaN; no scales that are too large are loaded (kLargestE8m0).
 //
 // A work item is kRows rows of one expert and up to kMaxSlots slots. A block takes every gridDim-th
 // item; one warpgroup fills a ring of (x, W) stages of 64 k, two multiply. Sums are one chain over
@@ -33,66 +36,33 @@
 
 #include "cuda/tensor_map.cuh"
 #include "ops/gpu_matmul/gemm_turn_sm90.cuh"
+#include "ops/gpu_matmul/unit.cuh"
 
 namespace nibble::ops::gpu::sm90 {
 
-inline constexpr int kUnitBytes = 544;  // 16 rows x 64 k of kTiles16x64
-
-// Pairs (k, k + 1) of bf16, k = 8j, from nibbles j and j + 4 of a word: the sign, and e2m1's three
-// bits at the end of bf16's exponent, which makes value * 2^-126; the scale takes that back. One
-// product moves a nibble to both places: multiplies run beside the integer pipe, which binds here.
-__device__ __forceinline__ void dequantize(uint32_t w, uint32_t scale, uint32_t (&out)[4]) {
-  constexpr uint32_t kKept = 0x81c081c0u, kEven = 0x000f000fu, kOdd = 0x00f000f0u;
-  const uint32_t high = w >> 8;
-  out[0] = (w & kEven) * 0x1040u & kKept;
-  out[1] = (w & kOdd) * 0x0104u & kKept;
-  out[2] = (high & kEven) * 0x1040u & kKept;
-  out[3] = (high & kOdd) * 0x0104u & kKept;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) asm("mul.bf16x2 %0, %0, %1;" : "+r"(out[j]) : "r"(scale));
-}
-
-// 2^(s - 127) * 2^94 as a pair of bf16, s the byte of `scales` at bit `at`; 161: infinite, above:
-// NaN. That is 2^-32 of a weight, so that large scales fit; sums take it back.
-template <int kAt>
-__device__ __forceinline__ uint32_t block_factor(uint32_t scales) {
-  const uint32_t both = __byte_perm(scales, 0, 0x4040 | kAt / 8 << 8 | kAt / 8);
-  return __vminu2(both * 0x80u + 0x2f002f00u, 0x7fc07fc0u);
-}
-
-inline constexpr float kSumFactor = 0x1p32f;  // what block_factor() takes, for sums of products
-
-// One block of 32 k: words of rows g and g + 8, their scales at bits kAt and kAt + 8; the A
-// registers of two steps of 16.
-template <int kAt>
-__device__ __forceinline__ void dequantize_block(uint32_t low, uint32_t high, uint32_t scales,
-                                                 uint32_t (&a0)[4], uint32_t (&a1)[4]) {
-  uint32_t v[4];
-  dequantize(low, block_factor<kAt>(scales), v);
-  a0[0] = v[0], a0[2] = v[1], a1[0] = v[2], a1[2] = v[3];
-  dequantize(high, block_factor<kAt + 8>(scales), v);
-  a0[1] = v[0], a0[3] = v[1], a1[1] = v[2], a1[3] = v[3];
-}
+inline constexpr int kUnitBytes = 544;  // of MXFP4
 
 // A warp's sums: of two tiles of 16 rows by kMaxN slots; or, kWide, of one tile by twice as many
 // slots, where weights meet enough of them: each is dequantized for twice the products.
 template <GemmWeights kWeights_, GemmOut kOut_, bool kWide_>
 struct GemmShape {
   static constexpr GemmWeights kWeights = kWeights_;
+  static constexpr bool kIsTiles = kWeights != GemmWeights::kRows;
+  static constexpr bool kIsSliced = kOut_ == GemmOut::kSlices;
+  using Unit = gpu::Unit<kWeights == GemmWeights::kNvfp4 ? Format::kNvfp4 : Format::kMxfp4>;
   static constexpr GemmOut kOut = kOut_;
   static constexpr bool kWide = kWide_;
   static constexpr int kGroups = 2, kRowTiles = kWide ? 1 : 2, kSlotTiles = kWide ? 2 : 1;
   static constexpr int kMaxN = kWide ? 144 : 128;  // slots of a tile
   static constexpr int kMaxSlots = kMaxN * kSlotTiles, kStep = 16 * kSlotTiles;
-  static constexpr int kStages = kWide ? 5 : kWeights == GemmWeights::kTiles ? 8 : 4;
+  static constexpr int kStages = kWide ? 5 : kIsTiles ? 8 : 4;
   static constexpr int kThreads = 128 * (1 + kGroups);
   static constexpr bool kFillsByWidth = true;
   static constexpr int kRows = 64 * kRowTiles * kGroups;
   // Of the 64 K of an SM: what the filling warpgroup gives away, the others get.
   static constexpr int kFillRegisters = 88, kMultiplyRegisters = 208;
   static constexpr int kXBytes = kMaxSlots * 128;
-  static constexpr int kWBytes =
-      kWeights == GemmWeights::kTiles ? kRows / 16 * kUnitBytes : kRows * 128;
+  static constexpr int kWBytes = kIsTiles ? kRows / 16 * Unit::kBytes : kRows * 128;
   static constexpr int kW = kStages * kXBytes;
   static constexpr int kPlaces = kW + kStages * kWBytes;  // of kQkv, of a warpgroup's item
   static constexpr int kBarriers = kPlaces + (kOut == GemmOut::kQkv ? kGroups * kMaxSlots * 4 : 0);
@@ -101,19 +71,19 @@ struct GemmShape {
 };
 
 struct GemmParams : GemmArgs {
-  const uint8_t* units;  // MXFP4
+  const uint8_t* units;  // of kTiles16x64
   CUtensorMap boxes;     // bf16: of 64 rows x 64 k
 };
 
 // `args` with w's shape and place.
 inline GemmParams gemm_params(const Weight& w, GemmArgs args) {
   CHECK(w.cols % 64 == 0 && w.rows % 16 == 0 && w.experts <= kMaxExperts);
-  CHECK(w.format == Format::kMxfp4 ? w.layout == Layout::kTiles16x64
-                                   : w.layout == Layout::kRows && w.experts == 1);
-  args.bias = w.bias;
+  CHECK(w.format == Format::kBF16 ? w.layout == Layout::kRows && w.experts == 1
+                                  : w.layout == Layout::kTiles16x64);
+  args.bias = w.bias, args.row_scales = w.row_scales;
   args.experts = static_cast<int32_t>(w.experts);
   args.rows = static_cast<int32_t>(w.rows), args.cols = static_cast<int32_t>(w.cols);
-  if (w.format == Format::kMxfp4) return {args, w.codes, {}};
+  if (w.format != Format::kBF16) return {args, w.codes, {}};
   return {args, nullptr,
           cuda::tensor_map({.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                             .data = w.codes,
@@ -130,18 +100,30 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
   using Ring = GemmRing<GemmBlock<S>, S>;
   using Ring::base, Ring::slot, Ring::phase, Ring::x_at, Ring::w_at, Ring::full, Ring::empty;
   using Ring::next, Ring::release, Ring::wait_filled;
+  using U = typename S::Unit;
   const GemmParams& g;
 
   __device__ GemmBlock(const GemmParams& params, char* memory) : Ring{params, memory}, g(params) {}
-  __device__ __forceinline__ int stages() const {
-    return g.cols / 64 + (S::kOut == GemmOut::kQkv ? 2 : 0);
+  // Units [begin, end) of K that an item has.
+  struct Share {
+    int begin, end;
+  };
+  __device__ __forceinline__ Share share(const GemmItem& it) const {
+    const int units = g.cols / 64;
+    if constexpr (!S::kIsSliced) return {0, units};
+    return {units * it.slice / g.slices, units * (it.slice + 1) / g.slices};
+  }
+  __device__ __forceinline__ int stages(const GemmItem& it) const {
+    const Share mine = share(it);
+    return mine.end - mine.begin + (S::kOut == GemmOut::kQkv ? 2 : 0);
   }
 
   // The filling warpgroup, one item: activations (which may lie in any order) by cp.async, a row's
   // 128 bytes by 8 threads.
   template <int kN>
   __device__ __forceinline__ void fill(const GemmItem& it, int t) {
-    const int units = g.cols / 64, chunk = t % 8, lane_row = t / 8;
+    const Share mine = share(it);
+    const int chunk = t % 8, lane_row = t / 8;
     const uint32_t to = lane_row * 128 + ((chunk ^ (lane_row % 8)) << 4);
     // Where rows of x begin, in 16-byte chunks: a lane keeps every 32nd of its warp's.
     constexpr int kCopies = kN * S::kSlotTiles / 16;
@@ -153,10 +135,10 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
       const int row = g.token != nullptr ? g.token[s] : s;
       starts[i] = static_cast<uint32_t>(row) * (g.cols / 8);
     }
-    Units weights(g, it, t);
-    for (int u = 0; u < units; ++u) {
+    Units weights(g, it, t, mine.begin);
+    for (int u = mine.begin; u < mine.end; ++u) {
       barrier_wait(empty(slot), phase ^ 1);
-      if constexpr (S::kWeights == GemmWeights::kTiles)
+      if constexpr (S::kIsTiles)
         weights.fetch(w_at(slot), t);
       else if (t == 0)
         fetch_rows(it, u);
@@ -181,28 +163,31 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
     if constexpr (S::kOut == GemmOut::kQkv) fill_turns(*this, it, t);
   }
 
-  // An item's units of MXFP4. A warp moves the codes of one at a time, two threads its scales. (The
+  // An item's units. A warp moves the codes of one at a time, 2 or 4 threads its scales. (The
   // copy engine takes 50 ns for every 544 bytes, whether asked by unit or by box.)
   struct Units {
+    static constexpr int kOfScales = U::kScaleBytes / 16;
     const uint8_t* at;  // of the next stage
     uint32_t tiles[S::kRows / 64], scales;
 
-    __device__ __forceinline__ Units(const GemmParams& g, const GemmItem& it, int t) {
+    __device__ __forceinline__ Units(const GemmParams& g, const GemmItem& it, int t, int begin) {
       const int units = g.cols / 64, last = (g.rows - it.row0) / 16 - 1;
       at = g.units +
-           (static_cast<int64_t>(it.expert) * (g.rows / 16) + it.row0 / 16) * units * kUnitBytes;
+           ((static_cast<int64_t>(it.expert) * (g.rows / 16) + it.row0 / 16) * units + begin) *
+               U::kBytes;
 #pragma unroll
       for (int i = 0; i < S::kRows / 64; ++i)
-        tiles[i] = min(t / 32 + 4 * i, last) * units * kUnitBytes + t % 32 * 16;
-      scales = min(t / 2, last) * units * kUnitBytes + 512 + t % 2 * 16;
+        tiles[i] = min(t / 32 + 4 * i, last) * units * U::kBytes + t % 32 * 16;
+      scales = min(t / kOfScales, last) * units * U::kBytes + 512 + t % kOfScales * 16;
     }
     __device__ __forceinline__ void fetch(uint32_t to, int t) {
       asm volatile("" : "+l"(at));  // or the address of each tile would be kept, and stepped
 #pragma unroll
       for (int i = 0; i < S::kRows / 64; ++i)
-        copy_16(to + (t / 32 + 4 * i) * kUnitBytes + t % 32 * 16, at + tiles[i]);
-      if (t < S::kRows / 8) copy_16(to + t / 2 * kUnitBytes + 512 + t % 2 * 16, at + scales);
-      at += kUnitBytes;
+        copy_16(to + (t / 32 + 4 * i) * U::kBytes + t % 32 * 16, at + tiles[i]);
+      if (t < S::kRows / 16 * kOfScales)
+        copy_16(to + t / kOfScales * U::kBytes + 512 + t % kOfScales * 16, at + scales);
+      at += U::kBytes;
     }
   };
 
@@ -220,7 +205,7 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
   template <int kN>
   __device__ __forceinline__ void multiply_tiles(int wg, float (&d)[2][kN / 2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, units = g.cols / 64;
-    const char* mine = base + S::kW + (wg * 8 + warp) * kUnitBytes;
+    const char* mine = base + S::kW + (wg * 8 + warp) * U::kBytes;
     uint32_t a0[4][4], a1[4][4];
     int previous = slot;
     wgmma_fence();  // see multiply_wide
@@ -228,24 +213,24 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
       wait_filled();
       const char* w = mine + slot * S::kWBytes;
       uint4 q[2];
-      uint32_t s[2];
+      typename U::Scales s[2];
 #pragma unroll
-      for (int h = 0; h < 2; ++h, w += 4 * kUnitBytes) {
+      for (int h = 0; h < 2; ++h, w += 4 * U::kBytes) {
         q[h] = *reinterpret_cast<const uint4*>(w + lane * 16);
-        s[h] = *reinterpret_cast<const uint32_t*>(w + 512 + lane / 4 * 4);
+        s[h] = scales_of<U>(w);
       }
       const uint32_t b = uniform(static_cast<uint32_t>(swizzled_128(x_at(slot))));
       wgmma_wait<1>();
-      dequantize_block<0>(q[0].x, q[0].y, s[0], a0[0], a0[1]);
-      dequantize_block<16>(q[0].z, q[0].w, s[0], a0[2], a0[3]);
+      U::template decode<0>(q[0].x, q[0].y, s[0], a0[0], a0[1]);
+      U::template decode<1>(q[0].z, q[0].w, s[0], a0[2], a0[3]);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) wgmma_bf16<kN>(d[0], a0[k], b + 2 * k, u + k > 0);
       wgmma_commit();
       wgmma_wait<1>();
       if (u > 0) release(previous);
-      dequantize_block<0>(q[1].x, q[1].y, s[1], a1[0], a1[1]);
-      dequantize_block<16>(q[1].z, q[1].w, s[1], a1[2], a1[3]);
+      U::template decode<0>(q[1].x, q[1].y, s[1], a1[0], a1[1]);
+      U::template decode<1>(q[1].z, q[1].w, s[1], a1[2], a1[3]);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) wgmma_bf16<kN>(d[1], a1[k], b + 2 * k, u + k > 0);
@@ -260,20 +245,19 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
 
   // The same of one tile of rows by two tiles of slots: groups are the two blocks of a unit.
   template <int kN>
-  __device__ __forceinline__ void multiply_wide(int wg, float (&d)[2][kN / 2]) {
-    const int units = g.cols / 64;
-    const LaneUnit<S::kOut, kUnitBytes> unit(w_at(0) + wg * 4 * kUnitBytes);
+  __device__ __forceinline__ void multiply_wide(int wg, int units, float (&d)[2][kN / 2]) {
+    const LaneUnit<S::kOut, U::kBytes, U> unit(w_at(0) + wg * 4 * U::kBytes);
     uint32_t a0[2][4], a1[2][4];
     int previous = slot;
     wgmma_fence();  // aligned: the compiler knows a warp to be together, and the loop to be uniform
     for (int u = 0; u < units; ++u) {
       wait_filled();
       uint4 q;
-      uint32_t s;
+      typename U::Scales s;
       unit.take(slot * S::kWBytes, q, s);
       const uint32_t b = uniform(static_cast<uint32_t>(swizzled_128(x_at(slot))));
       wgmma_wait<1>();
-      dequantize_block<0>(q.x, q.y, s, a0[0], a0[1]);
+      U::template decode<0>(q.x, q.y, s, a0[0], a0[1]);
       wgmma_fence();
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -283,7 +267,7 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
       wgmma_commit();
       wgmma_wait<1>();
       if (u > 0) release(previous);
-      dequantize_block<16>(q.z, q.w, s, a1[0], a1[1]);
+      U::template decode<1>(q.z, q.w, s, a1[0], a1[1]);
       wgmma_fence();
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -329,8 +313,8 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
   __device__ __forceinline__ void multiply(const GemmItem& it, int wg) {
     float d[2][kN / 2];
     if constexpr (S::kWide)
-      multiply_wide<kN>(wg, d);
-    else if constexpr (S::kWeights == GemmWeights::kTiles)
+      multiply_wide<kN>(wg, share(it).end - share(it).begin, d);
+    else if constexpr (S::kIsTiles)
       multiply_tiles<kN>(wg, d);
     else
       multiply_rows<kN>(wg, d);
@@ -375,19 +359,21 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
   template <int kN>
   __device__ __forceinline__ void store(const GemmItem& it, int row0, int slot0,
                                         const float (&d)[kN / 2]) {
-    constexpr float kBack = S::kWeights == GemmWeights::kTiles ? kSumFactor : 1;
+    constexpr float kBack = S::kIsTiles ? kSumFactor : 1;
     const int lane = threadIdx.x % 32, row = lane / 4;
     const bool odd = row & 1;
-    float b0 = 0, b1 = 0;
-    if (g.bias != nullptr) {
-      const int64_t at = static_cast<int64_t>(it.expert) * g.rows + row0 + row;
+    const int64_t at = static_cast<int64_t>(it.expert) * g.rows + row0 + row;
+    float b0 = 0, b1 = 0, back0 = kBack, back1 = kBack;
+    if constexpr (S::kIsTiles && U::kHasRowScales)
+      back0 *= g.row_scales[at], back1 *= g.row_scales[at + 8];
+    if (g.bias != nullptr && (!S::kIsSliced || it.slice == 0)) {
       b0 = __uint_as_float(g.bias[at] << 16);
       b1 = __uint_as_float(g.bias[at + 8] << 16);
     }
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
-      const float v0 = fmaf(d[4 * j], kBack, b0), v1 = fmaf(d[4 * j + 1], kBack, b0);
-      const float v2 = fmaf(d[4 * j + 2], kBack, b1), v3 = fmaf(d[4 * j + 3], kBack, b1);
+      const float v0 = fmaf(d[4 * j], back0, b0), v1 = fmaf(d[4 * j + 1], back0, b0);
+      const float v2 = fmaf(d[4 * j + 2], back1, b1), v3 = fmaf(d[4 * j + 3], back1, b1);
       const float r0 = __shfl_xor_sync(~0u, odd ? v0 : v1, 4);
       const float r1 = __shfl_xor_sync(~0u, odd ? v2 : v3, 4);
       const int column = slot0 + 8 * j + 2 * (lane % 4) + odd;
@@ -413,7 +399,8 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
       return;
     }
     if (column >= it.valid) return;
-    const int64_t first = at * g.rows + row0 + (row & ~1);
+    int64_t first = at * g.rows + row0 + (row & ~1);
+    if constexpr (S::kIsSliced) first += int64_t{it.slice} * g.num_slots * g.rows;
     if constexpr (S::kOut == GemmOut::kBF16) {
       uint16_t* y = static_cast<uint16_t*>(g.y) + first;
       *reinterpret_cast<uint32_t*>(y) = pack(low.x, low.y);

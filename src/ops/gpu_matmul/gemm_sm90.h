@@ -1,18 +1,21 @@
 // The wgmma GEMM of many rows, as rows of kernel tables call it. Kernel: gemm_sm90.cuh.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "ops/ctx.h"
 #include "ops/norm_qkv/qkv_store.h"
+#include "ops/scratch.h"
 #include "ops/swiglu.h"
 #include "ops/weight.h"
 
 namespace nibble::ops::gpu {
 
-enum class GemmWeights { kTiles, kRows };  // MXFP4 in kTiles16x64; bf16 rows
+enum class GemmWeights { kTiles, kNvfp4, kRows };  // MXFP4, NVFP4 in kTiles16x64; bf16 rows
 // kQkv, of MXFP4 alone: heads of 64 rows, turned and stored by GemmArgs::qkv (gemm_turn_sm90.cuh).
-enum class GemmOut { kSwiglu, kBF16, kF32, kQkv };
+// kSlices, of NVFP4: float32, of each share of K by itself: y [slices, slots, N].
+enum class GemmOut { kSwiglu, kBF16, kF32, kQkv, kSlices };
 
 // Device addresses; shapes and meaning: gemm_sm90.cuh. What a weight states is taken from it.
 struct GemmArgs {
@@ -23,8 +26,10 @@ struct GemmArgs {
   int32_t num_slots;
   Swiglu act;
   const uint16_t* bias;
+  const float* row_scales;
   int32_t experts, rows, cols;
-  int32_t max_n;  // slots of a work item, at most
+  int32_t max_n;   // slots of a work item, at most
+  int32_t slices;  // shares of K, of kSlices
   // E4M3 activations only.
   const uint8_t* row_exponents;
   const float* x_scale;
@@ -34,6 +39,12 @@ struct GemmArgs {
 
 // y = x W^T + b, every slot with its expert's.
 void gemm(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args);
+
+// Dense NVFP4 of some tokens: y [T, N] f32 = x [T, K] W^T + b, K shared out to more blocks where
+// rows alone are too few; takes slice_scratch_rows(tokens) rows of N float32.
+void gemm_slices(Ctx& cx, Scratch& scratch, const Weight& w, const uint16_t* x, int64_t tokens,
+                 float* y);
+inline int64_t slice_scratch_rows(int64_t tokens) { return std::min<int64_t>(8 * tokens, 2048); }
 
 // Dense: y [T, N] f32 = x [T, K] W^T + b.
 void gemm(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, float* y);

@@ -1,7 +1,8 @@
 // Dense products of up to 256 tokens by wgmma, for matrices of so few rows that blocks of rows
 // alone would leave SMs idle: y[t] = x[t] W^T + b, K shared out to the blocks of a cluster.
 //
-//   weights  in   MXFP4 in kTiles16x64, [N / 16][K / 64] units of 544 bytes, dequantized to bf16
+//   weights  in   MXFP4 or NVFP4 in kTiles16x64, [N / 16][K / 64] units of 544 or 576 bytes,
+//                 dequantized to bf16 (unit.cuh), and of NVFP4 [N] f32
 //   x        in   [T, K] bf16
 //   Op       out  store(): the sums of two rows, or of two pairs 32 rows apart, bias included
 //
@@ -34,13 +35,14 @@ inline constexpr int kMaxSplit = 8, kMaxSplitUnits = 80;
 
 // Three warpgroups of 64 rows, by kN tokens; one of their threads fills: a warp more would leave
 // each 128 registers.
-template <int kN_>
+template <int kN_, class Unit_>
 struct SplitShape {
+  using Unit = Unit_;
   static constexpr int kN = kN_, kRows = 192, kThreads = 2 * kRows, kReaders = kThreads / 32;
   static constexpr int kStageBytes = kN * 128;
   static constexpr int kPitch = kRows + 4;  // floats
   static constexpr int kSumBytes = kN * kPitch * 4;
-  static constexpr int kWeightBytes = kRows / 16 * kUnitBytes;  // of 64 k
+  static constexpr int kWeightBytes = kRows / 16 * Unit::kBytes;  // of 64 k
 };
 
 // Shared memory of a block, less what it declares and aligning.
@@ -54,7 +56,8 @@ int stages_of(int num_units) {
 
 struct SplitArgs {
   const uint8_t* units;
-  const uint16_t* bias;  // or none
+  const float* row_scales;  // or none
+  const uint16_t* bias;     // or none
   int rows, num_units, tokens;
   int token_tiles;  // of kN, each a cluster's
   int split;        // blocks of a cluster
@@ -77,11 +80,11 @@ __device__ __forceinline__ void fetch_x(const SplitArgs& g, const CUtensorMap& x
 template <class S>
 __device__ __forceinline__ void fill_split(const SplitArgs& g, const CUtensorMap& x,
                                            const SplitBlock& b, int tiles) {
-  const uint32_t w = b.smem + g.stages * S::kStageBytes, tile_bytes = b.num_units * kUnitBytes;
-  const uint8_t* from = g.units + (int64_t{b.row0 / 16} * g.num_units + b.begin) * kUnitBytes;
+  const uint32_t w = b.smem + g.stages * S::kStageBytes, tile_bytes = b.num_units * S::Unit::kBytes;
+  const uint8_t* from = g.units + (int64_t{b.row0 / 16} * g.num_units + b.begin) * S::Unit::kBytes;
   for (int i = 0; i < tiles; ++i)
-    cuda::bulk_copy(w + i * tile_bytes, from + int64_t{i} * g.num_units * kUnitBytes, tile_bytes,
-                    b.weights_there, cuda::evict_first());
+    cuda::bulk_copy(w + i * tile_bytes, from + int64_t{i} * g.num_units * S::Unit::kBytes,
+                    tile_bytes, b.weights_there, cuda::evict_first());
   cuda::griddep_wait();
   for (int u = 0; u < min(g.stages, b.num_units); ++u) fetch_x<S>(g, x, b, u, u);
 }
@@ -93,13 +96,14 @@ __device__ __forceinline__ void multiply_split(const SplitArgs& g, const CUtenso
                                                const SplitBlock& b, const char* weights,
                                                float (&d)[S::kN / 2]) {
   constexpr int kN = S::kN;
+  using U = typename S::Unit;
   const int lane = threadIdx.x % 32;
-  const char* w = weights + threadIdx.x / 32 * b.num_units * kUnitBytes;
+  const char* w = weights + threadIdx.x / 32 * b.num_units * U::kBytes;
   uint32_t a0[2][4], a1[2][4];
   int slot = 0, previous = 0, free = 0;  // `free`: of two units before
   uint32_t phase = 0, free_phase = 0;
   barrier_wait(b.weights_there, 0);
-  for (int u = 0; u < b.num_units; ++u, w += kUnitBytes) {
+  for (int u = 0; u < b.num_units; ++u, w += U::kBytes) {
     if (threadIdx.x == 0 && u >= 2 && u - 2 + g.stages < b.num_units) {
       barrier_wait(b.empty + free * 8, free_phase);
       fetch_x<S>(g, xs, b, u - 2 + g.stages, free);
@@ -107,10 +111,10 @@ __device__ __forceinline__ void multiply_split(const SplitArgs& g, const CUtenso
     __syncwarp();
     if (u >= 2 && ++free == g.stages) free = 0, free_phase ^= 1;
     const uint4 q = *reinterpret_cast<const uint4*>(w + lane * 16);
-    const uint32_t s = *reinterpret_cast<const uint32_t*>(w + 512 + lane / 4 * 4);
+    const typename U::Scales s = scales_of<U>(w);
     const auto x = static_cast<uint32_t>(swizzled_128(b.smem + slot * S::kStageBytes));
     wgmma_wait<1>();
-    dequantize_block<0>(q.x, q.y, s, a0[0], a0[1]);
+    U::template decode<0>(q.x, q.y, s, a0[0], a0[1]);
     barrier_wait(b.full + slot * 8, phase);
     wgmma_fence();
     wgmma_bf16<kN>(d, a0[0], x, u > 0);
@@ -118,7 +122,7 @@ __device__ __forceinline__ void multiply_split(const SplitArgs& g, const CUtenso
     wgmma_commit();
     wgmma_wait<1>();
     if (u > 0 && lane == 0) barrier_arrive(b.empty + previous * 8);
-    dequantize_block<16>(q.z, q.w, s, a1[0], a1[1]);
+    U::template decode<1>(q.z, q.w, s, a1[0], a1[1]);
     wgmma_fence();
     wgmma_bf16<kN>(d, a1[0], x + 4, 1);
     wgmma_bf16<kN>(d, a1[1], x + 6, 1);
@@ -171,6 +175,12 @@ __device__ __forceinline__ void finish_split(const SplitArgs& g, const SplitBloc
   if (row >= g.rows) return;
   const bool has_far = row + kFar < g.rows;
   float2 near_bias{}, far_bias{};
+  float2 near_back{kSumFactor, kSumFactor}, far_back = near_back;
+  if constexpr (S::Unit::kHasRowScales) {
+    const auto* back = reinterpret_cast<const float2*>(g.row_scales + row);
+    near_back = {kSumFactor * back->x, kSumFactor * back->y};
+    if (has_far) back += kFar / 2, far_back = {kSumFactor * back->x, kSumFactor * back->y};
+  }
   if (g.bias != nullptr) {
     near_bias = bf16_pair(g.bias + row);
     if (has_far) far_bias = bf16_pair(g.bias + row + kFar);
@@ -195,8 +205,8 @@ __device__ __forceinline__ void finish_split(const SplitArgs& g, const SplitBloc
         const float2 near = load_pair(at), far = load_pair(at + kFar * 4);
         v = {v.x + near.x, v.y + near.y}, w = {w.x + far.x, w.y + far.y};
       }
-      v = {fmaf(v.x, kSumFactor, near_bias.x), fmaf(v.y, kSumFactor, near_bias.y)};
-      w = {fmaf(w.x, kSumFactor, far_bias.x), fmaf(w.y, kSumFactor, far_bias.y)};
+      v = {fmaf(v.x, near_back.x, near_bias.x), fmaf(v.y, near_back.y, near_bias.y)};
+      w = {fmaf(w.x, far_back.x, far_bias.x), fmaf(w.y, far_back.y, far_bias.y)};
       const int token = share.first + t;
       if constexpr (Op::kHeadHalves) {
         op.store(b.token0 + token, row, v, w, turn[i], places[token]);
@@ -310,6 +320,7 @@ void launch_split_of(Ctx& cx, const Weight& w, const uint16_t* x, int tokens, co
   const int tiles = (rows + S::kRows - 1) / S::kRows * token_tiles;
   const int split = split_of<S, Op>(tiles, num_units);
   const SplitArgs args{.units = w.codes,
+                       .row_scales = w.row_scales,
                        .bias = w.bias,
                        .rows = rows,
                        .num_units = num_units,
@@ -339,15 +350,17 @@ void launch_split_of(Ctx& cx, const Weight& w, const uint16_t* x, int tokens, co
 }
 
 // op.store() of x [tokens, K] W^T + b, up to kSplitTokens tokens.
-template <class Op>
+template <class Op, class U = Unit<Format::kMxfp4>>
 void launch_split(Ctx& cx, const Weight& w, const uint16_t* x, int tokens, const Op& op) {
   if (tokens == 0) return;
   CHECK(tokens <= kSplitTokens && w.experts == 1 && w.layout == Layout::kTiles16x64);
-  if (tokens <= 16) return launch_split_of<SplitShape<16>>(cx, w, x, tokens, op);
-  if (tokens <= 32) return launch_split_of<SplitShape<32>>(cx, w, x, tokens, op);
-  if (tokens <= 64) return launch_split_of<SplitShape<64>>(cx, w, x, tokens, op);
-  if (tokens > 128 && tokens <= 192) return launch_split_of<SplitShape<96>>(cx, w, x, tokens, op);
-  launch_split_of<SplitShape<128>>(cx, w, x, tokens, op);
+  CHECK(U::kHasRowScales == (w.row_scales != nullptr));
+  if (tokens <= 16) return launch_split_of<SplitShape<16, U>>(cx, w, x, tokens, op);
+  if (tokens <= 32) return launch_split_of<SplitShape<32, U>>(cx, w, x, tokens, op);
+  if (tokens <= 64) return launch_split_of<SplitShape<64, U>>(cx, w, x, tokens, op);
+  if (tokens > 128 && tokens <= 192)
+    return launch_split_of<SplitShape<96, U>>(cx, w, x, tokens, op);
+  launch_split_of<SplitShape<128, U>>(cx, w, x, tokens, op);
 }
 
 }  // namespace nibble::ops::gpu::sm90

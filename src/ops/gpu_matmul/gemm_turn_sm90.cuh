@@ -10,6 +10,7 @@
 #include "cuda/fp8.cuh"
 #include "cuda/mma_digits.cuh"
 #include "ops/gpu_matmul/gemm_ring_sm90.cuh"
+#include "ops/gpu_matmul/unit.cuh"
 #include "ops/norm_qkv/store_qkv.cuh"
 
 namespace nibble::ops::gpu::sm90 {
@@ -25,18 +26,24 @@ struct LaneRows {
 
 // Where a lane finds its part of a unit of A, as the words and scales of 16 neighbouring rows lie;
 // of 64 rows whose units lie kPitch bytes apart. Shared addresses of the first, kept in registers.
-template <GemmOut kOut, int kPitch>
+template <GemmOut kOut, int kPitch, class Unit = gpu::Unit<Format::kMxfp4>>
 struct LaneUnit {
+  using Scales = typename Unit::Scales;
   uint32_t words, scales;
   __device__ explicit LaneUnit(uint32_t first) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     first += (kOut == GemmOut::kQkv ? warp / 2 : warp) * kPitch;
-    words = kept(first + lane * 16), scales = kept(first + 512 + lane / 4 * 4);
+    words = kept(first + lane * 16), scales = kept(first + 512 + lane / 4 * sizeof(Scales));
   }
   // Of the unit `offset` bytes on.
-  __device__ __forceinline__ void take(uint32_t offset, uint4& q, uint32_t& s) const {
-    q = cuda::load_shared_16(words + offset), s = cuda::load_shared_4(scales + offset);
-    if constexpr (kOut == GemmOut::kQkv) {  // of two tiles the first 8 rows, or the last
+  __device__ __forceinline__ void take(uint32_t offset, uint4& q, Scales& s) const {
+    q = cuda::load_shared_16(words + offset);
+    if constexpr (sizeof(Scales) == 8)
+      s = cuda::load_shared_8(scales + offset);
+    else
+      s = cuda::load_shared_4(scales + offset);
+    if constexpr (kOut == GemmOut::kQkv) {
+      static_assert(sizeof(Scales) == 4);  // of two tiles the first 8 rows, or the last
       const uint4 b = cuda::load_shared_16(words + offset + 2 * kPitch);
       const bool last = threadIdx.x / 32 % 2 != 0;
       q = last ? uint4{q.y, b.y, q.w, b.w} : uint4{q.x, b.x, q.z, b.z};

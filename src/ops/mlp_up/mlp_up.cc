@@ -10,9 +10,39 @@ namespace {
 constexpr MatrixShape matrix_of(const MlpUpDesc& d) { return {2 * d.width, d.hidden}; }
 using Cpu = CpuRows<MlpUpKernel, CpuMlpUp, matrix_of>;
 
+const char* refuse_few(const MlpUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_nvfp4_few(d.format, 2 * d.width, d.hidden, o)) return reason;
+  return d.hidden <= 9216 ? nullptr : "more than 9,216 columns";
+}
+
+const char* refuse_some(const MlpUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few(d, o)) return reason;
+  return refuse_nvfp4_split({d.format, 2 * d.width, d.hidden, d.tokens, 0}, o);
+}
+
+const char* refuse_many(const MlpUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few(d, o)) return reason;
+  return refuse_nvfp4_gemm({d.format, 2 * d.width, d.hidden, d.tokens, kNvfp4Fewest}, o);
+}
+
+const char* refuse_bf16(const MlpUpDesc& d, const KernelOptions& o) {
+  return refuse_gemv_rows(d.format, 2 * d.width, d.hidden, o);
+}
+
+const char* refuse_many_bf16(const MlpUpDesc& d, const KernelOptions& o) {
+  if (d.hidden > 9216) return "more than 9,216 columns";
+  return refuse_gemm<Format::kBF16>({d.format, 2 * d.width, d.hidden, d.tokens, kDenseFewest}, o);
+}
+
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<MlpUpKernel>({
+        {"sm90_nvfp4_split", refuse_some, NIBBLE_SM90_KERNEL(gpu::mlp_up_split),
+         Layout::kTiles16x64},
+        {"sm90_nvfp4_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm), Layout::kTiles16x64},
+        {"cuda_nvfp4_decode", refuse_few, NIBBLE_CUDA_KERNEL(gpu::mlp_up_few), Layout::kTiles16x64},
+        {"sm90_bf16_gemm", refuse_many_bf16, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm)},
+        {"cuda_bf16_decode", refuse_bf16, NIBBLE_CUDA_KERNEL(gpu::mlp_up_rows)},
         {"cuda_any",
          [](const MlpUpDesc& d, const KernelOptions& o) { return refuse_any_product(d.format, o); },
          NIBBLE_CUDA_KERNEL(gpu::mlp_up_any)},

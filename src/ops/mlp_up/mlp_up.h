@@ -47,7 +47,11 @@ struct CpuMlpUp {
   static MlpUpFn run;
 };
 namespace gpu {
-MlpUpFn mlp_up_any;  // any shape
+MlpUpFn mlp_up_few;  // NVFP4, as the next two
+MlpUpFn mlp_up_split;
+MlpUpFn mlp_up_gemm;  // or BF16
+MlpUpFn mlp_up_rows;  // BF16
+MlpUpFn mlp_up_any;   // any shape
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const MlpUpDesc& desc);

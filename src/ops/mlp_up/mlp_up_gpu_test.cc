@@ -12,8 +12,9 @@ struct Shape {
   int64_t hidden, width;
   Format format;
 };
-constexpr Shape kShapes[] = {
-    {96, 40, Format::kMxfp4}, {1000, 37, Format::kBF16}, {160, 96, Format::kMxfp8}};
+constexpr Shape kShapes[] = {{96, 40, Format::kMxfp4},    {1000, 37, Format::kBF16},
+                             {160, 96, Format::kMxfp8},   {320, 72, Format::kNvfp4},
+                             {4096, 200, Format::kNvfp4}, {320, 72, Format::kBF16}};
 
 // Sums of tensor cores as in general_rows_gpu_test.cc; u is rounded to bf16.
 void check(const Shape& shape, int64_t tokens, const Swiglu& act) {

@@ -37,6 +37,17 @@ const char* refuse_many(const MoeDownDesc& d, const KernelOptions& o) {
       {d.format, d.hidden, d.width, d.tokens * d.top_k, 20 * d.experts}, o);
 }
 
+const char* refuse_nvfp4(const MoeDownDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_nvfp4_few(d.format, d.hidden, d.width, o)) return reason;
+  if (d.top_k > 8) return "more than 8 experts a token";
+  return d.experts <= 256 ? nullptr : "more than 256 experts";
+}
+
+const char* refuse_nvfp4_many(const MoeDownDesc& d, const KernelOptions& o) {
+  return refuse_nvfp4_gemm(
+      {d.format, d.hidden, d.width, d.tokens * d.top_k, kNvfp4FewestOfExpert * d.experts}, o);
+}
+
 const char* refuse_many_fp8(const MoeDownDesc& d, const KernelOptions& o) {
   return refuse_experts_fp8(d, 16, o);
 }
@@ -51,6 +62,10 @@ constexpr auto kKernels = joined(
         {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm),
          Layout::kTiles16x64},
         {"sm90_w4a16_narrow", refuse_by_narrow, NIBBLE_SM90_KERNEL(gpu::moe_down_narrow),
+         Layout::kTiles16x64},
+        {"sm90_nvfp4_gemm", refuse_nvfp4_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm),
+         Layout::kTiles16x64},
+        {"cuda_nvfp4_decode", refuse_nvfp4, NIBBLE_CUDA_KERNEL(gpu::moe_down_few),
          Layout::kTiles16x64},
         {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_down_batch),
          Layout::kTiles16x64},

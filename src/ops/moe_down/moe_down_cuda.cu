@@ -7,6 +7,7 @@
 // Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 17.6 MB, 3.9 us of an H200's
 // 4.55 TB/s, 76 us of a GB10's 233 GB/s. TB/s by tokens: ops/gpu_matmul/grouped_gemm.cuh.
 #include "ops/gpu_matmul/gemv_chosen.cuh"
+#include "ops/gpu_matmul/unit_gemv.cuh"
 #include "ops/moe_down/down_by_slot.cuh"
 #include "ops/moe_down/moe_down.h"
 #include "ops/norm_route/route.cuh"
@@ -129,6 +130,14 @@ void moe_down_batch(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& ro
                     const Weight& down) {
   if (routing.num_tokens == 1) return gpu::moe_down(cx, d, u, routing, down);
   run_few<false>(cx, d, u, routing, down);
+}
+
+void moe_down_few(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+                  const Weight& down) {
+  CHECK(routing.logits == nullptr);
+  if (routing.num_tokens == 0) return;
+  down_by_slot(cx, d, u, routing, down,
+               [&](const DownBySlot& op, Scratch&) { launch_unit_experts(cx, down, op, routing); });
 }
 
 }  // namespace nibble::ops::gpu

@@ -38,6 +38,16 @@ const char* refuse_many(const MoeUpDesc& d, const KernelOptions& o) {
       {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 20 * d.experts}, o);
 }
 
+const char* refuse_nvfp4(const MoeUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_nvfp4_few(d.format, 2 * d.width, d.hidden, o)) return reason;
+  return d.experts <= 256 ? nullptr : "more than 256 experts";
+}
+
+const char* refuse_nvfp4_many(const MoeUpDesc& d, const KernelOptions& o) {
+  return refuse_nvfp4_gemm(
+      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, kNvfp4FewestOfExpert * d.experts}, o);
+}
+
 const char* refuse_many_fp8(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_experts_fp8(d, 16, o);
 }
@@ -51,6 +61,10 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
         {"sm90_w4a16_narrow", refuse_by_narrow, NIBBLE_SM90_KERNEL(gpu::moe_up_narrow),
+         Layout::kTiles16x64},
+        {"sm90_nvfp4_gemm", refuse_nvfp4_many, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),
+         Layout::kTiles16x64},
+        {"cuda_nvfp4_decode", refuse_nvfp4, NIBBLE_CUDA_KERNEL(gpu::moe_up_few),
          Layout::kTiles16x64},
         {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_up_batch),
          Layout::kTiles16x64},

@@ -1,11 +1,12 @@
 // moe_up for few tokens: MXFP4 weights in kTiles16x64 by int8 digits (ops/gpu_matmul/tiles.cuh).
 // u [T * K, F] bf16 by slot, out; h [T, H] bf16; up [E, 2F, H] with bias.
-// One token: gemv_chosen; more: grouped_gemm.
+// One token: gemv_chosen; more: grouped_gemm. NVFP4 weights: unit_gemv.
 // Needs 2F % 16 == 0, H % 64 == 0, H <= 4608, K <= 8, E <= 256 (512 threads count the slots).
 // Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 35.3 MB, 7.8 us of an H200's
 // 4.55 TB/s, 151 us of a GB10's 233 GB/s. TB/s by tokens: ops/gpu_matmul/grouped_gemm.cuh.
 #include "cuda/bf16.cuh"
 #include "ops/gpu_matmul/gemv_chosen.cuh"
+#include "ops/gpu_matmul/unit_gemv.cuh"
 #include "ops/moe_up/moe_up.h"
 #include "ops/moe_up/swiglu.cuh"
 #include "ops/norm_route/route.cuh"
@@ -80,6 +81,13 @@ void moe_up_batch(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& rout
   if (routing.num_tokens == 1) return gpu::moe_up(cx, u, h, routing, up, act);
   launch_experts<Items::kExperts, false>(cx, up, make_op(cx, u, h, routing, up, act),
                                          routing.num_tokens);
+}
+
+void moe_up_few(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
+                const Swiglu& act) {
+  CHECK(routing.logits == nullptr);
+  if (routing.num_tokens == 0) return;
+  launch_unit_experts(cx, up, make_op(cx, u, h, routing, up, act), routing);
 }
 
 }  // namespace nibble::ops::gpu

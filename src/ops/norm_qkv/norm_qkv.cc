@@ -2,6 +2,7 @@
 
 #include "ops/cpu_rows.h"
 #include "ops/gpu_matmul/e4m3_rows.h"
+#include "ops/gpu_matmul/gemm_sm90.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 #include "ops/site.h"
@@ -51,6 +52,22 @@ const char* refuse_many_fp8(const NormQkvDesc& d, const KernelOptions& o) {
   return refuse_heads(d);
 }
 
+const char* refuse_nvfp4(const NormQkvDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_nvfp4_few(d.format, rows_of(d), d.hidden, o)) return reason;
+  if (d.hidden > 9216) return "more than 9,216 columns";
+  return d.head_dim % 2 == 0 ? nullptr : "head dim is odd";
+}
+
+const char* refuse_nvfp4_some(const NormQkvDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_nvfp4(d, o)) return reason;
+  return refuse_nvfp4_split({d.format, rows_of(d), d.hidden, d.tokens, 0}, o);
+}
+
+const char* refuse_nvfp4_many(const NormQkvDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_nvfp4(d, o)) return reason;
+  return refuse_nvfp4_gemm({d.format, rows_of(d), d.hidden, d.tokens, kNvfp4Fewest}, o);
+}
+
 const char* refuse_any(const NormQkvDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_any_product(d.format, o)) return reason;
   return d.head_dim % 2 == 0 ? nullptr : "head dim is odd";
@@ -66,6 +83,12 @@ constexpr auto kKernels = joined(
         {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm),
          Layout::kTiles16x64},
         {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm)},
+        {"sm90_nvfp4_split", refuse_nvfp4_some, NIBBLE_SM90_KERNEL(gpu::norm_qkv_nvfp4_split),
+         Layout::kTiles16x64},
+        {"sm90_nvfp4_gemm", refuse_nvfp4_many, NIBBLE_SM90_KERNEL(gpu::norm_qkv_nvfp4_gemm),
+         Layout::kTiles16x64},
+        {"cuda_nvfp4_decode", refuse_nvfp4, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_few),
+         Layout::kTiles16x64},
         {"cuda_w4a16_decode", refuse_gemv<refuse_gemv_tiles>,
          NIBBLE_CUDA_KERNEL(gpu::norm_qkv_tiles), Layout::kTiles16x64},
         {"cuda_bf16_decode", refuse_gemv<refuse_gemv_rows>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_rows)},
@@ -97,6 +120,7 @@ int64_t flops(const NormQkvDesc& d, int64_t tokens) { return 2 * tokens * rows_o
 int64_t gpu::scratch_bytes(const NormQkvDesc& d) {
   Scratch scratch;
   scratch.take<float>(d.tokens * rows_of(d));
+  if (d.format == Format::kNvfp4) scratch.take<float>(slice_scratch_rows(d.tokens) * rows_of(d));
   take_e4m3_rows(scratch, d.tokens, d.hidden);
   return scratch.used_bytes();
 }

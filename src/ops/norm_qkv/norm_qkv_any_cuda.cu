@@ -1,8 +1,9 @@
-// norm_qkv of any shape and format (cuda_any): add_norm_any, the product of
-// ops/gpu_matmul/product_any.cuh into scratch, then store_qkv.
-// q [T, Q * D], h [T, H] bf16, y [T, H] f32, out; x, d [T, H] f32; qkv [(Q + 2G) * D, H] in kRows;
-// D even.
+// norm_qkv by products that leave float32: the norm, the product into scratch, then store_qkv. Of
+// any shape and format (cuda_any: ops/gpu_matmul/product_any.cuh), and with NVFP4 weights.
+// q [T, Q * D], h [T, H] bf16, y [T, H] f32, out; x, d [T, H] f32; qkv [(Q + 2G) * D, H] in kRows,
+// or in kTiles16x64; D even.
 #include "ops/gpu_matmul/product_any.h"
+#include "ops/gpu_matmul/unit_products.h"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_qkv/norm_qkv.h"
 #include "ops/norm_qkv/store_qkv.cuh"
@@ -23,6 +24,23 @@ void norm_qkv_any(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tenso
                     .tokens = s.num_tokens,
                     .hidden = qkv.cols});
   multiply_any(cx, qkv, out.h.as<uint16_t>(), s.num_tokens, products);
+  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
+}
+
+void norm_qkv_few(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+                  const Tensor& d, const QkvNorms& norms, const Weight& qkv, const Tensor& cos_sin,
+                  const Step& s) {
+  if (s.num_tokens == 0) return;
+  float* const products = Scratch(cx.scratch).take<float>(s.num_tokens * qkv.rows);
+  norm_multiply_few(cx,
+                    {.y = out.y.as<float>(),
+                     .h = out.h.as<uint16_t>(),
+                     .x = x.as<float>(),
+                     .d = d.as<float>(),
+                     .norm = norms.input,
+                     .tokens = s.num_tokens,
+                     .hidden = qkv.cols},
+                    qkv, products);
   store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
 }
 

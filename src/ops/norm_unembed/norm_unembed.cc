@@ -17,6 +17,10 @@ const char* refuse_many(const NormUnembedDesc& d, const KernelOptions& o) {
   return refuse_gemm<kFormat>({d.format, d.vocab, d.hidden, d.tokens, kDenseFewest}, o);
 }
 
+const char* refuse_nvfp4_many(const NormUnembedDesc& d, const KernelOptions& o) {
+  return refuse_nvfp4_gemm({d.format, d.vocab, d.hidden, d.tokens, kNvfp4Fewest}, o);
+}
+
 const char* refuse_many_fp8(const NormUnembedDesc& d, const KernelOptions& o) {
   return refuse_gemm_fp8({d.format, d.vocab, d.hidden, d.tokens, kDenseFewest, d.facts}, o);
 }
@@ -29,6 +33,10 @@ constexpr auto kKernels = joined(
         {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm),
          Layout::kTiles16x64},
         {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm)},
+        {"sm90_nvfp4_gemm", refuse_nvfp4_many, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm),
+         Layout::kTiles16x64},
+        {"cuda_nvfp4_decode", refuse_matrix<matrix_of, refuse_nvfp4_few>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_unembed_few), Layout::kTiles16x64},
         {"cuda_w4a16_decode", refuse_matrix<matrix_of, refuse_gemv_tiles>,
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_tiles), Layout::kTiles16x64},
         {"cuda_bf16_decode", refuse_matrix<matrix_of, refuse_gemv_rows>,

@@ -1,7 +1,9 @@
-// norm_unembed of any shape and format (cuda_any): add_norm_any, then the product of
-// ops/gpu_matmul/product_any.cuh.
-// logits [R, V] f32, h [R, H] bf16, out; x, d [T, H] f32; unembed [V, H] in kRows.
+// norm_unembed by products that leave float32: of any shape and format (cuda_any:
+// ops/gpu_matmul/product_any.cuh), and of few rows with NVFP4 weights (unit_gemv.cuh).
+// logits [R, V] f32, h [R, H] bf16, out; x, d [T, H] f32; unembed [V, H] in kRows, or in
+// kTiles16x64.
 #include "ops/gpu_matmul/product_any.h"
+#include "ops/gpu_matmul/unit_products.h"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_unembed/norm_unembed.h"
 
@@ -19,6 +21,21 @@ void norm_unembed_any(Ctx& cx, const Tensor& logits, const Tensor& h, const Tens
                     .hidden = unembed.cols,
                     .rows = s.out_rows});
   multiply_any(cx, unembed, h.as<uint16_t>(), s.num_out, logits.as<float>());
+}
+
+void norm_unembed_few(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
+                      const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
+  if (s.num_out == 0) return;
+  norm_multiply_few(cx,
+                    {.y = nullptr,
+                     .h = h.as<uint16_t>(),
+                     .x = x.as<float>(),
+                     .d = d.as<float>(),
+                     .norm = norm,
+                     .tokens = s.num_out,
+                     .hidden = unembed.cols,
+                     .rows = s.out_rows},
+                    unembed, logits.as<float>());
 }
 
 }  // namespace nibble::ops::gpu

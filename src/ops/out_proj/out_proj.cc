@@ -2,6 +2,7 @@
 
 #include "ops/cpu_rows.h"
 #include "ops/gpu_matmul/e4m3_rows.h"
+#include "ops/gpu_matmul/gemm_sm90.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 #include "ops/site.h"
@@ -15,6 +16,10 @@ using Cpu = CpuRows<OutProjKernel, CpuOutProj, matrix_of>;
 template <Format kFormat>
 const char* refuse_many(const OutProjDesc& d, const KernelOptions& o) {
   return refuse_gemm<kFormat>({d.format, d.hidden, d.width, d.tokens, kDenseFewest}, o);
+}
+
+const char* refuse_nvfp4_many(const OutProjDesc& d, const KernelOptions& o) {
+  return refuse_nvfp4_gemm({d.format, d.hidden, d.width, d.tokens, kNvfp4Fewest}, o);
 }
 
 const char* refuse_many_fp8(const OutProjDesc& d, const KernelOptions& o) {
@@ -34,14 +39,25 @@ constexpr auto kKernels = joined(
         {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm),
          Layout::kTiles16x64},
         {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm)},
+        {"sm90_nvfp4_split",
+         [](const OutProjDesc& d, const KernelOptions& o) {
+           return refuse_nvfp4_split({d.format, d.hidden, d.width, d.tokens, 0}, o);
+         },
+         NIBBLE_SM90_KERNEL(gpu::out_proj_nvfp4_split), Layout::kTiles16x64},
+        {"sm90_nvfp4_gemm", refuse_nvfp4_many, NIBBLE_SM90_KERNEL(gpu::out_proj_nvfp4_gemm),
+         Layout::kTiles16x64},
+        {"cuda_nvfp4_decode", refuse_matrix<matrix_of, refuse_nvfp4_few>,
+         NIBBLE_CUDA_KERNEL(gpu::out_proj_few), Layout::kTiles16x64},
         {"cuda_w4a16_decode", refuse_matrix<matrix_of, refuse_gemv_tiles>,
          NIBBLE_CUDA_KERNEL(gpu::out_proj_tiles), Layout::kTiles16x64},
-        {"cuda_bf16_decode", refuse_matrix<matrix_of, refuse_gemv_rows>,
+        {"cuda_bf16_decode",
+         [](const OutProjDesc& d,
+            const KernelOptions&
+                o) { return refuse_gemv_long_rows({d.format, d.hidden, d.width, d.tokens}, o); },
          NIBBLE_CUDA_KERNEL(gpu::out_proj_rows)},
         {"cuda_any",
-         [](const OutProjDesc& d, const KernelOptions& o) {
-           return refuse_any_product(d.format, o);
-         },
+         [](const OutProjDesc& d,
+            const KernelOptions& o) { return refuse_any_product(d.format, o); },
          NIBBLE_CUDA_KERNEL(gpu::out_proj_any)},
         {"ref", [](const OutProjDesc&, const KernelOptions& o) { return refuse_ref(o); },
          ref::out_proj},
@@ -63,9 +79,10 @@ int64_t bytes(const OutProjDesc& d, int64_t tokens, int64_t act_bytes) {
 
 int64_t flops(const OutProjDesc& d, int64_t tokens) { return 2 * tokens * d.hidden * d.width; }
 
-// Its inputs in E4M3.
+// Its inputs in E4M3, or slices of K.
 int64_t gpu::scratch_bytes(const OutProjDesc& d) {
   Scratch scratch;
+  if (d.format == Format::kNvfp4) scratch.take<float>(slice_scratch_rows(d.tokens) * d.hidden);
   take_e4m3_rows(scratch, d.tokens, d.width);
   return scratch.used_bytes();
 }

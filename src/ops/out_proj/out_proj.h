@@ -41,8 +41,11 @@ struct CpuOutProj {
 namespace gpu {
 OutProjFn out_proj_tiles;
 OutProjFn out_proj_rows;
+OutProjFn out_proj_few;  // NVFP4
 OutProjFn out_proj_gemm;
+OutProjFn out_proj_nvfp4_gemm;
 OutProjFn out_proj_split;
+OutProjFn out_proj_nvfp4_split;
 OutProjFn out_proj_gemm_fp8;
 OutProjFn out_proj_any;  // any shape
 

@@ -1,5 +1,6 @@
 // out_proj for up to 256 tokens: K shared out to clusters.
 #include "ops/gpu_matmul/gemm_split_sm90.cuh"
+#include "ops/gpu_matmul/unit_products.h"
 #include "ops/out_proj/out_proj.h"
 
 namespace nibble::ops::gpu {
@@ -22,6 +23,11 @@ struct Rows {
 void out_proj_split(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out, const Step& s) {
   sm90::launch_split(cx, out, att.as<uint16_t>(), s.num_tokens,
                      Rows{d.as<float>(), static_cast<int>(out.rows)});
+}
+
+void out_proj_nvfp4_split(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
+                          const Step& s) {
+  multiply_split(cx, out, att.as<uint16_t>(), s.num_tokens, d.as<float>());
 }
 
 }  // namespace nibble::ops::gpu

@@ -1,0 +1,38 @@
+// mlp_up of more tokens: the norm, then a wgmma product with SwiGLU as its epilogue: K shared out
+// to clusters (gemm_split_sm90.cuh), or the GEMM of many rows, of NVFP4 tiles or BF16 rows.
+#include "ops/gpu_matmul/gemm_sm90.h"
+#include "ops/gpu_matmul/unit_products.h"
+#include "ops/mlp_up/mlp_up.h"
+#include "ops/norm/add_norm.h"
+
+namespace nibble::ops::gpu {
+namespace {
+
+void norm_rows(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm) {
+  add_norm(cx, {.y = out.y.as<float>(),
+                .h = out.h.as<uint16_t>(),
+                .x = x.as<float>(),
+                .d = d.as<float>(),
+                .norm = norm,
+                .tokens = x.dim(0),
+                .hidden = x.dim(1)});
+}
+
+}  // namespace
+
+void mlp_up_split(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm,
+                  const Weight& up, const Swiglu& act) {
+  if (x.dim(0) == 0) return;
+  norm_rows(cx, out, x, d, norm);
+  swiglu_split(cx, up, out.h.as<uint16_t>(), x.dim(0), act, out.u.as<uint16_t>());
+}
+
+void mlp_up_gemm(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm,
+                 const Weight& up, const Swiglu& act) {
+  if (x.dim(0) == 0) return;
+  norm_rows(cx, out, x, d, norm);
+  gemm(cx, up, GemmOut::kSwiglu,
+       {.x = out.h.data, .y = out.u.data, .num_slots = static_cast<int32_t>(x.dim(0)), .act = act});
+}
+
+}  // namespace nibble::ops::gpu
