@@ -6,11 +6,13 @@
 // shuffles that turn the keys and 768 operations that pair the values. Reached, gpt-oss's heads,
 // nibble bench ops, 2026-11-22: on 2 cores of an EPYC (Zen 4, AVX-512 BF16; no AMX) one token over
 // 8,192 keys 0.67 ms (71% of the floor at 35.6 GB/s), 512 tokens there 306 GFLOP/s; on a Xeon with
-// AMX 460 over 512 keys and 699 over 8,192. What binds: for one token dot products, 2,048 of the
-// 3,500 cycles that 64 keys of a head take; with AMX the softmax. Lost: the next block of keys not
-// fetched ahead (8,192 keys: twice the time, for the hardware does not see which page is next); an
-// exponential to float32's last place, a largest score and a sum over lanes for each block and row
-// (0.80 ms, 256 GFLOP/s; Xeon 322 and 441).
+// AMX 460 over 512 keys and 699 over 8,192. Since the next block is fetched line by line,
+// 2026-11-23: one token over 16,384 keys 0.86 ms (82%), heads of 128 dims, 32 to 8, over 8,192 1.16
+// (72%). What binds: for one token dot products, 2,048 of the 3,500 cycles that 64 keys of a head
+// take; with AMX the softmax. Lost: the next block of keys not fetched ahead (8,192 keys: twice the
+// time, for the hardware does not see which page is next); an exponential to float32's last place,
+// a largest score and a sum over lanes for each block and row (0.80 ms, 256 GFLOP/s; Xeon 322 and
+// 441).
 #include "ops/attention/attend_bf16.h"
 
 #include "base/check.h"
@@ -125,18 +127,12 @@ class Bf16Tile {
   // All rows against the block at `base`, of which positions [begin, end) are read.
   template <typename T>
   void block(int32_t base, int32_t begin, int32_t end) {
-    const T *k[kBlock] = {}, *v[kBlock] = {};
-    for (int32_t pos = begin; pos < end;) {
-      const int64_t at = kv_index(*t_.kv, t_.slot, pos, t_.kv_head);
-      const int32_t run = std::min(end - pos, t_.kv->page_size - pos % t_.kv->page_size);
-      for (int32_t i = 0; i < run; ++i, ++pos) {
-        k[pos - base] = static_cast<const T*>(t_.kv->k.data) + at + i * dim_;
-        v[pos - base] = static_cast<const T*>(t_.kv->v.data) + at + i * dim_;
-      }
-    }
-    fetch<T>(base + kBlock);
-    turn_keys(k);
-    const bool finite = pair_values(v);
+    const T *k[kBlock] = {}, *v[kBlock] = {}, *next_k[kBlock] = {}, *next_v[kBlock] = {};
+    find(base, begin, end, k, v);
+    find(base + kBlock, base + kBlock, std::min(t_.first_pos + t_.num_tokens, base + 2 * kBlock),
+         next_k, next_v);
+    turn_keys(k, next_k);
+    const bool finite = pair_values(v, next_v);
     // One kind of work after the other: what a tile or a vector loads was then stored long before.
     for_chunks(base, [&](int64_t row, int rows) { score(row, rows); });
     for_chunks(base, [&](int64_t row, int rows) {
@@ -149,19 +145,24 @@ class Bf16Tile {
     for_chunks(base, [&](int64_t row, int rows) { mix(row, rows); });
   }
 
-  // Has the block at `base` come into L2: the hardware does not see which page is next.
+  // Where the keys and values of positions [begin, end) of the block at `base` are.
   template <typename T>
-  void fetch(int32_t base) const {
-    const int32_t end = std::min(t_.first_pos + t_.num_tokens, base + kBlock);
-    for (int32_t pos = base, run; pos < end; pos += run) {
-      run = std::min(end - pos, t_.kv->page_size - pos % t_.kv->page_size);
+  void find(int32_t base, int32_t begin, int32_t end, const T** k, const T** v) const {
+    for (int32_t pos = begin; pos < end;) {
       const int64_t at = kv_index(*t_.kv, t_.slot, pos, t_.kv_head);
-      for (const void* side : {t_.kv->k.data, t_.kv->v.data}) {
-        const auto* lines = reinterpret_cast<const char*>(static_cast<const T*>(side) + at);
-        const auto bytes = static_cast<int64_t>(run * dim_ * sizeof(T));
-        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(lines + i, 0, 2);
+      const int32_t run = std::min(end - pos, t_.kv->page_size - pos % t_.kv->page_size);
+      for (int32_t i = 0; i < run; ++i, ++pos) {
+        k[pos - base] = static_cast<const T*>(t_.kv->k.data) + at + i * dim_;
+        v[pos - base] = static_cast<const T*>(t_.kv->v.data) + at + i * dim_;
       }
     }
+  }
+
+  // Has what the next block reads come into L2, while this one is turned: the hardware does not see
+  // which page is next, and all of it at once would wait for itself.
+  template <typename T>
+  static void fetch(const T* x, int64_t d) {
+    if (x != nullptr) __builtin_prefetch(x + d, 0, 2);
   }
 
   // Calls body(row, rows) for the chunks that see something of the block at `base`: windows move on
@@ -207,11 +208,12 @@ class Bf16Tile {
 
   // Blocks of 16 keys, for each a step of 32 dims after the other: see Bf16Operands::b.
   template <typename T>
-  void turn_keys(const T* const* k) {
+  void turn_keys(const T* const* k, const T* const* next) {
     std::byte* to = keys_;
     for (int n = 0; n < kBlock; n += 16)
       for (int64_t d = 0; d < dim_; d += 32, to += kTileBytes) {
         __m512 lines[16];
+        for (int i = 0; i < 16; ++i) fetch(next[n + i], d);
 #pragma GCC unroll 16
         for (int i = 0; i < 16; ++i)
           lines[i] = _mm512_castsi512_ps(load(k[n + i] == nullptr ? nullptr : k[n + i] + d));
@@ -224,7 +226,7 @@ class Bf16Tile {
   // Blocks of 16 dims, for each a step of 32 positions after the other. What is not finite counts
   // as zero, for it must not reach rows that do not see it: false where there is such a value.
   template <typename T>
-  bool pair_values(const T* const* v) {
+  bool pair_values(const T* const* v, const T* const* next) {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
     const __m512i lower = _mm512_set_epi32(
         0x2f000f, 0x2e000e, 0x2d000d, 0x2c000c, 0x2b000b, 0x2a000a, 0x290009, 0x280008, 0x270007,
@@ -240,6 +242,7 @@ class Bf16Tile {
     for (int j = 0; j < kBlock; j += 2) {
       std::byte* to = values_ + j / 32 * kTileBytes + j % 32 / 2 * 64;
       for (int64_t d = 0; d < dim_; d += 32, to += 2 * (kBlock / 32) * kTileBytes) {
+        fetch(next[j], d), fetch(next[j + 1], d);
         const __m512i even = take(v[j], d), odd = take(v[j + 1], d);
         _mm512_store_si512(to, _mm512_permutex2var_epi16(even, lower, odd));
         _mm512_store_si512(to + kBlock / 32 * kTileBytes,
