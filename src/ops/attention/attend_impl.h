@@ -81,24 +81,26 @@ struct Attend {
       const int32_t run = std::min(end - pos, kv.page_size - pos % kv.page_size);
       float *keys = w.keys + (pos - base), *values = w.values + (pos - base) * w.padded;
       int32_t i = 0;
-      for (; i + kLanes <= run; i += kLanes) load_keys(k + at + i * w.dim, w.dim, keys + i);
+      for (; i + kLanes <= run; i += kLanes) {
+        const T* block = k + at + i * w.dim;
+        has_nan(block, kLanes * w.dim) ? load_keys<true>(block, w.dim, keys + i)
+                                       : load_keys<false>(block, w.dim, keys + i);
+      }
       for (; i < run; ++i)
         for (int64_t d = 0; d < w.dim; ++d)
           keys[d * kKeyBlock + i] = to_float(k[at + i * w.dim + d]);
-      for (i = 0; i < run; ++i)
-        for (int64_t d = 0; d < w.dim; ++d)
-          values[i * w.padded + d] = to_float(v[at + i * w.dim + d]);
+      for (i = 0; i < run; ++i) load_value(v + at + i * w.dim, w.dim, values + i * w.padded);
       pos += run;
     }
   }
   // kLanes keys, one behind the other, to as many columns.
-  template <typename T>
+  template <bool kHasNan, typename T>
   static void load_keys(const T* k, int64_t dim, float* columns) {
     int64_t d = 0;
     for (; d + kLanes <= dim; d += kLanes) {
       Vec block[kLanes];
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) block[i] = to_vec(k + i * dim + d);
+      for (int i = 0; i < kLanes; ++i) block[i] = to_vec<kHasNan>(k + i * dim + d);
       S::transpose(block);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) S::store(columns + (d + i) * kKeyBlock, block[i]);
@@ -106,9 +108,34 @@ struct Attend {
     for (; d < dim; ++d)
       for (int i = 0; i < kLanes; ++i) columns[d * kKeyBlock + i] = to_float(k[i * dim + d]);
   }
-  SIMD_FN Vec to_vec(const uint16_t* x) { return S::load_bf16(x); }
-  SIMD_FN Vec to_vec(const float* x) { return S::load(x); }
+  template <typename T>
+  static void load_value(const T* v, int64_t dim, float* row) {
+    int64_t d = 0;
+    if (!has_nan(v, dim))
+      for (; d + kLanes <= dim; d += kLanes) S::store(row + d, to_vec<false>(v + d));
+    for (; d < dim; ++d) row[d] = to_float(v[d]);
+  }
+  // Of E4M3, whose fast conversion does not know NaN.
+  SIMD_FN bool has_nan(const uint8_t* x, int64_t n) {
+    uint8_t most = 0;
+    for (int64_t i = 0; i < n; ++i) most = std::max<uint8_t>(most, x[i] & 0x7f);
+    return most == 0x7f;
+  }
+  template <typename T>
+  SIMD_FN bool has_nan(const T*, int64_t) {
+    return false;
+  }
+  template <bool kHasNan>
+  SIMD_FN Vec to_vec(const uint16_t* x) {
+    return S::load_bf16(x);
+  }
+  template <bool kHasNan>
+  SIMD_FN Vec to_vec(const float* x) {
+    return S::load(x);
+  }
+  template <bool kHasNan>
   SIMD_FN Vec to_vec(const uint8_t* x) {
+    if (!kHasNan) return S::mul(S::load_e4m3(x), S::set1(S::kE4m3Unit));
     float lanes[kLanes];
     for (int i = 0; i < kLanes; ++i) lanes[i] = to_float(x[i]);
     return S::load(lanes);

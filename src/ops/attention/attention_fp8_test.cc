@@ -66,6 +66,34 @@ TEST(Fp8Pages, AttentionReadsWhatTheCodesStandFor) {
   }
 }
 
+// A code that is no number, of a key or a value, shows in the heads that see it and in no others.
+TEST(Fp8Pages, DamagedCodesShow) {
+  const AttentionDesc desc{kHeads * kGroup, kHeads, kDim, 0};
+  for (const bool key : {true, false}) {
+    Random random(3);
+    TestPages fp8(DType::kF8E4M3);
+    for (const Tensor& side : {fp8.view.k, fp8.view.v})
+      for (int64_t i = 0; i < kPages * kHeads * kPageSize * kDim; ++i)
+        kv_put(side, i, random.normal());
+    (key ? fp8.k : fp8.v)[kv_index(fp8.view, 0, 37, 1) + 5] = 0xff;
+    const Span span{0, 1, kLength - 1, 0};
+    const int32_t position = kLength - 1;
+    const Step step{.num_tokens = 1, .num_spans = 1, .positions = &position, .spans = &span};
+    Floats q(random, 1, kHeads * kGroup * kDim);
+    TestCtx test(DType::kF32, scratch_bytes(desc, 2));
+    std::vector<const AttentionKernel*> rows = kernels_here(attention_kernels(), desc);
+    ASSERT_FALSE(rows.empty());
+    for (const AttentionKernel* row : rows) {
+      Floats got(1, kHeads * kGroup * kDim);
+      row->run(test.cx, got.tensor(), q.tensor(), fp8.view, {.scale = .125f}, step);
+      for (int64_t n = 0; n < kHeads * kGroup * kDim; ++n) {
+        const bool sees = n >= kGroup * kDim && (key || n % kDim == 5);
+        EXPECT_EQ(std::isnan(got.at(0, n)), sees) << row->name << " column " << n;
+      }
+    }
+  }
+}
+
 TEST(Fp8Pages, NormQkvRoundsOnceToTheNearestCode) {
   constexpr int32_t kTokens = 5;
   constexpr int64_t kHidden = 96, kRows = kHeads * (kGroup + 2) * kDim;
