@@ -83,10 +83,10 @@ Case random_case(std::mt19937& random, const cuda::Caps& gpu) {
   };
   s.hidden = of({64, 128, 320}, {32, 96, 160, 224, 352});
   s.width = of({64, 128, 192}, {32, 96, 128, 224});
-  s.head_dim = of({64}, {2, 16, 18, 34, 64, 80, 128, 256, 512});
+  s.head_dim = of({64, 64, 128, 256}, {2, 16, 18, 34, 64, 80, 128, 256, 512});
   s.kv_heads = 1 + static_cast<int64_t>(random() % 3);
-  s.q_heads = s.kv_heads * any_of<int64_t>(random, {1, 2, 3, fits ? 8 : 20});
-  if (s.head_dim > 128) s.kv_heads = 1, s.q_heads = 3;
+  s.q_heads = s.kv_heads * any_of<int64_t>(random, {1, 2, 3, 5, fits ? 8 : 20, fits ? 12 : 16});
+  if (s.head_dim > 128) s.kv_heads = 1, s.q_heads = any_of<int64_t>(random, {3, 8, 9});
   s.experts = of({1, 3, 8, 40}, {1, 2, 5, 40, 300, 1024});
   if (s.experts > 100) s.hidden = 32, s.width = 32;  // weights of megabytes, not more
   s.top_k = 1 + static_cast<int64_t>(random() % std::min<int64_t>(s.experts, fits ? 8 : 32));
@@ -241,7 +241,7 @@ class GpuRun {
 void check(std::mt19937& random, const Case& c, const std::filesystem::path& directory, Seen& seen,
            Pairs& reached) {
   write_random_checkpoint(c.shape, directory);
-  const Texts texts = random_texts(random, {90, 20, 20}, c.shape.vocab);
+  const Texts texts = random_texts(random, {random() % 3 == 0 ? 90 : 24, 20, 8}, c.shape.vocab);
   Case twins = c;
   twins.kernels = {};
   run_twins(twins.kernels);
