@@ -47,6 +47,7 @@ struct OpsFlags {
   std::string model;            // whose shapes; empty: gpt-oss-20b's on CPUs, 120b's on GPUs
   std::vector<int64_t> tokens;  // empty: by the device
   std::vector<int64_t> contexts = {4096};
+  int64_t span = 1;
   std::string only;  // of "op/kernel"
   std::string device = "auto";
   std::string tune;  // a file to write
@@ -366,7 +367,7 @@ class OpsBench {
   void attention(const ops::AttentionDesc& desc, int64_t context) {
     const int64_t tokens = desc.tokens, q_width = desc.q_heads * desc.head_dim;
     const auto window = static_cast<int32_t>(desc.window);
-    const int64_t count = tokens <= OpOperands::kMostDecoding ? tokens : 1, each = tokens / count;
+    const int64_t count = OpOperands::count_sequences(tokens, flags_.span), each = tokens / count;
     const std::string in = window == kNoWindow ? "" : " in " + std::to_string(window);
     each_kernel(Op::kAttention, ops::attention_kernels(), desc,
                 {.name = "attention" + in + " @" + std::to_string(context),
@@ -376,7 +377,8 @@ class OpsBench {
                 [&](const ops::AttentionKernel& k) -> Launch {
                   const Tensor q = operands_.stored(tokens, q_width),
                                att = operands_.stored(tokens, q_width);
-                  const auto s = operands_.sequences(tokens, context, desc.kv_heads, desc.head_dim);
+                  const auto s = operands_.sequences(tokens, context, desc.kv_heads, desc.head_dim,
+                                                     flags_.span);
                   return [=, this, &k](size_t) {
                     k.run(cx_, att, q, s.kv, {.scale = 0.125f, .window = window}, s.step);
                     return count * bytes(desc, each, context, 2, act_bytes());
@@ -546,6 +548,12 @@ void add_bench_ops(CLI::App& bench) {
   command->add_option("--contexts", flags->contexts, "of attention")
       ->delimiter(',')
       ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--span", flags->span,
+                   "of attention: tokens of each sequence, as where drafts are verified, of steps "
+                   "up to 256 tokens")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_option("--only", flags->only,
                       "what has this in its op/kernel: \"attention/\", \"vnni\", \"moe_up/amx\"");

@@ -201,8 +201,8 @@ std::vector<OpOperands::Choice> OpOperands::choices(int64_t tokens, int64_t expe
 }
 
 OpOperands::Sequences OpOperands::sequences(int64_t tokens, int64_t context, int64_t kv_heads,
-                                            int64_t head_dim) {
-  const int64_t count = tokens <= kMostDecoding ? tokens : 1, each = tokens / count;
+                                            int64_t head_dim, int64_t span) {
+  const int64_t count = count_sequences(tokens, span), each = tokens / count;
   const int64_t pages = (context + each + kPage - 1) / kPage;
   std::vector<int32_t> table(static_cast<size_t>(count * pages)), positions, rows;
   std::iota(table.begin(), table.end(), 0);

@@ -36,7 +36,7 @@ class OpOperands {
   };
   std::vector<Choice> choices(int64_t tokens, int64_t experts, int64_t top_k);
 
-  // Pages and a step: up to 256 tokens are the next of as many sequences, more are one prompt, with
+  // Pages and a step: up to 256 tokens are the next `span` of sequences, more are one prompt, with
   // `context` tokens before in each. All rows have logits.
   struct Sequences {
     KvLayer kv;
@@ -44,7 +44,11 @@ class OpOperands {
     int64_t count;  // of sequences
   };
   static constexpr int64_t kMostDecoding = 256;
-  Sequences sequences(int64_t tokens, int64_t context, int64_t kv_heads, int64_t head_dim);
+  Sequences sequences(int64_t tokens, int64_t context, int64_t kv_heads, int64_t head_dim,
+                      int64_t span = 1);
+  static int64_t count_sequences(int64_t tokens, int64_t span) {
+    return tokens <= kMostDecoding && tokens % span == 0 ? tokens / span : 1;
+  }
 
  private:
   uint64_t next();

@@ -31,8 +31,9 @@ constexpr AttentionKernel bf16_row(const char* name) {
 
 const char* refuse_cuda(const AttentionDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_cpu(o)) return reason;
-  if (d.head_dim != 64) return "needs heads of 64 dims";
-  if (d.q_heads > 8 * d.kv_heads) return "needs at most 8 query heads to a KV head";
+  if (d.head_dim != 64 && d.head_dim != 128 && d.head_dim != 256)
+    return "needs heads of 64, 128 or 256 dims";
+  if (d.q_heads > 16 * d.kv_heads) return "needs at most 16 query heads to a KV head";
   return nullptr;
 }
 
@@ -103,7 +104,8 @@ int64_t flops(const AttentionDesc& d, int64_t tokens, int64_t context) {
 namespace gpu {
 
 int64_t scratch_bytes(const AttentionDesc& d) {
-  return std::max(AttentionScratch(Scratch(), d.tokens, d.kv_heads).used_bytes,
+  const int64_t columns = d.kv_heads * ((d.q_heads / d.kv_heads + 7) / 8);
+  return std::max(AttentionScratch(Scratch(), d.tokens, columns, d.head_dim).used_bytes,
                   AnyAttentionScratch(Scratch(), d.tokens, d.q_heads, d.head_dim).used_bytes);
 }
 

@@ -53,8 +53,8 @@ struct BlockedAttention {
 namespace ref {
 AttentionFn attention;
 }
-// att, q bf16, pages bf16 or E4M3. But for attend_any: D = 64, at most 8 query heads to a KV head,
-// contexts up to 131,072.
+// att, q bf16, pages bf16 or E4M3. But for attend_any: D = 64, 128 or 256, at most 16 query heads
+// to a KV head.
 namespace gpu {
 AttentionFn attend_spans, attend_spans_sm90;  // spans of several tokens by tiles of them
 AttentionFn attend_tokens;  // each token by itself: its bits do not depend on the batch

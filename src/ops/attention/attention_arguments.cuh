@@ -8,7 +8,6 @@
 
 namespace nibble::ops::gpu::attention_kernel {
 
-inline constexpr int kDim = 64;
 inline constexpr int kPageKeys = 16;  // keys, from a multiple on, that surely lie in one page
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr unsigned kAll = 0xffffffff;
@@ -41,9 +40,27 @@ inline Arguments arguments(const Tensor& att, const Tensor& q, const KvLayer& kv
           .max_pages = kv.max_pages,
           .page_shift = std::countr_zero(static_cast<uint32_t>(kv.page_size)),
           .kv_heads = kv_heads,
-          .group = static_cast<int32_t>(q.dim(1) / kDim / kv_heads),
+          .group = static_cast<int32_t>(q.dim(1) / kv.k.dim(3) / kv_heads),
           .window = params.window,
           .scale = params.scale * kLog2e};
+}
+
+// Calls run<kDim, kFp8>() for the dims and the format of the pages.
+template <typename Run>
+void with_shape(const KvLayer& kv, const Run& run) {
+  const auto with_dim = [&]<int kDim>() {
+    kv.k.dtype == DType::kF8E4M3 ? run.template operator()<kDim, true>()
+                                 : run.template operator()<kDim, false>();
+  };
+  switch (kv.k.dim(3)) {
+    case 64:
+      return with_dim.template operator()<64>();
+    case 128:
+      return with_dim.template operator()<128>();
+    default:
+      CHECK(kv.k.dim(3) == 256);
+      return with_dim.template operator()<256>();
+  }
 }
 
 __device__ __forceinline__ float exp2_fast(float x) {

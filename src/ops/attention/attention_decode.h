@@ -1,4 +1,4 @@
-// The CUDA kernels that take each token by itself.
+// The CUDA kernels that rows of attention share: of single tokens, and of spans of few.
 #pragma once
 
 #include "ops/attention/attention.h"
@@ -9,10 +9,16 @@ namespace nibble::ops::gpu {
 void attend_rows(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
                  const AttentionParams& params, const Step& s, bool by_span);
 
-// For the tokens of spans that have only one, where a warp for each token and KV head fills the GPU
-// and none of them has many keys.
-bool is_short(const AttentionParams& params, const KvLayer& kv, const Step& s, int num_sms);
-void attend_short(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
-                  const AttentionParams& params, const Step& s);
+// For the tokens of spans that have only one, where a warp for a share of each token's keys fills
+// the GPU.
+bool is_for_warps(const AttentionParams& params, const Tensor& q, const KvLayer& kv, const Step& s,
+                  int num_sms);
+void attend_by_warps(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
+                     const AttentionParams& params, const Step& s);
+
+// For spans of several tokens, where these are so few that only with their keys split among blocks
+// they fill the GPU; else false, and nothing done.
+bool attend_short_spans(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
+                        const AttentionParams& params, const Step& s);
 
 }  // namespace nibble::ops::gpu

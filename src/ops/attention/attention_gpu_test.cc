@@ -13,6 +13,7 @@ struct Case {
   bool sinks;
   std::vector<std::pair<int32_t, int32_t>> parts;
   std::vector<int32_t> needles = {};  // of the first part
+  int num_sms = 0;                    // as if the GPU had so many: shares of keys become longer
 };
 
 std::vector<Case> cases() {
@@ -23,6 +24,10 @@ std::vector<Case> cases() {
   for (int i = 0; i < 70; ++i) pairs.push_back({1 + i % 3, i * 5});
   std::vector<std::pair<int32_t, int32_t>> few_keys;
   for (int i = 0; i < 60; ++i) few_keys.push_back({1, i * i % 512});
+  std::vector<std::pair<int32_t, int32_t>> many_keys, mixed, few_long;
+  for (int i = 0; i < 24; ++i) many_keys.push_back({1, i * i * 3 % 1700});
+  for (int i = 0; i < 72; ++i) mixed.push_back({1 + i % 2 * (i % 5), i * 29});
+  for (int i = 0; i < 6; ++i) few_long.push_back({1, 3100 - 600 * i});
   return {
       {"edges of tiles", full, 16, true, {{1, 0}, {1, 14}, {1, 15}, {1, 16}, {1, 17}, {1, 127}}},
       {"edges of splits", full, 16, true, {{1, 126}, {1, 128}, {1, 511}, {1, 512}, {1, 1000}}},
@@ -47,6 +52,36 @@ std::vector<Case> cases() {
        {{1, 700}, {70, 600}, {1, 3}, {16, 0}, {17, 64}}},
       {"chunks in a window", window, 16, true, {{100, 1000}, {2, 127}, {1, 200}, {65, 190}}},
       {"chunks of the tiny model", tiny, 16, false, {{100, 0}, {1, 30}, {31, 33}}},
+      {"Llama and Qwen3",
+       {32, 8, 128, 0},
+       16,
+       false,
+       {{1, 700}, {70, 600}, {1, 3}, {16, 0}, {1, 255}}},
+      {"Qwen3-MoE", {32, 4, 128, 0}, 64, false, {{1, 4200}, {1, 8200}, {1, 15}, {1, 0}}},
+      {"its prompt", {32, 4, 128, 0}, 16, false, {{300, 5}, {200, 0}, {1, 900}}},
+      {"five heads a group", {10, 2, 128, 0}, 16, false, {{130, 40}, {1, 500}, {5, 1500}}},
+      {"16 heads a group", {32, 2, 128, 0}, 32, true, {{50, 300}, {1, 2100}, {1, 90}, {3, 700}}},
+      {"ten heads in a window", {20, 2, 128, 100}, 16, true, {{150, 500}, {1, 300}, {1, 20}}},
+      {"Qwen3-Next", {16, 2, 256, 0}, 16, false, {{1, 700}, {120, 200}, {1, 5000}, {40, 0}}},
+      {"its prompt", {16, 2, 256, 0}, 64, false, {{300, 77}}},
+      {"256 dims, sinks and a window", {6, 2, 256, 90}, 16, true, {{1, 400}, {100, 100}, {1, 9}}},
+      {"16 heads of 256 dims", {16, 1, 256, 0}, 16, true, {{1, 1200}, {33, 60}}},
+      {"many sequences of 128 dims, split", {32, 8, 128, 0}, 16, true, many_keys},
+      {"many sequences, split", {64, 8, 64, 0}, 32, true, many_keys},
+      {"many of 256 dims, with chunks", {16, 2, 256, 0}, 16, true, mixed},
+      {"few keys, 256 dims", {48, 6, 256, 0}, 16, false, few_keys},
+      {"one short span", full, 16, true, {{4, 4000}}},
+      {"one short span in a window", window, 16, true, {{8, 1000}}},
+      {"short spans of 128 dims",
+       {32, 8, 128, 0},
+       16,
+       false,
+       {{8, 2300}, {2, 513}, {3, 0}, {1, 70}}},
+      {"five of 16 heads", {16, 1, 128, 0}, 16, true, {{5, 3100}, {7, 1}}},
+      {"a short span of 256 dims", {16, 2, 256, 0}, 64, true, {{7, 1800}, {2, 128}, {1, 999}}},
+      {"long shares", {4, 2, 64, 0}, 16, true, few_long, {}, 2},
+      {"long shares of 128 dims", {10, 2, 128, 0}, 32, true, few_long, {}, 3},
+      {"long shares of 256 dims", {3, 1, 256, 2100}, 16, true, few_long, {}, 1},
       {"one head", {2, 2, 64, 0}, 16, true, {{1, 200}}},
       {"pairs of dims", {6, 2, 2, 0}, 16, true, {{40, 0}, {1, 30}}},
       {"18 dims in pages of 5", {3, 3, 18, 7}, 5, true, {{21, 3}, {1, 60}}},
@@ -105,6 +140,7 @@ void check(const Case& c, DType kv_dtype) {
   ref::attention(exact.cx, want.tensor(), host_q.tensor(), pages.layer(), params, step.view);
   ref::attention(exact.cx, abs.tensor(), host_q.tensor(), pages.magnitudes(), params, step.view);
   GpuAttention on(desc, pages.layer(), static_cast<int64_t>(c.parts.size()), params.sinks, params);
+  if (c.num_sms > 0) on.gpu.cx.kernels.gpu.num_sms = c.num_sms;
   const Tensor gpu_q = on.gpu.tensor(q, DType::kBF16);
   for (const AttentionKernel* row : kernels_here(attention_kernels(), desc, on.gpu.cx.kernels)) {
     // The others take pages of 16, 32, 64, .. positions; engines have no others.
@@ -135,15 +171,25 @@ void check(const Case& c, DType kv_dtype) {
   }
 }
 
-TEST(AttentionGpu, EveryKernelEqualsTheTwinAndItselfAlone) {
-  for (const DType kv : {DType::kBF16, DType::kF8E4M3})
-    for (const Case& c : cases()) {
-      SCOPED_TRACE(testing::Message() << c.name << ", " << dtype_name(kv));
-      int64_t pairs = 0;  // of tokens and keys
-      for (const auto& [len, context] : c.parts) pairs += len * (context + len);
-      if (!is_too_slow(pairs)) check(c, kv);
-    }
+// Of the cases, every kParts-th: the twins take most of the time, and parts run side by side.
+constexpr size_t kParts = 4;
+class AttentionCasesGpu : public testing::TestWithParam<std::tuple<DType, size_t>> {};
+
+TEST_P(AttentionCasesGpu, EveryKernelEqualsTheTwinAndItselfAlone) {
+  const auto [kv, part] = GetParam();
+  const std::vector<Case> all = cases();
+  for (size_t i = part; i < all.size(); i += kParts) {
+    const Case& c = all[i];
+    SCOPED_TRACE(testing::Message() << c.name << ", " << dtype_name(kv));
+    int64_t pairs = 0;  // of tokens and keys
+    for (const auto& [len, context] : c.parts) pairs += len * (context + len);
+    if (!is_too_slow(pairs)) check(c, kv);
+  }
 }
+
+INSTANTIATE_TEST_SUITE_P(All, AttentionCasesGpu,
+                         testing::Combine(testing::Values(DType::kBF16, DType::kF8E4M3),
+                                          testing::Range(size_t{0}, kParts)));
 
 // Of 131,072, by itself and as the end of a chunk, which other kernels serve.
 TEST(AttentionGpu, LastPositionOfTheLongestContext) {
@@ -152,6 +198,7 @@ TEST(AttentionGpu, LastPositionOfTheLongestContext) {
   check(one, DType::kBF16);
   if (is_too_slow(131072)) return;
   check(one, DType::kF8E4M3);
+  check({"beyond", {8, 1, 128, 0}, 16, true, {{1, 140000}}, {0, 131072, 139999}}, DType::kBF16);
   check({"the same in a chunk", one.desc, 16, true, {{5, 131067}}, needles}, DType::kBF16);
 }
 

@@ -1,29 +1,29 @@
 // attention on a Hopper GPU for spans of several tokens (prefill), by wgmma.
 //   q       [T, Q * D] bf16, in      att [T, Q * D] bf16, out
-//   k, v    [pages, G, P, D] bf16 or E4M3, in, P a power of two, P % 16 == 0; page_table [slots,
-//   max_pages]
-//           i32, in                  sinks [Q] bf16 or none, in     D = 64, Q / G <= 8
+//   k, v    [pages, G, P, D] bf16 or E4M3, in, P a power of two, P % 16 == 0
+//   page_table [slots, max_pages] i32, in      sinks [Q] bf16 or none, in
+// Needs D = 64, 128 or 256, Q / G <= 16.
 // Operations: 4 D Q for each key that a token sees: at 8,192 tokens of gpt-oss-120b 0.55 T in a
 // full layer, 0.7 ms at the 790 TFLOP/s that an H200's dense products reach (its exponentials alone
-// take 0.58 ms of the special function units); 17 G in a window layer, where q and att, 134 MB,
-// take 30 us.
+// take 0.58 ms of the special function units, half of that with heads of 128 dims); 17 G in a
+// window layer, where q and att, 134 MB, take 30 us.
 //
 // Flash attention over tiles of (token, head) rows: the query heads of a KV head share its keys. A
-// block walks over items, one tile of 192 rows and one KV head each, longest first. One warpgroup
-// fills: queries into one of two buffers, keys and values into a ring, rows of 128 bytes swizzled
-// as wgmma wants them, values transposed by the product itself. Three warpgroups multiply 64 rows
-// each: the scores of a tile and the values of the one before are asked for together, and the
-// warpgroups take turns in asking, so that one's exponentials run beside another's products.
-// Weights are relative to the row's largest score of some earlier tile: they shrink anew only when
-// a score comes that is 2^8 above it.
+// block walks over items, one tile of 192 rows (128 of more dims) and one KV head each, longest
+// first. One warpgroup fills: queries into one of two buffers, keys and values into a ring, 64 dims
+// in rows of 128 bytes swizzled as wgmma wants them, values transposed by the product itself. Two
+// or three warpgroups multiply 64 rows each: the scores of a tile and the values of the one before
+// are asked for together, and the warpgroups take turns in asking, so that one's exponentials run
+// beside another's products. Weights are relative to the row's largest score of some earlier tile:
+// they shrink anew only when a score comes that is 2^8 above it.
 //
-// Reached on one H200, 2026-11-21: 550 TFLOP/s at 8,192 tokens (1.00 ms a full layer; 97 us a
-// window layer), 418 at 2,048 (82 and 29 us), 136 at 512 (16 and 14 us), 527 for the last 8,192 of
-// 16,384. Tiles of 64 keys for windows, which cut less away, and for E4M3 pages, whose loads pass
-// through registers.
-// Lost: two warpgroups, no turns, tiles of 64 keys in full layers: docs/lab/attention.md.
+// Reached on one H200, 2026-11-23, 4,096 query columns, TFLOP/s at 8,192 and 2,048 tokens: 64 dims
+// 554 and 437, 128 dims 674 and 568, 256 dims 541 and 469. Tiles of 64 keys for windows, which cut
+// less away, and for E4M3 pages, whose loads pass through registers.
+// Lost: two warpgroups of 64 dims, no turns, other tiles: docs/lab/attention.md.
 #include "cuda/mma_sm90.cuh"
 #include "ops/attention/attention_tiles.cuh"
+#include "ops/attention/attention_values_sm90.cuh"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -32,29 +32,27 @@ using namespace tiles;               // NOLINT
 using namespace nibble::cuda::sm90;  // NOLINT
 using tiles::copy_16;
 
-constexpr int kGroups = 3;  // warpgroups that multiply
-constexpr int kThreads = 128 * (1 + kGroups);
-constexpr int kRows = 64 * kGroups;                           // (token, head) pairs of an item
-constexpr int kFillRegisters = 32, kMultiplyRegisters = 160;  // of the 64 K of an SM
+// An item's rows, and how keys come in tiles of kTile.
+template <int kDim, int kTile>
+struct Shape {
+  static constexpr int kGroups = kDim == 64 ? 3 : 2;  // warpgroups that multiply
+  static constexpr int kThreads = 128 * (1 + kGroups);
+  static constexpr int kRows = 64 * kGroups;                   // (token, head) pairs of an item
+  static constexpr int kFillRegisters = kDim == 64 ? 32 : 40;  // of the 64 K of an SM
+  static constexpr int kMultiplyRegisters = kDim == 64 ? 160 : 232;
+  static constexpr int kPanels = kDim / 64;
+  static constexpr int kQBytes = kRows * kDim * 2, kBuffers = kDim == 256 ? 1 : 2;  // of queries
+  static constexpr int kKeyBytes = kTile * kDim * 2;
+  static constexpr int kStages = (kDim == 256 ? 128 : 160) * 1024 / (2 * kKeyBytes);
+};
 constexpr float kTolerated = 8;  // powers of two that a score may lie above its row's `top`
-constexpr int kQBytes = kRows * kDim * 2;
-
-// d [64][64] (+)= a [64][16] b, b [K][N] rows.
-__device__ __forceinline__ void multiply_values(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
-                                                int is_added) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NIBBLE_R32
-      "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
-      : NIBBLE_O32
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_added));
-}
 
 // Named barriers: 1 of the filling warpgroup, 2.. of one that multiplies, kTurns.. of turns.
 constexpr int kTurns = 8;
 __device__ __forceinline__ void wait_turn(int group) {
   asm volatile("bar.sync %0, 256;" ::"r"(kTurns + group) : "memory");
 }
+template <int kGroups>
 __device__ __forceinline__ void pass_turn(int group) {
   asm volatile("bar.arrive %0, 256;" ::"r"(kTurns + (group + 1) % kGroups) : "memory");
 }
@@ -63,6 +61,7 @@ template <int kTile>
 using Scores = float[kTile / 2];
 template <int kTile>
 using Weights = uint32_t[kTile / 16][4];
+template <int kDim>
 struct Sums {
   float o[kDim / 2];
   float top[2], sum[2];  // rows g, g + 8
@@ -86,8 +85,8 @@ __device__ __forceinline__ void mask(Scores<kTile>& s, const TileParams& a, int 
 
 // Scores become weights. True where `shrink` is what is summed so far shrinks by: rarely but in the
 // first tile.
-template <int kTile>
-__device__ __forceinline__ bool weigh(Scores<kTile>& s, Sums& sums, float scale,
+template <int kDim, int kTile>
+__device__ __forceinline__ bool weigh(Scores<kTile>& s, Sums<kDim>& sums, float scale,
                                       float (&shrink)[2]) {
   float top[2];
 #pragma unroll
@@ -141,16 +140,19 @@ struct Item {
 
 // One block. Items are numbered by tiles, last first, and within one by KV head; rounds go back and
 // forth over the blocks, so that long and short ones add up.
-template <int kTile_, bool kFp8>
-struct SpanBlock {
-  static constexpr int kTile = kTile_;  // keys of a tile
-  static constexpr int kStages = 640 / kTile, kKeyBytes = kTile * kDim * 2;
-  static constexpr int kKeysAt = 2 * kQBytes;
+template <int kDim, int kTile, bool kFp8>
+struct SpanBlock : Shape<kDim, kTile> {
+  using Tiles = Shape<kDim, kTile>;
+  using Tiles::kGroups, Tiles::kRows, Tiles::kPanels;
+  using Tiles::kQBytes, Tiles::kBuffers, Tiles::kKeyBytes, Tiles::kStages;
+  static constexpr int kPanelBytes = kTile * kRowBytes, kQPanelBytes = kRows * kRowBytes;
+  static constexpr int kKeysAt = kBuffers * kQBytes;
   static constexpr int kBarriersAt = kKeysAt + kStages * 2 * kKeyBytes;
-  static constexpr int kItemsAt = kBarriersAt + 2 * (kStages + 2) * 8;
-  static constexpr int kSpanAt = kItemsAt + 2 * sizeof(Item);
+  static constexpr int kItemsAt = kBarriersAt + 2 * (kStages + kBuffers) * 8;
+  static constexpr int kSpanAt = kItemsAt + kBuffers * sizeof(Item);
   static constexpr int kBytes = kSpanAt + sizeof(TiledSpan) + 1024;  // to align it
 
+  __device__ __forceinline__ SpanBlock(const TileParams& a, char* base) : a(a), base(base) {}
   const TileParams& a;
   char* base;  // of shared memory, 1024-byte aligned
   uint32_t smem = shared_address(base);
@@ -160,7 +162,9 @@ struct SpanBlock {
   __device__ __forceinline__ uint32_t full(int s) const { return smem + kBarriersAt + s * 8; }
   __device__ __forceinline__ uint32_t empty(int s) const { return full(kStages + s); }
   __device__ __forceinline__ uint32_t item_full(int s) const { return full(2 * kStages + s); }
-  __device__ __forceinline__ uint32_t item_empty(int s) const { return full(2 * kStages + 2 + s); }
+  __device__ __forceinline__ uint32_t item_empty(int s) const {
+    return full(2 * kStages + kBuffers + s);
+  }
   __device__ __forceinline__ uint32_t queries(int s) const { return smem + s * kQBytes; }
   __device__ __forceinline__ uint32_t keys(int s) const {
     return smem + kKeysAt + s * 2 * kKeyBytes;
@@ -176,7 +180,7 @@ struct SpanBlock {
     if (++stage == kStages) stage = 0, phase ^= 1;
   }
   __device__ __forceinline__ void next_buffer() {
-    if (++buffer == 2) buffer = 0, buffer_phase ^= 1;
+    if (++buffer == kBuffers) buffer = 0, buffer_phase ^= 1;
   }
   __device__ __forceinline__ static int number_of(int round) {
     const int blocks = gridDim.x, mine = blockIdx.x;
@@ -189,7 +193,7 @@ struct SpanBlock {
         barrier_init(full(s), 128);
         barrier_init(empty(s), 4 * kGroups);
       }
-      for (int s = 0; s < 2; ++s) {
+      for (int s = 0; s < kBuffers; ++s) {
         barrier_init(item_full(s), 128);
         barrier_init(item_empty(s), 4 * kGroups);
       }
@@ -218,23 +222,27 @@ struct SpanBlock {
   __device__ __forceinline__ void bring_keys(int32_t blocks, int32_t left) const {
     const int chunk = threadIdx.x % 8, row = threadIdx.x / 8;
     const uint32_t to = keys(stage) + swizzled(row, chunk);
-    constexpr int kAt = kFp8 ? kDim : 2 * kDim;  // bytes of a row
-    const uint8_t* k = static_cast<const uint8_t*>(a.k) + chunk * (kAt / 8);
-    const uint8_t* v = static_cast<const uint8_t*>(a.v) + chunk * (kAt / 8);
+    constexpr int kElement = kFp8 ? 1 : 2, kAt = kElement * kDim;  // bytes of a row
+    const uint8_t* k = static_cast<const uint8_t*>(a.k) + chunk * 8 * kElement;
+    const uint8_t* v = static_cast<const uint8_t*>(a.v) + chunk * 8 * kElement;
+    const auto to_block = [&](int i, int panel) {
+      return to + i * kBlock * kRowBytes + panel * kPanelBytes;
+    };
     if constexpr (kFp8) {
 #pragma unroll
-      for (int i = 0; i < kBlocks; i += 2) {
+      for (int i = 0; i < kBlocks * kPanels; i += 2) {
         uint2 codes[2][2] = {};
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          const int64_t at = int64_t{__shfl_sync(kAll, blocks, i + n) + row} * kAt;
-          if ((i + n) * kBlock + row >= left) continue;
+          const int block = (i + n) / kPanels, panel = (i + n) % kPanels;
+          const int64_t at = int64_t{__shfl_sync(kAll, blocks, block) + row} * kAt + panel * 64;
+          if (block * kBlock + row >= left) continue;
           codes[n][0] = cuda::load8(k + at), codes[n][1] = cuda::load8(v + at);
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          store_as_bf16(to + (i + n) * kBlock * 128, codes[n][0]);
-          store_as_bf16(to + (i + n) * kBlock * 128 + kKeyBytes, codes[n][1]);
+          const uint32_t at = to_block((i + n) / kPanels, (i + n) % kPanels);
+          store_as_bf16(at, codes[n][0]), store_as_bf16(at + kKeyBytes, codes[n][1]);
         }
       }
       fence_async_proxy();
@@ -244,8 +252,11 @@ struct SpanBlock {
       for (int i = 0; i < kBlocks; ++i) {
         const int64_t at = int64_t{__shfl_sync(kAll, blocks, i) + row} * kAt;
         const bool is_there = i * kBlock + row < left;
-        copy_16(to + i * kBlock * 128, k + at, is_there);
-        copy_16(to + i * kBlock * 128 + kKeyBytes, v + at, is_there);
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel) {
+          copy_16(to_block(i, panel), k + at + panel * kRowBytes, is_there);
+          copy_16(to_block(i, panel) + kKeyBytes, v + at + panel * kRowBytes, is_there);
+        }
       }
       barrier_arrive_after_copies(full(stage));
     }
@@ -256,8 +267,11 @@ struct SpanBlock {
     const uint32_t to = queries(buffer) + swizzled(threadIdx.x / 8, chunk);
 #pragma unroll 4
     for (int i = 0; i < kRows / 16; ++i) {
-      const int64_t from = row_at(a, r, threadIdx.x / 8 + 16 * i, head);
-      copy_16(to + i * 16 * 128, a.q + max(from, int64_t{0}) + chunk * 8, from >= 0);
+      const int32_t row = row_at(a, r, threadIdx.x / 8 + 16 * i, head);
+      const uint16_t* from = a.q + int64_t{max(row, 0)} * kDim + chunk * 8;
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel)
+        copy_16(to + i * 16 * kRowBytes + panel * kQPanelBytes, from + 64 * panel, row >= 0);
     }
     barrier_arrive_after_copies(item_full(buffer));
   }
@@ -297,15 +311,17 @@ struct SpanBlock {
   __device__ __forceinline__ void ask_scores(Scores<kTile>& s, uint32_t q) const {
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step)
-      wgmma_bf16<kTile>(s, swizzled_128(q + 32 * step), swizzled_128(keys(stage) + 32 * step),
+      wgmma_bf16<kTile>(s, swizzled_128(q + step / 4 * kQPanelBytes + step % 4 * 32),
+                        swizzled_128(keys(stage) + step / 4 * kPanelBytes + step % 4 * 32),
                         step > 0);
     wgmma_commit();
   }
-  __device__ __forceinline__ void ask_values(Sums& sums, const Weights<kTile>& w, int s,
+  __device__ __forceinline__ void ask_values(Sums<kDim>& sums, const Weights<kTile>& w, int s,
                                              int is_added) const {
 #pragma unroll
     for (int step = 0; step < kTile / 16; ++step)
-      multiply_values(sums.o, w[step], swizzled_128(values(s) + step * 16 * 128),
+      multiply_values(sums.o, w[step],
+                      swizzled_columns(values(s) + step * 16 * kRowBytes, kPanelBytes),
                       step > 0 ? 1 : is_added);
     wgmma_commit();
   }
@@ -319,7 +335,7 @@ struct SpanBlock {
   }
 
   __device__ __forceinline__ void multiply(int group) {
-    if (group == kGroups - 1) pass_turn(group);
+    if (group == kGroups - 1) pass_turn<kGroups>(group);
     while (true) {
       barrier_wait(item_full(buffer), buffer_phase);
       fence_async_proxy();
@@ -336,7 +352,7 @@ struct SpanBlock {
     const Rows& rows = item(buffer).rows;
     const int32_t key_begin = rows.key_begin, key_end = rows.key_end;
     const int32_t first_pos = rows.span.context + rows.first;
-    const uint32_t q = queries(buffer) + group * 64 * 128;
+    const uint32_t q = queries(buffer) + group * 64 * kRowBytes;
     const auto hide = [&](Scores<kTile>& s, int32_t key) {
       const bool all_seen =
           key + kTile <= first_pos + 1 && key_end - key <= static_cast<int32_t>(a.seen);
@@ -344,16 +360,16 @@ struct SpanBlock {
     };
     Scores<kTile> s;
     Weights<kTile> w;
-    Sums sums{.top = {-FLT_MAX, -FLT_MAX}, .sum = {}};
+    Sums<kDim> sums{.top = {-FLT_MAX, -FLT_MAX}, .sum = {}};
     float shrink[2];
     wait_keys();
     wait_turn(group);
     wgmma_fence();
     ask_scores(s, q);
-    pass_turn(group);
+    pass_turn<kGroups>(group);
     wgmma_wait<0>();
     hide(s, key_begin);
-    weigh<kTile>(s, sums, a.scale, shrink);
+    weigh<kDim, kTile>(s, sums, a.scale, shrink);
     pack<kTile>(w, s);
     int is_added = 0;
     for (int32_t key = key_begin + kTile; key < key_end; key += kTile) {
@@ -365,10 +381,10 @@ struct SpanBlock {
       ask_scores(s, q);
       ask_values(sums, w, before, is_added);
       is_added = 1;
-      pass_turn(group);
+      pass_turn<kGroups>(group);
       wgmma_wait<1>();
       hide(s, key);
-      const bool has_grown = weigh<kTile>(s, sums, a.scale, shrink);
+      const bool has_grown = weigh<kDim, kTile>(s, sums, a.scale, shrink);
       wgmma_wait<0>();
       release(empty(before));
       if (has_grown) {
@@ -391,7 +407,7 @@ struct SpanBlock {
   }
 
   // By way of the queries, so that rows leave in pieces of 16 bytes side by side.
-  __device__ __forceinline__ void store(const Sums& sums, int group) const {
+  __device__ __forceinline__ void store(const Sums<kDim>& sums, int group) const {
     const int lane = threadIdx.x % 32, kv_head = item(buffer).kv_head;
     char* out = base + buffer * kQBytes;
     warpgroup_barrier(2 + group);  // nobody's products read the queries any more
@@ -401,7 +417,7 @@ struct SpanBlock {
       const float by = share_of(a, kv_head, row, sums.top[half], quad_sum(sums.sum[half]));
 #pragma unroll
       for (int j = 0; j < kDim / 8; ++j)
-        *reinterpret_cast<uint32_t*>(out + swizzled(row, j) + lane % 4 * 4) =
+        *reinterpret_cast<uint32_t*>(out + tile_byte<kRows>(row, j) + lane % 4 * 4) =
             cuda::pack_bf16(sums.o[4 * j + 2 * half] * by, sums.o[4 * j + 2 * half + 1] * by);
     }
     __syncwarp();
@@ -410,35 +426,39 @@ struct SpanBlock {
     for (int i = 0; i < 16; i += 4) {
       const int row = group * 64 + threadIdx.x / 32 % 4 * 16 + i + lane / 8;
       const int64_t at = row_at(a, r, row, kv_head);
-      if (at >= 0)
-        *reinterpret_cast<uint4*>(a.att + at + lane % 8 * 8) =
-            *reinterpret_cast<const uint4*>(out + swizzled(row, lane % 8));
+#pragma unroll
+      for (int chunk = lane % 8; chunk < kDim / 8; chunk += 8)
+        if (at >= 0)
+          *reinterpret_cast<uint4*>(a.att + at * kDim + chunk * 8) =
+              *reinterpret_cast<const uint4*>(out + tile_byte<kRows>(row, chunk));
     }
   }
 };
 
-template <int kTile, bool kFp8>
-__global__ void __launch_bounds__(kThreads, 1) attend_tiles(const __grid_constant__ TileParams a) {
+template <int kDim, int kTile, bool kFp8>
+__global__ void __launch_bounds__(Shape<kDim, kTile>::kThreads, 1)
+    attend_tiles(const __grid_constant__ TileParams a) {
   extern __shared__ char raw[];
-  SpanBlock<kTile, kFp8> block{a, raw + (1024 - shared_address(raw) % 1024) % 1024};
+  using Tiles = Shape<kDim, kTile>;
+  SpanBlock<kDim, kTile, kFp8> block(a, raw + (1024 - shared_address(raw) % 1024) % 1024);
   block.prepare();
   cuda::griddep_launch_dependents();
   if (threadIdx.x < 128) {
-    fewer_registers<kFillRegisters>();
+    fewer_registers<Tiles::kFillRegisters>();
     block.fill();
   } else {
-    more_registers<kMultiplyRegisters>();
+    more_registers<Tiles::kMultiplyRegisters>();
     block.multiply(threadIdx.x / 128 - 1);
   }
 }
 
-template <int kTile, bool kFp8>
+template <int kDim, int kTile, bool kFp8>
 void launch(Ctx& cx, const TileParams& a) {
   const auto blocks = static_cast<unsigned>(cx.kernels.gpu.num_sms);
-  cuda::launch(cx.stream, attend_tiles<kTile, kFp8>,
+  cuda::launch(cx.stream, attend_tiles<kDim, kTile, kFp8>,
                {.grid = dim3(blocks),
-                .block = dim3(kThreads),
-                .smem_bytes = SpanBlock<kTile, kFp8>::kBytes,
+                .block = dim3(Shape<kDim, kTile>::kThreads),
+                .smem_bytes = SpanBlock<kDim, kTile, kFp8>::kBytes,
                 .reads_inputs = true},
                a);
 }
@@ -447,15 +467,18 @@ void launch(Ctx& cx, const TileParams& a) {
 
 void attend_spans_sm90(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
                        const AttentionParams& params, const Step& s) {
-  // Spans of one token go by the other kernel.
+  // Spans of one token go by the other kernels.
   if (s.num_spans > 1 || s.num_tokens == 1)
     attend_rows(cx, att, q, kv, params, s, /*by_span=*/true);
-  if (s.num_tokens == s.num_spans) return;
-  const TileParams a = tile_params(att, q, kv, params, s, kRows);
-  if (kv.k.dtype == DType::kF8E4M3)
-    launch<64, true>(cx, a);
-  else
-    params.window > 0 ? launch<64, false>(cx, a) : launch<128, false>(cx, a);
+  if (s.num_tokens == s.num_spans || attend_short_spans(cx, att, q, kv, params, s)) return;
+  with_shape(kv, [&]<int kDim, bool kFp8>() {
+    const TileParams a = tile_params(att, q, kv, params, s, Shape<kDim, 64>::kRows);
+    constexpr int kMost = kDim == 64 ? 128 : kDim == 128 ? 96 : 64;  // keys of a tile
+    if constexpr (kFp8 || kMost == 64)
+      launch<kDim, 64, kFp8>(cx, a);
+    else
+      params.window > 0 ? launch<kDim, 64, false>(cx, a) : launch<kDim, kMost, false>(cx, a);
+  });
 }
 
 }  // namespace nibble::ops::gpu

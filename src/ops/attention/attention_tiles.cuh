@@ -23,6 +23,10 @@ using namespace attention_kernel;  // NOLINT
 inline constexpr int kBlock = kPageKeys;
 
 struct TileParams : Arguments {
+  // Of keys split among blocks (of a span, at most): what each leaves of a row. [T, Q, splits, D]
+  float* parts = nullptr;
+  float2* part_sums = nullptr;  // [T, Q, splits]: largest score, sum of weights
+  int32_t splits = 1;
   int32_t tile_tokens = 0;
   int32_t tokens_per_row = 0;  // in 2^-16, rounded up: rows are fewer than 256
   uint32_t seen = 0;           // keys that a token sees at most, itself among them
@@ -102,9 +106,16 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
-// Shared byte of 16-byte chunk `chunk` of row `row` in a tile of 128-byte rows.
+// Shared byte of 16-byte chunk `chunk` of row `row` in a panel, that is 64 dims of some rows. A
+// tile's panels lie behind each other.
+inline constexpr int kRowBytes = 128;
 __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
-  return row * (kDim * 2) + ((chunk ^ (row & 7)) << 4);
+  return row * kRowBytes + ((chunk ^ (row & 7)) << 4);
+}
+// The same of any chunk of a tile of kRows rows.
+template <int kRows>
+__device__ __forceinline__ uint32_t tile_byte(int row, int chunk) {
+  return chunk / 8 * (kRows * kRowBytes) + swizzled(row, chunk % 8);
 }
 
 // Eight values of E4M3 as bf16.
@@ -129,13 +140,13 @@ __device__ __forceinline__ int32_t token_of(const TileParams& a, int row) {
   return row * a.tokens_per_row >> 16;
 }
 
-// Element 0 of a row's query; -1 for rows that are not there.
-__device__ __forceinline__ int64_t row_at(const TileParams& a, const Rows& rows, int row,
+// Which of all tokens' query heads a row is, in order; -1 for rows that are not there.
+__device__ __forceinline__ int32_t row_at(const TileParams& a, const Rows& rows, int row,
                                           int32_t kv_head) {
   if (row >= rows.num_rows) return -1;
   const int32_t token = token_of(a, row), head = kv_head * a.group + row - token * a.group;
   const int32_t first = rows.span.q_start + rows.first;
-  return int64_t{(first + token) * (a.kv_heads * a.group) + head} * kDim;
+  return (first + token) * (a.kv_heads * a.group) + head;
 }
 
 // What a row's sum of values is multiplied by: one over the sum of weights, the sink's among them.
