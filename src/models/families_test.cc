@@ -170,6 +170,19 @@ TEST_P(FamilyGolden, TheConfigSaysWhatTheTensorsAre) {
     EXPECT_EQ(here.parts[i].formats, planned.parts[i].formats) << here.parts[i].name;
 }
 
+// Of bytes on disk, whatever they become in memory.
+TEST_P(FamilyGolden, ProgressEndsAtTheTotal) {
+  int64_t done = 0, total = 0;
+  LoadOptions options;
+  options.progress = [&](int64_t so_far, int64_t all) {
+    EXPECT_LE(so_far, all);
+    done = std::max(done, so_far), total = all;
+  };
+  Loaded loaded(kGoldens / GetParam(), cpu::Isa::kScalar, options);
+  EXPECT_GT(total, 0);
+  EXPECT_EQ(done, total);
+}
+
 // Dummy weights of every format, of finite logits that differ from token to token.
 TEST_P(FamilyGolden, DummyWeightsRun) {
   Loaded loaded(kGoldens / GetParam() / "config.json", cpu::Isa::kScalar,

@@ -353,7 +353,7 @@ LoadedWeights::LoadedWeights(const Checkpoint& checkpoint, std::span<const Wante
   const auto run = [&](RowMover& mover, int64_t t) {
     const size_t i = tasks[t].weight;
     const int64_t row = tasks[t].row, rows = tasks[t].rows;
-    const RowSize size = final_size(wanted[i]), disk = disk_size(wanted[i]);
+    const RowSize size = final_size(wanted[i]);
     const Placed& at = placed_[i];
     const RowBytes to{at.codes + row * size.codes,
                       at.scales == nullptr ? nullptr : at.scales + row * size.scales,
@@ -376,7 +376,11 @@ LoadedWeights::LoadedWeights(const Checkpoint& checkpoint, std::span<const Wante
                                          : "2^" + std::to_string(moved.largest_scale - 127)) +
              "; 2^" + std::to_string(kLargestE8m0 - 127) + " is the most that kernels take");
     task_losses[t] = *moved.loss;
-    return rows * (disk.codes + disk.scales);  // but for the few bytes of row_scales
+    // Its part of what lies on disk, where scales may be fewer than in memory.
+    const int64_t all = num_rows_of_both(wanted, i);
+    int64_t bytes = 0;
+    for (size_t part = i; part < i + parts; ++part) bytes += found[part].bytes();
+    return bytes * (row + rows) / all - bytes * row / all;
   };
   run_pieces(
       std::ssize(tasks), std::min(kMostThreads, std::max(threads, checkpoint.num_readers())),
