@@ -35,9 +35,9 @@ void CpuMoeDown<Product, kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u,
   const MoeDownDesc desc{hidden, down.cols, down.experts, routing.top_k, down.format};
   MoeDownScratch<Product> scratch(Scratch(cx.scratch), &Product::kernels(kIsa), desc, tokens,
                                   cx.pool->size());
-  // As on GPUs, where u that is not clamped stays in bf16.
-  const bool is_clamped =
-      cx.site == nullptr || std::get<MoeDownDesc>(cx.site->problem).act.is_clamped();
+  // As on GPUs, where u that is not clamped stays in bf16. Without a site of its own: gpt-oss's.
+  const auto* problem = cx.site == nullptr ? nullptr : std::get_if<MoeDownDesc>(&cx.site->problem);
+  const bool is_clamped = problem == nullptr || problem->act.is_clamped();
   scratch.product.take(cx, {.x = u.as<float>(),
                             .sources = tokens * routing.top_k,
                             .groups = down.experts,
