@@ -18,9 +18,9 @@ constexpr Format kBF16 = Format::kBF16, kMxfp8 = Format::kMxfp8, kMxfp4 = Format
 
 TEST(DenseFlags, LayersOverrideTheFormatOfAll) {
   EXPECT_EQ(dense_formats({}), (DenseFormats{kBF16, kBF16, kBF16}));
-  EXPECT_EQ(dense_formats({"mxfp8", {}}), (DenseFormats{kMxfp8, kMxfp8, kMxfp8}));
+  EXPECT_EQ(dense_formats({"mxfp8", {}}), (DenseFormats{kMxfp8, kMxfp8, kMxfp8, kMxfp8}));
   EXPECT_EQ(dense_formats({"bf16", {"o", "lm_head"}}), (DenseFormats{kBF16, kMxfp4, kMxfp4}));
-  EXPECT_EQ(dense_formats({"mxfp8", {"qkv"}}), (DenseFormats{kMxfp4, kMxfp8, kMxfp8}));
+  EXPECT_EQ(dense_formats({"mxfp8", {"qkv"}}), (DenseFormats{kMxfp4, kMxfp8, kMxfp8, kMxfp8}));
   EXPECT_THROW(dense_formats({"bf16", {"router"}}), Error);
   EXPECT_EQ(dense_text({kMxfp8, kMxfp8, kMxfp8, kMxfp8}), "mxfp8");
   EXPECT_EQ(dense_text({kMxfp4, kMxfp8, kBF16, kMxfp8}), "qkv mxfp4, o mxfp8, lm_head bf16");

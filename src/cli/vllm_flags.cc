@@ -102,7 +102,7 @@ void spell_out_vllm_flags(std::vector<std::string>& arguments) {
   const auto layers = std::find(arguments.begin(), arguments.end(), "--mxfp4-layers");
   if (layers == arguments.end() || layers + 1 == arguments.end()) return;
   std::string rest;
-  std::istringstream list(layers[1] == "all" ? "qkv,o,lm_head" : layers[1]);
+  std::istringstream list(layers[1] == "all" ? "qkv,o,mlp,lm_head" : layers[1]);
   for (std::string layer; std::getline(list, layer, ',');) {
     if (layer != "moe") rest += (rest.empty() ? "" : ",") + layer;
   }
