@@ -31,6 +31,11 @@ std::string refusal(const KernelOptions& options, const MoeUpDesc& desc = kDesc)
   return "";
 }
 
+std::string reason_of(const std::vector<Refusal>& refused, const std::string& kernel) {
+  const auto found = std::ranges::find(refused, kernel, &Refusal::kernel);
+  return found == refused.end() ? "" : found->reason;
+}
+
 KernelOptions on(cpu::Isa isa) {
   KernelOptions options;
   options.isa = isa;
@@ -45,21 +50,26 @@ TEST(KernelTable, ChoosesByInstructionSetWhateverMachineThisIs) {
 
 TEST(KernelTable, ListsEveryRefusal) {
   const auto chosen = pick(Op::kMoeUp, moe_up_kernels(), kDesc, on(cpu::Isa::kAvx2));
-  ASSERT_EQ(chosen.refused.size(), 7u);
-  EXPECT_EQ(chosen.refused[4].kernel, "avx2_int8");
-  EXPECT_EQ(chosen.refused[4].reason, "activations are not int8");
-  EXPECT_EQ(chosen.refused[6].kernel, "avx512_float");
-  EXPECT_EQ(chosen.refused[6].reason, "needs AVX-512 F, BW, VL and DQ");
+  ASSERT_EQ(chosen.refused.size(), 12u);
+  EXPECT_EQ(chosen.refused[5].kernel, "avx2_int8");
+  EXPECT_EQ(chosen.refused[5].reason, "activations are not int8");
+  EXPECT_EQ(chosen.refused[11].kernel, "avx512_float");
+  EXPECT_EQ(chosen.refused[11].reason, "needs AVX-512 F, BW, VL and DQ");
   KernelOptions forced = on(cpu::Isa::kScalar);
   forced.force("moe_up=ref");
   EXPECT_EQ(refusal(forced),
             "no kernel for moe_up:\n"
             "  amx_int8row: needs AMX (tile, int8, bf16)\n"
+            "  amx_bf16_panels: needs AMX (tile, int8, bf16)\n"
             "  avx512_vnni_int8row: needs AVX-512 VNNI and VBMI\n"
             "  avx512_vnni_int8: needs AVX-512 VNNI and VBMI\n"
             "  avx_vnni_int8: needs AVX-VNNI\n"
             "  avx2_int8: needs AVX2 and FMA\n"
             "  neon_dot_int8: needs an arm64 CPU with dot products\n"
+            "  avx512_bf16_panels: needs fast AVX-512 BF16\n"
+            "  avx512_float_panels: needs AVX-512 F, BW, VL and DQ\n"
+            "  avx2_float_panels: needs AVX2 and FMA\n"
+            "  neon_float_panels: needs an arm64 CPU\n"
             "  avx512_float: needs AVX-512 F, BW, VL and DQ\n"
             "  avx2_float: needs AVX2 and FMA\n"
             "  neon_float: needs an arm64 CPU\n"
@@ -105,11 +115,43 @@ TEST(KernelTable, Int8IsAChoiceOfLayers) {
   const auto odd = pick(Op::kMoeUp, moe_up_kernels(), desc, options);
   EXPECT_STREQ(odd.row->name, "avx512_float");
   EXPECT_EQ(odd.row->layout, Layout::kRows);
-  EXPECT_EQ(odd.refused[2].reason, "its rows are not a multiple of 16");
+  EXPECT_EQ(reason_of(odd.refused, "avx512_vnni_int8"), "its rows are not a multiple of 16");
   desc = kDesc;
   desc.format = Format::kBF16;
-  EXPECT_EQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).refused[2].reason,
-            "int8 activations are for mxfp4 weights");
+  EXPECT_EQ(
+      reason_of(pick(Op::kMoeUp, moe_up_kernels(), desc, options).refused, "avx512_vnni_int8"),
+      "int8 activations are for weights of 4 bits");
+}
+
+// Weights of 4 bits go by int8 everywhere, one step per token or not; E4M3 and, on AMX, NVFP4 by
+// bf16; by floats all of them but INT4 and MXFP4 from the same panels.
+TEST(KernelTable, PanelsServeOtherFormats) {
+  using enum Format;
+  const auto named = [](Format format, cpu::Isa isa, ActFormat activations) {
+    MoeUpDesc desc = kDesc;
+    desc.format = format;
+    KernelOptions options = on(isa);
+    options.activations = activations;
+    return picked(options, desc);
+  };
+  for (const ActFormat int8 : {ActFormat::kInt8, ActFormat::kInt8Row}) {
+    for (const Format format : {kNvfp4, kInt4G32}) {
+      EXPECT_EQ(named(format, cpu::Isa::kAvx512Vnni, int8), "avx512_vnni_int8");
+      EXPECT_EQ(named(format, cpu::Isa::kAvx2, int8), "avx2_int8");
+      EXPECT_EQ(named(format, cpu::Isa::kNeonDot, int8), "neon_dot_int8");
+    }
+    EXPECT_EQ(named(kNvfp4, cpu::Isa::kAmx, int8), "amx_bf16_panels");
+    EXPECT_EQ(named(kInt4G32, cpu::Isa::kAmx, int8), "avx512_vnni_int8");
+    for (const Format format : {kMxfp8, kFp8Row, kFp8Block}) {
+      EXPECT_EQ(named(format, cpu::Isa::kAmx, int8), "amx_bf16_panels");
+      EXPECT_EQ(named(format, cpu::Isa::kAvx512Bf16, int8), "avx512_bf16_panels");
+      EXPECT_EQ(named(format, cpu::Isa::kAvx2, int8), "avx2_float_panels");
+    }
+  }
+  for (const Format format : {kNvfp4, kMxfp8, kFp8Row, kFp8Block}) {
+    EXPECT_EQ(named(format, cpu::Isa::kAvx512, ActFormat::kFloat), "avx512_float_panels");
+    EXPECT_EQ(named(format, cpu::Isa::kNeon, ActFormat::kFloat), "neon_float_panels");
+  }
 }
 
 // What has no row of its own runs by the last: any format and shape, on any CPU.
