@@ -237,19 +237,22 @@ inline const char* refuse_nvfp4_few(Format format, int64_t rows, int64_t cols,
   if (cols % 64 != 0) return "columns are not a multiple of 64";
   return cols <= 16384 ? nullptr : "more than 16384 columns";
 }
-// From how many tokens on the wgmma products win: dense by shares of K, dense at large, and experts
-// by rows of each.
-inline constexpr int64_t kNvfp4SplitFewest = 17, kNvfp4Fewest = 65, kNvfp4FewestOfExpert = 20;
+// From how many tokens on the wgmma products win over those of few tokens: by shares of K, up to
+// 64, where row tiles are too few to fill the GPU, and at large. Of experts: rows of each.
+inline constexpr int64_t kNvfp4Fewest = 17, kNvfp4SplitMost = 64, kNvfp4FewestOfExpert = 12;
+inline bool splits_nvfp4(const GemmProblem& p) {
+  return p.met <= kNvfp4SplitMost && p.rows * p.cols < int64_t{1} << 25;
+}
 inline const char* refuse_nvfp4_gemm(const GemmProblem& p, const KernelOptions& options) {
   return refuse_gemm<Format::kNvfp4>(p, options);
 }
 inline const char* refuse_nvfp4_split(GemmProblem p, const KernelOptions& options) {
-  p.fewest = kNvfp4SplitFewest;
+  p.fewest = kNvfp4Fewest;
   if (const char* reason = refuse_nvfp4_gemm(p, options)) return reason;
   if (p.cols > 14336) return "more than 14336 columns";
-  return p.met < kNvfp4Fewest || (options.any_size && p.met <= kSplitTokens)
+  return splits_nvfp4(p) || (options.any_size && p.met <= kSplitTokens)
              ? nullptr
-             : "its tiles are of few tokens";
+             : "more than 64 tokens, or row tiles enough to fill the GPU";
 }
 
 // The same with E4M3 activations (ops/gpu_matmul/gemm_fp8_sm90.cuh).

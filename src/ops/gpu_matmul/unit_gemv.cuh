@@ -25,6 +25,8 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
+#include <type_traits>
 
 #include "cuda/mma_bf16.cuh"
 #include "cuda/parameters.cuh"
@@ -58,6 +60,20 @@ struct UnitGemv {
 struct UnitTileCost {
   static constexpr bool kPaired = false;
   static __device__ __forceinline__ int of(int rows) { return rows == 0 ? 0 : 5 + (rows + 7) / 8; }
+};
+
+// The groups of a dense layer: what Groups are to experts.
+struct DenseGroups {
+  int tokens = 0;
+  __device__ __forceinline__ int share(int block, int blocks, int group_rows, int row_tiles) const {
+    const uint32_t items = (tokens + group_rows - 1) / group_rows * row_tiles;
+    return static_cast<int>(items * uint64_t{static_cast<uint32_t>(block)} / blocks);
+  }
+  __device__ __forceinline__ Group at(int item, int end, int group_rows, int row_tiles) const {
+    const int index = item / row_tiles, row0 = index * group_rows;
+    return {index * row_tiles, min(end, (index + 1) * row_tiles), 0, row0,
+            min(group_rows, tokens - row0)};
+  }
 };
 
 // What a warp multiplies of each row tile: units [begin, end); and its ring of chunks of them.
@@ -250,7 +266,7 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
     unit_gemv(const __grid_constant__ UnitGemv m, const __grid_constant__ Op op) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ __align__(8) uint64_t barriers[kGemvWarps * kUnitGemvStages];
-  __shared__ Groups<UnitTileCost> groups;
+  __shared__ std::conditional_t<kMoe, Groups<UnitTileCost>, char> groups;
   __shared__ uint4 zeros;
   if (threadIdx.x == 0) zeros = {};
   const uint32_t base = cuda::shared_address(shared);
@@ -264,24 +280,28 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
     if constexpr (kMoe) cuda::griddep_launch_dependents();
   };
   bool waits_first = false;
-  int experts = 1;
+  [[maybe_unused]] int experts = 1;
   if constexpr (kMoe) {
     waits_first = !op.is_chosen_before;
     if (waits_first) wait();
     experts = op.experts;
     for (int e = threadIdx.x; e <= experts; e += kGemvThreads)
       groups.offset[e] = __ldcg(op.offsets + e);
-  } else {
-    if (threadIdx.x == 0) groups.offset[0] = 0, groups.offset[1] = op.tokens;
+    __syncthreads();
+    groups.count(experts, m.group_rows);
   }
-  __syncthreads();
-  groups.count(experts, m.group_rows);
   const auto share = [&](int block) {
-    return groups.share(block, gridDim.x, experts, m.group_rows, m.row_tiles);
+    if constexpr (kMoe)
+      return groups.share(block, gridDim.x, experts, m.group_rows, m.row_tiles);
+    else
+      return DenseGroups{op.tokens}.share(block, gridDim.x, m.group_rows, m.row_tiles);
   };
   const int first = share(blockIdx.x), last = share(blockIdx.x + 1);
   const auto group_at = [&](int item) {
-    return groups.at(item, last, experts, m.group_rows, m.row_tiles);
+    if constexpr (kMoe)
+      return groups.at(item, last, experts, m.group_rows, m.row_tiles);
+    else
+      return DenseGroups{op.tokens}.at(item, last, m.group_rows, m.row_tiles);
   };
 
   // This warp's row tiles: every `apart`-th of the share.
@@ -402,9 +422,23 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
   }
 }
 
-// `most_rows`: of an expert, or the tokens.
+// Warps that share K of a row tile, for the least time of one token, whose row tiles blocks share
+// out: a visit costs its units of K and what one and a half of them do.
+inline int warps_of_row_tile(const Ctx& cx, const UnitGemv& m, int experts) {
+  const auto blocks = static_cast<int>(grid_of(cx, m.row_tiles * int64_t{experts}));
+  const int tiles = (m.row_tiles * experts + blocks - 1) / blocks;
+  int best = 1, least = std::numeric_limits<int>::max();
+  for (int split = 1; split <= kGemvWarps && split <= m.num_units; split *= 2) {
+    const int visits = (tiles * split + kGemvWarps - 1) / kGemvWarps;
+    const int cost = visits * (2 * ((m.num_units + split - 1) / split) + 3);
+    if (cost < least) best = split, least = cost;
+  }
+  return best;
+}
+
+// `most_rows`: of an expert, or the tokens; `experts`: that one token meets.
 template <class U, int kTokenTiles, bool kMoe, bool kOne = false, class Op>
-void launch_unit_gemv(Ctx& cx, const Weight& w, const Op& op, int64_t most_rows) {
+void launch_unit_gemv(Ctx& cx, const Weight& w, const Op& op, int64_t most_rows, int experts = 1) {
   UnitGemv m{.units = w.codes,
              .row_scales = w.row_scales,
              .bias = w.bias,
@@ -414,8 +448,7 @@ void launch_unit_gemv(Ctx& cx, const Weight& w, const Op& op, int64_t most_rows)
              .split = 1,
              .stages = kUnitGemvStages,
              .pitch = static_cast<int>(2 * w.cols + 16)};
-  // Three units and more for a warp.
-  while (m.split < kGemvWarps && m.num_units / (2 * m.split) >= 3) m.split *= 2;
+  m.split = warps_of_row_tile(cx, m, experts);
   const int apart = kGemvWarps / m.split;
   const auto round_of = [&](int group_rows) {
     const int tile_bytes = m.split * 64 * group_rows;
@@ -454,10 +487,11 @@ void launch_unit_experts(Ctx& cx, const Weight& w, const Op& op, const Routing& 
   CHECK(w.layout == Layout::kTiles16x64 && w.format == Format::kNvfp4);
   using U = Unit<Format::kNvfp4>;
   const int64_t most = routing.num_tokens, mean = most * routing.top_k / routing.num_experts;
-  if (most == 1 && !cx.kernels.exact) return launch_unit_gemv<U, 1, true, true>(cx, w, op, 1);
-  if (most <= 8 || mean <= 4) return launch_unit_gemv<U, 1, true>(cx, w, op, most);
-  if (most <= 16 || mean <= 10) return launch_unit_gemv<U, 2, true>(cx, w, op, most);
-  launch_unit_gemv<U, 3, true>(cx, w, op, most);
+  const int met = routing.top_k;
+  if (most == 1 && !cx.kernels.exact) return launch_unit_gemv<U, 1, true, true>(cx, w, op, 1, met);
+  if (most <= 8 || mean <= 4) return launch_unit_gemv<U, 1, true>(cx, w, op, most, met);
+  if (most <= 16 || mean <= 10) return launch_unit_gemv<U, 2, true>(cx, w, op, most, met);
+  launch_unit_gemv<U, 3, true>(cx, w, op, most, met);
 }
 
 }  // namespace nibble::ops::gpu
