@@ -93,6 +93,25 @@ TEST(GpuPlanAnyShape, HasAKernelForEveryOpAndSize) {
   }
 }
 
+// Published shapes: every matrix in NVFP4 lies in tiles, and no size of step is left to the general
+// rows.
+TEST(GpuPlanNvfp4, EveryMatrixHasRowsOfItsOwn) {
+  for (const char* id : {"nvidia/Qwen3-8B-NVFP4", "nvidia/Llama-3.1-8B-Instruct-NVFP4",
+                         "nvidia/Qwen3-30B-A3B-NVFP4"})
+    for (const cuda::Caps& gpu : {cuda::h200(), cuda::gb10()})
+      for (const bool exact : {false, true}) {
+        int matrices = 0;
+        for (const ops::PlanEntry& entry : plan_kernels(on_gpu(gpu, exact), id)) {
+          if (!entry.weights.starts_with("nvfp4")) continue;
+          ++matrices;
+          EXPECT_EQ(entry.weights, "nvfp4 in tiles16x64") << site_label(entry.site);
+          EXPECT_NE(entry.kernel.find("nvfp4"), std::string::npos)
+              << id << " " << site_label(entry.site) << " by " << entry.kernel;
+        }
+        EXPECT_GE(matrices, 4 * 32) << id;
+      }
+}
+
 std::string kernel_of(const std::vector<ops::PlanEntry>& plan, ops::Op op, int64_t tokens) {
   for (const ops::PlanEntry& entry : plan)
     if (entry.site.op == op && entry.min_tokens <= tokens && tokens <= entry.max_tokens)
