@@ -452,7 +452,7 @@ void launch_unit_gemv(Ctx& cx, const Weight& w, const Op& op, int64_t most_rows,
   const int apart = kGemvWarps / m.split;
   const auto round_of = [&](int group_rows) {
     const int tile_bytes = m.split * 64 * group_rows;
-    m.round_tiles = std::max(1, 16 * 1024 / tile_bytes / apart) * apart;
+    m.round_tiles = std::max(1, kOneRoundBytes / tile_bytes / apart) * apart;
     m.part_bytes = static_cast<uint32_t>(m.round_tiles * tile_bytes);
   };
   const int64_t free = cx.kernels.gpu.smem_per_block_bytes - 6 * 1024;  // less what it declares
