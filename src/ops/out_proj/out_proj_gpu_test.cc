@@ -53,5 +53,11 @@ TEST(OutProjGpu, EqualsTheTwinAndItselfAlone) {
         if (!is_too_slow(shape.width * tokens)) check(shape, format, tokens);
 }
 
+// As many as a dense MLP's second half has.
+TEST(OutProjGpu, OneTokenOfLongRowsEqualsTheTwin) {
+  for (const int64_t width : {12288, 14336})
+    if (!is_too_slow(width)) check({48, width}, Format::kBF16, 1);
+}
+
 }  // namespace
 }  // namespace nibble::ops
