@@ -1,4 +1,4 @@
-# nibble in a container: the program and the small model on a plain Debian, 60 MB more than it.
+# nibble in a container: the program and the small model on a plain Debian.
 #   docker build -t nibble .                              any CPU
 #   docker build -t nibble --build-arg PRESET=h200 .      Hopper; PRESET=spark on a DGX Spark
 #   docker run -p 8000:8000 -v ~/.cache/huggingface:/cache -e MODEL=openai/gpt-oss-20b nibble
