@@ -203,11 +203,12 @@ void TemplateAnswer::add_call_text(std::vector<ChatEvent>& events) {
 void TemplateAnswer::back_to_content(std::vector<ChatEvent>& events) {
   close(events);
   scanner_.reset();
-  if (!in_call_) held_.insert(0, std::exchange(raw_, {}));
-  in_call_ = false;
+  if (!in_call_) held_.insert(0, raw_);
   state_ = State::kContent;
-  // The mark in front is not taken for one again.
-  const size_t mark = held_.starts_with(kCall) ? kCall.size() : 0;
+  // Its own mark is not taken for one again.
+  const size_t mark = !in_call_ && held_.starts_with(kCall) ? kCall.size() : 0;
+  in_call_ = false;
+  raw_.clear();
   emit(ChatPart::kContent, held_.substr(0, mark), events);
   held_.erase(0, mark);
   if (markup_.tools == ToolFormat::kLlama3Json) plain_ = true;
@@ -218,6 +219,7 @@ bool TemplateAnswer::json_call(bool last, std::vector<ChatEvent>& events) {
   size_t used = 0;
   while (used < held_.size() && state == CallScanner::State::kOpen)
     state = scanner_->push(held_[used++]);
+  if (state == CallScanner::State::kBad) --used;  // the character begins what is no part of a call
   raw_ += held_.substr(0, used);
   held_.erase(0, used);
   if (scanner_->is_call() && tool_of(scanner_->name()) == nullptr)

@@ -125,6 +125,15 @@ TEST(TemplateAnswer, TellsReasoningFromContent) {
   check(with_tools(true), "never ends </thin", {"never ends </thin", ""});
 }
 
+// What a broken call goes on with is text from a whole character on, or the next call.
+TEST(TemplateAnswer, GoesOnBehindABrokenCall) {
+  const std::string now = "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": 1}";
+  const Expected called{"", "", {{"now", "{\"a\": 1}"}}};
+  expect_all_ways(qwen(), kHermes, with_tools(), now + "ü}", {"", "ü}", called.calls});
+  expect_all_ways(qwen(), kHermes, with_tools(), now + "<tool_call>{\"name\": \"now\"}</tool_call>",
+                  {"", "", {{"now", "{\"a\": 1}"}, {"now", "{}"}}});
+}
+
 // A model that makes up a function has not called one.
 TEST(TemplateAnswer, CallsOnlyWhatIsOffered) {
   const auto check = [](const Tokenizer& tokenizer, AnswerMarkup markup, const std::string& text) {
