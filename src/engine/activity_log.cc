@@ -1,11 +1,26 @@
 #include "engine/activity_log.h"
 
+#include <cstdio>
+#include <string>
+
 #include "base/log.h"
 
 namespace nibble {
 namespace {
 
 constexpr std::chrono::seconds kEvery{10};
+
+// Of the guesses since `before`; "" where nothing is ever guessed.
+std::string speculation_text(const SpeculationCounts& now, const SpeculationCounts& before) {
+  if (now.num_places == 0) return "";
+  const SpeculationCounts since = now - before;
+  char text[128];
+  std::snprintf(text, sizeof text,
+                ", Mean acceptance length %.2f, %lld of %lld drafted tokens accepted",
+                since.mean_acceptance_length(), static_cast<long long>(since.num_accepted_tokens),
+                static_cast<long long>(since.num_draft_tokens));
+  return text;
+}
 
 }  // namespace
 
@@ -15,6 +30,7 @@ void ActivityLog::start(const EngineStats& stats, SteadyTime now) {
   generation_tokens_ = stats.generation_tokens;
   prefix_queries_ = stats.prefix_cache_queries;
   prefix_hits_ = stats.prefix_cache_hits;
+  speculation_ = stats.speculation;
 }
 
 void ActivityLog::after_step(const EngineStats& stats, SteadyTime now) {
@@ -29,11 +45,12 @@ void ActivityLog::after_step(const EngineStats& stats, SteadyTime now) {
   const int64_t hits = stats.prefix_cache_hits - prefix_hits_;
   LOG_INFO(
       "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, KV cache %.1f%%, "
-      "prefix-cache hits %.1f%%, preemptions %lld",
+      "prefix-cache hits %.1f%%, preemptions %lld%s",
       rate(prompt_tokens_, stats.prompt_tokens), rate(generation_tokens_, stats.generation_tokens),
       stats.num_running, stats.num_waiting, 100 * stats.kv_usage,
       queries > 0 ? 100.0 * static_cast<double>(hits) / static_cast<double>(queries) : 0.0,
-      static_cast<long long>(stats.num_preemptions));
+      static_cast<long long>(stats.num_preemptions),
+      speculation_text(stats.speculation, speculation_).c_str());
   start(stats, now);
 }
 

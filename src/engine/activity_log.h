@@ -20,6 +20,7 @@ class ActivityLog {
   int64_t generation_tokens_ = 0;
   int64_t prefix_queries_ = 0;
   int64_t prefix_hits_ = 0;
+  SpeculationCounts speculation_;
 };
 
 }  // namespace nibble

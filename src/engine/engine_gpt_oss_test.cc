@@ -9,6 +9,7 @@
 #include "cpu/thread_pool.h"
 #include "engine/engine.h"
 #include "engine/engine_testing.h"
+#include "engine/speculation_testing.h"
 #include "models/model.h"
 
 namespace nibble {
@@ -126,6 +127,65 @@ INSTANTIATE_TEST_SUITE_P(
                     Setting{"shipped_exact", load_shipped, ActFormat::kBF16, DType::kBF16},
                     Setting{"shipped_int8_fp8", load_shipped, ActFormat::kInt8, DType::kF8E4M3}),
     [](const auto& info) { return info.param.name; });
+
+// Guesses, right and wrong, change no bit: in batches, chunks, after preemption and prefix hits.
+TEST_P(GptOssEngine, SpeculationChangesNothing) {
+  const auto loaded = GetParam().load(GetParam().activations);
+  const std::vector<Request> requests = sixteen_requests(loaded->vocab());
+  const EngineOptions options = engine_options(GetParam().kv_dtype);
+  const std::vector<Transcript> expected = run(*loaded, options, requests);
+  const bool is_main = std::string(GetParam().name) == "shipped_exact";
+  for (int32_t k = is_main ? 1 : 3; k <= (is_main ? 7 : 3); ++k) {
+    for (const std::vector<int32_t>& right : {std::vector{k}, {0, k, k / 2, -1, 1}}) {
+      if (right.size() == 1 && k % 3 != 1) continue;
+      const auto drafter = std::make_shared<ScriptedDrafter>(requests, expected, right);
+      EngineOptions some = speculative(options, drafter, k);
+      some.max_num_batched_tokens = 64 - 5 * k;  // prompts in other chunks
+      Engine engine(*loaded->model, loaded->cx, some);
+      EXPECT_TRUE(run_all(engine, requests) == expected) << "k " << k;
+      EXPECT_TRUE(run_all(engine, requests) == expected) << "after prefix hits, k " << k;
+      EXPECT_GT(engine.stats().prefix_cache_hits, 0);
+      EXPECT_GT(engine.stats().speculation.num_accepted_tokens, 0);
+    }
+    const auto drafter =
+        std::make_shared<ScriptedDrafter>(requests, expected, std::vector{k, 0, 1, k});
+    EngineOptions tight = speculative(options, drafter, k);
+    tight.max_model_len = 192;
+    tight.kv_bytes = Engine::kv_bytes_for(loaded->model->info(), tight, 192, 1);
+    Engine engine(*loaded->model, loaded->cx, tight);
+    EXPECT_TRUE(run_all(engine, requests) == expected) << "preempted, k " << k;
+    EXPECT_GE(engine.stats().num_preemptions, 1);
+  }
+}
+
+// The drafters that ship, fixed and adaptive, on prompts that repeat themselves.
+TEST_P(GptOssEngine, NgramAndSuffixChangeNothing) {
+  const auto loaded = GetParam().load(GetParam().activations);
+  std::vector<Request> requests = sixteen_requests(loaded->vocab());
+  for (Request& request : requests) {
+    const std::vector<int32_t> once = request.prompt;
+    request.prompt.insert(request.prompt.end(), once.begin(), once.end());
+  }
+  const EngineOptions options = engine_options(GetParam().kv_dtype);
+  const std::vector<Transcript> expected = run(*loaded, options, requests);
+  using Method = SpeculationOptions::Method;
+  for (const Method method : {Method::kNgram, Method::kSuffix}) {
+    for (const bool is_adaptive : {false, true}) {
+      EngineOptions some = options;
+      some.speculation = {.method = method,
+                          .num_tokens = 5,
+                          .is_adaptive = is_adaptive,
+                          .ngram_min = 1,
+                          .ngram_max = 4};
+      Engine engine(*loaded->model, loaded->cx, some);
+      EXPECT_TRUE(run_all(engine, requests) == expected) << is_adaptive;
+      if (method == Method::kSuffix) {  // past answers are known now
+        EXPECT_TRUE(run_all(engine, requests) == expected) << "again " << is_adaptive;
+      }
+      EXPECT_TRUE(is_adaptive || engine.stats().speculation.num_draft_tokens > 0);
+    }
+  }
+}
 
 // Three answers to one prompt, each with a seed of its own, are what each is alone; after a hit
 // too.

@@ -10,12 +10,34 @@
 #include "engine/kv_cache.h"
 #include "engine/sampler.h"
 #include "engine/step_block.h"
+#include "engine/suffix_drafter.h"
 
 namespace nibble {
 namespace {
 
 constexpr int64_t kScoreBytes = int64_t{64} << 20;  // of logits of prompts that are scored
 constexpr int32_t kMinScoreRows = 16;
+constexpr int32_t kMaxDraftRows = 128;  // of logits behind guesses, of all sequences together
+
+int64_t past_bytes(const SpeculationOptions& options) {
+  return options.method == SpeculationOptions::Method::kSuffix ? SuffixDrafter::bytes(options) : 0;
+}
+
+void check_speculation(const EngineOptions& options) {
+  const int32_t num_tokens = options.speculation.num_tokens;
+  if (num_tokens < 0 || num_tokens > kMaxDrafts) {
+    throw Error(ErrorKind::kUsage, "--speculative-config: num_speculative_tokens must be 1 to " +
+                                       std::to_string(kMaxDrafts) + ", not " +
+                                       std::to_string(num_tokens));
+  }
+  if (num_tokens >= options.max_num_batched_tokens) {
+    throw Error(ErrorKind::kUsage, "--speculative-config: num_speculative_tokens (" +
+                                       std::to_string(num_tokens) +
+                                       ") must be below --max-num-batched-tokens (" +
+                                       std::to_string(options.max_num_batched_tokens) +
+                                       "): a step takes them behind a token of the sequence");
+  }
+}
 
 }  // namespace
 
@@ -53,13 +75,20 @@ void Engine::check(const ModelInfo& info, const EngineOptions& options) {
   if (options.kv_dtype == DType::kF8E4M3 && !info.refuses_fp8_kv.empty())
     throw Error(ErrorKind::kUnsupported,
                 "--kv-cache-dtype fp8: " + info.refuses_fp8_kv + "; leave it out for bf16");
+  check_speculation(options);
   CHECK(options.page_size > 0);
+}
+
+int32_t max_drafts(const EngineOptions& options) {
+  const int32_t most = std::max(options.speculation.num_tokens, kMaxDraftRows);
+  return static_cast<int32_t>(
+      std::min<int64_t>(most, int64_t{options.speculation.num_tokens} * options.max_num_seqs));
 }
 
 StepLimits Engine::step_limits(const ModelInfo& info, const EngineOptions& options) {
   const int64_t rows = std::max<int64_t>(kMinScoreRows, kScoreBytes / (4 * info.vocab_size));
   return {.max_tokens = options.max_num_batched_tokens,
-          .max_out = options.max_num_seqs +
+          .max_out = options.max_num_seqs + max_drafts(options) +
                      static_cast<int32_t>(std::min<int64_t>(rows, options.max_num_batched_tokens))};
 }
 
@@ -71,7 +100,7 @@ int64_t Engine::kv_bytes_for(const ModelInfo& info, const EngineOptions& options
 int64_t Engine::table_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len) {
   return KvCache::table_bytes(info, kv_options(options), len) +
          StepBlock::bytes(step_limits(info, options), options.max_num_seqs) +
-         Sampler::bytes(info.vocab_size);
+         Sampler::bytes(info.vocab_size) + past_bytes(options.speculation);
 }
 
 int64_t Engine::gpu_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len) {

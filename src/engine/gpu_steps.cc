@@ -64,19 +64,20 @@ void GpuSteps::launch(const StepBlock& block, bool is_fed) {
   Step step = block.step_at(block_.data());
   if (is_fed) step.tokens = static_cast<const int32_t*>(ids_.data());
   const ops::Draw* const draws = block.draws_at(block_.data());
-  if (!feeds || !launch_graph(step, is_fed, draws)) logits_ = run(step, draws);
+  if (!launch_graph(step, is_fed, draws)) logits_ = run(step, draws);
   done_[block.turn()].record(cx_.stream);
 }
 
 // False: none is recorded for such a step, or not yet.
 bool GpuSteps::launch_graph(const Step& step, bool is_fed, const ops::Draw* draws) {
-  if (step.num_tokens > kMaxGraphTokens) return false;
-  const Key key{step.num_tokens, step.max_context, is_fed, draws != nullptr};
+  const bool only_decodes = step.num_tokens == step.num_out;
+  if (!only_decodes || step.num_tokens > kMaxGraphTokens || !use_graphs_ || cx_.tap) return false;
+  const Key key{step.num_tokens, step.num_spans, step.max_context, is_fed, draws != nullptr};
   const auto [at, is_first] = graphs_.try_emplace(key);
   auto& [graph, logits] = at->second;
-  if (!graph && step.num_tokens > kFewTokens) {
-    if (is_first || num_large_ == kMostLarge) return false;
-    ++num_large_;
+  if (!graph && (step.num_tokens > kFewTokens || step.num_tokens > step.num_spans)) {
+    if (is_first || num_rare_ == kMostRare) return false;
+    ++num_rare_;
   }
   if (!graph) graph = cuda::Graph(cx_.stream, [&, &logits = logits] { logits = run(step, draws); });
   graph.launch(cx_.stream);
@@ -101,7 +102,7 @@ Tensor GpuSteps::run(const Step& step, const ops::Draw* draws) {
 void GpuSteps::forget_graphs() {
   cuda::wait(cx_.stream);
   graphs_.clear();
-  num_large_ = 0;
+  num_rare_ = 0;
 }
 
 void GpuSteps::wait(const StepBlock& block) { done_[block.turn()].wait(); }

@@ -1,9 +1,10 @@
 // GpuSteps: runs the steps of a model on the GPU. What kernels read of a step goes there in one
-// copy; a step that takes one token of each of up to 256 sequences is one launch of a graph,
-// recorded when its like comes first, or, of more than 64, whose sizes are many, when it comes
-// again, of up to kMostLarge likes. The next id of every row of logits is found there too, the
-// likeliest or one drawn; whole rows come to the host only when asked for. Two steps may be in
-// flight: the second takes as its tokens the ids that the first one finds.
+// copy; a step that takes up to 256 tokens, one of each sequence and guesses behind it, is one
+// launch of a graph, recorded when its like comes first, or, of more than 64, whose sizes are many,
+// or with guesses, when it comes again, of up to kMostRare likes. The next id of every row of
+// logits is found there too, the likeliest or one drawn; whole rows come to the host only when
+// asked for. Two steps may be in flight: the second takes as its tokens the ids that the first one
+// finds.
 #pragma once
 
 #include <array>
@@ -51,8 +52,9 @@ class GpuSteps {
   void forget_graphs();  // when what is in flight has ended
 
  private:
-  using Key = std::tuple<int32_t, int32_t, bool, bool>;  // tokens, max_context, is_fed, draws
-  static constexpr int32_t kFewTokens = 64, kMostLarge = 64;
+  // Tokens, spans, max_context, is_fed, draws.
+  using Key = std::tuple<int32_t, int32_t, int32_t, bool, bool>;
+  static constexpr int32_t kFewTokens = 64, kMostRare = 128;
   bool launch_graph(const Step& step, bool is_fed, const ops::Draw* draws);
   Tensor run(const Step& step, const ops::Draw* draws);
 
@@ -66,8 +68,8 @@ class GpuSteps {
   Buffer greedy_, row_;         // pinned: Greedy [2, R], float [V]
   Tensor logits_;               // of the last step, on the device
   std::map<Key, std::pair<cuda::Graph, Tensor>> graphs_;  // with the logits they leave
-  int32_t num_large_ = 0;                                 // graphs of more than kFewTokens
-  std::array<cuda::Event, 2> done_;                       // of the step of each turn
+  int32_t num_rare_ = 0;             // graphs of more than kFewTokens, or with guesses
+  std::array<cuda::Event, 2> done_;  // of the step of each turn
 };
 
 }  // namespace nibble

@@ -16,6 +16,8 @@ namespace nibble {
 
 using RequestId = int64_t;
 
+inline constexpr int32_t kMaxDrafts = 32;
+
 struct SamplingParams {
   float temperature = 1.0f;  // 0: the largest logit, lowest id on ties
   float top_p = 1.0f;
@@ -77,7 +79,8 @@ struct Request {
   int32_t prompt_logprobs = -1;  // tops per prompt position; -1: none
   int32_t priority = 0;          // lower numbers go first, and others' pages when they run out
   std::optional<std::chrono::steady_clock::time_point> deadline = {};
-  std::string cache_salt = {};  // only requests of the same salt share cached prefixes
+  int32_t max_drafts = kMaxDrafts;  // tokens guessed ahead of the text in a step; 0: none
+  std::string cache_salt = {};      // only requests of the same salt share cached prefixes
 
   // Called on the engine's thread, in order; must not block or throw.
   std::function<void(const Output&)> on_output = {};

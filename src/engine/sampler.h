@@ -85,4 +85,9 @@ class Sampler {
   std::vector<float> original_;  // capacity V: the row before adjust(), for log-probabilities
 };
 
+// The same where the row has masks of its own, of which the GPU does not know.
+inline bool is_found_on_gpu(const SamplingParams& params, const Sampler::Masks& masks) {
+  return is_found_on_gpu(params) && masks.allowed.empty() && masks.banned.empty();
+}
+
 }  // namespace nibble

@@ -42,14 +42,17 @@ const std::vector<Chunk>& Scheduler::plan(bool admits) {
   chunks_.clear();
   is_reserved_ahead_ = false;
   if (admits) make_way();
-  Budget budget{.tokens = limits_.max_tokens, .score_rows = limits_.max_score_rows, .decodes = 0};
+  Budget budget{.tokens = limits_.max_tokens,
+                .score_rows = limits_.max_score_rows,
+                .drafts = limits_.max_drafts,
+                .decodes = 0};
   for (const auto& sequence : running_) budget.decodes += decodes(*sequence);
   const int64_t preemptions_before = counts_.preemptions;
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.is_held) continue;
     if (decodes(sequence)) --budget.decodes;
-    const Chunk chunk = next_chunk(sequence, budget);
+    Chunk chunk = next_chunk(sequence, budget);
     if (chunk.length == 0) continue;
     // Only later ones are taken out, up to this one itself: what is planned already stays.
     if (!reserve_or_preempt(chunk, budget)) break;
@@ -70,6 +73,11 @@ Chunk Scheduler::next_chunk(Sequence& sequence, const Budget& budget) const {
   }
   if (sequence.is_scored()) {
     chunk.num_out = chunk.length == sequence.num_left() ? 1 : 0;
+    if (chunk.num_out == 0) return chunk;
+    const int32_t room = std::min(budget.tokens - budget.decodes - chunk.length, budget.drafts);
+    chunk.num_drafts = std::min(sequence.num_verified, room);
+    chunk.length += chunk.num_drafts;
+    chunk.num_out += chunk.num_drafts;
     return chunk;
   }
   const int32_t first_row = std::max(chunk.begin, sequence.num_scored);
@@ -80,11 +88,15 @@ Chunk Scheduler::next_chunk(Sequence& sequence, const Budget& budget) const {
 
 void Scheduler::take(const Chunk& chunk, Budget& budget) {
   budget.tokens -= chunk.length;
+  budget.drafts -= chunk.num_drafts;
   if (!chunk.sequence->is_scored()) budget.score_rows -= chunk.num_out;
   chunks_.push_back(chunk);
 }
 
-bool Scheduler::reserve_or_preempt(const Chunk& chunk, Budget& budget) {
+bool Scheduler::reserve_or_preempt(Chunk& chunk, Budget& budget) {
+  if (kv_.reserve(chunk.sequence->slot, chunk.length)) return true;
+  chunk.length -= chunk.num_drafts;
+  chunk.num_out -= std::exchange(chunk.num_drafts, 0);
   while (!kv_.reserve(chunk.sequence->slot, chunk.length)) {
     Sequence* const last = running_.back().get();
     if (last != chunk.sequence && decodes(*last)) --budget.decodes;
@@ -95,8 +107,13 @@ bool Scheduler::reserve_or_preempt(const Chunk& chunk, Budget& budget) {
 }
 
 void Scheduler::hold(size_t chunk) {
-  --chunks_[chunk].length;
+  chunks_[chunk].length -= 1 + chunks_[chunk].num_drafts;
   chunks_[chunk].sequence->is_held = true;
+}
+
+void Scheduler::keep(size_t chunk, int32_t length) {
+  CHECK(length >= 0 && length <= chunks_[chunk].length);
+  chunks_[chunk].length = length;
 }
 
 bool Scheduler::release_held() {
@@ -188,7 +205,8 @@ bool Scheduler::start(Sequence& sequence, Budget& budget) {
 void Scheduler::stop(Sequence& sequence) {
   kv_.close(sequence.slot);
   sequence.slot = KvCache::kNoSlot;
-  sequence.num_computed = 0;
+  sequence.num_computed = sequence.num_verified = 0;
+  sequence.drafts.clear();
   sequence.is_held = false;  // it has other things to do first
 }
 

@@ -1,15 +1,16 @@
 // Scheduler: which tokens go into the next step. Who came first goes first, and each number of
-// priority counts as having come a minute later: a running sequence that decodes gets one token,
-// prompts share what is left of the budget in chunks, and waiting requests are admitted while their
-// tokens fit into free pages. Where a running sequence needs a page and none is free, or one of a
-// better priority waits, the last one gives up its pages and computes them again later: so the
-// first always gets on, and nothing deadlocks. A decode waits for no more than the chunks of one
-// step.
+// priority counts as having come a minute later: a running sequence that decodes gets one token and
+// the drafts that are to be verified behind it, for which nobody gives up pages; prompts share what
+// is left of the budget in chunks, and waiting requests are admitted while their tokens fit into
+// free pages. Where a running sequence needs a page and none is free, or one of a better priority
+// waits, the last one gives up its pages and computes them again later: so the first always gets
+// on, and nothing deadlocks. A decode waits for no more than the chunks of one step.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "engine/sequence.h"
@@ -20,6 +21,7 @@ struct SchedulerLimits {
   int32_t max_num_seqs = 0;
   int32_t max_tokens = 0;      // of a step; at least max_num_seqs, so that every sequence decodes
   int32_t max_score_rows = 0;  // rows with logits of prompts that are scored, all together
+  int32_t max_drafts = 0;      // guesses that one step verifies, all sequences together
   bool chunked = true;  // else a prompt waits for a step that it fits into whole; one that is
                         // scored still goes by max_score_rows
 };
@@ -37,6 +39,8 @@ class Scheduler {
   // Before commit(): the last token of the chunk's sequence is left to be computed again, when it
   // is not held any more.
   void hold(size_t chunk);
+  // Before commit(): only the first `length` tokens of the chunk became the sequence's.
+  void keep(size_t chunk, int32_t length);
   // Those whose masks are not pending any more are in the plans again. Whether there are any.
   bool release_held();
   bool has_released() const;  // release_held() would
@@ -53,6 +57,7 @@ class Scheduler {
   // Any sequence, or null; to end all of them.
   std::unique_ptr<Sequence> remove_any();
 
+  std::span<const std::unique_ptr<Sequence>> running() const { return running_; }
   int32_t num_running() const { return static_cast<int32_t>(running_.size()); }
   int32_t num_held() const;     // of those running
   int32_t num_waiting() const;  // forks included
@@ -67,11 +72,12 @@ class Scheduler {
   struct Budget {
     int32_t tokens;
     int32_t score_rows;
+    int32_t drafts;
     int32_t decodes;  // running sequences further on that want one token each
   };
   Chunk next_chunk(Sequence& sequence, const Budget& budget) const;
   void take(const Chunk& chunk, Budget& budget);
-  bool reserve_or_preempt(const Chunk& chunk, Budget& budget);
+  bool reserve_or_preempt(Chunk& chunk, Budget& budget);
   void preempt_last();
   void make_way();
   void admit(Budget& budget);

@@ -4,9 +4,11 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "engine/draft_rates.h"
 #include "engine/kv_cache.h"
 #include "engine/metrics.h"
 #include "engine/request.h"
@@ -17,6 +19,11 @@ namespace nibble {
 // What one level of priority is worth: so nobody waits for ever behind better ones that keep
 // coming.
 inline constexpr std::chrono::seconds kWaitPerPriority{60};
+
+// What a drafter keeps of a sequence.
+struct DraftMemory {
+  virtual ~DraftMemory() = default;
+};
 
 struct Sequence {
   RequestId id = 0;
@@ -29,6 +36,11 @@ struct Sequence {
   int32_t slot = KvCache::kNoSlot;
   bool is_held = false;  // left out of steps until the mask for its next token is there
   SamplingState sampling;
+  std::vector<int32_t> drafts;                        // guesses of what follows `tokens`
+  int32_t num_wanted = 0;                             // of them, that are worth verifying
+  int32_t num_verified = 0;                           // of them, that the next step may verify
+  std::optional<DraftRates> draft_rates;              // once something was guessed
+  mutable std::unique_ptr<DraftMemory> draft_memory;  // the drafter's
   RequestTimes times;
   // Other answers to the same prompt. They wait here until all of it but its last token is
   // computed, and then go on from copies of this sequence.
@@ -68,12 +80,16 @@ inline bool goes_before(const std::unique_ptr<Sequence>& a, const std::unique_pt
   return std::pair(a->turn(), a->id) < std::pair(b->turn(), b->id);
 }
 
-// Tokens [begin, begin + length) of a sequence in one step; the last num_out of them want logits.
+// Tokens [begin, begin + length) of a sequence in one step; the last num_out of them want logits,
+// and the last num_drafts are guesses that the step verifies.
 struct Chunk {
   Sequence* sequence;
   int32_t begin;
   int32_t length;
   int32_t num_out;
+  int32_t num_drafts = 0;
+
+  bool reaches_end() const { return begin + length - num_drafts == sequence->length(); }
 };
 
 }  // namespace nibble

@@ -25,12 +25,12 @@ T* at(void* data, int64_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(data) + offset);
 }
 
-// For the next id of a sequence, or the one after it. None where the draw needs what only the host
-// knows: penalties, biases, other ids' log-probabilities.
-ops::Draw draw_of(const Sequence& sequence, bool is_ahead) {
+// For the id that comes `ahead` ids behind a sequence's next one. None where the draw needs what
+// only the host knows: penalties, biases, other ids' log-probabilities.
+ops::Draw draw_of(const Sequence& sequence, int32_t ahead) {
   const SamplingParams& p = sequence.request.sampling;
   if (p.temperature == 0 || !is_found_on_gpu(p)) return {};
-  const auto index = static_cast<uint64_t>(sequence.sampling.index + (is_ahead ? 1 : 0));
+  const auto index = static_cast<uint64_t>(sequence.sampling.index + ahead);
   return {.temperature = p.temperature,
           .min_p = p.min_p,
           .top_p = p.top_p,
@@ -88,13 +88,19 @@ void StepBlock::fill(std::span<const Chunk> chunks, bool is_ahead) {
                .q_len = chunk.length,
                .context = chunk.begin,
                .slot = chunk.sequence->slot};
-    if (!is_ahead) std::copy_n(&chunk.sequence->tokens[chunk.begin], chunk.length, tokens + start);
+    if (!is_ahead) {
+      std::copy_n(&chunk.sequence->tokens[chunk.begin], chunk.length - chunk.num_drafts,
+                  tokens + start);
+      std::copy_n(chunk.sequence->drafts.data(), chunk.num_drafts, tokens + end - chunk.num_drafts);
+    }
     for (int32_t i = 0; i < chunk.length; ++i) positions[start + i] = chunk.begin + i;
     for (int32_t row = end - chunk.num_out; row < end; ++row) *out_row++ = row;
     num_out += chunk.num_out;
-    if (chunk.num_out > 0) {  // the last row of a sequence is the one that an id may follow
-      draws[num_out - 1] = draw_of(*chunk.sequence, is_ahead);
-      has_draws_ = has_draws_ || draws[num_out - 1].temperature > 0;
+    // An id may follow the last row of a sequence, and those before it whose drafts are verified.
+    for (int32_t i = 0; chunk.num_out > 0 && i <= chunk.num_drafts; ++i) {
+      ops::Draw& draw = draws[num_out - 1 - chunk.num_drafts + i];
+      draw = draw_of(*chunk.sequence, i + (is_ahead ? 1 : 0));
+      has_draws_ = has_draws_ || draw.temperature > 0;
     }
     start = end;
   }

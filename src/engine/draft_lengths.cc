@@ -1,0 +1,74 @@
+#include "engine/draft_lengths.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace nibble {
+namespace {
+
+constexpr double kForgottenAfter = 10'000;  // steps
+constexpr double kLeastGain = 0.01;         // tokens
+
+}  // namespace
+
+// The first step of a size may record a graph, or find memory cold; it does not count. Nor does
+// what a busy machine adds now and then count for more than twice what is known.
+void StepTimes::add(int32_t tokens, double seconds) {
+  constexpr double kWeight = 0.1;
+  Seen& seen = seen_[tokens];
+  seen.at = ++num_steps_;
+  if (++seen.times == 1) return;
+  if (seen.times == 2) seen.seconds = seconds;
+  seen.seconds += kWeight * (std::min(seconds, 2 * seen.seconds) - seen.seconds);
+}
+
+double StepTimes::hoped(const Seen& seen) const {
+  return seen.seconds * std::exp(static_cast<double>(seen.at - num_steps_) / kForgottenAfter);
+}
+
+void StepTimes::of(int32_t first, std::span<double> seconds) const {
+  double below_at = 0, below = 0;
+  size_t i = 0;
+  for (const auto& [at, seen] : seen_) {
+    if (seen.times < 2) continue;
+    const double time = std::max(below, hoped(seen));
+    for (; i < seconds.size() && first + static_cast<int32_t>(i) <= at; ++i) {
+      const double share = (first + static_cast<double>(i) - below_at) / (at - below_at);
+      seconds[i] = below == 0 ? time : below + (time - below) * share;
+    }
+    below = time, below_at = at;
+  }
+  std::fill(seconds.begin() + static_cast<int64_t>(i), seconds.end(), below);
+}
+
+void DraftLengths::choose(std::span<Sequence* const> sequences, int32_t max_drafts,
+                          const StepTimes& times) {
+  gains_.clear();
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    double gain = 1;
+    sequences[s]->num_wanted = 0;
+    for (size_t i = 0; i < sequences[s]->drafts.size(); ++i) {
+      gain *= sequences[s]->draft_rates->rate(static_cast<int32_t>(i));
+      if (gain < kLeastGain) break;
+      gains_.push_back({.tokens = gain, .sequence = static_cast<int32_t>(s)});
+    }
+  }
+  // Stable: a sequence's guesses stay in order, as each adds no more than the one before.
+  std::ranges::stable_sort(gains_, std::greater{}, &Gain::tokens);
+  if (gains_.size() > static_cast<size_t>(max_drafts)) gains_.resize(max_drafts);
+
+  const auto num_sequences = static_cast<int32_t>(sequences.size());
+  seconds_.resize(gains_.size() + 1);
+  times.of(num_sequences, seconds_);
+  double tokens = num_sequences;
+  double best_rate = tokens / seconds_[0];
+  size_t best = 0;
+  for (size_t n = 0; n < gains_.size(); ++n) {
+    tokens += gains_[n].tokens;
+    const double rate = tokens / seconds_[n + 1];
+    if (rate > best_rate) best_rate = rate, best = n + 1;
+  }
+  for (size_t n = 0; n < best; ++n) ++sequences[gains_[n].sequence]->num_wanted;
+}
+
+}  // namespace nibble

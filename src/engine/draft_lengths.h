@@ -1,0 +1,50 @@
+// How many guesses a step should verify: as many as give the most tokens a second, by what steps of
+// so many tokens have taken and how often guesses come true. None is an answer like any other.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "engine/sequence.h"
+
+namespace nibble {
+
+// What steps that only decode take, by how many tokens they hold.
+class StepTimes {
+ public:
+  void add(int32_t tokens, double seconds);
+  // Of steps of `first` tokens, one more, and so on. Between sizes that were seen by a straight
+  // line; larger ones are hoped to take no more than the largest seen, and those not seen for long
+  // less and less, so that they are tried. 0: none is known.
+  void of(int32_t first, std::span<double> seconds) const;
+
+ private:
+  struct Seen {
+    int64_t times = 0;
+    double seconds = 0;
+    int64_t at = 0;  // num_steps_
+  };
+  double hoped(const Seen& seen) const;
+
+  std::map<int32_t, Seen> seen_;
+  int64_t num_steps_ = 0;
+};
+
+class DraftLengths {
+ public:
+  // Sets num_wanted of each of the sequences, which take a token each and may go by their
+  // drafts; no more than max_drafts in all.
+  void choose(std::span<Sequence* const> sequences, int32_t max_drafts, const StepTimes& times);
+
+ private:
+  struct Gain {
+    double tokens;  // that the guess adds, if it is verified
+    int32_t sequence;
+  };
+  std::vector<Gain> gains_;
+  std::vector<double> seconds_;  // of steps with 0, 1, ... of them
+};
+
+}  // namespace nibble

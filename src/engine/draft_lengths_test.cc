@@ -1,0 +1,101 @@
+// How many guesses are worth verifying.
+#include "engine/draft_lengths.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+namespace nibble {
+namespace {
+
+// Steps of n tokens take first + more * (n - 1).
+StepTimes times_of(double first, double more, int32_t most) {
+  StepTimes times;
+  for (int32_t n = 1; n <= most; ++n) {
+    for (int32_t i = 0; i < 3; ++i) times.add(n, first + more * (n - 1));
+  }
+  return times;
+}
+
+double time_of(const StepTimes& times, int32_t tokens) {
+  double seconds = -1;
+  times.of(tokens, {&seconds, 1});
+  return seconds;
+}
+
+// With `num_guesses` guesses that come true so often, all places alike.
+std::unique_ptr<Sequence> sequence_of(int32_t num_guesses, bool comes_true) {
+  auto sequence = std::make_unique<Sequence>(Request{.prompt = {1}, .max_tokens = 8}, 1);
+  sequence->drafts.assign(num_guesses, 0);
+  sequence->draft_rates.emplace();
+  for (int32_t i = 0; i < num_guesses; ++i) {
+    for (int32_t n = 0; n < 60; ++n) sequence->draft_rates->learn(i, comes_true);
+  }
+  return sequence;
+}
+
+int32_t wanted(const StepTimes& times, int32_t num_guesses, bool comes_true) {
+  const auto sequence = sequence_of(num_guesses, comes_true);
+  Sequence* const one = sequence.get();
+  DraftLengths().choose({&one, 1}, 100, times);
+  return sequence->num_wanted;
+}
+
+TEST(DraftLengths, NoneThatNeverComeTrue) { EXPECT_EQ(wanted(times_of(1, 0.01, 8), 5, false), 0); }
+
+TEST(DraftLengths, AllThatComeTrueWhereTheyCostLess) {
+  EXPECT_EQ(wanted(times_of(1, 0.3, 8), 5, true), 5);
+  EXPECT_EQ(wanted(times_of(1, 1.1, 8), 5, true), 0);  // each costs more than a step of its own
+}
+
+TEST(DraftLengths, NoneBeforeAStepWasTimed) { EXPECT_EQ(wanted(StepTimes(), 5, true), 0); }
+
+TEST(DraftLengths, SizesNotSeenAreTried) { EXPECT_EQ(wanted(times_of(1, 9, 1), 5, true), 5); }
+
+TEST(DraftLengths, TheBestOfASequencesGuesses) {
+  // Tokens 1 + .5 + .25 + ... over 1, 1.2, 1.4: 1.25, 1.25, 1.17 a second; of equals the fewer.
+  const auto sequence = std::make_unique<Sequence>(Request{.prompt = {1}, .max_tokens = 8}, 1);
+  sequence->drafts.assign(4, 0);
+  sequence->draft_rates.emplace();
+  Sequence* const one = sequence.get();
+  DraftLengths().choose({&one, 1}, 100, times_of(1, 0.2, 8));
+  EXPECT_EQ(sequence->num_wanted, 1);
+}
+
+TEST(DraftLengths, ThoseOfOneSequenceBeforeAnothers) {
+  const auto good = sequence_of(3, true), bad = sequence_of(3, false);
+  Sequence* both[] = {bad.get(), good.get()};
+  DraftLengths().choose(both, 100, times_of(1, 0.2, 8));
+  EXPECT_EQ(good->num_wanted, 3);
+  EXPECT_EQ(bad->num_wanted, 0);
+  DraftLengths().choose(both, 2, times_of(1, 0.2, 8));
+  EXPECT_EQ(good->num_wanted, 2);
+}
+
+TEST(StepTimes, FirstOfASizeDoesNotCount) {
+  StepTimes times;
+  times.add(4, 100);
+  EXPECT_EQ(time_of(times, 4), 0);
+  times.add(4, 1);
+  EXPECT_NEAR(time_of(times, 4), 1, 1e-9);
+  times.add(4, 1000);  // as if it took two
+  EXPECT_NEAR(time_of(times, 4), 1.1, 1e-3);
+}
+
+TEST(StepTimes, StraightLinesBetweenSizes) {
+  const StepTimes times = times_of(1, 0, 1);
+  StepTimes two = times;
+  for (int32_t i = 0; i < 3; ++i) two.add(5, 3);
+  EXPECT_NEAR(time_of(two, 3), 2, 1e-2);
+  EXPECT_NEAR(time_of(two, 50), 3, 1e-2);
+}
+
+TEST(StepTimes, WhatWasNotSeenForLongIsHopedToTakeLess) {
+  StepTimes times = times_of(1, 2, 2);
+  EXPECT_NEAR(time_of(times, 2), 3, 1e-2);
+  for (int32_t i = 0; i < 20'000; ++i) times.add(1, 1);
+  EXPECT_LT(time_of(times, 2), 1.01);
+}
+
+}  // namespace
+}  // namespace nibble

@@ -1,0 +1,134 @@
+// The inside of Engine: engine.cc plans and launches steps and talks to other threads,
+// engine_results.cc makes of a step's logits what is reported.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/activity_log.h"
+#include "engine/engine.h"
+#include "engine/gpu_pages.h"
+#include "engine/gpu_steps.h"
+#include "engine/kv_cache.h"
+#include "engine/kv_plan.h"
+#include "engine/request_check.h"
+#include "engine/sampler.h"
+#include "engine/scheduler.h"
+#include "engine/sequence.h"
+#include "engine/speculation.h"
+#include "engine/step_block.h"
+
+namespace nibble {
+
+class Engine::Impl {
+ public:
+  Impl(Model& model, ops::Ctx cx, const EngineOptions& options);
+  ~Impl();
+
+  void start();
+  bool step();
+  void set_on_op(std::function<void(const char*)> on_op) {
+    cx_.on_op = std::move(on_op);
+    if (gpu_ != nullptr) gpu_->forget_graphs();
+  }
+  void set_left_out(std::string op) {
+    cx_.left_out = std::move(op);
+    if (gpu_ != nullptr) gpu_->forget_graphs();
+  }
+  void set_tap(ops::Tap tap, std::string only) {
+    cx_.tap = std::move(tap);
+    cx_.tap_only = std::move(only);
+  }
+  Result<std::vector<RequestId>> submit(std::vector<Request> requests);
+  void cancel(RequestId id);
+  void mask_came();
+  EngineStats stats() const;
+  const KvPlan& kv_plan() const { return kv_.plan(); }
+  int64_t draft_bytes(int32_t tokens) const { return speculation_.bytes_for(tokens); }
+  const Model& model() const { return model_; }
+
+ private:
+  // One token of a step that was begun ahead.
+  struct AheadRow {
+    RequestId id;
+    int32_t slot, begin;
+  };
+  // What other threads ask for, until the engine's thread takes it over.
+  struct Inbox {
+    std::vector<std::unique_ptr<Sequence>> submitted;
+    std::vector<RequestId> canceled;
+    bool mask_came = false;
+    bool stop = false;
+    bool empty() const { return submitted.empty() && canceled.empty() && !mask_came && !stop; }
+  };
+
+  void run();
+  void take_inbox();
+  bool wait_for_inbox(std::unique_lock<std::mutex>& lock);
+  void hold_unmasked();
+  bool plan() noexcept;
+  void launch();
+  void finish();
+  void remove_ended();
+  void fail_all(const std::string& why) noexcept;
+
+  std::unique_ptr<PageMemory> page_memory();
+  Buffer step_memory(const EngineOptions& options) const;
+  std::span<float> logits_row(int64_t row);
+  Sampler::Sampled found(int64_t row);
+  Sampler::Masks masks_of(const Sequence& sequence);
+  void launch_on_gpu();
+  bool is_ahead(const std::vector<Chunk>& chunks) const;
+  bool plan_ahead(const std::vector<Chunk>& chunks);
+  bool advance(size_t chunk, int64_t row);
+  bool score(Sequence& sequence, int64_t row);
+  bool verify(size_t chunk, int64_t row);
+  bool wait_for_mask(const Sequence& sequence);
+  bool sample(Sequence& sequence, int64_t row, int32_t draft);
+  bool report_end(const Sequence& sequence, FinishReason reason, const std::string& error,
+                  bool is_bad_request = false);
+  void publish_stats();
+
+  Model& model_;
+  ops::Ctx cx_;
+  RequestLimits request_limits_;
+  KvPlan kv_plan_;
+  GpuPages* gpu_pages_ = nullptr;  // kv_'s memory, on a GPU
+  KvCache kv_;
+  StepLimits step_limits_;
+  Scheduler scheduler_;
+  StepBlock blocks_[2];              // of the step at hand, and of the one begun ahead of it
+  int32_t turn_ = 0;                 // which is the step at hand's
+  std::vector<AheadRow> ahead_;      // of the step begun ahead; empty: there is none
+  std::vector<AheadRow> begun_;      // of the step at hand, where it was begun ahead
+  std::vector<Chunk> ahead_chunks_;  // the same, while it is written
+  std::unique_ptr<GpuSteps> gpu_;    // none on CPUs
+  Sampler sampler_;
+  Speculation speculation_;
+  SteadyTime step_began_;       // or the one before ended, whose end it waited for
+  SteadyTime waits_until_;      // at most, in finish(), for masks behind guesses
+  Tensor logits_;               // of the step that ran last, [R, V]
+  std::vector<uint32_t> bits_;  // [V / 32] of a grammar
+  Output output_;
+  PromptLogprobs prompt_logprobs_;
+  std::vector<RequestId> ended_;  // in this step
+  EngineStats counters_;          // the engine thread's own
+  bool log_activity_;
+  ActivityLog log_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable wake_;
+  Inbox inbox_;
+  RequestId next_id_ = 1;
+  EngineStats stats_;
+
+  std::thread thread_;
+};
+
+}  // namespace nibble

@@ -1,0 +1,218 @@
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <mutex>
+#include <new>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "engine/engine_impl.h"
+
+namespace nibble {
+namespace {
+
+constexpr int32_t kNoDraft = -1;
+constexpr std::chrono::milliseconds kMaskPatience{1};  // in a step
+
+}  // namespace
+
+// Sequences whose masks are not there yet are held; unless there is nothing else to do, when the
+// first mask is waited for.
+void Engine::Impl::hold_unmasked() {
+  const std::vector<Chunk>& chunks = scheduler_.chunks();
+  const auto lacks_mask = [](const Chunk& chunk) {
+    return chunk.reaches_end() && chunk.sequence->mask_state() == MaskState::kPending;
+  };
+  while (std::ranges::all_of(chunks, lacks_mask) && !scheduler_.has_released()) {
+    std::unique_lock lock(mutex_);
+    if (!wait_for_inbox(lock) || !std::exchange(inbox_.mask_came, false)) break;
+  }
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    if (lacks_mask(chunks[i])) scheduler_.hold(i);
+  }
+}
+
+// Reports log-probabilities of prompts, samples, keeps what came true of what was guessed, and
+// takes out what has ended.
+void Engine::Impl::finish() {
+  hold_unmasked();
+  ++counters_.num_steps;
+  counters_.metrics.iteration_tokens.add(blocks_[turn_].step().num_tokens);
+  ended_.clear();
+  waits_until_ = std::chrono::steady_clock::now() + kMaskPatience;
+  int64_t row = 0;
+  for (size_t i = 0; i < scheduler_.chunks().size(); ++i) {
+    const Chunk chunk = scheduler_.chunks()[i];  // as planned
+    const Sequence& sequence = *chunk.sequence;
+    while (!begun_.empty() && begun_[row].id != sequence.id) ++row;  // of one that has ended
+    counters_.prompt_tokens +=
+        std::clamp(sequence.num_prompt - chunk.begin, int32_t{0}, chunk.length);
+    if (!advance(i, row)) ended_.push_back(sequence.id);
+    row += chunk.num_out;
+  }
+  scheduler_.commit();
+  remove_ended();
+  const SteadyTime now = std::chrono::steady_clock::now();
+  const Step step = blocks_[turn_].step();
+  if (step_began_ != SteadyTime{} && step.num_tokens == step.num_out) {
+    speculation_.add_time(step.num_tokens,
+                          std::chrono::duration<double>(now - step_began_).count());
+  }
+  step_began_ = now;
+  turn_ = 1 - turn_;
+  publish_stats();
+  if (log_activity_) log_.after_step(counters_, now);
+}
+
+void Engine::Impl::remove_ended() {
+  for (const RequestId id : ended_) {
+    if (const auto sequence = scheduler_.remove(id)) speculation_.has_ended(*sequence);
+  }
+}
+
+// What the step's rows from `row` on say of a chunk's sequence; false: it has ended. Memory that
+// its watcher or its listener does not get ends it alone.
+bool Engine::Impl::advance(size_t i, int64_t row) {
+  const Chunk chunk = scheduler_.chunks()[i];
+  Sequence& sequence = *chunk.sequence;
+  const int64_t end_row = row + chunk.num_out;
+  try {
+    for (int64_t r = row; !sequence.is_scored() && r < end_row; ++r) {
+      if (!score(sequence, r)) return false;
+    }
+    const bool may_sample = row < end_row && sequence.is_scored() && !sequence.is_held;
+    return !may_sample || verify(i, end_row - 1 - chunk.num_drafts);
+  } catch (const std::bad_alloc&) {
+    scheduler_.keep(i, chunk.length - chunk.num_drafts);
+    return report_end(sequence, FinishReason::kError, "no memory is left for this request");
+  }
+}
+
+// Takes an id from the last row of a chunk that is no guess, and from the rows of guesses for as
+// long as they come true; false: the sequence has ended. What did not come true goes.
+bool Engine::Impl::verify(size_t i, int64_t row) {
+  const Chunk chunk = scheduler_.chunks()[i];
+  Sequence& sequence = *chunk.sequence;
+  const int32_t length = sequence.length();
+  bool goes_on = true;
+  for (int32_t d = 0; goes_on; ++d) {
+    const bool is_guessed = d < chunk.num_drafts;
+    goes_on = sample(sequence, row + d, is_guessed ? d : kNoDraft);
+    if (!is_guessed || !goes_on || sequence.tokens.back() != sequence.drafts[d]) break;
+    if (!wait_for_mask(sequence)) break;
+  }
+  const int32_t num_new = sequence.length() - length;
+  speculation_.learn(sequence, chunk.num_drafts, num_new);
+  scheduler_.keep(i, chunk.length - chunk.num_drafts + std::max(num_new - 1, 0));
+  return goes_on;
+}
+
+// Whether the mask for what follows a guess is there, or comes soon. Without it what was computed
+// behind the guess is lost; the text is the same.
+bool Engine::Impl::wait_for_mask(const Sequence& sequence) {
+  while (sequence.mask_state() == MaskState::kPending) {
+    std::unique_lock lock(mutex_);
+    const auto came = [this] { return inbox_.mask_came; };
+    if (!wake_.wait_until(lock, waits_until_, came)) return false;
+    inbox_.mask_came = false;
+  }
+  return true;
+}
+
+std::span<float> Engine::Impl::logits_row(int64_t row) {
+  if (gpu_ != nullptr) return gpu_->logits(row);
+  const int64_t vocab = logits_.dim(1);
+  CHECK(row < logits_.dim(0));
+  return {logits_.as<float>() + row * vocab, static_cast<size_t>(vocab)};
+}
+
+// Reports the next prompt position; false: the sequence has ended.
+bool Engine::Impl::score(Sequence& sequence, int64_t row) {
+  const std::span<float> logits = logits_row(row);
+  if (!all_finite(logits)) return report_end(sequence, FinishReason::kError, kNotNumbers);
+  const int32_t position = sequence.num_scored++;
+  const double lse = log_sum_exp(logits);
+  prompt_logprobs_.position = position;
+  prompt_logprobs_.id = sequence.tokens[position];
+  prompt_logprobs_.next_logprob =
+      position + 1 < sequence.num_prompt
+          ? static_cast<float>(logits[sequence.tokens[position + 1]] - lse)
+          : std::numeric_limits<float>::quiet_NaN();
+  top_logprobs(logits, lse, sequence.request.prompt_logprobs, sampler_.work(),
+               prompt_logprobs_.top);
+  sequence.request.on_prompt_logprobs(prompt_logprobs_);
+  return true;
+}
+
+// For the next id of a sequence; bits_ holds those allowed.
+Sampler::Masks Engine::Impl::masks_of(const Sequence& sequence) {
+  const Request& request = sequence.request;
+  Sampler::Masks masks;
+  if (request.watcher != nullptr) {
+    std::fill(bits_.begin(), bits_.end(), ~uint32_t{0});
+    if (request.watcher->mask(bits_)) masks.allowed = bits_;
+  }
+  if (sequence.num_output() < request.min_tokens) masks.banned = request.stop_ids;
+  return masks;
+}
+
+// What the GPU has found for every row.
+Sampler::Sampled Engine::Impl::found(int64_t row) {
+  output_.top.clear();
+  const ops::Greedy found = gpu_->found(blocks_[turn_], row);
+  if (found.id == ops::Greedy::kNotFinite) return {.error = kNotNumbers};
+  if (found.id == ops::Greedy::kNone) return {.error = kAllMasked};
+  return {.id = found.id, .logprob = found.logprob};
+}
+
+// Appends one id and reports it; false: the sequence has ended. `draft`: the guess that it is to
+// verify, or kNoDraft.
+bool Engine::Impl::sample(Sequence& sequence, int64_t row, int32_t draft) {
+  const Request& request = sequence.request;
+  if (request.max_tokens == 0) return report_end(sequence, FinishReason::kLength, "");
+  if (sequence.mask_state() == MaskState::kFailed) {
+    return report_end(sequence, FinishReason::kError, request.watcher->fault(), true);
+  }
+  const Sampler::Masks masks = masks_of(sequence);
+  Sampler::Sampled sampled = gpu_ != nullptr && is_found_on_gpu(request.sampling, masks)
+                                 ? found(row)
+                                 : sampler_.sample(logits_row(row), request.sampling,
+                                                   sequence.sampling, masks, output_.top);
+  if (sampled.error != nullptr) {
+    return report_end(sequence, FinishReason::kError, sampled.error, sampled.error == kAllMasked);
+  }
+
+  if (draft != kNoDraft) sampled.id = speculation_.taken(sequence, draft, sampled.id);
+  sequence.append(sampled.id);
+  ++counters_.generation_tokens;
+  const SteadyTime now = std::chrono::steady_clock::now();
+  counters_.metrics.on_token(sequence.times, now);
+  const bool stops = std::ranges::find(request.stop_ids, sampled.id) != request.stop_ids.end();
+  const bool told =
+      request.watcher != nullptr && request.watcher->accept(sampled.id) == Watch::kStop;
+  output_.id = sampled.id;
+  output_.logprob = sampled.logprob;
+  output_.cached_tokens = sequence.num_cached;
+  output_.finish = stops || told                                 ? FinishReason::kStop
+                   : sequence.num_output() == request.max_tokens ? FinishReason::kLength
+                                                                 : FinishReason::kNone;
+  const bool goes_on = output_.finish == FinishReason::kNone;
+  if (!goes_on) {
+    counters_.metrics.on_end(sequence.times, output_.finish, sequence.num_prompt,
+                             sequence.num_output(), now);
+  }
+  request.on_output(output_);
+  return goes_on;
+}
+
+// The last event of a sequence, without a token. Returns false, as its callers do.
+bool Engine::Impl::report_end(const Sequence& sequence, FinishReason reason,
+                              const std::string& error, bool is_bad_request) {
+  counters_.metrics.on_end(sequence.times, reason, sequence.num_prompt, sequence.num_output(),
+                           std::chrono::steady_clock::now());
+  sequence.request.on_output({.finish = reason, .error = error, .is_bad_request = is_bad_request});
+  return false;
+}
+
+}  // namespace nibble

@@ -1,0 +1,107 @@
+#include "engine/speculation.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "engine/ngram_drafter.h"
+#include "engine/philox.h"
+#include "engine/suffix_drafter.h"
+
+namespace nibble {
+namespace {
+
+// Something, always as much as may be.
+class AnyDrafter : public Drafter {
+ public:
+  void propose(const Sequence& sequence, int32_t k, std::vector<int32_t>& ids) override {
+    ids.assign(k, sequence.tokens.back());
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<Drafter> make_drafter(const SpeculationOptions& options) {
+  using Method = SpeculationOptions::Method;
+  if (options.drafter != nullptr) return options.drafter;
+  switch (options.method) {
+    case Method::kNone:
+      return nullptr;
+    case Method::kNgram:
+      return std::make_shared<NgramDrafter>(options.ngram_min, options.ngram_max);
+    case Method::kSuffix:
+      return std::make_shared<SuffixDrafter>(options);
+    case Method::kSynthetic:
+      return std::make_shared<AnyDrafter>();
+  }
+  CHECK(false);
+}
+
+Speculation::Speculation(const SpeculationOptions& options, int32_t max_drafts)
+    : options_(options),
+      max_drafts_(max_drafts),
+      drafter_(options.num_tokens > 0 ? make_drafter(options) : nullptr) {
+  counts_.num_places = is_on() ? options.num_tokens : 0;
+}
+
+void Speculation::draft(std::span<const std::unique_ptr<Sequence>> running, bool may_verify) {
+  if (!is_on()) return;
+  decoding_.clear();
+  for (const auto& sequence : running) {
+    Sequence& s = *sequence;
+    s.drafts.clear();
+    s.num_wanted = s.num_verified = 0;
+    if (s.num_left() != 1 || !s.is_scored() || !s.forks.empty() || s.is_held) continue;
+    decoding_.push_back(&s);
+    // The last token of an answer follows a guess, or none.
+    const int32_t k = std::min(
+        {options_.num_tokens, s.request.max_drafts, s.request.max_tokens - s.num_output() - 1});
+    if (k > 0) drafter_->propose(s, k, s.drafts);
+    if (!s.drafts.empty() && !s.draft_rates) s.draft_rates = rates_;
+  }
+  if (options_.is_adaptive) {
+    lengths_.choose(decoding_, max_drafts_, times_);
+  } else {
+    for (Sequence* s : decoding_) s->num_wanted = static_cast<int32_t>(s->drafts.size());
+  }
+  for (Sequence* s : decoding_) s->num_verified = may_verify ? s->num_wanted : 0;
+}
+
+int32_t Speculation::taken(const Sequence& sequence, int32_t i, int32_t drawn) {
+  if (options_.method != SpeculationOptions::Method::kSynthetic) return drawn;
+  const int32_t guess = sequence.drafts[i];
+  if (comes_true(sequence, i, drawn)) return guess;
+  if (drawn != guess) return drawn;
+  return guess > 0 ? guess - 1 : 1;
+}
+
+bool Speculation::comes_true(const Sequence& sequence, int32_t i, int32_t id) {
+  if (options_.method != SpeculationOptions::Method::kSynthetic) return sequence.drafts[i] == id;
+  const std::vector<double>& rates = options_.synthetic_rates;
+  const double before = i > 0 ? rates[i - 1] : 1.0;
+  return uniform(sequence.sampling.seed, num_made_up_++, 1) * before < rates[i];
+}
+
+void Speculation::learn(Sequence& sequence, int32_t num_verified, int32_t num_new) {
+  if (!is_on()) return;
+  const int32_t first = sequence.length() - num_new;
+  const int32_t num_known = std::min(num_new, static_cast<int32_t>(sequence.drafts.size()));
+  int32_t num_true = 0;
+  for (int32_t i = 0; i < num_known; ++i) {
+    const int32_t id = sequence.tokens[first + i];
+    const bool came_true =
+        i < num_verified ? id == sequence.drafts[i] : comes_true(sequence, i, id);
+    sequence.draft_rates->learn(i, came_true);
+    rates_.learn(i, came_true);
+    if (!came_true) break;
+    if (i < num_verified) ++num_true, ++counts_.accepted_at[i];
+  }
+  counts_.num_drafts += num_verified > 0;
+  counts_.num_draft_tokens += num_verified;
+  counts_.num_accepted_tokens += num_true;
+}
+
+void Speculation::has_ended(const Sequence& sequence) {
+  if (is_on()) drafter_->has_ended(sequence);
+}
+
+}  // namespace nibble

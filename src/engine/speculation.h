@@ -1,0 +1,61 @@
+// Speculation: guesses for all sequences of a step, how many of them it verifies, and what came of
+// them.
+//
+// A guess is verified by drawing from the model's own distribution behind it what would have been
+// drawn there in any case, by the same random number: it comes true where that is the guess. So an
+// id x is taken with its probability p(x), and else one of the others is drawn, in their
+// proportions: what rejection sampling does with a guess that is certain of itself. The text is
+// that without guesses, token for token, at any temperature; nothing that is asked of a token
+// (masks, penalties, log-probabilities) knows of guesses at all.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/draft_lengths.h"
+#include "engine/drafter.h"
+#include "engine/sequence.h"
+#include "engine/speculation_counts.h"
+#include "engine/speculation_options.h"
+
+namespace nibble {
+
+class Speculation {
+ public:
+  // A step has room for max_drafts guesses.
+  Speculation(const SpeculationOptions& options, int32_t max_drafts);
+  bool is_on() const { return drafter_ != nullptr; }
+
+  // Before a plan: guesses for the sequences that decode. `may_verify` false: the step has begun
+  // already, with none.
+  void draft(std::span<const std::unique_ptr<Sequence>> running, bool may_verify);
+  // The id that is taken where guess i was to be verified and `drawn` was drawn: that one, unless
+  // truth is made up.
+  int32_t taken(const Sequence& sequence, int32_t i, int32_t drawn);
+  // Behind a step that verified `num_verified` guesses: it gave the last `num_new` tokens. Says how
+  // good guesses are, also of the first that was not verified.
+  void learn(Sequence& sequence, int32_t num_verified, int32_t num_new);
+  void has_ended(const Sequence& sequence);
+  // A step that only decoded took that long.
+  void add_time(int32_t tokens, double seconds) { times_.add(tokens, seconds); }
+
+  int64_t bytes_for(int32_t tokens) const { return is_on() ? drafter_->bytes_for(tokens) : 0; }
+  const SpeculationCounts& counts() const { return counts_; }
+
+ private:
+  bool comes_true(const Sequence& sequence, int32_t i, int32_t id);
+
+  SpeculationOptions options_;
+  int32_t max_drafts_;
+  std::shared_ptr<Drafter> drafter_;  // null: nothing is ever guessed
+  StepTimes times_;
+  DraftLengths lengths_;
+  DraftRates rates_;                 // of all sequences: what a new one begins with
+  std::vector<Sequence*> decoding_;  // in draft()
+  SpeculationCounts counts_;
+  int64_t num_made_up_ = 0;
+};
+
+}  // namespace nibble
