@@ -27,7 +27,7 @@ constexpr int32_t kMaxSeqs = 4;
 
 // Loaded once for all tests; the engine steps on its own thread.
 struct Shipped {
-  Shipped() {
+  explicit Shipped(cli::EngineFlags other = {}) : flags(std::move(other)) {
     flags.model = NIBBLE_SOURCE_DIR "/models/nibble-tiny-gpt-oss";
     flags.max_model_len = kContext;
     flags.max_num_seqs = kMaxSeqs;

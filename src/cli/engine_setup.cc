@@ -10,6 +10,7 @@
 #include "cli/device.h"
 #include "cli/kernel_table.h"
 #include "cli/progress_bar.h"
+#include "cli/speculative_config.h"
 #include "cpu/isa.h"
 #include "cpu/thread_pool.h"
 #include "cpu/topology.h"
@@ -76,6 +77,7 @@ EngineOptions engine_options(const EngineFlags& flags, const LoadEngineOptions& 
           .chunked_prefill = flags.chunked_prefill,
           .graphs = !flags.enforce_eager && !flags.nvtx,
           .prefix_caching = flags.prefix_caching,
+          .speculation = parse_speculative_config(flags.speculative_config),
           .log_activity = options.log_activity,
           .masked_ids = options.masked_ids};
 }
@@ -197,6 +199,9 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
                 "prompts that start alike share what was computed")
       ->capture_default_str()
       ->group("Engine");
+  add("--speculative-config", flags.speculative_config,
+      "guess tokens ahead, and verify several in a step: vLLM's JSON, such as "
+      "{\"method\":\"ngram\",\"num_speculative_tokens\":5}; the text stays the same");
   add("--gpu-memory-utilization", flags.gpu_memory_utilization,
       "of the device's memory (RAM on CPUs), for weights, KV cache and scratch");
   add("--memory-budget", flags.memory_budget, "the same in bytes: 24G, 512M; overrides it");

@@ -56,7 +56,6 @@ constexpr VllmFlag kFlags[] = {
     {"--hf-overrides", Takes::kValue, "", "edit config.json"},
     {"--download-dir", Takes::kValue, "",
      "nibble downloads nothing; it finds models in the Hugging Face cache (HF_HOME)"},
-    {"--speculative-config", Takes::kValue, "", "there is no speculation yet"},
     {"--attention-backend", Takes::kValue, "*", kOwnKernels},
     {"--attention-config", Takes::kValue, "*", kOwnKernels},
     {"--moe-backend", Takes::kValue, "*", kOwnKernels},

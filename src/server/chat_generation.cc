@@ -90,6 +90,7 @@ void ChatGeneration::run() {
     r.min_tokens = std::min(request.min_tokens, chat_.max_tokens);
     r.stop_ids = stop_ids_for(model(), request);
     r.cache_salt = request.cache_salt;
+    r.max_drafts = request.max_drafts;
     r.priority = request.priority;
     r.deadline = request.deadline;
     r.watcher = model().chat_format->watcher(options_);

@@ -126,7 +126,11 @@ void Generation::hold(size_t bytes) {
 
 bool Generation::hold_requests(const std::vector<Request>& requests) {
   size_t bytes = 0;
-  for (const Request& request : requests) bytes += held_bytes(request);
+  for (const Request& request : requests) {
+    bytes += held_bytes(request);
+    const auto tokens = static_cast<int32_t>(request.prompt.size()) + request.max_tokens;
+    if (request.max_drafts > 0) bytes += static_cast<size_t>(model().engine->draft_bytes(tokens));
+  }
   if (held_.resize(bytes)) return true;
   reply_->send(api_error_response(no_room(bytes), style_));
   return false;

@@ -7,6 +7,8 @@ namespace nibble::server {
 void read_scheduling(JsonFields& fields, GenerationRequest& request) {
   constexpr double kMaxSeconds = 1e6;
   request.cache_salt = fields.string("cache_salt");
+  request.max_drafts =
+      static_cast<int32_t>(fields.integer("num_speculative_tokens", kMaxDrafts, 0, kMaxDrafts));
   request.priority =
       static_cast<int32_t>(fields.integer("priority", 0, -kMaxPriority, kMaxPriority));
   if (!fields.has("timeout")) return;

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <ctime>
 #include <fstream>
+#include <span>
 
 namespace nibble::server {
 namespace {
@@ -45,6 +46,15 @@ class Page {
   void counter(const char* name, const char* help, double value) {
     const std::string total = std::string(name) + "_total";
     each_name(total, "counter", help, [&](const std::string& full) { line(full, value); });
+  }
+  // Of each place of a guess, in vLLM's form.
+  void per_position(const char* name, const char* help, std::span<const int64_t> values) {
+    each_name(std::string(name) + "_total", "counter", help, [&](const std::string& full) {
+      for (size_t i = 0; i < values.size(); ++i) {
+        out_ += full + "{" + label_ + ",position=\"" + std::to_string(i) + "\"} " +
+                std::to_string(values[i]) + "\n";
+      }
+    });
   }
   void ends(const EngineMetrics& metrics) {
     each_name("request_success_total", "counter", "Requests that ended, by reason.",
@@ -139,6 +149,19 @@ void add_engine(Page& page, const ServerMetrics::Gauges& now) {
   page.plain("nibble_http_connections", "gauge", "Open connections.", value(now.connections));
 }
 
+void add_speculation(Page& page, const SpeculationCounts& counts) {
+  if (counts.num_places == 0) return;
+  const auto value = [](int64_t v) { return static_cast<double>(v); };
+  page.counter("spec_decode_num_drafts", "Times that guesses of a sequence were verified.",
+               value(counts.num_drafts));
+  page.counter("spec_decode_num_draft_tokens", "Tokens guessed and verified.",
+               value(counts.num_draft_tokens));
+  page.counter("spec_decode_num_accepted_tokens", "Guesses that came true.",
+               value(counts.num_accepted_tokens));
+  page.per_position("spec_decode_num_accepted_tokens_per_pos", "Those of each place.",
+                    std::span(counts.accepted_at).first(counts.num_places));
+}
+
 void add_histograms(Page& page, const EngineMetrics& metrics) {
   page.ends(metrics);
   page.histogram("time_to_first_token_seconds", "From submission to the first token.",
@@ -174,6 +197,7 @@ void ServerMetrics::answered(std::string_view handler, std::string_view method, 
 std::string ServerMetrics::text(const Gauges& now) const {
   Page page(now.model);
   add_engine(page, now);
+  add_speculation(page, now.engine.speculation);
   add_histograms(page, now.engine.metrics);
   page.plain("nibble_requests_rejected_total", "counter", "Answered with 429.",
              static_cast<double>(rejected_));

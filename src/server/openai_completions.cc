@@ -174,6 +174,7 @@ void CompletionGeneration::run(const std::vector<int32_t>& max_tokens) {
     r.min_tokens = std::min(request_.min_tokens, r.max_tokens);
     r.stop_ids = stop_ids_for(model(), request_);
     r.cache_salt = request_.cache_salt;
+    r.max_drafts = request_.max_drafts;
     r.priority = request_.priority;
     r.deadline = request_.deadline;
     if (!request_.stop.empty() || grammar_) {

@@ -1,0 +1,179 @@
+#include "cli/speculative_config.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "cli/json.h"
+#include "cli/suggestion.h"
+#include "engine/speculation_counts.h"
+
+namespace nibble::cli {
+namespace {
+
+using Method = SpeculationOptions::Method;
+
+// Known to vLLM; each needs weights of its own.
+constexpr const char* kWithWeights[] = {"eagle",  "eagle3",      "mtp",           "qwen3_next_mtp",
+                                        "medusa", "dflash",      "qwen3_5_mtp",   "deepseek_mtp",
+                                        "dspark", "draft_model", "mlp_speculator"};
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(ErrorKind::kUsage, "--speculative-config: " + what);
+}
+
+// Reads each field once; what is left is not known.
+class Fields {
+ public:
+  explicit Fields(const std::string& text)
+      : json_(Json::parse(text, nullptr, /*allow_exceptions=*/false)) {
+    if (!json_.is_object()) {
+      refuse("expected a JSON object, such as {\"method\":\"ngram\",\"num_speculative_tokens\":5}");
+    }
+  }
+
+  bool has(const char* name) const { return json_.contains(name) && !json_[name].is_null(); }
+  std::string word(const char* name, const std::string& otherwise) {
+    known_.push_back(name);
+    if (!has(name)) return otherwise;
+    if (!json_[name].is_string()) refuse(std::string(name) + " must be a text");
+    return json_[name];
+  }
+  bool flag(const char* name, bool otherwise) {
+    known_.push_back(name);
+    if (!has(name)) return otherwise;
+    if (!json_[name].is_boolean()) refuse(std::string(name) + " must be true or false");
+    return json_[name];
+  }
+  int32_t integer(const char* name, int32_t otherwise, int32_t low, int32_t high) {
+    known_.push_back(name);
+    if (!has(name)) return otherwise;
+    const Json& value = json_[name];
+    if (!value.is_number_integer() || value < low || value > high) {
+      refuse(std::string(name) + " must be " + std::to_string(low) + " to " + std::to_string(high) +
+             ", not " + value.dump());
+    }
+    return value;
+  }
+  double number(const char* name, double otherwise, double low, double high) {
+    known_.push_back(name);
+    if (!has(name)) return otherwise;
+    return number_in(json_[name], name, low, high);
+  }
+  std::vector<double> numbers(const char* name) {
+    known_.push_back(name);
+    std::vector<double> values;
+    if (!has(name)) return values;
+    if (!json_[name].is_array()) refuse(std::string(name) + " must be a list of numbers");
+    for (const Json& value : json_[name]) values.push_back(number_in(value, name, 0, 1));
+    return values;
+  }
+  void refuse_others() const {
+    for (const auto& [name, value] : json_.items()) {
+      if (std::ranges::find(known_, name) == known_.end()) {
+        refuse("there is no field \"" + name + "\"" + did_you_mean(name, known_));
+      }
+    }
+  }
+
+ private:
+  static double number_in(const Json& value, const char* name, double low, double high) {
+    if (!value.is_number() || value < low || value > high) {
+      refuse(std::string(name) + " must be " + Json(low).dump() + " to " + Json(high).dump() +
+             ", not " + value.dump());
+    }
+    return value;
+  }
+
+  Json json_;
+  std::vector<std::string> known_;
+};
+
+Method method_of(const std::string& name) {
+  if (name == "ngram") return Method::kNgram;
+  if (name == "suffix") return Method::kSuffix;
+  const std::string known = "; \"ngram\" and \"suffix\" guess from the text alone";
+  if (name.empty()) refuse("it needs a \"method\"" + known);
+  if (std::ranges::find(kWithWeights, name) != std::end(kWithWeights)) {
+    refuse("method \"" + name + "\" needs a drafter's weights, which nibble does not run yet" +
+           known);
+  }
+  refuse("there is no method \"" + name + "\"" + did_you_mean(name, {"ngram", "suffix"}) + known);
+}
+
+// As in vLLM: 5 where neither is given, else each is what the other one is.
+void read_ngram(Fields& fields, SpeculationOptions& options) {
+  constexpr int32_t kMost = 1024;
+  const bool has_max = fields.has("prompt_lookup_max");
+  options.ngram_min = fields.integer("prompt_lookup_min", 0, 1, kMost);
+  options.ngram_max = fields.integer("prompt_lookup_max", std::max(options.ngram_min, 0), 1, kMost);
+  if (options.ngram_max == 0) options.ngram_max = 5;
+  if (options.ngram_min == 0) options.ngram_min = options.ngram_max;
+  if (has_max && options.ngram_min > options.ngram_max) {
+    refuse("prompt_lookup_min (" + std::to_string(options.ngram_min) +
+           ") is more than prompt_lookup_max (" + std::to_string(options.ngram_max) + ")");
+  }
+}
+
+void read_suffix(Fields& fields, SpeculationOptions& options) {
+  options.suffix_max_depth =
+      fields.integer("suffix_decoding_max_tree_depth", options.suffix_max_depth, 2, 1024);
+  options.suffix_max_requests = fields.integer("suffix_decoding_max_cached_requests",
+                                               options.suffix_max_requests, 0, 1 << 30);
+  options.suffix_max_factor =
+      fields.number("suffix_decoding_max_spec_factor", options.suffix_max_factor, 0, 100);
+  options.suffix_min_token_probability =
+      fields.number("suffix_decoding_min_token_prob", options.suffix_min_token_probability, 0, 1);
+}
+
+void read_verification(Fields& fields, SpeculationOptions& options) {
+  const std::string method = fields.word("rejection_sample_method", "standard");
+  options.synthetic_rates = fields.numbers("synthetic_acceptance_rates");
+  const std::vector<double>& rates = options.synthetic_rates;
+  if (method == "synthetic") {
+    if (std::ssize(rates) != options.num_tokens) {
+      refuse(
+          "rejection_sample_method \"synthetic\" needs synthetic_acceptance_rates, one for "
+          "each of num_speculative_tokens: how often it and all before it come true");
+    }
+    if (!std::ranges::is_sorted(rates, std::greater{})) {
+      refuse("synthetic_acceptance_rates must not rise: each is that all before it came true too");
+    }
+    options.method = Method::kSynthetic;
+  } else if (method != "standard" && method != "block") {
+    refuse(
+        "rejection_sample_method must be standard, block (the same for these methods) or "
+        "synthetic, not \"" +
+        method + "\"");
+  } else if (!rates.empty()) {
+    refuse("synthetic_acceptance_rates is for rejection_sample_method \"synthetic\"");
+  }
+  if (fields.word("draft_sample_method", "greedy") != "greedy") {
+    refuse("draft_sample_method must be greedy: these methods draw nothing");
+  }
+}
+
+}  // namespace
+
+SpeculationOptions parse_speculative_config(const std::string& json) {
+  SpeculationOptions options;
+  if (json.empty()) return options;
+  Fields fields(json);
+  const std::string model = fields.word("model", "");
+  const bool is_old = model == "[ngram]" || model == "ngram" || model == "suffix";
+  options.method = method_of(fields.word("method", is_old && model != "suffix" ? "ngram" : model));
+  if (!model.empty() && !is_old) {
+    refuse("\"model\" names a drafter's weights; the method has none");
+  }
+  const bool is_suffix = options.method == Method::kSuffix;
+  options.num_tokens = fields.integer("num_speculative_tokens", is_suffix ? 24 : 0, 1, kMaxDrafts);
+  if (options.num_tokens == 0) refuse("it needs \"num_speculative_tokens\"");
+  options.is_adaptive = fields.flag("adaptive", options.is_adaptive);
+  is_suffix ? read_suffix(fields, options) : read_ngram(fields, options);
+  read_verification(fields, options);
+  fields.refuse_others();
+  return options;
+}
+
+}  // namespace nibble::cli

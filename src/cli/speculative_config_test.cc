@@ -1,0 +1,105 @@
+#include "cli/speculative_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "cli/run_for_test.h"
+
+namespace nibble::cli {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using Method = SpeculationOptions::Method;
+
+std::string refusal(const std::string& json) {
+  try {
+    parse_speculative_config(json);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(SpeculativeConfig, ReadsVllmsFields) {
+  EXPECT_EQ(parse_speculative_config("").method, Method::kNone);
+  SpeculationOptions o = parse_speculative_config(
+      R"({"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":4,"prompt_lookup_min":2})");
+  EXPECT_EQ(o.method, Method::kNgram);
+  EXPECT_EQ(o.num_tokens, 5);
+  EXPECT_EQ(o.ngram_min, 2);
+  EXPECT_EQ(o.ngram_max, 4);
+  EXPECT_TRUE(o.is_adaptive);
+
+  o = parse_speculative_config(R"({"method":"suffix","suffix_decoding_max_tree_depth":12,
+      "suffix_decoding_max_cached_requests":3,"suffix_decoding_max_spec_factor":2.5,
+      "suffix_decoding_min_token_prob":0.25,"adaptive":false})");
+  EXPECT_EQ(o.method, Method::kSuffix);
+  EXPECT_EQ(o.num_tokens, 24);
+  EXPECT_EQ(o.suffix_max_depth, 12);
+  EXPECT_EQ(o.suffix_max_requests, 3);
+  EXPECT_EQ(o.suffix_max_factor, 2.5);
+  EXPECT_EQ(o.suffix_min_token_probability, 0.25);
+  EXPECT_FALSE(o.is_adaptive);
+}
+
+TEST(SpeculativeConfig, BoundsOfPromptLookupAreEachOthers) {
+  const auto bounds = [](const std::string& fields) {
+    const SpeculationOptions o =
+        parse_speculative_config(R"({"model":"[ngram]","num_speculative_tokens":1)" + fields + "}");
+    return std::pair(o.ngram_min, o.ngram_max);
+  };
+  EXPECT_EQ(bounds(""), std::pair(5, 5));
+  EXPECT_EQ(bounds(R"(,"prompt_lookup_max":3)"), std::pair(3, 3));
+  EXPECT_EQ(bounds(R"(,"prompt_lookup_min":7)"), std::pair(7, 7));
+}
+
+TEST(SpeculativeConfig, SyntheticRatesAreOneForEachGuess) {
+  const SpeculationOptions o = parse_speculative_config(
+      R"({"method":"ngram","num_speculative_tokens":2,"rejection_sample_method":"synthetic",
+          "synthetic_acceptance_rates":[0.6,0.3]})");
+  EXPECT_EQ(o.method, Method::kSynthetic);
+  EXPECT_THAT(o.synthetic_rates, testing::ElementsAre(0.6, 0.3));
+}
+
+TEST(SpeculativeConfig, SaysWhatIsWrong) {
+  const std::vector<std::pair<const char*, const char*>> kCases = {
+      {"ngram", "expected a JSON object"},
+      {"[]", "expected a JSON object"},
+      {"{}", "it needs a \"method\""},
+      {R"({"method":"ngran","num_speculative_tokens":1})", "did you mean 'ngram'"},
+      {R"({"method":"eagle3","num_speculative_tokens":1})", "needs a drafter's weights"},
+      {R"({"method":"ngram"})", "it needs \"num_speculative_tokens\""},
+      {R"({"method":"ngram","num_speculative_tokens":0})", "must be 1 to 32, not 0"},
+      {R"({"method":"ngram","num_speculative_tokens":33})", "must be 1 to 32, not 33"},
+      {R"({"method":"ngram","num_speculative_tokens":2.5})", "must be 1 to 32"},
+      {R"({"method":"ngram","num_speculative_tokens":2,"prompt_lookup_maks":3})",
+       "no field \"prompt_lookup_maks\"; did you mean 'prompt_lookup_max'"},
+      {R"({"method":"ngram","num_speculative_tokens":2,"prompt_lookup_min":3,
+          "prompt_lookup_max":2})",
+       "prompt_lookup_min (3) is more than"},
+      {R"({"method":"ngram","num_speculative_tokens":2,"rejection_sample_method":"synthetic"})",
+       "needs synthetic_acceptance_rates"},
+      {R"({"method":"ngram","num_speculative_tokens":2,"rejection_sample_method":"synthetic",
+          "synthetic_acceptance_rates":[0.1,0.3]})",
+       "must not rise"},
+      {R"({"method":"ngram","num_speculative_tokens":2,"draft_sample_method":"probabilistic"})",
+       "must be greedy"},
+      {R"({"method":"suffix","suffix_decoding_min_token_prob":"x"})", "must be 0.0 to 1.0"}};
+  for (const auto& [json, text] : kCases) {
+    EXPECT_THAT(refusal(json), AllOf(HasSubstr("--speculative-config: "), HasSubstr(text))) << json;
+  }
+}
+
+TEST(SpeculativeConfig, TooManyForAStepIsSaidBeforeAnythingIsLoaded) {
+  const CommandResult run =
+      run_command({"score", std::string(NIBBLE_SOURCE_DIR) + "/models/nibble-tiny-gpt-oss", "--ids",
+                   "1,2", "--max-num-batched-tokens", "16", "--speculative-config",
+                   R"({"method":"ngram","num_speculative_tokens":16})"});
+  EXPECT_NE(run.status, 0);
+  EXPECT_THAT(run.err, HasSubstr("must be below --max-num-batched-tokens (16)"));
+}
+
+}  // namespace
+}  // namespace nibble::cli

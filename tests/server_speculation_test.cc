@@ -1,0 +1,115 @@
+// A server that guesses tokens ahead answers as one that does not: to forms, stop strings, calls,
+// several answers, at any temperature. One engine gives both: a request may say no.
+#include "server_testing.h"
+
+namespace nibble::server {
+namespace {
+
+Shipped& speculating() {
+  static Shipped shipped([] {
+    cli::EngineFlags flags;
+    flags.exact = true;
+    flags.speculative_config = R"({"method":"ngram","num_speculative_tokens":5,
+        "prompt_lookup_min":1,"prompt_lookup_max":4,"adaptive":false})";
+    return flags;
+  }());
+  return shipped;
+}
+
+class SpeculationServer : public ServerTest {
+ protected:
+  SpeculationServer() {
+    listen();
+    server_->serve(speculating().served());
+  }
+  ~SpeculationServer() override {
+    EXPECT_TRUE(eventually([] { return speculating().engine().stats().num_running == 0; }));
+  }
+
+  // What is said in answer, without what differs from one answer to the next in any case.
+  json said(const std::string& path, const json& body) {
+    const Answer answer = post(path, body);
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    json choices = answer.parsed()["choices"];
+    for (json& choice : choices) {
+      if (!choice.contains("message") || !choice["message"].contains("tool_calls")) continue;
+      for (json& call : choice["message"]["tool_calls"]) call.erase("id");
+    }
+    return choices;
+  }
+  void expect_same(const std::string& path, const json& body) {
+    for (const double temperature : {0.0, 0.7, 1.2}) {
+      for (const int32_t seed : {1, 2, 3}) {
+        const json asked = with(body, {{"temperature", temperature}, {"seed", seed}});
+        const json plain = said(path, with(asked, {{"num_speculative_tokens", 0}}));
+        EXPECT_EQ(said(path, asked), plain) << asked;
+      }
+    }
+  }
+};
+
+TEST_F(SpeculationServer, SameAnswersInChats) {
+  const int64_t before = speculating().engine().stats().speculation.num_accepted_tokens;
+  expect_same("/v1/chat/completions", with(kParis, {{"logprobs", true}, {"top_logprobs", 2}}));
+  expect_same("/v1/chat/completions", with(kParis, {{"n", 3}, {"max_tokens", 40}}));
+  EXPECT_GT(speculating().engine().stats().speculation.num_accepted_tokens, before);
+}
+
+TEST_F(SpeculationServer, SameFormsAndCalls) {
+  const json schema = {
+      {"type", "object"},
+      {"properties", {{"name", {{"type", "string"}}}, {"count", {{"type", "integer"}}}}},
+      {"required", {"name", "count"}},
+      {"additionalProperties", false}};
+  expect_same(
+      "/v1/chat/completions",
+      with(kParis,
+           {{"max_tokens", 200},
+            {"response_format",
+             {{"type", "json_schema"}, {"json_schema", {{"name", "it"}, {"schema", schema}}}}}}));
+  expect_same("/v1/completions", {{"prompt", "The list:"},
+                                  {"max_tokens", 60},
+                                  {"structured_outputs", {{"regex", "(ab|cd|1, 2, ){4,40}"}}}});
+  const json tool = {{"type", "function"},
+                     {"function", {{"name", "get_weather"}, {"parameters", schema}}}};
+  expect_same("/v1/chat/completions",
+              with(kParis, {{"max_tokens", 120}, {"tools", {tool}}, {"tool_choice", "required"}}));
+}
+
+TEST_F(SpeculationServer, SameStopsPenaltiesAndBounds) {
+  const json text = {{"prompt", "One, two, three. One, two, three. One, two,"}, {"max_tokens", 60}};
+  expect_same("/v1/completions", with(text, {{"stop", {"e", ". O"}}}));
+  expect_same("/v1/completions",
+              with(text, {{"frequency_penalty", 0.6}, {"presence_penalty", 0.3}}));
+  expect_same("/v1/completions", with(text, {{"min_tokens", 40}, {"logprobs", 2}, {"echo", true}}));
+  expect_same("/v1/completions", with(text, {{"logit_bias", {{"17", 3}}}, {"top_p", 0.8}}));
+}
+
+TEST_F(SpeculationServer, CountsUnderVllmsNames) {
+  completion({{"prompt", "One, two, three. One, two, three. One, two,"}, {"max_tokens", 60}});
+  const SpeculationCounts counts = speculating().engine().stats().speculation;
+  EXPECT_GT(counts.num_accepted_tokens, 0);
+  const std::string page = ask("GET", "/metrics").body;
+  const auto has = [&](const std::string& name, const std::string& label, int64_t value) {
+    EXPECT_THAT(page,
+                ::testing::HasSubstr("\nvllm:spec_decode_" + name + "_total{model_name=\"tiny\"" +
+                                     label + "} " + std::to_string(value) + "\n"));
+  };
+  has("num_drafts", "", counts.num_drafts);
+  has("num_draft_tokens", "", counts.num_draft_tokens);
+  has("num_accepted_tokens", "", counts.num_accepted_tokens);
+  for (int32_t i = 0; i < 5; ++i) {
+    has("num_accepted_tokens_per_pos", ",position=\"" + std::to_string(i) + "\"",
+        counts.accepted_at[i]);
+  }
+}
+
+TEST_F(SpeculationServer, RefusesMoreGuessesThanThereEverAre) {
+  const Answer answer =
+      post("/v1/chat/completions", with(kParis, {{"num_speculative_tokens", 33}}));
+  EXPECT_EQ(answer.status, 400);
+  EXPECT_THAT(answer.error(), ::testing::HasSubstr("num_speculative_tokens"));
+}
+
+}  // namespace
+}  // namespace nibble::server
