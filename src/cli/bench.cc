@@ -23,7 +23,9 @@
 #include "cli/gpu_profile.h"
 #include "cli/json.h"
 #include "cli/routing_balance.h"
+#include "cli/speculative_config.h"
 #include "cli/text_table.h"
+#include "cli/token_ids.h"
 #include "cli/version.h"
 #include "cpu/isa.h"
 #include "cpu/read_bandwidth.h"
@@ -44,6 +46,7 @@ struct BenchFlags {
   std::vector<int32_t> depths = {0};
   std::vector<int32_t> streams = {1};
   std::vector<std::string> tests;  // in place of the grid of these
+  std::string ids_file;            // of the prompt of what decodes; empty: random ids
   std::string profile;             // by "op" or "site"; empty: none
   int repeats = 3;
   std::string output = "table";  // table | md | json
@@ -64,14 +67,16 @@ struct BenchRow {
   // Tokens per second if the step took as long as reading its bytes; of prompts, where the device's
   // rates of products are known, if each op took the larger of its bytes and its products.
   double ceiling = 0;
+  SpeculationCounts guesses;
   StepProfile profile;
   std::vector<OpWork> work;  // of the profile's step
 };
 
 // Sizes context and batch for the cases, where the user has not.
-void fit_engine(const std::vector<BenchCase>& cases, EngineFlags& flags) {
+void fit_engine(std::vector<BenchCase>& cases, EngineFlags& flags) {
   int32_t longest = 0, streams = 1;
-  for (const BenchCase& c : cases) {
+  for (BenchCase& c : cases) {
+    c.step_tokens = 1 + parse_speculative_config(flags.speculative_config).num_tokens;
     longest = std::max(longest, c.sequence_length(flags.max_num_batched_tokens));
     streams = std::max(streams, c.streams);
   }
@@ -109,6 +114,7 @@ BenchRow measure(Engine& engine, const BenchCase& what, int repeats, DType kv, d
   const double kv_bytes = static_cast<double>(
       what.streams * kv_bytes_read(info, kv, static_cast<int64_t>(first.mean_context)));
   BenchRow row{.what = what, .rate = rate_of(samples)};
+  for (const BenchSample& sample : samples) row.guesses += sample.guesses;
   row.step_bytes = weight_bytes_read(info, std::llround(step_tokens)) + kv_bytes;
   row.bytes_per_token = row.step_bytes / step_tokens;
   row.bytes_per_s = row.bytes_per_token * row.rate.mean;
@@ -209,6 +215,8 @@ Json row_json(const BenchRow& row, const BenchFlags& flags, const ops::Ctx& cx, 
           {"bytes_per_token", std::llround(row.bytes_per_token)},
           {"bytes_per_s", std::llround(row.bytes_per_s)},
           {"percent_of_read", 100 * row.bytes_per_s / bandwidth},
+          {"mean_acceptance_length",
+           row.guesses.num_places > 0 ? Json(row.guesses.mean_acceptance_length()) : Json()},
           {"floor", row.ceiling},
           {"peer", nullptr},
           {"peer_value", nullptr},
@@ -217,12 +225,24 @@ Json row_json(const BenchRow& row, const BenchFlags& flags, const ops::Ctx& cx, 
 }
 
 TextTable bench_table(const std::vector<BenchRow>& rows, double bandwidth) {
-  TextTable table({"test", ">tokens/s", ">+/-", ">MB/token", ">GB/s", ">of read", ">ceiling t/s"});
+  const bool guesses = !rows.empty() && rows[0].guesses.num_places > 0;
+  std::vector<std::string> head = {"test",  ">tokens/s", ">+/-",        ">MB/token",
+                                   ">GB/s", ">of read",  ">ceiling t/s"};
+  if (guesses) head.insert(head.end(), {">acceptance length", ">guesses verified"});
+  TextTable table(head);
   for (const BenchRow& row : rows) {
-    table.add({row.what.test(), fixed_digits(row.rate.mean, 2), fixed_digits(row.rate.deviation, 2),
-               fixed_digits(row.bytes_per_token / 1e6, 2), fixed_digits(row.bytes_per_s / 1e9, 2),
-               fixed_digits(100 * row.bytes_per_s / bandwidth, 1) + "%",
-               fixed_digits(row.ceiling, 2)});
+    std::vector<std::string> cells = {row.what.test(),
+                                      fixed_digits(row.rate.mean, 2),
+                                      fixed_digits(row.rate.deviation, 2),
+                                      fixed_digits(row.bytes_per_token / 1e6, 2),
+                                      fixed_digits(row.bytes_per_s / 1e9, 2),
+                                      fixed_digits(100 * row.bytes_per_s / bandwidth, 1) + "%",
+                                      fixed_digits(row.ceiling, 2)};
+    if (guesses) {
+      cells.push_back(fixed_digits(row.guesses.mean_acceptance_length(), 2));
+      cells.push_back(std::to_string(row.guesses.num_draft_tokens));
+    }
+    table.add(cells);
   }
   return table;
 }
@@ -303,6 +323,16 @@ void print_report(const BenchReport& report, const BenchFlags& flags) {
   }
 }
 
+// Leaves the cases that decode, from these ids on.
+void start_from(const std::vector<int32_t>& ids, std::vector<BenchCase>& cases) {
+  std::erase_if(cases, [](const BenchCase& c) { return !c.decodes(); });
+  for (BenchCase& c : cases) {
+    c.ids = ids;
+    c.prompt = static_cast<int32_t>(ids.size());
+    c.depth = 0;
+  }
+}
+
 // The cases that the flags name; the engine's flags are made to fit them.
 std::vector<BenchCase> choose_cases(BenchFlags& flags, bool on_gpu) {
   if (flags.engine.max_num_batched_tokens == 0)
@@ -311,6 +341,7 @@ std::vector<BenchCase> choose_cases(BenchFlags& flags, bool on_gpu) {
   if (!flags.tests.empty()) cases.clear();
   for (const std::string& test : flags.tests)
     cases.push_back(parse_bench_case(test, flags.new_tokens.empty() ? 0 : flags.new_tokens[0]));
+  if (!flags.ids_file.empty()) start_from(read_token_ids(flags.ids_file), cases);
   if (cases.empty()) throw Error(ErrorKind::kUsage, "nothing to measure: -p and -n are both 0");
   fit_engine(cases, flags.engine);
   return cases;
@@ -427,6 +458,10 @@ void add_bench(CLI::App& app) {
   command->add_option("--test", flags->tests,
                       "one row by its name, in place of these: \"tg 8\", \"tg 1 @512\", "
                       "\"pp2048\"; may be repeated");
+  command
+      ->add_option("--ids-file", flags->ids_file,
+                   "token ids that every stream decodes from, in place of random ones")
+      ->check(CLI::ExistingFile);
   command
       ->add_flag("--profile{op}", flags->profile,
                  "what each op of a step takes; --profile=site: each call of it; GPUs only")

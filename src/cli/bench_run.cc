@@ -35,6 +35,7 @@ std::vector<RequestId> submit(Engine& engine, const BenchCase& c, int32_t max_to
     Request request;
     request.prompt.resize(static_cast<size_t>(c.depth + c.prompt));
     for (int32_t& id : request.prompt) id = any_id(random);
+    if (!c.ids.empty()) request.prompt = c.ids;
     request.sampling.temperature = 0;
     request.max_tokens = max_tokens;
     request.on_output = [progress, first = true](const Output& output) mutable {
@@ -97,12 +98,14 @@ BenchSample run_decode(Engine& engine, const BenchCase& c, uint64_t seed) {
   while (progress.started < c.streams) step(engine, progress);
   BenchSample sample;
   const int64_t tokens_before = progress.tokens;
+  const SpeculationCounts guesses_before = engine.stats().speculation;
   const auto start = Clock::now();
   for (; sample.steps < c.new_tokens; ++sample.steps) step(engine, progress);
   sample.seconds = seconds_since(start);
   sample.tokens = progress.tokens - tokens_before;
   sample.mean_context = c.depth + c.prompt + c.new_tokens / 2.0;
-  if (sample.tokens != int64_t{c.new_tokens} * c.streams) {
+  sample.guesses = engine.stats().speculation - guesses_before;
+  if (sample.tokens < int64_t{c.new_tokens} * c.streams) {
     throw Error(ErrorKind::kUsage, "bench " + c.test() +
                                        ": the context or the KV cache is too small for all streams "
                                        "to decode together; raise --max-model-len");
@@ -145,7 +148,7 @@ int32_t BenchCase::sequence_length(int32_t max_num_batched_tokens) const {
   const int32_t prompts = (depth + prompt) * streams;
   // Prefill of all streams takes this many steps, in each of which an early stream may decode.
   const int32_t early = streams == 1 ? 0 : prompts / std::max(1, max_num_batched_tokens - streams);
-  return depth + prompt + new_tokens + early + 2;
+  return depth + prompt + (new_tokens + early) * step_tokens + 2;
 }
 
 std::vector<BenchCase> bench_cases(const std::vector<int32_t>& prompts,

@@ -3,8 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -29,15 +27,9 @@ struct ScoreFlags {
 };
 
 std::vector<int32_t> read_ids(const ScoreFlags& flags) {
-  const std::string origin = flags.ids_file.empty() ? "--ids" : flags.ids_file;
-  std::string text = flags.ids;
-  if (!flags.ids_file.empty()) {
-    std::ifstream file(flags.ids_file);
-    if (!file) throw Error(ErrorKind::kNotFound, origin + ": cannot be read");
-    text.assign(std::istreambuf_iterator<char>(file), {});
-  }
-  std::vector<int32_t> ids = parse_token_ids(text, origin);
-  if (ids.empty()) throw Error(ErrorKind::kUsage, origin + ": no token ids");
+  if (!flags.ids_file.empty()) return read_token_ids(flags.ids_file);
+  std::vector<int32_t> ids = parse_token_ids(flags.ids, "--ids");
+  if (ids.empty()) throw Error(ErrorKind::kUsage, "--ids: no token ids");
   return ids;
 }
 

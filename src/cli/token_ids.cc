@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <fstream>
+#include <iterator>
 
 #include "base/error.h"
 
@@ -23,6 +25,15 @@ std::vector<int32_t> parse_token_ids(std::string_view text, const std::string& o
     ids.push_back(id);
     text.remove_prefix(word.size());
   }
+}
+
+std::vector<int32_t> read_token_ids(const std::string& file) {
+  std::ifstream in(file);
+  if (!in) throw Error(ErrorKind::kNotFound, file + ": cannot be read");
+  const std::string text(std::istreambuf_iterator<char>(in), {});
+  std::vector<int32_t> ids = parse_token_ids(text, file);
+  if (ids.empty()) throw Error(ErrorKind::kUsage, file + ": no token ids");
+  return ids;
 }
 
 }  // namespace nibble::cli

@@ -12,4 +12,7 @@ namespace nibble::cli {
 // the first word that is none.
 std::vector<int32_t> parse_token_ids(std::string_view text, const std::string& origin);
 
+// Those in a file, at least one. Throws Error.
+std::vector<int32_t> read_token_ids(const std::string& file);
+
 }  // namespace nibble::cli
