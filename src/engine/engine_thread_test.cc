@@ -37,18 +37,31 @@ class Ends {
   int ended_ = 0;
 };
 
-EngineOptions tight_options() {
+using Method = SpeculationOptions::Method;
+
+// With or without tokens guessed ahead.
+class EngineLoad : public testing::TestWithParam<Method> {};
+
+INSTANTIATE_TEST_SUITE_P(Guesses, EngineLoad,
+                         testing::Values(Method::kNone, Method::kNgram, Method::kSuffix));
+
+EngineOptions tight_options(Method method) {
   EngineOptions options = toy_options();
   options.max_num_seqs = 6;
   options.max_num_batched_tokens = 24;
   options.max_model_len = 128;
   options.kv_bytes = Engine::kv_bytes_for(ToyModel().info(), options, 128, 2);
+  options.speculation = {.method = method,
+                         .num_tokens = method == Method::kNone ? 0 : 3,
+                         .is_adaptive = method != Method::kNgram,
+                         .ngram_min = 1,
+                         .ngram_max = 3};
   return options;
 }
 
-TEST(EngineThread, ManyClientsSubmitAndCancel) {
+TEST_P(EngineLoad, ManyClientsSubmitAndCancel) {
   ToyModel model;
-  Engine engine(model, {}, tight_options());
+  Engine engine(model, {}, tight_options(GetParam()));
   engine.start();
   Ends ends;
   std::atomic<int> num_canceled = 0, num_tokens = 0;
@@ -80,9 +93,9 @@ TEST(EngineThread, ManyClientsSubmitAndCancel) {
 }
 
 // All that a server asks of the engine, from several threads, in memory for two long sequences.
-TEST(EngineThread, ForksPrioritiesDeadlinesAndSharedPromptsAtOnce) {
+TEST_P(EngineLoad, ForksPrioritiesDeadlinesAndSharedPromptsAtOnce) {
   ToyModel model;
-  Engine engine(model, {}, tight_options());
+  Engine engine(model, {}, tight_options(GetParam()));
   engine.start();
   Ends ends;
   std::atomic<int> by_reason[kNumFinishReasons] = {};
@@ -161,9 +174,9 @@ TEST(EngineThread, DestructionWhileClientsWait) {
 
 // Thousands of requests with random lengths, cancels and memory for two long ones: each ends once,
 // the text of each is what it is alone, and no page is lost.
-TEST(Engine, RandomLivesLeaveNoPageBehind) {
+TEST_P(EngineLoad, RandomLivesLeaveNoPageBehind) {
   ToyModel model;
-  Engine engine(model, {}, tight_options());
+  Engine engine(model, {}, tight_options(GetParam()));
   std::mt19937 random(5);
   struct Life {
     Request request;
@@ -206,6 +219,9 @@ TEST(Engine, RandomLivesLeaveNoPageBehind) {
     }
   }
   EXPECT_GT(num_canceled, 100);
+  if (GetParam() == Method::kNgram) {
+    EXPECT_GT(engine.stats().speculation.num_accepted_tokens, 100);
+  }
 }
 
 }  // namespace
