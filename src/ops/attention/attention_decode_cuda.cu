@@ -9,7 +9,8 @@
 // memory for them. A block takes splits of tokens and KV heads in turn, its warps 16-key tiles; the
 // first are loaded before the wait for the kernel before, but for those that it writes. A split is
 // a function of the number of keys alone, and splits are merged in their order by the last block of
-// the token and head, so a token's bits do not depend on the batch. Reached on one H200, chained in
+// the token and head, so a token's bits do not depend on the batch; but for steps of several tokens
+// without --exact, where a split is what fills the GPU. Reached on one H200, chained in
 // graphs, 2026-11-21: T = 1 at 512 / 8,192 / 131,072 keys 3.7 / 8.9 / 67 us, windows of 128 2.3 us.
 // Lost: clusters, 16 warps, a grid of all splits, more tiles before the wait:
 // docs/lab/attention.md.

@@ -4,9 +4,9 @@
 // depend on the batch.
 // Bytes: as there. Idea: two tiles of 16 keys are on their way at a time (one of 256 dims in bf16);
 // that is 128 KB an SM. The last warp of a token and KV head puts the shares together, in their
-// order. Reached on one H200, chained in graphs, 2026-11-22, us (by 8 warps): 256 tokens at 200
-// keys 28.9 (39.3), 90% of plain reads' speed, in windows of 128 21.0 (36.5); 128 tokens 20.4
-// (20.8) and 10.6 (16.8); 64 tokens 9.1 (8.9) and 6.9 (8.3).
+// order. Reached on one H200, chained in graphs, 2026-11-22, us (by 8 warps): 256 tokens of 8 KV
+// heads of 64 dims at 200 keys 28.9 (39.3), 90% of plain reads' speed, in windows of 128 21.0
+// (36.5); 2026-11-23 at 4,096 keys 563 (897), of 128 dims 1,103 (90%), 64 tokens 154 (222) and 311.
 // Lost: weighing two tiles at a time; tiles into L2 before the wait: docs/lab/attention.md.
 #include <cfloat>
 
