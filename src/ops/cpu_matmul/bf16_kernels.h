@@ -11,12 +11,14 @@
 //
 // Bytes: the weights once. Reached, nibble bench ops, out_proj of gpt-oss-20b: on 2 cores of an
 // EPYC (Zen 4, AVX-512 BF16, no AMX), 2026-11-21, one token 0.40 to 0.41 ms (83 to 89% of the
-// floor; Fp8Kernels 0.36), 8 tokens 0.77 (1.16), 512 tokens 433 GFLOP/s (166). On 2 cores of a Xeon
-// with AMX (reads at 26 GB/s), 2026-11-22: one token 0.58 to 0.60 ms (66 to 71% of the floor;
-// Fp8Kernels 0.56), 8 tokens 1.1 (1.6), 64 tokens 1,078 GFLOP/s (137), 512 tokens 1,459 (112). What
-// binds: dot products of bf16, 64 flops a cycle, without AMX; looking up lines with it. Lost:
+// floor; FloatPanels 0.36), 8 tokens 0.77 (1.16), 512 tokens 433 GFLOP/s (166). On 2 cores of a
+// Xeon with AMX (reads at 26 GB/s), 2026-11-22: one token 0.58 to 0.60 ms (66 to 71% of the floor;
+// FloatPanels 0.56), 8 tokens 1.1 (1.6), 64 tokens 1,078 GFLOP/s (137), 512 tokens 1,459 (112).
+// What binds: dot products of bf16, 64 flops a cycle, without AMX; looking up lines with it. Lost:
 // lookups through float16 and float32 (EPYC, one token 0.57 ms), lines through memory for one token
 // (EPYC 0.49, AMX 1.7) and for 4 on AMX (1.1, as for 8).
+// FP8 on 2 cores of an EPYC (Zen 5), 2026-11-23, beside other work, 4,096 x 4,096: 512 tokens 740
+// to 830 GFLOP/s, one token 35 GB/s: docs/lab/cpu-products.md.
 #pragma once
 
 #include <cstddef>

@@ -13,9 +13,12 @@
 // 54%), 8 tokens 81%, 16 tokens 84%. 16 inputs a tile, one thread, 2026-11-21: 357 of 436 GOP/s on
 // that EPYC, 460 of 730 on a Xeon with AMX. The rest of the peak: of 10 operations on the
 // multipliers' ports per block and input, 2 scale its sum.
-// Lost: intrinsics under g++ 12, which does not fold the bytes' broadcast (330 and 340; clang 14
-// 350 and 430 to 530: see Avx512Vnni::dot); one sum after the other (380 to 440 on the Xeon); eight
-// abreast, whose accumulators no longer fit the registers (310 on the EPYC).
+// NVFP4 on 2 cores of an EPYC (Zen 5), 2026-11-23, beside other work, Qwen3-8B's shapes: one token
+// 48 to 62 GB/s where reads gave 46 to 70, 512 tokens 1,000 to 1,080 GOP/s (MXFP4 1,190;
+// llama.cpp's Q4_0 by turns 450 to 520): docs/lab/cpu-products.md. Lost: intrinsics under g++ 12,
+// which does not fold the bytes' broadcast (330 and 340; clang 14 350 and 430 to 530: see
+// Avx512Vnni::dot); one sum after the other (380 to 440 on the Xeon); eight abreast, whose
+// accumulators no longer fit the registers (310 on the EPYC).
 #pragma once
 
 #include <bit>
