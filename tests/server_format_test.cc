@@ -44,6 +44,7 @@ TEST_F(ServerTest, AnswersInTheSchemaAtAnyTemperature) {
                                           {"temperature", seed == 0 ? 0.0 : 1.5},
                                           {"seed", seed},
                                           {"max_tokens", 600}}));
+    ASSERT_TRUE(reply.contains("choices")) << reply.dump();
     ASSERT_EQ(reply["choices"][0]["finish_reason"], "stop") << reply.dump();
     expect_weather(content_of(reply));
   }
