@@ -51,7 +51,7 @@ add_custom_target(nibble_gpu_tests)
 #                            EXCLUDE; with NIBBLE_CUDA **/*.cu too (*_sm90.cu, *_sm121.cu: for that
 #                            architecture only)
 #   nibble_<name>_test       gtest program of src/<name>/**/*_test.cc: one CTest entry
-#   nibble_<name>_gpu_test   with NIBBLE_CUDA, of *_gpu_test.cc: label gpu, needs the GPU to run
+#   nibble_<name>_gpu_test   with NIBBLE_CUDA, of *_gpu_test.cc and .cu: label gpu, needs the GPU to run
 #   nibble_<name>_slow_test  the same of *_slow_test.cc, labelled slow
 #   <file>_bench             Google Benchmark program of each *_bench.cc
 #   <file>_fuzz              each *_fuzz.cc: a libFuzzer program (with NIBBLE_FUZZ), else a program
@@ -63,7 +63,7 @@ function(nibble_module name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${dir}/*.cc)
   file(GLOB_RECURSE tests CONFIGURE_DEPENDS ${dir}/*_test.cc)
   file(GLOB_RECURSE slow_tests CONFIGURE_DEPENDS ${dir}/*_slow_test.cc)
-  file(GLOB_RECURSE gpu_tests CONFIGURE_DEPENDS ${dir}/*_gpu_test.cc)
+  file(GLOB_RECURSE gpu_tests CONFIGURE_DEPENDS ${dir}/*_gpu_test.cc ${dir}/*_gpu_test.cu)
   file(GLOB_RECURSE benches CONFIGURE_DEPENDS ${dir}/*_bench.cc)
   file(GLOB_RECURSE fuzzers CONFIGURE_DEPENDS ${dir}/*_fuzz.cc)
   list(REMOVE_ITEM sources ${tests} ${benches} ${fuzzers} ${dir}/main.cc)
@@ -77,6 +77,7 @@ function(nibble_module name)
         list(FILTER kernels EXCLUDE REGEX "_sm${sm}\\.cu$")
       endif()
     endforeach()
+    list(REMOVE_ITEM kernels ${gpu_tests})
     list(APPEND sources ${kernels})
   endif()
   list(TRANSFORM ARG_LINK PREPEND nibble_)

@@ -133,11 +133,7 @@ ops::ActFormat activation_format(const std::string& name, bool exact, const cuda
     throw Error(ErrorKind::kUsage, "--exact rounds activations to bf16: --activations " + name +
                                        " is something else; leave one of them out");
   }
-  if (name == "fp8") {
-    if (gpu.sm != 0 && gpu.sm != 90)
-      refuse(": there are kernels for Hopper GPUs only (sm_90), not for " + gpu.name);
-    return ops::ActFormat::kFp8;
-  }
+  if (name == "fp8") return ops::ActFormat::kFp8;
   if (exact || name == "bf16") return ops::ActFormat::kBF16;
   if (gpu.sm != 0) {
     if (name == "float") refuse(": GPU kernels multiply bf16 activations; leave it out");

@@ -22,7 +22,6 @@
 #include "cli/text_setup.h"
 #include "cli/version.h"
 #include "cli/vllm_flags.h"
-#include "cuda/device.h"
 #include "io/hub.h"
 #include "io/memory.h"
 #include "server/server.h"
@@ -203,9 +202,8 @@ void take_activations(ServeFlags& flags) {
   std::string activations = activations_of(flags.vllm);
   if (activations.empty() || flags.engine.activations != "auto") return;
   const bool on_gpu = choose_device(flags.engine.device, read_device_facts()) == Device::kCuda;
-  if (activations == "fp8" && !(on_gpu && cuda::open_device().sm == 90)) {
-    LOG_INFO(
-        "--mxfp4-backend CUTLASS: fp8 activations need a Hopper GPU; --activations auto is used");
+  if (activations == "fp8" && !on_gpu) {
+    LOG_INFO("--mxfp4-backend CUTLASS: fp8 activations need a GPU; --activations auto is used");
     return;
   }
   flags.engine.activations = std::move(activations);

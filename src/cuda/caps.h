@@ -18,6 +18,8 @@ struct Caps {
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
   std::string name;
+  // Blocks may meet in clusters; asked of the driver at start-up, as sources disagree about a GB10.
+  bool runs_clusters = true;
 };
 
 // The machines that nibble has kernels for, as their drivers report them (the GB10: as NVIDIA

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "cuda/check.cuh"
+#include "cuda/cluster_probe.h"
 
 namespace nibble::cuda {
 namespace {
@@ -37,7 +38,8 @@ Caps open_device() {
             .smem_per_block_bytes = static_cast<int64_t>(p.sharedMemPerBlockOptin),
             .l2_bytes = p.l2CacheSize,
             .memory_bytes = static_cast<int64_t>(p.totalGlobalMem),
-            .name = p.name};
+            .name = p.name,
+            .runs_clusters = runs_clusters()};
   if (caps.sm != NIBBLE_CUDA_SM) {
     throw Error(ErrorKind::kUnsupported,
                 "this build of nibble holds kernels for compute capability " +

@@ -140,5 +140,60 @@ TEST(GpuPlanFp8, ManyTokensTakeE4M3) {
   EXPECT_EQ(kernel_of(forced, ops::Op::kMoeDown, 8192), "cuda_w4a16_decode");
 }
 
+// On a GB10 they go by block-scaled mma, dense matrices from the bucket of 5 tokens on, experts
+// from 3 rows each; one copy of each matrix serves steps of every size.
+TEST(GpuPlanFp8, ASparkTakesE4M3ByBlockScaledMma) {
+  ops::Ctx cx = on_gpu(cuda::gb10(), false);
+  cx.kernels.activations = ops::ActFormat::kFp8;
+  const DenseFormats dense{.qkv = Format::kMxfp4, .out = Format::kMxfp4, .unembed = Format::kMxfp4};
+  const auto plan = plan_kernels(cx, "openai/gpt-oss-120b", dense);
+  EXPECT_TRUE(ops::resident_twice(plan).empty());
+  const auto check = [&](ops::Op op, int64_t first) {
+    for (const int64_t tokens : ops::kTokenBuckets)
+      EXPECT_EQ(kernel_of(plan, op, tokens),
+                tokens >= first ? "sm121_w4a8_gemm" : "cuda_w4a16_decode")
+          << ops::op_name(op) << " " << tokens;
+  };
+  for (const ops::Op op : {ops::Op::kNormQkv, ops::Op::kOutProj, ops::Op::kNormUnembed})
+    check(op, 8);
+  for (const ops::Op op : {ops::Op::kMoeUp, ops::Op::kMoeDown}) check(op, 128);
+  // Not by halves, not under --exact, not with activations in bf16.
+  cx.kernels.force("moe_down=cuda_w4a16_decode");
+  EXPECT_EQ(kernel_of(plan_kernels(cx, "openai/gpt-oss-120b", dense), ops::Op::kMoeUp, 8192),
+            "cuda_w4a16_gemm");
+  for (const bool exact : {false, true})
+    for (const ops::PlanEntry& entry :
+         plan_kernels(on_gpu(cuda::gb10(), exact), "openai/gpt-oss-120b", dense))
+      EXPECT_FALSE(entry.kernel.starts_with("sm121_w4a8_")) << site_label(entry.site);
+}
+
+// Sources disagree whether a GB10 runs clusters: start-up asks, and one token has a row without.
+TEST(GpuPlanBf16, AGpuWithoutClustersHasARowForOneToken) {
+  cuda::Caps gpu = cuda::gb10();
+  for (const bool has_clusters : {true, false}) {
+    gpu.runs_clusters = has_clusters;
+    const auto plan = plan_kernels(on_gpu(gpu, false), "openai/gpt-oss-120b", {});
+    EXPECT_EQ(kernel_of(plan, ops::Op::kMoeDown, 1),
+              has_clusters ? "cuda_w4a16_decode" : "cuda_w4a16_slots");
+    for (const int64_t tokens : {2, 64})
+      EXPECT_EQ(kernel_of(plan, ops::Op::kMoeDown, tokens), "cuda_w4a16_decode");
+  }
+}
+
+// By default too no prompt runs through kernels that read a matrix again for every few tokens.
+TEST(GpuPlanBf16, ASparkTakesMmaForManyTokens) {
+  const auto plan = plan_kernels(on_gpu(cuda::gb10(), false), "openai/gpt-oss-120b", {});
+  for (const int64_t tokens : ops::kTokenBuckets) {
+    for (const ops::Op op : {ops::Op::kNormQkv, ops::Op::kOutProj, ops::Op::kNormUnembed})
+      EXPECT_EQ(kernel_of(plan, op, tokens), tokens >= 16 ? "cuda_bf16_gemm" : "cuda_bf16_decode")
+          << ops::op_name(op) << " " << tokens;
+    for (const ops::Op op : {ops::Op::kMoeUp, ops::Op::kMoeDown})
+      EXPECT_EQ(kernel_of(plan, op, tokens), tokens >= 256   ? "cuda_w4a16_gemm"
+                                             : tokens >= 128 ? "cuda_w4a16_batch"
+                                                             : "cuda_w4a16_decode")
+          << ops::op_name(op) << " " << tokens;
+  }
+}
+
 }  // namespace
 }  // namespace nibble

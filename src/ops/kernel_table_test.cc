@@ -77,10 +77,12 @@ TEST(KernelTable, ListsEveryRefusal) {
             "  avx2_any: needs AVX2 and FMA\n"
             "  neon_any: needs an arm64 CPU\n"
             "  plain_any: another kernel is forced\n"
+            "  sm121_w4a8_gemm: needs an NVIDIA GPU\n"
             "  sm90_w4a8_narrow: needs an NVIDIA GPU\n"
             "  sm90_w4a8_gemm: needs an NVIDIA GPU\n"
             "  sm90_w4a16_gemm: needs an NVIDIA GPU\n"
             "  sm90_w4a16_narrow: needs an NVIDIA GPU\n"
+            "  cuda_w4a16_gemm: needs an NVIDIA GPU\n"
             "  cuda_w4a16_batch: needs an NVIDIA GPU\n"
             "  cuda_w4a16_decode: needs an NVIDIA GPU\n"
             "  cuda_any: needs an NVIDIA GPU\n"
@@ -191,9 +193,11 @@ TEST(KernelTable, ServesFewTokensOnGpus) {
     EXPECT_EQ(chosen.row->layout, Layout::kTiles16x64);
   }
   MoeUpDesc desc = kDesc;
-  desc.tokens = 3 * desc.experts;  // times the choices of each
   options.exact = false;
+  desc.tokens = 4 * desc.experts / desc.top_k;
   EXPECT_STREQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).row->name, "cuda_w4a16_batch");
+  desc.tokens = 8 * desc.experts / desc.top_k;
+  EXPECT_STREQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).row->name, "cuda_w4a16_gemm");
   desc.tokens = 2 * desc.experts;
   options.gpu = cuda::h200();
   EXPECT_STREQ(pick(Op::kMoeUp, moe_up_kernels(), desc, options).row->name, "sm90_w4a16_narrow");

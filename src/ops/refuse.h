@@ -262,15 +262,46 @@ inline const char* refuse_gemm_fp8(const GemmProblem& p, const KernelOptions& op
   if (!p.facts.fits_e4m3) return "rows of its weights have exponents too far apart for E4M3";
   return refuse_gemm<Format::kMxfp4>(p, options);
 }
-// Of an expert op, from `fewest` rows an expert on. moe_up leaves E4M3 for moe_down: both ask the
-// same, of both products' shapes and of what the user names, so that neither takes it without the
-// other.
-inline bool is_experts_fp8(std::string_view kernel) { return kernel.starts_with("sm90_w4a8_"); }
+// The same by SM12x's block-scaled mma (ops/gpu_matmul/gemm_fp8_sm12x.cuh), which takes any
+// weights.
+inline const char* refuse_block_scaled(const GemmProblem& p, const KernelOptions& options) {
+  if (const char* reason = refuse_cpu(options)) return reason;
+  if (options.gpu.sm / 10 != 12) return "needs block-scaled mma: a GB10";
+  if (options.activations != ActFormat::kFp8) return "activations are not fp8";
+  if (options.exact) return "--exact: its sums differ from those of the rows for few tokens";
+  if (p.format != Format::kMxfp4) return "weights are not mxfp4";
+  if (p.rows % 16 != 0) return "rows are not a multiple of 16";
+  if (p.cols % 64 != 0) return "columns are not a multiple of 64";
+  return p.met >= p.fewest || options.any_size ? nullptr : "too few tokens to fill its tiles";
+}
+// Of dense weights: few-token rows read them again for every 4 to 8 tokens.
+inline constexpr int64_t kBlockScaledFewest = 5;
+
+// Columns that the norm in front of the GEMMs by mma takes (ops/norm/add_norm.h).
+inline constexpr int64_t kAddNormMost = 8192;
+
+// The GEMM by mma.sync of many rows (ops/gpu_matmul/gemm_mma.cuh). From 8 rows an expert on, and 9
+// tokens of a dense matrix, the rows for few tokens read matrices again.
+inline constexpr int64_t kMmaExpertRows = 8, kMmaTokens = 9;
+template <Format kFormat>
+const char* refuse_mma(const GemmProblem& p, const KernelOptions& options) {
+  if (const char* reason = refuse_cpu(options)) return reason;
+  if (options.gpu.sm == 90) return "for GPUs without wgmma";
+  if (options.exact) return "--exact: its sums differ from those of the rows for few tokens";
+  if (p.format != kFormat)
+    return kFormat == Format::kMxfp4 ? "weights are not mxfp4" : "weights are not bf16";
+  if (p.rows % 16 != 0) return "rows are not a multiple of 16";
+  if (p.cols % 64 != 0) return "columns are not a multiple of 64";
+  return p.met >= p.fewest || options.any_size ? nullptr : "too few tokens to fill its tiles";
+}
+
+// An expert op with E4M3 activations. moe_up leaves them for moe_down: both ask the same, of both
+// products' shapes and of what the user names, so that neither takes it without the other.
+inline bool is_experts_fp8(std::string_view kernel) {
+  return kernel.find("_w4a8_") != std::string_view::npos;
+}
 template <typename Desc>
-const char* refuse_experts_fp8(const Desc& d, int64_t fewest, const KernelOptions& options) {
-  const GemmProblem up{d.format,           2 * d.width,        d.hidden,
-                       d.tokens * d.top_k, fewest * d.experts, d.facts};
-  if (const char* reason = refuse_gemm_fp8(up, options)) return reason;
+const char* refuse_unpaired_fp8(const Desc& d, const KernelOptions& options) {
   if (!d.act.is_clamped()) return "its activation is not clamped, which E4M3 has no room for";
   if (d.width % 64 != 0) return "the experts' width is not a multiple of 64";
   // Both lie in tiles only where both have kernels of that layout for steps of every size.
@@ -286,6 +317,22 @@ const char* refuse_experts_fp8(const Desc& d, int64_t fewest, const KernelOption
   if (tuned_fp8 < 2 && tuned > 0)
     return "it goes with its like for moe_up and moe_down, and the kernel table has not both";
   return nullptr;
+}
+// moe_up's product, from `fewest` rows an expert on.
+template <typename Desc>
+GemmProblem up_problem(const Desc& d, int64_t fewest) {
+  return {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, fewest * d.experts, d.facts};
+}
+template <typename Desc>
+const char* refuse_experts_fp8(const Desc& d, int64_t fewest, const KernelOptions& options) {
+  if (const char* reason = refuse_gemm_fp8(up_problem(d, fewest), options)) return reason;
+  return refuse_unpaired_fp8(d, options);
+}
+// Below 3 rows an expert the rows with bf16 activations read no more.
+template <typename Desc>
+const char* refuse_experts_block_scaled(const Desc& d, const KernelOptions& options) {
+  if (const char* reason = refuse_block_scaled(up_problem(d, 3), options)) return reason;
+  return refuse_unpaired_fp8(d, options);
 }
 // The same for few rows an expert (ops/gpu_matmul/gemm_narrow_sm90.cuh).
 template <typename Desc>

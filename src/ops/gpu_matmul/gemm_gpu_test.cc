@@ -1,4 +1,5 @@
-// The wgmma rows of moe_up, moe_down and out_proj against the twin.
+// The GEMM rows of moe_up, moe_down and out_proj against the twin: those of this GPU, and those
+// that a GB10 would take, which run on any.
 #include <gtest/gtest.h>
 
 #include <string_view>
@@ -18,8 +19,16 @@ namespace {
 // float32 in one chain, which tensor cores truncate (twice the error of rounding).
 double gemm_error(int64_t n) { return 2 * (n + 8) * kEps; }
 
-// The row under test, by the end of its name; its weight in the layout it reads. None: not a Hopper
-// GPU, or refused.
+// Whose rows are under test.
+enum class Rows { kOfThisGpu, kOfGb10 };
+constexpr Rows kBoth[] = {Rows::kOfThisGpu, Rows::kOfGb10};
+KernelOptions options_of(Rows rows, const GpuProblem& gpu) {
+  KernelOptions options = gpu.cx.kernels;
+  if (rows == Rows::kOfGb10) options.gpu = cuda::gb10();
+  return options;
+}
+
+// The row under test, by the end of its name; its weight in the layout it reads. None: all refuse.
 template <typename Desc, typename Fn>
 const Kernel<Desc, Fn>* gemm_row(std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
                                  const KernelOptions& options, TestWeight& w,
@@ -62,7 +71,7 @@ void only(TestRouting& one, const TestRouting& of, int64_t t) {
 
 // swiglu's slope is at most 1.1 |v + 1| along the gate and 1.1 |g| (+ the fast exponential's 2^-20)
 // along the other; u is rounded to bf16.
-void check_up(const Shape& shape, int64_t tokens) {
+void check_up(const Shape& shape, int64_t tokens, Rows rows) {
   Random random(static_cast<uint32_t>(tokens));
   const MoeUpDesc desc{shape.hidden, shape.width,    shape.experts,
                        shape.top_k,  Format::kMxfp4, 1 << 20};
@@ -71,7 +80,7 @@ void check_up(const Shape& shape, int64_t tokens) {
   TestRouting routing(tokens, shape.experts, shape.top_k);
   routing.randomize(random);
   GpuProblem gpu;
-  const MoeUpKernel* row = gemm_row(moe_up_kernels(), desc, gpu.cx.kernels, w);
+  const MoeUpKernel* row = gemm_row(moe_up_kernels(), desc, options_of(rows, gpu), w);
   ASSERT_NE(row, nullptr);
   const Weight weight = gpu.weight(w);
   const Tensor in = gpu.tensor(h, DType::kBF16);
@@ -114,11 +123,12 @@ void check_up(const Shape& shape, int64_t tokens) {
 TEST(GemmGpu, MoeUpEqualsTheTwinAndItselfAlone) {
   for (const Shape& shape : kShapes)
     for (const int64_t tokens : kTokens)
-      if (!is_too_slow(shape.hidden * tokens)) check_up(shape, tokens);
+      for (const Rows rows : kBoth)
+        if (!is_too_slow(shape.hidden * tokens)) check_up(shape, tokens, rows);
 }
 
 // A weighted sum of K products: their errors, a bf16 rounding of each, K + 1 of float32.
-void check_down(const Shape& shape, int64_t tokens) {
+void check_down(const Shape& shape, int64_t tokens, Rows rows) {
   Random random(static_cast<uint32_t>(tokens));
   const MoeDownDesc desc{shape.width, shape.hidden,   shape.experts,
                          shape.top_k, Format::kMxfp4, 1 << 20};
@@ -129,7 +139,7 @@ void check_down(const Shape& shape, int64_t tokens) {
   MoeDownDesc here = desc;
   here.tokens = tokens;
   GpuProblem gpu(gpu::scratch_bytes(here));
-  const MoeDownKernel* row = gemm_row(moe_down_kernels(), desc, gpu.cx.kernels, w);
+  const MoeDownKernel* row = gemm_row(moe_down_kernels(), desc, options_of(rows, gpu), w);
   ASSERT_NE(row, nullptr);
   const Weight weight = gpu.weight(w);
   const auto run = [&](const Floats& from, const TestRouting& r) {
@@ -173,17 +183,19 @@ void check_down(const Shape& shape, int64_t tokens) {
 TEST(GemmGpu, MoeDownEqualsTheTwinAndItselfAlone) {
   for (const Shape& shape : kShapes)
     for (const int64_t tokens : kTokens)
-      if (shape.width % 16 == 0 && !is_too_slow(shape.width * tokens)) check_down(shape, tokens);
+      for (const Rows of : kBoth)
+        if (shape.width % 64 == 0 && !is_too_slow(shape.width * tokens))
+          check_down(shape, tokens, of);
 }
 
-void check_dense(int64_t rows, int64_t cols, Format format, int64_t tokens,
-                 std::string_view suffix) {
+void check_dense(int64_t rows, int64_t cols, Format format, int64_t tokens, std::string_view suffix,
+                 Rows of = Rows::kOfThisGpu) {
   Random random(static_cast<uint32_t>(cols + tokens));
   const OutProjDesc desc{rows, cols, format, suffix == "_split" ? kSplitTokens : 1 << 20};
   TestWeight w(random, format, 1, rows, cols);
   const Floats att(random, tokens, cols, DType::kBF16);
   GpuProblem gpu;
-  const OutProjKernel* row = gemm_row(out_proj_kernels(), desc, gpu.cx.kernels, w, suffix);
+  const OutProjKernel* row = gemm_row(out_proj_kernels(), desc, options_of(of, gpu), w, suffix);
   ASSERT_NE(row, nullptr);
   const Weight weight = gpu.weight(w);
   const auto run = [&](const Floats& from) {
@@ -224,7 +236,8 @@ TEST(GemmGpu, DenseEqualsTheTwinAndItselfAlone) {
   for (const auto& [rows, cols] : kMatrices) {
     for (const Format format : {Format::kMxfp4, Format::kBF16})
       for (const int64_t tokens : {1, 19, 130, 700})
-        if (!is_too_slow(cols * tokens)) check_dense(rows, cols, format, tokens, "_gemm");
+        for (const Rows of : kBoth)
+          if (!is_too_slow(cols * tokens)) check_dense(rows, cols, format, tokens, "_gemm", of);
     for (const int64_t tokens : {1, 16, 19, 64, 100, 129, 256})
       if (!is_too_slow(cols * tokens)) check_dense(rows, cols, Format::kMxfp4, tokens, "_split");
   }

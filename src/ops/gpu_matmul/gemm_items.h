@@ -1,6 +1,7 @@
-// How the wgmma GEMMs are cut into work items, as far as the host decides it.
+// How the GEMMs are cut into work items, as far as the host decides it.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 
 #include "ops/gpu_matmul/gemm_sm90.h"
@@ -47,6 +48,15 @@ SlicedItems slices_of_items(const GemmArgs& args, int num_sms, int most_slices) 
       if (cost < least) best = {n, slices}, least = cost;
     }
   return best;
+}
+
+// Slots of a work item of the GEMMs by mma.sync, at most. Of a dense matrix fewer, where one round
+// of items is left room by them: they meet in L2.
+inline int32_t slots_of_mma_item(const GemmArgs& args, int rows, int32_t most, int num_sms) {
+  if (args.offsets != nullptr) return most;
+  const int row_tiles = (args.rows + rows - 1) / rows;
+  const int token_tiles = std::max(1, num_sms / row_tiles);
+  return std::min(most, ((args.num_slots + token_tiles - 1) / token_tiles + 15) / 16 * 16);
 }
 
 }  // namespace nibble::ops::gpu

@@ -20,6 +20,12 @@ const char* refuse_gemv(const MoeDownDesc& d, const KernelOptions& o) {
   return refuse_gemv_experts(d, d.hidden, d.width);
 }
 
+// One token's sum over experts is shared by two blocks.
+const char* refuse_clusters(const MoeDownDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_gemv(d, o)) return reason;
+  return d.tokens > 1 || o.gpu.runs_clusters ? nullptr : "this GPU runs no clusters of blocks";
+}
+
 // The same for 3 rows an expert and more.
 const char* refuse_batch(const MoeDownDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_gemv(d, o)) return reason;
@@ -52,33 +58,45 @@ const char* refuse_many_fp8(const MoeDownDesc& d, const KernelOptions& o) {
   return refuse_experts_fp8(d, 16, o);
 }
 
-constexpr auto kKernels = joined(
-    Cpu::experts(),
-    std::to_array<MoeDownKernel>({
-        {"sm90_w4a8_narrow", refuse_experts_narrow_fp8<MoeDownDesc>,
-         NIBBLE_SM90_KERNEL(gpu::moe_down_narrow_fp8), Layout::kTiles16x64},
-        {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm_fp8),
-         Layout::kTiles16x64},
-        {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm),
-         Layout::kTiles16x64},
-        {"sm90_w4a16_narrow", refuse_by_narrow, NIBBLE_SM90_KERNEL(gpu::moe_down_narrow),
-         Layout::kTiles16x64},
-        {"sm90_nvfp4_gemm", refuse_nvfp4_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm),
-         Layout::kTiles16x64},
-        {"cuda_nvfp4_decode", refuse_nvfp4, NIBBLE_CUDA_KERNEL(gpu::moe_down_few),
-         Layout::kTiles16x64},
-        {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_down_batch),
-         Layout::kTiles16x64},
-        {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_down), Layout::kTiles16x64,
-         /*chooses=*/true},
-        {"cuda_any",
-         [](const MoeDownDesc& d, const KernelOptions& o) {
-           return refuse_any_product(d.format, o);
-         },
-         NIBBLE_CUDA_KERNEL(gpu::moe_down_any)},
-        {"ref", [](const MoeDownDesc&, const KernelOptions& o) { return refuse_ref(o); },
-         ref::moe_down},
-    }));
+// In tiles only where the rows for few tokens read those, too.
+const char* refuse_by_mma(const MoeDownDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_gemv(d, o)) return reason;
+  return refuse_mma<Format::kMxfp4>(
+      {d.format, d.hidden, d.width, d.tokens * d.top_k, kMmaExpertRows * d.experts}, o);
+}
+
+constexpr auto kKernels =
+    joined(Cpu::experts(),
+           std::to_array<MoeDownKernel>({
+               {"sm121_w4a8_gemm", refuse_experts_block_scaled<MoeDownDesc>,
+                NIBBLE_CUDA_KERNEL(gpu::moe_down_block_scaled), Layout::kTiles16x64},
+               {"sm90_w4a8_narrow", refuse_experts_narrow_fp8<MoeDownDesc>,
+                NIBBLE_SM90_KERNEL(gpu::moe_down_narrow_fp8), Layout::kTiles16x64},
+               {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm_fp8),
+                Layout::kTiles16x64},
+               {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm),
+                Layout::kTiles16x64},
+               {"sm90_w4a16_narrow", refuse_by_narrow, NIBBLE_SM90_KERNEL(gpu::moe_down_narrow),
+                Layout::kTiles16x64},
+               {"sm90_nvfp4_gemm", refuse_nvfp4_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm),
+                Layout::kTiles16x64},
+               {"cuda_nvfp4_decode", refuse_nvfp4, NIBBLE_CUDA_KERNEL(gpu::moe_down_few),
+                Layout::kTiles16x64},
+               {"cuda_w4a16_gemm", refuse_by_mma, NIBBLE_CUDA_KERNEL(gpu::moe_down_mma),
+                Layout::kTiles16x64},
+               {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_down_batch),
+                Layout::kTiles16x64},
+               {"cuda_w4a16_decode", refuse_clusters, NIBBLE_CUDA_KERNEL(gpu::moe_down),
+                Layout::kTiles16x64, /*chooses=*/true},
+               {"cuda_w4a16_slots", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_down_slots),
+                Layout::kTiles16x64},
+               {"cuda_any",
+                [](const MoeDownDesc& d,
+                   const KernelOptions& o) { return refuse_any_product(d.format, o); },
+                NIBBLE_CUDA_KERNEL(gpu::moe_down_any)},
+               {"ref", [](const MoeDownDesc&, const KernelOptions& o) { return refuse_ref(o); },
+                ref::moe_down},
+           }));
 
 }  // namespace
 

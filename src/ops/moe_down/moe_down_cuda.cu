@@ -126,6 +126,11 @@ void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
   launch_chosen<true>(cx, down, op);
 }
 
+void moe_down_slots(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+                    const Weight& down) {
+  run_few<true>(cx, d, u, routing, down);
+}
+
 void moe_down_batch(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                     const Weight& down) {
   if (routing.num_tokens == 1) return gpu::moe_down(cx, d, u, routing, down);

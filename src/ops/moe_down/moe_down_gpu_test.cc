@@ -83,6 +83,7 @@ TEST(MoeDownGpu, EqualsTheTwinAndItselfAlone) {
       if (shape.width == 2880 && tokens > 2) continue;
       if (is_too_slow(shape.hidden * tokens)) continue;
       check(shape, tokens, "_batch");
+      check(shape, tokens, "_slots");
       check(shape, tokens, "_narrow");
     }
 }

@@ -52,9 +52,18 @@ const char* refuse_many_fp8(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_experts_fp8(d, 16, o);
 }
 
+// In tiles only where the rows for few tokens read those, too.
+const char* refuse_by_mma(const MoeUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_gemv(d, o)) return reason;
+  return refuse_mma<Format::kMxfp4>(
+      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, kMmaExpertRows * d.experts}, o);
+}
+
 constexpr auto kKernels = joined(
     Cpu::experts(),
     std::to_array<MoeUpKernel>({
+        {"sm121_w4a8_gemm", refuse_experts_block_scaled<MoeUpDesc>,
+         NIBBLE_CUDA_KERNEL(gpu::moe_up_block_scaled), Layout::kTiles16x64},
         {"sm90_w4a8_narrow", refuse_experts_narrow_fp8<MoeUpDesc>,
          NIBBLE_SM90_KERNEL(gpu::moe_up_narrow_fp8), Layout::kTiles16x64},
         {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm_fp8),
@@ -65,6 +74,8 @@ constexpr auto kKernels = joined(
         {"sm90_nvfp4_gemm", refuse_nvfp4_many, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),
          Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_nvfp4, NIBBLE_CUDA_KERNEL(gpu::moe_up_few),
+         Layout::kTiles16x64},
+        {"cuda_w4a16_gemm", refuse_by_mma, NIBBLE_CUDA_KERNEL(gpu::moe_up_mma),
          Layout::kTiles16x64},
         {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_up_batch),
          Layout::kTiles16x64},

@@ -68,6 +68,23 @@ const char* refuse_nvfp4_many(const NormQkvDesc& d, const KernelOptions& o) {
   return refuse_nvfp4_gemm({d.format, rows_of(d), d.hidden, d.tokens, kNvfp4Fewest}, o);
 }
 
+const char* refuse_scaled(const NormQkvDesc& d, const KernelOptions& o) {
+  if (d.hidden > kAddNormMost) return "more than 8192 columns";
+  if (const char* reason =
+          refuse_block_scaled({d.format, rows_of(d), d.hidden, d.tokens, kBlockScaledFewest}, o))
+    return reason;
+  return refuse_heads(d);
+}
+
+template <Format kFormat>
+const char* refuse_by_mma(const NormQkvDesc& d, const KernelOptions& o) {
+  if (d.hidden > kAddNormMost) return "more than 8192 columns";
+  if (const char* reason =
+          refuse_mma<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, kMmaTokens}, o))
+    return reason;
+  return refuse_heads(d);
+}
+
 const char* refuse_any(const NormQkvDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_any_product(d.format, o)) return reason;
   return d.head_dim % 2 == 0 ? nullptr : "head dim is odd";
@@ -76,6 +93,8 @@ const char* refuse_any(const NormQkvDesc& d, const KernelOptions& o) {
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<NormQkvKernel>({
+        {"sm121_w4a8_gemm", refuse_scaled, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_block_scaled),
+         Layout::kTiles16x64},
         {"sm90_w4a16_split", refuse_some, NIBBLE_SM90_KERNEL(gpu::norm_qkv_split),
          Layout::kTiles16x64},
         {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm_fp8),
@@ -89,6 +108,9 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_nvfp4, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_few),
          Layout::kTiles16x64},
+        {"cuda_w4a16_gemm", refuse_by_mma<Format::kMxfp4>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_mma),
+         Layout::kTiles16x64},
+        {"cuda_bf16_gemm", refuse_by_mma<Format::kBF16>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_mma)},
         {"cuda_w4a16_decode", refuse_gemv<refuse_gemv_tiles>,
          NIBBLE_CUDA_KERNEL(gpu::norm_qkv_tiles), Layout::kTiles16x64},
         {"cuda_bf16_decode", refuse_gemv<refuse_gemv_rows>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_rows)},

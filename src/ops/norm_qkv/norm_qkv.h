@@ -67,6 +67,8 @@ NormQkvFn norm_qkv_nvfp4_gemm;
 NormQkvFn norm_qkv_split;
 NormQkvFn norm_qkv_nvfp4_split;
 NormQkvFn norm_qkv_gemm_fp8;
+NormQkvFn norm_qkv_mma;
+NormQkvFn norm_qkv_block_scaled;
 NormQkvFn norm_qkv_any;  // any shape
 
 // Working memory for steps of up to desc.tokens tokens.

@@ -25,9 +25,22 @@ const char* refuse_many_fp8(const NormUnembedDesc& d, const KernelOptions& o) {
   return refuse_gemm_fp8({d.format, d.vocab, d.hidden, d.tokens, kDenseFewest, d.facts}, o);
 }
 
+const char* refuse_scaled(const NormUnembedDesc& d, const KernelOptions& o) {
+  if (d.hidden > kAddNormMost) return "more than 8192 columns";
+  return refuse_block_scaled({d.format, d.vocab, d.hidden, d.tokens, kBlockScaledFewest}, o);
+}
+
+template <Format kFormat>
+const char* refuse_by_mma(const NormUnembedDesc& d, const KernelOptions& o) {
+  if (d.hidden > kAddNormMost) return "more than 8192 columns";
+  return refuse_mma<kFormat>({d.format, d.vocab, d.hidden, d.tokens, kMmaTokens}, o);
+}
+
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<NormUnembedKernel>({
+        {"sm121_w4a8_gemm", refuse_scaled, NIBBLE_CUDA_KERNEL(gpu::norm_unembed_block_scaled),
+         Layout::kTiles16x64},
         {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm_fp8),
          Layout::kTiles16x64},
         {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm),
@@ -37,14 +50,16 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_matrix<matrix_of, refuse_nvfp4_few>,
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_few), Layout::kTiles16x64},
+        {"cuda_w4a16_gemm", refuse_by_mma<Format::kMxfp4>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_unembed_mma), Layout::kTiles16x64},
+        {"cuda_bf16_gemm", refuse_by_mma<Format::kBF16>, NIBBLE_CUDA_KERNEL(gpu::norm_unembed_mma)},
         {"cuda_w4a16_decode", refuse_matrix<matrix_of, refuse_gemv_tiles>,
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_tiles), Layout::kTiles16x64},
         {"cuda_bf16_decode", refuse_matrix<matrix_of, refuse_gemv_rows>,
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_rows)},
         {"cuda_any",
-         [](const NormUnembedDesc& d, const KernelOptions& o) {
-           return refuse_any_product(d.format, o);
-         },
+         [](const NormUnembedDesc& d,
+            const KernelOptions& o) { return refuse_any_product(d.format, o); },
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_any)},
         {"ref", [](const NormUnembedDesc&, const KernelOptions& o) { return refuse_ref(o); },
          ref::norm_unembed},

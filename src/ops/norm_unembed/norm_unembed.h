@@ -46,6 +46,8 @@ NormUnembedFn norm_unembed_rows;
 NormUnembedFn norm_unembed_few;  // NVFP4
 NormUnembedFn norm_unembed_gemm;
 NormUnembedFn norm_unembed_gemm_fp8;
+NormUnembedFn norm_unembed_mma;
+NormUnembedFn norm_unembed_block_scaled;
 NormUnembedFn norm_unembed_any;  // any shape
 
 // Working memory for steps of up to desc.tokens rows.

@@ -26,9 +26,20 @@ const char* refuse_many_fp8(const OutProjDesc& d, const KernelOptions& o) {
   return refuse_gemm_fp8({d.format, d.hidden, d.width, d.tokens, kDenseFewest, d.facts}, o);
 }
 
+const char* refuse_scaled(const OutProjDesc& d, const KernelOptions& o) {
+  return refuse_block_scaled({d.format, d.hidden, d.width, d.tokens, kBlockScaledFewest}, o);
+}
+
+template <Format kFormat>
+const char* refuse_by_mma(const OutProjDesc& d, const KernelOptions& o) {
+  return refuse_mma<kFormat>({d.format, d.hidden, d.width, d.tokens, kMmaTokens}, o);
+}
+
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<OutProjKernel>({
+        {"sm121_w4a8_gemm", refuse_scaled, NIBBLE_CUDA_KERNEL(gpu::out_proj_block_scaled),
+         Layout::kTiles16x64},
         {"sm90_w4a16_split",
          [](const OutProjDesc& d, const KernelOptions& o) {
            return refuse_split(d.format, d.hidden, d.width, d.tokens, o);
@@ -48,6 +59,9 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_matrix<matrix_of, refuse_nvfp4_few>,
          NIBBLE_CUDA_KERNEL(gpu::out_proj_few), Layout::kTiles16x64},
+        {"cuda_w4a16_gemm", refuse_by_mma<Format::kMxfp4>, NIBBLE_CUDA_KERNEL(gpu::out_proj_mma),
+         Layout::kTiles16x64},
+        {"cuda_bf16_gemm", refuse_by_mma<Format::kBF16>, NIBBLE_CUDA_KERNEL(gpu::out_proj_mma)},
         {"cuda_w4a16_decode", refuse_matrix<matrix_of, refuse_gemv_tiles>,
          NIBBLE_CUDA_KERNEL(gpu::out_proj_tiles), Layout::kTiles16x64},
         {"cuda_bf16_decode",

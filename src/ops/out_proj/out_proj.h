@@ -47,6 +47,8 @@ OutProjFn out_proj_nvfp4_gemm;
 OutProjFn out_proj_split;
 OutProjFn out_proj_nvfp4_split;
 OutProjFn out_proj_gemm_fp8;
+OutProjFn out_proj_mma;
+OutProjFn out_proj_block_scaled;
 OutProjFn out_proj_any;  // any shape
 
 // Working memory for steps of up to desc.tokens tokens.

@@ -1,0 +1,324 @@
+// Grouped GEMM by SM12x's block-scaled mma with E4M3 activations and MXFP4 weights (W4A8):
+// y[slot] = scale[row of slot] * (x8[row of slot] W_e^T) + b_e, e the slot's expert.
+//
+//   weights  in   [E][N / 16][K / 64] units of 544 bytes, see formats/layout.h; any block scales
+//   x        in   [*, K] E4M3 in lane order (below); x_scale [*] f32, or one constant
+//   token, offsets, bias, y: as in gemm_sm90.cuh; with SwiGLU y is E4M3 in lane order; of kQkv q, k
+//            and v are turned and stored
+//
+// A unit of the weights is the A operand as it lies: two shifts and four ANDs a block of 32 k
+// (cuda/mma_sm12x.cuh). Lane order: within 64 k, byte 16 p + 8 b + 4 h + 2 o + i is
+// k = 32 b + 16 i + 8 h + 2 p + o: a lane's part of B of both blocks in one load of 16 bytes.
+//
+// A work item is 256 rows of one expert and up to 128 slots, so an expert's weights leave DRAM once
+// a step: further slots find them in L2. A block takes every gridDim-th item; four warps fill a
+// ring of stages of 64 k, eight multiply, each 64 rows by an eighth to a half of the slots. Sums
+// are one chain over K: the same whatever else is in the step.
+//
+// Bytes: E N K 17 / 32 + slots (K + 2 N); floor on a GB10 the larger of these at 233 GB/s and 2
+// slots N K at 2,048 FLOP a clock and SM (projected: 236 TFLOP/s at 2.4 GHz). A stage of 128 slots
+// takes 2,048 clocks of the tensor pipe; what else it takes is in tools/loop_bounds.json, which
+// `make check-cubins` holds it to. Not run on a GB10 yet; on an H200 by emulation, in tests alone.
+//
+// Lost: copies in bulk, one warp that fills: docs/lab/spark.md.
+#pragma once
+
+#include "cuda/async_copy.cuh"
+#include "cuda/bf16.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/mbarrier.cuh"
+#include "cuda/mma_digits.cuh"
+#include "cuda/mma_sm12x.cuh"
+#include "ops/gpu_matmul/e4m3_rows.h"
+#include "ops/gpu_matmul/gemm_items.h"
+#include "ops/gpu_matmul/gemm_schedule.cuh"
+#include "ops/gpu_matmul/gemm_sm90.h"
+#include "ops/moe_up/swiglu.cuh"
+#include "ops/norm_qkv/store_qkv.cuh"
+
+namespace nibble::ops::gpu::sm12x {
+
+using cuda::sm12x::Body;
+using sm90::GemmItem, sm90::GemmSchedule, sm90::kMaxExperts;
+
+struct Fp8Shape {
+  static constexpr int kRows = 256, kMaxN = 128, kStages = 4;
+  static constexpr int kFillThreads = 128, kMultiplyThreads = 256;
+  static constexpr int kThreads = kFillThreads + kMultiplyThreads;
+  static constexpr int kFillRegisters = 72, kMultiplyRegisters = 216;  // of 168 at the start
+  static constexpr int kTiles = kRows / 16;
+  static constexpr int kWBytes = kTiles * cuda::kUnitBytes, kXBytes = kMaxN * 64;
+  static constexpr int kX = kStages * kWBytes;
+  static constexpr int kOutput = kX + kStages * kXBytes;  // SwiGLU's, [slot][128 features]
+  static constexpr int kOutputPitch = kRows / 2 + 16;     // so that slots start at other banks
+  static constexpr int kBarriers = kOutput + kMaxN * kOutputPitch;
+  static constexpr int kLists = kBarriers + 2 * kStages * 8;
+  static constexpr int kBytes = kLists + (3 * kMaxExperts + 1) * 4;
+  static_assert(kBytes <= 99 * 1024);
+};
+
+struct Fp8Params : GemmArgs {
+  const uint8_t* units;
+};
+
+template <GemmOut kOut, Body kBody>
+struct Fp8Block {
+  using S = Fp8Shape;
+  const Fp8Params& g;
+  char* base;  // of shared memory
+  uint32_t smem = cuda::shared_address(base);
+  int slot = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ uint32_t w_at(int s) const { return smem + s * S::kWBytes; }
+  __device__ __forceinline__ uint32_t x_at(int s) const { return smem + S::kX + s * S::kXBytes; }
+  __device__ __forceinline__ uint32_t full(int s) const { return smem + S::kBarriers + s * 8; }
+  __device__ __forceinline__ uint32_t empty(int s) const { return full(s) + S::kStages * 8; }
+  __device__ __forceinline__ void next() {
+    if (++slot == S::kStages) slot = 0, phase ^= 1;
+  }
+
+  // One item by the filling warps. Of a tile of rows a warp moves the codes, two threads the
+  // scales; four threads move a slot's 64 k.
+  __device__ __forceinline__ void fill(const GemmItem& it, int t) {
+    const int units = g.cols / 64, last = (g.rows - it.row0) / 16 - 1;
+    const int64_t tile0 = static_cast<int64_t>(it.expert) * (g.rows / 16) + it.row0 / 16;
+    const uint8_t* w = g.units + tile0 * units * cuda::kUnitBytes;
+    uint32_t tiles[S::kTiles / 4];
+#pragma unroll
+    for (int i = 0; i < S::kTiles / 4; ++i)
+      tiles[i] = min(t / 32 + 4 * i, last) * units * cuda::kUnitBytes + t % 32 * 16;
+    const uint32_t scales = min(t / 2, last) * units * cuda::kUnitBytes + 512 + t % 2 * 16;
+    uint32_t rows[S::kMaxN / 32];  // where rows of x begin, in 16 bytes
+#pragma unroll
+    for (int i = 0; i < S::kMaxN / 32; ++i) {
+      const int s = it.slot0 + min(t / 4 + 32 * i, it.valid - 1);
+      const int row = g.token != nullptr ? g.token[s] : s;
+      rows[i] = static_cast<uint32_t>(row) * (g.cols / 16) + t % 4;
+    }
+    const auto* x = static_cast<const uint4*>(g.x);
+    for (int u = 0; u < units; ++u, w += cuda::kUnitBytes, x += 4, next()) {
+      cuda::barrier_wait(empty(slot), phase ^ 1);
+      asm volatile("" : "+l"(w));  // or the address of each tile would be kept, and stepped
+      const uint32_t to_w = w_at(slot), to_x = x_at(slot) + t * 16;
+#pragma unroll
+      for (int i = 0; i < S::kTiles / 4; ++i)
+        cuda::async_copy_16(to_w + (t / 32 + 4 * i) * cuda::kUnitBytes + t % 32 * 16, w + tiles[i]);
+      if (t < 2 * S::kTiles)
+        cuda::async_copy_16(to_w + t / 2 * cuda::kUnitBytes + 512 + t % 2 * 16, w + scales);
+#pragma unroll
+      for (int i = 0; i < S::kMaxN / 32; ++i)
+        if (t / 4 + 32 * i < it.n) cuda::async_copy_16(to_x + i * 32 * 64, x + rows[i]);
+      cuda::barrier_arrive_after_copies(full(slot));
+    }
+  }
+
+  // A warp's sums: 4 tiles of 16 rows by kGroups groups of 8 slots.
+  template <int kGroups>
+  __device__ __forceinline__ void multiply(const GemmItem& it) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - S::kFillThreads / 32;
+    const int row_warp = warp / 2, column_warp = warp % 2;
+    const uint32_t w_lane = row_warp * 4 * cuda::kUnitBytes + lane * 16;
+    const uint32_t s_lane = row_warp * 4 * cuda::kUnitBytes + 512 + lane / 4 * 4;
+    const uint32_t x_lane = column_warp * kGroups * 512 + lane * 16;
+    float d[4][kGroups][4] = {};
+#pragma unroll 1
+    for (int u = g.cols / 64; u > 0; --u, next()) {
+      cuda::barrier_wait_together(full(slot), phase);
+      cuda::sm12x::OperandA a[4][2];
+      uint32_t scales[4];
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const uint4 q = cuda::load_shared_16(w_at(slot) + w_lane + m * cuda::kUnitBytes);
+        scales[m] = cuda::sm12x::scales_of_tile(
+            cuda::load_shared_4(w_at(slot) + s_lane + m * cuda::kUnitBytes));
+        a[m][0] = cuda::sm12x::operand_of_tile(q.x, q.y);
+        a[m][1] = cuda::sm12x::operand_of_tile(q.z, q.w);
+      }
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+        const uint4 x = cuda::load_shared_16(x_at(slot) + x_lane + n * 512);
+#pragma unroll
+        for (int m = 0; m < 4; ++m)
+          cuda::sm12x::mma_e2m1_e4m3<kBody, 0>(d[m][n], a[m][0], {x.x, x.y}, scales[m]);
+#pragma unroll
+        for (int m = 0; m < 4; ++m)
+          cuda::sm12x::mma_e2m1_e4m3<kBody, 1>(d[m][n], a[m][1], {x.z, x.w}, scales[m]);
+      }
+      cuda::barrier_arrive(empty(slot));
+    }
+    finish<kGroups>(it, row_warp, column_warp * kGroups * 8, d);
+  }
+
+  __device__ __forceinline__ float scale_of(int s) const {
+    if (g.x_scale == nullptr) return g.x_scale_all;
+    return g.x_scale[g.token != nullptr ? g.token[s] : s];
+  }
+
+  // Rows 64 row_warp on of the item, slots from column0 on. A lane has rows g and g + 8 of each
+  // tile, columns 2 p and + 1: even rows keep the first, odd ones the second, each with its
+  // neighbour's row.
+  template <int kGroups>
+  __device__ __forceinline__ void finish(const GemmItem& it, int row_warp, int column0,
+                                         const float (&d)[4][kGroups][4]) {
+    const int lane = threadIdx.x % 32, g8 = lane / 4, odd = g8 & 1, pair = g8 & ~1;
+    const int row0 = it.row0 + 64 * row_warp;
+    if constexpr (kOut == GemmOut::kSwiglu) wait_multiplying();  // nobody reads the item before
+    float2 bias[4] = {};
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+      if (g.bias != nullptr && row0 + 16 * m < g.rows) {
+        const uint16_t* at = g.bias + static_cast<int64_t>(it.expert) * g.rows + row0 + 16 * m + g8;
+        bias[m] = {cuda::bf16_value(at[0]), cuda::bf16_value(at[8])};
+      }
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      const int first = column0 + 8 * n + lane % 4 * 2, column = first + odd;
+      const float s0 = scale_of(it.slot0 + min(first, it.valid - 1));
+      const float s1 = scale_of(it.slot0 + min(first + 1, it.valid - 1));
+      float2 low[4], high[4];  // rows pair and + 1 of each tile, and the same + 8
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const float v0 = fmaf(d[m][n][0], s0, bias[m].x), v1 = fmaf(d[m][n][1], s1, bias[m].x);
+        const float v2 = fmaf(d[m][n][2], s0, bias[m].y), v3 = fmaf(d[m][n][3], s1, bias[m].y);
+        const float r0 = __shfl_xor_sync(~0u, odd ? v0 : v1, 4);
+        const float r1 = __shfl_xor_sync(~0u, odd ? v2 : v3, 4);
+        low[m] = odd ? float2{r0, v1} : float2{v0, r0};
+        high[m] = odd ? float2{r1, v3} : float2{v2, r1};
+      }
+      if (column < it.valid) store(it, row0, column, pair, low, high);
+    }
+    if constexpr (kOut == GemmOut::kSwiglu) store_output(it);
+  }
+
+  __device__ __forceinline__ void store(const GemmItem& it, int row0, int column, int pair,
+                                        const float2 (&low)[4], const float2 (&high)[4]) {
+    const int s = it.slot0 + column;
+    if constexpr (kOut == GemmOut::kSwiglu) {
+      // Features f and f + 4 of 8, of four eights: see "lane order" above.
+      uint32_t at = smem + S::kOutput + column * S::kOutputPitch + (row0 - it.row0) / 128 * 64 +
+                    (row0 - it.row0) / 64 % 2 * 8;
+      const int f = pair / 2;
+      at += f / 2 * 16 + f % 2 * 2;
+      leave(at, low[0], low[2]);
+      leave(at + 4, low[1], low[3]);
+      leave(at + 32, high[0], high[2]);
+      leave(at + 36, high[1], high[3]);
+    } else if constexpr (kOut == GemmOut::kQkv) {
+      if (row0 >= g.rows) return;
+      const int head = row0 / 64;
+      const int64_t place = head < g.qkv.q_heads ? 0 : kv_row(g.qkv, s);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const int i = 16 * m + pair;
+        store_pairs(g.qkv, place, s, head, i, low[m], low[m + 2], turn_of_pairs(g.qkv, s, head, i));
+        store_pairs(g.qkv, place, s, head, i + 8, high[m], high[m + 2],
+                    turn_of_pairs(g.qkv, s, head, i + 8));
+      }
+    } else {
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        if (row0 + 16 * m >= g.rows) return;
+        const int64_t at = int64_t{s} * g.rows + row0 + 16 * m + pair;
+        if constexpr (kOut == GemmOut::kBF16) {
+          auto* y = static_cast<uint16_t*>(g.y) + at;
+          *reinterpret_cast<uint32_t*>(y) = cuda::pack_bf16(low[m].x, low[m].y);
+          *reinterpret_cast<uint32_t*>(y + 8) = cuda::pack_bf16(high[m].x, high[m].y);
+        } else {
+          auto* y = static_cast<float*>(g.y) + at;
+          *reinterpret_cast<float2*>(y) = low[m];
+          *reinterpret_cast<float2*>(y + 8) = high[m];
+        }
+      }
+    }
+  }
+
+  // Two features, of their gates and ups.
+  __device__ __forceinline__ void leave(uint32_t at, float2 a, float2 b) const {
+    const uint32_t codes = cuda::e4m3_pair(swiglu(a.x, a.y, g.act) * (1 / kExpertScale),
+                                           swiglu(b.x, b.y, g.act) * (1 / kExpertScale));
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(static_cast<uint16_t>(codes)) : "memory");
+  }
+  __device__ __forceinline__ static void wait_multiplying() {
+    asm volatile("bar.sync 1, %0;" ::"n"(S::kMultiplyThreads) : "memory");
+  }
+  // SwiGLU's features of the item, by the multiplying warps: whole 16 bytes.
+  __device__ __forceinline__ void store_output(const GemmItem& it) const {
+    wait_multiplying();
+    const int width = g.rows / 2, chunk = threadIdx.x % 8;
+    if (it.row0 / 2 + chunk * 16 >= width) return;
+    auto* to = static_cast<uint8_t*>(g.y) + int64_t{it.slot0} * width + it.row0 / 2 + chunk * 16;
+    for (int s = (threadIdx.x - S::kFillThreads) / 8; s < it.valid; s += S::kMultiplyThreads / 8)
+      *reinterpret_cast<uint4*>(to + int64_t{s} * width) =
+          cuda::load_shared_16(smem + S::kOutput + s * S::kOutputPitch + chunk * 16);
+  }
+
+  __device__ __forceinline__ void work() {
+    auto* lists = reinterpret_cast<int32_t*>(base + S::kLists);
+    GemmSchedule schedule{.offsets = g.offsets,
+                          .experts = g.experts,
+                          .row_tiles = (g.rows + S::kRows - 1) / S::kRows,
+                          .rows_of_tile = S::kRows,
+                          .num_slots = g.num_slots,
+                          .max_n = g.max_n,
+                          .width = lists,
+                          .order = lists + kMaxExperts,
+                          .prefix = lists + 2 * kMaxExperts};
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < S::kStages; ++s) {
+        cuda::barrier_init(full(s), S::kFillThreads);
+        cuda::barrier_init(empty(s), S::kMultiplyThreads);
+      }
+    }
+    cuda::griddep_wait();
+    cuda::griddep_launch_dependents();
+    schedule.make();
+    GemmItem it;
+    if (threadIdx.x < S::kFillThreads) {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::kFillRegisters));
+      for (int item = blockIdx.x; schedule.find(item, it); item += gridDim.x) fill(it, threadIdx.x);
+      return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::kMultiplyRegisters));
+    for (int item = blockIdx.x; schedule.find(item, it); item += gridDim.x) {
+      if (it.n <= 16)
+        multiply<1>(it);
+      else if (it.n <= 32)
+        multiply<2>(it);
+      else if (it.n <= 64)
+        multiply<4>(it);
+      else if (it.n <= 96)
+        multiply<6>(it);
+      else
+        multiply<8>(it);
+    }
+  }
+};
+
+template <GemmOut kOut, Body kBody>
+__global__ void __launch_bounds__(Fp8Shape::kThreads, 1)
+    fp8_gemm_kernel(const __grid_constant__ Fp8Params g) {
+  extern __shared__ __align__(128) char memory[];
+  Fp8Block<kOut, kBody>{g, memory}.work();
+}
+
+template <GemmOut kOut, Body kBody>
+void launch_fp8(Ctx& cx, const Weight& w, const GemmArgs& args) {
+  if (args.num_slots == 0) return;
+  CHECK(w.format == Format::kMxfp4 && w.layout == Layout::kTiles16x64);
+  CHECK(w.cols % 64 == 0 && w.rows % 16 == 0 && w.experts <= kMaxExperts);
+  Fp8Params params{args, w.codes};
+  params.bias = w.bias;
+  params.experts = static_cast<int32_t>(w.experts);
+  params.rows = static_cast<int32_t>(w.rows), params.cols = static_cast<int32_t>(w.cols);
+  const int blocks = cx.kernels.gpu.num_sms;
+  params.max_n = slots_of_mma_item(params, Fp8Shape::kRows, Fp8Shape::kMaxN, blocks);
+  cuda::launch(cx.stream, fp8_gemm_kernel<kOut, kBody>,
+               {.grid = dim3(static_cast<unsigned>(blocks)),
+                .block = dim3(Fp8Shape::kThreads),
+                .smem_bytes = Fp8Shape::kBytes,
+                .release = cuda::Release::kAfterWait},
+               params);
+}
+
+}  // namespace nibble::ops::gpu::sm12x

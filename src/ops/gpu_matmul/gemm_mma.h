@@ -1,0 +1,11 @@
+// The GEMM by mma.sync of many rows, as rows of kernel tables call it. Kernel: gemm_mma.cuh.
+#pragma once
+
+#include "ops/gpu_matmul/gemm_sm90.h"
+
+namespace nibble::ops::gpu::mma {
+
+// y = x W^T + b, every slot with its expert's; W in MXFP4, or a dense one in bf16.
+void gemm(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args);
+
+}  // namespace nibble::ops::gpu::mma

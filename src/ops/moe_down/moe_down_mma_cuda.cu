@@ -1,0 +1,20 @@
+// moe_down for many rows an expert by mma.sync: a bf16 row for every slot, which combine() weighs.
+#include "ops/gpu_matmul/gemm_mma.h"
+#include "ops/moe_down/combine.h"
+#include "ops/moe_down/moe_down.h"
+#include "ops/scratch.h"
+
+namespace nibble::ops::gpu {
+
+void moe_down_mma(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+                  const Weight& down) {
+  if (routing.num_tokens == 0) return;
+  const int32_t slots = routing.num_tokens * routing.top_k;
+  Scratch scratch(cx.scratch);
+  auto* rows = scratch.take<uint16_t>(slots * down.rows);
+  mma::gemm(cx, down, GemmOut::kBF16,
+            {.x = u.data, .offsets = routing.offsets, .y = rows, .num_slots = slots});
+  combine(cx, d, rows, routing);
+}
+
+}  // namespace nibble::ops::gpu
