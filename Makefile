@@ -116,6 +116,7 @@ check-cubins:
 	@cmake --preset cubins
 	@ninja -C build/cubins -j $(JOBS) $(call CUDA_OBJECTS,cubins,)
 	tools/check_cubins.py --arch sm_121a $(call CUDA_OBJECTS,cubins,,build/cubins/)
+	tools/check_loops.py $(call CUDA_OBJECTS,cubins,,build/cubins/)
 	@cmake --preset cubins-sm90
 	@ninja -C build/cubins-sm90 -j $(JOBS) $(call CUDA_OBJECTS,cubins-sm90,_sm90)
 	tools/check_cubins.py --arch sm_90a $(call CUDA_OBJECTS,cubins-sm90,_sm90,build/cubins-sm90/)
