@@ -16,6 +16,7 @@
 #include "cli/device.h"
 #include "cli/engine_setup.h"
 #include "cli/json.h"
+#include "cli/projection.h"
 #include "cli/text_table.h"
 #include "cpu/isa.h"
 #include "cpu/read_bandwidth.h"
@@ -37,6 +38,8 @@ struct PlanFlags {
   std::string memory_budget;
   std::vector<int64_t> contexts = {2048, 8192, 32768, 131072};
   std::vector<int64_t> streams = {1, 2, 4, 8, 16, 32, 64};
+  std::vector<int64_t> tokens;  // of prompts: asks for a projection
+  std::string activations = "auto";
   bool json = false;
 };
 
@@ -150,6 +153,83 @@ Json ceilings_json(const ModelInfo& info, const PlanFlags& flags, const PlanDevi
   return rows;
 }
 
+Json step_json(const std::vector<ProjectedOp>& step, const ops::StepShape& shape) {
+  Json ops = Json::array();
+  double seconds = 0;
+  for (const ProjectedOp& op : step) {
+    seconds += op.time.seconds();
+    ops.push_back({{"op", op.op},
+                   {"kernel", op.kernel},
+                   {"sites", op.sites},
+                   {"bytes", op.bytes},
+                   {"memory_us", 1e6 * op.time.memory},
+                   {"tensor_us", 1e6 * op.time.tensor},
+                   {"issue_us", 1e6 * op.time.issue},
+                   {"fixed_us", 1e6 * op.time.fixed},
+                   {"us", 1e6 * op.time.seconds()},
+                   {"bound", op.time.bound()}});
+  }
+  return {{"streams", shape.streams},
+          {"tokens", shape.tokens},
+          {"context", shape.context},
+          {"us", 1e6 * seconds},
+          {"tokens_per_s", static_cast<double>(shape.streams * shape.tokens) / seconds},
+          {"ops", std::move(ops)}};
+}
+
+// Steps of each number of streams at the first context, and prompts, each one step.
+Json projection_json(const std::string& model, const DenseFormats& dense, const PlanFlags& flags,
+                     DType kv) {
+  // Of an H200 the costs of the plain rows alone are known, which it seldom takes.
+  if (flags.device != "gb10")
+    throw Error(ErrorKind::kUsage, "--tokens projects for --device gb10, not for " + flags.device);
+  const auto device = find_projection_device(flags.device);
+  const ops::ActFormat activations = activation_format(flags.activations, false, device->gpu);
+  Json steps = Json::array();
+  const auto add = [&](const ops::StepShape& shape) {
+    steps.push_back(step_json(project_step(model, dense, activations, shape, *device), shape));
+  };
+  const int64_t kv_bytes = dtype_bytes(kv);
+  for (const int64_t streams : flags.streams)
+    add({.streams = streams,
+         .context = flags.contexts.front(),
+         .kv_bytes = kv_bytes,
+         .act_bytes = 2});
+  for (const int64_t tokens : flags.tokens)
+    add({.tokens = tokens, .kv_bytes = kv_bytes, .act_bytes = 2});
+  return {{"clock_ghz", device->clock / 1e9},
+          {"bandwidth", device->bandwidth},
+          {"activations", ops::act_format_name(activations)},
+          {"steps", std::move(steps)}};
+}
+
+void print_projection(const Json& json) {
+  std::printf(
+      "\nprojected, not measured: SMs at %s GHz, reads at %s GB/s, %s activations, even routing\n",
+      fixed_digits(json["clock_ghz"], 2).c_str(),
+      fixed_digits(json["bandwidth"].get<double>() / 1e9, 0).c_str(),
+      json["activations"].get<std::string>().c_str());
+  for (const Json& step : json["steps"]) {
+    const int64_t tokens = step["tokens"];
+    std::printf("\n%s: %s tokens/s, %s ms\n",
+                tokens > 1 ? ("a prompt of " + with_commas(tokens)).c_str()
+                           : (with_commas(step["streams"]) + " streams at a context of " +
+                              with_commas(step["context"]))
+                                 .c_str(),
+                fixed_digits(step["tokens_per_s"], 1).c_str(),
+                fixed_digits(step["us"].get<double>() / 1e3, 2).c_str());
+    TextTable table({"op", "kernel", ">sites", ">MB", ">memory us", ">tensor us", ">issue us",
+                     ">fixed us", ">us", "bound"});
+    for (const Json& op : step["ops"]) {
+      const auto us = [&](const char* key) { return fixed_digits(op[key], 0); };
+      table.add({op["op"], op["kernel"], op["sites"].dump(),
+                 fixed_digits(op["bytes"].get<double>() / 1e6, 1), us("memory_us"), us("tensor_us"),
+                 us("issue_us"), us("fixed_us"), us("us"), op["bound"]});
+    }
+    std::printf("%s", table.plain().c_str());
+  }
+}
+
 void print_memory(const Json& memory) {
   std::printf(
       "\nmemory: %s in all, %s may be used (%s)\n", format_size(memory["total_bytes"]).c_str(),
@@ -225,6 +305,7 @@ void print_plan(const Json& json, const ModelInfo& info, const PlanDevice& devic
   std::printf("one token of one stream reads %s\n", one_token(info, device).c_str());
   print_memory(json["memory"]);
   print_ceilings(json["ceilings"], device);
+  if (json.contains("projection")) print_projection(json["projection"]);
 }
 
 void plan(const PlanFlags& flags) {
@@ -256,6 +337,7 @@ void plan(const PlanFlags& flags) {
                {"kv_window_bytes", kv_window_bytes(info, kv)}};
   json["memory"] = memory_json(info, flags, options, budget_on(device, flags), scratch_bytes);
   json["ceilings"] = ceilings_json(info, flags, device, kv);
+  if (!flags.tokens.empty()) json["projection"] = projection_json(model, dense, flags, kv);
   if (flags.json) return print_json(json);
   print_plan(json, info, device);
 }
@@ -278,6 +360,12 @@ void add_plan(CLI::App& app) {
   add("--streams", flags->streams, "streams decoding together, separated by commas")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
+  add("--tokens", flags->tokens,
+      "prompts, separated by commas: projects these and the streams op by op, for gb10")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  add("--activations", flags->activations, "of the projection: auto, bf16 or fp8")
+      ->check(CLI::IsMember({"auto", "bf16", "fp8"}));
   add_dense_flags(*command, flags->dense, "");
   add_kv_flag(*command, flags->kv_cache_dtype, "");
   add("--gpu-memory-utilization", flags->gpu_memory_utilization, "share of the memory to use");

@@ -1,0 +1,321 @@
+#include "cli/projection.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "base/error.h"
+#include "models/model.h"
+
+namespace nibble::cli {
+namespace {
+
+// What a row costs besides its bytes. Times in microseconds, of each launch; clocks of an SM.
+struct RowCost {
+  std::string_view op, kernel;
+  double fixed_us = 0;          // of a call
+  double fixed_us_a_token = 0;  // of up to 8 tokens, whose inputs each block makes ready
+  double share = 0.9;           // of the read rate
+  // Passes: a matrix is read again for every so many tokens (rows of an expert); 0: once.
+  int pass = 0;
+  double pass_us = 0;  // of each pass
+  // Issue slots and shared memory, for 544 bytes of a matrix and a pass that is full, or half full.
+  double unit_clocks = 0, half_clocks = 0;
+  int tile_rows = 0;  // of a GEMM by mma; 0: none
+  bool is_block_scaled = false;
+  double flop_a_clock = 0;  // of attention in prompts, issue and tensor pipe together
+};
+
+// Fitted to bench/results/2026-11-22-h200-gpt-oss-120b-ops.json; the GEMMs by mma (tile_rows) to
+// nothing: their loops' bounds, and kReached of the tensor pipe.
+constexpr RowCost kCosts[] = {
+    {.op = "norm_qkv", .kernel = "cuda_w4a16_decode", .fixed_us = 1.2, .pass = 4, .pass_us = 3.2},
+    {.op = "out_proj", .kernel = "cuda_w4a16_decode", .pass = 4, .pass_us = 3.2},
+    {.op = "norm_unembed",
+     .kernel = "cuda_w4a16_decode",
+     .pass = 8,
+     .pass_us = 1.0,
+     .unit_clocks = 38,
+     .half_clocks = 19},
+    {.op = "norm_qkv",
+     .kernel = "cuda_bf16_decode",
+     .fixed_us = 2.2,
+     .fixed_us_a_token = 0.35,
+     .share = 0.96,
+     .pass = 8},
+    {.op = "out_proj",
+     .kernel = "cuda_bf16_decode",
+     .fixed_us = 1.7,
+     .fixed_us_a_token = 0.35,
+     .share = 0.96,
+     .pass = 8},
+    {.op = "norm_unembed",
+     .kernel = "cuda_bf16_decode",
+     .fixed_us = 2.2,
+     .fixed_us_a_token = 0.35,
+     .share = 0.96,
+     .pass = 8},
+    {.op = "moe_up", .kernel = "cuda_w4a16_decode", .fixed_us = 2.4, .fixed_us_a_token = 0.8},
+    {.op = "moe_down", .kernel = "cuda_w4a16_decode", .fixed_us = 2.0, .fixed_us_a_token = 0.8},
+    {.op = "moe_up",
+     .kernel = "cuda_w4a16_batch",
+     .fixed_us = 9,
+     .pass = 16,
+     .unit_clocks = 42,
+     .half_clocks = 34},
+    {.op = "moe_down",
+     .kernel = "cuda_w4a16_batch",
+     .fixed_us = 9,
+     .pass = 16,
+     .unit_clocks = 42,
+     .half_clocks = 34},
+    {.op = "attention",
+     .kernel = "cuda_bf16_tokens",
+     .fixed_us = 2.4,
+     .share = 0.545,
+     .flop_a_clock = 1213},
+    {.op = "attention",
+     .kernel = "cuda_bf16_spans",
+     .fixed_us = 2.4,
+     .share = 0.545,
+     .flop_a_clock = 1213},
+    {.op = "attention in a window",
+     .kernel = "cuda_bf16_tokens",
+     .fixed_us = 2.05,
+     .share = 0.7,
+     .flop_a_clock = 481},
+    {.op = "attention in a window",
+     .kernel = "cuda_bf16_spans",
+     .fixed_us = 2.05,
+     .share = 0.7,
+     .flop_a_clock = 481},
+    {.op = "norm_route", .kernel = "cuda_bf16_few", .fixed_us = 4.6, .share = 0.41},
+    {.op = "norm_route", .kernel = "cuda_bf16_many", .fixed_us = 7.5, .share = 0.41},
+    {.op = "embed", .kernel = "cuda_bf16", .fixed_us = 2.5},
+    {.op = "norm_qkv", .kernel = "cuda_w4a16_gemm", .fixed_us = 7, .tile_rows = 128},
+    {.op = "norm_qkv", .kernel = "cuda_bf16_gemm", .fixed_us = 7, .tile_rows = 128},
+    {.op = "norm_qkv",
+     .kernel = "sm121_w4a8_gemm",
+     .fixed_us = 10,
+     .tile_rows = 256,
+     .is_block_scaled = true},
+    {.op = "", .kernel = "cuda_w4a16_gemm", .fixed_us = 5, .tile_rows = 128},
+    {.op = "", .kernel = "cuda_bf16_gemm", .fixed_us = 5, .tile_rows = 128},
+    {.op = "",
+     .kernel = "sm121_w4a8_gemm",
+     .fixed_us = 8,
+     .tile_rows = 256,
+     .is_block_scaled = true},
+};
+
+// Of the tensor pipe's rate that a GEMM's inner loop reaches, an assumption; clocks of a work item
+// before and behind that loop.
+constexpr double kReached = 0.85, kItemClocks = 3000;
+// Clocks of issue slots and shared memory for a stage of 64 k, by groups of 16 slots: the loops of
+// tools/loop_bounds.json with the warps that fill.
+constexpr std::array<double, 5> kWidths = {16, 32, 64, 96, 128};
+constexpr std::array<double, 5> kScaledClocks = {300, 335, 420, 490, 580};
+constexpr std::array<double, 5> kMmaClocks = {500, 520, 590, 660, 770};
+
+const RowCost* find_cost(std::string_view op, std::string_view kernel) {
+  for (const RowCost& cost : kCosts)
+    if (cost.kernel == kernel && (cost.op == op || cost.op.empty())) return &cost;
+  return nullptr;
+}
+
+// A matrix, and how many tokens meet each of its `count` copies.
+struct Matrix {
+  double rows = 0, cols = 0, bytes = 0;
+  double tokens = 0;               // of the step, at each copy that is met by all of them
+  double experts = 1, chosen = 1;  // a token meets `chosen` of `experts`
+  bool is_grouped() const { return experts > 1; }
+};
+
+Matrix matrix(const ops::NormQkvDesc& d, const ops::StepShape& s) {
+  const int64_t rows = (d.q_heads + 2 * d.kv_heads) * d.head_dim;
+  return {static_cast<double>(rows), static_cast<double>(d.hidden),
+          static_cast<double>(format_bytes(d.format, rows * d.hidden)),
+          static_cast<double>(s.streams * s.tokens)};
+}
+Matrix matrix(const ops::OutProjDesc& d, const ops::StepShape& s) {
+  return {static_cast<double>(d.hidden), static_cast<double>(d.width),
+          static_cast<double>(format_bytes(d.format, d.hidden * d.width)),
+          static_cast<double>(s.streams * s.tokens)};
+}
+Matrix matrix(const ops::NormUnembedDesc& d, const ops::StepShape& s) {
+  return {static_cast<double>(d.vocab), static_cast<double>(d.hidden),
+          static_cast<double>(format_bytes(d.format, d.vocab * d.hidden)),
+          static_cast<double>(s.streams)};
+}
+Matrix expert(double rows, double cols, double bytes, int64_t experts, int64_t top_k,
+              const ops::StepShape& s) {
+  return {rows,
+          cols,
+          bytes,
+          static_cast<double>(s.streams * s.tokens),
+          static_cast<double>(experts),
+          static_cast<double>(top_k)};
+}
+Matrix matrix(const ops::MoeUpDesc& d, const ops::StepShape& s) {
+  return expert(2.0 * d.width, d.hidden, format_bytes(d.format, 2 * d.width * d.hidden), d.experts,
+                d.top_k, s);
+}
+Matrix matrix(const ops::MoeDownDesc& d, const ops::StepShape& s) {
+  return expert(d.hidden, d.width, format_bytes(d.format, d.hidden * d.width), d.experts, d.top_k,
+                s);
+}
+template <typename Desc>
+Matrix matrix(const Desc&, const ops::StepShape&) {
+  return {};
+}
+
+// Sum over all copies of cost(tokens that meet it): of an expert as many as independent even
+// choices give.
+template <typename Cost>
+double over_copies(const Matrix& m, const Cost& cost) {
+  if (!m.is_grouped()) return cost(m.tokens);
+  const double p = m.chosen / m.experts, n = m.tokens, mean = n * p;
+  const double deviation = std::sqrt(mean * (1 - p));
+  const auto first = static_cast<int64_t>(std::max(1.0, std::floor(mean - 6 * deviation)));
+  const auto last = static_cast<int64_t>(std::min(n, std::ceil(mean + 6 * deviation) + 1));
+  double sum = 0;
+  for (int64_t k = first; k <= last; ++k) {
+    const double x = static_cast<double>(k);
+    const double log = std::lgamma(n + 1) - std::lgamma(x + 1) - std::lgamma(n - x + 1) +
+                       x * std::log(p) + (n - x) * std::log1p(-p);
+    sum += std::exp(log) * cost(x);
+  }
+  return m.experts * sum;
+}
+
+std::string_view kind_of(const ops::Problem& problem) {
+  const auto* attention = std::get_if<ops::AttentionDesc>(&problem);
+  if (attention != nullptr && attention->window > 0) return "attention in a window";
+  return ops::op_name(ops::op_of(problem));
+}
+
+double ceil_div(double a, double b) { return std::ceil(a / b); }
+
+// Clocks of all SMs together: {tensor, issue} of a GEMM by mma.
+std::pair<double, double> gemm_clocks(const RowCost& c, const Matrix& m,
+                                      const ProjectionDevice& device) {
+  const double stages = m.cols / 64, row_tiles = ceil_div(m.rows, c.tile_rows);
+  const auto& others = c.is_block_scaled ? kScaledClocks : kMmaClocks;
+  const double flop = c.is_block_scaled ? device.qmma : device.hmma;
+  const auto clocks = [&](double slots, bool is_tensor) {
+    const double tiles = ceil_div(slots, 128), width = slots / tiles;
+    size_t w = 0;
+    while (w + 1 < kWidths.size() && kWidths[w] < width) ++w;
+    const double tensor = 2 * c.tile_rows * kWidths[w] * 64 / flop / kReached;
+    const double stage = is_tensor ? tensor : others[w];
+    return tiles * row_tiles * (stages * stage + kItemClocks);
+  };
+  return {over_copies(m, [&](double slots) { return clocks(slots, true); }),
+          over_copies(m, [&](double slots) { return clocks(slots, false); })};
+}
+
+OpTime time_of(const RowCost& c, const ops::Problem& problem, const ops::StepShape& shape,
+               const ProjectionDevice& device) {
+  const ops::Work work = ops::work_of(problem, shape);
+  const Matrix m = std::visit([&](const auto& d) { return matrix(d, shape); }, problem);
+  const double machine = device.clock * device.gpu.num_sms;
+  const double tokens = static_cast<double>(shape.streams * shape.tokens);
+  OpTime t;
+  t.memory = static_cast<double>(work.bytes) / (device.bandwidth * c.share);
+  t.fixed = (c.fixed_us + c.fixed_us_a_token * std::min(tokens, 8.0)) * 1e-6;
+  if (c.tile_rows > 0) {
+    const auto [tensor, issue] = gemm_clocks(c, m, device);
+    t.tensor = tensor / machine, t.issue = issue / machine;
+  } else if (c.flop_a_clock > 0 && shape.tokens > 1) {
+    const double flops = static_cast<double>(work.flops);
+    t.issue = flops / (c.flop_a_clock * machine);
+    t.tensor = flops / (device.hmma * kReached * machine);
+  } else if (c.pass > 0 && m.rows > 0) {
+    const double passes = over_copies(m, [&](double n) { return ceil_div(n, c.pass); });
+    if (!m.is_grouped()) {
+      t.fixed += passes * c.pass_us * 1e-6;
+      t.memory += (passes - 1) * m.bytes / (device.bandwidth * c.share);
+    }
+    const auto clocks = [&](double n) {
+      const double whole = std::floor(n / c.pass), rest = n - whole * c.pass;
+      return whole * c.unit_clocks + (rest == 0              ? 0
+                                      : rest <= c.pass / 2.0 ? c.half_clocks
+                                                             : c.unit_clocks);
+    };
+    t.issue = over_copies(m, clocks) * m.bytes / 544 / machine;
+  }
+  return t;
+}
+
+std::string kernel_at(const std::vector<ops::PlanEntry>& plan, const std::string& site,
+                      int64_t tokens) {
+  for (const ops::PlanEntry& entry : plan)
+    if (ops::site_label(entry.site) == site && entry.min_tokens <= tokens &&
+        tokens <= entry.max_tokens)
+      return entry.kernel;
+  return "";
+}
+
+}  // namespace
+
+std::optional<ProjectionDevice> find_projection_device(std::string_view name) {
+  if (name == "gb10")
+    return ProjectionDevice{
+        .gpu = cuda::gb10(), .bandwidth = 233e9, .clock = 2.4e9, .hmma = 1024, .qmma = 2048};
+  if (name == "h200")
+    return ProjectionDevice{
+        .gpu = cuda::h200(), .bandwidth = 4464e9, .clock = 1.755e9, .hmma = 4096};
+  return std::nullopt;
+}
+
+double OpTime::seconds() const { return fixed + std::max({memory, tensor, issue}); }
+const char* OpTime::bound() const {
+  if (memory >= tensor && memory >= issue) return "memory";
+  return tensor >= issue ? "tensor" : "issue";
+}
+
+std::optional<OpTime> project(const ops::Problem& problem, std::string_view kernel,
+                              const ops::StepShape& shape, const ProjectionDevice& device) {
+  const RowCost* const cost = find_cost(kind_of(problem), kernel);
+  if (cost == nullptr) return std::nullopt;
+  return time_of(*cost, problem, shape, device);
+}
+
+std::vector<ProjectedOp> project_step(const std::string& model, const DenseFormats& dense,
+                                      ops::ActFormat activations, const ops::StepShape& shape,
+                                      const ProjectionDevice& device) {
+  ops::Ctx cx;
+  cx.kernels.gpu = device.gpu;
+  cx.kernels.activations = activations;
+  const std::vector<ops::PlanEntry> plan = plan_kernels(cx, model, dense);
+  const std::vector<ops::Problem> problems = list_problems(model, dense);
+  std::vector<ProjectedOp> projected;
+  for (const OpWork& work : describe_step_work(model, dense, shape)) {
+    const bool is_head = work.op == ops::op_name(ops::Op::kNormUnembed);
+    if (is_head && !shape.logits) continue;
+    const std::string kernel =
+        kernel_at(plan, work.site, is_head ? shape.streams : shape.streams * shape.tokens);
+    const auto problem = std::ranges::find_if(problems, [&](const ops::Problem& p) {
+      const ops::Work of = ops::work_of(p, shape);
+      return work.op == ops::op_name(ops::op_of(p)) && of.bytes == work.bytes &&
+             of.flops == work.flops;
+    });
+    std::optional<OpTime> time;
+    if (problem != problems.end()) time = project(*problem, kernel, shape, device);
+    if (!time)
+      throw Error(ErrorKind::kUnsupported,
+                  "no cost is known of " + work.op + " by " + kernel + " on " + device.gpu.name);
+    auto same = std::ranges::find_if(projected, [&](const ProjectedOp& p) {
+      return p.op == work.op && p.kernel == kernel && p.bytes == p.sites * work.bytes;
+    });
+    if (same == projected.end())
+      same = projected.insert(same, ProjectedOp{work.op, kernel, 0, 0, {}});
+    ++same->sites, same->bytes += work.bytes;
+    same->time.memory += time->memory, same->time.tensor += time->tensor;
+    same->time.issue += time->issue, same->time.fixed += time->fixed;
+  }
+  return projected;
+}
+
+}  // namespace nibble::cli

@@ -1,0 +1,56 @@
+// How long the ops of a step should take on a device, by the kernels that its tables choose: what
+// `nibble plan --tokens` prints for machines that are not there. A projection, never a measurement.
+//
+// An op takes what its launches cost and the largest of three: its bytes of DRAM at the share of
+// the read rate that such kernels reach, its matrix products at the tensor pipe's rate, and the
+// issue slots and shared memory of its inner loop, trip by trip (tools/check_loops.py). What rows
+// cost is fitted to them on an H200 where they run there; projection_test.cc holds it to those
+// figures.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cuda/caps.h"
+#include "models/step_work.h"
+#include "ops/kernel_table.h"
+
+namespace nibble::cli {
+
+struct ProjectionDevice {
+  cuda::Caps gpu;
+  double bandwidth = 0;  // bytes a second of plain reads
+  double clock = 0;      // Hz, of SMs under load
+  // FLOP of an SM and clock: bf16 by HMMA, E2M1 x E4M3 by block-scaled QMMA.
+  double hmma = 0, qmma = 0;
+};
+// "gb10": 233 GB/s, 2.4 GHz and its family's published rates, none measured there; "h200", by which
+// the costs of rows are held to what was measured.
+std::optional<ProjectionDevice> find_projection_device(std::string_view name);
+
+struct OpTime {
+  double memory = 0, tensor = 0, issue = 0;  // seconds of each alone
+  double fixed = 0;                          // launches, and what waits for what is in front
+  double seconds() const;
+  const char* bound() const;  // "memory", "tensor", "issue"
+};
+
+// Of one op by the row `kernel`; nullopt: no cost is known of that row.
+std::optional<OpTime> project(const ops::Problem& problem, std::string_view kernel,
+                              const ops::StepShape& shape, const ProjectionDevice& device);
+
+struct ProjectedOp {
+  std::string op, kernel;
+  int64_t sites = 0;  // that run it so
+  int64_t bytes = 0;  // of all of them, as OpTime
+  OpTime time;
+};
+// A step's ops, alike ones together. Throws Error(kUnsupported) for rows whose cost is not known.
+std::vector<ProjectedOp> project_step(const std::string& model, const DenseFormats& dense,
+                                      ops::ActFormat activations, const ops::StepShape& shape,
+                                      const ProjectionDevice& device);
+
+}  // namespace nibble::cli
