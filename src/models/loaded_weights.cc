@@ -145,8 +145,8 @@ class RowMover {
     const bool encodes = w.format != w.spec.format, packs = w.layout != Layout::kRows;
     const int64_t cols = num_cols(w.spec);
     const RowBytes out = memory_.copy ? stage(last_, rows, final_size(w)) : to;
-    const RowBytes encoded =
-        packs ? stage(middle_, rows, row_size(w.format, Layout::kRows, cols)) : out;
+    RowBytes encoded = packs ? stage(middle_, rows, row_size(w.format, Layout::kRows, cols)) : out;
+    encoded.row_scales = out.row_scales;  // which no layout moves
     const RowBytes raw = encodes ? stage(first_, rows, disk_size(w)) : encoded;
 
     read(infos, row, rows, disk_size(w), raw);

@@ -90,7 +90,9 @@ constexpr Case kCases[] = {{Format::kBF16, Layout::kRows, Layout::kRows},
                            {Format::kMxfp4, Layout::kPanels16, Layout::kRows},
                            {Format::kMxfp8, Layout::kRows, Layout::kTiles16x64},
                            {Format::kMxfp8, Layout::kPanels16, Layout::kPanels16},
-                           {Format::kNvfp4, Layout::kRows, Layout::kRows}};
+                           {Format::kNvfp4, Layout::kRows, Layout::kRows},
+                           {Format::kNvfp4, Layout::kPanels16, Layout::kRows},
+                           {Format::kNvfp4, Layout::kTiles16x64, Layout::kTiles16x64}};
 
 void check(const Case& c, const WeightMemory& memory) {
   const std::vector<WantedWeight> all = wanted(c.dense, c.dense_layout, c.expert_layout);
