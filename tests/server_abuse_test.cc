@@ -252,13 +252,23 @@ TEST_F(ServerTest, BoundsTheMemoryOfAnswers) {
   const Answer grown = post("/v1/completions", with(kEndless, {{"logprobs", 20}, {"n", 4}}));
   EXPECT_EQ(grown.status, 400);
   EXPECT_THAT(grown.error(), HasSubstr("ask for fewer tokens, log-probabilities"));
+  const json flags = {
+      {"type", "array"}, {"minItems", 300}, {"maxItems", 300}, {"items", {{"type", "boolean"}}}};
+  const json schema = {{"type", "object"},
+                       {"properties", {{"flags", flags}}},
+                       {"required", {"flags"}},
+                       {"additionalProperties", false}};
   const json long_answer = {
-      {"input", "Count."}, {"top_logprobs", 20}, {"ignore_eos", true}, {"max_output_tokens", 1500}};
-  EXPECT_EQ(post("/v1/responses", with(long_answer, {{"top_logprobs", 0}})).status, 200);
-  const Answer response = post("/v1/responses", long_answer);
+      {"input", "Which?"},
+      {"temperature", 0},
+      {"max_output_tokens", 1500},
+      {"text", {{"format", {{"type", "json_schema"}, {"name", "f"}, {"schema", schema}}}}}};
+  EXPECT_EQ(post("/v1/responses", long_answer).status, 200);
+  const Answer response = post("/v1/responses", with(long_answer, {{"top_logprobs", 20}}));
   EXPECT_EQ(response.status, 400);
   EXPECT_THAT(response.error(), HasSubstr("ask for fewer tokens, log-probabilities"));
-  const Answer streamed = post("/v1/responses", with(long_answer, {{"stream", true}}));
+  const Answer streamed =
+      post("/v1/responses", with(long_answer, {{"top_logprobs", 20}, {"stream", true}}));
   EXPECT_THAT(streamed.body, HasSubstr("event: response.failed"));
   EXPECT_THAT(streamed.body, HasSubstr("ask for fewer tokens, log-probabilities"));
   chat(with(kParis, {{"logprobs", true}, {"top_logprobs", 20}}));
