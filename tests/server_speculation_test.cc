@@ -1,4 +1,4 @@
-// A server that guesses tokens ahead answers as one that does not: to forms, stop strings, calls,
+// A server that drafts tokens ahead answers as one that does not: to forms, stop strings, calls,
 // several answers, at any temperature. One engine gives both: a request may say no.
 #include "server_testing.h"
 
@@ -104,7 +104,7 @@ TEST_F(SpeculationServer, CountsUnderVllmsNames) {
   }
 }
 
-TEST_F(SpeculationServer, RefusesMoreGuessesThanThereEverAre) {
+TEST_F(SpeculationServer, RefusesMoreDraftsThanThereEverAre) {
   const Answer answer =
       post("/v1/chat/completions", with(kParis, {{"num_speculative_tokens", 33}}));
   EXPECT_EQ(answer.status, 400);

@@ -67,7 +67,7 @@ struct BenchRow {
   // Tokens per second if the step took as long as reading its bytes; of prompts, where the device's
   // rates of products are known, if each op took the larger of its bytes and its products.
   double ceiling = 0;
-  SpeculationCounts guesses;
+  SpeculationCounts drafts;
   StepProfile profile;
   std::vector<OpWork> work;  // of the profile's step
 };
@@ -114,7 +114,7 @@ BenchRow measure(Engine& engine, const BenchCase& what, int repeats, DType kv, d
   const double kv_bytes = static_cast<double>(
       what.streams * kv_bytes_read(info, kv, static_cast<int64_t>(first.mean_context)));
   BenchRow row{.what = what, .rate = rate_of(samples)};
-  for (const BenchSample& sample : samples) row.guesses += sample.guesses;
+  for (const BenchSample& sample : samples) row.drafts += sample.drafts;
   row.step_bytes = weight_bytes_read(info, std::llround(step_tokens)) + kv_bytes;
   row.bytes_per_token = row.step_bytes / step_tokens;
   row.bytes_per_s = row.bytes_per_token * row.rate.mean;
@@ -216,7 +216,7 @@ Json row_json(const BenchRow& row, const BenchFlags& flags, const ops::Ctx& cx, 
           {"bytes_per_s", std::llround(row.bytes_per_s)},
           {"percent_of_read", 100 * row.bytes_per_s / bandwidth},
           {"mean_acceptance_length",
-           row.guesses.num_places > 0 ? Json(row.guesses.mean_acceptance_length()) : Json()},
+           row.drafts.num_places > 0 ? Json(row.drafts.mean_acceptance_length()) : Json()},
           {"floor", row.ceiling},
           {"peer", nullptr},
           {"peer_value", nullptr},
@@ -225,10 +225,10 @@ Json row_json(const BenchRow& row, const BenchFlags& flags, const ops::Ctx& cx, 
 }
 
 TextTable bench_table(const std::vector<BenchRow>& rows, double bandwidth) {
-  const bool guesses = !rows.empty() && rows[0].guesses.num_places > 0;
+  const bool drafts = !rows.empty() && rows[0].drafts.num_places > 0;
   std::vector<std::string> head = {"test",  ">tokens/s", ">+/-",        ">MB/token",
                                    ">GB/s", ">of read",  ">ceiling t/s"};
-  if (guesses) head.insert(head.end(), {">acceptance length", ">guesses verified"});
+  if (drafts) head.insert(head.end(), {">acceptance length", ">drafts verified"});
   TextTable table(head);
   for (const BenchRow& row : rows) {
     std::vector<std::string> cells = {row.what.test(),
@@ -238,9 +238,9 @@ TextTable bench_table(const std::vector<BenchRow>& rows, double bandwidth) {
                                       fixed_digits(row.bytes_per_s / 1e9, 2),
                                       fixed_digits(100 * row.bytes_per_s / bandwidth, 1) + "%",
                                       fixed_digits(row.ceiling, 2)};
-    if (guesses) {
-      cells.push_back(fixed_digits(row.guesses.mean_acceptance_length(), 2));
-      cells.push_back(std::to_string(row.guesses.num_draft_tokens));
+    if (drafts) {
+      cells.push_back(fixed_digits(row.drafts.mean_acceptance_length(), 2));
+      cells.push_back(std::to_string(row.drafts.num_draft_tokens));
     }
     table.add(cells);
   }

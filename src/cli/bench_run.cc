@@ -98,13 +98,13 @@ BenchSample run_decode(Engine& engine, const BenchCase& c, uint64_t seed) {
   while (progress.started < c.streams) step(engine, progress);
   BenchSample sample;
   const int64_t tokens_before = progress.tokens;
-  const SpeculationCounts guesses_before = engine.stats().speculation;
+  const SpeculationCounts drafts_before = engine.stats().speculation;
   const auto start = Clock::now();
   for (; sample.steps < c.new_tokens; ++sample.steps) step(engine, progress);
   sample.seconds = seconds_since(start);
   sample.tokens = progress.tokens - tokens_before;
   sample.mean_context = c.depth + c.prompt + c.new_tokens / 2.0;
-  sample.guesses = engine.stats().speculation - guesses_before;
+  sample.drafts = engine.stats().speculation - drafts_before;
   if (sample.tokens < int64_t{c.new_tokens} * c.streams) {
     throw Error(ErrorKind::kUsage, "bench " + c.test() +
                                        ": the context or the KV cache is too small for all streams "

@@ -14,10 +14,10 @@ namespace nibble::cli {
 // One row of the table. Either prompt tokens are timed (new_tokens 0) or new ones.
 struct BenchCase {
   int32_t prompt = 0;      // pp: tokens timed; tg: tokens before the first new one, at least 1
-  int32_t new_tokens = 0;  // tg: steps timed, each one token of every stream, or more if guessed
+  int32_t new_tokens = 0;  // tg: steps timed, each one token of every stream, or more if drafted
   int32_t depth = 0;       // tokens in the context before either
   int32_t streams = 1;
-  int32_t step_tokens = 1;        // tg: that one step may give a stream, where some are guessed
+  int32_t step_tokens = 1;        // tg: that one step may give a stream, where some are drafted
   std::vector<int32_t> ids = {};  // tg: the prompt of each stream; empty: random ones
 
   bool decodes() const { return new_tokens > 0; }
@@ -43,7 +43,7 @@ struct BenchSample {
   int64_t tokens = 0;  // of all streams
   int64_t steps = 0;
   double mean_context = 0;  // of a token that was timed
-  SpeculationCounts guesses = {};
+  SpeculationCounts drafts = {};
 };
 
 // Runs the case once on the caller's thread; the engine is not started and idle. Prompts are random

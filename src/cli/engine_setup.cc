@@ -196,7 +196,7 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
       ->capture_default_str()
       ->group("Engine");
   add("--speculative-config", flags.speculative_config,
-      "guess tokens ahead, and verify several in a step: vLLM's JSON, such as "
+      "draft tokens ahead, and verify several in a step: vLLM's JSON, such as "
       "{\"method\":\"ngram\",\"num_speculative_tokens\":5}; the text stays the same");
   add("--gpu-memory-utilization", flags.gpu_memory_utilization,
       "of the device's memory (RAM on CPUs), for weights, KV cache and scratch");

@@ -37,7 +37,7 @@ struct EngineFlags {
   bool enforce_eager = false;
   bool nvtx = false;  // a range around each op's launches; steps are not graphs then
   bool prefix_caching = true;
-  std::string speculative_config;  // vLLM's JSON object; empty: nothing is guessed
+  std::string speculative_config;  // vLLM's JSON object; empty: nothing is drafted
   double gpu_memory_utilization = 0.9;
   std::string memory_budget;  // "24G", "512MiB"; empty: from the machine
   DenseFlags dense;

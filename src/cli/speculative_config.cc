@@ -93,7 +93,7 @@ class Fields {
 Method method_of(const std::string& name) {
   if (name == "ngram") return Method::kNgram;
   if (name == "suffix") return Method::kSuffix;
-  const std::string known = "; \"ngram\" and \"suffix\" guess from the text alone";
+  const std::string known = "; \"ngram\" and \"suffix\" draft from the text alone";
   if (name.empty()) refuse("it needs a \"method\"" + known);
   if (std::ranges::find(kWithWeights, name) != std::end(kWithWeights)) {
     refuse("method \"" + name + "\" needs a drafter's weights, which nibble does not run yet" +

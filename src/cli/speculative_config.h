@@ -1,4 +1,4 @@
-// --speculative-config: vLLM's JSON object of how tokens are guessed.
+// --speculative-config: vLLM's JSON object of how tokens are drafted.
 #pragma once
 
 #include <string>

@@ -55,7 +55,7 @@ TEST(SpeculativeConfig, BoundsOfPromptLookupAreEachOthers) {
   EXPECT_EQ(bounds(R"(,"prompt_lookup_min":7)"), std::pair(7, 7));
 }
 
-TEST(SpeculativeConfig, SyntheticRatesAreOneForEachGuess) {
+TEST(SpeculativeConfig, SyntheticRatesAreOneForEachDraft) {
   const SpeculationOptions o = parse_speculative_config(
       R"({"method":"ngram","num_speculative_tokens":2,"rejection_sample_method":"synthetic",
           "synthetic_acceptance_rates":[0.6,0.3]})");

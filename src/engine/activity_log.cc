@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::chrono::seconds kEvery{10};
 
-// Of the guesses since `before`; "" where nothing is ever guessed.
+// Of the drafts since `before`; "" where nothing is ever drafted.
 std::string speculation_text(const SpeculationCounts& now, const SpeculationCounts& before) {
   if (now.num_places == 0) return "";
   const SpeculationCounts since = now - before;

@@ -53,7 +53,7 @@ void DraftLengths::choose(std::span<Sequence* const> sequences, int32_t max_draf
       gains_.push_back({.tokens = gain, .sequence = static_cast<int32_t>(s)});
     }
   }
-  // Stable: a sequence's guesses stay in order, as each adds no more than the one before.
+  // Stable: a sequence's drafts stay in order, as each adds no more than the one before.
   std::ranges::stable_sort(gains_, std::greater{}, &Gain::tokens);
   if (gains_.size() > static_cast<size_t>(max_drafts)) gains_.resize(max_drafts);
 

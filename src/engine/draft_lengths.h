@@ -1,5 +1,5 @@
-// How many guesses a step should verify: as many as give the most tokens a second, by what steps of
-// so many tokens have taken and how often guesses come true. None is an answer like any other.
+// How many drafts a step should verify: as many as give the most tokens a second, by what steps of
+// so many tokens have taken and how often drafts come true. None is an answer like any other.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ class DraftLengths {
 
  private:
   struct Gain {
-    double tokens;  // that the guess adds, if it is verified
+    double tokens;  // that the draft adds, if it is verified
     int32_t sequence;
   };
   std::vector<Gain> gains_;

@@ -1,4 +1,4 @@
-// How many guesses are worth verifying.
+// How many drafts are worth verifying.
 #include "engine/draft_lengths.h"
 
 #include <gtest/gtest.h>
@@ -23,19 +23,19 @@ double time_of(const StepTimes& times, int32_t tokens) {
   return seconds;
 }
 
-// With `num_guesses` guesses that come true so often, all places alike.
-std::unique_ptr<Sequence> sequence_of(int32_t num_guesses, bool comes_true) {
+// With `num_drafts` drafts that come true so often, all places alike.
+std::unique_ptr<Sequence> sequence_of(int32_t num_drafts, bool comes_true) {
   auto sequence = std::make_unique<Sequence>(Request{.prompt = {1}, .max_tokens = 8}, 1);
-  sequence->drafts.assign(num_guesses, 0);
+  sequence->drafts.assign(num_drafts, 0);
   sequence->draft_rates.emplace();
-  for (int32_t i = 0; i < num_guesses; ++i) {
+  for (int32_t i = 0; i < num_drafts; ++i) {
     for (int32_t n = 0; n < 60; ++n) sequence->draft_rates->learn(i, comes_true);
   }
   return sequence;
 }
 
-int32_t wanted(const StepTimes& times, int32_t num_guesses, bool comes_true) {
-  const auto sequence = sequence_of(num_guesses, comes_true);
+int32_t wanted(const StepTimes& times, int32_t num_drafts, bool comes_true) {
+  const auto sequence = sequence_of(num_drafts, comes_true);
   Sequence* const one = sequence.get();
   DraftLengths().choose({&one, 1}, 100, times);
   return sequence->num_wanted;
@@ -52,7 +52,7 @@ TEST(DraftLengths, NoneBeforeAStepWasTimed) { EXPECT_EQ(wanted(StepTimes(), 5, t
 
 TEST(DraftLengths, SizesNotSeenAreTried) { EXPECT_EQ(wanted(times_of(1, 9, 1), 5, true), 5); }
 
-TEST(DraftLengths, TheBestOfASequencesGuesses) {
+TEST(DraftLengths, TheBestOfASequencesDrafts) {
   // Tokens 1 + .5 + .25 + ... over 1, 1.2, 1.4: 1.25, 1.25, 1.17 a second; of equals the fewer.
   const auto sequence = std::make_unique<Sequence>(Request{.prompt = {1}, .max_tokens = 8}, 1);
   sequence->drafts.assign(4, 0);

@@ -1,4 +1,4 @@
-// DraftRates: how often the guesses for a sequence come true, place by place.
+// DraftRates: how often the drafts for a sequence come true, place by place.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@ namespace nibble {
 
 class DraftRates {
  public:
-  // Of guess i, where all before it came true.
+  // Of draft i, where all before it came true.
   double rate(int32_t i) const { return rates_[i]; }
   void learn(int32_t i, bool came_true) {
     constexpr float kWeight = 0.1f;  // of the latest

@@ -1,4 +1,4 @@
-// Drafter: guesses how a sequence goes on, so that one step can verify several tokens. A guess
+// Drafter: drafts how a sequence goes on, so that one step can verify several tokens. A draft
 // costs time where it is wrong, and never changes what is said.
 #pragma once
 

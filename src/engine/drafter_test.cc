@@ -1,4 +1,4 @@
-// What is guessed, by the words that came before.
+// What is drafted, by the words that came before.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -22,7 +22,7 @@ std::unique_ptr<Sequence> sequence_of(const Ids& prompt, const Ids& output = {},
   return sequence;
 }
 
-Ids guess(Drafter& drafter, const Sequence& sequence, int32_t k) {
+Ids draft(Drafter& drafter, const Sequence& sequence, int32_t k) {
   Ids ids;
   drafter.propose(sequence, k, ids);
   return ids;
@@ -30,7 +30,7 @@ Ids guess(Drafter& drafter, const Sequence& sequence, int32_t k) {
 
 Ids ngram(const Ids& text, int32_t min, int32_t max, int32_t k) {
   NgramDrafter drafter(min, max);
-  return guess(drafter, *sequence_of(text), k);
+  return draft(drafter, *sequence_of(text), k);
 }
 
 TEST(NgramDrafter, TheLongestMatchWhereItCameFirst) {
@@ -69,41 +69,41 @@ SpeculationOptions suffix_options() {
   return {.method = SpeculationOptions::Method::kSuffix, .num_tokens = 8};
 }
 
-TEST(SuffixDrafter, AsManyGuessesAsTheMatchIsLong) {
+TEST(SuffixDrafter, AsManyDraftsAsTheMatchIsLong) {
   SuffixDrafter drafter(suffix_options());
-  EXPECT_EQ(guess(drafter, *sequence_of({1, 2, 3, 4, 5, 6, 1, 2}), 8), (Ids{3, 4}));
-  EXPECT_EQ(guess(drafter, *sequence_of({1, 2, 3, 4, 5, 6, 1, 2, 3, 4}), 8), (Ids{5, 6, 1, 2}));
-  EXPECT_EQ(guess(drafter, *sequence_of({1, 2, 3, 4, 5, 6, 1, 2, 3, 4}), 3), (Ids{5, 6, 1}));
-  EXPECT_EQ(guess(drafter, *sequence_of({1, 2, 3, 9, 2}), 8), Ids{});
+  EXPECT_EQ(draft(drafter, *sequence_of({1, 2, 3, 4, 5, 6, 1, 2}), 8), (Ids{3, 4}));
+  EXPECT_EQ(draft(drafter, *sequence_of({1, 2, 3, 4, 5, 6, 1, 2, 3, 4}), 8), (Ids{5, 6, 1, 2}));
+  EXPECT_EQ(draft(drafter, *sequence_of({1, 2, 3, 4, 5, 6, 1, 2, 3, 4}), 3), (Ids{5, 6, 1}));
+  EXPECT_EQ(draft(drafter, *sequence_of({1, 2, 3, 9, 2}), 8), Ids{});
 }
 
 TEST(SuffixDrafter, WhatFollowedMoreOften) {
   SuffixDrafter drafter(suffix_options());
-  EXPECT_EQ(guess(drafter, *sequence_of({1, 2, 5, 1, 2, 6, 1, 2, 6, 1, 2}), 1), Ids{6});
+  EXPECT_EQ(draft(drafter, *sequence_of({1, 2, 5, 1, 2, 6, 1, 2, 6, 1, 2}), 1), Ids{6});
   SpeculationOptions sure = suffix_options();
   sure.suffix_min_token_probability = 0.9;
   SuffixDrafter picky(sure);
-  EXPECT_EQ(guess(picky, *sequence_of({1, 2, 5, 8, 1, 2, 6, 9, 1, 2}), 4), Ids{});
+  EXPECT_EQ(draft(picky, *sequence_of({1, 2, 5, 8, 1, 2, 6, 9, 1, 2}), 4), Ids{});
 }
 
 TEST(SuffixDrafter, GoesOnAsTheSequenceGrows) {
   SuffixDrafter drafter(suffix_options());
   const auto sequence = sequence_of({1, 2, 3, 4, 9});
-  EXPECT_EQ(guess(drafter, *sequence, 8), Ids{});
+  EXPECT_EQ(draft(drafter, *sequence, 8), Ids{});
   for (const int32_t id : {1, 2}) sequence->append(id);
-  EXPECT_EQ(guess(drafter, *sequence, 8), (Ids{3, 4}));
+  EXPECT_EQ(draft(drafter, *sequence, 8), (Ids{3, 4}));
   for (const int32_t id : {3, 7}) sequence->append(id);
-  EXPECT_EQ(guess(drafter, *sequence, 8), Ids{});
+  EXPECT_EQ(draft(drafter, *sequence, 8), Ids{});
 }
 
 TEST(SuffixDrafter, KnowsPastAnswersButNoneWithASalt) {
   SuffixDrafter drafter(suffix_options());
   drafter.has_ended(*sequence_of({50, 51}, {10, 11, 12, 13, 14}));
   drafter.has_ended(*sequence_of({50, 51}, {20, 21, 22, 23}, "mine"));
-  EXPECT_EQ(guess(drafter, *sequence_of({3, 10, 11, 12}), 8), (Ids{13, 14}));
-  EXPECT_EQ(guess(drafter, *sequence_of({3, 20, 21}), 8), Ids{});
-  EXPECT_EQ(guess(drafter, *sequence_of({3, 50, 51}), 8), Ids{});  // of a prompt
-  EXPECT_EQ(guess(drafter, *sequence_of({3, 13, 14}), 8), Ids{});  // nothing over an end
+  EXPECT_EQ(draft(drafter, *sequence_of({3, 10, 11, 12}), 8), (Ids{13, 14}));
+  EXPECT_EQ(draft(drafter, *sequence_of({3, 20, 21}), 8), Ids{});
+  EXPECT_EQ(draft(drafter, *sequence_of({3, 50, 51}), 8), Ids{});  // of a prompt
+  EXPECT_EQ(draft(drafter, *sequence_of({3, 13, 14}), 8), Ids{});  // nothing over an end
 }
 
 TEST(SuffixDrafter, ForgetsTheOldestAnswers) {
@@ -113,9 +113,9 @@ TEST(SuffixDrafter, ForgetsTheOldestAnswers) {
   for (int32_t i = 0; i < 3; ++i) {
     drafter.has_ended(*sequence_of({1}, {100 * i + 1, 100 * i + 2, 100 * i + 3}));
   }
-  EXPECT_EQ(guess(drafter, *sequence_of({1, 2}), 8), Ids{});
-  EXPECT_EQ(guess(drafter, *sequence_of({101, 102}), 8), Ids{103});
-  EXPECT_EQ(guess(drafter, *sequence_of({201, 202}), 8), Ids{203});
+  EXPECT_EQ(draft(drafter, *sequence_of({1, 2}), 8), Ids{});
+  EXPECT_EQ(draft(drafter, *sequence_of({101, 102}), 8), Ids{103});
+  EXPECT_EQ(draft(drafter, *sequence_of({201, 202}), 8), Ids{203});
 }
 
 // A ring that has been filled many times over finds what it still holds, and nothing else.
@@ -132,7 +132,7 @@ TEST(SuffixIndex, HoldsTheLatestTokens) {
     const Ids text(all.begin() + static_cast<int64_t>(at) - 2,
                    all.begin() + static_cast<int64_t>(at));
     Ids ids;
-    index.guess(text, 1, {.depth = 8, .factor = 1, .min_token_probability = 0}, 0, ids);
+    index.draft(text, 1, {.depth = 8, .factor = 1, .min_token_probability = 0}, 0, ids);
     for (const int32_t id : ids) {  // it followed these two, lately
       bool followed = false;
       for (size_t p = all.size() - std::min<size_t>(all.size(), kCapacity); p + 2 < all.size();

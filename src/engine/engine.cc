@@ -211,7 +211,7 @@ bool Engine::Impl::is_ahead(const std::vector<Chunk>& chunks) const {
 bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
   if (begun_.size() > chunks.size() || scheduler_.num_waiting() > 0 || cx_.on_op) return false;
   if (scheduler_.has_released()) return false;
-  // What is guessed now could be verified then, or what is guessed after this step.
+  // What is drafted now could be verified then, or what is drafted after this step.
   if (std::ranges::any_of(chunks, [](const Chunk& c) { return c.sequence->num_wanted > 0; })) {
     return false;
   }

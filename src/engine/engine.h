@@ -1,5 +1,5 @@
 // Engine: continuous batching over one model. Each step takes one token of every decoding sequence,
-// and guesses of those that follow it, and fills the rest of the token budget with prompt chunks.
+// and drafts of those that follow it, and fills the rest of the token budget with prompt chunks.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct EngineOptions {
   bool chunked_prefill = true;           // else prompts are read whole, in one step each
   bool graphs = true;                    // of decode steps on GPUs; else each op is launched
   bool prefix_caching = true;            // prompts that start alike share what was computed
-  SpeculationOptions speculation = {};   // tokens guessed ahead, several verified in a step
+  SpeculationOptions speculation = {};   // tokens drafted ahead, several verified in a step
   bool log_activity = false;             // a line every ten seconds while there is work
   std::vector<int32_t> masked_ids = {};  // never sampled: undecodable rows of the vocabulary
 };
@@ -80,7 +80,7 @@ class Engine {
   EngineStats stats() const;                  // thread-safe
   int32_t max_model_len() const;              // as granted
   int64_t kv_tokens() const;                  // positions that the pages hold
-  int64_t draft_bytes(int32_t tokens) const;  // that guesses for a sequence of so many keep
+  int64_t draft_bytes(int32_t tokens) const;  // that drafts for a sequence of so many keep
   const Model& model() const;
 
   // Throws Error(kUsage) for options that make no sense, or not for this model; the constructor and
@@ -94,7 +94,7 @@ class Engine {
                               int32_t num_seqs);
   static int64_t kv_tokens_for(const ModelInfo& info, const EngineOptions& options);
   // What the engine allocates beside the pages: page tables for sequences of up to `len` tokens,
-  // the arrays of a step, the sampler's rows, the past answers that guesses are made from.
+  // the arrays of a step, the sampler's rows, the past answers that drafts are made from.
   static int64_t table_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len);
   // The same of the GPU's memory, where the model runs on one.
   static int64_t gpu_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len);

@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Setting{"shipped_int8_fp8", load_shipped, ActFormat::kInt8, DType::kF8E4M3}),
     [](const auto& info) { return info.param.name; });
 
-// Guesses, right and wrong, change no bit: in batches, chunks, after preemption and prefix hits.
+// Drafts, right and wrong, change no bit: in batches, chunks, after preemption and prefix hits.
 TEST_P(GptOssEngine, SpeculationChangesNothing) {
   const auto loaded = GetParam().load(GetParam().activations);
   const std::vector<Request> requests = sixteen_requests(loaded->vocab());

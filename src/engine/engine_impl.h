@@ -112,7 +112,7 @@ class Engine::Impl {
   Sampler sampler_;
   Speculation speculation_;
   SteadyTime step_began_;       // or the one before ended, whose end it waited for
-  SteadyTime waits_until_;      // at most, in finish(), for masks behind guesses
+  SteadyTime waits_until_;      // at most, in finish(), for masks behind drafts
   Tensor logits_;               // of the step that ran last, [R, V]
   std::vector<uint32_t> bits_;  // [V / 32] of a grammar
   Output output_;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kScoreBytes = int64_t{64} << 20;  // of logits of prompts that are scored
 constexpr int32_t kMinScoreRows = 16;
-constexpr int32_t kMaxDraftRows = 128;  // of logits behind guesses, of all sequences together
+constexpr int32_t kMaxDraftRows = 128;  // of logits behind drafts, of all sequences together
 
 int64_t past_bytes(const SpeculationOptions& options) {
   return options.method == SpeculationOptions::Method::kSuffix ? SuffixDrafter::bytes(options) : 0;

@@ -8,7 +8,7 @@ namespace nibble {
 
 KvOptions kv_options(const EngineOptions& options);
 
-// Guesses that one step may verify, all sequences together.
+// Drafts that one step may verify, all sequences together.
 int32_t max_drafts(const EngineOptions& options);
 
 }  // namespace nibble

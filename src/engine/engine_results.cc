@@ -33,7 +33,7 @@ void Engine::Impl::hold_unmasked() {
   }
 }
 
-// Reports log-probabilities of prompts, samples, keeps what came true of what was guessed, and
+// Reports log-probabilities of prompts, samples, keeps what came true of what was drafted, and
 // takes out what has ended.
 void Engine::Impl::finish() {
   hold_unmasked();
@@ -89,7 +89,7 @@ bool Engine::Impl::advance(size_t i, int64_t row) {
   }
 }
 
-// Takes an id from the last row of a chunk that is no guess, and from the rows of guesses for as
+// Takes an id from the last row of a chunk that is no draft, and from the rows of drafts for as
 // long as they come true; false: the sequence has ended. What did not come true goes.
 bool Engine::Impl::verify(size_t i, int64_t row) {
   const Chunk chunk = scheduler_.chunks()[i];
@@ -97,9 +97,9 @@ bool Engine::Impl::verify(size_t i, int64_t row) {
   const int32_t length = sequence.length();
   bool goes_on = true;
   for (int32_t d = 0; goes_on; ++d) {
-    const bool is_guessed = d < chunk.num_drafts;
-    goes_on = sample(sequence, row + d, is_guessed ? d : kNoDraft);
-    if (!is_guessed || !goes_on || sequence.tokens.back() != sequence.drafts[d]) break;
+    const bool is_draft = d < chunk.num_drafts;
+    goes_on = sample(sequence, row + d, is_draft ? d : kNoDraft);
+    if (!is_draft || !goes_on || sequence.tokens.back() != sequence.drafts[d]) break;
     if (!wait_for_mask(sequence)) break;
   }
   const int32_t num_new = sequence.length() - length;
@@ -108,8 +108,8 @@ bool Engine::Impl::verify(size_t i, int64_t row) {
   return goes_on;
 }
 
-// Whether the mask for what follows a guess is there, or comes soon. Without it what was computed
-// behind the guess is lost; the text is the same.
+// Whether the mask for what follows a draft is there, or comes soon. Without it what was computed
+// behind the draft is lost; the text is the same.
 bool Engine::Impl::wait_for_mask(const Sequence& sequence) {
   while (sequence.mask_state() == MaskState::kPending) {
     std::unique_lock lock(mutex_);
@@ -166,7 +166,7 @@ Sampler::Sampled Engine::Impl::found(int64_t row) {
   return {.id = found.id, .logprob = found.logprob};
 }
 
-// Appends one id and reports it; false: the sequence has ended. `draft`: the guess that it is to
+// Appends one id and reports it; false: the sequence has ended. `draft`: the draft that it is to
 // verify, or kNoDraft.
 bool Engine::Impl::sample(Sequence& sequence, int64_t row, int32_t draft) {
   const Request& request = sequence.request;

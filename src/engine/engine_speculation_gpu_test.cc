@@ -1,4 +1,4 @@
-// Guesses on a GPU, under --exact: the same bits as without, beside steps that are begun ahead.
+// Drafts on a GPU, under --exact: the same bits as without, beside steps that are begun ahead.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -33,7 +33,7 @@ std::vector<Request> requests_for(int32_t num) {
   return requests;
 }
 
-TEST(SpeculationGpu, SameBitsForEveryCountOfGuesses) {
+TEST(SpeculationGpu, SameBitsForEveryCountOfDrafts) {
   GpuTestModel loaded(Format::kBF16);
   for (const int32_t num : {1, 16}) {
     const std::vector<Request> requests = requests_for(num);

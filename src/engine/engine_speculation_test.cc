@@ -1,5 +1,5 @@
-// Guesses change nothing but the number of steps: the same text and log-probabilities as without,
-// for every pattern of guesses that come true or do not, whatever else is asked for.
+// Drafts change nothing but the number of steps: the same text and log-probabilities as without,
+// for every pattern of drafts that come true or do not, whatever else is asked for.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -51,7 +51,7 @@ void expect_same(const std::vector<Transcript>& a, const std::vector<Transcript>
   }
 }
 
-TEST(Speculation, SameTextForEveryPatternOfGuesses) {
+TEST(Speculation, SameTextForEveryPatternOfDrafts) {
   for (const uint64_t seed : {100, 200, 300}) {
     const std::vector<Request> requests = many_requests(seed);
     const std::vector<Transcript> expected = plain(requests);
@@ -68,7 +68,7 @@ TEST(Speculation, SameTextForEveryPatternOfGuesses) {
           EXPECT_EQ(counts.num_accepted_tokens, 0);
         }
         if (pattern == ~0u) {
-          // But for guesses behind a stop id, in two of the requests.
+          // But for drafts behind a stop id, in two of the requests.
           EXPECT_GE(counts.num_accepted_tokens, counts.num_draft_tokens - 2 * k);
         }
         EXPECT_EQ(engine.stats().kv_usage, 0);
@@ -77,7 +77,7 @@ TEST(Speculation, SameTextForEveryPatternOfGuesses) {
   }
 }
 
-// Every way in which the guesses of three steps in a row can come true.
+// Every way in which the drafts of three steps in a row can come true.
 TEST(Speculation, SameTextForEveryCountOfThreeSteps) {
   Request request{.prompt = toy_prompt(9, 4), .max_tokens = 14};
   request.sampling = {.temperature = 0.9f, .seed = 5, .logprobs = 2};
@@ -92,7 +92,7 @@ TEST(Speculation, SameTextForEveryCountOfThreeSteps) {
   }
 }
 
-TEST(Speculation, TakesFewerStepsWhereGuessesComeTrue) {
+TEST(Speculation, TakesFewerStepsWhereDraftsComeTrue) {
   Request request{.prompt = toy_prompt(4, 4), .max_tokens = 41};
   request.sampling.seed = 1;
   const std::vector<Transcript> expected = plain({request});
@@ -122,7 +122,7 @@ TEST(Speculation, PreemptedOrNot) {
   }
 }
 
-// What a step computed of guesses that did not come true is never found by a later prompt.
+// What a step computed of drafts that did not come true is never found by a later prompt.
 TEST(Speculation, PrefixHitsAfterRejectionsAtEveryOffsetOfAPage) {
   const int32_t page = toy_options().page_size;
   for (int32_t k = 1; k <= 7; ++k) {
@@ -130,7 +130,7 @@ TEST(Speculation, PrefixHitsAfterRejectionsAtEveryOffsetOfAPage) {
       Request request{.prompt = toy_prompt(16 + offset, 3), .max_tokens = 30};
       request.sampling.seed = 11;
       const std::vector<Transcript> expected = plain({request});
-      // All guesses of the first step come true but for the last `offset % (k + 1)`, and so on.
+      // All drafts of the first step come true but for the last `offset % (k + 1)`, and so on.
       const auto drafter = std::make_shared<ScriptedDrafter>(
           std::vector{request}, expected, std::vector{offset % (k + 1), k, 0, k / 2});
       ToyModel model;

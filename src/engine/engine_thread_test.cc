@@ -39,10 +39,10 @@ class Ends {
 
 using Method = SpeculationOptions::Method;
 
-// With or without tokens guessed ahead.
+// With or without tokens drafted ahead.
 class EngineLoad : public testing::TestWithParam<Method> {};
 
-INSTANTIATE_TEST_SUITE_P(Guesses, EngineLoad,
+INSTANTIATE_TEST_SUITE_P(Drafts, EngineLoad,
                          testing::Values(Method::kNone, Method::kNgram, Method::kSuffix));
 
 EngineOptions tight_options(Method method) {

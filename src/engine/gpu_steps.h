@@ -1,7 +1,7 @@
 // GpuSteps: runs the steps of a model on the GPU. What kernels read of a step goes there in one
-// copy; a step that takes up to 256 tokens, one of each sequence and guesses behind it, is one
+// copy; a step that takes up to 256 tokens, one of each sequence and drafts behind it, is one
 // launch of a graph, recorded when its like comes first, or, of more than 64, whose sizes are many,
-// or with guesses, when it comes again, of up to kMostRare likes. The next id of every row of
+// or with drafts, when it comes again, of up to kMostRare likes. The next id of every row of
 // logits is found there too, the likeliest or one drawn; whole rows come to the host only when
 // asked for. Two steps may be in flight: the second takes as its tokens the ids that the first one
 // finds.
@@ -68,7 +68,7 @@ class GpuSteps {
   Buffer greedy_, row_;         // pinned: Greedy [2, R], float [V]
   Tensor logits_;               // of the last step, on the device
   std::map<Key, std::pair<cuda::Graph, Tensor>> graphs_;  // with the logits they leave
-  int32_t num_rare_ = 0;             // graphs of more than kFewTokens, or with guesses
+  int32_t num_rare_ = 0;             // graphs of more than kFewTokens, or with drafts
   std::array<cuda::Event, 2> done_;  // of the step of each turn
 };
 

@@ -1,4 +1,4 @@
-// NgramDrafter: what follows the last few tokens of a sequence is guessed to be what followed them
+// NgramDrafter: what follows the last few tokens of a sequence is drafted to be what followed them
 // before. vLLM's "ngram" (prompt lookup): the longest of the last ngram_max to ngram_min tokens
 // that are found, where they came first. It keeps nothing: the tokens are looked through each time.
 #pragma once

@@ -79,7 +79,7 @@ struct Request {
   int32_t prompt_logprobs = -1;  // tops per prompt position; -1: none
   int32_t priority = 0;          // lower numbers go first, and others' pages when they run out
   std::optional<std::chrono::steady_clock::time_point> deadline = {};
-  int32_t max_drafts = kMaxDrafts;  // tokens guessed ahead of the text in a step; 0: none
+  int32_t max_drafts = kMaxDrafts;  // tokens drafted ahead of the text in a step; 0: none
   std::string cache_salt = {};      // only requests of the same salt share cached prefixes
 
   // Called on the engine's thread, in order; must not block or throw.

@@ -21,7 +21,7 @@ struct SchedulerLimits {
   int32_t max_num_seqs = 0;
   int32_t max_tokens = 0;      // of a step; at least max_num_seqs, so that every sequence decodes
   int32_t max_score_rows = 0;  // rows with logits of prompts that are scored, all together
-  int32_t max_drafts = 0;      // guesses that one step verifies, all sequences together
+  int32_t max_drafts = 0;      // drafts that one step verifies, all sequences together
   bool chunked = true;  // else a prompt waits for a step that it fits into whole; one that is
                         // scored still goes by max_score_rows
 };

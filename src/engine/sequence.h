@@ -36,10 +36,10 @@ struct Sequence {
   int32_t slot = KvCache::kNoSlot;
   bool is_held = false;  // left out of steps until the mask for its next token is there
   SamplingState sampling;
-  std::vector<int32_t> drafts;                        // guesses of what follows `tokens`
+  std::vector<int32_t> drafts;                        // drafts of what follows `tokens`
   int32_t num_wanted = 0;                             // of them, that are worth verifying
   int32_t num_verified = 0;                           // of them, that the next step may verify
-  std::optional<DraftRates> draft_rates;              // once something was guessed
+  std::optional<DraftRates> draft_rates;              // once something was drafted
   mutable std::unique_ptr<DraftMemory> draft_memory;  // the drafter's
   RequestTimes times;
   // Other answers to the same prompt. They wait here until all of it but its last token is
@@ -81,7 +81,7 @@ inline bool goes_before(const std::unique_ptr<Sequence>& a, const std::unique_pt
 }
 
 // Tokens [begin, begin + length) of a sequence in one step; the last num_out of them want logits,
-// and the last num_drafts are guesses that the step verifies.
+// and the last num_drafts are drafts that the step verifies.
 struct Chunk {
   Sequence* sequence;
   int32_t begin;

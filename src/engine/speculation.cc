@@ -52,7 +52,7 @@ void Speculation::draft(std::span<const std::unique_ptr<Sequence>> running, bool
     s.num_wanted = s.num_verified = 0;
     if (s.num_left() != 1 || !s.is_scored() || !s.forks.empty() || s.is_held) continue;
     decoding_.push_back(&s);
-    // The last token of an answer follows a guess, or none.
+    // The last token of an answer follows a draft, or none.
     const int32_t k = std::min(
         {options_.num_tokens, s.request.max_drafts, s.request.max_tokens - s.num_output() - 1});
     if (k > 0) drafter_->propose(s, k, s.drafts);
@@ -68,10 +68,10 @@ void Speculation::draft(std::span<const std::unique_ptr<Sequence>> running, bool
 
 int32_t Speculation::taken(const Sequence& sequence, int32_t i, int32_t drawn) {
   if (options_.method != SpeculationOptions::Method::kSynthetic) return drawn;
-  const int32_t guess = sequence.drafts[i];
-  if (comes_true(sequence, i, drawn)) return guess;
-  if (drawn != guess) return drawn;
-  return guess > 0 ? guess - 1 : 1;
+  const int32_t draft = sequence.drafts[i];
+  if (comes_true(sequence, i, drawn)) return draft;
+  if (drawn != draft) return drawn;
+  return draft > 0 ? draft - 1 : 1;
 }
 
 bool Speculation::comes_true(const Sequence& sequence, int32_t i, int32_t id) {

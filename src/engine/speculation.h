@@ -1,12 +1,12 @@
-// Speculation: guesses for all sequences of a step, how many of them it verifies, and what came of
+// Speculation: drafts for all sequences of a step, how many of them it verifies, and what came of
 // them.
 //
-// A guess is verified by drawing from the model's own distribution behind it what would have been
-// drawn there in any case, by the same random number: it comes true where that is the guess. So an
+// A draft is verified by drawing from the model's own distribution behind it what would have been
+// drawn there in any case, by the same random number: it comes true where that is the draft. So an
 // id x is taken with its probability p(x), and else one of the others is drawn, in their
-// proportions: what rejection sampling does with a guess that is certain of itself. The text is
-// that without guesses, token for token, at any temperature; nothing that is asked of a token
-// (masks, penalties, log-probabilities) knows of guesses at all.
+// proportions: what rejection sampling does with a draft that is certain of itself. The text is
+// that without drafts, token for token, at any temperature; nothing that is asked of a token
+// (masks, penalties, log-probabilities) knows of drafts at all.
 #pragma once
 
 #include <cstdint>
@@ -24,18 +24,18 @@ namespace nibble {
 
 class Speculation {
  public:
-  // A step has room for max_drafts guesses.
+  // A step has room for max_drafts drafts.
   Speculation(const SpeculationOptions& options, int32_t max_drafts);
   bool is_on() const { return drafter_ != nullptr; }
 
-  // Before a plan: guesses for the sequences that decode. `may_verify` false: the step has begun
+  // Before a plan: drafts for the sequences that decode. `may_verify` false: the step has begun
   // already, with none.
   void draft(std::span<const std::unique_ptr<Sequence>> running, bool may_verify);
-  // The id that is taken where guess i was to be verified and `drawn` was drawn: that one, unless
+  // The id that is taken where draft i was to be verified and `drawn` was drawn: that one, unless
   // truth is made up.
   int32_t taken(const Sequence& sequence, int32_t i, int32_t drawn);
-  // Behind a step that verified `num_verified` guesses: it gave the last `num_new` tokens. Says how
-  // good guesses are, also of the first that was not verified.
+  // Behind a step that verified `num_verified` drafts: it gave the last `num_new` tokens. Says how
+  // good drafts are, also of the first that was not verified.
   void learn(Sequence& sequence, int32_t num_verified, int32_t num_new);
   void has_ended(const Sequence& sequence);
   // A step that only decoded took that long.
@@ -49,7 +49,7 @@ class Speculation {
 
   SpeculationOptions options_;
   int32_t max_drafts_;
-  std::shared_ptr<Drafter> drafter_;  // null: nothing is ever guessed
+  std::shared_ptr<Drafter> drafter_;  // null: nothing is ever drafted
   StepTimes times_;
   DraftLengths lengths_;
   DraftRates rates_;                 // of all sequences: what a new one begins with

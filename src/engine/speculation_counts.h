@@ -1,4 +1,4 @@
-// What became of guessed tokens.
+// What became of drafted tokens.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +10,11 @@
 namespace nibble {
 
 struct SpeculationCounts {
-  int64_t num_drafts = 0;  // times that guesses of a sequence were verified
+  int64_t num_drafts = 0;  // times that drafts of a sequence were verified
   int64_t num_draft_tokens = 0;
   int64_t num_accepted_tokens = 0;
   std::array<int64_t, kMaxDrafts> accepted_at = {};  // of them, by place
-  int32_t num_places = 0;                            // 0: nothing is ever guessed
+  int32_t num_places = 0;                            // 0: nothing is ever drafted
 
   SpeculationCounts& operator+=(const SpeculationCounts& more) { return add(more, 1); }
   SpeculationCounts operator-(const SpeculationCounts& before) const {

@@ -14,14 +14,14 @@ namespace nibble {
 
 class ScriptedDrafter : public Drafter {
  public:
-  // Guess i of a step is right where bit i of the pattern is set, as are all behind the last bit
+  // Draft i of a step is right where bit i of the pattern is set, as are all behind the last bit
   // of ~0.
   ScriptedDrafter(const std::vector<Request>& requests, const std::vector<Transcript>& answers,
                   uint32_t pattern)
       : pattern_(pattern) {
     take(requests, answers);
   }
-  // In step i, as often as there are some, the first right[i] guesses are; below 0: none is made.
+  // In step i, as often as there are some, the first right[i] drafts are; below 0: none is made.
   ScriptedDrafter(const std::vector<Request>& requests, const std::vector<Transcript>& answers,
                   std::vector<int32_t> right)
       : right_(std::move(right)) {
@@ -61,7 +61,7 @@ class ScriptedDrafter : public Drafter {
   size_t num_calls_ = 0;
 };
 
-// With as many guesses as there are, always.
+// With as many drafts as there are, always.
 inline EngineOptions speculative(EngineOptions options, std::shared_ptr<Drafter> drafter,
                                  int32_t k) {
   options.speculation = {.num_tokens = k, .is_adaptive = false, .drafter = std::move(drafter)};

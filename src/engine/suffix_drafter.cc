@@ -41,8 +41,8 @@ SuffixIndex& SuffixDrafter::own_index(const Sequence& sequence) {
 }
 
 void SuffixDrafter::propose(const Sequence& sequence, int32_t k, std::vector<int32_t>& ids) {
-  const double own = own_index(sequence).guess(sequence.tokens, k, limits_, 0, ids);
-  past_.guess(sequence.tokens, k, limits_, own, ids);
+  const double own = own_index(sequence).draft(sequence.tokens, k, limits_, 0, ids);
+  past_.draft(sequence.tokens, k, limits_, own, ids);
 }
 
 void SuffixDrafter::has_ended(const Sequence& sequence) {

@@ -1,4 +1,4 @@
-// SuffixDrafter: guesses by what followed the same words before, in the sequence's own text or in
+// SuffixDrafter: drafts by what followed the same words before, in the sequence's own text or in
 // past answers, as many as the match is long and as often as they did follow ("suffix decoding",
 // Oliaro et al., arXiv:2411.04975). What is kept of a sequence goes with it; past answers share a
 // fixed memory. Answers to requests with a salt are not kept.

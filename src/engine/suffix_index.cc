@@ -60,7 +60,7 @@ void SuffixIndex::find_places(std::span<const int32_t> text, int32_t depth) {
 }
 
 // The likeliest way on from the places that match `length` tokens, into path_; the sum of its
-// guesses' probabilities.
+// drafts' probabilities.
 double SuffixIndex::follow(int32_t length, int32_t k, const SuffixLimits& limits) {
   left_.clear();
   path_.clear();
@@ -91,7 +91,7 @@ double SuffixIndex::follow(int32_t length, int32_t k, const SuffixLimits& limits
   return sum;
 }
 
-double SuffixIndex::guess(std::span<const int32_t> text, int32_t k, const SuffixLimits& limits,
+double SuffixIndex::draft(std::span<const int32_t> text, int32_t k, const SuffixLimits& limits,
                           double least, std::vector<int32_t>& ids) {
   find_places(text, limits.depth);
   std::ranges::stable_sort(places_, std::greater{}, &Place::length);

@@ -11,8 +11,8 @@ namespace nibble {
 
 struct SuffixLimits {
   int32_t depth;                 // tokens of a match that count
-  double factor;                 // guesses for each token of the match
-  double min_token_probability;  // of a guess and all before it, among the places that match
+  double factor;                 // drafts for each token of the match
+  double min_token_probability;  // of a draft and all before it, among the places that match
 };
 
 class SuffixIndex {
@@ -20,16 +20,16 @@ class SuffixIndex {
   explicit SuffixIndex(int32_t capacity);
   static int64_t bytes(int32_t capacity);
 
-  // An id below 0 ends a text: no match goes over it, and nothing is guessed behind it.
+  // An id below 0 ends a text: no match goes over it, and nothing is drafted behind it.
   void append(int32_t id);
   int64_t size() const { return size_; }
   // What is before the position is not found any more.
   void forget_before(int64_t position) { begin_ = position; }
 
   // Up to k ids that may follow `text`, by how often they did: of the suffixes of it that are
-  // found, the one whose guesses are likeliest to come true in sum. Returns that sum; `ids` is
+  // found, the one whose drafts are likeliest to come true in sum. Returns that sum; `ids` is
   // replaced where it is above `least`.
-  double guess(std::span<const int32_t> text, int32_t k, const SuffixLimits& limits, double least,
+  double draft(std::span<const int32_t> text, int32_t k, const SuffixLimits& limits, double least,
                std::vector<int32_t>& ids);
 
  private:
@@ -50,7 +50,7 @@ class SuffixIndex {
   std::vector<int64_t> heads_;  // by hash: the latest position + 1; 0: none
   int64_t size_ = 0;            // ever appended
   int64_t begin_ = 0;
-  std::vector<Place> places_, left_;  // in guess()
+  std::vector<Place> places_, left_;  // in draft()
   std::vector<int32_t> path_;
 };
 

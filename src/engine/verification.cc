@@ -7,13 +7,13 @@
 namespace nibble {
 namespace {
 
-// p / q of guess i. A guess cannot have been drawn where q is 0.
-double ratio(const DrawnGuesses& g, size_t i) { return g.p[i][g.ids[i]] / g.q[i][g.ids[i]]; }
+// p / q of draft i. A draft cannot have been drawn where q is 0.
+double ratio(const DrawnDrafts& g, size_t i) { return g.p[i][g.ids[i]] / g.q[i][g.ids[i]]; }
 
-// How much of p[n] the rule gives to what comes behind n guesses, in the sense of
+// How much of p[n] the rule gives to what comes behind n drafts, in the sense of
 // next_distribution: 1 by the standard rule; by the block rule the product of all ratios so far,
 // each cut off at 1.
-double weight(VerificationRule rule, const DrawnGuesses& g, size_t n) {
+double weight(VerificationRule rule, const DrawnDrafts& g, size_t n) {
   double c = 1;
   for (size_t i = 0; rule == VerificationRule::kBlock && i < n; ++i) {
     c = std::min(1.0, c * ratio(g, i));
@@ -34,8 +34,8 @@ double sum_of(const Distribution& values) {
   return sum;
 }
 
-// The block rule's chance that n guesses are kept, if no more are.
-double block_chance(const DrawnGuesses& g, size_t n) {
+// The block rule's chance that n drafts are kept, if no more are.
+double block_chance(const DrawnDrafts& g, size_t n) {
   const double c = weight(VerificationRule::kBlock, g, n);
   if (n == g.q.size()) return c;
   const double rest = sum_of(residual(c, g.p[n], g.q[n]));
@@ -58,7 +58,7 @@ int32_t draw(const Distribution& weights, double u) {
 
 }  // namespace
 
-std::vector<double> kept_probabilities(VerificationRule rule, const DrawnGuesses& g) {
+std::vector<double> kept_probabilities(VerificationRule rule, const DrawnDrafts& g) {
   const size_t k = g.q.size();
   CHECK(g.p.size() == k + 1 && g.ids.size() == k);
   std::vector<double> kept(k + 1);
@@ -81,7 +81,7 @@ std::vector<double> kept_probabilities(VerificationRule rule, const DrawnGuesses
   return kept;
 }
 
-Distribution next_distribution(VerificationRule rule, const DrawnGuesses& g, int32_t n) {
+Distribution next_distribution(VerificationRule rule, const DrawnDrafts& g, int32_t n) {
   if (n == std::ssize(g.q)) return g.p[n];
   Distribution rest = residual(weight(rule, g, n), g.p[n], g.q[n]);
   const double sum = sum_of(rest);
@@ -90,7 +90,7 @@ Distribution next_distribution(VerificationRule rule, const DrawnGuesses& g, int
   return rest;
 }
 
-Verified verify(VerificationRule rule, const DrawnGuesses& g, double u_kept, double u_next) {
+Verified verify(VerificationRule rule, const DrawnDrafts& g, double u_kept, double u_next) {
   const int32_t n = draw(kept_probabilities(rule, g), u_kept);
   return {.num_kept = n, .next = draw(next_distribution(rule, g, n), u_next)};
 }

@@ -1,5 +1,5 @@
-// By enumeration of all guesses and all that may become of them: what is said has the model's own
-// distribution. And the rule of guesses that are certain of themselves (speculation.h) is theirs.
+// By enumeration of all drafts and all that may become of them: what is said has the model's own
+// distribution. And the rule of drafts that are certain of themselves (speculation.h) is theirs.
 #include "engine/verification.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace nibble {
 namespace {
 
 using Ids = std::vector<int32_t>;
-constexpr int32_t kVocab = 3, kGuesses = 2, kLength = kGuesses + 1;
+constexpr int32_t kVocab = 3, kDrafts = 2, kLength = kDrafts + 1;
 
 Distribution any_distribution(std::mt19937_64& random) {
   std::uniform_real_distribution<double> uniform01(0, 1);
@@ -71,28 +71,28 @@ void each_text(size_t length, const std::function<void(const Ids&)>& see) {
 
 struct Said {
   std::map<Ids, double> of;  // probability of each text of kLength
-  double kept = 0;           // guesses, in the mean
+  double kept = 0;           // drafts, in the mean
 };
 
-// All guesses, all that are kept of them, all that comes behind; the model goes on by itself.
+// All drafts, all that are kept of them, all that comes behind; the model goes on by itself.
 Said enumerate(VerificationRule rule, const Language& model, const Language& drafter) {
   Said said;
-  each_text(kGuesses, [&](const Ids& guess) {
-    const double drawn = probability(drafter, guess);
+  each_text(kDrafts, [&](const Ids& draft) {
+    const double drawn = probability(drafter, draft);
     if (drawn == 0) return;
     std::vector<Distribution> p, q;
-    for (int32_t i = 0; i <= kGuesses; ++i) {
-      const Ids before(guess.begin(), guess.begin() + i);
+    for (int32_t i = 0; i <= kDrafts; ++i) {
+      const Ids before(draft.begin(), draft.begin() + i);
       p.push_back(model(before));
-      if (i < kGuesses) q.push_back(drafter(before));
+      if (i < kDrafts) q.push_back(drafter(before));
     }
-    const DrawnGuesses guesses{.p = p, .q = q, .ids = guess};
-    const std::vector<double> kept = kept_probabilities(rule, guesses);
-    for (int32_t n = 0; n <= kGuesses; ++n) {
+    const DrawnDrafts drafts{.p = p, .q = q, .ids = draft};
+    const std::vector<double> kept = kept_probabilities(rule, drafts);
+    for (int32_t n = 0; n <= kDrafts; ++n) {
       said.kept += drawn * kept[n] * n;
-      const Distribution next = next_distribution(rule, guesses, n);
+      const Distribution next = next_distribution(rule, drafts, n);
       each_text(kLength, [&](const Ids& text) {
-        if (!std::equal(text.begin(), text.begin() + n, guess.begin())) return;
+        if (!std::equal(text.begin(), text.begin() + n, draft.begin())) return;
         double w = drawn * kept[n] * next[text[n]];
         for (int32_t i = n + 1; i < kLength; ++i) {
           w *= model(Ids(text.begin(), text.begin() + i))[text[i]];
@@ -129,7 +129,7 @@ TEST(Verification, ADrafterEqualToTheModelIsAlwaysRight) {
   std::mt19937_64 random(9);
   const Language model = any_language(random);
   for (const auto rule : {VerificationRule::kStandard, VerificationRule::kBlock}) {
-    EXPECT_NEAR(enumerate(rule, model, model).kept, kGuesses, 1e-12);
+    EXPECT_NEAR(enumerate(rule, model, model).kept, kDrafts, 1e-12);
   }
 }
 
@@ -145,16 +145,16 @@ TEST(Verification, LongRunsHaveTheModelsDistribution) {
       return static_cast<int32_t>(std::discrete_distribution<>(d.begin(), d.end())(random));
     };
     for (int32_t run = 0; run < kRuns; ++run) {
-      Ids guess;
+      Ids draft;
       std::vector<Distribution> p, q;
-      for (int32_t i = 0; i < kGuesses; ++i) {
-        p.push_back(model(guess)), q.push_back(drafter(guess));
-        guess.push_back(draw_from(q.back()));
+      for (int32_t i = 0; i < kDrafts; ++i) {
+        p.push_back(model(draft)), q.push_back(drafter(draft));
+        draft.push_back(draw_from(q.back()));
       }
-      p.push_back(model(guess));
+      p.push_back(model(draft));
       const Verified v =
-          verify(rule, {.p = p, .q = q, .ids = guess}, uniform(3, run, 0), uniform(3, run, 1));
-      Ids text(guess.begin(), guess.begin() + v.num_kept);
+          verify(rule, {.p = p, .q = q, .ids = draft}, uniform(3, run, 0), uniform(3, run, 1));
+      Ids text(draft.begin(), draft.begin() + v.num_kept);
       text.push_back(v.next);
       while (text.size() < kLength) text.push_back(draw_from(model(text)));
       ++counts[text];
@@ -168,32 +168,32 @@ TEST(Verification, LongRunsHaveTheModelsDistribution) {
   }
 }
 
-// The rule of speculation.h: draw from p, and keep the guess where it was drawn. With its own
+// The rule of speculation.h: draw from p, and keep the draft where it was drawn. With its own
 // random numbers that is both rules above for a q that is certain.
-TEST(Verification, DrawingWhatWouldBeDrawnAnywayIsTheRuleForCertainGuesses) {
+TEST(Verification, DrawingWhatWouldBeDrawnAnywayIsTheRuleForCertainDrafts) {
   std::mt19937_64 random(4);
   for (int32_t round = 0; round < 20; ++round) {
     const Distribution p = any_distribution(random);
-    for (int32_t guess = 0; guess < kVocab; ++guess) {
+    for (int32_t draft = 0; draft < kVocab; ++draft) {
       Distribution q(kVocab, 0.0);
-      q[guess] = 1;
+      q[draft] = 1;
       const std::vector<Distribution> ps = {p, p}, qs = {q};
-      const Ids ids = {guess};
+      const Ids ids = {draft};
       for (const auto rule : {VerificationRule::kStandard, VerificationRule::kBlock}) {
-        const DrawnGuesses guesses{.p = ps, .q = qs, .ids = ids};
-        EXPECT_NEAR(kept_probabilities(rule, guesses)[1], p[guess], 1e-12);
-        const Distribution other = next_distribution(rule, guesses, 0);
+        const DrawnDrafts drafts{.p = ps, .q = qs, .ids = ids};
+        EXPECT_NEAR(kept_probabilities(rule, drafts)[1], p[draft], 1e-12);
+        const Distribution other = next_distribution(rule, drafts, 0);
         for (int32_t v = 0; v < kVocab; ++v) {
-          EXPECT_NEAR(other[v], v == guess ? 0 : p[v] / (1 - p[guess]), 1e-12);
+          EXPECT_NEAR(other[v], v == draft ? 0 : p[v] / (1 - p[draft]), 1e-12);
         }
       }
     }
   }
 }
 
-// The engine's sampler in long runs, as speculation.h uses it: a guess comes true with p(guess),
+// The engine's sampler in long runs, as speculation.h uses it: a draft comes true with p(draft),
 // and what is drawn in its place has the proportions of the others.
-TEST(Verification, TheSamplerKeepsAGuessAsOftenAsItIsLikely) {
+TEST(Verification, TheSamplerKeepsADraftAsOftenAsItIsLikely) {
   constexpr int32_t kRuns = 100'000;
   const std::vector<float> logits = {0.3f, -0.7f, 1.1f, 0.2f, -1.5f};
   for (const float temperature : {0.6f, 1.0f, 1.7f}) {

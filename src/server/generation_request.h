@@ -33,7 +33,7 @@ struct GenerationRequest {
   std::optional<GrammarSpec> format;  // of the completion, or of a chat's final message
   std::string format_field;           // where the caller asked for it, for errors
   std::string cache_salt;             // only requests of the same salt share cached prefixes
-  int32_t max_drafts = kMaxDrafts;    // tokens guessed ahead; 0: none
+  int32_t max_drafts = kMaxDrafts;    // tokens drafted ahead; 0: none
   int32_t priority = 0;               // lower numbers go first: by a minute each
   std::optional<std::chrono::steady_clock::time_point> deadline;
   bool stream = false;

@@ -47,7 +47,7 @@ class Page {
     const std::string total = std::string(name) + "_total";
     each_name(total, "counter", help, [&](const std::string& full) { line(full, value); });
   }
-  // Of each place of a guess, in vLLM's form.
+  // Of each place of a draft, in vLLM's form.
   void per_position(const char* name, const char* help, std::span<const int64_t> values) {
     each_name(std::string(name) + "_total", "counter", help, [&](const std::string& full) {
       for (size_t i = 0; i < values.size(); ++i) {
@@ -152,11 +152,11 @@ void add_engine(Page& page, const ServerMetrics::Gauges& now) {
 void add_speculation(Page& page, const SpeculationCounts& counts) {
   if (counts.num_places == 0) return;
   const auto value = [](int64_t v) { return static_cast<double>(v); };
-  page.counter("spec_decode_num_drafts", "Times that guesses of a sequence were verified.",
+  page.counter("spec_decode_num_drafts", "Times that drafts of a sequence were verified.",
                value(counts.num_drafts));
-  page.counter("spec_decode_num_draft_tokens", "Tokens guessed and verified.",
+  page.counter("spec_decode_num_draft_tokens", "Tokens drafted and verified.",
                value(counts.num_draft_tokens));
-  page.counter("spec_decode_num_accepted_tokens", "Guesses that came true.",
+  page.counter("spec_decode_num_accepted_tokens", "Drafts that came true.",
                value(counts.num_accepted_tokens));
   page.per_position("spec_decode_num_accepted_tokens_per_pos", "Those of each place.",
                     std::span(counts.accepted_at).first(counts.num_places));
