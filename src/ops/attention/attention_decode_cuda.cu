@@ -266,16 +266,16 @@ __device__ __forceinline__ float sink_of(const Params& a, Heads heads) {
 // An item whose part is written and counted; 0 splits: none, or it was the only one.
 struct Counted {
   int32_t row, t, splits;
-  Heads heads;
 };
 
 // The last block of a token and KV head: att from the splits' parts, in their order, a warp a head.
 template <int kDim>
-__device__ __forceinline__ void merge_item(const Params& a, const Counted& item, float sink) {
+__device__ __forceinline__ void merge_item(const Params& a, const Counted& item, Heads heads,
+                                           float sink) {
   const int h = threadIdx.x / 32;
-  if (h >= item.heads.count) return;
+  if (h >= heads.count) return;
   const int64_t at = int64_t{item.row} * kMaxSplits * kHeads + h;
-  const int64_t to = int64_t{item.t} * a.kv_heads * a.group + item.heads.first + h;
+  const int64_t to = int64_t{item.t} * a.kv_heads * a.group + heads.first + h;
   const float sinks[] = {sink};
   merge_splits<kDim>(a.att + to * kDim, a.parts, at, item.splits, sinks);
 }
@@ -354,18 +354,22 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm<kDim>)
     }
     publish(shared, state);
     __syncthreads();
-    if (counted.splits > 0 && shared.is_last)
-      merge_item<kDim>(a, counted, sink_of(a, counted.heads));
+    if (counted.splits > 0 && shared.is_last) {
+      const Heads heads = Heads::of(a, a.head_parts, counted.row % a.columns);
+      merge_item<kDim>(a, counted, heads, sink_of(a, heads));
+    }
     finish_item(a, shared, item, sink_of(a, item.heads(a)));
     __syncthreads();
-    counted = {item.row, item.t, item.range.splits.count > 1 ? item.range.splits.count : 0,
-               item.heads(a)};
+    counted = {item.row, item.t, item.range.splits.count > 1 ? item.range.splits.count : 0};
     if (counted.splits > 0 && threadIdx.x == 0)
       shared.is_last = cuda::is_last_arrival(a.counters + counted.row, counted.splits);
     item = next;
   }
   __syncthreads();
-  if (counted.splits > 0 && shared.is_last) merge_item<kDim>(a, counted, sink_of(a, counted.heads));
+  if (counted.splits > 0 && shared.is_last) {
+    const Heads heads = Heads::of(a, a.head_parts, counted.row % a.columns);
+    merge_item<kDim>(a, counted, heads, sink_of(a, heads));
+  }
 }
 
 // The same for one token, a block an item: little code, for a step of one token must bring it from
@@ -418,7 +422,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm<kDim>)
   bool is_last = false;
   if (threadIdx.x % 32 == 0)
     is_last = cuda::is_last_arrival(a.counters + item.row * kHeads + h, splits);
-  if (__any_sync(kAll, is_last)) merge_item<kDim>(a, {item.row, 0, splits, heads}, sink);
+  if (__any_sync(kAll, is_last)) merge_item<kDim>(a, {item.row, 0, splits}, heads, sink);
 }
 
 // Of a split, where a token's tiles are to go into `count`: whole rounds of a block's warps.

@@ -25,8 +25,9 @@ constexpr int kWarps = 8;
 constexpr int kShareTiles =
     8;  // of a share, at least: what it leaves is an eighth of what it reads
 constexpr int kFewTiles = 32, kLongTiles = 64;  // of a token
-constexpr int kMerged = 4;                      // heads that a warp puts together at a time
-template <int kDim>                             // ptxas wants more registers on sm_121
+template <int kDim>
+constexpr int kMergedHeads = kDim == 64 ? 1 : 4;  // that a warp puts together at a time
+template <int kDim>                               // ptxas wants more registers on sm_121
 constexpr int kBlocksPerSm = kDim == 64 && NIBBLE_CUDA_SM != 121 ? 2 : 1;
 template <int kDim, bool kFp8>
 constexpr int kDepth = sizeof(Tile<kDim, kFp8>) <= 256 ? 2 : 1;  // tiles on their way
@@ -155,6 +156,7 @@ __device__ __forceinline__ void leave_share(const Params& a, const Item& item,
   __syncwarp();
   const bool is_last = lane == 0 && cuda::is_last_arrival(a.counters + item.row, item.shares);
   if (!__any_sync(kAll, is_last)) return;
+  constexpr int kMerged = kMergedHeads<kDim>;
   int h = 0;
   for (; h + kMerged <= heads.count; h += kMerged) {
     float sinks[kMerged];
