@@ -27,7 +27,9 @@ constexpr int32_t kMaxSeqs = 4;
 
 // Loaded once for all tests; the engine steps on its own thread.
 struct Shipped {
-  explicit Shipped(cli::EngineFlags other = {}) : flags(std::move(other)) {
+  Shipped() { load(); }
+  explicit Shipped(cli::EngineFlags other) : flags(std::move(other)) { load(); }
+  void load() {
     flags.model = NIBBLE_SOURCE_DIR "/models/nibble-tiny-gpt-oss";
     flags.max_model_len = kContext;
     flags.max_num_seqs = kMaxSeqs;

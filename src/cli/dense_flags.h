@@ -13,7 +13,7 @@ class App;
 namespace nibble::cli {
 
 struct DenseFlags {
-  std::string dense_format = "bf16";      // bf16 | mxfp8 | mxfp4
+  std::string dense_format = "bf16";      // bf16 | mxfp8 | mxfp4 | nvfp4
   std::vector<std::string> mxfp4_layers;  // of qkv, o, mlp, lm_head
 };
 

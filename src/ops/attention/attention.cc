@@ -33,6 +33,8 @@ const char* refuse_cuda(const AttentionDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_cpu(o)) return reason;
   if (d.head_dim != 64 && d.head_dim != 128 && d.head_dim != 256)
     return "needs heads of 64, 128 or 256 dims";
+  if (d.head_dim == 256 && o.gpu.sm / 10 == 12)
+    return "heads of 256 dims: a GB10 has too few registers for a token's tile";
   if (d.q_heads > 16 * d.kv_heads) return "needs at most 16 query heads to a KV head";
   return nullptr;
 }

@@ -204,10 +204,9 @@ __device__ __forceinline__ int64_t address(const Item& item, const Params& a, in
 
 // The lane's: of head lane / 4 of the item, or of the last one.
 template <int kDim>
-__device__ __forceinline__ const uint16_t* query_of(const Params& a, const Item& item) {
-  const Heads heads = item.heads(a);
+__device__ __forceinline__ const uint16_t* query_of(const Params& a, int32_t t, Heads heads) {
   const int head = heads.first + min(static_cast<int>(threadIdx.x) % 32 / 4, heads.count - 1);
-  return a.q + (int64_t{item.t} * a.kv_heads * a.group + head) * kDim;
+  return a.q + (int64_t{t} * a.kv_heads * a.group + head) * kDim;
 }
 
 // All tiles of an item; `tile` holds the first. The next one's keys are on their way while this
@@ -237,11 +236,27 @@ template <int kDim>
 struct Parts {
   alignas(16) float o[kWarps][kHeads][kDim + 8];
   float2 sums[kHeads][kWarps];  // largest score, sum
+  // Where that goes. There, it takes no registers while tiles do.
+  struct {
+    int32_t row, t, split, splits;
+    Heads heads;
+  } to;
+
+  // By all threads; whoever reads it waits for thread 0.
+  __device__ __forceinline__ void note(const Params& a, const Item& item) {
+    if (threadIdx.x == 0)
+      to = {item.row, item.t, item.split, item.range.splits.count, item.heads(a)};
+  }
+};
+// An item whose part is written and counted; 0 splits: none, or it was the only one.
+struct Counted {
+  int32_t row, t, splits;
   bool is_last;
 };
 template <int kDim>
 struct Shared : Parts<kDim> {
   Rows rows;
+  Counted counted;
 };
 
 template <int kDim>
@@ -263,11 +278,6 @@ __device__ __forceinline__ float sink_of(const Params& a, Heads heads) {
   return h < heads.count ? one_token::sink_of(a, heads.first + h) : -INFINITY;
 }
 
-// An item whose part is written and counted; 0 splits: none, or it was the only one.
-struct Counted {
-  int32_t row, t, splits;
-};
-
 // The last block of a token and KV head: att from the splits' parts, in their order, a warp a head.
 template <int kDim>
 __device__ __forceinline__ void merge_item(const Params& a, const Counted& item, Heads heads,
@@ -279,15 +289,21 @@ __device__ __forceinline__ void merge_item(const Params& a, const Counted& item,
   const float sinks[] = {sink};
   merge_splits<kDim>(a.att + to * kDim, a.parts, at, item.splits, sinks);
 }
+// The same of what attend_items has counted, if this block was the last.
+template <int kDim>
+__device__ __forceinline__ void merge_counted(const Params& a, const Counted& item) {
+  if (item.splits == 0 || !item.is_last) return;
+  const Heads heads = Heads::of(a, a.head_parts, item.row % a.columns);
+  merge_item<kDim>(a, item, heads, sink_of(a, heads));
+}
 
 // Sums the warps of a block. The only split writes att, others leave their part.
 template <int kDim>
-__device__ __forceinline__ void finish_item(const Params& a, Parts<kDim>& shared, const Item& item,
-                                            float sink) {
+__device__ __forceinline__ void finish_item(const Params& a, Parts<kDim>& shared, float sink) {
   const int lane = threadIdx.x % 32, h = threadIdx.x / 32;
-  const Heads heads = item.heads(a);
+  const Heads heads = shared.to.heads;
   if (h >= heads.count) return;
-  const int32_t splits = item.range.splits.count;
+  const int32_t splits = shared.to.splits;
   if (splits > 1) sink = -INFINITY;  // whoever merges them adds it
   float top = sink;
 #pragma unroll
@@ -306,8 +322,8 @@ __device__ __forceinline__ void finish_item(const Params& a, Parts<kDim>& shared
     }
   }
   const float inv = 1 / (sum + exp2_fast(sink - (top - kBoost)));
-  const int64_t head = int64_t{item.t} * a.kv_heads * a.group + heads.first + h;
-  const int64_t at = (int64_t{item.row} * kMaxSplits + item.split) * kHeads + h;
+  const int64_t head = int64_t{shared.to.t} * a.kv_heads * a.group + heads.first + h;
+  const int64_t at = (int64_t{shared.to.row} * kMaxSplits + shared.to.split) * kHeads + h;
 #pragma unroll
   for (int c = 0; c < kDim / 64; ++c) {
     if (splits == 1)
@@ -338,38 +354,35 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm<kDim>)
   const bool is_early = (item.first + 1) * kTile <= item.context;
   if (item.first < item.end && is_early) load_keys(tile, a.k, at), load_values(tile, a.v, at);
   cuda::griddep_wait();
-  q.load(query_of<kDim>(a, item));
+  q.load(query_of<kDim>(a, item.t, item.heads(a)));
   if (item.first < item.end && !is_early) load_keys(tile, a.k, at), load_values(tile, a.v, at);
-  Counted counted{};
+  if (threadIdx.x == 0) shared.counted.splits = 0;
   for (bool more = true; more;) {
+    shared.note(a, item);
     Item next;
     const auto find_next = [&] { more = item_at(next, a, shared.rows, i += gridDim.x); };
     if (kDim < 256) find_next();  // else there are no registers for it yet
     const State<kDim> state = attend_item(a, item, tile, q);
     if (kDim == 256) find_next();
     if (more) {
-      q.load(query_of<kDim>(a, next));
+      q.load(query_of<kDim>(a, next.t, next.heads(a)));
       at = address<kDim>(next, a, next.first);
       if (next.first < next.end) load_keys(tile, a.k, at), load_values(tile, a.v, at);
     }
     publish(shared, state);
     __syncthreads();
-    if (counted.splits > 0 && shared.is_last) {
-      const Heads heads = Heads::of(a, a.head_parts, counted.row % a.columns);
-      merge_item<kDim>(a, counted, heads, sink_of(a, heads));
-    }
-    finish_item(a, shared, item, sink_of(a, item.heads(a)));
+    merge_counted<kDim>(a, shared.counted);
+    finish_item(a, shared, sink_of(a, shared.to.heads));
     __syncthreads();
-    counted = {item.row, item.t, item.range.splits.count > 1 ? item.range.splits.count : 0};
-    if (counted.splits > 0 && threadIdx.x == 0)
-      shared.is_last = cuda::is_last_arrival(a.counters + counted.row, counted.splits);
+    if (threadIdx.x == 0) {
+      const auto [row, t, split, splits, heads] = shared.to;
+      const bool is_last = splits > 1 && cuda::is_last_arrival(a.counters + row, splits);
+      shared.counted = {row, t, splits > 1 ? splits : 0, is_last};
+    }
     item = next;
   }
   __syncthreads();
-  if (counted.splits > 0 && shared.is_last) {
-    const Heads heads = Heads::of(a, a.head_parts, counted.row % a.columns);
-    merge_item<kDim>(a, counted, heads, sink_of(a, heads));
-  }
+  merge_counted<kDim>(a, shared.counted);
 }
 
 // The same for one token, a block an item: little code, for a step of one token must bring it from
@@ -404,25 +417,25 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm<kDim>)
     if (tile >= item.end) break;
     prefetch_tile<kDim, kFp8>(a.k, a.v, address<kDim>(item, a, tile));
   }
-  const Heads heads = item.heads(a);
-  float sink = kDim < 256 ? sink_of(a, heads) : 0;  // else there is no register for it yet
-  const uint16_t* query = query_of<kDim>(a, item);
+  shared.note(a, item);
+  float sink = kDim < 256 ? sink_of(a, item.heads(a)) : 0;  // else there is no register for it yet
+  const uint16_t* query = query_of<kDim>(a, item.t, item.heads(a));
   cuda::touch_parameters(a);
   cuda::griddep_wait();
   q.load(query);
   if (has_tile && !is_early) load_keys(tile, a.k, at), load_values(tile, a.v, at);
   publish(shared, attend_item(a, item, tile, q));
-  if (kDim == 256) sink = sink_of(a, item.heads(a));
   __syncthreads();
-  finish_item(a, shared, item, sink);
+  const Heads heads = shared.to.heads;
+  if (kDim == 256) sink = sink_of(a, heads);
+  finish_item(a, shared, sink);
   // A warp has written its head's part, and merges it if it is the last to do so.
-  const int32_t splits = item.range.splits.count, h = threadIdx.x / 32;
+  const int32_t row = shared.to.row, splits = shared.to.splits, h = threadIdx.x / 32;
   if (splits == 1 || h >= heads.count) return;
   __syncwarp();
   bool is_last = false;
-  if (threadIdx.x % 32 == 0)
-    is_last = cuda::is_last_arrival(a.counters + item.row * kHeads + h, splits);
-  if (__any_sync(kAll, is_last)) merge_item<kDim>(a, {item.row, 0, splits}, heads, sink);
+  if (threadIdx.x % 32 == 0) is_last = cuda::is_last_arrival(a.counters + row * kHeads + h, splits);
+  if (__any_sync(kAll, is_last)) merge_item<kDim>(a, {row, 0, splits, true}, heads, sink);
 }
 
 // Of a split, where a token's tiles are to go into `count`: whole rounds of a block's warps.
@@ -473,11 +486,16 @@ void attend_rows(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
   const int32_t keys = params.window > 0 ? std::min(params.window, context) : context;
   const int32_t tiles = (keys + (params.window > 0 ? 2 * kTile - 2 : kTile - 1)) / kTile;
   with_shape(kv, [&]<int kDim, bool kFp8>() {
-    // A batch need not be split as its tokens alone: then blocks take one item each, of many tiles.
-    if (by_span && s.num_tokens > 1)
-      a.split_tiles = tiles_of_split(
-          tiles, kBlocksPerSm<kDim> * cx.kernels.gpu.num_sms / (std::min(rows, kSlab) * a.columns));
-    launch<kDim, kFp8>(cx, a, rows, most_splits(a, tiles));
+    if constexpr (NIBBLE_CUDA_SM == 121 && kDim == 256)
+      return CHECK(false);  // attend_items would spill; refused
+    else {
+      // A batch need not be split as its tokens alone: then blocks take one item each, of many
+      // tiles.
+      if (by_span && s.num_tokens > 1)
+        a.split_tiles = tiles_of_split(tiles, kBlocksPerSm<kDim> * cx.kernels.gpu.num_sms /
+                                                  (std::min(rows, kSlab) * a.columns));
+      launch<kDim, kFp8>(cx, a, rows, most_splits(a, tiles));
+    }
   });
 }
 

@@ -370,11 +370,11 @@ __global__ void __launch_bounds__(Shape<kDim, kSplit>::kThreads, Shape<kDim, kSp
   }
   __syncthreads();
   if (rows.num_rows == 0) return cuda::griddep_wait();
-  const int32_t first_pos = rows.span.context + rows.first;
+  const auto first_pos = [&] { return rows.span.context + rows.first; };  // not in a register
   const Copier<kDim, Tiles, kFp8> copier{
       .table = a.page_table + int64_t{rows.span.slot} * a.max_pages,
       .kv_head = kv_head,
-      .oldest = a.window > 0 ? max(0, first_pos - a.window + 1) : 0};
+      .oldest = a.window > 0 ? max(0, first_pos() - a.window + 1) : 0};
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const auto fetch = [&](int stage, int32_t key) {
@@ -400,7 +400,7 @@ __global__ void __launch_bounds__(Shape<kDim, kSplit>::kThreads, Shape<kDim, kSp
       Scores<kM, kSlice> s;
       score<kDim, kKeys, kM, kSlice>(s, state, keys + at * kRowBytes);
       if (kSplit || !all_seen<kSlice>(a, rows, key + at))
-        mask<kM, kSlice>(s, a, crew.first_row(), first_pos, key + at);
+        mask<kM, kSlice>(s, a, crew.first_row(), first_pos(), key + at);
       weigh<kDim, kM, kSlice>(s, state, a.scale);
       add_values<kDim, kKeys, kM, kSlice>(state, s, keys + Tiles::kTileBytes + at * kRowBytes);
     }
