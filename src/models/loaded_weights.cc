@@ -141,7 +141,8 @@ class RowMover {
   // `to` is where the rows finally lie; `infos` the weight's, or those of two that alternate.
   Moved move(const WantedWeight& w, std::span<const WeightInfo> infos, int64_t row, int64_t rows,
              const RowBytes& to) {
-    if (num_rows(w.spec) == 1 && w.format != w.spec.format) return move_vector(w, infos[0], to);
+    if (w.format == Format::kBF16 && w.spec.format != Format::kBF16)
+      return move_vector(w, infos[0], to);
     const bool encodes = w.format != w.spec.format, packs = w.layout != Layout::kRows;
     const int64_t cols = num_cols(w.spec);
     const RowBytes out = memory_.copy ? stage(last_, rows, final_size(w)) : to;

@@ -15,7 +15,8 @@
 namespace nibble {
 namespace {
 
-// q, k, v of one fused matrix, experts, and a vector; large enough for several pieces.
+// q, k, v of one fused matrix, one of one row, experts, and a vector; large enough for several
+// pieces.
 std::vector<WantedWeight> wanted(Format dense, Layout dense_layout, Layout expert_layout) {
   const auto matrix = [&](const char* name, std::vector<int64_t> shape, bool joined) {
     return WantedWeight{.spec = {.name = name, .shape = std::move(shape)},
@@ -28,6 +29,7 @@ std::vector<WantedWeight> wanted(Format dense, Layout dense_layout, Layout exper
           matrix("q", {1024, 2880}, false),
           matrix("k", {64, 2880}, true),
           matrix("v", {64, 2880}, true),
+          {.spec = {.name = "row", .shape = {1, 96}}, .part = "attention", .format = dense},
           {.spec = {.name = "up", .shape = {3, 48, 128}, .format = Format::kMxfp4},
            .part = "experts",
            .layout = expert_layout},
@@ -107,6 +109,7 @@ void check(const Case& c, const WeightMemory& memory) {
   expect_rows(qkv, 0, *checkpoint, "q");
   expect_rows(qkv, 1024, *checkpoint, "k");
   expect_rows(qkv, 1088, *checkpoint, "v");
+  expect_rows(loaded.matrix("row"), 0, *checkpoint, "row");
 
   const Weight up = loaded.matrix("up", "up_bias");
   const LoadedWeights plain(*checkpoint, wanted(Format::kBF16, Layout::kRows, Layout::kRows), {}, 1,
@@ -196,7 +199,7 @@ TEST(LoadedWeights, CountsResidentBytes) {
       bytes += part.bytes;
     return bytes;
   };
-  constexpr int64_t kDense = 1152 * 2880;
+  constexpr int64_t kDense = 1152 * 2880 + 96;
   EXPECT_EQ(sum(Format::kBF16) - sum(Format::kMxfp4), kDense * 2 - kDense * 17 / 32);
   EXPECT_EQ(sum(Format::kBF16) - sum(Format::kMxfp8), kDense * 2 - kDense * 33 / 32);
 }

@@ -243,6 +243,13 @@ inline constexpr int64_t kNvfp4Fewest = 17, kNvfp4SplitMost = 64, kNvfp4FewestOf
 inline bool splits_nvfp4(const GemmProblem& p) {
   return p.met <= kNvfp4SplitMost && p.rows * p.cols < int64_t{1} << 25;
 }
+// Of experts, whose lists lie in shared memory.
+template <Format kFormat>
+const char* refuse_experts_gemm(const GemmProblem& p, int64_t experts,
+                                const KernelOptions& options) {
+  if (const char* reason = refuse_gemm<kFormat>(p, options)) return reason;
+  return experts <= 512 ? nullptr : "more than 512 experts";
+}
 inline const char* refuse_nvfp4_gemm(const GemmProblem& p, const KernelOptions& options) {
   return refuse_gemm<Format::kNvfp4>(p, options);
 }

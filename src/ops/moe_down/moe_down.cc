@@ -39,8 +39,8 @@ const char* refuse_by_narrow(const MoeDownDesc& d, const KernelOptions& o) {
 
 // 20 rows an expert, as moe_up.
 const char* refuse_many(const MoeDownDesc& d, const KernelOptions& o) {
-  return refuse_gemm<Format::kMxfp4>(
-      {d.format, d.hidden, d.width, d.tokens * d.top_k, 20 * d.experts}, o);
+  return refuse_experts_gemm<Format::kMxfp4>(
+      {d.format, d.hidden, d.width, d.tokens * d.top_k, 20 * d.experts}, d.experts, o);
 }
 
 const char* refuse_nvfp4(const MoeDownDesc& d, const KernelOptions& o) {
@@ -50,8 +50,9 @@ const char* refuse_nvfp4(const MoeDownDesc& d, const KernelOptions& o) {
 }
 
 const char* refuse_nvfp4_many(const MoeDownDesc& d, const KernelOptions& o) {
-  return refuse_nvfp4_gemm(
-      {d.format, d.hidden, d.width, d.tokens * d.top_k, kNvfp4FewestOfExpert * d.experts}, o);
+  return refuse_experts_gemm<Format::kNvfp4>(
+      {d.format, d.hidden, d.width, d.tokens * d.top_k, kNvfp4FewestOfExpert * d.experts},
+      d.experts, o);
 }
 
 const char* refuse_many_fp8(const MoeDownDesc& d, const KernelOptions& o) {

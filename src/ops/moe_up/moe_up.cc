@@ -34,8 +34,8 @@ const char* refuse_by_narrow(const MoeUpDesc& d, const KernelOptions& o) {
 
 // 20 rows an expert: below, a weight's bytes are worth more than its products.
 const char* refuse_many(const MoeUpDesc& d, const KernelOptions& o) {
-  return refuse_gemm<Format::kMxfp4>(
-      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 20 * d.experts}, o);
+  return refuse_experts_gemm<Format::kMxfp4>(
+      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 20 * d.experts}, d.experts, o);
 }
 
 const char* refuse_nvfp4(const MoeUpDesc& d, const KernelOptions& o) {
@@ -44,8 +44,9 @@ const char* refuse_nvfp4(const MoeUpDesc& d, const KernelOptions& o) {
 }
 
 const char* refuse_nvfp4_many(const MoeUpDesc& d, const KernelOptions& o) {
-  return refuse_nvfp4_gemm(
-      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, kNvfp4FewestOfExpert * d.experts}, o);
+  return refuse_experts_gemm<Format::kNvfp4>(
+      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, kNvfp4FewestOfExpert * d.experts},
+      d.experts, o);
 }
 
 const char* refuse_many_fp8(const MoeUpDesc& d, const KernelOptions& o) {
