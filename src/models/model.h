@@ -21,10 +21,21 @@ struct WeightSpec;  // io/checkpoint.h
 
 inline constexpr int32_t kNoWindow = 0;
 
-// Layers whose sequence state lives in the same pages: one page id is P positions of all of them.
+// What a recurrent layer keeps of a sequence, whatever its length: float32 all of it.
+struct RecurrentShape {
+  int32_t heads = 0;      // HV; 0: the group is not recurrent
+  int32_t key_dim = 0;    // DK
+  int32_t value_dim = 0;  // DV
+  int32_t channels = 0;   // of the short convolution
+  int32_t taps = 0;       // of it, the newest input included
+};
+
+// Layers whose sequence state lives in the same pages, one page id is P positions of all of them,
+// or in the same slots: one slot id is the state of all of them.
 struct LayerGroup {
-  int32_t window = kNoWindow;   // a token sees the last `window` positions, itself included
-  std::vector<int32_t> layers;  // indices, ascending
+  int32_t window = kNoWindow;     // a token sees the last `window` positions, itself included
+  std::vector<int32_t> layers;    // indices, ascending
+  RecurrentShape recurrent = {};  // slots instead of pages
 };
 
 // A row of the table that `nibble plan` prints: weights of one kind, all layers together. Each

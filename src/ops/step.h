@@ -44,10 +44,23 @@ struct KvLayer {
   int32_t page_size = 0;
 };
 
+// What a recurrent layer keeps of each sequence, in slots of fixed size. A step reads slot
+// from[span.slot] and writes slot to[span.slot], which no sequence reads yet: what is committed
+// stays as it is until the engine commits the step.
+struct RecurrentLayer {
+  static constexpr int32_t kNoState = -1;  // in `from`: nothing came before, zeros
+  Tensor state;                            // [slots, HV, DK, DV] f32
+  Tensor conv;                             // [slots, taps - 1, channels] f32, oldest input first
+  const int32_t* from = nullptr;           // [max sequences]
+  const int32_t* to = nullptr;             // [max sequences]
+};
+
 // Sequence state of every layer for one step.
 struct SeqState {
-  const KvLayer* layers = nullptr;  // [num_layers]
+  const KvLayer* layers = nullptr;            // [num_layers]; empty where a layer is recurrent
+  const RecurrentLayer* recurrent = nullptr;  // [num_layers], or null where no layer is
   const KvLayer& layer(int l) const { return layers[l]; }
+  const RecurrentLayer& recurrent_layer(int l) const { return recurrent[l]; }
 };
 
 }  // namespace nibble
