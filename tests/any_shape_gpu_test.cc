@@ -151,15 +151,18 @@ class GpuRunner {
     for (int32_t i = 0; i < pages; ++i) table.push_back(i);
     std::shuffle(table.begin(), table.end(), std::mt19937(7));
     const auto* on_gpu = put(table);
-    for (int l = 0; l < info.num_layers; ++l) {
-      Tensor side[2];
-      for (Tensor& t : side) {
-        t = make_tensor(nullptr, kv, {pages, info.num_kv_heads, page_size, info.head_dim});
-        pages_.push_back(cuda::device_buffer(t.size_bytes()));
-        t.data = pages_.back().data();
-        cuda::fill(t.data, 0xff, t.size_bytes());  // NaN until written
+    layers_.resize(info.num_layers);
+    for (const LayerGroup& group : info.groups) {
+      for (const int32_t l : group.layers) {
+        Tensor side[2];
+        for (Tensor& t : side) {
+          t = make_tensor(nullptr, kv, {pages, group.num_kv_heads, page_size, group.head_dim});
+          pages_.push_back(cuda::device_buffer(t.size_bytes()));
+          t.data = pages_.back().data();
+          cuda::fill(t.data, 0xff, t.size_bytes());  // NaN until written
+        }
+        layers_[l] = {side[0], side[1], on_gpu, per_slot, page_size};
       }
-      layers_.push_back({side[0], side[1], on_gpu, per_slot, page_size});
     }
   }
   // Logits of all tokens, [T][V].

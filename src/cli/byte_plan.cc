@@ -38,32 +38,40 @@ double weight_bytes_read(const ModelInfo& info, int64_t tokens) {
   return bytes;
 }
 
-int64_t kv_bytes_per_position(const ModelInfo& info, DType kv) {
-  return 2 * int64_t{info.num_kv_heads} * info.head_dim * dtype_bytes(kv);
+int64_t kv_bytes_per_position(const LayerGroup& group, DType kv) {
+  return 2 * int64_t{group.num_kv_heads} * group.head_dim * dtype_bytes(kv);
 }
 
+namespace {
+
+// K and V of one position in all layers of the group.
+int64_t group_bytes(const LayerGroup& group, DType kv) {
+  return static_cast<int64_t>(group.layers.size()) * kv_bytes_per_position(group, kv);
+}
+
+}  // namespace
+
 int64_t kv_bytes_read(const ModelInfo& info, DType kv, int64_t context) {
-  int64_t positions = 0;
+  int64_t bytes = 0;
   for (const LayerGroup& group : info.groups) {
     const int64_t seen =
         group.window == kNoWindow ? context : std::min<int64_t>(context, group.window);
-    positions += seen * static_cast<int64_t>(group.layers.size());
+    bytes += seen * group_bytes(group, kv);
   }
-  return positions * kv_bytes_per_position(info, kv);
+  return bytes;
 }
 
 int64_t kv_bytes_per_token(const ModelInfo& info, DType kv) {
-  int64_t layers = 0;
+  int64_t bytes = 0;
   for (const LayerGroup& group : info.groups)
-    if (group.window == kNoWindow) layers += static_cast<int64_t>(group.layers.size());
-  return layers * kv_bytes_per_position(info, kv);
+    if (group.window == kNoWindow) bytes += group_bytes(group, kv);
+  return bytes;
 }
 
 int64_t kv_window_bytes(const ModelInfo& info, DType kv) {
-  int64_t positions = 0;
-  for (const LayerGroup& group : info.groups)
-    positions += int64_t{group.window} * static_cast<int64_t>(group.layers.size());
-  return positions * kv_bytes_per_position(info, kv);
+  int64_t bytes = 0;
+  for (const LayerGroup& group : info.groups) bytes += group.window * group_bytes(group, kv);
+  return bytes;
 }
 
 }  // namespace nibble::cli

@@ -29,8 +29,8 @@ double weight_bytes_read(const ModelInfo& info, int64_t tokens);
 // The same of one part.
 double weight_bytes_read(const WeightPart& part, int64_t tokens);
 
-// K and V of one position in one layer.
-int64_t kv_bytes_per_position(const ModelInfo& info, DType kv);
+// K and V of one position in one layer of the group.
+int64_t kv_bytes_per_position(const LayerGroup& group, DType kv);
 // K and V that one token at position `context` reads: windows bound what window layers read.
 int64_t kv_bytes_read(const ModelInfo& info, DType kv, int64_t context);
 // What a sequence keeps per further token (full layers), and at most besides (window layers).

@@ -14,10 +14,9 @@ ModelInfo gpt_oss_120b() {
   constexpr int64_t kQkv = (64 + 8 + 8) * 64;
   ModelInfo info;
   info.num_layers = kLayers;
-  info.num_kv_heads = 8;
-  info.head_dim = 64;
-  info.groups = {{.window = kNoWindow, .layers = std::vector<int32_t>(18)},
-                 {.window = 128, .layers = std::vector<int32_t>(18)}};
+  const std::vector<int32_t> half(18);
+  info.groups = {{.window = kNoWindow, .layers = half, .num_kv_heads = 8, .head_dim = 64},
+                 {.window = 128, .layers = half, .num_kv_heads = 8, .head_dim = 64}};
   info.parts = {
       {.name = "embed", .bytes = 2 * kVocab * kHidden, .chosen = 1, .choices = kVocab},
       {.name = "attention",
@@ -46,12 +45,22 @@ TEST(BytePlan, ManyTokensTouchTheExpertsThatEvenRoutingExpects) {
 
 TEST(BytePlan, KvCache) {
   const ModelInfo info = gpt_oss_120b();
-  EXPECT_EQ(kv_bytes_per_position(info, DType::kBF16), 2048);
+  EXPECT_EQ(kv_bytes_per_position(info.groups[0], DType::kBF16), 2048);
   EXPECT_EQ(kv_bytes_per_token(info, DType::kBF16), 36'864);
   EXPECT_EQ(kv_window_bytes(info, DType::kBF16), 4'718'592);
   EXPECT_EQ(kv_bytes_read(info, DType::kBF16, 100), 100 * 36 * 2048);
   EXPECT_EQ(kv_bytes_read(info, DType::kBF16, 2048), 2048 * 36'864 + 4'718'592);
   EXPECT_EQ(kv_bytes_read(info, DType::kF32, 2048), 2 * (2048 * 36'864 + 4'718'592));
+}
+
+// A group of a draft's heads beside the model's.
+TEST(BytePlan, GroupsHaveHeadsOfTheirOwn) {
+  ModelInfo info = gpt_oss_120b();
+  info.groups.push_back({.layers = {36}, .num_kv_heads = 2, .head_dim = 256});
+  EXPECT_EQ(kv_bytes_per_position(info.groups[2], DType::kBF16), 2048);
+  info.groups[2].num_kv_heads = 1;
+  EXPECT_EQ(kv_bytes_per_token(info, DType::kBF16), 36'864 + 1024);
+  EXPECT_EQ(kv_bytes_read(info, DType::kBF16, 2048), 2048 * (36'864 + 1024) + 4'718'592);
 }
 
 TEST(BytePlan, Devices) {

@@ -12,9 +12,7 @@ TEST(EngineOptions, RefusesFp8PagesWhereTheModelDoes) {
   const ModelInfo info{.num_layers = 1,
                        .vocab_size = 8,
                        .max_positions = 64,
-                       .num_kv_heads = 1,
-                       .head_dim = 16,
-                       .groups = {{.layers = {0}}},
+                       .groups = {{.layers = {0}, .num_kv_heads = 1, .head_dim = 16}},
                        .refuses_fp8_kv = "tensor \"x.k_scale\" is 1.5"};
   Engine::check(info, {.kv_dtype = DType::kBF16});
   try {

@@ -27,7 +27,7 @@ int64_t KvCache::arena_bytes(const ModelInfo& info, const KvPlan& plan) {
   int64_t bytes = 0;
   for (size_t g = 0; g < info.groups.size(); ++g) {
     const auto num_layers = static_cast<int64_t>(info.groups[g].layers.size());
-    const int64_t all = plan.group_pages[g] * page_bytes(info, info.groups[g], plan.options);
+    const int64_t all = plan.group_pages[g] * page_bytes(info.groups[g], plan.options);
     if (num_layers > 0) bytes += 2 * num_layers * Arena::padded(all / (2 * num_layers));
   }
   return bytes;
@@ -68,8 +68,9 @@ KvCache::KvCache(const ModelInfo& info, const KvPlan& plan, std::unique_ptr<Page
                        .layers = &layer_groups_[g]});
     const int32_t* const table = memory_->add_table(groups_.back().table);
     for (int32_t l : layer_groups_[g].layers) {
-      const std::initializer_list<int64_t> shape = {plan.group_pages[g], info.num_kv_heads,
-                                                    plan.options.page_size, info.head_dim};
+      const std::initializer_list<int64_t> shape = {
+          plan.group_pages[g], layer_groups_[g].num_kv_heads, plan.options.page_size,
+          layer_groups_[g].head_dim};
       layers_[l] = {.k = memory_->take(plan.options.dtype, shape),
                     .v = memory_->take(plan.options.dtype, shape),
                     .page_table = table,

@@ -18,9 +18,8 @@ ModelInfo tiny_info() {
   ModelInfo info;
   info.num_layers = 3;
   info.max_positions = kMaxLen;
-  info.num_kv_heads = 2;
-  info.head_dim = 1;
-  info.groups = {{.window = kWindow, .layers = {0, 2}}, {.window = kNoWindow, .layers = {1}}};
+  info.groups = {{.window = kWindow, .layers = {0, 2}, .num_kv_heads = 2, .head_dim = 1},
+                 {.window = kNoWindow, .layers = {1}, .num_kv_heads = 2, .head_dim = 1}};
   return info;
 }
 

@@ -20,7 +20,7 @@ int64_t group_bytes(const ModelInfo& info, const KvOptions& options, int32_t len
   int64_t bytes = 0;
   for (const LayerGroup& group : info.groups) {
     if ((group.window != kNoWindow) != windows) continue;
-    bytes += peak_pages(group, options, len, num_seqs) * page_bytes(info, group, options);
+    bytes += peak_pages(group, options, len, num_seqs) * page_bytes(group, options);
   }
   return bytes;
 }
@@ -60,9 +60,9 @@ int32_t window_seqs(const ModelInfo& info, const KvOptions& options, int32_t len
 
 }  // namespace
 
-int64_t page_bytes(const ModelInfo& info, const LayerGroup& group, const KvOptions& options) {
+int64_t page_bytes(const LayerGroup& group, const KvOptions& options) {
   return int64_t{2} * static_cast<int64_t>(group.layers.size()) * options.page_size *
-         info.num_kv_heads * info.head_dim * dtype_bytes(options.dtype);
+         group.num_kv_heads * group.head_dim * dtype_bytes(options.dtype);
 }
 
 int32_t peak_pages(const LayerGroup& group, const KvOptions& options, int32_t len,
@@ -92,8 +92,7 @@ int64_t kv_bytes_for(const ModelInfo& info, const KvOptions& options, int32_t le
   int64_t bytes = group_bytes(info, options, len, num_seqs, false) +
                   group_bytes(info, options, len, num_seqs, true);
   for (const LayerGroup& group : info.groups) {
-    bytes += kept_pages(group, options, int64_t{len} * (num_seqs - 1)) *
-             page_bytes(info, group, options);
+    bytes += kept_pages(group, options, int64_t{len} * (num_seqs - 1)) * page_bytes(group, options);
   }
   return bytes;
 }
@@ -108,7 +107,7 @@ int64_t full_pages_in(const ModelInfo& info, const KvOptions& options, int32_t m
   int64_t page = 0;
   int64_t kept_per_span = 0;  // of kKeptWindowEvery positions
   for (const LayerGroup& group : info.groups) {
-    const int64_t group_page = page_bytes(info, group, options);
+    const int64_t group_page = page_bytes(group, options);
     if (group.window == kNoWindow) page += group_page;
     kept_per_span += kept_pages(group, options, kKeptWindowEvery) * group_page;
   }
@@ -150,10 +149,10 @@ KvPlan plan_kv(const ModelInfo& info, const KvOptions& options) {
   plan.tokens = full_pages * options.page_size;
   int64_t left = rest;
   for (const LayerGroup& group : info.groups) {
-    if (group.window == kNoWindow) left -= full_pages * page_bytes(info, group, options);
+    if (group.window == kNoWindow) left -= full_pages * page_bytes(group, options);
   }
   for (const LayerGroup& group : info.groups) {
-    const int64_t bytes = page_bytes(info, group, options);
+    const int64_t bytes = page_bytes(group, options);
     int64_t pages = full_pages;
     if (group.window != kNoWindow) {
       const int64_t kept = kept_pages(group, options, plan.tokens);

@@ -32,7 +32,7 @@ struct KvPlan {
 };
 
 // Bytes of one page of `group`: P positions of K and V of its layers.
-int64_t page_bytes(const ModelInfo& info, const LayerGroup& group, const KvOptions& options);
+int64_t page_bytes(const LayerGroup& group, const KvOptions& options);
 
 // Most pages of a group that `num_seqs` sequences of up to `len` tokens hold at once. A window
 // group holds window - 1 + chunk + rollback positions of each, and the chunks of one step share

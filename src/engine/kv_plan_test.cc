@@ -17,9 +17,8 @@ ModelInfo window_and_full(int32_t max_positions) {
   ModelInfo info;
   info.num_layers = 4;
   info.max_positions = max_positions;
-  info.num_kv_heads = 2;
-  info.head_dim = 8;
-  info.groups = {{.window = 32, .layers = {0, 2}}, {.window = kNoWindow, .layers = {1, 3}}};
+  info.groups = {{.window = 32, .layers = {0, 2}, .num_kv_heads = 2, .head_dim = 8},
+                 {.window = kNoWindow, .layers = {1, 3}, .num_kv_heads = 2, .head_dim = 8}};
   return info;
 }
 
@@ -35,7 +34,22 @@ KvOptions options_of(int64_t bytes, int32_t max_len) {
 TEST(KvPlan, PageHoldsKAndVOfItsLayers) {
   const ModelInfo info = window_and_full(1024);
   // 2 (K, V) * 2 layers * 16 positions * 2 heads * 8 * 2 bytes
-  EXPECT_EQ(page_bytes(info, info.groups[0], options_of(0, 0)), 2048);
+  EXPECT_EQ(page_bytes(info.groups[0], options_of(0, 0)), 2048);
+}
+
+// As those of a draft beside those of its model.
+TEST(KvPlan, GroupsHaveHeadsOfTheirOwn) {
+  ModelInfo info = window_and_full(1024);
+  info.groups[1].num_kv_heads = 3;
+  info.groups[1].head_dim = 4;
+  KvPlan plan = plan_kv(info, options_of(100 * 2048, 512));
+  EXPECT_EQ(page_bytes(info.groups[1], plan.options), 2048 * 12 / 16);
+  EXPECT_EQ(plan.group_pages[1], 80 * 16 / 12);
+  KvCache kv(info, plan);
+  EXPECT_EQ(kv.state().layer(0).k.dim(1), 2);
+  EXPECT_EQ(kv.state().layer(0).v.dim(3), 8);
+  EXPECT_EQ(kv.state().layer(1).k.dim(1), 3);
+  EXPECT_EQ(kv.state().layer(1).v.dim(3), 4);
 }
 
 TEST(KvPlan, PageTablesHaveARowPerSequenceAndGroup) {
@@ -98,7 +112,7 @@ TEST(KvPlan, WindowPagesNeverRunOut) {
       return std::uniform_int_distribution<int32_t>(low, high)(random);
     };
     ModelInfo info = window_and_full(2048);
-    info.num_kv_heads = info.head_dim = 1;
+    for (LayerGroup& group : info.groups) group.num_kv_heads = group.head_dim = 1;
     info.groups[0].window = any(1, 70);
     KvOptions options = options_of(int64_t{1} << 40, 2048);
     options.page_size = any(1, 20);

@@ -86,8 +86,8 @@ ModelInfo info_of(int32_t window) {
   ModelInfo info;
   info.num_layers = 3;
   info.max_positions = kMaxLen;
-  info.num_kv_heads = info.head_dim = 1;
-  info.groups = {{.window = window, .layers = {0, 2}}, {.window = kNoWindow, .layers = {1}}};
+  info.groups = {{.window = window, .layers = {0, 2}, .num_kv_heads = 1, .head_dim = 1},
+                 {.window = kNoWindow, .layers = {1}, .num_kv_heads = 1, .head_dim = 1}};
   return info;
 }
 

@@ -102,11 +102,12 @@ class Play {
   ModelInfo info() const {
     ModelInfo info;
     info.num_layers = 1;
-    info.num_kv_heads = info.head_dim = 1;
-    info.groups = {{.window = kNoWindow, .layers = {0}}};
+    info.groups = {{.layers = {0}, .num_kv_heads = 1, .head_dim = 1}};
     if (setting("window", 0) > 0) {
       info.num_layers = 2;
-      info.groups.push_back({.window = setting("window", 0), .layers = {1}});
+      info.groups.push_back(info.groups[0]);
+      info.groups[1].window = setting("window", 0);
+      info.groups[1].layers = {1};
     }
     return info;
   }

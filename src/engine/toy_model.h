@@ -26,9 +26,8 @@ class ToyModel : public Model {
     info_.num_layers = 3;
     info_.vocab_size = kVocab;
     info_.max_positions = max_positions;
-    info_.num_kv_heads = 1;
-    info_.head_dim = kDim;
-    info_.groups = {{.window = kWindow, .layers = {0, 2}}, {.window = kNoWindow, .layers = {1}}};
+    info_.groups = {{.window = kWindow, .layers = {0, 2}, .num_kv_heads = 1, .head_dim = kDim},
+                    {.layers = {1}, .num_kv_heads = 1, .head_dim = kDim}};
   }
 
   const ModelInfo& info() const override { return info_; }

@@ -45,8 +45,6 @@ class GptOss : public SiteModel {
               .num_layers = static_cast<int32_t>(c.layers),
               .vocab_size = static_cast<int32_t>(c.vocab),
               .max_positions = static_cast<int32_t>(c.max_positions),
-              .num_kv_heads = static_cast<int32_t>(c.kv_heads),
-              .head_dim = static_cast<int32_t>(c.head_dim),
               .groups = groups()});
   }
 
@@ -107,7 +105,9 @@ class GptOss : public SiteModel {
   std::vector<LayerGroup> groups() const {
     std::vector<LayerGroup> groups;
     for (const bool sliding : {false, true}) {
-      LayerGroup group{.window = sliding ? c.window : kNoWindow, .layers = {}};
+      LayerGroup group{.window = sliding ? c.window : kNoWindow,
+                       .num_kv_heads = static_cast<int32_t>(c.kv_heads),
+                       .head_dim = static_cast<int32_t>(c.head_dim)};
       for (int32_t l = 0; l < c.layers; ++l)
         if (c.sliding[l] == sliding) group.layers.push_back(l);
       if (!group.layers.empty()) groups.push_back(std::move(group));

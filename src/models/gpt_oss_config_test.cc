@@ -24,8 +24,10 @@ TEST(GptOssInfo, OfThePublishedModels) {
   EXPECT_EQ(large.num_layers, 36);
   EXPECT_EQ(large.vocab_size, 201088);
   EXPECT_EQ(large.max_positions, 131072);
-  EXPECT_EQ(large.num_kv_heads, 8);
-  EXPECT_EQ(large.head_dim, 64);
+  for (const LayerGroup& group : large.groups) {
+    EXPECT_EQ(group.num_kv_heads, 8);
+    EXPECT_EQ(group.head_dim, 64);
+  }
   // 9.10 and 6.06 GFLOP a token.
   EXPECT_NEAR(static_cast<double>(large.flops_per_token), 9.10e9, 0.01e9);
   EXPECT_NEAR(static_cast<double>(small.flops_per_token), 6.06e9, 0.01e9);

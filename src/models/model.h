@@ -28,6 +28,9 @@ struct RecurrentShape {
   int32_t value_dim = 0;  // DV
   int32_t channels = 0;   // of the short convolution
   int32_t taps = 0;       // of it, the newest input included
+  int64_t bytes() const {
+    return 4 * (int64_t{heads} * key_dim * value_dim + int64_t{taps - 1} * channels);
+  }
 };
 
 // Layers whose sequence state lives in the same pages, one page id is P positions of all of them,
@@ -35,7 +38,10 @@ struct RecurrentShape {
 struct LayerGroup {
   int32_t window = kNoWindow;     // a token sees the last `window` positions, itself included
   std::vector<int32_t> layers;    // indices, ascending
+  int32_t num_kv_heads = 0;       // G of each layer
+  int32_t head_dim = 0;           // D
   RecurrentShape recurrent = {};  // slots instead of pages
+  bool is_recurrent() const { return recurrent.heads > 0; }
 };
 
 // A row of the table that `nibble plan` prints: weights of one kind, all layers together. Each
@@ -55,8 +61,6 @@ struct ModelInfo {
   int32_t num_layers = 0;
   int32_t vocab_size = 0;     // V, columns of the logits
   int32_t max_positions = 0;  // longest sequence the model was made for
-  int32_t num_kv_heads = 0;   // G
-  int32_t head_dim = 0;       // D
   std::vector<LayerGroup> groups;
   int64_t parameters = 0;
   int64_t weight_bytes = 0;            // resident

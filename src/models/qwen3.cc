@@ -87,14 +87,13 @@ class Qwen3 : public SiteModel {
     else
       matrix(unembed, "unembed", {{"lm_head", c.vocab}}, c.hidden);
     embed_ = &embed, unembed_ = &unembed;
-    LayerGroup all;
+    LayerGroup all{.num_kv_heads = static_cast<int32_t>(c.kv_heads),
+                   .head_dim = static_cast<int32_t>(c.head_dim)};
     for (int32_t l = 0; l < c.layers; ++l) all.layers.push_back(l);
     describe({.architecture = "Qwen3ForCausalLM",
               .num_layers = static_cast<int32_t>(c.layers),
               .vocab_size = static_cast<int32_t>(c.vocab),
               .max_positions = static_cast<int32_t>(c.max_positions),
-              .num_kv_heads = static_cast<int32_t>(c.kv_heads),
-              .head_dim = static_cast<int32_t>(c.head_dim),
               .groups = {all}});
   }
 

@@ -57,14 +57,17 @@ inline TestRunner::TestRunner(Model& model, ops::Ctx& cx, int32_t slots, int32_t
   const int32_t per_slot = (max_len + page_size - 1) / page_size, pages = slots * per_slot;
   for (int32_t i = 0; i < pages; ++i) table_.push_back(i);
   std::shuffle(table_.begin(), table_.end(), std::mt19937(7));
-  for (int l = 0; l < info.num_layers; ++l) {
-    Tensor side[2];
-    for (Tensor& t : side) {
-      t = make_tensor(nullptr, kv_dtype, {pages, info.num_kv_heads, page_size, info.head_dim});
-      pages_.emplace_back(t.size_bytes());
-      t.data = pages_.back().data();
+  layers_.resize(info.num_layers);
+  for (const LayerGroup& group : info.groups) {
+    for (const int32_t l : group.layers) {
+      Tensor side[2];
+      for (Tensor& t : side) {
+        t = make_tensor(nullptr, kv_dtype, {pages, group.num_kv_heads, page_size, group.head_dim});
+        pages_.emplace_back(t.size_bytes());
+        t.data = pages_.back().data();
+      }
+      layers_[l] = {side[0], side[1], table_.data(), per_slot, page_size};
     }
-    layers_.push_back({side[0], side[1], table_.data(), per_slot, page_size});
   }
 }
 
