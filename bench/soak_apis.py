@@ -103,7 +103,7 @@ def event_stream(soak, rng):
 
 
 def bad_key(soak, rng):
-    status, _, data = soak.server.ask({"model": soak.model}, key=rng.choice(["", "wrong", "k1 "]))
+    status, _, data = soak.server.ask({"model": soak.model}, key=rng.choice(["", "wrong", "k1x"]))
     if status != 401:
         soak.fail(f"a wrong key: status {status}: {data[:200]!r}")
 

@@ -56,13 +56,13 @@ bool origin_allowed(const AccessRules& rules, std::string_view origin, std::stri
 bool key_given(const AccessRules& rules, const HttpRequest& head) {
   std::string_view bearer = head.header("authorization");
   constexpr std::string_view kBearer = "bearer ";
-  const bool is_bearer = lower(bearer.substr(0, kBearer.size())) == kBearer;
-  bearer.remove_prefix(is_bearer ? kBearer.size() : bearer.size());
+  const bool has_scheme = lower(bearer.substr(0, kBearer.size())) == kBearer;
+  bearer.remove_prefix(has_scheme ? kBearer.size() : bearer.size());
   const std::string_view plain = head.header("x-api-key");
   bool found = false;  // every key is compared, found or not
   for (const std::string& key : rules.api_keys) {
-    found |= !key.empty() & same_secret(bearer, key);
-    found |= !key.empty() & same_secret(plain, key);
+    const bool is_bearer = same_secret(bearer, key), is_plain = same_secret(plain, key);
+    found |= !key.empty() && (is_bearer || is_plain);
   }
   return found;
 }
