@@ -59,8 +59,9 @@ struct Params : Arguments {
 struct Splits {
   int32_t count, tiles, longer;
 
-  static __host__ __device__ constexpr Splits of(const Params& a, int32_t seen) {
-    if (a.split_tiles > 0) return {(seen + a.split_tiles - 1) / a.split_tiles, a.split_tiles, 0};
+  static __host__ __device__ constexpr Splits of(const Params& a, int32_t seen,
+                                                 int32_t split_tiles) {
+    if (split_tiles > 0) return {(seen + split_tiles - 1) / split_tiles, split_tiles, 0};
     if (seen <= a.early_splits * kSplitTiles) {
       const int32_t tiles =
           seen > kSplitTiles && seen <= a.few_tiles ? kSplitTiles / 2 : kSplitTiles;
@@ -76,7 +77,8 @@ struct Splits {
 };
 // The most of a token that sees up to `tiles`.
 int32_t most_splits(const Params& a, int32_t tiles) {
-  return std::max(Splits::of(a, tiles).count, Splits::of(a, std::min(tiles, a.few_tiles)).count);
+  return std::max(Splits::of(a, tiles, a.split_tiles).count,
+                  Splits::of(a, std::min(tiles, a.few_tiles), a.split_tiles).count);
 }
 
 // What of a sequence a token sees, in tiles, and how that is split.
@@ -85,12 +87,12 @@ struct Range {
   int32_t first, end;  // tiles
   Splits splits;
 
-  static __device__ __forceinline__ Range of(const Params& a, int32_t pos) {
+  static __device__ __forceinline__ Range of(const Params& a, int32_t pos, int32_t split_tiles) {
     Range r;
     r.seen = {a.window > 0 ? max(0, pos - a.window + 1) : 0, pos};
     r.first = r.seen.first / kTile;
     r.end = pos / kTile + 1;
-    r.splits = Splits::of(a, r.end - r.first);
+    r.splits = Splits::of(a, r.end - r.first, split_tiles);
     return r;
   }
 };
@@ -155,7 +157,8 @@ struct Rows {
           const Span span = span_of(a, at);
           row[i] = a.by_span ? Row{span.q_start, span.context, span.context, span.slot}
                              : Row{at, a.positions[at], span.context, span.slot};
-          if (!a.by_span || span.q_len == 1) upto = Range::of(a, row[i].pos).splits.count;
+          if (!a.by_span || span.q_len == 1)
+            upto = Range::of(a, row[i].pos, a.split_tiles).splits.count;
         }
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
@@ -186,7 +189,7 @@ __device__ __forceinline__ bool item_at(Item& item, const Params& a, const Rows&
   item.row = low * a.columns + column;
   item.t = row.t;
   item.split = split - rows.first_split[low];
-  item.range = Range::of(a, row.pos);
+  item.range = Range::of(a, row.pos, a.split_tiles);
   item.context = row.context;
   item.slot = row.slot;
   item.find_tiles(a);
@@ -231,21 +234,25 @@ __device__ __forceinline__ State<kDim> attend_item(const Params& a, Item& item,
   return state;
 }
 
+// Where an item's part goes.
+struct Target {
+  int32_t row, t, split, splits;
+  Heads heads;
+
+  static __device__ __forceinline__ Target of(const Item& item, Heads heads) {
+    return {item.row, item.t, item.split, item.range.splits.count, heads};
+  }
+};
 // What the warps of a block leave of an item.
 template <int kDim>
 struct Parts {
   alignas(16) float o[kWarps][kHeads][kDim + 8];
   float2 sums[kHeads][kWarps];  // largest score, sum
-  // Where that goes. There, it takes no registers while tiles do.
-  struct {
-    int32_t row, t, split, splits;
-    Heads heads;
-  } to;
+  Target to;                    // here it takes no registers while tiles do
 
   // By all threads; whoever reads it waits for thread 0.
-  __device__ __forceinline__ void note(const Params& a, const Item& item) {
-    if (threadIdx.x == 0)
-      to = {item.row, item.t, item.split, item.range.splits.count, item.heads(a)};
+  __device__ __forceinline__ void note(const Target& target) {
+    if (threadIdx.x == 0) to = target;
   }
 };
 // An item whose part is written and counted; 0 splits: none, or it was the only one.
@@ -299,11 +306,11 @@ __device__ __forceinline__ void merge_counted(const Params& a, const Counted& it
 
 // Sums the warps of a block. The only split writes att, others leave their part.
 template <int kDim>
-__device__ __forceinline__ void finish_item(const Params& a, Parts<kDim>& shared, float sink) {
+__device__ __forceinline__ void finish_item(const Params& a, const Parts<kDim>& shared,
+                                            const Target& to, float sink) {
   const int lane = threadIdx.x % 32, h = threadIdx.x / 32;
-  const Heads heads = shared.to.heads;
-  if (h >= heads.count) return;
-  const int32_t splits = shared.to.splits;
+  if (h >= to.heads.count) return;
+  const int32_t splits = to.splits;
   if (splits > 1) sink = -INFINITY;  // whoever merges them adds it
   float top = sink;
 #pragma unroll
@@ -322,8 +329,8 @@ __device__ __forceinline__ void finish_item(const Params& a, Parts<kDim>& shared
     }
   }
   const float inv = 1 / (sum + exp2_fast(sink - (top - kBoost)));
-  const int64_t head = int64_t{shared.to.t} * a.kv_heads * a.group + heads.first + h;
-  const int64_t at = (int64_t{shared.to.row} * kMaxSplits + shared.to.split) * kHeads + h;
+  const int64_t head = int64_t{to.t} * a.kv_heads * a.group + to.heads.first + h;
+  const int64_t at = (int64_t{to.row} * kMaxSplits + to.split) * kHeads + h;
 #pragma unroll
   for (int c = 0; c < kDim / 64; ++c) {
     if (splits == 1)
@@ -358,7 +365,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm<kDim>)
   if (item.first < item.end && !is_early) load_keys(tile, a.k, at), load_values(tile, a.v, at);
   if (threadIdx.x == 0) shared.counted.splits = 0;
   for (bool more = true; more;) {
-    shared.note(a, item);
+    shared.note(Target::of(item, item.heads(a)));
     Item next;
     const auto find_next = [&] { more = item_at(next, a, shared.rows, i += gridDim.x); };
     if (kDim < 256) find_next();  // else there are no registers for it yet
@@ -372,7 +379,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm<kDim>)
     publish(shared, state);
     __syncthreads();
     merge_counted<kDim>(a, shared.counted);
-    finish_item(a, shared, sink_of(a, shared.to.heads));
+    finish_item(a, shared, shared.to, sink_of(a, shared.to.heads));
     __syncthreads();
     if (threadIdx.x == 0) {
       const auto [row, t, split, splits, heads] = shared.to;
@@ -399,7 +406,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm<kDim>)
   item.kv_head = a.head_parts.kv_head(item.row);
   item.split = blockIdx.x / a.columns;
   item.t = 0;
-  item.range = Range::of(a, a.by_span ? span.context : a.positions[0]);
+  item.range = Range::of(a, a.by_span ? span.context : a.positions[0], /*split_tiles=*/0);
   item.context = span.context;
   if (item.split >= item.range.splits.count) return cuda::griddep_wait();
   item.slot = span.slot;
@@ -417,25 +424,28 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm<kDim>)
     if (tile >= item.end) break;
     prefetch_tile<kDim, kFp8>(a.k, a.v, address<kDim>(item, a, tile));
   }
-  shared.note(a, item);
-  float sink = kDim < 256 ? sink_of(a, item.heads(a)) : 0;  // else there is no register for it yet
-  const uint16_t* query = query_of<kDim>(a, item.t, item.heads(a));
+  const Heads heads = item.heads(a);
+  Target to = Target::of(item, heads);
+  constexpr bool kHoldsTarget = kDim < 256;  // else there are no registers for it yet
+  if (!kHoldsTarget) shared.note(to);
+  float sink = kHoldsTarget ? sink_of(a, heads) : 0;
+  const uint16_t* query = query_of<kDim>(a, item.t, heads);
   cuda::touch_parameters(a);
   cuda::griddep_wait();
   q.load(query);
   if (has_tile && !is_early) load_keys(tile, a.k, at), load_values(tile, a.v, at);
   publish(shared, attend_item(a, item, tile, q));
   __syncthreads();
-  const Heads heads = shared.to.heads;
-  if (kDim == 256) sink = sink_of(a, heads);
-  finish_item(a, shared, sink);
+  if (!kHoldsTarget) to = shared.to, sink = sink_of(a, to.heads);
+  finish_item(a, shared, to, sink);
   // A warp has written its head's part, and merges it if it is the last to do so.
-  const int32_t row = shared.to.row, splits = shared.to.splits, h = threadIdx.x / 32;
-  if (splits == 1 || h >= heads.count) return;
+  const int h = threadIdx.x / 32;
+  if (to.splits == 1 || h >= to.heads.count) return;
   __syncwarp();
   bool is_last = false;
-  if (threadIdx.x % 32 == 0) is_last = cuda::is_last_arrival(a.counters + row * kHeads + h, splits);
-  if (__any_sync(kAll, is_last)) merge_item<kDim>(a, {row, 0, splits, true}, heads, sink);
+  if (threadIdx.x % 32 == 0)
+    is_last = cuda::is_last_arrival(a.counters + to.row * kHeads + h, to.splits);
+  if (__any_sync(kAll, is_last)) merge_item<kDim>(a, {to.row, 0, to.splits, true}, to.heads, sink);
 }
 
 // Of a split, where a token's tiles are to go into `count`: whole rounds of a block's warps.
