@@ -15,6 +15,10 @@ nibble_header_dep(nlohmann_json nlohmann/json.hpp)
 nibble_header_dep(cli11 CLI/CLI.hpp)
 nibble_header_dep(boost boost/beast.hpp)
 target_compile_definitions(nibble_dep_boost INTERFACE BOOST_ASIO_NO_DEPRECATED)
+# Boost 1.74 does not know the coroutines of clang 14, which builds the fuzz targets.
+target_compile_definitions(nibble_dep_boost INTERFACE
+  $<$<CXX_COMPILER_ID:Clang>:BOOST_ASIO_HAS_CO_AWAIT>
+  $<$<CXX_COMPILER_ID:Clang>:BOOST_ASIO_HAS_STD_COROUTINE>)
 if(NIBBLE_SANITIZE MATCHES thread)  # it does not know fences; Asio's queues have mutexes besides
   target_compile_definitions(nibble_dep_boost INTERFACE BOOST_ASIO_DISABLE_FENCED_BLOCK)
 endif()
