@@ -9,9 +9,7 @@ namespace nibble {
 namespace {
 
 constexpr int64_t kBlockBytes = 16;  // of 4-bit codes: 32 elements
-
-constexpr int64_t kUnitScales = 512;
-constexpr int64_t unit_bytes(Format format) { return format == Format::kNvfp4 ? 576 : 544; }
+constexpr int64_t kTileHalfBytes = 512;
 
 constexpr int64_t kPanelBlockBytes = kGroupRows * kBlockBytes;
 constexpr int64_t kLines = 4;  // of a panel's block
@@ -28,13 +26,13 @@ void store(uint8_t* to, T value) {
   std::memcpy(to, &value, sizeof(value));
 }
 
-// Offset within a unit of row r's word of lane p and 32 k, and of the scale of one of its
-// `blocks` of 64 k.
+// Offset within 512 bytes of codes of row r's word of lane p, and that half of k; and the number of
+// a unit's scale of row r.
 int64_t tile_word(int64_t r, int64_t half, int64_t p) {
   return 16 * (4 * (r % 8) + p) + 4 * (2 * half + r / 8);
 }
 int64_t tile_scale(int64_t r, int64_t block, int64_t blocks) {
-  return kUnitScales + (r % 8 * blocks + block) * 2 + r / 8;
+  return (r % 8 * blocks + block) * 2 + r / 8;
 }
 
 // Vectors of the compiler's: SSE2 and NEON have these shuffles as they are.
@@ -68,50 +66,106 @@ Words words_of_lanes(const uint8_t* block) {
       __builtin_shufflevector(first_pairs, last_pairs, 0, 8, 1, 9, 2, 10, 3, 11));
 }
 
-// kBlocks that share a scale in 64 k.
-template <int kBlocks>
+// The words of lanes 0..3 of 16 code bytes of 8 bits: their bytes are k = 2p + 8, 2p and the next.
+Words words_of_byte_lanes(const uint8_t* from) {
+  const auto k = load<Bytes>(from);
+  return reinterpret_cast<Words>(
+      __builtin_shufflevector(k, k, 8, 0, 9, 1, 10, 2, 11, 3, 12, 4, 13, 5, 14, 6, 15, 7));
+}
+
+// 512 bytes of codes, rows r and r + 8: words of each's halves, which lie 16 bytes apart.
+void store_lanes(uint8_t* codes, int64_t r, Words w0, Words w8, Words next0, Words next8) {
+  // Lane p: word p of each of the four.
+  const auto a0 = reinterpret_cast<Longs>(first_of_both(w0, w8));
+  const auto a1 = reinterpret_cast<Longs>(last_of_both(w0, w8));
+  const auto b0 = reinterpret_cast<Longs>(first_of_both(next0, next8));
+  const auto b1 = reinterpret_cast<Longs>(last_of_both(next0, next8));
+  uint8_t* const lanes = codes + tile_word(r, 0, 0);
+  store(lanes, first_of_both(a0, b0));
+  store(lanes + 16, last_of_both(a0, b0));
+  store(lanes + 32, first_of_both(a1, b1));
+  store(lanes + 48, last_of_both(a1, b1));
+}
+
+// What is known of a unit when it is packed: constants, but for rare formats.
+struct TileUnit {
+  int64_t code_bytes, bytes, scales, scale_bytes;
+  int64_t block_elems;
+
+  // Where a row's scale `i` of unit u lies among the row's.
+  constexpr int64_t scale_at(int64_t u, int64_t i) const {
+    return (u * 64 / block_elems + i) * scale_bytes;
+  }
+};
+constexpr TileUnit tile_unit(Format format) {
+  const FormatRow& f = format_row(format);
+  return {tile_code_bytes(format), tile_bytes(format), tile_scales(format), f.scale_bytes,
+          f.block_elems};
+}
+
+template <Format kFormat>
 void pack_tiles(int64_t cols, const uint8_t* codes, const uint8_t* scales, uint8_t* to) {
-  const int64_t units = cols / 64, row_bytes = cols / 32 * kBlockBytes;
-  constexpr int64_t kUnitBytes = kUnitScales + kGroupRows * kBlocks;
+  constexpr TileUnit kUnit = tile_unit(kFormat);
+  constexpr auto kWords = kUnit.code_bytes == 512 ? words_of_lanes : words_of_byte_lanes;
+  const int64_t units = cols / 64, row_bytes = units * kUnit.code_bytes / kGroupRows;
+  const int64_t row_scales = row_scale_bytes(kFormat, Layout::kRows, cols);
   for (int64_t r = 0; r < kGroupRows / 2; ++r) {
     const uint8_t* from = codes + r * row_bytes;
-    for (int64_t u = 0; u < units; ++u, from += 2 * kBlockBytes) {
-      uint8_t* unit = to + u * kUnitBytes;
-      // Lane p of row r: word p of each of these four.
-      const Words w0 = words_of_lanes(from), w1 = words_of_lanes(from + 8 * row_bytes);
-      const Words w2 = words_of_lanes(from + kBlockBytes);
-      const Words w3 = words_of_lanes(from + 8 * row_bytes + kBlockBytes);
-      const auto a0 = reinterpret_cast<Longs>(first_of_both(w0, w1));
-      const auto a1 = reinterpret_cast<Longs>(last_of_both(w0, w1));
-      const auto b0 = reinterpret_cast<Longs>(first_of_both(w2, w3));
-      const auto b1 = reinterpret_cast<Longs>(last_of_both(w2, w3));
-      uint8_t* const lanes = unit + tile_word(r, 0, 0);
-      store(lanes, first_of_both(a0, b0));
-      store(lanes + 16, last_of_both(a0, b0));
-      store(lanes + 32, first_of_both(a1, b1));
-      store(lanes + 48, last_of_both(a1, b1));
-      const uint8_t *s0 = scales + (r * units + u) * kBlocks, *s8 = s0 + 8 * units * kBlocks;
-      uint8_t* const of_rows = unit + tile_scale(r, 0, kBlocks);
-      for (int b = 0; b < kBlocks; ++b) of_rows[2 * b] = s0[b], of_rows[2 * b + 1] = s8[b];
+    for (int64_t u = 0; u < units; ++u) {
+      uint8_t* unit = to + u * kUnit.bytes;
+      for (int64_t at = 0; at < kUnit.code_bytes; at += kTileHalfBytes, from += 2 * kBlockBytes) {
+        const uint8_t* last = from + 8 * row_bytes;
+        store_lanes(unit + at, r, kWords(from), kWords(last), kWords(from + kBlockBytes),
+                    kWords(last + kBlockBytes));
+      }
+      for (int64_t b = 0; b < kUnit.scales; ++b)
+        for (const int64_t row : {r, r + 8})
+          std::memcpy(
+              unit + kUnit.code_bytes + tile_scale(row, b, kUnit.scales) * kUnit.scale_bytes,
+              scales + row * row_scales + kUnit.scale_at(u, b), kUnit.scale_bytes);
     }
   }
 }
 
 void unpack_tiles(Format format, int64_t r, int64_t cols, const uint8_t* from, const RowBytes& to) {
-  const int64_t blocks = 64 / format_row(format).block_elems;
-  for (int64_t b = 0; b < cols / 32; ++b) {
-    const uint8_t* unit = from + b / 2 * unit_bytes(format);
-    uint8_t* out = to.codes + b * kBlockBytes;
-    for (int64_t p = 0; p < 4; ++p) {
-      const auto word = load<uint32_t>(unit + tile_word(r, b % 2, p));
-      for (int64_t j = 0; j < 4; ++j) {
-        const uint32_t pair = word >> (4 * j);
-        out[4 * j + p] = static_cast<uint8_t>((pair & 15) | (pair >> 12 & 0xf0));
-      }
-    }
+  const TileUnit unit = tile_unit(format);
+  const bool has_bytes = unit.code_bytes > kTileHalfBytes;
+  for (int64_t u = 0; u < cols / 64; ++u, from += unit.bytes) {
+    uint8_t* out = to.codes + u * unit.code_bytes / kGroupRows;
+    for (int64_t at = 0; at < unit.code_bytes; at += kTileHalfBytes)
+      for (int64_t half = 0; half < 2; ++half, out += kBlockBytes)
+        for (int64_t p = 0; p < 4; ++p) {
+          const auto word = load<uint32_t>(from + at + tile_word(r, half, p));
+          for (int64_t j = 0; j < 4; ++j) {
+            const uint32_t pair = word >> (4 * j);
+            if (has_bytes)
+              out[2 * p + (j % 2 == 0 ? 8 : 0) + j / 2] = static_cast<uint8_t>(word >> (8 * j));
+            else
+              out[4 * j + p] = static_cast<uint8_t>((pair & 15) | (pair >> 12 & 0xf0));
+          }
+        }
+    for (int64_t b = 0; b < unit.scales; ++b)
+      std::memcpy(to.scales + unit.scale_at(u, b),
+                  from + unit.code_bytes + tile_scale(r, b, unit.scales) * unit.scale_bytes,
+                  unit.scale_bytes);
   }
-  for (int64_t b = 0; b < cols / 64 * blocks; ++b)
-    to.scales[b] = from[b / blocks * unit_bytes(format) + tile_scale(r, b % blocks, blocks)];
+}
+
+auto* tile_packer(Format format) {
+  switch (format) {
+    case Format::kNvfp4:
+      return pack_tiles<Format::kNvfp4>;
+    case Format::kFp8Row:
+      return pack_tiles<Format::kFp8Row>;
+    case Format::kFp8Block:
+      return pack_tiles<Format::kFp8Block>;
+    case Format::kInt4G32:
+      return pack_tiles<Format::kInt4G32>;
+    case Format::kInt4G128:
+      return pack_tiles<Format::kInt4G128>;
+    default:
+      return pack_tiles<Format::kMxfp4>;
+  }
 }
 
 // Four nibbles, one to each byte.
@@ -174,10 +228,10 @@ void pack_panel_scales(int64_t bytes, int64_t size, const uint8_t* scales, uint8
 
 const char* refuse_layout(Layout layout, Format format, int64_t rows, int64_t cols) {
   if (layout == Layout::kRows) return nullptr;
-  if (layout == Layout::kTiles16x64 && format != Format::kMxfp4 && format != Format::kNvfp4)
-    return "tiles16x64 is for mxfp4 and nvfp4 weights";
-  const bool has_bytes =
-      format == Format::kMxfp8 || format == Format::kFp8Row || format == Format::kFp8Block;
+  const bool is_fp8 = format == Format::kFp8Row || format == Format::kFp8Block;
+  if (layout == Layout::kTiles16x64 && !has_nibbles(format) && !is_fp8)
+    return "tiles16x64 is for weights of 4 bits and fp8";
+  const bool has_bytes = format == Format::kMxfp8 || is_fp8;
   if (layout == Layout::kPanels16 && !has_nibbles(format) && !has_bytes)
     return "panels16 is for weights of 4 and 8 bits";
   if (rows % kGroupRows != 0) return "its rows are not a multiple of 16";
@@ -197,8 +251,7 @@ void pack_rows(Format format, Layout layout, int64_t rows, int64_t cols, const C
     const uint8_t* scales = from.scales + r * scale_bytes;
     uint8_t* group = to.codes + r * row_code_bytes(format, layout, cols);
     if (layout == Layout::kTiles16x64) {
-      const auto pack = format == Format::kNvfp4 ? pack_tiles<4> : pack_tiles<2>;
-      pack(cols, codes, scales, group);
+      tile_packer(format)(cols, codes, scales, group);
       continue;
     }
     if (has_nibbles(format))

@@ -5,15 +5,18 @@
 //
 // kRows: as the format says, row by row; codes and scales are two arrays.
 //
-// kTiles16x64 (MXFP4, NVFP4; scales lie within, there is no second array): a group is K/64 units of
-// 544 bytes (NVFP4: 576), each 16 rows x 64 k: the A fragments of mma m16n8k32, a lane's in one
-// 16-byte load.
-//   bytes   0..511  lane l = 4g + p owns bytes 16l..16l+15, four words (32 bits, little-endian):
-//                   row g block 0 | row g+8 block 0 | row g block 1 | row g+8 block 1
-//                   (block: 32 k); nibble j of a word is k = 8j + 2p (j < 4), 8(j-4) + 2p + 1
-//                   (j >= 4), so its 16-bit halves hold neighbours: pairs (k, k + 1) of bf16
-//   bytes 512..     scales: of MXFP4's blocks of 32 byte 512 + (g * 2 + block) * 2 + (row >= 8),
-//                   of NVFP4's blocks of 16 byte 512 + (g * 4 + block) * 2 + (row >= 8)
+// kTiles16x64 (4 bits, and FP8 but for MXFP8; scales of blocks lie within, there is no second
+// array): a group is K/64 units, each 16 rows x 64 k: the A fragments of mma, a lane's in one or
+// two 16-byte loads.
+//   codes   4 bits, 512 bytes: lane l = 4g + p owns bytes 16l..16l+15, four words (32 bits,
+//           little-endian): row g half 0 | row g+8 half 0 | row g half 1 | row g+8 half 1
+//           (half: 32 k); nibble j of a word is k = 8j + 2p (j < 4), 8(j-4) + 2p + 1
+//           (j >= 4), so its 16-bit halves hold neighbours: pairs (k, k + 1) of bf16
+//           8 bits, 1,024 bytes: the same twice, of 32 k each, whose halves are 16 k; the bytes of
+//           a word are k = 2p + 8, 2p, 2p + 9, 2p + 1
+//   scales  behind them, of b blocks of 64 k: number (g * b + block) * 2 + (row >= 8), a byte of
+//           MXFP4 (b = 2) and NVFP4 (4), 4 bytes of FP8 (1) and INT4 (2, or 1 of groups of 128).
+//           Scales of rows stay where they are
 //
 // kPanels16 (all of 4 and 8 bits; two arrays): for 4 bits the B tile of AMX int8 and the order
 // of vpdpbusd at once, for 8 bits one vector of 16 rows for each k.
@@ -55,11 +58,24 @@ constexpr std::string_view layout_name(Layout layout) { return layout_row(layout
 // Why a matrix of `rows` x `cols` cannot lie so; nullptr: it can.
 const char* refuse_layout(Layout layout, Format format, int64_t rows, int64_t cols);
 
+// A unit of kTiles16x64: bytes of codes, scales of a row, and bytes in all.
+constexpr int64_t tile_code_bytes(Format format) {
+  return kGroupRows * 64 * format_row(format).code_bytes / format_row(format).block_elems;
+}
+constexpr int64_t tile_scales(Format format) {
+  const FormatRow& f = format_row(format);
+  return f.scale_bytes == 0 ? 0 : f.block_elems < 64 ? 64 / f.block_elems : 1;
+}
+constexpr int64_t tile_bytes(Format format) {
+  return tile_code_bytes(format) +
+         kGroupRows * tile_scales(format) * format_row(format).scale_bytes;
+}
+
 // Bytes of one row in each of the two arrays: of packed layouts, a sixteenth of a group's.
 constexpr int64_t row_code_bytes(Format format, Layout layout, int64_t cols) {
   const FormatRow& f = format_row(format);
-  const int within = layout_row(layout).scales_within ? f.scale_bytes : 0;
-  return cols * (f.code_bytes + within) / f.block_elems;
+  if (layout == Layout::kTiles16x64) return cols / 64 * tile_bytes(format) / kGroupRows;
+  return cols * f.code_bytes / f.block_elems;
 }
 constexpr int64_t row_scale_bytes(Format format, Layout layout, int64_t cols) {
   const FormatRow& f = format_row(format);

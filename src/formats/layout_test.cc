@@ -13,10 +13,12 @@ struct Packing {
   Layout layout;
 };
 constexpr Packing kPackings[] = {
-    {Format::kMxfp4, Layout::kTiles16x64}, {Format::kNvfp4, Layout::kTiles16x64},
-    {Format::kMxfp4, Layout::kPanels16},   {Format::kInt4G32, Layout::kPanels16},
-    {Format::kNvfp4, Layout::kPanels16},   {Format::kMxfp8, Layout::kPanels16},
-    {Format::kFp8Row, Layout::kPanels16},  {Format::kFp8Block, Layout::kPanels16}};
+    {Format::kMxfp4, Layout::kTiles16x64},   {Format::kNvfp4, Layout::kTiles16x64},
+    {Format::kMxfp4, Layout::kPanels16},     {Format::kInt4G32, Layout::kPanels16},
+    {Format::kNvfp4, Layout::kPanels16},     {Format::kMxfp8, Layout::kPanels16},
+    {Format::kFp8Row, Layout::kPanels16},    {Format::kFp8Block, Layout::kPanels16},
+    {Format::kFp8Row, Layout::kTiles16x64},  {Format::kFp8Block, Layout::kTiles16x64},
+    {Format::kInt4G32, Layout::kTiles16x64}, {Format::kInt4G128, Layout::kTiles16x64}};
 
 struct Matrix {
   Matrix(Format format, Layout layout, int64_t rows, int64_t cols)
@@ -80,37 +82,51 @@ TEST(Layout, GroupsCanBePackedOneByOne) {
   }
 }
 
-// Word by word as the header draws it: what a lane of mma m16n8k32 holds.
+// A code of a unit of kTiles16x64: which lane of mma holds it, and what the header draws there.
+int tile_code_at(const uint8_t* unit, bool has_bytes, int64_t row, int64_t k) {
+  const int64_t g = row % 8, k_of_half = has_bytes ? 16 : 32, half = k / k_of_half;
+  const int64_t j = k % k_of_half / 8, p = k % 8 / 2, is_odd = k % 2;
+  const int64_t word = half / 2 * 512 + 16 * (4 * g + p) + 4 * (half % 2 * 2 + row / 8);
+  if (has_bytes) return unit[word + 2 * is_odd + (j == 0)];
+  const int64_t nibble = 4 * is_odd + j;
+  return unit[word + nibble / 2] >> (4 * (nibble % 2)) & 15;
+}
+
 void check_tiles(Format format, int64_t unit_bytes) {
-  constexpr int64_t kRows = 32, kCols = 128;
+  constexpr int64_t kRows = 32, kCols = 192;  // one block of 128, and half of one
   const Matrix from = random_rows(format, kRows, kCols);
   Matrix packed(format, Layout::kTiles16x64, kRows, kCols);
-  ASSERT_EQ(std::ssize(packed.codes), 2 * 2 * unit_bytes);
+  ASSERT_EQ(std::ssize(packed.codes), 2 * 3 * unit_bytes);
   ASSERT_TRUE(packed.scales.empty());
   pack_rows(format, Layout::kTiles16x64, kRows, kCols, from.view(), packed.at(0, 0));
-  const int64_t blocks = 64 / format_row(format).block_elems;
-  for (int64_t tile = 0; tile < 2; ++tile)
-    for (int64_t unit = 0; unit < 2; ++unit) {
-      const uint8_t* bytes = packed.codes.data() + (tile * 2 + unit) * unit_bytes;
-      for (int lane = 0; lane < 32; ++lane)
-        for (int word = 0; word < 4; ++word)
-          for (int j = 0; j < 8; ++j) {
-            const int g = lane / 4, p = lane % 4, block = word / 2;
-            const int64_t row = tile * 16 + g + 8 * (word % 2);
-            const int64_t k =
-                unit * 64 + block * 32 + (j < 4 ? 8 * j + 2 * p : 8 * (j - 4) + 2 * p + 1);
-            const int code = bytes[16 * lane + 4 * word + j / 2] >> (4 * (j % 2)) & 15;
-            ASSERT_EQ(code, code_at(from, kCols, row, k)) << "row " << row << " k " << k;
-          }
-      for (int64_t r = 0; r < 16; ++r)
-        for (int64_t block = 0; block < blocks; ++block)
-          ASSERT_EQ(bytes[512 + (r % 8 * blocks + block) * 2 + (r >= 8)],
-                    from.scales[(tile * 16 + r) * 2 * blocks + unit * blocks + block]);
+  const FormatRow& f = format_row(format);
+  const bool has_bytes = f.code_bytes == f.block_elems;
+  const int64_t size = f.scale_bytes, blocks = size == 0 ? 0 : std::max(1, 64 / f.block_elems);
+  const int64_t row_scales = row_scale_bytes(format, Layout::kRows, kCols);
+  for (int64_t row = 0; row < kRows; ++row)
+    for (int64_t unit = 0; unit < 3; ++unit) {
+      const uint8_t* bytes = packed.codes.data() + (row / 16 * 3 + unit) * unit_bytes;
+      for (int64_t k = 0; k < 64; ++k)
+        ASSERT_EQ(tile_code_at(bytes, has_bytes, row % 16, k),
+                  has_bytes ? from.codes[row * kCols + unit * 64 + k]
+                            : code_at(from, kCols, row, unit * 64 + k))
+            << format_name(format) << " row " << row << " k " << unit * 64 + k;
+      const int64_t g = row % 8, is_last = row % 16 / 8;
+      for (int64_t block = 0; block < blocks; ++block)
+        for (int64_t i = 0; i < size; ++i)
+          ASSERT_EQ(
+              bytes[(has_bytes ? 1024 : 512) + ((g * blocks + block) * 2 + is_last) * size + i],
+              from.scales[row * row_scales + (unit * 64 / f.block_elems + block) * size + i])
+              << format_name(format) << " row " << row;
     }
 }
 TEST(Layout, TilesAreTheFragmentsOfMma) {
   check_tiles(Format::kMxfp4, 544);
   check_tiles(Format::kNvfp4, 576);
+  check_tiles(Format::kFp8Row, 1024);
+  check_tiles(Format::kFp8Block, 1088);
+  check_tiles(Format::kInt4G32, 640);
+  check_tiles(Format::kInt4G128, 576);
 }
 
 // Those of a block of 16 rows lie together, block after block.
