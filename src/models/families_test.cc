@@ -6,15 +6,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
 #include <regex>
+#include <span>
 #include <sstream>
 #include <string>
 
 #include "base/error.h"
+#include "formats/bf16.h"
 #include "io/bundle_for_test.h"
 #include "io/checkpoint.h"
 #include "io/io_test.h"
@@ -351,26 +354,73 @@ TEST(Families, TensorsThatDoNotFit) {
       HasSubstr("gate_proj.weight"));
 }
 
-// Scales of keys and values that are 1 change nothing; others are refused where pages are in FP8.
-TEST(Families, KvScales) {
-  EXPECT_EQ(describe_model(kGoldens / "llama-modelopt-fp8").refuses_fp8_kv, "");
-  const test::TempDir dir;
-  std::filesystem::copy_file(kGoldens / "qwen3/config.json", dir / "config.json");
-  const auto plain = open_checkpoint(kGoldens / "qwen3");
+// The tensors of a golden with those whose names end so times a power of two, and more of one
+// float.
+void write_scaled(const std::filesystem::path& from, const std::filesystem::path& to,
+                  const std::map<std::string, float>& factors,
+                  const std::map<std::string, float>& more) {
+  std::filesystem::copy_file(from / "config.json", to / "config.json");
+  const auto plain = open_checkpoint(from);
   test::Bundle bundle;
   for (const TensorInfo& t : plain->tensors()) {
     std::vector<std::byte> bytes(t.bytes);
     const ReadJob job = ReadJob::whole(t, bytes.data());
     plain->read({&job, 1});
+    for (const auto& [end, factor] : factors) {
+      if (!t.name.ends_with(end)) continue;
+      ASSERT_EQ(t.dtype, DType::kBF16);
+      for (size_t i = 0; i < bytes.size(); i += 2) {
+        uint16_t bits;
+        std::memcpy(&bits, &bytes[i], 2);
+        bits = bf16_from_float(bf16_to_float(bits) * factor);
+        std::memcpy(&bytes[i], &bits, 2);
+      }
+    }
     bundle.add(t.name, t.dtype, t.shape, std::move(bytes));
   }
-  const float value = 1.5;
-  const auto bytes = std::as_bytes(std::span(&value, 1));
-  bundle.add("model.layers.1.self_attn.k_proj.k_scale", DType::kF32, {},
-             {bytes.begin(), bytes.end()});
-  bundle.write(dir / "model.safetensors");
+  for (const auto& [name, value] : more) {
+    const auto bytes = std::as_bytes(std::span(&value, 1));
+    bundle.add(name, DType::kF32, {}, {bytes.begin(), bytes.end()});
+  }
+  bundle.write(to / "model.safetensors");
+}
+
+// Keys 4,096 times and values 1,024 times as large would be E4M3's largest, all of them. Under
+// scales of as much they lie in the pages as those of the plain model do, and give its bits.
+TEST(Families, KvScalesDivideWhatFp8PagesHold) {
+  const test::TempDir dir;
+  std::map<std::string, float> scales;
+  for (const char* layer : {"0", "1", "2"}) {
+    const std::string attention = "model.layers." + std::string(layer) + ".self_attn.";
+    scales[attention + (layer[0] == '0' ? "k_proj.k_scale" : "k_scale")] = 4096;
+    scales[attention + (layer[0] == '0' ? "v_proj.v_scale" : "attn.v_scale")] = 1024;
+  }
+  write_scaled(kGoldens / "llama", dir.path(),
+               {{"k_proj.weight", 4096.f},
+                {"q_proj.weight", 1 / 4096.f},
+                {"v_proj.weight", 1024.f},
+                {"o_proj.weight", 1 / 1024.f}},
+               scales);
+  EXPECT_EQ(describe_model(dir.path()).refuses_fp8_kv, "");
+  const std::vector<int32_t> tokens = tokens_of("llama");
+  for (const Kernels kernels : kernels_here()) {
+    const auto logits = [&](const std::filesystem::path& directory) {
+      Loaded loaded(directory, kernels);
+      TestRunner runner(*loaded.model, loaded.cx, 1, static_cast<int32_t>(tokens.size()),
+                        DType::kF8E4M3);
+      return runner.run(tokens, 7);
+    };
+    EXPECT_EQ(logits(dir.path()), logits(kGoldens / "llama")) << kernels_name(kernels);
+  }
+}
+
+// A scale that is of no layer might be anybody's.
+TEST(Families, KvScalesOfNoLayerKeepPagesOutOfFp8) {
+  EXPECT_EQ(describe_model(kGoldens / "llama-modelopt-fp8").refuses_fp8_kv, "");
+  const test::TempDir dir;
+  write_scaled(kGoldens / "qwen3", dir.path(), {}, {{"model.layers.7.self_attn.k_scale", 1.5f}});
   EXPECT_THAT(describe_model(dir.path()).refuses_fp8_kv,
-              HasSubstr("\"model.layers.1.self_attn.k_proj.k_scale\" is 1.5"));
+              HasSubstr("\"model.layers.7.self_attn.k_scale\" is 1.5"));
 }
 
 }  // namespace

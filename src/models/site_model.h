@@ -124,7 +124,7 @@ class SiteModel : public Model {
                            Fill fill);
   void settle_formats();
   void summarize();
-  void check_kv_scales(const Checkpoint& checkpoint);
+  void take_kv_scales(const Checkpoint& checkpoint);
   std::vector<WantedWeight> wanted() const;
   LoadedWeights read(const ops::Ctx& cx, const Checkpoint* checkpoint, const LoadOptions& options);
   void bind();

@@ -1,6 +1,6 @@
 // Addresses and elements of the pages of a layer. Keys and values are stored as f32, bf16 or FP8
-// E4M3: there without a scale, as they are. Rounded keys and values of trained models stay far
-// below 448, E4M3's largest; what exceeds it is stored as 448.
+// E4M3: there divided by the layer's scales, which are 1 in most checkpoints. Rounded keys and
+// values of trained models stay far below 448, E4M3's largest; what exceeds it is stored as 448.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,7 @@ inline float kv_get(const Tensor& pages, int64_t at) {
   return pages.as<float>()[at];
 }
 
+// `value` is a key's or value's element over its scale.
 inline void kv_put(const Tensor& pages, int64_t at, float value) {
   if (pages.dtype == DType::kBF16)
     pages.as<uint16_t>()[at] = bf16_from_float(value);

@@ -47,6 +47,7 @@ struct Site {
   Norm norm = {};
   Norm q_norm = {}, k_norm = {};    // of heads
   const uint16_t* sinks = nullptr;  // [Q] bf16
+  float k_scale = 1, v_scale = 1;   // of pages in E4M3
 
   // On GPUs, once loaded: [experts, N] the least exponent of each row of `weight`, where a kernel
   // asks for it and all rows take it; see gpu_matmul/row_exponents.h.
@@ -55,6 +56,12 @@ struct Site {
   bool readers_choose = false;
 };
 using Sites = std::deque<Site>;  // whose addresses stay
+
+// A layer's pages, with the scales that the checkpoint has for them in E4M3.
+inline KvLayer pages_of(const Site& site, KvLayer kv) {
+  if (kv.k.dtype == DType::kF8E4M3) kv.k_scale = site.k_scale, kv.v_scale = site.v_scale;
+  return kv;
+}
 
 // Chooses the kernels of every site; of those that have weights loaded in their layout.
 // Throws Error(kUnsupported) naming an op that has none.

@@ -42,6 +42,7 @@ struct KvLayer {
   const int32_t* page_table = nullptr;  // [slots, max_pages]
   int32_t max_pages = 0;
   int32_t page_size = 0;
+  float k_scale = 1, v_scale = 1;  // times which elements in E4M3 are keys and values; else 1
 };
 
 // What a recurrent layer keeps of each sequence, in slots of fixed size. A step reads slot

@@ -97,7 +97,7 @@ class Bf16Tile {
     for (int64_t r = 0; r < rows_; ++r) {
       float* att = t_.att + r / t_.group * t_.ld + r % t_.group * dim_;
       const float sum = _mm512_reduce_add_ps(_mm512_load_ps(sum_ + 16 * r));
-      for (int64_t d = 0; d < dim_; ++d) att[d] = out_[r * dim_ + d] / sum;
+      for (int64_t d = 0; d < dim_; ++d) att[d] = out_[r * dim_ + d] * t_.kv->v_scale / sum;
     }
   }
 

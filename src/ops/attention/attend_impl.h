@@ -267,7 +267,8 @@ struct Attend {
     }
     for (int64_t r = 0; r < w.rows; ++r) {
       float* att = t.att + r / t.group * t.ld + r % t.group * w.dim;
-      for (int64_t d = 0; d < w.dim; ++d) att[d] = w.out[r * w.padded + d] / w.sum[r];
+      for (int64_t d = 0; d < w.dim; ++d)
+        att[d] = w.out[r * w.padded + d] * t.kv->v_scale / w.sum[r];
     }
   }
 };

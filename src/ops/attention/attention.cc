@@ -86,7 +86,7 @@ void attention(Ctx& cx, const Site& site, const Tensor& att, const Tensor& q, co
                float scale, const Step& s) {
   const auto window = static_cast<int32_t>(std::get<AttentionDesc>(site.problem).window);
   const AttentionParams params{.scale = scale, .window = window, .sinks = site.sinks};
-  run_site<AttentionKernel>(cx, site, s.num_tokens, att, q, kv, params, s);
+  run_site<AttentionKernel>(cx, site, s.num_tokens, att, q, pages_of(site, kv), params, s);
   cx.wrote({att.data});
 }
 

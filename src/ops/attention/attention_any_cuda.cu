@@ -42,8 +42,9 @@ struct Params {
   const Span* spans;
   const uint16_t* sinks;
   int32_t num_tokens, num_spans, max_pages, page_size, kv_heads, group, dim, window;
-  float scale;   // of scores, in powers of two
-  bool is_wide;  // heads are aligned to 8 elements
+  float scale;    // of scores, in powers of two
+  float v_scale;  // of values
+  bool is_wide;   // heads are aligned to 8 elements
   // Where each split has a block: the launch's tokens from first_token on, at most `splits` each.
   float* parts;
   float2* part_sums;
@@ -195,11 +196,11 @@ struct RowSums {
     return by;
   }
   // What the sum of values is multiplied by; the sink has its share.
-  __device__ __forceinline__ float share(const uint16_t* sinks, int32_t head) const {
-    if (sinks == nullptr) return 1 / sum;
-    const float sink = cuda::bf16_value(sinks[head]) * kLog2e;
+  __device__ __forceinline__ float share(const Params& a, int32_t head) const {
+    if (a.sinks == nullptr) return a.v_scale / sum;
+    const float sink = cuda::bf16_value(a.sinks[head]) * kLog2e;
     const float most = fmaxf(top, sink), shrink = exp2_fast(top - most);
-    return shrink / (sum * shrink + exp2_fast(sink - most));
+    return shrink * a.v_scale / (sum * shrink + exp2_fast(sink - most));
   }
 };
 
@@ -351,8 +352,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend_any(const __grid_constant_
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = 2 * warp + i;
-    if (lane == 0 && row < rows.count)
-      shared.factors[0][row] = sums[i].share(a.sinks, rows.head(a, row));
+    if (lane == 0 && row < rows.count) shared.factors[0][row] = sums[i].share(a, rows.head(a, row));
   }
   __syncthreads();
   each_pair(all, a, rows, [&](int row, int d, float x, float y) {
@@ -414,8 +414,7 @@ __global__ void __launch_bounds__(kThreads) add_splits(const __grid_constant__ P
       const float2 by = sums.add({part.x, part.y});
       all = fmaf(__ldcg(a.parts + (first + i) * a.dim + d), by.y, all * by.x);
     }
-    a.att[(int64_t{t} * gridDim.x + head) * a.dim + d] =
-        cuda::bf16_bits(all * sums.share(a.sinks, head));
+    a.att[(int64_t{t} * gridDim.x + head) * a.dim + d] = cuda::bf16_bits(all * sums.share(a, head));
   }
 }
 
@@ -478,7 +477,8 @@ void attend_any(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
                  .group = q_heads / kv_heads,
                  .dim = dim,
                  .window = params.window,
-                 .scale = params.scale * kLog2e,
+                 .scale = params.scale * kv.k_scale * kLog2e,
+                 .v_scale = kv.v_scale,
                  .is_wide = dim % 8 == 0 && is_aligned(q.data) && is_aligned(kv.k.data) &&
                             is_aligned(kv.v.data),
                  .parts = scratch.parts,

@@ -21,7 +21,8 @@ struct Arguments {
   const Span* spans = nullptr;
   const uint16_t* sinks = nullptr;
   int32_t num_spans = 0, max_pages = 0, page_shift = 0, kv_heads = 0, group = 0, window = 0;
-  float scale = 0;  // of scores, in powers of two
+  float scale = 0;    // of scores, in powers of two
+  float v_scale = 1;  // of values
 };
 
 inline Arguments arguments(const Tensor& att, const Tensor& q, const KvLayer& kv,
@@ -42,7 +43,8 @@ inline Arguments arguments(const Tensor& att, const Tensor& q, const KvLayer& kv
           .kv_heads = kv_heads,
           .group = static_cast<int32_t>(q.dim(1) / kv.k.dim(3) / kv_heads),
           .window = params.window,
-          .scale = params.scale * kLog2e};
+          .scale = params.scale * kv.k_scale * kLog2e,
+          .v_scale = kv.v_scale};
 }
 
 // Calls run<kDim, kFp8>() for the dims and the format of the pages.

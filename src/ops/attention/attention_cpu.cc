@@ -82,7 +82,7 @@ void BlockedAttention<kIsa>::run(Ctx& cx, const Tensor& att, const Tensor& q, co
             .num_tokens = num_tokens,
             .first_pos = span->context + first,
             .window = params.window,
-            .scale = params.scale,
+            .scale = params.scale * kv.k_scale,
             .sinks = params.sinks ? params.sinks + head : nullptr,
             .q = q.as<float>() + at,
             .att = att.as<float>() + at,

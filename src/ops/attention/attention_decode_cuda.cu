@@ -294,7 +294,7 @@ __device__ __forceinline__ void merge_item(const Params& a, const Counted& item,
   const int64_t at = int64_t{item.row} * kMaxSplits * kHeads + h;
   const int64_t to = int64_t{item.t} * a.kv_heads * a.group + heads.first + h;
   const float sinks[] = {sink};
-  merge_splits<kDim>(a.att + to * kDim, a.parts, at, item.splits, sinks);
+  merge_splits<kDim>(a.att + to * kDim, a.parts, at, item.splits, sinks, a.v_scale);
 }
 // The same of what attend_items has counted, if this block was the last.
 template <int kDim>
@@ -328,7 +328,7 @@ __device__ __forceinline__ void finish_item(const Params& a, const Parts<kDim>& 
       o[c].x += values.x * by, o[c].y += values.y * by;
     }
   }
-  const float inv = 1 / (sum + exp2_fast(sink - (top - kBoost)));
+  const float inv = a.v_scale / (sum + exp2_fast(sink - (top - kBoost)));
   const int64_t head = int64_t{to.t} * a.kv_heads * a.group + to.heads.first + h;
   const int64_t at = (int64_t{to.row} * kMaxSplits + to.split) * kHeads + h;
 #pragma unroll

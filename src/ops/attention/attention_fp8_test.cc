@@ -1,5 +1,6 @@
-// Pages of FP8 E4M3: they mean the values that their codes stand for, so every kernel gives the
-// bits that it gives over float32 pages of those values.
+// Pages of FP8 E4M3: they mean the values that their codes stand for, times the layer's scales, so
+// every kernel gives the bits that it gives over float32 pages of those values. Scales here are
+// powers of two, by which nothing is rounded.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -34,11 +35,12 @@ struct TestPages {
 TEST(Fp8Pages, AttentionReadsWhatTheCodesStandFor) {
   Random random(1);
   TestPages fp8(DType::kF8E4M3), f32(DType::kF32);
+  fp8.view.k_scale = 0.5, fp8.view.v_scale = 4;
   for (const bool keys : {true, false}) {
     const Tensor &from = keys ? fp8.view.k : fp8.view.v, &to = keys ? f32.view.k : f32.view.v;
     for (int64_t i = 0; i < kPages * kHeads * kPageSize * kDim; ++i) {
       kv_put(from, i, random.normal(3));
-      to.as<float>()[i] = e4m3_to_float(from.as<uint8_t>()[i]);
+      to.as<float>()[i] = (keys ? 0.5f : 4) * e4m3_to_float(from.as<uint8_t>()[i]);
     }
   }
   const std::vector<uint16_t> sinks = random.bf16s(kHeads * kGroup);
@@ -115,6 +117,7 @@ TEST(Fp8Pages, NormQkvRoundsOnceToTheNearestCode) {
   rows.push_back(&twin);
   for (const NormQkvKernel* row : rows) {
     TestPages fp8(DType::kF8E4M3), f32(DType::kF32);
+    fp8.view.k_scale = 0.5, fp8.view.v_scale = 2;
     Floats q(kTokens, kHeads * kGroup * kDim), h(kTokens, kHidden), y(kTokens, kHidden);
     for (TestPages* pages : {&fp8, &f32})
       row->run(test.cx, {q.tensor(), h.tensor(), y.tensor()}, pages->view, x.tensor(), d.tensor(),
@@ -123,8 +126,9 @@ TEST(Fp8Pages, NormQkvRoundsOnceToTheNearestCode) {
     for (int64_t i = 0; i < kPages * kHeads * kPageSize * kDim; ++i)
       for (const bool keys : {true, false}) {
         const float value = (keys ? f32.view.k : f32.view.v).as<float>()[i];
-        saturated += std::fabs(value) > 448;
-        ASSERT_EQ((keys ? fp8.k : fp8.v)[i], e4m3_from_float(value)) << row->name;
+        const float scaled = value / (keys ? fp8.view.k_scale : fp8.view.v_scale);
+        saturated += std::fabs(scaled) > 448;
+        ASSERT_EQ((keys ? fp8.k : fp8.v)[i], e4m3_from_float(scaled)) << row->name;
       }
     EXPECT_GT(saturated, 0) << row->name;
   }

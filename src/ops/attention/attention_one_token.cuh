@@ -320,7 +320,8 @@ struct PartsAt {
 // warp. `att`, `at`: of the first.
 template <int kDim, int kNum>
 __device__ __forceinline__ void merge_splits(uint16_t* att, const PartsAt& parts, int64_t at,
-                                             int32_t splits, const float (&sinks)[kNum]) {
+                                             int32_t splits, const float (&sinks)[kNum],
+                                             float v_scale) {
   // A part of 64 dims takes half a warp, and two are fetched at once.
   constexpr int kLanes = kDim == 64 ? 16 : 32, kAtOnce = 32 / kLanes;
   constexpr int kVectors = kDim / 4 / kLanes, kBatch = 4 / kVectors;  // loads in flight a lane
@@ -353,7 +354,7 @@ __device__ __forceinline__ void merge_splits(uint16_t* att, const PartsAt& parts
     float all = part[h].y * weight[h];
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) all += __shfl_xor_sync(kAll, all, step);
-    inv[h] = 1 / (all + exp2_fast(sinks[h] - (top - kBoost)));
+    inv[h] = v_scale / (all + exp2_fast(sinks[h] - (top - kBoost)));
   }
   for (int first = 0; first < splits; first += kAtOnce * kBatch) {
     if (first > 0) fetch(first);

@@ -25,7 +25,7 @@ void attention(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
         for (int32_t j = first; j <= pos; ++j) {
           const int64_t at = kv_index(kv, span.slot, j, h / group);
           for (int64_t e = 0; e < dim; ++e) p[j - first] += double{qh[e]} * kv_get(kv.k, at + e);
-          p[j - first] *= params.scale;
+          p[j - first] *= double{params.scale} * kv.k_scale;
           top = std::max(top, p[j - first]);
         }
         double sum = std::exp(sink - top);
@@ -36,7 +36,7 @@ void attention(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
           for (int64_t e = 0; e < dim; ++e) o[e] += p[j - first] / sum * kv_get(kv.v, at + e);
         }
         for (int64_t e = 0; e < dim; ++e)
-          att.as<float>()[t * width + h * dim + e] = stored(cx.activations, o[e]);
+          att.as<float>()[t * width + h * dim + e] = stored(cx.activations, o[e] * kv.v_scale);
       }
     }
   }

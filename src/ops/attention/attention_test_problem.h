@@ -31,6 +31,7 @@ class Pages {
     const int64_t elements = count * d.kv_heads * page_size * d.head_dim;
     for (auto* side : {&k_, &v_, &v_abs_}) side->resize(elements * dtype_bytes(dtype));
     view_ = {tensor(k_), tensor(v_), table_.data(), most, page_size};
+    if (dtype == DType::kF8E4M3) view_.k_scale = 0.7f, view_.v_scale = 1.3f;
     const Tensor magnitudes = tensor(v_abs_);
     for (const Tensor& side : {view_.k, view_.v, magnitudes})
       for (int64_t i = 0; i < elements; ++i)
@@ -89,7 +90,7 @@ inline void plant_needles(Random& random, const KvLayer& kv, const AttentionDesc
   for (const int32_t pos : positions)
     for (int64_t g = 0; g < d.kv_heads; ++g)
       for (int64_t i = 0; i < d.head_dim; ++i)
-        kv_put(kv.k, kv_index(kv, 0, pos, g) + i, 1.5f * direction[i]);
+        kv_put(kv.k, kv_index(kv, 0, pos, g) + i, 1.5f / kv.k_scale * direction[i]);
 }
 
 // Spans (tokens, context) in consecutive slots.

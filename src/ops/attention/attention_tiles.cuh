@@ -152,11 +152,11 @@ __device__ __forceinline__ int32_t row_at(const TileParams& a, const Rows& rows,
 // What a row's sum of values is multiplied by: one over the sum of weights, the sink's among them.
 __device__ __forceinline__ float share_of(const TileParams& a, int32_t kv_head, int row, float top,
                                           float sum) {
-  if (a.sinks == nullptr) return 1 / sum;
+  if (a.sinks == nullptr) return a.v_scale / sum;
   const int32_t head = kv_head * a.group + row - token_of(a, row) * a.group;
   const float sink = cuda::bf16_value(a.sinks[head]) * kLog2e;
   const float larger = fmaxf(top, sink), shrink = exp2_fast(top - larger);
-  return shrink / (sum * shrink + exp2_fast(sink - larger));
+  return shrink * a.v_scale / (sum * shrink + exp2_fast(sink - larger));
 }
 
 // For tiles of `rows` rows.

@@ -124,7 +124,7 @@ __device__ __forceinline__ void store_item(const Params& a, const Item& item,
     if (2 * p + h >= heads.count) continue;
     const float sink = sink_of(a, head);
     const float top = fmaxf(state.top[h], sink), by = exp2_fast(state.top[h] - top);
-    const float factor = by / (sum * by + exp2_fast(sink - (top - kBoost)));
+    const float factor = by * a.v_scale / (sum * by + exp2_fast(sink - (top - kBoost)));
     const auto pair = [&](int j) {
       return pack_bf16(state.o[j][h] * factor, state.o[j][2 + h] * factor);
     };
@@ -163,12 +163,12 @@ __device__ __forceinline__ void leave_share(const Params& a, const Item& item,
 #pragma unroll
     for (int i = 0; i < kMerged; ++i) sinks[i] = sink_of(a, heads.first + h + i);
     merge_splits<kDim>(a.att + item.head_at<kDim>(a, heads.first + h), a.parts, first + h,
-                       item.shares, sinks);
+                       item.shares, sinks, a.v_scale);
   }
   for (; h < heads.count; ++h) {
     const float sinks[] = {sink_of(a, heads.first + h)};
     merge_splits<kDim>(a.att + item.head_at<kDim>(a, heads.first + h), a.parts, first + h,
-                       item.shares, sinks);
+                       item.shares, sinks, a.v_scale);
   }
 }
 

@@ -115,9 +115,10 @@ __device__ __forceinline__ void store_turned(const QkvStore& s, const GemmItem& 
     if (8 * j >= valid) continue;
     const int64_t to = int64_t{places[8 * j]} * 64 + pair;
     if (fp8) {
-      auto* codes = static_cast<uint8_t*>(base) + to;
-      *reinterpret_cast<uint16_t*>(codes) = static_cast<uint16_t>(cuda::e4m3_pair(a.x, a.y));
-      *reinterpret_cast<uint16_t*>(codes + 32) = static_cast<uint16_t>(cuda::e4m3_pair(b.x, b.y));
+      const float by = turns ? s.by_k : s.by_v;
+      auto* codes = reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(base) + to);
+      codes[0] = static_cast<uint16_t>(cuda::e4m3_pair(a.x * by, a.y * by));
+      codes[16] = static_cast<uint16_t>(cuda::e4m3_pair(b.x * by, b.y * by));
     } else {
       auto* values16 = static_cast<uint16_t*>(base) + to;
       *reinterpret_cast<uint32_t*>(values16) = pack(a.x, a.y);

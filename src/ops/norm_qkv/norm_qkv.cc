@@ -126,7 +126,8 @@ std::span<const NormQkvKernel> norm_qkv_kernels() { return kKernels; }
 void norm_qkv(Ctx& cx, const Site& site, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
               const Tensor& d, const Tensor& cos_sin, const Step& s) {
   const QkvNorms norms{site.norm, site.q_norm, site.k_norm};
-  run_site<NormQkvKernel>(cx, site, s.num_tokens, out, kv, x, d, norms, site.weight, cos_sin, s);
+  run_site<NormQkvKernel>(cx, site, s.num_tokens, out, pages_of(site, kv), x, d, norms, site.weight,
+                          cos_sin, s);
   cx.wrote({out.q.data, out.h.data, out.y.data});
 }
 

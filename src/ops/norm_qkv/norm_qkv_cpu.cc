@@ -62,8 +62,8 @@ void place(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const QkvNorms& no
     const int64_t at = kv_index(kv, slot, pos, g);
     // Turned within the row: each pair is read before it is written.
     turn(k, angles, dim, k);
-    for (int64_t i = 0; i < dim; ++i) kv_put(kv.k, at + i, k[i]);
-    for (int64_t i = 0; i < dim; ++i) kv_put(kv.v, at + i, v[i]);
+    for (int64_t i = 0; i < dim; ++i) kv_put(kv.k, at + i, k[i] / kv.k_scale);
+    for (int64_t i = 0; i < dim; ++i) kv_put(kv.v, at + i, v[i] / kv.v_scale);
   }
 }
 

@@ -56,6 +56,8 @@ struct Problem {
   std::vector<Span> spans;
   std::vector<int32_t> positions;
   Step step;
+  DType pages = DType::kBF16;
+  float k_scale = 1, v_scale = 1;
 };
 
 struct Result {
@@ -67,7 +69,8 @@ Result run_on_gpu(GpuProblem& gpu, const NormQkvKernel& row, const Shape& shape,
                   const Step& step, const Floats& x, const Floats& d, const Floats& cos_sin,
                   const Weight& weight) {
   const int64_t tokens = step.num_tokens;
-  const TestPages pages(shape, DType::kBF16);
+  TestPages pages(shape, p.pages);
+  pages.view.k_scale = p.k_scale, pages.view.v_scale = p.v_scale;
   const KvLayer kv = gpu.kv(pages.view, 2);
   const NormQkvOut out{gpu.output(DType::kBF16, {tokens, shape.q_heads * kDim}),
                        gpu.output(DType::kBF16, {tokens, shape.hidden}),
@@ -172,6 +175,43 @@ TEST(NormQkvGpu, EqualsTheTwinAndItselfAlone) {
         if (tokens % 2 == 1 || tokens > 100) check(shape, format, tokens, "_gemm", true);
         if (format == Format::kMxfp4) check(shape, format, tokens, "_split");
       }
+}
+
+// By powers of two codes are of the same values, but for those that are no normal numbers.
+TEST(NormQkvGpu, Fp8PagesAreDividedByTheirScales) {
+  constexpr Shape kShape{256, 8, 2};
+  constexpr int32_t kTokens = 19;
+  for (const Format format : {Format::kMxfp4, Format::kBF16})
+    for (const char* suffix : {"_gemm", "_split"}) {
+      Problem p(kShape, kTokens);
+      p.pages = DType::kF8E4M3;
+      const int64_t rows = (kShape.q_heads + 2 * kShape.kv_heads) * kDim;
+      NormQkvDesc desc{kShape.hidden, kShape.q_heads, kShape.kv_heads, kDim, format, kTokens};
+      TestWeight w(p.random, format, 1, rows, kShape.hidden);
+      GpuProblem gpu(gpu::scratch_bytes(desc));
+      desc.tokens = std::string_view(suffix) == "_split" ? kSplitTokens : 1 << 20;
+      for (const auto* row : gemv_rows_and(suffix, norm_qkv_kernels(), desc, gpu.cx.kernels, w)) {
+        const Weight weight = gpu.weight(w);
+        const auto run = [&](float k_scale, float v_scale) {
+          p.k_scale = k_scale, p.v_scale = v_scale;
+          return run_on_gpu(gpu, *row, kShape, p, p.step, p.x, p.d, p.cos_sin, weight);
+        };
+        const Result plain = run(1, 1), scaled = run(0.25f, 0.5f);
+        int64_t compared = 0;
+        const auto compare = [&](const std::vector<uint8_t>& want, const std::vector<uint8_t>& got,
+                                 float scale) {
+          for (size_t i = 0; i < want.size(); ++i) {
+            const float value = kE4m3[want[i]];
+            if (!(std::fabs(value) >= 0x1p-5f && std::fabs(value) < 448 * scale)) continue;
+            ASSERT_EQ(scale * kE4m3[got[i]], value) << row->name << " byte " << i;
+            ++compared;
+          }
+        };
+        compare(plain.k, scaled.k, 0.25f);
+        compare(plain.v, scaled.v, 0.5f);
+        EXPECT_GT(compared, kTokens * kShape.kv_heads * kDim) << row->name;  // half of them all
+      }
+    }
 }
 
 }  // namespace

@@ -56,8 +56,9 @@ void norm_qkv(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x
       for (int64_t g = 0; g < kv_heads; ++g) {
         const int64_t at = kv_index(kv, span.slot, s.positions[t], g);
         for (int64_t j = 0; j < dim; ++j) {
-          kv_put(kv.k, at + j, static_cast<float>(yt[(q_heads + g) * dim + j]));
-          kv_put(kv.v, at + j, static_cast<float>(yt[(q_heads + kv_heads + g) * dim + j]));
+          const double k = yt[(q_heads + g) * dim + j], v = yt[(q_heads + kv_heads + g) * dim + j];
+          kv_put(kv.k, at + j, static_cast<float>(k / kv.k_scale));
+          kv_put(kv.v, at + j, static_cast<float>(v / kv.v_scale));
         }
       }
     }

@@ -16,7 +16,8 @@ struct QkvStore {
   const int32_t* positions;   // [T]
   const Span* spans;          // [S]
   int32_t num_tokens, num_spans, max_pages, page_size, q_heads, kv_heads, dim;
-  bool fp8;  // pages hold E4M3
+  bool fp8;          // pages hold E4M3
+  float by_k, by_v;  // times which keys and values are stored
 };
 
 QkvStore qkv_store(const Tensor& q, const KvLayer& kv, const Tensor& cos_sin, const Step& s);

@@ -55,6 +55,8 @@ __device__ __forceinline__ void store_pair(const QkvStore& s, int64_t row, int32
   void* pages = g < s.kv_heads ? s.k : s.v;
   const int64_t at = row + int64_t{g < s.kv_heads ? g : g - s.kv_heads} * s.page_size * s.dim + i;
   if (s.fp8) {
+    const float by = g < s.kv_heads ? s.by_k : s.by_v;
+    a *= by, b *= by;
     uint16_t both;  // a in the low byte
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(b), "f"(a));
     static_cast<uint8_t*>(pages)[at] = static_cast<uint8_t>(both);
@@ -97,6 +99,8 @@ __device__ __forceinline__ void store_pairs(const QkvStore& s, int64_t row, int3
   void* pages = g < s.kv_heads ? s.k : s.v;
   const int64_t at = row + int64_t{g < s.kv_heads ? g : g - s.kv_heads} * s.page_size * s.dim + i;
   if (s.fp8) {
+    const float by = g < s.kv_heads ? s.by_k : s.by_v;
+    a = {a.x * by, a.y * by}, b = {b.x * by, b.y * by};
     uint16_t near, far;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(near) : "f"(a.y), "f"(a.x));
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(far) : "f"(b.y), "f"(b.x));

@@ -75,7 +75,9 @@ QkvStore qkv_store(const Tensor& q, const KvLayer& kv, const Tensor& cos_sin, co
           .q_heads = static_cast<int32_t>(q.dim(1)) / dim,
           .kv_heads = kv_heads,
           .dim = dim,
-          .fp8 = fp8};
+          .fp8 = fp8,
+          .by_k = 1 / kv.k_scale,
+          .by_v = 1 / kv.v_scale};
 }
 
 void store_qkv(Ctx& cx, const QkvStore& s, const QkvNorms& norms, const float* products) {
