@@ -141,17 +141,18 @@ void OpOperands::fill_scales(Format format, uint8_t* scales, int64_t bytes) {
 void OpOperands::fill_on_gpu(const Weight& like, uint8_t* codes, int64_t code_bytes,
                              uint8_t* scales, int64_t scale_bytes) {
   using Kind = RandomBytes::Kind;
-  const bool is_nvfp4 = like.format == Format::kNvfp4;
-  const Kind kind = like.format == Format::kBF16 ? Kind::kNormalBF16
-                    : like.layout == Layout::kTiles16x64
-                        ? (is_nvfp4 ? Kind::kNvfp4Tiles : Kind::kTiles)
-                        : Kind::kUniform;
+  const bool is_nvfp4 = like.format == Format::kNvfp4, is_block = like.format == Format::kFp8Block;
+  const bool has_tiles = like.layout == Layout::kTiles16x64;
+  const Kind kind = like.format == Format::kBF16                 ? Kind::kNormalBF16
+                    : is_block && has_tiles                      ? Kind::kFp8Tiles
+                    : is_block || like.format == Format::kFp8Row ? Kind::kE4m3Codes
+                    : has_tiles ? (is_nvfp4 ? Kind::kNvfp4Tiles : Kind::kTiles)
+                                : Kind::kUniform;
   constexpr double kRms = 0x1p-7;
   cuda::random_fill(codes, code_bytes, {.kind = kind, .rms = kRms, .seed = next()});
   if (scales == nullptr) return;
-  cuda::random_fill(
-      scales, scale_bytes,
-      {.kind = is_nvfp4 ? Kind::kE4m3Scales : Kind::kScales, .rms = kRms, .seed = next()});
+  const Kind of_scales = is_nvfp4 ? Kind::kE4m3Scales : is_block ? Kind::kFloats : Kind::kScales;
+  cuda::random_fill(scales, scale_bytes, {.kind = of_scales, .rms = kRms, .seed = next()});
 }
 
 // Those of random ones are never too far apart.

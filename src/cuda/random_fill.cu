@@ -14,6 +14,7 @@ constexpr int kThreads = 256;
 constexpr int kPiece = 16;                              // bytes of a thread
 constexpr int kTilePieces = 34, kNvfp4TilePieces = 36;  // of a unit of kTiles, of kNvfp4Tiles
 constexpr int kTileCodePieces = 32;
+constexpr int kFp8TilePieces = 68, kFp8TileCodePieces = 64;  // of kFp8Tiles
 
 struct Args {
   uint8_t* data;
@@ -48,6 +49,10 @@ __device__ uint64_t e4m3_scales(uint64_t random) {
   return (random & 0x0707070707070707u) | 0x3838383838383838u;
 }
 
+__device__ uint64_t e4m3_codes(uint64_t random) { return random & 0xbfbfbfbfbfbfbfbfu; }
+
+__device__ uint64_t two_floats(float value) { return 0x0000000100000001u * __float_as_uint(value); }
+
 // Sums of four random bytes: near enough to a normal distribution.
 __device__ uint32_t two_normals(const Args& a, uint64_t random) {
   uint32_t word = 0;
@@ -81,7 +86,12 @@ __device__ uint64_t word_of(const Args& a, int64_t i) {
       return i / 2 % kNvfp4TilePieces < kTileCodePieces ? random_word(a, i)
                                                         : e4m3_scales(random_word(a, i));
     case RandomBytes::Kind::kFloats:
-      return 0x0000000100000001u * __float_as_uint(a.value);
+      return two_floats(a.value);
+    case RandomBytes::Kind::kE4m3Codes:
+      return e4m3_codes(random_word(a, i));
+    case RandomBytes::Kind::kFp8Tiles:
+      return i / 2 % kFp8TilePieces < kFp8TileCodePieces ? e4m3_codes(random_word(a, i))
+                                                         : two_floats(a.value);
   }
   return 0;
 }

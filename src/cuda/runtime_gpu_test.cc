@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "base/error.h"
@@ -12,6 +13,7 @@
 #include "cuda/read_bandwidth.h"
 #include "cuda/scatter.h"
 #include "cuda/stream.h"
+#include "formats/fp8.h"
 
 namespace nibble::cuda {
 namespace {
@@ -116,6 +118,28 @@ TEST(RandomFill, TilesHoldScalesBehindCodes) {
   EXPECT_EQ(got, filled(544 * 100 + 3, {.kind = Kind::kTiles, .rms = 1, .seed = 4}));
   EXPECT_NE(got, filled(544 * 100 + 3, {.kind = Kind::kTiles, .rms = 1, .seed = 5}));
   EXPECT_EQ(filled(5, {.constant = 0x3f80}), (std::vector<uint8_t>{0x80, 0x3f, 0x80, 0x3f, 0x80}));
+}
+
+TEST(RandomFill, CodesOfFp8AreNumbersAndHaveTheirMean) {
+  using Kind = RandomBytes::Kind;
+  const int64_t units = 1000;
+  const std::vector<uint8_t> got =
+      filled(1088 * units, {.kind = Kind::kFp8Tiles, .rms = 0.3, .seed = 4});
+  double squares = 0;
+  for (int64_t unit = 0; unit < units; ++unit) {
+    for (int64_t i = 0; i < 1024; ++i) {
+      const double code = kE4m3[got[1088 * unit + i]];
+      squares += code * code;  // infinite or NaN: the mean is
+    }
+    for (int64_t i = 1024; i < 1088; i += 4) {
+      float scale;
+      std::memcpy(&scale, &got[1088 * unit + i], 4);
+      ASSERT_EQ(scale, 0.3f);
+    }
+  }
+  // Their squares deviate by less than 3 times their mean: five deviations of it.
+  const double mean = squares / (1024 * units);
+  EXPECT_NEAR(mean, kE4m3CodesRms * kE4m3CodesRms, 5 * 3 * mean / std::sqrt(1024.0 * units));
 }
 
 TEST(Scatter, ChangesTheNamedEntriesAlone) {

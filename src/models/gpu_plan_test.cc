@@ -93,19 +93,25 @@ TEST(GpuPlanAnyShape, HasAKernelForEveryOpAndSize) {
   }
 }
 
-// Published shapes: every matrix in NVFP4 lies in tiles, and no size of step is left to the general
-// rows.
-TEST(GpuPlanNvfp4, EveryMatrixHasRowsOfItsOwn) {
-  for (const char* id : {"nvidia/Qwen3-8B-NVFP4", "nvidia/Llama-3.1-8B-Instruct-NVFP4",
-                         "nvidia/Qwen3-30B-A3B-NVFP4"})
+// Published shapes: every matrix in NVFP4 or FP8 lies in tiles, and no size of step is left to the
+// general rows.
+TEST(GpuPlanTiles, EveryMatrixHasRowsOfItsOwn) {
+  const std::tuple<const char*, std::string, std::string> kModels[] = {
+      {"nvidia/Qwen3-8B-NVFP4", "nvfp4", "nvfp4"},
+      {"nvidia/Llama-3.1-8B-Instruct-NVFP4", "nvfp4", "nvfp4"},
+      {"nvidia/Qwen3-30B-A3B-NVFP4", "nvfp4", "nvfp4"},
+      {"nvidia/Llama-3.1-8B-Instruct-FP8", "fp8", "w8a16"},
+      {"Qwen/Qwen3-8B-FP8", "fp8_block", "w8a16"},
+      {"Qwen/Qwen3-30B-A3B-FP8", "fp8_block", "w8a16"}};
+  for (const auto& [id, format, part] : kModels)
     for (const cuda::Caps& gpu : {cuda::h200(), cuda::gb10()})
       for (const bool exact : {false, true}) {
         int matrices = 0;
         for (const ops::PlanEntry& entry : plan_kernels(on_gpu(gpu, exact), id)) {
-          if (!entry.weights.starts_with("nvfp4")) continue;
+          if (!entry.weights.starts_with(format + " ")) continue;
           ++matrices;
-          EXPECT_EQ(entry.weights, "nvfp4 in tiles16x64") << site_label(entry.site);
-          EXPECT_NE(entry.kernel.find("nvfp4"), std::string::npos)
+          EXPECT_EQ(entry.weights, format + " in tiles16x64") << site_label(entry.site);
+          EXPECT_NE(entry.kernel.find(part), std::string::npos)
               << id << " " << site_label(entry.site) << " by " << entry.kernel;
         }
         EXPECT_GE(matrices, 4 * 32) << id;

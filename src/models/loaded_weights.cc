@@ -303,6 +303,21 @@ void LoadedWeights::put(std::span<const WantedWeight> wanted, const WeightMemory
   }
 }
 
+// Random codes under scales all alike. `like`: deviation and seed.
+void LoadedWeights::fill_fp8(const Placed& p, int64_t rows, RandomBytes like,
+                             const WeightMemory& memory) {
+  using Kind = RandomBytes::Kind;
+  const bool has_tiles =
+      p.weight.layout == Layout::kTiles16x64 && p.weight.format == Format::kFp8Block;
+  const RowSize size = final_size(p.weight);
+  like.kind = has_tiles ? Kind::kFp8Tiles : Kind::kE4m3Codes;
+  like.rms /= kE4m3CodesRms;
+  memory.random(p.codes, rows * size.codes, like);
+  like.kind = Kind::kFloats;
+  if (size.scales > 0) memory.random(p.scales, rows * size.scales, like);
+  if (size.row_scales > 0) memory.random(p.row_scales, rows * size.row_scales, like);
+}
+
 LoadedWeights::LoadedWeights(std::span<const WantedWeight> wanted, const WeightMemory& memory,
                              uint64_t seed) {
   uint64_t stream = seed << 32;
@@ -317,6 +332,10 @@ LoadedWeights::LoadedWeights(std::span<const WantedWeight> wanted, const WeightM
     RandomBytes codes{.kind = Kind::kConstant, .rms = dummy_deviation(w.spec), .seed = stream++};
     if (w.spec.fill == Fill::kOne) codes.constant = bf16_from_float(1);
     if (codes.rms > 0 && w.format == Format::kBF16) codes.kind = Kind::kNormalBF16;
+    if (w.format == Format::kFp8Row || w.format == Format::kFp8Block) {
+      fill_fp8(p, rows, codes, memory);
+      continue;
+    }
     const bool is_nvfp4 = w.format == Format::kNvfp4, is_mxfp4 = w.format == Format::kMxfp4;
     if (codes.rms > 0 && (is_mxfp4 || is_nvfp4)) {
       const Kind tiles = is_nvfp4 ? Kind::kNvfp4Tiles : Kind::kTiles;

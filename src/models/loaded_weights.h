@@ -72,6 +72,7 @@ class LoadedWeights {
     float* row_scales = nullptr;
   };
   void put(std::span<const WantedWeight> wanted, const WeightMemory& memory);
+  static void fill_fp8(const Placed& p, int64_t rows, RandomBytes like, const WeightMemory& memory);
   const Placed& find(const std::string& name) const;
 
   Buffer buffer_;

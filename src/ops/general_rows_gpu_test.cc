@@ -1,6 +1,6 @@
 // The general CUDA rows (cuda_any) of the ops that are products against the twins, on random odd
-// shapes in every format, and those for NVFP4 in tiles on random ones that they take. Those of
-// embed, norm_route and attention are tested with the others of their tables.
+// shapes in every format, and those for NVFP4, FP8 and INT4 in tiles on random ones that they take.
+// Those of embed, norm_route and attention are tested with the others of their tables.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -24,7 +24,7 @@ namespace {
 
 // Of a sum of n products over its terms' magnitudes: weights and activations are exact, sums are
 // float32, which tensor cores truncate (twice the error of rounding); eight segments are added.
-double product_error(int64_t n) { return 2 * (n + 16) * kEps; }
+double sum_error(int64_t n) { return 2 * (n + 16) * kEps; }
 
 constexpr Format kFormats[] = {Format::kBF16,     Format::kMxfp4,   Format::kMxfp8,
                                Format::kF16,      Format::kNvfp4,   Format::kFp8Row,
@@ -37,11 +37,13 @@ struct Tested {
   std::string row = "cuda_any";
   bool exact = true;
   bool is_general() const { return row == "cuda_any"; }
+  // Of a product of n terms, over their magnitudes.
+  double product_error(int64_t n) const { return sum_error(n) + weight_error(format, row); }
 };
 
 // 1 to `most`; whole blocks where the format has no others.
 int64_t random_cols(Random& random, const Tested& tested, int64_t most) {
-  const int64_t block = !tested.is_general() ? 64
+  const int64_t block = !tested.is_general() ? std::max(64, format_row(tested.format).block_elems)
                         : tested.format == Format::kFp8Block
                             ? 1
                             : format_row(tested.format).block_elems;
@@ -129,7 +131,8 @@ void check_out_proj(Random& random, const Tested& tested) {
     for (int64_t t = 0; t < tokens; ++t) {
       double abs;
       const double want = weights.dot(att.row(t), &abs);
-      ASSERT_NO_FATAL_FAILURE(compared.add(t, n, got.at(t, n), want, product_error(cols) * abs));
+      ASSERT_NO_FATAL_FAILURE(
+          compared.add(t, n, got.at(t, n), want, tested.product_error(cols) * abs));
     }
   }
 }
@@ -179,7 +182,8 @@ void check_norm_unembed(Random& random, const Tested& tested) {
     for (int64_t r = 0; r < rows; ++r) {
       double abs;
       const double want = weights.dot(got_h.row(r), &abs);
-      ASSERT_NO_FATAL_FAILURE(compared.add(r, n, got.at(r, n), want, product_error(hidden) * abs));
+      ASSERT_NO_FATAL_FAILURE(
+          compared.add(r, n, got.at(r, n), want, tested.product_error(hidden) * abs));
     }
   }
 }
@@ -201,6 +205,7 @@ struct QkvProblem {
     const Tensor pages =
         make_tensor(side.data(), kv_dtype, {2 * kMaxPages, kv_heads, kPageSize, dim});
     kv = {pages, pages, table.data(), kMaxPages, kPageSize};
+    if (kv_dtype == DType::kF8E4M3) kv.k_scale = 0.7f, kv.v_scale = 1.3f;
     step = {.num_tokens = static_cast<int32_t>(tokens),
             .num_spans = static_cast<int32_t>(spans.size()),
             .positions = positions.data(),
@@ -297,8 +302,8 @@ void check_norm_qkv(Random& random, const Tested& tested) {
         const double a = normed(i, &a_abs), b = normed(i + dim / 2, &b_abs);
         if (head >= q_heads + kv_heads) c = 1, s = 0;
         const double want[2] = {a * c - b * s, b * c + a * s};
-        const double error =
-            (product_error(hidden) + 4 * kEps) * (a_abs + b_abs) * (std::fabs(c) + std::fabs(s));
+        const double error = (tested.product_error(hidden) + 4 * kEps) * (a_abs + b_abs) *
+                             (std::fabs(c) + std::fabs(s));
         for (int half = 0; half < 2; ++half) {
           const int64_t at = i + half * dim / 2;
           if (head < q_heads) {
@@ -310,11 +315,12 @@ void check_norm_qkv(Random& random, const Tested& tested) {
           }
           const bool is_v = head >= q_heads + kv_heads;
           const int64_t g = head - q_heads - (is_v ? kv_heads : 0);
-          const double got =
-              kv_get(is_v ? got_kv.v : got_kv.k, kv_index(got_kv, slot, p.positions[t], g) + at);
+          const double scale = is_v ? got_kv.v_scale : got_kv.k_scale;
+          const double got = scale * kv_get(is_v ? got_kv.v : got_kv.k,
+                                            kv_index(got_kv, slot, p.positions[t], g) + at);
           ASSERT_NO_FATAL_FAILURE(
               stored.add(t, head * dim + at, got, want[half],
-                         error + rounding * (std::fabs(want[half]) + error) + 0x1p-10));
+                         error + rounding * (std::fabs(want[half]) + error) + 0x1p-10 * scale));
         }
       }
     }
@@ -356,7 +362,7 @@ void check_moe_up(Random& random, const Tested& tested) {
   };
   const Floats got = run(in, routing);
   ASSERT_EQ(got.values, run(in, routing).values);
-  const double e = product_error(s.hidden);
+  const double e = tested.product_error(s.hidden);
   Compared compared(s.hidden);
   for (int64_t t = 0; t < s.tokens; ++t) {
     if (!is_run_alone(t, s.tokens)) continue;
@@ -433,7 +439,7 @@ void check_moe_down(Random& random, const Tested& tested) {
         double abs;
         const double y = ref::Row(w.view, one.ids[k], n).dot(one_u.row(one.slot[k]), &abs);
         want += one.p[k] * y;
-        error += one.p[k] * (product_error(s.width) + (s.top_k + 1) * kEps) * abs;
+        error += one.p[k] * (tested.product_error(s.width) + (s.top_k + 1) * kEps) * abs;
         // The GEMM leaves each choice's row in bf16.
         if (tested.row.ends_with("_gemm")) error += one.p[k] * store_error(DType::kBF16, y);
       }
@@ -449,6 +455,16 @@ void check_shapes(Check* check) {
   for (const char* row : {"cuda_nvfp4_decode", "sm90_nvfp4_split", "sm90_nvfp4_gemm"})
     all.push_back({Format::kNvfp4, row, /*exact=*/false});
   all.push_back({Format::kNvfp4, "cuda_nvfp4_decode", /*exact=*/true});
+  for (const Format format : {Format::kFp8Row, Format::kFp8Block}) {
+    for (const char* row : {"sm90_w8a16_split", "sm90_w8a16_gemm"})
+      all.push_back({format, row, /*exact=*/false});
+    all.push_back({format, "cuda_w8a16_decode", /*exact=*/true});
+  }
+  for (const Format format : {Format::kInt4G32, Format::kInt4G128}) {
+    for (const char* row : {"sm90_int4_split", "sm90_int4_gemm"})
+      all.push_back({format, row, /*exact=*/false});
+    all.push_back({format, "cuda_int4_decode", /*exact=*/true});
+  }
   for (const Tested& tested : all)
     for (uint32_t seed = 0; seed < kSeeds; ++seed) {
       SCOPED_TRACE(testing::Message() << format_name(tested.format) << " by " << tested.row

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <string_view>
 #include <vector>
 
 #include "cuda/device.h"
@@ -29,6 +30,14 @@ inline bool is_too_slow(int64_t activations) { return activations > most_activat
 // Of a step's tokens, every so many are also run alone: `step`, or under such tools the first one.
 inline int64_t alone_step(int64_t tokens, int64_t step = 1) {
   return std::getenv("NIBBLE_SMALL_TESTS") == nullptr ? step : std::max<int64_t>(1, tokens);
+}
+
+// Of a product's terms: where a block's scale is any float32, wgmma rows round weights to bf16
+// (gpu_matmul/unit.cuh), from 16 bits of the scale.
+inline double weight_error(Format format, std::string_view row) {
+  const bool is_rounded =
+      format == Format::kFp8Block || format == Format::kInt4G32 || format == Format::kInt4G128;
+  return is_rounded && row.starts_with("sm90") ? 0x1p-8 + 0x1p-15 : 0;
 }
 
 class GpuProblem {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "formats/format.h"
+#include "ops/gpu_matmul/gemm_items.h"
 #include "ops/kernel_table.h"
 #include "ops/weight.h"
 
@@ -202,15 +203,29 @@ struct GemmProblem {
 // passes of 8 tokens each read the weights anew.
 inline constexpr int64_t kDenseFewest = 32;
 
+// kFp8Row stands for FP8 in blocks, too, and kInt4G128 for other groups.
+template <Format kFormat>
+const char* refuse_other(Format format) {
+  if (format == kFormat) return nullptr;
+  switch (kFormat) {
+    case Format::kMxfp4:
+      return "weights are not mxfp4";
+    case Format::kNvfp4:
+      return "weights are not nvfp4";
+    case Format::kFp8Row:
+      return format == Format::kFp8Block ? nullptr : "weights are not fp8";
+    case Format::kInt4G128:
+      return format == Format::kInt4G32 ? nullptr : "weights are not int4";
+    default:
+      return "weights are not bf16";
+  }
+}
 template <Format kFormat>
 const char* refuse_gemm(const GemmProblem& p, const KernelOptions& options) {
   if (const char* reason = refuse_cpu(options)) return reason;
   if (options.gpu.sm != 90) return "needs wgmma: a Hopper GPU";
   if (options.exact) return "--exact: its sums differ from those of the rows for few tokens";
-  if (p.format != kFormat)
-    return kFormat == Format::kMxfp4   ? "weights are not mxfp4"
-           : kFormat == Format::kNvfp4 ? "weights are not nvfp4"
-                                       : "weights are not bf16";
+  if (const char* reason = refuse_other<kFormat>(p.format)) return reason;
   if (p.rows % 16 != 0) return "rows are not a multiple of 16";
   if (p.cols % 64 != 0) return "columns are not a multiple of 64";
   return p.met >= p.fewest || options.any_size ? nullptr : "too few tokens to fill its tiles";
@@ -227,37 +242,43 @@ inline const char* refuse_split(Format format, int64_t rows, int64_t cols, int64
   return tokens <= kSplitTokens ? nullptr : "more than 256 tokens";
 }
 
-// NVFP4 weights in kTiles16x64 with few tokens (ops/gpu_matmul/unit_gemv.cuh): a row of activations
-// and the rings must fit in a block's shared memory.
-inline const char* refuse_nvfp4_few(Format format, int64_t rows, int64_t cols,
-                                    const KernelOptions& options) {
+// NVFP4, FP8 or INT4 weights in kTiles16x64 with few tokens (ops/gpu_matmul/unit_gemv.cuh): a row
+// of activations and the rings must fit in a block's shared memory.
+template <Format kFormat>
+const char* refuse_unit_few(Format format, int64_t rows, int64_t cols,
+                            const KernelOptions& options) {
   if (const char* reason = refuse_cpu(options)) return reason;
-  if (format != Format::kNvfp4) return "weights are not nvfp4";
+  if (const char* reason = refuse_other<kFormat>(format)) return reason;
   if (rows % 16 != 0) return "rows are not a multiple of 16";
   if (cols % 64 != 0) return "columns are not a multiple of 64";
   return cols <= 16384 ? nullptr : "more than 16384 columns";
 }
 // From how many tokens on the wgmma products win over those of few tokens: by shares of K, up to
-// 64, where row tiles are too few to fill the GPU, and at large. Of experts: rows of each.
-inline constexpr int64_t kNvfp4Fewest = 17, kNvfp4SplitMost = 64, kNvfp4FewestOfExpert = 12;
-inline bool splits_nvfp4(const GemmProblem& p) {
-  return p.met <= kNvfp4SplitMost && p.rows * p.cols < int64_t{1} << 25;
+// 64, where row tiles are too few to fill the GPU, and at large. Of FP8 those of few tokens hold
+// few rows of activations beside their rings. Of experts: rows of each.
+template <Format kFormat>
+inline constexpr int64_t kUnitFewest = kFormat == Format::kFp8Row ? 9 : 17;
+inline constexpr int64_t kUnitSplitMost = 64, kUnitFewestOfExpert = 12;
+inline bool splits_units(const GemmProblem& p) {
+  return p.met <= kUnitSplitMost && p.rows * p.cols < int64_t{1} << 25;
 }
 // Of experts, whose lists lie in shared memory.
 template <Format kFormat>
 const char* refuse_experts_gemm(const GemmProblem& p, int64_t experts,
                                 const KernelOptions& options) {
   if (const char* reason = refuse_gemm<kFormat>(p, options)) return reason;
-  return experts <= 512 ? nullptr : "more than 512 experts";
+  static_assert(gpu::sm90::kMaxExperts == 512);
+  return experts <= gpu::sm90::kMaxExperts ? nullptr : "more than 512 experts";
 }
-inline const char* refuse_nvfp4_gemm(const GemmProblem& p, const KernelOptions& options) {
-  return refuse_gemm<Format::kNvfp4>(p, options);
-}
-inline const char* refuse_nvfp4_split(GemmProblem p, const KernelOptions& options) {
-  p.fewest = kNvfp4Fewest;
-  if (const char* reason = refuse_nvfp4_gemm(p, options)) return reason;
+// A block holds its share of the weights.
+template <Format kFormat>
+const char* refuse_unit_split(GemmProblem p, const KernelOptions& options) {
+  p.fewest = kUnitFewest<kFormat>;
+  if (const char* reason = refuse_gemm<kFormat>(p, options)) return reason;
   if (p.cols > 14336) return "more than 14336 columns";
-  return splits_nvfp4(p) || (options.any_size && p.met <= kSplitTokens)
+  if (kFormat == Format::kFp8Row && p.cols > 7168) return "more than 7168 columns";
+  if (p.format == Format::kInt4G32 && p.cols > 12288) return "more than 12288 columns";
+  return splits_units(p) || (options.any_size && p.met <= kSplitTokens)
              ? nullptr
              : "more than 64 tokens, or row tiles enough to fill the GPU";
 }
@@ -295,8 +316,7 @@ const char* refuse_mma(const GemmProblem& p, const KernelOptions& options) {
   if (const char* reason = refuse_cpu(options)) return reason;
   if (options.gpu.sm == 90) return "for GPUs without wgmma";
   if (options.exact) return "--exact: its sums differ from those of the rows for few tokens";
-  if (p.format != kFormat)
-    return kFormat == Format::kMxfp4 ? "weights are not mxfp4" : "weights are not bf16";
+  if (const char* reason = refuse_other<kFormat>(p.format)) return reason;
   if (p.rows % 16 != 0) return "rows are not a multiple of 16";
   if (p.cols % 64 != 0) return "columns are not a multiple of 64";
   return p.met >= p.fewest || options.any_size ? nullptr : "too few tokens to fill its tiles";

@@ -6,8 +6,9 @@
 
 namespace nibble {
 
-// Of kE4m3Scales.
+// Of kE4m3Scales, and of kE4m3Codes.
 inline constexpr double kE4m3ScalesRms = 1.4657;
+inline constexpr double kE4m3CodesRms = 0.5984;
 
 struct RandomBytes {
   enum class Kind : uint8_t {
@@ -19,6 +20,8 @@ struct RandomBytes {
     kE4m3Scales,  // positive E4M3 from 1 to 1.875
     kNvfp4Tiles,  // units of 512 uniform bytes and 64 such scales
     kFloats,      // float32, each `rms`
+    kE4m3Codes,   // E4M3 below 2 of either sign
+    kFp8Tiles,    // units of 1,024 such bytes and 16 float32, each `rms`
   };
   Kind kind = Kind::kConstant;
   uint16_t constant = 0;

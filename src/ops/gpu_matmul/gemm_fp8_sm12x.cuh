@@ -306,11 +306,7 @@ template <GemmOut kOut, Body kBody>
 void launch_fp8(Ctx& cx, const Weight& w, const GemmArgs& args) {
   if (args.num_slots == 0) return;
   CHECK(w.format == Format::kMxfp4 && w.layout == Layout::kTiles16x64);
-  CHECK(w.cols % 64 == 0 && w.rows % 16 == 0 && w.experts <= kMaxExperts);
-  Fp8Params params{args, w.codes};
-  params.bias = w.bias;
-  params.experts = static_cast<int32_t>(w.experts);
-  params.rows = static_cast<int32_t>(w.rows), params.cols = static_cast<int32_t>(w.cols);
+  Fp8Params params{args_of(w, args), w.codes};
   const int blocks = cx.kernels.gpu.num_sms;
   params.max_n = slots_of_mma_item(params, Fp8Shape::kRows, Fp8Shape::kMaxN, blocks);
   cuda::launch(cx.stream, fp8_gemm_kernel<kOut, kBody>,

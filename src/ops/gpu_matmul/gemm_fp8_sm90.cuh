@@ -179,7 +179,7 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
 
   // A warp's part of a unit: a lane's words, and the lines of the table they read.
   struct Piece {
-    uint4 q;
+    NibbleCodes q;
     uint2 line[4];
   };
   using Unit = LaneUnit<S::kOut, S::kTileBytes>;
@@ -198,10 +198,10 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
   }
   __device__ __forceinline__ static void expand_piece(const Piece& piece, uint32_t ones,
                                                       uint32_t (&a)[2][4]) {
-    expand(piece.q.x, piece.line[0], ones, a[0][0], a[0][2]);
-    expand(piece.q.y, piece.line[1], ones, a[0][1], a[0][3]);
-    expand(piece.q.z, piece.line[2], ones, a[1][0], a[1][2]);
-    expand(piece.q.w, piece.line[3], ones, a[1][1], a[1][3]);
+    expand(piece.q.words.x, piece.line[0], ones, a[0][0], a[0][2]);
+    expand(piece.q.words.y, piece.line[1], ones, a[0][1], a[0][3]);
+    expand(piece.q.words.z, piece.line[2], ones, a[1][0], a[1][2]);
+    expand(piece.q.words.w, piece.line[3], ones, a[1][1], a[1][3]);
   }
 
   template <int kN>

@@ -4,9 +4,22 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/check.h"
 #include "ops/gpu_matmul/gemm_sm90.h"
 
 namespace nibble::ops::gpu {
+namespace sm90 {
+inline constexpr int kMaxExperts = 512;  // whose lists lie in a block's shared memory
+}
+
+// `args` with w's shape, and what lies beside its codes.
+inline GemmArgs args_of(const Weight& w, GemmArgs args) {
+  CHECK(w.cols % 64 == 0 && w.rows % 16 == 0 && w.experts <= sm90::kMaxExperts);
+  args.bias = w.bias, args.row_scales = w.row_scales;
+  args.experts = static_cast<int32_t>(w.experts);
+  args.rows = static_cast<int32_t>(w.rows), args.cols = static_cast<int32_t>(w.cols);
+  return args;
+}
 
 // Whether shapes of many slots an item are the faster: dense weights, and experts of more than 128
 // slots on average.

@@ -34,11 +34,10 @@ namespace nibble::ops::gpu::mma {
 
 using sm90::GemmItem, sm90::GemmSchedule, sm90::kMaxExperts;
 
-template <GemmWeights kWeights_, GemmOut kOut_>
+template <Format kFormat, GemmOut kOut_>
 struct MmaShape {
-  static constexpr GemmWeights kWeights = kWeights_;
   static constexpr GemmOut kOut = kOut_;
-  static constexpr bool kHasTiles = kWeights == GemmWeights::kTiles;
+  static constexpr bool kHasTiles = kFormat == Format::kMxfp4;
   static constexpr int kRows = 128, kMaxN = 128, kStages = kHasTiles ? 4 : 3;
   static constexpr int kFillThreads = 128, kMultiplyThreads = 256;
   static constexpr int kThreads = kFillThreads + kMultiplyThreads;
@@ -129,7 +128,7 @@ struct MmaBlock {
         const uint32_t at = w_at(slot) + tile * cuda::kUnitBytes;
         const uint2 q = cuda::load_shared_8(at + lane * 16 + kHalf * 8);
         using Unit = gpu::Unit<Format::kMxfp4>;
-        Unit::decode<kHalf>(q.x, q.y, Unit::load_scales(at), a[m][0], a[m][1]);
+        Unit::decode<kHalf>(q.x, q.y, load_scales<Unit>(at), a[m][0], a[m][1]);
       } else {
         const uint32_t row = w_at(slot) + (tile * 16 + lane % 16) * 128;
 #pragma unroll
@@ -288,10 +287,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 
 template <typename S>
 void launch(Ctx& cx, const Weight& w, const GemmArgs& args) {
-  MmaParams params{args, w.codes};
-  params.bias = w.bias;
-  params.experts = static_cast<int32_t>(w.experts);
-  params.rows = static_cast<int32_t>(w.rows), params.cols = static_cast<int32_t>(w.cols);
+  MmaParams params{args_of(w, args), w.codes};
   const int blocks = cx.kernels.gpu.num_sms;
   params.max_n = slots_of_mma_item(params, S::kRows, S::kMaxN, blocks);
   cuda::launch(cx.stream, mma_gemm_kernel<S>,

@@ -7,21 +7,20 @@ namespace {
 
 template <GemmOut kOut>
 void launch_dense(Ctx& cx, const Weight& w, const GemmArgs& args) {
-  if (w.format == Format::kMxfp4) return launch<MmaShape<GemmWeights::kTiles, kOut>>(cx, w, args);
+  if (w.format == Format::kMxfp4) return launch<MmaShape<Format::kMxfp4, kOut>>(cx, w, args);
   CHECK(w.layout == Layout::kRows && w.experts == 1);
-  launch<MmaShape<GemmWeights::kRows, kOut>>(cx, w, args);
+  launch<MmaShape<Format::kBF16, kOut>>(cx, w, args);
 }
 
 }  // namespace
 
 void gemm(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
-  CHECK(w.cols % 64 == 0 && w.rows % 16 == 0 && w.experts <= kMaxExperts);
   if (args.num_slots == 0) return;
   switch (out) {
     case GemmOut::kSwiglu:
-      return launch<MmaShape<GemmWeights::kTiles, GemmOut::kSwiglu>>(cx, w, args);
+      return launch<MmaShape<Format::kMxfp4, GemmOut::kSwiglu>>(cx, w, args);
     case GemmOut::kBF16:
-      return launch<MmaShape<GemmWeights::kTiles, GemmOut::kBF16>>(cx, w, args);
+      return launch<MmaShape<Format::kMxfp4, GemmOut::kBF16>>(cx, w, args);
     case GemmOut::kF32:
       return launch_dense<GemmOut::kF32>(cx, w, args);
     case GemmOut::kQkv:

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-namespace nibble::ops::gpu::sm90 {
+#include "ops/gpu_matmul/gemm_items.h"
 
-inline constexpr int kMaxExperts = 512;
+namespace nibble::ops::gpu::sm90 {
 
 // Rows [row0, row0 + the kernel's tile) of one expert and `valid` slots from slot0 on, multiplied
 // as if they were n, a multiple of the schedule's step.

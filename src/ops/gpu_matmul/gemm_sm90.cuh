@@ -1,10 +1,9 @@
 // Grouped GEMM by wgmma for many rows: y[slot] = x[row of slot] W_e^T + b_e, e the slot's expert.
-// One kernel for weights in MXFP4 and NVFP4 (kTiles16x64, dequantized to bf16 in registers) and in
-// bf16 rows.
+// One kernel for weights in MXFP4, NVFP4 and FP8 (kTiles16x64, dequantized to bf16 in registers)
+// and in bf16 rows.
 //
-//   weights  in   MXFP4, NVFP4: [E][N / 16][K / 64] units of 544 or 576 bytes, see
-//   formats/layout.h,
-//                 and of NVFP4 [E][N] f32; bf16: [N][K]
+//   weights  in   tiles: [E][N / 16][K / 64] units, see formats/layout.h, and of NVFP4 and FP8 in
+//                 rows [E][N] f32; bf16: [N][K]
 //   x        in   [*, K] bf16;  token [slots] i32: row of x of a slot, or none: the slot itself
 //   offsets  in   [E + 1] i32, on the device: the host knows no routing; none: one expert
 //   bias     in   [E][N] bf16, or none
@@ -34,6 +33,8 @@
 
 #include <cuda_bf16.h>
 
+#include <algorithm>
+
 #include "cuda/tensor_map.cuh"
 #include "ops/gpu_matmul/gemm_turn_sm90.cuh"
 #include "ops/gpu_matmul/unit.cuh"
@@ -44,18 +45,18 @@ inline constexpr int kUnitBytes = 544;  // of MXFP4
 
 // A warp's sums: of two tiles of 16 rows by kMaxN slots; or, kWide, of one tile by twice as many
 // slots, where weights meet enough of them: each is dequantized for twice the products.
-template <GemmWeights kWeights_, GemmOut kOut_, bool kWide_>
+template <Format kFormat, GemmOut kOut_, bool kWide_>
 struct GemmShape {
-  static constexpr GemmWeights kWeights = kWeights_;
-  static constexpr bool kIsTiles = kWeights != GemmWeights::kRows;
+  static constexpr bool kIsTiles = kFormat != Format::kBF16;
   static constexpr bool kIsSliced = kOut_ == GemmOut::kSlices;
-  using Unit = gpu::Unit<kWeights == GemmWeights::kNvfp4 ? Format::kNvfp4 : Format::kMxfp4>;
+  using Unit = gpu::Unit<kIsTiles ? kFormat : Format::kMxfp4>;
   static constexpr GemmOut kOut = kOut_;
   static constexpr bool kWide = kWide_;
   static constexpr int kGroups = 2, kRowTiles = kWide ? 1 : 2, kSlotTiles = kWide ? 2 : 1;
-  static constexpr int kMaxN = kWide ? 144 : 128;  // slots of a tile
+  static constexpr bool kHasBytes = kIsTiles && !Unit::kHasNibbles;
+  static constexpr int kMaxN = kWide && !kHasBytes ? 144 : 128;  // slots of a tile
   static constexpr int kMaxSlots = kMaxN * kSlotTiles, kStep = 16 * kSlotTiles;
-  static constexpr int kStages = kWide ? 5 : kIsTiles ? 8 : 4;
+  static constexpr int kStages = kWide ? 5 : kHasBytes ? 6 : kIsTiles ? 8 : 4;
   static constexpr int kThreads = 128 * (1 + kGroups);
   static constexpr bool kFillsByWidth = true;
   static constexpr int kRows = 64 * kRowTiles * kGroups;
@@ -77,12 +78,9 @@ struct GemmParams : GemmArgs {
 
 // `args` with w's shape and place.
 inline GemmParams gemm_params(const Weight& w, GemmArgs args) {
-  CHECK(w.cols % 64 == 0 && w.rows % 16 == 0 && w.experts <= kMaxExperts);
   CHECK(w.format == Format::kBF16 ? w.layout == Layout::kRows && w.experts == 1
                                   : w.layout == Layout::kTiles16x64);
-  args.bias = w.bias, args.row_scales = w.row_scales;
-  args.experts = static_cast<int32_t>(w.experts);
-  args.rows = static_cast<int32_t>(w.rows), args.cols = static_cast<int32_t>(w.cols);
+  args = args_of(w, args);
   if (w.format != Format::kBF16) return {args, w.codes, {}};
   return {args, nullptr,
           cuda::tensor_map({.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -166,7 +164,7 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
   // An item's units. A warp moves the codes of one at a time, 2 or 4 threads its scales. (The
   // copy engine takes 50 ns for every 544 bytes, whether asked by unit or by box.)
   struct Units {
-    static constexpr int kOfScales = U::kScaleBytes / 16;
+    static constexpr int kOfScales = std::max(1, U::kScaleBytes / 16);
     const uint8_t* at;  // of the next stage
     uint32_t tiles[S::kRows / 64], scales;
 
@@ -178,15 +176,17 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
 #pragma unroll
       for (int i = 0; i < S::kRows / 64; ++i)
         tiles[i] = min(t / 32 + 4 * i, last) * units * U::kBytes + t % 32 * 16;
-      scales = min(t / kOfScales, last) * units * U::kBytes + 512 + t % kOfScales * 16;
+      scales = min(t / kOfScales, last) * units * U::kBytes + U::kCodeBytes + t % kOfScales * 16;
     }
     __device__ __forceinline__ void fetch(uint32_t to, int t) {
       asm volatile("" : "+l"(at));  // or the address of each tile would be kept, and stepped
 #pragma unroll
       for (int i = 0; i < S::kRows / 64; ++i)
-        copy_16(to + (t / 32 + 4 * i) * U::kBytes + t % 32 * 16, at + tiles[i]);
-      if (t < S::kRows / 16 * kOfScales)
-        copy_16(to + t / kOfScales * U::kBytes + 512 + t % kOfScales * 16, at + scales);
+#pragma unroll
+        for (int half = 0; half < U::kCodeBytes; half += 512)
+          copy_16(to + (t / 32 + 4 * i) * U::kBytes + t % 32 * 16 + half, at + tiles[i] + half);
+      if (U::kScaleBytes > 0 && t < S::kRows / 16 * kOfScales)
+        copy_16(to + t / kOfScales * U::kBytes + U::kCodeBytes + t % kOfScales * 16, at + scales);
       at += U::kBytes;
     }
   };
@@ -204,7 +204,7 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
   // while one runs, the A registers of the next are made.
   template <int kN>
   __device__ __forceinline__ void multiply_tiles(int wg, float (&d)[2][kN / 2]) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, units = g.cols / 64;
+    const int warp = threadIdx.x / 32 % 4, units = g.cols / 64;
     const char* mine = base + S::kW + (wg * 8 + warp) * U::kBytes;
     uint32_t a0[4][4], a1[4][4];
     int previous = slot;
@@ -212,25 +212,22 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
     for (int u = 0; u < units; ++u) {
       wait_filled();
       const char* w = mine + slot * S::kWBytes;
-      uint4 q[2];
+      decltype(codes_of<U>(w)) q[2];
       typename U::Scales s[2];
 #pragma unroll
-      for (int h = 0; h < 2; ++h, w += 4 * U::kBytes) {
-        q[h] = *reinterpret_cast<const uint4*>(w + lane * 16);
-        s[h] = scales_of<U>(w);
-      }
+      for (int h = 0; h < 2; ++h, w += 4 * U::kBytes) q[h] = codes_of<U>(w), s[h] = scales_of<U>(w);
       const uint32_t b = uniform(static_cast<uint32_t>(swizzled_128(x_at(slot))));
       wgmma_wait<1>();
-      U::template decode<0>(q[0].x, q[0].y, s[0], a0[0], a0[1]);
-      U::template decode<1>(q[0].z, q[0].w, s[0], a0[2], a0[3]);
+      decode_half<U, 0>(q[0], s[0], a0[0], a0[1]);
+      decode_half<U, 1>(q[0], s[0], a0[2], a0[3]);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) wgmma_bf16<kN>(d[0], a0[k], b + 2 * k, u + k > 0);
       wgmma_commit();
       wgmma_wait<1>();
       if (u > 0) release(previous);
-      U::template decode<0>(q[1].x, q[1].y, s[1], a1[0], a1[1]);
-      U::template decode<1>(q[1].z, q[1].w, s[1], a1[2], a1[3]);
+      decode_half<U, 0>(q[1], s[1], a1[0], a1[1]);
+      decode_half<U, 1>(q[1], s[1], a1[2], a1[3]);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) wgmma_bf16<kN>(d[1], a1[k], b + 2 * k, u + k > 0);
@@ -246,18 +243,19 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
   // The same of one tile of rows by two tiles of slots: groups are the two blocks of a unit.
   template <int kN>
   __device__ __forceinline__ void multiply_wide(int wg, int units, float (&d)[2][kN / 2]) {
-    const LaneUnit<S::kOut, U::kBytes, U> unit(w_at(0) + wg * 4 * U::kBytes);
+    using Lane = LaneUnit<S::kOut, U::kBytes, U>;
+    const Lane unit(w_at(0) + wg * 4 * U::kBytes);
     uint32_t a0[2][4], a1[2][4];
     int previous = slot;
     wgmma_fence();  // aligned: the compiler knows a warp to be together, and the loop to be uniform
     for (int u = 0; u < units; ++u) {
       wait_filled();
-      uint4 q;
+      typename Lane::Codes q;
       typename U::Scales s;
       unit.take(slot * S::kWBytes, q, s);
       const uint32_t b = uniform(static_cast<uint32_t>(swizzled_128(x_at(slot))));
       wgmma_wait<1>();
-      U::template decode<0>(q.x, q.y, s, a0[0], a0[1]);
+      decode_half<U, 0>(q, s, a0[0], a0[1]);
       wgmma_fence();
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -267,7 +265,7 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
       wgmma_commit();
       wgmma_wait<1>();
       if (u > 0) release(previous);
-      U::template decode<1>(q.z, q.w, s, a1[0], a1[1]);
+      decode_half<U, 1>(q, s, a1[0], a1[1]);
       wgmma_fence();
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -417,7 +415,7 @@ template <typename S>
 __global__ void __launch_bounds__(S::kThreads, 1)
     gemm_kernel(const __grid_constant__ GemmParams g) {
   extern __shared__ char raw[];
-  GemmBlock<S>(g, aligned_1024(raw)).work(S::kWeights == GemmWeights::kRows ? 129 : 128);
+  GemmBlock<S>(g, aligned_1024(raw)).work(S::kIsTiles ? 128 : 129);
 }
 
 }  // namespace nibble::ops::gpu::sm90

@@ -12,9 +12,8 @@
 
 namespace nibble::ops::gpu {
 
-enum class GemmWeights { kTiles, kNvfp4, kRows };  // MXFP4, NVFP4 in kTiles16x64; bf16 rows
 // kQkv, of MXFP4 alone: heads of 64 rows, turned and stored by GemmArgs::qkv (gemm_turn_sm90.cuh).
-// kSlices, of NVFP4: float32, of each share of K by itself: y [slices, slots, N].
+// kSlices, of all but MXFP4: float32, of each share of K by itself: y [slices, slots, N].
 enum class GemmOut { kSwiglu, kBF16, kF32, kQkv, kSlices };
 
 // Device addresses; shapes and meaning: gemm_sm90.cuh. What a weight states is taken from it.
@@ -40,11 +39,15 @@ struct GemmArgs {
 // y = x W^T + b, every slot with its expert's.
 void gemm(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args);
 
-// Dense NVFP4 of some tokens: y [T, N] f32 = x [T, K] W^T + b, K shared out to more blocks where
-// rows alone are too few; takes slice_scratch_rows(tokens) rows of N float32.
+// Dense weights in tiles but MXFP4, of some tokens: y [T, N] f32 = x [T, K] W^T + b, K shared out
+// to more blocks where rows alone are too few; takes slice_scratch_rows(tokens) rows of N float32.
 void gemm_slices(Ctx& cx, Scratch& scratch, const Weight& w, const uint16_t* x, int64_t tokens,
                  float* y);
 inline int64_t slice_scratch_rows(int64_t tokens) { return std::min<int64_t>(8 * tokens, 2048); }
+inline bool has_slices(Format format) {
+  return format == Format::kNvfp4 || format == Format::kFp8Row || format == Format::kFp8Block ||
+         format == Format::kInt4G32 || format == Format::kInt4G128;
+}
 
 // Dense: y [T, N] f32 = x [T, K] W^T + b.
 void gemm(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, float* y);

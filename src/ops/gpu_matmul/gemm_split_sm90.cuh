@@ -1,8 +1,8 @@
 // Dense products of up to 256 tokens by wgmma, for matrices of so few rows that blocks of rows
 // alone would leave SMs idle: y[t] = x[t] W^T + b, K shared out to the blocks of a cluster.
 //
-//   weights  in   MXFP4 or NVFP4 in kTiles16x64, [N / 16][K / 64] units of 544 or 576 bytes,
-//                 dequantized to bf16 (unit.cuh), and of NVFP4 [N] f32
+//   weights  in   MXFP4, NVFP4 or FP8 in kTiles16x64, [N / 16][K / 64] units, dequantized to bf16
+//                 (unit.cuh), and of NVFP4 and FP8 in rows [N] f32
 //   x        in   [T, K] bf16
 //   Op       out  store(): the sums of two rows, or of two pairs 32 rows apart, bias included
 //
@@ -110,11 +110,11 @@ __device__ __forceinline__ void multiply_split(const SplitArgs& g, const CUtenso
     }
     __syncwarp();
     if (u >= 2 && ++free == g.stages) free = 0, free_phase ^= 1;
-    const uint4 q = *reinterpret_cast<const uint4*>(w + lane * 16);
+    const auto q = codes_of<U>(w);
     const typename U::Scales s = scales_of<U>(w);
     const auto x = static_cast<uint32_t>(swizzled_128(b.smem + slot * S::kStageBytes));
     wgmma_wait<1>();
-    U::template decode<0>(q.x, q.y, s, a0[0], a0[1]);
+    decode_half<U, 0>(q, s, a0[0], a0[1]);
     barrier_wait(b.full + slot * 8, phase);
     wgmma_fence();
     wgmma_bf16<kN>(d, a0[0], x, u > 0);
@@ -122,7 +122,7 @@ __device__ __forceinline__ void multiply_split(const SplitArgs& g, const CUtenso
     wgmma_commit();
     wgmma_wait<1>();
     if (u > 0 && lane == 0) barrier_arrive(b.empty + previous * 8);
-    U::template decode<1>(q.z, q.w, s, a1[0], a1[1]);
+    decode_half<U, 1>(q, s, a1[0], a1[1]);
     wgmma_fence();
     wgmma_bf16<kN>(d, a1[0], x + 4, 1);
     wgmma_bf16<kN>(d, a1[1], x + 6, 1);

@@ -29,23 +29,23 @@ struct LaneRows {
 template <GemmOut kOut, int kPitch, class Unit = gpu::Unit<Format::kMxfp4>>
 struct LaneUnit {
   using Scales = typename Unit::Scales;
+  using Codes = std::conditional_t<Unit::kHasNibbles, NibbleCodes, ByteCodes>;
   uint32_t words, scales;
   __device__ explicit LaneUnit(uint32_t first) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     first += (kOut == GemmOut::kQkv ? warp / 2 : warp) * kPitch;
-    words = kept(first + lane * 16), scales = kept(first + 512 + lane / 4 * sizeof(Scales));
+    words = kept(first + lane * 16);
+    scales = kept(first + Unit::kCodeBytes + lane / 4 * sizeof(Scales));
   }
   // Of the unit `offset` bytes on.
-  __device__ __forceinline__ void take(uint32_t offset, uint4& q, Scales& s) const {
-    q = cuda::load_shared_16(words + offset);
-    if constexpr (sizeof(Scales) == 8)
-      s = cuda::load_shared_8(scales + offset);
-    else
-      s = cuda::load_shared_4(scales + offset);
+  __device__ __forceinline__ void take(uint32_t offset, Codes& codes, Scales& s) const {
+    codes = load_codes<Unit>(words + offset);
+    if constexpr (Unit::kScaleBytes > 0) s = load_scales_at<Scales>(scales + offset);
     if constexpr (kOut == GemmOut::kQkv) {
       static_assert(sizeof(Scales) == 4);  // of two tiles the first 8 rows, or the last
       const uint4 b = cuda::load_shared_16(words + offset + 2 * kPitch);
       const bool last = threadIdx.x / 32 % 2 != 0;
+      uint4& q = codes.words;
       q = last ? uint4{q.y, b.y, q.w, b.w} : uint4{q.x, b.x, q.z, b.z};
       s = __byte_perm(s, cuda::load_shared_4(scales + offset + 2 * kPitch), last ? 0x7351 : 0x6240);
     }

@@ -1,7 +1,7 @@
 // Few tokens with weights in kTiles16x64, decoded to bf16 in registers (unit.cuh), by mma.sync:
 // dense layers and experts of any size. y[slot] = x[row of slot] W_e^T + b_e, e the slot's expert.
 //
-//   weights  in   [E][N / 16][K / 64] units of U::kBytes, and of NVFP4 [E][N] f32
+//   weights  in   [E][N / 16][K / 64] units of U::kBytes, and of NVFP4 and FP8 in rows [E][N] f32
 //   Op       load(row, k): 8 bf16 activations, or norm, of one token (NormInput); store(row, weight
 //            row, first, second) with the sums of two neighbouring rows; tokens, or of experts:
 //            offsets, experts, is_chosen_before
@@ -13,9 +13,8 @@
 // rows of bf16, as many groups' as fit. After a round of row tiles the block adds up the warps'
 // sums in order and stores them.
 //
-// Sums: one chain of mma over K for each of `split` warps, which depends on K alone, then those in
+// Sums: one chain over K for each of `split` warps, which depends on K alone, then those in
 // sequence: the same for a token alone and in any batch.
-//
 // kOne, one token where its bits may be others: the 8 columns of B are 8 blocks of 16 k, each zero
 // but in its own, so that scales meet sums instead of weights: 76 instructions a unit instead of
 // 110, which bind.
@@ -34,12 +33,10 @@
 #include "ops/gpu_matmul/gemv.cuh"
 #include "ops/gpu_matmul/unit.cuh"
 #include "ops/routing.h"
-#include "ops/weight.h"
 
 namespace nibble::ops::gpu {
 
 inline constexpr int kUnitGemvStages = NIBBLE_CUDA_SM == 121 ? 2 : 3;  // at most
-inline constexpr int kUnitsOfChunk = 4;
 
 struct UnitGemv {
   const uint8_t* units;
@@ -80,7 +77,8 @@ struct DenseGroups {
 template <class U>
 class UnitRing {
  public:
-  static constexpr int kSlotBytes = kUnitsOfChunk * U::kBytes;
+  static constexpr int kUnits = U::kHasNibbles ? 4 : 2;  // of a chunk
+  static constexpr int kSlotBytes = kUnits * U::kBytes;
 
   __device__ __forceinline__ UnitRing(const UnitGemv& m, uint32_t memory, uint32_t barriers)
       : stages_(m.stages) {
@@ -121,23 +119,24 @@ template <class U, int kTokenTiles>
 __device__ __forceinline__ void multiply_unit(float (&d)[kTokenTiles][4], uint32_t unit,
                                               const uint32_t (&x)[kTokenTiles], uint32_t offset,
                                               int tiles) {
-  const uint4 q = cuda::load_shared_16(unit + threadIdx.x % 32 * 16);
-  const typename U::Scales s = U::load_scales(unit);
-  uint32_t a0[4], a1[4];
-  const auto multiply = [&](uint32_t k) {
+  const auto q = load_codes<U>(unit + threadIdx.x % 32 * 16);
+  const typename U::Scales s = load_scales<U>(unit);
+  const auto multiply = [&]<int kHalf>() {
+    uint32_t a0[4], a1[4];
+    [[maybe_unused]] const float2 scale = decode_for_sums<U, kHalf>(q, s, a0, a1);
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t) {
       if (t > 0 && t >= tiles) break;
       uint32_t b[4];
-      cuda::load_matrices(b, x[t] + offset + k * 2);
-      cuda::mma_bf16(d[t], a0[0], a0[1], a0[2], a0[3], b[0], b[1]);
-      cuda::mma_bf16(d[t], a1[0], a1[1], a1[2], a1[3], b[2], b[3]);
+      cuda::load_matrices(b, x[t] + offset + kHalf * 64);
+      float part[4] = {};
+      float(&sum)[4] = U::kScalesSums ? part : d[t];
+      cuda::mma_bf16(sum, a0[0], a0[1], a0[2], a0[3], b[0], b[1]);
+      cuda::mma_bf16(sum, a1[0], a1[1], a1[2], a1[3], b[2], b[3]);
+      if constexpr (U::kScalesSums) add_scaled(d[t], part, scale);
     }
   };
-  U::template decode<0>(q.x, q.y, s, a0, a1);
-  multiply(0);
-  U::template decode<1>(q.z, q.w, s, a0, a1);
-  multiply(32);
+  multiply.template operator()<0>(), multiply.template operator()<1>();
 }
 
 // kOne. Activations are held times 2^96, so that sums of codes times 2^-126 are normal numbers.
@@ -316,7 +315,7 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
       from = m.units + group.expert * m.expert_bytes -
              int64_t{group.first_item} * m.num_units * U::kBytes;
     }
-    const int n = min(kUnitsOfChunk, ring.end - next_unit);
+    const int n = min(UnitRing<U>::kUnits, ring.end - next_unit);
     if (lane == 0)
       ring.fetch(slot, from + (int64_t{next_item} * m.num_units + next_unit) * U::kBytes, n);
     next_unit += n;
@@ -348,8 +347,8 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
       for (; item < end; item += apart) {
         float d[kTokenTiles][4] = {};
         [[maybe_unused]] float sum[2] = {};
-        for (int unit = ring.begin; unit < ring.end; unit += kUnitsOfChunk) {
-          const int n = min(kUnitsOfChunk, ring.end - unit);
+        for (int unit = ring.begin; unit < ring.end; unit += UnitRing<U>::kUnits) {
+          const int n = min(UnitRing<U>::kUnits, ring.end - unit);
           const uint32_t at = ring.take();
           if constexpr (kOne) {
 #pragma unroll 1
@@ -481,17 +480,21 @@ void launch_unit_gemv(Ctx& cx, const Weight& w, const Op& op, int64_t most_rows,
                m, op);
 }
 
-// Experts with NVFP4 weights: groups as large as what most experts meet.
+// Experts: groups as large as what most of them meet.
 template <class Op>
 void launch_unit_experts(Ctx& cx, const Weight& w, const Op& op, const Routing& routing) {
-  CHECK(w.layout == Layout::kTiles16x64 && w.format == Format::kNvfp4);
-  using U = Unit<Format::kNvfp4>;
   const int64_t most = routing.num_tokens, mean = most * routing.top_k / routing.num_experts;
-  const int met = routing.top_k;
-  if (most == 1 && !cx.kernels.exact) return launch_unit_gemv<U, 1, true, true>(cx, w, op, 1, met);
-  if (most <= 8 || mean <= 4) return launch_unit_gemv<U, 1, true>(cx, w, op, most, met);
-  if (most <= 16 || mean <= 10) return launch_unit_gemv<U, 2, true>(cx, w, op, most, met);
-  launch_unit_gemv<U, 3, true>(cx, w, op, most, met);
+  with_unit_format(w, [&]<Format kFormat>() {
+    using U = Unit<kFormat>;
+    if constexpr (U::kScalesColumns) {
+      if (most == 1 && !cx.kernels.exact)
+        return launch_unit_gemv<U, 1, true, true>(cx, w, op, 1, routing.top_k);
+    }
+    if (most <= 8 || mean <= 4) return launch_unit_gemv<U, 1, true>(cx, w, op, most, routing.top_k);
+    if (most <= 16 || mean <= 10)
+      return launch_unit_gemv<U, 2, true>(cx, w, op, most, routing.top_k);
+    launch_unit_gemv<U, 3, true>(cx, w, op, most, routing.top_k);
+  });
 }
 
 }  // namespace nibble::ops::gpu

@@ -1,5 +1,5 @@
-// Dense products with NVFP4 weights in kTiles16x64: y [T, N] f32 = x [T, K] W^T + b, and of pairs
-// of rows u [T, N / 2] bf16 = swiglu(y).
+// Dense products with NVFP4 or FP8 weights in kTiles16x64: y [T, N] f32 = x [T, K] W^T + b, and of
+// pairs of rows u [T, N / 2] bf16 = swiglu(y).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Launches of unit_gemv.cuh for dense NVFP4 weights.
+// Launches of unit_gemv.cuh for dense weights.
 #include "ops/gpu_matmul/unit_gemv.cuh"
 #include "ops/gpu_matmul/unit_products.h"
 #include "ops/moe_up/swiglu.cuh"
@@ -39,11 +39,16 @@ Inputs inputs_of(const Weight& w, const uint16_t* x, int64_t tokens) {
 template <class Op>
 void launch(Ctx& cx, const Weight& w, const Op& op) {
   if (op.tokens == 0) return;
-  CHECK(w.layout == Layout::kTiles16x64 && w.format == Format::kNvfp4 && w.experts == 1);
-  using U = Unit<Format::kNvfp4>;
-  if (op.tokens == 1 && !cx.kernels.exact) return launch_unit_gemv<U, 1, false, true>(cx, w, op, 1);
-  if (op.tokens <= 8) return launch_unit_gemv<U, 1, false>(cx, w, op, op.tokens);
-  if constexpr (!HasNorm<Op>) launch_unit_gemv<U, 2, false>(cx, w, op, op.tokens);
+  CHECK(w.experts == 1);
+  with_unit_format(w, [&]<Format kFormat>() {
+    using U = Unit<kFormat>;
+    if constexpr (U::kScalesColumns) {
+      if (op.tokens == 1 && !cx.kernels.exact)
+        return launch_unit_gemv<U, 1, false, true>(cx, w, op, 1);
+    }
+    if (op.tokens <= 8) return launch_unit_gemv<U, 1, false>(cx, w, op, op.tokens);
+    if constexpr (!HasNorm<Op>) launch_unit_gemv<U, 2, false>(cx, w, op, op.tokens);
+  });
 }
 
 template <class Store>

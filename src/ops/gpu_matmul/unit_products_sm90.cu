@@ -1,4 +1,4 @@
-// Launches of gemm_split_sm90.cuh for dense NVFP4 weights.
+// Launches of gemm_split_sm90.cuh for dense NVFP4 and FP8 weights.
 #include "ops/gpu_matmul/gemm_split_sm90.cuh"
 #include "ops/gpu_matmul/unit_products.h"
 
@@ -33,14 +33,18 @@ struct StoreSwiglu {
 }  // namespace
 
 void multiply_split(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, float* y) {
-  sm90::launch_split<StoreRows, Unit<Format::kNvfp4>>(cx, w, x, static_cast<int>(tokens),
-                                                      StoreRows{y, static_cast<int>(w.rows)});
+  with_unit_format(w, [&]<Format kFormat>() {
+    sm90::launch_split<StoreRows, Unit<kFormat>>(cx, w, x, static_cast<int>(tokens),
+                                                 StoreRows{y, static_cast<int>(w.rows)});
+  });
 }
 
 void swiglu_split(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, const Swiglu& act,
                   uint16_t* u) {
-  sm90::launch_split<StoreSwiglu, Unit<Format::kNvfp4>>(
-      cx, w, x, static_cast<int>(tokens), StoreSwiglu{u, static_cast<int>(w.rows), act});
+  with_unit_format(w, [&]<Format kFormat>() {
+    sm90::launch_split<StoreSwiglu, Unit<kFormat>>(cx, w, x, static_cast<int>(tokens),
+                                                   StoreSwiglu{u, static_cast<int>(w.rows), act});
+  });
 }
 
 }  // namespace nibble::ops::gpu

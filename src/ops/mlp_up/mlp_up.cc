@@ -10,19 +10,23 @@ namespace {
 constexpr MatrixShape matrix_of(const MlpUpDesc& d) { return {2 * d.width, d.hidden}; }
 using Cpu = CpuRows<MlpUpKernel, CpuMlpUp, matrix_of>;
 
+template <Format kFormat>
 const char* refuse_few(const MlpUpDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_nvfp4_few(d.format, 2 * d.width, d.hidden, o)) return reason;
+  if (const char* reason = refuse_unit_few<kFormat>(d.format, 2 * d.width, d.hidden, o))
+    return reason;
   return d.hidden <= 9216 ? nullptr : "more than 9,216 columns";
 }
 
+template <Format kFormat>
 const char* refuse_some(const MlpUpDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_few(d, o)) return reason;
-  return refuse_nvfp4_split({d.format, 2 * d.width, d.hidden, d.tokens, 0}, o);
+  if (const char* reason = refuse_few<kFormat>(d, o)) return reason;
+  return refuse_unit_split<kFormat>({d.format, 2 * d.width, d.hidden, d.tokens, 0}, o);
 }
 
+template <Format kFormat>
 const char* refuse_many(const MlpUpDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_few(d, o)) return reason;
-  return refuse_nvfp4_gemm({d.format, 2 * d.width, d.hidden, d.tokens, kNvfp4Fewest}, o);
+  if (const char* reason = refuse_few<kFormat>(d, o)) return reason;
+  return refuse_gemm<kFormat>({d.format, 2 * d.width, d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
 }
 
 const char* refuse_bf16(const MlpUpDesc& d, const KernelOptions& o) {
@@ -37,10 +41,24 @@ const char* refuse_many_bf16(const MlpUpDesc& d, const KernelOptions& o) {
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<MlpUpKernel>({
-        {"sm90_nvfp4_split", refuse_some, NIBBLE_SM90_KERNEL(gpu::mlp_up_split),
+        {"sm90_nvfp4_split", refuse_some<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::mlp_up_split),
          Layout::kTiles16x64},
-        {"sm90_nvfp4_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm), Layout::kTiles16x64},
-        {"cuda_nvfp4_decode", refuse_few, NIBBLE_CUDA_KERNEL(gpu::mlp_up_few), Layout::kTiles16x64},
+        {"sm90_nvfp4_gemm", refuse_many<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm),
+         Layout::kTiles16x64},
+        {"cuda_nvfp4_decode", refuse_few<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_few),
+         Layout::kTiles16x64},
+        {"sm90_w8a16_split", refuse_some<Format::kFp8Row>, NIBBLE_SM90_KERNEL(gpu::mlp_up_split),
+         Layout::kTiles16x64},
+        {"sm90_w8a16_gemm", refuse_many<Format::kFp8Row>, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm),
+         Layout::kTiles16x64},
+        {"cuda_w8a16_decode", refuse_few<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_few),
+         Layout::kTiles16x64},
+        {"sm90_int4_split", refuse_some<Format::kInt4G128>, NIBBLE_SM90_KERNEL(gpu::mlp_up_split),
+         Layout::kTiles16x64},
+        {"sm90_int4_gemm", refuse_many<Format::kInt4G128>, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm),
+         Layout::kTiles16x64},
+        {"cuda_int4_decode", refuse_few<Format::kInt4G128>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_few),
+         Layout::kTiles16x64},
         {"sm90_bf16_gemm", refuse_many_bf16, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm)},
         {"cuda_bf16_decode", refuse_bf16, NIBBLE_CUDA_KERNEL(gpu::mlp_up_rows)},
         {"cuda_any",

@@ -14,7 +14,9 @@ struct Shape {
 };
 constexpr Shape kShapes[] = {{96, 40, Format::kMxfp4},    {1000, 37, Format::kBF16},
                              {160, 96, Format::kMxfp8},   {320, 72, Format::kNvfp4},
-                             {4096, 200, Format::kNvfp4}, {320, 72, Format::kBF16}};
+                             {4096, 200, Format::kNvfp4}, {320, 72, Format::kBF16},
+                             {320, 72, Format::kFp8Row},  {4096, 200, Format::kFp8Block},
+                             {320, 72, Format::kInt4G32}, {4096, 200, Format::kInt4G128}};
 
 // Sums of tensor cores as in general_rows_gpu_test.cc; u is rounded to bf16.
 void check(const Shape& shape, int64_t tokens, const Swiglu& act) {
@@ -32,7 +34,8 @@ void check(const Shape& shape, int64_t tokens, const Swiglu& act) {
     row->run(gpu.cx, out, gpu.tensor(x, DType::kF32), gpu.tensor(d, DType::kF32),
              {gpu.array(weight), 1e-5f}, gpu.weight(w), act);
     const Floats u = gpu.floats(out.u), h = gpu.floats(out.h), y = gpu.floats(out.y);
-    const double e = 2 * static_cast<double>(shape.hidden + 16) * kEps;
+    const double e =
+        2 * static_cast<double>(shape.hidden + 16) * kEps + weight_error(shape.format, row->name);
     std::vector<float> want_h(shape.hidden), want_y(shape.hidden);
     for (int64_t t = 0; t < tokens; ++t) {
       ref::add(want_y.data(), x.row(t), d.row(t), shape.hidden);

@@ -43,16 +43,18 @@ const char* refuse_many(const MoeDownDesc& d, const KernelOptions& o) {
       {d.format, d.hidden, d.width, d.tokens * d.top_k, 20 * d.experts}, d.experts, o);
 }
 
-const char* refuse_nvfp4(const MoeDownDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_nvfp4_few(d.format, d.hidden, d.width, o)) return reason;
+template <Format kFormat>
+const char* refuse_unit(const MoeDownDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_unit_few<kFormat>(d.format, d.hidden, d.width, o)) return reason;
   if (d.top_k > 8) return "more than 8 experts a token";
   return d.experts <= 256 ? nullptr : "more than 256 experts";
 }
 
-const char* refuse_nvfp4_many(const MoeDownDesc& d, const KernelOptions& o) {
-  return refuse_experts_gemm<Format::kNvfp4>(
-      {d.format, d.hidden, d.width, d.tokens * d.top_k, kNvfp4FewestOfExpert * d.experts},
-      d.experts, o);
+template <Format kFormat>
+const char* refuse_unit_many(const MoeDownDesc& d, const KernelOptions& o) {
+  return refuse_experts_gemm<kFormat>(
+      {d.format, d.hidden, d.width, d.tokens * d.top_k, kUnitFewestOfExpert * d.experts}, d.experts,
+      o);
 }
 
 const char* refuse_many_fp8(const MoeDownDesc& d, const KernelOptions& o) {
@@ -79,10 +81,18 @@ constexpr auto kKernels =
                 Layout::kTiles16x64},
                {"sm90_w4a16_narrow", refuse_by_narrow, NIBBLE_SM90_KERNEL(gpu::moe_down_narrow),
                 Layout::kTiles16x64},
-               {"sm90_nvfp4_gemm", refuse_nvfp4_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm),
-                Layout::kTiles16x64},
-               {"cuda_nvfp4_decode", refuse_nvfp4, NIBBLE_CUDA_KERNEL(gpu::moe_down_few),
-                Layout::kTiles16x64},
+               {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>,
+                NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
+               {"cuda_nvfp4_decode", refuse_unit<Format::kNvfp4>,
+                NIBBLE_CUDA_KERNEL(gpu::moe_down_few), Layout::kTiles16x64},
+               {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>,
+                NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
+               {"cuda_w8a16_decode", refuse_unit<Format::kFp8Row>,
+                NIBBLE_CUDA_KERNEL(gpu::moe_down_few), Layout::kTiles16x64},
+               {"sm90_int4_gemm", refuse_unit_many<Format::kInt4G128>,
+                NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
+               {"cuda_int4_decode", refuse_unit<Format::kInt4G128>,
+                NIBBLE_CUDA_KERNEL(gpu::moe_down_few), Layout::kTiles16x64},
                {"cuda_w4a16_gemm", refuse_by_mma, NIBBLE_CUDA_KERNEL(gpu::moe_down_mma),
                 Layout::kTiles16x64},
                {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_down_batch),

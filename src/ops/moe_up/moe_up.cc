@@ -38,14 +38,17 @@ const char* refuse_many(const MoeUpDesc& d, const KernelOptions& o) {
       {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 20 * d.experts}, d.experts, o);
 }
 
-const char* refuse_nvfp4(const MoeUpDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_nvfp4_few(d.format, 2 * d.width, d.hidden, o)) return reason;
+template <Format kFormat>
+const char* refuse_unit(const MoeUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_unit_few<kFormat>(d.format, 2 * d.width, d.hidden, o))
+    return reason;
   return d.experts <= 256 ? nullptr : "more than 256 experts";
 }
 
-const char* refuse_nvfp4_many(const MoeUpDesc& d, const KernelOptions& o) {
-  return refuse_experts_gemm<Format::kNvfp4>(
-      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, kNvfp4FewestOfExpert * d.experts},
+template <Format kFormat>
+const char* refuse_unit_many(const MoeUpDesc& d, const KernelOptions& o) {
+  return refuse_experts_gemm<kFormat>(
+      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, kUnitFewestOfExpert * d.experts},
       d.experts, o);
 }
 
@@ -72,9 +75,17 @@ constexpr auto kKernels = joined(
         {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
         {"sm90_w4a16_narrow", refuse_by_narrow, NIBBLE_SM90_KERNEL(gpu::moe_up_narrow),
          Layout::kTiles16x64},
-        {"sm90_nvfp4_gemm", refuse_nvfp4_many, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),
+        {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),
          Layout::kTiles16x64},
-        {"cuda_nvfp4_decode", refuse_nvfp4, NIBBLE_CUDA_KERNEL(gpu::moe_up_few),
+        {"cuda_nvfp4_decode", refuse_unit<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::moe_up_few),
+         Layout::kTiles16x64},
+        {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),
+         Layout::kTiles16x64},
+        {"cuda_w8a16_decode", refuse_unit<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::moe_up_few),
+         Layout::kTiles16x64},
+        {"sm90_int4_gemm", refuse_unit_many<Format::kInt4G128>,
+         NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
+        {"cuda_int4_decode", refuse_unit<Format::kInt4G128>, NIBBLE_CUDA_KERNEL(gpu::moe_up_few),
          Layout::kTiles16x64},
         {"cuda_w4a16_gemm", refuse_by_mma, NIBBLE_CUDA_KERNEL(gpu::moe_up_mma),
          Layout::kTiles16x64},

@@ -52,20 +52,24 @@ const char* refuse_many_fp8(const NormQkvDesc& d, const KernelOptions& o) {
   return refuse_heads(d);
 }
 
-const char* refuse_nvfp4(const NormQkvDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_nvfp4_few(d.format, rows_of(d), d.hidden, o)) return reason;
+template <Format kFormat>
+const char* refuse_few(const NormQkvDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_unit_few<kFormat>(d.format, rows_of(d), d.hidden, o))
+    return reason;
   if (d.hidden > 9216) return "more than 9,216 columns";
   return d.head_dim % 2 == 0 ? nullptr : "head dim is odd";
 }
 
-const char* refuse_nvfp4_some(const NormQkvDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_nvfp4(d, o)) return reason;
-  return refuse_nvfp4_split({d.format, rows_of(d), d.hidden, d.tokens, 0}, o);
+template <Format kFormat>
+const char* refuse_unit_some(const NormQkvDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few<kFormat>(d, o)) return reason;
+  return refuse_unit_split<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, 0}, o);
 }
 
-const char* refuse_nvfp4_many(const NormQkvDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_nvfp4(d, o)) return reason;
-  return refuse_nvfp4_gemm({d.format, rows_of(d), d.hidden, d.tokens, kNvfp4Fewest}, o);
+template <Format kFormat>
+const char* refuse_unit_many(const NormQkvDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few<kFormat>(d, o)) return reason;
+  return refuse_gemm<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
 }
 
 const char* refuse_scaled(const NormQkvDesc& d, const KernelOptions& o) {
@@ -102,11 +106,23 @@ constexpr auto kKernels = joined(
         {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm),
          Layout::kTiles16x64},
         {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm)},
-        {"sm90_nvfp4_split", refuse_nvfp4_some, NIBBLE_SM90_KERNEL(gpu::norm_qkv_nvfp4_split),
+        {"sm90_nvfp4_split", refuse_unit_some<Format::kNvfp4>,
+         NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_split), Layout::kTiles16x64},
+        {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>,
+         NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_gemm), Layout::kTiles16x64},
+        {"cuda_nvfp4_decode", refuse_few<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_few),
          Layout::kTiles16x64},
-        {"sm90_nvfp4_gemm", refuse_nvfp4_many, NIBBLE_SM90_KERNEL(gpu::norm_qkv_nvfp4_gemm),
+        {"sm90_w8a16_split", refuse_unit_some<Format::kFp8Row>,
+         NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_split), Layout::kTiles16x64},
+        {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>,
+         NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_gemm), Layout::kTiles16x64},
+        {"cuda_w8a16_decode", refuse_few<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_few),
          Layout::kTiles16x64},
-        {"cuda_nvfp4_decode", refuse_nvfp4, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_few),
+        {"sm90_int4_split", refuse_unit_some<Format::kInt4G128>,
+         NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_split), Layout::kTiles16x64},
+        {"sm90_int4_gemm", refuse_unit_many<Format::kInt4G128>,
+         NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_gemm), Layout::kTiles16x64},
+        {"cuda_int4_decode", refuse_few<Format::kInt4G128>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_few),
          Layout::kTiles16x64},
         {"cuda_w4a16_gemm", refuse_by_mma<Format::kMxfp4>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_mma),
          Layout::kTiles16x64},
@@ -143,7 +159,7 @@ int64_t flops(const NormQkvDesc& d, int64_t tokens) { return 2 * tokens * rows_o
 int64_t gpu::scratch_bytes(const NormQkvDesc& d) {
   Scratch scratch;
   scratch.take<float>(d.tokens * rows_of(d));
-  if (d.format == Format::kNvfp4) scratch.take<float>(slice_scratch_rows(d.tokens) * rows_of(d));
+  if (has_slices(d.format)) scratch.take<float>(slice_scratch_rows(d.tokens) * rows_of(d));
   take_e4m3_rows(scratch, d.tokens, d.hidden);
   return scratch.used_bytes();
 }

@@ -63,9 +63,9 @@ NormQkvFn norm_qkv_tiles;
 NormQkvFn norm_qkv_rows;
 NormQkvFn norm_qkv_few;  // NVFP4
 NormQkvFn norm_qkv_gemm;
-NormQkvFn norm_qkv_nvfp4_gemm;
+NormQkvFn norm_qkv_unit_gemm;
 NormQkvFn norm_qkv_split;
-NormQkvFn norm_qkv_nvfp4_split;
+NormQkvFn norm_qkv_unit_split;
 NormQkvFn norm_qkv_gemm_fp8;
 NormQkvFn norm_qkv_mma;
 NormQkvFn norm_qkv_block_scaled;

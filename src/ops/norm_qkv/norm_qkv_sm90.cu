@@ -1,7 +1,7 @@
 // norm_qkv for many tokens: the norm, then the wgmma GEMM, which turns and stores
-// (gemm_turn_sm90.cuh). With weights in bf16 three launches, in NVFP4 up to four: those GEMMs leave
-// products in float32, which cross memory once (8 (Q + 2 G) D bytes a token, 41 KB for gpt-oss),
-// then rope and append.
+// (gemm_turn_sm90.cuh). With weights in bf16 three launches, in NVFP4 and FP8 up to four: those
+// GEMMs leave products in float32, which cross memory once (8 (Q + 2 G) D bytes a token, 41 KB for
+// gpt-oss), then rope and append.
 #include "ops/gpu_matmul/gemm_fp8_sm90.h"
 #include "ops/gpu_matmul/unit_products.h"
 #include "ops/norm/add_norm.h"
@@ -41,9 +41,9 @@ void norm_qkv_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tens
   store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
 }
 
-void norm_qkv_nvfp4_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                         const Tensor& d, const QkvNorms& norms, const Weight& qkv,
-                         const Tensor& cos_sin, const Step& s) {
+void norm_qkv_unit_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+                        const Tensor& d, const QkvNorms& norms, const Weight& qkv,
+                        const Tensor& cos_sin, const Step& s) {
   if (s.num_tokens == 0) return;
   norm_of(cx, out, x, d, norms.input, s, {});
   Scratch scratch(cx.scratch);
@@ -52,9 +52,9 @@ void norm_qkv_nvfp4_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, cons
   store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
 }
 
-void norm_qkv_nvfp4_split(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                          const Tensor& d, const QkvNorms& norms, const Weight& qkv,
-                          const Tensor& cos_sin, const Step& s) {
+void norm_qkv_unit_split(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+                         const Tensor& d, const QkvNorms& norms, const Weight& qkv,
+                         const Tensor& cos_sin, const Step& s) {
   if (s.num_tokens == 0) return;
   norm_of(cx, out, x, d, norms.input, s, {});
   auto* products = Scratch(cx.scratch).take<float>(s.num_tokens * qkv.rows);

@@ -17,8 +17,9 @@ const char* refuse_many(const NormUnembedDesc& d, const KernelOptions& o) {
   return refuse_gemm<kFormat>({d.format, d.vocab, d.hidden, d.tokens, kDenseFewest}, o);
 }
 
-const char* refuse_nvfp4_many(const NormUnembedDesc& d, const KernelOptions& o) {
-  return refuse_nvfp4_gemm({d.format, d.vocab, d.hidden, d.tokens, kNvfp4Fewest}, o);
+template <Format kFormat>
+const char* refuse_unit_many(const NormUnembedDesc& d, const KernelOptions& o) {
+  return refuse_gemm<kFormat>({d.format, d.vocab, d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
 }
 
 const char* refuse_many_fp8(const NormUnembedDesc& d, const KernelOptions& o) {
@@ -46,9 +47,17 @@ constexpr auto kKernels = joined(
         {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm),
          Layout::kTiles16x64},
         {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm)},
-        {"sm90_nvfp4_gemm", refuse_nvfp4_many, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm),
-         Layout::kTiles16x64},
-        {"cuda_nvfp4_decode", refuse_matrix<matrix_of, refuse_nvfp4_few>,
+        {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>,
+         NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm), Layout::kTiles16x64},
+        {"cuda_nvfp4_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kNvfp4>>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_unembed_few), Layout::kTiles16x64},
+        {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>,
+         NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm), Layout::kTiles16x64},
+        {"cuda_w8a16_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kFp8Row>>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_unembed_few), Layout::kTiles16x64},
+        {"sm90_int4_gemm", refuse_unit_many<Format::kInt4G128>,
+         NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm), Layout::kTiles16x64},
+        {"cuda_int4_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kInt4G128>>,
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_few), Layout::kTiles16x64},
         {"cuda_w4a16_gemm", refuse_by_mma<Format::kMxfp4>,
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_mma), Layout::kTiles16x64},

@@ -18,8 +18,13 @@ const char* refuse_many(const OutProjDesc& d, const KernelOptions& o) {
   return refuse_gemm<kFormat>({d.format, d.hidden, d.width, d.tokens, kDenseFewest}, o);
 }
 
-const char* refuse_nvfp4_many(const OutProjDesc& d, const KernelOptions& o) {
-  return refuse_nvfp4_gemm({d.format, d.hidden, d.width, d.tokens, kNvfp4Fewest}, o);
+template <Format kFormat>
+const char* refuse_unit_many(const OutProjDesc& d, const KernelOptions& o) {
+  return refuse_gemm<kFormat>({d.format, d.hidden, d.width, d.tokens, kUnitFewest<kFormat>}, o);
+}
+template <Format kFormat>
+const char* refuse_unit_some(const OutProjDesc& d, const KernelOptions& o) {
+  return refuse_unit_split<kFormat>({d.format, d.hidden, d.width, d.tokens, 0}, o);
 }
 
 const char* refuse_many_fp8(const OutProjDesc& d, const KernelOptions& o) {
@@ -50,14 +55,23 @@ constexpr auto kKernels = joined(
         {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm),
          Layout::kTiles16x64},
         {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm)},
-        {"sm90_nvfp4_split",
-         [](const OutProjDesc& d, const KernelOptions& o) {
-           return refuse_nvfp4_split({d.format, d.hidden, d.width, d.tokens, 0}, o);
-         },
-         NIBBLE_SM90_KERNEL(gpu::out_proj_nvfp4_split), Layout::kTiles16x64},
-        {"sm90_nvfp4_gemm", refuse_nvfp4_many, NIBBLE_SM90_KERNEL(gpu::out_proj_nvfp4_gemm),
-         Layout::kTiles16x64},
-        {"cuda_nvfp4_decode", refuse_matrix<matrix_of, refuse_nvfp4_few>,
+        {"sm90_nvfp4_split", refuse_unit_some<Format::kNvfp4>,
+         NIBBLE_SM90_KERNEL(gpu::out_proj_unit_split), Layout::kTiles16x64},
+        {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>,
+         NIBBLE_SM90_KERNEL(gpu::out_proj_unit_gemm), Layout::kTiles16x64},
+        {"cuda_nvfp4_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kNvfp4>>,
+         NIBBLE_CUDA_KERNEL(gpu::out_proj_few), Layout::kTiles16x64},
+        {"sm90_w8a16_split", refuse_unit_some<Format::kFp8Row>,
+         NIBBLE_SM90_KERNEL(gpu::out_proj_unit_split), Layout::kTiles16x64},
+        {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>,
+         NIBBLE_SM90_KERNEL(gpu::out_proj_unit_gemm), Layout::kTiles16x64},
+        {"cuda_w8a16_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kFp8Row>>,
+         NIBBLE_CUDA_KERNEL(gpu::out_proj_few), Layout::kTiles16x64},
+        {"sm90_int4_split", refuse_unit_some<Format::kInt4G128>,
+         NIBBLE_SM90_KERNEL(gpu::out_proj_unit_split), Layout::kTiles16x64},
+        {"sm90_int4_gemm", refuse_unit_many<Format::kInt4G128>,
+         NIBBLE_SM90_KERNEL(gpu::out_proj_unit_gemm), Layout::kTiles16x64},
+        {"cuda_int4_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kInt4G128>>,
          NIBBLE_CUDA_KERNEL(gpu::out_proj_few), Layout::kTiles16x64},
         {"cuda_w4a16_gemm", refuse_by_mma<Format::kMxfp4>, NIBBLE_CUDA_KERNEL(gpu::out_proj_mma),
          Layout::kTiles16x64},
@@ -96,7 +110,7 @@ int64_t flops(const OutProjDesc& d, int64_t tokens) { return 2 * tokens * d.hidd
 // Its inputs in E4M3, or slices of K.
 int64_t gpu::scratch_bytes(const OutProjDesc& d) {
   Scratch scratch;
-  if (d.format == Format::kNvfp4) scratch.take<float>(slice_scratch_rows(d.tokens) * d.hidden);
+  if (has_slices(d.format)) scratch.take<float>(slice_scratch_rows(d.tokens) * d.hidden);
   take_e4m3_rows(scratch, d.tokens, d.width);
   return scratch.used_bytes();
 }

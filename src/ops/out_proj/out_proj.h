@@ -43,9 +43,9 @@ OutProjFn out_proj_tiles;
 OutProjFn out_proj_rows;
 OutProjFn out_proj_few;  // NVFP4
 OutProjFn out_proj_gemm;
-OutProjFn out_proj_nvfp4_gemm;
+OutProjFn out_proj_unit_gemm;
 OutProjFn out_proj_split;
-OutProjFn out_proj_nvfp4_split;
+OutProjFn out_proj_unit_split;
 OutProjFn out_proj_gemm_fp8;
 OutProjFn out_proj_mma;
 OutProjFn out_proj_block_scaled;

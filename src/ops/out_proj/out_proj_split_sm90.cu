@@ -25,8 +25,8 @@ void out_proj_split(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& o
                      Rows{d.as<float>(), static_cast<int>(out.rows)});
 }
 
-void out_proj_nvfp4_split(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
-                          const Step& s) {
+void out_proj_unit_split(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
+                         const Step& s) {
   multiply_split(cx, out, att.as<uint16_t>(), s.num_tokens, d.as<float>());
 }
 
