@@ -100,6 +100,41 @@ __device__ __forceinline__ void mma_e2m1_e4m3(float (&d)[4], const OperandA& a, 
 #endif
 }
 
+// NVFP4 by NVFP4: A [16 rows, k 64] and B [k 64, 8 columns] in E2M1, E4M3 scales of 16 k. Nibble j
+// of a.x is row g, k = 8 p + j, of a.z 32 + 8 p + j, of a.y and a.w row g + 8; b.x and b.y likewise
+// of column g. scale_a: of row g in lanes 4 g, of row g + 8 in lanes 4 g + 1, scale_b: of column g
+// in lanes 4 g; byte i of the i-th 16 k. The exact body alone: no kernel multiplies so yet, and
+// `nibble bench probe` holds a GPU to the model.
+static __device__ __forceinline__ void mma_nvfp4(float (&d)[4], uint4 a, uint2 b, uint32_t scale_a,
+                                                 uint32_t scale_b) {
+#if NIBBLE_HAS_BLOCK_SCALED_MMA
+  asm volatile(
+      "mma.sync.aligned.kind::mxf4nvf4.block_scale.scale_vec::4X.m16n8k64.row.col.f32.e2m1.e2m1."
+      "f32.ue4m3 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3}, %10, {0, 0}, %11, "
+      "{0, 0};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y), "r"(scale_a), "r"(scale_b));
+#else
+  const int lane = threadIdx.x & 31, quad = lane & ~3;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {  // row g, row g + 8, of two columns each
+    const uint32_t low = i / 2 ? a.y : a.x, high = i / 2 ? a.w : a.z;
+    const int column = 8 * (lane & 3) + 4 * (i % 2);
+    const auto of_a = [&](int k) {
+      return __shfl_sync(~0u, k / 32 ? high : low, quad + k / 8 % 4) >> 4 * (k % 8) & 15;
+    };
+    const auto of_b = [&](int k) {
+      return __shfl_sync(~0u, k / 32 ? b.y : b.x, column + k / 8 % 4) >> 4 * (k % 8) & 15;
+    };
+    const uint32_t row_scales = __shfl_sync(~0u, scale_a, quad + i / 2);
+    const uint32_t column_scales = __shfl_sync(~0u, scale_b, column);
+    d[i] = dot_k64(
+        of_a, of_b, [&](int group) { return row_scales >> 8 * group & 255; },
+        [&](int group) { return column_scales >> 8 * group & 255; }, d[i]);
+  }
+#endif
+}
+
 // A block of 32 k of kTiles16x64 as it lies in a lane, the words of rows g and g + 8. Then byte j
 // of b.x is k = 2p, 16 + 2p, 2p + 1, 17 + 2p (j = 0..3), of b.y 8 more: the order of Lane64 below.
 __device__ __forceinline__ OperandA operand_of_tile(uint32_t row_g, uint32_t row_g8) {

@@ -1,10 +1,11 @@
 // What the tensor cores of SM12x add up, bit by bit: a model of one element of mma's
-// kind::mxf8f6f4.block_scale, m16n8k32, as microsoft/MMA-Sim (c785138, arXiv 2511.10909) found it
-// on an RTX Blackwell. No GB10 has confirmed it yet. Host and device.
+// kind::mxf8f6f4.block_scale, m16n8k32, and kind::mxf4nvf4.block_scale.scale_vec::4X, m16n8k64, as
+// microsoft/MMA-Sim (c785138, arXiv 2511.10909) found them on an RTX Blackwell. No GB10 has
+// confirmed them yet. Host and device.
 //
-// All 32 products and the old sum are aligned to the largest exponent among them, each cut towards
-// zero behind 25 fraction bits, added exactly, and the sum is cut to float32. A product's exponent
-// is that of its factors and of the blocks' scales, not of its value.
+// k32: all 32 products and the old sum are aligned to the largest exponent among them, each cut
+// towards zero behind 25 fraction bits, added exactly, and the sum is cut to float32. A product's
+// exponent is that of its factors and of the blocks' scales, not of its value.
 #pragma once
 
 #include <cstdint>
@@ -112,6 +113,39 @@ NIBBLE_BOTH_SIDES float dot_k32(const A& a, const B& b, uint32_t scale_a, uint32
     v += cut(int64_t{x.significand} * y.significand,
              kFraction - 6 + x.exponent + y.exponent + scale - most);
   }
+  return is_number ? float32_towards_zero(v, most - kFraction) : float_of(0x7fffffff);
+}
+
+// 2 times an E2M1.
+NIBBLE_BOTH_SIDES int32_t twice_e2m1(uint32_t code) {
+  const auto v = static_cast<int32_t>(0xc8643210u >> 4 * (code & 7) & 15);  // 0 1 2 3 4 6 8 12
+  return code & 8 ? -v : v;
+}
+
+// sum + the products a(k) b(k) of k < 64, E2M1 each, times the E4M3 scale_a(g) scale_b(g) of their
+// group g of 16, whose signs are not looked at.
+template <typename A, typename B, typename ScaleA, typename ScaleB>
+NIBBLE_BOTH_SIDES float dot_k64(const A& a, const B& b, const ScaleA& scale_a,
+                                const ScaleB& scale_b, float sum) {
+  constexpr int kFraction = 35, kGroups = 4;
+  const Term c = float32_term(sum);
+  bool is_number = (bits_of(sum) >> 23 & 255) != 255;
+  Term groups[kGroups];  // 8 fraction bits: 2 of the products, 3 of each scale
+  int most = c.exponent;
+  NIBBLE_ROLLED
+  for (int g = 0; g < kGroups; ++g) {
+    const Term x = e4m3_term(scale_a(g) & 127), y = e4m3_term(scale_b(g) & 127);
+    is_number &= x.significand != kNotANumber && y.significand != kNotANumber;
+    int32_t quarters = 0;
+    NIBBLE_ROLLED
+    for (int k = 16 * g; k < 16 * (g + 1); ++k) quarters += twice_e2m1(a(k)) * twice_e2m1(b(k));
+    groups[g] = {is_number ? quarters * x.significand * y.significand : 0, x.exponent + y.exponent};
+    most = groups[g].exponent > most ? groups[g].exponent : most;
+  }
+  int64_t v = cut(c.significand, kFraction - 23 + c.exponent - most);
+  NIBBLE_ROLLED
+  for (int g = 0; g < kGroups; ++g)
+    v += cut(groups[g].significand, kFraction - 8 + groups[g].exponent - most);
   return is_number ? float32_towards_zero(v, most - kFraction) : float_of(0x7fffffff);
 }
 

@@ -155,5 +155,102 @@ TEST(MmaSm12xModel, NoNumbersStayNone) {
   EXPECT_TRUE(std::isnan(dot.modelled()));
 }
 
+// ---- k 64, NVFP4 ----
+
+struct Dot64 {
+  std::vector<int> a, b, scale_a, scale_b;  // codes: E2M1, E4M3 of groups of 16
+  float sum = 0;
+
+  Dot64() : a(64), b(64), scale_a(4, 0x38), scale_b(4, 0x38) {}
+  float modelled() const {
+    const auto of = [](const std::vector<int>& codes) {
+      return [&codes](int i) { return static_cast<uint32_t>(codes[i]); };
+    };
+    return dot_k64(of(a), of(b), of(scale_a), of(scale_b), sum);
+  }
+  double scale(int g) const { return kE4m3[scale_a[g] & 127] * kE4m3[scale_b[g] & 127]; }
+  double group(int g, bool of_magnitudes = false) const {
+    double all = 0;
+    for (int k = 16 * g; k < 16 * (g + 1); ++k) {
+      const double product = e2m1(a[k]) * e2m1(b[k]);
+      all += of_magnitudes ? std::fabs(product) : product;
+    }
+    return all * scale(g);
+  }
+  // As the paper says it, in float64: a group's exponent is that of its scales.
+  float by_rule() const {
+    int most = exponent_of(sum, -126);
+    for (int g = 0; g < 4; ++g)
+      most = std::max(most, exponent_of(kE4m3[scale_a[g] & 127], -6) +
+                                exponent_of(kE4m3[scale_b[g] & 127], -6));
+    double all = towards_zero(sum, most - 35);
+    for (int g = 0; g < 4; ++g) all += towards_zero(group(g), most - 35);
+    return to_float_towards_zero(all);
+  }
+};
+
+Dot64 random_dot64(std::mt19937& bits) {
+  Dot64 dot;
+  for (auto* codes : {&dot.a, &dot.b})
+    for (int& code : *codes) code = static_cast<int>(bits() % 16);
+  for (auto* scales : {&dot.scale_a, &dot.scale_b})
+    for (int& code : *scales)
+      code = static_cast<int>(bits() % 127) + static_cast<int>(bits() & 128);
+  const int exponent = static_cast<int>(bits() % 60) - 40;
+  dot.sum = std::ldexp(static_cast<float>(static_cast<int>(bits() % 0x1ffffff) - 0xffffff),
+                       exponent - 23);
+  return dot;
+}
+
+TEST(MmaSm12xModelK64, IsTheRule) {
+  std::mt19937 bits(3);
+  for (int i = 0; i < 100000; ++i) {
+    const Dot64 dot = random_dot64(bits);
+    ASSERT_EQ(bits_of(dot.modelled()), bits_of(dot.by_rule())) << "case " << i;
+  }
+}
+
+// Five terms lose less than 2^-35 of 2 to the largest exponent each, which may be that of two
+// scales below 4; the sum less than 2^-23 of itself.
+TEST(MmaSm12xModelK64, IsNearTheSum) {
+  std::mt19937 bits(4);
+  for (int i = 0; i < 100000; ++i) {
+    const Dot64 dot = random_dot64(bits);
+    double exact = dot.sum, most = std::fabs(dot.sum);
+    for (int g = 0; g < 4; ++g) exact += dot.group(g), most = std::max(most, dot.scale(g));
+    ASSERT_LE(std::fabs(dot.modelled() - exact), 5 * 0x1p-35 * most + 0x1p-23 * std::fabs(exact))
+        << "case " << i;
+  }
+}
+
+TEST(MmaSm12xModelK64, WorkedOutByHand) {
+  constexpr int kOne4 = 2, kSix4 = 7, kOne8 = 0x38, kHalf8 = 0x30, kMinus = 8;
+  Dot64 dot;
+  dot.sum = 1;
+  for (int k = 0; k < 64; ++k) dot.a[k] = dot.b[k] = kSix4;
+  dot.scale_a = {kOne8, kHalf8, kOne8, kOne8}, dot.scale_b = {kOne8, kOne8, kHalf8, kOne8};
+  EXPECT_EQ(dot.modelled(), 1 + 16 * 36 * 3);
+  for (int k = 0; k < 16; ++k) dot.a[k] |= kMinus;
+  EXPECT_EQ(dot.modelled(), 1 + 16 * 36);
+  dot.scale_a[0] |= 128;  // signs of scales are not looked at
+  EXPECT_EQ(dot.modelled(), 1 + 16 * 36);
+  // 35 bits below the exponent of the scales, 0, which the products' own does not move.
+  Dot64 small;
+  small.a[0] = small.b[0] = kOne4, small.a[1] = kOne4 | kMinus, small.b[1] = kOne4;
+  small.sum = 0x1p-35f;
+  EXPECT_EQ(small.modelled(), 0x1p-35f);
+  small.sum = 0x1p-36f;
+  EXPECT_EQ(small.modelled(), 0);
+}
+
+TEST(MmaSm12xModelK64, NoNumbersStayNone) {
+  Dot64 dot;
+  dot.scale_b[2] = 0x7f;
+  EXPECT_TRUE(std::isnan(dot.modelled()));
+  Dot64 infinite;
+  infinite.sum = INFINITY;
+  EXPECT_TRUE(std::isnan(infinite.modelled()));
+}
+
 }  // namespace
 }  // namespace nibble::cuda::sm12x
