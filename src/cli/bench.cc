@@ -53,7 +53,6 @@ struct BenchFlags {
   bool json = false;
 };
 
-constexpr int64_t kProbeBytes = int64_t{1} << 30;
 constexpr int64_t kGpuProbeBytes = int64_t{4} << 30;
 constexpr int kProbeRepeats = 5;
 constexpr int32_t kWarmUpPrompt = 512, kWarmUpTokens = 8, kLongPrompt = 16384;
@@ -252,7 +251,7 @@ double read_bandwidth(bool on_gpu, int threads) {
   if (on_gpu)
     return cuda::measure_read_bandwidth(cuda::open_device(), kGpuProbeBytes, kProbeRepeats);
   cpu::ThreadPool pool(threads);
-  return cpu::measure_read_bandwidth(pool, kProbeBytes, kProbeRepeats).median;
+  return cpu::measure_read_bandwidth(pool, read_probe_bytes(), kProbeRepeats).median;
 }
 
 // Of the first request of all.

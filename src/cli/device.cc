@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "cli/version.h"
+#include "io/memory.h"
 
 namespace nibble::cli {
 
@@ -44,6 +45,14 @@ Device choose_device(std::string_view flag, const DeviceFacts& facts) {
                   "), and this build of nibble (preset " + preset_text() +
                   ") runs on CPUs only. Say --device cpu to run on the CPU all the same; `nibble "
                   "doctor` says more (of make serve: ARGS='--device cpu')");
+}
+
+int64_t read_probe_bytes() {
+  constexpr int64_t kMost = int64_t{1} << 30, kLeast = int64_t{1} << 20;
+  const MachineMemory memory = read_machine_memory();
+  const int64_t free =
+      std::min(memory.available_bytes, memory.cgroup_available_bytes.value_or(kMost));
+  return std::clamp(free / 4, kLeast, kMost);
 }
 
 }  // namespace nibble::cli

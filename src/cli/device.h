@@ -1,6 +1,7 @@
 // Which device a command runs on: decided once, at start-up, never by falling back.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -23,5 +24,9 @@ DeviceFacts read_device_facts(const std::filesystem::path& root = "/");
 // CPUs on such a machine would be a slow path that nobody asked for), or where "cuda" is asked for
 // and the build or the machine lacks it; Error(kUsage) for another flag.
 Device choose_device(std::string_view flag, const DeviceFacts& facts);
+
+// Of host memory that its read bandwidth is measured on: 1 GiB, or a quarter of what this process
+// may still take.
+int64_t read_probe_bytes();
 
 }  // namespace nibble::cli

@@ -49,7 +49,6 @@ struct DoctorFlags {
   bool json = false;
 };
 
-constexpr int64_t kProbeBytes = int64_t{1} << 30;
 constexpr int kProbeRepeats = 5;
 
 // Layers whose site of one op and name runs the same kernel for the same reasons: one row of the
@@ -139,7 +138,7 @@ Json machine_json(const DoctorFlags& flags) {
   }
   if (flags.bandwidth) {
     cpu::ThreadPool pool(cores.usable());
-    const auto rate = cpu::measure_read_bandwidth(pool, kProbeBytes, kProbeRepeats);
+    const auto rate = cpu::measure_read_bandwidth(pool, read_probe_bytes(), kProbeRepeats);
     json["read_bandwidth"] = rate.median;
   }
   return json;

@@ -85,7 +85,8 @@ EngineOptions engine_options(const EngineFlags& flags, const LoadEngineOptions& 
 MemoryBudget budget_of(const EngineFlags& flags, const ops::Ctx& cx) {
   MemoryRule rule{.utilization = flags.gpu_memory_utilization, .budget_bytes = {}};
   if (!flags.memory_budget.empty()) rule.budget_bytes = parse_size(flags.memory_budget);
-  if (!cx.on_gpu()) return memory_budget(read_machine_memory(), rule);
+  rule.shared_with_gpu = cx.on_gpu() && cuda::shares_host_memory();
+  if (!cx.on_gpu() || rule.shared_with_gpu) return memory_budget(read_machine_memory(), rule);
   return memory_budget(
       {.total_bytes = cx.kernels.gpu.memory_bytes, .available_bytes = cuda::free_memory()}, rule);
 }
@@ -107,7 +108,7 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
                        (cx.on_gpu() ? Engine::gpu_bytes(info, options, longest)
                                     : Engine::table_bytes(info, options, longest));
   const int32_t least = is_free ? std::min(kLeastContext, info.max_positions) : longest;
-  if (!cx.on_gpu()) need.request_bytes = load.request_bytes;
+  if (!cx.on_gpu() || cuda::shares_host_memory()) need.request_bytes = load.request_bytes;
   const int64_t rest =
       budget.budget_bytes - need.weight_bytes - need.scratch_bytes - need.request_bytes;
   need.kv_cache_bytes = Engine::kv_bytes_for(info, options, least, 1);
@@ -199,7 +200,8 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
       "draft tokens ahead, and verify several in a step: vLLM's JSON, such as "
       "{\"method\":\"ngram\",\"num_speculative_tokens\":5}; the text stays the same");
   add("--gpu-memory-utilization", flags.gpu_memory_utilization,
-      "of the device's memory (RAM on CPUs), for weights, KV cache and scratch");
+      "of the device's memory (RAM on CPUs; where both share one, of what is available), for "
+      "weights, KV cache and scratch");
   add("--memory-budget", flags.memory_budget, "the same in bytes: 24G, 512M; overrides it");
   add_dense_flags(command, flags.dense, "Engine");
   add_kv_flag(command, flags.kv_cache_dtype, "Engine");

@@ -43,7 +43,6 @@ struct PlanFlags {
   bool json = false;
 };
 
-constexpr int64_t kProbeBytes = int64_t{1} << 30;
 constexpr int kProbeRepeats = 5;
 constexpr int32_t kMostSequences = 4096;
 
@@ -52,7 +51,8 @@ PlanDevice this_cpu() {
   cpu::ThreadPool pool(cpu::read_cores().usable());
   device.title +=
       ", " + std::to_string(pool.size()) + " threads, " + cpu::isa_name(cpu::detect_isa());
-  device.read_bandwidth = cpu::measure_read_bandwidth(pool, kProbeBytes, kProbeRepeats).median;
+  device.read_bandwidth =
+      cpu::measure_read_bandwidth(pool, read_probe_bytes(), kProbeRepeats).median;
   return device;
 }
 

@@ -57,4 +57,10 @@ int64_t free_memory() {
   return static_cast<int64_t>(free);
 }
 
+bool shares_host_memory() {
+  int is_integrated = 0;
+  check(cudaDeviceGetAttribute(&is_integrated, cudaDevAttrIntegrated, 0), "the kind of GPU");
+  return is_integrated != 0;
+}
+
 }  // namespace nibble::cuda

@@ -12,8 +12,10 @@ namespace nibble::cuda {
 // where there is none, the driver is too old, or this build holds no kernels for it.
 Caps open_device();
 
-// Bytes of its memory that are free now.
+// Bytes of its memory that are free now. Where it shares the host's, without what the page cache
+// would give back: ask the host there.
 int64_t free_memory();
+bool shares_host_memory();
 
 // Version of the driver's CUDA and of the runtime in this program: "driver 13.0, runtime 13.0".
 std::string versions();

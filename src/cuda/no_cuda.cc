@@ -24,6 +24,7 @@ namespace {
 
 Caps open_device() { no_cuda(); }
 int64_t free_memory() { no_cuda(); }
+bool shares_host_memory() { no_cuda(); }
 std::string versions() { return "no CUDA"; }
 
 Buffer device_buffer(int64_t) { no_cuda(); }

@@ -1,8 +1,13 @@
 #include "io/checkpoint.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <fstream>
 
 #include "io/bundle_for_test.h"
 #include "io/io_test.h"
@@ -70,6 +75,49 @@ TEST(Checkpoint, ReadsRangesAndReportsProgress) {
   EXPECT_EQ(std::memcmp(data.data(), source + 4'000'001, 12'000'000), 0);
   EXPECT_EQ(std::memcmp(data.data() + 12'000'000, source + 17, 3), 0);
   checkpoint->read({});
+}
+
+// Bytes of a file that the page cache holds.
+int64_t cached_bytes(const std::filesystem::path& file) {
+  const auto size = static_cast<size_t>(std::filesystem::file_size(file));
+  const int fd = open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  void* const map = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
+  std::vector<unsigned char> pages(size / 4096 + 1);
+  EXPECT_EQ(mincore(map, size, pages.data()), 0);
+  munmap(map, size);
+  close(fd);
+  return 4096 * std::ranges::count_if(pages, [](unsigned char page) { return page & 1; });
+}
+
+// Bytes that this process has asked files for so far.
+int64_t bytes_read() {
+  std::ifstream io("/proc/self/io");
+  std::string name;
+  int64_t bytes = 0;
+  io >> name >> bytes;
+  EXPECT_EQ(name, "rchar:");
+  return bytes;
+}
+
+// So that a model as large as memory can be loaded where GPU and host share it.
+TEST(Checkpoint, ReadsEachByteOnceAndLeavesNothingInThePageCache) {
+  constexpr int64_t kBytes = 40'000'000, kBlock = 4096, kPieces = 10;
+  const TempDir dir;
+  const std::filesystem::path file = dir / "model.safetensors";
+  Bundle bundle;
+  bundle.add("w", DType::kU8, {kBytes});
+  bundle.write(file);
+  const int fd = open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(fsync(fd), 0);
+  ASSERT_EQ(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+  close(fd);
+  if (cached_bytes(file) > kBytes / 2) GTEST_SKIP() << "a file system in memory";
+  const int64_t before = bytes_read();
+  const auto checkpoint = open_checkpoint(dir.path());
+  EXPECT_EQ(read_tensor(*checkpoint, "w"), bundle.data("w"));
+  // The header, and whole blocks at both ends of each piece.
+  EXPECT_LE(bytes_read() - before, kBytes + 2 * kBlock * kPieces + 64 * 1024);
+  EXPECT_LE(cached_bytes(file), 1 << 20);  // the header, and what is read ahead with it
 }
 
 TEST(Checkpoint, ReadsShardsByIndex) {

@@ -129,19 +129,26 @@ MemoryBudget memory_budget(const MachineMemory& machine, const MemoryRule& rule)
       machine.available_bytes, machine.cgroup_available_bytes.value_or(machine.available_bytes));
   budget.reserve_bytes =
       std::max(budget.total_bytes / 20, rule.shared_with_gpu ? 4 * kGiB : 512 * kMiB);
+  const int64_t free = std::max<int64_t>(0, budget.available_bytes - budget.reserve_bytes);
   if (rule.budget_bytes) {
     if (*rule.budget_bytes > budget.total_bytes)
       throw Error(ErrorKind::kUsage, "--memory-budget " + format_size(*rule.budget_bytes) +
                                          ": there are only " + format_size(budget.total_bytes));
+    if (rule.shared_with_gpu && *rule.budget_bytes > free)
+      throw Error(ErrorKind::kMemory, "--memory-budget " + format_size(*rule.budget_bytes) + ": " +
+                                          format_size(budget.available_bytes) +
+                                          " are available, of which " +
+                                          format_size(budget.reserve_bytes) +
+                                          " stay with the host, whose memory is the GPU's");
     budget.budget_bytes = *rule.budget_bytes;
     budget.rule = "--memory-budget";
     return budget;
   }
-  const auto share =
-      static_cast<int64_t>(rule.utilization * static_cast<double>(budget.total_bytes));
-  const int64_t free = std::max<int64_t>(0, budget.available_bytes - budget.reserve_bytes);
+  const int64_t whole = rule.shared_with_gpu ? budget.available_bytes : budget.total_bytes;
+  const auto share = static_cast<int64_t>(rule.utilization * static_cast<double>(whole));
   budget.budget_bytes = std::min(share, free);
-  budget.rule = share < free ? percent(rule.utilization) + " of " + format_size(budget.total_bytes)
+  budget.rule = share < free ? percent(rule.utilization) + " of " + format_size(whole) +
+                                   (rule.shared_with_gpu ? " available" : "")
                              : format_size(budget.available_bytes) + " available, less the reserve";
   return budget;
 }

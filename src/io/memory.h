@@ -25,19 +25,24 @@ MachineMemory read_machine_memory(const std::filesystem::path& root = "/");
 struct MemoryRule {
   double utilization = 0.9;                  // --gpu-memory-utilization
   std::optional<int64_t> budget_bytes = {};  // --memory-budget: overrides the rule
-  bool shared_with_gpu = false;              // GPU and host share the memory
+  // GPU and host share the memory: utilization is of what is available, as everything else on the
+  // machine lives in the same.
+  bool shared_with_gpu = false;
 };
 
 struct MemoryBudget {
   int64_t total_bytes = 0;      // of the device, or the cgroup's limit where that is less
   int64_t available_bytes = 0;  // now
   int64_t reserve_bytes =
-      0;                     // left to everyone else: 5% of total, at least 512 MiB (shared: 4 GiB)
-  int64_t budget_bytes = 0;  // min(utilization * total, available - reserve), or --memory-budget
-  std::string rule;          // which of them it was, in words
+      0;  // left to everyone else: 5% of total, at least 512 MiB (shared: 4 GiB)
+  // min(utilization * total, available - reserve), or --memory-budget; shared: utilization *
+  // available, and neither is ever over available - reserve
+  int64_t budget_bytes = 0;
+  std::string rule;  // which of them it was, in words
 };
 
-// Throws Error(kUsage) for a utilization outside (0, 1] or a budget over total_bytes.
+// Throws Error(kUsage) for a utilization outside (0, 1] or a budget over total_bytes, kMemory for
+// one over what a shared memory has left.
 MemoryBudget memory_budget(const MachineMemory& machine, const MemoryRule& rule);
 
 // What a run will allocate. KV cache bytes hold kv_tokens tokens (all sequences together).

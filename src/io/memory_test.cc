@@ -62,6 +62,24 @@ TEST(MemoryBudget, FollowsTheRule) {
        120 * kGiB,
        6 * kGiB,
        114 * kGiB},
+      {"a share of what is available where shared",
+       machine(120 * kGiB, 60 * kGiB),
+       {.utilization = .5, .shared_with_gpu = true},
+       120 * kGiB,
+       6 * kGiB,
+       30 * kGiB},
+      {"the host keeps its reserve where shared",
+       machine(120 * kGiB, 60 * kGiB),
+       {.utilization = .95, .shared_with_gpu = true},
+       120 * kGiB,
+       6 * kGiB,
+       54 * kGiB},
+      {"what is left in the cgroup binds where shared",
+       machine(120 * kGiB, 100 * kGiB, 40 * kGiB, 30 * kGiB),
+       {.utilization = .9, .shared_with_gpu = true},
+       40 * kGiB,
+       4 * kGiB,
+       26 * kGiB},
       {"the cgroup's limit is the total",
        machine(100 * kGiB, 90 * kGiB, 20 * kGiB, 20 * kGiB),
        {.utilization = .5},
@@ -103,6 +121,14 @@ TEST(MemoryBudget, RefusesFlagsThatMakeNoSense) {
                 HasSubstr("--gpu-memory-utilization"));
   EXPECT_THAT(error_of([&] { (void)memory_budget(machine, {.budget_bytes = 2 * kGiB}); }),
               HasSubstr("--memory-budget 2.00 GiB: there are only 1.00 GiB"));
+  const MachineMemory spark{.total_bytes = 120 * kGiB, .available_bytes = 60 * kGiB};
+  const auto shared = [&](int64_t bytes) {
+    return memory_budget(spark, {.budget_bytes = bytes, .shared_with_gpu = true}).budget_bytes;
+  };
+  EXPECT_EQ(shared(54 * kGiB), 54 * kGiB);
+  EXPECT_THAT(
+      error_of([&] { (void)shared(54 * kGiB + 1); }),
+      AllOf(HasSubstr("60.00 GiB are available"), HasSubstr("6.00 GiB stay with the host")));
 }
 
 constexpr const char* kMeminfo =
