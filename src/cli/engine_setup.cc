@@ -10,6 +10,7 @@
 #include "cli/device.h"
 #include "cli/kernel_table.h"
 #include "cli/progress_bar.h"
+#include "cli/spark_advice.h"
 #include "cli/speculative_config.h"
 #include "cpu/isa.h"
 #include "cpu/thread_pool.h"
@@ -120,7 +121,10 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
   need.kv_tokens = Engine::kv_tokens_for(info, options);
   if (load.quiet) return;
   std::fputs(memory_table(need, budget).c_str(), stderr);
-  if (const std::string advice = faster_dense_advice(cx, model, dense); !advice.empty())
+  if (cx.kernels.gpu.sm / 10 == 12 && !cx.kernels.exact)
+    std::fputs(spark_advice(model, {dense, cx.kernels.activations, options.kv_dtype}).c_str(),
+               stderr);
+  else if (const std::string advice = faster_dense_advice(cx, model, dense); !advice.empty())
     std::fprintf(stderr, "%s\n", advice.c_str());
 }
 

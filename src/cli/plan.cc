@@ -17,6 +17,7 @@
 #include "cli/engine_setup.h"
 #include "cli/json.h"
 #include "cli/projection.h"
+#include "cli/spark_advice.h"
 #include "cli/text_table.h"
 #include "cpu/isa.h"
 #include "cpu/read_bandwidth.h"
@@ -340,6 +341,10 @@ void plan(const PlanFlags& flags) {
   if (!flags.tokens.empty()) json["projection"] = projection_json(model, dense, flags, kv);
   if (flags.json) return print_json(json);
   print_plan(json, info, device);
+  if (device.name != "gb10") return;
+  const auto activations = activation_format(flags.activations, false, cuda::gb10());
+  const std::string advice = spark_advice(model, {dense, activations, kv});
+  if (!advice.empty()) std::printf("\n%s", advice.c_str());
 }
 
 }  // namespace
