@@ -23,7 +23,7 @@
 #include "cli/floor.h"
 #include "cli/json.h"
 #include "cli/kernel_table.h"
-#include "cli/op_operands.h"
+#include "cli/op_launch.h"
 #include "cli/text_table.h"
 #include "cli/version.h"
 #include "cpu/isa.h"
@@ -72,9 +72,6 @@ struct Reached {
   double seconds = 0;
 };
 
-// A launch of the kernel; the bytes that it has to move. Turns take other weights and experts.
-using Launch = std::function<int64_t(size_t turn)>;
-
 class OpsBench {
  public:
   OpsBench(const OpsFlags& flags, std::vector<ops::Problem> problems, cpu::ThreadPool& pool,
@@ -103,13 +100,15 @@ class OpsBench {
   }
 
  private:
+  using Run = std::function<int64_t(size_t turn)>;  // OpLaunch::run
+
   // The median time of a launch.
-  double time(const Launch& launch, int64_t tokens, int64_t& bytes) {
+  double time(const Run& launch, int64_t tokens, int64_t& bytes) {
     size_t turn = 0;
     bytes = launch(turn++);
     return cx_.on_gpu() ? time_graph(launch, tokens, bytes) : time_calls(launch, bytes);
   }
-  double time_calls(const Launch& launch, int64_t& bytes) {
+  double time_calls(const Run& launch, int64_t& bytes) {
     std::vector<double> seconds;
     double sum = 0;
     int64_t all_bytes = 0;
@@ -123,7 +122,7 @@ class OpsBench {
     bytes = all_bytes / static_cast<int64_t>(seconds.size());
     return median(seconds);
   }
-  double time_graph(const Launch& launch, int64_t tokens, int64_t& bytes) {
+  double time_graph(const Run& launch, int64_t tokens, int64_t& bytes) {
     const int launches = tokens > OpOperands::kMostDecoding ? kPromptLaunches : kLaunches;
     int64_t all_bytes = 0;
     const cuda::Graph graph(cx_.stream, [&] {
@@ -147,12 +146,15 @@ class OpsBench {
     return *middle;
   }
 
-  // Times each row of the op's table that serves `desc` here and is asked for. make(row) puts its
-  // operands in place. With --tune: those that read the layout of the plan; else all, with the
-  // first format of activations that they take.
-  template <typename Desc, typename Fn, typename Make>
-  void each_kernel(Op op, std::span<const ops::Kernel<Desc, Fn>> table, const Desc& desc,
-                   const Reached& what, int64_t scratch_bytes, const Make& make) {
+  // Times each row of the op's table that serves `desc` here and is asked for. With --tune: those
+  // that read the layout of the plan; else all, with the first format of activations that they
+  // take.
+  template <typename Desc>
+  void each_kernel(const Desc& desc, Reached what, const OpSequences& sequences = {}) {
+    const Op op = what.op;
+    const auto table = kernels_of(desc);
+    const int64_t scratch_bytes = scratch_of(desc);
+    if constexpr (requires { desc.format; }) what.weights = format_name(desc.format);
     std::vector<ops::ActFormat> formats = {ops::ActFormat::kInt8Row, ops::ActFormat::kInt8,
                                            ops::ActFormat::kFloat};
     if (cx_.on_gpu()) formats = {ops::ActFormat::kFp8, ops::ActFormat::kBF16};
@@ -173,16 +175,19 @@ class OpsBench {
         done.emplace_back(row.name);
         const std::string name = std::string(ops::op_name(op)) + "/" + row.name;
         if (name.find(flags_.only) == std::string::npos) continue;
-        const Launch launch = make(row);
+        const OpLaunch launch = OpLaunches(cx_, operands_, sequences).of(desc, row);
         cx_.scratch = {static_cast<std::byte*>(operands_.room(scratch_bytes)),
                        static_cast<size_t>(scratch_bytes)};
         Reached reached = what;
-        reached.op = op, reached.kernel = row.name, reached.tokens = desc.tokens;
-        reached.seconds = time(launch, desc.tokens, reached.bytes);
+        reached.kernel = row.name, reached.tokens = desc.tokens;
+        reached.seconds = time(launch.run, desc.tokens, reached.bytes);
         reached_.push_back(std::move(reached));
         operands_.clear();
       }
     }
+  }
+  int64_t scratch_of(const ops::AttentionDesc& desc) const {
+    return cx_.on_gpu() ? ops::gpu::scratch_bytes(desc) : scratch_bytes(desc, cx_.threads());
   }
   template <typename Desc>
   int64_t scratch_of(const Desc& desc) const {
@@ -197,210 +202,43 @@ class OpsBench {
   }
 
  private:
+  void measure(const ops::EmbedDesc&) {}  // rows of a table, looked up
+
+  template <typename Desc>
+  void measure(const Desc& desc) {
+    const Op op = ops::op_of(desc);
+    each_kernel(desc, {.op = op, .name = ops::op_name(op), .flops = flops(desc, desc.tokens)});
+  }
+
   // In each format that --dense-format can make of it, or in its own.
-  template <typename Desc, typename Measure>
-  void in_dense_formats(Desc desc, const Measure& measure_one) {
-    if (desc.format != Format::kBF16) return measure_one(desc);
+  template <typename Desc>
+  void measure_dense(Desc desc) {
+    const Op op = ops::op_of(desc);
+    const Reached what{.op = op, .name = ops::op_name(op), .flops = flops(desc, desc.tokens)};
+    if (desc.format != Format::kBF16) return each_kernel(desc, what);
     for (const Format format : {Format::kBF16, Format::kMxfp8, Format::kMxfp4, Format::kNvfp4}) {
       if (format == (cx_.on_gpu() ? Format::kMxfp8 : Format::kNvfp4)) continue;
       desc.format = format;
-      measure_one(desc);
+      each_kernel(desc, what);
     }
   }
-
-  void measure(const ops::EmbedDesc&) {}  // rows of a table, looked up
-
-  void measure(const ops::NormRouteDesc& desc) {
-    const Weight like{.format = desc.format, .rows = desc.experts, .cols = desc.hidden};
-    each_kernel(Op::kNormRoute, ops::norm_route_kernels(), desc,
-                {.name = "norm_route", .weights = "bf16", .flops = flops(desc, desc.tokens)},
-                scratch_of(desc), [&](const ops::NormRouteKernel& k) -> Launch {
-                  const Tensor x = operands_.floats(desc.tokens, desc.hidden), d = x,
-                               y = operands_.floats(desc.tokens, desc.hidden),
-                               h = operands_.stored(desc.tokens, desc.hidden);
-                  return
-                      [=, this, &k, norm = operands_.norm(desc.hidden), w = weights(like, k.layout),
-                       to = choices(desc.tokens, desc.experts, desc.top_k)](size_t i) mutable {
-                        k.run(cx_, y, h, to[i % to.size()].routing, x, d, norm, turn_of(w, i));
-                        return bytes(desc, desc.tokens, act_bytes());
-                      };
-                });
-  }
-
-  void measure(const ops::MlpUpDesc& desc) {
-    in_dense_formats(desc, [&](const auto& in_format) { mlp_up(in_format); });
-  }
-  void mlp_up(const ops::MlpUpDesc& desc) {
-    const Weight like{.format = desc.format, .rows = 2 * desc.width, .cols = desc.hidden};
-    each_kernel(Op::kMlpUp, ops::mlp_up_kernels(), desc,
-                {.name = "mlp_up",
-                 .weights = std::string(format_name(desc.format)),
-                 .flops = flops(desc, desc.tokens)},
-                scratch_of(desc), [&](const ops::MlpUpKernel& k) -> Launch {
-                  const Tensor x = operands_.floats(desc.tokens, desc.hidden), d = x,
-                               y = operands_.floats(desc.tokens, desc.hidden),
-                               h = operands_.stored(desc.tokens, desc.hidden),
-                               u = operands_.stored(desc.tokens, desc.width);
-                  return [=, this, &k, norm = operands_.norm(desc.hidden),
-                          w = weights(like, k.layout)](size_t i) {
-                    k.run(cx_, {u, h, y}, x, d, norm, turn_of(w, i), desc.act);
-                    return bytes(desc, desc.tokens, act_bytes());
-                  };
-                });
-  }
-
-  void measure(const ops::MoeUpDesc& desc) {
-    const Weight like{.format = desc.format,
-                      .experts = desc.experts,
-                      .rows = 2 * desc.width,
-                      .cols = desc.hidden};
-    each_kernel(Op::kMoeUp, ops::moe_up_kernels(), desc,
-                {.name = "moe_up",
-                 .weights = std::string(format_name(desc.format)),
-                 .flops = flops(desc, desc.tokens)},
-                scratch_of(desc), [&](const ops::MoeUpKernel& k) -> Launch {
-                  const Tensor h = operands_.stored(desc.tokens, desc.hidden),
-                               u = operands_.stored(desc.tokens * desc.top_k, desc.width);
-                  return [=, this, &k, w = weights(like, k.layout),
-                          to = choices(desc.tokens, desc.experts, desc.top_k)](size_t i) {
-                    const auto& choice = to[i % to.size()];
-                    k.run(cx_, u, h, choice.routing, turn_of(w, i), desc.act);
-                    return bytes(desc, desc.tokens, choice.distinct, act_bytes());
-                  };
-                });
-  }
-
-  void measure(const ops::MoeDownDesc& desc) {
-    const Weight like{
-        .format = desc.format, .experts = desc.experts, .rows = desc.hidden, .cols = desc.width};
-    each_kernel(Op::kMoeDown, ops::moe_down_kernels(), desc,
-                {.name = "moe_down",
-                 .weights = std::string(format_name(desc.format)),
-                 .flops = flops(desc, desc.tokens)},
-                scratch_of(desc), [&](const ops::MoeDownKernel& k) -> Launch {
-                  const Tensor d = operands_.floats(desc.tokens, desc.hidden),
-                               u = operands_.stored(desc.tokens * desc.top_k, desc.width);
-                  return [=, this, &k, w = weights(like, k.layout),
-                          to = choices(desc.tokens, desc.experts, desc.top_k)](size_t i) {
-                    const auto& choice = to[i % to.size()];
-                    k.run(cx_, d, u, choice.routing, turn_of(w, i));
-                    return bytes(desc, desc.tokens, choice.distinct, act_bytes());
-                  };
-                });
-  }
-
-  void measure(const ops::OutProjDesc& desc) {
-    in_dense_formats(desc, [&](const auto& in_format) { out_proj(in_format); });
-  }
-  void out_proj(const ops::OutProjDesc& desc) {
-    const Weight like{.format = desc.format, .rows = desc.hidden, .cols = desc.width};
-    each_kernel(Op::kOutProj, ops::out_proj_kernels(), desc,
-                {.name = "out_proj",
-                 .weights = std::string(format_name(desc.format)),
-                 .flops = flops(desc, desc.tokens)},
-                scratch_of(desc), [&](const ops::OutProjKernel& k) -> Launch {
-                  const Tensor d = operands_.floats(desc.tokens, desc.hidden),
-                               att = operands_.stored(desc.tokens, desc.width);
-                  const Step step{.num_tokens = static_cast<int32_t>(desc.tokens)};
-                  return [=, this, &k, w = weights(like, k.layout)](size_t i) {
-                    k.run(cx_, d, att, turn_of(w, i), step);
-                    return bytes(desc, desc.tokens, act_bytes());
-                  };
-                });
-  }
-
-  void measure(const ops::NormQkvDesc& desc) {
-    in_dense_formats(desc, [&](const auto& in_format) { norm_qkv(in_format); });
-  }
-  void norm_qkv(const ops::NormQkvDesc& desc) {
-    const int64_t q_width = desc.q_heads * desc.head_dim;
-    const Weight like{.format = desc.format,
-                      .rows = q_width + 2 * desc.kv_heads * desc.head_dim,
-                      .cols = desc.hidden};
-    each_kernel(Op::kNormQkv, ops::norm_qkv_kernels(), desc,
-                {.name = "norm_qkv",
-                 .weights = std::string(format_name(desc.format)),
-                 .flops = flops(desc, desc.tokens)},
-                scratch_of(desc), [&](const ops::NormQkvKernel& k) -> Launch {
-                  const Tensor x = operands_.floats(desc.tokens, desc.hidden), d = x,
-                               y = operands_.floats(desc.tokens, desc.hidden),
-                               h = operands_.stored(desc.tokens, desc.hidden),
-                               q = operands_.stored(desc.tokens, q_width),
-                               angles = operands_.floats(desc.tokens, desc.head_dim);
-                  const auto s = operands_.sequences(desc.tokens, 0, desc.kv_heads, desc.head_dim);
-                  ops::QkvNorms norms{.input = operands_.norm(desc.hidden)};
-                  if (desc.norms_heads) norms.q = norms.k = operands_.norm(desc.head_dim);
-                  return [=, this, &k, w = weights(like, k.layout)](size_t i) {
-                    k.run(cx_, {q, h, y}, s.kv, x, d, norms, turn_of(w, i), angles, s.step);
-                    return bytes(desc, desc.tokens, act_bytes());
-                  };
-                });
-  }
-
+  void measure(const ops::NormQkvDesc& desc) { measure_dense(desc); }
+  void measure(const ops::OutProjDesc& desc) { measure_dense(desc); }
+  void measure(const ops::MlpUpDesc& desc) { measure_dense(desc); }
   void measure(const ops::NormUnembedDesc& desc) {
-    if (desc.tokens > (cx_.on_gpu() ? OpOperands::kMostDecoding : 8)) return;
-    in_dense_formats(desc, [&](const auto& in_format) { norm_unembed(in_format); });
-  }
-  void norm_unembed(const ops::NormUnembedDesc& desc) {
-    const Weight like{.format = desc.format, .rows = desc.vocab, .cols = desc.hidden};
-    each_kernel(Op::kNormUnembed, ops::norm_unembed_kernels(), desc,
-                {.name = "norm_unembed",
-                 .weights = std::string(format_name(desc.format)),
-                 .flops = flops(desc, desc.tokens)},
-                scratch_of(desc), [&](const ops::NormUnembedKernel& k) -> Launch {
-                  const Tensor x = operands_.floats(desc.tokens, desc.hidden), d = x,
-                               h = operands_.stored(desc.tokens, desc.hidden),
-                               logits = operands_.floats(desc.tokens, desc.vocab);
-                  const auto s = operands_.sequences(desc.tokens, 0, 1, 2);
-                  return [=, this, &k, norm = operands_.norm(desc.hidden),
-                          w = weights(like, k.layout)](size_t i) {
-                    k.run(cx_, logits, h, x, d, norm, turn_of(w, i), s.step);
-                    return bytes(desc, desc.tokens, act_bytes());
-                  };
-                });
+    if (desc.tokens <= (cx_.on_gpu() ? OpOperands::kMostDecoding : 8)) measure_dense(desc);
   }
 
   void measure(const ops::AttentionDesc& desc) {
     if (desc.window != kNoWindow && !flags_.tune.empty()) return;
-    for (const int64_t context : flags_.contexts) attention(desc, context);
-  }
-  void attention(const ops::AttentionDesc& desc, int64_t context) {
-    const int64_t tokens = desc.tokens, q_width = desc.q_heads * desc.head_dim;
-    const auto window = static_cast<int32_t>(desc.window);
-    const int64_t count = OpOperands::count_sequences(tokens, flags_.span), each = tokens / count;
-    const std::string in = window == kNoWindow ? "" : " in " + std::to_string(window);
-    each_kernel(Op::kAttention, ops::attention_kernels(), desc,
-                {.name = "attention" + in + " @" + std::to_string(context),
-                 .weights = "",
-                 .flops = count * flops(desc, each, context)},
-                cx_.on_gpu() ? ops::gpu::scratch_bytes(desc) : scratch_bytes(desc, cx_.threads()),
-                [&](const ops::AttentionKernel& k) -> Launch {
-                  const Tensor q = operands_.stored(tokens, q_width),
-                               att = operands_.stored(tokens, q_width);
-                  const auto s = operands_.sequences(tokens, context, desc.kv_heads, desc.head_dim,
-                                                     flags_.span);
-                  return [=, this, &k](size_t) {
-                    k.run(cx_, att, q, s.kv, {.scale = 0.125f, .window = window}, s.step);
-                    return count * bytes(desc, each, context, 2, act_bytes());
-                  };
-                });
-  }
-
-  int64_t act_bytes() const { return dtype_bytes(cx_.activations); }
-
-  std::vector<ops::Site> weights(Weight like, Layout layout) {
-    like.layout = layout;
-    return operands_.weights(like);
-  }
-  // Older than what is launched from then on, as in a step.
-  std::vector<OpOperands::Choice> choices(int64_t tokens, int64_t experts, int64_t top_k) {
-    auto all = operands_.choices(tokens, experts, top_k);
-    for (const OpOperands::Choice& choice : all) cx_.wrote({choice.routing.ids});
-    return all;
-  }
-  const Weight& turn_of(const std::vector<ops::Site>& sites, size_t turn) {
-    cx_.site = &sites[turn % sites.size()];
-    return cx_.site->weight;
+    const std::string in = desc.window == kNoWindow ? "" : " in " + std::to_string(desc.window);
+    const int64_t count = OpOperands::count_sequences(desc.tokens, flags_.span);
+    for (const int64_t context : flags_.contexts)
+      each_kernel(desc,
+                  {.op = Op::kAttention,
+                   .name = "attention" + in + " @" + std::to_string(context),
+                   .flops = count * flops(desc, desc.tokens / count, context)},
+                  {.context = context, .span = flags_.span});
   }
 
   const OpsFlags& flags_;

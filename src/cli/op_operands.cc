@@ -8,6 +8,7 @@
 #include "cuda/memory.h"
 #include "cuda/random_fill.h"
 #include "formats/bf16.h"
+#include "formats/fp8.h"
 #include "formats/int4.h"
 #include "ops/gpu_matmul/row_exponents.h"
 
@@ -18,6 +19,8 @@ namespace {
 constexpr int64_t kColdBytes = int64_t{384} << 20;
 constexpr int kNumChoices = 16;
 constexpr int32_t kPage = 16;
+// Small operands share a block: a GPU's memory is slow to get.
+constexpr int64_t kBlockBytes = int64_t{16} << 20;
 
 }  // namespace
 
@@ -31,8 +34,14 @@ uint64_t OpOperands::next() {
 float OpOperands::unit() { return static_cast<float>(next() >> 40) * 0x1p-23f - 1; }
 
 void* OpOperands::room(int64_t bytes) {
-  buffers_.push_back(cx_.allocate(bytes));
-  return buffers_.back().data();
+  const int64_t padded = Arena::padded(bytes);
+  if (padded > std::ssize(left_)) {
+    const Buffer& block = buffers_.emplace_back(cx_.allocate(std::max(padded, kBlockBytes)));
+    left_ = {static_cast<uint8_t*>(block.data()), static_cast<size_t>(block.size_bytes())};
+  }
+  void* const data = left_.data();
+  left_ = left_.subspan(static_cast<size_t>(padded));
+  return data;
 }
 
 template <typename T>
@@ -50,15 +59,19 @@ T* OpOperands::put(const std::vector<T>& host) {
 // On a GPU float32 values are bf16 ones with random bits behind them.
 void OpOperands::fill(void* data, int64_t bytes, DType dtype) {
   using Kind = RandomBytes::Kind;
-  if (cx_.on_gpu())
+  if (cx_.on_gpu() && made_ == Made::kCold)
     return cuda::random_fill(data, bytes, {.kind = Kind::kNormalBF16, .rms = 0.5, .seed = next()});
-  if (dtype == DType::kBF16) {
-    auto* const values = static_cast<uint16_t*>(data);
-    std::generate_n(values, bytes / 2, [this] { return bf16_from_float(unit()); });
-  } else {
-    auto* const values = static_cast<float*>(data);
-    std::generate_n(values, bytes / 4, [this] { return unit(); });
-  }
+  const int64_t n = bytes / dtype_bytes(dtype);
+  const auto write = [&]<typename T>(T (*from_bf16)(uint16_t)) {
+    std::vector<T> values(static_cast<size_t>(n));
+    for (T& value : values) value = from_bf16(bf16_from_float(unit()));
+    if (cx_.on_gpu()) return cuda::copy(data, values.data(), bytes);
+    std::memcpy(data, values.data(), static_cast<size_t>(bytes));
+  };
+  if (dtype == DType::kF32) return write(+[](uint16_t bits) { return bf16_to_float(bits); });
+  if (dtype == DType::kBF16) return write(+[](uint16_t bits) { return bits; });
+  CHECK(dtype == DType::kF8E4M3);
+  write(+[](uint16_t bits) { return e4m3_from_float(bf16_to_float(bits)); });
 }
 
 Tensor OpOperands::floats(int64_t rows, int64_t cols) {
@@ -69,17 +82,74 @@ Tensor OpOperands::floats(int64_t rows, int64_t cols) {
 }
 
 Tensor OpOperands::stored(int64_t rows, int64_t cols) {
-  Tensor t = make_tensor(nullptr, cx_.on_gpu() ? DType::kBF16 : DType::kF32, {rows, cols});
+  Tensor t = make_tensor(nullptr, stored_dtype(), {rows, cols});
   t.data = room(t.size_bytes());
   fill(t.data, t.size_bytes(), t.dtype);
   return t;
 }
 
+Tensor OpOperands::no_numbers(DType dtype, int64_t rows, int64_t cols) {
+  constexpr uint8_t kNaN = 0xff;  // of float32 and bf16
+  Tensor t = make_tensor(nullptr, dtype, {rows, cols});
+  t.data = room(t.size_bytes());
+  if (cx_.on_gpu())
+    cuda::fill(t.data, kNaN, t.size_bytes());
+  else
+    std::memset(t.data, kNaN, static_cast<size_t>(t.size_bytes()));
+  return t;
+}
+
 Norm OpOperands::norm(int64_t hidden) {
-  return {put(std::vector<uint16_t>(static_cast<size_t>(hidden), bf16_from_float(1))), 1e-5f};
+  std::vector<uint16_t> weight(static_cast<size_t>(hidden));
+  for (uint16_t& w : weight) w = bf16_from_float(1 + unit() / 4);
+  return {put(weight), 1e-5f};
+}
+
+const uint16_t* OpOperands::vector(int64_t n) {
+  std::vector<uint16_t> values(static_cast<size_t>(n));
+  for (uint16_t& v : values) v = bf16_from_float(unit() / 8);
+  return put(values);
+}
+
+const int32_t* OpOperands::ids(int64_t n, int64_t below) {
+  std::vector<int32_t> values(static_cast<size_t>(n));
+  for (int32_t& v : values) v = static_cast<int32_t>(next() % static_cast<uint64_t>(below));
+  return put(values);
+}
+
+// One of them, made row by row on the host and then laid out.
+void OpOperands::put_alike(Weight& w) {
+  Weight in_rows = w;
+  in_rows.layout = Layout::kRows;
+  const int64_t rows = w.experts * w.rows;
+  std::vector<uint8_t> codes(static_cast<size_t>(rows * in_rows.row_code_bytes())),
+      scales(static_cast<size_t>(rows * in_rows.row_scale_bytes()));
+  fill_codes(w.format, codes.data(), std::ssize(codes));
+  fill_scales(w.format, scales.data(), std::ssize(scales));
+  if (w.layout != Layout::kRows) {
+    std::vector<uint8_t> to(static_cast<size_t>(rows * w.row_code_bytes())),
+        to_scales(static_cast<size_t>(rows * w.row_scale_bytes()));
+    pack_rows(w.format, w.layout, rows, w.cols, {codes.data(), scales.data()},
+              {to.data(), to_scales.data()});
+    codes = std::move(to), scales = std::move(to_scales);
+  }
+  w.codes = put(codes);
+  if (!scales.empty()) w.scales = put(scales);
+  if (!format_row(w.format).row_scales) return;
+  std::vector<float> row_scales(static_cast<size_t>(rows));
+  for (float& scale : row_scales) scale = 0x1p-7f * (1.5f + unit() / 2);
+  w.row_scales = put(row_scales);
 }
 
 std::vector<ops::Site> OpOperands::weights(Weight like) {
+  like.bias = vector(like.experts * like.rows);
+  if (made_ == Made::kAlike) {
+    put_alike(like);
+    std::vector<ops::Site> one(1);
+    one[0].weight = like;
+    find_row_exponents(one[0]);
+    return one;
+  }
   const int64_t rows = like.experts * like.rows;
   const int64_t code_bytes = rows * like.row_code_bytes();
   const int64_t scale_bytes = rows * like.row_scale_bytes();
@@ -91,8 +161,6 @@ std::vector<ops::Site> OpOperands::weights(Weight like) {
                                       ? put(std::vector<float>(static_cast<size_t>(rows), 0x1p-7f))
                                       : nullptr;
   std::vector<ops::Site> all(static_cast<size_t>(count));
-  if (format_row(like.format).row_scales)
-    like.row_scales = put(std::vector<float>(static_cast<size_t>(rows), 0x1p-7f));
   for (int64_t i = 0; i < count; ++i) {
     all[i].weight = like;
     all[i].weight.codes = codes + i * code_bytes;
@@ -104,15 +172,8 @@ std::vector<ops::Site> OpOperands::weights(Weight like) {
     for (ops::Site& site : all) find_row_exponents(site);
     return all;
   }
-  // bf16: exponents around 2^-6; E4M3: no NaN. The others are copies of the first.
-  const bool is_e4m3 = like.format == Format::kMxfp8 || like.format == Format::kFp8Row ||
-                       like.format == Format::kFp8Block;
-  const uint64_t keep = like.format == Format::kBF16 ? 0x80ff80ff80ff80ffu
-                        : is_e4m3                    ? 0xbfbfbfbfbfbfbfbfu
-                                                     : ~uint64_t{0};
-  const uint64_t set = like.format == Format::kBF16 ? 0x3c003c003c003c00u : 0;
-  auto* const words = reinterpret_cast<uint64_t*>(codes);
-  for (int64_t i = 0; i < code_bytes / 8; ++i) words[i] = (next() & keep) | set;
+  // The others are copies of the first.
+  fill_codes(like.format, codes, code_bytes);
   fill_scales(like.format, scales, scale_bytes);
   for (int64_t i = 1; i < count; ++i) {
     std::memcpy(codes + i * code_bytes, codes, static_cast<size_t>(code_bytes));
@@ -120,6 +181,23 @@ std::vector<ops::Site> OpOperands::weights(Weight like) {
       std::memcpy(scales + i * scale_bytes, scales, static_cast<size_t>(scale_bytes));
   }
   return all;
+}
+
+// bf16 and f16: exponents around 2^-6; E4M3: no NaN.
+void OpOperands::fill_codes(Format format, uint8_t* codes, int64_t bytes) {
+  const bool is_e4m3 =
+      format == Format::kMxfp8 || format == Format::kFp8Row || format == Format::kFp8Block;
+  const uint64_t keep = format == Format::kBF16  ? 0x80ff80ff80ff80ffu
+                        : format == Format::kF16 ? 0x83ff83ff83ff83ffu
+                        : is_e4m3                ? 0xbfbfbfbfbfbfbfbfu
+                                                 : ~uint64_t{0};
+  const uint64_t set = format == Format::kBF16  ? 0x3c003c003c003c00u
+                       : format == Format::kF16 ? 0x2400240024002400u
+                                                : 0;
+  for (int64_t i = 0; i < bytes; i += 8) {
+    const uint64_t word = (next() & keep) | set;
+    std::memcpy(codes + i, &word, static_cast<size_t>(std::min<int64_t>(8, bytes - i)));
+  }
 }
 
 // Of about 2^-8.
@@ -159,7 +237,7 @@ void OpOperands::fill_on_gpu(const Weight& like, uint8_t* codes, int64_t code_by
 void OpOperands::find_row_exponents(ops::Site& site) {
   constexpr ops::FindRowExponentsFn* kFind = NIBBLE_CUDA_KERNEL(ops::gpu::find_row_exponents);
   const Weight& w = site.weight;
-  if (w.layout != Layout::kTiles16x64 || w.format != Format::kMxfp4 ||
+  if (!cx_.on_gpu() || w.layout != Layout::kTiles16x64 || w.format != Format::kMxfp4 ||
       cx_.kernels.activations != ops::ActFormat::kFp8)
     return;
   CHECK(kFind != nullptr);
@@ -182,7 +260,8 @@ std::vector<OpOperands::Choice> OpOperands::choices(int64_t tokens, int64_t expe
         ids[at + k] = every[k];
       }
     }
-    std::vector<float> p(num, 1.0f / static_cast<float>(top_k));
+    std::vector<float> p(num);
+    for (float& weight : p) weight = (1 + unit() / 2) / static_cast<float>(top_k);
     Routing host{static_cast<int32_t>(tokens),
                  static_cast<int32_t>(experts),
                  static_cast<int32_t>(top_k),
@@ -201,9 +280,10 @@ std::vector<OpOperands::Choice> OpOperands::choices(int64_t tokens, int64_t expe
   return all;
 }
 
-OpOperands::Sequences OpOperands::sequences(int64_t tokens, int64_t context, int64_t kv_heads,
-                                            int64_t head_dim, int64_t span) {
-  const int64_t count = count_sequences(tokens, span), each = tokens / count;
+OpOperands::Sequences OpOperands::sequences(int64_t tokens, const OpSequences& how,
+                                            int64_t kv_heads, int64_t head_dim) {
+  const int64_t count = count_sequences(tokens, how.span), each = tokens / count;
+  const int64_t context = how.context;
   const int64_t pages = (context + each + kPage - 1) / kPage;
   std::vector<int32_t> table(static_cast<size_t>(count * pages)), positions, rows;
   std::iota(table.begin(), table.end(), 0);
@@ -216,7 +296,7 @@ OpOperands::Sequences OpOperands::sequences(int64_t tokens, int64_t context, int
     rows.push_back(static_cast<int32_t>(t));
   }
   const auto side = [&] {
-    Tensor t = make_tensor(nullptr, DType::kBF16, {count * pages, kv_heads, kPage, head_dim});
+    Tensor t = make_tensor(nullptr, how.kv, {count * pages, kv_heads, kPage, head_dim});
     t.data = room(t.size_bytes());
     fill(t.data, t.size_bytes(), t.dtype);
     return t;

@@ -1,0 +1,188 @@
+#include "cli/op_launch.h"
+
+#include "ops/rope/rope.h"
+
+namespace nibble::cli {
+
+namespace {
+
+using Outputs = std::vector<std::pair<std::string, Tensor>>;
+
+const Weight& turn_of(ops::Ctx& cx, const std::vector<ops::Site>& sites, size_t turn) {
+  cx.site = &sites[turn % sites.size()];
+  return cx.site->weight;
+}
+
+int64_t act_bytes(const ops::Ctx& cx) { return dtype_bytes(cx.activations); }
+
+}  // namespace
+
+std::vector<ops::Site> OpLaunches::weights(Weight like, Layout layout) {
+  like.layout = layout;
+  return operands_.weights(like);
+}
+
+// Older than what is launched from then on, as in a step.
+std::vector<OpOperands::Choice> OpLaunches::choices(int64_t tokens, int64_t experts,
+                                                    int64_t top_k) {
+  auto all = operands_.choices(tokens, experts, top_k);
+  for (const OpOperands::Choice& choice : all) cx_.wrote({choice.routing.ids});
+  return all;
+}
+
+OpLaunch OpLaunches::of(const ops::EmbedDesc& desc, const ops::EmbedKernel& k) {
+  constexpr int64_t kHeadDim = 64;
+  const Weight like{.format = desc.format, .rows = desc.vocab, .cols = desc.hidden};
+  const ops::EmbedOut out{operands_.output(desc.tokens, desc.hidden),
+                          operands_.output(desc.tokens, desc.hidden),
+                          operands_.output(desc.tokens, kHeadDim)};
+  auto s = operands_.sequences(desc.tokens, {}, 1, 2);
+  s.step.tokens = operands_.ids(desc.tokens, desc.vocab);
+  auto run = [=, &cx = cx_, &k, rope = ops::make_rope(kHeadDim, 1e4, std::nullopt),
+              w = weights(like, k.layout)](size_t i) {
+    k.run(cx, out, turn_of(cx, w, i), rope, s.step);
+    return bytes(desc, desc.tokens);
+  };
+  return {run, {{"x", out.x}, {"d", out.d}, {"cos_sin", out.cos_sin}}};
+}
+
+OpLaunch OpLaunches::of(const ops::NormQkvDesc& desc, const ops::NormQkvKernel& k) {
+  const int64_t q_width = desc.q_heads * desc.head_dim;
+  const Weight like{.format = desc.format,
+                    .rows = q_width + 2 * desc.kv_heads * desc.head_dim,
+                    .cols = desc.hidden};
+  const Tensor x = operands_.floats(desc.tokens, desc.hidden),
+               d = operands_.floats(desc.tokens, desc.hidden),
+               angles = operands_.floats(desc.tokens, desc.head_dim);
+  const ops::NormQkvOut out{operands_.stored_output(desc.tokens, q_width),
+                            operands_.stored_output(desc.tokens, desc.hidden),
+                            operands_.output(desc.tokens, desc.hidden)};
+  const auto s =
+      operands_.sequences(desc.tokens, {.kv = sequences_.kv}, desc.kv_heads, desc.head_dim);
+  ops::QkvNorms norms{.input = operands_.norm(desc.hidden)};
+  if (desc.norms_heads)
+    norms.q = operands_.norm(desc.head_dim), norms.k = operands_.norm(desc.head_dim);
+  auto run = [=, &cx = cx_, &k, w = weights(like, k.layout)](size_t i) {
+    k.run(cx, out, s.kv, x, d, norms, turn_of(cx, w, i), angles, s.step);
+    return bytes(desc, desc.tokens, act_bytes(cx));
+  };
+  return {run, {{"q", out.q}, {"h", out.h}, {"y", out.y}, {"k", s.kv.k}, {"v", s.kv.v}}};
+}
+
+OpLaunch OpLaunches::of(const ops::AttentionDesc& desc, const ops::AttentionKernel& k) {
+  const int64_t tokens = desc.tokens, q_width = desc.q_heads * desc.head_dim;
+  const auto s = operands_.sequences(tokens, sequences_, desc.kv_heads, desc.head_dim);
+  const Tensor q = operands_.stored(tokens, q_width),
+               att = operands_.stored_output(tokens, q_width);
+  const ops::AttentionParams params{.scale = 0.125f,
+                                    .window = static_cast<int32_t>(desc.window),
+                                    .sinks = operands_.vector(desc.q_heads)};
+  auto run = [=, &cx = cx_, &k, context = sequences_.context](size_t) {
+    k.run(cx, att, q, s.kv, params, s.step);
+    return s.count *
+           bytes(desc, tokens / s.count, context, dtype_bytes(s.kv.k.dtype), act_bytes(cx));
+  };
+  return {run, {{"att", att}}};
+}
+
+OpLaunch OpLaunches::of(const ops::OutProjDesc& desc, const ops::OutProjKernel& k) {
+  const Weight like{.format = desc.format, .rows = desc.hidden, .cols = desc.width};
+  const Tensor d = operands_.output(desc.tokens, desc.hidden),
+               att = operands_.stored(desc.tokens, desc.width);
+  const Step step{.num_tokens = static_cast<int32_t>(desc.tokens)};
+  auto run = [=, &cx = cx_, &k, w = weights(like, k.layout)](size_t i) {
+    k.run(cx, d, att, turn_of(cx, w, i), step);
+    return bytes(desc, desc.tokens, act_bytes(cx));
+  };
+  return {run, {{"d", d}}};
+}
+
+OpLaunch OpLaunches::of(const ops::MlpUpDesc& desc, const ops::MlpUpKernel& k) {
+  const Weight like{.format = desc.format, .rows = 2 * desc.width, .cols = desc.hidden};
+  const Tensor x = operands_.floats(desc.tokens, desc.hidden),
+               d = operands_.floats(desc.tokens, desc.hidden);
+  const ops::MlpUpOut out{operands_.stored_output(desc.tokens, desc.width),
+                          operands_.stored_output(desc.tokens, desc.hidden),
+                          operands_.output(desc.tokens, desc.hidden)};
+  auto run = [=, &cx = cx_, &k, norm = operands_.norm(desc.hidden),
+              w = weights(like, k.layout)](size_t i) {
+    k.run(cx, out, x, d, norm, turn_of(cx, w, i), desc.act);
+    return bytes(desc, desc.tokens, act_bytes(cx));
+  };
+  return {run, {{"u", out.u}, {"h", out.h}, {"y", out.y}}};
+}
+
+OpLaunch OpLaunches::of(const ops::NormRouteDesc& desc, const ops::NormRouteKernel& k) {
+  const Weight like{.format = desc.format, .rows = desc.experts, .cols = desc.hidden};
+  const Tensor x = operands_.floats(desc.tokens, desc.hidden),
+               d = operands_.floats(desc.tokens, desc.hidden),
+               y = operands_.output(desc.tokens, desc.hidden),
+               h = operands_.stored_output(desc.tokens, desc.hidden);
+  auto to = choices(desc.tokens, desc.experts, desc.top_k);
+  for (auto& choice : to) choice.routing.over_all = desc.over_all;
+  const Routing& r = to[0].routing;
+  const int64_t chosen = desc.tokens * desc.top_k;
+  const auto ints = [](int32_t* data, int64_t n) { return make_tensor(data, DType::kI32, {1, n}); };
+  Outputs outputs = {{"y", y},
+                     {"h", h},
+                     {"ids", ints(r.ids, chosen)},
+                     {"p", make_tensor(r.p, DType::kF32, {1, chosen})},
+                     {"counts", ints(r.counts, desc.experts)},
+                     {"offsets", ints(r.offsets, desc.experts + 1)},
+                     {"slot", ints(r.slot, chosen)},
+                     {"token", ints(r.token, chosen)}};
+  auto run = [=, &cx = cx_, &k, norm = operands_.norm(desc.hidden),
+              w = weights(like, k.layout)](size_t i) mutable {
+    k.run(cx, y, h, to[i % to.size()].routing, x, d, norm, turn_of(cx, w, i));
+    return bytes(desc, desc.tokens, act_bytes(cx));
+  };
+  return {run, std::move(outputs)};
+}
+
+OpLaunch OpLaunches::of(const ops::MoeUpDesc& desc, const ops::MoeUpKernel& k) {
+  const Weight like{
+      .format = desc.format, .experts = desc.experts, .rows = 2 * desc.width, .cols = desc.hidden};
+  const Tensor h = operands_.stored(desc.tokens, desc.hidden),
+               u = operands_.stored_output(desc.tokens * desc.top_k, desc.width);
+  const auto to = choices(desc.tokens, desc.experts, desc.top_k);
+  auto run = [=, &cx = cx_, &k, w = weights(like, k.layout)](size_t i) {
+    const auto& choice = to[i % to.size()];
+    k.run(cx, u, h, choice.routing, turn_of(cx, w, i), desc.act);
+    cx.wrote({u.data});
+    return bytes(desc, desc.tokens, choice.distinct, act_bytes(cx));
+  };
+  return {run, {{"u", u}}, to};
+}
+
+OpLaunch OpLaunches::of(const ops::MoeDownDesc& desc, const ops::MoeDownKernel& k,
+                        const OpLaunch* up) {
+  const Weight like{
+      .format = desc.format, .experts = desc.experts, .rows = desc.hidden, .cols = desc.width};
+  const Tensor d = operands_.output(desc.tokens, desc.hidden),
+               u = up != nullptr ? up->outputs[0].second
+                                 : operands_.stored(desc.tokens * desc.top_k, desc.width);
+  const auto to = up != nullptr ? up->choices : choices(desc.tokens, desc.experts, desc.top_k);
+  auto run = [=, &cx = cx_, &k, w = weights(like, k.layout)](size_t i) {
+    const auto& choice = to[i % to.size()];
+    k.run(cx, d, u, choice.routing, turn_of(cx, w, i));
+    return bytes(desc, desc.tokens, choice.distinct, act_bytes(cx));
+  };
+  return {run, {{"d", d}}, to};
+}
+
+OpLaunch OpLaunches::of(const ops::NormUnembedDesc& desc, const ops::NormUnembedKernel& k) {
+  const Weight like{.format = desc.format, .rows = desc.vocab, .cols = desc.hidden};
+  const Tensor x = operands_.floats(desc.tokens, desc.hidden),
+               d = operands_.floats(desc.tokens, desc.hidden),
+               h = operands_.stored_output(desc.tokens, desc.hidden),
+               logits = operands_.output(desc.tokens, desc.vocab);
+  const auto s = operands_.sequences(desc.tokens, {}, 1, 2);
+  auto run = [=, &cx = cx_, &k, norm = operands_.norm(desc.hidden),
+              w = weights(like, k.layout)](size_t i) {
+    k.run(cx, logits, h, x, d, norm, turn_of(cx, w, i), s.step);
+    return bytes(desc, desc.tokens, act_bytes(cx));
+  };
+  return {run, {{"logits", logits}, {"h", h}}};
+}
+
+}  // namespace nibble::cli

@@ -1,0 +1,61 @@
+// OpLaunch: one op by itself with operands in place, as `bench ops` times it and the self check
+// compares it with its twin.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/op_operands.h"
+#include "ops/site.h"
+
+namespace nibble::cli {
+
+inline auto kernels_of(const ops::EmbedDesc&) { return ops::embed_kernels(); }
+inline auto kernels_of(const ops::NormQkvDesc&) { return ops::norm_qkv_kernels(); }
+inline auto kernels_of(const ops::AttentionDesc&) { return ops::attention_kernels(); }
+inline auto kernels_of(const ops::OutProjDesc&) { return ops::out_proj_kernels(); }
+inline auto kernels_of(const ops::MlpUpDesc&) { return ops::mlp_up_kernels(); }
+inline auto kernels_of(const ops::NormRouteDesc&) { return ops::norm_route_kernels(); }
+inline auto kernels_of(const ops::MoeUpDesc&) { return ops::moe_up_kernels(); }
+inline auto kernels_of(const ops::MoeDownDesc&) { return ops::moe_down_kernels(); }
+inline auto kernels_of(const ops::NormUnembedDesc&) { return ops::norm_unembed_kernels(); }
+
+struct OpLaunch {
+  // Returns the bytes that it has to move. Turns take other weights and experts.
+  std::function<int64_t(size_t turn)> run;
+  std::vector<std::pair<std::string, Tensor>> outputs = {};  // by their names in the op's header
+  std::vector<OpOperands::Choice> choices = {};              // of experts
+};
+
+// Makes launches of `kernel` for steps of desc.tokens tokens. What they read and write lives as
+// long as `operands`; they run on cx, with its scratch.
+class OpLaunches {
+ public:
+  OpLaunches(ops::Ctx& cx, OpOperands& operands, const OpSequences& sequences = {})
+      : cx_(cx), operands_(operands), sequences_(sequences) {}
+
+  OpLaunch of(const ops::EmbedDesc& desc, const ops::EmbedKernel& kernel);
+  OpLaunch of(const ops::NormQkvDesc& desc, const ops::NormQkvKernel& kernel);
+  OpLaunch of(const ops::AttentionDesc& desc, const ops::AttentionKernel& kernel);
+  OpLaunch of(const ops::OutProjDesc& desc, const ops::OutProjKernel& kernel);
+  OpLaunch of(const ops::MlpUpDesc& desc, const ops::MlpUpKernel& kernel);
+  OpLaunch of(const ops::NormRouteDesc& desc, const ops::NormRouteKernel& kernel);
+  OpLaunch of(const ops::MoeUpDesc& desc, const ops::MoeUpKernel& kernel);
+  // Takes what `up` leaves, by the experts that it chose; without it random values.
+  OpLaunch of(const ops::MoeDownDesc& desc, const ops::MoeDownKernel& kernel,
+              const OpLaunch* up = nullptr);
+  OpLaunch of(const ops::NormUnembedDesc& desc, const ops::NormUnembedKernel& kernel);
+
+ private:
+  std::vector<ops::Site> weights(Weight like, Layout layout);
+  std::vector<OpOperands::Choice> choices(int64_t tokens, int64_t experts, int64_t top_k);
+
+  ops::Ctx& cx_;
+  OpOperands& operands_;
+  OpSequences sequences_;
+};
+
+}  // namespace nibble::cli
