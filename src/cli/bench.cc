@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "cli/bench_ops.h"
 #include "cli/bench_preempt.h"
+#include "cli/bench_probe.h"
 #include "cli/bench_run.h"
 #include "cli/byte_plan.h"
 #include "cli/cli.h"
@@ -476,6 +477,7 @@ void add_bench(CLI::App& app) {
   add_bench_serve(*command);
   add_bench_ops(*command);
   add_bench_preempt(*command);
+  add_bench_probe(*command);
   command->callback([flags, command] {
     if (command->get_subcommands().empty()) bench(*flags);
   });

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "cuda/device.h"
+#include "cuda/device_probe.h"
 #include "cuda/graph.h"
 #include "cuda/memory.h"
 #include "cuda/nvtx.h"
@@ -36,6 +37,12 @@ void copy(void*, const void*, int64_t) { no_cuda(); }
 void fill(void*, uint8_t, int64_t) { no_cuda(); }
 
 double measure_read_bandwidth(const Caps&, int64_t, int) { no_cuda(); }
+std::vector<MmaRate> measure_mma_rates(const Caps&) { no_cuda(); }
+Clocks measure_clocks(const Caps&, double) { no_cuda(); }
+double measure_l2_read(const Caps&, int64_t) { no_cuda(); }
+std::vector<BitModelCheck> check_bit_models() { no_cuda(); }
+bool run_cluster() { no_cuda(); }
+LaunchGaps measure_launch_gaps() { no_cuda(); }
 void random_fill(void*, int64_t, const RandomBytes&) { no_cuda(); }
 void scatter(int32_t*, const Update*, int64_t, StreamHandle) { no_cuda(); }
 
