@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -17,16 +18,20 @@
 #include "cli/engine_setup.h"
 #include "cli/json.h"
 #include "cli/kernel_table.h"
+#include "cli/self_check.h"
 #include "cli/text_table.h"
 #include "cli/version.h"
 #include "cpu/isa.h"
 #include "cpu/read_bandwidth.h"
+#include "cpu/thread_pool.h"
 #include "cpu/topology.h"
 #include "cuda/device.h"
+#include "cuda/stream.h"
 #include "engine/gpu_steps.h"
 #include "io/hub.h"
 #include "io/memory.h"
 #include "models/model.h"
+#include "models/step_work.h"
 #include "ops/general_rows.h"
 #include "ops/plan.h"
 #include "ops/refuse.h"
@@ -46,6 +51,8 @@ struct DoctorFlags {
   bool allow_ref = false;
   bool exact = false;
   bool bandwidth = false;
+  bool self_check = false;
+  std::string kv_cache_dtype = "auto";
   bool json = false;
 };
 
@@ -235,9 +242,52 @@ void print_kernels(const std::vector<KernelRow>& rows, const std::vector<std::st
   if (!better.empty()) std::printf("\nbetter ones, and why not\n%s", better.c_str());
 }
 
+// Runs the rows of `model` on this machine.
+std::vector<CheckedRow> run_self_check(const DoctorFlags& flags, const std::string& model,
+                                       ops::Ctx cx) {
+  if (flags.device == "gb10" || flags.device == "h200")
+    throw Error(ErrorKind::kUsage, "--self-check runs kernels, and --device " + flags.device +
+                                       " asks for those of a machine that may not be here");
+  cpu::ThreadPool pool(cpu::read_cores().usable());
+  cx.pool = &pool;
+  std::optional<cuda::Stream> stream;
+  if (cx.on_gpu()) cx.stream = stream.emplace().handle();
+  if (cx.on_gpu() || cx.kernels.activations == ops::ActFormat::kBF16) cx.activations = DType::kBF16;
+  return SelfCheck(cx, kv_dtype(flags.kv_cache_dtype))
+      .run(planned_sites(cx, model, dense_formats(flags.dense)));
+}
+
+Json checked_json(const std::vector<CheckedRow>& rows) {
+  Json json = Json::array();
+  for (const CheckedRow& r : rows)
+    json.push_back({{"row", r.row},
+                    {"weights", r.weights},
+                    {"tokens", r.tokens},
+                    {"output", r.output},
+                    {"rms", r.rms},
+                    {"worst", r.worst},
+                    {"most_rms", r.most_rms},
+                    {"most_worst", r.most_worst},
+                    {"milliseconds", r.milliseconds},
+                    {"passed", r.passed()}});
+  return json;
+}
+
+void print_checked(const std::vector<CheckedRow>& rows) {
+  TextTable table({"self check", "weights", ">tokens", "output", ">rms", ">worst", ">ms", ""});
+  for (const CheckedRow& r : rows)
+    table.add({r.row, r.weights, std::to_string(r.tokens), r.output,
+               fixed_digits(100 * r.rms, 3) + "%", fixed_digits(100 * r.worst, 2) + "%",
+               fixed_digits(r.milliseconds, 1), r.passed() ? "equal" : "WRONG"});
+  std::printf("\n%s", table.plain().c_str());
+}
+
 void doctor(const DoctorFlags& flags) {
   Json json = machine_json(flags);
   std::vector<KernelRow> rows;
+  std::vector<CheckedRow> checked;
+  if (flags.self_check && flags.model.empty())
+    throw Error(ErrorKind::kUsage, "--self-check runs the kernels of a MODEL: say which");
   if (!flags.model.empty()) {
     ops::Ctx cx;
     cx.kernels.isa = cpu::force_isa(flags.cpu_isa);
@@ -261,13 +311,19 @@ void doctor(const DoctorFlags& flags) {
     if (cx.on_gpu()) json["graph_tokens"] = GpuSteps::kMaxGraphTokens;
     json["kernels"] = kernels_json(rows);
     json["general_rows"] = ops::say_general_rows(plan);
+    if (flags.self_check) {
+      checked = run_self_check(flags, model, cx);
+      json["self_check"] = checked_json(checked);
+    }
   }
   if (flags.json) {
     print_json(json);
   } else {
     print_machine(json);
     if (!flags.model.empty()) print_kernels(rows, json["general_rows"]);
+    if (!checked.empty()) print_checked(checked);
   }
+  require_passed(checked, json["device"].is_null() ? "" : json["device"].get<std::string>());
   if (!flags.model.empty() && !json["resident_twice"].empty())
     throw Error(ErrorKind::kUnsupported, "weights would lie in memory twice: " +
                                              json["resident_twice"][0].get<std::string>());
@@ -299,6 +355,10 @@ void add_doctor(CLI::App& app) {
                    "auto, cpu or cuda; gb10 or h200: the kernels of one that is not here")
       ->capture_default_str();
   command->add_flag("--bandwidth", flags->bandwidth, "measure how fast memory is read (1 GiB)");
+  command->add_flag("--self-check", flags->self_check,
+                    "run each of these kernels on a small problem and compare it with its twin, as "
+                    "start-up does on GPUs");
+  add_kv_flag(*command, flags->kv_cache_dtype, "");
   command->add_flag("--json", flags->json, "print JSON");
   command->callback([flags] { doctor(*flags); });
 }

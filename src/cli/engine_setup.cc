@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
 #include "cli/device.h"
 #include "cli/kernel_table.h"
 #include "cli/progress_bar.h"
+#include "cli/self_check.h"
 #include "cli/spark_advice.h"
 #include "cli/speculative_config.h"
 #include "cpu/isa.h"
@@ -21,6 +23,7 @@
 #include "cuda/random_fill.h"
 #include "cuda/stream.h"
 #include "io/memory.h"
+#include "models/step_work.h"
 
 namespace nibble::cli {
 namespace {
@@ -126,6 +129,17 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
                stderr);
   else if (const std::string advice = faster_dense_advice(cx, model, dense); !advice.empty())
     std::fprintf(stderr, "%s\n", advice.c_str());
+}
+
+// What `check` has not run yet of `sites`, which it refuses if it is wrong.
+void run_self_check(SelfCheck& check, const ops::Sites& sites, const ops::Ctx& cx, bool quiet) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<CheckedRow> rows = check.run(sites);
+  require_passed(rows, cx.kernels.gpu.name);
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+  if (!quiet && !rows.empty())
+    std::fprintf(stderr, "self check: %zu rows equal their twins here (%.0f ms)\n", rows.size(),
+                 took.count());
 }
 
 }  // namespace
@@ -267,6 +281,13 @@ LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& opti
   engine = engine_options(flags, options, loaded.cx.on_gpu());
   plan_memory(flags, model, loaded.cx, options, engine);
 
+  std::optional<SelfCheck> check;
+  if (on_gpu) {
+    check.emplace(loaded.cx, engine.kv_dtype);
+    run_self_check(*check, planned_sites(loaded.cx, model, dense_formats(flags.dense)), loaded.cx,
+                   options.quiet);
+  }
+
   LoadOptions load{.seed = flags.seed, .dense = dense_formats(flags.dense), .progress = {}};
   if (flags.load_format == "dummy") load.format = LoadFormat::kDummy;
   if (loaded.cx.on_gpu()) {
@@ -281,6 +302,8 @@ LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& opti
   }
   loaded.model = load_model(loaded.cx, model, load);
   loaded.engine = std::make_unique<Engine>(*loaded.model, loaded.cx, engine);
+  // Its plan may have changed by what the weights hold.
+  if (check) run_self_check(*check, sites_of(*loaded.model), loaded.cx, options.quiet);
   loaded.load_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return loaded;

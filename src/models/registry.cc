@@ -92,6 +92,18 @@ std::vector<ops::Problem> list_problems(const std::string& model, const DenseFor
   return problems;
 }
 
+ops::Sites planned_sites(const ops::Ctx& cx, const std::string& model, const DenseFormats& dense) {
+  const auto made = make_model(find_model(model), dense);
+  made->plan(cx.kernels);
+  return made->sites();
+}
+
+const ops::Sites& sites_of(const Model& model) {
+  const auto* of_sites = dynamic_cast<const SiteModel*>(&model);
+  CHECK(of_sites != nullptr);
+  return of_sites->sites();
+}
+
 std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,
                                   const LoadOptions& options) {
   const ModelFiles files = find_model(model);
