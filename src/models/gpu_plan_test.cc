@@ -125,6 +125,28 @@ std::string kernel_of(const std::vector<ops::PlanEntry>& plan, ops::Op op, int64
   return "";
 }
 
+// From 17 tokens (FP8: 9) and 12 rows an expert on, where the rows for few read matrices again.
+TEST(GpuPlanTiles, ASparkTakesMmaForManyTokens) {
+  using ops::Op;
+  const auto expect = [](const char* id, const std::string& part, Op op, int64_t first) {
+    const auto plan = plan_kernels(on_gpu(cuda::gb10(), false), id);
+    for (const int64_t tokens : ops::kTokenBuckets)
+      EXPECT_EQ(kernel_of(plan, op, tokens),
+                "cuda_" + part + (tokens >= first ? "_gemm" : "_decode"))
+          << id << " " << ops::op_name(op) << " " << tokens;
+  };
+  for (const Op op : {Op::kNormQkv, Op::kOutProj, Op::kMlpUp}) {
+    expect("nvidia/Qwen3-8B-NVFP4", "nvfp4", op, 17);
+    expect("nvidia/Llama-3.1-8B-Instruct-NVFP4", "nvfp4", op, 17);
+    expect("nvidia/Llama-3.1-8B-Instruct-FP8", "w8a16", op, 9);
+    expect("Qwen/Qwen3-8B-FP8", "w8a16", op, 9);
+  }
+  for (const Op op : {Op::kMoeUp, Op::kMoeDown}) {
+    expect("nvidia/Qwen3-30B-A3B-NVFP4", "nvfp4", op, 12 * 128 / 8);
+    expect("Qwen/Qwen3-30B-A3B-FP8", "w8a16", op, 12 * 128 / 8);
+  }
+}
+
 // moe_up leaves E4M3 for moe_down: neither takes that kernel where the other is forced to another.
 TEST(GpuPlanFp8, ManyTokensTakeE4M3) {
   ops::Ctx cx = on_gpu(cuda::h200(), false);

@@ -36,6 +36,7 @@ struct Tested {
   Format format = Format::kBF16;
   std::string row = "cuda_any";
   bool exact = true;
+  bool of_gb10 = false;  // a row that this GPU runs and a GB10 takes
   bool is_general() const { return row == "cuda_any"; }
   // Of a product of n terms, over their magnitudes.
   double product_error(int64_t n) const { return sum_error(n) + weight_error(format, row); }
@@ -65,6 +66,7 @@ template <typename Desc, typename Fn>
 const Kernel<Desc, Fn>* tested_row(std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
                                    KernelOptions options, const Tested& tested, TestWeight& w) {
   options.any_size = true;
+  if (tested.of_gb10) options.gpu = cuda::gb10();
   for (const auto& row : table) {
     if (tested.row != row.name) continue;
     const bool serves = row.refuse(desc, options) == nullptr;
@@ -465,6 +467,12 @@ void check_shapes(Check* check) {
       all.push_back({format, row, /*exact=*/false});
     all.push_back({format, "cuda_int4_decode", /*exact=*/true});
   }
+  for (const auto& [format, row] : {std::pair(Format::kNvfp4, "cuda_nvfp4_gemm"),
+                                    {Format::kFp8Row, "cuda_w8a16_gemm"},
+                                    {Format::kFp8Block, "cuda_w8a16_gemm"},
+                                    {Format::kInt4G32, "cuda_int4_gemm"},
+                                    {Format::kInt4G128, "cuda_int4_gemm"}})
+    all.push_back({format, row, /*exact=*/false, /*of_gb10=*/true});
   for (const Tested& tested : all)
     for (uint32_t seed = 0; seed < kSeeds; ++seed) {
       SCOPED_TRACE(testing::Message() << format_name(tested.format) << " by " << tested.row

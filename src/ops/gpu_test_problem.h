@@ -32,12 +32,12 @@ inline int64_t alone_step(int64_t tokens, int64_t step = 1) {
   return std::getenv("NIBBLE_SMALL_TESTS") == nullptr ? step : std::max<int64_t>(1, tokens);
 }
 
-// Of a product's terms: where a block's scale is any float32, wgmma rows round weights to bf16
+// Of a product's terms: where a block's scale is any float32, GEMMs round weights to bf16
 // (gpu_matmul/unit.cuh), from 16 bits of the scale.
 inline double weight_error(Format format, std::string_view row) {
   const bool is_rounded =
       format == Format::kFp8Block || format == Format::kInt4G32 || format == Format::kInt4G128;
-  return is_rounded && row.starts_with("sm90") ? 0x1p-8 + 0x1p-15 : 0;
+  return is_rounded && (row.starts_with("sm90") || row.ends_with("_gemm")) ? 0x1p-8 + 0x1p-15 : 0;
 }
 
 class GpuProblem {

@@ -1,8 +1,9 @@
 // Grouped GEMM by mma.sync in bf16 for many rows, for any GPU that is served:
-// y[slot] = x[row of slot] W_e^T + b_e, e the slot's expert. Weights in MXFP4 (kTiles16x64,
-// dequantized to bf16 in registers) or, of dense matrices, in bf16 rows.
+// y[slot] = x[row of slot] W_e^T + b_e, e the slot's expert. Weights in kTiles16x64 (MXFP4, NVFP4,
+// FP8, INT4), which become bf16 in registers (unit.cuh), or, of dense matrices, in bf16 rows.
 //
-//   weights  in   MXFP4: [E][N / 16][K / 64] units of 544 bytes, see formats/layout.h; bf16: [N][K]
+//   weights  in   tiles: [E][N / 16][K / 64] units, see formats/layout.h, of some formats also
+//                 [E][N] f32; bf16: [N][K]
 //   x        in   [*, K] bf16; token, offsets, bias: as in gemm_sm90.cuh
 //   y        out  [slots, N] bf16 or f32; with SwiGLU [slots, N / 2] bf16; of kQkv q, k and v are
 //                 turned and stored
@@ -12,7 +13,7 @@
 // multiply, each 32 rows by half of the slots. A warp's two tiles of 16 rows lie 32 apart: what
 // turns together meets in a lane. Sums are one chain over K: the same whatever else is in the step.
 //
-// Bytes: E N K 17 / 32 (bf16: 2 N K) + slots (2 K + 2 N). Made for a GB10 (projected: 1,024 FLOP a
+// Bytes: the weights' + slots (2 K + 2 N). Made for a GB10 (projected: 1,024 FLOP a
 // clock and SM, 2,048 clocks a stage of 128 slots); on a Hopper GPU wgmma is several times as fast,
 // and this runs in tests alone.
 #pragma once
@@ -37,11 +38,13 @@ using sm90::GemmItem, sm90::GemmSchedule, sm90::kMaxExperts;
 template <Format kFormat, GemmOut kOut_>
 struct MmaShape {
   static constexpr GemmOut kOut = kOut_;
-  static constexpr bool kHasTiles = kFormat == Format::kMxfp4;
-  static constexpr int kRows = 128, kMaxN = 128, kStages = kHasTiles ? 4 : 3;
+  static constexpr bool kHasTiles = kFormat != Format::kBF16;
+  using Unit = gpu::Unit<kHasTiles ? kFormat : Format::kMxfp4>;  // of rows: not looked at
+  static constexpr bool kHasRowScales = kHasTiles && Unit::kHasRowScales;
+  static constexpr int kRows = 128, kMaxN = 128, kStages = kHasTiles && Unit::kHasNibbles ? 4 : 3;
   static constexpr int kFillThreads = 128, kMultiplyThreads = 256;
   static constexpr int kThreads = kFillThreads + kMultiplyThreads;
-  static constexpr int kWBytes = kHasTiles ? kRows / 16 * cuda::kUnitBytes : kRows * 128;
+  static constexpr int kWBytes = kHasTiles ? kRows / 16 * Unit::kBytes : kRows * 128;
   static constexpr int kXBytes = kMaxN * 128;
   static constexpr int kX = 0, kW = kStages * kXBytes;  // chunks of x's rows are swizzled
   static constexpr int kBarriers = kW + kStages * kWBytes;
@@ -58,6 +61,7 @@ struct MmaParams : GemmArgs {
 
 template <typename S>
 struct MmaBlock {
+  using Unit = typename S::Unit;
   const MmaParams& g;
   char* base;  // of shared memory
   uint32_t smem = cuda::shared_address(base);
@@ -73,7 +77,7 @@ struct MmaBlock {
   }
 
   // One item by the filling warps: a slot's 64 k, and a row's of bf16, by eight threads; of a tile
-  // of MXFP4 a warp moves the codes, two threads the scales.
+  // a warp moves the codes, some threads the scales.
   __device__ __forceinline__ void fill(const GemmItem& it, int t) {
     const int units = g.cols / 64, last = g.rows - it.row0 - 1, chunk = t % 8;
     const uint32_t place = t / 8 * 128 + ((chunk ^ (t / 8 % 8)) << 4);
@@ -86,23 +90,28 @@ struct MmaBlock {
     }
     const uint8_t* w = g.weights;
     if constexpr (S::kHasTiles)
-      w += (static_cast<int64_t>(it.expert) * (g.rows / 16) + it.row0 / 16) * units *
-           cuda::kUnitBytes;
+      w += (static_cast<int64_t>(it.expert) * (g.rows / 16) + it.row0 / 16) * units * Unit::kBytes;
     else
       w += (static_cast<int64_t>(it.row0) * g.cols + chunk * 8) * 2;
     const auto* x = static_cast<const uint4*>(g.x);
     for (int u = 0; u < units; ++u, x += 8, next()) {
       cuda::barrier_wait(empty(slot), phase ^ 1);
       if constexpr (S::kHasTiles) {
-        const int tile_bytes = units * cuda::kUnitBytes;
+        constexpr int kOfScales = Unit::kScaleBytes / 16;
+        const int tile_bytes = units * Unit::kBytes;
 #pragma unroll
         for (int tile = t / 32; tile < S::kRows / 16; tile += 4)
-          cuda::async_copy_16(w_at(slot) + tile * cuda::kUnitBytes + t % 32 * 16,
-                              w + min(tile, last / 16) * tile_bytes + t % 32 * 16);
-        if (t < S::kRows / 8)
-          cuda::async_copy_16(w_at(slot) + t / 2 * cuda::kUnitBytes + 512 + t % 2 * 16,
-                              w + min(t / 2, last / 16) * tile_bytes + 512 + t % 2 * 16);
-        w += cuda::kUnitBytes;
+#pragma unroll
+          for (int half = 0; half < Unit::kCodeBytes; half += 512)
+            cuda::async_copy_16(w_at(slot) + tile * Unit::kBytes + t % 32 * 16 + half,
+                                w + min(tile, last / 16) * tile_bytes + t % 32 * 16 + half);
+        if constexpr (kOfScales > 0)
+          if (t < S::kRows / 16 * kOfScales) {
+            const int tile = t / kOfScales, at = Unit::kCodeBytes + t % kOfScales * 16;
+            cuda::async_copy_16(w_at(slot) + tile * Unit::kBytes + at,
+                                w + min(tile, last / 16) * tile_bytes + at);
+          }
+        w += Unit::kBytes;
       } else {
 #pragma unroll
         for (int i = 0; i < S::kRows / 16; ++i)
@@ -125,10 +134,15 @@ struct MmaBlock {
     for (int m = 0; m < 2; ++m) {
       const uint32_t tile = tile0 + 2 * m;
       if constexpr (S::kHasTiles) {
-        const uint32_t at = w_at(slot) + tile * cuda::kUnitBytes;
-        const uint2 q = cuda::load_shared_8(at + lane * 16 + kHalf * 8);
-        using Unit = gpu::Unit<Format::kMxfp4>;
-        Unit::decode<kHalf>(q.x, q.y, load_scales<Unit>(at), a[m][0], a[m][1]);
+        const uint32_t at = w_at(slot) + tile * Unit::kBytes, mine = at + lane * 16;
+        const auto scales = load_scales<Unit>(at);
+        if constexpr (Unit::kHasNibbles) {
+          const uint2 q = cuda::load_shared_8(mine + kHalf * 8);
+          Unit::template decode<kHalf>(q.x, q.y, scales, a[m][0], a[m][1]);
+        } else {
+          const uint4 q = cuda::load_shared_16(mine + kHalf * 512);
+          Unit::template decode<kHalf>(q, scales, a[m][0], a[m][1]);
+        }
       } else {
         const uint32_t row = w_at(slot) + (tile * 16 + lane % 16) * 128;
 #pragma unroll
@@ -182,22 +196,25 @@ struct MmaBlock {
                                          const float (&d)[2][kGroups][4]) {
     constexpr float kBack = S::kHasTiles ? kSumFactor : 1;
     const int lane = threadIdx.x % 32, g8 = lane / 4, odd = g8 & 1;
-    float2 bias[2] = {};
+    float2 bias[2] = {}, back[2] = {{kBack, kBack}, {kBack, kBack}};
 #pragma unroll
-    for (int m = 0; m < 2; ++m)
-      if (g.bias != nullptr && row0 + 32 * m < g.rows) {
-        const uint16_t* at = g.bias + static_cast<int64_t>(it.expert) * g.rows + row0 + 32 * m + g8;
-        bias[m] = {cuda::bf16_value(at[0]), cuda::bf16_value(at[8])};
-      }
+    for (int m = 0; m < 2; ++m) {
+      if (row0 + 32 * m >= g.rows) continue;
+      const int64_t at = static_cast<int64_t>(it.expert) * g.rows + row0 + 32 * m + g8;
+      if (g.bias != nullptr)
+        bias[m] = {cuda::bf16_value(g.bias[at]), cuda::bf16_value(g.bias[at + 8])};
+      if constexpr (S::kHasRowScales)
+        back[m] = {kBack * g.row_scales[at], kBack * g.row_scales[at + 8]};
+    }
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
       float2 low[2], high[2];  // rows g8 & ~1 and + 1 of each tile, and the same + 8
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        const float v0 = fmaf(d[m][n][0], kBack, bias[m].x);
-        const float v1 = fmaf(d[m][n][1], kBack, bias[m].x);
-        const float v2 = fmaf(d[m][n][2], kBack, bias[m].y);
-        const float v3 = fmaf(d[m][n][3], kBack, bias[m].y);
+        const float v0 = fmaf(d[m][n][0], back[m].x, bias[m].x);
+        const float v1 = fmaf(d[m][n][1], back[m].x, bias[m].x);
+        const float v2 = fmaf(d[m][n][2], back[m].y, bias[m].y);
+        const float v3 = fmaf(d[m][n][3], back[m].y, bias[m].y);
         const float r0 = __shfl_xor_sync(~0u, odd ? v0 : v1, 4);
         const float r1 = __shfl_xor_sync(~0u, odd ? v2 : v3, 4);
         low[m] = odd ? float2{r0, v1} : float2{v0, r0};

@@ -5,7 +5,8 @@
 
 namespace nibble::ops::gpu::mma {
 
-// y = x W^T + b, every slot with its expert's; W in MXFP4, or a dense one in bf16.
+// y = x W^T + b, every slot with its expert's; W in tiles, or a dense one in bf16, of kF32 and
+// kQkv. kQkv of MXFP4 and bf16 alone.
 void gemm(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args);
 
 }  // namespace nibble::ops::gpu::mma

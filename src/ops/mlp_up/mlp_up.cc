@@ -29,6 +29,12 @@ const char* refuse_many(const MlpUpDesc& d, const KernelOptions& o) {
   return refuse_gemm<kFormat>({d.format, 2 * d.width, d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
 }
 
+template <Format kFormat>
+const char* refuse_unit_mma(const MlpUpDesc& d, const KernelOptions& o) {
+  if (d.hidden > kAddNormMost) return "more than 8192 columns";
+  return refuse_mma<kFormat>({d.format, 2 * d.width, d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
+}
+
 const char* refuse_bf16(const MlpUpDesc& d, const KernelOptions& o) {
   return refuse_gemv_rows(d.format, 2 * d.width, d.hidden, o);
 }
@@ -45,17 +51,23 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_many<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm),
          Layout::kTiles16x64},
+        {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_mma),
+         Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_few<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_few),
          Layout::kTiles16x64},
         {"sm90_w8a16_split", refuse_some<Format::kFp8Row>, NIBBLE_SM90_KERNEL(gpu::mlp_up_split),
          Layout::kTiles16x64},
         {"sm90_w8a16_gemm", refuse_many<Format::kFp8Row>, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm),
          Layout::kTiles16x64},
+        {"cuda_w8a16_gemm", refuse_unit_mma<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_mma),
+         Layout::kTiles16x64},
         {"cuda_w8a16_decode", refuse_few<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_few),
          Layout::kTiles16x64},
         {"sm90_int4_split", refuse_some<Format::kInt4G128>, NIBBLE_SM90_KERNEL(gpu::mlp_up_split),
          Layout::kTiles16x64},
         {"sm90_int4_gemm", refuse_many<Format::kInt4G128>, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm),
+         Layout::kTiles16x64},
+        {"cuda_int4_gemm", refuse_unit_mma<Format::kInt4G128>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_mma),
          Layout::kTiles16x64},
         {"cuda_int4_decode", refuse_few<Format::kInt4G128>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_few),
          Layout::kTiles16x64},

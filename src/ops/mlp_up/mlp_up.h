@@ -50,6 +50,7 @@ namespace gpu {
 MlpUpFn mlp_up_few;  // NVFP4, as the next two
 MlpUpFn mlp_up_split;
 MlpUpFn mlp_up_gemm;  // or BF16
+MlpUpFn mlp_up_mma;   // of units
 MlpUpFn mlp_up_rows;  // BF16
 MlpUpFn mlp_up_any;   // any shape
 

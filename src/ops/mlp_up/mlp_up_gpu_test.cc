@@ -19,14 +19,16 @@ constexpr Shape kShapes[] = {{96, 40, Format::kMxfp4},    {1000, 37, Format::kBF
                              {320, 72, Format::kInt4G32}, {4096, 200, Format::kInt4G128}};
 
 // Sums of tensor cores as in general_rows_gpu_test.cc; u is rounded to bf16.
-void check(const Shape& shape, int64_t tokens, const Swiglu& act) {
+void check(const Shape& shape, int64_t tokens, const Swiglu& act, bool as_gb10 = false) {
   Random random(static_cast<uint32_t>(tokens));
   const MlpUpDesc desc{shape.hidden, shape.width, shape.format, tokens, {}, act};
   TestWeight w(random, shape.format, 1, 2 * shape.width, shape.hidden, /*has_bias=*/false);
   const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f, 1);
   const Floats x(random, tokens, shape.hidden), d(random, tokens, shape.hidden);
   GpuProblem gpu(gpu::scratch_bytes(desc));
-  for (const auto* row : kernels_here(mlp_up_kernels(), desc, gpu.cx.kernels)) {
+  KernelOptions options = gpu.cx.kernels;
+  if (as_gb10) options.gpu = cuda::gb10(), options.any_size = true;  // those of its that run here
+  for (const auto* row : kernels_here(mlp_up_kernels(), desc, options)) {
     if (w.view.layout != row->layout) w.pack(row->layout);
     const MlpUpOut out{gpu.output(DType::kBF16, {tokens, shape.width}),
                        gpu.output(DType::kBF16, {tokens, shape.hidden}),
@@ -67,6 +69,7 @@ TEST(MlpUpGpu, EveryKernelEqualsTheTwin) {
       if (is_too_slow(shape.hidden * tokens)) continue;
       check(shape, tokens, {});
       check(shape, tokens, kClampedSwiglu);
+      check(shape, tokens, {}, /*as_gb10=*/true);
     }
 }
 

@@ -56,6 +56,13 @@ const char* refuse_many_fp8(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_experts_fp8(d, 16, o);
 }
 
+template <Format kFormat>
+const char* refuse_unit_mma(const MoeUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_unit<kFormat>(d, o)) return reason;
+  return refuse_mma<kFormat>(
+      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, kUnitFewestOfExpert * d.experts}, o);
+}
+
 // In tiles only where the rows for few tokens read those, too.
 const char* refuse_by_mma(const MoeUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_gemv(d, o)) return reason;
@@ -77,14 +84,20 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),
          Layout::kTiles16x64},
+        {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::moe_up_mma),
+         Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_unit<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::moe_up_few),
          Layout::kTiles16x64},
         {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),
+         Layout::kTiles16x64},
+        {"cuda_w8a16_gemm", refuse_unit_mma<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::moe_up_mma),
          Layout::kTiles16x64},
         {"cuda_w8a16_decode", refuse_unit<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::moe_up_few),
          Layout::kTiles16x64},
         {"sm90_int4_gemm", refuse_unit_many<Format::kInt4G128>,
          NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
+        {"cuda_int4_gemm", refuse_unit_mma<Format::kInt4G128>, NIBBLE_CUDA_KERNEL(gpu::moe_up_mma),
+         Layout::kTiles16x64},
         {"cuda_int4_decode", refuse_unit<Format::kInt4G128>, NIBBLE_CUDA_KERNEL(gpu::moe_up_few),
          Layout::kTiles16x64},
         {"cuda_w4a16_gemm", refuse_by_mma, NIBBLE_CUDA_KERNEL(gpu::moe_up_mma),

@@ -72,6 +72,13 @@ const char* refuse_unit_many(const NormQkvDesc& d, const KernelOptions& o) {
   return refuse_gemm<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
 }
 
+template <Format kFormat>
+const char* refuse_unit_mma(const NormQkvDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few<kFormat>(d, o)) return reason;
+  if (d.hidden > kAddNormMost) return "more than 8192 columns";
+  return refuse_mma<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
+}
+
 const char* refuse_scaled(const NormQkvDesc& d, const KernelOptions& o) {
   if (d.hidden > kAddNormMost) return "more than 8192 columns";
   if (const char* reason =
@@ -110,18 +117,24 @@ constexpr auto kKernels = joined(
          NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_split), Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>,
          NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_gemm), Layout::kTiles16x64},
+        {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_qkv_unit_mma), Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_few<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_few),
          Layout::kTiles16x64},
         {"sm90_w8a16_split", refuse_unit_some<Format::kFp8Row>,
          NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_split), Layout::kTiles16x64},
         {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>,
          NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_gemm), Layout::kTiles16x64},
+        {"cuda_w8a16_gemm", refuse_unit_mma<Format::kFp8Row>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_qkv_unit_mma), Layout::kTiles16x64},
         {"cuda_w8a16_decode", refuse_few<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_few),
          Layout::kTiles16x64},
         {"sm90_int4_split", refuse_unit_some<Format::kInt4G128>,
          NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_split), Layout::kTiles16x64},
         {"sm90_int4_gemm", refuse_unit_many<Format::kInt4G128>,
          NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_gemm), Layout::kTiles16x64},
+        {"cuda_int4_gemm", refuse_unit_mma<Format::kInt4G128>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_qkv_unit_mma), Layout::kTiles16x64},
         {"cuda_int4_decode", refuse_few<Format::kInt4G128>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_few),
          Layout::kTiles16x64},
         {"cuda_w4a16_gemm", refuse_by_mma<Format::kMxfp4>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_mma),

@@ -37,6 +37,12 @@ const char* refuse_by_mma(const NormUnembedDesc& d, const KernelOptions& o) {
   return refuse_mma<kFormat>({d.format, d.vocab, d.hidden, d.tokens, kMmaTokens}, o);
 }
 
+template <Format kFormat>
+const char* refuse_unit_mma(const NormUnembedDesc& d, const KernelOptions& o) {
+  if (d.hidden > kAddNormMost) return "more than 8192 columns";
+  return refuse_mma<kFormat>({d.format, d.vocab, d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
+}
+
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<NormUnembedKernel>({
@@ -49,14 +55,20 @@ constexpr auto kKernels = joined(
         {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm)},
         {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>,
          NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm), Layout::kTiles16x64},
+        {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_unembed_mma), Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kNvfp4>>,
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_few), Layout::kTiles16x64},
         {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>,
          NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm), Layout::kTiles16x64},
+        {"cuda_w8a16_gemm", refuse_unit_mma<Format::kFp8Row>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_unembed_mma), Layout::kTiles16x64},
         {"cuda_w8a16_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kFp8Row>>,
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_few), Layout::kTiles16x64},
         {"sm90_int4_gemm", refuse_unit_many<Format::kInt4G128>,
          NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm), Layout::kTiles16x64},
+        {"cuda_int4_gemm", refuse_unit_mma<Format::kInt4G128>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_unembed_mma), Layout::kTiles16x64},
         {"cuda_int4_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kInt4G128>>,
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_few), Layout::kTiles16x64},
         {"cuda_w4a16_gemm", refuse_by_mma<Format::kMxfp4>,

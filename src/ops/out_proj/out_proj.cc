@@ -27,6 +27,11 @@ const char* refuse_unit_some(const OutProjDesc& d, const KernelOptions& o) {
   return refuse_unit_split<kFormat>({d.format, d.hidden, d.width, d.tokens, 0}, o);
 }
 
+template <Format kFormat>
+const char* refuse_unit_mma(const OutProjDesc& d, const KernelOptions& o) {
+  return refuse_mma<kFormat>({d.format, d.hidden, d.width, d.tokens, kUnitFewest<kFormat>}, o);
+}
+
 const char* refuse_many_fp8(const OutProjDesc& d, const KernelOptions& o) {
   return refuse_gemm_fp8({d.format, d.hidden, d.width, d.tokens, kDenseFewest, d.facts}, o);
 }
@@ -59,18 +64,24 @@ constexpr auto kKernels = joined(
          NIBBLE_SM90_KERNEL(gpu::out_proj_unit_split), Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>,
          NIBBLE_SM90_KERNEL(gpu::out_proj_unit_gemm), Layout::kTiles16x64},
+        {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::out_proj_mma),
+         Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kNvfp4>>,
          NIBBLE_CUDA_KERNEL(gpu::out_proj_few), Layout::kTiles16x64},
         {"sm90_w8a16_split", refuse_unit_some<Format::kFp8Row>,
          NIBBLE_SM90_KERNEL(gpu::out_proj_unit_split), Layout::kTiles16x64},
         {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>,
          NIBBLE_SM90_KERNEL(gpu::out_proj_unit_gemm), Layout::kTiles16x64},
+        {"cuda_w8a16_gemm", refuse_unit_mma<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::out_proj_mma),
+         Layout::kTiles16x64},
         {"cuda_w8a16_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kFp8Row>>,
          NIBBLE_CUDA_KERNEL(gpu::out_proj_few), Layout::kTiles16x64},
         {"sm90_int4_split", refuse_unit_some<Format::kInt4G128>,
          NIBBLE_SM90_KERNEL(gpu::out_proj_unit_split), Layout::kTiles16x64},
         {"sm90_int4_gemm", refuse_unit_many<Format::kInt4G128>,
          NIBBLE_SM90_KERNEL(gpu::out_proj_unit_gemm), Layout::kTiles16x64},
+        {"cuda_int4_gemm", refuse_unit_mma<Format::kInt4G128>,
+         NIBBLE_CUDA_KERNEL(gpu::out_proj_mma), Layout::kTiles16x64},
         {"cuda_int4_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kInt4G128>>,
          NIBBLE_CUDA_KERNEL(gpu::out_proj_few), Layout::kTiles16x64},
         {"cuda_w4a16_gemm", refuse_by_mma<Format::kMxfp4>, NIBBLE_CUDA_KERNEL(gpu::out_proj_mma),
