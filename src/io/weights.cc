@@ -241,9 +241,10 @@ bool is_attention_scale(const std::string& name) {
   return last == "q_scale" || last == "prob_scale";
 }
 
-// Parts of a weight that is listed by its codes, and scales of activations.
+// Parts of a weight that is listed by its codes, scales of activations, and tables of ids.
 bool is_companion(const Checkpoint& checkpoint, const std::string& name) {
   const std::string_view last = last_part(name);
+  if (name == "d2t" || name == "t2d") return true;  // ids of a vocabulary: see models/eagle3.h
   if (last.empty()) return false;
   if (is_kv_scale(name) || is_attention_scale(name)) return true;
   const std::string base = name.substr(0, name.size() - last.size() - 1);

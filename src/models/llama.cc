@@ -137,13 +137,14 @@ class Llama : public SiteModel {
     ops::embed(cx, *embed_, {a.x, a.d, a.cos_sin}, c.rope, s);
     for (int l = 0; l < c.layers; ++l) {
       const Layer& at = layers_[l];
-      ops::norm_qkv(cx, at.qkv, {a.q, a.h, a.y}, kv.layer(l), a.x, a.d, a.cos_sin, s);
-      tap(cx, l, {{"x", &a.y}, {"attn_h", &a.h}, {"q", &a.q}});
+      const Tensor& y = entering(l, a.y);
+      ops::norm_qkv(cx, at.qkv, {a.q, a.h, y}, kv.layer(l), a.x, a.d, a.cos_sin, s);
+      tap(cx, l, {{"x", &y}, {"attn_h", &a.h}, {"q", &a.q}});
       ops::attention(cx, at.attention, a.att, a.q, kv.layer(l), scale, s);
       tap(cx, l, {{"att", &a.att}});
       ops::out_proj(cx, at.out, a.d, a.att, s);
       tap(cx, l, {{"attn_d", &a.d}});
-      ops::mlp_up(cx, at.up, {a.u, a.h, a.x}, a.y, a.d);
+      ops::mlp_up(cx, at.up, {a.u, a.h, a.x}, y, a.d);
       tap(cx, l, {{"mlp_h", &a.h}, {"u", &a.u}});
       ops::out_proj(cx, at.down, a.d, a.u, s);
       tap(cx, l, {{"mlp_d", &a.d}});

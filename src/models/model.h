@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "formats/format.h"
 #include "ops/ctx.h"
 #include "ops/plan.h"
@@ -17,6 +18,7 @@
 
 namespace nibble {
 
+struct Weight;      // ops/weight.h
 struct WeightSpec;  // io/checkpoint.h
 
 inline constexpr int32_t kNoWindow = 0;
@@ -90,6 +92,13 @@ class Model {
   // One step: appends K and V of its tokens to the pages, returns logits [R, V] f32, valid until
   // the next call. Needs step.num_tokens <= max_tokens and step.num_out <= max_out.
   virtual Tensor forward(ops::Ctx& cx, const Step& step, const SeqState& kv) = 0;
+
+  // For heads that draft from a model's hidden rows. Before reserve(): the layers, ascending, whose
+  // entering residual rows every later step keeps. [T, H] f32 of each of them, of the step that ran
+  // last. The embedding [V, H], in kRows.
+  virtual void keep_rows(const std::vector<int32_t>& layers) { CHECK(layers.empty()); }
+  virtual std::vector<Tensor> kept_rows() const { return {}; }
+  virtual const Weight* embedding() const { return nullptr; }
 };
 
 // What the large dense matrices become while they are loaded. Everything else stays as the
@@ -130,9 +139,11 @@ ModelInfo describe_model(const std::string& model, const DenseFormats& dense = {
 // op has none.
 std::vector<ops::PlanEntry> plan_kernels(const ops::Ctx& cx, const std::string& model,
                                          const DenseFormats& dense = {});
-// Model::scratch_bytes() of it, for the memory plan before anything is loaded.
+// Model::scratch_bytes() of it that keeps the rows of these layers, for the memory plan before
+// anything is loaded.
 int64_t describe_scratch(const ops::Ctx& cx, const std::string& model, const StepLimits& limits,
-                         const DenseFormats& dense = {});
+                         const DenseFormats& dense = {},
+                         const std::vector<int32_t>& kept_layers = {});
 // Every weight that loading it reads, by Hugging Face name, for `nibble inspect`.
 std::vector<WeightSpec> list_wanted_weights(const std::string& model);
 std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,

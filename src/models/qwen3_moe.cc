@@ -171,13 +171,14 @@ class Qwen3Moe : public SiteModel {
     ops::embed(cx, *embed_, {a.x, a.d, a.cos_sin}, c.rope, s);
     for (int l = 0; l < c.layers; ++l) {
       const Layer& at = layers_[l];
-      ops::norm_qkv(cx, at.qkv, {a.q, a.h, a.y}, kv.layer(l), a.x, a.d, a.cos_sin, s);
-      tap(cx, l, {{"x", &a.y}, {"attn_h", &a.h}, {"q", &a.q}});
+      const Tensor& y = entering(l, a.y);
+      ops::norm_qkv(cx, at.qkv, {a.q, a.h, y}, kv.layer(l), a.x, a.d, a.cos_sin, s);
+      tap(cx, l, {{"x", &y}, {"attn_h", &a.h}, {"q", &a.q}});
       ops::attention(cx, at.attention, a.att, a.q, kv.layer(l), scale, s);
       tap(cx, l, {{"att", &a.att}});
       ops::out_proj(cx, at.out, a.d, a.att, s);
       tap(cx, l, {{"attn_d", &a.d}});
-      ops::norm_route(cx, at.route, a.x, a.h, routing, a.y, a.d);
+      ops::norm_route(cx, at.route, a.x, a.h, routing, y, a.d);
       tap(cx, l, {{"moe_h", &a.h}, {"ids", &a.routing.ids}, {"p", &a.routing.p}});
       ops::moe_up(cx, at.up, a.u, a.h, routing);
       tap(cx, l, {{"u", &a.u}});

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "io/checkpoint.h"
 #include "io/hub.h"
+#include "models/eagle3.h"
 #include "models/gpt_oss.h"
 #include "models/llama.h"
 #include "models/model.h"
@@ -57,8 +58,10 @@ ModelInfo describe_model(const std::string& model, const DenseFormats& dense) {
 }
 
 int64_t describe_scratch(const ops::Ctx& cx, const std::string& model, const StepLimits& limits,
-                         const DenseFormats& dense) {
-  return make_model(find_model(model), dense)->scratch_bytes(cx, limits);
+                         const DenseFormats& dense, const std::vector<int32_t>& kept_layers) {
+  const auto made = make_model(find_model(model), dense);
+  made->keep_rows(kept_layers);
+  return made->scratch_bytes(cx, limits);
 }
 
 std::vector<WeightSpec> list_wanted_weights(const std::string& model) {
@@ -70,6 +73,76 @@ std::vector<ops::PlanEntry> plan_kernels(const ops::Ctx& cx, const std::string& 
   const auto made = make_model(find_model(model), dense);
   made->plan(cx.kernels);
   return plan_entries(made->sites());
+}
+
+namespace {
+
+// Of a head: its config, and its checkpoint where that is there.
+struct HeadFiles {
+  ModelFiles files;
+  std::unique_ptr<Checkpoint> checkpoint;
+};
+HeadFiles find_head(const std::string& head, bool is_dummy = false) {
+  HeadFiles found{find_model(head), nullptr};
+  if (!is_dummy && !found.files.weights.empty())
+    found.checkpoint = open_checkpoint(found.files.weights);
+  return found;
+}
+
+// Refuses a head for another model. Its embedding is the target's where it has none.
+std::unique_ptr<Eagle3Model> make_head(const HeadFiles& head, const ModelInfo& target,
+                                       const Weight& embedding, const DenseFormats& dense) {
+  const Config& config = head.files.config;
+  Eagle3Config c = parse_eagle3_config(config, target.num_layers);
+  const auto refuse = [&](const std::string& what, int64_t has, int64_t wants) {
+    throw Error(ErrorKind::kUnsupported, config.origin() + ": the head was made for a model with " +
+                                             what + " " + std::to_string(has) + "; this one, " +
+                                             target.architecture + ", has " +
+                                             std::to_string(wants));
+  };
+  if (c.target_hidden != embedding.cols)
+    refuse("a hidden size of", c.target_hidden, embedding.cols);
+  if (c.target_vocab != target.vocab_size)
+    refuse("a vocabulary of", c.target_vocab, target.vocab_size);
+  if (c.hidden != embedding.cols &&
+      (head.checkpoint == nullptr || head.checkpoint->find("embed_tokens.weight") == nullptr))
+    throw Error(ErrorKind::kUnsupported, config.origin() + ": hidden_size is " +
+                                             std::to_string(c.hidden) + ", not the model's " +
+                                             std::to_string(embedding.cols) +
+                                             ", and the head has no embed_tokens of its own");
+  auto made = make_eagle3(std::move(c), dense, Quantization(config), head.checkpoint.get());
+  made->share_embedding(embedding);
+  if (head.checkpoint != nullptr) made->take_formats(*head.checkpoint);
+  made->read_ids(head.checkpoint.get());
+  return made;
+}
+
+}  // namespace
+
+DraftHeadInfo describe_draft_head(const std::string& head, const std::string& target,
+                                  const DenseFormats& dense) {
+  const auto model = make_model(find_model(target), {});
+  const auto made = make_head(find_head(head), model->info(), *model->embedding(), dense);
+  return {made->info(), made->target_layers()};
+}
+
+int64_t describe_draft_scratch(const ops::Ctx& cx, const std::string& head,
+                               const std::string& target, const StepLimits& limits,
+                               const DenseFormats& dense) {
+  const auto model = make_model(find_model(target), {});
+  return make_head(find_head(head), model->info(), *model->embedding(), dense)
+      ->scratch_bytes(cx, limits);
+}
+
+std::unique_ptr<DraftHead> load_draft_head(ops::Ctx& cx, const std::string& head,
+                                           const Model& target, const LoadOptions& options) {
+  const HeadFiles found = find_head(head, options.format == LoadFormat::kDummy);
+  if (options.format != LoadFormat::kDummy) found.files.require_weights();
+  auto made = make_head(found, target.info(), *target.embedding(), options.dense);
+  made->load(cx, found.files, options);
+  for (const std::string& line : ops::say_general_rows(plan_entries(made->sites())))
+    LOG_INFO("%s", line.c_str());
+  return made;
 }
 
 std::vector<OpWork> describe_step_work(const std::string& model, const DenseFormats& dense,

@@ -168,7 +168,7 @@ void SiteModel::sinks(Site& site, const std::string& name, int64_t heads) {
   declare(site, "attention", name, {heads}, Fill::kNormal).vector = &site.sinks;
 }
 
-void SiteModel::act(Tensor& t, const char* name, DType dtype, Count count, int64_t rows,
+void SiteModel::act(Tensor& t, const std::string& name, DType dtype, Count count, int64_t rows,
                     int64_t cols, bool is_stored) {
   acts_.push_back({&t, name, dtype, is_stored, count, rows, cols});
 }
@@ -405,6 +405,36 @@ Tensor SiteModel::forward(Ctx& cx, const Step& step, const SeqState& kv) {
   const Sizes sizes{step.num_tokens, step.num_out, scratch_.size_bytes(), cx.on_gpu()};
   for (const Act& act : acts_) *act.tensor = shaped(act, sizes, act.tensor->data);
   return run(cx, step, kv);
+}
+
+// ---- what heads draft from ----
+
+void SiteModel::keep_rows(const std::vector<int32_t>& layers) {
+  const auto is_kept = [&](const Act& act) {
+    return std::ranges::any_of(kept_, [&](const auto& k) { return act.tensor == &k.second; });
+  };
+  std::erase_if(acts_, is_kept);
+  kept_.clear();
+  const Site& embed = sites_.front();
+  for (const int32_t layer : layers)
+    act(kept_[layer], "kept." + std::to_string(layer), DType::kF32, Count::kTokens, 1,
+        embed.weight.cols);
+}
+
+std::vector<Tensor> SiteModel::kept_rows() const {
+  std::vector<Tensor> rows;
+  for (const auto& [layer, kept] : kept_) rows.push_back(kept);
+  return rows;
+}
+
+const Tensor& SiteModel::entering(int32_t layer, const Tensor& shared) const {
+  const auto kept = kept_.find(layer);
+  return kept == kept_.end() ? shared : kept->second;
+}
+
+const Weight* SiteModel::embedding() const {
+  CHECK(sites_.front().key.op == Op::kEmbed);
+  return &sites_.front().weight;
 }
 
 void SiteModel::tap(const Ctx& cx, int layer, std::initializer_list<Named> all) {

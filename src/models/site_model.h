@@ -3,6 +3,7 @@
 // memory and everything that is said of a model before it is loaded follow from those.
 #pragma once
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +42,9 @@ class SiteModel : public Model {
   int64_t scratch_bytes(const ops::Ctx& cx, const StepLimits& limits) const override;
   void reserve(const ops::Ctx& cx, const StepLimits& limits) override;
   Tensor forward(ops::Ctx& cx, const Step& step, const SeqState& kv) override;
+  void keep_rows(const std::vector<int32_t>& layers) override;
+  std::vector<Tensor> kept_rows() const override;
+  const Weight* embedding() const override;
 
  protected:
   explicit SiteModel(const DenseFormats& dense, Quantization quantization = {})
@@ -86,6 +90,10 @@ class SiteModel : public Model {
   // One step; the buffers have its sizes. Returns the logits.
   virtual Tensor run(ops::Ctx& cx, const Step& s, const SeqState& kv) = 0;
 
+  // Where a layer's op writes the residual rows that enter it: a buffer of their own where they are
+  // kept, else `shared`.
+  const Tensor& entering(int32_t layer, const Tensor& shared) const;
+
   using Named = std::pair<const char*, const Tensor*>;
   static void tap(const ops::Ctx& cx, int layer, std::initializer_list<Named> all);
 
@@ -114,7 +122,7 @@ class SiteModel : public Model {
     bool on_gpu;
   };
 
-  void act(Tensor& t, const char* name, DType dtype, Count count, int64_t rows, int64_t cols,
+  void act(Tensor& t, const std::string& name, DType dtype, Count count, int64_t rows, int64_t cols,
            bool is_stored = false);
   static Tensor shaped(const Act& act, const Sizes& sizes, void* data);
   Sizes sizes_of(const ops::Ctx& cx, const StepLimits& limits) const;
@@ -134,8 +142,9 @@ class SiteModel : public Model {
   std::vector<std::pair<ops::Site*, const ops::Site*>> tied_;  // the first has the other's matrix
   std::vector<Declared> declared_;
   std::vector<Act> acts_;
-  Tensor counters_;  // zeros between ops; GPUs only
-  Tensor scratch_;   // working memory within one op
+  std::map<int32_t, Tensor> kept_;  // rows, by the layer that they enter
+  Tensor counters_;                 // zeros between ops; GPUs only
+  Tensor scratch_;                  // working memory within one op
   LoadedWeights loaded_;
   Buffer prepared_;
   StepLimits limits_;

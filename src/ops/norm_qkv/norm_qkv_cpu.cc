@@ -5,6 +5,7 @@
 #include "ops/cpu_matmul/product.h"
 #include "ops/kv_pages.h"
 #include "ops/norm_qkv/norm_qkv.h"
+#include "ops/norm_qkv/place_qkv.h"
 #include "ops/store.h"
 
 namespace nibble::ops {
@@ -43,16 +44,17 @@ void norm_heads(float* y, int64_t heads, int64_t dim, const Norm& norm) {
   }
 }
 
-// One token's q, k and v from y to their places.
-void place(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const QkvNorms& norms,
-           const Tensor& cos_sin, float* y, int64_t t, int32_t slot, int32_t pos) {
-  const int64_t kv_heads = kv.k.dim(1), dim = kv.k.dim(3), width = out.q.dim(1);
+}  // namespace
+
+void place_qkv(Ctx& cx, const Tensor& to, const KvLayer& kv, const QkvNorms& norms,
+               const Tensor& cos_sin, float* y, int64_t t, int32_t slot, int32_t pos) {
+  const int64_t kv_heads = kv.k.dim(1), dim = kv.k.dim(3), width = to.dim(1);
   const float* angles = cos_sin.as<float>() + t * dim;
   if (norms.q.weight != nullptr) {
     norm_heads(y, width / dim, dim, norms.q);
     norm_heads(y + width, kv_heads, dim, norms.k);
   }
-  float* q = out.q.as<float>() + t * width;
+  float* q = to.as<float>() + t * width;
   for (int64_t j = 0; j < width; j += dim) turn(y + j, angles, dim, q + j);
   if (cx.activations == DType::kBF16)
     for (int64_t j = 0; j < width; ++j) q[j] = stored(cx.activations, q[j]);
@@ -66,8 +68,6 @@ void place(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const QkvNorms& no
     for (int64_t i = 0; i < dim; ++i) kv_put(kv.v, at + i, v[i] / kv.v_scale);
   }
 }
-
-}  // namespace
 
 int64_t scratch_bytes(const NormQkvDesc& desc, int64_t tokens, int threads) {
   return most_scratch_bytes<NormQkvScratch>(desc, tokens, threads);
@@ -93,7 +93,8 @@ void CpuNormQkv<Product, kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLaye
     const Span* span = s.spans;
     for (; t < end; ++t) {
       while (t >= span->q_start + span->q_len) ++span;
-      place(cx, out, kv, norms, cos_sin, scratch.y + t * qkv.rows, t, span->slot, s.positions[t]);
+      place_qkv(cx, out.q, kv, norms, cos_sin, scratch.y + t * qkv.rows, t, span->slot,
+                s.positions[t]);
     }
   });
 }

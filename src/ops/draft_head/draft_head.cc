@@ -1,0 +1,47 @@
+#include "ops/draft_head/draft_head.h"
+
+#include "base/check.h"
+#include "ops/kernel_table.h"
+
+namespace nibble::ops {
+namespace {
+
+// Tells profiles what runs; false where one leaves it out.
+bool begin(Ctx& cx, const char* name) {
+  if (cx.on_op) cx.on_op(name);
+  return cx.left_out != name;
+}
+
+}  // namespace
+
+void join_rows(Ctx& cx, const JoinOut& out, std::span<const RowPart> parts, const Norm& all) {
+  CHECK(!parts.empty() && parts.size() <= kMostParts);
+  constexpr JoinRowsFn* kKernel = NIBBLE_CUDA_KERNEL(gpu::join_rows);
+  JoinRowsFn* const run = cx.on_gpu() ? kKernel : cpu_rows::join_rows;
+  CHECK(run != nullptr);
+  if (begin(cx, "join_rows")) run(cx, out, parts, all);
+  cx.wrote({out.joined.data, out.y.data});
+}
+
+void store_heads(Ctx& cx, const Tensor& q, const KvLayer& kv, const Tensor& qkv,
+                 const Tensor& cos_sin, const Step& s) {
+  constexpr StoreHeadsFn* kKernel = NIBBLE_CUDA_KERNEL(gpu::store_heads);
+  StoreHeadsFn* const run = cx.on_gpu() ? kKernel : cpu_rows::store_heads;
+  CHECK(run != nullptr);
+  if (begin(cx, "store_heads")) run(cx, q, kv, qkv, cos_sin, s);
+  cx.wrote({q.data});
+}
+
+void translate_ids(Ctx& cx, int32_t* ids, int64_t n, const int32_t* table) {
+  constexpr TranslateIdsFn* kKernel = NIBBLE_CUDA_KERNEL(gpu::translate_ids);
+  CHECK(cx.on_gpu() && kKernel != nullptr);
+  kKernel(cx, ids, n, table);
+}
+
+void copy_ids(Ctx& cx, int32_t* to, const int32_t* from, const IdCopy* copies, int64_t n) {
+  constexpr CopyIdsFn* kKernel = NIBBLE_CUDA_KERNEL(gpu::copy_ids);
+  CHECK(cx.on_gpu() && kKernel != nullptr);
+  kKernel(cx, to, from, copies, n);
+}
+
+}  // namespace nibble::ops
