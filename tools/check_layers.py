@@ -22,7 +22,7 @@ MAY_INCLUDE = {
     "ops": ["base", "tensor", "formats", "cpu", "cuda", "dist"],
     "models": ["base", "tensor", "formats", "io", "dist/comm.h", "ops/*.h"],
     "engine": ["base", "tensor", "cuda/*.h", "dist/comm.h", "ops/ctx.h", "ops/step.h",
-               "ops/sample/*.h", "models/model.h"],
+               "ops/sample/*.h", "ops/draft_head/*.h", "models/model.h", "models/draft_head.h"],
     "server": ["base", "text", "engine/engine.h", "engine/request.h"],
     "cli": None,  # anything
 }

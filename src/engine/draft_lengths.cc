@@ -41,8 +41,24 @@ void StepTimes::of(int32_t first, std::span<double> seconds) const {
   std::fill(seconds.begin() + static_cast<int64_t>(i), seconds.end(), below);
 }
 
+// As of steps: the first does not count, nor what a busy machine adds for more than twice what is
+// known.
+void DraftTimes::add(int32_t length, double seconds) {
+  constexpr double kWeight = 0.1;
+  Seen& seen = seen_[length];
+  if (++seen.times == 1) return;
+  if (seen.times == 2) seen.seconds = seconds;
+  seen.seconds += kWeight * (std::min(seconds, 2 * seen.seconds) - seen.seconds);
+}
+
+double DraftTimes::of(int32_t length) const {
+  for (int32_t n = length; n > 0; --n)
+    if (seen_[n].times > 1) return seen_[n].seconds * length / n;
+  return 0;
+}
+
 void DraftLengths::choose(std::span<Sequence* const> sequences, int32_t max_drafts,
-                          const StepTimes& times) {
+                          const StepTimes& times, const DraftTimes& draft_times) {
   gains_.clear();
   for (size_t s = 0; s < sequences.size(); ++s) {
     double gain = 1;
@@ -50,7 +66,8 @@ void DraftLengths::choose(std::span<Sequence* const> sequences, int32_t max_draf
     for (size_t i = 0; i < sequences[s]->drafts.size(); ++i) {
       gain *= sequences[s]->draft_rates->rate(static_cast<int32_t>(i));
       if (gain < kLeastGain) break;
-      gains_.push_back({.tokens = gain, .sequence = static_cast<int32_t>(s)});
+      gains_.push_back(
+          {.tokens = gain, .sequence = static_cast<int32_t>(s), .place = static_cast<int32_t>(i)});
     }
   }
   // Stable: a sequence's drafts stay in order, as each adds no more than the one before.
@@ -63,9 +80,11 @@ void DraftLengths::choose(std::span<Sequence* const> sequences, int32_t max_draf
   double tokens = num_sequences;
   double best_rate = tokens / seconds_[0];
   size_t best = 0;
+  int32_t longest = 0;
   for (size_t n = 0; n < gains_.size(); ++n) {
     tokens += gains_[n].tokens;
-    const double rate = tokens / seconds_[n + 1];
+    longest = std::max(longest, gains_[n].place + 1);
+    const double rate = tokens / (seconds_[n + 1] + draft_times.of(longest));
     if (rate > best_rate) best_rate = rate, best = n + 1;
   }
   for (size_t n = 0; n < best; ++n) ++sequences[gains_[n].sequence]->num_wanted;

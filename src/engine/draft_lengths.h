@@ -2,12 +2,14 @@
 // so many tokens have taken and how often drafts come true. None is an answer like any other.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <span>
 #include <vector>
 
 #include "engine/sequence.h"
+#include "engine/speculation_counts.h"
 
 namespace nibble {
 
@@ -32,16 +34,32 @@ class StepTimes {
   int64_t num_steps_ = 0;
 };
 
+// What it takes to make drafts, by how many the longest chain has. Those not seen yet are hoped to
+// take what the next shorter does, each.
+class DraftTimes {
+ public:
+  void add(int32_t length, double seconds);
+  double of(int32_t length) const;  // 0 of none, and where none is known
+
+ private:
+  struct Seen {
+    int64_t times = 0;
+    double seconds = 0;
+  };
+  std::array<Seen, kMaxDrafts + 1> seen_ = {};
+};
+
 class DraftLengths {
  public:
   // Sets num_wanted of each of the sequences, which take a token each and may go by their
   // drafts; no more than max_drafts in all.
-  void choose(std::span<Sequence* const> sequences, int32_t max_drafts, const StepTimes& times);
+  void choose(std::span<Sequence* const> sequences, int32_t max_drafts, const StepTimes& times,
+              const DraftTimes& draft_times);
 
  private:
   struct Gain {
     double tokens;  // that the draft adds, if it is verified
-    int32_t sequence;
+    int32_t sequence, place;
   };
   std::vector<Gain> gains_;
   std::vector<double> seconds_;  // of steps with 0, 1, ... of them

@@ -37,7 +37,7 @@ std::unique_ptr<Sequence> sequence_of(int32_t num_drafts, bool comes_true) {
 int32_t wanted(const StepTimes& times, int32_t num_drafts, bool comes_true) {
   const auto sequence = sequence_of(num_drafts, comes_true);
   Sequence* const one = sequence.get();
-  DraftLengths().choose({&one, 1}, 100, times);
+  DraftLengths().choose({&one, 1}, 100, times, {});
   return sequence->num_wanted;
 }
 
@@ -58,18 +58,44 @@ TEST(DraftLengths, TheBestOfASequencesDrafts) {
   sequence->drafts.assign(4, 0);
   sequence->draft_rates.emplace();
   Sequence* const one = sequence.get();
-  DraftLengths().choose({&one, 1}, 100, times_of(1, 0.2, 8));
+  DraftLengths().choose({&one, 1}, 100, times_of(1, 0.2, 8), {});
   EXPECT_EQ(sequence->num_wanted, 1);
 }
 
 TEST(DraftLengths, ThoseOfOneSequenceBeforeAnothers) {
   const auto good = sequence_of(3, true), bad = sequence_of(3, false);
   Sequence* both[] = {bad.get(), good.get()};
-  DraftLengths().choose(both, 100, times_of(1, 0.2, 8));
+  DraftLengths().choose(both, 100, times_of(1, 0.2, 8), {});
   EXPECT_EQ(good->num_wanted, 3);
   EXPECT_EQ(bad->num_wanted, 0);
-  DraftLengths().choose(both, 2, times_of(1, 0.2, 8));
+  DraftLengths().choose(both, 2, times_of(1, 0.2, 8), {});
   EXPECT_EQ(good->num_wanted, 2);
+}
+
+// What makes drafts takes its time, too, by the longest chain.
+TEST(DraftLengths, NoneWhereMakingThemTakesLonger) {
+  const auto wanted_of = [](const DraftTimes& draft_times) {
+    const auto sequence = sequence_of(5, true);
+    Sequence* const one = sequence.get();
+    DraftLengths().choose({&one, 1}, 100, times_of(1, 0.1, 8), draft_times);
+    return sequence->num_wanted;
+  };
+  DraftTimes cheap, dear;
+  for (int32_t i = 0; i < 3; ++i) cheap.add(1, 0.1), dear.add(1, 1.5);
+  EXPECT_EQ(wanted_of(cheap), 5);
+  EXPECT_EQ(wanted_of(dear), 0);  // n + 1 tokens in 1 + 1.6 n
+  EXPECT_EQ(wanted_of({}), 5);    // not seen yet: tried
+}
+
+TEST(DraftTimes, OfAChainNotSeenIsThatOfAShorterOneInProportion) {
+  DraftTimes times;
+  EXPECT_EQ(times.of(3), 0);
+  times.add(2, 100);  // the first does not count
+  EXPECT_EQ(times.of(2), 0);
+  times.add(2, 4);
+  EXPECT_NEAR(times.of(2), 4, 1e-9);
+  EXPECT_NEAR(times.of(3), 6, 1e-9);
+  EXPECT_EQ(times.of(1), 0);
 }
 
 TEST(StepTimes, FirstOfASizeDoesNotCount) {

@@ -26,15 +26,17 @@ uint64_t random_seed() {
 Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
     : model_(model),
       cx_(std::move(cx)),
-      kv_plan_((check(model.info(), options), plan_kv(model.info(), kv_options(options)))),
-      kv_(model.info(), kv_plan_, page_memory()),
+      kv_info_(kv_info(model.info(), options)),
+      kv_plan_((check(model.info(), options), plan_kv(kv_info_, kv_options(options)))),
+      kv_(kv_info_, kv_plan_, page_memory()),
       step_limits_(step_limits(model.info(), options)),
       scheduler_(
           kv_, {.max_num_seqs = options.max_num_seqs,
                 .max_tokens = options.max_num_batched_tokens,
                 .max_score_rows = step_limits_.max_out - options.max_num_seqs - max_drafts(options),
                 .max_drafts = max_drafts(options),
-                .chunked = options.chunked_prefill}),
+                .chunked = options.chunked_prefill,
+                .needs_last_row = options.speculation.head != nullptr}),
       blocks_{{step_limits_, step_memory(options), 0}, {step_limits_, step_memory(options), 1}},
       sampler_(model.info().vocab_size, options.masked_ids),
       speculation_(options.speculation, max_drafts(options)),
@@ -45,7 +47,13 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
   ahead_.reserve(options.max_num_seqs);
   begun_.reserve(options.max_num_seqs);
   ahead_chunks_.reserve(options.max_num_seqs);
+  DraftHead* const head = options.speculation.head.get();
+  model_.keep_rows(head != nullptr ? head->target_layers() : std::vector<int32_t>{});
   model_.reserve(cx_, step_limits_);
+  if (head != nullptr) {
+    head_ = std::make_unique<HeadDrafter>(model_, *head, cx_, kv_.state(), head_limits(options));
+    fed_.reserve(options.max_num_seqs);
+  }
   if (cx_.on_gpu()) {
     gpu_ = std::make_unique<GpuSteps>(model_, cx_, *gpu_pages_, kv_.state(), step_limits_,
                                       options.max_num_seqs, options.masked_ids, options.graphs);
@@ -55,10 +63,9 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
 // Of the KvCache: on the GPU where the model is.
 std::unique_ptr<PageMemory> Engine::Impl::page_memory() {
   if (!cx_.on_gpu()) return nullptr;
-  const ModelInfo& info = model_.info();
   auto pages = std::make_unique<GpuPages>(
-      KvCache::arena_bytes(info, kv_plan_),
-      KvCache::table_entries(info, kv_plan_.options, kv_plan_.max_len), cx_.stream);
+      KvCache::arena_bytes(kv_info_, kv_plan_),
+      KvCache::table_entries(kv_info_, kv_plan_.options, kv_plan_.max_len), cx_.stream);
   gpu_pages_ = pages.get();
   return pages;
 }
@@ -168,6 +175,7 @@ bool Engine::Impl::plan() noexcept {
 
 void Engine::Impl::launch() {
   if (gpu_ != nullptr) return launch_on_gpu();
+  if (head_ != nullptr) head_->draft(scheduler_.chunks());
   blocks_[turn_].fill(scheduler_.chunks());
   logits_ = model_.forward(cx_, blocks_[turn_].step(), kv_.state());
 }
@@ -182,8 +190,12 @@ void Engine::Impl::launch_on_gpu() {
     std::swap(begun_, ahead_);
   } else {
     if (!ahead_.empty()) gpu_->wait(block);  // begun for nothing
+    if (head_ != nullptr) {
+      gpu_pages_->flush();  // the positions that drafts are made at
+      head_->draft(chunks);
+    }
     block.fill(chunks);
-    gpu_->launch(block);
+    gpu_->launch(block, /*is_fed=*/false, head_ != nullptr ? head_->drafted() : DraftedTokens{});
   }
   ahead_.clear();
   if (gpu_->feeds_next(block.step()) && plan_ahead(chunks)) {
@@ -192,6 +204,7 @@ void Engine::Impl::launch_on_gpu() {
     gpu_->launch(next, /*is_fed=*/true);
   }
   gpu_->wait(block);
+  if (head_ != nullptr) head_->take();
 }
 
 // Whether the step begun ahead has all of this one's tokens: it may have those of sequences that
@@ -212,9 +225,10 @@ bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
   if (begun_.size() > chunks.size() || scheduler_.num_waiting() > 0 || cx_.on_op) return false;
   if (scheduler_.has_released()) return false;
   // What is drafted now could be verified then, or what is drafted after this step.
-  if (std::ranges::any_of(chunks, [](const Chunk& c) { return c.sequence->num_wanted > 0; })) {
-    return false;
-  }
+  const auto drafts = [&](const Chunk& c) {
+    return c.sequence->num_wanted > 0 || speculation_.wants_rows(*c.sequence);
+  };
+  if (std::ranges::any_of(chunks, drafts)) return false;
   ahead_chunks_.clear();
   for (const Chunk& chunk : chunks) {
     const Sequence& s = *chunk.sequence;

@@ -15,6 +15,7 @@
 #include "engine/engine.h"
 #include "engine/gpu_pages.h"
 #include "engine/gpu_steps.h"
+#include "engine/head_drafter.h"
 #include "engine/kv_cache.h"
 #include "engine/kv_plan.h"
 #include "engine/request_check.h"
@@ -76,6 +77,7 @@ class Engine::Impl {
   void launch();
   void finish();
   void remove_ended();
+  void feed_head();
   void fail_all(const std::string& why) noexcept;
 
   std::unique_ptr<PageMemory> page_memory();
@@ -98,17 +100,20 @@ class Engine::Impl {
   Model& model_;
   ops::Ctx cx_;
   RequestLimits request_limits_;
+  ModelInfo kv_info_;  // the model's, and the pages of a head
   KvPlan kv_plan_;
   GpuPages* gpu_pages_ = nullptr;  // kv_'s memory, on a GPU
   KvCache kv_;
   StepLimits step_limits_;
   Scheduler scheduler_;
-  StepBlock blocks_[2];              // of the step at hand, and of the one begun ahead of it
-  int32_t turn_ = 0;                 // which is the step at hand's
-  std::vector<AheadRow> ahead_;      // of the step begun ahead; empty: there is none
-  std::vector<AheadRow> begun_;      // of the step at hand, where it was begun ahead
-  std::vector<Chunk> ahead_chunks_;  // the same, while it is written
-  std::unique_ptr<GpuSteps> gpu_;    // none on CPUs
+  StepBlock blocks_[2];                // of the step at hand, and of the one begun ahead of it
+  int32_t turn_ = 0;                   // which is the step at hand's
+  std::vector<AheadRow> ahead_;        // of the step begun ahead; empty: there is none
+  std::vector<AheadRow> begun_;        // of the step at hand, where it was begun ahead
+  std::vector<Chunk> ahead_chunks_;    // the same, while it is written
+  std::unique_ptr<GpuSteps> gpu_;      // none on CPUs
+  std::unique_ptr<HeadDrafter> head_;  // none where nobody drafts from hidden rows
+  std::vector<HeadDrafter::Fed> fed_;  // of the step that ran last
   Sampler sampler_;
   Speculation speculation_;
   SteadyTime step_began_;       // or the one before ended, whose end it waited for

@@ -19,6 +19,10 @@ constexpr int64_t kScoreBytes = int64_t{64} << 20;  // of logits of prompts that
 constexpr int32_t kMinScoreRows = 16;
 constexpr int32_t kMaxDraftRows = 128;  // of logits behind drafts, of all sequences together
 
+bool uses_head(const SpeculationOptions& options) {
+  return options.method == SpeculationOptions::Method::kHead;
+}
+
 int64_t past_bytes(const SpeculationOptions& options) {
   return options.method == SpeculationOptions::Method::kSuffix ? SuffixDrafter::bytes(options) : 0;
 }
@@ -41,6 +45,21 @@ void check_speculation(const EngineOptions& options) {
 
 }  // namespace
 
+HeadDrafter::Limits head_limits(const EngineOptions& options) {
+  return {.max_tokens = options.max_num_batched_tokens,
+          .max_num_seqs = options.max_num_seqs,
+          .max_drafts = options.speculation.num_tokens,
+          .draws = options.speculation.draws_drafts};
+}
+
+ModelInfo kv_info(const ModelInfo& info, const EngineOptions& options) {
+  ModelInfo all = info;
+  if (!uses_head(options.speculation)) return all;
+  all.groups.push_back(options.speculation.head_group);
+  all.groups.back().layers = {all.num_layers++};
+  return all;
+}
+
 KvOptions kv_options(const EngineOptions& options) {
   return {.page_size = options.page_size,
           .dtype = options.kv_dtype,
@@ -48,6 +67,7 @@ KvOptions kv_options(const EngineOptions& options) {
           .max_num_seqs = options.max_num_seqs,
           .max_step_tokens = options.max_num_batched_tokens,
           .max_len = options.max_model_len,
+          .max_rollback = uses_head(options.speculation) ? 1 : 0,
           .prefix_cache = options.prefix_caching};
 }
 
@@ -94,22 +114,28 @@ StepLimits Engine::step_limits(const ModelInfo& info, const EngineOptions& optio
 
 int64_t Engine::kv_bytes_for(const ModelInfo& info, const EngineOptions& options, int32_t len,
                              int32_t num_seqs) {
-  return nibble::kv_bytes_for(info, kv_options(options), len, num_seqs);
+  return nibble::kv_bytes_for(kv_info(info, options), kv_options(options), len, num_seqs);
 }
 
 int64_t Engine::table_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len) {
-  return KvCache::table_bytes(info, kv_options(options), len) +
+  const int64_t head_bytes =
+      uses_head(options.speculation) ? HeadDrafter::bytes(head_limits(options)) : 0;
+  return head_bytes + KvCache::table_bytes(kv_info(info, options), kv_options(options), len) +
          StepBlock::bytes(step_limits(info, options), options.max_num_seqs) +
          Sampler::bytes(info.vocab_size) + past_bytes(options.speculation);
 }
 
 int64_t Engine::gpu_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len) {
-  return GpuPages::table_bytes(KvCache::table_entries(info, kv_options(options), len)) +
+  const int64_t head_bytes =
+      uses_head(options.speculation) ? HeadDrafter::bytes(head_limits(options)) : 0;
+  return head_bytes +
+         GpuPages::table_bytes(
+             KvCache::table_entries(kv_info(info, options), kv_options(options), len)) +
          GpuSteps::device_bytes(info, step_limits(info, options), options.max_num_seqs);
 }
 
 int64_t Engine::kv_tokens_for(const ModelInfo& info, const EngineOptions& options) {
-  return plan_kv(info, kv_options(options)).tokens;
+  return plan_kv(kv_info(info, options), kv_options(options)).tokens;
 }
 
 }  // namespace nibble

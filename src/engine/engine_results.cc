@@ -52,17 +52,46 @@ void Engine::Impl::finish() {
     row += chunk.num_out;
   }
   scheduler_.commit();
-  remove_ended();
+  const HeadDrafter::Spent drafting = head_ ? head_->spent() : HeadDrafter::Spent{};
   const SteadyTime now = std::chrono::steady_clock::now();
   const Step step = blocks_[turn_].step();
   if (step_began_ != SteadyTime{} && step.num_tokens == step.num_out) {
-    speculation_.add_time(step.num_tokens,
-                          std::chrono::duration<double>(now - step_began_).count());
+    const double seconds = std::chrono::duration<double>(now - step_began_).count();
+    speculation_.add_time(step.num_tokens, seconds - drafting.seconds);
+    if (drafting.passes > 0 && !drafting.has_read)
+      speculation_.add_draft_time(drafting.passes, drafting.seconds);
   }
   step_began_ = now;
+  if (head_ != nullptr) feed_head();
+  remove_ended();
   turn_ = 1 - turn_;
   publish_stats();
   if (log_activity_) log_.after_step(counters_, now);
+}
+
+// With what the step has committed of each sequence, and the rows that it was: of those that go on
+// drafting or did so to their end, and of prompts always, as others may go on from there. A step
+// begun ahead has other rows, and the one begun ahead of it has overwritten them.
+void Engine::Impl::feed_head() {
+  speculation_.choose(scheduler_.running());
+  fed_.clear();
+  const Step step = blocks_[turn_].step();
+  for (int32_t i = 0; i < step.num_spans && begun_.empty() && ahead_.empty(); ++i) {
+    const Chunk& chunk = scheduler_.chunks()[i];
+    Sequence& s = *chunk.sequence;
+    const Span& span = step.spans[i];
+    const bool is_read = span.q_len - chunk.num_drafts > 1 || chunk.begin < s.num_prompt;
+    const bool has_ended = std::ranges::find(ended_, s.id) != ended_.end();
+    const bool wants_rows = speculation_.wants_rows(s);
+    if (has_ended) s.num_wanted = 0;
+    if (is_read || wants_rows)
+      fed_.push_back({.sequence = &s,
+                      .begin = chunk.begin,
+                      .length = chunk.length,
+                      .row = span.q_start,
+                      .is_read = is_read});
+  }
+  head_->feed(fed_);
 }
 
 void Engine::Impl::remove_ended() {

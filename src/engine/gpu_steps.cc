@@ -56,12 +56,14 @@ bool GpuSteps::feeds_next(const Step& step) const {
          !cx_.tap;
 }
 
-void GpuSteps::launch(const StepBlock& block, bool is_fed) {
+void GpuSteps::launch(const StepBlock& block, bool is_fed, const DraftedTokens& drafted) {
   const bool feeds = feeds_next(block.step());
   CHECK(feeds || !is_fed);
   pages_.flush();
   cuda::copy_async(block_.data(), block.data(), block.used_bytes(), cx_.stream);
   Step step = block.step_at(block_.data());
+  if (drafted.n > 0)
+    ops::copy_ids(cx_, const_cast<int32_t*>(step.tokens), drafted.ids, drafted.copies, drafted.n);
   if (is_fed) step.tokens = static_cast<const int32_t*>(ids_.data());
   const ops::Draw* const draws = block.draws_at(block_.data());
   if (!launch_graph(step, is_fed, draws)) logits_ = run(step, draws);

@@ -17,6 +17,7 @@
 #include "cuda/graph.h"
 #include "cuda/stream.h"
 #include "engine/gpu_pages.h"
+#include "engine/head_drafter.h"
 #include "engine/step_block.h"
 #include "models/model.h"
 #include "ops/sample/sample.h"
@@ -39,7 +40,8 @@ class GpuSteps {
   bool feeds_next(const Step& step) const;
   // Starts the step that `block` describes, which stays as it is until waited for. is_fed: its
   // tokens are the ids found of the rows of the step launched before; both feed the next.
-  void launch(const StepBlock& block, bool is_fed = false);
+  // Its drafts may be ids that lie on the device.
+  void launch(const StepBlock& block, bool is_fed = false, const DraftedTokens& drafted = {});
   // For the step of `block`.
   void wait(const StepBlock& block);
 

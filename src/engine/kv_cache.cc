@@ -258,7 +258,8 @@ void KvCache::rollback(int32_t slot, int32_t n) {
   CHECK(s.is_open && n >= 0 && n <= s.length);
   s.length -= n;
   s.reserved = s.length;
-  CHECK(s.length == 0 || s.num_known * plan_.options.page_size <= s.length);
+  CHECK(s.length == 0 ||
+        s.num_known * plan_.options.page_size <= s.length + plan_.options.max_rollback);
   if (s.length == 0) leave_tree(s);
   for (size_t g = 0; g < groups_.size() && s.length > 0; ++g) {
     // The window of the next token must still be there.

@@ -106,6 +106,16 @@ Sampler::Sampled Sampler::sample(std::span<float> logits, const SamplingParams& 
   return sampled;
 }
 
+int32_t Sampler::find(std::span<const float> logits, const ops::Draw& how) {
+  if (!all_finite(logits)) return -1;
+  const float best = largest(logits);
+  if (how.temperature == 0)
+    return static_cast<int32_t>(std::ranges::find(logits, best) - logits.begin());
+  const SamplingParams params{
+      .temperature = how.temperature, .top_p = how.top_p, .top_k = how.top_k, .min_p = how.min_p};
+  return draw(logits, params, best, how.u);
+}
+
 void Sampler::adjust(std::span<float> logits, const SamplingParams& params,
                      const SamplingState& state, const Masks& masks) {
   const auto set = [&](int32_t id, float x) { logits[id] = std::clamp(x, -kLargest, kLargest); };

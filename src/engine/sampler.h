@@ -10,6 +10,7 @@
 
 #include "engine/logprobs.h"
 #include "engine/request.h"
+#include "ops/sample/draw.h"
 
 namespace nibble {
 
@@ -68,6 +69,10 @@ class Sampler {
   // Changes `logits` [V]. `top` gets the params.logprobs best ids of the model's own distribution.
   Sampled sample(std::span<float> logits, const SamplingParams& params, const SamplingState& state,
                  const Masks& masks, std::vector<TokenLogprob>& top);
+
+  // Of a row that nothing else is asked of: the id drawn, or the likeliest where nothing is; -1
+  // where a logit is not finite.
+  int32_t find(std::span<const float> logits, const ops::Draw& draw);
 
   // Scratch for top_logprobs on rows that are not sampled.
   std::vector<Candidate>& work() { return work_; }

@@ -204,6 +204,31 @@ TEST(Sampler, PenaltiesAndBiasAddUpAsDefined) {
   EXPECT_EQ(s.logprob, static_cast<float>(1 - log_sum_exp(original)));
 }
 
+// A draft is found by the same number as the id that it foretells.
+TEST(Sampler, FindsWhatItWouldSample) {
+  constexpr int32_t kVocab = 300;
+  Sampler sampler(kVocab, {});
+  std::vector<TokenLogprob> top;
+  for (uint32_t seed = 0; seed < 40; ++seed) {
+    SamplingParams params{.temperature = 0.25f * static_cast<float>(seed % 5)};
+    if (seed % 2 == 0) params.top_p = 0.8f;
+    if (seed % 3 == 0) params.top_k = 20;
+    if (seed % 7 == 0) params.min_p = 0.05f;
+    const std::vector<float> logits = random_logits(kVocab, seed, 4);
+    const SamplingState state{.seed = seed, .index = 5, .counts = {}};
+    std::vector<float> row = logits;
+    const int32_t sampled = sampler.sample(row, params, state, {}, top).id;
+    const ops::Draw draw{.temperature = params.temperature,
+                         .min_p = params.min_p,
+                         .top_p = params.top_p,
+                         .top_k = params.top_k,
+                         .u = uniform(seed, 5, 0)};
+    EXPECT_EQ(sampler.find(logits, draw), sampled) << seed;
+  }
+  const std::vector<float> broken(kVocab, std::nanf(""));
+  EXPECT_EQ(sampler.find(broken, {}), -1);
+}
+
 TEST(Sampler, MasksAndBans) {
   Sampler sampler(40, {39});
   std::vector<TokenLogprob> top;

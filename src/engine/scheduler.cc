@@ -181,6 +181,10 @@ bool Scheduler::start(Sequence& sequence, Budget& budget) {
   CHECK(sequence.slot != KvCache::kNoSlot);
   sequence.num_computed =
       kv_.adopt(sequence.slot, sequence.tokens, sequence.request.cache_salt, sequence.is_scored());
+  if (limits_.needs_last_row && sequence.num_computed > 0) {
+    kv_.rollback(sequence.slot, 1);
+    --sequence.num_computed;
+  }
   if (sequence.can_fork()) {  // there is nothing to share but what is cached already
     for (auto& other : std::exchange(sequence.forks, {})) add(std::move(other));
   }

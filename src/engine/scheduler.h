@@ -24,6 +24,7 @@ struct SchedulerLimits {
   int32_t max_drafts = 0;      // drafts that one step verifies, all sequences together
   bool chunked = true;  // else a prompt waits for a step that it fits into whole; one that is
                         // scored still goes by max_score_rows
+  bool needs_last_row = false;  // the last token that the prefix cache has is computed again
 };
 
 class Scheduler {

@@ -25,6 +25,7 @@ std::shared_ptr<Drafter> make_drafter(const SpeculationOptions& options) {
   if (options.drafter != nullptr) return options.drafter;
   switch (options.method) {
     case Method::kNone:
+    case Method::kHead:
       return nullptr;
     case Method::kNgram:
       return std::make_shared<NgramDrafter>(options.ngram_min, options.ngram_max);
@@ -39,8 +40,24 @@ std::shared_ptr<Drafter> make_drafter(const SpeculationOptions& options) {
 Speculation::Speculation(const SpeculationOptions& options, int32_t max_drafts)
     : options_(options),
       max_drafts_(max_drafts),
+      uses_head_(options.num_tokens > 0 && options.method == SpeculationOptions::Method::kHead),
       drafter_(options.num_tokens > 0 ? make_drafter(options) : nullptr) {
   counts_.num_places = is_on() ? options.num_tokens : 0;
+}
+
+// None where the sequence does not decode. The last token of an answer follows a draft, or none.
+int32_t Speculation::most_drafts(const Sequence& s) const {
+  if (s.num_left() != 1 || !s.is_scored() || !s.forks.empty() || s.is_held) return -1;
+  return std::min(
+      {options_.num_tokens, s.request.max_drafts, s.request.max_tokens - s.num_output() - 1});
+}
+
+void Speculation::choose_lengths() {
+  if (options_.is_adaptive) {
+    lengths_.choose(decoding_, max_drafts_, times_, draft_times_);
+  } else {
+    for (Sequence* s : decoding_) s->num_wanted = static_cast<int32_t>(s->drafts.size());
+  }
 }
 
 void Speculation::draft(std::span<const std::unique_ptr<Sequence>> running, bool may_verify) {
@@ -49,25 +66,49 @@ void Speculation::draft(std::span<const std::unique_ptr<Sequence>> running, bool
   for (const auto& sequence : running) {
     Sequence& s = *sequence;
     s.drafts.clear();
-    s.num_wanted = s.num_verified = 0;
-    if (s.num_left() != 1 || !s.is_scored() || !s.forks.empty() || s.is_held) continue;
+    s.num_verified = 0;
+    const int32_t k = most_drafts(s);
+    if (uses_head_) {  // their number is known, and not yet what they are
+      if (may_verify && k > 0 && s.draft_row >= 0) s.num_verified = std::min(k, s.num_wanted);
+      continue;
+    }
+    s.num_wanted = 0;
+    if (k < 0) continue;
     decoding_.push_back(&s);
-    // The last token of an answer follows a draft, or none.
-    const int32_t k = std::min(
-        {options_.num_tokens, s.request.max_drafts, s.request.max_tokens - s.num_output() - 1});
     if (k > 0) drafter_->propose(s, k, s.drafts);
     if (!s.drafts.empty() && !s.draft_rates) s.draft_rates = rates_;
   }
-  if (options_.is_adaptive) {
-    lengths_.choose(decoding_, max_drafts_, times_);
-  } else {
-    for (Sequence* s : decoding_) s->num_wanted = static_cast<int32_t>(s->drafts.size());
-  }
+  if (uses_head_) return;
+  choose_lengths();
   for (Sequence* s : decoding_) s->num_verified = may_verify ? s->num_wanted : 0;
 }
 
+// Nothing is learnt of drafts that are not made: one is, now and then.
+void Speculation::choose(std::span<const std::unique_ptr<Sequence>> running) {
+  constexpr int32_t kTriedEvery = 128;
+  decoding_.clear();
+  for (const auto& sequence : running) {
+    Sequence& s = *sequence;
+    s.num_wanted = 0, s.draft_row = -1;
+    const int32_t k = most_drafts(s);
+    if (k < 0) continue;
+    decoding_.push_back(&s);
+    s.drafts.assign(std::max(k, 0), 0);
+    if (!s.draft_rates) s.draft_rates = rates_;
+  }
+  choose_lengths();
+  bool any = false;
+  for (const Sequence* s : decoding_) any |= s->num_wanted > 0;
+  if (!decoding_.empty()) steps_undrafted_ = any ? 0 : steps_undrafted_ + 1;
+  for (Sequence* s : decoding_) {
+    if (steps_undrafted_ >= kTriedEvery && !s->drafts.empty()) s->num_wanted = 1;
+    s->undrafted = s->num_wanted > 0 ? 0 : std::min(s->undrafted + 1, Sequence::kLongUndrafted);
+    s->drafts.clear();
+  }
+}
+
 int32_t Speculation::taken(const Sequence& sequence, int32_t i, int32_t drawn) {
-  if (options_.method != SpeculationOptions::Method::kSynthetic) return drawn;
+  if (options_.synthetic_rates.empty()) return drawn;
   const int32_t draft = sequence.drafts[i];
   if (comes_true(sequence, i, drawn)) return draft;
   if (drawn != draft) return drawn;
@@ -75,7 +116,7 @@ int32_t Speculation::taken(const Sequence& sequence, int32_t i, int32_t drawn) {
 }
 
 bool Speculation::comes_true(const Sequence& sequence, int32_t i, int32_t id) {
-  if (options_.method != SpeculationOptions::Method::kSynthetic) return sequence.drafts[i] == id;
+  if (options_.synthetic_rates.empty()) return sequence.drafts[i] == id;
   const std::vector<double>& rates = options_.synthetic_rates;
   const double before = i > 0 ? rates[i - 1] : 1.0;
   return uniform(sequence.sampling.seed, num_made_up_++, 1) * before < rates[i];
@@ -95,13 +136,14 @@ void Speculation::learn(Sequence& sequence, int32_t num_verified, int32_t num_ne
     if (!came_true) break;
     if (i < num_verified) ++num_true, ++counts_.accepted_at[i];
   }
+  if (num_verified > 0) steps_undrafted_ = 0;
   counts_.num_drafts += num_verified > 0;
   counts_.num_draft_tokens += num_verified;
   counts_.num_accepted_tokens += num_true;
 }
 
 void Speculation::has_ended(const Sequence& sequence) {
-  if (is_on()) drafter_->has_ended(sequence);
+  if (drafter_ != nullptr) drafter_->has_ended(sequence);
 }
 
 }  // namespace nibble

@@ -26,11 +26,19 @@ class Speculation {
  public:
   // A step has room for max_drafts drafts.
   Speculation(const SpeculationOptions& options, int32_t max_drafts);
-  bool is_on() const { return drafter_ != nullptr; }
+  bool is_on() const { return drafter_ != nullptr || uses_head_; }
+  bool uses_head() const { return uses_head_; }
 
   // Before a plan: drafts for the sequences that decode. `may_verify` false: the step has begun
   // already, with none.
   void draft(std::span<const std::unique_ptr<Sequence>> running, bool may_verify);
+  // Behind a step, of a head: how many drafts each sequence wants in the next, before it is fed.
+  void choose(std::span<const std::unique_ptr<Sequence>> running);
+  // Whether a head is to be fed what the step that has just run committed of the sequence: where it
+  // drafts, or did so lately. What it is not fed, later drafts lack.
+  bool wants_rows(const Sequence& sequence) const {
+    return uses_head_ && (sequence.num_wanted > 0 || sequence.undrafted < Sequence::kLongUndrafted);
+  }
   // The id that is taken where draft i was to be verified and `drawn` was drawn: that one, unless
   // truth is made up.
   int32_t taken(const Sequence& sequence, int32_t i, int32_t drawn);
@@ -40,17 +48,24 @@ class Speculation {
   void has_ended(const Sequence& sequence);
   // A step that only decoded took that long.
   void add_time(int32_t tokens, double seconds) { times_.add(tokens, seconds); }
+  // Drafts of chains of up to `length` took that long.
+  void add_draft_time(int32_t length, double seconds) { draft_times_.add(length, seconds); }
 
-  int64_t bytes_for(int32_t tokens) const { return is_on() ? drafter_->bytes_for(tokens) : 0; }
+  int64_t bytes_for(int32_t tokens) const { return drafter_ ? drafter_->bytes_for(tokens) : 0; }
   const SpeculationCounts& counts() const { return counts_; }
 
  private:
   bool comes_true(const Sequence& sequence, int32_t i, int32_t id);
+  int32_t most_drafts(const Sequence& sequence) const;
+  void choose_lengths();
 
   SpeculationOptions options_;
   int32_t max_drafts_;
-  std::shared_ptr<Drafter> drafter_;  // null: nothing is ever drafted
+  bool uses_head_;
+  std::shared_ptr<Drafter> drafter_;  // none: a head drafts, or nobody
   StepTimes times_;
+  DraftTimes draft_times_;
+  int32_t steps_undrafted_ = 0;  // in a row, of a head
   DraftLengths lengths_;
   DraftRates rates_;                 // of all sequences: what a new one begins with
   std::vector<Sequence*> decoding_;  // in draft()

@@ -3,7 +3,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
+
+#include "models/draft_head.h"
 
 namespace nibble {
 
@@ -14,7 +17,8 @@ struct SpeculationOptions {
     kNone,
     kNgram,     // what followed the last few tokens where they came before in the same text
     kSuffix,    // the same of any length, by how often, and in past answers too
-    kSynthetic  // nothing true: drafts "come true" at given rates, to measure speed alone
+    kHead,      // a head that reads the model's hidden rows
+    kSynthetic  // nothing: for what comes true at given rates without a drafter
   };
   Method method = Method::kNone;
   int32_t num_tokens = 0;  // drafts of one sequence in one step, at most
@@ -28,8 +32,16 @@ struct SpeculationOptions {
   double suffix_max_factor = 1.0;       // drafts for each token of the match
   double suffix_min_token_probability = 0.1;
 
-  // Of kSynthetic: that the first i + 1 drafts all come true. One for each draft.
+  // Not empty: drafts come true at these rates, whatever they are, to measure speed alone. That the
+  // first i + 1 all come true; one for each draft.
   std::vector<double> synthetic_rates = {};
+
+  // Of kHead: the directory of its checkpoint; where its keys and values lie, of one layer, known
+  // before it is loaded.
+  std::string head_path = {};
+  bool draws_drafts = false;  // at the request's temperature; else they are the likeliest ids
+  LayerGroup head_group = {};
+  std::shared_ptr<DraftHead> head = {};
 
   std::shared_ptr<Drafter> drafter = {};  // instead of the method's own
 };

@@ -25,11 +25,11 @@ T* at(void* data, int64_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(data) + offset);
 }
 
-// For the id that comes `ahead` ids behind a sequence's next one. None where the draw needs what
-// only the host knows: penalties, biases, other ids' log-probabilities.
+}  // namespace
+
 ops::Draw draw_of(const Sequence& sequence, int32_t ahead) {
   const SamplingParams& p = sequence.request.sampling;
-  if (p.temperature == 0 || !is_found_on_gpu(p)) return {};
+  if (p.temperature == 0) return {};
   const auto index = static_cast<uint64_t>(sequence.sampling.index + ahead);
   return {.temperature = p.temperature,
           .min_p = p.min_p,
@@ -37,8 +37,6 @@ ops::Draw draw_of(const Sequence& sequence, int32_t ahead) {
           .top_k = p.top_k,
           .u = uniform(sequence.sampling.seed, index, 0)};
 }
-
-}  // namespace
 
 StepBlock::StepBlock(const StepLimits& limits, Buffer memory, int32_t turn)
     : limits_(limits), memory_(std::move(memory)) {
@@ -99,7 +97,9 @@ void StepBlock::fill(std::span<const Chunk> chunks, bool is_ahead) {
     // An id may follow the last row of a sequence, and those before it whose drafts are verified.
     for (int32_t i = 0; chunk.num_out > 0 && i <= chunk.num_drafts; ++i) {
       ops::Draw& draw = draws[num_out - 1 - chunk.num_drafts + i];
-      draw = draw_of(*chunk.sequence, i + (is_ahead ? 1 : 0));
+      // None where it needs what only the host knows: penalties, biases, others' log-probabilities.
+      if (is_found_on_gpu(chunk.sequence->request.sampling))
+        draw = draw_of(*chunk.sequence, i + (is_ahead ? 1 : 0));
       has_draws_ = has_draws_ || draw.temperature > 0;
     }
     start = end;

@@ -13,6 +13,9 @@
 
 namespace nibble {
 
+// How the id that comes `ahead` ids behind a sequence's next one is drawn; none at temperature 0.
+ops::Draw draw_of(const Sequence& sequence, int32_t ahead);
+
 class StepBlock {
  public:
   // In `memory`, of at least bytes(). Two blocks take turns: `turn` is 0 or 1.

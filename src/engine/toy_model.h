@@ -4,6 +4,7 @@
 // computed by itself in one fixed order: any batching must give the same bits.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -38,6 +39,15 @@ class ToyModel : public Model {
     limits_ = limits;
     logits_.resize(static_cast<size_t>(limits.max_out) * kVocab);
     x_.resize(static_cast<size_t>(limits.max_tokens));
+    kept_.assign(kept_layers_.size(), x_);
+  }
+  void keep_rows(const std::vector<int32_t>& layers) override { kept_layers_ = layers; }
+  std::vector<Tensor> kept_rows() const override {
+    std::vector<Tensor> rows;
+    for (const auto& kept : kept_)
+      rows.push_back(
+          make_tensor(const_cast<Vector*>(kept.data()), DType::kF32, {limits_.max_tokens, kDim}));
+    return rows;
   }
 
   Tensor forward(ops::Ctx&, const Step& step, const SeqState& kv) override {
@@ -45,6 +55,8 @@ class ToyModel : public Model {
     CHECK(step.num_tokens <= limits_.max_tokens && step.num_out <= limits_.max_out);
     for (int32_t t = 0; t < step.num_tokens; ++t) x_[t] = embed(step.tokens[t]);
     for (int32_t l = 0; l < info_.num_layers; ++l) {
+      for (size_t i = 0; i < kept_layers_.size(); ++i)
+        if (kept_layers_[i] == l) std::copy_n(x_.begin(), step.num_tokens, kept_[i].begin());
       for (int32_t s = 0; s < step.num_spans; ++s) run_layer(l, step, step.spans[s], kv.layer(l));
     }
     for (int32_t r = 0; r < step.num_out; ++r) {
@@ -110,6 +122,8 @@ class ToyModel : public Model {
   StepLimits limits_;
   std::vector<float> logits_;
   std::vector<Vector> x_;
+  std::vector<int32_t> kept_layers_;
+  std::vector<std::vector<Vector>> kept_;  // by layer
 };
 
 }  // namespace nibble

@@ -1,0 +1,187 @@
+// Drafts of a head: the text stays that without drafts, and the head sees the same rows and pages
+// for a text, alone or in any company.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/engine_testing.h"
+#include "engine/toy_head.h"
+
+namespace nibble {
+namespace {
+
+std::vector<Request> many_requests(uint64_t seed) {
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 10; ++i) {
+    Request r{.prompt = toy_prompt(2 + i * 13, i), .max_tokens = 40 - i};
+    r.sampling.logprobs = i % 4;
+    if (i % 3 == 0) r.sampling.temperature = 0;
+    if (i % 3 == 1) r.sampling.temperature = 0.8f, r.sampling.top_p = 0.9f;
+    if (i % 4 == 3) r.sampling.repetition_penalty = 1.3f;
+    if (i % 5 == 4) r.prompt_logprobs = 2;
+    if (i % 6 == 5) r.stop_ids = {3, 9, 33}, r.min_tokens = 20;
+    r.sampling.seed = seed + i;
+    requests.push_back(r);
+  }
+  return requests;
+}
+
+struct Known {
+  explicit Known(const std::vector<Request>& requests) {
+    for (const Request& request : requests) transcripts.push_back(learn(memory, request));
+    memory->learns = false;
+  }
+  std::shared_ptr<ToyHeadMemory> memory = std::make_shared<ToyHeadMemory>();
+  std::vector<Transcript> transcripts;
+};
+
+void expect_same(const std::vector<Transcript>& a, const std::vector<Transcript>& b,
+                 const std::string& what) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i] == b[i]) << what << ", request " << i;
+}
+
+TEST(HeadDrafts, SameTextAndSameDraftsForEveryPattern) {
+  for (const uint64_t seed : {100, 200}) {
+    const std::vector<Request> requests = many_requests(seed);
+    const Known known(requests);
+    for (size_t i = 0; i < requests.size(); ++i)
+      EXPECT_TRUE(known.transcripts[i] == run_alone(toy_options(), requests[i])) << i;
+    for (int32_t k = 1; k <= 7; ++k) {
+      for (const uint32_t pattern : {0u, 1u, 0b0110111u, ~0u}) {
+        const std::string what = "k " + std::to_string(k) + ", pattern " + std::to_string(pattern);
+        const int64_t compared = known.memory->num_compared;
+        ToyModel model;
+        Engine engine(
+            model, {},
+            with_head(toy_options(), std::make_shared<ToyHead>(known.memory, pattern), k));
+        expect_same(run_all(engine, requests), known.transcripts, what);
+        EXPECT_GT(known.memory->num_compared, compared + 500) << what;
+        const SpeculationCounts& counts = engine.stats().speculation;
+        EXPECT_GT(counts.num_draft_tokens, 0) << what;
+        if (pattern == 0) {
+          EXPECT_EQ(counts.num_accepted_tokens, 0) << what;
+        }
+        // But for those behind a stop id, in two of the requests.
+        if (pattern == ~0u) {
+          EXPECT_GE(counts.num_accepted_tokens, counts.num_draft_tokens - 2 * k) << what;
+        }
+        EXPECT_EQ(engine.stats().kv_usage, 0);
+      }
+    }
+  }
+}
+
+TEST(HeadDrafts, PreemptedOrNot) {
+  const std::vector<Request> requests = many_requests(7);
+  const Known known(requests);
+  for (const int32_t k : {1, 3, 7}) {
+    ToyModel model;
+    EngineOptions tight =
+        with_head(toy_options(), std::make_shared<ToyHead>(known.memory, 0b0110111u), k);
+    tight.max_model_len = 256;
+    tight.kv_bytes = Engine::kv_bytes_for(model.info(), tight, 256, 2);
+    Engine engine(model, {}, tight);
+    expect_same(run_all(engine, requests), known.transcripts, "k " + std::to_string(k));
+    EXPECT_GE(engine.stats().num_preemptions, 1);
+    EXPECT_GT(engine.stats().speculation.num_accepted_tokens, 0);
+    EXPECT_EQ(engine.stats().kv_usage, 0);
+  }
+}
+
+// Whoever goes on from a text finds the head's pages as it would have made them.
+TEST(HeadDrafts, PrefixHitsAfterRejectionsAtEveryOffsetOfAPage) {
+  const int32_t page = toy_options().page_size;
+  for (const int32_t k : {1, 2, 4, 7}) {
+    for (int32_t offset = 0; offset < 2 * page; ++offset) {
+      Request request{.prompt = toy_prompt(16 + offset, 3), .max_tokens = 30};
+      request.sampling.seed = 11;
+      Known known({request});
+      ToyModel model;
+      Engine engine(
+          model, {},
+          with_head(toy_options(), std::make_shared<ToyHead>(known.memory, 0b0110101u), k));
+      expect_same(run_all(engine, {request}), known.transcripts, "");
+      const std::vector<int32_t> text = known.memory->texts[0];
+      for (int32_t cut = static_cast<int32_t>(text.size()) - page; cut <= std::ssize(text); ++cut) {
+        Request next{.prompt = {text.begin(), text.begin() + cut}, .max_tokens = 6};
+        next.prompt.push_back(cut % ToyModel::kVocab);  // another id than what came there, mostly
+        next.sampling = {.temperature = 0, .logprobs = 3};
+        known.memory->learns = true;
+        const Transcript alone = learn(known.memory, next);
+        known.memory->learns = false;
+        const Transcript found = run_all(engine, {next})[0];
+        EXPECT_GE(found.cached_tokens, cut - 2 * page);
+        EXPECT_TRUE(found == alone) << "cut " << cut;
+      }
+    }
+  }
+}
+
+TEST(HeadDrafts, AnswersToOnePrompt) {
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 4; ++i) {
+    Request r{.prompt = toy_prompt(21, 6), .max_tokens = 25};
+    r.sampling = {.temperature = 1, .seed = 40 + i, .logprobs = 1};
+    requests.push_back(r);
+  }
+  const Known known(requests);
+  ToyModel model;
+  Engine engine(model, {},
+                with_head(toy_options(), std::make_shared<ToyHead>(known.memory, 0b011u), 3));
+  expect_same(run_forks(engine, requests), known.transcripts, "");
+  EXPECT_GT(engine.stats().speculation.num_accepted_tokens, 0);
+}
+
+// None of a head that is never right, but now and then; many of one that always is.
+TEST(HeadDrafts, AsManyAsPay) {
+  Request request{.prompt = toy_prompt(9, 4), .max_tokens = 400};
+  request.sampling.seed = 3;
+  const Known known({request});
+  for (const uint32_t pattern : {0u, ~0u}) {
+    ToyModel model;
+    // Gaps of what the head was not fed are gaps in its pages.
+    auto blind = std::make_shared<ToyHeadMemory>(*known.memory);
+    blind->outputs.clear();
+    EngineOptions options = with_head(toy_options(), std::make_shared<ToyHead>(blind, pattern), 4);
+    options.speculation.is_adaptive = true;
+    Engine engine(model, {}, options);
+    expect_same(run_all(engine, {request}), known.transcripts, std::to_string(pattern));
+    const SpeculationCounts& counts = engine.stats().speculation;
+    if (pattern == 0) {
+      EXPECT_LT(counts.num_draft_tokens, 100);
+      EXPECT_GT(counts.num_draft_tokens, 0);
+    }
+  }
+}
+
+TEST(HeadDrafts, ARequestMaySayNo) {
+  Request request{.prompt = toy_prompt(4, 4), .max_tokens = 20, .max_drafts = 0};
+  request.sampling.seed = 1;
+  const Known known({request});
+  ToyModel model;
+  Engine engine(model, {},
+                with_head(toy_options(), std::make_shared<ToyHead>(known.memory, ~0u), 4));
+  expect_same(run_all(engine, {request}), known.transcripts, "");
+  EXPECT_EQ(engine.stats().speculation.num_draft_tokens, 0);
+}
+
+TEST(HeadDrafts, PagesOfTheHeadCount) {
+  ToyModel model;
+  const EngineOptions plain = toy_options();
+  const EngineOptions drafts = with_head(plain, nullptr, 4);
+  const int64_t more = Engine::kv_bytes_for(model.info(), drafts, 512, 4) -
+                       Engine::kv_bytes_for(model.info(), plain, 512, 4);
+  // 512 positions of 4 sequences, keys and values of two heads of 3 floats; windows hold one
+  // position more, and so up to a page more of each.
+  const int64_t head = int64_t{4} * 512 * 2 * ToyHead::kHeads * ToyHead::kDim * 4;
+  const int64_t window_pages = int64_t{4} * 2 * 4 * 2 * ToyModel::kDim * 4 * 4;
+  EXPECT_GE(more, head);
+  EXPECT_LE(more, head + window_pages);
+}
+
+}  // namespace
+}  // namespace nibble
