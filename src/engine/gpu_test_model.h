@@ -1,4 +1,5 @@
-// gpt-oss on a GPU for the engine's tests: dummy weights of a config with its head dim and windows.
+// gpt-oss on a GPU for the engine's tests: dummy weights of a config with its head dim and windows,
+// or a checkpoint.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -6,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <string>
 
 #include "cpu/thread_pool.h"
 #include "cuda/device.h"
@@ -26,7 +28,7 @@ inline constexpr char kGpuTestConfig[] = R"({
   "original_max_position_embeddings": 4096}})";
 
 struct GpuTestModel {
-  explicit GpuTestModel(Format dense, bool exact = true) : pool(2) {
+  explicit GpuTestModel(Format dense, bool exact = true, const std::string& path = "") : pool(2) {
     const auto file = std::filesystem::path(testing::TempDir()) / "engine_gpu" / "config.json";
     std::filesystem::create_directories(file.parent_path());
     std::ofstream(file) << kGpuTestConfig;
@@ -34,7 +36,7 @@ struct GpuTestModel {
     cx.activations = DType::kBF16;
     cx.kernels.activations = ops::ActFormat::kBF16;
     cx.kernels.exact = exact;
-    LoadOptions load{.format = LoadFormat::kDummy, .seed = 3};
+    LoadOptions load{.format = path.empty() ? LoadFormat::kDummy : LoadFormat::kAuto, .seed = 3};
     load.dense = {.qkv = dense, .out = dense, .unembed = dense};
     cx.kernels.gpu = cuda::open_device();
     stream = std::make_unique<cuda::Stream>();
@@ -42,7 +44,7 @@ struct GpuTestModel {
     load.memory = {.allocate = cuda::device_buffer,
                    .allocate_staging = cuda::pinned_buffer,
                    .copy = cuda::copy};
-    model = load_model(cx, file.string(), load);
+    model = load_model(cx, path.empty() ? file.string() : path, load);
   }
 
   cpu::ThreadPool pool;
