@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <optional>
 #include <utility>
 
 #include "base/error.h"
 #include "cli/device.h"
+#include "cli/json.h"
 #include "cli/kernel_table.h"
 #include "cli/progress_bar.h"
 #include "cli/self_check.h"
@@ -23,6 +26,7 @@
 #include "cuda/random_fill.h"
 #include "cuda/stream.h"
 #include "io/memory.h"
+#include "models/draft_head.h"
 #include "models/step_work.h"
 
 namespace nibble::cli {
@@ -95,6 +99,40 @@ MemoryBudget budget_of(const EngineFlags& flags, const ops::Ctx& cx) {
       {.total_bytes = cx.kernels.gpu.memory_bytes, .available_bytes = cuda::free_memory()}, rule);
 }
 
+// What a head that drafts needs beside the model.
+struct HeadNeed {
+  int64_t weight_bytes = 0, bytes_per_draft = 0, scratch_bytes = 0, kv_bytes_per_token = 0;
+  std::vector<int32_t> target_layers = {};
+
+  // "drafts by HEAD: 2.1 MiB of weights, ..."
+  std::string text(const ModelInfo& target, const EngineOptions& options) const {
+    char share[32];
+    std::snprintf(share, sizeof(share), "%.1f%%",
+                  100.0 * static_cast<double>(bytes_per_draft) /
+                      static_cast<double>(target.weight_bytes_per_token));
+    return "drafts by " + options.speculation.head_path + ": " + format_size(weight_bytes) +
+           " of weights, " + format_size(scratch_bytes) + " of scratch, " +
+           std::to_string(kv_bytes_per_token) + " bytes a token of KV cache; a draft reads " +
+           share + " of what a token of the model reads";
+  }
+};
+
+HeadNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseFormats& dense,
+                   EngineOptions& options) {
+  SpeculationOptions& drafts = options.speculation;
+  if (drafts.method != SpeculationOptions::Method::kHead) return {};
+  const DraftHeadInfo head = describe_draft_head(drafts.head_path, model, dense);
+  drafts.head_group = head.model.groups.at(0);
+  const LayerGroup& group = drafts.head_group;
+  const StepLimits limits{options.max_num_batched_tokens, options.max_num_seqs};
+  return {.weight_bytes = head.model.weight_bytes,
+          .bytes_per_draft = head.model.weight_bytes_per_token,
+          .scratch_bytes = describe_draft_scratch(cx, drafts.head_path, model, limits, dense),
+          .kv_bytes_per_token =
+              int64_t{2} * group.num_kv_heads * group.head_dim * dtype_bytes(options.kv_dtype),
+          .target_layers = head.target_layers};
+}
+
 // Weights and scratch are as they are; the KV cache gets the rest, but no more than all sequences
 // at full length can use: options.kv_bytes. Prints the table; throws where one sequence does not
 // fit.
@@ -104,13 +142,16 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
   const ModelInfo info = describe_model(model, dense);
   Engine::check(info, options);
   const MemoryBudget budget = budget_of(flags, cx);
-  MemoryNeed need{.weight_bytes = info.weight_bytes};
+  const HeadNeed head = plan_head(model, cx, dense, options);
+  MemoryNeed need{.weight_bytes = info.weight_bytes + head.weight_bytes};
 
   const bool is_free = options.max_model_len == 0;
   const int32_t longest = is_free ? info.max_positions : options.max_model_len;
-  need.scratch_bytes = describe_scratch(cx, model, Engine::step_limits(info, options), dense) +
-                       (cx.on_gpu() ? Engine::gpu_bytes(info, options, longest)
-                                    : Engine::table_bytes(info, options, longest));
+  need.scratch_bytes =
+      describe_scratch(cx, model, Engine::step_limits(info, options), dense, head.target_layers) +
+      head.scratch_bytes +
+      (cx.on_gpu() ? Engine::gpu_bytes(info, options, longest)
+                   : Engine::table_bytes(info, options, longest));
   const int32_t least = is_free ? std::min(kLeastContext, info.max_positions) : longest;
   if (!cx.on_gpu() || cuda::shares_host_memory()) need.request_bytes = load.request_bytes;
   const int64_t rest =
@@ -124,6 +165,7 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
   need.kv_tokens = Engine::kv_tokens_for(info, options);
   if (load.quiet) return;
   std::fputs(memory_table(need, budget).c_str(), stderr);
+  if (head.weight_bytes > 0) std::fprintf(stderr, "%s\n", head.text(info, options).c_str());
   if (cx.kernels.gpu.sm / 10 == 12 && !cx.kernels.exact)
     std::fputs(spark_advice(model, {dense, cx.kernels.activations, options.kv_dtype}).c_str(),
                stderr);
@@ -140,6 +182,25 @@ void run_self_check(SelfCheck& check, const ops::Sites& sites, const ops::Ctx& c
   if (!quiet && !rows.empty())
     std::fprintf(stderr, "self check: %zu rows equal their twins here (%.0f ms)\n", rows.size(),
                  took.count());
+}
+
+// A head's directory may have the tokenizer that it was trained with.
+void refuse_other_tokenizer(const ModelFiles& model, const std::string& head) {
+  const auto ids_of = [](const std::filesystem::path& directory) {
+    std::ifstream file(directory / "tokenizer.json");
+    nlohmann::json json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+    return json.is_object()
+               ? json.value(nlohmann::json::json_pointer("/model/vocab"), nlohmann::json())
+               : nlohmann::json();
+  };
+  const std::filesystem::path directory = find_model(head).directory;
+  if (model.directory.empty() || directory.empty()) return;
+  const nlohmann::json own = ids_of(model.directory), heads = ids_of(directory);
+  if (own.is_null() || heads.is_null() || own == heads) return;
+  throw Error(
+      ErrorKind::kUnsupported,
+      (directory / "tokenizer.json").string() +
+          ": its ids are not those of the model's tokenizer; the head was made for another");
 }
 
 }  // namespace
@@ -216,7 +277,8 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
       ->group("Engine");
   add("--speculative-config", flags.speculative_config,
       "draft tokens ahead, and verify several in a step: vLLM's JSON, such as "
-      "{\"method\":\"ngram\",\"num_speculative_tokens\":5}; the text stays the same");
+      "{\"method\":\"ngram\",\"num_speculative_tokens\":5} or {\"method\":\"eagle3\",\"model\":DIR,"
+      "\"num_speculative_tokens\":3}; the text stays the same");
   add("--gpu-memory-utilization", flags.gpu_memory_utilization,
       "of the device's memory (RAM on CPUs; where both share one, of what is available), for "
       "weights, KV cache and scratch");
@@ -301,6 +363,11 @@ LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& opti
     load.progress = [&bar](int64_t done, int64_t total) { bar.show(done, total); };
   }
   loaded.model = load_model(loaded.cx, model, load);
+  if (engine.speculation.method == SpeculationOptions::Method::kHead) {
+    refuse_other_tokenizer(loaded.files, engine.speculation.head_path);
+    engine.speculation.head =
+        load_draft_head(loaded.cx, engine.speculation.head_path, *loaded.model, load);
+  }
   loaded.engine = std::make_unique<Engine>(*loaded.model, loaded.cx, engine);
   // Its plan may have changed by what the weights hold.
   if (check) run_self_check(*check, sites_of(*loaded.model), loaded.cx, options.quiet);

@@ -15,9 +15,9 @@ namespace {
 using Method = SpeculationOptions::Method;
 
 // Known to vLLM; each needs weights of its own.
-constexpr const char* kWithWeights[] = {"eagle",  "eagle3",      "mtp",           "qwen3_next_mtp",
-                                        "medusa", "dflash",      "qwen3_5_mtp",   "deepseek_mtp",
-                                        "dspark", "draft_model", "mlp_speculator"};
+constexpr const char* kWithWeights[] = {"eagle",       "mtp",           "qwen3_next_mtp", "medusa",
+                                        "dflash",      "qwen3_5_mtp",   "deepseek_mtp",   "dspark",
+                                        "draft_model", "mlp_speculator"};
 
 [[noreturn]] void refuse(const std::string& what) {
   throw Error(ErrorKind::kUsage, "--speculative-config: " + what);
@@ -93,13 +93,16 @@ class Fields {
 Method method_of(const std::string& name) {
   if (name == "ngram") return Method::kNgram;
   if (name == "suffix") return Method::kSuffix;
-  const std::string known = "; \"ngram\" and \"suffix\" draft from the text alone";
+  if (name == "eagle3") return Method::kHead;
+  const std::string known =
+      "; \"ngram\" and \"suffix\" draft from the text alone, \"eagle3\" by a head";
   if (name.empty()) refuse("it needs a \"method\"" + known);
   if (std::ranges::find(kWithWeights, name) != std::end(kWithWeights)) {
     refuse("method \"" + name + "\" needs a drafter's weights, which nibble does not run yet" +
            known);
   }
-  refuse("there is no method \"" + name + "\"" + did_you_mean(name, {"ngram", "suffix"}) + known);
+  refuse("there is no method \"" + name + "\"" + did_you_mean(name, {"ngram", "suffix", "eagle3"}) +
+         known);
 }
 
 // As in vLLM: 5 where neither is given, else each is what the other one is.
@@ -140,7 +143,7 @@ void read_verification(Fields& fields, SpeculationOptions& options) {
     if (!std::ranges::is_sorted(rates, std::greater{})) {
       refuse("synthetic_acceptance_rates must not rise: each is that all before it came true too");
     }
-    options.method = Method::kSynthetic;
+    if (options.method != Method::kHead) options.method = Method::kSynthetic;
   } else if (method != "standard" && method != "block") {
     refuse(
         "rejection_sample_method must be standard, block (the same for these methods) or "
@@ -149,8 +152,13 @@ void read_verification(Fields& fields, SpeculationOptions& options) {
   } else if (!rates.empty()) {
     refuse("synthetic_acceptance_rates is for rejection_sample_method \"synthetic\"");
   }
-  if (fields.word("draft_sample_method", "greedy") != "greedy") {
+  const std::string sampled = fields.word("draft_sample_method", "greedy");
+  options.draws_drafts = sampled == "probabilistic";
+  if (options.draws_drafts && options.head_path.empty()) {
     refuse("draft_sample_method must be greedy: these methods draw nothing");
+  }
+  if (!options.draws_drafts && sampled != "greedy") {
+    refuse("draft_sample_method must be greedy or probabilistic, not \"" + sampled + "\"");
   }
 }
 
@@ -163,14 +171,21 @@ SpeculationOptions parse_speculative_config(const std::string& json) {
   const std::string model = fields.word("model", "");
   const bool is_old = model == "[ngram]" || model == "ngram" || model == "suffix";
   options.method = method_of(fields.word("method", is_old && model != "suffix" ? "ngram" : model));
-  if (!model.empty() && !is_old) {
+  const bool is_head = options.method == Method::kHead;
+  if (is_head && model.empty()) refuse("method \"eagle3\" needs a \"model\": the head's directory");
+  if (is_head) options.head_path = model;
+  if (!model.empty() && !is_old && !is_head) {
     refuse("\"model\" names a drafter's weights; the method has none");
   }
   const bool is_suffix = options.method == Method::kSuffix;
   options.num_tokens = fields.integer("num_speculative_tokens", is_suffix ? 24 : 0, 1, kMaxDrafts);
   if (options.num_tokens == 0) refuse("it needs \"num_speculative_tokens\"");
   options.is_adaptive = fields.flag("adaptive", options.is_adaptive);
-  is_suffix ? read_suffix(fields, options) : read_ngram(fields, options);
+  if (is_head) {
+    fields.integer("draft_tensor_parallel_size", 1, 1, 1);
+  } else {
+    is_suffix ? read_suffix(fields, options) : read_ngram(fields, options);
+  }
   read_verification(fields, options);
   fields.refuse_others();
   return options;

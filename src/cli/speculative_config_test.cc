@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <string>
+
 #include "base/error.h"
 #include "cli/run_for_test.h"
 
@@ -63,13 +67,36 @@ TEST(SpeculativeConfig, SyntheticRatesAreOneForEachDraft) {
   EXPECT_THAT(o.synthetic_rates, testing::ElementsAre(0.6, 0.3));
 }
 
+TEST(SpeculativeConfig, AHeadHasWeights) {
+  SpeculationOptions o = parse_speculative_config(
+      R"({"method":"eagle3","model":"some/head","num_speculative_tokens":3,
+          "draft_tensor_parallel_size":1})");
+  EXPECT_EQ(o.method, Method::kHead);
+  EXPECT_EQ(o.head_path, "some/head");
+  EXPECT_EQ(o.num_tokens, 3);
+  EXPECT_FALSE(o.draws_drafts);
+  o = parse_speculative_config(
+      R"({"method":"eagle3","model":"some/head","num_speculative_tokens":1,
+          "draft_sample_method":"probabilistic",
+          "rejection_sample_method":"synthetic","synthetic_acceptance_rates":[0.5]})");
+  EXPECT_EQ(o.method, Method::kHead);
+  EXPECT_THAT(o.synthetic_rates, testing::ElementsAre(0.5));
+  EXPECT_TRUE(o.draws_drafts);
+}
+
 TEST(SpeculativeConfig, SaysWhatIsWrong) {
   const std::vector<std::pair<const char*, const char*>> kCases = {
       {"ngram", "expected a JSON object"},
       {"[]", "expected a JSON object"},
       {"{}", "it needs a \"method\""},
       {R"({"method":"ngran","num_speculative_tokens":1})", "did you mean 'ngram'"},
-      {R"({"method":"eagle3","num_speculative_tokens":1})", "needs a drafter's weights"},
+      {R"({"method":"medusa","num_speculative_tokens":1})", "needs a drafter's weights"},
+      {R"({"method":"eagle3","num_speculative_tokens":1})", "needs a \"model\": the head's"},
+      {R"({"method":"eagle3","model":"d","num_speculative_tokens":1,"prompt_lookup_max":2})",
+       "no field \"prompt_lookup_max\""},
+      {R"({"method":"eagle3","model":"d","num_speculative_tokens":1,
+          "draft_sample_method":"gumbel"})",
+       "must be greedy or probabilistic"},
       {R"({"method":"ngram"})", "it needs \"num_speculative_tokens\""},
       {R"({"method":"ngram","num_speculative_tokens":0})", "must be 1 to 32, not 0"},
       {R"({"method":"ngram","num_speculative_tokens":33})", "must be 1 to 32, not 33"},
@@ -99,6 +126,38 @@ TEST(SpeculativeConfig, TooManyForAStepIsSaidBeforeAnythingIsLoaded) {
                    R"({"method":"ngram","num_speculative_tokens":16})"});
   EXPECT_NE(run.status, 0);
   EXPECT_THAT(run.err, HasSubstr("must be below --max-num-batched-tokens (16)"));
+}
+
+const std::string kSource = NIBBLE_SOURCE_DIR;
+
+CommandResult score_with_head(const std::string& head) {
+  return run_command({"score", kSource + "/models/nibble-tiny-gpt-oss", "--ids", "1,2,3",
+                      "--speculative-config",
+                      R"({"method":"eagle3","num_speculative_tokens":2,"model":")" + head + "\"}"});
+}
+
+TEST(SpeculativeConfig, HeadsForAnotherModelAreRefused) {
+  CommandResult run = score_with_head(kSource + "/tests/goldens/eagle3/specforge");
+  EXPECT_NE(run.status, 0);
+  EXPECT_THAT(run.err, HasSubstr("made for a model with a hidden size of 96; this one, "
+                                 "GptOssForCausalLM, has 256"));
+  run = score_with_head(kSource + "/models/nibble-tiny-gpt-oss");
+  EXPECT_NE(run.status, 0);
+  EXPECT_THAT(run.err, HasSubstr("heads of one layer"));
+
+  // The same head with the tokenizer of another model beside it, and with the model's own.
+  const std::string shipped = kSource + "/models/nibble-tiny-gpt-oss-eagle3";
+  const std::filesystem::path copy = std::filesystem::path(testing::TempDir()) / "other_tokenizer";
+  std::filesystem::remove_all(copy);
+  std::filesystem::copy(shipped, copy);
+  std::filesystem::copy(kSource + "/models/nibble-tiny-gpt-oss/tokenizer.json", copy);
+  run = score_with_head(copy);
+  EXPECT_EQ(run.status, 0) << run.err;
+  EXPECT_THAT(run.err, AllOf(HasSubstr("drafts by "), HasSubstr("bytes a token of KV cache")));
+  std::ofstream(copy / "tokenizer.json") << R"({"model": {"vocab": {"a": 0, "b": 1}}})";
+  run = score_with_head(copy);
+  EXPECT_NE(run.status, 0);
+  EXPECT_THAT(run.err, HasSubstr("its ids are not those of the model's tokenizer"));
 }
 
 }  // namespace
