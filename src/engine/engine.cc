@@ -31,7 +31,7 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
       kv_(kv_info_, kv_plan_, page_memory()),
       step_limits_(step_limits(model.info(), options)),
       scheduler_(
-          kv_, {.max_num_seqs = options.max_num_seqs,
+          kv_, {.max_num_seqs = kv_plan_.options.max_num_seqs,
                 .max_tokens = options.max_num_batched_tokens,
                 .max_score_rows = step_limits_.max_out - options.max_num_seqs - max_drafts(options),
                 .max_drafts = max_drafts(options),
@@ -267,6 +267,8 @@ void Engine::Impl::publish_stats() {
   counters_.prefix_cache_queries = scheduler_.counts().prefix_queries;
   counters_.prefix_cache_hits = scheduler_.counts().prefix_hits;
   counters_.kv_usage = kv_.usage();
+  counters_.states_running = kv_.states().pool().num_used();
+  counters_.states_kept = kv_.states().num_kept();
   counters_.speculation = speculation_.counts();
   const std::lock_guard lock(mutex_);
   stats_ = counters_;
@@ -351,6 +353,7 @@ Result<std::vector<RequestId>> Engine::submit_forks(std::vector<Request> request
 void Engine::cancel(RequestId id) { impl_->cancel(id); }
 EngineStats Engine::stats() const { return impl_->stats(); }
 int32_t Engine::max_model_len() const { return impl_->kv_plan().max_len; }
+const KvPlan& Engine::kv_plan() const { return impl_->kv_plan(); }
 int64_t Engine::kv_tokens() const { return impl_->kv_plan().tokens; }
 int64_t Engine::draft_bytes(int32_t tokens) const { return impl_->draft_bytes(tokens); }
 const Model& Engine::model() const { return impl_->model(); }

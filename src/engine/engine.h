@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "engine/kv_plan.h"
 #include "engine/metrics.h"
 #include "engine/request.h"
 #include "engine/speculation_counts.h"
@@ -35,6 +36,10 @@ struct EngineStats {
   int32_t num_running = 0;
   int32_t num_waiting = 0;
   double kv_usage = 0;  // of the pages, 0..1
+  // States of recurrent layers: of running sequences and their steps, and those that later prompts
+  // may go on from, which give way to the former.
+  int32_t states_running = 0;
+  int32_t states_kept = 0;
   int64_t prompt_tokens = 0;
   int64_t generation_tokens = 0;
   int64_t num_preemptions = 0;
@@ -79,6 +84,7 @@ class Engine {
 
   EngineStats stats() const;                  // thread-safe
   int32_t max_model_len() const;              // as granted
+  const KvPlan& kv_plan() const;              // what pages and states there are
   int64_t kv_tokens() const;                  // positions that the pages hold
   int64_t draft_bytes(int32_t tokens) const;  // that drafts for a sequence of so many keep
   const Model& model() const;
@@ -87,12 +93,13 @@ class Engine {
   // whoever plans before anything is loaded ask it.
   static void check(const ModelInfo& info, const EngineOptions& options);
   // For the memory plan, before anything is loaded: the largest step that the engine will ask the
-  // model for; the bytes of pages so that `num_seqs` sequences of `len` tokens fit at once; the
-  // positions that options.kv_bytes will hold (throws as the constructor does).
+  // model for; the bytes of pages and states so that `num_seqs` sequences of `len` tokens fit at
+  // once; what options.kv_bytes will hold (throws as the constructor does).
   static StepLimits step_limits(const ModelInfo& info, const EngineOptions& options);
   static int64_t kv_bytes_for(const ModelInfo& info, const EngineOptions& options, int32_t len,
                               int32_t num_seqs);
   static int64_t kv_tokens_for(const ModelInfo& info, const EngineOptions& options);
+  static KvPlan kv_plan_for(const ModelInfo& info, const EngineOptions& options);
   // What the engine allocates beside the pages: page tables for sequences of up to `len` tokens,
   // the arrays of a step, the sampler's rows, the past answers that drafts are made from.
   static int64_t table_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len);

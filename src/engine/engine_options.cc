@@ -135,7 +135,11 @@ int64_t Engine::gpu_bytes(const ModelInfo& info, const EngineOptions& options, i
 }
 
 int64_t Engine::kv_tokens_for(const ModelInfo& info, const EngineOptions& options) {
-  return plan_kv(kv_info(info, options), kv_options(options)).tokens;
+  return kv_plan_for(info, options).tokens;
+}
+
+KvPlan Engine::kv_plan_for(const ModelInfo& info, const EngineOptions& options) {
+  return plan_kv(kv_info(info, options), kv_options(options));
 }
 
 }  // namespace nibble

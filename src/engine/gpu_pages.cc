@@ -34,14 +34,14 @@ void GpuPages::copy_page(const Tensor& pages, int32_t from, int32_t to) {
   copies_.push_back({data + to * bytes, data + from * bytes, bytes});
 }
 
-const int32_t* GpuPages::add_table(std::span<const int32_t> host) {
+PageMemory::Table GpuPages::add_table(std::span<const int32_t> host) {
   const auto n = static_cast<int64_t>(host.size());
   CHECK((num_entries_ + n) * static_cast<int64_t>(sizeof(int32_t)) <= entries_.size_bytes());
   tables_.push_back({host, num_entries_});
   int32_t* const entries = static_cast<int32_t*>(entries_.data()) + num_entries_;
   if (n > 0) cuda::copy(entries, host.data(), static_cast<int64_t>(host.size_bytes()));
   num_entries_ += n;
-  return entries;
+  return {entries, static_cast<int32_t>(tables_.size()) - 1};
 }
 
 void GpuPages::changed(int32_t table, int64_t index) {
@@ -57,9 +57,9 @@ void GpuPages::flush() {
   if (dirty_.empty()) return;
   auto* const entries = static_cast<int32_t*>(entries_.data());
   if (static_cast<int64_t>(dirty_.size()) == kMaxUpdates) {
-    for (const Table& t : tables_)
-      cuda::copy_async(entries + t.offset, t.host.data(), static_cast<int64_t>(t.host.size_bytes()),
-                       stream_);
+    for (const HostTable& t : tables_)
+      cuda::copy_async(entries + t.offset, t.entries.data(),
+                       static_cast<int64_t>(t.entries.size_bytes()), stream_);
     std::fill(is_dirty_.begin(), is_dirty_.end(), false);
     dirty_.clear();
     return;
@@ -69,9 +69,9 @@ void GpuPages::flush() {
   int64_t n = 0;
   for (const int32_t entry : dirty_) {
     const auto after = std::upper_bound(tables_.begin(), tables_.end(), entry,
-                                        [](int32_t e, const Table& t) { return e < t.offset; });
-    const Table& t = *(after - 1);
-    sent[n++] = {entry, t.host[entry - t.offset]};
+                                        [](int32_t e, const HostTable& t) { return e < t.offset; });
+    const HostTable& t = *(after - 1);
+    sent[n++] = {entry, t.entries[entry - t.offset]};
     is_dirty_[entry] = false;
   }
   dirty_.clear();

@@ -21,7 +21,7 @@ class GpuPages final : public PageMemory {
 
   Tensor take(DType dtype, std::initializer_list<int64_t> shape) override;
   void copy_page(const Tensor& pages, int32_t from, int32_t to) override;
-  const int32_t* add_table(std::span<const int32_t> host) override;
+  Table add_table(std::span<const int32_t> host) override;
   void changed(int32_t table, int64_t index) override;
 
   // Copies pages and sends the entries that changed since the last call. The work of the call
@@ -30,8 +30,8 @@ class GpuPages final : public PageMemory {
 
  private:
   static constexpr int64_t kMaxUpdates = int64_t{1} << 16;
-  struct Table {
-    std::span<const int32_t> host;
+  struct HostTable {
+    std::span<const int32_t> entries;
     int64_t offset;  // of its first entry in entries_
   };
 
@@ -47,7 +47,7 @@ class GpuPages final : public PageMemory {
   Buffer entries_, updates_;  // on the device: int32_t [entries], Update [kMaxUpdates]
   Buffer sent_;               // pinned: Update [2, kMaxUpdates], in turns
   int turn_ = 0;
-  std::vector<Table> tables_;
+  std::vector<HostTable> tables_;
   std::vector<bool> is_dirty_;  // [entries]
   std::vector<int32_t> dirty_;  // indices into entries_, each once; full: all are sent
   int64_t num_entries_ = 0;

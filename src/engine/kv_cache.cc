@@ -21,20 +21,31 @@ int32_t num_nodes(const KvPlan& plan) {
                          plan.options.max_num_seqs);
 }
 
+// Behind the pages of each group, one for every state: where a state that is kept follows a part of
+// a page, that part is here, as the sequence's own page goes on to be written.
+int32_t num_tails(const KvPlan& plan) { return plan.options.prefix_cache ? plan.state_slots : 0; }
+
+int32_t num_paged(const ModelInfo& info) {
+  return static_cast<int32_t>(std::ranges::count(info.groups, false, &LayerGroup::is_recurrent));
+}
+
 }  // namespace
 
 int64_t KvCache::arena_bytes(const ModelInfo& info, const KvPlan& plan) {
-  int64_t bytes = 0;
+  int64_t bytes = StateSlots::arena_bytes(info, plan.state_slots);
   for (size_t g = 0; g < info.groups.size(); ++g) {
     const auto num_layers = static_cast<int64_t>(info.groups[g].layers.size());
-    const int64_t all = plan.group_pages[g] * page_bytes(info.groups[g], plan.options);
+    const int64_t pages = plan.group_pages[g] + num_tails(plan);
+    const int64_t all = pages * page_bytes(info.groups[g], plan.options);
     if (num_layers > 0) bytes += 2 * num_layers * Arena::padded(all / (2 * num_layers));
   }
   return bytes;
 }
 
 int64_t KvCache::table_entries(const ModelInfo& info, const KvOptions& options, int32_t len) {
-  return static_cast<int64_t>(info.groups.size()) * options.max_num_seqs * pages_of(options, len);
+  const int64_t rows = options.max_num_seqs;
+  const bool has_states = num_paged(info) < std::ssize(info.groups);
+  return num_paged(info) * rows * pages_of(options, len) + (has_states ? 2 * rows : 0);
 }
 
 int64_t KvCache::table_bytes(const ModelInfo& info, const KvOptions& options, int32_t len) {
@@ -42,11 +53,17 @@ int64_t KvCache::table_bytes(const ModelInfo& info, const KvOptions& options, in
   if (!options.prefix_cache) return bytes;
   int64_t pages = options.max_num_seqs;
   for (const LayerGroup& group : info.groups) {
+    if (group.is_recurrent()) continue;
     pages += peak_pages(group, options, len, options.max_num_seqs) +
              kept_pages(group, options, int64_t{len} * options.max_num_seqs);
   }
+  if (num_paged(info) < std::ssize(info.groups)) {
+    const int64_t slots = state_slots(info, options, options.max_num_seqs) +
+                          kept_states(info, options, int64_t{len} * options.max_num_seqs);
+    bytes += StateSlots::table_bytes(slots, options, pages);
+  }
   return bytes + pages * static_cast<int64_t>(sizeof(int32_t)) + PagePool::bytes(pages) +
-         PrefixCache::bytes(pages, options.page_size, static_cast<int32_t>(info.groups.size()));
+         PrefixCache::bytes(pages, options.page_size, num_paged(info));
 }
 
 KvCache::KvCache(const ModelInfo& info, const KvPlan& plan, std::unique_ptr<PageMemory> memory)
@@ -56,24 +73,30 @@ KvCache::KvCache(const ModelInfo& info, const KvPlan& plan, std::unique_ptr<Page
       memory_(memory ? std::move(memory) : std::make_unique<HostPages>(arena_bytes(info, plan))),
       layers_(info.num_layers),
       slots_(plan.options.max_num_seqs),
-      prefixes_(num_nodes(plan), plan.options.page_size, static_cast<int32_t>(info.groups.size())) {
+      prefixes_(num_nodes(plan), plan.options.page_size, num_paged(info)),
+      states_(info, plan, *memory_, prefixes_, num_nodes(plan)) {
   CHECK(plan.group_pages.size() == layer_groups_.size());
+  CHECK(!states_.exist() || plan.options.max_rollback == 0);
   path_.reserve(max_pages_);
-  for (Slot& slot : slots_) slot.extents.resize(layer_groups_.size());
+  for (Slot& slot : slots_) slot.extents.resize(num_paged(info));
+  groups_.reserve(num_paged(info));
   for (size_t g = 0; g < layer_groups_.size(); ++g) {
+    if (layer_groups_[g].is_recurrent()) continue;
     groups_.push_back({.window = layer_groups_[g].window,
                        .pool = PagePool(plan.group_pages[g]),
                        .table = std::vector<int32_t>(slots_.size() * max_pages_, KvLayer::kNoPage),
                        .nodes = std::vector<int32_t>(plan.group_pages[g], PrefixCache::kNoNode),
-                       .layers = &layer_groups_[g]});
-    const int32_t* const table = memory_->add_table(groups_.back().table);
+                       .layers = &layer_groups_[g],
+                       .number = 0});
+    const PageMemory::Table table = memory_->add_table(groups_.back().table);
+    groups_.back().number = table.number;
     for (int32_t l : layer_groups_[g].layers) {
       const std::initializer_list<int64_t> shape = {
-          plan.group_pages[g], layer_groups_[g].num_kv_heads, plan.options.page_size,
-          layer_groups_[g].head_dim};
+          plan.group_pages[g] + num_tails(plan), layer_groups_[g].num_kv_heads,
+          plan.options.page_size, layer_groups_[g].head_dim};
       layers_[l] = {.k = memory_->take(plan.options.dtype, shape),
                     .v = memory_->take(plan.options.dtype, shape),
-                    .page_table = table,
+                    .page_table = table.entries,
                     .max_pages = max_pages_,
                     .page_size = plan.options.page_size};
     }
@@ -89,39 +112,54 @@ int32_t KvCache::open() {
   return kNoSlot;
 }
 
-void KvCache::close(int32_t slot) {
+void KvCache::close(int32_t slot, std::span<const int32_t> tokens) {
   Slot& s = slots_[slot];
   CHECK(s.is_open);
+  if (states_.exist()) {
+    if (!tokens.empty()) keep_state(slot, tokens, PagePool::kLasting);
+    states_.close(slot);
+  }
   s.length = s.reserved = 0;
   trim(slot);
   leave_tree(s);
   s.is_open = false;
 }
 
-// The text of a prefix is there where full groups have all of its pages, and window groups those
-// that the next token sees. Sets known_pages to how far the full groups go.
-int32_t KvCache::longest_hit(int32_t root, std::span<const int32_t> tokens, int32_t& known_pages) {
+// The text of a prefix is there where full groups have all of its pages, window groups those that
+// the next token sees, and recurrent layers the state behind it. Sets known_pages to how far the
+// full groups go.
+KvCache::Hit KvCache::longest_hit(int32_t root, std::span<const int32_t> tokens,
+                                  int32_t& known_pages) {
   const int32_t page_size = plan_.options.page_size;
-  const int32_t most = (static_cast<int32_t>(tokens.size()) - 1) / page_size;
+  const auto most = static_cast<int32_t>(tokens.size()) - 1;
   path_.clear();
   std::vector<int32_t> run_starts(groups_.size(), 0);  // of the pages without a gap up to here
-  int32_t hit = 0;
-  for (int32_t node = root; static_cast<int32_t>(path_.size()) < most;) {
+  Hit hit;
+  for (int32_t node = root;; path_.push_back(node)) {
     const auto p = static_cast<int32_t>(path_.size());
-    node = prefixes_.find(node, tokens.subspan(int64_t{p} * page_size, page_size));
-    if (node == PrefixCache::kNoNode) break;
+    Hit here{.length = p * page_size};
+    if (states_.exist()) {
+      const int32_t room = std::min(most - here.length, page_size - 1);
+      here.state = states_.find(node, tokens.subspan(here.length, room));
+      here.length =
+          here.state == StateSlots::kNone ? 0 : here.length + states_.tail_length(here.state);
+    }
     bool all_there = true;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      all_there &=
+          run_starts[g] <= std::min(std::max(p - 1, 0), first_visible(groups_[g], here.length));
+    }
+    if (here.length > 0 && all_there) hit = here;
+    known_pages = p;
+    if ((p + 1) * page_size > most) return hit;
+    node = prefixes_.find(node, tokens.subspan(int64_t{p} * page_size, page_size));
+    if (node == PrefixCache::kNoNode) return hit;
     for (size_t g = 0; g < groups_.size(); ++g) {
       const bool is_there = prefixes_.page(node, static_cast<int32_t>(g)) != KvLayer::kNoPage;
       if (!is_there && groups_[g].window == kNoWindow) return hit;
       if (!is_there) run_starts[g] = p + 1;
-      all_there &= run_starts[g] <= std::min(p, first_visible(groups_[g], (p + 1) * page_size));
     }
-    path_.push_back(node);
-    known_pages = p + 1;
-    if (all_there) hit = p + 1;
   }
-  return hit;
 }
 
 int32_t KvCache::adopt(int32_t slot, std::span<const int32_t> tokens, const std::string& salt,
@@ -134,25 +172,95 @@ int32_t KvCache::adopt(int32_t slot, std::span<const int32_t> tokens, const std:
   prefixes_.share(root);
   s.node = root;
   int32_t known_pages = 0;
-  const int32_t hit = reuse ? longest_hit(root, tokens, known_pages) : 0;
+  const Hit hit = reuse ? longest_hit(root, tokens, known_pages) : Hit{};
   s.marks[0] = known_pages * plan_.options.page_size;
   s.marks[1] = static_cast<int32_t>(tokens.size()) - 1;
-  if (hit == 0) return 0;
+  s.num_prompt = static_cast<int32_t>(tokens.size());
+  if (states_.exist()) plan_cuts(s, hit.length, s.marks[0]);
+  return hit.length > 0 && take_over(slot, hit) ? hit.length : 0;
+}
+
+// False, with nothing changed, where there is no page for the part of one that the hit ends with.
+bool KvCache::take_over(int32_t slot, const Hit& hit) {
+  Slot& s = slots_[slot];
+  const int32_t num_pages = hit.length / plan_.options.page_size;
+  const bool has_tail = hit.length % plan_.options.page_size > 0;
   for (size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
-    s.extents[g] = {first_visible(group, hit * plan_.options.page_size), hit};
-    for (int32_t p = s.extents[g].first; p < hit; ++p) {
+    s.extents[g] = {first_visible(group, hit.length), num_pages};
+    for (int32_t p = s.extents[g].first; p < num_pages; ++p) {
       const int32_t page = prefixes_.page(path_[p], static_cast<int32_t>(g));
       group.pool.share(page);
       put(g, slot, p, page);
     }
   }
-  prefixes_.share(path_[hit - 1]);
-  leave_tree(s);
-  s.node = path_[hit - 1];
-  s.num_known = hit;
-  s.length = s.reserved = hit * plan_.options.page_size;
-  return s.length;
+  const auto is_full = [](const Group& group) { return group.pool.num_free() == 0; };
+  if (has_tail && std::ranges::any_of(groups_, is_full)) return trim(slot), false;
+  if (hit.state != StateSlots::kNone) {
+    states_.adopt(slot, hit.state);
+    s.kept_at = hit.length;
+  }
+  for (size_t g = 0; has_tail && g < groups_.size(); ++g) {
+    put(g, slot, num_pages, take_page(static_cast<int32_t>(g)));
+    s.extents[g].end = num_pages + 1;
+    copy_page(groups_[g], groups_[g].pool.num_pages() + hit.state,
+              row(groups_[g], slot)[num_pages]);
+  }
+  if (num_pages > 0) {
+    prefixes_.share(path_[num_pages - 1]);
+    leave_tree(s);
+    s.node = path_[num_pages - 1];
+  }
+  s.num_known = num_pages;
+  s.length = s.reserved = hit.length;
+  return true;
+}
+
+// Where the text goes on to be known, but no state is: others part from it there, and this time the
+// state is kept. The same before the prompt's last tokens, which begin an answer, and may be others
+// when the text comes again. Each cut costs a step, so it has to save more.
+void KvCache::plan_cuts(Slot& slot, int32_t hit, int32_t known) {
+  const int32_t page_size = plan_.options.page_size;
+  const int32_t end = std::max(0, slot.num_prompt - kAnswerHeader) / page_size * page_size;
+  slot.cuts[0] = known - hit >= kPartingPages * page_size ? known : 0;
+  slot.cuts[1] = end - std::max(hit, slot.cuts[0]) >= kPromptPages * page_size ? end : 0;
+  slot.kept_at = 0;
+}
+
+int32_t KvCache::cut(int32_t slot, int32_t n) const {
+  const Slot& s = slots_[slot];
+  for (const int32_t at : s.cuts) {
+    if (s.length < at && at < s.length + n) n = at - s.length;
+  }
+  return n;
+}
+
+// The state behind the committed text, and the part of its last page, for others.
+void KvCache::keep_state(int32_t slot, std::span<const int32_t> tokens, PagePool::Queue queue) {
+  Slot& s = slots_[slot];
+  const int32_t page_size = plan_.options.page_size;
+  const int32_t whole = s.length / page_size, tail = s.length % page_size;
+  if (s.node == PrefixCache::kNoNode || s.num_known != whole) return;
+  const int32_t state =
+      states_.keep(slot, s.node, tokens.subspan(int64_t{whole} * page_size, tail), queue);
+  s.kept_at = s.length;
+  if (state == StateSlots::kNone || tail == 0) return;
+  for (Group& group : groups_) {
+    copy_page(group, row(group, slot)[whole], group.pool.num_pages() + state);
+  }
+}
+
+// After a step from position `begin` on: where it ended at a cut, and, to be forgotten sooner, at
+// the prompt's end or far behind the last one kept.
+void KvCache::keep_prompts_state(int32_t slot, std::span<const int32_t> tokens, int32_t begin) {
+  const Slot& s = slots_[slot];
+  if (begin >= s.num_prompt) return;
+  if (s.length == s.cuts[0] || s.length == s.cuts[1])
+    return keep_state(slot, tokens, PagePool::kLasting);
+  const bool is_end = s.length >= s.num_prompt - 1 && begin < s.num_prompt - 1;
+  const int32_t worth = is_end && s.cuts[1] == 0 ? kPartingPages : kStatePages;
+  if (s.length - s.kept_at >= worth * plan_.options.page_size)
+    keep_state(slot, tokens, PagePool::kPassing);
 }
 
 // Makes the pages that are whole by now, and that will not be rolled back, known to others.
@@ -185,7 +293,7 @@ void KvCache::leave_tree(Slot& slot) {
 
 void KvCache::put(size_t group, int32_t slot, int32_t p, int32_t page) {
   row(groups_[group], slot)[p] = page;
-  memory_->changed(static_cast<int32_t>(group), int64_t{slot} * max_pages_ + p);
+  memory_->changed(groups_[group].number, int64_t{slot} * max_pages_ + p);
 }
 
 // The page of the next position is partly filled, and another sequence reads it too.
@@ -204,6 +312,7 @@ bool KvCache::reserve(int32_t slot, int32_t n) {
                             (writes_shared(groups_[g], slot, s.extents[g]) ? 1 : 0);
     if (missing > groups_[g].pool.num_free()) return false;
   }
+  if (states_.exist() && n > 0 && !states_.reserve(slot)) return false;
   for (size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
     Extent& extent = s.extents[g];
@@ -219,7 +328,14 @@ bool KvCache::reserve(int32_t slot, int32_t n) {
     }
   }
   s.reserved = std::max(s.reserved, s.length + n);
+  s.step = n;
   return true;
+}
+
+bool KvCache::reserve_ahead(int32_t slot, int32_t n) {
+  if (!reserve(slot, n + 1)) return false;
+  slots_[slot].step = n;
+  return !states_.exist() || states_.reserve_ahead(slot);
 }
 
 // The caller has seen that one is free.
@@ -233,6 +349,7 @@ int32_t KvCache::take_page(int32_t group) {
 // same text is of no use any more.
 void KvCache::forget_page(int32_t group, int32_t page) {
   const int32_t node = std::exchange(groups_[group].nodes[page], PrefixCache::kNoNode);
+  if (groups_[group].window == kNoWindow) states_.forget(node);
   for (int32_t g = 0; g < static_cast<int32_t>(groups_.size()); ++g) {
     const int32_t other = prefixes_.page(node, g);
     if (g == group || groups_[group].window != kNoWindow || other == KvLayer::kNoPage) continue;
@@ -250,17 +367,24 @@ void KvCache::commit(int32_t slot, int32_t n, std::span<const int32_t> tokens, i
   s.length += n;
   s.reserved = s.length + kept;
   publish(slot, tokens);
+  if (states_.exist()) {
+    CHECK(n == 0 || n == s.step);
+    states_.commit(slot, n > 0, kept > 0);
+    if (n > 0 && s.node != PrefixCache::kNoNode) keep_prompts_state(slot, tokens, s.length - n);
+  }
   trim(slot);
 }
 
 void KvCache::rollback(int32_t slot, int32_t n) {
   Slot& s = slots_[slot];
   CHECK(s.is_open && n >= 0 && n <= s.length);
+  CHECK(!states_.exist() || n == 0 || n == s.length);
   s.length -= n;
   s.reserved = s.length;
   CHECK(s.length == 0 ||
         s.num_known * plan_.options.page_size <= s.length + plan_.options.max_rollback);
   if (s.length == 0) leave_tree(s);
+  if (s.length == 0 && states_.exist()) states_.close(slot);
   for (size_t g = 0; g < groups_.size() && s.length > 0; ++g) {
     // The window of the next token must still be there.
     const int32_t oldest = std::max(0, s.length - groups_[g].window + 1);
@@ -274,6 +398,7 @@ int32_t KvCache::fork(int32_t slot) {
   const int32_t copy = open();
   if (copy == kNoSlot) return kNoSlot;
   slots_[copy] = slots_[slot];
+  if (states_.exist()) states_.fork(slot, copy);
   if (slots_[copy].node != PrefixCache::kNoNode) prefixes_.share(slots_[copy].node);
   for (size_t g = 0; g < groups_.size(); ++g) {
     for (int32_t p = slots_[slot].extents[g].first; p < slots_[slot].extents[g].end; ++p) {
@@ -326,8 +451,8 @@ void KvCache::drop(Group& group, int32_t slot, int32_t first, int32_t end) {
 }
 
 // Whether the cached page is one that a later prompt is likely to ask for: any of a full group or
-// of an ended sequence; of a running one, those that a token sees who stands at a mark, or at one
-// of the positions kept for all.
+// of an ended sequence; of a running one, those that a token sees who stands at a mark, where a
+// state was kept, or at one of the positions kept for all.
 bool KvCache::is_kept(const Group& group, const Slot& slot, int32_t page) const {
   if (group.window == kNoWindow || slot.length == 0) return true;
   const auto sees = [&](int32_t position) {
@@ -335,7 +460,7 @@ bool KvCache::is_kept(const Group& group, const Slot& slot, int32_t page) const 
     return page < end && page >= first_visible(group, end * plan_.options.page_size);
   };
   const int32_t next = (page + 1) * plan_.options.page_size + kKeptWindowEvery - 1;
-  return sees(slot.marks[0]) || sees(slot.marks[1]) ||
+  return sees(slot.marks[0]) || sees(slot.marks[1]) || sees(slot.kept_at) ||
          sees(next / kKeptWindowEvery * kKeptWindowEvery);
 }
 

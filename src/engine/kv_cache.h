@@ -1,8 +1,9 @@
 // KvCache: keys and values of all sequences in pages, one page table and one page pool per layer
-// group. A page is an integer id with a reference count; a page that several sequences share is
-// copied before one of them writes to it. Pages of a window group are given back once no later
-// token can see them. With a prefix cache, whole pages that were given back keep their content
-// until the memory is needed, and a later sequence that starts with the same text takes them over.
+// group, and the states of recurrent layers in slots (state_slots.h). A page is an integer id with
+// a reference count; a page that several sequences share is copied before one of them writes to it.
+// Pages of a window group are given back once no later token can see them. With a prefix cache,
+// whole pages that were given back keep their content until the memory is needed, and a later
+// sequence that starts with the same text takes them over.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include "engine/page_memory.h"
 #include "engine/page_pool.h"
 #include "engine/prefix_cache.h"
+#include "engine/state_slots.h"
 #include "models/model.h"
 
 namespace nibble {
@@ -35,19 +37,26 @@ class KvCache {
 
   // A slot with an empty sequence; kNoSlot where max_num_seqs are open.
   int32_t open();
-  // Gives back the slot and its pages.
-  void close(int32_t slot);
+  // Gives back the slot and its pages. What follows its `tokens`, if given, may go on from its
+  // state.
+  void close(int32_t slot, std::span<const int32_t> tokens = {});
 
   // For a slot just opened: takes over the pages of the longest prefix of `tokens` that is known
-  // under `salt` and shorter than all of them, and returns its length; a multiple of the page
-  // size, 0 where none is. With `reuse` false it takes none, but what the sequence will commit is
-  // found by others.
+  // under `salt` and shorter than all of them, and returns its length; 0 where none is. Without
+  // recurrent layers a multiple of the page size; with them, a length whose state was kept. With
+  // `reuse` false it takes none, but what the sequence will commit is found by others.
   int32_t adopt(int32_t slot, std::span<const int32_t> tokens, const std::string& salt,
                 bool reuse = true);
 
   // Makes positions [length, length + n) writable in every group; false, with nothing changed,
-  // where pages are missing.
+  // where pages are missing. A step that writes them has n tokens, of which commit() takes all or
+  // none where there are recurrent layers: their state is that behind the last.
   bool reserve(int32_t slot, int32_t n);
+  // One position more, for a step that begins before commit() of the one at hand.
+  bool reserve_ahead(int32_t slot, int32_t n);
+  // Of the n tokens that follow, how many a step should take at most: up to where texts part, as a
+  // state exists only where a step ends.
+  int32_t cut(int32_t slot, int32_t n) const;
   // The first n reserved positions now belong to the sequence, the next `kept` stay reserved; what
   // was reserved beyond them, and what fell out of a window, is given back. `tokens` are those of
   // the sequence from its start, at least as many as are committed now; only a slot that called
@@ -71,7 +80,8 @@ class KvCache {
   const PagePool& pool(int32_t group) const { return groups_[group].pool; }
   double usage() const;  // of the pages of the fullest group, 0..1; cached ones count as free
   const PrefixCache& prefixes() const { return prefixes_; }
-  SeqState state() const { return {.layers = layers_.data()}; }
+  const StateSlots& states() const { return states_; }
+  SeqState state() const { return {.layers = layers_.data(), .recurrent = states_.layers()}; }
 
  private:
   // Logical pages [first, end) of a sequence are held in a group's table.
@@ -87,6 +97,10 @@ class KvCache {
     int32_t node = PrefixCache::kNoNode;  // of its first num_known pages; kNoNode: is not cached
     int32_t num_known = 0;
     int32_t marks[2] = {0, 0};  // positions where later prompts may go on from this one's text
+    int32_t cuts[2] = {0, 0};   // the same, where steps end for the sake of the state; 0: none
+    int32_t num_prompt = 0;     // tokens that adopt() was shown
+    int32_t kept_at = 0;        // position of the last state that was kept
+    int32_t step = 0;           // tokens reserved for the step at hand
   };
   struct Group {
     int32_t window;
@@ -94,6 +108,12 @@ class KvCache {
     std::vector<int32_t> table;  // [slots, max_pages]
     std::vector<int32_t> nodes;  // [pages] whose text a page holds, or kNoNode
     const LayerGroup* layers;
+    int32_t number;  // of the table
+  };
+  // What is known of a text's beginning.
+  struct Hit {
+    int32_t length = 0;
+    int32_t state = StateSlots::kNone;
   };
 
   int32_t* row(Group& group, int32_t slot) { return &group.table[int64_t{slot} * max_pages_]; }
@@ -105,7 +125,11 @@ class KvCache {
   void forget_page(int32_t group, int32_t page);
   void drop(Group& group, int32_t slot, int32_t first, int32_t end);
   void trim(int32_t slot);
-  int32_t longest_hit(int32_t root, std::span<const int32_t> tokens, int32_t& known_pages);
+  Hit longest_hit(int32_t root, std::span<const int32_t> tokens, int32_t& known_pages);
+  bool take_over(int32_t slot, const Hit& hit);
+  void plan_cuts(Slot& slot, int32_t hit, int32_t known);
+  void keep_state(int32_t slot, std::span<const int32_t> tokens, PagePool::Queue queue);
+  void keep_prompts_state(int32_t slot, std::span<const int32_t> tokens, int32_t begin);
   void publish(int32_t slot, std::span<const int32_t> tokens);
   void leave_tree(Slot& slot);
   bool is_kept(const Group& group, const Slot& slot, int32_t page) const;
@@ -118,6 +142,7 @@ class KvCache {
   std::vector<Group> groups_;
   std::vector<Slot> slots_;
   PrefixCache prefixes_;
+  StateSlots states_;
   std::vector<int32_t> path_;  // [max_pages] nodes of the text that is looked up
 };
 

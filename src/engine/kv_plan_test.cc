@@ -92,6 +92,68 @@ TEST(KvPlan, WindowsShrinkBeforeALengthIsRefused) {
   EXPECT_THROW(plan_kv(info, options_of(int64_t{1} << 40, 4097)), Error);
 }
 
+// Qwen3-Next-80B: 12 layers with pages, 36 with a state.
+ModelInfo recurrent_and_full() {
+  ModelInfo info;
+  info.num_layers = 48;
+  info.max_positions = 262144;
+  info.groups = {{.layers = std::vector<int32_t>(12), .num_kv_heads = 2, .head_dim = 256},
+                 {.layers = std::vector<int32_t>(36), .recurrent = {32, 128, 128, 8192, 4}}};
+  return info;
+}
+
+TEST(KvPlan, StatesTakeTheirShareBesidePages) {
+  const ModelInfo info = recurrent_and_full();
+  KvOptions options = options_of(int64_t{10} << 30, 8192);
+  EXPECT_EQ(slot_bytes(info, options), 79'036'416);
+  KvPlan plan = plan_kv(info, options);
+  EXPECT_EQ(plan.state_slots, 8);  // two of each of four sequences
+  EXPECT_EQ(plan.group_pages[1], 0);
+  EXPECT_EQ(plan.bytes, 8 * 79'036'416 + plan.group_pages[0] * page_bytes(info.groups[0], options));
+
+  options.prefix_cache = true;
+  options.max_num_seqs = 64;
+  const int64_t slot = 79'036'416 + page_bytes(info.groups[0], options);
+  EXPECT_EQ(slot_bytes(info, options), slot);
+  options.bytes += 128 * slot;
+  plan = plan_kv(info, options);
+  EXPECT_EQ(plan.state_slots, 128 + plan.tokens / 4096);
+  EXPECT_GT(plan.tokens, 200'000);
+  EXPECT_LE(plan.bytes, options.bytes);
+  EXPECT_GT(plan.bytes, options.bytes - 2 * slot);
+  const int64_t arena = KvCache::arena_bytes(info, plan);
+  EXPECT_GE(arena, plan.bytes);
+  EXPECT_LE(arena, plan.bytes + 48 * 2 * Arena::kAlign);  // each array begins on a line of its own
+}
+
+TEST(KvPlan, FewerSequencesAtOnceWhereStatesLackRoom) {
+  const ModelInfo info = recurrent_and_full();
+  KvOptions options = options_of(0, 8192);
+  const int64_t slot = slot_bytes(info, options);
+  options.bytes = kv_bytes_for(info, options, 8192, 1) + 5 * slot;
+  const KvPlan plan = plan_kv(info, options);
+  EXPECT_EQ(plan.options.max_num_seqs, 3);
+  EXPECT_EQ(plan.state_slots, 6);
+  EXPECT_GE(plan.tokens, 8192);
+
+  const auto refusal = [&](int64_t bytes, int32_t max_len) -> std::string {
+    options.bytes = bytes;
+    options.max_len = max_len;
+    try {
+      plan_kv(info, options);
+      return "";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kMemory);
+      return e.what();
+    }
+  };
+  EXPECT_EQ(refusal(2 * slot + (100 << 20), 0), "");
+  EXPECT_THAT(refusal(2 * slot + (100 << 20), 8192),
+              ::testing::HasSubstr("158072832 of them for the states of recurrent layers"));
+  EXPECT_THAT(refusal(2 * slot + (100 << 20), 8192), ::testing::HasSubstr("lower --max-model-len"));
+  EXPECT_THAT(refusal(slot, 0), ::testing::HasSubstr("no other setting makes the states smaller"));
+}
+
 TEST(KvPlan, RefusalSaysWhatIsNeeded) {
   try {
     plan_kv(window_and_full(4096), options_of(1000, 512));

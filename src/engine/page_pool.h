@@ -50,6 +50,7 @@ class PagePool {
   int32_t references(int32_t page) const { return references_[page]; }
   int32_t num_pages() const { return static_cast<int32_t>(references_.size()); }
   int32_t num_free() const { return num_free_; }  // those that wait, cached ones included
+  int32_t num_used() const { return num_pages() - num_free_; }
 
   static constexpr int64_t bytes(int64_t num_pages) {
     return num_pages * static_cast<int64_t>(sizeof(int32_t) + sizeof(Link));

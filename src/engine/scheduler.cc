@@ -68,6 +68,7 @@ Chunk Scheduler::next_chunk(Sequence& sequence, const Budget& budget) const {
   Chunk chunk{.sequence = &sequence, .begin = sequence.num_computed, .length = 0, .num_out = 0};
   chunk.length = std::min(sequence.num_left(), budget.tokens - budget.decodes);
   if (!limits_.chunked && chunk.length < sequence.num_left()) chunk.length = 0;
+  if (kv_.states().exist()) chunk.length = with_states(sequence, chunk.length);
   if (!sequence.forks.empty()) {
     chunk.length = std::min(chunk.length, sequence.num_prompt - 1 - chunk.begin);
   }
@@ -84,6 +85,14 @@ Chunk Scheduler::next_chunk(Sequence& sequence, const Budget& budget) const {
   chunk.length = std::min(chunk.length, first_row - chunk.begin + budget.score_rows);
   chunk.num_out = std::max(0, chunk.begin + chunk.length - first_row);
   return chunk;
+}
+
+// Where there are states, a step ends where one is to be kept, and before a token whose mask may
+// come too late for it: without the last token, there would be no state of the others.
+int32_t Scheduler::with_states(const Sequence& sequence, int32_t length) const {
+  if (limits_.chunked) length = kv_.cut(sequence.slot, length);
+  const bool is_last = length == sequence.num_left() && length > 1;
+  return is_last && sequence.mask_state() == MaskState::kPending ? length - 1 : length;
 }
 
 void Scheduler::take(const Chunk& chunk, Budget& budget) {
@@ -107,12 +116,15 @@ bool Scheduler::reserve_or_preempt(Chunk& chunk, Budget& budget) {
 }
 
 void Scheduler::hold(size_t chunk) {
-  chunks_[chunk].length -= 1 + chunks_[chunk].num_drafts;
+  keep(chunk, chunks_[chunk].length - 1 - chunks_[chunk].num_drafts);
   chunks_[chunk].sequence->is_held = true;
 }
 
+// A state is that behind all tokens of a step. Of fewer there is none: they are computed again,
+// from the state before the step.
 void Scheduler::keep(size_t chunk, int32_t length) {
   CHECK(length >= 0 && length <= chunks_[chunk].length);
+  if (kv_.states().exist() && length < chunks_[chunk].length) length = 0;
   chunks_[chunk].length = length;
 }
 
@@ -132,7 +144,7 @@ int32_t Scheduler::num_held() const {
 
 bool Scheduler::reserve_ahead() {
   is_reserved_ahead_ = std::ranges::all_of(
-      chunks_, [&](const Chunk& c) { return kv_.reserve(c.sequence->slot, c.length + 1); });
+      chunks_, [&](const Chunk& c) { return kv_.reserve_ahead(c.sequence->slot, c.length); });
   return is_reserved_ahead_;
 }
 
@@ -207,7 +219,7 @@ bool Scheduler::start(Sequence& sequence, Budget& budget) {
 }
 
 void Scheduler::stop(Sequence& sequence) {
-  kv_.close(sequence.slot);
+  kv_.close(sequence.slot, sequence.tokens);
   sequence.slot = KvCache::kNoSlot;
   sequence.num_computed = sequence.num_verified = 0;
   sequence.drafts.clear();

@@ -40,7 +40,8 @@ class Scheduler {
   // Before commit(): the last token of the chunk's sequence is left to be computed again, when it
   // is not held any more.
   void hold(size_t chunk);
-  // Before commit(): only the first `length` tokens of the chunk became the sequence's.
+  // Before commit(): only the first `length` tokens of the chunk became the sequence's; none of
+  // them, unless all, where there are recurrent layers.
   void keep(size_t chunk, int32_t length);
   // Those whose masks are not pending any more are in the plans again. Whether there are any.
   bool release_held();
@@ -77,6 +78,7 @@ class Scheduler {
     int32_t decodes;  // running sequences further on that want one token each
   };
   Chunk next_chunk(Sequence& sequence, const Budget& budget) const;
+  int32_t with_states(const Sequence& sequence, int32_t length) const;
   void take(const Chunk& chunk, Budget& budget);
   bool reserve_or_preempt(Chunk& chunk, Budget& budget);
   void preempt_last();

@@ -88,8 +88,9 @@ class Play {
       say(step, text);
       finish(step, chunks);
     }
-    if (kv_.usage() != 0 || scheduler_.num_running() + scheduler_.num_waiting() != 0) {
-      text_ += "pages or sequences are left\n";
+    if (kv_.usage() != 0 || kv_.states().pool().num_used() != 0 ||
+        scheduler_.num_running() + scheduler_.num_waiting() != 0) {
+      text_ += "pages, states or sequences are left\n";
     }
     return text_;
   }
@@ -109,14 +110,21 @@ class Play {
       info.groups[1].window = setting("window", 0);
       info.groups[1].layers = {1};
     }
+    if (setting("states", 0) > 0) {
+      info.groups.push_back({.layers = {info.num_layers++}, .recurrent = {1, 1, 1, 1, 2}});
+    }
     return info;
   }
 
   KvPlan plan() const {
-    KvPlan plan{.options = {.page_size = setting("page", 4), .max_num_seqs = setting("seqs", 4)},
+    KvPlan plan{.options = {.page_size = setting("page", 4),
+                            .max_num_seqs = setting("seqs", 4),
+                            .prefix_cache = setting("cache", 0) != 0},
                 .max_len = 1000,
-                .group_pages = {setting("pages", 100)}};
+                .group_pages = {setting("pages", 100)},
+                .state_slots = setting("states", 0)};
     if (setting("window", 0) > 0) plan.group_pages.push_back(setting("window_pages", 100));
+    if (setting("states", 0) > 0) plan.group_pages.push_back(0);
     return plan;
   }
 

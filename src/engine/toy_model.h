@@ -1,7 +1,9 @@
 // ToyModel: a language model of a few dozen lines for the engine's tests. Two window layers and a
 // full one; every layer writes what it knows of a token into the pages and reads back all that the
-// token may see, so a wrong page, position, slot or row changes every later logit. Each token is
-// computed by itself in one fixed order: any batching must give the same bits.
+// token may see, so a wrong page, position, slot or row changes every later logit. If asked for,
+// there is a recurrent layer, too: its state is a number that follows from every token so far, and
+// counts them. Each token is computed by itself in one fixed order: any batching must give the same
+// bits.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "models/model.h"
@@ -18,17 +21,23 @@ namespace nibble {
 
 class ToyModel : public Model {
  public:
+  static constexpr int32_t kRecurrentLayer = 3;  // if there is one
   static constexpr int32_t kDim = 4;
   static constexpr int32_t kVocab = 64;
   static constexpr int32_t kWindow = 8;
 
-  explicit ToyModel(int32_t max_positions = 8192) {
+  explicit ToyModel(int32_t max_positions = 8192, bool is_recurrent = false) {
     info_.architecture = "ToyModel";
     info_.num_layers = 3;
     info_.vocab_size = kVocab;
     info_.max_positions = max_positions;
     info_.groups = {{.window = kWindow, .layers = {0, 2}, .num_kv_heads = 1, .head_dim = kDim},
                     {.layers = {1}, .num_kv_heads = 1, .head_dim = kDim}};
+    if (!is_recurrent) return;
+    info_.num_layers = kRecurrentLayer + 1;
+    info_.groups.push_back(
+        {.layers = {kRecurrentLayer},
+         .recurrent = {.heads = 1, .key_dim = 1, .value_dim = 2, .channels = 1, .taps = 3}});
   }
 
   const ModelInfo& info() const override { return info_; }
@@ -57,6 +66,10 @@ class ToyModel : public Model {
     for (int32_t l = 0; l < info_.num_layers; ++l) {
       for (size_t i = 0; i < kept_layers_.size(); ++i)
         if (kept_layers_[i] == l) std::copy_n(x_.begin(), step.num_tokens, kept_[i].begin());
+      if (l == kRecurrentLayer) {
+        run_recurrent(step, kv.recurrent_layer(l));
+        continue;
+      }
       for (int32_t s = 0; s < step.num_spans; ++s) run_layer(l, step, step.spans[s], kv.layer(l));
     }
     for (int32_t r = 0; r < step.num_out; ++r) {
@@ -116,6 +129,38 @@ class ToyModel : public Model {
         x[d] = 0.5f * x[d] + sum[d] / (1 + std::fabs(sum[d]));
       }
     }
+  }
+
+  void run_recurrent(const Step& step, const RecurrentLayer& layer) {
+    for (int32_t s = 0; s < step.num_spans; ++s) {
+      for (int32_t other = 0; other < step.num_spans; ++other) {
+        const int32_t to = layer.to[step.spans[s].slot], i = step.spans[other].slot;
+        CHECK(to >= 0 && to < layer.state.dim(0) && to != layer.from[i]);
+        CHECK(s == other || to != layer.to[i]);
+      }
+    }
+    for (int32_t s = 0; s < step.num_spans; ++s) run_recurrent(step, step.spans[s], layer);
+  }
+
+  void run_recurrent(const Step& step, const Span& span, const RecurrentLayer& layer) {
+    int64_t all = 1, count = 0, before[2] = {0, 0};  // the second last token, the last
+    const int64_t from = layer.from[span.slot], to = layer.to[span.slot];
+    if (from != RecurrentLayer::kNoState) {
+      all = static_cast<int64_t>(layer.state.as<float>()[2 * from]);
+      count = static_cast<int64_t>(layer.state.as<float>()[2 * from + 1]);
+      for (int i : {0, 1}) before[i] = static_cast<int64_t>(layer.conv.as<float>()[2 * from + i]);
+    }
+    CHECK(count == span.context);
+    for (int32_t t = span.q_start; t < span.q_start + span.q_len; ++t, ++count) {
+      all = (all * 61 + step.tokens[t] + 3 * before[1] + 7 * before[0] + 1) % 1000003;
+      before[0] = std::exchange(before[1], step.tokens[t]);
+      for (int32_t d = 0; d < kDim; ++d) {
+        x_[t][d] += 0.5f * std::sin(static_cast<float>(all % 1009 * (d + 1)));
+      }
+    }
+    layer.state.as<float>()[2 * to] = static_cast<float>(all);  // below 2^24: exact
+    layer.state.as<float>()[2 * to + 1] = static_cast<float>(count);
+    for (int i : {0, 1}) layer.conv.as<float>()[2 * to + i] = static_cast<float>(before[i]);
   }
 
   ModelInfo info_;
