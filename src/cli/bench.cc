@@ -110,9 +110,11 @@ BenchRow measure(Engine& engine, const BenchCase& what, int repeats, DType kv, d
   const ModelInfo& info = engine.model().info();
   const BenchSample& first = samples.front();
   const double step_tokens = static_cast<double>(first.tokens) / static_cast<double>(first.steps);
-  // A prompt chunk reads the pages of its sequence once, a decode step those of every stream.
+  // A prompt chunk reads the pages and state of its sequence once, a decode step those of every
+  // stream; it writes a state of each.
   const double kv_bytes = static_cast<double>(
-      what.streams * kv_bytes_read(info, kv, static_cast<int64_t>(first.mean_context)));
+      what.streams *
+      (kv_bytes_read(info, kv, static_cast<int64_t>(first.mean_context)) + 2 * state_bytes(info)));
   BenchRow row{.what = what, .rate = rate_of(samples)};
   for (const BenchSample& sample : samples) row.drafts += sample.drafts;
   row.step_bytes = weight_bytes_read(info, std::llround(step_tokens)) + kv_bytes;

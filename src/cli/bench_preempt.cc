@@ -214,7 +214,7 @@ int64_t kv_bytes_of(const ModelInfo& info, EngineOptions options, int64_t tokens
   int64_t high = options.kv_bytes;
   while (high - low > (int64_t{64} << 10)) {
     options.kv_bytes = low + (high - low) / 2;
-    (Engine::kv_tokens_for(info, options) < tokens ? low : high) = options.kv_bytes;
+    (Engine::kv_plan_for(info, options).tokens < tokens ? low : high) = options.kv_bytes;
   }
   return high;
 }

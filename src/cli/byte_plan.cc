@@ -74,4 +74,11 @@ int64_t kv_window_bytes(const ModelInfo& info, DType kv) {
   return bytes;
 }
 
+int64_t state_bytes(const ModelInfo& info) {
+  int64_t bytes = 0;
+  for (const LayerGroup& group : info.groups)
+    bytes += static_cast<int64_t>(group.layers.size()) * group.recurrent.bytes();
+  return bytes;
+}
+
 }  // namespace nibble::cli

@@ -36,5 +36,7 @@ int64_t kv_bytes_read(const ModelInfo& info, DType kv, int64_t context);
 // What a sequence keeps per further token (full layers), and at most besides (window layers).
 int64_t kv_bytes_per_token(const ModelInfo& info, DType kv);
 int64_t kv_window_bytes(const ModelInfo& info, DType kv);
+// The state of all recurrent layers of a sequence. A step reads it and writes another.
+int64_t state_bytes(const ModelInfo& info);
 
 }  // namespace nibble::cli

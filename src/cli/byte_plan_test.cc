@@ -63,6 +63,19 @@ TEST(BytePlan, GroupsHaveHeadsOfTheirOwn) {
   EXPECT_EQ(kv_bytes_read(info, DType::kBF16, 2048), 2048 * (36'864 + 1024) + 4'718'592);
 }
 
+// Qwen3-Next-80B: 36 of its 48 layers keep 32 matrices of 128 x 128 and 3 inputs of 8192 channels.
+TEST(BytePlan, States) {
+  ModelInfo info;
+  info.num_layers = 48;
+  info.groups = {{.layers = std::vector<int32_t>(12), .num_kv_heads = 2, .head_dim = 256},
+                 {.layers = std::vector<int32_t>(36), .recurrent = {32, 128, 128, 8192, 4}}};
+  EXPECT_EQ(state_bytes(info), 79'036'416);
+  EXPECT_EQ(kv_bytes_per_token(info, DType::kBF16), 24'576);
+  EXPECT_EQ(kv_bytes_read(info, DType::kBF16, 1000), 24'576'000);
+  EXPECT_EQ(kv_window_bytes(info, DType::kBF16), 0);
+  EXPECT_EQ(state_bytes(gpt_oss_120b()), 0);
+}
+
 TEST(BytePlan, Devices) {
   EXPECT_TRUE(find_plan_device("gb10")->shared_with_gpu);
   EXPECT_EQ(find_plan_device("h200")->read_bandwidth, 4550e9);

@@ -25,6 +25,7 @@
 #include "cuda/nvtx.h"
 #include "cuda/random_fill.h"
 #include "cuda/stream.h"
+#include "engine/engine_options.h"
 #include "io/memory.h"
 #include "models/draft_head.h"
 #include "models/step_work.h"
@@ -133,9 +134,9 @@ HeadNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseForm
           .target_layers = head.target_layers};
 }
 
-// Weights and scratch are as they are; the KV cache gets the rest, but no more than all sequences
-// at full length can use: options.kv_bytes. Prints the table; throws where one sequence does not
-// fit.
+// Weights and scratch are as they are; KV cache and states get the rest, but no more than all
+// sequences at full length can use: options.kv_bytes. Prints the table; throws where one sequence
+// does not fit.
 void plan_memory(const EngineFlags& flags, const std::string& model, const ops::Ctx& cx,
                  const LoadEngineOptions& load, EngineOptions& options) {
   const DenseFormats dense = dense_formats(flags.dense);
@@ -156,15 +157,28 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
   if (!cx.on_gpu() || cuda::shares_host_memory()) need.request_bytes = load.request_bytes;
   const int64_t rest =
       budget.budget_bytes - need.weight_bytes - need.scratch_bytes - need.request_bytes;
-  need.kv_cache_bytes = Engine::kv_bytes_for(info, options, least, 1);
+  const int64_t slot = slot_bytes(info, kv_options(options));
+  need.num_states = state_slots(info, kv_options(options), 1);
+  need.state_bytes = need.num_states * slot;
+  need.kv_cache_bytes = Engine::kv_bytes_for(info, options, least, 1) - need.state_bytes;
   need.kv_tokens = least;
   require_memory(need, budget);
 
   const int64_t useful = Engine::kv_bytes_for(info, options, longest, options.max_num_seqs);
-  options.kv_bytes = need.kv_cache_bytes = std::min(rest, useful);
-  need.kv_tokens = Engine::kv_tokens_for(info, options);
+  options.kv_bytes = std::min(rest, useful);
+  const KvPlan plan = Engine::kv_plan_for(info, options);
+  need.num_states = plan.state_slots;
+  need.state_bytes = plan.state_slots * slot;
+  need.kv_cache_bytes = options.kv_bytes - need.state_bytes;
+  need.kv_tokens = plan.tokens;
   if (load.quiet) return;
   std::fputs(memory_table(need, budget).c_str(), stderr);
+  if (plan.options.max_num_seqs < options.max_num_seqs) {
+    std::fprintf(stderr,
+                 "there are states of recurrent layers for %d sequences at once, not for "
+                 "--max-num-seqs %d: a smaller --max-model-len leaves room for more\n",
+                 plan.options.max_num_seqs, options.max_num_seqs);
+  }
   if (head.weight_bytes > 0) std::fprintf(stderr, "%s\n", head.text(info, options).c_str());
   if (cx.kernels.gpu.sm / 10 == 12 && !cx.kernels.exact)
     std::fputs(spark_advice(model, {dense, cx.kernels.activations, options.kv_dtype}).c_str(),

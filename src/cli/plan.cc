@@ -137,7 +137,9 @@ Json ceilings_json(const ModelInfo& info, const PlanFlags& flags, const PlanDevi
   for (const int64_t streams : flags.streams) {
     const int64_t context = flags.contexts.front();
     const double weights = weight_bytes_read(info, streams);
-    const double bytes = weights + static_cast<double>(streams * kv_bytes_read(info, kv, context));
+    const int64_t state = 2 * state_bytes(info);  // read and written
+    const double bytes =
+        weights + static_cast<double>(streams * (kv_bytes_read(info, kv, context) + state));
     Json row = {{"streams", streams},
                 {"context", context},
                 {"weight_bytes", std::llround(weights)},
@@ -303,6 +305,10 @@ void print_plan(const Json& json, const ModelInfo& info, const PlanDevice& devic
   std::printf("\n%s parameters; KV cache %s bytes per token, and %s per sequence for windows\n",
               with_commas(info.parameters).c_str(), with_commas(json["kv_bytes_per_token"]).c_str(),
               with_commas(json["kv_window_bytes"]).c_str());
+  if (const int64_t state = json["state_bytes"]; state > 0) {
+    std::printf("recurrent layers: a state of %s bytes per sequence, and one that a step writes\n",
+                with_commas(state).c_str());
+  }
   std::printf("one token of one stream reads %s\n", one_token(info, device).c_str());
   print_memory(json["memory"]);
   print_ceilings(json["ceilings"], device);
@@ -335,7 +341,8 @@ void plan(const PlanFlags& flags) {
                {"weight_bytes_per_token", std::llround(weight_bytes_read(info, 1))},
                {"kv_dtype", dtype_name(kv)},
                {"kv_bytes_per_token", kv_bytes_per_token(info, kv)},
-               {"kv_window_bytes", kv_window_bytes(info, kv)}};
+               {"kv_window_bytes", kv_window_bytes(info, kv)},
+               {"state_bytes", state_bytes(info)}};
   json["memory"] = memory_json(info, flags, options, budget_on(device, flags), scratch_bytes);
   json["ceilings"] = ceilings_json(info, flags, device, kv);
   if (!flags.tokens.empty()) json["projection"] = projection_json(model, dense, flags, kv);

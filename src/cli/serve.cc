@@ -252,6 +252,10 @@ void serve(ServeFlags& flags) {
   const std::string name = model.names.front();
   LOG_INFO("%s: context %d tokens, room for %lld in all sequences", name.c_str(),
            engine.max_model_len(), static_cast<long long>(engine.kv_tokens()));
+  if (const KvPlan& plan = engine.kv_plan(); plan.state_slots > 0) {
+    LOG_INFO("%s: %d states of recurrent layers, for %d sequences at once and prefixes",
+             name.c_str(), plan.state_slots, plan.options.max_num_seqs);
+  }
   if (!model.chat_format) {
     LOG_WARN("%s has no chat template and no Harmony: only /v1/completions", name.c_str());
   }

@@ -98,7 +98,6 @@ class Engine {
   static StepLimits step_limits(const ModelInfo& info, const EngineOptions& options);
   static int64_t kv_bytes_for(const ModelInfo& info, const EngineOptions& options, int32_t len,
                               int32_t num_seqs);
-  static int64_t kv_tokens_for(const ModelInfo& info, const EngineOptions& options);
   static KvPlan kv_plan_for(const ModelInfo& info, const EngineOptions& options);
   // What the engine allocates beside the pages: page tables for sequences of up to `len` tokens,
   // the arrays of a step, the sampler's rows, the past answers that drafts are made from.

@@ -134,10 +134,6 @@ int64_t Engine::gpu_bytes(const ModelInfo& info, const EngineOptions& options, i
          GpuSteps::device_bytes(info, step_limits(info, options), options.max_num_seqs);
 }
 
-int64_t Engine::kv_tokens_for(const ModelInfo& info, const EngineOptions& options) {
-  return kv_plan_for(info, options).tokens;
-}
-
 KvPlan Engine::kv_plan_for(const ModelInfo& info, const EngineOptions& options) {
   return plan_kv(kv_info(info, options), kv_options(options));
 }

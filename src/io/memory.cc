@@ -163,6 +163,8 @@ std::string memory_table(const MemoryNeed& need, const MemoryBudget& budget) {
   };
   row("weights", need.weight_bytes, "");
   row("KV cache", need.kv_cache_bytes, std::to_string(need.kv_tokens) + " tokens");
+  if (need.num_states > 0)
+    row("states", need.state_bytes, std::to_string(need.num_states) + " of recurrent layers");
   row("scratch", need.scratch_bytes, "");
   if (need.request_bytes > 0) row("requests", need.request_bytes, "their bodies and answers");
   row("sum", need.total_bytes(), "");
@@ -176,13 +178,16 @@ void require_memory(const MemoryNeed& need, const MemoryBudget& budget) {
   const int64_t over = need.total_bytes() - budget.budget_bytes;
   if (over <= 0) return;
   std::string advice = "The model does not fit: " + format_size(over) + " too much.\n";
-  const int64_t for_cache =
-      budget.budget_bytes - need.weight_bytes - need.scratch_bytes - need.request_bytes;
+  const int64_t for_cache = budget.budget_bytes - need.total_bytes() + need.kv_cache_bytes;
   const int64_t token_bytes = need.kv_tokens > 0 ? need.kv_cache_bytes / need.kv_tokens : 0;
   if (for_cache > 0 && token_bytes > 0) {
     advice += "What would fit: a KV cache of about " + std::to_string(for_cache / token_bytes) +
               " tokens instead of " + std::to_string(need.kv_tokens) +
               ". Lower --max-model-len or --max-num-seqs.\n";
+  } else if (need.state_bytes > 0 && for_cache + need.state_bytes > 0) {
+    advice += "The weights fit, but beside them not the " + format_size(need.state_bytes) +
+              " that one sequence needs for the states of recurrent layers, however short it is. "
+              "Lower --max-num-batched-tokens or --max-num-seqs, or raise the budget.\n";
   } else if (budget.budget_bytes > need.weight_bytes) {
     advice +=
         "The weights fit, the rest does not. Lower --max-num-batched-tokens, --max-num-seqs "

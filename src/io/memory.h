@@ -50,14 +50,16 @@ struct MemoryNeed {
   int64_t weight_bytes = 0;
   int64_t kv_cache_bytes = 0;
   int64_t kv_tokens = 0;
+  int64_t state_bytes = 0;  // of recurrent layers, beside the KV cache
+  int32_t num_states = 0;
   int64_t scratch_bytes = 0;
   int64_t request_bytes = 0;  // a server's, for what clients send and are sent
   int64_t total_bytes() const {
-    return weight_bytes + kv_cache_bytes + scratch_bytes + request_bytes;
+    return weight_bytes + kv_cache_bytes + state_bytes + scratch_bytes + request_bytes;
   }
 };
 
-// Weights, KV cache, scratch, requests (if any), sum, budget, what is left, reserve; one row each,
+// Weights, KV cache, states (if any), scratch, requests (if any), sum, budget, what is left, reserve; one row each,
 // ends in a newline.
 std::string memory_table(const MemoryNeed& need, const MemoryBudget& budget);
 

@@ -204,6 +204,24 @@ TEST(RequireMemory, SaysWhatWouldFit) {
               AllOf(HasSubstr("weights alone do not fit"), HasSubstr("--memory-budget")));
 }
 
+TEST(RequireMemory, SaysWhereStatesDoNotFit) {
+  const MemoryBudget budget =
+      memory_budget({.total_bytes = 32 * kGiB, .available_bytes = 30 * kGiB}, {.utilization = .5});
+  MemoryNeed need{.weight_bytes = 13 * kGiB,
+                  .kv_cache_bytes = 2 * kGiB,
+                  .kv_tokens = 1000,
+                  .state_bytes = 2 * kGiB,
+                  .num_states = 2};
+  EXPECT_THAT(error_of([&] { require_memory(need, budget); }),
+              AllOf(HasSubstr("1.00 GiB too much"),
+                    HasSubstr("KV cache of about 500 tokens instead of 1000")));
+  need.weight_bytes = 15 * kGiB;
+  EXPECT_THAT(error_of([&] { require_memory(need, budget); }),
+              AllOf(HasSubstr("3.00 GiB too much"),
+                    HasSubstr("not the 2.00 GiB that one sequence needs for the states"),
+                    HasSubstr("states         2.00 GiB  2 of recurrent layers\n")));
+}
+
 TEST(MemoryTable, ShowsEveryRow) {
   const MemoryBudget budget =
       memory_budget({.total_bytes = 32 * kGiB, .available_bytes = 30 * kGiB}, {.utilization = .5});

@@ -144,6 +144,14 @@ void add_engine(Page& page, const ServerMetrics::Gauges& now) {
              engine.failed ? 1 : 0);
   page.plain("nibble_kv_cache_tokens", "gauge", "Positions that the KV pages hold.",
              value(now.kv_tokens));
+  page.plain("nibble_state_slots", "gauge", "Slots for states of recurrent layers.",
+             value(now.state_slots));
+  page.plain("nibble_state_slots_running", "gauge",
+             "Of these, in use by running sequences and their steps.",
+             value(engine.states_running));
+  page.plain("nibble_state_slots_kept", "gauge",
+             "Of these, with a state that later prompts may go on from.",
+             value(engine.states_kept));
   page.plain("nibble_max_model_len", "gauge", "Longest prompt and answer.",
              value(now.max_model_len));
   page.plain("nibble_http_connections", "gauge", "Open connections.", value(now.connections));

@@ -24,6 +24,7 @@ class ServerMetrics {
     EngineStats engine;
     int32_t max_model_len = 0;
     int64_t kv_tokens = 0;
+    int32_t state_slots = 0;
     size_t connections = 0;
     std::string model;  // the name that is shown
   };

@@ -305,6 +305,7 @@ void Server::Impl::metrics(const HttpRequest&, const std::shared_ptr<HttpReply>&
                .body = metrics_.text({.engine = model_.engine->stats(),
                                       .max_model_len = model_.engine->max_model_len(),
                                       .kv_tokens = model_.engine->kv_tokens(),
+                                      .state_slots = model_.engine->kv_plan().state_slots,
                                       .connections = http_.num_connections(),
                                       .model = model_.names.front()})});
 }
