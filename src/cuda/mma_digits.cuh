@@ -131,6 +131,11 @@ __device__ __forceinline__ uint32_t transpose_quad(uint32_t word, uint32_t lanes
 // four lanes of a quad hold one block. Returns in every lane what turns the sums A of the block
 // into products: {scale / 2, -12 scale / 2 * sum of the integers}; NaN where an element is not
 // finite. `lanes`: those that run together; `stores`: this lane's quarter is one.
+//
+// kBlock 16: a quad holds two blocks, each with a scale of its own, and the second of what is
+// returned is an integer, kOneAndAHalf less 12 times their sum.
+inline constexpr uint32_t kOneAndAHalf = 0x4b400000;  // of 2^23, as a float32
+template <int kBlock = 32>
 __device__ __forceinline__ float2 store_digits(const uint4& pairs, uint32_t block_address,
                                                uint32_t lanes = this_quad(), bool stores = true) {
   const uint32_t word[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
@@ -139,7 +144,7 @@ __device__ __forceinline__ float2 store_digits(const uint4& pairs, uint32_t bloc
 #pragma unroll
   for (int i = 0; i < 4; ++i) most = max(most, max(word[i] >> 16 & 0x7fff, word[i] & 0x7fff));
   most = max(most, __shfl_xor_sync(lanes, most, 1));
-  most = max(most, __shfl_xor_sync(lanes, most, 2));
+  if constexpr (kBlock == 32) most = max(most, __shfl_xor_sync(lanes, most, 2));
   // Below 2^-111 digits lose bits, so that scales stay normal numbers.
   const uint32_t exponent = max(most >> 7, 16u);
   const float inverse = __uint_as_float((267 - min(exponent, 254u)) << 23);
@@ -175,9 +180,11 @@ __device__ __forceinline__ float2 store_digits(const uint4& pairs, uint32_t bloc
   sum =
       __dp4a(static_cast<int>(lo_even), kOnes, __dp4a(static_cast<int>(lo_odd), kOnes, sum * 256));
   sum += __shfl_xor_sync(lanes, sum, 1);
-  sum += __shfl_xor_sync(lanes, sum, 2);
+  if constexpr (kBlock == 32) sum += __shfl_xor_sync(lanes, sum, 2);
   const float half =
       exponent == 255 ? __uint_as_float(0x7fc00000) : __uint_as_float((exponent - 14) << 23);
+  if constexpr (kBlock == 16)
+    return {half, __uint_as_float(kOneAndAHalf - 12 * static_cast<uint32_t>(sum))};
   return {half, -12.f * static_cast<float>(sum) * half};
 }
 

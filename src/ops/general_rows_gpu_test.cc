@@ -1,6 +1,6 @@
 // The general CUDA rows (cuda_any) of the ops that are products against the twins, on random odd
-// shapes in every format, and those for NVFP4, FP8 and INT4 in tiles on random ones that they take.
-// Those of embed, norm_route and attention are tested with the others of their tables.
+// shapes in every format, and those for NVFP4 in tiles on random ones that they take. Those of
+// embed, norm_route and attention are tested with the others of their tables.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -8,6 +8,7 @@
 #include <string>
 
 #include "ops/format_vectors.h"
+#include "ops/gpu_matmul/gemv_gpu_test.h"
 #include "ops/gpu_test_problem.h"
 #include "ops/kv_pages.h"
 #include "ops/matmul_ref.h"
@@ -40,7 +41,23 @@ struct Tested {
   bool is_general() const { return row == "cuda_any"; }
   // Of a product of n terms, over their magnitudes.
   double product_error(int64_t n) const { return sum_error(n) + weight_error(format, row); }
+  bool is_of_one_token() const { return row.ends_with("_one"); }
+  bool may_be_by_digits() const {
+    return is_of_one_token() || (row == "cuda_nvfp4_decode" && !exact);
+  }
 };
+
+// A weight's row times x, n values, and the magnitudes that tested.product_error() allows for. By
+// digits an activation is an integer times at most 2^-13 of its 16 k's largest: off by half of
+// that.
+double dot_of(const Tested& tested, const ref::Row& row, const float* x, int64_t n, double* abs) {
+  const double want = row.dot(x, abs);
+  if (!tested.may_be_by_digits()) return want;
+  double off;
+  row.dot(block_maxima(x, n, 16).data(), &off);
+  *abs += 0x1p-14 * off / tested.product_error(n);
+  return want;
+}
 
 // 1 to `most`; whole blocks where the format has no others.
 int64_t random_cols(Random& random, const Tested& tested, int64_t most) {
@@ -56,7 +73,8 @@ int64_t random_rows(Random& random, const Tested& tested, int64_t most) {
   return multiple * (1 + random.below(most / multiple));
 }
 // Few and many tokens: of both forms of the product, tiles that end early, one.
-int64_t random_tokens(Random& random) {
+int64_t random_tokens(Random& random, const Tested& tested) {
+  if (tested.is_of_one_token()) return 1;
   constexpr int64_t kMost[] = {1, 8, 24, 70, 200};
   return 1 + random.below(kMost[random.below(5)]);
 }
@@ -100,10 +118,9 @@ bool is_run_alone(int64_t t, int64_t tokens) { return t % 13 == 0 || t + 1 == to
 // Whether a token's bits are then the same: not of products that share K out by the step's size.
 bool is_same_alone(const Tested& tested) { return tested.exact; }
 
-void check_out_proj(Random& random, const Tested& tested) {
+void check_out_proj(Random& random, const Tested& tested, int64_t rows, int64_t cols,
+                    int64_t tokens) {
   const Format format = tested.format;
-  const int64_t rows = random_rows(random, tested, 300), cols = random_cols(random, tested, 3000);
-  const int64_t tokens = random_tokens(random);
   if (is_too_slow(tokens * cols)) return;
   SCOPED_TRACE(testing::Message() << rows << " x " << cols << ", " << tokens << " tokens");
   const OutProjDesc desc{rows, cols, format, tokens};
@@ -132,7 +149,7 @@ void check_out_proj(Random& random, const Tested& tested) {
     const ref::Row weights(w.view, 0, n);
     for (int64_t t = 0; t < tokens; ++t) {
       double abs;
-      const double want = weights.dot(att.row(t), &abs);
+      const double want = dot_of(tested, weights, att.row(t), cols, &abs);
       ASSERT_NO_FATAL_FAILURE(
           compared.add(t, n, got.at(t, n), want, tested.product_error(cols) * abs));
     }
@@ -148,6 +165,11 @@ void expect_normed(const Floats& got, const Floats& y, const Norm& norm) {
       ASSERT_NEAR(got.at(t, k), want[k], norm_error(DType::kBF16, y.shape[1]) * std::fabs(want[k]))
           << "token " << t << " column " << k;
   }
+}
+
+void check_out_proj(Random& random, const Tested& tested) {
+  const int64_t rows = random_rows(random, tested, 300), cols = random_cols(random, tested, 3000);
+  check_out_proj(random, tested, rows, cols, random_tokens(random, tested));
 }
 
 void check_norm_unembed(Random& random, const Tested& tested) {
@@ -183,7 +205,7 @@ void check_norm_unembed(Random& random, const Tested& tested) {
     const ref::Row weights(w.view, 0, n);
     for (int64_t r = 0; r < rows; ++r) {
       double abs;
-      const double want = weights.dot(got_h.row(r), &abs);
+      const double want = dot_of(tested, weights, got_h.row(r), hidden, &abs);
       ASSERT_NO_FATAL_FAILURE(
           compared.add(r, n, got.at(r, n), want, tested.product_error(hidden) * abs));
     }
@@ -207,7 +229,6 @@ struct QkvProblem {
     const Tensor pages =
         make_tensor(side.data(), kv_dtype, {2 * kMaxPages, kv_heads, kPageSize, dim});
     kv = {pages, pages, table.data(), kMaxPages, kPageSize};
-    if (kv_dtype == DType::kF8E4M3) kv.k_scale = 0.7f, kv.v_scale = 1.3f;
     step = {.num_tokens = static_cast<int32_t>(tokens),
             .num_spans = static_cast<int32_t>(spans.size()),
             .positions = positions.data(),
@@ -223,9 +244,11 @@ struct QkvProblem {
 
 // The products of one head, and the magnitudes of their terms.
 struct Head {
-  Head(const std::vector<ref::Row>& weights, int64_t head, int64_t dim, const float* h)
+  Head(const Tested& tested, const std::vector<ref::Row>& weights, int64_t head, int64_t dim,
+       const float* h, int64_t hidden)
       : sums(dim), abs(dim) {
-    for (int64_t i = 0; i < dim; ++i) sums[i] = weights[head * dim + i].dot(h, &abs[i]);
+    for (int64_t i = 0; i < dim; ++i)
+      sums[i] = dot_of(tested, weights[head * dim + i], h, hidden, &abs[i]);
   }
   double rms(double eps) const {
     double squares = 0;
@@ -241,7 +264,7 @@ void check_norm_qkv(Random& random, const Tested& tested) {
                                                                       ? 2 * (1 + random.below(100))
                                                                       : 16 * (1 + random.below(8));
   const int64_t kv_heads = 1 + random.below(3), q_heads = kv_heads * (1 + random.below(4));
-  const int64_t tokens = random_tokens(random), rows = (q_heads + 2 * kv_heads) * dim;
+  const int64_t tokens = random_tokens(random, tested), rows = (q_heads + 2 * kv_heads) * dim;
   const DType kv_dtype = random.below(2) == 0 ? DType::kBF16 : DType::kF8E4M3;
   if (is_too_slow(tokens * hidden)) return;
   SCOPED_TRACE(testing::Message() << hidden << " columns, heads " << q_heads << " / " << kv_heads
@@ -286,7 +309,7 @@ void check_norm_qkv(Random& random, const Tested& tested) {
     const float* turns = p.cos_sin.row(t);
     const int32_t slot = t + 1 == tokens ? 0 : 1;
     for (int64_t head = 0; head < q_heads + 2 * kv_heads; ++head) {
-      const Head products(weights, head, dim, h.row(t));
+      const Head products(tested, weights, head, dim, h.row(t), hidden);
       const std::vector<uint16_t>* by = !norms_heads                ? nullptr
                                         : head < q_heads            ? &q_weight
                                         : head < q_heads + kv_heads ? &k_weight
@@ -317,12 +340,11 @@ void check_norm_qkv(Random& random, const Tested& tested) {
           }
           const bool is_v = head >= q_heads + kv_heads;
           const int64_t g = head - q_heads - (is_v ? kv_heads : 0);
-          const double scale = is_v ? got_kv.v_scale : got_kv.k_scale;
-          const double got = scale * kv_get(is_v ? got_kv.v : got_kv.k,
-                                            kv_index(got_kv, slot, p.positions[t], g) + at);
+          const double got =
+              kv_get(is_v ? got_kv.v : got_kv.k, kv_index(got_kv, slot, p.positions[t], g) + at);
           ASSERT_NO_FATAL_FAILURE(
               stored.add(t, head * dim + at, got, want[half],
-                         error + rounding * (std::fabs(want[half]) + error) + 0x1p-10 * scale));
+                         error + rounding * (std::fabs(want[half]) + error) + 0x1p-10));
         }
       }
     }
@@ -335,7 +357,7 @@ struct Experts {
         width(random_cols(random, tested, 300)),
         experts(random.below(4) == 0 ? 1024 - random.below(200) : 1 + random.below(40)),
         top_k(1 + random.below(std::min<int64_t>(experts, 32))),
-        tokens(random_tokens(random)) {
+        tokens(random_tokens(random, tested)) {
     if (experts > 100) hidden = width = 64;  // weights of megabytes, not more
   }
   int64_t hidden, width, experts, top_k, tokens;
@@ -380,8 +402,10 @@ void check_moe_up(Random& random, const Tested& tested) {
       }
       for (int64_t j = 0; j < s.width; ++j) {
         double gate_abs, up_abs;
-        const double gate = ref::Row(w.view, one.ids[k], 2 * j).dot(h.row(t), &gate_abs);
-        const double up = ref::Row(w.view, one.ids[k], 2 * j + 1).dot(h.row(t), &up_abs);
+        const double gate =
+            dot_of(tested, {w.view, one.ids[k], 2 * j}, h.row(t), s.hidden, &gate_abs);
+        const double up =
+            dot_of(tested, {w.view, one.ids[k], 2 * j + 1}, h.row(t), s.hidden, &up_abs);
         const double want = ref::swiglu(gate, up, kClampedSwiglu);
         const double g = std::min(std::fabs(gate) + e * gate_abs, 7.0),
                      v = std::min(std::fabs(up) + e * up_abs, 7.0) + 1;
@@ -439,7 +463,8 @@ void check_moe_down(Random& random, const Tested& tested) {
       double want = 0, error = 0;
       for (int64_t k = 0; k < s.top_k; ++k) {
         double abs;
-        const double y = ref::Row(w.view, one.ids[k], n).dot(one_u.row(one.slot[k]), &abs);
+        const double y =
+            dot_of(tested, {w.view, one.ids[k], n}, one_u.row(one.slot[k]), s.width, &abs);
         want += one.p[k] * y;
         error += one.p[k] * (tested.product_error(s.width) + (s.top_k + 1) * kEps) * abs;
         // The GEMM leaves each choice's row in bf16.
@@ -454,7 +479,8 @@ using Check = void(Random&, const Tested&);
 void check_shapes(Check* check) {
   std::vector<Tested> all;
   for (const Format format : kFormats) all.push_back({format});
-  for (const char* row : {"cuda_nvfp4_decode", "sm90_nvfp4_split", "sm90_nvfp4_gemm"})
+  for (const char* row :
+       {"cuda_nvfp4_one", "cuda_nvfp4_decode", "sm90_nvfp4_split", "sm90_nvfp4_gemm"})
     all.push_back({Format::kNvfp4, row, /*exact=*/false});
   all.push_back({Format::kNvfp4, "cuda_nvfp4_decode", /*exact=*/true});
   for (const Format format : {Format::kFp8Row, Format::kFp8Block}) {
@@ -484,6 +510,27 @@ void check_shapes(Check* check) {
 }
 
 TEST(GeneralRowsGpu, OutProjEqualsTheTwinAndItselfAlone) { check_shapes(check_out_proj); }
+// Of one token parts of K are longer than a chunk, of some tokens K goes in slices.
+TEST(GeneralRowsGpu, LongRowsEqualTheTwin) {
+  for (const int64_t cols : {8192, 12288, 14336, 16384})
+    for (const int64_t tokens : {1, 2, 8, 16}) {
+      Random random(static_cast<uint32_t>(cols));
+      const auto check = [&](Format format, const char* row) {
+        check_out_proj(random, {format, row, /*exact=*/false}, 80, cols, tokens);
+      };
+      check(Format::kNvfp4, tokens == 1 ? "cuda_nvfp4_one" : "cuda_nvfp4_decode");
+      check(Format::kFp8Block, "cuda_w8a16_decode");
+      check(Format::kInt4G128, "cuda_int4_decode");
+    }
+}
+// K in slices.
+TEST(GeneralRowsGpu, Bf16OfSomeTokensEqualsTheTwin) {
+  for (const int64_t cols : {1024, 8192})
+    for (const int64_t tokens : {33, 64, 200}) {
+      Random random(static_cast<uint32_t>(cols));
+      check_out_proj(random, {Format::kBF16, "sm90_bf16_gemm", /*exact=*/false}, 336, cols, tokens);
+    }
+}
 TEST(GeneralRowsGpu, NormUnembedEqualsTheTwin) { check_shapes(check_norm_unembed); }
 TEST(GeneralRowsGpu, NormQkvEqualsTheTwin) { check_shapes(check_norm_qkv); }
 TEST(GeneralRowsGpu, MoeUpEqualsTheTwinAndItselfAlone) { check_shapes(check_moe_up); }

@@ -3,6 +3,7 @@
 
 #include "formats/format.h"
 #include "ops/gpu_matmul/gemm_items.h"
+#include "ops/gpu_matmul/unit_one.h"
 #include "ops/kernel_table.h"
 #include "ops/weight.h"
 
@@ -252,6 +253,22 @@ const char* refuse_unit_few(Format format, int64_t rows, int64_t cols,
   if (rows % 16 != 0) return "rows are not a multiple of 16";
   if (cols % 64 != 0) return "columns are not a multiple of 64";
   return cols <= 16384 ? nullptr : "more than 16384 columns";
+}
+// One token with NVFP4, by digits (ops/gpu_matmul/unit_one.cuh).
+inline const char* refuse_nvfp4_one(Format format, int64_t tokens, const gpu::UnitOneShape& shape,
+                                    const KernelOptions& options) {
+  if (const char* reason = refuse_unit_few<Format::kNvfp4>(format, shape.rows, shape.cols, options))
+    return reason;
+  if (tokens > 1) return "more than one token";
+  if (options.exact) return "--exact: its sums are not those of the row for few tokens";
+  return gpu::plan_unit_one(shape, options.gpu) ? nullptr : "its columns are no even parts";
+}
+// Of experts.
+template <typename Desc>
+const char* refuse_nvfp4_one_of(const Desc& d, const gpu::UnitOneShape& shape,
+                                const KernelOptions& options) {
+  if (d.top_k > 8) return "more than 8 experts a token";
+  return refuse_nvfp4_one(d.format, d.tokens, shape, options);
 }
 // From how many tokens on the wgmma products win over those of few tokens: by shares of K, up to
 // 64, where row tiles are too few to fill the GPU, and at large. Of FP8 those of few tokens hold

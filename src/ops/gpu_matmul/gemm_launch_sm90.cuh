@@ -56,7 +56,7 @@ void launch_tiles(Ctx& cx, const GemmParams& params, GemmOut out) {
 // launched.
 template <Format kFormat>
 int32_t launch_slices(Ctx& cx, GemmParams params, int64_t most) {
-  using Shape = GemmShape<kFormat, GemmOut::kSlices, true>;
+  using Shape = GemmShape<kFormat, GemmOut::kSlices, kFormat != Format::kBF16>;
   const SlicedItems items = slices_of_items<Shape>(params, cx.kernels.gpu.num_sms,
                                                    static_cast<int>(std::max<int64_t>(1, most)));
   params.max_n = items.max_n, params.slices = items.slices;

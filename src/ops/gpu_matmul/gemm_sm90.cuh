@@ -282,8 +282,8 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
   }
 
   template <int kN>
-  __device__ __forceinline__ void multiply_rows(int wg, float (&d)[S::kRowTiles][kN / 2]) {
-    const int units = g.cols / 64;
+  __device__ __forceinline__ void multiply_rows(int wg, int units,
+                                                float (&d)[S::kRowTiles][kN / 2]) {
     int previous = slot;
     wgmma_fence();  // see multiply_wide
     for (int u = 0; u < units; ++u) {
@@ -310,12 +310,13 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
   template <int kN>
   __device__ __forceinline__ void multiply(const GemmItem& it, int wg) {
     float d[2][kN / 2];
+    const Share mine = share(it);
     if constexpr (S::kWide)
-      multiply_wide<kN>(wg, share(it).end - share(it).begin, d);
+      multiply_wide<kN>(wg, mine.end - mine.begin, d);
     else if constexpr (S::kIsTiles)
       multiply_tiles<kN>(wg, d);
     else
-      multiply_rows<kN>(wg, d);
+      multiply_rows<kN>(wg, mine.end - mine.begin, d);
     if constexpr (S::kOut == GemmOut::kQkv) return turn<kN>(it, wg, d);
     const int row0 = it.row0 + wg * 64 * S::kRowTiles + threadIdx.x / 32 % 4 * 16;
 #pragma unroll

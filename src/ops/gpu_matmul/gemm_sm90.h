@@ -39,14 +39,14 @@ struct GemmArgs {
 // y = x W^T + b, every slot with its expert's.
 void gemm(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args);
 
-// Dense weights in tiles but MXFP4, of some tokens: y [T, N] f32 = x [T, K] W^T + b, K shared out
+// Dense weights but MXFP4, of some tokens: y [T, N] f32 = x [T, K] W^T + b, K shared out
 // to more blocks where rows alone are too few; takes slice_scratch_rows(tokens) rows of N float32.
 void gemm_slices(Ctx& cx, Scratch& scratch, const Weight& w, const uint16_t* x, int64_t tokens,
                  float* y);
 inline int64_t slice_scratch_rows(int64_t tokens) { return std::min<int64_t>(8 * tokens, 2048); }
 inline bool has_slices(Format format) {
-  return format == Format::kNvfp4 || format == Format::kFp8Row || format == Format::kFp8Block ||
-         format == Format::kInt4G32 || format == Format::kInt4G128;
+  return format == Format::kBF16 || format == Format::kNvfp4 || format == Format::kFp8Row ||
+         format == Format::kFp8Block || format == Format::kInt4G32 || format == Format::kInt4G128;
 }
 
 // Dense: y [T, N] f32 = x [T, K] W^T + b.

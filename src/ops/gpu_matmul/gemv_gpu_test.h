@@ -10,11 +10,11 @@
 
 namespace nibble::ops {
 
-// Largest magnitude of each block of 32 values, in the place of each.
-inline std::vector<float> block_maxima(const float* x, int64_t n) {
+// Largest magnitude of each block of values, in the place of each.
+inline std::vector<float> block_maxima(const float* x, int64_t n, int64_t block = 32) {
   std::vector<float> most(n);
   for (int64_t k = 0; k < n; ++k)
-    for (int64_t i = k / 32 * 32; i < k / 32 * 32 + 32; ++i)
+    for (int64_t i = k / block * block; i < std::min(n, (k / block + 1) * block); ++i)
       most[k] = std::max(most[k], std::fabs(x[i]));
   return most;
 }

@@ -69,7 +69,6 @@ struct UnitBytes {
   static constexpr bool kHasNibbles = kCodeBytes == 512;
   static constexpr bool kHasRowScales = format_row(kFormat).row_scales;
   static constexpr bool kScalesSums = false;
-  static constexpr bool kScalesColumns = false;  // see kOne of unit_gemv.cuh
 };
 
 template <Format kFormat>
@@ -165,7 +164,6 @@ struct Unit<Format::kMxfp4> : UnitBytes<Format::kMxfp4> {
 
 template <>
 struct Unit<Format::kNvfp4> : UnitBytes<Format::kNvfp4> {
-  static constexpr bool kScalesColumns = true;
   using Scales = uint2;
 
   // 2^94 times the E4M3 of rows g and g + 8 in the low and the high half, of the 16 k whose bytes

@@ -15,9 +15,9 @@
 //
 // Sums: one chain over K for each of `split` warps, which depends on K alone, then those in
 // sequence: the same for a token alone and in any batch.
-// kOne, one token where its bits may be others: the 8 columns of B are 8 blocks of 16 k, each zero
-// but in its own, so that scales meet sums instead of weights: 76 instructions a unit instead of
-// 110, which bind.
+//
+// kDigits, experts where bits may depend on the batch: groups of one or two tokens go by int8
+// digits (cuda/mma_digits_nvfp4.cuh), 60 or 80 instructions a unit instead of 118, which bind.
 //
 // Bytes: the weights once a group of tokens. Qwen3-8B's gate and up (24,576 x 4,096 in NVFP4): 56.6
 // MB, 12.9 us at an H200's 4.4 TB/s.
@@ -28,15 +28,18 @@
 #include <type_traits>
 
 #include "cuda/mma_bf16.cuh"
+#include "cuda/mma_digits_nvfp4.cuh"
 #include "cuda/parameters.cuh"
 #include "ops/ctx.h"
 #include "ops/gpu_matmul/gemv.cuh"
 #include "ops/gpu_matmul/unit.cuh"
 #include "ops/routing.h"
+#include "ops/weight.h"
 
 namespace nibble::ops::gpu {
 
 inline constexpr int kUnitGemvStages = NIBBLE_CUDA_SM == 121 ? 2 : 3;  // at most
+inline constexpr int kDigitTokens = 2;  // most of a group that goes by digits
 
 struct UnitGemv {
   const uint8_t* units;
@@ -44,6 +47,7 @@ struct UnitGemv {
   const uint16_t* bias;     // or none
   int64_t expert_bytes;
   int row_tiles, num_units;
+  int row_units;                  // from a row tile to the next: more than num_units of a slice
   int split;                      // warps that share K
   int stages;                     // of a warp's ring
   int group_rows;                 // most of a group
@@ -54,24 +58,45 @@ struct UnitGemv {
 };
 
 // Of a row tile with a group's tokens: the weights, and products.
+template <bool kDigits>
 struct UnitTileCost {
   static constexpr bool kPaired = false;
-  static __device__ __forceinline__ int of(int rows) { return rows == 0 ? 0 : 5 + (rows + 7) / 8; }
+  static __device__ __forceinline__ int of(int rows) {
+    if (kDigits && rows <= kDigitTokens) return rows == 0 ? 0 : 4;
+    return rows == 0 ? 0 : 5 + (rows + 7) / 8;
+  }
 };
 
-// The groups of a dense layer: what Groups are to experts.
+// The groups of a dense layer: what Groups are to experts. Where K is cut into slices each has the
+// groups of all tokens, as an expert would, and its rows behind those of the slice before.
 struct DenseGroups {
-  int tokens = 0;
+  int tokens = 0, slices = 1;
+
+  __device__ __forceinline__ int of_slice(int group_rows) const {
+    return (tokens + group_rows - 1) / group_rows;
+  }
   __device__ __forceinline__ int share(int block, int blocks, int group_rows, int row_tiles) const {
-    const uint32_t items = (tokens + group_rows - 1) / group_rows * row_tiles;
+    const uint32_t items = of_slice(group_rows) * slices * row_tiles;
     return static_cast<int>(items * uint64_t{static_cast<uint32_t>(block)} / blocks);
   }
   __device__ __forceinline__ Group at(int item, int end, int group_rows, int row_tiles) const {
-    const int index = item / row_tiles, row0 = index * group_rows;
-    return {index * row_tiles, min(end, (index + 1) * row_tiles), 0, row0,
+    const int index = item / row_tiles, slice = index / of_slice(group_rows);
+    const int row0 = (index - slice * of_slice(group_rows)) * group_rows;
+    return {index * row_tiles, min(end, (index + 1) * row_tiles), slice, slice * tokens + row0,
             min(group_rows, tokens - row0)};
   }
 };
+template <class Op>
+concept HasSlices = requires(const Op& op) {
+  op.slices;
+};
+template <class Op>
+__device__ __forceinline__ DenseGroups dense_groups(const Op& op) {
+  if constexpr (HasSlices<Op>)
+    return {op.tokens, op.slices};
+  else
+    return {op.tokens};
+}
 
 // What a warp multiplies of each row tile: units [begin, end); and its ring of chunks of them.
 template <class U>
@@ -139,64 +164,8 @@ __device__ __forceinline__ void multiply_unit(float (&d)[kTokenTiles][4], uint32
   multiply.template operator()<0>(), multiply.template operator()<1>();
 }
 
-// kOne. Activations are held times 2^96, so that sums of codes times 2^-126 are normal numbers.
-inline constexpr uint32_t kOneHeld = 0x6f806f80u;
-inline constexpr float kOneFactor = 0x1p30f;
-__device__ __forceinline__ void scale_held(uint4& x) {
-  scale_pair(x.x, kOneHeld), scale_pair(x.y, kOneHeld);
-  scale_pair(x.z, kOneHeld), scale_pair(x.w, kOneHeld);
-}
-
-// Where a lane's rows of B lie for load_matrices(): column g of those of blocks 0 to 7 of a pair of
-// units is block g's, the others are zeros.
-struct OneColumns {
-  uint32_t x, zeros;  // this lane's first piece of the row of activations
-  int place;          // of the four loads, that in which this lane's is not zeros; or none
-
-  __device__ __forceinline__ OneColumns(uint32_t row, uint32_t zeros_at)
-      : x(row + threadIdx.x % 32 / 8 * 16), zeros(zeros_at) {
-    const int of = threadIdx.x % 8 - threadIdx.x % 32 / 16;
-    place = of % 2 == 0 ? of / 2 : -1;
-  }
-};
-
-// Sums of rows g and g + 8 += units `unit` and, if `is_pair`, the next, of those of K from the k of
-// `offset` bytes on; a lane has those of blocks 2p and 2p + 1.
-template <class U>
-__device__ __forceinline__ void multiply_pair(float (&sum)[2], uint32_t unit, bool is_pair,
-                                              const OneColumns& columns, uint32_t offset) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
-  // Past the end sums are zeros, and any scales do.
-  const uint32_t of_scales = unit + (is_pair ? p / 2 : 0) * U::kBytes;
-  const uint32_t scales = cuda::load_shared_4(of_scales + 512 + g * 8 + p % 2 * 4);
-  float d[4] = {};
-#pragma unroll
-  for (int u = 0; u < 2; ++u) {
-    if (u == 1 && !is_pair) break;
-    uint32_t a[4][4];
-    spread_unit(cuda::load_shared_16(unit + u * U::kBytes + lane * 16), a);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int place = 2 * u + half;
-      uint32_t b[4];
-      cuda::load_matrices(b,
-                          columns.place == place ? columns.x + offset + place * 64 : columns.zeros);
-      const auto &a0 = a[2 * half], &a1 = a[2 * half + 1];
-      cuda::mma_bf16(d, a0[0], a0[1], a0[2], a0[3], b[0], b[1]);
-      cuda::mma_bf16(d, a1[0], a1[1], a1[2], a1[3], b[2], b[3]);
-    }
-  }
-  // E4M3's bits in a float32's: 2^-120 of the value.
-  const auto scale = [&](uint32_t at_20) { return __uint_as_float(at_20 & 0x07f00000) * 0x1p120f; };
-  sum[0] = fmaf(d[0], scale(scales << 20), sum[0]);
-  sum[1] = fmaf(d[2], scale(scales << 12), sum[1]);
-  sum[0] = fmaf(d[1], scale(scales << 4), sum[0]);
-  sum[1] = fmaf(d[3], scale(scales >> 4), sum[1]);
-}
-
 // h = norm(x + d) of one token, to shared memory, as add_norm() works it out: by its 12 warps. The
 // last block stores what else is asked for. A barrier follows.
-template <bool kOne>
 __device__ __forceinline__ void norm_to_shared(const NormInput& n, uint8_t* to) {
   constexpr int kThreads = kNormWarps * 32, kGroups = 3;  // of 8 columns: 9,216 of them
   static_assert(kThreads <= kGemvThreads || NIBBLE_CUDA_SM == 121);
@@ -223,17 +192,43 @@ __device__ __forceinline__ void norm_to_shared(const NormInput& n, uint8_t* to) 
     const int column = 8 * (i * kThreads + thread);
     if (column >= n.hidden) continue;
     const uint4 h = norm_8(y[i], inv, *reinterpret_cast<const uint4*>(n.weight + column));
-    uint4 held = h;
-    if constexpr (kOne) scale_held(held);
-    *reinterpret_cast<uint4*>(to + 2 * column) = held;
+    *reinterpret_cast<uint4*>(to + 2 * column) = h;
     if (!is_last) continue;
     if (n.y != nullptr) store_8(n.y, column, y[i]);
     *reinterpret_cast<uint4*>(n.h + column) = h;
   }
 }
 
+// A group's rows of activations, to shared memory from row `held` on; several loads of a thread are
+// on their way at once.
+template <bool kDigits, class Op>
+__device__ __forceinline__ void load_rows(const UnitGemv& m, const Group& group, const Op& op,
+                                          uint8_t* shared, uint32_t base, int held) {
+  constexpr int kAtOnce = 4;
+  const int per_row = m.num_units * 8, pieces = group.rows * per_row;  // of 16 bytes
+#pragma unroll 1
+  for (int first = threadIdx.x; first < pieces; first += kAtOnce * kGemvThreads) {
+    uint4 v[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int i = first + j * kGemvThreads, row = i / per_row;
+      if (i < pieces) v[j] = op.load(group.row0 + row, (i - row * per_row) * 8);
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int i = first + j * kGemvThreads, row = i / per_row, piece = i - row * per_row;
+      if (i >= pieces) break;
+      const uint32_t to = m.x + (held + row) * m.pitch;
+      if (kDigits && group.rows <= kDigitTokens)
+        cuda::store_unit_digits(v[j], piece, base + to);
+      else
+        *reinterpret_cast<uint4*>(shared + to + piece * 16) = v[j];
+    }
+  }
+}
+
 // Adds up a round's row tiles [begin, end) of a group and stores them.
-template <class U, bool kOne, class Op>
+template <class U, bool kDigits, class Op>
 __device__ __forceinline__ void finish_units(const UnitGemv& m, const float* parts,
                                              const Group& group, int begin, int end, const Op& op) {
   const int rows = group.rows, pairs = (end - begin) * 8, part_floats = 16 * rows;
@@ -245,14 +240,14 @@ __device__ __forceinline__ void finish_units(const UnitGemv& m, const float* par
     float2 sum{0, 0};
 #pragma unroll 4
     for (int s = 0; s < m.split; ++s, from += part_floats) sum.x += from[0], sum.y += from[rows];
-    const int64_t at = int64_t{group.expert} * m.row_tiles * 16 + row;
-    constexpr float kBack = kOne ? kOneFactor : kSumFactor;
-    float2 back{kBack, kBack}, bias{0, 0};
+    const int64_t at = HasSlices<Op> ? row : int64_t{group.expert} * m.row_tiles * 16 + row;
+    const float factor = kDigits && rows <= kDigitTokens ? 1 : kSumFactor;
+    float2 back{factor, factor}, bias{0, 0};
     if constexpr (U::kHasRowScales) {
       const float2 scale = *reinterpret_cast<const float2*>(m.row_scales + at);
-      back = {kBack * scale.x, kBack * scale.y};
+      back = {factor * scale.x, factor * scale.y};
     }
-    if (m.bias != nullptr) {
+    if (m.bias != nullptr && (!HasSlices<Op> || group.expert == 0)) {
       const uint32_t two = *reinterpret_cast<const uint32_t*>(m.bias + at);
       bias = {cuda::bf16_lo(two), cuda::bf16_hi(two)};
     }
@@ -260,18 +255,23 @@ __device__ __forceinline__ void finish_units(const UnitGemv& m, const float* par
   }
 }
 
-template <class U, int kTokenTiles, bool kMoe, bool kOne, class Op>
+template <class U, int kTokenTiles, bool kMoe, bool kDigits, class Op>
 __global__ void __launch_bounds__(kGemvThreads, 1)
     unit_gemv(const __grid_constant__ UnitGemv m, const __grid_constant__ Op op) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ __align__(8) uint64_t barriers[kGemvWarps * kUnitGemvStages];
-  __shared__ std::conditional_t<kMoe, Groups<UnitTileCost>, char> groups;
-  __shared__ uint4 zeros;
-  if (threadIdx.x == 0) zeros = {};
+  __shared__ std::conditional_t<kMoe, Groups<UnitTileCost<kDigits>>, char> groups;
+  __shared__ __align__(8) uint64_t table_words[kDigits ? kGemvWarps : 1];
   const uint32_t base = cuda::shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if constexpr (!kMoe) cuda::griddep_launch_dependents();
   UnitRing<U> ring(m, base, cuda::shared_address(barriers));
+  [[maybe_unused]] const auto tables = [&] {
+    if constexpr (kDigits)
+      return cuda::CodeTables(cuda::shared_address(&table_words[warp]));
+    else
+      return 0;
+  }();
   cuda::touch_parameters(m, op);
 
   const auto wait = [] {
@@ -293,14 +293,14 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
     if constexpr (kMoe)
       return groups.share(block, gridDim.x, experts, m.group_rows, m.row_tiles);
     else
-      return DenseGroups{op.tokens}.share(block, gridDim.x, m.group_rows, m.row_tiles);
+      return dense_groups(op).share(block, gridDim.x, m.group_rows, m.row_tiles);
   };
   const int first = share(blockIdx.x), last = share(blockIdx.x + 1);
   const auto group_at = [&](int item) {
     if constexpr (kMoe)
       return groups.at(item, last, experts, m.group_rows, m.row_tiles);
     else
-      return DenseGroups{op.tokens}.at(item, last, m.group_rows, m.row_tiles);
+      return dense_groups(op).at(item, last, m.group_rows, m.row_tiles);
   };
 
   // This warp's row tiles: every `apart`-th of the share.
@@ -313,11 +313,11 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
       const Group group = group_at(next_item);
       next_end = group.end;
       from = m.units + group.expert * m.expert_bytes -
-             int64_t{group.first_item} * m.num_units * U::kBytes;
+             int64_t{group.first_item} * m.row_units * U::kBytes;
     }
     const int n = min(UnitRing<U>::kUnits, ring.end - next_unit);
     if (lane == 0)
-      ring.fetch(slot, from + (int64_t{next_item} * m.num_units + next_unit) * U::kBytes, n);
+      ring.fetch(slot, from + (int64_t{next_item} * m.row_units + next_unit) * U::kBytes, n);
     next_unit += n;
     if (next_unit == ring.end) next_unit = ring.begin, next_item += apart;
   };
@@ -333,61 +333,68 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
 
   int item = first + warp / m.split;
   uint32_t parts = m.parts;  // two buffers take turns
-  const auto run_group = [&](const Group& group, int held) {
+  // This warp's part of a row tile, unit by unit: add(shared address, index of the unit).
+  const auto run_tile = [&](const auto& add) {
+    for (int unit = ring.begin; unit < ring.end; unit += UnitRing<U>::kUnits) {
+      const int n = min(UnitRing<U>::kUnits, ring.end - unit);
+      const uint32_t at = ring.take();
+#pragma unroll 1
+      for (int u = 0; u < n; ++u) add(at + u * U::kBytes, unit + u);
+      __syncwarp();
+      fetch(ring.slot);
+      ring.advance();
+    }
+  };
+  [[maybe_unused]] const auto multiply_digits = [&]<int kTokens>(const Group& group, int held,
+                                                                 float* to) {
+    const uint32_t x = base + m.x + held * m.pitch;
+    cuda::Nvfp4Tokens<kTokens> tokens(x, x + m.pitch);
+    run_tile([&](uint32_t at, int unit) { tokens.add(tables, at, unit); });
+    const float2 sum = tokens.total();
+    if (lane % 4 >= kTokens) return;
+    to[lane % 4] = sum.x, to[8 * group.rows + lane % 4] = sum.y;
+  };
+  const auto multiply_bf16 = [&](const Group& group, int held, float* to) {
     const int tiles = (group.rows + 7) / 8;
-    [[maybe_unused]] const OneColumns columns(base + m.x + held * m.pitch,
-                                              cuda::shared_address(&zeros));
     // Columns past the tokens read the last one again; nothing reads what comes of it.
     uint32_t x[kTokenTiles];
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t)
       x[t] = base + m.x + (held + min(t * 8 + lane % 8, group.rows - 1)) * m.pitch + lane / 8 * 16;
+    float d[kTokenTiles][4] = {};
+    run_tile([&](uint32_t at, int unit) { multiply_unit<U>(d, at, x, unit * 128, tiles); });
+#pragma unroll
+    for (int t = 0; t < kTokenTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int token = t * 8 + lane % 4 * 2 + i;
+        if (token >= group.rows) continue;
+        to[token] = d[t][i];
+        to[8 * group.rows + token] = d[t][i + 2];
+      }
+  };
+  const auto run_group = [&](const Group& group, int held) {
     for (int begin = max(first, group.first_item); begin < group.end; begin += m.round_tiles) {
       const int end = min(group.end, begin + m.round_tiles);
       for (; item < end; item += apart) {
-        float d[kTokenTiles][4] = {};
-        [[maybe_unused]] float sum[2] = {};
-        for (int unit = ring.begin; unit < ring.end; unit += UnitRing<U>::kUnits) {
-          const int n = min(UnitRing<U>::kUnits, ring.end - unit);
-          const uint32_t at = ring.take();
-          if constexpr (kOne) {
-#pragma unroll 1
-            for (int u = 0; u < n; u += 2)
-              multiply_pair<U>(sum, at + u * U::kBytes, u + 1 < n, columns, (unit + u) * 128);
-          } else {
-#pragma unroll 1
-            for (int u = 0; u < n; ++u)
-              multiply_unit<U>(d, at + u * U::kBytes, x, (unit + u) * 128, tiles);
-          }
-          __syncwarp();
-          fetch(ring.slot);
-          ring.advance();
-        }
         auto* const to = reinterpret_cast<float*>(shared + parts) +
                          ((item - begin) * m.split + warp % m.split) * 16 * group.rows +
                          lane / 4 * group.rows;
-        if constexpr (kOne) {
-#pragma unroll
-          for (int step = 1; step < 4; step *= 2) {
-            sum[0] += __shfl_xor_sync(0xffffffff, sum[0], step);
-            sum[1] += __shfl_xor_sync(0xffffffff, sum[1], step);
+        if constexpr (kDigits) {
+          if (group.rows == 1) {
+            multiply_digits.template operator()<1>(group, held, to);
+            continue;
           }
-          if (lane % 4 == 0) to[0] = sum[0], to[8] = sum[1];
-        } else {
-#pragma unroll
-          for (int t = 0; t < kTokenTiles; ++t)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              const int token = t * 8 + lane % 4 * 2 + i;
-              if (token >= group.rows) continue;
-              to[token] = d[t][i];
-              to[8 * group.rows + token] = d[t][i + 2];
-            }
+          if (group.rows == 2) {
+            multiply_digits.template operator()<2>(group, held, to);
+            continue;
+          }
         }
+        multiply_bf16(group, held, to);
       }
       __syncthreads();
-      finish_units<U, kOne>(m, reinterpret_cast<const float*>(shared + parts), group, begin, end,
-                            op);
+      finish_units<U, kDigits>(m, reinterpret_cast<const float*>(shared + parts), group, begin, end,
+                               op);
       parts = 2 * m.parts + m.part_bytes - parts;
     }
   };
@@ -398,15 +405,9 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
       const Group group = group_at(end);
       if (held + group.rows > m.held_rows) break;
       if constexpr (HasNorm<Op>) {
-        norm_to_shared<kOne>(op.norm, shared + m.x);
+        norm_to_shared(op.norm, shared + m.x);
       } else {
-        const int per_row = m.num_units * 8;  // pieces of 16 bytes
-        for (int i = threadIdx.x; i < group.rows * per_row; i += kGemvThreads) {
-          const int row = i / per_row, piece = i - row * per_row;
-          uint4 v = op.load(group.row0 + row, piece * 8);
-          if constexpr (kOne) scale_held(v);
-          *reinterpret_cast<uint4*>(shared + m.x + (held + row) * m.pitch + piece * 16) = v;
-        }
+        load_rows<kDigits>(m, group, op, shared, base, held);
       }
       held += group.rows;
       end = group.end;
@@ -435,8 +436,8 @@ inline int warps_of_row_tile(const Ctx& cx, const UnitGemv& m, int experts) {
   return best;
 }
 
-// `most_rows`: of an expert, or the tokens; `experts`: that one token meets.
-template <class U, int kTokenTiles, bool kMoe, bool kOne = false, class Op>
+// `most_rows`: of an expert, or the tokens; `experts`: that one token meets, or slices of K.
+template <class U, int kTokenTiles, bool kMoe, bool kDigits = false, class Op>
 void launch_unit_gemv(Ctx& cx, const Weight& w, const Op& op, int64_t most_rows, int experts = 1) {
   UnitGemv m{.units = w.codes,
              .row_scales = w.row_scales,
@@ -444,9 +445,15 @@ void launch_unit_gemv(Ctx& cx, const Weight& w, const Op& op, int64_t most_rows,
              .expert_bytes = w.rows * w.row_code_bytes(),
              .row_tiles = static_cast<int>(w.rows / 16),
              .num_units = static_cast<int>(w.cols / 64),
+             .row_units = static_cast<int>(w.cols / 64),
              .split = 1,
              .stages = kUnitGemvStages,
-             .pitch = static_cast<int>(2 * w.cols + 16)};
+             .pitch = static_cast<int>(kDigits ? w.cols / 64 * cuda::kUnitDigitsBytes + 16
+                                               : 2 * w.cols + 16)};
+  if constexpr (HasSlices<Op>) {
+    m.num_units /= experts, m.pitch = m.num_units * 128 + 16;
+    m.expert_bytes = int64_t{m.num_units} * U::kBytes;
+  }
   m.split = warps_of_row_tile(cx, m, experts);
   const int apart = kGemvWarps / m.split;
   const auto round_of = [&](int group_rows) {
@@ -472,8 +479,8 @@ void launch_unit_gemv(Ctx& cx, const Weight& w, const Op& op, int64_t most_rows,
   m.x = static_cast<uint32_t>(kGemvWarps * m.stages * UnitRing<U>::kSlotBytes);
   m.parts = (m.x + static_cast<uint32_t>(m.held_rows * m.pitch) + 127) / 128 * 128;
   const size_t bytes = m.parts + 2 * m.part_bytes;
-  cuda::launch(cx.stream, unit_gemv<U, kTokenTiles, kMoe, kOne, Op>,
-               {.grid = dim3(grid_of(cx, m.row_tiles * w.experts)),
+  cuda::launch(cx.stream, unit_gemv<U, kTokenTiles, kMoe, kDigits, Op>,
+               {.grid = dim3(grid_of(cx, m.row_tiles * (HasSlices<Op> ? experts : w.experts))),
                 .block = dim3(kGemvThreads),
                 .smem_bytes = std::max(bytes, kOneBlockBytes),
                 .release = kMoe ? cuda::Release::kAfterWait : cuda::Release::kBeforeWait},
@@ -483,12 +490,14 @@ void launch_unit_gemv(Ctx& cx, const Weight& w, const Op& op, int64_t most_rows,
 // Experts: groups as large as what most of them meet.
 template <class Op>
 void launch_unit_experts(Ctx& cx, const Weight& w, const Op& op, const Routing& routing) {
-  const int64_t most = routing.num_tokens, mean = most * routing.top_k / routing.num_experts;
+  const int64_t most = routing.num_tokens, met = most * routing.top_k;
+  const int64_t mean = met / routing.num_experts;
   with_unit_format(w, [&]<Format kFormat>() {
     using U = Unit<kFormat>;
-    if constexpr (U::kScalesColumns) {
-      if (most == 1 && !cx.kernels.exact)
-        return launch_unit_gemv<U, 1, true, true>(cx, w, op, 1, routing.top_k);
+    // Of more choices most experts meet more tokens than go by digits.
+    const bool is_few = !cx.kernels.exact && 2 * met <= 3 * routing.num_experts;
+    if constexpr (kFormat == Format::kNvfp4) {
+      if (is_few) return launch_unit_gemv<U, 1, true, true>(cx, w, op, most, routing.top_k);
     }
     if (most <= 8 || mean <= 4) return launch_unit_gemv<U, 1, true>(cx, w, op, most, routing.top_k);
     if (most <= 16 || mean <= 10)

@@ -12,11 +12,18 @@
 namespace nibble::ops::gpu {
 
 using UnitProductFn = void(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, float* y);
-UnitProductFn multiply_few;    // unit_gemv.cuh
+// unit_gemv.cuh. Up to 16 tokens with long rows K goes in slices, which take slice_scratch_rows()
+// rows of N float32 (gemm_sm90.h).
+UnitProductFn multiply_few;
 UnitProductFn multiply_split;  // gemm_split_sm90.cuh: up to 256 tokens
 // Of norm.h, which they make: one token in the same launch.
 void norm_multiply_few(Ctx& cx, const AddNorm& norm, const Weight& w, float* y);
 void norm_swiglu_few(Ctx& cx, const AddNorm& norm, const Weight& w, const Swiglu& act, uint16_t* u);
+
+// One token, by digits (unit_one.cuh), with the norm in the same launch where that fits.
+UnitProductFn multiply_one;
+void norm_multiply_one(Ctx& cx, const AddNorm& norm, const Weight& w, float* y);
+void norm_swiglu_one(Ctx& cx, const AddNorm& norm, const Weight& w, const Swiglu& act, uint16_t* u);
 
 using UnitSwigluFn = void(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens,
                           const Swiglu& act, uint16_t* u);

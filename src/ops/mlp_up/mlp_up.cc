@@ -44,6 +44,11 @@ const char* refuse_many_bf16(const MlpUpDesc& d, const KernelOptions& o) {
   return refuse_gemm<Format::kBF16>({d.format, 2 * d.width, d.hidden, d.tokens, kDenseFewest}, o);
 }
 
+const char* refuse_one(const MlpUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few<Format::kNvfp4>(d, o)) return reason;
+  return refuse_nvfp4_one(d.format, d.tokens, {gpu::OneWork::kDense, 2 * d.width, d.hidden, 1}, o);
+}
+
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<MlpUpKernel>({
@@ -53,6 +58,7 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_mma),
          Layout::kTiles16x64},
+        {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::mlp_up_one), Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_few<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_few),
          Layout::kTiles16x64},
         {"sm90_w8a16_split", refuse_some<Format::kFp8Row>, NIBBLE_SM90_KERNEL(gpu::mlp_up_split),

@@ -47,7 +47,8 @@ struct CpuMlpUp {
   static MlpUpFn run;
 };
 namespace gpu {
-MlpUpFn mlp_up_few;  // NVFP4, as the next two
+MlpUpFn mlp_up_one;  // NVFP4, as the next three
+MlpUpFn mlp_up_few;
 MlpUpFn mlp_up_split;
 MlpUpFn mlp_up_gemm;  // or BF16
 MlpUpFn mlp_up_mma;   // of units

@@ -75,6 +75,11 @@ const char* refuse_by_mma(const MoeDownDesc& d, const KernelOptions& o) {
       {d.format, d.hidden, d.width, d.tokens * d.top_k, kMmaExpertRows * d.experts}, o);
 }
 
+const char* refuse_one(const MoeDownDesc& d, const KernelOptions& o) {
+  return refuse_nvfp4_one_of(d, {gpu::OneWork::kSum, d.hidden, d.width, static_cast<int>(d.top_k)},
+                             o);
+}
+
 constexpr auto kKernels =
     joined(Cpu::experts(),
            std::to_array<MoeDownKernel>({
@@ -92,6 +97,8 @@ constexpr auto kKernels =
                 NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
                {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>,
                 NIBBLE_CUDA_KERNEL(gpu::moe_down_mma), Layout::kTiles16x64},
+               {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::moe_down_one),
+                Layout::kTiles16x64, /*chooses=*/true},
                {"cuda_nvfp4_decode", refuse_unit<Format::kNvfp4>,
                 NIBBLE_CUDA_KERNEL(gpu::moe_down_few), Layout::kTiles16x64},
                {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>,

@@ -8,6 +8,7 @@
 // 4.55 TB/s, 76 us of a GB10's 233 GB/s. TB/s by tokens: ops/gpu_matmul/grouped_gemm.cuh.
 #include "ops/gpu_matmul/gemv_chosen.cuh"
 #include "ops/gpu_matmul/unit_gemv.cuh"
+#include "ops/gpu_matmul/unit_one.cuh"
 #include "ops/moe_down/down_by_slot.cuh"
 #include "ops/moe_down/moe_down.h"
 #include "ops/norm_route/route.cuh"
@@ -108,22 +109,35 @@ void combine(Ctx& cx, const Tensor& d, const float* y, const Routing& routing) {
       cx.stream.order.is_complete(routing.ids));
 }
 
+namespace {
+
+DownOne one_of(const Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+               const Weight& down) {
+  return {.d = d.as<float>(),
+          .u = u.as<uint16_t>(),
+          .ids = routing.ids,
+          .slot = routing.slot,
+          .p = routing.p,
+          .logits = routing.logits,
+          .is_chosen_before = cx.stream.order.is_complete(
+              routing.logits != nullptr ? static_cast<const void*>(routing.logits) : routing.ids),
+          .top_k = routing.top_k,
+          .width = static_cast<int>(down.cols),
+          .experts = routing.num_experts};
+}
+
+}  // namespace
+
 void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
               const Weight& down) {
   if (routing.num_tokens != 1) return run_few<true>(cx, d, u, routing, down);
-  const DownOne op{
-      .d = d.as<float>(),
-      .u = u.as<uint16_t>(),
-      .ids = routing.ids,
-      .slot = routing.slot,
-      .p = routing.p,
-      .logits = routing.logits,
-      .is_chosen_before = cx.stream.order.is_complete(
-          routing.logits != nullptr ? static_cast<const void*>(routing.logits) : routing.ids),
-      .top_k = routing.top_k,
-      .width = static_cast<int>(down.cols),
-      .experts = routing.num_experts};
-  launch_chosen<true>(cx, down, op);
+  launch_chosen<true>(cx, down, one_of(cx, d, u, routing, down));
+}
+
+void moe_down_one(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+                  const Weight& down) {
+  if (routing.num_tokens == 0) return;
+  launch_unit_one<OneWork::kSum>(cx, down, one_of(cx, d, u, routing, down), false);
 }
 
 void moe_down_slots(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,

@@ -70,6 +70,11 @@ const char* refuse_by_mma(const MoeUpDesc& d, const KernelOptions& o) {
       {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, kMmaExpertRows * d.experts}, o);
 }
 
+const char* refuse_one(const MoeUpDesc& d, const KernelOptions& o) {
+  return refuse_nvfp4_one_of(
+      d, {gpu::OneWork::kChosen, 2 * d.width, d.hidden, static_cast<int>(d.top_k)}, o);
+}
+
 constexpr auto kKernels = joined(
     Cpu::experts(),
     std::to_array<MoeUpKernel>({
@@ -86,6 +91,8 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::moe_up_mma),
          Layout::kTiles16x64},
+        {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::moe_up_one), Layout::kTiles16x64,
+         /*chooses=*/true},
         {"cuda_nvfp4_decode", refuse_unit<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::moe_up_few),
          Layout::kTiles16x64},
         {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),

@@ -7,6 +7,7 @@
 #include "cuda/bf16.cuh"
 #include "ops/gpu_matmul/gemv_chosen.cuh"
 #include "ops/gpu_matmul/unit_gemv.cuh"
+#include "ops/gpu_matmul/unit_one.cuh"
 #include "ops/moe_up/moe_up.h"
 #include "ops/moe_up/swiglu.cuh"
 #include "ops/norm_route/route.cuh"
@@ -88,6 +89,12 @@ void moe_up_few(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routin
   CHECK(routing.logits == nullptr);
   if (routing.num_tokens == 0) return;
   launch_unit_experts(cx, up, make_op(cx, u, h, routing, up, act), routing);
+}
+
+void moe_up_one(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
+                const Swiglu& act) {
+  if (routing.num_tokens == 0) return;
+  launch_unit_one<OneWork::kChosen>(cx, up, make_op(cx, u, h, routing, up, act), true);
 }
 
 }  // namespace nibble::ops::gpu

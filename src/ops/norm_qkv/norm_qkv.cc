@@ -101,6 +101,17 @@ const char* refuse_any(const NormQkvDesc& d, const KernelOptions& o) {
   return d.head_dim % 2 == 0 ? nullptr : "head dim is odd";
 }
 
+const char* refuse_one(const NormQkvDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few<Format::kNvfp4>(d, o)) return reason;
+  return refuse_nvfp4_one(d.format, d.tokens, {gpu::OneWork::kDense, rows_of(d), d.hidden, 1}, o);
+}
+
+// Heads of any size: the products of few tokens in memory, then turned and stored.
+const char* refuse_bf16_rows_few(const NormQkvDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_gemv_rows(d.format, rows_of(d), d.hidden, o)) return reason;
+  return d.head_dim % 2 == 0 ? nullptr : "head dim is odd";
+}
+
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<NormQkvKernel>({
@@ -119,6 +130,7 @@ constexpr auto kKernels = joined(
          NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_gemm), Layout::kTiles16x64},
         {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>,
          NIBBLE_CUDA_KERNEL(gpu::norm_qkv_unit_mma), Layout::kTiles16x64},
+        {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_one), Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_few<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_few),
          Layout::kTiles16x64},
         {"sm90_w8a16_split", refuse_unit_some<Format::kFp8Row>,
@@ -143,6 +155,7 @@ constexpr auto kKernels = joined(
         {"cuda_w4a16_decode", refuse_gemv<refuse_gemv_tiles>,
          NIBBLE_CUDA_KERNEL(gpu::norm_qkv_tiles), Layout::kTiles16x64},
         {"cuda_bf16_decode", refuse_gemv<refuse_gemv_rows>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_rows)},
+        {"cuda_bf16_rows", refuse_bf16_rows_few, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_bf16_few)},
         {"cuda_any", refuse_any, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_any)},
         {"ref", [](const NormQkvDesc&, const KernelOptions& o) { return refuse_ref(o); },
          ref::norm_qkv},

@@ -37,7 +37,7 @@ void norm_qkv_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tens
         {.x = out.h.data, .num_slots = s.num_tokens, .qkv = qkv_store(out.q, kv, cos_sin, s)});
   Scratch scratch(cx.scratch);
   auto* products = scratch.take<float>(s.num_tokens * qkv.rows);
-  gemm(cx, qkv, out.h.as<uint16_t>(), s.num_tokens, products);
+  gemm_slices(cx, scratch, qkv, out.h.as<uint16_t>(), s.num_tokens, products);
   store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
 }
 

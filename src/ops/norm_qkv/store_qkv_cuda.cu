@@ -9,6 +9,11 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// Brings a line into L1.
+__device__ __forceinline__ void touch_line(const void* p) {
+  asm volatile("{\n.reg .u16 ignored;\nld.global.u16 ignored, [%0];\n}" ::"l"(p));
+}
+
 __global__ void __launch_bounds__(kThreads)
     store_rows(const __grid_constant__ QkvStore s, const float* products) {
   const auto t = static_cast<int32_t>(blockIdx.x);
@@ -25,33 +30,52 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A warp a head. Its values are read twice: the second time from the cache.
+// A warp a head, a lane every 32nd pair of it, of kPairs at most. What does not come from the
+// product is on its way before the wait; is_turn_old: so are the angles.
+template <int kPairs>
 __global__ void __launch_bounds__(kThreads)
     store_normed_rows(const __grid_constant__ QkvStore s, const float* products, const Norm q_norm,
-                      const Norm k_norm) {
-  const auto t = static_cast<int32_t>(blockIdx.x);
-  const int lane = threadIdx.x % 32;
+                      const Norm k_norm, bool is_turn_old) {
+  const auto t = static_cast<int32_t>(blockIdx.x), lane = static_cast<int32_t>(threadIdx.x % 32);
   const int64_t row = kv_row(s, t);
+  const int32_t heads = s.q_heads + 2 * s.kv_heads, half = s.dim / 2;
+  for (int32_t i = 32 * threadIdx.x; i < s.dim; i += 32 * kThreads) {
+    if (i % 64 == 0) touch_line(q_norm.weight + i), touch_line(k_norm.weight + i);
+    if (is_turn_old) touch_line(s.cos_sin + int64_t{t} * s.dim + i);
+  }
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
-  const int32_t heads = s.q_heads + 2 * s.kv_heads, half = s.dim / 2;
   constexpr int32_t kWarps = kThreads / 32;
   const auto first = static_cast<int32_t>(blockIdx.y * kWarps + threadIdx.x / 32);
   for (int32_t head = first; head < heads; head += static_cast<int32_t>(gridDim.y) * kWarps) {
     const float* from = products + (int64_t{t} * heads + head) * s.dim;
     const bool is_normed = head < s.q_heads + s.kv_heads;
-    const Norm& norm = head < s.q_heads ? q_norm : k_norm;
-    float squares = 0;
-    if (is_normed)
-      for (int32_t i = lane; i < s.dim; i += 32) squares = fmaf(from[i], from[i], squares);
+    const uint16_t* weight = (head < s.q_heads ? q_norm : k_norm).weight;
+    float a[kPairs], b[kPairs], squares = 0;
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(0xffffffff, squares, step);
-    const float inverse = rsqrtf(squares / static_cast<float>(s.dim) + norm.eps);
-    const auto value = [&](int32_t i) {
-      return is_normed ? from[i] * inverse * cuda::bf16_value(norm.weight[i]) : from[i];
-    };
-    for (int32_t i = lane; i < half; i += 32)
-      store_pair(s, row, t, head, i, value(i), value(half + i));
+    for (int j = 0; j < kPairs; ++j) {
+      const int32_t i = lane + 32 * j;
+      a[j] = i < half ? from[i] : 0, b[j] = i < half ? from[half + i] : 0;
+    }
+    if (is_normed) {
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) squares = fmaf(a[j], a[j], fmaf(b[j], b[j], squares));
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2)
+        squares += __shfl_xor_sync(0xffffffff, squares, step);
+      const float eps = (head < s.q_heads ? q_norm : k_norm).eps;
+      const float inverse = rsqrtf(squares / static_cast<float>(s.dim) + eps);
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) {
+        const int32_t i = lane + 32 * j;
+        if (i >= half) continue;
+        a[j] *= inverse * cuda::bf16_value(weight[i]);
+        b[j] *= inverse * cuda::bf16_value(weight[half + i]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j)
+      if (const int32_t i = lane + 32 * j; i < half) store_pair(s, row, t, head, i, a[j], b[j]);
   }
 }
 
@@ -89,10 +113,13 @@ void store_qkv(Ctx& cx, const QkvStore& s, const QkvNorms& norms, const float* p
       .block = dim3(kThreads),
       .release = cuda::Release::kAfterWait,
       .reads_inputs = true};
-  if (norms.q.weight == nullptr)
-    cuda::launch(cx.stream, store_rows, shape, s, products);
-  else
-    cuda::launch(cx.stream, store_normed_rows, shape, s, products, norms.q, norms.k);
+  if (norms.q.weight == nullptr) return cuda::launch(cx.stream, store_rows, shape, s, products);
+  CHECK(s.dim <= 1024);
+  const auto kernel = s.dim <= 128   ? store_normed_rows<2>
+                      : s.dim <= 256 ? store_normed_rows<4>
+                                     : store_normed_rows<16>;
+  cuda::launch(cx.stream, kernel, shape, s, products, norms.q, norms.k,
+               cx.stream.order.is_complete(s.cos_sin));
 }
 
 }  // namespace nibble::ops::gpu

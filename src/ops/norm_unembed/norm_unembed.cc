@@ -43,6 +43,10 @@ const char* refuse_unit_mma(const NormUnembedDesc& d, const KernelOptions& o) {
   return refuse_mma<kFormat>({d.format, d.vocab, d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
 }
 
+const char* refuse_one(const NormUnembedDesc& d, const KernelOptions& o) {
+  return refuse_nvfp4_one(d.format, d.tokens, {gpu::OneWork::kDense, d.vocab, d.hidden, 1}, o);
+}
+
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<NormUnembedKernel>({
@@ -57,6 +61,8 @@ constexpr auto kKernels = joined(
          NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm), Layout::kTiles16x64},
         {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>,
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_mma), Layout::kTiles16x64},
+        {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::norm_unembed_one),
+         Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kNvfp4>>,
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_few), Layout::kTiles16x64},
         {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>,

@@ -23,19 +23,32 @@ void norm_unembed_any(Ctx& cx, const Tensor& logits, const Tensor& h, const Tens
   multiply_any(cx, unembed, h.as<uint16_t>(), s.num_out, logits.as<float>());
 }
 
+namespace {
+
+AddNorm norm_of(const Tensor& h, const Tensor& x, const Tensor& d, const Norm& norm,
+                const Step& s) {
+  return {.y = nullptr,
+          .h = h.as<uint16_t>(),
+          .x = x.as<float>(),
+          .d = d.as<float>(),
+          .norm = norm,
+          .tokens = s.num_out,
+          .hidden = x.dim(1),
+          .rows = s.out_rows};
+}
+
+}  // namespace
+
 void norm_unembed_few(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
                       const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
   if (s.num_out == 0) return;
-  norm_multiply_few(cx,
-                    {.y = nullptr,
-                     .h = h.as<uint16_t>(),
-                     .x = x.as<float>(),
-                     .d = d.as<float>(),
-                     .norm = norm,
-                     .tokens = s.num_out,
-                     .hidden = unembed.cols,
-                     .rows = s.out_rows},
-                    unembed, logits.as<float>());
+  norm_multiply_few(cx, norm_of(h, x, d, norm, s), unembed, logits.as<float>());
+}
+
+void norm_unembed_one(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
+                      const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
+  if (s.num_out == 0) return;
+  norm_multiply_one(cx, norm_of(h, x, d, norm, s), unembed, logits.as<float>());
 }
 
 }  // namespace nibble::ops::gpu

@@ -45,6 +45,10 @@ const char* refuse_by_mma(const OutProjDesc& d, const KernelOptions& o) {
   return refuse_mma<kFormat>({d.format, d.hidden, d.width, d.tokens, kMmaTokens}, o);
 }
 
+const char* refuse_one(const OutProjDesc& d, const KernelOptions& o) {
+  return refuse_nvfp4_one(d.format, d.tokens, {gpu::OneWork::kDense, d.hidden, d.width, 1}, o);
+}
+
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<OutProjKernel>({
@@ -59,19 +63,21 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm),
          Layout::kTiles16x64},
-        {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm)},
+        {"sm90_bf16_gemm", refuse_many<Format::kBF16>,
+         NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_slices)},
         {"sm90_nvfp4_split", refuse_unit_some<Format::kNvfp4>,
          NIBBLE_SM90_KERNEL(gpu::out_proj_unit_split), Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>,
-         NIBBLE_SM90_KERNEL(gpu::out_proj_unit_gemm), Layout::kTiles16x64},
+         NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_slices), Layout::kTiles16x64},
         {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::out_proj_mma),
          Layout::kTiles16x64},
+        {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::out_proj_one), Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kNvfp4>>,
          NIBBLE_CUDA_KERNEL(gpu::out_proj_few), Layout::kTiles16x64},
         {"sm90_w8a16_split", refuse_unit_some<Format::kFp8Row>,
          NIBBLE_SM90_KERNEL(gpu::out_proj_unit_split), Layout::kTiles16x64},
         {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>,
-         NIBBLE_SM90_KERNEL(gpu::out_proj_unit_gemm), Layout::kTiles16x64},
+         NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_slices), Layout::kTiles16x64},
         {"cuda_w8a16_gemm", refuse_unit_mma<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::out_proj_mma),
          Layout::kTiles16x64},
         {"cuda_w8a16_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kFp8Row>>,
@@ -79,7 +85,7 @@ constexpr auto kKernels = joined(
         {"sm90_int4_split", refuse_unit_some<Format::kInt4G128>,
          NIBBLE_SM90_KERNEL(gpu::out_proj_unit_split), Layout::kTiles16x64},
         {"sm90_int4_gemm", refuse_unit_many<Format::kInt4G128>,
-         NIBBLE_SM90_KERNEL(gpu::out_proj_unit_gemm), Layout::kTiles16x64},
+         NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_slices), Layout::kTiles16x64},
         {"cuda_int4_gemm", refuse_unit_mma<Format::kInt4G128>,
          NIBBLE_CUDA_KERNEL(gpu::out_proj_mma), Layout::kTiles16x64},
         {"cuda_int4_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kInt4G128>>,

@@ -42,8 +42,9 @@ namespace gpu {
 OutProjFn out_proj_tiles;
 OutProjFn out_proj_rows;
 OutProjFn out_proj_few;  // NVFP4
+OutProjFn out_proj_one;
 OutProjFn out_proj_gemm;
-OutProjFn out_proj_unit_gemm;
+OutProjFn out_proj_gemm_slices;  // of all but MXFP4
 OutProjFn out_proj_split;
 OutProjFn out_proj_unit_split;
 OutProjFn out_proj_gemm_fp8;

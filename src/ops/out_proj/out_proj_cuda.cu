@@ -5,6 +5,7 @@
 // Bytes: the weights; gpt-oss-120b: 6.3 MB in MXFP4, 23.6 in BF16: 1.4 and 5.2 us of an H200's 4.55
 // TB/s, 27 and 101 us of a GB10's 233 GB/s.
 #include "ops/gpu_matmul/gemv.cuh"
+#include "ops/gpu_matmul/rows_products.h"
 #include "ops/out_proj/out_proj.h"
 
 namespace nibble::ops::gpu {
@@ -42,11 +43,7 @@ void out_proj_tiles(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& o
 }
 
 void out_proj_rows(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out, const Step& s) {
-  const Out op = op_of(d, att, out, s);
-  if (s.num_tokens == 1)
-    launch_rows<1, Items::kTiles>(cx, out, op);
-  else
-    launch_rows<kFewTokens, Items::kTiles>(cx, out, op);
+  multiply_rows(cx, out, att.as<uint16_t>(), s.num_tokens, d.as<float>());
 }
 
 }  // namespace nibble::ops::gpu

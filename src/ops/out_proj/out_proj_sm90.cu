@@ -8,8 +8,8 @@ void out_proj_gemm(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& ou
   gemm(cx, out, att.as<uint16_t>(), s.num_tokens, d.as<float>());
 }
 
-void out_proj_unit_gemm(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
-                        const Step& s) {
+void out_proj_gemm_slices(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
+                          const Step& s) {
   Scratch scratch(cx.scratch);
   gemm_slices(cx, scratch, out, att.as<uint16_t>(), s.num_tokens, d.as<float>());
 }

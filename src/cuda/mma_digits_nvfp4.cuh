@@ -1,0 +1,170 @@
+// One token with NVFP4 weights in kTiles16x64, in integers: as mma_digits.cuh, with blocks of 16 k.
+//
+// A step of mma over 32 k has two blocks; column pair i of B is block i of the unit's four, zero in
+// the products with the codes of others, so that lane p = i of a quad has its sums. Twice the sum
+// of codes times digits is below 2^22: added to 1.5 * 2^23 as an integer it is a float32.
+#pragma once
+
+#include "cuda/mma_digits.cuh"
+
+namespace nibble::cuda {
+
+// A unit's activations in shared memory: the digits of two times 32 k, then a float2 of
+// store_digits<16>() for each block.
+inline constexpr int kUnitDigitsBytes = 2 * kDigitBytes + 4 * 8;
+inline constexpr int kNvfp4UnitBytes = 576;
+
+// The digits of the 8 values of k = 8 `i` on, of units that stand at `units`. `lanes`, `stores`: of
+// store_digits(); i % 4 is this lane's place in its quad.
+__device__ __forceinline__ void store_unit_digits(const uint4& x, uint32_t i, uint32_t units,
+                                                  uint32_t lanes = this_quad(),
+                                                  bool stores = true) {
+  const uint32_t unit = units + i / 8 * kUnitDigitsBytes;
+  const float2 f = store_digits<16>(x, unit + i / 4 % 2 * kDigitBytes, lanes, stores);
+  if (i % 2 == 0 && stores)
+    store_shared_8(unit + 2 * kDigitBytes + i % 8 / 2 * 8, __float_as_uint(f.x),
+                   __float_as_uint(f.y));
+}
+
+// Sums over blocks of 16 k of rows g and g + 8.
+struct BlockSums {
+  float2 sum{0, 0};
+
+  // `factor`: of store_digits<16>(); `scales`: E4M3 of row g, then of row g + 8.
+  __device__ __forceinline__ void add(const Sums& d, uint2 factor, uint32_t scales) {
+    const auto twice = [&](int high, int low) {
+      return __int_as_float(high * 256 + low + static_cast<int>(factor.y)) -
+             __uint_as_float(kOneAndAHalf);
+    };
+    // E4M3's bits in a float32's: 2^-120 of the value.
+    const auto scale = [](uint32_t at_20) {
+      return __uint_as_float(at_20 & 0x07f00000) * 0x1p120f;
+    };
+    const float half = __uint_as_float(factor.x);
+    sum.x = fmaf(twice(d.v[0], d.v[1]), half * scale(scales << 20), sum.x);
+    sum.y = fmaf(twice(d.v[2], d.v[3]), half * scale(scales << 12), sum.y);
+  }
+};
+
+__device__ __forceinline__ uint32_t load_shared_2(uint32_t address) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
+  return v;
+}
+
+// d, or d += the products of 32 k of a row tile: words of rows g and g + 8.
+template <bool kFirst>
+__device__ __forceinline__ void multiply_words(Sums& d, const CodeTables& tables, uint32_t row_g,
+                                               uint32_t row_g8, uint2 x) {
+  const CodeBytes plus(tables.plus, CodeTables::kPlusHigh, row_g, row_g8);
+  const CodeBytes minus(tables.minus, CodeTables::kMinusHigh, row_g ^ kSigns, row_g8 ^ kSigns);
+  if constexpr (kFirst)
+    set_product(d, plus, x);
+  else
+    add_product(d, plus, x);
+  add_product(d, minus, x);
+}
+
+// What of the digits of 32 k a column keeps: of the words' four k the first two are in the first
+// block of 16.
+__device__ __forceinline__ uint32_t mask_of_block(bool is_first, bool is_second) {
+  return is_first ? 0xffffu : is_second ? 0xffff0000u : 0;
+}
+
+// A range of kUnits units, whose digits stay in registers for many row tiles.
+template <int kUnits>
+class Nvfp4Product {
+ public:
+  __device__ __forceinline__ void load(uint32_t units) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      const uint32_t unit = units + u * kUnitDigitsBytes;
+#pragma unroll
+      for (uint32_t b = 0; b < 2; ++b) {
+        const uint2 mine = load_shared_8(unit + b * kDigitBytes + g % 2 * 32 + p * 8);
+        const uint32_t kept = mask_of_block(g / 2 == 2 * b, g / 2 == 2 * b + 1);
+        digits_[2 * u + b] = {mine.x & kept, mine.y & kept};
+      }
+    }
+    factors_ = units + 2 * kDigitBytes + p * 8;
+  }
+
+  // The sum over the range, of units of weights at a shared address: lane p = 0 has that of row g,
+  // lane p = 1 of row g + 8.
+  __device__ __forceinline__ float run(const CodeTables& tables, uint32_t weights) const {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
+    const uint32_t codes_at = weights + lane * 16, scales_at = weights + 512 + g * 8 + p * 2;
+    BlockSums sums;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      const uint4 q = load_shared_16(codes_at + u * kNvfp4UnitBytes);
+      Sums d;
+      multiply_words<true>(d, tables, q.x, q.y, digits_[2 * u]);
+      multiply_words<false>(d, tables, q.z, q.w, digits_[2 * u + 1]);
+      sums.add(d, load_shared_8(factors_ + u * kUnitDigitsBytes),
+               load_shared_2(scales_at + u * kNvfp4UnitBytes));
+    }
+    const float2 sum = sums.sum;
+    const bool is_odd = lane % 2 == 1;
+    float row = (is_odd ? sum.y : sum.x) + __shfl_xor_sync(0xffffffff, is_odd ? sum.x : sum.y, 1);
+    row += __shfl_xor_sync(0xffffffff, row, 2);
+    return row;
+  }
+
+ private:
+  uint2 digits_[2 * kUnits];
+  uint32_t factors_;  // in shared memory: they would take registers that it lacks
+};
+
+// One or two tokens, whose digits stay in shared memory, and units of weights one by one. With two
+// tokens column pair i is token i % 2 of block i / 2 of 32 k.
+template <int kTokens>
+class Nvfp4Tokens {
+ public:
+  // Shared addresses of the tokens' first units.
+  __device__ __forceinline__ Nvfp4Tokens(uint32_t first, uint32_t second) {
+    const uint32_t lane = threadIdx.x % 32, pair = lane / 8, p = lane % 4;
+    const auto of = [&](uint32_t i) { return kTokens == 2 && i % 2 == 1 ? second : first; };
+    digits_ = of(pair) + lane / 4 % 2 * 32 + p * 8;
+    block_ = kTokens == 1 ? p : p / 2;
+    factors_ = of(p) + 2 * kDigitBytes + block_ * 8;
+    if constexpr (kTokens == 1)
+      kept_[0] = mask_of_block(pair == 0, pair == 1),
+      kept_[1] = mask_of_block(pair == 2, pair == 3);
+    else
+      kept_[0] = kept_[1] = mask_of_block(pair < 2, true);
+  }
+  // Unit `index` of a row tile, at a shared address.
+  __device__ __forceinline__ void add(const CodeTables& tables, uint32_t weights, uint32_t index) {
+    const uint32_t lane = threadIdx.x % 32, at = index * kUnitDigitsBytes;
+    const uint4 q = load_shared_16(weights + lane * 16);
+    const uint32_t scales = weights + 512 + lane / 4 * 8 + block_ * 2;
+    const auto digits = [&](int b) {
+      const uint2 x = load_shared_8(digits_ + at + b * kDigitBytes);
+      return uint2{x.x & kept_[b], x.y & kept_[b]};
+    };
+    Sums d;
+    multiply_words<true>(d, tables, q.x, q.y, digits(0));
+    if constexpr (kTokens == 2) sums_.add(d, load_shared_8(factors_ + at), load_shared_2(scales));
+    multiply_words<kTokens == 2>(d, tables, q.z, q.w, digits(1));
+    constexpr int kLast = kTokens == 1 ? 0 : 2;  // block
+    sums_.add(d, load_shared_8(factors_ + at + kLast * 8), load_shared_2(scales + kLast * 2));
+  }
+  // Rows g and g + 8 of token p % kTokens.
+  __device__ __forceinline__ float2 total() const {
+    float2 sum = sums_.sum;
+#pragma unroll
+    for (int step = kTokens; step < 4; step *= 2) {
+      sum.x += __shfl_xor_sync(0xffffffff, sum.x, step);
+      sum.y += __shfl_xor_sync(0xffffffff, sum.y, step);
+    }
+    return sum;
+  }
+
+ private:
+  uint32_t digits_, factors_, block_, kept_[2];
+  BlockSums sums_;
+};
+
+}  // namespace nibble::cuda

@@ -1,0 +1,392 @@
+// One token with NVFP4 weights in kTiles16x64 by int8 digits (cuda/mma_digits_nvfp4.cuh): a dense
+// layer, or the experts chosen for it, each by itself (kChosen) or their sum (kSum).
+//
+//   weights  in   [E][N / 16][K / 64] units of 576 bytes and [E][N] f32
+//   Op       kDense: norm (NormInput) or load(0, k): 8 bf16 activations; store(0, row, first,
+//            second), sums of two neighbouring rows. Experts: top_k, is_chosen_before; choose(), by
+//            a warp; fill(choices, chosen); publish(chosen), by the first block; load_one(slot, k);
+//            store(slot, row, first, second) or, kSum, store(row, sum)
+//
+// A warp keeps to its part of K, whose digits it makes itself and keeps in registers: of each row
+// tile of its block (or of each `teams`-th) it multiplies a chunk, kUnits units, that it has
+// brought to a ring of its own before the wait for the kernel in front, where the block knows which
+// weights. Its sums go to shared memory, and when all are there a warp a row tile adds them up.
+// One block barrier lies between the wait and the end, and another where the norm is.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "cuda/async_copy.cuh"
+#include "cuda/bf16.cuh"
+#include "cuda/mma_digits_nvfp4.cuh"
+#include "cuda/parameters.cuh"
+#include "ops/ctx.h"
+#include "ops/gpu_matmul/gemv.cuh"
+#include "ops/gpu_matmul/gemv_chosen.cuh"
+#include "ops/gpu_matmul/unit_one.h"
+#include "ops/weight.h"
+
+namespace nibble::ops::gpu {
+
+// A block's row tiles and a warp's place among them. Divisions are the host's: here each is as much
+// code as half a unit's products.
+template <OneWork kWork>
+struct OnePlace {
+  static constexpr bool kSum = kWork == OneWork::kSum;
+  int first, count;  // kChosen: of the sequence of all choices' row tiles
+  int part, team;    // none: past the teams
+
+  __device__ __forceinline__ explicit OnePlace(const UnitOne& m) {
+    const int block = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x / 32);
+    first = block * m.each + min(block, m.more), count = m.each + (block < m.more);
+    team = warp * m.inverse_parts >> 16, part = warp - team * m.parts;
+  }
+  __device__ __forceinline__ bool works(const UnitOne& m) const { return team < m.teams; }
+  // Whose row tile, kChosen.
+  static __device__ __forceinline__ int choice_of(const UnitOne& m, int tile) {
+    return static_cast<int>(__umulhi(static_cast<uint32_t>(tile), m.inverse_tiles));
+  }
+};
+
+// What a warp takes one after the other: of each of its choices (kSum: every teams-th; else it is
+// one) each of its `steps`.
+struct OneCursor {
+  int choice, step = 0;
+
+  __device__ __forceinline__ void next(const UnitOne& m, int steps) {
+    if (++step == steps) step = 0, choice += m.teams;
+  }
+};
+
+// h = norm(x + d) of one token: this lane's 8 columns from `column` on, if there are any. `counts`:
+// no other warp has the same columns. The last block stores what else is asked for.
+struct UnitNorm {
+  uint4 weight;
+  float4 x[2];
+  int64_t from;
+
+  __device__ __forceinline__ void load_x(const NormInput& n, int column) {
+    from = n.row == nullptr ? 0 : int64_t{__ldcg(n.row)} * n.hidden;
+    const auto* at = reinterpret_cast<const float4*>(n.x + from + column);
+    x[0] = __ldcg(at), x[1] = __ldcg(at + 1);
+  }
+  __device__ __forceinline__ void prepare(const NormInput& n, int column, bool has_columns) {
+    if (!has_columns) return;
+    weight = *reinterpret_cast<const uint4*>(n.weight + column);
+    if (n.is_x_old) load_x(n, column);
+  }
+  __device__ __forceinline__ uint4 run(const NormInput& n, int column, bool has_columns,
+                                       bool counts) {
+    __shared__ float squares[kGemvWarps];
+    float y[8] = {};
+    if (has_columns) {
+      if (!n.is_x_old) load_x(n, column);
+      const auto* d = reinterpret_cast<const float4*>(n.d + from + column);
+      const float4 d0 = __ldcg(d), d1 = __ldcg(d + 1);
+      y[0] = x[0].x + d0.x, y[1] = x[0].y + d0.y, y[2] = x[0].z + d0.z, y[3] = x[0].w + d0.w;
+      y[4] = x[1].x + d1.x, y[5] = x[1].y + d1.y, y[6] = x[1].z + d1.z, y[7] = x[1].w + d1.w;
+    }
+    const float sum = warp_sum(sum_of_squares(y, 0));
+    if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = counts ? sum : 0;
+    __syncthreads();
+    const float inv = inverse_rms_of<kGemvWarps>(squares, n.hidden, n.eps);
+    if (!has_columns) return {};
+    const uint4 h = norm_8(y, inv, weight);
+    if (counts && blockIdx.x + 1 == gridDim.x) {
+      if (n.y != nullptr) store_8(n.y, column, y);
+      *reinterpret_cast<uint4*>(n.h + column) = h;
+    }
+    return h;
+  }
+};
+
+template <int kUnits, OneWork kWork, class Op>
+class UnitOneWarp {
+ public:
+  static constexpr bool kSum = kWork == OneWork::kSum;
+  static constexpr int kChunkBytes = kUnits * cuda::kNvfp4UnitBytes;
+
+  __device__ __forceinline__ UnitOneWarp(const UnitOne& m, const Op& op, const Choices& choices,
+                                         const OnePlace<kWork>& place, uint32_t base,
+                                         uint32_t barriers)
+      : m_(m), op_(op), choices_(choices), at_(place), base_(base), barriers_(barriers) {
+    next_ = first();
+    next_tile_ = first_tile();
+    if (next_tile_ >= at_.count) next_.choice = m.choices;
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+      for (int s = 0; s < kUnitOneStages; ++s) cuda::barrier_init(barrier(s), 1);
+      cuda::barrier_init_fence();
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ void start() {
+#pragma unroll 1
+    for (int s = 0; s < m_.stages; ++s) fetch(s);
+  }
+  // Digits of the 8 columns that each lane has of 4 units, the first such.
+  __device__ __forceinline__ void store_first(const uint4& x) const { store(x, 0, digits()); }
+  // Of all this warp's activations; two loads are on their way.
+  __device__ __forceinline__ void store_all() const {
+    const int passes = (m_.part_units + 3) / 4;
+    OneCursor at = first(), ahead = at;
+    uint32_t to = digits();
+    uint4 x = load(ahead);
+    ahead.next(m_, passes);
+    uint4 next = load(ahead);
+#pragma unroll 1
+    while (at.choice < m_.choices) {
+      const uint4 now = x;
+      x = next;
+      ahead.next(m_, passes);
+      next = load(ahead);
+      store(now, at.step, to + at.step * 4 * cuda::kUnitDigitsBytes);
+      at.next(m_, passes);
+      if (at.step == 0) to += m_.part_units * cuda::kUnitDigitsBytes;
+    }
+  }
+  __device__ __forceinline__ void run(const cuda::CodeTables& tables, uint32_t sums) {
+    const int lane = threadIdx.x % 32, tile_step = kSum ? 1 : m_.teams;
+    const uint32_t row_bytes = m_.slices * 64, step = tile_step * row_bytes;
+    sums += first_tile() * row_bytes + at_.part * 64 + (lane & 1) * 32 + lane / 4 * 4;
+    uint32_t digits = this->digits();
+    int slot = 0;
+    uint32_t phase = 0;
+#pragma unroll 1
+    for (OneCursor at = first(); at.choice < m_.choices; at.next(m_, m_.vectors)) {
+      product_.load(digits);
+      digits += kUnits * cuda::kUnitDigitsBytes;
+      uint32_t to = sums + (at.choice * m_.vectors + at.step) * m_.parts * 64;
+#pragma unroll 1
+      for (int tile = first_tile(); tile < at_.count; tile += tile_step) {
+        cuda::barrier_wait(barrier(slot), phase);
+        const float sum = product_.run(tables, data(slot));
+        __syncwarp();
+        fetch(slot);
+        if (++slot == m_.stages) slot = 0, phase ^= 1;
+        if ((lane & 2) == 0) cuda::store_shared_float(to, sum);
+        to += step;
+      }
+    }
+  }
+
+ private:
+  // Worked out where they are needed: registers are few.
+  __device__ __forceinline__ uint32_t barrier(int slot) const {
+    return barriers_ + (threadIdx.x / 32 * kUnitOneStages + slot) * 8;
+  }
+  __device__ __forceinline__ uint32_t data(int slot) const {
+    return base_ + (threadIdx.x / 32 * m_.stages + slot) * kChunkBytes;
+  }
+  __device__ __forceinline__ uint32_t digits() const {
+    return base_ + m_.digits + threadIdx.x / 32 * m_.digits_of_warp;
+  }
+  // Past the choices of a warp without work.
+  __device__ __forceinline__ OneCursor first() const {
+    return {at_.works(m_) ? (kSum ? at_.team : 0) : m_.choices};
+  }
+  __device__ __forceinline__ int first_tile() const { return kSum ? 0 : at_.team; }
+  __device__ __forceinline__ void store(const uint4& x, int pass, uint32_t to) const {
+    cuda::store_unit_digits(x, threadIdx.x % 32, to, ~0u,
+                            pass * 4 + static_cast<int>(threadIdx.x) % 32 / 8 < m_.part_units);
+  }
+  __device__ __forceinline__ uint4 load(OneCursor at) const {
+    const int unit = at.step * 4 + threadIdx.x % 32 / 8;
+    if (at.choice >= m_.choices || unit >= m_.part_units) return {};
+    const int k = (at_.part * m_.part_units + unit) * 64 + threadIdx.x % 8 * 8;
+    if constexpr (kWork == OneWork::kDense)
+      return op_.load(0, k);
+    else
+      return op_.load_one(kSum ? choices_.slot[at.choice] : 0, k);
+  }
+  // The next chunk, by lane 0.
+  __device__ __forceinline__ void fetch(int slot) {
+    if (next_.choice >= m_.choices) return;
+    int tile = at_.first + next_tile_, expert = 0;
+    if constexpr (kSum) expert = choices_.expert[next_.choice];
+    if constexpr (kWork == OneWork::kChosen) {
+      const int k = at_.choice_of(m_, tile);
+      tile -= k * m_.row_tiles;
+      expert = choices_.expert[k];
+    }
+    if (threadIdx.x % 32 == 0) {
+      const int unit = tile * m_.num_units + at_.part * m_.part_units + next_.step * kUnits;
+      cuda::bulk_copy(data(slot),
+                      m_.units + expert * m_.expert_bytes + int64_t{unit} * cuda::kNvfp4UnitBytes,
+                      kChunkBytes, barrier(slot), cuda::evict_first());
+    }
+    next_tile_ += kSum ? 1 : m_.teams;
+    if (next_tile_ >= at_.count) next_tile_ = first_tile(), next_.next(m_, m_.vectors);
+  }
+
+  const UnitOne& m_;
+  const Op& op_;
+  const Choices& choices_;
+  const OnePlace<kWork>& at_;
+  const uint32_t base_, barriers_;
+  OneCursor next_{};  // to fetch
+  int next_tile_;
+  cuda::Nvfp4Product<kUnits> product_;
+};
+
+// The scales and biases of the block's row tiles, kSum: of each choice, on their way to shared
+// memory, from where finish_row_tiles() reads them.
+template <OneWork kWork>
+__device__ __forceinline__ void copy_row_scales(const UnitOne& m, const OnePlace<kWork>& at,
+                                                const Choices& choices, uint32_t base) {
+  const auto copy = [&](int of, int quarter, int expert, int tile) {
+    const int64_t row = (int64_t{expert} * m.row_tiles + tile) * 16;
+    cuda::async_copy_16_if(true, base + m.scales + of * 64 + quarter * 16,
+                           m.row_scales + row + quarter * 4);
+    cuda::async_copy_16_if(m.bias != nullptr && quarter < 2,
+                           base + m.biases + of * 32 + quarter * 16, m.bias + row + quarter * 8);
+  };
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if constexpr (kWork == OneWork::kSum) {
+    if (warp < m.choices)
+      for (int i = lane; i < at.count * 4; i += 32)
+        copy(i / 4 * m.choices + warp, i % 4, choices.expert[warp], at.first + i / 4);
+  } else {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < at.count * 4; i += kGemvThreads) {
+      int tile = at.first + i / 4, expert = 0;
+      if constexpr (kWork == OneWork::kChosen) {
+        const int k = at.choice_of(m, tile);
+        tile -= k * m.row_tiles, expert = choices.expert[k];
+      }
+      copy(i / 4, i % 4, expert, tile);
+    }
+  }
+  cuda::async_copy_commit();
+}
+
+// Adds up the sums of the block's row tiles and stores them: lanes 0 to 15 and 16 to 31 of a warp
+// have half of the slices, or choices, of 16 rows.
+template <OneWork kWork, class Op>
+__device__ __forceinline__ void finish_row_tiles(const UnitOne& m, const OnePlace<kWork>& at,
+                                                 const Choices& choices, const Op& op,
+                                                 const uint8_t* shared) {
+  const int r = threadIdx.x % 16, half = threadIdx.x % 32 / 16;
+  const auto* const scales = reinterpret_cast<const float*>(shared + m.scales) + r;
+  const auto bias = [&](int of) {
+    if (m.bias == nullptr) return 0.f;
+    return cuda::bf16_value(reinterpret_cast<const uint16_t*>(shared + m.biases)[of * 16 + r]);
+  };
+#pragma unroll 1
+  for (int i = threadIdx.x / 32; i < at.count; i += kGemvWarps) {
+    const float* from = reinterpret_cast<const float*>(shared + m.sums) + i * m.slices * 16 + r;
+    float all = 0;
+    if constexpr (kWork == OneWork::kSum) {
+      const int of_choice = m.parts * m.vectors;
+      for (int c = half; c < m.choices; c += 2) {
+        float sum = 0;
+#pragma unroll 4
+        for (int s = 0; s < of_choice; ++s) sum += from[(c * of_choice + s) * 16];
+        const int of = i * m.choices + c;
+        sum = fmaf(sum, scales[of * 16], bias(of));
+        all = fmaf(choices.weight[c], sum, all);
+      }
+      all += __shfl_xor_sync(0xffffffff, all, 16);
+      if (half == 0) op.store((at.first + i) * 16 + r, all);
+    } else {
+#pragma unroll 8
+      for (int s = half; s < m.slices; s += 2) all += from[s * 16];
+      all += __shfl_xor_sync(0xffffffff, all, 16);
+      all = fmaf(all, scales[i * 16], bias(i));
+      const float next = __shfl_down_sync(0xffffffff, all, 1);
+      int tile = at.first + i, choice = 0;
+      if constexpr (kWork == OneWork::kChosen)
+        choice = at.choice_of(m, tile), tile -= choice * m.row_tiles;
+      if (half == 0 && r % 2 == 0) op.store(choice, tile * 16 + r, all, next);
+    }
+  }
+}
+
+// Blocks of an SM, as far as registers go: of one kernel 64 of a thread are too few for ptxas.
+template <int kUnits, OneWork kWork>
+inline constexpr int kUnitOneBlocks = NIBBLE_CUDA_SM == 121 ||
+                                              (kUnits == 3 && kWork == OneWork::kChosen)
+                                          ? 1
+                                          : 2;
+
+template <int kUnits, OneWork kWork, class Op>
+__global__ void __launch_bounds__(kGemvThreads, kUnitOneBlocks<kUnits, kWork>)
+    unit_one(const __grid_constant__ UnitOne m, const __grid_constant__ Op op) {
+  constexpr bool kMoe = kWork != OneWork::kDense, kSum = kWork == OneWork::kSum;
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ __align__(8) uint64_t barriers[kGemvWarps * kUnitOneStages], table_words[kGemvWarps];
+  __shared__ Choices choices;
+  const uint32_t base = cuda::shared_address(shared);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if constexpr (kWork != OneWork::kChosen) cuda::griddep_launch_dependents();
+  const OnePlace<kWork> place(m);
+  UnitOneWarp<kUnits, kWork, Op> mine(m, op, choices, place, base, cuda::shared_address(barriers));
+  const cuda::CodeTables tables(cuda::shared_address(&table_words[warp]));
+  cuda::touch_parameters(m, op);
+
+  if constexpr (kMoe) {
+    constexpr int kChooser = kGemvWarps - 1;
+    if (!kSum || !op.is_chosen_before) cuda::griddep_wait();
+    [[maybe_unused]] OneChoice chosen;
+    if (warp == kChooser) {
+      chosen = op.choose();
+      op.fill(choices, chosen);
+    }
+    __syncthreads();
+    mine.start();
+    // Not before: the next kernel's weights would come in front of this one's.
+    if constexpr (!kSum) cuda::griddep_launch_dependents();
+    copy_row_scales(m, place, choices, base);
+    if constexpr (kSum) cuda::griddep_wait();
+    if (warp == kChooser && blockIdx.x == 0) op.publish(chosen);
+    mine.store_all();
+  } else {
+    mine.start();
+    copy_row_scales(m, place, choices, base);
+    if constexpr (HasNorm<Op>) {
+      const int column = (place.part * m.part_units) * 64 + lane * 8;
+      const bool has_columns = place.works(m) && lane < 8 * m.part_units;
+      UnitNorm norm;
+      norm.prepare(op.norm, column, has_columns);
+      cuda::griddep_wait();
+      mine.store_first(norm.run(op.norm, column, has_columns, place.team == 0));
+    } else {
+      cuda::griddep_wait();
+      mine.store_all();
+    }
+  }
+  __syncwarp();
+  mine.run(tables, base + m.sums);
+  cuda::async_copy_wait<0>();
+  __syncthreads();
+  finish_row_tiles(m, place, choices, op, shared);
+}
+
+// `alone`: no two blocks share an SM, where the kernel before leaves it empty.
+template <OneWork kWork, class Op>
+void launch_unit_one(Ctx& cx, const Weight& w, const Op& op, bool alone) {
+  CHECK(w.layout == Layout::kTiles16x64 && w.format == Format::kNvfp4);
+  int top_k = 1;
+  if constexpr (kWork != OneWork::kDense) top_k = op.top_k;
+  const auto plan = plan_unit_one({kWork, w.rows, w.cols, top_k, HasNorm<Op>}, cx.kernels.gpu);
+  CHECK(plan);
+  UnitOne m = *plan;
+  m.units = w.codes, m.row_scales = w.row_scales, m.bias = w.bias;
+  m.expert_bytes = w.rows * w.row_code_bytes();
+  const cuda::LaunchShape shape{
+      .grid = dim3(m.grid),
+      .block = dim3(kGemvThreads),
+      .smem_bytes = alone ? std::max<size_t>(m.end, kOneBlockBytes) : m.end,
+      .release =
+          kWork == OneWork::kChosen ? cuda::Release::kAfterWait : cuda::Release::kBeforeWait};
+  const auto launch = [&]<int kUnits>() {
+    cuda::launch(cx.stream, unit_one<kUnits, kWork, Op>, shape, m, op);
+  };
+  if (m.chunk_units == 4) return launch.template operator()<4>();
+  if (m.chunk_units == 3) return launch.template operator()<3>();
+  if (m.chunk_units == 2) return launch.template operator()<2>();
+  launch.template operator()<1>();
+}
+
+}  // namespace nibble::ops::gpu

@@ -1,0 +1,104 @@
+// How unit_one.cuh shares out one token's product with NVFP4 weights: pure functions of shape and
+// GPU, for the tables and the launch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+
+#include "cuda/caps.h"
+
+namespace nibble::ops::gpu {
+
+enum class OneWork { kDense, kChosen, kSum };
+
+struct UnitOneShape {
+  OneWork work;
+  int64_t rows, cols;     // of an expert
+  int top_k;              // 1 of a dense layer
+  bool has_norm = false;  // in front, in the same kernel
+};
+
+struct UnitOne {
+  const uint8_t* units = nullptr;
+  const float* row_scales = nullptr;
+  const uint16_t* bias = nullptr;  // or none
+  int64_t expert_bytes = 0;
+  int row_tiles = 0, num_units = 0;  // of an expert
+  int grid = 0, each = 0, more = 0;  // row tiles of a block, and blocks that have one more
+  int choices = 0;                   // summed up; else 1
+  // Warps that share K of a row tile, what each has, and the chunks of that; teams of such warps.
+  int parts = 0, part_units = 0, chunk_units = 0, vectors = 0, teams = 0;
+  int inverse_parts = 0;       // 2^16 / parts, rounded up
+  uint32_t inverse_tiles = 0;  // 2^32 / row_tiles, rounded up
+  int stages = 0;              // of a warp's ring
+  int slices = 0;              // sums of a row
+  // In shared memory, behind the rings: digits, of a warp; of a row tile (and choice) 16 scales,
+  // then biases; sums.
+  uint32_t digits = 0, digits_of_warp = 0, scales = 0, biases = 0, sums = 0, end = 0;
+};
+
+inline constexpr int kUnitOneStages = 8;  // at most
+inline constexpr int kOneMostUnits = 16;  // of a part of K; 4 behind a norm
+
+// Sets parts, part_units and chunk_units for the least time of a block's warps.
+inline bool share_out_k(UnitOne& m, int warps, int tiles, int most_units) {
+  int least = 1 << 30;
+  for (int parts = 1; parts <= warps && parts <= m.num_units; ++parts) {
+    const int part = m.num_units / parts;
+    if (m.num_units % parts != 0 || part > most_units) continue;
+    int units = std::min(part, 4);
+    while (part % units != 0) --units;
+    const int teams = warps / parts, visits = (tiles + teams - 1) / teams * (part / units);
+    // A unit's instructions, and those around a chunk.
+    if (const int cost = visits * (48 * units + 40); cost < least)
+      m.parts = parts, m.part_units = part, m.chunk_units = units, least = cost;
+  }
+  return m.parts > 0;
+}
+
+// What of UnitOne the shape says; none: it does not fit.
+inline std::optional<UnitOne> plan_unit_one(const UnitOneShape& s, const cuda::Caps& gpu) {
+  constexpr int kUnitBytes = 576, kDigitsBytes = 160;
+  const bool is_small = gpu.sm / 10 == 12;  // 99 KB of shared memory a block
+  const int warps = is_small ? 8 : 16, choices = s.work == OneWork::kSum ? s.top_k : 1;
+  UnitOne m{.row_tiles = static_cast<int>(s.rows / 16), .num_units = static_cast<int>(s.cols / 64)};
+  const int shared_out = m.row_tiles * (s.work == OneWork::kChosen ? s.top_k : 1);
+  m.grid = std::min(shared_out, gpu.num_sms);
+  m.each = shared_out / m.grid, m.more = shared_out % m.grid;
+  m.choices = choices;
+  if (m.row_tiles == 1 && s.work == OneWork::kChosen) return {};  // inverse_tiles has 32 bits
+  const int tiles = m.each + (m.more > 0);
+  if (!share_out_k(m, warps, tiles * choices, s.has_norm ? 4 : kOneMostUnits)) return {};
+  m.teams = warps / m.parts, m.vectors = m.part_units / m.chunk_units;
+  m.inverse_parts = (65536 + m.parts - 1) / m.parts;
+  m.inverse_tiles = static_cast<uint32_t>(
+      ((uint64_t{1} << 32) + static_cast<uint64_t>(m.row_tiles) - 1) / m.row_tiles);
+  const int of_team = (choices + m.teams - 1) / m.teams;
+  const int steps =
+      m.vectors * (s.work == OneWork::kSum ? of_team * tiles : (tiles + m.teams - 1) / m.teams);
+  m.slices = m.parts * m.vectors * choices;
+  m.digits_of_warp = static_cast<uint32_t>(of_team * m.part_units * kDigitsBytes);
+  const auto padded = [](int64_t bytes) {
+    return static_cast<uint32_t>((bytes + 127) / 128 * 128);
+  };
+  const uint32_t scale_bytes = padded(int64_t{tiles} * choices * 64);
+  const auto lay_out = [&](int stages) {
+    m.stages = stages;
+    m.digits = padded(int64_t{warps} * stages * m.chunk_units * kUnitBytes);
+    m.scales = m.digits + padded(int64_t{warps} * m.digits_of_warp);
+    m.biases = m.scales + scale_bytes;
+    m.sums = m.biases + scale_bytes;
+    m.end = m.sums + padded(int64_t{tiles} * m.slices * 64);
+    return m.end;
+  };
+  // Not half of an SM, so that the next kernel's weights are on their way while this one works;
+  // that behind chosen experts is their sum, which takes less.
+  const auto all = static_cast<uint32_t>(gpu.smem_per_block_bytes);
+  const uint32_t most = s.work == OneWork::kChosen ? all / 16 * 9 : all / 32 * 15;
+  int stages = std::min(steps, kUnitOneStages);
+  while (lay_out(stages) > most && stages > 2) --stages;
+  return m.end + 8 * 1024 <= gpu.smem_per_block_bytes ? std::optional(m) : std::nullopt;
+}
+
+}  // namespace nibble::ops::gpu

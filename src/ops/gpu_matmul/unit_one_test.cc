@@ -1,0 +1,59 @@
+#include "ops/gpu_matmul/unit_one.h"
+
+#include <gtest/gtest.h>
+
+namespace nibble::ops::gpu {
+namespace {
+
+// Qwen3-8B, Qwen3-30B-A3B and Llama-3.1-8B, then odd ones.
+const UnitOneShape kShapes[] = {
+    {OneWork::kDense, 6144, 4096, 1},     {OneWork::kDense, 6144, 4096, 1, /*has_norm=*/true},
+    {OneWork::kDense, 4096, 4096, 1},     {OneWork::kDense, 24576, 4096, 1, /*has_norm=*/true},
+    {OneWork::kDense, 4096, 12288, 1},    {OneWork::kDense, 4096, 14336, 1},
+    {OneWork::kDense, 151936, 4096, 1},   {OneWork::kDense, 5120, 2048, 1, /*has_norm=*/true},
+    {OneWork::kChosen, 1536, 2048, 8},    {OneWork::kSum, 2048, 768, 8},
+    {OneWork::kDense, 16, 64, 1},         {OneWork::kChosen, 32, 192, 3},
+    {OneWork::kSum, 16, 64 * 11, 1},      {OneWork::kSum, 2880, 2880, 7},
+    {OneWork::kChosen, 5760, 64 * 45, 5}, {OneWork::kDense, 4096, 64 * 80, 1}};
+
+// Every unit of every row tile is one warp's, the products by inverses are the divisions, and what
+// a block needs fits.
+TEST(UnitOne, SharesOutAllUnits) {
+  for (const UnitOneShape& s : kShapes)
+    for (const cuda::Caps& gpu : {cuda::h200(), cuda::gb10()}) {
+      SCOPED_TRACE(testing::Message()
+                   << s.rows << " x " << s.cols << ", top_k " << s.top_k << ", sm " << gpu.sm);
+      const auto m = plan_unit_one(s, gpu);
+      if (!m) {
+        EXPECT_TRUE(gpu.sm != 90) << "fits a Hopper";
+        continue;
+      }
+      const int warps = gpu.sm == 90 ? 16 : 8;
+      EXPECT_EQ(m->parts * m->part_units, s.cols / 64);
+      EXPECT_EQ(m->vectors * m->chunk_units, m->part_units);
+      EXPECT_GE(m->teams, 1);
+      EXPECT_LE(m->teams * m->parts, warps);
+      const int tiles = static_cast<int>(s.rows / 16) * (s.work == OneWork::kChosen ? s.top_k : 1);
+      EXPECT_EQ(m->grid * m->each + m->more, tiles);
+      EXPECT_LT(m->more, m->grid);
+      EXPECT_EQ(m->slices, m->parts * m->vectors * (s.work == OneWork::kSum ? s.top_k : 1));
+      for (int warp = 0; warp < warps; ++warp)
+        EXPECT_EQ(warp * m->inverse_parts >> 16, warp / m->parts);
+      if (s.work == OneWork::kChosen) {
+        for (int tile = 0; tile < tiles; ++tile)
+          ASSERT_EQ(uint64_t{m->inverse_tiles} * tile >> 32, tile / (s.rows / 16));
+      }
+      EXPECT_LE(m->end, gpu.smem_per_block_bytes);
+      EXPECT_LE(m->part_units, s.has_norm ? 4 : kOneMostUnits);
+    }
+}
+
+TEST(UnitOne, RefusesWhatHasNoEvenParts) {
+  EXPECT_FALSE(plan_unit_one({OneWork::kDense, 64, 64 * 67, 1}, cuda::h200()));
+  EXPECT_FALSE(plan_unit_one({OneWork::kDense, 64, 64 * 80, 1, /*has_norm=*/true}, cuda::h200()));
+  EXPECT_FALSE(plan_unit_one({OneWork::kChosen, 16, 64, 8}, cuda::h200()));
+  EXPECT_FALSE(plan_unit_one({OneWork::kDense, 1 << 20, 4096, 1}, cuda::gb10()));
+}
+
+}  // namespace
+}  // namespace nibble::ops::gpu
