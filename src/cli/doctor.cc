@@ -242,21 +242,6 @@ void print_kernels(const std::vector<KernelRow>& rows, const std::vector<std::st
   if (!better.empty()) std::printf("\nbetter ones, and why not\n%s", better.c_str());
 }
 
-// Runs the rows of `model` on this machine.
-std::vector<CheckedRow> run_self_check(const DoctorFlags& flags, const std::string& model,
-                                       ops::Ctx cx) {
-  if (flags.device == "gb10" || flags.device == "h200")
-    throw Error(ErrorKind::kUsage, "--self-check runs kernels, and --device " + flags.device +
-                                       " asks for those of a machine that may not be here");
-  cpu::ThreadPool pool(cpu::read_cores().usable());
-  cx.pool = &pool;
-  std::optional<cuda::Stream> stream;
-  if (cx.on_gpu()) cx.stream = stream.emplace().handle();
-  if (cx.on_gpu() || cx.kernels.activations == ops::ActFormat::kBF16) cx.activations = DType::kBF16;
-  return SelfCheck(cx, kv_dtype(flags.kv_cache_dtype))
-      .run(planned_sites(cx, model, dense_formats(flags.dense)));
-}
-
 Json checked_json(const std::vector<CheckedRow>& rows) {
   Json json = Json::array();
   for (const CheckedRow& r : rows)
@@ -273,13 +258,33 @@ Json checked_json(const std::vector<CheckedRow>& rows) {
   return json;
 }
 
-void print_checked(const std::vector<CheckedRow>& rows) {
+// Runs the rows of `model` on this machine.
+std::vector<CheckedRow> run_self_check(const DoctorFlags& flags, const std::string& model,
+                                       ops::Ctx cx, Json& json) {
+  if (flags.device == "gb10" || flags.device == "h200")
+    throw Error(ErrorKind::kUsage, "--self-check runs kernels, and --device " + flags.device +
+                                       " asks for those of a machine that may not be here");
+  cpu::ThreadPool pool(cpu::read_cores().usable());
+  cx.pool = &pool;
+  std::optional<cuda::Stream> stream;
+  if (cx.on_gpu()) cx.stream = stream.emplace().handle();
+  if (cx.on_gpu() || cx.kernels.activations == ops::ActFormat::kBF16) cx.activations = DType::kBF16;
+  SelfCheck check(cx, kv_dtype(flags.kv_cache_dtype));
+  const std::vector<CheckedRow> rows =
+      check.run(planned_sites(cx, model, dense_formats(flags.dense)));
+  json["self_check"] = checked_json(rows);
+  json["unchecked"] = check.unchecked();
+  return rows;
+}
+
+void print_checked(const std::vector<CheckedRow>& rows, const Json& unchecked) {
   TextTable table({"self check", "weights", ">tokens", "output", ">rms", ">worst", ">ms", ""});
   for (const CheckedRow& r : rows)
     table.add({r.row, r.weights, std::to_string(r.tokens), r.output,
                fixed_digits(100 * r.rms, 3) + "%", fixed_digits(100 * r.worst, 2) + "%",
                fixed_digits(r.milliseconds, 1), r.passed() ? "equal" : "WRONG"});
   std::printf("\n%s", table.plain().c_str());
+  for (const auto& op : unchecked) std::printf("none of %s\n", op.get<std::string>().c_str());
 }
 
 void doctor(const DoctorFlags& flags) {
@@ -311,17 +316,14 @@ void doctor(const DoctorFlags& flags) {
     if (cx.on_gpu()) json["graph_tokens"] = GpuSteps::kMaxGraphTokens;
     json["kernels"] = kernels_json(rows);
     json["general_rows"] = ops::say_general_rows(plan);
-    if (flags.self_check) {
-      checked = run_self_check(flags, model, cx);
-      json["self_check"] = checked_json(checked);
-    }
+    if (flags.self_check) checked = run_self_check(flags, model, cx, json);
   }
   if (flags.json) {
     print_json(json);
   } else {
     print_machine(json);
     if (!flags.model.empty()) print_kernels(rows, json["general_rows"]);
-    if (!checked.empty()) print_checked(checked);
+    if (!checked.empty()) print_checked(checked, json["unchecked"]);
   }
   require_passed(checked, json["device"].is_null() ? "" : json["device"].get<std::string>());
   if (!flags.model.empty() && !json["resident_twice"].empty())

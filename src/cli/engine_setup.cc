@@ -196,6 +196,8 @@ void run_self_check(SelfCheck& check, const ops::Sites& sites, const ops::Ctx& c
   if (!quiet && !rows.empty())
     std::fprintf(stderr, "self check: %zu rows equal their twins here (%.0f ms)\n", rows.size(),
                  took.count());
+  for (const std::string& op : check.unchecked())
+    if (!quiet && !rows.empty()) std::fprintf(stderr, "self check: none of %s\n", op.c_str());
 }
 
 // A head's directory may have the tokenizer that it was trained with.

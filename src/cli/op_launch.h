@@ -58,4 +58,10 @@ class OpLaunches {
   OpSequences sequences_;
 };
 
+// Of what OpLaunches makes launches: bench ops times it, and the self check runs it.
+template <typename Desc>
+concept HasLaunch = requires(OpLaunches& launches, const Desc& desc) {
+  launches.of(desc, kernels_of(desc).front());
+};
+
 }  // namespace nibble::cli

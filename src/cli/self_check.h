@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +40,9 @@ class SelfCheck {
   // The same, not run: where the device is not here.
   std::vector<CheckedRow> list(const ops::Sites& sites);
 
+  // Names of ops that it knows no problem for, of all that it was given.
+  const std::set<std::string>& unchecked() const { return unchecked_; }
+
   struct Case;
 
  private:
@@ -47,6 +51,7 @@ class SelfCheck {
   ops::Ctx cx_;
   DType kv_;
   std::vector<std::pair<std::string, ops::Problem>> done_;  // rows, and what they were run on
+  std::set<std::string> unchecked_;
 };
 
 // Throws Error(kUnsupported) that names the rows that did not pass, and by how much.

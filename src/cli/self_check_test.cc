@@ -48,6 +48,7 @@ TEST(SelfCheck, FindsAProblemForEveryRow) {
                     << name << " of " << model << " on " << gpu.name;
               }
             EXPECT_TRUE(test.list(sites).empty()) << "a second run would repeat the first";
+            EXPECT_TRUE(test.unchecked().empty()) << *test.unchecked().begin();
           }
 }
 
