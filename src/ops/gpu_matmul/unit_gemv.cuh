@@ -31,6 +31,7 @@
 #include "cuda/mma_digits_nvfp4.cuh"
 #include "cuda/parameters.cuh"
 #include "ops/ctx.h"
+#include "ops/gpu_matmul/dense_groups.cuh"
 #include "ops/gpu_matmul/gemv.cuh"
 #include "ops/gpu_matmul/unit.cuh"
 #include "ops/routing.h"
@@ -66,37 +67,6 @@ struct UnitTileCost {
     return rows == 0 ? 0 : 5 + (rows + 7) / 8;
   }
 };
-
-// The groups of a dense layer: what Groups are to experts. Where K is cut into slices each has the
-// groups of all tokens, as an expert would, and its rows behind those of the slice before.
-struct DenseGroups {
-  int tokens = 0, slices = 1;
-
-  __device__ __forceinline__ int of_slice(int group_rows) const {
-    return (tokens + group_rows - 1) / group_rows;
-  }
-  __device__ __forceinline__ int share(int block, int blocks, int group_rows, int row_tiles) const {
-    const uint32_t items = of_slice(group_rows) * slices * row_tiles;
-    return static_cast<int>(items * uint64_t{static_cast<uint32_t>(block)} / blocks);
-  }
-  __device__ __forceinline__ Group at(int item, int end, int group_rows, int row_tiles) const {
-    const int index = item / row_tiles, slice = index / of_slice(group_rows);
-    const int row0 = (index - slice * of_slice(group_rows)) * group_rows;
-    return {index * row_tiles, min(end, (index + 1) * row_tiles), slice, slice * tokens + row0,
-            min(group_rows, tokens - row0)};
-  }
-};
-template <class Op>
-concept HasSlices = requires(const Op& op) {
-  op.slices;
-};
-template <class Op>
-__device__ __forceinline__ DenseGroups dense_groups(const Op& op) {
-  if constexpr (HasSlices<Op>)
-    return {op.tokens, op.slices};
-  else
-    return {op.tokens};
-}
 
 // What a warp multiplies of each row tile: units [begin, end); and its ring of chunks of them.
 template <class U>
