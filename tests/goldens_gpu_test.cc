@@ -158,27 +158,38 @@ TEST(GpuGoldens, RandomCheckpointEqualsTransformers) {
   }
 }
 
+class GpuFamilyGolden : public testing::TestWithParam<const char*> {};
+
 // As above: three layers. Where experts are chosen, rounding chooses others for some tokens; the
 // median token has its own.
-TEST(GpuGoldens, FamiliesEqualTransformers) {
-  for (const char* name : {"llama", "llama-tied", "qwen3", "qwen3_moe", "qwen3_moe-over-all"}) {
-    const fs::path directory = fs::path(NIBBLE_SOURCE_DIR) / "tests/goldens/families" / name;
-    const std::vector<int32_t> tokens = random_tokens(directory);
-    const std::vector<float> flat = expected<float>("logits", directory);
-    const auto vocab = static_cast<std::ptrdiff_t>(flat.size() / tokens.size());
-    for (const bool exact : {false, true}) {
-      const Logits got = Loaded(directory, {.exact = exact}).logits_of(tokens);
-      std::vector<double> off;  // of each token
-      for (size_t t = 0; t < got.size(); ++t) {
-        const auto at = flat.begin() + static_cast<std::ptrdiff_t>(t) * vocab;
-        off.push_back(rms_off({got[t]}, {{at, at + vocab}}));
-      }
-      std::sort(off.begin(), off.end());
-      EXPECT_LT(off[off.size() / 2], kBf16Rms) << name << " exact " << exact;
-      EXPECT_GT(off[0], 1e-5) << name;  // that anything was rounded at all
+TEST_P(GpuFamilyGolden, EqualsTransformers) {
+  const fs::path directory = fs::path(NIBBLE_SOURCE_DIR) / "tests/goldens/families" / GetParam();
+  const std::vector<int32_t> tokens = random_tokens(directory);
+  const std::vector<float> flat = expected<float>("logits", directory);
+  const auto vocab = static_cast<std::ptrdiff_t>(flat.size() / tokens.size());
+  for (const bool exact : {false, true}) {
+    const Logits got = Loaded(directory, {.exact = exact}).logits_of(tokens);
+    std::vector<double> off;  // of each token
+    for (size_t t = 0; t < got.size(); ++t) {
+      const auto at = flat.begin() + static_cast<std::ptrdiff_t>(t) * vocab;
+      off.push_back(rms_off({got[t]}, {{at, at + vocab}}));
     }
+    std::sort(off.begin(), off.end());
+    EXPECT_LT(off[off.size() / 2], kBf16Rms) << "exact " << exact;
+    EXPECT_GT(off[0], 1e-5);  // that anything was rounded at all
   }
 }
+INSTANTIATE_TEST_SUITE_P(All, GpuFamilyGolden,
+                         testing::Values("llama", "llama-tied", "llama-f16", "llama-modelopt-fp8",
+                                         "llama-ct-int4", "qwen3", "qwen3-modelopt", "qwen3-ct",
+                                         "qwen3-fp8", "qwen3-awq", "qwen3_moe",
+                                         "qwen3_moe-over-all", "qwen3_moe-modelopt", "qwen3_moe-ct",
+                                         "qwen3_moe-fp8"),
+                         [](const auto& tested) {
+                           std::string name = tested.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 // Two devices that each round as above; the same in MXFP4, whose rounding both share. Each
 // log-probability too: off by its logit's error and the normaliser's.

@@ -12,6 +12,7 @@
 #include <memory>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "models/test_runner.h"
 #include "ops/attention/attention.h"
 #include "ops/embed/embed.h"
+#include "ops/mlp_up/mlp_up.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
 #include "ops/norm_qkv/norm_qkv.h"
@@ -54,72 +56,127 @@ using Choice = std::map<Op, std::string>;             // one for each op
 using Pairs = std::set<std::string>;                  // "moe_up=avx2_float moe_down=ref"
 
 // Who reads what whom wrote. Ops outside layers are among them: embed stands before norm_qkv,
-// norm_unembed after moe_down.
-inline constexpr std::pair<Op, Op> kNeighbours[] = {
+// norm_unembed behind the last layer. A dense layer calls out_proj twice.
+using Neighbours = std::span<const std::pair<Op, Op>>;
+inline constexpr std::pair<Op, Op> kAmongExperts[] = {
     {Op::kEmbed, Op::kNormQkv},     {Op::kNormQkv, Op::kAttention},  {Op::kAttention, Op::kOutProj},
     {Op::kOutProj, Op::kNormRoute}, {Op::kNormRoute, Op::kMoeUp},    {Op::kMoeUp, Op::kMoeDown},
     {Op::kMoeDown, Op::kNormQkv},   {Op::kMoeDown, Op::kNormUnembed}};
+inline constexpr std::pair<Op, Op> kInDenseLayers[] = {
+    {Op::kEmbed, Op::kNormQkv},      {Op::kNormQkv, Op::kAttention}, {Op::kAttention, Op::kOutProj},
+    {Op::kOutProj, Op::kMlpUp},      {Op::kMlpUp, Op::kOutProj},     {Op::kOutProj, Op::kNormQkv},
+    {Op::kOutProj, Op::kNormUnembed}};
+inline Neighbours neighbours_of(Family family) {
+  if (family == Family::kLlama || family == Family::kQwen3) return kInDenseLayers;
+  return kAmongExperts;
+}
 
 inline std::string pair_text(Op first, const std::string& a, Op second, const std::string& b) {
   return std::string(ops::op_name(first)) + "=" + a + " " + ops::op_name(second) + "=" + b;
 }
 
-inline Pairs pairs_of(const Choice& rows) {
+inline Pairs pairs_of(const Choice& rows, Family family) {
   Pairs pairs;
-  for (const auto& [a, b] : kNeighbours) pairs.insert(pair_text(a, rows.at(a), b, rows.at(b)));
+  for (const auto& [a, b] : neighbours_of(family))
+    pairs.insert(pair_text(a, rows.at(a), b, rows.at(b)));
   return pairs;
 }
 
 // Of the rows that steps of `tokens` tokens are given.
 inline Pairs pairs_of(const std::vector<ops::PlanEntry>& plan, int64_t tokens) {
-  Choice rows;
-  for (const ops::PlanEntry& entry : plan)
-    if (entry.min_tokens <= tokens && tokens <= entry.max_tokens)
-      rows[entry.site.op] = entry.kernel;
-  return pairs_of(rows);
+  Pairs pairs;
+  const ops::PlanEntry* before = nullptr;
+  for (const ops::PlanEntry& entry : plan) {
+    if (entry.min_tokens > tokens || entry.max_tokens < tokens) continue;
+    if (before != nullptr)
+      pairs.insert(pair_text(before->site.op, before->kernel, entry.site.op, entry.kernel));
+    before = &entry;
+  }
+  return pairs;
 }
 
-// fits(op, table, row, desc): whether the case can be given a row.
+// Of a model's matrices: on disk all linear layers have one, and the others bf16 or f16; `dense`
+// says what bf16 is encoded to on load.
+struct CaseFormats {
+  DenseFormats dense;
+  Format experts, others;
+};
+inline CaseFormats formats_of(const Case& c) {
+  if (c.shape.family == Family::kGptOss) return {c.dense, Format::kMxfp4, Format::kBF16};
+  const Format on_disk = c.shape.format;
+  const Format others = on_disk == Format::kF16 ? on_disk : Format::kBF16;
+  const auto encoded = [](Format from, Format to) { return from == Format::kBF16 ? to : from; };
+  return {{.qkv = encoded(on_disk, c.dense.qkv),
+           .out = encoded(on_disk, c.dense.out),
+           .unembed = encoded(others, c.dense.unembed),
+           .mlp = encoded(on_disk, c.dense.mlp)},
+          on_disk,
+          others};
+}
+
+// fits(op, table, row, desc): whether the case can be given a row; where an op is called twice, by
+// both calls.
 template <typename Fits>
 Rows rows_of(const Case& c, const Fits& fits) {
   const RandomShape& s = c.shape;
+  const auto [dense, experts, others] = formats_of(c);
   Rows rows;
-  const auto add = [&](Op op, const auto& table, const auto& desc) {
+  const auto add = [&](Op op, const auto& table, const auto&... descs) {
     for (const auto& row : table)
-      if (row.run != nullptr && fits(op, table, row, desc)) rows[op].push_back(row.name);
+      if (row.run != nullptr && (fits(op, table, row, descs) && ...)) rows[op].push_back(row.name);
   };
-  add(Op::kEmbed, ops::embed_kernels(), ops::EmbedDesc{s.vocab, s.hidden});
+  add(Op::kEmbed, ops::embed_kernels(), ops::EmbedDesc{s.vocab, s.hidden, others});
   add(Op::kNormQkv, ops::norm_qkv_kernels(),
-      ops::NormQkvDesc{s.hidden, s.q_heads, s.kv_heads, s.head_dim, c.dense.qkv});
+      ops::NormQkvDesc{.hidden = s.hidden,
+                       .q_heads = s.q_heads,
+                       .kv_heads = s.kv_heads,
+                       .head_dim = s.head_dim,
+                       .format = dense.qkv,
+                       .norms_heads = s.family == Family::kQwen3 || s.family == Family::kQwen3Moe});
   add(Op::kAttention, ops::attention_kernels(),
       ops::AttentionDesc{s.q_heads, s.kv_heads, s.head_dim});
-  add(Op::kOutProj, ops::out_proj_kernels(),
-      ops::OutProjDesc{s.hidden, s.q_heads * s.head_dim, c.dense.out});
-  add(Op::kNormRoute, ops::norm_route_kernels(), ops::NormRouteDesc{s.hidden, s.experts, s.top_k});
-  add(Op::kMoeUp, ops::moe_up_kernels(),
-      ops::MoeUpDesc{.hidden = s.hidden,
-                     .width = s.width,
-                     .experts = s.experts,
-                     .top_k = s.top_k,
-                     .act = {.limit = 7}});
-  add(Op::kMoeDown, ops::moe_down_kernels(),
-      ops::MoeDownDesc{.hidden = s.hidden,
-                       .width = s.width,
-                       .experts = s.experts,
-                       .top_k = s.top_k,
-                       .act = {.limit = 7}});
+  const ops::OutProjDesc out{s.hidden, s.q_heads * s.head_dim, dense.out};
+  const ops::Swiglu act{.limit = s.family == Family::kGptOss ? 7 : ops::Swiglu{}.limit};
+  if (s.family == Family::kLlama || s.family == Family::kQwen3) {
+    add(Op::kOutProj, ops::out_proj_kernels(), out, ops::OutProjDesc{s.hidden, s.width, dense.mlp});
+    add(Op::kMlpUp, ops::mlp_up_kernels(), ops::MlpUpDesc{s.hidden, s.width, dense.mlp});
+  } else {
+    add(Op::kOutProj, ops::out_proj_kernels(), out);
+    add(Op::kNormRoute, ops::norm_route_kernels(),
+        ops::NormRouteDesc{.hidden = s.hidden,
+                           .experts = s.experts,
+                           .top_k = s.top_k,
+                           .format = others,
+                           .over_all = s.family == Family::kQwen3Moe && s.over_all});
+    const auto of_experts = [&]<typename Desc>(Desc desc) {
+      desc.hidden = s.hidden, desc.width = s.width, desc.format = experts, desc.act = act;
+      desc.experts = s.experts, desc.top_k = s.top_k;
+      return desc;
+    };
+    add(Op::kMoeUp, ops::moe_up_kernels(), of_experts(ops::MoeUpDesc{}));
+    add(Op::kMoeDown, ops::moe_down_kernels(), of_experts(ops::MoeDownDesc{}));
+  }
   add(Op::kNormUnembed, ops::norm_unembed_kernels(),
-      ops::NormUnembedDesc{s.hidden, s.vocab, c.dense.unembed});
+      ops::NormUnembedDesc{s.hidden, s.vocab, dense.unembed});
   return rows;
+}
+
+inline std::string family_text(const RandomShape& s) {
+  constexpr const char* kNames[] = {"gpt-oss", "Llama", "Qwen3", "Qwen3-MoE"};
+  const std::string name = kNames[static_cast<int>(s.family)];
+  if (s.family == Family::kGptOss) return name;
+  return name + " in " + std::string(format_name(s.format)) + (s.is_tied ? ", tied" : "") +
+         (s.over_all ? ", over all or with biases" : "");
 }
 
 inline std::string describe(const Case& c) {
   const RandomShape& s = c.shape;
-  std::string all = std::string(cpu::isa_name(c.kernels.isa)) + ", activations " +
+  std::string all = family_text(s) + ", " + cpu::isa_name(c.kernels.isa) + ", activations " +
                     ops::act_format_name(c.kernels.activations) + ", KV " + dtype_name(c.kv) +
                     ", dense " + std::string(format_name(c.dense.qkv)) + " " +
                     std::string(format_name(c.dense.out)) + " " +
-                    std::string(format_name(c.dense.unembed)) + (c.kernels.exact ? ", exact" : "");
+                    std::string(format_name(c.dense.unembed)) + " " +
+                    std::string(format_name(c.dense.mlp)) + (c.kernels.exact ? ", exact" : "");
   const std::pair<const char*, int64_t> sizes[] = {{"H", s.hidden},
                                                    {"Q", s.q_heads},
                                                    {"G", s.kv_heads},
