@@ -1,4 +1,5 @@
 // Launches of the block-scaled GEMM with E4M3 activations; activations in E4M3.
+#include "ops/gpu_matmul/e4m3_rows.cuh"
 #include "ops/gpu_matmul/gemm_fp8_sm12x.cuh"
 #include "ops/gpu_matmul/gemm_fp8_sm12x.h"
 
@@ -11,25 +12,10 @@ constexpr int kThreads = 128;
 // k, 16 + k, k + 1 and 17 + k.
 __global__ void __launch_bounds__(kThreads)
     quantize(const E4m3Rows out, const uint16_t* x, int cols) {
-  __shared__ float most[kThreads / 32];
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const int64_t row = blockIdx.x;
-  const auto* from = reinterpret_cast<const uint4*>(x + row * cols);
-  float largest = 0;
-  for (int i = threadIdx.x; i < cols / 8; i += kThreads) {
-    const uint4 q = from[i];
-    for (const uint32_t w : {q.x, q.y, q.z, q.w})
-      largest = fmaxf(largest, fmaxf(fabsf(cuda::bf16_lo(w)), fabsf(cuda::bf16_hi(w))));
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2)
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-  if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = largest;
-  __syncthreads();
-  largest = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
-  const float inverse = largest > 0 ? kE4m3Largest / largest : 0;
-  if (threadIdx.x == 0) out.scales[row] = largest / kE4m3Largest;
+  const float inverse = scale_row<kThreads>(out, x, cols);
   const auto* pairs = reinterpret_cast<const uint32_t*>(x + row * cols);
   auto* to = reinterpret_cast<uint32_t*>(out.codes + row * cols);
   for (int word = threadIdx.x; word < cols / 4; word += kThreads) {
