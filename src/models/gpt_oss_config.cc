@@ -1,12 +1,10 @@
 #include "models/gpt_oss_config.h"
 
+#include "models/config_sizes.h"
 #include "models/rope_config.h"
 
 namespace nibble {
 namespace {
-
-constexpr int64_t kMaxDim = 1 << 20;
-constexpr double kMaxParameters = 1e15;  // keeps every sum of bytes within int64_t
 
 void parse_layer_types(const Config& config, GptOssConfig& c) {
   if (!config.has("layer_types")) {  // as transformers fills it in
@@ -59,14 +57,10 @@ GptOssConfig parse_gpt_oss_config(const Config& config) {
   c.max_positions = config.integer("max_position_embeddings", 1, 1 << 30);
   c.norm_eps = static_cast<float>(config.number_or("rms_norm_eps", 1e-5, 0, 1));
   c.swiglu_limit = static_cast<float>(config.number_or("swiglu_limit", 7.0, 1e-3, 1e6));
-  if (c.q_heads % c.kv_heads != 0)
-    config.fail("num_attention_heads", "is not a multiple of num_key_value_heads");
-  if (c.head_dim % 2 != 0) config.fail("head_dim", "is odd; rotary embeddings need pairs");
+  check_heads(config, c.q_heads, c.kv_heads, c.head_dim);
   if (c.hidden % 32 != 0) config.fail("hidden_size", "is not a multiple of 32, MXFP4's block");
   if (c.width % 32 != 0) config.fail("intermediate_size", "is not a multiple of 32, MXFP4's block");
-  const auto per_expert = static_cast<double>(3 * c.width * c.hidden);
-  if (per_expert * static_cast<double>(c.experts * c.layers) > kMaxParameters)
-    config.fail("num_local_experts", "makes more than 10^15 parameters with the other sizes");
+  check_experts(config, "num_local_experts", c.experts * c.layers, 3 * c.width * c.hidden);
   parse_layer_types(config, c);
   c.rope = parse_rope(config, c.head_dim, c.max_positions, {"yarn", "default"});
   return c;

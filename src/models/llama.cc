@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/config_sizes.h"
 #include "models/rope_config.h"
 
 namespace nibble {
@@ -29,8 +30,6 @@ struct LlamaConfig {
   int64_t kv_width() const { return kv_heads * head_dim; }
 };
 
-constexpr int64_t kMaxDim = 1 << 20;
-
 LlamaConfig parse_config(const Config& config) {
   if (const std::string act = config.text_or("hidden_act", "silu"); act != "silu")
     config.fail("hidden_act", "is " + act + ", expected silu");
@@ -47,11 +46,9 @@ LlamaConfig parse_config(const Config& config) {
   c.has_bias = config.boolean_or("attention_bias", false);
   c.is_tied = config.boolean_or("tie_word_embeddings", false);
   c.norm_eps = static_cast<float>(config.number_or("rms_norm_eps", 1e-6, 0, 1));
-  if (c.q_heads % c.kv_heads != 0)
-    config.fail("num_attention_heads", "is not a multiple of num_key_value_heads");
   if (!config.has("head_dim") && c.hidden % c.q_heads != 0)
     config.fail("hidden_size", "is not a multiple of num_attention_heads, and head_dim is missing");
-  if (c.head_dim % 2 != 0) config.fail("head_dim", "is odd; rotary embeddings need pairs");
+  check_heads(config, c.q_heads, c.kv_heads, c.head_dim);
   c.rope = parse_rope(config, c.head_dim, c.max_positions, {"llama3", "default"});
   return c;
 }

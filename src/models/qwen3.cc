@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/config_sizes.h"
 #include "models/rope_config.h"
 
 namespace nibble {
@@ -28,8 +29,6 @@ struct Qwen3Config {
   int64_t kv_width() const { return kv_heads * head_dim; }
 };
 
-constexpr int64_t kMaxDim = 1 << 20;
-
 Qwen3Config parse_config(const Config& config) {
   if (const std::string act = config.text_or("hidden_act", "silu"); act != "silu")
     config.fail("hidden_act", "is " + act + ", expected silu");
@@ -48,9 +47,7 @@ Qwen3Config parse_config(const Config& config) {
   c.max_positions = config.integer("max_position_embeddings", 1, 1 << 30);
   c.is_tied = config.boolean_or("tie_word_embeddings", false);
   c.norm_eps = static_cast<float>(config.number_or("rms_norm_eps", 1e-6, 0, 1));
-  if (c.q_heads % c.kv_heads != 0)
-    config.fail("num_attention_heads", "is not a multiple of num_key_value_heads");
-  if (c.head_dim % 2 != 0) config.fail("head_dim", "is odd; rotary embeddings need pairs");
+  check_heads(config, c.q_heads, c.kv_heads, c.head_dim);
   c.rope = parse_rope(config, c.head_dim, c.max_positions, {"default", "yarn"});
   return c;
 }

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/config_sizes.h"
 #include "models/rope_config.h"
 
 namespace nibble {
@@ -31,8 +32,6 @@ struct Qwen3MoeConfig {
   int64_t kv_width() const { return kv_heads * head_dim; }
 };
 
-constexpr int64_t kMaxDim = 1 << 20;
-constexpr double kMaxParameters = 1e15;    // keeps every sum of bytes within int64_t
 constexpr int64_t kMostExperts = 1 << 17;  // of all layers: each has tensors of its own
 
 Qwen3MoeConfig parse_config(const Config& config) {
@@ -56,18 +55,14 @@ Qwen3MoeConfig parse_config(const Config& config) {
   c.over_all = !config.boolean_or("norm_topk_prob", false);
   c.is_tied = config.boolean_or("tie_word_embeddings", false);
   c.norm_eps = static_cast<float>(config.number_or("rms_norm_eps", 1e-6, 0, 1));
-  if (c.q_heads % c.kv_heads != 0)
-    config.fail("num_attention_heads", "is not a multiple of num_key_value_heads");
   if (config.integer_or("decoder_sparse_step", 1, 1, 1000) != 1)
     config.fail("decoder_sparse_step", "is not 1; nibble's Qwen3-MoE has experts in every layer");
   if (config.has("mlp_only_layers") && !config.integers("mlp_only_layers", 0, 1000).empty())
     config.fail("mlp_only_layers", "is not empty; nibble's Qwen3-MoE has experts in every layer");
   if (c.experts * c.layers > kMostExperts)
     config.fail("num_experts", "makes more than 131,072 experts with num_hidden_layers");
-  if (static_cast<double>(3 * c.width * c.hidden) * static_cast<double>(c.experts * c.layers) >
-      kMaxParameters)
-    config.fail("num_experts", "makes more than 10^15 parameters with the other sizes");
-  if (c.head_dim % 2 != 0) config.fail("head_dim", "is odd; rotary embeddings need pairs");
+  check_experts(config, "num_experts", c.experts * c.layers, 3 * c.width * c.hidden);
+  check_heads(config, c.q_heads, c.kv_heads, c.head_dim);
   c.rope = parse_rope(config, c.head_dim, c.max_positions, {"default", "yarn"});
   return c;
 }
