@@ -170,6 +170,19 @@ TEST(GpuPlanFp8, ManyTokensTakeE4M3) {
   EXPECT_EQ(kernel_of(forced, ops::Op::kMoeDown, 8192), "cuda_w4a16_decode");
 }
 
+// Dense FP8 with scales of rows takes them, that in blocks does not.
+TEST(GpuPlanFp8, Fp8WeightsByRowTakeE4M3) {
+  ops::Ctx cx = on_gpu(cuda::h200(), false);
+  cx.kernels.activations = ops::ActFormat::kFp8;
+  const auto by_row = plan_kernels(cx, "nvidia/Llama-3.1-8B-Instruct-FP8");
+  const auto in_blocks = plan_kernels(cx, "Qwen/Qwen3-8B-FP8");
+  for (const ops::Op op : {ops::Op::kNormQkv, ops::Op::kOutProj, ops::Op::kMlpUp}) {
+    EXPECT_EQ(kernel_of(by_row, op, 8192), "sm90_w8a8_gemm") << ops::op_name(op);
+    EXPECT_EQ(kernel_of(by_row, op, 1), "cuda_w8a16_decode") << ops::op_name(op);
+    EXPECT_EQ(kernel_of(in_blocks, op, 8192), "sm90_w8a16_gemm") << ops::op_name(op);
+  }
+}
+
 // On a GB10 they go by block-scaled mma, dense matrices from the bucket of 5 tokens on, experts
 // from 3 rows each; one copy of each matrix serves steps of every size.
 TEST(GpuPlanFp8, ASparkTakesE4M3ByBlockScaledMma) {

@@ -307,6 +307,15 @@ inline const char* refuse_gemm_fp8(const GemmProblem& p, const KernelOptions& op
   if (!p.facts.fits_e4m3) return "rows of its weights have exponents too far apart for E4M3";
   return refuse_gemm<Format::kMxfp4>(p, options);
 }
+// Of FP8, dense.
+inline constexpr int64_t kW8a8Fewest = 129;
+inline const char* refuse_w8a8(GemmProblem p, const KernelOptions& options) {
+  p.fewest = kW8a8Fewest;
+  if (const char* reason = refuse_cpu(options)) return reason;
+  if (options.activations != ActFormat::kFp8) return "activations are not fp8";
+  if (p.format == Format::kFp8Block) return "E4M3 activations are for fp8 with scales of rows";
+  return refuse_gemm<Format::kFp8Row>(p, options);
+}
 // The same by SM12x's block-scaled mma (ops/gpu_matmul/gemm_fp8_sm12x.cuh), which takes any
 // weights.
 inline const char* refuse_block_scaled(const GemmProblem& p, const KernelOptions& options) {

@@ -8,6 +8,7 @@
 #include "ops/gpu_matmul/row_exponents.h"
 #include "ops/gpu_test_problem.h"
 #include "ops/matmul_ref.h"
+#include "ops/mlp_up/mlp_up.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
 #include "ops/out_proj/out_proj.h"
@@ -42,11 +43,12 @@ class Loaded {
  public:
   Loaded(GpuProblem& gpu, const TestWeight& from) {
     site_.weight = gpu.weight(from);
+    gpu.cx.site = &site_;
+    if (from.view.format != Format::kMxfp4) return;
     const std::vector<uint8_t> room(weight().experts * weight().rows, 0xee);
     auto* least = const_cast<uint8_t*>(gpu.array(room));
     EXPECT_EQ(gpu::find_row_exponents(gpu.cx, weight(), least).rows, 0);
     site_.row_exponents = least;
-    gpu.cx.site = &site_;
   }
   const Weight& weight() const { return site_.weight; }
 
@@ -56,6 +58,7 @@ class Loaded {
 
 // Exponents of all blocks anywhere within `span` of each other.
 void spread(Random& random, TestWeight& w, int span) {
+  if (w.view.format != Format::kMxfp4) return;
   for (uint8_t& s : w.scales) s = static_cast<uint8_t>(116 + random.below(span + 1));
 }
 
@@ -207,16 +210,20 @@ TEST(GemmFp8Gpu, MoeDownEqualsTheTwin) {
   }
 }
 
-void check_dense(int64_t rows, int64_t cols, int64_t tokens, int span) {
+const char* dense_row(Format format) {
+  return format == Format::kMxfp4 ? "sm90_w4a8_gemm" : "sm90_w8a8_gemm";
+}
+
+void check_dense(Format format, int64_t rows, int64_t cols, int64_t tokens, int span) {
   Random random(static_cast<uint32_t>(cols + tokens));
-  const OutProjDesc desc{rows, cols, Format::kMxfp4, 1 << 20};
-  TestWeight w(random, Format::kMxfp4, 1, rows, cols);
+  const OutProjDesc desc{rows, cols, format, 1 << 20};
+  TestWeight w(random, format, 1, rows, cols);
   spread(random, w, span);
   const Floats att(random, tokens, cols, DType::kBF16);
   OutProjDesc here = desc;
   here.tokens = tokens;
   GpuProblem gpu(gpu::scratch_bytes(here));
-  const OutProjKernel* row = fp8_row(out_proj_kernels(), desc, gpu, w);
+  const OutProjKernel* row = fp8_row(out_proj_kernels(), desc, gpu, w, dense_row(format));
   ASSERT_NE(row, nullptr);
   const Loaded loaded(gpu, w);
   const Tensor in = gpu.tensor(att, DType::kBF16);
@@ -248,8 +255,52 @@ TEST(GemmFp8Gpu, DenseEqualsTheTwinAndItselfAlone) {
   constexpr int64_t kMatrices[][2] = {{2880, 4096}, {256, 512}, {16, 64}, {336, 320}};
   for (const auto& [rows, cols] : kMatrices)
     for (const int64_t tokens : {1, 19, 130, 700})
-      if (!is_too_slow(cols * tokens)) check_dense(rows, cols, tokens, 3);
-  check_dense(336, 320, is_too_slow(320 * 130) ? 3 : 130, kE4m3Span);
+      for (const Format format : {Format::kMxfp4, Format::kFp8Row})
+        if (!is_too_slow(cols * tokens)) check_dense(format, rows, cols, tokens, 3);
+  check_dense(Format::kMxfp4, 336, 320, is_too_slow(320 * 130) ? 3 : 130, kE4m3Span);
+}
+
+// A dense layer's: u is rounded to bf16.
+void check_mlp_up(int64_t hidden, int64_t width, int64_t tokens) {
+  Random random(static_cast<uint32_t>(tokens));
+  const MlpUpDesc desc{hidden, width, Format::kFp8Row, 1 << 20};
+  TestWeight w(random, Format::kFp8Row, 1, 2 * width, hidden, /*has_bias=*/false);
+  const std::vector<uint16_t> weight = random.bf16s(hidden, 0.3f, 1);
+  MlpUpDesc here = desc;
+  here.tokens = tokens;
+  GpuProblem gpu(gpu::scratch_bytes(here));
+  const MlpUpKernel* row = fp8_row(mlp_up_kernels(), desc, gpu, w, "sm90_w8a8_gemm");
+  ASSERT_NE(row, nullptr);
+  const Loaded loaded(gpu, w);
+  const MlpUpOut out{gpu.output(DType::kBF16, {tokens, width}),
+                     gpu.output(DType::kBF16, {tokens, hidden}),
+                     gpu.output(DType::kF32, {tokens, hidden})};
+  row->run(gpu.cx, out, gpu.tensor(Floats(random, tokens, hidden), DType::kF32),
+           gpu.tensor(Floats(random, tokens, hidden), DType::kF32), {gpu.array(weight), 1e-5f},
+           loaded.weight(), {});
+  const Floats u = gpu.floats(out.u), h = rounded(gpu.floats(out.h), 0);
+  const double e = fp8_error(hidden);
+  WrongBlocks blocks(hidden);
+  for (int64_t t = 0; t < tokens; t += stride(tokens))
+    for (int64_t j = 0; j < width; ++j) {
+      double gate_abs, up_abs;
+      const double gate = ref::Row(w.view, 0, 2 * j).dot(h.row(t), &gate_abs);
+      const double up = ref::Row(w.view, 0, 2 * j + 1).dot(h.row(t), &up_abs);
+      const double want = ref::swiglu(gate, up, {});
+      ASSERT_NEAR(u.at(t, j), want,
+                  swiglu_error(gate, e * gate_abs, up, e * up_abs, {}) + 0x1p-20 * std::fabs(want) +
+                      store_error(DType::kBF16, want) + 1e-6)
+          << "token " << t << " column " << j;
+      blocks.add(t, 2 * j, u.at(t, j), want);
+    }
+  EXPECT_LT(blocks.worst(), 1);
+}
+
+TEST(GemmFp8Gpu, MlpUpEqualsTheTwin) {
+  constexpr int64_t kMatrices[][2] = {{4096, 200}, {320, 72}, {64, 8}};
+  for (const auto& [hidden, width] : kMatrices)
+    for (const int64_t tokens : {1, 19, 300})
+      if (!is_too_slow(hidden * tokens)) check_mlp_up(hidden, width, tokens);
 }
 
 TEST(GemmFp8Gpu, RowsTooWideAreCounted) {

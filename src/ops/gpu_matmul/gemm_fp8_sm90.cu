@@ -44,8 +44,8 @@ void launch(Ctx& cx, sm90::Fp8Params params) {
 
 template <GemmOut kOut>
 void launch_experts(Ctx& cx, const sm90::Fp8Params& params) {
-  if (has_wide_items(params)) return launch<sm90::Fp8Many<kOut>>(cx, params);
-  launch<sm90::Fp8Some<kOut>>(cx, params);
+  if (has_wide_items(params)) return launch<sm90::Fp8Many<Format::kMxfp4, kOut>>(cx, params);
+  launch<sm90::Fp8Some<Format::kMxfp4, kOut>>(cx, params);
 }
 
 }  // namespace
@@ -68,6 +68,14 @@ E4m3Rows quantize_rows(Ctx& cx, Scratch& scratch, const uint16_t* x, int64_t row
 void gemm_fp8(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
   if (args.num_slots == 0) return;
   sm90::Fp8Params params{sm90::gemm_params(w, args), w.codes};
+  if (w.format == Format::kFp8Row) {
+    CHECK(w.experts == 1);
+    if (out == GemmOut::kSwiglu)
+      return launch<sm90::Fp8Many<Format::kFp8Row, GemmOut::kSwiglu>>(cx, params);
+    CHECK(out == GemmOut::kF32);
+    return launch<sm90::Fp8Many<Format::kFp8Row, GemmOut::kF32>>(cx, params);
+  }
+  CHECK(w.format == Format::kMxfp4);
   params.row_exponents = row_exponents_of(cx);
   switch (out) {
     case GemmOut::kSwiglu:
@@ -75,9 +83,9 @@ void gemm_fp8(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
     case GemmOut::kBF16:
       return launch_experts<GemmOut::kBF16>(cx, params);
     case GemmOut::kF32:
-      return launch<sm90::Fp8Many<GemmOut::kF32>>(cx, params);
+      return launch<sm90::Fp8Many<Format::kMxfp4, GemmOut::kF32>>(cx, params);
     case GemmOut::kQkv:
-      return launch<sm90::Fp8Many<GemmOut::kQkv>>(cx, params);
+      return launch<sm90::Fp8Many<Format::kMxfp4, GemmOut::kQkv>>(cx, params);
     case GemmOut::kSlices:
       CHECK(false);
   }

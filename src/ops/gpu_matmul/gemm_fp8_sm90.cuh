@@ -1,10 +1,12 @@
-// Grouped GEMM by wgmma for many rows with E4M3 activations and MXFP4 weights (W4A8):
+// Grouped GEMM by wgmma for many rows with E4M3 activations and MXFP4 weights (W4A8), or dense FP8
+// ones with scales of rows (W8A8):
 // y[slot] = scale[row of slot] * (x8[row of slot] W_e^T) + b_e, e the slot's expert.
 //
-//   weights  in   [E][N / 16][K / 64] units of 544 bytes, see formats/layout.h
-//   row_exponents in [E][N] u8: least E8M0 exponent of a row; no block's is more than 14 above it
-//   x        in   [*, K] E4M3 in E4M3 order (below); x_scale [*] f32 or one constant
-//   token, offsets, bias, y: as in gemm_sm90.cuh; y may be E4M3 in E4M3 order too
+//   weights  in   [E][N / 16][K / 64] units of 544 bytes, see formats/layout.h; FP8: 1,024, and
+//                 [N] f32
+//   row_exponents in of MXFP4 [E][N] u8: least E8M0 exponent of a row; no block's is more than 14
+//   above x        in   [*, K] E4M3 in E4M3 order (below); x_scale [*] f32 or one constant token,
+//   offsets, bias, y: as in gemm_sm90.cuh; with SwiGLU of MXFP4 y is E4M3 in E4M3 order
 //
 // A weight m * 2^(s - 127) becomes m * 2^(s - least - 8), which E4M3 holds exactly (2^-9 .. 384):
 // the eight magnitudes of a block come by PRMT from eight bytes, one of 15 lines of a table in
@@ -40,8 +42,10 @@ inline constexpr int kNarrowLines = 15;  // of the table, then one of ones
 
 // Two warpgroups multiply; a warp has sums of kRowTiles tiles of 16 rows by kSlotTiles of kMaxN
 // slots.
-template <GemmOut kOut_, int kRowTiles_, int kSlotTiles_, int kMaxN_, int kStages_>
+template <Format kFormat, GemmOut kOut_, int kRowTiles_, int kSlotTiles_, int kMaxN_, int kStages_>
 struct Fp8Shape {
+  using Unit = gpu::Unit<kFormat>;
+  static constexpr bool kHasBytes = !Unit::kHasNibbles;
   static constexpr GemmOut kOut = kOut_;
   static constexpr int kGroups = 2, kRowTiles = kRowTiles_, kSlotTiles = kSlotTiles_;
   static constexpr int kMaxN = kMaxN_, kStages = kStages_;
@@ -52,13 +56,14 @@ struct Fp8Shape {
   // Of the 64 K of an SM.
   static constexpr int kFillRegisters = 72, kMultiplyRegisters = 216;
   static constexpr int kStageK = 128;
-  static constexpr int kTileBytes = 2 * kUnitBytes;  // 16 rows of a stage
+  static constexpr int kTileBytes = 2 * Unit::kBytes;  // 16 rows of a stage
   static constexpr int kXBytes = kMaxSlots * kStageK;
   static constexpr int kWBytes = kRows / 16 * kTileBytes;
   static constexpr int kW = kStages * kXBytes;
   // SwiGLU's output of a warpgroup, before it leaves in rows of whole blocks.
   static constexpr int kFeatures = 32 * kRowTiles;
-  static constexpr int kOutBytes = kOut == GemmOut::kSwiglu ? kMaxSlots * kFeatures : 0;
+  static constexpr bool kLeavesE4m3 = kOut == GemmOut::kSwiglu && !kHasBytes;
+  static constexpr int kOutBytes = kLeavesE4m3 ? kMaxSlots * kFeatures : 0;
   static constexpr int kOutput = kW + kStages * kWBytes;
   static constexpr int kScales = kOutput + kGroups * kOutBytes;      // of x, of a warpgroup's item
   static constexpr int kPlaces = kScales + kGroups * kMaxSlots * 4;  // of kQkv, likewise
@@ -69,10 +74,10 @@ struct Fp8Shape {
 };
 
 // Many: weights are expanded once for twice the slots.
-template <GemmOut kOut>
-using Fp8Some = Fp8Shape<kOut, 2, 1, 128, 6>;
-template <GemmOut kOut>
-using Fp8Many = Fp8Shape<kOut, 1, 2, 144, 4>;
+template <Format kFormat, GemmOut kOut>
+using Fp8Some = Fp8Shape<kFormat, kOut, 2, 1, 128, 6>;
+template <Format kFormat, GemmOut kOut>
+using Fp8Many = Fp8Shape<kFormat, kOut, 1, 2, 144, 4>;
 
 struct Fp8Params : GemmArgs {
   const uint8_t* units;
@@ -139,28 +144,33 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
     }
     const int units = g.cols / 64, last = (g.rows - it.row0) / 16 - 1;
     const int64_t tile0 = static_cast<int64_t>(it.expert) * (g.rows / 16) + it.row0 / 16;
-    const uint8_t* w = g.units + tile0 * units * kUnitBytes;
+    constexpr int kBytes = S::Unit::kBytes;
+    const uint8_t* w = g.units + tile0 * units * kBytes;
     const int at = t % 32 * 16;
     uint32_t tiles[S::kRows / 64];  // where this warp's begin
 #pragma unroll
     for (int i = 0; i < S::kRows / 64; ++i)
-      tiles[i] = min(t / 32 + 4 * i, last) * units * kUnitBytes + at;
-    const uint32_t rest = min(t / 4, last) * units * kUnitBytes + 1024 + t % 4 * 16;
+      tiles[i] = min(t / 32 + 4 * i, last) * units * kBytes + at;
+    [[maybe_unused]] const uint32_t rest = min(t / 4, last) * units * kBytes + 1024 + t % 4 * 16;
     const uint4* x = reinterpret_cast<const uint4*>(g.x);
     for (int k = 0; k < g.cols; k += 128, w += S::kTileBytes, x += 8, next()) {
       // Of the last 64 k of an odd number, the second half: zeros by any weights.
       const bool is_half = k + 64 == g.cols;
-      const int second = is_half ? kUnitBytes : 0;
+      const int second = is_half ? kBytes : 0;
       barrier_wait(empty(slot), phase ^ 1);
       const uint32_t to_w = w_at(slot) + at;
-      const int back = t % 32 * 16 + 512 >= kUnitBytes ? second : 0;
+      const int back = t % 32 * 16 + 512 >= kBytes ? second : 0;
 #pragma unroll
       for (int i = 0; i < S::kRows / 64; ++i) {
         const int tile = t / 32 + 4 * i;
         copy_16(to_w + tile * S::kTileBytes, w + tiles[i]);
         copy_16(to_w + tile * S::kTileBytes + 512, w + (tiles[i] + 512 - back));
+        if constexpr (S::kHasBytes)
+#pragma unroll
+          for (int more = 1024; more < 2048; more += 512)
+            copy_16(to_w + tile * S::kTileBytes + more, w + (tiles[i] + more - second));
       }
-      if (t < S::kRows / 4)
+      if (!S::kHasBytes && t < S::kRows / 4)
         copy_16(w_at(slot) + t / 4 * S::kTileBytes + 1024 + t % 4 * 16, w + (rest - second));
       const int size = is_half && chunk >= 4 ? 0 : 16;
 #pragma unroll
@@ -177,19 +187,20 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
     if constexpr (S::kOut == GemmOut::kQkv) fill_turns(*this, it, t);
   }
 
-  // A warp's part of a unit: a lane's words, and the lines of the table they read.
+  using Unit = LaneUnit<S::kOut, S::kTileBytes, typename S::Unit>;
+  // A warp's part of a unit: a lane's words, and of MXFP4 the lines of the table they read.
   struct Piece {
-    NibbleCodes q;
-    uint2 line[4];
+    typename Unit::Codes q;
+    uint2 line[S::kHasBytes ? 1 : 4];
   };
-  using Unit = LaneUnit<S::kOut, S::kTileBytes>;
   // `rows`: the place of line 0 for exponent 0 of a lane's two.
   __device__ __forceinline__ static void load(Piece& piece, const Unit& unit, uint32_t offset,
                                               const uint32_t (&rows)[2]) {
-    uint32_t s;
+    typename Unit::Scales s;
     unit.take(offset, piece.q, s);
+    if constexpr (!S::kHasBytes)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) piece.line[i] = line(at_eighth(s, i, rows[i % 2]));
+      for (int i = 0; i < 4; ++i) piece.line[i] = line(at_eighth(s, i, rows[i % 2]));
   }
   __device__ __forceinline__ static uint2 line(uint32_t at) {
     uint2 v;
@@ -198,6 +209,20 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
   }
   __device__ __forceinline__ static void expand_piece(const Piece& piece, uint32_t ones,
                                                       uint32_t (&a)[2][4]) {
+    if constexpr (S::kHasBytes) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4& w = piece.q.half[half];  // whose bytes are k + 8, k, k + 9, k + 1
+        a[half][0] = permute(w.x, w.z, 0x4501), a[half][2] = permute(w.x, w.z, 0x6723);
+        a[half][1] = permute(w.y, w.w, 0x4501), a[half][3] = permute(w.y, w.w, 0x6723);
+      }
+      return;
+    } else {
+      expand_nibbles(piece, ones, a);
+    }
+  }
+  __device__ __forceinline__ static void expand_nibbles(const Piece& piece, uint32_t ones,
+                                                        uint32_t (&a)[2][4]) {
     expand(piece.q.words.x, piece.line[0], ones, a[0][0], a[0][2]);
     expand(piece.q.words.y, piece.line[1], ones, a[0][1], a[0][3]);
     expand(piece.q.words.z, piece.line[2], ones, a[1][0], a[1][2]);
@@ -217,9 +242,9 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
     constexpr int kSlot1 = S::kSlotTiles == 2 ? kN : 0;  // of the second sums
     const Unit unit_at(w_at(0) + wg * S::kRowTiles * 4 * S::kTileBytes);
     const int first = it.row0 + wg * S::kRowTiles * 64;
-    uint32_t rows[S::kRowTiles][2];
+    uint32_t rows[S::kRowTiles][2] = {};
 #pragma unroll
-    for (int i = 0; i < 2 * S::kRowTiles; ++i) {
+    for (int i = 0; i < (S::kHasBytes ? 0 : 2 * S::kRowTiles); ++i) {
       using Lane = LaneRows<S::kOut>;
       const int row = min(first + i / 2 * 64 + Lane::first() + i % 2 * Lane::kApart, g.rows - 1);
       const uint32_t least = g.row_exponents[static_cast<int64_t>(it.expert) * g.rows + row];
@@ -239,7 +264,7 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
       for (int i = 0; i < 2 * S::kRowTiles; ++i) {
         const int unit = i / S::kRowTiles, tile = i % S::kRowTiles;
         Piece piece;
-        load(piece, unit_at, slot * S::kWBytes + tile * 4 * S::kTileBytes + unit * kUnitBytes,
+        load(piece, unit_at, slot * S::kWBytes + tile * 4 * S::kTileBytes + unit * S::Unit::kBytes,
              rows[tile]);
         wgmma_wait<1>();
         if (i == 1 && k > 0) release(previous);
@@ -277,7 +302,7 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
       if constexpr (kHasSecond)
         if (row1 < g.rows) store<kN>(it, wg, row1, kSlot1, rows[S::kRowTiles - 1], d1);
     }
-    if constexpr (S::kOut == GemmOut::kSwiglu) store_output(it, wg);
+    if constexpr (S::kLeavesE4m3) store_output(it, wg);
   }
 
   // A head from row0 on: see GemmBlock::turn().
@@ -300,7 +325,13 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
   __device__ __forceinline__ float factor(uint32_t row) const {
     return __uint_as_float(((smem + S::kTable - row) / 8 + 8) << 23);
   }
-  // Of a lane's two rows.
+  // Of a lane's two rows, the first of which is `row`.
+  __device__ __forceinline__ float2 factors(int row, const uint32_t (&rows)[2]) const {
+    if constexpr (S::kHasBytes)
+      return {g.row_scales[row], g.row_scales[row + 8]};
+    else
+      return {factor(rows[0]), factor(rows[1])};
+  }
   __device__ __forceinline__ float2 biases(const GemmItem& it, int row) const {
     if (g.bias == nullptr) return {0, 0};
     const uint16_t* at = g.bias + static_cast<int64_t>(it.expert) * g.rows + row;
@@ -317,7 +348,7 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
                                         const uint32_t (&rows)[2], const float (&d)[kN / 2]) {
     const int lane = threadIdx.x % 32, row = lane / 4;
     const bool odd = row & 1;
-    const float f0 = factor(rows[0]), f1 = factor(rows[1]);
+    const auto [f0, f1] = factors(row0 + row, rows);
     const auto [b0, b1] = biases(it, row0 + row);
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
@@ -350,7 +381,9 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
   // Rows (row & ~1, + 1) and the same + 8 of 16, one slot.
   __device__ __forceinline__ void store_pairs(const GemmItem& it, int column, int row0, int row,
                                               float2 low, float2 high) {
-    if constexpr (S::kOut == GemmOut::kSwiglu) {
+    if constexpr (S::kOut == GemmOut::kSwiglu && S::kHasBytes) {
+      store_swiglu(g, it, column, row0, row, low, high);
+    } else if constexpr (S::kOut == GemmOut::kSwiglu) {
       // The lane has features f and f + 4 of the warpgroup's, in E4M3 order.
       const int f = row0 / 2 % S::kFeatures + row / 2, wg = row0 / 2 / S::kFeatures % S::kGroups;
       const uint32_t codes = cuda::e4m3_pair(swiglu(low.x, low.y, g.act) * (1 / kExpertScale),

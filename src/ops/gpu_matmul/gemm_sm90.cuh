@@ -93,6 +93,19 @@ inline GemmParams gemm_params(const Weight& w, GemmArgs args) {
                             .swizzle = CU_TENSOR_MAP_SWIZZLE_128B})};
 }
 
+// bf16 of gates and ups: rows (row & ~1, + 1) and the same + 8 of the 16 from row0 on, one column.
+__device__ __forceinline__ void store_swiglu(const GemmArgs& g, const GemmItem& it, int column,
+                                             int row0, int row, float2 low, float2 high) {
+  const float u0 = swiglu(low.x, low.y, g.act), u1 = swiglu(high.x, high.y, g.act);
+  const int f = row / 2;  // the lane has features f and f + 4 of 8; neighbours pair up again
+  const float r = __shfl_xor_sync(~0u, (f & 1) ? u0 : u1, 8);
+  const uint32_t out = (f & 1) ? pack(r, u1) : pack(u0, r);
+  const int64_t feature = row0 / 2 + ((f & 1) ? f + 3 : f);
+  if (column < it.valid)
+    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(g.y) +
+                                 (int64_t{it.slot0} + column) * (g.rows / 2) + feature) = out;
+}
+
 template <typename S>
 struct GemmBlock : GemmRing<GemmBlock<S>, S> {
   using Ring = GemmRing<GemmBlock<S>, S>;
@@ -386,17 +399,8 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
   __device__ __forceinline__ void store_pairs(const GemmItem& it, int row0, int row, int column,
                                               float2 low, float2 high) {
     const int64_t at = it.slot0 + column;
-    if constexpr (S::kOut == GemmOut::kSwiglu) {
-      const float u0 = swiglu(low.x, low.y, g.act), u1 = swiglu(high.x, high.y, g.act);
-      const int f = row / 2;  // the lane has features f and f + 4 of 8; neighbours pair up again
-      const float r = __shfl_xor_sync(~0u, (f & 1) ? u0 : u1, 8);
-      const uint32_t out = (f & 1) ? pack(r, u1) : pack(u0, r);
-      const int64_t feature = row0 / 2 + ((f & 1) ? f + 3 : f);
-      if (column < it.valid)
-        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(g.y) + at * (g.rows / 2) + feature) =
-            out;
-      return;
-    }
+    if constexpr (S::kOut == GemmOut::kSwiglu)
+      return store_swiglu(g, it, column, row0, row, low, high);
     if (column >= it.valid) return;
     int64_t first = at * g.rows + row0 + (row & ~1);
     if constexpr (S::kIsSliced) first += int64_t{it.slice} * g.num_slots * g.rows;

@@ -1,7 +1,9 @@
 #include "ops/mlp_up/mlp_up.h"
 
 #include "ops/cpu_rows.h"
+#include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/refuse.h"
+#include "ops/scratch.h"
 #include "ops/site.h"
 
 namespace nibble::ops {
@@ -35,6 +37,11 @@ const char* refuse_unit_mma(const MlpUpDesc& d, const KernelOptions& o) {
   return refuse_mma<kFormat>({d.format, 2 * d.width, d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
 }
 
+const char* refuse_fp8(const MlpUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few<Format::kFp8Row>(d, o)) return reason;
+  return refuse_w8a8({d.format, 2 * d.width, d.hidden, d.tokens, 0}, o);
+}
+
 const char* refuse_bf16(const MlpUpDesc& d, const KernelOptions& o) {
   return refuse_gemv_rows(d.format, 2 * d.width, d.hidden, o);
 }
@@ -60,6 +67,8 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::mlp_up_one), Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_few<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_few),
+         Layout::kTiles16x64},
+        {"sm90_w8a8_gemm", refuse_fp8, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm_fp8),
          Layout::kTiles16x64},
         {"sm90_w8a16_split", refuse_some<Format::kFp8Row>, NIBBLE_SM90_KERNEL(gpu::mlp_up_split),
          Layout::kTiles16x64},
@@ -104,6 +113,11 @@ int64_t bytes(const MlpUpDesc& d, int64_t tokens, int64_t act_bytes) {
 
 int64_t flops(const MlpUpDesc& d, int64_t tokens) { return 4 * tokens * d.width * d.hidden; }
 
-int64_t gpu::scratch_bytes(const MlpUpDesc&) { return 0; }
+// Its inputs in E4M3.
+int64_t gpu::scratch_bytes(const MlpUpDesc& d) {
+  Scratch scratch;
+  take_e4m3_rows(scratch, d.tokens, d.hidden);
+  return scratch.used_bytes();
+}
 
 }  // namespace nibble::ops

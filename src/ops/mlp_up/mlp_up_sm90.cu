@@ -1,6 +1,7 @@
 // mlp_up of more tokens: the norm, then a wgmma product with SwiGLU as its epilogue: K shared out
-// to clusters (gemm_split_sm90.cuh), or the GEMM of many rows, of NVFP4 tiles or BF16 rows.
-#include "ops/gpu_matmul/gemm_sm90.h"
+// to clusters (gemm_split_sm90.cuh), or the GEMM of many rows, of tiles or BF16 rows; with
+// --activations fp8 of FP8 tiles.
+#include "ops/gpu_matmul/gemm_fp8_sm90.h"
 #include "ops/gpu_matmul/unit_products.h"
 #include "ops/mlp_up/mlp_up.h"
 #include "ops/norm/add_norm.h"
@@ -8,14 +9,16 @@
 namespace nibble::ops::gpu {
 namespace {
 
-void norm_rows(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm) {
+void norm_rows(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm,
+               const E4m3Rows& e4m3 = {}) {
   add_norm(cx, {.y = out.y.as<float>(),
                 .h = out.h.as<uint16_t>(),
                 .x = x.as<float>(),
                 .d = d.as<float>(),
                 .norm = norm,
                 .tokens = x.dim(0),
-                .hidden = x.dim(1)});
+                .hidden = x.dim(1),
+                .e4m3 = e4m3});
 }
 
 }  // namespace
@@ -33,6 +36,20 @@ void mlp_up_gemm(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d,
   norm_rows(cx, out, x, d, norm);
   gemm(cx, up, GemmOut::kSwiglu,
        {.x = out.h.data, .y = out.u.data, .num_slots = static_cast<int32_t>(x.dim(0)), .act = act});
+}
+
+void mlp_up_gemm_fp8(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d,
+                     const Norm& norm, const Weight& up, const Swiglu& act) {
+  if (x.dim(0) == 0) return;
+  Scratch scratch(cx.scratch);
+  const E4m3Rows h = take_e4m3_rows(scratch, x.dim(0), up.cols);
+  norm_rows(cx, out, x, d, norm, h);
+  gemm_fp8(cx, up, GemmOut::kSwiglu,
+           {.x = h.codes,
+            .y = out.u.data,
+            .num_slots = static_cast<int32_t>(x.dim(0)),
+            .act = act,
+            .x_scale = h.scales});
 }
 
 }  // namespace nibble::ops::gpu

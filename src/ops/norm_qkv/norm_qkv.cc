@@ -79,6 +79,11 @@ const char* refuse_unit_mma(const NormQkvDesc& d, const KernelOptions& o) {
   return refuse_mma<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
 }
 
+const char* refuse_unit_fp8(const NormQkvDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few<Format::kFp8Row>(d, o)) return reason;
+  return refuse_w8a8({d.format, rows_of(d), d.hidden, d.tokens, 0}, o);
+}
+
 const char* refuse_scaled(const NormQkvDesc& d, const KernelOptions& o) {
   if (d.hidden > kAddNormMost) return "more than 8192 columns";
   if (const char* reason =
@@ -132,6 +137,8 @@ constexpr auto kKernels = joined(
          NIBBLE_CUDA_KERNEL(gpu::norm_qkv_unit_mma), Layout::kTiles16x64},
         {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_one), Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_few<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_few),
+         Layout::kTiles16x64},
+        {"sm90_w8a8_gemm", refuse_unit_fp8, NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_gemm_fp8),
          Layout::kTiles16x64},
         {"sm90_w8a16_split", refuse_unit_some<Format::kFp8Row>,
          NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_split), Layout::kTiles16x64},

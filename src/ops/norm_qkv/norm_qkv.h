@@ -66,6 +66,7 @@ NormQkvFn norm_qkv_one;
 NormQkvFn norm_qkv_bf16_few;  // heads of any size
 NormQkvFn norm_qkv_gemm;
 NormQkvFn norm_qkv_unit_gemm;
+NormQkvFn norm_qkv_unit_gemm_fp8;
 NormQkvFn norm_qkv_split;
 NormQkvFn norm_qkv_unit_split;
 NormQkvFn norm_qkv_gemm_fp8;

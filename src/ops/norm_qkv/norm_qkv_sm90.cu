@@ -52,6 +52,19 @@ void norm_qkv_unit_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const
   store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
 }
 
+void norm_qkv_unit_gemm_fp8(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+                            const Tensor& d, const QkvNorms& norms, const Weight& qkv,
+                            const Tensor& cos_sin, const Step& s) {
+  if (s.num_tokens == 0) return;
+  Scratch scratch(cx.scratch);
+  auto* const products = scratch.take<float>(s.num_tokens * qkv.rows);
+  const E4m3Rows h = take_e4m3_rows(scratch, s.num_tokens, qkv.cols);
+  norm_of(cx, out, x, d, norms.input, s, h);
+  gemm_fp8(cx, qkv, GemmOut::kF32,
+           {.x = h.codes, .y = products, .num_slots = s.num_tokens, .x_scale = h.scales});
+  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
+}
+
 void norm_qkv_unit_split(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                          const Tensor& d, const QkvNorms& norms, const Weight& qkv,
                          const Tensor& cos_sin, const Step& s) {

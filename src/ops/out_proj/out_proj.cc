@@ -74,6 +74,11 @@ constexpr auto kKernels = joined(
         {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::out_proj_one), Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_matrix<matrix_of, refuse_unit_few<Format::kNvfp4>>,
          NIBBLE_CUDA_KERNEL(gpu::out_proj_few), Layout::kTiles16x64},
+        {"sm90_w8a8_gemm",
+         [](const OutProjDesc& d,
+            const KernelOptions&
+                o) { return refuse_w8a8({d.format, d.hidden, d.width, d.tokens, 0}, o); },
+         NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_fp8), Layout::kTiles16x64},
         {"sm90_w8a16_split", refuse_unit_some<Format::kFp8Row>,
          NIBBLE_SM90_KERNEL(gpu::out_proj_unit_split), Layout::kTiles16x64},
         {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>,
