@@ -202,7 +202,8 @@ class OpsBench {
   }
 
  private:
-  void measure(const ops::EmbedDesc&) {}  // rows of a table, looked up
+  void measure(const ops::EmbedDesc&) {}       // rows of a table, looked up
+  void measure(const ops::OutputGateDesc&) {}  // in place
 
   template <typename Desc>
   void measure(const Desc& desc) {
@@ -225,6 +226,13 @@ class OpsBench {
   void measure(const ops::NormQkvDesc& desc) { measure_dense(desc); }
   void measure(const ops::OutProjDesc& desc) { measure_dense(desc); }
   void measure(const ops::MlpUpDesc& desc) { measure_dense(desc); }
+  void measure(const ops::NormLinearDesc& desc) { measure_dense(desc); }
+  void measure(const ops::SharedUpDesc& desc) { measure_dense(desc); }
+  void measure(const ops::DeltaRuleDesc& desc) {
+    each_kernel(desc,
+                {.op = Op::kDeltaRule, .name = "delta_rule", .flops = flops(desc, desc.tokens)},
+                {.span = flags_.span});
+  }
   void measure(const ops::NormUnembedDesc& desc) {
     if (desc.tokens <= (cx_.on_gpu() ? OpOperands::kMostDecoding : 8)) measure_dense(desc);
   }

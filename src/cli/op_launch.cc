@@ -49,14 +49,16 @@ OpLaunch OpLaunches::of(const ops::EmbedDesc& desc, const ops::EmbedKernel& k) {
 OpLaunch OpLaunches::of(const ops::NormQkvDesc& desc, const ops::NormQkvKernel& k) {
   const int64_t q_width = desc.q_heads * desc.head_dim;
   const Weight like{.format = desc.format,
-                    .rows = q_width + 2 * desc.kv_heads * desc.head_dim,
+                    .rows = (desc.has_gates ? 2 : 1) * q_width + 2 * desc.kv_heads * desc.head_dim,
                     .cols = desc.hidden};
   const Tensor x = operands_.floats(desc.tokens, desc.hidden),
                d = operands_.floats(desc.tokens, desc.hidden),
-               angles = operands_.floats(desc.tokens, desc.head_dim);
+               angles = operands_.floats(desc.tokens,
+                                         desc.rotary_dim == 0 ? desc.head_dim : desc.rotary_dim);
   const ops::NormQkvOut out{operands_.stored_output(desc.tokens, q_width),
                             operands_.stored_output(desc.tokens, desc.hidden),
-                            operands_.output(desc.tokens, desc.hidden)};
+                            operands_.output(desc.tokens, desc.hidden),
+                            desc.has_gates ? operands_.output(desc.tokens, q_width) : Tensor{}};
   const auto s =
       operands_.sequences(desc.tokens, {.kv = sequences_.kv}, desc.kv_heads, desc.head_dim);
   ops::QkvNorms norms{.input = operands_.norm(desc.hidden)};
@@ -66,7 +68,9 @@ OpLaunch OpLaunches::of(const ops::NormQkvDesc& desc, const ops::NormQkvKernel& 
     k.run(cx, out, s.kv, x, d, norms, turn_of(cx, w, i), angles, s.step);
     return bytes(desc, desc.tokens, act_bytes(cx));
   };
-  return {run, {{"q", out.q}, {"h", out.h}, {"y", out.y}, {"k", s.kv.k}, {"v", s.kv.v}}};
+  Outputs outputs = {{"q", out.q}, {"h", out.h}, {"y", out.y}, {"k", s.kv.k}, {"v", s.kv.v}};
+  if (desc.has_gates) outputs.emplace_back("gate", out.gate);
+  return {run, std::move(outputs)};
 }
 
 OpLaunch OpLaunches::of(const ops::AttentionDesc& desc, const ops::AttentionKernel& k) {
@@ -183,6 +187,56 @@ OpLaunch OpLaunches::of(const ops::NormUnembedDesc& desc, const ops::NormUnembed
     return bytes(desc, desc.tokens, act_bytes(cx));
   };
   return {run, {{"logits", logits}, {"h", h}}};
+}
+
+OpLaunch OpLaunches::of(const ops::NormLinearDesc& desc, const ops::NormLinearKernel& k) {
+  const Weight like{.format = desc.format, .rows = desc.width, .cols = desc.hidden};
+  const Tensor x = operands_.floats(desc.tokens, desc.hidden),
+               d = operands_.floats(desc.tokens, desc.hidden);
+  const ops::NormLinearOut out{operands_.output(desc.tokens, desc.width),
+                               operands_.stored_output(desc.tokens, desc.hidden),
+                               operands_.output(desc.tokens, desc.hidden)};
+  auto run = [=, &cx = cx_, &k, norm = operands_.norm(desc.hidden),
+              w = weights(like, k.layout)](size_t i) {
+    k.run(cx, out, x, d, norm, turn_of(cx, w, i));
+    return bytes(desc, desc.tokens, act_bytes(cx));
+  };
+  return {run, {{"p", out.p}, {"h", out.h}, {"y", out.y}}};
+}
+
+OpLaunch OpLaunches::of(const ops::DeltaRuleDesc& desc, const ops::DeltaRuleKernel& k) {
+  const auto s = operands_.sequences(desc.tokens, sequences_, 1, 2);
+  const Tensor att = operands_.stored_output(desc.tokens, desc.value_width());
+  const ops::DeltaRuleIn in{operands_.floats(desc.tokens, desc.width()),
+                            operands_.floats(desc.tokens, 2 * desc.value_heads)};
+  const RecurrentLayer layer = operands_.recurrent(desc, s.count);
+  auto run = [=, &cx = cx_, &k, w = operands_.delta_weights(desc)](size_t) {
+    k.run(cx, att, layer, in, desc, w, s.step);
+    return bytes(desc, s.count, desc.tokens / s.count, act_bytes(cx));
+  };
+  return {run, {{"att", att}, {"state", layer.state}, {"conv", layer.conv}}};
+}
+
+OpLaunch OpLaunches::of(const ops::OutputGateDesc& desc, const ops::OutputGateKernel& k) {
+  const Tensor att = operands_.stored(desc.tokens, desc.width),
+               gate = operands_.floats(desc.tokens, desc.width);
+  auto run = [=, &cx = cx_, &k](size_t) {
+    k.run(cx, att, gate);
+    return bytes(desc, desc.tokens, act_bytes(cx));
+  };
+  return {run, {{"att", att}}};
+}
+
+OpLaunch OpLaunches::of(const ops::SharedUpDesc& desc, const ops::SharedUpKernel& k) {
+  const Weight like{.format = desc.format, .rows = 2 * desc.width, .cols = desc.hidden};
+  const Tensor h = operands_.stored(desc.tokens, desc.hidden),
+               u = operands_.stored_output(desc.tokens, desc.width);
+  auto run = [=, &cx = cx_, &k, gate = operands_.vector(desc.hidden),
+              w = weights(like, k.layout)](size_t i) {
+    k.run(cx, u, h, turn_of(cx, w, i), gate, desc.act);
+    return bytes(desc, desc.tokens, act_bytes(cx));
+  };
+  return {run, {{"u", u}}};
 }
 
 }  // namespace nibble::cli

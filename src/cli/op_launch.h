@@ -22,6 +22,10 @@ inline auto kernels_of(const ops::NormRouteDesc&) { return ops::norm_route_kerne
 inline auto kernels_of(const ops::MoeUpDesc&) { return ops::moe_up_kernels(); }
 inline auto kernels_of(const ops::MoeDownDesc&) { return ops::moe_down_kernels(); }
 inline auto kernels_of(const ops::NormUnembedDesc&) { return ops::norm_unembed_kernels(); }
+inline auto kernels_of(const ops::NormLinearDesc&) { return ops::norm_linear_kernels(); }
+inline auto kernels_of(const ops::DeltaRuleDesc&) { return ops::delta_rule_kernels(); }
+inline auto kernels_of(const ops::OutputGateDesc&) { return ops::output_gate_kernels(); }
+inline auto kernels_of(const ops::SharedUpDesc&) { return ops::shared_up_kernels(); }
 
 struct OpLaunch {
   // Returns the bytes that it has to move. Turns take other weights and experts.
@@ -48,6 +52,11 @@ class OpLaunches {
   OpLaunch of(const ops::MoeDownDesc& desc, const ops::MoeDownKernel& kernel,
               const OpLaunch* up = nullptr);
   OpLaunch of(const ops::NormUnembedDesc& desc, const ops::NormUnembedKernel& kernel);
+  OpLaunch of(const ops::NormLinearDesc& desc, const ops::NormLinearKernel& kernel);
+  OpLaunch of(const ops::DeltaRuleDesc& desc, const ops::DeltaRuleKernel& kernel);
+  // In place: each run gates what the one before left.
+  OpLaunch of(const ops::OutputGateDesc& desc, const ops::OutputGateKernel& kernel);
+  OpLaunch of(const ops::SharedUpDesc& desc, const ops::SharedUpKernel& kernel);
 
  private:
   std::vector<ops::Site> weights(Weight like, Layout layout);

@@ -313,4 +313,27 @@ OpOperands::Sequences OpOperands::sequences(int64_t tokens, const OpSequences& h
           .count = count};
 }
 
+RecurrentLayer OpOperands::recurrent(const ops::DeltaRuleDesc& d, int64_t count) {
+  Tensor state =
+      make_tensor(nullptr, DType::kF32, {2 * count, d.value_heads, d.key_dim, d.value_dim});
+  Tensor conv = make_tensor(nullptr, DType::kF32, {2 * count, d.taps - 1, d.channels()});
+  std::vector<int32_t> from(static_cast<size_t>(count)), to(static_cast<size_t>(count));
+  std::iota(from.begin(), from.end(), 0);
+  std::iota(to.begin(), to.end(), static_cast<int32_t>(count));
+  state.data = floats(2 * count * d.value_heads, d.key_dim * d.value_dim).data;
+  conv.data = floats(2 * count, (d.taps - 1) * d.channels()).data;
+  return {state, conv, put(from), put(to)};
+}
+
+ops::DeltaRuleWeights OpOperands::delta_weights(const ops::DeltaRuleDesc& d) {
+  const auto constant = [&](int64_t n, float value) {
+    return put(std::vector<float>(static_cast<size_t>(n), value));
+  };
+  return {.conv = constant(d.channels() * d.taps, 0.5f),
+          .a_log = constant(d.value_heads, 0),
+          .dt_bias = constant(d.value_heads, -2),
+          .norm = constant(d.value_dim, 1),
+          .eps = 1e-6f};
+}
+
 }  // namespace nibble::cli

@@ -66,6 +66,9 @@ class OpOperands {
   };
   static constexpr int64_t kMostDecoding = 256;
   Sequences sequences(int64_t tokens, const OpSequences& how, int64_t kv_heads, int64_t head_dim);
+  // Slots of `count` sequences, each with a state, and weights of a delta rule.
+  RecurrentLayer recurrent(const ops::DeltaRuleDesc& desc, int64_t count);
+  ops::DeltaRuleWeights delta_weights(const ops::DeltaRuleDesc& desc);
   static int64_t count_sequences(int64_t tokens, int64_t span) {
     return tokens <= kMostDecoding && tokens % span == 0 ? tokens / span : 1;
   }

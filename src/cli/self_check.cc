@@ -66,6 +66,14 @@ void shrink_experts(Desc& d) {
 }
 void shrink(ops::MoeUpDesc& d) { shrink_experts(d); }
 void shrink(ops::MoeDownDesc& d) { shrink_experts(d); }
+void shrink(ops::NormLinearDesc& d) {
+  d.hidden = std::min(d.hidden, kCols), d.width = std::min(d.width, kRows);
+}
+void shrink(ops::DeltaRuleDesc& d) { d.value_heads /= d.key_heads, d.key_heads = 1; }
+void shrink(ops::OutputGateDesc& d) { d.width = std::min(d.width, kCols); }
+void shrink(ops::SharedUpDesc& d) {
+  d.hidden = std::min(d.hidden, kCols), d.width = std::min(d.width, kRows / 2);
+}
 void shrink(ops::NormUnembedDesc& d) {
   d.hidden = std::min(d.hidden, kCols), d.vocab = std::min(d.vocab, 2 * kRows);
 }

@@ -28,9 +28,13 @@ enum class Op : uint8_t {
   kNormRoute,
   kMoeUp,
   kMoeDown,
-  kNormUnembed
+  kNormUnembed,
+  kNormLinear,
+  kDeltaRule,
+  kOutputGate,
+  kSharedUp
 };
-inline constexpr int kNumOps = 9;
+inline constexpr int kNumOps = 13;
 const char* op_name(Op op);  // "embed", "norm_qkv", ...
 std::optional<Op> find_op(std::string_view name);
 

@@ -20,13 +20,32 @@ constexpr int64_t kExperts = 16, kTopK = 4, kWidth = 128;
 constexpr int32_t kContext = 200, kPage = 16, kMaxPages = 16;
 constexpr int kReplays = 40, kRandomChains = 6;
 
-// What a chain is made of. kDense stands where a dense MLP would, kShared beside the experts.
-enum class Link { kQkv, kAttention, kOut, kOutAgain, kDense, kRoute, kShared, kUp, kDown };
+// Of delta nets, whose outputs are as wide as attention's.
+constexpr DeltaRuleDesc kDelta{8, 16, 64, 64, 4};
+
+// What a chain is made of. kDense stands where a dense MLP would, kShared beside the experts; kIn
+// and kDelta where attention would.
+enum class Link {
+  kQkv,
+  kAttention,
+  kOut,
+  kOutAgain,
+  kDense,
+  kRoute,
+  kShared,
+  kUp,
+  kDown,
+  kIn,
+  kRule,
+  kGate,
+  kSharedUp
+};
 using Chain = std::vector<Link>;
 
 std::string text_of(const Chain& chain) {
-  constexpr const char* kNames[] = {"qkv",   "attention", "out", "out again", "dense",
-                                    "route", "shared",    "up",  "down"};
+  constexpr const char* kNames[] = {"qkv",   "attention", "out",      "out again", "dense",
+                                    "route", "shared",    "up",       "down",      "in",
+                                    "rule",  "gate",      "shared up"};
   std::string text;
   for (const Link link : chain) text += std::string(kNames[static_cast<int>(link)]) + " ";
   return text;
@@ -66,8 +85,13 @@ class Chained {
                            .format = experts,
                            .act = kClampedSwiglu},
                kExperts, kHidden, kWidth, experts);
+    add_weight(Link::kIn, NormLinearDesc{kHidden, kDelta.width(), c.dense}, 1, kDelta.width(),
+               kHidden, c.dense);
+    add_weight(Link::kSharedUp, SharedUpDesc{kHidden, kWidth, c.dense}, 1, 2 * kWidth, kHidden,
+               c.dense);
     make_buffers();
     make_step();
+    make_states();
   }
 
   // What all buffers hold after the chain, each time that it runs.
@@ -115,6 +139,10 @@ class Chained {
     q_ = gpu_.output(DType::kBF16, {t, kHeads * kDim});
     att_ = gpu_.output(DType::kBF16, {t, kHeads * kDim});
     u_ = gpu_.output(DType::kBF16, {t * kTopK, kWidth});
+    shared_u_ = gpu_.output(DType::kBF16, {t, kWidth});
+    qkvz_ = gpu_.output(DType::kF32, {t, kDelta.width()});
+    gates_ = gpu_.tensor(Floats(random_, t, 2 * kDelta.value_heads), DType::kF32);
+    q_gate_ = gpu_.tensor(Floats(random_, t, kHeads * kDim), DType::kF32);
     TestRouting like(t, kExperts, kTopK);
     routing_ = gpu_.routing_output(like);
     room_ = gpu_.output(DType::kF32, {1, kExperts});
@@ -124,6 +152,27 @@ class Chained {
     att0_ = gpu_.tensor(Floats(random_, t, kHidden, DType::kBF16), DType::kBF16);
     const std::vector<uint16_t> ones(kHidden, bf16_from_float(1));
     norm_ = {gpu_.array(ones), 1e-5f};
+  }
+
+  // Read from slots that no step writes.
+  void make_states() {
+    const int32_t t = case_.tokens;
+    std::vector<int32_t> from, to;
+    for (int32_t i = 0; i < t; ++i) from.push_back(i), to.push_back(t + i);
+    const auto slots = [&](std::initializer_list<int64_t> of) {
+      Tensor all = make_tensor(nullptr, DType::kF32, of);
+      all.data =
+          gpu_.tensor(Floats(random_, all.dim(0), all.num_elements() / all.dim(0)), DType::kF32)
+              .data;
+      return all;
+    };
+    states_ = {slots({2 * t, kDelta.value_heads, kDelta.key_dim, kDelta.value_dim}),
+               slots({2 * t, kDelta.taps - 1, kDelta.channels()}), gpu_.array(from),
+               gpu_.array(to)};
+    const auto floats = [&](int64_t n) { return gpu_.array(random_.normals(n)); };
+    delta_ = {floats(kDelta.channels() * kDelta.taps), floats(kDelta.value_heads),
+              floats(kDelta.value_heads), floats(kDelta.value_dim), 1e-6f};
+    gate_ = gpu_.array(random_.bf16s(kHidden, 0.03f));
   }
 
   // Every token the next of a sequence of its own.
@@ -157,10 +206,14 @@ class Chained {
                          std::vector<std::string> writes) {
       const Problem problem = kind == Link::kAttention
                                   ? Problem(AttentionDesc{kHeads, kKvHeads, kDim})
-                                  : loaded_.at(kind).problem;
+                              : kind == Link::kRule ? Problem(kDelta)
+                              : kind == Link::kGate ? Problem(OutputGateDesc{kHeads * kDim})
+                                                    : loaded_.at(kind).problem;
       const SiteKey key(op_of(problem), static_cast<int>(sites.size()));
       sites.push_back({key, site_label(key), problem, std::move(reads), std::move(writes)});
-      if (kind == Link::kAttention) return;
+      sites.back().delta = delta_;
+      sites.back().gate = gate_;
+      if (!loaded_.contains(kind)) return;
       sites.back().weight = loaded_.at(kind).weight;
       sites.back().norm = norm_;
     };
@@ -173,6 +226,10 @@ class Chained {
       if (link == Link::kRoute) add(link, {"x", "d"}, {"y", "h", "routing"});
       if (link == Link::kUp) add(link, {"h", "routing"}, {"u"});
       if (link == Link::kDown) add(link, {"u", "routing"}, {"d"});
+      if (link == Link::kIn) add(link, {"x", "d"}, {"y", "h", "qkvz"});
+      if (link == Link::kRule) add(link, {"qkvz", "kv"}, {"att", "kv"});
+      if (link == Link::kGate) add(link, {"att"}, {"att"});
+      if (link == Link::kSharedUp) add(link, {"h"}, {"shared_u"});
     }
     plan_sites(sites, gpu_.cx.kernels);
     return sites;
@@ -217,15 +274,36 @@ class Chained {
         case Link::kDown:
           moe_down(cx, site, d_, u_, routing);
           break;
+        case Link::kIn:
+          norm_linear(cx, site, {qkvz_, h_, to}, from, d_);
+          std::swap(from, to);
+          break;
+        case Link::kRule:
+          delta_rule(cx, site, att_, states_, {qkvz_, gates_}, step_);
+          break;
+        case Link::kGate:
+          output_gate(cx, site, att_, q_gate_);
+          break;
+        case Link::kSharedUp:
+          shared_up(cx, site, shared_u_, h_);
+          break;
       }
     }
   }
 
   // From buffers that hold NaNs, but for those that a chain may begin with.
   std::map<std::string, std::vector<uint8_t>> replay(const cuda::Graph& graph) {
-    const std::vector<std::pair<const char*, Tensor>> buffers = {
-        {"x", x_},     {"y", y_}, {"d", d_},           {"h", h_},      {"q", q_},
-        {"att", att_}, {"u", u_}, {"shared", shared_}, {"room", room_}};
+    const std::vector<std::pair<const char*, Tensor>> buffers = {{"x", x_},
+                                                                 {"y", y_},
+                                                                 {"d", d_},
+                                                                 {"h", h_},
+                                                                 {"q", q_},
+                                                                 {"att", att_},
+                                                                 {"u", u_},
+                                                                 {"shared", shared_},
+                                                                 {"room", room_},
+                                                                 {"qkvz", qkvz_},
+                                                                 {"shared_u", shared_u_}};
     for (const auto& [name, t] : buffers) cuda::fill(t.data, 0xff, t.size_bytes());
     const int64_t choices = int64_t{case_.tokens} * kTopK;
     for (void* p : {static_cast<void*>(routing_.ids), static_cast<void*>(routing_.p),
@@ -248,6 +326,10 @@ class Chained {
   std::map<Link, Loaded> loaded_;
   Norm norm_;
   Tensor x_, y_, d_, shared_, h_, q_, att_, u_, room_, x0_, d0_, att0_, cos_sin_;
+  Tensor qkvz_, gates_, q_gate_, shared_u_;
+  RecurrentLayer states_;
+  DeltaRuleWeights delta_;
+  const uint16_t* gate_ = nullptr;
   Routing routing_;
   Step step_;
   KvLayer kv_;
@@ -264,6 +346,10 @@ const Chain kChains[] = {
     {kQkv, kQkv, kQkv, kQkv},                                      // nothing between norms
     {kRoute, kDown, kQkv, kRoute, kShared, kDown, kQkv},           // moe_up left out
     {kQkv, kDense, kRoute, kUp, kQkv, kAttention, kRoute, kUp, kDown, kDown},
+    {kIn,   kRule, kOut,   kRoute,    kSharedUp, kUp,   kDown, kIn,
+     kRule, kOut,  kRoute, kSharedUp, kUp,       kDown, kQkv,  kAttention,
+     kGate, kOut,  kRoute, kSharedUp, kUp,       kDown},  // Qwen3-Next
+    {kIn, kRule, kGate, kOut, kIn, kRule, kRule, kOut, kIn},
 };
 
 // Blocks in any order, each now and then without one of its ops; the choice is never left out.
@@ -274,6 +360,9 @@ Chain random_chain(Random& random) {
                           {kRoute, kShared, kUp, kDown},
                           {kRoute, kUp, kShared, kDown},
                           {kQkv, kAttention, kOut, kOutAgain},
+                          {kIn, kRule, kOut},
+                          {kQkv, kAttention, kGate, kOut},
+                          {kRoute, kSharedUp, kUp, kDown},
                           {kQkv, kShared}};
   Chain chain;
   for (int i = 0; i < 6; ++i)

@@ -22,6 +22,7 @@ struct Routing {
   const float* logits = nullptr;
   float* room = nullptr;  // [E] for those; none: the choice is not left
   bool over_all = false;  // p is a softmax over all E
+  bool adds = false;      // moe_down adds to what its output holds
 };
 
 // Fills counts, offsets, slot and token from ids.

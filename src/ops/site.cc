@@ -15,6 +15,10 @@ auto table_of(const NormRouteDesc&) { return norm_route_kernels(); }
 auto table_of(const MoeUpDesc&) { return moe_up_kernels(); }
 auto table_of(const MoeDownDesc&) { return moe_down_kernels(); }
 auto table_of(const NormUnembedDesc&) { return norm_unembed_kernels(); }
+auto table_of(const NormLinearDesc&) { return norm_linear_kernels(); }
+auto table_of(const DeltaRuleDesc&) { return delta_rule_kernels(); }
+auto table_of(const OutputGateDesc&) { return output_gate_kernels(); }
+auto table_of(const SharedUpDesc&) { return shared_up_kernels(); }
 
 // Of experts that a step's tokens meet.
 template <typename Desc>
@@ -30,6 +34,9 @@ Work work(const Desc& d, const StepShape& s) {  // of what is done once a token
   return {bytes(d, tokens, s.act_bytes), flops(d, tokens)};
 }
 Work work(const EmbedDesc& d, const StepShape& s) { return {bytes(d, s.streams * s.tokens), 0}; }
+Work work(const DeltaRuleDesc& d, const StepShape& s) {
+  return {bytes(d, s.streams, s.tokens, s.act_bytes), flops(d, s.streams * s.tokens)};
+}
 Work work(const AttentionDesc& d, const StepShape& s) {
   return {s.streams * bytes(d, s.tokens, s.context, s.kv_bytes, s.act_bytes),
           s.streams * flops(d, s.tokens, s.context)};

@@ -14,22 +14,27 @@
 
 #include "base/check.h"
 #include "ops/attention/attention.h"
+#include "ops/delta_rule/delta_rule.h"
 #include "ops/embed/embed.h"
 #include "ops/mlp_up/mlp_up.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
+#include "ops/norm_linear/norm_linear.h"
 #include "ops/norm_qkv/norm_qkv.h"
 #include "ops/norm_route/norm_route.h"
 #include "ops/norm_unembed/norm_unembed.h"
 #include "ops/out_proj/out_proj.h"
+#include "ops/output_gate/output_gate.h"
 #include "ops/plan.h"
+#include "ops/shared_up/shared_up.h"
 
 namespace nibble::ops {
 
 // What a site computes: one of these by kind, in the order of Op. To add a kind: Op and its name,
 // here, and the overloads at the top of site.cc.
 using Problem = std::variant<EmbedDesc, NormQkvDesc, AttentionDesc, OutProjDesc, MlpUpDesc,
-                             NormRouteDesc, MoeUpDesc, MoeDownDesc, NormUnembedDesc>;
+                             NormRouteDesc, MoeUpDesc, MoeDownDesc, NormUnembedDesc, NormLinearDesc,
+                             DeltaRuleDesc, OutputGateDesc, SharedUpDesc>;
 static_assert(std::variant_size_v<Problem> == kNumOps);
 inline Op op_of(const Problem& problem) { return static_cast<Op>(problem.index()); }
 
@@ -37,7 +42,7 @@ struct Site {
   SiteKey key;
   std::string label;  // site_label(key)
   Problem problem;
-  // Buffers by name. "kv" stands for the layer's pages.
+  // Buffers by name. "kv" stands for the layer's pages, or its slots.
   std::vector<std::string> reads, writes;
   SitePlan plan = {};
   bool in_rows = false;  // its weight is another site's too, who reads it in kRows
@@ -48,6 +53,8 @@ struct Site {
   Norm q_norm = {}, k_norm = {};    // of heads
   const uint16_t* sinks = nullptr;  // [Q] bf16
   float k_scale = 1, v_scale = 1;   // of pages in E4M3
+  const uint16_t* gate = nullptr;   // [H] bf16, of a shared expert
+  DeltaRuleWeights delta = {};
 
   // On GPUs, once loaded: [experts, N] the least exponent of each row of `weight`, where a kernel
   // asks for it and all rows take it; see gpu_matmul/row_exponents.h.

@@ -57,10 +57,11 @@ struct WeightFacts {
   bool operator==(const WeightFacts&) const = default;
 };
 
-// RMS norm: y = x / sqrt(mean(x^2) + eps) * weight.
+// RMS norm: y = x / sqrt(mean(x^2) + eps) * (offset + weight).
 struct Norm {
   const uint16_t* weight = nullptr;  // bf16, as many as x has
   float eps = 0;
+  float offset = 0;  // 1 where weights are stored around zero
 };
 
 }  // namespace nibble

@@ -40,6 +40,33 @@ struct AttendTile {
   float* scratch;  // attend_scratch_floats()
 };
 
+// Some columns of the state of a value head of delta_rule, through tokens of one sequence. Strides
+// are in floats.
+inline constexpr int kDeltaColumns = 32;
+struct DeltaBlock {
+  int64_t tokens, key_dim, columns;  // columns: at most kDeltaColumns
+  const float* qkv;                  // [tokens] rows of which q, k and v lie at their places
+  int64_t ld_qkv, q, k, v;
+  const float* gates;  // [tokens] of two: decay, beta
+  int64_t ld_gates;
+  const float* from;  // [DK] rows of the state; none: zeros
+  float* to;
+  int64_t ld_state;
+  float* block;   // [DK, kDeltaColumns] to work in
+  float* values;  // [kDeltaColumns]
+  float* out;     // [tokens] rows
+  int64_t ld_out;
+};
+struct DeltaKernels {
+  // out[c] = silu(sum over taps j of weights[c][j] inputs[j][c])
+  void (*convolve)(const float* const* inputs, const float* weights, int64_t taps, int64_t n,
+                   float* out);
+  void (*l2_norm)(float* x, int64_t n, float factor);  // x = x / sqrt(|x|^2 + 1e-6) * factor
+  void (*run)(const DeltaBlock& block);
+  // x = weight * x / sqrt(mean(x^2) + eps) * silu(z)
+  void (*norm_gated)(float* x, const float* z, const float* weight, float eps, int64_t n);
+};
+
 // Codes of 4 bits are met in block order: per 32 the even elements, then the odd ones; what is left
 // of a row behind its last 32 is in its own order.
 constexpr bool is_in_block_order(Format format) {
@@ -68,6 +95,9 @@ struct FloatKernels {
                    bool bf16);
   // u[j] = swiglu(y[2j], y[2j + 1])
   void (*swiglu)(const float* y, float* u, int64_t n, const Swiglu& act);
+  // x *= sigmoid(gate)
+  void (*gate)(float* x, const float* gate, int64_t n);
+  DeltaKernels delta;
   void (*attend)(const AttendTile& tile);
 };
 

@@ -277,7 +277,8 @@ struct Elementwise {
     float sum = S::sum(squares);
     for (int64_t i = whole; i < n; ++i) sum += y[i] * y[i];
     const float inv = 1 / __builtin_sqrtf(sum / static_cast<float>(n) + norm.eps);
-    for (int64_t i = 0; i < n; ++i) h[i] = y[i] * inv * bf16_to_float(norm.weight[i]);
+    for (int64_t i = 0; i < n; ++i)
+      h[i] = y[i] * inv * (norm.offset + bf16_to_float(norm.weight[i]));
     if (bf16) round_all(h, n);
   }
 
@@ -295,6 +296,16 @@ struct Elementwise {
     S::store(out, swiglu_lanes(S::load(pairs), S::load(pairs + kLanes), act));
     std::memcpy(u + j, out, (n - j) * sizeof(float));
   }
+  static void gate(float* x, const float* gate, int64_t n) {
+    for (int64_t i = 0; i < n; i += kLanes) {
+      const int64_t some = n - i < kLanes ? n - i : kLanes;
+      float by[kLanes] = {};
+      std::memcpy(by, gate + i, some * sizeof(float));
+      const Vec e = exp(S::sub(S::zero(), S::load(by)));
+      S::store(by, S::div(S::set1(1), S::add(S::set1(1), e)));
+      for (int64_t j = 0; j < some; ++j) x[i + j] *= by[j];
+    }
+  }
   // Of kLanes pairs (gate, up).
   SIMD_FN Vec swiglu_lanes(Vec first, Vec second, const Swiglu& act) {
     const Vec g = at_most(S::even(first, second), act.limit);
@@ -306,13 +317,16 @@ struct Elementwise {
 
 // The rows of the table.
 template <typename S>
-constexpr FloatKernels make_float_kernels(void (*attend)(const AttendTile&)) {
+constexpr FloatKernels make_float_kernels(void (*attend)(const AttendTile&),
+                                          const DeltaKernels& delta) {
   return {.direct_tokens = S::kTileTokens,
           .dot_weight = Linear<S>::dot_weight,
           .decode = Decode<S>::rows,
           .dot_decoded = Linear<S>::dot_decoded,
           .add_norm = Elementwise<S>::add_norm,
           .swiglu = Elementwise<S>::swiglu,
+          .gate = Elementwise<S>::gate,
+          .delta = delta,
           .attend = attend};
 }
 

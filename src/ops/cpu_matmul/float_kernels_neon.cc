@@ -3,11 +3,13 @@
 #include "cpu/simd_neon.h"
 #include "ops/attention/attend_impl.h"
 #include "ops/cpu_matmul/float_kernels_impl.h"
+#include "ops/delta_rule/delta_rule_impl.h"
 
 namespace nibble::ops {
 
 extern const FloatKernels kNeonKernels;
-constinit const FloatKernels kNeonKernels = make_float_kernels<cpu::Neon>(Attend<cpu::Neon>::run);
+constinit const FloatKernels kNeonKernels =
+    make_float_kernels<cpu::Neon>(Attend<cpu::Neon>::run, DeltaRuleOn<cpu::Neon>::kernels());
 
 }  // namespace nibble::ops
 #endif

@@ -2,11 +2,12 @@
 #include "cpu/simd_plain.h"
 #include "ops/attention/attend_impl.h"
 #include "ops/cpu_matmul/float_kernels_impl.h"
+#include "ops/delta_rule/delta_rule_impl.h"
 
 namespace nibble::ops {
 
 extern const FloatKernels kPlainKernels;
 constinit const FloatKernels kPlainKernels =
-    make_float_kernels<cpu::Plain>(Attend<cpu::Plain>::run);
+    make_float_kernels<cpu::Plain>(Attend<cpu::Plain>::run, DeltaRuleOn<cpu::Plain>::kernels());
 
 }  // namespace nibble::ops

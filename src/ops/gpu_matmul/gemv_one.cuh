@@ -29,7 +29,7 @@ struct NormInput {
   float* y;     // or none
   uint16_t* h;  // row 0
   const uint16_t* weight;
-  float eps;
+  float eps, offset;
   int hidden;          // at most kNormColumns
   const int32_t* row;  // of x and d; none: 0
   bool is_x_old;       // complete when the kernel starts
@@ -99,7 +99,7 @@ __device__ __forceinline__ void norm_token(uint4 (&h)[kNormLoads<kThreads>], con
   for (int r = 0; r < kLoads; ++r) {
     const int column = 8 * (r * kThreads + threadIdx.x);
     if (column >= n.hidden) continue;
-    h[r] = norm_8(y[r], inv, ready.weight[r]);
+    h[r] = norm_8(y[r], inv, ready.weight[r], n.offset);
     if (blockIdx.x + 1 != gridDim.x) continue;
     if (n.y != nullptr) store_8(n.y, column, y[r]);
     *reinterpret_cast<uint4*>(n.h + column) = h[r];

@@ -161,7 +161,7 @@ __device__ __forceinline__ void norm_to_shared(const NormInput& n, uint8_t* to) 
   for (int i = 0; i < kGroups; ++i) {
     const int column = 8 * (i * kThreads + thread);
     if (column >= n.hidden) continue;
-    const uint4 h = norm_8(y[i], inv, *reinterpret_cast<const uint4*>(n.weight + column));
+    const uint4 h = norm_8(y[i], inv, *reinterpret_cast<const uint4*>(n.weight + column), n.offset);
     *reinterpret_cast<uint4*>(to + 2 * column) = h;
     if (!is_last) continue;
     if (n.y != nullptr) store_8(n.y, column, y[i]);

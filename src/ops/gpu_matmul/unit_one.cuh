@@ -92,7 +92,7 @@ struct UnitNorm {
     __syncthreads();
     const float inv = inverse_rms_of<kGemvWarps>(squares, n.hidden, n.eps);
     if (!has_columns) return {};
-    const uint4 h = norm_8(y, inv, weight);
+    const uint4 h = norm_8(y, inv, weight, n.offset);
     if (counts && blockIdx.x + 1 == gridDim.x) {
       if (n.y != nullptr) store_8(n.y, column, y);
       *reinterpret_cast<uint4*>(n.h + column) = h;

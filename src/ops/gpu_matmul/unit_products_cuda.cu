@@ -99,6 +99,7 @@ void launch_normed(Ctx& cx, const Weight& w, const AddNorm& norm, const Store& s
                         .h = norm.h,
                         .weight = norm.norm.weight,
                         .eps = norm.norm.eps,
+                        .offset = norm.norm.offset,
                         .hidden = static_cast<int>(norm.hidden),
                         .row = norm.rows,
                         .is_x_old = false}});
@@ -111,6 +112,7 @@ NormInput norm_input(Ctx& cx, const AddNorm& norm) {
           .h = norm.h,
           .weight = norm.norm.weight,
           .eps = norm.norm.eps,
+          .offset = norm.norm.offset,
           .hidden = static_cast<int>(norm.hidden),
           .row = norm.rows,
           .is_x_old = norm.rows == nullptr && cx.stream.order.is_complete(norm.x)};

@@ -16,12 +16,18 @@ constexpr int kThreads = 384;  // 360 groups of 8 columns at H = 2,880
 // d [T, H] f32 = sum over k of p[t][k] * y[slot[t][k]]; y [T * K, H] bf16. A block a token.
 __global__ void __launch_bounds__(kThreads)
     add_choices(float* d, const uint16_t* y, const float* p, const int32_t* slot, int top_k,
-                int hidden) {
+                int hidden, bool adds) {
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const int64_t t = blockIdx.x;
   for (int column = 8 * threadIdx.x; column < hidden; column += 8 * kThreads) {
     float sum[8] = {};
+    auto* to = reinterpret_cast<float4*>(d + t * hidden + column);
+    if (adds) {
+      const float4 a = to[0], b = to[1];
+      sum[0] = a.x, sum[1] = a.y, sum[2] = a.z, sum[3] = a.w;
+      sum[4] = b.x, sum[5] = b.y, sum[6] = b.z, sum[7] = b.w;
+    }
 #pragma unroll 4  // loads of four rows in flight
     for (int k = 0; k < top_k; ++k) {
       const float weight = p[t * top_k + k];
@@ -33,7 +39,6 @@ __global__ void __launch_bounds__(kThreads)
         sum[2 * i + 1] += weight * cuda::bf16_hi(words[i]);
       }
     }
-    auto* to = reinterpret_cast<float4*>(d + t * hidden + column);
     to[0] = {sum[0], sum[1], sum[2], sum[3]};
     to[1] = {sum[4], sum[5], sum[6], sum[7]};
   }
@@ -46,8 +51,8 @@ void combine(Ctx& cx, const Tensor& d, const uint16_t* y, const Routing& routing
                {.grid = dim3(static_cast<unsigned>(routing.num_tokens)),
                 .block = dim3(kThreads),
                 .release = cuda::Release::kAfterWait},
-               d.as<float>(), y, routing.p, routing.slot, routing.top_k,
-               static_cast<int>(d.dim(1)));
+               d.as<float>(), y, routing.p, routing.slot, routing.top_k, static_cast<int>(d.dim(1)),
+               routing.adds);
 }
 
 }  // namespace nibble::ops::gpu

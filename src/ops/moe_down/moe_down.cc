@@ -14,8 +14,14 @@ namespace {
 constexpr MatrixShape matrix_of(const MoeDownDesc& d) { return {d.hidden, d.width}; }
 using Cpu = CpuRows<MoeDownKernel, CpuMoeDown, matrix_of>;
 
+// Rows that write their output without reading it.
+const char* refuse_adding(const MoeDownDesc& d) {
+  return d.adds ? "adds to what a shared expert left" : nullptr;
+}
+
 // The few-token CUDA row.
 const char* refuse_gemv(const MoeDownDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_adding(d)) return reason;
   if (const char* reason = refuse_gemv_tiles(d.format, d.hidden, d.width, o)) return reason;
   return refuse_gemv_experts(d, d.hidden, d.width);
 }
@@ -45,6 +51,7 @@ const char* refuse_many(const MoeDownDesc& d, const KernelOptions& o) {
 
 template <Format kFormat>
 const char* refuse_unit(const MoeDownDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_adding(d)) return reason;
   if (const char* reason = refuse_unit_few<kFormat>(d.format, d.hidden, d.width, o)) return reason;
   if (d.top_k > 8) return "more than 8 experts a token";
   return d.experts <= 256 ? nullptr : "more than 256 experts";
@@ -134,7 +141,9 @@ constexpr auto kKernels =
 std::span<const MoeDownKernel> moe_down_kernels() { return kKernels; }
 
 void moe_down(Ctx& cx, const Site& site, const Tensor& d, const Tensor& u, const Routing& routing) {
-  run_site<MoeDownKernel>(cx, site, routing.num_tokens, d, u, routing, site.weight);
+  Routing r = routing;
+  r.adds = std::get<MoeDownDesc>(site.problem).adds;
+  run_site<MoeDownKernel>(cx, site, r.num_tokens, d, u, r, site.weight);
   cx.wrote({d.data});
 }
 

@@ -1,4 +1,5 @@
-// moe_down: d[t] = sum over the K choices of p * (u[slot] W2_e^T + b2_e), in order of choice.
+// moe_down: d[t] = sum over the K choices of p * (u[slot] W2_e^T + b2_e), in order of choice; from
+// zero, or from what is there.
 #pragma once
 
 #include "ops/ctx.h"
@@ -16,7 +17,8 @@ struct MoeDownDesc {
   Format format = Format::kMxfp4;
   int64_t tokens = 1;  // the most of a step that it is to serve
   WeightFacts facts = {};
-  Swiglu act = {};  // that made u
+  Swiglu act = {};    // that made u
+  bool adds = false;  // to what d holds: a shared expert's
   bool operator==(const MoeDownDesc&) const = default;
 };
 

@@ -14,13 +14,13 @@ constexpr int kThreads = 256;
 // Grid (T, columns).
 __global__ void __launch_bounds__(kThreads)
     combine_choices(float* d, const float* y, const int32_t* slot, const float* p, int top_k,
-                    int hidden) {
+                    int hidden, bool adds) {
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const int column = static_cast<int>(blockIdx.y * kThreads + threadIdx.x);
   if (column >= hidden) return;
   const int64_t t = blockIdx.x;
-  float sum = 0;
+  float sum = adds ? d[t * hidden + column] : 0;
 #pragma unroll 4
   for (int k = 0; k < top_k; ++k) {
     const int64_t from = __ldcg(slot + t * top_k + k);
@@ -42,7 +42,7 @@ void moe_down_any(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& rout
   cuda::launch(cx.stream, combine_choices,
                {.grid = dim3(routing.num_tokens, (hidden + kThreads - 1) / kThreads),
                 .block = dim3(kThreads)},
-               d.as<float>(), y, routing.slot, routing.p, routing.top_k, hidden);
+               d.as<float>(), y, routing.slot, routing.p, routing.top_k, hidden, routing.adds);
 }
 
 }  // namespace nibble::ops::gpu

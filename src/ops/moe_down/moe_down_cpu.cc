@@ -53,7 +53,7 @@ void CpuMoeDown<Product, kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u,
   cx.pool->parallel_for(tokens, 1, [&](int64_t t, int64_t end, int) {
     for (; t < end; ++t) {
       float* out = d.as<float>() + t * hidden;
-      for (int64_t n = 0; n < hidden; ++n) out[n] = 0;
+      if (!routing.adds) std::fill_n(out, hidden, 0.f);
       for (int64_t k = t * routing.top_k; k < (t + 1) * routing.top_k; ++k) {
         const float p = routing.p[k], *y = scratch.y + routing.slot[k] * hidden;
         for (int64_t n = 0; n < hidden; ++n) out[n] += p * y[n];

@@ -18,10 +18,11 @@ void moe_down(Ctx&, const Tensor& d, const Tensor& u, const Routing& routing, co
   }
   for (int64_t t = 0; t < routing.num_tokens; ++t) {
     for (int64_t n = 0; n < down.rows; ++n) {
-      double sum = 0;
+      float& out = d.as<float>()[t * down.rows + n];
+      double sum = routing.adds ? out : 0;
       for (int64_t k = t * routing.top_k; k < (t + 1) * routing.top_k; ++k)
         sum += routing.p[k] * y[routing.slot[k] * down.rows + n];
-      d.as<float>()[t * down.rows + n] = static_cast<float>(sum);
+      out = static_cast<float>(sum);
     }
   }
 }

@@ -82,6 +82,40 @@ TEST(MoeDown, EveryKernelEqualsTheTwinAndItselfAlone) {
     EXPECT_EQ(kernels > 0, runs_here(format)) << act_format_name(format);
 }
 
+// What is there comes first: one rounding more than without.
+TEST(MoeDown, AddsToWhatASharedExpertLeft) {
+  for (const Shape& shape : {kShapes[1], kShapes[3], kShapes[4]}) {
+    const int64_t tokens = 5;
+    Random random(8);
+    TestWeight w(random, shape.format, shape.experts, shape.hidden, shape.width);
+    Floats u(random, tokens * shape.top_k, shape.width);
+    const Floats before(random, tokens, shape.hidden);
+    TestRouting routing(tokens, shape.experts, shape.top_k);
+    routing.randomize(random);
+    const MoeDownDesc desc{.hidden = shape.hidden,
+                           .width = shape.width,
+                           .experts = shape.experts,
+                           .top_k = shape.top_k,
+                           .format = shape.format,
+                           .adds = true};
+    TestCtx test(DType::kF32, scratch_bytes(desc, tokens, 2));
+    for (const bool adds : {false, true}) {
+      Floats want = before;
+      routing.view.adds = adds;
+      ref::moe_down(test.cx, want.tensor(), u.tensor(), routing.view, w.view);
+      for (const MoeDownKernel* row : kernels_here(moe_down_kernels(), desc)) {
+        if (w.view.layout != row->layout) w.pack(row->layout);
+        Floats got = before;
+        row->run(test.cx, got.tensor(), u.tensor(), routing.view, w.view);
+        for (size_t i = 0; i < got.values.size(); ++i)
+          ASSERT_NEAR(got.values[i], want.values[i], 1e-4) << row->name << " " << adds;
+      }
+      w.pack(Layout::kRows);
+      for (size_t i = 0; i < want.values.size(); ++i) ASSERT_NE(want.values[i], before.values[i]);
+    }
+  }
+}
+
 TEST(MoeDown, TwinWeighsTheBiasToo) {
   Random random(1);
   const TestWeight w(random, Format::kMxfp4, 2, 1, 32);

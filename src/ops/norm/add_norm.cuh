@@ -23,10 +23,12 @@ __device__ __forceinline__ void store_8(float* y, int64_t column, const float (&
   to[1] = {v[4], v[5], v[6], v[7]};
 }
 
-// h = bf16(y * inv * weight), 8 columns as four pairs.
-__device__ __forceinline__ uint4 norm_8(const float (&y)[8], float inv, const uint4& weight) {
+// h = bf16(y * inv * (offset + weight)), 8 columns as four pairs.
+__device__ __forceinline__ uint4 norm_8(const float (&y)[8], float inv, const uint4& weight,
+                                        float offset) {
   const auto pair = [&](int i, uint32_t w) {
-    return cuda::pack_bf16(y[i] * inv * cuda::bf16_lo(w), y[i + 1] * inv * cuda::bf16_hi(w));
+    return cuda::pack_bf16(y[i] * inv * (offset + cuda::bf16_lo(w)),
+                           y[i + 1] * inv * (offset + cuda::bf16_hi(w)));
   };
   return {pair(0, weight.x), pair(2, weight.y), pair(4, weight.z), pair(6, weight.w)};
 }

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) add_norm_rows(const __grid_constant_
     const int column = 8 * (i * kThreads + threadIdx.x);
     if (column >= hidden) continue;
     if (a.rows == nullptr) store_8(a.y, row * hidden + column, y[i]);
-    h[i] = norm_8(y[i], inv, weight[i]);
+    h[i] = norm_8(y[i], inv, weight[i], a.norm.offset);
     *reinterpret_cast<uint4*>(a.h + row * hidden + column) = h[i];
   }
   if constexpr (kE4m3) {
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(kThreads) add_norm_columns(const __grid_consta
   const float inv = inverse_rms<kWarps>(sum, squares, hidden, a.norm.eps);
 #pragma unroll 4
   for (int column = threadIdx.x; column < hidden; column += kThreads)
-    a.h[row * hidden + column] =
-        cuda::bf16_bits(sum_at(column) * inv * cuda::bf16_value(a.norm.weight[column]));
+    a.h[row * hidden + column] = cuda::bf16_bits(
+        sum_at(column) * inv * (a.norm.offset + cuda::bf16_value(a.norm.weight[column])));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace nibble::ops {
 namespace {
 
 constexpr int64_t rows_of(const NormQkvDesc& d) {
-  return (d.q_heads + 2 * d.kv_heads) * d.head_dim;
+  return ((d.has_gates ? 2 : 1) * d.q_heads + 2 * d.kv_heads) * d.head_dim;
 }
 // q, k and v are laid out one by one: the rows of k, which those of q are a multiple of.
 constexpr MatrixShape matrix_of(const NormQkvDesc& d) {
@@ -22,6 +22,8 @@ using Cpu = CpuRows<NormQkvKernel, CpuNormQkv, matrix_of>;
 // Rows whose epilogue turns and stores: two row tiles hold the halves of a pair.
 const char* refuse_heads(const NormQkvDesc& d) {
   if (d.norms_heads) return "heads of q and k are normed";
+  if (d.has_gates) return "query heads have gates";
+  if (d.rotary_dim != 0) return "heads are turned in part";
   return d.head_dim == 64 ? nullptr : "head dim is not 64";
 }
 
@@ -57,7 +59,7 @@ const char* refuse_few(const NormQkvDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_unit_few<kFormat>(d.format, rows_of(d), d.hidden, o))
     return reason;
   if (d.hidden > 9216) return "more than 9,216 columns";
-  return d.head_dim % 2 == 0 ? nullptr : "head dim is odd";
+  return d.head_dim % 2 == 0 && d.rotary_dim % 2 == 0 ? nullptr : "head dim is odd";
 }
 
 template <Format kFormat>
@@ -103,7 +105,7 @@ const char* refuse_by_mma(const NormQkvDesc& d, const KernelOptions& o) {
 
 const char* refuse_any(const NormQkvDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_any_product(d.format, o)) return reason;
-  return d.head_dim % 2 == 0 ? nullptr : "head dim is odd";
+  return d.head_dim % 2 == 0 && d.rotary_dim % 2 == 0 ? nullptr : "head dim is odd";
 }
 
 const char* refuse_one(const NormQkvDesc& d, const KernelOptions& o) {
@@ -177,7 +179,7 @@ void norm_qkv(Ctx& cx, const Site& site, const NormQkvOut& out, const KvLayer& k
   const QkvNorms norms{site.norm, site.q_norm, site.k_norm};
   run_site<NormQkvKernel>(cx, site, s.num_tokens, out, pages_of(site, kv), x, d, norms, site.weight,
                           cos_sin, s);
-  cx.wrote({out.q.data, out.h.data, out.y.data});
+  cx.wrote({out.q.data, out.h.data, out.y.data, out.gate.data});
 }
 
 // The weights once; x and d read, y, h, q, k and v written.

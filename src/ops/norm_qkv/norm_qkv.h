@@ -17,6 +17,8 @@ struct NormQkvDesc {
   int64_t tokens = 1;  // the most of a step that it is to serve
   WeightFacts facts = {};
   bool norms_heads = false;
+  bool has_gates = false;  // behind each query head's rows of the matrix as many of its gate
+  int64_t rotary_dim = 0;  // R: of each head so many are turned; 0: all
   bool operator==(const NormQkvDesc&) const = default;
 };
 
@@ -27,13 +29,14 @@ struct QkvNorms {
 };
 
 struct NormQkvOut {
-  Tensor q;  // [T, Q * D] f32, out
-  Tensor h;  // [T, H] f32, out
-  Tensor y;  // [T, H] f32, out: not x, which every part of a kernel may still be reading
+  Tensor q;          // [T, Q * D] f32, out
+  Tensor h;          // [T, H] f32, out
+  Tensor y;          // [T, H] f32, out: not x, which every part of a kernel may still be reading
+  Tensor gate = {};  // [T, Q * D] f32, out, where NormQkvDesc::has_gates
 };
 
 // x, d [T, H] f32; kv: the layer's pages (ops/kv_pages.h), whose tables cover every position of the
-// step; qkv [(Q + 2G) * D, H]: rows of q, k, v; cos_sin [T, D] from rope_angles(). k and v are
+// step; qkv [(Q + 2G) * D, H]: rows of q, k, v; cos_sin [T, R] from rope_angles(). k and v are
 // rounded once, to the pages' type; q to the activations'.
 using NormQkvFn = void(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                        const Tensor& d, const QkvNorms& norms, const Weight& qkv,

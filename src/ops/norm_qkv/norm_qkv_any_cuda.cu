@@ -26,7 +26,7 @@ void norm_qkv_any(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tenso
                     .tokens = s.num_tokens,
                     .hidden = qkv.cols});
   multiply_any(cx, qkv, out.h.as<uint16_t>(), s.num_tokens, products);
-  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
+  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s, out.gate), norms, products);
 }
 
 namespace {
@@ -47,7 +47,7 @@ void norm_qkv_by(NormMultiplyFn* multiply, Ctx& cx, const NormQkvOut& out, const
             .tokens = s.num_tokens,
             .hidden = qkv.cols},
            qkv, products);
-  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
+  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s, out.gate), norms, products);
 }
 
 void norm_multiply_rows(Ctx& cx, const AddNorm& norm, const Weight& w, float* y) {

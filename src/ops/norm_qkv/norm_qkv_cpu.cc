@@ -15,7 +15,8 @@ template <typename Product>
 struct NormQkvScratch {
   NormQkvScratch(Scratch s, const typename Product::Kernels* kernels, const NormQkvDesc& d,
                  int64_t tokens, int threads)
-      : y(s.take<float>(tokens * (d.q_heads + 2 * d.kv_heads) * d.head_dim)),
+      : y(s.take<float>(tokens * ((d.has_gates ? 2 : 1) * d.q_heads + 2 * d.kv_heads) *
+                        d.head_dim)),
         product(kernels, s, {d.format, d.hidden, tokens, tokens, 1, threads}),
         used_bytes(s.used_bytes()) {}
   float* y;  // [T, (Q + 2G) * D] q, k, v before they are turned
@@ -40,30 +41,43 @@ void norm_heads(float* y, int64_t heads, int64_t dim, const Norm& norm) {
     for (int64_t i = 0; i < dim; ++i) squares[i % kParts] += y[i] * y[i];
     for (const float part : squares) sum += part;
     const float inverse = 1 / std::sqrt(sum / static_cast<float>(dim) + norm.eps);
-    for (int64_t i = 0; i < dim; ++i) y[i] *= inverse * bf16_to_float(norm.weight[i]);
+    for (int64_t i = 0; i < dim; ++i)
+      y[i] *= inverse * (norm.offset + bf16_to_float(norm.weight[i]));
   }
 }
 
 }  // namespace
 
 void place_qkv(Ctx& cx, const Tensor& to, const KvLayer& kv, const QkvNorms& norms,
-               const Tensor& cos_sin, float* y, int64_t t, int32_t slot, int32_t pos) {
+               const Tensor& cos_sin, float* y, int64_t t, int32_t slot, int32_t pos,
+               const Tensor& gates) {
   const int64_t kv_heads = kv.k.dim(1), dim = kv.k.dim(3), width = to.dim(1);
-  const float* angles = cos_sin.as<float>() + t * dim;
+  const int64_t rotary = cos_sin.dim(1);
+  const float* angles = cos_sin.as<float>() + t * rotary;
+  if (gates.data != nullptr) {  // the heads together, in place
+    float* gate = gates.as<float>() + t * width;
+    for (int64_t j = 0; j < width; j += dim) {
+      std::copy_n(y + 2 * j + dim, dim, gate + j);
+      std::copy_n(y + 2 * j, dim, y + j);
+    }
+  }
+  float* k = y + (gates.data != nullptr ? 2 : 1) * width;
+  const float* v = k + kv_heads * dim;
   if (norms.q.weight != nullptr) {
     norm_heads(y, width / dim, dim, norms.q);
-    norm_heads(y + width, kv_heads, dim, norms.k);
+    norm_heads(k, kv_heads, dim, norms.k);
   }
   float* q = to.as<float>() + t * width;
-  for (int64_t j = 0; j < width; j += dim) turn(y + j, angles, dim, q + j);
+  for (int64_t j = 0; j < width; j += dim) {
+    turn(y + j, angles, rotary, q + j);
+    std::copy(y + j + rotary, y + j + dim, q + j + rotary);
+  }
   if (cx.activations == DType::kBF16)
     for (int64_t j = 0; j < width; ++j) q[j] = stored(cx.activations, q[j]);
-  float* k = y + width;
-  const float* v = k + kv_heads * dim;
   for (int64_t g = 0; g < kv_heads; ++g, k += dim, v += dim) {
     const int64_t at = kv_index(kv, slot, pos, g);
     // Turned within the row: each pair is read before it is written.
-    turn(k, angles, dim, k);
+    turn(k, angles, rotary, k);
     for (int64_t i = 0; i < dim; ++i) kv_put(kv.k, at + i, k[i] / kv.k_scale);
     for (int64_t i = 0; i < dim; ++i) kv_put(kv.v, at + i, v[i] / kv.v_scale);
   }
@@ -79,7 +93,13 @@ void CpuNormQkv<Product, kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLaye
                                     const Weight& qkv, const Tensor& cos_sin, const Step& s) {
   const FloatKernels& floats = float_kernels(float_isa(kIsa));
   const int64_t hidden = qkv.cols, kv_heads = kv.k.dim(1), dim = kv.k.dim(3);
-  const NormQkvDesc desc{hidden, qkv.rows / dim - 2 * kv_heads, kv_heads, dim, qkv.format};
+  const bool gated = out.gate.data != nullptr;
+  const NormQkvDesc desc{.hidden = hidden,
+                         .q_heads = (qkv.rows / dim - 2 * kv_heads) / (gated ? 2 : 1),
+                         .kv_heads = kv_heads,
+                         .head_dim = dim,
+                         .format = qkv.format,
+                         .has_gates = gated};
   NormQkvScratch<Product> scratch(Scratch(cx.scratch), &Product::kernels(kIsa), desc, s.num_tokens,
                                   cx.pool->size());
   cx.pool->parallel_for(s.num_tokens, 1, [&](int64_t t, int64_t end, int) {
@@ -94,7 +114,7 @@ void CpuNormQkv<Product, kIsa>::run(Ctx& cx, const NormQkvOut& out, const KvLaye
     for (; t < end; ++t) {
       while (t >= span->q_start + span->q_len) ++span;
       place_qkv(cx, out.q, kv, norms, cos_sin, scratch.y + t * qkv.rows, t, span->slot,
-                s.positions[t]);
+                s.positions[t], out.gate);
     }
   });
 }

@@ -56,6 +56,7 @@ void with_norm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& 
                 .h = h,
                 .weight = norm.weight,
                 .eps = norm.eps,
+                .offset = norm.offset,
                 .hidden = static_cast<int>(qkv.cols),
                 .row = nullptr,
                 .is_x_old = cx.stream.order.is_complete(from)}});

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -24,7 +25,8 @@ void norm_head(double* head, const Norm& norm, int64_t dim) {
   double squares = 0;
   for (int64_t i = 0; i < dim; ++i) squares += head[i] * head[i];
   const double inverse = 1 / std::sqrt(squares / static_cast<double>(dim) + norm.eps);
-  for (int64_t i = 0; i < dim; ++i) head[i] *= inverse * bf16_to_float(norm.weight[i]);
+  for (int64_t i = 0; i < dim; ++i)
+    head[i] *= inverse * (norm.offset + double{bf16_to_float(norm.weight[i])});
 }
 
 }  // namespace
@@ -32,7 +34,9 @@ void norm_head(double* head, const Norm& norm, int64_t dim) {
 void norm_qkv(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x, const Tensor& d,
               const QkvNorms& norms, const Weight& qkv, const Tensor& cos_sin, const Step& s) {
   const int64_t hidden = qkv.cols, kv_heads = kv.k.dim(1), dim = kv.k.dim(3);
-  const int64_t q_heads = qkv.rows / dim - 2 * kv_heads;
+  const bool gated = out.gate.data != nullptr;
+  const int64_t q_heads = (qkv.rows / dim - 2 * kv_heads) / (gated ? 2 : 1);
+  const int64_t rotary = cos_sin.dim(1);
   float *y = out.y.as<float>(), *h = out.h.as<float>(), *q = out.q.as<float>();
   add(y, x.as<float>(), d.as<float>(), s.num_tokens * hidden);
   for (int64_t t = 0; t < s.num_tokens; ++t)
@@ -47,10 +51,17 @@ void norm_qkv(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x
     const Span& span = s.spans[i];
     for (int64_t t = span.q_start; t < span.q_start + span.q_len; ++t) {
       double* yt = qkvs.data() + t * qkv.rows;
+      for (int64_t j = 0; gated && j < q_heads; ++j) {  // gates out, the heads together
+        for (int64_t i = 0; i < dim; ++i)
+          out.gate.as<float>()[(t * q_heads + j) * dim + i] =
+              static_cast<float>(yt[(2 * j + 1) * dim + i]);
+        std::copy_n(yt + 2 * j * dim, dim, yt + j * dim);
+      }
+      if (gated) std::copy_n(yt + 2 * q_heads * dim, 2 * kv_heads * dim, yt + q_heads * dim);
       for (int64_t j = 0; norms.q.weight != nullptr && j < q_heads + kv_heads; ++j)
         norm_head(yt + j * dim, j < q_heads ? norms.q : norms.k, dim);
       for (int64_t j = 0; j < q_heads + kv_heads; ++j)
-        turn(yt + j * dim, cos_sin.as<float>() + t * dim, dim);
+        turn(yt + j * dim, cos_sin.as<float>() + t * rotary, rotary);
       for (int64_t j = 0; j < q_heads * dim; ++j)
         q[t * q_heads * dim + j] = stored(cx.activations, yt[j]);
       for (int64_t g = 0; g < kv_heads; ++g) {

@@ -38,7 +38,7 @@ void norm_qkv_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tens
   Scratch scratch(cx.scratch);
   auto* products = scratch.take<float>(s.num_tokens * qkv.rows);
   gemm_slices(cx, scratch, qkv, out.h.as<uint16_t>(), s.num_tokens, products);
-  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
+  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s, out.gate), norms, products);
 }
 
 void norm_qkv_unit_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
@@ -49,7 +49,7 @@ void norm_qkv_unit_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const
   Scratch scratch(cx.scratch);
   auto* products = scratch.take<float>(s.num_tokens * qkv.rows);
   gemm_slices(cx, scratch, qkv, out.h.as<uint16_t>(), s.num_tokens, products);
-  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
+  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s, out.gate), norms, products);
 }
 
 void norm_qkv_unit_gemm_fp8(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
@@ -72,7 +72,7 @@ void norm_qkv_unit_split(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, cons
   norm_of(cx, out, x, d, norms.input, s, {});
   auto* products = Scratch(cx.scratch).take<float>(s.num_tokens * qkv.rows);
   multiply_split(cx, qkv, out.h.as<uint16_t>(), s.num_tokens, products);
-  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
+  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s, out.gate), norms, products);
 }
 
 void norm_qkv_gemm_fp8(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,

@@ -13,10 +13,22 @@ namespace {
 
 struct Shape {
   int64_t hidden, q_heads, kv_heads, head_dim;
-  bool norms_heads = false;
+  bool norms_heads = false, has_gates = false;
+  int64_t rotary_dim = 0;
+  float offset = 0;  // of the norms
+
+  int64_t rotary() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
+  int64_t rows() const { return ((has_gates ? 2 : 1) * q_heads + 2 * kv_heads) * head_dim; }
 };
-constexpr Shape kShapes[] = {{2880, 8, 1, 64}, {96, 6, 2, 16},       {160, 8, 1, 32},
-                             {64, 3, 3, 24},   {96, 6, 2, 22, true}, {160, 4, 1, 128, true}};
+constexpr Shape kShapes[] = {{2880, 8, 1, 64},
+                             {96, 6, 2, 16},
+                             {160, 8, 1, 32},
+                             {64, 3, 3, 24},
+                             {96, 6, 2, 22, true},
+                             {160, 4, 1, 128, true},
+                             {96, 6, 2, 32, true, true, 8, 1},
+                             {64, 2, 2, 18, false, true, 6},
+                             {64, 4, 1, 256, true, false, 64, 1}};
 
 // Pages of one sequence of up to 64 tokens, 16 to a page, in reverse order.
 struct TestPages {
@@ -56,15 +68,18 @@ double least_rms(const Weight& w, const Floats& h, int64_t heads) {
 // values, at most sqrt(D) r, is off by that of r, too, and weights are at most 2.5.
 void check(const Shape& shape, int32_t tokens, DType act, DType kv_dtype) {
   Random random(static_cast<uint32_t>(tokens));
-  const int64_t rows = (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim;
+  const int64_t rows = shape.rows();
+  const float mean = 1 - shape.offset;
   const TestWeight w(random, Format::kBF16, 1, rows, shape.hidden);
-  const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f, 1);
-  const std::vector<uint16_t> q_weight = random.bf16s(shape.head_dim, 0.3f, 1),
-                              k_weight = random.bf16s(shape.head_dim, 0.3f, 1);
-  QkvNorms norms{.input = {weight.data(), 1e-5f}};
-  if (shape.norms_heads) norms.q = {q_weight.data(), 1e-5f}, norms.k = {k_weight.data(), 1e-5f};
+  const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f, mean);
+  const std::vector<uint16_t> q_weight = random.bf16s(shape.head_dim, 0.3f, mean),
+                              k_weight = random.bf16s(shape.head_dim, 0.3f, mean);
+  QkvNorms norms{.input = {weight.data(), 1e-5f, shape.offset}};
+  if (shape.norms_heads)
+    norms.q = {q_weight.data(), 1e-5f, shape.offset},
+    norms.k = {k_weight.data(), 1e-5f, shape.offset};
   Floats x(random, tokens, shape.hidden, act), d(random, tokens, shape.hidden, act),
-      cos_sin(tokens, shape.head_dim);
+      cos_sin(tokens, shape.rotary());
   std::vector<int32_t> positions;
   const Span span{0, tokens, 11, 0};
   for (int32_t t = 0; t < tokens; ++t) positions.push_back(11 + t);
@@ -74,17 +89,21 @@ void check(const Shape& shape, int32_t tokens, DType act, DType kv_dtype) {
                          .q_heads = shape.q_heads,
                          .kv_heads = shape.kv_heads,
                          .head_dim = shape.head_dim,
-                         .norms_heads = shape.norms_heads};
+                         .norms_heads = shape.norms_heads,
+                         .has_gates = shape.has_gates,
+                         .rotary_dim = shape.rotary_dim};
   TestCtx test(act, scratch_bytes(desc, tokens, 2));
-  const Rope rope = make_rope(static_cast<int>(shape.head_dim), 150000, std::nullopt);
+  const Rope rope = make_rope(static_cast<int>(shape.rotary()), 150000, std::nullopt);
   rope_angles(test.cx, cos_sin.tensor(), rope, step);
 
   const int64_t width = shape.q_heads * shape.head_dim;
-  Floats want_q(tokens, width), want_h(tokens, shape.hidden), want_y(tokens, shape.hidden);
+  Floats want_q(tokens, width), want_h(tokens, shape.hidden), want_y(tokens, shape.hidden),
+      want_gate(tokens, width);
+  const auto gate_of = [&](Floats& gate) { return shape.has_gates ? gate.tensor() : Tensor{}; };
   TestPages want(shape, DType::kF32);
   TestCtx exact(act, 0, 1);
-  ref::norm_qkv(exact.cx, {want_q.tensor(), want_h.tensor(), want_y.tensor()}, want.view,
-                x.tensor(), d.tensor(), norms, w.view, cos_sin.tensor(), step);
+  ref::norm_qkv(exact.cx, {want_q.tensor(), want_h.tensor(), want_y.tensor(), gate_of(want_gate)},
+                want.view, x.tensor(), d.tensor(), norms, w.view, cos_sin.tensor(), step);
   double most_abs = 0;  // of sum |terms|, over all outputs
   for (int64_t n = 0; n < rows; ++n) {
     const ref::Row row(w.view, 0, n);
@@ -102,11 +121,13 @@ void check(const Shape& shape, int32_t tokens, DType act, DType kv_dtype) {
                    root * norm_error(DType::kF32, shape.head_dim));
   }
   for (const NormQkvKernel* row : kernels_here(norm_qkv_kernels(), desc)) {
-    Floats q(tokens, width), h(tokens, shape.hidden), y(tokens, shape.hidden);
+    Floats q(tokens, width), h(tokens, shape.hidden), y(tokens, shape.hidden), gate(tokens, width);
     TestPages got(shape, kv_dtype);
-    row->run(test.cx, {q.tensor(), h.tensor(), y.tensor()}, got.view, x.tensor(), d.tensor(), norms,
-             w.view, cos_sin.tensor(), step);
+    row->run(test.cx, {q.tensor(), h.tensor(), y.tensor(), gate_of(gate)}, got.view, x.tensor(),
+             d.tensor(), norms, w.view, cos_sin.tensor(), step);
     ASSERT_EQ(y.values, want_y.values);
+    for (size_t i = 0; i < gate.values.size(); ++i)
+      ASSERT_NEAR(gate.values[i], want_gate.values[i], error) << row->name << " gate " << i;
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t i = 0; i < width; ++i)
         ASSERT_NEAR(q.at(t, i), want_q.at(t, i), error + 2 * store_error(act, want_q.at(t, i)))
@@ -122,6 +143,32 @@ void check(const Shape& shape, int32_t tokens, DType act, DType kv_dtype) {
       }
     }
   }
+}
+
+// Rows of the matrix are q of a head, then its gate; dims behind the turned ones pass.
+TEST(NormQkv, TheTwinOfGatesAndTurnsByHand) {
+  const float values[] = {1, 2, 3, 4, 10, 20, 30, 40, 5, 6, 7, 8, 9, 9, 9, 9};  // q, gate, k, v
+  std::vector<uint16_t> rows;
+  for (const float v : values) rows.push_back(bf16_from_float(v));
+  const Weight w{.rows = 16, .cols = 1, .codes = reinterpret_cast<const uint8_t*>(rows.data())};
+  const uint16_t one = bf16_from_float(1);
+  const Shape shape{1, 1, 1, 4};
+  TestPages pages(shape, DType::kF32);
+  Floats x(1, 1), d(1, 1), q(1, 4), h(1, 1), y(1, 1), gate(1, 4), cos_sin(1, 2);
+  x.values = {3}, cos_sin.values = {0, 1};  // a quarter turn
+  const int32_t position = 5;
+  const Span span{0, 1, 5, 0};
+  const Step step{.num_tokens = 1, .num_spans = 1, .positions = &position, .spans = &span};
+  TestCtx twin(DType::kF32, 0);
+  ref::norm_qkv(twin.cx, {q.tensor(), h.tensor(), y.tensor(), gate.tensor()}, pages.view,
+                x.tensor(), d.tensor(), {.input = {&one, 0}}, w, cos_sin.tensor(), step);
+  EXPECT_EQ(q.values, (std::vector<float>{-2, 1, 3, 4}));
+  EXPECT_EQ(gate.values, (std::vector<float>{10, 20, 30, 40}));
+  const int64_t at = kv_index(pages.view, 0, 5, 0);
+  EXPECT_EQ(TestPages::get(pages.view.k, at), -6);
+  EXPECT_EQ(TestPages::get(pages.view.k, at + 1), 5);
+  EXPECT_EQ(TestPages::get(pages.view.k, at + 3), 8);
+  EXPECT_EQ(TestPages::get(pages.view.v, at), 9);
 }
 
 TEST(NormQkv, EveryKernelEqualsTheTwin) {

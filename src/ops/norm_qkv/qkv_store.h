@@ -12,14 +12,18 @@ struct QkvStore {
   void* k;      // [pages, G, P, D] bf16 or E4M3
   void* v;
   const int32_t* page_table;  // [slots, max_pages]
-  const float* cos_sin;       // [T, D]
+  const float* cos_sin;       // [T, R]
   const int32_t* positions;   // [T]
   const Span* spans;          // [S]
   int32_t num_tokens, num_spans, max_pages, page_size, q_heads, kv_heads, dim;
+  int32_t rotary;    // R: dims of a head that are turned
+  float* gate;       // [T, Q * D], or none: query heads have no gates
   bool fp8;          // pages hold E4M3
   float by_k, by_v;  // times which keys and values are stored
 };
 
-QkvStore qkv_store(const Tensor& q, const KvLayer& kv, const Tensor& cos_sin, const Step& s);
+// `gate`: see NormQkvOut.
+QkvStore qkv_store(const Tensor& q, const KvLayer& kv, const Tensor& cos_sin, const Step& s,
+                   const Tensor& gate = {});
 
 }  // namespace nibble::ops::gpu

@@ -34,6 +34,31 @@ __device__ __forceinline__ int64_t kv_row(const QkvStore& s, int32_t t) {
   return (page * s.kv_heads * s.page_size + pos % s.page_size) * s.dim;
 }
 
+// Dims of `head` of token t as they are. `row` is kv_row(s, t).
+__device__ __forceinline__ void put_pair(const QkvStore& s, int64_t row, int32_t t, int32_t head,
+                                         int2 dims, float a, float b) {
+  if (head < s.q_heads) {
+    uint16_t* to = s.q + (int64_t{t} * s.q_heads + head) * s.dim;
+    to[dims.x] = cuda::bf16_bits(a);
+    to[dims.y] = cuda::bf16_bits(b);
+    return;
+  }
+  const int32_t g = head - s.q_heads;
+  void* pages = g < s.kv_heads ? s.k : s.v;
+  const int64_t at = row + int64_t{g < s.kv_heads ? g : g - s.kv_heads} * s.page_size * s.dim;
+  if (s.fp8) {
+    const float by = g < s.kv_heads ? s.by_k : s.by_v;
+    a *= by, b *= by;
+    uint16_t both;  // a in the low byte
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(b), "f"(a));
+    static_cast<uint8_t*>(pages)[at + dims.x] = static_cast<uint8_t>(both);
+    static_cast<uint8_t*>(pages)[at + dims.y] = static_cast<uint8_t>(both >> 8);
+  } else {
+    static_cast<uint16_t*>(pages)[at + dims.x] = cuda::bf16_bits(a);
+    static_cast<uint16_t*>(pages)[at + dims.y] = cuda::bf16_bits(b);
+  }
+}
+
 // Stores dims i and i + D / 2 of `head` of token t, whose products (with bias) are a and b. `row`
 // is kv_row(s, t); cos_sin is read here: after griddep_wait().
 __device__ __forceinline__ void store_pair(const QkvStore& s, int64_t row, int32_t t, int32_t head,
@@ -45,26 +70,7 @@ __device__ __forceinline__ void store_pair(const QkvStore& s, int64_t row, int32
     b = b * c + a * n;
     a = turned;
   }
-  if (head < s.q_heads) {
-    uint16_t* to = s.q + (int64_t{t} * s.q_heads + head) * s.dim + i;
-    to[0] = cuda::bf16_bits(a);
-    to[half] = cuda::bf16_bits(b);
-    return;
-  }
-  const int32_t g = head - s.q_heads;
-  void* pages = g < s.kv_heads ? s.k : s.v;
-  const int64_t at = row + int64_t{g < s.kv_heads ? g : g - s.kv_heads} * s.page_size * s.dim + i;
-  if (s.fp8) {
-    const float by = g < s.kv_heads ? s.by_k : s.by_v;
-    a *= by, b *= by;
-    uint16_t both;  // a in the low byte
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(b), "f"(a));
-    static_cast<uint8_t*>(pages)[at] = static_cast<uint8_t>(both);
-    static_cast<uint8_t*>(pages)[at + half] = static_cast<uint8_t>(both >> 8);
-  } else {
-    static_cast<uint16_t*>(pages)[at] = cuda::bf16_bits(a);
-    static_cast<uint16_t*>(pages)[at + half] = cuda::bf16_bits(b);
-  }
+  put_pair(s, row, t, head, {i, i + half}, a, b);
 }
 
 // Of dims i and i + 1 of a head, i even; {}: it is not turned. After griddep_wait().

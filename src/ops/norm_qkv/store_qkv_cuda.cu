@@ -14,19 +14,58 @@ __device__ __forceinline__ void touch_line(const void* p) {
   asm volatile("{\n.reg .u16 ignored;\nld.global.u16 ignored, [%0];\n}" ::"l"(p));
 }
 
+// Of the heads in `products`: each of q may be followed by its gate.
+__device__ __forceinline__ int32_t heads_of(const QkvStore& s) {
+  return (s.gate == nullptr ? 1 : 2) * s.q_heads + 2 * s.kv_heads;
+}
+struct Head {
+  int32_t index;  // of q, k, v
+  bool is_gate;
+};
+__device__ __forceinline__ Head head_at(const QkvStore& s, int32_t i) {
+  if (s.gate == nullptr) return {i, false};
+  return i < 2 * s.q_heads ? Head{i / 2, i % 2 != 0} : Head{i - s.q_heads, false};
+}
+
+// The pair-th two dims of a head: first those that turn together.
+__device__ __forceinline__ int2 dims_of(const QkvStore& s, int32_t pair) {
+  const int32_t half = s.rotary / 2;
+  if (pair < half) return {pair, pair + half};
+  return {2 * pair, 2 * pair + 1};
+}
+
+__device__ __forceinline__ void store_dims(const QkvStore& s, int64_t row, int32_t t,
+                                           const Head& head, int2 dims, float a, float b) {
+  if (head.is_gate) {
+    float* const to = s.gate + (int64_t{t} * s.q_heads + head.index) * s.dim;
+    to[dims.x] = a, to[dims.y] = b;
+    return;
+  }
+  if (dims.x < s.rotary && head.index < s.q_heads + s.kv_heads) {
+    const float c = s.cos_sin[int64_t{t} * s.rotary + dims.x];
+    const float n = s.cos_sin[int64_t{t} * s.rotary + dims.y];
+    const float turned = a * c - b * n;
+    b = b * c + a * n;
+    a = turned;
+  }
+  put_pair(s, row, t, head.index, dims, a, b);
+}
+
 __global__ void __launch_bounds__(kThreads)
     store_rows(const __grid_constant__ QkvStore s, const float* products) {
   const auto t = static_cast<int32_t>(blockIdx.x);
   const int64_t row = kv_row(s, t);
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
-  const int32_t heads = s.q_heads + 2 * s.kv_heads, half = s.dim / 2;
+  const int32_t heads = heads_of(s), half = s.dim / 2;
   const float* from = products + int64_t{t} * heads * s.dim;
   const auto first = static_cast<int32_t>(blockIdx.y * kThreads + threadIdx.x);
   for (int32_t pair = first; pair < heads * half;
        pair += static_cast<int32_t>(gridDim.y * kThreads)) {
-    const int32_t head = pair / half, i = pair % half;
-    store_pair(s, row, t, head, i, from[head * s.dim + i], from[head * s.dim + half + i]);
+    const int32_t head = pair / half;
+    const int2 dims = dims_of(s, pair % half);
+    store_dims(s, row, t, head_at(s, head), dims, from[head * s.dim + dims.x],
+               from[head * s.dim + dims.y]);
   }
 }
 
@@ -38,24 +77,26 @@ __global__ void __launch_bounds__(kThreads)
                       const Norm k_norm, bool is_turn_old) {
   const auto t = static_cast<int32_t>(blockIdx.x), lane = static_cast<int32_t>(threadIdx.x % 32);
   const int64_t row = kv_row(s, t);
-  const int32_t heads = s.q_heads + 2 * s.kv_heads, half = s.dim / 2;
+  const int32_t heads = heads_of(s), half = s.dim / 2;
   for (int32_t i = 32 * threadIdx.x; i < s.dim; i += 32 * kThreads) {
     if (i % 64 == 0) touch_line(q_norm.weight + i), touch_line(k_norm.weight + i);
-    if (is_turn_old) touch_line(s.cos_sin + int64_t{t} * s.dim + i);
+    if (is_turn_old && i < s.rotary) touch_line(s.cos_sin + int64_t{t} * s.rotary + i);
   }
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   constexpr int32_t kWarps = kThreads / 32;
   const auto first = static_cast<int32_t>(blockIdx.y * kWarps + threadIdx.x / 32);
-  for (int32_t head = first; head < heads; head += static_cast<int32_t>(gridDim.y) * kWarps) {
-    const float* from = products + (int64_t{t} * heads + head) * s.dim;
-    const bool is_normed = head < s.q_heads + s.kv_heads;
-    const uint16_t* weight = (head < s.q_heads ? q_norm : k_norm).weight;
+  for (int32_t at = first; at < heads; at += static_cast<int32_t>(gridDim.y) * kWarps) {
+    const float* from = products + (int64_t{t} * heads + at) * s.dim;
+    const Head head = head_at(s, at);
+    const bool is_normed = !head.is_gate && head.index < s.q_heads + s.kv_heads;
+    const Norm& norm = head.index < s.q_heads ? q_norm : k_norm;
     float a[kPairs], b[kPairs], squares = 0;
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       const int32_t i = lane + 32 * j;
-      a[j] = i < half ? from[i] : 0, b[j] = i < half ? from[half + i] : 0;
+      const int2 dims = dims_of(s, i);
+      a[j] = i < half ? from[dims.x] : 0, b[j] = i < half ? from[dims.y] : 0;
     }
     if (is_normed) {
 #pragma unroll
@@ -63,25 +104,27 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int step = 16; step > 0; step /= 2)
         squares += __shfl_xor_sync(0xffffffff, squares, step);
-      const float eps = (head < s.q_heads ? q_norm : k_norm).eps;
-      const float inverse = rsqrtf(squares / static_cast<float>(s.dim) + eps);
+      const float inverse = rsqrtf(squares / static_cast<float>(s.dim) + norm.eps);
 #pragma unroll
       for (int j = 0; j < kPairs; ++j) {
         const int32_t i = lane + 32 * j;
         if (i >= half) continue;
-        a[j] *= inverse * cuda::bf16_value(weight[i]);
-        b[j] *= inverse * cuda::bf16_value(weight[half + i]);
+        const int2 dims = dims_of(s, i);
+        a[j] *= inverse * (norm.offset + cuda::bf16_value(norm.weight[dims.x]));
+        b[j] *= inverse * (norm.offset + cuda::bf16_value(norm.weight[dims.y]));
       }
     }
 #pragma unroll
     for (int j = 0; j < kPairs; ++j)
-      if (const int32_t i = lane + 32 * j; i < half) store_pair(s, row, t, head, i, a[j], b[j]);
+      if (const int32_t i = lane + 32 * j; i < half)
+        store_dims(s, row, t, head, dims_of(s, i), a[j], b[j]);
   }
 }
 
 }  // namespace
 
-QkvStore qkv_store(const Tensor& q, const KvLayer& kv, const Tensor& cos_sin, const Step& s) {
+QkvStore qkv_store(const Tensor& q, const KvLayer& kv, const Tensor& cos_sin, const Step& s,
+                   const Tensor& gate) {
   const bool fp8 = kv.k.dtype == DType::kF8E4M3;
   CHECK(fp8 || kv.k.dtype == DType::kBF16);
   const auto kv_heads = static_cast<int32_t>(kv.k.dim(1)), dim = static_cast<int32_t>(kv.k.dim(3));
@@ -99,6 +142,8 @@ QkvStore qkv_store(const Tensor& q, const KvLayer& kv, const Tensor& cos_sin, co
           .q_heads = static_cast<int32_t>(q.dim(1)) / dim,
           .kv_heads = kv_heads,
           .dim = dim,
+          .rotary = static_cast<int32_t>(cos_sin.dim(1)),
+          .gate = gate.as<float>(),
           .fp8 = fp8,
           .by_k = 1 / kv.k_scale,
           .by_v = 1 / kv.v_scale};
@@ -106,7 +151,7 @@ QkvStore qkv_store(const Tensor& q, const KvLayer& kv, const Tensor& cos_sin, co
 
 void store_qkv(Ctx& cx, const QkvStore& s, const QkvNorms& norms, const float* products) {
   constexpr int32_t kFew = 64;  // tokens whose heads are shared out to blocks
-  const int32_t heads = s.q_heads + 2 * s.kv_heads;
+  const int32_t heads = (s.gate == nullptr ? 1 : 2) * s.q_heads + 2 * s.kv_heads;
   const int32_t parts = s.num_tokens < kFew ? (heads + 7) / 8 : 1;
   const cuda::LaunchShape shape{
       .grid = dim3(static_cast<unsigned>(s.num_tokens), static_cast<unsigned>(parts)),

@@ -49,7 +49,7 @@ struct Params {
   uint32_t* counters;    // [1 + blocks of tokens], zero
   Routing routing;
   int32_t hidden;
-  float eps;
+  float eps, offset;
 };
 
 // Sums of the warps, of tokens that go side by side.
@@ -126,7 +126,7 @@ __device__ __forceinline__ void route_tokens(const Params& a, Parts<kRoom>& shar
     uint4 h[kMine];
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      h[i] = norm_8(y[j][i], inv, columns.norm[i]);
+      h[i] = norm_8(y[j][i], inv, columns.norm[i], a.offset);
       if (blockIdx.x > 0 || columns.column(i) >= a.hidden) continue;
       const int64_t at = (t + j) * a.hidden + columns.column(i);
       store_8(a.y, at, y[j][i]);
@@ -227,7 +227,8 @@ void norm_route_few(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing,
                  .counters = cx.counters,
                  .routing = routing,
                  .hidden = static_cast<int32_t>(router.cols),
-                 .eps = norm.eps};
+                 .eps = norm.eps,
+                 .offset = norm.offset};
   const bool is_wide = router.cols > 8 * kThreads;
   const auto kernel = leaves_choice ? (is_wide ? route_one<kMaxGroups> : route_one<1>)
                                     : (is_wide ? route_few<kMaxGroups> : route_few<1>);

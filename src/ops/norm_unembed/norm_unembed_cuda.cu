@@ -49,6 +49,7 @@ void with_norm(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x, 
                     .h = h.as<uint16_t>(),
                     .weight = norm.weight,
                     .eps = norm.eps,
+                    .offset = norm.offset,
                     .hidden = static_cast<int>(unembed.cols),
                     .row = s.out_rows,
                     .is_x_old = false}});

@@ -1,0 +1,123 @@
+#include <gtest/gtest.h>
+
+#include "ops/delta_rule/delta_rule_test_problem.h"
+#include "ops/gpu_test_problem.h"
+
+namespace nibble::ops {
+namespace {
+
+// A problem's copy on the GPU.
+struct OnGpu {
+  OnGpu(DeltaProblem& p, GpuProblem& gpu)
+      : p(p),
+        layer(p.layer()),
+        in{gpu.tensor(p.in().qkvz), gpu.tensor(p.in().gates)},
+        weights{gpu.array(p.conv), gpu.array(p.a_log), gpu.array(p.dt_bias), gpu.array(p.norm),
+                p.weights.eps},
+        att(gpu.output(DType::kBF16, {p.desc.tokens, p.desc.value_width()})),
+        step(gpu.step(p.step)) {
+    layer.state = gpu.tensor(layer.state), layer.conv = gpu.tensor(layer.conv);
+    layer.from = gpu.array(p.from), layer.to = gpu.array(p.to);
+  }
+  void run(GpuProblem& gpu, const DeltaRuleKernel& row) const {
+    row.run(gpu.cx, att, layer, in, p.desc, weights, step);
+  }
+
+  DeltaProblem& p;
+  RecurrentLayer layer;
+  DeltaRuleIn in;
+  DeltaRuleWeights weights;
+  Tensor att;
+  Step step;
+};
+
+std::vector<float> flat(GpuProblem& gpu, Tensor t) {
+  const int64_t n = t.num_elements();
+  return gpu.floats(make_tensor(t.data, t.dtype, {1, n})).values;
+}
+
+// The bounds of float32 on a CPU, sums of which are alike; exponentials of the GPU's fast kind are
+// off by 2^-21 more. What is stored is rounded to bf16.
+void check(const DeltaRuleDesc& desc, const std::vector<DeltaSpan>& spans) {
+  const auto make = [&] {
+    Random random(static_cast<uint32_t>(desc.key_dim));
+    return std::make_unique<DeltaProblem>(random, desc, spans, /*eps=*/1.f);
+  };
+  const auto want = make(), got = make();
+  if (is_too_slow(want->desc.tokens * desc.width())) return;
+  TestCtx twin(DType::kF32, 0);
+  want->run(twin.cx, ref::delta_rule);
+  const DeltaBounds bounds = delta_bounds(*want, delta_size(*want));
+  GpuProblem gpu(gpu::scratch_bytes(want->desc));
+  for (const DeltaRuleKernel* row :
+       kernels_here(delta_rule_kernels(), want->desc, gpu.cx.kernels)) {
+    SCOPED_TRACE(testing::Message()
+                 << row->name << ", " << desc.key_heads << " and " << desc.value_heads
+                 << " heads of " << desc.key_dim << " and " << desc.value_dim);
+    const OnGpu on(*got, gpu);
+    on.run(gpu, *row);
+    const std::vector<float> att = flat(gpu, on.att), states = flat(gpu, on.layer.state);
+    for (size_t i = 0; i < att.size(); ++i)
+      ASSERT_NEAR(att[i], want->att[i],
+                  2 * bounds.att + store_error(DType::kBF16, want->att[i]) + 1e-6)
+          << i;
+    for (size_t i = 0; i < states.size(); ++i)
+      ASSERT_NEAR(states[i], want->states[i], 2 * bounds.state) << i;
+    ASSERT_EQ(flat(gpu, on.layer.conv), want->convs);
+    on.run(gpu, *row);
+    ASSERT_EQ(flat(gpu, on.layer.state), states);
+    ASSERT_EQ(flat(gpu, on.att), att);
+  }
+}
+
+TEST(DeltaRuleGpu, EveryKernelEqualsTheTwin) {
+  for (const DeltaRuleDesc& desc : delta_descs()) {
+    check(desc, {{1, false}});
+    check(desc, {{1, true}, {1, true}, {1, false}});
+    check(desc, {{2, true}, {70, false}, {1, true}, {5, true}});
+  }
+  check({16, 32, 128, 128, 4}, {{33, true}, {1, true}});
+}
+
+TEST(DeltaRuleGpu, TheSameBitsHoweverATextIsCut) {
+  const DeltaRuleDesc& desc = delta_descs()[2];
+  constexpr int32_t kTokens = 75;
+  Random random(9);
+  DeltaProblem p(random, desc, {{kTokens, false}});
+  GpuProblem gpu(gpu::scratch_bytes(p.desc));
+  if (is_too_slow(kTokens * desc.width())) return;
+  const int64_t state = p.state_size(), conv = p.conv_size();
+  for (const DeltaRuleKernel* row : kernels_here(delta_rule_kernels(), p.desc, gpu.cx.kernels)) {
+    const OnGpu whole(p, gpu);
+    whole.run(gpu, *row);
+    const std::vector<float> want = flat(gpu, whole.att), left = flat(gpu, whole.layer.state),
+                             kept = flat(gpu, whole.layer.conv);
+    for (const int32_t piece : {1, 2, 7, 64}) {
+      p.from[0] = RecurrentLayer::kNoState, p.to[0] = 1;
+      OnGpu cut(p, gpu);
+      for (int32_t first = 0; first < kTokens; first += piece) {
+        const int32_t tokens = std::min(piece, kTokens - first);
+        const Span span{0, tokens, first, 0};
+        const Step step{.num_tokens = tokens, .num_spans = 1, .spans = gpu.array(&span, 1)};
+        const auto rows = [&](const Tensor& of) {
+          return make_tensor(
+              static_cast<uint8_t*>(of.data) + first * of.dim(1) * dtype_bytes(of.dtype), of.dtype,
+              {tokens, of.dim(1)});
+        };
+        if (first > 0) p.from[0] = p.to[0], p.to[0] = 1 - p.to[0];
+        cut.layer.from = gpu.array(p.from), cut.layer.to = gpu.array(p.to);
+        row->run(gpu.cx, rows(cut.att), cut.layer, {rows(cut.in.qkvz), rows(cut.in.gates)}, p.desc,
+                 cut.weights, step);
+      }
+      ASSERT_EQ(flat(gpu, cut.att), want) << row->name << " " << piece;
+      const std::vector<float> states = flat(gpu, cut.layer.state),
+                               inputs = flat(gpu, cut.layer.conv);
+      ASSERT_TRUE(std::equal(left.begin() + state, left.end(), states.begin() + p.to[0] * state));
+      ASSERT_TRUE(std::equal(kept.begin() + conv, kept.end(), inputs.begin() + p.to[0] * conv));
+      p.from[0] = RecurrentLayer::kNoState, p.to[0] = 1;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nibble::ops

@@ -1,0 +1,123 @@
+// norm_qkv of models whose query heads have gates and turn in part, with norms around zero.
+#include <gtest/gtest.h>
+
+#include "ops/gpu_test_problem.h"
+#include "ops/kv_pages.h"
+#include "ops/matmul_ref.h"
+#include "ops/norm_qkv/norm_qkv.h"
+
+namespace nibble::ops {
+namespace {
+
+struct Shape {
+  int64_t hidden, q_heads, kv_heads, head_dim, rotary_dim;
+  bool has_gates, norms_heads;
+  Format format;
+};
+constexpr Shape kShapes[] = {{256, 4, 2, 256, 64, true, true, Format::kBF16},
+                             {256, 4, 2, 256, 64, true, true, Format::kNvfp4},
+                             {100, 3, 3, 18, 6, true, false, Format::kBF16},
+                             {96, 4, 1, 32, 8, false, true, Format::kMxfp4}};
+constexpr int32_t kPageSize = 16, kPages = 4;
+
+struct Pages {
+  explicit Pages(const Shape& s, DType dtype)
+      : k(kPages * s.kv_heads * kPageSize * s.head_dim * 4), v(k.size()) {
+    const auto tensor = [&](std::vector<uint8_t>& bytes) {
+      return make_tensor(bytes.data(), dtype, {kPages, s.kv_heads, kPageSize, s.head_dim});
+    };
+    view = {tensor(k), tensor(v), table, kPages, kPageSize};
+  }
+  std::vector<uint8_t> k, v;
+  int32_t table[kPages] = {3, 2, 1, 0};
+  KvLayer view;
+};
+
+// As in norm_qkv_test.cc, with products by tensor cores; what norms of heads divide by is at least
+// a quarter of what random rows give.
+void check(const Shape& shape, int32_t tokens) {
+  Random random(static_cast<uint32_t>(tokens));
+  const int64_t rows =
+      ((shape.has_gates ? 2 : 1) * shape.q_heads + 2 * shape.kv_heads) * shape.head_dim;
+  const int64_t width = shape.q_heads * shape.head_dim;
+  TestWeight w(random, shape.format, 1, rows, shape.hidden, /*has_bias=*/false);
+  const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f),
+                              q_weight = random.bf16s(shape.head_dim, 0.3f),
+                              k_weight = random.bf16s(shape.head_dim, 0.3f);
+  const Floats x(random, tokens, shape.hidden), d(random, tokens, shape.hidden),
+      cos_sin(random, tokens, shape.rotary_dim);
+  std::vector<int32_t> positions;
+  for (int32_t t = 0; t < tokens; ++t) positions.push_back(11 + t);
+  const Span span{0, tokens, 11, 0};
+  const Step step{
+      .num_tokens = tokens, .num_spans = 1, .positions = positions.data(), .spans = &span};
+  const NormQkvDesc desc{.hidden = shape.hidden,
+                         .q_heads = shape.q_heads,
+                         .kv_heads = shape.kv_heads,
+                         .head_dim = shape.head_dim,
+                         .format = shape.format,
+                         .tokens = tokens,
+                         .norms_heads = shape.norms_heads,
+                         .has_gates = shape.has_gates,
+                         .rotary_dim = shape.rotary_dim};
+  Floats want_q(tokens, width), want_h(tokens, shape.hidden), want_y(tokens, shape.hidden),
+      want_gate(tokens, width);
+  Pages want(shape, DType::kF32);
+  TestCtx twin(DType::kBF16, 0, 1);
+  QkvNorms norms{.input = {weight.data(), 1e-5f, 1}};
+  if (shape.norms_heads)
+    norms.q = {q_weight.data(), 1e-5f, 1}, norms.k = {k_weight.data(), 1e-5f, 1};
+  Floats x_copy = x, d_copy = d, cos_sin_copy = cos_sin;
+  ref::norm_qkv(twin.cx,
+                {want_q.tensor(), want_h.tensor(), want_y.tensor(),
+                 shape.has_gates ? want_gate.tensor() : Tensor{}},
+                want.view, x_copy.tensor(), d_copy.tensor(), norms, w.view, cos_sin_copy.tensor(),
+                step);
+  GpuProblem gpu(gpu::scratch_bytes(desc));
+  for (const auto* row : kernels_here(norm_qkv_kernels(), desc, gpu.cx.kernels)) {
+    if (w.view.layout != row->layout) w.pack(row->layout);
+    SCOPED_TRACE(testing::Message() << row->name << ", heads of " << shape.head_dim);
+    Pages pages(shape, DType::kBF16);
+    const KvLayer kv = gpu.kv(pages.view, 1);
+    const NormQkvOut out{gpu.output(DType::kBF16, {tokens, width}),
+                         gpu.output(DType::kBF16, {tokens, shape.hidden}),
+                         gpu.output(DType::kF32, {tokens, shape.hidden}),
+                         shape.has_gates ? gpu.output(DType::kF32, {tokens, width}) : Tensor{}};
+    QkvNorms there{.input = {gpu.array(weight), 1e-5f, 1}};
+    if (shape.norms_heads)
+      there.q = {gpu.array(q_weight), 1e-5f, 1}, there.k = {gpu.array(k_weight), 1e-5f, 1};
+    row->run(gpu.cx, out, kv, gpu.tensor(x, DType::kF32), gpu.tensor(d, DType::kF32), there,
+             gpu.weight(w), gpu.tensor(cos_sin, DType::kF32), gpu.step(step));
+    const Floats q = gpu.floats(out.q);
+    const std::vector<uint8_t> k = gpu.bytes(kv.k), v = gpu.bytes(kv.v);
+    const double bound = 0.05;  // values are around one: h near a rounding boundary is off by 2^-8
+    for (size_t i = 0; i < q.values.size(); ++i)
+      ASSERT_NEAR(q.values[i], want_q.values[i], bound + 0x1p-7 * std::fabs(want_q.values[i])) << i;
+    if (shape.has_gates) {
+      const Floats gate = gpu.floats(out.gate);
+      for (size_t i = 0; i < gate.values.size(); ++i)
+        ASSERT_NEAR(gate.values[i], want_gate.values[i], bound) << i;
+    }
+    for (int32_t t = 0; t < tokens; ++t)
+      for (int64_t g = 0; g < shape.kv_heads; ++g)
+        for (int64_t i = 0; i < shape.head_dim; ++i) {
+          const int64_t at = kv_index(pages.view, 0, positions[t], g) + i;
+          const auto there_at = [&](const std::vector<uint8_t>& bytes) {
+            uint16_t bits;
+            std::memcpy(&bits, bytes.data() + 2 * at, 2);
+            return bf16_to_float(bits);
+          };
+          const float want_k = want.view.k.as<float>()[at], want_v = want.view.v.as<float>()[at];
+          ASSERT_NEAR(there_at(k), want_k, bound + 0x1p-7 * std::fabs(want_k));
+          ASSERT_NEAR(there_at(v), want_v, bound + 0x1p-7 * std::fabs(want_v));
+        }
+  }
+}
+
+TEST(NormQkvGpu, GatesPartialTurnsAndNormsAroundZero) {
+  for (const Shape& shape : kShapes)
+    for (const int32_t tokens : {1, 5, 40}) check(shape, tokens);
+}
+
+}  // namespace
+}  // namespace nibble::ops

@@ -1,0 +1,75 @@
+#include "ops/shared_up/shared_up.h"
+
+#include "ops/cpu_rows.h"
+#include "ops/gpu_matmul/gemm_sm90.h"
+#include "ops/refuse.h"
+#include "ops/scratch.h"
+#include "ops/site.h"
+
+namespace nibble::ops {
+namespace {
+
+constexpr MatrixShape matrix_of(const SharedUpDesc& d) { return {2 * d.width, d.hidden}; }
+using Cpu = CpuRows<SharedUpKernel, CpuSharedUp, matrix_of>;
+
+template <Format kFormat>
+const char* refuse_few(const SharedUpDesc& d, const KernelOptions& o) {
+  return refuse_unit_few<kFormat>(d.format, 2 * d.width, d.hidden, o);
+}
+
+template <Format kFormat>
+const char* refuse_many(const SharedUpDesc& d, const KernelOptions& o) {
+  return refuse_gemm<kFormat>({d.format, 2 * d.width, d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
+}
+
+const char* refuse_many_bf16(const SharedUpDesc& d, const KernelOptions& o) {
+  return refuse_gemm<Format::kBF16>({d.format, 2 * d.width, d.hidden, d.tokens, kDenseFewest}, o);
+}
+
+constexpr auto kKernels =
+    joined(Cpu::dense(),
+           std::to_array<SharedUpKernel>({
+               {"sm90_nvfp4_gemm", refuse_many<Format::kNvfp4>,
+                NIBBLE_SM90_KERNEL(gpu::shared_up_gemm), Layout::kTiles16x64},
+               {"cuda_nvfp4_decode", refuse_few<Format::kNvfp4>,
+                NIBBLE_CUDA_KERNEL(gpu::shared_up_few), Layout::kTiles16x64},
+               {"sm90_w8a16_gemm", refuse_many<Format::kFp8Row>,
+                NIBBLE_SM90_KERNEL(gpu::shared_up_gemm), Layout::kTiles16x64},
+               {"cuda_w8a16_decode", refuse_few<Format::kFp8Row>,
+                NIBBLE_CUDA_KERNEL(gpu::shared_up_few), Layout::kTiles16x64},
+               {"sm90_bf16_gemm", refuse_many_bf16, NIBBLE_SM90_KERNEL(gpu::shared_up_gemm)},
+               {"cuda_any",
+                [](const SharedUpDesc& d, const KernelOptions& o) {
+                  return refuse_any_product(d.format, o);
+                },
+                NIBBLE_CUDA_KERNEL(gpu::shared_up_any)},
+               {"ref", [](const SharedUpDesc&, const KernelOptions& o) { return refuse_ref(o); },
+                ref::shared_up},
+           }));
+
+}  // namespace
+
+std::span<const SharedUpKernel> shared_up_kernels() { return kKernels; }
+
+void shared_up(Ctx& cx, const Site& site, const Tensor& u, const Tensor& h) {
+  const Swiglu& act = std::get<SharedUpDesc>(site.problem).act;
+  run_site<SharedUpKernel>(cx, site, h.dim(0), u, h, site.weight, site.gate, act);
+  cx.wrote({u.data});
+}
+
+int64_t bytes(const SharedUpDesc& d, int64_t tokens, int64_t act_bytes) {
+  return format_bytes(d.format, 2 * d.width * d.hidden) + 2 * d.hidden +
+         tokens * act_bytes * (d.hidden + d.width);
+}
+
+int64_t flops(const SharedUpDesc& d, int64_t tokens) { return 4 * tokens * d.width * d.hidden; }
+
+// Products before the activation, and slices of K.
+int64_t gpu::scratch_bytes(const SharedUpDesc& d) {
+  Scratch scratch;
+  scratch.take<float>(d.tokens * 2 * d.width);
+  if (has_slices(d.format)) scratch.take<float>(slice_scratch_rows(d.tokens) * 2 * d.width);
+  return scratch.used_bytes();
+}
+
+}  // namespace nibble::ops
