@@ -130,6 +130,93 @@ constexpr const char* kLlama31_8B = R"(
   "tie_word_embeddings": false,
   "vocab_size": 128256)";
 
+constexpr const char* kQwen3Next = R"(
+  "architectures": ["Qwen3NextForCausalLM"],
+  "attention_bias": false,
+  "bos_token_id": 151643,
+  "decoder_sparse_step": 1,
+  "eos_token_id": 151645,
+  "full_attention_interval": 4,
+  "head_dim": 256,
+  "hidden_act": "silu",
+  "hidden_size": 2048,
+  "intermediate_size": 5120,
+  "linear_conv_kernel_dim": 4,
+  "linear_key_head_dim": 128,
+  "linear_num_key_heads": 16,
+  "linear_num_value_heads": 32,
+  "linear_value_head_dim": 128,
+  "max_position_embeddings": 262144,
+  "mlp_only_layers": [],
+  "model_type": "qwen3_next",
+  "moe_intermediate_size": 512,
+  "norm_topk_prob": true,
+  "num_attention_heads": 16,
+  "num_experts": 512,
+  "num_experts_per_tok": 10,
+  "num_hidden_layers": 48,
+  "num_key_value_heads": 2,
+  "partial_rotary_factor": 0.25,
+  "rms_norm_eps": 1e-06,
+  "rope_scaling": null,
+  "rope_theta": 10000000,
+  "shared_expert_intermediate_size": 512,
+  "tie_word_embeddings": false,
+  "vocab_size": 151936)";
+
+constexpr const char* kQwen35_35B = R"(
+  "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+  "model_type": "qwen3_5_moe",
+  "text_config": {
+    "attention_bias": false,
+    "attn_output_gate": true,
+    "eos_token_id": 248044,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32",
+    "max_position_embeddings": 262144,
+    "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 512,
+    "num_attention_heads": 16,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+      "mrope_interleaved": true, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+      "rope_theta": 10000000, "rope_type": "default"
+    },
+    "shared_expert_intermediate_size": 512,
+    "vocab_size": 248320
+  },
+  "tie_word_embeddings": false)";
+
+// NVIDIA's leaves what enters attention and delta nets in BF16; Qwen's FP8 the gates alone.
+constexpr const char* kNextNvfp4 = R"(,
+  "quantization_config": {
+    "ignore": ["lm_head", "model.layers.*.linear_attn.conv1d", "model.layers.*.linear_attn.in_proj*",
+               "model.layers.*.mlp.gate", "model.layers.*.mlp.shared_expert_gate",
+               "model.layers.*.self_attn.k_proj", "model.layers.*.self_attn.q_proj",
+               "model.layers.*.self_attn.v_proj", "mtp.layers.0*"],
+    "quant_algo": "NVFP4", "quant_method": "modelopt"
+  })";
+constexpr const char* kNextFp8 = R"(,
+  "quantization_config": {
+    "activation_scheme": "dynamic", "fmt": "e4m3",
+    "modules_to_not_convert": ["lm_head", "model.layers.*.linear_attn.conv1d",
+                               "model.layers.*.linear_attn.in_proj_ba", "model.layers.*.mlp.gate",
+                               "model.layers.*.mlp.shared_expert_gate"],
+    "quant_method": "fp8", "weight_block_size": [128, 128]
+  })";
+
 // All linear layers but the head and, of experts, the router.
 constexpr const char* kNvfp4 = R"(,
   "quantization_config": {
@@ -174,6 +261,13 @@ constexpr Model kModels[] = {
     {"Qwen/Qwen3-30B-A3B-FP8", kQwen3_30B, kFp8Blocks},
     {"nvidia/Qwen3-30B-A3B-NVFP4", kQwen3_30B, kNvfp4},
     {"RedHatAI/Qwen3-30B-A3B-NVFP4", kQwen3_30B, kPackedNvfp4},
+    {"Qwen/Qwen3-Next-80B-A3B-Instruct", kQwen3Next},
+    {"Qwen/Qwen3-Next-80B-A3B-Thinking", kQwen3Next},
+    {"Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", kQwen3Next, kNextFp8},
+    {"Qwen/Qwen3-Next-80B-A3B-Thinking-FP8", kQwen3Next, kNextFp8},
+    {"nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4", kQwen3Next, kNextNvfp4},
+    {"nvidia/Qwen3-Next-80B-A3B-Thinking-NVFP4", kQwen3Next, kNextNvfp4},
+    {"Qwen/Qwen3.5-35B-A3B", kQwen35_35B},
     {"meta-llama/Llama-3.1-8B", kLlama31_8B},
     {"meta-llama/Llama-3.1-8B-Instruct", kLlama31_8B},
     {"nvidia/Llama-3.1-8B-Instruct-FP8", kLlama31_8B, kFp8},

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "io/files.h"
+#include "io/fused_experts.h"
 #include "io/original_layout.h"
 #include "io/pieces.h"
 
@@ -37,6 +38,7 @@ class SafetensorsCheckpoint : public Checkpoint {
                   origin_ + ": has neither model.safetensors nor model.safetensors.index.json");
     }
     rename_original_layout();
+    tensors_ = split_fused_experts(std::move(tensors_));
     std::sort(tensors_.begin(), tensors_.end(),
               [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; });
   }
