@@ -123,7 +123,7 @@ Choice choose_rows(std::mt19937& random, const Pairs& missing, Case& c) {
 // product, with one step a row by 0.8%, and by three times that where outliers (swiglu's) set the
 // step; two layers of four products add up to twice that. A wrong block of 32 of the widest matrix
 // is off by a third.
-double tolerance(const Case& c) {
+double tolerance_of_layers(const Case& c) {
   switch (c.kernels.activations) {
     case ActFormat::kInt8:
       return 0.06;
@@ -134,6 +134,12 @@ double tolerance(const Case& c) {
     default:
       return c.kv == DType::kF32 ? 5e-6 : c.kv == DType::kBF16 ? 1e-3 : 0.01;
   }
+}
+
+// A delta net multiplies what five products make (q, k, v, gates and z), and norms heads of few
+// dims, where attention weighs one by two.
+double tolerance(const Case& c) {
+  return tolerance_of_layers(c) * (is_hybrid(c.shape.family) ? 3 : 1);
 }
 
 void check(std::mt19937& random, const Case& c, const std::filesystem::path& directory,
@@ -290,6 +296,51 @@ TEST(AnyShape, EveryPairOfRowsOfOtherFamiliesEqualsTheTwins) {
   print(seen);
   std::printf("%zu of %zu pairs\n", possible - missing.size(), possible);
   for (const std::string& pair : missing) ADD_FAILURE() << pair;
+}
+
+// ---- families with recurrent layers ----
+
+const std::vector<Family> kHybrids = {Family::kQwen3Next, Family::kQwen35, Family::kQwen35Moe};
+
+// The i-th of cases that meet each family in each format in turn.
+Case random_hybrid_case(std::mt19937& random, size_t i) {
+  Case c = random_case(random);
+  RandomShape& s = c.shape;
+  s.family = kHybrids[i % kHybrids.size()];
+  s.format = kOnDisk[i / kHybrids.size() % kOnDisk.size()];
+  s.is_tied = random() % 3 == 0, s.over_all = random() % 2 == 0;
+  const bool has_blocks = has_blocks_of_32(s.format);
+  if (has_blocks && s.q_heads * s.head_dim % 32 != 0) s.head_dim = 32;
+  if (!has_blocks && random() % 2 == 0) {  // sizes that no format with blocks has
+    s.hidden = any_of<int64_t>(random, {18, 34, 50, 130, 200});
+    s.width = any_of<int64_t>(random, {7, 33, 131, 150});
+  }
+  s.key_heads = 1 + static_cast<int64_t>(random() % 3);
+  s.value_heads = s.key_heads * (1 + static_cast<int64_t>(random() % 3));
+  s.key_dim = any_of<int64_t>(random, {8, 20, 33, 64}), s.taps = any_of<int64_t>(random, {2, 4});
+  s.value_dim = has_blocks ? 32 : any_of<int64_t>(random, {3, 16, 40, 64});
+  if (s.head_dim % 4 != 0) s.head_dim = has_blocks ? 32 : 20;
+  const bool is_whole = s.hidden % 32 == 0 && s.width % 32 == 0 &&
+                        s.q_heads * s.head_dim % 32 == 0 && s.value_heads * s.value_dim % 32 == 0;
+  c.dense.mlp = any_of(random, kDenseFormats);
+  if (!is_whole) c.dense = {};
+  return c;
+}
+
+// Every op of each is run by what its table gives.
+TEST(AnyShape, FamiliesWithRecurrentLayersEqualTheTwins) {
+  const auto cases = static_cast<size_t>(number_of("NIBBLE_ANY_HYBRIDS", 48));
+  Seen seen;
+  const test::TempDir directory;
+  for (size_t i = 0; i < cases; ++i) {
+    std::mt19937 random(static_cast<uint32_t>(number_of("NIBBLE_SEED", 1) * 100000 + 70000 + i));
+    const Case c = random_hybrid_case(random, i);
+    SCOPED_TRACE("case " + std::to_string(i) + ": " + describe(c));
+    check(random, c, directory.path(), seen);
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_LT(seen.parted, seen.rows / 10);
+  print(seen);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-// Llama, Qwen3 and Qwen3-MoE against Hugging Face transformers, on small random checkpoints of odd
-// shapes in many formats (tests/goldens/families, written by tools/write_family_goldens.py); what
-// is refused of their configs and checkpoints.
+// Llama, Qwen3, Qwen3-MoE and Qwen3-Next against Hugging Face transformers, on small random
+// checkpoints of odd shapes in many formats (tests/goldens/families, written by
+// tools/write_family_goldens.py and write_hybrid_goldens.py); what is refused of their configs and
+// checkpoints.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,10 +31,30 @@ using testing::HasSubstr;
 
 const std::filesystem::path kGoldens =
     std::filesystem::path(NIBBLE_SOURCE_DIR) / "tests/goldens/families";
-constexpr const char* kCases[] = {
-    "llama",     "llama-tied",         "llama-f16",          "llama-modelopt-fp8", "llama-ct-int4",
-    "qwen3",     "qwen3-modelopt",     "qwen3-ct",           "qwen3-fp8",          "qwen3-awq",
-    "qwen3_moe", "qwen3_moe-over-all", "qwen3_moe-modelopt", "qwen3_moe-ct",       "qwen3_moe-fp8"};
+constexpr const char* kCases[] = {"llama",
+                                  "llama-tied",
+                                  "llama-f16",
+                                  "llama-modelopt-fp8",
+                                  "llama-ct-int4",
+                                  "qwen3",
+                                  "qwen3-modelopt",
+                                  "qwen3-ct",
+                                  "qwen3-fp8",
+                                  "qwen3-awq",
+                                  "qwen3_moe",
+                                  "qwen3_moe-over-all",
+                                  "qwen3_moe-modelopt",
+                                  "qwen3_moe-ct",
+                                  "qwen3_moe-fp8",
+                                  "qwen3_next",
+                                  "qwen3_next-128",
+                                  "qwen3_next-spelling",
+                                  "qwen3_next-modelopt",
+                                  "qwen3_next-ct",
+                                  "qwen3_5_moe",
+                                  "qwen3_5_moe-modelopt",
+                                  "qwen3_5_moe-mixed",
+                                  "qwen3_5"};
 
 // One tensor of expected/model.safetensors.
 template <typename T>
@@ -216,6 +237,8 @@ TEST(Families, BuiltInIds) {
               {"Qwen/Qwen3-30B-A3B", 30'532'122'624, "bf16"},
               {"nvidia/Qwen3-30B-A3B-NVFP4", 30'532'122'624, "nvfp4"},
               {"RedHatAI/Qwen3-30B-A3B-NVFP4", 30'532'122'624, "nvfp4"},
+              {"Qwen/Qwen3-Next-80B-A3B-Instruct", 79'674'391'296, "bf16"},
+              {"Qwen/Qwen3.5-35B-A3B", 34'660'610'688, "bf16"},
               {"meta-llama/Llama-3.1-8B", 8'030'261'248, "bf16"},
               {"nvidia/Llama-3.1-8B-Instruct-FP8", 8'030'261'248, "fp8"},
               {"nvidia/Llama-3.1-8B-Instruct-NVFP4", 8'030'261'248, "nvfp4"}};
@@ -231,6 +254,33 @@ TEST(Families, BuiltInIds) {
       EXPECT_EQ(part.bytes, layers * (3 * width * 4096 * 9 / 16 + 4 * (2 * width + 4096)));
     }
   }
+}
+
+// What NVIDIA's checkpoint of Qwen3-Next has in BF16 makes up most of what a token reads; Qwen's in
+// FP8 leaves the gates' rows in BF16.
+TEST(Families, RecurrentModelsAsPublished) {
+  const auto formats = [](const ModelInfo& info) {
+    std::map<std::string, std::string> of;
+    for (const WeightPart& part : info.parts) of[part.name] = part.formats;
+    return of;
+  };
+  const ModelInfo nvfp4 = describe_model("nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4");
+  EXPECT_EQ(nvfp4.parameters, 79'674'391'296);
+  const auto parts = formats(nvfp4);
+  EXPECT_EQ(parts.at("experts"), "nvfp4");
+  EXPECT_EQ(parts.at("shared expert"), "nvfp4");
+  EXPECT_EQ(parts.at("delta net"), "bf16, nvfp4");
+  EXPECT_EQ(parts.at("attention"), "bf16, nvfp4");
+  EXPECT_NEAR(static_cast<double>(nvfp4.weight_bytes_per_token), 4.15e9, 0.05e9);
+  ASSERT_EQ(nvfp4.groups.size(), 2u);
+  EXPECT_EQ(nvfp4.groups[0].layers.front(), 3);
+  EXPECT_EQ(nvfp4.groups[0].layers.size(), 12u);
+  EXPECT_EQ(nvfp4.groups[1].layers.size(), 36u);
+  EXPECT_EQ(nvfp4.groups[1].recurrent.bytes(), 4 * (32 * 128 * 128 + 3 * 8192));
+  const auto fp8 = formats(describe_model("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8"));
+  EXPECT_EQ(fp8.at("delta net"), "fp8_block");
+  EXPECT_EQ(fp8.at("experts"), "fp8_block");
+  EXPECT_EQ(fp8.at("router"), "bf16");
 }
 
 // The embedding lies in memory once, unless the head is to be smaller than it.
@@ -309,6 +359,19 @@ TEST(Families, ConfigsThatCannotBe) {
       {"qwen3_moe", "decoder_sparse_step", "2", "decoder_sparse_step: is not 1"},
       {"qwen3_moe", "moe_intermediate_size", "-1", "moe_intermediate_size"},
       {"qwen3_moe", "num_experts", "5000", "num_experts"},
+      {"qwen3_next", "full_attention_interval", "",
+       "layer_types: is missing, and so is full_attention_interval"},
+      {"qwen3_next", "layer_types", "[\"linear_attention\"]", "layer_types: has 1 entries"},
+      {"qwen3_next", "layer_types", "[\"mamba\"]", "layer_types: has mamba"},
+      {"qwen3_next-spelling", "full_attention_interval", "3",
+       "layer_types: disagrees with full_attention_interval"},
+      {"qwen3_next", "linear_num_value_heads", "3", "is not a multiple of linear_num_key_heads"},
+      {"qwen3_next", "linear_conv_kernel_dim", "1", "linear_conv_kernel_dim"},
+      {"qwen3_next", "partial_rotary_factor", "0.1", "turns 3 dims of a head"},
+      {"qwen3_next", "partial_rotary_factor", "", "partial_rotary_factor: is missing"},
+      {"qwen3_next", "hidden_act", "\"gelu\"", "hidden_act: is gelu"},
+      {"qwen3_next", "attn_output_gate", "false", "attn_output_gate: is false"},
+      {"qwen3_next", "output_gate_type", "\"sigmoid\"", "output_gate_type: is sigmoid"},
       {"qwen3", "quantization_config", "{\"quant_method\": \"bitsandbytes\"}",
        "quant_method: is bitsandbytes, expected modelopt"},
       {"qwen3", "quantization_config", "{\"quant_method\": \"modelopt\", \"quant_algo\": \"X\"}",
@@ -352,6 +415,42 @@ TEST(Families, TensorsThatDoNotFit) {
   EXPECT_THAT(
       load_refusal("qwen3-modelopt", "gate_proj.weight_scale_2", "gate_proj.weight_scale_X"),
       HasSubstr("gate_proj.weight"));
+}
+
+// A copy of a golden's checkpoint, each tensor of which `change` sees.
+template <typename Change>
+void write_changed(const std::string& name, const std::filesystem::path& to, const Change& change) {
+  std::filesystem::copy_file(kGoldens / name / "config.json", to / "config.json");
+  const auto plain = open_checkpoint(kGoldens / name);
+  test::Bundle bundle;
+  for (const TensorInfo& t : plain->tensors()) {
+    std::vector<std::byte> bytes(t.bytes);
+    const ReadJob job = ReadJob::whole(t, bytes.data());
+    plain->read({&job, 1});
+    change(t, bytes);
+    bundle.add(t.name, t.dtype, t.shape, std::move(bytes));
+  }
+  bundle.write(to / "model.safetensors");
+}
+
+// One number that is none would be a state that stays wrong.
+TEST(Families, WeightsOfDeltaNetsThatAreNoNumbers) {
+  for (const char* of : {"A_log", "dt_bias", "conv1d.weight", "norm.weight"}) {
+    const std::string changed = std::string("model.layers.1.linear_attn.") + of;
+    const test::TempDir dir;
+    write_changed("qwen3_next", dir.path(),
+                  [&](const TensorInfo& t, std::vector<std::byte>& bytes) {
+                    const uint16_t nan = 0x7fc0;
+                    if (t.name == changed) std::memcpy(bytes.data() + bytes.size() - 2, &nan, 2);
+                  });
+    try {
+      Loaded loaded(dir.path(), cpu::Isa::kScalar);
+      ADD_FAILURE() << changed;
+    } catch (const Error& e) {
+      EXPECT_THAT(e.what(), HasSubstr("tensor \"" + changed + "\""));
+      EXPECT_THAT(e.what(), HasSubstr("hold a value that is infinite or no number"));
+    }
+  }
 }
 
 // The tensors of a golden with those whose names end so times a power of two, and more of one

@@ -1,6 +1,7 @@
 #include "models/loaded_weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -141,8 +142,8 @@ class RowMover {
   // `to` is where the rows finally lie; `infos` the weight's, or those of two that alternate.
   Moved move(const WantedWeight& w, std::span<const WeightInfo> infos, int64_t row, int64_t rows,
              const RowBytes& to) {
-    if (w.format == Format::kBF16 && w.spec.format != Format::kBF16)
-      return move_vector(w, infos[0], to);
+    if (w.is_vector && (w.format != w.spec.format || w.format == Format::kF32))
+      return move_vector(w, infos[0], row, rows, to);
     const bool encodes = w.format != w.spec.format, packs = w.layout != Layout::kRows;
     const int64_t cols = num_cols(w.spec);
     const RowBytes out = memory_.copy ? stage(last_, rows, final_size(w)) : to;
@@ -191,18 +192,23 @@ class RowMover {
       }
     }
   }
-  // Floats, which kernels read in bf16.
-  Moved move_vector(const WantedWeight& w, const WeightInfo& info, const RowBytes& to) {
-    const int64_t n = num_cols(w.spec);
-    const RowBytes raw = stage(first_, 1, disk_size(w));
-    const RowBytes out = memory_.copy ? stage(last_, 1, final_size(w)) : to;
-    rows_.read(info, 0, 1, raw);
-    auto* bits = reinterpret_cast<uint16_t*>(out.codes);
+  // What kernels read in another format of floats.
+  Moved move_vector(const WantedWeight& w, const WeightInfo& info, int64_t row, int64_t rows,
+                    const RowBytes& to) {
+    const int64_t n = rows * num_cols(w.spec);
+    const RowBytes raw = stage(first_, rows, disk_size(w));
+    const RowBytes out = memory_.copy ? stage(last_, rows, final_size(w)) : to;
+    rows_.read(info, row, rows, raw);
     int64_t inexact = 0;
+    bool is_finite = true;
     for (int64_t i = 0; i < n; ++i) {
-      const float value = w.spec.format == Format::kF16
-                              ? f16_to_float(reinterpret_cast<const uint16_t*>(raw.codes)[i])
-                              : reinterpret_cast<const float*>(raw.codes)[i];
+      const float value = value_at(w.spec.format, raw.codes, i);
+      if (w.format == Format::kF32) {
+        reinterpret_cast<float*>(out.codes)[i] = value;
+        is_finite &= std::isfinite(value);
+        continue;
+      }
+      auto* bits = reinterpret_cast<uint16_t*>(out.codes);
       bits[i] = bf16_from_float(value);
       inexact += bf16_to_float(bits[i]) != value;
     }
@@ -210,8 +216,15 @@ class RowMover {
       LOG_WARN("%s: %lld of %lld values rounded from %s to bf16", w.spec.name.c_str(),
                static_cast<long long>(inexact), static_cast<long long>(n),
                std::string(format_name(w.spec.format)).c_str());
-    if (memory_.copy) memory_.copy(to.codes, out.codes, final_size(w).codes);
-    return {};
+    if (memory_.copy) memory_.copy(to.codes, out.codes, rows * final_size(w).codes);
+    Moved moved;
+    if (!is_finite) moved.loss = std::nullopt;
+    return moved;
+  }
+  static float value_at(Format format, const uint8_t* codes, int64_t i) {
+    if (format == Format::kF32) return reinterpret_cast<const float*>(codes)[i];
+    const uint16_t bits = reinterpret_cast<const uint16_t*>(codes)[i];
+    return format == Format::kF16 ? f16_to_float(bits) : bf16_to_float(bits);
   }
   RowBytes stage(Stage& s, int64_t rows, const RowSize& size) {
     grow(s.codes, rows * size.codes);
@@ -260,8 +273,7 @@ void take_disk_formats(const Checkpoint& checkpoint, std::span<WantedWeight> wan
     const auto it = found.find(w.spec.name);
     if (it == found.end()) continue;
     w.spec.format = it->second;
-    const bool is_vector = w.spec.shape.size() < 2;
-    if (!is_vector) w.format = it->second == Format::kBF16 ? w.encoded : it->second;
+    if (!w.is_vector) w.format = it->second == Format::kBF16 ? w.encoded : it->second;
   }
 }
 
@@ -336,13 +348,15 @@ LoadedWeights::LoadedWeights(std::span<const WantedWeight> wanted, const WeightM
       fill_fp8(p, rows, codes, memory);
       continue;
     }
+    const bool is_f32 = w.format == Format::kF32;
+    if (is_f32) codes = {.kind = Kind::kFloats, .rms = w.spec.fill == Fill::kOne ? 1 : codes.rms};
     const bool is_nvfp4 = w.format == Format::kNvfp4, is_mxfp4 = w.format == Format::kMxfp4;
     if (codes.rms > 0 && (is_mxfp4 || is_nvfp4)) {
       const Kind tiles = is_nvfp4 ? Kind::kNvfp4Tiles : Kind::kTiles;
       codes.kind = w.layout == Layout::kTiles16x64 ? tiles : Kind::kUniform;
       codes.rms = dummy_scale_rms(w.spec);
     }
-    CHECK(w.format == Format::kBF16 || ((is_mxfp4 || is_nvfp4) && codes.rms > 0));
+    CHECK(w.format == Format::kBF16 || is_f32 || ((is_mxfp4 || is_nvfp4) && codes.rms > 0));
     memory.random(p.codes, rows * size.codes, codes);
     if (is_nvfp4)
       memory.random(p.row_scales, rows * size.row_scales,
@@ -387,6 +401,7 @@ LoadedWeights::LoadedWeights(const Checkpoint& checkpoint, std::span<const Wante
                                               std::to_string(row) + " to " +
                                               std::to_string(row + rows - 1) + " hold " + what);
     };
+    if (!moved.loss && wanted[i].is_vector) refuse("a value that is infinite or no number");
     if (!moved.loss)
       refuse("a value that is infinite or no number; it cannot become " +
              std::string(format_name(wanted[i].format)));
@@ -447,6 +462,12 @@ const uint16_t* LoadedWeights::vector(size_t i) const {
   const Placed& placed = placed_.at(i);
   CHECK(placed.weight.format == Format::kBF16);
   return reinterpret_cast<const uint16_t*>(placed.codes);
+}
+
+const float* LoadedWeights::floats(size_t i) const {
+  const Placed& placed = placed_.at(i);
+  CHECK(placed.weight.format == Format::kF32);
+  return reinterpret_cast<const float*>(placed.codes);
 }
 
 const uint16_t* LoadedWeights::vector(const std::string& name) const {

@@ -27,13 +27,16 @@ struct WantedWeight {
   Format format = spec.format;     // to which it is encoded; from bf16 only
   Format encoded = Format::kBF16;  // that, where it should turn out to lie in bf16
   Layout layout = Layout::kRows;   // in which its bytes lie
+  // No matrix: kernels read its elements in `format`, bf16 or f32, whatever they are on disk. In
+  // f32 each is a finite number.
+  bool is_vector = spec.shape.size() < 2;
   // Of WeightPart: a token reads `chosen` of `choices` equal units of it.
   int32_t chosen = 1, choices = 1;
 };
 
 // Sets spec.format to what the checkpoint's own tensors say, and `format` to that or, of what lies
-// in bf16, to `encoded`. Vectors of floats become bf16. Before kernels are planned. Throws as
-// list_weights() does.
+// in bf16, to `encoded`. Vectors keep the format that they are wanted in. Before kernels are
+// planned. Throws as list_weights() does.
 void take_disk_formats(const Checkpoint& checkpoint, std::span<WantedWeight> wanted);
 
 int64_t num_elements(const WeightSpec& spec);
@@ -61,6 +64,7 @@ class LoadedWeights {
   // The i-th of those wanted: as [experts, rows, K] with all that is joined behind it, or a vector.
   Weight matrix(size_t i, int64_t experts, int64_t rows) const;
   const uint16_t* vector(size_t i) const;
+  const float* floats(size_t i) const;  // of those wanted in f32
 
   int64_t size_bytes() const { return buffer_.size_bytes(); }
 

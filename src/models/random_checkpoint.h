@@ -17,7 +17,8 @@
 
 namespace nibble {
 
-enum class Family { kGptOss, kLlama, kQwen3, kQwen3Moe };
+enum class Family { kGptOss, kLlama, kQwen3, kQwen3Moe, kQwen3Next, kQwen35, kQwen35Moe };
+constexpr bool is_hybrid(Family family) { return family >= Family::kQwen3Next; }
 
 struct RandomShape {
   Family family = Family::kGptOss;
@@ -28,6 +29,8 @@ struct RandomShape {
   // Of families other than gpt-oss.
   Format format = Format::kBF16;  // of linear layers on disk
   bool is_tied = false, over_all = false;
+  // Of those with delta nets, in every layer but the last; heads turn by a half.
+  int64_t key_heads = 1, value_heads = 2, key_dim = 16, value_dim = 16, taps = 4;
 };
 
 inline std::string config_key(const char* name, int64_t value) {
@@ -54,10 +57,24 @@ inline std::string random_quantization(Format format) {
   return "";
 }
 
+inline std::string random_hybrid_config(const RandomShape& s) {
+  std::string types;
+  for (int64_t l = 0; l < s.layers; ++l)
+    types += l + 1 < s.layers ? "\"linear_attention\", " : "\"full_attention\"";
+  return ", \"partial_rotary_factor\": 0.5, \"layer_types\": [" + types + "]" +
+         config_key("linear_num_key_heads", s.key_heads) +
+         config_key("linear_num_value_heads", s.value_heads) +
+         config_key("linear_key_head_dim", s.key_dim) +
+         config_key("linear_value_head_dim", s.value_dim) +
+         config_key("linear_conv_kernel_dim", s.taps) +
+         config_key("shared_expert_intermediate_size", s.width);
+}
+
 inline std::string random_family_config(const RandomShape& s) {
-  const char* name = s.family == Family::kLlama   ? "LlamaForCausalLM"
-                     : s.family == Family::kQwen3 ? "Qwen3ForCausalLM"
-                                                  : "Qwen3MoeForCausalLM";
+  constexpr const char* kNames[] = {
+      "GptOssForCausalLM",    "LlamaForCausalLM",   "Qwen3ForCausalLM",     "Qwen3MoeForCausalLM",
+      "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"};
+  const char* name = kNames[static_cast<int>(s.family)];
   const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
   std::string text =
       std::string("{\"architectures\": [\"") + name + "\"]" +
@@ -71,7 +88,9 @@ inline std::string random_family_config(const RandomShape& s) {
     text += R"(, "rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1,
         "high_freq_factor": 4, "original_max_position_embeddings": 64}, "attention_bias": )" +
             flag(s.over_all);
-  if (s.family == Family::kQwen3Moe)
+  if (is_hybrid(s.family)) text += random_hybrid_config(s);
+  if (s.family == Family::kQwen3Moe || s.family == Family::kQwen3Next ||
+      s.family == Family::kQwen35Moe)
     text += config_key("num_experts", s.experts) + config_key("num_experts_per_tok", s.top_k) +
             config_key("moe_intermediate_size", s.width) +
             ", \"norm_topk_prob\": " + flag(!s.over_all);

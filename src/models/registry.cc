@@ -12,7 +12,9 @@
 #include "models/llama.h"
 #include "models/model.h"
 #include "models/qwen3.h"
+#include "models/qwen3_5.h"
 #include "models/qwen3_moe.h"
+#include "models/qwen3_next.h"
 #include "models/step_work.h"
 #include "ops/general_rows.h"
 
@@ -29,6 +31,11 @@ constexpr Architecture kArchitectures[] = {
     {"LlamaForCausalLM", make_llama},
     {"Qwen3ForCausalLM", make_qwen3},
     {"Qwen3MoeForCausalLM", make_qwen3_moe},
+    {"Qwen3NextForCausalLM", make_qwen3_next},
+    {"Qwen3_5MoeForConditionalGeneration", make_qwen3_5_moe},
+    {"Qwen3_5MoeForCausalLM", make_qwen3_5_moe},
+    {"Qwen3_5ForConditionalGeneration", make_qwen3_5},
+    {"Qwen3_5ForCausalLM", make_qwen3_5},
 };
 
 const Architecture& architecture_of(const ModelFiles& files) {

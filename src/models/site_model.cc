@@ -14,8 +14,8 @@ using ops::Ctx;
 using ops::Op;
 using ops::Site;
 
-std::string layer_name(int64_t layer, const std::string& rest) {
-  return "model.layers." + std::to_string(layer) + "." + rest;
+std::string layer_name(const std::string& prefix, int64_t layer, const std::string& rest) {
+  return prefix + "layers." + std::to_string(layer) + "." + rest;
 }
 
 // ---- what constructors call ----
@@ -154,14 +154,39 @@ void SiteModel::experts(Site& site, const std::string& name, int64_t rows, int64
       site.problem);
 }
 
-void SiteModel::norm(Site& site, const std::string& name, int64_t hidden, float eps) {
-  declare(site, "norms", name + ".weight", {hidden}, Fill::kOne).vector = &site.norm.weight;
-  site.norm.eps = eps;
+void SiteModel::norm(Site& site, const std::string& name, int64_t hidden, float eps, float offset) {
+  head_norm(site, site.norm, name, hidden, eps, offset);
 }
 
-void SiteModel::head_norm(Site& site, Norm& norm, const std::string& name, int64_t dim, float eps) {
-  declare(site, "norms", name + ".weight", {dim}, Fill::kOne).vector = &norm.weight;
+void SiteModel::head_norm(Site& site, Norm& norm, const std::string& name, int64_t dim, float eps,
+                          float offset) {
+  declare(site, "norms", name + ".weight", {dim}, offset == 0 ? Fill::kOne : Fill::kZero).vector =
+      &norm.weight;
   norm.eps = eps;
+  norm.offset = offset;
+}
+
+void SiteModel::gate(Site& site, const std::string& name, int64_t hidden) {
+  Declared& declared =
+      declare(site, "shared expert", name + ".weight", {1, hidden}, Fill::kScaledNormal);
+  declared.want.is_vector = true;
+  declared.vector = &site.gate;
+}
+
+void SiteModel::delta(Site& site, const std::string& name, float eps) {
+  const auto& d = std::get<ops::DeltaRuleDesc>(site.problem);
+  const auto add_floats = [&](const std::string& of, std::vector<int64_t> shape, Fill fill,
+                              const float*& to) {
+    Declared& declared = declare(site, "delta net", name + of, std::move(shape), fill);
+    declared.want.is_vector = true;
+    declared.want.format = Format::kF32;
+    declared.floats = &to;
+  };
+  add_floats("conv1d.weight", {d.channels(), 1, d.taps}, Fill::kScaledNormal, site.delta.conv);
+  add_floats("A_log", {d.value_heads}, Fill::kZero, site.delta.a_log);
+  add_floats("dt_bias", {d.value_heads}, Fill::kZero, site.delta.dt_bias);
+  add_floats("norm.weight", {d.value_dim}, Fill::kOne, site.delta.norm);
+  site.delta.eps = eps;
 }
 
 void SiteModel::sinks(Site& site, const std::string& name, int64_t heads) {
@@ -319,8 +344,8 @@ LoadedWeights SiteModel::read(const Ctx& cx, const Checkpoint* checkpoint,
   if (checkpoint != nullptr)
     return {*checkpoint, all, options.memory, cx.threads(), options.progress};
   const auto is_made_there = [](const WantedWeight& w) {
-    return w.format == Format::kBF16 || w.format == Format::kMxfp4 || w.format == Format::kFp8Row ||
-           w.format == Format::kFp8Block;
+    return w.format == Format::kBF16 || w.format == Format::kF32 || w.format == Format::kMxfp4 ||
+           w.format == Format::kFp8Row || w.format == Format::kFp8Block;
   };
   if (options.memory.random && std::ranges::all_of(all, is_made_there))
     return {all, options.memory, options.seed};
@@ -340,6 +365,8 @@ void SiteModel::bind() {
     Site& site = *d.site;
     if (d.vector != nullptr) {
       *d.vector = loaded_.vector(i);
+    } else if (d.floats != nullptr) {
+      *d.floats = loaded_.floats(i);
     } else if (d.is_matrix() && d.is_first()) {
       site.weight =
           loaded_.matrix(i, site.weight.experts, site.weight.rows);  // its bias comes behind it

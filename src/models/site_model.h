@@ -71,9 +71,15 @@ class SiteModel : public Model {
   void tie(ops::Site& unembed, ops::Site& embed);
   // MXFP4 [E, rows, cols], NAME_blocks and NAME_scales, and NAME_bias [E, rows].
   void experts(ops::Site& site, const std::string& name, int64_t rows, int64_t cols, Fill fill);
-  void norm(ops::Site& site, const std::string& name, int64_t hidden, float eps);
-  void head_norm(ops::Site& site, Norm& norm, const std::string& name, int64_t dim, float eps);
+  // With an `offset` of 1 for weights around zero.
+  void norm(ops::Site& site, const std::string& name, int64_t hidden, float eps, float offset = 0);
+  void head_norm(ops::Site& site, Norm& norm, const std::string& name, int64_t dim, float eps,
+                 float offset = 0);
   void sinks(ops::Site& site, const std::string& name, int64_t heads);
+  // Of a shared expert: NAME.weight [1, hidden].
+  void gate(ops::Site& site, const std::string& name, int64_t hidden);
+  // Of a delta_rule's site: NAME.conv1d, NAME.A_log, NAME.dt_bias, NAME.norm.
+  void delta(ops::Site& site, const std::string& name, float eps);
 
   // Buffers: named as sites name them. Those of T tokens are [T, cols].
   void f32(Tensor& t, const char* name, int64_t cols);
@@ -104,8 +110,11 @@ class SiteModel : public Model {
   struct Declared {
     WantedWeight want;
     ops::Site* site;
-    const uint16_t** vector = nullptr;  // where it is bound; none: a part of site->weight
-    bool is_matrix() const { return vector == nullptr && want.spec.shape.size() > 1; }
+    const uint16_t** vector = nullptr;  // where it is bound, in bf16
+    const float** floats = nullptr;     // or in f32; neither: a part of site->weight
+    bool is_matrix() const {
+      return vector == nullptr && floats == nullptr && want.spec.shape.size() > 1;
+    }
     bool is_first() const { return !want.joined && !want.interleaved; }
   };
   enum class Count : uint8_t { kTokens, kOut, kOne };
@@ -151,7 +160,10 @@ class SiteModel : public Model {
   Arena arena_;
 };
 
-// "model.layers.3." + rest
-std::string layer_name(int64_t layer, const std::string& rest);
+// "model.layers.3." + rest, of a prefix of "model."
+std::string layer_name(const std::string& prefix, int64_t layer, const std::string& rest);
+inline std::string layer_name(int64_t layer, const std::string& rest) {
+  return layer_name("model.", layer, rest);
+}
 
 }  // namespace nibble

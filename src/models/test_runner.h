@@ -1,7 +1,8 @@
-// For tests: pages for every layer of a model, and steps over them made by hand.
+// For tests: pages or slots for every layer of a model, and steps over them made by hand.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -30,10 +31,11 @@ inline void run_twins(ops::KernelOptions& options) {
 
 class TestRunner {
  public:
+  using Copy = decltype(WeightMemory::copy);
   // Room for `slots` sequences of `max_len` tokens. Pages are dealt out in an order that follows no
-  // pattern, so that only the table can find them.
+  // pattern, so that only the table can find them. `copy` brings bytes to where the model runs.
   TestRunner(Model& model, ops::Ctx& cx, int32_t slots, int32_t max_len, DType kv_dtype,
-             int32_t page_size = 16);
+             int32_t page_size = 16, const Copy& copy = {});
 
   // Appends the chunks in one step and returns the logits of all their tokens, [T][V].
   std::vector<std::vector<float>> step(const std::vector<TestChunk>& chunks);
@@ -44,29 +46,58 @@ class TestRunner {
  private:
   Model& model_;
   ops::Ctx& cx_;
+  const Copy copy_;
   std::vector<int32_t> lengths_;  // [slots]
   std::vector<int32_t> table_;
   std::vector<Buffer> pages_;
   std::vector<KvLayer> layers_;
+  // Two slots a sequence, which a step turns by.
+  std::vector<RecurrentLayer> recurrent_;  // none in models without
+  std::vector<int32_t> from_, to_;         // [slots]
+
+  // `values` where kernels read them.
+  template <typename T>
+  const T* there(const std::vector<T>& values) {
+    if (!copy_ || values.empty()) return values.data();
+    const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+    copies_.push_back(cx_.allocate(bytes));
+    copy_(copies_.back().data(), values.data(), bytes);
+    return static_cast<const T*>(copies_.back().data());
+  }
+  std::vector<Buffer> copies_;  // of a step
 };
 
 inline TestRunner::TestRunner(Model& model, ops::Ctx& cx, int32_t slots, int32_t max_len,
-                              DType kv_dtype, int32_t page_size)
-    : model_(model), cx_(cx), lengths_(slots, 0) {
+                              DType kv_dtype, int32_t page_size, const Copy& copy)
+    : model_(model), cx_(cx), copy_(copy), lengths_(slots, 0) {
   const ModelInfo& info = model.info();
   const int32_t per_slot = (max_len + page_size - 1) / page_size, pages = slots * per_slot;
   for (int32_t i = 0; i < pages; ++i) table_.push_back(i);
   std::shuffle(table_.begin(), table_.end(), std::mt19937(7));
   layers_.resize(info.num_layers);
+  from_.assign(slots, RecurrentLayer::kNoState), to_.resize(slots);
+  for (int32_t slot = 0; slot < slots; ++slot) to_[slot] = 2 * slot;
+  recurrent_.resize(info.num_layers);
+  const auto take = [&](DType dtype, std::initializer_list<int64_t> shape) {
+    Tensor t = make_tensor(nullptr, dtype, shape);
+    pages_.push_back(cx.allocate(t.size_bytes()));
+    t.data = pages_.back().data();
+    return t;
+  };
   for (const LayerGroup& group : info.groups) {
+    const RecurrentShape& r = group.recurrent;
     for (const int32_t l : group.layers) {
-      Tensor side[2];
-      for (Tensor& t : side) {
-        t = make_tensor(nullptr, kv_dtype, {pages, group.num_kv_heads, page_size, group.head_dim});
-        pages_.emplace_back(t.size_bytes());
-        t.data = pages_.back().data();
+      if (!group.is_recurrent()) {
+        const auto side = [&] {
+          return take(kv_dtype, {pages, group.num_kv_heads, page_size, group.head_dim});
+        };
+        layers_[l] = {side(), side(), nullptr, per_slot, page_size};
+        continue;
       }
-      layers_[l] = {side[0], side[1], table_.data(), per_slot, page_size};
+      recurrent_[l].state = take(DType::kF32, {2 * slots, r.heads, r.key_dim, r.value_dim});
+      recurrent_[l].conv = take(DType::kF32, {2 * slots, r.taps - 1, r.channels});
+      for (const Tensor& t : {recurrent_[l].state, recurrent_[l].conv})  // nobody's
+        if (!cx.on_gpu()) std::fill_n(t.as<float>(), t.num_elements(), std::nanf(""));
     }
   }
 }
@@ -86,11 +117,25 @@ inline std::vector<std::vector<float>> TestRunner::step(const std::vector<TestCh
   Step step{.num_tokens = static_cast<int32_t>(tokens.size()),
             .num_spans = static_cast<int32_t>(spans.size()),
             .num_out = static_cast<int32_t>(out_rows.size()),
-            .tokens = tokens.data(),
-            .positions = positions.data(),
-            .spans = spans.data(),
-            .out_rows = out_rows.data()};
-  const Tensor logits = model_.forward(cx_, step, SeqState{layers_.data()});
+            .max_context = *std::max_element(lengths_.begin(), lengths_.end()),
+            .tokens = there(tokens),
+            .positions = there(positions),
+            .spans = there(spans),
+            .out_rows = there(out_rows)};
+  for (const TestChunk& chunk : chunks)
+    if (lengths_[chunk.slot] == static_cast<int32_t>(chunk.tokens.size()))
+      from_[chunk.slot] = RecurrentLayer::kNoState;
+  const int32_t *table = there(table_), *from = there(from_), *to = there(to_);
+  for (KvLayer& layer : layers_) layer.page_table = table;
+  for (RecurrentLayer& layer : recurrent_) layer.from = from, layer.to = to;
+  Buffer memory;
+  const Tensor logits =
+      cx_.on_host(model_.forward(cx_, step, SeqState{layers_.data(), recurrent_.data()}), memory);
+  copies_.clear();
+  for (const TestChunk& chunk : chunks) {
+    from_[chunk.slot] = to_[chunk.slot];
+    to_[chunk.slot] ^= 1;
+  }
   std::vector<std::vector<float>> rows;
   for (int64_t r = 0; r < logits.dim(0); ++r) {
     const float* row = logits.as<float>() + r * logits.dim(1);

@@ -1,0 +1,81 @@
+#include "models/hybrid_config.h"
+
+#include <cmath>
+
+namespace nibble {
+
+std::vector<bool> parse_recurrent_layers(const Config& config) {
+  const int64_t layers = config.integer("num_hidden_layers", 1, 1000);
+  std::vector<bool> by_types, by_interval;
+  if (config.has("layer_types"))
+    for (const std::string& type : config.texts("layer_types")) {
+      if (type != "linear_attention" && type != "full_attention")
+        config.fail("layer_types", "has " + type + ", expected linear_attention or full_attention");
+      by_types.push_back(type == "linear_attention");
+    }
+  if (config.has("full_attention_interval")) {
+    const int64_t interval = config.integer("full_attention_interval", 1, 1000);
+    for (int64_t l = 1; l <= layers; ++l) by_interval.push_back(l % interval != 0);
+  }
+  if (by_types.empty() && by_interval.empty())
+    config.fail("layer_types",
+                "is missing, and so is full_attention_interval: nothing says which "
+                "layers are recurrent");
+  if (!by_types.empty() && std::ssize(by_types) != layers)
+    config.fail("layer_types", "has " + std::to_string(by_types.size()) +
+                                   " entries; num_hidden_layers is " + std::to_string(layers));
+  if (!by_types.empty() && !by_interval.empty() && by_types != by_interval)
+    config.fail("layer_types", "disagrees with full_attention_interval");
+  return by_types.empty() ? by_interval : by_types;
+}
+
+ops::DeltaRuleDesc parse_delta_rule(const Config& config, ops::DeltaInputs inputs) {
+  const ops::DeltaRuleDesc d{.key_heads = config.integer("linear_num_key_heads", 1, 4096),
+                             .value_heads = config.integer("linear_num_value_heads", 1, 4096),
+                             .key_dim = config.integer("linear_key_head_dim", 1, 1024),
+                             .value_dim = config.integer("linear_value_head_dim", 1, 1024),
+                             .taps = config.integer("linear_conv_kernel_dim", 2, 64),
+                             .inputs = inputs};
+  if (d.value_heads % d.key_heads != 0)
+    config.fail("linear_num_value_heads", "is not a multiple of linear_num_key_heads");
+  return d;
+}
+
+RecurrentShape recurrent_shape(const ops::DeltaRuleDesc& d) {
+  return {.heads = static_cast<int32_t>(d.value_heads),
+          .key_dim = static_cast<int32_t>(d.key_dim),
+          .value_dim = static_cast<int32_t>(d.value_dim),
+          .channels = static_cast<int32_t>(d.channels()),
+          .taps = static_cast<int32_t>(d.taps)};
+}
+
+void check_gated_attention(const Config& config) {
+  if (const std::string act = config.text_or("hidden_act", "silu"); act != "silu")
+    config.fail("hidden_act", "is " + act + ", expected silu");
+  if (config.boolean_or("attention_bias", false))
+    config.fail("attention_bias", "is true; nibble's gated attention has no biases");
+  if (!config.boolean_or("attn_output_gate", true))
+    config.fail("attn_output_gate", "is false; nibble's gated attention has a gate");
+  if (const std::string gate = config.text_or("output_gate_type", "swish");
+      gate != "swish" && gate != "silu")
+    config.fail("output_gate_type", "is " + gate + ", expected swish");
+}
+
+TextConfig::TextConfig(const Config& all)
+    : config(all.object("text_config").value_or(all)),
+      prefix(all.has("text_config") ? "model.language_model." : "model."),
+      is_tied(
+          all.boolean_or("tie_word_embeddings", config.boolean_or("tie_word_embeddings", false))) {}
+
+int64_t parse_rotary_dim(const Config& config, int64_t head_dim) {
+  const Config rope = rope_parameters(config);
+  constexpr const char* kKey = "partial_rotary_factor";
+  const Config& where = rope.has(kKey) ? rope : config;
+  const double dims = static_cast<double>(head_dim) * where.number(kKey, 0, 1);
+  const auto whole = static_cast<int64_t>(dims);
+  if (whole < 2 || whole % 2 != 0)
+    where.fail(kKey, "turns " + std::to_string(whole) + " dims of a head; they turn by pairs");
+  return whole;
+}
+
+}  // namespace nibble

@@ -1,0 +1,37 @@
+// What config.json says of models some of whose layers are recurrent.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "io/config.h"
+#include "models/model.h"
+#include "ops/delta_rule/delta_rule.h"
+
+namespace nibble {
+
+// Whether each layer is recurrent ("linear_attention" in layer_types) or attends to all positions:
+// layer_types, or every full_attention_interval-th does. Throws Error(kCheckpoint) where neither is
+// there, or both and they disagree.
+std::vector<bool> parse_recurrent_layers(const Config& config);
+
+// Of its gated delta nets: linear_num_key_heads and its like.
+ops::DeltaRuleDesc parse_delta_rule(const Config& config, ops::DeltaInputs inputs);
+RecurrentShape recurrent_shape(const ops::DeltaRuleDesc& delta);
+
+// Refuses what gated attention and delta nets are not: other activations, biases, no gate.
+void check_gated_attention(const Config& config);
+
+// The text part of a model that sees images, too: text_config beside vision_config, and weights
+// under model.language_model; or a config of text alone.
+struct TextConfig {
+  explicit TextConfig(const Config& config);
+  Config config;
+  std::string prefix;  // of its weights but the head's
+  bool is_tied;        // said beside text_config, or in it
+};
+
+// Dims of a head that are turned: partial_rotary_factor, at top level or beside rope_theta.
+int64_t parse_rotary_dim(const Config& config, int64_t head_dim);
+
+}  // namespace nibble
