@@ -93,17 +93,19 @@ class Eagle3(nn.Module):
         return logits
 
 
+def tensor_name(name):
+    """Our parameter's name as SpecForge spells it."""
+    if name.startswith(("fc.", "norm.", "lm_head.")):
+        return name
+    is_attention = name.startswith(("q_proj", "k_proj", "v_proj", "o_proj"))
+    part = "self_attn." if is_attention else "mlp." if "_proj" in name else ""
+    return "midlayer." + part + name
+
+
 def save(head, target_ids, directory):
     """As SpecForge writes one: target_ids are the ids of the draft vocabulary, ascending."""
     c = head.config
-    place = lambda name: (
-        name
-        if name.split(".")[0] in ("fc", "norm", "lm_head")
-        else "midlayer." + {"q": "self_attn.", "k": "self_attn.", "v": "self_attn.", "o": "self_attn."}.get(
-            name.removesuffix("_proj.weight"), "mlp." if "_proj" in name else ""
-        ) + name
-    )
-    tensors = {place(name): p.detach().bfloat16().cpu() for name, p in head.named_parameters()}
+    tensors = {tensor_name(n): p.detach().bfloat16().cpu() for n, p in head.named_parameters()}
     tensors["d2t"] = target_ids - torch.arange(len(target_ids))
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, str(directory / "model.safetensors"))
