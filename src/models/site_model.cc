@@ -431,7 +431,10 @@ Tensor SiteModel::forward(Ctx& cx, const Step& step, const SeqState& kv) {
   cx.counters = static_cast<uint32_t*>(counters_.data);
   const Sizes sizes{step.num_tokens, step.num_out, scratch_.size_bytes(), cx.on_gpu()};
   for (const Act& act : acts_) *act.tensor = shaped(act, sizes, act.tensor->data);
-  return run(cx, step, kv);
+  num_entered_ = 0;
+  const Tensor logits = run(cx, step, kv);
+  CHECK(num_entered_ == kept_.size());  // else the model does not ask entering() for its layers
+  return logits;
 }
 
 // ---- what heads draft from ----
@@ -454,9 +457,11 @@ std::vector<Tensor> SiteModel::kept_rows() const {
   return rows;
 }
 
-const Tensor& SiteModel::entering(int32_t layer, const Tensor& shared) const {
+const Tensor& SiteModel::entering(int32_t layer, const Tensor& shared) {
   const auto kept = kept_.find(layer);
-  return kept == kept_.end() ? shared : kept->second;
+  if (kept == kept_.end()) return shared;
+  ++num_entered_;
+  return kept->second;
 }
 
 const Weight* SiteModel::embedding() const {

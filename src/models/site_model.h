@@ -98,7 +98,7 @@ class SiteModel : public Model {
 
   // Where a layer's op writes the residual rows that enter it: a buffer of their own where they are
   // kept, else `shared`.
-  const Tensor& entering(int32_t layer, const Tensor& shared) const;
+  const Tensor& entering(int32_t layer, const Tensor& shared);
 
   using Named = std::pair<const char*, const Tensor*>;
   static void tap(const ops::Ctx& cx, int layer, std::initializer_list<Named> all);
@@ -152,6 +152,7 @@ class SiteModel : public Model {
   std::vector<Declared> declared_;
   std::vector<Act> acts_;
   std::map<int32_t, Tensor> kept_;  // rows, by the layer that they enter
+  size_t num_entered_ = 0;          // of them, in this step
   Tensor counters_;                 // zeros between ops; GPUs only
   Tensor scratch_;                  // working memory within one op
   LoadedWeights loaded_;
