@@ -128,7 +128,7 @@ constexpr double kCoarseRms = 0.08, kCoarseWorst = 0.6;
 constexpr double kFineRms = 0.008, kFineWorst = 0.05;
 
 bool is_coarse(std::string_view row) {
-  return row.find("w4a8") != std::string_view::npos || row.find("int8") != std::string_view::npos;
+  return row.find("a8_") != std::string_view::npos || row.find("int8") != std::string_view::npos;
 }
 
 // ---- running ----
