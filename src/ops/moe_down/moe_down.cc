@@ -83,6 +83,7 @@ const char* refuse_by_mma(const MoeDownDesc& d, const KernelOptions& o) {
 }
 
 const char* refuse_one(const MoeDownDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_adding(d)) return reason;
   return refuse_nvfp4_one_of(d, {gpu::OneWork::kSum, d.hidden, d.width, static_cast<int>(d.top_k)},
                              o);
 }

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <set>
+#include <string>
 
+#include "cuda/caps.h"
 #include "ops/matmul_ref.h"
 #include "ops/test_problem.h"
 
@@ -114,6 +117,33 @@ TEST(MoeDown, AddsToWhatASharedExpertLeft) {
       for (size_t i = 0; i < want.values.size(); ++i) ASSERT_NE(want.values[i], before.values[i]);
     }
   }
+}
+
+// Of GPU rows those alone whose last kernel reads what is there. (E4M3 activations, which ask both
+// products alike, are for clamped ones: no model has those beside a shared expert.)
+TEST(MoeDown, RowsThatDoNotAddRefuseTo) {
+  const std::set<std::string> adding = {"cuda_any", "sm90_w4a16_gemm", "sm90_nvfp4_gemm",
+                                        "sm90_w8a16_gemm", "sm90_int4_gemm"};
+  std::set<std::string> met;
+  for (const Format format : {Format::kBF16, Format::kMxfp4, Format::kNvfp4, Format::kFp8Row,
+                              Format::kInt4G32, Format::kInt4G128})
+    for (const int64_t tokens : {1, 2, 8, 64, 1024})
+      for (const int sm : {90, 121}) {
+        const MoeDownDesc desc{.hidden = 2048,
+                               .width = 512,
+                               .experts = 64,
+                               .top_k = 8,
+                               .format = format,
+                               .tokens = tokens,
+                               .adds = true};
+        KernelOptions options;
+        options.gpu = cuda::gb10();
+        options.gpu.sm = sm;
+        options.any_size = true;
+        for (const MoeDownKernel& row : moe_down_kernels())
+          if (row.refuse(desc, options) == nullptr) met.insert(row.name);
+      }
+  EXPECT_EQ(met, adding);
 }
 
 TEST(MoeDown, TwinWeighsTheBiasToo) {

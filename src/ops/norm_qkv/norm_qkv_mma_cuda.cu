@@ -39,7 +39,7 @@ void norm_qkv_unit_mma(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const 
   norm_rows(cx, out, x, d, norms.input, s);
   auto* products = Scratch(cx.scratch).take<float>(s.num_tokens * qkv.rows);
   mma::gemm(cx, qkv, GemmOut::kF32, {.x = out.h.data, .y = products, .num_slots = s.num_tokens});
-  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
+  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s, out.gate), norms, products);
 }
 
 }  // namespace nibble::ops::gpu

@@ -62,7 +62,7 @@ void norm_qkv_unit_gemm_fp8(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, c
   norm_of(cx, out, x, d, norms.input, s, h);
   gemm_fp8(cx, qkv, GemmOut::kF32,
            {.x = h.codes, .y = products, .num_slots = s.num_tokens, .x_scale = h.scales});
-  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s), norms, products);
+  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s, out.gate), norms, products);
 }
 
 void norm_qkv_unit_split(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
