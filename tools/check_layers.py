@@ -18,15 +18,15 @@ MAY_INCLUDE = {
     "cuda": ["base", "tensor", "formats"],
     "io": ["base", "tensor", "formats"],
     "text": ["base"],
-    "dist": ["base", "tensor", "cuda"],
-    "ops": ["base", "tensor", "formats", "cpu", "cuda", "dist"],
+    "dist": ["base"],
+    "ops": ["base", "tensor", "formats", "cpu", "cuda", "dist/comm.h"],
     "models": ["base", "tensor", "formats", "io", "dist/comm.h", "ops/*.h"],
     "engine": ["base", "tensor", "cuda/*.h", "dist/comm.h", "ops/ctx.h", "ops/step.h",
                "ops/sample/*.h", "ops/draft_head/*.h", "models/model.h", "models/draft_head.h"],
     "server": ["base", "text", "engine/engine.h", "engine/request.h"],
     "cli": None,  # anything
 }
-TESTS_MAY = {"models": ["cpu"], "engine": ["io", "cpu", "ops", "models", "formats"],
+TESTS_MAY = {"ops": ["dist"], "models": ["cpu", "dist"], "engine": ["io", "cpu", "dist", "ops", "models", "formats"],
              "server": ["engine"]}
 CUDA_SOURCE = re.compile(r"\.cuh?$|^src/cuda/.*\.cc$|^src/dist/comm_nccl\.cc$")
 CUDA_HEADER = re.compile(r"<(cuda|cublas|nccl|cute/|cutlass/|mma\.h)")

@@ -41,6 +41,7 @@ struct PlanFlags {
   std::vector<int64_t> streams = {1, 2, 4, 8, 16, 32, 64};
   std::vector<int64_t> tokens;  // of prompts: asks for a projection
   std::string activations = "auto";
+  int32_t tensor_parallel_size = 1;
   bool json = false;
 };
 
@@ -279,6 +280,29 @@ void print_ceilings(const Json& rows, const PlanDevice& device) {
   std::printf("%s", table.plain().c_str());
 }
 
+// What each rank holds, and reads for a token of one stream: its own part of all.
+Json ranks_json(const std::vector<ModelInfo>& ranks) {
+  Json rows = Json::array();
+  for (const ModelInfo& rank : ranks)
+    rows.push_back({{"rank", rows.size()},
+                    {"weight_bytes", rank.weight_bytes},
+                    {"weight_bytes_per_token", std::llround(weight_bytes_read(rank, 1))},
+                    {"kv_heads", rank.groups.front().num_kv_heads}});
+  return rows;
+}
+
+void print_ranks(const Json& rows) {
+  std::printf(
+      "\neach of %zu ranks; what follows is of the one that reads the most, and leaves out the\n"
+      "sums of all, two a layer:\n",
+      rows.size());
+  TextTable table({">rank", ">bytes of weights", ">read per token", ">KV heads"});
+  for (const Json& row : rows)
+    table.add({row["rank"].dump(), with_commas(row["weight_bytes"]),
+               with_commas(row["weight_bytes_per_token"]), row["kv_heads"].dump()});
+  std::printf("%s", table.plain().c_str());
+}
+
 // "5.00 GB of weights: at most 54.57 tokens/s at 273 GB/s, 46.57 at 233 (readable)"
 std::string one_token(const ModelInfo& info, const PlanDevice& device) {
   const double bytes = weight_bytes_read(info, 1);
@@ -310,23 +334,36 @@ void print_plan(const Json& json, const ModelInfo& info, const PlanDevice& devic
                 with_commas(state).c_str());
   }
   std::printf("one token of one stream reads %s\n", one_token(info, device).c_str());
+  if (json.contains("ranks")) print_ranks(json["ranks"]);
   print_memory(json["memory"]);
   print_ceilings(json["ceilings"], device);
   if (json.contains("projection")) print_projection(json["projection"]);
 }
 
+std::vector<ModelInfo> describe_ranks(const std::string& model, const DenseFormats& dense,
+                                      int32_t size) {
+  std::vector<ModelInfo> ranks;
+  for (int32_t r = 0; r < size; ++r) ranks.push_back(describe_model(model, dense, {r, size}));
+  return ranks;
+}
+
 void plan(const PlanFlags& flags) {
   const std::string model = model_argument(find_model(flags.model, flags.revision));
   const DenseFormats dense = dense_formats(flags.dense);
-  const ModelInfo info = describe_model(model, dense);
+  const std::vector<ModelInfo> ranks = describe_ranks(model, dense, flags.tensor_parallel_size);
+  const auto slowest = std::ranges::max_element(
+      ranks, {}, [](const ModelInfo& rank) { return weight_bytes_read(rank, 1); });
+  const Shard shard{static_cast<int32_t>(slowest - ranks.begin()), flags.tensor_parallel_size};
+  const ModelInfo& info = *slowest;
   const PlanDevice device = plan_device(flags.device);
   const DType kv = kv_dtype(flags.kv_cache_dtype);
   const EngineOptions options{.kv_dtype = kv};
   // Scratch depends on kernels: known for this machine's, which is what "cpu" means.
   int64_t scratch_bytes = 0;
   if (device.name == "cpu")
-    scratch_bytes = describe_scratch({}, model, Engine::step_limits(info, options), dense) +
-                    Engine::table_bytes(info, options, info.max_positions);
+    scratch_bytes =
+        describe_scratch({}, model, Engine::step_limits(info, options), dense, {}, shard) +
+        Engine::table_bytes(info, options, info.max_positions);
 
   Json json = {{"model", flags.model},
                {"architecture", info.architecture},
@@ -343,8 +380,12 @@ void plan(const PlanFlags& flags) {
                {"kv_bytes_per_token", kv_bytes_per_token(info, kv)},
                {"kv_window_bytes", kv_window_bytes(info, kv)},
                {"state_bytes", state_bytes(info)}};
+  if (shard.is_split()) json["ranks"] = ranks_json(ranks);
   json["memory"] = memory_json(info, flags, options, budget_on(device, flags), scratch_bytes);
   json["ceilings"] = ceilings_json(info, flags, device, kv);
+  if (!flags.tokens.empty() && shard.is_split())
+    throw Error(ErrorKind::kUsage,
+                "--tokens projects for one rank: leave --tensor-parallel-size out");
   if (!flags.tokens.empty()) json["projection"] = projection_json(model, dense, flags, kv);
   if (flags.json) return print_json(json);
   print_plan(json, info, device);
@@ -382,6 +423,8 @@ void add_plan(CLI::App& app) {
   add_kv_flag(*command, flags->kv_cache_dtype, "");
   add("--gpu-memory-utilization", flags->gpu_memory_utilization, "share of the memory to use");
   add("--memory-budget", flags->memory_budget, "the same in bytes: 24G, 512M; overrides it");
+  add("--tensor-parallel-size", flags->tensor_parallel_size, "devices that share each layer")
+      ->check(CLI::Range(1, 1024));
   command->add_flag("--json", flags->json, "print JSON");
   command->callback([flags] { plan(*flags); });
 }

@@ -85,6 +85,37 @@ TEST(Plan, PrintsForPeople) {
   EXPECT_THAT(result.out, HasSubstr("54.57 tokens/s at 273 GB/s"));
 }
 
+// gpt-oss-120b over two ranks: halves of what is cut, 1,472 and 1,408 of an expert's 2,880; router,
+// norms and embedding on both. The ceiling is the slower rank's.
+TEST(Plan, SaysWhatEachRankHolds) {
+  const json one = plan_json({"openai/gpt-oss-120b", "--device", "gb10"});
+  const json two =
+      plan_json({"openai/gpt-oss-120b", "--device", "gb10", "--tensor-parallel-size", "2"});
+  EXPECT_FALSE(one.contains("ranks"));
+  ASSERT_EQ(two["ranks"].size(), 2);
+  const auto bytes = [&](int rank, const char* key) {
+    return two["ranks"][rank][key].get<int64_t>();
+  };
+  const int64_t more = 36 * 128 * (3 * 64 * 2880 / 2 * 17 / 16 + 2 * 64 * 2);  // tiles, biases
+  // Biases of o and of down are the first rank's alone.
+  const int64_t biases = 36 * (2 * 2880 + 128 * 2 * 2880);
+  EXPECT_EQ(bytes(0, "weight_bytes") - bytes(1, "weight_bytes"), more + biases);
+  int64_t both = 0;  // has the whole
+  for (const json& part : one["weights"])
+    if (const auto name = part["part"]; name == "embed" || name == "router" || name == "norms")
+      both += part["bytes"].get<int64_t>();
+  EXPECT_EQ(bytes(0, "weight_bytes") + bytes(1, "weight_bytes"),
+            one["weight_bytes"].get<int64_t>() + both);
+  EXPECT_EQ(bytes(0, "kv_heads"), 4);
+  EXPECT_EQ(two["weight_bytes"], bytes(0, "weight_bytes"));
+  EXPECT_NEAR(two["ceilings"][0]["weights_only_tokens_per_s_nominal"].get<double>(),
+              273e9 / static_cast<double>(bytes(0, "weight_bytes_per_token")), 0.5);
+  EXPECT_THAT(run_command({"plan", "openai/gpt-oss-120b", "--device", "gb10",
+                           "--tensor-parallel-size", "128"})
+                  .err,
+              HasSubstr("64 query heads are fewer than the ranks"));
+}
+
 // A projection is the sum of its ops, each of which takes no less than what bounds it; it names the
 // rows that the tables choose. More bytes a weight never make a step faster.
 TEST(Plan, ProjectsOpByOp) {

@@ -10,6 +10,7 @@ namespace nibble {
 
 // Throws Error(kCheckpoint) naming file and key, Error(kUnsupported) for what `dense` asks of a
 // matrix that cannot be.
-std::unique_ptr<SiteModel> make_gpt_oss(const Config& config, const DenseFormats& dense);
+std::unique_ptr<SiteModel> make_gpt_oss(const Config& config, const DenseFormats& dense,
+                                        const Shard& shard);
 
 }  // namespace nibble

@@ -27,8 +27,6 @@ struct GptOssConfig {
   float swiglu_limit = 0;
   ops::Rope rope;
 
-  int64_t q_width() const { return q_heads * head_dim; }
-  int64_t kv_width() const { return kv_heads * head_dim; }
   int32_t window_of(int64_t layer) const { return sliding[layer] ? window : kNoWindow; }
 };
 

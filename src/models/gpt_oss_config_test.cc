@@ -115,8 +115,6 @@ GptOssConfig parse(const std::string& key = "", const std::string& value = "") {
 TEST(GptOssConfig, Reads) {
   const GptOssConfig c = parse();
   EXPECT_EQ(c.layers, 2);
-  EXPECT_EQ(c.q_width(), 64);
-  EXPECT_EQ(c.kv_width(), 32);
   EXPECT_EQ(c.window_of(0), 8);
   EXPECT_EQ(c.window_of(1), kNoWindow);
   EXPECT_FLOAT_EQ(c.swiglu_limit, 7);

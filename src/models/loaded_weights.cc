@@ -31,6 +31,17 @@ int64_t num_rows(const WeightSpec& spec) {
   return n;
 }
 
+// The same of what this rank has, and the rows of one of its matrices.
+int64_t num_cols(const WantedWeight& w) { return w.cols ? w.cols->size : num_cols(w.spec); }
+int64_t matrix_rows(const WantedWeight& w) {
+  if (w.spec.shape.size() < 2) return 1;
+  return w.rows ? w.rows->size : w.spec.shape[w.spec.shape.size() - 2];
+}
+int64_t num_rows(const WantedWeight& w) {
+  const auto& shape = w.spec.shape;
+  return matrix_rows(w) * (shape.size() > 2 ? shape[0] : 1);
+}
+
 // Bytes of one row, on disk or where it ends up.
 struct RowSize {
   int64_t codes = 0;
@@ -44,23 +55,22 @@ RowSize row_size(Format format, Layout layout, int64_t cols) {
 RowSize disk_size(const WantedWeight& w) {
   return row_size(w.spec.format, Layout::kRows, num_cols(w.spec));
 }
-RowSize final_size(const WantedWeight& w) { return row_size(w.format, w.layout, num_cols(w.spec)); }
+RowSize final_size(const WantedWeight& w) { return row_size(w.format, w.layout, num_cols(w)); }
 
 // Of wanted[i] and what alternates with its rows.
 bool is_pair(std::span<const WantedWeight> wanted, size_t i) {
   return i + 1 < wanted.size() && wanted[i + 1].interleaved;
 }
 int64_t num_rows_of_both(std::span<const WantedWeight> wanted, size_t i) {
-  return num_rows(wanted[i].spec) * (is_pair(wanted, i) ? 2 : 1);
+  return num_rows(wanted[i]) * (is_pair(wanted, i) ? 2 : 1);
 }
 
 // Rows of one fused matrix may fit a layout together and yet not one by one.
 void require_layout(std::span<const WantedWeight> wanted, size_t i) {
   const WantedWeight& w = wanted[i];
   if (w.layout == Layout::kRows || w.interleaved) return;
-  const auto& shape = w.spec.shape;
-  const int64_t rows = shape[shape.size() - 2] * (is_pair(wanted, i) ? 2 : 1);
-  const char* reason = refuse_layout(w.layout, w.format, rows, shape.back());
+  const int64_t rows = matrix_rows(w) * (is_pair(wanted, i) ? 2 : 1);
+  const char* reason = refuse_layout(w.layout, w.format, rows, num_cols(w));
   if (reason == nullptr) return;
   throw Error(ErrorKind::kUnsupported, w.spec.name + " cannot lie in " +
                                            std::string(layout_name(w.layout)) + ": " + reason +
@@ -112,7 +122,7 @@ std::vector<RowTask> cut_rows(std::span<const WantedWeight> wanted,
                               std::span<const WeightInfo> found) {
   std::vector<RowTask> tasks;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    if (wanted[i].interleaved) continue;
+    if (wanted[i].interleaved || num_elements(wanted[i]) == 0) continue;
     const int64_t all = num_rows_of_both(wanted, i);
     const int64_t per_group = kPieceBytes / (disk_size(wanted[i]).codes * kGroupRows);
     const int64_t rows = std::max<int64_t>(1, per_group) * kGroupRows;
@@ -145,22 +155,27 @@ class RowMover {
     if (w.is_vector && (w.format != w.spec.format || w.format == Format::kF32))
       return move_vector(w, infos[0], row, rows, to);
     const bool encodes = w.format != w.spec.format, packs = w.layout != Layout::kRows;
-    const int64_t cols = num_cols(w.spec);
+    const bool cuts = w.cols && !w.cols->is_whole();  // once encoded: a row may have one scale
+    const int64_t cols = num_cols(w), all_cols = num_cols(w.spec);
     const RowBytes out = memory_.copy ? stage(last_, rows, final_size(w)) : to;
-    RowBytes encoded = packs ? stage(middle_, rows, row_size(w.format, Layout::kRows, cols)) : out;
-    encoded.row_scales = out.row_scales;  // which no layout moves
+    RowBytes unpacked = packs ? stage(middle_, rows, row_size(w.format, Layout::kRows, cols)) : out;
+    unpacked.row_scales = out.row_scales;  // which no layout moves
+    RowBytes encoded =
+        cuts ? stage(whole_, rows, row_size(w.format, Layout::kRows, all_cols)) : unpacked;
+    encoded.row_scales = out.row_scales;
     const RowBytes raw = encodes ? stage(first_, rows, disk_size(w)) : encoded;
 
-    read(infos, row, rows, disk_size(w), raw);
+    read(w, infos, row, rows, raw);
     Moved moved;
     if (encodes)
-      moved.loss =
-          encode_rows(w.format, rows, cols, reinterpret_cast<const uint16_t*>(raw.codes), encoded);
+      moved.loss = encode_rows(w.format, rows, all_cols,
+                               reinterpret_cast<const uint16_t*>(raw.codes), encoded);
     const bool has_e8m0 = w.format == Format::kMxfp4 || w.format == Format::kMxfp8;
-    const int64_t scales = has_e8m0 ? rows * row_scale_bytes(w.format, Layout::kRows, cols) : 0;
+    const int64_t scales = has_e8m0 ? rows * row_scale_bytes(w.format, Layout::kRows, all_cols) : 0;
     for (int64_t i = 0; i < scales; ++i)
       moved.largest_scale = std::max(moved.largest_scale, encoded.scales[i]);
-    if (packs) pack_rows(w.format, w.layout, rows, cols, {encoded.codes, encoded.scales}, out);
+    if (cuts) cut_columns(w, rows, encoded, unpacked);
+    if (packs) pack_rows(w.format, w.layout, rows, cols, {unpacked.codes, unpacked.scales}, out);
     if (memory_.copy) {
       memory_.copy(to.codes, out.codes, rows * final_size(w).codes);
       if (final_size(w).scales > 0)
@@ -175,14 +190,43 @@ class RowMover {
   struct Stage {
     Buffer codes, scales, row_scales;
   };
+  // The rank's columns of whole rows.
+  static void cut_columns(const WantedWeight& w, int64_t rows, const RowBytes& from,
+                          const RowBytes& to) {
+    const RowSize all = row_size(w.format, Layout::kRows, w.cols->all);
+    const RowSize here = row_size(w.format, Layout::kRows, w.cols->size);
+    const RowSize before = row_size(w.format, Layout::kRows, w.cols->begin);
+    for (int64_t r = 0; r < rows; ++r) {
+      std::memcpy(to.codes + r * here.codes, from.codes + r * all.codes + before.codes, here.codes);
+      if (here.scales == 0) continue;
+      std::memcpy(to.scales + r * here.scales, from.scales + r * all.scales + before.scales,
+                  here.scales);
+    }
+  }
+  // Of the rank's rows, which are those of every expert from w.rows->begin on.
+  void read_one(const WantedWeight& w, const WeightInfo& info, int64_t row, int64_t rows,
+                const RowBytes& to) {
+    if (!w.rows || w.rows->is_whole()) return rows_.read(info, row, rows, to);
+    const RowSize size = disk_size(w);
+    for (int64_t done = 0; done < rows;) {
+      const int64_t expert = (row + done) / w.rows->size, at = (row + done) % w.rows->size;
+      const int64_t n = std::min(rows - done, w.rows->size - at);
+      rows_.read(info, expert * w.rows->all + w.rows->begin + at, n,
+                 {to.codes + done * size.codes,
+                  to.scales == nullptr ? nullptr : to.scales + done * size.scales,
+                  to.row_scales == nullptr ? nullptr : to.row_scales + done});
+      done += n;
+    }
+  }
   // Rows of one weight, or every other of each of two.
-  void read(std::span<const WeightInfo> infos, int64_t row, int64_t rows, const RowSize& size,
+  void read(const WantedWeight& w, std::span<const WeightInfo> infos, int64_t row, int64_t rows,
             const RowBytes& to) {
-    if (infos.size() == 1) return rows_.read(infos[0], row, rows, to);
+    if (infos.size() == 1) return read_one(w, infos[0], row, rows, to);
+    const RowSize size = disk_size(w);
     const int64_t half = rows / 2;
     const RowBytes part = stage(part_, half, size);
     for (int64_t i = 0; i < 2; ++i) {
-      rows_.read(infos[static_cast<size_t>(i)], row / 2, half, part);
+      read_one(w, infos[static_cast<size_t>(i)], row / 2, half, part);
       for (int64_t r = 0; r < half; ++r) {
         const int64_t at = 2 * r + i;
         std::memcpy(to.codes + at * size.codes, part.codes + r * size.codes, size.codes);
@@ -195,14 +239,16 @@ class RowMover {
   // What kernels read in another format of floats.
   Moved move_vector(const WantedWeight& w, const WeightInfo& info, int64_t row, int64_t rows,
                     const RowBytes& to) {
-    const int64_t n = rows * num_cols(w.spec);
+    const int64_t cols = num_cols(w), n = rows * cols;
+    const int64_t all_cols = num_cols(w.spec), begin = w.cols ? w.cols->begin : 0;
     const RowBytes raw = stage(first_, rows, disk_size(w));
     const RowBytes out = memory_.copy ? stage(last_, rows, final_size(w)) : to;
     rows_.read(info, row, rows, raw);
     int64_t inexact = 0;
     bool is_finite = true;
     for (int64_t i = 0; i < n; ++i) {
-      const float value = value_at(w.spec.format, raw.codes, i);
+      const float value =
+          value_at(w.spec.format, raw.codes, i / cols * all_cols + begin + i % cols);
       if (w.format == Format::kF32) {
         reinterpret_cast<float*>(out.codes)[i] = value;
         is_finite &= std::isfinite(value);
@@ -239,7 +285,7 @@ class RowMover {
 
   WeightRows rows_;
   const WeightMemory& memory_;
-  Stage first_, middle_, last_, part_;
+  Stage first_, whole_, middle_, last_, part_;
 };
 
 // What was lost, by part and format; every weight that lost much.
@@ -264,6 +310,7 @@ void log_losses(std::span<const WantedWeight> wanted, std::span<const EncodeLoss
 }  // namespace
 
 int64_t num_elements(const WeightSpec& spec) { return num_rows(spec) * num_cols(spec); }
+int64_t num_elements(const WantedWeight& w) { return num_rows(w) * num_cols(w); }
 
 void take_disk_formats(const Checkpoint& checkpoint, std::span<WantedWeight> wanted) {
   std::map<std::string_view, Format> found;
@@ -278,8 +325,8 @@ void take_disk_formats(const Checkpoint& checkpoint, std::span<WantedWeight> wan
 }
 
 int64_t resident_bytes(const WantedWeight& weight) {
-  const RowSize size = row_size(weight.format, Layout::kRows, num_cols(weight.spec));
-  return num_rows(weight.spec) * (size.codes + size.scales + size.row_scales);
+  const RowSize size = row_size(weight.format, Layout::kRows, num_cols(weight));
+  return num_rows(weight) * (size.codes + size.scales + size.row_scales);
 }
 
 std::vector<WeightPart> sum_parts(std::span<const WantedWeight> wanted) {
@@ -342,6 +389,7 @@ LoadedWeights::LoadedWeights(std::span<const WantedWeight> wanted, const WeightM
     const RowSize size = final_size(w);
     using Kind = RandomBytes::Kind;
     RandomBytes codes{.kind = Kind::kConstant, .rms = dummy_deviation(w.spec), .seed = stream++};
+    if (num_elements(w) == 0) continue;
     if (w.spec.fill == Fill::kOne) codes.constant = bf16_from_float(1);
     if (codes.rms > 0 && w.format == Format::kBF16) codes.kind = Kind::kNormalBF16;
     if (w.format == Format::kFp8Row || w.format == Format::kFp8Block) {
@@ -443,7 +491,7 @@ Weight LoadedWeights::matrix(size_t i, int64_t experts, int64_t rows) const {
           .layout = placed.weight.layout,
           .experts = experts,
           .rows = rows,
-          .cols = num_cols(placed.weight.spec),
+          .cols = num_cols(placed.weight),
           .codes = placed.codes,
           .scales = placed.scales,
           .row_scales = placed.row_scales};

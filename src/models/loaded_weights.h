@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "formats/encode.h"
 #include "io/checkpoint.h"
 #include "models/model.h"
+#include "models/shard.h"
 #include "ops/weight.h"
 #include "tensor/buffer.h"
 
@@ -30,6 +32,8 @@ struct WantedWeight {
   // No matrix: kernels read its elements in `format`, bf16 or f32, whatever they are on disk. In
   // f32 each is a finite number.
   bool is_vector = spec.shape.size() < 2;
+  // What of each matrix this rank has; none: all. The elements of vectors are columns.
+  std::optional<Cut> rows = {}, cols = {};
   // Of WeightPart: a token reads `chosen` of `choices` equal units of it.
   int32_t chosen = 1, choices = 1;
 };
@@ -40,6 +44,7 @@ struct WantedWeight {
 void take_disk_formats(const Checkpoint& checkpoint, std::span<WantedWeight> wanted);
 
 int64_t num_elements(const WeightSpec& spec);
+int64_t num_elements(const WantedWeight& weight);    // of this rank
 int64_t resident_bytes(const WantedWeight& weight);  // codes and scales in its final format
 // Adds up the parts in order of first appearance.
 std::vector<WeightPart> sum_parts(std::span<const WantedWeight> wanted);

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "formats/format.h"
+#include "models/shard.h"
 #include "ops/ctx.h"
 #include "ops/plan.h"
 #include "ops/step.h"
@@ -61,7 +62,8 @@ struct WeightPart {
 struct ModelInfo {
   std::string architecture;  // "GptOssForCausalLM"
   int32_t num_layers = 0;
-  int32_t vocab_size = 0;     // V, columns of the logits
+  int32_t vocab_size = 0;     // V
+  Cut logits;                 // columns of the logits that forward() returns: of V, this rank's
   int32_t max_positions = 0;  // longest sequence the model was made for
   std::vector<LayerGroup> groups;
   int64_t parameters = 0;
@@ -89,8 +91,9 @@ class Model {
   // Allocates every activation once. forward() allocates nothing.
   virtual void reserve(const ops::Ctx& cx, const StepLimits& limits) = 0;
 
-  // One step: appends K and V of its tokens to the pages, returns logits [R, V] f32, valid until
-  // the next call. Needs step.num_tokens <= max_tokens and step.num_out <= max_out.
+  // One step: appends K and V of its tokens to the pages, returns logits [R, V] f32 (of this rank,
+  // see ModelInfo::logits), valid until the next call. Needs step.num_tokens <= max_tokens and
+  // step.num_out <= max_out.
   virtual Tensor forward(ops::Ctx& cx, const Step& step, const SeqState& kv) = 0;
 
   // For heads that draft from a model's hidden rows. Before reserve(): the layers, ascending, whose
@@ -127,23 +130,26 @@ struct LoadOptions {
   LoadFormat format = LoadFormat::kAuto;
   uint64_t seed = 0;  // of dummy weights
   DenseFormats dense = {};
+  Shard shard = {};
   WeightMemory memory = {};
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
 // What `model` (a directory, a bare config.json or a built-in id, as io/hub.h resolves it) would
 // need, without loading it. Throws Error for an architecture that is not there (naming those that
-// are), a config that cannot be, or matrices that cannot become what `dense` says.
-ModelInfo describe_model(const std::string& model, const DenseFormats& dense = {});
+// are), a config that cannot be, or matrices that cannot become what `dense` says or be cut. Of a
+// split model bytes and work are those of the rank.
+ModelInfo describe_model(const std::string& model, const DenseFormats& dense = {},
+                         const Shard& shard = {});
 // Which kernels would run it under cx.kernels, and why the better ones would not. Throws where an
 // op has none.
 std::vector<ops::PlanEntry> plan_kernels(const ops::Ctx& cx, const std::string& model,
-                                         const DenseFormats& dense = {});
+                                         const DenseFormats& dense = {}, const Shard& shard = {});
 // Model::scratch_bytes() of it that keeps the rows of these layers, for the memory plan before
 // anything is loaded.
 int64_t describe_scratch(const ops::Ctx& cx, const std::string& model, const StepLimits& limits,
                          const DenseFormats& dense = {},
-                         const std::vector<int32_t>& kept_layers = {});
+                         const std::vector<int32_t>& kept_layers = {}, const Shard& shard = {});
 // Every weight that loading it reads, by Hugging Face name, for `nibble inspect`.
 std::vector<WeightSpec> list_wanted_weights(const std::string& model);
 std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,

@@ -24,9 +24,6 @@ struct Qwen3Config {
   bool is_tied = false;  // the head's matrix is the embedding's
   float norm_eps = 0;
   ops::Rope rope;
-
-  int64_t q_width() const { return q_heads * head_dim; }
-  int64_t kv_width() const { return kv_heads * head_dim; }
 };
 
 Qwen3Config parse_config(const Config& config) {
@@ -54,6 +51,7 @@ Qwen3Config parse_config(const Config& config) {
 
 struct Layer {
   const Site &qkv, &attention, &out, &up, &down;
+  const Site *sum_out, *sum_down;  // over the ranks, where there are several
 };
 
 // Every buffer of a step.
@@ -70,67 +68,79 @@ struct Acts {
 
 class Qwen3 : public SiteModel {
  public:
-  Qwen3(Qwen3Config config, const DenseFormats& dense, Quantization quantization)
-      : SiteModel(dense, std::move(quantization)), c(std::move(config)) {
+  Qwen3(Qwen3Config config, const DenseFormats& dense, Quantization quantization,
+        const Shard& shard)
+      : SiteModel(dense, std::move(quantization), shard),
+        c(std::move(config)),
+        heads(cut_heads(c.q_heads, c.kv_heads, shard)),
+        width(cut_columns_of(layer_name(0, "mlp.down_proj"), c.width, dense_.mlp)),
+        vocab(cut_vocab(c.vocab)) {
     state_buffers();
     Site& embed = add(-1, ops::EmbedDesc{c.vocab, c.hidden}, {}, {"x", "d", "cos_sin"});
     matrix(embed, "embed", {{"model.embed_tokens", c.vocab}}, c.hidden, Fill::kNormal);
     for (int l = 0; l < c.layers; ++l) layers_.push_back(state_layer(l));
-    Site& unembed = add(-1, ops::NormUnembedDesc{c.hidden, c.vocab, dense_.unembed}, {"x", "d"},
+    Site& unembed = add(-1, ops::NormUnembedDesc{c.hidden, vocab.size, dense_.unembed}, {"x", "d"},
                         {"logits", "h"});
     norm(unembed, "model.norm", c.hidden, c.norm_eps);
     if (c.is_tied)
-      tie(unembed, embed);
+      tie(unembed, embed, vocab);
     else
-      matrix(unembed, "unembed", {{"lm_head", c.vocab}}, c.hidden);
+      matrix(unembed, "unembed", {{"lm_head", vocab}}, c.hidden);
     embed_ = &embed, unembed_ = &unembed;
-    LayerGroup all{.num_kv_heads = static_cast<int32_t>(c.kv_heads),
+    LayerGroup all{.num_kv_heads = static_cast<int32_t>(heads.kv.size),
                    .head_dim = static_cast<int32_t>(c.head_dim)};
     for (int32_t l = 0; l < c.layers; ++l) all.layers.push_back(l);
     describe({.architecture = "Qwen3ForCausalLM",
               .num_layers = static_cast<int32_t>(c.layers),
               .vocab_size = static_cast<int32_t>(c.vocab),
+              .logits = vocab,
               .max_positions = static_cast<int32_t>(c.max_positions),
               .groups = {all}});
   }
 
  private:
+  Cut q_width() const { return heads.q.times(c.head_dim); }
+  Cut kv_width() const { return heads.kv.times(c.head_dim); }
+
   void state_buffers() {
     f32(a.x, "x", c.hidden), f32(a.y, "y", c.hidden), f32(a.d, "d", c.hidden);
     stored(a.h, "h", c.hidden);
     f32(a.cos_sin, "cos_sin", c.head_dim);
-    stored(a.q, "q", c.q_width()), stored(a.att, "att", c.q_width());
-    stored(a.u, "u", c.width);
-    f32_of_logits(a.logits, "logits", c.vocab);
+    stored(a.q, "q", q_width().size), stored(a.att, "att", q_width().size);
+    stored(a.u, "u", width.size);
+    f32_of_logits(a.logits, "logits", vocab.size);
   }
 
   Layer state_layer(int l) {
     const std::string attn = layer_name(l, "self_attn."), mlp = layer_name(l, "mlp.");
     const ops::NormQkvDesc desc{.hidden = c.hidden,
-                                .q_heads = c.q_heads,
-                                .kv_heads = c.kv_heads,
+                                .q_heads = heads.q.size,
+                                .kv_heads = heads.kv.size,
                                 .head_dim = c.head_dim,
                                 .format = dense_.qkv,
                                 .norms_heads = true};
     Site& qkv = add(l, desc, {"x", "d", "cos_sin"}, {"q", "h", "y", "kv"});
     norm(qkv, layer_name(l, "input_layernorm"), c.hidden, c.norm_eps);
     matrix(qkv, "attention",
-           {{attn + "q_proj", c.q_width()},
-            {attn + "k_proj", c.kv_width()},
-            {attn + "v_proj", c.kv_width()}},
+           {{attn + "q_proj", q_width()},
+            {attn + "k_proj", kv_width()},
+            {attn + "v_proj", kv_width()}},
            c.hidden);
     head_norm(qkv, qkv.q_norm, attn + "q_norm", c.head_dim, c.norm_eps);
     head_norm(qkv, qkv.k_norm, attn + "k_norm", c.head_dim, c.norm_eps);
     Site& attention =
-        add(l, ops::AttentionDesc{c.q_heads, c.kv_heads, c.head_dim}, {"q", "kv"}, {"att"});
-    Site& out = add(l, ops::OutProjDesc{c.hidden, c.q_width(), dense_.out}, {"att"}, {"d"});
-    matrix(out, "attention", {{attn + "o_proj", c.hidden}}, c.q_width(), Fill::kResidual);
-    Site& up = add(l, ops::MlpUpDesc{c.hidden, c.width, dense_.mlp}, {"y", "d"}, {"u", "h", "x"});
+        add(l, ops::AttentionDesc{heads.q.size, heads.kv.size, c.head_dim}, {"q", "kv"}, {"att"});
+    Site& out = add(l, ops::OutProjDesc{c.hidden, q_width().size, dense_.out}, {"att"}, {"d"});
+    matrix(out, "attention", {{attn + "o_proj", c.hidden}}, q_width(), Fill::kResidual);
+    const Site* sum_out = add_sum(l, "d", c.hidden, "out");
+    Site& up =
+        add(l, ops::MlpUpDesc{c.hidden, width.size, dense_.mlp}, {"y", "d"}, {"u", "h", "x"});
     norm(up, layer_name(l, "post_attention_layernorm"), c.hidden, c.norm_eps);
-    gate_up(up, "mlp", {mlp + "gate_proj", c.width}, {mlp + "up_proj", c.width}, c.hidden);
-    Site& down = add(l, ops::OutProjDesc{c.hidden, c.width, dense_.mlp}, {"u"}, {"d"}, "down");
-    matrix(down, "mlp", {{mlp + "down_proj", c.hidden}}, c.width, Fill::kResidual);
-    return {qkv, attention, out, up, down};
+    gate_up(up, "mlp", {mlp + "gate_proj", width}, {mlp + "up_proj", width}, c.hidden);
+    Site& down = add(l, ops::OutProjDesc{c.hidden, width.size, dense_.mlp}, {"u"}, {"d"}, "down");
+    matrix(down, "mlp", {{mlp + "down_proj", c.hidden}}, width, Fill::kResidual);
+    const Site* sum_down = add_sum(l, "d", c.hidden, "down");
+    return {qkv, attention, out, up, down, sum_out, sum_down};
   }
 
   // x += Attn(norm(x)); x += Mlp(norm(x)) for each layer, then logits = unembed(norm(x[out_rows])).
@@ -145,10 +155,12 @@ class Qwen3 : public SiteModel {
       ops::attention(cx, at.attention, a.att, a.q, kv.layer(l), scale, s);
       tap(cx, l, {{"att", &a.att}});
       ops::out_proj(cx, at.out, a.d, a.att, s);
+      sum(cx, at.sum_out, a.d);
       tap(cx, l, {{"attn_d", &a.d}});
       ops::mlp_up(cx, at.up, {a.u, a.h, a.x}, y, a.d);
       tap(cx, l, {{"mlp_h", &a.h}, {"u", &a.u}});
       ops::out_proj(cx, at.down, a.d, a.u, s);
+      sum(cx, at.sum_down, a.d);
       tap(cx, l, {{"mlp_d", &a.d}});
     }
     ops::norm_unembed(cx, *unembed_, a.logits, a.h, a.x, a.d, s);
@@ -157,6 +169,8 @@ class Qwen3 : public SiteModel {
   }
 
   const Qwen3Config c;
+  const HeadCuts heads;  // this rank's, as the next two
+  const Cut width, vocab;
   Acts a;
   std::vector<Layer> layers_;
   const Site *embed_ = nullptr, *unembed_ = nullptr;
@@ -164,8 +178,9 @@ class Qwen3 : public SiteModel {
 
 }  // namespace
 
-std::unique_ptr<SiteModel> make_qwen3(const Config& config, const DenseFormats& dense) {
-  return std::make_unique<Qwen3>(parse_config(config), dense, Quantization(config));
+std::unique_ptr<SiteModel> make_qwen3(const Config& config, const DenseFormats& dense,
+                                      const Shard& shard) {
+  return std::make_unique<Qwen3>(parse_config(config), dense, Quantization(config), shard);
 }
 
 }  // namespace nibble

@@ -57,7 +57,7 @@ class Qwen3Next : public SiteModel {
                         {"logits", "h"});
     norm(unembed, c.prefix + "norm", c.hidden, c.norm_eps, 1);
     if (c.is_tied)
-      tie(unembed, embed);
+      tie(unembed, embed, c.vocab);
     else
       matrix(unembed, "unembed", {{"lm_head", c.vocab}}, c.hidden);
     embed_ = &embed, unembed_ = &unembed;

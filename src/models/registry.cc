@@ -23,19 +23,29 @@ namespace {
 
 struct Architecture {
   const char* name;
-  std::unique_ptr<SiteModel> (*make)(const Config&, const DenseFormats&);
+  std::unique_ptr<SiteModel> (*make)(const Config&, const DenseFormats&, const Shard&);
 };
+
+// Of models that are not cut yet.
+template <auto kMake>
+std::unique_ptr<SiteModel> make_whole(const Config& config, const DenseFormats& dense,
+                                      const Shard& shard) {
+  if (shard.is_split())
+    throw Error(ErrorKind::kUnsupported,
+                "--tensor-parallel-size: models with recurrent layers run on one rank so far");
+  return kMake(config, dense);
+}
 
 constexpr Architecture kArchitectures[] = {
     {"GptOssForCausalLM", make_gpt_oss},
     {"LlamaForCausalLM", make_llama},
     {"Qwen3ForCausalLM", make_qwen3},
     {"Qwen3MoeForCausalLM", make_qwen3_moe},
-    {"Qwen3NextForCausalLM", make_qwen3_next},
-    {"Qwen3_5MoeForConditionalGeneration", make_qwen3_5_moe},
-    {"Qwen3_5MoeForCausalLM", make_qwen3_5_moe},
-    {"Qwen3_5ForConditionalGeneration", make_qwen3_5},
-    {"Qwen3_5ForCausalLM", make_qwen3_5},
+    {"Qwen3NextForCausalLM", make_whole<make_qwen3_next>},
+    {"Qwen3_5MoeForConditionalGeneration", make_whole<make_qwen3_5_moe>},
+    {"Qwen3_5MoeForCausalLM", make_whole<make_qwen3_5_moe>},
+    {"Qwen3_5ForConditionalGeneration", make_whole<make_qwen3_5>},
+    {"Qwen3_5ForCausalLM", make_whole<make_qwen3_5>},
 };
 
 const Architecture& architecture_of(const ModelFiles& files) {
@@ -52,21 +62,23 @@ const Architecture& architecture_of(const ModelFiles& files) {
 }
 
 // Nothing of it is loaded. Where there is a checkpoint, its headers are read.
-std::unique_ptr<SiteModel> make_model(const ModelFiles& files, const DenseFormats& dense) {
-  auto made = architecture_of(files).make(files.config, dense);
+std::unique_ptr<SiteModel> make_model(const ModelFiles& files, const DenseFormats& dense,
+                                      const Shard& shard = {}) {
+  auto made = architecture_of(files).make(files.config, dense, shard);
   if (!files.weights.empty()) made->take_formats(*open_checkpoint(files.weights));
   return made;
 }
 
 }  // namespace
 
-ModelInfo describe_model(const std::string& model, const DenseFormats& dense) {
-  return make_model(find_model(model), dense)->info();
+ModelInfo describe_model(const std::string& model, const DenseFormats& dense, const Shard& shard) {
+  return make_model(find_model(model), dense, shard)->info();
 }
 
 int64_t describe_scratch(const ops::Ctx& cx, const std::string& model, const StepLimits& limits,
-                         const DenseFormats& dense, const std::vector<int32_t>& kept_layers) {
-  const auto made = make_model(find_model(model), dense);
+                         const DenseFormats& dense, const std::vector<int32_t>& kept_layers,
+                         const Shard& shard) {
+  const auto made = make_model(find_model(model), dense, shard);
   made->keep_rows(kept_layers);
   return made->scratch_bytes(cx, limits);
 }
@@ -76,8 +88,8 @@ std::vector<WeightSpec> list_wanted_weights(const std::string& model) {
 }
 
 std::vector<ops::PlanEntry> plan_kernels(const ops::Ctx& cx, const std::string& model,
-                                         const DenseFormats& dense) {
-  const auto made = make_model(find_model(model), dense);
+                                         const DenseFormats& dense, const Shard& shard) {
+  const auto made = make_model(find_model(model), dense, shard);
   made->plan(cx.kernels);
   return plan_entries(made->sites());
 }
@@ -187,7 +199,7 @@ const ops::Sites& sites_of(const Model& model) {
 std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,
                                   const LoadOptions& options) {
   const ModelFiles files = find_model(model);
-  auto made = architecture_of(files).make(files.config, options.dense);
+  auto made = architecture_of(files).make(files.config, options.dense, options.shard);
   made->load(cx, files, options);
   for (const std::string& line : ops::say_general_rows(plan_entries(made->sites())))
     LOG_INFO("%s", line.c_str());

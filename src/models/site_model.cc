@@ -32,6 +32,20 @@ Site& SiteModel::add(int layer, const ops::Problem& problem, std::vector<std::st
       Site{key, site_label(key), problem, std::move(reads), std::move(writes)});
 }
 
+const Site* SiteModel::add_sum(int layer, const std::string& buffer, int64_t cols,
+                               const std::string& name) {
+  if (!shard_.is_split()) return nullptr;
+  return &add(layer, ops::AllReduceDesc{cols, shard_.size}, {buffer}, {buffer}, name);
+}
+
+Cut SiteModel::cut_columns_of(const std::string& module, int64_t cols, Format encoded) const {
+  const Format on_disk = quantization_.format_of(module);
+  return cut_columns(
+      cols, std::max(format_row(on_disk).block_elems, format_row(encoded).block_elems), shard_);
+}
+
+Cut SiteModel::cut_vocab(int64_t vocab) const { return cut_units(vocab, kGroupRows, shard_); }
+
 SiteModel::Declared& SiteModel::declare(Site& site, const char* part, const std::string& name,
                                         std::vector<int64_t> shape, Fill fill) {
   declared_.push_back(
@@ -53,35 +67,38 @@ Format wanted_format(const ops::Problem& problem) {
 // A matrix in the format that the config says, or encoded. Throws Error(kUnsupported) where
 // --dense-format asks for what it cannot become, kCheckpoint where it has no whole blocks.
 SiteModel::Declared& SiteModel::declare_matrix(Site& site, const char* part, const Rows& tensor,
-                                               int64_t cols, Fill fill) {
-  Declared& declared = declare(site, part, tensor.name + ".weight", {tensor.rows, cols}, fill);
+                                               const Cut& cols, Fill fill) {
+  Declared& declared =
+      declare(site, part, tensor.name + ".weight", {tensor.rows.all, cols.all}, fill);
   WantedWeight& w = declared.want;
+  w.rows = tensor.rows, w.cols = cols;
   w.encoded = wanted_format(site.problem);
-  if (const char* reason = refuse_encode(w.encoded, cols); w.encoded != Format::kBF16 && reason)
+  if (const char* reason = refuse_encode(w.encoded, cols.all); w.encoded != Format::kBF16 && reason)
     throw Error(ErrorKind::kUnsupported, "--dense-format: " + w.spec.name + " cannot become " +
                                              std::string(format_name(w.encoded)) + ": " + reason);
   if (site.key.op != Op::kEmbed && site.key.op != Op::kNormRoute)
     w.spec.format = quantization_.format_of(tensor.name);
   w.format = w.spec.format == Format::kBF16 ? w.encoded : w.spec.format;
-  if (w.format != Format::kFp8Block && cols % format_row(w.format).block_elems != 0)
+  if (w.format != Format::kFp8Block && cols.all % format_row(w.format).block_elems != 0)
     throw Error(ErrorKind::kCheckpoint, "quantization_config: " + w.spec.name + " has rows of " +
-                                            std::to_string(cols) + ", no whole blocks of " +
+                                            std::to_string(cols.all) + ", no whole blocks of " +
                                             std::string(format_name(w.format)));
   return declared;
 }
 
-void SiteModel::matrix(Site& site, const char* part, const std::vector<Rows>& tensors, int64_t cols,
-                       Fill fill, bool has_bias) {
-  site.weight = {.cols = cols};
+void SiteModel::matrix(Site& site, const char* part, const std::vector<Rows>& tensors,
+                       const Cut& cols, Fill fill, bool has_bias) {
+  site.weight = {.cols = cols.size};
   for (const Rows& t : tensors) {
     WantedWeight& w = declare_matrix(site, part, t, cols, fill).want;
     w.joined = &t != &tensors[0];
-    if (site.key.op == Op::kEmbed) w.choices = static_cast<int32_t>(t.rows);
-    site.weight.rows += t.rows;
+    if (site.key.op == Op::kEmbed) w.choices = static_cast<int32_t>(t.rows.all);
+    site.weight.rows += t.rows.size;
   }
   for (const Rows& t : tensors) {
     if (!has_bias) break;
-    Declared& bias = declare(site, part, t.name + ".bias", {t.rows}, Fill::kZero);
+    Declared& bias = declare(site, part, t.name + ".bias", {t.rows.all}, Fill::kZero);
+    bias.want.cols = cols.is_whole() ? t.rows : on_first(t.rows.all, shard_);
     bias.want.joined = &t != &tensors[0];
     if (!bias.want.joined) bias.vector = &site.weight.bias;
   }
@@ -90,19 +107,20 @@ void SiteModel::matrix(Site& site, const char* part, const std::vector<Rows>& te
 void SiteModel::gate_up(Site& site, const char* part, const Rows& gate, const Rows& up,
                         int64_t cols) {
   CHECK(gate.rows == up.rows);
-  site.weight = {.rows = 2 * gate.rows, .cols = cols};
+  site.weight = {.rows = 2 * gate.rows.size, .cols = cols};
   declare_matrix(site, part, gate, cols, Fill::kScaledNormal);
   declare_matrix(site, part, up, cols, Fill::kScaledNormal).want.interleaved = true;
 }
 
 void SiteModel::experts_apart(Site& site, const std::string& name,
-                              const std::vector<std::string>& of, int64_t rows, int64_t cols,
+                              const std::vector<std::string>& of, const Cut& rows, const Cut& cols,
                               Fill fill) {
   CHECK(of.size() == 1 || of.size() == 2);
   std::visit(
       [&](const auto& desc) {
         if constexpr (requires { desc.top_k; }) {
-          site.weight = {.experts = desc.experts, .rows = rows * std::ssize(of), .cols = cols};
+          site.weight = {
+              .experts = desc.experts, .rows = rows.size * std::ssize(of), .cols = cols.size};
           for (int64_t e = 0; e < desc.experts; ++e)
             for (size_t i = 0; i < of.size(); ++i) {
               const Rows tensor{name + "." + std::to_string(e) + "." + of[i], rows};
@@ -117,38 +135,44 @@ void SiteModel::experts_apart(Site& site, const std::string& name,
       site.problem);
 }
 
-void SiteModel::tie(Site& unembed, Site& embed) {
+void SiteModel::tie(Site& unembed, Site& embed, const Cut& vocab) {
   const auto table = std::ranges::find_if(
       declared_, [&](const Declared& d) { return d.site == &embed && d.is_matrix(); });
   CHECK(table != declared_.end());
   const WeightSpec spec = table->want.spec;
   if (dense_.unembed != Format::kBF16) {
     CHECK(spec.name.ends_with(".weight"));
-    return matrix(
-        unembed, "unembed",
-        {{spec.name.substr(0, spec.name.size() - std::string(".weight").size()), spec.shape[0]}},
-        spec.shape[1]);
+    return matrix(unembed, "unembed",
+                  {{spec.name.substr(0, spec.name.size() - std::string(".weight").size()), vocab}},
+                  spec.shape[1]);
   }
   table->want.part = "embed and unembed";
   table->want.choices = 1;  // the head reads all of it
   unembed.weight = embed.weight;
+  unembed.weight.rows = vocab.size;
   unembed.in_rows = true;
-  tied_.emplace_back(&unembed, &embed);
+  tied_.push_back({&unembed, &embed, vocab});
 }
 
-void SiteModel::experts(Site& site, const std::string& name, int64_t rows, int64_t cols,
+void SiteModel::experts(Site& site, const std::string& name, const Cut& rows, const Cut& cols,
                         Fill fill) {
   std::visit(
       [&](const auto& desc) {
         if constexpr (requires { desc.top_k; }) {
-          site.weight = {
-              .format = Format::kMxfp4, .experts = desc.experts, .rows = rows, .cols = cols};
-          WantedWeight& w = declare(site, "experts", name, {desc.experts, rows, cols}, fill).want;
+          site.weight = {.format = Format::kMxfp4,
+                         .experts = desc.experts,
+                         .rows = rows.size,
+                         .cols = cols.size};
+          WantedWeight& w =
+              declare(site, "experts", name, {desc.experts, rows.all, cols.all}, fill).want;
+          w.rows = rows, w.cols = cols;
           w.spec.format = w.format = w.encoded = Format::kMxfp4;
           w.chosen = static_cast<int32_t>(desc.top_k);
           w.choices = static_cast<int32_t>(desc.experts);
-          declare(site, "experts", name + "_bias", {desc.experts, rows}, Fill::kZero).vector =
-              &site.weight.bias;
+          Declared& bias =
+              declare(site, "experts", name + "_bias", {desc.experts, rows.all}, Fill::kZero);
+          bias.want.cols = cols.is_whole() ? rows : on_first(rows.all, shard_);
+          bias.vector = &site.weight.bias;
         }
       },
       site.problem);
@@ -189,8 +213,10 @@ void SiteModel::delta(Site& site, const std::string& name, float eps) {
   site.delta.eps = eps;
 }
 
-void SiteModel::sinks(Site& site, const std::string& name, int64_t heads) {
-  declare(site, "attention", name, {heads}, Fill::kNormal).vector = &site.sinks;
+void SiteModel::sinks(Site& site, const std::string& name, const Cut& heads) {
+  Declared& sinks = declare(site, "attention", name, {heads.all}, Fill::kNormal);
+  sinks.want.cols = heads;
+  sinks.vector = &site.sinks;
 }
 
 void SiteModel::act(Tensor& t, const std::string& name, DType dtype, Count count, int64_t rows,
@@ -235,6 +261,7 @@ Routing RoutingBuffers::of(int32_t tokens) const {
 
 void SiteModel::describe(ModelInfo info) {
   info_ = std::move(info);
+  if (info_.logits.all == 0) info_.logits = info_.vocab_size;
   settle_formats();
 }
 
@@ -264,14 +291,34 @@ void SiteModel::settle_formats() {
                       "; nibble multiplies them as one matrix, of one format");
     d.site->weight.format = d.want.format;
   }
-  for (const auto& [site, other] : tied_) site->weight.format = other->weight.format;
+  for (const Tied& tied : tied_) tied.site->weight.format = tied.other->weight.format;
   for (Site& site : sites_)
     std::visit(
         [&](auto& desc) {
           if constexpr (requires { desc.format; }) desc.format = site.weight.format;
         },
         site.problem);
+  check_cuts();
   summarize();
+}
+
+// Nothing that shares a scale may be cut, on disk or in memory; rows of INT4 lie in eights.
+void SiteModel::check_cuts() const {
+  const auto is_between = [](const Cut& cut, int64_t unit) {
+    return cut.begin % unit == 0 && (cut.end() % unit == 0 || cut.end() == cut.all);
+  };
+  for (const Declared& d : declared_) {
+    const WantedWeight& w = d.want;
+    const bool is_int4 = w.spec.format == Format::kInt4G32 || w.spec.format == Format::kInt4G128;
+    bool fits = !w.rows || !is_int4 || is_between(*w.rows, 8);
+    for (const Format format : {w.spec.format, w.format})
+      fits = fits && (!w.cols || is_between(*w.cols, format_row(format).block_elems));
+    if (fits) continue;
+    throw Error(ErrorKind::kUnsupported, "--tensor-parallel-size " + std::to_string(shard_.size) +
+                                             " would cut a block of " + w.spec.name + " (" +
+                                             std::string(format_name(w.spec.format)) +
+                                             "); say a smaller size");
+  }
 }
 
 void SiteModel::summarize() {
@@ -364,7 +411,7 @@ void SiteModel::bind() {
     const Declared& d = declared_[i];
     Site& site = *d.site;
     if (d.vector != nullptr) {
-      *d.vector = loaded_.vector(i);
+      *d.vector = num_elements(d.want) > 0 ? loaded_.vector(i) : nullptr;
     } else if (d.floats != nullptr) {
       *d.floats = loaded_.floats(i);
     } else if (d.is_matrix() && d.is_first()) {
@@ -372,7 +419,8 @@ void SiteModel::bind() {
           loaded_.matrix(i, site.weight.experts, site.weight.rows);  // its bias comes behind it
     }
   }
-  for (const auto& [site, other] : tied_) site->weight = other->weight;
+  for (const Tied& tied : tied_)
+    tied.site->weight = tied.other->weight.slice(tied.rows.begin, tied.rows.size);
 }
 
 void SiteModel::load(const Ctx& cx, const ModelFiles& files, const LoadOptions& options) {

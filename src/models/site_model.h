@@ -47,35 +47,50 @@ class SiteModel : public Model {
   const Weight* embedding() const override;
 
  protected:
-  explicit SiteModel(const DenseFormats& dense, Quantization quantization = {})
-      : dense_(dense), quantization_(std::move(quantization)) {}
+  explicit SiteModel(const DenseFormats& dense, Quantization quantization = {},
+                     const Shard& shard = {})
+      : shard_(shard), dense_(dense), quantization_(std::move(quantization)) {}
+
+  // What this rank has of what all its like are cut alike: of the columns of a linear module, whose
+  // format on disk the config says and --dense-format may change, and of logits.
+  Cut cut_columns_of(const std::string& module, int64_t cols, Format encoded) const;
+  Cut cut_vocab(int64_t vocab) const;
 
   // To be called by constructors: in the order in which a step runs them.
   ops::Site& add(int layer, const ops::Problem& problem, std::vector<std::string> reads,
                  std::vector<std::string> writes, const std::string& name = "");
+  // Behind a site whose matrix is cut along columns: `buffer` is the sum over the ranks. None where
+  // one rank has all.
+  const ops::Site* add_sum(int layer, const std::string& buffer, int64_t cols,
+                           const std::string& name);
+  static void sum(ops::Ctx& cx, const ops::Site* site, const Tensor& t) {
+    if (site != nullptr) ops::all_reduce(cx, *site, t);
+  }
   // The weights of a site, in the order in which it reads them, under Hugging Face names. Each has
   // a part (ModelInfo::parts).
   struct Rows {
     std::string name;  // NAME.weight, NAME.bias
-    int64_t rows;
+    Cut rows;
   };
-  // One matrix of the rows of all.
-  void matrix(ops::Site& site, const char* part, const std::vector<Rows>& tensors, int64_t cols,
+  // One matrix of the rows of all. Where columns are cut, the first rank alone has the bias.
+  void matrix(ops::Site& site, const char* part, const std::vector<Rows>& tensors, const Cut& cols,
               Fill fill = Fill::kScaledNormal, bool has_bias = false);
   // The rows of two matrices of rows.rows each, which alternate: a gate's and an up's.
   void gate_up(ops::Site& site, const char* part, const Rows& gate, const Rows& up, int64_t cols);
   // Experts in tensors of their own, NAME.<e>.<of>.weight [rows, cols]; of two, rows alternate.
   void experts_apart(ops::Site& site, const std::string& name, const std::vector<std::string>& of,
-                     int64_t rows, int64_t cols, Fill fill);
-  // The head's matrix is the embedding's, and lies in memory once unless it is to be encoded.
-  void tie(ops::Site& unembed, ops::Site& embed);
+                     const Cut& rows, const Cut& cols, Fill fill);
+  // The head's matrix is `vocab` of the embedding's rows, and lies in memory once unless it is to
+  // be encoded.
+  void tie(ops::Site& unembed, ops::Site& embed, const Cut& vocab);
   // MXFP4 [E, rows, cols], NAME_blocks and NAME_scales, and NAME_bias [E, rows].
-  void experts(ops::Site& site, const std::string& name, int64_t rows, int64_t cols, Fill fill);
+  void experts(ops::Site& site, const std::string& name, const Cut& rows, const Cut& cols,
+               Fill fill);
   // With an `offset` of 1 for weights around zero.
   void norm(ops::Site& site, const std::string& name, int64_t hidden, float eps, float offset = 0);
   void head_norm(ops::Site& site, Norm& norm, const std::string& name, int64_t dim, float eps,
                  float offset = 0);
-  void sinks(ops::Site& site, const std::string& name, int64_t heads);
+  void sinks(ops::Site& site, const std::string& name, const Cut& heads);
   // Of a shared expert: NAME.weight [1, hidden].
   void gate(ops::Site& site, const std::string& name, int64_t hidden);
   // Of a delta_rule's site: NAME.conv1d, NAME.A_log, NAME.dt_bias, NAME.norm.
@@ -103,6 +118,7 @@ class SiteModel : public Model {
   using Named = std::pair<const char*, const Tensor*>;
   static void tap(const ops::Ctx& cx, int layer, std::initializer_list<Named> all);
 
+  const Shard shard_;
   const DenseFormats dense_;
   const Quantization quantization_;
 
@@ -137,9 +153,10 @@ class SiteModel : public Model {
   Sizes sizes_of(const ops::Ctx& cx, const StepLimits& limits) const;
   Declared& declare(ops::Site& site, const char* part, const std::string& name,
                     std::vector<int64_t> shape, Fill fill);
-  Declared& declare_matrix(ops::Site& site, const char* part, const Rows& tensor, int64_t cols,
+  Declared& declare_matrix(ops::Site& site, const char* part, const Rows& tensor, const Cut& cols,
                            Fill fill);
   void settle_formats();
+  void check_cuts() const;
   void summarize();
   void take_kv_scales(const Checkpoint& checkpoint);
   std::vector<WantedWeight> wanted() const;
@@ -148,7 +165,12 @@ class SiteModel : public Model {
 
   ModelInfo info_;
   ops::Sites sites_;
-  std::vector<std::pair<ops::Site*, const ops::Site*>> tied_;  // the first has the other's matrix
+  struct Tied {
+    ops::Site* site;
+    const ops::Site* other;
+    Cut rows;  // of the other's matrix
+  };
+  std::vector<Tied> tied_;
   std::vector<Declared> declared_;
   std::vector<Act> acts_;
   std::map<int32_t, Tensor> kept_;  // rows, by the layer that they enter

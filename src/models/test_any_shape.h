@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "dist/comm.h"
 #include "models/random_checkpoint.h"
 #include "models/test_runner.h"
 #include "ops/attention/attention.h"
@@ -257,6 +258,7 @@ class Run {
     LoadOptions options;
     options.dense = c.dense;
     options.memory = memory;
+    if (cx_.comm != nullptr) options.shard = {cx_.comm->rank(), cx_.comm->size()};
     model_ = load_model(cx_, directory, options);
     const auto most = static_cast<int32_t>(texts.total());
     model_->reserve(cx_, {most, most});

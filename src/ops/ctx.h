@@ -20,6 +20,10 @@ namespace nibble::cpu {
 class ThreadPool;
 }
 
+namespace nibble::dist {
+class Comm;
+}
+
 namespace nibble::ops {
 
 struct Site;
@@ -34,6 +38,8 @@ struct Ctx {
   KernelOptions kernels = {};       // read when a model is loaded
   Tap tap = {};                     // goldens, `nibble diff`; empty while serving
   std::string tap_only = {};        // the one buffer shown to the tap; empty: all of them
+
+  dist::Comm* comm = nullptr;  // of the ranks that share each step; none where there is one
 
   cuda::OrderedStream stream = nullptr;  // where kernels are launched; none on the CPU
   // On GPUs: what an op has just launched is the last that wrote these. Ops say so of all that they

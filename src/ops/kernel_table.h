@@ -32,9 +32,10 @@ enum class Op : uint8_t {
   kNormLinear,
   kDeltaRule,
   kOutputGate,
-  kSharedUp
+  kSharedUp,
+  kAllReduce
 };
-inline constexpr int kNumOps = 13;
+inline constexpr int kNumOps = 14;
 const char* op_name(Op op);  // "embed", "norm_qkv", ...
 std::optional<Op> find_op(std::string_view name);
 

@@ -19,6 +19,7 @@ auto table_of(const NormLinearDesc&) { return norm_linear_kernels(); }
 auto table_of(const DeltaRuleDesc&) { return delta_rule_kernels(); }
 auto table_of(const OutputGateDesc&) { return output_gate_kernels(); }
 auto table_of(const SharedUpDesc&) { return shared_up_kernels(); }
+auto table_of(const AllReduceDesc&) { return all_reduce_kernels(); }
 
 // Of experts that a step's tokens meet.
 template <typename Desc>
@@ -54,6 +55,7 @@ Work work(const NormUnembedDesc& d, const StepShape& s) {
 }
 
 int64_t scratch(EmbedDesc, const Ctx&) { return 0; }
+int64_t scratch(const AllReduceDesc&, const Ctx&) { return 0; }
 int64_t scratch(const AttentionDesc& d, const Ctx& cx) {
   return cx.on_gpu() ? gpu::scratch_bytes(d) : scratch_bytes(d, cx.threads());
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "ops/all_reduce/all_reduce.h"
 #include "ops/attention/attention.h"
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/embed/embed.h"
@@ -34,7 +35,7 @@ namespace nibble::ops {
 // here, and the overloads at the top of site.cc.
 using Problem = std::variant<EmbedDesc, NormQkvDesc, AttentionDesc, OutProjDesc, MlpUpDesc,
                              NormRouteDesc, MoeUpDesc, MoeDownDesc, NormUnembedDesc, NormLinearDesc,
-                             DeltaRuleDesc, OutputGateDesc, SharedUpDesc>;
+                             DeltaRuleDesc, OutputGateDesc, SharedUpDesc, AllReduceDesc>;
 static_assert(std::variant_size_v<Problem> == kNumOps);
 inline Op op_of(const Problem& problem) { return static_cast<Op>(problem.index()); }
 

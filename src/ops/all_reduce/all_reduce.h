@@ -1,0 +1,36 @@
+// all_reduce: t = sum over the ranks of their t, in float32 and in order of ranks: every rank gets
+// the same bits. Stands behind products whose columns are cut, in models that are split over
+// several ranks.
+#pragma once
+
+#include "ops/ctx.h"
+
+namespace nibble::ops {
+
+struct AllReduceDesc {
+  int64_t hidden = 0;
+  int64_t ranks = 1;
+  int64_t tokens = 1;  // the most of a step that it is to serve
+  bool operator==(const AllReduceDesc&) const = default;
+};
+
+// t [T, H] f32, in and out.
+using AllReduceFn = void(Ctx& cx, const Tensor& t);
+using AllReduceKernel = Kernel<AllReduceDesc, AllReduceFn>;
+
+// Over the ranks of cx.comm.
+void all_reduce(Ctx& cx, const Site& site, const Tensor& t);
+std::span<const AllReduceKernel> all_reduce_kernels();
+
+// What a rank sends and receives, and of its own memory reads and writes.
+int64_t bytes(const AllReduceDesc& desc, int64_t tokens, int64_t act_bytes = 4);
+int64_t flops(const AllReduceDesc& desc, int64_t tokens);
+
+// Messages over the sockets of cx.comm.
+namespace sockets {
+AllReduceFn all_reduce;
+}
+namespace ref {
+AllReduceFn all_reduce;
+}
+}  // namespace nibble::ops

@@ -1,0 +1,62 @@
+#include "ops/all_reduce/all_reduce.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "dist/test_ranks.h"
+#include "ops/site.h"
+
+namespace nibble::ops {
+namespace {
+
+std::vector<float> parts_of(int rank, int64_t n) {
+  std::mt19937 random(static_cast<uint32_t>(31 * n + rank));
+  std::normal_distribution<float> normal;
+  std::vector<float> values(n);
+  for (float& v : values) v = normal(random);
+  return values;
+}
+
+// A float32 sum of R parts in order is off by at most R - 1 roundings of 2^-24 of what is summed up
+// to there, so of the sum of the magnitudes; the twin by one of its own.
+TEST(AllReduce, EveryRowEqualsTheTwinAndAllRanksAgree) {
+  for (const auto& row : all_reduce_kernels())
+    for (const int ranks : {2, 3, 4, 8})
+      for (const auto& [tokens, hidden] :
+           {std::pair<int64_t, int64_t>{1, 2880}, {1, 33}, {7, 4096}, {64, 2880}}) {
+        if (row.run == nullptr) continue;
+        const int64_t n = tokens * hidden;
+        std::vector<double> sums(n), magnitudes(n);
+        for (int r = 0; r < ranks; ++r) {
+          const std::vector<float> part = parts_of(r, n);
+          for (int64_t i = 0; i < n; ++i) sums[i] += part[i], magnitudes[i] += std::abs(part[i]);
+        }
+        std::vector<std::vector<float>> got(ranks);
+        dist::on_every_rank(dist::test_ranks(ranks), [&](dist::TcpComm& comm) {
+          Ctx cx;
+          cx.comm = &comm;
+          std::vector<float>& mine = got[comm.rank()];
+          mine = parts_of(comm.rank(), n);
+          row.run(cx, make_tensor(mine.data(), DType::kF32, {tokens, hidden}));
+        });
+        for (int64_t i = 0; i < n; ++i)
+          ASSERT_NEAR(got[0][i], sums[i], ranks * magnitudes[i] * 0x1p-24)
+              << row.name << ", " << ranks << " ranks, value " << i;
+        for (int r = 1; r < ranks; ++r)
+          EXPECT_EQ(std::memcmp(got[0].data(), got[r].data(), n * sizeof(float)), 0) << row.name;
+      }
+}
+
+TEST(AllReduce, RunsOverSocketsOnCpus) {
+  KernelOptions cpus;
+  EXPECT_STREQ(pick(Op::kAllReduce, all_reduce_kernels(), AllReduceDesc{2880, 2}, cpus).row->name,
+               "tcp");
+  EXPECT_EQ(work_of(AllReduceDesc{100, 2}, {.streams = 3}).flops, 300);
+}
+
+}  // namespace
+}  // namespace nibble::ops
