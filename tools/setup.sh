@@ -147,7 +147,7 @@ group_jinja() {
 
 group_test() {
   group_build
-  packages libgtest-dev libgmock-dev libbenchmark-dev xz-utils curl
+  packages libgtest-dev libgmock-dev libbenchmark-dev xz-utils curl haproxy
   unchanged test tools/requirements-test.txt && return
   python_venv
   echo "setup: installing the Python clients of tools/requirements-test.txt"
