@@ -416,6 +416,7 @@ BenchReport measure_cases(LoadedEngine& loaded, const std::vector<BenchCase>& ca
 
 void bench(const BenchFlags& given) {
   BenchFlags flags = given;
+  if (is_follower(flags.engine)) return follow(flags.engine);
   if (flags.engine.model.empty()) {
     throw Error(ErrorKind::kUsage,
                 "say which MODEL to measure: a directory, config.json or repo id");
@@ -476,6 +477,7 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   command->add_flag("--json", flags->json, "the same as -o json");
   add_engine_flags(*command, flags->engine);
+  add_rank_flags(*command, flags->engine.ranks);
   add_bench_serve(*command);
   add_bench_ops(*command);
   add_bench_preempt(*command);

@@ -4,16 +4,19 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "cli/device.h"
 #include "cli/json.h"
 #include "cli/kernel_table.h"
 #include "cli/progress_bar.h"
+#include "cli/rank_identity.h"
 #include "cli/self_check.h"
 #include "cli/spark_advice.h"
 #include "cli/speculative_config.h"
@@ -26,6 +29,7 @@
 #include "cuda/random_fill.h"
 #include "cuda/stream.h"
 #include "engine/engine_options.h"
+#include "engine/step_follower.h"
 #include "io/memory.h"
 #include "models/draft_head.h"
 #include "models/step_work.h"
@@ -95,7 +99,11 @@ MemoryBudget budget_of(const EngineFlags& flags, const ops::Ctx& cx) {
   MemoryRule rule{.utilization = flags.gpu_memory_utilization, .budget_bytes = {}};
   if (!flags.memory_budget.empty()) rule.budget_bytes = parse_size(flags.memory_budget);
   rule.shared_with_gpu = cx.on_gpu() && cuda::shares_host_memory();
-  if (!cx.on_gpu() || rule.shared_with_gpu) return memory_budget(read_machine_memory(), rule);
+  if (!cx.on_gpu() || rule.shared_with_gpu) {
+    MemoryBudget budget = memory_budget(read_machine_memory(), rule);
+    budget.budget_bytes /= ranks_here(flags.ranks);
+    return budget;
+  }
   return memory_budget(
       {.total_bytes = cx.kernels.gpu.memory_bytes, .available_bytes = cuda::free_memory()}, rule);
 }
@@ -134,13 +142,25 @@ HeadNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseForm
           .target_layers = head.target_layers};
 }
 
+// As many pages on each rank as on the one that has room for the fewest.
+void agree_on_pages(dist::Comm& comm, const ModelInfo& info, EngineOptions& options) {
+  int64_t heads = 0;
+  for (const LayerGroup& group : info.groups)
+    heads += static_cast<int64_t>(group.layers.size()) * group.num_kv_heads * group.head_dim;
+  const int64_t mine = options.kv_bytes / heads;
+  std::vector<int64_t> all(comm.size());
+  comm.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  options.kv_bytes = *std::ranges::min_element(all) * heads;
+}
+
 // Weights and scratch are as they are; KV cache and states get the rest, but no more than all
 // sequences at full length can use: options.kv_bytes. Prints the table; throws where one sequence
 // does not fit.
 void plan_memory(const EngineFlags& flags, const std::string& model, const ops::Ctx& cx,
                  const LoadEngineOptions& load, EngineOptions& options) {
   const DenseFormats dense = dense_formats(flags.dense);
-  const ModelInfo info = describe_model(model, dense);
+  const Shard shard = find_shard(flags.ranks);
+  const ModelInfo info = describe_model(model, dense, shard);
   Engine::check(info, options);
   const MemoryBudget budget = budget_of(flags, cx);
   const HeadNeed head = plan_head(model, cx, dense, options);
@@ -148,11 +168,11 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
 
   const bool is_free = options.max_model_len == 0;
   const int32_t longest = is_free ? info.max_positions : options.max_model_len;
-  need.scratch_bytes =
-      describe_scratch(cx, model, Engine::step_limits(info, options), dense, head.target_layers) +
-      head.scratch_bytes +
-      (cx.on_gpu() ? Engine::gpu_bytes(info, options, longest)
-                   : Engine::table_bytes(info, options, longest));
+  need.scratch_bytes = describe_scratch(cx, model, Engine::step_limits(info, options), dense,
+                                        head.target_layers, shard) +
+                       head.scratch_bytes +
+                       (cx.on_gpu() ? Engine::gpu_bytes(info, options, longest)
+                                    : Engine::table_bytes(info, options, longest));
   const int32_t least = is_free ? std::min(kLeastContext, info.max_positions) : longest;
   if (!cx.on_gpu() || cuda::shares_host_memory()) need.request_bytes = load.request_bytes;
   const int64_t rest =
@@ -166,6 +186,7 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
 
   const int64_t useful = Engine::kv_bytes_for(info, options, longest, options.max_num_seqs);
   options.kv_bytes = std::min(rest, useful);
+  if (cx.comm != nullptr) agree_on_pages(*cx.comm, info, options);
   const KvPlan plan = Engine::kv_plan_for(info, options);
   need.num_states = plan.state_slots;
   need.state_bytes = plan.state_slots * slot;
@@ -330,17 +351,23 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
 
 LoadedEngine::LoadedEngine(ModelFiles model_files) : files(std::move(model_files)) {}
 LoadedEngine::LoadedEngine(LoadedEngine&&) noexcept = default;
-LoadedEngine::~LoadedEngine() = default;
+LoadedEngine::~LoadedEngine() {
+  if (ranks != nullptr) ranks->on_lost({});  // it tells the engine, which goes first
+}
 
 std::string model_argument(const ModelFiles& files) {
   return files.directory.empty() ? files.name : files.directory.string();
 }
 
-LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& options) {
+namespace {
+
+// Everything of load_engine() but what is said of it to other ranks where it fails.
+void load(const EngineFlags& flags, const LoadEngineOptions& options, LoadedEngine& loaded) {
   const auto start = std::chrono::steady_clock::now();
-  LoadedEngine loaded(find_model(flags.model, flags.revision));
   const std::string model = model_argument(loaded.files);
-  const int threads = flags.threads > 0 ? flags.threads : cpu::read_cores().usable();
+  const int threads = flags.threads > 0
+                          ? flags.threads
+                          : std::max(1, cpu::read_cores().usable() / ranks_here(flags.ranks));
   loaded.pool = std::make_unique<cpu::ThreadPool>(threads);
   const bool on_gpu = choose_device(flags.device, read_device_facts()) == Device::kCuda;
   if (flags.nvtx && !on_gpu) {
@@ -354,6 +381,25 @@ LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& opti
     use_gpu(flags, *loaded.stream, gpu, loaded.cx);
   }
   loaded.cx.tap = options.tap;
+  const Shard shard = find_shard(flags.ranks);
+  if (shard.is_split()) {
+    if (on_gpu)
+      throw Error(ErrorKind::kUnsupported,
+                  "--tensor-parallel-size: ranks run on CPUs so far; say --device cpu");
+    if (parse_speculative_config(flags.speculative_config).method ==
+        SpeculationOptions::Method::kHead)
+      throw Error(ErrorKind::kUnsupported,
+                  "--tensor-parallel-size: heads draft for one rank so far; say another method of "
+                  "--speculative-config");
+    loaded.ranks = std::make_unique<Ranks>(flags.ranks, identity_of(flags, loaded));
+    loaded.cx.comm = &loaded.ranks->comm();
+  }
+  // A rank without its rank 0 has nothing to do, whatever it is doing.
+  if (shard.rank > 0)
+    loaded.ranks->on_lost([rank = shard.rank](const std::string& why) {
+      LOG_ERROR("rank %d ends: %s", rank, why.c_str());
+      std::_Exit(1);
+    });
 
   EngineOptions& engine = loaded.engine_options;
   engine = engine_options(flags, options, loaded.cx.on_gpu());
@@ -366,7 +412,8 @@ LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& opti
                    options.quiet);
   }
 
-  LoadOptions load{.seed = flags.seed, .dense = dense_formats(flags.dense), .progress = {}};
+  LoadOptions load{
+      .seed = flags.seed, .dense = dense_formats(flags.dense), .shard = shard, .progress = {}};
   if (flags.load_format == "dummy") load.format = LoadFormat::kDummy;
   if (loaded.cx.on_gpu()) {
     load.memory = {.allocate = cuda::device_buffer,
@@ -375,21 +422,49 @@ LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& opti
                    .random = cuda::random_fill};
   }
   ProgressBar bar("loading");
-  if (!options.quiet) {
-    load.progress = [&bar](int64_t done, int64_t total) { bar.show(done, total); };
-  }
+  load.progress = [&](int64_t done, int64_t total) {
+    if (loaded.ranks != nullptr) loaded.ranks->comm().check();
+    if (!options.quiet) bar.show(done, total);
+  };
   loaded.model = load_model(loaded.cx, model, load);
+  if (shard.rank > 0) return;
   if (engine.speculation.method == SpeculationOptions::Method::kHead) {
     refuse_other_tokenizer(loaded.files, engine.speculation.head_path);
     engine.speculation.head =
         load_draft_head(loaded.cx, engine.speculation.head_path, *loaded.model, load);
   }
   loaded.engine = std::make_unique<Engine>(*loaded.model, loaded.cx, engine);
+  if (loaded.ranks != nullptr)
+    loaded.ranks->on_lost([&e = *loaded.engine](const std::string& why) { e.fail(why); });
   // Its plan may have changed by what the weights hold.
   if (check) run_self_check(*check, sites_of(*loaded.model), loaded.cx, options.quiet);
   loaded.load_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& options) {
+  LoadedEngine loaded(find_model(flags.model, flags.revision));
+  try {
+    load(flags, options, loaded);
+  } catch (const std::exception& e) {
+    if (loaded.ranks != nullptr) loaded.ranks->announce(e.what());
+    throw;
+  }
   return loaded;
+}
+
+bool is_follower(const EngineFlags& flags) { return find_shard(flags.ranks).rank > 0; }
+
+void follow(const EngineFlags& flags) {
+  LoadedEngine loaded = load_engine(flags, {.quiet = true});
+  try {
+    StepFollower(*loaded.model, loaded.cx, loaded.engine_options).run();
+  } catch (const std::exception& e) {
+    loaded.ranks->announce(e.what());
+    throw;
+  }
 }
 
 }  // namespace nibble::cli

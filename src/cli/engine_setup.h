@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/dense_flags.h"
+#include "cli/ranks.h"
 #include "engine/engine.h"
 #include "io/hub.h"
 #include "models/model.h"
@@ -50,6 +51,7 @@ struct EngineFlags {
   std::string kernel_table;          // a file: which kernels were the fastest here
   bool allow_ref = false;            // the twins may run where no kernel does
   std::string device = "auto";       // auto | cpu | cuda
+  RankFlags ranks;                   // of commands that add_rank_flags() was called for
 };
 
 // Tokens of a step where --max-num-batched-tokens does not say: prompts in pieces that keep the
@@ -78,13 +80,14 @@ struct LoadedEngine {
   ~LoadedEngine();
 
   ModelFiles files;
+  std::unique_ptr<Ranks> ranks;  // none where this process is the only one
   std::unique_ptr<cpu::ThreadPool> pool;
   std::unique_ptr<cuda::Stream> stream;  // of the GPU, where the model runs on one
   ops::Ctx cx;
   std::unique_ptr<Model> model;
-  EngineOptions engine_options;  // as granted
-  std::unique_ptr<Engine> engine;
-  double load_seconds = 0;  // all of it: memory, weights, kernels
+  EngineOptions engine_options;    // as granted
+  std::unique_ptr<Engine> engine;  // of rank 0 alone
+  double load_seconds = 0;         // all of it: memory, weights, kernels
 };
 
 struct LoadEngineOptions {
@@ -96,7 +99,11 @@ struct LoadEngineOptions {
 };
 
 // Finds MODEL, plans the memory (prints the table; refuses with advice), loads with a progress bar
-// and makes the engine. Throws Error.
+// and makes the engine. With ranks, all of this on each of them. Throws Error.
 LoadedEngine load_engine(const EngineFlags& flags, const LoadEngineOptions& options);
+
+// What a command does whose process is a rank other than 0: as rank 0 says, until that one ends.
+bool is_follower(const EngineFlags& flags);
+void follow(const EngineFlags& flags);
 
 }  // namespace nibble::cli

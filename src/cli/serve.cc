@@ -233,6 +233,7 @@ void serve(ServeFlags& flags) {
   check_flags(flags);
   explain_vllm_flags(flags.vllm);
   take_activations(flags);
+  if (is_follower(flags.engine)) return follow(flags.engine);
   raise_file_limit();
   Loaded loaded{.text = load_text(flags), .engine = {}};
   ShutdownSignals signals;
@@ -314,6 +315,7 @@ void add_serve(CLI::App& app) {
   add("--chat-date", flags->chat_date, "YYYY-MM-DD in every system message; empty: today");
   add_chat_format_flags(*command, flags->chat_format);
   add_engine_flags(*command, flags->engine);
+  add_rank_flags(*command, flags->engine.ranks);
   add_vllm_flags(*command, flags->vllm);
   command->callback([flags] { serve(*flags); });
 }

@@ -30,7 +30,6 @@ constexpr const char* kSampling = "edit generation_config.json, or set it in eac
 
 constexpr VllmFlag kFlags[] = {
     {"--enable-auto-tool-choice", Takes::kNothing, "*", "tool calls are always recognised"},
-    {"--tensor-parallel-size", Takes::kValue, "1", kOneDevice, kOneDevice},
     {"--pipeline-parallel-size", Takes::kValue, "1", kOneDevice, kOneDevice},
     {"--data-parallel-size", Takes::kValue, "1", kOneDevice, kOneDevice},
     {"--enable-expert-parallel", Takes::kNothing, "", kOneDevice},

@@ -28,6 +28,9 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
       cx_(std::move(cx)),
       kv_info_(kv_info(model.info(), options)),
       kv_plan_((check(model.info(), options), plan_kv(kv_info_, kv_options(options)))),
+      feed_(cx_.comm == nullptr ? nullptr
+                                : std::make_unique<StepFeed>(*cx_.comm, model.info(), kv_plan_,
+                                                             step_limits(model.info(), options))),
       kv_(kv_info_, kv_plan_, page_memory()),
       step_limits_(step_limits(model.info(), options)),
       scheduler_(
@@ -62,6 +65,8 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
 
 // Of the KvCache: on the GPU where the model is.
 std::unique_ptr<PageMemory> Engine::Impl::page_memory() {
+  if (feed_ != nullptr)
+    return feed_->record(std::make_unique<HostPages>(KvCache::arena_bytes(kv_info_, kv_plan_)));
   if (!cx_.on_gpu()) return nullptr;
   auto pages = std::make_unique<GpuPages>(
       KvCache::arena_bytes(kv_info_, kv_plan_),
@@ -113,10 +118,13 @@ bool Engine::Impl::wait_for_inbox(std::unique_lock<std::mutex>& lock) {
 }
 
 bool Engine::Impl::step() {
+  std::string failure;
   {
     const std::lock_guard lock(mutex_);
     if (inbox_.stop) return false;
+    failure = std::exchange(inbox_.failure, "");
   }
+  if (!failure.empty() && !counters_.failed) return fail_all(failure), true;
   if (!plan()) {
     step_began_ = {};
     return false;
@@ -177,7 +185,9 @@ void Engine::Impl::launch() {
   if (gpu_ != nullptr) return launch_on_gpu();
   if (head_ != nullptr) head_->draft(scheduler_.chunks());
   blocks_[turn_].fill(scheduler_.chunks());
-  logits_ = model_.forward(cx_, blocks_[turn_].step(), kv_.state());
+  const Step step = blocks_[turn_].step();
+  logits_ = feed_ != nullptr ? feed_->run(model_, cx_, step, kv_.state())
+                             : model_.forward(cx_, step, kv_.state());
 }
 
 // Runs the step at hand, unless it was begun ahead, and begins the one after it where that needs
@@ -317,6 +327,14 @@ void Engine::Impl::cancel(RequestId id) {
   wake_.notify_one();
 }
 
+void Engine::Impl::fail(const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    inbox_.failure = why;
+  }
+  wake_.notify_one();
+}
+
 void Engine::Impl::mask_came() {
   {
     const std::lock_guard lock(mutex_);
@@ -351,6 +369,7 @@ Result<std::vector<RequestId>> Engine::submit_forks(std::vector<Request> request
   return impl_->submit(std::move(requests));
 }
 void Engine::cancel(RequestId id) { impl_->cancel(id); }
+void Engine::fail(const std::string& why) { impl_->fail(why); }
 EngineStats Engine::stats() const { return impl_->stats(); }
 int32_t Engine::max_model_len() const { return impl_->kv_plan().max_len; }
 const KvPlan& Engine::kv_plan() const { return impl_->kv_plan(); }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/result.h"
@@ -54,7 +55,8 @@ struct EngineStats {
 class Engine {
  public:
   // Allocates everything: activations, pages, tables. Throws Error(kMemory) where kv_bytes cannot
-  // hold one sequence of max_model_len. The model must outlive the engine.
+  // hold one sequence of max_model_len. The model must outlive the engine. Where cx.comm leads to
+  // other ranks, a StepFollower runs on each of them.
   Engine(Model& model, ops::Ctx cx, const EngineOptions& options);
   ~Engine();  // cancels what still runs
 
@@ -81,6 +83,10 @@ class Engine {
   // Thread-safe. Its pages are free before the next step is planned; the request ends with
   // kCanceled unless it has ended already.
   void cancel(RequestId id);
+
+  // Thread-safe. What the model needs beside this process is gone, such as another rank: every
+  // request ends with an error that says so, and no more are taken.
+  void fail(const std::string& why);
 
   EngineStats stats() const;                  // thread-safe
   int32_t max_model_len() const;              // as granted

@@ -24,6 +24,7 @@
 #include "engine/sequence.h"
 #include "engine/speculation.h"
 #include "engine/step_block.h"
+#include "engine/step_feed.h"
 
 namespace nibble {
 
@@ -48,6 +49,7 @@ class Engine::Impl {
   }
   Result<std::vector<RequestId>> submit(std::vector<Request> requests);
   void cancel(RequestId id);
+  void fail(const std::string& why);
   void mask_came();
   EngineStats stats() const;
   const KvPlan& kv_plan() const { return kv_.plan(); }
@@ -65,8 +67,11 @@ class Engine::Impl {
     std::vector<std::unique_ptr<Sequence>> submitted;
     std::vector<RequestId> canceled;
     bool mask_came = false;
+    std::string failure;  // of what the model needs beside this process
     bool stop = false;
-    bool empty() const { return submitted.empty() && canceled.empty() && !mask_came && !stop; }
+    bool empty() const {
+      return submitted.empty() && canceled.empty() && !mask_came && failure.empty() && !stop;
+    }
   };
 
   void run();
@@ -102,7 +107,8 @@ class Engine::Impl {
   RequestLimits request_limits_;
   ModelInfo kv_info_;  // the model's, and the pages of a head
   KvPlan kv_plan_;
-  GpuPages* gpu_pages_ = nullptr;  // kv_'s memory, on a GPU
+  std::unique_ptr<StepFeed> feed_;  // of the other ranks; none where there is one
+  GpuPages* gpu_pages_ = nullptr;   // kv_'s memory, on a GPU
   KvCache kv_;
   StepLimits step_limits_;
   Scheduler scheduler_;

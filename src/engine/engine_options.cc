@@ -10,6 +10,7 @@
 #include "engine/kv_cache.h"
 #include "engine/sampler.h"
 #include "engine/step_block.h"
+#include "engine/step_feed.h"
 #include "engine/suffix_drafter.h"
 
 namespace nibble {
@@ -127,7 +128,8 @@ int64_t Engine::table_bytes(const ModelInfo& info, const EngineOptions& options,
       uses_head(options.speculation) ? HeadDrafter::bytes(head_limits(options)) : 0;
   return head_bytes + KvCache::table_bytes(kv_info(info, options), kv_options(options), len) +
          StepBlock::bytes(step_limits(info, options), options.max_num_seqs) +
-         Sampler::bytes(info.vocab_size) + past_bytes(options.speculation);
+         Sampler::bytes(info.vocab_size) + past_bytes(options.speculation) +
+         (info.logits.is_whole() ? 0 : StepFeed::bytes(info, step_limits(info, options)));
 }
 
 int64_t Engine::gpu_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len) {

@@ -1,0 +1,228 @@
+#include "cli/ranks.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "dist/bootstrap.h"
+
+namespace nibble::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How a rank that another one started knows which it is; the key is seen by this user alone.
+constexpr char kRankVariable[] = "NIBBLE_TP_RANK", kPortVariable[] = "NIBBLE_TP_PORT",
+               kKeyVariable[] = "NIBBLE_TP_KEY";
+constexpr uint16_t kDefaultPort = 29501;  // vLLM's
+constexpr size_t kLeastKey = 16;
+// Ranks of one host start within seconds; a person starts those of several.
+constexpr std::chrono::seconds kHere{60}, kElsewhere{600};
+constexpr std::chrono::seconds kToEnd{5};
+
+const char* started_rank() { return std::getenv(kRankVariable); }
+
+std::string hex(const dist::Nonce& bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const char byte : bytes) {
+    text += kDigits[static_cast<uint8_t>(byte) >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+// Given to all nodes, or made for this run.
+std::string read_key(const RankFlags& flags) {
+  if (const char* key = std::getenv(kKeyVariable); key != nullptr && *key != '\0') return key;
+  if (flags.key_file.empty()) {
+    if (flags.nnodes == 1) return hex(dist::random_nonce());
+    throw Error(
+        ErrorKind::kUsage,
+        "--nnodes needs a key that all nodes know: --tensor-parallel-key-file FILE, made by "
+        "`openssl rand -hex 32`");
+  }
+  std::ifstream file(flags.key_file);
+  std::string key((std::istreambuf_iterator<char>(file)), {});
+  while (!key.empty() && std::isspace(static_cast<unsigned char>(key.back()))) key.pop_back();
+  if (!file || key.size() < kLeastKey)
+    throw Error(ErrorKind::kUsage, "--tensor-parallel-key-file " + flags.key_file +
+                                       " must hold at least " + std::to_string(kLeastKey) +
+                                       " characters");
+  return key;
+}
+
+std::vector<std::string> own_arguments() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> arguments;
+  for (std::string argument; std::getline(file, argument, '\0');) arguments.push_back(argument);
+  return arguments;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> all;
+  for (std::string& text : texts) all.push_back(text.data());
+  all.push_back(nullptr);
+  return all;
+}
+
+}  // namespace
+
+void add_rank_flags(CLI::App& command, RankFlags& flags) {
+  const auto add = [&](const char* name, auto& value, const char* text) {
+    return command.add_option(name, value, text)->capture_default_str()->group("Ranks");
+  };
+  add("--tensor-parallel-size", flags.tensor_parallel_size,
+      "ranks that share each layer; those of this host are started by nibble itself")
+      ->check(CLI::Range(1, 1024));
+  add("--nnodes", flags.nnodes, "hosts that the ranks are spread over evenly")
+      ->check(CLI::Range(1, 1024));
+  add("--node-rank", flags.node_rank, "which of them this is; 0 serves")
+      ->check(CLI::NonNegativeNumber);
+  add("--master-addr", flags.master_addr, "node 0's own address on the link between the hosts");
+  add("--master-port", flags.master_port, "there; 0: 29501, or any free one on a single host");
+  add("--tensor-parallel-key-file", flags.key_file,
+      "a text that all nodes know and nobody else; with --nnodes");
+}
+
+int32_t ranks_here(const RankFlags& flags) { return flags.tensor_parallel_size / flags.nnodes; }
+
+Shard find_shard(const RankFlags& flags) {
+  if (flags.tensor_parallel_size % flags.nnodes != 0)
+    throw Error(ErrorKind::kUsage, "--tensor-parallel-size must be a multiple of --nnodes");
+  if (flags.node_rank >= flags.nnodes)
+    throw Error(ErrorKind::kUsage, "--node-rank must be below --nnodes");
+  const char* started = flags.tensor_parallel_size > 1 ? started_rank() : nullptr;
+  const int32_t rank =
+      started != nullptr ? std::atoi(started) : flags.node_rank * ranks_here(flags);
+  if (rank < 0 || rank >= flags.tensor_parallel_size)
+    throw Error(ErrorKind::kUsage, std::string(kRankVariable) + " is no rank");
+  return {rank, flags.tensor_parallel_size};
+}
+
+Ranks::Ranks(const RankFlags& flags, const dist::Identity& identity) {
+  const Shard shard = find_shard(flags);
+  const bool is_started = started_rank() != nullptr;
+  const std::string key = read_key(flags);
+  uint16_t port = flags.master_port;
+  if (port == 0 && flags.nnodes > 1) port = kDefaultPort;
+  if (const char* given = std::getenv(kPortVariable); is_started && given != nullptr)
+    port = static_cast<uint16_t>(std::atoi(given));
+  std::unique_ptr<dist::Listener> listener;
+  if (shard.rank == 0) {
+    listener = std::make_unique<dist::Listener>(flags.master_addr, port);
+    port = listener->port();
+    LOG_INFO("ranks: waiting for %d at %s port %d", shard.size - 1, flags.master_addr.c_str(),
+             port);
+  }
+  for (int32_t r = 1; !is_started && r < ranks_here(flags); ++r) start(shard.rank + r, port, key);
+
+  const dist::JoinOptions options{.rank = shard.rank,
+                                  .size = shard.size,
+                                  .address = flags.master_addr,
+                                  .port = port,
+                                  .key = key,
+                                  .identity = identity,
+                                  .patience = flags.nnodes > 1 ? kElsewhere : kHere,
+                                  .check = [this] { check_started(); }};
+  dist::Joined joined =
+      listener ? dist::join_as_first(*listener, options) : dist::join_as_other(options);
+  comm_ = std::make_unique<dist::TcpComm>(shard.rank, std::move(joined.steps));
+  watch_ = std::make_unique<dist::Watch>(std::move(joined.watch), 0,
+                                         [this](const std::string& why) { lost(why); });
+  say_how_fast(flags.master_addr);
+}
+
+Ranks::~Ranks() {
+  watch_.reset();
+  comm_.reset();
+  const auto until = Clock::now() + (why_.empty() ? kToEnd : std::chrono::seconds(1));
+  for (const Child& child : children_) {
+    while (waitpid(child.pid, nullptr, WNOHANG) == 0) {
+      if (Clock::now() > until) kill(child.pid, SIGKILL);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+}
+
+// The same program with the same arguments, which the variables make another rank of. It ends with
+// this one, and takes no notice of what ends this one in good order: Ctrl-C, or a service that
+// stops.
+void Ranks::start(int32_t rank, uint16_t port, const std::string& key) {
+  std::vector<std::string> arguments = own_arguments();
+  std::vector<std::string> variables;
+  for (char** v = environ; *v != nullptr; ++v)
+    if (!std::string_view(*v).starts_with("NIBBLE_TP_")) variables.emplace_back(*v);
+  if (std::getenv("NIBBLE_LOG") == nullptr) variables.emplace_back("NIBBLE_LOG=warn");
+  variables.push_back(std::string(kRankVariable) + "=" + std::to_string(rank));
+  variables.push_back(std::string(kPortVariable) + "=" + std::to_string(port));
+  variables.push_back(std::string(kKeyVariable) + "=" + key);
+  const std::vector<char*> argv = pointers(arguments), envp = pointers(variables);
+  const pid_t parent = getpid(), pid = fork();
+  if (pid < 0)
+    throw Error(ErrorKind::kMemory, "the system refused to start rank " + std::to_string(rank));
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);
+    signal(SIGINT, SIG_IGN), signal(SIGTERM, SIG_IGN);  // kept by execve
+    close_range(3, ~0U, 0);                             // what this rank listens at is not theirs
+    execve("/proc/self/exe", argv.data(), envp.data());
+    _exit(127);
+  }
+  children_.push_back({rank, pid});
+}
+
+void Ranks::check_started() {
+  for (const Child& child : children_) {
+    int status = 0;
+    if (waitpid(child.pid, &status, WNOHANG) <= 0) continue;
+    const int32_t rank = child.rank;
+    std::erase_if(children_, [&](const Child& c) { return c.rank == rank; });
+    throw Error(ErrorKind::kUnsupported,
+                "rank " + std::to_string(rank) + " ended while it started; it said why above");
+  }
+}
+
+void Ranks::lost(const std::string& why) {
+  comm_->abort(why);
+  const std::lock_guard lock(mutex_);
+  why_ = why;
+  if (on_lost_) on_lost_(why);
+}
+
+void Ranks::on_lost(std::function<void(const std::string&)> call) {
+  const std::lock_guard lock(mutex_);
+  on_lost_ = std::move(call);
+  if (!why_.empty() && on_lost_) on_lost_(why_);
+}
+
+// Two sums a layer wait for each other: what a step pays. The sizes are those of a token and of a
+// long prompt's chunk.
+void Ranks::say_how_fast(const std::string& address) {
+  const auto time = [&](size_t floats, int repeats) {
+    std::vector<float> values(floats, 1);
+    comm_->all_reduce(values);
+    const auto start = Clock::now();
+    for (int i = 0; i < repeats; ++i) comm_->all_reduce(values);
+    return std::chrono::duration<double>(Clock::now() - start).count() / repeats;
+  };
+  constexpr size_t kToken = 2880, kChunk = 1 << 20;
+  const double token = time(kToken, 100), chunk = time(kChunk, 8);
+  if (comm_->rank() != 0) return;
+  LOG_INFO("ranks: %d over TCP at %s; a sum over all of %.1f KB takes %.0f us, of 4 MB %.1f ms",
+           comm_->size(), address.c_str(), sizeof(float) * kToken / 1e3, 1e6 * token, 1e3 * chunk);
+}
+
+}  // namespace nibble::cli

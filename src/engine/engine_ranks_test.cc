@@ -1,0 +1,274 @@
+// Engines whose steps several ranks compute together, each a thread with its own part of the model
+// that ships, over sockets: the text of one rank, whatever the scheduler does; and what becomes of
+// requests when a rank is lost or computes something else.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "cpu/thread_pool.h"
+#include "dist/test_ranks.h"
+#include "engine/engine.h"
+#include "engine/engine_testing.h"
+#include "engine/step_follower.h"
+#include "models/model.h"
+
+namespace nibble {
+namespace {
+
+const std::string kShipped = std::string(NIBBLE_SOURCE_DIR) + "/models/nibble-tiny-gpt-oss";
+
+struct Rank {
+  Rank(const std::string& path, dist::TcpComm* comm, const LoadOptions& load) {
+    cx.pool = &pool;
+    cx.comm = comm;
+    LoadOptions options = load;
+    if (comm != nullptr) options.shard = {comm->rank(), comm->size()};
+    model = load_model(cx, path, options);
+  }
+  cpu::ThreadPool pool{1};
+  ops::Ctx cx;
+  std::unique_ptr<Model> model;
+};
+
+EngineOptions options_of_shipped() {
+  return {.max_num_seqs = 16,
+          .max_num_batched_tokens = 64,
+          .max_model_len = 512,
+          .kv_dtype = DType::kF32,
+          .kv_bytes = int64_t{256} << 20};
+}
+
+// As many pages on each rank, whose heads differ.
+EngineOptions of_rank(EngineOptions options, const Model& one, const Model& rank) {
+  options.kv_bytes =
+      options.kv_bytes / one.info().groups[0].num_kv_heads * rank.info().groups[0].num_kv_heads;
+  return options;
+}
+
+// Rank 0's engine; the others follow until it ends.
+class Group {
+ public:
+  Group(const std::string& path, int size, const EngineOptions& options, const Model& one,
+        const LoadOptions& load = {}, uint64_t others_seed = 0)
+      : ranks_(dist::test_ranks(size)), errors_(size) {
+    for (int r = 1; r < size; ++r)
+      followers_.emplace_back([&, this, r, path, load, options, others_seed] {
+        LoadOptions mine = load;
+        mine.seed += others_seed;
+        try {
+          Rank rank(path, ranks_[r].get(), mine);
+          StepFollower(*rank.model, rank.cx, of_rank(options, one, *rank.model)).run();
+        } catch (const Error& e) {
+          errors_[r] = e.what();
+          ranks_[r]->abort(e.what());
+        }
+      });
+    first_ = std::make_unique<Rank>(path, ranks_[0].get(), load);
+    engine_ =
+        std::make_unique<Engine>(*first_->model, first_->cx, of_rank(options, one, *first_->model));
+  }
+  ~Group() { end(); }
+  Engine& engine() { return *engine_; }
+  dist::TcpComm& comm(int rank) { return *ranks_[rank]; }
+  // Why each rank ended; empty: in good order.
+  std::vector<std::string> end() {
+    engine_.reset();
+    followers_.clear();  // joins
+    return errors_;
+  }
+
+ private:
+  std::vector<std::unique_ptr<dist::TcpComm>> ranks_;
+  std::vector<std::string> errors_;
+  std::vector<std::jthread> followers_;
+  std::unique_ptr<Rank> first_;
+  std::unique_ptr<Engine> engine_;
+};
+
+// Greedy and drawn, with lengths on both sides of window and chunk.
+std::vector<Request> requests_of(int32_t vocab) {
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 12; ++i) {
+    Request r{.prompt = toy_prompt(1 + i * 13, i, vocab), .max_tokens = 20 - i};
+    r.sampling.logprobs = 2;
+    r.sampling.seed = 7 + i;
+    if (i % 3 != 2) r.sampling.temperature = 0;
+    requests.push_back(r);
+  }
+  return requests;
+}
+
+// Sums of parts are rounded differently from the sum of all: by 2^-24 a product, which six layers
+// make 1e-5 of logits of about 10. The ids are the same where no two logits are as near as that.
+constexpr float kTolerance = 1e-3f;
+
+void expect_same(const std::vector<Transcript>& want, const std::vector<Transcript>& got) {
+  ASSERT_EQ(want.size(), got.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_EQ(want[i].ids, got[i].ids) << "request " << i;
+    EXPECT_EQ(want[i].finish, got[i].finish) << got[i].error;
+    for (size_t n = 0; n < std::min(want[i].outputs.size(), got[i].outputs.size()); ++n)
+      EXPECT_NEAR(want[i].outputs[n].logprob, got[i].outputs[n].logprob, kTolerance);
+    ASSERT_EQ(want[i].scores.size(), got[i].scores.size());
+    for (size_t n = 0; n < want[i].scores.size(); ++n) {
+      if (std::isnan(want[i].scores[n].next_logprob)) continue;
+      EXPECT_NEAR(want[i].scores[n].next_logprob, got[i].scores[n].next_logprob, kTolerance);
+    }
+  }
+}
+
+class EngineRanks : public testing::Test {
+ protected:
+  Rank one_{kShipped, nullptr, {}};
+  const std::vector<Request> requests_ = requests_of(one_.model->info().vocab_size);
+  std::vector<Transcript> alone(const EngineOptions& options) {
+    Engine engine(*one_.model, one_.cx, options);
+    return run_all(engine, requests_);
+  }
+};
+
+// Two ranks, and four: then each KV head is on two of them.
+TEST_F(EngineRanks, SayWhatOneSays) {
+  const std::vector<Transcript> want = alone(options_of_shipped());
+  for (const int size : {2, 3, 4}) {
+    SCOPED_TRACE(std::to_string(size) + " ranks");
+    Group group(kShipped, size, options_of_shipped(), *one_.model);
+    expect_same(want, run_all(group.engine(), requests_));
+    EXPECT_GT(group.engine().stats().num_steps, 20);
+    EXPECT_EQ(group.end(), std::vector<std::string>(size));
+  }
+}
+
+// Pages are taken away and given back, shared, and copied before they part: the others do the same.
+TEST_F(EngineRanks, DoWhatTheSchedulerDoes) {
+  const EngineOptions options = options_of_shipped();
+  const std::vector<Transcript> want = alone(options);
+  EngineOptions tight = options;
+  tight.max_model_len = 192;
+  tight.kv_bytes = Engine::kv_bytes_for(one_.model->info(), tight, 192, 1);
+  {
+    Group group(kShipped, 2, tight, *one_.model);
+    expect_same(want, run_all(group.engine(), requests_));
+    EXPECT_GE(group.engine().stats().num_preemptions, 1);
+  }
+  EngineOptions small = options;
+  small.max_num_batched_tokens = 16;
+  {
+    Group group(kShipped, 2, small, *one_.model);
+    expect_same(want, run_all(group.engine(), requests_));
+    expect_same(want, run_all(group.engine(), requests_));  // out of the prefix cache
+    EXPECT_GT(group.engine().stats().prefix_cache_hits, 100);
+  }
+  Engine engine(*one_.model, one_.cx, options);
+  std::vector<Request> answers(4, requests_[5]);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    answers[i].sampling.temperature = 1;
+    answers[i].sampling.seed = i;
+  }
+  Group group(kShipped, 2, options, *one_.model);
+  expect_same(run_forks(engine, answers), run_forks(group.engine(), answers));
+}
+
+TEST_F(EngineRanks, VerifyDraftsAndScorePrompts) {
+  EngineOptions options = options_of_shipped();
+  std::vector<Request> scored = requests_;
+  for (Request& r : scored) r.prompt_logprobs = 0;
+  Engine engine(*one_.model, one_.cx, options);
+  const std::vector<Transcript> want = run_all(engine, scored);
+  options.speculation = {.method = SpeculationOptions::Method::kNgram,
+                         .num_tokens = 3,
+                         .is_adaptive = false,
+                         .ngram_min = 1,
+                         .ngram_max = 3};
+  Group group(kShipped, 2, options, *one_.model);
+  expect_same(want, run_all(group.engine(), scored));
+  EXPECT_GT(group.engine().stats().speculation.num_draft_tokens, 0);
+}
+
+// ---- what goes wrong
+
+std::vector<Transcript> run_to_the_end(Engine& engine, std::vector<Request> requests) {
+  std::vector<std::shared_ptr<Transcript>> transcripts;
+  for (Request& request : requests) {
+    transcripts.push_back(record(request));
+    EXPECT_TRUE(engine.submit(std::move(request)).ok());
+  }
+  return step_until_ended(engine, transcripts);
+}
+
+void expect_failed(const std::vector<Transcript>& transcripts, const std::string& why) {
+  for (const Transcript& t : transcripts) {
+    EXPECT_EQ(t.finish, FinishReason::kError);
+    EXPECT_THAT(t.error, testing::HasSubstr(why));
+  }
+}
+
+// Other weights under the same config: every sum is the same on both, and what each makes of it is
+// not. The first step finds out.
+TEST_F(EngineRanks, ADifferenceEndsTheRun) {
+  const std::string config = kShipped + "/config.json";
+  const LoadOptions dummy{.format = LoadFormat::kDummy, .seed = 3};
+  Group group(config, 2, options_of_shipped(), *one_.model, dummy, /*others_seed=*/1);
+  expect_failed(run_to_the_end(group.engine(), requests_), "computed another residual than rank 0");
+  EXPECT_TRUE(group.engine().stats().failed);
+  EXPECT_THAT(group.end()[1], testing::HasSubstr("computed another residual"));
+}
+
+TEST_F(EngineRanks, ARankThatIsLostEndsEveryRequest) {
+  Group group(kShipped, 2, options_of_shipped(), *one_.model);
+  std::vector<std::shared_ptr<Transcript>> transcripts;
+  for (Request request : requests_) {
+    transcripts.push_back(record(request));
+    ASSERT_TRUE(group.engine().submit(std::move(request)).ok());
+  }
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(group.engine().step());
+  group.comm(0).abort("rank 1 is gone");
+  expect_failed(step_until_ended(group.engine(), transcripts), "the model failed: rank 1 is gone");
+  EXPECT_TRUE(group.engine().stats().failed);
+}
+
+// With nothing to do, too: nobody is let in any more.
+TEST_F(EngineRanks, AnIdleEngineFailsWhenItIsTold) {
+  Group group(kShipped, 2, options_of_shipped(), *one_.model);
+  group.engine().start();
+  group.engine().fail("rank 1 is gone");
+  for (int i = 0; i < 1000 && !group.engine().stats().failed; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_TRUE(group.engine().stats().failed);
+  Request request = requests_[0];
+  record(request);
+  EXPECT_FALSE(group.engine().submit(std::move(request)).ok());
+}
+
+TEST_F(EngineRanks, OtherPlansAreRefused) {
+  EngineOptions more = options_of_shipped();
+  more.max_num_seqs = 15;
+  const auto ranks = dist::test_ranks(2);
+  std::string why;
+  std::jthread follower([&] {
+    Rank rank(kShipped, ranks[1].get(), {});
+    try {
+      StepFollower(*rank.model, rank.cx, of_rank(more, *one_.model, *rank.model)).run();
+    } catch (const Error& e) {
+      why = e.what();
+    }
+  });
+  Rank rank(kShipped, ranks[0].get(), {});
+  try {
+    Engine engine(*rank.model, rank.cx, of_rank(options_of_shipped(), *one_.model, *rank.model));
+    ADD_FAILURE() << "other plans were taken";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), testing::HasSubstr("rank 1 planned other pages or steps than rank 0"));
+  }
+  follower.join();
+  EXPECT_THAT(why, testing::HasSubstr("rank 1 planned other pages"));
+}
+
+}  // namespace
+}  // namespace nibble

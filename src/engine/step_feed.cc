@@ -1,0 +1,179 @@
+#include "engine/step_feed.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "base/error.h"
+
+namespace nibble {
+namespace {
+
+// Buffers of which each rank has columns, or rows that follow from its own.
+constexpr std::array<std::string_view, 4> kOwn = {"q", "att", "u", "logits"};
+
+template <typename T>
+std::vector<T> gather(dist::Comm& comm, const T& mine) {
+  std::vector<T> all(comm.size());
+  comm.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  return all;
+}
+
+void mix(uint64_t& hash, uint64_t value) { hash = (hash ^ value) * 0x100000001b3; }
+
+}  // namespace
+
+ReplicaHash::ReplicaHash(ops::Ctx& cx) : cx_(cx) {
+  CHECK(!cx_.tap);
+  cx_.tap = [this](std::string_view name, int, const Tensor& value) { add(name, value); };
+}
+
+void ReplicaHash::add(std::string_view name, const Tensor& value) {
+  if (std::ranges::find(kOwn, name) != kOwn.end()) return;
+  const auto* bytes = static_cast<const char*>(value.data);
+  for (int64_t at = 0; at < value.size_bytes(); at += 4) {
+    uint32_t word = 0;
+    std::memcpy(&word, bytes + at, 4);
+    mix(hash_, word);
+  }
+}
+
+void ReplicaHash::compare(dist::Comm& comm) const {
+  const std::vector<uint64_t> all = gather(comm, hash_);
+  std::string others;
+  for (size_t r = 1; r < all.size(); ++r)
+    if (all[r] != all[0]) others += (others.empty() ? "" : ", ") + std::to_string(r);
+  if (others.empty()) return;
+  throw Error(ErrorKind::kUnsupported, "rank " + others +
+                                           " computed another residual than rank 0: their weights, "
+                                           "processors or memory differ");
+}
+
+std::vector<Cut> agree(dist::Comm& comm, const ModelInfo& info, const KvPlan& plan,
+                       const StepLimits& limits) {
+  std::byte ready{};
+  for (int r = 1; r < comm.size() && comm.rank() == 0; ++r) comm.receive(r, {&ready, 1});
+  for (int r = 1; r < comm.size() && comm.rank() == 0; ++r) comm.send(r, {&ready, 1});
+  if (comm.rank() != 0) comm.send(0, {&ready, 1}), comm.receive(0, {&ready, 1});
+
+  struct Planned {
+    uint64_t hash;
+    int64_t logits_begin, logits_size;
+  };
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const int64_t value :
+       {int64_t{plan.max_len}, int64_t{plan.options.page_size}, int64_t{plan.options.max_num_seqs},
+        int64_t{info.num_layers}, int64_t{info.vocab_size}, int64_t{limits.max_tokens},
+        int64_t{limits.max_out}, static_cast<int64_t>(plan.options.dtype)})
+    mix(hash, static_cast<uint64_t>(value));
+  mix(hash, static_cast<uint64_t>(plan.state_slots));
+  for (const int32_t pages : plan.group_pages) mix(hash, static_cast<uint64_t>(pages));
+  const auto all = gather(comm, Planned{hash, info.logits.begin, info.logits.size});
+  std::vector<Cut> logits;
+  int64_t at = 0;
+  for (int r = 0; r < comm.size(); ++r) {
+    if (all[r].hash != all[0].hash)
+      throw Error(ErrorKind::kUnsupported,
+                  "rank " + std::to_string(r) + " planned other pages or steps than rank 0");
+    CHECK(all[r].logits_begin == at);
+    logits.emplace_back(info.vocab_size, at, all[r].logits_size);
+    at += all[r].logits_size;
+  }
+  CHECK(at == info.vocab_size);
+  return logits;
+}
+
+// Hands everything on, and keeps what the others have to know of it.
+class StepFeed::RecordedPages final : public PageMemory {
+ public:
+  RecordedPages(StepFeed& feed, std::unique_ptr<PageMemory> memory)
+      : feed_(feed), memory_(std::move(memory)) {}
+  Tensor take(DType dtype, std::initializer_list<int64_t> shape) override {
+    tensors_.push_back(memory_->take(dtype, shape).data);
+    return make_tensor(const_cast<void*>(tensors_.back()), dtype, shape);
+  }
+  void copy_page(const Tensor& pages, int32_t from, int32_t to) override {
+    const auto tensor = std::ranges::find(tensors_, pages.data);
+    CHECK(tensor != tensors_.end());
+    feed_.copies_.push_back({static_cast<int32_t>(tensor - tensors_.begin()), from, to});
+    memory_->copy_page(pages, from, to);
+  }
+  Table add_table(std::span<const int32_t> host) override {
+    const Table table = memory_->add_table(host);
+    tables_.push_back({host, table.number});
+    return {table.entries, static_cast<int32_t>(tables_.size()) - 1};
+  }
+  void changed(int32_t table, int64_t index) override {
+    feed_.changes_.push_back({table, tables_[table].host[index], index});
+    memory_->changed(tables_[table].number, index);
+  }
+
+ private:
+  StepFeed& feed_;
+  std::unique_ptr<PageMemory> memory_;
+  std::vector<const void*> tensors_;
+  struct Recorded {
+    std::span<const int32_t> host;
+    int32_t number;  // of memory_
+  };
+  std::vector<Recorded> tables_;
+};
+
+StepFeed::StepFeed(dist::Comm& comm, const ModelInfo& info, const KvPlan& plan,
+                   const StepLimits& limits)
+    : comm_(comm), logits_of_(agree(comm, info, plan, limits)) {
+  logits_ = Buffer(bytes(info, limits));
+}
+
+StepFeed::~StepFeed() {
+  try {
+    tell({.ends = true});
+  } catch (const Error&) {
+    return;  // they know
+  }
+}
+
+std::unique_ptr<PageMemory> StepFeed::record(std::unique_ptr<PageMemory> memory) {
+  return std::make_unique<RecordedPages>(*this, std::move(memory));
+}
+
+void StepFeed::tell(const StepMessage& message) {
+  write_message(message, message_);
+  const auto size = static_cast<uint64_t>(message_.size());
+  for (int r = 1; r < comm_.size(); ++r) {
+    comm_.send(r, std::as_bytes(std::span(&size, 1)));
+    comm_.send(r, message_);
+  }
+}
+
+Tensor StepFeed::run(Model& model, ops::Ctx& cx, const Step& step, const SeqState& kv) {
+  const bool compares = num_steps_++ % kCompareEvery == 0 && !cx.tap;
+  tell({.compares = compares, .step = step, .copies = copies_, .changes = changes_});
+  copies_.clear(), changes_.clear();
+  if (!compares) return whole(model.forward(cx, step, kv));
+  const ReplicaHash hash(cx);
+  const Tensor logits = model.forward(cx, step, kv);
+  hash.compare(comm_);
+  return whole(logits);
+}
+
+Tensor StepFeed::whole(const Tensor& mine) {
+  const int64_t rows = mine.dim(0), vocab = logits_of_[0].all;
+  auto* const all = static_cast<float*>(logits_.data());
+  for (int r = 0; r < comm_.size(); ++r) {
+    const Cut& cut = logits_of_[r];
+    for (int64_t row = 0; row < rows; ++row) {
+      const std::span to(all + row * vocab + cut.begin, static_cast<size_t>(cut.size));
+      if (r == 0)
+        std::copy_n(mine.as<float>() + row * cut.size, cut.size, to.begin());
+      else
+        comm_.receive(r, std::as_writable_bytes(to));
+    }
+  }
+  return make_tensor(all, DType::kF32, {rows, vocab});
+}
+
+}  // namespace nibble

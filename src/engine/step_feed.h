@@ -1,0 +1,75 @@
+// StepFeed: rank 0's side of steps that several ranks compute together. It tells the others what
+// the scheduler planned, and gathers the parts of the logits; StepFollower is the other side.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "dist/comm.h"
+#include "engine/kv_plan.h"
+#include "engine/page_memory.h"
+#include "engine/step_message.h"
+#include "ops/ctx.h"
+
+namespace nibble {
+
+// Of what every rank computes for itself and must have alike to the bit, or their choices of
+// experts part and nobody notices: the residual, norms and routing of every layer.
+class ReplicaHash {
+ public:
+  // Shows `cx` to the hash in place of its tap, until the end of this object.
+  explicit ReplicaHash(ops::Ctx& cx);
+  ~ReplicaHash() { cx_.tap = nullptr; }
+  ReplicaHash(const ReplicaHash&) = delete;
+  ReplicaHash& operator=(const ReplicaHash&) = delete;
+  // Throws Error naming the ranks that differ from the first.
+  void compare(dist::Comm& comm) const;
+
+ private:
+  void add(std::string_view name, const Tensor& value);
+  ops::Ctx& cx_;
+  uint64_t hash_ = 0xcbf29ce484222325;
+};
+
+// Waits for all ranks, which load each at its own pace. They plan for themselves and must have
+// planned the same; throws Error where they have not.
+// Returns the columns of the logits that each has.
+std::vector<Cut> agree(dist::Comm& comm, const ModelInfo& info, const KvPlan& plan,
+                       const StepLimits& limits);
+
+class StepFeed {
+ public:
+  // Every so many steps are compared, the first one among them.
+  static constexpr int64_t kCompareEvery = 64;
+
+  StepFeed(dist::Comm& comm, const ModelInfo& info, const KvPlan& plan, const StepLimits& limits);
+  static int64_t bytes(const ModelInfo& info, const StepLimits& limits) {
+    return limits.max_out * info.vocab_size * static_cast<int64_t>(sizeof(float));
+  }
+  // Tells the others that there is no more.
+  ~StepFeed();
+  StepFeed(const StepFeed&) = delete;
+  StepFeed& operator=(const StepFeed&) = delete;
+
+  // Pages in `memory` whose changes the others make, too. The feed must outlive them.
+  std::unique_ptr<PageMemory> record(std::unique_ptr<PageMemory> memory);
+  // The step on all ranks. Returns the logits [R, V].
+  Tensor run(Model& model, ops::Ctx& cx, const Step& step, const SeqState& kv);
+
+ private:
+  class RecordedPages;
+  void tell(const StepMessage& message);
+  Tensor whole(const Tensor& mine);
+
+  dist::Comm& comm_;
+  std::vector<Cut> logits_of_;  // each rank's
+  Buffer logits_;               // [max_out, V]
+  std::vector<PageCopy> copies_;
+  std::vector<TableChange> changes_;
+  std::vector<std::byte> message_;
+  int64_t num_steps_ = 0;
+};
+
+}  // namespace nibble

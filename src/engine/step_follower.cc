@@ -1,0 +1,104 @@
+#include "engine/step_follower.h"
+
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "engine/engine_options.h"
+#include "engine/step_feed.h"
+
+namespace nibble {
+
+// Tables and pages that change as rank 0 says.
+class StepFollower::ReplayedPages final : public PageMemory {
+ public:
+  explicit ReplayedPages(std::unique_ptr<PageMemory> memory) : memory_(std::move(memory)) {}
+  Tensor take(DType dtype, std::initializer_list<int64_t> shape) override {
+    tensors_.push_back(memory_->take(dtype, shape));
+    return tensors_.back();
+  }
+  void copy_page(const Tensor&, int32_t, int32_t) override { CHECK(false); }
+  Table add_table(std::span<const int32_t> host) override {
+    Replayed& table = tables_.emplace_back(Replayed{{host.begin(), host.end()}, 0});
+    const Table added = memory_->add_table(table.entries);
+    table.number = added.number;
+    return {added.entries, static_cast<int32_t>(tables_.size()) - 1};
+  }
+  void changed(int32_t, int64_t) override { CHECK(false); }
+
+  void replay(const StepMessage& message) {
+    for (const PageCopy& copy : message.copies)
+      memory_->copy_page(tensors_[copy.tensor], copy.from, copy.to);
+    for (const TableChange& change : message.changes) {
+      Replayed& table = tables_[change.table];
+      table.entries[change.index] = change.value;
+      memory_->changed(table.number, change.index);
+    }
+  }
+  const std::vector<Tensor>& tensors() const { return tensors_; }
+  struct Replayed {
+    std::vector<int32_t> entries;
+    int32_t number;  // of memory_
+  };
+  const std::deque<Replayed>& tables() const { return tables_; }
+
+ private:
+  std::unique_ptr<PageMemory> memory_;
+  std::vector<Tensor> tensors_;
+  std::deque<Replayed> tables_;
+};
+
+StepFollower::StepFollower(Model& model, ops::Ctx cx, const EngineOptions& options)
+    : model_(model),
+      cx_(std::move(cx)),
+      plan_((Engine::check(model.info(), options),
+             plan_kv(kv_info(model.info(), options), kv_options(options)))),
+      pages_(new ReplayedPages(
+          std::make_unique<HostPages>(KvCache::arena_bytes(model.info(), plan_)))),
+      kv_(model.info(), plan_, std::unique_ptr<PageMemory>(pages_)) {
+  const ModelInfo& info = model.info();
+  bounds_ = {.limits = Engine::step_limits(info, options),
+             .max_seqs = options.max_num_seqs,
+             .max_len = plan_.max_len,
+             .vocab_size = info.vocab_size};
+  for (const Tensor& tensor : pages_->tensors()) bounds_.pages.push_back(tensor.dim(0));
+  for (const auto& table : pages_->tables()) bounds_.entries.push_back(std::ssize(table.entries));
+  const int64_t most = *std::ranges::max_element(bounds_.pages);
+  bounds_.values.assign(bounds_.entries.size(), static_cast<int32_t>(most));
+  model_.reserve(cx_, bounds_.limits);
+  agree(*cx_.comm, info, plan_, bounds_.limits);
+}
+
+StepFollower::~StepFollower() = default;
+
+void StepFollower::run() {
+  while (step()) continue;
+}
+
+bool StepFollower::step() {
+  uint64_t size = 0;
+  cx_.comm->receive(0, std::as_writable_bytes(std::span(&size, 1)));
+  if (size > static_cast<uint64_t>(bounds_.most_bytes()))
+    throw Error(ErrorKind::kUnsupported,
+                "rank 0 sent a step of " + std::to_string(size) + " bytes");
+  message_.resize(size);
+  cx_.comm->receive(0, message_);
+  const StepMessage message = read_message(message_, bounds_);
+  if (message.ends) return false;
+  pages_->replay(message);
+  Tensor logits;
+  if (message.compares) {
+    const ReplicaHash hash(cx_);
+    logits = model_.forward(cx_, message.step, kv_.state());
+    hash.compare(*cx_.comm);
+  } else {
+    logits = model_.forward(cx_, message.step, kv_.state());
+  }
+  if (message.step.num_out > 0)
+    cx_.comm->send(0, std::as_bytes(std::span(logits.as<float>(), logits.num_elements())));
+  return true;
+}
+
+}  // namespace nibble

@@ -1,0 +1,39 @@
+// StepFollower: a rank that does as rank 0 says (StepFeed): it has no scheduler and samples
+// nothing, but makes the same changes to pages of its own, and computes its part of each step.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "dist/comm.h"
+#include "engine/engine.h"
+#include "engine/kv_cache.h"
+#include "engine/step_message.h"
+#include "models/model.h"
+#include "ops/ctx.h"
+
+namespace nibble {
+
+class StepFollower {
+ public:
+  // As an Engine of the same options on rank 0; cx.comm leads there.
+  StepFollower(Model& model, ops::Ctx cx, const EngineOptions& options);
+  ~StepFollower();
+
+  // Until rank 0 says that there is no more. Throws Error where it is lost, or a step fails.
+  void run();
+
+ private:
+  class ReplayedPages;
+  bool step();
+
+  Model& model_;
+  ops::Ctx cx_;
+  KvPlan plan_;
+  ReplayedPages* pages_;  // kv_'s memory
+  KvCache kv_;            // for its pages and tables alone
+  StepBounds bounds_;
+  std::vector<std::byte> message_;
+};
+
+}  // namespace nibble
