@@ -42,17 +42,17 @@ struct AttendTile {
 
 // Some columns of the state of a value head of delta_rule, through tokens of one sequence. Strides
 // are in floats.
-inline constexpr int kDeltaColumns = 32;
+inline constexpr int kDeltaColumns = 32;  // that stay in L1 from token to token
 struct DeltaBlock {
-  int64_t tokens, key_dim, columns;  // columns: at most kDeltaColumns
-  const float* qkv;                  // [tokens] rows of which q, k and v lie at their places
+  int64_t tokens, key_dim, columns;
+  const float* qkv;  // [tokens] rows of which q, k and v lie at their places
   int64_t ld_qkv, q, k, v;
   const float* gates;  // [tokens] of two: decay, beta
   int64_t ld_gates;
   const float* from;  // [DK] rows of the state; none: zeros
   float* to;
   int64_t ld_state;
-  float* block;   // [DK, kDeltaColumns] to work in
+  float* block;   // [columns in tiles, DK, kDeltaColumns] to work in
   float* values;  // [kDeltaColumns]
   float* out;     // [tokens] rows
   int64_t ld_out;

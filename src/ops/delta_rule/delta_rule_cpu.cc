@@ -15,13 +15,18 @@ struct DeltaScratch {
   DeltaScratch(Scratch s, const DeltaRuleDesc& d, int64_t tokens, int threads)
       : qkv(s.take<float>(tokens * d.channels())),
         gates(s.take<float>(tokens * 2 * d.value_heads)),
-        blocks(s.take<float>(threads * (d.key_dim + 1) * kDeltaColumns)),
+        blocks(s.take<float>(threads * block_size(d))),
         inputs(s.take<const float*>(threads * d.taps)),
         zeros(s.take<float>(d.channels())),
         used_bytes(s.used_bytes()) {}
+  // Of the state of a head, and values.
+  static int64_t block_size(const DeltaRuleDesc& d) {
+    const int64_t tiles = (d.value_dim + kDeltaColumns - 1) / kDeltaColumns;
+    return (tiles * d.key_dim + 1) * kDeltaColumns;
+  }
   float* qkv;            // [T, channels] convolved, q and k normed
   float* gates;          // [T, HV, 2] decay and beta
-  float* blocks;         // [threads][DK + 1, kDeltaColumns] of the state, and values
+  float* blocks;         // [threads][block_size]
   const float** inputs;  // [threads][taps]
   float* zeros;          // inputs before the start
   int64_t used_bytes;
@@ -86,13 +91,13 @@ struct DeltaRun {
     }
   }
 
-  // Some columns of a value head's state, through all tokens of a span.
-  void recur(const Span& span, int64_t h, int64_t column, float* att, int worker) const {
-    const int64_t columns = std::min<int64_t>(kDeltaColumns, d.value_dim - column);
+  // Columns [column, column + columns) of a value head's state, through all tokens of a span.
+  void recur(const Span& span, int64_t h, int64_t column, int64_t columns, float* att,
+             int worker) const {
     const int64_t head = h * d.key_dim * d.value_dim + column;
     const int32_t from = state.from[span.slot];
     const float* states = state.state.as<float>();
-    float* block = scratch.blocks + worker * (d.key_dim + 1) * kDeltaColumns;
+    float* block = scratch.blocks + worker * DeltaScratch::block_size(d);
     const int64_t g = h / ratio(), width = d.value_width(), at = h * d.value_dim + column;
     kernels.delta.run(
         {.tokens = span.q_len,
@@ -108,8 +113,8 @@ struct DeltaRun {
          .from = from == RecurrentLayer::kNoState ? nullptr : states + from * state_size() + head,
          .to = state.state.as<float>() + state.to[span.slot] * state_size() + head,
          .ld_state = d.value_dim,
-         .block = block,
-         .values = block + d.key_dim * kDeltaColumns,
+         .block = block + kDeltaColumns,
+         .values = block,
          .out = att + span.q_start * width + at,
          .ld_out = width});
   }
@@ -145,11 +150,18 @@ void CpuDeltaRule<kIsa>::run(Ctx& cx, const Tensor& att, const RecurrentLayer& s
       run.prepare(*span, t - span->q_start, i % desc.key_heads, worker);
     }
   });
-  const int64_t blocks = (desc.value_dim + kDeltaColumns - 1) / kDeltaColumns;
+  // Of long spans a task is some columns, so that one prompt has work for more threads; of few
+  // tokens all of a head, whose state is then read in order.
+  const bool is_long = s.num_tokens > 8 * s.num_spans;
+  const int64_t columns = is_long ? kDeltaColumns : desc.value_dim;
+  const int64_t blocks = (desc.value_dim + columns - 1) / columns;
   const int64_t parts = desc.value_heads * blocks;
   cx.pool->parallel_for(s.num_spans * parts, 1, [&](int64_t i, int64_t end, int worker) {
-    for (; i < end; ++i)
-      run.recur(s.spans[i / parts], i % parts / blocks, i % blocks * kDeltaColumns, out, worker);
+    for (; i < end; ++i) {
+      const int64_t column = i % blocks * columns;
+      run.recur(s.spans[i / parts], i % parts / blocks, column,
+                std::min(columns, desc.value_dim - column), out, worker);
+    }
   });
   cx.pool->parallel_for(s.num_tokens * desc.value_heads, 1, [&](int64_t i, int64_t end, int) {
     for (; i < end; ++i)

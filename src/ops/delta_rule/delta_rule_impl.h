@@ -72,7 +72,8 @@ struct DeltaRuleOn {
   }
 
   // One token: decay, read, write, query.
-  static void step(const DeltaBlock& b, const float* qkv, float decay, float beta, float* out) {
+  static void step(const DeltaBlock& b, float* block, int64_t columns, const float* qkv,
+                   float decay, float beta, float* out) {
     const float *q = qkv + b.q, *k = qkv + b.k;
     const Vec by = S::set1(decay);
     Vec known[kParts][kVecs], delta[kVecs], o[kParts][kVecs];
@@ -82,8 +83,8 @@ struct DeltaRuleOn {
     for (; i + kParts <= b.key_dim; i += kParts)
 #pragma GCC unroll 8
       for (int p = 0; p < kParts; ++p)
-        read(b.block + (i + p) * kDeltaColumns, by, k[i + p], known[p]);
-    for (; i < b.key_dim; ++i) read(b.block + i * kDeltaColumns, by, k[i], known[0]);
+        read(block + (i + p) * kDeltaColumns, by, k[i + p], known[p]);
+    for (; i < b.key_dim; ++i) read(block + i * kDeltaColumns, by, k[i], known[0]);
 #pragma GCC unroll 8
     for (int j = 0; j < kVecs; ++j) {
       for (int p = 1; p < kParts; ++p) known[0][j] = S::add(known[0][j], known[p][j]);
@@ -93,15 +94,15 @@ struct DeltaRuleOn {
     for (i = 0; i + kParts <= b.key_dim; i += kParts)
 #pragma GCC unroll 8
       for (int p = 0; p < kParts; ++p)
-        write(b.block + (i + p) * kDeltaColumns, k[i + p], delta, q[i + p], o[p]);
-    for (; i < b.key_dim; ++i) write(b.block + i * kDeltaColumns, k[i], delta, q[i], o[0]);
+        write(block + (i + p) * kDeltaColumns, k[i + p], delta, q[i + p], o[p]);
+    for (; i < b.key_dim; ++i) write(block + i * kDeltaColumns, k[i], delta, q[i], o[0]);
     float all[kDeltaColumns];
 #pragma GCC unroll 8
     for (int j = 0; j < kVecs; ++j) {
       for (int p = 1; p < kParts; ++p) o[0][j] = S::add(o[0][j], o[p][j]);
       S::store(all + j * kLanes, o[0][j]);
     }
-    std::copy_n(all, b.columns, out);
+    std::copy_n(all, columns, out);
   }
   SIMD_FN void read(float* row, Vec decay, float k, Vec* known) {
     const Vec of = S::set1(k);
@@ -122,19 +123,38 @@ struct DeltaRuleOn {
     }
   }
 
-  // Columns beyond those there are stay zero.
-  static void run(const DeltaBlock& b) {
-    std::fill_n(b.block, b.key_dim * kDeltaColumns, 0.f);
-    std::fill_n(b.values, kDeltaColumns, 0.f);
-    for (int64_t i = 0; b.from != nullptr && i < b.key_dim; ++i)
-      std::copy_n(b.from + i * b.ld_state, b.columns, b.block + i * kDeltaColumns);
-    for (int64_t t = 0; t < b.tokens; ++t) {
-      const float *qkv = b.qkv + t * b.ld_qkv, *gates = b.gates + t * b.ld_gates;
-      std::copy_n(qkv + b.v, b.columns, b.values);
-      step(b, qkv, gates[0], gates[1], b.out + t * b.ld_out);
+  // f(tile's first column, columns, block) for each tile.
+  template <typename F>
+  SIMD_FN void for_tiles(const DeltaBlock& b, const F& f) {
+    float* block = b.block;
+    for (int64_t first = 0; first < b.columns; first += kDeltaColumns) {
+      f(first, std::min<int64_t>(kDeltaColumns, b.columns - first), block);
+      block += b.key_dim * kDeltaColumns;
     }
+  }
+
+  // The state comes and goes by whole rows, in the order in which it lies. Columns beyond those
+  // there are stay zero.
+  static void run(const DeltaBlock& b) {
+    const int64_t tiles = (b.columns + kDeltaColumns - 1) / kDeltaColumns;
+    std::fill_n(b.values, kDeltaColumns, 0.f);
+    if (b.from == nullptr || b.columns % kDeltaColumns != 0)
+      std::fill_n(b.block, tiles * b.key_dim * kDeltaColumns, 0.f);
+    for (int64_t i = 0; b.from != nullptr && i < b.key_dim; ++i)
+      for_tiles(b, [&](int64_t first, int64_t columns, float* block) {
+        std::copy_n(b.from + i * b.ld_state + first, columns, block + i * kDeltaColumns);
+      });
+    for_tiles(b, [&](int64_t first, int64_t columns, float* block) {
+      for (int64_t t = 0; t < b.tokens; ++t) {
+        const float *qkv = b.qkv + t * b.ld_qkv, *gates = b.gates + t * b.ld_gates;
+        std::copy_n(qkv + b.v + first, columns, b.values);
+        step(b, block, columns, qkv, gates[0], gates[1], b.out + t * b.ld_out + first);
+      }
+    });
     for (int64_t i = 0; i < b.key_dim; ++i)
-      std::copy_n(b.block + i * kDeltaColumns, b.columns, b.to + i * b.ld_state);
+      for_tiles(b, [&](int64_t first, int64_t columns, float* block) {
+        std::copy_n(block + i * kDeltaColumns, columns, b.to + i * b.ld_state + first);
+      });
   }
 
   static constexpr DeltaKernels kernels() {
