@@ -247,6 +247,16 @@ TEST(EngineStates, MasksThatComeLate) {
   }
 }
 
+// The prompt before a token whose mask is not there yet is not computed again.
+TEST(EngineStates, AMaskThatComesLateCostsNoPrompt) {
+  Request request = greedy(toy_prompt(50, 1), 10);
+  request.watcher = std::make_shared<LateWatcher>(3);
+  RecurrentToy model;
+  Engine engine(model, {}, options_of());
+  EXPECT_EQ(run_all(engine, {request})[0].ids.size(), 10u);
+  EXPECT_LE(engine.stats().metrics.iteration_tokens.sum(), 50 + 10 + 2);
+}
+
 // A state behind some of a step's tokens does not exist: what came true of drafts is computed again
 // from the state before them.
 TEST(EngineStates, DraftsInEveryPattern) {

@@ -101,7 +101,9 @@ int32_t state_slots(const ModelInfo& info, const KvOptions& options, int32_t num
 
 int64_t kept_states(const ModelInfo& info, const KvOptions& options, int64_t tokens) {
   if (!options.prefix_cache || slot_bytes(info, options) == 0) return 0;
-  return tokens / (int64_t{kStatePages} * options.page_size);
+  const int64_t texts = tokens / (int64_t{kPartingPages} * options.page_size);
+  return std::max(tokens / (int64_t{kStatePages} * options.page_size),
+                  std::min<int64_t>(texts, options.max_num_seqs));
 }
 
 int32_t peak_pages(const LayerGroup& group, const KvOptions& options, int32_t len,

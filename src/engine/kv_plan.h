@@ -47,7 +47,8 @@ int64_t page_bytes(const LayerGroup& group, const KvOptions& options);
 int64_t slot_bytes(const ModelInfo& info, const KvOptions& options);
 // Slots of running sequences: what is committed, and what a step writes.
 int32_t state_slots(const ModelInfo& info, const KvOptions& options, int32_t num_seqs);
-// Slots that are kept for the prefix cache beside them.
+// Slots that are kept for the prefix cache beside them: one for every kStatePages, or for every
+// sequence where that is more.
 int64_t kept_states(const ModelInfo& info, const KvOptions& options, int64_t tokens);
 
 // Most pages of a group that `num_seqs` sequences of up to `len` tokens hold at once. A window
