@@ -1,0 +1,143 @@
+// Models with recurrent layers in the engine: the same bits alone as in a batch, in chunks of any
+// size, after hits anywhere in a text, after preemption, and with drafts.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cpu/thread_pool.h"
+#include "engine/engine.h"
+#include "engine/engine_testing.h"
+#include "engine/speculation_testing.h"
+#include "models/model.h"
+
+namespace nibble {
+namespace {
+
+struct Setting {
+  const char* name;
+  ops::ActFormat activations;
+};
+
+class HybridEngine : public testing::TestWithParam<Setting> {
+ protected:
+  HybridEngine() {
+    cx_.pool = &pool_;
+    cx_.kernels.activations = GetParam().activations;
+    if (GetParam().activations == ops::ActFormat::kBF16) cx_.activations = DType::kBF16;
+    const std::string families = std::string(NIBBLE_SOURCE_DIR) + "/tests/goldens/families/";
+    model_ = load_model(cx_, families + GetParam().name, {});
+  }
+
+  static EngineOptions options(int32_t step_tokens = 64) {
+    return {.max_num_seqs = 8,
+            .max_num_batched_tokens = step_tokens,
+            .max_model_len = 384,
+            .kv_bytes = int64_t{64} << 20};
+  }
+
+  // Half greedy, half drawn.
+  std::vector<Request> requests() const {
+    std::vector<Request> all;
+    for (int32_t i = 0; i < 10; ++i) {
+      Request r{.prompt = toy_prompt(1 + i * 19, i, model_->info().vocab_size),
+                .max_tokens = 24 - i};
+      r.sampling = {.temperature = i % 2 == 0 ? 0.0f : 1.0f, .seed = 7 + i, .logprobs = 3};
+      all.push_back(r);
+    }
+    return all;
+  }
+
+  // States of all sequences, and pages of one.
+  int64_t for_one_and_states(const EngineOptions& options) const {
+    int64_t bytes =
+        Engine::kv_bytes_for(model_->info(), options, options.max_model_len, options.max_num_seqs);
+    for (const LayerGroup& group : model_->info().groups) {
+      bytes -= (options.max_num_seqs - 1) * (options.max_model_len / options.page_size) *
+               page_bytes(group, {.page_size = options.page_size, .dtype = options.kv_dtype});
+    }
+    return bytes;
+  }
+
+  std::vector<Transcript> alone(const std::vector<Request>& requests) {
+    std::vector<Transcript> all;
+    for (const Request& r : requests) all.push_back(run_alone(*model_, cx_, options(), r));
+    return all;
+  }
+
+  static void expect_same(const std::vector<Transcript>& found,
+                          const std::vector<Transcript>& expected, const char* what) {
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ(found[i].error, "");
+      EXPECT_TRUE(found[i] == expected[i]) << what << ", request " << i;
+    }
+  }
+
+  cpu::ThreadPool pool_{1};
+  ops::Ctx cx_;
+  std::unique_ptr<Model> model_;
+};
+
+TEST_P(HybridEngine, BatchesChunksHitsAndPreemption) {
+  const std::vector<Transcript> expected = alone(requests());
+  Engine engine(*model_, cx_, options());
+  expect_same(run_all(engine, requests()), expected, "batch");
+  expect_same(run_all(engine, requests()), expected, "texts known");
+  expect_same(run_all(engine, requests()), expected, "states known where they part");
+  EXPECT_GT(engine.stats().prefix_cache_hits, 0);
+  Engine fine(*model_, cx_, options(17));
+  expect_same(run_all(fine, requests()), expected, "chunks");
+
+  EngineOptions tight = options();
+  tight.max_model_len = 224;
+  tight.prefix_caching = false;
+  tight.kv_bytes = for_one_and_states(tight);
+  Engine small(*model_, cx_, tight);
+  std::vector<Request> long_ones;
+  for (int32_t i = 0; i < 6; ++i) {
+    long_ones.push_back({.prompt = toy_prompt(5 + i, i, model_->info().vocab_size)});
+    long_ones.back().max_tokens = 80;
+    long_ones.back().sampling.seed = i;
+  }
+  expect_same(run_all(small, long_ones), alone(long_ones), "preempted");
+  EXPECT_GE(small.stats().num_preemptions, 1);
+  EXPECT_EQ(small.stats().states_running, 0);
+}
+
+TEST_P(HybridEngine, TurnsOfAChatHitAtAnyOffsetOfAPage) {
+  Engine engine(*model_, cx_, options());
+  Request turn{.prompt = toy_prompt(30, 1, model_->info().vocab_size)};
+  turn.sampling = {.temperature = 0, .logprobs = 3};
+  for (int32_t i = 0; i < 8; ++i) {
+    turn.max_tokens = 9 + 4 * i;
+    const Transcript answer = run_all(engine, {turn})[0];
+    expect_same({answer}, alone({turn}), "turn");
+    EXPECT_EQ(answer.cached_tokens, i > 0 ? std::ssize(turn.prompt) - 3 : 0);
+    turn.prompt.insert(turn.prompt.end(), answer.ids.begin(), answer.ids.end());
+    turn.prompt.insert(turn.prompt.end(), {i, i + 1});
+  }
+}
+
+TEST_P(HybridEngine, DraftsThatComeTrueOrDoNot) {
+  const std::vector<Request> all = requests();
+  const std::vector<Transcript> expected = alone(all);
+  for (const uint32_t pattern : {0u, 0b0110111u, ~0u}) {
+    const auto drafter = std::make_shared<ScriptedDrafter>(all, expected, pattern);
+    Engine engine(*model_, cx_, speculative(options(), drafter, 3));
+    expect_same(run_all(engine, all), expected, "drafts");
+    EXPECT_EQ(engine.stats().speculation.num_accepted_tokens > 0, pattern != 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, HybridEngine,
+                         testing::Values(Setting{"qwen3_next", ops::ActFormat::kFloat},
+                                         Setting{"qwen3_next", ops::ActFormat::kBF16},
+                                         Setting{"qwen3_5_moe", ops::ActFormat::kFloat}),
+                         [](const auto& info) {
+                           return std::string(info.param.name) +
+                                  (info.param.activations == ops::ActFormat::kBF16 ? "_bf16" : "");
+                         });
+
+}  // namespace
+}  // namespace nibble
