@@ -26,7 +26,8 @@ MAY_INCLUDE = {
     "server": ["base", "text", "engine/engine.h", "engine/request.h"],
     "cli": None,  # anything
 }
-TESTS_MAY = {"ops": ["dist"], "models": ["cpu", "dist"], "engine": ["io", "cpu", "dist", "ops", "models", "formats"],
+TESTS_MAY = {"ops": ["dist"], "models": ["cpu", "dist"],
+             "engine": ["io", "cpu", "cuda", "dist", "ops", "models", "formats"],
              "server": ["engine"]}
 CUDA_SOURCE = re.compile(r"\.cuh?$|^src/cuda/.*\.cc$|^src/dist/comm_nccl\.cc$")
 CUDA_HEADER = re.compile(r"<(cuda|cublas|nccl|cute/|cutlass/|mma\.h)")
@@ -53,7 +54,7 @@ def main():
         if module not in MAY_INCLUDE:
             faults.append(f"{name}: module '{module}' has no row in tools/check_layers.py")
             continue
-        is_test = bool(re.search(r"_(test|bench|fuzz)\.cc$|test_", path.name))
+        is_test = bool(re.search(r"_(test|bench|fuzz)\.(cc|cu)$|test_", path.name))
         for number, line in enumerate(path.read_text().splitlines(), 1):
             match = INCLUDE.match(line)
             if not match:
