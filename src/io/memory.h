@@ -59,8 +59,8 @@ struct MemoryNeed {
   }
 };
 
-// Weights, KV cache, states (if any), scratch, requests (if any), sum, budget, what is left, reserve; one row each,
-// ends in a newline.
+// Weights, KV cache, states (if any), scratch, requests (if any), sum, budget, what is left,
+// reserve: one row each; ends in a newline.
 std::string memory_table(const MemoryNeed& need, const MemoryBudget& budget);
 
 // Throws Error(kMemory) with the table and with what would fit, where the need is over the budget.
