@@ -59,6 +59,9 @@ const char* refuse_few(const NormQkvDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_unit_few<kFormat>(d.format, rows_of(d), d.hidden, o))
     return reason;
   if (d.hidden > 9216) return "more than 9,216 columns";
+  // q, k and v lie in tiles, each by itself.
+  if (d.kv_heads * d.head_dim % 16 != 0 || d.q_heads * d.head_dim % 16 != 0)
+    return "rows of q, k or v are not a multiple of 16";
   return d.head_dim % 2 == 0 && d.rotary_dim % 2 == 0 ? nullptr : "head dim is odd";
 }
 
