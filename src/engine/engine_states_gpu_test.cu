@@ -81,6 +81,9 @@ Tensor ToyGpuModel::forward(ops::Ctx& cx, const Step& step, const SeqState& kv) 
     t.from = layer.from, t.to = layer.to;
     t.num_slots = static_cast<int32_t>(layer.state.dim(0));
   }
+  cx.scratch = {static_cast<std::byte*>(scratch_.data()),
+                static_cast<size_t>(scratch_.size_bytes())};
+  cx.counters = static_cast<uint32_t*>(counters_.data());
   auto* const found = static_cast<int32_t*>(found_.data());
   auto* const logits = static_cast<float*>(logits_.data());
   const cuda::LaunchShape spans{
@@ -89,6 +92,7 @@ Tensor ToyGpuModel::forward(ops::Ctx& cx, const Step& step, const SeqState& kv) 
   const cuda::LaunchShape rows{
       .grid = static_cast<unsigned>(step.num_out), .block = 64, .pdl = false};
   if (step.num_out > 0) cuda::launch(cx.stream, toy_logits, rows, step, found, logits);
+  cx.wrote({logits});
   return make_tensor(logits, DType::kF32, {step.num_out, ToyNumbers::kVocab});
 }
 

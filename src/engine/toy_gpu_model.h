@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/memory.h"
 #include "models/model.h"
+#include "ops/sample/sample.h"
 
 #ifdef __CUDACC__
 #define NIBBLE_ON_BOTH __host__ __device__
@@ -71,15 +71,18 @@ class ToyGpuModel : public Model {
   int64_t scratch_bytes(const ops::Ctx&, const StepLimits& limits) const override {
     return int64_t{4} * limits.max_tokens + int64_t{4} * limits.max_out * ToyNumbers::kVocab;
   }
-  void reserve(const ops::Ctx&, const StepLimits& limits) override {
-    found_ = cuda::device_buffer(int64_t{4} * limits.max_tokens);
-    logits_ = cuda::device_buffer(int64_t{4} * limits.max_out * ToyNumbers::kVocab);
+  void reserve(const ops::Ctx& cx, const StepLimits& limits) override {
+    found_ = cx.allocate(int64_t{4} * limits.max_tokens);
+    logits_ = cx.allocate(int64_t{4} * limits.max_out * ToyNumbers::kVocab);
+    scratch_ = cx.allocate(ops::gpu::sample_scratch_bytes(limits.max_out));
+    counters_ = cx.allocate(int64_t{4} * ops::Ctx::kNumCounters);
   }
   Tensor forward(ops::Ctx& cx, const Step& step, const SeqState& kv) override;
 
  private:
   ModelInfo info_;
-  Buffer found_, logits_;  // i32 [T], f32 [R, V]
+  Buffer found_, logits_;      // i32 [T], f32 [R, V]
+  Buffer scratch_, counters_;  // of sampling
 };
 
 }  // namespace nibble
