@@ -61,7 +61,7 @@ __device__ __forceinline__ void prepare(Shared& to, const Params& a, const Span&
 
 // Grid (HV, S).
 template <int kRows>
-__global__ void __launch_bounds__(kThreads) decode(const __grid_constant__ Params a) {
+__global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ Params a) {
   __shared__ Shared shared;
   for (int i = threadIdx.x; i < static_cast<int>(2 * kTokens * kMostDim); i += kThreads)
     (&shared.k[0][0])[i] = 0;  // rows behind the last stay zero
