@@ -153,7 +153,6 @@ TEST(SpeculativeConfig, HeadsForAnotherModelAreRefused) {
   std::filesystem::copy(kSource + "/models/nibble-tiny-gpt-oss/tokenizer.json", copy);
   run = score_with_head(copy);
   EXPECT_EQ(run.status, 0) << run.err;
-  EXPECT_THAT(run.err, AllOf(HasSubstr("drafts by "), HasSubstr("bytes a token of KV cache")));
   std::ofstream(copy / "tokenizer.json") << R"({"model": {"vocab": {"a": 0, "b": 1}}})";
   run = score_with_head(copy);
   EXPECT_NE(run.status, 0);

@@ -194,7 +194,9 @@ void check_dense(int64_t rows, int64_t cols, Format format, int64_t tokens, std:
   const OutProjDesc desc{rows, cols, format, suffix == "_split" ? kSplitTokens : 1 << 20};
   TestWeight w(random, format, 1, rows, cols);
   const Floats att(random, tokens, cols, DType::kBF16);
-  GpuProblem gpu;
+  OutProjDesc here = desc;
+  here.tokens = tokens;
+  GpuProblem gpu(gpu::scratch_bytes(here));
   const OutProjKernel* row = gemm_row(out_proj_kernels(), desc, options_of(of, gpu), w, suffix);
   ASSERT_NE(row, nullptr);
   const Weight weight = gpu.weight(w);
@@ -204,10 +206,11 @@ void check_dense(int64_t rows, int64_t cols, Format format, int64_t tokens, std:
              Step{.num_tokens = static_cast<int32_t>(from.shape[0])});
     return gpu.floats(d);
   };
-  // A token without the others. How many shares "_split" makes of K goes by the number of tokens:
-  // there they are zeros.
+  // A token without the others. Into how many parts "_split", and wgmma of bf16 rows, cut K goes by
+  // the number of tokens: there they are zeros.
   const auto alone = [&](int64_t t) {
-    const bool has_place = suffix == "_split";
+    const bool has_place =
+        suffix == "_split" || (format == Format::kBF16 && of == Rows::kOfThisGpu);
     Floats one(has_place ? tokens : 1, cols);
     const int64_t place = has_place ? t : 0;
     std::copy_n(att.row(t), cols, one.values.begin() + place * cols);
