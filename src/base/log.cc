@@ -19,7 +19,7 @@ LogSink& sink() {
 
 }  // namespace
 
-void set_log_sink(LogSink s) { sink() = std::move(s); }
+void set_log_sink(LogSink s) { sink() = s ? std::move(s) : to_stderr; }
 
 void log(LogLevel level, const char* format, ...) {
   va_list args;

@@ -9,7 +9,7 @@ namespace nibble {
 enum class LogLevel { kDebug, kInfo, kWarn, kError };
 using LogSink = std::function<void(LogLevel, std::string_view)>;
 
-// Not thread-safe: call once at start-up.
+// Not thread-safe: call once at start-up. {}: to stderr again.
 void set_log_sink(LogSink sink);
 
 [[gnu::format(printf, 2, 3)]] void log(LogLevel level, const char* format, ...);
