@@ -137,8 +137,8 @@ double tolerance_of_layers(const Case& c) {
 }
 
 // A delta net multiplies what five products make (q, k, v, gates and z), and norms heads of few
-// dims, where attention weighs one by two. A norm makes the error of a head of few dims, all of them
-// small by chance, as large as its values.
+// dims, where attention weighs one by two. A norm makes the error of a head of few dims, all of
+// them small by chance, as large as its values.
 double tolerance(const Case& c) {
   const bool norms_heads = c.shape.family == Family::kQwen3 || c.shape.family == Family::kQwen3Moe;
   return tolerance_of_layers(c) * (is_hybrid(c.shape.family) ? 3 : norms_heads ? 1.5 : 1);
