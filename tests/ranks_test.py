@@ -192,7 +192,9 @@ class RanksTest(unittest.TestCase):
         bytes_of = Path(os.environ["NIBBLE"]).read_bytes()
         commit = subprocess.run([os.environ["NIBBLE"], "--version"], capture_output=True, text=True).stdout
         commit = re.search(r"commit ([0-9a-f]{12}|unknown)", commit)[1].encode()
-        (other / "nibble").write_bytes(bytes_of.replace(commit, commit[:-1] + b"?"))
+        # Compilers keep texts in pieces, of eight characters at least.
+        self.assertIn(commit[:7], bytes_of)
+        (other / "nibble").write_bytes(bytes_of.replace(commit[:7], commit[:6] + b"?"))
         (other / "nibble").chmod(0o755)
         first = self.node(0, key, port=port)
         for why, node in (("does not know the key", dict(key=self.key("e" * 32))),
