@@ -58,6 +58,17 @@ class Tab:
                         " document.getElementById('model').textContent !== ''")
 
     async def reload(self):
+        """Once what the page is saving is saved: a transaction waits for those before it."""
+        await self.run("""(async () => {
+          for (const { name } of await indexedDB.databases()) await new Promise((done) => {
+            const open = indexedDB.open(name);
+            open.onsuccess = () => {
+              const read = open.result.transaction([...open.result.objectStoreNames]);
+              read.oncomplete = () => { open.result.close(); done(); };
+              read.objectStore(read.objectStoreNames[0]).count();
+            };
+          });
+        })()""")
         await self.run("document.getElementById('model').textContent = ''")
         await self.call("Page.reload")
         await self.ready()
