@@ -4,12 +4,12 @@
 #include <string>
 
 #include "base/error.h"
+#include "models/config_sizes.h"
 #include "models/rope_config.h"
 
 namespace nibble {
 namespace {
 
-constexpr int64_t kMaxDim = 1 << 20;
 constexpr double kUsualTheta = 10000;  // of a Llama config that says none
 constexpr const char* kIds = "eagle_aux_hidden_state_layer_ids";
 

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/config_sizes.h"
 #include "models/hybrid_config.h"
 #include "models/rope_config.h"
 
@@ -35,7 +36,6 @@ struct Qwen35Config {
 };
 
 Qwen35Config parse_config(const Config& all) {
-  constexpr int64_t kMaxDim = 1 << 20;
   const TextConfig text(all);
   const Config& config = text.config;
   check_gated_attention(config);

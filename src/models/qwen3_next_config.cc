@@ -1,12 +1,12 @@
 #include "models/qwen3_next_config.h"
 
+#include "models/config_sizes.h"
 #include "models/hybrid_config.h"
 #include "models/rope_config.h"
 
 namespace nibble {
 namespace {
 
-constexpr int64_t kMaxDim = 1 << 20;
 constexpr double kMaxParameters = 1e15;    // keeps every sum of bytes within int64_t
 constexpr int64_t kMostExperts = 1 << 17;  // of all layers: each has tensors of its own
 
