@@ -324,10 +324,8 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   add_kv_flag(command, flags.kv_cache_dtype, "Engine");
   add("--activations", flags.activations,
       "of matrix products: auto (int8 on CPUs), float, bf16, int8 (blocks of 32, for weights of "
-      "4 bits), int8-row (one scale per token: coarser, on AMX and AVX-512 VNNI), fp8 "
-      "(E4M3, one "
-      "scale per token: "
-      "on Hopper GPUs, for mxfp4 weights that many tokens meet)")
+      "4 bits), int8-row (one scale per token: coarser, on AMX and AVX-512 VNNI), fp8 (E4M3, one "
+      "scale per token: on Hopper GPUs, for mxfp4, nvfp4 and fp8 weights that many tokens meet)")
       ->check(IsMember({"auto", "float", "bf16", "int8", "int8-row", "fp8"}));
   command
       .add_flag("--exact", flags.exact,

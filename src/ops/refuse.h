@@ -316,6 +316,14 @@ inline const char* refuse_w8a8(GemmProblem p, const KernelOptions& options) {
   if (p.format == Format::kFp8Block) return "E4M3 activations are for fp8 with scales of rows";
   return refuse_gemm<Format::kFp8Row>(p, options);
 }
+// Of NVFP4, dense or experts' (from 32 rows of each), whose weights are rounded once more.
+inline constexpr int64_t kNvfp4Fp8FewestOfExpert = 32;
+inline const char* refuse_nvfp4_fp8(GemmProblem p, int64_t experts, const KernelOptions& options) {
+  p.fewest = experts > 1 ? kNvfp4Fp8FewestOfExpert * experts : kW8a8Fewest;
+  if (const char* reason = refuse_cpu(options)) return reason;
+  if (options.activations != ActFormat::kFp8) return "activations are not fp8";
+  return refuse_experts_gemm<Format::kNvfp4>(p, experts, options);
+}
 // The same by SM12x's block-scaled mma (ops/gpu_matmul/gemm_fp8_sm12x.cuh), which takes any
 // weights.
 inline const char* refuse_block_scaled(const GemmProblem& p, const KernelOptions& options) {

@@ -210,8 +210,34 @@ TEST(GemmFp8Gpu, MoeDownEqualsTheTwin) {
   }
 }
 
-const char* dense_row(Format format) {
-  return format == Format::kMxfp4 ? "sm90_w4a8_gemm" : "sm90_w8a8_gemm";
+const char* row_of(Format format) {
+  return format == Format::kMxfp4   ? "sm90_w4a8_gemm"
+         : format == Format::kNvfp4 ? "sm90_nvfp4_fp8_gemm"
+                                    : "sm90_w8a8_gemm";
+}
+
+// NVFP4 as its kernels multiply it: 8 g E4M3(m s / 8), of which m s has six bits.
+void narrow_nvfp4(std::vector<float>& row, float g) {
+  for (float& w : row) {
+    int exponent;
+    const float mantissa = std::round(std::frexp(w / g / 8, &exponent) * 256);
+    w = g * 8 * kE4m3[e4m3_from_float(std::ldexp(mantissa, exponent - 8))];
+  }
+}
+
+// A row's product as Row::dot() makes it, of what its kernel multiplies.
+double dot(const TestWeight& w, int64_t expert, int64_t row, const float* x, double* abs) {
+  if (w.view.format != Format::kNvfp4) return ref::Row(w.view, expert, row).dot(x, abs);
+  std::vector<float> weights(w.view.cols);
+  ref::decode_row(w.view, expert, row, weights.data());
+  narrow_nvfp4(weights, w.row_scales[expert * w.view.rows + row]);
+  double sum = ref::bias_of(w.view, expert, row);
+  *abs = std::fabs(sum);
+  for (int64_t k = 0; k < w.view.cols; ++k) {
+    const double term = static_cast<double>(weights[k]) * x[k];
+    sum += term, *abs += std::fabs(term);
+  }
+  return sum;
 }
 
 void check_dense(Format format, int64_t rows, int64_t cols, int64_t tokens, int span) {
@@ -223,7 +249,7 @@ void check_dense(Format format, int64_t rows, int64_t cols, int64_t tokens, int 
   OutProjDesc here = desc;
   here.tokens = tokens;
   GpuProblem gpu(gpu::scratch_bytes(here));
-  const OutProjKernel* row = fp8_row(out_proj_kernels(), desc, gpu, w, dense_row(format));
+  const OutProjKernel* row = fp8_row(out_proj_kernels(), desc, gpu, w, row_of(format));
   ASSERT_NE(row, nullptr);
   const Loaded loaded(gpu, w);
   const Tensor in = gpu.tensor(att, DType::kBF16);
@@ -242,7 +268,7 @@ void check_dense(Format format, int64_t rows, int64_t cols, int64_t tokens, int 
     ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t))) << "token " << t;
     for (int64_t n = t % 5; n < rows; n += stride(rows * tokens)) {
       double abs;
-      const double want = ref::Row(w.view, 0, n).dot(x.row(t), &abs);
+      const double want = dot(w, 0, n, x.row(t), &abs);
       ASSERT_NEAR(got.at(t, n), want, fp8_error(cols) * abs + kEps * std::fabs(want))
           << "token " << t << " row " << n;
       blocks.add(t, n, got.at(t, n), want);
@@ -255,21 +281,21 @@ TEST(GemmFp8Gpu, DenseEqualsTheTwinAndItselfAlone) {
   constexpr int64_t kMatrices[][2] = {{2880, 4096}, {256, 512}, {16, 64}, {336, 320}};
   for (const auto& [rows, cols] : kMatrices)
     for (const int64_t tokens : {1, 19, 130, 700})
-      for (const Format format : {Format::kMxfp4, Format::kFp8Row})
+      for (const Format format : {Format::kMxfp4, Format::kNvfp4, Format::kFp8Row})
         if (!is_too_slow(cols * tokens)) check_dense(format, rows, cols, tokens, 3);
   check_dense(Format::kMxfp4, 336, 320, is_too_slow(320 * 130) ? 3 : 130, kE4m3Span);
 }
 
 // A dense layer's: u is rounded to bf16.
-void check_mlp_up(int64_t hidden, int64_t width, int64_t tokens) {
+void check_mlp_up(Format format, int64_t hidden, int64_t width, int64_t tokens) {
   Random random(static_cast<uint32_t>(tokens));
-  const MlpUpDesc desc{hidden, width, Format::kFp8Row, 1 << 20};
-  TestWeight w(random, Format::kFp8Row, 1, 2 * width, hidden, /*has_bias=*/false);
+  const MlpUpDesc desc{hidden, width, format, 1 << 20};
+  TestWeight w(random, format, 1, 2 * width, hidden, /*has_bias=*/false);
   const std::vector<uint16_t> weight = random.bf16s(hidden, 0.3f, 1);
   MlpUpDesc here = desc;
   here.tokens = tokens;
   GpuProblem gpu(gpu::scratch_bytes(here));
-  const MlpUpKernel* row = fp8_row(mlp_up_kernels(), desc, gpu, w, "sm90_w8a8_gemm");
+  const MlpUpKernel* row = fp8_row(mlp_up_kernels(), desc, gpu, w, row_of(format));
   ASSERT_NE(row, nullptr);
   const Loaded loaded(gpu, w);
   const MlpUpOut out{gpu.output(DType::kBF16, {tokens, width}),
@@ -284,8 +310,8 @@ void check_mlp_up(int64_t hidden, int64_t width, int64_t tokens) {
   for (int64_t t = 0; t < tokens; t += stride(tokens))
     for (int64_t j = 0; j < width; ++j) {
       double gate_abs, up_abs;
-      const double gate = ref::Row(w.view, 0, 2 * j).dot(h.row(t), &gate_abs);
-      const double up = ref::Row(w.view, 0, 2 * j + 1).dot(h.row(t), &up_abs);
+      const double gate = dot(w, 0, 2 * j, h.row(t), &gate_abs);
+      const double up = dot(w, 0, 2 * j + 1, h.row(t), &up_abs);
       const double want = ref::swiglu(gate, up, {});
       ASSERT_NEAR(u.at(t, j), want,
                   swiglu_error(gate, e * gate_abs, up, e * up_abs, {}) + 0x1p-20 * std::fabs(want) +
@@ -300,7 +326,94 @@ TEST(GemmFp8Gpu, MlpUpEqualsTheTwin) {
   constexpr int64_t kMatrices[][2] = {{4096, 200}, {320, 72}, {64, 8}};
   for (const auto& [hidden, width] : kMatrices)
     for (const int64_t tokens : {1, 19, 300})
-      if (!is_too_slow(hidden * tokens)) check_mlp_up(hidden, width, tokens);
+      for (const Format format : {Format::kNvfp4, Format::kFp8Row})
+        if (!is_too_slow(hidden * tokens)) check_mlp_up(format, hidden, width, tokens);
+}
+
+// Experts in NVFP4: u is rounded to bf16, and a row of it once more to E4M3.
+void check_nvfp4_up(const Shape& shape, int64_t tokens) {
+  Random random(static_cast<uint32_t>(tokens));
+  const MoeUpDesc desc{shape.hidden, shape.width,    shape.experts,
+                       shape.top_k,  Format::kNvfp4, 1 << 20};
+  TestWeight w(random, Format::kNvfp4, shape.experts, 2 * shape.width, shape.hidden);
+  const Floats h(random, tokens, shape.hidden, DType::kBF16);
+  TestRouting routing(tokens, shape.experts, shape.top_k);
+  routing.randomize(random);
+  MoeUpDesc here = desc;
+  here.tokens = tokens;
+  GpuProblem gpu(gpu::scratch_bytes(here));
+  const MoeUpKernel* row = fp8_row(moe_up_kernels(), desc, gpu, w, row_of(Format::kNvfp4));
+  ASSERT_NE(row, nullptr);
+  const Loaded loaded(gpu, w);
+  const Tensor out = gpu.output(DType::kBF16, {tokens * shape.top_k, shape.width});
+  row->run(gpu.cx, out, gpu.tensor(h, DType::kBF16), gpu.routing(routing), loaded.weight(), {});
+  const Floats u = gpu.floats(out), x = rounded(h, 0);
+  const double e = fp8_error(shape.hidden);
+  WrongBlocks blocks(shape.hidden);
+  for (int64_t t = 0; t < tokens; t += alone_step(tokens, stride(tokens)))
+    for (int64_t k = 0; k < shape.top_k; ++k) {
+      const int64_t slot = routing.slot[t * shape.top_k + k];
+      const int32_t expert = routing.ids[t * shape.top_k + k];
+      for (int64_t j = t % 5; j < shape.width; j += stride(shape.width * tokens)) {
+        double gate_abs, up_abs;
+        const double gate = dot(w, expert, 2 * j, x.row(t), &gate_abs);
+        const double up = dot(w, expert, 2 * j + 1, x.row(t), &up_abs);
+        const double want = ref::swiglu(gate, up, {});
+        ASSERT_NEAR(u.at(slot, j), want,
+                    swiglu_error(gate, e * gate_abs, up, e * up_abs, {}) +
+                        0x1p-20 * std::fabs(want) + store_error(DType::kBF16, want) + 1e-6)
+            << "slot " << slot << " column " << j;
+        blocks.add(slot, 2 * j, u.at(slot, j), want);
+      }
+    }
+  EXPECT_LT(blocks.worst(), 1);
+}
+
+void check_nvfp4_down(const Shape& shape, int64_t tokens, bool adds) {
+  Random random(static_cast<uint32_t>(tokens));
+  MoeDownDesc desc{shape.width, shape.hidden, shape.experts, shape.top_k, Format::kNvfp4, 1 << 20};
+  desc.adds = adds;
+  TestWeight w(random, Format::kNvfp4, shape.experts, desc.hidden, desc.width);
+  const Floats u(random, tokens * shape.top_k, desc.width, DType::kBF16), x = rounded(u, 0);
+  const Floats before(random, tokens, desc.hidden);
+  TestRouting routing(tokens, shape.experts, shape.top_k);
+  routing.randomize(random);
+  routing.view.adds = adds;
+  MoeDownDesc here = desc;
+  here.tokens = tokens;
+  GpuProblem gpu(gpu::scratch_bytes(here));
+  const MoeDownKernel* row = fp8_row(moe_down_kernels(), desc, gpu, w, row_of(Format::kNvfp4));
+  ASSERT_NE(row, nullptr);
+  const Loaded loaded(gpu, w);
+  const Tensor d = gpu.tensor(before, DType::kF32);
+  row->run(gpu.cx, d, gpu.tensor(u, DType::kBF16), gpu.routing(routing), loaded.weight());
+  const Floats got = gpu.floats(d);
+  const double e = fp8_error(desc.width) + (shape.top_k + 1) * kEps;
+  WrongBlocks blocks(desc.width);
+  for (int64_t t = 0; t < tokens; t += alone_step(tokens, stride(tokens)))
+    for (int64_t n = t % 5; n < desc.hidden; n += stride(desc.hidden * tokens)) {
+      double want = adds ? before.at(t, n) : 0, error = 0x1p-22 * std::fabs(want) + 1e-6;
+      for (int64_t k = 0; k < shape.top_k; ++k) {
+        const int64_t choice = t * shape.top_k + k;
+        double abs;
+        const double y = dot(w, routing.ids[choice], n, x.row(routing.slot[choice]), &abs);
+        want += routing.p[choice] * y;
+        error += routing.p[choice] * (e * abs + store_error(DType::kBF16, std::fabs(y) + e * abs));
+      }
+      ASSERT_NEAR(got.at(t, n), want, error) << "token " << t << " column " << n;
+      blocks.add(t, n, got.at(t, n), want);
+    }
+  EXPECT_LT(blocks.worst(), 1);
+}
+
+TEST(GemmFp8Gpu, Nvfp4ExpertsEqualTheTwin) {
+  for (const Shape& shape :
+       {Shape{2048, 768, 16, 8}, Shape{320, 704, 130, 2}, Shape{192, 64, 5, 5}})
+    for (const int64_t tokens : {1, 40, 300, 900})
+      if (!is_too_slow(shape.width * tokens)) {
+        check_nvfp4_up(shape, tokens);
+        check_nvfp4_down(shape, tokens, tokens % 3 == 0);
+      }
 }
 
 TEST(GemmFp8Gpu, RowsTooWideAreCounted) {

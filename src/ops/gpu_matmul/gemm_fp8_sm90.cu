@@ -42,10 +42,10 @@ void launch(Ctx& cx, sm90::Fp8Params params) {
                params);
 }
 
-template <GemmOut kOut>
+template <Format kFormat, GemmOut kOut>
 void launch_experts(Ctx& cx, const sm90::Fp8Params& params) {
-  if (has_wide_items(params)) return launch<sm90::Fp8Many<Format::kMxfp4, kOut>>(cx, params);
-  launch<sm90::Fp8Some<Format::kMxfp4, kOut>>(cx, params);
+  if (has_wide_items(params)) return launch<sm90::Fp8Many<kFormat, kOut>>(cx, params);
+  launch<sm90::Fp8Some<kFormat, kOut>>(cx, params);
 }
 
 }  // namespace
@@ -75,13 +75,20 @@ void gemm_fp8(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
     CHECK(out == GemmOut::kF32);
     return launch<sm90::Fp8Many<Format::kFp8Row, GemmOut::kF32>>(cx, params);
   }
+  if (w.format == Format::kNvfp4) {
+    if (out == GemmOut::kF32)
+      return launch<sm90::Fp8Many<Format::kNvfp4, GemmOut::kF32>>(cx, params);
+    if (out == GemmOut::kBF16) return launch_experts<Format::kNvfp4, GemmOut::kBF16>(cx, params);
+    CHECK(out == GemmOut::kSwiglu);
+    return launch_experts<Format::kNvfp4, GemmOut::kSwiglu>(cx, params);
+  }
   CHECK(w.format == Format::kMxfp4);
   params.row_exponents = row_exponents_of(cx);
   switch (out) {
     case GemmOut::kSwiglu:
-      return launch_experts<GemmOut::kSwiglu>(cx, params);
+      return launch_experts<Format::kMxfp4, GemmOut::kSwiglu>(cx, params);
     case GemmOut::kBF16:
-      return launch_experts<GemmOut::kBF16>(cx, params);
+      return launch_experts<Format::kMxfp4, GemmOut::kBF16>(cx, params);
     case GemmOut::kF32:
       return launch<sm90::Fp8Many<Format::kMxfp4, GemmOut::kF32>>(cx, params);
     case GemmOut::kQkv:

@@ -1,17 +1,21 @@
-// Grouped GEMM by wgmma for many rows with E4M3 activations and MXFP4 weights (W4A8), or dense FP8
-// ones with scales of rows (W8A8):
+// Grouped GEMM by wgmma for many rows with E4M3 activations and MXFP4 or NVFP4 weights (W4A8), or
+// dense FP8 ones with scales of rows (W8A8):
 // y[slot] = scale[row of slot] * (x8[row of slot] W_e^T) + b_e, e the slot's expert.
 //
-//   weights  in   [E][N / 16][K / 64] units of 544 bytes, see formats/layout.h; FP8: 1,024, and
-//                 [N] f32
+//   weights  in   [E][N / 16][K / 64] units of 544 bytes, see formats/layout.h; NVFP4: 576, FP8:
+//                 1,024, both with [E][N] f32
 //   row_exponents in of MXFP4 [E][N] u8: least E8M0 exponent of a row; no block's is more than 14
 //   above x        in   [*, K] E4M3 in E4M3 order (below); x_scale [*] f32 or one constant token,
 //   offsets, bias, y: as in gemm_sm90.cuh; with SwiGLU of MXFP4 y is E4M3 in E4M3 order
 //
 // A weight m * 2^(s - 127) becomes m * 2^(s - least - 8), which E4M3 holds exactly (2^-9 .. 384):
 // the eight magnitudes of a block come by PRMT from eight bytes, one of 15 lines of a table in
-// shared memory. The row's 2^(least - 119) goes to the epilogue. E4M3 order: within 32 k, byte 16 o
-// + 4 p + i is k = 8 i + 2 p + o, which is how the A fragment lies in a word of a unit.
+// shared memory. The row's 2^(least - 119) goes to the epilogue. NVFP4's table has a line for every
+// scale s: E4M3 of m s / 8, which rounds the six bits of 1.5, 3 and 6 times s to four (and products
+// below 2^-6, an eighth of a percent of the row's largest weight or less, to 2^-9): 1.6% rms of the
+// weights, where E2M1 itself is 8% off; eight times the row's float32 goes to the epilogue. E4M3
+// order: within 32 k, byte 16 o + 4 p + i is k = 8 i + 2 p + o, which is how the A fragment lies in
+// a word of a unit.
 //
 // Work items and ring are gemm_sm90.cuh's, with stages of 128 k; of an odd number of
 // 64s the last stage is half zeros. Sums are one chain over K in wgmma's accumulator, which keeps
@@ -38,14 +42,19 @@
 
 namespace nibble::ops::gpu::sm90 {
 
-inline constexpr int kNarrowLines = 15;  // of the table, then one of ones
+// Lines of the table, then one of ones: of shifts, or of E4M3 scales but NaN.
+template <Format kFormat>
+inline constexpr int kNarrowLines = kFormat == Format::kNvfp4 ? 127 : 15;
+inline constexpr float kNvfp4Narrowed = 8;  // what NVFP4's lines are divided by
 
 // Two warpgroups multiply; a warp has sums of kRowTiles tiles of 16 rows by kSlotTiles of kMaxN
 // slots.
-template <Format kFormat, GemmOut kOut_, int kRowTiles_, int kSlotTiles_, int kMaxN_, int kStages_>
+template <Format kFormat_, GemmOut kOut_, int kRowTiles_, int kSlotTiles_, int kMaxN_, int kStages_>
 struct Fp8Shape {
+  static constexpr Format kFormat = kFormat_;
   using Unit = gpu::Unit<kFormat>;
-  static constexpr bool kHasBytes = !Unit::kHasNibbles;
+  static constexpr bool kHasBytes = !Unit::kHasNibbles, kHasExponents = kFormat == Format::kMxfp4;
+  static constexpr int kLines = kNarrowLines<kFormat>;
   static constexpr GemmOut kOut = kOut_;
   static constexpr int kGroups = 2, kRowTiles = kRowTiles_, kSlotTiles = kSlotTiles_;
   static constexpr int kMaxN = kMaxN_, kStages = kStages_;
@@ -62,13 +71,13 @@ struct Fp8Shape {
   static constexpr int kW = kStages * kXBytes;
   // SwiGLU's output of a warpgroup, before it leaves in rows of whole blocks.
   static constexpr int kFeatures = 32 * kRowTiles;
-  static constexpr bool kLeavesE4m3 = kOut == GemmOut::kSwiglu && !kHasBytes;
+  static constexpr bool kLeavesE4m3 = kOut == GemmOut::kSwiglu && kHasExponents;
   static constexpr int kOutBytes = kLeavesE4m3 ? kMaxSlots * kFeatures : 0;
   static constexpr int kOutput = kW + kStages * kWBytes;
   static constexpr int kScales = kOutput + kGroups * kOutBytes;      // of x, of a warpgroup's item
   static constexpr int kPlaces = kScales + kGroups * kMaxSlots * 4;  // of kQkv, likewise
   static constexpr int kTable = kPlaces + (kOut == GemmOut::kQkv ? kGroups * kMaxSlots * 4 : 0);
-  static constexpr int kBarriers = kTable + (kNarrowLines + 1) * 8;
+  static constexpr int kBarriers = kTable + (kLines + 1) * 8;
   static constexpr int kLists = kBarriers + 2 * kStages * 8;
   static constexpr int kBytes = kLists + (3 * kMaxExperts + 1) * 4 + 1024;
 };
@@ -83,13 +92,19 @@ struct Fp8Params : GemmArgs {
   const uint8_t* units;
 };
 
-// Bits of E4M3 of m * 2^(line - 8), with the sign set, m the e2m1 magnitude of index i.
-__device__ __forceinline__ uint32_t in_e4m3_order(int line, int i) {
+// Bits of E4M3 of m times the line's factor, with the sign set, m the e2m1 magnitude of index i:
+// 2^(line - 8), or of NVFP4 an eighth of the E4M3 `line`.
+template <Format kFormat>
+__device__ __forceinline__ uint32_t magnitude_of_line(int line, int i) {
   if (i == 0) return 0x80;
   const int twice = i < 4 ? i : (i == 4 ? 4 : i == 5 ? 6 : i == 6 ? 8 : 12);  // 2 m
-  const float v = __int_as_float((127 + line - 9) << 23) * static_cast<float>(twice);
+  const float factor = kFormat == Format::kNvfp4
+                           ? __int_as_float(line << 20) * (0x1p120f / kNvfp4Narrowed)
+                           : __int_as_float((127 + line - 8) << 23);
   uint16_t pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.f), "f"(v));
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+      : "=h"(pair)
+      : "f"(0.f), "f"(factor / 2 * static_cast<float>(twice)));
   return 0x80 | (pair & 0xff);
 }
 
@@ -107,6 +122,17 @@ __device__ __forceinline__ void expand(uint32_t w, uint2 line, uint32_t ones, ui
   const uint32_t m = w & 0x77777777u;
   low = permute(line.x, line.y, m) - permute(ones, ones, w) * 128u;
   high = permute(line.x, line.y, cuda::upper_half(m)) -
+         permute(ones, ones, cuda::upper_half(w)) * 128u;
+}
+
+// The same of two blocks of 16, low's first two bytes and high's of `first`.
+__device__ __forceinline__ void expand(uint32_t w, uint2 first, uint2 last, uint32_t ones,
+                                       uint32_t& low, uint32_t& high) {
+  constexpr uint32_t kHalves = 0x7610;
+  const uint32_t m = w & 0x77777777u, upper = cuda::upper_half(m);
+  low = permute(permute(first.x, first.y, m), permute(last.x, last.y, m), kHalves) -
+        permute(ones, ones, w) * 128u;
+  high = permute(permute(first.x, first.y, upper), permute(last.x, last.y, upper), kHalves) -
          permute(ones, ones, cuda::upper_half(w)) * 128u;
 }
 
@@ -151,7 +177,9 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
 #pragma unroll
     for (int i = 0; i < S::kRows / 64; ++i)
       tiles[i] = min(t / 32 + 4 * i, last) * units * kBytes + at;
-    [[maybe_unused]] const uint32_t rest = min(t / 4, last) * units * kBytes + 1024 + t % 4 * 16;
+    constexpr int kRest = (S::kTileBytes - 1024) / 16;  // of nibbles: chunks behind two of 512
+    [[maybe_unused]] const uint32_t rest =
+        min(t / kRest, last) * units * kBytes + 1024 + t % kRest * 16;
     const uint4* x = reinterpret_cast<const uint4*>(g.x);
     for (int k = 0; k < g.cols; k += 128, w += S::kTileBytes, x += 8, next()) {
       // Of the last 64 k of an odd number, the second half: zeros by any weights.
@@ -170,8 +198,9 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
           for (int more = 1024; more < 2048; more += 512)
             copy_16(to_w + tile * S::kTileBytes + more, w + (tiles[i] + more - second));
       }
-      if (!S::kHasBytes && t < S::kRows / 4)
-        copy_16(w_at(slot) + t / 4 * S::kTileBytes + 1024 + t % 4 * 16, w + (rest - second));
+      if (!S::kHasBytes && t < S::kRows / 16 * kRest)
+        copy_16(w_at(slot) + t / kRest * S::kTileBytes + 1024 + t % kRest * 16,
+                w + (rest - second));
       const int size = is_half && chunk >= 4 ? 0 : 16;
 #pragma unroll
       for (int i0 = 0; i0 < 8 * kStarts; i0 += 8) {
@@ -188,19 +217,25 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
   }
 
   using Unit = LaneUnit<S::kOut, S::kTileBytes, typename S::Unit>;
-  // A warp's part of a unit: a lane's words, and of MXFP4 the lines of the table they read.
+  // A warp's part of a unit: a lane's words, and of nibbles the lines of the table they read.
   struct Piece {
     typename Unit::Codes q;
-    uint2 line[S::kHasBytes ? 1 : 4];
+    uint2 line[S::kHasBytes ? 1 : S::kHasExponents ? 4 : 8];
   };
-  // `rows`: the place of line 0 for exponent 0 of a lane's two.
+  // `rows`: the place of line 0 for exponent 0, or scale 0, of a lane's two.
   __device__ __forceinline__ static void load(Piece& piece, const Unit& unit, uint32_t offset,
                                               const uint32_t (&rows)[2]) {
     typename Unit::Scales s;
     unit.take(offset, piece.q, s);
-    if constexpr (!S::kHasBytes)
+    if constexpr (S::kHasExponents) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) piece.line[i] = line(at_eighth(s, i, rows[i % 2]));
+    } else if constexpr (!S::kHasBytes) {
+      // Of a word, 32 k of a row, both blocks.
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        piece.line[i] = line(at_eighth(i < 4 ? s.x : s.y, i / 2 % 2 + i % 2 * 2, rows[0]));
+    }
   }
   __device__ __forceinline__ static uint2 line(uint32_t at) {
     uint2 v;
@@ -223,10 +258,15 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
   }
   __device__ __forceinline__ static void expand_nibbles(const Piece& piece, uint32_t ones,
                                                         uint32_t (&a)[2][4]) {
-    expand(piece.q.words.x, piece.line[0], ones, a[0][0], a[0][2]);
-    expand(piece.q.words.y, piece.line[1], ones, a[0][1], a[0][3]);
-    expand(piece.q.words.z, piece.line[2], ones, a[1][0], a[1][2]);
-    expand(piece.q.words.w, piece.line[3], ones, a[1][1], a[1][3]);
+    const uint32_t words[4] = {piece.q.words.x, piece.q.words.y, piece.q.words.z, piece.q.words.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t(&to)[4] = a[i / 2];
+      if constexpr (S::kHasExponents)
+        expand(words[i], piece.line[i], ones, to[i % 2], to[i % 2 + 2]);
+      else
+        expand(words[i], piece.line[2 * i], piece.line[2 * i + 1], ones, to[i % 2], to[i % 2 + 2]);
+    }
   }
 
   template <int kN>
@@ -243,8 +283,12 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
     const Unit unit_at(w_at(0) + wg * S::kRowTiles * 4 * S::kTileBytes);
     const int first = it.row0 + wg * S::kRowTiles * 64;
     uint32_t rows[S::kRowTiles][2] = {};
+    if constexpr (!S::kHasBytes && !S::kHasExponents) {
+      const uint32_t table = kept(smem + S::kTable);
+      for (auto& row : rows) row[0] = table;
+    }
 #pragma unroll
-    for (int i = 0; i < (S::kHasBytes ? 0 : 2 * S::kRowTiles); ++i) {
+    for (int i = 0; i < (S::kHasExponents ? 2 * S::kRowTiles : 0); ++i) {
       using Lane = LaneRows<S::kOut>;
       const int row = min(first + i / 2 * 64 + Lane::first() + i % 2 * Lane::kApart, g.rows - 1);
       const uint32_t least = g.row_exponents[static_cast<int64_t>(it.expert) * g.rows + row];
@@ -252,7 +296,7 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
     }
     take_scales<kN * S::kSlotTiles>(it, wg);
     // From memory: ptxas would copy a constant for every PRMT.
-    const uint32_t ones = line(smem + S::kTable + kNarrowLines * 8).x;
+    const uint32_t ones = line(smem + S::kTable + S::kLines * 8).x;
     float d0[kN / 2], d1[kN / 2];
     uint32_t a[2][2][4];
     int previous = slot;
@@ -326,11 +370,15 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
     return __uint_as_float(((smem + S::kTable - row) / 8 + 8) << 23);
   }
   // Of a lane's two rows, the first of which is `row`.
-  __device__ __forceinline__ float2 factors(int row, const uint32_t (&rows)[2]) const {
-    if constexpr (S::kHasBytes)
-      return {g.row_scales[row], g.row_scales[row + 8]};
-    else
+  __device__ __forceinline__ float2 factors(const GemmItem& it, int row,
+                                            const uint32_t (&rows)[2]) const {
+    if constexpr (S::kHasExponents) {
       return {factor(rows[0]), factor(rows[1])};
+    } else {
+      constexpr float kFactor = S::kHasBytes ? 1 : kNvfp4Narrowed;
+      const float* at = g.row_scales + static_cast<int64_t>(it.expert) * g.rows + row;
+      return {at[0] * kFactor, at[8] * kFactor};
+    }
   }
   __device__ __forceinline__ float2 biases(const GemmItem& it, int row) const {
     if (g.bias == nullptr) return {0, 0};
@@ -348,7 +396,7 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
                                         const uint32_t (&rows)[2], const float (&d)[kN / 2]) {
     const int lane = threadIdx.x % 32, row = lane / 4;
     const bool odd = row & 1;
-    const auto [f0, f1] = factors(row0 + row, rows);
+    const auto [f0, f1] = factors(it, row0 + row, rows);
     const auto [b0, b1] = biases(it, row0 + row);
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
@@ -381,7 +429,7 @@ struct Fp8Block : GemmRing<Fp8Block<S>, S> {
   // Rows (row & ~1, + 1) and the same + 8 of 16, one slot.
   __device__ __forceinline__ void store_pairs(const GemmItem& it, int column, int row0, int row,
                                               float2 low, float2 high) {
-    if constexpr (S::kOut == GemmOut::kSwiglu && S::kHasBytes) {
+    if constexpr (S::kOut == GemmOut::kSwiglu && !S::kLeavesE4m3) {
       store_swiglu(g, it, column, row0, row, low, high);
     } else if constexpr (S::kOut == GemmOut::kSwiglu) {
       // The lane has features f and f + 4 of the warpgroup's, in E4M3 order.
@@ -424,11 +472,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     fp8_gemm_kernel(const __grid_constant__ Fp8Params g) {
   extern __shared__ char raw[];
   Fp8Block<S> block(g, aligned_1024(raw));
-  if (threadIdx.x < 128)
-    reinterpret_cast<uint8_t*>(block.base + S::kTable)[threadIdx.x] =
-        threadIdx.x < kNarrowLines * 8
-            ? static_cast<uint8_t>(in_e4m3_order(threadIdx.x / 8, threadIdx.x % 8))
-            : 1;
+  for (int i = threadIdx.x; i < 8 * (S::kLines + 1); i += S::kThreads)
+    reinterpret_cast<uint8_t*>(block.base + S::kTable)[i] =
+        i < 8 * S::kLines ? static_cast<uint8_t>(magnitude_of_line<S::kFormat>(i / 8, i % 8)) : 1;
   block.work(128);
 }
 

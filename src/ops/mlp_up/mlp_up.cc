@@ -42,6 +42,11 @@ const char* refuse_fp8(const MlpUpDesc& d, const KernelOptions& o) {
   return refuse_w8a8({d.format, 2 * d.width, d.hidden, d.tokens, 0}, o);
 }
 
+const char* refuse_nvfp4_by_fp8(const MlpUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few<Format::kNvfp4>(d, o)) return reason;
+  return refuse_nvfp4_fp8({d.format, 2 * d.width, d.hidden, d.tokens, 0}, 1, o);
+}
+
 const char* refuse_bf16(const MlpUpDesc& d, const KernelOptions& o) {
   return refuse_gemv_rows(d.format, 2 * d.width, d.hidden, o);
 }
@@ -59,6 +64,8 @@ const char* refuse_one(const MlpUpDesc& d, const KernelOptions& o) {
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<MlpUpKernel>({
+        {"sm90_nvfp4_fp8_gemm", refuse_nvfp4_by_fp8, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm_fp8),
+         Layout::kTiles16x64},
         {"sm90_nvfp4_split", refuse_some<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::mlp_up_split),
          Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_many<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm),

@@ -4,6 +4,7 @@
 
 #include "ops/cpu_rows.h"
 #include "ops/gpu_matmul/e4m3_pairs.h"
+#include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 #include "ops/site.h"
@@ -101,6 +102,12 @@ constexpr auto kKernels =
                 Layout::kTiles16x64},
                {"sm90_w4a16_narrow", refuse_by_narrow, NIBBLE_SM90_KERNEL(gpu::moe_down_narrow),
                 Layout::kTiles16x64},
+               {"sm90_nvfp4_fp8_gemm",
+                [](const MoeDownDesc& d, const KernelOptions& o) {
+                  return refuse_nvfp4_fp8({d.format, d.hidden, d.width, d.tokens * d.top_k, 0},
+                                          d.experts, o);
+                },
+                NIBBLE_SM90_KERNEL(gpu::moe_down_unit_gemm_fp8), Layout::kTiles16x64},
                {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>,
                 NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
                {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>,
@@ -162,6 +169,7 @@ int64_t flops(const MoeDownDesc& d, int64_t tokens) {
 int64_t gpu::scratch_bytes(const MoeDownDesc& d) {
   Scratch scratch;
   scratch.take<float>(d.tokens * d.top_k * d.hidden);
+  if (d.format == Format::kNvfp4) take_e4m3_rows(scratch, d.tokens * d.top_k, d.width);
   take_e4m3_pairs(scratch, std::min(d.tokens * d.top_k, kNarrowMost * d.experts), d.width);
   return scratch.used_bytes();
 }

@@ -87,6 +87,12 @@ constexpr auto kKernels = joined(
         {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
         {"sm90_w4a16_narrow", refuse_by_narrow, NIBBLE_SM90_KERNEL(gpu::moe_up_narrow),
          Layout::kTiles16x64},
+        {"sm90_nvfp4_fp8_gemm",
+         [](const MoeUpDesc& d, const KernelOptions& o) {
+           return refuse_nvfp4_fp8({d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 0},
+                                   d.experts, o);
+         },
+         NIBBLE_SM90_KERNEL(gpu::moe_up_gemm_fp8), Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),
          Layout::kTiles16x64},
         {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::moe_up_mma),

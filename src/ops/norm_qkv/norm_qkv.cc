@@ -89,6 +89,11 @@ const char* refuse_unit_fp8(const NormQkvDesc& d, const KernelOptions& o) {
   return refuse_w8a8({d.format, rows_of(d), d.hidden, d.tokens, 0}, o);
 }
 
+const char* refuse_nvfp4_by_fp8(const NormQkvDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few<Format::kNvfp4>(d, o)) return reason;
+  return refuse_nvfp4_fp8({d.format, rows_of(d), d.hidden, d.tokens, 0}, 1, o);
+}
+
 const char* refuse_scaled(const NormQkvDesc& d, const KernelOptions& o) {
   if (d.hidden > kAddNormMost) return "more than 8192 columns";
   if (const char* reason =
@@ -134,6 +139,8 @@ constexpr auto kKernels = joined(
         {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm),
          Layout::kTiles16x64},
         {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm)},
+        {"sm90_nvfp4_fp8_gemm", refuse_nvfp4_by_fp8,
+         NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_gemm_fp8), Layout::kTiles16x64},
         {"sm90_nvfp4_split", refuse_unit_some<Format::kNvfp4>,
          NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_split), Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>,
