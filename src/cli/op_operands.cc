@@ -219,11 +219,13 @@ void OpOperands::fill_scales(Format format, uint8_t* scales, int64_t bytes) {
 void OpOperands::fill_on_gpu(const Weight& like, uint8_t* codes, int64_t code_bytes,
                              uint8_t* scales, int64_t scale_bytes) {
   using Kind = RandomBytes::Kind;
-  const bool is_nvfp4 = like.format == Format::kNvfp4, is_block = like.format == Format::kFp8Block;
+  const bool is_nvfp4 = like.format == Format::kNvfp4, is_block = like.format == Format::kFp8Block,
+             is_mxfp8 = like.format == Format::kMxfp8;
   const bool has_tiles = like.layout == Layout::kTiles16x64;
-  const Kind kind = like.format == Format::kBF16                 ? Kind::kNormalBF16
-                    : is_block && has_tiles                      ? Kind::kFp8Tiles
-                    : is_block || like.format == Format::kFp8Row ? Kind::kE4m3Codes
+  const Kind kind = like.format == Format::kBF16                             ? Kind::kNormalBF16
+                    : is_block && has_tiles                                  ? Kind::kFp8Tiles
+                    : is_mxfp8 && has_tiles                                  ? Kind::kMxfp8Tiles
+                    : is_block || is_mxfp8 || like.format == Format::kFp8Row ? Kind::kE4m3Codes
                     : has_tiles ? (is_nvfp4 ? Kind::kNvfp4Tiles : Kind::kTiles)
                                 : Kind::kUniform;
   constexpr double kRms = 0x1p-7;

@@ -14,7 +14,8 @@ constexpr int kThreads = 256;
 constexpr int kPiece = 16;                              // bytes of a thread
 constexpr int kTilePieces = 34, kNvfp4TilePieces = 36;  // of a unit of kTiles, of kNvfp4Tiles
 constexpr int kTileCodePieces = 32;
-constexpr int kFp8TilePieces = 68, kFp8TileCodePieces = 64;  // of kFp8Tiles
+constexpr int kFp8TilePieces = 68, kMxfp8TilePieces = 66;  // of kFp8Tiles, of kMxfp8Tiles
+constexpr int kFp8TileCodePieces = 64;
 
 struct Args {
   uint8_t* data;
@@ -92,6 +93,9 @@ __device__ uint64_t word_of(const Args& a, int64_t i) {
     case RandomBytes::Kind::kFp8Tiles:
       return i / 2 % kFp8TilePieces < kFp8TileCodePieces ? e4m3_codes(random_word(a, i))
                                                          : two_floats(a.value);
+    case RandomBytes::Kind::kMxfp8Tiles:
+      return i / 2 % kMxfp8TilePieces < kFp8TileCodePieces ? e4m3_codes(random_word(a, i))
+                                                           : scales(a, random_word(a, i));
   }
   return 0;
 }

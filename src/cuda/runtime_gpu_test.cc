@@ -142,6 +142,16 @@ TEST(RandomFill, CodesOfFp8AreNumbersAndHaveTheirMean) {
   EXPECT_NEAR(mean, kE4m3CodesRms * kE4m3CodesRms, 5 * 3 * mean / std::sqrt(1024.0 * units));
 }
 
+TEST(RandomFill, TilesOfMxfp8HoldScalesBehindNumbers) {
+  using Kind = RandomBytes::Kind;
+  const std::vector<uint8_t> got =
+      filled(1056 * 100, {.kind = Kind::kMxfp8Tiles, .rms = 0.5, .seed = 4});
+  for (int unit = 0; unit < 100; ++unit) {
+    for (int i = 0; i < 1024; ++i) ASSERT_EQ(got[1056 * unit + i] & 0x40, 0);
+    for (int i = 1024; i < 1056; ++i) ASSERT_EQ(got[1056 * unit + i], 126);
+  }
+}
+
 TEST(Scatter, ChangesTheNamedEntriesAlone) {
   open_device();
   Stream stream;

@@ -155,6 +155,8 @@ auto* tile_packer(Format format) {
   switch (format) {
     case Format::kNvfp4:
       return pack_tiles<Format::kNvfp4>;
+    case Format::kMxfp8:
+      return pack_tiles<Format::kMxfp8>;
     case Format::kFp8Row:
       return pack_tiles<Format::kFp8Row>;
     case Format::kFp8Block:
@@ -228,10 +230,10 @@ void pack_panel_scales(int64_t bytes, int64_t size, const uint8_t* scales, uint8
 
 const char* refuse_layout(Layout layout, Format format, int64_t rows, int64_t cols) {
   if (layout == Layout::kRows) return nullptr;
-  const bool is_fp8 = format == Format::kFp8Row || format == Format::kFp8Block;
-  if (layout == Layout::kTiles16x64 && !has_nibbles(format) && !is_fp8)
-    return "tiles16x64 is for weights of 4 bits and fp8";
-  const bool has_bytes = format == Format::kMxfp8 || is_fp8;
+  const bool has_bytes =
+      format == Format::kMxfp8 || format == Format::kFp8Row || format == Format::kFp8Block;
+  if (layout == Layout::kTiles16x64 && !has_nibbles(format) && !has_bytes)
+    return "tiles16x64 is for weights of 4 and 8 bits";
   if (layout == Layout::kPanels16 && !has_nibbles(format) && !has_bytes)
     return "panels16 is for weights of 4 and 8 bits";
   if (rows % kGroupRows != 0) return "its rows are not a multiple of 16";

@@ -5,9 +5,8 @@
 //
 // kRows: as the format says, row by row; codes and scales are two arrays.
 //
-// kTiles16x64 (4 bits, and FP8 but for MXFP8; scales of blocks lie within, there is no second
-// array): a group is K/64 units, each 16 rows x 64 k: the A fragments of mma, a lane's in one or
-// two 16-byte loads.
+// kTiles16x64 (4 and 8 bits; scales of blocks lie within, there is no second array): a group is
+// K/64 units, each 16 rows x 64 k: the A fragments of mma, a lane's in one or two 16-byte loads.
 //   codes   4 bits, 512 bytes: lane l = 4g + p owns bytes 16l..16l+15, four words (32 bits,
 //           little-endian): row g half 0 | row g+8 half 0 | row g half 1 | row g+8 half 1
 //           (half: 32 k); nibble j of a word is k = 8j + 2p (j < 4), 8(j-4) + 2p + 1
@@ -15,8 +14,8 @@
 //           8 bits, 1,024 bytes: the same twice, of 32 k each, whose halves are 16 k; the bytes of
 //           a word are k = 2p + 8, 2p, 2p + 9, 2p + 1
 //   scales  behind them, of b blocks of 64 k: number (g * b + block) * 2 + (row >= 8), a byte of
-//           MXFP4 (b = 2) and NVFP4 (4), 4 bytes of FP8 (1) and INT4 (2, or 1 of groups of 128).
-//           Scales of rows stay where they are
+//           MXFP4 and MXFP8 (b = 2) and NVFP4 (4), 4 bytes of FP8 (1) and INT4 (2, or 1 of groups
+//           of 128). Scales of rows stay where they are
 //
 // kPanels16 (all of 4 and 8 bits; two arrays): for 4 bits the B tile of AMX int8 and the order
 // of vpdpbusd at once, for 8 bits one vector of 16 rows for each k.

@@ -366,13 +366,15 @@ void LoadedWeights::put(std::span<const WantedWeight> wanted, const WeightMemory
 void LoadedWeights::fill_fp8(const Placed& p, int64_t rows, RandomBytes like,
                              const WeightMemory& memory) {
   using Kind = RandomBytes::Kind;
-  const bool has_tiles =
-      p.weight.layout == Layout::kTiles16x64 && p.weight.format == Format::kFp8Block;
+  const bool has_tiles = p.weight.layout == Layout::kTiles16x64;
+  const bool is_mxfp8 = p.weight.format == Format::kMxfp8;
   const RowSize size = final_size(p.weight);
-  like.kind = has_tiles ? Kind::kFp8Tiles : Kind::kE4m3Codes;
+  like.kind = Kind::kE4m3Codes;
+  if (has_tiles && is_mxfp8) like.kind = Kind::kMxfp8Tiles;
+  if (has_tiles && p.weight.format == Format::kFp8Block) like.kind = Kind::kFp8Tiles;
   like.rms /= kE4m3CodesRms;
   memory.random(p.codes, rows * size.codes, like);
-  like.kind = Kind::kFloats;
+  like.kind = is_mxfp8 ? Kind::kScales : Kind::kFloats;
   if (size.scales > 0) memory.random(p.scales, rows * size.scales, like);
   if (size.row_scales > 0) memory.random(p.row_scales, rows * size.row_scales, like);
 }
@@ -392,7 +394,8 @@ LoadedWeights::LoadedWeights(std::span<const WantedWeight> wanted, const WeightM
     if (num_elements(w) == 0) continue;
     if (w.spec.fill == Fill::kOne) codes.constant = bf16_from_float(1);
     if (codes.rms > 0 && w.format == Format::kBF16) codes.kind = Kind::kNormalBF16;
-    if (w.format == Format::kFp8Row || w.format == Format::kFp8Block) {
+    if (w.format == Format::kFp8Row || w.format == Format::kFp8Block ||
+        w.format == Format::kMxfp8) {
       fill_fp8(p, rows, codes, memory);
       continue;
     }

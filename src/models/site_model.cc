@@ -392,7 +392,8 @@ LoadedWeights SiteModel::read(const Ctx& cx, const Checkpoint* checkpoint,
     return {*checkpoint, all, options.memory, cx.threads(), options.progress};
   const auto is_made_there = [](const WantedWeight& w) {
     return w.format == Format::kBF16 || w.format == Format::kF32 || w.format == Format::kMxfp4 ||
-           w.format == Format::kFp8Row || w.format == Format::kFp8Block;
+           w.format == Format::kFp8Row || w.format == Format::kFp8Block ||
+           w.format == Format::kMxfp8;
   };
   if (options.memory.random && std::ranges::all_of(all, is_made_there))
     return {all, options.memory, options.seed};

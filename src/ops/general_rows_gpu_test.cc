@@ -483,7 +483,7 @@ void check_shapes(Check* check) {
        {"cuda_nvfp4_one", "cuda_nvfp4_decode", "sm90_nvfp4_split", "sm90_nvfp4_gemm"})
     all.push_back({Format::kNvfp4, row, /*exact=*/false});
   all.push_back({Format::kNvfp4, "cuda_nvfp4_decode", /*exact=*/true});
-  for (const Format format : {Format::kFp8Row, Format::kFp8Block}) {
+  for (const Format format : {Format::kFp8Row, Format::kFp8Block, Format::kMxfp8}) {
     for (const char* row : {"sm90_w8a16_split", "sm90_w8a16_gemm"})
       all.push_back({format, row, /*exact=*/false});
     all.push_back({format, "cuda_w8a16_decode", /*exact=*/true});
@@ -496,6 +496,7 @@ void check_shapes(Check* check) {
   for (const auto& [format, row] : {std::pair(Format::kNvfp4, "cuda_nvfp4_gemm"),
                                     {Format::kFp8Row, "cuda_w8a16_gemm"},
                                     {Format::kFp8Block, "cuda_w8a16_gemm"},
+                                    {Format::kMxfp8, "cuda_w8a16_gemm"},
                                     {Format::kInt4G32, "cuda_int4_gemm"},
                                     {Format::kInt4G128, "cuda_int4_gemm"}})
     all.push_back({format, row, /*exact=*/false, /*of_gb10=*/true});
@@ -524,6 +525,7 @@ TEST(GeneralRowsGpu, LongRowsEqualTheTwin) {
       }
       check(Format::kNvfp4, tokens == 1 ? "cuda_nvfp4_one" : "cuda_nvfp4_decode");
       check(Format::kFp8Block, "cuda_w8a16_decode");
+      check(Format::kMxfp8, "cuda_w8a16_decode");
       check(Format::kInt4G128, "cuda_int4_decode");
     }
 }

@@ -204,7 +204,7 @@ struct GemmProblem {
 // passes of 8 tokens each read the weights anew.
 inline constexpr int64_t kDenseFewest = 32;
 
-// kFp8Row stands for FP8 in blocks, too, and kInt4G128 for other groups.
+// kFp8Row stands for FP8 in blocks and MXFP8, too, and kInt4G128 for other groups.
 template <Format kFormat>
 const char* refuse_other(Format format) {
   if (format == kFormat) return nullptr;
@@ -214,7 +214,8 @@ const char* refuse_other(Format format) {
     case Format::kNvfp4:
       return "weights are not nvfp4";
     case Format::kFp8Row:
-      return format == Format::kFp8Block ? nullptr : "weights are not fp8";
+      return format == Format::kFp8Block || format == Format::kMxfp8 ? nullptr
+                                                                     : "weights are not fp8";
     case Format::kInt4G128:
       return format == Format::kInt4G32 ? nullptr : "weights are not int4";
     default:
@@ -243,8 +244,8 @@ inline const char* refuse_split(Format format, int64_t rows, int64_t cols, int64
   return tokens <= kSplitTokens ? nullptr : "more than 256 tokens";
 }
 
-// NVFP4, FP8 or INT4 weights in kTiles16x64 with few tokens (ops/gpu_matmul/unit_gemv.cuh): a row
-// of activations and the rings must fit in a block's shared memory.
+// NVFP4, FP8, MXFP8 or INT4 weights in kTiles16x64 with few tokens (ops/gpu_matmul/unit_gemv.cuh):
+// a row of activations and the rings must fit in a block's shared memory.
 template <Format kFormat>
 const char* refuse_unit_few(Format format, int64_t rows, int64_t cols,
                             const KernelOptions& options) {
@@ -313,7 +314,8 @@ inline const char* refuse_w8a8(GemmProblem p, const KernelOptions& options) {
   p.fewest = kW8a8Fewest;
   if (const char* reason = refuse_cpu(options)) return reason;
   if (options.activations != ActFormat::kFp8) return "activations are not fp8";
-  if (p.format == Format::kFp8Block) return "E4M3 activations are for fp8 with scales of rows";
+  if (p.format == Format::kFp8Block || p.format == Format::kMxfp8)
+    return "E4M3 activations are for fp8 with scales of rows";
   return refuse_gemm<Format::kFp8Row>(p, options);
 }
 // Of NVFP4, dense or experts' (from 32 rows of each), whose weights are rounded once more.

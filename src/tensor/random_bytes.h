@@ -22,6 +22,7 @@ struct RandomBytes {
     kFloats,      // float32, each `rms`
     kE4m3Codes,   // E4M3 below 2 of either sign
     kFp8Tiles,    // units of 1,024 such bytes and 16 float32, each `rms`
+    kMxfp8Tiles,  // and 32 scales as kScales has them
   };
   Kind kind = Kind::kConstant;
   uint16_t constant = 0;

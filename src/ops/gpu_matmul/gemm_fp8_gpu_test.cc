@@ -212,7 +212,7 @@ TEST(GemmFp8Gpu, MoeDownEqualsTheTwin) {
 
 const char* row_of(Format format) {
   return format == Format::kMxfp4   ? "sm90_w4a8_gemm"
-         : format == Format::kNvfp4 ? "sm90_nvfp4_fp8_gemm"
+         : format == Format::kNvfp4 ? "sm90_nvfp4a8_gemm"
                                     : "sm90_w8a8_gemm";
 }
 

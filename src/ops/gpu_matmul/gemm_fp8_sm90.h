@@ -15,8 +15,8 @@ E4m3Rows quantize_rows(Ctx& cx, Scratch& scratch, const uint16_t* x, int64_t row
 // Of the site's weight, which has them.
 const uint8_t* row_exponents_of(const Ctx& cx);
 
-// y = x W^T + b as gemm() makes it, of x in E4M3; w is the site's, in MXFP4 or NVFP4 (all but kQkv),
-// or in FP8 by row: then dense, kF32 or kSwiglu.
+// y = x W^T + b as gemm() makes it, of x in E4M3; w is the site's, in MXFP4 or NVFP4 (all but
+// kQkv), or in FP8 by row: then dense, kF32 or kSwiglu.
 void gemm_fp8(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args);
 
 // Dense: y [T, N] f32 = x [T, K] W^T + b, of x in bf16; w is the site's.

@@ -68,6 +68,8 @@ int32_t launch_slices(Ctx& cx, GemmParams params, int64_t most) {
 // gemm_int4_sm90.cu.
 extern template void launch_tiles<Format::kNvfp4>(Ctx&, const GemmParams&, GemmOut);
 extern template int32_t launch_slices<Format::kNvfp4>(Ctx&, GemmParams, int64_t);
+extern template void launch_tiles<Format::kMxfp8>(Ctx&, const GemmParams&, GemmOut);
+extern template int32_t launch_slices<Format::kMxfp8>(Ctx&, GemmParams, int64_t);
 extern template void launch_tiles<Format::kFp8Row>(Ctx&, const GemmParams&, GemmOut);
 extern template int32_t launch_slices<Format::kFp8Row>(Ctx&, GemmParams, int64_t);
 extern template void launch_tiles<Format::kFp8Block>(Ctx&, const GemmParams&, GemmOut);

@@ -13,6 +13,8 @@ void launch_tiles(Ctx& cx, const Weight& w, const GemmArgs& args) {
       return launch<MmaShape<Format::kMxfp4, kOut>>(cx, w, args);
     case Format::kNvfp4:
       return launch<MmaShape<Format::kNvfp4, kOut>>(cx, w, args);
+    case Format::kMxfp8:
+      return launch<MmaShape<Format::kMxfp8, kOut>>(cx, w, args);
     case Format::kFp8Row:
       return launch<MmaShape<Format::kFp8Row, kOut>>(cx, w, args);
     case Format::kFp8Block:

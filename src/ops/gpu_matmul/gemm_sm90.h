@@ -45,8 +45,9 @@ void gemm_slices(Ctx& cx, Scratch& scratch, const Weight& w, const uint16_t* x, 
                  float* y);
 inline int64_t slice_scratch_rows(int64_t tokens) { return std::min<int64_t>(8 * tokens, 2048); }
 inline bool has_slices(Format format) {
-  return format == Format::kBF16 || format == Format::kNvfp4 || format == Format::kFp8Row ||
-         format == Format::kFp8Block || format == Format::kInt4G32 || format == Format::kInt4G128;
+  return format == Format::kBF16 || format == Format::kNvfp4 || format == Format::kMxfp8 ||
+         format == Format::kFp8Row || format == Format::kFp8Block || format == Format::kInt4G32 ||
+         format == Format::kInt4G128;
 }
 
 // Dense: y [T, N] f32 = x [T, K] W^T + b.

@@ -3,9 +3,9 @@
 //
 // A lane 4g + p decodes rows g and g + 8. Values come out times 2^-32, so that large scales fit;
 // sums take it back (kSumFactor). NVFP4's are exact: 2 bits times 4; a row's float32 multiplies its
-// sums, as it does FP8's of 4 bits. MXFP4's are exact for scales from 2^-60 to 2^33. Where a
-// block's scale is any float32 (FP8 in blocks, INT4), decode() rounds to bf16 once more, and
-// decode_codes() leaves it to who adds up blocks (kScalesSums).
+// sums, as it does FP8's of 4 bits. MXFP4's and MXFP8's are exact for scales from 2^-60 to 2^33.
+// Where a block's scale is any float32 (FP8 in blocks, INT4), decode() rounds to bf16 once more,
+// and decode_codes() leaves it to who adds up blocks (kScalesSums).
 #pragma once
 
 #include <cstdint>
@@ -139,16 +139,21 @@ __device__ __forceinline__ void decode_half(const ByteCodes& q, const typename U
   Unit::template decode<kHalf>(q.half[kHalf], scales, a0, a1);
 }
 
+// 2^(s - 127) * 2^kLog as a pair of bf16, s the byte of `scales` at bit `at`; 255 - kLog: infinite,
+// above: NaN.
+template <int kLog, int kAt>
+__device__ __forceinline__ uint32_t factor_of_e8m0(uint32_t scales) {
+  const uint32_t both = __byte_perm(scales, 0, 0x4040 | kAt / 8 << 8 | kAt / 8);
+  return __vminu2(both * 0x80u + kLog * 0x800080u, 0x7fc07fc0u);
+}
+
 template <>
 struct Unit<Format::kMxfp4> : UnitBytes<Format::kMxfp4> {
   using Scales = uint32_t;
 
-  // 2^(s - 127) * 2^94 as a pair of bf16, s the byte of `scales` at bit `at`; 161: infinite, above:
-  // NaN.
   template <int kAt>
   static __device__ __forceinline__ uint32_t factor(uint32_t scales) {
-    const uint32_t both = __byte_perm(scales, 0, 0x4040 | kAt / 8 << 8 | kAt / 8);
-    return __vminu2(both * 0x80u + 0x2f002f00u, 0x7fc07fc0u);
+    return factor_of_e8m0<94, kAt>(scales);
   }
   // Words of rows g and g + 8.
   template <int kHalf>
@@ -220,6 +225,20 @@ struct Unit<Format::kFp8Row> : UnitBytes<Format::kFp8Row> {
                                                 uint32_t (&a1)[4]) {
     decode_bytes(
         q, [](uint32_t& pair, int) { scale_pair(pair, 0x6b806b80u); }, a0, a1);  // 2^88
+  }
+};
+
+template <>
+struct Unit<Format::kMxfp8> : UnitBytes<Format::kMxfp8> {
+  using Scales = uint32_t;
+
+  template <int kHalf>
+  static __device__ __forceinline__ void decode(const uint4& q, const Scales& s, uint32_t (&a0)[4],
+                                                uint32_t (&a1)[4]) {
+    const uint32_t of_rows[] = {factor_of_e8m0<88, 16 * kHalf>(s),
+                                factor_of_e8m0<88, 16 * kHalf + 8>(s)};
+    decode_bytes(
+        q, [&](uint32_t& pair, int last) { scale_pair(pair, of_rows[last]); }, a0, a1);
   }
 };
 
@@ -354,6 +373,8 @@ void with_unit_format(const Weight& w, const Fn& fn) {
   switch (w.format) {
     case Format::kNvfp4:
       return fn.template operator()<Format::kNvfp4>();
+    case Format::kMxfp8:
+      return fn.template operator()<Format::kMxfp8>();
     case Format::kFp8Row:
       return fn.template operator()<Format::kFp8Row>();
     case Format::kFp8Block:

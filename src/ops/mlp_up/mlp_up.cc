@@ -64,7 +64,7 @@ const char* refuse_one(const MlpUpDesc& d, const KernelOptions& o) {
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<MlpUpKernel>({
-        {"sm90_nvfp4_fp8_gemm", refuse_nvfp4_by_fp8, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm_fp8),
+        {"sm90_nvfp4a8_gemm", refuse_nvfp4_by_fp8, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm_fp8),
          Layout::kTiles16x64},
         {"sm90_nvfp4_split", refuse_some<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::mlp_up_split),
          Layout::kTiles16x64},

@@ -13,11 +13,11 @@ struct Shape {
   int64_t hidden, width;
   Format format;
 };
-constexpr Shape kShapes[] = {{96, 40, Format::kMxfp4},    {1000, 37, Format::kBF16},
-                             {160, 96, Format::kMxfp8},   {320, 72, Format::kNvfp4},
-                             {4096, 200, Format::kNvfp4}, {320, 72, Format::kBF16},
-                             {320, 72, Format::kFp8Row},  {4096, 200, Format::kFp8Block},
-                             {320, 72, Format::kInt4G32}, {4096, 200, Format::kInt4G128}};
+constexpr Shape kShapes[] = {
+    {96, 40, Format::kMxfp4},    {1000, 37, Format::kBF16},      {160, 96, Format::kMxfp8},
+    {320, 72, Format::kNvfp4},   {4096, 200, Format::kNvfp4},    {320, 72, Format::kBF16},
+    {320, 72, Format::kFp8Row},  {4096, 200, Format::kFp8Block}, {320, 72, Format::kMxfp8},
+    {320, 72, Format::kInt4G32}, {4096, 200, Format::kInt4G128}};
 
 // Sums of tensor cores as in general_rows_gpu_test.cc; u is rounded to bf16.
 void check(const Shape& shape, int64_t tokens, const Swiglu& act, bool as_gb10 = false) {

@@ -102,7 +102,7 @@ constexpr auto kKernels =
                 Layout::kTiles16x64},
                {"sm90_w4a16_narrow", refuse_by_narrow, NIBBLE_SM90_KERNEL(gpu::moe_down_narrow),
                 Layout::kTiles16x64},
-               {"sm90_nvfp4_fp8_gemm",
+               {"sm90_nvfp4a8_gemm",
                 [](const MoeDownDesc& d, const KernelOptions& o) {
                   return refuse_nvfp4_fp8({d.format, d.hidden, d.width, d.tokens * d.top_k, 0},
                                           d.experts, o);

@@ -52,7 +52,7 @@ MoeDownFn moe_down_one;
 MoeDownFn moe_down_narrow;
 MoeDownFn moe_down_narrow_fp8;  // as moe_down_gemm_fp8
 MoeDownFn moe_down_gemm;
-MoeDownFn moe_down_gemm_fp8;  // takes u in E4M3
+MoeDownFn moe_down_gemm_fp8;       // takes u in E4M3
 MoeDownFn moe_down_unit_gemm_fp8;  // rounds it to E4M3
 MoeDownFn moe_down_mma;
 MoeDownFn moe_down_slots;         // without clusters; the choice is made before

@@ -87,7 +87,7 @@ constexpr auto kKernels = joined(
         {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
         {"sm90_w4a16_narrow", refuse_by_narrow, NIBBLE_SM90_KERNEL(gpu::moe_up_narrow),
          Layout::kTiles16x64},
-        {"sm90_nvfp4_fp8_gemm",
+        {"sm90_nvfp4a8_gemm",
          [](const MoeUpDesc& d, const KernelOptions& o) {
            return refuse_nvfp4_fp8({d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 0},
                                    d.experts, o);

@@ -65,7 +65,7 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"sm90_bf16_gemm", refuse_many<Format::kBF16>,
          NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_slices)},
-        {"sm90_nvfp4_fp8_gemm",
+        {"sm90_nvfp4a8_gemm",
          [](const OutProjDesc& d, const KernelOptions& o) {
            return refuse_nvfp4_fp8({d.format, d.hidden, d.width, d.tokens, 0}, 1, o);
          },
