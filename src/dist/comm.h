@@ -14,6 +14,9 @@ class Comm {
   virtual ~Comm() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Throws what is known of a peer that is gone, else does nothing: for whoever waits for something
+  // else.
+  virtual void check() const = 0;
 
   // `all` gets what each rank brings, in order of ranks; the same number of bytes from each.
   virtual void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) = 0;

@@ -1,6 +1,7 @@
 #include "dist/socket.h"
 
 #include <fcntl.h>
+#include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -141,6 +142,22 @@ std::string Socket::peer_address() const {
   socklen_t length = sizeof(address);
   if (getpeername(fd_, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "?";
   return text_of(address, length);
+}
+
+std::string interface_of(const std::string& address) {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return "";
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, freeifaddrs);
+  for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr) continue;
+    const int family = i->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    sockaddr_storage storage{};
+    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    std::memcpy(&storage, i->ifa_addr, length);
+    if (text_of(storage, length) == address) return i->ifa_name;
+  }
+  return "";
 }
 
 Socket connect_to(const std::string& address, uint16_t port, Deadline deadline,

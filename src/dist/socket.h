@@ -40,6 +40,9 @@ class Socket {
   int fd_ = -1;
 };
 
+// The network interface that has `address`: "eth0"; empty: none.
+std::string interface_of(const std::string& address);
+
 // Tries until `deadline`, as the other side may not listen yet; `check` is called in between, and
 // may throw to give up.
 Socket connect_to(const std::string& address, uint16_t port, Deadline deadline,

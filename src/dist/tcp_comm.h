@@ -28,7 +28,7 @@ class TcpComm final : public Comm {
   // text counts.
   void abort(const std::string& why);
   // What abort() said, thrown; else nothing.
-  void check() const;
+  void check() const override;
   const std::vector<Socket>& peers() const { return peers_; }
 
  private:
