@@ -22,6 +22,11 @@ std::string versions() {
   return "driver " + version_text(driver) + ", runtime " + version_text(runtime);
 }
 
+int num_devices() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
 Caps open_device() {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {

@@ -12,6 +12,9 @@ namespace nibble::cuda {
 // where there is none, the driver is too old, or this build holds no kernels for it.
 Caps open_device();
 
+// GPUs that this process may use; 0 where there is no driver.
+int num_devices();
+
 // Bytes of its memory that are free now. Where it shares the host's, without what the page cache
 // would give back: ask the host there.
 int64_t free_memory();

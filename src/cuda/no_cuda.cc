@@ -7,6 +7,7 @@
 #include "cuda/graph.h"
 #include "cuda/memory.h"
 #include "cuda/nvtx.h"
+#include "cuda/peer_memory.h"
 #include "cuda/random_fill.h"
 #include "cuda/read_bandwidth.h"
 #include "cuda/scatter.h"
@@ -24,6 +25,7 @@ namespace {
 }  // namespace
 
 Caps open_device() { no_cuda(); }
+int num_devices() { return 0; }
 int64_t free_memory() { no_cuda(); }
 bool shares_host_memory() { no_cuda(); }
 std::string versions() { return "no CUDA"; }
@@ -35,6 +37,9 @@ void zero_async(void*, int64_t, StreamHandle) { no_cuda(); }
 void wait(StreamHandle) { no_cuda(); }
 void copy(void*, const void*, int64_t) { no_cuda(); }
 void fill(void*, uint8_t, int64_t) { no_cuda(); }
+
+MemoryHandle share_memory(const Buffer&) { no_cuda(); }
+Buffer open_memory(const MemoryHandle&) { no_cuda(); }
 
 double measure_read_bandwidth(const Caps&, int64_t, int) { no_cuda(); }
 std::vector<MmaRate> measure_mma_rates(const Caps&) { no_cuda(); }

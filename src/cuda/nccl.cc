@@ -1,0 +1,139 @@
+#include "cuda/nccl.h"
+
+#include <dlfcn.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+#include "base/error.h"
+
+namespace nibble::cuda {
+
+// The part of nccl.h that is used here, which has stayed as it is since NCCL 2.4.
+struct NcclLibrary {
+  static constexpr int kSuccess = 0, kInProgress = 7, kFloat32 = 7, kSum = 0;
+  int (*get_version)(int*);
+  int (*get_unique_id)(NcclId*);
+  int (*comm_init_rank)(void** comm, int size, NcclId id, int rank);
+  int (*comm_abort)(void* comm);
+  int (*comm_get_async_error)(void* comm, int* error);
+  int (*all_reduce)(const void* from, void* to, size_t n, int type, int op, void* comm,
+                    StreamHandle stream);
+  const char* (*get_error_string)(int);
+};
+
+namespace {
+
+constexpr const char* kVariables[] = {"NIBBLE_NCCL", "VLLM_NCCL_SO_PATH"};
+constexpr const char* kUsualName = "libnccl.so.2";
+// Processes of one host meet within a second; their GPUs are set up meanwhile.
+constexpr std::chrono::seconds kToMeet{120};
+
+template <typename Fn>
+bool find_function(void* handle, const char* name, Fn& function) {
+  function = reinterpret_cast<Fn>(dlsym(handle, name));
+  return function != nullptr;
+}
+
+// Empty: all of it is there. The library stays loaded: its kernels have no other life.
+std::string load(const char* path, NcclLibrary& library) {
+  void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) return dlerror();
+  const bool is_whole =
+      find_function(handle, "ncclGetVersion", library.get_version) &&
+      find_function(handle, "ncclGetUniqueId", library.get_unique_id) &&
+      find_function(handle, "ncclCommInitRank", library.comm_init_rank) &&
+      find_function(handle, "ncclCommAbort", library.comm_abort) &&
+      find_function(handle, "ncclCommGetAsyncError", library.comm_get_async_error) &&
+      find_function(handle, "ncclAllReduce", library.all_reduce) &&
+      find_function(handle, "ncclGetErrorString", library.get_error_string);
+  return is_whole ? "" : std::string(path) + " is not NCCL: it lacks its functions";
+}
+
+}  // namespace
+
+const NcclLibrary* find_nccl(std::string& why) {
+  static NcclLibrary library;
+  for (const char* variable : kVariables) {
+    const char* path = std::getenv(variable);
+    if (path == nullptr || *path == '\0') continue;
+    if (const std::string fault = load(path, library); !fault.empty())
+      throw Error(ErrorKind::kUsage, std::string(variable) + ": " + fault);
+    return &library;
+  }
+  why = load(kUsualName, library);
+  return why.empty() ? &library : nullptr;
+}
+
+std::string nccl_version(const NcclLibrary& library) {
+  int version = 0;
+  library.get_version(&version);
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+NcclId make_nccl_id(const NcclLibrary& library) {
+  NcclId id;
+  if (const int result = library.get_unique_id(&id); result != NcclLibrary::kSuccess)
+    throw std::runtime_error(std::string("ncclGetUniqueId: ") + library.get_error_string(result));
+  return id;
+}
+
+// ncclCommInitRank waits for the others, whatever becomes of them: so on a thread of its own, which
+// is left alone where they do not come.
+Nccl::Nccl(const NcclLibrary& library, const NcclId& id, int rank, int size,
+           const std::function<void()>& check)
+    : library_(library) {
+  struct Begun {
+    void* comm = nullptr;
+    int result = 0;
+    std::atomic<bool> is_done{false};
+  };
+  const auto begun = std::make_shared<Begun>();
+  std::thread([begun, id, rank, size, init = library.comm_init_rank] {
+    begun->result = init(&begun->comm, size, id, rank);
+    begun->is_done = true;
+  }).detach();
+  const auto until = std::chrono::steady_clock::now() + kToMeet;
+  while (!begun->is_done) {
+    check();
+    if (std::chrono::steady_clock::now() > until)
+      throw std::runtime_error("NCCL: not all ranks were there within " +
+                               std::to_string(kToMeet.count()) + " seconds");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  comm_ = begun->comm;
+  this->check(begun->result, "ncclCommInitRank");
+}
+
+// An end in good order asks nothing of the others either, who may be gone.
+Nccl::~Nccl() { abort(); }
+
+void Nccl::check(int result, const char* what) const {
+  if (result == NcclLibrary::kSuccess) return;
+  throw std::runtime_error(std::string(what) + ": " + library_.get_error_string(result) +
+                           "; NCCL_DEBUG=WARN says more");
+}
+
+void Nccl::all_reduce(float* values, int64_t n, StreamHandle stream) {
+  if (is_aborted_) throw std::runtime_error("NCCL was ended");
+  check(library_.all_reduce(values, values, static_cast<size_t>(n), NcclLibrary::kFloat32,
+                            NcclLibrary::kSum, comm_, stream),
+        "ncclAllReduce");
+}
+
+void Nccl::check() const {
+  if (is_aborted_) throw std::runtime_error("NCCL was ended");
+  int error = NcclLibrary::kSuccess;
+  check(library_.comm_get_async_error(comm_, &error), "ncclCommGetAsyncError");
+  if (error != NcclLibrary::kInProgress) check(error, "NCCL");
+}
+
+void Nccl::abort() {
+  if (!is_aborted_.exchange(true) && comm_ != nullptr) library_.comm_abort(comm_);
+}
+
+}  // namespace nibble::cuda
