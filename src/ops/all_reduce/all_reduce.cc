@@ -1,13 +1,37 @@
 #include "ops/all_reduce/all_reduce.h"
 
+#include <algorithm>
+#include <array>
+
 #include "dist/comm.h"
+#include "ops/all_reduce/gpu_ranks.h"
+#include "ops/all_reduce/one_shot.h"
 #include "ops/refuse.h"
 #include "ops/site.h"
 
 namespace nibble::ops {
 namespace {
 
+// By --kernel, or as ranks have no other way to each other: then it takes every size.
+bool is_forced(const KernelOptions& o, std::string_view row) {
+  return std::ranges::any_of(o.forced, [&](const auto& f) {
+    return f.first == op_name(Op::kAllReduce) && f.second == row;
+  });
+}
+
 constexpr auto kKernels = std::to_array<AllReduceKernel>({
+    {"one_shot",
+     [](const AllReduceDesc& d, const KernelOptions& o) -> const char* {
+       if (const char* reason = refuse_cpu(o)) return reason;
+       if (d.hidden % 2 != 0) return "its packets are of two floats";
+       const bool is_large = !gpu::is_for_one_shot(d.tokens * d.hidden, d.ranks);
+       return is_large && !o.any_size && !is_forced(o, "one_shot")
+                  ? "it sends twice the bytes, which large sums pay for"
+                  : nullptr;
+     },
+     NIBBLE_CUDA_KERNEL(gpu::sum_one_shot)},
+    {"nccl", [](const AllReduceDesc&, const KernelOptions& o) { return refuse_cpu(o); },
+     NIBBLE_CUDA_KERNEL(gpu::sum_nccl)},
     {"tcp",
      [](const AllReduceDesc&, const KernelOptions& o) -> const char* {
        return o.gpu.sm != 0 ? "its sums are made by CPUs" : nullptr;

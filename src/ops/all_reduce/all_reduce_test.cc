@@ -28,7 +28,8 @@ TEST(AllReduce, EveryRowEqualsTheTwinAndAllRanksAgree) {
     for (const int ranks : {2, 3, 4, 8})
       for (const auto& [tokens, hidden] :
            {std::pair<int64_t, int64_t>{1, 2880}, {1, 33}, {7, 4096}, {64, 2880}}) {
-        if (row.run == nullptr) continue;
+        if (row.run == nullptr || row.refuse({hidden, ranks}, {.allow_ref = true}) != nullptr)
+          continue;
         const int64_t n = tokens * hidden;
         std::vector<double> sums(n), magnitudes(n);
         for (int r = 0; r < ranks; ++r) {

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "cuda/launch.cuh"
+#include "ops/all_reduce/gpu_ranks.h"
 #include "ops/all_reduce/one_shot.h"
 
 namespace nibble::ops::gpu {
@@ -18,7 +19,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kMostBlocks = 64;
-constexpr uint64_t kPatienceNs = 2'000'000'000;
+// Longer than heartbeats may be missing: those know who it is.
+constexpr uint64_t kPatienceNs = 2'500'000'000;
 
 __device__ void send(PeerMemory::Packet* to, float2 values, uint32_t sum) {
   asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to),
@@ -32,8 +34,8 @@ __device__ uint64_t now_ns() {
   return ns;
 }
 
-// NaN where it does not come.
-__device__ float2 receive(const PeerMemory::Packet* from, uint32_t sum, const uint32_t* abort) {
+// NaN where it does not come. Who has waited in vain spares all sums behind it the same.
+__device__ float2 receive(const PeerMemory::Packet* from, uint32_t sum, uint32_t* abort) {
   uint64_t began = 0;
   for (uint32_t polls = 1;; ++polls) {
     uint32_t first, first_sum, second, second_sum;
@@ -46,8 +48,8 @@ __device__ float2 receive(const PeerMemory::Packet* from, uint32_t sum, const ui
     if (polls % 1024 != 0) continue;
     const uint64_t now = now_ns();
     if (began == 0) began = now;
-    const bool is_over = now - began > kPatienceNs;
-    if (is_over || *static_cast<const volatile uint32_t*>(abort) != 0) break;
+    if (now - began > kPatienceNs) *static_cast<volatile uint32_t*>(abort) = 1;
+    if (*static_cast<const volatile uint32_t*>(abort) != 0) break;
   }
   return {__uint_as_float(0x7fc00000), __uint_as_float(0x7fc00000)};
 }
@@ -63,6 +65,8 @@ __global__ void __launch_bounds__(kThreads, 4)
       const int peer = (m.rank + r) % m.size;
       send(m.packets[peer] + slot + m.rank * lane + i, values[i], sum);
     }
+  // What comes next begins beside the wait for the others.
+  cuda::griddep_launch_dependents();
   for (int i = first; i < pairs; i += stride) {
     float2 all = {0, 0};
     for (int r = 0; r < m.size; ++r) {
@@ -93,6 +97,26 @@ void all_reduce_one_shot(Ctx& cx, const PeerMemory& peers, const Tensor& t) {
                 .block = dim3(kThreads),
                 .release = cuda::Release::kAfterWait},
                peers, reinterpret_cast<float2*>(t.as<float>()), pairs);
+}
+
+void sum_one_shot(Ctx& cx, const Tensor& t) {
+  const PeerMemory& peers = ranks_of(cx).peers();
+  const int64_t n = t.num_elements();
+  for (int64_t at = 0; at < n; at += peers.capacity)
+    all_reduce_one_shot(
+        cx, peers,
+        make_tensor(t.as<float>() + at, DType::kF32, {1, std::min(peers.capacity, n - at)}));
+}
+
+void sum_nccl(Ctx& cx, const Tensor& t) {
+  ranks_of(cx).nccl().all_reduce(t.as<float>(), t.num_elements(), cx.stream);
+}
+
+void sum_by_size(Ctx& cx, const Tensor& t) {
+  const GpuRanks& ranks = ranks_of(cx);
+  const bool is_small = is_for_one_shot(t.num_elements(), ranks.size());
+  const bool is_one_shot = ranks.has_peer_memory() && (is_small || !ranks.has_nccl());
+  (is_one_shot ? sum_one_shot : sum_nccl)(cx, t);
 }
 
 }  // namespace nibble::ops::gpu

@@ -1,0 +1,131 @@
+#include "ops/all_reduce/gpu_ranks.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <thread>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "cuda/memory.h"
+
+namespace nibble::ops::gpu {
+namespace {
+
+// Who is told that a sum did not end is soon told why.
+constexpr std::chrono::milliseconds kWhy{500};
+
+volatile uint32_t& word(const Buffer& buffer) {
+  return *static_cast<volatile uint32_t*>(buffer.data());
+}
+
+}  // namespace
+
+GpuRanks::GpuRanks(dist::Comm& host) : host_(host), abort_(cuda::pinned_buffer(4)) {
+  word(abort_) = 0;
+  find_peers();
+  find_nccl();
+  if (has_peer_memory() || has_nccl()) return;
+  throw Error(
+      ErrorKind::kUnsupported,
+      "--tensor-parallel-size: the GPUs have no way to add up what they have: peer memory: " +
+          why_no_peers_ + "; NCCL: " + why_no_nccl_ +
+          "; where NCCL lies elsewhere, NIBBLE_NCCL=FILE says where");
+}
+
+GpuRanks::~GpuRanks() { abort(); }
+
+int64_t GpuRanks::device_bytes(int size) { return PeerMemory::packet_bytes(size, kCapacity); }
+
+// What every rank says is in its way, "" for nothing; the first one that has something counts for
+// all.
+std::string GpuRanks::agree(const std::string& why) {
+  std::array<char, 200> mine{};
+  why.copy(mine.data(), mine.size() - 1);
+  std::vector<std::array<char, 200>> all(size());
+  host_.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+  for (const auto& text : all)
+    if (text[0] != '\0') return text.data();
+  return "";
+}
+
+void GpuRanks::find_peers() {
+  std::string why;
+  cuda::MemoryHandle mine;
+  if (size() > PeerMemory::kMostRanks) why = "there are more ranks than it serves";
+  try {
+    packets_ = cuda::device_buffer(why.empty() ? device_bytes(size()) : 0);
+    counts_ = cuda::device_buffer(8);
+    cuda::fill(counts_.data(), 0, 8);
+    if (why.empty()) cuda::fill(packets_.data(), 0, packets_.size_bytes());
+    if (why.empty()) mine = cuda::share_memory(packets_);
+  } catch (const std::exception& e) {
+    why = e.what();
+  }
+  why_no_peers_ = agree(why);
+  if (!has_peer_memory()) return;
+  std::vector<cuda::MemoryHandle> all(size());
+  host_.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  try {
+    open_peers(all);
+  } catch (const std::exception& e) {
+    why = e.what();
+  }
+  why_no_peers_ = agree(why);
+}
+
+void GpuRanks::open_peers(std::span<const cuda::MemoryHandle> all) {
+  peers_ = {.rank = rank(), .size = size(), .capacity = kCapacity};
+  peers_.counts = static_cast<uint32_t*>(counts_.data());
+  peers_.abort = static_cast<uint32_t*>(abort_.data());
+  for (int r = 0; r < size(); ++r) {
+    if (r != rank()) opened_.push_back(cuda::open_memory(all[r]));
+    const Buffer& of = r == rank() ? packets_ : opened_.back();
+    peers_.packets[r] = static_cast<PeerMemory::Packet*>(of.data());
+  }
+}
+
+void GpuRanks::find_nccl() {
+  std::string why;
+  const cuda::NcclLibrary* const library = cuda::find_nccl(why);
+  why_no_nccl_ = agree(why);
+  if (!why_no_nccl_.empty()) return;
+  nccl_version_ = cuda::nccl_version(*library);
+  // Once the first has made it the others may begin; it knows of none that are on one GPU.
+  cuda::NcclId id{};
+  if (rank() == 0) id = make_nccl_id(*library);
+  for (int r = 1; r < size() && rank() == 0; ++r) host_.send(r, id);
+  if (rank() != 0) host_.receive(0, id);
+  try {
+    nccl_ = std::make_unique<cuda::Nccl>(*library, id, rank(), size(), [this] { host_.check(); });
+  } catch (const std::runtime_error& e) {
+    why = e.what();
+  }
+  why_no_nccl_ = agree(why);
+  if (!why_no_nccl_.empty()) nccl_.reset();
+}
+
+void GpuRanks::abort() {
+  word(abort_) = 1;
+  if (nccl_ != nullptr) nccl_->abort();
+}
+
+void GpuRanks::check() const {
+  host_.check();
+  if (word(abort_) == 0) return;
+  const auto until = std::chrono::steady_clock::now() + kWhy;
+  while (std::chrono::steady_clock::now() < until) {
+    host_.check();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  throw Error(ErrorKind::kUnsupported, "another rank's GPU did not come to a sum");
+}
+
+GpuRanks& ranks_of(const Ctx& cx) {
+  auto* ranks = dynamic_cast<GpuRanks*>(cx.comm);
+  CHECK(ranks != nullptr);
+  return *ranks;
+}
+
+}  // namespace nibble::ops::gpu

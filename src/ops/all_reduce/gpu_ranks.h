@@ -1,0 +1,79 @@
+// GpuRanks: ranks whose GPUs add up what they have, each the GPU of a process of its own. What lies
+// in the host's memory goes over another Comm, as without GPUs.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cuda/nccl.h"
+#include "cuda/peer_memory.h"
+#include "dist/comm.h"
+#include "ops/all_reduce/one_shot.h"
+#include "tensor/buffer.h"
+
+namespace nibble::ops::gpu {
+
+class GpuRanks final : public dist::Comm {
+ public:
+  // Floats of the largest sum that goes through peer memory in one piece.
+  static constexpr int64_t kCapacity = int64_t{1} << 20;
+
+  // With the GPU that this process has open, all ranks at the same time. `host` outlives it. Throws
+  // Error(kUnsupported) where the GPUs have no way to each other.
+  explicit GpuRanks(dist::Comm& host);
+  ~GpuRanks() override;
+  static int64_t device_bytes(int size);
+
+  int rank() const override { return host_.rank(); }
+  int size() const override { return host_.size(); }
+  void check() const override;
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) override {
+    host_.all_gather(mine, all);
+  }
+  void all_reduce(std::span<float> values) override { host_.all_reduce(values); }
+  void send(int to, std::span<const std::byte> bytes) override { host_.send(to, bytes); }
+  void receive(int from, std::span<std::byte> bytes) override { host_.receive(from, bytes); }
+
+  // All ranks have them, or none; one of them there is. Why there is none; empty: there is.
+  bool has_peer_memory() const { return why_no_peers_.empty(); }
+  bool has_nccl() const { return nccl_ != nullptr; }
+  const std::string& why_no_peer_memory() const { return why_no_peers_; }
+  const std::string& why_no_nccl() const { return why_no_nccl_; }
+  const std::string& nccl_version() const { return nccl_version_; }
+
+  // As if there were none.
+  void leave_out_peer_memory(const std::string& why) { why_no_peers_ = why; }
+
+  const PeerMemory& peers() const { return peers_; }
+  cuda::Nccl& nccl() const { return *nccl_; }
+
+  // From any thread: sums that wait for another rank end, with NaN, and so do all that come.
+  void abort();
+
+ private:
+  void find_peers();
+  void open_peers(std::span<const cuda::MemoryHandle> all);
+  void find_nccl();
+  std::string agree(const std::string& why);
+
+  dist::Comm& host_;
+  Buffer packets_, counts_;     // on the GPU: this rank's
+  Buffer abort_;                // page-locked: one word
+  std::vector<Buffer> opened_;  // the other ranks' packets
+  PeerMemory peers_;
+  std::unique_ptr<cuda::Nccl> nccl_;
+  std::string why_no_peers_, why_no_nccl_, nccl_version_;
+};
+
+// Of a step that several GPUs compute.
+GpuRanks& ranks_of(const Ctx& cx);
+
+// The rows of all_reduce: packets in peer memory, and NVIDIA's library. t [T, H] f32, in and out.
+void sum_one_shot(Ctx& cx, const Tensor& t);
+void sum_nccl(Ctx& cx, const Tensor& t);
+// By one of them, as the table chooses.
+void sum_by_size(Ctx& cx, const Tensor& t);
+
+}  // namespace nibble::ops::gpu
