@@ -30,7 +30,8 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
       kv_plan_((check(model.info(), options), plan_kv(kv_info_, kv_options(options)))),
       feed_(cx_.comm == nullptr ? nullptr
                                 : std::make_unique<StepFeed>(*cx_.comm, model.info(), kv_plan_,
-                                                             step_limits(model.info(), options))),
+                                                             step_limits(model.info(), options),
+                                                             options.masked_ids)),
       kv_(kv_info_, kv_plan_, page_memory()),
       step_limits_(step_limits(model.info(), options)),
       scheduler_(
@@ -63,16 +64,19 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
   }
 }
 
-// Of the KvCache: on the GPU where the model is.
+// Of the KvCache: on the GPU where the model is. Of several ranks the others follow its changes.
 std::unique_ptr<PageMemory> Engine::Impl::page_memory() {
-  if (feed_ != nullptr)
-    return feed_->record(std::make_unique<HostPages>(KvCache::arena_bytes(kv_info_, kv_plan_)));
-  if (!cx_.on_gpu()) return nullptr;
-  auto pages = std::make_unique<GpuPages>(
-      KvCache::arena_bytes(kv_info_, kv_plan_),
-      KvCache::table_entries(kv_info_, kv_plan_.options, kv_plan_.max_len), cx_.stream);
-  gpu_pages_ = pages.get();
-  return pages;
+  const int64_t bytes = KvCache::arena_bytes(kv_info_, kv_plan_);
+  std::unique_ptr<PageMemory> memory;
+  if (cx_.on_gpu()) {
+    auto pages = std::make_unique<GpuPages>(
+        bytes, KvCache::table_entries(kv_info_, kv_plan_.options, kv_plan_.max_len), cx_.stream);
+    gpu_pages_ = pages.get();
+    memory = std::move(pages);
+  } else if (feed_ != nullptr) {
+    memory = std::make_unique<HostPages>(bytes);
+  }
+  return feed_ != nullptr ? feed_->record(std::move(memory)) : std::move(memory);
 }
 
 // Page-locked where a GPU fetches the steps.
@@ -205,16 +209,23 @@ void Engine::Impl::launch_on_gpu() {
       head_->draft(chunks);
     }
     block.fill(chunks);
-    gpu_->launch(block, /*is_fed=*/false, head_ != nullptr ? head_->drafted() : DraftedTokens{});
+    begin_on_gpu(block, /*is_fed=*/false);
   }
   ahead_.clear();
   if (gpu_->feeds_next(block.step()) && plan_ahead(chunks)) {
     StepBlock& next = blocks_[1 - turn_];
     next.fill(ahead_chunks_, /*is_ahead=*/true);
-    gpu_->launch(next, /*is_fed=*/true);
+    begin_on_gpu(next, /*is_fed=*/true);
   }
   gpu_->wait(block);
   if (head_ != nullptr) head_->take();
+}
+
+// On all ranks; heads draft for one alone.
+void Engine::Impl::begin_on_gpu(const StepBlock& block, bool is_fed) {
+  if (feed_ != nullptr) return feed_->launch(*gpu_, cx_, block, is_fed);
+  const bool has_drafts = head_ != nullptr && !is_fed;
+  gpu_->launch(block, is_fed, has_drafts ? head_->drafted() : DraftedTokens{});
 }
 
 // Whether the step begun ahead has all of this one's tokens: it may have those of sequences that

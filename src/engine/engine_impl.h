@@ -91,6 +91,7 @@ class Engine::Impl {
   Sampler::Sampled found(int64_t row);
   Sampler::Masks masks_of(const Sequence& sequence);
   void launch_on_gpu();
+  void begin_on_gpu(const StepBlock& block, bool is_fed);
   bool is_ahead(const std::vector<Chunk>& chunks) const;
   bool plan_ahead(const std::vector<Chunk>& chunks);
   bool advance(size_t chunk, int64_t row);

@@ -1,11 +1,15 @@
 #include "engine/gpu_steps.h"
 
+#include <chrono>
 #include <exception>
+#include <string>
 #include <vector>
 
 #include "base/check.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "cuda/memory.h"
+#include "dist/comm.h"
 
 namespace nibble {
 namespace {
@@ -16,6 +20,14 @@ int64_t mask_bytes(const ModelInfo& info) {
 int64_t ids_bytes(const StepLimits& limits) {
   return limits.max_out * static_cast<int64_t>(sizeof(int32_t));
 }
+
+int64_t whole_bytes(const ModelInfo& info, const StepLimits& limits) {
+  if (info.logits.is_whole()) return 0;
+  return (int64_t{limits.max_out} * info.vocab_size + 1) * static_cast<int64_t>(sizeof(float));
+}
+
+// A step whose ranks all live takes no longer.
+constexpr std::chrono::seconds kLongestStep{60};
 
 }  // namespace
 
@@ -28,6 +40,8 @@ GpuSteps::GpuSteps(Model& model, ops::Ctx& cx, GpuPages& pages, SeqState kv,
       kv_(kv),
       max_out_(limits.max_out),
       use_graphs_(graphs),
+      cut_{model.info().vocab_size, model.info().logits.begin},
+      whole_(cuda::device_buffer(whole_bytes(model.info(), limits))),
       block_(cuda::device_buffer(StepBlock::bytes(limits, max_num_seqs))),
       never_(cx.allocate(mask_bytes(model.info()))),
       ids_(cx.allocate(ids_bytes(limits))),
@@ -48,7 +62,8 @@ GpuSteps::~GpuSteps() {
 
 int64_t GpuSteps::device_bytes(const ModelInfo& info, const StepLimits& limits,
                                int32_t max_num_seqs) {
-  return StepBlock::bytes(limits, max_num_seqs) + mask_bytes(info) + ids_bytes(limits);
+  return StepBlock::bytes(limits, max_num_seqs) + mask_bytes(info) + ids_bytes(limits) +
+         whole_bytes(info, limits);
 }
 
 bool GpuSteps::feeds_next(const Step& step) const {
@@ -57,8 +72,8 @@ bool GpuSteps::feeds_next(const Step& step) const {
 }
 
 void GpuSteps::launch(const StepBlock& block, bool is_fed, const DraftedTokens& drafted) {
-  const bool feeds = feeds_next(block.step());
-  CHECK(feeds || !is_fed);
+  const Step host = block.step();
+  CHECK(!is_fed || (use_graphs_ && host.num_tokens == host.num_out));
   pages_.flush();
   cuda::copy_async(block_.data(), block.data(), block.used_bytes(), cx_.stream);
   Step step = block.step_at(block_.data());
@@ -88,7 +103,12 @@ bool GpuSteps::launch_graph(const Step& step, bool is_fed, const ops::Draw* draw
 }
 
 Tensor GpuSteps::run(const Step& step, const ops::Draw* draws) {
-  const Tensor logits = model_.forward(cx_, step, kv_);
+  Tensor logits = model_.forward(cx_, step, kv_);
+  if (whole_.size_bytes() > 0) {
+    const int64_t floats = whole_.size_bytes() / static_cast<int64_t>(sizeof(float));
+    logits =
+        ops::whole_logits(cx_, make_tensor(whole_.data(), DType::kF32, {floats}), logits, cut_);
+  }
   if (cx_.on_op) cx_.on_op("sample");
   const ops::GreedyOut out{.rows = static_cast<ops::Greedy*>(greedy_.data()),
                            .stride = max_out_,
@@ -107,7 +127,18 @@ void GpuSteps::forget_graphs() {
   num_rare_ = 0;
 }
 
-void GpuSteps::wait(const StepBlock& block) { done_[block.turn()].wait(); }
+void GpuSteps::wait(const StepBlock& block) {
+  const cuda::Event& done = done_[block.turn()];
+  if (cx_.comm == nullptr) return done.wait();
+  const auto until = std::chrono::steady_clock::now() + kLongestStep;
+  while (!done.is_done()) {
+    cx_.comm->check();
+    if (std::chrono::steady_clock::now() > until)
+      throw Error(ErrorKind::kUnsupported, "a step of all ranks did not end within " +
+                                               std::to_string(kLongestStep.count()) + " seconds");
+  }
+  cx_.comm->check();  // it may have ended without a sum
+}
 
 ops::Greedy GpuSteps::found(const StepBlock& block, int64_t row) const {
   CHECK(row < max_out_);

@@ -21,6 +21,7 @@
 #include "engine/step_block.h"
 #include "models/model.h"
 #include "ops/sample/sample.h"
+#include "ops/sample/whole_logits.h"
 
 namespace nibble {
 
@@ -42,7 +43,7 @@ class GpuSteps {
   // tokens are the ids found of the rows of the step launched before; both feed the next.
   // Its drafts may be ids that lie on the device.
   void launch(const StepBlock& block, bool is_fed = false, const DraftedTokens& drafted = {});
-  // For the step of `block`.
+  // For the step of `block`. Throws where another rank is gone, without which it does not end.
   void wait(const StepBlock& block);
 
   // Of a row of that step, once waited for: the id drawn where the block says how, else the
@@ -66,6 +67,8 @@ class GpuSteps {
   SeqState kv_;
   int64_t max_out_;
   bool use_graphs_;
+  ops::VocabCut cut_;  // of several ranks: this one's
+  Buffer whole_;       // logits of all of them, float [R * V + 1]; none where one rank has all
   Buffer block_, never_, ids_;  // on the device; never_: bit per id; ids_: [R] of the last step
   Buffer greedy_, row_;         // pinned: Greedy [2, R], float [V]
   Tensor logits_;               // of the last step, on the device

@@ -52,6 +52,35 @@ int64_t StepBlock::bytes(const StepLimits& limits, int32_t max_num_seqs) {
   return used;
 }
 
+void StepBlock::place_arrays() {
+  const Step& c = counts_;
+  CHECK(c.num_tokens <= limits_.max_tokens && c.num_out <= limits_.max_out);
+  used_ = 0;
+  place<int32_t>(used_, 1);  // turn
+  at_ = {.tokens = place<int32_t>(used_, c.num_tokens),
+         .positions = place<int32_t>(used_, c.num_tokens),
+         .spans = place<Span>(used_, c.num_spans),
+         .out_rows = place<int32_t>(used_, c.num_out),
+         .draws = place<ops::Draw>(used_, c.num_out)};
+  CHECK(used_ <= memory_.size_bytes());
+}
+
+void StepBlock::copy(const Step& step, std::span<const ops::Draw> draws) {
+  counts_ = {.num_tokens = step.num_tokens,
+             .num_spans = step.num_spans,
+             .num_out = step.num_out,
+             .max_context = step.max_context};
+  place_arrays();
+  void* const data = memory_.data();
+  if (step.tokens != nullptr)
+    std::copy_n(step.tokens, step.num_tokens, at<int32_t>(data, at_.tokens));
+  std::copy_n(step.positions, step.num_tokens, at<int32_t>(data, at_.positions));
+  std::copy_n(step.spans, step.num_spans, at<Span>(data, at_.spans));
+  std::copy_n(step.out_rows, step.num_out, at<int32_t>(data, at_.out_rows));
+  has_draws_ = !draws.empty();
+  std::ranges::copy(draws, at<ops::Draw>(data, at_.draws));
+}
+
 void StepBlock::fill(std::span<const Chunk> chunks, bool is_ahead) {
   Step& c = counts_;
   c = {.num_spans = static_cast<int32_t>(chunks.size())};
@@ -61,16 +90,8 @@ void StepBlock::fill(std::span<const Chunk> chunks, bool is_ahead) {
     c.num_out += chunk.num_out;
     longest = std::max(longest, chunk.begin + chunk.length);
   }
-  CHECK(c.num_tokens <= limits_.max_tokens && c.num_out <= limits_.max_out);
   c.max_context = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(longest)));
-  used_ = 0;
-  place<int32_t>(used_, 1);  // turn
-  at_ = {.tokens = place<int32_t>(used_, c.num_tokens),
-         .positions = place<int32_t>(used_, c.num_tokens),
-         .spans = place<Span>(used_, c.num_spans),
-         .out_rows = place<int32_t>(used_, c.num_out),
-         .draws = place<ops::Draw>(used_, c.num_out)};
-  CHECK(used_ <= memory_.size_bytes());
+  place_arrays();
 
   auto* const tokens = at<int32_t>(memory_.data(), at_.tokens);
   auto* const positions = at<int32_t>(memory_.data(), at_.positions);

@@ -25,7 +25,15 @@ class StepBlock {
   // Writes tokens, positions, spans and rows of the chunks, in their order, and what is drawn of
   // the rows. is_ahead: of the step after the one at hand, whose ids are not known yet: no tokens.
   void fill(std::span<const Chunk> chunks, bool is_ahead = false);
+  // The same of a step that another rank has planned; of its tokens none where the arrays are not
+  // given, no draws where there are none.
+  void copy(const Step& step, std::span<const ops::Draw> draws);
   Step step() const { return step_at(memory_.data()); }
+
+  // What is drawn of its rows; none where no row draws.
+  std::span<const ops::Draw> draws() const {
+    return {draws_at(data()), has_draws_ ? static_cast<size_t>(counts_.num_out) : 0};
+  }
 
   const void* data() const { return memory_.data(); }
   int32_t turn() const { return *turn_at(data()); }
@@ -40,6 +48,8 @@ class StepBlock {
   struct Offsets {
     int64_t tokens, positions, spans, out_rows, draws;
   };
+
+  void place_arrays();
 
   StepLimits limits_;
   Buffer memory_;

@@ -15,11 +15,35 @@ namespace {
 // Buffers of which each rank has columns, or rows that follow from its own.
 constexpr std::array<std::string_view, 4> kOwn = {"q", "att", "u", "logits"};
 
+// From GPUs each buffer is a copy that the step waits for: of all that is alike the one that what
+// differs in any other soon gets to.
+constexpr std::string_view kResidual = "x";
+
 template <typename T>
 std::vector<T> gather(dist::Comm& comm, const T& mine) {
   std::vector<T> all(comm.size());
   comm.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
   return all;
+}
+
+// What rank 0 brings, on every rank.
+std::vector<int32_t> ids_of_first(dist::Comm& comm, std::vector<int32_t> ids, int32_t vocab_size) {
+  uint64_t size = ids.size();
+  if (comm.rank() > 0) {
+    comm.receive(0, std::as_writable_bytes(std::span(&size, 1)));
+    if (size > static_cast<uint64_t>(vocab_size))
+      throw Error(ErrorKind::kUnsupported, "rank 0 masks more ids than there are");
+    ids.resize(size);
+    if (size > 0) comm.receive(0, std::as_writable_bytes(std::span(ids)));
+    for (const int32_t id : ids)
+      if (id < 0 || id >= vocab_size)
+        throw Error(ErrorKind::kUnsupported, "rank 0 masks ids that are none");
+  }
+  for (int r = 1; comm.rank() == 0 && r < comm.size(); ++r) {
+    comm.send(r, std::as_bytes(std::span(&size, 1)));
+    comm.send(r, std::as_bytes(std::span(ids)));
+  }
+  return ids;
 }
 
 void mix(uint64_t& hash, uint64_t value) { hash = (hash ^ value) * 0x100000001b3; }
@@ -28,7 +52,13 @@ void mix(uint64_t& hash, uint64_t value) { hash = (hash ^ value) * 0x100000001b3
 
 ReplicaHash::ReplicaHash(ops::Ctx& cx) : cx_(cx) {
   CHECK(!cx_.tap);
+  if (cx_.on_gpu()) cx_.tap_only = kResidual;
   cx_.tap = [this](std::string_view name, int, const Tensor& value) { add(name, value); };
+}
+
+ReplicaHash::~ReplicaHash() {
+  cx_.tap = nullptr;
+  cx_.tap_only.clear();
 }
 
 void ReplicaHash::add(std::string_view name, const Tensor& value) {
@@ -52,8 +82,17 @@ void ReplicaHash::compare(dist::Comm& comm) const {
                                            "processors or memory differ");
 }
 
+void launch_on_rank(GpuSteps& steps, ops::Ctx& cx, const StepBlock& block,
+                    const StepMessage& message) {
+  if (!message.compares) return steps.launch(block, message.is_fed);
+  const ReplicaHash hash(cx);
+  steps.launch(block, message.is_fed);
+  steps.wait(block);
+  hash.compare(*cx.comm);
+}
+
 std::vector<Cut> agree(dist::Comm& comm, const ModelInfo& info, const KvPlan& plan,
-                       const StepLimits& limits) {
+                       const StepLimits& limits, std::vector<int32_t>& masked_ids) {
   std::byte ready{};
   for (int r = 1; r < comm.size() && comm.rank() == 0; ++r) comm.receive(r, {&ready, 1});
   for (int r = 1; r < comm.size() && comm.rank() == 0; ++r) comm.send(r, {&ready, 1});
@@ -83,6 +122,7 @@ std::vector<Cut> agree(dist::Comm& comm, const ModelInfo& info, const KvPlan& pl
     at += all[r].logits_size;
   }
   CHECK(at == info.vocab_size);
+  masked_ids = ids_of_first(comm, std::move(masked_ids), info.vocab_size);
   return logits;
 }
 
@@ -123,8 +163,8 @@ class StepFeed::RecordedPages final : public PageMemory {
 };
 
 StepFeed::StepFeed(dist::Comm& comm, const ModelInfo& info, const KvPlan& plan,
-                   const StepLimits& limits)
-    : comm_(comm), logits_of_(agree(comm, info, plan, limits)) {
+                   const StepLimits& limits, std::vector<int32_t> masked_ids)
+    : comm_(comm), logits_of_(agree(comm, info, plan, limits, masked_ids)) {
   logits_ = Buffer(bytes(info, limits));
 }
 
@@ -140,19 +180,37 @@ std::unique_ptr<PageMemory> StepFeed::record(std::unique_ptr<PageMemory> memory)
   return std::make_unique<RecordedPages>(*this, std::move(memory));
 }
 
-void StepFeed::tell(const StepMessage& message) {
+// And what has changed since the step before.
+void StepFeed::tell(StepMessage message) {
+  message.copies = copies_, message.changes = changes_;
   write_message(message, message_);
   const auto size = static_cast<uint64_t>(message_.size());
   for (int r = 1; r < comm_.size(); ++r) {
     comm_.send(r, std::as_bytes(std::span(&size, 1)));
     comm_.send(r, message_);
   }
+  copies_.clear(), changes_.clear();
+}
+
+bool StepFeed::is_compared(const ops::Ctx& cx, const Step& step) {
+  const bool is_due =
+      uncompared_ < 0 || ++uncompared_ >= (cx.on_gpu() ? kCompareEveryOnGpus : kCompareEvery);
+  if (!is_due || cx.tap || (cx.on_gpu() && step.num_tokens > kMostComparedOnGpus)) return false;
+  uncompared_ = 0;
+  return true;
+}
+
+void StepFeed::launch(GpuSteps& steps, ops::Ctx& cx, const StepBlock& block, bool is_fed) {
+  const Step step = block.step();
+  const StepMessage message{
+      .compares = is_compared(cx, step), .is_fed = is_fed, .step = step, .draws = block.draws()};
+  tell(message);
+  launch_on_rank(steps, cx, block, message);
 }
 
 Tensor StepFeed::run(Model& model, ops::Ctx& cx, const Step& step, const SeqState& kv) {
-  const bool compares = num_steps_++ % kCompareEvery == 0 && !cx.tap;
-  tell({.compares = compares, .step = step, .copies = copies_, .changes = changes_});
-  copies_.clear(), changes_.clear();
+  const bool compares = is_compared(cx, step);
+  tell({.compares = compares, .step = step});
   if (!compares) return whole(model.forward(cx, step, kv));
   const ReplicaHash hash(cx);
   const Tensor logits = model.forward(cx, step, kv);

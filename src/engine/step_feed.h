@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "dist/comm.h"
+#include "engine/gpu_steps.h"
 #include "engine/kv_plan.h"
 #include "engine/page_memory.h"
+#include "engine/step_block.h"
 #include "engine/step_message.h"
 #include "ops/ctx.h"
 
@@ -21,7 +23,7 @@ class ReplicaHash {
  public:
   // Shows `cx` to the hash in place of its tap, until the end of this object.
   explicit ReplicaHash(ops::Ctx& cx);
-  ~ReplicaHash() { cx_.tap = nullptr; }
+  ~ReplicaHash();
   ReplicaHash(const ReplicaHash&) = delete;
   ReplicaHash& operator=(const ReplicaHash&) = delete;
   // Throws Error naming the ranks that differ from the first.
@@ -33,18 +35,25 @@ class ReplicaHash {
   uint64_t hash_ = 0xcbf29ce484222325;
 };
 
+// Launches the step of `block` on this rank's GPU; where it is to be compared, waits for it.
+void launch_on_rank(GpuSteps& steps, ops::Ctx& cx, const StepBlock& block,
+                    const StepMessage& message);
+
 // Waits for all ranks, which load each at its own pace. They plan for themselves and must have
 // planned the same; throws Error where they have not.
-// Returns the columns of the logits that each has.
+// Returns the columns of the logits that each has. masked_ids become rank 0's.
 std::vector<Cut> agree(dist::Comm& comm, const ModelInfo& info, const KvPlan& plan,
-                       const StepLimits& limits);
+                       const StepLimits& limits, std::vector<int32_t>& masked_ids);
 
 class StepFeed {
  public:
-  // Every so many steps are compared, the first one among them.
-  static constexpr int64_t kCompareEvery = 64;
+  // Every so many steps are compared, the first one among them. On GPUs, where that takes as long
+  // as several steps, fewer, and only small ones.
+  static constexpr int64_t kCompareEvery = 64, kCompareEveryOnGpus = 1024;
+  static constexpr int32_t kMostComparedOnGpus = 64;  // tokens
 
-  StepFeed(dist::Comm& comm, const ModelInfo& info, const KvPlan& plan, const StepLimits& limits);
+  StepFeed(dist::Comm& comm, const ModelInfo& info, const KvPlan& plan, const StepLimits& limits,
+           std::vector<int32_t> masked_ids);
   static int64_t bytes(const ModelInfo& info, const StepLimits& limits) {
     return limits.max_out * info.vocab_size * static_cast<int64_t>(sizeof(float));
   }
@@ -57,10 +66,13 @@ class StepFeed {
   std::unique_ptr<PageMemory> record(std::unique_ptr<PageMemory> memory);
   // The step on all ranks. Returns the logits [R, V].
   Tensor run(Model& model, ops::Ctx& cx, const Step& step, const SeqState& kv);
+  // The same on GPUs, where it is begun; each of them finds the same ids.
+  void launch(GpuSteps& steps, ops::Ctx& cx, const StepBlock& block, bool is_fed);
 
  private:
   class RecordedPages;
-  void tell(const StepMessage& message);
+  bool is_compared(const ops::Ctx& cx, const Step& step);
+  void tell(StepMessage message);
   Tensor whole(const Tensor& mine);
 
   dist::Comm& comm_;
@@ -69,7 +81,7 @@ class StepFeed {
   std::vector<PageCopy> copies_;
   std::vector<TableChange> changes_;
   std::vector<std::byte> message_;
-  int64_t num_steps_ = 0;
+  int64_t uncompared_ = -1;  // steps since the last that was compared; none was
 };
 
 }  // namespace nibble

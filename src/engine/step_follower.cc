@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "cuda/memory.h"
 #include "engine/engine_options.h"
 #include "engine/step_feed.h"
 
@@ -55,20 +56,37 @@ StepFollower::StepFollower(Model& model, ops::Ctx cx, const EngineOptions& optio
       cx_(std::move(cx)),
       plan_((Engine::check(model.info(), options),
              plan_kv(kv_info(model.info(), options), kv_options(options)))),
-      pages_(new ReplayedPages(
-          std::make_unique<HostPages>(KvCache::arena_bytes(model.info(), plan_)))),
+      pages_(new ReplayedPages(page_memory())),
       kv_(model.info(), plan_, std::unique_ptr<PageMemory>(pages_)) {
   const ModelInfo& info = model.info();
   bounds_ = {.limits = Engine::step_limits(info, options),
              .max_seqs = options.max_num_seqs,
              .max_len = plan_.max_len,
-             .vocab_size = info.vocab_size};
+             .vocab_size = info.vocab_size,
+             .may_be_fed = cx_.on_gpu() && options.graphs};
   for (const Tensor& tensor : pages_->tensors()) bounds_.pages.push_back(tensor.dim(0));
   for (const auto& table : pages_->tables()) bounds_.entries.push_back(std::ssize(table.entries));
   const int64_t most = *std::ranges::max_element(bounds_.pages);
   bounds_.values.assign(bounds_.entries.size(), static_cast<int32_t>(most));
   model_.reserve(cx_, bounds_.limits);
-  agree(*cx_.comm, info, plan_, bounds_.limits);
+  std::vector<int32_t> masked_ids;
+  agree(*cx_.comm, info, plan_, bounds_.limits, masked_ids);
+  if (!cx_.on_gpu()) return;
+  gpu_ = std::make_unique<GpuSteps>(model_, cx_, *gpu_pages_, kv_.state(), bounds_.limits,
+                                    options.max_num_seqs, masked_ids, options.graphs);
+  const int64_t bytes = StepBlock::bytes(bounds_.limits, options.max_num_seqs);
+  for (int32_t turn : {0, 1})
+    blocks_.emplace_back(bounds_.limits, cuda::pinned_buffer(bytes), turn);
+}
+
+std::unique_ptr<PageMemory> StepFollower::page_memory() {
+  const ModelInfo& info = model_.info();
+  const int64_t bytes = KvCache::arena_bytes(info, plan_);
+  if (!cx_.on_gpu()) return std::make_unique<HostPages>(bytes);
+  auto pages = std::make_unique<GpuPages>(
+      bytes, KvCache::table_entries(info, plan_.options, plan_.max_len), cx_.stream);
+  gpu_pages_ = pages.get();
+  return pages;
 }
 
 StepFollower::~StepFollower() = default;
@@ -87,6 +105,14 @@ bool StepFollower::step() {
   cx_.comm->receive(0, message_);
   const StepMessage message = read_message(message_, bounds_);
   if (message.ends) return false;
+  if (gpu_ != nullptr)
+    launch(message);
+  else
+    run_on_cpu(message);
+  return true;
+}
+
+void StepFollower::run_on_cpu(const StepMessage& message) {
   pages_->replay(message);
   Tensor logits;
   if (message.compares) {
@@ -98,7 +124,16 @@ bool StepFollower::step() {
   }
   if (message.step.num_out > 0)
     cx_.comm->send(0, std::as_bytes(std::span(logits.as<float>(), logits.num_elements())));
-  return true;
+}
+
+// Two steps may be in flight, as on rank 0; the ids that it finds are found here, too.
+void StepFollower::launch(const StepMessage& message) {
+  StepBlock& block = blocks_[turn_];
+  turn_ = 1 - turn_;
+  gpu_->wait(block);
+  pages_->replay(message);
+  block.copy(message.step, message.draws);
+  launch_on_rank(*gpu_, cx_, block, message);
 }
 
 }  // namespace nibble

@@ -7,7 +7,10 @@
 
 #include "dist/comm.h"
 #include "engine/engine.h"
+#include "engine/gpu_pages.h"
+#include "engine/gpu_steps.h"
 #include "engine/kv_cache.h"
+#include "engine/step_block.h"
 #include "engine/step_message.h"
 #include "models/model.h"
 #include "ops/ctx.h"
@@ -25,14 +28,21 @@ class StepFollower {
 
  private:
   class ReplayedPages;
+  std::unique_ptr<PageMemory> page_memory();
   bool step();
+  void run_on_cpu(const StepMessage& message);
+  void launch(const StepMessage& message);
 
   Model& model_;
   ops::Ctx cx_;
   KvPlan plan_;
-  ReplayedPages* pages_;  // kv_'s memory
-  KvCache kv_;            // for its pages and tables alone
+  GpuPages* gpu_pages_ = nullptr;  // on a GPU: where pages_ are
+  ReplayedPages* pages_;           // kv_'s memory
+  KvCache kv_;                     // for its pages and tables alone
   StepBounds bounds_;
+  std::unique_ptr<GpuSteps> gpu_;  // none on CPUs
+  std::vector<StepBlock> blocks_;  // there two, which take turns
+  size_t turn_ = 0;
   std::vector<std::byte> message_;
 };
 

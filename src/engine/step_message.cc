@@ -1,6 +1,7 @@
 #include "engine/step_message.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -10,7 +11,7 @@ namespace nibble {
 namespace {
 
 struct Head {
-  int32_t ends, compares;
+  int32_t ends, compares, is_fed, num_draws;
   int32_t num_tokens, num_spans, num_out, max_context;
   int32_t num_copies, num_changes;
 };
@@ -46,7 +47,9 @@ void check_step(const Step& s, const StepBounds& b) {
   if (s.num_tokens > b.limits.max_tokens || s.num_spans > b.max_seqs ||
       s.num_out > b.limits.max_out)
     refuse("more than a step may have");
-  if (!all_below(s.tokens, s.num_tokens, b.vocab_size)) refuse("tokens that are none");
+  if (s.num_tokens < 0 || s.num_spans < 0 || s.num_out < 0) refuse("counts that are negative");
+  if (s.tokens != nullptr && !all_below(s.tokens, s.num_tokens, b.vocab_size))
+    refuse("tokens that are none");
   if (!all_below(s.positions, s.num_tokens, b.max_len)) refuse("positions that are none");
   if (!all_below(s.out_rows, s.num_out, s.num_tokens)) refuse("rows that are none");
   int64_t start = 0;
@@ -61,13 +64,22 @@ void check_step(const Step& s, const StepBounds& b) {
   if (start != s.num_tokens) refuse("tokens of no span");
 }
 
+void check_draws(std::span<const ops::Draw> draws, const Step& step) {
+  if (!draws.empty() && std::ssize(draws) != step.num_out) refuse("draws of no row");
+  for (const ops::Draw& d : draws)
+    if (!(std::isfinite(d.temperature) && d.temperature >= 0 && d.min_p >= 0 && d.min_p <= 1 &&
+          d.top_p >= 0 && d.top_p <= 1 && d.top_k >= 0 && d.u >= 0 && d.u < 1))
+      refuse("draws that are none");
+}
+
 }  // namespace
 
 int64_t StepBounds::most_bytes() const {
   const int64_t all = std::accumulate(entries.begin(), entries.end(), int64_t{0});
   const int64_t copies = all * std::ssize(pages);
   return static_cast<int64_t>(sizeof(Head)) + 64 + 8 * int64_t{limits.max_tokens} +
-         static_cast<int64_t>(sizeof(Span)) * max_seqs + 4 * int64_t{limits.max_out} +
+         static_cast<int64_t>(sizeof(Span)) * max_seqs +
+         static_cast<int64_t>(4 + sizeof(ops::Draw)) * limits.max_out +
          static_cast<int64_t>(sizeof(TableChange)) * 4 * all +
          static_cast<int64_t>(sizeof(PageCopy)) * copies;
 }
@@ -76,6 +88,8 @@ void write_message(const StepMessage& m, std::vector<std::byte>& to) {
   to.clear();
   const Head head{m.ends,
                   m.compares,
+                  m.is_fed,
+                  static_cast<int32_t>(m.draws.size()),
                   m.step.num_tokens,
                   m.step.num_spans,
                   m.step.num_out,
@@ -83,27 +97,34 @@ void write_message(const StepMessage& m, std::vector<std::byte>& to) {
                   static_cast<int32_t>(m.copies.size()),
                   static_cast<int32_t>(m.changes.size())};
   put(to, &head, 1);
-  put(to, m.step.tokens, m.step.num_tokens), put(to, m.step.positions, m.step.num_tokens);
+  put(to, m.step.tokens, m.is_fed ? 0 : m.step.num_tokens);
+  put(to, m.step.positions, m.step.num_tokens);
   put(to, m.step.spans, m.step.num_spans), put(to, m.step.out_rows, m.step.num_out);
+  put(to, m.draws.data(), std::ssize(m.draws));
   put(to, m.copies.data(), std::ssize(m.copies)), put(to, m.changes.data(), std::ssize(m.changes));
 }
 
 StepMessage read_message(std::span<const std::byte> bytes, const StepBounds& bounds) {
   const Head head = *take<Head>(bytes, 1);
-  StepMessage m{.ends = head.ends != 0, .compares = head.compares != 0};
+  StepMessage m{.ends = head.ends != 0, .compares = head.compares != 0, .is_fed = head.is_fed != 0};
   m.step = {.num_tokens = head.num_tokens,
             .num_spans = head.num_spans,
             .num_out = head.num_out,
             .max_context = head.max_context};
-  m.step.tokens = take<int32_t>(bytes, head.num_tokens);
+  m.step.tokens = m.is_fed ? nullptr : take<int32_t>(bytes, head.num_tokens);
   m.step.positions = take<int32_t>(bytes, head.num_tokens);
   m.step.spans = take<Span>(bytes, head.num_spans);
   m.step.out_rows = take<int32_t>(bytes, head.num_out);
+  m.draws = {take<ops::Draw>(bytes, head.num_draws), static_cast<size_t>(head.num_draws)};
   m.copies = {take<PageCopy>(bytes, head.num_copies), static_cast<size_t>(head.num_copies)};
   m.changes = {take<TableChange>(bytes, head.num_changes), static_cast<size_t>(head.num_changes)};
   if (!bytes.empty()) refuse("more than it says");
   if (m.ends) return m;
   check_step(m.step, bounds);
+  const bool only_decodes =
+      m.step.num_tokens == m.step.num_spans && m.step.num_tokens == m.step.num_out;
+  if (m.is_fed && !(bounds.may_be_fed && only_decodes)) refuse("tokens that no step has found");
+  check_draws(m.draws, m.step);
   for (const PageCopy& c : m.copies)
     if (c.tensor < 0 || c.tensor >= std::ssize(bounds.pages) || c.from < 0 || c.to < 0 ||
         std::max(c.from, c.to) >= bounds.pages[c.tensor])

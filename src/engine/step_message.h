@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "models/model.h"
+#include "ops/sample/draw.h"
 #include "ops/step.h"
 
 namespace nibble {
@@ -28,7 +29,9 @@ struct TableChange {
 struct StepMessage {
   bool ends = false;      // no step: rank 0 is through
   bool compares = false;  // the step ends with a comparison of what all ranks have alike
+  bool is_fed = false;    // its tokens are the ids that the step before it found; GPUs only
   Step step;              // views
+  std::span<const ops::Draw> draws;  // of each of its rows; GPUs only: none where no row draws
   std::span<const PageCopy> copies;
   std::span<const TableChange> changes;
 };
@@ -37,6 +40,7 @@ struct StepMessage {
 struct StepBounds {
   StepLimits limits;
   int32_t max_seqs = 0, max_len = 0, vocab_size = 0;
+  bool may_be_fed = false;       // on GPUs
   std::vector<int64_t> pages;    // of each tensor
   std::vector<int64_t> entries;  // of each table
   std::vector<int32_t> values;   // below which those of each table are

@@ -12,6 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                           .max_seqs = 3,
                           .max_len = 100,
                           .vocab_size = 50,
+                          .may_be_fed = true,
                           .pages = {6, 6},
                           .entries = {12, 9},
                           .values = {6, 4}};
@@ -28,7 +29,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       CHECK(span.context + span.q_len <= bounds.max_len);
     }
     CHECK(touched[0] + touched[1] + touched[2] == m.step.num_tokens);
-    for (int32_t t = 0; t < m.step.num_tokens; ++t) CHECK(m.step.tokens[t] < bounds.vocab_size);
+    for (int32_t t = 0; !m.is_fed && t < m.step.num_tokens; ++t)
+      CHECK(m.step.tokens[t] < bounds.vocab_size);
+    CHECK(m.draws.empty() || std::ssize(m.draws) == m.step.num_out);
+    for (const ops::Draw& d : m.draws) CHECK(d.u < 1 && d.top_k >= 0 && d.temperature < 1e39);
     for (const TableChange& c : m.changes)
       CHECK(c.index < bounds.entries.at(static_cast<size_t>(c.table)));
   } catch (const Error&) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 
 #include "base/error.h"
@@ -15,6 +16,7 @@ StepBounds bounds() {
           .max_seqs = 3,
           .max_len = 100,
           .vocab_size = 50,
+          .may_be_fed = true,
           .pages = {6, 6},
           .entries = {12, 9},
           .values = {6, 4}};
@@ -72,6 +74,65 @@ TEST(StepMessage, IsReadAsItWasWritten) {
   EXPECT_EQ(std::vector(m.copies.begin(), m.copies.end()), example.copies);
   EXPECT_EQ(std::vector(m.changes.begin(), m.changes.end()), example.changes);
   EXPECT_TRUE(read_message(written({.ends = true}), bounds()).ends);
+}
+
+// On GPUs: a token of each sequence, which the step before has found, and how the next are drawn.
+struct FedExample {
+  std::vector<int32_t> positions{5, 9}, out_rows{0, 1};
+  std::vector<Span> spans{{0, 1, 5, 2}, {1, 1, 9, 0}};
+  std::vector<ops::Draw> draws{{.temperature = 0.5f, .top_k = 7, .u = 0.25}, {}};
+  StepMessage message() const {
+    StepMessage m{.is_fed = true, .draws = draws};
+    m.step = {.num_tokens = 2,
+              .num_spans = 2,
+              .num_out = static_cast<int32_t>(out_rows.size()),
+              .max_context = 1024,
+              .positions = positions.data(),
+              .spans = spans.data(),
+              .out_rows = out_rows.data()};
+    return m;
+  }
+};
+
+TEST(StepMessage, AFedStepHasDrawsAndNoTokens) {
+  FedExample example;
+  const std::vector<std::byte> bytes = written(example.message());
+  const StepMessage m = read_message(bytes, bounds());
+  EXPECT_TRUE(m.is_fed);
+  EXPECT_EQ(m.step.tokens, nullptr);
+  EXPECT_EQ(m.step.positions[1], 9);
+  ASSERT_EQ(m.draws.size(), 2u);
+  EXPECT_EQ(m.draws[0].temperature, 0.5f);
+  EXPECT_EQ(m.draws[0].top_k, 7);
+  EXPECT_EQ(m.draws[0].u, 0.25);
+  EXPECT_EQ(m.draws[1].temperature, 0);
+
+  const auto refuse = [](const StepMessage& message, const StepBounds& within, const char* why) {
+    const std::vector<std::byte> sent = written(message);
+    try {
+      read_message(sent, within);
+      ADD_FAILURE() << why;
+    } catch (const Error& e) {
+      EXPECT_THAT(e.what(), testing::HasSubstr(why));
+    }
+  };
+  StepBounds cpu = bounds();
+  cpu.may_be_fed = false;
+  refuse(example.message(), cpu, "tokens that no step has found");
+  FedExample fewer;
+  fewer.out_rows = {1};
+  fewer.draws.clear();
+  refuse(fewer.message(), bounds(), "tokens that no step has found");
+  for (const ops::Draw& wrong :
+       {ops::Draw{.temperature = -1}, ops::Draw{.temperature = NAN}, ops::Draw{.min_p = 2},
+        ops::Draw{.top_p = -1}, ops::Draw{.top_k = -1}, ops::Draw{.u = 1}}) {
+    FedExample other;
+    other.draws[1] = wrong;
+    refuse(other.message(), bounds(), "draws that are none");
+  }
+  FedExample one;
+  one.draws.pop_back();
+  refuse(one.message(), bounds(), "draws of no row");
 }
 
 TEST(StepMessage, WhatAStepCannotHaveIsRefused) {
