@@ -32,7 +32,7 @@ def post(server, path, body, timeout=120):
 
 def chat(server, text, **fields):
     with post(server, "/v1/chat/completions",
-              {"model": MODEL.name, "messages": [{"role": "user", "content": text}], "max_tokens": 64, **fields}) as answer:
+              {"model": MODEL.name, "messages": [{"role": "user", "content": text}], "max_tokens": 64} | fields) as answer:
         choice = json.load(answer)["choices"][0]
     return choice["message"]["content"], choice["finish_reason"]
 

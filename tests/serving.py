@@ -29,8 +29,8 @@ WEATHER = {
 class Server:
     """Starts on entering, once the model is loaded; ends by SIGTERM, and has to end well."""
 
-    def __init__(self, *flags, model=MODEL, max_model_len=4096):
-        self.command = [os.environ["NIBBLE"], "serve", str(model), "--port", "0", "--device", "cpu", "--max-model-len", str(max_model_len),
+    def __init__(self, *flags, model=MODEL, max_model_len=4096, device="cpu"):
+        self.command = [os.environ["NIBBLE"], "serve", str(model), "--port", "0", "--device", device, "--max-model-len", str(max_model_len),
                         "--max-num-seqs", "8", "--chat-date", "2026-01-15", *flags]
         self.log = []
 

@@ -355,8 +355,8 @@ void add_floors(BenchRow& row, const LoadedEngine& loaded, const BenchFlags& fla
   const BenchCase& c = row.what;
   const DType kv = kv_dtype(flags.engine.kv_cache_dtype);
   const auto work_of = [&](const StepShape& step) {
-    return describe_step_work(model_argument(loaded.files), dense_formats(flags.engine.dense),
-                              step);
+    return describe_step_work(model_argument(loaded.files), dense_formats(flags.engine.dense), step,
+                              find_shard(flags.engine.ranks));
   };
   if (c.decodes()) {
     row.work = work_of({.streams = c.streams,
@@ -416,7 +416,6 @@ BenchReport measure_cases(LoadedEngine& loaded, const std::vector<BenchCase>& ca
 
 void bench(const BenchFlags& given) {
   BenchFlags flags = given;
-  if (is_follower(flags.engine)) return follow(flags.engine);
   if (flags.engine.model.empty()) {
     throw Error(ErrorKind::kUsage,
                 "say which MODEL to measure: a directory, config.json or repo id");
@@ -426,7 +425,12 @@ void bench(const BenchFlags& given) {
     throw Error(ErrorKind::kUsage,
                 "--profile is for GPUs; nibble bench ops measures the kernels of CPUs");
   }
+  if (!flags.profile.empty() && flags.engine.ranks.tensor_parallel_size > 1)
+    throw Error(ErrorKind::kUsage,
+                "--profile leaves ops out of steps, which all ranks would have "
+                "to do: it is for one rank");
   const std::vector<BenchCase> cases = choose_cases(flags, on_gpu);
+  if (is_follower(flags.engine)) return follow(flags.engine);
   const bool json = flags.json || flags.output == "json";
   const int threads = flags.engine.threads > 0 ? flags.engine.threads : cpu::read_cores().usable();
   const double bandwidth = read_bandwidth(on_gpu, threads);

@@ -381,15 +381,12 @@ void load(const EngineFlags& flags, const LoadEngineOptions& options, LoadedEngi
   loaded.cx.tap = options.tap;
   const Shard shard = find_shard(flags.ranks);
   if (shard.is_split()) {
-    if (on_gpu)
-      throw Error(ErrorKind::kUnsupported,
-                  "--tensor-parallel-size: ranks run on CPUs so far; say --device cpu");
     if (parse_speculative_config(flags.speculative_config).method ==
         SpeculationOptions::Method::kHead)
       throw Error(ErrorKind::kUnsupported,
                   "--tensor-parallel-size: heads draft for one rank so far; say another method of "
                   "--speculative-config");
-    loaded.ranks = std::make_unique<Ranks>(flags.ranks, identity_of(flags, loaded));
+    loaded.ranks = std::make_unique<Ranks>(flags.ranks, identity_of(flags, loaded), on_gpu);
     loaded.cx.comm = &loaded.ranks->comm();
   }
   // A rank without its rank 0 has nothing to do, whatever it is doing.
@@ -398,6 +395,7 @@ void load(const EngineFlags& flags, const LoadEngineOptions& options, LoadedEngi
       LOG_ERROR("rank %d ends: %s", rank, why.c_str());
       std::_Exit(1);
     });
+  if (shard.is_split() && on_gpu) loaded.ranks->use_gpus(loaded.cx);
 
   EngineOptions& engine = loaded.engine_options;
   engine = engine_options(flags, options, loaded.cx.on_gpu());
@@ -406,8 +404,8 @@ void load(const EngineFlags& flags, const LoadEngineOptions& options, LoadedEngi
   std::optional<SelfCheck> check;
   if (on_gpu) {
     check.emplace(loaded.cx, engine.kv_dtype);
-    run_self_check(*check, planned_sites(loaded.cx, model, dense_formats(flags.dense)), loaded.cx,
-                   options.quiet);
+    run_self_check(*check, planned_sites(loaded.cx, model, dense_formats(flags.dense), shard),
+                   loaded.cx, options.quiet);
   }
 
   LoadOptions load{

@@ -52,7 +52,7 @@ std::string flags_text(const EngineFlags& flags, const ops::Ctx& cx) {
   const auto yes = [](bool value) { return value ? "yes" : "no"; };
   std::string text = dense_text(dense_formats(flags.dense));
   const std::pair<const char*, std::string> all[] = {
-      {"instructions", cpu::isa_name(cx.kernels.isa)},
+      {"device", cx.on_gpu() ? cx.kernels.gpu.name : cpu::isa_name(cx.kernels.isa)},
       {"activations", ops::act_format_name(cx.kernels.activations)},
       {"kv", flags.kv_cache_dtype},
       {"max-model-len", std::to_string(flags.max_model_len)},

@@ -12,10 +12,13 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <thread>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "cli/rank_sums.h"
+#include "cuda/device.h"
 #include "dist/bootstrap.h"
 
 namespace nibble::cli {
@@ -112,7 +115,52 @@ Shard find_shard(const RankFlags& flags) {
   return {rank, flags.tensor_parallel_size};
 }
 
-Ranks::Ranks(const RankFlags& flags, const dist::Identity& identity) {
+std::string visible_devices(const char* now, int32_t local, int32_t ranks) {
+  std::vector<std::string> devices;
+  if (now == nullptr) {
+    for (int32_t i = 0; i < ranks; ++i) devices.push_back(std::to_string(i));
+  } else {
+    std::istringstream text(now);
+    for (std::string device; std::getline(text, device, ',');) devices.push_back(device);
+  }
+  if (std::ssize(devices) < ranks)
+    throw Error(ErrorKind::kUsage, "CUDA_VISIBLE_DEVICES names " + std::to_string(devices.size()) +
+                                       " GPUs for " + std::to_string(ranks) +
+                                       " ranks of this host");
+  std::rotate(devices.begin(), devices.begin() + local, devices.begin() + local + 1);
+  std::string all;
+  for (const std::string& device : devices) all += (all.empty() ? "" : ",") + device;
+  return all;
+}
+
+namespace {
+
+// Ranks on one GPU take turns on it: slow, and enough to try them where there is no second.
+bool shares_gpu() { return std::getenv("NIBBLE_TP_SHARE_GPU") != nullptr; }
+
+void require_gpus(int32_t ranks) {
+  const int devices = cuda::num_devices();
+  if (devices < ranks && !shares_gpu())
+    throw Error(ErrorKind::kUnsupported, "--tensor-parallel-size: " + std::to_string(ranks) +
+                                             " ranks of this host need a GPU each, and " +
+                                             std::to_string(devices) + " can be used");
+}
+
+// NCCL begins over sockets, at an interface that it guesses unless it is told.
+void tell_nccl_where(const dist::TcpComm& comm, const std::string& master_addr) {
+  if (std::getenv("NCCL_SOCKET_IFNAME") != nullptr) return;
+  for (const dist::Socket& peer : comm.peers()) {
+    if (!peer.is_open()) continue;
+    const std::string interface = dist::interface_of(peer.local_address());
+    if (!interface.empty()) setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), 0);
+    return;
+  }
+  LOG_WARN("ranks: no interface has the address that leads to %s", master_addr.c_str());
+}
+
+}  // namespace
+
+Ranks::Ranks(const RankFlags& flags, const dist::Identity& identity, bool on_gpus) {
   const Shard shard = find_shard(flags);
   const bool is_started = started_rank() != nullptr;
   const std::string key = read_key(flags);
@@ -127,7 +175,12 @@ Ranks::Ranks(const RankFlags& flags, const dist::Identity& identity) {
     LOG_INFO("ranks: waiting for %d at %s port %d", shard.size - 1, flags.master_addr.c_str(),
              port);
   }
-  for (int32_t r = 1; !is_started && r < ranks_here(flags); ++r) start(shard.rank + r, port, key);
+  const int32_t here = ranks_here(flags);
+  if (on_gpus && !is_started) require_gpus(here);
+  for (int32_t r = 1; !is_started && r < here; ++r)
+    start(shard.rank + r, port, key,
+          on_gpus && !shares_gpu() ? visible_devices(std::getenv("CUDA_VISIBLE_DEVICES"), r, here)
+                                   : "");
 
   const dist::JoinOptions options{.rank = shard.rank,
                                   .size = shard.size,
@@ -142,11 +195,28 @@ Ranks::Ranks(const RankFlags& flags, const dist::Identity& identity) {
   comm_ = std::make_unique<dist::TcpComm>(shard.rank, std::move(joined.steps));
   watch_ = std::make_unique<dist::Watch>(std::move(joined.watch), 0,
                                          [this](const std::string& why) { lost(why); });
-  say_how_fast(flags.master_addr);
+  if (on_gpus)
+    tell_nccl_where(*comm_, flags.master_addr);
+  else
+    say_how_fast(flags.master_addr);
+}
+
+void Ranks::use_gpus(ops::Ctx& cx) {
+  auto gpus = std::make_unique<ops::gpu::GpuRanks>(*comm_);
+  choose_rows(*gpus, cx.kernels);
+  cx.comm = gpus.get();
+  {
+    const std::lock_guard lock(mutex_);
+    gpus_ = std::move(gpus);
+    if (!why_.empty()) gpus_->abort();
+  }
+  const std::string rates = check_gpu_sums(cx);
+  if (comm_->rank() == 0) LOG_INFO("ranks: %d GPUs; %s", comm_->size(), rates.c_str());
 }
 
 Ranks::~Ranks() {
   watch_.reset();
+  gpus_.reset();
   comm_.reset();
   const auto until = Clock::now() + (why_.empty() ? kToEnd : std::chrono::seconds(1));
   for (const Child& child : children_) {
@@ -160,11 +230,15 @@ Ranks::~Ranks() {
 // The same program with the same arguments, which the variables make another rank of. It ends with
 // this one, and takes no notice of what ends this one in good order: Ctrl-C, or a service that
 // stops.
-void Ranks::start(int32_t rank, uint16_t port, const std::string& key) {
+void Ranks::start(int32_t rank, uint16_t port, const std::string& key, const std::string& devices) {
   std::vector<std::string> arguments = own_arguments();
   std::vector<std::string> variables;
   for (char** v = environ; *v != nullptr; ++v)
-    if (!std::string_view(*v).starts_with("NIBBLE_TP_")) variables.emplace_back(*v);
+    if (const std::string_view variable = *v;
+        !variable.starts_with("NIBBLE_TP_") &&
+        (devices.empty() || !variable.starts_with("CUDA_VISIBLE_DEVICES=")))
+      variables.emplace_back(variable);
+  if (!devices.empty()) variables.push_back("CUDA_VISIBLE_DEVICES=" + devices);
   if (std::getenv("NIBBLE_LOG") == nullptr) variables.emplace_back("NIBBLE_LOG=warn");
   variables.push_back(std::string(kRankVariable) + "=" + std::to_string(rank));
   variables.push_back(std::string(kPortVariable) + "=" + std::to_string(port));
@@ -200,6 +274,7 @@ void Ranks::lost(const std::string& why) {
   const std::lock_guard lock(mutex_);
   why_ = why;
   if (on_lost_) on_lost_(why);
+  if (gpus_ != nullptr) gpus_->abort();
 }
 
 void Ranks::on_lost(std::function<void(const std::string&)> call) {

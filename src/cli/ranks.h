@@ -16,6 +16,7 @@
 #include "dist/tcp_comm.h"
 #include "dist/watch.h"
 #include "models/model.h"
+#include "ops/all_reduce/gpu_ranks.h"
 
 namespace CLI {
 class App;
@@ -38,16 +39,26 @@ Shard find_shard(const RankFlags& flags);
 // Ranks of this host, which share its processors and memory.
 int32_t ranks_here(const RankFlags& flags);
 
+// CUDA_VISIBLE_DEVICES of the node's rank `local`, where `now` is this process's (none: not set):
+// its own GPU comes first, which is the one that a process uses, and those of the others, whose
+// memory it writes, behind it. Throws Error(kUsage) where `now` names fewer.
+std::string visible_devices(const char* now, int32_t local, int32_t ranks);
+
 class Ranks {
  public:
-  // Starts the others of this node, and returns once all are there. Throws Error.
-  Ranks(const RankFlags& flags, const dist::Identity& identity);
+  // Starts the others of this node, each on a GPU of its own or all on this CPU, and returns once
+  // all are there. Throws Error.
+  Ranks(const RankFlags& flags, const dist::Identity& identity, bool on_gpus);
   // Leaves in good order; ends those that it started and that do not end by themselves.
   ~Ranks();
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
-  dist::TcpComm& comm() { return *comm_; }
+  // How they reach each other from now on: over their GPUs, which cx has open. Says which rows of
+  // all_reduce there are; throws Error where there is none, or one is wrong.
+  void use_gpus(ops::Ctx& cx);
+
+  dist::Comm& comm() { return gpus_ != nullptr ? static_cast<dist::Comm&>(*gpus_) : *comm_; }
   // Says to the others why this rank ends.
   void announce(const std::string& fault) { watch_->announce(fault); }
   // Called on a thread of its own where a rank is lost; at once, if that was before. Not any more
@@ -55,7 +66,7 @@ class Ranks {
   void on_lost(std::function<void(const std::string&)> call);
 
  private:
-  void start(int32_t rank, uint16_t port, const std::string& key);
+  void start(int32_t rank, uint16_t port, const std::string& key, const std::string& devices);
   void check_started();
   void lost(const std::string& why);
   void say_how_fast(const std::string& address);
@@ -66,7 +77,8 @@ class Ranks {
   };
   std::vector<Child> children_;
   std::unique_ptr<dist::TcpComm> comm_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;                          // guards what follows, but for use by others
+  std::unique_ptr<ops::gpu::GpuRanks> gpus_;  // none on CPUs
   std::string why_;
   std::function<void(const std::string&)> on_lost_;
   std::unique_ptr<dist::Watch> watch_;

@@ -165,9 +165,9 @@ std::unique_ptr<DraftHead> load_draft_head(ops::Ctx& cx, const std::string& head
 }
 
 std::vector<OpWork> describe_step_work(const std::string& model, const DenseFormats& dense,
-                                       const StepShape& shape) {
+                                       const StepShape& shape, const Shard& shard) {
   std::vector<OpWork> all;
-  const auto made = make_model(find_model(model), dense);
+  const auto made = make_model(find_model(model), dense, shard);
   for (const ops::Site& site : made->sites()) {
     const ops::Work work = work_of(site.problem, shape);
     all.push_back({site.label, op_name(site.key.op), work.bytes, work.flops, site.weight.format});
@@ -184,8 +184,9 @@ std::vector<ops::Problem> list_problems(const std::string& model, const DenseFor
   return problems;
 }
 
-ops::Sites planned_sites(const ops::Ctx& cx, const std::string& model, const DenseFormats& dense) {
-  const auto made = make_model(find_model(model), dense);
+ops::Sites planned_sites(const ops::Ctx& cx, const std::string& model, const DenseFormats& dense,
+                         const Shard& shard) {
+  const auto made = make_model(find_model(model), dense, shard);
   made->plan(cx.kernels);
   return made->sites();
 }
