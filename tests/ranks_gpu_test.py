@@ -1,6 +1,7 @@
 """Servers whose steps several GPUs compute together. On a machine with one GPU the ranks share it, which is slow and
 leaves NCCL out; without a GPU, or with a build for CPUs, all of this is skipped."""
 
+import concurrent.futures
 import json
 import os
 import re
@@ -98,6 +99,17 @@ class RanksGpuTest(unittest.TestCase):
                 same = sum(a == b for a, b in zip(first, self.text))
                 print(f"{same} of {len(first)} greedy answers are those of one GPU; {time.monotonic() - began:.1f} s")
                 self.assertGreaterEqual(same, len(first) - 2)  # a tie within rounding turns one
+
+    # Whatever the scheduler does, all ranks do it: several at a time, in chunks, with drafts, out of the prefix cache.
+    def test_exact_text_does_not_depend_on_the_step(self):
+        want = None
+        drafts = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_min":2,"prompt_lookup_max":4}'
+        for flags in ((), ("--max-num-batched-tokens", "48"), ("--speculative-config", drafts)):
+            with self.subTest(flags), gpus("-tp", "2", "--exact", *flags) as server:
+                want = want or greedy(server)
+                with concurrent.futures.ThreadPoolExecutor(len(QUESTIONS)) as pool:
+                    jobs = [pool.submit(chat, server, text, temperature=0, max_tokens=24) for text in QUESTIONS]
+                    self.assertEqual([job.result() for job in jobs], want)
 
     # The ids that the GPUs find by themselves are the same: steps begun ahead read them there, and the next one that
     # the host has made would differ. The first is compared bit by bit.

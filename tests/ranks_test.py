@@ -158,6 +158,32 @@ class RanksTest(unittest.TestCase):
         server.reader.join(30)  # the log ends when its last writer does
         self.assertFalse(is_running(pids[1]))
 
+    def test_bench(self):
+        command = [os.environ["NIBBLE"], "bench", str(MODEL), "--device", "cpu", "--threads", "1", "-tp", "2", "--json",
+                   "-r", "1", "-n", "4", "--test", "tg 8", "--test", "pp64"]
+        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
+        self.assertEqual([row["test"] for row in found["rows"]], ["tg 8", "pp64"])
+        self.assertTrue(all(row["value"] > 0 for row in found["rows"]))
+
+    # As a supervisor does with Restart=on-failure. NIBBLE_RANK_ROUNDS=100: by hand.
+    def test_a_restart_serves_again(self):
+        rounds = int(os.environ.get("NIBBLE_RANK_ROUNDS", "3"))
+        for i in range(rounds):
+            server = Server(*RANKS, "--tensor-parallel-size", str(2 + i % 2))
+            server.__enter__()
+            try:
+                pids = ranks_of(server.program)
+                self.assertEqual(chat(server, QUESTIONS[0], temperature=0), self.want[0])
+                stream = self.stream(server)
+                time.sleep(0.01 * (i % 7))
+                os.kill(pids[1], [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV][i % 3])
+                self.assertRegex(stream.read().decode(), "rank 1")
+                self.assert_ended(server, pids.values(), "rank 1")
+            finally:
+                self.clean(server)
+            if i % 10 == 9:
+                print(f"{i + 1} rounds", flush=True)
+
     # ---- two nodes
 
     def node(self, rank, key, program=None, port=29511, flags=()):

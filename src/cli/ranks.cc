@@ -211,7 +211,9 @@ void Ranks::use_gpus(ops::Ctx& cx) {
     if (!why_.empty()) gpus_->abort();
   }
   const std::string rates = check_gpu_sums(cx);
-  if (comm_->rank() == 0) LOG_INFO("ranks: %d GPUs; %s", comm_->size(), rates.c_str());
+  if (comm_->rank() == 0)
+    LOG_INFO("ranks: %d, %s; %s", comm_->size(),
+             shares_gpu() ? "which share a GPU" : "each on a GPU", rates.c_str());
 }
 
 Ranks::~Ranks() {

@@ -114,8 +114,7 @@ Nccl::~Nccl() { abort(); }
 
 void Nccl::check(int result, const char* what) const {
   if (result == NcclLibrary::kSuccess) return;
-  throw std::runtime_error(std::string(what) + ": " + library_.get_error_string(result) +
-                           "; NCCL_DEBUG=WARN says more");
+  throw std::runtime_error(std::string(what) + ": " + library_.get_error_string(result));
 }
 
 void Nccl::all_reduce(float* values, int64_t n, StreamHandle stream) {
