@@ -160,7 +160,7 @@ class RanksTest(unittest.TestCase):
 
     def test_bench(self):
         command = [os.environ["NIBBLE"], "bench", str(MODEL), "--device", "cpu", "--threads", "1", "-tp", "2", "--json",
-                   "-r", "1", "-n", "4", "--test", "tg 8", "--test", "pp64"]
+                   "-r", "1", "-n", "16", "--test", "tg 8", "--test", "pp64"]
         found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
         self.assertEqual([row["test"] for row in found["rows"]], ["tg 8", "pp64"])
         self.assertTrue(all(row["value"] > 0 for row in found["rows"]))
