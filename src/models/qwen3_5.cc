@@ -4,61 +4,13 @@
 #include <utility>
 #include <vector>
 
-#include "models/config_sizes.h"
 #include "models/hybrid_config.h"
-#include "models/rope_config.h"
+#include "models/qwen3_5_config.h"
 
 namespace nibble {
 namespace {
 
 using ops::Site;
-
-struct Qwen35Config {
-  std::string architecture;
-  std::string prefix;    // of all weights but the head's
-  int64_t hidden = 0;    // H
-  int64_t q_heads = 0;   // Q
-  int64_t kv_heads = 0;  // G
-  int64_t head_dim = 0;  // D
-  int64_t width = 0;     // F
-  int64_t vocab = 0;     // V
-  int64_t max_positions = 0;
-  bool is_tied = false;  // the head's matrix is the embedding's
-  float norm_eps = 0;
-  ops::DeltaRuleDesc delta;
-  std::vector<bool> is_recurrent;  // of each layer
-  ops::Rope rope;
-
-  int64_t layers() const { return std::ssize(is_recurrent); }
-  int64_t rotary_dim() const { return 2 * std::ssize(rope.inv_freq); }
-  int64_t q_width() const { return q_heads * head_dim; }
-  int64_t kv_width() const { return kv_heads * head_dim; }
-};
-
-Qwen35Config parse_config(const Config& all) {
-  const TextConfig text(all);
-  const Config& config = text.config;
-  check_gated_attention(config);
-  Qwen35Config c;
-  c.architecture = all.texts("architectures").at(0);
-  c.prefix = text.prefix;
-  c.is_tied = text.is_tied;
-  c.is_recurrent = parse_recurrent_layers(config);
-  c.hidden = config.integer("hidden_size", 1, kMaxDim);
-  c.q_heads = config.integer("num_attention_heads", 1, 4096);
-  c.kv_heads = config.integer("num_key_value_heads", 1, 4096);
-  c.head_dim = config.integer("head_dim", 2, 1024);
-  c.width = config.integer("intermediate_size", 1, kMaxDim);
-  c.vocab = config.integer("vocab_size", 1, 1 << 24);
-  c.max_positions = config.integer("max_position_embeddings", 1, 1 << 30);
-  c.norm_eps = static_cast<float>(config.number_or("rms_norm_eps", 1e-6, 0, 1));
-  c.delta = parse_delta_rule(config, ops::DeltaInputs::kInOrder);
-  if (c.q_heads % c.kv_heads != 0)
-    config.fail("num_attention_heads", "is not a multiple of num_key_value_heads");
-  c.rope = parse_rope(config, parse_rotary_dim(config, c.head_dim), c.max_positions,
-                      {"default", "yarn"});
-  return c;
-}
 
 // Of a layer: one of the first two pairs, and the rest.
 struct Layer {
@@ -235,7 +187,7 @@ class Qwen35 : public SiteModel {
 }  // namespace
 
 std::unique_ptr<SiteModel> make_qwen3_5(const Config& config, const DenseFormats& dense) {
-  return std::make_unique<Qwen35>(parse_config(config), dense, Quantization(config));
+  return std::make_unique<Qwen35>(parse_qwen3_5(config), dense, Quantization(config));
 }
 
 }  // namespace nibble
