@@ -8,6 +8,7 @@
 #include "cuda/memory.h"
 #include "cuda/stream.h"
 #include "io/checkpoint.h"
+#include "models/draft_head.h"
 #include "models/test_runner.h"
 
 namespace nibble {
@@ -17,7 +18,7 @@ const std::filesystem::path kGoldens =
     std::filesystem::path(NIBBLE_SOURCE_DIR) / "tests/goldens/families";
 
 template <typename T>
-std::vector<T> expected(const std::string& name, const std::string& tensor) {
+std::vector<T> expected(const std::filesystem::path& name, const std::string& tensor) {
   const auto checkpoint = open_checkpoint(kGoldens / name / "expected");
   const TensorInfo* info = checkpoint->find(tensor);
   CHECK(info != nullptr);
@@ -78,6 +79,43 @@ TEST(HybridGpu, LogitsEqualTransformers) {
     EXPECT_LT(off, 0.03) << exact;
     std::printf("rms off %.4f\n", off);
   }
+}
+
+// The layer reads rows that are as far off, and adds what the third of its like does: 4%.
+TEST(HybridGpu, MtpLogitsEqualAnIndependentForwardPass) {
+  const std::string name = "qwen3_next-128";
+  OnGpu gpu(name, /*exact=*/false);
+  const LoadOptions load{.memory = {.allocate = cuda::device_buffer,
+                                    .allocate_staging = cuda::pinned_buffer,
+                                    .copy = cuda::copy}};
+  const auto head = load_draft_head(gpu.cx, kGoldens / "../mtp" / name, *gpu.model, load);
+  gpu.model->keep_rows(head->target_layers());
+  gpu.model->reserve(gpu.cx, {160, 160});
+  head->model().reserve(gpu.cx, {160, 160});
+  const std::vector<int32_t> tokens = tokens_of(name);
+  TestRunner target(*gpu.model, gpu.cx, 1, 160, DType::kBF16, 16, cuda::copy);
+  target.run(tokens, 160);
+  std::vector<int32_t> rows(tokens.size());
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
+  const Buffer there = gpu.cx.allocate(static_cast<int64_t>(rows.size() * sizeof(int32_t)));
+  cuda::copy(there.data(), rows.data(), there.size_bytes());
+  const std::vector<Tensor> kept = gpu.model->kept_rows();
+  head->set_input({kept, static_cast<const int32_t*>(there.data())});
+  TestRunner runner(head->model(), gpu.cx, 1, 160, DType::kBF16, 16, cuda::copy);
+  const Logits got = runner.step({{0, {tokens.begin() + 1, tokens.end()}}});
+  const double off =
+      rms_off(got, expected<float>(std::filesystem::path("../mtp") / name, "logits"));
+  EXPECT_LT(off, 0.04);
+  std::printf("rms off %.4f\n", off);
+  // A draft goes on from the last row of that step.
+  const std::vector<int32_t> last = {static_cast<int32_t>(tokens.size()) - 2};
+  cuda::copy(there.data(), last.data(), sizeof(int32_t));
+  head->set_input({{}, static_cast<const int32_t*>(there.data())});
+  const auto ids = expected<int64_t>(std::filesystem::path("../mtp") / name, "draft_ids");
+  const auto want = expected<float>(std::filesystem::path("../mtp") / name, "draft_logits");
+  const Logits draft = runner.step({{0, {static_cast<int32_t>(ids.at(0))}}});
+  const size_t vocab = draft.at(0).size();
+  EXPECT_LT(rms_off(draft, {want.begin() + vocab, want.begin() + 2 * vocab}), 0.06);
 }
 
 TEST(HybridGpu, TheSameBitsHoweverATextIsCut) {

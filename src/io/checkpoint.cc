@@ -141,6 +141,24 @@ class SafetensorsCheckpoint : public Checkpoint {
   std::vector<TensorInfo> tensors_;
 };
 
+class SelectedTensors : public Checkpoint {
+ public:
+  SelectedTensors(std::unique_ptr<Checkpoint> all,
+                  const std::function<bool(const std::string&)>& wanted)
+      : all_(std::move(all)) {
+    for (const TensorInfo& t : all_->tensors())
+      if (wanted(t.name)) tensors_.push_back(t);
+  }
+  const std::string& origin() const override { return all_->origin(); }
+  std::span<const TensorInfo> tensors() const override { return tensors_; }
+  RangeReader make_reader() const override { return all_->make_reader(); }
+  int num_readers() const override { return all_->num_readers(); }
+
+ private:
+  std::unique_ptr<Checkpoint> all_;
+  std::vector<TensorInfo> tensors_;
+};
+
 }  // namespace
 
 const TensorInfo* Checkpoint::find(std::string_view name) const {
@@ -168,6 +186,11 @@ void Checkpoint::read(std::span<const ReadJob> jobs, const ReadProgress& progres
 
 std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& directory) {
   return std::make_unique<SafetensorsCheckpoint>(directory);
+}
+
+std::unique_ptr<Checkpoint> select_tensors(
+    std::unique_ptr<Checkpoint> all, const std::function<bool(const std::string& name)>& wanted) {
+  return std::make_unique<SelectedTensors>(std::move(all), wanted);
 }
 
 }  // namespace nibble

@@ -61,6 +61,10 @@ class Checkpoint {
 // with its total_size.
 std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& directory);
 
+// Those tensors of `all` that are `wanted`, as if there were no others.
+std::unique_ptr<Checkpoint> select_tensors(
+    std::unique_ptr<Checkpoint> all, const std::function<bool(const std::string& name)>& wanted);
+
 // ---- Weights: what tensors mean -----------------------------------------------------------------
 
 // How dummy weights are made. kScaledNormal has deviation 1 / sqrt(K), K the last dimension, for

@@ -97,8 +97,8 @@ class Model {
   virtual Tensor forward(ops::Ctx& cx, const Step& step, const SeqState& kv) = 0;
 
   // For heads that draft from a model's hidden rows. Before reserve(): the layers, ascending, whose
-  // entering residual rows every later step keeps. [T, H] f32 of each of them, of the step that ran
-  // last. The embedding [V, H], in kRows.
+  // entering residual rows every later step keeps; num_layers: what the last norm makes of rows.
+  // [T, H] f32 of each of them, of the step that ran last. The embedding [V, H], in kRows.
   virtual void keep_rows(const std::vector<int32_t>& layers) { CHECK(layers.empty()); }
   virtual std::vector<Tensor> kept_rows() const { return {}; }
   virtual const Weight* embedding() const { return nullptr; }

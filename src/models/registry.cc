@@ -11,6 +11,7 @@
 #include "models/gpt_oss.h"
 #include "models/llama.h"
 #include "models/model.h"
+#include "models/mtp.h"
 #include "models/qwen3.h"
 #include "models/qwen3_5.h"
 #include "models/qwen3_moe.h"
@@ -65,7 +66,7 @@ const Architecture& architecture_of(const ModelFiles& files) {
 std::unique_ptr<SiteModel> make_model(const ModelFiles& files, const DenseFormats& dense,
                                       const Shard& shard = {}) {
   auto made = architecture_of(files).make(files.config, dense, shard);
-  if (!files.weights.empty()) made->take_formats(*open_checkpoint(files.weights));
+  if (!files.weights.empty()) made->take_formats(*made->open(files.weights));
   return made;
 }
 
@@ -108,21 +109,24 @@ HeadFiles find_head(const std::string& head, bool is_dummy = false) {
   return found;
 }
 
-// Refuses a head for another model. Its embedding is the target's where it has none.
-std::unique_ptr<Eagle3Model> make_head(const HeadFiles& head, const ModelInfo& target,
-                                       const Weight& embedding, const DenseFormats& dense) {
+[[noreturn]] void refuse_other(const Config& config, const ModelInfo& target, const char* what,
+                               int64_t has, int64_t wants) {
+  throw Error(ErrorKind::kUnsupported, config.origin() + ": the head was made for a model with " +
+                                           what + " " + std::to_string(has) + "; this one, " +
+                                           target.architecture + ", has " + std::to_string(wants));
+}
+
+// Its embedding is the target's where it has none.
+std::unique_ptr<DraftHead> make_eagle3_head(const HeadFiles& head, const SiteModel& target,
+                                            const DenseFormats& dense) {
   const Config& config = head.files.config;
-  Eagle3Config c = parse_eagle3_config(config, target.num_layers);
-  const auto refuse = [&](const std::string& what, int64_t has, int64_t wants) {
-    throw Error(ErrorKind::kUnsupported, config.origin() + ": the head was made for a model with " +
-                                             what + " " + std::to_string(has) + "; this one, " +
-                                             target.architecture + ", has " +
-                                             std::to_string(wants));
-  };
+  const Weight& embedding = *target.embedding();
+  Eagle3Config c = parse_eagle3_config(config, target.info().num_layers);
   if (c.target_hidden != embedding.cols)
-    refuse("a hidden size of", c.target_hidden, embedding.cols);
-  if (c.target_vocab != target.vocab_size)
-    refuse("a vocabulary of", c.target_vocab, target.vocab_size);
+    refuse_other(config, target.info(), "a hidden size of", c.target_hidden, embedding.cols);
+  if (c.target_vocab != target.info().vocab_size)
+    refuse_other(config, target.info(), "a vocabulary of", c.target_vocab,
+                 target.info().vocab_size);
   if (c.hidden != embedding.cols &&
       (head.checkpoint == nullptr || head.checkpoint->find("embed_tokens.weight") == nullptr))
     throw Error(ErrorKind::kUnsupported, config.origin() + ": hidden_size is " +
@@ -136,30 +140,56 @@ std::unique_ptr<Eagle3Model> make_head(const HeadFiles& head, const ModelInfo& t
   return made;
 }
 
+std::unique_ptr<DraftHead> make_mtp_head(const HeadFiles& head, const SiteModel& target,
+                                         const DenseFormats& dense) {
+  const Config& config = head.files.config;
+  const ModelInfo& info = target.info();
+  auto made = make_mtp(config, dense);
+  const MtpConfig& c = made->config();
+  if (c.hidden != target.embedding()->cols)
+    refuse_other(config, info, "a hidden size of", c.hidden, target.embedding()->cols);
+  if (c.vocab != info.vocab_size)
+    refuse_other(config, info, "a vocabulary of", c.vocab, info.vocab_size);
+  if (c.target_layers != info.num_layers)
+    refuse_other(config, info, "layers, that many:", c.target_layers, info.num_layers);
+  if (head.checkpoint != nullptr) made->take_formats(*made->open(head.files.weights));
+  made->share_matrices(target.sites());
+  return made;
+}
+
+// Refuses a head for another model.
+std::unique_ptr<DraftHead> make_head(const HeadFiles& head, const SiteModel& target,
+                                     const DenseFormats& dense) {
+  return may_have_mtp(head.files.config) ? make_mtp_head(head, target, dense)
+                                         : make_eagle3_head(head, target, dense);
+}
+
+SiteModel& sites_of(DraftHead& head) { return dynamic_cast<SiteModel&>(head.model()); }
+
 }  // namespace
 
 DraftHeadInfo describe_draft_head(const std::string& head, const std::string& target,
                                   const DenseFormats& dense) {
   const auto model = make_model(find_model(target), {});
-  const auto made = make_head(find_head(head), model->info(), *model->embedding(), dense);
-  return {made->info(), made->target_layers()};
+  const auto made = make_head(find_head(head), *model, dense);
+  return {made->model().info(), made->target_layers()};
 }
 
 int64_t describe_draft_scratch(const ops::Ctx& cx, const std::string& head,
                                const std::string& target, const StepLimits& limits,
                                const DenseFormats& dense) {
   const auto model = make_model(find_model(target), {});
-  return make_head(find_head(head), model->info(), *model->embedding(), dense)
-      ->scratch_bytes(cx, limits);
+  return make_head(find_head(head), *model, dense)->model().scratch_bytes(cx, limits);
 }
 
 std::unique_ptr<DraftHead> load_draft_head(ops::Ctx& cx, const std::string& head,
                                            const Model& target, const LoadOptions& options) {
   const HeadFiles found = find_head(head, options.format == LoadFormat::kDummy);
   if (options.format != LoadFormat::kDummy) found.files.require_weights();
-  auto made = make_head(found, target.info(), *target.embedding(), options.dense);
-  made->load(cx, found.files, options);
-  for (const std::string& line : ops::say_general_rows(plan_entries(made->sites())))
+  auto made = make_head(found, dynamic_cast<const SiteModel&>(target), options.dense);
+  SiteModel& sites = sites_of(*made);
+  sites.load(cx, found.files, options);
+  for (const std::string& line : ops::say_general_rows(plan_entries(sites.sites())))
     LOG_INFO("%s", line.c_str());
   return made;
 }

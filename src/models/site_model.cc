@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "ops/draft_head/draft_head.h"
 #include "ops/prepare.h"
 #include "ops/sample/sample.h"
 
@@ -152,6 +153,14 @@ void SiteModel::tie(Site& unembed, Site& embed, const Cut& vocab) {
   unembed.weight.rows = vocab.size;
   unembed.in_rows = true;
   tied_.push_back({&unembed, &embed, vocab});
+}
+
+void SiteModel::share(Site& site, const Site& other) {
+  CHECK(site.weight.codes == nullptr);
+  site.weight = other.weight;
+  site.in_rows = other.in_rows;
+  if (std::ranges::find(shared_, &site) == shared_.end()) shared_.push_back(&site);
+  settle_formats();
 }
 
 void SiteModel::experts(Site& site, const std::string& name, const Cut& rows, const Cut& cols,
@@ -330,6 +339,9 @@ void SiteModel::summarize() {
     info_.weight_bytes += part.bytes;
     info_.weight_bytes_per_token += part.bytes / part.choices * part.chosen;
   }
+  for (const Site* site : shared_)  // all of a head's, a row of an embedding's
+    if (const Weight& w = site->weight; site->key.op == Op::kNormUnembed)
+      info_.weight_bytes_per_token += w.rows * (w.row_code_bytes() + w.row_scale_bytes());
   for (const Site& site : sites_)
     if (site.key.op != Op::kAttention && site.key.op != Op::kNormUnembed)
       info_.flops_per_token += work_of(site.problem, {}).flops;
@@ -424,10 +436,15 @@ void SiteModel::bind() {
     tied.site->weight = tied.other->weight.slice(tied.rows.begin, tied.rows.size);
 }
 
+std::unique_ptr<Checkpoint> SiteModel::open(const std::filesystem::path& directory) const {
+  return select_tensors(open_checkpoint(directory),
+                        [this](const std::string& name) { return reads(name); });
+}
+
 void SiteModel::load(const Ctx& cx, const ModelFiles& files, const LoadOptions& options) {
   std::unique_ptr<Checkpoint> checkpoint;
   if (options.format != LoadFormat::kDummy) {
-    checkpoint = open_checkpoint(files.require_weights());
+    checkpoint = open(files.require_weights());
     take_formats(*checkpoint);
   }
   plan(cx.kernels);
@@ -482,6 +499,7 @@ Tensor SiteModel::forward(Ctx& cx, const Step& step, const SeqState& kv) {
   for (const Act& act : acts_) *act.tensor = shaped(act, sizes, act.tensor->data);
   num_entered_ = 0;
   const Tensor logits = run(cx, step, kv);
+  keep_normed(cx);
   CHECK(num_entered_ == kept_.size());  // else the model does not ask entering() for its layers
   return logits;
 }
@@ -498,6 +516,24 @@ void SiteModel::keep_rows(const std::vector<int32_t>& layers) {
   for (const int32_t layer : layers)
     act(kept_[layer], "kept." + std::to_string(layer), DType::kF32, Count::kTokens, 1,
         embed.weight.cols);
+}
+
+const Tensor& SiteModel::buffer(const std::string& name) const {
+  const auto at = std::ranges::find(acts_, name, &Act::name);
+  CHECK(at != acts_.end());
+  return *at->tensor;
+}
+
+// What the last norm makes of every row, where that is kept.
+void SiteModel::keep_normed(Ctx& cx) {
+  const auto kept = kept_.find(info_.num_layers);
+  if (kept == kept_.end()) return;
+  const Site& unembed = sites_.back();
+  CHECK(unembed.key.op == Op::kNormUnembed);
+  const ops::RowPart row{
+      .x = buffer(unembed.reads[0]), .d = buffer(unembed.reads[1]), .norm = unembed.norm};
+  ops::join_rows(cx, {.y = kept->second, .y_is_normed = true}, {&row, 1}, {});
+  ++num_entered_;
 }
 
 std::vector<Tensor> SiteModel::kept_rows() const {

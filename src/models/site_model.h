@@ -36,6 +36,8 @@ class SiteModel : public Model {
   // In place of what the config says, what the checkpoint's tensors say of their formats. Throws
   // Error(kUnsupported) naming two matrices that a kernel multiplies as one and that differ.
   void take_formats(const Checkpoint& checkpoint);
+  // What of it is this model's.
+  std::unique_ptr<Checkpoint> open(const std::filesystem::path& directory) const;
   // Plans and loads.
   void load(const ops::Ctx& cx, const ModelFiles& files, const LoadOptions& options);
 
@@ -105,6 +107,12 @@ class SiteModel : public Model {
   // To be called last: `info` with all that follows from the sites.
   void describe(ModelInfo info);
 
+  // A matrix that lies in memory already, for another model's site; behind describe().
+  void share(ops::Site& site, const ops::Site& other);
+
+  // Whether a tensor of a checkpoint that others read too is this model's. Others' are as good as
+  // not there.
+  virtual bool reads(const std::string& tensor) const { return !tensor.starts_with("mtp."); }
   // Throws Error where `checkpoint` is not what the model reads, in clearer words than a list of
   // tensors that are missing.
   virtual void check(const Checkpoint& checkpoint) const { static_cast<void>(checkpoint); }
@@ -156,6 +164,8 @@ class SiteModel : public Model {
   Declared& declare_matrix(ops::Site& site, const char* part, const Rows& tensor, const Cut& cols,
                            Fill fill);
   void settle_formats();
+  void keep_normed(ops::Ctx& cx);
+  const Tensor& buffer(const std::string& name) const;
   void check_cuts() const;
   void summarize();
   void take_kv_scales(const Checkpoint& checkpoint);
@@ -171,6 +181,7 @@ class SiteModel : public Model {
     Cut rows;  // of the other's matrix
   };
   std::vector<Tied> tied_;
+  std::vector<const ops::Site*> shared_;  // whose matrix is another model's
   std::vector<Declared> declared_;
   std::vector<Act> acts_;
   std::map<int32_t, Tensor> kept_;  // rows, by the layer that they enter

@@ -23,7 +23,7 @@ struct RowPart {
 };
 
 struct JoinOut {
-  Tensor joined;             // [T, parts * W], stored as h is
+  Tensor joined = {};        // [T, parts * W], stored as h is, or none
   Tensor y = {};             // [T, W] f32, or none: the last part before its `norm`
   bool y_is_normed = false;  // or behind it
 };

@@ -16,13 +16,15 @@ void norm(double* row, int64_t n, const Norm& by) {
   double squares = 0;
   for (int64_t i = 0; i < n; ++i) squares += row[i] * row[i];
   const double inverse = 1 / std::sqrt(squares / static_cast<double>(n) + by.eps);
-  for (int64_t i = 0; i < n; ++i) row[i] *= inverse * bf16_to_float(by.weight[i]);
+  for (int64_t i = 0; i < n; ++i)
+    row[i] *= inverse * (by.offset + double{bf16_to_float(by.weight[i])});
 }
 
 }  // namespace
 
 void join_rows(Ctx& cx, const JoinOut& out, std::span<const RowPart> parts, const Norm& all) {
-  const int64_t width = parts[0].x.dim(1), tokens = out.joined.dim(0);
+  const int64_t width = parts[0].x.dim(1);
+  const int64_t tokens = out.y.data == nullptr ? out.joined.dim(0) : out.y.dim(0);
   const auto n = static_cast<int64_t>(parts.size()) * width;
   cx.pool->parallel_for(tokens, 1, [&](int64_t t, int64_t end, int) {
     std::vector<double> row(n);
@@ -42,6 +44,7 @@ void join_rows(Ctx& cx, const JoinOut& out, std::span<const RowPart> parts, cons
         norm(to, width, part.norm);
         if (is_last && out.y_is_normed) std::copy_n(to, width, y);
       }
+      if (out.joined.data == nullptr) continue;
       norm(row.data(), n, all);
       for (int64_t i = 0; i < n; ++i)
         out.joined.as<float>()[t * n + i] = stored(cx.activations, row[i]);

@@ -30,7 +30,7 @@ struct Args {
 };
 
 __device__ __forceinline__ float weighted(float v, float inverse, const Norm& by, int column) {
-  return by.weight == nullptr ? v : v * inverse * cuda::bf16_value(by.weight[column]);
+  return by.weight == nullptr ? v : v * inverse * (by.offset + cuda::bf16_value(by.weight[column]));
 }
 
 __global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ Args a) {
@@ -85,6 +85,7 @@ __global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ 
       const float v = normed_at(p, i);
       if (a.y != nullptr && p == a.num_parts - 1)
         a.y[t * a.width + i] = a.y_is_normed ? v : first_at(p, i);
+      if (a.joined == nullptr) continue;
       const int column = p * a.width + i;
       a.joined[t * a.num_parts * a.width + column] =
           cuda::bf16_bits(weighted(v, inverse_all, a.all, column));
@@ -112,11 +113,12 @@ cuda::LaunchShape ids_shape(int64_t n) {
 }  // namespace
 
 void join_rows(Ctx& cx, const JoinOut& out, std::span<const RowPart> parts, const Norm& all) {
-  if (out.joined.dim(0) == 0) return;
-  CHECK(out.joined.dtype == DType::kBF16);
+  const int64_t tokens = out.y.data == nullptr ? out.joined.dim(0) : out.y.dim(0);
+  if (tokens == 0) return;
+  CHECK(out.joined.data == nullptr || out.joined.dtype == DType::kBF16);
   Args a{.parts = {},
          .all = all,
-         .joined = out.joined.as<uint16_t>(),
+         .joined = out.joined.data == nullptr ? nullptr : out.joined.as<uint16_t>(),
          .y = out.y.data == nullptr ? nullptr : out.y.as<float>(),
          .num_parts = static_cast<int>(parts.size()),
          .width = static_cast<int>(parts[0].x.dim(1)),
@@ -130,7 +132,7 @@ void join_rows(Ctx& cx, const JoinOut& out, std::span<const RowPart> parts, cons
                   .norm = part.norm};
   }
   cuda::launch(cx.stream, join_kernel,
-               {.grid = dim3(static_cast<unsigned>(out.joined.dim(0))),
+               {.grid = dim3(static_cast<unsigned>(tokens)),
                 .block = dim3(kThreads),
                 .release = cuda::Release::kAfterWait},
                a);

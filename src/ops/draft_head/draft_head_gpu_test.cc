@@ -44,8 +44,8 @@ TEST(DraftHeadGpu, JoinsRowsAsTheCpuDoes) {
                                       {kRows, width});
         };
         RowPart made{.x = tensor(x[p]), .rows = is_gpu ? gpu_rows : rows.data()};
-        if (variant == 1 && p == 1) made.d = tensor(d[p]), made.first = {w[1], 1e-6f};
-        if (variant != 2) made.norm = {w[0], 1e-5f};
+        if (variant == 1 && p == 1) made.d = tensor(d[p]), made.first = {w[1], 1e-6f, 1};
+        if (variant != 2) made.norm = {w[0], 1e-5f, variant == 1 ? 1.0f : 0.0f};
         return made;
       };
       std::vector<float> joined(kTokens * parts * width), y(kTokens * width);

@@ -1,0 +1,231 @@
+#include "models/mtp.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+#include "ops/draft_head/draft_head.h"
+
+namespace nibble {
+namespace {
+
+using ops::Site;
+
+// Every buffer of a step.
+struct Acts {
+  Tensor e, none;         // [T, H] embedded tokens; zeros: nothing is pending behind a product
+  Tensor cos_sin;         // [T, R] angles of this step's positions
+  Tensor both;            // [T, 2 H] token and hidden row, each normed
+  Tensor g, y;            // [T, H] what fc makes of them; residual stream, up to the MLP
+  Tensor q, q_gate, att;  // [T, Q * D]
+  Tensor h;               // [T, H] normed
+  RoutingBuffers routing;
+  Tensor shared_u, u;  // [T, the shared expert's width]; [T * K, F] or, of an MLP, [T, F]
+  Tensor x, d;         // [T, H] residual stream, and what is still to be added to it
+  Tensor logits;       // [R, V]
+};
+
+class Mtp : public MtpModel {
+ public:
+  Mtp(MtpConfig config, const DenseFormats& dense, Quantization quantization)
+      : MtpModel(dense, std::move(quantization)), c(std::move(config)) {
+    ids_.resize(c.vocab);
+    std::iota(ids_.begin(), ids_.end(), 0);
+    state_buffers();
+    embed_ = &add(-1, ops::EmbedDesc{c.vocab, c.hidden}, {}, {"e", "none", "cos_sin"});
+    Site& fc = add(-1, ops::OutProjDesc{c.hidden, 2 * c.hidden, dense_.out}, {"both"}, {"g"}, "fc");
+    head_norm(fc, token_norm_, "mtp.pre_fc_norm_embedding", c.hidden, c.norm_eps, 1);
+    head_norm(fc, hidden_norm_, "mtp.pre_fc_norm_hidden", c.hidden, c.norm_eps, 1);
+    matrix(fc, "fc", {{"mtp.fc", c.hidden}}, 2 * c.hidden);
+    fc_ = &fc;
+    state_attention();
+    c.experts > 0 ? state_experts() : state_mlp();
+    unembed_ = &add(-1, ops::NormUnembedDesc{c.hidden, c.vocab, dense_.unembed}, {"x", "d"},
+                    {"logits", "h"});
+    norm(*unembed_, "mtp.norm", c.hidden, c.norm_eps, 1);
+    describe({.architecture = "MTP",
+              .num_layers = 1,
+              .vocab_size = static_cast<int32_t>(c.vocab),
+              .max_positions = c.max_positions,
+              .groups = {{.layers = {0},
+                          .num_kv_heads = static_cast<int32_t>(c.kv_heads),
+                          .head_dim = static_cast<int32_t>(c.head_dim)}}});
+  }
+
+  const MtpConfig& config() const override { return c; }
+  Model& model() override { return *this; }
+  const std::vector<int32_t>& target_layers() const override { return layers_; }
+  const std::vector<int32_t>& target_ids() const override { return ids_; }
+  void set_input(DraftInput input) override { input_ = std::move(input); }
+  void share_matrices(const ops::Sites& target) override {
+    share(*embed_, target.front());
+    share(*unembed_, target.back());
+  }
+
+ private:
+  bool reads(const std::string& tensor) const override { return tensor.starts_with("mtp."); }
+
+  void check(const Checkpoint& checkpoint) const override {
+    std::set<std::string> there;
+    for (const WeightInfo& info : list_weights(checkpoint)) there.insert(info.name);
+    for (const WeightSpec& spec : weight_specs()) {
+      if (there.contains(spec.name)) continue;
+      throw Error(ErrorKind::kCheckpoint,
+                  checkpoint.origin() +
+                      (there.empty() ? ": has no tensors mtp.*; \"model\" may name a directory of "
+                                       "the same model that has them"
+                                     : ": has " + std::to_string(there.size()) +
+                                           " weights mtp.*, but not " + spec.name));
+    }
+  }
+
+  void state_buffers() {
+    f32(a.e, "e", c.hidden), f32(a.none, "none", c.hidden);
+    f32(a.cos_sin, "cos_sin", c.rotary_dim());
+    stored(a.both, "both", 2 * c.hidden);
+    f32(a.g, "g", c.hidden), f32(a.y, "y", c.hidden);
+    stored(a.q, "q", c.q_width()), f32(a.q_gate, "q_gate", c.q_width());
+    stored(a.att, "att", c.q_width()), stored(a.h, "h", c.hidden);
+    if (c.experts > 0) {
+      routing(a.routing, c.experts, c.top_k);
+      stored(a.shared_u, "shared_u", c.shared_width);
+    }
+    stored(a.u, "u", c.width, std::max<int64_t>(c.top_k, 1));
+    f32(a.x, "x", c.hidden), f32(a.d, "d", c.hidden);
+    f32_of_logits(a.logits, "logits", c.vocab);
+  }
+
+  void state_attention() {
+    const std::string name = "mtp.layers.0.self_attn.";
+    Site& qkv = add(0,
+                    ops::NormQkvDesc{.hidden = c.hidden,
+                                     .q_heads = c.q_heads,
+                                     .kv_heads = c.kv_heads,
+                                     .head_dim = c.head_dim,
+                                     .format = dense_.qkv,
+                                     .norms_heads = true,
+                                     .has_gates = true,
+                                     .rotary_dim = c.rotary_dim()},
+                    {"g", "none", "cos_sin"}, {"q", "h", "y", "kv", "q_gate"});
+    norm(qkv, "mtp.layers.0.input_layernorm", c.hidden, c.norm_eps, 1);
+    matrix(qkv, "attention",
+           {{name + "q_proj", 2 * c.q_width()},
+            {name + "k_proj", c.kv_width()},
+            {name + "v_proj", c.kv_width()}},
+           c.hidden);
+    head_norm(qkv, qkv.q_norm, name + "q_norm", c.head_dim, c.norm_eps, 1);
+    head_norm(qkv, qkv.k_norm, name + "k_norm", c.head_dim, c.norm_eps, 1);
+    attention_ =
+        &add(0, ops::AttentionDesc{c.q_heads, c.kv_heads, c.head_dim}, {"q", "kv"}, {"att"});
+    gate_ = &add(0, ops::OutputGateDesc{c.q_width()}, {"att", "q_gate"}, {"att"});
+    Site& out = add(0, ops::OutProjDesc{c.hidden, c.q_width(), dense_.out}, {"att"}, {"d"});
+    matrix(out, "attention", {{name + "o_proj", c.hidden}}, c.q_width(), Fill::kResidual);
+    qkv_ = &qkv, out_ = &out;
+  }
+
+  void state_experts() {
+    const std::string mlp = "mtp.layers.0.mlp.", beside = mlp + "shared_expert.";
+    Site& route =
+        add(0,
+            ops::NormRouteDesc{
+                .hidden = c.hidden, .experts = c.experts, .top_k = c.top_k, .over_all = c.over_all},
+            {"y", "d"}, {"x", "h", "routing"});
+    norm(route, "mtp.layers.0.post_attention_layernorm", c.hidden, c.norm_eps, 1);
+    matrix(route, "router", {{mlp + "gate", c.experts}}, c.hidden, Fill::kRouter);
+    Site& shared_up =
+        add(0, ops::SharedUpDesc{c.hidden, c.shared_width, dense_.mlp}, {"h"}, {"shared_u"});
+    gate_up(shared_up, "shared expert", {beside + "gate_proj", c.shared_width},
+            {beside + "up_proj", c.shared_width}, c.hidden);
+    gate(shared_up, mlp + "shared_expert_gate", c.hidden);
+    Site& shared_down = add(0, ops::OutProjDesc{c.hidden, c.shared_width, dense_.mlp}, {"shared_u"},
+                            {"d"}, "shared");
+    matrix(shared_down, "shared expert", {{beside + "down_proj", c.hidden}}, c.shared_width,
+           Fill::kResidual);
+    Site& up = add(0, ops::MoeUpDesc{c.hidden, c.width, c.experts, c.top_k, Format::kBF16},
+                   {"h", "routing"}, {"u"});
+    experts_apart(up, mlp + "experts", {"gate_proj", "up_proj"}, c.width, c.hidden,
+                  Fill::kScaledNormal);
+    Site& down = add(0,
+                     ops::MoeDownDesc{.hidden = c.hidden,
+                                      .width = c.width,
+                                      .experts = c.experts,
+                                      .top_k = c.top_k,
+                                      .format = Format::kBF16,
+                                      .adds = true},
+                     {"u", "routing", "d"}, {"d"});
+    experts_apart(down, mlp + "experts", {"down_proj"}, c.hidden, c.width, Fill::kResidual);
+    route_ = &route, shared_up_ = &shared_up, shared_down_ = &shared_down;
+    up_ = &up, down_ = &down;
+  }
+
+  void state_mlp() {
+    const std::string mlp = "mtp.layers.0.mlp.";
+    Site& up = add(0, ops::MlpUpDesc{c.hidden, c.width, dense_.mlp}, {"y", "d"}, {"u", "h", "x"});
+    norm(up, "mtp.layers.0.post_attention_layernorm", c.hidden, c.norm_eps, 1);
+    gate_up(up, "mlp", {mlp + "gate_proj", c.width}, {mlp + "up_proj", c.width}, c.hidden);
+    Site& down = add(0, ops::OutProjDesc{c.hidden, c.width, dense_.mlp}, {"u"}, {"d"}, "down");
+    matrix(down, "mlp", {{mlp + "down_proj", c.hidden}}, c.width, Fill::kResidual);
+    up_ = &up, down_ = &down;
+  }
+
+  // y = fc([norm(token); norm(hidden)]); y += Attn(norm(y)); y += Mlp(norm(y)); logits =
+  // unembed(norm(y)). The next draft's hidden row is what that last norm gives.
+  Tensor run(ops::Ctx& cx, const Step& s, const SeqState& kv) override {
+    const float scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
+    const bool is_fed = !input_.target.empty();
+    ops::embed(cx, *embed_, {a.e, a.none, a.cos_sin}, c.rope, s);
+    const std::array<ops::RowPart, 2> parts{{{.x = a.e, .norm = token_norm_},
+                                             {.x = is_fed ? input_.target[0] : a.x,
+                                              .d = is_fed ? Tensor{} : a.d,
+                                              .rows = input_.rows,
+                                              .first = is_fed ? Norm{} : unembed_->norm,
+                                              .norm = hidden_norm_}}};
+    ops::join_rows(cx, {a.both}, parts, {});
+    ops::out_proj(cx, *fc_, a.g, a.both, s);
+    tap(cx, -1, {{"draft_both", &a.both}, {"draft_g", &a.g}});
+    ops::norm_qkv(cx, *qkv_, {a.q, a.h, a.y, a.q_gate}, kv.layer(0), a.g, a.none, a.cos_sin, s);
+    ops::attention(cx, *attention_, a.att, a.q, kv.layer(0), scale, s);
+    ops::output_gate(cx, *gate_, a.att, a.q_gate);
+    tap(cx, 0, {{"draft_att", &a.att}});
+    ops::out_proj(cx, *out_, a.d, a.att, s);
+    c.experts > 0 ? run_experts(cx, s) : run_mlp(cx, s);
+    ops::norm_unembed(cx, *unembed_, a.logits, a.h, a.x, a.d, s);
+    tap(cx, -1, {{"draft_logits", &a.logits}});
+    return a.logits;
+  }
+  void run_experts(ops::Ctx& cx, const Step& s) {
+    Routing routing = a.routing.of(s.num_tokens);
+    ops::norm_route(cx, *route_, a.x, a.h, routing, a.y, a.d);
+    ops::shared_up(cx, *shared_up_, a.shared_u, a.h);
+    ops::out_proj(cx, *shared_down_, a.d, a.shared_u, s);
+    ops::moe_up(cx, *up_, a.u, a.h, routing);
+    ops::moe_down(cx, *down_, a.d, a.u, routing);
+  }
+  void run_mlp(ops::Ctx& cx, const Step& s) {
+    ops::mlp_up(cx, *up_, {a.u, a.h, a.x}, a.y, a.d);
+    ops::out_proj(cx, *down_, a.d, a.u, s);
+  }
+
+  const MtpConfig c;
+  Acts a;
+  DraftInput input_;
+  std::vector<int32_t> ids_;  // every id
+  const std::vector<int32_t> layers_ = {c.target_layers};
+  Norm token_norm_, hidden_norm_;
+  Site *embed_ = nullptr, *unembed_ = nullptr;
+  const Site *fc_ = nullptr, *qkv_ = nullptr, *attention_ = nullptr, *gate_ = nullptr,
+             *out_ = nullptr, *up_ = nullptr, *down_ = nullptr;
+  const Site *route_ = nullptr, *shared_up_ = nullptr, *shared_down_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<MtpModel> make_mtp(const Config& config, const DenseFormats& dense) {
+  return std::make_unique<Mtp>(parse_mtp_config(config), dense, Quantization(config));
+}
+
+}  // namespace nibble

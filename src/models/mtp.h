@@ -1,0 +1,23 @@
+// The MTP layer of Qwen3-Next and its heirs (tensors mtp.*): a head that drafts from what its
+// target's last norm gives, with the target's embedding and head.
+#pragma once
+
+#include <memory>
+
+#include "models/draft_head.h"
+#include "models/mtp_config.h"
+#include "models/site_model.h"
+
+namespace nibble {
+
+class MtpModel : public SiteModel, public DraftHead {
+ public:
+  using SiteModel::SiteModel;
+  virtual const MtpConfig& config() const = 0;
+  // The target's embedding and head, planned or loaded as that is; before it is planned.
+  virtual void share_matrices(const ops::Sites& target) = 0;
+};
+
+std::unique_ptr<MtpModel> make_mtp(const Config& config, const DenseFormats& dense);
+
+}  // namespace nibble

@@ -1,0 +1,262 @@
+// MTP layers against an independent forward pass (tests/goldens/mtp, written by
+// tools/write_mtp_goldens.py), behind targets that this program runs; what is refused of them.
+#include "models/mtp.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "base/error.h"
+#include "io/checkpoint.h"
+#include "models/test_runner.h"
+
+namespace nibble {
+namespace {
+
+using testing::HasSubstr;
+
+const std::filesystem::path kGoldens = std::filesystem::path(NIBBLE_SOURCE_DIR) / "tests/goldens";
+// The layer's directory, and its target's.
+constexpr std::pair<const char*, const char*> kCases[] = {
+    {"qwen3_next", "qwen3_next"},     {"qwen3_next-modelopt", "qwen3_next"},
+    {"qwen3_next-fp8", "qwen3_next"}, {"qwen3_next-128", "qwen3_next-128"},
+    {"qwen3_5_moe", "qwen3_5_moe"},   {"qwen3_5", "qwen3_5"}};
+
+template <typename T>
+std::vector<T> expected(const std::filesystem::path& directory, const std::string& tensor) {
+  const auto checkpoint = open_checkpoint(directory / "expected");
+  const TensorInfo* info = checkpoint->find(tensor);
+  EXPECT_NE(info, nullptr) << tensor;
+  if (info == nullptr) return {};
+  std::vector<T> values(info->bytes / sizeof(T));
+  const ReadJob job = ReadJob::whole(*info, values.data());
+  checkpoint->read({&job, 1});
+  return values;
+}
+
+using Rows = std::vector<std::vector<float>>;
+
+// The most that log-probabilities differ by.
+double off(const Rows& got, const std::vector<float>& want) {
+  const auto log_sum = [](const float* row, size_t n) {
+    const double most = *std::max_element(row, row + n);
+    double sum = 0;
+    for (size_t i = 0; i < n; ++i) sum += std::exp(row[i] - most);
+    return most + std::log(sum);
+  };
+  double most = 0;
+  for (size_t r = 0; r < got.size(); ++r) {
+    const size_t n = got[r].size();
+    const float* const row = &want.at(r * n);
+    const double shift = log_sum(got[r].data(), n) - log_sum(row, n);
+    for (size_t i = 0; i < n; ++i)
+      most = std::max(most, std::fabs(double{got[r][i]} - row[i] - shift));
+  }
+  return most;
+}
+
+class MtpGolden : public testing::TestWithParam<std::pair<const char*, const char*>> {
+ protected:
+  MtpGolden()
+      : directory(kGoldens / "mtp" / GetParam().first),
+        family(kGoldens / "families" / GetParam().second) {
+    for (const int64_t token : expected<int64_t>(family, "tokens"))
+      tokens.push_back(static_cast<int32_t>(token));
+    cx.pool = &pool;
+  }
+
+  void load(bool by_twins, const std::filesystem::path& head_path) {
+    cx.kernels = {};
+    if (by_twins) run_twins(cx.kernels);
+    target = load_model(cx, family, {});
+    head = load_draft_head(cx, head_path, *target, {});
+    target->keep_rows(head->target_layers());
+    target->reserve(cx, {160, 160});
+    head->model().reserve(cx, {160, 160});
+  }
+
+  // Logits of positions 0.. in chunks of `chunk`, then of a chain of drafts.
+  void draft(int32_t chunk) {
+    const auto length = static_cast<int32_t>(tokens.size());
+    TestRunner target_runner(*target, cx, 1, length, DType::kF32);
+    TestRunner runner(head->model(), cx, 1, length + 8, DType::kF32);
+    std::vector<int32_t> rows(length);
+    for (int32_t i = 0; i < length; ++i) rows[i] = i;
+    const std::vector<Tensor> kept = target->kept_rows();
+    ASSERT_EQ(kept.size(), 1u);
+    int32_t last = 0;
+    for (int32_t begin = 0; begin + 1 < length; begin += chunk) {
+      const int32_t end = std::min(length, begin + chunk);
+      target_runner.step({{0, {tokens.begin() + begin, tokens.begin() + end}}});
+      const int32_t behind = std::min(length, end + 1);  // nothing follows the last token yet
+      head->set_input({kept, rows.data()});
+      for (auto& row : runner.step({{0, {tokens.begin() + begin + 1, tokens.begin() + behind}}}))
+        logits.push_back(std::move(row));
+      last = behind - begin - 2;
+    }
+    drafts.push_back(logits.back());
+    for (size_t i = 1; i < expected<int64_t>(directory, "draft_ids").size(); ++i) {
+      head->set_input({{}, &last});  // the row of the step before that the next one goes on from
+      drafts.push_back(runner.step({{0, {likeliest(drafts.back())}}}).at(0));
+      last = 0;
+    }
+  }
+  int32_t likeliest(const std::vector<float>& row) const {
+    return head->target_ids().at(std::max_element(row.begin(), row.end()) - row.begin());
+  }
+
+  std::filesystem::path directory, family;
+  std::vector<int32_t> tokens;
+  cpu::ThreadPool pool{2};
+  ops::Ctx cx;
+  std::unique_ptr<Model> target;
+  std::unique_ptr<DraftHead> head;
+  Rows logits, drafts;
+};
+
+// own_error: what the oracle's rows are off by in float32, by how the target sums. Five times that,
+// as for the target itself.
+TEST_P(MtpGolden, DraftsEqualAnIndependentForwardPass) {
+  const double bound = 5 * expected<float>(directory, "own_error").at(0);
+  EXPECT_LT(bound, 5e-4);
+  for (const bool by_twins : {true, false})
+    for (const int32_t chunk : {160, 64, 7}) {
+      if (by_twins && chunk == 7) continue;
+      logits.clear(), drafts.clear();
+      load(by_twins, directory);
+      draft(chunk);
+      ASSERT_EQ(logits.size(), tokens.size() - 1);
+      EXPECT_LT(off(logits, expected<float>(directory, "logits")), bound) << chunk << by_twins;
+      EXPECT_LT(off(drafts, expected<float>(directory, "draft_logits")), bound) << chunk;
+      std::vector<int64_t> ids;
+      for (const auto& row : drafts) ids.push_back(likeliest(row));
+      EXPECT_EQ(ids, expected<int64_t>(directory, "draft_ids"));
+    }
+}
+
+TEST_P(MtpGolden, IsDescribedAsItIsLoaded) {
+  load(false, directory);
+  const DraftHeadInfo said = describe_draft_head(directory, family);
+  EXPECT_EQ(said.target_layers, std::vector<int32_t>{target->info().num_layers});
+  const ModelInfo& info = head->model().info();
+  EXPECT_EQ(said.model.weight_bytes, info.weight_bytes);
+  EXPECT_EQ(said.model.weight_bytes_per_token, info.weight_bytes_per_token);
+  // The head's matrix is read, and lies in memory but once.
+  const int64_t head_bytes = int64_t{2} * info.vocab_size * target->embedding()->cols;
+  EXPECT_GT(info.weight_bytes_per_token, head_bytes);
+  int64_t read = 0;
+  for (const WeightPart& part : info.parts) read += part.bytes / part.choices * part.chosen;
+  EXPECT_EQ(info.weight_bytes_per_token, read + head_bytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, MtpGolden, testing::ValuesIn(kCases), [](const auto& info) {
+  std::string name = info.param.first;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+// ---- checkpoints ----
+
+// The tensors of the target and of the layer in one directory, less some.
+class Together {
+ public:
+  explicit Together(const std::string& name, const std::string& without = "-")
+      : path(std::filesystem::path(testing::TempDir()) /
+             testing::UnitTest::GetInstance()->current_test_info()->name()) {
+    std::filesystem::remove_all(path);
+    std::filesystem::create_directories(path);
+    nlohmann::json index;
+    for (const char* part : {"families", "mtp"}) {
+      const std::filesystem::path from = kGoldens / part / name;
+      const std::string shard = std::string(part) + ".safetensors";
+      std::filesystem::copy(from / "model.safetensors", path / shard);
+      std::filesystem::copy(from / "config.json", path / "config.json",
+                            std::filesystem::copy_options::overwrite_existing);
+      const auto checkpoint = open_checkpoint(from);
+      for (const TensorInfo& t : checkpoint->tensors())
+        if (t.name != without) index["weight_map"][t.name] = shard;
+    }
+    std::ofstream(path / "model.safetensors.index.json") << index.dump();
+  }
+  const std::filesystem::path path;
+};
+
+// As they are published: the target does not see the layer, nor the layer the target.
+TEST(MtpCheckpoint, LiesBesideItsTarget) {
+  const Together all("qwen3_next");
+  cpu::ThreadPool pool{2};
+  ops::Ctx cx;
+  cx.pool = &pool;
+  testing::internal::CaptureStderr();
+  const auto target = load_model(cx, all.path, {});
+  const auto head = load_draft_head(cx, all.path, *target, {});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::Not(HasSubstr("not loaded")));
+  EXPECT_EQ(target->info().weight_bytes,
+            describe_model(kGoldens / "families/qwen3_next").weight_bytes);
+  EXPECT_EQ(head->model().info().weight_bytes,
+            describe_draft_head(kGoldens / "mtp/qwen3_next", all.path).model.weight_bytes);
+}
+
+std::string fault_of(const std::filesystem::path& head, const std::filesystem::path& target) {
+  try {
+    describe_draft_head(head, target);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(MtpCheckpoint, HalfThereIsRefusedByName) {
+  for (const char* name :
+       {"mtp.fc.weight", "mtp.norm.weight", "mtp.layers.0.mlp.experts.3.up_proj.weight"}) {
+    const Together all("qwen3_next", name);
+    EXPECT_THAT(fault_of(all.path, all.path),
+                testing::AllOf(HasSubstr("weights mtp.*, but not "), testing::EndsWith(name)));
+    EXPECT_EQ(describe_model(all.path).num_layers, 5);  // who does not ask for it is served
+  }
+}
+
+TEST(MtpCheckpoint, NotThereIsSaidWhereItIsAskedFor) {
+  const auto family = kGoldens / "families/qwen3_next";
+  EXPECT_THAT(fault_of(family, family), HasSubstr("has no tensors mtp.*; \"model\" may name"));
+}
+
+TEST(MtpCheckpoint, ForAnotherModelIsRefused) {
+  const auto fault = [](const char* head, const char* target) {
+    return fault_of(kGoldens / "mtp" / head, kGoldens / "families" / target);
+  };
+  EXPECT_EQ(fault("qwen3_next", "qwen3_next"), "");
+  EXPECT_THAT(fault("qwen3_next-128", "qwen3_next"),
+              HasSubstr("made for a model with a hidden size of 128; this one, "
+                        "Qwen3NextForCausalLM, has 64"));
+  EXPECT_THAT(fault("qwen3_next", "qwen3_next-spelling"), HasSubstr("layers, that many: 5"));
+  EXPECT_THAT(fault("qwen3_next", "qwen3"), HasSubstr("a vocabulary of 96"));
+}
+
+TEST(MtpConfig, SaysWhatDoesNotFit) {
+  const auto fault = [](const std::string& key, int value) -> std::string {
+    std::ifstream file(kGoldens / "mtp/qwen3_5/config.json");
+    nlohmann::json json = nlohmann::json::parse(file);
+    json["text_config"][key] = value;
+    try {
+      parse_mtp_config(Config::parse(json.dump(), "config.json"));
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(fault("mtp_num_hidden_layers", 1), "");
+  EXPECT_THAT(fault("mtp_num_hidden_layers", 0), HasSubstr("the model has no MTP layer"));
+  EXPECT_THAT(fault("num_nextn_predict_layers", 2), HasSubstr("by one MTP layer"));
+  EXPECT_FALSE(may_have_mtp(Config::parse("{\"architectures\":[\"LlamaForCausalLM\"]}", "c")));
+}
+
+}  // namespace
+}  // namespace nibble
