@@ -40,6 +40,7 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
                 .max_score_rows = step_limits_.max_out - options.max_num_seqs - max_drafts(options),
                 .max_drafts = max_drafts(options),
                 .chunked = options.chunked_prefill,
+                .max_replayed = step_limits_.max_replayed,
                 .needs_last_row = options.speculation.head != nullptr}),
       blocks_{{step_limits_, step_memory(options), 0}, {step_limits_, step_memory(options), 1}},
       sampler_(model.info().vocab_size, options.masked_ids),
@@ -51,6 +52,7 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
   ahead_.reserve(options.max_num_seqs);
   begun_.reserve(options.max_num_seqs);
   ahead_chunks_.reserve(options.max_num_seqs);
+  replayed_.reserve(options.max_num_seqs);
   DraftHead* const head = options.speculation.head.get();
   model_.keep_rows(head != nullptr ? head->target_layers() : std::vector<int32_t>{});
   model_.reserve(cx_, step_limits_);

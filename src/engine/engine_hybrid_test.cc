@@ -130,6 +130,22 @@ TEST_P(HybridEngine, DraftsThatComeTrueOrDoNot) {
   }
 }
 
+// A draft that does not come true costs no step of its own: what was said before it is kept.
+TEST_P(HybridEngine, ARejectionCostsNoStep) {
+  Request request = requests()[2];
+  request.max_tokens = 40;
+  const std::vector<Transcript> expected = alone({request});
+  for (const uint32_t pattern : {0u, 0b0101101u, 0b0011001u}) {
+    const auto drafter = std::make_shared<ScriptedDrafter>(std::vector{request}, expected, pattern);
+    Engine engine(*model_, cx_, speculative(options(), drafter, 3));
+    expect_same(run_all(engine, {request}), expected, "drafts");
+    // The prompt's step, and then a token a step beside what came true.
+    const SpeculationCounts& counts = engine.stats().speculation;
+    EXPECT_EQ(engine.stats().num_steps, 40 - counts.num_accepted_tokens) << pattern;
+    EXPECT_GT(counts.num_draft_tokens, counts.num_accepted_tokens);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, HybridEngine,
                          testing::Values(Setting{"qwen3_next", ops::ActFormat::kFloat},
                                          Setting{"qwen3_next", ops::ActFormat::kBF16},

@@ -81,6 +81,7 @@ class Engine::Impl {
   bool plan() noexcept;
   void launch();
   void finish();
+  void replay();
   void remove_ended();
   void feed_head();
   void fail_all(const std::string& why) noexcept;
@@ -117,6 +118,7 @@ class Engine::Impl {
   int32_t turn_ = 0;                   // which is the step at hand's
   std::vector<AheadRow> ahead_;        // of the step begun ahead; empty: there is none
   std::vector<AheadRow> begun_;        // of the step at hand, where it was begun ahead
+  std::vector<Span> replayed_;         // of the step at hand, less drafts that did not come true
   std::vector<Chunk> ahead_chunks_;    // the same, while it is written
   std::unique_ptr<GpuSteps> gpu_;      // none on CPUs
   std::unique_ptr<HeadDrafter> head_;  // none where nobody drafts from hidden rows

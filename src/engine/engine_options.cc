@@ -19,6 +19,7 @@ namespace {
 constexpr int64_t kScoreBytes = int64_t{64} << 20;  // of logits of prompts that are scored
 constexpr int32_t kMinScoreRows = 16;
 constexpr int32_t kMaxDraftRows = 128;  // of logits behind drafts, of all sequences together
+constexpr int32_t kMaxReplayed = 128;   // tokens of a step: recurrent layers' inputs are large
 
 bool uses_head(const SpeculationOptions& options) {
   return options.method == SpeculationOptions::Method::kHead;
@@ -113,9 +114,12 @@ int32_t max_drafts(const EngineOptions& options) {
 
 StepLimits Engine::step_limits(const ModelInfo& info, const EngineOptions& options) {
   const int64_t rows = std::max<int64_t>(kMinScoreRows, kScoreBytes / (4 * info.vocab_size));
+  const int32_t most = std::min(options.max_num_seqs + max_drafts(options),
+                                std::min(options.max_num_batched_tokens, kMaxReplayed));
   return {.max_tokens = options.max_num_batched_tokens,
           .max_out = options.max_num_seqs + max_drafts(options) +
-                     static_cast<int32_t>(std::min<int64_t>(rows, options.max_num_batched_tokens))};
+                     static_cast<int32_t>(std::min<int64_t>(rows, options.max_num_batched_tokens)),
+          .max_replayed = info.replays && max_drafts(options) > 0 ? most : 0};
 }
 
 int64_t Engine::kv_bytes_for(const ModelInfo& info, const EngineOptions& options, int32_t len,

@@ -51,6 +51,7 @@ void Engine::Impl::finish() {
     if (!advance(i, row)) ended_.push_back(sequence.id);
     row += chunk.num_out;
   }
+  replay();
   scheduler_.commit();
   const HeadDrafter::Spent drafting = head_ ? head_->spent() : HeadDrafter::Spent{};
   const SteadyTime now = std::chrono::steady_clock::now();
@@ -92,6 +93,24 @@ void Engine::Impl::feed_head() {
                       .is_read = is_read});
   }
   head_->feed(fed_);
+}
+
+// States behind what is kept of the step, in place of those behind drafts that did not come true.
+void Engine::Impl::replay() {
+  if (!kv_.states().exist() || !begun_.empty()) return;
+  Step step = blocks_[turn_].step();
+  replayed_.assign(step.spans, step.spans + step.num_spans);
+  bool any = false;
+  for (size_t i = 0; i < replayed_.size(); ++i) {
+    const int32_t kept = scheduler_.chunks()[i].length;
+    if (kept == 0 || kept == replayed_[i].q_len) continue;
+    replayed_[i].q_len = kept;
+    any = true;
+  }
+  if (!any) return;
+  if (gpu_ != nullptr) return gpu_->replay(blocks_[turn_], replayed_);
+  step.spans = replayed_.data();
+  model_.replay(cx_, step, kv_.state());
 }
 
 void Engine::Impl::remove_ended() {

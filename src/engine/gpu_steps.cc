@@ -1,5 +1,6 @@
 #include "engine/gpu_steps.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <string>
@@ -29,6 +30,10 @@ int64_t whole_bytes(const ModelInfo& info, const StepLimits& limits) {
 // A step whose ranks all live takes no longer.
 constexpr std::chrono::seconds kLongestStep{60};
 
+int64_t spans_bytes(int32_t max_num_seqs) {
+  return max_num_seqs * static_cast<int64_t>(sizeof(Span));
+}
+
 }  // namespace
 
 GpuSteps::GpuSteps(Model& model, ops::Ctx& cx, GpuPages& pages, SeqState kv,
@@ -46,7 +51,9 @@ GpuSteps::GpuSteps(Model& model, ops::Ctx& cx, GpuPages& pages, SeqState kv,
       never_(cx.allocate(mask_bytes(model.info()))),
       ids_(cx.allocate(ids_bytes(limits))),
       greedy_(cuda::pinned_buffer(2 * max_out_ * static_cast<int64_t>(sizeof(ops::Greedy)))),
-      row_(cuda::pinned_buffer(model.info().vocab_size * static_cast<int64_t>(sizeof(float)))) {
+      row_(cuda::pinned_buffer(model.info().vocab_size * static_cast<int64_t>(sizeof(float)))),
+      spans_(cuda::pinned_buffer(spans_bytes(max_num_seqs))),
+      replayed_(cx.allocate(spans_bytes(max_num_seqs))) {
   std::vector<uint32_t> never(never_.size_bytes() / sizeof(uint32_t));
   for (const int32_t id : masked_ids) never[id / 32] |= uint32_t{1} << (id % 32);
   cuda::copy(never_.data(), never.data(), never_.size_bytes());
@@ -63,7 +70,7 @@ GpuSteps::~GpuSteps() {
 int64_t GpuSteps::device_bytes(const ModelInfo& info, const StepLimits& limits,
                                int32_t max_num_seqs) {
   return StepBlock::bytes(limits, max_num_seqs) + mask_bytes(info) + ids_bytes(limits) +
-         whole_bytes(info, limits);
+         whole_bytes(info, limits) + spans_bytes(max_num_seqs);
 }
 
 bool GpuSteps::feeds_next(const Step& step) const {
@@ -119,6 +126,15 @@ Tensor GpuSteps::run(const Step& step, const ops::Draw* draws) {
   if (draws != nullptr) ops::sample_drawn(cx_, out, logits, never, draws);
   if (cx_.on_op) cx_.on_op("end");
   return logits;
+}
+
+void GpuSteps::replay(const StepBlock& block, std::span<const Span> spans) {
+  std::ranges::copy(spans, static_cast<Span*>(spans_.data()));
+  cuda::copy_async(replayed_.data(), spans_.data(), static_cast<int64_t>(spans.size_bytes()),
+                   cx_.stream);
+  Step step = block.step_at(block_.data());
+  step.spans = static_cast<const Span*>(replayed_.data());
+  model_.replay(cx_, step, kv_);
 }
 
 void GpuSteps::forget_graphs() {

@@ -43,6 +43,8 @@ class GpuSteps {
   // tokens are the ids found of the rows of the step launched before; both feed the next.
   // Its drafts may be ids that lie on the device.
   void launch(const StepBlock& block, bool is_fed = false, const DraftedTokens& drafted = {});
+  // Of the step of `block`, once waited for, with its spans cut to these: Model::replay().
+  void replay(const StepBlock& block, std::span<const Span> spans);
   // For the step of `block`. Throws where another rank is gone, without which it does not end.
   void wait(const StepBlock& block);
 
@@ -71,6 +73,7 @@ class GpuSteps {
   Buffer whole_;       // logits of all of them, float [R * V + 1]; none where one rank has all
   Buffer block_, never_, ids_;  // on the device; never_: bit per id; ids_: [R] of the last step
   Buffer greedy_, row_;         // pinned: Greedy [2, R], float [V]
+  Buffer spans_, replayed_;     // of a replay: pinned, and on the device
   Tensor logits_;               // of the last step, on the device
   std::map<Key, std::pair<cuda::Graph, Tensor>> graphs_;  // with the logits they leave
   int32_t num_rare_ = 0;             // graphs of more than kFewTokens, or with drafts

@@ -332,6 +332,11 @@ bool KvCache::reserve(int32_t slot, int32_t n) {
   return true;
 }
 
+void KvCache::shorten(int32_t slot, int32_t n) {
+  CHECK(n > 0 && n <= slots_[slot].step);
+  slots_[slot].step = n;
+}
+
 bool KvCache::reserve_ahead(int32_t slot, int32_t n) {
   if (!reserve(slot, n + 1)) return false;
   slots_[slot].step = n;

@@ -50,8 +50,10 @@ class KvCache {
 
   // Makes positions [length, length + n) writable in every group; false, with nothing changed,
   // where pages are missing. A step that writes them has n tokens, of which commit() takes all or
-  // none where there are recurrent layers: their state is that behind the last.
+  // none where there are recurrent layers: their state is that behind the last, or behind the n
+  // that shorten() says.
   bool reserve(int32_t slot, int32_t n);
+  void shorten(int32_t slot, int32_t n);
   // One position more, for a step that begins before commit() of the one at hand.
   bool reserve_ahead(int32_t slot, int32_t n);
   // Of the n tokens that follow, how many a step should take at most: up to where texts part, as a

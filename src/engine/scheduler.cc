@@ -40,6 +40,7 @@ void Scheduler::add(std::unique_ptr<Sequence> sequence) { insert(waiting_, std::
 
 const std::vector<Chunk>& Scheduler::plan(bool admits) {
   chunks_.clear();
+  num_tokens_ = 0;
   is_reserved_ahead_ = false;
   if (admits) make_way();
   Budget budget{.tokens = limits_.max_tokens,
@@ -99,6 +100,7 @@ void Scheduler::take(const Chunk& chunk, Budget& budget) {
   budget.tokens -= chunk.length;
   budget.drafts -= chunk.num_drafts;
   if (!chunk.sequence->is_scored()) budget.score_rows -= chunk.num_out;
+  num_tokens_ += chunk.length;
   chunks_.push_back(chunk);
 }
 
@@ -120,12 +122,16 @@ void Scheduler::hold(size_t chunk) {
   chunks_[chunk].sequence->is_held = true;
 }
 
-// A state is that behind all tokens of a step. Of fewer there is none: they are computed again,
-// from the state before the step.
+// A state is that behind all tokens of a step. Of fewer there is none, unless they are replayed:
+// they are computed again, from the state before the step.
 void Scheduler::keep(size_t chunk, int32_t length) {
-  CHECK(length >= 0 && length <= chunks_[chunk].length);
-  if (kv_.states().exist() && length < chunks_[chunk].length) length = 0;
-  chunks_[chunk].length = length;
+  Chunk& c = chunks_[chunk];
+  CHECK(length >= 0 && length <= c.length);
+  if (kv_.states().exist() && length < c.length) {
+    if (num_tokens_ > limits_.max_replayed) length = 0;
+    if (length > 0) kv_.shorten(c.sequence->slot, length);
+  }
+  c.length = length;
 }
 
 bool Scheduler::release_held() {

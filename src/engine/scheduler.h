@@ -22,8 +22,9 @@ struct SchedulerLimits {
   int32_t max_tokens = 0;      // of a step; at least max_num_seqs, so that every sequence decodes
   int32_t max_score_rows = 0;  // rows with logits of prompts that are scored, all together
   int32_t max_drafts = 0;      // drafts that one step verifies, all sequences together
-  bool chunked = true;  // else a prompt waits for a step that it fits into whole; one that is
-                        // scored still goes by max_score_rows
+  bool chunked = true;       // else a prompt waits for a step that it fits into whole; one that is
+                             // scored still goes by max_score_rows
+  int32_t max_replayed = 0;  // tokens of a step whose states can be cut back
   bool needs_last_row = false;  // the last token that the prefix cache has is computed again
 };
 
@@ -40,8 +41,8 @@ class Scheduler {
   // Before commit(): the last token of the chunk's sequence is left to be computed again, when it
   // is not held any more.
   void hold(size_t chunk);
-  // Before commit(): only the first `length` tokens of the chunk became the sequence's; none of
-  // them, unless all, where there are recurrent layers.
+  // Before commit(): only the first `length` tokens of the chunk became the sequence's. Where there
+  // are recurrent layers they are replayed, or, in steps too long for that, it is none of them.
   void keep(size_t chunk, int32_t length);
   // Those whose masks are not pending any more are in the plans again. Whether there are any.
   bool release_held();
@@ -94,6 +95,7 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> running_;  // by goes_before(), as the others
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<Chunk> chunks_;
+  int32_t num_tokens_ = 0;          // of chunks_, as planned
   bool is_reserved_ahead_ = false;  // a token behind each of them
   Counts counts_;
 };

@@ -66,6 +66,7 @@ struct ModelInfo {
   Cut logits;                 // columns of the logits that forward() returns: of V, this rank's
   int32_t max_positions = 0;  // longest sequence the model was made for
   std::vector<LayerGroup> groups;
+  bool replays = false;  // there are recurrent layers, and replay() is there for all of them
   int64_t parameters = 0;
   int64_t weight_bytes = 0;            // resident
   int64_t weight_bytes_per_token = 0;  // read for one token of one stream: experts chosen only
@@ -77,8 +78,9 @@ struct ModelInfo {
 
 // Largest step the model will be asked for; what it allocates for activations follows from it.
 struct StepLimits {
-  int32_t max_tokens = 0;  // T
-  int32_t max_out = 0;     // R
+  int32_t max_tokens = 0;    // T
+  int32_t max_out = 0;       // R
+  int32_t max_replayed = 0;  // T of steps that can be replayed, where layers are recurrent
 };
 
 class Model {
@@ -95,6 +97,11 @@ class Model {
   // see ModelInfo::logits), valid until the next call. Needs step.num_tokens <= max_tokens and
   // step.num_out <= max_out.
   virtual Tensor forward(ops::Ctx& cx, const Step& step, const SeqState& kv) = 0;
+
+  // Behind a step of at most max_replayed tokens: the states that it left become those behind fewer
+  // tokens of its spans, as `step` has them, computed from the inputs of the same layers: the same
+  // bits as if the step had ended there.
+  virtual void replay(ops::Ctx&, const Step&, const SeqState&) { CHECK(false); }
 
   // For heads that draft from a model's hidden rows. Before reserve(): the layers, ascending, whose
   // entering residual rows every later step keeps; num_layers: what the last norm makes of rows.

@@ -152,10 +152,11 @@ class Qwen35 : public SiteModel {
     for (int l = 0; l < c.layers(); ++l) {
       const Layer& at = layers_[l];
       if (c.is_recurrent[l]) {
-        ops::norm_linear(cx, *at.in, {a.qkvz, a.h, a.y}, a.x, a.d);
-        ops::out_proj(cx, *at.gates, a.gates, a.h, s);
-        tap(cx, l, {{"x", &a.y}, {"mixer_h", &a.h}, {"qkvz", &a.qkvz}, {"gates", &a.gates}});
-        ops::delta_rule(cx, *at.delta, a.mixed, state.recurrent_layer(l), {a.qkvz, a.gates}, s);
+        const ops::DeltaRuleIn in = inputs(l, {a.qkvz, a.gates});
+        ops::norm_linear(cx, *at.in, {in.qkvz, a.h, a.y}, a.x, a.d);
+        ops::out_proj(cx, *at.gates, in.gates, a.h, s);
+        tap(cx, l, {{"x", &a.y}, {"mixer_h", &a.h}, {"qkvz", &in.qkvz}, {"gates", &in.gates}});
+        ops::delta_rule(cx, *at.delta, a.mixed, state.recurrent_layer(l), in, s);
         tap(cx, l, {{"mixed", &a.mixed}});
         ops::out_proj(cx, *at.out, a.d, a.mixed, s);
       } else {

@@ -220,6 +220,10 @@ void SiteModel::delta(Site& site, const std::string& name, float eps) {
   add_floats("dt_bias", {d.value_heads}, Fill::kZero, site.delta.dt_bias);
   add_floats("norm.weight", {d.value_dim}, Fill::kOne, site.delta.norm);
   site.delta.eps = eps;
+  auto& [qkvz, gates] = replayed_[site.key.layer];
+  const std::string layer = "." + std::to_string(site.key.layer);
+  act(qkvz, "qkvz" + layer, DType::kF32, Count::kReplayed, 1, d.width());
+  act(gates, "gates" + layer, DType::kF32, Count::kReplayed, 1, 2 * d.value_heads);
 }
 
 void SiteModel::sinks(Site& site, const std::string& name, const Cut& heads) {
@@ -271,6 +275,10 @@ Routing RoutingBuffers::of(int32_t tokens) const {
 void SiteModel::describe(ModelInfo info) {
   info_ = std::move(info);
   if (info_.logits.all == 0) info_.logits = info_.vocab_size;
+  size_t num_recurrent = 0;
+  for (const LayerGroup& group : info_.groups)
+    if (group.is_recurrent()) num_recurrent += group.layers.size();
+  info_.replays = num_recurrent > 0 && num_recurrent == replayed_.size();
   settle_formats();
 }
 
@@ -455,9 +463,10 @@ void SiteModel::load(const Ctx& cx, const ModelFiles& files, const LoadOptions& 
 // ---- steps ----
 
 Tensor SiteModel::shaped(const Act& act, const Sizes& sizes, void* data) {
-  const int64_t count = act.count == Count::kTokens ? sizes.tokens
-                        : act.count == Count::kOut  ? sizes.out
-                                                    : 1;
+  const int64_t count = act.count == Count::kTokens     ? sizes.tokens
+                        : act.count == Count::kOut      ? sizes.out
+                        : act.count == Count::kReplayed ? sizes.replayed
+                                                        : 1;
   const DType dtype = act.is_stored && sizes.on_gpu ? DType::kBF16 : act.dtype;
   return make_tensor(data, dtype, {count * act.rows, act.cols});
 }
@@ -466,7 +475,7 @@ SiteModel::Sizes SiteModel::sizes_of(const Ctx& cx, const StepLimits& limits) co
   int64_t scratch = cx.on_gpu() ? ops::gpu::sample_scratch_bytes(limits.max_out) : 0;
   for (const Site& site : sites_)
     scratch = std::max(scratch, ops::scratch_bytes(site, cx, limits.max_tokens, limits.max_out));
-  return {limits.max_tokens, limits.max_out, scratch, cx.on_gpu()};
+  return {limits.max_tokens, limits.max_out, limits.max_replayed, scratch, cx.on_gpu()};
 }
 
 int64_t SiteModel::scratch_bytes(const Ctx& cx, const StepLimits& limits) const {
@@ -490,18 +499,38 @@ void SiteModel::reserve(const Ctx& cx, const StepLimits& limits) {
   prepared_ = ops::prepare_weights(cx, sites_);
 }
 
-Tensor SiteModel::forward(Ctx& cx, const Step& step, const SeqState& kv) {
-  CHECK(step.num_tokens <= limits_.max_tokens && step.num_out <= limits_.max_out);
+void SiteModel::begin(Ctx& cx, const Step& step) {
   cx.stream.order.begin_step();
   cx.scratch = {static_cast<std::byte*>(scratch_.data), static_cast<size_t>(scratch_.size_bytes())};
   cx.counters = static_cast<uint32_t*>(counters_.data);
-  const Sizes sizes{step.num_tokens, step.num_out, scratch_.size_bytes(), cx.on_gpu()};
+  const int64_t replayed = step.num_tokens <= limits_.max_replayed ? step.num_tokens : 0;
+  const Sizes sizes{step.num_tokens, step.num_out, replayed, scratch_.size_bytes(), cx.on_gpu()};
   for (const Act& act : acts_) *act.tensor = shaped(act, sizes, act.tensor->data);
   num_entered_ = 0;
+}
+
+Tensor SiteModel::forward(Ctx& cx, const Step& step, const SeqState& kv) {
+  CHECK(step.num_tokens <= limits_.max_tokens && step.num_out <= limits_.max_out);
+  begin(cx, step);
   const Tensor logits = run(cx, step, kv);
   keep_normed(cx);
   CHECK(num_entered_ == kept_.size());  // else the model does not ask entering() for its layers
   return logits;
+}
+
+// Token by token a layer's state depends on its inputs alone: no layer waits for another's.
+void SiteModel::replay(Ctx& cx, const Step& step, const SeqState& kv) {
+  CHECK(step.num_tokens <= limits_.max_replayed);
+  begin(cx, step);
+  for (const Site& site : sites_)
+    if (site.key.op == Op::kDeltaRule)
+      ops::delta_rule(cx, site, buffer(site.writes.at(0)), kv.recurrent_layer(site.key.layer),
+                      replayed_.at(site.key.layer), step);
+}
+
+const ops::DeltaRuleIn& SiteModel::inputs(int32_t layer, const ops::DeltaRuleIn& shared) const {
+  const ops::DeltaRuleIn& kept = replayed_.at(layer);
+  return kept.qkvz.dim(0) > 0 ? kept : shared;
 }
 
 // ---- what heads draft from ----

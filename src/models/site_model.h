@@ -44,6 +44,7 @@ class SiteModel : public Model {
   int64_t scratch_bytes(const ops::Ctx& cx, const StepLimits& limits) const override;
   void reserve(const ops::Ctx& cx, const StepLimits& limits) override;
   Tensor forward(ops::Ctx& cx, const Step& step, const SeqState& kv) override;
+  void replay(ops::Ctx& cx, const Step& step, const SeqState& kv) override;
   void keep_rows(const std::vector<int32_t>& layers) override;
   std::vector<Tensor> kept_rows() const override;
   const Weight* embedding() const override;
@@ -123,6 +124,9 @@ class SiteModel : public Model {
   // kept, else `shared`.
   const Tensor& entering(int32_t layer, const Tensor& shared);
 
+  // Where a delta rule's inputs go: to where they stay for replay(), or, in longer steps, `shared`.
+  const ops::DeltaRuleIn& inputs(int32_t layer, const ops::DeltaRuleIn& shared) const;
+
   using Named = std::pair<const char*, const Tensor*>;
   static void tap(const ops::Ctx& cx, int layer, std::initializer_list<Named> all);
 
@@ -141,7 +145,7 @@ class SiteModel : public Model {
     }
     bool is_first() const { return !want.joined && !want.interleaved; }
   };
-  enum class Count : uint8_t { kTokens, kOut, kOne };
+  enum class Count : uint8_t { kTokens, kOut, kReplayed, kOne };
   struct Act {
     Tensor* tensor;
     std::string name;
@@ -151,13 +155,14 @@ class SiteModel : public Model {
     int64_t rows, cols;  // of each of them
   };
   struct Sizes {
-    int64_t tokens, out, scratch_bytes;
+    int64_t tokens, out, replayed, scratch_bytes;
     bool on_gpu;
   };
 
   void act(Tensor& t, const std::string& name, DType dtype, Count count, int64_t rows, int64_t cols,
            bool is_stored = false);
   static Tensor shaped(const Act& act, const Sizes& sizes, void* data);
+  void begin(ops::Ctx& cx, const Step& step);
   Sizes sizes_of(const ops::Ctx& cx, const StepLimits& limits) const;
   Declared& declare(ops::Site& site, const char* part, const std::string& name,
                     std::vector<int64_t> shape, Fill fill);
@@ -184,10 +189,11 @@ class SiteModel : public Model {
   std::vector<const ops::Site*> shared_;  // whose matrix is another model's
   std::vector<Declared> declared_;
   std::vector<Act> acts_;
-  std::map<int32_t, Tensor> kept_;  // rows, by the layer that they enter
-  size_t num_entered_ = 0;          // of them, in this step
-  Tensor counters_;                 // zeros between ops; GPUs only
-  Tensor scratch_;                  // working memory within one op
+  std::map<int32_t, Tensor> kept_;                // rows, by the layer that they enter
+  size_t num_entered_ = 0;                        // of them, in this step
+  std::map<int32_t, ops::DeltaRuleIn> replayed_;  // inputs, by layer
+  Tensor counters_;                               // zeros between ops; GPUs only
+  Tensor scratch_;                                // working memory within one op
   LoadedWeights loaded_;
   Buffer prepared_;
   StepLimits limits_;

@@ -52,7 +52,8 @@ struct DeltaRuleIn {
   Tensor gates;  // [T, 2 HV] f32
 };
 
-// att [T, HV DV] f32, out; state: of the layer, whose slots `from` are read and `to` written.
+// att [T, HV DV] f32, out; state: of the layer, whose slots `from` are read and `to` written. Rows
+// may follow a span that are of none: no state is that behind them, and their att is anything.
 using DeltaRuleFn = void(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
                          const DeltaRuleIn& in, const DeltaRuleDesc& desc,
                          const DeltaRuleWeights& weights, const Step& s);

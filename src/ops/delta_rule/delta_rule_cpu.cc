@@ -64,7 +64,7 @@ struct DeltaRun {
     }
     kernels.delta.convolve(inputs, w.conv + channel * d.taps, d.taps, n,
                            scratch.qkv + (span.q_start + t) * d.channels() + channel);
-    if (t + 1 < span.q_len) return;
+    if (t + 1 != span.q_len) return;
     float* kept = state.conv.as<float>() + state.to[span.slot] * conv_size() + channel;
     for (int64_t j = 1; j < d.taps; ++j) std::copy_n(inputs[j], n, kept + (j - 1) * d.channels());
   }
@@ -146,7 +146,7 @@ void CpuDeltaRule<kIsa>::run(Ctx& cx, const Tensor& att, const RecurrentLayer& s
     const Span* span = s.spans;
     for (; i < end; ++i) {
       const int64_t t = i / desc.key_heads;
-      while (t >= span->q_start + span->q_len) ++span;
+      while (span + 1 < s.spans + s.num_spans && t >= span[1].q_start) ++span;
       run.prepare(*span, t - span->q_start, i % desc.key_heads, worker);
     }
   });
