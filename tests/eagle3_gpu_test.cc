@@ -106,5 +106,32 @@ TEST(Eagle3Gpu, PreemptedEagerAndAdaptive) {
   EXPECT_TRUE(run_all(adaptive, requests) == expected);
 }
 
+// Whoever goes on from an answer that was made without drafts, by steps that were begun ahead, is
+// drafted for as behind one with them.
+TEST(Eagle3Gpu, WhatItIsFedLateIsTheSame) {
+  Loaded all;
+  SpeculationCounts counts[2];
+  int32_t cached[2] = {};
+  for (const bool late : {false, true}) {
+    Engine engine(*all.loaded.model, all.loaded.cx, all.drafts(3));
+    std::vector<Request> requests = requests_of(16);
+    for (Request& r : requests) r.max_drafts = late ? 0 : r.max_drafts;
+    const std::vector<Transcript> answers = run_all(engine, requests);
+    const SpeculationCounts before = engine.stats().speculation;
+    EXPECT_EQ(before.num_draft_tokens == 0, late);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      Request& r = requests[i];
+      r.prompt.insert(r.prompt.end(), answers[i].ids.begin(), answers[i].ids.end());
+      r.max_tokens = 20, r.max_drafts = kMaxDrafts, r.sampling = {.temperature = 0};
+    }
+    for (const Transcript& t : run_all(engine, requests)) cached[late] += t.cached_tokens;
+    counts[late] = engine.stats().speculation - before;
+  }
+  EXPECT_EQ(cached[0], cached[1]);
+  EXPECT_GT(counts[1].num_accepted_tokens, 0);
+  EXPECT_EQ(counts[0].num_accepted_tokens, counts[1].num_accepted_tokens);
+  EXPECT_EQ(counts[0].num_draft_tokens, counts[1].num_draft_tokens);
+}
+
 }  // namespace
 }  // namespace nibble

@@ -132,8 +132,12 @@ HeadNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseForm
   if (drafts.method != SpeculationOptions::Method::kHead) return {};
   const DraftHeadInfo head = describe_draft_head(drafts.head_path, model, dense);
   drafts.head_group = head.model.groups.at(0);
+  drafts.head_row_bytes = static_cast<int64_t>(head.target_layers.size()) * head.target_width *
+                          static_cast<int64_t>(sizeof(float));
   const LayerGroup& group = drafts.head_group;
-  const StepLimits limits{options.max_num_batched_tokens, options.max_num_seqs};
+  const StepLimits limits = HeadDrafter::Limits{.max_tokens = options.max_num_batched_tokens,
+                                                .max_num_seqs = options.max_num_seqs}
+                                .steps();
   return {.weight_bytes = head.model.weight_bytes,
           .bytes_per_draft = head.model.weight_bytes_per_token,
           .scratch_bytes = describe_draft_scratch(cx, drafts.head_path, model, limits, dense),

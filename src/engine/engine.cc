@@ -57,12 +57,14 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
   model_.keep_rows(head != nullptr ? head->target_layers() : std::vector<int32_t>{});
   model_.reserve(cx_, step_limits_);
   if (head != nullptr) {
-    head_ = std::make_unique<HeadDrafter>(model_, *head, cx_, kv_.state(), head_limits(options));
-    fed_.reserve(options.max_num_seqs);
+    head_ = std::make_unique<HeadDrafter>(model_, *head, cx_, kv_.state(),
+                                          head_limits(model.info(), options));
+    fed_.reserve(2 * options.max_num_seqs);
   }
   if (cx_.on_gpu()) {
     gpu_ = std::make_unique<GpuSteps>(model_, cx_, *gpu_pages_, kv_.state(), step_limits_,
                                       options.max_num_seqs, options.masked_ids, options.graphs);
+    if (head_ != nullptr) gpu_->keep_rows(&head_->history());
   }
 }
 
@@ -194,6 +196,7 @@ void Engine::Impl::launch() {
   const Step step = blocks_[turn_].step();
   logits_ = feed_ != nullptr ? feed_->run(model_, cx_, step, kv_.state())
                              : model_.forward(cx_, step, kv_.state());
+  if (head_ != nullptr) head_->history().keep(cx_, step);
 }
 
 // Runs the step at hand, unless it was begun ahead, and begins the one after it where that needs
@@ -248,9 +251,7 @@ bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
   if (begun_.size() > chunks.size() || scheduler_.num_waiting() > 0 || cx_.on_op) return false;
   if (scheduler_.has_released()) return false;
   // What is drafted now could be verified then, or what is drafted after this step.
-  const auto drafts = [&](const Chunk& c) {
-    return c.sequence->num_wanted > 0 || speculation_.wants_rows(*c.sequence);
-  };
+  const auto drafts = [](const Chunk& c) { return c.sequence->num_wanted > 0; };
   if (std::ranges::any_of(chunks, drafts)) return false;
   ahead_chunks_.clear();
   for (const Chunk& chunk : chunks) {

@@ -141,5 +141,32 @@ TEST(Eagle3, ManyDraftsComeTrue) {
   EXPECT_EQ(again.num_draft_tokens, first.num_draft_tokens);
 }
 
+// Whoever goes on from an answer that was made without drafts is drafted for as behind one with
+// them.
+TEST(Eagle3, WhatItIsFedLateIsTheSame) {
+  Loaded loaded;
+  SpeculationCounts counts[2];
+  int32_t cached[2] = {};
+  for (const bool late : {false, true}) {
+    Engine engine(*loaded.model, loaded.cx, loaded.drafts(options_of(), 3));
+    std::vector<Request> requests = requests_of(4, 21, true);
+    for (Request& r : requests) r.max_drafts = late ? 0 : r.max_drafts;
+    const std::vector<Transcript> answers = run_all(engine, requests);
+    const SpeculationCounts before = engine.stats().speculation;
+    EXPECT_EQ(before.num_draft_tokens == 0, late);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      Request& r = requests[i];
+      r.prompt.insert(r.prompt.end(), answers[i].ids.begin(), answers[i].ids.end());
+      r.max_tokens = 20, r.max_drafts = kMaxDrafts, r.sampling = {.temperature = 0};
+    }
+    for (const Transcript& t : run_all(engine, requests)) cached[late] += t.cached_tokens;
+    counts[late] = engine.stats().speculation - before;
+  }
+  EXPECT_EQ(cached[0], cached[1]);
+  EXPECT_GT(counts[1].num_accepted_tokens, 0);
+  EXPECT_EQ(counts[0].num_accepted_tokens, counts[1].num_accepted_tokens);
+  EXPECT_EQ(counts[0].num_draft_tokens, counts[1].num_draft_tokens);
+}
+
 }  // namespace
 }  // namespace nibble

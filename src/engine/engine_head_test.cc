@@ -8,6 +8,7 @@
 
 #include "engine/engine.h"
 #include "engine/engine_testing.h"
+#include "engine/speculation.h"
 #include "engine/toy_head.h"
 
 namespace nibble {
@@ -92,6 +93,27 @@ TEST(HeadDrafts, PreemptedOrNot) {
   }
 }
 
+// Nothing is drafted, and texts that were taken out are read again in chunks beside others that are
+// fed late.
+TEST(HeadDrafts, PreemptedWhereNoneComesTrue) {
+  for (const uint64_t seed : {7, 70, 700}) {
+    std::vector<Request> requests = many_requests(seed);
+    for (Request& r : requests) r.max_tokens += 100;
+    const Known known(requests);
+    for (const int32_t tokens : {16, 24, 64}) {
+      ToyModel model;
+      EngineOptions tight = with_head(toy_options(), std::make_shared<ToyHead>(known.memory, 0), 2);
+      tight.speculation.is_adaptive = true;
+      tight.max_model_len = 384, tight.max_num_batched_tokens = tokens;
+      tight.kv_bytes = Engine::kv_bytes_for(model.info(), tight, 384, 2);
+      Engine engine(model, {}, tight);
+      expect_same(run_all(engine, requests), known.transcripts, std::to_string(tokens));
+      EXPECT_GE(engine.stats().num_preemptions, 1);
+      EXPECT_EQ(engine.stats().kv_usage, 0);
+    }
+  }
+}
+
 // Whoever goes on from a text finds the head's pages as it would have made them.
 TEST(HeadDrafts, PrefixHitsAfterRejectionsAtEveryOffsetOfAPage) {
   const int32_t page = toy_options().page_size;
@@ -136,26 +158,75 @@ TEST(HeadDrafts, AnswersToOnePrompt) {
   EXPECT_GT(engine.stats().speculation.num_accepted_tokens, 0);
 }
 
-// None of a head that is never right, but now and then; many of one that always is.
-TEST(HeadDrafts, AsManyAsPay) {
-  Request request{.prompt = toy_prompt(9, 4), .max_tokens = 400};
-  request.sampling.seed = 3;
-  const Known known({request});
-  for (const uint32_t pattern : {0u, ~0u}) {
+// None of a head that is never right. It is fed all the same, many tokens at once: what it makes of
+// each is what it made of it in a sequence that drafts always, and whoever goes on from there finds
+// its pages as whole.
+TEST(HeadDrafts, WhereNoneComesTrueItIsFedNowAndThen) {
+  std::vector<Request> requests;
+  int64_t tokens = 0;
+  for (int32_t i = 0; i < 5; ++i) {
+    Request r{.prompt = toy_prompt(3 + 9 * i, i), .max_tokens = 400 - 50 * i};
+    r.sampling.seed = 3 + i;
+    requests.push_back(r);
+    tokens += std::ssize(r.prompt) + r.max_tokens;
+  }
+  const Known known(requests);
+  for (const int32_t num : {1, 5}) {
+    const std::vector<Request> some(requests.begin(), requests.begin() + num);
+    const std::vector<Transcript> expected(known.transcripts.begin(),
+                                           known.transcripts.begin() + num);
     ToyModel model;
-    // Gaps of what the head was not fed are gaps in its pages.
-    auto blind = std::make_shared<ToyHeadMemory>(*known.memory);
-    blind->outputs.clear();
-    EngineOptions options = with_head(toy_options(), std::make_shared<ToyHead>(blind, pattern), 4);
+    EngineOptions options = with_head(toy_options(), std::make_shared<ToyHead>(known.memory, 0), 4);
     options.speculation.is_adaptive = true;
     Engine engine(model, {}, options);
-    expect_same(run_all(engine, {request}), known.transcripts, std::to_string(pattern));
+    const int64_t compared = known.memory->num_compared, passes = known.memory->num_passes;
+    expect_same(run_all(engine, some), expected, std::to_string(num));
     const SpeculationCounts& counts = engine.stats().speculation;
-    if (pattern == 0) {
-      EXPECT_LT(counts.num_draft_tokens, 100);
-      EXPECT_GT(counts.num_draft_tokens, 0);
+    EXPECT_LT(counts.num_draft_tokens, 100 * num);
+    EXPECT_GT(counts.num_draft_tokens, 0);
+    EXPECT_EQ(counts.num_accepted_tokens, 0);
+    if (num == 5) {
+      EXPECT_GE(known.memory->num_compared - compared, tokens - 3 * num);  // none is left out
+    }
+    // Some 40 tries until it is known for a fact, and 400 tokens by at least 24.
+    EXPECT_LT(known.memory->num_passes - passes, 150);
+
+    std::vector<Request> next;
+    for (int32_t i = 0; i < num; ++i) {
+      std::vector<int32_t> text = some[i].prompt;
+      text.insert(text.end(), expected[i].ids.begin(), expected[i].ids.end() - 3);
+      next.push_back({.prompt = text, .sampling = {.temperature = 0}, .max_tokens = 1});
+    }
+    run_all(engine, next);  // from what is there: the model's windows are shorter than what is late
+    if (num == 5) {
+      EXPECT_GT(engine.stats().prefix_cache_hits, 0);
     }
   }
+}
+
+// A head that was wrong for long is tried again as soon as it would have been right.
+TEST(HeadDrafts, WhatItWouldHaveDraftedIsSeen) {
+  const auto with_rates = [](double first, double more) {
+    Speculation speculation({.method = SpeculationOptions::Method::kHead, .num_tokens = 2}, 2);
+    for (int32_t n = 1; n <= 3; ++n)
+      for (int32_t i = 0; i < 3; ++i) speculation.add_time(n, first + more * (n - 1));
+    for (int32_t i = 0; i < 3; ++i) speculation.add_draft_time(1, 0.1);
+    return speculation;
+  };
+  Speculation speculation = with_rates(1, 0.3);
+  std::vector<std::unique_ptr<Sequence>> running;
+  running.push_back(std::make_unique<Sequence>(Request{.prompt = {1}, .max_tokens = 99}, 1));
+  Sequence& s = *running[0];
+  const auto wanted = [&] { return speculation.choose(running), s.num_wanted; };
+  EXPECT_GT(wanted(), 0);  // half of them, it is thought
+  for (int32_t i = 0; i < 20; ++i) speculation.learn_first(s, 5, 6);
+  EXPECT_EQ(wanted(), 0);
+  for (int32_t i = 0; i < 3; ++i) speculation.learn_first(s, 5, 5);
+  EXPECT_EQ(wanted(), 0);  // a third of them does not pay
+  for (int32_t i = 0; i < 17; ++i) speculation.learn_first(s, 5, 5);
+  EXPECT_GT(wanted(), 0);
+  speculation = with_rates(1, 1);
+  EXPECT_EQ(wanted(), 0);  // whatever comes true
 }
 
 TEST(HeadDrafts, ARequestMaySayNo) {

@@ -84,6 +84,9 @@ class Engine::Impl {
   void replay();
   void remove_ended();
   void feed_head();
+  bool choose_fed();
+  bool has_ended(const Sequence& sequence) const;
+  void see_drafts();
   void fail_all(const std::string& why) noexcept;
 
   std::unique_ptr<PageMemory> page_memory();

@@ -47,10 +47,16 @@ void check_speculation(const EngineOptions& options) {
 
 }  // namespace
 
-HeadDrafter::Limits head_limits(const EngineOptions& options) {
+HeadDrafter::Limits head_limits(const ModelInfo& info, const EngineOptions& options) {
+  int32_t window = kNoWindow;
+  for (const LayerGroup& group : info.groups)
+    if (group.window != kNoWindow && (window == kNoWindow || group.window < window))
+      window = group.window;
   return {.max_tokens = options.max_num_batched_tokens,
           .max_num_seqs = options.max_num_seqs,
           .max_drafts = options.speculation.num_tokens,
+          .row_bytes = options.speculation.head_row_bytes,
+          .window = window,
           .draws = options.speculation.draws_drafts};
 }
 
@@ -129,7 +135,7 @@ int64_t Engine::kv_bytes_for(const ModelInfo& info, const EngineOptions& options
 
 int64_t Engine::table_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len) {
   const int64_t head_bytes =
-      uses_head(options.speculation) ? HeadDrafter::bytes(head_limits(options)) : 0;
+      uses_head(options.speculation) ? HeadDrafter::bytes(head_limits(info, options)) : 0;
   return head_bytes + KvCache::table_bytes(kv_info(info, options), kv_options(options), len) +
          StepBlock::bytes(step_limits(info, options), options.max_num_seqs) +
          Sampler::bytes(info.vocab_size) + past_bytes(options.speculation) +
@@ -138,7 +144,7 @@ int64_t Engine::table_bytes(const ModelInfo& info, const EngineOptions& options,
 
 int64_t Engine::gpu_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len) {
   const int64_t head_bytes =
-      uses_head(options.speculation) ? HeadDrafter::bytes(head_limits(options)) : 0;
+      uses_head(options.speculation) ? HeadDrafter::bytes(head_limits(info, options)) : 0;
   return head_bytes +
          GpuPages::table_bytes(
              KvCache::table_entries(kv_info(info, options), kv_options(options), len)) +

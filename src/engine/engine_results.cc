@@ -56,7 +56,8 @@ void Engine::Impl::finish() {
   const HeadDrafter::Spent drafting = head_ ? head_->spent() : HeadDrafter::Spent{};
   const SteadyTime now = std::chrono::steady_clock::now();
   const Step step = blocks_[turn_].step();
-  if (step_began_ != SteadyTime{} && step.num_tokens == step.num_out) {
+  const bool was_first = gpu_ != nullptr && gpu_->was_first();
+  if (step_began_ != SteadyTime{} && step.num_tokens == step.num_out && !was_first) {
     const double seconds = std::chrono::duration<double>(now - step_began_).count();
     speculation_.add_time(step.num_tokens, seconds - drafting.seconds);
     if (drafting.passes > 0 && !drafting.has_read)
@@ -70,29 +71,64 @@ void Engine::Impl::finish() {
   if (log_activity_) log_.after_step(counters_, now);
 }
 
-// With what the step has committed of each sequence, and the rows that it was: of those that go on
-// drafting or did so to their end, and of prompts always, as others may go on from there. A step
-// begun ahead has other rows, and the one begun ahead of it has overwritten them.
 void Engine::Impl::feed_head() {
+  for (const HeadDrafter::Seen& seen : head_->seen())
+    for (const auto& s : scheduler_.running())
+      if (s->id == seen.id) speculation_.learn_first(*s, seen.drafted, seen.token);
   speculation_.choose(scheduler_.running());
+  const bool drafts = choose_fed();
+  head_->feed(fed_, drafts);
+  for (const HeadDrafter::Fed& f : fed_)
+    kv_.wrote(f.sequence->slot, f.sequence->num_fed, f.sequence->tokens);
+}
+
+// Prompts at once, as others may go on from there, and from the step's own rows; sequences that
+// have ended, for the same reason; those that drafts are wanted of, unless the next step has begun
+// without; and others before their rows are lost, all together. Whether drafts are wanted.
+bool Engine::Impl::choose_fed() {
   fed_.clear();
-  const Step step = blocks_[turn_].step();
-  for (int32_t i = 0; i < step.num_spans && begun_.empty() && ahead_.empty(); ++i) {
-    const Chunk& chunk = scheduler_.chunks()[i];
-    Sequence& s = *chunk.sequence;
-    const Span& span = step.spans[i];
-    const bool is_read = span.q_len - chunk.num_drafts > 1 || chunk.begin < s.num_prompt;
-    const bool has_ended = std::ranges::find(ended_, s.id) != ended_.end();
-    const bool wants_rows = speculation_.wants_rows(s);
-    if (has_ended) s.num_wanted = 0;
-    if (is_read || wants_rows)
-      fed_.push_back({.sequence = &s,
-                      .begin = chunk.begin,
-                      .length = chunk.length,
-                      .row = span.q_start,
-                      .is_read = is_read});
+  const std::vector<Chunk>& chunks = scheduler_.chunks();
+  const bool any_must =
+      std::ranges::any_of(chunks, [&](const Chunk& c) { return head_->must_feed(*c.sequence); });
+  bool any_drafts = false;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    Sequence& s = *chunks[i].sequence;
+    const bool ended = has_ended(s);
+    if (ended) s.num_wanted = 0;
+    const int32_t last = ahead_.empty() && s.num_wanted > 0 ? 1 : 0;
+    int32_t begin = s.num_fed, owed = HeadDrafter::owed(s);
+    if (head_->is_long(chunks[i].length)) {
+      CHECK(begun_.empty() && begin == chunks[i].begin);
+      const int32_t first_row = blocks_[turn_].step().spans[i].q_start;
+      fed_.push_back({&s, begin, owed - last, first_row, 0});
+      begin += owed - last, owed = last;
+    }
+    const bool is_text = chunks[i].begin < s.num_prompt || s.num_left() > 1;
+    const bool is_due = last > 0 || is_text || (ended && kv_.plan().options.prefix_cache) ||
+                        (any_must && head_->may_feed(s));
+    if (owed > 0 && is_due) fed_.push_back({&s, begin, owed, HeadDrafter::Fed::kPutBy, last});
+    any_drafts |= last > 0;
   }
-  head_->feed(fed_);
+  if (any_must && !any_drafts) see_drafts();
+  return any_drafts;
+}
+
+bool Engine::Impl::has_ended(const Sequence& s) const {
+  return std::ranges::find(ended_, s.id) != ended_.end();
+}
+
+// How good drafts would be of some of the tokens that are fed for other reasons, of sequences that
+// go on decoding: the last of them are fed later.
+void Engine::Impl::see_drafts() {
+  int32_t left = head_->may_see();
+  const int32_t share = std::max<int32_t>(1, left / std::max<int32_t>(1, std::ssize(fed_)));
+  for (HeadDrafter::Fed& f : fed_) {
+    const int32_t n = std::min({share, left, f.length - 1, f.sequence->num_output()});
+    const bool decodes = f.sequence->num_left() == 1 && !has_ended(*f.sequence);
+    if (f.row != HeadDrafter::Fed::kPutBy || n <= 0 || !decodes) continue;
+    f.num_out = n, --f.length;  // what comes behind the last one is not known
+    left -= n;
+  }
 }
 
 // States behind what is kept of the step, in place of those behind drafts that did not come true.

@@ -100,9 +100,11 @@ bool GpuSteps::launch_graph(const Step& step, bool is_fed, const ops::Draw* draw
   const auto [at, is_first] = graphs_.try_emplace(key);
   auto& [graph, logits] = at->second;
   if (!graph && (step.num_tokens > kFewTokens || step.num_tokens > step.num_spans)) {
+    was_first_ |= is_first;
     if (is_first || num_rare_ == kMostRare) return false;
     ++num_rare_;
   }
+  was_first_ |= !graph;
   if (!graph) graph = cuda::Graph(cx_.stream, [&, &logits = logits] { logits = run(step, draws); });
   graph.launch(cx_.stream);
   logits_ = logits;
@@ -116,6 +118,7 @@ Tensor GpuSteps::run(const Step& step, const ops::Draw* draws) {
     logits =
         ops::whole_logits(cx_, make_tensor(whole_.data(), DType::kF32, {floats}), logits, cut_);
   }
+  if (history_ != nullptr) history_->keep(cx_, step);
   if (cx_.on_op) cx_.on_op("sample");
   const ops::GreedyOut out{.rows = static_cast<ops::Greedy*>(greedy_.data()),
                            .stride = max_out_,

@@ -33,6 +33,8 @@ class GpuSteps {
   GpuSteps(Model& model, ops::Ctx& cx, GpuPages& pages, SeqState kv, const StepLimits& limits,
            int32_t max_num_seqs, std::span<const int32_t> masked_ids, bool graphs);
   ~GpuSteps();  // waits for what runs
+  // Of every step from now on; it outlives this.
+  void keep_rows(RowHistory* history) { history_ = history; }
   static int64_t device_bytes(const ModelInfo& info, const StepLimits& limits,
                               int32_t max_num_seqs);
 
@@ -54,6 +56,10 @@ class GpuSteps {
   // Of a row of the step launched last, once waited for: all logits [V], valid until the next call.
   std::span<float> logits(int64_t row);
 
+  // Whether a step was launched since the last call for which there was no graph yet: its like will
+  // take another time.
+  bool was_first() { return std::exchange(was_first_, false); }
+
   void forget_graphs();  // when what is in flight has ended
 
  private:
@@ -67,8 +73,9 @@ class GpuSteps {
   ops::Ctx& cx_;
   GpuPages& pages_;
   SeqState kv_;
+  RowHistory* history_ = nullptr;
   int64_t max_out_;
-  bool use_graphs_;
+  bool use_graphs_, was_first_ = false;
   ops::VocabCut cut_;  // of several ranks: this one's
   Buffer whole_;       // logits of all of them, float [R * V + 1]; none where one rank has all
   Buffer block_, never_, ids_;  // on the device; never_: bit per id; ids_: [R] of the last step

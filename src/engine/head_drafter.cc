@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -25,6 +26,23 @@ int64_t pass_bytes(int64_t tokens, int64_t spans) {
 }
 
 }  // namespace
+
+// Of many sequences fewer, that they take no gigabytes: together they are as many tokens at once.
+// No more than a window, out of which pages slide that nobody knows before the head has been fed.
+int32_t HeadDrafter::Limits::history() const {
+  constexpr int32_t kTokens = 4096, kMost = 64, kLeast = 16;
+  const int32_t most = window == kNoWindow ? kMost : std::clamp(window, kLeast, kMost);
+  const int32_t share = std::clamp(kTokens / max_num_seqs, kLeast, most);
+  return std::max(share, 4 * (max_drafts + 2));
+}
+
+StepLimits HeadDrafter::Limits::steps() const {
+  return {max_tokens, std::max(max_num_seqs, std::min(kMostSeen, max_tokens))};
+}
+
+bool HeadDrafter::must_feed(const Sequence& s) const {
+  return owed(s) + 2 * (limits_.max_drafts + 2) > limits_.history();
+}
 
 // ---- what it takes ----
 
@@ -53,8 +71,11 @@ HeadDrafter::Spent HeadDrafter::spent() {
 // ---- the arrays of a round ----
 
 int64_t HeadDrafter::bytes(const Limits& limits) {
-  const int64_t seqs = limits.max_num_seqs, drafts = limits.max_drafts;
-  return pass_bytes(limits.max_tokens, seqs) + drafts * pass_bytes(seqs, seqs) +
+  const int64_t seqs = limits.max_num_seqs, drafts = limits.max_drafts, tokens = limits.max_tokens;
+  const int64_t outs = limits.steps().max_out, put_by = seqs * limits.history();
+  const int64_t fills = 2 + put_by / tokens;  // of what was put by, and of the step's rows
+  return put_by * limits.row_bytes + fills * pass_bytes(tokens, 2 * seqs) +
+         pass_bytes(tokens, outs) + drafts * pass_bytes(seqs, seqs) +
          2 * padded((drafts + 1) * seqs * static_cast<int64_t>(sizeof(ops::IdCopy)));
 }
 
@@ -64,26 +85,32 @@ HeadDrafter::HeadDrafter(const Model& target, DraftHead& head, ops::Ctx& cx, con
       sampler_(head.model().info().vocab_size, {}),
       cx_(cx),
       kv_(kv.layer(target.info().num_layers)),
-      limits_(limits) {
-  head.model().reserve(cx, {limits.max_tokens, limits.max_num_seqs});
-  kept_ = target.kept_rows();
-  CHECK(kept_.size() == head.target_layers().size());
-  passes_.reserve(limits.max_drafts + 1);
-  drafting_.reserve(limits.max_num_seqs), last_rows_.reserve(limits.max_num_seqs);
-  const int64_t num_ids = int64_t{limits.max_drafts} * limits.max_num_seqs;
+      limits_(limits),
+      stride_(limits.steps().max_out),
+      history_(target.kept_rows(), cx, limits.max_num_seqs, limits.history()) {
+  head.model().reserve(cx, limits.steps());
+  CHECK(history_.rows().size() == head.target_layers().size());
+  chain_.reserve(limits.max_drafts);
+  drafting_.reserve(limits.max_num_seqs), last_rows_.reserve(stride_);
+  seen_.reserve(kMostSeen), was_seen_.reserve(kMostSeen);
+  const int64_t num_ids = int64_t{limits.max_drafts} * stride_;
+  Limits tables = limits;
+  tables.row_bytes = 0;
   if (!cx.on_gpu()) {
-    block_ = Buffer(bytes(limits));
+    block_ = Buffer(bytes(tables));
     ids_memory_ = Buffer(num_ids * kInt);
   } else {
-    block_ = cuda::pinned_buffer(bytes(limits));
-    device_ = cuda::device_buffer(bytes(limits));
+    block_ = cuda::pinned_buffer(bytes(tables));
+    device_ = cuda::device_buffer(bytes(tables));
     ids_memory_ = cx.allocate(num_ids * kInt), turn_ = cx.allocate(kInt);
     found_ = cuda::pinned_buffer(num_ids * kInt);
-    greedy_ = cuda::pinned_buffer(limits.max_num_seqs * static_cast<int64_t>(sizeof(ops::Greedy)));
+    found_seen_ = cuda::pinned_buffer(kMostSeen * kInt);
+    greedy_ = cuda::pinned_buffer(stride_ * static_cast<int64_t>(sizeof(ops::Greedy)));
     const auto table_bytes = static_cast<int64_t>(head.target_ids().size()) * kInt;
     target_ids_ = cuda::device_buffer(table_bytes);
     cuda::copy(target_ids_.data(), head.target_ids().data(), table_bytes);
     for (auto& event : events_) event = std::make_unique<cuda::Event>(cuda::Event::Kind::kTiming);
+    has_sent_ = std::make_unique<cuda::Event>(), has_seen_ = std::make_unique<cuda::Event>();
   }
   ids_ = static_cast<int32_t*>(ids_memory_.data());
 }
@@ -103,21 +130,38 @@ const T* HeadDrafter::there(const T* here) const {
   return reinterpret_cast<const T*>(static_cast<const char*>(device_.data()) + offset);
 }
 
-HeadDrafter::Pass& HeadDrafter::add_pass(int32_t tokens, int32_t spans, int32_t outs) {
-  Pass& p = passes_.emplace_back();
-  p.tokens = place<int32_t>(tokens), p.positions = place<int32_t>(tokens);
-  p.rows = place<int32_t>(tokens);
-  p.spans = place<Span>(spans), p.out_rows = place<int32_t>(outs);
-  p.draws = place<ops::Draw>(outs);
-  p.step = {.num_tokens = tokens,
-            .num_spans = spans,
-            .num_out = outs,
-            .max_context = kLeastContextBound,
-            .tokens = there(p.tokens),
-            .positions = there(p.positions),
-            .spans = there(p.spans),
-            .out_rows = there(p.out_rows)};
+// An empty one, with room for so many.
+HeadDrafter::Pass HeadDrafter::make_pass(int32_t tokens, int32_t spans, int32_t outs) {
+  Pass p{.step = {.max_context = kLeastContextBound},
+         .capacity = tokens,
+         .tokens = place<int32_t>(tokens),
+         .positions = place<int32_t>(tokens),
+         .rows = place<int32_t>(tokens),
+         .spans = place<Span>(spans),
+         .out_rows = place<int32_t>(outs),
+         .draws = place<ops::Draw>(outs)};
+  p.step.tokens = there(p.tokens), p.step.positions = there(p.positions);
+  p.step.spans = there(p.spans), p.step.out_rows = there(p.out_rows);
   return p;
+}
+
+// Of the positions from `begin` on.
+void HeadDrafter::add_span(Pass& pass, int32_t slot, int32_t begin, int32_t length) {
+  Step& step = pass.step;
+  pass.spans[step.num_spans++] = {
+      .q_start = step.num_tokens, .q_len = length, .context = begin, .slot = slot};
+  for (int32_t i = 0; i < length; ++i) pass.positions[step.num_tokens++] = begin + i;
+  const auto end = std::bit_ceil(static_cast<uint32_t>(begin + length));
+  step.max_context = std::max(step.max_context, static_cast<int32_t>(end));
+}
+
+void HeadDrafter::add(Pass& pass, const Fed& fed, int32_t begin, int32_t end) {
+  const Sequence& s = *fed.sequence;
+  for (int32_t p = begin, t = pass.step.num_tokens; p < end; ++p, ++t) {
+    pass.tokens[t] = s.tokens[p + 1];
+    pass.rows[t] = fed.row == Fed::kPutBy ? history_.row(s.slot, p) : fed.row + p - fed.begin;
+  }
+  add_span(pass, s.slot, begin, end - begin);
 }
 
 // For the id of the row that is the draft at `place`.
@@ -137,6 +181,7 @@ void HeadDrafter::send(int64_t from) {
   if (!cx_.on_gpu()) return;
   cuda::copy_async(static_cast<char*>(device_.data()) + from,
                    static_cast<const char*>(block_.data()) + from, used_ - from, cx_.stream);
+  has_sent_->record(cx_.stream);
 }
 
 // Its ids are those of drafts at `place`.
@@ -150,7 +195,7 @@ void HeadDrafter::run(const Pass& pass, std::span<const Tensor> target, int32_t 
           find({logits.as<float>() + r * vocab, static_cast<size_t>(vocab)}, pass.draws[r]);
   } else if (n > 0) {
     const ops::GreedyOut out{.rows = static_cast<ops::Greedy*>(greedy_.data()),
-                             .stride = limits_.max_num_seqs,
+                             .stride = stride_,
                              .turn = static_cast<const int32_t*>(turn_.data()),
                              .ids = ids_of(place)};
     ops::sample_greedy(cx_, out, logits, nullptr);
@@ -159,46 +204,91 @@ void HeadDrafter::run(const Pass& pass, std::span<const Tensor> target, int32_t 
   }
 }
 
-void HeadDrafter::feed(std::span<const Fed> fed) {
-  passes_.clear(), last_rows_.clear(), drafting_.clear();
-  used_ = 0;
+void HeadDrafter::feed(std::span<const Fed> fed, bool drafts) {
+  chain_.clear(), last_rows_.clear(), drafting_.clear();
   drafted_ = {};
-  // Of the last token the one behind it may not be there: of a text that is only scored.
-  const auto length_of = [](const Fed& f) {
-    return std::min(f.length, f.sequence->length() - 1 - f.begin);
-  };
+  if (fed.empty()) return;
+  if (cx_.on_gpu()) has_sent_->wait();  // the block is free
+  used_ = 0;
+  const auto num_drafting =
+      static_cast<int32_t>(std::ranges::count_if(fed, [](const Fed& f) { return f.num_out > 0; }));
+  const bool is_timed = drafts && num_drafting > 0;
+  if (is_timed) begin(kFeeding);
+  // What drafts follow goes along with the last token, where that is not too much.
+  const int32_t tail =
+      num_drafting * (limits_.max_drafts + 1) > limits_.max_tokens ? 1 : limits_.max_drafts + 1;
+  for (const bool is_of_step : {true, false}) fill(fed, is_of_step, drafts ? tail : 0);
+  if (num_drafting > 0) feed_tails(fed, drafts, drafts ? tail : 0);
+  for (const Fed& f : fed) f.sequence->num_fed = f.begin + f.length;
+  if (is_timed) end(kFeeding);
+}
+
+// How many of its tokens go into the pass that gives logits: up to `tail`, or those to be seen.
+int32_t HeadDrafter::tail_of(const Fed& fed, int32_t tail) const {
+  if (fed.num_out == 0) return 0;
+  return tail > 0 ? std::min(fed.length, tail) : fed.num_out;
+}
+
+// All before the tails, from the rows of the step or from those put by: keys and values alone.
+void HeadDrafter::fill(std::span<const Fed> fed, bool is_of_step, int32_t tail) {
+  const auto is_meant = [&](const Fed& f) { return (f.row != Fed::kPutBy) == is_of_step; };
+  int32_t left = 0;
+  for (const Fed& f : fed) left += is_meant(f) ? f.length - tail_of(f, tail) : 0;
+  spent_.has_read |= left > 0;
+  int64_t sent = used_;
+  std::optional<Pass> pass;
+  for (const Fed& f : fed) {
+    const int32_t end = f.begin + f.length - tail_of(f, tail);
+    for (int32_t at = f.begin; is_meant(f) && at < end;) {
+      if (!pass)
+        pass = make_pass(std::min(left, limits_.max_tokens), static_cast<int32_t>(fed.size()), 0);
+      const int32_t n = std::min(end - at, pass->capacity - pass->step.num_tokens);
+      add(*pass, f, at, at + n);
+      at += n, left -= n;
+      if (pass->step.num_tokens < pass->capacity) continue;
+      send(std::exchange(sent, used_));
+      run(*pass, is_of_step ? history_.of_step() : history_.rows(), 0);
+      pass.reset();
+    }
+  }
+}
+
+void HeadDrafter::feed_tails(std::span<const Fed> fed, bool drafts, int32_t tail) {
   int32_t tokens = 0, spans = 0, outs = 0;
   for (const Fed& f : fed) {
-    if (length_of(f) <= 0) continue;
-    tokens += length_of(f), ++spans;
-    outs += f.sequence->num_wanted > 0;
-    spent_.has_read |= f.is_read;
+    CHECK(f.num_out == 0 || f.row == Fed::kPutBy);
+    tokens += tail_of(f, tail), outs += f.num_out, spans += f.num_out > 0;
   }
-  if (spans == 0) return;
-  begin(kFeeding);
-  Pass& pass = add_pass(tokens, spans, outs);
-  int32_t t = 0, s = 0;
+  const int64_t sent = used_;
+  Pass pass = make_pass(tokens, spans, outs);
   for (const Fed& f : fed) {
-    const int32_t length = length_of(f);
-    if (length <= 0) continue;
-    pass.spans[s++] = {.q_start = t, .q_len = length, .context = f.begin, .slot = f.sequence->slot};
-    for (int32_t i = 0; i < length; ++i, ++t) {
-      pass.tokens[t] = f.sequence->tokens[f.begin + i + 1];
-      pass.positions[t] = f.begin + i;
-      pass.rows[t] = f.row + i;
+    if (f.num_out == 0) continue;
+    Sequence& s = *f.sequence;
+    const int32_t end = f.begin + f.length;
+    add(pass, f, end - tail_of(f, tail), end);
+    if (drafts) s.draft_row = pass.step.num_out;
+    for (int32_t i = f.num_out; i > 0; --i) {
+      const int32_t draft = end - i + 2;  // the position of its id
+      set_draw(pass, pass.step.num_out, s, draft - s.length());
+      pass.out_rows[pass.step.num_out++] = pass.step.num_tokens - i;
+      last_rows_.push_back(pass.step.num_tokens - i);
+      if (!drafts) seen_.push_back({.id = s.id, .drafted = -1, .token = s.tokens[draft]});
     }
-    const auto end = static_cast<uint32_t>(f.begin + length);
-    pass.step.max_context =
-        std::max(pass.step.max_context, static_cast<int32_t>(std::bit_ceil(end)));
-    if (f.sequence->num_wanted == 0) continue;
-    f.sequence->draft_row = static_cast<int32_t>(last_rows_.size());
-    pass.out_rows[last_rows_.size()] = t - 1;
-    set_draw(pass, f.sequence->draft_row, *f.sequence, 0);
-    last_rows_.push_back(t - 1);
   }
-  send(0);
-  run(pass, kept_, 0);
-  end(kFeeding);
+  send(sent);
+  run(pass, history_.rows(), 0);
+  if (drafts || !cx_.on_gpu()) return;
+  cuda::copy_async(found_seen_.data(), ids_, std::ssize(seen_) * kInt, cx_.stream);
+  has_seen_->record(cx_.stream);
+}
+
+std::span<const HeadDrafter::Seen> HeadDrafter::seen() {
+  was_seen_.clear();
+  if (seen_.empty() || (cx_.on_gpu() && !has_seen_->is_done())) return {};
+  const auto* const ids = cx_.on_gpu() ? static_cast<const int32_t*>(found_seen_.data()) : ids_;
+  std::swap(seen_, was_seen_);
+  for (size_t i = 0; i < was_seen_.size(); ++i) was_seen_[i].drafted = ids[i];
+  return was_seen_;
 }
 
 void HeadDrafter::draft(std::span<const Chunk> chunks) {
@@ -221,19 +311,15 @@ void HeadDrafter::draft(std::span<const Chunk> chunks) {
   for (int32_t place = 1; place < spent_.passes; ++place) {
     const auto n = static_cast<int32_t>(
         std::ranges::count_if(drafting_, [&](const Drafting& d) { return d.num_drafts > place; }));
-    Pass& pass = add_pass(n, n, n);
+    Pass& pass = chain_.emplace_back(make_pass(n, n, n));
     for (int32_t i = 0; i < n; ++i) {
-      const int32_t position = drafting_[i].begin - 1 + place;
-      pass.positions[i] = position;
-      pass.rows[i] = place == 1 ? last_rows_[drafting_[i].sequence->draft_row] : i;
-      pass.spans[i] = {
-          .q_start = i, .q_len = 1, .context = position, .slot = drafting_[i].sequence->slot};
+      const Sequence& s = *drafting_[i].sequence;
+      pass.rows[i] = place == 1 ? last_rows_[s.draft_row] : i;
       pass.out_rows[i] = i;
-      set_draw(pass, i, *drafting_[i].sequence, place);
-      const auto end = static_cast<uint32_t>(position + 1);
-      pass.step.max_context =
-          std::max(pass.step.max_context, static_cast<int32_t>(std::bit_ceil(end)));
+      add_span(pass, s.slot, drafting_[i].begin - 1 + place, 1);
+      set_draw(pass, i, s, place);
     }
+    pass.step.num_out = n;
     if (place > 1) pass.step.tokens = ids_of(place - 1);
   }
   const auto num = static_cast<int64_t>(drafting_.size());
@@ -245,24 +331,22 @@ void HeadDrafter::draft(std::span<const Chunk> chunks) {
     const Drafting& d = drafting_[i];
     firsts[i] = {i, d.sequence->draft_row};
     for (int32_t k = 0; k < d.num_drafts; ++k)
-      copies[at++] = {d.first_token + k,
-                      k == 0 ? d.sequence->draft_row : k * limits_.max_num_seqs + i};
+      copies[at++] = {d.first_token + k, k == 0 ? d.sequence->draft_row : k * stride_ + i};
   }
   send(sent);
-  if (passes_.size() > 1) {  // the first drafts, in this order
-    auto* const tokens = const_cast<int32_t*>(passes_[1].step.tokens);
-    const int32_t n = passes_[1].step.num_tokens;
+  if (!chain_.empty()) {  // the first drafts, in this order
+    auto* const tokens = const_cast<int32_t*>(chain_[0].step.tokens);
+    const int32_t n = chain_[0].step.num_tokens;
     if (cx_.on_gpu()) ops::copy_ids(cx_, tokens, ids_, there(firsts), n);
     for (int32_t i = 0; !cx_.on_gpu() && i < n; ++i) tokens[i] = ids_[firsts[i].from];
   }
-  for (size_t p = 1; p < passes_.size(); ++p) run(passes_[p], {}, static_cast<int32_t>(p));
+  for (size_t p = 0; p < chain_.size(); ++p) run(chain_[p], {}, static_cast<int32_t>(p) + 1);
   if (!cx_.on_gpu()) {
     end(kDrafting);
     return take();
   }
   drafted_ = {ids_, there(copies), num_copies};
-  cuda::copy_async(found_.data(), ids_, int64_t{spent_.passes} * limits_.max_num_seqs * kInt,
-                   cx_.stream);
+  cuda::copy_async(found_.data(), ids_, int64_t{spent_.passes} * stride_ * kInt, cx_.stream);
   end(kDrafting);
 }
 
@@ -271,7 +355,7 @@ void HeadDrafter::take() {
   for (size_t i = 0; i < drafting_.size(); ++i) {
     Sequence& s = *drafting_[i].sequence;
     for (int32_t k = 0; k < drafting_[i].num_drafts; ++k)
-      s.drafts[k] = ids[k == 0 ? s.draft_row : k * limits_.max_num_seqs + static_cast<int32_t>(i)];
+      s.drafts[k] = ids[k == 0 ? s.draft_row : k * stride_ + static_cast<int32_t>(i)];
   }
   drafting_.clear();
 }

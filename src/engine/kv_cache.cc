@@ -120,6 +120,7 @@ void KvCache::close(int32_t slot, std::span<const int32_t> tokens) {
     states_.close(slot);
   }
   s.length = s.reserved = 0;
+  s.written = kAll;
   trim(slot);
   leave_tree(s);
   s.is_open = false;
@@ -267,7 +268,7 @@ void KvCache::keep_prompts_state(int32_t slot, std::span<const int32_t> tokens, 
 void KvCache::publish(int32_t slot, std::span<const int32_t> tokens) {
   Slot& s = slots_[slot];
   const int32_t page_size = plan_.options.page_size;
-  const int32_t whole = (s.length - plan_.options.max_rollback) / page_size;
+  const int32_t whole = std::min(s.length - plan_.options.max_rollback, s.written) / page_size;
   CHECK(s.node == PrefixCache::kNoNode || static_cast<int32_t>(tokens.size()) >= s.length);
   for (; s.node != PrefixCache::kNoNode && s.num_known < whole; ++s.num_known) {
     const int32_t node =
@@ -283,6 +284,11 @@ void KvCache::publish(int32_t slot, std::span<const int32_t> tokens) {
     prefixes_.release(s.node);
     s.node = node;
   }
+}
+
+void KvCache::wrote(int32_t slot, int32_t end, std::span<const int32_t> tokens) {
+  slots_[slot].written = end;
+  publish(slot, tokens);
 }
 
 void KvCache::leave_tree(Slot& slot) {

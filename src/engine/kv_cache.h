@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -64,6 +65,9 @@ class KvCache {
   // the sequence from its start, at least as many as are committed now; only a slot that called
   // adopt() needs them.
   void commit(int32_t slot, int32_t n, std::span<const int32_t> tokens = {}, int32_t kept = 0);
+  // Positions before `end` are in all layers of which some are written behind steps; later ones are
+  // not known to others. Where it is never called, all are in all layers once committed.
+  void wrote(int32_t slot, int32_t end, std::span<const int32_t> tokens);
   // Takes back the last n committed positions: all of them, or down to max_rollback below the
   // longest that the sequence has been.
   void rollback(int32_t slot, int32_t n);
@@ -91,6 +95,7 @@ class KvCache {
     int32_t first = 0;
     int32_t end = 0;
   };
+  static constexpr int32_t kAll = std::numeric_limits<int32_t>::max();
   struct Slot {
     bool is_open = false;
     int32_t length = 0;
@@ -103,6 +108,7 @@ class KvCache {
     int32_t num_prompt = 0;     // tokens that adopt() was shown
     int32_t kept_at = 0;        // position of the last state that was kept
     int32_t step = 0;           // tokens reserved for the step at hand
+    int32_t written = kAll;     // positions that are in all layers
   };
   struct Group {
     int32_t window;

@@ -233,6 +233,29 @@ TEST(KvPrefix, WhatMayBeRolledBackIsNotShared) {
   for (int32_t p = 0; p < 4; ++p) EXPECT_EQ(value(kv, 1, b, p), content(tokens, p) + 0.25f);
 }
 
+TEST(KvPrefix, WhatIsNotInAllLayersYetIsNotShared) {
+  KvCache kv(info_of(20), plan_of(30, 30));
+  const Tokens tokens = text(18, 0);
+  const auto found = [&] {
+    const int32_t slot = kv.open(), n = kv.adopt(slot, tokens, "");
+    kv.close(slot);
+    return n;
+  };
+  const int32_t a = kv.open();
+  kv.adopt(a, tokens, "");
+  kv.wrote(a, 0, tokens);
+  ASSERT_TRUE(compute(kv, a, tokens));
+  EXPECT_EQ(found(), 0);
+  kv.wrote(a, 7, tokens);
+  EXPECT_EQ(found(), 4);
+  kv.wrote(a, 18, tokens);
+  EXPECT_EQ(found(), 16);
+  kv.close(a);
+  EXPECT_EQ(live(kv, tokens), 16);
+  EXPECT_EQ(live(kv, text(18, 1)), 0);  // in the same slot, where nobody says
+  EXPECT_EQ(live(kv, text(18, 1)), 16);
+}
+
 TEST(KvPrefix, WithoutTheCacheNothingIsFound) {
   KvPlan plan = plan_of(30, 30);
   plan.options.prefix_cache = false;

@@ -203,6 +203,8 @@ bool Scheduler::start(Sequence& sequence, Budget& budget) {
     kv_.rollback(sequence.slot, 1);
     --sequence.num_computed;
   }
+  sequence.num_fed = sequence.num_computed;
+  if (limits_.needs_last_row) kv_.wrote(sequence.slot, sequence.num_fed, sequence.tokens);
   if (sequence.can_fork()) {  // there is nothing to share but what is cached already
     for (auto& other : std::exchange(sequence.forks, {})) add(std::move(other));
   }
@@ -262,7 +264,7 @@ void Scheduler::fork(Sequence& sequence) {
       add(std::move(other));
       continue;
     }
-    other->num_computed = sequence.num_computed;
+    other->num_computed = other->num_fed = sequence.num_computed;  // fed before they go on
     other->times.started = sequence.times.started;
     insert(running_, std::move(other));
   }

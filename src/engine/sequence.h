@@ -39,10 +39,9 @@ struct Sequence {
   std::vector<int32_t> drafts;  // drafts of what follows `tokens`
   int32_t num_wanted = 0;       // of them, that are worth verifying
   int32_t num_verified = 0;     // of them, that the next step may verify
-  // Of a head's drafts: the row of its logits that gives the first of those to come, -1: none; and
-  // how many steps ago some were wanted.
-  int32_t draft_row = -1, undrafted = kLongUndrafted;
-  static constexpr int32_t kLongUndrafted = 32;
+  // Of a head: the committed tokens that it was fed, and the row of its logits that gives the first
+  // of the drafts to come, -1: none.
+  int32_t num_fed = 0, draft_row = -1;
   std::optional<DraftRates> draft_rates;              // once something was drafted
   mutable std::unique_ptr<DraftMemory> draft_memory;  // the drafter's
   RequestTimes times;

@@ -83,9 +83,7 @@ void Speculation::draft(std::span<const std::unique_ptr<Sequence>> running, bool
   for (Sequence* s : decoding_) s->num_verified = may_verify ? s->num_wanted : 0;
 }
 
-// Nothing is learnt of drafts that are not made: one is, now and then.
 void Speculation::choose(std::span<const std::unique_ptr<Sequence>> running) {
-  constexpr int32_t kTriedEvery = 128;
   decoding_.clear();
   for (const auto& sequence : running) {
     Sequence& s = *sequence;
@@ -97,26 +95,19 @@ void Speculation::choose(std::span<const std::unique_ptr<Sequence>> running) {
     if (!s.draft_rates) s.draft_rates = rates_;
   }
   choose_lengths();
-  bool any = false;
-  for (const Sequence* s : decoding_) any |= s->num_wanted > 0;
-  if (!decoding_.empty()) steps_undrafted_ = any ? 0 : steps_undrafted_ + 1;
-  for (Sequence* s : decoding_) {
-    if (steps_undrafted_ >= kTriedEvery && !s->drafts.empty()) s->num_wanted = 1;
-    s->undrafted = s->num_wanted > 0 ? 0 : std::min(s->undrafted + 1, Sequence::kLongUndrafted);
-    s->drafts.clear();
-  }
+  for (Sequence* s : decoding_) s->drafts.clear();
 }
 
 int32_t Speculation::taken(const Sequence& sequence, int32_t i, int32_t drawn) {
   if (options_.synthetic_rates.empty()) return drawn;
   const int32_t draft = sequence.drafts[i];
-  if (comes_true(sequence, i, drawn)) return draft;
+  if (comes_true(sequence, i, draft, drawn)) return draft;
   if (drawn != draft) return drawn;
   return draft > 0 ? draft - 1 : 1;
 }
 
-bool Speculation::comes_true(const Sequence& sequence, int32_t i, int32_t id) {
-  if (options_.synthetic_rates.empty()) return sequence.drafts[i] == id;
+bool Speculation::comes_true(const Sequence& sequence, int32_t i, int32_t drafted, int32_t id) {
+  if (options_.synthetic_rates.empty()) return drafted == id;
   const std::vector<double>& rates = options_.synthetic_rates;
   const double before = i > 0 ? rates[i - 1] : 1.0;
   return uniform(sequence.sampling.seed, num_made_up_++, 1) * before < rates[i];
@@ -129,17 +120,22 @@ void Speculation::learn(Sequence& sequence, int32_t num_verified, int32_t num_ne
   int32_t num_true = 0;
   for (int32_t i = 0; i < num_known; ++i) {
     const int32_t id = sequence.tokens[first + i];
-    const bool came_true =
-        i < num_verified ? id == sequence.drafts[i] : comes_true(sequence, i, id);
+    const bool came_true = i < num_verified ? id == sequence.drafts[i]
+                                            : comes_true(sequence, i, sequence.drafts[i], id);
     sequence.draft_rates->learn(i, came_true);
     rates_.learn(i, came_true);
     if (!came_true) break;
     if (i < num_verified) ++num_true, ++counts_.accepted_at[i];
   }
-  if (num_verified > 0) steps_undrafted_ = 0;
   counts_.num_drafts += num_verified > 0;
   counts_.num_draft_tokens += num_verified;
   counts_.num_accepted_tokens += num_true;
+}
+
+void Speculation::learn_first(Sequence& sequence, int32_t drafted, int32_t token) {
+  const bool came_true = comes_true(sequence, 0, drafted, token);
+  if (sequence.draft_rates) sequence.draft_rates->learn(0, came_true);
+  rates_.learn(0, came_true);
 }
 
 void Speculation::has_ended(const Sequence& sequence) {

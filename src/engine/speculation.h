@@ -34,17 +34,14 @@ class Speculation {
   void draft(std::span<const std::unique_ptr<Sequence>> running, bool may_verify);
   // Behind a step, of a head: how many drafts each sequence wants in the next, before it is fed.
   void choose(std::span<const std::unique_ptr<Sequence>> running);
-  // Whether a head is to be fed what the step that has just run committed of the sequence: where it
-  // drafts, or did so lately. What it is not fed, later drafts lack.
-  bool wants_rows(const Sequence& sequence) const {
-    return uses_head_ && (sequence.num_wanted > 0 || sequence.undrafted < Sequence::kLongUndrafted);
-  }
   // The id that is taken where draft i was to be verified and `drawn` was drawn: that one, unless
   // truth is made up.
   int32_t taken(const Sequence& sequence, int32_t i, int32_t drawn);
   // Behind a step that verified `num_verified` drafts: it gave the last `num_new` tokens. Says how
   // good drafts are, also of the first that was not verified.
   void learn(Sequence& sequence, int32_t num_verified, int32_t num_new);
+  // Of a head: what its first draft would have been where `token` came.
+  void learn_first(Sequence& sequence, int32_t drafted, int32_t token);
   void has_ended(const Sequence& sequence);
   // A step that only decoded took that long.
   void add_time(int32_t tokens, double seconds) { times_.add(tokens, seconds); }
@@ -55,7 +52,7 @@ class Speculation {
   const SpeculationCounts& counts() const { return counts_; }
 
  private:
-  bool comes_true(const Sequence& sequence, int32_t i, int32_t id);
+  bool comes_true(const Sequence& sequence, int32_t i, int32_t drafted, int32_t id);
   int32_t most_drafts(const Sequence& sequence) const;
   void choose_lengths();
 
@@ -65,7 +62,6 @@ class Speculation {
   std::shared_ptr<Drafter> drafter_;  // none: a head drafts, or nobody
   StepTimes times_;
   DraftTimes draft_times_;
-  int32_t steps_undrafted_ = 0;  // in a row, of a head
   DraftLengths lengths_;
   DraftRates rates_;                 // of all sequences: what a new one begins with
   std::vector<Sequence*> decoding_;  // in draft()

@@ -41,6 +41,7 @@ struct SpeculationOptions {
   std::string head_path = {};
   bool draws_drafts = false;  // at the request's temperature; else they are the likeliest ids
   LayerGroup head_group = {};
+  int64_t head_row_bytes = 0;  // of the model's rows of one token that it reads, as float32
   std::shared_ptr<DraftHead> head = {};
 
   std::shared_ptr<Drafter> drafter = {};  // instead of the method's own

@@ -27,7 +27,7 @@ struct ToyHeadMemory {
   std::map<std::pair<Row, std::pair<int32_t, int32_t>>, std::pair<size_t, int32_t>> places;
   std::vector<std::vector<int32_t>> texts;
   bool learns = true;  // what comes behind: the text that is being read is the last of them
-  int64_t num_compared = 0;
+  int64_t num_compared = 0, num_passes = 0;
 };
 
 class ToyHead : public Model, public DraftHead {
@@ -58,6 +58,7 @@ class ToyHead : public Model, public DraftHead {
 
   Tensor forward(ops::Ctx&, const Step& step, const SeqState& kv) override {
     CHECK(step.num_tokens <= limits_.max_tokens && step.num_out <= limits_.max_out);
+    ++memory_->num_passes;
     std::swap(out_, before_);
     for (int32_t s = 0; s < step.num_spans; ++s) {
       const Span& span = step.spans[s];
@@ -67,6 +68,7 @@ class ToyHead : public Model, public DraftHead {
       }
     }
     for (int32_t r = 0; r < step.num_out; ++r) {
+      CHECK(step.out_rows[r] >= 0 && step.out_rows[r] < step.num_tokens);
       const State& at = out_[step.out_rows[r]];
       float* const logits = &logits_[int64_t{r} * ToyModel::kVocab];
       std::fill_n(logits, ToyModel::kVocab, 0.0f);

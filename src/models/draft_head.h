@@ -37,6 +37,7 @@ class DraftHead {
 struct DraftHeadInfo {
   ModelInfo model;
   std::vector<int32_t> target_layers;
+  int64_t target_width;  // of their rows
 };
 DraftHeadInfo describe_draft_head(const std::string& head, const std::string& target,
                                   const DenseFormats& dense = {});

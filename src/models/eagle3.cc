@@ -185,6 +185,7 @@ class Eagle3 : public Eagle3Model {
     tap(cx, 0, {{"draft_both", &a.both}, {"draft_y", &a.y}});
     ops::out_proj(cx, *qkv_, a.qkv, a.both, s);
     ops::store_heads(cx, a.q, pages_of(*attention_, kv.layer(0)), a.qkv, a.cos_sin, s);
+    if (s.num_out == 0) return a.logits;  // fed for its keys and values
     ops::attention(cx, *attention_, a.att, a.q, kv.layer(0), scale, s);
     tap(cx, 0, {{"draft_att", &a.att}});
     ops::out_proj(cx, *out_, a.d, a.att, s);

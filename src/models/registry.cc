@@ -172,7 +172,7 @@ DraftHeadInfo describe_draft_head(const std::string& head, const std::string& ta
                                   const DenseFormats& dense) {
   const auto model = make_model(find_model(target), {});
   const auto made = make_head(find_head(head), *model, dense);
-  return {made->model().info(), made->target_layers()};
+  return {made->model().info(), made->target_layers(), model->embedding()->cols};
 }
 
 int64_t describe_draft_scratch(const ops::Ctx& cx, const std::string& head,

@@ -32,6 +32,16 @@ void store_heads(Ctx& cx, const Tensor& q, const KvLayer& kv, const Tensor& qkv,
   cx.wrote({q.data});
 }
 
+void put_rows_by(Ctx& cx, std::span<const Tensor> to, std::span<const Tensor> from, int32_t length,
+                 const Step& s) {
+  CHECK(to.size() == from.size() && !to.empty() && to.size() <= kMostParts);
+  constexpr PutRowsByFn* kKernel = NIBBLE_CUDA_KERNEL(gpu::put_rows_by);
+  PutRowsByFn* const run = cx.on_gpu() ? kKernel : cpu_rows::put_rows_by;
+  CHECK(run != nullptr);
+  if (begin(cx, "put_rows_by")) run(cx, to, from, length, s);
+  for (const Tensor& rows : to) cx.wrote({rows.data});
+}
+
 void translate_ids(Ctx& cx, int32_t* ids, int64_t n, const int32_t* table) {
   constexpr TranslateIdsFn* kKernel = NIBBLE_CUDA_KERNEL(gpu::translate_ids);
   CHECK(cx.on_gpu() && kKernel != nullptr);

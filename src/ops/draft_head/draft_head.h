@@ -1,6 +1,6 @@
 // What a head that drafts from hidden rows does beside the ops of every model: it puts rows side by
-// side, each normed by itself, and turns and stores q, k and v that a product of its own left. Both
-// move a few kilobytes a token.
+// side, each normed by itself, and turns and stores q, k and v that a product of its own left; and
+// the rows that it will read are put by. All move a few kilobytes a token.
 #pragma once
 
 #include <array>
@@ -41,6 +41,12 @@ using StoreHeadsFn = void(Ctx& cx, const Tensor& q, const KvLayer& kv, const Ten
                           const Tensor& cos_sin, const Step& s);
 StoreHeadsFn store_heads;
 
+// Of each span of the step the last rows, at most `length`: row t of from[i] to row
+// slot * length + position % length of to[i]. from [.., W], to [slots * length, W] f32.
+using PutRowsByFn = void(Ctx& cx, std::span<const Tensor> to, std::span<const Tensor> from,
+                         int32_t length, const Step& s);
+PutRowsByFn put_rows_by;
+
 // ids[i] = table[ids[i]] for n ids, on the device.
 using TranslateIdsFn = void(Ctx& cx, int32_t* ids, int64_t n, const int32_t* table);
 TranslateIdsFn translate_ids;
@@ -54,10 +60,12 @@ CopyIdsFn copy_ids;
 namespace cpu_rows {
 JoinRowsFn join_rows;
 StoreHeadsFn store_heads;
+PutRowsByFn put_rows_by;
 }  // namespace cpu_rows
 namespace gpu {
 JoinRowsFn join_rows;
 StoreHeadsFn store_heads;
+PutRowsByFn put_rows_by;
 TranslateIdsFn translate_ids;
 CopyIdsFn copy_ids;
 }  // namespace gpu

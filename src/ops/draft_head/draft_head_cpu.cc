@@ -64,4 +64,18 @@ void store_heads(Ctx& cx, const Tensor& q, const KvLayer& kv, const Tensor& qkv,
   });
 }
 
+void put_rows_by(Ctx& /*cx*/, std::span<const Tensor> to, std::span<const Tensor> from,
+                 int32_t length, const Step& s) {
+  for (size_t p = 0; p < to.size(); ++p) {
+    const int64_t width = from[p].dim(1);
+    for (const Span& span : std::span(s.spans, s.num_spans)) {
+      for (int32_t i = std::max(0, span.q_len - length); i < span.q_len; ++i) {
+        const int64_t row = int64_t{span.slot} * length + (span.context + i) % length;
+        std::copy_n(from[p].as<float>() + (span.q_start + i) * width, width,
+                    to[p].as<float>() + row * width);
+      }
+    }
+  }
+}
+
 }  // namespace nibble::ops::cpu_rows

@@ -1,8 +1,8 @@
 // A draft head's own ops on a GPU (see draft_head.h).
 //   join_rows: a block a token; its rows are read once for each norm and once to be written, from
 //   the caches but the first time. Bytes: 4 W (8 with d) and 2 W a part, at three parts of W =
-//   2,880 and one token 52 KB: latency. store_heads: store_qkv.cuh. translate_ids, copy_ids: one
-//   thread an id.
+//   2,880 and one token 52 KB: latency. put_rows_by: a block a token and part, 8 W bytes.
+//   store_heads: store_qkv.cuh. translate_ids, copy_ids: one thread an id.
 #include "cuda/launch.cuh"
 #include "ops/draft_head/draft_head.h"
 #include "ops/norm/add_norm.cuh"
@@ -93,6 +93,33 @@ __global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ 
   }
 }
 
+struct PutByArgs {
+  float* to[kMostParts];
+  const float* from[kMostParts];
+  const Span* spans;
+  int num_spans, length, width;
+};
+
+__global__ void put_by_kernel(const __grid_constant__ PutByArgs a) {
+  __shared__ int64_t row;
+  const int t = blockIdx.x, p = blockIdx.y;
+  if (threadIdx.x == 0) row = -1;
+  cuda::griddep_wait();
+  cuda::griddep_launch_dependents();
+  __syncthreads();
+  for (int i = threadIdx.x; i < a.num_spans; i += blockDim.x) {
+    const Span s = a.spans[i];
+    const int at = t - s.q_start;
+    if (at >= 0 && at < s.q_len && at >= s.q_len - a.length)
+      row = int64_t{s.slot} * a.length + (s.context + at) % a.length;
+  }
+  __syncthreads();
+  if (row < 0) return;
+  const float* const from = a.from[p] + int64_t{t} * a.width;
+  float* const to = a.to[p] + row * a.width;
+  for (int i = threadIdx.x; i < a.width; i += blockDim.x) to[i] = __ldcg(from + i);
+}
+
 __global__ void translate_kernel(int32_t* ids, int64_t n, const int32_t* table) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i < n) ids[i] = table[ids[i]];
@@ -141,6 +168,24 @@ void join_rows(Ctx& cx, const JoinOut& out, std::span<const RowPart> parts, cons
 void store_heads(Ctx& cx, const Tensor& q, const KvLayer& kv, const Tensor& qkv,
                  const Tensor& cos_sin, const Step& s) {
   if (s.num_tokens > 0) store_qkv(cx, qkv_store(q, kv, cos_sin, s), {}, qkv.as<float>());
+}
+
+void put_rows_by(Ctx& cx, std::span<const Tensor> to, std::span<const Tensor> from, int32_t length,
+                 const Step& s) {
+  if (s.num_tokens == 0) return;
+  PutByArgs a{.to = {},
+              .from = {},
+              .spans = s.spans,
+              .num_spans = s.num_spans,
+              .length = length,
+              .width = static_cast<int>(to[0].dim(1))};
+  for (size_t p = 0; p < to.size(); ++p)
+    a.to[p] = to[p].as<float>(), a.from[p] = from[p].as<float>();
+  cuda::launch(cx.stream, put_by_kernel,
+               {.grid = dim3(static_cast<unsigned>(s.num_tokens), static_cast<unsigned>(to.size())),
+                .block = dim3(kThreads),
+                .release = cuda::Release::kAfterWait},
+               a);
 }
 
 void translate_ids(Ctx& cx, int32_t* ids, int64_t n, const int32_t* table) {

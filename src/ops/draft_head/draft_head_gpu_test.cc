@@ -67,6 +67,41 @@ TEST(DraftHeadGpu, JoinsRowsAsTheCpuDoes) {
     }
 }
 
+// Prompts longer than what is kept, drafts, and single tokens; what no span ends in stays.
+TEST(DraftHeadGpu, PutsTheLastRowsOfEachSpanByAsTheCpuDoes) {
+  constexpr int32_t kLength = 8, kSlots = 5;
+  for (const int64_t width : {3, 2880}) {
+    const std::vector<Span> spans = {{.q_start = 0, .q_len = 1, .context = 15, .slot = 3},
+                                     {.q_start = 1, .q_len = 21, .context = 2, .slot = 0},
+                                     {.q_start = 22, .q_len = 4, .context = 13, .slot = 4}};
+    constexpr int32_t kTokens = 26;
+    Random random(static_cast<uint32_t>(width));
+    const Floats a(random, kTokens, width), b(random, kTokens, width);
+    GpuProblem gpu;
+    const std::vector<Tensor> from = {gpu.tensor(a, DType::kF32), gpu.tensor(b, DType::kF32)};
+    const std::vector<float> zeros(kSlots * kLength * width);
+    std::vector<float> host[2] = {zeros, zeros};
+    std::vector<Tensor> to, expected, on_host;
+    for (size_t p = 0; p < 2; ++p) {
+      to.push_back(make_tensor(const_cast<float*>(gpu.array(zeros)), DType::kF32,
+                               {kSlots * kLength, width}));
+      expected.push_back(make_tensor(host[p].data(), DType::kF32, {kSlots * kLength, width}));
+      on_host.push_back(make_tensor(const_cast<float*>((p == 0 ? a : b).values.data()), DType::kF32,
+                                    {kTokens, width}));
+    }
+    Step step{.num_tokens = kTokens, .num_spans = 3, .spans = spans.data()};
+    Ctx cpu;
+    cpu_rows::put_rows_by(cpu, expected, on_host, kLength, step);
+    // By hand: the last of 21 tokens from position 2 on is at 22, the last of the 4 at 16.
+    EXPECT_EQ(host[1][(0 * kLength + 22 % kLength) * width], b.values[21 * width]);
+    EXPECT_EQ(host[1][(4 * kLength + 16 % kLength) * width + 2], b.values[25 * width + 2]);
+    EXPECT_EQ(host[0][(3 * kLength + 15 % kLength) * width], a.values[0]);
+    step.spans = gpu.array(spans);
+    put_rows_by(gpu.cx, to, from, kLength, step);
+    for (size_t p = 0; p < 2; ++p) EXPECT_EQ(gpu.floats(to[p]).values, host[p]) << width << p;
+  }
+}
+
 TEST(DraftHeadGpu, IdsFollowTheirTables) {
   GpuProblem gpu;
   std::vector<int32_t> table(1000), ids(300);
