@@ -126,10 +126,11 @@ struct HeadNeed {
   }
 };
 
-HeadNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseFormats& dense,
+HeadNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseFormats& models_dense,
                    EngineOptions& options) {
   SpeculationOptions& drafts = options.speculation;
   if (drafts.method != SpeculationOptions::Method::kHead) return {};
+  const DenseFormats dense = drafts.head_dense.value_or(models_dense);
   const DraftHeadInfo head = describe_draft_head(drafts.head_path, model, dense);
   drafts.head_group = head.model.groups.at(0);
   drafts.head_row_bytes = static_cast<int64_t>(head.target_layers.size()) * head.target_width *
@@ -430,6 +431,7 @@ void load(const EngineFlags& flags, const LoadEngineOptions& options, LoadedEngi
   if (shard.rank > 0) return;
   if (engine.speculation.method == SpeculationOptions::Method::kHead) {
     refuse_other_tokenizer(loaded.files, engine.speculation.head_path);
+    load.dense = engine.speculation.head_dense.value_or(load.dense);
     engine.speculation.head =
         load_draft_head(loaded.cx, engine.speculation.head_path, *loaded.model, load);
   }

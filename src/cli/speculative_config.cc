@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "cli/dense_flags.h"
 #include "cli/json.h"
 #include "cli/suggestion.h"
 #include "engine/speculation_counts.h"
@@ -130,6 +131,16 @@ void read_suffix(Fields& fields, SpeculationOptions& options) {
       fields.number("suffix_decoding_min_token_prob", options.suffix_min_token_probability, 0, 1);
 }
 
+void read_quantization(Fields& fields, SpeculationOptions& options) {
+  const std::string name = fields.word("quantization", "");
+  if (name.empty()) return;
+  try {
+    options.head_dense = dense_formats({.dense_format = name, .mxfp4_layers = {}});
+  } catch (const Error&) {
+    refuse("quantization must be bf16, mxfp8, mxfp4 or nvfp4, not \"" + name + "\"");
+  }
+}
+
 void read_verification(Fields& fields, SpeculationOptions& options) {
   const std::string method = fields.word("rejection_sample_method", "standard");
   options.synthetic_rates = fields.numbers("synthetic_acceptance_rates");
@@ -183,6 +194,7 @@ SpeculationOptions parse_speculative_config(const std::string& json) {
   options.is_adaptive = fields.flag("adaptive", options.is_adaptive);
   if (is_head) {
     fields.integer("draft_tensor_parallel_size", 1, 1, 1);
+    read_quantization(fields, options);
   } else {
     is_suffix ? read_suffix(fields, options) : read_ngram(fields, options);
   }

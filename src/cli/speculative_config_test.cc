@@ -75,13 +75,16 @@ TEST(SpeculativeConfig, AHeadHasWeights) {
   EXPECT_EQ(o.head_path, "some/head");
   EXPECT_EQ(o.num_tokens, 3);
   EXPECT_FALSE(o.draws_drafts);
+  EXPECT_FALSE(o.head_dense);
   o = parse_speculative_config(
       R"({"method":"eagle3","model":"some/head","num_speculative_tokens":1,
-          "draft_sample_method":"probabilistic",
+          "draft_sample_method":"probabilistic","quantization":"mxfp8",
           "rejection_sample_method":"synthetic","synthetic_acceptance_rates":[0.5]})");
   EXPECT_EQ(o.method, Method::kHead);
   EXPECT_THAT(o.synthetic_rates, testing::ElementsAre(0.5));
   EXPECT_TRUE(o.draws_drafts);
+  ASSERT_TRUE(o.head_dense);
+  EXPECT_EQ(o.head_dense->mlp, Format::kMxfp8);
 }
 
 TEST(SpeculativeConfig, SaysWhatIsWrong) {
@@ -97,6 +100,8 @@ TEST(SpeculativeConfig, SaysWhatIsWrong) {
       {R"({"method":"eagle3","model":"d","num_speculative_tokens":1,
           "draft_sample_method":"gumbel"})",
        "must be greedy or probabilistic"},
+      {R"({"method":"eagle3","model":"d","num_speculative_tokens":1,"quantization":"fp6"})",
+       "quantization must be bf16, mxfp8, mxfp4 or nvfp4, not \"fp6\""},
       {R"({"method":"ngram"})", "it needs \"num_speculative_tokens\""},
       {R"({"method":"ngram","num_speculative_tokens":0})", "must be 1 to 32, not 0"},
       {R"({"method":"ngram","num_speculative_tokens":33})", "must be 1 to 32, not 33"},

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,7 @@ struct SpeculationOptions {
   // Of kHead: the directory of its checkpoint; where its keys and values lie, of one layer, known
   // before it is loaded.
   std::string head_path = {};
+  std::optional<DenseFormats> head_dense = {};  // encoded on load; else as the model's own
   bool draws_drafts = false;  // at the request's temperature; else they are the likeliest ids
   LayerGroup head_group = {};
   int64_t head_row_bytes = 0;  // of the model's rows of one token that it reads, as float32
