@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <memory>
 
 namespace nibble {
@@ -70,6 +71,21 @@ TEST(DraftLengths, ThoseOfOneSequenceBeforeAnothers) {
   EXPECT_EQ(bad->num_wanted, 0);
   DraftLengths().choose(both, 2, times_of(1, 0.2, 8), {});
   EXPECT_EQ(good->num_wanted, 2);
+}
+
+// Bad luck with a place that is not tried any more, while those before it come true.
+TEST(DraftRates, WhatIsNotSeenBecomesLikeThePlaceBefore) {
+  DraftRates rates;
+  for (int32_t n = 0; n < 60; ++n) rates.learn(0, true), rates.learn(1, false);
+  EXPECT_LT(rates.rate(1), 0.01);
+  for (int32_t n = 0; n < 30; ++n) rates.forget(1);
+  EXPECT_NEAR(rates.rate(1), 1 - std::pow(0.99, 30), 0.01);
+  EXPECT_LT(rates.rate(2), rates.rate(1) + 0.5);
+  for (int32_t n = 0; n < 1000; ++n) rates.forget(1);
+  EXPECT_GT(rates.rate(1), 0.99);
+  EXPECT_GT(rates.rate(6), 0.9);
+  for (int32_t n = 0; n < 60; ++n) rates.learn(0, false), rates.forget(0);
+  EXPECT_LT(rates.rate(0), 0.01);  // it has none before it
 }
 
 // What makes drafts takes its time, too, by the longest chain.

@@ -117,16 +117,16 @@ void Speculation::learn(Sequence& sequence, int32_t num_verified, int32_t num_ne
   if (!is_on()) return;
   const int32_t first = sequence.length() - num_new;
   const int32_t num_known = std::min(num_new, static_cast<int32_t>(sequence.drafts.size()));
-  int32_t num_true = 0;
-  for (int32_t i = 0; i < num_known; ++i) {
-    const int32_t id = sequence.tokens[first + i];
-    const bool came_true = i < num_verified ? id == sequence.drafts[i]
-                                            : comes_true(sequence, i, sequence.drafts[i], id);
+  int32_t num_true = 0, num_seen = 0;
+  for (bool came_true = true; came_true && num_seen < num_known; ++num_seen) {
+    const int32_t i = num_seen, id = sequence.tokens[first + i];
+    came_true = i < num_verified ? id == sequence.drafts[i]
+                                 : comes_true(sequence, i, sequence.drafts[i], id);
     sequence.draft_rates->learn(i, came_true);
     rates_.learn(i, came_true);
-    if (!came_true) break;
-    if (i < num_verified) ++num_true, ++counts_.accepted_at[i];
+    if (came_true && i < num_verified) ++num_true, ++counts_.accepted_at[i];
   }
+  if (sequence.draft_rates) sequence.draft_rates->forget(num_seen);
   counts_.num_drafts += num_verified > 0;
   counts_.num_draft_tokens += num_verified;
   counts_.num_accepted_tokens += num_true;
