@@ -56,8 +56,8 @@ void Engine::Impl::finish() {
   const HeadDrafter::Spent drafting = head_ ? head_->spent() : HeadDrafter::Spent{};
   const SteadyTime now = std::chrono::steady_clock::now();
   const Step step = blocks_[turn_].step();
-  const bool was_first = gpu_ != nullptr && gpu_->was_first();
-  if (step_began_ != SteadyTime{} && step.num_tokens == step.num_out && !was_first) {
+  const bool is_odd = (gpu_ != nullptr && gpu_->was_first()) || cx_.tap;  // takes longer
+  if (step_began_ != SteadyTime{} && step.num_tokens == step.num_out && !is_odd) {
     const double seconds = std::chrono::duration<double>(now - step_began_).count();
     speculation_.add_time(step.num_tokens, seconds - drafting.seconds);
     if (drafting.passes > 0 && !drafting.has_read)
