@@ -233,6 +233,10 @@ class OpsBench {
                 {.op = Op::kDeltaRule, .name = "delta_rule", .flops = flops(desc, desc.tokens)},
                 {.span = flags_.span});
   }
+  void measure(const ops::Mamba2Desc& desc) {
+    each_kernel(desc, {.op = Op::kMamba2, .name = "mamba2", .flops = flops(desc, desc.tokens)},
+                {.span = flags_.span});
+  }
   void measure(const ops::AllReduceDesc&) {}  // no model of one rank has it
   void measure(const ops::NormUnembedDesc& desc) {
     if (desc.tokens <= (cx_.on_gpu() ? OpOperands::kMostDecoding : 8)) measure_dense(desc);

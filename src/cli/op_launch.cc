@@ -102,7 +102,7 @@ OpLaunch OpLaunches::of(const ops::OutProjDesc& desc, const ops::OutProjKernel& 
 }
 
 OpLaunch OpLaunches::of(const ops::MlpUpDesc& desc, const ops::MlpUpKernel& k) {
-  const Weight like{.format = desc.format, .rows = 2 * desc.width, .cols = desc.hidden};
+  const Weight like{.format = desc.format, .rows = desc.rows(), .cols = desc.hidden};
   const Tensor x = operands_.floats(desc.tokens, desc.hidden),
                d = operands_.floats(desc.tokens, desc.hidden);
   const ops::MlpUpOut out{operands_.stored_output(desc.tokens, desc.width),
@@ -123,7 +123,10 @@ OpLaunch OpLaunches::of(const ops::NormRouteDesc& desc, const ops::NormRouteKern
                y = operands_.output(desc.tokens, desc.hidden),
                h = operands_.stored_output(desc.tokens, desc.hidden);
   auto to = choices(desc.tokens, desc.experts, desc.top_k);
-  for (auto& choice : to) choice.routing.over_all = desc.over_all;
+  for (auto& choice : to) {
+    choice.routing.over_all = desc.over_all, choice.routing.sigmoid = desc.sigmoid;
+    if (desc.sigmoid.is_used) choice.routing.bias = operands_.constant(desc.experts, 0.125f);
+  }
   const Routing& r = to[0].routing;
   const int64_t chosen = desc.tokens * desc.top_k;
   const auto ints = [](int32_t* data, int64_t n) { return make_tensor(data, DType::kI32, {1, n}); };
@@ -145,7 +148,7 @@ OpLaunch OpLaunches::of(const ops::NormRouteDesc& desc, const ops::NormRouteKern
 
 OpLaunch OpLaunches::of(const ops::MoeUpDesc& desc, const ops::MoeUpKernel& k) {
   const Weight like{
-      .format = desc.format, .experts = desc.experts, .rows = 2 * desc.width, .cols = desc.hidden};
+      .format = desc.format, .experts = desc.experts, .rows = desc.rows(), .cols = desc.hidden};
   const Tensor h = operands_.stored(desc.tokens, desc.hidden),
                u = operands_.stored_output(desc.tokens * desc.top_k, desc.width);
   const auto to = choices(desc.tokens, desc.experts, desc.top_k);
@@ -217,6 +220,18 @@ OpLaunch OpLaunches::of(const ops::DeltaRuleDesc& desc, const ops::DeltaRuleKern
   return {run, {{"att", att}, {"state", layer.state}, {"conv", layer.conv}}};
 }
 
+OpLaunch OpLaunches::of(const ops::Mamba2Desc& desc, const ops::Mamba2Kernel& k) {
+  const auto s = operands_.sequences(desc.tokens, sequences_, 1, 2);
+  const Tensor att = operands_.stored_output(desc.tokens, desc.inner()),
+               in = operands_.floats(desc.tokens, desc.width());
+  const RecurrentLayer layer = operands_.recurrent(desc, s.count);
+  auto run = [=, &cx = cx_, &k, w = operands_.mamba_weights(desc)](size_t) {
+    k.run(cx, att, layer, in, desc, w, s.step);
+    return bytes(desc, s.count, desc.tokens / s.count, act_bytes(cx));
+  };
+  return {run, {{"att", att}, {"state", layer.state}, {"conv", layer.conv}}};
+}
+
 OpLaunch OpLaunches::of(const ops::OutputGateDesc& desc, const ops::OutputGateKernel& k) {
   const Tensor att = operands_.stored(desc.tokens, desc.width),
                gate = operands_.floats(desc.tokens, desc.width);
@@ -228,7 +243,7 @@ OpLaunch OpLaunches::of(const ops::OutputGateDesc& desc, const ops::OutputGateKe
 }
 
 OpLaunch OpLaunches::of(const ops::SharedUpDesc& desc, const ops::SharedUpKernel& k) {
-  const Weight like{.format = desc.format, .rows = 2 * desc.width, .cols = desc.hidden};
+  const Weight like{.format = desc.format, .rows = desc.rows(), .cols = desc.hidden};
   const Tensor h = operands_.stored(desc.tokens, desc.hidden),
                u = operands_.stored_output(desc.tokens, desc.width);
   auto run = [=, &cx = cx_, &k, gate = operands_.vector(desc.hidden),

@@ -24,6 +24,7 @@ inline auto kernels_of(const ops::MoeDownDesc&) { return ops::moe_down_kernels()
 inline auto kernels_of(const ops::NormUnembedDesc&) { return ops::norm_unembed_kernels(); }
 inline auto kernels_of(const ops::NormLinearDesc&) { return ops::norm_linear_kernels(); }
 inline auto kernels_of(const ops::DeltaRuleDesc&) { return ops::delta_rule_kernels(); }
+inline auto kernels_of(const ops::Mamba2Desc&) { return ops::mamba2_kernels(); }
 inline auto kernels_of(const ops::OutputGateDesc&) { return ops::output_gate_kernels(); }
 inline auto kernels_of(const ops::SharedUpDesc&) { return ops::shared_up_kernels(); }
 
@@ -54,6 +55,7 @@ class OpLaunches {
   OpLaunch of(const ops::NormUnembedDesc& desc, const ops::NormUnembedKernel& kernel);
   OpLaunch of(const ops::NormLinearDesc& desc, const ops::NormLinearKernel& kernel);
   OpLaunch of(const ops::DeltaRuleDesc& desc, const ops::DeltaRuleKernel& kernel);
+  OpLaunch of(const ops::Mamba2Desc& desc, const ops::Mamba2Kernel& kernel);
   // In place: each run gates what the one before left.
   OpLaunch of(const ops::OutputGateDesc& desc, const ops::OutputGateKernel& kernel);
   OpLaunch of(const ops::SharedUpDesc& desc, const ops::SharedUpKernel& kernel);

@@ -315,27 +315,43 @@ OpOperands::Sequences OpOperands::sequences(int64_t tokens, const OpSequences& h
           .count = count};
 }
 
-RecurrentLayer OpOperands::recurrent(const ops::DeltaRuleDesc& d, int64_t count) {
-  Tensor state =
-      make_tensor(nullptr, DType::kF32, {2 * count, d.value_heads, d.key_dim, d.value_dim});
-  Tensor conv = make_tensor(nullptr, DType::kF32, {2 * count, d.taps - 1, d.channels()});
+RecurrentLayer OpOperands::recurrent(const StateShape& of, int64_t count) {
+  Tensor state = make_tensor(nullptr, DType::kF32, {2 * count, of.heads, of.rows, of.columns});
+  Tensor conv = make_tensor(nullptr, DType::kF32, {2 * count, of.taps - 1, of.channels});
   std::vector<int32_t> from(static_cast<size_t>(count)), to(static_cast<size_t>(count));
   std::iota(from.begin(), from.end(), 0);
   std::iota(to.begin(), to.end(), static_cast<int32_t>(count));
-  state.data = floats(2 * count * d.value_heads, d.key_dim * d.value_dim).data;
-  conv.data = floats(2 * count, (d.taps - 1) * d.channels()).data;
+  state.data = floats(2 * count * of.heads, of.rows * of.columns).data;
+  conv.data = floats(2 * count, (of.taps - 1) * of.channels).data;
   return {state, conv, put(from), put(to)};
+}
+RecurrentLayer OpOperands::recurrent(const ops::DeltaRuleDesc& d, int64_t count) {
+  return recurrent(StateShape{d.value_heads, d.key_dim, d.value_dim, d.taps, d.channels()}, count);
+}
+RecurrentLayer OpOperands::recurrent(const ops::Mamba2Desc& d, int64_t count) {
+  return recurrent(StateShape{d.heads, d.state_dim, d.head_dim, d.taps, d.channels()}, count);
+}
+
+const float* OpOperands::constant(int64_t n, float value) {
+  return put(std::vector<float>(static_cast<size_t>(n), value));
 }
 
 ops::DeltaRuleWeights OpOperands::delta_weights(const ops::DeltaRuleDesc& d) {
-  const auto constant = [&](int64_t n, float value) {
-    return put(std::vector<float>(static_cast<size_t>(n), value));
-  };
   return {.conv = constant(d.channels() * d.taps, 0.5f),
           .a_log = constant(d.value_heads, 0),
           .dt_bias = constant(d.value_heads, -2),
           .norm = constant(d.value_dim, 1),
           .eps = 1e-6f};
+}
+
+ops::Mamba2Weights OpOperands::mamba_weights(const ops::Mamba2Desc& d) {
+  return {.conv = constant(d.channels() * d.taps, 0.5f),
+          .conv_bias = constant(d.channels(), 0.25f),
+          .a_log = constant(d.heads, 0),
+          .d = constant(d.heads, 1),
+          .dt_bias = constant(d.heads, -2),
+          .norm = constant(d.inner(), 1),
+          .eps = 1e-5f};
 }
 
 }  // namespace nibble::cli

@@ -66,14 +66,23 @@ class OpOperands {
   };
   static constexpr int64_t kMostDecoding = 256;
   Sequences sequences(int64_t tokens, const OpSequences& how, int64_t kv_heads, int64_t head_dim);
-  // Slots of `count` sequences, each with a state, and weights of a delta rule.
+  // Slots of `count` sequences, each with a state, and weights of a delta rule or a
+  // Mamba2 layer.
   RecurrentLayer recurrent(const ops::DeltaRuleDesc& desc, int64_t count);
   ops::DeltaRuleWeights delta_weights(const ops::DeltaRuleDesc& desc);
+  RecurrentLayer recurrent(const ops::Mamba2Desc& desc, int64_t count);
+  ops::Mamba2Weights mamba_weights(const ops::Mamba2Desc& desc);
+  const float* constant(int64_t n, float value);
   static int64_t count_sequences(int64_t tokens, int64_t span) {
     return tokens <= kMostDecoding && tokens % span == 0 ? tokens / span : 1;
   }
 
  private:
+  struct StateShape {
+    int64_t heads, rows, columns, taps, channels;
+  };
+  RecurrentLayer recurrent(const StateShape& shape, int64_t count);
+
   uint64_t next();
   float unit();  // [-1, 1)
   template <typename T>

@@ -70,6 +70,7 @@ void shrink(ops::NormLinearDesc& d) {
   d.hidden = std::min(d.hidden, kCols), d.width = std::min(d.width, kRows);
 }
 void shrink(ops::DeltaRuleDesc& d) { d.value_heads /= d.key_heads, d.key_heads = 1; }
+void shrink(ops::Mamba2Desc& d) { d.heads /= d.groups, d.groups = 1; }
 void shrink(ops::OutputGateDesc& d) { d.width = std::min(d.width, kCols); }
 void shrink(ops::SharedUpDesc& d) {
   d.hidden = std::min(d.hidden, kCols), d.width = std::min(d.width, kRows / 2);

@@ -6,7 +6,7 @@ namespace {
 constexpr const char* kOpNames[kNumOps] = {
     "embed",      "norm_qkv",    "attention", "out_proj",     "mlp_up",
     "norm_route", "moe_up",      "moe_down",  "norm_unembed", "norm_linear",
-    "delta_rule", "output_gate", "shared_up", "all_reduce"};
+    "delta_rule", "output_gate", "shared_up", "all_reduce",   "mamba2"};
 
 }  // namespace
 

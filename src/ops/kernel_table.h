@@ -33,9 +33,10 @@ enum class Op : uint8_t {
   kDeltaRule,
   kOutputGate,
   kSharedUp,
-  kAllReduce
+  kAllReduce,
+  kMamba2
 };
-inline constexpr int kNumOps = 14;
+inline constexpr int kNumOps = 15;
 const char* op_name(Op op);  // "embed", "norm_qkv", ...
 std::optional<Op> find_op(std::string_view name);
 

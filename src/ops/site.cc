@@ -20,6 +20,7 @@ auto table_of(const DeltaRuleDesc&) { return delta_rule_kernels(); }
 auto table_of(const OutputGateDesc&) { return output_gate_kernels(); }
 auto table_of(const SharedUpDesc&) { return shared_up_kernels(); }
 auto table_of(const AllReduceDesc&) { return all_reduce_kernels(); }
+auto table_of(const Mamba2Desc&) { return mamba2_kernels(); }
 
 // Of experts that a step's tokens meet.
 template <typename Desc>
@@ -36,6 +37,9 @@ Work work(const Desc& d, const StepShape& s) {  // of what is done once a token
 }
 Work work(const EmbedDesc& d, const StepShape& s) { return {bytes(d, s.streams * s.tokens), 0}; }
 Work work(const DeltaRuleDesc& d, const StepShape& s) {
+  return {bytes(d, s.streams, s.tokens, s.act_bytes), flops(d, s.streams * s.tokens)};
+}
+Work work(const Mamba2Desc& d, const StepShape& s) {
   return {bytes(d, s.streams, s.tokens, s.act_bytes), flops(d, s.streams * s.tokens)};
 }
 Work work(const AttentionDesc& d, const StepShape& s) {
@@ -67,7 +71,8 @@ int64_t scratch(const Desc& d, const Ctx& cx) {
 // What norm_route needs to know of those behind it.
 void find_choosers(Sites& sites) {
   for (Site& site : sites) {
-    if (site.key.op != Op::kNormRoute) continue;
+    if (site.key.op != Op::kNormRoute || std::get<NormRouteDesc>(site.problem).sigmoid.is_used)
+      continue;
     const std::vector<Site*> readers = readers_of(sites, site, "routing");
     site.readers_choose = !readers.empty() && std::ranges::all_of(readers, [](const Site* reader) {
       if (reader->key.op == Op::kMoeUp) return reader->plan.row<MoeUpKernel>(1).chooses;

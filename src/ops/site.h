@@ -17,6 +17,7 @@
 #include "ops/attention/attention.h"
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/embed/embed.h"
+#include "ops/mamba2/mamba2.h"
 #include "ops/mlp_up/mlp_up.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
@@ -33,9 +34,10 @@ namespace nibble::ops {
 
 // What a site computes: one of these by kind, in the order of Op. To add a kind: Op and its name,
 // here, and the overloads at the top of site.cc.
-using Problem = std::variant<EmbedDesc, NormQkvDesc, AttentionDesc, OutProjDesc, MlpUpDesc,
-                             NormRouteDesc, MoeUpDesc, MoeDownDesc, NormUnembedDesc, NormLinearDesc,
-                             DeltaRuleDesc, OutputGateDesc, SharedUpDesc, AllReduceDesc>;
+using Problem =
+    std::variant<EmbedDesc, NormQkvDesc, AttentionDesc, OutProjDesc, MlpUpDesc, NormRouteDesc,
+                 MoeUpDesc, MoeDownDesc, NormUnembedDesc, NormLinearDesc, DeltaRuleDesc,
+                 OutputGateDesc, SharedUpDesc, AllReduceDesc, Mamba2Desc>;
 static_assert(std::variant_size_v<Problem> == kNumOps);
 inline Op op_of(const Problem& problem) { return static_cast<Op>(problem.index()); }
 
@@ -56,6 +58,8 @@ struct Site {
   float k_scale = 1, v_scale = 1;   // of pages in E4M3
   const uint16_t* gate = nullptr;   // [H] bf16, of a shared expert
   DeltaRuleWeights delta = {};
+  Mamba2Weights mamba = {};
+  const float* route_bias = nullptr;  // [E], of NormRouteDesc::sigmoid
 
   // On GPUs, once loaded: [experts, N] the least exponent of each row of `weight`, where a kernel
   // asks for it and all rows take it; see gpu_matmul/row_exponents.h.

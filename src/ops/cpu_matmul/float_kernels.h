@@ -40,14 +40,14 @@ struct AttendTile {
   float* scratch;  // attend_scratch_floats()
 };
 
-// Some columns of the state of a value head of delta_rule, through tokens of one sequence. Strides
-// are in floats.
+// Some columns of the state of a head of delta_rule or mamba2, through tokens of one sequence.
+// Strides are in floats. mamba2's C, B and x are q, k and v.
 inline constexpr int kDeltaColumns = 32;  // that stay in L1 from token to token
 struct DeltaBlock {
   int64_t tokens, key_dim, columns;
   const float* qkv;  // [tokens] rows of which q, k and v lie at their places
   int64_t ld_qkv, q, k, v;
-  const float* gates;  // [tokens] of two: decay, beta
+  const float* gates;  // [tokens] of two: decay, beta or dt
   int64_t ld_gates;
   const float* from;  // [DK] rows of the state; none: zeros
   float* to;
@@ -65,6 +65,15 @@ struct DeltaKernels {
   void (*run)(const DeltaBlock& block);
   // x = weight * x / sqrt(mean(x^2) + eps) * silu(z)
   void (*norm_gated)(float* x, const float* z, const float* weight, float eps, int64_t n);
+};
+
+struct Mamba2Kernels {
+  // out[c] = silu(bias[c] + sum over taps j of weights[c][j] inputs[j][c])
+  void (*convolve)(const float* const* inputs, const float* weights, const float* bias,
+                   int64_t taps, int64_t n, float* out);
+  void (*run)(const DeltaBlock& block);
+  void (*gate)(float* y, const float* x, float d, const float* z, int64_t n);  // (y + d x) silu(z)
+  void (*norm)(float* y, const float* weight, float eps, int64_t n);
 };
 
 // Codes of 4 bits are met in block order: per 32 the even elements, then the odd ones; what is left
@@ -93,11 +102,12 @@ struct FloatKernels {
   // y = x + d; h = norm(y), stored as bf16 where `bf16`.
   void (*add_norm)(float* y, float* h, const float* x, const float* d, const Norm& norm, int64_t n,
                    bool bf16);
-  // u[j] = swiglu(y[2j], y[2j + 1])
+  // u[j] = swiglu(y[2j], y[2j + 1]), or of y[j] alone, for n of them
   void (*swiglu)(const float* y, float* u, int64_t n, const Swiglu& act);
   // x *= sigmoid(gate)
   void (*gate)(float* x, const float* gate, int64_t n);
   DeltaKernels delta;
+  Mamba2Kernels mamba2;
   void (*attend)(const AttendTile& tile);
 };
 

@@ -25,12 +25,13 @@ NIBBLE_TARGET(NIBBLE_AVX2)
 #include "ops/attention/attend_impl.h"
 #include "ops/cpu_matmul/float_kernels_impl.h"
 #include "ops/delta_rule/delta_rule_impl.h"
+#include "ops/mamba2/mamba2_impl.h"
 
 namespace nibble::ops {
 
 extern const FloatKernels kAvx2Kernels;
-constinit const FloatKernels kAvx2Kernels =
-    make_float_kernels<cpu::Avx2>(Attend<cpu::Avx2>::run, DeltaRuleOn<cpu::Avx2>::kernels());
+constinit const FloatKernels kAvx2Kernels = make_float_kernels<cpu::Avx2>(
+    Attend<cpu::Avx2>::run, DeltaRuleOn<cpu::Avx2>::kernels(), Mamba2On<cpu::Avx2>::kernels());
 
 }  // namespace nibble::ops
 

@@ -25,12 +25,14 @@ NIBBLE_TARGET(NIBBLE_AVX512)
 #include "ops/attention/attend_impl.h"
 #include "ops/cpu_matmul/float_kernels_impl.h"
 #include "ops/delta_rule/delta_rule_impl.h"
+#include "ops/mamba2/mamba2_impl.h"
 
 namespace nibble::ops {
 
 extern const FloatKernels kAvx512Kernels;
 constinit const FloatKernels kAvx512Kernels =
-    make_float_kernels<cpu::Avx512>(Attend<cpu::Avx512>::run, DeltaRuleOn<cpu::Avx512>::kernels());
+    make_float_kernels<cpu::Avx512>(Attend<cpu::Avx512>::run, DeltaRuleOn<cpu::Avx512>::kernels(),
+                                    Mamba2On<cpu::Avx512>::kernels());
 
 }  // namespace nibble::ops
 

@@ -287,6 +287,7 @@ struct Elementwise {
   }
 
   static void swiglu(const float* y, float* u, int64_t n, const Swiglu& act) {
+    if (act.is_relu2()) return relu2(y, u, n);
     int64_t j = 0;
     for (; j + kLanes <= n; j += kLanes)
       S::store(u + j, swiglu_lanes(S::load(y + 2 * j), S::load(y + 2 * j + kLanes), act));
@@ -295,6 +296,9 @@ struct Elementwise {
     std::memcpy(pairs, y + 2 * j, 2 * (n - j) * sizeof(float));
     S::store(out, swiglu_lanes(S::load(pairs), S::load(pairs + kLanes), act));
     std::memcpy(u + j, out, (n - j) * sizeof(float));
+  }
+  static void relu2(const float* y, float* u, int64_t n) {
+    for (int64_t j = 0; j < n; ++j) u[j] = y[j] <= 0 ? 0 : y[j] * y[j];
   }
   static void gate(float* x, const float* gate, int64_t n) {
     for (int64_t i = 0; i < n; i += kLanes) {
@@ -318,7 +322,7 @@ struct Elementwise {
 // The rows of the table.
 template <typename S>
 constexpr FloatKernels make_float_kernels(void (*attend)(const AttendTile&),
-                                          const DeltaKernels& delta) {
+                                          const DeltaKernels& delta, const Mamba2Kernels& mamba2) {
   return {.direct_tokens = S::kTileTokens,
           .dot_weight = Linear<S>::dot_weight,
           .decode = Decode<S>::rows,
@@ -327,6 +331,7 @@ constexpr FloatKernels make_float_kernels(void (*attend)(const AttendTile&),
           .swiglu = Elementwise<S>::swiglu,
           .gate = Elementwise<S>::gate,
           .delta = delta,
+          .mamba2 = mamba2,
           .attend = attend};
 }
 

@@ -133,9 +133,12 @@ struct DeltaRuleOn {
     }
   }
 
+  static void run(const DeltaBlock& b) { run_tokens(b, step); }
+
   // The state comes and goes by whole rows, in the order in which it lies. Columns beyond those
-  // there are stay zero.
-  static void run(const DeltaBlock& b) {
+  // there are stay zero. `one` is a token, as step().
+  template <typename Step>
+  SIMD_FN void run_tokens(const DeltaBlock& b, const Step& one) {
     const int64_t tiles = (b.columns + kDeltaColumns - 1) / kDeltaColumns;
     std::fill_n(b.values, kDeltaColumns, 0.f);
     if (b.from == nullptr || b.columns % kDeltaColumns != 0)
@@ -148,7 +151,7 @@ struct DeltaRuleOn {
       for (int64_t t = 0; t < b.tokens; ++t) {
         const float *qkv = b.qkv + t * b.ld_qkv, *gates = b.gates + t * b.ld_gates;
         std::copy_n(qkv + b.v + first, columns, b.values);
-        step(b, block, columns, qkv, gates[0], gates[1], b.out + t * b.ld_out + first);
+        one(b, block, columns, qkv, gates[0], gates[1], b.out + t * b.ld_out + first);
       }
     });
     for (int64_t i = 0; i < b.key_dim; ++i)

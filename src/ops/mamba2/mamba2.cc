@@ -1,0 +1,74 @@
+#include "ops/mamba2/mamba2.h"
+
+#include "ops/refuse.h"
+#include "ops/scratch.h"
+#include "ops/site.h"
+
+namespace nibble::ops {
+namespace {
+
+template <cpu::Isa kIsa>
+constexpr Mamba2Kernel row(const char* name) {
+  return {name, [](const Mamba2Desc&, const KernelOptions& o) { return refuse_isa(kIsa, o); },
+          CpuMamba2<kIsa>::run};
+}
+
+const char* refuse_any(const Mamba2Desc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_cpu(o)) return reason;
+  if (d.taps > 8) return "more than 8 taps";
+  if (d.heads > 256 * d.groups) return "more than 256 heads to a group";
+  return d.state_dim <= 256 ? nullptr : "states of more than 256 rows";
+}
+
+// A head's columns in one block, and a group's heads in one cluster.
+constexpr int64_t kDecodeTokens = 8;
+const char* refuse_decode(const Mamba2Desc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_any(d, o)) return reason;
+  if (!o.gpu.runs_clusters) return "this GPU runs no clusters of blocks";
+  if (d.state_dim > 128 || d.head_dim > 128) return "heads of more than 128 x 128";
+  if (d.heads > 8 * d.groups) return "more than 8 heads to a group";
+  return d.tokens <= kDecodeTokens || o.any_size ? nullptr : "more than 8 tokens";
+}
+
+constexpr Mamba2Kernel kKernels[] = {
+    row<cpu::Isa::kAvx512>("avx512_float"),
+    row<cpu::Isa::kAvx2>("avx2_float"),
+    row<cpu::Isa::kNeon>("neon_float"),
+    row<cpu::Isa::kScalar>("plain_any"),
+    {"cuda_decode", refuse_decode, NIBBLE_CUDA_KERNEL(gpu::mamba2_decode)},
+    {"cuda_any", refuse_any, NIBBLE_CUDA_KERNEL(gpu::mamba2_any)},
+    {"ref", [](const Mamba2Desc&, const KernelOptions& o) { return refuse_ref(o); }, ref::mamba2},
+};
+
+}  // namespace
+
+std::span<const Mamba2Kernel> mamba2_kernels() { return kKernels; }
+
+void mamba2(Ctx& cx, const Site& site, const Tensor& att, const RecurrentLayer& state,
+            const Tensor& in, const Step& s) {
+  run_site<Mamba2Kernel>(cx, site, s.num_tokens, att, state, in, std::get<Mamba2Desc>(site.problem),
+                         site.mamba, s);
+  cx.wrote({att.data, state.state.data, state.conv.data});
+}
+
+// States read and written, and what passes through.
+int64_t bytes(const Mamba2Desc& d, int64_t streams, int64_t tokens, int64_t act_bytes) {
+  return streams * (8 * (d.state_size() + d.conv_size()) +
+                    tokens * (4 * d.width() + act_bytes * d.inner())) +
+         4 * d.taps * d.channels();
+}
+
+// Decayed, written and queried.
+int64_t flops(const Mamba2Desc& d, int64_t tokens) {
+  return tokens * (5 * d.state_size() + 2 * d.taps * d.channels());
+}
+
+// Inputs convolved, with outputs in the place of x; decay and dt.
+int64_t gpu::scratch_bytes(const Mamba2Desc& d) {
+  Scratch scratch;
+  scratch.take<float>(d.tokens * d.channels());
+  scratch.take<float>(d.tokens * 2 * d.heads);
+  return scratch.used_bytes();
+}
+
+}  // namespace nibble::ops
