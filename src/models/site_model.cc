@@ -206,24 +206,50 @@ void SiteModel::gate(Site& site, const std::string& name, int64_t hidden) {
   declared.vector = &site.gate;
 }
 
+void SiteModel::declare_floats(Site& site, const char* part, const std::string& name,
+                               std::vector<int64_t> shape, Fill fill, const float*& to) {
+  Declared& declared = declare(site, part, name, std::move(shape), fill);
+  declared.want.is_vector = true;
+  declared.want.format = Format::kF32;
+  declared.floats = &to;
+}
+
 void SiteModel::delta(Site& site, const std::string& name, float eps) {
   const auto& d = std::get<ops::DeltaRuleDesc>(site.problem);
-  const auto add_floats = [&](const std::string& of, std::vector<int64_t> shape, Fill fill,
+  ops::DeltaRuleWeights& w = site.delta;
+  const auto add_floats = [&](const char* of, std::vector<int64_t> shape, Fill fill,
                               const float*& to) {
-    Declared& declared = declare(site, "delta net", name + of, std::move(shape), fill);
-    declared.want.is_vector = true;
-    declared.want.format = Format::kF32;
-    declared.floats = &to;
+    declare_floats(site, "delta net", name + of, std::move(shape), fill, to);
   };
-  add_floats("conv1d.weight", {d.channels(), 1, d.taps}, Fill::kScaledNormal, site.delta.conv);
-  add_floats("A_log", {d.value_heads}, Fill::kZero, site.delta.a_log);
-  add_floats("dt_bias", {d.value_heads}, Fill::kZero, site.delta.dt_bias);
-  add_floats("norm.weight", {d.value_dim}, Fill::kOne, site.delta.norm);
-  site.delta.eps = eps;
+  add_floats("conv1d.weight", {d.channels(), 1, d.taps}, Fill::kScaledNormal, w.conv);
+  add_floats("A_log", {d.value_heads}, Fill::kZero, w.a_log);
+  add_floats("dt_bias", {d.value_heads}, Fill::kZero, w.dt_bias);
+  add_floats("norm.weight", {d.value_dim}, Fill::kOne, w.norm);
+  w.eps = eps;
   auto& [qkvz, gates] = replayed_[site.key.layer];
   const std::string layer = "." + std::to_string(site.key.layer);
   act(qkvz, "qkvz" + layer, DType::kF32, Count::kReplayed, 1, d.width());
   act(gates, "gates" + layer, DType::kF32, Count::kReplayed, 1, 2 * d.value_heads);
+}
+
+void SiteModel::mamba(Site& site, const std::string& name, float eps) {
+  const auto& d = std::get<ops::Mamba2Desc>(site.problem);
+  ops::Mamba2Weights& w = site.mamba;
+  const auto add_floats = [&](const char* of, std::vector<int64_t> shape, Fill fill,
+                              const float*& to) {
+    declare_floats(site, "mamba", name + of, std::move(shape), fill, to);
+  };
+  add_floats("conv1d.weight", {d.channels(), 1, d.taps}, Fill::kScaledNormal, w.conv);
+  add_floats("conv1d.bias", {d.channels()}, Fill::kZero, w.conv_bias);
+  add_floats("A_log", {d.heads}, Fill::kZero, w.a_log);
+  add_floats("D", {d.heads}, Fill::kOne, w.d);
+  add_floats("dt_bias", {d.heads}, Fill::kZero, w.dt_bias);
+  add_floats("norm.weight", {d.inner()}, Fill::kOne, w.norm);
+  w.eps = eps;
+}
+
+void SiteModel::route_bias(Site& site, const std::string& name, int64_t experts) {
+  declare_floats(site, "router", name, {experts}, Fill::kZero, site.route_bias);
 }
 
 void SiteModel::sinks(Site& site, const std::string& name, const Cut& heads) {

@@ -99,6 +99,11 @@ class SiteModel : public Model {
   // Of a delta_rule's site: NAME.conv1d, NAME.A_log, NAME.dt_bias, NAME.norm.
   void delta(ops::Site& site, const std::string& name, float eps);
 
+  // Of a mamba2's site: NAME.conv1d with bias, NAME.A_log, NAME.D, NAME.dt_bias, NAME.norm.
+  void mamba(ops::Site& site, const std::string& name, float eps);
+  // Of a router of sigmoids: NAME [experts].
+  void route_bias(ops::Site& site, const std::string& name, int64_t experts);
+
   // Buffers: named as sites name them. Those of T tokens are [T, cols].
   void f32(Tensor& t, const char* name, int64_t cols);
   void stored(Tensor& t, const char* name, int64_t cols, int64_t rows_a_token = 1);  // as h, q, u
@@ -166,6 +171,8 @@ class SiteModel : public Model {
   Sizes sizes_of(const ops::Ctx& cx, const StepLimits& limits) const;
   Declared& declare(ops::Site& site, const char* part, const std::string& name,
                     std::vector<int64_t> shape, Fill fill);
+  void declare_floats(ops::Site& site, const char* part, const std::string& name,
+                      std::vector<int64_t> shape, Fill fill, const float*& to);
   Declared& declare_matrix(ops::Site& site, const char* part, const Rows& tensor, const Cut& cols,
                            Fill fill);
   void settle_formats();

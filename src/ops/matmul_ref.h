@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "ops/swiglu.h"
 #include "ops/weight.h"
 
 namespace nibble::ops::ref {
@@ -23,6 +25,23 @@ class Row {
  private:
   std::vector<float> w_;
   double bias_;
+};
+
+// What makes a column of u: its row of the first matrix of an MLP, or its gate's and its up's.
+class UpColumn {
+ public:
+  UpColumn(const Weight& up, int64_t e, int64_t column, const Swiglu& act)
+      : first_(up, e, column * act.rows_each()), act_(act) {
+    if (!act.is_relu2()) second_.emplace(up, e, 2 * column + 1);
+  }
+  double of(const float* h) const {
+    return second_ ? swiglu(first_.dot(h), second_->dot(h), act_) : relu2(first_.dot(h));
+  }
+
+ private:
+  Row first_;
+  std::optional<Row> second_;
+  Swiglu act_;
 };
 
 }  // namespace nibble::ops::ref

@@ -6,13 +6,23 @@
 
 namespace nibble {
 
+// Experts chosen by sigmoid(logit) + bias and weighed by the sigmoid: DeepSeek's and Nemotron's
+// routers. With `groups` of experts, all of one size, only those of the `best_groups` of them with
+// the largest sum of their two best are chosen.
+struct SigmoidRoute {
+  bool is_used = false;
+  int32_t groups = 1, best_groups = 1;
+  float scale = 1;  // of weights
+  bool operator==(const SigmoidRoute&) const = default;
+};
+
 // A slot is one (token, choice) pair; slots are numbered expert by expert, by token within one.
 struct Routing {
   int32_t num_tokens = 0;      // T
   int32_t num_experts = 0;     // E
   int32_t top_k = 0;           // K
   int32_t* ids = nullptr;      // [T, K] chosen experts, best first; ties go to the lower id
-  float* p = nullptr;          // [T, K] softmax over the K chosen, or their part of all E
+  float* p = nullptr;          // [T, K] what they are weighed by
   int32_t* counts = nullptr;   // [E] slots of each expert
   int32_t* offsets = nullptr;  // [E + 1] first slot of each expert
   int32_t* slot = nullptr;     // [T, K] slot of a choice
@@ -21,8 +31,10 @@ struct Routing {
   // every block and fills the arrays above; else null.
   const float* logits = nullptr;
   float* room = nullptr;  // [E] for those; none: the choice is not left
-  bool over_all = false;  // p is a softmax over all E
-  bool adds = false;      // moe_down adds to what its output holds
+  bool over_all = false;  // p is a softmax over all E, or of sigmoids not divided by their sum
+  SigmoidRoute sigmoid = {};
+  const float* bias = nullptr;  // [E], of `sigmoid`
+  bool adds = false;            // moe_down adds to what its output holds
 };
 
 // Fills counts, offsets, slot and token from ids.

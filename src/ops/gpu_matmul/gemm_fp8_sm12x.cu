@@ -51,6 +51,7 @@ void gemm_fp8(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
     case GemmOut::kQkv:
       return launch_fp8<GemmOut::kQkv, Body::kFast>(cx, w, args);
     case GemmOut::kSlices:
+    case GemmOut::kRelu2:
       CHECK(false);
   }
 }

@@ -94,6 +94,7 @@ void gemm_fp8(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
     case GemmOut::kQkv:
       return launch<sm90::Fp8Many<Format::kMxfp4, GemmOut::kQkv>>(cx, params);
     case GemmOut::kSlices:
+    case GemmOut::kRelu2:
       CHECK(false);
   }
 }

@@ -47,6 +47,11 @@ void launch_tiles(Ctx& cx, const GemmParams& params, GemmOut out) {
         return launch<kFormat, GemmOut::kQkv, true>(cx, params);
       CHECK(false && "other heads are turned behind the product");
       return;
+    case GemmOut::kRelu2:
+      if constexpr (kFormat == Format::kNvfp4)
+        return launch_tiles<kFormat, GemmOut::kRelu2>(cx, params, is_wide);
+      CHECK(false && "experts without a gate are NVFP4");
+      return;
     case GemmOut::kSlices:
       CHECK(false && "gemm_slices() cuts them");
   }

@@ -246,6 +246,10 @@ struct MmaBlock {
       auto* u = static_cast<uint16_t*>(g.y) + (int64_t{s} * g.rows + row) / 2;
       u[0] = cuda::bf16_bits(swiglu(low.x, low.y, g.act));
       u[4] = cuda::bf16_bits(swiglu(high.x, high.y, g.act));
+    } else if constexpr (S::kOut == GemmOut::kRelu2) {
+      auto* u = static_cast<uint16_t*>(g.y) + int64_t{s} * g.rows + row;
+      *reinterpret_cast<uint32_t*>(u) = cuda::pack_bf16(relu2(low.x), relu2(low.y));
+      *reinterpret_cast<uint32_t*>(u + 8) = cuda::pack_bf16(relu2(high.x), relu2(high.y));
     } else if constexpr (S::kOut == GemmOut::kBF16) {
       auto* y = static_cast<uint16_t*>(g.y) + int64_t{s} * g.rows + row;
       *reinterpret_cast<uint32_t*>(y) = cuda::pack_bf16(low.x, low.y);

@@ -50,6 +50,9 @@ void gemm(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
       if (w.format == Format::kBF16) return launch_rows<GemmOut::kQkv>(cx, w, args);
       CHECK(w.format == Format::kMxfp4);
       return launch<MmaShape<Format::kMxfp4, GemmOut::kQkv>>(cx, w, args);
+    case GemmOut::kRelu2:
+      CHECK(w.format == Format::kNvfp4);
+      return launch<MmaShape<Format::kNvfp4, GemmOut::kRelu2>>(cx, w, args);
     case GemmOut::kSlices:
       CHECK(false);
   }

@@ -404,7 +404,9 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
     if (column >= it.valid) return;
     int64_t first = at * g.rows + row0 + (row & ~1);
     if constexpr (S::kIsSliced) first += int64_t{it.slice} * g.num_slots * g.rows;
-    if constexpr (S::kOut == GemmOut::kBF16) {
+    if constexpr (S::kOut == GemmOut::kRelu2)
+      low = {relu2(low.x), relu2(low.y)}, high = {relu2(high.x), relu2(high.y)};
+    if constexpr (S::kOut == GemmOut::kBF16 || S::kOut == GemmOut::kRelu2) {
       uint16_t* y = static_cast<uint16_t*>(g.y) + first;
       *reinterpret_cast<uint32_t*>(y) = pack(low.x, low.y);
       *reinterpret_cast<uint32_t*>(y + 8) = pack(high.x, high.y);

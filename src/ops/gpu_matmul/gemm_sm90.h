@@ -13,8 +13,9 @@
 namespace nibble::ops::gpu {
 
 // kQkv, of MXFP4 alone: heads of 64 rows, turned and stored by GemmArgs::qkv (gemm_turn_sm90.cuh).
+// kRelu2, of NVFP4 alone: bf16 of max(y, 0)^2.
 // kSlices, of all but MXFP4: float32, of each share of K by itself: y [slices, slots, N].
-enum class GemmOut { kSwiglu, kBF16, kF32, kQkv, kSlices };
+enum class GemmOut { kSwiglu, kBF16, kF32, kQkv, kSlices, kRelu2 };
 
 // Device addresses; shapes and meaning: gemm_sm90.cuh. What a weight states is taken from it.
 struct GemmArgs {

@@ -9,92 +9,98 @@
 namespace nibble::ops {
 namespace {
 
-constexpr MatrixShape matrix_of(const MlpUpDesc& d) { return {2 * d.width, d.hidden}; }
+constexpr MatrixShape matrix_of(const MlpUpDesc& d) { return {d.rows(), d.hidden}; }
 using Cpu = CpuRows<MlpUpKernel, CpuMlpUp, matrix_of>;
+
+// What refuses a row that takes pairs of a gate and an up alone.
+template <auto kRefuse>
+const char* refuse_gated(const MlpUpDesc& d, const KernelOptions& o) {
+  return d.act.is_relu2() ? "the MLP has no gate" : kRefuse(d, o);
+}
 
 template <Format kFormat>
 const char* refuse_few(const MlpUpDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_unit_few<kFormat>(d.format, 2 * d.width, d.hidden, o))
-    return reason;
+  if (const char* reason = refuse_unit_few<kFormat>(d.format, d.rows(), d.hidden, o)) return reason;
   return d.hidden <= 9216 ? nullptr : "more than 9,216 columns";
 }
 
 template <Format kFormat>
 const char* refuse_some(const MlpUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_few<kFormat>(d, o)) return reason;
-  return refuse_unit_split<kFormat>({d.format, 2 * d.width, d.hidden, d.tokens, 0}, o);
+  return refuse_unit_split<kFormat>({d.format, d.rows(), d.hidden, d.tokens, 0}, o);
 }
 
 template <Format kFormat>
 const char* refuse_many(const MlpUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_few<kFormat>(d, o)) return reason;
-  return refuse_gemm<kFormat>({d.format, 2 * d.width, d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
+  return refuse_gemm<kFormat>({d.format, d.rows(), d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
 }
 
 template <Format kFormat>
 const char* refuse_unit_mma(const MlpUpDesc& d, const KernelOptions& o) {
   if (d.hidden > kAddNormMost) return "more than 8192 columns";
-  return refuse_mma<kFormat>({d.format, 2 * d.width, d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
+  return refuse_mma<kFormat>({d.format, d.rows(), d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
 }
 
 const char* refuse_fp8(const MlpUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_few<Format::kFp8Row>(d, o)) return reason;
-  return refuse_w8a8({d.format, 2 * d.width, d.hidden, d.tokens, 0}, o);
+  return refuse_w8a8({d.format, d.rows(), d.hidden, d.tokens, 0}, o);
 }
 
 const char* refuse_nvfp4_by_fp8(const MlpUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_few<Format::kNvfp4>(d, o)) return reason;
-  return refuse_nvfp4_fp8({d.format, 2 * d.width, d.hidden, d.tokens, 0}, 1, o);
+  return refuse_nvfp4_fp8({d.format, d.rows(), d.hidden, d.tokens, 0}, 1, o);
 }
 
 const char* refuse_bf16(const MlpUpDesc& d, const KernelOptions& o) {
-  return refuse_gemv_rows(d.format, 2 * d.width, d.hidden, o);
+  return refuse_gemv_rows(d.format, d.rows(), d.hidden, o);
 }
 
 const char* refuse_many_bf16(const MlpUpDesc& d, const KernelOptions& o) {
   if (d.hidden > 9216) return "more than 9,216 columns";
-  return refuse_gemm<Format::kBF16>({d.format, 2 * d.width, d.hidden, d.tokens, kDenseFewest}, o);
+  return refuse_gemm<Format::kBF16>({d.format, d.rows(), d.hidden, d.tokens, kDenseFewest}, o);
 }
 
 const char* refuse_one(const MlpUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_few<Format::kNvfp4>(d, o)) return reason;
-  return refuse_nvfp4_one(d.format, d.tokens, {gpu::OneWork::kDense, 2 * d.width, d.hidden, 1}, o);
+  return refuse_nvfp4_one(d.format, d.tokens, {gpu::OneWork::kDense, d.rows(), d.hidden, 1}, o);
 }
 
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<MlpUpKernel>({
-        {"sm90_nvfp4a8_gemm", refuse_nvfp4_by_fp8, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm_fp8),
+        {"sm90_nvfp4a8_gemm", refuse_gated<refuse_nvfp4_by_fp8>,
+         NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm_fp8), Layout::kTiles16x64},
+        {"sm90_nvfp4_split", refuse_gated<refuse_some<Format::kNvfp4>>,
+         NIBBLE_SM90_KERNEL(gpu::mlp_up_split), Layout::kTiles16x64},
+        {"sm90_nvfp4_gemm", refuse_gated<refuse_many<Format::kNvfp4>>,
+         NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm), Layout::kTiles16x64},
+        {"cuda_nvfp4_gemm", refuse_gated<refuse_unit_mma<Format::kNvfp4>>,
+         NIBBLE_CUDA_KERNEL(gpu::mlp_up_mma), Layout::kTiles16x64},
+        {"cuda_nvfp4_one", refuse_gated<refuse_one>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_one),
          Layout::kTiles16x64},
-        {"sm90_nvfp4_split", refuse_some<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::mlp_up_split),
+        {"cuda_nvfp4_decode", refuse_gated<refuse_few<Format::kNvfp4>>,
+         NIBBLE_CUDA_KERNEL(gpu::mlp_up_few), Layout::kTiles16x64},
+        {"sm90_w8a8_gemm", refuse_gated<refuse_fp8>, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm_fp8),
          Layout::kTiles16x64},
-        {"sm90_nvfp4_gemm", refuse_many<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm),
-         Layout::kTiles16x64},
-        {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_mma),
-         Layout::kTiles16x64},
-        {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::mlp_up_one), Layout::kTiles16x64},
-        {"cuda_nvfp4_decode", refuse_few<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_few),
-         Layout::kTiles16x64},
-        {"sm90_w8a8_gemm", refuse_fp8, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm_fp8),
-         Layout::kTiles16x64},
-        {"sm90_w8a16_split", refuse_some<Format::kFp8Row>, NIBBLE_SM90_KERNEL(gpu::mlp_up_split),
-         Layout::kTiles16x64},
-        {"sm90_w8a16_gemm", refuse_many<Format::kFp8Row>, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm),
-         Layout::kTiles16x64},
-        {"cuda_w8a16_gemm", refuse_unit_mma<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_mma),
-         Layout::kTiles16x64},
-        {"cuda_w8a16_decode", refuse_few<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_few),
-         Layout::kTiles16x64},
-        {"sm90_int4_split", refuse_some<Format::kInt4G128>, NIBBLE_SM90_KERNEL(gpu::mlp_up_split),
-         Layout::kTiles16x64},
-        {"sm90_int4_gemm", refuse_many<Format::kInt4G128>, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm),
-         Layout::kTiles16x64},
-        {"cuda_int4_gemm", refuse_unit_mma<Format::kInt4G128>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_mma),
-         Layout::kTiles16x64},
-        {"cuda_int4_decode", refuse_few<Format::kInt4G128>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_few),
-         Layout::kTiles16x64},
-        {"sm90_bf16_gemm", refuse_many_bf16, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm)},
-        {"cuda_bf16_decode", refuse_bf16, NIBBLE_CUDA_KERNEL(gpu::mlp_up_rows)},
+        {"sm90_w8a16_split", refuse_gated<refuse_some<Format::kFp8Row>>,
+         NIBBLE_SM90_KERNEL(gpu::mlp_up_split), Layout::kTiles16x64},
+        {"sm90_w8a16_gemm", refuse_gated<refuse_many<Format::kFp8Row>>,
+         NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm), Layout::kTiles16x64},
+        {"cuda_w8a16_gemm", refuse_gated<refuse_unit_mma<Format::kFp8Row>>,
+         NIBBLE_CUDA_KERNEL(gpu::mlp_up_mma), Layout::kTiles16x64},
+        {"cuda_w8a16_decode", refuse_gated<refuse_few<Format::kFp8Row>>,
+         NIBBLE_CUDA_KERNEL(gpu::mlp_up_few), Layout::kTiles16x64},
+        {"sm90_int4_split", refuse_gated<refuse_some<Format::kInt4G128>>,
+         NIBBLE_SM90_KERNEL(gpu::mlp_up_split), Layout::kTiles16x64},
+        {"sm90_int4_gemm", refuse_gated<refuse_many<Format::kInt4G128>>,
+         NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm), Layout::kTiles16x64},
+        {"cuda_int4_gemm", refuse_gated<refuse_unit_mma<Format::kInt4G128>>,
+         NIBBLE_CUDA_KERNEL(gpu::mlp_up_mma), Layout::kTiles16x64},
+        {"cuda_int4_decode", refuse_gated<refuse_few<Format::kInt4G128>>,
+         NIBBLE_CUDA_KERNEL(gpu::mlp_up_few), Layout::kTiles16x64},
+        {"sm90_bf16_gemm", refuse_gated<refuse_many_bf16>, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm)},
+        {"cuda_bf16_decode", refuse_gated<refuse_bf16>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_rows)},
         {"cuda_any",
          [](const MlpUpDesc& d, const KernelOptions& o) { return refuse_any_product(d.format, o); },
          NIBBLE_CUDA_KERNEL(gpu::mlp_up_any)},
@@ -114,11 +120,11 @@ void mlp_up(Ctx& cx, const Site& site, const MlpUpOut& out, const Tensor& x, con
 
 // The weights once; x and d read, y, h and u written.
 int64_t bytes(const MlpUpDesc& d, int64_t tokens, int64_t act_bytes) {
-  return format_bytes(d.format, 2 * d.width * d.hidden) + 2 * d.hidden +
+  return format_bytes(d.format, d.rows() * d.hidden) + 2 * d.hidden +
          tokens * (12 * d.hidden + act_bytes * (d.hidden + d.width));
 }
 
-int64_t flops(const MlpUpDesc& d, int64_t tokens) { return 4 * tokens * d.width * d.hidden; }
+int64_t flops(const MlpUpDesc& d, int64_t tokens) { return 2 * tokens * d.rows() * d.hidden; }
 
 // Its inputs in E4M3.
 int64_t gpu::scratch_bytes(const MlpUpDesc& d) {

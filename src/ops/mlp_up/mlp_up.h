@@ -16,6 +16,7 @@ struct MlpUpDesc {
   WeightFacts facts = {};
   Swiglu act = {};
   bool operator==(const MlpUpDesc&) const = default;
+  constexpr int64_t rows() const { return width * act.rows_each(); }
 };
 
 struct MlpUpOut {

@@ -1,5 +1,6 @@
 // mlp_up of any shape and format (cuda_any): add_norm_any, then the product of
-// ops/gpu_matmul/product_any.cuh with SwiGLU as its epilogue.
+// ops/gpu_matmul/product_any.cuh with SwiGLU or relu^2 as its
+// epilogue.
 // u [T, F], h [T, H] bf16, y [T, H] f32, out; x, d [T, H] f32; up [2F, H] in kRows.
 #include "ops/gpu_matmul/product_any.cuh"
 #include "ops/mlp_up/mlp_up.h"
@@ -20,7 +21,7 @@ void mlp_up_any(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, 
                     .tokens = tokens,
                     .hidden = up.cols});
   any::multiply(cx, up, out.h.as<uint16_t>(), tokens, /*routing=*/nullptr, /*by_token=*/false,
-                StoreUp{out.u.as<uint16_t>(), up.rows / 2, act});
+                StoreUp{out.u.as<uint16_t>(), up.rows / act.rows_each(), act});
 }
 
 }  // namespace nibble::ops::gpu

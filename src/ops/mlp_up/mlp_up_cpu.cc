@@ -32,7 +32,7 @@ void CpuMlpUp<Product, kIsa>::run(Ctx& cx, const MlpUpOut& out, const Tensor& x,
   constexpr int64_t kRows = Product::kRows;
   static_assert(kRows % 2 == 0);  // gates and ups are in one block
   const FloatKernels& floats = float_kernels(float_isa(kIsa));
-  const int64_t hidden = up.cols, width = up.rows / 2, tokens = x.dim(0);
+  const int64_t hidden = up.cols, tokens = x.dim(0), each = act.rows_each(), width = up.rows / each;
   MlpUpScratch<Product> scratch(Scratch(cx.scratch), &Product::kernels(kIsa),
                                 {hidden, width, up.format}, tokens, cx.pool->size());
   cx.pool->parallel_for(tokens, 1, [&](int64_t t, int64_t end, int) {
@@ -51,10 +51,10 @@ void CpuMlpUp<Product, kIsa>::run(Ctx& cx, const MlpUpOut& out, const Tensor& x,
       const int64_t row = block * kRows, rows = std::min<int64_t>(kRows, up.rows - row);
       scratch.product.multiply(up.slice(row, rows), 0, worker, y, kRows);
       for (int64_t t = 0; t < tokens; ++t) {
-        float* u = out.u.as<float>() + t * width + row / 2;
-        floats.swiglu(y + t * kRows, u, rows / 2, act);
+        float* u = out.u.as<float>() + t * width + row / each;
+        floats.swiglu(y + t * kRows, u, rows / each, act);
         if (cx.activations == DType::kBF16)
-          for (int64_t j = 0; j < rows / 2; ++j) u[j] = stored(cx.activations, u[j]);
+          for (int64_t j = 0; j < rows / each; ++j) u[j] = stored(cx.activations, u[j]);
       }
     }
   });

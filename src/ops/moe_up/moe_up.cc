@@ -12,13 +12,19 @@
 namespace nibble::ops {
 namespace {
 
-constexpr MatrixShape matrix_of(const MoeUpDesc& d) { return {2 * d.width, d.hidden}; }
+constexpr MatrixShape matrix_of(const MoeUpDesc& d) { return {d.rows(), d.hidden}; }
 using Cpu = CpuRows<MoeUpKernel, CpuMoeUp, matrix_of>;
+
+// What refuses a row that takes pairs of a gate and an up alone.
+template <auto kRefuse>
+const char* refuse_gated(const MoeUpDesc& d, const KernelOptions& o) {
+  return d.act.is_relu2() ? "its experts have no gate" : kRefuse(d, o);
+}
 
 // The few-token CUDA row.
 const char* refuse_gemv(const MoeUpDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_gemv_tiles(d.format, 2 * d.width, d.hidden, o)) return reason;
-  return refuse_gemv_experts(d, 2 * d.width, d.hidden);
+  if (const char* reason = refuse_gemv_tiles(d.format, d.rows(), d.hidden, o)) return reason;
+  return refuse_gemv_experts(d, d.rows(), d.hidden);
 }
 
 // The same for 3 rows an expert and more.
@@ -29,26 +35,25 @@ const char* refuse_batch(const MoeUpDesc& d, const KernelOptions& o) {
 
 const char* refuse_by_narrow(const MoeUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_batch(d, o)) return reason;
-  return refuse_narrow(d.tokens * d.top_k, d.experts, 2 * d.width, d.hidden, d.facts, o);
+  return refuse_narrow(d.tokens * d.top_k, d.experts, d.rows(), d.hidden, d.facts, o);
 }
 
 // 20 rows an expert: below, a weight's bytes are worth more than its products.
 const char* refuse_many(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_experts_gemm<Format::kMxfp4>(
-      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 20 * d.experts}, d.experts, o);
+      {d.format, d.rows(), d.hidden, d.tokens * d.top_k, 20 * d.experts}, d.experts, o);
 }
 
 template <Format kFormat>
 const char* refuse_unit(const MoeUpDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_unit_few<kFormat>(d.format, 2 * d.width, d.hidden, o))
-    return reason;
+  if (const char* reason = refuse_unit_few<kFormat>(d.format, d.rows(), d.hidden, o)) return reason;
   return d.experts <= 256 ? nullptr : "more than 256 experts";
 }
 
 template <Format kFormat>
 const char* refuse_unit_many(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_experts_gemm<kFormat>(
-      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, kUnitFewestOfExpert * d.experts},
+      {d.format, d.rows(), d.hidden, d.tokens * d.top_k, kUnitFewestOfExpert * d.experts},
       d.experts, o);
 }
 
@@ -60,38 +65,39 @@ template <Format kFormat>
 const char* refuse_unit_mma(const MoeUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_unit<kFormat>(d, o)) return reason;
   return refuse_mma<kFormat>(
-      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, kUnitFewestOfExpert * d.experts}, o);
+      {d.format, d.rows(), d.hidden, d.tokens * d.top_k, kUnitFewestOfExpert * d.experts}, o);
 }
 
 // In tiles only where the rows for few tokens read those, too.
 const char* refuse_by_mma(const MoeUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_gemv(d, o)) return reason;
   return refuse_mma<Format::kMxfp4>(
-      {d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, kMmaExpertRows * d.experts}, o);
+      {d.format, d.rows(), d.hidden, d.tokens * d.top_k, kMmaExpertRows * d.experts}, o);
 }
 
 const char* refuse_one(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_nvfp4_one_of(
-      d, {gpu::OneWork::kChosen, 2 * d.width, d.hidden, static_cast<int>(d.top_k)}, o);
+      d, {gpu::OneWork::kChosen, d.rows(), d.hidden, static_cast<int>(d.top_k)}, o);
+}
+
+const char* refuse_nvfp4_by_fp8(const MoeUpDesc& d, const KernelOptions& o) {
+  return refuse_nvfp4_fp8({d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 0}, d.experts, o);
 }
 
 constexpr auto kKernels = joined(
     Cpu::experts(),
     std::to_array<MoeUpKernel>({
-        {"sm121_w4a8_gemm", refuse_experts_block_scaled<MoeUpDesc>,
+        {"sm121_w4a8_gemm", refuse_gated<refuse_experts_block_scaled<MoeUpDesc>>,
          NIBBLE_CUDA_KERNEL(gpu::moe_up_block_scaled), Layout::kTiles16x64},
-        {"sm90_w4a8_narrow", refuse_experts_narrow_fp8<MoeUpDesc>,
+        {"sm90_w4a8_narrow", refuse_gated<refuse_experts_narrow_fp8<MoeUpDesc>>,
          NIBBLE_SM90_KERNEL(gpu::moe_up_narrow_fp8), Layout::kTiles16x64},
-        {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm_fp8),
+        {"sm90_w4a8_gemm", refuse_gated<refuse_many_fp8>, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm_fp8),
          Layout::kTiles16x64},
-        {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
-        {"sm90_w4a16_narrow", refuse_by_narrow, NIBBLE_SM90_KERNEL(gpu::moe_up_narrow),
+        {"sm90_w4a16_gemm", refuse_gated<refuse_many>, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),
          Layout::kTiles16x64},
-        {"sm90_nvfp4a8_gemm",
-         [](const MoeUpDesc& d, const KernelOptions& o) {
-           return refuse_nvfp4_fp8({d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 0},
-                                   d.experts, o);
-         },
+        {"sm90_w4a16_narrow", refuse_gated<refuse_by_narrow>,
+         NIBBLE_SM90_KERNEL(gpu::moe_up_narrow), Layout::kTiles16x64},
+        {"sm90_nvfp4a8_gemm", refuse_gated<refuse_nvfp4_by_fp8>,
          NIBBLE_SM90_KERNEL(gpu::moe_up_gemm_fp8), Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),
          Layout::kTiles16x64},
@@ -101,23 +107,24 @@ constexpr auto kKernels = joined(
          /*chooses=*/true},
         {"cuda_nvfp4_decode", refuse_unit<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::moe_up_few),
          Layout::kTiles16x64},
-        {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),
-         Layout::kTiles16x64},
-        {"cuda_w8a16_gemm", refuse_unit_mma<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::moe_up_mma),
-         Layout::kTiles16x64},
+        {"sm90_w8a16_gemm", refuse_gated<refuse_unit_many<Format::kFp8Row>>,
+         NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
+        {"cuda_w8a16_gemm", refuse_gated<refuse_unit_mma<Format::kFp8Row>>,
+         NIBBLE_CUDA_KERNEL(gpu::moe_up_mma), Layout::kTiles16x64},
         {"cuda_w8a16_decode", refuse_unit<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::moe_up_few),
          Layout::kTiles16x64},
-        {"sm90_int4_gemm", refuse_unit_many<Format::kInt4G128>,
+        {"sm90_int4_gemm", refuse_gated<refuse_unit_many<Format::kInt4G128>>,
          NIBBLE_SM90_KERNEL(gpu::moe_up_gemm), Layout::kTiles16x64},
-        {"cuda_int4_gemm", refuse_unit_mma<Format::kInt4G128>, NIBBLE_CUDA_KERNEL(gpu::moe_up_mma),
-         Layout::kTiles16x64},
+        {"cuda_int4_gemm", refuse_gated<refuse_unit_mma<Format::kInt4G128>>,
+         NIBBLE_CUDA_KERNEL(gpu::moe_up_mma), Layout::kTiles16x64},
         {"cuda_int4_decode", refuse_unit<Format::kInt4G128>, NIBBLE_CUDA_KERNEL(gpu::moe_up_few),
          Layout::kTiles16x64},
-        {"cuda_w4a16_gemm", refuse_by_mma, NIBBLE_CUDA_KERNEL(gpu::moe_up_mma),
+        {"cuda_w4a16_gemm", refuse_gated<refuse_by_mma>, NIBBLE_CUDA_KERNEL(gpu::moe_up_mma),
          Layout::kTiles16x64},
-        {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_up_batch),
+        {"cuda_w4a16_batch", refuse_gated<refuse_batch>, NIBBLE_CUDA_KERNEL(gpu::moe_up_batch),
          Layout::kTiles16x64},
-        {"cuda_w4a16_decode", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_up), Layout::kTiles16x64,
+        {"cuda_w4a16_decode", refuse_gated<refuse_gemv>, NIBBLE_CUDA_KERNEL(gpu::moe_up),
+         Layout::kTiles16x64,
          /*chooses=*/true},
         {"cuda_any",
          [](const MoeUpDesc& d, const KernelOptions& o) { return refuse_any_product(d.format, o); },
@@ -138,12 +145,12 @@ void moe_up(Ctx& cx, const Site& site, const Tensor& u, const Tensor& h, const R
 }
 
 int64_t bytes(const MoeUpDesc& d, int64_t tokens, int64_t distinct, int64_t act_bytes) {
-  return distinct * (format_bytes(d.format, 2 * d.width * d.hidden) + 4 * d.width) +
+  return distinct * (format_bytes(d.format, d.rows() * d.hidden) + 2 * d.rows()) +
          tokens * act_bytes * (d.hidden + d.top_k * d.width);
 }
 
 int64_t flops(const MoeUpDesc& d, int64_t tokens) {
-  return 4 * tokens * d.top_k * d.width * d.hidden;
+  return 2 * tokens * d.top_k * d.rows() * d.hidden;
 }
 
 // Its inputs in E4M3, or in two of them for gemm_narrow.

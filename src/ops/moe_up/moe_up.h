@@ -19,6 +19,7 @@ struct MoeUpDesc {
   WeightFacts facts = {};
   Swiglu act = {};
   bool operator==(const MoeUpDesc&) const = default;
+  constexpr int64_t rows() const { return width * act.rows_each(); }
 };
 
 // u [T * K, F] f32 by slot, out; h [T, H] f32; up [E, 2F, H].

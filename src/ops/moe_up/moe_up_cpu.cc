@@ -31,7 +31,7 @@ void CpuMoeUp<Product, kIsa>::run(Ctx& cx, const Tensor& u, const Tensor& h, con
                                   const Weight& up, const Swiglu& act) {
   constexpr int64_t kRows = Product::kRows;
   const FloatKernels& floats = float_kernels(float_isa(kIsa));
-  const int64_t width = up.rows / 2, tokens = routing.num_tokens;
+  const int64_t each = act.rows_each(), width = up.rows / each, tokens = routing.num_tokens;
   const MoeUpDesc desc{up.cols, width, up.experts, routing.top_k, up.format};
   MoeUpScratch<Product> scratch(Scratch(cx.scratch), &Product::kernels(kIsa), desc, tokens,
                                 cx.pool->size());
@@ -45,10 +45,10 @@ void CpuMoeUp<Product, kIsa>::run(Ctx& cx, const Tensor& u, const Tensor& h, con
     float* y = scratch.y + worker * tokens * kRows;
     scratch.product.multiply(up.expert(e).slice(row, rows), e, worker, y, kRows);
     for (int64_t m = 0; m < routing.counts[e]; ++m) {
-      float* out = u.as<float>() + (routing.offsets[e] + m) * width + row / 2;
-      floats.swiglu(y + m * kRows, out, rows / 2, act);
+      float* out = u.as<float>() + (routing.offsets[e] + m) * width + row / each;
+      floats.swiglu(y + m * kRows, out, rows / each, act);
       if (cx.activations == DType::kBF16)
-        for (int64_t j = 0; j < rows / 2; ++j) out[j] = stored(cx.activations, out[j]);
+        for (int64_t j = 0; j < rows / each; ++j) out[j] = stored(cx.activations, out[j]);
     }
   });
 }

@@ -50,6 +50,13 @@ struct Up {
   }
 };
 
+struct UpOfRelu2 : Up {
+  __device__ void store(int row, int weight_row, float first, float second) const {
+    uint16_t* const to = u + int64_t{row} * width + weight_row;
+    *reinterpret_cast<uint32_t*>(to) = cuda::pack_bf16(relu2(first), relu2(second));
+  }
+};
+
 Up make_op(const Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
            const Weight& up, const Swiglu& act) {
   return {.is_chosen_before = cx.stream.order.is_complete(routing.ids),
@@ -60,7 +67,7 @@ Up make_op(const Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routi
           .tokens = routing.num_tokens,
           .top_k = routing.top_k,
           .experts = routing.num_experts,
-          .width = static_cast<int>(up.rows / 2),
+          .width = static_cast<int>(up.rows / act.rows_each()),
           .hidden = static_cast<int>(up.cols),
           .act = act,
           .routing = routing};
@@ -88,13 +95,21 @@ void moe_up_few(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routin
                 const Swiglu& act) {
   CHECK(routing.logits == nullptr);
   if (routing.num_tokens == 0) return;
-  launch_unit_experts(cx, up, make_op(cx, u, h, routing, up, act), routing);
+  const Up op = make_op(cx, u, h, routing, up, act);
+  if (act.is_relu2())
+    launch_unit_experts(cx, up, UpOfRelu2{op}, routing);
+  else
+    launch_unit_experts(cx, up, op, routing);
 }
 
 void moe_up_one(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
                 const Swiglu& act) {
   if (routing.num_tokens == 0) return;
-  launch_unit_one<OneWork::kChosen>(cx, up, make_op(cx, u, h, routing, up, act), true);
+  const Up op = make_op(cx, u, h, routing, up, act);
+  if (act.is_relu2())
+    launch_unit_one<OneWork::kChosen>(cx, up, UpOfRelu2{op}, true);
+  else
+    launch_unit_one<OneWork::kChosen>(cx, up, op, true);
 }
 
 }  // namespace nibble::ops::gpu

@@ -6,7 +6,7 @@ namespace nibble::ops::gpu {
 
 void moe_up_mma(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
                 const Swiglu& act) {
-  mma::gemm(cx, up, GemmOut::kSwiglu,
+  mma::gemm(cx, up, act.is_relu2() ? GemmOut::kRelu2 : GemmOut::kSwiglu,
             {.x = h.data,
              .token = routing.token,
              .offsets = routing.offsets,

@@ -6,15 +6,14 @@ namespace nibble::ops::ref {
 
 void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
             const Swiglu& act) {
-  const int64_t width = up.rows / 2;
+  const int64_t width = up.rows / act.rows_each();
   for (int64_t e = 0; e < routing.num_experts; ++e) {
     if (routing.counts[e] == 0) continue;
     for (int64_t j = 0; j < width; ++j) {
-      const Row gate_row(up, e, 2 * j), up_row(up, e, 2 * j + 1);
+      const UpColumn column(up, e, j, act);
       for (int64_t slot = routing.offsets[e]; slot < routing.offsets[e + 1]; ++slot) {
         const float* row = h.as<float>() + routing.token[slot] * up.cols;
-        u.as<float>()[slot * width + j] =
-            stored(cx.activations, swiglu(gate_row.dot(row), up_row.dot(row), act));
+        u.as<float>()[slot * width + j] = stored(cx.activations, column.of(row));
       }
     }
   }

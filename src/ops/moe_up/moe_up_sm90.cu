@@ -7,7 +7,7 @@ namespace nibble::ops::gpu {
 
 void moe_up_gemm(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
                  const Weight& up, const Swiglu& act) {
-  gemm(cx, up, GemmOut::kSwiglu,
+  gemm(cx, up, act.is_relu2() ? GemmOut::kRelu2 : GemmOut::kSwiglu,
        {.x = h.as<uint16_t>(),
         .token = routing.token,
         .offsets = routing.offsets,

@@ -1,4 +1,4 @@
-// SwiGLU as the epilogue of the general CUDA rows of moe_up and mlp_up.
+// SwiGLU or relu^2 as the epilogue of the general CUDA rows of moe_up and mlp_up.
 #pragma once
 
 #include "cuda/bf16.cuh"
@@ -11,8 +11,14 @@ struct StoreUp {
   int64_t width;
   Swiglu act;
 
-  __device__ __forceinline__ void store(int slot, int row, float gate, float up, bool) const {
-    u[slot * width + row / 2] = cuda::bf16_bits(swiglu(gate, up, act));
+  __device__ __forceinline__ void store(int slot, int row, float gate, float up,
+                                        bool has_second) const {
+    if (!act.is_relu2()) {
+      u[slot * width + row / 2] = cuda::bf16_bits(swiglu(gate, up, act));
+      return;
+    }
+    u[slot * width + row] = cuda::bf16_bits(relu2(gate));
+    if (has_second) u[slot * width + row + 1] = cuda::bf16_bits(relu2(up));
   }
 };
 

@@ -12,4 +12,6 @@ __device__ __forceinline__ float swiglu(float gate, float up, const Swiglu& act)
   return g / (1 + __expf(-act.alpha * g)) * (v + act.shift);
 }
 
+__device__ __forceinline__ float relu2(float up) { return up <= 0 ? 0 : up * up; }
+
 }  // namespace nibble::ops::gpu

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <vector>
 
 #include "ops/norm_route/route_scratch.h"
 #include "ops/norm_route/sort_choices.h"
@@ -33,6 +35,7 @@ const char* refuse_cuda(const NormRouteDesc& d, const KernelOptions& o) {
   if (d.hidden % 8 != 0 || d.hidden > 9216) return "needs a multiple of 8 columns, at most 9,216";
   if (d.experts > 512 || d.top_k > 32) return "needs at most 512 experts and 32 choices";
   if (d.over_all) return "weighs over all experts, not the chosen";
+  if (d.sigmoid.groups > 1) return "chooses among groups of experts";
   return nullptr;
 }
 
@@ -64,7 +67,8 @@ const char* refuse_by_gemm(const NormRouteDesc& d, const KernelOptions& o) {
 }
 
 const char* refuse_any(const NormRouteDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_any_product(d.format, o)) return reason;
+  if (const char* reason = refuse_cpu(o)) return reason;  // of any format, float32 among them
+  if (d.sigmoid.groups > 32) return "more than 32 groups of experts";
   return d.experts <= 1024 && d.top_k <= 32 ? nullptr : "more than 1,024 experts or 32 choices";
 }
 
@@ -90,7 +94,9 @@ std::span<const NormRouteKernel> norm_route_kernels() { return kKernels; }
 
 void norm_route(Ctx& cx, const Site& site, const Tensor& y, const Tensor& h, Routing& routing,
                 const Tensor& x, const Tensor& d) {
-  routing.over_all = std::get<NormRouteDesc>(site.problem).over_all;
+  const auto& desc = std::get<NormRouteDesc>(site.problem);
+  routing.over_all = desc.over_all, routing.sigmoid = desc.sigmoid;
+  routing.bias = site.route_bias;
   run_site<NormRouteKernel>(cx, site, routing.num_tokens, y, h, routing, x, d, site.norm,
                             site.weight);
   cx.wrote({y.data, h.data, routing.ids, routing.logits});
@@ -117,6 +123,50 @@ void choose_experts(const float* logits, int64_t experts, int64_t top_k, int32_t
   double sum = 0;
   for (int64_t i = 0; i < (over_all ? experts : top_k); ++i) sum += weight(over_all ? i : ids[i]);
   for (int64_t i = 0; i < top_k; ++i) p[i] = static_cast<float>(weight(ids[i]) / sum);
+}
+
+namespace {
+
+// Experts of the groups that do not make it score below all others.
+void leave_best_groups(std::vector<double>& scores, const SigmoidRoute& rule) {
+  constexpr double kNone = -std::numeric_limits<double>::infinity();
+  const int64_t each = std::ssize(scores) / rule.groups;
+  std::vector<double> of_groups;
+  for (int32_t g = 0; g < rule.groups; ++g) {
+    double best = kNone, second = each > 1 ? kNone : 0;
+    for (int64_t e = g * each; e < (g + 1) * each; ++e) {
+      if (each > 1) second = std::max(second, std::min(best, scores[e]));
+      best = std::max(best, scores[e]);
+    }
+    of_groups.push_back(best + second);
+  }
+  for (int32_t g = 0; g < rule.groups; ++g) {
+    int32_t better = 0;
+    for (int32_t other = 0; other < rule.groups; ++other)
+      better += of_groups[other] > of_groups[g] || (of_groups[other] == of_groups[g] && other < g);
+    if (better >= rule.best_groups) std::fill_n(scores.begin() + g * each, each, kNone);
+  }
+}
+
+}  // namespace
+
+void choose_experts(const float* logits, const Routing& r, int64_t token) {
+  int32_t* const ids = r.ids + token * r.top_k;
+  float* const p = r.p + token * r.top_k;
+  if (!r.sigmoid.is_used) return choose_experts(logits, r.num_experts, r.top_k, ids, p, r.over_all);
+  const auto sigmoid = [&](int64_t e) { return 1 / (1 + std::exp(-double{logits[e]})); };
+  std::vector<double> scores(r.num_experts);
+  for (int32_t e = 0; e < r.num_experts; ++e) scores[e] = sigmoid(e) + r.bias[e];
+  leave_best_groups(scores, r.sigmoid);
+  double sum = 1e-20;
+  for (int32_t k = 0; k < r.top_k; ++k) {
+    const auto best = std::ranges::max_element(scores);  // the first of equals
+    ids[k] = static_cast<int32_t>(best - scores.begin());
+    *best = -std::numeric_limits<double>::infinity();
+    sum += sigmoid(ids[k]);
+  }
+  for (int32_t k = 0; k < r.top_k; ++k)
+    p[k] = static_cast<float>(r.sigmoid.scale * sigmoid(ids[k]) / (r.over_all ? 1 : sum));
 }
 
 namespace gpu {

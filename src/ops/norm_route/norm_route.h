@@ -1,5 +1,5 @@
 // norm_route: y = x + d; h = norm(y); router logits g = h Wr^T + b; the K largest, softmax over
-// those, or over all.
+// those, or over all; or sigmoids of them (SigmoidRoute), p = scale * s / (sum over the chosen).
 #pragma once
 
 #include "ops/ctx.h"
@@ -16,6 +16,7 @@ struct NormRouteDesc {
   Format format = Format::kBF16;
   int64_t tokens = 1;     // the most of a step that it is to serve
   bool over_all = false;  // Routing::over_all
+  SigmoidRoute sigmoid = {};
   bool operator==(const NormRouteDesc&) const = default;
 };
 
@@ -25,7 +26,7 @@ using NormRouteFn = void(Ctx& cx, const Tensor& y, const Tensor& h, Routing& rou
                          const Tensor& x, const Tensor& d, const Norm& norm, const Weight& router);
 using NormRouteKernel = Kernel<NormRouteDesc, NormRouteFn>;
 
-// site.norm; site.weight: router.
+// site.norm; site.weight: router; site.route_bias.
 void norm_route(Ctx& cx, const Site& site, const Tensor& y, const Tensor& h, Routing& routing,
                 const Tensor& x, const Tensor& d);
 std::span<const NormRouteKernel> norm_route_kernels();
@@ -37,6 +38,8 @@ int64_t flops(const NormRouteDesc& desc, int64_t tokens);
 // ids [K] and p [K] of one token from its logits [E].
 void choose_experts(const float* logits, int64_t experts, int64_t top_k, int32_t* ids, float* p,
                     bool over_all = false);
+// The same by `r`'s rule, into its arrays.
+void choose_experts(const float* logits, const Routing& r, int64_t token);
 
 // Working memory of its kernels for steps of up to `tokens` tokens.
 int64_t scratch_bytes(const NormRouteDesc& desc, int64_t tokens, int threads);

@@ -5,8 +5,10 @@
 //   routing ids, p, slot [T, K]; counts [E]; offsets [E + 1]; token [T * K], out
 // Needs E <= 1,024, K <= 32: a lane of the warp that chooses holds 32 logits and one choice.
 // Bytes: the sort reads all ids twice for every expert, out of L2.
+#include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
 #include "ops/gpu_matmul/product_any.h"
+#include "ops/norm/add_norm.cuh"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_route/norm_route.h"
 #include "ops/norm_route/route.cuh"
@@ -31,6 +33,36 @@ __device__ __forceinline__ Choice weigh_over_all(Choice mine, const float* logit
   return mine;
 }
 
+// By a warp, lane g for group g: a bit of each of the groups whose two best make the most.
+__device__ __forceinline__ uint32_t best_groups(const float* logits, const Routing& r, int each) {
+  constexpr unsigned kAll = 0xffffffff;
+  const int lane = threadIdx.x % 32, groups = r.sigmoid.groups;
+  float best = -INFINITY, second = each > 1 ? -INFINITY : 0;
+  for (int e = lane * each; lane < groups && e < (lane + 1) * each; ++e) {
+    const float score = sigmoid(__ldcg(logits + e)) + __ldg(r.bias + e);
+    if (each > 1) second = fmaxf(second, fminf(best, score));
+    best = fmaxf(best, score);
+  }
+  const float sum = best + second;
+  int better = 0;
+  for (int other = 0; other < groups; ++other) {
+    const float theirs = __shfl_sync(kAll, sum, other);
+    better += theirs > sum || (theirs == sum && other < lane);
+  }
+  return __ballot_sync(kAll, lane < groups && better < r.sigmoid.best_groups);
+}
+
+template <int kPerLane>
+__device__ __forceinline__ Choice choose_any(const float* logits, const Routing& r) {
+  if (r.sigmoid.is_used) {
+    const int each = r.num_experts / r.sigmoid.groups;
+    const Scoring scoring{r.bias, best_groups(logits, r, each), each};
+    return weigh_sigmoids(choose<kPerLane>(logits, r.num_experts, r.top_k, scoring), logits, r);
+  }
+  const Choice mine = choose<kPerLane>(logits, r.num_experts, r.top_k);
+  return r.over_all ? weigh_over_all(mine, logits, r.num_experts) : weigh(mine, r.top_k);
+}
+
 // A warp a token.
 template <int kPerLane>
 __global__ void __launch_bounds__(kChooseWarps * 32)
@@ -40,9 +72,7 @@ __global__ void __launch_bounds__(kChooseWarps * 32)
   const int t = static_cast<int>(blockIdx.x) * kChooseWarps + static_cast<int>(threadIdx.x) / 32;
   if (t >= r.num_tokens) return;
   const float* const of_token = logits + int64_t{t} * r.num_experts;
-  const Choice chosen = choose<kPerLane>(of_token, r.num_experts, r.top_k);
-  const Choice mine =
-      r.over_all ? weigh_over_all(chosen, of_token, r.num_experts) : weigh(chosen, r.top_k);
+  const Choice mine = choose_any<kPerLane>(of_token, r);
   const int lane = threadIdx.x % 32;
   if (lane >= r.top_k) return;
   r.ids[t * r.top_k + lane] = mine.id;
@@ -95,6 +125,42 @@ __global__ void __launch_bounds__(kWarps * 32) sort_by_blocks(const __grid_const
   }
 }
 
+// Of a router in float32: a warp an expert, a block kDotTokens tokens.
+constexpr int kDotWarps = 8, kDotTokens = 8;
+__global__ void __launch_bounds__(kDotWarps * 32)
+    dot_f32(const float* router, const uint16_t* bias, const uint16_t* h, int tokens, int experts,
+            int hidden, float* logits) {
+  cuda::griddep_wait();
+  cuda::griddep_launch_dependents();
+  const int lane = threadIdx.x % 32, first = static_cast<int>(blockIdx.y) * kDotTokens;
+  const int e = static_cast<int>(blockIdx.x) * kDotWarps + static_cast<int>(threadIdx.x) / 32;
+  if (e >= experts) return;
+  float sum[kDotTokens] = {};
+  for (int i = lane; i < hidden; i += 32) {
+    const float w = __ldg(router + int64_t{e} * hidden + i);
+#pragma unroll
+    for (int j = 0; j < kDotTokens; ++j)
+      if (first + j < tokens)
+        sum[j] = fmaf(w, cuda::bf16_value(__ldcg(h + int64_t{first + j} * hidden + i)), sum[j]);
+  }
+#pragma unroll
+  for (int j = 0; j < kDotTokens; ++j) {
+    const float logit = warp_sum(sum[j]) + (bias == nullptr ? 0 : cuda::bf16_value(bias[e]));
+    if (lane == 0 && first + j < tokens) logits[int64_t{first + j} * experts + e] = logit;
+  }
+}
+
+void multiply_f32(Ctx& cx, const Weight& router, const uint16_t* h, int32_t tokens, float* logits) {
+  const auto experts = static_cast<int>(router.rows);
+  cuda::launch(
+      cx.stream, dot_f32,
+      {.grid = dim3((experts + kDotWarps - 1) / kDotWarps, (tokens + kDotTokens - 1) / kDotTokens),
+       .block = dim3(kDotWarps * 32),
+       .release = cuda::Release::kAfterWait},
+      reinterpret_cast<const float*>(router.codes), router.bias, h, tokens, experts,
+      static_cast<int>(router.cols), logits);
+}
+
 }  // namespace
 
 void norm_route_any(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, const Tensor& x,
@@ -111,7 +177,10 @@ void norm_route_any(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing,
                     .norm = norm,
                     .tokens = tokens,
                     .hidden = router.cols});
-  multiply_any(cx, router, h.as<uint16_t>(), tokens, logits);
+  if (router.format == Format::kF32)
+    multiply_f32(cx, router, h.as<uint16_t>(), tokens, logits);
+  else
+    multiply_any(cx, router, h.as<uint16_t>(), tokens, logits);
   cuda::launch(
       cx.stream, experts <= 128 ? choose_tokens<4> : choose_tokens<kMostPerLane>,
       {.grid = dim3((tokens + kChooseWarps - 1) / kChooseWarps), .block = dim3(kChooseWarps * 32)},

@@ -38,10 +38,7 @@ void BlockedNormRoute<kIsa>::run(Ctx& cx, const Tensor& y, const Tensor& h, Rout
   });
   linear(cx, scratch.product, scratch.logits, h.as<float>(), tokens, router);
   cx.pool->parallel_for(tokens, 1, [&](int64_t t, int64_t end, int) {
-    for (; t < end; ++t)
-      choose_experts(scratch.logits + t * experts, experts, routing.top_k,
-                     routing.ids + t * routing.top_k, routing.p + t * routing.top_k,
-                     routing.over_all);
+    for (; t < end; ++t) choose_experts(scratch.logits + t * experts, routing, t);
   });
   sort_by_expert(routing);
 }

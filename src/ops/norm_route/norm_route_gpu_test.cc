@@ -7,7 +7,7 @@
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
 #include "ops/norm_ref.h"
-#include "ops/norm_route/norm_route.h"
+#include "ops/norm_route/norm_route_test_problem.h"
 #include "ops/site.h"
 
 namespace nibble::ops {
@@ -21,17 +21,20 @@ constexpr Shape kShapes[] = {{2880, 128, 4}, {2880, 32, 4}, {256, 8, 4},  {4096,
                              {50, 1024, 31}, {1, 1, 1},     {9301, 17, 5}};
 
 struct Problem {
-  Problem(const Shape& shape, int64_t tokens, bool over_all = false)
+  Problem(const Shape& shape, int64_t tokens, bool over_all = false,
+          const SigmoidRoute& sigmoid = {}, Format format = Format::kBF16)
       : shape(shape),
         tokens(tokens),
         over_all(over_all),
+        sigmoid(sigmoid),
         random(static_cast<uint32_t>(shape.experts + tokens)),
-        router(random, Format::kBF16, 1, shape.experts, shape.hidden),
+        router(random, format, 1, shape.experts, shape.hidden),
         weight(random.bf16s(shape.hidden, 0.3f, 1)),
         x(random, tokens, shape.hidden),
         d(random, tokens, shape.hidden),
         y(tokens, shape.hidden),
-        h(tokens, shape.hidden) {
+        h(tokens, shape.hidden),
+        bias(random.normals(shape.experts, 0.1f)) {
     ref::add(y.values.data(), x.values.data(), d.values.data(), tokens * shape.hidden);
     const Norm norm{weight.data(), 1e-5f};
     for (int64_t t = 0; t < tokens; ++t)
@@ -40,10 +43,12 @@ struct Problem {
   Shape shape;
   int64_t tokens;
   bool over_all = false;
+  SigmoidRoute sigmoid;
   Random random;
   TestWeight router;
   std::vector<uint16_t> weight;
   Floats x, d, y, h;
+  std::vector<float> bias;
 };
 
 struct Result {
@@ -63,7 +68,8 @@ std::unique_ptr<Result> run(GpuProblem& gpu, const NormRouteKernel& row, const P
   };
   auto result = std::make_unique<Result>(n, p.shape);
   Routing routing = gpu.routing_output(result->routing);
-  routing.over_all = p.over_all;
+  routing.over_all = p.over_all, routing.sigmoid = p.sigmoid;
+  if (p.sigmoid.is_used) routing.bias = gpu.array(p.bias);
   const Tensor y = gpu.output(DType::kF32, {n, hidden}), h = gpu.output(DType::kBF16, {n, hidden});
   row.run(gpu.cx, y, h, routing, part(p.x), part(p.d), {gpu.array(p.weight), 1e-5f},
           gpu.weight(p.router));
@@ -85,32 +91,29 @@ int64_t check_choices(const Problem& p, const Result& got) {
       logits[e] = static_cast<float>(ref::Row(p.router.view, 0, e).dot(got.h.row(t), &abs));
       error = std::max(error, (dot_error(s.hidden) + kEps) * abs);
     }
-    std::vector<float> sorted = logits;
-    std::sort(sorted.rbegin(), sorted.rend());
-    bool clear = true;
-    for (int64_t k = 1; k <= std::min(s.top_k, s.experts - 1); ++k)
-      clear = clear && sorted[k - 1] - sorted[k] > 2 * error;
-    std::vector<int32_t> ids(s.top_k);
-    std::vector<float> share(s.top_k);
-    choose_experts(logits.data(), s.experts, s.top_k, ids.data(), share.data(), p.over_all);
+    TestRouting one(1, s.experts, s.top_k);
+    one.view.over_all = p.over_all, one.view.sigmoid = p.sigmoid;
+    one.view.bias = p.bias.data();
+    const bool clear = is_clear(logits, one, error);
     for (int64_t k = 0; k < s.top_k; ++k) {
       const int32_t id = got.routing.ids[t * s.top_k + k];
       EXPECT_TRUE(id >= 0 && id < s.experts) << "token " << t;
       if (!clear) continue;
-      EXPECT_EQ(id, ids[k]) << "token " << t;
+      EXPECT_EQ(id, one.ids[k]) << "token " << t;
       // The fast exponential is off by 2^-21 of its result for arguments that matter.
-      EXPECT_NEAR(got.routing.p[t * s.top_k + k], share[k],
-                  share[k] * (4 * error + 4 * kEps + 0x1p-20));
+      EXPECT_NEAR(got.routing.p[t * s.top_k + k], one.p[k],
+                  one.p[k] * (4 * error + 4 * kEps + 0x1p-20));
     }
     clear_tokens += clear;
   }
   return clear_tokens;
 }
 
-int64_t check(const Shape& shape, int64_t tokens, bool exact, bool over_all = false) {
+int64_t check(const Shape& shape, int64_t tokens, bool exact, bool over_all = false,
+              const SigmoidRoute& sigmoid = {}, Format format = Format::kBF16) {
   int64_t clear_tokens = 0;
-  const Problem p(shape, tokens, over_all);
-  NormRouteDesc desc{shape.hidden, shape.experts, shape.top_k, Format::kBF16, tokens, over_all};
+  const Problem p(shape, tokens, over_all, sigmoid, format);
+  NormRouteDesc desc{shape.hidden, shape.experts, shape.top_k, format, tokens, over_all, sigmoid};
   GpuProblem gpu(gpu::scratch_bytes(desc), exact);
   for (const NormRouteKernel* row : kernels_here(norm_route_kernels(), desc, gpu.cx.kernels)) {
     SCOPED_TRACE(row->name);
@@ -164,6 +167,24 @@ TEST(NormRouteGpu, EveryKernelEqualsTheTwin) {
       }
     EXPECT_GE(tokens_clear, tokens_all / 4) << shape.experts << " experts";
   }
+}
+
+// Of sigmoids near ties are more.
+TEST(NormRouteGpu, Sigmoids) {
+  constexpr SigmoidRoute kPlain{.is_used = true, .scale = 2.5f},
+      kGroups{.is_used = true, .groups = 4, .best_groups = 2};
+  int64_t clear = 0;
+  for (const Shape& shape : {Shape{2688, 128, 6}, Shape{4096, 300, 8}, Shape{72, 12, 3}})
+    for (const int64_t tokens : {1, 7, 33, 1100}) {
+      if (is_too_slow(shape.hidden * tokens)) continue;
+      SCOPED_TRACE(testing::Message() << shape.experts << " experts, " << tokens << " tokens");
+      for (const bool exact : {false, true}) clear += check(shape, tokens, exact, false, kPlain);
+      clear += check(shape, tokens, false, true, kPlain);
+      clear += check(shape, tokens, false, false, kGroups);
+      clear += check(shape, tokens, false, false, kPlain, Format::kF32);
+      check(shape, tokens, false, false, {}, Format::kF32);
+    }
+  EXPECT_GT(clear, 100);
 }
 
 // Equal logits: the lower expert first.

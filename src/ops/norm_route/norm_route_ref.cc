@@ -18,10 +18,7 @@ void norm_route(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, con
     for (int64_t t = 0; t < tokens; ++t)
       logits[t * experts + e] = static_cast<float>(row.dot(h.as<float>() + t * hidden));
   }
-  for (int64_t t = 0; t < tokens; ++t)
-    choose_experts(logits.data() + t * experts, experts, routing.top_k,
-                   routing.ids + t * routing.top_k, routing.p + t * routing.top_k,
-                   routing.over_all);
+  for (int64_t t = 0; t < tokens; ++t) choose_experts(logits.data() + t * experts, routing, t);
   sort_by_expert(routing);
 }
 

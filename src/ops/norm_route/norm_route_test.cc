@@ -6,6 +6,7 @@
 
 #include "ops/matmul_ref.h"
 #include "ops/norm_ref.h"
+#include "ops/norm_route/norm_route_test_problem.h"
 #include "ops/test_problem.h"
 
 namespace nibble::ops {
@@ -16,10 +17,18 @@ struct Shape {
 };
 constexpr Shape kShapes[] = {{2880, 32, 4}, {2880, 128, 4}, {96, 5, 2}, {160, 3, 3}, {72, 4, 1}};
 
-// A token's choice is checked where the twin's logits are further apart than twice their error.
-void check(const Shape& shape, int64_t tokens, DType act, bool over_all) {
+// How experts are chosen.
+struct Rule {
+  bool over_all = false;
+  SigmoidRoute sigmoid = {};
+};
+
+// A token's choice is checked where it is_clear(); `checked` counts how often.
+void check(const Shape& shape, int64_t tokens, DType act, const Rule& rule, int64_t& checked,
+           Format format = Format::kBF16) {
   Random random(static_cast<uint32_t>(shape.experts));
-  const TestWeight w(random, Format::kBF16, 1, shape.experts, shape.hidden);
+  const TestWeight w(random, format, 1, shape.experts, shape.hidden);
+  const std::vector<float> bias = random.normals(shape.experts, 0.1f);
   const std::vector<uint16_t> weight = random.bf16s(shape.hidden, 0.3f, 1);
   const Norm norm{weight.data(), 1e-5f};
   Floats x(random, tokens, shape.hidden, act), d(random, tokens, shape.hidden, act);
@@ -27,14 +36,18 @@ void check(const Shape& shape, int64_t tokens, DType act, bool over_all) {
   ref::add(want_y.values.data(), x.row(0), d.row(0), tokens * shape.hidden);
   for (int64_t t = 0; t < tokens; ++t)
     ref::rms_norm(act, want_h.values.data() + t * shape.hidden, want_y.row(t), norm, shape.hidden);
-  const NormRouteDesc desc{
-      .hidden = shape.hidden, .experts = shape.experts, .top_k = shape.top_k, .over_all = over_all};
+  const NormRouteDesc desc{.hidden = shape.hidden,
+                           .experts = shape.experts,
+                           .top_k = shape.top_k,
+                           .format = format,
+                           .over_all = rule.over_all,
+                           .sigmoid = rule.sigmoid};
   TestCtx test(act, scratch_bytes(desc, tokens, 2));
-  int64_t checked = 0;
   for (const NormRouteKernel* row : kernels_here(norm_route_kernels(), desc)) {
     Floats y(tokens, shape.hidden), h(tokens, shape.hidden);
     TestRouting got(tokens, shape.experts, shape.top_k);
-    got.view.over_all = over_all;
+    got.view.over_all = rule.over_all, got.view.sigmoid = rule.sigmoid;
+    got.view.bias = bias.data();
     row->run(test.cx, y.tensor(), h.tensor(), got.view, x.tensor(), d.tensor(), norm, w.view);
     ASSERT_EQ(y.values, want_y.values) << row->name;
     EXPECT_EQ(std::accumulate(got.counts.begin(), got.counts.end(), int64_t{0}),
@@ -51,30 +64,61 @@ void check(const Shape& shape, int64_t tokens, DType act, bool over_all) {
         logits[e] = static_cast<float>(ref::Row(w.view, 0, e).dot(h.row(t), &abs));
         error = std::max(error, (dot_error(shape.hidden) + kEps) * abs);
       }
-      std::vector<float> sorted = logits;
-      std::sort(sorted.rbegin(), sorted.rend());
-      bool clear = true;
-      for (int64_t k = 1; k <= std::min(shape.top_k, shape.experts - 1); ++k)
-        clear = clear && sorted[k - 1] - sorted[k] > 2 * error;
-      if (!clear) continue;
+      TestRouting one(1, shape.experts, shape.top_k);
+      one.view.over_all = rule.over_all, one.view.sigmoid = rule.sigmoid;
+      one.view.bias = bias.data();
+      if (!is_clear(logits, one, error)) continue;
       ++checked;
-      std::vector<int32_t> ids(shape.top_k);
-      std::vector<float> p(shape.top_k);
-      choose_experts(logits.data(), shape.experts, shape.top_k, ids.data(), p.data(), over_all);
       for (int64_t k = 0; k < shape.top_k; ++k) {
-        ASSERT_EQ(got.ids[t * shape.top_k + k], ids[k]) << row->name << " token " << t;
-        ASSERT_NEAR(got.p[t * shape.top_k + k], p[k], p[k] * (4 * error + 4 * kEps));
+        ASSERT_EQ(got.ids[t * shape.top_k + k], one.ids[k]) << row->name << " token " << t;
+        ASSERT_NEAR(got.p[t * shape.top_k + k], one.p[k], one.p[k] * (4 * error + 4 * kEps));
       }
     }
-    EXPECT_GT(checked, tokens / 2);
   }
 }
 
 TEST(NormRoute, EveryKernelEqualsTheTwin) {
-  for (const Shape& shape : kShapes)
+  for (const Shape& shape : kShapes) {
+    int64_t all = 0, clear = 0, clear_sigmoids = 0;
     for (DType act : {DType::kF32, DType::kBF16})
       for (int64_t tokens : {1, 6, 20})
-        for (const bool over_all : {false, true}) check(shape, tokens, act, over_all);
+        for (const bool over_all : {false, true}) {
+          check(shape, tokens, act, {over_all}, clear);
+          check(shape, tokens, act, {over_all, {.is_used = true, .scale = 2.5f}}, clear_sigmoids);
+          all += tokens;
+        }
+    EXPECT_GT(clear, all / 2);  // and by several rows
+    EXPECT_GT(clear_sigmoids, all / 2);
+  }
+}
+
+TEST(NormRoute, GroupsAndFormatsOfSigmoids) {
+  const SigmoidRoute groups{.is_used = true, .groups = 4, .best_groups = 2, .scale = 0.5f};
+  int64_t clear = 0;
+  for (const int64_t tokens : {1, 6}) {
+    check({96, 32, 4}, tokens, DType::kF32, {false, groups}, clear);
+    check({72, 4, 2}, tokens, DType::kBF16, {true, groups}, clear);
+    check({96, 32, 4}, tokens, DType::kF32, {false, {.is_used = true}}, clear, Format::kF32);
+  }
+  EXPECT_GT(clear, 14);
+}
+
+// Scores 1/2 + 0, 1/2 + 1, near 1 + 0, near 0 + 0.2; in two groups the first makes 2, the
+// other 1.2.
+TEST(NormRoute, SigmoidsByHand) {
+  const float logits[] = {0, 0, 30, -30}, bias[] = {0, 1, 0, 0.2f};
+  TestRouting r(1, 4, 2);
+  r.view.sigmoid = {.is_used = true, .scale = 3}, r.view.bias = bias;
+  choose_experts(logits, r.view, 0);
+  EXPECT_EQ(r.ids, (std::vector<int32_t>{1, 2}));
+  EXPECT_NEAR(r.p[0], 3 * 0.5 / 1.5, 1e-6);  // weighed without the bias
+  EXPECT_NEAR(r.p[1], 3 * 1 / 1.5, 1e-6);
+  r.view.over_all = true;
+  choose_experts(logits, r.view, 0);
+  EXPECT_NEAR(r.p[0], 1.5, 1e-6);
+  r.view.sigmoid.groups = 2, r.view.sigmoid.best_groups = 1;
+  choose_experts(logits, r.view, 0);
+  EXPECT_EQ(r.ids, (std::vector<int32_t>{1, 0}));
 }
 
 TEST(NormRoute, ChoosesTheLargestLowestIdOnTies) {

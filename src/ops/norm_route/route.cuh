@@ -18,21 +18,36 @@ inline constexpr int kMaxTopK = 32;
 using nibble::cuda::of_ordered;
 using nibble::cuda::ordered;
 
-// By one warp: lane k < K gets the k-th best expert and its logit. Ties go to the lower id.
+__device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + __expf(-x)); }
+
+// What makes scores of logits. With a bias [E] they are sigmoids and it, of experts whose groups of
+// `each` are among `groups`, a bit of each.
+struct Scoring {
+  const float* bias = nullptr;
+  uint32_t groups = ~0u;
+  int each = 1 << 30;
+  __device__ __forceinline__ float operator()(float logit, int e) const {
+    if (bias == nullptr) return logit;
+    return groups >> e / each & 1 ? sigmoid(logit) + __ldg(bias + e) : -INFINITY;
+  }
+};
+
+// By one warp: lane k < K gets the k-th best expert and its score. Ties go to the lower id.
 // `logits` [E] in global memory, E <= 32 kPerLane.
 struct Choice {
   int32_t id;
-  float p;  // logit, then share
+  float p;  // score, then share
 };
 template <int kPerLane>
-__device__ __forceinline__ Choice choose(const float* logits, int experts, int top_k) {
+__device__ __forceinline__ Choice choose(const float* logits, int experts, int top_k,
+                                         const Scoring& scoring = {}) {
   constexpr unsigned kAll = 0xffffffff;
   const int lane = threadIdx.x % 32;
   uint32_t value[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = lane + 32 * i;
-    value[i] = e < experts ? ordered(__ldcg(logits + e)) : 0;
+    value[i] = e < experts ? ordered(scoring(__ldcg(logits + e), e)) : 0;
   }
   Choice mine{0, 0};
 #pragma unroll 1  // code that runs once is slower the longer it is
@@ -65,10 +80,24 @@ __device__ __forceinline__ Choice weigh(Choice mine, int top_k) {
   mine.p = weight / sum;
   return mine;
 }
-__device__ __forceinline__ Choice choose_of(const float* logits, int experts, int top_k) {
-  return weigh(experts <= 128 ? choose<4>(logits, experts, top_k)
-                              : choose<kMaxRouted / 32>(logits, experts, top_k),
-               top_k);
+// The choices with their sigmoids, of the sum over the K unless over_all.
+__device__ __forceinline__ Choice weigh_sigmoids(Choice mine, const float* logits,
+                                                 const Routing& r) {
+  const int lane = threadIdx.x % 32;
+  const float weight = lane < r.top_k ? sigmoid(__ldcg(logits + mine.id)) : 0;
+  float sum = weight;
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+  mine.p = r.sigmoid.scale * weight / (r.over_all ? 1 : sum + 1e-20f);
+  return mine;
+}
+// Of one token, whose logits [E]: without groups, and no softmax over all.
+__device__ __forceinline__ Choice choose_of(const float* logits, const Routing& r) {
+  const Scoring scoring{r.bias};
+  const Choice mine = r.num_experts <= 128
+                          ? choose<4>(logits, r.num_experts, r.top_k, scoring)
+                          : choose<kMaxRouted / 32>(logits, r.num_experts, r.top_k, scoring);
+  return r.bias == nullptr ? weigh(mine, r.top_k) : weigh_sigmoids(mine, logits, r);
 }
 
 // Experts that a choice left to moe_up may be among: more would take registers that it lacks.

@@ -9,21 +9,21 @@
 namespace nibble::ops {
 namespace {
 
-constexpr MatrixShape matrix_of(const SharedUpDesc& d) { return {2 * d.width, d.hidden}; }
+constexpr MatrixShape matrix_of(const SharedUpDesc& d) { return {d.rows(), d.hidden}; }
 using Cpu = CpuRows<SharedUpKernel, CpuSharedUp, matrix_of>;
 
 template <Format kFormat>
 const char* refuse_few(const SharedUpDesc& d, const KernelOptions& o) {
-  return refuse_unit_few<kFormat>(d.format, 2 * d.width, d.hidden, o);
+  return refuse_unit_few<kFormat>(d.format, d.rows(), d.hidden, o);
 }
 
 template <Format kFormat>
 const char* refuse_many(const SharedUpDesc& d, const KernelOptions& o) {
-  return refuse_gemm<kFormat>({d.format, 2 * d.width, d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
+  return refuse_gemm<kFormat>({d.format, d.rows(), d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
 }
 
 const char* refuse_many_bf16(const SharedUpDesc& d, const KernelOptions& o) {
-  return refuse_gemm<Format::kBF16>({d.format, 2 * d.width, d.hidden, d.tokens, kDenseFewest}, o);
+  return refuse_gemm<Format::kBF16>({d.format, d.rows(), d.hidden, d.tokens, kDenseFewest}, o);
 }
 
 constexpr auto kKernels =
@@ -58,17 +58,17 @@ void shared_up(Ctx& cx, const Site& site, const Tensor& u, const Tensor& h) {
 }
 
 int64_t bytes(const SharedUpDesc& d, int64_t tokens, int64_t act_bytes) {
-  return format_bytes(d.format, 2 * d.width * d.hidden) + 2 * d.hidden +
+  return format_bytes(d.format, d.rows() * d.hidden) + 2 * d.hidden +
          tokens * act_bytes * (d.hidden + d.width);
 }
 
-int64_t flops(const SharedUpDesc& d, int64_t tokens) { return 4 * tokens * d.width * d.hidden; }
+int64_t flops(const SharedUpDesc& d, int64_t tokens) { return 2 * tokens * d.rows() * d.hidden; }
 
 // Products before the activation, and slices of K.
 int64_t gpu::scratch_bytes(const SharedUpDesc& d) {
   Scratch scratch;
-  scratch.take<float>(d.tokens * 2 * d.width);
-  if (has_slices(d.format)) scratch.take<float>(slice_scratch_rows(d.tokens) * 2 * d.width);
+  scratch.take<float>(d.tokens * d.rows());
+  if (has_slices(d.format)) scratch.take<float>(slice_scratch_rows(d.tokens) * d.rows());
   return scratch.used_bytes();
 }
 

@@ -1,5 +1,6 @@
 // shared_up: u = sigmoid(g . h) swiglu(h W1^T), the first half of an expert that every token meets
-// beside those it chooses; out_proj is the second, to which moe_down adds. Rows of W1 interleave:
+// beside those it chooses (the sigmoid is 1 in models that
+// do not weigh it); out_proj is the second, to which moe_down adds. Rows of W1 interleave:
 // row 2j is gate j, row 2j + 1 is up j.
 #pragma once
 
@@ -17,9 +18,10 @@ struct SharedUpDesc {
   WeightFacts facts = {};
   Swiglu act = {};
   bool operator==(const SharedUpDesc&) const = default;
+  constexpr int64_t rows() const { return width * act.rows_each(); }
 };
 
-// u [T, F] f32, out; h [T, H] f32; up [2F, H]; gate [H] bf16: g.
+// u [T, F] f32, out; h [T, H] f32; up [2F, H]; gate [H] bf16: g, or none.
 using SharedUpFn = void(Ctx& cx, const Tensor& u, const Tensor& h, const Weight& up,
                         const uint16_t* gate, const Swiglu& act);
 using SharedUpKernel = Kernel<SharedUpDesc, SharedUpFn>;

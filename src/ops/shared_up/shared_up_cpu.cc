@@ -34,7 +34,7 @@ void CpuSharedUp<Product, kIsa>::run(Ctx& cx, const Tensor& u, const Tensor& h, 
   constexpr int64_t kRows = Product::kRows;
   static_assert(kRows % 2 == 0);  // gates and ups are in one block
   const FloatKernels& floats = float_kernels(float_isa(kIsa));
-  const int64_t hidden = up.cols, width = up.rows / 2, tokens = h.dim(0);
+  const int64_t hidden = up.cols, tokens = h.dim(0), each = act.rows_each(), width = up.rows / each;
   SharedUpScratch<Product> scratch(Scratch(cx.scratch), &Product::kernels(kIsa),
                                    {hidden, width, up.format}, tokens, cx.pool->size());
   const Weight row{.format = Format::kBF16,
@@ -43,10 +43,11 @@ void CpuSharedUp<Product, kIsa>::run(Ctx& cx, const Tensor& u, const Tensor& h, 
                    .codes = reinterpret_cast<const uint8_t*>(gate)};
   cx.pool->parallel_for(tokens, 1, [&](int64_t t, int64_t end, int) {
     for (; t < end; ++t) {
+      scratch.p[t] = 1;
+      if (gate == nullptr) continue;
       const float* const x = h.as<float>() + t * hidden;
       float logit;
       floats.dot_weight(row, &x, 1, &logit, 1);
-      scratch.p[t] = 1;
       floats.gate(scratch.p + t, &logit, 1);
     }
   });
@@ -60,9 +61,10 @@ void CpuSharedUp<Product, kIsa>::run(Ctx& cx, const Tensor& u, const Tensor& h, 
       const int64_t first = block * kRows, rows = std::min<int64_t>(kRows, up.rows - first);
       scratch.product.multiply(up.slice(first, rows), 0, worker, y, kRows);
       for (int64_t t = 0; t < tokens; ++t) {
-        float* to = u.as<float>() + t * width + first / 2;
-        floats.swiglu(y + t * kRows, to, rows / 2, act);
-        for (int64_t j = 0; j < rows / 2; ++j) to[j] = stored(cx.activations, to[j] * scratch.p[t]);
+        float* to = u.as<float>() + t * width + first / each;
+        floats.swiglu(y + t * kRows, to, rows / each, act);
+        for (int64_t j = 0; j < rows / each; ++j)
+          to[j] = stored(cx.activations, to[j] * scratch.p[t]);
       }
     }
   });

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   float logit = 0;
-  for (int i = threadIdx.x; i < hidden; i += kThreads)
+  for (int i = threadIdx.x; gate != nullptr && i < hidden; i += kThreads)
     logit = fmaf(cuda::bf16_value(h[t * hidden + i]), cuda::bf16_value(gate[i]), logit);
   logit = warp_sum(logit);
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = logit;
@@ -34,8 +34,12 @@ __global__ void __launch_bounds__(kThreads)
   logit = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) logit += sums[w];
-  const float p = 1 / (1 + __expf(-logit));
+  const float p = gate == nullptr ? 1 : 1 / (1 + __expf(-logit));
   for (int j = threadIdx.x; j < width; j += kThreads) {
+    if (act.is_relu2()) {
+      u[t * width + j] = cuda::bf16_bits(p * relu2(__ldcg(y + t * width + j)));
+      continue;
+    }
     const float2 pair = __ldcg(reinterpret_cast<const float2*>(y + (t * width + j) * 2));
     u[t * width + j] = cuda::bf16_bits(p * swiglu(pair.x, pair.y, act));
   }

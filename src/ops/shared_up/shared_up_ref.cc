@@ -9,20 +9,19 @@ namespace nibble::ops::ref {
 
 void shared_up(Ctx& cx, const Tensor& u, const Tensor& h, const Weight& up, const uint16_t* gate,
                const Swiglu& act) {
-  const int64_t hidden = up.cols, width = up.rows / 2, tokens = h.dim(0);
-  std::vector<double> p(tokens);
-  for (int64_t t = 0; t < tokens; ++t) {
+  const int64_t hidden = up.cols, width = up.rows / act.rows_each(), tokens = h.dim(0);
+  std::vector<double> p(tokens, 1);
+  for (int64_t t = 0; gate != nullptr && t < tokens; ++t) {
     double logit = 0;
     for (int64_t i = 0; i < hidden; ++i)
       logit += double{h.as<float>()[t * hidden + i]} * bf16_to_float(gate[i]);
     p[t] = 1 / (1 + std::exp(-logit));
   }
   for (int64_t j = 0; j < width; ++j) {
-    const Row gate_row(up, 0, 2 * j), up_row(up, 0, 2 * j + 1);
+    const UpColumn column(up, 0, j, act);
     for (int64_t t = 0; t < tokens; ++t) {
       const float* row = h.as<float>() + t * hidden;
-      u.as<float>()[t * width + j] =
-          stored(cx.activations, p[t] * swiglu(gate_row.dot(row), up_row.dot(row), act));
+      u.as<float>()[t * width + j] = stored(cx.activations, p[t] * column.of(row));
     }
   }
 }
