@@ -43,10 +43,23 @@ TEXT = {**{k: v for k, v in NEXT.items()
                             "mrope_section": [2, 1, 1], "mrope_interleaved": True}}
 MOE = {k: v for k, v in {**TEXT, "model_type": "qwen3_5_moe_text"}.items() if k != "intermediate_size"}
 DENSE = {k: v for k, v in {**TEXT, "model_type": "qwen3_5_text"}.items() if "expert" not in k and "moe" not in k}
+# time_step_limit as the hub has it; num_hidden_layers is what the pattern says.
+NEMOTRON = {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hidden_size": 64,
+            "hybrid_override_pattern": "MEM*EM-*E", "num_hidden_layers": 9, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 16, "mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 2,
+            "ssm_state_size": 16, "conv_kernel": 4, "chunk_size": 32, "intermediate_size": 80, "n_routed_experts": 8,
+            "num_experts_per_tok": 3, "moe_intermediate_size": 48, "moe_shared_expert_intermediate_size": 32,
+            "routed_scaling_factor": 2.5, "layer_norm_epsilon": 1e-5, "max_position_embeddings": 4096,
+            "time_step_limit": [0.0, float("inf")], "vocab_size": 96, "tie_word_embeddings": False}
 # What NVIDIA's checkpoints have in NVFP4; the rest is BF16.
-FP4 = re.compile(r"(mlp\.experts\.\d+|mlp\.shared_expert)\.(gate|up|down)_proj$|\.o_proj$|\.out_proj$")
+FP4 = re.compile(r"(mlp\.experts\.\d+|mlp\.shared_expert)\.(gate|up|down)_proj$|self_attn\.o_proj$"
+                 r"|linear_attn\.out_proj$|mixer\.(experts\.\d+|shared_experts)\.(up|down)_proj$"
+                 r"|mixer\.(in|out)_proj$")
 # NVIDIA's Qwen3.6: experts and the head in NVFP4, attention and delta nets in FP8 by tensor.
 FP8 = re.compile(r"\.(q|k|v|o)_proj$|\.linear_attn\.(in_proj_qkv|in_proj_z|out_proj)$")
+
+
+AROUND_ONE = re.compile(r"linear_attn\.norm|mixer\.norm|norm_f|layers\.\d+\.norm\.")
 
 
 def format_of(module, how):
@@ -74,6 +87,18 @@ CASES = {
     "qwen3_5_moe-modelopt": (MOE, "modelopt"),
     "qwen3_5_moe-mixed": (MOE, "mixed"),
     "qwen3_5": ({**DENSE, "tie_word_embeddings": True}, "bf16"),
+    "nemotron_h": (NEMOTRON, "bf16"),
+    "nemotron_h-groups": ({**{k: v for k, v in NEMOTRON.items() if k != "hybrid_override_pattern"},
+                           "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "linear_attention"],
+                           "num_hidden_layers": 5, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3,
+                           "norm_topk_prob": False, "routed_scaling_factor": 0.75},
+                          "bf16"),
+    "nemotron_h-modelopt": ({**NEMOTRON, "hybrid_override_pattern": "MEM*E-", "num_hidden_layers": 6}, "modelopt"),
+    # The heads of Nemotron-3-Nano; all experts are chosen, so that bf16 chooses no others.
+    "nemotron_h-128": ({**NEMOTRON, "hybrid_override_pattern": "MEM*", "num_hidden_layers": 4, "hidden_size": 128,
+                        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128, "mamba_num_heads": 8,
+                        "mamba_head_dim": 64, "n_groups": 1, "ssm_state_size": 128, "n_routed_experts": 4,
+                        "num_experts_per_tok": 4, "moe_intermediate_size": 64, "vocab_size": 64}, "bf16"),
 }
 
 
@@ -86,10 +111,14 @@ def fill(name, p, g):
         value = torch.log(torch.rand(p.shape, generator=g) * 3.95 + 0.05)
     elif leaf == "dt_bias":
         value = normal(2.0, -3.5)
+    elif leaf == "D":
+        value = normal(0.3, 1.0)
+    elif leaf == "e_score_correction_bias":
+        value = torch.rand(p.shape, generator=g) * 0.2 - 0.1
     elif "conv1d" in name:
-        value = normal(0.5)
-    elif p.dim() == 1:  # norms: those of delta nets are the only ones around one
-        value = normal(0.2, 1.0 if "linear_attn.norm" in name else 0.0)
+        value = normal(0.5 if leaf == "weight" else 0.1)
+    elif p.dim() == 1:  # norms: of Qwen's those of delta nets are the only ones around one
+        value = normal(0.2, 1.0 if AROUND_ONE.search(name) else 0.0)
     elif "embed" in name:
         value = normal(1.0)
     else:
@@ -123,12 +152,21 @@ def router_gap(model, tokens):
     """The smallest difference between the weights of the last expert chosen and the first left out."""
     gaps, hooks = [], []
     for module in model.modules():
-        if "TopKRouter" in type(module).__name__:
+        if "topkrouter" in type(module).__name__.lower():
             def look(mod, inputs, output):
                 p = torch.nn.functional.linear(inputs[0].reshape(-1, inputs[0].shape[-1]), mod.weight)
                 if mod.top_k == p.shape[-1]:
                     return
-                best = p.softmax(-1).sort(dim=-1, descending=True).values
+                if hasattr(mod, "e_score_correction_bias"):
+                    scores = p.sigmoid() + mod.e_score_correction_bias
+                    groups = scores.view(len(scores), mod.num_group, -1)
+                    of = groups.topk(2).values.sum(-1).sort(descending=True)
+                    if mod.topk_group < mod.num_group:
+                        gaps.append((of.values[:, mod.topk_group - 1] - of.values[:, mod.topk_group]).min().item())
+                    left = of.indices[:, mod.topk_group:, None].expand(-1, -1, groups.shape[-1])
+                    best = groups.scatter(1, left, float("-inf")).flatten(1).sort(descending=True).values
+                else:
+                    best = p.softmax(-1).sort(dim=-1, descending=True).values
                 gaps.append((best[:, mod.top_k - 1] - best[:, mod.top_k]).min().item())
             hooks.append(module.register_forward_hook(look))
     with torch.no_grad():
@@ -136,6 +174,13 @@ def router_gap(model, tokens):
     for hook in hooks:
         hook.remove()
     return min(gaps, default=float("inf"))
+
+
+def without_dt_floor(model):
+    """transformers keeps dt above time_step_min in prompts and not in decode; vLLM and SGLang never do."""
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = (0.0, float("inf"))
 
 
 def in_pieces(model, tokens, ends):
@@ -161,6 +206,9 @@ def write(case):
         with torch.no_grad():
             for name, p in made.named_parameters():
                 p.copy_(fill(name, p, g))
+            for name, p in made.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    p.copy_(fill(name, p, g))
         made.bfloat16().save_pretrained(temporary)
         from safetensors.torch import load_file
         disk, plain, skipped, mixed = {}, {}, [], {}
@@ -190,6 +238,7 @@ def write(case):
         (temporary / "config.json").write_text(json.dumps(config))
         model = AutoModelForCausalLM.from_pretrained(temporary, dtype=torch.float32, attn_implementation="eager",
                                                      experts_implementation="eager").eval()
+        without_dt_floor(model)
     if how != "bf16":
         said = ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": mixed}
                 if how == "mixed" else quantization_config(how, skipped))

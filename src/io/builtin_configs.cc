@@ -199,6 +199,61 @@ constexpr const char* kQwen35_35B = R"(
   },
   "tie_word_embeddings": false)";
 
+constexpr const char* kNemotron3Nano = R"(
+  "architectures": ["NemotronHForCausalLM"],
+  "attention_bias": false,
+  "bos_token_id": 1,
+  "chunk_size": 128,
+  "conv_kernel": 4,
+  "eos_token_id": 2,
+  "head_dim": 128,
+  "hidden_size": 2688,
+  "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+  "intermediate_size": 1856,
+  "layer_norm_epsilon": 1e-05,
+  "mamba_head_dim": 64,
+  "mamba_hidden_act": "silu",
+  "mamba_num_heads": 64,
+  "mamba_proj_bias": false,
+  "mamba_ssm_cache_dtype": "float32",
+  "max_position_embeddings": 262144,
+  "mlp_bias": false,
+  "mlp_hidden_act": "relu2",
+  "model_type": "nemotron_h",
+  "moe_intermediate_size": 1856,
+  "moe_shared_expert_intermediate_size": 3712,
+  "n_group": 1,
+  "n_groups": 8,
+  "n_routed_experts": 128,
+  "n_shared_experts": 1,
+  "norm_topk_prob": true,
+  "num_attention_heads": 32,
+  "num_experts_per_tok": 6,
+  "num_hidden_layers": 52,
+  "num_key_value_heads": 2,
+  "routed_scaling_factor": 2.5,
+  "ssm_state_size": 128,
+  "tie_word_embeddings": false,
+  "topk_group": 1,
+  "use_bias": false,
+  "use_conv_bias": true,
+  "vocab_size": 131072)";
+
+// Attention, and the Mamba2 layers in front of it, stay in BF16.
+constexpr const char* kNanoNvfp4 = R"(,
+  "quantization_config": {
+    "ignore": ["backbone.layers.4.mixer.in_proj", "backbone.layers.4.mixer.out_proj",
+               "backbone.layers.11.mixer.in_proj", "backbone.layers.11.mixer.out_proj",
+               "backbone.layers.18.mixer.in_proj", "backbone.layers.18.mixer.out_proj",
+               "backbone.layers.25.mixer.in_proj", "backbone.layers.25.mixer.out_proj",
+               "backbone.layers.32.mixer.in_proj", "backbone.layers.32.mixer.out_proj",
+               "backbone.layers.41.mixer.in_proj", "backbone.layers.41.mixer.out_proj",
+               "backbone.layers.*.mixer.conv1d", "backbone.layers.*.mixer.gate",
+               "backbone.layers.*.mixer.k_proj", "backbone.layers.*.mixer.o_proj",
+               "backbone.layers.*.mixer.q_proj", "backbone.layers.*.mixer.v_proj", "lm_head"],
+    "quant_algo": "NVFP4", "quant_method": "modelopt"
+  })";
+
 // NVIDIA's leaves what enters attention and delta nets in BF16; Qwen's FP8 the gates alone.
 constexpr const char* kNextNvfp4 = R"(,
   "quantization_config": {
@@ -268,6 +323,8 @@ constexpr Model kModels[] = {
     {"nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4", kQwen3Next, kNextNvfp4},
     {"nvidia/Qwen3-Next-80B-A3B-Thinking-NVFP4", kQwen3Next, kNextNvfp4},
     {"Qwen/Qwen3.5-35B-A3B", kQwen35_35B},
+    {"nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", kNemotron3Nano},
+    {"nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", kNemotron3Nano, kNanoNvfp4},
     {"meta-llama/Llama-3.1-8B", kLlama31_8B},
     {"meta-llama/Llama-3.1-8B-Instruct", kLlama31_8B},
     {"nvidia/Llama-3.1-8B-Instruct-FP8", kLlama31_8B, kFp8},

@@ -1,5 +1,6 @@
 #include "io/config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,7 @@ using nlohmann::json;
 
 constexpr int kMaxDepth = 64;
 constexpr int64_t kMaxConfigBytes = 16 << 20;
+constexpr std::string_view kNoNumbers[] = {"-Infinity", "Infinity", "NaN"};
 
 // What a message says was found: scalars as they are, anything large by its kind.
 std::string describe(const json& value) {
@@ -31,6 +33,27 @@ std::string range(double min, double max) {
     return std::string(text);
   };
   return "from " + print(min) + " to " + print(max);
+}
+
+// Python writes Infinity and NaN, which JSON does not have: no number, null.
+std::string without_infinity(std::string_view text) {
+  std::string all;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const std::string_view rest = text.substr(i);
+    const auto word = std::ranges::find_if(
+        kNoNumbers, [&](std::string_view name) { return !in_string && rest.starts_with(name); });
+    if (word != std::end(kNoNumbers)) {
+      all += "null", i += word->size() - 1;
+      continue;
+    }
+    if (in_string && text[i] == '\\' && i + 1 < text.size())
+      all += text[i++];
+    else if (text[i] == '"')
+      in_string = !in_string;
+    all += text[i];
+  }
+  return all;
 }
 
 }  // namespace
@@ -54,7 +77,7 @@ Config Config::parse(std::string_view text, std::string origin) {
   };
   auto node = std::make_shared<Node>();
   try {
-    node->value = json::parse(text, refuse_depth);
+    node->value = json::parse(without_infinity(text), refuse_depth);
   } catch (const json::exception& e) {
     throw Error(ErrorKind::kCheckpoint, origin + ": not valid JSON: " + e.what());
   }

@@ -1,5 +1,5 @@
-// Llama, Qwen3, Qwen3-MoE and Qwen3-Next against Hugging Face transformers, on small random
-// checkpoints of odd shapes in many formats (tests/goldens/families, written by
+// Llama, Qwen3, Qwen3-MoE, Qwen3-Next and NemotronH against Hugging Face transformers, on small
+// random checkpoints of odd shapes in many formats (tests/goldens/families, written by
 // tools/write_family_goldens.py and write_hybrid_goldens.py); what is refused of their configs and
 // checkpoints.
 #include <gmock/gmock.h>
@@ -54,7 +54,11 @@ constexpr const char* kCases[] = {"llama",
                                   "qwen3_5_moe",
                                   "qwen3_5_moe-modelopt",
                                   "qwen3_5_moe-mixed",
-                                  "qwen3_5"};
+                                  "qwen3_5",
+                                  "nemotron_h",
+                                  "nemotron_h-groups",
+                                  "nemotron_h-modelopt",
+                                  "nemotron_h-128"};
 
 // One tensor of expected/model.safetensors.
 template <typename T>
@@ -281,6 +285,19 @@ TEST(Families, RecurrentModelsAsPublished) {
   EXPECT_EQ(fp8.at("delta net"), "fp8_block");
   EXPECT_EQ(fp8.at("experts"), "fp8_block");
   EXPECT_EQ(fp8.at("router"), "bf16");
+
+  // Attention and the six Mamba2 layers in front of it are BF16.
+  const ModelInfo nano = describe_model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4");
+  const auto of_nano = formats(nano);
+  EXPECT_EQ(of_nano.at("experts"), "nvfp4");
+  EXPECT_EQ(of_nano.at("shared expert"), "nvfp4");
+  EXPECT_EQ(of_nano.at("mamba"), "bf16, nvfp4");
+  EXPECT_EQ(of_nano.at("attention"), "bf16");
+  EXPECT_NEAR(static_cast<double>(nano.weight_bytes_per_token), 2.87e9, 0.05e9);
+  ASSERT_EQ(nano.groups.size(), 2u);
+  EXPECT_EQ(nano.groups[0].layers, (std::vector<int32_t>{5, 12, 19, 26, 33, 42}));
+  EXPECT_EQ(nano.groups[1].layers.size(), 23u);
+  EXPECT_EQ(nano.groups[1].recurrent.bytes(), 4 * (64 * 128 * 64 + 3 * 6144));
 }
 
 // The embedding lies in memory once, unless the head is to be smaller than it.
@@ -372,6 +389,17 @@ TEST(Families, ConfigsThatCannotBe) {
       {"qwen3_next", "hidden_act", "\"gelu\"", "hidden_act: is gelu"},
       {"qwen3_next", "attn_output_gate", "false", "attn_output_gate: is false"},
       {"qwen3_next", "output_gate_type", "\"sigmoid\"", "output_gate_type: is sigmoid"},
+      {"nemotron_h", "hybrid_override_pattern", "",
+       "hybrid_override_pattern: is missing, and so is layers_block_type"},
+      {"nemotron_h", "hybrid_override_pattern", "\"MEX*\"", "has layers of other kinds"},
+      {"nemotron_h", "mamba_num_heads", "7", "mamba_num_heads: is not a multiple of n_groups"},
+      {"nemotron_h", "mlp_hidden_act", "\"silu\"", "mlp_hidden_act: is silu, expected relu2"},
+      {"nemotron_h", "moe_latent_size", "32", "moe_latent_size: is there"},
+      {"nemotron_h", "use_conv_bias", "false", "use_conv_bias: is false"},
+      {"nemotron_h", "n_group", "3", "n_group: does not divide n_routed_experts"},
+      {"nemotron_h-groups", "topk_group", "1", "num_experts_per_tok: is more than topk_group"},
+      {"nemotron_h", "n_shared_experts", "2", "n_shared_experts: is not 1"},
+      {"nemotron_h", "routed_scaling_factor", "-1", "routed_scaling_factor"},
       {"qwen3", "quantization_config", "{\"quant_method\": \"bitsandbytes\"}",
        "quant_method: is bitsandbytes, expected modelopt"},
       {"qwen3", "quantization_config", "{\"quant_method\": \"modelopt\", \"quant_algo\": \"X\"}",
@@ -434,15 +462,24 @@ void write_changed(const std::string& name, const std::filesystem::path& to, con
 }
 
 // One number that is none would be a state that stays wrong.
-TEST(Families, WeightsOfDeltaNetsThatAreNoNumbers) {
-  for (const char* of : {"A_log", "dt_bias", "conv1d.weight", "norm.weight"}) {
-    const std::string changed = std::string("model.layers.1.linear_attn.") + of;
+TEST(Families, WeightsOfRecurrentLayersThatAreNoNumbers) {
+  const struct {
+    std::string model, prefix, of;
+  } kWeights[] = {{"qwen3_next", "model.layers.1.linear_attn.", "A_log"},
+                  {"qwen3_next", "model.layers.1.linear_attn.", "dt_bias"},
+                  {"qwen3_next", "model.layers.1.linear_attn.", "conv1d.weight"},
+                  {"qwen3_next", "model.layers.1.linear_attn.", "norm.weight"},
+                  {"nemotron_h", "backbone.layers.2.mixer.", "A_log"},
+                  {"nemotron_h", "backbone.layers.2.mixer.", "D"},
+                  {"nemotron_h", "backbone.layers.2.mixer.", "conv1d.bias"},
+                  {"nemotron_h", "backbone.layers.1.mixer.", "gate.e_score_correction_bias"}};
+  for (const auto& [model, prefix, of] : kWeights) {
+    const std::string changed = prefix + of;
     const test::TempDir dir;
-    write_changed("qwen3_next", dir.path(),
-                  [&](const TensorInfo& t, std::vector<std::byte>& bytes) {
-                    const uint16_t nan = 0x7fc0;
-                    if (t.name == changed) std::memcpy(bytes.data() + bytes.size() - 2, &nan, 2);
-                  });
+    write_changed(model, dir.path(), [&](const TensorInfo& t, std::vector<std::byte>& bytes) {
+      const uint16_t nan = 0x7fc0;
+      if (t.name == changed) std::memcpy(bytes.data() + bytes.size() - 2, &nan, 2);
+    });
     try {
       Loaded loaded(dir.path(), cpu::Isa::kScalar);
       ADD_FAILURE() << changed;
@@ -451,6 +488,42 @@ TEST(Families, WeightsOfDeltaNetsThatAreNoNumbers) {
       EXPECT_THAT(e.what(), HasSubstr("hold a value that is infinite or no number"));
     }
   }
+}
+
+// As published: the router's matrix and bias, and what a recurrence has, may lie in float32.
+TEST(Families, VectorsAndRoutersInFloat32) {
+  const test::TempDir dir;
+  std::filesystem::copy_file(kGoldens / "nemotron_h/config.json", dir / "config.json");
+  const auto plain = open_checkpoint(kGoldens / "nemotron_h");
+  test::Bundle bundle;
+  for (const TensorInfo& t : plain->tensors()) {
+    std::vector<std::byte> bytes(t.bytes);
+    const ReadJob job = ReadJob::whole(t, bytes.data());
+    plain->read({&job, 1});
+    const bool is_wide = t.name.find("mixer.gate.") != std::string::npos ||
+                         t.name.ends_with("A_log") || t.name.ends_with(".D");
+    if (is_wide && t.dtype == DType::kBF16) {
+      std::vector<float> wide;
+      for (size_t i = 0; i < bytes.size(); i += 2) {
+        uint16_t bits;
+        std::memcpy(&bits, &bytes[i], 2);
+        wide.push_back(bf16_to_float(bits));
+      }
+      const auto all = std::as_bytes(std::span(wide));
+      bundle.add(t.name, DType::kF32, t.shape, {all.begin(), all.end()});
+    } else {
+      bundle.add(t.name, t.dtype, t.shape, std::move(bytes));
+    }
+  }
+  bundle.write(dir / "model.safetensors");
+  const std::vector<int32_t> tokens = tokens_of("nemotron_h");
+  const auto run = [&](const std::filesystem::path& directory) {
+    Loaded loaded(directory, kTwins);
+    TestRunner runner(*loaded.model, loaded.cx, 1, static_cast<int32_t>(tokens.size()),
+                      DType::kF32);
+    return runner.run(tokens, 128);
+  };
+  EXPECT_EQ(run(dir.path()), run(kGoldens / "nemotron_h"));
 }
 
 // The tensors of a golden with those whose names end so times a power of two, and more of one

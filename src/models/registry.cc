@@ -12,6 +12,7 @@
 #include "models/llama.h"
 #include "models/model.h"
 #include "models/mtp.h"
+#include "models/nemotron_h.h"
 #include "models/qwen3.h"
 #include "models/qwen3_5.h"
 #include "models/qwen3_moe.h"
@@ -47,6 +48,7 @@ constexpr Architecture kArchitectures[] = {
     {"Qwen3_5MoeForCausalLM", make_whole<make_qwen3_5_moe>},
     {"Qwen3_5ForConditionalGeneration", make_whole<make_qwen3_5>},
     {"Qwen3_5ForCausalLM", make_whole<make_qwen3_5>},
+    {"NemotronHForCausalLM", make_whole<make_nemotron_h>},
 };
 
 const Architecture& architecture_of(const ModelFiles& files) {

@@ -1,0 +1,248 @@
+#include "models/nemotron_h.h"
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "models/nemotron_h_config.h"
+
+namespace nibble {
+namespace {
+
+using ops::Site;
+
+// Of a layer, by its kind.
+struct Layer {
+  const Site *in = nullptr, *mamba = nullptr, *out = nullptr;
+  const Site *qkv = nullptr, *attention = nullptr;
+  const Site *route = nullptr, *shared_up = nullptr, *up = nullptr, *down = nullptr, *mlp = nullptr;
+};
+
+// Every buffer of a step. A layer takes the residual stream from x or y and leaves it in the other.
+struct Acts {
+  Tensor x, y;     // [T, H] residual stream
+  Tensor d;        // [T, H] what is still to be added to it
+  Tensor h;        // [T, H] normed
+  Tensor cos_sin;  // [T, D] ones and zeros
+  Tensor zxbcdt;   // what enters a Mamba2 layer
+  Tensor mixed;    // [T, NH * P] what leaves it
+  Tensor q, att;   // [T, Q * D]
+  RoutingBuffers routing;
+  Tensor shared_u;  // [T, the shared expert's width]
+  Tensor u;         // [T * K, F] expert activations, in expert order
+  Tensor mlp_u;     // [T, an MLP's width]
+  Tensor logits;    // [R, V]
+};
+
+class NemotronH : public SiteModel {
+ public:
+  NemotronH(NemotronHConfig config, const DenseFormats& dense, Quantization quantization)
+      : SiteModel(dense, std::move(quantization)), c(std::move(config)) {
+    state_buffers();
+    Site& embed = add(-1, ops::EmbedDesc{c.vocab, c.hidden}, {}, {"x", "d", "cos_sin"});
+    matrix(embed, "embed", {{"backbone.embeddings", c.vocab}}, c.hidden, Fill::kNormal);
+    LayerGroup full{.num_kv_heads = static_cast<int32_t>(c.kv_heads),
+                    .head_dim = static_cast<int32_t>(c.head_dim)},
+        recurrent{.recurrent = recurrent_shape()};
+    for (int32_t l = 0; l < c.layers(); ++l) {
+      const char kind = c.mixers[l];
+      layers_.push_back(kind == 'M'   ? state_mamba(l)
+                        : kind == '*' ? state_attention(l)
+                        : kind == 'E' ? state_experts(l)
+                                      : state_mlp(l));
+      if (kind == 'M') recurrent.layers.push_back(l);
+      if (kind == '*') full.layers.push_back(l);
+    }
+    Site& unembed = add(-1, ops::NormUnembedDesc{c.hidden, c.vocab, dense_.unembed},
+                        {from(c.layers()), "d"}, {"logits", "h"});
+    norm(unembed, "backbone.norm_f", c.hidden, c.norm_eps);
+    matrix(unembed, "unembed", {{"lm_head", c.vocab}}, c.hidden);
+    embed_ = &embed, unembed_ = &unembed;
+    std::vector<LayerGroup> groups;
+    for (const LayerGroup& group : {full, recurrent})
+      if (!group.layers.empty()) groups.push_back(group);
+    describe({.architecture = "NemotronHForCausalLM",
+              .num_layers = static_cast<int32_t>(c.layers()),
+              .vocab_size = static_cast<int32_t>(c.vocab),
+              .max_positions = static_cast<int32_t>(c.max_positions),
+              .groups = std::move(groups)});
+  }
+
+ private:
+  static const char* from(int64_t layer) { return layer % 2 == 0 ? "x" : "y"; }
+  static const char* to(int64_t layer) { return from(layer + 1); }
+  static std::string name_of(int l) { return layer_name("backbone.", l, "mixer."); }
+
+  void state_buffers() {
+    f32(a.x, "x", c.hidden), f32(a.y, "y", c.hidden), f32(a.d, "d", c.hidden);
+    stored(a.h, "h", c.hidden);
+    f32(a.cos_sin, "cos_sin", c.head_dim);
+    f32(a.zxbcdt, "zxbcdt", c.mamba.width()), stored(a.mixed, "mixed", c.mamba.inner());
+    stored(a.q, "q", c.q_width()), stored(a.att, "att", c.q_width());
+    if (c.has('E')) {
+      routing(a.routing, c.experts, c.top_k);
+      stored(a.shared_u, "shared_u", c.shared_width);
+      stored(a.u, "u", c.expert_width, c.top_k);
+    }
+    if (c.has('-')) stored(a.mlp_u, "mlp_u", c.width);
+    f32_of_logits(a.logits, "logits", c.vocab);
+  }
+
+  RecurrentShape recurrent_shape() const {
+    return {.heads = static_cast<int32_t>(c.mamba.heads),
+            .key_dim = static_cast<int32_t>(c.mamba.state_dim),
+            .value_dim = static_cast<int32_t>(c.mamba.head_dim),
+            .channels = static_cast<int32_t>(c.mamba.channels()),
+            .taps = static_cast<int32_t>(c.mamba.taps)};
+  }
+
+  void state_norm(Site& site, int l) {
+    norm(site, layer_name("backbone.", l, "norm"), c.hidden, c.norm_eps);
+  }
+
+  Layer state_mamba(int l) {
+    Site& in = add(l, ops::NormLinearDesc{c.hidden, c.mamba.width(), dense_.qkv}, {from(l), "d"},
+                   {"zxbcdt", "h", to(l)});
+    state_norm(in, l);
+    matrix(in, "mamba", {{name_of(l) + "in_proj", c.mamba.width()}}, c.hidden);
+    Site& rule = add(l, c.mamba, {"zxbcdt", "kv"}, {"mixed", "kv"});
+    mamba(rule, name_of(l), c.norm_eps);
+    Site& out = add(l, ops::OutProjDesc{c.hidden, c.mamba.inner(), dense_.out}, {"mixed"}, {"d"});
+    matrix(out, "mamba", {{name_of(l) + "out_proj", c.hidden}}, c.mamba.inner(), Fill::kResidual);
+    return {.in = &in, .mamba = &rule, .out = &out};
+  }
+
+  Layer state_attention(int l) {
+    Site& qkv = add(l,
+                    ops::NormQkvDesc{.hidden = c.hidden,
+                                     .q_heads = c.q_heads,
+                                     .kv_heads = c.kv_heads,
+                                     .head_dim = c.head_dim,
+                                     .format = dense_.qkv},
+                    {from(l), "d", "cos_sin"}, {"q", "h", to(l), "kv"});
+    state_norm(qkv, l);
+    matrix(qkv, "attention",
+           {{name_of(l) + "q_proj", c.q_width()},
+            {name_of(l) + "k_proj", c.kv_width()},
+            {name_of(l) + "v_proj", c.kv_width()}},
+           c.hidden);
+    Site& attention =
+        add(l, ops::AttentionDesc{c.q_heads, c.kv_heads, c.head_dim}, {"q", "kv"}, {"att"});
+    Site& out = add(l, ops::OutProjDesc{c.hidden, c.q_width(), dense_.out}, {"att"}, {"d"});
+    matrix(out, "attention", {{name_of(l) + "o_proj", c.hidden}}, c.q_width(), Fill::kResidual);
+    return {.out = &out, .qkv = &qkv, .attention = &attention};
+  }
+
+  Layer state_experts(int l) {
+    const std::string name = name_of(l), beside = name + "shared_experts.";
+    Site& route = add(l,
+                      ops::NormRouteDesc{.hidden = c.hidden,
+                                         .experts = c.experts,
+                                         .top_k = c.top_k,
+                                         .over_all = c.over_all,
+                                         .sigmoid = c.sigmoid},
+                      {from(l), "d"}, {to(l), "h", "routing"});
+    state_norm(route, l);
+    matrix(route, "router", {{name + "gate", c.experts}}, c.hidden, Fill::kRouter);
+    route_bias(route, name + "gate.e_score_correction_bias", c.experts);
+    Site& shared_up = add(
+        l,
+        ops::SharedUpDesc{
+            .hidden = c.hidden, .width = c.shared_width, .format = dense_.mlp, .act = ops::kRelu2},
+        {"h"}, {"shared_u"});
+    matrix(shared_up, "shared expert", {{beside + "up_proj", c.shared_width}}, c.hidden);
+    Site& out = add(l, ops::OutProjDesc{c.hidden, c.shared_width, dense_.mlp}, {"shared_u"}, {"d"},
+                    "shared");
+    matrix(out, "shared expert", {{beside + "down_proj", c.hidden}}, c.shared_width,
+           Fill::kResidual);
+    Site& up = add(l,
+                   ops::MoeUpDesc{.hidden = c.hidden,
+                                  .width = c.expert_width,
+                                  .experts = c.experts,
+                                  .top_k = c.top_k,
+                                  .format = Format::kBF16,
+                                  .act = ops::kRelu2},
+                   {"h", "routing"}, {"u"});
+    experts_apart(up, name + "experts", {"up_proj"}, c.expert_width, c.hidden, Fill::kScaledNormal);
+    Site& down = add(l,
+                     ops::MoeDownDesc{.hidden = c.hidden,
+                                      .width = c.expert_width,
+                                      .experts = c.experts,
+                                      .top_k = c.top_k,
+                                      .format = Format::kBF16,
+                                      .act = ops::kRelu2,
+                                      .adds = true},
+                     {"u", "routing", "d"}, {"d"});
+    experts_apart(down, name + "experts", {"down_proj"}, c.hidden, c.expert_width, Fill::kResidual);
+    return {.out = &out, .route = &route, .shared_up = &shared_up, .up = &up, .down = &down};
+  }
+
+  Layer state_mlp(int l) {
+    Site& up =
+        add(l,
+            ops::MlpUpDesc{
+                .hidden = c.hidden, .width = c.width, .format = dense_.mlp, .act = ops::kRelu2},
+            {from(l), "d"}, {"mlp_u", "h", to(l)});
+    state_norm(up, l);
+    matrix(up, "mlp", {{name_of(l) + "up_proj", c.width}}, c.hidden);
+    Site& out = add(l, ops::OutProjDesc{c.hidden, c.width, dense_.mlp}, {"mlp_u"}, {"d"});
+    matrix(out, "mlp", {{name_of(l) + "down_proj", c.hidden}}, c.width, Fill::kResidual);
+    return {.out = &out, .mlp = &up};
+  }
+
+  // x += Mixer(norm(x)) for each layer, then logits = unembed(norm(x[out_rows])).
+  Tensor run(ops::Ctx& cx, const Step& s, const SeqState& state) override {
+    const float scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
+    Routing routing = c.has('E') ? a.routing.of(s.num_tokens) : Routing{};
+    ops::embed(cx, *embed_, {a.x, a.d, a.cos_sin}, c.rope, s);
+    const Tensor *x = &a.x, *y = &a.y;
+    for (int l = 0; l < c.layers(); ++l, std::swap(x, y)) {
+      const Layer& at = layers_[l];
+      switch (c.mixers[l]) {
+        case 'M':
+          ops::norm_linear(cx, *at.in, {a.zxbcdt, a.h, *y}, *x, a.d);
+          ops::mamba2(cx, *at.mamba, a.mixed, state.recurrent_layer(l), a.zxbcdt, s);
+          tap(cx, l, {{"h", &a.h}, {"zxbcdt", &a.zxbcdt}, {"mixed", &a.mixed}});
+          ops::out_proj(cx, *at.out, a.d, a.mixed, s);
+          break;
+        case '*':
+          ops::norm_qkv(cx, *at.qkv, {a.q, a.h, *y}, state.layer(l), *x, a.d, a.cos_sin, s);
+          ops::attention(cx, *at.attention, a.att, a.q, state.layer(l), scale, s);
+          tap(cx, l, {{"h", &a.h}, {"q", &a.q}, {"att", &a.att}});
+          ops::out_proj(cx, *at.out, a.d, a.att, s);
+          break;
+        case 'E':
+          ops::norm_route(cx, *at.route, *y, a.h, routing, *x, a.d);
+          tap(cx, l, {{"h", &a.h}, {"ids", &a.routing.ids}, {"p", &a.routing.p}});
+          ops::shared_up(cx, *at.shared_up, a.shared_u, a.h);
+          ops::out_proj(cx, *at.out, a.d, a.shared_u, s);
+          tap(cx, l, {{"shared_u", &a.shared_u}, {"shared_d", &a.d}});
+          ops::moe_up(cx, *at.up, a.u, a.h, routing);
+          tap(cx, l, {{"u", &a.u}});
+          ops::moe_down(cx, *at.down, a.d, a.u, routing);
+          break;
+        default:
+          ops::mlp_up(cx, *at.mlp, {a.mlp_u, a.h, *y}, *x, a.d);
+          tap(cx, l, {{"h", &a.h}, {"u", &a.mlp_u}});
+          ops::out_proj(cx, *at.out, a.d, a.mlp_u, s);
+      }
+      tap(cx, l, {{"x", y}, {"mixer_d", &a.d}});
+    }
+    ops::norm_unembed(cx, *unembed_, a.logits, a.h, *x, a.d, s);
+    tap(cx, -1, {{"logits", &a.logits}});
+    return a.logits;
+  }
+
+  const NemotronHConfig c;
+  Acts a;
+  std::vector<Layer> layers_;
+  const Site *embed_ = nullptr, *unembed_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<SiteModel> make_nemotron_h(const Config& config, const DenseFormats& dense) {
+  return std::make_unique<NemotronH>(parse_nemotron_h(config), dense, Quantization(config));
+}
+
+}  // namespace nibble
