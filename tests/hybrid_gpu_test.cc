@@ -71,14 +71,14 @@ double rms_off(const Logits& got, const std::vector<float>& want) {
 // square; some ten stored values a layer, two layers, as a random walk: 1% of the residual stream,
 // and three times that for what gates and norms of single heads amplify.
 TEST(HybridGpu, LogitsEqualTransformers) {
-  const std::string name = "qwen3_next-128";
-  for (const bool exact : {false, true}) {
-    OnGpu gpu(name, exact);
-    TestRunner runner(*gpu.model, gpu.cx, 1, 160, DType::kBF16, 16, cuda::copy);
-    const double off = rms_off(runner.run(tokens_of(name), 128), expected<float>(name, "logits"));
-    EXPECT_LT(off, 0.03) << exact;
-    std::printf("rms off %.4f\n", off);
-  }
+  for (const std::string name : {"qwen3_next-128", "nemotron_h-128"})
+    for (const bool exact : {false, true}) {
+      OnGpu gpu(name, exact);
+      TestRunner runner(*gpu.model, gpu.cx, 1, 160, DType::kBF16, 16, cuda::copy);
+      const double off = rms_off(runner.run(tokens_of(name), 128), expected<float>(name, "logits"));
+      EXPECT_LT(off, 0.03) << name << " " << exact;
+      std::printf("%s: rms off %.4f\n", name.c_str(), off);
+    }
 }
 
 // The layer reads rows that are as far off, and adds what the third of its like does: 4%.
@@ -119,7 +119,9 @@ TEST(HybridGpu, MtpLogitsEqualAnIndependentForwardPass) {
 }
 
 TEST(HybridGpu, TheSameBitsHoweverATextIsCut) {
-  for (const std::string name : {"qwen3_next", "qwen3_next-128", "qwen3_next-modelopt"}) {
+  for (const std::string name :
+       {"qwen3_next", "qwen3_next-128", "qwen3_next-modelopt", "nemotron_h", "nemotron_h-groups",
+        "nemotron_h-modelopt", "nemotron_h-128"}) {
     OnGpu gpu(name, /*exact=*/true);
     TestRunner runner(*gpu.model, gpu.cx, 1, 160, DType::kBF16, 16, cuda::copy);
     const std::vector<int32_t> tokens = tokens_of(name);

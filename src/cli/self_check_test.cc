@@ -62,6 +62,7 @@ TEST(SelfCheck, FindsAProblemForEveryRowOfOtherFamilies) {
   for (const std::string& model :
        {std::string("nvidia/Qwen3-30B-A3B-NVFP4"), std::string("nvidia/Llama-3.1-8B-Instruct-FP8"),
         std::string("Qwen/Qwen3-8B-FP8"), std::string("nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4"),
+        std::string("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4"), goldens + "nemotron_h",
         source + "/models/nibble-tiny-gpt-oss", goldens + "llama", goldens + "llama-ct-int4",
         goldens + "qwen3-awq", goldens + "qwen3_moe-over-all", goldens + "qwen3_5",
         goldens + "qwen3_5_moe-mixed"})

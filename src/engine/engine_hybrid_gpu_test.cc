@@ -150,7 +150,8 @@ TEST_P(HybridEngineGpu, DraftsThatComeTrueOrDoNot) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, HybridEngineGpu,
-                         testing::Values("qwen3_next", "qwen3_next-128", "qwen3_next-modelopt"),
+                         testing::Values("qwen3_next", "qwen3_next-128", "qwen3_next-modelopt",
+                                         "nemotron_h"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) c = c == '-' ? '_' : c;

@@ -149,6 +149,7 @@ TEST_P(HybridEngine, ARejectionCostsNoStep) {
 INSTANTIATE_TEST_SUITE_P(Models, HybridEngine,
                          testing::Values(Setting{"qwen3_next", ops::ActFormat::kFloat},
                                          Setting{"qwen3_next", ops::ActFormat::kBF16},
+                                         Setting{"nemotron_h", ops::ActFormat::kFloat},
                                          Setting{"qwen3_5_moe", ops::ActFormat::kFloat}),
                          [](const auto& info) {
                            return std::string(info.param.name) +
