@@ -35,6 +35,15 @@ struct StoreSwiglu : Inputs {
   }
 };
 
+struct StoreRelu2 : Inputs {
+  uint16_t* u;  // [T, rows]
+
+  __device__ void store(int token, int row, float a, float b) const {
+    *reinterpret_cast<uint32_t*>(u + int64_t{token} * rows + row) =
+        cuda::pack_bf16(relu2(a), relu2(b));
+  }
+};
+
 // Of a slice of K: row = slice * tokens + token.
 struct StoreSlices {
   const uint16_t* x;  // [T, cols]
@@ -142,6 +151,14 @@ void norm_multiply_one(Ctx& cx, const AddNorm& norm, const Weight& w, float* y) 
 void norm_swiglu_one(Ctx& cx, const AddNorm& norm, const Weight& w, const Swiglu& act,
                      uint16_t* u) {
   launch_normed_one(cx, w, norm, StoreSwiglu{inputs_of(w, norm.h, 1), u, act});
+}
+
+void relu2_one(Ctx& cx, const Weight& w, const uint16_t* x, uint16_t* u) {
+  launch_unit_one<OneWork::kDense>(cx, w, StoreRelu2{inputs_of(w, x, 1), u}, true);
+}
+
+void relu2_few(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, uint16_t* u) {
+  launch(cx, w, StoreRelu2{inputs_of(w, x, tokens), u});
 }
 
 void multiply_few(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, float* y) {

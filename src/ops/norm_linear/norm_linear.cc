@@ -29,11 +29,18 @@ const char* refuse_many_bf16(const NormLinearDesc& d, const KernelOptions& o) {
   return refuse_gemm<Format::kBF16>({d.format, d.width, d.hidden, d.tokens, kDenseFewest}, o);
 }
 
+const char* refuse_one(const NormLinearDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few<Format::kNvfp4>(d, o)) return reason;
+  return refuse_nvfp4_one(d.format, d.tokens, {gpu::OneWork::kDense, d.width, d.hidden, 1}, o);
+}
+
 constexpr auto kKernels =
     joined(Cpu::dense(),
            std::to_array<NormLinearKernel>({
                {"sm90_nvfp4_gemm", refuse_many<Format::kNvfp4>,
                 NIBBLE_SM90_KERNEL(gpu::norm_linear_gemm), Layout::kTiles16x64},
+               {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::norm_linear_one),
+                Layout::kTiles16x64},
                {"cuda_nvfp4_decode", refuse_few<Format::kNvfp4>,
                 NIBBLE_CUDA_KERNEL(gpu::norm_linear_few), Layout::kTiles16x64},
                {"sm90_w8a16_gemm", refuse_many<Format::kFp8Row>,

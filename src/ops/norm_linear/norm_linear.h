@@ -45,6 +45,7 @@ struct CpuNormLinear {
   static NormLinearFn run;
 };
 namespace gpu {
+NormLinearFn norm_linear_one;   // NVFP4
 NormLinearFn norm_linear_few;   // NVFP4 or FP8, as the next
 NormLinearFn norm_linear_gemm;  // or BF16
 NormLinearFn norm_linear_rows;  // BF16

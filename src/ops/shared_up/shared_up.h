@@ -44,6 +44,7 @@ struct CpuSharedUp {
   static SharedUpFn run;
 };
 namespace gpu {
+SharedUpFn shared_up_one;   // NVFP4
 SharedUpFn shared_up_few;   // NVFP4 or FP8, as the next
 SharedUpFn shared_up_gemm;  // or BF16
 SharedUpFn shared_up_any;   // any shape

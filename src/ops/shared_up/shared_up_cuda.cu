@@ -1,6 +1,7 @@
 // shared_up by products that leave float32: of any shape and format (cuda_any:
-// ops/gpu_matmul/product_any.cuh), and of few tokens with NVFP4 or FP8 weights (unit_gemv.cuh);
-// then weigh_up, a block a token. u [T, F] bf16, out; h [T, H] bf16; up [2F, H] in kRows, or in
+// ops/gpu_matmul/product_any.cuh), of few tokens with NVFP4 or FP8 weights (unit_gemv.cuh), and of
+// one with NVFP4 (unit_one.cuh); then weigh_up, a block a token. The last two leave relu^2 that is
+// not weighed themselves. u [T, F] bf16, out; h [T, H] bf16; up [2F, H] in kRows, or in
 // kTiles16x64; gate [H] bf16. Bytes beside the weights: 2 H + 18 F a token, as the products go
 // through memory.
 #include "cuda/bf16.cuh"
@@ -65,9 +66,21 @@ void shared_up_any(Ctx& cx, const Tensor& u, const Tensor& h, const Weight& up,
   weigh_up(cx, u, h, y, gate, act);
 }
 
+void shared_up_one(Ctx& cx, const Tensor& u, const Tensor& h, const Weight& up,
+                   const uint16_t* gate, const Swiglu& act) {
+  if (h.dim(0) == 0) return;
+  if (gate == nullptr && act.is_relu2())
+    return relu2_one(cx, up, h.as<uint16_t>(), u.as<uint16_t>());
+  float* const y = Scratch(cx.scratch).take<float>(up.rows);
+  multiply_one(cx, up, h.as<uint16_t>(), 1, y);
+  weigh_up(cx, u, h, y, gate, act);
+}
+
 void shared_up_few(Ctx& cx, const Tensor& u, const Tensor& h, const Weight& up,
                    const uint16_t* gate, const Swiglu& act) {
   if (h.dim(0) == 0) return;
+  if (gate == nullptr && act.is_relu2())
+    return relu2_few(cx, up, h.as<uint16_t>(), h.dim(0), u.as<uint16_t>());
   float* const y = Scratch(cx.scratch).take<float>(h.dim(0) * up.rows);
   multiply_few(cx, up, h.as<uint16_t>(), h.dim(0), y);
   weigh_up(cx, u, h, y, gate, act);

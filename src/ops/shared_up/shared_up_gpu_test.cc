@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "ops/gpu_matmul/gemv_gpu_test.h"
 #include "ops/gpu_test_problem.h"
 #include "ops/matmul_ref.h"
 #include "ops/shared_up/shared_up.h"
@@ -21,7 +22,7 @@ void check(const Shape& shape, int64_t tokens) {
   Random random(static_cast<uint32_t>(tokens));
   const SharedUpDesc desc{shape.hidden, shape.width, shape.format, tokens};
   TestWeight w(random, shape.format, 1, 2 * shape.width, shape.hidden, /*has_bias=*/false);
-  const std::vector<uint16_t> gate_row =
+  const std::vector<uint16_t> gate_of =
       random.bf16s(shape.hidden, 1 / std::sqrt(static_cast<float>(shape.hidden)));
   const Floats h(random, tokens, shape.hidden, DType::kBF16);
   GpuProblem gpu(gpu::scratch_bytes(desc));
@@ -29,19 +30,26 @@ void check(const Shape& shape, int64_t tokens) {
   for (const auto* row : kernels_here(shared_up_kernels(), desc, gpu.cx.kernels)) {
     if (w.view.layout != row->layout) w.pack(row->layout);
     const Tensor out = gpu.output(DType::kBF16, {tokens, shape.width});
-    row->run(gpu.cx, out, gpu.tensor(h, DType::kBF16), gpu.weight(w), gpu.array(gate_row), {});
+    row->run(gpu.cx, out, gpu.tensor(h, DType::kBF16), gpu.weight(w), gpu.array(gate_of), {});
     const Floats u = gpu.floats(out);
     for (int64_t t = 0; t < tokens; ++t) {
       double logit = 0, logit_abs = 0;
       for (int64_t i = 0; i < shape.hidden; ++i) {
-        const double term = double{h.at(t, i)} * bf16_to_float(gate_row[i]);
+        const double term = double{h.at(t, i)} * bf16_to_float(gate_of[i]);
         logit += term, logit_abs += std::fabs(term);
       }
       const double p = 1 / (1 + std::exp(-logit)), p_error = e * logit_abs / 4 + 0x1p-20;
+      const std::vector<float> most = block_maxima(h.row(t), shape.hidden, 16);
       for (int64_t j = 0; j < shape.width; ++j) {
         double gate_abs, up_abs;
-        const double gate = ref::Row(w.view, 0, 2 * j).dot(h.row(t), &gate_abs);
-        const double up = ref::Row(w.view, 0, 2 * j + 1).dot(h.row(t), &up_abs);
+        const ref::Row gate_row(w.view, 0, 2 * j), up_row(w.view, 0, 2 * j + 1);
+        const double gate = gate_row.dot(h.row(t), &gate_abs), up = up_row.dot(h.row(t), &up_abs);
+        if (std::string_view(row->name).ends_with("_one")) {
+          // Activations are integers times at most 2^-13 of the largest of 16 k.
+          double gate_off, up_off;
+          gate_row.dot(most.data(), &gate_off), up_row.dot(most.data(), &up_off);
+          gate_abs += 0x1p-14 * gate_off / e, up_abs += 0x1p-14 * up_off / e;
+        }
         const double of = ref::swiglu(gate, up, {});
         ASSERT_NEAR(u.at(t, j), p * of,
                     p * swiglu_error(gate, e * gate_abs, up, e * up_abs, {}) +
