@@ -61,7 +61,7 @@ class Config {
 // dicts are there and disagree, or where rope_theta is nowhere.
 Config rope_parameters(const Config& config);
 
-// config.json of openai/gpt-oss-20b and -120b, of Qwen3-8B, Qwen3-30B-A3B and Llama 3.1 8B in the
+// config.json of openai/gpt-oss-20b and -120b, and of other families in the
 // formats that builtin_configs.cc lists; nullopt for any other name.
 std::optional<Config> builtin_config(std::string_view repo_id);
 

@@ -56,6 +56,18 @@ TEST(Config, SaysWhatIsWrong) {
               HasSubstr("config.json: o.k: found a list of 1"));
 }
 
+// What Python writes of numbers that JSON does not have; in texts they stay.
+TEST(Config, InfinityIsNoValue) {
+  const Config config = Config::parse(
+      R"({"limit": [0.0, Infinity], "a": -Infinity, "b": NaN, "c": "a \"NaN\" \\", "d": 1})", "x");
+  EXPECT_FALSE(config.has("a"));
+  EXPECT_FALSE(config.has("b"));
+  EXPECT_EQ(config.text("c"), "a \"NaN\" \\");
+  EXPECT_EQ(config.integer("d", 0, 9), 1);
+  EXPECT_THROW(Config::parse("{\"a\": Infinit}", "x"), Error);
+  EXPECT_THROW(Config::parse("{Infinity: 1}", "x"), Error);
+}
+
 TEST(Config, RefusesWhatIsNotAnObject) {
   EXPECT_THAT(error_of([] { parse("[1]"); }), HasSubstr("expected a JSON object"));
   EXPECT_THAT(error_of([] { parse("{\"a\": "); }), HasSubstr("config.json: not valid JSON"));

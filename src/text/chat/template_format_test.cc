@@ -35,6 +35,8 @@ constexpr Family kFamilies[] = {
     {"qwen3", "Qwen-Qwen3-0.6B", "qwen2", "<|im_end|>", ToolFormat::kHermes, true},
     {"qwen3_coder", "Qwen3-Coder", "qwen2", "<|im_end|>", ToolFormat::kQwen3Coder, false},
     {"qwen3_5", "Qwen3.5-4B", "qwen3_5", "<|im_end|>", ToolFormat::kQwen3Coder, true},
+    {"nemotron_3", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "qwen2", "<|im_end|>",
+     ToolFormat::kQwen3Coder, true},
     {"llama3_1", "meta-llama-Llama-3.1-8B-Instruct", "llama3", "<|eot_id|>",
      ToolFormat::kLlama3Json, false},
 };
