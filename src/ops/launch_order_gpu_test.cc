@@ -22,9 +22,12 @@ constexpr int kReplays = 40, kRandomChains = 6;
 
 // Of delta nets, whose outputs are as wide as attention's.
 constexpr DeltaRuleDesc kDelta{8, 16, 64, 64, 4};
+// And of Mamba2 layers, whose inputs are as wide as those.
+constexpr Mamba2Desc kMamba2{32, 4, 32, 124, 4};
+static_assert(kMamba2.width() == kDelta.width() && kMamba2.inner() == kHeads * kDim);
 
 // What a chain is made of. kDense stands where a dense MLP would, kShared beside the experts; kIn
-// and kDelta where attention would.
+// and kRule or kMamba where attention would.
 enum class Link {
   kQkv,
   kAttention,
@@ -38,14 +41,15 @@ enum class Link {
   kIn,
   kRule,
   kGate,
-  kSharedUp
+  kSharedUp,
+  kMamba
 };
 using Chain = std::vector<Link>;
 
 std::string text_of(const Chain& chain) {
-  constexpr const char* kNames[] = {"qkv",   "attention", "out",      "out again", "dense",
-                                    "route", "shared",    "up",       "down",      "in",
-                                    "rule",  "gate",      "shared up"};
+  constexpr const char* kNames[] = {"qkv",   "attention", "out",       "out again", "dense",
+                                    "route", "shared",    "up",        "down",      "in",
+                                    "rule",  "gate",      "shared up", "mamba"};
   std::string text;
   for (const Link link : chain) text += std::string(kNames[static_cast<int>(link)]) + " ";
   return text;
@@ -169,7 +173,17 @@ class Chained {
     states_ = {slots({2 * t, kDelta.value_heads, kDelta.key_dim, kDelta.value_dim}),
                slots({2 * t, kDelta.taps - 1, kDelta.channels()}), gpu_.array(from),
                gpu_.array(to)};
+    mamba_states_ = {slots({2 * t, kMamba2.heads, kMamba2.state_dim, kMamba2.head_dim}),
+                     slots({2 * t, kMamba2.taps - 1, kMamba2.channels()}), gpu_.array(from),
+                     gpu_.array(to)};
     const auto floats = [&](int64_t n) { return gpu_.array(random_.normals(n)); };
+    mamba_ = {floats(kMamba2.channels() * kMamba2.taps),
+              floats(kMamba2.channels()),
+              floats(kMamba2.heads),
+              floats(kMamba2.heads),
+              floats(kMamba2.heads),
+              floats(kMamba2.inner()),
+              1e-5f};
     delta_ = {floats(kDelta.channels() * kDelta.taps), floats(kDelta.value_heads),
               floats(kDelta.value_heads), floats(kDelta.value_dim), 1e-6f};
     gate_ = gpu_.array(random_.bf16s(kHidden, 0.03f));
@@ -206,12 +220,14 @@ class Chained {
                          std::vector<std::string> writes) {
       const Problem problem = kind == Link::kAttention
                                   ? Problem(AttentionDesc{kHeads, kKvHeads, kDim})
-                              : kind == Link::kRule ? Problem(kDelta)
-                              : kind == Link::kGate ? Problem(OutputGateDesc{kHeads * kDim})
-                                                    : loaded_.at(kind).problem;
+                              : kind == Link::kRule  ? Problem(kDelta)
+                              : kind == Link::kMamba ? Problem(kMamba2)
+                              : kind == Link::kGate  ? Problem(OutputGateDesc{kHeads * kDim})
+                                                     : loaded_.at(kind).problem;
       const SiteKey key(op_of(problem), static_cast<int>(sites.size()));
       sites.push_back({key, site_label(key), problem, std::move(reads), std::move(writes)});
       sites.back().delta = delta_;
+      sites.back().mamba = mamba_;
       sites.back().gate = gate_;
       if (!loaded_.contains(kind)) return;
       sites.back().weight = loaded_.at(kind).weight;
@@ -227,7 +243,7 @@ class Chained {
       if (link == Link::kUp) add(link, {"h", "routing"}, {"u"});
       if (link == Link::kDown) add(link, {"u", "routing"}, {"d"});
       if (link == Link::kIn) add(link, {"x", "d"}, {"y", "h", "qkvz"});
-      if (link == Link::kRule) add(link, {"qkvz", "kv"}, {"att", "kv"});
+      if (link == Link::kRule || link == Link::kMamba) add(link, {"qkvz", "kv"}, {"att", "kv"});
       if (link == Link::kGate) add(link, {"att"}, {"att"});
       if (link == Link::kSharedUp) add(link, {"h"}, {"shared_u"});
     }
@@ -281,6 +297,9 @@ class Chained {
         case Link::kRule:
           delta_rule(cx, site, att_, states_, {qkvz_, gates_}, step_);
           break;
+        case Link::kMamba:
+          mamba2(cx, site, att_, mamba_states_, qkvz_, step_);
+          break;
         case Link::kGate:
           output_gate(cx, site, att_, q_gate_);
           break;
@@ -327,8 +346,9 @@ class Chained {
   Norm norm_;
   Tensor x_, y_, d_, shared_, h_, q_, att_, u_, room_, x0_, d0_, att0_, cos_sin_;
   Tensor qkvz_, gates_, q_gate_, shared_u_;
-  RecurrentLayer states_;
+  RecurrentLayer states_, mamba_states_;
   DeltaRuleWeights delta_;
+  Mamba2Weights mamba_;
   const uint16_t* gate_ = nullptr;
   Routing routing_;
   Step step_;
@@ -350,6 +370,7 @@ const Chain kChains[] = {
      kRule, kOut,  kRoute, kSharedUp, kUp,       kDown, kQkv,  kAttention,
      kGate, kOut,  kRoute, kSharedUp, kUp,       kDown},  // Qwen3-Next
     {kIn, kRule, kGate, kOut, kIn, kRule, kRule, kOut, kIn},
+    {kIn, kMamba, kOut, kRoute, kSharedUp, kUp, kDown, kIn, kMamba, kMamba, kOut, kIn},
 };
 
 // Blocks in any order, each now and then without one of its ops; the choice is never left out.
@@ -361,6 +382,7 @@ Chain random_chain(Random& random) {
                           {kRoute, kUp, kShared, kDown},
                           {kQkv, kAttention, kOut, kOutAgain},
                           {kIn, kRule, kOut},
+                          {kIn, kMamba, kOut},
                           {kQkv, kAttention, kGate, kOut},
                           {kRoute, kSharedUp, kUp, kDown},
                           {kQkv, kShared}};

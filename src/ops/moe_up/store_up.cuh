@@ -13,7 +13,7 @@ struct StoreUp {
 
   __device__ __forceinline__ void store(int slot, int row, float gate, float up,
                                         bool has_second) const {
-    if (!act.is_relu2()) {
+    if (!has_no_gate(act)) {
       u[slot * width + row / 2] = cuda::bf16_bits(swiglu(gate, up, act));
       return;
     }

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int w = 0; w < kWarps; ++w) logit += sums[w];
   const float p = gate == nullptr ? 1 : 1 / (1 + __expf(-logit));
   for (int j = threadIdx.x; j < width; j += kThreads) {
-    if (act.is_relu2()) {
+    if (has_no_gate(act)) {
       u[t * width + j] = cuda::bf16_bits(p * relu2(__ldcg(y + t * width + j)));
       continue;
     }
