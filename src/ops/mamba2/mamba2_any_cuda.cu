@@ -90,10 +90,12 @@ __global__ void __launch_bounds__(kThreads) recur(const __grid_constant__ Params
   const int in_tile = static_cast<int>(threadIdx.x) / 32 * kWarpColumns + lane % kWarpColumns;
   const int column = first_column + in_tile;
   const int rows = a.d.state_dim, dim = a.d.head_dim;
-  for (Stage<kRows>& stage : stages)  // rows behind the last stay zero
-    for (int i = threadIdx.x; i < static_cast<int>(sizeof(stage) / 4); i += kThreads)
-      reinterpret_cast<float*>(&stage)[i] = 0;
-  __syncthreads();
+  if (rows < kRowGroups * kRows) {  // those behind the last stay zero
+    for (Stage<kRows>& stage : stages)
+      for (int i = threadIdx.x; i < static_cast<int>(sizeof(stage) / 4); i += kThreads)
+        reinterpret_cast<float*>(&stage)[i] = 0;
+    __syncthreads();
+  }
   bring(stages[0], a, span, 0, h, first_column);
 
   const int32_t from = a.from[span.slot];
