@@ -100,6 +100,7 @@ TEST(GpuPlanTiles, EveryMatrixHasRowsOfItsOwn) {
       {"nvidia/Qwen3-8B-NVFP4", "nvfp4", "nvfp4"},
       {"nvidia/Llama-3.1-8B-Instruct-NVFP4", "nvfp4", "nvfp4"},
       {"nvidia/Qwen3-30B-A3B-NVFP4", "nvfp4", "nvfp4"},
+      {"nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4", "nvfp4", "nvfp4"},
       {"nvidia/Llama-3.1-8B-Instruct-FP8", "fp8", "w8a16"},
       {"Qwen/Qwen3-8B-FP8", "fp8_block", "w8a16"},
       {"Qwen/Qwen3-30B-A3B-FP8", "fp8_block", "w8a16"}};

@@ -355,8 +355,9 @@ struct Experts {
   Experts(Random& random, const Tested& tested)
       : hidden(random_cols(random, tested, 800)),
         width(random_cols(random, tested, 300)),
-        experts(random.below(4) == 0 ? 1024 - random.below(200) : 1 + random.below(40)),
-        top_k(1 + random.below(std::min<int64_t>(experts, 32))),
+        experts(random.below(4) == 0 ? (tested.is_general() ? 1024 : 512) - random.below(200)
+                                     : 1 + random.below(40)),
+        top_k(1 + random.below(std::min<int64_t>(experts, tested.is_general() ? 32 : 16))),
         tokens(random_tokens(random, tested)) {
     if (experts > 100) hidden = width = 64;  // weights of megabytes, not more
   }
@@ -426,8 +427,15 @@ void check_moe_down(Random& random, const Tested& tested) {
   if (is_too_slow(s.tokens * s.width)) return;
   SCOPED_TRACE(testing::Message() << s.experts << " experts, " << s.top_k << " of " << s.hidden
                                   << " x " << s.width << ", " << s.tokens << " tokens");
-  const MoeDownDesc desc{s.hidden, s.width, s.experts, s.top_k, format, s.tokens};
+  const MoeDownDesc desc{.hidden = s.hidden,
+                         .width = s.width,
+                         .experts = s.experts,
+                         .top_k = s.top_k,
+                         .format = format,
+                         .tokens = s.tokens,
+                         .adds = random.below(2) == 0};
   TestWeight w(random, format, s.experts, s.hidden, s.width);
+  const Floats before(random, s.tokens, s.hidden);
   const Floats u(random, s.tokens * s.top_k, s.width, DType::kBF16);
   TestRouting routing(s.tokens, s.experts, s.top_k);
   routing.randomize(random);
@@ -435,13 +443,18 @@ void check_moe_down(Random& random, const Tested& tested) {
   const auto* const row = tested_row(moe_down_kernels(), desc, gpu.cx.kernels, tested, w);
   if (row == nullptr) return;
   const Weight weight = gpu.weight(w);
-  const auto run = [&](const Floats& from, const TestRouting& r) {
-    const Tensor d = gpu.output(DType::kF32, {r.view.num_tokens, s.hidden});
-    row->run(gpu.cx, d, gpu.tensor(from, DType::kBF16), gpu.routing(r), weight);
+  // Tokens from `first` on.
+  const auto run = [&](const Floats& from, const TestRouting& r, int64_t first) {
+    Floats there(r.view.num_tokens, s.hidden);
+    std::copy_n(before.row(first), there.values.size(), there.values.begin());
+    const Tensor d = gpu.tensor(there, DType::kF32);
+    Routing on_gpu = gpu.routing(r);
+    on_gpu.adds = desc.adds;
+    row->run(gpu.cx, d, gpu.tensor(from, DType::kBF16), on_gpu, weight);
     return gpu.floats(d);
   };
-  const Floats got = run(u, routing);
-  ASSERT_EQ(got.values, run(u, routing).values);
+  const Floats got = run(u, routing, 0);
+  ASSERT_EQ(got.values, run(u, routing, 0).values);
   Compared compared(s.width);
   for (int64_t t = 0; t < s.tokens; ++t) {
     if (!is_run_alone(t, s.tokens)) continue;
@@ -453,14 +466,15 @@ void check_moe_down(Random& random, const Tested& tested) {
     for (int64_t k = 0; k < s.top_k; ++k)
       std::copy_n(u.row(routing.slot[t * s.top_k + k]), s.width,
                   one_u.values.begin() + one.slot[k] * s.width);
-    const Floats alone = run(one_u, one);
+    const Floats alone = run(one_u, one, t);
     if (is_same_alone(tested)) {
       ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t)))
           << "token " << t;
     }
-    // A weighted sum of K products: their errors, and K + 1 roundings more.
+    // A weighted sum of K products: their errors, and K + 1 roundings more, of what was there too.
     for (int64_t n = 0; n < s.hidden; ++n) {
-      double want = 0, error = 0;
+      double want = desc.adds ? before.at(t, n) : 0;
+      double error = (s.top_k + 1) * kEps * std::fabs(want);
       for (int64_t k = 0; k < s.top_k; ++k) {
         double abs;
         const double y =

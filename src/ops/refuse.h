@@ -255,6 +255,15 @@ const char* refuse_unit_few(Format format, int64_t rows, int64_t cols,
   if (cols % 64 != 0) return "columns are not a multiple of 64";
   return cols <= 16384 ? nullptr : "more than 16384 columns";
 }
+// The same of experts, whose lists lie in a block's shared memory.
+inline constexpr int64_t kUnitExperts = 512, kUnitChoices = 16;
+template <Format kFormat, typename Desc>
+const char* refuse_unit_experts(const Desc& d, int64_t rows, int64_t cols,
+                                const KernelOptions& options) {
+  if (const char* reason = refuse_unit_few<kFormat>(d.format, rows, cols, options)) return reason;
+  if (d.top_k > kUnitChoices) return "more than 16 experts a token";
+  return d.experts <= kUnitExperts ? nullptr : "more than 512 experts";
+}
 // One token with NVFP4, by digits (ops/gpu_matmul/unit_one.cuh).
 inline const char* refuse_nvfp4_one(Format format, int64_t tokens, const gpu::UnitOneShape& shape,
                                     const KernelOptions& options) {
@@ -268,7 +277,7 @@ inline const char* refuse_nvfp4_one(Format format, int64_t tokens, const gpu::Un
 template <typename Desc>
 const char* refuse_nvfp4_one_of(const Desc& d, const gpu::UnitOneShape& shape,
                                 const KernelOptions& options) {
-  if (d.top_k > 8) return "more than 8 experts a token";
+  if (d.top_k > kUnitChoices) return "more than 16 experts a token";
   return refuse_nvfp4_one(d.format, d.tokens, shape, options);
 }
 // From how many tokens on the wgmma products win over those of few tokens: by shares of K, up to

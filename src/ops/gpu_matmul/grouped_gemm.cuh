@@ -108,21 +108,30 @@ struct TileCost {
 
 // The groups of all experts, in shared memory. Cost::of(rows): of a row tile. Cost::kPaired:
 // experts of many rows and of few take turns, so that what neighbours have together differs little.
-template <class Cost>
+template <class Cost, int kExperts = kMaxExperts>
 struct Groups {
-  int offset[kMaxExperts + 1];  // first row of activations of each expert; behind the last: all
-  int order[kMaxExperts];       // the experts, as they come; what follows is in that order
-  int first[kMaxExperts + 1];   // first group
-  alignas(16) int cost[kMaxExperts + 1];  // of one row tile of every group before
-  int2 warp_sums[kGemvWarps + 4];         // gemm_narrow has four warps more
+  static constexpr int kEach =
+      (kExperts + kGemvThreads - 1) / kGemvThreads;  // that a thread counts
+  int offset[kExperts + 1];  // first row of activations of each expert; behind the last: all
+  // The experts, as they come; what follows is in that order.
+  int order[Cost::kPaired ? kExperts : 1];
+  int first[kExperts + 1];             // first group
+  alignas(16) int cost[kExperts + 1];  // of one row tile of every group before
+  int2 warp_sums[kGemvWarps + 4];      // gemm_narrow has four warps more
 
-  // By all threads, one an expert, after a barrier behind the writes of `offset`; ends with one.
+  // By all threads, after a barrier behind the writes of `offset`; ends with one.
   __device__ __forceinline__ void count(int experts, int group_rows) {
-    const int e = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first_own = kEach * static_cast<int>(threadIdx.x);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if constexpr (Cost::kPaired) pair_up(experts);
-    const int rows = e < experts ? rows_of(order_of(e)) : 0;
-    int2 sum{(rows + group_rows - 1) / group_rows,
-             rows / group_rows * Cost::of(group_rows) + Cost::of(rows % group_rows)};
+    int2 own[kEach], sum{0, 0};
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int e = first_own + i, rows = e < experts ? rows_of(order_of(e)) : 0;
+      own[i] = {(rows + group_rows - 1) / group_rows,
+                rows / group_rows * Cost::of(group_rows) + Cost::of(rows % group_rows)};
+      sum = {sum.x + own[i].x, sum.y + own[i].y};
+    }
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int groups = __shfl_up_sync(0xffffffff, sum.x, step);
@@ -131,11 +140,15 @@ struct Groups {
     }
     if (lane == 31) warp_sums[warp] = sum;
     __syncthreads();
-    if (e < experts) {
+    if (first_own < experts)
       for (int w = 0; w < warp; ++w) sum = {sum.x + warp_sums[w].x, sum.y + warp_sums[w].y};
-      first[e + 1] = sum.x, cost[e + 1] = sum.y;
+#pragma unroll
+    for (int i = kEach - 1; i >= 0; --i) {
+      const int e = first_own + i;
+      if (e < experts) first[e + 1] = sum.x, cost[e + 1] = sum.y;
+      sum = {sum.x - own[i].x, sum.y - own[i].y};
     }
-    if (e == 0) first[0] = cost[0] = 0;
+    if (threadIdx.x == 0) first[0] = cost[0] = 0;
     __syncthreads();
   }
   __device__ __forceinline__ int rows_of(int e) const { return offset[e + 1] - offset[e]; }
@@ -146,6 +159,7 @@ struct Groups {
   // Most rows, fewest, second most, second fewest, ... By keys, in the place of `cost`, that order
   // by rows, then place.
   __device__ __forceinline__ void pair_up(int experts) {
+    static_assert(kEach == 1 && kExperts <= 512);
     const int e = threadIdx.x;
     const int mine = e < experts ? rows_of(e) * 512 + 511 - e : -1;
     if (e < (experts + 3) / 4 * 4) cost[e] = mine;

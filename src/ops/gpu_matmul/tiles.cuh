@@ -46,7 +46,7 @@ struct TileMatrix {
 };
 
 inline constexpr int kMaxExperts = 256;  // a thread counts for each
-inline constexpr int kMaxChoices = 8;    // of one token
+inline constexpr int kMaxChoices = 16;   // of one token
 
 // A warp's way through the chunks of a block: every kGemvWarps-th, from row tile `item` on.
 struct ChunkWalk {

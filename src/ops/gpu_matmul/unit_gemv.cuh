@@ -41,6 +41,7 @@ namespace nibble::ops::gpu {
 
 inline constexpr int kUnitGemvStages = NIBBLE_CUDA_SM == 121 ? 2 : 3;  // at most
 inline constexpr int kDigitTokens = 2;  // most of a group that goes by digits
+inline constexpr int kMaxUnitExperts = 512;
 
 struct UnitGemv {
   const uint8_t* units;
@@ -230,7 +231,7 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
     unit_gemv(const __grid_constant__ UnitGemv m, const __grid_constant__ Op op) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ __align__(8) uint64_t barriers[kGemvWarps * kUnitGemvStages];
-  __shared__ std::conditional_t<kMoe, Groups<UnitTileCost<kDigits>>, char> groups;
+  __shared__ std::conditional_t<kMoe, Groups<UnitTileCost<kDigits>, kMaxUnitExperts>, char> groups;
   __shared__ __align__(8) uint64_t table_words[kDigits ? kGemvWarps : 1];
   const uint32_t base = cuda::shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -431,7 +432,8 @@ void launch_unit_gemv(Ctx& cx, const Weight& w, const Op& op, int64_t most_rows,
     m.round_tiles = std::max(1, kOneRoundBytes / tile_bytes / apart) * apart;
     m.part_bytes = static_cast<uint32_t>(m.round_tiles * tile_bytes);
   };
-  const int64_t free = cx.kernels.gpu.smem_per_block_bytes - 6 * 1024;  // less what it declares
+  // Less what it declares.
+  const int64_t free = cx.kernels.gpu.smem_per_block_bytes - (kMoe ? 8 : 6) * 1024;
   const auto room = [&] {
     round_of(m.group_rows);
     const int64_t rings = int64_t{kGemvWarps} * m.stages * UnitRing<U>::kSlotBytes;

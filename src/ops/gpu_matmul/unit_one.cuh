@@ -244,9 +244,9 @@ __device__ __forceinline__ void copy_row_scales(const UnitOne& m, const OnePlace
   };
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if constexpr (kWork == OneWork::kSum) {
-    if (warp < m.choices)
+    for (int c = warp; c < m.choices; c += kGemvWarps)
       for (int i = lane; i < at.count * 4; i += 32)
-        copy(i / 4 * m.choices + warp, i % 4, choices.expert[warp], at.first + i / 4);
+        copy(i / 4 * m.choices + c, i % 4, choices.expert[c], at.first + i / 4);
   } else {
 #pragma unroll 1
     for (int i = threadIdx.x; i < at.count * 4; i += kGemvThreads) {

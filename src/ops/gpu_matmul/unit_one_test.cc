@@ -5,14 +5,16 @@
 namespace nibble::ops::gpu {
 namespace {
 
-// Qwen3-8B, Qwen3-30B-A3B and Llama-3.1-8B, then odd ones.
+// Qwen3-8B, Qwen3-30B-A3B, Llama-3.1-8B and Qwen3-Next-80B, then odd ones.
 const UnitOneShape kShapes[] = {
     {OneWork::kDense, 6144, 4096, 1},     {OneWork::kDense, 6144, 4096, 1, /*has_norm=*/true},
     {OneWork::kDense, 4096, 4096, 1},     {OneWork::kDense, 24576, 4096, 1, /*has_norm=*/true},
     {OneWork::kDense, 4096, 12288, 1},    {OneWork::kDense, 4096, 14336, 1},
     {OneWork::kDense, 151936, 4096, 1},   {OneWork::kDense, 5120, 2048, 1, /*has_norm=*/true},
     {OneWork::kChosen, 1536, 2048, 8},    {OneWork::kSum, 2048, 768, 8},
+    {OneWork::kChosen, 1024, 2048, 10},   {OneWork::kSum, 2048, 512, 10},
     {OneWork::kDense, 16, 64, 1},         {OneWork::kChosen, 32, 192, 3},
+    {OneWork::kChosen, 64, 128, 16},      {OneWork::kSum, 320, 192, 16},
     {OneWork::kSum, 16, 64 * 11, 1},      {OneWork::kSum, 2880, 2880, 7},
     {OneWork::kChosen, 5760, 64 * 45, 5}, {OneWork::kDense, 4096, 64 * 80, 1}};
 

@@ -15,14 +15,8 @@ namespace {
 constexpr MatrixShape matrix_of(const MoeDownDesc& d) { return {d.hidden, d.width}; }
 using Cpu = CpuRows<MoeDownKernel, CpuMoeDown, matrix_of>;
 
-// Rows that write their output without reading it.
-const char* refuse_adding(const MoeDownDesc& d) {
-  return d.adds ? "adds to what a shared expert left" : nullptr;
-}
-
 // The few-token CUDA row.
 const char* refuse_gemv(const MoeDownDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_adding(d)) return reason;
   if (const char* reason = refuse_gemv_tiles(d.format, d.hidden, d.width, o)) return reason;
   return refuse_gemv_experts(d, d.hidden, d.width);
 }
@@ -52,10 +46,7 @@ const char* refuse_many(const MoeDownDesc& d, const KernelOptions& o) {
 
 template <Format kFormat>
 const char* refuse_unit(const MoeDownDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_adding(d)) return reason;
-  if (const char* reason = refuse_unit_few<kFormat>(d.format, d.hidden, d.width, o)) return reason;
-  if (d.top_k > 8) return "more than 8 experts a token";
-  return d.experts <= 256 ? nullptr : "more than 256 experts";
+  return refuse_unit_experts<kFormat>(d, d.hidden, d.width, o);
 }
 
 template <Format kFormat>
@@ -84,7 +75,6 @@ const char* refuse_by_mma(const MoeDownDesc& d, const KernelOptions& o) {
 }
 
 const char* refuse_one(const MoeDownDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_adding(d)) return reason;
   return refuse_nvfp4_one_of(d, {gpu::OneWork::kSum, d.hidden, d.width, static_cast<int>(d.top_k)},
                              o);
 }

@@ -1,6 +1,7 @@
 // moe_down for few tokens: MXFP4 weights in kTiles16x64 by int8 digits (ops/gpu_matmul/tiles.cuh).
-// d [T, H] f32, out; u [T * K, F] bf16 by slot; down [E, H, F] with bias.
-// Needs H % 16 == 0, F % 64 == 0, F <= 4608, K <= 8, E <= 256 (512 threads count the slots).
+// d [T, H] f32, out, or added to; u [T * K, F] bf16 by slot; down [E, H, F] with bias.
+// Needs H % 16 == 0, F % 64 == 0, F <= 4608, K <= 8, E <= 256 (512 threads count the slots); NVFP4
+// weights F <= 16384, K <= 16, E <= 512.
 // One token: gemv_chosen, whose weights come while moe_up still runs.
 // More: products by slot into scratch, then a kernel that weighs them, each half of the choices in
 // order.
@@ -22,9 +23,11 @@ constexpr int kCombineBlocks = (NIBBLE_CUDA_SM == 121 ? 1536 : 2048) / kCombineT
 // A thread owns four columns. is_chosen_before: of slot and p. kMost: choices. Of few,
 // all blocks of 256 tokens run at once, with room for the next kernel's beside them.
 template <int kMost>
-__global__ void __launch_bounds__(kCombineThreads, kMost <= 4 ? kCombineBlocks : kCombineBlocks / 2)
+__global__ void __launch_bounds__(kCombineThreads, kMost <= 4   ? kCombineBlocks
+                                                   : kMost <= 8 ? kCombineBlocks / 2
+                                                                : kCombineBlocks / 4)
     combine_rows(float* d, const float* y, const int32_t* slot, const float* p, int top_k,
-                 int hidden, bool is_chosen_before) {
+                 int hidden, bool adds, bool is_chosen_before) {
   cuda::griddep_launch_dependents();
   if (!is_chosen_before) cuda::griddep_wait();
   const int column = 4 * (blockIdx.x * kCombineThreads + threadIdx.x), t = blockIdx.y;
@@ -39,6 +42,8 @@ __global__ void __launch_bounds__(kCombineThreads, kMost <= 4 ? kCombineBlocks :
   cuda::griddep_wait();
   if (column >= hidden) return;
   float4 first{}, second{}, v[kMost];
+  auto* const to = reinterpret_cast<float4*>(d + int64_t{t} * hidden + column);
+  if (adds) first = __ldcg(to);
 #pragma unroll
   for (int i = 0; i < kMost; ++i)
     if (i < top_k) v[i] = __ldcg(reinterpret_cast<const float4*>(y + from[i]));
@@ -52,8 +57,7 @@ __global__ void __launch_bounds__(kCombineThreads, kMost <= 4 ? kCombineBlocks :
     else if (i < top_k)
       add(second, weight[i], v[i]);
   }
-  *reinterpret_cast<float4*>(d + int64_t{t} * hidden + column) = {
-      first.x + second.x, first.y + second.y, first.z + second.z, first.w + second.w};
+  *to = {first.x + second.x, first.y + second.y, first.z + second.z, first.w + second.w};
 }
 
 // One token: all its experts at once.
@@ -63,7 +67,7 @@ struct DownOne {
   const int32_t *ids, *slot;
   const float* p;
   const float* logits;  // if the choice was left to moe_up, which may still be making it
-  bool is_chosen_before;
+  bool is_chosen_before, adds;
   int top_k, width, experts;
 
   __device__ OneChoice choose() const {
@@ -85,7 +89,7 @@ struct DownOne {
   __device__ uint4 load_one(int slot, int k) const {
     return __ldcg(reinterpret_cast<const uint4*>(u + slot * width + k));
   }
-  __device__ void store(int row, float v) const { d[row] = v; }
+  __device__ void store(int row, float v) const { d[row] = adds ? __ldcg(d + row) + v : v; }
 };
 
 template <bool kExact>
@@ -101,11 +105,15 @@ void run_few(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
 void combine(Ctx& cx, const Tensor& d, const float* y, const Routing& routing) {
   const auto hidden = static_cast<int>(d.dim(1));
   CHECK(int64_t{routing.num_tokens} * routing.top_k * hidden <= UINT32_MAX);  // offsets in y
+  CHECK(routing.top_k <= kMaxChoices);
   cuda::launch(
-      cx.stream, routing.top_k <= 4 ? combine_rows<4> : combine_rows<kMaxChoices>,
+      cx.stream,
+      routing.top_k <= 4   ? combine_rows<4>
+      : routing.top_k <= 8 ? combine_rows<8>
+                           : combine_rows<kMaxChoices>,
       {.grid = dim3((hidden / 4 + kCombineThreads - 1) / kCombineThreads, routing.num_tokens),
        .block = dim3(kCombineThreads)},
-      d.as<float>(), y, routing.slot, routing.p, routing.top_k, hidden,
+      d.as<float>(), y, routing.slot, routing.p, routing.top_k, hidden, routing.adds,
       cx.stream.order.is_complete(routing.ids));
 }
 
@@ -121,6 +129,7 @@ DownOne one_of(const Ctx& cx, const Tensor& d, const Tensor& u, const Routing& r
           .logits = routing.logits,
           .is_chosen_before = cx.stream.order.is_complete(
               routing.logits != nullptr ? static_cast<const void*>(routing.logits) : routing.ids),
+          .adds = routing.adds,
           .top_k = routing.top_k,
           .width = static_cast<int>(down.cols),
           .experts = routing.num_experts};

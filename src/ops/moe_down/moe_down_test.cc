@@ -119,31 +119,29 @@ TEST(MoeDown, AddsToWhatASharedExpertLeft) {
   }
 }
 
-// Of GPU rows those alone whose last kernel reads what is there. (E4M3 activations, which ask both
-// products alike, are for clamped ones: no model has those beside a shared expert.)
-TEST(MoeDown, RowsThatDoNotAddRefuseTo) {
-  const std::set<std::string> adding = {"cuda_any", "sm90_w4a16_gemm", "sm90_nvfp4_gemm",
-                                        "sm90_w8a16_gemm", "sm90_int4_gemm"};
-  std::set<std::string> met;
-  for (const Format format : {Format::kBF16, Format::kMxfp4, Format::kNvfp4, Format::kFp8Row,
-                              Format::kInt4G32, Format::kInt4G128})
-    for (const int64_t tokens : {1, 2, 8, 64, 1024})
-      for (const int sm : {90, 121}) {
-        const MoeDownDesc desc{.hidden = 2048,
-                               .width = 512,
-                               .experts = 64,
-                               .top_k = 8,
-                               .format = format,
-                               .tokens = tokens,
-                               .adds = true};
-        KernelOptions options;
-        options.gpu = cuda::gb10();
-        options.gpu.sm = sm;
-        options.any_size = true;
-        for (const MoeDownKernel& row : moe_down_kernels())
-          if (row.refuse(desc, options) == nullptr) met.insert(row.name);
-      }
-  EXPECT_EQ(met, adding);
+// Qwen3-Next-80B's experts: 10 of 512, beside a shared one.
+TEST(MoeDown, TenChoicesThatAddHaveFastRows) {
+  MoeDownDesc desc{.hidden = 2048,
+                   .width = 512,
+                   .experts = 512,
+                   .top_k = 10,
+                   .format = Format::kNvfp4,
+                   .adds = true};
+  const auto row_of = [&](const cuda::Caps& gpu, int64_t tokens) {
+    desc.tokens = tokens;
+    KernelOptions options;
+    options.gpu = gpu;
+    return std::string_view(pick(Op::kMoeDown, moe_down_kernels(), desc, options).row->name);
+  };
+  for (const cuda::Caps& gpu : {cuda::h200(), cuda::gb10()}) {
+    EXPECT_EQ(row_of(gpu, 1), "cuda_nvfp4_one");
+    for (const int64_t tokens : {2, 8, 64, 256})
+      EXPECT_EQ(row_of(gpu, tokens), "cuda_nvfp4_decode");
+  }
+  EXPECT_EQ(row_of(cuda::h200(), 2048), "sm90_nvfp4_gemm");
+  EXPECT_EQ(row_of(cuda::gb10(), 2048), "cuda_nvfp4_gemm");
+  desc.top_k = 17;
+  EXPECT_EQ(row_of(cuda::h200(), 1), "cuda_any");
 }
 
 TEST(MoeDown, TwinWeighsTheBiasToo) {

@@ -46,8 +46,7 @@ const char* refuse_many(const MoeUpDesc& d, const KernelOptions& o) {
 
 template <Format kFormat>
 const char* refuse_unit(const MoeUpDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_unit_few<kFormat>(d.format, d.rows(), d.hidden, o)) return reason;
-  return d.experts <= 256 ? nullptr : "more than 256 experts";
+  return refuse_unit_experts<kFormat>(d, d.rows(), d.hidden, o);
 }
 
 template <Format kFormat>
