@@ -58,12 +58,7 @@ constexpr int64_t kFewestByGemm = 1024;
 
 const char* refuse_by_gemm(const NormRouteDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_cuda(d, o)) return reason;
-  if (const char* reason =
-          refuse_gemm<Format::kBF16>({d.format, d.experts, d.hidden, d.tokens, kFewestByGemm}, o))
-    return reason;
-  return gpu::kSortedChoices % (gpu::RouteScratch::kMinTileTokens * d.top_k) == 0
-             ? nullptr
-             : "needs 1, 2, 4, ... choices, at most 64";
+  return refuse_gemm<Format::kBF16>({d.format, d.experts, d.hidden, d.tokens, kFewestByGemm}, o);
 }
 
 const char* refuse_any(const NormRouteDesc& d, const KernelOptions& o) {

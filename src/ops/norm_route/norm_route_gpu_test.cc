@@ -16,9 +16,9 @@ namespace {
 struct Shape {
   int64_t hidden, experts, top_k;
 };
-constexpr Shape kShapes[] = {{2880, 128, 4}, {2880, 32, 4}, {256, 8, 4},  {4096, 300, 8},
-                             {72, 5, 2},     {160, 3, 3},   {33, 7, 3},   {1001, 1000, 32},
-                             {50, 1024, 31}, {1, 1, 1},     {9301, 17, 5}};
+constexpr Shape kShapes[] = {{2880, 128, 4},   {2880, 32, 4},  {256, 8, 4}, {4096, 300, 8},
+                             {512, 512, 10},   {72, 5, 2},     {160, 3, 3}, {33, 7, 3},
+                             {1001, 1000, 32}, {50, 1024, 31}, {1, 1, 1},   {9301, 17, 5}};
 
 struct Problem {
   Problem(const Shape& shape, int64_t tokens, bool over_all = false,

@@ -213,11 +213,11 @@ __global__ void __launch_bounds__(kThreads) route_many(const __grid_constant__ P
 // The sort of kSortThreads choices a block: those before them are counted by tiles of tokens, of
 // which a block takes a whole number.
 __global__ void __launch_bounds__(kSortThreads)
-    sort_tiles(const Routing r, const int32_t* tile_counts, int tile_choices) {
+    sort_tiles(const Routing r, const int32_t* tile_counts, int tile_choices, int block_tiles) {
   __shared__ BlockSort<kSortWarps> sort;
   __shared__ int32_t before[kMaxRouted];
-  const int choices = r.num_tokens * r.top_k, first = blockIdx.x * kSortThreads;
-  const int tiles = (choices + tile_choices - 1) / tile_choices, first_tile = first / tile_choices;
+  const int choices = r.num_tokens * r.top_k, tiles = (choices + tile_choices - 1) / tile_choices;
+  const int first_tile = static_cast<int>(blockIdx.x) * block_tiles;
   for (int e = threadIdx.x; e < r.num_experts; e += kSortThreads) sort.next[e] = before[e] = 0;
   __syncthreads();
   cuda::griddep_wait();
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kSortThreads)
   __syncthreads();
   for (int e = threadIdx.x; e < r.num_experts; e += kSortThreads) sort.next[e] += before[e];
   __syncthreads();
-  sort.place(r, first);
+  sort.place(r, first_tile * tile_choices, block_tiles * tile_choices);
 }
 
 template <int kM, int kN>
@@ -250,9 +250,9 @@ void launch_route(Ctx& cx, Params a) {
   const dim3 grid((r.num_experts + Tile::kExperts - 1) / Tile::kExperts,
                   (r.num_tokens + Tile::kTokens - 1) / Tile::kTokens);
   CHECK(1 + grid.y <= Ctx::kNumCounters);
-  // A block of the sort takes whole tiles of tokens.
-  const int tile_choices = Tile::kTokens * r.top_k, choices = r.num_tokens * r.top_k;
-  const bool sorts_apart = choices > kMaxChoicesInBlock && kSortedChoices % tile_choices == 0;
+  const int tile_choices = Tile::kTokens * r.top_k;
+  static_assert(Tile::kTokens * kMaxTopK <= kSortedChoices);
+  const bool sorts_apart = r.num_tokens * r.top_k > kMaxChoicesInBlock;
   if (!sorts_apart) a.tile_counts = nullptr;
   cuda::launch(cx.stream, route_many<kM, kN>,
                {.grid = grid, .block = dim3(kThreads), .smem_bytes = early_bytes<kM, kN>(kWarps)},
@@ -263,13 +263,14 @@ void launch_route(Ctx& cx, Params a) {
 }  // namespace
 
 void sort_choices(Ctx& cx, const Routing& r, const int32_t* tile_counts, int tile_choices) {
-  CHECK(kSortThreads % tile_choices == 0);
+  CHECK(tile_choices <= kSortThreads);
+  const int block_tiles = kSortThreads / tile_choices, block_choices = block_tiles * tile_choices;
   const int choices = r.num_tokens * r.top_k;
   cuda::launch(cx.stream, sort_tiles,
-               {.grid = dim3((choices + kSortThreads - 1) / kSortThreads),
+               {.grid = dim3((choices + block_choices - 1) / block_choices),
                 .block = dim3(kSortThreads),
                 .release = cuda::Release::kAfterWait},
-               r, tile_counts, tile_choices);
+               r, tile_counts, tile_choices, block_tiles);
 }
 
 void norm_route_many(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, const Tensor& x,

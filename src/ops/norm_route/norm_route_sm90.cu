@@ -11,7 +11,7 @@
 namespace nibble::ops::gpu {
 namespace {
 
-constexpr int kTokens = RouteScratch::kMinTileTokens;  // of a block: a warp each
+constexpr int kTokens = 16;  // of a block: a warp each
 constexpr int kThreads = kTokens * 32;
 
 // logits [T, E] f32, in; routing.ids, p and tile_counts [tiles of kTokens tokens, E], out.

@@ -181,9 +181,10 @@ struct BlockSort {
     if (lane == 31 && is_kept) r.offsets[r.num_experts] = upto;
   }
 
-  // Choices first .. first + kThreads - 1: slot and token; `next` moves on.
-  __device__ __forceinline__ void place(const Routing& r, int first) {
-    const int i = first + threadIdx.x, id = id_of(r, i);
+  // Choices first .. first + count - 1, at most kThreads: slot and token; `next` moves on.
+  __device__ __forceinline__ void place(const Routing& r, int first, int count = kThreads) {
+    const int i = first + threadIdx.x;
+    const int id = static_cast<int>(threadIdx.x) < count ? id_of(r, i) : -1;
     const unsigned same = count_in_warps(id);
     give_slots(r, i, id, same);
     __syncthreads();

@@ -8,7 +8,7 @@
 namespace nibble::ops::gpu {
 
 struct RouteScratch {
-  static constexpr int kMinTileTokens = 16;
+  static constexpr int kMinTileTokens = 8;
 
   RouteScratch(Scratch s, int64_t tokens, int64_t experts)
       : logits(s.take<float>(tokens * experts)),

@@ -9,11 +9,11 @@
 
 namespace nibble::ops::gpu {
 
-// Choices that a block of the sort takes: whole tiles of tokens.
+// The most choices that a block of the sort takes: whole tiles of tokens.
 inline constexpr int kSortedChoices = 1024;
 
 // Fills counts, offsets, slot and token from ids. tile_counts [tiles, E]: choices of each expert in
-// each run of tile_choices choices, which divides kSortedChoices.
+// each run of tile_choices choices, at most kSortedChoices.
 void sort_choices(Ctx& cx, const Routing& routing, const int32_t* tile_counts, int tile_choices);
 
 }  // namespace nibble::ops::gpu
