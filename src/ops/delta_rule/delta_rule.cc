@@ -20,13 +20,27 @@ const char* refuse_any(const DeltaRuleDesc& d, const KernelOptions& o) {
   return d.key_dim <= 256 ? nullptr : "key heads of more than 256 dims";
 }
 
-// A block of this row has all columns of a head: at 64 streams of Qwen3-Next-80B 205 us on an H200
-// where cuda_any takes 139, at 8 both 20, at one 8.6 for 9.3 (nibble bench ops, 2026-11-23).
+// More tokens of a sequence go faster by the other rows, which call this one's kernel where a step
+// has one token of each.
 constexpr int64_t kDecodeTokens = 8;
 const char* refuse_decode(const DeltaRuleDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_any(d, o)) return reason;
+  if (!o.gpu.runs_clusters) return "this GPU runs no clusters of blocks";
+  if (d.taps > 4) return "more than 4 taps";
   if (d.key_dim > 128 || d.value_dim > 128) return "heads of more than 128 dims";
+  if (d.value_dim % 4 != 0) return "value heads are not of a multiple of 4 dims";
   return d.tokens <= kDecodeTokens || o.any_size ? nullptr : "more than 8 tokens";
+}
+
+bool has_chunks(const DeltaRuleDesc& d) {
+  return d.key_dim == 128 && d.value_dim == 128 && d.taps == 4;
+}
+const char* refuse_chunks(const DeltaRuleDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_any(d, o)) return reason;
+  if (!o.gpu.runs_clusters) return "this GPU runs no clusters of blocks";
+  if (o.exact) return "--exact: a state would depend on how its text was cut";
+  if (!has_chunks(d)) return "not heads of 128 dims and 4 taps";
+  return nullptr;
 }
 
 constexpr DeltaRuleKernel kKernels[] = {
@@ -35,6 +49,7 @@ constexpr DeltaRuleKernel kKernels[] = {
     row<cpu::Isa::kNeon>("neon_float"),
     row<cpu::Isa::kScalar>("plain_any"),
     {"cuda_decode", refuse_decode, NIBBLE_CUDA_KERNEL(gpu::delta_rule_decode)},
+    {"cuda_chunks", refuse_chunks, NIBBLE_CUDA_KERNEL(gpu::delta_rule_chunks)},
     {"cuda_any", refuse_any, NIBBLE_CUDA_KERNEL(gpu::delta_rule_any)},
     {"ref", [](const DeltaRuleDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::delta_rule},
@@ -64,11 +79,17 @@ int64_t flops(const DeltaRuleDesc& d, int64_t tokens) {
   return tokens * (7 * d.key_dim * d.value_width() + 2 * d.taps * d.channels());
 }
 
-// Inputs convolved, with outputs in the place of values, and gates.
+// Inputs convolved, with outputs in the place of values, and gates; of chunks W, P and sums of
+// decays.
 int64_t gpu::scratch_bytes(const DeltaRuleDesc& d) {
   Scratch scratch;
   scratch.take<float>(d.tokens * d.channels());
   scratch.take<float>(d.tokens * 2 * d.value_heads);
+  if (!has_chunks(d)) return scratch.used_bytes();
+  const int64_t rows = most_delta_chunks(d.tokens) * d.value_heads * kDeltaChunk;
+  scratch.take<uint16_t>(rows * d.key_dim);
+  scratch.take<uint16_t>(rows * kDeltaChunk);
+  scratch.take<float>(rows);
   return scratch.used_bytes();
 }
 

@@ -7,8 +7,8 @@
 //   beta = sigmoid(b);  decay = exp(-exp(a_log) softplus(a + dt_bias))
 //   S = decay S;  S = S + k (beta (v - S^T k))^T;  o = S^T q
 //   att = norm * o / sqrt(mean(o^2) + eps) * silu(z)
-// Token after token, in prompts too: one order of sums whatever the chunks, so that a state never
-// depends on how a text was cut.
+// Token after token: one order of sums whatever the chunks, so that a state never depends on how a
+// text was cut. Rows for prompts that take 64 tokens at a time are refused under --exact.
 #pragma once
 
 #include "ops/ctx.h"
@@ -101,7 +101,12 @@ struct CpuDeltaRule {
 };
 namespace gpu {
 DeltaRuleFn delta_rule_decode;  // few tokens of each sequence
+DeltaRuleFn delta_rule_chunks;  // prompts
 DeltaRuleFn delta_rule_any;
+
+// Of delta_rule_chunks: tokens of a chunk, and of the longest span that goes token by token.
+inline constexpr int kDeltaChunk = 64, kDeltaFewTokens = 16;
+constexpr int64_t most_delta_chunks(int64_t tokens) { return tokens / (kDeltaFewTokens + 1); }
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const DeltaRuleDesc& desc);

@@ -1,40 +1,9 @@
 #include <gtest/gtest.h>
 
-#include "ops/delta_rule/delta_rule_test_problem.h"
-#include "ops/gpu_test_problem.h"
+#include "ops/delta_rule/delta_rule_gpu_test_problem.h"
 
 namespace nibble::ops {
 namespace {
-
-// A problem's copy on the GPU.
-struct OnGpu {
-  OnGpu(DeltaProblem& p, GpuProblem& gpu)
-      : p(p),
-        layer(p.layer()),
-        in{gpu.tensor(p.in().qkvz), gpu.tensor(p.in().gates)},
-        weights{gpu.array(p.conv), gpu.array(p.a_log), gpu.array(p.dt_bias), gpu.array(p.norm),
-                p.weights.eps},
-        att(gpu.output(DType::kBF16, {p.desc.tokens, p.desc.value_width()})),
-        step(gpu.step(p.step)) {
-    layer.state = gpu.tensor(layer.state), layer.conv = gpu.tensor(layer.conv);
-    layer.from = gpu.array(p.from), layer.to = gpu.array(p.to);
-  }
-  void run(GpuProblem& gpu, const DeltaRuleKernel& row) const {
-    row.run(gpu.cx, att, layer, in, p.desc, weights, step);
-  }
-
-  DeltaProblem& p;
-  RecurrentLayer layer;
-  DeltaRuleIn in;
-  DeltaRuleWeights weights;
-  Tensor att;
-  Step step;
-};
-
-std::vector<float> flat(GpuProblem& gpu, Tensor t) {
-  const int64_t n = t.num_elements();
-  return gpu.floats(make_tensor(t.data, t.dtype, {1, n})).values;
-}
 
 // The bounds of float32 on a CPU, sums of which are alike; exponentials of the GPU's fast kind are
 // off by 2^-21 more. What is stored is rounded to bf16.
@@ -48,7 +17,7 @@ void check(const DeltaRuleDesc& desc, const std::vector<DeltaSpan>& spans) {
   TestCtx twin(DType::kF32, 0);
   want->run(twin.cx, ref::delta_rule);
   const DeltaBounds bounds = delta_bounds(*want, delta_size(*want));
-  GpuProblem gpu(gpu::scratch_bytes(want->desc));
+  GpuProblem gpu(gpu::scratch_bytes(want->desc), /*exact=*/true);
   for (const DeltaRuleKernel* row :
        kernels_here(delta_rule_kernels(), want->desc, gpu.cx.kernels)) {
     SCOPED_TRACE(testing::Message()
@@ -84,7 +53,7 @@ TEST(DeltaRuleGpu, TheSameBitsHoweverATextIsCut) {
   constexpr int32_t kTokens = 75;
   Random random(9);
   DeltaProblem p(random, desc, {{kTokens, false}});
-  GpuProblem gpu(gpu::scratch_bytes(p.desc));
+  GpuProblem gpu(gpu::scratch_bytes(p.desc), /*exact=*/true);
   if (is_too_slow(kTokens * desc.width())) return;
   const int64_t state = p.state_size(), conv = p.conv_size();
   for (const DeltaRuleKernel* row : kernels_here(delta_rule_kernels(), p.desc, gpu.cx.kernels)) {

@@ -160,5 +160,21 @@ TEST(DeltaRule, Bytes) {
             2 * 4 * (32 * 128 * 128 + 3 * 8192) + 4 * (12288 + 64 + 4096));
 }
 
+TEST(DeltaRule, PromptsGoByChunksUnlessTheirBitsAreAskedFor) {
+  KernelOptions options;
+  options.gpu = cuda::h200();
+  const auto row_of = [&](int64_t tokens, int64_t dim) {
+    return std::string_view(
+        pick(Op::kDeltaRule, delta_rule_kernels(),
+             DeltaRuleDesc{16, 32, 128, dim, 4, DeltaInputs::kByKeyHead, tokens}, options)
+            .row->name);
+  };
+  EXPECT_EQ(row_of(2048, 128), "cuda_chunks");
+  EXPECT_EQ(row_of(8, 128), "cuda_decode");
+  EXPECT_EQ(row_of(2048, 64), "cuda_any");
+  options.exact = true;
+  EXPECT_EQ(row_of(2048, 128), "cuda_any");
+}
+
 }  // namespace
 }  // namespace nibble::ops

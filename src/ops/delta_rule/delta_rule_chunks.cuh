@@ -1,0 +1,213 @@
+// What the kernels of delta_rule_chunks_cuda.cu share, and the first: inputs convolved and normed.
+#pragma once
+
+#include "cuda/async_copy.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/mma_bf16.cuh"
+#include "cuda/mma_tf32.cuh"
+#include "ops/delta_rule/delta_rule.cuh"
+#include "ops/norm_qkv/store_qkv.cuh"
+
+namespace nibble::ops::gpu::delta {
+
+inline constexpr int kDim = 128, kChunk = kDeltaChunk, kTaps = 4, kFewTokens = kDeltaFewTokens;
+inline constexpr float kLeastLogDecay =
+    -40;  // e^-40 of a state is lost in any sum: G stays exact enough
+
+struct ChunkParams {
+  Params a;  // mixed: q and k are f16, in the first half of their places; decayed: log(decay), beta
+  uint16_t* w;  // [chunks, HV, 64, 128] f16
+  uint16_t* p;  // [chunks, HV, 64, 64] f16; above the diagonal's tiles: nothing
+  float* sums;  // [chunks, HV, 64] G
+};
+
+__device__ __forceinline__ int chunks_of(int32_t tokens) {
+  return tokens > kFewTokens ? (tokens + kChunk - 1) / kChunk : 0;
+}
+
+// By a whole warp: chunks of the spans before span `end`.
+__device__ __forceinline__ int chunks_before(const Params& a, int end) {
+  int sum = 0;
+  for (int i = threadIdx.x % 32; i < end; i += 32) sum += chunks_of(a.spans[i].q_len);
+  return __reduce_add_sync(0xffffffff, sum);
+}
+
+struct Chunk {
+  int64_t first;  // token of the step
+  int tokens;     // none: no such chunk
+};
+// By a whole warp.
+__device__ __forceinline__ Chunk find_chunk(const Params& a, int index) {
+  const int lane = threadIdx.x % 32;
+  for (int begin = 0; begin < a.num_spans; begin += 32) {
+    const Span span = begin + lane < a.num_spans ? a.spans[begin + lane] : Span{};
+    const int here = chunks_of(span.q_len);
+    int upto = here;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(0xffffffff, upto, step);
+      if (lane >= step) upto += other;
+    }
+    const unsigned behind = __ballot_sync(0xffffffff, upto > index);
+    if (behind != 0) {
+      const int of = __ffs(static_cast<int>(behind)) - 1;
+      const int at = (index - __shfl_sync(0xffffffff, upto - here, of)) * kChunk;
+      return {__shfl_sync(0xffffffff, span.q_start, of) + at,
+              min(kChunk, __shfl_sync(0xffffffff, span.q_len, of) - at)};
+    }
+    index -= __shfl_sync(0xffffffff, upto, 31);
+  }
+  return {};
+}
+
+// f16 rows of `kCols` columns in shared memory, for load_matrices().
+template <int kCols>
+struct HalfRows {
+  static constexpr int kPitch = 2 * kCols + 16, kPieces = kCols / 8;
+  uint32_t at;
+  // Brings `rows` of kChunk rows, `stride` elements apart, and zeros for the rest.
+  template <int kThreads>
+  __device__ __forceinline__ void bring(const uint16_t* from, int64_t stride, int rows) const {
+    for (int i = threadIdx.x; i < kChunk * kPieces; i += kThreads) {
+      const int row = i / kPieces, piece = i % kPieces;
+      const uint32_t to = at + row * kPitch + piece * 16;
+      if (row < rows)
+        cuda::async_copy_16(to, from + row * stride + piece * 8);
+      else
+        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+    }
+  }
+  // Rows row .. row + 15 and columns col .. col + 15, as a of mma.m16n8k16.
+  __device__ __forceinline__ void load(uint32_t (&r)[4], int row, int col) const {
+    const int lane = threadIdx.x % 32;
+    cuda::load_matrices(r, at + (row + lane % 16) * kPitch + (col + lane / 16 * 8) * 2);
+  }
+  // The same as b: r[0], r[1] of columns row .. row + 7 and k col .. col + 15, then the next 8.
+  __device__ __forceinline__ void load_b(uint32_t (&r)[4], int row, int col) const {
+    const int lane = threadIdx.x % 32;
+    cuda::load_matrices(
+        r, at + (row + lane / 16 * 8 + lane % 8) * kPitch + (col + lane / 8 % 2 * 8) * 2);
+  }
+  // Transposed, as a: its rows are columns col .., its k rows row ..
+  __device__ __forceinline__ void load_turned(uint32_t (&r)[4], int row, int col) const {
+    const int lane = threadIdx.x % 32;
+    cuda::load_matrices_transposed(
+        r, at + (row + lane / 16 * 8 + lane % 8) * kPitch + (col + lane / 8 % 2 * 8) * 2);
+  }
+  // Transposed, as b: r[0], r[1] of columns col .. col + 7 and k row .. row + 15, then the next 8.
+  __device__ __forceinline__ void load_turned_b(uint32_t (&r)[4], int row, int col) const {
+    const int lane = threadIdx.x % 32;
+    cuda::load_matrices_transposed(r, at + (row + lane % 16) * kPitch + (col + lane / 16 * 8) * 2);
+  }
+};
+
+// The convolution of a tile of tokens, q and k normed, gates. Grid (tiles, HK).
+inline constexpr int kTile = 16, kPrepareThreads = 256;
+
+// Where a token lies in its sequence.
+struct TokenPlace {
+  int32_t at, from;  // in its span; slot of the state before that
+  int32_t to;        // where its inputs are kept: the last of a span's, else -1
+  bool in_chunk;     // of no concern here if not
+};
+
+// The inputs of one channel through a tile: y(j, value) takes token j's.
+template <class Take>
+__device__ __forceinline__ void convolve_tile(const Params& a, const TokenPlace* places, int t0,
+                                              int tokens, int64_t channel, int64_t at,
+                                              const Take& take) {
+  const float4 w = *reinterpret_cast<const float4*>(a.w.conv + channel * kTaps);
+  float x[kTaps - 1 + kTile];
+#pragma unroll
+  for (int j = 0; j < kTile; ++j)
+    x[kTaps - 1 + j] = j < tokens ? __ldcg(a.qkvz + int64_t{t0 + j} * a.d.width + at) : 0;
+  const auto kept = [&](int32_t slot, int row) -> float& {
+    return a.conv[(int64_t{slot} * (kTaps - 1) + row) * a.d.channels + channel];
+  };
+  float before[kTaps - 1];
+#pragma unroll
+  for (int i = 0; i < kTaps - 1; ++i) {
+    const int ago = kTaps - 1 - i;  // of token 0
+    const TokenPlace& first = places[0];
+    before[i] = first.at >= ago ? __ldcg(a.qkvz + int64_t{t0 - ago} * a.d.width + at)
+                : first.at > 0 && first.from != RecurrentLayer::kNoState
+                    ? kept(first.from, i + first.at)
+                    : 0;
+  }
+#pragma unroll
+  for (int j = 0; j < kTile; ++j) {
+    if (j >= tokens) break;
+    const TokenPlace& place = places[j];
+    if (place.at == 0) {
+#pragma unroll
+      for (int i = 0; i < kTaps - 1; ++i)
+        before[i] = place.from == RecurrentLayer::kNoState ? 0 : kept(place.from, i);
+    }
+    const float now = x[kTaps - 1 + j];
+    float sum = w.x * before[0];
+    sum = fmaf(w.y, before[1], sum), sum = fmaf(w.z, before[2], sum), sum = fmaf(w.w, now, sum);
+    if (place.in_chunk) take(j, silu(sum));
+    before[0] = before[1], before[1] = before[2], before[2] = now;
+    if (place.to >= 0 && place.in_chunk) {
+#pragma unroll
+      for (int i = 0; i < kTaps - 1; ++i) kept(place.to, i) = before[i];
+    }
+  }
+}
+
+static __global__ void __launch_bounds__(kPrepareThreads)
+    prepare_tile(const __grid_constant__ Params a) {
+  __shared__ __align__(16) float qk[kTile][2 * kDim];
+  __shared__ TokenPlace places[kTile];
+  cuda::griddep_wait();
+  cuda::griddep_launch_dependents();
+  const int t0 = static_cast<int>(blockIdx.x) * kTile, tokens = min(kTile, a.num_tokens - t0);
+  const int64_t g = blockIdx.y;
+  const int values = a.d.ratio * kDim, thread = threadIdx.x;
+  if (thread < tokens) {
+    const Span span = span_of_token(a.spans, a.num_spans, a.num_tokens, t0 + thread);
+    const int32_t at = t0 + thread - span.q_start;
+    places[thread] = {at, a.from[span.slot], at + 1 == span.q_len ? a.to[span.slot] : -1,
+                      span.q_len > kFewTokens};
+  }
+  __syncthreads();
+  for (int i = thread; i < 2 * kDim + values; i += kPrepareThreads) {
+    if (i >= 2 * kDim) {
+      const int64_t channel = 2 * a.d.key_width + g * values + i - 2 * kDim;
+      convolve_tile(a, places, t0, tokens, channel,
+                    place(g, a.d.first.v, a.d.step.v) + i - 2 * kDim,
+                    [&](int j, float y) { a.mixed[int64_t{t0 + j} * a.d.channels + channel] = y; });
+    } else {
+      const bool is_k = i >= kDim;
+      const int of = i % kDim;
+      convolve_tile(
+          a, places, t0, tokens, (is_k ? a.d.key_width : 0) + g * kDim + of,
+          (is_k ? place(g, a.d.first.k, a.d.step.k) : place(g, a.d.first.q, a.d.step.q)) + of,
+          [&](int j, float y) { qk[j][i] = y; });
+    }
+  }
+  __syncthreads();
+  for (int i = thread / 32; i < 2 * tokens; i += kPrepareThreads / 32) {
+    const int j = i / 2;
+    if (!places[j].in_chunk) continue;
+    const bool is_k = i % 2 != 0;
+    const float4 x = *reinterpret_cast<const float4*>(&qk[j][is_k * kDim + thread % 32 * 4]);
+    float squares = fmaf(x.x, x.x, x.y * x.y);
+    squares = fmaf(x.z, x.z, squares), squares = fmaf(x.w, x.w, squares);
+    const float by = 1 / sqrtf(warp_sum(squares) + 1e-6f);
+    float* const to =
+        a.mixed + int64_t{t0 + j} * a.d.channels + (is_k ? a.d.key_width : 0) + g * kDim;
+    reinterpret_cast<uint2*>(to)[thread % 32] = {cuda::pack_f16(x.x * by, x.y * by),
+                                                 cuda::pack_f16(x.z * by, x.w * by)};
+  }
+  for (int i = thread; i < tokens * a.d.ratio; i += kPrepareThreads) {
+    const int j = i / a.d.ratio;
+    const int64_t t = t0 + j;
+    const auto h = static_cast<int32_t>(g * a.d.ratio + i % a.d.ratio);
+    const float2 both = log_decay_and_beta(a, t, h);
+    *reinterpret_cast<float2*>(a.decayed + (t * a.d.value_heads + h) * 2) = {
+        fmaxf(both.x, kLeastLogDecay), both.y};
+  }
+}
+
+}  // namespace nibble::ops::gpu::delta
