@@ -49,6 +49,12 @@ __device__ __forceinline__ uint32_t e4m3_pair(float lo, float hi) {
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(hi), "f"(lo));
   return pair;
 }
+// The same of E5M2.
+__device__ __forceinline__ uint32_t e5m2_pair(float lo, float hi) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(hi), "f"(lo));
+  return pair;
+}
 // What f16 cannot hold becomes its largest.
 __device__ __forceinline__ uint32_t f16_of_bf16(uint32_t pair) {
   constexpr float kLargest = 65504;

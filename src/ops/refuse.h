@@ -289,6 +289,19 @@ inline constexpr int64_t kUnitSplitMost = 64, kUnitFewestOfExpert = 12;
 inline bool splits_units(const GemmProblem& p) {
   return p.met <= kUnitSplitMost && p.rows * p.cols < int64_t{1} << 25;
 }
+// NVFP4 by gemm_narrow, between the rows for few tokens and the GEMM.
+template <typename Desc>
+const char* refuse_nvfp4_narrow(const Desc& d, int64_t rows, int64_t cols,
+                                const KernelOptions& options) {
+  if (options.exact) return "--exact: its sums are not those of the row for few tokens";
+  if (const char* reason = refuse_narrow_shape(rows, cols, options)) return reason;
+  const int64_t met = d.tokens * d.top_k;
+  if (met > kNarrowMost * d.experts) return "more than 64 rows an expert";
+  if (options.any_size) return nullptr;
+  if (d.tokens <= 1) return "one token";
+  if (4 * met < d.experts) return "fewer rows than a quarter of its experts";
+  return met <= kUnitFewestOfExpert * d.experts ? nullptr : "more than 12 rows an expert";
+}
 // Of experts, whose lists lie in shared memory.
 template <Format kFormat>
 const char* refuse_experts_gemm(const GemmProblem& p, int64_t experts,

@@ -56,6 +56,11 @@ const char* refuse_unit_many(const MoeDownDesc& d, const KernelOptions& o) {
       o);
 }
 
+const char* refuse_unit_some(const MoeDownDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_unit<Format::kNvfp4>(d, o)) return reason;
+  return refuse_nvfp4_narrow(d, d.hidden, d.width, o);
+}
+
 const char* refuse_many_fp8(const MoeDownDesc& d, const KernelOptions& o) {
   return refuse_experts_fp8(d, 16, o);
 }
@@ -91,6 +96,8 @@ constexpr auto kKernels =
                {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm),
                 Layout::kTiles16x64},
                {"sm90_w4a16_narrow", refuse_by_narrow, NIBBLE_SM90_KERNEL(gpu::moe_down_narrow),
+                Layout::kTiles16x64},
+               {"sm90_nvfp4_narrow", refuse_unit_some, NIBBLE_SM90_KERNEL(gpu::moe_down_narrow),
                 Layout::kTiles16x64},
                {"sm90_nvfp4a8_gemm",
                 [](const MoeDownDesc& d, const KernelOptions& o) {
@@ -160,7 +167,8 @@ int64_t gpu::scratch_bytes(const MoeDownDesc& d) {
   Scratch scratch;
   scratch.take<float>(d.tokens * d.top_k * d.hidden);
   if (d.format == Format::kNvfp4) take_e4m3_rows(scratch, d.tokens * d.top_k, d.width);
-  take_e4m3_pairs(scratch, std::min(d.tokens * d.top_k, kNarrowMost * d.experts), d.width);
+  take_e4m3_pairs(scratch, d.format, std::min(d.tokens * d.top_k, kNarrowMost * d.experts),
+                  d.width);
   return scratch.used_bytes();
 }
 

@@ -20,23 +20,27 @@ constexpr Shape kShapes[] = {{2880, 2880, 6, 4}, {256, 256, 8, 4},   {16, 64, 3,
                              {64, 320, 3, 2}};
 
 // A weighted sum of K products: their errors, and K + 1 roundings more.
-void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
+void check(const Shape& shape, int64_t tokens, std::string_view suffix,
+           Format format = Format::kMxfp4) {
   Random random(static_cast<uint32_t>(tokens));
-  MoeDownDesc desc{shape.hidden, shape.width, shape.experts, shape.top_k, Format::kMxfp4, tokens};
-  TestWeight w(random, Format::kMxfp4, shape.experts, shape.hidden, shape.width);
+  MoeDownDesc desc{shape.hidden, shape.width, shape.experts, shape.top_k, format, tokens};
+  TestWeight w(random, format, shape.experts, shape.hidden, shape.width);
   const Floats u(random, tokens * shape.top_k, shape.width, DType::kBF16);
   TestRouting routing(tokens, shape.experts, shape.top_k);
   routing.randomize(random);
   GpuProblem gpu(gpu::scratch_bytes(desc));
   if (suffix == "_narrow") desc.tokens = 8 * shape.experts;  // which are not refused as too few
+  bool has_run = false;
   for (const auto* row : gemv_rows_and(suffix, moe_down_kernels(), desc, gpu.cx.kernels, w)) {
+    const bool is_narrow = std::string_view(row->name).ends_with("_narrow");
+    if (format != Format::kMxfp4 && !is_narrow) continue;  // those: general_rows_gpu_test.cc
+    has_run = true;
     const Weight weight = gpu.weight(w);
     const auto run = [&](const Floats& from, const TestRouting& r) {
       const Tensor d = gpu.output(DType::kF32, {r.view.num_tokens, shape.hidden});
       row->run(gpu.cx, d, gpu.tensor(from, DType::kBF16), gpu.routing(r), weight);
       return gpu.floats(d);
     };
-    const bool is_narrow = std::string_view(row->name).ends_with("_narrow");
     const Floats got = run(u, routing);
     ASSERT_EQ(got.values, run(u, routing).values) << row->name;
     WrongBlocks blocks(shape.width);
@@ -64,7 +68,7 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
           double y, abs;
           weights.dot(x, &abs);
           const double y_error = is_narrow ? narrow_error(weights, x, shape.width, &y)
-                                           : gemv_error(weights, x, maxima[k], Format::kMxfp4, &y);
+                                           : gemv_error(weights, x, maxima[k], format, &y);
           want += one.p[k] * y;
           error += one.p[k] * (y_error + (shape.top_k + 1) * kEps * abs);
         }
@@ -74,6 +78,7 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
     }
     EXPECT_LT(blocks.worst(), 1) << row->name;
   }
+  EXPECT_TRUE(has_run);
   EXPECT_TRUE(gpu.counters_are_zero());
 }
 
@@ -86,6 +91,18 @@ TEST(MoeDownGpu, EqualsTheTwinAndItselfAlone) {
       check(shape, tokens, "_slots");
       check(shape, tokens, "_narrow");
     }
+}
+
+TEST(MoeDownGpu, NarrowEqualsTheTwinOfNvfp4) {
+  for (const Shape& shape : {Shape{128, 960, 6, 4},
+                             {64, 4096, 3, 2},
+                             {256, 256, 8, 4},
+                             {64, 192, 5, 5},
+                             {64, 320, 3, 2},
+                             {128, 512, 9, 4},
+                             {64, 64, 3, 1}})
+    for (int64_t tokens : {1, 2, 7, 40, 60})
+      if (!is_too_slow(shape.hidden * tokens)) check(shape, tokens, "_narrow", Format::kNvfp4);
 }
 
 // norm_route may leave the choice of one token's experts to moe_up, which publishes it, and

@@ -56,6 +56,11 @@ const char* refuse_unit_many(const MoeUpDesc& d, const KernelOptions& o) {
       d.experts, o);
 }
 
+const char* refuse_unit_some(const MoeUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_unit<Format::kNvfp4>(d, o)) return reason;
+  return refuse_nvfp4_narrow(d, 2 * d.width, d.hidden, o);
+}
+
 const char* refuse_many_fp8(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_experts_fp8(d, 16, o);
 }
@@ -98,6 +103,8 @@ constexpr auto kKernels = joined(
          NIBBLE_SM90_KERNEL(gpu::moe_up_narrow), Layout::kTiles16x64},
         {"sm90_nvfp4a8_gemm", refuse_gated<refuse_nvfp4_by_fp8>,
          NIBBLE_SM90_KERNEL(gpu::moe_up_gemm_fp8), Layout::kTiles16x64},
+        {"sm90_nvfp4_narrow", refuse_gated<refuse_unit_some>,
+         NIBBLE_SM90_KERNEL(gpu::moe_up_narrow), Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),
          Layout::kTiles16x64},
         {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::moe_up_mma),
@@ -156,7 +163,7 @@ int64_t flops(const MoeUpDesc& d, int64_t tokens) {
 int64_t gpu::scratch_bytes(const MoeUpDesc& d) {
   Scratch scratch, pairs;
   take_e4m3_rows(scratch, d.tokens, d.hidden);
-  take_e4m3_pairs(pairs, std::min(d.tokens, kNarrowMost * d.experts), d.hidden);
+  take_e4m3_pairs(pairs, d.format, std::min(d.tokens, kNarrowMost * d.experts), d.hidden);
   return std::max(scratch.used_bytes(), pairs.used_bytes());
 }
 

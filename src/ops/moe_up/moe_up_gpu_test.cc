@@ -17,16 +17,21 @@ constexpr Shape kShapes[] = {{2880, 2880, 6, 4}, {256, 256, 8, 4}, {64, 8, 3, 1}
 
 // swiglu's slope is at most 1.1 |v + 1| along the gate and 1.1 |g| (+ the fast exponential's 2^-20)
 // along the other; u is rounded to bf16.
-void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
+void check(const Shape& shape, int64_t tokens, std::string_view suffix,
+           Format format = Format::kMxfp4) {
   Random random(static_cast<uint32_t>(tokens));
-  MoeUpDesc desc{shape.hidden, shape.width, shape.experts, shape.top_k, Format::kMxfp4, tokens};
-  TestWeight w(random, Format::kMxfp4, shape.experts, 2 * shape.width, shape.hidden);
+  MoeUpDesc desc{shape.hidden, shape.width, shape.experts, shape.top_k, format, tokens};
+  TestWeight w(random, format, shape.experts, 2 * shape.width, shape.hidden);
   const Floats h(random, tokens, shape.hidden, DType::kBF16);
   TestRouting routing(tokens, shape.experts, shape.top_k);
   routing.randomize(random);
   GpuProblem gpu(gpu::scratch_bytes(desc));
   if (suffix == "_narrow") desc.tokens = 8 * shape.experts;  // which are not refused as too few
+  bool has_run = false;
   for (const auto* row : gemv_rows_and(suffix, moe_up_kernels(), desc, gpu.cx.kernels, w)) {
+    const bool is_narrow = std::string_view(row->name).ends_with("_narrow");
+    if (format != Format::kMxfp4 && !is_narrow) continue;  // those: general_rows_gpu_test.cc
+    has_run = true;
     const Weight weight = gpu.weight(w);
     const Tensor in = gpu.tensor(h, DType::kBF16);
     const auto run = [&](const Tensor& from, const TestRouting& r) {
@@ -34,7 +39,6 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
       row->run(gpu.cx, u, from, gpu.routing(r), weight, kClampedSwiglu);
       return gpu.floats(u);
     };
-    const bool is_narrow = std::string_view(row->name).ends_with("_narrow");
     const Floats got = run(in, routing);
     ASSERT_EQ(got.values, run(in, routing).values) << row->name;
     WrongBlocks blocks(shape.hidden);
@@ -54,7 +58,7 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
           const ref::Row gate_row(w.view, e, 2 * j), up_row(w.view, e, 2 * j + 1);
           const auto error_of = [&](const ref::Row& r, double* value) {
             return is_narrow ? narrow_error(r, h.row(t), shape.hidden, value)
-                             : gemv_error(r, h.row(t), maxima, Format::kMxfp4, value);
+                             : gemv_error(r, h.row(t), maxima, format, value);
           };
           double gate, up;
           const double gate_error = error_of(gate_row, &gate), up_error = error_of(up_row, &up);
@@ -71,6 +75,7 @@ void check(const Shape& shape, int64_t tokens, std::string_view suffix) {
     }
     EXPECT_LT(blocks.worst(), 1) << row->name;
   }
+  EXPECT_TRUE(has_run);
   EXPECT_TRUE(gpu.counters_are_zero());
 }
 
@@ -82,6 +87,17 @@ TEST(MoeUpGpu, EqualsTheTwinAndItselfAlone) {
       check(shape, tokens, "_batch");
       check(shape, tokens, "_narrow");
     }
+}
+
+TEST(MoeUpGpu, NarrowEqualsTheTwinOfNvfp4) {
+  for (const Shape& shape : {Shape{960, 96, 6, 4},
+                             {4096, 32, 3, 2},
+                             {256, 256, 8, 4},
+                             {192, 64, 5, 5},
+                             {64, 320, 3, 2},
+                             {512, 96, 9, 4}})
+    for (int64_t tokens : {1, 2, 7, 40, 60})
+      if (!is_too_slow(shape.hidden * tokens)) check(shape, tokens, "_narrow", Format::kNvfp4);
 }
 
 TEST(MoeUpGpu, ShowsWeightsAndActivationsThatAreNoNumbers) {
