@@ -313,7 +313,7 @@ const char* refuse_experts_gemm(const GemmProblem& p, int64_t experts,
 // A block holds its share of the weights.
 template <Format kFormat>
 const char* refuse_unit_split(GemmProblem p, const KernelOptions& options) {
-  p.fewest = kUnitFewest<kFormat>;
+  p.fewest = kFormat == Format::kNvfp4 ? 9 : kUnitFewest<kFormat>;
   if (const char* reason = refuse_gemm<kFormat>(p, options)) return reason;
   if (p.cols > 14336) return "more than 14336 columns";
   if (kFormat == Format::kFp8Row && p.cols > 7168) return "more than 7168 columns";
@@ -321,6 +321,23 @@ const char* refuse_unit_split(GemmProblem p, const KernelOptions& options) {
   return splits_units(p) || (options.any_size && p.met <= kSplitTokens)
              ? nullptr
              : "more than 64 tokens, or row tiles enough to fill the GPU";
+}
+// Whether blocks of so many rows fill most of a GPU, and need it once.
+inline bool fills_gpu_once(int64_t rows, int64_t of_block, int num_sms) {
+  const int64_t blocks = (rows + of_block - 1) / of_block;
+  return blocks <= num_sms && 10 * blocks >= 7 * num_sms;
+}
+// NVFP4 that streams (ops/gpu_matmul/gemm_stream_sm90.cuh).
+inline constexpr int64_t kStreamTokens = 64;
+inline const char* refuse_nvfp4_stream(GemmProblem p, const KernelOptions& options) {
+  p.fewest = 9;
+  if (const char* reason = refuse_gemm<Format::kNvfp4>(p, options)) return reason;
+  if (p.cols % 256 != 0) return "columns are not a multiple of 256";
+  if (p.met > kStreamTokens) return "more than 64 tokens";
+  const int sms = options.gpu.num_sms;
+  return fills_gpu_once(p.rows, 192, sms) || fills_gpu_once(p.rows, 256, sms) || options.any_size
+             ? nullptr
+             : "its rows fill no GPU once";
 }
 
 // The same with E4M3 activations (ops/gpu_matmul/gemm_fp8_sm90.cuh).

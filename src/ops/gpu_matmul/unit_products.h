@@ -32,5 +32,6 @@ void relu2_one(Ctx& cx, const Weight& w, const uint16_t* x, uint16_t* u);
 using UnitSwigluFn = void(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens,
                           const Swiglu& act, uint16_t* u);
 UnitSwigluFn swiglu_split;
+UnitSwigluFn swiglu_stream;  // NVFP4 alone
 
 }  // namespace nibble::ops::gpu

@@ -1,5 +1,5 @@
-// Launches of gemm_split_sm90.cuh for dense NVFP4 and FP8 weights.
-#include "ops/gpu_matmul/gemm_split_sm90.cuh"
+// Launches of gemm_split_sm90.cuh and gemm_stream_sm90.cuh for dense NVFP4 and FP8 weights.
+#include "ops/gpu_matmul/gemm_stream_sm90.cuh"
 #include "ops/gpu_matmul/unit_products.h"
 
 namespace nibble::ops::gpu {
@@ -45,6 +45,12 @@ void swiglu_split(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, c
     sm90::launch_split<StoreSwiglu, Unit<kFormat>>(cx, w, x, static_cast<int>(tokens),
                                                    StoreSwiglu{u, static_cast<int>(w.rows), act});
   });
+}
+
+void swiglu_stream(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, const Swiglu& act,
+                   uint16_t* u) {
+  sm90::launch_stream(cx, w, x, static_cast<int>(tokens),
+                      StoreSwiglu{u, static_cast<int>(w.rows), act});
 }
 
 }  // namespace nibble::ops::gpu

@@ -30,6 +30,11 @@ const char* refuse_some(const MlpUpDesc& d, const KernelOptions& o) {
   return refuse_unit_split<kFormat>({d.format, d.rows(), d.hidden, d.tokens, 0}, o);
 }
 
+const char* refuse_stream(const MlpUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few<Format::kNvfp4>(d, o)) return reason;
+  return refuse_nvfp4_stream({d.format, 2 * d.width, d.hidden, d.tokens, 0}, o);
+}
+
 template <Format kFormat>
 const char* refuse_many(const MlpUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_few<kFormat>(d, o)) return reason;
@@ -73,6 +78,8 @@ constexpr auto kKernels = joined(
          NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm_fp8), Layout::kTiles16x64},
         {"sm90_nvfp4_split", refuse_gated<refuse_some<Format::kNvfp4>>,
          NIBBLE_SM90_KERNEL(gpu::mlp_up_split), Layout::kTiles16x64},
+        {"sm90_nvfp4_stream", refuse_gated<refuse_stream>, NIBBLE_SM90_KERNEL(gpu::mlp_up_stream),
+         Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_gated<refuse_many<Format::kNvfp4>>,
          NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm), Layout::kTiles16x64},
         {"cuda_nvfp4_gemm", refuse_gated<refuse_unit_mma<Format::kNvfp4>>,

@@ -51,6 +51,7 @@ namespace gpu {
 MlpUpFn mlp_up_one;  // NVFP4, as the next three
 MlpUpFn mlp_up_few;
 MlpUpFn mlp_up_split;
+MlpUpFn mlp_up_stream;    // NVFP4
 MlpUpFn mlp_up_gemm;      // or BF16
 MlpUpFn mlp_up_gemm_fp8;  // FP8 by row
 MlpUpFn mlp_up_mma;       // of units
