@@ -150,6 +150,26 @@ TEST(GpuPlanTiles, ASparkTakesMmaForManyTokens) {
   }
 }
 
+// Experts of a few rows each, and gate and up, whose rows fill the GPU once.
+TEST(GpuPlanTiles, AnH200TakesWgmmaForSomeTokens) {
+  using ops::Op;
+  const auto plan = plan_kernels(on_gpu(cuda::h200(), false), "nvidia/Qwen3-30B-A3B-NVFP4");
+  for (const Op op : {Op::kMoeUp, Op::kMoeDown}) {
+    EXPECT_EQ(kernel_of(plan, op, 1), "cuda_nvfp4_one");
+    EXPECT_EQ(kernel_of(plan, op, 2), "cuda_nvfp4_decode");
+    for (const int64_t tokens : {4, 8, 64, 128})
+      EXPECT_EQ(kernel_of(plan, op, tokens), "sm90_nvfp4_narrow") << tokens;
+    EXPECT_EQ(kernel_of(plan, op, 8192), "sm90_nvfp4_gemm");
+  }
+  for (const char* id : {"nvidia/Qwen3-8B-NVFP4", "nvidia/Llama-3.1-8B-Instruct-NVFP4"}) {
+    const auto dense = plan_kernels(on_gpu(cuda::h200(), false), id);
+    EXPECT_EQ(kernel_of(dense, Op::kMlpUp, 8), "cuda_nvfp4_decode") << id;
+    for (const int64_t tokens : {16, 64})
+      EXPECT_EQ(kernel_of(dense, Op::kMlpUp, tokens), "sm90_nvfp4_stream") << id << tokens;
+    EXPECT_EQ(kernel_of(dense, Op::kMlpUp, 8192), "sm90_nvfp4_gemm") << id;
+  }
+}
+
 // moe_up leaves E4M3 for moe_down: neither takes that kernel where the other is forced to another.
 TEST(GpuPlanFp8, ManyTokensTakeE4M3) {
   ops::Ctx cx = on_gpu(cuda::h200(), false);
