@@ -48,7 +48,7 @@ TEST(ChatRequestTest, HasTheDefaultsOfTheModel) {
   EXPECT_FALSE(request.max_tokens);
   EXPECT_FALSE(request.stream);
   EXPECT_EQ(request.n, 1);
-  EXPECT_EQ(request.chat.options.effort, ReasoningEffort::kMedium);
+  EXPECT_EQ(request.chat.options.effort, std::nullopt);
 }
 
 TEST(ChatRequestTest, ReadsSampling) {

@@ -82,7 +82,7 @@ struct ResponseFormat {
 };
 
 struct ChatOptions {
-  ReasoningEffort effort = ReasoningEffort::kMedium;
+  std::optional<ReasoningEffort> effort;     // Harmony's is medium where none is asked for
   Verbosity verbosity = Verbosity::kMedium;  // of the answer; kMedium: nothing is said of it
   std::string model_identity = "You are ChatGPT, a large language model trained by OpenAI.";
   std::string knowledge_cutoff = "2024-06";  // "": no such line

@@ -46,7 +46,8 @@ std::string system_text(const ChatOptions& options, const std::string& builtin_t
   };
   add_line("Knowledge cutoff: ", options.knowledge_cutoff);
   add_line("Current date: ", options.current_date);
-  add_section("Reasoning: " + std::string(reasoning_effort_name(options.effort)));
+  add_section("Reasoning: " + std::string(reasoning_effort_name(
+                                  options.effort.value_or(ReasoningEffort::kMedium))));
   add_section(builtin_tools);
   add_section(
       "# Valid channels: analysis, commentary, final. Channel must be included for every message.");

@@ -52,6 +52,7 @@ class Variables {
                       {"documents", nullptr},
                       {"add_generation_prompt", !options.continue_final_message}};
     if (options.skip_reasoning) variables["enable_thinking"] = false;
+    if (options.effort) variables["reasoning_effort"] = reasoning_effort_name(*options.effort);
     const Json more = Json::parse(options.template_variables, nullptr, /*allow_exceptions=*/false);
     if (more.is_object()) {
       for (const auto& [key, value] : more.items()) {

@@ -212,6 +212,18 @@ TEST(TemplateFormat, SwitchesThinking) {
   EXPECT_FALSE(format.render(chat)->in_reasoning);
 }
 
+TEST(TemplateFormat, SaysHowLongToThinkWhereThatIsAsked) {
+  const Tokenizer tokenizer = Tokenizer::load(NIBBLE_SOURCE_DIR "/tests/data/tokenizers/qwen2");
+  const TemplateFormat format(
+      tokenizer, ChatTemplate::parse("{{ reasoning_effort | default('as it likes') }}", "t"), {},
+      {});
+  Chat chat;
+  chat.messages = {{.role = Role::kUser, .content = "Hi"}};
+  EXPECT_EQ(tokenizer.decode(format.render(chat)->ids), "as it likes");
+  chat.options.effort = ReasoningEffort::kHigh;
+  EXPECT_EQ(tokenizer.decode(format.render(chat)->ids), "high");
+}
+
 TEST(TemplateFormat, RefusesATemplateThatCannotAsk) {
   const Tokenizer tokenizer = Tokenizer::load(NIBBLE_SOURCE_DIR "/tests/data/tokenizers/qwen2");
   for (const char* source : {"{{ raise_exception('no') }}", "{{ 'x' * 100000000000 }}"}) {
