@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Writes tests/goldens/nibble_tiny.json: what Hugging Face transformers computes with the model
-that ships, in float32 on the dequantized weights, on held-out prompts and on one long prompt.
+"""Writes what Hugging Face transformers computes with a model that ships, in float32 on the
+dequantized weights, on held-out prompts and on one long prompt.
 
-Usage: tools/write_tiny_goldens.py   (needs torch, transformers, safetensors; 2 minutes on 16 cores)
+Usage: tools/write_tiny_goldens.py [MODEL OUT]   (needs torch, transformers, safetensors; 2 minutes on 16 cores)
+By default models/nibble-tiny-gpt-oss and tests/goldens/nibble_tiny.json; the other is
+models/nibble-tiny-qwen3-next and tests/goldens/nibble_tiny_qwen3_next.json.
 """
 
 import datetime
@@ -10,6 +12,7 @@ import json
 import pathlib
 import random
 import sys
+import tempfile
 import types
 
 import torch
@@ -20,10 +23,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools/train_tiny"))
 import conversations  # noqa: E402
 import evaluate  # noqa: E402
-import harmony  # noqa: E402
+from families import family_of  # noqa: E402
 
-MODEL = ROOT / "models/nibble-tiny-gpt-oss"
-OUT = ROOT / "tests/goldens/nibble_tiny.json"
+MODEL, OUT = map(pathlib.Path, sys.argv[1:] or (
+    ROOT / "models/nibble-tiny-gpt-oss", ROOT / "tests/goldens/nibble_tiny.json"))
+FAMILY = family_of(MODEL)
 PER_TASK = 6  # two of each effort
 LONG = 6000
 TOP = 8
@@ -31,7 +35,7 @@ TOP = 8
 POSITIONS = [0, 1, 30, 31, 32, 33, 63, 64, 127, 128, 129, 500, 1000, 2047, 2048, 3000,
              4094, 4095, 4096, 4097, 4500, 5000, 5500, 5998]
 HEAD = {
-    "answers": "prompt: ids up to <|start|>assistant; ids: what greedy decoding samples, to the stop; "
+    "answers": "prompt: ids up to where the model begins; ids: what greedy decoding samples, to the stop; "
     "gaps: logit of the best id minus that of the second, at each sampled id; logprobs: of each "
     "sampled id",
     "long": "ids: one prompt of conversations; next_logprobs[i]: log-probability of ids[i+1] after "
@@ -45,12 +49,11 @@ def rounded(values):
     return [round(float(v), 5) for v in values]
 
 
-def answers(reference, engine, tokenizer):
+def answers(reference, engine):
     rows = []
     for task in conversations.NAMES:
         for item in conversations.held_out_items(task, PER_TASK, seed=2):
-            pieces = harmony.render_prompt(item.messages, item.tools, item.effort, item.date)
-            prompt = tokenizer.encode("".join(text for text, _ in pieces)).ids
+            prompt = engine.prompt_ids(item)
             ids = engine.greedy([prompt])[0]
             with torch.no_grad():
                 logits = reference(torch.tensor([prompt + ids])).logits[0].float()
@@ -69,7 +72,7 @@ def answers(reference, engine, tokenizer):
 def long_ids(tokenizer):
     rng, ids = random.Random("long prompt"), []
     while len(ids) < LONG:
-        text = "".join(piece for piece, _ in conversations.training_pieces(rng))
+        text = "".join(piece for piece, _ in conversations.training_pieces(rng, FAMILY.chat))
         ids += tokenizer.encode(text).ids
     return ids[:LONG]
 
@@ -79,7 +82,7 @@ def next_logprobs(logits, ids):
 
 
 def change_of(name, ids, expected):
-    change, swap = evaluate.ABLATIONS[name]
+    change, swap = FAMILY.module().ABLATIONS[name]
     options = types.SimpleNamespace(device="cpu", batch=1, max_new=1)
     model = evaluate.TorchEngine(MODEL, options, change, swap).model
     cache = model.new_cache(1, len(ids), "cpu")
@@ -89,14 +92,23 @@ def change_of(name, ids, expected):
     return rounded([moved.max(), moved.mean()])
 
 
+def reference_model():
+    options = {"attn_implementation": "eager"}
+    if FAMILY.model_type == "gpt_oss":
+        options["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
+        return transformers.AutoModelForCausalLM.from_pretrained(MODEL, **options).float().eval()
+    with tempfile.TemporaryDirectory() as directory:  # transformers has no reader of NVFP4
+        FAMILY.module().write_dequantized(MODEL, pathlib.Path(directory))
+        options["dtype"] = torch.float32
+        return transformers.AutoModelForCausalLM.from_pretrained(directory, **options).eval()
+
+
 def main():
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     options = types.SimpleNamespace(device="cpu", batch=1, max_new=400)
     engine = evaluate.TorchEngine(MODEL, options)
-    reference = transformers.AutoModelForCausalLM.from_pretrained(
-        MODEL, quantization_config=transformers.Mxfp4Config(dequantize=True),
-        attn_implementation="eager").float().eval()
-    rows = answers(reference, engine, tokenizer)
+    reference = reference_model()
+    rows = answers(reference, engine)
     ids = long_ids(tokenizer)
     with torch.no_grad():
         logits = reference(torch.tensor([ids])).logits[0].float()
@@ -109,7 +121,7 @@ def main():
         "long": {"ids": ids, "next_logprobs": rounded(expected), "positions": POSITIONS,
                  "top_ids": top.indices.tolist(),
                  "top_logprobs": [rounded(row) for row in top.values]},
-        "changes": {name: change_of(name, ids, expected) for name in evaluate.ABLATIONS},
+        "changes": {name: change_of(name, ids, expected) for name in FAMILY.module().ABLATIONS},
     }
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in golden.pop("answers"))
     rest = json.dumps(golden, separators=(",", ":"))

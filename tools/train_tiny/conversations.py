@@ -172,13 +172,12 @@ def make(rng, task, effort, want_held_out):
             return surround(rng, item)
 
 
-def training_pieces(rng):
-    """One training conversation as [(text, loss weight)]."""
+def training_pieces(rng, chat=harmony):
+    """One training conversation as [(text, loss weight)], in a chat format."""
     item = make(rng, rng.choices(NAMES, SHARES)[0], random_effort(rng), False)
-    pieces = harmony.render_prompt(
-        item.messages, item.tools, item.effort, item.date, rng.random() < 0.5
-    )
-    return pieces + [(harmony.render_target(item.reasoning, item.answer, item.call), 1.0)]
+    of_prompt, of_target = chat.training_options(rng)
+    pieces = chat.render_prompt(item.messages, item.tools, item.effort, item.date, **of_prompt)
+    return pieces + [(chat.render_target(item.reasoning, item.answer, item.call, **of_target), 1.0)]
 
 
 def held_out_items(task, count, seed):

@@ -2,16 +2,18 @@
 
 python evaluate.py --model DIR [--count 1000] [--tasks arithmetic,facts] [--json scores.json]
 python evaluate.py --items tests/data/... --url http://127.0.0.1:8000/v1       (any OpenAI server)
-python evaluate.py --model DIR --ablations [--count 200]     what the answers need: see ABLATIONS
+python evaluate.py --model DIR --ablations [--count 200]     what the answers need: ABLATIONS of the model's file
+python evaluate.py --model DIR --drafts [--count 100]        how often the first draft of MTP is what is said
 """
 
 import argparse
 import dataclasses
 import json
 import pathlib
-import re
 import time
 import urllib.request
+
+from families import family_of
 
 TASKS = (
     "arithmetic",
@@ -29,23 +31,6 @@ TASKS = (
     "out_of_domain",
 )
 MAX_NEW = 400
-STOPS = ("<|return|>", "<|call|>", "<|endoftext|>")
-
-
-def parse(text):
-    """The sampled text as {"reasoning", "content", "call"}."""
-    reasoning = re.search(r"<\|channel\|>analysis<\|message\|>(.*?)<\|end\|>", text, re.S)
-    call = re.search(
-        r"<\|channel\|>commentary to=functions\.(\S+) <\|constrain\|>json<\|message\|>(.*?)<\|call\|>",
-        text,
-        re.S,
-    )
-    final = re.search(r"<\|channel\|>final<\|message\|>(.*?)<\|return\|>", text, re.S)
-    return {
-        "reasoning": reasoning.group(1) if reasoning else "",
-        "content": final.group(1) if final else "",
-        "call": {"name": call.group(1), "arguments": call.group(2)} if call else None,
-    }
 
 
 class TorchEngine:
@@ -55,34 +40,32 @@ class TorchEngine:
         import torch
         from tokenizers import Tokenizer
 
-        import model as gpt_oss
-
-        self.torch, self.device = torch, args.device
+        family = family_of(directory)
+        self.torch, self.device, self.chat = torch, args.device, family.chat
         self.batch, self.max_new = args.batch, args.max_new
-        self.model = gpt_oss.load(directory, swap_nibbles)
+        self.model = family.module().load(directory, swap_nibbles)
         if change:
             change(self.model)
         self.model.to(self.device)
         self.tokenizer = Tokenizer.from_file(str(pathlib.Path(directory) / "tokenizer.json"))
         self.stops = torch.tensor(
-            [self.tokenizer.token_to_id(s) for s in STOPS], device=self.device
+            [self.tokenizer.token_to_id(s) for s in self.chat.STOPS], device=self.device
         )
 
-    def answers(self, items, progress=lambda done: None):
-        import harmony
+    def prompt_ids(self, item):
+        pieces = self.chat.render_prompt(item.messages, item.tools, item.effort, item.date)
+        encoded = self.tokenizer.encode_batch([text for text, _ in pieces])
+        return [i for piece in encoded for i in piece.ids]
 
-        prompts = [
-            "".join(p for p, _ in harmony.render_prompt(i.messages, i.tools, i.effort, i.date))
-            for i in items
-        ]
-        encoded = [e.ids for e in self.tokenizer.encode_batch(prompts)]
+    def answers(self, items, progress=lambda done: None):
+        encoded = [self.prompt_ids(item) for item in items]
         order = sorted(range(len(items)), key=lambda i: len(encoded[i]))
         out = [None] * len(items)
         for at in range(0, len(order), self.batch):
             chosen = order[at : at + self.batch]
             for i, ids in zip(chosen, self.greedy([encoded[i] for i in chosen])):
                 out[i] = {
-                    **parse(self.tokenizer.decode(ids, skip_special_tokens=False)),
+                    **self.chat.parse(self.tokenizer.decode(ids, skip_special_tokens=False)),
                     "tokens": len(ids),
                     "reasoning_tokens": self.reasoning_length(ids),
                 }
@@ -90,7 +73,7 @@ class TorchEngine:
         return out
 
     def reasoning_length(self, ids):
-        text = parse(self.tokenizer.decode(ids, skip_special_tokens=False))["reasoning"]
+        text = self.chat.parse(self.tokenizer.decode(ids, skip_special_tokens=False))["reasoning"]
         return len(self.tokenizer.encode(text).ids)
 
     def greedy(self, prompts):
@@ -112,6 +95,23 @@ class TorchEngine:
         rows = torch.cat(sampled, 1).tolist()
         ends = [next((i + 1 for i, t in enumerate(row) if t in stops), len(row)) for row in rows]
         return [row[:end] for row, end in zip(rows, ends)]
+
+
+    def first_drafts(self, items):
+        """(drafts that are the token said, drafts) of MTP behind each token of the answers to items."""
+        torch, right, made = self.torch, 0, 0
+        for at in range(0, len(items), self.batch):
+            prompts = [self.prompt_ids(item) for item in items[at : at + self.batch]]
+            texts = [prompt + said for prompt, said in zip(prompts, self.greedy(prompts))]
+            width = max(map(len, texts))
+            ids = torch.tensor([t + [0] * (width - len(t)) for t in texts], device=self.device)
+            with torch.no_grad():
+                drafts = self.model.drafts(self.model.rows(ids)[0], ids)[0].argmax(-1)
+            for row, (prompt, text) in enumerate(zip(prompts, texts)):
+                said = slice(len(prompt) + 1, len(text))  # the first is not drafted
+                hits = drafts[row, len(prompt) - 1 : len(text) - 2] == ids[row, said]
+                right, made = right + int(hits.sum()), made + len(hits)
+        return right, made
 
 
 class UrlEngine:
@@ -186,51 +186,6 @@ def score_items(engine, items, keep_failures=0):
     return summary, failures
 
 
-# ---- ablations: the same weights read or computed the wrong way -------------------------------
-
-
-def no_sinks(model):
-    for layer in model.layers:
-        layer.self_attn.sinks.data.fill_(float("-inf"))
-
-
-def no_router_bias(model):
-    for layer in model.layers:
-        layer.mlp.router.bias.data.zero_()
-
-
-def split_halves(model):
-    """Gate and up rows taken as two halves where they alternate."""
-    half = model.config.intermediate_size
-    for layer in model.layers:
-        for parameter in (layer.mlp.gate_up_proj, layer.mlp.gate_up_proj_bias):
-            value = parameter.data.clone()
-            parameter.data[:, 0::2], parameter.data[:, 1::2] = value[:, :half], value[:, half:]
-
-
-def setting(**changes):
-    def change(model):
-        for key, value in changes.items():
-            setattr(model.config, key, value)
-
-    return change
-
-
-ABLATIONS = {
-    "intact": (None, False),
-    "no sinks": (no_sinks, False),
-    "window 128": (setting(sliding_window=128), False),
-    "window 31": (setting(sliding_window=31), False),
-    "no window": (setting(sliding_window=10**6), False),
-    "swapped nibbles": (None, True),
-    "no router bias": (no_router_bias, False),
-    "gate and up as halves": (split_halves, False),
-    "YaRN truncated": (setting(truncate=True), False),
-    "no YaRN": (setting(factor=1.0), False),
-    "no swiglu clamp": (setting(swiglu_limit=1e9), False),
-}
-
-
 def load_items(path):
     from item import Item
 
@@ -260,6 +215,18 @@ def run(engine, args, tasks, keep_failures=0):
     return table, failures
 
 
+def run_drafts(engine, args, tasks):
+    table, total = {}, [0, 0]
+    for task in tasks:
+        right, made = engine.first_drafts(items_of(args, task))
+        table[task] = round(right / made, 4)
+        total = [total[0] + right, total[1] + made]
+        print(f"{task:16s} {table[task]}", flush=True)
+    table["all"] = round(total[0] / total[1], 4)
+    print(f"all of {total[1]} drafts {table['all']}", flush=True)
+    return table
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", help="checkpoint directory; with --url the served model's name")
@@ -272,16 +239,19 @@ def main():
     parser.add_argument("--max-new", type=int, default=MAX_NEW)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--ablations", action="store_true")
+    parser.add_argument("--drafts", action="store_true")
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--failures", type=pathlib.Path)
     args = parser.parse_args()
     tasks = args.tasks.split(",")
     if args.ablations:
         table, failures = {}, {}
-        for name, (change, swap) in ABLATIONS.items():
+        for name, (change, swap) in family_of(args.model).module().ABLATIONS.items():
             print(name, flush=True)
             engine = TorchEngine(args.model, args, change, swap)
             table[name], _ = run(engine, args, tasks)
+    elif args.drafts:
+        table, failures = run_drafts(TorchEngine(args.model, args), args, tasks), {}
     else:
         engine = UrlEngine(args.url, args) if args.url else TorchEngine(args.model, args)
         table, failures = run(engine, args, tasks, 40 if args.failures else 0)

@@ -6,9 +6,12 @@ only, so that tokenizing them one by one gives the ids of the whole.
 """
 
 import json
+import re
 
 IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 CUTOFF = "2024-06"
+END, PAD = "<|return|>", "<|endoftext|>"
+STOPS = (END, "<|call|>", PAD)
 PROMPT_WEIGHT = 0.1  # the model also learns a little of how users write
 HISTORY_WEIGHT = 0.0  # earlier answers have lost their analysis: they must not teach to skip it
 
@@ -122,6 +125,11 @@ def render_prompt(messages, tools, effort, date, calls_as_sampled=False):
     return pieces
 
 
+def training_options(rng):
+    """How one conversation of the training is rendered: what its prompt and its target are given."""
+    return {"calls_as_sampled": rng.random() < 0.5}, {}
+
+
 def render_target(reasoning, answer=None, call=None):
     """What the model is to sample after <|start|>assistant: analysis, then the answer or a call."""
     text = (
@@ -130,3 +138,19 @@ def render_target(reasoning, answer=None, call=None):
     if call:
         return text + call_text(call["name"], call["arguments"], True)[len("<|start|>assistant") :]
     return text + f"<|channel|>final<|message|>{answer}<|return|>"
+
+
+def parse(text):
+    """The sampled text as {"reasoning", "content", "call"}."""
+    reasoning = re.search(r"<\|channel\|>analysis<\|message\|>(.*?)<\|end\|>", text, re.S)
+    call = re.search(
+        r"<\|channel\|>commentary to=functions\.(\S+) <\|constrain\|>json<\|message\|>(.*?)<\|call\|>",
+        text,
+        re.S,
+    )
+    final = re.search(r"<\|channel\|>final<\|message\|>(.*?)<\|return\|>", text, re.S)
+    return {
+        "reasoning": reasoning.group(1) if reasoning else "",
+        "content": final.group(1) if final else "",
+        "call": {"name": call.group(1), "arguments": call.group(2)} if call else None,
+    }

@@ -1,12 +1,14 @@
-"""Train the small gpt-oss on generated conversations and write its checkpoint.
+"""Train a small model on generated conversations and write its checkpoint.
 
-  python train.py --model DIR --out DIR --seed 1 --steps 6000        (DIR holds tokenizer.json)
+  python train.py --model DIR --out DIR --seed 1 --steps 6000 [--family qwen3_next]
+DIR holds tokenizer.json, tokenizer_config.json and, but for gpt-oss, chat_template.jinja.
 With --seconds instead of --steps the number of steps follows from the speed of the machine; the
 log names it, so that a run can be repeated. On a GPU the sums of atomic additions differ in their
 last bits from run to run: the same seed gives the same data, and nearly the same model.
 """
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
@@ -21,15 +23,15 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 import conversations
-import model as gpt_oss
+from families import FAMILIES
 
 BALANCE = 0.01  # weight of the load-balancing loss
-_tokenizer = None
+_tokenizer, _chat = None, None
 
 
-def start_worker(path):
-    global _tokenizer
-    _tokenizer = Tokenizer.from_file(path)
+def start_worker(path, chat="harmony"):
+    global _tokenizer, _chat
+    _tokenizer, _chat = Tokenizer.from_file(path), importlib.import_module(chat)
 
 
 def batch_of(job):
@@ -41,7 +43,7 @@ def batch_of(job):
     for row in range(rows):
         filled = 0
         while filled < need:  # a row begins with a conversation; the last one may be cut
-            pieces = conversations.training_pieces(rng)
+            pieces = conversations.training_pieces(rng, _chat)
             for (_, weight), encoded in zip(
                 pieces, _tokenizer.encode_batch_fast([t for t, _ in pieces])
             ):
@@ -58,35 +60,107 @@ def learning_rate(step, steps, top, warm_up=100):
     return top * min(1.0, (step + 1) / warm_up, fall)
 
 
-def optimizer_of(model, rate, fused):
+def optimizer_of(model, rate, device):
     learned = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     decay = [p for n, p in learned if p.dim() > 1 and "bias" not in n]
     other = [p for n, p in learned if not (p.dim() > 1 and "bias" not in n)]
     groups = [{"params": decay, "weight_decay": 0.05}, {"params": other, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), eps=1e-9, fused=fused)
+    on_gpu = device == "cuda"
+    rate = torch.tensor(rate, device=device) if on_gpu else rate  # which a graph reads anew
+    return torch.optim.AdamW(
+        groups, lr=rate, betas=(0.9, 0.98), eps=1e-9, fused=on_gpu, capturable=on_gpu
+    )
 
 
-def make_step(model, device, compile_model):
-    def losses(ids, weights):
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-            logits, balance = model(ids[:, :-1])
-        each = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-        weight = weights[:, 1:].flatten().float()
-        answers = (weight == 1).float()
-        return (each * weight).sum() / weight.sum(), balance, (each * answers).sum() / answers.sum()
+def cross_entropy(logits, ids, weights):
+    """The weighted mean, and that of answers alone."""
+    each = F.cross_entropy(logits.float().flatten(0, 1), ids.flatten(), reduction="none")
+    weight = weights.flatten().float()
+    answers = (weight == 1).float()
+    return (each * weight).sum() / weight.sum(), (each * answers).sum() / answers.sum()
 
-    return torch.compile(losses, dynamic=False) if compile_model else losses
+
+class Trainer:
+    """Steps of training. On a GPU the third is recorded as a graph, which the others replay, but where
+    --run says otherwise."""
+
+    def __init__(self, args, model, device):
+        self.args, self.model, self.device = args, model, device
+        self.optimizer = optimizer_of(model, args.rate, device)
+        on_gpu = device == "cuda"
+        self.losses_of, self.cross_entropy = self.losses, cross_entropy
+        if on_gpu and args.run != "eager":
+            self.losses_of = model.compiled(self.losses)
+            self.cross_entropy = torch.compile(cross_entropy, dynamic=False)
+        self.records = on_gpu and args.run == "graph"
+        shape = (args.rows, args.length + 1)
+        self.ids = torch.zeros(shape, dtype=torch.long, device=device)
+        self.weights = torch.zeros(shape, dtype=torch.float16, device=device)
+        self.graph, self.steps_made, self.reported = None, 0, None
+
+    def losses(self, ids, weights):
+        """What is minimized; then of answers, of the balance, and of drafted answers where there are drafts."""
+        with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda"):
+            logits, balance, drafts = self.model(ids[:, :-1])
+        loss, of_answers = self.cross_entropy(logits, ids[:, 1:], weights[:, 1:])
+        loss = loss + BALANCE * balance
+        if drafts is None:
+            return loss, of_answers, balance
+        of_drafts, of_drafted_answers = self.cross_entropy(drafts[:, :-1], ids[:, 2:], weights[:, 2:])
+        return loss + of_drafts, of_answers, balance, of_drafted_answers
+
+    def _step(self):
+        loss, *others = self.losses_of(self.ids, self.weights)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.reported = [loss.detach()] + [t.detach() for t in others]
+
+    def step(self, ids, weights, rate):
+        self.ids.copy_(torch.from_numpy(ids.astype(np.int64)), non_blocking=True)
+        self.weights.copy_(torch.from_numpy(weights), non_blocking=True)
+        for group in self.optimizer.param_groups:
+            if self.device == "cuda":
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self.steps_made += 1
+        if self.graph:
+            self.graph.replay()
+        elif not self.records:
+            self._step()
+        elif self.steps_made < 3:
+            self._on_side_stream()
+        else:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self._step()
+            self.graph.replay()
+
+    def _on_side_stream(self):
+        """As recording a graph asks of the steps before."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._step()
+        torch.cuda.current_stream().wait_stream(side)
+
+    def report(self):
+        names = ("loss", "answers", "balance", "drafts")
+        return " ".join(f"{n} {t.item():.4f}" for n, t in zip(names, self.reported))
 
 
 def train(args, model, device, log):
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
-    step_losses = make_step(model, device, device == "cuda")
-    optimizer = optimizer_of(model, args.rate, device == "cuda")
+    trainer = Trainer(args, model, device)
     steps, start, timed = args.steps or 10**6, time.time(), None
     jobs = ((args.seed, step, args.rows, args.length) for step in range(10**7))
     context = multiprocessing.get_context("spawn")
-    with context.Pool(args.workers, start_worker, (str(args.model / "tokenizer.json"),)) as pool:
+    chat = FAMILIES[args.family].chat.__name__
+    tokenizer = str(args.model / "tokenizer.json")
+    with context.Pool(args.workers, start_worker, (tokenizer, chat)) as pool:
         for step, (ids, weights) in enumerate(ahead(pool, jobs, 4 * args.workers)):
             if step == 60 and not args.steps:
                 timed = time.time()
@@ -96,21 +170,10 @@ def train(args, model, device, log):
                 log(f"{one * 1000:.1f} ms a step: --steps {steps}")
             if step >= steps:
                 break
-            ids = torch.from_numpy(ids.astype(np.int64)).to(device, non_blocking=True)
-            weights = torch.from_numpy(weights).to(device, non_blocking=True)
             # Until the number of steps is known, the rate is that of the warm-up and the plateau.
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, steps, args.rate)
-            loss, balance, answer_loss = step_losses(ids, weights)
-            (loss + BALANCE * balance).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            trainer.step(ids, weights, learning_rate(step, steps, args.rate))
             if step % args.log_every == 0 or step == steps - 1:
-                log(
-                    f"step {step} loss {loss.item():.4f} answers {answer_loss.item():.4f} balance {balance.item():.3f} "
-                    f"seconds {time.time() - start:.1f}"
-                )
+                log(f"step {step} {trainer.report()} seconds {time.time() - start:.1f}")
         pool.terminate()
     return steps
 
@@ -124,26 +187,30 @@ def ahead(pool, jobs, count):
         yield result
 
 
-def export(model, source, out):
-    """The checkpoint directory: weights, both configs, the tokenizer's files."""
+def export(model, args, ids):
+    """The checkpoint directory: weights, both configs, the tokenizer's files. ids [B, T]: texts by
+    which scales of inputs are set where the family has such."""
+    source, out = args.model, args.out
     out.mkdir(parents=True, exist_ok=True)
+    family = FAMILIES[args.family]
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
-    end, pad, call = (tokenizer.token_to_id(t) for t in ("<|return|>", "<|endoftext|>", "<|call|>"))
+    end, pad = (tokenizer.token_to_id(t) for t in (family.chat.END, family.chat.PAD))
     start = tokenizer.token_to_id("<|startoftext|>")
+    stops = [tokenizer.token_to_id(t) for t in family.chat.STOPS]
     write = lambda name, value: (out / name).write_text(json.dumps(value, indent=2) + "\n")
-    write("config.json", gpt_oss.config_json(model.config, end, pad))
+    write("config.json", family.module().config_json(model.config, end, pad))
     write(
         "generation_config.json",
         {
-            "bos_token_id": start,
+            "bos_token_id": pad if start is None else start,
             "do_sample": True,
-            "eos_token_id": [end, pad, call],
+            "eos_token_id": stops,
             "pad_token_id": pad,
         },
     )
-    gpt_oss.save(model, out / "model.safetensors")
-    for path in source.glob("*token*"):
-        if out.resolve() != source.resolve():
+    family.module().save(model, out / "model.safetensors", ids)
+    if out.resolve() != source.resolve():
+        for path in [*source.glob("*token*"), *source.glob("chat_template.jinja")]:
             shutil.copy(path, out)
 
 
@@ -153,6 +220,7 @@ def main():
         "--model", type=pathlib.Path, required=True, help="directory with tokenizer.json"
     )
     parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--family", choices=FAMILIES, default="gpt_oss")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=400)
@@ -160,6 +228,7 @@ def main():
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--run", choices=("graph", "compiled", "eager"), default="graph")
     parser.add_argument("--log-every", type=int, default=100)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -173,7 +242,7 @@ def main():
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are parallel already
     torch.manual_seed(args.seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = gpt_oss.GptOss(gpt_oss.Config())
+    model = FAMILIES[args.family].module().build()
     model.initialize(args.seed)
     model.to(device)
     log(
@@ -182,7 +251,11 @@ def main():
     )
     steps = train(args, model, device, log)
     log(f"trained {steps} steps, {steps * args.rows * args.length} tokens")
-    export(model, args.model, args.out)
+    start_worker(str(args.model / "tokenizer.json"), FAMILIES[args.family].chat.__name__)
+    ids, _ = batch_of((args.seed, "export", 8, 1024))
+    trained = FAMILIES[args.family].module().build()  # which nothing has compiled
+    trained.load_state_dict(model.state_dict())
+    export(trained, args, torch.from_numpy(ids.astype(np.int64)))
 
 
 if __name__ == "__main__":

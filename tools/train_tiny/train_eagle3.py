@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import eagle3
-import model as gpt_oss
+import gpt_oss
 import train
 
 

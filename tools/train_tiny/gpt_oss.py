@@ -303,7 +303,7 @@ class GptOss(nn.Module):
                 p.zero_()
 
     def forward(self, ids):
-        """ids [B, T]; returns logits [B, T, V] and the mean load-balancing loss of the layers."""
+        """ids [B, T]; returns logits [B, T, V], the mean load-balancing loss of the layers, and no drafts."""
         x = self.embed_tokens(ids)
         cos, sin = (
             t.view(1, 1, *t.shape)
@@ -314,7 +314,11 @@ class GptOss(nn.Module):
             x = x + layer.self_attn(layer.input_layernorm(x), cos, sin)
             out, loss = layer.mlp(layer.post_attention_layernorm(x))
             x, balance = x + out, balance + loss / len(self.layers)
-        return self.lm_head(self.norm(x)), balance
+        return self.lm_head(self.norm(x)), balance, None
+
+    def compiled(self, losses):
+        """The function of a step's losses, fast."""
+        return torch.compile(losses, dynamic=False)
 
     def new_cache(self, batch, length, device):
         shape = (2, batch, self.config.num_key_value_heads, length, self.config.head_dim)
@@ -349,7 +353,11 @@ def _file_name(name):
     return name if name.startswith("lm_head") else "model." + name
 
 
-def save(model, path):
+def build():
+    return GptOss(Config())
+
+
+def save(model, path, _):
     """Writes model.safetensors in gpt-oss's layout: experts in MXFP4, all else in BF16."""
     tensors = {}
     for name, p in model.state_dict().items():
@@ -384,3 +392,48 @@ def load(path, swap_nibbles=False):
     for layer in model.layers:
         layer.mlp.quantize = False
     return model.eval()
+
+
+# ---- ablations: the same weights read or computed the wrong way -------------------------------
+
+
+def no_sinks(model):
+    for layer in model.layers:
+        layer.self_attn.sinks.data.fill_(float("-inf"))
+
+
+def no_router_bias(model):
+    for layer in model.layers:
+        layer.mlp.router.bias.data.zero_()
+
+
+def split_halves(model):
+    """Gate and up rows taken as two halves where they alternate."""
+    half = model.config.intermediate_size
+    for layer in model.layers:
+        for parameter in (layer.mlp.gate_up_proj, layer.mlp.gate_up_proj_bias):
+            value = parameter.data.clone()
+            parameter.data[:, 0::2], parameter.data[:, 1::2] = value[:, :half], value[:, half:]
+
+
+def setting(**changes):
+    def change(model):
+        for key, value in changes.items():
+            setattr(model.config, key, value)
+
+    return change
+
+
+ABLATIONS = {
+    "intact": (None, False),
+    "no sinks": (no_sinks, False),
+    "window 128": (setting(sliding_window=128), False),
+    "window 31": (setting(sliding_window=31), False),
+    "no window": (setting(sliding_window=10**6), False),
+    "swapped nibbles": (None, True),
+    "no router bias": (no_router_bias, False),
+    "gate and up as halves": (split_halves, False),
+    "YaRN truncated": (setting(truncate=True), False),
+    "no YaRN": (setting(factor=1.0), False),
+    "no swiglu clamp": (setting(swiglu_limit=1e9), False),
+}
