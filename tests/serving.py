@@ -1,4 +1,4 @@
-"""A `nibble serve` of the shipped model for the tests that drive it with real clients."""
+"""A `nibble serve` of a shipped model for the tests that drive it with real clients: of gpt-oss, or $NIBBLE_TEST_MODEL."""
 
 import json
 import os
@@ -10,8 +10,9 @@ import urllib.request
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent
-MODEL = SOURCE / "models" / "nibble-tiny-gpt-oss"
+MODEL = SOURCE / "models" / os.environ.get("NIBBLE_TEST_MODEL", "nibble-tiny-gpt-oss")
 NAME = MODEL.name
+DATE = "2026-01-15"
 WEATHER = {
     "type": "function",
     "function": {
@@ -31,7 +32,7 @@ class Server:
 
     def __init__(self, *flags, model=MODEL, max_model_len=4096, device="cpu"):
         self.command = [os.environ["NIBBLE"], "serve", str(model), "--port", "0", "--device", device, "--max-model-len", str(max_model_len),
-                        "--max-num-seqs", "8", "--chat-date", "2026-01-15", *flags]
+                        "--max-num-seqs", "8", "--chat-date", DATE, *flags]
         self.log = []
 
     def __enter__(self):
