@@ -8,110 +8,22 @@
 #include <string>
 
 #include "ops/format_vectors.h"
-#include "ops/gpu_matmul/gemv_gpu_test.h"
-#include "ops/gpu_test_problem.h"
+#include "ops/general_rows_gpu_test.h"
 #include "ops/kv_pages.h"
-#include "ops/matmul_ref.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/moe_up/moe_up.h"
 #include "ops/norm_qkv/norm_qkv.h"
 #include "ops/norm_ref.h"
 #include "ops/norm_unembed/norm_unembed.h"
 #include "ops/out_proj/out_proj.h"
-#include "ops/wrong_blocks.h"
 
 namespace nibble::ops {
 namespace {
-
-// Of a sum of n products over its terms' magnitudes: weights and activations are exact, sums are
-// float32, which tensor cores truncate (twice the error of rounding); eight segments are added.
-double sum_error(int64_t n) { return 2 * (n + 16) * kEps; }
 
 constexpr Format kFormats[] = {Format::kBF16,     Format::kMxfp4,   Format::kMxfp8,
                                Format::kF16,      Format::kNvfp4,   Format::kFp8Row,
                                Format::kFp8Block, Format::kInt4G32, Format::kInt4G128};
 constexpr uint32_t kSeeds = 8;  // shapes a format
-
-// Which rows are tested, with weights of what format; rows for tiles ask for whole ones.
-struct Tested {
-  Format format = Format::kBF16;
-  std::string row = "cuda_any";
-  bool exact = true;
-  bool of_gb10 = false;  // a row that this GPU runs and a GB10 takes
-  bool is_general() const { return row == "cuda_any"; }
-  // Of a product of n terms, over their magnitudes.
-  double product_error(int64_t n) const { return sum_error(n) + weight_error(format, row); }
-  bool is_of_one_token() const { return row.ends_with("_one"); }
-  bool may_be_by_digits() const {
-    return is_of_one_token() || (row == "cuda_nvfp4_decode" && !exact);
-  }
-};
-
-// A weight's row times x, n values, and the magnitudes that tested.product_error() allows for. By
-// digits an activation is an integer times at most 2^-13 of its 16 k's largest: off by half of
-// that.
-double dot_of(const Tested& tested, const ref::Row& row, const float* x, int64_t n, double* abs) {
-  const double want = row.dot(x, abs);
-  if (!tested.may_be_by_digits()) return want;
-  double off;
-  row.dot(block_maxima(x, n, 16).data(), &off);
-  *abs += 0x1p-14 * off / tested.product_error(n);
-  return want;
-}
-
-// 1 to `most`; whole blocks where the format has no others.
-int64_t random_cols(Random& random, const Tested& tested, int64_t most) {
-  const int64_t block = !tested.is_general() ? std::max(64, format_row(tested.format).block_elems)
-                        : tested.format == Format::kFp8Block
-                            ? 1
-                            : format_row(tested.format).block_elems;
-  return block * (1 + random.below(most / block));
-}
-// 1 to `most`.
-int64_t random_rows(Random& random, const Tested& tested, int64_t most) {
-  const int64_t multiple = tested.is_general() ? 1 : 16;
-  return multiple * (1 + random.below(most / multiple));
-}
-// Few and many tokens: of both forms of the product, tiles that end early, one.
-int64_t random_tokens(Random& random, const Tested& tested) {
-  if (tested.is_of_one_token()) return 1;
-  constexpr int64_t kMost[] = {1, 8, 24, 70, 200};
-  return 1 + random.below(kMost[random.below(5)]);
-}
-
-// The row tested, with `w` as it reads it; nullptr where the op has none for so many tokens.
-template <typename Desc, typename Fn>
-const Kernel<Desc, Fn>* tested_row(std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
-                                   KernelOptions options, const Tested& tested, TestWeight& w) {
-  options.any_size = true;
-  if (tested.of_gb10) options.gpu = cuda::gb10();
-  for (const auto& row : table) {
-    if (tested.row != row.name) continue;
-    const bool serves = row.refuse(desc, options) == nullptr;
-    if (tested.is_general()) CHECK(serves && row.layout == Layout::kRows);
-    if (!serves) return nullptr;
-    CHECK(row.run != nullptr);
-    w.pack(row.layout);
-    return &row;
-  }
-  return nullptr;
-}
-
-Tensor row_of(const Tensor& x, int64_t t) {
-  return make_tensor(static_cast<uint8_t*>(x.data) + t * x.dim(1) * dtype_bytes(x.dtype), x.dtype,
-                     {1, x.dim(1)});
-}
-
-// Each element within its bound, and no block of columns wrong.
-struct Compared {
-  explicit Compared(int64_t cols) : blocks(cols) {}
-  void add(int64_t t, int64_t n, double got, double want, double error) {
-    ASSERT_NEAR(got, want, error) << "token " << t << " row " << n;
-    blocks.add(t, n, got, want);
-  }
-  ~Compared() { EXPECT_LT(blocks.worst(), 1); }
-  WrongBlocks blocks;
-};
 
 // Tokens that are also run alone.
 bool is_run_alone(int64_t t, int64_t tokens) { return t % 13 == 0 || t + 1 == tokens; }
@@ -427,16 +339,11 @@ void check_moe_down(Random& random, const Tested& tested) {
   if (is_too_slow(s.tokens * s.width)) return;
   SCOPED_TRACE(testing::Message() << s.experts << " experts, " << s.top_k << " of " << s.hidden
                                   << " x " << s.width << ", " << s.tokens << " tokens");
-  const MoeDownDesc desc{.hidden = s.hidden,
-                         .width = s.width,
-                         .experts = s.experts,
-                         .top_k = s.top_k,
-                         .format = format,
-                         .tokens = s.tokens,
-                         .adds = random.below(2) == 0};
+  MoeDownDesc desc{s.hidden, s.width, s.experts, s.top_k, format, s.tokens};
+  desc.adds = random.below(2) == 0;
   TestWeight w(random, format, s.experts, s.hidden, s.width);
-  const Floats before(random, s.tokens, s.hidden);
-  const Floats u(random, s.tokens * s.top_k, s.width, DType::kBF16);
+  const Floats before(random, s.tokens, s.hidden),
+      u(random, s.tokens * s.top_k, s.width, DType::kBF16);
   TestRouting routing(s.tokens, s.experts, s.top_k);
   routing.randomize(random);
   GpuProblem gpu(gpu::scratch_bytes(desc), tested.exact);
@@ -497,7 +404,7 @@ void check_shapes(Check* check) {
        {"cuda_nvfp4_one", "cuda_nvfp4_decode", "sm90_nvfp4_split", "sm90_nvfp4_gemm"})
     all.push_back({Format::kNvfp4, row, /*exact=*/false});
   all.push_back({Format::kNvfp4, "cuda_nvfp4_decode", /*exact=*/true});
-  for (const Format format : {Format::kFp8Row, Format::kFp8Block, Format::kMxfp8}) {
+  for (const Format format : {Format::kFp8Row, Format::kFp8Block}) {
     for (const char* row : {"sm90_w8a16_split", "sm90_w8a16_gemm"})
       all.push_back({format, row, /*exact=*/false});
     all.push_back({format, "cuda_w8a16_decode", /*exact=*/true});
@@ -510,7 +417,6 @@ void check_shapes(Check* check) {
   for (const auto& [format, row] : {std::pair(Format::kNvfp4, "cuda_nvfp4_gemm"),
                                     {Format::kFp8Row, "cuda_w8a16_gemm"},
                                     {Format::kFp8Block, "cuda_w8a16_gemm"},
-                                    {Format::kMxfp8, "cuda_w8a16_gemm"},
                                     {Format::kInt4G32, "cuda_int4_gemm"},
                                     {Format::kInt4G128, "cuda_int4_gemm"}})
     all.push_back({format, row, /*exact=*/false, /*of_gb10=*/true});
@@ -539,7 +445,6 @@ TEST(GeneralRowsGpu, LongRowsEqualTheTwin) {
       }
       check(Format::kNvfp4, tokens == 1 ? "cuda_nvfp4_one" : "cuda_nvfp4_decode");
       check(Format::kFp8Block, "cuda_w8a16_decode");
-      check(Format::kMxfp8, "cuda_w8a16_decode");
       check(Format::kInt4G128, "cuda_int4_decode");
     }
 }

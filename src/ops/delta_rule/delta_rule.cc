@@ -20,15 +20,12 @@ const char* refuse_any(const DeltaRuleDesc& d, const KernelOptions& o) {
   return d.key_dim <= 256 ? nullptr : "key heads of more than 256 dims";
 }
 
-// More tokens of a sequence go faster by the other rows, which call this one's kernel where a step
-// has one token of each.
+// A block of this row has all columns of a head: at 64 streams of Qwen3-Next-80B 205 us on an H200
+// where cuda_any takes 139, at 8 both 20, at one 8.6 for 9.3 (nibble bench ops, 2026-11-23).
 constexpr int64_t kDecodeTokens = 8;
 const char* refuse_decode(const DeltaRuleDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_any(d, o)) return reason;
-  if (!o.gpu.runs_clusters) return "this GPU runs no clusters of blocks";
-  if (d.taps > 4) return "more than 4 taps";
   if (d.key_dim > 128 || d.value_dim > 128) return "heads of more than 128 dims";
-  if (d.value_dim % 4 != 0) return "value heads are not of a multiple of 4 dims";
   return d.tokens <= kDecodeTokens || o.any_size ? nullptr : "more than 8 tokens";
 }
 
@@ -37,7 +34,6 @@ bool has_chunks(const DeltaRuleDesc& d) {
 }
 const char* refuse_chunks(const DeltaRuleDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_any(d, o)) return reason;
-  if (!o.gpu.runs_clusters) return "this GPU runs no clusters of blocks";
   if (o.exact) return "--exact: a state would depend on how its text was cut";
   if (!has_chunks(d)) return "not heads of 128 dims and 4 taps";
   return nullptr;

@@ -49,8 +49,7 @@ struct Params {
   float* mixed = nullptr;    // [T, channels]: q, k normed, and v, in whose place o comes
   float* decayed = nullptr;  // [T, HV, 2]: decay, beta
 };
-// The spans of up to `most` tokens, in one launch (delta_rule_decode_cuda.cu): for what it fits.
-bool fits_decode(const DeltaRuleDesc& desc);
+// The spans of up to `most` tokens, in one launch (delta_rule_decode_cuda.cu).
 void decode_spans(Ctx& cx, const Params& a, int most);
 
 inline Params params_of(const Tensor& att, const RecurrentLayer& state, const DeltaRuleIn& in,
@@ -117,22 +116,14 @@ __device__ __forceinline__ void l2_norm(float* to, const float* from, int n, flo
   for (int i = lane; i < n; i += 32) to[i] = from[i] * by;
 }
 
-// Of value head h with the gates b and a: decay's logarithm, and beta.
-__device__ __forceinline__ float2 log_decay_and_beta(const Params& p, float b, float a, int32_t h) {
-  const float x = a + p.w.dt_bias[h];
-  const float dt = x > 20 ? x : log1pf(expf(x));
-  return {-expf(p.w.a_log[h]) * dt, 1 / (1 + expf(-b))};
-}
-// The same at token t of the step.
+// Of value head h at token t of the step: decay's logarithm, and beta.
 __device__ __forceinline__ float2 log_decay_and_beta(const Params& a, int64_t t, int32_t h) {
   const int32_t g = h / a.d.ratio, of = h % a.d.ratio;
   const float* const gates = a.gates + t * 2 * a.d.value_heads;
-  return log_decay_and_beta(a, __ldcg(gates + place(g, a.d.first.b, a.d.step.b) + of),
-                            __ldcg(gates + place(g, a.d.first.a, a.d.step.a) + of), h);
-}
-__device__ __forceinline__ float2 decay_and_beta(const Params& p, float b, float a, int32_t h) {
-  const float2 both = log_decay_and_beta(p, b, a, h);
-  return {expf(both.x), both.y};
+  const float x = __ldcg(gates + place(g, a.d.first.a, a.d.step.a) + of) + a.w.dt_bias[h];
+  const float dt = x > 20 ? x : log1pf(expf(x));
+  const float b = __ldcg(gates + place(g, a.d.first.b, a.d.step.b) + of);
+  return {-expf(a.w.a_log[h]) * dt, 1 / (1 + expf(-b))};
 }
 __device__ __forceinline__ float2 decay_and_beta(const Params& a, int64_t t, int32_t h) {
   const float2 both = log_decay_and_beta(a, t, h);
@@ -179,25 +170,17 @@ __device__ __forceinline__ float step(float (&s)[kRows], const float* k, const f
   return column_sum((o[0] + o[1]) + (o[2] + o[3]));
 }
 
-// The norm of value head h at token t of the step, by a warp from its o, and its gate.
-__device__ __forceinline__ float inverse_rms_of(const Params& a, const float* o) {
-  float squares = 0;
-  for (int j = threadIdx.x % 32; j < a.d.value_dim; j += 32) squares = fmaf(o[j], o[j], squares);
-  return rsqrtf(warp_sum(squares) / static_cast<float>(a.d.value_dim) + a.w.eps);
-}
-__device__ __forceinline__ float gate_of(const Params& a, int64_t t, int32_t h, int column) {
-  return __ldcg(a.qkvz + t * a.d.width + place(h / a.d.ratio, a.d.first.z, a.d.step.z) +
-                h % a.d.ratio * a.d.value_dim + column);
-}
-__device__ __forceinline__ void store_gated(const Params& a, int64_t t, int32_t h, int column,
-                                            float o, float inverse, float gate) {
-  a.att[t * a.d.value_width + h * a.d.value_dim + column] =
-      cuda::bf16_bits(a.w.norm[column] * o * inverse * silu(gate));
-}
+// A warp: att of value head h at token t of the step, from its o.
 __device__ __forceinline__ void norm_gated(const Params& a, int64_t t, int32_t h, const float* o) {
-  const float inverse = inverse_rms_of(a, o);
-  for (int j = threadIdx.x % 32; j < a.d.value_dim; j += 32)
-    store_gated(a, t, h, j, o[j], inverse, gate_of(a, t, h, j));
+  const int dim = a.d.value_dim;
+  const float* const z =
+      a.qkvz + t * a.d.width + place(h / a.d.ratio, a.d.first.z, a.d.step.z) + h % a.d.ratio * dim;
+  float squares = 0;
+  for (int j = threadIdx.x % 32; j < dim; j += 32) squares = fmaf(o[j], o[j], squares);
+  const float inverse = rsqrtf(warp_sum(squares) / static_cast<float>(dim) + a.w.eps);
+  for (int j = threadIdx.x % 32; j < dim; j += 32)
+    a.att[t * a.d.value_width + h * dim + j] =
+        cuda::bf16_bits(a.w.norm[j] * o[j] * inverse * silu(__ldcg(z + j)));
 }
 
 }  // namespace nibble::ops::gpu::delta

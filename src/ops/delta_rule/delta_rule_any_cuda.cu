@@ -172,8 +172,6 @@ __global__ void __launch_bounds__(kNormWarpsOfBlock * 32)
 void delta_rule_any(Ctx& cx, const Tensor& att, const RecurrentLayer& state, const DeltaRuleIn& in,
                     const DeltaRuleDesc& desc, const DeltaRuleWeights& weights, const Step& s) {
   if (s.num_tokens == 0) return;
-  if (s.num_tokens == s.num_spans && fits_decode(desc) && cx.kernels.gpu.runs_clusters)
-    return delta_rule_decode(cx, att, state, in, desc, weights, s);
   Scratch scratch(cx.scratch);
   Params a = params_of(att, state, in, desc, weights, s);
   a.mixed = scratch.take<float>(s.num_tokens * desc.channels());

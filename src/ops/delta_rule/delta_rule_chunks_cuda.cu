@@ -16,11 +16,11 @@
 // (of as many bits as f16) where they are multiplied; the inverse of I + M is made in float32. The
 // state's bits depend on where chunks begin, so on how a text is cut.
 //
-// Bytes at T tokens of Qwen3-Next-80B: 132 KB each, in and out. What binds: shared memory and the
-// chain of chunks, of which a block has 32 columns.
+// Bytes at T tokens of Qwen3-Next-80B: 132 KB each, in and out. Reached on one H200, 2026-11-23: T
+// = 512 89 us, 2,048 276, 8,192 1,028, where token by token takes 352, 1,375 and 5,721. What binds
+// is the chain of chunks, of which a block has 32 columns: docs/lab/delta-net.md.
 #include <algorithm>
 
-#include "cuda/bulk_copy.cuh"
 #include "ops/delta_rule/delta_rule_within_chunk.cuh"
 #include "ops/scratch.h"
 
@@ -45,7 +45,6 @@ struct AcrossMemory {
 
 // What a block brings of a chunk.
 struct ChunkRows {
-  static constexpr int kCopies = 4 * kChunk + 1;  // a row each, and the sums
   HalfRows<kDim> w, q, k;
   HalfRows<kChunk> p;
   uint32_t sums;
@@ -56,25 +55,18 @@ struct ChunkRows {
         k{at + 2 * AcrossMemory::kRowsBytes},
         p{at + 3 * AcrossMemory::kRowsBytes},
         sums(at + AcrossMemory::kStageBytes - kChunk * 4) {}
-  // By a warp; kCopies arrivals at `barrier`. Rows behind the last are that one again, so that no
-  // weight of zero meets what is no number.
   __device__ __forceinline__ void bring(const ChunkParams& c, int64_t index, int h, int64_t first,
-                                        int tokens, uint32_t barrier) const {
+                                        int tokens) const {
     const Params& a = c.a;
-    const int64_t at = index * a.d.value_heads + h;
-    const float* const rows = a.mixed + first * a.d.channels + h / a.d.ratio * kDim;
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < kChunk; i += 32) {
-      const int row = i + lane;
-      const float* const token = rows + int64_t{min(row, tokens - 1)} * a.d.channels;
-      cuda::bulk_copy(w.at + row * w.kPitch, c.w + (at * kChunk + row) * kDim, 2 * kDim, barrier);
-      cuda::bulk_copy(q.at + row * q.kPitch, token, 2 * kDim, barrier);
-      cuda::bulk_copy(k.at + row * k.kPitch, token + a.d.key_width, 2 * kDim, barrier);
-      cuda::bulk_copy(p.at + row * p.kPitch, c.p + (at * kChunk + row) * kChunk, 2 * kChunk,
-                      barrier);
-    }
-    if (lane == 0) cuda::bulk_copy(sums, c.sums + at * kChunk, 4 * kChunk, barrier);
+    const int64_t at = index * a.d.value_heads + h, stride = 2 * int64_t{a.d.channels};
+    const float* const row = a.mixed + first * a.d.channels + h / a.d.ratio * kDim;
+    w.bring<kAcrossThreads>(c.w + at * kChunk * kDim, kDim, kChunk);
+    q.bring<kAcrossThreads>(reinterpret_cast<const uint16_t*>(row), stride, tokens);
+    k.bring<kAcrossThreads>(reinterpret_cast<const uint16_t*>(row + a.d.key_width), stride, tokens);
+    p.bring<kAcrossThreads>(c.p + at * kChunk * kChunk, kChunk, kChunk);
+    if (threadIdx.x < kChunk / 4)
+      cuda::async_copy_16(sums + threadIdx.x * 16, c.sums + at * kChunk + threadIdx.x * 4);
+    cuda::async_copy_commit();
   }
 };
 
@@ -121,7 +113,7 @@ __device__ __forceinline__ void cross_chunk(float (&s)[4][4], const AcrossRows& 
   const int warp = threadIdx.x / 32, m = warp % 4, half = warp / 4 * 16;
   const float scale = rsqrtf(static_cast<float>(kDim)), last = sums[kChunk - 1];
   float known[2][4] = {}, o[2][4] = {};
-#pragma unroll
+#pragma unroll 2
   for (int k = 0; k < kDim; k += 16) {
     uint32_t of_w[4], of_q[4];
     rows.w.load(of_w, 16 * m, k), rows.q.load(of_q, 16 * m, k);
@@ -164,12 +156,6 @@ __device__ __forceinline__ void cross_chunk(float (&s)[4][4], const AcrossRows& 
 __global__ void __launch_bounds__(kAcrossThreads, 1)
     across_chunks(const __grid_constant__ ChunkParams c) {
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ __align__(8) uint64_t barriers[kStages];
-  if (threadIdx.x < kStages) {
-    cuda::barrier_init(cuda::shared_address(&barriers[threadIdx.x]), ChunkRows::kCopies);
-    cuda::barrier_init_fence();
-  }
-  __syncthreads();
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const Params& a = c.a;
@@ -195,12 +181,9 @@ __global__ void __launch_bounds__(kAcrossThreads, 1)
           reinterpret_cast<const float2*>(a.state + from * size + corner + row * kDim + column));
     s[n][e] = x.x, s[n][e + 1] = x.y;
   });
-  const auto barrier = [&](int i) { return cuda::shared_address(&barriers[i % kStages]); };
   const auto bring = [&](int i) {
-    if (warp != 0) return;
     ChunkRows(base + i % kStages * AcrossMemory::kStageBytes)
-        .bring(c, before + i, h, span.q_start + i * kChunk, min(kChunk, span.q_len - i * kChunk),
-               barrier(i));
+        .bring(c, before + i, h, span.q_start + i * kChunk, min(kChunk, span.q_len - i * kChunk));
   };
   if (kStages > 1) bring(0);
 #pragma unroll 1
@@ -222,9 +205,9 @@ __global__ void __launch_bounds__(kAcrossThreads, 1)
         u[n][e / 2] = __ldcg(reinterpret_cast<const float2*>(
             values + int64_t{16 * m + row} * a.d.channels + half + column));
     });
-    __syncthreads();  // the state is there, and nobody reads the other stage
+    cuda::async_copy_wait<0>();
+    __syncthreads();
     if (kStages > 1 && i + 1 < chunks) bring(i + 1);
-    cuda::barrier_wait_together(barrier(i), i / kStages % 2);
     const ChunkRows now(base + i % kStages * AcrossMemory::kStageBytes);
     cross_chunk(s, rows, now, reinterpret_cast<const float*>(shared + (now.sums - base)), u, values,
                 a.d.channels, tokens);
@@ -235,32 +218,16 @@ __global__ void __launch_bounds__(kAcrossThreads, 1)
   });
 }
 
-// A warp a token and value head of the spans in chunks; a lane has four of its columns.
+// A warp a token and value head of the spans in chunks.
 constexpr int kNormWarps = 8;
 __global__ void __launch_bounds__(kNormWarps * 32) norm_tokens(const __grid_constant__ Params a) {
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const auto i = static_cast<int32_t>(blockIdx.x * kNormWarps + threadIdx.x / 32);
   const int32_t h = i % a.d.value_heads, t = i / a.d.value_heads;
-  if (t >= a.num_tokens) return;
-  const int column = threadIdx.x % 32 * 4;
-  const auto four = [&](const float* from) {
-    return __ldcg(reinterpret_cast<const float4*>(from + column));
-  };
-  const float4 o =
-      four(a.mixed + int64_t{t} * a.d.channels + 2 * a.d.key_width + int64_t{h} * kDim);
-  const float4 z = four(a.qkvz + int64_t{t} * a.d.width +
-                        place(h / a.d.ratio, a.d.first.z, a.d.step.z) + h % a.d.ratio * kDim);
-  const float4 w = four(a.w.norm);
-  if (span_of_token(a.spans, a.num_spans, a.num_tokens, t).q_len <= kFewTokens) return;
-  const float squares = warp_sum(fmaf(o.x, o.x, o.y * o.y) + fmaf(o.z, o.z, o.w * o.w));
-  const float inverse = rsqrtf(squares / kDim + a.w.eps);
-  const auto gated = [&](float weight, float x, float gate) {
-    return weight * x * inverse * silu(gate);
-  };
-  *reinterpret_cast<uint2*>(a.att + int64_t{t} * a.d.value_width + h * kDim + column) = {
-      cuda::pack_bf16(gated(w.x, o.x, z.x), gated(w.y, o.y, z.y)),
-      cuda::pack_bf16(gated(w.z, o.z, z.z), gated(w.w, o.w, z.w))};
+  if (t >= a.num_tokens || span_of_token(a.spans, a.num_spans, a.num_tokens, t).q_len <= kFewTokens)
+    return;
+  norm_gated(a, t, h, a.mixed + int64_t{t} * a.d.channels + 2 * a.d.key_width + h * kDim);
 }
 
 }  // namespace
@@ -270,10 +237,10 @@ void delta_rule_chunks(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
                        const DeltaRuleWeights& weights, const Step& s) {
   if (s.num_tokens == 0) return;
   CHECK(desc.key_dim == kDim && desc.value_dim == kDim && desc.taps == kTaps);
-  // A few tokens of each sequence, as far as can be told: drafts that are verified.
+  // A few tokens of each sequence, as far as can be told: the next, or drafts that are verified.
   const bool is_few = s.num_tokens <= 8 * s.num_spans && s.num_tokens - s.num_spans < kChunk;
   if (is_few || s.num_tokens <= kFewTokens || s.num_tokens == s.num_spans)
-    return delta_rule_decode(cx, att, state, in, desc, weights, s);
+    return delta_rule_any(cx, att, state, in, desc, weights, s);
   Scratch scratch(cx.scratch);
   ChunkParams c{.a = params_of(att, state, in, desc, weights, s)};
   c.a.mixed = scratch.take<float>(s.num_tokens * desc.channels());
