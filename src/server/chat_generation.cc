@@ -109,10 +109,11 @@ void ChatGeneration::on_output(size_t index, const Output& output) {
     const bool is_end = output.finish == FinishReason::kStop &&
                         !model().tokenizer->is_special(output.id) &&
                         std::find(stop_ids.begin(), stop_ids.end(), output.id) != stop_ids.end();
-    const auto in_content = [&] { return choice.stream.part() == ChatPart::kContent && !is_end; };
-    const bool was_content = in_content() && !choice.stream.stopped();
+    const bool was_stopped = choice.stream.stopped();
     if (!is_end) step.delta = choice.stream.push(output.id);
-    step.is_content = was_content && in_content();
+    // A template's content begins with its first text, Harmony's with a special token before it.
+    step.is_content = !is_end && !was_stopped && choice.stream.part() == ChatPart::kContent &&
+                      !model().tokenizer->is_special(output.id);
   }
   if (output.finish != FinishReason::kNone) {
     choice.finish = output.finish;
