@@ -100,7 +100,7 @@ def config_json(config, eos, pad):
 def rotation(config, positions):
     """cos and sin [..., D/2] of YaRN, with its concentration."""
     half = config.head_dim // 2
-    index = torch.arange(half, dtype=torch.float64)
+    index = torch.arange(half, dtype=torch.float64, device=positions.device)
     frequency = config.rope_theta ** (2 * index / config.head_dim)
     edge = (
         lambda beta: half
@@ -111,9 +111,7 @@ def rotation(config, positions):
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
     ramp = ((index - low) / (high - low)).clamp(0, 1)
-    inverse = (
-        (ramp / (config.factor * frequency) + (1 - ramp) / frequency).float().to(positions.device)
-    )
+    inverse = (ramp / (config.factor * frequency) + (1 - ramp) / frequency).float()
     angle = positions.float().unsqueeze(-1) * inverse
     concentration = 0.1 * math.log(config.factor) + 1
     return angle.cos() * concentration, angle.sin() * concentration

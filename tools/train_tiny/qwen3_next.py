@@ -125,8 +125,8 @@ def linear(inputs, outputs):
 
 def rotation(config, positions):
     """cos and sin [..., R/2]."""
-    index = torch.arange(config.rotary_dim // 2, dtype=torch.float64)
-    inverse = (config.rope_theta ** (-2 * index / config.rotary_dim)).float().to(positions.device)
+    index = torch.arange(config.rotary_dim // 2, dtype=torch.float64, device=positions.device)
+    inverse = (config.rope_theta ** (-2 * index / config.rotary_dim)).float()
     angle = positions.float().unsqueeze(-1) * inverse
     return angle.cos(), angle.sin()
 

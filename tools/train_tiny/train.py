@@ -81,8 +81,7 @@ def cross_entropy(logits, ids, weights):
 
 
 class Trainer:
-    """Steps of training. On a GPU the third is recorded as a graph, which the others replay, but where
-    --run says otherwise."""
+    """Steps of training. On a GPU, with --run graph, the third is recorded and the others replay it."""
 
     def __init__(self, args, model, device):
         self.args, self.model, self.device = args, model, device
@@ -228,7 +227,8 @@ def main():
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--run", choices=("graph", "compiled", "eager"), default="graph")
+    parser.add_argument("--start", type=pathlib.Path, help="checkpoint to go on from")
+    parser.add_argument("--run", choices=("graph", "compiled", "eager"), default="compiled")
     parser.add_argument("--log-every", type=int, default=100)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -244,6 +244,8 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = FAMILIES[args.family].module().build()
     model.initialize(args.seed)
+    if args.start:
+        model.load_state_dict(FAMILIES[args.family].module().load(args.start).state_dict())
     model.to(device)
     log(
         f"{sum(p.numel() for p in model.parameters())} parameters, {args.rows} x {args.length} tokens a step, seed {args.seed}, "
