@@ -37,10 +37,14 @@ class OpenAiClientTest(unittest.TestCase):
         self.assertIn("Paris", reply.choices[0].message.reasoning_content)
         self.assertEqual(reply.usage.total_tokens, reply.usage.prompt_tokens + reply.usage.completion_tokens)
         self.assertGreater(reply.usage.completion_tokens_details.reasoning_tokens, 0)
-        again = self.chat()  # its prompt is in the prefix cache, but for what the last page may not share
-        self.assertGreater(again.usage.prompt_tokens_details.cached_tokens, 0)
-        self.assertLess(again.usage.prompt_tokens_details.cached_tokens, again.usage.prompt_tokens)
         self.assertTrue(reply._request_id)
+
+    def test_cached_prompt(self):
+        """From the third time on also of a model with states, which keeps one where it has seen that texts part."""
+        asked = [{"role": "user", "content": "one two three four five six seven. " * 60}]
+        usage = [self.chat(asked, max_tokens=1).usage for _ in range(3)][-1]
+        self.assertGreater(usage.prompt_tokens_details.cached_tokens, 0)
+        self.assertLess(usage.prompt_tokens_details.cached_tokens, usage.prompt_tokens)
 
     def test_content_parts_and_developer_role(self):
         messages = [{"role": "developer", "content": "Do what the user asks."},
@@ -207,12 +211,13 @@ class OpenAiClientTest(unittest.TestCase):
         self.assertEqual([item.name for item in reply.output if item.type == "function_call"], ["ping"])
 
     def test_wishes_of_other_models(self):
-        """Efforts and fields that gpt-oss does not have."""
+        """Efforts and fields that not every model has."""
         for effort in ("none", "minimal", "xhigh"):
             self.assertIn("Paris", self.chat(reasoning_effort=effort, verbosity="low").choices[0].message.content)
         self.chat(extra_body={"chat_template_kwargs": {"enable_thinking": False}})
         self.chat(extra_body={"chat_template_kwargs": {"enable_thinking": False}})
-        self.assertEqual("".join(self.server.log).count("chat_template_kwargs"), 1)
+        has_template = NAME != "nibble-tiny-gpt-oss"  # Harmony has no variables, and says so once
+        self.assertEqual("".join(self.server.log).count("chat_template_kwargs"), 0 if has_template else 1)
         reply = self.client.responses.create(model=NAME, input="What is the capital of France?", truncation="auto",
                                              text={"verbosity": "high"}, temperature=0)
         self.assertIn("Paris", reply.output_text)

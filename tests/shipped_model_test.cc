@@ -1,6 +1,7 @@
-// The model that ships against Hugging Face transformers (tests/goldens/nibble_tiny.json, written
-// by tools/write_tiny_goldens.py), and proof that the comparison sees: without sinks, with another
-// window, with nibbles swapped or with YaRN's ramp rounded, it fails.
+// The models that ship against Hugging Face transformers (goldens written by
+// tools/write_tiny_goldens.py), and proof that the comparison sees: of gpt-oss without sinks, with
+// another window, with nibbles swapped or with YaRN's ramp rounded, it fails; of Qwen3-Next with
+// nibbles swapped, without decay, with norms' weights as they stand or another RoPE.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -20,12 +21,24 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-const fs::path kModel = fs::path(NIBBLE_SOURCE_DIR) / "models/nibble-tiny-gpt-oss";
+const fs::path kSource = NIBBLE_SOURCE_DIR;
 
-const json& golden() {
-  static const json kGolden =
-      json::parse(std::ifstream(fs::path(NIBBLE_SOURCE_DIR) / "tests/goldens/nibble_tiny.json"));
-  return kGolden;
+struct Shipped {
+  Shipped(const char* name, const char* golden)
+      : directory(kSource / "models" / name),
+        golden(json::parse(std::ifstream(kSource / "tests/goldens" / golden))) {}
+  fs::path directory;
+  json golden;
+};
+
+const Shipped& gpt_oss() {
+  static const Shipped kModel("nibble-tiny-gpt-oss", "nibble_tiny.json");
+  return kModel;
+}
+
+const Shipped& qwen3_next() {
+  static const Shipped kModel("nibble-tiny-qwen3-next", "nibble_tiny_qwen3_next.json");
+  return kModel;
 }
 
 // Log-probabilities in float32 against float32: the logits' error (models/gpt_oss_test.cc: 1e-4 of
@@ -62,10 +75,10 @@ struct Score {
 
 // The golden's answers, each id predicted from the golden's own ids before it. The best id must be
 // the golden's unless the golden's two best logits are closer than what both may be off by.
-Score score_answers(const fs::path& directory, DType kv, double tolerance) {
+Score score_answers(const fs::path& directory, const json& golden, DType kv, double tolerance) {
   Loaded loaded(directory);
   Score score;
-  for (const json& answer : golden().at("answers")) {
+  for (const json& answer : golden.at("answers")) {
     std::vector<int32_t> tokens = answer.at("prompt");
     const std::vector<int32_t> ids = answer.at("ids");
     const size_t prompt = tokens.size();
@@ -85,22 +98,27 @@ Score score_answers(const fs::path& directory, DType kv, double tolerance) {
 }
 
 // The golden's long prompt, its first `length` ids.
-double worst_of_long_prompt(const fs::path& directory, size_t length) {
+double worst_of_long_prompt(const fs::path& directory, const json& golden, size_t length) {
   Loaded loaded(directory);
-  std::vector<int32_t> ids = golden().at("long").at("ids");
+  std::vector<int32_t> ids = golden.at("long").at("ids");
   ids.resize(std::min(ids.size(), length));
   TestRunner runner(*loaded.model, loaded.cx, 1, static_cast<int32_t>(ids.size()), DType::kF32);
   const auto logits = runner.run(ids, 512);
   double worst = 0;
   for (size_t i = 0; i + 1 < ids.size(); ++i) {
-    const double want = golden().at("long").at("next_logprobs")[i];
+    const double want = golden.at("long").at("next_logprobs")[i];
     worst = std::max(worst, std::fabs(log_softmax(logits[i])[ids[i + 1]] - want));
   }
   return worst;
 }
 
-TEST(ShippedModel, GreedyAnswersEqualTransformers) {
-  const Score score = score_answers(kModel, DType::kF32, kFloatTolerance);
+class ShippedModel : public ::testing::TestWithParam<const Shipped& (*)()> {
+ protected:
+  const Shipped& model = GetParam()();
+};
+
+TEST_P(ShippedModel, GreedyAnswersEqualTransformers) {
+  const Score score = score_answers(model.directory, model.golden, DType::kF32, kFloatTolerance);
   EXPECT_GT(score.positions, 500);
   EXPECT_EQ(score.other_ids, 0);
   EXPECT_LT(score.worst, kFloatTolerance);
@@ -108,15 +126,20 @@ TEST(ShippedModel, GreedyAnswersEqualTransformers) {
 
 // As it is served: keys and values in bf16, rounded by 2^-9 / sqrt(3) of themselves, root mean
 // square. Twelve such roundings, as a random walk: 0.4% of logits of size 5; four deviations: 0.08.
-TEST(ShippedModel, GreedyAnswersEqualTransformersWithBf16Pages) {
-  const Score score = score_answers(kModel, DType::kBF16, 0.1);
+TEST_P(ShippedModel, GreedyAnswersEqualTransformersWithBf16Pages) {
+  const Score score = score_answers(model.directory, model.golden, DType::kBF16, 0.1);
   EXPECT_EQ(score.other_ids, 0);
   EXPECT_LT(score.worst, 0.1);
 }
 
-TEST(ShippedModel, LongPromptEqualsTransformers) {
-  EXPECT_LT(worst_of_long_prompt(kModel, 6000), kFloatTolerance);
+TEST_P(ShippedModel, LongPromptEqualsTransformers) {
+  EXPECT_LT(worst_of_long_prompt(model.directory, model.golden, 6000), kFloatTolerance);
 }
+
+INSTANTIATE_TEST_SUITE_P(All, ShippedModel, ::testing::Values(gpt_oss, qwen3_next),
+                         [](const auto& info) {
+                           return std::string(info.index == 0 ? "gpt_oss" : "qwen3_next");
+                         });
 
 // ---- The same with something wrong
 // ---------------------------------------------------------------
@@ -130,14 +153,14 @@ struct Wrong {
 // A copy of the model with one thing changed, deleted at the end.
 class Altered {
  public:
-  explicit Altered(const Wrong& wrong)
+  Altered(const fs::path& model, const Wrong& wrong)
       : directory_(fs::path(testing::TempDir()) /
                    ("nibble_" + std::to_string(getpid()) + "_" + wrong.name)) {
     fs::create_directories(directory_);
-    json config = json::parse(std::ifstream(kModel / "config.json"));
+    json config = json::parse(std::ifstream(model / "config.json"));
     if (wrong.config) wrong.config(config);
     std::ofstream(directory_ / "config.json") << config;
-    const auto checkpoint = open_checkpoint(kModel);
+    const auto checkpoint = open_checkpoint(model);
     std::vector<std::vector<std::byte>> data;
     std::vector<TensorData> tensors;
     for (const TensorInfo& info : checkpoint->tensors()) {
@@ -166,10 +189,12 @@ const Wrong kNoSinks{"no_sinks", {}, [](const std::string& name, std::vector<std
                          for (size_t i = 0; i < data.size(); i += 2)
                            data[i] = std::byte{0x4a}, data[i + 1] = std::byte{0xf1};
                      }};
+const auto kSwap = [](const std::string&, std::vector<std::byte>& data) {
+  for (std::byte& b : data) b = b << 4 | b >> 4;
+};
 const Wrong kSwappedNibbles{
     "swapped_nibbles", {}, [](const std::string& name, std::vector<std::byte>& data) {
-      if (ends_with(name, "_blocks"))
-        for (std::byte& b : data) b = b << 4 | b >> 4;
+      if (ends_with(name, "_blocks")) kSwap(name, data);
     }};
 const Wrong kWiderWindow{"wider_window", [](json& config) { config["sliding_window"] = 64; }, {}};
 const Wrong kNarrowerWindow{
@@ -177,25 +202,57 @@ const Wrong kNarrowerWindow{
 const Wrong kTruncatedRamp{
     "truncated_ramp", [](json& config) { config["rope_scaling"]["truncate"] = true; }, {}};
 
-TEST(ShippedModel, UnchangedCopyStillAgrees) {
-  const Altered copy({"unchanged", {}, {}});
-  EXPECT_LT(worst_of_long_prompt(copy.directory(), 1000), kFloatTolerance);
+const Wrong kSwappedNvfp4{
+    "swapped_nvfp4", {}, [](const std::string& name, std::vector<std::byte>& data) {
+      if (ends_with(name, "down_proj.weight") && !name.starts_with("mtp.")) kSwap(name, data);
+    }};
+const Wrong kNoDecay{"no_decay", {}, [](const std::string& name, std::vector<std::byte>& data) {
+                       if (ends_with(name, "A_log"))  // bf16 -100
+                         for (size_t i = 0; i < data.size(); i += 2)
+                           data[i] = std::byte{0xc8}, data[i + 1] = std::byte{0xc2};
+                     }};
+const Wrong kOtherNorm{"other_norm", [](json& config) { config["rms_norm_eps"] = 0.01; }, {}};
+const Wrong kOtherTheta{"other_theta", [](json& config) { config["rope_theta"] = 10000; }, {}};
+
+struct Case {
+  const Shipped& model;
+  std::vector<Wrong> seen;            // in log-probabilities
+  std::vector<Wrong> change_answers;  // in what is said, too
+};
+
+std::vector<Case> cases() {
+  return {{gpt_oss(),
+           {kNoSinks, kSwappedNibbles, kWiderWindow, kNarrowerWindow, kTruncatedRamp},
+           {kNoSinks, kSwappedNibbles, kWiderWindow}},
+          {qwen3_next(),
+           {kSwappedNvfp4, kNoDecay, kOtherNorm, kOtherTheta},
+           {kSwappedNvfp4, kNoDecay}}};
 }
 
-TEST(ShippedModel, EveryWrongReadingIsSeen) {
-  for (const Wrong& wrong :
-       {kNoSinks, kSwappedNibbles, kWiderWindow, kNarrowerWindow, kTruncatedRamp}) {
-    const Altered copy(wrong);
-    EXPECT_GT(worst_of_long_prompt(copy.directory(), 1000), 10 * kFloatTolerance) << wrong.name;
+TEST(WrongReadings, UnchangedCopyStillAgrees) {
+  for (const Case& c : cases()) {
+    const Altered copy(c.model.directory, {"unchanged", {}, {}});
+    EXPECT_LT(worst_of_long_prompt(copy.directory(), c.model.golden, 1000), kFloatTolerance);
   }
 }
 
-TEST(ShippedModel, AnswersVisiblyBreak) {
-  for (const Wrong& wrong : {kNoSinks, kSwappedNibbles, kWiderWindow}) {
-    const Altered copy(wrong);
-    const Score score = score_answers(copy.directory(), DType::kF32, kFloatTolerance);
-    EXPECT_GT(score.other_ids, score.positions / 50) << wrong.name;
-  }
+TEST(WrongReadings, EveryOneIsSeen) {
+  for (const Case& c : cases())
+    for (const Wrong& wrong : c.seen) {
+      const Altered copy(c.model.directory, wrong);
+      EXPECT_GT(worst_of_long_prompt(copy.directory(), c.model.golden, 1000), 10 * kFloatTolerance)
+          << wrong.name;
+    }
+}
+
+TEST(WrongReadings, AnswersVisiblyBreak) {
+  for (const Case& c : cases())
+    for (const Wrong& wrong : c.change_answers) {
+      const Altered copy(c.model.directory, wrong);
+      const Score score =
+          score_answers(copy.directory(), c.model.golden, DType::kF32, kFloatTolerance);
+      EXPECT_GT(score.other_ids, score.positions / 50) << wrong.name;
+    }
 }
 
 }  // namespace
