@@ -158,8 +158,8 @@ Matrix expert(double rows, double cols, double bytes, int64_t experts, int64_t t
           static_cast<double>(top_k)};
 }
 Matrix matrix(const ops::MoeUpDesc& d, const ops::StepShape& s) {
-  return expert(2.0 * d.width, d.hidden, format_bytes(d.format, 2 * d.width * d.hidden), d.experts,
-                d.top_k, s);
+  return expert(d.rows(), d.hidden, format_bytes(d.format, d.rows() * d.hidden), d.experts, d.top_k,
+                s);
 }
 Matrix matrix(const ops::MoeDownDesc& d, const ops::StepShape& s) {
   return expert(d.hidden, d.width, format_bytes(d.format, d.hidden * d.width), d.experts, d.top_k,
