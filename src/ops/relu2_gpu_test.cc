@@ -18,7 +18,7 @@ struct Shape {
 constexpr Shape kShapes[] = {{96, 40, Format::kMxfp4},    {1000, 37, Format::kBF16},
                              {160, 96, Format::kFp8Row},  {320, 80, Format::kFp8Row},
                              {320, 72, Format::kNvfp4},   {320, 80, Format::kNvfp4},
-                             {2688, 464, Format::kNvfp4}, {320, 80, Format::kBF16},
+                             {2688, 80, Format::kNvfp4},  {320, 80, Format::kBF16},
                              {320, 72, Format::kInt4G32}, {384, 80, Format::kInt4G128}};
 
 // Sums of tensor cores as in general_rows_gpu_test.cc, digits as in mlp_up_gpu_test.cc.
