@@ -112,17 +112,18 @@ MemoryBudget budget_of(const EngineFlags& flags, const ops::Ctx& cx) {
 struct HeadNeed {
   int64_t weight_bytes = 0, bytes_per_draft = 0, scratch_bytes = 0, kv_bytes_per_token = 0;
   std::vector<int32_t> target_layers = {};
+  std::string head = {};
 
   // "drafts by HEAD: 2.1 MiB of weights, ..."
-  std::string text(const ModelInfo& target, const EngineOptions& options) const {
+  std::string text(const ModelInfo& target) const {
     char share[32];
     std::snprintf(share, sizeof(share), "%.1f%%",
                   100.0 * static_cast<double>(bytes_per_draft) /
                       static_cast<double>(target.weight_bytes_per_token));
-    return "drafts by " + options.speculation.head_path + ": " + format_size(weight_bytes) +
-           " of weights, " + format_size(scratch_bytes) + " of scratch, " +
-           std::to_string(kv_bytes_per_token) + " bytes a token of KV cache; a draft reads " +
-           share + " of what a token of the model reads";
+    return "drafts by " + head + ": " + format_size(weight_bytes) + " of weights, " +
+           format_size(scratch_bytes) + " of scratch, " + std::to_string(kv_bytes_per_token) +
+           " bytes a token of KV cache; a draft reads " + share +
+           " of what a token of the model reads";
   }
 };
 
@@ -131,6 +132,8 @@ HeadNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseForm
   SpeculationOptions& drafts = options.speculation;
   if (drafts.method != SpeculationOptions::Method::kHead) return {};
   const DenseFormats dense = drafts.head_dense.value_or(models_dense);
+  const bool is_own = drafts.head_path.empty();
+  if (is_own) drafts.head_path = model;
   const DraftHeadInfo head = describe_draft_head(drafts.head_path, model, dense);
   drafts.head_group = head.model.groups.at(0);
   drafts.head_row_bytes = static_cast<int64_t>(head.target_layers.size()) * head.target_width *
@@ -144,7 +147,8 @@ HeadNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseForm
           .scratch_bytes = describe_draft_scratch(cx, drafts.head_path, model, limits, dense),
           .kv_bytes_per_token =
               int64_t{2} * group.num_kv_heads * group.head_dim * dtype_bytes(options.kv_dtype),
-          .target_layers = head.target_layers};
+          .target_layers = head.target_layers,
+          .head = is_own ? "the model's MTP layer" : drafts.head_path};
 }
 
 // As many pages on each rank as on the one that has room for the fewest.
@@ -182,7 +186,7 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
   if (!cx.on_gpu() || cuda::shares_host_memory()) need.request_bytes = load.request_bytes;
   const int64_t rest =
       budget.budget_bytes - need.weight_bytes - need.scratch_bytes - need.request_bytes;
-  const int64_t slot = slot_bytes(info, kv_options(options));
+  const int64_t slot = slot_bytes(kv_info(info, options), kv_options(options));
   need.num_states = state_slots(info, kv_options(options), 1);
   need.state_bytes = need.num_states * slot;
   need.kv_cache_bytes = Engine::kv_bytes_for(info, options, least, 1) - need.state_bytes;
@@ -205,7 +209,7 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
                  "--max-num-seqs %d: a smaller --max-model-len leaves room for more\n",
                  plan.options.max_num_seqs, options.max_num_seqs);
   }
-  if (head.weight_bytes > 0) std::fprintf(stderr, "%s\n", head.text(info, options).c_str());
+  if (head.weight_bytes > 0) std::fprintf(stderr, "%s\n", head.text(info).c_str());
   if (cx.kernels.gpu.sm / 10 == 12 && !cx.kernels.exact)
     std::fputs(spark_advice(model, {dense, cx.kernels.activations, options.kv_dtype}).c_str(),
                stderr);
@@ -320,7 +324,9 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   add("--speculative-config", flags.speculative_config,
       "draft tokens ahead, and verify several in a step: vLLM's JSON, such as "
       "{\"method\":\"ngram\",\"num_speculative_tokens\":5} or {\"method\":\"eagle3\",\"model\":DIR,"
-      "\"num_speculative_tokens\":3}; the text stays the same");
+      "\"num_speculative_tokens\":3} or {\"method\":\"mtp\",\"num_speculative_tokens\":3}; the "
+      "text "
+      "stays the same");
   add("--gpu-memory-utilization", flags.gpu_memory_utilization,
       "of the device's memory (RAM on CPUs; where both share one, of what is available), for "
       "weights, KV cache and scratch");

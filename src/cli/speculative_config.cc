@@ -16,9 +16,10 @@ namespace {
 using Method = SpeculationOptions::Method;
 
 // Known to vLLM; each needs weights of its own.
-constexpr const char* kWithWeights[] = {"eagle",       "mtp",           "qwen3_next_mtp", "medusa",
-                                        "dflash",      "qwen3_5_mtp",   "deepseek_mtp",   "dspark",
-                                        "draft_model", "mlp_speculator"};
+constexpr const char* kWithWeights[] = {"eagle",  "medusa",      "dflash",        "deepseek_mtp",
+                                        "dspark", "draft_model", "mlp_speculator"};
+// All the same: the layer of the checkpoint, whatever its family.
+constexpr const char* kMtp[] = {"mtp", "qwen3_next_mtp", "qwen3_5_mtp", "qwen3_5_moe_mtp"};
 
 [[noreturn]] void refuse(const std::string& what) {
   throw Error(ErrorKind::kUsage, "--speculative-config: " + what);
@@ -91,19 +92,22 @@ class Fields {
   std::vector<std::string> known_;
 };
 
+bool is_mtp(const std::string& method) { return std::ranges::find(kMtp, method) != std::end(kMtp); }
+
 Method method_of(const std::string& name) {
   if (name == "ngram") return Method::kNgram;
   if (name == "suffix") return Method::kSuffix;
-  if (name == "eagle3") return Method::kHead;
+  if (name == "eagle3" || is_mtp(name)) return Method::kHead;
   const std::string known =
-      "; \"ngram\" and \"suffix\" draft from the text alone, \"eagle3\" by a head";
+      "; \"ngram\" and \"suffix\" draft from the text alone, \"eagle3\" by a head, \"mtp\" by "
+      "the model's own layer";
   if (name.empty()) refuse("it needs a \"method\"" + known);
   if (std::ranges::find(kWithWeights, name) != std::end(kWithWeights)) {
     refuse("method \"" + name + "\" needs a drafter's weights, which nibble does not run yet" +
            known);
   }
-  refuse("there is no method \"" + name + "\"" + did_you_mean(name, {"ngram", "suffix", "eagle3"}) +
-         known);
+  refuse("there is no method \"" + name + "\"" +
+         did_you_mean(name, {"ngram", "suffix", "eagle3", "mtp"}) + known);
 }
 
 // As in vLLM: 5 where neither is given, else each is what the other one is.
@@ -165,7 +169,7 @@ void read_verification(Fields& fields, SpeculationOptions& options) {
   }
   const std::string sampled = fields.word("draft_sample_method", "greedy");
   options.draws_drafts = sampled == "probabilistic";
-  if (options.draws_drafts && options.head_path.empty()) {
+  if (options.draws_drafts && options.method != Method::kHead) {
     refuse("draft_sample_method must be greedy: these methods draw nothing");
   }
   if (!options.draws_drafts && sampled != "greedy") {
@@ -181,9 +185,11 @@ SpeculationOptions parse_speculative_config(const std::string& json) {
   Fields fields(json);
   const std::string model = fields.word("model", "");
   const bool is_old = model == "[ngram]" || model == "ngram" || model == "suffix";
-  options.method = method_of(fields.word("method", is_old && model != "suffix" ? "ngram" : model));
+  const std::string method = fields.word("method", is_old && model != "suffix" ? "ngram" : model);
+  options.method = method_of(method);
   const bool is_head = options.method == Method::kHead;
-  if (is_head && model.empty()) refuse("method \"eagle3\" needs a \"model\": the head's directory");
+  if (is_head && model.empty() && !is_mtp(method))
+    refuse("method \"eagle3\" needs a \"model\": the head's directory");
   if (is_head) options.head_path = model;
   if (!model.empty() && !is_old && !is_head) {
     refuse("\"model\" names a drafter's weights; the method has none");

@@ -87,6 +87,22 @@ TEST(SpeculativeConfig, AHeadHasWeights) {
   EXPECT_EQ(o.head_dense->mlp, Format::kMxfp8);
 }
 
+TEST(SpeculativeConfig, AnMtpLayerIsTheModelsOwnOrAnothers) {
+  for (const std::string method : {"mtp", "qwen3_next_mtp", "qwen3_5_mtp"}) {
+    const SpeculationOptions own = parse_speculative_config(
+        R"({"num_speculative_tokens":2,"draft_sample_method":"probabilistic","method":")" + method +
+        "\"}");
+    EXPECT_EQ(own.method, Method::kHead);
+    EXPECT_EQ(own.head_path, "");
+    EXPECT_EQ(own.num_tokens, 2);
+    EXPECT_TRUE(own.draws_drafts);
+  }
+  EXPECT_EQ(
+      parse_speculative_config(R"({"method":"mtp","model":"a/dir","num_speculative_tokens":1})")
+          .head_path,
+      "a/dir");
+}
+
 TEST(SpeculativeConfig, SaysWhatIsWrong) {
   const std::vector<std::pair<const char*, const char*>> kCases = {
       {"ngram", "expected a JSON object"},

@@ -104,11 +104,6 @@ void Engine::check(const ModelInfo& info, const EngineOptions& options) {
     throw Error(ErrorKind::kUnsupported,
                 "--kv-cache-dtype fp8: " + info.refuses_fp8_kv + "; leave it out for bf16");
   check_speculation(options);
-  // A head is to be fed the row before a prefix hit: of a state there is none a token shorter.
-  if (uses_head(options.speculation) && slot_bytes(info, kv_options(options)) > 0)
-    throw Error(ErrorKind::kUnsupported,
-                "--speculative-config: no head drafts for " + info.architecture +
-                    " yet, whose layers are recurrent; \"ngram\" and \"suffix\" do");
   CHECK(options.page_size > 0);
 }
 

@@ -24,25 +24,5 @@ TEST(EngineOptions, RefusesFp8PagesWhereTheModelDoes) {
   }
 }
 
-TEST(EngineOptions, RefusesHeadsThatDraftForRecurrentLayers) {
-  const ModelInfo info{.architecture = "ToyForCausalLM",
-                       .num_layers = 2,
-                       .vocab_size = 8,
-                       .max_positions = 64,
-                       .groups = {{.layers = {0}, .num_kv_heads = 1, .head_dim = 16},
-                                  {.layers = {1}, .recurrent = {1, 4, 4, 12, 4}}}};
-  EngineOptions options;
-  options.speculation = {.method = SpeculationOptions::Method::kNgram, .num_tokens = 3};
-  Engine::check(info, options);
-  options.speculation.method = SpeculationOptions::Method::kHead;
-  try {
-    Engine::check(info, options);
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
-    EXPECT_THAT(e.what(), testing::HasSubstr("no head drafts for ToyForCausalLM yet"));
-  }
-}
-
 }  // namespace
 }  // namespace nibble

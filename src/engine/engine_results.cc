@@ -78,8 +78,12 @@ void Engine::Impl::feed_head() {
   speculation_.choose(scheduler_.running());
   const bool drafts = choose_fed();
   head_->feed(fed_, drafts);
-  for (const HeadDrafter::Fed& f : fed_)
-    kv_.wrote(f.sequence->slot, f.sequence->num_fed, f.sequence->tokens);
+  for (const HeadDrafter::Fed& f : fed_) {
+    if (kv_.states().exist())
+      kv_.copy_tail(f.sequence->slot);
+    else
+      kv_.wrote(f.sequence->slot, f.sequence->num_fed, f.sequence->tokens);
+  }
 }
 
 // Prompts at once, as others may go on from there, and from the step's own rows; sequences that
@@ -97,8 +101,9 @@ bool Engine::Impl::choose_fed() {
     if (ended) s.num_wanted = 0;
     const int32_t last = ahead_.empty() && s.num_wanted > 0 ? 1 : 0;
     int32_t begin = s.num_fed, owed = HeadDrafter::owed(s);
+    if (owed > 0 && s.lacks_row) --begin, ++owed;
     if (head_->is_long(chunks[i].length)) {
-      CHECK(begun_.empty() && begin == chunks[i].begin);
+      CHECK(begun_.empty() && s.num_fed == chunks[i].begin);
       const int32_t first_row = blocks_[turn_].step().spans[i].q_start;
       fed_.push_back({&s, begin, owed - last, first_row, 0});
       begin += owed - last, owed = last;

@@ -73,7 +73,7 @@ HeadDrafter::Spent HeadDrafter::spent() {
 int64_t HeadDrafter::bytes(const Limits& limits) {
   const int64_t seqs = limits.max_num_seqs, drafts = limits.max_drafts, tokens = limits.max_tokens;
   const int64_t outs = limits.steps().max_out, put_by = seqs * limits.history();
-  const int64_t fills = 2 + put_by / tokens;  // of what was put by, and of the step's rows
+  const int64_t fills = 3 + (put_by + seqs) / tokens;  // of what was put by, and of the step's rows
   return put_by * limits.row_bytes + fills * pass_bytes(tokens, 2 * seqs) +
          pass_bytes(tokens, outs) + drafts * pass_bytes(seqs, seqs) +
          2 * padded((drafts + 1) * seqs * static_cast<int64_t>(sizeof(ops::IdCopy)));
@@ -158,8 +158,9 @@ void HeadDrafter::add_span(Pass& pass, int32_t slot, int32_t begin, int32_t leng
 void HeadDrafter::add(Pass& pass, const Fed& fed, int32_t begin, int32_t end) {
   const Sequence& s = *fed.sequence;
   for (int32_t p = begin, t = pass.step.num_tokens; p < end; ++p, ++t) {
+    const int32_t at = std::max(p, s.num_fed);  // that has a row
     pass.tokens[t] = s.tokens[p + 1];
-    pass.rows[t] = fed.row == Fed::kPutBy ? history_.row(s.slot, p) : fed.row + p - fed.begin;
+    pass.rows[t] = fed.row == Fed::kPutBy ? history_.row(s.slot, at) : fed.row + at - s.num_fed;
   }
   add_span(pass, s.slot, begin, end - begin);
 }
@@ -219,7 +220,7 @@ void HeadDrafter::feed(std::span<const Fed> fed, bool drafts) {
       num_drafting * (limits_.max_drafts + 1) > limits_.max_tokens ? 1 : limits_.max_drafts + 1;
   for (const bool is_of_step : {true, false}) fill(fed, is_of_step, drafts ? tail : 0);
   if (num_drafting > 0) feed_tails(fed, drafts, drafts ? tail : 0);
-  for (const Fed& f : fed) f.sequence->num_fed = f.begin + f.length;
+  for (const Fed& f : fed) f.sequence->num_fed = f.begin + f.length, f.sequence->lacks_row = false;
   if (is_timed) end(kFeeding);
 }
 

@@ -71,7 +71,9 @@ class HeadDrafter {
     static constexpr int32_t kPutBy = -1;
     Sequence* sequence;
     int32_t begin, length;
-    int32_t row;  // of the first, of the step that ran last; or their rows were put by
+    // Of its token num_fed, of the step that ran last; or their rows were put by. Where the one
+    // before comes along, which has none, that one stands in: drafts may be worse for it.
+    int32_t row;
     // Drafts are to follow the last one; or how good drafts would have been is to be seen of the
     // last so many, behind which two tokens are known.
     int32_t num_out;

@@ -76,7 +76,6 @@ KvCache::KvCache(const ModelInfo& info, const KvPlan& plan, std::unique_ptr<Page
       prefixes_(num_nodes(plan), plan.options.page_size, num_paged(info)),
       states_(info, plan, *memory_, prefixes_, num_nodes(plan)) {
   CHECK(plan.group_pages.size() == layer_groups_.size());
-  CHECK(!states_.exist() || plan.options.max_rollback == 0);
   path_.reserve(max_pages_);
   for (Slot& slot : slots_) slot.extents.resize(num_paged(info));
   groups_.reserve(num_paged(info));
@@ -140,7 +139,7 @@ KvCache::Hit KvCache::longest_hit(int32_t root, std::span<const int32_t> tokens,
     const auto p = static_cast<int32_t>(path_.size());
     Hit here{.length = p * page_size};
     if (states_.exist()) {
-      const int32_t room = std::min(most - here.length, page_size - 1);
+      const int32_t room = std::min(most - here.length, page_size);
       here.state = states_.find(node, tokens.subspan(here.length, room));
       here.length =
           here.state == StateSlots::kNone ? 0 : here.length + states_.tail_length(here.state);
@@ -184,8 +183,9 @@ int32_t KvCache::adopt(int32_t slot, std::span<const int32_t> tokens, const std:
 // False, with nothing changed, where there is no page for the part of one that the hit ends with.
 bool KvCache::take_over(int32_t slot, const Hit& hit) {
   Slot& s = slots_[slot];
-  const int32_t num_pages = hit.length / plan_.options.page_size;
-  const bool has_tail = hit.length % plan_.options.page_size > 0;
+  const bool has_state = hit.state != StateSlots::kNone;
+  const int32_t num_pages = has_state ? pages_before(hit.length) : pages_for(hit.length);
+  const bool has_tail = hit.length > num_pages * plan_.options.page_size;
   for (size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
     s.extents[g] = {first_visible(group, hit.length), num_pages};
@@ -197,7 +197,7 @@ bool KvCache::take_over(int32_t slot, const Hit& hit) {
   }
   const auto is_full = [](const Group& group) { return group.pool.num_free() == 0; };
   if (has_tail && std::ranges::any_of(groups_, is_full)) return trim(slot), false;
-  if (hit.state != StateSlots::kNone) {
+  if (has_state) {
     states_.adopt(slot, hit.state);
     s.kept_at = hit.length;
   }
@@ -240,15 +240,25 @@ int32_t KvCache::cut(int32_t slot, int32_t n) const {
 void KvCache::keep_state(int32_t slot, std::span<const int32_t> tokens, PagePool::Queue queue) {
   Slot& s = slots_[slot];
   const int32_t page_size = plan_.options.page_size;
-  const int32_t whole = s.length / page_size, tail = s.length % page_size;
+  const int32_t whole = pages_before(s.length), tail = s.length - whole * page_size;
   if (s.node == PrefixCache::kNoNode || s.num_known != whole) return;
   const int32_t state =
       states_.keep(slot, s.node, tokens.subspan(int64_t{whole} * page_size, tail), queue);
   s.kept_at = s.length;
-  if (state == StateSlots::kNone || tail == 0) return;
-  for (Group& group : groups_) {
+  if (state != StateSlots::kNone) copy_tail(slot);
+}
+
+void KvCache::copy_tail(int32_t slot) {
+  const Slot& s = slots_[slot];
+  const int32_t whole = pages_before(s.length), state = states_.kept(slot);
+  if (state == StateSlots::kNone || s.length == whole * plan_.options.page_size) return;
+  for (Group& group : groups_)
     copy_page(group, row(group, slot)[whole], group.pool.num_pages() + state);
-  }
+}
+
+// Those of a text that others may share: what may be rolled back is in none of them.
+int32_t KvCache::pages_before(int32_t length) const {
+  return std::max(0, length - plan_.options.max_rollback) / plan_.options.page_size;
 }
 
 // After a step from position `begin` on: where it ended at a cut, and, to be forgotten sooner, at
@@ -268,7 +278,7 @@ void KvCache::keep_prompts_state(int32_t slot, std::span<const int32_t> tokens, 
 void KvCache::publish(int32_t slot, std::span<const int32_t> tokens) {
   Slot& s = slots_[slot];
   const int32_t page_size = plan_.options.page_size;
-  const int32_t whole = std::min(s.length - plan_.options.max_rollback, s.written) / page_size;
+  const int32_t whole = std::min(pages_before(s.length), s.written / page_size);
   CHECK(s.node == PrefixCache::kNoNode || static_cast<int32_t>(tokens.size()) >= s.length);
   for (; s.node != PrefixCache::kNoNode && s.num_known < whole; ++s.num_known) {
     const int32_t node =

@@ -65,6 +65,9 @@ class KvCache {
   // the sequence from its start, at least as many as are committed now; only a slot that called
   // adopt() needs them.
   void commit(int32_t slot, int32_t n, std::span<const int32_t> tokens = {}, int32_t kept = 0);
+  // Behind commit(), where a head has written to pages since: what goes with a state that was kept
+  // there.
+  void copy_tail(int32_t slot);
   // Positions before `end` are in all layers of which some are written behind steps; later ones are
   // not known to others. Where it is never called, all are in all layers once committed.
   void wrote(int32_t slot, int32_t end, std::span<const int32_t> tokens);
@@ -138,6 +141,7 @@ class KvCache {
   void plan_cuts(Slot& slot, int32_t hit, int32_t known);
   void keep_state(int32_t slot, std::span<const int32_t> tokens, PagePool::Queue queue);
   void keep_prompts_state(int32_t slot, std::span<const int32_t> tokens, int32_t begin);
+  int32_t pages_before(int32_t length) const;
   void publish(int32_t slot, std::span<const int32_t> tokens);
   void leave_tree(Slot& slot);
   bool is_kept(const Group& group, const Slot& slot, int32_t page) const;

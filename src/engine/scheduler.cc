@@ -199,12 +199,15 @@ bool Scheduler::start(Sequence& sequence, Budget& budget) {
   CHECK(sequence.slot != KvCache::kNoSlot);
   sequence.num_computed =
       kv_.adopt(sequence.slot, sequence.tokens, sequence.request.cache_salt, sequence.is_scored());
-  if (limits_.needs_last_row && sequence.num_computed > 0) {
+  sequence.lacks_row = limits_.needs_last_row && sequence.num_computed > 0;
+  if (sequence.lacks_row && !kv_.states().exist()) {
     kv_.rollback(sequence.slot, 1);
     --sequence.num_computed;
+    sequence.lacks_row = false;
   }
   sequence.num_fed = sequence.num_computed;
-  if (limits_.needs_last_row) kv_.wrote(sequence.slot, sequence.num_fed, sequence.tokens);
+  if (limits_.needs_last_row && !kv_.states().exist())
+    kv_.wrote(sequence.slot, sequence.num_fed, sequence.tokens);
   if (sequence.can_fork()) {  // there is nothing to share but what is cached already
     for (auto& other : std::exchange(sequence.forks, {})) add(std::move(other));
   }

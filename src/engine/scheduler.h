@@ -25,7 +25,9 @@ struct SchedulerLimits {
   bool chunked = true;       // else a prompt waits for a step that it fits into whole; one that is
                              // scored still goes by max_score_rows
   int32_t max_replayed = 0;  // tokens of a step whose states can be cut back
-  bool needs_last_row = false;  // the last token that the prefix cache has is computed again
+  // The last token that the prefix cache has is computed again, unless there are states, of which
+  // there is none a token shorter.
+  bool needs_last_row = false;
 };
 
 class Scheduler {

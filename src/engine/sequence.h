@@ -42,6 +42,7 @@ struct Sequence {
   // Of a head: the committed tokens that it was fed, and the row of its logits that gives the first
   // of the drafts to come, -1: none.
   int32_t num_fed = 0, draft_row = -1;
+  bool lacks_row = false;  // a head is still to be fed the token before num_fed, without a row
   std::optional<DraftRates> draft_rates;              // once something was drafted
   mutable std::unique_ptr<DraftMemory> draft_memory;  // the drafter's
   RequestTimes times;

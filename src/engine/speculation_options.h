@@ -37,8 +37,8 @@ struct SpeculationOptions {
   // first i + 1 all come true; one for each draft.
   std::vector<double> synthetic_rates = {};
 
-  // Of kHead: the directory of its checkpoint; where its keys and values lie, of one layer, known
-  // before it is loaded.
+  // Of kHead: the directory of its checkpoint, empty: the model's own; where its keys and values
+  // lie, of one layer, known before it is loaded.
   std::string head_path = {};
   std::optional<DenseFormats> head_dense = {};  // encoded on load; else as the model's own
   bool draws_drafts = false;  // at the request's temperature; else they are the likeliest ids

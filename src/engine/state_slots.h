@@ -44,6 +44,11 @@ class StateSlots {
   int32_t keep(int32_t row, int32_t node, std::span<const int32_t> tail, PagePool::Queue queue);
   // Of the states kept behind `node`, the one with the longest tail that `tokens` begin with.
   int32_t find(int32_t node, std::span<const int32_t> tokens) const;
+  // The committed slot of the row, where it is kept; else kNone.
+  int32_t kept(int32_t row) const {
+    const int32_t slot = rows_[row].committed;
+    return slot != kNone && kept_[slot].node != PrefixCache::kNoNode ? slot : kNone;
+  }
   int32_t tail_length(int32_t slot) const { return kept_[slot].tail_length; }
   // The text of the node is lost.
   void forget(int32_t node);

@@ -235,6 +235,8 @@ TEST(Eagle3Head, ForAnotherModelIsRefused) {
       fault_of("specforge", "qwen3"),
       HasSubstr("made for a model with a hidden size of 96; this one, Qwen3ForCausalLM, has "
                 "64"));
+  EXPECT_THAT(fault_of("modelopt", "qwen3_next"),
+              HasSubstr("no Eagle3 head drafts for Qwen3NextForCausalLM yet"));
   EXPECT_EQ(fault_of("specforge", "llama"), "");
 }
 

@@ -123,6 +123,10 @@ std::unique_ptr<DraftHead> make_eagle3_head(const HeadFiles& head, const SiteMod
                                             const DenseFormats& dense) {
   const Config& config = head.files.config;
   const Weight& embedding = *target.embedding();
+  if (std::ranges::any_of(target.info().groups, &LayerGroup::is_recurrent))
+    throw Error(ErrorKind::kUnsupported,
+                config.origin() + ": no Eagle3 head drafts for " + target.info().architecture +
+                    " yet, whose layers are recurrent; its MTP layer does (\"method\":\"mtp\")");
   Eagle3Config c = parse_eagle3_config(config, target.info().num_layers);
   if (c.target_hidden != embedding.cols)
     refuse_other(config, target.info(), "a hidden size of", c.target_hidden, embedding.cols);
