@@ -236,7 +236,8 @@ TEST(MtpCheckpoint, ForAnotherModelIsRefused) {
   EXPECT_THAT(fault("qwen3_next-128", "qwen3_next"),
               HasSubstr("made for a model with a hidden size of 128; this one, "
                         "Qwen3NextForCausalLM, has 64"));
-  EXPECT_THAT(fault("qwen3_next", "qwen3_next-spelling"), HasSubstr("layers, that many: 5"));
+  EXPECT_THAT(fault("qwen3_next", "qwen3_next-spelling"),
+              HasSubstr("a number of layers of 5; this one, Qwen3NextForCausalLM, has 3"));
   EXPECT_THAT(fault("qwen3_next", "qwen3"), HasSubstr("a vocabulary of 96"));
 }
 

@@ -157,7 +157,7 @@ std::unique_ptr<DraftHead> make_mtp_head(const HeadFiles& head, const SiteModel&
   if (c.vocab != info.vocab_size)
     refuse_other(config, info, "a vocabulary of", c.vocab, info.vocab_size);
   if (c.target_layers != info.num_layers)
-    refuse_other(config, info, "layers, that many:", c.target_layers, info.num_layers);
+    refuse_other(config, info, "a number of layers of", c.target_layers, info.num_layers);
   if (head.checkpoint != nullptr) made->take_formats(*made->open(head.files.weights));
   made->share_matrices(target.sites());
   return made;
