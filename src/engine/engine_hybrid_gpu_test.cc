@@ -170,7 +170,8 @@ TEST_P(MtpEngineGpu, SameBitsForEveryNumberOfDrafts) {
                           .head = head};
     Engine engine(*model_, cx_, drafts);
     expect_same(run_all(engine, all), expected, "drafts");
-    expect_same(run_all(engine, all), expected, "drafts after hits");
+    expect_same(run_all(engine, all), expected, "texts known");
+    expect_same(run_all(engine, all), expected, "states known where they part");
     EXPECT_GT(engine.stats().prefix_cache_hits, 0);
     EXPECT_GT(engine.stats().speculation.num_draft_tokens, 0);
     EXPECT_EQ(engine.stats().states_running, 0);

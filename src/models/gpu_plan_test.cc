@@ -161,6 +161,12 @@ TEST(GpuPlanTiles, AnH200TakesWgmmaForSomeTokens) {
       EXPECT_EQ(kernel_of(plan, op, tokens), "sm90_nvfp4_narrow") << tokens;
     EXPECT_EQ(kernel_of(plan, op, 8192), "sm90_nvfp4_gemm");
   }
+  // Of 512 experts, whose lists its blocks do not hold.
+  const auto next =
+      plan_kernels(on_gpu(cuda::h200(), false), "nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4");
+  for (const Op op : {Op::kMoeUp, Op::kMoeDown})
+    for (const int64_t tokens : {64, 512})
+      EXPECT_EQ(kernel_of(next, op, tokens), "cuda_nvfp4_decode") << tokens;
   for (const char* id : {"nvidia/Qwen3-8B-NVFP4", "nvidia/Llama-3.1-8B-Instruct-NVFP4"}) {
     const auto dense = plan_kernels(on_gpu(cuda::h200(), false), id);
     EXPECT_EQ(kernel_of(dense, Op::kMlpUp, 8), "cuda_nvfp4_decode") << id;
