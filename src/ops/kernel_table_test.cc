@@ -82,6 +82,7 @@ TEST(KernelTable, ListsEveryRefusal) {
             "  sm90_w4a8_gemm: needs an NVIDIA GPU\n"
             "  sm90_w4a16_gemm: needs an NVIDIA GPU\n"
             "  sm90_w4a16_narrow: needs an NVIDIA GPU\n"
+            "  sm90_nvfp4a8_gemm: needs an NVIDIA GPU\n"
             "  sm90_nvfp4_narrow: needs an NVIDIA GPU\n"
             "  sm90_nvfp4_gemm: needs an NVIDIA GPU\n"
             "  cuda_nvfp4_gemm: needs an NVIDIA GPU\n"
