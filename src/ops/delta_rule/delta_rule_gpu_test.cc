@@ -18,8 +18,7 @@ void check(const DeltaRuleDesc& desc, const std::vector<DeltaSpan>& spans) {
   want->run(twin.cx, ref::delta_rule);
   const DeltaBounds bounds = delta_bounds(*want, delta_size(*want));
   GpuProblem gpu(gpu::scratch_bytes(want->desc), /*exact=*/true);
-  for (const DeltaRuleKernel* row :
-       kernels_here(delta_rule_kernels(), want->desc, gpu.cx.kernels)) {
+  for (const DeltaRuleKernel* row : rows_of(want->desc, gpu)) {
     SCOPED_TRACE(testing::Message()
                  << row->name << ", " << desc.key_heads << " and " << desc.value_heads
                  << " heads of " << desc.key_dim << " and " << desc.value_dim);
@@ -56,7 +55,7 @@ TEST(DeltaRuleGpu, TheSameBitsHoweverATextIsCut) {
   GpuProblem gpu(gpu::scratch_bytes(p.desc), /*exact=*/true);
   if (is_too_slow(kTokens * desc.width())) return;
   const int64_t state = p.state_size(), conv = p.conv_size();
-  for (const DeltaRuleKernel* row : kernels_here(delta_rule_kernels(), p.desc, gpu.cx.kernels)) {
+  for (const DeltaRuleKernel* row : rows_of(p.desc, gpu)) {
     const OnGpu whole(p, gpu);
     whole.run(gpu, *row);
     const std::vector<float> want = flat(gpu, whole.att), left = flat(gpu, whole.layer.state),

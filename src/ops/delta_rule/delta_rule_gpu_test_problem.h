@@ -38,4 +38,12 @@ inline std::vector<float> flat(GpuProblem& gpu, Tensor t) {
   return gpu.floats(make_tensor(t.data, t.dtype, {1, n})).values;
 }
 
+// All rows that can do it, whatever the number of tokens.
+inline std::vector<const DeltaRuleKernel*> rows_of(const DeltaRuleDesc& desc,
+                                                   const GpuProblem& gpu) {
+  KernelOptions options = gpu.cx.kernels;
+  options.any_size = true;
+  return kernels_here(delta_rule_kernels(), desc, options);
+}
+
 }  // namespace nibble::ops
