@@ -1,5 +1,5 @@
-// Device code of delta_rule that its CUDA rows share. One order of every sum, in whichever row: a
-// token's bits do not tell which ran.
+// Device code of delta_rule that its CUDA rows share. One order of every sum in the rows that go
+// token by token: a token's bits do not tell which of them ran.
 #pragma once
 
 #include "base/check.h"

@@ -4,9 +4,10 @@
 //
 //   weights  in   [E][N / 16][K / 64] units of 544 bytes, see formats/layout.h; NVFP4: 576, FP8:
 //                 1,024, both with [E][N] f32
-//   row_exponents in of MXFP4 [E][N] u8: least E8M0 exponent of a row; no block's is more than 14
-//   above x        in   [*, K] E4M3 in E4M3 order (below); x_scale [*] f32 or one constant token,
-//   offsets, bias, y: as in gemm_sm90.cuh; with SwiGLU of MXFP4 y is E4M3 in E4M3 order
+//   row_exponents  in   of MXFP4 [E][N] u8: least E8M0 exponent of a row; no block's is more than
+//                 14 above
+//   x        in   [*, K] E4M3 in E4M3 order (below); x_scale [*] f32 or one constant
+//   token, offsets, bias, y: as in gemm_sm90.cuh; with SwiGLU of MXFP4 y is E4M3 in E4M3 order
 //
 // A weight m * 2^(s - 127) becomes m * 2^(s - least - 8), which E4M3 holds exactly (2^-9 .. 384):
 // the eight magnitudes of a block come by PRMT from eight bytes, one of 15 lines of a table in
