@@ -462,6 +462,7 @@ void launch_unit_gemv(Ctx& cx, const Weight& w, const Op& op, int64_t most_rows,
 // Experts: groups as large as what most of them meet.
 template <class Op>
 void launch_unit_experts(Ctx& cx, const Weight& w, const Op& op, const Routing& routing) {
+  CHECK(routing.num_experts <= kMaxUnitExperts);
   const int64_t most = routing.num_tokens, met = most * routing.top_k;
   const int64_t mean = met / routing.num_experts;
   with_unit_format(w, [&]<Format kFormat>() {
