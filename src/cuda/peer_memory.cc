@@ -5,7 +5,7 @@
 
 #include <cstring>
 #include <fstream>
-#include <functional>
+#include <stdexcept>
 #include <string>
 
 #include "cuda/check.cuh"

@@ -1,8 +1,7 @@
 #include "ops/all_reduce/gpu_ranks.h"
 
-#include <algorithm>
+#include <array>
 #include <chrono>
-#include <cstring>
 #include <exception>
 #include <thread>
 
