@@ -17,17 +17,16 @@ inline constexpr int kNarrowColumns = 32;  // of activations in a group, at most
 // Rows of activations as columns of B, kOfRow each, in kPlanes matrices whose products are added:
 // codes [rows, K / 16, kPlanes, kOfRow, 16]. kUnitBytes: of the weights that they meet. kRebases:
 // whether those are relative to a row's least scale.
-template <int kOfRow_>
 struct MadeColumns : E4m3Pairs {
   static constexpr bool kIsMade = true, kRebases = false;
-  static constexpr int kOfRow = kOfRow_;
+  static constexpr int kOfRow = 2;
   const uint16_t* x;  // [rows, K] bf16, what they are made of
   int rows;
   uint32_t* counter;  // zero
   __device__ __forceinline__ float factor(int row) const { return __ldcg(factors + row); }
 };
 // High and low. Products with weights as the table has them are 2^12 too large, columns 2^7.
-struct PairColumns : MadeColumns<2> {
+struct PairColumns : MadeColumns {
   static constexpr bool kHasBlocks = false;
   static constexpr int kPlanes = 1, kUnitBytes = cuda::kUnitBytes;
   static constexpr float kBack = 0x1p-19f;
@@ -35,7 +34,7 @@ struct PairColumns : MadeColumns<2> {
 // For NVFP4, whose scales meet the sums of blocks: the first 16 of 32 k with zeros for the others,
 // and the last 16; high, and in a plane of its own low, in E5M2. In the order of K in which
 // half_codes() makes codes, which are 2^6 too small. Of 8 columns a lane has two of the same 16 k.
-struct BlockColumns : MadeColumns<2> {
+struct BlockColumns : MadeColumns {
   static constexpr bool kHasBlocks = true;
   static constexpr int kPlanes = 2, kUnitBytes = cuda::kNvfp4UnitBytes;
   static constexpr float kBack = 0x1p-1f;
