@@ -152,7 +152,8 @@ void tell_nccl_where(const dist::TcpComm& comm, const std::string& master_addr) 
   for (const dist::Socket& peer : comm.peers()) {
     if (!peer.is_open()) continue;
     const std::string interface = dist::interface_of(peer.local_address());
-    if (!interface.empty()) setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), 0);
+    if (interface.empty()) break;
+    setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), 0);
     return;
   }
   LOG_WARN("ranks: no interface has the address that leads to %s", master_addr.c_str());
