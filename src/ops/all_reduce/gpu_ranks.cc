@@ -93,7 +93,13 @@ void GpuRanks::find_nccl() {
   nccl_version_ = cuda::nccl_version(*library);
   // Once the first has made it the others may begin; it knows of none that are on one GPU.
   cuda::NcclId id{};
-  if (rank() == 0) id = make_nccl_id(*library);
+  try {
+    if (rank() == 0) id = make_nccl_id(*library);
+  } catch (const std::runtime_error& e) {
+    why = e.what();
+  }
+  why_no_nccl_ = agree(why);
+  if (!why_no_nccl_.empty()) return;
   for (int r = 1; r < size() && rank() == 0; ++r) host_.send(r, id);
   if (rank() != 0) host_.receive(0, id);
   try {
