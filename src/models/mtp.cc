@@ -188,6 +188,7 @@ class Mtp : public MtpModel {
     ops::out_proj(cx, *fc_, a.g, a.both, s);
     tap(cx, -1, {{"draft_both", &a.both}, {"draft_g", &a.g}});
     ops::norm_qkv(cx, *qkv_, {a.q, a.h, a.y, a.q_gate}, kv.layer(0), a.g, a.none, a.cos_sin, s);
+    if (s.num_out == 0) return a.logits;  // fed for its keys and values
     ops::attention(cx, *attention_, a.att, a.q, kv.layer(0), scale, s);
     ops::output_gate(cx, *gate_, a.att, a.q_gate);
     tap(cx, 0, {{"draft_att", &a.att}});
