@@ -45,7 +45,7 @@ std::string GpuRanks::agree(const std::string& why) {
   std::vector<std::array<char, 200>> all(size());
   host_.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
   for (const auto& text : all)
-    if (text[0] != '\0') return text.data();
+    if (text[0] != '\0') return {text.data(), strnlen(text.data(), text.size())};
   return "";
 }
 
