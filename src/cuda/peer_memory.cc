@@ -1,10 +1,10 @@
 #include "cuda/peer_memory.h"
 
 #include <cuda_runtime.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <fstream>
+#include <random>
 #include <stdexcept>
 #include <string>
 
@@ -22,12 +22,20 @@ uint64_t this_host() {
   return hash;
 }
 
+uint64_t this_process() {
+  static const uint64_t drawn = [] {
+    std::random_device device;
+    return uint64_t{device()} << 32 | device();
+  }();
+  return drawn;
+}
+
 static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(MemoryHandle::handle));
 
 }  // namespace
 
 MemoryHandle share_memory(const Buffer& buffer) {
-  MemoryHandle memory{.host = this_host(), .process = getpid()};
+  MemoryHandle memory{.host = this_host(), .process = this_process()};
   memory.data = buffer.data();
   memory.bytes = buffer.size_bytes();
   cudaIpcMemHandle_t handle;
@@ -38,7 +46,8 @@ MemoryHandle share_memory(const Buffer& buffer) {
 
 Buffer open_memory(const MemoryHandle& memory) {
   if (memory.host != this_host()) throw std::runtime_error("its GPU is in another host");
-  if (memory.process == getpid()) return Buffer(memory.data, memory.bytes, [](void*, int64_t) {});
+  if (memory.process == this_process())
+    return Buffer(memory.data, memory.bytes, [](void*, int64_t) {});
   cudaIpcMemHandle_t handle;
   std::memcpy(&handle, memory.handle.data(), sizeof(handle));
   void* data = nullptr;

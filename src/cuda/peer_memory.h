@@ -13,7 +13,7 @@ namespace nibble::cuda {
 // Where a buffer is, to be sent to the process that opens it.
 struct MemoryHandle {
   uint64_t host = 0;     // which was started when: handles mean nothing elsewhere
-  int64_t process = 0;   // on it
+  uint64_t process = 0;  // on it; drawn, as containers of one host number theirs alike
   void* data = nullptr;  // as that process sees it
   int64_t bytes = 0;
   std::array<std::byte, 64> handle{};  // the driver's
