@@ -325,8 +325,7 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
       "draft tokens ahead, and verify several in a step: vLLM's JSON, such as "
       "{\"method\":\"ngram\",\"num_speculative_tokens\":5} or {\"method\":\"eagle3\",\"model\":DIR,"
       "\"num_speculative_tokens\":3} or {\"method\":\"mtp\",\"num_speculative_tokens\":3}; the "
-      "text "
-      "stays the same");
+      "text stays the same");
   add("--gpu-memory-utilization", flags.gpu_memory_utilization,
       "of the device's memory (RAM on CPUs; where both share one, of what is available), for "
       "weights, KV cache and scratch");

@@ -61,8 +61,8 @@ class Config {
 // dicts are there and disagree, or where rope_theta is nowhere.
 Config rope_parameters(const Config& config);
 
-// config.json of openai/gpt-oss-20b and -120b, and of other families in the
-// formats that builtin_configs.cc lists; nullopt for any other name.
+// config.json of openai/gpt-oss-20b and -120b, and of other families in the formats that
+// builtin_configs.cc lists; nullopt for any other name.
 std::optional<Config> builtin_config(std::string_view repo_id);
 
 }  // namespace nibble
