@@ -360,7 +360,10 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
 LoadedEngine::LoadedEngine(ModelFiles model_files) : files(std::move(model_files)) {}
 LoadedEngine::LoadedEngine(LoadedEngine&&) noexcept = default;
 LoadedEngine::~LoadedEngine() {
-  if (ranks != nullptr) ranks->on_lost({});  // it tells the engine, which goes first
+  if (ranks == nullptr) return;
+  ranks->on_lost({});  // it tells the engine, which goes first
+  // And waits for its GPU, where a sum of NCCL may wait for good.
+  if (engine != nullptr && engine->stats().failed) ranks->abort_sums();
 }
 
 std::string model_argument(const ModelFiles& files) {

@@ -286,6 +286,11 @@ void Ranks::on_lost(std::function<void(const std::string&)> call) {
   if (!why_.empty() && on_lost_) on_lost_(why_);
 }
 
+void Ranks::abort_sums() {
+  const std::lock_guard lock(mutex_);
+  if (gpus_ != nullptr) gpus_->abort();
+}
+
 // Two sums a layer wait for each other: what a step pays. The sizes are those of a token and of a
 // long prompt's chunk.
 void Ranks::say_how_fast(const std::string& address) {

@@ -64,6 +64,8 @@ class Ranks {
   // Called on a thread of its own where a rank is lost; at once, if that was before. Not any more
   // once this returns with another or none.
   void on_lost(std::function<void(const std::string&)> call);
+  // Sums of GPUs that wait for another rank end, and so do all that come.
+  void abort_sums();
 
  private:
   void start(int32_t rank, uint16_t port, const std::string& key, const std::string& devices);
