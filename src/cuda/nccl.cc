@@ -110,7 +110,10 @@ Nccl::Nccl(const NcclLibrary& library, const NcclId& id, int rank, int size,
 }
 
 // An end in good order asks nothing of the others either, who may be gone.
-Nccl::~Nccl() { abort(); }
+Nccl::~Nccl() {
+  abort();
+  if (ending_.joinable()) ending_.join();
+}
 
 void Nccl::check(int result, const char* what) const {
   if (result == NcclLibrary::kSuccess) return;
@@ -131,8 +134,11 @@ void Nccl::check() const {
   if (error != NcclLibrary::kInProgress) check(error, "NCCL");
 }
 
+// ncclCommAbort ends the sums at once, and then waits for the end of all graphs that have any: of
+// graphs, mostly, that whoever calls this has yet to end.
 void Nccl::abort() {
-  if (!is_aborted_.exchange(true) && comm_ != nullptr) library_.comm_abort(comm_);
+  if (is_aborted_.exchange(true) || comm_ == nullptr) return;
+  ending_ = std::thread([end = library_.comm_abort, comm = comm_] { end(comm); });
 }
 
 }  // namespace nibble::cuda

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <thread>
 
 #include "cuda/caps.h"
 
@@ -31,6 +32,7 @@ class Nccl {
   // Returns once all ranks are there; `check` is called while they are waited for, and may throw.
   Nccl(const NcclLibrary& library, const NcclId& id, int rank, int size,
        const std::function<void()>& check);
+  // Behind all graphs that have sums of it.
   ~Nccl();
   Nccl(const Nccl&) = delete;
   Nccl& operator=(const Nccl&) = delete;
@@ -40,7 +42,8 @@ class Nccl {
   void all_reduce(float* values, int64_t n, StreamHandle stream);
   // Throws std::runtime_error with what has gone wrong since.
   void check() const;
-  // From any thread: ends what runs and what is launched. Nothing may be asked of it afterwards.
+  // From any thread, one at a time: ends what runs and what is launched. Nothing may be asked of it
+  // afterwards.
   void abort();
 
  private:
@@ -49,6 +52,7 @@ class Nccl {
   const NcclLibrary& library_;
   void* comm_ = nullptr;
   std::atomic<bool> is_aborted_{false};
+  std::thread ending_;
 };
 
 }  // namespace nibble::cuda
