@@ -1,5 +1,6 @@
 // A server that drafts tokens ahead answers as one that does not: to forms, stop strings, calls,
 // several answers, at any temperature. One engine gives both: a request may say no.
+#include "base/error.h"
 #include "server_testing.h"
 
 namespace nibble::server {
@@ -14,6 +15,19 @@ Shipped& speculating() {
     return flags;
   }());
   return shipped;
+}
+
+TEST(Speculation, AModelWithoutAnMtpLayerIsRefused) {
+  cli::EngineFlags flags;
+  flags.model = NIBBLE_SOURCE_DIR "/models/nibble-tiny-gpt-oss";
+  flags.device = "cpu";
+  flags.speculative_config = R"({"method":"mtp","num_speculative_tokens":1})";
+  try {
+    cli::load_engine(flags, {.quiet = true});
+    ADD_FAILURE() << "is not refused";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), ::testing::HasSubstr("is of no family whose MTP layer nibble runs"));
+  }
 }
 
 class SpeculationServer : public ServerTest {

@@ -32,6 +32,7 @@
 #include "engine/step_follower.h"
 #include "io/memory.h"
 #include "models/draft_head.h"
+#include "models/mtp_config.h"
 #include "models/step_work.h"
 
 namespace nibble::cli {
@@ -133,6 +134,10 @@ HeadNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseForm
   if (drafts.method != SpeculationOptions::Method::kHead) return {};
   const DenseFormats dense = drafts.head_dense.value_or(models_dense);
   const bool is_own = drafts.head_path.empty();
+  if (is_own && !may_have_mtp(find_model(model).config))
+    throw Error(ErrorKind::kUnsupported,
+                "--speculative-config: " + model + " is of no family whose MTP layer nibble runs " +
+                    "(Qwen3-Next, Qwen3.5); \"ngram\" and \"suffix\" draft from the text alone");
   if (is_own) drafts.head_path = model;
   const DraftHeadInfo head = describe_draft_head(drafts.head_path, model, dense);
   drafts.head_group = head.model.groups.at(0);
