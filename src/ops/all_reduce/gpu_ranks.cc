@@ -35,8 +35,6 @@ GpuRanks::GpuRanks(dist::Comm& host) : host_(host), abort_(cuda::pinned_buffer(4
 
 GpuRanks::~GpuRanks() { abort(); }
 
-int64_t GpuRanks::device_bytes(int size) { return PeerMemory::packet_bytes(size, kCapacity); }
-
 // What every rank says is in its way, "" for nothing; the first one that has something counts for
 // all.
 std::string GpuRanks::agree(const std::string& why) {
@@ -54,7 +52,7 @@ void GpuRanks::find_peers() {
   cuda::MemoryHandle mine;
   if (size() > PeerMemory::kMostRanks) why = "there are more ranks than it serves";
   try {
-    packets_ = cuda::device_buffer(why.empty() ? device_bytes(size()) : 0);
+    packets_ = cuda::device_buffer(why.empty() ? PeerMemory::packet_bytes(size(), kCapacity) : 0);
     counts_ = cuda::device_buffer(8);
     cuda::fill(counts_.data(), 0, 8);
     if (why.empty()) cuda::fill(packets_.data(), 0, packets_.size_bytes());

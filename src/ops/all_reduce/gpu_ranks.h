@@ -24,7 +24,6 @@ class GpuRanks final : public dist::Comm {
   // Error(kUnsupported) where the GPUs have no way to each other.
   explicit GpuRanks(dist::Comm& host);
   ~GpuRanks() override;
-  static int64_t device_bytes(int size);
 
   int rank() const override { return host_.rank(); }
   int size() const override { return host_.size(); }
