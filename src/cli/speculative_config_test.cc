@@ -88,7 +88,7 @@ TEST(SpeculativeConfig, AHeadHasWeights) {
 }
 
 TEST(SpeculativeConfig, AnMtpLayerIsTheModelsOwnOrAnothers) {
-  for (const std::string method : {"mtp", "qwen3_next_mtp", "qwen3_5_mtp"}) {
+  for (const std::string method : {"mtp", "qwen3_next_mtp", "qwen3_5_mtp", "qwen3_5_moe_mtp"}) {
     const SpeculationOptions own = parse_speculative_config(
         R"({"num_speculative_tokens":2,"draft_sample_method":"probabilistic","method":")" + method +
         "\"}");
