@@ -31,6 +31,7 @@ void check(const Mamba2Desc& desc, const std::vector<MambaSpan>& spans) {
     got->run(test.cx, row->run);
     for (size_t i = 0; i < want->att.size(); ++i)
       ASSERT_NEAR(got->att[i], want->att[i], bounds.att) << name_of(*row, desc) << ", " << i;
+    ASSERT_LE(rms_off(got->att, want->att), bounds.att_rms) << name_of(*row, desc);
     for (size_t i = 0; i < want->states.size(); ++i)  // those of `from` as they were
       ASSERT_NEAR(got->states[i], want->states[i], bounds.state) << name_of(*row, desc);
     ASSERT_EQ(got->convs, want->convs) << name_of(*row, desc);

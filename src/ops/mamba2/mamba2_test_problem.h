@@ -90,8 +90,10 @@ struct MambaProblem {
 //   y: a sum over N of C times those, off by that and dot_error(N) of the magnitudes.
 // The gate and the norm: with an eps of one in it y's error is moved by a factor of at most
 // 1 + sqrt(channels of a group), times gates and weights.
+// That is far more than most outputs are off by. Errors of single roundings add up like a walk: of
+// all outputs together the root mean square is off by `att_rms` of itself at most.
 struct MambaBounds {
-  double state, att;
+  double state, att, att_rms;
 };
 inline MambaBounds mamba_bounds(const MambaProblem& p) {
   const auto most_of = [](const std::vector<float>& all, double most) {
@@ -105,8 +107,21 @@ inline MambaBounds mamba_bounds(const MambaProblem& p) {
   const double state = (longest + 1) * 128 * kEps * size;
   const double y = static_cast<double>(p.desc.state_dim) *
                    (state + dot_error(p.desc.state_dim) * size) * input / 4;
-  return {state, y * most_of(p.inputs, 1) * most_of(p.norm, 1) *
-                     (1 + std::sqrt(static_cast<double>(p.desc.group_width())))};
+  return {state,
+          y * most_of(p.inputs, 1) * most_of(p.norm, 1) *
+              (1 + std::sqrt(static_cast<double>(p.desc.group_width()))),
+          static_cast<double>(longest + p.desc.state_dim + 64) *
+              std::sqrt(static_cast<double>(p.desc.state_dim)) * kEps};
+}
+
+// The root mean square of what `got` is off by, over that of `want`.
+inline double rms_off(const std::vector<float>& got, const std::vector<float>& want) {
+  double off = 0, size = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    off += (double{got[i]} - want[i]) * (double{got[i]} - want[i]);
+    size += double{want[i]} * want[i];
+  }
+  return std::sqrt(off / size);
 }
 
 inline const std::vector<Mamba2Desc>& mamba_descs() {
