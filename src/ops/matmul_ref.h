@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "ops/swiglu.h"
@@ -30,17 +29,17 @@ class Row {
 // What makes a column of u: its row of the first matrix of an MLP, or its gate's and its up's.
 class UpColumn {
  public:
-  UpColumn(const Weight& up, int64_t e, int64_t column, const Swiglu& act)
-      : first_(up, e, column * act.rows_each()), act_(act) {
-    if (!act.is_relu2()) second_.emplace(up, e, 2 * column + 1);
+  UpColumn(const Weight& up, int64_t e, int64_t column, const Swiglu& act) : act_(act) {
+    for (int64_t i = 0; i < act.rows_each(); ++i)
+      rows_.emplace_back(up, e, column * act.rows_each() + i);
   }
   double of(const float* h) const {
-    return second_ ? swiglu(first_.dot(h), second_->dot(h), act_) : relu2(first_.dot(h));
+    if (act_.is_relu2()) return relu2(rows_[0].dot(h));
+    return swiglu(rows_[0].dot(h), rows_[1].dot(h), act_);
   }
 
  private:
-  Row first_;
-  std::optional<Row> second_;
+  std::vector<Row> rows_;
   Swiglu act_;
 };
 
