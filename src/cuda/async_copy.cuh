@@ -1,4 +1,4 @@
-// Copies of 16 bytes by single threads from global to shared memory, past L1, in groups that end in
+// Copies by single threads from global to shared memory, of 16 bytes past L1, in groups that end in
 // their order. Source: PTX ISA 9.0, section 9.7.9.25.3.
 #pragma once
 
@@ -26,6 +26,13 @@ __device__ __forceinline__ void async_copy_16_if(bool is_any, uint32_t to, const
 __device__ __forceinline__ void async_copy_16(uint32_t to, const void* from, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
                "l"(from), "l"(policy)
+               : "memory");
+}
+// Of 4 bytes, the least there is, through L1.
+__device__ __forceinline__ void async_copy_4(float* to, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+               "l"(from)
                : "memory");
 }
 // The copies of this thread since the last call are a group; it may be empty.

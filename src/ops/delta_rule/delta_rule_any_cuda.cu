@@ -9,6 +9,7 @@
 // out, 8 HV DK DV bytes a sequence (4.2 MB a layer of Qwen3-Next-80B: 0.9 us of an H200's 4.55
 // TB/s), and one token of a prompt follows the other after two sums over DK. One order of sums
 // whatever the step holds: a token's bits depend on its text alone.
+#include "cuda/async_copy.cuh"
 #include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
 #include "ops/delta_rule/delta_rule.cuh"
@@ -71,14 +72,6 @@ struct Stage {
   float gates[kTokens][2];
 };
 
-// Four bytes, the least that a key head may be a multiple of.
-__device__ __forceinline__ void copy_4(float* to, const float* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(from)
-               : "memory");
-}
-
 // Asks for up to kTokens tokens of a span from `first` on.
 template <int kRows>
 __device__ __forceinline__ void bring(Stage<kRows>& to, const Params& a, const Span& span,
@@ -90,17 +83,17 @@ __device__ __forceinline__ void bring(Stage<kRows>& to, const Params& a, const S
     const int64_t t = span.q_start + first + j;
     const float* const row = a.mixed + t * a.d.channels;
     for (int i = threadIdx.x; i < key_dim; i += kThreads) {
-      copy_4(&to.q[j][i], row + g * key_dim + i);
-      copy_4(&to.k[j][i], row + a.d.key_width + g * key_dim + i);
+      cuda::async_copy_4(&to.q[j][i], row + g * key_dim + i);
+      cuda::async_copy_4(&to.k[j][i], row + a.d.key_width + g * key_dim + i);
     }
     if (threadIdx.x < kColumns && column + static_cast<int>(threadIdx.x) < a.d.value_dim)
-      copy_4(&to.v[j][threadIdx.x],
-             row + 2 * a.d.key_width + h * a.d.value_dim + column + threadIdx.x);
+      cuda::async_copy_4(&to.v[j][threadIdx.x],
+                         row + 2 * a.d.key_width + h * a.d.value_dim + column + threadIdx.x);
     if (threadIdx.x >= kColumns && threadIdx.x < kColumns + 2)
-      copy_4(&to.gates[j][threadIdx.x - kColumns],
-             a.decayed + (t * a.d.value_heads + h) * 2 + threadIdx.x - kColumns);
+      cuda::async_copy_4(&to.gates[j][threadIdx.x - kColumns],
+                         a.decayed + (t * a.d.value_heads + h) * 2 + threadIdx.x - kColumns);
   }
-  asm volatile("cp.async.commit_group;" ::: "memory");
+  cuda::async_copy_commit();
 }
 
 // Grid (HV * tiles of columns, S).
@@ -134,7 +127,7 @@ __global__ void __launch_bounds__(kThreads) recur(const __grid_constant__ Params
     s[i] = is_there ? __ldcg(a.state + from * size + head + int64_t{row} * dim) : 0;
   }
   for (int32_t first = 0, turn = 0; first < span.q_len; first += kStage, turn ^= 1) {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    cuda::async_copy_wait<0>();
     __syncthreads();
     if (first + kStage < span.q_len)
       bring(stages[turn ^ 1], a, span, first + kStage, h, first_column);

@@ -8,6 +8,7 @@
 // sequence's first token to its last, four lanes share the rows of one. So the state crosses memory
 // once in and once out, 8 NH N P bytes a sequence (4.2 MB a layer of Nemotron-3-Nano-30B: 0.9 us of
 // an H200's 4.55 TB/s), and a token of a prompt does not wait for the sum over N of the one before.
+#include "cuda/async_copy.cuh"
 #include "cuda/launch.cuh"
 #include "ops/mamba2/mamba2.cuh"
 #include "ops/norm_qkv/store_qkv.cuh"
@@ -46,14 +47,6 @@ struct Stage {
   float gates[kTokens][2];
 };
 
-// Four bytes, the least that a state's rows may be a multiple of.
-__device__ __forceinline__ void copy_4(float* to, const float* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(from)
-               : "memory");
-}
-
 // Asks for up to kTokens tokens of a span from `first` on.
 template <int kRows>
 __device__ __forceinline__ void bring(Stage<kRows>& to, const Params& a, const Span& span,
@@ -64,16 +57,16 @@ __device__ __forceinline__ void bring(Stage<kRows>& to, const Params& a, const S
     const int64_t t = span.q_start + first + j;
     const float* const row = a.mixed + t * a.d.channels;
     for (int i = threadIdx.x; i < a.d.state_dim; i += kThreads) {
-      copy_4(&to.b[j][i], row + a.d.b + g * a.d.state_dim + i);
-      copy_4(&to.c[j][i], row + a.d.c + g * a.d.state_dim + i);
+      cuda::async_copy_4(&to.b[j][i], row + a.d.b + g * a.d.state_dim + i);
+      cuda::async_copy_4(&to.c[j][i], row + a.d.c + g * a.d.state_dim + i);
     }
     if (threadIdx.x < kColumns && column + static_cast<int>(threadIdx.x) < a.d.head_dim)
-      copy_4(&to.x[j][threadIdx.x], row + h * a.d.head_dim + column + threadIdx.x);
+      cuda::async_copy_4(&to.x[j][threadIdx.x], row + h * a.d.head_dim + column + threadIdx.x);
     if (threadIdx.x >= kColumns && threadIdx.x < kColumns + 2)
-      copy_4(&to.gates[j][threadIdx.x - kColumns],
-             a.decayed + (t * a.d.heads + h) * 2 + threadIdx.x - kColumns);
+      cuda::async_copy_4(&to.gates[j][threadIdx.x - kColumns],
+                         a.decayed + (t * a.d.heads + h) * 2 + threadIdx.x - kColumns);
   }
-  asm volatile("cp.async.commit_group;" ::: "memory");
+  cuda::async_copy_commit();
 }
 
 // Grid (NH * tiles of columns, S).
@@ -109,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) recur(const __grid_constant__ Params
     s[i] = is_there ? __ldcg(a.state + from * size + head + int64_t{row} * dim) : 0;
   }
   for (int32_t first = 0, turn = 0; first < span.q_len; first += kStage, turn ^= 1) {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    cuda::async_copy_wait<0>();
     __syncthreads();
     if (first + kStage < span.q_len)
       bring(stages[turn ^ 1], a, span, first + kStage, h, first_column);
