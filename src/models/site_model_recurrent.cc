@@ -1,0 +1,55 @@
+// SiteModel's layers with a state: their weights, and what computes their states once more.
+#include "models/site_model.h"
+
+namespace nibble {
+
+void SiteModel::delta(ops::Site& site, const std::string& name, float eps) {
+  const auto& d = std::get<ops::DeltaRuleDesc>(site.problem);
+  ops::DeltaRuleWeights& w = site.delta;
+  const auto add_floats = [&](const char* of, std::vector<int64_t> shape, Fill fill,
+                              const float*& to) {
+    declare_floats(site, "delta net", name + of, std::move(shape), fill, to);
+  };
+  add_floats("conv1d.weight", {d.channels(), 1, d.taps}, Fill::kScaledNormal, w.conv);
+  add_floats("A_log", {d.value_heads}, Fill::kZero, w.a_log);
+  add_floats("dt_bias", {d.value_heads}, Fill::kZero, w.dt_bias);
+  add_floats("norm.weight", {d.value_dim}, Fill::kOne, w.norm);
+  w.eps = eps;
+  auto& [qkvz, gates] = replayed_[site.key.layer];
+  const std::string layer = "." + std::to_string(site.key.layer);
+  act(qkvz, "qkvz" + layer, DType::kF32, Count::kReplayed, 1, d.width());
+  act(gates, "gates" + layer, DType::kF32, Count::kReplayed, 1, 2 * d.value_heads);
+}
+
+void SiteModel::mamba(ops::Site& site, const std::string& name, float eps) {
+  const auto& d = std::get<ops::Mamba2Desc>(site.problem);
+  ops::Mamba2Weights& w = site.mamba;
+  const auto add_floats = [&](const char* of, std::vector<int64_t> shape, Fill fill,
+                              const float*& to) {
+    declare_floats(site, "mamba", name + of, std::move(shape), fill, to);
+  };
+  add_floats("conv1d.weight", {d.channels(), 1, d.taps}, Fill::kScaledNormal, w.conv);
+  add_floats("conv1d.bias", {d.channels()}, Fill::kZero, w.conv_bias);
+  add_floats("A_log", {d.heads}, Fill::kZero, w.a_log);
+  add_floats("D", {d.heads}, Fill::kOne, w.d);
+  add_floats("dt_bias", {d.heads}, Fill::kZero, w.dt_bias);
+  add_floats("norm.weight", {d.inner()}, Fill::kOne, w.norm);
+  w.eps = eps;
+}
+
+// Token by token a layer's state depends on its inputs alone: no layer waits for another's.
+void SiteModel::replay(ops::Ctx& cx, const Step& step, const SeqState& kv) {
+  CHECK(step.num_tokens <= limits_.max_replayed);
+  begin(cx, step);
+  for (const ops::Site& site : sites_)
+    if (site.key.op == ops::Op::kDeltaRule)
+      ops::delta_rule(cx, site, buffer(site.writes.at(0)), kv.recurrent_layer(site.key.layer),
+                      replayed_.at(site.key.layer), step);
+}
+
+const ops::DeltaRuleIn& SiteModel::inputs(int32_t layer, const ops::DeltaRuleIn& shared) const {
+  const ops::DeltaRuleIn& kept = replayed_.at(layer);
+  return kept.qkvz.dim(0) > 0 ? kept : shared;
+}
+
+}  // namespace nibble
