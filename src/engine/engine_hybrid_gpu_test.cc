@@ -11,7 +11,7 @@
 #include "cuda/memory.h"
 #include "cuda/stream.h"
 #include "engine/engine.h"
-#include "engine/engine_testing.h"
+#include "engine/engine_hybrid_testing.h"
 #include "engine/speculation_testing.h"
 #include "models/draft_head.h"
 #include "models/model.h"
@@ -56,29 +56,10 @@ class HybridEngineGpu : public testing::TestWithParam<const char*> {
     return all;
   }
 
-  // States of all sequences, and pages of one.
-  int64_t for_one_and_states(const EngineOptions& options) const {
-    int64_t bytes =
-        Engine::kv_bytes_for(model_->info(), options, options.max_model_len, options.max_num_seqs);
-    for (const LayerGroup& group : model_->info().groups) {
-      bytes -= (options.max_num_seqs - 1) * (options.max_model_len / options.page_size) *
-               page_bytes(group, {.page_size = options.page_size, .dtype = options.kv_dtype});
-    }
-    return bytes;
-  }
-
   std::vector<Transcript> alone(const std::vector<Request>& requests) {
     std::vector<Transcript> all;
     for (const Request& r : requests) all.push_back(run_alone(*model_, cx_, options(), r));
     return all;
-  }
-
-  static void expect_same(const std::vector<Transcript>& found,
-                          const std::vector<Transcript>& expected, const char* what) {
-    for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_EQ(found[i].error, "");
-      EXPECT_TRUE(found[i] == expected[i]) << what << ", request " << i;
-    }
   }
 
   cpu::ThreadPool pool_{2};
@@ -104,14 +85,9 @@ TEST_P(HybridEngineGpu, BatchesChunksHitsAndPreemption) {
   EngineOptions tight = options();
   tight.max_model_len = 256;
   tight.prefix_caching = false;
-  tight.kv_bytes = for_one_and_states(tight);
+  tight.kv_bytes = bytes_for_one_and_states(model_->info(), tight);
   Engine small(*model_, cx_, tight);
-  std::vector<Request> long_ones;
-  for (int32_t i = 0; i < 6; ++i) {
-    long_ones.push_back({.prompt = toy_prompt(5 + i, i, model_->info().vocab_size)});
-    long_ones.back().max_tokens = 80;
-    long_ones.back().sampling.seed = i;
-  }
+  const std::vector<Request> long_ones = long_requests(model_->info().vocab_size);
   expect_same(run_all(small, long_ones), alone(long_ones), "preempted");
   EXPECT_GE(small.stats().num_preemptions, 1);
   EXPECT_EQ(small.stats().states_running, 0);
