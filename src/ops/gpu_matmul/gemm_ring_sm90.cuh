@@ -6,6 +6,7 @@
 #include "cuda/mma_sm90.cuh"
 #include "ops/gpu_matmul/gemm_schedule.cuh"
 #include "ops/gpu_matmul/gemm_sm90.h"
+#include "ops/moe_up/swiglu.cuh"
 
 namespace nibble::ops::gpu::sm90 {
 
@@ -21,7 +22,6 @@ __device__ __forceinline__ float max_nan(float a, float b) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
-__device__ __forceinline__ float relu2(float up) { return up <= 0 ? 0 : up * up; }
 __device__ __forceinline__ float swiglu(float gate, float up, const Swiglu& act) {
   const float g = min_nan(gate, act.limit);
   const float v = min_nan(max_nan(up, -act.limit), act.limit);
