@@ -96,23 +96,43 @@ Case random_case(std::mt19937& random) {
   return c;
 }
 
-// Chooses a row for each op and forces it: of those that its neighbour before leaves, one whose
-// pair is still `missing`. One case in four takes what the tables give.
+// Chooses a row for each op and forces it: of those that it can be given, one that makes the most
+// `missing` pairs with the neighbours chosen already, before it or behind (a layer's last op stands
+// before the next one's first); where few are missing, one of them is what the others are chosen
+// around. One case in four takes what the tables give.
 Choice choose_rows(std::mt19937& random, const Pairs& missing, Case& c) {
   const Rows rows = rows_of(c);
+  const Neighbours neighbours = neighbours_of(c.shape.family);
   Choice chosen;
   if (random() % 4 == 0) {
     for (const auto& [op, names] : rows) chosen[op] = names.front();
     return chosen;
   }
-  chosen[Op::kEmbed] = any_of(random, rows.at(Op::kEmbed));
-  for (const auto& [before, op] : neighbours_of(c.shape.family)) {
-    if (chosen.contains(op)) continue;
-    std::vector<std::string> fresh;
-    for (const std::string& row : rows.at(op))
-      if (missing.contains(pair_text(before, chosen[before], op, row))) fresh.push_back(row);
-    chosen[op] = any_of(random, fresh.empty() ? rows.at(op) : fresh);
+  const auto choose = [&](Op op) {
+    if (chosen.contains(op)) return;
+    std::vector<std::string> best;
+    int64_t most = 0;
+    for (const std::string& row : rows.at(op)) {
+      int64_t fresh = 0;
+      for (const auto& [a, b] : neighbours) {
+        if (a == op && chosen.contains(b)) fresh += missing.count(pair_text(a, row, b, chosen[b]));
+        if (b == op && chosen.contains(a)) fresh += missing.count(pair_text(a, chosen[a], b, row));
+      }
+      if (fresh > most) best.clear(), most = fresh;
+      if (fresh == most) best.push_back(row);
+    }
+    chosen[op] = any_of(random, best);
+  };
+  if (constexpr size_t kFew = 100; missing.size() < kFew) {
+    std::vector<Choice> fresh;
+    for (const auto& [a, b] : neighbours)
+      for (const std::string& first : rows.at(a))
+        for (const std::string& second : rows.at(b))
+          if (missing.contains(pair_text(a, first, b, second)))
+            fresh.push_back({{a, first}, {b, second}});
+    if (!fresh.empty()) chosen = any_of(random, fresh);
   }
+  for (const auto& [before, op] : neighbours) choose(before), choose(op);
   for (const auto& [op, row] : chosen) c.kernels.forced.emplace_back(ops::op_name(op), row);
   return chosen;
 }
@@ -121,9 +141,11 @@ Choice choose_rows(std::mt19937& random, const Pairs& missing, Case& c) {
 // rows. float32 sums are off by 1e-6; rounded to pages or activations, a value near the middle goes
 // either way, by 2^-8 (bf16) or 2^-4 (E4M3) of itself, few of them at a time. int8 is off by 0.5% a
 // product, with one step a row by 0.8%, and by three times that where outliers (swiglu's) set the
-// step; two layers of four products add up to twice that. A wrong block of 32 of the widest matrix
-// is off by a third.
+// step; two layers of four products add up to twice that. E4M3's codes are 2^-3 of a value apart:
+// of keys and values that int8 has moved by 0.5%, one in twelve goes to the next code, which is off
+// by as much as twenty of its kind. A wrong block of 32 of the widest matrix is off by a third.
 double tolerance_of_layers(const Case& c) {
+  if (has_int8_before_e4m3_pages(c)) return 0.12;
   switch (c.kernels.activations) {
     case ActFormat::kInt8:
       return 0.06;
@@ -261,20 +283,20 @@ Case random_family_case(std::mt19937& random) {
   return c;
 }
 
-// Whatever their formats, sizes and settings.
+// Whatever their formats, sizes and settings; more cases than were asked for where a pair is left.
 TEST(AnyShape, PairsOfRowsOfOtherFamiliesEqualTheTwins) {
-  const int64_t cases = number_of("NIBBLE_ANY_FAMILIES", 400);
+  const int64_t cases = number_of("NIBBLE_ANY_FAMILIES", 300);
   Pairs missing = possible_family_pairs();
   const size_t possible = missing.size();
   Seen seen;
   std::set<std::string> met;  // "Qwen3 nvfp4"
   const test::TempDir directory;
-  for (int64_t i = 0; i < cases; ++i) {
+  for (int64_t i = 0; i < cases || (i < 3 * cases && !missing.empty()); ++i) {
     std::mt19937 random(static_cast<uint32_t>(number_of("NIBBLE_SEED", 1) * 100000 + 50000 + i));
     constexpr int kDrawn = 20;  // of them the one that forces the most that is missing
     Case best;
     int64_t most = -1;
-    for (int n = 0; n < (most > 0 || missing.empty() ? kDrawn : 20 * kDrawn); ++n) {
+    for (int n = 0; n < (most > 0 || missing.empty() ? kDrawn : 200 * kDrawn); ++n) {
       Case c = random_family_case(random);
       const Pairs drawn = pairs_of(choose_rows(random, missing, c), c.shape.family);
       const int64_t fresh =
@@ -297,10 +319,7 @@ TEST(AnyShape, PairsOfRowsOfOtherFamiliesEqualTheTwins) {
   EXPECT_LT(seen.parted, seen.rows / 10);
   print(seen);
   std::printf("%zu of %zu pairs\n", possible - missing.size(), possible);
-  // Of AVX-512's 1,214 pairs 400 cases reach 1,160: a layer's last op stands before the next one's
-  // first, whose row is chosen by then.
-  for (const std::string& pair : missing) std::printf("not reached: %s\n", pair.c_str());
-  EXPECT_GT(10 * (possible - missing.size()), 9 * possible);
+  for (const std::string& pair : missing) ADD_FAILURE() << pair << " was not reached";
 }
 
 // ---- families with recurrent layers ----
