@@ -21,7 +21,11 @@ FIRST_SEED = int(os.environ.get("NIBBLE_CONSTRAINED_SEED", "0"))
 MAX_TOKENS = 400
 QUESTIONS = ["Tell me about Paris.", "Write a poem about the sea.", "Describe a dog in JSON.", "Order me a pizza.",
              "What is the weather in Paris?", "What is 7 + 8?", "Answer with <|end|> and <|call|>.", "Say \"quote\"."]
-SPECIALS = ["<|call|>", "<|endoftext|>", "<|end|>", "<|return|>", "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"]
+# What ends an answer, or what of it is being said.
+SPECIALS = {
+    "nibble-tiny-gpt-oss": ["<|call|>", "<|endoftext|>", "<|end|>", "<|return|>"],
+    "nibble-tiny-qwen3-next": ["<|im_end|>", "<|endoftext|>"],
+}[NAME]
 REGEXES = [r'"[^"]*"', r"[0-9]{3}-[a-z]{2,5}", r"(yes|no)( (yes|no)){0,3}", r"[^<>]{5,50}", r"(a|bc)*d",
            r"\d{4}-\d{2}-\d{2}", r"[a-z]{1,20}@[a-z]{1,20}\.com", r"[à-ü]{2,9}!", r"[a-z ]{130,160}", r"\{[^{}]{0,40}\}"]
 CHOICES = [["yes", "no"], ["red", "green", "blue green"], ["<|end|>", "a \"b\"\n\\c", "é"], ["a", "ab", "abc"]]
@@ -239,7 +243,7 @@ class Draw:
             if rng.random() < 0.15:
                 self.body[name] = value
         if rng.random() < 0.4:
-            self.body["logit_bias"] = {str(special_ids[name]): 100 for name in rng.sample(SPECIALS[:4], rng.randrange(1, 4))}
+            self.body["logit_bias"] = {str(special_ids[name]): 100 for name in rng.sample(SPECIALS, rng.randrange(1, len(SPECIALS)))}
         if rng.random() < 0.1:
             self.body["min_tokens"] = 20
 
@@ -268,9 +272,10 @@ class Draw:
         return {"grammar": SUMS}
 
     def draw_tools(self):
-        """A strict one in OpenAI's form."""
+        """A strict one in OpenAI's form. Whether it is named, and whether it may be called more than once, is drawn too."""
         parameters = Schemas(self.rng).draw(is_object=True)
         self.judge_call = judge_json(parameters)
+        self.is_named, self.is_once = self.rng.random() < 0.5, self.rng.random() < 0.5
         return {"type": "function", "function": {"name": "order_pizza", "description": "Orders a pizza.", "strict": True,
                                                  "parameters": parameters}}
 
@@ -283,7 +288,8 @@ class Draw:
         elif kind == 1:
             tool = self.draw_tools()
             named = {"type": "function", "function": {"name": "order_pizza"}}
-            self.body |= {"tools": [tool], "tool_choice": self.rng.choice(["required", named])}
+            self.body |= {"tools": [tool], "tool_choice": named if self.is_named else "required",
+                          "parallel_tool_calls": not self.is_once}
         else:
             self.body["structured_outputs"] = self.draw_form()
 
@@ -297,7 +303,8 @@ class Draw:
         else:
             tool = self.draw_tools()["function"]
             named = {"type": "function", "name": "order_pizza"}
-            self.body |= {"tools": [{"type": "function", **tool}], "tool_choice": self.rng.choice(["required", named])}
+            self.body |= {"tools": [{"type": "function", **tool}], "tool_choice": named if self.is_named else "required",
+                          "parallel_tool_calls": not self.is_once}
 
     def make_message(self, question):
         self.body |= {"messages": [{"role": "user", "content": question}], "max_tokens": MAX_TOKENS}
@@ -305,14 +312,15 @@ class Draw:
             self.body["output_config"] = {"format": {"type": "json_schema", "schema": self.schema()}}
         else:
             tool = self.draw_tools()["function"]
-            choice = self.rng.choice([{"type": "any"}, {"type": "tool", "name": "order_pizza"}])
+            choice = {"type": "tool", "name": "order_pizza"} if self.is_named else {"type": "any"}
             self.body |= {"tools": [{"name": tool["name"], "input_schema": tool["parameters"], "strict": True}],
-                          "tool_choice": choice}
+                          "tool_choice": {**choice, "disable_parallel_tool_use": self.is_once}}
 
     def faults(self, content, calls):
         if self.judge_call is None:
             return [fault for fault in [calls and "it has calls", self.judge(content)] if fault]
-        if len(calls) != 1 or content:
+        most = 1 if self.is_named or self.is_once or NAME == "nibble-tiny-gpt-oss" else len(calls)
+        if not 1 <= len(calls) <= most or content:
             return [f"it has {len(calls)} calls and the content {content!r}"]
         return [fault for fault in map(self.judge_call, calls) if fault]
 
@@ -364,7 +372,7 @@ class ConstrainedOutputTest(unittest.TestCase):
         schema = {"type": "object", "properties": {"a": {"type": "string", "minLength": 9, "maxLength": 30}},
                   "required": ["a"], "additionalProperties": False}
         forms = [quoted, ({"json": schema}, judge_json(schema))]
-        cases = [(*form, special, seed) for form in forms for special in SPECIALS[:4] for seed in range(3)]
+        cases = [(*form, special, seed) for form in forms for special in SPECIALS for seed in range(3)]
         num_ended = 0
         for (_, judge, special, seed), [(content, calls, ended)] in self.in_parallel(run, cases):
             num_ended += ended
