@@ -33,12 +33,6 @@ find_package(Threads REQUIRED)
 target_link_libraries(nibble_flags INTERFACE Threads::Threads)
 
 # Seconds until a test counts as hanging; under ThreadSanitizer it runs some thirty times as long.
-set(NIBBLE_TEST_TIMEOUT ${NIBBLE_TEST_TIMEOUT})
-if(NIBBLE_SANITIZE MATCHES thread)
-  set(NIBBLE_TEST_TIMEOUT 7200)
-endif()
-
-# Seconds until a test counts as hanging; under ThreadSanitizer it runs some thirty times as long.
 set(NIBBLE_TEST_TIMEOUT 600)
 if(NIBBLE_SANITIZE MATCHES thread)
   set(NIBBLE_TEST_TIMEOUT 7200)
