@@ -23,7 +23,8 @@ for target in "${targets[@]}"; do
   ((most == 0)) || runs=$((most - inputs))
   ((most == 0 || runs > 0)) || continue
   start=$SECONDS
-  "$target" -max_total_time="$seconds" -runs="$runs" -timeout=20 -rss_limit_mb=3072 \
+  # Weighing inputs by how rare their features are takes up to two thirds of the time.
+  "$target" -entropic=0 -max_total_time="$seconds" -runs="$runs" -timeout=20 -rss_limit_mb=3072 \
     -print_final_stats=1 -artifact_prefix="$build/crashes/$name-" \
     "${folders[@]}" >"$log" 2>&1 ||
     { grep -v '^#' "$log" | tail -40; echo "fuzz: $name failed; its input is in $build/crashes" >&2; exit 1; }
