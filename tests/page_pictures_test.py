@@ -132,6 +132,7 @@ class PicturesTest(unittest.IsolatedAsyncioTestCase):
             await tab.click("#close-sidebar")
         await tab.wait("document.querySelectorAll('#live .gauge').length === 7")
         await self.shoot("19-live")
+        self.assertEqual(await tab.run("new Set([...document.querySelectorAll('#live b')].map((b) => b.offsetHeight)).size"), 1)
 
     async def test_desk_light(self):
         await self.take("desk-light")

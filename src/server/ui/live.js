@@ -5,14 +5,15 @@ import { $, make, show } from "./dom.js";
 // Each gauge: its name, its value from two answers of /load and the seconds between them, and how it
 // is shown.
 const GAUGES = [
-  ["generation", (now, was, s) => (now.generation_tokens - was.generation_tokens) / s, (v) => `${v.toFixed(1)} tokens/s`],
-  ["prompts", (now, was, s) => (now.prompt_tokens - was.prompt_tokens) / s, (v) => `${v.toFixed(0)} tokens/s`],
+  ["generation", (now, was, s) => (now.generation_tokens - was.generation_tokens) / s, (v) => rate(v)],
+  ["prompts", (now, was, s) => (now.prompt_tokens - was.prompt_tokens) / s, (v) => rate(v)],
   ["running", (now) => now.requests_running, (v) => requests(v)],
   ["waiting", (now) => now.requests_waiting, (v) => requests(v)],
   ["KV cache", (now) => 100 * now.kv_cache_usage, (v) => `${v.toFixed(1)} %`],
   ["prefix cache", (now) => 100 * now.prefix_cache_hits / Math.max(1, now.prefix_cache_queries), (v) => `${v.toFixed(1)} % hits`],
   ["memory", (now) => now.resident_memory_bytes / 2 ** 30, (v) => `${v.toFixed(2)} GiB`],
 ];
+const rate = (v) => `${v.toFixed(v < 100 ? 1 : 0)} tokens/s`;
 const requests = (v) => (v === 1 ? "1 request" : `${v} requests`);
 const SECONDS_SHOWN = 120;
 const past = GAUGES.map(() => []);
