@@ -33,7 +33,7 @@ healthy() {
 case ${1:-serve} in
   serve) shift $(($# > 0)); serve "$@" ;;
   healthy) healthy ;;
-  ray-head | ray-worker) echo "nibble runs on one device: there is no $1" >&2; exit 2 ;;
+  ray-head | ray-worker) echo "there is no $1 here: nibble starts its ranks itself, see docs/ranks.md" >&2; exit 2 ;;
   pull | chat | bench | plan | doctor | inspect | score | eval | tokenize | help | -*)
     exec nibble "$@" ;;
   *) exec "$@" ;;

@@ -82,6 +82,16 @@ class FaultsTest(unittest.TestCase):
         self.assertNotIn("zebra", "".join(server.log))
         self.assertNotIn("forged", "".join(server.log))
 
+    def test_statistics_stay_out_of_the_log_where_nobody_wants_them(self):
+        with Server() as talks, Server("--disable-log-stats") as is_quiet, concurrent.futures.ThreadPoolExecutor(2) as pool:
+            def work(server):
+                end = time.monotonic() + 12
+                while time.monotonic() < end:
+                    self.ask(server, max_tokens=100, ignore_eos=True)
+            list(pool.map(work, (talks, is_quiet)))
+        self.assertIn("tokens/s, generation", "".join(talks.log))
+        self.assertNotIn("tokens/s, generation", "".join(is_quiet.log))
+
     def test_it_connects_to_nobody(self):
         """Every socket of the program is its own: it listens, or has accepted."""
         with Server() as server, concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -94,7 +94,7 @@ def check_container(prefix):
     gone = subprocess.run([ENTRY, "healthy"], env={"PATH": path, "PORT": str(server.port)},
                           capture_output=True)
     assert gone.returncode != 0
-    for words, status, said in ((["ray-head"], 2, "one device"), (["--version"], 0, "nibble "),
+    for words, status, said in ((["ray-head"], 2, "starts its ranks itself"), (["--version"], 0, "nibble "),
                                 (["bash", "-c", "echo hello"], 0, "hello")):
         run = subprocess.run([ENTRY, *words], env={"PATH": path}, text=True, capture_output=True)
         assert run.returncode == status and said in run.stdout + run.stderr, (words, run)

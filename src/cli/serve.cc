@@ -182,7 +182,7 @@ std::unique_ptr<TextSide> load_text(const ServeFlags& flags) {
 server::ServedModel load(const ServeFlags& flags, Loaded& loaded) {
   loaded.engine.emplace(load_engine(flags.engine, {.masked_ids = loaded.text->masked_ids,
                                                    .request_bytes = request_bytes(flags),
-                                                   .log_activity = true}));
+                                                   .log_activity = logs_activity(flags.vllm)}));
   loaded.engine->engine->start();
   server::ServedModel model;
   model.engine = loaded.engine->engine.get();

@@ -23,17 +23,19 @@ struct VllmFlag {
   const char* advice = "";  // for other values
 };
 
-constexpr const char* kOneDevice = "nibble runs on one device";
+constexpr const char* kSplit = "--tensor-parallel-size splits every layer, and every expert";
+constexpr const char* kReplicas =
+    "one model a process; docs/replicas.md puts several behind a gateway";
 constexpr const char* kOwnKernels =
     "nibble's own kernels run; nibble doctor MODEL shows which, --kernel op=name forces one";
 constexpr const char* kSampling = "edit generation_config.json, or set it in each request";
 
 constexpr VllmFlag kFlags[] = {
     {"--enable-auto-tool-choice", Takes::kNothing, "*", "tool calls are always recognised"},
-    {"--pipeline-parallel-size", Takes::kValue, "1", kOneDevice, kOneDevice},
-    {"--data-parallel-size", Takes::kValue, "1", kOneDevice, kOneDevice},
-    {"--enable-expert-parallel", Takes::kNothing, "", kOneDevice},
-    {"--distributed-executor-backend", Takes::kValue, "", kOneDevice},
+    {"--pipeline-parallel-size", Takes::kValue, "1", kSplit, kSplit},
+    {"--data-parallel-size", Takes::kValue, "1", kReplicas, kReplicas},
+    {"--enable-expert-parallel", Takes::kNothing, "", kSplit},
+    {"--distributed-executor-backend", Takes::kValue, "", "nibble starts its ranks itself"},
     {"--dtype", Takes::kValue, "auto bfloat16",
      "what is stored as bf16 stays so unless --dense-format says otherwise", "see --activations"},
     {"-q,--quantization", Takes::kValue, "mxfp4 auto",
@@ -45,7 +47,8 @@ constexpr VllmFlag kFlags[] = {
     {"--disable-log-requests", Takes::kNothing, "*", "requests are never logged"},
     {"--no-enable-log-requests", Takes::kNothing, "*", "requests are never logged"},
     {"--enable-log-requests", Takes::kNothing, "", "prompts are never logged"},
-    {"--disable-log-stats", Takes::kNothing, "*", "no statistics are logged"},
+    {"--disable-log-stats", Takes::kNothing, "*",
+     "a busy engine does not say every ten seconds what it does"},
     {"--uvicorn-log-level", Takes::kValue, "*", "the environment variable NIBBLE_LOG sets it"},
     {"--tokenizer", Takes::kValue, "", "the tokenizer.json in MODEL is used"},
     {"--tokenizer-mode", Takes::kValue, "auto", "the tokenizer.json in MODEL is used",
@@ -139,10 +142,15 @@ void explain_vllm_flags(const VllmFlags& flags) {
   }
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text(*variable);
-    if (!text.starts_with("VLLM_")) continue;
+    if (!text.starts_with("VLLM_") || text.starts_with("VLLM_NCCL_SO_PATH=")) continue;
     LOG_INFO("%s is set: nibble reads no variables of vLLM; %s",
              std::string(text.substr(0, text.find('='))).c_str(), kOwnKernels);
   }
+}
+
+bool logs_activity(const VllmFlags& flags) {
+  return std::none_of(flags.given.begin(), flags.given.end(),
+                      [](const auto& flag) { return flag.first == "--disable-log-stats"; });
 }
 
 std::string activations_of(const VllmFlags& flags) {

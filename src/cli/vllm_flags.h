@@ -26,6 +26,9 @@ void add_vllm_flags(CLI::App& command, VllmFlags& flags);
 // Error(kUsage) for the others, with advice.
 void explain_vllm_flags(const VllmFlags& flags);
 
+// Whether --disable-log-stats is not among them.
+bool logs_activity(const VllmFlags& flags);
+
 // What --mxfp4-backend says of --activations; "": nothing.
 std::string activations_of(const VllmFlags& flags);
 
