@@ -199,6 +199,38 @@ TEST(Harmony, ResponseFormatIsASectionOfTheDeveloper) {
       << text;
 }
 
+TEST(Harmony, LaterInstructionsAreTheDevelopers) {
+  const auto instructions = [](Role role, const char* text) {
+    ChatMessage message = user(text);
+    message.role = role;
+    return message;
+  };
+  const auto text_of = [](const std::vector<ChatMessage>& messages) {
+    return o200k().decode(harmony().render(chat_of(messages)).value().ids);
+  };
+  const auto count = [](const std::string& text, std::string_view piece) {
+    int n = 0;
+    for (size_t at = text.find(piece); at != text.npos; at = text.find(piece, at + 1)) ++n;
+    return n;
+  };
+  // A second system message would outrank the developer's first.
+  const std::string text =
+      text_of({instructions(Role::kSystem, "One."), user("Hi"), instructions(Role::kSystem, "Two."),
+               instructions(Role::kDeveloper, "Three.")});
+  EXPECT_EQ(count(text, "<|start|>system<|message|>"), 1);
+  EXPECT_NE(text.find("<|start|>developer<|message|># Instructions\n\nOne."), text.npos) << text;
+  EXPECT_NE(text.find("<|start|>user<|message|>Hi<|end|><|start|>developer<|message|>Two.<|end|>"
+                      "<|start|>developer<|message|>Three.<|end|>"),
+            text.npos)
+      << text;
+  const std::string plain = text_of({user("Hi")});
+  EXPECT_EQ(count(plain, "developer"), 0);
+  for (const Role role : {Role::kSystem, Role::kDeveloper}) {
+    EXPECT_EQ(text_of({instructions(role, ""), user("Hi")}), plain);
+    EXPECT_EQ(text_of({user("Hi"), instructions(role, "")}), plain);
+  }
+}
+
 TEST(Harmony, RefusesWithATextForTheCaller) {
   EXPECT_EQ(error(chat_of({})), "messages: at least one is needed");
   ChatMessage result = user("12");
