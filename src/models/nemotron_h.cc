@@ -199,12 +199,14 @@ class NemotronH : public SiteModel {
     for (int l = 0; l < c.layers(); ++l, std::swap(x, y)) {
       const Layer& at = layers_[l];
       switch (c.mixers[l]) {
-        case 'M':
-          ops::norm_linear(cx, *at.in, {a.zxbcdt, a.h, *y}, *x, a.d);
-          ops::mamba2(cx, *at.mamba, a.mixed, state.recurrent_layer(l), a.zxbcdt, s);
-          tap(cx, l, {{"h", &a.h}, {"zxbcdt", &a.zxbcdt}, {"mixed", &a.mixed}});
+        case 'M': {
+          const Tensor& in = inputs(l, a.zxbcdt);
+          ops::norm_linear(cx, *at.in, {in, a.h, *y}, *x, a.d);
+          ops::mamba2(cx, *at.mamba, a.mixed, state.recurrent_layer(l), in, s);
+          tap(cx, l, {{"h", &a.h}, {"zxbcdt", &in}, {"mixed", &a.mixed}});
           ops::out_proj(cx, *at.out, a.d, a.mixed, s);
           break;
+        }
         case '*':
           ops::norm_qkv(cx, *at.qkv, {a.q, a.h, *y}, state.layer(l), *x, a.d, a.cos_sin, s);
           ops::attention(cx, *at.attention, a.att, a.q, state.layer(l), scale, s);

@@ -270,7 +270,7 @@ void SiteModel::describe(ModelInfo info) {
   size_t num_recurrent = 0;
   for (const LayerGroup& group : info_.groups)
     if (group.is_recurrent()) num_recurrent += group.layers.size();
-  info_.replays = num_recurrent > 0 && num_recurrent == replayed_.size();
+  info_.replays = num_recurrent > 0 && num_recurrent == delta_inputs_.size() + mamba_inputs_.size();
   settle_formats();
 }
 

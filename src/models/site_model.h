@@ -129,8 +129,10 @@ class SiteModel : public Model {
   // kept, else `shared`.
   const Tensor& entering(int32_t layer, const Tensor& shared);
 
-  // Where a delta rule's inputs go: to where they stay for replay(), or, in longer steps, `shared`.
+  // Where what enters a layer with a state goes: to where it stays for replay(), or, in longer
+  // steps, `shared`.
   const ops::DeltaRuleIn& inputs(int32_t layer, const ops::DeltaRuleIn& shared) const;
+  const Tensor& inputs(int32_t layer, const Tensor& shared) const;
 
   using Named = std::pair<const char*, const Tensor*>;
   static void tap(const ops::Ctx& cx, int layer, std::initializer_list<Named> all);
@@ -196,11 +198,13 @@ class SiteModel : public Model {
   std::vector<const ops::Site*> shared_;  // whose matrix is another model's
   std::vector<Declared> declared_;
   std::vector<Act> acts_;
-  std::map<int32_t, Tensor> kept_;                // rows, by the layer that they enter
-  size_t num_entered_ = 0;                        // of them, in this step
-  std::map<int32_t, ops::DeltaRuleIn> replayed_;  // inputs, by layer
-  Tensor counters_;                               // zeros between ops; GPUs only
-  Tensor scratch_;                                // working memory within one op
+  std::map<int32_t, Tensor> kept_;  // rows, by the layer that they enter
+  size_t num_entered_ = 0;          // of them, in this step
+  // Inputs for replay(), by layer.
+  std::map<int32_t, ops::DeltaRuleIn> delta_inputs_;
+  std::map<int32_t, Tensor> mamba_inputs_;
+  Tensor counters_;  // zeros between ops; GPUs only
+  Tensor scratch_;   // working memory within one op
   LoadedWeights loaded_;
   Buffer prepared_;
   StepLimits limits_;

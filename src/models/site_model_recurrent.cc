@@ -15,7 +15,7 @@ void SiteModel::delta(ops::Site& site, const std::string& name, float eps) {
   add_floats("dt_bias", {d.value_heads}, Fill::kZero, w.dt_bias);
   add_floats("norm.weight", {d.value_dim}, Fill::kOne, w.norm);
   w.eps = eps;
-  auto& [qkvz, gates] = replayed_[site.key.layer];
+  auto& [qkvz, gates] = delta_inputs_[site.key.layer];
   const std::string layer = "." + std::to_string(site.key.layer);
   act(qkvz, "qkvz" + layer, DType::kF32, Count::kReplayed, 1, d.width());
   act(gates, "gates" + layer, DType::kF32, Count::kReplayed, 1, 2 * d.value_heads);
@@ -35,21 +35,33 @@ void SiteModel::mamba(ops::Site& site, const std::string& name, float eps) {
   add_floats("dt_bias", {d.heads}, Fill::kZero, w.dt_bias);
   add_floats("norm.weight", {d.inner()}, Fill::kOne, w.norm);
   w.eps = eps;
+  act(mamba_inputs_[site.key.layer], "zxbcdt." + std::to_string(site.key.layer), DType::kF32,
+      Count::kReplayed, 1, d.width());
 }
 
 // Token by token a layer's state depends on its inputs alone: no layer waits for another's.
 void SiteModel::replay(ops::Ctx& cx, const Step& step, const SeqState& kv) {
   CHECK(step.num_tokens <= limits_.max_replayed);
   begin(cx, step);
-  for (const ops::Site& site : sites_)
+  for (const ops::Site& site : sites_) {
+    const int32_t layer = site.key.layer;
     if (site.key.op == ops::Op::kDeltaRule)
-      ops::delta_rule(cx, site, buffer(site.writes.at(0)), kv.recurrent_layer(site.key.layer),
-                      replayed_.at(site.key.layer), step);
+      ops::delta_rule(cx, site, buffer(site.writes.at(0)), kv.recurrent_layer(layer),
+                      delta_inputs_.at(layer), step);
+    if (site.key.op == ops::Op::kMamba2)
+      ops::mamba2(cx, site, buffer(site.writes.at(0)), kv.recurrent_layer(layer),
+                  mamba_inputs_.at(layer), step);
+  }
 }
 
 const ops::DeltaRuleIn& SiteModel::inputs(int32_t layer, const ops::DeltaRuleIn& shared) const {
-  const ops::DeltaRuleIn& kept = replayed_.at(layer);
+  const ops::DeltaRuleIn& kept = delta_inputs_.at(layer);
   return kept.qkvz.dim(0) > 0 ? kept : shared;
+}
+
+const Tensor& SiteModel::inputs(int32_t layer, const Tensor& shared) const {
+  const Tensor& kept = mamba_inputs_.at(layer);
+  return kept.dim(0) > 0 ? kept : shared;
 }
 
 }  // namespace nibble

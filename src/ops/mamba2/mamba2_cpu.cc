@@ -58,7 +58,7 @@ struct MambaRun {
     }
     kernels.convolve(inputs, w.conv + channel * d.taps, w.conv_bias + channel, d.taps, n,
                      scratch.xbc + (span.q_start + t) * d.channels() + channel);
-    if (t + 1 < span.q_len) return;
+    if (t + 1 != span.q_len) return;
     float* kept = state.conv.as<float>() + state.to[span.slot] * d.conv_size() + channel;
     for (int64_t j = 1; j < d.taps; ++j) std::copy_n(inputs[j], n, kept + (j - 1) * d.channels());
   }
@@ -133,11 +133,13 @@ void CpuMamba2<kIsa>::run(Ctx& cx, const Tensor& att, const RecurrentLayer& stat
   const MambaRun run{desc, weights, in, state, float_kernels(kIsa).mamba2, scratch};
   std::fill_n(scratch.zeros, desc.channels(), 0.f);
   float* out = att.as<float>();
+  // As of delta_rule, rows may follow a span that are of none: no state is that behind them, and
+  // their att is anything.
   cx.pool->parallel_for(s.num_tokens * desc.groups, 1, [&](int64_t i, int64_t end, int worker) {
     const Span* span = s.spans;
     for (; i < end; ++i) {
       const int64_t t = i / desc.groups;
-      while (t >= span->q_start + span->q_len) ++span;
+      while (span + 1 < s.spans + s.num_spans && t >= span[1].q_start) ++span;
       run.prepare(*span, t - span->q_start, i % desc.groups, worker);
     }
   });

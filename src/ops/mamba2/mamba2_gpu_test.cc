@@ -90,6 +90,28 @@ TEST(Mamba2Gpu, EveryKernelEqualsTheTwin) {
   check({64, 8, 64, 128, 4}, {{33, true}, {1, true}});
 }
 
+// As on a CPU: what follows a span that ends early is of no sequence.
+TEST(Mamba2Gpu, SpansMayBeCutShort) {
+  const Mamba2Desc& desc = mamba_descs()[0];
+  const std::vector<MambaSpan> sequences = {{8, true}, {3, false}, {8, true}};
+  for (const int32_t kept : {1, 5}) {
+    Random random(11), same(11);
+    MambaProblem want(random, desc, sequences), got(same, desc, sequences);
+    for (MambaProblem* p : {&want, &got}) p->spans[0].q_len = p->spans[2].q_len = kept;
+    TestCtx twin(DType::kF32, 0);
+    want.run(twin.cx, ref::mamba2);
+    GpuProblem gpu(gpu::scratch_bytes(got.desc));
+    for (const Mamba2Kernel* row : rows_of(got.desc, gpu)) {
+      const OnGpu on(got, gpu);
+      on.run(gpu, *row);
+      const std::vector<float> states = flat(gpu, on.layer.state);
+      for (size_t i = 0; i < states.size(); ++i)
+        ASSERT_NEAR(states[i], want.states[i], 2 * mamba_bounds(want).state) << row->name;
+      ASSERT_EQ(flat(gpu, on.layer.conv), want.convs) << row->name;
+    }
+  }
+}
+
 // With the eps of models the norm divides by what is there.
 TEST(Mamba2Gpu, ASmallEpsInTheNorm) {
   Random random(5), same(5);

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "ops/mamba2/mamba2_test_problem.h"
 
@@ -90,6 +91,34 @@ TEST(Mamba2, TheSameBitsHoweverATextIsCut) {
       ASSERT_TRUE(std::equal(cut.kept(0), cut.kept(0) + desc.conv_size(), whole.kept(0)));
     }
   }
+}
+
+// Spans that end before the next one begins, and before the step does: the states are those of a
+// text that ends there, and no other sequence is touched.
+TEST(Mamba2, SpansMayBeCutShort) {
+  const Mamba2Desc& desc = mamba_descs()[0];
+  const std::vector<MambaSpan> sequences = {{8, true}, {3, false}, {8, true}};
+  for (const Mamba2Kernel* row : kernels_here(mamba2_kernels(), desc))
+    for (const int32_t kept : {1, 2, 5, 8}) {
+      Random random(11);
+      MambaProblem cut(random, desc, sequences);
+      cut.spans[0].q_len = cut.spans[2].q_len = kept;
+      TestCtx test(DType::kF32, scratch_bytes(cut.desc, cut.desc.tokens, 2));
+      cut.run(test.cx, row->run);
+      for (int32_t i = 0; i < 3; ++i) {
+        Random same(11);
+        MambaProblem alone(same, desc, sequences);
+        Span span = cut.spans[i];
+        const int32_t first = std::exchange(span.q_start, 0);
+        const Step step{.num_tokens = span.q_len, .num_spans = 1, .spans = &span};
+        row->run(test.cx, alone.out(first, span.q_len), alone.layer(), alone.in(first, span.q_len),
+                 alone.desc, alone.weights, step);
+        ASSERT_TRUE(std::equal(cut.left(i), cut.left(i) + desc.state_size(), alone.left(i)))
+            << row->name << ", " << kept << " of " << i;
+        ASSERT_TRUE(std::equal(cut.kept(i), cut.kept(i) + desc.conv_size(), alone.kept(i)))
+            << row->name << ", " << kept << " of " << i;
+      }
+    }
 }
 
 // Tokens of other sequences in the step change nothing.
