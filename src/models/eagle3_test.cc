@@ -238,6 +238,15 @@ TEST(Eagle3Head, ForAnotherModelIsRefused) {
   EXPECT_THAT(fault_of("modelopt", "qwen3_next"),
               HasSubstr("no Eagle3 head drafts for Qwen3NextForCausalLM yet"));
   EXPECT_EQ(fault_of("specforge", "llama"), "");
+
+  const auto other = std::filesystem::path(testing::TempDir()) / "head_of_another_vocabulary";
+  std::filesystem::create_directories(other);
+  std::string text = config_of("specforge");
+  text.replace(text.find("\"vocab_size\": 101"), 17, "\"vocab_size\": 102");
+  std::ofstream(other / "config.json") << text;
+  EXPECT_THAT(fault_of(other.c_str(), "llama"),
+              HasSubstr("made for a model with a vocabulary of 102; this one, LlamaForCausalLM, "
+                        "has 101"));
 }
 
 }  // namespace
