@@ -87,6 +87,7 @@ void fit_engine(std::vector<BenchCase>& cases, EngineFlags& flags) {
 // On a CPU a short run of the same kind warms all that a long one would: its pages of weights.
 BenchCase warm_up_of(BenchCase what) {
   what.prompt = std::min(what.prompt, kWarmUpPrompt);
+  if (!what.ids.empty()) what.ids.resize(what.prompt);
   what.depth = std::min(what.depth, kWarmUpPrompt);
   what.new_tokens = std::min(what.new_tokens, kWarmUpTokens);
   return what;

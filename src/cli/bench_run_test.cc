@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "cli/run_for_test.h"
 #include "engine/toy_model.h"
 
 namespace nibble::cli {
@@ -71,6 +75,19 @@ TEST(BenchRun, RefusesWhatDoesNotFit) {
   EXPECT_THROW(run_case(engine, {.prompt = 40}, 1), Error);
   EXPECT_THROW(run_case(engine, {.prompt = 1, .new_tokens = 40}, 1), Error);
   EXPECT_THROW(run_case(engine, {.prompt = 8, .depth = 8}, 1), Error);  // both in one chunk of 16
+}
+
+// A prompt of its own that is longer than what warms up.
+TEST(BenchRun, DecodesFromALongPrompt) {
+  const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / "long_prompt.ids";
+  std::ofstream out(file);
+  for (int32_t i = 0; i < 700; ++i) out << i % 100 << ' ';
+  out.close();
+  const CommandResult run =
+      run_command({"bench", std::string(NIBBLE_SOURCE_DIR) + "/models/nibble-tiny-gpt-oss", "-p",
+                   "0", "-n", "4", "-r", "1", "--ids-file", file, "--json"});
+  ASSERT_EQ(run.status, 0) << run.err;
+  EXPECT_EQ(nlohmann::json::parse(run.out)["rows"][0]["prompt"], 700);
 }
 
 TEST(BenchRun, RateIsMeanAndSampleDeviation) {
