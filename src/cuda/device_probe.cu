@@ -45,7 +45,8 @@ struct QmmaSf {
   static constexpr int64_t kFlops = 2 * 16 * 8 * 32;
   static __device__ __forceinline__ void run(float (&d)[4], const uint32_t (&a)[4], uint2 b) {
 #if NIBBLE_HAS_BLOCK_SCALED_MMA
-    sm12x::mma_e2m1_e4m3<sm12x::Body::kFast, 0>(d, {{a[0], a[1], a[2], a[3]}}, b, 0x7f7f7f7fu);
+    sm12x::mma_e4m3<sm12x::Values::kE2m1, sm12x::Body::kFast, 0>(d, {{a[0], a[1], a[2], a[3]}}, b,
+                                                                 0x7f7f7f7fu);
 #endif
   }
 };
@@ -160,7 +161,8 @@ __global__ void multiply_once(const Fragments* in, float4* out) {
   if constexpr (kNvfp4)
     sm12x::mma_nvfp4(d, f.a, f.b, f.scale_a, f.scale_b);
   else
-    sm12x::mma_e2m1_e4m3<sm12x::Body::kExact, 0>(d, {{f.a.x, f.a.y, f.a.z, f.a.w}}, f.b, f.scale_a);
+    sm12x::mma_e4m3<sm12x::Values::kE2m1, sm12x::Body::kExact, 0>(d, {{f.a.x, f.a.y, f.a.z, f.a.w}},
+                                                                  f.b, f.scale_a);
   out[blockIdx.x * 32 + threadIdx.x] = {d[0], d[1], d[2], d[3]};
 }
 

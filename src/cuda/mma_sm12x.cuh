@@ -22,11 +22,13 @@
 
 namespace nibble::cuda::sm12x {
 
-enum class Body { kFast, kExact };  // of the emulation
+enum class Body { kFast, kExact };   // of the emulation
+enum class Values { kE2m1, kE4m3 };  // of A
 
-// Operands of a lane, l = 4 g + p, of A [16 rows, k 32] in E2M1 and B [k 32, 8 columns] in E4M3.
-// a: row g, row g + 8, then the same rows at k 16 on; a byte holds a code in its bits 5..2:
-//    byte j of a[0] is k = 4 p + j, of a[2] 16 + 4 p + j.
+// Operands of a lane, l = 4 g + p, of A [16 rows, k 32] in E2M1 or E4M3 and B [k 32, 8 columns] in
+// E4M3.
+// a: row g, row g + 8, then the same rows at k 16 on; a byte is a code of E4M3, or holds one of
+//    E2M1 in its bits 5..2: byte j of a[0] is k = 4 p + j, of a[2] 16 + 4 p + j.
 // b: column g, k = 4 p + j, then 16 + 4 p + j.
 // scale_a: E8M0 of row g in lanes 4 g, of row g + 8 in lanes 4 g + 1, at byte kByte; of A's block.
 // That of B's is 1 throughout. Which k is which is the caller's, as long as A and B agree.
@@ -45,19 +47,31 @@ __device__ __forceinline__ uint32_t f16_of_e2m1(uint32_t word, uint32_t selector
   return (spread & 0x20002000u) << 2 | (spread & 0x1c001c00u) >> 1;
 }
 
+// Bytes 0 and 1, or 2 and 3, of a word of A as an f16 pair, E2M1 times 2^-14.
+template <Values kValues, int kHalf>
+__device__ __forceinline__ uint32_t f16_of_a(uint32_t word) {
+  if constexpr (kValues == Values::kE2m1)
+    return f16_of_e2m1(word, kHalf == 0 ? 0x1404 : 0x3424);
+  else
+    return kHalf == 0 ? f16_of_e4m3_lo(word) : f16_of_e4m3_hi(word);
+}
+
 // noinline: dozens of copies in a loop would only take the compiler's time.
+template <Values kValues>
 static __device__ __noinline__ float4 fast_mma(float4 d, uint4 a, uint2 b, uint32_t scale_a) {
+  constexpr float kFactor = kValues == Values::kE2m1 ? 16384.f : 1.f;
   const int quad = threadIdx.x & 28;
-  const float r0 = e8m0(__shfl_sync(~0u, scale_a, quad)) * 16384.f;
-  const float r1 = e8m0(__shfl_sync(~0u, scale_a, quad + 1)) * 16384.f;
+  const float r0 = e8m0(__shfl_sync(~0u, scale_a, quad)) * kFactor;
+  const float r1 = e8m0(__shfl_sync(~0u, scale_a, quad + 1)) * kFactor;
   float t[4] = {};
-  mma_f16(t, f16_of_e2m1(a.x, 0x1404), f16_of_e2m1(a.y, 0x1404), f16_of_e2m1(a.x, 0x3424),
-          f16_of_e2m1(a.y, 0x3424), f16_of_e4m3_lo(b.x), f16_of_e4m3_hi(b.x));
-  mma_f16(t, f16_of_e2m1(a.z, 0x1404), f16_of_e2m1(a.w, 0x1404), f16_of_e2m1(a.z, 0x3424),
-          f16_of_e2m1(a.w, 0x3424), f16_of_e4m3_lo(b.y), f16_of_e4m3_hi(b.y));
+  mma_f16(t, f16_of_a<kValues, 0>(a.x), f16_of_a<kValues, 0>(a.y), f16_of_a<kValues, 1>(a.x),
+          f16_of_a<kValues, 1>(a.y), f16_of_e4m3_lo(b.x), f16_of_e4m3_hi(b.x));
+  mma_f16(t, f16_of_a<kValues, 0>(a.z), f16_of_a<kValues, 0>(a.w), f16_of_a<kValues, 1>(a.z),
+          f16_of_a<kValues, 1>(a.w), f16_of_e4m3_lo(b.y), f16_of_e4m3_hi(b.y));
   return {fmaf(t[0], r0, d.x), fmaf(t[1], r0, d.y), fmaf(t[2], r1, d.z), fmaf(t[3], r1, d.w)};
 }
 
+template <Values kValues>
 static __device__ __noinline__ float4 exact_mma(float4 d, uint4 a, uint2 b, uint32_t scale_a) {
   const int lane = threadIdx.x & 31, quad = lane & ~3;
   float sums[4] = {d.x, d.y, d.z, d.w};
@@ -67,7 +81,10 @@ static __device__ __noinline__ float4 exact_mma(float4 d, uint4 a, uint2 b, uint
     const int column = 8 * (lane & 3) + 4 * (i % 2);
     const auto of_a = [&](int k) {
       const uint32_t word = __shfl_sync(~0u, k / 16 ? high : low, quad + k / 4 % 4);
-      return e2m1_term(word >> (8 * (k % 4) + 2) & 15);
+      if constexpr (kValues == Values::kE2m1)
+        return e2m1_term(word >> (8 * (k % 4) + 2) & 15);
+      else
+        return e4m3_term(word >> 8 * (k % 4) & 255);
     };
     const auto of_b = [&](int k) {
       const uint32_t word = __shfl_sync(~0u, k / 16 ? b.y : b.x, column + k / 4 % 4);
@@ -80,25 +97,32 @@ static __device__ __noinline__ float4 exact_mma(float4 d, uint4 a, uint2 b, uint
 }
 
 // d += a b, d as mma's: rows g (d[0], d[1]) and g + 8, columns 2 p and 2 p + 1.
-template <Body kBody, int kByte>
-__device__ __forceinline__ void mma_e2m1_e4m3(float (&d)[4], const OperandA& a, uint2 b,
-                                              uint32_t scale_a) {
+#define NIBBLE_MMA_E4M3(type)                                                                 \
+  asm volatile(                                                                               \
+      "mma.sync.aligned.kind::mxf8f6f4.block_scale.scale_vec::1X.m16n8k32.row.col.f32." type  \
+      ".e4m3.f32.ue8m0 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3}, %10, " \
+      "{%12, 0}, %11, {0, 0};"                                                                \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                        \
+      : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.x), "r"(b.y), "r"(scale_a), \
+        "r"(0x7f7f7f7fu), "n"(kByte))
+template <Values kValues, Body kBody, int kByte>
+__device__ __forceinline__ void mma_e4m3(float (&d)[4], const OperandA& a, uint2 b,
+                                         uint32_t scale_a) {
 #if NIBBLE_HAS_BLOCK_SCALED_MMA
-  asm volatile(
-      "mma.sync.aligned.kind::mxf8f6f4.block_scale.scale_vec::1X.m16n8k32.row.col.f32.e2m1.e4m3."
-      "f32.ue8m0 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3}, %10, {%12, 0}, "
-      "%11, {0, 0};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.x), "r"(b.y), "r"(scale_a),
-        "r"(0x7f7f7f7fu), "n"(kByte));
+  if constexpr (kValues == Values::kE2m1)
+    NIBBLE_MMA_E4M3("e2m1");
+  else
+    NIBBLE_MMA_E4M3("e4m3");
 #else
   const uint4 words = {a.v[0], a.v[1], a.v[2], a.v[3]};
   const float4 old = {d[0], d[1], d[2], d[3]};
-  const float4 sum = kBody == Body::kExact ? exact_mma(old, words, b, scale_a >> 8 * kByte & 255)
-                                           : fast_mma(old, words, b, scale_a >> 8 * kByte & 255);
+  const uint32_t scale = scale_a >> 8 * kByte & 255;
+  const float4 sum = kBody == Body::kExact ? exact_mma<kValues>(old, words, b, scale)
+                                           : fast_mma<kValues>(old, words, b, scale);
   d[0] = sum.x, d[1] = sum.y, d[2] = sum.z, d[3] = sum.w;
 #endif
 }
+#undef NIBBLE_MMA_E4M3
 
 // NVFP4 by NVFP4: A [16 rows, k 64] and B [k 64, 8 columns] in E2M1, E4M3 scales of 16 k. Nibble j
 // of a.x is row g, k = 8 p + j, of a.z 32 + 8 p + j, of a.y and a.w row g + 8; b.x and b.y likewise
@@ -133,17 +157,6 @@ static __device__ __forceinline__ void mma_nvfp4(float (&d)[4], uint4 a, uint2 b
         [&](int group) { return column_scales >> 8 * group & 255; }, d[i]);
   }
 #endif
-}
-
-// A block of 32 k of kTiles16x64 as it lies in a lane, the words of rows g and g + 8. Then byte j
-// of b.x is k = 2p, 16 + 2p, 2p + 1, 17 + 2p (j = 0..3), of b.y 8 more: the order of Lane64 below.
-__device__ __forceinline__ OperandA operand_of_tile(uint32_t row_g, uint32_t row_g8) {
-  constexpr uint32_t kCodes = 0x3c3c3c3c;
-  return {{row_g << 2 & kCodes, row_g8 << 2 & kCodes, row_g >> 2 & kCodes, row_g8 >> 2 & kCodes}};
-}
-// scale_a of both blocks of a unit, bytes 0 and 1, from its four scales of rows g and g + 8.
-__device__ __forceinline__ uint32_t scales_of_tile(uint32_t scales) {
-  return __byte_perm(scales, 0, threadIdx.x & 1 ? 0x4431 : 0x4420);
 }
 
 }  // namespace nibble::cuda::sm12x

@@ -31,13 +31,17 @@ float to_float_towards_zero(double value) {
 }
 
 struct Dot {
-  std::vector<int> a, b;  // codes: E2M1, E4M3
+  std::vector<int> a, b;  // codes: E2M1, or E4M3, and E4M3
+  bool is_wide = false;   // a is E4M3
   int scale_a = 127, scale_b = 127;
   float sum = 0;
 
   Dot() : a(32), b(32) {}
   float modelled() const {
-    const auto x = [&](int k) { return e2m1_term(static_cast<uint32_t>(a[k])); };
+    const auto x = [&](int k) {
+      const auto code = static_cast<uint32_t>(a[k]);
+      return is_wide ? e4m3_term(code) : e2m1_term(code);
+    };
     const auto y = [&](int k) { return e4m3_term(static_cast<uint32_t>(b[k])); };
     return dot_k32(x, y, static_cast<uint32_t>(scale_a), static_cast<uint32_t>(scale_b), sum);
   }
@@ -46,12 +50,14 @@ struct Dot {
     const int scale = scale_a + scale_b - 254;
     int most = exponent_of(sum, -126);
     for (int k = 0; k < 32; ++k)
-      most = std::max(most, exponent_of(e2m1(a[k]), 0) + exponent_of(kE4m3[b[k]], -6) + scale);
+      most = std::max(
+          most, exponent_of(of_a(k), is_wide ? -6 : 0) + exponent_of(kE4m3[b[k]], -6) + scale);
     double all = towards_zero(sum, most - 25);
     for (int k = 0; k < 32; ++k) all += towards_zero(term(k), most - 25);
     return to_float_towards_zero(all);
   }
-  double term(int k) const { return std::ldexp(e2m1(a[k]) * kE4m3[b[k]], scale_a + scale_b - 254); }
+  double of_a(int k) const { return is_wide ? double{kE4m3[a[k]]} : e2m1(a[k]); }
+  double term(int k) const { return std::ldexp(of_a(k) * kE4m3[b[k]], scale_a + scale_b - 254); }
   double exact() const {
     double all = sum;
     for (int k = 0; k < 32; ++k) all += term(k);
@@ -66,7 +72,10 @@ struct Dot {
 
 Dot random_dot(std::mt19937& bits) {
   Dot dot;
-  for (int& code : dot.a) code = static_cast<int>(bits() % 16);
+  dot.is_wide = bits() % 2 == 0;
+  for (int& code : dot.a) do
+      code = static_cast<int>(bits() % (dot.is_wide ? 256 : 16));
+    while ((code & 127) == 127);
   for (int& code : dot.b) do
       code = static_cast<int>(bits() % 256);
     while ((code & 127) == 127);

@@ -237,6 +237,37 @@ TEST(GpuPlanFp8, ASparkTakesE4M3ByBlockScaledMma) {
       EXPECT_FALSE(entry.kernel.starts_with("sm121_w4a8_")) << site_label(entry.site);
 }
 
+// So do other weights on a GB10: dense ones in 8 bits from the bucket of 5 tokens on, NVFP4 where
+// the rows for few tokens would read it again. FP8 in blocks keeps bf16 activations.
+TEST(GpuPlanFp8, ASparkTakesE4M3ForEveryFormatWithScalesThatItHas) {
+  using ops::Op;
+  ops::Ctx cx = on_gpu(cuda::gb10(), false);
+  cx.kernels.activations = ops::ActFormat::kFp8;
+  const auto check = [&](const std::vector<ops::PlanEntry>& plan, std::initializer_list<Op> of,
+                         std::string_view kernel, int64_t first) {
+    EXPECT_TRUE(ops::resident_twice(plan).empty()) << kernel;
+    for (const Op op : of)
+      for (const int64_t tokens : ops::kTokenBuckets)
+        EXPECT_EQ(kernel_of(plan, op, tokens) == kernel, tokens >= first)
+            << ops::op_name(op) << " " << tokens << " " << kernel_of(plan, op, tokens);
+  };
+  constexpr Format k8 = Format::kMxfp8;
+  check(plan_kernels(cx, "openai/gpt-oss-120b", {.qkv = k8, .out = k8, .unembed = k8}),
+        {Op::kNormQkv, Op::kOutProj, Op::kNormUnembed}, "sm121_w8a8_gemm", 8);
+  check(plan_kernels(cx, "nvidia/Llama-3.1-8B-Instruct-FP8"),
+        {Op::kNormQkv, Op::kOutProj, Op::kMlpUp}, "sm121_w8a8_gemm", 8);
+  check(plan_kernels(cx, "nvidia/Qwen3-8B-NVFP4"), {Op::kNormQkv, Op::kOutProj, Op::kMlpUp},
+        "sm121_nvfp4a8_gemm", 32);
+  check(plan_kernels(cx, "nvidia/Qwen3-30B-A3B-NVFP4"), {Op::kMoeUp, Op::kMoeDown},
+        "sm121_nvfp4a8_gemm", 256);
+  for (const ops::PlanEntry& entry : plan_kernels(cx, "Qwen/Qwen3-8B-FP8"))
+    EXPECT_FALSE(entry.kernel.starts_with("sm121_")) << site_label(entry.site);
+  for (const bool exact : {false, true})
+    for (const ops::PlanEntry& entry :
+         plan_kernels(on_gpu(cuda::gb10(), exact), "nvidia/Qwen3-8B-NVFP4"))
+      EXPECT_FALSE(entry.kernel.starts_with("sm121_")) << site_label(entry.site);
+}
+
 // Sources disagree whether a GB10 runs clusters: start-up asks, and one token has a row without.
 TEST(GpuPlanBf16, AGpuWithoutClustersHasARowForOneToken) {
   cuda::Caps gpu = cuda::gb10();

@@ -367,19 +367,23 @@ inline const char* refuse_nvfp4_fp8(GemmProblem p, int64_t experts, const Kernel
   return refuse_experts_gemm<Format::kNvfp4>(p, experts, options);
 }
 // The same by SM12x's block-scaled mma (ops/gpu_matmul/gemm_fp8_sm12x.cuh), which takes any
-// weights.
-inline const char* refuse_block_scaled(const GemmProblem& p, const KernelOptions& options) {
+// weights of MXFP4, NVFP4, and of kFp8Row: FP8 by row and MXFP8.
+template <Format kFormat>
+const char* refuse_block_scaled(const GemmProblem& p, const KernelOptions& options) {
   if (const char* reason = refuse_cpu(options)) return reason;
   if (options.gpu.sm / 10 != 12) return "needs block-scaled mma: a GB10";
   if (options.activations != ActFormat::kFp8) return "activations are not fp8";
   if (options.exact) return "--exact: its sums differ from those of the rows for few tokens";
-  if (p.format != Format::kMxfp4) return "weights are not mxfp4";
+  if (const char* reason = refuse_other<kFormat>(p.format)) return reason;
+  if (p.format == Format::kFp8Block) return "scales of its blocks are no powers of two";
   if (p.rows % 16 != 0) return "rows are not a multiple of 16";
   if (p.cols % 64 != 0) return "columns are not a multiple of 64";
   return p.met >= p.fewest || options.any_size ? nullptr : "too few tokens to fill its tiles";
 }
-// Of dense weights: few-token rows read them again for every 4 to 8 tokens.
-inline constexpr int64_t kBlockScaledFewest = 5;
+// Of dense weights: few-token rows read them again for every 4 to 8 tokens, those of NVFP4 for
+// every 16.
+template <Format kFormat>
+inline constexpr int64_t kBlockScaledFewest = kFormat == Format::kNvfp4 ? 17 : 5;
 
 // Columns that the norm in front of the GEMMs by mma takes (ops/norm/add_norm.h).
 inline constexpr int64_t kAddNormMost = 8192;
@@ -434,8 +438,18 @@ const char* refuse_experts_fp8(const Desc& d, int64_t fewest, const KernelOption
 // Below 3 rows an expert the rows with bf16 activations read no more.
 template <typename Desc>
 const char* refuse_experts_block_scaled(const Desc& d, const KernelOptions& options) {
-  if (const char* reason = refuse_block_scaled(up_problem(d, 3), options)) return reason;
+  if (const char* reason = refuse_block_scaled<Format::kMxfp4>(up_problem(d, 3), options))
+    return reason;
   return refuse_unpaired_fp8(d, options);
+}
+// Experts in NVFP4, whose moe_up leaves bf16: each product by itself.
+template <typename Desc>
+const char* refuse_nvfp4_block_scaled(const Desc& d, int64_t rows, int64_t cols,
+                                      const KernelOptions& options) {
+  if (const char* reason = refuse_unit_experts<Format::kNvfp4>(d, rows, cols, options))
+    return reason;
+  return refuse_block_scaled<Format::kNvfp4>(
+      {d.format, rows, cols, d.tokens * d.top_k, kUnitFewestOfExpert * d.experts}, options);
 }
 // The same for few rows an expert (ops/gpu_matmul/gemm_narrow_sm90.cuh).
 template <typename Desc>

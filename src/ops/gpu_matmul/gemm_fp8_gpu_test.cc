@@ -1,5 +1,5 @@
-// The wgmma rows with E4M3 activations against the twin: inputs rounded as the kernels round them,
-// float64 sums.
+// The rows with E4M3 activations by wgmma, and those by SM12x's block-scaled mma of other weights
+// than MXFP4, against the twin: inputs rounded as the kernels round them, float64 sums.
 #include <gtest/gtest.h>
 
 #include <string_view>
@@ -23,15 +23,24 @@ namespace {
 // magnitudes together. Then two factors and the bias in float32.
 double fp8_error(int64_t n) { return static_cast<double>(n + 31) / 32 * 0x1p-13 + 4 * kEps; }
 
+// A GPU's rows: "sm90", or "sm121", of whose sums each instruction cuts 33 terms behind 25 bits of
+// an exponent that is up to one above the largest term's, and its sum behind 23.
+double fp8_error(std::string_view arch, int64_t n) {
+  if (arch == "sm90") return fp8_error(n);
+  return static_cast<double>(n + 31) / 32 * (33 * 0x1p-24 + 0x1p-23) + 5 * kEps;
+}
+
 template <typename Desc, typename Fn>
 const Kernel<Desc, Fn>* fp8_row(std::span<const Kernel<Desc, Fn>> table, const Desc& desc,
                                 GpuProblem& gpu, TestWeight& w,
                                 std::string_view name = "sm90_w4a8_gemm") {
   gpu.cx.kernels.activations = ActFormat::kFp8;
   gpu.cx.kernels.any_size = true;
+  KernelOptions options = gpu.cx.kernels;
+  if (name.starts_with("sm121")) options.gpu = cuda::gb10();
   for (const auto& row : table) {
     if (row.name != name) continue;
-    if (row.refuse(desc, gpu.cx.kernels) != nullptr) continue;
+    if (row.refuse(desc, options) != nullptr) continue;
     w.pack(row.layout);
     return &row;
   }
@@ -210,11 +219,13 @@ TEST(GemmFp8Gpu, MoeDownEqualsTheTwin) {
   }
 }
 
-const char* row_of(Format format) {
-  return format == Format::kMxfp4   ? "sm90_w4a8_gemm"
-         : format == Format::kNvfp4 ? "sm90_nvfp4a8_gemm"
-                                    : "sm90_w8a8_gemm";
+std::string row_of(std::string_view arch, Format format) {
+  return std::string(arch) + (format == Format::kMxfp4   ? "_w4a8_gemm"
+                              : format == Format::kNvfp4 ? "_nvfp4a8_gemm"
+                                                         : "_w8a8_gemm");
 }
+
+bool has_wgmma() { return GpuProblem().cx.kernels.gpu.sm == 90; }
 
 // NVFP4 as its kernels multiply it: 8 g E4M3(m s / 8), of which m s has six bits.
 void narrow_nvfp4(std::vector<float>& row, float g) {
@@ -240,7 +251,8 @@ double dot(const TestWeight& w, int64_t expert, int64_t row, const float* x, dou
   return sum;
 }
 
-void check_dense(Format format, int64_t rows, int64_t cols, int64_t tokens, int span) {
+void check_dense(std::string_view arch, Format format, int64_t rows, int64_t cols, int64_t tokens,
+                 int span) {
   Random random(static_cast<uint32_t>(cols + tokens));
   const OutProjDesc desc{rows, cols, format, 1 << 20};
   TestWeight w(random, format, 1, rows, cols);
@@ -249,7 +261,7 @@ void check_dense(Format format, int64_t rows, int64_t cols, int64_t tokens, int 
   OutProjDesc here = desc;
   here.tokens = tokens;
   GpuProblem gpu(gpu::scratch_bytes(here));
-  const OutProjKernel* row = fp8_row(out_proj_kernels(), desc, gpu, w, row_of(format));
+  const OutProjKernel* row = fp8_row(out_proj_kernels(), desc, gpu, w, row_of(arch, format));
   ASSERT_NE(row, nullptr);
   const Loaded loaded(gpu, w);
   const Tensor in = gpu.tensor(att, DType::kBF16);
@@ -269,7 +281,7 @@ void check_dense(Format format, int64_t rows, int64_t cols, int64_t tokens, int 
     for (int64_t n = t % 5; n < rows; n += stride(rows * tokens)) {
       double abs;
       const double want = dot(w, 0, n, x.row(t), &abs);
-      ASSERT_NEAR(got.at(t, n), want, fp8_error(cols) * abs + kEps * std::fabs(want))
+      ASSERT_NEAR(got.at(t, n), want, fp8_error(arch, cols) * abs + kEps * std::fabs(want))
           << "token " << t << " row " << n;
       blocks.add(t, n, got.at(t, n), want);
     }
@@ -281,13 +293,19 @@ TEST(GemmFp8Gpu, DenseEqualsTheTwinAndItselfAlone) {
   constexpr int64_t kMatrices[][2] = {{2880, 4096}, {256, 512}, {16, 64}, {336, 320}};
   for (const auto& [rows, cols] : kMatrices)
     for (const int64_t tokens : {1, 19, 130, 700})
-      for (const Format format : {Format::kMxfp4, Format::kNvfp4, Format::kFp8Row})
-        if (!is_too_slow(cols * tokens)) check_dense(format, rows, cols, tokens, 3);
-  check_dense(Format::kMxfp4, 336, 320, is_too_slow(320 * 130) ? 3 : 130, kE4m3Span);
+      if (!is_too_slow(cols * tokens)) {
+        for (const Format format : {Format::kMxfp4, Format::kNvfp4, Format::kFp8Row})
+          if (has_wgmma()) check_dense("sm90", format, rows, cols, tokens, 3);
+        for (const Format format : {Format::kNvfp4, Format::kMxfp8, Format::kFp8Row})
+          check_dense("sm121", format, rows, cols, tokens, 3);
+      }
+  if (has_wgmma())
+    check_dense("sm90", Format::kMxfp4, 336, 320, is_too_slow(320 * 130) ? 3 : 130, kE4m3Span);
 }
 
 // A dense layer's: u is rounded to bf16.
-void check_mlp_up(Format format, int64_t hidden, int64_t width, int64_t tokens) {
+void check_mlp_up(std::string_view arch, Format format, int64_t hidden, int64_t width,
+                  int64_t tokens) {
   Random random(static_cast<uint32_t>(tokens));
   const MlpUpDesc desc{hidden, width, format, 1 << 20};
   TestWeight w(random, format, 1, 2 * width, hidden, /*has_bias=*/false);
@@ -295,7 +313,7 @@ void check_mlp_up(Format format, int64_t hidden, int64_t width, int64_t tokens) 
   MlpUpDesc here = desc;
   here.tokens = tokens;
   GpuProblem gpu(gpu::scratch_bytes(here));
-  const MlpUpKernel* row = fp8_row(mlp_up_kernels(), desc, gpu, w, row_of(format));
+  const MlpUpKernel* row = fp8_row(mlp_up_kernels(), desc, gpu, w, row_of(arch, format));
   ASSERT_NE(row, nullptr);
   const Loaded loaded(gpu, w);
   const MlpUpOut out{gpu.output(DType::kBF16, {tokens, width}),
@@ -305,7 +323,7 @@ void check_mlp_up(Format format, int64_t hidden, int64_t width, int64_t tokens) 
            gpu.tensor(Floats(random, tokens, hidden), DType::kF32), {gpu.array(weight), 1e-5f},
            loaded.weight(), {});
   const Floats u = gpu.floats(out.u), h = rounded(gpu.floats(out.h), 0);
-  const double e = fp8_error(hidden);
+  const double e = fp8_error(arch, hidden);
   WrongBlocks blocks(hidden);
   for (int64_t t = 0; t < tokens; t += stride(tokens))
     for (int64_t j = 0; j < width; ++j) {
@@ -326,12 +344,16 @@ TEST(GemmFp8Gpu, MlpUpEqualsTheTwin) {
   constexpr int64_t kMatrices[][2] = {{4096, 200}, {320, 72}, {64, 8}};
   for (const auto& [hidden, width] : kMatrices)
     for (const int64_t tokens : {1, 19, 300})
-      for (const Format format : {Format::kNvfp4, Format::kFp8Row})
-        if (!is_too_slow(hidden * tokens)) check_mlp_up(format, hidden, width, tokens);
+      if (!is_too_slow(hidden * tokens)) {
+        for (const Format format : {Format::kNvfp4, Format::kFp8Row})
+          if (has_wgmma()) check_mlp_up("sm90", format, hidden, width, tokens);
+        for (const Format format : {Format::kNvfp4, Format::kMxfp8, Format::kFp8Row})
+          check_mlp_up("sm121", format, hidden, width, tokens);
+      }
 }
 
 // Experts in NVFP4: u is rounded to bf16, and a row of it once more to E4M3.
-void check_nvfp4_up(const Shape& shape, int64_t tokens) {
+void check_nvfp4_up(std::string_view arch, const Shape& shape, int64_t tokens) {
   Random random(static_cast<uint32_t>(tokens));
   const MoeUpDesc desc{shape.hidden, shape.width,    shape.experts,
                        shape.top_k,  Format::kNvfp4, 1 << 20};
@@ -342,13 +364,13 @@ void check_nvfp4_up(const Shape& shape, int64_t tokens) {
   MoeUpDesc here = desc;
   here.tokens = tokens;
   GpuProblem gpu(gpu::scratch_bytes(here));
-  const MoeUpKernel* row = fp8_row(moe_up_kernels(), desc, gpu, w, row_of(Format::kNvfp4));
+  const MoeUpKernel* row = fp8_row(moe_up_kernels(), desc, gpu, w, row_of(arch, Format::kNvfp4));
   ASSERT_NE(row, nullptr);
   const Loaded loaded(gpu, w);
   const Tensor out = gpu.output(DType::kBF16, {tokens * shape.top_k, shape.width});
   row->run(gpu.cx, out, gpu.tensor(h, DType::kBF16), gpu.routing(routing), loaded.weight(), {});
   const Floats u = gpu.floats(out), x = rounded(h, 0);
-  const double e = fp8_error(shape.hidden);
+  const double e = fp8_error(arch, shape.hidden);
   WrongBlocks blocks(shape.hidden);
   for (int64_t t = 0; t < tokens; t += alone_step(tokens, stride(tokens)))
     for (int64_t k = 0; k < shape.top_k; ++k) {
@@ -369,7 +391,7 @@ void check_nvfp4_up(const Shape& shape, int64_t tokens) {
   EXPECT_LT(blocks.worst(), 1);
 }
 
-void check_nvfp4_down(const Shape& shape, int64_t tokens, bool adds) {
+void check_nvfp4_down(std::string_view arch, const Shape& shape, int64_t tokens, bool adds) {
   Random random(static_cast<uint32_t>(tokens));
   MoeDownDesc desc{shape.width, shape.hidden, shape.experts, shape.top_k, Format::kNvfp4, 1 << 20};
   desc.adds = adds;
@@ -382,13 +404,14 @@ void check_nvfp4_down(const Shape& shape, int64_t tokens, bool adds) {
   MoeDownDesc here = desc;
   here.tokens = tokens;
   GpuProblem gpu(gpu::scratch_bytes(here));
-  const MoeDownKernel* row = fp8_row(moe_down_kernels(), desc, gpu, w, row_of(Format::kNvfp4));
+  const MoeDownKernel* row =
+      fp8_row(moe_down_kernels(), desc, gpu, w, row_of(arch, Format::kNvfp4));
   ASSERT_NE(row, nullptr);
   const Loaded loaded(gpu, w);
   const Tensor d = gpu.tensor(before, DType::kF32);
   row->run(gpu.cx, d, gpu.tensor(u, DType::kBF16), gpu.routing(routing), loaded.weight());
   const Floats got = gpu.floats(d);
-  const double e = fp8_error(desc.width) + (shape.top_k + 1) * kEps;
+  const double e = fp8_error(arch, desc.width) + (shape.top_k + 1) * kEps;
   WrongBlocks blocks(desc.width);
   for (int64_t t = 0; t < tokens; t += alone_step(tokens, stride(tokens)))
     for (int64_t n = t % 5; n < desc.hidden; n += stride(desc.hidden * tokens)) {
@@ -411,8 +434,11 @@ TEST(GemmFp8Gpu, Nvfp4ExpertsEqualTheTwin) {
        {Shape{2048, 768, 16, 8}, Shape{320, 704, 130, 2}, Shape{192, 64, 5, 5}})
     for (const int64_t tokens : {1, 40, 300, 900})
       if (!is_too_slow(shape.width * tokens)) {
-        check_nvfp4_up(shape, tokens);
-        check_nvfp4_down(shape, tokens, tokens % 3 == 0);
+        for (const std::string_view arch : {"sm90", "sm121"}) {
+          if (arch == "sm90" && !has_wgmma()) continue;
+          check_nvfp4_up(arch, shape, tokens);
+          check_nvfp4_down(arch, shape, tokens, tokens % 3 == 0);
+        }
       }
 }
 

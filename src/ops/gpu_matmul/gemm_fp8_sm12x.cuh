@@ -1,21 +1,21 @@
-// Grouped GEMM by SM12x's block-scaled mma with E4M3 activations and MXFP4 weights (W4A8):
-// y[slot] = scale[row of slot] * (x8[row of slot] W_e^T) + b_e, e the slot's expert.
+// Grouped GEMM by SM12x's block-scaled mma with E4M3 activations, of weights in MXFP4, NVFP4, MXFP8
+// or FP8 by row: y[slot] = scale[row of slot] * (x8[row of slot] W_e^T) + b_e, e the slot's expert.
 //
-//   weights  in   [E][N / 16][K / 64] units of 544 bytes, see formats/layout.h; any block scales
+//   weights  in   [E][N / 16][K / 64] units, see formats/layout.h; any block scales; of NVFP4 and
+//                 FP8 [E][N] f32 besides
 //   x        in   [*, K] E4M3 in lane order (below); x_scale [*] f32, or one constant
-//   token, offsets, bias, y: as in gemm_sm90.cuh; with SwiGLU y is E4M3 in lane order; of kQkv q, k
-//            and v are turned and stored
+//   token, offsets, bias, y: as in gemm_sm90.cuh; with SwiGLU y is bf16, of MXFP4 E4M3 in lane
+//   order;
+//            of kQkv q, k and v are turned and stored
 //
-// A unit of the weights is the A operand as it lies: two shifts and four ANDs a block of 32 k
-// (cuda/mma_sm12x.cuh). Lane order: within 64 k, byte 16 p + 8 b + 4 h + 2 o + i is
-// k = 32 b + 16 i + 8 h + 2 p + o: a lane's part of B of both blocks in one load of 16 bytes.
+// Lane order: lane_order.h. A unit is operand A nearly as it lies: operands_sm12x.cuh.
 //
 // A work item is 256 rows of one expert and up to 128 slots, so an expert's weights leave DRAM once
 // a step: further slots find them in L2. A block takes every gridDim-th item; four warps fill a
 // ring of stages of 64 k, eight multiply, each 64 rows by an eighth to a half of the slots. Sums
 // are one chain over K: the same whatever else is in the step.
 //
-// Bytes: E N K 17 / 32 + slots (K + 2 N); floor on a GB10 the larger of these at 233 GB/s and 2
+// Bytes: the weights' + slots (K + 2 N); floor on a GB10 the larger of these at 233 GB/s and 2
 // slots N K at 2,048 FLOP a clock and SM (projected: 236 TFLOP/s at 2.4 GHz). A stage of 128 slots
 // takes 2,048 clocks of the tensor pipe; what else it takes is in tools/loop_bounds.json, which
 // `make check-cubins` holds it to. Not run on a GB10 yet; on an H200 by emulation, in tests alone.
@@ -27,31 +27,41 @@
 #include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mbarrier.cuh"
-#include "cuda/mma_digits.cuh"
-#include "cuda/mma_sm12x.cuh"
 #include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/gpu_matmul/gemm_items.h"
 #include "ops/gpu_matmul/gemm_schedule.cuh"
 #include "ops/gpu_matmul/gemm_sm90.h"
+#include "ops/gpu_matmul/operands_sm12x.cuh"
 #include "ops/moe_up/swiglu.cuh"
 #include "ops/norm_qkv/store_qkv.cuh"
 
 namespace nibble::ops::gpu::sm12x {
 
-using cuda::sm12x::Body;
 using sm90::GemmItem, sm90::GemmSchedule, sm90::kMaxExperts;
 
-struct Fp8Shape {
-  static constexpr int kRows = 256, kMaxN = 128, kStages = 4;
+// What all of them share.
+struct Fp8Sizes {
+  static constexpr int kRows = 256, kMaxN = 128;
   static constexpr int kFillThreads = 128, kMultiplyThreads = 256;
   static constexpr int kThreads = kFillThreads + kMultiplyThreads;
   static constexpr int kFillRegisters = 72, kMultiplyRegisters = 216;  // of 168 at the start
+};
+
+template <Format kFormat_, GemmOut kOut_, Body kBody_ = Body::kFast>
+struct Fp8Shape : Fp8Sizes {
+  static constexpr Format kFormat = kFormat_;
+  static constexpr GemmOut kOut = kOut_;
+  static constexpr Body kBody = kBody_;
+  static constexpr int kUnitBytes = tile_bytes(kFormat), kCodeBytes = tile_code_bytes(kFormat);
+  static constexpr int kStages = kCodeBytes == 512 ? 4 : 3;
   static constexpr int kTiles = kRows / 16;
-  static constexpr int kWBytes = kTiles * cuda::kUnitBytes, kXBytes = kMaxN * 64;
+  static constexpr int kWBytes = kTiles * kUnitBytes, kXBytes = kMaxN * 64;
   static constexpr int kX = kStages * kWBytes;
-  static constexpr int kOutput = kX + kStages * kXBytes;  // SwiGLU's, [slot][128 features]
+  static constexpr bool kLeavesE4m3 = kOut == GemmOut::kSwiglu && kFormat == Format::kMxfp4;
+  static constexpr int kOutput = kX + kStages * kXBytes;  // then [slot][128 features]
   static constexpr int kOutputPitch = kRows / 2 + 16;     // so that slots start at other banks
-  static constexpr int kBarriers = kOutput + kMaxN * kOutputPitch;
+  static constexpr int kTable = kOutput + (kLeavesE4m3 ? kMaxN * kOutputPitch : 0);
+  static constexpr int kBarriers = kTable + Operands<kFormat>::kTableBytes;
   static constexpr int kLists = kBarriers + 2 * kStages * 8;
   static constexpr int kBytes = kLists + (3 * kMaxExperts + 1) * 4;
   static_assert(kBytes <= 99 * 1024);
@@ -61,9 +71,10 @@ struct Fp8Params : GemmArgs {
   const uint8_t* units;
 };
 
-template <GemmOut kOut, Body kBody>
+template <typename S>
 struct Fp8Block {
-  using S = Fp8Shape;
+  static constexpr GemmOut kOut = S::kOut;
+  static constexpr bool kHasRowScales = format_row(S::kFormat).row_scales;
   const Fp8Params& g;
   char* base;  // of shared memory
   uint32_t smem = cuda::shared_address(base);
@@ -78,17 +89,20 @@ struct Fp8Block {
     if (++slot == S::kStages) slot = 0, phase ^= 1;
   }
 
-  // One item by the filling warps. Of a tile of rows a warp moves the codes, two threads the
+  // One item by the filling warps. Of a tile of rows a warp moves the codes, some threads the
   // scales; four threads move a slot's 64 k.
   __device__ __forceinline__ void fill(const GemmItem& it, int t) {
     const int units = g.cols / 64, last = (g.rows - it.row0) / 16 - 1;
     const int64_t tile0 = static_cast<int64_t>(it.expert) * (g.rows / 16) + it.row0 / 16;
-    const uint8_t* w = g.units + tile0 * units * cuda::kUnitBytes;
+    const uint8_t* w = g.units + tile0 * units * S::kUnitBytes;
     uint32_t tiles[S::kTiles / 4];
 #pragma unroll
     for (int i = 0; i < S::kTiles / 4; ++i)
-      tiles[i] = min(t / 32 + 4 * i, last) * units * cuda::kUnitBytes + t % 32 * 16;
-    const uint32_t scales = min(t / 2, last) * units * cuda::kUnitBytes + 512 + t % 2 * 16;
+      tiles[i] = min(t / 32 + 4 * i, last) * units * S::kUnitBytes + t % 32 * 16;
+    constexpr int kOfScales = (S::kUnitBytes - S::kCodeBytes) / 16,
+                  kEach = kOfScales > 0 ? kOfScales : 1;
+    [[maybe_unused]] const uint32_t scales =
+        min(t / kEach, last) * units * S::kUnitBytes + S::kCodeBytes + t % kEach * 16;
     uint32_t rows[S::kMaxN / 32];  // where rows of x begin, in 16 bytes
 #pragma unroll
     for (int i = 0; i < S::kMaxN / 32; ++i) {
@@ -97,19 +111,61 @@ struct Fp8Block {
       rows[i] = static_cast<uint32_t>(row) * (g.cols / 16) + t % 4;
     }
     const auto* x = static_cast<const uint4*>(g.x);
-    for (int u = 0; u < units; ++u, w += cuda::kUnitBytes, x += 4, next()) {
+    for (int u = 0; u < units; ++u, w += S::kUnitBytes, x += 4, next()) {
       cuda::barrier_wait(empty(slot), phase ^ 1);
       asm volatile("" : "+l"(w));  // or the address of each tile would be kept, and stepped
       const uint32_t to_w = w_at(slot), to_x = x_at(slot) + t * 16;
 #pragma unroll
       for (int i = 0; i < S::kTiles / 4; ++i)
-        cuda::async_copy_16(to_w + (t / 32 + 4 * i) * cuda::kUnitBytes + t % 32 * 16, w + tiles[i]);
-      if (t < 2 * S::kTiles)
-        cuda::async_copy_16(to_w + t / 2 * cuda::kUnitBytes + 512 + t % 2 * 16, w + scales);
+#pragma unroll
+        for (int half = 0; half < S::kCodeBytes; half += 512)
+          cuda::async_copy_16(to_w + (t / 32 + 4 * i) * S::kUnitBytes + t % 32 * 16 + half,
+                              w + tiles[i] + half);
+      if constexpr (kOfScales > 0)
+        if (t < kOfScales * S::kTiles)
+          cuda::async_copy_16(
+              to_w + t / kOfScales * S::kUnitBytes + S::kCodeBytes + t % kOfScales * 16,
+              w + scales);
 #pragma unroll
       for (int i = 0; i < S::kMaxN / 32; ++i)
         if (t / 4 + 32 * i < it.n) cuda::async_copy_16(to_x + i * 32 * 64, x + rows[i]);
       cuda::barrier_arrive_after_copies(full(slot));
+    }
+  }
+
+  template <int kGroups>
+  __device__ __forceinline__ void multiply_unit(float (&d)[4][kGroups][4], uint32_t w_warp,
+                                                uint32_t x_lane) const {
+    Operands<S::kFormat> a[4];
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      const uint32_t unit = w_warp + m * S::kUnitBytes;
+      a[m].take(unit + threadIdx.x % 32 * 16, unit + S::kCodeBytes, smem + S::kTable);
+    }
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      const uint4 x = cuda::load_shared_16(x_lane + n * 512);
+#pragma unroll
+      for (int m = 0; m < 4; ++m) a[m].template add<S::kBody, 0>(d[m][n], {x.x, x.y});
+#pragma unroll
+      for (int m = 0; m < 4; ++m) a[m].template add<S::kBody, 1>(d[m][n], {x.z, x.w});
+    }
+  }
+  template <int kHalf, int kGroups>
+  __device__ __forceinline__ void multiply_half(float (&d)[4][kGroups][4], uint32_t w_warp,
+                                                uint32_t x_lane) const {
+    Operands<S::kFormat> a[4];
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      const uint32_t unit = w_warp + m * S::kUnitBytes;
+      a[m].template take<kHalf>(unit + threadIdx.x % 32 * 16, unit + S::kCodeBytes,
+                                smem + S::kTable);
+    }
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      const uint2 x = cuda::load_shared_8(x_lane + n * 512 + 8 * kHalf);
+#pragma unroll
+      for (int m = 0; m < 4; ++m) a[m].template add<S::kBody>(d[m][n], x);
     }
   }
 
@@ -118,32 +174,17 @@ struct Fp8Block {
   __device__ __forceinline__ void multiply(const GemmItem& it) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - S::kFillThreads / 32;
     const int row_warp = warp / 2, column_warp = warp % 2;
-    const uint32_t w_lane = row_warp * 4 * cuda::kUnitBytes + lane * 16;
-    const uint32_t s_lane = row_warp * 4 * cuda::kUnitBytes + 512 + lane / 4 * 4;
+    const uint32_t w_warp = row_warp * 4 * S::kUnitBytes;
     const uint32_t x_lane = column_warp * kGroups * 512 + lane * 16;
     float d[4][kGroups][4] = {};
 #pragma unroll 1
     for (int u = g.cols / 64; u > 0; --u, next()) {
       cuda::barrier_wait_together(full(slot), phase);
-      cuda::sm12x::OperandA a[4][2];
-      uint32_t scales[4];
-#pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        const uint4 q = cuda::load_shared_16(w_at(slot) + w_lane + m * cuda::kUnitBytes);
-        scales[m] = cuda::sm12x::scales_of_tile(
-            cuda::load_shared_4(w_at(slot) + s_lane + m * cuda::kUnitBytes));
-        a[m][0] = cuda::sm12x::operand_of_tile(q.x, q.y);
-        a[m][1] = cuda::sm12x::operand_of_tile(q.z, q.w);
-      }
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) {
-        const uint4 x = cuda::load_shared_16(x_at(slot) + x_lane + n * 512);
-#pragma unroll
-        for (int m = 0; m < 4; ++m)
-          cuda::sm12x::mma_e2m1_e4m3<kBody, 0>(d[m][n], a[m][0], {x.x, x.y}, scales[m]);
-#pragma unroll
-        for (int m = 0; m < 4; ++m)
-          cuda::sm12x::mma_e2m1_e4m3<kBody, 1>(d[m][n], a[m][1], {x.z, x.w}, scales[m]);
+      if constexpr (Operands<S::kFormat>::kIsHalf) {
+        multiply_half<0>(d, w_at(slot) + w_warp, x_at(slot) + x_lane);
+        multiply_half<1>(d, w_at(slot) + w_warp, x_at(slot) + x_lane);
+      } else {
+        multiply_unit(d, w_at(slot) + w_warp, x_at(slot) + x_lane);
       }
       cuda::barrier_arrive(empty(slot));
     }
@@ -163,14 +204,20 @@ struct Fp8Block {
                                          const float (&d)[4][kGroups][4]) {
     const int lane = threadIdx.x % 32, g8 = lane / 4, odd = g8 & 1, pair = g8 & ~1;
     const int row0 = it.row0 + 64 * row_warp;
-    if constexpr (kOut == GemmOut::kSwiglu) wait_multiplying();  // nobody reads the item before
-    float2 bias[4] = {};
+    if constexpr (S::kLeavesE4m3) wait_multiplying();  // nobody reads the item before
+    float2 bias[4] = {}, back[4];
 #pragma unroll
-    for (int m = 0; m < 4; ++m)
-      if (g.bias != nullptr && row0 + 16 * m < g.rows) {
-        const uint16_t* at = g.bias + static_cast<int64_t>(it.expert) * g.rows + row0 + 16 * m + g8;
-        bias[m] = {cuda::bf16_value(at[0]), cuda::bf16_value(at[8])};
+    for (int m = 0; m < 4; ++m) {
+      back[m] = {1, 1};
+      if (row0 + 16 * m >= g.rows) continue;
+      const int64_t at = static_cast<int64_t>(it.expert) * g.rows + row0 + 16 * m + g8;
+      if (g.bias != nullptr)
+        bias[m] = {cuda::bf16_value(g.bias[at]), cuda::bf16_value(g.bias[at + 8])};
+      if constexpr (kHasRowScales) {
+        constexpr float kFactor = Operands<S::kFormat>::kSumFactor;
+        back[m] = {kFactor * g.row_scales[at], kFactor * g.row_scales[at + 8]};
       }
+    }
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
       const int first = column0 + 8 * n + lane % 4 * 2, column = first + odd;
@@ -179,8 +226,11 @@ struct Fp8Block {
       float2 low[4], high[4];  // rows pair and + 1 of each tile, and the same + 8
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
-        const float v0 = fmaf(d[m][n][0], s0, bias[m].x), v1 = fmaf(d[m][n][1], s1, bias[m].x);
-        const float v2 = fmaf(d[m][n][2], s0, bias[m].y), v3 = fmaf(d[m][n][3], s1, bias[m].y);
+        const float2 f = back[m];
+        const float v0 = fmaf(d[m][n][0] * f.x, s0, bias[m].x);
+        const float v1 = fmaf(d[m][n][1] * f.x, s1, bias[m].x);
+        const float v2 = fmaf(d[m][n][2] * f.y, s0, bias[m].y);
+        const float v3 = fmaf(d[m][n][3] * f.y, s1, bias[m].y);
         const float r0 = __shfl_xor_sync(~0u, odd ? v0 : v1, 4);
         const float r1 = __shfl_xor_sync(~0u, odd ? v2 : v3, 4);
         low[m] = odd ? float2{r0, v1} : float2{v0, r0};
@@ -188,14 +238,14 @@ struct Fp8Block {
       }
       if (column < it.valid) store(it, row0, column, pair, low, high);
     }
-    if constexpr (kOut == GemmOut::kSwiglu) store_output(it);
+    if constexpr (S::kLeavesE4m3) store_output(it);
   }
 
   __device__ __forceinline__ void store(const GemmItem& it, int row0, int column, int pair,
                                         const float2 (&low)[4], const float2 (&high)[4]) {
     const int s = it.slot0 + column;
-    if constexpr (kOut == GemmOut::kSwiglu) {
-      // Features f and f + 4 of 8, of four eights: see "lane order" above.
+    if constexpr (S::kLeavesE4m3) {
+      // Features f and f + 4 of 8, of four eights, in lane order.
       uint32_t at = smem + S::kOutput + column * S::kOutputPitch + (row0 - it.row0) / 128 * 64 +
                     (row0 - it.row0) / 64 % 2 * 8;
       const int f = pair / 2;
@@ -220,7 +270,11 @@ struct Fp8Block {
       for (int m = 0; m < 4; ++m) {
         if (row0 + 16 * m >= g.rows) return;
         const int64_t at = int64_t{s} * g.rows + row0 + 16 * m + pair;
-        if constexpr (kOut == GemmOut::kBF16) {
+        if constexpr (kOut == GemmOut::kSwiglu) {
+          auto* u = static_cast<uint16_t*>(g.y) + at / 2;
+          u[0] = cuda::bf16_bits(swiglu(low[m].x, low[m].y, g.act));
+          u[4] = cuda::bf16_bits(swiglu(high[m].x, high[m].y, g.act));
+        } else if constexpr (kOut == GemmOut::kBF16) {
           auto* y = static_cast<uint16_t*>(g.y) + at;
           *reinterpret_cast<uint32_t*>(y) = cuda::pack_bf16(low[m].x, low[m].y);
           *reinterpret_cast<uint32_t*>(y + 8) = cuda::pack_bf16(high[m].x, high[m].y);
@@ -270,6 +324,7 @@ struct Fp8Block {
         cuda::barrier_init(empty(s), S::kMultiplyThreads);
       }
     }
+    make_table<S::kFormat>(base + S::kTable);
     cuda::griddep_wait();
     cuda::griddep_launch_dependents();
     schedule.make();
@@ -295,24 +350,24 @@ struct Fp8Block {
   }
 };
 
-template <GemmOut kOut, Body kBody>
-__global__ void __launch_bounds__(Fp8Shape::kThreads, 1)
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads, 1)
     fp8_gemm_kernel(const __grid_constant__ Fp8Params g) {
   extern __shared__ __align__(128) char memory[];
-  Fp8Block<kOut, kBody>{g, memory}.work();
+  Fp8Block<S>{g, memory}.work();
 }
 
-template <GemmOut kOut, Body kBody>
+template <typename S>
 void launch_fp8(Ctx& cx, const Weight& w, const GemmArgs& args) {
   if (args.num_slots == 0) return;
-  CHECK(w.format == Format::kMxfp4 && w.layout == Layout::kTiles16x64);
+  CHECK(w.format == S::kFormat && w.layout == Layout::kTiles16x64);
   Fp8Params params{args_of(w, args), w.codes};
   const int blocks = cx.kernels.gpu.num_sms;
-  params.max_n = slots_of_mma_item(params, Fp8Shape::kRows, Fp8Shape::kMaxN, blocks);
-  cuda::launch(cx.stream, fp8_gemm_kernel<kOut, kBody>,
+  params.max_n = slots_of_mma_item(params, S::kRows, S::kMaxN, blocks);
+  cuda::launch(cx.stream, fp8_gemm_kernel<S>,
                {.grid = dim3(static_cast<unsigned>(blocks)),
-                .block = dim3(Fp8Shape::kThreads),
-                .smem_bytes = Fp8Shape::kBytes,
+                .block = dim3(S::kThreads),
+                .smem_bytes = S::kBytes,
                 .release = cuda::Release::kAfterWait},
                params);
 }

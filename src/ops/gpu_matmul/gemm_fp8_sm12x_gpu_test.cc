@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "cuda/mma_sm12x_model.h"
+#include "ops/gpu_matmul/lane_order.h"
 #include "ops/gpu_test_problem.h"
 #include "ops/kv_pages.h"
 #include "ops/matmul_ref.h"
@@ -40,7 +41,8 @@ const Kernel<Desc, Fn>* scaled_row(std::span<const Kernel<Desc, Fn>> table, cons
   options.gpu = cuda::gb10();
   options.activations = ActFormat::kFp8;
   for (const auto& row : table) {
-    if (row.name != std::string_view("sm121_w4a8_gemm")) continue;
+    const bool is_w4 = w.view.format == Format::kMxfp4;
+    if (row.name != std::string_view(is_w4 ? "sm121_w4a8_gemm" : "sm121_w8a8_gemm")) continue;
     EXPECT_EQ(row.refuse(desc, options), nullptr);
     w.pack(row.layout);
     return &row;
@@ -258,13 +260,14 @@ TEST(BlockScaledGpu, ShowsWeightsAndActivationsThatAreNoNumbers) {
 
 // Heads of 64 that end within a tile of rows; two sequences of one page each. Products of h as it
 // came out of the norm, turned in float64.
-void check_qkv(int64_t hidden, int64_t q_heads, int64_t kv_heads, int32_t tokens, DType pages) {
+void check_qkv(Format format, int64_t hidden, int64_t q_heads, int64_t kv_heads, int32_t tokens,
+               DType pages) {
   constexpr int64_t kDim = 64;
   const int32_t page_size = tokens + 8;
   Random random(static_cast<uint32_t>(tokens));
   const int64_t rows = (q_heads + 2 * kv_heads) * kDim;
-  const NormQkvDesc desc{hidden, q_heads, kv_heads, kDim, Format::kMxfp4, 1 << 20};
-  TestWeight w(random, Format::kMxfp4, 1, rows, hidden);
+  const NormQkvDesc desc{hidden, q_heads, kv_heads, kDim, format, 1 << 20};
+  TestWeight w(random, format, 1, rows, hidden);
   const std::vector<uint16_t> norm = random.bf16s(hidden, 0.3f, 1);
   const Floats x(random, tokens, hidden), d(random, tokens, hidden), turns(random, tokens, kDim);
   std::vector<int32_t> positions, table = {1, 0};
@@ -328,8 +331,74 @@ void check_qkv(int64_t hidden, int64_t q_heads, int64_t kv_heads, int32_t tokens
 TEST(BlockScaledGpu, NormQkvEqualsTheTwin) {
   for (const int32_t tokens : {1, 9, 70, 150}) {
     if (is_too_slow(320 * tokens)) continue;
-    check_qkv(320, 3, 1, tokens, DType::kBF16);
-    check_qkv(256, 8, 2, tokens, DType::kF8E4M3);
+    for (const Format format : {Format::kMxfp4, Format::kMxfp8, Format::kFp8Row}) {
+      check_qkv(format, 320, 3, 1, tokens, DType::kBF16);
+      check_qkv(format, 256, 8, 2, tokens, DType::kF8E4M3);
+    }
+  }
+}
+
+// Of the rows that are asked for, of h as it came out of the norm.
+void check_unembed(Format format, int64_t vocab, int64_t hidden, int32_t tokens) {
+  Random random(static_cast<uint32_t>(tokens));
+  const NormUnembedDesc desc{hidden, vocab, format, 1 << 20};
+  TestWeight w(random, format, 1, vocab, hidden, /*has_bias=*/false);
+  const std::vector<uint16_t> norm = random.bf16s(hidden, 0.3f, 1);
+  const Floats x(random, 2 * tokens, hidden), d(random, 2 * tokens, hidden);
+  std::vector<int32_t> rows;
+  for (int32_t t = 0; t < tokens; ++t) rows.push_back(2 * t + 1);
+  NormUnembedDesc here = desc;
+  here.tokens = tokens;
+  GpuProblem gpu(gpu::scratch_bytes(here));
+  const NormUnembedKernel* row = scaled_row(norm_unembed_kernels(), desc, w);
+  ASSERT_NE(row, nullptr);
+  const Tensor logits = gpu.output(DType::kF32, {tokens, vocab});
+  const Tensor h = gpu.output(DType::kBF16, {tokens, hidden});
+  row->run(gpu.cx, logits, h, gpu.tensor(x, DType::kF32), gpu.tensor(d, DType::kF32),
+           {gpu.array(norm), 1e-5f}, gpu.weight(w),
+           Step{.num_tokens = 2 * tokens, .num_out = tokens, .out_rows = gpu.array(rows)});
+  const Floats got = gpu.floats(logits), seen = rounded(gpu.floats(h), 0);
+  for (int32_t t = 0; t < tokens; ++t)
+    for (int64_t n = t % 5; n < vocab; n += stride(vocab * tokens)) {
+      double abs;
+      const double want = ref::Row(w.view, 0, n).dot(seen.row(t), &abs);
+      ASSERT_NEAR(got.at(t, n), want, scaled_error(hidden) * abs + kEps * std::fabs(want))
+          << format_name(format) << " row " << t << " id " << n;
+    }
+}
+
+TEST(BlockScaledGpu, NormUnembedEqualsTheTwin) {
+  for (const Format format : {Format::kMxfp4, Format::kMxfp8, Format::kFp8Row})
+    for (const int32_t tokens : {1, 20, 140})
+      if (!is_too_slow(320 * tokens)) check_unembed(format, 1040, 320, tokens);
+}
+
+// Where column k of a row lies in the lane order of a format of weights.
+int64_t place(Format weights, int64_t k) {
+  int at = 0;
+  while (gpu::sm12x::column_of_place(weights, at) != k % 64) ++at;
+  return k / 64 * 64 + at;
+}
+
+// A weight as the instruction has it: its scale apart, of NVFP4 an eighth of scale times code.
+struct Multiplied {
+  cuda::sm12x::Term value;
+  uint32_t scale;
+};
+Multiplied multiplied(const TestWeight& w, int64_t row, int64_t k) {
+  const int64_t at = row * w.view.cols + k;
+  const uint32_t nibble = w.unpacked_codes[at / 2] >> 4 * (at % 2) & 15;
+  switch (w.view.format) {
+    case Format::kMxfp4:
+      return {cuda::sm12x::e2m1_term(nibble), w.unpacked_scales[at / 32]};
+    case Format::kNvfp4: {
+      const float value = kE2m1[nibble] * kE4m3[w.unpacked_scales[at / 16]] / 8;
+      return {cuda::sm12x::e4m3_term(e4m3_from_float(value)), 127};
+    }
+    case Format::kMxfp8:
+      return {cuda::sm12x::e4m3_term(w.unpacked_codes[at]), w.unpacked_scales[at / 32]};
+    default:
+      return {cuda::sm12x::e4m3_term(w.unpacked_codes[at]), 127};
   }
 }
 
@@ -338,55 +407,62 @@ TEST(BlockScaledGpu, NormQkvEqualsTheTwin) {
 float modelled(const TestWeight& w, int64_t row, const uint8_t* codes) {
   float sum = 0;
   for (int64_t k0 = 0; k0 < w.view.cols; k0 += 32) {
-    const auto a = [&](int64_t k) {
-      const int64_t at = row * w.view.cols + k0 + k;
-      return cuda::sm12x::e2m1_term(w.unpacked_codes[at / 2] >> 4 * (at % 2) & 15);
+    const auto a = [&](int64_t k) { return multiplied(w, row, k0 + k).value; };
+    const auto b = [&](int64_t k) {
+      return cuda::sm12x::e4m3_term(codes[place(w.view.format, k0 + k)]);
     };
-    const auto b = [&](int64_t k) { return cuda::sm12x::e4m3_term(codes[place(k0 + k)]); };
-    const uint32_t scale = w.unpacked_scales[(row * w.view.cols + k0) / 32];
-    sum = cuda::sm12x::dot_k32(a, b, scale, 127u, sum);
+    sum = cuda::sm12x::dot_k32(a, b, multiplied(w, row, k0).scale, 127u, sum);
   }
-  return sum;
+  if (!format_row(w.view.format).row_scales) return sum;
+  return sum * (w.row_scales[row] * (w.view.format == Format::kNvfp4 ? 8 : 1));
+}
+
+void check_bits(Format format, int64_t experts, int64_t tokens) {
+  constexpr int64_t kRows = 336, kCols = 192;
+  const int64_t top_k = std::min<int64_t>(experts, 2);
+  Random random(static_cast<uint32_t>(tokens));
+  TestWeight w(random, format, experts, kRows, kCols);
+  if (format == Format::kMxfp4 || format == Format::kMxfp8) spread(random, w);
+  w.pack(Layout::kTiles16x64);
+  const Floats h(random, tokens, kCols, DType::kBF16);
+  TestRouting routing(tokens, experts, top_k);
+  routing.randomize(random);
+  GpuProblem gpu(1 << 20);
+  Scratch scratch(gpu.cx.scratch);
+  const Weight weight = gpu.weight(w);
+  const E4m3Rows x = gpu::sm12x::quantize_rows(gpu.cx, scratch, weight,
+                                               gpu.tensor(h, DType::kBF16).as<uint16_t>(), tokens);
+  const Routing on_gpu = gpu.routing(routing);
+  const Tensor y = gpu.output(DType::kF32, {tokens * top_k, kRows});
+  gpu::GemmArgs args{};
+  args.x = x.codes, args.x_scale = x.scales;
+  args.token = on_gpu.token, args.offsets = on_gpu.offsets;
+  args.y = y.data, args.num_slots = static_cast<int32_t>(tokens * top_k);
+  gpu::sm12x::gemm_fp8_exact(gpu.cx, weight, args);
+  const Floats got = gpu.floats(y);
+  const auto codes = gpu.values<uint8_t>(x.codes, tokens * kCols);
+  const auto scales = gpu.values<float>(x.scales, tokens);
+  const Floats want_x = rounded(h, 0);
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t k = 0; k < kCols; ++k)
+      ASSERT_EQ(scales[t] * kE4m3[codes[t * kCols + place(format, k)]], want_x.at(t, k))
+          << t << " " << k;
+  for (int64_t e = 0; e < experts; ++e)
+    for (int64_t s = routing.offsets[e]; s < routing.offsets[e + 1]; ++s)
+      for (int64_t n = 0; n < kRows; ++n) {
+        const int64_t t = routing.token[s];
+        const float sum = modelled(w, e * kRows + n, codes.data() + t * kCols);
+        const float want = std::fma(sum, scales[t], bf16_to_float(w.bias[e * kRows + n]));
+        ASSERT_EQ(got.at(s, n), want) << format_name(format) << " slot " << s << " row " << n;
+      }
 }
 
 // Bits of every element, on any GPU; of the native instruction on one that has it.
 TEST(BlockScaledGpu, IsTheModelBitByBit) {
-  constexpr int64_t kRows = 336, kCols = 192, kExperts = 4, kTopK = 2;
   for (const int64_t tokens : {5, 90, 200}) {
-    if (is_too_slow(kCols * tokens)) continue;
-    Random random(static_cast<uint32_t>(tokens));
-    TestWeight w(random, Format::kMxfp4, kExperts, kRows, kCols);
-    spread(random, w);
-    w.pack(Layout::kTiles16x64);
-    const Floats h(random, tokens, kCols, DType::kBF16);
-    TestRouting routing(tokens, kExperts, kTopK);
-    routing.randomize(random);
-    GpuProblem gpu(1 << 20);
-    Scratch scratch(gpu.cx.scratch);
-    const E4m3Rows x = gpu::sm12x::quantize_rows(
-        gpu.cx, scratch, gpu.tensor(h, DType::kBF16).as<uint16_t>(), tokens, kCols);
-    const Routing on_gpu = gpu.routing(routing);
-    const Tensor y = gpu.output(DType::kF32, {tokens * kTopK, kRows});
-    gpu::GemmArgs args{};
-    args.x = x.codes, args.x_scale = x.scales;
-    args.token = on_gpu.token, args.offsets = on_gpu.offsets;
-    args.y = y.data, args.num_slots = static_cast<int32_t>(tokens * kTopK);
-    gpu::sm12x::gemm_fp8_exact(gpu.cx, gpu.weight(w), args);
-    const Floats got = gpu.floats(y);
-    const auto codes = gpu.values<uint8_t>(x.codes, tokens * kCols);
-    const auto scales = gpu.values<float>(x.scales, tokens);
-    const Floats want_x = rounded(h, 0);
-    for (int64_t t = 0; t < tokens; ++t)
-      for (int64_t k = 0; k < kCols; ++k)
-        ASSERT_EQ(scales[t] * kE4m3[codes[t * kCols + place(k)]], want_x.at(t, k)) << t << " " << k;
-    for (int64_t e = 0; e < kExperts; ++e)
-      for (int64_t s = routing.offsets[e]; s < routing.offsets[e + 1]; ++s)
-        for (int64_t n = 0; n < kRows; ++n) {
-          const int64_t t = routing.token[s];
-          const float sum = modelled(w, e * kRows + n, codes.data() + t * kCols);
-          const float want = std::fma(sum, scales[t], bf16_to_float(w.bias[e * kRows + n]));
-          ASSERT_EQ(got.at(s, n), want) << "slot " << s << " row " << n;
-        }
+    if (is_too_slow(192 * tokens)) continue;
+    for (const Format format : {Format::kMxfp4, Format::kNvfp4}) check_bits(format, 4, tokens);
+    for (const Format format : {Format::kMxfp8, Format::kFp8Row}) check_bits(format, 1, tokens);
   }
 }
 

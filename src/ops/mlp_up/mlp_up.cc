@@ -47,6 +47,13 @@ const char* refuse_unit_mma(const MlpUpDesc& d, const KernelOptions& o) {
   return refuse_mma<kFormat>({d.format, d.rows(), d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
 }
 
+template <Format kFormat>
+const char* refuse_scaled(const MlpUpDesc& d, const KernelOptions& o) {
+  if (d.hidden > kAddNormMost) return "more than 8192 columns";
+  return refuse_block_scaled<kFormat>(
+      {d.format, d.rows(), d.hidden, d.tokens, kBlockScaledFewest<kFormat>}, o);
+}
+
 const char* refuse_fp8(const MlpUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_few<Format::kFp8Row>(d, o)) return reason;
   return refuse_w8a8({d.format, d.rows(), d.hidden, d.tokens, 0}, o);
@@ -74,6 +81,10 @@ const char* refuse_one(const MlpUpDesc& d, const KernelOptions& o) {
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<MlpUpKernel>({
+        {"sm121_nvfp4a8_gemm", refuse_gated<refuse_scaled<Format::kNvfp4>>,
+         NIBBLE_CUDA_KERNEL(gpu::mlp_up_block_scaled), Layout::kTiles16x64},
+        {"sm121_w8a8_gemm", refuse_gated<refuse_scaled<Format::kFp8Row>>,
+         NIBBLE_CUDA_KERNEL(gpu::mlp_up_block_scaled), Layout::kTiles16x64},
         {"sm90_nvfp4a8_gemm", refuse_gated<refuse_nvfp4_by_fp8>,
          NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm_fp8), Layout::kTiles16x64},
         {"sm90_nvfp4_split", refuse_gated<refuse_some<Format::kNvfp4>>,

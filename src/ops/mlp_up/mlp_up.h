@@ -51,12 +51,13 @@ namespace gpu {
 MlpUpFn mlp_up_one;  // NVFP4, as the next three
 MlpUpFn mlp_up_few;
 MlpUpFn mlp_up_split;
-MlpUpFn mlp_up_stream;    // NVFP4
-MlpUpFn mlp_up_gemm;      // or BF16
-MlpUpFn mlp_up_gemm_fp8;  // FP8 by row
-MlpUpFn mlp_up_mma;       // of units
-MlpUpFn mlp_up_rows;      // BF16
-MlpUpFn mlp_up_any;       // any shape
+MlpUpFn mlp_up_stream;        // NVFP4
+MlpUpFn mlp_up_gemm;          // or BF16
+MlpUpFn mlp_up_gemm_fp8;      // FP8 by row
+MlpUpFn mlp_up_mma;           // of units
+MlpUpFn mlp_up_block_scaled;  // of NVFP4, MXFP8 and FP8 by row
+MlpUpFn mlp_up_rows;          // BF16
+MlpUpFn mlp_up_any;           // any shape
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const MlpUpDesc& desc);

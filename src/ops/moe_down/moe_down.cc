@@ -84,11 +84,17 @@ const char* refuse_one(const MoeDownDesc& d, const KernelOptions& o) {
                              o);
 }
 
+const char* refuse_scaled_nvfp4(const MoeDownDesc& d, const KernelOptions& o) {
+  return refuse_nvfp4_block_scaled(d, d.hidden, d.width, o);
+}
+
 constexpr auto kKernels =
     joined(Cpu::experts(),
            std::to_array<MoeDownKernel>({
                {"sm121_w4a8_gemm", refuse_experts_block_scaled<MoeDownDesc>,
                 NIBBLE_CUDA_KERNEL(gpu::moe_down_block_scaled), Layout::kTiles16x64},
+               {"sm121_nvfp4a8_gemm", refuse_scaled_nvfp4,
+                NIBBLE_CUDA_KERNEL(gpu::moe_down_unit_block_scaled), Layout::kTiles16x64},
                {"sm90_w4a8_narrow", refuse_experts_narrow_fp8<MoeDownDesc>,
                 NIBBLE_SM90_KERNEL(gpu::moe_down_narrow_fp8), Layout::kTiles16x64},
                {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm_fp8),

@@ -55,9 +55,10 @@ MoeDownFn moe_down_gemm;
 MoeDownFn moe_down_gemm_fp8;       // takes u in E4M3
 MoeDownFn moe_down_unit_gemm_fp8;  // rounds it to E4M3
 MoeDownFn moe_down_mma;
-MoeDownFn moe_down_slots;         // without clusters; the choice is made before
-MoeDownFn moe_down_block_scaled;  // the same in lane order (gpu_matmul/gemm_fp8_sm12x.cuh)
-MoeDownFn moe_down_any;           // any shape
+MoeDownFn moe_down_slots;              // without clusters; the choice is made before
+MoeDownFn moe_down_block_scaled;       // takes u in lane order (gpu_matmul/lane_order.h)
+MoeDownFn moe_down_unit_block_scaled;  // rounds it to E4M3
+MoeDownFn moe_down_any;                // any shape
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const MoeDownDesc& desc);

@@ -88,10 +88,16 @@ const char* refuse_nvfp4_by_fp8(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_nvfp4_fp8({d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 0}, d.experts, o);
 }
 
+const char* refuse_scaled_nvfp4(const MoeUpDesc& d, const KernelOptions& o) {
+  return refuse_nvfp4_block_scaled(d, d.rows(), d.hidden, o);
+}
+
 constexpr auto kKernels = joined(
     Cpu::experts(),
     std::to_array<MoeUpKernel>({
         {"sm121_w4a8_gemm", refuse_gated<refuse_experts_block_scaled<MoeUpDesc>>,
+         NIBBLE_CUDA_KERNEL(gpu::moe_up_block_scaled), Layout::kTiles16x64},
+        {"sm121_nvfp4a8_gemm", refuse_gated<refuse_scaled_nvfp4>,
          NIBBLE_CUDA_KERNEL(gpu::moe_up_block_scaled), Layout::kTiles16x64},
         {"sm90_w4a8_narrow", refuse_gated<refuse_experts_narrow_fp8<MoeUpDesc>>,
          NIBBLE_SM90_KERNEL(gpu::moe_up_narrow_fp8), Layout::kTiles16x64},

@@ -54,7 +54,7 @@ MoeUpFn moe_up_narrow_fp8;  // as moe_up_gemm_fp8
 MoeUpFn moe_up_gemm;
 MoeUpFn moe_up_gemm_fp8;  // of MXFP4: leaves u in E4M3
 MoeUpFn moe_up_mma;
-MoeUpFn moe_up_block_scaled;  // the same in lane order (gpu_matmul/gemm_fp8_sm12x.cuh)
+MoeUpFn moe_up_block_scaled;  // the same in lane order (gpu_matmul/lane_order.h); or of NVFP4
 MoeUpFn moe_up_any;           // any shape
 
 // Working memory for steps of up to desc.tokens tokens.

@@ -8,8 +8,7 @@ void moe_up_block_scaled(Ctx& cx, const Tensor& u, const Tensor& h, const Routin
                          const Weight& up, const Swiglu& act) {
   if (routing.num_tokens == 0) return;
   Scratch scratch(cx.scratch);
-  const E4m3Rows x =
-      sm12x::quantize_rows(cx, scratch, h.as<uint16_t>(), routing.num_tokens, up.cols);
+  const E4m3Rows x = sm12x::quantize_rows(cx, scratch, up, h.as<uint16_t>(), routing.num_tokens);
   sm12x::gemm_fp8(cx, up, GemmOut::kSwiglu,
                   {.x = x.codes,
                    .token = routing.token,

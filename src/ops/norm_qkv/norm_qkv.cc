@@ -94,12 +94,14 @@ const char* refuse_nvfp4_by_fp8(const NormQkvDesc& d, const KernelOptions& o) {
   return refuse_nvfp4_fp8({d.format, rows_of(d), d.hidden, d.tokens, 0}, 1, o);
 }
 
+template <Format kFormat>
 const char* refuse_scaled(const NormQkvDesc& d, const KernelOptions& o) {
+  constexpr int64_t kFewest = kBlockScaledFewest<kFormat>;
   if (d.hidden > kAddNormMost) return "more than 8192 columns";
   if (const char* reason =
-          refuse_block_scaled({d.format, rows_of(d), d.hidden, d.tokens, kBlockScaledFewest}, o))
+          refuse_block_scaled<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, kFewest}, o))
     return reason;
-  return refuse_heads(d);
+  return kFormat == Format::kMxfp4 ? refuse_heads(d) : refuse_few<kFormat>(d, o);
 }
 
 template <Format kFormat>
@@ -130,8 +132,12 @@ const char* refuse_bf16_rows_few(const NormQkvDesc& d, const KernelOptions& o) {
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<NormQkvKernel>({
-        {"sm121_w4a8_gemm", refuse_scaled, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_block_scaled),
-         Layout::kTiles16x64},
+        {"sm121_w4a8_gemm", refuse_scaled<Format::kMxfp4>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_qkv_block_scaled), Layout::kTiles16x64},
+        {"sm121_nvfp4a8_gemm", refuse_scaled<Format::kNvfp4>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_qkv_block_scaled), Layout::kTiles16x64},
+        {"sm121_w8a8_gemm", refuse_scaled<Format::kFp8Row>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_qkv_block_scaled), Layout::kTiles16x64},
         {"sm90_w4a16_split", refuse_some, NIBBLE_SM90_KERNEL(gpu::norm_qkv_split),
          Layout::kTiles16x64},
         {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm_fp8),

@@ -26,9 +26,11 @@ const char* refuse_many_fp8(const NormUnembedDesc& d, const KernelOptions& o) {
   return refuse_gemm_fp8({d.format, d.vocab, d.hidden, d.tokens, kDenseFewest, d.facts}, o);
 }
 
+template <Format kFormat>
 const char* refuse_scaled(const NormUnembedDesc& d, const KernelOptions& o) {
   if (d.hidden > kAddNormMost) return "more than 8192 columns";
-  return refuse_block_scaled({d.format, d.vocab, d.hidden, d.tokens, kBlockScaledFewest}, o);
+  return refuse_block_scaled<kFormat>(
+      {d.format, d.vocab, d.hidden, d.tokens, kBlockScaledFewest<kFormat>}, o);
 }
 
 template <Format kFormat>
@@ -50,8 +52,10 @@ const char* refuse_one(const NormUnembedDesc& d, const KernelOptions& o) {
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<NormUnembedKernel>({
-        {"sm121_w4a8_gemm", refuse_scaled, NIBBLE_CUDA_KERNEL(gpu::norm_unembed_block_scaled),
-         Layout::kTiles16x64},
+        {"sm121_w4a8_gemm", refuse_scaled<Format::kMxfp4>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_unembed_block_scaled), Layout::kTiles16x64},
+        {"sm121_w8a8_gemm", refuse_scaled<Format::kFp8Row>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_unembed_block_scaled), Layout::kTiles16x64},
         {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm_fp8),
          Layout::kTiles16x64},
         {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm),

@@ -36,8 +36,10 @@ const char* refuse_many_fp8(const OutProjDesc& d, const KernelOptions& o) {
   return refuse_gemm_fp8({d.format, d.hidden, d.width, d.tokens, kDenseFewest, d.facts}, o);
 }
 
+template <Format kFormat>
 const char* refuse_scaled(const OutProjDesc& d, const KernelOptions& o) {
-  return refuse_block_scaled({d.format, d.hidden, d.width, d.tokens, kBlockScaledFewest}, o);
+  return refuse_block_scaled<kFormat>(
+      {d.format, d.hidden, d.width, d.tokens, kBlockScaledFewest<kFormat>}, o);
 }
 
 template <Format kFormat>
@@ -52,8 +54,12 @@ const char* refuse_one(const OutProjDesc& d, const KernelOptions& o) {
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<OutProjKernel>({
-        {"sm121_w4a8_gemm", refuse_scaled, NIBBLE_CUDA_KERNEL(gpu::out_proj_block_scaled),
-         Layout::kTiles16x64},
+        {"sm121_w4a8_gemm", refuse_scaled<Format::kMxfp4>,
+         NIBBLE_CUDA_KERNEL(gpu::out_proj_block_scaled), Layout::kTiles16x64},
+        {"sm121_nvfp4a8_gemm", refuse_scaled<Format::kNvfp4>,
+         NIBBLE_CUDA_KERNEL(gpu::out_proj_block_scaled), Layout::kTiles16x64},
+        {"sm121_w8a8_gemm", refuse_scaled<Format::kFp8Row>,
+         NIBBLE_CUDA_KERNEL(gpu::out_proj_block_scaled), Layout::kTiles16x64},
         {"sm90_w4a16_split",
          [](const OutProjDesc& d, const KernelOptions& o) {
            return refuse_split(d.format, d.hidden, d.width, d.tokens, o);
@@ -66,9 +72,9 @@ constexpr auto kKernels = joined(
         {"sm90_bf16_gemm", refuse_many<Format::kBF16>,
          NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_slices)},
         {"sm90_nvfp4a8_gemm",
-         [](const OutProjDesc& d, const KernelOptions& o) {
-           return refuse_nvfp4_fp8({d.format, d.hidden, d.width, d.tokens, 0}, 1, o);
-         },
+         [](const OutProjDesc& d,
+            const KernelOptions&
+                o) { return refuse_nvfp4_fp8({d.format, d.hidden, d.width, d.tokens, 0}, 1, o); },
          NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_fp8), Layout::kTiles16x64},
         {"sm90_nvfp4_split", refuse_unit_some<Format::kNvfp4>,
          NIBBLE_SM90_KERNEL(gpu::out_proj_unit_split), Layout::kTiles16x64},
