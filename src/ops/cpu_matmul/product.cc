@@ -36,6 +36,13 @@ void to_block_order(const float* from, int64_t cols, float* to) {
   std::copy_n(from, cols - k, to);
 }
 
+// Inputs in E4M3, as the kernels of GPUs round them, in place.
+void round_all_to_e4m3(Ctx& cx, const ProductInputs& in, int64_t cols, float* x) {
+  cx.pool->parallel_for(in.sources, 1, [&](int64_t row, int64_t end, int) {
+    for (; row < end; ++row) round_to_e4m3(x + row * cols, cols, in.e4m3_scale);
+  });
+}
+
 // Calls body(i, g, at) for each input i, the at-th of group g, on all workers.
 template <typename Body>
 void for_inputs(Ctx& cx, const ProductInputs& in, const Body& body) {
@@ -53,25 +60,32 @@ void for_inputs(Ctx& cx, const ProductInputs& in, const Body& body) {
 FloatProduct::FloatProduct(const FloatKernels* kernels, Scratch& scratch, const ProductSize& size)
     : kernels_(kernels),
       x_(scratch.take<const float*>(size.inputs)),
-      ordered_(scratch.take<float>(is_in_block_order(size.format) ? size.sources * size.cols : 0)),
+      ordered_(scratch.take<float>(is_in_block_order(size.format) || takes_e4m3(size.format)
+                                       ? size.sources * size.cols
+                                       : 0)),
       decoded_(scratch.take<float>(size.threads * kRows * size.cols)),
       cols_(size.cols),
       reorder_(is_in_block_order(size.format)),
+      rounds_(takes_e4m3(size.format)),
       direct_tokens_(kernels != nullptr && has_direct_dot(size.format) ? kernels->direct_tokens
                                                                        : 0) {}
 
 void FloatProduct::take(Ctx& cx, const ProductInputs& in) {
   offsets_ = in.offsets;
-  const float* x = reorder_ ? ordered_ : in.x;
+  const bool rounds = rounds_ && cx.kernels.activations == ActFormat::kFp8;
+  const float* x = reorder_ || rounds ? ordered_ : in.x;
   for (int64_t i = 0; i < in.inputs(); ++i) x_[i] = x + (in.row == nullptr ? i : in.row[i]) * cols_;
-  if (!reorder_) return;
+  if (x == in.x) return;
   cx.pool->parallel_for(in.sources, 1, [&](int64_t row, int64_t end, int) {
-    for (; row < end; ++row) to_block_order(in.x + row * cols_, cols_, ordered_ + row * cols_);
+    for (; row < end; ++row) {
+      float* const to = ordered_ + row * cols_;
+      if (reorder_)
+        to_block_order(in.x + row * cols_, cols_, to);
+      else
+        std::copy_n(in.x + row * cols_, cols_, to);
+    }
   });
-  if (cx.kernels.activations != ActFormat::kFp8) return;
-  cx.pool->parallel_for(in.sources, 1, [&](int64_t row, int64_t end, int) {
-    for (; row < end; ++row) round_to_e4m3(ordered_ + row * cols_, cols_, in.e4m3_scale);
-  });
+  if (rounds) round_all_to_e4m3(cx, in, cols_, ordered_);
 }
 
 void FloatProduct::multiply(const Weight& rows, int64_t g, int worker, float* y,
@@ -88,14 +102,20 @@ FloatPanelProduct::FloatPanelProduct(const FloatPanelKernels* kernels, Scratch& 
                                      const ProductSize& size)
     : multiply_(kernels == nullptr ? nullptr : kernels->of(size.format)),
       x_(scratch.take<const float*>(size.inputs)),
+      rounded_(scratch.take<float>(takes_e4m3(size.format) ? size.sources * size.cols : 0)),
       sums_(scratch.take<float>(size.threads * size.inputs * kPanelRows)),
       inputs_(size.inputs),
-      cols_(size.cols) {}
+      cols_(size.cols),
+      rounds_(takes_e4m3(size.format)) {}
 
-void FloatPanelProduct::take(Ctx&, const ProductInputs& in) {
+void FloatPanelProduct::take(Ctx& cx, const ProductInputs& in) {
   offsets_ = in.offsets;
-  for (int64_t i = 0; i < in.inputs(); ++i)
-    x_[i] = in.x + (in.row == nullptr ? i : in.row[i]) * cols_;
+  const bool rounds = rounds_ && cx.kernels.activations == ActFormat::kFp8;
+  const float* const x = rounds ? rounded_ : in.x;
+  for (int64_t i = 0; i < in.inputs(); ++i) x_[i] = x + (in.row == nullptr ? i : in.row[i]) * cols_;
+  if (!rounds) return;
+  std::copy_n(in.x, in.sources * cols_, rounded_);
+  round_all_to_e4m3(cx, in, cols_, rounded_);
 }
 
 void FloatPanelProduct::multiply(const Weight& rows, int64_t g, int worker, float* y,

@@ -64,10 +64,10 @@ class FloatProduct {
  private:
   const FloatKernels* kernels_;
   const float** x_;  // [inputs]
-  float* ordered_;   // [sources, K] where is_in_block_order()
+  float* ordered_;   // [sources, K] where is_in_block_order() or takes_e4m3()
   float* decoded_;   // [threads][kRows, K]
   int64_t cols_;
-  bool reorder_;
+  bool reorder_, rounds_;
   int64_t direct_tokens_;  // inputs that meet weights without decoding whole rows
   const int32_t* offsets_ = nullptr;
 };
@@ -86,8 +86,10 @@ class FloatPanelProduct {
  private:
   FloatPanelKernels::Multiply* multiply_;
   const float** x_;  // [inputs]
+  float* rounded_;   // [sources, K] where takes_e4m3()
   float* sums_;      // [threads][inputs, 16]
   int64_t inputs_, cols_;
+  bool rounds_;
   const int32_t* offsets_ = nullptr;
 };
 

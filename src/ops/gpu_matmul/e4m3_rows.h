@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "formats/format.h"
 #include "formats/fp8.h"
 #include "ops/scratch.h"
 
@@ -14,6 +15,12 @@ namespace nibble::ops {
 // The scale of moe_up's output: gpt-oss clamps it to |u| <= 7 * 8 = 448 / 8, which needs no look at
 // the values. What a larger limit makes is held at 448.
 inline constexpr float kExpertScale = 1.f / 8;
+
+// Weights whose inputs some GPU's kernels take so: in MXFP8 a GB10's alone.
+constexpr bool takes_e4m3(Format weights) {
+  return weights == Format::kMxfp4 || weights == Format::kNvfp4 || weights == Format::kMxfp8 ||
+         weights == Format::kFp8Row;
+}
 
 // On the GPU: codes [rows, cols] in E4M3 order (gemm_fp8_sm90.cuh), scales [rows]; a value is its
 // row's scale times its code.

@@ -35,14 +35,16 @@ void CpuMoeDown<Product, kIsa>::run(Ctx& cx, const Tensor& d, const Tensor& u,
   const MoeDownDesc desc{hidden, down.cols, down.experts, routing.top_k, down.format};
   MoeDownScratch<Product> scratch(Scratch(cx.scratch), &Product::kernels(kIsa), desc, tokens,
                                   cx.pool->size());
-  // As on GPUs, where u that is not clamped stays in bf16. Without a site of its own: gpt-oss's.
+  // As on GPUs, where MXFP4's u has that scale if it is clamped. Without a site of its own:
+  // gpt-oss's.
   const auto* problem = cx.site == nullptr ? nullptr : std::get_if<MoeDownDesc>(&cx.site->problem);
   const bool is_clamped = problem == nullptr || problem->act.is_clamped();
-  scratch.product.take(cx, {.x = u.as<float>(),
-                            .sources = tokens * routing.top_k,
-                            .groups = down.experts,
-                            .offsets = routing.offsets,
-                            .e4m3_scale = is_clamped ? kExpertScale : 0});
+  scratch.product.take(
+      cx, {.x = u.as<float>(),
+           .sources = tokens * routing.top_k,
+           .groups = down.experts,
+           .offsets = routing.offsets,
+           .e4m3_scale = is_clamped && down.format == Format::kMxfp4 ? kExpertScale : 0});
 
   for_expert_blocks<Product::kRows>(
       cx, routing, down, [&](int64_t e, int64_t row, int64_t rows, int worker) {
