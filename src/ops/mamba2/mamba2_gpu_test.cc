@@ -68,7 +68,7 @@ void check(const Mamba2Desc& desc, const std::vector<MambaSpan>& spans) {
       ASSERT_NEAR(att[i], want->att[i],
                   2 * bounds.att + store_error(DType::kBF16, want->att[i]) + 1e-6)
           << i;
-    ASSERT_LE(rms_off(att, want->att), 2 * bounds.att_rms + 0x1p-9);
+    ASSERT_LE(rms_off(att, want->att), 2 * bounds.att_rms + 0x1p-8);  // bf16 rounds by half of 2^-7
     for (size_t i = 0; i < states.size(); ++i)
       ASSERT_NEAR(states[i], want->states[i], 2 * bounds.state) << i;
     ASSERT_EQ(flat(gpu, on.layer.conv), want->convs);
