@@ -44,6 +44,9 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
                 .needs_last_row = options.speculation.head != nullptr}),
       blocks_{{step_limits_, step_memory(options), 0}, {step_limits_, step_memory(options), 1}},
       sampler_(model.info().vocab_size, options.masked_ids),
+      split_sampler_(feed_ == nullptr || cx_.on_gpu()
+                         ? nullptr
+                         : std::make_unique<SplitSampler>(feed_->rows(), sampler_)),
       speculation_(options.speculation, max_drafts(options)),
       bits_((model.info().vocab_size + 31) / 32),
       log_activity_(options.log_activity) {
@@ -194,8 +197,10 @@ void Engine::Impl::launch() {
   if (head_ != nullptr) head_->draft(scheduler_.chunks());
   blocks_[turn_].fill(scheduler_.chunks());
   const Step step = blocks_[turn_].step();
-  logits_ = feed_ != nullptr ? feed_->run(model_, cx_, step, kv_.state())
-                             : model_.forward(cx_, step, kv_.state());
+  if (feed_ != nullptr)
+    feed_->run(model_, cx_, step, kv_.state());
+  else
+    logits_ = model_.forward(cx_, step, kv_.state());
   if (head_ != nullptr) head_->history().keep(cx_, step);
 }
 
@@ -294,6 +299,7 @@ void Engine::Impl::publish_stats() {
   counters_.states_running = kv_.states().pool().num_used();
   counters_.states_kept = kv_.states().num_kept();
   counters_.speculation = speculation_.counts();
+  if (feed_ != nullptr) counters_.ranks = feed_->rows().counts();
   const std::lock_guard lock(mutex_);
   stats_ = counters_;
 }

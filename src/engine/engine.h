@@ -11,6 +11,7 @@
 #include "base/result.h"
 #include "engine/kv_plan.h"
 #include "engine/metrics.h"
+#include "engine/rank_counts.h"
 #include "engine/request.h"
 #include "engine/speculation_counts.h"
 #include "engine/speculation_options.h"
@@ -48,6 +49,7 @@ struct EngineStats {
   int64_t prefix_cache_hits = 0;     // those of them that were not computed again
   int64_t num_steps = 0;
   SpeculationCounts speculation;
+  RankCounts ranks;  // of several on CPUs
   EngineMetrics metrics;
   bool failed = false;  // the model threw: every request ended with kError, no more are taken
 };

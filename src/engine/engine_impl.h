@@ -23,6 +23,7 @@
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
 #include "engine/speculation.h"
+#include "engine/split_sampler.h"
 #include "engine/step_block.h"
 #include "engine/step_feed.h"
 
@@ -93,6 +94,7 @@ class Engine::Impl {
   Buffer step_memory(const EngineOptions& options) const;
   std::span<float> logits_row(int64_t row);
   Sampler::Sampled found(int64_t row);
+  Sampler::Sampled sampled(const Sequence& sequence, int64_t row);
   Sampler::Masks masks_of(const Sequence& sequence);
   void launch_on_gpu();
   void begin_on_gpu(const StepBlock& block, bool is_fed);
@@ -127,10 +129,11 @@ class Engine::Impl {
   std::unique_ptr<HeadDrafter> head_;  // none where nobody drafts from hidden rows
   std::vector<HeadDrafter::Fed> fed_;  // of the step that ran last
   Sampler sampler_;
+  std::unique_ptr<SplitSampler> split_sampler_;  // of several ranks on CPUs
   Speculation speculation_;
   SteadyTime step_began_;       // or the one before ended, whose end it waited for
   SteadyTime waits_until_;      // at most, in finish(), for masks behind drafts
-  Tensor logits_;               // of the step that ran last, [R, V]
+  Tensor logits_;               // of the step that ran last, [R, V]; of one rank
   std::vector<uint32_t> bits_;  // [V / 32] of a grammar
   Output output_;
   PromptLogprobs prompt_logprobs_;

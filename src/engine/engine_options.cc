@@ -134,7 +134,7 @@ int64_t Engine::table_bytes(const ModelInfo& info, const EngineOptions& options,
   return head_bytes + KvCache::table_bytes(kv_info(info, options), kv_options(options), len) +
          StepBlock::bytes(step_limits(info, options), options.max_num_seqs) +
          Sampler::bytes(info.vocab_size) + past_bytes(options.speculation) +
-         (info.logits.is_whole() ? 0 : StepFeed::bytes(info, step_limits(info, options)));
+         (info.logits.is_whole() ? 0 : StepFeed::bytes(info));
 }
 
 int64_t Engine::gpu_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len) {

@@ -145,6 +145,28 @@ TEST_F(EngineRanks, SayWhatOneSays) {
   }
 }
 
+// What goes from rank to rank of a row of logits does not grow with the vocabulary.
+TEST_F(EngineRanks, SendWhatIsHeaviestOfTheLogits) {
+  std::vector<Request> requests = requests_;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SamplingParams& p = requests[i].sampling;
+    p.logprobs = static_cast<int32_t>(i % 3) - 1;
+    if (i % 4 == 1) p.top_p = 0.9f;
+    if (i % 4 == 2) p.top_k = 20;
+    if (i % 4 == 3) p.repetition_penalty = 1.1f;
+  }
+  Engine engine(*one_.model, one_.cx, options_of_shipped());
+  const std::vector<Transcript> want = run_all(engine, requests);
+  Group group(kShipped, 2, options_of_shipped(), *one_.model);
+  expect_same(want, run_all(group.engine(), requests));
+  const RankCounts counts = group.engine().stats().ranks;
+  EXPECT_GT(counts.rows, 100);
+  EXPECT_LT(counts.whole_rows, counts.rows / 50);  // a nucleus of many ids
+  const double bytes = static_cast<double>(counts.bytes) / static_cast<double>(counts.rows);
+  std::printf("%.0f bytes a row; half of a row: %d\n", bytes, 2 * one_.model->info().vocab_size);
+  EXPECT_LT(bytes, 700);
+}
+
 // Pages are taken away and given back, shared, and copied before they part: the others do the same.
 TEST_F(EngineRanks, DoWhatTheSchedulerDoes) {
   const EngineOptions options = options_of_shipped();

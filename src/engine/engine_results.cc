@@ -210,6 +210,7 @@ bool Engine::Impl::wait_for_mask(const Sequence& sequence) {
 }
 
 std::span<float> Engine::Impl::logits_row(int64_t row) {
+  if (split_sampler_ != nullptr) return feed_->rows().whole(row);
   if (gpu_ != nullptr) return gpu_->logits(row);
   const int64_t vocab = logits_.dim(1);
   CHECK(row < logits_.dim(0));
@@ -218,18 +219,14 @@ std::span<float> Engine::Impl::logits_row(int64_t row) {
 
 // Reports the next prompt position; false: the sequence has ended.
 bool Engine::Impl::score(Sequence& sequence, int64_t row) {
-  const std::span<float> logits = logits_row(row);
-  if (!all_finite(logits)) return report_end(sequence, FinishReason::kError, kNotNumbers);
-  const int32_t position = sequence.num_scored++;
-  const double lse = log_sum_exp(logits);
+  const int32_t position = sequence.num_scored++, k = sequence.request.prompt_logprobs;
   prompt_logprobs_.position = position;
   prompt_logprobs_.id = sequence.tokens[position];
-  prompt_logprobs_.next_logprob =
-      position + 1 < sequence.num_prompt
-          ? static_cast<float>(logits[sequence.tokens[position + 1]] - lse)
-          : std::numeric_limits<float>::quiet_NaN();
-  top_logprobs(logits, lse, sequence.request.prompt_logprobs, sampler_.work(),
-               prompt_logprobs_.top);
+  const int32_t next = position + 1 < sequence.num_prompt ? sequence.tokens[position + 1] : -1;
+  const bool is_finite = split_sampler_ != nullptr
+                             ? split_sampler_->score(row, next, k, prompt_logprobs_)
+                             : sampler_.score(logits_row(row), next, k, prompt_logprobs_);
+  if (!is_finite) return report_end(sequence, FinishReason::kError, kNotNumbers);
   sequence.request.on_prompt_logprobs(prompt_logprobs_);
   return true;
 }
@@ -255,6 +252,15 @@ Sampler::Sampled Engine::Impl::found(int64_t row) {
   return {.id = found.id, .logprob = found.logprob};
 }
 
+Sampler::Sampled Engine::Impl::sampled(const Sequence& sequence, int64_t row) {
+  const SamplingParams& params = sequence.request.sampling;
+  const Sampler::Masks masks = masks_of(sequence);
+  if (split_sampler_ != nullptr)
+    return split_sampler_->sample(row, params, sequence.sampling, masks, output_.top);
+  if (gpu_ != nullptr && is_found_on_gpu(params, masks)) return found(row);
+  return sampler_.sample(logits_row(row), params, sequence.sampling, masks, output_.top);
+}
+
 // Appends one id and reports it; false: the sequence has ended. `draft`: the draft that it is to
 // verify, or kNoDraft.
 bool Engine::Impl::sample(Sequence& sequence, int64_t row, int32_t draft) {
@@ -263,11 +269,7 @@ bool Engine::Impl::sample(Sequence& sequence, int64_t row, int32_t draft) {
   if (sequence.mask_state() == MaskState::kFailed) {
     return report_end(sequence, FinishReason::kError, request.watcher->fault(), true);
   }
-  const Sampler::Masks masks = masks_of(sequence);
-  Sampler::Sampled sampled = gpu_ != nullptr && is_found_on_gpu(request.sampling, masks)
-                                 ? found(row)
-                                 : sampler_.sample(logits_row(row), request.sampling,
-                                                   sequence.sampling, masks, output_.top);
+  Sampler::Sampled sampled = this->sampled(sequence, row);
   if (sampled.error != nullptr) {
     return report_end(sequence, FinishReason::kError, sampled.error, sampled.error == kAllMasked);
   }

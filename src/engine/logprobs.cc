@@ -1,8 +1,6 @@
 #include "engine/logprobs.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 namespace nibble {
 
@@ -31,11 +29,36 @@ float largest(std::span<const float> logits) {
   return *std::max_element(std::begin(most), std::end(most));
 }
 
+WeightSum sum_weights(std::span<const float> logits, const Weighting& weighting) {
+  WeightSum sum = 0;
+  for (const float x : logits) sum += x >= weighting.floor ? units(weighting(x)) : 0;
+  return sum;
+}
+
+int32_t find_weight(std::span<const float> logits, const Weighting& weighting, WeightSum& target) {
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const WeightSum weight = logits[i] >= weighting.floor ? units(weighting(logits[i])) : 0;
+    if (weight > target) return static_cast<int32_t>(i);
+    target -= weight;
+  }
+  return -1;
+}
+
+double log_of(float largest, WeightSum sum) {
+  return largest + std::log(static_cast<double>(sum) * 0x1p-39);
+}
+
 double log_sum_exp(std::span<const float> logits) {
   const float most = largest(logits);
-  double sum = 0;
-  for (float x : logits) sum += std::exp(x - most);
-  return most + std::log(sum);
+  return log_of(most, sum_weights(logits, plain_weights(most)));
+}
+
+int32_t draw_of(std::span<const Candidate> candidates, WeightSum total, double u) {
+  const WeightSum target = std::min(share_of(total, u), total - 1);
+  WeightSum sum = 0;
+  for (const Candidate& c : candidates)
+    if ((sum += units(c.weight)) > target) return c.id;
+  return -1;
 }
 
 void select_top(std::span<const float> logits, int32_t k, std::vector<Candidate>& out) {

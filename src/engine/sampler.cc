@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
-#include <limits>
 
 #include "base/check.h"
 #include "engine/philox.h"
@@ -11,22 +9,18 @@
 namespace nibble {
 namespace {
 
-constexpr float kNever = -std::numeric_limits<float>::infinity();
-// Adjusted logits stay within it, so that differences of two are finite.
-constexpr float kLargest = std::numeric_limits<float>::max() / 4;
-
 // Moves the fewest heaviest candidates whose weights reach `target` to the front; returns the last
 // of them. Halves the undecided range until it is small: linear in all, whatever the weights.
-Candidate nucleus_end(std::vector<Candidate>& c, double target) {
+Candidate nucleus_end(std::vector<Candidate>& c, WeightSum target) {
   constexpr size_t kSmall = 64;
   size_t low = 0;  // [0, low) is in, with weight `mass`; [high, end) is out
   size_t high = c.size();
-  double mass = 0;
+  WeightSum mass = 0;
   while (high - low > kSmall) {
     const size_t mid = (low + high) / 2;
     std::nth_element(c.begin() + low, c.begin() + mid, c.begin() + high, heavier);
-    double upper = 0;
-    for (size_t i = low; i < mid; ++i) upper += c[i].weight;
+    WeightSum upper = 0;
+    for (size_t i = low; i < mid; ++i) upper += units(c[i].weight);
     if (mass + upper >= target) {
       high = mid;
     } else {
@@ -36,7 +30,7 @@ Candidate nucleus_end(std::vector<Candidate>& c, double target) {
   }
   std::sort(c.begin() + low, c.begin() + high, heavier);
   for (size_t i = low; i < high; ++i) {
-    mass += c[i].weight;
+    mass += units(c[i].weight);
     if (mass >= target) return c[i];
   }
   return c[high - 1];
@@ -106,6 +100,15 @@ Sampler::Sampled Sampler::sample(std::span<float> logits, const SamplingParams& 
   return sampled;
 }
 
+bool Sampler::score(std::span<const float> logits, int32_t next, int32_t k, PromptLogprobs& to) {
+  if (!all_finite(logits)) return false;
+  const double lse = log_sum_exp(logits);
+  to.next_logprob =
+      next >= 0 ? static_cast<float>(logits[next] - lse) : std::numeric_limits<float>::quiet_NaN();
+  top_logprobs(logits, lse, k, work_, to.top);
+  return true;
+}
+
 int32_t Sampler::find(std::span<const float> logits, const ops::Draw& how) {
   if (!all_finite(logits)) return -1;
   const float best = largest(logits);
@@ -118,18 +121,7 @@ int32_t Sampler::find(std::span<const float> logits, const ops::Draw& how) {
 
 void Sampler::adjust(std::span<float> logits, const SamplingParams& params,
                      const SamplingState& state, const Masks& masks) {
-  const auto set = [&](int32_t id, float x) { logits[id] = std::clamp(x, -kLargest, kLargest); };
-  for (const auto& [id, bias] : params.logit_bias) set(id, logits[id] + bias);
-  if (has_penalties(params)) {
-    for (const auto& [id, in_output] : state.counts.entries()) {
-      float x = logits[id];
-      x = x > 0 ? x / params.repetition_penalty : x * params.repetition_penalty;
-      if (in_output > 0) {
-        x -= params.frequency_penalty * static_cast<float>(in_output) + params.presence_penalty;
-      }
-      set(id, x);
-    }
-  }
+  adjust_logits(params, state, [&](int32_t id) -> float& { return logits[id]; });
   for (int32_t id : masked_ids_) logits[id] = kNever;
   for (size_t i = 0; !masks.allowed.empty() && i < logits.size(); ++i) {
     if ((masks.allowed[i / 32] >> (i % 32) & 1) == 0) logits[i] = kNever;
@@ -146,48 +138,33 @@ void Sampler::adjust(std::span<float> logits, const SamplingParams& params,
 
 int32_t Sampler::draw(std::span<const float> logits, const SamplingParams& params, float best,
                       double u) {
-  // Differences are divided, not multiplied by 1 / temperature, which may overflow.
-  const float floor =
-      params.min_p > 0 ? best + params.temperature * std::log(params.min_p) : -kLargest;
+  const Weighting weighting = weighting_of(params, best);
   if (params.top_k > 0 && params.top_k < vocab_size_) {
     select_top(logits, params.top_k, kept_);
     std::sort(kept_.begin(), kept_.end(),
               [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
-    std::erase_if(kept_, [&](const Candidate& c) { return c.logit < floor; });
+    std::erase_if(kept_, [&](const Candidate& c) { return c.logit < weighting.floor; });
   } else {
     kept_.clear();
     for (int32_t i = 0; i < vocab_size_; ++i) {
-      if (logits[i] >= floor) kept_.push_back({.id = i, .logit = logits[i], .weight = 0});
+      if (logits[i] >= weighting.floor) kept_.push_back({.id = i, .logit = logits[i], .weight = 0});
     }
   }
-  double total = 0;
-  for (Candidate& c : kept_) {
-    c.weight = std::exp((c.logit - best) / params.temperature);
-    total += c.weight;
-  }
-  if (params.top_p < 1) total = keep_nucleus(params.top_p * total);
-
-  const double target = u * total;
-  double sum = 0;
-  int32_t id = -1;
-  for (const Candidate& c : kept_) {
-    if (c.weight == 0) continue;
-    id = c.id;  // the last one where rounding leaves the sum below the target
-    sum += c.weight;
-    if (sum > target) break;
-  }
-  return id;
+  WeightSum total = 0;
+  for (Candidate& c : kept_) total += units(c.weight = weighting(c.logit));
+  if (params.top_p < 1) total = keep_nucleus(share_of(total, params.top_p));
+  return draw_of(kept_, total, u);
 }
 
 // Drops all but the fewest heaviest whose weights reach `target`; returns their weight.
-double Sampler::keep_nucleus(double target) {
+WeightSum Sampler::keep_nucleus(WeightSum target) {
   // Sums per octave of the weight, which is at most 1, find where the target is reached without
   // ordering anything; only that octave's tokens are put in order.
   constexpr size_t kOctaves = 128;
   const auto octave = [](const Candidate& c) { return std::bit_cast<uint32_t>(c.weight) >> 23; };
-  double weights[kOctaves] = {};
-  for (const Candidate& c : kept_) weights[octave(c)] += c.weight;
-  double above = 0;
+  WeightSum weights[kOctaves] = {};
+  for (const Candidate& c : kept_) weights[octave(c)] += units(c.weight);
+  WeightSum above = 0;
   size_t last_octave = kOctaves - 1;
   while (last_octave > 0 && above + weights[last_octave] < target) above += weights[last_octave--];
 
@@ -195,12 +172,12 @@ double Sampler::keep_nucleus(double target) {
   for (const Candidate& c : kept_) {
     if (octave(c) == last_octave) work_.push_back(c);
   }
-  if (!work_.empty()) {  // else rounding has kept the sum of all below the target
+  if (!work_.empty()) {
     const Candidate last = nucleus_end(work_, target - above);
     std::erase_if(kept_, [&](const Candidate& c) { return heavier(last, c); });
   }
-  double total = 0;
-  for (const Candidate& c : kept_) total += c.weight;
+  WeightSum total = 0;
+  for (const Candidate& c : kept_) total += units(c.weight);
   return total;
 }
 

@@ -4,7 +4,10 @@
 // request samples the same alone or in a batch, and again after preemption.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -43,7 +46,37 @@ inline constexpr char kNotNumbers[] =
 
 inline constexpr char kAllMasked[] = "every token is masked: nothing may come next";
 
+// The logit of what is masked.
+inline constexpr float kNever = -std::numeric_limits<float>::infinity();
+// Adjusted logits stay within it, so that differences of two are finite.
+inline constexpr float kLargestLogit = std::numeric_limits<float>::max() / 4;
+
 bool has_penalties(const SamplingParams& params);
+
+// What bias and penalties make of the ids that they name; at(id) is an id's logit.
+template <typename At>
+void adjust_logits(const SamplingParams& params, const SamplingState& state, At&& at) {
+  const auto set = [&](int32_t id, float x) {
+    at(id) = std::clamp(x, -kLargestLogit, kLargestLogit);
+  };
+  for (const auto& [id, bias] : params.logit_bias) set(id, at(id) + bias);
+  if (!has_penalties(params)) return;
+  for (const auto& [id, in_output] : state.counts.entries()) {
+    float x = at(id);
+    x = x > 0 ? x / params.repetition_penalty : x * params.repetition_penalty;
+    if (in_output > 0)
+      x -= params.frequency_penalty * static_cast<float>(in_output) + params.presence_penalty;
+    set(id, x);
+  }
+}
+
+// Weights of what min_p leaves. Differences are divided, not multiplied by 1 / temperature, which
+// may overflow.
+inline Weighting weighting_of(const SamplingParams& params, float best) {
+  const float floor =
+      params.min_p > 0 ? best + params.temperature * std::log(params.min_p) : -kLargestLogit;
+  return {best, params.temperature, floor};
+}
 
 // Whether an id asked for so is found where the logits are (ops/sample), with its log-probability.
 bool is_found_on_gpu(const SamplingParams& params);
@@ -74,14 +107,17 @@ class Sampler {
   // where a logit is not finite.
   int32_t find(std::span<const float> logits, const ops::Draw& draw);
 
-  // Scratch for top_logprobs on rows that are not sampled.
-  std::vector<Candidate>& work() { return work_; }
+  // Of a row that is not sampled: what it says of `next` (-1: nothing) and the k best ids. False
+  // where a logit is not finite.
+  bool score(std::span<const float> logits, int32_t next, int32_t k, PromptLogprobs& to);
+
+  // Of a row with its masks, whose largest logit is `best`: the id that u draws.
+  int32_t draw(std::span<const float> logits, const SamplingParams& params, float best, double u);
 
  private:
   void adjust(std::span<float> logits, const SamplingParams& params, const SamplingState& state,
               const Masks& masks);
-  int32_t draw(std::span<const float> logits, const SamplingParams& params, float best, double u);
-  double keep_nucleus(double target);
+  WeightSum keep_nucleus(WeightSum target);
 
   int32_t vocab_size_;
   std::vector<int32_t> masked_ids_;

@@ -164,9 +164,7 @@ class StepFeed::RecordedPages final : public PageMemory {
 
 StepFeed::StepFeed(dist::Comm& comm, const ModelInfo& info, const KvPlan& plan,
                    const StepLimits& limits, std::vector<int32_t> masked_ids)
-    : comm_(comm), logits_of_(agree(comm, info, plan, limits, masked_ids)) {
-  logits_ = Buffer(bytes(info, limits));
-}
+    : comm_(comm), rows_(comm, agree(comm, info, plan, limits, masked_ids), masked_ids) {}
 
 StepFeed::~StepFeed() {
   try {
@@ -184,9 +182,9 @@ std::unique_ptr<PageMemory> StepFeed::record(std::unique_ptr<PageMemory> memory)
 void StepFeed::tell(StepMessage message) {
   message.copies = copies_, message.changes = changes_;
   write_message(message, message_);
-  const auto size = static_cast<uint64_t>(message_.size());
+  const MessageHead head{MessageHead::Kind::kStep, message_.size()};
   for (int r = 1; r < comm_.size(); ++r) {
-    comm_.send(r, std::as_bytes(std::span(&size, 1)));
+    comm_.send(r, std::as_bytes(std::span(&head, 1)));
     comm_.send(r, message_);
   }
   copies_.clear(), changes_.clear();
@@ -208,30 +206,14 @@ void StepFeed::launch(GpuSteps& steps, ops::Ctx& cx, const StepBlock& block, boo
   launch_on_rank(steps, cx, block, message);
 }
 
-Tensor StepFeed::run(Model& model, ops::Ctx& cx, const Step& step, const SeqState& kv) {
+void StepFeed::run(Model& model, ops::Ctx& cx, const Step& step, const SeqState& kv) {
   const bool compares = is_compared(cx, step);
   tell({.compares = compares, .step = step});
-  if (!compares) return whole(model.forward(cx, step, kv));
+  if (!compares) return rows_.take(model.forward(cx, step, kv));
   const ReplicaHash hash(cx);
   const Tensor logits = model.forward(cx, step, kv);
   hash.compare(comm_);
-  return whole(logits);
-}
-
-Tensor StepFeed::whole(const Tensor& mine) {
-  const int64_t rows = mine.dim(0), vocab = logits_of_[0].all;
-  auto* const all = static_cast<float*>(logits_.data());
-  for (int r = 0; r < comm_.size(); ++r) {
-    const Cut& cut = logits_of_[r];
-    for (int64_t row = 0; row < rows; ++row) {
-      const std::span to(all + row * vocab + cut.begin, static_cast<size_t>(cut.size));
-      if (r == 0)
-        std::copy_n(mine.as<float>() + row * cut.size, cut.size, to.begin());
-      else
-        comm_.receive(r, std::as_writable_bytes(to));
-    }
-  }
-  return make_tensor(all, DType::kF32, {rows, vocab});
+  rows_.take(logits);
 }
 
 }  // namespace nibble

@@ -1,5 +1,5 @@
 // StepFeed: rank 0's side of steps that several ranks compute together. It tells the others what
-// the scheduler planned, and gathers the parts of the logits; StepFollower is the other side.
+// the scheduler planned; StepFollower is the other side.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include "engine/gpu_steps.h"
 #include "engine/kv_plan.h"
 #include "engine/page_memory.h"
+#include "engine/split_rows.h"
 #include "engine/step_block.h"
 #include "engine/step_message.h"
 #include "ops/ctx.h"
@@ -54,8 +55,9 @@ class StepFeed {
 
   StepFeed(dist::Comm& comm, const ModelInfo& info, const KvPlan& plan, const StepLimits& limits,
            std::vector<int32_t> masked_ids);
-  static int64_t bytes(const ModelInfo& info, const StepLimits& limits) {
-    return limits.max_out * info.vocab_size * static_cast<int64_t>(sizeof(float));
+  // Of a row of logits that is gathered.
+  static int64_t bytes(const ModelInfo& info) {
+    return info.vocab_size * static_cast<int64_t>(sizeof(float));
   }
   // Tells the others that there is no more.
   ~StepFeed();
@@ -64,8 +66,9 @@ class StepFeed {
 
   // Pages in `memory` whose changes the others make, too. The feed must outlive them.
   std::unique_ptr<PageMemory> record(std::unique_ptr<PageMemory> memory);
-  // The step on all ranks. Returns the logits [R, V].
-  Tensor run(Model& model, ops::Ctx& cx, const Step& step, const SeqState& kv);
+  // The step on all ranks; then rows() are its logits.
+  void run(Model& model, ops::Ctx& cx, const Step& step, const SeqState& kv);
+  SplitRows& rows() { return rows_; }
   // The same on GPUs, where it is begun; each of them finds the same ids.
   void launch(GpuSteps& steps, ops::Ctx& cx, const StepBlock& block, bool is_fed);
 
@@ -73,11 +76,9 @@ class StepFeed {
   class RecordedPages;
   bool is_compared(const ops::Ctx& cx, const Step& step);
   void tell(StepMessage message);
-  Tensor whole(const Tensor& mine);
 
   dist::Comm& comm_;
-  std::vector<Cut> logits_of_;  // each rank's
-  Buffer logits_;               // [max_out, V]
+  SplitRows rows_;  // on CPUs
   std::vector<PageCopy> copies_;
   std::vector<TableChange> changes_;
   std::vector<std::byte> message_;

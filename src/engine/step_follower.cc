@@ -71,7 +71,10 @@ StepFollower::StepFollower(Model& model, ops::Ctx cx, const EngineOptions& optio
   model_.reserve(cx_, bounds_.limits);
   std::vector<int32_t> masked_ids;
   agree(*cx_.comm, info, plan_, bounds_.limits, masked_ids);
-  if (!cx_.on_gpu()) return;
+  if (!cx_.on_gpu()) {
+    rows_ = std::make_unique<AnsweredRows>(*cx_.comm, info.logits, masked_ids);
+    return;
+  }
   gpu_ = std::make_unique<GpuSteps>(model_, cx_, *gpu_pages_, kv_.state(), bounds_.limits,
                                     options.max_num_seqs, masked_ids, options.graphs);
   const int64_t bytes = StepBlock::bytes(bounds_.limits, options.max_num_seqs);
@@ -95,14 +98,23 @@ void StepFollower::run() {
   while (step()) continue;
 }
 
-bool StepFollower::step() {
-  uint64_t size = 0;
-  cx_.comm->receive(0, std::as_writable_bytes(std::span(&size, 1)));
-  if (size > static_cast<uint64_t>(bounds_.most_bytes()))
+// Into message_.
+MessageHead StepFollower::receive() {
+  MessageHead head;
+  cx_.comm->receive(0, std::as_writable_bytes(std::span(&head, 1)));
+  const bool is_step = head.kind == MessageHead::Kind::kStep;
+  const bool is_ask = head.kind == MessageHead::Kind::kAsk && rows_ != nullptr;
+  const int64_t most = is_step ? bounds_.most_bytes() : is_ask ? rows_->most_bytes() : 0;
+  if (head.size > static_cast<uint64_t>(most))
     throw Error(ErrorKind::kUnsupported,
-                "rank 0 sent a step of " + std::to_string(size) + " bytes");
-  message_.resize(size);
+                "rank 0 sent a message of " + std::to_string(head.size) + " bytes");
+  message_.resize(head.size);
   cx_.comm->receive(0, message_);
+  return head;
+}
+
+bool StepFollower::step() {
+  if (receive().kind == MessageHead::Kind::kAsk) return rows_->answer(message_), true;
   const StepMessage message = read_message(message_, bounds_);
   if (message.ends) return false;
   if (gpu_ != nullptr)
@@ -122,8 +134,7 @@ void StepFollower::run_on_cpu(const StepMessage& message) {
   } else {
     logits = model_.forward(cx_, message.step, kv_.state());
   }
-  if (message.step.num_out > 0)
-    cx_.comm->send(0, std::as_bytes(std::span(logits.as<float>(), logits.num_elements())));
+  rows_->take(logits);
 }
 
 // Two steps may be in flight, as on rank 0; the ids that it finds are found here, too.

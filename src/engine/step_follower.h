@@ -10,6 +10,7 @@
 #include "engine/gpu_pages.h"
 #include "engine/gpu_steps.h"
 #include "engine/kv_cache.h"
+#include "engine/split_rows.h"
 #include "engine/step_block.h"
 #include "engine/step_message.h"
 #include "models/model.h"
@@ -30,6 +31,7 @@ class StepFollower {
   class ReplayedPages;
   std::unique_ptr<PageMemory> page_memory();
   bool step();
+  MessageHead receive();
   void run_on_cpu(const StepMessage& message);
   void launch(const StepMessage& message);
 
@@ -43,6 +45,7 @@ class StepFollower {
   std::unique_ptr<GpuSteps> gpu_;  // none on CPUs
   std::vector<StepBlock> blocks_;  // there two, which take turns
   size_t turn_ = 0;
+  std::unique_ptr<AnsweredRows> rows_;  // on CPUs
   std::vector<std::byte> message_;
 };
 

@@ -152,6 +152,16 @@ void add_engine(Page& page, const ServerMetrics::Gauges& now) {
   page.plain("nibble_state_slots_kept", "gauge",
              "Of these, with a state that later prompts may go on from.",
              value(engine.states_kept));
+  if (engine.ranks.rows > 0) {
+    page.plain("nibble_rank_rows_total", "counter", "Rows of logits of which each rank has a part.",
+               value(engine.ranks.rows));
+    page.plain("nibble_rank_whole_rows_total", "counter",
+               "Of these, gathered, as a request needed them whole.",
+               value(engine.ranks.whole_rows));
+    page.plain("nibble_rank_logit_bytes_total", "counter",
+               "Bytes that went between rank 0 and the others for all of them.",
+               value(engine.ranks.bytes));
+  }
   page.plain("nibble_max_model_len", "gauge", "Longest prompt and answer.",
              value(now.max_model_len));
   page.plain("nibble_http_connections", "gauge", "Open connections.", value(now.connections));
