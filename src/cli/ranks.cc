@@ -194,12 +194,11 @@ Ranks::Ranks(const RankFlags& flags, const dist::Identity& identity, bool on_gpu
   dist::Joined joined =
       listener ? dist::join_as_first(*listener, options) : dist::join_as_other(options);
   comm_ = std::make_unique<dist::TcpComm>(shard.rank, std::move(joined.steps));
+  if (on_gpus)
+    tell_nccl_where(*comm_, flags.master_addr);  // before there is a thread that reads it
   watch_ = std::make_unique<dist::Watch>(std::move(joined.watch), 0,
                                          [this](const std::string& why) { lost(why); });
-  if (on_gpus)
-    tell_nccl_where(*comm_, flags.master_addr);
-  else
-    say_how_fast(flags.master_addr);
+  if (!on_gpus) say_how_fast(flags.master_addr);
 }
 
 void Ranks::use_gpus(ops::Ctx& cx) {

@@ -12,25 +12,14 @@
 
 namespace nibble::cuda {
 
-// The part of nccl.h that is used here, which has stayed as it is since NCCL 2.4.
-struct NcclLibrary {
-  static constexpr int kSuccess = 0, kInProgress = 7, kFloat32 = 7, kSum = 0;
-  int (*get_version)(int*);
-  int (*get_unique_id)(NcclId*);
-  int (*comm_init_rank)(void** comm, int size, NcclId id, int rank);
-  int (*comm_abort)(void* comm);
-  int (*comm_get_async_error)(void* comm, int* error);
-  int (*all_reduce)(const void* from, void* to, size_t n, int type, int op, void* comm,
-                    StreamHandle stream);
-  const char* (*get_error_string)(int);
-};
-
 namespace {
 
 constexpr const char* kVariables[] = {"NIBBLE_NCCL", "VLLM_NCCL_SO_PATH"};
 constexpr const char* kUsualName = "libnccl.so.2";
 // Processes of one host meet within a second; their GPUs are set up meanwhile.
 constexpr std::chrono::seconds kToMeet{120};
+// A call takes microseconds; one that waits for another rank ends when NCCL is told to.
+constexpr std::chrono::seconds kLongestCall{1};
 
 template <typename Fn>
 bool find_function(void* handle, const char* name, Fn& function) {
@@ -120,25 +109,39 @@ void Nccl::check(int result, const char* what) const {
   throw std::runtime_error(std::string(what) + ": " + library_.get_error_string(result));
 }
 
+// Counts itself before it looks: abort(), which looks the other way round, waits for those that
+// have begun, and none begins any more.
+Nccl::Call::Call(std::atomic<int>& calls, const std::atomic<bool>& is_aborted) : calls_(calls) {
+  ++calls_;
+  if (!is_aborted) return;
+  --calls_;
+  throw std::runtime_error("NCCL was ended");
+}
+
 void Nccl::all_reduce(float* values, int64_t n, StreamHandle stream) {
-  if (is_aborted_) throw std::runtime_error("NCCL was ended");
+  const Call call(calls_, is_aborted_);
   check(library_.all_reduce(values, values, static_cast<size_t>(n), NcclLibrary::kFloat32,
                             NcclLibrary::kSum, comm_, stream),
         "ncclAllReduce");
 }
 
 void Nccl::check() const {
-  if (is_aborted_) throw std::runtime_error("NCCL was ended");
+  const Call call(calls_, is_aborted_);
   int error = NcclLibrary::kSuccess;
   check(library_.comm_get_async_error(comm_, &error), "ncclCommGetAsyncError");
   if (error != NcclLibrary::kInProgress) check(error, "NCCL");
 }
 
 // ncclCommAbort ends the sums at once, and then waits for the end of all graphs that have any: of
-// graphs, mostly, that whoever calls this has yet to end.
+// graphs, mostly, that whoever calls this has yet to end. It frees what a call may still use.
 void Nccl::abort() {
   if (is_aborted_.exchange(true) || comm_ == nullptr) return;
-  ending_ = std::thread([end = library_.comm_abort, comm = comm_] { end(comm); });
+  ending_ = std::thread([this] {
+    const auto until = std::chrono::steady_clock::now() + kLongestCall;
+    while (calls_ > 0 && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    library_.comm_abort(comm_);
+  });
 }
 
 }  // namespace nibble::cuda

@@ -15,15 +15,27 @@
 
 namespace nibble::cuda {
 
-struct NcclLibrary;
+// By which the ranks of one run find each other; made by one of them.
+using NcclId = std::array<std::byte, 128>;
+
+// The part of nccl.h that is used here, which has stayed as it is since NCCL 2.4.
+struct NcclLibrary {
+  static constexpr int kSuccess = 0, kInProgress = 7, kFloat32 = 7, kSum = 0;
+  int (*get_version)(int*);
+  int (*get_unique_id)(NcclId*);
+  int (*comm_init_rank)(void** comm, int size, NcclId id, int rank);
+  int (*comm_abort)(void* comm);
+  int (*comm_get_async_error)(void* comm, int* error);
+  int (*all_reduce)(const void* from, void* to, size_t n, int type, int op, void* comm,
+                    StreamHandle stream);
+  const char* (*get_error_string)(int);
+};
 
 // The library, or none where there is none and nobody said where; then `why` says what was tried.
 // Throws Error(kUsage) where the one that a variable names cannot be used.
 const NcclLibrary* find_nccl(std::string& why);
 std::string nccl_version(const NcclLibrary& library);  // "2.28.9"
 
-// By which the ranks of one run find each other; made by one of them.
-using NcclId = std::array<std::byte, 128>;
 NcclId make_nccl_id(const NcclLibrary& library);
 
 // One rank, on the GPU that this process uses.
@@ -42,16 +54,28 @@ class Nccl {
   void all_reduce(float* values, int64_t n, StreamHandle stream);
   // Throws std::runtime_error with what has gone wrong since.
   void check() const;
-  // From any thread, one at a time: ends what runs and what is launched. Nothing may be asked of it
-  // afterwards.
+  // From any thread: ends what runs and what is launched. Whatever is asked of it afterwards
+  // throws.
   void abort();
 
  private:
+  // A use of comm_, which must not be freed meanwhile. Throws where it may have been.
+  class Call {
+   public:
+    Call(std::atomic<int>& calls, const std::atomic<bool>& is_aborted);
+    ~Call() { --calls_; }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    std::atomic<int>& calls_;
+  };
   void check(int result, const char* what) const;
 
   const NcclLibrary& library_;
   void* comm_ = nullptr;
   std::atomic<bool> is_aborted_{false};
+  mutable std::atomic<int> calls_{0};  // under way
   std::thread ending_;
 };
 

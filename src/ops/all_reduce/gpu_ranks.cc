@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "base/check.h"
@@ -117,13 +119,24 @@ void GpuRanks::abort() {
 
 void GpuRanks::check() const {
   host_.check();
-  if (word(abort_) == 0) return;
+  if (word(abort_) == 0) return check_nccl();
   const auto until = std::chrono::steady_clock::now() + kWhy;
   while (std::chrono::steady_clock::now() < until) {
     host_.check();
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   throw Error(ErrorKind::kUnsupported, "another rank's GPU did not come to a sum");
+}
+
+// What NCCL's own threads have found out, such as a link that broke. Who was told to end knows why.
+void GpuRanks::check_nccl() const {
+  if (nccl_ == nullptr) return;
+  try {
+    nccl_->check();
+  } catch (const std::runtime_error& e) {
+    host_.check();
+    throw Error(ErrorKind::kUnsupported, std::string("the sum over the GPUs failed: ") + e.what());
+  }
 }
 
 GpuRanks& ranks_of(const Ctx& cx) {

@@ -42,6 +42,10 @@ class GpuRanks final : public dist::Comm {
   const std::string& why_no_nccl() const { return why_no_nccl_; }
   const std::string& nccl_version() const { return nccl_version_; }
 
+  // How long a sum waits for another rank: before any is made.
+  void set_patience(std::chrono::nanoseconds patience) {
+    peers_.patience_ns = static_cast<uint64_t>(patience.count());
+  }
   // As if there were none.
   void leave_out_peer_memory(const std::string& why) { why_no_peers_ = why; }
 
@@ -53,6 +57,7 @@ class GpuRanks final : public dist::Comm {
 
  private:
   void find_peers();
+  void check_nccl() const;
   void open_peers(std::span<const cuda::MemoryHandle> all);
   void find_nccl();
   std::string agree(const std::string& why);

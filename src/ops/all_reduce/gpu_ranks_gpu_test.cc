@@ -118,12 +118,10 @@ TEST(GpuRanks, EndWithoutARankThatDoesNotCome) {
     const Buffer buffer = rank.to_gpu(parts_of(host.rank(), 2880));
     const Tensor t = make_tensor(buffer.data(), DType::kF32, {1, 2880});
     if (host.rank() == 0) {
-      const auto began = std::chrono::steady_clock::now();
+      // Each by the clock alone would take a hundred seconds, and a test has thirty.
+      rank.ranks.set_patience(std::chrono::seconds(1));
       for (int i = 0; i < 100; ++i) gpu::sum_one_shot(rank.cx, t);
       for (const float value : rank.from_gpu(t)) EXPECT_TRUE(std::isnan(value));
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-      EXPECT_GT(took.count(), 2);
-      EXPECT_LT(took.count(), 4);
       try {
         rank.ranks.check();
         ADD_FAILURE() << "nobody is missed";
@@ -144,11 +142,10 @@ TEST(GpuRanks, EndWhenTheyAreTold) {
     const Buffer buffer = rank.to_gpu(parts_of(host.rank(), 2880));
     const Tensor t = make_tensor(buffer.data(), DType::kF32, {1, 2880});
     if (host.rank() == 0) {
-      const auto began = std::chrono::steady_clock::now();
+      rank.ranks.set_patience(std::chrono::hours(1));  // it would not end by the clock
       rank.ranks.abort();
       gpu::sum_one_shot(rank.cx, t);
       for (const float value : rank.from_gpu(t)) EXPECT_TRUE(std::isnan(value));
-      EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(1));
     }
     std::byte end{};  // until then the other's memory stays
     std::vector<std::byte> all(2);

@@ -20,7 +20,10 @@ struct PeerMemory {
     uint32_t second_sum;
   };
   int rank = 0, size = 1;
-  int64_t capacity = 0;           // floats of the largest sum; even
+  int64_t capacity = 0;  // floats of the largest sum; even
+  // A rank may take long over its first steps, whose graphs it records; one whose process ends or
+  // stops is found out by others' means, and sooner.
+  uint64_t patience_ns = 30'000'000'000;
   Packet* packets[kMostRanks]{};  // of each rank, in its GPU: [2 slots][size senders][capacity / 2]
   uint32_t* counts = nullptr;     // [2] this rank's: sums so far, and blocks that are through
   uint32_t* abort = nullptr;      // of the host: other than 0: give up; set where nobody came
@@ -39,7 +42,7 @@ constexpr bool is_for_one_shot(int64_t floats, int64_t ranks) {
 }
 
 // t [T, H] f32, H even, at most `capacity` floats: sums in order of ranks, the same bits on each.
-// Ends with NaN where a rank does not come within 2.5 seconds, or `abort` says so.
+// Ends with NaN where a rank does not come within patience_ns, or `abort` says so.
 void all_reduce_one_shot(Ctx& cx, const PeerMemory& peers, const Tensor& t);
 
 }  // namespace nibble::ops::gpu

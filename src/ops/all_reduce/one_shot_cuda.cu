@@ -19,8 +19,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kMostBlocks = 64;
-// Longer than heartbeats may be missing: those know who it is.
-constexpr uint64_t kPatienceNs = 2'500'000'000;
 
 __device__ void send(PeerMemory::Packet* to, float2 values, uint32_t sum) {
   asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to),
@@ -35,7 +33,7 @@ __device__ uint64_t now_ns() {
 }
 
 // NaN where it does not come. Who has waited in vain spares all sums behind it the same.
-__device__ float2 receive(const PeerMemory::Packet* from, uint32_t sum, uint32_t* abort) {
+__device__ float2 receive(const PeerMemory::Packet* from, uint32_t sum, const PeerMemory& m) {
   uint64_t began = 0;
   for (uint32_t polls = 1;; ++polls) {
     uint32_t first, first_sum, second, second_sum;
@@ -48,8 +46,8 @@ __device__ float2 receive(const PeerMemory::Packet* from, uint32_t sum, uint32_t
     if (polls % 1024 != 0) continue;
     const uint64_t now = now_ns();
     if (began == 0) began = now;
-    if (now - began > kPatienceNs) *static_cast<volatile uint32_t*>(abort) = 1;
-    if (*static_cast<const volatile uint32_t*>(abort) != 0) break;
+    if (now - began > m.patience_ns) *static_cast<volatile uint32_t*>(m.abort) = 1;
+    if (*static_cast<const volatile uint32_t*>(m.abort) != 0) break;
   }
   return {__uint_as_float(0x7fc00000), __uint_as_float(0x7fc00000)};
 }
@@ -71,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     float2 all = {0, 0};
     for (int r = 0; r < m.size; ++r) {
       const float2 part =
-          r == m.rank ? values[i] : receive(m.packets[m.rank] + slot + r * lane + i, sum, m.abort);
+          r == m.rank ? values[i] : receive(m.packets[m.rank] + slot + r * lane + i, sum, m);
       all = r == 0 ? part : float2{all.x + part.x, all.y + part.y};
     }
     values[i] = all;
