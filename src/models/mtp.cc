@@ -63,11 +63,18 @@ class Mtp : public MtpModel {
   void set_input(DraftInput input) override { input_ = std::move(input); }
   void share_matrices(const ops::Sites& target) override {
     share(*embed_, target.front());
-    share(*unembed_, target.back());
+    if (target.back().weight.rows == c.vocab) return share(*unembed_, target.back());
+    // Of several ranks each has a part of its head, and a draft is made on one.
+    has_own_head_ = !c.is_tied;
+    if (has_own_head_) return matrix(*unembed_, "unembed", {{"lm_head", c.vocab}}, c.hidden);
+    share(*unembed_, target.front());
+    unembed_->in_rows = true;
   }
 
  private:
-  bool reads(const std::string& tensor) const override { return tensor.starts_with("mtp."); }
+  bool reads(const std::string& tensor) const override {
+    return tensor.starts_with("mtp.") || (has_own_head_ && tensor.starts_with("lm_head."));
+  }
 
   void check(const Checkpoint& checkpoint) const override {
     std::set<std::string> there;
@@ -218,6 +225,7 @@ class Mtp : public MtpModel {
   const std::vector<int32_t> layers_ = {c.target_layers};
   Norm token_norm_, hidden_norm_;
   Site *embed_ = nullptr, *unembed_ = nullptr;
+  bool has_own_head_ = false;
   const Site *fc_ = nullptr, *qkv_ = nullptr, *attention_ = nullptr, *gate_ = nullptr,
              *out_ = nullptr, *up_ = nullptr, *down_ = nullptr;
   const Site *route_ = nullptr, *shared_up_ = nullptr, *shared_down_ = nullptr;

@@ -23,6 +23,7 @@ MtpConfig config_of(const TargetConfig& c) {
           .head_dim = c.head_dim,
           .vocab = c.vocab,
           .width = c.width,
+          .is_tied = c.is_tied,
           .norm_eps = c.norm_eps,
           .rope = c.rope,
           .target_layers = static_cast<int32_t>(c.layers()),

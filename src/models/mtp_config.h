@@ -14,6 +14,7 @@ struct MtpConfig {
   int64_t width = 0;                                 // F, of the MLP or of an expert
   int64_t experts = 0, top_k = 0, shared_width = 0;  // none: a dense MLP
   bool over_all = false;  // chosen experts' weights are their part of all
+  bool is_tied = false;   // the model's head is its embedding
   float norm_eps = 0;
   ops::Rope rope;
   int32_t target_layers = 0, max_positions = 0;
