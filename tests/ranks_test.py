@@ -32,7 +32,7 @@ def post(server, path, body, timeout=120):
 
 def chat(server, text, **fields):
     with post(server, "/v1/chat/completions",
-              {"model": MODEL.name, "messages": [{"role": "user", "content": text}], "max_tokens": 64} | fields) as answer:
+              {"model": server.name, "messages": [{"role": "user", "content": text}], "max_tokens": 64} | fields) as answer:
         choice = json.load(answer)["choices"][0]
     return choice["message"]["content"], choice["finish_reason"]
 
@@ -105,6 +105,31 @@ class RanksTest(unittest.TestCase):
             time.sleep(0.05)
         self.fail("a rank is left behind")
 
+    # Sums of parts are rounded differently from the sum of all, and the tasks' answers are certain enough.
+    def test_two_ranks_of_a_model_with_states(self):
+        model = MODEL.parent / "nibble-tiny-qwen3-next"
+        drafts = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_min":2,"prompt_lookup_max":4}'
+        with Server(*RANKS, model=model) as server:
+            want = answers(server)
+        for flags in ((), ("--max-num-batched-tokens", "48", "--speculative-config", drafts)):
+            with self.subTest(flags), Server(*RANKS, "-tp", "2", *flags, model=model) as server:
+                self.assertEqual(answers(server), want)
+                self.assertEqual(answers(server), want)  # out of the prefix cache
+
+    # What goes from rank to rank of a row of logits: what is heaviest and sums, unless a request needs all of it.
+    def test_what_logits_cost_is_counted(self):
+        def counts(server):
+            with urllib.request.urlopen(server.url + "/metrics") as page:
+                found = dict(re.findall(r"^(nibble_rank_\w+){.*} (\S+)$", page.read().decode(), re.M))
+            return [float(found[f"nibble_rank_{name}_total"]) for name in ("rows", "whole_rows", "logit_bytes")]
+        with Server(*RANKS, "-tp", "2") as server:
+            answers(server)
+            rows, whole, sent = counts(server)
+            print(f"{sent / rows:.0f} bytes a row of logits, {whole:.0f} of {rows:.0f} whole")
+            self.assertLess(whole, rows / 10)
+            chat(server, QUESTIONS[0], temperature=1, top_k=50, seed=1, max_tokens=8)
+            self.assertGreater(counts(server)[1], whole)
+
     def test_two_ranks_say_what_one_says(self):
         for flags in (("--tensor-parallel-size", "2"),
                       ("-tp", "2", "--max-num-batched-tokens", "48", "--speculative-config",
@@ -120,27 +145,19 @@ class RanksTest(unittest.TestCase):
         server = self.start("--tensor-parallel-size", "2")
         pids = ranks_of(server.program)
         streams = [self.stream(server) for _ in range(3)]
-        began = time.monotonic()
         os.kill(pids[1], signal.SIGKILL)
         for stream in streams:
             events = [line for line in stream.read().decode().splitlines() if line]
             self.assertRegex(events[-2], "rank 1")
-        took = time.monotonic() - began
         self.assert_ended(server, pids.values(), "rank 1")
-        self.assertLess(took, 10)  # 0.1 where nothing else runs
-        print(f"a killed rank: requests ended after {took:.2f} s")
 
     def test_a_stopped_rank_ends_every_request(self):
         server = self.start("--tensor-parallel-size", "3")
         pids = ranks_of(server.program)
         stream = self.stream(server)
-        began = time.monotonic()
         os.kill(pids[2], signal.SIGSTOP)
-        self.assertRegex(stream.read().decode(), "rank 2 has not been heard of")
-        took = time.monotonic() - began
+        self.assertRegex(stream.read().decode(), "rank 2 has not been heard of for 2")
         self.assert_ended(server, pids.values(), "rank 2 has not been heard of")
-        self.assertLess(took, 20)  # 2.1 where nothing else runs
-        print(f"a stopped rank: requests ended after {took:.2f} s")
 
     def test_a_rank_is_missed_without_requests(self):
         server = self.start("--tensor-parallel-size", "2")

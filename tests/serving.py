@@ -34,6 +34,7 @@ class Server:
         self.command = [os.environ["NIBBLE"], "serve", str(model), "--port", "0", "--device", device, "--max-model-len", str(max_model_len),
                         "--max-num-seqs", "8", "--chat-date", DATE, *flags]
         self.log = []
+        self.name = Path(model).name
 
     def __enter__(self):
         self.program = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True)

@@ -128,8 +128,9 @@ struct HeadNeed {
   }
 };
 
+// Of several ranks the first one drafts, beside whom the others only make room for the same pages.
 HeadNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseFormats& models_dense,
-                   EngineOptions& options) {
+                   EngineOptions& options, const Shard& shard) {
   SpeculationOptions& drafts = options.speculation;
   if (drafts.method != SpeculationOptions::Method::kHead) return {};
   const DenseFormats dense = drafts.head_dense.value_or(models_dense);
@@ -139,7 +140,7 @@ HeadNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseForm
                 "--speculative-config: " + model + " is of no family whose MTP layer nibble runs " +
                     "(Qwen3-Next, Qwen3.5); \"ngram\" and \"suffix\" draft from the text alone");
   if (is_own) drafts.head_path = model;
-  const DraftHeadInfo head = describe_draft_head(drafts.head_path, model, dense);
+  const DraftHeadInfo head = describe_draft_head(drafts.head_path, model, dense, shard);
   drafts.head_group = head.model.groups.at(0);
   drafts.head_row_bytes = static_cast<int64_t>(head.target_layers.size()) * head.target_width *
                           static_cast<int64_t>(sizeof(float));
@@ -147,24 +148,31 @@ HeadNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseForm
   const StepLimits limits = HeadDrafter::Limits{.max_tokens = options.max_num_batched_tokens,
                                                 .max_num_seqs = options.max_num_seqs}
                                 .steps();
-  return {.weight_bytes = head.model.weight_bytes,
-          .bytes_per_draft = head.model.weight_bytes_per_token,
-          .scratch_bytes = describe_draft_scratch(cx, drafts.head_path, model, limits, dense),
-          .kv_bytes_per_token =
-              int64_t{2} * group.num_kv_heads * group.head_dim * dtype_bytes(options.kv_dtype),
-          .target_layers = head.target_layers,
-          .head = is_own ? "the model's MTP layer" : drafts.head_path};
+  return {
+      .weight_bytes = head.model.weight_bytes,
+      .bytes_per_draft = head.model.weight_bytes_per_token,
+      .scratch_bytes = describe_draft_scratch(cx, drafts.head_path, model, limits, dense, shard),
+      .kv_bytes_per_token =
+          int64_t{2} * group.num_kv_heads * group.head_dim * dtype_bytes(options.kv_dtype),
+      .target_layers = head.target_layers,
+      .head = is_own ? "the model's MTP layer" : drafts.head_path};
 }
 
-// As many pages on each rank as on the one that has room for the fewest.
-void agree_on_pages(dist::Comm& comm, const ModelInfo& info, EngineOptions& options) {
-  int64_t heads = 0;
-  for (const LayerGroup& group : info.groups)
-    heads += static_cast<int64_t>(group.layers.size()) * group.num_kv_heads * group.head_dim;
-  const int64_t mine = options.kv_bytes / heads;
-  std::vector<int64_t> all(comm.size());
+// The most or the fewest that any rank has.
+template <typename T>
+T of_ranks(dist::Comm& comm, T mine, const T& (*choose)(const T&, const T&)) {
+  std::vector<T> all(comm.size());
   comm.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
-  options.kv_bytes = *std::ranges::min_element(all) * heads;
+  for (const T& other : all) mine = choose(mine, other);
+  return mine;
+}
+
+// Pages and states are planned as if each rank had as many heads as any.
+void agree_on_groups(dist::Comm& comm, const ModelInfo& info, EngineOptions& options) {
+  options.planned_groups = info.groups;
+  for (LayerGroup& group : options.planned_groups)
+    for (int32_t* size : {&group.num_kv_heads, &group.recurrent.heads, &group.recurrent.channels})
+      *size = of_ranks<int32_t>(comm, *size, std::max);
 }
 
 // Weights and scratch are as they are; KV cache and states get the rest, but no more than all
@@ -176,8 +184,9 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
   const Shard shard = find_shard(flags.ranks);
   const ModelInfo info = describe_model(model, dense, shard);
   Engine::check(info, options);
+  if (cx.comm != nullptr) agree_on_groups(*cx.comm, info, options);
   const MemoryBudget budget = budget_of(flags, cx);
-  const HeadNeed head = plan_head(model, cx, dense, options);
+  const HeadNeed head = plan_head(model, cx, dense, options, shard);
   MemoryNeed need{.weight_bytes = info.weight_bytes + head.weight_bytes};
 
   const bool is_free = options.max_model_len == 0;
@@ -200,7 +209,8 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
 
   const int64_t useful = Engine::kv_bytes_for(info, options, longest, options.max_num_seqs);
   options.kv_bytes = std::min(rest, useful);
-  if (cx.comm != nullptr) agree_on_pages(*cx.comm, info, options);
+  if (cx.comm != nullptr)
+    options.kv_bytes = of_ranks<int64_t>(*cx.comm, options.kv_bytes, std::min);
   const KvPlan plan = Engine::kv_plan_for(info, options);
   need.num_states = plan.state_slots;
   need.state_bytes = plan.state_slots * slot;
@@ -399,10 +409,10 @@ void load(const EngineFlags& flags, const LoadEngineOptions& options, LoadedEngi
   loaded.cx.tap = options.tap;
   const Shard shard = find_shard(flags.ranks);
   if (shard.is_split()) {
-    if (parse_speculative_config(flags.speculative_config).method ==
-        SpeculationOptions::Method::kHead)
+    const auto drafts = parse_speculative_config(flags.speculative_config);
+    if (on_gpu && drafts.method == SpeculationOptions::Method::kHead)
       throw Error(ErrorKind::kUnsupported,
-                  "--tensor-parallel-size: heads draft for one rank so far; say another method of "
+                  "--tensor-parallel-size: heads draft for one GPU so far; say another method of "
                   "--speculative-config");
     loaded.ranks = std::make_unique<Ranks>(flags.ranks, identity_of(flags, loaded), on_gpu);
     loaded.cx.comm = &loaded.ranks->comm();

@@ -287,7 +287,8 @@ Json ranks_json(const std::vector<ModelInfo>& ranks) {
     rows.push_back({{"rank", rows.size()},
                     {"weight_bytes", rank.weight_bytes},
                     {"weight_bytes_per_token", std::llround(weight_bytes_read(rank, 1))},
-                    {"kv_heads", rank.groups.front().num_kv_heads}});
+                    {"kv_heads", rank.groups.front().num_kv_heads},
+                    {"state_bytes", state_bytes(rank)}});
   return rows;
 }
 
@@ -296,10 +297,12 @@ void print_ranks(const Json& rows) {
       "\neach of %zu ranks; what follows is of the one that reads the most, and leaves out the\n"
       "sums of all, two a layer:\n",
       rows.size());
-  TextTable table({">rank", ">bytes of weights", ">read per token", ">KV heads"});
+  TextTable table(
+      {">rank", ">bytes of weights", ">read per token", ">KV heads", ">bytes of a state"});
   for (const Json& row : rows)
     table.add({row["rank"].dump(), with_commas(row["weight_bytes"]),
-               with_commas(row["weight_bytes_per_token"]), row["kv_heads"].dump()});
+               with_commas(row["weight_bytes_per_token"]), row["kv_heads"].dump(),
+               with_commas(row["state_bytes"])});
   std::printf("%s", table.plain().c_str());
 }
 

@@ -116,6 +116,31 @@ TEST(Plan, SaysWhatEachRankHolds) {
               HasSubstr("64 query heads are fewer than the ranks"));
 }
 
+// Delta nets, Mamba2 and shared experts are cut, too: what both ranks have is what lies beside
+// them.
+TEST(Plan, SaysWhatRanksHoldOfModelsWithStates) {
+  for (const char* model :
+       {"Qwen/Qwen3-Next-80B-A3B-Instruct", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"}) {
+    SCOPED_TRACE(model);
+    const json one = plan_json({model, "--device", "gb10"});
+    const json two = plan_json({model, "--device", "gb10", "--tensor-parallel-size", "2"});
+    int64_t both = 0, weights = 0, states = 0;
+    for (const json& part : one["weights"])
+      if (const auto name = part["part"]; name == "embed" || name == "router" || name == "norms")
+        both += part["bytes"].get<int64_t>();
+    for (const json& rank : two["ranks"]) {
+      weights += rank["weight_bytes"].get<int64_t>();
+      states += rank["state_bytes"].get<int64_t>();
+    }
+    // Shared experts' gates and norms of single heads are on both: some hundred bytes a layer.
+    const int64_t more = weights - one["weight_bytes"].get<int64_t>() - both;
+    EXPECT_GE(more, 0);
+    EXPECT_LE(more, 52 * 8192);
+    EXPECT_EQ(states, one["state_bytes"].get<int64_t>());
+    EXPECT_GT(states, 0);
+  }
+}
+
 // A projection is the sum of its ops, each of which takes no less than what bounds it; it names the
 // rows that the tables choose. More bytes a weight never make a step faster.
 TEST(Plan, ProjectsOpByOp) {

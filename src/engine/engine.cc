@@ -27,7 +27,7 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
     : model_(model),
       cx_(std::move(cx)),
       kv_info_(kv_info(model.info(), options)),
-      kv_plan_((check(model.info(), options), plan_kv(kv_info_, kv_options(options)))),
+      kv_plan_((check(model.info(), options), kv_plan_for(model.info(), options))),
       feed_(cx_.comm == nullptr ? nullptr
                                 : std::make_unique<StepFeed>(*cx_.comm, model.info(), kv_plan_,
                                                              step_limits(model.info(), options),

@@ -24,13 +24,16 @@ struct EngineOptions {
   int32_t max_num_batched_tokens = 512;  // tokens in one step
   int32_t max_model_len = 0;             // prompt and output; 0: what model and KV memory allow
   int32_t page_size = 16;
-  DType kv_dtype = DType::kBF16;         // kBF16, kF32 or kF8E4M3
-  int64_t kv_bytes = 0;                  // memory for pages, all groups; never exceeded
-  bool chunked_prefill = true;           // else prompts are read whole, in one step each
-  bool graphs = true;                    // of decode steps on GPUs; else each op is launched
-  bool prefix_caching = true;            // prompts that start alike share what was computed
-  SpeculationOptions speculation = {};   // tokens drafted ahead, several verified in a step
-  bool log_activity = false;             // a line every ten seconds while there is work
+  DType kv_dtype = DType::kBF16;        // kBF16, kF32 or kF8E4M3
+  int64_t kv_bytes = 0;                 // memory for pages, all groups; never exceeded
+  bool chunked_prefill = true;          // else prompts are read whole, in one step each
+  bool graphs = true;                   // of decode steps on GPUs; else each op is launched
+  bool prefix_caching = true;           // prompts that start alike share what was computed
+  SpeculationOptions speculation = {};  // tokens drafted ahead, several verified in a step
+  bool log_activity = false;            // a line every ten seconds while there is work
+  // Of several ranks, which must plan alike: groups of as many heads as any of them has; empty: the
+  // model's.
+  std::vector<LayerGroup> planned_groups = {};
   std::vector<int32_t> masked_ids = {};  // never sampled: undecodable rows of the vocabulary
 };
 

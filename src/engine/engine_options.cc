@@ -68,6 +68,13 @@ ModelInfo kv_info(const ModelInfo& info, const EngineOptions& options) {
   return all;
 }
 
+// By which pages and states are planned.
+static ModelInfo planned_info(const ModelInfo& info, const EngineOptions& options) {
+  ModelInfo all = kv_info(info, options);
+  std::ranges::copy(options.planned_groups, all.groups.begin());
+  return all;
+}
+
 KvOptions kv_options(const EngineOptions& options) {
   return {.page_size = options.page_size,
           .dtype = options.kv_dtype,
@@ -125,7 +132,7 @@ StepLimits Engine::step_limits(const ModelInfo& info, const EngineOptions& optio
 
 int64_t Engine::kv_bytes_for(const ModelInfo& info, const EngineOptions& options, int32_t len,
                              int32_t num_seqs) {
-  return nibble::kv_bytes_for(kv_info(info, options), kv_options(options), len, num_seqs);
+  return nibble::kv_bytes_for(planned_info(info, options), kv_options(options), len, num_seqs);
 }
 
 int64_t Engine::table_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len) {
@@ -147,7 +154,7 @@ int64_t Engine::gpu_bytes(const ModelInfo& info, const EngineOptions& options, i
 }
 
 KvPlan Engine::kv_plan_for(const ModelInfo& info, const EngineOptions& options) {
-  return plan_kv(kv_info(info, options), kv_options(options));
+  return plan_kv(planned_info(info, options), kv_options(options));
 }
 
 }  // namespace nibble

@@ -16,12 +16,15 @@
 #include "engine/engine.h"
 #include "engine/engine_testing.h"
 #include "engine/step_follower.h"
+#include "models/draft_head.h"
 #include "models/model.h"
 
 namespace nibble {
 namespace {
 
-const std::string kShipped = std::string(NIBBLE_SOURCE_DIR) + "/models/nibble-tiny-gpt-oss";
+const std::string kModels = std::string(NIBBLE_SOURCE_DIR) + "/models/";
+const std::string kShipped = kModels + "nibble-tiny-gpt-oss";
+const std::string kRecurrent = kModels + "nibble-tiny-qwen3-next";
 
 struct Rank {
   Rank(const std::string& path, dist::TcpComm* comm, const LoadOptions& load) {
@@ -44,34 +47,52 @@ EngineOptions options_of_shipped() {
           .kv_bytes = int64_t{256} << 20};
 }
 
-// As many pages on each rank, whose heads differ.
-EngineOptions of_rank(EngineOptions options, const Model& one, const Model& rank) {
-  options.kv_bytes =
-      options.kv_bytes / one.info().groups[0].num_kv_heads * rank.info().groups[0].num_kv_heads;
+// All plan as the rank that has most: as many pages and states on each, whose heads differ.
+EngineOptions of_ranks(EngineOptions options, const std::string& path, int32_t size) {
+  const auto heads = [&] { return options.planned_groups[0].num_kv_heads; };
+  options.planned_groups = describe_model(path).groups;
+  options.kv_bytes /= heads();
+  for (size_t g = 0; g < options.planned_groups.size(); ++g) {
+    LayerGroup most;
+    for (int32_t r = 0; r < size; ++r) {
+      const LayerGroup group = describe_model(path, {}, {r, size}).groups[g];
+      if (group.num_kv_heads + group.recurrent.heads >= most.num_kv_heads + most.recurrent.heads)
+        most = group;
+    }
+    options.planned_groups[g] = most;
+  }
+  options.kv_bytes *= heads();
   return options;
 }
 
 // Rank 0's engine; the others follow until it ends.
 class Group {
  public:
-  Group(const std::string& path, int size, const EngineOptions& options, const Model& one,
-        const LoadOptions& load = {}, uint64_t others_seed = 0)
+  Group(const std::string& path, int size, const EngineOptions& of_one,
+        const LoadOptions& load = {}, uint64_t others_seed = 0, const std::string& head = "")
       : ranks_(dist::test_ranks(size)), errors_(size) {
+    EngineOptions options = of_ranks(of_one, path, size);
+    if (!head.empty())
+      options.speculation = {.method = SpeculationOptions::Method::kHead,
+                             .num_tokens = 3,
+                             .is_adaptive = false,
+                             .head_group = describe_draft_head(head, path).model.groups.at(0)};
     for (int r = 1; r < size; ++r)
-      followers_.emplace_back([&, this, r, path, load, options, others_seed] {
+      followers_.emplace_back([this, r, path, load, options, others_seed] {
         LoadOptions mine = load;
         mine.seed += others_seed;
         try {
           Rank rank(path, ranks_[r].get(), mine);
-          StepFollower(*rank.model, rank.cx, of_rank(options, one, *rank.model)).run();
+          StepFollower(*rank.model, rank.cx, options).run();
         } catch (const Error& e) {
           errors_[r] = e.what();
           ranks_[r]->abort(e.what());
         }
       });
     first_ = std::make_unique<Rank>(path, ranks_[0].get(), load);
-    engine_ =
-        std::make_unique<Engine>(*first_->model, first_->cx, of_rank(options, one, *first_->model));
+    if (!head.empty())
+      options.speculation.head = load_draft_head(first_->cx, head, *first_->model, {});
+    engine_ = std::make_unique<Engine>(*first_->model, first_->cx, options);
   }
   ~Group() { end(); }
   Engine& engine() { return *engine_; }
@@ -123,9 +144,10 @@ void expect_same(const std::vector<Transcript>& want, const std::vector<Transcri
   }
 }
 
-class EngineRanks : public testing::Test {
+class OneRank : public testing::Test {
  protected:
-  Rank one_{kShipped, nullptr, {}};
+  explicit OneRank(const std::string& path) : one_(path, nullptr, {}) {}
+  Rank one_;
   const std::vector<Request> requests_ = requests_of(one_.model->info().vocab_size);
   std::vector<Transcript> alone(const EngineOptions& options) {
     Engine engine(*one_.model, one_.cx, options);
@@ -133,12 +155,21 @@ class EngineRanks : public testing::Test {
   }
 };
 
+class EngineRanks : public OneRank {
+ protected:
+  EngineRanks() : OneRank(kShipped) {}
+};
+class RecurrentRanks : public OneRank {
+ protected:
+  RecurrentRanks() : OneRank(kRecurrent) {}
+};
+
 // Two ranks, and four: then each KV head is on two of them.
 TEST_F(EngineRanks, SayWhatOneSays) {
   const std::vector<Transcript> want = alone(options_of_shipped());
   for (const int size : {2, 3, 4}) {
     SCOPED_TRACE(std::to_string(size) + " ranks");
-    Group group(kShipped, size, options_of_shipped(), *one_.model);
+    Group group(kShipped, size, options_of_shipped());
     expect_same(want, run_all(group.engine(), requests_));
     EXPECT_GT(group.engine().stats().num_steps, 20);
     EXPECT_EQ(group.end(), std::vector<std::string>(size));
@@ -157,7 +188,7 @@ TEST_F(EngineRanks, SendWhatIsHeaviestOfTheLogits) {
   }
   Engine engine(*one_.model, one_.cx, options_of_shipped());
   const std::vector<Transcript> want = run_all(engine, requests);
-  Group group(kShipped, 2, options_of_shipped(), *one_.model);
+  Group group(kShipped, 2, options_of_shipped());
   expect_same(want, run_all(group.engine(), requests));
   const RankCounts counts = group.engine().stats().ranks;
   EXPECT_GT(counts.rows, 100);
@@ -175,14 +206,14 @@ TEST_F(EngineRanks, DoWhatTheSchedulerDoes) {
   tight.max_model_len = 192;
   tight.kv_bytes = Engine::kv_bytes_for(one_.model->info(), tight, 192, 1);
   {
-    Group group(kShipped, 2, tight, *one_.model);
+    Group group(kShipped, 2, tight);
     expect_same(want, run_all(group.engine(), requests_));
     EXPECT_GE(group.engine().stats().num_preemptions, 1);
   }
   EngineOptions small = options;
   small.max_num_batched_tokens = 16;
   {
-    Group group(kShipped, 2, small, *one_.model);
+    Group group(kShipped, 2, small);
     expect_same(want, run_all(group.engine(), requests_));
     expect_same(want, run_all(group.engine(), requests_));  // out of the prefix cache
     EXPECT_GT(group.engine().stats().prefix_cache_hits, 100);
@@ -193,7 +224,7 @@ TEST_F(EngineRanks, DoWhatTheSchedulerDoes) {
     answers[i].sampling.temperature = 1;
     answers[i].sampling.seed = i;
   }
-  Group group(kShipped, 2, options, *one_.model);
+  Group group(kShipped, 2, options);
   expect_same(run_forks(engine, answers), run_forks(group.engine(), answers));
 }
 
@@ -208,9 +239,82 @@ TEST_F(EngineRanks, VerifyDraftsAndScorePrompts) {
                          .is_adaptive = false,
                          .ngram_min = 1,
                          .ngram_max = 3};
-  Group group(kShipped, 2, options, *one_.model);
+  Group group(kShipped, 2, options);
   expect_same(want, run_all(group.engine(), scored));
   EXPECT_GT(group.engine().stats().speculation.num_draft_tokens, 0);
+}
+
+// ---- layers with states
+
+// Two ranks have a key head of each delta net; of more, two have the same, each with value heads of
+// its own.
+TEST_F(RecurrentRanks, SayWhatOneSays) {
+  const std::vector<Transcript> want = alone(options_of_shipped());
+  for (const int size : {2, 3, 4}) {
+    SCOPED_TRACE(std::to_string(size) + " ranks");
+    Group group(kRecurrent, size, options_of_shipped());
+    expect_same(want, run_all(group.engine(), requests_));
+    EXPECT_EQ(group.end(), std::vector<std::string>(size));
+  }
+}
+
+// States of all ranks lie in the same slots: those that are kept are found again.
+TEST_F(RecurrentRanks, GoOnFromKeptStates) {
+  EngineOptions options = options_of_shipped();
+  options.max_num_batched_tokens = 32;
+  const std::vector<Transcript> want = alone(options);
+  std::vector<Request> more = requests_;  // a second turn
+  for (size_t i = 0; i < more.size(); ++i) {
+    more[i].prompt.insert(more[i].prompt.end(), want[i].ids.begin(), want[i].ids.end());
+    more[i].prompt.insert(more[i].prompt.end(), {5, 6, 7});
+  }
+  Engine engine(*one_.model, one_.cx, options);
+  const std::vector<Transcript> want_more = run_all(engine, more);
+  Group group(kRecurrent, 2, options);
+  expect_same(want, run_all(group.engine(), requests_));
+  expect_same(want_more, run_all(group.engine(), more));
+  EXPECT_GT(group.engine().stats().prefix_cache_hits, 100);
+  EXPECT_GT(group.engine().stats().states_kept, 3);
+}
+
+// Behind drafts that did not come true every rank computes its states once more.
+TEST_F(RecurrentRanks, ReplayWhatWasSaid) {
+  EngineOptions options = options_of_shipped();
+  const std::vector<Transcript> want = alone(options);
+  options.speculation = {.method = SpeculationOptions::Method::kNgram,
+                         .num_tokens = 3,
+                         .is_adaptive = false,
+                         .ngram_min = 1,
+                         .ngram_max = 3};
+  Group group(kRecurrent, 2, options);
+  expect_same(want, run_all(group.engine(), requests_));
+  const SpeculationCounts counts = group.engine().stats().speculation;
+  EXPECT_GT(counts.num_accepted_tokens, 5);
+  EXPECT_GT(counts.num_draft_tokens, counts.num_accepted_tokens + 5);
+  EXPECT_EQ(group.end(), std::vector<std::string>(2));
+}
+
+// ---- heads, which draft on rank 0
+
+// Their drafts change no text.
+TEST_F(EngineRanks, HeadsDraftOnTheFirst) {
+  const std::vector<Transcript> want = alone(options_of_shipped());
+  Group group(kShipped, 2, options_of_shipped(), {}, 0, kModels + "nibble-tiny-gpt-oss-eagle3");
+  expect_same(want, run_all(group.engine(), requests_));
+  expect_same(want, run_all(group.engine(), requests_));  // out of the prefix cache
+  EXPECT_GT(group.engine().stats().speculation.num_accepted_tokens, 0);
+  EXPECT_EQ(group.end(), std::vector<std::string>(2));
+}
+
+// The MTP layer has its target's head, of which a rank has a part.
+TEST_F(RecurrentRanks, TheMtpLayerDraftsOnTheFirst) {
+  const std::vector<Transcript> want = alone(options_of_shipped());
+  Group group(kRecurrent, 2, options_of_shipped(), {}, 0, kRecurrent);
+  expect_same(want, run_all(group.engine(), requests_));
+  const SpeculationCounts counts = group.engine().stats().speculation;
+  EXPECT_GT(counts.num_accepted_tokens, 0);
+  EXPECT_GT(counts.num_draft_tokens, counts.num_accepted_tokens);  // some are replayed
+  EXPECT_EQ(group.end(), std::vector<std::string>(2));
 }
 
 // ---- what goes wrong
@@ -236,14 +340,14 @@ void expect_failed(const std::vector<Transcript>& transcripts, const std::string
 TEST_F(EngineRanks, ADifferenceEndsTheRun) {
   const std::string config = kShipped + "/config.json";
   const LoadOptions dummy{.format = LoadFormat::kDummy, .seed = 3};
-  Group group(config, 2, options_of_shipped(), *one_.model, dummy, /*others_seed=*/1);
+  Group group(config, 2, options_of_shipped(), dummy, /*others_seed=*/1);
   expect_failed(run_to_the_end(group.engine(), requests_), "computed another residual than rank 0");
   EXPECT_TRUE(group.engine().stats().failed);
   EXPECT_THAT(group.end()[1], testing::HasSubstr("computed another residual"));
 }
 
 TEST_F(EngineRanks, ARankThatIsLostEndsEveryRequest) {
-  Group group(kShipped, 2, options_of_shipped(), *one_.model);
+  Group group(kShipped, 2, options_of_shipped());
   std::vector<std::shared_ptr<Transcript>> transcripts;
   for (Request request : requests_) {
     transcripts.push_back(record(request));
@@ -257,7 +361,7 @@ TEST_F(EngineRanks, ARankThatIsLostEndsEveryRequest) {
 
 // With nothing to do, too: nobody is let in any more.
 TEST_F(EngineRanks, AnIdleEngineFailsWhenItIsTold) {
-  Group group(kShipped, 2, options_of_shipped(), *one_.model);
+  Group group(kShipped, 2, options_of_shipped());
   group.engine().start();
   group.engine().fail("rank 1 is gone");
   for (int i = 0; i < 1000 && !group.engine().stats().failed; ++i)
@@ -276,14 +380,14 @@ TEST_F(EngineRanks, OtherPlansAreRefused) {
   std::jthread follower([&] {
     Rank rank(kShipped, ranks[1].get(), {});
     try {
-      StepFollower(*rank.model, rank.cx, of_rank(more, *one_.model, *rank.model)).run();
+      StepFollower(*rank.model, rank.cx, of_ranks(more, kShipped, 2)).run();
     } catch (const Error& e) {
       why = e.what();
     }
   });
   Rank rank(kShipped, ranks[0].get(), {});
   try {
-    Engine engine(*rank.model, rank.cx, of_rank(options_of_shipped(), *one_.model, *rank.model));
+    Engine engine(*rank.model, rank.cx, of_ranks(options_of_shipped(), kShipped, 2));
     ADD_FAILURE() << "other plans were taken";
   } catch (const Error& e) {
     EXPECT_THAT(e.what(), testing::HasSubstr("rank 1 planned other pages or steps than rank 0"));

@@ -149,6 +149,7 @@ void Engine::Impl::replay() {
     any = true;
   }
   if (!any) return;
+  if (feed_ != nullptr) feed_->replay(replayed_);
   if (gpu_ != nullptr) return gpu_->replay(blocks_[turn_], replayed_);
   step.spans = replayed_.data();
   model_.replay(cx_, step, kv_.state());

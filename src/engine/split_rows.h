@@ -18,7 +18,7 @@ namespace nibble {
 
 // Before each message of rank 0's to the others.
 struct MessageHead {
-  enum class Kind : uint64_t { kStep, kAsk };
+  enum class Kind : uint64_t { kStep, kReplay, kAsk };
   Kind kind = Kind::kStep;
   uint64_t size = 0;
 };

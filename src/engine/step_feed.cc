@@ -13,7 +13,9 @@ namespace nibble {
 namespace {
 
 // Buffers of which each rank has columns, or rows that follow from its own.
-constexpr std::array<std::string_view, 4> kOwn = {"q", "att", "u", "logits"};
+constexpr std::array<std::string_view, 11> kOwn = {"q",        "att",      "q_gate", "u",
+                                                   "shared_u", "shared_d", "qkvz",   "gates",
+                                                   "zxbcdt",   "mixed",    "logits"};
 
 // From GPUs each buffer is a copy that the step waits for: of all that is alike the one that what
 // differs in any other soon gets to.
@@ -182,12 +184,22 @@ std::unique_ptr<PageMemory> StepFeed::record(std::unique_ptr<PageMemory> memory)
 void StepFeed::tell(StepMessage message) {
   message.copies = copies_, message.changes = changes_;
   write_message(message, message_);
-  const MessageHead head{MessageHead::Kind::kStep, message_.size()};
+  send(MessageHead::Kind::kStep, message_);
+  copies_.clear(), changes_.clear();
+}
+
+void StepFeed::send(MessageHead::Kind kind, std::span<const std::byte> bytes) {
+  const MessageHead head{kind, bytes.size()};
   for (int r = 1; r < comm_.size(); ++r) {
     comm_.send(r, std::as_bytes(std::span(&head, 1)));
-    comm_.send(r, message_);
+    comm_.send(r, bytes);
   }
-  copies_.clear(), changes_.clear();
+}
+
+void StepFeed::replay(std::span<const Span> spans) {
+  std::vector<int32_t> lengths;
+  for (const Span& span : spans) lengths.push_back(span.q_len);
+  send(MessageHead::Kind::kReplay, std::as_bytes(std::span(lengths)));
 }
 
 bool StepFeed::is_compared(const ops::Ctx& cx, const Step& step) {

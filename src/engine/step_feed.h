@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -69,13 +70,17 @@ class StepFeed {
   // The step on all ranks; then rows() are its logits.
   void run(Model& model, ops::Ctx& cx, const Step& step, const SeqState& kv);
   SplitRows& rows() { return rows_; }
-  // The same on GPUs, where it is begun; each of them finds the same ids.
+  // Tells the others that the step which has run is to be computed once more with its spans cut to
+  // these: Model::replay().
+  void replay(std::span<const Span> spans);
+  // run() on GPUs, where the step is begun; each of them finds the same ids.
   void launch(GpuSteps& steps, ops::Ctx& cx, const StepBlock& block, bool is_fed);
 
  private:
   class RecordedPages;
   bool is_compared(const ops::Ctx& cx, const Step& step);
   void tell(StepMessage message);
+  void send(MessageHead::Kind kind, std::span<const std::byte> bytes);
 
   dist::Comm& comm_;
   SplitRows rows_;  // on CPUs

@@ -1,6 +1,7 @@
 #include "engine/step_follower.h"
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <string>
 #include <utility>
@@ -54,10 +55,10 @@ class StepFollower::ReplayedPages final : public PageMemory {
 StepFollower::StepFollower(Model& model, ops::Ctx cx, const EngineOptions& options)
     : model_(model),
       cx_(std::move(cx)),
-      plan_((Engine::check(model.info(), options),
-             plan_kv(kv_info(model.info(), options), kv_options(options)))),
+      kv_info_(kv_info(model.info(), options)),
+      plan_((Engine::check(model.info(), options), Engine::kv_plan_for(model.info(), options))),
       pages_(new ReplayedPages(page_memory())),
-      kv_(model.info(), plan_, std::unique_ptr<PageMemory>(pages_)) {
+      kv_(kv_info_, plan_, std::unique_ptr<PageMemory>(pages_)) {
   const ModelInfo& info = model.info();
   bounds_ = {.limits = Engine::step_limits(info, options),
              .max_seqs = options.max_num_seqs,
@@ -83,11 +84,10 @@ StepFollower::StepFollower(Model& model, ops::Ctx cx, const EngineOptions& optio
 }
 
 std::unique_ptr<PageMemory> StepFollower::page_memory() {
-  const ModelInfo& info = model_.info();
-  const int64_t bytes = KvCache::arena_bytes(info, plan_);
+  const int64_t bytes = KvCache::arena_bytes(kv_info_, plan_);
   if (!cx_.on_gpu()) return std::make_unique<HostPages>(bytes);
   auto pages = std::make_unique<GpuPages>(
-      bytes, KvCache::table_entries(info, plan_.options, plan_.max_len), cx_.stream);
+      bytes, KvCache::table_entries(kv_info_, plan_.options, plan_.max_len), cx_.stream);
   gpu_pages_ = pages.get();
   return pages;
 }
@@ -104,7 +104,9 @@ MessageHead StepFollower::receive() {
   cx_.comm->receive(0, std::as_writable_bytes(std::span(&head, 1)));
   const bool is_step = head.kind == MessageHead::Kind::kStep;
   const bool is_ask = head.kind == MessageHead::Kind::kAsk && rows_ != nullptr;
-  const int64_t most = is_step ? bounds_.most_bytes() : is_ask ? rows_->most_bytes() : 0;
+  const int64_t most = is_step  ? bounds_.most_bytes()
+                       : is_ask ? rows_->most_bytes()
+                                : int64_t{4} * bounds_.max_seqs;
   if (head.size > static_cast<uint64_t>(most))
     throw Error(ErrorKind::kUnsupported,
                 "rank 0 sent a message of " + std::to_string(head.size) + " bytes");
@@ -114,14 +116,41 @@ MessageHead StepFollower::receive() {
 }
 
 bool StepFollower::step() {
-  if (receive().kind == MessageHead::Kind::kAsk) return rows_->answer(message_), true;
-  const StepMessage message = read_message(message_, bounds_);
+  switch (receive().kind) {
+    case MessageHead::Kind::kAsk:
+      if (rows_ != nullptr) rows_->answer(message_);
+      return true;
+    case MessageHead::Kind::kReplay:
+      return replay(), true;
+    case MessageHead::Kind::kStep:
+      break;
+  }
+  std::swap(message_, told_);
+  const StepMessage message = read_message(told_, bounds_);
   if (message.ends) return false;
+  step_ = message.step;
   if (gpu_ != nullptr)
     launch(message);
   else
     run_on_cpu(message);
   return true;
+}
+
+void StepFollower::replay() {
+  std::vector<Span> spans(step_.spans, step_.spans + step_.num_spans);
+  if (message_.size() != spans.size() * sizeof(int32_t))
+    throw Error(ErrorKind::kUnsupported, "rank 0 replays another step than the last");
+  for (size_t i = 0; i < spans.size(); ++i) {
+    int32_t length = 0;
+    std::memcpy(&length, message_.data() + i * sizeof(length), sizeof(length));
+    if (length < 1 || length > spans[i].q_len)
+      throw Error(ErrorKind::kUnsupported, "rank 0 replays tokens of no step");
+    spans[i].q_len = length;
+  }
+  if (gpu_ != nullptr) return gpu_->replay(blocks_[1 - turn_], spans);
+  Step step = step_;
+  step.spans = spans.data();
+  model_.replay(cx_, step, kv_.state());
 }
 
 void StepFollower::run_on_cpu(const StepMessage& message) {

@@ -32,11 +32,13 @@ class StepFollower {
   std::unique_ptr<PageMemory> page_memory();
   bool step();
   MessageHead receive();
+  void replay();
   void run_on_cpu(const StepMessage& message);
   void launch(const StepMessage& message);
 
   Model& model_;
   ops::Ctx cx_;
+  ModelInfo kv_info_;  // the model's, and the pages of a head, which rank 0 alone has
   KvPlan plan_;
   GpuPages* gpu_pages_ = nullptr;  // on a GPU: where pages_ are
   ReplayedPages* pages_;           // kv_'s memory
@@ -46,7 +48,8 @@ class StepFollower {
   std::vector<StepBlock> blocks_;  // there two, which take turns
   size_t turn_ = 0;
   std::unique_ptr<AnsweredRows> rows_;  // on CPUs
-  std::vector<std::byte> message_;
+  Step step_;                           // the last; views into told_
+  std::vector<std::byte> message_, told_;
 };
 
 }  // namespace nibble

@@ -39,11 +39,12 @@ struct DraftHeadInfo {
   std::vector<int32_t> target_layers;
   int64_t target_width;  // of their rows
 };
+// `shard`: where the target is one of several ranks', whose matrices a head may lack.
 DraftHeadInfo describe_draft_head(const std::string& head, const std::string& target,
-                                  const DenseFormats& dense = {});
+                                  const DenseFormats& dense = {}, const Shard& shard = {});
 int64_t describe_draft_scratch(const ops::Ctx& cx, const std::string& head,
                                const std::string& target, const StepLimits& limits,
-                               const DenseFormats& dense = {});
+                               const DenseFormats& dense = {}, const Shard& shard = {});
 
 // The head in `head`, a directory, for a target that is loaded. Throws Error(kUnsupported) for one
 // that was made for another model: hidden size, vocabulary, layers.

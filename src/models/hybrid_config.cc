@@ -49,6 +49,32 @@ RecurrentShape recurrent_shape(const ops::DeltaRuleDesc& d) {
           .taps = static_cast<int32_t>(d.taps)};
 }
 
+DeltaCuts::DeltaCuts(const ops::DeltaRuleDesc& all, const Shard& shard)
+    : here(all), channels(all.channels()), inputs(0), gates(0) {
+  const auto [value_heads, key_heads] = cut_heads(all.value_heads, all.key_heads, shard);
+  here.key_heads = key_heads.size, here.value_heads = value_heads.size;
+  heads = value_heads, values = value_heads.times(all.value_dim);
+  const auto at = [](int64_t n, int64_t begin, const Cut& of) {
+    return Cut(n, begin + of.begin, of.size);
+  };
+  const Cut keys = key_heads.times(all.key_dim);
+  channels = {at(all.channels(), 0, keys), at(all.channels(), all.key_width(), keys),
+              at(all.channels(), 2 * all.key_width(), values)};
+  inputs = channels;
+  if (all.inputs == ops::DeltaInputs::kInOrder) return;
+  const int64_t ratio = all.value_heads / all.key_heads, served = ratio * all.value_dim;
+  inputs = key_heads.times(2 * all.key_dim + 2 * served);
+  gates = key_heads.times(2 * ratio);
+  if (key_heads.size > 1) return;
+  // A part of one key head's: v and z, b and a of its own value heads.
+  const int64_t key_head = key_heads.begin, first = value_heads.begin - key_head * ratio;
+  const ops::DeltaPlaces head = ops::delta_places(all, key_head);
+  const Cut own(served, first * all.value_dim, values.size), own_heads(ratio, first, heads.size);
+  inputs = {Cut(all.width(), head.q, 2 * all.key_dim), at(all.width(), head.v, own),
+            at(all.width(), head.z, own)};
+  gates = {at(2 * all.value_heads, head.b, own_heads), at(2 * all.value_heads, head.a, own_heads)};
+}
+
 void check_gated_attention(const Config& config) {
   if (const std::string act = config.text_or("hidden_act", "silu"); act != "silu")
     config.fail("hidden_act", "is " + act + ", expected silu");

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "io/config.h"
+#include "models/loaded_weights.h"
 #include "models/model.h"
+#include "models/shard.h"
 #include "ops/delta_rule/delta_rule.h"
 
 namespace nibble {
@@ -18,6 +20,18 @@ std::vector<bool> parse_recurrent_layers(const Config& config);
 // Of its gated delta nets: linear_num_key_heads and its like.
 ops::DeltaRuleDesc parse_delta_rule(const Config& config, ops::DeltaInputs inputs);
 RecurrentShape recurrent_shape(const ops::DeltaRuleDesc& delta);
+
+// What a rank has of a delta net: whole key heads with the value heads that they serve; where ranks
+// are more, a key head is on several, each with a part of those.
+struct DeltaCuts {
+  DeltaCuts(const ops::DeltaRuleDesc& all, const Shard& shard);
+  ops::DeltaRuleDesc here;
+  Cut heads;      // value heads
+  Cut values;     // their columns
+  Cuts channels;  // of the convolution: q, k, v
+  Cuts inputs;    // rows of in_proj_qkvz where they lie by key head, else of in_proj_qkv
+  Cuts gates;     // rows of in_proj_ba, of the former alone
+};
 
 // Refuses what gated attention and delta nets are not: other activations, biases, no gate.
 void check_gated_attention(const Config& config);

@@ -32,14 +32,14 @@ int64_t num_rows(const WeightSpec& spec) {
 }
 
 // The same of what this rank has, and the rows of one of its matrices.
-int64_t num_cols(const WantedWeight& w) { return w.cols ? w.cols->size : num_cols(w.spec); }
+int64_t num_cols(const WantedWeight& w) { return w.cols ? w.cols->size() : num_cols(w.spec); }
+bool has_experts(const WantedWeight& w) { return w.spec.shape.size() > 2 && !w.is_vector; }
 int64_t matrix_rows(const WantedWeight& w) {
-  if (w.spec.shape.size() < 2) return 1;
-  return w.rows ? w.rows->size : w.spec.shape[w.spec.shape.size() - 2];
+  if (w.rows) return w.rows->size();
+  return has_experts(w) ? w.spec.shape[1] : num_rows(w.spec);
 }
 int64_t num_rows(const WantedWeight& w) {
-  const auto& shape = w.spec.shape;
-  return matrix_rows(w) * (shape.size() > 2 ? shape[0] : 1);
+  return matrix_rows(w) * (has_experts(w) ? w.spec.shape[0] : 1);
 }
 
 // Bytes of one row, on disk or where it ends up.
@@ -193,9 +193,10 @@ class RowMover {
   // The rank's columns of whole rows.
   static void cut_columns(const WantedWeight& w, int64_t rows, const RowBytes& from,
                           const RowBytes& to) {
-    const RowSize all = row_size(w.format, Layout::kRows, w.cols->all);
-    const RowSize here = row_size(w.format, Layout::kRows, w.cols->size);
-    const RowSize before = row_size(w.format, Layout::kRows, w.cols->begin);
+    const Cut& cut = w.cols->only();
+    const RowSize all = row_size(w.format, Layout::kRows, cut.all);
+    const RowSize here = row_size(w.format, Layout::kRows, cut.size);
+    const RowSize before = row_size(w.format, Layout::kRows, cut.begin);
     for (int64_t r = 0; r < rows; ++r) {
       std::memcpy(to.codes + r * here.codes, from.codes + r * all.codes + before.codes, here.codes);
       if (here.scales == 0) continue;
@@ -203,15 +204,15 @@ class RowMover {
                   here.scales);
     }
   }
-  // Of the rank's rows, which are those of every expert from w.rows->begin on.
+  // Of the rank's rows, which are the same of every expert.
   void read_one(const WantedWeight& w, const WeightInfo& info, int64_t row, int64_t rows,
                 const RowBytes& to) {
     if (!w.rows || w.rows->is_whole()) return rows_.read(info, row, rows, to);
     const RowSize size = disk_size(w);
     for (int64_t done = 0; done < rows;) {
-      const int64_t expert = (row + done) / w.rows->size, at = (row + done) % w.rows->size;
-      const int64_t n = std::min(rows - done, w.rows->size - at);
-      rows_.read(info, expert * w.rows->all + w.rows->begin + at, n,
+      const int64_t expert = (row + done) / w.rows->size(), at = (row + done) % w.rows->size();
+      const int64_t n = std::min(rows - done, w.rows->run(at));
+      rows_.read(info, expert * w.rows->all() + w.rows->find(at), n,
                  {to.codes + done * size.codes,
                   to.scales == nullptr ? nullptr : to.scales + done * size.scales,
                   to.row_scales == nullptr ? nullptr : to.row_scales + done});
@@ -240,15 +241,15 @@ class RowMover {
   Moved move_vector(const WantedWeight& w, const WeightInfo& info, int64_t row, int64_t rows,
                     const RowBytes& to) {
     const int64_t cols = num_cols(w), n = rows * cols;
-    const int64_t all_cols = num_cols(w.spec), begin = w.cols ? w.cols->begin : 0;
+    const int64_t all_cols = num_cols(w.spec);
     const RowBytes raw = stage(first_, rows, disk_size(w));
     const RowBytes out = memory_.copy ? stage(last_, rows, final_size(w)) : to;
-    rows_.read(info, row, rows, raw);
+    read_one(w, info, row, rows, raw);
     int64_t inexact = 0;
     bool is_finite = true;
     for (int64_t i = 0; i < n; ++i) {
-      const float value =
-          value_at(w.spec.format, raw.codes, i / cols * all_cols + begin + i % cols);
+      const int64_t col = w.cols ? w.cols->find(i % cols) : i % cols;
+      const float value = value_at(w.spec.format, raw.codes, i / cols * all_cols + col);
       if (w.format == Format::kF32) {
         reinterpret_cast<float*>(out.codes)[i] = value;
         is_finite &= std::isfinite(value);
@@ -308,6 +309,38 @@ void log_losses(std::span<const WantedWeight> wanted, std::span<const EncodeLoss
 }
 
 }  // namespace
+
+Cuts::Cuts(std::initializer_list<Cut> all) {
+  for (const Cut& part : all) {
+    if (parts.empty() || parts.back().end() != part.begin)
+      parts.push_back(part);
+    else
+      parts.back().size += part.size;
+  }
+}
+
+int64_t Cuts::size() const {
+  int64_t n = 0;
+  for (const Cut& part : parts) n += part.size;
+  return n;
+}
+
+const Cut& Cuts::only() const {
+  CHECK(parts.size() == 1);
+  return parts[0];
+}
+
+int64_t Cuts::find(int64_t i) const {
+  size_t part = 0;
+  while (i >= parts.at(part).size) i -= parts[part++].size;
+  return parts[part].begin + i;
+}
+
+int64_t Cuts::run(int64_t i) const {
+  size_t part = 0;
+  while (i >= parts.at(part).size) i -= parts[part++].size;
+  return parts[part].size - i;
+}
 
 int64_t num_elements(const WeightSpec& spec) { return num_rows(spec) * num_cols(spec); }
 int64_t num_elements(const WantedWeight& w) { return num_rows(w) * num_cols(w); }

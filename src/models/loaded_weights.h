@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <span>
@@ -19,6 +20,21 @@
 
 namespace nibble {
 
+// Parts of so many rows or columns, one behind the other, of which a rank has no more.
+struct Cuts {
+  std::vector<Cut> parts;
+  Cuts(const Cut& cut) : parts{cut} {}   // NOLINT: most are of one part
+  Cuts(int64_t n) : parts{n} {}          // NOLINT: as of a Cut
+  Cuts(std::initializer_list<Cut> all);  // those that lie together become one
+  int64_t all() const { return parts[0].all; }
+  int64_t size() const;
+  bool is_whole() const { return size() == all(); }
+  const Cut& only() const;        // where there is one
+  int64_t find(int64_t i) const;  // of all, the i-th that there is
+  int64_t run(int64_t i) const;   // so many from there on lie together
+  bool operator==(const Cuts&) const = default;
+};
+
 // A weight that a model wants, and the part of ModelInfo::parts that its bytes count towards.
 struct WantedWeight {
   WeightSpec spec;  // as the checkpoint has it
@@ -32,8 +48,9 @@ struct WantedWeight {
   // No matrix: kernels read its elements in `format`, bf16 or f32, whatever they are on disk. In
   // f32 each is a finite number.
   bool is_vector = spec.shape.size() < 2;
-  // What of each matrix this rank has; none: all. The elements of vectors are columns.
-  std::optional<Cut> rows = {}, cols = {};
+  // What of each matrix this rank has; none: all. Columns are of one part; the elements of vectors
+  // are columns, too, and may be of several.
+  std::optional<Cuts> rows = {}, cols = {};
   // Of WeightPart: a token reads `chosen` of `choices` equal units of it.
   int32_t chosen = 1, choices = 1;
 };

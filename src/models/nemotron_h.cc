@@ -16,6 +16,7 @@ struct Layer {
   const Site *in = nullptr, *mamba = nullptr, *out = nullptr;
   const Site *qkv = nullptr, *attention = nullptr;
   const Site *route = nullptr, *shared_up = nullptr, *up = nullptr, *down = nullptr, *mlp = nullptr;
+  const Site* sum = nullptr;  // over the ranks, where there are several
 };
 
 // Every buffer of a step. A layer takes the residual stream from x or y and leaves it in the other.
@@ -36,12 +37,18 @@ struct Acts {
 
 class NemotronH : public SiteModel {
  public:
-  NemotronH(NemotronHConfig config, const DenseFormats& dense, Quantization quantization)
-      : SiteModel(dense, std::move(quantization)), c(std::move(config)) {
+  NemotronH(NemotronHConfig config, const DenseFormats& dense, Quantization quantization,
+            const Shard& shard)
+      : SiteModel(dense, std::move(quantization), shard),
+        c(std::move(config)),
+        heads(cut_heads(c.q_heads, c.kv_heads, shard)),
+        rule(c.mamba, shard),
+        vocab(cut_vocab(c.vocab)) {
+    for (int l = 0; l < c.layers(); ++l) cut_widths(l);
     state_buffers();
     Site& embed = add(-1, ops::EmbedDesc{c.vocab, c.hidden}, {}, {"x", "d", "cos_sin"});
     matrix(embed, "embed", {{"backbone.embeddings", c.vocab}}, c.hidden, Fill::kNormal);
-    LayerGroup full{.num_kv_heads = static_cast<int32_t>(c.kv_heads),
+    LayerGroup full{.num_kv_heads = static_cast<int32_t>(heads.kv.size),
                     .head_dim = static_cast<int32_t>(c.head_dim)},
         recurrent{.recurrent = recurrent_shape()};
     for (int32_t l = 0; l < c.layers(); ++l) {
@@ -53,10 +60,10 @@ class NemotronH : public SiteModel {
       if (kind == 'M') recurrent.layers.push_back(l);
       if (kind == '*') full.layers.push_back(l);
     }
-    Site& unembed = add(-1, ops::NormUnembedDesc{c.hidden, c.vocab, dense_.unembed},
+    Site& unembed = add(-1, ops::NormUnembedDesc{c.hidden, vocab.size, dense_.unembed},
                         {from(c.layers()), "d"}, {"logits", "h"});
     norm(unembed, "backbone.norm_f", c.hidden, c.norm_eps);
-    matrix(unembed, "unembed", {{"lm_head", c.vocab}}, c.hidden);
+    matrix(unembed, "unembed", {{"lm_head", vocab}}, c.hidden);
     embed_ = &embed, unembed_ = &unembed;
     std::vector<LayerGroup> groups;
     for (const LayerGroup& group : {full, recurrent})
@@ -64,6 +71,7 @@ class NemotronH : public SiteModel {
     describe({.architecture = "NemotronHForCausalLM",
               .num_layers = static_cast<int32_t>(c.layers()),
               .vocab_size = static_cast<int32_t>(c.vocab),
+              .logits = vocab,
               .max_positions = static_cast<int32_t>(c.max_positions),
               .groups = std::move(groups)});
   }
@@ -73,27 +81,42 @@ class NemotronH : public SiteModel {
   static const char* to(int64_t layer) { return from(layer + 1); }
   static std::string name_of(int l) { return layer_name("backbone.", l, "mixer."); }
 
+  Cut q_width() const { return heads.q.times(c.head_dim); }
+  Cut kv_width() const { return heads.kv.times(c.head_dim); }
+
+  // Of experts and MLPs, by the format that the first of each has.
+  void cut_widths(int l) {
+    const auto cut = [&](Cut& to, int64_t width, const std::string& module, Format encoded) {
+      if (to.all == 0) to = cut_columns_of(name_of(l) + module, width, encoded);
+    };
+    if (c.mixers[l] == 'E') {
+      cut(expert_width, c.expert_width, "experts.0.down_proj", Format::kBF16);
+      cut(shared_width, c.shared_width, "shared_experts.down_proj", dense_.mlp);
+    }
+    if (c.mixers[l] == '-') cut(width, c.width, "down_proj", dense_.mlp);
+  }
+
   void state_buffers() {
     f32(a.x, "x", c.hidden), f32(a.y, "y", c.hidden), f32(a.d, "d", c.hidden);
     stored(a.h, "h", c.hidden);
     f32(a.cos_sin, "cos_sin", c.head_dim);
-    f32(a.zxbcdt, "zxbcdt", c.mamba.width()), stored(a.mixed, "mixed", c.mamba.inner());
-    stored(a.q, "q", c.q_width()), stored(a.att, "att", c.q_width());
+    f32(a.zxbcdt, "zxbcdt", rule.here.width()), stored(a.mixed, "mixed", rule.here.inner());
+    stored(a.q, "q", q_width().size), stored(a.att, "att", q_width().size);
     if (c.has('E')) {
       routing(a.routing, c.experts, c.top_k);
-      stored(a.shared_u, "shared_u", c.shared_width);
-      stored(a.u, "u", c.expert_width, c.top_k);
+      stored(a.shared_u, "shared_u", shared_width.size);
+      stored(a.u, "u", expert_width.size, c.top_k);
     }
-    if (c.has('-')) stored(a.mlp_u, "mlp_u", c.width);
-    f32_of_logits(a.logits, "logits", c.vocab);
+    if (c.has('-')) stored(a.mlp_u, "mlp_u", width.size);
+    f32_of_logits(a.logits, "logits", vocab.size);
   }
 
   RecurrentShape recurrent_shape() const {
-    return {.heads = static_cast<int32_t>(c.mamba.heads),
-            .key_dim = static_cast<int32_t>(c.mamba.state_dim),
-            .value_dim = static_cast<int32_t>(c.mamba.head_dim),
-            .channels = static_cast<int32_t>(c.mamba.channels()),
-            .taps = static_cast<int32_t>(c.mamba.taps)};
+    return {.heads = static_cast<int32_t>(rule.here.heads),
+            .key_dim = static_cast<int32_t>(rule.here.state_dim),
+            .value_dim = static_cast<int32_t>(rule.here.head_dim),
+            .channels = static_cast<int32_t>(rule.here.channels()),
+            .taps = static_cast<int32_t>(rule.here.taps)};
   }
 
   void state_norm(Site& site, int l) {
@@ -101,36 +124,38 @@ class NemotronH : public SiteModel {
   }
 
   Layer state_mamba(int l) {
-    Site& in = add(l, ops::NormLinearDesc{c.hidden, c.mamba.width(), dense_.qkv}, {from(l), "d"},
+    Site& in = add(l, ops::NormLinearDesc{c.hidden, rule.here.width(), dense_.qkv}, {from(l), "d"},
                    {"zxbcdt", "h", to(l)});
     state_norm(in, l);
-    matrix(in, "mamba", {{name_of(l) + "in_proj", c.mamba.width()}}, c.hidden);
-    Site& rule = add(l, c.mamba, {"zxbcdt", "kv"}, {"mixed", "kv"});
-    mamba(rule, name_of(l), c.norm_eps);
-    Site& out = add(l, ops::OutProjDesc{c.hidden, c.mamba.inner(), dense_.out}, {"mixed"}, {"d"});
-    matrix(out, "mamba", {{name_of(l) + "out_proj", c.hidden}}, c.mamba.inner(), Fill::kResidual);
-    return {.in = &in, .mamba = &rule, .out = &out};
+    matrix(in, "mamba", {{name_of(l) + "in_proj", rule.inputs}}, c.hidden);
+    Site& mixer = add(l, rule.here, {"zxbcdt", "kv"}, {"mixed", "kv"});
+    mamba(mixer, name_of(l), c.norm_eps, rule.channels, rule.heads);
+    const Cut inner = rule.heads.times(c.mamba.head_dim);
+    Site& out = add(l, ops::OutProjDesc{c.hidden, inner.size, dense_.out}, {"mixed"}, {"d"});
+    matrix(out, "mamba", {{name_of(l) + "out_proj", c.hidden}}, inner, Fill::kResidual);
+    return {.in = &in, .mamba = &mixer, .out = &out, .sum = add_sum(l, "d", c.hidden, "out")};
   }
 
   Layer state_attention(int l) {
     Site& qkv = add(l,
                     ops::NormQkvDesc{.hidden = c.hidden,
-                                     .q_heads = c.q_heads,
-                                     .kv_heads = c.kv_heads,
+                                     .q_heads = heads.q.size,
+                                     .kv_heads = heads.kv.size,
                                      .head_dim = c.head_dim,
                                      .format = dense_.qkv},
                     {from(l), "d", "cos_sin"}, {"q", "h", to(l), "kv"});
     state_norm(qkv, l);
     matrix(qkv, "attention",
-           {{name_of(l) + "q_proj", c.q_width()},
-            {name_of(l) + "k_proj", c.kv_width()},
-            {name_of(l) + "v_proj", c.kv_width()}},
+           {{name_of(l) + "q_proj", q_width()},
+            {name_of(l) + "k_proj", kv_width()},
+            {name_of(l) + "v_proj", kv_width()}},
            c.hidden);
     Site& attention =
-        add(l, ops::AttentionDesc{c.q_heads, c.kv_heads, c.head_dim}, {"q", "kv"}, {"att"});
-    Site& out = add(l, ops::OutProjDesc{c.hidden, c.q_width(), dense_.out}, {"att"}, {"d"});
-    matrix(out, "attention", {{name_of(l) + "o_proj", c.hidden}}, c.q_width(), Fill::kResidual);
-    return {.out = &out, .qkv = &qkv, .attention = &attention};
+        add(l, ops::AttentionDesc{heads.q.size, heads.kv.size, c.head_dim}, {"q", "kv"}, {"att"});
+    Site& out = add(l, ops::OutProjDesc{c.hidden, q_width().size, dense_.out}, {"att"}, {"d"});
+    matrix(out, "attention", {{name_of(l) + "o_proj", c.hidden}}, q_width(), Fill::kResidual);
+    return {
+        .out = &out, .qkv = &qkv, .attention = &attention, .sum = add_sum(l, "d", c.hidden, "out")};
   }
 
   Layer state_experts(int l) {
@@ -145,49 +170,54 @@ class NemotronH : public SiteModel {
     state_norm(route, l);
     matrix(route, "router", {{name + "gate", c.experts}}, c.hidden, Fill::kRouter);
     route_bias(route, name + "gate.e_score_correction_bias", c.experts);
-    Site& shared_up = add(
-        l,
-        ops::SharedUpDesc{
-            .hidden = c.hidden, .width = c.shared_width, .format = dense_.mlp, .act = ops::kRelu2},
-        {"h"}, {"shared_u"});
-    matrix(shared_up, "shared expert", {{beside + "up_proj", c.shared_width}}, c.hidden);
-    Site& out = add(l, ops::OutProjDesc{c.hidden, c.shared_width, dense_.mlp}, {"shared_u"}, {"d"},
-                    "shared");
-    matrix(out, "shared expert", {{beside + "down_proj", c.hidden}}, c.shared_width,
-           Fill::kResidual);
+    Site& shared_up = add(l,
+                          ops::SharedUpDesc{.hidden = c.hidden,
+                                            .width = shared_width.size,
+                                            .format = dense_.mlp,
+                                            .act = ops::kRelu2},
+                          {"h"}, {"shared_u"});
+    matrix(shared_up, "shared expert", {{beside + "up_proj", shared_width}}, c.hidden);
+    Site& out = add(l, ops::OutProjDesc{c.hidden, shared_width.size, dense_.mlp}, {"shared_u"},
+                    {"d"}, "shared");
+    matrix(out, "shared expert", {{beside + "down_proj", c.hidden}}, shared_width, Fill::kResidual);
     Site& up = add(l,
                    ops::MoeUpDesc{.hidden = c.hidden,
-                                  .width = c.expert_width,
+                                  .width = expert_width.size,
                                   .experts = c.experts,
                                   .top_k = c.top_k,
                                   .format = Format::kBF16,
                                   .act = ops::kRelu2},
                    {"h", "routing"}, {"u"});
-    experts_apart(up, name + "experts", {"up_proj"}, c.expert_width, c.hidden, Fill::kScaledNormal);
+    experts_apart(up, name + "experts", {"up_proj"}, expert_width, c.hidden, Fill::kScaledNormal);
     Site& down = add(l,
                      ops::MoeDownDesc{.hidden = c.hidden,
-                                      .width = c.expert_width,
+                                      .width = expert_width.size,
                                       .experts = c.experts,
                                       .top_k = c.top_k,
                                       .format = Format::kBF16,
                                       .act = ops::kRelu2,
                                       .adds = true},
                      {"u", "routing", "d"}, {"d"});
-    experts_apart(down, name + "experts", {"down_proj"}, c.hidden, c.expert_width, Fill::kResidual);
-    return {.out = &out, .route = &route, .shared_up = &shared_up, .up = &up, .down = &down};
+    experts_apart(down, name + "experts", {"down_proj"}, c.hidden, expert_width, Fill::kResidual);
+    return {.out = &out,
+            .route = &route,
+            .shared_up = &shared_up,
+            .up = &up,
+            .down = &down,
+            .sum = add_sum(l, "d", c.hidden, "down")};
   }
 
   Layer state_mlp(int l) {
     Site& up =
         add(l,
             ops::MlpUpDesc{
-                .hidden = c.hidden, .width = c.width, .format = dense_.mlp, .act = ops::kRelu2},
+                .hidden = c.hidden, .width = width.size, .format = dense_.mlp, .act = ops::kRelu2},
             {from(l), "d"}, {"mlp_u", "h", to(l)});
     state_norm(up, l);
-    matrix(up, "mlp", {{name_of(l) + "up_proj", c.width}}, c.hidden);
-    Site& out = add(l, ops::OutProjDesc{c.hidden, c.width, dense_.mlp}, {"mlp_u"}, {"d"});
-    matrix(out, "mlp", {{name_of(l) + "down_proj", c.hidden}}, c.width, Fill::kResidual);
-    return {.out = &out, .mlp = &up};
+    matrix(up, "mlp", {{name_of(l) + "up_proj", width}}, c.hidden);
+    Site& out = add(l, ops::OutProjDesc{c.hidden, width.size, dense_.mlp}, {"mlp_u"}, {"d"});
+    matrix(out, "mlp", {{name_of(l) + "down_proj", c.hidden}}, width, Fill::kResidual);
+    return {.out = &out, .mlp = &up, .sum = add_sum(l, "d", c.hidden, "down")};
   }
 
   // x += Mixer(norm(x)) for each layer, then logits = unembed(norm(x[out_rows])).
@@ -228,6 +258,7 @@ class NemotronH : public SiteModel {
           tap(cx, l, {{"h", &a.h}, {"u", &a.mlp_u}});
           ops::out_proj(cx, *at.out, a.d, a.mlp_u, s);
       }
+      sum(cx, at.sum, a.d);
       tap(cx, l, {{"x", y}, {"mixer_d", &a.d}});
     }
     ops::norm_unembed(cx, *unembed_, a.logits, a.h, *x, a.d, s);
@@ -236,6 +267,10 @@ class NemotronH : public SiteModel {
   }
 
   const NemotronHConfig c;
+  const HeadCuts heads;  // this rank's, as the next five
+  const MambaCuts rule;
+  const Cut vocab;
+  Cut width, expert_width, shared_width;  // none where no layer has it
   Acts a;
   std::vector<Layer> layers_;
   const Site *embed_ = nullptr, *unembed_ = nullptr;
@@ -243,8 +278,9 @@ class NemotronH : public SiteModel {
 
 }  // namespace
 
-std::unique_ptr<SiteModel> make_nemotron_h(const Config& config, const DenseFormats& dense) {
-  return std::make_unique<NemotronH>(parse_nemotron_h(config), dense, Quantization(config));
+std::unique_ptr<SiteModel> make_nemotron_h(const Config& config, const DenseFormats& dense,
+                                           const Shard& shard) {
+  return std::make_unique<NemotronH>(parse_nemotron_h(config), dense, Quantization(config), shard);
 }
 
 }  // namespace nibble

@@ -93,4 +93,25 @@ NemotronHConfig parse_nemotron_h(const Config& config) {
   return c;
 }
 
+MambaCuts::MambaCuts(const ops::Mamba2Desc& all, const Shard& shard)
+    : here(all), channels(all.channels()), inputs(all.width()) {
+  if (shard.size > all.groups)
+    throw Error(ErrorKind::kUnsupported,
+                "--tensor-parallel-size " + std::to_string(shard.size) + ": " +
+                    std::to_string(all.groups) +
+                    " groups of Mamba2 heads are fewer than the ranks; say a smaller size");
+  const Cut groups = cut_units(all.groups, 1, shard);
+  heads = groups.times(all.group_heads());
+  here.heads = heads.size, here.groups = groups.size;
+  const auto at = [](int64_t n, int64_t begin, const Cut& of) {
+    return Cut(n, begin + of.begin, of.size);
+  };
+  const Cut inner = heads.times(all.head_dim), states = groups.times(all.state_dim);
+  const int64_t n = all.channels(), width = all.width();
+  channels = {at(n, 0, inner), at(n, all.b(), states), at(n, all.c(), states)};
+  inputs = {at(width, 0, inner), at(width, all.inner(), inner),
+            at(width, all.inner() + all.b(), states), at(width, all.inner() + all.c(), states),
+            at(width, all.dt(), heads)};
+}
+
 }  // namespace nibble

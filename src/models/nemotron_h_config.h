@@ -4,6 +4,8 @@
 #include <string>
 
 #include "io/config.h"
+#include "models/loaded_weights.h"
+#include "models/shard.h"
 #include "ops/mamba2/mamba2.h"
 #include "ops/rope/rope.h"
 #include "ops/routing.h"
@@ -36,5 +38,15 @@ struct NemotronHConfig {
 
 // Throws Error(kCheckpoint) naming file and key.
 NemotronHConfig parse_nemotron_h(const Config& config);
+
+// What a rank has of a Mamba2 layer: whole groups, over which its norm goes. Throws
+// Error(kUnsupported) where ranks are more.
+struct MambaCuts {
+  MambaCuts(const ops::Mamba2Desc& all, const Shard& shard);
+  ops::Mamba2Desc here;
+  Cut heads;
+  Cuts channels;  // of the convolution: x, B, C
+  Cuts inputs;    // rows of in_proj: z, those, dt
+};
 
 }  // namespace nibble

@@ -17,6 +17,7 @@ struct Layer {
   const Site *in = nullptr, *gates = nullptr, *delta = nullptr;
   const Site *qkv = nullptr, *attention = nullptr, *output_gate = nullptr;
   const Site *out, *up, *down;
+  const Site *sum_out, *sum_down;  // over the ranks, where there are several
 };
 
 // Every buffer of a step.
@@ -36,14 +37,20 @@ struct Acts {
 
 class Qwen35 : public SiteModel {
  public:
-  Qwen35(Qwen35Config config, const DenseFormats& dense, Quantization quantization)
-      : SiteModel(dense, std::move(quantization)), c(std::move(config)) {
+  Qwen35(Qwen35Config config, const DenseFormats& dense, Quantization quantization,
+         const Shard& shard)
+      : SiteModel(dense, std::move(quantization), shard),
+        c(std::move(config)),
+        heads(cut_heads(c.q_heads, c.kv_heads, shard)),
+        net(c.delta, shard),
+        width(cut_columns_of(layer_name(c.prefix, 0, "mlp.down_proj"), c.width, dense.mlp)),
+        vocab(cut_vocab(c.vocab)) {
     state_buffers();
     Site& embed = add(-1, ops::EmbedDesc{c.vocab, c.hidden}, {}, {"x", "d", "cos_sin"});
     matrix(embed, "embed", {{c.prefix + "embed_tokens", c.vocab}}, c.hidden, Fill::kNormal);
-    LayerGroup full{.num_kv_heads = static_cast<int32_t>(c.kv_heads),
+    LayerGroup full{.num_kv_heads = static_cast<int32_t>(heads.kv.size),
                     .head_dim = static_cast<int32_t>(c.head_dim)},
-        recurrent{.recurrent = recurrent_shape(c.delta)};
+        recurrent{.recurrent = recurrent_shape(net.here)};
     for (int32_t l = 0; l < c.layers(); ++l) {
       Layer layer;
       c.is_recurrent[l] ? state_delta(layer, l) : state_attention(layer, l);
@@ -51,13 +58,13 @@ class Qwen35 : public SiteModel {
       layers_.push_back(layer);
       (c.is_recurrent[l] ? recurrent : full).layers.push_back(l);
     }
-    Site& unembed = add(-1, ops::NormUnembedDesc{c.hidden, c.vocab, dense_.unembed}, {"x", "d"},
+    Site& unembed = add(-1, ops::NormUnembedDesc{c.hidden, vocab.size, dense_.unembed}, {"x", "d"},
                         {"logits", "h"});
     norm(unembed, c.prefix + "norm", c.hidden, c.norm_eps, 1);
     if (c.is_tied)
-      tie(unembed, embed, c.vocab);
+      tie(unembed, embed, vocab);
     else
-      matrix(unembed, "unembed", {{"lm_head", c.vocab}}, c.hidden);
+      matrix(unembed, "unembed", {{"lm_head", vocab}}, c.hidden);
     embed_ = &embed, unembed_ = &unembed;
     std::vector<LayerGroup> groups;
     for (const LayerGroup& group : {full, recurrent})
@@ -65,52 +72,53 @@ class Qwen35 : public SiteModel {
     describe({.architecture = c.architecture,
               .num_layers = static_cast<int32_t>(c.layers()),
               .vocab_size = static_cast<int32_t>(c.vocab),
+              .logits = vocab,
               .max_positions = static_cast<int32_t>(c.max_positions),
               .groups = std::move(groups)});
   }
 
  private:
+  Cut q_width() const { return heads.q.times(c.head_dim); }
+  Cut kv_width() const { return heads.kv.times(c.head_dim); }
+
   void state_buffers() {
     f32(a.x, "x", c.hidden), f32(a.y, "y", c.hidden), f32(a.d, "d", c.hidden);
     stored(a.h, "h", c.hidden);
     f32(a.cos_sin, "cos_sin", c.rotary_dim());
-    f32(a.qkvz, "qkvz", c.delta.width()), f32(a.gates, "gates", 2 * c.delta.value_heads);
-    stored(a.mixed, "mixed", c.delta.value_width());
-    stored(a.q, "q", c.q_width()), stored(a.att, "att", c.q_width());
-    f32(a.q_gate, "q_gate", c.q_width());
-    stored(a.u, "u", c.width);
-    f32_of_logits(a.logits, "logits", c.vocab);
+    f32(a.qkvz, "qkvz", net.here.width()), f32(a.gates, "gates", 2 * net.here.value_heads);
+    stored(a.mixed, "mixed", net.here.value_width());
+    stored(a.q, "q", q_width().size), stored(a.att, "att", q_width().size);
+    f32(a.q_gate, "q_gate", q_width().size);
+    stored(a.u, "u", width.size);
+    f32_of_logits(a.logits, "logits", vocab.size);
   }
 
   void state_delta(Layer& layer, int l) {
     const std::string name = layer_name(c.prefix, l, "linear_attn.");
-    Site& in = add(l, ops::NormLinearDesc{c.hidden, c.delta.width(), dense_.qkv}, {"x", "d"},
+    Site& in = add(l, ops::NormLinearDesc{c.hidden, net.here.width(), dense_.qkv}, {"x", "d"},
                    {"qkvz", "h", "y"});
     norm(in, layer_name(c.prefix, l, "input_layernorm"), c.hidden, c.norm_eps, 1);
-    matrix(
-        in, "delta net",
-        {{name + "in_proj_qkv", c.delta.channels()}, {name + "in_proj_z", c.delta.value_width()}},
-        c.hidden);
-    Site& gates =
-        add(l, ops::OutProjDesc{2 * c.delta.value_heads, c.hidden}, {"h"}, {"gates"}, "gates");
-    matrix(gates, "delta net",
-           {{name + "in_proj_b", c.delta.value_heads}, {name + "in_proj_a", c.delta.value_heads}},
+    matrix(in, "delta net", {{name + "in_proj_qkv", net.inputs}, {name + "in_proj_z", net.values}},
            c.hidden);
-    Site& rule = add(l, c.delta, {"qkvz", "gates", "kv"}, {"mixed", "kv"});
-    delta(rule, name, c.norm_eps);
-    Site& out =
-        add(l, ops::OutProjDesc{c.hidden, c.delta.value_width(), dense_.out}, {"mixed"}, {"d"});
-    matrix(out, "delta net", {{name + "out_proj", c.hidden}}, c.delta.value_width(),
-           Fill::kResidual);
+    Site& gates =
+        add(l, ops::OutProjDesc{2 * net.here.value_heads, c.hidden}, {"h"}, {"gates"}, "gates");
+    matrix(gates, "delta net", {{name + "in_proj_b", net.heads}, {name + "in_proj_a", net.heads}},
+           c.hidden);
+    gates.in_rows = net.heads.size % kGroupRows != 0;  // layouts take each by whole groups
+    Site& rule = add(l, net.here, {"qkvz", "gates", "kv"}, {"mixed", "kv"});
+    delta(rule, name, c.norm_eps, net.channels, net.heads);
+    Site& out = add(l, ops::OutProjDesc{c.hidden, net.values.size, dense_.out}, {"mixed"}, {"d"});
+    matrix(out, "delta net", {{name + "out_proj", c.hidden}}, net.values, Fill::kResidual);
     layer.in = &in, layer.gates = &gates, layer.delta = &rule, layer.out = &out;
+    layer.sum_out = add_sum(l, "d", c.hidden, "out");
   }
 
   void state_attention(Layer& layer, int l) {
     const std::string name = layer_name(c.prefix, l, "self_attn.");
     Site& qkv = add(l,
                     ops::NormQkvDesc{.hidden = c.hidden,
-                                     .q_heads = c.q_heads,
-                                     .kv_heads = c.kv_heads,
+                                     .q_heads = heads.q.size,
+                                     .kv_heads = heads.kv.size,
                                      .head_dim = c.head_dim,
                                      .format = dense_.qkv,
                                      .norms_heads = true,
@@ -119,29 +127,32 @@ class Qwen35 : public SiteModel {
                     {"x", "d", "cos_sin"}, {"q", "h", "y", "kv", "q_gate"});
     norm(qkv, layer_name(c.prefix, l, "input_layernorm"), c.hidden, c.norm_eps, 1);
     matrix(qkv, "attention",
-           {{name + "q_proj", 2 * c.q_width()},
-            {name + "k_proj", c.kv_width()},
-            {name + "v_proj", c.kv_width()}},
+           {{name + "q_proj", q_width().times(2)},
+            {name + "k_proj", kv_width()},
+            {name + "v_proj", kv_width()}},
            c.hidden);
     head_norm(qkv, qkv.q_norm, name + "q_norm", c.head_dim, c.norm_eps, 1);
     head_norm(qkv, qkv.k_norm, name + "k_norm", c.head_dim, c.norm_eps, 1);
     layer.qkv = &qkv;
     layer.attention =
-        &add(l, ops::AttentionDesc{c.q_heads, c.kv_heads, c.head_dim}, {"q", "kv"}, {"att"});
-    layer.output_gate = &add(l, ops::OutputGateDesc{c.q_width()}, {"att", "q_gate"}, {"att"});
-    Site& out = add(l, ops::OutProjDesc{c.hidden, c.q_width(), dense_.out}, {"att"}, {"d"});
-    matrix(out, "attention", {{name + "o_proj", c.hidden}}, c.q_width(), Fill::kResidual);
+        &add(l, ops::AttentionDesc{heads.q.size, heads.kv.size, c.head_dim}, {"q", "kv"}, {"att"});
+    layer.output_gate = &add(l, ops::OutputGateDesc{q_width().size}, {"att", "q_gate"}, {"att"});
+    Site& out = add(l, ops::OutProjDesc{c.hidden, q_width().size, dense_.out}, {"att"}, {"d"});
+    matrix(out, "attention", {{name + "o_proj", c.hidden}}, q_width(), Fill::kResidual);
     layer.out = &out;
+    layer.sum_out = add_sum(l, "d", c.hidden, "out");
   }
 
   void state_mlp(Layer& layer, int l) {
     const std::string mlp = layer_name(c.prefix, l, "mlp.");
-    Site& up = add(l, ops::MlpUpDesc{c.hidden, c.width, dense_.mlp}, {"y", "d"}, {"u", "h", "x"});
+    Site& up =
+        add(l, ops::MlpUpDesc{c.hidden, width.size, dense_.mlp}, {"y", "d"}, {"u", "h", "x"});
     norm(up, layer_name(c.prefix, l, "post_attention_layernorm"), c.hidden, c.norm_eps, 1);
-    gate_up(up, "mlp", {mlp + "gate_proj", c.width}, {mlp + "up_proj", c.width}, c.hidden);
-    Site& down = add(l, ops::OutProjDesc{c.hidden, c.width, dense_.mlp}, {"u"}, {"d"}, "down");
-    matrix(down, "mlp", {{mlp + "down_proj", c.hidden}}, c.width, Fill::kResidual);
+    gate_up(up, "mlp", {mlp + "gate_proj", width}, {mlp + "up_proj", width}, c.hidden);
+    Site& down = add(l, ops::OutProjDesc{c.hidden, width.size, dense_.mlp}, {"u"}, {"d"}, "down");
+    matrix(down, "mlp", {{mlp + "down_proj", c.hidden}}, width, Fill::kResidual);
     layer.up = &up, layer.down = &down;
+    layer.sum_down = add_sum(l, "d", c.hidden, "down");
   }
 
   // x += Mixer(norm(x)); x += Mlp(norm(x)) for each layer, then logits =
@@ -168,10 +179,12 @@ class Qwen35 : public SiteModel {
         tap(cx, l, {{"att", &a.att}});
         ops::out_proj(cx, *at.out, a.d, a.att, s);
       }
+      sum(cx, at.sum_out, a.d);
       tap(cx, l, {{"mixer_d", &a.d}});
       ops::mlp_up(cx, *at.up, {a.u, a.h, a.x}, a.y, a.d);
       tap(cx, l, {{"mlp_h", &a.h}, {"u", &a.u}});
       ops::out_proj(cx, *at.down, a.d, a.u, s);
+      sum(cx, at.sum_down, a.d);
       tap(cx, l, {{"mlp_d", &a.d}});
     }
     ops::norm_unembed(cx, *unembed_, a.logits, a.h, a.x, a.d, s);
@@ -180,6 +193,9 @@ class Qwen35 : public SiteModel {
   }
 
   const Qwen35Config c;
+  const HeadCuts heads;  // this rank's, as the next three
+  const DeltaCuts net;
+  const Cut width, vocab;
   Acts a;
   std::vector<Layer> layers_;
   const Site *embed_ = nullptr, *unembed_ = nullptr;
@@ -187,8 +203,9 @@ class Qwen35 : public SiteModel {
 
 }  // namespace
 
-std::unique_ptr<SiteModel> make_qwen3_5(const Config& config, const DenseFormats& dense) {
-  return std::make_unique<Qwen35>(parse_qwen3_5(config), dense, Quantization(config));
+std::unique_ptr<SiteModel> make_qwen3_5(const Config& config, const DenseFormats& dense,
+                                        const Shard& shard) {
+  return std::make_unique<Qwen35>(parse_qwen3_5(config), dense, Quantization(config), shard);
 }
 
 }  // namespace nibble

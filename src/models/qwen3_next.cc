@@ -17,6 +17,7 @@ struct Layer {
   const Site *in = nullptr, *gates = nullptr, *delta = nullptr;
   const Site *qkv = nullptr, *attention = nullptr, *output_gate = nullptr;
   const Site *out, *route, *shared_up, *shared_down, *up, *down;
+  const Site *sum_out, *sum_down;  // over the ranks, where there are several
 };
 
 // Every buffer of a step.
@@ -38,14 +39,23 @@ struct Acts {
 
 class Qwen3Next : public SiteModel {
  public:
-  Qwen3Next(Qwen3NextConfig config, const DenseFormats& dense, Quantization quantization)
-      : SiteModel(dense, std::move(quantization)), c(std::move(config)) {
+  Qwen3Next(Qwen3NextConfig config, const DenseFormats& dense, Quantization quantization,
+            const Shard& shard)
+      : SiteModel(dense, std::move(quantization), shard),
+        c(std::move(config)),
+        heads(cut_heads(c.q_heads, c.kv_heads, shard)),
+        net(c.delta, shard),
+        width(cut_columns_of(layer_name(c.prefix, 0, "mlp.experts.0.down_proj"), c.width,
+                             Format::kBF16)),
+        shared_width(cut_columns_of(layer_name(c.prefix, 0, "mlp.shared_expert.down_proj"),
+                                    c.shared_width, dense.mlp)),
+        vocab(cut_vocab(c.vocab)) {
     state_buffers();
     Site& embed = add(-1, ops::EmbedDesc{c.vocab, c.hidden}, {}, {"x", "d", "cos_sin"});
     matrix(embed, "embed", {{c.prefix + "embed_tokens", c.vocab}}, c.hidden, Fill::kNormal);
-    LayerGroup full{.num_kv_heads = static_cast<int32_t>(c.kv_heads),
+    LayerGroup full{.num_kv_heads = static_cast<int32_t>(heads.kv.size),
                     .head_dim = static_cast<int32_t>(c.head_dim)},
-        recurrent{.recurrent = recurrent_shape(c.delta)};
+        recurrent{.recurrent = recurrent_shape(net.here)};
     for (int32_t l = 0; l < c.layers(); ++l) {
       Layer layer;
       c.is_recurrent[l] ? state_delta(layer, l) : state_attention(layer, l);
@@ -53,13 +63,13 @@ class Qwen3Next : public SiteModel {
       layers_.push_back(layer);
       (c.is_recurrent[l] ? recurrent : full).layers.push_back(l);
     }
-    Site& unembed = add(-1, ops::NormUnembedDesc{c.hidden, c.vocab, dense_.unembed}, {"x", "d"},
+    Site& unembed = add(-1, ops::NormUnembedDesc{c.hidden, vocab.size, dense_.unembed}, {"x", "d"},
                         {"logits", "h"});
     norm(unembed, c.prefix + "norm", c.hidden, c.norm_eps, 1);
     if (c.is_tied)
-      tie(unembed, embed, c.vocab);
+      tie(unembed, embed, vocab);
     else
-      matrix(unembed, "unembed", {{"lm_head", c.vocab}}, c.hidden);
+      matrix(unembed, "unembed", {{"lm_head", vocab}}, c.hidden);
     embed_ = &embed, unembed_ = &unembed;
     std::vector<LayerGroup> groups;
     for (const LayerGroup& group : {full, recurrent})
@@ -67,60 +77,62 @@ class Qwen3Next : public SiteModel {
     describe({.architecture = c.architecture,
               .num_layers = static_cast<int32_t>(c.layers()),
               .vocab_size = static_cast<int32_t>(c.vocab),
+              .logits = vocab,
               .max_positions = static_cast<int32_t>(c.max_positions),
               .groups = std::move(groups)});
   }
 
  private:
+  Cut q_width() const { return heads.q.times(c.head_dim); }
+  Cut kv_width() const { return heads.kv.times(c.head_dim); }
+
   void state_buffers() {
     f32(a.x, "x", c.hidden), f32(a.y, "y", c.hidden), f32(a.d, "d", c.hidden);
     stored(a.h, "h", c.hidden);
     f32(a.cos_sin, "cos_sin", c.rotary_dim());
-    f32(a.qkvz, "qkvz", c.delta.width()), f32(a.gates, "gates", 2 * c.delta.value_heads);
-    stored(a.mixed, "mixed", c.delta.value_width());
-    stored(a.q, "q", c.q_width()), stored(a.att, "att", c.q_width());
-    f32(a.q_gate, "q_gate", c.q_width());
+    f32(a.qkvz, "qkvz", net.here.width()), f32(a.gates, "gates", 2 * net.here.value_heads);
+    stored(a.mixed, "mixed", net.here.value_width());
+    stored(a.q, "q", q_width().size), stored(a.att, "att", q_width().size);
+    f32(a.q_gate, "q_gate", q_width().size);
     routing(a.routing, c.experts, c.top_k);
-    stored(a.shared_u, "shared_u", c.shared_width);
-    stored(a.u, "u", c.width, c.top_k);
-    f32_of_logits(a.logits, "logits", c.vocab);
+    stored(a.shared_u, "shared_u", shared_width.size);
+    stored(a.u, "u", width.size, c.top_k);
+    f32_of_logits(a.logits, "logits", vocab.size);
   }
 
   void state_delta(Layer& layer, int l) {
     const std::string name = layer_name(c.prefix, l, "linear_attn.");
-    Site& in = add(l, ops::NormLinearDesc{c.hidden, c.delta.width(), dense_.qkv}, {"x", "d"},
+    Site& in = add(l, ops::NormLinearDesc{c.hidden, net.here.width(), dense_.qkv}, {"x", "d"},
                    {"qkvz", "h", "y"});
     norm(in, layer_name(c.prefix, l, "input_layernorm"), c.hidden, c.norm_eps, 1);
     if (c.delta.inputs == ops::DeltaInputs::kByKeyHead)
-      matrix(in, "delta net", {{name + "in_proj_qkvz", c.delta.width()}}, c.hidden);
+      matrix(in, "delta net", {{name + "in_proj_qkvz", net.inputs}}, c.hidden);
     else
-      matrix(
-          in, "delta net",
-          {{name + "in_proj_qkv", c.delta.channels()}, {name + "in_proj_z", c.delta.value_width()}},
-          c.hidden);
+      matrix(in, "delta net",
+             {{name + "in_proj_qkv", net.inputs}, {name + "in_proj_z", net.values}}, c.hidden);
     Site& gates =
-        add(l, ops::OutProjDesc{2 * c.delta.value_heads, c.hidden}, {"h"}, {"gates"}, "gates");
-    if (c.delta.inputs == ops::DeltaInputs::kByKeyHead)
-      matrix(gates, "delta net", {{name + "in_proj_ba", 2 * c.delta.value_heads}}, c.hidden);
-    else
-      matrix(gates, "delta net",
-             {{name + "in_proj_b", c.delta.value_heads}, {name + "in_proj_a", c.delta.value_heads}},
+        add(l, ops::OutProjDesc{2 * net.here.value_heads, c.hidden}, {"h"}, {"gates"}, "gates");
+    if (c.delta.inputs == ops::DeltaInputs::kByKeyHead) {
+      matrix(gates, "delta net", {{name + "in_proj_ba", net.gates}}, c.hidden);
+    } else {
+      matrix(gates, "delta net", {{name + "in_proj_b", net.heads}, {name + "in_proj_a", net.heads}},
              c.hidden);
-    Site& rule = add(l, c.delta, {"qkvz", "gates", "kv"}, {"mixed", "kv"});
-    delta(rule, name, c.norm_eps);
-    Site& out =
-        add(l, ops::OutProjDesc{c.hidden, c.delta.value_width(), dense_.out}, {"mixed"}, {"d"});
-    matrix(out, "delta net", {{name + "out_proj", c.hidden}}, c.delta.value_width(),
-           Fill::kResidual);
+      gates.in_rows = net.heads.size % kGroupRows != 0;  // layouts take each by whole groups
+    }
+    Site& rule = add(l, net.here, {"qkvz", "gates", "kv"}, {"mixed", "kv"});
+    delta(rule, name, c.norm_eps, net.channels, net.heads);
+    Site& out = add(l, ops::OutProjDesc{c.hidden, net.values.size, dense_.out}, {"mixed"}, {"d"});
+    matrix(out, "delta net", {{name + "out_proj", c.hidden}}, net.values, Fill::kResidual);
     layer.in = &in, layer.gates = &gates, layer.delta = &rule, layer.out = &out;
+    layer.sum_out = add_sum(l, "d", c.hidden, "out");
   }
 
   void state_attention(Layer& layer, int l) {
     const std::string name = layer_name(c.prefix, l, "self_attn.");
     Site& qkv = add(l,
                     ops::NormQkvDesc{.hidden = c.hidden,
-                                     .q_heads = c.q_heads,
-                                     .kv_heads = c.kv_heads,
+                                     .q_heads = heads.q.size,
+                                     .kv_heads = heads.kv.size,
                                      .head_dim = c.head_dim,
                                      .format = dense_.qkv,
                                      .norms_heads = true,
@@ -129,19 +141,20 @@ class Qwen3Next : public SiteModel {
                     {"x", "d", "cos_sin"}, {"q", "h", "y", "kv", "q_gate"});
     norm(qkv, layer_name(c.prefix, l, "input_layernorm"), c.hidden, c.norm_eps, 1);
     matrix(qkv, "attention",
-           {{name + "q_proj", 2 * c.q_width()},
-            {name + "k_proj", c.kv_width()},
-            {name + "v_proj", c.kv_width()}},
+           {{name + "q_proj", q_width().times(2)},
+            {name + "k_proj", kv_width()},
+            {name + "v_proj", kv_width()}},
            c.hidden);
     head_norm(qkv, qkv.q_norm, name + "q_norm", c.head_dim, c.norm_eps, 1);
     head_norm(qkv, qkv.k_norm, name + "k_norm", c.head_dim, c.norm_eps, 1);
     layer.qkv = &qkv;
     layer.attention =
-        &add(l, ops::AttentionDesc{c.q_heads, c.kv_heads, c.head_dim}, {"q", "kv"}, {"att"});
-    layer.output_gate = &add(l, ops::OutputGateDesc{c.q_width()}, {"att", "q_gate"}, {"att"});
-    Site& out = add(l, ops::OutProjDesc{c.hidden, c.q_width(), dense_.out}, {"att"}, {"d"});
-    matrix(out, "attention", {{name + "o_proj", c.hidden}}, c.q_width(), Fill::kResidual);
+        &add(l, ops::AttentionDesc{heads.q.size, heads.kv.size, c.head_dim}, {"q", "kv"}, {"att"});
+    layer.output_gate = &add(l, ops::OutputGateDesc{q_width().size}, {"att", "q_gate"}, {"att"});
+    Site& out = add(l, ops::OutProjDesc{c.hidden, q_width().size, dense_.out}, {"att"}, {"d"});
+    matrix(out, "attention", {{name + "o_proj", c.hidden}}, q_width(), Fill::kResidual);
     layer.out = &out;
+    layer.sum_out = add_sum(l, "d", c.hidden, "out");
   }
 
   void state_experts(Layer& layer, int l) {
@@ -154,29 +167,30 @@ class Qwen3Next : public SiteModel {
     norm(route, layer_name(c.prefix, l, "post_attention_layernorm"), c.hidden, c.norm_eps, 1);
     matrix(route, "router", {{mlp + "gate", c.experts}}, c.hidden, Fill::kRouter);
     Site& shared_up =
-        add(l, ops::SharedUpDesc{c.hidden, c.shared_width, dense_.mlp}, {"h"}, {"shared_u"});
-    gate_up(shared_up, "shared expert", {beside + "gate_proj", c.shared_width},
-            {beside + "up_proj", c.shared_width}, c.hidden);
+        add(l, ops::SharedUpDesc{c.hidden, shared_width.size, dense_.mlp}, {"h"}, {"shared_u"});
+    gate_up(shared_up, "shared expert", {beside + "gate_proj", shared_width},
+            {beside + "up_proj", shared_width}, c.hidden);
     gate(shared_up, mlp + "shared_expert_gate", c.hidden);
-    Site& shared_down = add(l, ops::OutProjDesc{c.hidden, c.shared_width, dense_.mlp}, {"shared_u"},
-                            {"d"}, "shared");
-    matrix(shared_down, "shared expert", {{beside + "down_proj", c.hidden}}, c.shared_width,
+    Site& shared_down = add(l, ops::OutProjDesc{c.hidden, shared_width.size, dense_.mlp},
+                            {"shared_u"}, {"d"}, "shared");
+    matrix(shared_down, "shared expert", {{beside + "down_proj", c.hidden}}, shared_width,
            Fill::kResidual);
-    Site& up = add(l, ops::MoeUpDesc{c.hidden, c.width, c.experts, c.top_k, Format::kBF16},
+    Site& up = add(l, ops::MoeUpDesc{c.hidden, width.size, c.experts, c.top_k, Format::kBF16},
                    {"h", "routing"}, {"u"});
-    experts_apart(up, mlp + "experts", {"gate_proj", "up_proj"}, c.width, c.hidden,
+    experts_apart(up, mlp + "experts", {"gate_proj", "up_proj"}, width, c.hidden,
                   Fill::kScaledNormal);
     Site& down = add(l,
                      ops::MoeDownDesc{.hidden = c.hidden,
-                                      .width = c.width,
+                                      .width = width.size,
                                       .experts = c.experts,
                                       .top_k = c.top_k,
                                       .format = Format::kBF16,
                                       .adds = true},
                      {"u", "routing", "d"}, {"d"});
-    experts_apart(down, mlp + "experts", {"down_proj"}, c.hidden, c.width, Fill::kResidual);
+    experts_apart(down, mlp + "experts", {"down_proj"}, c.hidden, width, Fill::kResidual);
     layer.route = &route, layer.shared_up = &shared_up, layer.shared_down = &shared_down;
     layer.up = &up, layer.down = &down;
+    layer.sum_down = add_sum(l, "d", c.hidden, "down");
   }
 
   // x += Mixer(norm(x)); x += Shared(norm(x)) + Moe(norm(x)) for each layer, then logits =
@@ -204,6 +218,7 @@ class Qwen3Next : public SiteModel {
         tap(cx, l, {{"att", &a.att}});
         ops::out_proj(cx, *at.out, a.d, a.att, s);
       }
+      sum(cx, at.sum_out, a.d);
       tap(cx, l, {{"mixer_d", &a.d}});
       ops::norm_route(cx, *at.route, a.x, a.h, routing, a.y, a.d);
       tap(cx, l, {{"moe_h", &a.h}, {"ids", &a.routing.ids}, {"p", &a.routing.p}});
@@ -213,6 +228,7 @@ class Qwen3Next : public SiteModel {
       ops::moe_up(cx, *at.up, a.u, a.h, routing);
       tap(cx, l, {{"u", &a.u}});
       ops::moe_down(cx, *at.down, a.d, a.u, routing);
+      sum(cx, at.sum_down, a.d);
       tap(cx, l, {{"moe_d", &a.d}});
     }
     ops::norm_unembed(cx, *unembed_, a.logits, a.h, a.x, a.d, s);
@@ -221,6 +237,9 @@ class Qwen3Next : public SiteModel {
   }
 
   const Qwen3NextConfig c;
+  const HeadCuts heads;  // this rank's, as the next four
+  const DeltaCuts net;
+  const Cut width, shared_width, vocab;
   Acts a;
   std::vector<Layer> layers_;
   const Site *embed_ = nullptr, *unembed_ = nullptr;
@@ -228,12 +247,14 @@ class Qwen3Next : public SiteModel {
 
 }  // namespace
 
-std::unique_ptr<SiteModel> make_qwen3_next(const Config& config, const DenseFormats& dense) {
-  return std::make_unique<Qwen3Next>(parse_qwen3_next(config), dense, Quantization(config));
+std::unique_ptr<SiteModel> make_qwen3_next(const Config& config, const DenseFormats& dense,
+                                           const Shard& shard) {
+  return std::make_unique<Qwen3Next>(parse_qwen3_next(config), dense, Quantization(config), shard);
 }
 
-std::unique_ptr<SiteModel> make_qwen3_5_moe(const Config& config, const DenseFormats& dense) {
-  return std::make_unique<Qwen3Next>(parse_qwen3_5_moe(config), dense, Quantization(config));
+std::unique_ptr<SiteModel> make_qwen3_5_moe(const Config& config, const DenseFormats& dense,
+                                            const Shard& shard) {
+  return std::make_unique<Qwen3Next>(parse_qwen3_5_moe(config), dense, Quantization(config), shard);
 }
 
 }  // namespace nibble

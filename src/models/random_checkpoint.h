@@ -17,7 +17,16 @@
 
 namespace nibble {
 
-enum class Family { kGptOss, kLlama, kQwen3, kQwen3Moe, kQwen3Next, kQwen35, kQwen35Moe };
+enum class Family {
+  kGptOss,
+  kLlama,
+  kQwen3,
+  kQwen3Moe,
+  kQwen3Next,
+  kQwen35,
+  kQwen35Moe,
+  kNemotronH
+};
 constexpr bool is_hybrid(Family family) { return family >= Family::kQwen3Next; }
 
 struct RandomShape {
@@ -29,7 +38,8 @@ struct RandomShape {
   // Of families other than gpt-oss.
   Format format = Format::kBF16;  // of linear layers on disk
   bool is_tied = false, over_all = false;
-  // Of those with delta nets, in every layer but the last; heads turn by a half.
+  // Of those with delta nets, in every layer but the last; heads turn by a half. Of NemotronH,
+  // which has a layer of each kind: groups, heads, rows and columns of a state.
   int64_t key_heads = 1, value_heads = 2, key_dim = 16, value_dim = 16, taps = 4;
 };
 
@@ -70,7 +80,22 @@ inline std::string random_hybrid_config(const RandomShape& s) {
          config_key("shared_expert_intermediate_size", s.width);
 }
 
+inline std::string random_nemotron_config(const RandomShape& s) {
+  return R"({"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "ME*-M")" +
+         config_key("hidden_size", s.hidden) + config_key("num_attention_heads", s.q_heads) +
+         config_key("num_key_value_heads", s.kv_heads) + config_key("head_dim", s.head_dim) +
+         config_key("mamba_num_heads", s.value_heads) + config_key("n_groups", s.key_heads) +
+         config_key("mamba_head_dim", s.value_dim) + config_key("ssm_state_size", s.key_dim) +
+         config_key("conv_kernel", s.taps) + config_key("intermediate_size", s.width) +
+         config_key("n_routed_experts", s.experts) + config_key("num_experts_per_tok", s.top_k) +
+         config_key("moe_intermediate_size", s.width) +
+         config_key("moe_shared_expert_intermediate_size", s.width) +
+         config_key("vocab_size", s.vocab) + config_key("max_position_embeddings", 4096) +
+         random_quantization(s.format) + "}";
+}
+
 inline std::string random_family_config(const RandomShape& s) {
+  if (s.family == Family::kNemotronH) return random_nemotron_config(s);
   constexpr const char* kNames[] = {
       "GptOssForCausalLM",    "LlamaForCausalLM",   "Qwen3ForCausalLM",     "Qwen3MoeForCausalLM",
       "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"};

@@ -28,27 +28,17 @@ struct Architecture {
   std::unique_ptr<SiteModel> (*make)(const Config&, const DenseFormats&, const Shard&);
 };
 
-// Of models that are not cut yet.
-template <auto kMake>
-std::unique_ptr<SiteModel> make_whole(const Config& config, const DenseFormats& dense,
-                                      const Shard& shard) {
-  if (shard.is_split())
-    throw Error(ErrorKind::kUnsupported,
-                "--tensor-parallel-size: models with recurrent layers run on one rank so far");
-  return kMake(config, dense);
-}
-
 constexpr Architecture kArchitectures[] = {
     {"GptOssForCausalLM", make_gpt_oss},
     {"LlamaForCausalLM", make_llama},
     {"Qwen3ForCausalLM", make_qwen3},
     {"Qwen3MoeForCausalLM", make_qwen3_moe},
-    {"Qwen3NextForCausalLM", make_whole<make_qwen3_next>},
-    {"Qwen3_5MoeForConditionalGeneration", make_whole<make_qwen3_5_moe>},
-    {"Qwen3_5MoeForCausalLM", make_whole<make_qwen3_5_moe>},
-    {"Qwen3_5ForConditionalGeneration", make_whole<make_qwen3_5>},
-    {"Qwen3_5ForCausalLM", make_whole<make_qwen3_5>},
-    {"NemotronHForCausalLM", make_whole<make_nemotron_h>},
+    {"Qwen3NextForCausalLM", make_qwen3_next},
+    {"Qwen3_5MoeForConditionalGeneration", make_qwen3_5_moe},
+    {"Qwen3_5MoeForCausalLM", make_qwen3_5_moe},
+    {"Qwen3_5ForConditionalGeneration", make_qwen3_5},
+    {"Qwen3_5ForCausalLM", make_qwen3_5},
+    {"NemotronHForCausalLM", make_nemotron_h},
 };
 
 const Architecture& architecture_of(const ModelFiles& files) {
@@ -158,8 +148,8 @@ std::unique_ptr<DraftHead> make_mtp_head(const HeadFiles& head, const SiteModel&
     refuse_other(config, info, "a vocabulary of", c.vocab, info.vocab_size);
   if (c.target_layers != info.num_layers)
     refuse_other(config, info, "a number of layers of", c.target_layers, info.num_layers);
-  if (head.checkpoint != nullptr) made->take_formats(*made->open(head.files.weights));
   made->share_matrices(target.sites());
+  if (head.checkpoint != nullptr) made->take_formats(*made->open(head.files.weights));
   return made;
 }
 
@@ -175,16 +165,16 @@ SiteModel& sites_of(DraftHead& head) { return dynamic_cast<SiteModel&>(head.mode
 }  // namespace
 
 DraftHeadInfo describe_draft_head(const std::string& head, const std::string& target,
-                                  const DenseFormats& dense) {
-  const auto model = make_model(find_model(target), {});
+                                  const DenseFormats& dense, const Shard& shard) {
+  const auto model = make_model(find_model(target), {}, shard);
   const auto made = make_head(find_head(head), *model, dense);
   return {made->model().info(), made->target_layers(), model->embedding()->cols};
 }
 
 int64_t describe_draft_scratch(const ops::Ctx& cx, const std::string& head,
                                const std::string& target, const StepLimits& limits,
-                               const DenseFormats& dense) {
-  const auto model = make_model(find_model(target), {});
+                               const DenseFormats& dense, const Shard& shard) {
+  const auto model = make_model(find_model(target), {}, shard);
   return make_head(find_head(head), *model, dense)->model().scratch_bytes(cx, limits);
 }
 

@@ -70,7 +70,7 @@ Format wanted_format(const ops::Problem& problem) {
 SiteModel::Declared& SiteModel::declare_matrix(Site& site, const char* part, const Rows& tensor,
                                                const Cut& cols, Fill fill) {
   Declared& declared =
-      declare(site, part, tensor.name + ".weight", {tensor.rows.all, cols.all}, fill);
+      declare(site, part, tensor.name + ".weight", {tensor.rows.all(), cols.all}, fill);
   WantedWeight& w = declared.want;
   w.rows = tensor.rows, w.cols = cols;
   w.encoded = wanted_format(site.problem);
@@ -93,13 +93,13 @@ void SiteModel::matrix(Site& site, const char* part, const std::vector<Rows>& te
   for (const Rows& t : tensors) {
     WantedWeight& w = declare_matrix(site, part, t, cols, fill).want;
     w.joined = &t != &tensors[0];
-    if (site.key.op == Op::kEmbed) w.choices = static_cast<int32_t>(t.rows.all);
-    site.weight.rows += t.rows.size;
+    if (site.key.op == Op::kEmbed) w.choices = static_cast<int32_t>(t.rows.all());
+    site.weight.rows += t.rows.size();
   }
   for (const Rows& t : tensors) {
     if (!has_bias) break;
-    Declared& bias = declare(site, part, t.name + ".bias", {t.rows.all}, Fill::kZero);
-    bias.want.cols = cols.is_whole() ? t.rows : on_first(t.rows.all, shard_);
+    Declared& bias = declare(site, part, t.name + ".bias", {t.rows.all()}, Fill::kZero);
+    bias.want.cols = cols.is_whole() ? t.rows : on_first(t.rows.all(), shard_);
     bias.want.joined = &t != &tensors[0];
     if (!bias.want.joined) bias.vector = &site.weight.bias;
   }
@@ -108,7 +108,7 @@ void SiteModel::matrix(Site& site, const char* part, const std::vector<Rows>& te
 void SiteModel::gate_up(Site& site, const char* part, const Rows& gate, const Rows& up,
                         int64_t cols) {
   CHECK(gate.rows == up.rows);
-  site.weight = {.rows = 2 * gate.rows.size, .cols = cols};
+  site.weight = {.rows = 2 * gate.rows.size(), .cols = cols};
   declare_matrix(site, part, gate, cols, Fill::kScaledNormal);
   declare_matrix(site, part, up, cols, Fill::kScaledNormal).want.interleaved = true;
 }
@@ -206,12 +206,13 @@ void SiteModel::gate(Site& site, const std::string& name, int64_t hidden) {
   declared.vector = &site.gate;
 }
 
-void SiteModel::declare_floats(Site& site, const char* part, const std::string& name,
-                               std::vector<int64_t> shape, Fill fill, const float*& to) {
+WantedWeight& SiteModel::declare_floats(Site& site, const char* part, const std::string& name,
+                                        std::vector<int64_t> shape, Fill fill, const float*& to) {
   Declared& declared = declare(site, part, name, std::move(shape), fill);
   declared.want.is_vector = true;
   declared.want.format = Format::kF32;
   declared.floats = &to;
+  return declared.want;
 }
 
 void SiteModel::route_bias(Site& site, const std::string& name, int64_t experts) {
@@ -319,9 +320,12 @@ void SiteModel::check_cuts() const {
   for (const Declared& d : declared_) {
     const WantedWeight& w = d.want;
     const bool is_int4 = w.spec.format == Format::kInt4G32 || w.spec.format == Format::kInt4G128;
-    bool fits = !w.rows || !is_int4 || is_between(*w.rows, 8);
+    bool fits = true;
+    if (w.rows && is_int4)
+      for (const Cut& part : w.rows->parts) fits &= is_between(part, 8);
     for (const Format format : {w.spec.format, w.format})
-      fits = fits && (!w.cols || is_between(*w.cols, format_row(format).block_elems));
+      if (w.cols && d.is_matrix())
+        fits &= is_between(w.cols->only(), format_row(format).block_elems);
     if (fits) continue;
     throw Error(ErrorKind::kUnsupported, "--tensor-parallel-size " + std::to_string(shard_.size) +
                                              " would cut a block of " + w.spec.name + " (" +

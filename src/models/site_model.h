@@ -73,7 +73,7 @@ class SiteModel : public Model {
   // a part (ModelInfo::parts).
   struct Rows {
     std::string name;  // NAME.weight, NAME.bias
-    Cut rows;
+    Cuts rows;
   };
   // One matrix of the rows of all. Where columns are cut, the first rank alone has the bias.
   void matrix(ops::Site& site, const char* part, const std::vector<Rows>& tensors, const Cut& cols,
@@ -96,11 +96,14 @@ class SiteModel : public Model {
   void sinks(ops::Site& site, const std::string& name, const Cut& heads);
   // Of a shared expert: NAME.weight [1, hidden].
   void gate(ops::Site& site, const std::string& name, int64_t hidden);
-  // Of a delta_rule's site: NAME.conv1d, NAME.A_log, NAME.dt_bias, NAME.norm.
-  void delta(ops::Site& site, const std::string& name, float eps);
+  // Of a delta_rule's site: NAME.conv1d, NAME.A_log, NAME.dt_bias, NAME.norm; of the channels of
+  // the convolution and of the value heads this rank's.
+  void delta(ops::Site& site, const std::string& name, float eps, const Cuts& channels,
+             const Cut& heads);
 
   // Of a mamba2's site: NAME.conv1d with bias, NAME.A_log, NAME.D, NAME.dt_bias, NAME.norm.
-  void mamba(ops::Site& site, const std::string& name, float eps);
+  void mamba(ops::Site& site, const std::string& name, float eps, const Cuts& channels,
+             const Cut& heads);
   // Of a router of sigmoids: NAME [experts].
   void route_bias(ops::Site& site, const std::string& name, int64_t experts);
 
@@ -173,8 +176,8 @@ class SiteModel : public Model {
   Sizes sizes_of(const ops::Ctx& cx, const StepLimits& limits) const;
   Declared& declare(ops::Site& site, const char* part, const std::string& name,
                     std::vector<int64_t> shape, Fill fill);
-  void declare_floats(ops::Site& site, const char* part, const std::string& name,
-                      std::vector<int64_t> shape, Fill fill, const float*& to);
+  WantedWeight& declare_floats(ops::Site& site, const char* part, const std::string& name,
+                               std::vector<int64_t> shape, Fill fill, const float*& to);
   Declared& declare_matrix(ops::Site& site, const char* part, const Rows& tensor, const Cut& cols,
                            Fill fill);
   void settle_formats();

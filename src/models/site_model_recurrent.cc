@@ -3,16 +3,18 @@
 
 namespace nibble {
 
-void SiteModel::delta(ops::Site& site, const std::string& name, float eps) {
+void SiteModel::delta(ops::Site& site, const std::string& name, float eps, const Cuts& channels,
+                      const Cut& heads) {
   const auto& d = std::get<ops::DeltaRuleDesc>(site.problem);
   ops::DeltaRuleWeights& w = site.delta;
   const auto add_floats = [&](const char* of, std::vector<int64_t> shape, Fill fill,
-                              const float*& to) {
-    declare_floats(site, "delta net", name + of, std::move(shape), fill, to);
+                              const float*& to) -> WantedWeight& {
+    return declare_floats(site, "delta net", name + of, std::move(shape), fill, to);
   };
-  add_floats("conv1d.weight", {d.channels(), 1, d.taps}, Fill::kScaledNormal, w.conv);
-  add_floats("A_log", {d.value_heads}, Fill::kZero, w.a_log);
-  add_floats("dt_bias", {d.value_heads}, Fill::kZero, w.dt_bias);
+  add_floats("conv1d.weight", {channels.all(), 1, d.taps}, Fill::kScaledNormal, w.conv).rows =
+      channels;
+  add_floats("A_log", {heads.all}, Fill::kZero, w.a_log).cols = heads;
+  add_floats("dt_bias", {heads.all}, Fill::kZero, w.dt_bias).cols = heads;
   add_floats("norm.weight", {d.value_dim}, Fill::kOne, w.norm);
   w.eps = eps;
   auto& [qkvz, gates] = delta_inputs_[site.key.layer];
@@ -21,19 +23,22 @@ void SiteModel::delta(ops::Site& site, const std::string& name, float eps) {
   act(gates, "gates" + layer, DType::kF32, Count::kReplayed, 1, 2 * d.value_heads);
 }
 
-void SiteModel::mamba(ops::Site& site, const std::string& name, float eps) {
+void SiteModel::mamba(ops::Site& site, const std::string& name, float eps, const Cuts& channels,
+                      const Cut& heads) {
   const auto& d = std::get<ops::Mamba2Desc>(site.problem);
   ops::Mamba2Weights& w = site.mamba;
   const auto add_floats = [&](const char* of, std::vector<int64_t> shape, Fill fill,
-                              const float*& to) {
-    declare_floats(site, "mamba", name + of, std::move(shape), fill, to);
+                              const float*& to) -> WantedWeight& {
+    return declare_floats(site, "mamba", name + of, std::move(shape), fill, to);
   };
-  add_floats("conv1d.weight", {d.channels(), 1, d.taps}, Fill::kScaledNormal, w.conv);
-  add_floats("conv1d.bias", {d.channels()}, Fill::kZero, w.conv_bias);
-  add_floats("A_log", {d.heads}, Fill::kZero, w.a_log);
-  add_floats("D", {d.heads}, Fill::kOne, w.d);
-  add_floats("dt_bias", {d.heads}, Fill::kZero, w.dt_bias);
-  add_floats("norm.weight", {d.inner()}, Fill::kOne, w.norm);
+  const Cut inner = heads.times(d.head_dim);
+  add_floats("conv1d.weight", {channels.all(), 1, d.taps}, Fill::kScaledNormal, w.conv).rows =
+      channels;
+  add_floats("conv1d.bias", {channels.all()}, Fill::kZero, w.conv_bias).cols = channels;
+  add_floats("A_log", {heads.all}, Fill::kZero, w.a_log).cols = heads;
+  add_floats("D", {heads.all}, Fill::kOne, w.d).cols = heads;
+  add_floats("dt_bias", {heads.all}, Fill::kZero, w.dt_bias).cols = heads;
+  add_floats("norm.weight", {inner.all}, Fill::kOne, w.norm).cols = inner;
   w.eps = eps;
   act(mamba_inputs_[site.key.layer], "zxbcdt." + std::to_string(site.key.layer), DType::kF32,
       Count::kReplayed, 1, d.width());

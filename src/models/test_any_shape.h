@@ -163,8 +163,8 @@ Rows rows_of(const Case& c, const Fits& fits) {
 }
 
 inline std::string family_text(const RandomShape& s) {
-  constexpr const char* kNames[] = {"gpt-oss",    "Llama",   "Qwen3",      "Qwen3-MoE",
-                                    "Qwen3-Next", "Qwen3.5", "Qwen3.5-MoE"};
+  constexpr const char* kNames[] = {"gpt-oss",    "Llama",   "Qwen3",       "Qwen3-MoE",
+                                    "Qwen3-Next", "Qwen3.5", "Qwen3.5-MoE", "NemotronH"};
   const std::string name = kNames[static_cast<int>(s.family)];
   if (s.family == Family::kGptOss) return name;
   return name + " in " + std::string(format_name(s.format)) + (s.is_tied ? ", tied" : "") +
