@@ -9,11 +9,19 @@ if(NOT NIBBLE_NVCC)
   message(FATAL_ERROR "no nvcc: run tools/setup.sh cuda, or put the CUDA toolkit 13.0 or newer on PATH")
 endif()
 set(CMAKE_CUDA_COMPILER ${NIBBLE_NVCC})
-set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+set(CMAKE_CUDA_RUNTIME_LIBRARY $<IF:$<BOOL:${NIBBLE_EMULATED_CUDA}>,None,Static>)
 enable_language(CUDA)
 # The standard is the project's; CMake 3.25 does not know yet how nvcc is told.
 set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
 string(REGEX MATCH "^[0-9]+" NIBBLE_CUDA_SM ${CMAKE_CUDA_ARCHITECTURES})
+
+if(NIBBLE_EMULATED_CUDA)  # in the runtime's place: it reads the PTX of fat binaries
+  string(APPEND CMAKE_CUDA_FLAGS " --no-compress")
+  add_library(nibble_dep_cudart INTERFACE)
+  target_link_libraries(nibble_dep_cudart INTERFACE nibble_emulated_cuda)
+  target_include_directories(nibble_dep_cudart SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  return()
+endif()
 
 # The runtime, linked statically: the program needs the driver alone.
 list(TRANSFORM CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES REPLACE "include$" "lib" OUTPUT_VARIABLE cuda_libraries)
