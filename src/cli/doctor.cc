@@ -15,10 +15,12 @@
 #include "cli/cli.h"
 #include "cli/dense_flags.h"
 #include "cli/device.h"
+#include "cli/draft_plan.h"
 #include "cli/engine_setup.h"
 #include "cli/json.h"
 #include "cli/kernel_table.h"
 #include "cli/self_check.h"
+#include "cli/speculative_config.h"
 #include "cli/text_table.h"
 #include "cli/version.h"
 #include "cpu/isa.h"
@@ -53,6 +55,7 @@ struct DoctorFlags {
   bool bandwidth = false;
   bool self_check = false;
   std::string kv_cache_dtype = "auto";
+  std::string speculative_config;
   bool json = false;
 };
 
@@ -69,10 +72,10 @@ struct KernelRow {
   std::string weights;  // format and layout; empty: the op has no matrix
 };
 
-std::vector<KernelRow> kernel_rows(const std::vector<ops::PlanEntry>& plan) {
-  std::vector<KernelRow> rows;
+void add_kernel_rows(const std::vector<ops::PlanEntry>& plan, const std::string& whose,
+                     std::vector<KernelRow>& rows) {
   for (const ops::PlanEntry& entry : plan) {
-    const std::string op = ops::site_label({entry.site.op, -1, entry.site.name});
+    const std::string op = whose + ops::site_label({entry.site.op, -1, entry.site.name});
     auto row = std::find_if(rows.begin(), rows.end(), [&](const KernelRow& r) {
       return r.op == op && r.min_tokens == entry.min_tokens && r.max_tokens == entry.max_tokens &&
              r.kernel == entry.kernel && r.refused == entry.refused && r.weights == entry.weights;
@@ -83,7 +86,6 @@ std::vector<KernelRow> kernel_rows(const std::vector<ops::PlanEntry>& plan) {
           {op, entry.min_tokens, entry.max_tokens, entry.kernel, {}, entry.refused, entry.weights});
     row->layers.push_back(entry.site.layer);
   }
-  return rows;
 }
 
 // "0-35", "0,2,4", "-" outside layers.
@@ -195,6 +197,7 @@ void print_machine(const Json& m) {
   row("hub cache", m["hub_cache"].get<std::string>());
   if (m.contains("weight_bytes") && m["resident_twice"].empty())
     row("weights", format_size(m["weight_bytes"]) + ", each matrix once, in one layout");
+  if (m.contains("drafts")) row("drafts", m["drafts"]);
   if (m.contains("kernel_table"))
     row("kernels", "of " + number("tuned") + " ops and sizes of step as " +
                        m["kernel_table"].get<std::string>() + " says");
@@ -287,6 +290,22 @@ void print_checked(const std::vector<CheckedRow>& rows, const Json& unchecked) {
   for (const auto& op : unchecked) std::printf("none of %s\n", op.get<std::string>().c_str());
 }
 
+// What --speculative-config adds to what the model takes, and a head's kernels.
+void add_drafts(const DoctorFlags& flags, const std::string& model, const ModelInfo& info,
+                const ops::Ctx& cx, std::vector<KernelRow>& rows, Json& json) {
+  const DenseFormats dense = dense_formats(flags.dense);
+  EngineOptions options{.kv_dtype = kv_dtype(flags.kv_cache_dtype),
+                        .speculation = parse_speculative_config(flags.speculative_config)};
+  const SpeculationOptions& drafts = options.speculation;
+  const DraftNeed need = plan_drafts(model, cx, dense, options);
+  json["weight_bytes"] = info.weight_bytes + need.weight_bytes;
+  json["drafts"] = need.text(info, drafts);
+  if (drafts.method == SpeculationOptions::Method::kHead)
+    add_kernel_rows(
+        plan_draft_kernels(cx, drafts.head_path, model, drafts.head_dense.value_or(dense), dense),
+        "draft ", rows);
+}
+
 void doctor(const DoctorFlags& flags) {
   Json json = machine_json(flags);
   std::vector<KernelRow> rows;
@@ -309,9 +328,11 @@ void doctor(const DoctorFlags& flags) {
     }
     const std::string model = model_argument(find_model(flags.model, flags.revision));
     const std::vector<ops::PlanEntry> plan = plan_kernels(cx, model, dense_formats(flags.dense));
-    rows = kernel_rows(plan);
+    add_kernel_rows(plan, "", rows);
     json["model"] = flags.model;
-    json["weight_bytes"] = describe_model(model, dense_formats(flags.dense)).weight_bytes;
+    const ModelInfo info = describe_model(model, dense_formats(flags.dense));
+    json["weight_bytes"] = info.weight_bytes;
+    if (!flags.speculative_config.empty()) add_drafts(flags, model, info, cx, rows, json);
     json["resident_twice"] = ops::resident_twice(plan);
     if (cx.on_gpu()) json["graph_tokens"] = GpuSteps::kMaxGraphTokens;
     json["kernels"] = kernels_json(rows);
@@ -361,6 +382,8 @@ void add_doctor(CLI::App& app) {
                     "run each of these kernels on a small problem and compare it with its twin, as "
                     "start-up does on GPUs");
   add_kv_flag(*command, flags->kv_cache_dtype, "");
+  command->add_option("--speculative-config", flags->speculative_config,
+                      "as of serve: what drafting takes too, and the kernels of its head");
   command->add_flag("--json", flags->json, "print JSON");
   command->callback([flags] { doctor(*flags); });
 }

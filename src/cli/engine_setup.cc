@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "cli/device.h"
+#include "cli/draft_plan.h"
 #include "cli/json.h"
 #include "cli/kernel_table.h"
 #include "cli/progress_bar.h"
@@ -32,7 +33,6 @@
 #include "engine/step_follower.h"
 #include "io/memory.h"
 #include "models/draft_head.h"
-#include "models/mtp_config.h"
 #include "models/step_work.h"
 
 namespace nibble::cli {
@@ -109,55 +109,6 @@ MemoryBudget budget_of(const EngineFlags& flags, const ops::Ctx& cx) {
       {.total_bytes = cx.kernels.gpu.memory_bytes, .available_bytes = cuda::free_memory()}, rule);
 }
 
-// What a head that drafts needs beside the model.
-struct HeadNeed {
-  int64_t weight_bytes = 0, bytes_per_draft = 0, scratch_bytes = 0, kv_bytes_per_token = 0;
-  std::vector<int32_t> target_layers = {};
-  std::string head = {};
-
-  // "drafts by HEAD: 2.1 MiB of weights, ..."
-  std::string text(const ModelInfo& target) const {
-    char share[32];
-    std::snprintf(share, sizeof(share), "%.1f%%",
-                  100.0 * static_cast<double>(bytes_per_draft) /
-                      static_cast<double>(target.weight_bytes_per_token));
-    return "drafts by " + head + ": " + format_size(weight_bytes) + " of weights, " +
-           format_size(scratch_bytes) + " of scratch, " + std::to_string(kv_bytes_per_token) +
-           " bytes a token of KV cache; a draft reads " + share +
-           " of what a token of the model reads";
-  }
-};
-
-// Of several ranks the first one drafts, beside whom the others only make room for the same pages.
-HeadNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseFormats& models_dense,
-                   EngineOptions& options, const Shard& shard) {
-  SpeculationOptions& drafts = options.speculation;
-  if (drafts.method != SpeculationOptions::Method::kHead) return {};
-  const DenseFormats dense = drafts.head_dense.value_or(models_dense);
-  const bool is_own = drafts.head_path.empty();
-  if (is_own && !may_have_mtp(find_model(model).config))
-    throw Error(ErrorKind::kUnsupported,
-                "--speculative-config: " + model + " is of no family whose MTP layer nibble runs " +
-                    "(Qwen3-Next, Qwen3.5); \"ngram\" and \"suffix\" draft from the text alone");
-  if (is_own) drafts.head_path = model;
-  const DraftHeadInfo head = describe_draft_head(drafts.head_path, model, dense, shard);
-  drafts.head_group = head.model.groups.at(0);
-  drafts.head_row_bytes = static_cast<int64_t>(head.target_layers.size()) * head.target_width *
-                          static_cast<int64_t>(sizeof(float));
-  const LayerGroup& group = drafts.head_group;
-  const StepLimits limits = HeadDrafter::Limits{.max_tokens = options.max_num_batched_tokens,
-                                                .max_num_seqs = options.max_num_seqs}
-                                .steps();
-  return {
-      .weight_bytes = head.model.weight_bytes,
-      .bytes_per_draft = head.model.weight_bytes_per_token,
-      .scratch_bytes = describe_draft_scratch(cx, drafts.head_path, model, limits, dense, shard),
-      .kv_bytes_per_token =
-          int64_t{2} * group.num_kv_heads * group.head_dim * dtype_bytes(options.kv_dtype),
-      .target_layers = head.target_layers,
-      .head = is_own ? "the model's MTP layer" : drafts.head_path};
-}
-
 // The most or the fewest that any rank has.
 template <typename T>
 T of_ranks(dist::Comm& comm, T mine, const T& (*choose)(const T&, const T&)) {
@@ -186,14 +137,14 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
   Engine::check(info, options);
   if (cx.comm != nullptr) agree_on_groups(*cx.comm, info, options);
   const MemoryBudget budget = budget_of(flags, cx);
-  const HeadNeed head = plan_head(model, cx, dense, options, shard);
-  MemoryNeed need{.weight_bytes = info.weight_bytes + head.weight_bytes};
+  const DraftNeed drafts = plan_drafts(model, cx, dense, options, shard);
+  MemoryNeed need{.weight_bytes = info.weight_bytes + drafts.weight_bytes};
 
   const bool is_free = options.max_model_len == 0;
   const int32_t longest = is_free ? info.max_positions : options.max_model_len;
   need.scratch_bytes = describe_scratch(cx, model, Engine::step_limits(info, options), dense,
-                                        head.target_layers, shard) +
-                       head.scratch_bytes +
+                                        drafts.target_layers, shard) +
+                       drafts.scratch_bytes +
                        (cx.on_gpu() ? Engine::gpu_bytes(info, options, longest)
                                     : Engine::table_bytes(info, options, longest));
   const int32_t least = is_free ? std::min(kLeastContext, info.max_positions) : longest;
@@ -224,7 +175,8 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
                  "--max-num-seqs %d: a smaller --max-model-len leaves room for more\n",
                  plan.options.max_num_seqs, options.max_num_seqs);
   }
-  if (head.weight_bytes > 0) std::fprintf(stderr, "%s\n", head.text(info).c_str());
+  if (const std::string text = drafts.text(info, options.speculation); !text.empty())
+    std::fprintf(stderr, "%s\n", text.c_str());
   if (cx.kernels.gpu.sm / 10 == 12 && !cx.kernels.exact)
     std::fputs(spark_advice(model, {dense, cx.kernels.activations, options.kv_dtype}).c_str(),
                stderr);
@@ -243,25 +195,6 @@ void run_self_check(SelfCheck& check, const ops::Sites& sites, const ops::Ctx& c
                  took.count());
   for (const std::string& op : check.unchecked())
     if (!quiet && !rows.empty()) std::fprintf(stderr, "self check: none of %s\n", op.c_str());
-}
-
-// A head's directory may have the tokenizer that it was trained with.
-void refuse_other_tokenizer(const ModelFiles& model, const std::string& head) {
-  const auto ids_of = [](const std::filesystem::path& directory) {
-    std::ifstream file(directory / "tokenizer.json");
-    nlohmann::json json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-    return json.is_object()
-               ? json.value(nlohmann::json::json_pointer("/model/vocab"), nlohmann::json())
-               : nlohmann::json();
-  };
-  const std::filesystem::path directory = find_model(head).directory;
-  if (model.directory.empty() || directory.empty()) return;
-  const nlohmann::json own = ids_of(model.directory), heads = ids_of(directory);
-  if (own.is_null() || heads.is_null() || own == heads) return;
-  throw Error(
-      ErrorKind::kUnsupported,
-      (directory / "tokenizer.json").string() +
-          ": its ids are not those of the model's tokenizer; the head was made for another");
 }
 
 }  // namespace
@@ -453,7 +386,6 @@ void load(const EngineFlags& flags, const LoadEngineOptions& options, LoadedEngi
   loaded.model = load_model(loaded.cx, model, load);
   if (shard.rank > 0) return;
   if (engine.speculation.method == SpeculationOptions::Method::kHead) {
-    refuse_other_tokenizer(loaded.files, engine.speculation.head_path);
     load.dense = engine.speculation.head_dense.value_or(load.dense);
     engine.speculation.head =
         load_draft_head(loaded.cx, engine.speculation.head_path, *loaded.model, load);

@@ -14,10 +14,12 @@
 #include "cli/cli.h"
 #include "cli/dense_flags.h"
 #include "cli/device.h"
+#include "cli/draft_plan.h"
 #include "cli/engine_setup.h"
 #include "cli/json.h"
 #include "cli/projection.h"
 #include "cli/spark_advice.h"
+#include "cli/speculative_config.h"
 #include "cli/text_table.h"
 #include "cpu/isa.h"
 #include "cpu/read_bandwidth.h"
@@ -42,6 +44,7 @@ struct PlanFlags {
   std::vector<int64_t> tokens;  // of prompts: asks for a projection
   std::string activations = "auto";
   int32_t tensor_parallel_size = 1;
+  std::string speculative_config;
   bool json = false;
 };
 
@@ -111,9 +114,14 @@ Json weights_json(const ModelInfo& info) {
   return parts;
 }
 
+// Of what is there beside the KV cache.
+struct Fixed {
+  int64_t weight_bytes, scratch_bytes;
+};
+
 Json memory_json(const ModelInfo& info, const PlanFlags& flags, const EngineOptions& options,
-                 const MemoryBudget& budget, int64_t scratch_bytes) {
-  const int64_t rest = budget.budget_bytes - info.weight_bytes - scratch_bytes;
+                 const MemoryBudget& budget, const Fixed& fixed) {
+  const int64_t rest = budget.budget_bytes - fixed.weight_bytes - fixed.scratch_bytes;
   Json fits = Json::array();
   for (const int64_t context : flags.contexts) {
     if (context > info.max_positions) continue;
@@ -125,8 +133,8 @@ Json memory_json(const ModelInfo& info, const PlanFlags& flags, const EngineOpti
   return {{"total_bytes", budget.total_bytes},
           {"budget_bytes", budget.budget_bytes},
           {"rule", budget.rule},
-          {"weight_bytes", info.weight_bytes},
-          {"scratch_bytes", scratch_bytes},
+          {"weight_bytes", fixed.weight_bytes},
+          {"scratch_bytes", fixed.scratch_bytes},
           {"left_for_kv_bytes", std::max<int64_t>(rest, 0)},
           {"fits", rest > 0},
           {"kv", std::move(fits)}};
@@ -155,6 +163,30 @@ Json ceilings_json(const ModelInfo& info, const PlanFlags& flags, const PlanDevi
     rows.push_back(std::move(row));
   }
   return rows;
+}
+
+// Steps that verify all the drafts of each stream, and what making these reads: as fast as that is
+// if all come true, and how many tokens of a stream a step must give to be as fast as plain ones.
+Json drafts_json(const ModelInfo& info, const PlanDevice& device, const SpeculationOptions& drafts,
+                 const DraftNeed& need, const Json& ceilings) {
+  Json rows = Json::array();
+  for (const Json& plain : ceilings) {
+    const int64_t streams = plain["streams"], tokens = drafts.num_tokens + 1;
+    const double made = static_cast<double>(drafts.num_tokens * need.bytes_per_draft),
+                 once = plain["step_bytes"].get<double>() - plain["weight_bytes"].get<double>(),
+                 bytes = weight_bytes_read(info, streams * tokens) + made + once;
+    rows.push_back(
+        {{"streams", streams},
+         {"step_bytes", std::llround(bytes)},
+         {"tokens_per_s_if_all_come_true", ceiling(bytes, streams * tokens, device.read_bandwidth)},
+         {"tokens_to_pay", bytes / plain["step_bytes"].get<double>()}});
+  }
+  return {{"says", need.text(info, drafts)},
+          {"num_tokens", drafts.num_tokens},
+          {"weight_bytes", need.weight_bytes},
+          {"bytes_per_draft", need.bytes_per_draft},
+          {"kv_bytes_per_token", need.kv_bytes_per_token},
+          {"ceilings", std::move(rows)}};
 }
 
 Json step_json(const std::vector<ProjectedOp>& step, const ops::StepShape& shape) {
@@ -280,6 +312,18 @@ void print_ceilings(const Json& rows, const PlanDevice& device) {
   std::printf("%s", table.plain().c_str());
 }
 
+void print_drafts(const Json& drafts) {
+  std::printf("\n%s\nceilings of steps that verify %s drafts of each stream\n",
+              drafts["says"].get<std::string>().c_str(), drafts["num_tokens"].dump().c_str());
+  TextTable table({">streams", ">GB a step", ">tokens/s, if all come true",
+                   ">tokens a step that plain steps give meanwhile"});
+  for (const Json& row : drafts["ceilings"])
+    table.add({row["streams"].dump(), fixed_digits(row["step_bytes"].get<double>() / 1e9, 2),
+               fixed_digits(row["tokens_per_s_if_all_come_true"], 2),
+               fixed_digits(row["tokens_to_pay"], 2)});
+  std::printf("%s", table.plain().c_str());
+}
+
 // What each rank holds, and reads for a token of one stream: its own part of all.
 Json ranks_json(const std::vector<ModelInfo>& ranks) {
   Json rows = Json::array();
@@ -340,6 +384,7 @@ void print_plan(const Json& json, const ModelInfo& info, const PlanDevice& devic
   if (json.contains("ranks")) print_ranks(json["ranks"]);
   print_memory(json["memory"]);
   print_ceilings(json["ceilings"], device);
+  if (json.contains("drafts")) print_drafts(json["drafts"]);
   if (json.contains("projection")) print_projection(json["projection"]);
 }
 
@@ -360,13 +405,18 @@ void plan(const PlanFlags& flags) {
   const ModelInfo& info = *slowest;
   const PlanDevice device = plan_device(flags.device);
   const DType kv = kv_dtype(flags.kv_cache_dtype);
-  const EngineOptions options{.kv_dtype = kv};
+  EngineOptions options{.kv_dtype = kv,
+                        .speculation = parse_speculative_config(flags.speculative_config)};
+  DraftNeed drafts = plan_drafts(model, {}, dense, options, shard);
   // Scratch depends on kernels: known for this machine's, which is what "cpu" means.
-  int64_t scratch_bytes = 0;
+  Fixed fixed{info.weight_bytes + drafts.weight_bytes, 0};
   if (device.name == "cpu")
-    scratch_bytes =
-        describe_scratch({}, model, Engine::step_limits(info, options), dense, {}, shard) +
-        Engine::table_bytes(info, options, info.max_positions);
+    fixed.scratch_bytes = describe_scratch({}, model, Engine::step_limits(info, options), dense,
+                                           drafts.target_layers, shard) +
+                          drafts.scratch_bytes +
+                          Engine::table_bytes(info, options, info.max_positions);
+  else
+    drafts.scratch_bytes = 0;
 
   Json json = {{"model", flags.model},
                {"architecture", info.architecture},
@@ -384,8 +434,10 @@ void plan(const PlanFlags& flags) {
                {"kv_window_bytes", kv_window_bytes(info, kv)},
                {"state_bytes", state_bytes(info)}};
   if (shard.is_split()) json["ranks"] = ranks_json(ranks);
-  json["memory"] = memory_json(info, flags, options, budget_on(device, flags), scratch_bytes);
+  json["memory"] = memory_json(info, flags, options, budget_on(device, flags), fixed);
   json["ceilings"] = ceilings_json(info, flags, device, kv);
+  if (options.speculation.num_tokens > 0)
+    json["drafts"] = drafts_json(info, device, options.speculation, drafts, json["ceilings"]);
   if (!flags.tokens.empty() && shard.is_split())
     throw Error(ErrorKind::kUsage,
                 "--tokens projects for one rank: leave --tensor-parallel-size out");
@@ -428,6 +480,8 @@ void add_plan(CLI::App& app) {
   add("--memory-budget", flags->memory_budget, "the same in bytes: 24G, 512M; overrides it");
   add("--tensor-parallel-size", flags->tensor_parallel_size, "devices that share each layer")
       ->check(CLI::Range(1, 1024));
+  add("--speculative-config", flags->speculative_config,
+      "as of serve: counts a head, and the ceilings of steps that verify its drafts");
   command->add_flag("--json", flags->json, "print JSON");
   command->callback([flags] { plan(*flags); });
 }

@@ -1,11 +1,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "cli/run_for_test.h"
 #include "engine/engine.h"
+#include "models/draft_head.h"
 #include "models/model.h"
 
 namespace nibble::cli {
@@ -59,6 +61,55 @@ TEST(Plan, GptOss20bIsCountedToTheByte) {
   EXPECT_EQ(plan["weight_bytes_per_token"], 3'708'089'088);
   EXPECT_EQ(plan["parameters"], 20'914'757'184);
   EXPECT_NEAR(plan["ceilings"][0]["weights_only_tokens_per_s_nominal"], 73.62, 0.005);
+}
+
+// A head of lmsys's shape for the 120b, of 8 key/value heads of 64 in one layer.
+TEST(Plan, CountsAHead) {
+  const std::string head = std::string(NIBBLE_SOURCE_DIR) + "/bench/heads/gpt-oss-120b.json";
+  const std::vector<std::string> args = {"openai/gpt-oss-120b", "--device", "gb10"};
+  std::vector<std::string> with = args;
+  with.insert(with.end(),
+              {"--speculative-config",
+               R"({"method":"eagle3","num_speculative_tokens":2,"model":")" + head + "\"}"});
+  const json plain = plan_json(args), drafts = plan_json(with);
+  const DraftHeadInfo info = describe_draft_head(head, "openai/gpt-oss-120b");
+  const json& said = drafts["drafts"];
+  EXPECT_EQ(said["weight_bytes"], info.model.weight_bytes);
+  EXPECT_EQ(said["kv_bytes_per_token"], 2 * 8 * 64 * 2);
+  EXPECT_EQ(drafts["memory"]["weight_bytes"].get<int64_t>() -
+                plain["memory"]["weight_bytes"].get<int64_t>(),
+            info.model.weight_bytes);
+  const json &fits = drafts["memory"]["kv"], &fitted = plain["memory"]["kv"];
+  for (size_t i = 0; i < fits.size(); ++i) {
+    EXPECT_GE(fits[i]["bytes_per_sequence"].get<int64_t>() -
+                  fitted[i]["bytes_per_sequence"].get<int64_t>(),
+              fits[i]["context"].get<int64_t>() * 2 * 8 * 64 * 2);
+    EXPECT_LE(fits[i]["sequences"], fitted[i]["sequences"]);
+  }
+  EXPECT_LT(fits[0]["sequences"], fitted[0]["sequences"]);
+  // Three tokens meet 1 - (1 - 4 / 128)^3 of the experts where one meets 4 / 128, and a row of the
+  // embedding each; the rest is read once. 233 GB/s are read.
+  const double experts = 60'993'699'840;
+  const double bytes = plain["ceilings"][0]["step_bytes"].get<double>() +
+                       experts * (1 - std::pow(124.0 / 128, 3) - 4.0 / 128) + 2 * 2880 * 2 +
+                       2 * said["bytes_per_draft"].get<double>();
+  const json& one = said["ceilings"][0];
+  EXPECT_NEAR(one["step_bytes"].get<double>(), bytes, 2);
+  EXPECT_NEAR(one["tokens_per_s_if_all_come_true"].get<double>(), 3 * 233e9 / bytes, 0.01);
+  EXPECT_NEAR(one["tokens_to_pay"].get<double>(),
+              bytes / plain["ceilings"][0]["step_bytes"].get<double>(), 1e-6);
+  EXPECT_FALSE(plain.contains("drafts"));
+}
+
+TEST(Plan, SaysWhatDraftsFromTheTextTake) {
+  const auto says = [](const std::string& config) {
+    return plan_json({"openai/gpt-oss-20b", "--device", "gb10", "--speculative-config",
+                      config})["drafts"]["says"]
+        .get<std::string>();
+  };
+  EXPECT_THAT(says(R"({"method":"ngram","num_speculative_tokens":3})"), HasSubstr("no memory"));
+  EXPECT_THAT(says(R"({"method":"suffix","num_speculative_tokens":3})"),
+              HasSubstr("16.0 MiB for these"));
 }
 
 TEST(Plan, SaysWhatFits) {

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "base/error.h"
@@ -178,6 +179,30 @@ TEST(SpeculativeConfig, HeadsForAnotherModelAreRefused) {
   run = score_with_head(copy);
   EXPECT_NE(run.status, 0);
   EXPECT_THAT(run.err, HasSubstr("its ids are not those of the model's tokenizer"));
+}
+
+// What a head adds to a model, before anything is loaded.
+TEST(SpeculativeConfig, DoctorCountsAHeadAndShowsItsKernels) {
+  const auto doctor = [](const std::string& name, const std::string& config) {
+    const CommandResult run = run_command({"doctor", kSource + "/models/" + name, "--device", "cpu",
+                                           "--json", "--speculative-config", config});
+    EXPECT_EQ(run.status, 0) << run.err;
+    return nlohmann::json::parse(run.out);
+  };
+  const std::pair<std::string, std::string> models[] = {
+      {"nibble-tiny-gpt-oss", R"({"method":"eagle3","num_speculative_tokens":2,"model":")" +
+                                  kSource + "/models/nibble-tiny-gpt-oss-eagle3\"}"},
+      {"nibble-tiny-qwen3-next", R"({"method":"mtp","num_speculative_tokens":2})"}};
+  for (const auto& [name, config] : models) {
+    const nlohmann::json with = doctor(name, config), without = doctor(name, "");
+    EXPECT_THAT(with["drafts"].get<std::string>(), HasSubstr("of weights"));
+    EXPECT_GT(with["weight_bytes"], without["weight_bytes"]);
+    EXPECT_FALSE(without.contains("drafts"));
+    int num_of_head = 0;
+    for (const auto& row : with["kernels"])
+      num_of_head += row["op"].get<std::string>().starts_with("draft attention") ? 1 : 0;
+    EXPECT_EQ(num_of_head, 1) << name;
+  }
 }
 
 }  // namespace

@@ -43,6 +43,7 @@ struct SpeculationOptions {
   std::optional<DenseFormats> head_dense = {};  // encoded on load; else as the model's own
   bool draws_drafts = false;  // at the request's temperature; else they are the likeliest ids
   LayerGroup head_group = {};
+  int32_t head_vocab_size = 0;
   int64_t head_row_bytes = 0;  // of the model's rows of one token that it reads, as float32
   std::shared_ptr<DraftHead> head = {};
 

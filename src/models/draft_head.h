@@ -46,6 +46,11 @@ int64_t describe_draft_scratch(const ops::Ctx& cx, const std::string& head,
                                const std::string& target, const StepLimits& limits,
                                const DenseFormats& dense = {}, const Shard& shard = {});
 
+// As plan_kernels(), of a head beside a target.
+std::vector<ops::PlanEntry> plan_draft_kernels(const ops::Ctx& cx, const std::string& head,
+                                               const std::string& target, const DenseFormats& dense,
+                                               const DenseFormats& target_dense);
+
 // The head in `head`, a directory, for a target that is loaded. Throws Error(kUnsupported) for one
 // that was made for another model: hidden size, vocabulary, layers.
 std::unique_ptr<DraftHead> load_draft_head(ops::Ctx& cx, const std::string& head,

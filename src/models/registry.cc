@@ -178,6 +178,16 @@ int64_t describe_draft_scratch(const ops::Ctx& cx, const std::string& head,
   return make_head(find_head(head), *model, dense)->model().scratch_bytes(cx, limits);
 }
 
+std::vector<ops::PlanEntry> plan_draft_kernels(const ops::Ctx& cx, const std::string& head,
+                                               const std::string& target, const DenseFormats& dense,
+                                               const DenseFormats& target_dense) {
+  const auto model = make_model(find_model(target), target_dense);
+  model->plan(cx.kernels);
+  const auto made = make_head(find_head(head), *model, dense);
+  sites_of(*made).plan(cx.kernels);
+  return plan_entries(sites_of(*made).sites());
+}
+
 std::unique_ptr<DraftHead> load_draft_head(ops::Ctx& cx, const std::string& head,
                                            const Model& target, const LoadOptions& options) {
   const HeadFiles found = find_head(head, options.format == LoadFormat::kDummy);
