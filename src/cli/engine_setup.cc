@@ -82,6 +82,24 @@ int32_t batched_tokens(const EngineFlags& flags, bool on_gpu) {
   return std::max(default_batched_tokens(on_gpu), flags.chunked_prefill ? 0 : flags.max_model_len);
 }
 
+// Drawn drafts are verified by the rule that keeps the most of them, where nothing else is asked
+// for: not under --exact, where the text is that without drafts, nor on GPUs, where the rule's rows
+// go through the host, nor on several ranks, of which none has whole rows.
+SpeculationOptions speculation_options(const EngineFlags& flags, bool on_gpu) {
+  SpeculationOptions options = parse_speculative_config(flags.speculative_config);
+  const bool is_split = find_shard(flags.ranks).is_split();
+  if (options.drawn_rule && (flags.exact || is_split))
+    throw Error(
+        ErrorKind::kUsage,
+        std::string("--speculative-config: drawn drafts go by a rejection_sample_method ") +
+            (is_split ? "on one rank alone" : "that --exact rules out: it is another text") +
+            "; leave one of them out");
+  const bool is_free = options.draws_drafts && options.synthetic_rates.empty();
+  if (is_free && !flags.exact && !is_split && !on_gpu && !options.drawn_rule)
+    options.drawn_rule = VerificationRule::kStandard;
+  return options;
+}
+
 EngineOptions engine_options(const EngineFlags& flags, const LoadEngineOptions& options,
                              bool on_gpu) {
   return {.max_num_seqs = flags.max_num_seqs,
@@ -91,7 +109,7 @@ EngineOptions engine_options(const EngineFlags& flags, const LoadEngineOptions& 
           .chunked_prefill = flags.chunked_prefill,
           .graphs = !flags.enforce_eager && !flags.nvtx,
           .prefix_caching = flags.prefix_caching,
-          .speculation = parse_speculative_config(flags.speculative_config),
+          .speculation = speculation_options(flags, on_gpu),
           .log_activity = options.log_activity,
           .masked_ids = options.masked_ids};
 }
@@ -273,7 +291,7 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
       "draft tokens ahead, and verify several in a step: vLLM's JSON, such as "
       "{\"method\":\"ngram\",\"num_speculative_tokens\":5} or {\"method\":\"eagle3\",\"model\":DIR,"
       "\"num_speculative_tokens\":3} or {\"method\":\"mtp\",\"num_speculative_tokens\":3}; the "
-      "text stays the same");
+      "text stays the same (of drawn drafts its distribution)");
   add("--gpu-memory-utilization", flags.gpu_memory_utilization,
       "of the device's memory (RAM on CPUs; where both share one, of what is available), for "
       "weights, KV cache and scratch");

@@ -146,7 +146,7 @@ void read_quantization(Fields& fields, SpeculationOptions& options) {
 }
 
 void read_verification(Fields& fields, SpeculationOptions& options) {
-  const std::string method = fields.word("rejection_sample_method", "standard");
+  const std::string method = fields.word("rejection_sample_method", "");
   options.synthetic_rates = fields.numbers("synthetic_acceptance_rates");
   const std::vector<double>& rates = options.synthetic_rates;
   if (method == "synthetic") {
@@ -159,11 +159,8 @@ void read_verification(Fields& fields, SpeculationOptions& options) {
       refuse("synthetic_acceptance_rates must not rise: each is that all before it came true too");
     }
     if (options.method != Method::kHead) options.method = Method::kSynthetic;
-  } else if (method != "standard" && method != "block") {
-    refuse(
-        "rejection_sample_method must be standard, block (the same for these methods) or "
-        "synthetic, not \"" +
-        method + "\"");
+  } else if (!method.empty() && method != "standard" && method != "block") {
+    refuse("rejection_sample_method must be standard, block or synthetic, not \"" + method + "\"");
   } else if (!rates.empty()) {
     refuse("synthetic_acceptance_rates is for rejection_sample_method \"synthetic\"");
   }
@@ -175,6 +172,9 @@ void read_verification(Fields& fields, SpeculationOptions& options) {
   if (!options.draws_drafts && sampled != "greedy") {
     refuse("draft_sample_method must be greedy or probabilistic, not \"" + sampled + "\"");
   }
+  if (options.draws_drafts && method == "standard")
+    options.drawn_rule = VerificationRule::kStandard;
+  if (options.draws_drafts && method == "block") options.drawn_rule = VerificationRule::kBlock;
 }
 
 }  // namespace

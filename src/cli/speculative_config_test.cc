@@ -88,6 +88,20 @@ TEST(SpeculativeConfig, AHeadHasWeights) {
   EXPECT_EQ(o.head_dense->mlp, Format::kMxfp8);
 }
 
+// Drawn by random numbers of their own where a rule is named that needs it.
+TEST(SpeculativeConfig, TheRuleOfDrawnDrafts) {
+  const auto rule_of = [](const std::string& more) {
+    return parse_speculative_config(R"({"method":"mtp","num_speculative_tokens":2)" + more + "}")
+        .drawn_rule;
+  };
+  const std::string drawn = R"(,"draft_sample_method":"probabilistic")";
+  EXPECT_EQ(rule_of(drawn + R"(,"rejection_sample_method":"standard")"),
+            VerificationRule::kStandard);
+  EXPECT_EQ(rule_of(drawn + R"(,"rejection_sample_method":"block")"), VerificationRule::kBlock);
+  EXPECT_EQ(rule_of(drawn), std::nullopt);
+  EXPECT_EQ(rule_of(R"(,"rejection_sample_method":"block")"), std::nullopt);
+}
+
 TEST(SpeculativeConfig, AnMtpLayerIsTheModelsOwnOrAnothers) {
   for (const std::string method : {"mtp", "qwen3_next_mtp", "qwen3_5_mtp", "qwen3_5_moe_mtp"}) {
     const SpeculationOptions own = parse_speculative_config(
@@ -135,9 +149,24 @@ TEST(SpeculativeConfig, SaysWhatIsWrong) {
        "must not rise"},
       {R"({"method":"ngram","num_speculative_tokens":2,"draft_sample_method":"probabilistic"})",
        "must be greedy"},
+      {R"({"method":"mtp","num_speculative_tokens":2,"rejection_sample_method":"strict"})",
+       "rejection_sample_method must be standard, block or synthetic, not \"strict\""},
       {R"({"method":"suffix","suffix_decoding_min_token_prob":"x"})", "must be 0.0 to 1.0"}};
   for (const auto& [json, text] : kCases) {
     EXPECT_THAT(refusal(json), AllOf(HasSubstr("--speculative-config: "), HasSubstr(text))) << json;
+  }
+}
+
+TEST(SpeculativeConfig, ExactTextAndARuleForAnotherDoNotGoTogether) {
+  for (const std::string rule : {"standard", "block"}) {
+    const CommandResult run = run_command(
+        {"score", std::string(NIBBLE_SOURCE_DIR) + "/models/nibble-tiny-qwen3-next", "--ids", "1,2",
+         "--exact", "--speculative-config",
+         R"({"method":"mtp","num_speculative_tokens":2,"draft_sample_method":"probabilistic",
+             "rejection_sample_method":")" +
+             rule + "\"}"});
+    EXPECT_NE(run.status, 0);
+    EXPECT_THAT(run.err, HasSubstr("that --exact rules out: it is another text"));
   }
 }
 

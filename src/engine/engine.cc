@@ -48,6 +48,7 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
                          ? nullptr
                          : std::make_unique<SplitSampler>(feed_->rows(), sampler_)),
       speculation_(options.speculation, max_drafts(options)),
+      drawn_rule_(options.speculation.drawn_rule),
       bits_((model.info().vocab_size + 31) / 32),
       log_activity_(options.log_activity) {
   request_limits_ = {.vocab_size = model.info().vocab_size, .max_model_len = kv_.plan().max_len};

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -104,7 +105,11 @@ class Engine::Impl {
   bool score(Sequence& sequence, int64_t row);
   bool verify(size_t chunk, int64_t row);
   bool wait_for_mask(const Sequence& sequence);
-  bool sample(Sequence& sequence, int64_t row, int32_t draft);
+  bool are_apart(const Sequence& sequence) const;
+  bool are_together(const Sequence& sequence) const;
+  std::optional<Verified> verify_apart(Sequence& sequence, int64_t row,
+                                       std::span<const int32_t> ids);
+  bool sample(Sequence& sequence, int64_t row, int32_t draft, int32_t chosen);
   bool report_end(const Sequence& sequence, FinishReason reason, const std::string& error,
                   bool is_bad_request = false);
   void publish_stats();
@@ -131,10 +136,12 @@ class Engine::Impl {
   Sampler sampler_;
   std::unique_ptr<SplitSampler> split_sampler_;  // of several ranks on CPUs
   Speculation speculation_;
-  SteadyTime step_began_;       // or the one before ended, whose end it waited for
-  SteadyTime waits_until_;      // at most, in finish(), for masks behind drafts
-  Tensor logits_;               // of the step that ran last, [R, V]; of one rank
-  std::vector<uint32_t> bits_;  // [V / 32] of a grammar
+  std::optional<VerificationRule> drawn_rule_;
+  std::vector<Distribution> p_, q_;  // of the drafts at hand
+  SteadyTime step_began_;            // or the one before ended, whose end it waited for
+  SteadyTime waits_until_;           // at most, in finish(), for masks behind drafts
+  Tensor logits_;                    // of the step that ran last, [R, V]; of one rank
+  std::vector<uint32_t> bits_;       // [V / 32] of a grammar
   Output output_;
   PromptLogprobs prompt_logprobs_;
   std::vector<RequestId> ended_;  // in this step

@@ -52,12 +52,15 @@ HeadDrafter::Limits head_limits(const ModelInfo& info, const EngineOptions& opti
   for (const LayerGroup& group : info.groups)
     if (group.window != kNoWindow && (window == kNoWindow || group.window < window))
       window = group.window;
-  return {.max_tokens = options.max_num_batched_tokens,
-          .max_num_seqs = options.max_num_seqs,
-          .max_drafts = options.speculation.num_tokens,
-          .row_bytes = options.speculation.head_row_bytes,
-          .window = window,
-          .draws = options.speculation.draws_drafts};
+  return {
+      .max_tokens = options.max_num_batched_tokens,
+      .max_num_seqs = options.max_num_seqs,
+      .max_drafts = options.speculation.num_tokens,
+      .row_bytes = options.speculation.head_row_bytes,
+      .window = window,
+      .draws = options.speculation.draws_drafts,
+      .max_kept = options.speculation.drawn_rule ? max_drafts(options) + options.max_num_seqs : 0,
+      .vocab_size = options.speculation.head_vocab_size};
 }
 
 ModelInfo kv_info(const ModelInfo& info, const EngineOptions& options) {
@@ -136,8 +139,10 @@ int64_t Engine::kv_bytes_for(const ModelInfo& info, const EngineOptions& options
 }
 
 int64_t Engine::table_bytes(const ModelInfo& info, const EngineOptions& options, int32_t len) {
-  const int64_t head_bytes =
-      uses_head(options.speculation) ? HeadDrafter::bytes(head_limits(info, options)) : 0;
+  const HeadDrafter::Limits limits = head_limits(info, options);
+  const int64_t head_bytes = uses_head(options.speculation)
+                                 ? HeadDrafter::bytes(limits) + HeadDrafter::kept_bytes(limits)
+                                 : 0;
   return head_bytes + KvCache::table_bytes(kv_info(info, options), kv_options(options), len) +
          StepBlock::bytes(step_limits(info, options), options.max_num_seqs) +
          Sampler::bytes(info.vocab_size) + past_bytes(options.speculation) +

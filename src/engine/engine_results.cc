@@ -8,11 +8,12 @@
 #include <utility>
 
 #include "engine/engine_impl.h"
+#include "engine/philox.h"
 
 namespace nibble {
 namespace {
 
-constexpr int32_t kNoDraft = -1;
+constexpr int32_t kNoDraft = -1, kNotChosen = -1;
 constexpr std::chrono::milliseconds kMaskPatience{1};  // in a step
 
 }  // namespace
@@ -185,17 +186,60 @@ bool Engine::Impl::verify(size_t i, int64_t row) {
   const Chunk chunk = scheduler_.chunks()[i];
   Sequence& sequence = *chunk.sequence;
   const int32_t length = sequence.length();
+  const std::span<const int32_t> drafts(sequence.drafts);
+  const bool apart = are_apart(sequence);
+  const int32_t num_together = apart && are_together(sequence) ? chunk.num_drafts : 1;
+  std::optional<Verified> verified;
   bool goes_on = true;
   for (int32_t d = 0; goes_on; ++d) {
     const bool is_draft = d < chunk.num_drafts;
-    goes_on = sample(sequence, row + d, is_draft ? d : kNoDraft);
-    if (!is_draft || !goes_on || sequence.tokens.back() != sequence.drafts[d]) break;
+    const int32_t place = d % num_together;  // among those verified together
+    if (!is_draft) verified = {};
+    if (is_draft && apart && place == 0)
+      verified = verify_apart(sequence, row + d, drafts.subspan(d, num_together));
+    const bool is_kept = verified && place < verified->num_kept;
+    const int32_t chosen = !verified ? kNotChosen : is_kept ? drafts[d] : verified->next;
+    goes_on = sample(sequence, row + d, is_draft ? d : kNoDraft, chosen);
+    if (!is_draft || !goes_on || (verified && !is_kept) || sequence.tokens.back() != drafts[d])
+      break;
     if (!wait_for_mask(sequence)) break;
   }
   const int32_t num_new = sequence.length() - length;
   speculation_.learn(sequence, chunk.num_drafts, num_new);
   scheduler_.keep(i, chunk.length - chunk.num_drafts + std::max(num_new - 1, 0));
   return goes_on;
+}
+
+// Whether its drafts were drawn by random numbers of their own.
+bool Engine::Impl::are_apart(const Sequence& s) const {
+  return drawn_rule_ && s.request.sampling.temperature > 0 && !s.drafts.empty();
+}
+
+// Whether they may be verified all together: what is asked of an id must not follow from those
+// before it.
+bool Engine::Impl::are_together(const Sequence& s) const {
+  return drawn_rule_ == VerificationRule::kBlock && s.request.watcher == nullptr &&
+         !has_penalties(s.request.sampling) && s.num_output() >= s.request.min_tokens;
+}
+
+// The drafts `ids`, the first of which row `row` is to verify; none where a row has an error.
+std::optional<Verified> Engine::Impl::verify_apart(Sequence& s, int64_t row,
+                                                   std::span<const int32_t> ids) {
+  const size_t n = ids.size();
+  const auto first = static_cast<int32_t>(ids.data() - s.drafts.data());
+  p_.resize(std::max(p_.size(), n)), q_.resize(std::max(q_.size(), n));
+  const Sampler::Masks masks = masks_of(s);
+  for (size_t i = 0; i < n; ++i) {
+    const std::span<float> logits = logits_row(row + static_cast<int64_t>(i));
+    if (!sampler_.find_distribution(logits, s.request.sampling, s.sampling, masks, p_[i]))
+      return {};
+    q_[i].resize(p_[i].size());
+    head_->find_distribution(s, first + static_cast<int32_t>(i), q_[i]);
+  }
+  const uint64_t seed = s.sampling.seed, index = s.sampling.index;
+  return nibble::verify(n > 1 ? *drawn_rule_ : VerificationRule::kStandard,
+                        {.p = {p_.data(), n}, .q = {q_.data(), n}, .ids = ids},
+                        uniform(seed, index, kKeepsDrafts), uniform(seed, index, kDrawsOther));
 }
 
 // Whether the mask for what follows a draft is there, or comes soon. Without it what was computed
@@ -263,14 +307,20 @@ Sampler::Sampled Engine::Impl::sampled(const Sequence& sequence, int64_t row) {
 }
 
 // Appends one id and reports it; false: the sequence has ended. `draft`: the draft that it is to
-// verify, or kNoDraft.
-bool Engine::Impl::sample(Sequence& sequence, int64_t row, int32_t draft) {
+// verify, or kNoDraft; `chosen`: the id, where verification has chosen it.
+bool Engine::Impl::sample(Sequence& sequence, int64_t row, int32_t draft, int32_t chosen) {
   const Request& request = sequence.request;
   if (request.max_tokens == 0) return report_end(sequence, FinishReason::kLength, "");
   if (sequence.mask_state() == MaskState::kFailed) {
     return report_end(sequence, FinishReason::kError, request.watcher->fault(), true);
   }
-  Sampler::Sampled sampled = this->sampled(sequence, row);
+  Sampler::Sampled sampled;
+  if (chosen == kNotChosen)
+    sampled = this->sampled(sequence, row);
+  else if (request.sampling.logprobs >= 0)
+    sampled = sampler_.take(logits_row(row), request.sampling, chosen, output_.top);
+  else
+    output_.top.clear(), sampled.id = chosen;
   if (sampled.error != nullptr) {
     return report_end(sequence, FinishReason::kError, sampled.error, sampled.error == kAllMasked);
   }

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <functional>
 #include <optional>
 #include <utility>
 
 #include "base/check.h"
 #include "cuda/memory.h"
+#include "engine/philox.h"
 #include "engine/step_block.h"
 
 namespace nibble {
@@ -90,7 +92,10 @@ HeadDrafter::HeadDrafter(const Model& target, DraftHead& head, ops::Ctx& cx, con
       history_(target.kept_rows(), cx, limits.max_num_seqs, limits.history()) {
   head.model().reserve(cx, limits.steps());
   CHECK(history_.rows().size() == head.target_layers().size());
-  chain_.reserve(limits.max_drafts);
+  chain_.reserve(limits.max_drafts), chain_rows_.reserve(limits.max_drafts);
+  limits_.vocab_size = head.model().info().vocab_size;
+  if (const int64_t kept = kept_bytes(limits_); kept > 0)
+    kept_ = cx.on_gpu() ? cuda::pinned_buffer(kept) : Buffer(kept);
   drafting_.reserve(limits.max_num_seqs), last_rows_.reserve(stride_);
   seen_.reserve(kMostSeen), was_seen_.reserve(kMostSeen);
   const int64_t num_ids = int64_t{limits.max_drafts} * stride_;
@@ -167,14 +172,46 @@ void HeadDrafter::add(Pass& pass, const Fed& fed, int32_t begin, int32_t end) {
 
 // For the id of the row that is the draft at `place`.
 void HeadDrafter::set_draw(Pass& pass, int32_t row, const Sequence& sequence, int32_t place) const {
-  pass.draws[row] = limits_.draws ? draw_of(sequence, place) : ops::Draw{};
-  pass.has_draws |= pass.draws[row].temperature > 0;
+  ops::Draw& draw = pass.draws[row];
+  draw = limits_.draws ? draw_of(sequence, place) : ops::Draw{};
+  if (limits_.max_kept > 0 && place >= 0) {
+    const auto index = static_cast<uint64_t>(sequence.sampling.index + place);
+    draw.u = uniform(sequence.sampling.seed, index, kDrawsDraft + place);
+  }
+  pass.has_draws |= draw.temperature > 0;
 }
 
 // Of its own vocabulary.
 int32_t HeadDrafter::find(std::span<float> logits, const ops::Draw& draw) {
   const int32_t id = sampler_.find(logits, draw);
   return head_.target_ids()[std::max(id, 0)];
+}
+
+void HeadDrafter::keep(const Tensor& logits) {
+  const int64_t n = logits.dim(0), row_bytes = logits.dim(1) * int64_t{sizeof(float)};
+  CHECK(num_kept_ + n <= limits_.max_kept);
+  char* const to = static_cast<char*>(kept_.data()) + num_kept_ * row_bytes;
+  if (cx_.on_gpu())
+    cuda::copy_async(to, logits.as<float>(), n * row_bytes, cx_.stream);
+  else
+    std::memcpy(to, logits.as<float>(), n * row_bytes);
+  num_kept_ += static_cast<int32_t>(n);
+}
+
+void HeadDrafter::find_distribution(const Sequence& s, int32_t place, Distribution& q) {
+  int64_t row = s.draft_row;
+  if (place > 0) {
+    const auto at = std::ranges::find(drafting_, &s, &Drafting::sequence);
+    row = chain_rows_[place - 1] + (at - drafting_.begin());
+  }
+  const int64_t vocab = head_.model().info().vocab_size;
+  const std::span logits(static_cast<const float*>(kept_.data()) + row * vocab, vocab);
+  if (all_finite(logits))
+    sampler_.find_distribution(logits, draw_of(s, place), of_head_);
+  else
+    of_head_.assign(vocab, 0), of_head_[0] = 1;  // as find()
+  std::ranges::fill(q, 0);
+  for (int64_t v = 0; v < vocab; ++v) q[head_.target_ids()[v]] = of_head_[v];
 }
 
 // What was placed from there on.
@@ -186,7 +223,7 @@ void HeadDrafter::send(int64_t from) {
 }
 
 // Its ids are those of drafts at `place`.
-void HeadDrafter::run(const Pass& pass, std::span<const Tensor> target, int32_t place) {
+Tensor HeadDrafter::run(const Pass& pass, std::span<const Tensor> target, int32_t place) {
   head_.set_input({target, there(pass.rows)});
   const Tensor logits = head_.model().forward(cx_, pass.step, {.layers = &kv_});
   const int64_t n = pass.step.num_out, vocab = logits.dim(1);
@@ -203,6 +240,7 @@ void HeadDrafter::run(const Pass& pass, std::span<const Tensor> target, int32_t 
     if (pass.has_draws) ops::sample_drawn(cx_, out, logits, nullptr, there(pass.draws));
     ops::translate_ids(cx_, out.ids, n, static_cast<const int32_t*>(target_ids_.data()));
   }
+  return logits;
 }
 
 void HeadDrafter::feed(std::span<const Fed> fed, bool drafts) {
@@ -277,7 +315,9 @@ void HeadDrafter::feed_tails(std::span<const Fed> fed, bool drafts, int32_t tail
     }
   }
   send(sent);
-  run(pass, history_.rows(), 0);
+  num_kept_ = 0;
+  const Tensor logits = run(pass, history_.rows(), 0);
+  if (drafts && limits_.max_kept > 0) keep(logits);
   if (drafts || !cx_.on_gpu()) return;
   cuda::copy_async(found_seen_.data(), ids_, std::ssize(seen_) * kInt, cx_.stream);
   has_seen_->record(cx_.stream);
@@ -341,7 +381,12 @@ void HeadDrafter::draft(std::span<const Chunk> chunks) {
     if (cx_.on_gpu()) ops::copy_ids(cx_, tokens, ids_, there(firsts), n);
     for (int32_t i = 0; !cx_.on_gpu() && i < n; ++i) tokens[i] = ids_[firsts[i].from];
   }
-  for (size_t p = 0; p < chain_.size(); ++p) run(chain_[p], {}, static_cast<int32_t>(p) + 1);
+  chain_rows_.clear();
+  for (size_t p = 0; p < chain_.size(); ++p) {
+    const Tensor logits = run(chain_[p], {}, static_cast<int32_t>(p) + 1);
+    chain_rows_.push_back(num_kept_);
+    if (limits_.max_kept > 0) keep(logits);
+  }
   if (!cx_.on_gpu()) {
     end(kDrafting);
     return take();
@@ -358,7 +403,6 @@ void HeadDrafter::take() {
     for (int32_t k = 0; k < drafting_[i].num_drafts; ++k)
       s.drafts[k] = ids[k == 0 ? s.draft_row : k * stride_ + static_cast<int32_t>(i)];
   }
-  drafting_.clear();
 }
 
 }  // namespace nibble

@@ -41,6 +41,10 @@ class HeadDrafter {
     // number that draws the id that they foretell: so a head that is right about the distribution
     // is right about the id. Else they are its likeliest ids.
     bool draws = false;
+    // Not 0: they are drawn by random numbers of their own, and what they were drawn from is kept,
+    // of so many of all sequences together.
+    int32_t max_kept = 0;
+    int32_t vocab_size = 0;  // of the head
 
     // Of a sequence's last tokens that many have their rows put by.
     int32_t history() const;
@@ -53,6 +57,10 @@ class HeadDrafter {
               const Limits& limits);
   // Of its tables, on the host and on the device alike, and of the rows put by.
   static int64_t bytes(const Limits& limits);
+  // On the host alone, of what drafts were drawn from.
+  static int64_t kept_bytes(const Limits& limits) {
+    return int64_t{limits.max_kept} * limits.vocab_size * static_cast<int64_t>(sizeof(float));
+  }
   // To be kept of every step.
   RowHistory& history() { return history_; }
 
@@ -85,6 +93,9 @@ class HeadDrafter {
   DraftedTokens drafted() const { return drafted_; }
   // On GPUs, once the step that verifies them has ended: they are the sequences'.
   void take();
+
+  // What a draft of the step that ran last was drawn from, over the target's ids: q [V].
+  void find_distribution(const Sequence& sequence, int32_t place, Distribution& q);
 
   // What would have been the first draft, and what came.
   struct Seen {
@@ -138,8 +149,9 @@ class HeadDrafter {
   int32_t tail_of(const Fed& fed, int32_t tail) const;
   void feed_tails(std::span<const Fed> fed, bool drafts, int32_t tail);
   int32_t find(std::span<float> logits, const ops::Draw& draw);
+  void keep(const Tensor& logits);
   void send(int64_t from);
-  void run(const Pass& pass, std::span<const Tensor> target, int32_t place);
+  Tensor run(const Pass& pass, std::span<const Tensor> target, int32_t place);
   int32_t* ids_of(int32_t place) { return ids_ + int64_t{place} * stride_; }
 
   DraftHead& head_;
@@ -159,7 +171,11 @@ class HeadDrafter {
   // of drafting_.
   int32_t* ids_ = nullptr;
   Buffer ids_memory_, found_, found_seen_, target_ids_, greedy_, turn_;
-  std::vector<Seen> seen_, was_seen_;                 // not yet; told last
+  Buffer kept_;                        // [max_kept, V of the head]
+  int32_t num_kept_ = 0;               // rows: of the pass that was fed, then of chain_'s
+  std::vector<int32_t> chain_rows_;    // where those of chain_[i] begin
+  Distribution of_head_;               // [V of the head]
+  std::vector<Seen> seen_, was_seen_;  // not yet; told last
   std::unique_ptr<cuda::Event> has_sent_, has_seen_;  // the block's arrays; seen_'s ids
   std::unique_ptr<cuda::Event> events_[4];            // around what was fed, and drafted
   bool is_timed_[2] = {false, false};

@@ -21,6 +21,10 @@ constexpr PhiloxBlock philox(std::array<uint32_t, 2> key, PhiloxBlock x) {
   return x;
 }
 
+// What the numbers of one output index are for: drafts that were drawn by numbers of their own have
+// one for each place in a chain, as what comes of a chain may depend on all of it.
+enum RandomUse : uint32_t { kDrawsId, kMakesUp, kKeepsDrafts, kDrawsOther, kDrawsDraft };
+
 // Uniform in [0, 1), 53 bits: the `draw`-th number for output `index` of the request with `seed`.
 constexpr double uniform(uint64_t seed, uint64_t index, uint32_t draw) {
   const PhiloxBlock x =

@@ -9,6 +9,11 @@
 namespace nibble {
 namespace {
 
+SamplingParams params_of(const ops::Draw& how) {
+  return {
+      .temperature = how.temperature, .top_p = how.top_p, .top_k = how.top_k, .min_p = how.min_p};
+}
+
 // Moves the fewest heaviest candidates whose weights reach `target` to the front; returns the last
 // of them. Halves the undecided range until it is small: linear in all, whatever the weights.
 Candidate nucleus_end(std::vector<Candidate>& c, WeightSum target) {
@@ -92,7 +97,7 @@ Sampler::Sampled Sampler::sample(std::span<float> logits, const SamplingParams& 
   if (best == kNever) return {.error = kAllMasked};
   Sampled sampled;
   if (params.temperature > 0) {
-    sampled.id = draw(logits, params, best, uniform(state.seed, state.index, 0));
+    sampled.id = draw(logits, params, best, uniform(state.seed, state.index, kDrawsId));
   } else {
     sampled.id = static_cast<int32_t>(std::ranges::find(logits, best) - logits.begin());
   }
@@ -109,14 +114,35 @@ bool Sampler::score(std::span<const float> logits, int32_t next, int32_t k, Prom
   return true;
 }
 
+bool Sampler::find_distribution(std::span<const float> logits, const SamplingParams& params,
+                                const SamplingState& state, const Masks& masks, Distribution& p) {
+  if (!all_finite(logits)) return false;
+  original_.assign(logits.begin(), logits.end());
+  adjust(original_, params, state, masks);
+  if (largest(original_) == kNever) return false;
+  weigh(original_, params, p);
+  return true;
+}
+
+Sampler::Sampled Sampler::take(std::span<const float> logits, const SamplingParams& params,
+                               int32_t id, std::vector<TokenLogprob>& top) {
+  top.clear();
+  const double lse = log_sum_exp(logits);
+  top_logprobs(logits, lse, params.logprobs, work_, top);
+  return {.id = id, .logprob = static_cast<float>(logits[id] - lse)};
+}
+
 int32_t Sampler::find(std::span<const float> logits, const ops::Draw& how) {
   if (!all_finite(logits)) return -1;
   const float best = largest(logits);
   if (how.temperature == 0)
     return static_cast<int32_t>(std::ranges::find(logits, best) - logits.begin());
-  const SamplingParams params{
-      .temperature = how.temperature, .top_p = how.top_p, .top_k = how.top_k, .min_p = how.min_p};
-  return draw(logits, params, best, how.u);
+  return draw(logits, params_of(how), best, how.u);
+}
+
+void Sampler::find_distribution(std::span<const float> logits, const ops::Draw& how,
+                                Distribution& p) {
+  weigh(logits, params_of(how), p);
 }
 
 void Sampler::adjust(std::span<float> logits, const SamplingParams& params,
@@ -136,8 +162,8 @@ void Sampler::adjust(std::span<float> logits, const SamplingParams& params,
   for (const Candidate& c : kept_) logits[c.id] = c.logit;
 }
 
-int32_t Sampler::draw(std::span<const float> logits, const SamplingParams& params, float best,
-                      double u) {
+// Leaves in kept_ the ids that may be drawn, and their weights; returns the sum.
+WeightSum Sampler::weigh(std::span<const float> logits, const SamplingParams& params, float best) {
   const Weighting weighting = weighting_of(params, best);
   if (params.top_k > 0 && params.top_k < vocab_size_) {
     select_top(logits, params.top_k, kept_);
@@ -152,7 +178,18 @@ int32_t Sampler::draw(std::span<const float> logits, const SamplingParams& param
   }
   WeightSum total = 0;
   for (Candidate& c : kept_) total += units(c.weight = weighting(c.logit));
-  if (params.top_p < 1) total = keep_nucleus(share_of(total, params.top_p));
+  return params.top_p < 1 ? keep_nucleus(share_of(total, params.top_p)) : total;
+}
+
+void Sampler::weigh(std::span<const float> logits, const SamplingParams& params, Distribution& p) {
+  const auto total = static_cast<double>(weigh(logits, params, largest(logits)));
+  p.assign(logits.size(), 0);
+  for (const Candidate& c : kept_) p[c.id] = static_cast<double>(units(c.weight)) / total;
+}
+
+int32_t Sampler::draw(std::span<const float> logits, const SamplingParams& params, float best,
+                      double u) {
+  const WeightSum total = weigh(logits, params, best);
   return draw_of(kept_, total, u);
 }
 

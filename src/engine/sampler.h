@@ -13,6 +13,7 @@
 
 #include "engine/logprobs.h"
 #include "engine/request.h"
+#include "engine/verification.h"
 #include "ops/sample/draw.h"
 
 namespace nibble {
@@ -103,9 +104,18 @@ class Sampler {
   Sampled sample(std::span<float> logits, const SamplingParams& params, const SamplingState& state,
                  const Masks& masks, std::vector<TokenLogprob>& top);
 
+  // What sample() draws from, at a temperature above 0; false where it has an error to say.
+  bool find_distribution(std::span<const float> logits, const SamplingParams& params,
+                         const SamplingState& state, const Masks& masks, Distribution& p);
+  // As sample() says of an id that was chosen elsewhere, where log-probabilities are asked for.
+  Sampled take(std::span<const float> logits, const SamplingParams& params, int32_t id,
+               std::vector<TokenLogprob>& top);
+
   // Of a row that nothing else is asked of: the id drawn, or the likeliest where nothing is; -1
   // where a logit is not finite.
   int32_t find(std::span<const float> logits, const ops::Draw& draw);
+  // What find() draws from.
+  void find_distribution(std::span<const float> logits, const ops::Draw& draw, Distribution& p);
 
   // Of a row that is not sampled: what it says of `next` (-1: nothing) and the k best ids. False
   // where a logit is not finite.
@@ -117,6 +127,8 @@ class Sampler {
  private:
   void adjust(std::span<float> logits, const SamplingParams& params, const SamplingState& state,
               const Masks& masks);
+  WeightSum weigh(std::span<const float> logits, const SamplingParams& params, float best);
+  void weigh(std::span<const float> logits, const SamplingParams& params, Distribution& p);
   WeightSum keep_nucleus(WeightSum target);
 
   int32_t vocab_size_;

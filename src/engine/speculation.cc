@@ -110,7 +110,7 @@ bool Speculation::comes_true(const Sequence& sequence, int32_t i, int32_t drafte
   if (options_.synthetic_rates.empty()) return drafted == id;
   const std::vector<double>& rates = options_.synthetic_rates;
   const double before = i > 0 ? rates[i - 1] : 1.0;
-  return uniform(sequence.sampling.seed, num_made_up_++, 1) * before < rates[i];
+  return uniform(sequence.sampling.seed, num_made_up_++, kMakesUp) * before < rates[i];
 }
 
 void Speculation::learn(Sequence& sequence, int32_t num_verified, int32_t num_new) {

@@ -6,7 +6,8 @@
 // id x is taken with its probability p(x), and else one of the others is drawn, in their
 // proportions: what rejection sampling does with a draft that is certain of itself. The text is
 // that without drafts, token for token, at any temperature; nothing that is asked of a token
-// (masks, penalties, log-probabilities) knows of drafts at all.
+// (masks, penalties, log-probabilities) knows of drafts at all. Drafts that a head has drawn by
+// random numbers of their own go by the rules of verification.h instead (SpeculationOptions).
 #pragma once
 
 #include <cstdint>

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/verification.h"
 #include "models/draft_head.h"
 
 namespace nibble {
@@ -42,6 +43,8 @@ struct SpeculationOptions {
   std::string head_path = {};
   std::optional<DenseFormats> head_dense = {};  // encoded on load; else as the model's own
   bool draws_drafts = false;  // at the request's temperature; else they are the likeliest ids
+  // Of drawn drafts; none: they are drawn by the numbers that draw the ids they foretell.
+  std::optional<VerificationRule> drawn_rule = {};
   LayerGroup head_group = {};
   int32_t head_vocab_size = 0;
   int64_t head_row_bytes = 0;  // of the model's rows of one token that it reads, as float32

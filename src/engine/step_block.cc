@@ -35,7 +35,7 @@ ops::Draw draw_of(const Sequence& sequence, int32_t ahead) {
           .min_p = p.min_p,
           .top_p = p.top_p,
           .top_k = p.top_k,
-          .u = uniform(sequence.sampling.seed, index, 0)};
+          .u = uniform(sequence.sampling.seed, index, kDrawsId)};
 }
 
 StepBlock::StepBlock(const StepLimits& limits, Buffer memory, int32_t turn)

@@ -7,8 +7,12 @@
 namespace nibble {
 namespace {
 
-// p / q of draft i. A draft cannot have been drawn where q is 0.
-double ratio(const DrawnDrafts& g, size_t i) { return g.p[i][g.ids[i]] / g.q[i][g.ids[i]]; }
+// p / q of draft i. A draft cannot have been drawn where q is 0, but for what it was drawn with,
+// a GPU's sums, being rounded otherwise.
+double ratio(const DrawnDrafts& g, size_t i) {
+  const double p = g.p[i][g.ids[i]];
+  return p > 0 ? p / g.q[i][g.ids[i]] : 0;
+}
 
 // How much of p[n] the rule gives to what comes behind n drafts, in the sense of
 // next_distribution: 1 by the standard rule; by the block rule the product of all ratios so far,
@@ -60,7 +64,7 @@ int32_t draw(const Distribution& weights, double u) {
 
 std::vector<double> kept_probabilities(VerificationRule rule, const DrawnDrafts& g) {
   const size_t k = g.q.size();
-  CHECK(g.p.size() == k + 1 && g.ids.size() == k);
+  CHECK(g.ids.size() == k && (g.p.size() == k + 1 || g.p.size() == k));
   std::vector<double> kept(k + 1);
   double left = 1;
   if (rule == VerificationRule::kStandard) {
@@ -92,6 +96,7 @@ Distribution next_distribution(VerificationRule rule, const DrawnDrafts& g, int3
 
 Verified verify(VerificationRule rule, const DrawnDrafts& g, double u_kept, double u_next) {
   const int32_t n = draw(kept_probabilities(rule, g), u_kept);
+  if (n == std::ssize(g.p)) return {.num_kept = n, .next = -1};
   return {.num_kept = n, .next = draw(next_distribution(rule, g, n), u_next)};
 }
 

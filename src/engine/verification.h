@@ -20,7 +20,7 @@ enum class VerificationRule : uint8_t {
 // K drafts of one sequence: draft i was drawn from q[i], where the model draws from p[i]; p[K] is
 // what comes behind all of them. All after temperature, masks and whatever else is asked for.
 struct DrawnDrafts {
-  std::span<const Distribution> p;  // [K + 1]
+  std::span<const Distribution> p;  // [K + 1]; [K] where what comes behind all is drawn elsewhere
   std::span<const Distribution> q;  // [K]
   std::span<const int32_t> ids;     // [K]
 };
@@ -32,7 +32,7 @@ Distribution next_distribution(VerificationRule rule, const DrawnDrafts& drafts,
 
 struct Verified {
   int32_t num_kept;
-  int32_t next;  // the id behind them
+  int32_t next;  // the id behind them; -1: it is drawn elsewhere
 };
 // With two numbers drawn from [0, 1).
 Verified verify(VerificationRule rule, const DrawnDrafts& drafts, double u_kept, double u_next);
