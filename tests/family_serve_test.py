@@ -6,6 +6,7 @@ import random
 import struct
 import tempfile
 import unittest
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -125,6 +126,49 @@ def write_model(directory, config, special, split, template):
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": config["eos_token_id"]}))
 
 
+def write_qwen3_5(directory, template):
+    """As its repos have it: what sees images beside the text part, a delta net and gated attention."""
+    special, hidden, key, value = QWEN_TOKENS, 64, 32, 48
+    text = {**{k: v for k, v in SHAPE.items() if k != "rope_theta"}, "model_type": "qwen3_5_text",
+            "vocab_size": 256 + len(special), "eos_token_id": 256 + special.index("<|im_end|>"),
+            "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4, "attn_output_gate": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}}
+    t = Tensors()
+    p = "model.language_model."
+    t.bf16(p + "embed_tokens.weight", [text["vocab_size"], hidden], 1)
+    t.bf16(p + "norm.weight", [hidden], 0.1)
+    t.bf16("lm_head.weight", [text["vocab_size"], hidden], hidden ** -0.5)
+    t.bf16("mtp.norm.weight", [hidden], 0.1)
+    for name in ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "merger.norm.weight"):
+        t.bf16("model.visual." + name, [8], 1)
+    for layer in range(2):
+        at = f"{p}layers.{layer}."
+        t.bf16(at + "input_layernorm.weight", [hidden], 0.1)
+        t.bf16(at + "post_attention_layernorm.weight", [hidden], 0.1)
+        for name, rows, cols in (("gate", 96, hidden), ("up", 96, hidden), ("down", hidden, 96)):
+            t.linear(at + f"mlp.{name}_proj", rows, cols, None)
+    at = p + "layers.0.linear_attn."
+    for name, rows in (("qkv", 2 * key + value), ("z", value), ("b", 4), ("a", 4)):
+        t.linear(at + "in_proj_" + name, rows, hidden, None)
+    t.linear(at + "out_proj", hidden, value, None)
+    t.bf16(at + "conv1d.weight", [2 * key + value, 4], 0.5)
+    t.header[at + "conv1d.weight"]["shape"] = [2 * key + value, 1, 4]
+    for name, count, mean in (("A_log", 4, 0), ("dt_bias", 4, -3), ("norm.weight", 12, 1)):
+        t.bf16(at + name, [count], 0.2, mean)
+    at = p + "layers.1.self_attn."
+    for name, rows, cols in (("q", 256, hidden), ("k", 64, hidden), ("v", 64, hidden), ("o", hidden, 128)):
+        t.linear(at + name + "_proj", rows, cols, None)
+    for name in ("q_norm", "k_norm"):
+        t.bf16(at + name + ".weight", [32], 0.1)
+    t.write(directory / "model.safetensors")
+    config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text,
+              "vision_config": {"model_type": "qwen3_5", "hidden_size": 8}, "image_token_id": 9, "tie_word_embeddings": False}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer(special, QWEN_SPLIT, False)))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template.read_text()}))
+
+
 def post(server, path, body):
     request = urllib.request.Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as answer:
@@ -176,6 +220,42 @@ class FamilyServe(unittest.TestCase):
                    "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
                    "Today Date: 26 Jul 2024\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWie spät ist es?"
                    "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
+
+    def test_qwen3_5_as_published_sees_no_images(self):
+        picture = "data:image/png;base64,iVBORw0KGgo="
+        source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+        of_user = {"type": "image", "source": source}
+        refused = [  # path, the message's content, what is said of it
+            ("/v1/chat/completions", {"type": "image_url", "image_url": {"url": picture}},
+             "messages[0].content has a part of type image_url; nibble takes text only"),
+            ("/v1/responses", {"type": "input_image", "image_url": picture},
+             "input[0].content has a part of type input_image; nibble takes text only"),
+            ("/v1/messages", of_user,
+             "messages[0].content[1].type is image: nibble runs the text part of this model, which sees none"),
+            ("/v1/messages/count_tokens", of_user,
+             "messages[0].content[1].type is image: nibble runs the text part of this model, which sees none")]
+        with tempfile.TemporaryDirectory() as temporary:
+            directory = Path(temporary)
+            write_qwen3_5(directory, TEMPLATES / "Qwen-Qwen3-0.6B.jinja")
+            with Server(model=directory) as server:
+                said = "3 tensors of what sees images (0.0 MB) stay on disk: nibble runs the text part"
+                self.assertEqual([said in line for line in server.log].count(True), 1, server.log)
+                for path, part, message in refused:
+                    text = {"type": "input_text" if path.endswith("responses") else "text", "text": "What is it?"}
+                    key = "input" if path.endswith("responses") else "messages"
+                    body = {key: [{"role": "user", "content": [text, part]}], "max_tokens": 4}
+                    with self.assertRaises(urllib.error.HTTPError) as failed:
+                        post(server, path, body)
+                    error = json.load(failed.exception)["error"]
+                    self.assertEqual((failed.exception.code, error["message"]), (400, message))
+                    post(server, path, {**body, key: [{"role": "user", "content": [text]}]})
+                result = {"type": "tool_result", "tool_use_id": "t1", "content": [of_user]}
+                call = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+                turns = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": [call]},
+                         {"role": "user", "content": [result]}]
+                self.assertEqual(post(server, "/v1/messages", {"messages": turns, "max_tokens": 4})["role"], "assistant")
+                answer = post(server, "/v1/chat/completions", QUESTION)
+                self.assertGreater(answer["usage"]["completion_tokens"], 0)
 
 
 if __name__ == "__main__":

@@ -174,9 +174,7 @@ struct Loaded {
 // The half that has no weights: what is wrong with MODEL shows before anything listens.
 std::unique_ptr<TextSide> load_text(const ServeFlags& flags) {
   const ModelFiles files = find_model(flags.engine.model, flags.engine.revision);
-  const auto vocab_size = static_cast<int32_t>(
-      files.config.integer("vocab_size", 1, std::numeric_limits<int32_t>::max()));
-  return load_text_side(files, vocab_size, flags.chat_format);
+  return load_text_side(files, vocab_size_of(files), flags.chat_format);
 }
 
 server::ServedModel load(const ServeFlags& flags, Loaded& loaded) {
@@ -190,6 +188,8 @@ server::ServedModel load(const ServeFlags& flags, Loaded& loaded) {
   model.chat_format = loaded.text->chat_format.get();
   model.names = model_names(flags);
   model.root = flags.engine.model;
+  model.is_text_part =
+      find_model(flags.engine.model, flags.engine.revision).config.has("vision_config");
   model.defaults = loaded.text->defaults;
   model.stop_ids = loaded.text->stop_ids;
   model.current_date = flags.chat_date;

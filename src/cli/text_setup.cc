@@ -29,6 +29,9 @@ SamplingParams sampling_defaults(const std::optional<Config>& config) {
   return params;
 }
 
+// The part of a config that is of text, where the model sees images, too.
+Config text_part(const Config& config) { return config.object("text_config").value_or(config); }
+
 // What both files say: for some models each lacks one of the ends (Nemotron-3, Llama-3.1).
 std::vector<int32_t> stop_ids(const ModelFiles& files, const ChatFormat* format,
                               int32_t vocab_size) {
@@ -40,6 +43,7 @@ std::vector<int32_t> stop_ids(const ModelFiles& files, const ChatFormat* format,
     }
   };
   add(files.config);
+  add(text_part(files.config));
   if (files.generation_config) add(*files.generation_config);
   if (format != nullptr) ids = format->stop_ids(std::move(ids));
   std::sort(ids.begin(), ids.end());
@@ -146,6 +150,11 @@ void add_chat_format_flags(CLI::App& command, ChatFormatFlags& flags) {
       "how it writes calls: hermes, qwen3_coder, llama3_json, none; default: by its template");
   add("--reasoning-parser", flags.reasoning_parser,
       "qwen3, deepseek_r1: reasoning ends with </think>; none; default: by its template");
+}
+
+int32_t vocab_size_of(const ModelFiles& files) {
+  return static_cast<int32_t>(
+      text_part(files.config).integer("vocab_size", 1, std::numeric_limits<int32_t>::max()));
 }
 
 std::unique_ptr<TextSide> load_text_side(const ModelFiles& files, int32_t vocab_size,

@@ -36,6 +36,9 @@ struct TextSide {
   std::vector<int32_t> masked_ids;          // of [0, vocab_size): those without text
 };
 
+// What config.json says of it, also where that stands under text_config. Throws Error(kCheckpoint).
+int32_t vocab_size_of(const ModelFiles& files);
+
 // `vocab_size`: columns of the model's logits. Throws Error: kNotFound for a model without a
 // directory or tokenizer.json, kCheckpoint for a tokenizer, template or generation_config.json that
 // cannot be right, or has more ids than the model, kUsage for flags that do not fit the template.

@@ -36,6 +36,13 @@ TEST(TextSetup, StopsAreThoseOfBothFiles) {
   EXPECT_THAT(stops(R"({"eos_token_id": [9, 3]})", R"({"eos_token_id": 5})"), ElementsAre(3, 5, 9));
 }
 
+TEST(TextSetup, ConfigsOfModelsThatSeeImages) {
+  const std::string nested = R"({"text_config": {"vocab_size": 1990, "eos_token_id": 7}})";
+  EXPECT_THAT(stops(nested, R"({"eos_token_id": [9, 7]})"), ElementsAre(7, 9));
+  EXPECT_EQ(vocab_size_of(files(nested, "")), 1990);
+  EXPECT_EQ(vocab_size_of(files(R"({"vocab_size": 2000})", "")), 2000);
+}
+
 TEST(TextSetup, RefusesStopsOutsideTheVocabulary) {
   try {
     stops("{}", R"({"eos_token_id": [1, 2000]})");

@@ -238,6 +238,11 @@ std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,
   const ModelFiles files = find_model(model);
   auto made = architecture_of(files).make(files.config, options.dense, options.shard);
   made->load(cx, files, options);
+  if (const SiteModel::OfImages& left = made->left_on_disk(); left.tensors > 0)
+    LOG_INFO(
+        "%s: %lld tensors of what sees images (%.1f MB) stay on disk: nibble runs the text part",
+        files.weights.c_str(), static_cast<long long>(left.tensors),
+        static_cast<double>(left.bytes) / 1e6);
   for (const std::string& line : ops::say_general_rows(plan_entries(made->sites())))
     LOG_INFO("%s", line.c_str());
   return made;

@@ -440,15 +440,22 @@ void SiteModel::bind() {
     tied.site->weight = tied.other->weight.slice(tied.rows.begin, tied.rows.size);
 }
 
+std::unique_ptr<Checkpoint> SiteModel::mine(std::unique_ptr<Checkpoint> all) const {
+  return select_tensors(std::move(all), [this](const std::string& name) { return reads(name); });
+}
+
 std::unique_ptr<Checkpoint> SiteModel::open(const std::filesystem::path& directory) const {
-  return select_tensors(open_checkpoint(directory),
-                        [this](const std::string& name) { return reads(name); });
+  return mine(open_checkpoint(directory));
 }
 
 void SiteModel::load(const Ctx& cx, const ModelFiles& files, const LoadOptions& options) {
   std::unique_ptr<Checkpoint> checkpoint;
   if (options.format != LoadFormat::kDummy) {
-    checkpoint = open(files.require_weights());
+    checkpoint = open_checkpoint(files.require_weights());
+    left_on_disk_ = {};
+    for (const TensorInfo& t : checkpoint->tensors())
+      if (is_of_images(t.name)) ++left_on_disk_.tensors, left_on_disk_.bytes += t.bytes;
+    checkpoint = mine(std::move(checkpoint));
     take_formats(*checkpoint);
   }
   plan(cx.kernels);

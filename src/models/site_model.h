@@ -40,6 +40,11 @@ class SiteModel : public Model {
   std::unique_ptr<Checkpoint> open(const std::filesystem::path& directory) const;
   // Plans and loads.
   void load(const ops::Ctx& cx, const ModelFiles& files, const LoadOptions& options);
+  // Tensors of what sees images, which no load() reads.
+  struct OfImages {
+    int64_t tensors = 0, bytes = 0;
+  };
+  const OfImages& left_on_disk() const { return left_on_disk_; }
 
   int64_t scratch_bytes(const ops::Ctx& cx, const StepLimits& limits) const override;
   void reserve(const ops::Ctx& cx, const StepLimits& limits) override;
@@ -119,9 +124,14 @@ class SiteModel : public Model {
   // A matrix that lies in memory already, for another model's site; behind describe().
   void share(ops::Site& site, const ops::Site& other);
 
+  static bool is_of_images(const std::string& tensor) {
+    return tensor.starts_with("model.visual.");
+  }
   // Whether a tensor of a checkpoint that others read too is this model's. Others' are as good as
   // not there.
-  virtual bool reads(const std::string& tensor) const { return !tensor.starts_with("mtp."); }
+  virtual bool reads(const std::string& tensor) const {
+    return !tensor.starts_with("mtp.") && !is_of_images(tensor);
+  }
   // Throws Error where `checkpoint` is not what the model reads, in clearer words than a list of
   // tensors that are missing.
   virtual void check(const Checkpoint& checkpoint) const { static_cast<void>(checkpoint); }
@@ -145,6 +155,7 @@ class SiteModel : public Model {
   const Quantization quantization_;
 
  private:
+  std::unique_ptr<Checkpoint> mine(std::unique_ptr<Checkpoint> all) const;  // of its tensors alone
   struct Declared {
     WantedWeight want;
     ops::Site* site;
@@ -209,6 +220,7 @@ class SiteModel : public Model {
   Tensor counters_;  // zeros between ops; GPUs only
   Tensor scratch_;   // working memory within one op
   LoadedWeights loaded_;
+  OfImages left_on_disk_;
   Buffer prepared_;
   StepLimits limits_;
   Arena arena_;

@@ -46,7 +46,8 @@ void read_assistant(JsonFields& fields, ToolOffer& tools, std::vector<ChatMessag
 }
 
 // Answers of tools are messages of their own.
-void read_user(JsonFields& fields, ToolOffer& tools, std::vector<ChatMessage>& messages) {
+void read_user(JsonFields& fields, const MessagesRules& rules, ToolOffer& tools,
+               std::vector<ChatMessage>& messages) {
   ChatMessage text{.role = Role::kUser};
   const auto flush = [&] {
     if (!text.content.empty()) messages.push_back(std::exchange(text, {.role = Role::kUser}));
@@ -60,6 +61,8 @@ void read_user(JsonFields& fields, ToolOffer& tools, std::vector<ChatMessage>& m
       messages.push_back({.role = Role::kTool,
                           .content = read_text(block, "content", tools),
                           .tool_call_id = block.string("tool_use_id")});
+    } else if (type == "image" && rules.refuses_images) {
+      block.fail("type", "is image: nibble runs the text part of this model, which sees none");
     } else {
       add_line(text.content, read_other_block(block, type, tools));
     }
@@ -68,7 +71,7 @@ void read_user(JsonFields& fields, ToolOffer& tools, std::vector<ChatMessage>& m
   flush();
 }
 
-void read_messages(JsonFields& fields, ToolOffer& tools, Chat& chat) {
+void read_messages(JsonFields& fields, const MessagesRules& rules, ToolOffer& tools, Chat& chat) {
   const std::string system = read_text(fields, "system", tools);
   if (!system.empty()) chat.messages.push_back({.role = Role::kSystem, .content = system});
   const Json* list = fields.array("messages");
@@ -78,7 +81,7 @@ void read_messages(JsonFields& fields, ToolOffer& tools, Chat& chat) {
     const std::string role = message.string("role");
     if (!message.has("content")) message.fail("content", "is missing");
     if (role == "user") {
-      read_user(message, tools, chat.messages);
+      read_user(message, rules, tools, chat.messages);
     } else if (role == "assistant") {
       read_assistant(message, tools, chat.messages);
     } else if (role == "system") {
@@ -187,8 +190,8 @@ void read_stops(JsonFields& fields, ChatRequest& request) {
 }  // namespace
 
 std::optional<ApiError> parse_messages_request(std::string_view body,
-                                               const SamplingParams& defaults, bool counting,
-                                               ChatRequest& request) {
+                                               const SamplingParams& defaults,
+                                               const MessagesRules& rules, ChatRequest& request) {
   return read_body(body, [&](JsonFields& fields) {
     if (fields.has("thread")) {  // by this code a client knows to send all messages itself
       fields.fail("thread", "is not supported: nothing is stored; send all messages");
@@ -201,14 +204,14 @@ std::optional<ApiError> parse_messages_request(std::string_view body,
         static_cast<float>(fields.number("temperature", sampling.temperature, 0, 1));
     sampling.top_p = static_cast<float>(fields.number("top_p", sampling.top_p, 1e-6, 1));
     sampling.top_k = static_cast<int32_t>(fields.integer("top_k", sampling.top_k, 0, kMaxTokens));
-    if (!counting && !fields.has("max_tokens")) fields.fail("max_tokens", "is missing");
+    if (!rules.counting && !fields.has("max_tokens")) fields.fail("max_tokens", "is missing");
     request.max_tokens = fields.integer("max_tokens", 1, 1, kMaxTokens);
     request.stream = fields.boolean("stream", false);
     read_scheduling(fields, request);
     read_stops(fields, request);
     ToolOffer tools;
     read_tools(fields, tools);
-    read_messages(fields, tools, request.chat);
+    read_messages(fields, rules, tools, request.chat);
     request.chat.tools = tools.offered();
     read_tool_choice(fields, request);
     read_thinking(fields, request);

@@ -10,10 +10,14 @@
 
 namespace nibble::server {
 
-// Into a fresh `request`; see openai_types.h. `counting`: for count_tokens, where max_tokens need
-// not be.
+struct MessagesRules {
+  bool counting = false;        // for count_tokens, where max_tokens need not be
+  bool refuses_images = false;  // those of the user's own; in results of tools they become words
+};
+
+// Into a fresh `request`; see openai_types.h.
 std::optional<ApiError> parse_messages_request(std::string_view body,
-                                               const SamplingParams& defaults, bool counting,
-                                               ChatRequest& request);
+                                               const SamplingParams& defaults,
+                                               const MessagesRules& rules, ChatRequest& request);
 
 }  // namespace nibble::server

@@ -50,7 +50,7 @@ class MessagesRequestTest : public ::testing::Test {
     const Json body = {
         {"max_tokens", 9}, {"tools", std::move(tools)}, {"messages", std::move(messages)}};
     ChatRequest request;
-    error_ = parse_messages_request(body.dump(), {}, /*counting=*/false, request);
+    error_ = parse_messages_request(body.dump(), {}, rules_, request);
     return request.chat;
   }
 
@@ -60,6 +60,7 @@ class MessagesRequestTest : public ::testing::Test {
     return names;
   }
 
+  MessagesRules rules_;
   std::optional<ApiError> error_;
 };
 
@@ -185,6 +186,19 @@ TEST_F(MessagesRequestTest, RefusesTypesThatTheApiDoesNotHave) {
     ASSERT_TRUE(error_);
     EXPECT_EQ(error_->param, "messages[0].content[0].type");
   }
+}
+
+// The user's own are an error where the model as published sees them; what a tool brought is in
+// every later turn, too, and stays words.
+TEST_F(MessagesRequestTest, ImagesToTheTextPartOfAModel) {
+  rules_.refuses_images = true;
+  const Chat chat = parse(after_a_call({result({block("Read it:"), image()})}));
+  EXPECT_FALSE(error_);
+  EXPECT_THAT(chat.messages.back().content, HasSubstr("[left out: image of type image/png"));
+  parse({{{"role", "user"}, {"content", {block("What is it?"), image()}}}});
+  ASSERT_TRUE(error_);
+  EXPECT_EQ(error_->param, "messages[0].content[1].type");
+  EXPECT_THAT(error_->message, HasSubstr("image: nibble runs the text part of this model"));
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ std::string read_content(JsonFields& fields) {
         part["text"].is_string() &&
         (part["type"] == "text" || part["type"] == "input_text" || part["type"] == "output_text");
     if (!is_text) {
-      fields.fail("content", "has a part that is not text: this model takes text only");
+      fields.fail("content", not_text(part));
       return {};
     }
     text += part["text"].get<std::string>();
@@ -213,6 +213,13 @@ void read_effort(JsonFields& fields, const char* name, Chat& chat) {
 }
 
 }  // namespace
+
+std::string not_text(const Json& part) {
+  const auto type = part.is_object() ? part.find("type") : part.end();
+  const bool is_named = part.is_object() && type != part.end() && type->is_string();
+  return "has a part " + (is_named ? "of type " + type->get<std::string>() : "that is not text") +
+         "; nibble takes text only";
+}
 
 std::string read_name(JsonFields& fields, const char* field) {
   std::string name = fields.string(field);

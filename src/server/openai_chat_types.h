@@ -6,6 +6,9 @@
 
 namespace nibble::server {
 
+// Why a part of a message's content that is no text is refused.
+std::string not_text(const Json& part);
+
 // Reads messages, tools, tool_choice, reasoning_effort, reasoning, include_reasoning, verbosity and
 // chat_template_kwargs, and the old form of tools: functions and function_call. What is wrong goes
 // to the error of `fields`.

@@ -129,7 +129,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   check(error);
   if (!error && completion.prompts.empty()) std::abort();
   nibble::server::ChatRequest messages;
-  check(nibble::server::parse_messages_request(body, {}, size % 2 == 0, messages));
+  check(nibble::server::parse_messages_request(
+      body, {}, {.counting = size % 2 == 0, .refuses_images = size % 3 == 0}, messages));
   nibble::server::ResponsesRequest responses;
   check(nibble::server::parse_responses_request(body, {}, responses));
   nibble::server::TokenizeRequest tokenize;

@@ -24,7 +24,7 @@ std::string read_parts(JsonFields& item, const char* name) {
   for (const Json& part : *content) {
     const bool has_text = part.is_object() && part.contains("text") && part["text"].is_string();
     if (!has_text) {
-      item.fail(name, "has a part that is not text: this model takes text only");
+      item.fail(name, not_text(part));
       return {};
     }
     text += part["text"].get<std::string>();

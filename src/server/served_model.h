@@ -18,6 +18,7 @@ struct ServedModel {
   const ChatFormat* chat_format = nullptr;  // null: a model of plain text, without chats
   std::vector<std::string> names;           // the first is the one shown
   std::string root;                         // where it was loaded from
+  bool is_text_part = false;                // of a model that sees images, which nibble does not
   SamplingParams defaults;                  // of generation_config.json
   std::vector<int32_t> stop_ids;
   std::string current_date;    // "2026-11-21", fixed; "": the day of the request

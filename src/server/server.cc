@@ -377,7 +377,8 @@ void Server::Impl::responses(const HttpRequest& request, const std::shared_ptr<H
 
 void Server::Impl::messages(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
   ChatRequest chat;
-  if (auto error = parse_messages_request(request.body, model_.defaults, false, chat)) {
+  if (auto error = parse_messages_request(request.body, model_.defaults,
+                                          {.refuses_images = model_.is_text_part}, chat)) {
     return reply->send(api_error_response(*error, ApiStyle::kAnthropic));
   }
   if (!check_model(chat.model, *reply, ApiStyle::kAnthropic)) return;
@@ -387,7 +388,9 @@ void Server::Impl::messages(const HttpRequest& request, const std::shared_ptr<Ht
 void Server::Impl::count_tokens(const HttpRequest& request,
                                 const std::shared_ptr<HttpReply>& reply) {
   ChatRequest chat;
-  auto error = parse_messages_request(request.body, model_.defaults, true, chat);
+  auto error =
+      parse_messages_request(request.body, model_.defaults,
+                             {.counting = true, .refuses_images = model_.is_text_part}, chat);
   if (!error && !check_model(chat.model, *reply, ApiStyle::kAnthropic)) return;
   if (!error) {
     const auto prompt = render_chat(model_, std::move(chat.chat));
