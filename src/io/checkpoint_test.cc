@@ -334,5 +334,51 @@ TEST(Weights, RefusesHalvesAndMisfits) {
   EXPECT_THAT(list_error(huge), HasSubstr("tensor \"w_blocks\": its shape overflows"));
 }
 
+// Experts in NVFP4 as ModelOpt has them; every look-up begins with the list of tensors.
+class CountedTensors : public Checkpoint {
+ public:
+  explicit CountedTensors(int64_t experts) {
+    for (int64_t e = 0; e < experts; ++e) {
+      const std::string module = "model.layers.0.mlp.experts." + std::to_string(e) + ".up_proj.";
+      tensors_.push_back({.name = module + "input_scale", .dtype = DType::kF32, .shape = {}});
+      tensors_.push_back({.name = module + "weight", .dtype = DType::kU8, .shape = {16, 16}});
+      tensors_.push_back(
+          {.name = module + "weight_scale", .dtype = DType::kF8E4M3, .shape = {16, 2}});
+      tensors_.push_back({.name = module + "weight_scale_2", .dtype = DType::kF32, .shape = {}});
+    }
+    std::sort(tensors_.begin(), tensors_.end(),
+              [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; });
+  }
+  const std::string& origin() const override { return origin_; }
+  std::span<const TensorInfo> tensors() const override {
+    ++look_ups;
+    return tensors_;
+  }
+  RangeReader make_reader() const override { return {}; }
+  int num_readers() const override { return 1; }
+  mutable int64_t look_ups = 0;
+
+ private:
+  const std::string origin_ = "counted";
+  std::vector<TensorInfo> tensors_;
+};
+
+// A checkpoint has up to 300,000 tensors: what is done for one does not depend on their number.
+TEST(Checkpoint, LookUpsGrowAsTensorsDo) {
+  const auto per_expert = [](int64_t experts) {
+    const CountedTensors checkpoint(experts);
+    std::vector<WeightSpec> wanted;
+    for (const WeightInfo& w : list_weights(checkpoint))
+      wanted.push_back({.name = w.name, .shape = w.shape, .format = w.format});
+    EXPECT_EQ(std::ssize(wanted), experts);
+    checkpoint.look_ups = 0;
+    EXPECT_EQ(std::ssize(match_weights(checkpoint, wanted)), experts);
+    return static_cast<double>(checkpoint.look_ups) / static_cast<double>(experts);
+  };
+  EXPECT_LT(per_expert(100),
+            16);  // a few for each of four tensors, and for parts that are not there
+  EXPECT_NEAR(per_expert(10'000), per_expert(100), 0.1);
+}
+
 }  // namespace
 }  // namespace nibble

@@ -144,6 +144,17 @@ TEST(SafetensorsIndex, ReadsFilesAndTotal) {
       parse_safetensors_index(R"({"weight_map":{"a":"m"}})", "index").total_bytes.has_value());
 }
 
+// What is beside the map may be anything, and names need no order.
+TEST(SafetensorsIndex, ReadsWhatIsAroundTheMap) {
+  const SafetensorsIndex index = parse_safetensors_index(
+      R"({"weight_map":{"b":"2","a":"1","c":"2"},"metadata":{"a":[{"total_size":7}],"b":null},
+          "more":{"total_size":"x","w":3}})",
+      "index");
+  EXPECT_EQ(index.file_of,
+            (std::map<std::string, std::string>{{"a", "1"}, {"b", "2"}, {"c", "2"}}));
+  EXPECT_FALSE(index.total_bytes);
+}
+
 TEST(SafetensorsIndex, RefusesHostileOnes) {
   const auto error = [](const std::string& text) {
     return error_of([&] { parse_safetensors_index(text, "index"); });
@@ -160,6 +171,13 @@ TEST(SafetensorsIndex, RefusesHostileOnes) {
   EXPECT_THAT(error("{"), HasSubstr("not valid JSON"));
   EXPECT_THAT(error(R"({"metadata":{"total_size":-1},"weight_map":{"w":"a"}})"),
               HasSubstr("total_size: found -1"));
+  EXPECT_THAT(error(R"({"metadata":{"total_size":"9"},"weight_map":{"w":"a"}})"),
+              HasSubstr("total_size: found \"9\""));
+  EXPECT_THAT(error(R"({"metadata":{"total_size":9e18},"weight_map":{"w":"a"}})"),
+              HasSubstr("total_size: found 9e+18"));
+  EXPECT_THAT(error(R"({"weight_map":{"w":["a"]}})"), HasSubstr("\"w\": found a list"));
+  EXPECT_THAT(error(R"({"other":{"w":"a"}})"), HasSubstr("no object \"weight_map\""));
+  EXPECT_THAT(error(R"([{"weight_map":{"w":"a"}}])"), HasSubstr("no object \"weight_map\""));
   EXPECT_THAT(error("{\"weight_map\":" + std::string(100000, '[')), HasSubstr("nested deeper"));
 }
 
