@@ -1,6 +1,10 @@
 #include "models/hybrid_config.h"
 
 #include <cmath>
+#include <utility>
+
+#include "models/config_sizes.h"
+#include "models/rope_config.h"
 
 namespace nibble {
 
@@ -102,6 +106,29 @@ int64_t parse_rotary_dim(const Config& config, int64_t head_dim) {
   if (whole < 2 || whole % 2 != 0)
     where.fail(kKey, "turns " + std::to_string(whole) + " dims of a head; they turn by pairs");
   return whole;
+}
+
+HybridConfig parse_hybrid(const TextConfig& text, std::string architecture,
+                          ops::DeltaInputs inputs) {
+  const Config& config = text.config;
+  check_gated_attention(config);
+  HybridConfig c;
+  c.architecture = std::move(architecture);
+  c.prefix = text.prefix;
+  c.is_tied = text.is_tied;
+  c.is_recurrent = parse_recurrent_layers(config);
+  c.hidden = config.integer("hidden_size", 1, kMaxDim);
+  c.q_heads = config.integer("num_attention_heads", 1, 4096);
+  c.kv_heads = config.integer("num_key_value_heads", 1, 4096);
+  c.head_dim = config.integer("head_dim", 2, 1024);
+  c.vocab = config.integer("vocab_size", 1, 1 << 24);
+  c.max_positions = config.integer("max_position_embeddings", 1, 1 << 30);
+  c.norm_eps = static_cast<float>(config.number_or("rms_norm_eps", 1e-6, 0, 1));
+  c.delta = parse_delta_rule(config, inputs);
+  check_heads(config, c.q_heads, c.kv_heads, c.head_dim);
+  c.rope = parse_rope(config, parse_rotary_dim(config, c.head_dim), c.max_positions,
+                      {"default", "yarn"});
+  return c;
 }
 
 }  // namespace nibble

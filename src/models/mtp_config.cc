@@ -14,15 +14,13 @@
 namespace nibble {
 namespace {
 
-// What configs of models with experts and of dense ones have alike.
-template <typename TargetConfig>
-MtpConfig config_of(const TargetConfig& c) {
+MtpConfig config_of(const HybridConfig& c, int64_t width) {
   return {.hidden = c.hidden,
           .q_heads = c.q_heads,
           .kv_heads = c.kv_heads,
           .head_dim = c.head_dim,
           .vocab = c.vocab,
-          .width = c.width,
+          .width = width,
           .is_tied = c.is_tied,
           .norm_eps = c.norm_eps,
           .rope = c.rope,
@@ -30,7 +28,7 @@ MtpConfig config_of(const TargetConfig& c) {
           .max_positions = static_cast<int32_t>(c.max_positions)};
 }
 MtpConfig with_experts(const Qwen3NextConfig& c) {
-  MtpConfig mtp = config_of(c);
+  MtpConfig mtp = config_of(c, c.width);
   mtp.experts = c.experts, mtp.top_k = c.top_k, mtp.shared_width = c.shared_width;
   mtp.over_all = c.over_all;
   return mtp;
@@ -39,7 +37,10 @@ MtpConfig with_experts(const Qwen3NextConfig& c) {
 constexpr std::pair<const char*, MtpConfig (*)(const Config&)> kParsers[] = {
     {"Qwen3NextForCausalLM", [](const Config& c) { return with_experts(parse_qwen3_next(c)); }},
     {"Qwen3_5Moe", [](const Config& c) { return with_experts(parse_qwen3_5_moe(c)); }},
-    {"Qwen3_5", [](const Config& c) { return config_of(parse_qwen3_5(c)); }}};
+    {"Qwen3_5", [](const Config& all) {
+       const Qwen35Config c = parse_qwen3_5(all);
+       return config_of(c, c.width);
+     }}};
 
 const auto* parser_of(const Config& config) {
   const std::vector<std::string> names = config.texts("architectures");
