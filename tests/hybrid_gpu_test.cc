@@ -2,36 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
 
 #include "cuda/device.h"
 #include "cuda/memory.h"
 #include "cuda/stream.h"
-#include "io/checkpoint.h"
 #include "models/draft_head.h"
-#include "models/test_runner.h"
+#include "models/test_goldens.h"
 
 namespace nibble {
 namespace {
-
-const std::filesystem::path kGoldens =
-    std::filesystem::path(NIBBLE_SOURCE_DIR) / "tests/goldens/families";
-
-template <typename T>
-std::vector<T> expected(const std::filesystem::path& name, const std::string& tensor) {
-  const auto checkpoint = open_checkpoint(kGoldens / name / "expected");
-  const TensorInfo* info = checkpoint->find(tensor);
-  CHECK(info != nullptr);
-  std::vector<T> values(info->bytes / sizeof(T));
-  const ReadJob job = ReadJob::whole(*info, values.data());
-  checkpoint->read({&job, 1});
-  return values;
-}
-
-std::vector<int32_t> tokens_of(const std::string& name) {
-  const std::vector<int64_t> ids = expected<int64_t>(name, "tokens");
-  return {ids.begin(), ids.end()};
-}
 
 struct OnGpu {
   OnGpu(const std::string& name, bool exact) {
@@ -53,8 +32,6 @@ struct OnGpu {
   ops::Ctx cx;
   std::unique_ptr<Model> model;
 };
-
-using Logits = std::vector<std::vector<float>>;  // [T][V]
 
 // Root mean square of what logits are off by over their own.
 double rms_off(const Logits& got, const std::vector<float>& want) {

@@ -2,7 +2,15 @@
 """Writes tests/goldens/families/<case>/ for models some of whose layers are recurrent: as
 write_family_goldens.py does, with prompts of two whole chunks of 64 and a part. transformers has no float64
 of these layers; own_error is the most that log-probabilities differ between its forms of one sum: a prompt
-whole (by chunks), in pieces, and token by token.
+whole (by chunks), in pieces, and token by token. Beside what is there:
+
+  state.<layer>, conv.<layer>   of recurrent layers, after AT tokens: [heads, key dims, value dims] and
+                                [taps - 1, channels] f32 (where STATES says so)
+  state_error [1] f32           as own_error, of these
+  far_logits [R, V] f32         tokens from AT on at positions from FAR on, behind keys and values of which
+                                those of the first PERIOD positions are repeated from AT to FAR - 1
+                                (models with rotary embeddings, in BF16)
+  far_error [1] f32             as own_error, of these: of sums of 70,000 terms
 
 Usage: tools/write_hybrid_goldens.py [case...]   (needs torch, transformers 5.23, safetensors)
 """
@@ -19,6 +27,12 @@ from transformers import AutoModelForCausalLM
 from write_family_goldens import MIN_ROUTER_GAP, OUT, quantization_config, quantize
 
 TOKENS = 150
+AT = 80
+FAR = 70_000
+PERIOD = 64
+FAR_TOKENS = 24
+STATES = ("qwen3_next", "qwen3_5", "nemotron_h")
+SEEDS = {"qwen3_5": 8}  # the MTP layer of tests/goldens/mtp belongs to it
 NEXT = {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "hidden_size": 64,
         "intermediate_size": 96, "num_hidden_layers": 5, "full_attention_interval": 4, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 32, "partial_rotary_factor": 0.25, "rope_theta": 1e7,
@@ -57,6 +71,8 @@ FP4 = re.compile(r"(mlp\.experts\.\d+|mlp\.shared_expert)\.(gate|up|down)_proj$|
                  r"|mixer\.(in|out)_proj$")
 # NVIDIA's Qwen3.6: experts and the head in NVFP4, attention and delta nets in FP8 by tensor.
 FP8 = re.compile(r"\.(q|k|v|o)_proj$|\.linear_attn\.(in_proj_qkv|in_proj_z|out_proj)$")
+# Qwen's own: all but the gates' rows, routers and the head, in blocks of 128 x 128.
+FP8_BLOCKS = re.compile(r"_proj$|\.in_proj_qkvz$")
 
 
 AROUND_ONE = re.compile(r"linear_attn\.norm|mixer\.norm|norm_f|layers\.\d+\.norm\.")
@@ -64,6 +80,8 @@ AROUND_ONE = re.compile(r"linear_attn\.norm|mixer\.norm|norm_f|layers\.\d+\.norm
 
 def format_of(module, how):
     """How quantize() is to write a linear module; None: in BF16."""
+    if how == "fp8":
+        return how if FP8_BLOCKS.search(module) else None
     if how == "mixed" and FP8.search(module):
         return "modelopt-fp8"
     if how == "mixed":
@@ -99,6 +117,11 @@ CASES = {
                         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128, "mamba_num_heads": 8,
                         "mamba_head_dim": 64, "n_groups": 1, "ssm_state_size": 128, "n_routed_experts": 4,
                         "num_experts_per_tok": 4, "moe_intermediate_size": 64, "vocab_size": 64}, "bf16"),
+    # For texts longer than those that it was trained on, as its publisher spells it.
+    "qwen3_next-yarn": ({**NEXT, "num_hidden_layers": 4, "head_dim": 64,
+                         "rope_scaling": {"rope_type": "yarn", "factor": 4.0,
+                                          "original_max_position_embeddings": 1024}}, "bf16"),
+    "qwen3_next-fp8": ({**NEXT, "hidden_size": 144, "num_hidden_layers": 2, "full_attention_interval": 2}, "fp8"),
 }
 
 
@@ -183,21 +206,58 @@ def without_dt_floor(model):
             module.time_step_limit = (0.0, float("inf"))
 
 
-def in_pieces(model, tokens, ends):
-    """Log-probabilities where the text is cut at `ends`."""
-    cache, rows, begin = None, [], 0
+def in_pieces(model, tokens, ends, cache=None, begin=0):
+    """Logits where the text is cut at `ends`, and what is cached of it."""
+    rows = []
     for end in ends:
         out = model(tokens[:, begin:end], past_key_values=cache, use_cache=True)
         cache, begin = out.past_key_values, end
         rows.append(out.logits[0])
-    return torch.cat(rows).log_softmax(-1)
+    return torch.cat(rows), cache
+
+
+def far(model, tokens):
+    """Rows at positions from FAR on, and the most that log-probabilities differ by."""
+    def rows(before, ends):
+        cache = in_pieces(model, tokens, before)[1]
+        for layer in cache.layers:
+            if getattr(layer, "keys", None) is not None:
+                at = torch.cat([torch.arange(AT), torch.arange(AT, FAR) % PERIOD])
+                layer.keys, layer.values = layer.keys[:, :, at], layer.values[:, :, at]
+        assert cache.get_seq_length() == FAR
+        return in_pieces(model, tokens, ends, cache, AT)[0]
+    end = AT + FAR_TOKENS
+    whole = rows((AT,), (end,))
+    others = rows((AT,), (AT + 1, AT + 8, end)), rows(range(1, AT + 1), range(AT + 1, end + 1))
+    error = max((whole.log_softmax(-1) - other.log_softmax(-1)).abs().max() for other in others)
+    return whole, error.reshape(1)
+
+
+def states(model, config, tokens):
+    """What recurrent layers carry after AT tokens, in nibble's order of dims, by name."""
+    def of(ends):
+        cache, found = in_pieces(model, tokens[:, :AT], ends)[1], {}
+        for layer in range(config["num_hidden_layers"]):
+            at = cache.layers[layer]
+            if getattr(at, "recurrent_states", None) is None:
+                continue
+            state, conv = (t[0] if isinstance(t, (list, dict)) else t
+                           for t in (at.recurrent_states, at.conv_states))
+            if config["model_type"] == "nemotron_h":  # [heads, value dims, key dims] there
+                state = state.transpose(-1, -2)
+            found[f"state.{layer}"] = state[0].float().clone()
+            found[f"conv.{layer}"] = conv[0, :, -3:].t().float().clone()
+        return found
+    whole, others = of((AT,)), (of((1, 64, 65, AT)), of(range(1, AT + 1)))
+    error = max((whole[name] - other[name]).abs().max() for other in others for name in whole)
+    return {**whole, "state_error": error.reshape(1)}
 
 
 def write(case):
     config, how = CASES[case]
     directory = OUT / case
     (directory / "expected").mkdir(parents=True, exist_ok=True)
-    g = torch.Generator().manual_seed(1 + list(CASES).index(case))
+    g = torch.Generator().manual_seed(SEEDS.get(case, 1 + list(CASES).index(case)))
     with tempfile.TemporaryDirectory() as temporary:
         temporary = pathlib.Path(temporary)
         (temporary / "config.json").write_text(json.dumps(config))
@@ -216,6 +276,11 @@ def write(case):
             module = name.removesuffix(".weight")
             if of := format_of(module, how):
                 parts, plain[name] = quantize(module, w.float(), of, g)
+                if of == "fp8":  # as Qwen3.5's, by scales in BF16
+                    scale = parts[".weight_scale_inv"].bfloat16()
+                    parts[".weight_scale_inv"] = scale
+                    spread = scale.float().repeat_interleave(128, 0)[:w.shape[0]]
+                    plain[name] = parts[".weight"].float() * spread.repeat_interleave(128, 1)[:, :w.shape[1]]
                 algorithm = {"modelopt": "W4A16_NVFP4", "modelopt-fp8": "FP8"}.get(of)
                 mixed[re.sub(r"(\.experts)\..*", r"\1", module)] = {"quant_algo": algorithm}
                 disk |= {module + part: t.contiguous() for part, t in parts.items()}
@@ -257,10 +322,13 @@ def write(case):
     with torch.no_grad():
         out = model(tokens, output_hidden_states=True, use_cache=False)
         whole = out.logits[0].log_softmax(-1)
-        own = max((in_pieces(model, tokens, ends) - whole).abs().max()
+        own = max((in_pieces(model, tokens, ends)[0].log_softmax(-1) - whole).abs().max()
                   for ends in ((1, 64, 65, 100, TOKENS), range(1, TOKENS + 1))).float()
+        more = states(model, config, tokens) if case in STATES else {}
+        if how == "bf16" and config["model_type"] != "nemotron_h":
+            more["far_logits"], more["far_error"] = far(model, tokens)
     expected = {"tokens": tokens[0].contiguous(), "rows": torch.arange(TOKENS), "logits": out.logits[0].contiguous(),
-                "own_error": own.reshape(1)}
+                "own_error": own.reshape(1), **{name: t.contiguous() for name, t in more.items()}}
     for layer in range(config["num_hidden_layers"]):
         expected[f"x.{layer}"] = out.hidden_states[layer][0].contiguous()
     save_file(expected, directory / "expected/model.safetensors")

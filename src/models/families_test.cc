@@ -22,15 +22,14 @@
 #include "io/bundle_for_test.h"
 #include "io/checkpoint.h"
 #include "io/io_test.h"
-#include "models/test_runner.h"
+#include "models/config_sizes.h"
+#include "models/test_goldens.h"
 
 namespace nibble {
 namespace {
 
 using testing::HasSubstr;
 
-const std::filesystem::path kGoldens =
-    std::filesystem::path(NIBBLE_SOURCE_DIR) / "tests/goldens/families";
 constexpr const char* kCases[] = {"llama",
                                   "llama-tied",
                                   "llama-f16",
@@ -49,8 +48,10 @@ constexpr const char* kCases[] = {"llama",
                                   "qwen3_next",
                                   "qwen3_next-128",
                                   "qwen3_next-spelling",
+                                  "qwen3_next-yarn",
                                   "qwen3_next-modelopt",
                                   "qwen3_next-ct",
+                                  "qwen3_next-fp8",
                                   "qwen3_5_moe",
                                   "qwen3_5_moe-modelopt",
                                   "qwen3_5_moe-mixed",
@@ -59,75 +60,6 @@ constexpr const char* kCases[] = {"llama",
                                   "nemotron_h-groups",
                                   "nemotron_h-modelopt",
                                   "nemotron_h-128"};
-
-// One tensor of expected/model.safetensors.
-template <typename T>
-std::vector<T> expected(const std::string& name, const std::string& tensor) {
-  const auto checkpoint = open_checkpoint(kGoldens / name / "expected");
-  const TensorInfo* info = checkpoint->find(tensor);
-  EXPECT_NE(info, nullptr) << tensor;
-  if (info == nullptr) return {};
-  std::vector<T> values(info->bytes / sizeof(T));
-  const ReadJob job = ReadJob::whole(*info, values.data());
-  checkpoint->read({&job, 1});
-  return values;
-}
-
-std::vector<int32_t> tokens_of(const std::string& name) {
-  std::vector<int32_t> tokens;
-  for (const int64_t token : expected<int64_t>(name, "tokens"))
-    tokens.push_back(static_cast<int32_t>(token));
-  return tokens;
-}
-
-// An instruction set that this machine runs, or none: the twins.
-using Kernels = std::optional<cpu::Isa>;
-constexpr Kernels kTwins = std::nullopt;
-std::vector<Kernels> kernels_here() {
-  std::vector<Kernels> here = {kTwins};
-  for (cpu::Isa isa : {cpu::Isa::kScalar, cpu::Isa::kNeon, cpu::Isa::kAvx2, cpu::Isa::kAvx512})
-    if (cpu::supports(cpu::detect_isa(), isa)) here.push_back(isa);
-  return here;
-}
-const char* kernels_name(Kernels kernels) { return kernels ? cpu::isa_name(*kernels) : "twins"; }
-
-// A model loaded for one instruction set, with float32 activations, on two workers.
-struct Loaded {
-  Loaded(const std::filesystem::path& directory, Kernels kernels, const LoadOptions& options = {}) {
-    cx.pool = &pool;
-    if (kernels)
-      cx.kernels.isa = *kernels;
-    else
-      run_twins(cx.kernels);
-    model = load_model(cx, directory, options);
-    model->reserve(cx, {128, 128});
-  }
-  cpu::ThreadPool pool{2};
-  ops::Ctx cx;
-  std::unique_ptr<Model> model;
-};
-
-using Logits = std::vector<std::vector<float>>;  // [T][V]
-
-double log_sum(const float* logits, size_t vocab) {
-  const double most = *std::max_element(logits, logits + vocab);
-  double sum = 0;
-  for (size_t n = 0; n < vocab; ++n) sum += std::exp(logits[n] - most);
-  return most + std::log(sum);
-}
-
-// The most that log-probabilities differ by.
-double worst(const Logits& got, const std::vector<float>& want) {
-  double off = 0;
-  for (size_t t = 0; t < got.size(); ++t) {
-    const size_t vocab = got[t].size();
-    const float* row = want.data() + t * vocab;
-    const double got_sum = log_sum(got[t].data(), vocab), want_sum = log_sum(row, vocab);
-    for (size_t n = 0; n < vocab; ++n)
-      off = std::max(off, std::fabs((got[t][n] - got_sum) - (row[n] - want_sum)));
-  }
-  return off;
-}
 
 class FamilyGolden : public testing::TestWithParam<const char*> {};
 
@@ -260,46 +192,6 @@ TEST(Families, BuiltInIds) {
   }
 }
 
-// What NVIDIA's checkpoint of Qwen3-Next has in BF16 makes up most of what a token reads; Qwen's in
-// FP8 leaves the gates' rows in BF16.
-TEST(Families, RecurrentModelsAsPublished) {
-  const auto formats = [](const ModelInfo& info) {
-    std::map<std::string, std::string> of;
-    for (const WeightPart& part : info.parts) of[part.name] = part.formats;
-    return of;
-  };
-  const ModelInfo nvfp4 = describe_model("nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4");
-  EXPECT_EQ(nvfp4.parameters, 79'674'391'296);
-  const auto parts = formats(nvfp4);
-  EXPECT_EQ(parts.at("experts"), "nvfp4");
-  EXPECT_EQ(parts.at("shared expert"), "nvfp4");
-  EXPECT_EQ(parts.at("delta net"), "bf16, nvfp4");
-  EXPECT_EQ(parts.at("attention"), "bf16, nvfp4");
-  EXPECT_NEAR(static_cast<double>(nvfp4.weight_bytes_per_token), 4.15e9, 0.05e9);
-  ASSERT_EQ(nvfp4.groups.size(), 2u);
-  EXPECT_EQ(nvfp4.groups[0].layers.front(), 3);
-  EXPECT_EQ(nvfp4.groups[0].layers.size(), 12u);
-  EXPECT_EQ(nvfp4.groups[1].layers.size(), 36u);
-  EXPECT_EQ(nvfp4.groups[1].recurrent.bytes(), 4 * (32 * 128 * 128 + 3 * 8192));
-  const auto fp8 = formats(describe_model("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8"));
-  EXPECT_EQ(fp8.at("delta net"), "fp8_block");
-  EXPECT_EQ(fp8.at("experts"), "fp8_block");
-  EXPECT_EQ(fp8.at("router"), "bf16");
-
-  // Attention and the six Mamba2 layers in front of it are BF16.
-  const ModelInfo nano = describe_model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4");
-  const auto of_nano = formats(nano);
-  EXPECT_EQ(of_nano.at("experts"), "nvfp4");
-  EXPECT_EQ(of_nano.at("shared expert"), "nvfp4");
-  EXPECT_EQ(of_nano.at("mamba"), "bf16, nvfp4");
-  EXPECT_EQ(of_nano.at("attention"), "bf16");
-  EXPECT_NEAR(static_cast<double>(nano.weight_bytes_per_token), 2.87e9, 0.05e9);
-  ASSERT_EQ(nano.groups.size(), 2u);
-  EXPECT_EQ(nano.groups[0].layers, (std::vector<int32_t>{5, 12, 19, 26, 33, 42}));
-  EXPECT_EQ(nano.groups[1].layers.size(), 23u);
-  EXPECT_EQ(nano.groups[1].recurrent.bytes(), 4 * (64 * 128 * 64 + 3 * 6144));
-}
-
 // The embedding lies in memory once, unless the head is to be smaller than it.
 TEST(Families, TiedEmbeddingsAreOneCopy) {
   const ModelInfo info = describe_model(kGoldens / "llama-tied");
@@ -387,6 +279,7 @@ TEST(Families, ConfigsThatCannotBe) {
       {"qwen3_next", "partial_rotary_factor", "0.1", "turns 3 dims of a head"},
       {"qwen3_next", "partial_rotary_factor", "", "partial_rotary_factor: is missing"},
       {"qwen3_next", "hidden_act", "\"gelu\"", "hidden_act: is gelu"},
+      {"qwen3_next", "head_dim", "33", "head_dim: is odd"},
       {"qwen3_next", "attn_output_gate", "false", "attn_output_gate: is false"},
       {"qwen3_next", "output_gate_type", "\"sigmoid\"", "output_gate_type: is sigmoid"},
       {"nemotron_h", "hybrid_override_pattern", "",
@@ -412,6 +305,21 @@ TEST(Families, ConfigsThatCannotBe) {
   for (const auto& bad : kBad)
     EXPECT_THAT(refusal(bad.name, bad.key, bad.value), HasSubstr(bad.said))
         << bad.name << " " << bad.key << " " << bad.value;
+}
+
+TEST(Families, MoreExpertsThanCanBe) {
+  const Config config = Config::parse("{}", "config.json");
+  const auto said = [&](int64_t experts, int64_t of_expert) -> std::string {
+    try {
+      check_experts(config, "num_experts", experts, of_expert);
+      return "";
+    } catch (const Error& e) {
+      return e.what();
+    }
+  };
+  EXPECT_EQ(said(131'072, 1'000'000), "");
+  EXPECT_THAT(said(131'073, 1), HasSubstr("num_experts: makes more than 131,072 experts"));
+  EXPECT_THAT(said(131'072, 8'000'000'000), HasSubstr("num_experts: makes more than 10^15"));
 }
 
 // A golden's checkpoint whose file has `from` replaced by as many bytes.
@@ -443,87 +351,6 @@ TEST(Families, TensorsThatDoNotFit) {
   EXPECT_THAT(
       load_refusal("qwen3-modelopt", "gate_proj.weight_scale_2", "gate_proj.weight_scale_X"),
       HasSubstr("gate_proj.weight"));
-}
-
-// A copy of a golden's checkpoint, each tensor of which `change` sees.
-template <typename Change>
-void write_changed(const std::string& name, const std::filesystem::path& to, const Change& change) {
-  std::filesystem::copy_file(kGoldens / name / "config.json", to / "config.json");
-  const auto plain = open_checkpoint(kGoldens / name);
-  test::Bundle bundle;
-  for (const TensorInfo& t : plain->tensors()) {
-    std::vector<std::byte> bytes(t.bytes);
-    const ReadJob job = ReadJob::whole(t, bytes.data());
-    plain->read({&job, 1});
-    change(t, bytes);
-    bundle.add(t.name, t.dtype, t.shape, std::move(bytes));
-  }
-  bundle.write(to / "model.safetensors");
-}
-
-// One number that is none would be a state that stays wrong.
-TEST(Families, WeightsOfRecurrentLayersThatAreNoNumbers) {
-  const struct {
-    std::string model, prefix, of;
-  } kWeights[] = {{"qwen3_next", "model.layers.1.linear_attn.", "A_log"},
-                  {"qwen3_next", "model.layers.1.linear_attn.", "dt_bias"},
-                  {"qwen3_next", "model.layers.1.linear_attn.", "conv1d.weight"},
-                  {"qwen3_next", "model.layers.1.linear_attn.", "norm.weight"},
-                  {"nemotron_h", "backbone.layers.2.mixer.", "A_log"},
-                  {"nemotron_h", "backbone.layers.2.mixer.", "D"},
-                  {"nemotron_h", "backbone.layers.2.mixer.", "conv1d.bias"},
-                  {"nemotron_h", "backbone.layers.1.mixer.", "gate.e_score_correction_bias"}};
-  for (const auto& [model, prefix, of] : kWeights) {
-    const std::string changed = prefix + of;
-    const test::TempDir dir;
-    write_changed(model, dir.path(), [&](const TensorInfo& t, std::vector<std::byte>& bytes) {
-      const uint16_t nan = 0x7fc0;
-      if (t.name == changed) std::memcpy(bytes.data() + bytes.size() - 2, &nan, 2);
-    });
-    try {
-      Loaded loaded(dir.path(), cpu::Isa::kScalar);
-      ADD_FAILURE() << changed;
-    } catch (const Error& e) {
-      EXPECT_THAT(e.what(), HasSubstr("tensor \"" + changed + "\""));
-      EXPECT_THAT(e.what(), HasSubstr("hold a value that is infinite or no number"));
-    }
-  }
-}
-
-// As published: the router's matrix and bias, and what a recurrence has, may lie in float32.
-TEST(Families, VectorsAndRoutersInFloat32) {
-  const test::TempDir dir;
-  std::filesystem::copy_file(kGoldens / "nemotron_h/config.json", dir / "config.json");
-  const auto plain = open_checkpoint(kGoldens / "nemotron_h");
-  test::Bundle bundle;
-  for (const TensorInfo& t : plain->tensors()) {
-    std::vector<std::byte> bytes(t.bytes);
-    const ReadJob job = ReadJob::whole(t, bytes.data());
-    plain->read({&job, 1});
-    const bool is_wide = t.name.find("mixer.gate.") != std::string::npos ||
-                         t.name.ends_with("A_log") || t.name.ends_with(".D");
-    if (is_wide && t.dtype == DType::kBF16) {
-      std::vector<float> wide;
-      for (size_t i = 0; i < bytes.size(); i += 2) {
-        uint16_t bits;
-        std::memcpy(&bits, &bytes[i], 2);
-        wide.push_back(bf16_to_float(bits));
-      }
-      const auto all = std::as_bytes(std::span(wide));
-      bundle.add(t.name, DType::kF32, t.shape, {all.begin(), all.end()});
-    } else {
-      bundle.add(t.name, t.dtype, t.shape, std::move(bytes));
-    }
-  }
-  bundle.write(dir / "model.safetensors");
-  const std::vector<int32_t> tokens = tokens_of("nemotron_h");
-  const auto run = [&](const std::filesystem::path& directory) {
-    Loaded loaded(directory, kTwins);
-    TestRunner runner(*loaded.model, loaded.cx, 1, static_cast<int32_t>(tokens.size()),
-                      DType::kF32);
-    return runner.run(tokens, 128);
-  };
-  EXPECT_EQ(run(dir.path()), run(kGoldens / "nemotron_h"));
 }
 
 // The tensors of a golden with those whose names end so times a power of two, and more of one

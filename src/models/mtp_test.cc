@@ -14,58 +14,24 @@
 
 #include "base/error.h"
 #include "io/checkpoint.h"
-#include "models/test_runner.h"
+#include "models/test_goldens.h"
 
 namespace nibble {
 namespace {
 
 using testing::HasSubstr;
 
-const std::filesystem::path kGoldens = std::filesystem::path(NIBBLE_SOURCE_DIR) / "tests/goldens";
+const std::filesystem::path kAllGoldens = kGoldens.parent_path();
 // The layer's directory, and its target's.
 constexpr std::pair<const char*, const char*> kCases[] = {
     {"qwen3_next", "qwen3_next"},     {"qwen3_next-modelopt", "qwen3_next"},
     {"qwen3_next-fp8", "qwen3_next"}, {"qwen3_next-128", "qwen3_next-128"},
     {"qwen3_5_moe", "qwen3_5_moe"},   {"qwen3_5", "qwen3_5"}};
 
-template <typename T>
-std::vector<T> expected(const std::filesystem::path& directory, const std::string& tensor) {
-  const auto checkpoint = open_checkpoint(directory / "expected");
-  const TensorInfo* info = checkpoint->find(tensor);
-  EXPECT_NE(info, nullptr) << tensor;
-  if (info == nullptr) return {};
-  std::vector<T> values(info->bytes / sizeof(T));
-  const ReadJob job = ReadJob::whole(*info, values.data());
-  checkpoint->read({&job, 1});
-  return values;
-}
-
-using Rows = std::vector<std::vector<float>>;
-
-// The most that log-probabilities differ by.
-double off(const Rows& got, const std::vector<float>& want) {
-  const auto log_sum = [](const float* row, size_t n) {
-    const double most = *std::max_element(row, row + n);
-    double sum = 0;
-    for (size_t i = 0; i < n; ++i) sum += std::exp(row[i] - most);
-    return most + std::log(sum);
-  };
-  double most = 0;
-  for (size_t r = 0; r < got.size(); ++r) {
-    const size_t n = got[r].size();
-    const float* const row = &want.at(r * n);
-    const double shift = log_sum(got[r].data(), n) - log_sum(row, n);
-    for (size_t i = 0; i < n; ++i)
-      most = std::max(most, std::fabs(double{got[r][i]} - row[i] - shift));
-  }
-  return most;
-}
-
 class MtpGolden : public testing::TestWithParam<std::pair<const char*, const char*>> {
  protected:
   MtpGolden()
-      : directory(kGoldens / "mtp" / GetParam().first),
-        family(kGoldens / "families" / GetParam().second) {
+      : directory(kAllGoldens / "mtp" / GetParam().first), family(kGoldens / GetParam().second) {
     for (const int64_t token : expected<int64_t>(family, "tokens"))
       tokens.push_back(static_cast<int32_t>(token));
     cx.pool = &pool;
@@ -117,7 +83,7 @@ class MtpGolden : public testing::TestWithParam<std::pair<const char*, const cha
   ops::Ctx cx;
   std::unique_ptr<Model> target;
   std::unique_ptr<DraftHead> head;
-  Rows logits, drafts;
+  Logits logits, drafts;
 };
 
 // own_error: what the oracle's rows are off by in float32, by how the target sums. Five times that,
@@ -132,8 +98,8 @@ TEST_P(MtpGolden, DraftsEqualAnIndependentForwardPass) {
       load(by_twins, directory);
       draft(chunk);
       ASSERT_EQ(logits.size(), tokens.size() - 1);
-      EXPECT_LT(off(logits, expected<float>(directory, "logits")), bound) << chunk << by_twins;
-      EXPECT_LT(off(drafts, expected<float>(directory, "draft_logits")), bound) << chunk;
+      EXPECT_LT(worst(logits, expected<float>(directory, "logits")), bound) << chunk << by_twins;
+      EXPECT_LT(worst(drafts, expected<float>(directory, "draft_logits")), bound) << chunk;
       std::vector<int64_t> ids;
       for (const auto& row : drafts) ids.push_back(likeliest(row));
       EXPECT_EQ(ids, expected<int64_t>(directory, "draft_ids"));
@@ -173,7 +139,7 @@ class Together {
     std::filesystem::create_directories(path);
     nlohmann::json index;
     for (const char* part : {"families", "mtp"}) {
-      const std::filesystem::path from = kGoldens / part / name;
+      const std::filesystem::path from = kAllGoldens / part / name;
       const std::string shard = std::string(part) + ".safetensors";
       std::filesystem::copy(from / "model.safetensors", path / shard);
       std::filesystem::copy(from / "config.json", path / "config.json",
@@ -197,10 +163,9 @@ TEST(MtpCheckpoint, LiesBesideItsTarget) {
   const auto target = load_model(cx, all.path, {});
   const auto head = load_draft_head(cx, all.path, *target, {});
   EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::Not(HasSubstr("not loaded")));
-  EXPECT_EQ(target->info().weight_bytes,
-            describe_model(kGoldens / "families/qwen3_next").weight_bytes);
+  EXPECT_EQ(target->info().weight_bytes, describe_model(kGoldens / "qwen3_next").weight_bytes);
   EXPECT_EQ(head->model().info().weight_bytes,
-            describe_draft_head(kGoldens / "mtp/qwen3_next", all.path).model.weight_bytes);
+            describe_draft_head(kAllGoldens / "mtp/qwen3_next", all.path).model.weight_bytes);
 }
 
 std::string fault_of(const std::filesystem::path& head, const std::filesystem::path& target) {
@@ -223,13 +188,13 @@ TEST(MtpCheckpoint, HalfThereIsRefusedByName) {
 }
 
 TEST(MtpCheckpoint, NotThereIsSaidWhereItIsAskedFor) {
-  const auto family = kGoldens / "families/qwen3_next";
+  const auto family = kGoldens / "qwen3_next";
   EXPECT_THAT(fault_of(family, family), HasSubstr("has no tensors mtp.*; \"model\" may name"));
 }
 
 TEST(MtpCheckpoint, ForAnotherModelIsRefused) {
   const auto fault = [](const char* head, const char* target) {
-    return fault_of(kGoldens / "mtp" / head, kGoldens / "families" / target);
+    return fault_of(kAllGoldens / "mtp" / head, kGoldens / target);
   };
   EXPECT_EQ(fault("qwen3_next", "qwen3_next"), "");
   EXPECT_THAT(fault("qwen3_next-128", "qwen3_next"),
@@ -242,7 +207,7 @@ TEST(MtpCheckpoint, ForAnotherModelIsRefused) {
 
 TEST(MtpConfig, SaysWhatDoesNotFit) {
   const auto fault = [](const std::string& key, int value) -> std::string {
-    std::ifstream file(kGoldens / "mtp/qwen3_5/config.json");
+    std::ifstream file(kAllGoldens / "mtp/qwen3_5/config.json");
     nlohmann::json json = nlohmann::json::parse(file);
     json["text_config"][key] = value;
     try {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "cpu/thread_pool.h"
@@ -42,12 +43,29 @@ class TestRunner {
   // A sequence on its own in slot 0, from position 0, in chunks of at most `chunk` tokens.
   std::vector<std::vector<float>> run(const std::vector<int32_t>& tokens, int32_t chunk);
   void clear(int32_t slot) { lengths_[slot] = 0; }
+  // As if tokens up to `length` had been read whose keys and values are those of the first `period`
+  // positions, again and again; all are whole pages. States stay as they are.
+  void repeat(int32_t slot, int32_t period, int32_t length);
+  // What a recurrent layer carries of the slot's tokens so far: [heads, key dims, value dims] and
+  // [taps - 1, channels].
+  std::span<float> state(int32_t layer, int32_t slot) {
+    return row(recurrent_[layer].state, from_[slot]);
+  }
+  std::span<float> conv(int32_t layer, int32_t slot) {
+    return row(recurrent_[layer].conv, from_[slot]);
+  }
 
  private:
+  static std::span<float> row(const Tensor& all, int32_t i) {
+    const int64_t size = all.num_elements() / all.dim(0);
+    return {all.as<float>() + i * size, static_cast<size_t>(size)};
+  }
+
   Model& model_;
   ops::Ctx& cx_;
   const Copy copy_;
   std::vector<int32_t> lengths_;  // [slots]
+  const int32_t page_size_, pages_per_slot_;
   std::vector<int32_t> table_;
   std::vector<Buffer> pages_;
   std::vector<KvLayer> layers_;
@@ -69,9 +87,14 @@ class TestRunner {
 
 inline TestRunner::TestRunner(Model& model, ops::Ctx& cx, int32_t slots, int32_t max_len,
                               DType kv_dtype, int32_t page_size, const Copy& copy)
-    : model_(model), cx_(cx), copy_(copy), lengths_(slots, 0) {
+    : model_(model),
+      cx_(cx),
+      copy_(copy),
+      lengths_(slots, 0),
+      page_size_(page_size),
+      pages_per_slot_((max_len + page_size - 1) / page_size) {
   const ModelInfo& info = model.info();
-  const int32_t per_slot = (max_len + page_size - 1) / page_size, pages = slots * per_slot;
+  const int32_t pages = slots * pages_per_slot_;
   for (int32_t i = 0; i < pages; ++i) table_.push_back(i);
   std::shuffle(table_.begin(), table_.end(), std::mt19937(7));
   layers_.resize(info.num_layers);
@@ -91,7 +114,7 @@ inline TestRunner::TestRunner(Model& model, ops::Ctx& cx, int32_t slots, int32_t
         const auto side = [&] {
           return take(kv_dtype, {pages, group.num_kv_heads, page_size, group.head_dim});
         };
-        layers_[l] = {side(), side(), nullptr, per_slot, page_size};
+        layers_[l] = {side(), side(), nullptr, pages_per_slot_, page_size};
         continue;
       }
       recurrent_[l].state = take(DType::kF32, {2 * slots, r.heads, r.key_dim, r.value_dim});
@@ -142,6 +165,13 @@ inline std::vector<std::vector<float>> TestRunner::step(const std::vector<TestCh
     rows.emplace_back(row, row + logits.dim(1));
   }
   return rows;
+}
+
+inline void TestRunner::repeat(int32_t slot, int32_t period, int32_t length) {
+  int32_t* const pages = &table_[slot * pages_per_slot_];
+  for (int32_t i = lengths_[slot] / page_size_; i < length / page_size_; ++i)
+    pages[i] = pages[i % (period / page_size_)];
+  lengths_[slot] = length;
 }
 
 inline std::vector<std::vector<float>> TestRunner::run(const std::vector<int32_t>& tokens,
