@@ -2,6 +2,7 @@
 #pragma once
 
 #include "formats/format.h"
+#include "ops/gpu_matmul/expert_limits.h"
 #include "ops/gpu_matmul/gemm_items.h"
 #include "ops/gpu_matmul/unit_one.h"
 #include "ops/kernel_table.h"
@@ -133,12 +134,25 @@ inline const char* refuse_gemv_tiles(Format format, int64_t rows, int64_t cols,
   if (format != Format::kMxfp4) return "weights are not mxfp4";
   return refuse_gemv_shape(rows, cols);
 }
+// Of ops/gpu_matmul/expert_limits.h.
+inline const char* refuse_listed(int64_t experts) {
+  static_assert(gpu::kMaxExperts == 512);
+  return experts <= gpu::kMaxExperts ? nullptr : "more than 512 experts";
+}
+inline const char* refuse_counted(int64_t experts) {
+  static_assert(gpu::kMaxCountedExperts == 256);
+  return experts <= gpu::kMaxCountedExperts ? nullptr : "more than 256 experts";
+}
+inline const char* refuse_choices(int64_t top_k) {
+  static_assert(gpu::kMaxChoices == 16);
+  return top_k <= gpu::kMaxChoices ? nullptr : "more than 16 experts a token";
+}
 // Of experts: a thread counts the slots of one; one token's choices fit at once.
 template <typename Desc>
 const char* refuse_gemv_experts(const Desc& d, int64_t rows, int64_t cols) {
   if (const char* reason = refuse_gemv_shape(rows, cols)) return reason;
   if (d.top_k > 8) return "more than 8 experts a token";
-  return d.experts <= 256 ? nullptr : "more than 256 experts";
+  return refuse_counted(d.experts);
 }
 // Experts with so many rows of activations in all: those with more than 4 go by f16.
 inline const char* refuse_gemv_batch(int64_t rows, int64_t experts, const KernelOptions& options) {
@@ -256,13 +270,12 @@ const char* refuse_unit_few(Format format, int64_t rows, int64_t cols,
   return cols <= 16384 ? nullptr : "more than 16384 columns";
 }
 // The same of experts, whose lists lie in a block's shared memory.
-inline constexpr int64_t kUnitExperts = 512, kUnitChoices = 16;
 template <Format kFormat, typename Desc>
 const char* refuse_unit_experts(const Desc& d, int64_t rows, int64_t cols,
                                 const KernelOptions& options) {
   if (const char* reason = refuse_unit_few<kFormat>(d.format, rows, cols, options)) return reason;
-  if (d.top_k > kUnitChoices) return "more than 16 experts a token";
-  return d.experts <= kUnitExperts ? nullptr : "more than 512 experts";
+  if (const char* reason = refuse_choices(d.top_k)) return reason;
+  return refuse_listed(d.experts);
 }
 // One token with NVFP4, by digits (ops/gpu_matmul/unit_one.cuh).
 inline const char* refuse_nvfp4_one(Format format, int64_t tokens, const gpu::UnitOneShape& shape,
@@ -277,7 +290,7 @@ inline const char* refuse_nvfp4_one(Format format, int64_t tokens, const gpu::Un
 template <typename Desc>
 const char* refuse_nvfp4_one_of(const Desc& d, const gpu::UnitOneShape& shape,
                                 const KernelOptions& options) {
-  if (d.top_k > kUnitChoices) return "more than 16 experts a token";
+  if (const char* reason = refuse_choices(d.top_k)) return reason;
   return refuse_nvfp4_one(d.format, d.tokens, shape, options);
 }
 // From how many tokens on the wgmma products win over those of few tokens: by shares of K, up to
@@ -295,7 +308,7 @@ const char* refuse_nvfp4_narrow(const Desc& d, int64_t rows, int64_t cols,
                                 const KernelOptions& options) {
   if (options.exact) return "--exact: its sums are not those of the row for few tokens";
   if (const char* reason = refuse_narrow_shape(rows, cols, options)) return reason;
-  if (d.experts > 256) return "more than 256 experts";
+  if (const char* reason = refuse_counted(d.experts)) return reason;
   const int64_t met = d.tokens * d.top_k;
   if (met > kNarrowMost * d.experts) return "more than 64 rows an expert";
   if (options.any_size) return nullptr;
@@ -308,8 +321,7 @@ template <Format kFormat>
 const char* refuse_experts_gemm(const GemmProblem& p, int64_t experts,
                                 const KernelOptions& options) {
   if (const char* reason = refuse_gemm<kFormat>(p, options)) return reason;
-  static_assert(gpu::sm90::kMaxExperts == 512);
-  return experts <= gpu::sm90::kMaxExperts ? nullptr : "more than 512 experts";
+  return refuse_listed(experts);
 }
 // A block holds its share of the weights.
 template <Format kFormat>

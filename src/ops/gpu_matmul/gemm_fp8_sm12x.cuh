@@ -37,7 +37,7 @@
 
 namespace nibble::ops::gpu::sm12x {
 
-using sm90::GemmItem, sm90::GemmSchedule, sm90::kMaxExperts;
+using sm90::GemmItem, sm90::GemmSchedule;
 
 // What all of them share.
 struct Fp8Sizes {

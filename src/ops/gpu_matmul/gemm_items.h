@@ -5,16 +5,13 @@
 #include <limits>
 
 #include "base/check.h"
+#include "ops/gpu_matmul/expert_limits.h"
 #include "ops/gpu_matmul/gemm_sm90.h"
 
 namespace nibble::ops::gpu {
-namespace sm90 {
-inline constexpr int kMaxExperts = 512;  // whose lists lie in a block's shared memory
-}
-
 // `args` with w's shape, and what lies beside its codes.
 inline GemmArgs args_of(const Weight& w, GemmArgs args) {
-  CHECK(w.cols % 64 == 0 && w.rows % 16 == 0 && w.experts <= sm90::kMaxExperts);
+  CHECK(w.cols % 64 == 0 && w.rows % 16 == 0 && w.experts <= kMaxExperts);
   args.bias = w.bias, args.row_scales = w.row_scales;
   args.experts = static_cast<int32_t>(w.experts);
   args.rows = static_cast<int32_t>(w.rows), args.cols = static_cast<int32_t>(w.cols);

@@ -33,7 +33,7 @@
 
 namespace nibble::ops::gpu::mma {
 
-using sm90::GemmItem, sm90::GemmSchedule, sm90::kMaxExperts;
+using sm90::GemmItem, sm90::GemmSchedule;
 
 template <Format kFormat, GemmOut kOut_>
 struct MmaShape {

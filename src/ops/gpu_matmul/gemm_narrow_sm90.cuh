@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
 // See gemm_narrow. Of `x` op.row_of(slot) is a slot's row.
 template <class X, class Op>
 void launch_narrow(Ctx& cx, const Weight& weight, const X& x, const Op& op) {
-  CHECK(weight.experts <= gpu::kMaxExperts);  // not sm90's: a thread counts for each
+  CHECK(weight.experts <= kMaxCountedExperts);
   with_chunk_units<X::kHasBlocks ? 4 : 5>(weight.cols, [&]<int kUnits>() {
     using Ring = NarrowRing<kUnits, X::kUnitBytes>;
     const TileMatrix m = tile_matrix(weight, kUnits);

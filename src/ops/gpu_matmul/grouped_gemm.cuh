@@ -108,7 +108,7 @@ struct TileCost {
 
 // The groups of all experts, in shared memory. Cost::of(rows): of a row tile. Cost::kPaired:
 // experts of many rows and of few take turns, so that what neighbours have together differs little.
-template <class Cost, int kExperts = kMaxExperts>
+template <class Cost, int kExperts = kMaxCountedExperts>
 struct Groups {
   static constexpr int kEach =
       (kExperts + kGemvThreads - 1) / kGemvThreads;  // that a thread counts

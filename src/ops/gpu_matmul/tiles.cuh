@@ -21,6 +21,7 @@
 #include "cuda/bulk_copy.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma_digits.cuh"
+#include "ops/gpu_matmul/expert_limits.h"
 
 namespace nibble::ops::gpu {
 
@@ -44,9 +45,6 @@ struct TileMatrix {
   int chunks = 0;       // of a row tile
   int round_tiles = 0;  // row tiles whose partial sums are kept at a time
 };
-
-inline constexpr int kMaxExperts = 256;  // a thread counts for each
-inline constexpr int kMaxChoices = 16;   // of one token
 
 // A warp's way through the chunks of a block: every kGemvWarps-th, from row tile `item` on.
 struct ChunkWalk {

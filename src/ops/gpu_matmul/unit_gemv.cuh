@@ -41,7 +41,6 @@ namespace nibble::ops::gpu {
 
 inline constexpr int kUnitGemvStages = NIBBLE_CUDA_SM == 121 ? 2 : 3;  // at most
 inline constexpr int kDigitTokens = 2;  // most of a group that goes by digits
-inline constexpr int kMaxUnitExperts = 512;
 
 struct UnitGemv {
   const uint8_t* units;
@@ -231,7 +230,7 @@ __global__ void __launch_bounds__(kGemvThreads, 1)
     unit_gemv(const __grid_constant__ UnitGemv m, const __grid_constant__ Op op) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ __align__(8) uint64_t barriers[kGemvWarps * kUnitGemvStages];
-  __shared__ std::conditional_t<kMoe, Groups<UnitTileCost<kDigits>, kMaxUnitExperts>, char> groups;
+  __shared__ std::conditional_t<kMoe, Groups<UnitTileCost<kDigits>, kMaxExperts>, char> groups;
   __shared__ __align__(8) uint64_t table_words[kDigits ? kGemvWarps : 1];
   const uint32_t base = cuda::shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -462,7 +461,7 @@ void launch_unit_gemv(Ctx& cx, const Weight& w, const Op& op, int64_t most_rows,
 // Experts: groups as large as what most of them meet.
 template <class Op>
 void launch_unit_experts(Ctx& cx, const Weight& w, const Op& op, const Routing& routing) {
-  CHECK(routing.num_experts <= kMaxUnitExperts);
+  CHECK(routing.num_experts <= kMaxExperts);
   const int64_t most = routing.num_tokens, met = most * routing.top_k;
   const int64_t mean = met / routing.num_experts;
   with_unit_format(w, [&]<Format kFormat>() {
