@@ -11,6 +11,8 @@
 namespace nibble::cli {
 namespace {
 
+enum class Gemm { kNone, kMma, kScaled, kScaledBytes, kScaledNvfp4 };
+
 // What a row costs besides its bytes. Times in microseconds, of each launch; clocks of an SM.
 struct RowCost {
   std::string_view op, kernel;
@@ -22,13 +24,13 @@ struct RowCost {
   double pass_us = 0;  // of each pass
   // Issue slots and shared memory, for 544 bytes of a matrix and a pass that is full, or half full.
   double unit_clocks = 0, half_clocks = 0;
-  int tile_rows = 0;  // of a GEMM by mma; 0: none
-  bool is_block_scaled = false;
+  Gemm gemm = Gemm::kNone;
   double flop_a_clock = 0;  // of attention in prompts, issue and tensor pipe together
 };
 
-// Fitted to bench/results/2026-11-22-h200-gpt-oss-120b-ops.json; the GEMMs by mma (tile_rows) to
-// nothing: their loops' bounds, and kReached of the tensor pipe.
+// Fitted to bench/results/2026-11-22-h200-gpt-oss-120b-ops.json; the GEMMs by mma to
+// nothing: their loops' bounds, and kReached of the tensor pipe; so are the rows for few tokens of
+// other formats, whose launches are taken to cost what MXFP4's do.
 constexpr RowCost kCosts[] = {
     {.op = "norm_qkv", .kernel = "cuda_w4a16_decode", .fixed_us = 1.2, .pass = 4, .pass_us = 3.2},
     {.op = "out_proj", .kernel = "cuda_w4a16_decode", .pass = 4, .pass_us = 3.2},
@@ -93,20 +95,21 @@ constexpr RowCost kCosts[] = {
     {.op = "norm_route", .kernel = "cuda_bf16_few", .fixed_us = 4.6, .share = 0.41},
     {.op = "norm_route", .kernel = "cuda_bf16_many", .fixed_us = 7.5, .share = 0.41},
     {.op = "embed", .kernel = "cuda_bf16", .fixed_us = 2.5},
-    {.op = "norm_qkv", .kernel = "cuda_w4a16_gemm", .fixed_us = 7, .tile_rows = 128},
-    {.op = "norm_qkv", .kernel = "cuda_bf16_gemm", .fixed_us = 7, .tile_rows = 128},
-    {.op = "norm_qkv",
-     .kernel = "sm121_w4a8_gemm",
-     .fixed_us = 10,
-     .tile_rows = 256,
-     .is_block_scaled = true},
-    {.op = "", .kernel = "cuda_w4a16_gemm", .fixed_us = 5, .tile_rows = 128},
-    {.op = "", .kernel = "cuda_bf16_gemm", .fixed_us = 5, .tile_rows = 128},
-    {.op = "",
-     .kernel = "sm121_w4a8_gemm",
-     .fixed_us = 8,
-     .tile_rows = 256,
-     .is_block_scaled = true},
+    {.op = "norm_qkv", .kernel = "cuda_w4a16_gemm", .fixed_us = 7, .gemm = Gemm::kMma},
+    {.op = "norm_qkv", .kernel = "cuda_bf16_gemm", .fixed_us = 7, .gemm = Gemm::kMma},
+    {.op = "norm_qkv", .kernel = "sm121_w4a8_gemm", .fixed_us = 10, .gemm = Gemm::kScaled},
+    {.op = "norm_qkv", .kernel = "sm121_w8a8_gemm", .fixed_us = 12, .gemm = Gemm::kScaledBytes},
+    {.op = "norm_qkv", .kernel = "sm121_nvfp4a8_gemm", .fixed_us = 13, .gemm = Gemm::kScaledNvfp4},
+    {.op = "", .kernel = "cuda_w4a16_gemm", .fixed_us = 5, .gemm = Gemm::kMma},
+    {.op = "", .kernel = "cuda_bf16_gemm", .fixed_us = 5, .gemm = Gemm::kMma},
+    {.op = "", .kernel = "cuda_w8a16_gemm", .fixed_us = 8, .gemm = Gemm::kMma},
+    {.op = "", .kernel = "cuda_nvfp4_gemm", .fixed_us = 8, .gemm = Gemm::kMma},
+    {.op = "", .kernel = "sm121_w4a8_gemm", .fixed_us = 8, .gemm = Gemm::kScaled},
+    {.op = "", .kernel = "sm121_w8a8_gemm", .fixed_us = 9, .gemm = Gemm::kScaledBytes},
+    {.op = "", .kernel = "sm121_nvfp4a8_gemm", .fixed_us = 9, .gemm = Gemm::kScaledNvfp4},
+    {.op = "", .kernel = "cuda_nvfp4_one", .fixed_us = 2.4},
+    {.op = "", .kernel = "cuda_nvfp4_decode", .fixed_us = 2.4, .fixed_us_a_token = 0.8},
+    {.op = "", .kernel = "cuda_w8a16_decode", .fixed_us = 2.4, .fixed_us_a_token = 0.8, .pass = 8},
 };
 
 // Of the tensor pipe's rate that a GEMM's inner loop reaches, an assumption; clocks of a work item
@@ -115,8 +118,24 @@ constexpr double kReached = 0.85, kItemClocks = 3000;
 // Clocks of issue slots and shared memory for a stage of 64 k, by groups of 16 slots: the loops of
 // tools/loop_bounds.json with the warps that fill.
 constexpr std::array<double, 5> kWidths = {16, 32, 64, 96, 128};
-constexpr std::array<double, 5> kScaledClocks = {300, 335, 420, 490, 580};
-constexpr std::array<double, 5> kMmaClocks = {500, 520, 590, 660, 770};
+using Clocks = std::array<double, 5>;
+struct GemmCost {
+  int tile_rows;
+  bool is_block_scaled;
+  Clocks clocks;
+};
+GemmCost gemm_cost(Gemm gemm) {
+  switch (gemm) {
+    case Gemm::kScaled:
+      return {256, true, {300, 335, 420, 490, 580}};
+    case Gemm::kScaledBytes:
+      return {256, true, {425, 470, 565, 660, 755}};
+    case Gemm::kScaledNvfp4:
+      return {256, true, {850, 890, 970, 1050, 1130}};
+    default:
+      return {128, false, {500, 520, 590, 660, 770}};
+  }
+}
 
 const RowCost* find_cost(std::string_view op, std::string_view kernel) {
   for (const RowCost& cost : kCosts)
@@ -147,6 +166,11 @@ Matrix matrix(const ops::NormUnembedDesc& d, const ops::StepShape& s) {
   return {static_cast<double>(d.vocab), static_cast<double>(d.hidden),
           static_cast<double>(format_bytes(d.format, d.vocab * d.hidden)),
           static_cast<double>(s.streams)};
+}
+Matrix matrix(const ops::MlpUpDesc& d, const ops::StepShape& s) {
+  return {static_cast<double>(d.rows()), static_cast<double>(d.hidden),
+          static_cast<double>(format_bytes(d.format, d.rows() * d.hidden)),
+          static_cast<double>(s.streams * s.tokens)};
 }
 Matrix expert(double rows, double cols, double bytes, int64_t experts, int64_t top_k,
               const ops::StepShape& s) {
@@ -200,15 +224,15 @@ double ceil_div(double a, double b) { return std::ceil(a / b); }
 // Clocks of all SMs together: {tensor, issue} of a GEMM by mma.
 std::pair<double, double> gemm_clocks(const RowCost& c, const Matrix& m,
                                       const ProjectionDevice& device) {
-  const double stages = m.cols / 64, row_tiles = ceil_div(m.rows, c.tile_rows);
-  const auto& others = c.is_block_scaled ? kScaledClocks : kMmaClocks;
-  const double flop = c.is_block_scaled ? device.qmma : device.hmma;
+  const GemmCost gemm = gemm_cost(c.gemm);
+  const double stages = m.cols / 64, row_tiles = ceil_div(m.rows, gemm.tile_rows);
+  const double flop = gemm.is_block_scaled ? device.qmma : device.hmma;
   const auto clocks = [&](double slots, bool is_tensor) {
     const double tiles = ceil_div(slots, 128), width = slots / tiles;
     size_t w = 0;
     while (w + 1 < kWidths.size() && kWidths[w] < width) ++w;
-    const double tensor = 2 * c.tile_rows * kWidths[w] * 64 / flop / kReached;
-    const double stage = is_tensor ? tensor : others[w];
+    const double tensor = 2 * gemm.tile_rows * kWidths[w] * 64 / flop / kReached;
+    const double stage = is_tensor ? tensor : gemm.clocks[w];
     return tiles * row_tiles * (stages * stage + kItemClocks);
   };
   return {over_copies(m, [&](double slots) { return clocks(slots, true); }),
@@ -224,7 +248,7 @@ OpTime time_of(const RowCost& c, const ops::Problem& problem, const ops::StepSha
   OpTime t;
   t.memory = static_cast<double>(work.bytes) / (device.bandwidth * c.share);
   t.fixed = (c.fixed_us + c.fixed_us_a_token * std::min(tokens, 8.0)) * 1e-6;
-  if (c.tile_rows > 0) {
+  if (c.gemm != Gemm::kNone) {
     const auto [tensor, issue] = gemm_clocks(c, m, device);
     t.tensor = tensor / machine, t.issue = issue / machine;
   } else if (c.flop_a_clock > 0 && shape.tokens > 1) {

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 namespace nibble::cli {
 namespace {
@@ -71,6 +72,36 @@ TEST(Projection, IsWithin15PercentOfWhatAnH200Took) {
   EXPECT_GE(compared["cuda_bf16_decode"], 15);
   EXPECT_GE(compared["cuda_w4a16_batch"], 8);
   EXPECT_GE(compared["cuda_bf16_tokens"] + compared["cuda_bf16_spans"], 10);
+}
+
+double seconds_of(const char* model, const DenseFormats& dense, ops::ActFormat activations,
+                  const ops::StepShape& shape) {
+  double sum = 0;
+  for (const ProjectedOp& op :
+       project_step(model, dense, activations, shape, *find_projection_device("gb10")))
+    sum += op.time.seconds();
+  return sum;
+}
+
+// What no H200 row stands for is bounded by what is certain: bytes of a token, and for prompts the
+// arithmetic, which E4M3 halves.
+TEST(Projection, OfNvfp4AndMxfp8IsNearItsBounds) {
+  constexpr auto kBF16 = ops::ActFormat::kBF16, kFp8 = ops::ActFormat::kFp8;
+  const ops::StepShape token{.context = 512, .act_bytes = 2};
+  const ops::StepShape prompt{.tokens = 2048, .act_bytes = 2};
+  constexpr Format k8 = Format::kMxfp8;
+  const DenseFormats in_8{.qkv = k8, .out = k8, .unembed = k8};
+  for (const auto& [model, dense, bytes, flops] :
+       {std::tuple("nvidia/Qwen3-8B-NVFP4", DenseFormats{}, 5.1e9, 2 * 6.95e9),
+        std::tuple("openai/gpt-oss-120b", in_8, 3.5e9, 2 * 4.5e9)}) {
+    const double one = seconds_of(model, dense, kBF16, token);
+    EXPECT_GT(one, bytes / 233e9) << model;
+    EXPECT_LT(one, 1.4 * bytes / 233e9) << model;
+    const double bf16 = seconds_of(model, dense, kBF16, prompt);
+    const double fp8 = seconds_of(model, dense, kFp8, prompt);
+    EXPECT_GT(fp8, 2048 * flops / (48 * 2.4e9 * 2048)) << model;
+    EXPECT_LT(fp8, bf16) << model;
+  }
 }
 
 }  // namespace

@@ -24,9 +24,13 @@ TEST(SparkAdvice, NamesWhatIsFasterThanWhatIsSet) {
   EXPECT_EQ(spark_advice(model, {kAllMxfp4, ops::ActFormat::kFp8, DType::kF8E4M3}), "");
 }
 
-// Its NVFP4 rows' costs are not known: nothing is projected.
+TEST(SparkAdvice, RecommendsActivationsInFp8ForNvfp4) {
+  EXPECT_THAT(spark_advice("nvidia/Qwen3-8B-NVFP4", {}), HasSubstr(kFp8));
+}
+
+// What its delta nets cost is not known: nothing is projected.
 TEST(SparkAdvice, SaysNothingOfWhatItDoesNotKnow) {
-  EXPECT_EQ(spark_advice("nvidia/Qwen3-8B-NVFP4", {}), "");
+  EXPECT_EQ(spark_advice("nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4", {}), "");
 }
 
 }  // namespace
