@@ -237,14 +237,14 @@ TEST(BlockScaledGpu, DenseEqualsTheTwinAndItselfAlone) {
   check_dense(336, 320, is_too_slow(320 * 130) ? 3 : 130, true);
 }
 
-TEST(BlockScaledGpu, ShowsWeightsAndActivationsThatAreNoNumbers) {
+void check_no_numbers(Format format) {
   constexpr int64_t kRows = 48, kCols = 128, kTokens = 20;
   Random random(1);
-  TestWeight w(random, Format::kMxfp4, 1, kRows, kCols);
+  TestWeight w(random, format, 1, kRows, kCols);
   w.scales[5 * 4 + 2] = 255;  // row 5
   Floats att(random, kTokens, kCols, DType::kBF16);
   att.values[3 * kCols + 70] = NAN;
-  const OutProjDesc desc{kRows, kCols, Format::kMxfp4, 1 << 20};
+  const OutProjDesc desc{kRows, kCols, format, 1 << 20};
   OutProjDesc here = desc;
   here.tokens = kTokens;
   GpuProblem gpu(gpu::scratch_bytes(here));
@@ -255,7 +255,12 @@ TEST(BlockScaledGpu, ShowsWeightsAndActivationsThatAreNoNumbers) {
   const Floats got = gpu.floats(d);
   for (int64_t t = 0; t < kTokens; ++t)
     for (int64_t n = 0; n < kRows; ++n)
-      EXPECT_EQ(std::isnan(got.at(t, n)), t == 3 || n == 5) << "token " << t << " row " << n;
+      EXPECT_EQ(std::isnan(got.at(t, n)), t == 3 || n == 5)
+          << format_name(format) << " token " << t << " row " << n;
+}
+
+TEST(BlockScaledGpu, ShowsWeightsAndActivationsThatAreNoNumbers) {
+  for (const Format format : {Format::kMxfp4, Format::kMxfp8}) check_no_numbers(format);
 }
 
 // Heads of 64 that end within a tile of rows; two sequences of one page each. Products of h as it
