@@ -48,7 +48,7 @@ enum class ActFormat : uint8_t {
   kBF16,     // h, q, att and u are stored as bf16
   kInt8,     // blocks of 32, for weights of 4 bits; others take bf16 or floats
   kInt8Row,  // the same with one scale per token, for weights in mxfp4
-  kFp8       // E4M3 with one scale per token, for weights in mxfp4 that many rows meet; else bf16
+  kFp8       // E4M3 with one scale per token, for weights that many rows meet (takes_e4m3())
 };
 
 const char* act_format_name(ActFormat format);  // "float", "bf16", "int8", "int8-row", "fp8"
