@@ -1,6 +1,7 @@
 #include "cli/spark_advice.h"
 
 #include <cmath>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -35,18 +36,19 @@ Projected project_both(const std::string& model, const SparkSettings& s) {
 // From the cheapest on, as docs/quality.md measured them on the model that ships.
 struct Step {
   std::string_view flags, kl;
-  bool in_mxfp4;
+  std::optional<Format> dense;
 };
 constexpr Step kSteps[] = {
-    {"--activations fp8 --kv-cache-dtype fp8", "0.0005", false},
-    {"--activations fp8 --kv-cache-dtype fp8 --dense-format mxfp4", "0.0059", true}};
+    {"--activations fp8 --kv-cache-dtype fp8", "0.0005", {}},
+    {"--activations fp8 --kv-cache-dtype fp8 --dense-format mxfp8", "0.0009", Format::kMxfp8},
+    {"--activations fp8 --kv-cache-dtype fp8 --dense-format mxfp4", "0.0059", Format::kMxfp4}};
 
 SparkSettings with(const SparkSettings& now, const Step& step) {
   SparkSettings then{now.dense, ops::ActFormat::kFp8, DType::kF8E4M3};
-  if (step.in_mxfp4)
+  if (step.dense)
     for (Format DenseFormats::*const of :
          {&DenseFormats::qkv, &DenseFormats::out, &DenseFormats::unembed, &DenseFormats::mlp})
-      then.dense.*of = Format::kMxfp4;
+      then.dense.*of = *step.dense;
   return then;
 }
 
@@ -62,11 +64,15 @@ std::string spark_advice(const std::string& model, const SparkSettings& now) try
                with_commas(std::llround(rates.prompt)), std::string(kl)});
   };
   add("as set", before, "");
+  Projected best = before;
   int faster = 0;
   for (const Step& step : kSteps) {
     if (refuses_fp8_kv) break;
     const Projected after = project_both(model, with(now, step));
-    if (after.decode < kWorth * before.decode && after.prompt < kWorth * before.prompt) continue;
+    const bool gains = after.decode >= kWorth * best.decode || after.prompt >= kWorth * best.prompt;
+    const bool loses = kWorth * after.decode < best.decode || kWorth * after.prompt < best.prompt;
+    if (!gains || loses) continue;
+    best = after;
     add(step.flags, after, step.kl);
     ++faster;
   }
