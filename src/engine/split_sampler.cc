@@ -73,7 +73,7 @@ Sampler::Sampled SplitSampler::sample(int64_t row, const SamplingParams& params,
   Sampler::Sampled sampled{.id = heaviest_[0].id};
   float logit = heaviest_[0].logit;
   if (params.temperature > 0)
-    sampled.id = draw(row, params, uniform(state.seed, state.index, 0), logit);
+    sampled.id = draw(row, params, uniform(state.seed, state.index, kDrawsId), logit);
   if (params.logprobs < 0) return sampled;
   const auto named = std::ranges::lower_bound(ids_, sampled.id);
   if (named != ids_.end() && *named == sampled.id) logit = original_[named - ids_.begin()];
