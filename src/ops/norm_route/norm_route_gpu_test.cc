@@ -155,9 +155,13 @@ int64_t check(const Shape& shape, int64_t tokens, bool exact, bool over_all = fa
 TEST(NormRouteGpu, EveryKernelEqualsTheTwin) {
   for (const Shape& shape : kShapes) {
     int64_t tokens_clear = 0, tokens_all = 0;
+    bool is_whole = true;
     for (const int64_t tokens : {1, 2, 8, 9, 33, 300, 1100})
       for (const bool exact : {false, true}) {
-        if (is_too_slow(shape.hidden * tokens)) continue;
+        if (is_too_slow(shape.hidden * tokens)) {
+          is_whole = false;
+          continue;
+        }
         SCOPED_TRACE(testing::Message() << shape.experts << " experts, " << tokens << " tokens");
         tokens_clear += check(shape, tokens, exact);
         tokens_all += tokens;
@@ -165,7 +169,9 @@ TEST(NormRouteGpu, EveryKernelEqualsTheTwin) {
         tokens_clear += check(shape, tokens, exact, /*over_all=*/true);
         tokens_all += tokens;
       }
-    EXPECT_GE(tokens_clear, tokens_all / 4) << shape.experts << " experts";
+    if (is_whole) {
+      EXPECT_GE(tokens_clear, tokens_all / 4) << shape.experts << " experts";
+    }
   }
 }
 
