@@ -7,7 +7,7 @@
 #   make test-clients [CLIENTS='aider llm']   installs and drives real clients (docs/clients.md)
 #   make test-slow | test-asan | test-tsan | test-arm64                  further runs
 #   make test-gpu | bench-gpu | soak-gpu [PRESET=h200]   built anywhere, run where the GPU is
-#   make check-emulated | test-emulated   GPU kernels on the CPU: the least, or all that it can run
+#   make check-emulated | test-emulated   GPU kernels on the CPU: instructions, or all ops
 #   make test-packages               the packages of PRESET, in a fresh Debian (as root)
 #   make check-cubins                compiles the DGX Spark's kernels, and Hopper's own, and checks them
 #   make check-spark                 the same, the whole program, which then runs emulated
@@ -109,9 +109,9 @@ bench-gpu soak-gpu: %-gpu:
 	@$(if $(HAVE_GPU),tools/gpu_run.sh $* build/$(GPU_PRESET) bench/results,\
 	  echo "no GPU here; on one that has it: tools/gpu_run.sh $* build/$(GPU_PRESET) bench/results")
 
-# tests/emulated_cuda. NCCL knows no emulated GPU.
+# tests/emulated_cuda, less what needs several GPUs, or hours.
 EMULATED_SMALL = nibble_emulated_cuda_test nibble_cuda_gpu_test
-EMULATED_TEST = GTEST_FILTER=-Nccl* NIBBLE_SMALL_TESTS=2800 ctest --test-dir build/emulated
+EMULATED_TEST = GTEST_FILTER='-Nccl*:OneShotGpu*:GpuRanks*:LaunchOrderGpu*' NIBBLE_SMALL_TESTS=2800 ctest --test-dir build/emulated
 check-emulated:
 	@tools/setup.sh test cuda
 	@cmake --preset emulated && cmake --build build/emulated -j $(JOBS) --target $(EMULATED_SMALL)
@@ -119,8 +119,8 @@ check-emulated:
 
 test-emulated:
 	@tools/setup.sh test cuda
-	@cmake --preset emulated && cmake --build build/emulated -j $(JOBS) --target nibble_emulated_cuda_test nibble_gpu_tests
-	$(EMULATED_TEST) -L 'emulated|gpu'
+	@cmake --preset emulated && cmake --build build/emulated -j $(JOBS) --target $(EMULATED_SMALL) nibble_ops_gpu_test
+	$(EMULATED_TEST) -R '^(emulated_cuda|cuda_gpu|ops_gpu)$$'
 
 # The objects of kernels alone: CI has no time for a second build of everything. GB10's are all
 # that it can run; of Hopper's those that are its alone.
