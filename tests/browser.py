@@ -77,8 +77,18 @@ class Tab:
         """Presses the mouse on the middle of the element, as a user does."""
         where = f"document.querySelector({json.dumps(selector)})"
         await self.wait(f"{where} !== null && {where}.offsetParent !== null || {where}?.tagName === 'DIALOG'")
-        x, y = await self.run(f"(() => {{ const e = {where}; e.scrollIntoView({{block: 'nearest'}});"
-                              " const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()")
+        # Where it stands once fonts have come and nothing moves any more.
+        x, y = await self.run(f"""(async () => {{
+          await document.fonts.ready;
+          for (let was = null; ; await new Promise((go) => setTimeout(go, 30))) {{
+            const e = {where};
+            e?.scrollIntoView({{ block: "nearest" }});
+            const r = e?.getBoundingClientRect();
+            const now = r ? [r.x + r.width / 2, r.y + r.height / 2] : null;
+            if (now && was && now[0] === was[0] && now[1] === was[1]) return now;
+            was = now;
+          }}
+        }})()""")
         for kind in ("mousePressed", "mouseReleased"):
             await self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
