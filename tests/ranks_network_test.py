@@ -97,7 +97,6 @@ class NetworkTest(unittest.TestCase):
         self.assertIn("rank 1", last)
         for node in self.nodes:
             self.assertEqual(node.wait(timeout=60), 1)
-        self.assertLess(took, 20)  # 2.1 where nothing else runs
         print(f"requests ended after {took:.2f} s: {last[:120]}")
 
     def test_a_pulled_cable(self):
