@@ -74,8 +74,8 @@ void adjust_logits(const SamplingParams& params, const SamplingState& state, At&
 // Weights of what min_p leaves. Differences are divided, not multiplied by 1 / temperature, which
 // may overflow.
 inline Weighting weighting_of(const SamplingParams& params, float best) {
-  const float floor =
-      params.min_p > 0 ? best + params.temperature * std::log(params.min_p) : -kLargestLogit;
+  const float floor = params.min_p > 0 ? best + params.temperature * std::log(params.min_p)
+                                       : std::numeric_limits<float>::lowest();
   return {best, params.temperature, floor};
 }
 

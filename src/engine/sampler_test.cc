@@ -268,6 +268,21 @@ TEST(Sampler, RowsThatAreNotNumbersAreErrors) {
   }
 }
 
+// Numbers they are: some id is drawn, however far below zero all of them lie.
+TEST(Sampler, RowsFarBelowZeroAreDrawnFrom) {
+  constexpr float kLow = std::numeric_limits<float>::lowest();
+  Sampler sampler(100, {});
+  std::vector<TokenLogprob> top;
+  for (const float x : {-1e38f, kLow / 2, kLow})
+    for (const float top_p : {1.0f, 0.5f}) {
+      std::vector<float> row(100, x);
+      const Sampler::Sampled s = sampler.sample(row, {.temperature = 1, .top_p = top_p},
+                                                {.seed = 3, .index = 0, .counts = {}}, {}, top);
+      EXPECT_EQ(s.error, nullptr);
+      EXPECT_TRUE(s.id >= 0 && s.id < 100) << x << " " << top_p << " " << s.id;
+    }
+}
+
 TEST(Logprobs, TopIsWhatAFullSortGives) {
   std::vector<Candidate> work;
   std::vector<TokenLogprob> top;
