@@ -19,6 +19,17 @@ RowSlice slice_of(const Tensor& logits, int64_t row, const Cut& slice) {
   return {{logits.as<float>() + row * slice.size, static_cast<size_t>(slice.size)}, slice.begin};
 }
 
+// Ids become indices.
+void check_summary(const RowSummary& s, const Cut& slice, int rank) {
+  const bool has_room = s.num >= 0 && s.num <= RowSummary::kMost;
+  if (has_room && std::all_of(s.heaviest.begin(), s.heaviest.begin() + s.num, [&](const auto& e) {
+        return e.id >= slice.begin && e.id < slice.end();
+      }))
+    return;
+  throw Error(ErrorKind::kUnsupported,
+              "rank " + std::to_string(rank) + " says what is heaviest among ids of another's");
+}
+
 }  // namespace
 
 SplitRows::SplitRows(dist::Comm& comm, std::vector<Cut> slices, std::vector<int32_t> masked_ids)
@@ -72,9 +83,11 @@ void SplitRows::take(const Tensor& logits) {
   counts_.rows += logits.dim(0);
   for (size_t r = 1; r < ranks && rows > 0; ++r) {
     const auto bytes = hear(static_cast<int>(r), static_cast<int64_t>(rows * sizeof(RowSummary)));
-    for (size_t row = 0; row < rows; ++row)
-      std::memcpy(&summaries_[row * ranks + r], bytes.data() + row * sizeof(RowSummary),
-                  sizeof(RowSummary));
+    for (size_t row = 0; row < rows; ++row) {
+      RowSummary& s = summaries_[row * ranks + r];
+      std::memcpy(&s, bytes.data() + row * sizeof(RowSummary), sizeof(RowSummary));
+      check_summary(s, slices_[r], static_cast<int>(r));
+    }
   }
 }
 
@@ -89,7 +102,6 @@ bool SplitRows::heaviest(int64_t row, std::vector<Candidate>& to) const {
   Candidate bar{.id = -1, .logit = 0, .weight = 0};  // the heaviest of those last ones
   for (int r = 0; r < size(); ++r) {
     const RowSummary& s = summaries_[static_cast<size_t>(row * size() + r)];
-    CHECK(s.num >= 0 && s.num <= RowSummary::kMost);
     for (int32_t i = 0; i < s.num; ++i)
       to.push_back({.id = s.heaviest[i].id, .logit = s.heaviest[i].logit, .weight = 0});
     if (!s.is_all() && (bar.id < 0 || heavier(to.back(), bar))) bar = to.back();
@@ -145,7 +157,10 @@ void SplitRows::adjust(int64_t row, std::span<const int32_t> ids, std::span<cons
   if (!allowed.empty()) slice.allow(allowed, 0);
   auto* const of = &summaries_[static_cast<size_t>(row * size())];
   of[0] = slice.summary(work_);
-  for (int r = 1; r < size(); ++r) of[r] = take<RowSummary>(ask, r);
+  for (int r = 1; r < size(); ++r) {
+    of[r] = take<RowSummary>(ask, r);
+    check_summary(of[r], slices_[r], r);
+  }
 }
 
 WeightSum SplitRows::sum(int64_t row, const Weighting& weighting) {

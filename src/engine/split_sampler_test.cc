@@ -249,6 +249,37 @@ TEST(SplitSampler, GathersNoRowsForWhatIsAskedMost) {
   });
 }
 
+// Of another rank's ids, or of more than there is room for.
+TEST(SplitRows, SummariesOfOtherIdsAreRefused) {
+  constexpr int32_t kVocab = 64;
+  const std::vector<Cut> cuts = {Cut(kVocab, 0, 32), Cut(kVocab, 32, 32)};
+  const auto refusal = [&](int32_t num, int32_t id) {
+    std::string why;
+    const auto ranks = dist::test_ranks(2);
+    dist::on_every_rank(ranks, [&](dist::TcpComm& comm) {
+      if (comm.rank() == 1) {
+        RowSummary said{.is_finite = 1, .num = num};
+        said.heaviest[0] = {id, 1.0f};
+        return comm.send(0, std::as_bytes(std::span(&said, 1)));
+      }
+      Row mine(32);
+      SplitRows split(comm, cuts, {});
+      try {
+        split.take(make_tensor(mine.data(), DType::kF32, {1, 32}));
+      } catch (const Error& e) {
+        why = e.what();
+      }
+    });
+    return why;
+  };
+  EXPECT_EQ(refusal(1, 32), "");
+  EXPECT_EQ(refusal(1, 63), "");
+  const std::vector<std::pair<int32_t, int32_t>> wrong = {
+      {1, 31}, {1, 64}, {1, -1}, {33, 32}, {-1, 32}};
+  for (const auto& [num, id] : wrong)
+    EXPECT_THAT(refusal(num, id), testing::HasSubstr("rank 1 says what is heaviest among ids"));
+}
+
 TEST(RowSlice, AsksAreReadAsWritten) {
   const Cut cut(100, 48, 40);
   const std::vector<int32_t> ids = {3, 48, 60, 87, 88};
