@@ -15,6 +15,7 @@
 #include "dist/test_ranks.h"
 #include "engine/engine.h"
 #include "engine/engine_testing.h"
+#include "engine/step_feed.h"
 #include "engine/step_follower.h"
 #include "models/draft_head.h"
 #include "models/model.h"
@@ -370,6 +371,30 @@ TEST_F(EngineRanks, AnIdleEngineFailsWhenItIsTold) {
   Request request = requests_[0];
   record(request);
   EXPECT_FALSE(group.engine().submit(std::move(request)).ok());
+}
+
+// A rank 0 that agrees to all and then says what nobody knows.
+TEST_F(EngineRanks, UnknownMessagesAreRefused) {
+  const auto ranks = dist::test_ranks(2);
+  const EngineOptions options = of_ranks(options_of_shipped(), kShipped, 2);
+  std::string why;
+  std::jthread follower([&] {
+    Rank rank(kShipped, ranks[1].get(), {});
+    try {
+      StepFollower(*rank.model, rank.cx, options).run();
+    } catch (const Error& e) {
+      why = e.what();
+    }
+  });
+  const Rank rank(kShipped, ranks[0].get(), {});
+  const ModelInfo& info = rank.model->info();
+  std::vector<int32_t> masked_ids;
+  agree(*ranks[0], info, Engine::kv_plan_for(info, options), Engine::step_limits(info, options),
+        masked_ids);
+  const MessageHead head{static_cast<MessageHead::Kind>(7), 0};
+  ranks[0]->send(1, std::as_bytes(std::span(&head, 1)));
+  follower.join();
+  EXPECT_EQ(why, "rank 0 sent a message of kind 7 and of 0 bytes");
 }
 
 TEST_F(EngineRanks, OtherPlansAreRefused) {

@@ -98,18 +98,28 @@ void StepFollower::run() {
   while (step()) continue;
 }
 
+// Of a message; -1: of what rank 0 has no reason to send.
+int64_t StepFollower::most_bytes(MessageHead::Kind kind) const {
+  switch (kind) {
+    case MessageHead::Kind::kStep:
+      return bounds_.most_bytes();
+    case MessageHead::Kind::kReplay:
+      return int64_t{4} * bounds_.max_seqs;
+    case MessageHead::Kind::kAsk:
+      return rows_ != nullptr ? rows_->most_bytes() : -1;
+  }
+  return -1;
+}
+
 // Into message_.
 MessageHead StepFollower::receive() {
   MessageHead head;
   cx_.comm->receive(0, std::as_writable_bytes(std::span(&head, 1)));
-  const bool is_step = head.kind == MessageHead::Kind::kStep;
-  const bool is_ask = head.kind == MessageHead::Kind::kAsk && rows_ != nullptr;
-  const int64_t most = is_step  ? bounds_.most_bytes()
-                       : is_ask ? rows_->most_bytes()
-                                : int64_t{4} * bounds_.max_seqs;
-  if (head.size > static_cast<uint64_t>(most))
-    throw Error(ErrorKind::kUnsupported,
-                "rank 0 sent a message of " + std::to_string(head.size) + " bytes");
+  const int64_t most = most_bytes(head.kind);
+  if (most < 0 || head.size > static_cast<uint64_t>(most))
+    throw Error(ErrorKind::kUnsupported, "rank 0 sent a message of kind " +
+                                             std::to_string(static_cast<uint64_t>(head.kind)) +
+                                             " and of " + std::to_string(head.size) + " bytes");
   message_.resize(head.size);
   cx_.comm->receive(0, message_);
   return head;
@@ -118,8 +128,7 @@ MessageHead StepFollower::receive() {
 bool StepFollower::step() {
   switch (receive().kind) {
     case MessageHead::Kind::kAsk:
-      if (rows_ != nullptr) rows_->answer(message_);
-      return true;
+      return rows_->answer(message_), true;
     case MessageHead::Kind::kReplay:
       return replay(), true;
     case MessageHead::Kind::kStep:

@@ -31,6 +31,7 @@ class StepFollower {
   class ReplayedPages;
   std::unique_ptr<PageMemory> page_memory();
   bool step();
+  int64_t most_bytes(MessageHead::Kind kind) const;
   MessageHead receive();
   void replay();
   void run_on_cpu(const StepMessage& message);
