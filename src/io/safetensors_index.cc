@@ -56,7 +56,10 @@ class IndexReader : public json::json_sax_t {
     if (is_shard() || is_total()) return other("an object");
     enter();
     if (depth_ == 1) is_object_ = true;
-    if (depth_ == 2 && is_object_ && section_ == "weight_map") has_map_ = in_map_ = true;
+    if (depth_ == 2 && is_object_ && section_ == "weight_map") {
+      if (has_map_) fail("has \"weight_map\" twice");
+      has_map_ = in_map_ = true;
+    }
     return true;
   }
   bool start_array(size_t) override {

@@ -177,6 +177,8 @@ TEST(SafetensorsIndex, RefusesHostileOnes) {
               HasSubstr("total_size: found 9e+18"));
   EXPECT_THAT(error(R"({"weight_map":{"w":["a"]}})"), HasSubstr("\"w\": found a list"));
   EXPECT_THAT(error(R"({"other":{"w":"a"}})"), HasSubstr("no object \"weight_map\""));
+  EXPECT_THAT(error(R"({"weight_map":{"a":"1"},"weight_map":{"b":"2"}})"),
+              HasSubstr("has \"weight_map\" twice"));
   EXPECT_THAT(error(R"([{"weight_map":{"w":"a"}}])"), HasSubstr("no object \"weight_map\""));
   EXPECT_THAT(error("{\"weight_map\":" + std::string(100000, '[')), HasSubstr("nested deeper"));
 }
