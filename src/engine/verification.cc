@@ -1,17 +1,18 @@
 #include "engine/verification.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/check.h"
 
 namespace nibble {
 namespace {
 
-// p / q of draft i. A draft cannot have been drawn where q is 0, but for what it was drawn with,
-// a GPU's sums, being rounded otherwise.
+// p / q of draft i, which is finite. A draft cannot have been drawn where q is 0, but for what it
+// was drawn with, a GPU's sums, being rounded otherwise.
 double ratio(const DrawnDrafts& g, size_t i) {
   const double p = g.p[i][g.ids[i]];
-  return p > 0 ? p / g.q[i][g.ids[i]] : 0;
+  return p / std::max(g.q[i][g.ids[i]], std::numeric_limits<double>::min());
 }
 
 // How much of p[n] the rule gives to what comes behind n drafts, in the sense of

@@ -191,6 +191,16 @@ TEST(Verification, DrawingWhatWouldBeDrawnAnywayIsTheRuleForCertainDrafts) {
   }
 }
 
+// Whatever is said of the drafts behind it, even what its drafter cannot have drawn.
+TEST(Verification, WhatTheModelNeverSaysIsNeverKept) {
+  const std::vector<Distribution> p(2, {0, 0.25, 0.75});
+  const std::vector<Distribution> q = {{1, 0, 0}, {1, 0, 0}};
+  const Ids ids = {0, 1};
+  for (const VerificationRule rule : {VerificationRule::kStandard, VerificationRule::kBlock})
+    EXPECT_EQ(kept_probabilities(rule, {.p = p, .q = q, .ids = ids}),
+              (std::vector<double>{1, 0, 0}));
+}
+
 // The engine's sampler in long runs, as speculation.h uses it: a draft comes true with p(draft),
 // and what is drawn in its place has the proportions of the others.
 TEST(Verification, TheSamplerKeepsADraftAsOftenAsItIsLikely) {
