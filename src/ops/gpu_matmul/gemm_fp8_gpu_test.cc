@@ -149,14 +149,16 @@ void check_up(const char* name, const Shape& shape, int64_t tokens, int span) {
   EXPECT_LT(static_cast<double>(other_codes), 0.4 * static_cast<double>(codes));
 }
 
-class GemmFp8Gpu : public testing::Test {
+bool has_wgmma() { return cuda::open_device().sm == 90; }
+
+class GemmFp8Sm90Gpu : public testing::Test {
  protected:
   void SetUp() override {
-    if (cuda::open_device().sm != 90) GTEST_SKIP() << "the rows are Hopper's";
+    if (!has_wgmma()) GTEST_SKIP() << "the rows are Hopper's";
   }
 };
 
-TEST_F(GemmFp8Gpu, MoeUpEqualsTheTwin) {
+TEST_F(GemmFp8Sm90Gpu, MoeUpEqualsTheTwin) {
   for (const char* name : kExpertRows) {
     for (const Shape& shape : kShapes)
       for (const int64_t tokens : kTokens)
@@ -217,7 +219,7 @@ void check_down(const char* name, const Shape& shape, int64_t tokens, int span) 
   EXPECT_LT(blocks.worst(), 1);
 }
 
-TEST_F(GemmFp8Gpu, MoeDownEqualsTheTwin) {
+TEST_F(GemmFp8Sm90Gpu, MoeDownEqualsTheTwin) {
   for (const char* name : kExpertRows) {
     for (const Shape& shape : kShapes)
       for (const int64_t tokens : kTokens)
@@ -231,8 +233,6 @@ std::string row_of(std::string_view arch, Format format) {
                               : format == Format::kNvfp4 ? "_nvfp4a8_gemm"
                                                          : "_w8a8_gemm");
 }
-
-bool has_wgmma() { return GpuProblem().cx.kernels.gpu.sm == 90; }
 
 // NVFP4 as its kernels multiply it: 8 g E4M3(m s / 8), of which m s has six bits.
 void narrow_nvfp4(std::vector<float>& row, float g) {
@@ -296,7 +296,7 @@ void check_dense(std::string_view arch, Format format, int64_t rows, int64_t col
   EXPECT_LT(blocks.worst(), 1);
 }
 
-TEST_F(GemmFp8Gpu, DenseEqualsTheTwinAndItselfAlone) {
+TEST(GemmFp8Gpu, DenseEqualsTheTwinAndItselfAlone) {
   constexpr int64_t kMatrices[][2] = {{2880, 4096}, {256, 512}, {16, 64}, {336, 320}};
   for (const auto& [rows, cols] : kMatrices)
     for (const int64_t tokens : {1, 19, 130, 700})
@@ -347,7 +347,7 @@ void check_mlp_up(std::string_view arch, Format format, int64_t hidden, int64_t 
   EXPECT_LT(blocks.worst(), 1);
 }
 
-TEST_F(GemmFp8Gpu, MlpUpEqualsTheTwin) {
+TEST(GemmFp8Gpu, MlpUpEqualsTheTwin) {
   constexpr int64_t kMatrices[][2] = {{4096, 200}, {320, 72}, {64, 8}};
   for (const auto& [hidden, width] : kMatrices)
     for (const int64_t tokens : {1, 19, 300})
@@ -436,7 +436,7 @@ void check_nvfp4_down(std::string_view arch, const Shape& shape, int64_t tokens,
   EXPECT_LT(blocks.worst(), 1);
 }
 
-TEST_F(GemmFp8Gpu, Nvfp4ExpertsEqualTheTwin) {
+TEST(GemmFp8Gpu, Nvfp4ExpertsEqualTheTwin) {
   for (const Shape& shape :
        {Shape{2048, 768, 16, 8}, Shape{320, 704, 130, 2}, Shape{192, 64, 5, 5}})
     for (const int64_t tokens : {1, 40, 300, 900})
@@ -506,7 +506,7 @@ bool all_finite(const std::vector<float>& values) {
 
 // What either of them cannot be, neither is: u is in one format. The bits are those of the step
 // with bf16 activations.
-TEST_F(GemmFp8Gpu, ExpertsTooWideGoToBF16) {
+TEST_F(GemmFp8Sm90Gpu, ExpertsTooWideGoToBF16) {
   constexpr uint8_t kFar = 116 - kE4m3Span - 1;
   Experts fits(ActFormat::kFp8, 116, 116);
   EXPECT_TRUE(fits.up_kernel().starts_with("sm90_w4a8_")) << fits.up_kernel();
@@ -522,7 +522,7 @@ TEST_F(GemmFp8Gpu, ExpertsTooWideGoToBF16) {
 }
 
 // Products of bf16 by E5M2 have no room for block scales above 2.
-TEST_F(GemmFp8Gpu, ExpertsAboveE5m2GoToTheBatchKernels) {
+TEST_F(GemmFp8Sm90Gpu, ExpertsAboveE5m2GoToTheBatchKernels) {
   Experts one(ActFormat::kBF16, 129, 116);
   EXPECT_EQ(one.up_kernel(), "cuda_w4a16_batch");
   EXPECT_EQ(one.down_kernel(), "sm90_w4a16_narrow");
