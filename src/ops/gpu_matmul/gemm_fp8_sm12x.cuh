@@ -5,8 +5,7 @@
 //                 FP8 [E][N] f32 besides
 //   x        in   [*, K] E4M3 in lane order (below); x_scale [*] f32, or one constant
 //   token, offsets, bias, y: as in gemm_sm90.cuh; with SwiGLU y is bf16, of MXFP4 E4M3 in lane
-//   order;
-//            of kQkv q, k and v are turned and stored
+//            order; of kQkv q, k and v are turned and stored
 //
 // Lane order: lane_order.h. A unit is operand A nearly as it lies: operands_sm12x.cuh.
 //

@@ -23,8 +23,8 @@ __device__ __forceinline__ uint32_t scales_of_halves(uint32_t scales) {
 }
 
 // Operands of one unit, or of its halves one by one (kIsHalf), and what adds their products with a
-// lane's bytes of 8 columns. kTable:
-// bytes of shared memory that make_table() fills, read through `table`, its address.
+// lane's bytes of 8 columns. kTableBytes: of shared memory that make_table() fills, whose address
+// take() is given.
 template <Format kFormat>
 struct Operands;
 
