@@ -118,8 +118,7 @@ TEST_F(GrammarServiceTest, TextsFollowTheirGrammars) {
   EXPECT_EQ(follow(first, "abbx"), 3);
   EXPECT_EQ(follow(second, "{\"a\": 1}}"), 8);
   EXPECT_EQ(follow(third, "abc"), 3);
-  first.rollback_to(1);
-  EXPECT_EQ(first.mask_state(), MaskState::kPending);
+  first.rollback_to(1);  // its mask is asked for anew, and may be here already
   EXPECT_EQ(follow(first, "bc"), 2);
   EXPECT_TRUE(eventually([&] { return first.mask_state() == MaskState::kReady; }));
   std::vector<uint32_t> bits(static_cast<size_t>(byte_tokenizer().size() + 31) / 32, ~0u);
