@@ -1,6 +1,9 @@
 // norm_qkv of models whose query heads have gates and turn in part, with norms around zero.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <string_view>
+
 #include "ops/gpu_test_problem.h"
 #include "ops/kv_pages.h"
 #include "ops/matmul_ref.h"
@@ -92,11 +95,20 @@ void check(const Shape& shape, int32_t tokens, ActFormat activations) {
              gpu.weight(w), gpu.tensor(cos_sin, DType::kF32), gpu.step(step));
     const Floats q = gpu.floats(out.q);
     const std::vector<uint8_t> k = gpu.bytes(kv.k), v = gpu.bytes(kv.v);
-    // Values are around one: h near a rounding boundary is off by 2^-8, in E4M3 by 2^-4, and the
-    // largest of some thousand sums by five times their root mean square.
-    const double bound = activations == ActFormat::kFp8 ? 0.6 : 0.05;
-    for (size_t i = 0; i < q.values.size(); ++i)
-      ASSERT_NEAR(q.values[i], want_q.values[i], bound + 0x1p-7 * std::fabs(want_q.values[i])) << i;
+    // Values are around one: h near a rounding boundary is off by 2^-8, in E4M3 by 2^-4, which is
+    // 2.6% of a sum's root mean square, and as much again where NVFP4's weights are rounded to it;
+    // the largest of some thousand sums, turned by up to four, by much more. A wrong block of 32
+    // of 256 columns is 35% of all.
+    const bool is_fp8 = std::string_view(row->name).find("a8_") != std::string_view::npos;
+    const double twice = is_fp8 && shape.format == Format::kNvfp4 ? std::sqrt(2.0) : 1;
+    const double bound = is_fp8 ? 0.6 * twice : 0.05;
+    double error = 0, size = 0;
+    for (size_t i = 0; i < q.values.size(); ++i) {
+      const double off = q.values[i] - want_q.values[i];
+      ASSERT_LE(std::fabs(off), bound + 0x1p-7 * std::fabs(want_q.values[i])) << i;
+      error += off * off, size += want_q.values[i] * want_q.values[i];
+    }
+    EXPECT_LE(std::sqrt(error / size), is_fp8 ? 0.04 * twice : 0.004);
     if (shape.has_gates) {
       const Floats gate = gpu.floats(out.gate);
       for (size_t i = 0; i < gate.values.size(); ++i)
