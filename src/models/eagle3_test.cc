@@ -13,8 +13,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "io/checkpoint.h"
-#include "models/test_runner.h"
+#include "models/test_goldens.h"
 
 namespace nibble {
 namespace {
@@ -26,18 +25,6 @@ constexpr std::pair<const char*, const char*> kCases[] = {{"specforge", "llama"}
                                                           {"specdrift", "llama"},
                                                           {"modelopt", "qwen3"},
                                                           {"speculators", "qwen3"}};
-
-template <typename T>
-std::vector<T> expected(const std::filesystem::path& directory, const std::string& tensor) {
-  const auto checkpoint = open_checkpoint(directory / "expected");
-  const TensorInfo* info = checkpoint->find(tensor);
-  EXPECT_NE(info, nullptr) << tensor;
-  if (info == nullptr) return {};
-  std::vector<T> values(info->bytes / sizeof(T));
-  const ReadJob job = ReadJob::whole(*info, values.data());
-  checkpoint->read({&job, 1});
-  return values;
-}
 
 class Eagle3Golden : public testing::TestWithParam<std::pair<const char*, const char*>> {
  protected:

@@ -10,8 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "io/checkpoint.h"
-#include "models/test_runner.h"
+#include "models/test_goldens.h"
 
 namespace nibble {
 namespace {
@@ -19,25 +18,11 @@ namespace {
 const std::filesystem::path kGoldens =
     std::filesystem::path(NIBBLE_SOURCE_DIR) / "tests/goldens/gpt_oss";
 
-// One tensor of expected/model.safetensors.
-template <typename T>
-std::vector<T> expected(const std::string& name, const std::string& tensor) {
-  const auto checkpoint = open_checkpoint(kGoldens / name / "expected");
-  const TensorInfo* info = checkpoint->find(tensor);
-  EXPECT_NE(info, nullptr) << tensor;
-  if (info == nullptr) return {};
-  std::vector<T> values(info->bytes / sizeof(T));
-  const ReadJob job = ReadJob::whole(*info, values.data());
-  checkpoint->read({&job, 1});
-  return values;
-}
-
 struct Golden {
   explicit Golden(const std::string& name)
-      : rows(expected<int64_t>(name, "rows")), logits(expected<float>(name, "logits")) {
-    for (int64_t token : expected<int64_t>(name, "tokens"))
-      tokens.push_back(static_cast<int32_t>(token));
-  }
+      : tokens(tokens_of(kGoldens / name)),
+        rows(expected<int64_t>(kGoldens / name, "rows")),
+        logits(expected<float>(kGoldens / name, "logits")) {}
   std::vector<int32_t> tokens;
   std::vector<int64_t> rows;
   std::vector<float> logits;  // [rows][V]
@@ -55,17 +40,6 @@ double rms(const std::vector<float>& v) {
   return std::sqrt(sum / static_cast<double>(v.size()));
 }
 
-// An instruction set that this machine runs, or none: the twins.
-using Kernels = std::optional<cpu::Isa>;
-constexpr Kernels kTwins = std::nullopt;
-std::vector<Kernels> kernels_here() {
-  std::vector<Kernels> here = {kTwins};
-  for (cpu::Isa isa : {cpu::Isa::kScalar, cpu::Isa::kNeon, cpu::Isa::kAvx2, cpu::Isa::kAvx512})
-    if (cpu::supports(cpu::detect_isa(), isa)) here.push_back(isa);
-  return here;
-}
-const char* kernels_name(Kernels kernels) { return kernels ? cpu::isa_name(*kernels) : "twins"; }
-
 // A model loaded for one instruction set and one format of activations, on two workers.
 struct Loaded {
   Loaded(const std::string& name, Kernels kernels, DType activations = DType::kF32) {
@@ -82,8 +56,6 @@ struct Loaded {
   ops::Ctx cx;
   std::unique_ptr<Model> model;
 };
-
-using Logits = std::vector<std::vector<float>>;  // [T][V]
 
 class GptOssGolden : public testing::TestWithParam<const char*> {};
 
@@ -124,7 +96,7 @@ TEST_P(GptOssGolden, ResidualStreamEqualsTransformers) {
     runner.run(golden.tokens, 512);
     ASSERT_EQ(static_cast<int32_t>(x.size()), loaded.model->info().num_layers);
     for (const auto& [layer, got] : x) {
-      const auto want = expected<float>(GetParam(), "x." + std::to_string(layer));
+      const auto want = expected<float>(kGoldens / GetParam(), "x." + std::to_string(layer));
       const size_t hidden = got.size() / golden.tokens.size();
       double off = 0;
       for (size_t i = 0; i < want.size(); ++i)
