@@ -57,7 +57,6 @@ class SplitRows {
   void tell(int rank, const RowAsk& ask);
   void tell_all(const RowAsk& ask);
   std::span<const std::byte> hear(int rank, int64_t bytes);
-  void take_summaries(const RowAsk& ask);
   template <typename T>
   T take(const RowAsk& ask, int rank);
 
