@@ -41,6 +41,7 @@ struct MmaShape {
   static constexpr bool kHasTiles = kFormat != Format::kBF16;
   using Unit = gpu::Unit<kHasTiles ? kFormat : Format::kMxfp4>;  // of rows: not looked at
   static constexpr bool kHasRowScales = kHasTiles && Unit::kHasRowScales;
+  static constexpr bool kIsInt4 = kFormat == Format::kInt4G32 || kFormat == Format::kInt4G128;
   static constexpr int kRows = 128, kMaxN = 128, kStages = kHasTiles && Unit::kHasNibbles ? 4 : 3;
   static constexpr int kFillThreads = 128, kMultiplyThreads = 256;
   static constexpr int kThreads = kFillThreads + kMultiplyThreads;
@@ -284,14 +285,14 @@ struct MmaBlock {
     GemmItem it;
     for (int item = blockIdx.x; schedule.find(item, it); item += gridDim.x) {
       if (threadIdx.x < S::kFillThreads)
-        fill(it, threadIdx.x);
+        fill(it, threadIdx.x % S::kFillThreads);  // ptxas spills without the mask
       else if (it.n <= 16)
         multiply<1>(it);
       else if (it.n <= 32)
         multiply<2>(it);
       else if (it.n <= 64)
         multiply<4>(it);
-      else if (it.n <= 96)
+      else if (!S::kIsInt4 && it.n <= 96)  // INT4 with one width more: it spills on Hopper
         multiply<6>(it);
       else
         multiply<8>(it);
