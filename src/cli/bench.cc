@@ -73,11 +73,13 @@ struct BenchRow {
 };
 
 // Sizes context and batch for the cases, where the user has not.
-void fit_engine(std::vector<BenchCase>& cases, EngineFlags& flags) {
+void fit_engine(std::vector<BenchCase>& cases, bool profiled, EngineFlags& flags) {
   int32_t longest = 0, streams = 1;
   for (BenchCase& c : cases) {
     c.step_tokens = 1 + parse_speculative_config(flags.speculative_config).num_tokens;
-    longest = std::max(longest, c.sequence_length(flags.max_num_batched_tokens));
+    BenchCase grown = c;
+    if (profiled && c.decodes()) grown.new_tokens = std::max(c.new_tokens, kProfiledTokens);
+    longest = std::max(longest, grown.sequence_length(flags.max_num_batched_tokens));
     streams = std::max(streams, c.streams);
   }
   if (flags.max_model_len == 0) flags.max_model_len = longest;
@@ -346,7 +348,7 @@ std::vector<BenchCase> choose_cases(BenchFlags& flags, bool on_gpu) {
     cases.push_back(parse_bench_case(test, flags.new_tokens.empty() ? 0 : flags.new_tokens[0]));
   if (!flags.ids_file.empty()) start_from(read_token_ids(flags.ids_file), cases);
   if (cases.empty()) throw Error(ErrorKind::kUsage, "nothing to measure: -p and -n are both 0");
-  fit_engine(cases, flags.engine);
+  fit_engine(cases, !flags.profile.empty(), flags.engine);
   return cases;
 }
 

@@ -180,6 +180,11 @@ void run_decode_steps(Engine& engine, const BenchCase& c, int steps,
   while (progress.started < c.streams) step(engine, progress);
   for (int i = 0; i < steps; ++i) {
     step(engine, progress);
+    if (progress.ended > 0) {
+      throw Error(ErrorKind::kUsage, "bench " + c.test() + ": a context of " +
+                                         std::to_string(engine.max_model_len()) +
+                                         " tokens ends before " + std::to_string(steps) + " steps");
+    }
     after_step();
   }
   end_streams(engine, ids, progress);

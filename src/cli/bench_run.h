@@ -51,7 +51,8 @@ struct BenchSample {
 BenchSample run_case(Engine& engine, const BenchCase& bench_case, uint64_t seed);
 
 // Brings all streams of a decoding case to where run_case() starts timing, runs `steps` steps,
-// calls after_step() behind each, and ends them.
+// calls after_step() behind each, and ends them. Throws Error(kUsage) where the context ends
+// before.
 void run_decode_steps(Engine& engine, const BenchCase& bench_case, int steps,
                       const std::function<void()>& after_step);
 

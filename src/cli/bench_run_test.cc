@@ -77,6 +77,17 @@ TEST(BenchRun, RefusesWhatDoesNotFit) {
   EXPECT_THROW(run_case(engine, {.prompt = 8, .depth = 8}, 1), Error);  // both in one chunk of 16
 }
 
+TEST(BenchRun, StepsThatTheContextDoesNotHoldAreNotCounted) {
+  ToyModel model;
+  Engine engine = toy_engine(model, 32);
+  const BenchCase two{.prompt = 8, .new_tokens = 4, .streams = 2};
+  int steps = 0;
+  run_decode_steps(engine, two, 20, [&] { ++steps; });
+  EXPECT_EQ(steps, 20);
+  EXPECT_THROW(run_decode_steps(engine, two, 30, [&] { ++steps; }), Error);
+  EXPECT_LT(steps, 20 + 30);
+}
+
 // A prompt of its own that is longer than what warms up.
 TEST(BenchRun, DecodesFromALongPrompt) {
   const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / "long_prompt.ids";

@@ -15,7 +15,11 @@ struct Steps {
 };
 // The first steps are those that record the graph, and that wait for a step begun ahead of them.
 // Of a prompt the last step is looked at, whose time is taken to be the prompt's.
-Steps steps_of(const BenchCase& what) { return what.decodes() ? Steps{4, 24} : Steps{1, 3}; }
+Steps steps_of(const BenchCase& what) {
+  constexpr Steps kDecode = {4, 24};
+  static_assert(2 * kDecode.warm_up + kDecode.counted <= kProfiledTokens);
+  return what.decodes() ? kDecode : Steps{1, 3};
+}
 
 void run_steps(Engine& engine, const BenchCase& what, int steps,
                const std::function<void()>& after_step) {

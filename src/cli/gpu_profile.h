@@ -2,6 +2,7 @@
 // prompt's last one.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,9 @@ struct StepProfile {
   double step_us = 0;     // from token to token (prompt to prompt), as the engine runs them
   double gpu_us = 0;      // from the start of the first op to the end of the last
 };
+
+// New tokens of a stream whose steps are looked at: the context has to hold them.
+inline constexpr int32_t kProfiledTokens = 32;
 
 // `stream`: the engine's. Runs the case a dozen times.
 StepProfile profile_step(Engine& engine, cuda::StreamHandle stream, const BenchCase& what,
