@@ -1,5 +1,5 @@
-// Copies from global to shared memory by the copy engine. For sm_90 and sm_121 alike: destinations
-// are named .shared::cta, which sm_121 does without a detour. Source: PTX ISA 9.0,
+// Copies between global and shared memory by the copy engine. For sm_90 and sm_121 alike:
+// destinations are named .shared::cta, which sm_121 does without a detour. Source: PTX ISA 9.0,
 // section 9.7.9.25.
 #pragma once
 
@@ -36,6 +36,26 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_
       "%2, [%3], %4;" ::"r"(to),
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
+}
+
+// The other way, in groups that end in their order, for the thread that asked. What threads wrote
+// to shared memory it sees behind a fence of each (bulk_store_fence) and a barrier.
+__device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_store_fence() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void bulk_store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until all but the last kPending groups have been read from shared memory: all are, before their
+// thread ends.
+template <int kPending>
+__device__ __forceinline__ void bulk_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
 }  // namespace nibble::cuda

@@ -389,6 +389,15 @@ TEST(Copies, LandWhereTheyAreWaitedFor) {
     for (const uint32_t v : out) ASSERT_EQ(v, 0xffffffffu);
   }
 }
+// And stores read when they are waited for: who does not wait stores what came later.
+TEST(Copies, ReadWhereTheyAreWaitedFor) {
+  std::vector<uint32_t> in(2048), out(2048);
+  for (uint32_t i = 0; i < 2048; ++i) in[i] = i;
+  for (const bool waits : {false, true}) {
+    run_stores(waits, in.data(), out.data(), 2048);
+    for (uint32_t i = 0; i < 2048; ++i) ASSERT_EQ(out[i], waits ? i : ~i);
+  }
+}
 
 // ---- faults, each in a process of its own
 
@@ -404,6 +413,7 @@ TEST(Faults, NameWhatWasWrongAndWhere) {
   EXPECT_EXIT(run_wrong(Wrong::kBarrier, memory), code(1), "waits without end(.|\n)*bar.sync");
   EXPECT_EXIT(run_wrong(Wrong::kEndless, memory), code(1),
               "waits without end(.|\n)*block .0, 0, 0.");
+  EXPECT_EXIT(run_wrong(Wrong::kUnread, memory), code(1), "ends before its bulk stores");
 }
 
 }  // namespace

@@ -215,6 +215,25 @@ __global__ void engine_kernel(bool waits, const uint32_t* in, uint32_t* out) {
   for (int i = 0; i < 4; ++i)
     out[512 * blockIdx.x + 4 * threadIdx.x + i] = part[511 - 4 * threadIdx.x - i];
 }
+// Shared memory is written anew behind the store.
+__global__ void store_kernel(bool waits, const uint32_t* in, uint32_t* out) {
+  __shared__ __align__(16) uint32_t part[512];
+  const auto fill = [&](uint32_t by) {
+    for (int i = 0; i < 4; ++i)
+      part[4 * threadIdx.x + i] = in[512 * blockIdx.x + 4 * threadIdx.x + i] ^ by;
+    cuda::bulk_store_fence();
+    __syncthreads();
+  };
+  fill(0);
+  if (threadIdx.x == 0) {
+    cuda::bulk_store(out + 512 * blockIdx.x, cuda::shared_address(part), 2048);
+    cuda::bulk_store_commit();
+    if (waits) cuda::bulk_store_wait_read<0>();
+  }
+  __syncthreads();
+  fill(~0u);
+  cuda::bulk_store_wait_read<0>();
+}
 
 __global__ void __cluster_dims__(2, 1, 1) cluster_kernel(uint32_t* out) {
   __shared__ float got;
@@ -272,6 +291,9 @@ __global__ void wrong_kernel(Wrong what, uint32_t* memory, uint32_t n) {
       while (v != 0xabcdef);
       break;
     }
+    case Wrong::kUnread:
+      if (i == 0) cuda::bulk_store(memory, cuda::shared_address(shared), 16);
+      break;
   }
 }
 
@@ -323,6 +345,13 @@ void run_copies(bool by_engine, bool waits, const uint32_t* in, uint32_t* out, i
     engine_kernel<<<static_cast<unsigned>(n / 512), 128>>>(waits, from, to);
   else
     copies_kernel<<<static_cast<unsigned>(n / 512), 128>>>(waits, from, to);
+  take_back(out, to, size);
+  cudaFree(from);
+}
+void run_stores(bool waits, const uint32_t* in, uint32_t* out, int n) {
+  const auto size = static_cast<size_t>(n);
+  uint32_t *const from = device_copy(in, size), *const to = device_copy(out, size);
+  store_kernel<<<static_cast<unsigned>(n / 512), 128>>>(waits, from, to);
   take_back(out, to, size);
   cudaFree(from);
 }

@@ -49,11 +49,13 @@ void run_meeting(int blocks, int* out);
 // A ring of copies by cp.async, or by the copy engine and mbarriers, through shared memory: out =
 // in, reversed within each block's part. `waits` false: reads before the copies have landed.
 void run_copies(bool by_engine, bool waits, const uint32_t* in, uint32_t* out, int n);
+// out = in by the copy engine's stores; `waits` false: what is put there behind the store, ~in.
+void run_stores(bool waits, const uint32_t* in, uint32_t* out, int n);
 // Each of two blocks of a cluster sends its number to the other: out [2].
 void run_cluster(uint32_t* out);
 void run_atomics(uint32_t* counters, int threads);
 
-enum class Wrong : int { kGlobal, kShared, kMisaligned, kBarrier, kEndless, kFreed };
+enum class Wrong : int { kGlobal, kShared, kMisaligned, kBarrier, kEndless, kFreed, kUnread };
 void run_wrong(Wrong what, uint32_t* memory);
 
 }  // namespace nibble::emulated

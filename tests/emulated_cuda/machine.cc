@@ -281,6 +281,9 @@ void complete_barrier_if_due(Block& block, Barrier& barrier) {
 }
 
 void end_lanes(Warp& w, uint32_t lanes) {
+  for (const PendingCopy& c : w.stores.copies)
+    if ((lanes >> c.lane & 1) != 0)
+      throw Fault("ends before its bulk stores have been read", c.lane);
   w.live &= ~lanes;
   w.active &= ~lanes;
   w.event = Event::kRegroup;
@@ -294,11 +297,11 @@ void end_lanes(Warp& w, uint32_t lanes) {
 }
 
 // Those of the lanes that lie behind no more than `pending` groups of theirs.
-void run_copies(Warp& w, uint32_t lanes, uint32_t pending) {
+void run_copies(CopyGroups& of, uint32_t lanes, uint32_t pending) {
   const auto is_due = [&](const PendingCopy& c) {
-    return (lanes >> c.lane & 1) != 0 && c.group + pending < w.groups_committed[c.lane];
+    return (lanes >> c.lane & 1) != 0 && c.group + pending < of.committed[c.lane];
   };
-  std::erase_if(w.copies, [&](const PendingCopy& c) {
+  std::erase_if(of.copies, [&](const PendingCopy& c) {
     if (!is_due(c)) return false;
     if (c.from_bytes > 0) std::memcpy(c.to, c.from, c.from_bytes);
     std::memset(c.to + c.from_bytes, 0, c.bytes - c.from_bytes);

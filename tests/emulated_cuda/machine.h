@@ -111,12 +111,16 @@ struct Group {
   bool waits = false;
 };
 
-struct PendingCopy {  // of cp.async
+struct PendingCopy {
   int lane;
   uint32_t group;
   std::byte* to;
   const std::byte* from;
   uint32_t bytes, from_bytes;
+};
+struct CopyGroups {  // of a warp's threads, each of which waits for its own
+  std::vector<PendingCopy> copies;
+  uint32_t committed[kLanes] = {};
 };
 
 struct Block;
@@ -131,8 +135,8 @@ struct Warp {
   int index = 0;
   Block* block = nullptr;
   std::vector<Group> others;
-  std::vector<PendingCopy> copies;
-  uint32_t groups_committed[kLanes] = {};
+  CopyGroups copies;  // cp.async
+  CopyGroups stores;  // cp.async.bulk to global memory
   uint64_t cluster_phase = 0;
   uint32_t yielded_at = ~0u;
   uint64_t instructions = 0;
@@ -206,7 +210,7 @@ void run_launch(const Launch& launch);
 bool have_lanes(Warp& w, uint32_t lanes);
 void end_lanes(Warp& w, uint32_t lanes);
 void complete_barrier_if_due(Block& block, Barrier& barrier);
-void run_copies(Warp& w, uint32_t lanes, uint32_t pending);
+void run_copies(CopyGroups& of, uint32_t lanes, uint32_t pending);
 void run_bulk_copies(Block& block, uint32_t barrier);  // ~0u: all
 
 }  // namespace nibble::emulated

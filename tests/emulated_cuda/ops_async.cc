@@ -23,15 +23,16 @@ void copy_async(Warp& w,
     const uint64_t address =
         from[i] + static_cast<uint64_t>(*reinterpret_cast<const int64_t*>(in.targets));
     const std::byte* const source = read == 0 ? nullptr : global_at(in, address, bytes, i);
-    w.copies.push_back({i, w.groups_committed[i], at, source, bytes, read});
+    w.copies.copies.push_back({i, w.copies.committed[i], at, source, bytes, read});
   }
 }
-void commit_copies(Warp& w, const Inst&) {
-  for (int i = 0; i < kLanes; ++i) w.groups_committed[i] += w.mask >> i & 1;
+void commit(const Warp& w, CopyGroups& to) {
+  for (int i = 0; i < kLanes; ++i) to.committed[i] += w.mask >> i & 1;
 }
+void commit_copies(Warp& w, const Inst&) { commit(w, w.copies); }
 void wait_copies(Warp& w, const Inst& in) {
   if (in.option != 0) commit_copies(w, in);  // wait_all counts those without a group
-  run_copies(w, w.mask, static_cast<uint32_t>(in.offset));
+  run_copies(w.copies, w.mask, static_cast<uint32_t>(in.offset));
 }
 
 // ---- mbarriers: 8 bytes of shared memory
@@ -77,7 +78,7 @@ void arrive(Warp& w,
   const Lane<uint32_t> a(w, in.a), b(w, in.b);
   if (in.option == 3) {
     commit_copies(w, in);
-    run_copies(w, w.mask, 0);
+    run_copies(w.copies, w.mask, 0);
   }
   for (uint32_t m = w.mask; m != 0; m &= m - 1) {
     const int i = std::countr_zero(m);
@@ -135,6 +136,26 @@ void bulk_to_shared(
       complete_bytes(w, bar, n, i);
     });
   }
+}
+// Reads shared memory when its thread waits, which `.read` and the whole wait do alike.
+void bulk_to_global(Warp& w, const Inst& in) {  // a: to, b: from, c: bytes
+  const Lane<uint64_t> to(w, in.a);
+  const Lane<uint32_t> from(w, in.b), bytes(w, in.c);
+  for (uint32_t m = w.mask; m != 0; m &= m - 1) {
+    const int i = std::countr_zero(m);
+    const uint32_t n = bytes[i];
+    if (n % 16 != 0) throw Fault("a bulk copy of " + std::to_string(n) + " bytes", i);
+    if (n == 0) continue;
+    std::byte* const at = global_at(in, to[i], 16, i);
+    global_at(in, to[i] + n - 16, 16, i);
+    const std::byte* const first = shared_at(w, from[i], 16, i);
+    shared_at(w, from[i] + n - 16, 16, i);
+    w.stores.copies.push_back({i, w.stores.committed[i], at, first, n, n});
+  }
+}
+void commit_stores(Warp& w, const Inst&) { commit(w, w.stores); }
+void wait_stores(Warp& w, const Inst& in) {
+  run_copies(w.stores, w.mask, static_cast<uint32_t>(in.offset));
 }
 void bulk_tensor(Warp& w, const Inst& in) {  // a: to, b: map, list: x, y, e: barrier
   const Lane<uint32_t> to(w, in.a), barrier(w, in.e);
@@ -213,7 +234,23 @@ bool decode_bulk(Decoder& d, Inst& in) {
   if (d.has("global") && d.s().opcode.back() != "global" &&
       d.operand(0).kind != Operand::Kind::kAddress)
     return false;
-  if (d.has("commit_group") || d.has("wait_group")) d.fail("bulk groups");
+  if (d.has("commit_group")) {
+    in.run = commit_stores;
+    return true;
+  }
+  if (d.has("wait_group")) {
+    in.offset = d.immediate(0);
+    in.run = wait_stores;
+    return true;
+  }
+  if (d.has("bulk_group")) {
+    if (d.address(0, part) != 64 || part.offset != 0) d.fail("a destination of another form");
+    in.a = part.a;
+    in.b = shared(1);
+    in.c = d.place(2, 32);
+    in.run = bulk_to_global;
+    return true;
+  }
   in.a = shared(0);
   if (d.has("tensor")) {
     if (!d.has("2d") || d.address(1, part) != 64 || part.offset != 0)
