@@ -1,5 +1,6 @@
 #include "ops/general_rows.h"
 
+#include <algorithm>
 #include <set>
 
 #include "ops/refuse.h"
@@ -15,6 +16,13 @@ bool is_for_another_machine(const std::string& reason) {
   for (int isa = 1; isa < cpu::kNumIsas; ++isa)
     if (reason == refuse_isa(static_cast<cpu::Isa>(isa), plain)) return true;
   return false;
+}
+
+// No other row is for this kind of device: the general one is not a second best.
+bool is_only_row(const PlanEntry& entry) {
+  return std::all_of(entry.refused.begin(), entry.refused.end(), [](const Refusal& r) {
+    return r.reason == kRunsOnCpus || r.reason == kNeedsGpu;
+  });
 }
 
 // The last of the better rows that are for this machine.
@@ -47,7 +55,8 @@ std::vector<std::string> say_general_rows(std::span<const PlanEntry> entries) {
   std::vector<std::string> lines;
   std::set<std::pair<Op, std::string>> said;
   for (const PlanEntry& entry : entries)
-    if (is_general(entry.kernel) && said.emplace(entry.site.op, entry.kernel).second)
+    if (is_general(entry.kernel) && !is_only_row(entry) &&
+        said.emplace(entry.site.op, entry.kernel).second)
       lines.push_back(line(entry.site.op, entry.kernel, entries));
   return lines;
 }

@@ -15,6 +15,7 @@ TEST(GeneralRows, AreSaidWithTheNearestBetterRow) {
       {{Op::kMoeUp, 0}, 1, 16, "cuda_any", {few, wide, cpu}},
       {{Op::kMoeUp, 0}, 17, 512, "cuda_any", {wide, cpu}},
       {{Op::kMoeUp, 1}, 1, 512, "cuda_any", {wide, cpu}},
+      {{Op::kOutputGate, 1}, 1, 512, "cuda_any", {cpu}},
       {{Op::kMoeDown, 0}, 1, 512, "cuda_w4a16_decode", {cpu}}};
   EXPECT_EQ(say_general_rows(entries),
             (std::vector<std::string>{
