@@ -21,7 +21,7 @@ constexpr int32_t kContext = 200, kPage = 16, kMaxPages = 16;
 constexpr int kReplays = 40, kRandomChains = 6;
 
 // Of delta nets, whose outputs are as wide as attention's.
-constexpr DeltaRuleDesc kDelta{8, 16, 64, 64, 4};
+constexpr DeltaRuleDesc kDelta{4, 8, 128, 128, 4};
 // And of Mamba2 layers, whose inputs are as wide as those.
 constexpr Mamba2Desc kMamba2{32, 4, 32, 124, 4};
 static_assert(kMamba2.width() == kDelta.width() && kMamba2.inner() == kHeads * kDim);

@@ -20,22 +20,22 @@ const char* refuse_any(const DeltaRuleDesc& d, const KernelOptions& o) {
   return d.key_dim <= 256 ? nullptr : "key heads of more than 256 dims";
 }
 
-// A block of this row has all columns of a head: at 64 streams of Qwen3-Next-80B 205 us on an H200
-// where cuda_any takes 139, at 8 both 20, at one 8.6 for 9.3 (nibble bench ops, 2026-11-23).
+bool has_fast_heads(const DeltaRuleDesc& d) {
+  return d.key_dim == 128 && d.value_dim == 128 && d.taps == 4;
+}
+
+// Under --exact prompts, too, go token by token; else their chunks do what is behind these.
 constexpr int64_t kDecodeTokens = 8;
 const char* refuse_decode(const DeltaRuleDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_any(d, o)) return reason;
-  if (d.key_dim > 128 || d.value_dim > 128) return "heads of more than 128 dims";
-  return d.tokens <= kDecodeTokens || o.any_size ? nullptr : "more than 8 tokens";
+  if (!has_fast_heads(d)) return "not heads of 128 dims and 4 taps";
+  return d.tokens <= kDecodeTokens || o.exact || o.any_size ? nullptr : "more than 8 tokens";
 }
 
-bool has_chunks(const DeltaRuleDesc& d) {
-  return d.key_dim == 128 && d.value_dim == 128 && d.taps == 4;
-}
 const char* refuse_chunks(const DeltaRuleDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_any(d, o)) return reason;
   if (o.exact) return "--exact: a state would depend on how its text was cut";
-  if (!has_chunks(d)) return "not heads of 128 dims and 4 taps";
+  if (!has_fast_heads(d)) return "not heads of 128 dims and 4 taps";
   return nullptr;
 }
 
@@ -81,7 +81,7 @@ int64_t gpu::scratch_bytes(const DeltaRuleDesc& d) {
   Scratch scratch;
   scratch.take<float>(d.tokens * d.channels());
   scratch.take<float>(d.tokens * 2 * d.value_heads);
-  if (!has_chunks(d)) return scratch.used_bytes();
+  if (!has_fast_heads(d)) return scratch.used_bytes();
   const int64_t rows = most_delta_chunks(d.tokens) * d.value_heads * kDeltaChunk;
   scratch.take<uint16_t>(rows * d.key_dim);
   scratch.take<uint16_t>(rows * kDeltaChunk);

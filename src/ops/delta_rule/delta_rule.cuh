@@ -49,8 +49,15 @@ struct Params {
   float* mixed = nullptr;    // [T, channels]: q, k normed, and v, in whose place o comes
   float* decayed = nullptr;  // [T, HV, 2]: decay, beta
 };
-// The spans of up to `most` tokens, in one launch (delta_rule_decode_cuda.cu).
+// The spans of up to `most` tokens, in one launch (delta_rule_decode_cuda.cu). Of the heads that it
+// is for.
 void decode_spans(Ctx& cx, const Params& a, int most);
+// Whether all spans of a step are that short, as far as counts tell: the next token of each
+// sequence, or drafts that are verified.
+inline bool is_decode(const Step& s) {
+  const bool is_few = s.num_tokens <= 8 * s.num_spans && s.num_tokens - s.num_spans < kDeltaChunk;
+  return is_few || s.num_tokens <= kDeltaFewTokens || s.num_tokens == s.num_spans;
+}
 
 inline Params params_of(const Tensor& att, const RecurrentLayer& state, const DeltaRuleIn& in,
                         const DeltaRuleDesc& desc, const DeltaRuleWeights& weights, const Step& s) {
@@ -71,6 +78,11 @@ inline Params params_of(const Tensor& att, const RecurrentLayer& state, const De
 
 __device__ __forceinline__ int64_t place(int64_t g, int64_t first, int64_t step) {
   return first + g * step;
+}
+// The first channel of q, k or v (part 0, 1 or 2) of a value head.
+__device__ __forceinline__ int32_t channel_of(const Params& a, int part, int32_t h) {
+  if (part == 2) return 2 * a.d.key_width + h * a.d.value_dim;
+  return part * a.d.key_width + h / a.d.ratio * a.d.key_dim;
 }
 __device__ __forceinline__ float silu(float x) { return x / (1 + __expf(-x)); }
 
@@ -116,18 +128,27 @@ __device__ __forceinline__ void l2_norm(float* to, const float* from, int n, flo
   for (int i = lane; i < n; i += 32) to[i] = from[i] * by;
 }
 
-// Of value head h at token t of the step: decay's logarithm, and beta.
-__device__ __forceinline__ float2 log_decay_and_beta(const Params& a, int64_t t, int32_t h) {
-  const int32_t g = h / a.d.ratio, of = h % a.d.ratio;
-  const float* const gates = a.gates + t * 2 * a.d.value_heads;
-  const float x = __ldcg(gates + place(g, a.d.first.a, a.d.step.a) + of) + a.w.dt_bias[h];
+// Of the gates a and b of a token and head: decay's logarithm, and beta.
+__device__ __forceinline__ float2 log_decay_and_beta(float a, float b, float a_log, float dt_bias) {
+  const float x = a + dt_bias;
   const float dt = x > 20 ? x : log1pf(expf(x));
-  const float b = __ldcg(gates + place(g, a.d.first.b, a.d.step.b) + of);
-  return {-expf(a.w.a_log[h]) * dt, 1 / (1 + expf(-b))};
+  return {-expf(a_log) * dt, 1 / (1 + expf(-b))};
 }
-__device__ __forceinline__ float2 decay_and_beta(const Params& a, int64_t t, int32_t h) {
-  const float2 both = log_decay_and_beta(a, t, h);
-  return {expf(both.x), both.y};
+// Where the gates of value head h at token t of the step lie.
+__device__ __forceinline__ const float* gate_a(const Params& a, int64_t t, int32_t h) {
+  return a.gates + t * 2 * a.d.value_heads + place(h / a.d.ratio, a.d.first.a, a.d.step.a) +
+         h % a.d.ratio;
+}
+__device__ __forceinline__ const float* gate_b(const Params& a, int64_t t, int32_t h) {
+  return a.gates + t * 2 * a.d.value_heads + place(h / a.d.ratio, a.d.first.b, a.d.step.b) +
+         h % a.d.ratio;
+}
+__device__ __forceinline__ float2 log_decay_and_beta(const Params& a, int64_t t, int32_t h) {
+  return log_decay_and_beta(__ldcg(gate_a(a, t, h)), __ldcg(gate_b(a, t, h)), a.w.a_log[h],
+                            a.w.dt_bias[h]);
+}
+__device__ __forceinline__ float2 decay_and_beta(float2 log_decay_and_beta) {
+  return {expf(log_decay_and_beta.x), log_decay_and_beta.y};
 }
 
 // A column of a state lies in the registers of four lanes, its rows in as many runs.
@@ -170,17 +191,24 @@ __device__ __forceinline__ float step(float (&s)[kRows], const float* k, const f
   return column_sum((o[0] + o[1]) + (o[2] + o[3]));
 }
 
-// A warp: att of value head h at token t of the step, from its o.
+// A warp: att of value head h at token t of the step, from its o; of(column): weight and z.
+template <class Of>
+__device__ __forceinline__ void norm_gated(const Params& a, int64_t t, int32_t h, int dim,
+                                           const float* o, const Of& of) {
+  float squares = 0;
+  for (int j = threadIdx.x % 32; j < dim; j += 32) squares = fmaf(o[j], o[j], squares);
+  const float inverse = rsqrtf(warp_sum(squares) / static_cast<float>(dim) + a.w.eps);
+  for (int j = threadIdx.x % 32; j < dim; j += 32) {
+    const float2 with = of(j);
+    a.att[t * a.d.value_width + h * dim + j] =
+        cuda::bf16_bits(with.x * o[j] * inverse * silu(with.y));
+  }
+}
 __device__ __forceinline__ void norm_gated(const Params& a, int64_t t, int32_t h, const float* o) {
   const int dim = a.d.value_dim;
   const float* const z =
       a.qkvz + t * a.d.width + place(h / a.d.ratio, a.d.first.z, a.d.step.z) + h % a.d.ratio * dim;
-  float squares = 0;
-  for (int j = threadIdx.x % 32; j < dim; j += 32) squares = fmaf(o[j], o[j], squares);
-  const float inverse = rsqrtf(warp_sum(squares) / static_cast<float>(dim) + a.w.eps);
-  for (int j = threadIdx.x % 32; j < dim; j += 32)
-    a.att[t * a.d.value_width + h * dim + j] =
-        cuda::bf16_bits(a.w.norm[j] * o[j] * inverse * silu(__ldcg(z + j)));
+  norm_gated(a, t, h, dim, o, [&](int j) { return float2{a.w.norm[j], __ldcg(z + j)}; });
 }
 
 }  // namespace nibble::ops::gpu::delta

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
   const int of = static_cast<int>(threadIdx.x) - 64;
   if (of < 0 || of >= ratio) return;
   const auto h = static_cast<int32_t>(g * ratio + of);
-  const float2 both = decay_and_beta(a, t, h);
+  const float2 both = decay_and_beta(log_decay_and_beta(a, t, h));
   float* const to = a.decayed + (int64_t{t} * a.d.value_heads + h) * 2;
   to[0] = both.x, to[1] = both.y;
 }

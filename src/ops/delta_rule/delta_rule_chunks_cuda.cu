@@ -237,10 +237,7 @@ void delta_rule_chunks(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
                        const DeltaRuleWeights& weights, const Step& s) {
   if (s.num_tokens == 0) return;
   CHECK(desc.key_dim == kDim && desc.value_dim == kDim && desc.taps == kTaps);
-  // A few tokens of each sequence, as far as can be told: the next, or drafts that are verified.
-  const bool is_few = s.num_tokens <= 8 * s.num_spans && s.num_tokens - s.num_spans < kChunk;
-  if (is_few || s.num_tokens <= kFewTokens || s.num_tokens == s.num_spans)
-    return delta_rule_any(cx, att, state, in, desc, weights, s);
+  if (is_decode(s)) return delta_rule_decode(cx, att, state, in, desc, weights, s);
   Scratch scratch(cx.scratch);
   ChunkParams c{.a = params_of(att, state, in, desc, weights, s)};
   c.a.mixed = scratch.take<float>(s.num_tokens * desc.channels());

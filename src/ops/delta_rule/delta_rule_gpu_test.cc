@@ -5,12 +5,24 @@
 namespace nibble::ops {
 namespace {
 
+// Sequences lie in the slots of others, each beside none of its own.
+void shuffle_slots(Random& random, DeltaProblem& p) {
+  for (size_t i = p.spans.size() - 1; i > 0; --i) {
+    const int64_t slot = random.below(static_cast<int64_t>(i) + 1);
+    std::swap(p.spans[i].slot, p.spans[slot].slot);
+    std::swap(p.to[i], p.to[random.below(static_cast<int64_t>(i) + 1)]);
+  }
+}
+
 // The bounds of float32 on a CPU, sums of which are alike; exponentials of the GPU's fast kind are
 // off by 2^-21 more. What is stored is rounded to bf16. All rows leave the same bits.
-void check(const DeltaRuleDesc& desc, const std::vector<DeltaSpan>& spans) {
+void check(const DeltaRuleDesc& desc, const std::vector<DeltaSpan>& spans, bool is_shuffled = false,
+           int num_sms = 0) {
   const auto make = [&] {
     Random random(static_cast<uint32_t>(desc.key_dim));
-    return std::make_unique<DeltaProblem>(random, desc, spans, /*eps=*/1.f);
+    auto p = std::make_unique<DeltaProblem>(random, desc, spans, /*eps=*/1.f);
+    if (is_shuffled) shuffle_slots(random, *p);
+    return p;
   };
   const auto want = make(), got = make();
   if (is_too_slow(want->desc.tokens * desc.width())) return;
@@ -18,6 +30,7 @@ void check(const DeltaRuleDesc& desc, const std::vector<DeltaSpan>& spans) {
   want->run(twin.cx, ref::delta_rule);
   const DeltaBounds bounds = delta_bounds(*want, delta_size(*want));
   GpuProblem gpu(gpu::scratch_bytes(want->desc), /*exact=*/true);
+  if (num_sms > 0) gpu.cx.kernels.gpu.num_sms = num_sms;
   std::vector<float> first_att, first_states;
   for (const DeltaRuleKernel* row : rows_of(want->desc, gpu)) {
     SCOPED_TRACE(testing::Message()
@@ -49,6 +62,22 @@ TEST(DeltaRuleGpu, EveryKernelEqualsTheTwin) {
     check(desc, {{2, true}, {70, false}, {1, true}, {5, true}});
   }
   check({16, 32, 128, 128, 4}, {{33, true}, {1, true}});
+}
+
+// On a GPU of few SMs, so that a block has many heads and sequences, and all of its stages more
+// than once.
+TEST(DeltaRuleGpu, ManySequencesEqualTheTwin) {
+  std::vector<DeltaSpan> next, verified;
+  for (int32_t i = 0; i < 23; ++i) {
+    next.push_back({1, i % 7 != 3});
+    verified.push_back({1 + i * i % 6, i % 5 != 2});
+  }
+  for (const int num_sms : {1, 5, 28}) {
+    check({1, 3, 128, 128, 4, DeltaInputs::kByKeyHead}, next, true, num_sms);
+    check({2, 2, 128, 128, 4, DeltaInputs::kInOrder}, next, true, num_sms);
+    check({1, 3, 128, 128, 4, DeltaInputs::kInOrder}, verified, true, num_sms);
+  }
+  check({1, 2, 128, 128, 4, DeltaInputs::kByKeyHead}, verified, true);
 }
 
 TEST(DeltaRuleGpu, TheSameBitsHoweverATextIsCut) {
