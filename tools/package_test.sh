@@ -62,8 +62,8 @@ make_room() {
 Type=oneshot
 ExecStart=/bin/bash /root/check.sh
 ExecStopPost=systemctl --no-block poweroff
-StandardOutput=file:/root/check.log
-StandardError=file:/root/check.log
+StandardOutput=append:/root/check.log
+StandardError=append:/root/check.log
 [Install]
 WantedBy=multi-user.target
 END
@@ -84,7 +84,7 @@ try_deb() {
   timeout 600 systemd-nspawn --quiet --boot --private-network --register=no --keep-unit \
     --directory="$room" </dev/null >"$folder/log" 2>&1 || true
   grep '^ok:' "$room/root/check.log" || true
-  tail -1 "$room/root/check.log" | grep -qx 'all of it' || { tail -40 "$folder/log" "$room/root/check.log"; exit 1; }
+  tail -1 "$room/root/check.log" | grep -qx 'all of it' || { tail -n 40 "$folder/log" "$room/root/check.log"; exit 1; }
 }
 
 try_tarball

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What tools/package_test.sh runs in the fresh system: /root/nibble.deb, its service and its removal.
-set -euo pipefail
+set -Eeuo pipefail
 trap 'echo "failed at line $LINENO"; journalctl -u nibble --no-pager | tail -20' ERR
 
 say() { echo "ok: $*"; }
@@ -18,6 +18,13 @@ cache() {
   cp -r /usr/share/nibble/models/nibble-tiny-gpt-oss "$at/snapshots/0123"
   printf 0123 >"$at/refs/main"
 }
+
+package=$(dpkg-deb -f /root/nibble.deb Package)
+# What an earlier run has left in a room that is kept.
+dpkg -P nibble nibble-h200 nibble-spark >/dev/null 2>&1 || true
+userdel -r ana 2>/dev/null || true
+rm -rf /var/lib/nibble /etc/systemd/system/nibble.service.d
+systemctl daemon-reload
 
 ip link set lo up 2>/dev/null || true
 dpkg -i /root/nibble.deb
@@ -65,9 +72,9 @@ serves example/anas
 [[ $(systemctl show -P MainPID nibble) != "$before" ]]
 say 'an upgrade keeps the configuration and goes on with the new program'
 
-dpkg -r nibble
+dpkg -r "$package"
 [[ $(systemctl is-active nibble || true) != active && -e /etc/nibble.env && ! -e /usr/bin/nibble ]]
-dpkg -P nibble | tee /tmp/purged
+dpkg -P "$package" | tee /tmp/purged
 grep -q 'models are left in /var/lib/nibble' /tmp/purged
 [[ ! -e /etc/nibble.env && ! -e /usr/share/nibble && -d /var/lib/nibble/.cache ]]
 say 'removal stops the service; a purge leaves the models that it has pulled'
