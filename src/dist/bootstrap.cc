@@ -15,7 +15,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kToAuthenticate{10};
 constexpr std::chrono::milliseconds kLook{100};
 constexpr int kMostAtOnce = 64;  // handshakes under way; further callers are cut off
 constexpr size_t kMostAddresses = 1 << 20;
@@ -29,7 +28,7 @@ struct Arrived {
 
 // The host's side. None where the caller does not belong here, which the log says.
 std::optional<Caller> receive_caller(const Socket& socket, const JoinOptions& options) {
-  const Deadline deadline = Clock::now() + kToAuthenticate;
+  const Deadline deadline = Clock::now() + options.time_to_authenticate;
   const std::string from = socket.peer_address();
   HostHandshake handshake(options.key, options.identity, static_cast<uint32_t>(options.size),
                           random_nonce());
@@ -53,7 +52,7 @@ std::optional<Caller> receive_caller(const Socket& socket, const JoinOptions& op
 Socket call(const std::string& address, uint16_t port, const JoinOptions& options,
             const Caller& caller, Deadline until) {
   Socket socket = connect_to(address, port, until, options.check);
-  const Deadline deadline = Clock::now() + kToAuthenticate;
+  const Deadline deadline = Clock::now() + options.time_to_authenticate;
   JoinerHandshake handshake(options.key, options.identity, caller, random_nonce());
   try {
     send_frame(socket, bytes(handshake.hello()), deadline);
@@ -159,7 +158,7 @@ Joined join_as_first(const Listener& listener, const JoinOptions& options) {
   std::string all;
   for (int r = 1; r < options.size; ++r) all += addresses[r] + "\n";
   for (int r = 1; r < options.size; ++r)
-    send_frame(joined.steps[r], bytes(all), Clock::now() + kToAuthenticate);
+    send_frame(joined.steps[r], bytes(all), Clock::now() + options.time_to_authenticate);
   return joined;
 }
 

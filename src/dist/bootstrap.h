@@ -1,7 +1,6 @@
 // Bootstrap: how the ranks of a run find each other. Rank 0 listens; the others call it, twice each
 // (for steps, and for heartbeats), and learn from it where those behind them listen. Who does not
-// get through a handshake within ten seconds is cut off; once all are there nobody listens any
-// more.
+// get through a handshake in time is cut off; once all are there nobody listens any more.
 #pragma once
 
 #include <chrono>
@@ -21,8 +20,9 @@ struct JoinOptions {
   uint16_t port = 0;
   std::string key;
   Identity identity;
-  std::chrono::milliseconds patience{0};  // until all are there
-  std::function<void()> check = [] {};    // called while others are waited for; may throw
+  std::chrono::milliseconds patience{0};          // until all are there
+  std::chrono::seconds time_to_authenticate{10};  // of a caller
+  std::function<void()> check = [] {};            // called while others are waited for; may throw
 };
 
 struct Joined {

@@ -23,6 +23,7 @@ using std::chrono::seconds;
 using testing::HasSubstr;
 
 const Identity kSame{"build", "model", "flags"};
+constexpr seconds kWatchdog{120};  // no test lasts as long, unless what it waits for never comes
 
 JoinOptions options_of(int rank, int size, uint16_t port) {
   return {.rank = rank,
@@ -31,7 +32,7 @@ JoinOptions options_of(int rank, int size, uint16_t port) {
           .port = port,
           .key = "0123456789abcdef",
           .identity = kSame,
-          .patience = seconds(20)};
+          .patience = kWatchdog};
 }
 
 std::string error_of(const std::function<void()>& f) {
@@ -86,13 +87,15 @@ TEST(Bootstrap, StrangersAreCutOff) {
   const Listener listener("127.0.0.1", 0);
   const uint16_t port = listener.port();
   const auto stranger = [&](const std::string& says) {
-    const Deadline soon = std::chrono::steady_clock::now() + seconds(5);
-    Socket socket = connect_to("127.0.0.1", port, soon, [] {});
-    socket.send(std::as_bytes(std::span(says)), soon);
+    const Deadline deadline = std::chrono::steady_clock::now() + kWatchdog;
+    Socket socket = connect_to("127.0.0.1", port, deadline, [] {});
+    socket.send(std::as_bytes(std::span(says)), deadline);
     return socket;
   };
+  JoinOptions host = options_of(0, 2, 0);
+  host.time_to_authenticate = std::chrono::hours(24);  // who is silent is not waited for
   std::future<Joined> first =
-      std::async(std::launch::async, [&] { return join_as_first(listener, options_of(0, 2, 0)); });
+      std::async(std::launch::async, [&] { return join_as_first(listener, host); });
   std::vector<Socket> strangers;
   strangers.push_back(stranger("GET / HTTP/1.1\r\nHost: me\r\n\r\n"));
   strangers.push_back(stranger(std::string("\x10\0\0\0nibp", 8)));
@@ -106,11 +109,8 @@ TEST(Bootstrap, StrangersAreCutOff) {
   other.identity.build = "another build";
   EXPECT_THAT(error_of([&] { join_as_other(other); }),
               HasSubstr("refused: its build is another: there \"another build\""));
-  const auto begun = std::chrono::steady_clock::now();
   const Joined right = join_as_other(options_of(1, 2, port));
   EXPECT_TRUE(first.get().steps[1].is_open());
-  // Those that are still silent do not have their ten seconds then.
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, seconds(8));
   set_log_sink({});
   EXPECT_THAT(log, HasSubstr("a message of 542393671 bytes"));  // "GET "
   EXPECT_THAT(log, HasSubstr("protocol 9 of ranks"));
@@ -127,7 +127,7 @@ TEST(Bootstrap, SaysWhoIsMissing) {
   options.patience = milliseconds(200);
   EXPECT_THAT(error_of([&] { join_as_other(options); }), HasSubstr("nobody listens at 127.0.0.1"));
   options.check = [] { throw Error(ErrorKind::kUnsupported, "it ended"); };
-  options.patience = seconds(20);
+  options.patience = kWatchdog;
   EXPECT_EQ(error_of([&] { join_as_other(options); }), "it ended");
 }
 
@@ -163,15 +163,13 @@ TEST_F(Watched, TellsOfARankThatIsGone) {
   auto [here, there] = socket_pair();
   start(peers_of(std::move(here)));
   there = {};
-  EXPECT_EQ(told(seconds(1)), "rank 1 is gone");
+  EXPECT_EQ(told(kWatchdog), "rank 1 is gone");
 }
 
 TEST_F(Watched, TellsOfARankThatIsSilent) {
   auto [here, there] = socket_pair();
-  const auto begun = std::chrono::steady_clock::now();
   start(peers_of(std::move(here)));
-  EXPECT_EQ(told(seconds(20)), "rank 1 has not been heard of for 2 seconds");
-  EXPECT_GE(std::chrono::steady_clock::now() - begun, Watch::kSilence);
+  EXPECT_EQ(told(kWatchdog), "rank 1 has not been heard of for 2 seconds");
 }
 
 TEST_F(Watched, HearsHeartbeatsFaultsAndTheEnd) {
@@ -184,7 +182,7 @@ TEST_F(Watched, HearsHeartbeatsFaultsAndTheEnd) {
     Watch other(std::move(back), 0, [&](const std::string& why) { never.set_value(why); });
     std::this_thread::sleep_for(Watch::kSilence + milliseconds(500));
     other.announce("no memory is left");
-    EXPECT_EQ(told(seconds(1)), "rank 1: no memory is left");
+    EXPECT_EQ(told(kWatchdog), "rank 1: no memory is left");
   }
 }
 
@@ -205,7 +203,7 @@ TEST_F(Watched, WhatIsNoHeartbeatIsAFault) {
     auto [here, there] = socket_pair();
     start(peers_of(std::move(here)));
     there.send_some(std::as_bytes(std::span(garbage)));
-    EXPECT_EQ(told(seconds(1)), "rank 1 sends what is no heartbeat");
+    EXPECT_EQ(told(kWatchdog), "rank 1 sends what is no heartbeat");
     watch_.reset();
   }
 }
@@ -221,7 +219,7 @@ TEST_F(Watched, TheRestIsToldOfARankThatIsLost) {
   back[0] = std::move(two);
   Watch other(std::move(back), 0, [&](const std::string& why) { heard.set_value(why); });
   one = {};
-  EXPECT_EQ(told(seconds(1)), "rank 1 is gone");
+  EXPECT_EQ(told(kWatchdog), "rank 1 is gone");
   EXPECT_EQ(heard.get_future().get(), "rank 1 is gone");
 }
 

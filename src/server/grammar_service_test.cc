@@ -21,7 +21,6 @@ namespace nibble::server {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 using ::testing::HasSubstr;
 
 constexpr int32_t kEnd = 256;  // in byte_tokenizer()
@@ -67,7 +66,7 @@ std::set<int> descendants() {
 size_t num_descendants() { return descendants().size(); }
 
 bool eventually(const std::function<bool()>& holds) {
-  for (int i = 0; i < 2'000 && !holds(); ++i) std::this_thread::sleep_for(milliseconds(5));
+  for (int i = 0; i < 12'000 && !holds(); ++i) std::this_thread::sleep_for(milliseconds(5));
   return holds();
 }
 
@@ -140,21 +139,24 @@ TEST_F(GrammarServiceTest, WhatCannotBeCompiledIsRefusedByItsName) {
   EXPECT_EQ(service_->stats().num_sets, 1u);
 }
 
-TEST_F(GrammarServiceTest, CompilationsThatHangEndAndOthersPassThem) {
-  serve({.time = milliseconds(3'000), .max_compiling = 4});
+TEST_F(GrammarServiceTest, OthersPassCompilationsThatHang) {
+  serve({.time = std::chrono::hours(1), .max_compiling = 4});
+  for (int i = 0; i < 3; ++i) begin({endless_schema(i)});
+  EXPECT_EQ(compile({regex("[a-z]+")}).grammars.size(), 1u);
+}
+
+TEST_F(GrammarServiceTest, CompilationsThatHangEnd) {
+  serve({.time = milliseconds(2'000), .max_compiling = 4});
   std::vector<std::future<GrammarService::Answer>> hanging;
   for (int i = 0; i < 3; ++i) hanging.push_back(begin({endless_schema(i)}));
-  const auto begun = steady_clock::now();
-  EXPECT_EQ(compile({regex("[a-z]+")}).grammars.size(), 1u);
-  EXPECT_LT(steady_clock::now() - begun, milliseconds(2'500));
   for (auto& one : hanging) {
     const auto answer = one.get();
     ASSERT_TRUE(answer.error.has_value());
     EXPECT_EQ(answer.error->status, 400);
     EXPECT_THAT(answer.error->message, HasSubstr("to compile"));
   }
-  // Their processes are gone: the first one is left, and that of the set.
-  EXPECT_TRUE(eventually([] { return num_descendants() == 2; })) << num_descendants();
+  // Their processes are gone: the first one is left.
+  EXPECT_TRUE(eventually([] { return num_descendants() == 1; })) << num_descendants();
   EXPECT_EQ(compile({regex("[a-y]+")}).grammars.size(), 1u);
 }
 
@@ -218,12 +220,10 @@ TEST_F(GrammarServiceTest, SetsAreKeptAndTheLongestUnusedGoWhereTheyHoldTooMuch)
 }
 
 TEST_F(GrammarServiceTest, StopsWhileItCompiles) {
-  serve();
+  serve({.time = std::chrono::hours(1)});  // it would not end by the clock
   for (int i = 0; i < 6; ++i) begin({endless_schema(i)});
   EXPECT_TRUE(eventually([&] { return service_->stats().num_sets == 4; }));
-  const auto begun = steady_clock::now();
   service_ = nullptr;
-  EXPECT_LT(steady_clock::now() - begun, milliseconds(1'000));
   EXPECT_TRUE(eventually([] { return num_descendants() == 0; })) << num_descendants();
 }
 
