@@ -1,14 +1,29 @@
 #include "engine/activity_log.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
+#include "base/error.h"
 #include "base/log.h"
 
 namespace nibble {
 namespace {
 
 constexpr std::chrono::seconds kEvery{10};
+// A step that took that long says more of an idle engine than of a slow one.
+constexpr std::chrono::seconds kIdle{10};
+
+SteadyTime::duration interval() {
+  const char* const text = std::getenv("NIBBLE_LOG_STATS_INTERVAL");
+  if (text == nullptr) return kEvery;
+  char* end = nullptr;
+  const double s = std::strtod(text, &end);
+  if (end == text || *end != '\0' || !(s >= 0.1 && s <= 86'400))
+    throw Error(ErrorKind::kUsage, "NIBBLE_LOG_STATS_INTERVAL=" + std::string(text) +
+                                       ": expected seconds, from 0.1 to 86400");
+  return std::chrono::duration_cast<SteadyTime::duration>(std::chrono::duration<double>(s));
+}
 
 // Of the drafts since `before`; "" where nothing is ever drafted.
 std::string speculation_text(const SpeculationCounts& now, const SpeculationCounts& before) {
@@ -24,6 +39,8 @@ std::string speculation_text(const SpeculationCounts& now, const SpeculationCoun
 
 }  // namespace
 
+ActivityLog::ActivityLog() : every_(interval()) {}
+
 void ActivityLog::start(const EngineStats& stats, SteadyTime now) {
   since_ = now;
   prompt_tokens_ = stats.prompt_tokens;
@@ -34,11 +51,10 @@ void ActivityLog::start(const EngineStats& stats, SteadyTime now) {
 }
 
 void ActivityLog::after_step(const EngineStats& stats, SteadyTime now) {
-  // A step that took that long says more of an idle engine than of a slow one.
-  const bool was_idle = now - last_step_ > kEvery;
+  const bool was_idle = now - last_step_ > kIdle;
   last_step_ = now;
   if (was_idle) return start(stats, now);
-  if (now - since_ < kEvery) return;
+  if (now - since_ < every_) return;
   const double s = std::chrono::duration<double>(now - since_).count();
   const auto rate = [s](int64_t from, int64_t to) { return static_cast<double>(to - from) / s; };
   const int64_t queries = stats.prefix_cache_queries - prefix_queries_;

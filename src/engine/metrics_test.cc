@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/log.h"
 #include "engine/activity_log.h"
 #include "engine/engine.h"
@@ -94,6 +96,22 @@ TEST(EngineMetrics, EveryRequestAndStepIsCounted) {
   EXPECT_EQ(m.iteration_tokens.count(), stats.num_steps);
   // Every input: prompts, and all outputs but the last of each request.
   EXPECT_EQ(m.iteration_tokens.sum(), stats.prompt_tokens + stats.generation_tokens - 5);
+}
+
+TEST(ActivityLog, HasTheIntervalThatTheEnvironmentSays) {
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+  setenv("NIBBLE_LOG_STATS_INTERVAL", "0.5", 1);
+  ActivityLog log;
+  for (int step = 0; step <= 10; ++step)
+    log.after_step({}, SteadyTime{} + std::chrono::hours(1) + step * milliseconds(100));
+  EXPECT_EQ(lines.size(), 2u);
+  set_log_sink({});
+  for (const char* bad : {"", "soon", "1s", "0", "-1", "nan", "inf", "1e99"}) {
+    setenv("NIBBLE_LOG_STATS_INTERVAL", bad, 1);
+    EXPECT_THROW(ActivityLog(), Error) << bad;
+  }
+  unsetenv("NIBBLE_LOG_STATS_INTERVAL");
 }
 
 TEST(ActivityLog, OneLineEveryTenSecondsWhileBusy) {
