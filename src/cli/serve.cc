@@ -61,12 +61,20 @@ bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
+// Where a key is looked for that no flag gives: `vllm serve` has another name for it.
+const char* key_variable() {
+  const bool is_vllms =
+      std::getenv("NIBBLE_API_KEY") == nullptr && std::getenv("VLLM_API_KEY") != nullptr;
+  return is_vllms ? "VLLM_API_KEY" : "NIBBLE_API_KEY";
+}
+
 // An empty key would let everybody in, and one of other characters no header can bring.
 void check_keys(const ServeFlags& flags) {
-  const char* variable = std::getenv("NIBBLE_API_KEY");
+  const char* variable = std::getenv(key_variable());
   if (flags.api_keys.empty() && variable != nullptr && *variable == '\0') {
     throw Error(ErrorKind::kUsage,
-                "NIBBLE_API_KEY is set and empty: give it a key, or unset it to ask for none");
+                std::string(key_variable()) +
+                    " is set and empty: give it a key, or unset it to ask for none");
   }
   for (const std::string& key : flags.api_keys) {
     if (key.empty()) {
@@ -292,7 +300,7 @@ void add_serve(CLI::App& app) {
   add("--served-model-name", flags->served_model_names, "names that requests may use; first: shown")
       ->expected(1, 16);
   add("--api-key", flags->api_keys, "asked for by all routes but /health, /ping and the page")
-      ->envname("NIBBLE_API_KEY")
+      ->envname(key_variable())
       ->expected(1, 64);
   add("--allowed-hosts", flags->allowed_hosts,
       "names of this server besides localhost and addresses (Host header)")

@@ -40,7 +40,13 @@ TEST(Serve, RefusesKeysThatWouldLetEverybodyIn) {
   EXPECT_EQ(serve({"--api-key", "real"}).status, 1);
   setenv("NIBBLE_API_KEY", "real", 1);
   EXPECT_EQ(serve({}).status, 1);  // too little memory, and no complaint
+  setenv("VLLM_API_KEY", "two words", 1);
+  EXPECT_EQ(serve({}).status, 1);  // it has one
   unsetenv("NIBBLE_API_KEY");
+  expect_refused({}, "clients cannot send it");
+  setenv("VLLM_API_KEY", "", 1);
+  expect_refused({}, "VLLM_API_KEY is set and empty");
+  unsetenv("VLLM_API_KEY");
 }
 
 TEST(Serve, RefusesNumbersThatMakeNoSense) {
