@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <thread>
 
@@ -26,6 +27,7 @@ namespace {
 const std::string kModels = std::string(NIBBLE_SOURCE_DIR) + "/models/";
 const std::string kShipped = kModels + "nibble-tiny-gpt-oss";
 const std::string kRecurrent = kModels + "nibble-tiny-qwen3-next";
+constexpr auto kStep = MessageHead::Kind::kStep;
 
 struct Rank {
   Rank(const std::string& path, dist::TcpComm* comm, const LoadOptions& load) {
@@ -373,28 +375,90 @@ TEST_F(EngineRanks, AnIdleEngineFailsWhenItIsTold) {
   EXPECT_FALSE(group.engine().submit(std::move(request)).ok());
 }
 
-// A rank 0 that agrees to all and then says what nobody knows.
-TEST_F(EngineRanks, UnknownMessagesAreRefused) {
+// Why a rank ends that follows a rank 0 which agrees to all, says one thing, and then the end.
+std::string why_refused(const std::string& path, MessageHead::Kind kind,
+                        const StepMessage& message) {
   const auto ranks = dist::test_ranks(2);
-  const EngineOptions options = of_ranks(options_of_shipped(), kShipped, 2);
+  const EngineOptions options = of_ranks(options_of_shipped(), path, 2);
   std::string why;
   std::jthread follower([&] {
-    Rank rank(kShipped, ranks[1].get(), {});
+    Rank rank(path, ranks[1].get(), {});
     try {
       StepFollower(*rank.model, rank.cx, options).run();
     } catch (const Error& e) {
       why = e.what();
     }
   });
-  const Rank rank(kShipped, ranks[0].get(), {});
+  const Rank rank(path, ranks[0].get(), {});
   const ModelInfo& info = rank.model->info();
   std::vector<int32_t> masked_ids;
   agree(*ranks[0], info, Engine::kv_plan_for(info, options), Engine::step_limits(info, options),
         masked_ids);
-  const MessageHead head{static_cast<MessageHead::Kind>(7), 0};
-  ranks[0]->send(1, std::as_bytes(std::span(&head, 1)));
+  std::vector<std::byte> bytes;
+  for (const auto& [of, said] : {std::pair(kind, message), {kStep, {.ends = true}}}) {
+    write_message(said, bytes);
+    const MessageHead head{of, bytes.size()};
+    ranks[0]->send(1, std::as_bytes(std::span(&head, 1)));
+    ranks[0]->send(1, bytes);
+  }
   follower.join();
-  EXPECT_EQ(why, "rank 0 sent a message of kind 7 and of 0 bytes");
+  return why;
+}
+
+TEST_F(EngineRanks, UnknownMessagesAreRefused) {
+  EXPECT_THAT(why_refused(kShipped, static_cast<MessageHead::Kind>(7), {}),
+              testing::StartsWith("rank 0 sent a message of kind 7 and of "));
+}
+
+// The tables of states come first; of them there are fewer than pages, and of a window's pages
+// fewer than of a full group's.
+TEST_F(EngineRanks, EntriesOfATableStayWithinItsOwnGroup) {
+  for (const std::string& path : {kShipped, kRecurrent}) {
+    const ModelInfo info = describe_model(path, {}, {0, 2});
+    const KvPlan plan = Engine::kv_plan_for(info, of_ranks(options_of_shipped(), path, 2));
+    std::vector<int32_t> below(plan.state_slots > 0 ? 2 : 0, plan.state_slots);
+    for (size_t g = 0; g < info.groups.size(); ++g)
+      if (!info.groups[g].is_recurrent()) below.push_back(plan.group_pages[g]);
+    const auto [least, most] = std::ranges::minmax_element(below);
+    ASSERT_LT(*least, *most);
+    for (size_t table = 0; table < below.size(); ++table) {
+      TableChange change{static_cast<int32_t>(table), below[table] - 1, 0};
+      const StepMessage message{.changes = {&change, 1}};
+      EXPECT_EQ(why_refused(path, kStep, message), "") << path << " " << table;
+      ++change.value;
+      EXPECT_EQ(why_refused(path, kStep, message),
+                "rank 0 sent a step with entries of tables that are none")
+          << path << " " << table;
+    }
+  }
+}
+
+// What ranks say of their logits at the start: rank 1's columns begin elsewhere, or are too many.
+TEST_F(EngineRanks, OtherColumnsOfLogitsAreRefused) {
+  const EngineOptions options = of_ranks(options_of_shipped(), kShipped, 2);
+  const auto why = [&](int64_t begins_off, int64_t more) {
+    const auto ranks = dist::test_ranks(2);
+    const auto agree_as = [&](int rank, int64_t off, int64_t size) {
+      ModelInfo info = describe_model(kShipped, {}, {rank, 2});
+      info.logits = {info.logits.all, info.logits.begin + off, info.logits.size + size};
+      std::vector<int32_t> masked_ids;
+      try {
+        agree(*ranks[rank], info, Engine::kv_plan_for(info, options),
+              Engine::step_limits(info, options), masked_ids);
+      } catch (const Error& e) {
+        return std::string(e.what());
+      }
+      return std::string();
+    };
+    std::jthread other([&] { EXPECT_NE(agree_as(1, begins_off, more), ""); });
+    return agree_as(0, 0, 0);
+  };
+  const std::string other = "rank 1 has other columns of the logits than its own";
+  EXPECT_EQ(why(1, 0), other);
+  EXPECT_EQ(why(0, 1), other);
+  EXPECT_EQ(why(0, std::numeric_limits<int64_t>::max() / 2), other);
+  EXPECT_EQ(why(0, -1'000'000'000), other);
+  EXPECT_THAT(why(0, -1), testing::StartsWith("all ranks together have "));
 }
 
 TEST_F(EngineRanks, OtherPlansAreRefused) {

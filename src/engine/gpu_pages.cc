@@ -34,7 +34,7 @@ void GpuPages::copy_page(const Tensor& pages, int32_t from, int32_t to) {
   copies_.push_back({data + to * bytes, data + from * bytes, bytes});
 }
 
-PageMemory::Table GpuPages::add_table(std::span<const int32_t> host) {
+PageMemory::Table GpuPages::add_table(std::span<const int32_t> host, int32_t) {
   const auto n = static_cast<int64_t>(host.size());
   CHECK((num_entries_ + n) * static_cast<int64_t>(sizeof(int32_t)) <= entries_.size_bytes());
   tables_.push_back({host, num_entries_});

@@ -21,7 +21,7 @@ class GpuPages final : public PageMemory {
 
   Tensor take(DType dtype, std::initializer_list<int64_t> shape) override;
   void copy_page(const Tensor& pages, int32_t from, int32_t to) override;
-  Table add_table(std::span<const int32_t> host) override;
+  Table add_table(std::span<const int32_t> host, int32_t num_pages) override;
   void changed(int32_t table, int64_t index) override;
 
   // Copies pages and sends the entries that changed since the last call. The work of the call

@@ -87,7 +87,7 @@ KvCache::KvCache(const ModelInfo& info, const KvPlan& plan, std::unique_ptr<Page
                        .nodes = std::vector<int32_t>(plan.group_pages[g], PrefixCache::kNoNode),
                        .layers = &layer_groups_[g],
                        .number = 0});
-    const PageMemory::Table table = memory_->add_table(groups_.back().table);
+    const PageMemory::Table table = memory_->add_table(groups_.back().table, plan.group_pages[g]);
     groups_.back().number = table.number;
     for (int32_t l : layer_groups_[g].layers) {
       const std::initializer_list<int64_t> shape = {

@@ -18,13 +18,13 @@ class PageMemory {
   virtual Tensor take(DType dtype, std::initializer_list<int64_t> shape) = 0;
   // Ordered after the steps launched before and before those launched later.
   virtual void copy_page(const Tensor& pages, int32_t from, int32_t to) = 0;
-  // Of the table whose entries the cache keeps in `host`, which stays where it is: where kernels
-  // read it, and its number. changed() follows each change of an entry.
+  // Of the table whose entries the cache keeps in `host`, which stays where it is, each kNoPage or
+  // below num_pages: where kernels read it, and its number. changed() follows each change of one.
   struct Table {
     const int32_t* entries;
     int32_t number;
   };
-  virtual Table add_table(std::span<const int32_t> host) = 0;
+  virtual Table add_table(std::span<const int32_t> host, int32_t num_pages) = 0;
   virtual void changed(int32_t table, int64_t index) = 0;
 };
 
@@ -39,7 +39,7 @@ class HostPages final : public PageMemory {
     char* const data = static_cast<char*>(pages.data);
     std::memcpy(data + to * bytes, data + from * bytes, static_cast<size_t>(bytes));
   }
-  Table add_table(std::span<const int32_t> host) override { return {host.data(), 0}; }
+  Table add_table(std::span<const int32_t> host, int32_t) override { return {host.data(), 0}; }
   void changed(int32_t, int64_t) override {}
 
  private:

@@ -20,7 +20,8 @@ StateSlots::StateSlots(const ModelInfo& info, const KvPlan& plan, PageMemory& me
   tails_.resize(static_cast<size_t>(plan.state_slots) * page_size_);
   first_.resize(num_nodes, kNone);
   layers_.resize(info.num_layers);
-  const PageMemory::Table from = memory_.add_table(from_), to = memory_.add_table(to_);
+  const PageMemory::Table from = memory_.add_table(from_, plan.state_slots),
+                          to = memory_.add_table(to_, plan.state_slots);
   from_table_ = from.number, to_table_ = to.number;
   for (const LayerGroup& group : info.groups) {
     const RecurrentShape& shape = group.recurrent;

@@ -63,7 +63,7 @@ class LatePages : public PageMemory {
     float* const data = pages.as<float>();
     device_.work.push_back([=] { std::copy_n(data + from * kPage, kPage, data + to * kPage); });
   }
-  Table add_table(std::span<const int32_t> host) override { return {host.data(), 0}; }
+  Table add_table(std::span<const int32_t> host, int32_t) override { return {host.data(), 0}; }
   void changed(int32_t, int64_t) override {}
 
  private:

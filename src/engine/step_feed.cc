@@ -119,11 +119,17 @@ std::vector<Cut> agree(dist::Comm& comm, const ModelInfo& info, const KvPlan& pl
     if (all[r].hash != all[0].hash)
       throw Error(ErrorKind::kUnsupported,
                   "rank " + std::to_string(r) + " planned other pages or steps than rank 0");
-    CHECK(all[r].logits_begin == at);
+    if (all[r].logits_begin != at || all[r].logits_size < 0 ||
+        all[r].logits_size > info.vocab_size - at)
+      throw Error(ErrorKind::kUnsupported,
+                  "rank " + std::to_string(r) + " has other columns of the logits than its own");
     logits.emplace_back(info.vocab_size, at, all[r].logits_size);
     at += all[r].logits_size;
   }
-  CHECK(at == info.vocab_size);
+  if (at != info.vocab_size)
+    throw Error(ErrorKind::kUnsupported, "all ranks together have " + std::to_string(at) +
+                                             " columns of the logits, of " +
+                                             std::to_string(info.vocab_size));
   masked_ids = ids_of_first(comm, std::move(masked_ids), info.vocab_size);
   return logits;
 }
@@ -143,8 +149,8 @@ class StepFeed::RecordedPages final : public PageMemory {
     feed_.copies_.push_back({static_cast<int32_t>(tensor - tensors_.begin()), from, to});
     memory_->copy_page(pages, from, to);
   }
-  Table add_table(std::span<const int32_t> host) override {
-    const Table table = memory_->add_table(host);
+  Table add_table(std::span<const int32_t> host, int32_t num_pages) override {
+    const Table table = memory_->add_table(host, num_pages);
     tables_.push_back({host, table.number});
     return {table.entries, static_cast<int32_t>(tables_.size()) - 1};
   }

@@ -1,6 +1,5 @@
 #include "engine/step_follower.h"
 
-#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <string>
@@ -22,9 +21,9 @@ class StepFollower::ReplayedPages final : public PageMemory {
     return tensors_.back();
   }
   void copy_page(const Tensor&, int32_t, int32_t) override { CHECK(false); }
-  Table add_table(std::span<const int32_t> host) override {
-    Replayed& table = tables_.emplace_back(Replayed{{host.begin(), host.end()}, 0});
-    const Table added = memory_->add_table(table.entries);
+  Table add_table(std::span<const int32_t> host, int32_t num_pages) override {
+    Replayed& table = tables_.emplace_back(Replayed{{host.begin(), host.end()}, num_pages, 0});
+    const Table added = memory_->add_table(table.entries, num_pages);
     table.number = added.number;
     return {added.entries, static_cast<int32_t>(tables_.size()) - 1};
   }
@@ -42,7 +41,8 @@ class StepFollower::ReplayedPages final : public PageMemory {
   const std::vector<Tensor>& tensors() const { return tensors_; }
   struct Replayed {
     std::vector<int32_t> entries;
-    int32_t number;  // of memory_
+    int32_t num_pages;  // below which they are
+    int32_t number;     // of memory_
   };
   const std::deque<Replayed>& tables() const { return tables_; }
 
@@ -66,9 +66,10 @@ StepFollower::StepFollower(Model& model, ops::Ctx cx, const EngineOptions& optio
              .vocab_size = info.vocab_size,
              .may_be_fed = cx_.on_gpu() && options.graphs};
   for (const Tensor& tensor : pages_->tensors()) bounds_.pages.push_back(tensor.dim(0));
-  for (const auto& table : pages_->tables()) bounds_.entries.push_back(std::ssize(table.entries));
-  const int64_t most = *std::ranges::max_element(bounds_.pages);
-  bounds_.values.assign(bounds_.entries.size(), static_cast<int32_t>(most));
+  for (const auto& table : pages_->tables()) {
+    bounds_.entries.push_back(std::ssize(table.entries));
+    bounds_.values.push_back(table.num_pages);
+  }
   model_.reserve(cx_, bounds_.limits);
   std::vector<int32_t> masked_ids;
   agree(*cx_.comm, info, plan_, bounds_.limits, masked_ids);
