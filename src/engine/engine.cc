@@ -194,6 +194,7 @@ bool Engine::Impl::plan() noexcept {
 }
 
 void Engine::Impl::launch() {
+  lease_.check();
   if (gpu_ != nullptr) return launch_on_gpu();
   if (head_ != nullptr) head_->draft(scheduler_.chunks());
   blocks_[turn_].fill(scheduler_.chunks());

@@ -192,19 +192,20 @@ TEST_P(GptOssEngine, NgramAndSuffixChangeNothing) {
 TEST_P(GptOssEngine, ForksOfOnePrefill) {
   const auto loaded = GetParam().load(GetParam().activations);
   const EngineOptions options = engine_options(GetParam().kv_dtype);
+  std::vector<Request> requests(3,
+                                {.prompt = toy_prompt(53, 1, loaded->vocab()), .max_tokens = 20});
+  std::vector<Transcript> alone;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].sampling.seed = 40 + i;
+    requests[i].sampling.logprobs = 2;
+    alone.push_back(run_alone(*loaded->model, loaded->cx, options, requests[i]));
+  }
   Engine engine(*loaded->model, loaded->cx, options);
   for (int round = 0; round < 2; ++round) {
-    std::vector<Request> requests(3,
-                                  {.prompt = toy_prompt(53, 1, loaded->vocab()), .max_tokens = 20});
-    for (size_t i = 0; i < requests.size(); ++i) {
-      requests[i].sampling.seed = 40 + i;
-      requests[i].sampling.logprobs = 2;
-    }
     const std::vector<Transcript> forks = run_forks(engine, requests);
     for (size_t i = 0; i < requests.size(); ++i) {
       EXPECT_EQ(forks[i].cached_tokens, round * 48);
-      EXPECT_TRUE(forks[i] == run_alone(*loaded->model, loaded->cx, options, requests[i]))
-          << "fork " << i;
+      EXPECT_TRUE(forks[i] == alone[i]) << "fork " << i;
     }
     EXPECT_NE(forks[0].ids, forks[1].ids);
   }
@@ -220,16 +221,19 @@ TEST_P(GptOssEngine, SameTextAfterAPrefixHitAtEveryPage) {
   Engine engine(*loaded->model, loaded->cx, options);
   const std::vector<int32_t> first = toy_prompt(200, 1, loaded->vocab());
   run_all(engine, {{.prompt = first, .max_tokens = 1}});
+  std::vector<Request> requests;
+  std::vector<Transcript> found;
   for (int32_t length = 0; length <= 192; length += options.page_size) {
     Request request{.prompt = toy_prompt(length + 20, 2, loaded->vocab()), .max_tokens = 8};
     std::copy_n(first.begin(), length, request.prompt.begin());
     request.sampling.temperature = 0;
     request.sampling.logprobs = 3;
-    const Transcript found = run_all(engine, {request})[0];
-    EXPECT_EQ(found.cached_tokens, length);
-    EXPECT_TRUE(found == run_alone(*loaded->model, loaded->cx, options, request))
-        << length << " tokens";
+    requests.push_back(request);
+    found.push_back(run_all(engine, {request})[0]);
+    EXPECT_EQ(found.back().cached_tokens, length);
   }
+  for (size_t i = 0; i < requests.size(); ++i)
+    EXPECT_TRUE(found[i] == run_alone(*loaded->model, loaded->cx, options, requests[i])) << i;
 }
 
 // Six thousand tokens scored in chunks of `chunk`, beside `num_decodes` other sequences.

@@ -19,6 +19,7 @@
 #include "engine/head_drafter.h"
 #include "engine/kv_cache.h"
 #include "engine/kv_plan.h"
+#include "engine/model_lease.h"
 #include "engine/request_check.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
@@ -115,6 +116,7 @@ class Engine::Impl {
   void publish_stats();
 
   Model& model_;
+  ModelLease lease_{model_};
   ops::Ctx cx_;
   RequestLimits request_limits_;
   ModelInfo kv_info_;  // the model's, and the pages of a head

@@ -220,6 +220,20 @@ TEST(Engine, DestructionCancelsWhatRuns) {
   EXPECT_EQ(waiting->finish, FinishReason::kCanceled);
 }
 
+// Made in turn they may have it; one whose activations another has replaced must not run.
+TEST(Engine, AModelIsOneEnginesAtATime) {
+  ToyModel model;
+  Engine first(model, {}, toy_options());
+  EXPECT_EQ(run_all(first, {greedy(10, 1, 5)})[0].ids.size(), 5u);
+  {
+    Engine second(model, {}, toy_options());
+    EXPECT_EQ(run_all(second, {greedy(10, 1, 5)})[0].ids.size(), 5u);
+  }
+  EXPECT_DEATH(run_all(first, {greedy(10, 1, 5)}), "CHECK failed: .another_engine_has_the_model");
+  Engine third(model, {}, toy_options());
+  EXPECT_EQ(run_all(third, {greedy(10, 1, 5)})[0].ids.size(), 5u);
+}
+
 TEST(Engine, AThrowingModelFailsEveryRequest) {
   ToyModel model;
   model.throw_in_step = 2;
@@ -343,10 +357,10 @@ TEST(Engine, WholePromptsGiveTheSameTextAsChunks) {
   for (int i = 0; i < 12; ++i) requests.push_back(greedy(400 - 33 * i, i, 30));
   EngineOptions options = toy_options();
   Engine chunked(model, {}, options);
+  const auto expected = run_all(chunked, requests);
   options.chunked_prefill = false;
   options.max_num_batched_tokens = options.max_model_len;
   Engine whole(model, {}, options);
-  const auto expected = run_all(chunked, requests);
   const auto answers = run_all(whole, requests);
   for (size_t i = 0; i < requests.size(); ++i) EXPECT_EQ(answers[i].ids, expected[i].ids) << i;
 }

@@ -139,6 +139,7 @@ bool StepFollower::step() {
   const StepMessage message = read_message(told_, bounds_);
   if (message.ends) return false;
   step_ = message.step;
+  lease_.check();
   if (gpu_ != nullptr)
     launch(message);
   else

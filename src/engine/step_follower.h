@@ -10,6 +10,7 @@
 #include "engine/gpu_pages.h"
 #include "engine/gpu_steps.h"
 #include "engine/kv_cache.h"
+#include "engine/model_lease.h"
 #include "engine/split_rows.h"
 #include "engine/step_block.h"
 #include "engine/step_message.h"
@@ -38,6 +39,7 @@ class StepFollower {
   void launch(const StepMessage& message);
 
   Model& model_;
+  ModelLease lease_{model_};
   ops::Ctx cx_;
   ModelInfo kv_info_;  // the model's, and the pages of a head, which rank 0 alone has
   KvPlan plan_;
