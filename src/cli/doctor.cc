@@ -367,8 +367,9 @@ void add_doctor(CLI::App& app) {
   command->add_option("--kernel-table", flags->kernel_table,
                       "a file of nibble bench ops --tune, for the kernels that it makes run");
   command
-      ->add_option("--activations", flags->activations, "auto, float, bf16, int8, int8-row or fp8")
-      ->check(CLI::IsMember({"auto", "float", "bf16", "int8", "int8-row", "fp8"}))
+      ->add_option("--activations", flags->activations,
+                   "auto, float, bf16, int8, int8-row, fp8 or fp4")
+      ->check(CLI::IsMember({"auto", "float", "bf16", "int8", "int8-row", "fp8", "fp4"}))
       ->capture_default_str();
   add_dense_flags(*command, flags->dense, "");
   command->add_flag("--allow-ref", flags->allow_ref, "the reference twins count as kernels");

@@ -58,7 +58,8 @@ ops::Ctx make_ctx(const EngineFlags& flags, cpu::ThreadPool& pool, const cuda::C
   cx.pool = &pool;
   cx.kernels.activations = activation_format(flags.activations, flags.exact, gpu);
   if (cx.kernels.activations == ops::ActFormat::kBF16 ||
-      cx.kernels.activations == ops::ActFormat::kFp8)
+      cx.kernels.activations == ops::ActFormat::kFp8 ||
+      cx.kernels.activations == ops::ActFormat::kFp4)
     cx.activations = DType::kBF16;
   cx.kernels.isa = cpu::force_isa(flags.cpu_isa);
   if (cx.kernels.activations == ops::ActFormat::kInt8Row &&
@@ -226,6 +227,10 @@ ops::ActFormat activation_format(const std::string& name, bool exact, const cuda
                                        " is something else; leave one of them out");
   }
   if (name == "fp8") return ops::ActFormat::kFp8;
+  if (name == "fp4") {
+    if (gpu.sm == 90) refuse(" needs matrix instructions for 4 bits, which Hopper lacks: say fp8");
+    return ops::ActFormat::kFp4;
+  }
   if (exact || name == "bf16") return ops::ActFormat::kBF16;
   if (gpu.sm != 0) {
     if (name == "float") refuse(": GPU kernels multiply bf16 activations; leave it out");
@@ -301,8 +306,10 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   add("--activations", flags.activations,
       "of matrix products: auto (int8 on CPUs), float, bf16, int8 (blocks of 32, for weights of "
       "4 bits), int8-row (one scale per token: coarser, on AMX and AVX-512 VNNI), fp8 (E4M3, one "
-      "scale per token: on Hopper GPUs, for mxfp4, nvfp4 and fp8 weights that many tokens meet)")
-      ->check(IsMember({"auto", "float", "bf16", "int8", "int8-row", "fp8"}));
+      "scale per token: on GPUs, for mxfp4, nvfp4 and fp8 weights that many tokens meet), fp4 "
+      "(E2M1 "
+      "in blocks, for mxfp4 and nvfp4 weights that many tokens meet, others as fp8: on a GB10)")
+      ->check(IsMember({"auto", "float", "bf16", "int8", "int8-row", "fp8", "fp4"}));
   command
       .add_flag("--exact", flags.exact,
                 "bf16 activations and the same bits alone, batched, chunked or preempted")

@@ -43,7 +43,7 @@ struct EngineFlags {
   std::string memory_budget;  // "24G", "512MiB"; empty: from the machine
   DenseFlags dense;
   std::string kv_cache_dtype = "auto";  // auto | bf16 | fp8 | fp8_e4m3 | f32
-  std::string activations = "auto";     // auto | float | bf16 | int8 | int8-row | fp8
+  std::string activations = "auto";     // auto | float | bf16 | int8 | int8-row | fp8 | fp4
   bool exact = false;
   int threads = 0;                   // 0: what the cgroup grants
   std::string cpu_isa = "auto";      // auto, or the widest that may be used

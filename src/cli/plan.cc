@@ -472,8 +472,8 @@ void add_plan(CLI::App& app) {
       "prompts, separated by commas: projects these and the streams op by op, for gb10")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
-  add("--activations", flags->activations, "of the projection: auto, bf16 or fp8")
-      ->check(CLI::IsMember({"auto", "bf16", "fp8"}));
+  add("--activations", flags->activations, "of the projection: auto, bf16, fp8 or fp4")
+      ->check(CLI::IsMember({"auto", "bf16", "fp8", "fp4"}));
   add_dense_flags(*command, flags->dense, "");
   add_kv_flag(*command, flags->kv_cache_dtype, "");
   add("--gpu-memory-utilization", flags->gpu_memory_utilization, "share of the memory to use");

@@ -27,6 +27,16 @@ static_assert(sizeof(Mxfp4Codes) == 16);
 inline constexpr float kE2m1[16] = {0.f,  .5f,  1.f,  1.5f,  2.f,  3.f,  4.f,  6.f,
                                     -0.f, -.5f, -1.f, -1.5f, -2.f, -3.f, -4.f, -6.f};
 
+// Nearest code, ties to the even one; what is larger than 6 becomes 6; a NaN becomes 0.
+constexpr uint8_t e2m1_from_float(float x) {
+  constexpr float kHalfway[] = {.25f, .75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.f};
+  const float magnitude = x < 0 ? -x : x;
+  uint8_t code = std::bit_cast<uint32_t>(x) >> 31 != 0 ? 8 : 0;
+  for (int i = 0; i < 7; ++i)
+    code += i % 2 == 0 ? magnitude > kHalfway[i] : magnitude >= kHalfway[i];
+  return code;
+}
+
 // 2^33: the largest scale that every kernel takes; models' are below 1. More is damage, as 255 is.
 inline constexpr uint8_t kLargestE8m0 = 160;
 

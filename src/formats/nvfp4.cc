@@ -7,17 +7,6 @@
 #include "formats/mxfp4.h"
 
 namespace nibble {
-namespace {
-
-// Nearest code of a magnitude, ties to the even code.
-uint8_t e2m1_from_magnitude(float x) {
-  constexpr float kHalfway[] = {.25f, .75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.f};
-  uint8_t code = 0;
-  for (int i = 0; i < 7; ++i) code += i % 2 == 0 ? x > kHalfway[i] : x >= kHalfway[i];
-  return code;
-}
-
-}  // namespace
 
 void nvfp4_decode(const Nvfp4Codes& codes, uint8_t scale, float row_scale, float* out) {
   const float step = e4m3_to_float(scale) * row_scale;
@@ -46,7 +35,7 @@ Nvfp4Block nvfp4_encode(const float* values, float row_scale) {
     double error = 0;
     for (int i = 0; i < kNvfp4BlockElems; ++i) {
       const float magnitude = std::fabs(values[i]);
-      const uint8_t code = step > 0 ? e2m1_from_magnitude(magnitude / step) : 0;
+      const uint8_t code = step > 0 ? e2m1_from_float(magnitude / step) : 0;
       const double off = double{magnitude} - kE2m1[code] * step;
       error += off * off;
       const int sign = std::signbit(values[i]) ? 8 : 0;

@@ -19,7 +19,7 @@ std::optional<Op> find_op(std::string_view name) {
 }
 
 const char* act_format_name(ActFormat format) {
-  constexpr const char* kNames[] = {"float", "bf16", "int8", "int8-row", "fp8"};
+  constexpr const char* kNames[] = {"float", "bf16", "int8", "int8-row", "fp8", "fp4"};
   return kNames[static_cast<int>(format)];
 }
 

@@ -41,17 +41,18 @@ const char* op_name(Op op);  // "embed", "norm_qkv", ...
 std::optional<Op> find_op(std::string_view name);
 
 // What the inputs of matrix products are rounded to (--activations). It belongs to a layer, never
-// to a step: a kernel either serves it for every number of tokens or refuses it. But for kFp8, by
-// which GPUs gain only where math binds: steps of few tokens keep to bf16.
+// to a step: a kernel either serves it for every number of tokens or refuses it. But for kFp8 and
+// kFp4, by which GPUs gain only where math binds: steps of few tokens keep to bf16.
 enum class ActFormat : uint8_t {
   kFloat,    // as they are
   kBF16,     // h, q, att and u are stored as bf16
   kInt8,     // blocks of 32, for weights of 4 bits; others take bf16 or floats
   kInt8Row,  // the same with one scale per token, for weights in mxfp4
-  kFp8       // E4M3 with one scale per token, for weights that many rows meet (takes_e4m3())
+  kFp8,      // E4M3 with one scale per token, for weights that many rows meet (takes_e4m3())
+  kFp4       // E2M1 in blocks, for weights in mxfp4 and nvfp4, as theirs; others as kFp8
 };
 
-const char* act_format_name(ActFormat format);  // "float", "bf16", "int8", "int8-row", "fp8"
+const char* act_format_name(ActFormat format);  // "float", "bf16", "int8", "int8-row", ...
 
 // The fastest kernel of an op for steps of up to max_tokens tokens, as timed on the machine.
 struct TunedKernel {

@@ -18,6 +18,7 @@
 #include "formats/int8.h"
 #include "formats/mxfp4.h"
 #include "ops/ctx.h"
+#include "ops/gpu_matmul/e2m1_rows.h"
 #include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/kernel_table.h"
 #include "ops/routing.h"
@@ -288,10 +289,16 @@ std::vector<const Kernel<Desc, Fn>*> kernels_here(std::span<const Kernel<Desc, F
   return rows;
 }
 
-// What a product makes of its inputs [rows, K]: as they are, or to bf16, int8 or E4M3 and back,
-// with one rounding of float32.
-inline Floats as_input(const Floats& x, ActFormat rounded) {
+// What a product with `weights` makes of its inputs [rows, K]: as they are, or to bf16, int8, E4M3
+// or E2M1 and back, with one rounding of float32.
+inline Floats as_input(const Floats& x, ActFormat rounded, Format weights = Format::kMxfp4) {
   Floats seen = x;
+  if (rounded == ActFormat::kFp4) rounded = rounded_inputs(rounded, weights);
+  if (rounded == ActFormat::kFp4) {
+    for (int64_t r = 0; r < x.shape[0]; ++r)
+      round_to_e2m1(seen.values.data() + r * x.shape[1], x.shape[1], weights);
+    return seen;
+  }
   if (rounded == ActFormat::kFp8) {
     for (int64_t r = 0; r < x.shape[0]; ++r)
       round_to_e4m3(seen.values.data() + r * x.shape[1], x.shape[1], /*scale=*/0);

@@ -7,7 +7,7 @@
 #include "formats/int8.h"
 #include "formats/mxfp4.h"
 #include "formats/mxfp8.h"
-#include "ops/gpu_matmul/e4m3_rows.h"
+#include "ops/gpu_matmul/e2m1_rows.h"
 
 namespace nibble::ops {
 namespace {
@@ -27,20 +27,25 @@ void clear_vector(std::byte* tile, int64_t blocks, int parts, int size, int m) {
   }
 }
 
-// See is_in_block_order().
-void to_block_order(const float* from, int64_t cols, float* to) {
+// See is_in_block_order(). In place.
+void to_block_order(int64_t cols, float* x) {
   constexpr int64_t kBlock = 32, kHalf = kBlock / 2;
-  int64_t k = 0;
-  for (; k + kBlock <= cols; k += kBlock, from += kBlock, to += kBlock)
-    for (int64_t i = 0; i < kHalf; ++i) to[i] = from[2 * i], to[kHalf + i] = from[2 * i + 1];
-  std::copy_n(from, cols - k, to);
+  for (int64_t k = 0; k + kBlock <= cols; k += kBlock, x += kBlock) {
+    float odd[kHalf];
+    for (int64_t i = 0; i < kHalf; ++i) odd[i] = x[2 * i + 1], x[i] = x[2 * i];
+    std::copy_n(odd, kHalf, x + kHalf);
+  }
 }
 
-// Inputs in E4M3, as the kernels of GPUs round them, in place.
-void round_all_to_e4m3(Ctx& cx, const ProductInputs& in, int64_t cols, float* x) {
-  cx.pool->parallel_for(in.sources, 1, [&](int64_t row, int64_t end, int) {
-    for (; row < end; ++row) round_to_e4m3(x + row * cols, cols, in.e4m3_scale);
-  });
+// A row of inputs to E4M3 or E2M1 and back, as the kernels of GPUs round it.
+void round_row(const Ctx& cx, const ProductInputs& in, Format weights, int64_t cols, float* x) {
+  if (rounded_inputs(cx.kernels.activations, weights) == ActFormat::kFp4)
+    round_to_e2m1(x, cols, weights);
+  else
+    round_to_e4m3(x, cols, in.e4m3_scale);
+}
+bool rounds(const Ctx& cx, Format weights) {
+  return rounded_inputs(cx.kernels.activations, weights) != ActFormat::kFloat;
 }
 
 // Calls body(i, g, at) for each input i, the at-th of group g, on all workers.
@@ -65,27 +70,25 @@ FloatProduct::FloatProduct(const FloatKernels* kernels, Scratch& scratch, const 
                                        : 0)),
       decoded_(scratch.take<float>(size.threads * kRows * size.cols)),
       cols_(size.cols),
+      format_(size.format),
       reorder_(is_in_block_order(size.format)),
-      rounds_(takes_e4m3(size.format)),
       direct_tokens_(kernels != nullptr && has_direct_dot(size.format) ? kernels->direct_tokens
                                                                        : 0) {}
 
 void FloatProduct::take(Ctx& cx, const ProductInputs& in) {
   offsets_ = in.offsets;
-  const bool rounds = rounds_ && cx.kernels.activations == ActFormat::kFp8;
-  const float* x = reorder_ || rounds ? ordered_ : in.x;
+  const bool is_rounded = rounds(cx, format_);
+  const float* x = reorder_ || is_rounded ? ordered_ : in.x;
   for (int64_t i = 0; i < in.inputs(); ++i) x_[i] = x + (in.row == nullptr ? i : in.row[i]) * cols_;
   if (x == in.x) return;
   cx.pool->parallel_for(in.sources, 1, [&](int64_t row, int64_t end, int) {
     for (; row < end; ++row) {
       float* const to = ordered_ + row * cols_;
-      if (reorder_)
-        to_block_order(in.x + row * cols_, cols_, to);
-      else
-        std::copy_n(in.x + row * cols_, cols_, to);
+      std::copy_n(in.x + row * cols_, cols_, to);
+      if (is_rounded) round_row(cx, in, format_, cols_, to);
+      if (reorder_) to_block_order(cols_, to);
     }
   });
-  if (rounds) round_all_to_e4m3(cx, in, cols_, ordered_);
 }
 
 void FloatProduct::multiply(const Weight& rows, int64_t g, int worker, float* y,
@@ -106,16 +109,20 @@ FloatPanelProduct::FloatPanelProduct(const FloatPanelKernels* kernels, Scratch& 
       sums_(scratch.take<float>(size.threads * size.inputs * kPanelRows)),
       inputs_(size.inputs),
       cols_(size.cols),
-      rounds_(takes_e4m3(size.format)) {}
+      format_(size.format) {}
 
 void FloatPanelProduct::take(Ctx& cx, const ProductInputs& in) {
   offsets_ = in.offsets;
-  const bool rounds = rounds_ && cx.kernels.activations == ActFormat::kFp8;
-  const float* const x = rounds ? rounded_ : in.x;
+  const bool is_rounded = rounds(cx, format_);
+  const float* const x = is_rounded ? rounded_ : in.x;
   for (int64_t i = 0; i < in.inputs(); ++i) x_[i] = x + (in.row == nullptr ? i : in.row[i]) * cols_;
-  if (!rounds) return;
-  std::copy_n(in.x, in.sources * cols_, rounded_);
-  round_all_to_e4m3(cx, in, cols_, rounded_);
+  if (!is_rounded) return;
+  cx.pool->parallel_for(in.sources, 1, [&](int64_t row, int64_t end, int) {
+    for (; row < end; ++row) {
+      std::copy_n(in.x + row * cols_, cols_, rounded_ + row * cols_);
+      round_row(cx, in, format_, cols_, rounded_ + row * cols_);
+    }
+  });
 }
 
 void FloatPanelProduct::multiply(const Weight& rows, int64_t g, int worker, float* y,

@@ -67,7 +67,8 @@ class FloatProduct {
   float* ordered_;   // [sources, K] where is_in_block_order() or takes_e4m3()
   float* decoded_;   // [threads][kRows, K]
   int64_t cols_;
-  bool reorder_, rounds_;
+  Format format_;
+  bool reorder_;
   int64_t direct_tokens_;  // inputs that meet weights without decoding whole rows
   const int32_t* offsets_ = nullptr;
 };
@@ -89,7 +90,7 @@ class FloatPanelProduct {
   float* rounded_;   // [sources, K] where takes_e4m3()
   float* sums_;      // [threads][inputs, 16]
   int64_t inputs_, cols_;
-  bool rounds_;
+  Format format_;
   const int32_t* offsets_ = nullptr;
 };
 

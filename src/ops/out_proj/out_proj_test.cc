@@ -42,7 +42,7 @@ void check(Ran& ran, const Shape& shape, int64_t tokens, DType act,
   for (const OutProjKernel* row : kernels) {
     if (w.view.layout != row->layout) w.pack(row->layout);
     const ActFormat rounded = rounded_by(row->name, format);
-    const Floats seen = as_input(att, rounded);
+    const Floats seen = as_input(att, rounded, shape.format);
     row->run(test.cx, got.tensor(), att.tensor(), w.view, step);
     for (int64_t n = 0; n < shape.hidden; ++n) {
       const ref::Row twin(w.view, 0, n);
@@ -75,7 +75,8 @@ TEST(OutProj, EveryKernelEqualsTheTwinAndItselfAlone) {
         continue;
       for (ActFormat format : {ActFormat::kInt8, ActFormat::kInt8Row})
         check(ran, shape, tokens, DType::kF32, format);
-      if (takes_e4m3(shape.format)) check(ran, shape, tokens, DType::kF32, ActFormat::kFp8);
+      for (ActFormat format : {ActFormat::kFp8, ActFormat::kFp4})
+        if (takes_e4m3(shape.format)) check(ran, shape, tokens, DType::kF32, format);
     }
   for (const auto& [format, kernels] : ran)
     EXPECT_EQ(kernels > 0, runs_here(format)) << act_format_name(format);
