@@ -57,7 +57,8 @@ struct OmmaSf {
   static constexpr int64_t kFlops = 2 * 16 * 8 * 64;
   static __device__ __forceinline__ void run(float (&d)[4], const uint32_t (&a)[4], uint2 b) {
 #if NIBBLE_HAS_BLOCK_SCALED_MMA
-    sm12x::mma_nvfp4(d, {a[0], a[1], a[2], a[3]}, b, 0x38383838u, 0x38383838u);
+    sm12x::mma_e2m1<sm12x::Scales::kE4m3, sm12x::Body::kExact>(d, {{a[0], a[1], a[2], a[3]}}, b,
+                                                               0x38383838u, 0x38383838u);
 #endif
   }
 };
@@ -159,7 +160,8 @@ __global__ void multiply_once(const Fragments* in, float4* out) {
   const Fragments f = in[blockIdx.x * 32 + threadIdx.x];
   float d[4] = {f.d.x, f.d.y, f.d.z, f.d.w};
   if constexpr (kNvfp4)
-    sm12x::mma_nvfp4(d, f.a, f.b, f.scale_a, f.scale_b);
+    sm12x::mma_e2m1<sm12x::Scales::kE4m3, sm12x::Body::kExact>(d, {{f.a.x, f.a.y, f.a.z, f.a.w}},
+                                                               f.b, f.scale_a, f.scale_b);
   else
     sm12x::mma_e4m3<sm12x::Values::kE2m1, sm12x::Body::kExact, 0>(d, {{f.a.x, f.a.y, f.a.z, f.a.w}},
                                                                   f.b, f.scale_a);
@@ -224,7 +226,9 @@ struct Nibble : Codes {
 };
 struct ByteOf {
   uint32_t scales;
-  NIBBLE_BOTH_SIDES uint32_t operator()(int group) const { return scales >> 8 * group & 255; }
+  NIBBLE_BOTH_SIDES sm12x::Term operator()(int group) const {
+    return sm12x::e4m3_term(scales >> 8 * group & 127);
+  }
 };
 
 // Element i of a lane's sums, by the model.

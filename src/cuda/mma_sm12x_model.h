@@ -122,8 +122,13 @@ NIBBLE_BOTH_SIDES int32_t twice_e2m1(uint32_t code) {
   return code & 8 ? -v : v;
 }
 
-// sum + the products a(k) b(k) of k < 64, E2M1 each, times the E4M3 scale_a(g) scale_b(g) of their
-// group g of 16, whose signs are not looked at.
+// Of E8M0, in the units of e4m3_term().
+NIBBLE_BOTH_SIDES Term e8m0_term(uint32_t code) {
+  return {code == 255 ? kNotANumber : 8, static_cast<int>(code) - 127};
+}
+
+// sum + the products a(k) b(k) of k < 64, E2M1 each, times the scales scale_a(g) scale_b(g), as
+// terms, of their group g of 16. An E4M3 scale's sign is not looked at.
 template <typename A, typename B, typename ScaleA, typename ScaleB>
 NIBBLE_BOTH_SIDES float dot_k64(const A& a, const B& b, const ScaleA& scale_a,
                                 const ScaleB& scale_b, float sum) {
@@ -134,7 +139,7 @@ NIBBLE_BOTH_SIDES float dot_k64(const A& a, const B& b, const ScaleA& scale_a,
   int most = c.exponent;
   NIBBLE_ROLLED
   for (int g = 0; g < kGroups; ++g) {
-    const Term x = e4m3_term(scale_a(g) & 127), y = e4m3_term(scale_b(g) & 127);
+    const Term x = scale_a(g), y = scale_b(g);
     is_number &= x.significand != kNotANumber && y.significand != kNotANumber;
     int32_t quarters = 0;
     NIBBLE_ROLLED

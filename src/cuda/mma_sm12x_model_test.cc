@@ -164,7 +164,7 @@ TEST(MmaSm12xModel, NoNumbersStayNone) {
   EXPECT_TRUE(std::isnan(dot.modelled()));
 }
 
-// ---- k 64, NVFP4 ----
+// ---- k 64 ----
 
 struct Dot64 {
   std::vector<int> a, b, scale_a, scale_b;  // codes: E2M1, E4M3 of groups of 16
@@ -175,7 +175,10 @@ struct Dot64 {
     const auto of = [](const std::vector<int>& codes) {
       return [&codes](int i) { return static_cast<uint32_t>(codes[i]); };
     };
-    return dot_k64(of(a), of(b), of(scale_a), of(scale_b), sum);
+    const auto scales = [](const std::vector<int>& codes) {
+      return [&codes](int g) { return e4m3_term(static_cast<uint32_t>(codes[g]) & 127); };
+    };
+    return dot_k64(of(a), of(b), scales(scale_a), scales(scale_b), sum);
   }
   double scale(int g) const { return kE4m3[scale_a[g] & 127] * kE4m3[scale_b[g] & 127]; }
   double group(int g, bool of_magnitudes = false) const {
@@ -250,6 +253,30 @@ TEST(MmaSm12xModelK64, WorkedOutByHand) {
   EXPECT_EQ(small.modelled(), 0x1p-35f);
   small.sum = 0x1p-36f;
   EXPECT_EQ(small.modelled(), 0);
+}
+
+// Scales in E8M0 that E4M3 has, too, add up alike; others move the sum.
+TEST(MmaSm12xModelK64, E8m0IsAPowerOfTwo) {
+  std::mt19937 bits(5);
+  for (int i = 0; i < 1000; ++i) {
+    Dot64 dot = random_dot64(bits);
+    std::vector<int> exponents(4);
+    for (int g = 0; g < 4; ++g) {
+      exponents[g] = static_cast<int>(bits() % 15) - 6;
+      dot.scale_a[g] = (exponents[g] + 7) << 3, dot.scale_b[g] = 0x38;
+    }
+    const auto of = [](const std::vector<int>& codes) {
+      return [&codes](int k) { return static_cast<uint32_t>(codes[k]); };
+    };
+    const auto by_e8m0 = [&](int up) {
+      const auto of_a = [&](int g) { return e8m0_term(static_cast<uint32_t>(exponents[g] + 127)); };
+      const auto of_b = [&](int) { return e8m0_term(static_cast<uint32_t>(127 + up)); };
+      return dot_k64(of(dot.a), of(dot.b), of_a, of_b, std::ldexp(dot.sum, up));
+    };
+    ASSERT_EQ(bits_of(by_e8m0(0)), bits_of(dot.modelled())) << "case " << i;
+    ASSERT_EQ(bits_of(by_e8m0(20)), bits_of(std::ldexp(dot.modelled(), 20))) << "case " << i;
+  }
+  EXPECT_EQ(e8m0_term(255).significand, kNotANumber);
 }
 
 TEST(MmaSm12xModelK64, NoNumbersStayNone) {

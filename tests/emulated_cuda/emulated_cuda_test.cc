@@ -82,25 +82,29 @@ void put_b(uint32_t (&fragment)[32][2], const Format& f, int column, int k, uint
 
 TEST(Mma, MultipliesMatricesInTheLayoutOfTheIsa) {
   for (const Mma what : {Mma::kBf16, Mma::kF16, Mma::kTf32, Mma::kS8, Mma::kE4m3, Mma::kE2m1E4m3,
-                         Mma::kScaledE4m3, Mma::kNvfp4}) {
+                         Mma::kScaledE4m3, Mma::kNvfp4, Mma::kMxfp4}) {
+    const bool is_e2m1 = what == Mma::kNvfp4 || what == Mma::kMxfp4;
     const Format f = format(what);
     MatrixProblem p{};
     std::vector<std::vector<int>> a(16, std::vector<int>(64)), b(8, std::vector<int>(64));
     for (int r = 0; r < 16; ++r)
       for (int k = 0; k < f.k; ++k) {
-        a[r][k] = drawn(f, what == Mma::kE2m1E4m3 || what == Mma::kNvfp4);
+        a[r][k] = drawn(f, what == Mma::kE2m1E4m3 || is_e2m1);
         put(p.a, f, r, k, what == Mma::kE2m1E4m3 ? e2m1_code(a[r][k]) << 2 : f.code(a[r][k]));
       }
     for (int n = 0; n < 8; ++n)
       for (int k = 0; k < f.k; ++k) {
-        b[n][k] = drawn(f, what == Mma::kNvfp4);
+        b[n][k] = drawn(f, is_e2m1);
         put_b(p.b, f, n, k, f.code(b[n][k]));
       }
-    // Scales: 2^(row % 4) of A's rows, for NVFP4 by group of 16 (E4M3: 2^0 is 0x38), 1 of B's.
+    // Scales: 2^(row % 4) of A's rows, for NVFP4 by group of 16 (E4M3: 2^0 is 0x38), 1 of B's; for
+    // MXFP4 by half, of B's 1 and 8.
     for (int r = 0; r < 16; ++r)
       p.scale_a[4 * (r % 8) + r / 8] =
-          what == Mma::kNvfp4 ? 0x48403838u : 127u + static_cast<uint32_t>(r % 4);
-    for (int l = 0; l < 32; ++l) p.scale_b[l] = 0x38383838u;
+          what == Mma::kNvfp4
+              ? 0x48403838u
+              : 127u + static_cast<uint32_t>(r % 4) + (128u + static_cast<uint32_t>(r % 2)) * 256;
+    for (int l = 0; l < 32; ++l) p.scale_b[l] = what == Mma::kMxfp4 ? 0x827f : 0x38383838u;
     uint32_t d[32][4] = {};
     for (int l = 0; l < 32; ++l)
       for (int i = 0; i < 4; ++i)
@@ -115,6 +119,7 @@ TEST(Mma, MultipliesMatricesInTheLayoutOfTheIsa) {
           int term = a[row][k] * b[column][k];
           if (what == Mma::kE2m1E4m3 || what == Mma::kScaledE4m3) term *= 1 << row % 4;
           if (what == Mma::kNvfp4) term *= k / 16 == 2 ? 2 : k / 16 == 3 ? 4 : 1;
+          if (what == Mma::kMxfp4) term *= k < 32 ? 1 << row % 4 : 16 << row % 2;
           sum += term;
         }
         const uint32_t want =

@@ -55,7 +55,12 @@ __device__ void mma_of(Mma what, const MatrixProblem& p, uint32_t* d) {
           f, {{a[0], a[1], a[2], a[3]}}, {b[0], b[1]}, p.scale_a[l]);
       break;
     case Mma::kNvfp4:
-      cuda::sm12x::mma_nvfp4(f, {a[0], a[1], a[2], a[3]}, {b[0], b[1]}, p.scale_a[l], p.scale_b[l]);
+      cuda::sm12x::mma_e2m1<cuda::sm12x::Scales::kE4m3, cuda::sm12x::Body::kExact>(
+          f, {{a[0], a[1], a[2], a[3]}}, {b[0], b[1]}, p.scale_a[l], p.scale_b[l]);
+      break;
+    case Mma::kMxfp4:
+      cuda::sm12x::mma_e2m1<cuda::sm12x::Scales::kE8m0, cuda::sm12x::Body::kExact>(
+          f, {{a[0], a[1], a[2], a[3]}}, {b[0], b[1]}, p.scale_a[l], p.scale_b[l]);
       break;
   }
   for (int i = 0; i < 4; ++i) d[i] = __float_as_uint(f[i]);

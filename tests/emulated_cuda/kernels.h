@@ -8,7 +8,7 @@ namespace nibble::emulated {
 struct MatrixProblem {  // of m16n8: fragments of 32 lanes as the instruction has them
   uint32_t a[32][4], b[32][2], c[32][4], scale_a[32], scale_b[32];
 };
-enum class Mma : int { kBf16, kF16, kTf32, kS8, kE4m3, kE2m1E4m3, kScaledE4m3, kNvfp4 };
+enum class Mma : int { kBf16, kF16, kTf32, kS8, kE4m3, kE2m1E4m3, kScaledE4m3, kNvfp4, kMxfp4 };
 void run_mma(Mma what, const MatrixProblem& problem, uint32_t (&d)[32][4]);
 
 // out[i] = f(x[i], y[i]) of 32 lanes.

@@ -225,7 +225,8 @@ void multiply_scaled(Warp& w, const Inst& in) {  // kind::mxf8f6f4, one E8M0 of 
   scatter_sums(w, in, c);
 }
 
-struct Ue4m3 {  // the sign is not looked at
+struct Ue4m3 {                       // the sign is not looked at
+  static constexpr int kGroups = 1;  // of 16 k
   int32_t significand;
   int exponent;
   bool is_nan;
@@ -236,7 +237,16 @@ struct Ue4m3 {  // the sign is not looked at
     exponent = significand == 0 ? kZeroExponent : e == 0 ? -6 : e - 7;
   }
 };
-void multiply_nvfp4(Warp& w, const Inst& in) {  // kind::mxf4nvf4.scale_vec::4X, E4M3 of 16
+struct Ue8m0 {
+  static constexpr int kGroups = 2;
+  int32_t significand = 8;
+  int exponent;
+  bool is_nan;
+  explicit Ue8m0(uint32_t code)
+      : exponent(static_cast<int>(code & 255) - 127), is_nan((code & 255) == 255) {}
+};
+template <typename Scale>  // kind::mxf4nvf4: scale_vec::4X, E4M3 of 16, or 2X, E8M0 of 32
+void multiply_e2m1(Warp& w, const Inst& in) {
   if (!have_lanes(w, kAllLanes)) return;
   Fragments f;
   gather(w, in, f);
@@ -262,7 +272,8 @@ void multiply_nvfp4(Warp& w, const Inst& in) {  // kind::mxf4nvf4.scale_vec::4X,
       ScaledGroup groups[4];
       bool is_number = std::fabs(c[r][n]) < std::numeric_limits<float>::infinity();
       for (int g = 0; g < 4; ++g) {
-        const Ue4m3 x(scales.of_row[r] >> 8 * g), y(scales.of_column[n] >> 8 * g);
+        const int byte = 8 * (g / Scale::kGroups);
+        const Scale x(scales.of_row[r] >> byte), y(scales.of_column[n] >> byte);
         is_number &= !x.is_nan && !y.is_nan;
         groups[g] = {int64_t{quarters[g][n]} * x.significand * y.significand,
                      x.exponent + y.exponent};
@@ -317,7 +328,10 @@ bool decode_mma(Decoder& d, Inst& in) {
       in.run = scaled_by_type(types[1], types[2]);
     else if (d.has("kind::mxf4nvf4") && d.has("scale_vec::4X") && d.has("m16n8k64") &&
              types[4] == "ue4m3")
-      in.run = multiply_nvfp4;
+      in.run = multiply_e2m1<Ue4m3>;
+    else if (d.has("kind::mxf4nvf4") && d.has("scale_vec::2X") && d.has("m16n8k64") &&
+             types[4] == "ue8m0")
+      in.run = multiply_e2m1<Ue8m0>;
   } else {
     static const std::map<std::string, Handler> kHandlers = {
         {"m16n8k16 f32.f16.f16.f32", multiply<ElementF16, ElementF16>},
