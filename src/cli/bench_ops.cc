@@ -157,7 +157,7 @@ class OpsBench {
     if constexpr (requires { desc.format; }) what.weights = format_name(desc.format);
     std::vector<ops::ActFormat> formats = {ops::ActFormat::kInt8Row, ops::ActFormat::kInt8,
                                            ops::ActFormat::kFloat};
-    if (cx_.on_gpu()) formats = {ops::ActFormat::kFp8, ops::ActFormat::kBF16};
+    if (cx_.on_gpu()) formats = {ops::ActFormat::kFp4, ops::ActFormat::kFp8, ops::ActFormat::kBF16};
     cx_.kernels.any_size = !flags_.tune.empty();
     std::optional<Layout> layout;
     if (!flags_.tune.empty()) {

@@ -286,6 +286,12 @@ TEST(Doctor, ShowsAGpuThatIsNotHere) {
   EXPECT_EQ(fp8.status, 0) << fp8.err;
   EXPECT_THAT(fp8.out, HasSubstr("sm121_w4a8_gemm"));
   EXPECT_EQ(doctor({"--device", "h200", "--activations", "fp8", "--exact"}).status, 2);
+  const CommandResult fp4 = doctor({"--device", "gb10", "--activations", "fp4"});
+  EXPECT_EQ(fp4.status, 0) << fp4.err;
+  EXPECT_THAT(fp4.out, HasSubstr("sm121_w4a4_gemm"));
+  const CommandResult hopper = doctor({"--device", "h200", "--activations", "fp4"});
+  EXPECT_EQ(hopper.status, 1);
+  EXPECT_THAT(hopper.err, HasSubstr("which Hopper lacks: say fp8"));
 }
 
 TEST(Cli, RefusesOnCpusWhatIsForGpus) {

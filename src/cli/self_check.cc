@@ -124,6 +124,8 @@ const auto& twin_of(const Desc& desc) {
 // twice, and the largest of 10,000 sums by four to five times that. A wrong scale, sign or lane
 // makes 50% and more.
 constexpr double kCoarseRms = 0.08, kCoarseWorst = 0.6;
+// To E2M1 in blocks: 11% of normally distributed values' root mean square.
+constexpr double kE2m1Rms = 0.3, kE2m1Worst = 1.5;
 // The others differ in bf16's last bit here and there (2^-8 of a value that may be four times the
 // root mean square), and in what that does to an expert's second product.
 constexpr double kFineRms = 0.008, kFineWorst = 0.05;
@@ -210,12 +212,16 @@ std::string row_name(Op op, const Row& row) {
 }
 
 CheckedRow checked(std::string row, std::string_view weights, int64_t tokens) {
-  const bool coarse = is_coarse(row);
+  const bool coarse = is_coarse(row), e2m1 = row.find("a4_") != std::string_view::npos;
   return {.row = std::move(row),
           .weights = std::string(weights),
           .tokens = tokens,
-          .most_rms = coarse ? kCoarseRms : kFineRms,
-          .most_worst = coarse ? kCoarseWorst : kFineWorst};
+          .most_rms = e2m1     ? kE2m1Rms
+                      : coarse ? kCoarseRms
+                               : kFineRms,
+          .most_worst = e2m1     ? kE2m1Worst
+                        : coarse ? kCoarseWorst
+                                 : kFineWorst};
 }
 
 template <typename Desc>

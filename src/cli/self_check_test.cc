@@ -50,8 +50,10 @@ TEST(SelfCheck, FindsAProblemForEveryRow) {
     for (const cuda::Caps& gpu : {cuda::gb10(), cuda::h200(), cuda::Caps{}})
       for (const Format format : {Format::kBF16, Format::kMxfp4, Format::kMxfp8})
         for (const bool exact : {false, true})
-          for (const auto activations : {ops::ActFormat::kBF16, ops::ActFormat::kFp8}) {
-            if (activations == ops::ActFormat::kFp8 && (exact || gpu.sm == 0)) continue;
+          for (const auto activations :
+               {ops::ActFormat::kBF16, ops::ActFormat::kFp8, ops::ActFormat::kFp4}) {
+            if (activations != ops::ActFormat::kBF16 && (exact || gpu.sm == 0)) continue;
+            if (activations == ops::ActFormat::kFp4 && gpu.sm == 90) continue;
             expect_problems(model, {.activations = activations, .gpu = gpu, .exact = exact},
                             {.qkv = format, .out = format, .unembed = format});
           }
@@ -68,8 +70,10 @@ TEST(SelfCheck, FindsAProblemForEveryRowOfOtherFamilies) {
         goldens + "qwen3_5_moe-mixed"})
     for (const cuda::Caps& gpu : {cuda::gb10(), cuda::h200()})
       for (const bool exact : {false, true})
-        for (const auto activations : {ops::ActFormat::kBF16, ops::ActFormat::kFp8})
-          if (!exact || activations == ops::ActFormat::kBF16) {
+        for (const auto activations :
+             {ops::ActFormat::kBF16, ops::ActFormat::kFp8, ops::ActFormat::kFp4})
+          if (activations == ops::ActFormat::kBF16 ||
+              (!exact && (activations == ops::ActFormat::kFp8 || gpu.sm != 90))) {
             SCOPED_TRACE(model + " " + gpu.name);
             expect_problems(model, {.activations = activations, .gpu = gpu, .exact = exact});
           }

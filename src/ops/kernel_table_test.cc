@@ -78,6 +78,8 @@ TEST(KernelTable, ListsEveryRefusal) {
             "  neon_any: needs an arm64 CPU\n"
             "  plain_any: another kernel is forced\n"
             "  sm121_w4a8_gemm: needs an NVIDIA GPU\n"
+            "  sm121_w4a4_gemm: needs an NVIDIA GPU\n"
+            "  sm121_nvfp4a4_gemm: needs an NVIDIA GPU\n"
             "  sm121_nvfp4a8_gemm: needs an NVIDIA GPU\n"
             "  sm90_w4a8_narrow: needs an NVIDIA GPU\n"
             "  sm90_w4a8_gemm: needs an NVIDIA GPU\n"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "formats/format.h"
+#include "ops/gpu_matmul/e2m1_rows.h"
 #include "ops/gpu_matmul/expert_limits.h"
 #include "ops/gpu_matmul/gemm_items.h"
 #include "ops/gpu_matmul/unit_one.h"
@@ -378,13 +379,14 @@ inline const char* refuse_nvfp4_fp8(GemmProblem p, int64_t experts, const Kernel
   if (options.activations != ActFormat::kFp8) return "activations are not fp8";
   return refuse_experts_gemm<Format::kNvfp4>(p, experts, options);
 }
-// The same by SM12x's block-scaled mma (ops/gpu_matmul/gemm_fp8_sm12x.cuh), which takes any
-// weights of MXFP4, NVFP4, and of kFp8Row: FP8 by row and MXFP8.
-template <Format kFormat>
+// The same by SM12x's block-scaled mma (ops/gpu_matmul/gemm_scaled_sm12x.cuh), which takes any
+// weights of MXFP4, NVFP4, and of kFp8Row: FP8 by row and MXFP8. kInputs: E4M3 or E2M1.
+template <Format kFormat, ActFormat kInputs = ActFormat::kFp8>
 const char* refuse_block_scaled(const GemmProblem& p, const KernelOptions& options) {
   if (const char* reason = refuse_cpu(options)) return reason;
   if (options.gpu.sm / 10 != 12) return "needs block-scaled mma: a GB10";
-  if (options.activations != ActFormat::kFp8) return "activations are not fp8";
+  if (rounded_inputs(options.activations, kFormat) != kInputs)
+    return kInputs == ActFormat::kFp4 ? "activations are not fp4" : "activations are not fp8";
   if (options.exact) return "--exact: its sums differ from those of the rows for few tokens";
   if (const char* reason = refuse_other<kFormat>(p.format)) return reason;
   if (p.format == Format::kFp8Block) return "scales of its blocks are no powers of two";
@@ -454,14 +456,20 @@ const char* refuse_experts_block_scaled(const Desc& d, const KernelOptions& opti
     return reason;
   return refuse_unpaired_fp8(d, options);
 }
-// Experts in NVFP4, whose moe_up leaves bf16: each product by itself.
-template <typename Desc>
+// Experts whose moe_up leaves bf16: each product by itself.
+template <ActFormat kInputs, typename Desc>
 const char* refuse_nvfp4_block_scaled(const Desc& d, int64_t rows, int64_t cols,
                                       const KernelOptions& options) {
   if (const char* reason = refuse_unit_experts<Format::kNvfp4>(d, rows, cols, options))
     return reason;
-  return refuse_block_scaled<Format::kNvfp4>(
+  return refuse_block_scaled<Format::kNvfp4, kInputs>(
       {d.format, rows, cols, d.tokens * d.top_k, kUnitFewestOfExpert * d.experts}, options);
+}
+template <typename Desc>
+const char* refuse_experts_w4a4(const Desc& d, int64_t rows, int64_t cols,
+                                const KernelOptions& options) {
+  return refuse_block_scaled<Format::kMxfp4, ActFormat::kFp4>(
+      {d.format, rows, cols, d.tokens * d.top_k, 3 * d.experts}, options);
 }
 // The same for few rows an expert (ops/gpu_matmul/gemm_narrow_sm90.cuh).
 template <typename Desc>

@@ -360,11 +360,11 @@ TEST(GemmFp8Gpu, MlpUpEqualsTheTwin) {
 }
 
 // Experts in NVFP4: u is rounded to bf16, and a row of it once more to E4M3.
-void check_nvfp4_up(std::string_view arch, const Shape& shape, int64_t tokens) {
+void check_nvfp4_up(std::string_view arch, const Shape& shape, int64_t tokens, const Swiglu& act) {
   Random random(static_cast<uint32_t>(tokens));
-  const MoeUpDesc desc{shape.hidden, shape.width,    shape.experts,
-                       shape.top_k,  Format::kNvfp4, 1 << 20};
-  TestWeight w(random, Format::kNvfp4, shape.experts, 2 * shape.width, shape.hidden);
+  const MoeUpDesc desc{
+      shape.hidden, shape.width, shape.experts, shape.top_k, Format::kNvfp4, 1 << 20, {}, act};
+  TestWeight w(random, Format::kNvfp4, shape.experts, desc.rows(), shape.hidden);
   const Floats h(random, tokens, shape.hidden, DType::kBF16);
   TestRouting routing(tokens, shape.experts, shape.top_k);
   routing.randomize(random);
@@ -375,7 +375,7 @@ void check_nvfp4_up(std::string_view arch, const Shape& shape, int64_t tokens) {
   ASSERT_NE(row, nullptr);
   const Loaded loaded(gpu, w);
   const Tensor out = gpu.output(DType::kBF16, {tokens * shape.top_k, shape.width});
-  row->run(gpu.cx, out, gpu.tensor(h, DType::kBF16), gpu.routing(routing), loaded.weight(), {});
+  row->run(gpu.cx, out, gpu.tensor(h, DType::kBF16), gpu.routing(routing), loaded.weight(), act);
   const Floats u = gpu.floats(out), x = rounded(h, 0);
   const double e = fp8_error(arch, shape.hidden);
   WrongBlocks blocks(shape.hidden);
@@ -384,15 +384,21 @@ void check_nvfp4_up(std::string_view arch, const Shape& shape, int64_t tokens) {
       const int64_t slot = routing.slot[t * shape.top_k + k];
       const int32_t expert = routing.ids[t * shape.top_k + k];
       for (int64_t j = t % 5; j < shape.width; j += stride(shape.width * tokens)) {
-        double gate_abs, up_abs;
-        const double gate = dot(w, expert, 2 * j, x.row(t), &gate_abs);
-        const double up = dot(w, expert, 2 * j + 1, x.row(t), &up_abs);
-        const double want = ref::swiglu(gate, up, {});
+        const int64_t first = act.rows_each() * j;
+        double gate_abs, up_abs, want, off;
+        const double gate = dot(w, expert, first, x.row(t), &gate_abs);
+        if (act.is_relu2()) {
+          want = ref::relu2(gate);
+          off = (2 * std::fabs(gate) + e * gate_abs) * e * gate_abs;
+        } else {
+          const double up = dot(w, expert, first + 1, x.row(t), &up_abs);
+          want = ref::swiglu(gate, up, act);
+          off = swiglu_error(gate, e * gate_abs, up, e * up_abs, act);
+        }
         ASSERT_NEAR(u.at(slot, j), want,
-                    swiglu_error(gate, e * gate_abs, up, e * up_abs, {}) +
-                        0x1p-20 * std::fabs(want) + store_error(DType::kBF16, want) + 1e-6)
+                    off + 0x1p-20 * std::fabs(want) + store_error(DType::kBF16, want) + 1e-6)
             << "slot " << slot << " column " << j;
-        blocks.add(slot, 2 * j, u.at(slot, j), want);
+        blocks.add(slot, first, u.at(slot, j), want);
       }
     }
   EXPECT_LT(blocks.worst(), 1);
@@ -443,7 +449,8 @@ TEST(GemmFp8Gpu, Nvfp4ExpertsEqualTheTwin) {
       if (!is_too_slow(shape.width * tokens)) {
         for (const std::string_view arch : {"sm90", "sm121"}) {
           if (arch == "sm90" && !has_wgmma()) continue;
-          check_nvfp4_up(arch, shape, tokens);
+          check_nvfp4_up(arch, shape, tokens, {});
+          if (arch == "sm121") check_nvfp4_up(arch, shape, tokens, kRelu2);
           check_nvfp4_down(arch, shape, tokens, tokens % 3 == 0);
         }
       }

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <set>
 #include <vector>
@@ -64,6 +65,45 @@ TEST(LaneOrder, ALaneMultipliesWhatIsOfOneColumn) {
         EXPECT_EQ(found, 1) << format_name(format) << " row " << row << " column " << column;
       }
     EXPECT_EQ(seen.size(), 64u);
+  }
+}
+
+// The words of operand A of a lane's row (`last`: that of 8 rows on), of both halves, as
+// operands_sm12x.cuh makes them: of NVFP4 lanes p and p ^ 2 exchange bytes.
+std::array<uint32_t, 2> words_of_row(Format format, const std::vector<uint8_t>& unit, int lane,
+                                     int last) {
+  const auto word = [&](int of, int b) { return word_at(unit, 16 * of + 4 * (2 * b + last)); };
+  if (format == Format::kMxfp4) return {word(lane, 0), word(lane, 1)};
+  const int shift = lane & 2 ? 8 : 0;  // of the bytes that this lane takes
+  const auto taken = [&](int of, int b) {
+    const uint32_t w = word(of, b) >> shift;
+    return (w & 0xff) | (w >> 8 & 0xff00);
+  };
+  std::array<uint32_t, 2> words;
+  for (int b = 0; b < 2; ++b) words[b] = taken(lane, b) | taken(lane ^ 2, b) << 16;
+  return words;
+}
+
+TEST(LaneOrder, ANibbleIsOfOneColumnAndItsBlock) {
+  for (const Format format : {Format::kMxfp4, Format::kNvfp4}) {
+    const int64_t block = format_row(format).block_elems;
+    for (int64_t row = 0; row < kGroupRows; ++row)
+      for (int64_t column = 0; column < 64; ++column) {
+        const std::vector<uint8_t> unit = unit_of(format, row, column);
+        int found = 0;
+        for (int lane = 0; lane < 32; ++lane)
+          for (int last = 0; last < 2; ++last)
+            for (int b = 0; b < 2; ++b)
+              for (int n = 0; n < 8; ++n) {
+                if ((words_of_row(format, unit, lane, last)[b] >> 4 * n & 15) == 0) continue;
+                ++found;
+                EXPECT_EQ(lane / 4 + 8 * last, row);
+                EXPECT_EQ(column_of_nibble(format, lane % 4, b, n), column) << format_name(format);
+                // The instruction's k, whose scale is that of its 32 or 16.
+                EXPECT_EQ((32 * b + 8 * (lane % 4) + n) / block, column / block);
+              }
+        EXPECT_EQ(found, 1) << format_name(format) << " row " << row << " column " << column;
+      }
   }
 }
 

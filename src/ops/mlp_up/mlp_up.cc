@@ -47,10 +47,10 @@ const char* refuse_unit_mma(const MlpUpDesc& d, const KernelOptions& o) {
   return refuse_mma<kFormat>({d.format, d.rows(), d.hidden, d.tokens, kUnitFewest<kFormat>}, o);
 }
 
-template <Format kFormat>
+template <Format kFormat, ActFormat kInputs = ActFormat::kFp8>
 const char* refuse_scaled(const MlpUpDesc& d, const KernelOptions& o) {
   if (d.hidden > kAddNormMost) return "more than 8192 columns";
-  return refuse_block_scaled<kFormat>(
+  return refuse_block_scaled<kFormat, kInputs>(
       {d.format, d.rows(), d.hidden, d.tokens, kBlockScaledFewest<kFormat>}, o);
 }
 
@@ -81,6 +81,8 @@ const char* refuse_one(const MlpUpDesc& d, const KernelOptions& o) {
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<MlpUpKernel>({
+        {"sm121_nvfp4a4_gemm", refuse_gated<refuse_scaled<Format::kNvfp4, ActFormat::kFp4>>,
+         NIBBLE_CUDA_KERNEL(gpu::mlp_up_w4a4), Layout::kTiles16x64},
         {"sm121_nvfp4a8_gemm", refuse_gated<refuse_scaled<Format::kNvfp4>>,
          NIBBLE_CUDA_KERNEL(gpu::mlp_up_block_scaled), Layout::kTiles16x64},
         {"sm121_w8a8_gemm", refuse_gated<refuse_scaled<Format::kFp8Row>>,

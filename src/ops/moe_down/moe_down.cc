@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/cpu_rows.h"
+#include "ops/gpu_matmul/e2m1_rows.h"
 #include "ops/gpu_matmul/e4m3_pairs.h"
 #include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/refuse.h"
@@ -84,68 +85,85 @@ const char* refuse_one(const MoeDownDesc& d, const KernelOptions& o) {
                              o);
 }
 
+template <ActFormat kInputs>
 const char* refuse_scaled_nvfp4(const MoeDownDesc& d, const KernelOptions& o) {
-  return refuse_nvfp4_block_scaled(d, d.hidden, d.width, o);
+  return refuse_nvfp4_block_scaled<kInputs>(d, d.hidden, d.width, o);
+}
+
+const char* refuse_w4a4(const MoeDownDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_gemv(d, o)) return reason;
+  return refuse_experts_w4a4(d, d.hidden, d.width, o);
 }
 
 constexpr auto kKernels =
-    joined(Cpu::experts(),
-           std::to_array<MoeDownKernel>({
-               {"sm121_w4a8_gemm", refuse_experts_block_scaled<MoeDownDesc>,
-                NIBBLE_CUDA_KERNEL(gpu::moe_down_block_scaled), Layout::kTiles16x64},
-               {"sm121_nvfp4a8_gemm", refuse_scaled_nvfp4,
-                NIBBLE_CUDA_KERNEL(gpu::moe_down_unit_block_scaled), Layout::kTiles16x64},
-               {"sm90_w4a8_narrow", refuse_experts_narrow_fp8<MoeDownDesc>,
-                NIBBLE_SM90_KERNEL(gpu::moe_down_narrow_fp8), Layout::kTiles16x64},
-               {"sm90_w4a8_gemm", refuse_many_fp8, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm_fp8),
-                Layout::kTiles16x64},
-               {"sm90_w4a16_gemm", refuse_many, NIBBLE_SM90_KERNEL(gpu::moe_down_gemm),
-                Layout::kTiles16x64},
-               {"sm90_w4a16_narrow", refuse_by_narrow, NIBBLE_SM90_KERNEL(gpu::moe_down_narrow),
-                Layout::kTiles16x64},
-               {"sm90_nvfp4_narrow", refuse_unit_some, NIBBLE_SM90_KERNEL(gpu::moe_down_narrow),
-                Layout::kTiles16x64},
-               {"sm90_nvfp4a8_gemm",
-                [](const MoeDownDesc& d, const KernelOptions& o) {
-                  return refuse_nvfp4_fp8({d.format, d.hidden, d.width, d.tokens * d.top_k, 0},
-                                          d.experts, o);
-                },
-                NIBBLE_SM90_KERNEL(gpu::moe_down_unit_gemm_fp8), Layout::kTiles16x64},
-               {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>,
-                NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
-               {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>,
-                NIBBLE_CUDA_KERNEL(gpu::moe_down_mma), Layout::kTiles16x64},
-               {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::moe_down_one),
-                Layout::kTiles16x64, /*chooses=*/true},
-               {"cuda_nvfp4_decode", refuse_unit<Format::kNvfp4>,
-                NIBBLE_CUDA_KERNEL(gpu::moe_down_few), Layout::kTiles16x64},
-               {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>,
-                NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
-               {"cuda_w8a16_gemm", refuse_unit_mma<Format::kFp8Row>,
-                NIBBLE_CUDA_KERNEL(gpu::moe_down_mma), Layout::kTiles16x64},
-               {"cuda_w8a16_decode", refuse_unit<Format::kFp8Row>,
-                NIBBLE_CUDA_KERNEL(gpu::moe_down_few), Layout::kTiles16x64},
-               {"sm90_int4_gemm", refuse_unit_many<Format::kInt4G128>,
-                NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
-               {"cuda_int4_gemm", refuse_unit_mma<Format::kInt4G128>,
-                NIBBLE_CUDA_KERNEL(gpu::moe_down_mma), Layout::kTiles16x64},
-               {"cuda_int4_decode", refuse_unit<Format::kInt4G128>,
-                NIBBLE_CUDA_KERNEL(gpu::moe_down_few), Layout::kTiles16x64},
-               {"cuda_w4a16_gemm", refuse_by_mma, NIBBLE_CUDA_KERNEL(gpu::moe_down_mma),
-                Layout::kTiles16x64},
-               {"cuda_w4a16_batch", refuse_batch, NIBBLE_CUDA_KERNEL(gpu::moe_down_batch),
-                Layout::kTiles16x64},
-               {"cuda_w4a16_decode", refuse_clusters, NIBBLE_CUDA_KERNEL(gpu::moe_down),
-                Layout::kTiles16x64, /*chooses=*/true},
-               {"cuda_w4a16_slots", refuse_gemv, NIBBLE_CUDA_KERNEL(gpu::moe_down_slots),
-                Layout::kTiles16x64},
-               {"cuda_any",
-                [](const MoeDownDesc& d,
-                   const KernelOptions& o) { return refuse_any_product(d.format, o); },
-                NIBBLE_CUDA_KERNEL(gpu::moe_down_any)},
-               {"ref", [](const MoeDownDesc&, const KernelOptions& o) { return refuse_ref(o); },
-                ref::moe_down},
-           }));
+    joined(Cpu::experts(), std::to_array<MoeDownKernel>({
+                               {"sm121_w4a8_gemm", refuse_experts_block_scaled<MoeDownDesc>,
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down_block_scaled),
+                                Layout::kTiles16x64},
+                               {"sm121_w4a4_gemm", refuse_w4a4,
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down_w4a4), Layout::kTiles16x64},
+                               {"sm121_nvfp4a4_gemm", refuse_scaled_nvfp4<ActFormat::kFp4>,
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down_w4a4), Layout::kTiles16x64},
+                               {"sm121_nvfp4a8_gemm", refuse_scaled_nvfp4<ActFormat::kFp8>,
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down_unit_block_scaled),
+                                Layout::kTiles16x64},
+                               {"sm90_w4a8_narrow", refuse_experts_narrow_fp8<MoeDownDesc>,
+                                NIBBLE_SM90_KERNEL(gpu::moe_down_narrow_fp8), Layout::kTiles16x64},
+                               {"sm90_w4a8_gemm", refuse_many_fp8,
+                                NIBBLE_SM90_KERNEL(gpu::moe_down_gemm_fp8), Layout::kTiles16x64},
+                               {"sm90_w4a16_gemm", refuse_many,
+                                NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
+                               {"sm90_w4a16_narrow", refuse_by_narrow,
+                                NIBBLE_SM90_KERNEL(gpu::moe_down_narrow), Layout::kTiles16x64},
+                               {"sm90_nvfp4_narrow", refuse_unit_some,
+                                NIBBLE_SM90_KERNEL(gpu::moe_down_narrow), Layout::kTiles16x64},
+                               {"sm90_nvfp4a8_gemm",
+                                [](const MoeDownDesc& d, const KernelOptions& o) {
+                                  return refuse_nvfp4_fp8(
+                                      {d.format, d.hidden, d.width, d.tokens * d.top_k, 0},
+                                      d.experts, o);
+                                },
+                                NIBBLE_SM90_KERNEL(gpu::moe_down_unit_gemm_fp8),
+                                Layout::kTiles16x64},
+                               {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>,
+                                NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
+                               {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>,
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down_mma), Layout::kTiles16x64},
+                               {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::moe_down_one),
+                                Layout::kTiles16x64, /*chooses=*/true},
+                               {"cuda_nvfp4_decode", refuse_unit<Format::kNvfp4>,
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down_few), Layout::kTiles16x64},
+                               {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>,
+                                NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
+                               {"cuda_w8a16_gemm", refuse_unit_mma<Format::kFp8Row>,
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down_mma), Layout::kTiles16x64},
+                               {"cuda_w8a16_decode", refuse_unit<Format::kFp8Row>,
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down_few), Layout::kTiles16x64},
+                               {"sm90_int4_gemm", refuse_unit_many<Format::kInt4G128>,
+                                NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
+                               {"cuda_int4_gemm", refuse_unit_mma<Format::kInt4G128>,
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down_mma), Layout::kTiles16x64},
+                               {"cuda_int4_decode", refuse_unit<Format::kInt4G128>,
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down_few), Layout::kTiles16x64},
+                               {"cuda_w4a16_gemm", refuse_by_mma,
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down_mma), Layout::kTiles16x64},
+                               {"cuda_w4a16_batch", refuse_batch,
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down_batch), Layout::kTiles16x64},
+                               {"cuda_w4a16_decode", refuse_clusters,
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down), Layout::kTiles16x64,
+                                /*chooses=*/true},
+                               {"cuda_w4a16_slots", refuse_gemv,
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down_slots), Layout::kTiles16x64},
+                               {"cuda_any",
+                                [](const MoeDownDesc& d,
+                                   const KernelOptions&
+                                       o) { return refuse_any_product(d.format, o); },
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down_any)},
+                               {"ref",
+                                [](const MoeDownDesc&,
+                                   const KernelOptions& o) { return refuse_ref(o); },
+                                ref::moe_down},
+                           }));
 
 }  // namespace
 
@@ -167,15 +185,17 @@ int64_t flops(const MoeDownDesc& d, int64_t tokens) {
   return 2 * tokens * d.top_k * d.width * d.hidden;
 }
 
-// What each slot's expert says, [T * K, H], before it is weighed: f32, or bf16 from the GEMM; and
-// its inputs for gemm_narrow.
+// What each slot's expert says, [T * K, H], before it is weighed: f32, or bf16 from the GEMMs,
+// beside their inputs; and its inputs for gemm_narrow.
 int64_t gpu::scratch_bytes(const MoeDownDesc& d) {
-  Scratch scratch;
+  Scratch scratch, w4a4;
+  w4a4.take<uint16_t>(d.tokens * d.top_k * d.hidden);
+  w4a4.take<uint8_t>(d.tokens * d.top_k * e2m1_pitch(d.width));
   scratch.take<float>(d.tokens * d.top_k * d.hidden);
   if (d.format == Format::kNvfp4) take_e4m3_rows(scratch, d.tokens * d.top_k, d.width);
   take_e4m3_pairs(scratch, d.format, std::min(d.tokens * d.top_k, kNarrowMost * d.experts),
                   d.width);
-  return scratch.used_bytes();
+  return std::max(scratch.used_bytes(), w4a4.used_bytes());
 }
 
 }  // namespace nibble::ops

@@ -58,7 +58,8 @@ MoeDownFn moe_down_mma;
 MoeDownFn moe_down_slots;              // without clusters; the choice is made before
 MoeDownFn moe_down_block_scaled;       // takes u in lane order (gpu_matmul/lane_order.h)
 MoeDownFn moe_down_unit_block_scaled;  // rounds it to E4M3
-MoeDownFn moe_down_any;                // any shape
+MoeDownFn moe_down_w4a4;
+MoeDownFn moe_down_any;  // any shape
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const MoeDownDesc& desc);

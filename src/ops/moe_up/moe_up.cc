@@ -88,8 +88,14 @@ const char* refuse_nvfp4_by_fp8(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_nvfp4_fp8({d.format, 2 * d.width, d.hidden, d.tokens * d.top_k, 0}, d.experts, o);
 }
 
+template <ActFormat kInputs>
 const char* refuse_scaled_nvfp4(const MoeUpDesc& d, const KernelOptions& o) {
-  return refuse_nvfp4_block_scaled(d, d.rows(), d.hidden, o);
+  return refuse_nvfp4_block_scaled<kInputs>(d, d.rows(), d.hidden, o);
+}
+
+const char* refuse_w4a4(const MoeUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_gemv(d, o)) return reason;
+  return refuse_experts_w4a4(d, d.rows(), d.hidden, o);
 }
 
 constexpr auto kKernels = joined(
@@ -97,7 +103,11 @@ constexpr auto kKernels = joined(
     std::to_array<MoeUpKernel>({
         {"sm121_w4a8_gemm", refuse_gated<refuse_experts_block_scaled<MoeUpDesc>>,
          NIBBLE_CUDA_KERNEL(gpu::moe_up_block_scaled), Layout::kTiles16x64},
-        {"sm121_nvfp4a8_gemm", refuse_gated<refuse_scaled_nvfp4>,
+        {"sm121_w4a4_gemm", refuse_gated<refuse_w4a4>, NIBBLE_CUDA_KERNEL(gpu::moe_up_w4a4),
+         Layout::kTiles16x64},
+        {"sm121_nvfp4a4_gemm", refuse_scaled_nvfp4<ActFormat::kFp4>,
+         NIBBLE_CUDA_KERNEL(gpu::moe_up_w4a4), Layout::kTiles16x64},
+        {"sm121_nvfp4a8_gemm", refuse_scaled_nvfp4<ActFormat::kFp8>,
          NIBBLE_CUDA_KERNEL(gpu::moe_up_block_scaled), Layout::kTiles16x64},
         {"sm90_w4a8_narrow", refuse_gated<refuse_experts_narrow_fp8<MoeUpDesc>>,
          NIBBLE_SM90_KERNEL(gpu::moe_up_narrow_fp8), Layout::kTiles16x64},

@@ -55,7 +55,8 @@ MoeUpFn moe_up_gemm;
 MoeUpFn moe_up_gemm_fp8;  // of MXFP4: leaves u in E4M3
 MoeUpFn moe_up_mma;
 MoeUpFn moe_up_block_scaled;  // the same in lane order (gpu_matmul/lane_order.h); or of NVFP4
-MoeUpFn moe_up_any;           // any shape
+MoeUpFn moe_up_w4a4;
+MoeUpFn moe_up_any;  // any shape
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const MoeUpDesc& desc);

@@ -94,12 +94,12 @@ const char* refuse_nvfp4_by_fp8(const NormQkvDesc& d, const KernelOptions& o) {
   return refuse_nvfp4_fp8({d.format, rows_of(d), d.hidden, d.tokens, 0}, 1, o);
 }
 
-template <Format kFormat>
+template <Format kFormat, ActFormat kInputs = ActFormat::kFp8>
 const char* refuse_scaled(const NormQkvDesc& d, const KernelOptions& o) {
   constexpr int64_t kFewest = kBlockScaledFewest<kFormat>;
   if (d.hidden > kAddNormMost) return "more than 8192 columns";
-  if (const char* reason =
-          refuse_block_scaled<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, kFewest}, o))
+  if (const char* reason = refuse_block_scaled<kFormat, kInputs>(
+          {d.format, rows_of(d), d.hidden, d.tokens, kFewest}, o))
     return reason;
   return kFormat == Format::kMxfp4 ? refuse_heads(d) : refuse_few<kFormat>(d, o);
 }
@@ -132,6 +132,10 @@ const char* refuse_bf16_rows_few(const NormQkvDesc& d, const KernelOptions& o) {
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<NormQkvKernel>({
+        {"sm121_w4a4_gemm", refuse_scaled<Format::kMxfp4, ActFormat::kFp4>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_qkv_w4a4), Layout::kTiles16x64},
+        {"sm121_nvfp4a4_gemm", refuse_scaled<Format::kNvfp4, ActFormat::kFp4>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_qkv_w4a4), Layout::kTiles16x64},
         {"sm121_w4a8_gemm", refuse_scaled<Format::kMxfp4>,
          NIBBLE_CUDA_KERNEL(gpu::norm_qkv_block_scaled), Layout::kTiles16x64},
         {"sm121_nvfp4a8_gemm", refuse_scaled<Format::kNvfp4>,

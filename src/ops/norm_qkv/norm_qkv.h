@@ -75,6 +75,7 @@ NormQkvFn norm_qkv_unit_split;
 NormQkvFn norm_qkv_gemm_fp8;
 NormQkvFn norm_qkv_mma;
 NormQkvFn norm_qkv_unit_mma;
+NormQkvFn norm_qkv_w4a4;
 NormQkvFn norm_qkv_block_scaled;
 NormQkvFn norm_qkv_any;  // any shape
 

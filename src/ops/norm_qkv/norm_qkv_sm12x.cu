@@ -1,7 +1,7 @@
-// norm_qkv by SM12x's block-scaled mma: the norm, E4M3 of it, then the GEMM, which turns and stores
-// plain heads of 64 dims in MXFP4 and MXFP8. Of others it leaves products in float32, which cross
-// memory once, and a fourth launch norms, turns and stores.
-#include "ops/gpu_matmul/gemm_fp8_sm12x.h"
+// norm_qkv by SM12x's block-scaled mma: the norm, E4M3 or E2M1 of it, then the GEMM, which turns
+// and stores plain heads of 64 dims in MXFP4 and MXFP8. Of others it leaves products in float32,
+// which cross memory once, and a fourth launch norms, turns and stores.
+#include "ops/gpu_matmul/gemm_scaled_sm12x.h"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_qkv/norm_qkv.h"
 #include "ops/norm_qkv/store_qkv.cuh"
@@ -10,16 +10,13 @@ namespace nibble::ops::gpu {
 namespace {
 
 bool turns_as_it_stores(const Weight& qkv, const QkvStore& store, const QkvNorms& norms) {
-  if (qkv.format != Format::kMxfp4 && qkv.format != Format::kMxfp8) return false;
-  return store.dim == 64 && store.rotary == 64 && store.gate == nullptr &&
-         norms.q.weight == nullptr && norms.k.weight == nullptr;
+  return (qkv.format == Format::kMxfp4 || qkv.format == Format::kMxfp8) &&
+         has_plain_heads(store, norms);
 }
 
-}  // namespace
-
-void norm_qkv_block_scaled(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                           const Tensor& d, const QkvNorms& norms, const Weight& qkv,
-                           const Tensor& cos_sin, const Step& s) {
+template <ActFormat kInputs>
+void qkv_of(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x, const Tensor& d,
+            const QkvNorms& norms, const Weight& qkv, const Tensor& cos_sin, const Step& s) {
   if (s.num_tokens == 0) return;
   add_norm(cx, {.y = out.y.as<float>(),
                 .h = out.h.as<uint16_t>(),
@@ -31,12 +28,27 @@ void norm_qkv_block_scaled(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, co
   Scratch scratch(cx.scratch);
   const QkvStore store = qkv_store(out.q, kv, cos_sin, s, out.gate);
   auto* const products = scratch.take<float>(s.num_tokens * qkv.rows);
-  const E4m3Rows h = sm12x::quantize_rows(cx, scratch, qkv, out.h.as<uint16_t>(), s.num_tokens);
+  const sm12x::InputRows h =
+      sm12x::quantize_rows(cx, scratch, kInputs, qkv, out.h.as<uint16_t>(), s.num_tokens);
   const bool turns = turns_as_it_stores(qkv, store, norms);
-  sm12x::gemm_fp8(
-      cx, qkv, turns ? GemmOut::kQkv : GemmOut::kF32,
+  sm12x::gemm_scaled(
+      cx, kInputs, qkv, turns ? GemmOut::kQkv : GemmOut::kF32,
       {.x = h.codes, .y = products, .num_slots = s.num_tokens, .x_scale = h.scales, .qkv = store});
   if (!turns) store_qkv(cx, store, norms, products);
+}
+
+}  // namespace
+
+void norm_qkv_block_scaled(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+                           const Tensor& d, const QkvNorms& norms, const Weight& qkv,
+                           const Tensor& cos_sin, const Step& s) {
+  qkv_of<ActFormat::kFp8>(cx, out, kv, x, d, norms, qkv, cos_sin, s);
+}
+
+void norm_qkv_w4a4(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+                   const Tensor& d, const QkvNorms& norms, const Weight& qkv, const Tensor& cos_sin,
+                   const Step& s) {
+  qkv_of<ActFormat::kFp4>(cx, out, kv, x, d, norms, qkv, cos_sin, s);
 }
 
 }  // namespace nibble::ops::gpu

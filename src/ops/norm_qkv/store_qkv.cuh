@@ -13,6 +13,12 @@ namespace nibble::ops::gpu {
 // For products [T, (Q + 2 G) * D] f32 in memory; heads are normed where `norms` says so.
 void store_qkv(Ctx& cx, const QkvStore& s, const QkvNorms& norms, const float* products);
 
+// Heads that the GEMMs' epilogues turn and store: of 64 dims, all turned, without norms or gates.
+inline bool has_plain_heads(const QkvStore& s, const QkvNorms& norms) {
+  return s.dim == 64 && s.rotary == 64 && s.gate == nullptr && norms.q.weight == nullptr &&
+         norms.k.weight == nullptr;
+}
+
 // The span of token t: spans cover all tokens in order.
 __device__ __forceinline__ Span span_of_token(const Span* spans, int32_t num_spans,
                                               int32_t num_tokens, int32_t t) {

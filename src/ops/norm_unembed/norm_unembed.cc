@@ -26,10 +26,10 @@ const char* refuse_many_fp8(const NormUnembedDesc& d, const KernelOptions& o) {
   return refuse_gemm_fp8({d.format, d.vocab, d.hidden, d.tokens, kDenseFewest, d.facts}, o);
 }
 
-template <Format kFormat>
+template <Format kFormat, ActFormat kInputs = ActFormat::kFp8>
 const char* refuse_scaled(const NormUnembedDesc& d, const KernelOptions& o) {
   if (d.hidden > kAddNormMost) return "more than 8192 columns";
-  return refuse_block_scaled<kFormat>(
+  return refuse_block_scaled<kFormat, kInputs>(
       {d.format, d.vocab, d.hidden, d.tokens, kBlockScaledFewest<kFormat>}, o);
 }
 
@@ -52,6 +52,8 @@ const char* refuse_one(const NormUnembedDesc& d, const KernelOptions& o) {
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<NormUnembedKernel>({
+        {"sm121_w4a4_gemm", refuse_scaled<Format::kMxfp4, ActFormat::kFp4>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_unembed_w4a4), Layout::kTiles16x64},
         {"sm121_w4a8_gemm", refuse_scaled<Format::kMxfp4>,
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_block_scaled), Layout::kTiles16x64},
         {"sm121_w8a8_gemm", refuse_scaled<Format::kFp8Row>,

@@ -48,6 +48,7 @@ NormUnembedFn norm_unembed_one;
 NormUnembedFn norm_unembed_gemm;
 NormUnembedFn norm_unembed_gemm_fp8;
 NormUnembedFn norm_unembed_mma;
+NormUnembedFn norm_unembed_w4a4;
 NormUnembedFn norm_unembed_block_scaled;
 NormUnembedFn norm_unembed_any;  // any shape
 

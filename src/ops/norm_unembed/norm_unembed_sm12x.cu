@@ -1,13 +1,14 @@
-// norm_unembed by SM12x's block-scaled mma: norm of the rows wanted, which E4M3 takes.
-#include "ops/gpu_matmul/gemm_fp8_sm12x.h"
+// norm_unembed by SM12x's block-scaled mma: norm of the rows wanted, rounded to E4M3 or E2M1.
+#include "ops/gpu_matmul/gemm_scaled_sm12x.h"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_unembed/norm_unembed.h"
 
 namespace nibble::ops::gpu {
+namespace {
 
-void norm_unembed_block_scaled(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
-                               const Tensor& d, const Norm& norm, const Weight& unembed,
-                               const Step& s) {
+template <ActFormat kInputs>
+void unembed_of(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x, const Tensor& d,
+                const Norm& norm, const Weight& unembed, const Step& s) {
   if (s.num_out == 0) return;
   add_norm(cx, {.y = nullptr,
                 .h = h.as<uint16_t>(),
@@ -18,7 +19,21 @@ void norm_unembed_block_scaled(Ctx& cx, const Tensor& logits, const Tensor& h, c
                 .hidden = unembed.cols,
                 .rows = s.out_rows});
   Scratch scratch(cx.scratch);
-  sm12x::gemm_fp8(cx, scratch, unembed, h.as<uint16_t>(), s.num_out, logits.as<float>());
+  sm12x::gemm_scaled(cx, scratch, kInputs, unembed, h.as<uint16_t>(), s.num_out,
+                     logits.as<float>());
+}
+
+}  // namespace
+
+void norm_unembed_block_scaled(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
+                               const Tensor& d, const Norm& norm, const Weight& unembed,
+                               const Step& s) {
+  unembed_of<ActFormat::kFp8>(cx, logits, h, x, d, norm, unembed, s);
+}
+
+void norm_unembed_w4a4(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
+                       const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
+  unembed_of<ActFormat::kFp4>(cx, logits, h, x, d, norm, unembed, s);
 }
 
 }  // namespace nibble::ops::gpu

@@ -36,9 +36,9 @@ const char* refuse_many_fp8(const OutProjDesc& d, const KernelOptions& o) {
   return refuse_gemm_fp8({d.format, d.hidden, d.width, d.tokens, kDenseFewest, d.facts}, o);
 }
 
-template <Format kFormat>
+template <Format kFormat, ActFormat kInputs = ActFormat::kFp8>
 const char* refuse_scaled(const OutProjDesc& d, const KernelOptions& o) {
-  return refuse_block_scaled<kFormat>(
+  return refuse_block_scaled<kFormat, kInputs>(
       {d.format, d.hidden, d.width, d.tokens, kBlockScaledFewest<kFormat>}, o);
 }
 
@@ -54,6 +54,10 @@ const char* refuse_one(const OutProjDesc& d, const KernelOptions& o) {
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<OutProjKernel>({
+        {"sm121_w4a4_gemm", refuse_scaled<Format::kMxfp4, ActFormat::kFp4>,
+         NIBBLE_CUDA_KERNEL(gpu::out_proj_w4a4), Layout::kTiles16x64},
+        {"sm121_nvfp4a4_gemm", refuse_scaled<Format::kNvfp4, ActFormat::kFp4>,
+         NIBBLE_CUDA_KERNEL(gpu::out_proj_w4a4), Layout::kTiles16x64},
         {"sm121_w4a8_gemm", refuse_scaled<Format::kMxfp4>,
          NIBBLE_CUDA_KERNEL(gpu::out_proj_block_scaled), Layout::kTiles16x64},
         {"sm121_nvfp4a8_gemm", refuse_scaled<Format::kNvfp4>,

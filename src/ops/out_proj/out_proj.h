@@ -49,6 +49,7 @@ OutProjFn out_proj_split;
 OutProjFn out_proj_unit_split;
 OutProjFn out_proj_gemm_fp8;
 OutProjFn out_proj_mma;
+OutProjFn out_proj_w4a4;
 OutProjFn out_proj_block_scaled;
 OutProjFn out_proj_any;  // any shape
 

@@ -1,11 +1,13 @@
-// Grouped GEMM by SM12x's block-scaled mma with E4M3 activations, of weights in MXFP4, NVFP4, MXFP8
-// or FP8 by row: y[slot] = scale[row of slot] * (x8[row of slot] W_e^T) + b_e, e the slot's expert.
+// Grouped GEMM by SM12x's block-scaled mma: activations in E4M3, of weights in MXFP4, NVFP4, MXFP8
+// or FP8 by row, or in E2M1, of weights in MXFP4 or NVFP4:
+// y[slot] = scale[row of slot] * (x[row of slot] W_e^T) + b_e, e the slot's expert.
 //
 //   weights  in   [E][N / 16][K / 64] units, see formats/layout.h; any block scales; of NVFP4 and
 //                 FP8 [E][N] f32 besides
-//   x        in   [*, K] E4M3 in lane order (below); x_scale [*] f32, or one constant
-//   token, offsets, bias, y: as in gemm_sm90.cuh; with SwiGLU y is bf16, of MXFP4 E4M3 in lane
-//            order; of kQkv q, k and v are turned and stored
+//   x        in   [*, K] E4M3, or rows of E2M1 (e2m1_rows.h), in lane order (below); x_scale [*]
+//                 f32, or one constant
+//   token, offsets, bias, y: as in gemm_sm90.cuh; with SwiGLU y is bf16, of MXFP4 by E4M3 E4M3 in
+//            lane order; of kQkv q, k and v are turned and stored
 //
 // Lane order: lane_order.h. A unit is operand A nearly as it lies: operands_sm12x.cuh.
 //
@@ -14,9 +16,10 @@
 // ring of stages of 64 k, eight multiply, each 64 rows by an eighth to a half of the slots. Sums
 // are one chain over K: the same whatever else is in the step.
 //
-// Bytes: the weights' + slots (K + 2 N); floor on a GB10 the larger of these at 233 GB/s and 2
-// slots N K at 2,048 FLOP a clock and SM (projected: 236 TFLOP/s at 2.4 GHz). A stage of 128 slots
-// takes 2,048 clocks of the tensor pipe; what else it takes is in tools/loop_bounds.json, which
+// Bytes: the weights' + slots (K + 2 N), of E2M1 (9 K / 16 + 2 N); floor on a GB10 the larger of
+// these at 233 GB/s and 2 slots N K at 2,048 FLOP a clock and SM (projected: 236 TFLOP/s at 2.4
+// GHz), twice that by E2M1. A stage of 128 slots takes 2,048 clocks of the tensor pipe, or
+// 1,024; what else it takes is in tools/loop_bounds.json, which
 // `make check-cubins` holds it to. Not run on a GB10 yet; on an H200 by emulation, in tests alone.
 //
 // Lost: copies in bulk, one warp that fills: docs/lab/spark.md.
@@ -26,6 +29,7 @@
 #include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mbarrier.cuh"
+#include "ops/gpu_matmul/e2m1_rows.h"
 #include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/gpu_matmul/gemm_items.h"
 #include "ops/gpu_matmul/gemm_schedule.cuh"
@@ -38,43 +42,56 @@ namespace nibble::ops::gpu::sm12x {
 
 using sm90::GemmItem, sm90::GemmSchedule;
 
+// Bytes of a row of activations.
+template <Values kInputs>
+__device__ __forceinline__ int pitch_of_inputs(int cols) {
+  return kInputs == Values::kE2m1 ? static_cast<int>(e2m1_pitch(cols)) : cols;
+}
+
 // What all of them share.
-struct Fp8Sizes {
+struct ScaledSizes {
   static constexpr int kRows = 256, kMaxN = 128;
   static constexpr int kFillThreads = 128, kMultiplyThreads = 256;
   static constexpr int kThreads = kFillThreads + kMultiplyThreads;
   static constexpr int kFillRegisters = 72, kMultiplyRegisters = 216;  // of 168 at the start
 };
 
-template <Format kFormat_, GemmOut kOut_, Body kBody_ = Body::kFast>
-struct Fp8Shape : Fp8Sizes {
+template <Format kFormat_, GemmOut kOut_, Values kInputs_ = Values::kE4m3,
+          Body kBody_ = Body::kFast>
+struct ScaledShape : ScaledSizes {
+  static constexpr Values kInputs = kInputs_;
+  using Inputs = sm12x::Inputs<kInputs>;
+  using Operands = sm12x::Operands<kFormat_, kInputs>;
   static constexpr Format kFormat = kFormat_;
   static constexpr GemmOut kOut = kOut_;
   static constexpr Body kBody = kBody_;
   static constexpr int kUnitBytes = tile_bytes(kFormat), kCodeBytes = tile_code_bytes(kFormat);
-  static constexpr int kStages = kCodeBytes == 512 ? 4 : 3;
+  static constexpr int kStages = kInputs == Values::kE2m1 ? 6 : kCodeBytes == 512 ? 4 : 3;
   static constexpr int kTiles = kRows / 16;
-  static constexpr int kWBytes = kTiles * kUnitBytes, kXBytes = kMaxN * 64;
+  static constexpr int kWBytes = kTiles * kUnitBytes, kXBytes = kMaxN * Inputs::kBytes;
   static constexpr int kX = kStages * kWBytes;
-  static constexpr bool kLeavesE4m3 = kOut == GemmOut::kSwiglu && kFormat == Format::kMxfp4;
-  static constexpr int kOutput = kX + kStages * kXBytes;  // then [slot][128 features]
-  static constexpr int kOutputPitch = kRows / 2 + 16;     // so that slots start at other banks
+  static constexpr bool kLeavesE4m3 =
+      kOut == GemmOut::kSwiglu && kFormat == Format::kMxfp4 && kInputs == Values::kE4m3;
+  static constexpr int kXScales = kX + kStages * kXBytes,
+                       kXScaleBytes = kMaxN * Inputs::kScaleBytes;
+  static constexpr int kOutput = kXScales + kStages * kXScaleBytes;  // then [slot][128 features]
+  static constexpr int kOutputPitch = kRows / 2 + 16;  // so that slots start at other banks
   static constexpr int kTable = kOutput + (kLeavesE4m3 ? kMaxN * kOutputPitch : 0);
-  static constexpr int kBarriers = kTable + Operands<kFormat>::kTableBytes;
+  static constexpr int kBarriers = kTable + Operands::kTableBytes;
   static constexpr int kLists = kBarriers + 2 * kStages * 8;
   static constexpr int kBytes = kLists + (3 * kMaxExperts + 1) * 4;
   static_assert(kBytes <= 99 * 1024);
 };
 
-struct Fp8Params : GemmArgs {
+struct ScaledParams : GemmArgs {
   const uint8_t* units;
 };
 
 template <typename S>
-struct Fp8Block {
+struct ScaledBlock {
   static constexpr GemmOut kOut = S::kOut;
   static constexpr bool kHasRowScales = format_row(S::kFormat).row_scales;
-  const Fp8Params& g;
+  const ScaledParams& g;
   char* base;  // of shared memory
   uint32_t smem = cuda::shared_address(base);
   int slot = 0;
@@ -82,14 +99,22 @@ struct Fp8Block {
 
   __device__ __forceinline__ uint32_t w_at(int s) const { return smem + s * S::kWBytes; }
   __device__ __forceinline__ uint32_t x_at(int s) const { return smem + S::kX + s * S::kXBytes; }
+  __device__ __forceinline__ uint32_t x_scales_at(int s) const {
+    return smem + S::kXScales + s * S::kXScaleBytes;
+  }
   __device__ __forceinline__ uint32_t full(int s) const { return smem + S::kBarriers + s * 8; }
   __device__ __forceinline__ uint32_t empty(int s) const { return full(s) + S::kStages * 8; }
   __device__ __forceinline__ void next() {
     if (++slot == S::kStages) slot = 0, phase ^= 1;
   }
 
+  __device__ __forceinline__ int row_of(const GemmItem& it, int column) const {
+    const int s = it.slot0 + min(column, it.valid - 1);
+    return g.token != nullptr ? g.token[s] : s;
+  }
+
   // One item by the filling warps. Of a tile of rows a warp moves the codes, some threads the
-  // scales; four threads move a slot's 64 k.
+  // scales; four threads move a slot's 64 k, or two, and one its scales.
   __device__ __forceinline__ void fill(const GemmItem& it, int t) {
     const int units = g.cols / 64, last = (g.rows - it.row0) / 16 - 1;
     const int64_t tile0 = static_cast<int64_t>(it.expert) * (g.rows / 16) + it.row0 / 16;
@@ -102,15 +127,18 @@ struct Fp8Block {
                   kEach = kOfScales > 0 ? kOfScales : 1;
     [[maybe_unused]] const uint32_t scales =
         min(t / kEach, last) * units * S::kUnitBytes + S::kCodeBytes + t % kEach * 16;
-    uint32_t rows[S::kMaxN / 32];  // where rows of x begin, in 16 bytes
+    constexpr int kParts = S::Inputs::kBytes / 16, kSlots = S::kFillThreads / kParts;
+    const int pitch = pitch_of_inputs<S::kInputs>(g.cols);
+    uint32_t rows[S::kMaxN / kSlots];  // where rows of x begin, in 16 bytes
 #pragma unroll
-    for (int i = 0; i < S::kMaxN / 32; ++i) {
-      const int s = it.slot0 + min(t / 4 + 32 * i, it.valid - 1);
-      const int row = g.token != nullptr ? g.token[s] : s;
-      rows[i] = static_cast<uint32_t>(row) * (g.cols / 16) + t % 4;
-    }
+    for (int i = 0; i < S::kMaxN / kSlots; ++i)
+      rows[i] =
+          static_cast<uint32_t>(row_of(it, t / kParts + kSlots * i)) * (pitch / 16) + t % kParts;
     const auto* x = static_cast<const uint4*>(g.x);
-    for (int u = 0; u < units; ++u, w += S::kUnitBytes, x += 4, next()) {
+    [[maybe_unused]] const float* x_scales = nullptr;  // four codes in each
+    if constexpr (S::kXScaleBytes > 0)
+      x_scales = static_cast<const float*>(g.x) + (int64_t{row_of(it, t)} * pitch + g.cols / 2) / 4;
+    for (int u = 0; u < units; ++u, w += S::kUnitBytes, x += kParts, next()) {
       cuda::barrier_wait(empty(slot), phase ^ 1);
       asm volatile("" : "+l"(w));  // or the address of each tile would be kept, and stepped
       const uint32_t to_w = w_at(slot), to_x = x_at(slot) + t * 16;
@@ -126,16 +154,23 @@ struct Fp8Block {
               to_w + t / kOfScales * S::kUnitBytes + S::kCodeBytes + t % kOfScales * 16,
               w + scales);
 #pragma unroll
-      for (int i = 0; i < S::kMaxN / 32; ++i)
-        if (t / 4 + 32 * i < it.n) cuda::async_copy_16(to_x + i * 32 * 64, x + rows[i]);
+      for (int i = 0; i < S::kMaxN / kSlots; ++i)
+        if (t / kParts + kSlots * i < it.n)
+          cuda::async_copy_16(to_x + i * S::kFillThreads * 16, x + rows[i]);
+      if constexpr (S::kXScaleBytes > 0)
+        if (t < it.n)
+          cuda::async_copy_4(
+              reinterpret_cast<float*>(base + S::kXScales + slot * S::kXScaleBytes) + t,
+              x_scales + u);
       cuda::barrier_arrive_after_copies(full(slot));
     }
   }
 
+  // x: of the lane's first codes, x_scales: of the warp's first slot.
   template <int kGroups>
   __device__ __forceinline__ void multiply_unit(float (&d)[4][kGroups][4], uint32_t w_warp,
-                                                uint32_t x_lane) const {
-    Operands<S::kFormat> a[4];
+                                                uint32_t x, uint32_t x_scales) const {
+    typename S::Operands a[4];
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
       const uint32_t unit = w_warp + m * S::kUnitBytes;
@@ -143,17 +178,19 @@ struct Fp8Block {
     }
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
-      const uint4 x = cuda::load_shared_16(x_lane + n * 512);
+      const typename S::Inputs b(x + n * 8 * S::Inputs::kBytes, x_scales + n * 32);
 #pragma unroll
-      for (int m = 0; m < 4; ++m) a[m].template add<S::kBody, 0>(d[m][n], {x.x, x.y});
+      for (int m = 0; m < 4; ++m) a[m].template add<S::kBody, 0>(d[m][n], b);
+      if constexpr (S::Inputs::kSteps > 1) {
 #pragma unroll
-      for (int m = 0; m < 4; ++m) a[m].template add<S::kBody, 1>(d[m][n], {x.z, x.w});
+        for (int m = 0; m < 4; ++m) a[m].template add<S::kBody, 1>(d[m][n], b);
+      }
     }
   }
   template <int kHalf, int kGroups>
   __device__ __forceinline__ void multiply_half(float (&d)[4][kGroups][4], uint32_t w_warp,
                                                 uint32_t x_lane) const {
-    Operands<S::kFormat> a[4];
+    typename S::Operands a[4];
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
       const uint32_t unit = w_warp + m * S::kUnitBytes;
@@ -174,16 +211,18 @@ struct Fp8Block {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - S::kFillThreads / 32;
     const int row_warp = warp / 2, column_warp = warp % 2;
     const uint32_t w_warp = row_warp * 4 * S::kUnitBytes;
-    const uint32_t x_lane = column_warp * kGroups * 512 + lane * 16;
+    constexpr int kXBytes = 8 * S::Inputs::kBytes;  // of 8 slots
+    const uint32_t x_lane = column_warp * kGroups * kXBytes + lane * (kXBytes / 32);
     float d[4][kGroups][4] = {};
 #pragma unroll 1
     for (int u = g.cols / 64; u > 0; --u, next()) {
       cuda::barrier_wait_together(full(slot), phase);
-      if constexpr (Operands<S::kFormat>::kIsHalf) {
+      if constexpr (S::Operands::kIsHalf) {
         multiply_half<0>(d, w_at(slot) + w_warp, x_at(slot) + x_lane);
         multiply_half<1>(d, w_at(slot) + w_warp, x_at(slot) + x_lane);
       } else {
-        multiply_unit(d, w_at(slot) + w_warp, x_at(slot) + x_lane);
+        multiply_unit(d, w_at(slot) + w_warp, x_at(slot) + x_lane,
+                      x_scales_at(slot) + column_warp * kGroups * 32);
       }
       cuda::barrier_arrive(empty(slot));
     }
@@ -213,7 +252,7 @@ struct Fp8Block {
       if (g.bias != nullptr)
         bias[m] = {cuda::bf16_value(g.bias[at]), cuda::bf16_value(g.bias[at + 8])};
       if constexpr (kHasRowScales) {
-        constexpr float kFactor = Operands<S::kFormat>::kSumFactor;
+        constexpr float kFactor = S::Operands::kSumFactor;
         back[m] = {kFactor * g.row_scales[at], kFactor * g.row_scales[at + 8]};
       }
     }
@@ -273,10 +312,11 @@ struct Fp8Block {
           auto* u = static_cast<uint16_t*>(g.y) + at / 2;
           u[0] = cuda::bf16_bits(swiglu(low[m].x, low[m].y, g.act));
           u[4] = cuda::bf16_bits(swiglu(high[m].x, high[m].y, g.act));
-        } else if constexpr (kOut == GemmOut::kBF16) {
+        } else if constexpr (kOut == GemmOut::kBF16 || kOut == GemmOut::kRelu2) {
+          const auto value = [](float v) { return kOut == GemmOut::kRelu2 ? relu2(v) : v; };
           auto* y = static_cast<uint16_t*>(g.y) + at;
-          *reinterpret_cast<uint32_t*>(y) = cuda::pack_bf16(low[m].x, low[m].y);
-          *reinterpret_cast<uint32_t*>(y + 8) = cuda::pack_bf16(high[m].x, high[m].y);
+          *reinterpret_cast<uint32_t*>(y) = cuda::pack_bf16(value(low[m].x), value(low[m].y));
+          *reinterpret_cast<uint32_t*>(y + 8) = cuda::pack_bf16(value(high[m].x), value(high[m].y));
         } else {
           auto* y = static_cast<float*>(g.y) + at;
           *reinterpret_cast<float2*>(y) = low[m];
@@ -323,7 +363,7 @@ struct Fp8Block {
         cuda::barrier_init(empty(s), S::kMultiplyThreads);
       }
     }
-    make_table<S::kFormat>(base + S::kTable);
+    make_table<S::kFormat, S::kInputs>(base + S::kTable);
     cuda::griddep_wait();
     cuda::griddep_launch_dependents();
     schedule.make();
@@ -351,19 +391,19 @@ struct Fp8Block {
 
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads, 1)
-    fp8_gemm_kernel(const __grid_constant__ Fp8Params g) {
+    scaled_gemm_kernel(const __grid_constant__ ScaledParams g) {
   extern __shared__ __align__(128) char memory[];
-  Fp8Block<S>{g, memory}.work();
+  ScaledBlock<S>{g, memory}.work();
 }
 
 template <typename S>
-void launch_fp8(Ctx& cx, const Weight& w, const GemmArgs& args) {
+void launch_scaled(Ctx& cx, const Weight& w, const GemmArgs& args) {
   if (args.num_slots == 0) return;
   CHECK(w.format == S::kFormat && w.layout == Layout::kTiles16x64);
-  Fp8Params params{args_of(w, args), w.codes};
+  ScaledParams params{args_of(w, args), w.codes};
   const int blocks = cx.kernels.gpu.num_sms;
   params.max_n = slots_of_mma_item(params, S::kRows, S::kMaxN, blocks);
-  cuda::launch(cx.stream, fp8_gemm_kernel<S>,
+  cuda::launch(cx.stream, scaled_gemm_kernel<S>,
                {.grid = dim3(static_cast<unsigned>(blocks)),
                 .block = dim3(S::kThreads),
                 .smem_bytes = S::kBytes,
