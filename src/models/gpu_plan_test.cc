@@ -268,6 +268,53 @@ TEST(GpuPlanFp8, ASparkTakesE4M3ForEveryFormatWithScalesThatItHas) {
       EXPECT_FALSE(entry.kernel.starts_with("sm121_")) << site_label(entry.site);
 }
 
+// With E2M1 activations weights of 4 bits go by OMMA where they went by QMMA, those of 8 bits as
+// with E4M3; Hopper has no such rows, so that nothing there says fp4.
+TEST(GpuPlanFp8, ASparkTakesE2M1ForWeightsOf4Bits) {
+  using ops::Op;
+  ops::Ctx cx = on_gpu(cuda::gb10(), false);
+  cx.kernels.activations = ops::ActFormat::kFp4;
+  const auto expect = [&](const char* id, const DenseFormats& dense, std::initializer_list<Op> of,
+                          std::string_view kernel, int64_t first) {
+    const auto plan = plan_kernels(cx, id, dense);
+    EXPECT_TRUE(ops::resident_twice(plan).empty()) << kernel;
+    for (const Op op : of)
+      for (const int64_t tokens : ops::kTokenBuckets)
+        EXPECT_EQ(kernel_of(plan, op, tokens) == kernel, tokens >= first)
+            << ops::op_name(op) << " " << tokens << " " << kernel_of(plan, op, tokens);
+  };
+  constexpr Format k4 = Format::kMxfp4, k8 = Format::kMxfp8;
+  const DenseFormats in_4{.qkv = k4, .out = k4, .unembed = k4};
+  expect("openai/gpt-oss-120b", in_4, {Op::kNormQkv, Op::kOutProj, Op::kNormUnembed},
+         "sm121_w4a4_gemm", 8);
+  expect("openai/gpt-oss-120b", in_4, {Op::kMoeUp, Op::kMoeDown}, "sm121_w4a4_gemm", 128);
+  expect("openai/gpt-oss-120b", {.qkv = k8, .out = k8, .unembed = k8},
+         {Op::kNormQkv, Op::kOutProj, Op::kNormUnembed}, "sm121_w8a8_gemm", 8);
+  expect("nvidia/Qwen3-8B-NVFP4", {}, {Op::kNormQkv, Op::kOutProj, Op::kMlpUp},
+         "sm121_nvfp4a4_gemm", 32);
+  expect("nvidia/Qwen3-30B-A3B-NVFP4", {}, {Op::kMoeUp, Op::kMoeDown}, "sm121_nvfp4a4_gemm", 256);
+  cx.kernels.gpu = cuda::h200();
+  for (const ops::PlanEntry& entry : plan_kernels(cx, "openai/gpt-oss-120b", in_4))
+    EXPECT_EQ(entry.kernel.find("a4_"), std::string::npos) << site_label(entry.site);
+}
+
+// A model with delta nets, too, reads no matrix of a prompt again for every few tokens.
+TEST(GpuPlanBf16, ASparkTakesMmaForHybridModels) {
+  using ops::Op;
+  const auto plan =
+      plan_kernels(on_gpu(cuda::gb10(), false), "nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4");
+  for (const int64_t tokens : {32, 512, 8192})
+    for (const Op op : {Op::kNormLinear, Op::kNormQkv})
+      EXPECT_EQ(kernel_of(plan, op, tokens), "cuda_bf16_gemm") << tokens;
+  for (const ops::PlanEntry& entry : plan) {
+    if (entry.min_tokens > 8192 || entry.max_tokens < 8192) continue;
+    EXPECT_FALSE(entry.kernel.ends_with("_decode") || entry.kernel.ends_with("_rows"))
+        << site_label(entry.site) << " by " << entry.kernel;
+  }
+  EXPECT_EQ(kernel_of(plan, Op::kNormLinear, 1), "cuda_bf16_decode");
+  EXPECT_EQ(kernel_of(plan, Op::kDeltaRule, 8192), "cuda_chunks");
+}
+
 // Sources disagree whether a GB10 runs clusters: start-up asks, and one token has a row without.
 TEST(GpuPlanBf16, AGpuWithoutClustersHasARowForOneToken) {
   cuda::Caps gpu = cuda::gb10();

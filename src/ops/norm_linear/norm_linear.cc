@@ -29,35 +29,46 @@ const char* refuse_many_bf16(const NormLinearDesc& d, const KernelOptions& o) {
   return refuse_gemm<Format::kBF16>({d.format, d.width, d.hidden, d.tokens, kDenseFewest}, o);
 }
 
+template <Format kFormat>
+const char* refuse_by_mma(const NormLinearDesc& d, const KernelOptions& o) {
+  if (d.hidden > kAddNormMost) return "more than 8192 columns";
+  constexpr int64_t kFewest = kFormat == Format::kBF16 ? kMmaTokens : kUnitFewest<kFormat>;
+  return refuse_mma<kFormat>({d.format, d.width, d.hidden, d.tokens, kFewest}, o);
+}
+
 const char* refuse_one(const NormLinearDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_few<Format::kNvfp4>(d, o)) return reason;
   return refuse_nvfp4_one(d.format, d.tokens, {gpu::OneWork::kDense, d.width, d.hidden, 1}, o);
 }
 
-constexpr auto kKernels =
-    joined(Cpu::dense(),
-           std::to_array<NormLinearKernel>({
-               {"sm90_nvfp4_gemm", refuse_many<Format::kNvfp4>,
-                NIBBLE_SM90_KERNEL(gpu::norm_linear_gemm), Layout::kTiles16x64},
-               {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::norm_linear_one),
-                Layout::kTiles16x64},
-               {"cuda_nvfp4_decode", refuse_few<Format::kNvfp4>,
-                NIBBLE_CUDA_KERNEL(gpu::norm_linear_few), Layout::kTiles16x64},
-               {"sm90_w8a16_gemm", refuse_many<Format::kFp8Row>,
-                NIBBLE_SM90_KERNEL(gpu::norm_linear_gemm), Layout::kTiles16x64},
-               {"cuda_w8a16_decode", refuse_few<Format::kFp8Row>,
-                NIBBLE_CUDA_KERNEL(gpu::norm_linear_few), Layout::kTiles16x64},
-               {"sm90_bf16_gemm", refuse_many_bf16, NIBBLE_SM90_KERNEL(gpu::norm_linear_gemm)},
-               {"cuda_bf16_decode", refuse_matrix<matrix_of, refuse_gemv_rows>,
-                NIBBLE_CUDA_KERNEL(gpu::norm_linear_rows)},
-               {"cuda_any",
-                [](const NormLinearDesc& d, const KernelOptions& o) {
-                  return refuse_any_product(d.format, o);
-                },
-                NIBBLE_CUDA_KERNEL(gpu::norm_linear_any)},
-               {"ref", [](const NormLinearDesc&, const KernelOptions& o) { return refuse_ref(o); },
-                ref::norm_linear},
-           }));
+constexpr auto kKernels = joined(
+    Cpu::dense(),
+    std::to_array<NormLinearKernel>({
+        {"sm90_nvfp4_gemm", refuse_many<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::norm_linear_gemm),
+         Layout::kTiles16x64},
+        {"cuda_nvfp4_gemm", refuse_by_mma<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::norm_linear_mma),
+         Layout::kTiles16x64},
+        {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::norm_linear_one),
+         Layout::kTiles16x64},
+        {"cuda_nvfp4_decode", refuse_few<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::norm_linear_few),
+         Layout::kTiles16x64},
+        {"sm90_w8a16_gemm", refuse_many<Format::kFp8Row>, NIBBLE_SM90_KERNEL(gpu::norm_linear_gemm),
+         Layout::kTiles16x64},
+        {"cuda_w8a16_gemm", refuse_by_mma<Format::kFp8Row>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_linear_mma), Layout::kTiles16x64},
+        {"cuda_w8a16_decode", refuse_few<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::norm_linear_few),
+         Layout::kTiles16x64},
+        {"sm90_bf16_gemm", refuse_many_bf16, NIBBLE_SM90_KERNEL(gpu::norm_linear_gemm)},
+        {"cuda_bf16_gemm", refuse_by_mma<Format::kBF16>, NIBBLE_CUDA_KERNEL(gpu::norm_linear_mma)},
+        {"cuda_bf16_decode", refuse_matrix<matrix_of, refuse_gemv_rows>,
+         NIBBLE_CUDA_KERNEL(gpu::norm_linear_rows)},
+        {"cuda_any",
+         [](const NormLinearDesc& d,
+            const KernelOptions& o) { return refuse_any_product(d.format, o); },
+         NIBBLE_CUDA_KERNEL(gpu::norm_linear_any)},
+        {"ref", [](const NormLinearDesc&, const KernelOptions& o) { return refuse_ref(o); },
+         ref::norm_linear},
+    }));
 
 }  // namespace
 

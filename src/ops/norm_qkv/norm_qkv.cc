@@ -110,7 +110,8 @@ const char* refuse_by_mma(const NormQkvDesc& d, const KernelOptions& o) {
   if (const char* reason =
           refuse_mma<kFormat>({d.format, rows_of(d), d.hidden, d.tokens, kMmaTokens}, o))
     return reason;
-  return refuse_heads(d);
+  if (kFormat != Format::kBF16) return refuse_heads(d);
+  return d.head_dim % 2 == 0 && d.rotary_dim % 2 == 0 ? nullptr : "head dim is odd";
 }
 
 const char* refuse_any(const NormQkvDesc& d, const KernelOptions& o) {

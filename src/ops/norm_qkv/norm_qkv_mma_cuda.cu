@@ -1,6 +1,6 @@
-// norm_qkv for many tokens by mma.sync: the norm, then the GEMM, which turns and stores heads of 64
-// dims. With NVFP4, FP8 and INT4, whose models have others and norm them, it leaves products in
-// float32, which cross memory once, and a third launch norms, turns and stores.
+// norm_qkv for many tokens by mma.sync: the norm, then the GEMM, which turns and stores plain heads
+// of 64 dims. With others, and with NVFP4, FP8 and INT4, whose models have others, it leaves
+// products in float32, which cross memory once, and a third launch norms, turns and stores.
 #include "ops/gpu_matmul/gemm_mma.h"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_qkv/norm_qkv.h"
@@ -26,10 +26,12 @@ void norm_rows(Ctx& cx, const NormQkvOut& out, const Tensor& x, const Tensor& d,
 void norm_qkv_mma(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                   const Tensor& d, const QkvNorms& norms, const Weight& qkv, const Tensor& cos_sin,
                   const Step& s) {
+  const QkvStore store = qkv_store(out.q, kv, cos_sin, s, out.gate);
+  if (!has_plain_heads(store, norms))
+    return norm_qkv_unit_mma(cx, out, kv, x, d, norms, qkv, cos_sin, s);
   if (s.num_tokens == 0) return;
   norm_rows(cx, out, x, d, norms.input, s);
-  mma::gemm(cx, qkv, GemmOut::kQkv,
-            {.x = out.h.data, .num_slots = s.num_tokens, .qkv = qkv_store(out.q, kv, cos_sin, s)});
+  mma::gemm(cx, qkv, GemmOut::kQkv, {.x = out.h.data, .num_slots = s.num_tokens, .qkv = store});
 }
 
 void norm_qkv_unit_mma(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,

@@ -26,6 +26,12 @@ const char* refuse_many_bf16(const SharedUpDesc& d, const KernelOptions& o) {
   return refuse_gemm<Format::kBF16>({d.format, d.rows(), d.hidden, d.tokens, kDenseFewest}, o);
 }
 
+template <Format kFormat>
+const char* refuse_by_mma(const SharedUpDesc& d, const KernelOptions& o) {
+  constexpr int64_t kFewest = kFormat == Format::kBF16 ? kMmaTokens : kUnitFewest<kFormat>;
+  return refuse_mma<kFormat>({d.format, d.rows(), d.hidden, d.tokens, kFewest}, o);
+}
+
 const char* refuse_one(const SharedUpDesc& d, const KernelOptions& o) {
   return refuse_nvfp4_one(d.format, d.tokens, {gpu::OneWork::kDense, d.rows(), d.hidden, 1}, o);
 }
@@ -35,18 +41,22 @@ constexpr auto kKernels = joined(
     std::to_array<SharedUpKernel>({
         {"sm90_nvfp4_gemm", refuse_many<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::shared_up_gemm),
          Layout::kTiles16x64},
+        {"cuda_nvfp4_gemm", refuse_by_mma<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::shared_up_mma),
+         Layout::kTiles16x64},
         {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::shared_up_one), Layout::kTiles16x64},
         {"cuda_nvfp4_decode", refuse_few<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::shared_up_few),
          Layout::kTiles16x64},
         {"sm90_w8a16_gemm", refuse_many<Format::kFp8Row>, NIBBLE_SM90_KERNEL(gpu::shared_up_gemm),
          Layout::kTiles16x64},
+        {"cuda_w8a16_gemm", refuse_by_mma<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::shared_up_mma),
+         Layout::kTiles16x64},
         {"cuda_w8a16_decode", refuse_few<Format::kFp8Row>, NIBBLE_CUDA_KERNEL(gpu::shared_up_few),
          Layout::kTiles16x64},
         {"sm90_bf16_gemm", refuse_many_bf16, NIBBLE_SM90_KERNEL(gpu::shared_up_gemm)},
+        {"cuda_bf16_gemm", refuse_by_mma<Format::kBF16>, NIBBLE_CUDA_KERNEL(gpu::shared_up_mma)},
         {"cuda_any",
-         [](const SharedUpDesc& d, const KernelOptions& o) {
-           return refuse_any_product(d.format, o);
-         },
+         [](const SharedUpDesc& d,
+            const KernelOptions& o) { return refuse_any_product(d.format, o); },
          NIBBLE_CUDA_KERNEL(gpu::shared_up_any)},
         {"ref", [](const SharedUpDesc&, const KernelOptions& o) { return refuse_ref(o); },
          ref::shared_up},

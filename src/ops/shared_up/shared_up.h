@@ -47,6 +47,7 @@ namespace gpu {
 SharedUpFn shared_up_one;   // NVFP4
 SharedUpFn shared_up_few;   // NVFP4 or FP8, as the next
 SharedUpFn shared_up_gemm;  // or BF16
+SharedUpFn shared_up_mma;   // likewise
 SharedUpFn shared_up_any;   // any shape
 
 // Working memory for steps of up to desc.tokens tokens.
