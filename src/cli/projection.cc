@@ -11,7 +11,7 @@
 namespace nibble::cli {
 namespace {
 
-enum class Gemm { kNone, kMma, kScaled, kScaledBytes, kScaledNvfp4 };
+enum class Gemm { kNone, kMma, kScaled, kScaledBytes, kScaledNvfp4, kW4a4, kNvfp4a4 };
 
 // What a row costs besides its bytes. Times in microseconds, of each launch; clocks of an SM.
 struct RowCost {
@@ -24,8 +24,10 @@ struct RowCost {
   double pass_us = 0;  // of each pass
   // Issue slots and shared memory, for 544 bytes of a matrix and a pass that is full, or half full.
   double unit_clocks = 0, half_clocks = 0;
+  double clocks = 0;  // of issue slots and waits, for 544 bytes of all that it moves
   Gemm gemm = Gemm::kNone;
-  double flop_a_clock = 0;  // of attention in prompts, issue and tensor pipe together
+  double quantized_bytes = 0;  // a value of its inputs, where a launch of its own rounds those
+  double flop_a_clock = 0;     // of attention in prompts, issue and tensor pipe together
 };
 
 // Fitted to bench/results/2026-11-22-h200-gpt-oss-120b-ops.json; the GEMMs by mma to
@@ -94,12 +96,51 @@ constexpr RowCost kCosts[] = {
      .flop_a_clock = 481},
     {.op = "norm_route", .kernel = "cuda_bf16_few", .fixed_us = 4.6, .share = 0.41},
     {.op = "norm_route", .kernel = "cuda_bf16_many", .fixed_us = 7.5, .share = 0.41},
+    {.op = "norm_route", .kernel = "", .fixed_us = 4.6, .share = 0.41},
     {.op = "embed", .kernel = "cuda_bf16", .fixed_us = 2.5},
+    {.op = "norm_linear",
+     .kernel = "cuda_bf16_decode",
+     .fixed_us = 2.2,
+     .fixed_us_a_token = 0.35,
+     .share = 0.96,
+     .pass = 8},
+    {.op = "norm_qkv",
+     .kernel = "cuda_bf16_rows",
+     .fixed_us = 4,
+     .fixed_us_a_token = 0.35,
+     .pass = 8},
+    // Fitted to the H200's figures in docs/lab/delta-net.md; of any other row of them, and of
+    // Mamba2's, taken to be as the row for tokens one by one.
+    {.op = "delta_rule", .kernel = "cuda_chunks", .fixed_us = 26, .clocks = 245},
+    {.op = "delta_rule", .kernel = "", .fixed_us = 6, .clocks = 56},
+    {.op = "mamba2", .kernel = "", .fixed_us = 6, .clocks = 56},
+    {.op = "output_gate", .kernel = "", .fixed_us = 2.5, .share = 0.8},
+    // One token's latency is an H200's; the rest is a guess.
+    {.op = "attention", .kernel = "cuda_any", .fixed_us = 28, .share = 0.4, .flop_a_clock = 300},
     {.op = "norm_qkv", .kernel = "cuda_w4a16_gemm", .fixed_us = 7, .gemm = Gemm::kMma},
     {.op = "norm_qkv", .kernel = "cuda_bf16_gemm", .fixed_us = 7, .gemm = Gemm::kMma},
     {.op = "norm_qkv", .kernel = "sm121_w4a8_gemm", .fixed_us = 10, .gemm = Gemm::kScaled},
     {.op = "norm_qkv", .kernel = "sm121_w8a8_gemm", .fixed_us = 12, .gemm = Gemm::kScaledBytes},
     {.op = "norm_qkv", .kernel = "sm121_nvfp4a8_gemm", .fixed_us = 13, .gemm = Gemm::kScaledNvfp4},
+    {.op = "norm_qkv", .kernel = "sm121_w4a4_gemm", .fixed_us = 10, .gemm = Gemm::kW4a4},
+    {.op = "norm_qkv", .kernel = "sm121_nvfp4a4_gemm", .fixed_us = 13, .gemm = Gemm::kNvfp4a4},
+    {.op = "moe_down",
+     .kernel = "sm121_w4a4_gemm",
+     .fixed_us = 9,
+     .gemm = Gemm::kW4a4,
+     .quantized_bytes = 2.6},
+    {.op = "moe_down",
+     .kernel = "sm121_nvfp4a4_gemm",
+     .fixed_us = 9,
+     .gemm = Gemm::kNvfp4a4,
+     .quantized_bytes = 2.6},
+    {.op = "moe_down",
+     .kernel = "sm121_nvfp4a8_gemm",
+     .fixed_us = 9,
+     .gemm = Gemm::kScaledNvfp4,
+     .quantized_bytes = 3},
+    {.op = "", .kernel = "sm121_w4a4_gemm", .fixed_us = 8, .gemm = Gemm::kW4a4},
+    {.op = "", .kernel = "sm121_nvfp4a4_gemm", .fixed_us = 9, .gemm = Gemm::kNvfp4a4},
     {.op = "", .kernel = "cuda_w4a16_gemm", .fixed_us = 5, .gemm = Gemm::kMma},
     {.op = "", .kernel = "cuda_bf16_gemm", .fixed_us = 5, .gemm = Gemm::kMma},
     {.op = "", .kernel = "cuda_w8a16_gemm", .fixed_us = 8, .gemm = Gemm::kMma},
@@ -121,25 +162,30 @@ constexpr std::array<double, 5> kWidths = {16, 32, 64, 96, 128};
 using Clocks = std::array<double, 5>;
 struct GemmCost {
   int tile_rows;
-  bool is_block_scaled;
+  double ProjectionDevice::*flop;
   Clocks clocks;
 };
 GemmCost gemm_cost(Gemm gemm) {
   switch (gemm) {
     case Gemm::kScaled:
-      return {256, true, {300, 335, 420, 490, 580}};
+      return {256, &ProjectionDevice::qmma, {300, 335, 420, 490, 580}};
     case Gemm::kScaledBytes:
-      return {256, true, {425, 470, 565, 660, 755}};
+      return {256, &ProjectionDevice::qmma, {425, 470, 565, 660, 755}};
     case Gemm::kScaledNvfp4:
-      return {256, true, {850, 890, 970, 1050, 1130}};
+      return {256, &ProjectionDevice::qmma, {850, 890, 970, 1050, 1130}};
+    case Gemm::kW4a4:
+      return {256, &ProjectionDevice::omma, {257, 285, 342, 399, 456}};
+    case Gemm::kNvfp4a4:
+      return {256, &ProjectionDevice::omma, {292, 321, 378, 435, 492}};
     default:
-      return {128, false, {500, 520, 590, 660, 770}};
+      return {128, &ProjectionDevice::hmma, {500, 520, 590, 660, 770}};
   }
 }
 
 const RowCost* find_cost(std::string_view op, std::string_view kernel) {
   for (const RowCost& cost : kCosts)
-    if (cost.kernel == kernel && (cost.op == op || cost.op.empty())) return &cost;
+    if ((cost.kernel == kernel || cost.kernel.empty()) && (cost.op == op || cost.op.empty()))
+      return &cost;
   return nullptr;
 }
 
@@ -152,7 +198,7 @@ struct Matrix {
 };
 
 Matrix matrix(const ops::NormQkvDesc& d, const ops::StepShape& s) {
-  const int64_t rows = (d.q_heads + 2 * d.kv_heads) * d.head_dim;
+  const int64_t rows = ((d.has_gates ? 2 : 1) * d.q_heads + 2 * d.kv_heads) * d.head_dim;
   return {static_cast<double>(rows), static_cast<double>(d.hidden),
           static_cast<double>(format_bytes(d.format, rows * d.hidden)),
           static_cast<double>(s.streams * s.tokens)};
@@ -166,6 +212,16 @@ Matrix matrix(const ops::NormUnembedDesc& d, const ops::StepShape& s) {
   return {static_cast<double>(d.vocab), static_cast<double>(d.hidden),
           static_cast<double>(format_bytes(d.format, d.vocab * d.hidden)),
           static_cast<double>(s.streams)};
+}
+Matrix matrix(const ops::NormLinearDesc& d, const ops::StepShape& s) {
+  return {static_cast<double>(d.width), static_cast<double>(d.hidden),
+          static_cast<double>(format_bytes(d.format, d.width * d.hidden)),
+          static_cast<double>(s.streams * s.tokens)};
+}
+Matrix matrix(const ops::SharedUpDesc& d, const ops::StepShape& s) {
+  return {static_cast<double>(d.rows()), static_cast<double>(d.hidden),
+          static_cast<double>(format_bytes(d.format, d.rows() * d.hidden)),
+          static_cast<double>(s.streams * s.tokens)};
 }
 Matrix matrix(const ops::MlpUpDesc& d, const ops::StepShape& s) {
   return {static_cast<double>(d.rows()), static_cast<double>(d.hidden),
@@ -226,7 +282,7 @@ std::pair<double, double> gemm_clocks(const RowCost& c, const Matrix& m,
                                       const ProjectionDevice& device) {
   const GemmCost gemm = gemm_cost(c.gemm);
   const double stages = m.cols / 64, row_tiles = ceil_div(m.rows, gemm.tile_rows);
-  const double flop = gemm.is_block_scaled ? device.qmma : device.hmma;
+  const double flop = device.*gemm.flop;
   const auto clocks = [&](double slots, bool is_tensor) {
     const double tiles = ceil_div(slots, 128), width = slots / tiles;
     size_t w = 0;
@@ -251,6 +307,9 @@ OpTime time_of(const RowCost& c, const ops::Problem& problem, const ops::StepSha
   if (c.gemm != Gemm::kNone) {
     const auto [tensor, issue] = gemm_clocks(c, m, device);
     t.tensor = tensor / machine, t.issue = issue / machine;
+    t.fixed += tokens * m.chosen * m.cols * c.quantized_bytes / device.bandwidth;
+  } else if (c.clocks > 0) {
+    t.issue = static_cast<double>(work.bytes) / 544 * c.clocks / machine;
   } else if (c.flop_a_clock > 0 && shape.tokens > 1) {
     const double flops = static_cast<double>(work.flops);
     t.issue = flops / (c.flop_a_clock * machine);
@@ -285,8 +344,12 @@ std::string kernel_at(const std::vector<ops::PlanEntry>& plan, const std::string
 
 std::optional<ProjectionDevice> find_projection_device(std::string_view name) {
   if (name == "gb10")
-    return ProjectionDevice{
-        .gpu = cuda::gb10(), .bandwidth = 233e9, .clock = 2.4e9, .hmma = 1024, .qmma = 2048};
+    return ProjectionDevice{.gpu = cuda::gb10(),
+                            .bandwidth = 233e9,
+                            .clock = 2.4e9,
+                            .hmma = 1024,
+                            .qmma = 2048,
+                            .omma = 4096};
   if (name == "h200")
     return ProjectionDevice{
         .gpu = cuda::h200(), .bandwidth = 4464e9, .clock = 1.755e9, .hmma = 4096};

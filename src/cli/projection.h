@@ -24,8 +24,8 @@ struct ProjectionDevice {
   cuda::Caps gpu;
   double bandwidth = 0;  // bytes a second of plain reads
   double clock = 0;      // Hz, of SMs under load
-  // FLOP of an SM and clock: bf16 by HMMA, E2M1 x E4M3 by block-scaled QMMA.
-  double hmma = 0, qmma = 0;
+  // FLOP of an SM and clock: bf16 by HMMA, E2M1 x E4M3 by block-scaled QMMA, E2M1 x E2M1 by OMMA.
+  double hmma = 0, qmma = 0, omma = 0;
 };
 // "gb10": 233 GB/s, 2.4 GHz and its family's published rates, none measured there; "h200", by which
 // the costs of rows are held to what was measured.

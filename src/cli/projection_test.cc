@@ -74,6 +74,21 @@ TEST(Projection, IsWithin15PercentOfWhatAnH200Took) {
   EXPECT_GE(compared["cuda_bf16_tokens"] + compared["cuda_bf16_spans"], 10);
 }
 
+// Qwen3-Next's, microseconds of a layer from docs/lab/delta-net.md.
+TEST(Projection, OfDeltaNetsIsWithin15PercentOfWhatAnH200Took) {
+  const ops::DeltaRuleDesc layer{
+      .key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128, .taps = 4};
+  for (const auto& [kernel, streams, tokens, us] :
+       {std::tuple("cuda_decode", 1, 1, 8.6), std::tuple("cuda_decode", 8, 1, 20.),
+        std::tuple("cuda_any", 64, 1, 139.), std::tuple("cuda_chunks", 1, 512, 88.6),
+        std::tuple("cuda_chunks", 1, 2048, 275.9), std::tuple("cuda_chunks", 1, 8192, 1028.)}) {
+    const ops::StepShape shape{.streams = streams, .tokens = tokens, .act_bytes = 2};
+    const auto time = project(layer, kernel, shape, *find_projection_device("h200"));
+    ASSERT_TRUE(time);
+    EXPECT_NEAR(1e6 * time->seconds() / us, 1, 0.15) << kernel << " " << streams << " " << tokens;
+  }
+}
+
 double seconds_of(const char* model, const DenseFormats& dense, ops::ActFormat activations,
                   const ops::StepShape& shape) {
   double sum = 0;
@@ -101,6 +116,37 @@ TEST(Projection, OfNvfp4AndMxfp8IsNearItsBounds) {
     const double fp8 = seconds_of(model, dense, kFp8, prompt);
     EXPECT_GT(fp8, 2048 * flops / (48 * 2.4e9 * 2048)) << model;
     EXPECT_LT(fp8, bf16) << model;
+  }
+}
+
+// E2M1 activations halve a dense model's arithmetic once more. gpt-oss's prompts, whose experts'
+// bytes bind, gain nothing, and lose a pass over what enters moe_down.
+TEST(Projection, OfE2M1IsFasterWhereMathBinds) {
+  constexpr Format k4 = Format::kMxfp4;
+  const ops::StepShape prompt{.tokens = 8192, .act_bytes = 2};
+  const auto ratio = [&](const char* model, const DenseFormats& dense) {
+    return seconds_of(model, dense, ops::ActFormat::kFp4, prompt) /
+           seconds_of(model, dense, ops::ActFormat::kFp8, prompt);
+  };
+  const double dense = ratio("nvidia/Qwen3-8B-NVFP4", {});
+  EXPECT_GT(dense, 0.5);
+  EXPECT_LT(dense, 0.8);
+  const double experts = ratio("openai/gpt-oss-120b", {.qkv = k4, .out = k4, .unembed = k4});
+  EXPECT_GT(experts, 0.95);
+  EXPECT_LT(experts, 1.1);
+}
+
+// Models with states: near their bytes for a token, and for prompts above their arithmetic.
+TEST(Projection, OfHybridModelsIsNearItsBounds) {
+  const ops::StepShape token{.context = 512, .act_bytes = 2};
+  const ops::StepShape prompt{.tokens = 2048, .act_bytes = 2};
+  const char* const model = "nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4";
+  constexpr double kBytes = 4.3e9, kFlops = 2 * 3e9;  // of a token
+  for (const ops::ActFormat activations : {ops::ActFormat::kBF16, ops::ActFormat::kFp8}) {
+    const double one = seconds_of(model, {}, activations, token);
+    EXPECT_GT(one, kBytes / 233e9);
+    EXPECT_LT(one, 1.5 * kBytes / 233e9);
+    EXPECT_GT(seconds_of(model, {}, activations, prompt), 2048 * kFlops / (48 * 2.4e9 * 2048));
   }
 }
 
