@@ -33,6 +33,7 @@
 #include "cpu/thread_pool.h"
 #include "cpu/topology.h"
 #include "cuda/device.h"
+#include "cuda/device_probe.h"
 #include "cuda/read_bandwidth.h"
 #include "io/memory.h"
 #include "models/step_work.h"
@@ -275,11 +276,18 @@ struct BenchReport {
   std::string device, instruction_sets;
   double load_seconds, first_token_seconds;
   double bandwidth, bandwidth_after;  // bytes a second
+  cuda::Clocks clocks = {};           // of a GPU, as the tests left it
   Floors floors;
   int64_t weight_bytes, weight_bytes_per_token;
   RoutingBalance::Report routing;
   std::vector<BenchRow> rows;
 };
+
+// A GPU's clock is hidden state: a figure without it says little.
+Json clocks_json(const cuda::Clocks& clocks) {
+  if (clocks.first_hz == 0) return nullptr;
+  return {{"after_tests", clocks.first_hz}, {"steady", clocks.steady_hz}};
+}
 
 Json report_json(const BenchReport& report, const BenchFlags& flags, const ops::Ctx& cx) {
   Json out = {{"command", command_line()},
@@ -291,6 +299,7 @@ Json report_json(const BenchReport& report, const BenchFlags& flags, const ops::
               {"host_bytes_peak", host_bytes_peak()},
               {"read_bandwidth", report.bandwidth},
               {"read_bandwidth_after", report.bandwidth_after},
+              {"clock_hz", clocks_json(report.clocks)},
               {"model", flags.engine.model},
               {"load_format", flags.engine.load_format},
               {"weight_bytes", report.weight_bytes},
@@ -320,6 +329,9 @@ void print_report(const BenchReport& report, const BenchFlags& flags) {
   std::printf("%s", (flags.output == "md" ? table.markdown() : table.plain()).c_str());
   for (const BenchRow& row : report.rows)
     if (!row.profile.rows.empty()) print_profile(row, report.floors);
+  if (report.clocks.first_hz > 0)
+    std::printf("\nSMs at %.2f GHz behind the tests, at %.2f under products alone\n",
+                report.clocks.first_hz / 1e9, report.clocks.steady_hz / 1e9);
   if (report.routing.choices > 0) {
     std::printf(
         "\nrouting: %.3f of even, %.3f in the worst layer; %s choices a layer at random: %.3f\n",
@@ -412,7 +424,10 @@ BenchReport measure_cases(LoadedEngine& loaded, const std::vector<BenchCase>& ca
   }
   // Once more on CPUs, whose other work shows in it; on GPUs there is no room left beside the
   // model.
-  if (!on_gpu) report.bandwidth_after = read_bandwidth(on_gpu, threads);
+  if (on_gpu)
+    report.clocks = cuda::measure_clocks(gpu, /*seconds=*/0.2);
+  else
+    report.bandwidth_after = read_bandwidth(on_gpu, threads);
   report.routing = balance.report(std::max(1, num_experts(info)));
   return report;
 }
