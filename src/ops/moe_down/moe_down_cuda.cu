@@ -71,10 +71,12 @@ struct DownOne {
   int top_k, width, experts;
 
   __device__ OneChoice choose() const {
-    const int lane = threadIdx.x % 32;
     if (logits != nullptr)
-      return place_one(weigh(gpu::choose<kMaxLeftExperts / 32>(logits, experts, top_k), top_k),
-                       top_k);
+      return place_one(weigh(gpu::choose<kFewRouted / 32>(logits, experts, top_k), top_k), top_k);
+    return chosen();
+  }
+  __device__ OneChoice chosen() const {
+    const int lane = threadIdx.x % 32;
     if (lane >= top_k) return {};
     return {{__ldcg(ids + lane), __ldcg(p + lane)}, __ldcg(slot + lane)};
   }
@@ -90,6 +92,16 @@ struct DownOne {
     return __ldcg(reinterpret_cast<const uint4*>(u + slot * width + k));
   }
   __device__ void store(int row, float v) const { d[row] = adds ? __ldcg(d + row) + v : v; }
+};
+
+// Of any number of experts.
+struct DownOneOfMany : DownOne {
+  __device__ OneChoice choose() const {
+    if (logits == nullptr) return chosen();
+    OneChoice one = choose_many<1>(logits, experts, top_k);
+    one.choice = weigh(one.choice, top_k);
+    return one;
+  }
 };
 
 template <bool kExact>
@@ -140,13 +152,21 @@ DownOne one_of(const Ctx& cx, const Tensor& d, const Tensor& u, const Routing& r
 void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
               const Weight& down) {
   if (routing.num_tokens != 1) return run_few<true>(cx, d, u, routing, down);
-  launch_chosen<true>(cx, down, one_of(cx, d, u, routing, down));
+  const DownOne op = one_of(cx, d, u, routing, down);
+  if (op.experts <= kFewRouted)
+    launch_chosen<true>(cx, down, op);
+  else
+    launch_chosen<true>(cx, down, DownOneOfMany{op});
 }
 
 void moe_down_one(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                   const Weight& down) {
   if (routing.num_tokens == 0) return;
-  launch_unit_one<OneWork::kSum>(cx, down, one_of(cx, d, u, routing, down), false);
+  const DownOne op = one_of(cx, d, u, routing, down);
+  if (op.experts <= kFewRouted)
+    launch_unit_one<OneWork::kSum>(cx, down, op, false);
+  else
+    launch_unit_one<OneWork::kSum>(cx, down, DownOneOfMany{op}, false);
 }
 
 void moe_down_slots(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,

@@ -26,9 +26,12 @@ struct Up {
 
   // One token's choices, by a warp: which, and of those left to this kernel what others read.
   __device__ OneChoice choose() const {
-    const int lane = threadIdx.x % 32;
     if (routing.logits != nullptr)
-      return place_one(gpu::choose<kMaxLeftExperts / 32>(routing.logits, experts, top_k), top_k);
+      return place_one(gpu::choose<kFewRouted / 32>(routing.logits, experts, top_k), top_k);
+    return chosen();
+  }
+  __device__ OneChoice chosen() const {
+    const int lane = threadIdx.x % 32;
     if (lane >= top_k) return {};
     return {{__ldcg(routing.ids + lane), 0}, __ldcg(routing.slot + lane)};
   }
@@ -50,7 +53,14 @@ struct Up {
   }
 };
 
-struct UpOfRelu2 : Up {
+// Of any number of experts.
+struct UpOfMany : Up {
+  __device__ OneChoice choose() const {
+    return routing.logits != nullptr ? choose_many<1>(routing.logits, experts, top_k) : chosen();
+  }
+};
+
+struct UpOfRelu2 : UpOfMany {
   __device__ void store(int row, int weight_row, float first, float second) const {
     uint16_t* const to = u + int64_t{row} * width + weight_row;
     *reinterpret_cast<uint32_t*>(to) = cuda::pack_bf16(relu2(first), relu2(second));
@@ -78,10 +88,12 @@ Up make_op(const Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routi
 void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
             const Swiglu& act) {
   const Up op = make_op(cx, u, h, routing, up, act);
-  if (routing.num_tokens == 1)
+  if (routing.num_tokens != 1)
+    launch_experts<Items::kExperts, true>(cx, up, op, routing.num_tokens);
+  else if (op.experts <= kFewRouted)
     launch_chosen<false>(cx, up, op);
   else
-    launch_experts<Items::kExperts, true>(cx, up, op, routing.num_tokens);
+    launch_chosen<false>(cx, up, UpOfMany{op});
 }
 
 void moe_up_batch(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
@@ -97,7 +109,7 @@ void moe_up_few(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routin
   if (routing.num_tokens == 0) return;
   const Up op = make_op(cx, u, h, routing, up, act);
   if (act.is_relu2())
-    launch_unit_experts(cx, up, UpOfRelu2{op}, routing);
+    launch_unit_experts(cx, up, UpOfRelu2{{op}}, routing);
   else
     launch_unit_experts(cx, up, op, routing);
 }
@@ -107,9 +119,11 @@ void moe_up_one(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routin
   if (routing.num_tokens == 0) return;
   const Up op = make_op(cx, u, h, routing, up, act);
   if (act.is_relu2())
-    launch_unit_one<OneWork::kChosen>(cx, up, UpOfRelu2{op}, true);
-  else
+    launch_unit_one<OneWork::kChosen>(cx, up, UpOfRelu2{{op}}, true);
+  else if (op.experts <= kFewRouted)
     launch_unit_one<OneWork::kChosen>(cx, up, op, true);
+  else
+    launch_unit_one<OneWork::kChosen>(cx, up, UpOfMany{op}, true);
 }
 
 }  // namespace nibble::ops::gpu

@@ -166,12 +166,12 @@ __global__ void __launch_bounds__(kThreads) route_few(const __grid_constant__ Pa
     route_tokens<kMine, kSideBySide>(a, shared, columns, t, min(kSideBySide, end - t));
   if (!is_last_block(shared.is_last, a.counters + 1 + blockIdx.y, gridDim.x)) return;
   if (r.num_tokens == 1) {
-    if (threadIdx.x < 32) store_one(r, place_one(choose_of(a.logits, r), r.top_k));
+    if (threadIdx.x < 32) store_one(r, place_one(choose_of<kWarps>(a.logits, r), r.top_k));
     return;
   }
   const int lane = threadIdx.x % 32;
   for (int t = first + threadIdx.x / 32; t < end; t += kWarps) {
-    const Choice mine = choose_of(a.logits + int64_t{t} * r.num_experts, r);
+    const Choice mine = choose_of<kWarps>(a.logits + int64_t{t} * r.num_experts, r);
     if (lane < r.top_k) {
       r.ids[t * r.top_k + lane] = mine.id;
       r.p[t * r.top_k + lane] = mine.p;
@@ -199,8 +199,7 @@ __global__ void __launch_bounds__(kThreads, kMine == 1 ? 2 : 1)
 // Whether the kernels that follow for one token make the choice themselves, which saves the wait
 // for the last block.
 bool consumers_choose(const Ctx& cx, const Routing& r) {
-  if (r.num_tokens != 1 || r.num_experts > kMaxLeftExperts || r.room == nullptr || cx.tap)
-    return false;
+  if (r.num_tokens != 1 || r.room == nullptr || cx.tap) return false;
   return cx.site != nullptr && cx.site->readers_choose;
 }
 

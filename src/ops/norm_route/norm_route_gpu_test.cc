@@ -193,36 +193,40 @@ TEST(NormRouteGpu, Sigmoids) {
   EXPECT_GT(clear, 100);
 }
 
-// Equal logits: the lower expert first.
-TEST(NormRouteGpu, TiesGoToTheLowerExpert) {
-  const Shape shape{64, 40, 4};
+// Equal logits: the lower expert first. Every `apart`-th expert has the same.
+void check_ties(int64_t experts, int apart) {
+  const Shape shape{64, experts, 4};
   Problem p(shape, 3);
   std::fill(p.router.codes.begin(), p.router.codes.end(), uint8_t{0});
   for (int64_t e = 0; e < shape.experts; ++e)
-    p.router.bias[e] = bf16_from_float(static_cast<float>(e % 3));
+    p.router.bias[e] = bf16_from_float(static_cast<float>(e % apart));
   NormRouteDesc desc{shape.hidden, shape.experts, shape.top_k, Format::kBF16, 3};
   GpuProblem gpu(gpu::scratch_bytes(desc));
   for (const NormRouteKernel* row : kernels_here(norm_route_kernels(), desc, gpu.cx.kernels)) {
     const auto got = run(gpu, *row, p, 0, 3);
     for (int t = 0; t < 3; ++t)
       for (int k = 0; k < 4; ++k) {
-        EXPECT_EQ(got->routing.ids[4 * t + k], 2 + 3 * k) << row->name;
+        EXPECT_EQ(got->routing.ids[4 * t + k], apart - 1 + apart * k) << row->name;
         EXPECT_EQ(got->routing.p[4 * t + k], 0.25f) << row->name;
       }
   }
 }
 
-// For one token the choice may be left to moe_up: the same bits come out of moe_down.
-TEST(NormRouteGpu, TheChoiceMayBeLeftToMoeUp) {
-  const Shape shape{is_too_slow(2880) ? 256 : 2880, 128, 4};
+TEST(NormRouteGpu, TiesGoToTheLowerExpert) {
+  check_ties(40, 3);
+  check_ties(400, 3);   // more than a warp ranks side by side
+  check_ties(400, 40);  // as many
+}
+
+void check_left_choice(const Shape& shape, Format format) {
   const int64_t width = 64;
   Problem p(shape, 1);
-  TestWeight up(p.random, Format::kMxfp4, shape.experts, 2 * width, shape.hidden);
-  TestWeight down(p.random, Format::kMxfp4, shape.experts, shape.hidden, width);
+  TestWeight up(p.random, format, shape.experts, 2 * width, shape.hidden);
+  TestWeight down(p.random, format, shape.experts, shape.hidden, width);
   up.pack(Layout::kTiles16x64), down.pack(Layout::kTiles16x64);
   const NormRouteDesc route_desc{shape.hidden, shape.experts, shape.top_k, Format::kBF16};
-  const MoeUpDesc up_desc{shape.hidden, width, shape.experts, shape.top_k, Format::kMxfp4};
-  const MoeDownDesc down_desc{shape.hidden, width, shape.experts, shape.top_k, Format::kMxfp4};
+  const MoeUpDesc up_desc{shape.hidden, width, shape.experts, shape.top_k, format};
+  const MoeDownDesc down_desc{shape.hidden, width, shape.experts, shape.top_k, format};
   GpuProblem gpu(std::max({gpu::scratch_bytes(route_desc), scratch_bytes(down_desc, 1, 1)}));
   Sites sites;
   sites.push_back({.key = {Op::kNormRoute, 0}, .problem = route_desc, .writes = {"routing"}});
@@ -256,6 +260,14 @@ TEST(NormRouteGpu, TheChoiceMayBeLeftToMoeUp) {
   EXPECT_EQ(routings[0].token, routings[1].token);
   EXPECT_EQ(routings[0].counts, routings[1].counts);
   EXPECT_EQ(routings[0].offsets, routings[1].offsets);
+}
+
+// For one token the choice may be left to moe_up: the same bits come out of moe_down.
+TEST(NormRouteGpu, TheChoiceMayBeLeftToMoeUp) {
+  check_left_choice({is_too_slow(2880) ? 256 : 2880, 128, 4}, Format::kMxfp4);
+  check_left_choice({128, 200, 8}, Format::kMxfp4);
+  check_left_choice({128, 128, 8}, Format::kNvfp4);
+  check_left_choice({128, 512, 10}, Format::kNvfp4);
 }
 
 }  // namespace

@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads) route_many(const __grid_constant__ P
     for (int e = threadIdx.x; e < r.num_experts; e += kThreads) shared.counts[e] = 0;
   __syncthreads();
   for (int t = token + threadIdx.x / 32; t < end; t += kWarps) {
-    const Choice mine = choose_of(a.logits + int64_t{t} * r.num_experts, r);
+    const Choice mine = choose_of<kWarps>(a.logits + int64_t{t} * r.num_experts, r);
     const int lane = threadIdx.x % 32;
     if (lane >= r.top_k) continue;
     r.ids[t * r.top_k + lane] = mine.id;

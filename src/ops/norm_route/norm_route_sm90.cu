@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads)
   cuda::griddep_launch_dependents();
   const int t = blockIdx.x * kTokens + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (t < r.num_tokens) {
-    const Choice mine = choose_of(logits + int64_t{t} * r.num_experts, r);
+    const Choice mine = choose_of<kTokens>(logits + int64_t{t} * r.num_experts, r);
     if (lane < r.top_k) {
       r.ids[t * r.top_k + lane] = mine.id;
       r.p[t * r.top_k + lane] = mine.p;

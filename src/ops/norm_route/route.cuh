@@ -14,6 +14,7 @@ namespace nibble::ops::gpu {
 
 inline constexpr int kMaxRouted = 512;
 inline constexpr int kMaxTopK = 32;
+inline constexpr int kFewRouted = 128;  // up to here a warp chooses by choose<4>()
 
 using nibble::cuda::of_ordered;
 using nibble::cuda::ordered;
@@ -68,6 +69,99 @@ __device__ __forceinline__ Choice choose(const float* logits, int experts, int t
   }
   return mine;
 }
+// The choices of a step of one token, by one warp; lane k < K: choice k. Slots go by expert.
+struct OneChoice {
+  Choice choice;
+  int32_t slot;
+};
+__device__ __forceinline__ OneChoice place_one(const Choice& choice, int top_k) {
+  OneChoice one{choice, 0};
+#pragma unroll 1
+  for (int k = 0; k < top_k; ++k) one.slot += __shfl_sync(0xffffffff, choice.id, k) < choice.id;
+  return one;
+}
+
+// choose() of any number of experts with few registers, a pass over the logits a choice.
+static __device__ __forceinline__ Choice choose_by_passes(const float* logits, int experts,
+                                                          int top_k, const Scoring& scoring) {
+  constexpr unsigned kAll = 0xffffffff;
+  const int lane = threadIdx.x % 32;
+  Choice mine{0, 0};
+  uint32_t last = ~0u;
+  int last_id = -1;
+#pragma unroll 1
+  for (int k = 0; k < top_k; ++k) {
+    uint32_t best = 0;
+    int id = experts;
+#pragma unroll 1
+    for (int e = lane; e < experts; e += 32) {
+      const uint32_t value = ordered(scoring(__ldcg(logits + e), e));
+      const bool is_left = value < last || (value == last && e > last_id);
+      if (is_left && value > best) best = value, id = e;
+    }
+    last = __reduce_max_sync(kAll, best);
+    last_id = static_cast<int>(__reduce_min_sync(kAll, best == last ? id : experts));
+    if (lane == k) mine = {last_id, of_ordered(last)};
+  }
+  return mine;
+}
+
+// choose() of up to kMaxRouted experts in a third of the time: no choice is worse than the K-th
+// best of the lanes' best. That leaves about as many as are chosen, which are ranked side by side.
+template <int kWarps>
+__device__ __forceinline__ OneChoice choose_many(const float* logits, int experts, int top_k,
+                                                 const Scoring& scoring = {}) {
+  constexpr unsigned kAll = 0xffffffff;
+  constexpr int kPerLane = kMaxRouted / 32;
+  __shared__ uint2 found[kWarps][32];  // value, and expert | slot << 16
+  uint2* const mine = found[kWarps == 1 ? 0 : threadIdx.x / 32];
+  const int lane = threadIdx.x % 32;
+  const unsigned before = (1u << lane) - 1;
+  uint32_t value[kPerLane], best = 0, least = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = lane + 32 * i;
+    value[i] = e < experts ? ordered(scoring(__ldcg(logits + e), e)) : 0;
+  }
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) best = max(best, value[i]);
+#pragma unroll 1
+  for (int k = 0; k < top_k; ++k) {
+    least = __reduce_max_sync(kAll, best);
+    if (best == least) best = 0;
+  }
+  int count = 0;
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const bool is_in = value[i] >= least;
+    const unsigned all = __ballot_sync(kAll, is_in);
+    const int at = count + __popc(all & before);
+    if (is_in && at < 32) mine[at] = {value[i], static_cast<uint32_t>(lane + 32 * i)};
+    count += __popc(all);
+  }
+  if (count > 32) {  // many that are equal
+    return place_one(choose_by_passes(logits, experts, top_k, scoring), top_k);
+  }
+  __syncwarp();
+  const uint2 own = lane < count ? mine[lane] : uint2{};
+  int rank = 0;
+#pragma unroll 4
+  for (int other = 0; other < count; ++other) {
+    const uint32_t theirs = mine[other].x;
+    rank += theirs > own.x || (theirs == own.x && other < lane);
+  }
+  const bool is_chosen = lane < count && rank < top_k;
+  const unsigned chosen = __ballot_sync(kAll, is_chosen);  // they lie by expert
+  __syncwarp();
+  if (is_chosen) mine[rank] = {own.x, own.y | static_cast<uint32_t>(__popc(chosen & before)) << 16};
+  __syncwarp();
+  if (lane >= top_k) return {};
+  const uint2 at = mine[lane];
+  return {{static_cast<int32_t>(at.y & 0xffff), of_ordered(at.x)},
+          static_cast<int32_t>(at.y >> 16)};
+}
+
 // The choices with their shares of the softmax over the K.
 __device__ __forceinline__ Choice weigh(Choice mine, int top_k) {
   constexpr unsigned kAll = 0xffffffff;
@@ -91,29 +185,16 @@ __device__ __forceinline__ Choice weigh_sigmoids(Choice mine, const float* logit
   mine.p = r.sigmoid.scale * weight / (r.over_all ? 1 : sum + 1e-20f);
   return mine;
 }
-// Of one token, whose logits [E]: without groups, and no softmax over all.
+// Of one token, whose logits [E]: without groups, and no softmax over all. By any of kWarps warps.
+template <int kWarps>
 __device__ __forceinline__ Choice choose_of(const float* logits, const Routing& r) {
   const Scoring scoring{r.bias};
-  const Choice mine = r.num_experts <= 128
+  const Choice mine = r.num_experts <= kFewRouted
                           ? choose<4>(logits, r.num_experts, r.top_k, scoring)
-                          : choose<kMaxRouted / 32>(logits, r.num_experts, r.top_k, scoring);
+                          : choose_many<kWarps>(logits, r.num_experts, r.top_k, scoring).choice;
   return r.bias == nullptr ? weigh(mine, r.top_k) : weigh_sigmoids(mine, logits, r);
 }
 
-// Experts that a choice left to moe_up may be among: more would take registers that it lacks.
-inline constexpr int kMaxLeftExperts = 128;
-
-// The choices of a step of one token, by one warp; lane k < K: choice k. Slots go by expert.
-struct OneChoice {
-  Choice choice;
-  int32_t slot;
-};
-__device__ __forceinline__ OneChoice place_one(const Choice& choice, int top_k) {
-  OneChoice one{choice, 0};
-#pragma unroll 1
-  for (int k = 0; k < top_k; ++k) one.slot += __shfl_sync(0xffffffff, choice.id, k) < choice.id;
-  return one;
-}
 // Fills the arrays of routing.
 __device__ __forceinline__ void store_one(const Routing& r, const OneChoice& one) {
   const int lane = threadIdx.x % 32;
@@ -123,18 +204,20 @@ __device__ __forceinline__ void store_one(const Routing& r, const OneChoice& one
     r.slot[lane] = one.slot;
     r.token[lane] = 0;
   }
+  uint32_t chosen = 0;  // of experts 32 lane to 32 lane + 31
 #pragma unroll 1
+  for (int k = 0; k < r.top_k; ++k) {
+    const int id = __shfl_sync(0xffffffff, one.choice.id, k);
+    if (id / 32 == lane) chosen |= 1u << id % 32;
+  }
+  int before = 0;
+#pragma unroll 4
   for (int first = 0; first <= r.num_experts; first += 32) {
     const int e = first + lane;
-    int before = 0, here = 0;
-#pragma unroll 1
-    for (int k = 0; k < r.top_k; ++k) {
-      const int id = __shfl_sync(0xffffffff, one.choice.id, k);
-      before += id < e;
-      here += id == e;
-    }
-    if (e <= r.num_experts) r.offsets[e] = before;
-    if (e < r.num_experts) r.counts[e] = here;
+    const uint32_t word = __shfl_sync(0xffffffff, chosen, first / 32);
+    if (e <= r.num_experts) r.offsets[e] = before + __popc(word & ((1u << lane) - 1));
+    if (e < r.num_experts) r.counts[e] = word >> lane & 1;
+    before += __popc(word);
   }
 }
 
