@@ -23,9 +23,9 @@ std::vector<ops::Site> OpLaunches::weights(Weight like, Layout layout) {
 }
 
 // Older than what is launched from then on, as in a step.
-std::vector<OpOperands::Choice> OpLaunches::choices(int64_t tokens, int64_t experts,
-                                                    int64_t top_k) {
-  auto all = operands_.choices(tokens, experts, top_k);
+std::vector<OpOperands::Choice> OpLaunches::choices(int64_t tokens, int64_t experts, int64_t top_k,
+                                                    bool shared) {
+  auto all = operands_.choices(tokens, experts, top_k, shared);
   for (const OpOperands::Choice& choice : all) cx_.wrote({choice.routing.ids});
   return all;
 }
@@ -117,15 +117,16 @@ OpLaunch OpLaunches::of(const ops::MlpUpDesc& desc, const ops::MlpUpKernel& k) {
 }
 
 OpLaunch OpLaunches::of(const ops::NormRouteDesc& desc, const ops::NormRouteKernel& k) {
-  const Weight like{.format = desc.format, .rows = desc.experts, .cols = desc.hidden};
+  const Weight like{.format = desc.format, .rows = desc.experts - desc.shared, .cols = desc.hidden};
   const Tensor x = operands_.floats(desc.tokens, desc.hidden),
                d = operands_.floats(desc.tokens, desc.hidden),
                y = operands_.output(desc.tokens, desc.hidden),
                h = operands_.stored_output(desc.tokens, desc.hidden);
-  auto to = choices(desc.tokens, desc.experts, desc.top_k);
+  auto to = choices(desc.tokens, desc.experts, desc.top_k, desc.shared);
   for (auto& choice : to) {
     choice.routing.over_all = desc.over_all, choice.routing.sigmoid = desc.sigmoid;
     if (desc.sigmoid.is_used) choice.routing.bias = operands_.constant(desc.experts, 0.125f);
+    if (desc.shared) choice.routing.shared_gate = operands_.vector(desc.hidden);
   }
   const Routing& r = to[0].routing;
   const int64_t chosen = desc.tokens * desc.top_k;
@@ -151,7 +152,7 @@ OpLaunch OpLaunches::of(const ops::MoeUpDesc& desc, const ops::MoeUpKernel& k) {
       .format = desc.format, .experts = desc.experts, .rows = desc.rows(), .cols = desc.hidden};
   const Tensor h = operands_.stored(desc.tokens, desc.hidden),
                u = operands_.stored_output(desc.tokens * desc.top_k, desc.width);
-  const auto to = choices(desc.tokens, desc.experts, desc.top_k);
+  const auto to = choices(desc.tokens, desc.experts, desc.top_k, desc.shared);
   auto run = [=, &cx = cx_, &k, w = weights(like, k.layout)](size_t i) {
     const auto& choice = to[i % to.size()];
     k.run(cx, u, h, choice.routing, turn_of(cx, w, i), desc.act);
@@ -168,7 +169,8 @@ OpLaunch OpLaunches::of(const ops::MoeDownDesc& desc, const ops::MoeDownKernel& 
   const Tensor d = operands_.output(desc.tokens, desc.hidden),
                u = up != nullptr ? up->outputs[0].second
                                  : operands_.stored(desc.tokens * desc.top_k, desc.width);
-  const auto to = up != nullptr ? up->choices : choices(desc.tokens, desc.experts, desc.top_k);
+  const auto to =
+      up != nullptr ? up->choices : choices(desc.tokens, desc.experts, desc.top_k, desc.shared);
   auto run = [=, &cx = cx_, &k, w = weights(like, k.layout)](size_t i) {
     const auto& choice = to[i % to.size()];
     k.run(cx, d, u, choice.routing, turn_of(cx, w, i));

@@ -248,8 +248,8 @@ void OpOperands::find_row_exponents(ops::Site& site) {
   site.row_exponents = least;
 }
 
-std::vector<OpOperands::Choice> OpOperands::choices(int64_t tokens, int64_t experts,
-                                                    int64_t top_k) {
+std::vector<OpOperands::Choice> OpOperands::choices(int64_t tokens, int64_t experts, int64_t top_k,
+                                                    bool shared) {
   std::vector<Choice> all;
   const auto num = static_cast<size_t>(tokens * top_k), num_experts = static_cast<size_t>(experts);
   for (int i = 0; i < kNumChoices; ++i) {
@@ -257,10 +257,11 @@ std::vector<OpOperands::Choice> OpOperands::choices(int64_t tokens, int64_t expe
         token(num), every(num_experts);
     for (size_t at = 0; at < num; at += static_cast<size_t>(top_k)) {
       std::iota(every.begin(), every.end(), 0);
-      for (int64_t k = 0; k < top_k; ++k) {
-        std::swap(every[k], every[k + next() % (experts - k)]);
+      for (int64_t k = 0; k < top_k - shared; ++k) {
+        std::swap(every[k], every[k + next() % (experts - shared - k)]);
         ids[at + k] = every[k];
       }
+      if (shared) ids[at + top_k - 1] = static_cast<int32_t>(experts - 1);
     }
     std::vector<float> p(num);
     for (float& weight : p) weight = (1 + unit() / 2) / static_cast<float>(top_k);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 namespace nibble::cli {
 
@@ -20,7 +21,9 @@ void RoutingBalance::observe(std::string_view name, int layer, const Tensor& val
 RoutingBalance::Report RoutingBalance::report(int32_t num_experts) const {
   Report report{.choices = 0, .mean = 0, .worst_layer = 1, .at_random = 1};
   int layers = 0;
-  for (const auto& counts : counts_) {
+  for (const auto& all : counts_) {
+    // A shared expert, the last, is not chosen.
+    const std::span counts(all.data(), std::min(all.size(), static_cast<size_t>(num_experts)));
     int64_t total = 0;
     for (const int64_t n : counts) total += n;
     if (total == 0) continue;

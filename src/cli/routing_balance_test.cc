@@ -24,5 +24,14 @@ TEST(RoutingBalance, ExpertsThatNobodyChoseCount) {
   EXPECT_DOUBLE_EQ(balance.report(8).mean, 0.25);
 }
 
+// A shared expert, the last, is every token's.
+TEST(RoutingBalance, WhatNobodyChoosesDoesNotCount) {
+  std::vector<int32_t> ids = {0, 4, 1, 4, 2, 4, 3, 4};
+  RoutingBalance balance;
+  balance.observe("ids", 0, make_tensor(ids.data(), DType::kI32, {4, 2}));
+  EXPECT_DOUBLE_EQ(balance.report(4).mean, 1.0);
+  EXPECT_EQ(balance.report(4).choices, 4);
+}
+
 }  // namespace
 }  // namespace nibble::cli

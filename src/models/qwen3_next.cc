@@ -16,7 +16,8 @@ using ops::Site;
 struct Layer {
   const Site *in = nullptr, *gates = nullptr, *delta = nullptr;
   const Site *qkv = nullptr, *attention = nullptr, *output_gate = nullptr;
-  const Site *out, *route, *shared_up, *shared_down, *up, *down;
+  const Site *out, *route, *up, *down;
+  const Site *shared_up = nullptr, *shared_down = nullptr;  // where it is not the last expert
   const Site *sum_out, *sum_down;  // over the ranks, where there are several
 };
 
@@ -49,7 +50,8 @@ class Qwen3Next : public SiteModel {
                              Format::kBF16)),
         shared_width(cut_columns_of(layer_name(c.prefix, 0, "mlp.shared_expert.down_proj"),
                                     c.shared_width, dense.mlp)),
-        vocab(cut_vocab(c.vocab)) {
+        vocab(cut_vocab(c.vocab)),
+        shared_is_last(is_shared_alike()) {
     state_buffers();
     Site& embed = add(-1, ops::EmbedDesc{c.vocab, c.hidden}, {}, {"x", "d", "cos_sin"});
     matrix(embed, "embed", {{c.prefix + "embed_tokens", c.vocab}}, c.hidden, Fill::kNormal);
@@ -83,6 +85,20 @@ class Qwen3Next : public SiteModel {
   }
 
  private:
+  // Whether the shared expert can be one more of the experts: of their width and formats.
+  bool is_shared_alike() const {
+    if (shared_width != width) return false;
+    for (int64_t l = 0; l < c.layers(); ++l)
+      for (const char* of : {"gate_proj", "up_proj", "down_proj"}) {
+        const Format shared =
+            quantization_.format_of(layer_name(c.prefix, l, "mlp.shared_expert.") + of);
+        if (shared != quantization_.format_of(layer_name(c.prefix, l, "mlp.experts.0.") + of) ||
+            (shared == Format::kBF16 && dense_.mlp != Format::kBF16))
+          return false;
+      }
+    return true;
+  }
+
   Cut q_width() const { return heads.q.times(c.head_dim); }
   Cut kv_width() const { return heads.kv.times(c.head_dim); }
 
@@ -94,9 +110,9 @@ class Qwen3Next : public SiteModel {
     stored(a.mixed, "mixed", net.here.value_width());
     stored(a.q, "q", q_width().size), stored(a.att, "att", q_width().size);
     f32(a.q_gate, "q_gate", q_width().size);
-    routing(a.routing, c.experts, c.top_k);
-    stored(a.shared_u, "shared_u", shared_width.size);
-    stored(a.u, "u", width.size, c.top_k);
+    routing(a.routing, c.experts + shared_is_last, c.top_k + shared_is_last);
+    if (!shared_is_last) stored(a.shared_u, "shared_u", shared_width.size);
+    stored(a.u, "u", width.size, c.top_k + shared_is_last);
     f32_of_logits(a.logits, "logits", vocab.size);
   }
 
@@ -158,14 +174,51 @@ class Qwen3Next : public SiteModel {
   }
 
   void state_experts(Layer& layer, int l) {
-    const std::string mlp = layer_name(c.prefix, l, "mlp."), beside = mlp + "shared_expert.";
-    Site& route =
-        add(l,
-            ops::NormRouteDesc{
-                .hidden = c.hidden, .experts = c.experts, .top_k = c.top_k, .over_all = c.over_all},
-            {"y", "d"}, {"x", "h", "routing"});
+    const std::string mlp = layer_name(c.prefix, l, "mlp."), beside = mlp + "shared_expert";
+    const int64_t experts = c.experts + shared_is_last, top_k = c.top_k + shared_is_last;
+    Site& route = add(l,
+                      ops::NormRouteDesc{.hidden = c.hidden,
+                                         .experts = experts,
+                                         .top_k = top_k,
+                                         .over_all = c.over_all,
+                                         .shared = shared_is_last},
+                      {"y", "d"}, {"x", "h", "routing"});
     norm(route, layer_name(c.prefix, l, "post_attention_layernorm"), c.hidden, c.norm_eps, 1);
     matrix(route, "router", {{mlp + "gate", c.experts}}, c.hidden, Fill::kRouter);
+    if (shared_is_last)
+      gate(route, mlp + "shared_expert_gate", c.hidden);
+    else
+      state_shared(layer, l);
+    Site& up = add(l,
+                   ops::MoeUpDesc{.hidden = c.hidden,
+                                  .width = width.size,
+                                  .experts = experts,
+                                  .top_k = top_k,
+                                  .format = Format::kBF16,
+                                  .shared = shared_is_last},
+                   {"h", "routing"}, {"u"});
+    const std::vector<std::string> gate_up = {"gate_proj", "up_proj"};
+    experts_apart(up, mlp + "experts", gate_up, width, c.hidden, Fill::kScaledNormal);
+    if (shared_is_last) last_expert(up, beside, gate_up, width, c.hidden, Fill::kScaledNormal);
+    std::vector<std::string> reads = {"u", "routing"};
+    if (!shared_is_last) reads.push_back("d");
+    Site& down = add(l,
+                     ops::MoeDownDesc{.hidden = c.hidden,
+                                      .width = width.size,
+                                      .experts = experts,
+                                      .top_k = top_k,
+                                      .format = Format::kBF16,
+                                      .adds = !shared_is_last,
+                                      .shared = shared_is_last},
+                     std::move(reads), {"d"});
+    experts_apart(down, mlp + "experts", {"down_proj"}, c.hidden, width, Fill::kResidual);
+    if (shared_is_last) last_expert(down, beside, {"down_proj"}, c.hidden, width, Fill::kResidual);
+    layer.route = &route, layer.up = &up, layer.down = &down;
+    layer.sum_down = add_sum(l, "d", c.hidden, "down");
+  }
+
+  void state_shared(Layer& layer, int l) {
+    const std::string mlp = layer_name(c.prefix, l, "mlp."), beside = mlp + "shared_expert.";
     Site& shared_up =
         add(l, ops::SharedUpDesc{c.hidden, shared_width.size, dense_.mlp}, {"h"}, {"shared_u"});
     gate_up(shared_up, "shared expert", {beside + "gate_proj", shared_width},
@@ -175,22 +228,7 @@ class Qwen3Next : public SiteModel {
                             {"shared_u"}, {"d"}, "shared");
     matrix(shared_down, "shared expert", {{beside + "down_proj", c.hidden}}, shared_width,
            Fill::kResidual);
-    Site& up = add(l, ops::MoeUpDesc{c.hidden, width.size, c.experts, c.top_k, Format::kBF16},
-                   {"h", "routing"}, {"u"});
-    experts_apart(up, mlp + "experts", {"gate_proj", "up_proj"}, width, c.hidden,
-                  Fill::kScaledNormal);
-    Site& down = add(l,
-                     ops::MoeDownDesc{.hidden = c.hidden,
-                                      .width = width.size,
-                                      .experts = c.experts,
-                                      .top_k = c.top_k,
-                                      .format = Format::kBF16,
-                                      .adds = true},
-                     {"u", "routing", "d"}, {"d"});
-    experts_apart(down, mlp + "experts", {"down_proj"}, c.hidden, width, Fill::kResidual);
-    layer.route = &route, layer.shared_up = &shared_up, layer.shared_down = &shared_down;
-    layer.up = &up, layer.down = &down;
-    layer.sum_down = add_sum(l, "d", c.hidden, "down");
+    layer.shared_up = &shared_up, layer.shared_down = &shared_down;
   }
 
   // x += Mixer(norm(x)); x += Shared(norm(x)) + Moe(norm(x)) for each layer, then logits =
@@ -222,9 +260,11 @@ class Qwen3Next : public SiteModel {
       tap(cx, l, {{"mixer_d", &a.d}});
       ops::norm_route(cx, *at.route, a.x, a.h, routing, a.y, a.d);
       tap(cx, l, {{"moe_h", &a.h}, {"ids", &a.routing.ids}, {"p", &a.routing.p}});
-      ops::shared_up(cx, *at.shared_up, a.shared_u, a.h);
-      ops::out_proj(cx, *at.shared_down, a.d, a.shared_u, s);
-      tap(cx, l, {{"shared_u", &a.shared_u}, {"shared_d", &a.d}});
+      if (!shared_is_last) {  // else chosen by every token
+        ops::shared_up(cx, *at.shared_up, a.shared_u, a.h);
+        ops::out_proj(cx, *at.shared_down, a.d, a.shared_u, s);
+        tap(cx, l, {{"shared_u", &a.shared_u}, {"shared_d", &a.d}});
+      }
       ops::moe_up(cx, *at.up, a.u, a.h, routing);
       tap(cx, l, {{"u", &a.u}});
       ops::moe_down(cx, *at.down, a.d, a.u, routing);
@@ -240,6 +280,7 @@ class Qwen3Next : public SiteModel {
   const HeadCuts heads;  // this rank's, as the next four
   const DeltaCuts net;
   const Cut width, shared_width, vocab;
+  const bool shared_is_last;
   Acts a;
   std::vector<Layer> layers_;
   const Site *embed_ = nullptr, *unembed_ = nullptr;

@@ -120,20 +120,32 @@ void SiteModel::experts_apart(Site& site, const std::string& name,
   std::visit(
       [&](const auto& desc) {
         if constexpr (requires { desc.top_k; }) {
-          site.weight = {
-              .experts = desc.experts, .rows = rows.size * std::ssize(of), .cols = cols.size};
-          for (int64_t e = 0; e < desc.experts; ++e)
+          const int64_t apart = desc.experts - desc.shared;
+          site.weight = {.experts = apart, .rows = rows.size * std::ssize(of), .cols = cols.size};
+          for (int64_t e = 0; e < apart; ++e)
             for (size_t i = 0; i < of.size(); ++i) {
               const Rows tensor{name + "." + std::to_string(e) + "." + of[i], rows};
               WantedWeight& w = declare_matrix(site, "experts", tensor, cols, fill).want;
               w.joined = e > 0 && i == 0;
               w.interleaved = i == 1;
-              w.chosen = static_cast<int32_t>(desc.top_k);
-              w.choices = static_cast<int32_t>(desc.experts);
+              w.chosen = static_cast<int32_t>(desc.top_k - desc.shared);
+              w.choices = static_cast<int32_t>(apart);
             }
         }
       },
       site.problem);
+}
+
+void SiteModel::last_expert(Site& site, const std::string& name, const std::vector<std::string>& of,
+                            const Cut& rows, const Cut& cols, Fill fill) {
+  CHECK(site.weight.experts > 0 && site.weight.rows == rows.size * std::ssize(of));
+  ++site.weight.experts;
+  for (size_t i = 0; i < of.size(); ++i) {
+    WantedWeight& w =
+        declare_matrix(site, "shared expert", {name + "." + of[i], rows}, cols, fill).want;
+    w.joined = i == 0;
+    w.interleaved = i == 1;
+  }
 }
 
 void SiteModel::tie(Site& unembed, Site& embed, const Cut& vocab) {

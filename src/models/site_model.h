@@ -88,6 +88,9 @@ class SiteModel : public Model {
   // Experts in tensors of their own, NAME.<e>.<of>.weight [rows, cols]; of two, rows alternate.
   void experts_apart(ops::Site& site, const std::string& name, const std::vector<std::string>& of,
                      const Cut& rows, const Cut& cols, Fill fill);
+  // A shared one behind them, NAME.<of>.weight.
+  void last_expert(ops::Site& site, const std::string& name, const std::vector<std::string>& of,
+                   const Cut& rows, const Cut& cols, Fill fill);
   // The head's matrix is `vocab` of the embedding's rows, and lies in memory once unless it is to
   // be encoded.
   void tie(ops::Site& unembed, ops::Site& embed, const Cut& vocab);

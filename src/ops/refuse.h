@@ -137,8 +137,8 @@ inline const char* refuse_gemv_tiles(Format format, int64_t rows, int64_t cols,
 }
 // Of ops/gpu_matmul/expert_limits.h.
 inline const char* refuse_listed(int64_t experts) {
-  static_assert(gpu::kMaxExperts == 512);
-  return experts <= gpu::kMaxExperts ? nullptr : "more than 512 experts";
+  static_assert(gpu::kMaxExperts == 513);
+  return experts <= gpu::kMaxExperts ? nullptr : "more than 513 experts";
 }
 inline const char* refuse_counted(int64_t experts) {
   static_assert(gpu::kMaxCountedExperts == 256);

@@ -34,7 +34,10 @@ struct Routing {
   bool over_all = false;  // p is a softmax over all E, or of sigmoids not divided by their sum
   SigmoidRoute sigmoid = {};
   const float* bias = nullptr;  // [E], of `sigmoid`
-  bool adds = false;            // moe_down adds to what its output holds
+  // [H] bf16, or none. The last of the E experts is shared: no token chooses it, each has it for
+  // the last of its K, weighed by the sigmoid of h . shared_gate.
+  const uint16_t* shared_gate = nullptr;
+  bool adds = false;  // moe_down adds to what its output holds
 };
 
 // Fills counts, offsets, slot and token from ids.

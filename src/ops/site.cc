@@ -25,9 +25,10 @@ auto table_of(const Mamba2Desc&) { return mamba2_kernels(); }
 // Of experts that a step's tokens meet.
 template <typename Desc>
 int64_t distinct_experts(const Desc& d, int64_t tokens) {
-  const double missed = 1 - static_cast<double>(d.top_k) / static_cast<double>(d.experts);
-  return std::llround(static_cast<double>(d.experts) *
-                      (1 - std::pow(missed, static_cast<double>(tokens))));
+  const auto chosen = static_cast<double>(d.top_k - d.shared);
+  const auto among = static_cast<double>(d.experts - d.shared);
+  const double missed = std::pow(1 - chosen / among, static_cast<double>(tokens));
+  return std::llround(among * (1 - missed)) + d.shared;
 }
 
 template <typename Desc>

@@ -3,7 +3,8 @@
 
 namespace nibble::ops::gpu {
 
-inline constexpr int kMaxExperts = 512;         // whose lists lie in a block's shared memory
+inline constexpr int kMaxExperts =
+    513;  // whose lists lie in a block's shared memory; one is shared
 inline constexpr int kMaxCountedExperts = 256;  // where a thread counts for each
 inline constexpr int kMaxChoices = 16;          // of one token
 

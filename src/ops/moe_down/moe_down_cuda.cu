@@ -1,7 +1,7 @@
 // moe_down for few tokens: MXFP4 weights in kTiles16x64 by int8 digits (ops/gpu_matmul/tiles.cuh).
 // d [T, H] f32, out, or added to; u [T * K, F] bf16 by slot; down [E, H, F] with bias.
 // Needs H % 16 == 0, F % 64 == 0, F <= 4608, K <= 8, E <= 256 (512 threads count the slots); NVFP4
-// weights F <= 16384, K <= 16, E <= 512.
+// weights F <= 16384, K <= 16, E <= 513.
 // One token: gemv_chosen, whose weights come while moe_up still runs.
 // More: products by slot into scratch, then a kernel that weighs them, each half of the choices in
 // order.
@@ -94,13 +94,11 @@ struct DownOne {
   __device__ void store(int row, float v) const { d[row] = adds ? __ldcg(d + row) + v : v; }
 };
 
-// Of any number of experts.
+// Of any number of experts, of which one may be shared.
 struct DownOneOfMany : DownOne {
+  Routing routing;
   __device__ OneChoice choose() const {
-    if (logits == nullptr) return chosen();
-    OneChoice one = choose_many<1>(logits, experts, top_k);
-    one.choice = weigh(one.choice, top_k);
-    return one;
+    return logits != nullptr ? weigh_left(choose_left(logits, routing), routing) : chosen();
   }
 };
 
@@ -153,20 +151,20 @@ void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
               const Weight& down) {
   if (routing.num_tokens != 1) return run_few<true>(cx, d, u, routing, down);
   const DownOne op = one_of(cx, d, u, routing, down);
-  if (op.experts <= kFewRouted)
+  if (has_few(routing))
     launch_chosen<true>(cx, down, op);
   else
-    launch_chosen<true>(cx, down, DownOneOfMany{op});
+    launch_chosen<true>(cx, down, DownOneOfMany{op, routing});
 }
 
 void moe_down_one(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                   const Weight& down) {
   if (routing.num_tokens == 0) return;
   const DownOne op = one_of(cx, d, u, routing, down);
-  if (op.experts <= kFewRouted)
+  if (has_few(routing))
     launch_unit_one<OneWork::kSum>(cx, down, op, false);
   else
-    launch_unit_one<OneWork::kSum>(cx, down, DownOneOfMany{op}, false);
+    launch_unit_one<OneWork::kSum>(cx, down, DownOneOfMany{op, routing}, false);
 }
 
 void moe_down_slots(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,

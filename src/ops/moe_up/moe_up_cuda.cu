@@ -53,10 +53,13 @@ struct Up {
   }
 };
 
-// Of any number of experts.
+// Of any number of experts, of which one may be shared.
 struct UpOfMany : Up {
   __device__ OneChoice choose() const {
-    return routing.logits != nullptr ? choose_many<1>(routing.logits, experts, top_k) : chosen();
+    return routing.logits != nullptr ? choose_left(routing.logits, routing) : chosen();
+  }
+  __device__ void publish(const OneChoice& one) const {
+    if (routing.logits != nullptr) store_one(routing, weigh_left(one, routing));
   }
 };
 
@@ -90,7 +93,7 @@ void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, c
   const Up op = make_op(cx, u, h, routing, up, act);
   if (routing.num_tokens != 1)
     launch_experts<Items::kExperts, true>(cx, up, op, routing.num_tokens);
-  else if (op.experts <= kFewRouted)
+  else if (has_few(routing))
     launch_chosen<false>(cx, up, op);
   else
     launch_chosen<false>(cx, up, UpOfMany{op});
@@ -120,7 +123,7 @@ void moe_up_one(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routin
   const Up op = make_op(cx, u, h, routing, up, act);
   if (act.is_relu2())
     launch_unit_one<OneWork::kChosen>(cx, up, UpOfRelu2{{op}}, true);
-  else if (op.experts <= kFewRouted)
+  else if (has_few(routing))
     launch_unit_one<OneWork::kChosen>(cx, up, op, true);
   else
     launch_unit_one<OneWork::kChosen>(cx, up, UpOfMany{op}, true);

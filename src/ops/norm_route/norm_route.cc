@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "formats/bf16.h"
 #include "ops/norm_route/route_scratch.h"
 #include "ops/norm_route/sort_choices.h"
 #include "ops/refuse.h"
@@ -33,7 +34,7 @@ const char* refuse_cuda(const NormRouteDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_cpu(o)) return reason;
   if (d.format != Format::kBF16) return "needs bf16 weights";
   if (d.hidden % 8 != 0 || d.hidden > 9216) return "needs a multiple of 8 columns, at most 9,216";
-  if (d.experts > 512 || d.top_k > 32) return "needs at most 512 experts and 32 choices";
+  if (d.experts - d.shared > 512 || d.top_k > 32) return "needs at most 512 experts and 32 choices";
   if (d.over_all) return "weighs over all experts, not the chosen";
   if (d.sigmoid.groups > 1) return "chooses among groups of experts";
   return nullptr;
@@ -64,7 +65,8 @@ const char* refuse_by_gemm(const NormRouteDesc& d, const KernelOptions& o) {
 const char* refuse_any(const NormRouteDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_cpu(o)) return reason;  // of any format, float32 among them
   if (d.sigmoid.groups > 32) return "more than 32 groups of experts";
-  return d.experts <= 1024 && d.top_k <= 32 ? nullptr : "more than 1,024 experts or 32 choices";
+  return d.experts - d.shared <= 1024 && d.top_k <= 32 ? nullptr
+                                                       : "more than 1,024 experts or 32 choices";
 }
 
 constexpr NormRouteKernel kKernels[] = {
@@ -91,7 +93,7 @@ void norm_route(Ctx& cx, const Site& site, const Tensor& y, const Tensor& h, Rou
                 const Tensor& x, const Tensor& d) {
   const auto& desc = std::get<NormRouteDesc>(site.problem);
   routing.over_all = desc.over_all, routing.sigmoid = desc.sigmoid;
-  routing.bias = site.route_bias;
+  routing.bias = site.route_bias, routing.shared_gate = site.gate;
   run_site<NormRouteKernel>(cx, site, routing.num_tokens, y, h, routing, x, d, site.norm,
                             site.weight);
   cx.wrote({y.data, h.data, routing.ids, routing.logits});
@@ -122,6 +124,8 @@ void choose_experts(const float* logits, int64_t experts, int64_t top_k, int32_t
 
 namespace {
 
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
 // Experts of the groups that do not make it score below all others.
 void leave_best_groups(std::vector<double>& scores, const SigmoidRoute& rule) {
   constexpr double kNone = -std::numeric_limits<double>::infinity();
@@ -146,22 +150,31 @@ void leave_best_groups(std::vector<double>& scores, const SigmoidRoute& rule) {
 }  // namespace
 
 void choose_experts(const float* logits, const Routing& r, int64_t token) {
+  const bool shared = r.shared_gate != nullptr;
+  const int32_t experts = r.num_experts - shared, top_k = r.top_k - shared;
   int32_t* const ids = r.ids + token * r.top_k;
   float* const p = r.p + token * r.top_k;
-  if (!r.sigmoid.is_used) return choose_experts(logits, r.num_experts, r.top_k, ids, p, r.over_all);
-  const auto sigmoid = [&](int64_t e) { return 1 / (1 + std::exp(-double{logits[e]})); };
-  std::vector<double> scores(r.num_experts);
-  for (int32_t e = 0; e < r.num_experts; ++e) scores[e] = sigmoid(e) + r.bias[e];
+  if (!r.sigmoid.is_used) return choose_experts(logits, experts, top_k, ids, p, r.over_all);
+  std::vector<double> scores(experts);
+  for (int32_t e = 0; e < experts; ++e) scores[e] = sigmoid(logits[e]) + r.bias[e];
   leave_best_groups(scores, r.sigmoid);
   double sum = 1e-20;
-  for (int32_t k = 0; k < r.top_k; ++k) {
+  for (int32_t k = 0; k < top_k; ++k) {
     const auto best = std::ranges::max_element(scores);  // the first of equals
     ids[k] = static_cast<int32_t>(best - scores.begin());
     *best = -std::numeric_limits<double>::infinity();
-    sum += sigmoid(ids[k]);
+    sum += sigmoid(logits[ids[k]]);
   }
-  for (int32_t k = 0; k < r.top_k; ++k)
-    p[k] = static_cast<float>(r.sigmoid.scale * sigmoid(ids[k]) / (r.over_all ? 1 : sum));
+  for (int32_t k = 0; k < top_k; ++k)
+    p[k] = static_cast<float>(r.sigmoid.scale * sigmoid(logits[ids[k]]) / (r.over_all ? 1 : sum));
+}
+
+void add_shared(const Routing& r, int64_t token, const float* h, int64_t hidden) {
+  if (r.shared_gate == nullptr) return;
+  double logit = 0;
+  for (int64_t i = 0; i < hidden; ++i) logit += double{h[i]} * bf16_to_float(r.shared_gate[i]);
+  const int64_t last = (token + 1) * r.top_k - 1;
+  r.ids[last] = r.num_experts - 1, r.p[last] = static_cast<float>(sigmoid(logit));
 }
 
 namespace gpu {

@@ -17,16 +17,17 @@ struct NormRouteDesc {
   int64_t tokens = 1;     // the most of a step that it is to serve
   bool over_all = false;  // Routing::over_all
   SigmoidRoute sigmoid = {};
+  bool shared = false;  // the last of the experts, and of a token's choices: Routing::shared_gate
   bool operator==(const NormRouteDesc&) const = default;
 };
 
 // y, h [T, H] f32, out; routing: out, its sizes set by the caller; x, d [T, H] f32; y is not x;
-// router [E, H]. Logits are float32; ties go to the lower expert.
+// router [E, H], a shared expert left out. Logits are float32; ties go to the lower expert.
 using NormRouteFn = void(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing,
                          const Tensor& x, const Tensor& d, const Norm& norm, const Weight& router);
 using NormRouteKernel = Kernel<NormRouteDesc, NormRouteFn>;
 
-// site.norm; site.weight: router; site.route_bias.
+// site.norm; site.weight: router; site.route_bias; site.gate: of a shared expert.
 void norm_route(Ctx& cx, const Site& site, const Tensor& y, const Tensor& h, Routing& routing,
                 const Tensor& x, const Tensor& d);
 std::span<const NormRouteKernel> norm_route_kernels();
@@ -40,6 +41,8 @@ void choose_experts(const float* logits, int64_t experts, int64_t top_k, int32_t
                     bool over_all = false);
 // The same by `r`'s rule, into its arrays.
 void choose_experts(const float* logits, const Routing& r, int64_t token);
+// Behind those a shared expert, if there is one, for a token whose h is [hidden].
+void add_shared(const Routing& r, int64_t token, const float* h, int64_t hidden);
 
 // Working memory of its kernels for steps of up to `tokens` tokens.
 int64_t scratch_bytes(const NormRouteDesc& desc, int64_t tokens, int threads);

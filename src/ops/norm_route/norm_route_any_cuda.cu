@@ -3,8 +3,8 @@
 //   x, d    [T, H] f32, in      y [T, H] f32, h [T, H] bf16, out
 //   norm    [H] bf16            router [E, H] in kRows and bias [E] bf16, in
 //   routing ids, p, slot [T, K]; counts [E]; offsets [E + 1]; token [T * K], out
-// Needs E <= 1,024, K <= 32: a lane of the warp that chooses holds 32 logits and one choice.
-// Bytes: the sort reads all ids twice for every expert, out of L2.
+// Needs E <= 1,024 (beside a shared expert), K <= 32: a lane of the warp that chooses holds 32
+// logits and one choice. Bytes: the sort reads all ids twice for every expert, out of L2.
 #include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
 #include "ops/gpu_matmul/product_any.h"
@@ -66,14 +66,21 @@ __device__ __forceinline__ Choice choose_any(const float* logits, const Routing&
 // A warp a token.
 template <int kPerLane>
 __global__ void __launch_bounds__(kChooseWarps * 32)
-    choose_tokens(const __grid_constant__ Routing r, const float* logits) {
+    choose_tokens(const __grid_constant__ Routing r, const __grid_constant__ Routing routed,
+                  const float* logits, const uint16_t* h, int hidden) {
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const int t = static_cast<int>(blockIdx.x) * kChooseWarps + static_cast<int>(threadIdx.x) / 32;
   if (t >= r.num_tokens) return;
-  const float* const of_token = logits + int64_t{t} * r.num_experts;
-  const Choice mine = choose_any<kPerLane>(of_token, r);
+  Choice mine = choose_any<kPerLane>(logits + int64_t{t} * routed.num_experts, routed);
   const int lane = threadIdx.x % 32;
+  if (r.shared_gate != nullptr) {
+    float logit = 0;
+    for (int i = lane; i < hidden; i += 32)
+      logit = fmaf(cuda::bf16_value(h[int64_t{t} * hidden + i]), cuda::bf16_value(r.shared_gate[i]),
+                   logit);
+    mine = with_shared(mine, r, warp_sum(logit));
+  }
   if (lane >= r.top_k) return;
   r.ids[t * r.top_k + lane] = mine.id;
   r.p[t * r.top_k + lane] = mine.p;
@@ -166,7 +173,9 @@ void multiply_f32(Ctx& cx, const Weight& router, const uint16_t* h, int32_t toke
 void norm_route_any(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, const Tensor& x,
                     const Tensor& d, const Norm& norm, const Weight& router) {
   routing.logits = nullptr;
-  const int32_t tokens = routing.num_tokens, experts = routing.num_experts;
+  Routing routed = routing;
+  if (routing.shared_gate != nullptr) --routed.num_experts, --routed.top_k;
+  const auto tokens = routing.num_tokens, experts = static_cast<int32_t>(router.rows);
   CHECK(experts <= 32 * kMostPerLane && routing.top_k <= kMaxTopK);
   if (tokens == 0) return;
   float* const logits = RouteScratch(Scratch(cx.scratch), tokens, experts).logits;
@@ -184,10 +193,10 @@ void norm_route_any(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing,
   cuda::launch(
       cx.stream, experts <= 128 ? choose_tokens<4> : choose_tokens<kMostPerLane>,
       {.grid = dim3((tokens + kChooseWarps - 1) / kChooseWarps), .block = dim3(kChooseWarps * 32)},
-      routing, logits);
+      routing, routed, logits, h.as<uint16_t>(), static_cast<int>(router.cols));
   const bool is_few = int64_t{tokens} * routing.top_k <= kFewChoices;
   cuda::launch(cx.stream, is_few ? sort_by_blocks<4> : sort_by_blocks<32>,
-               {.grid = dim3(experts), .block = dim3(is_few ? 128 : 1024)}, routing);
+               {.grid = dim3(routing.num_experts), .block = dim3(is_few ? 128 : 1024)}, routing);
 }
 
 }  // namespace nibble::ops::gpu

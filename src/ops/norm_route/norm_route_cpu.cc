@@ -38,7 +38,10 @@ void BlockedNormRoute<kIsa>::run(Ctx& cx, const Tensor& y, const Tensor& h, Rout
   });
   linear(cx, scratch.product, scratch.logits, h.as<float>(), tokens, router);
   cx.pool->parallel_for(tokens, 1, [&](int64_t t, int64_t end, int) {
-    for (; t < end; ++t) choose_experts(scratch.logits + t * experts, routing, t);
+    for (; t < end; ++t) {
+      choose_experts(scratch.logits + t * experts, routing, t);
+      add_shared(routing, t, h.as<float>() + t * hidden, hidden);
+    }
   });
   sort_by_expert(routing);
 }

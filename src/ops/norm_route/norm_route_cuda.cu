@@ -1,8 +1,9 @@
 // norm_route on a GPU for few tokens, in one launch; under --exact for any number.
 //   x, d    [T, H] f32, in      y [T, H] f32, h [T, H] bf16, out
-//   norm    [H] bf16            router [E, H] bf16 and bias [E] bf16, in
+//   norm    [H] bf16            router [E, H] bf16 and bias [E] bf16, in; behind its rows comes a
+//                               shared expert's gate
 //   routing ids, p, slot [T, K]; counts [E]; offsets [E + 1]; token [T * K], out
-// Needs H % 8 == 0, H <= 9,216, E <= 512, K <= 32.
+// Needs H % 8 == 0, H <= 9,216, E <= 512 beside a shared expert, K <= 32.
 // Bytes: 2 E H and, a token, 14 H. gpt-oss-120b, T = 1: 0.78 MB, 0.17 us of an H200's 4.5 TB/s (3.3
 // us of a GB10's 233 GB/s): latency decides.
 // Idea: blocks of a few experts whose weights are in registers before the wait for the kernel
@@ -45,7 +46,7 @@ struct Params {
   const uint16_t* norm;
   const uint16_t* router;
   const uint16_t* bias;  // or none
-  float* logits;         // [T, E]
+  float* logits;         // [T, E], a shared expert's among them
   uint32_t* counters;    // [1 + blocks of tokens], zero
   Routing routing;
   int32_t hidden;
@@ -73,7 +74,8 @@ struct Columns {
   static __device__ __forceinline__ int column(int i) { return 8 * (i * kThreads + threadIdx.x); }
   __device__ __forceinline__ void load(const Params& a, int first_expert) {
     const int mine = first_expert + static_cast<int>(threadIdx.x) % kExperts;
-    const bool has_bias = a.bias != nullptr && mine < a.routing.num_experts;
+    const int routed = a.routing.num_experts - (a.routing.shared_gate != nullptr);
+    const bool has_bias = a.bias != nullptr && mine < routed;
     bias = has_bias ? cuda::bf16_value(a.bias[mine]) : 0;
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
@@ -81,21 +83,14 @@ struct Columns {
       norm[i] = is_mine ? cuda::load16(a.norm + column(i)) : uint4{};
 #pragma unroll
       for (int e = 0; e < kExperts; ++e) {
-        const int64_t expert = min(first_expert + e, a.routing.num_experts - 1);
-        router[e][i] = is_mine ? cuda::load16(a.router + expert * a.hidden + column(i)) : uint4{};
+        const int expert = min(first_expert + e, a.routing.num_experts - 1);
+        const uint16_t* const row =
+            expert == routed ? a.routing.shared_gate : a.router + int64_t{expert} * a.hidden;
+        router[e][i] = is_mine ? cuda::load16(row + column(i)) : uint4{};
       }
     }
   }
 };
-
-__device__ __forceinline__ float dot_8(const uint4& a, const uint4& b, float sum) {
-  const auto add = [&](uint32_t u, uint32_t v) {
-    sum = fmaf(cuda::bf16_lo(u), cuda::bf16_lo(v), sum);
-    sum = fmaf(cuda::bf16_hi(u), cuda::bf16_hi(v), sum);
-  };
-  add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w);
-  return sum;
-}
 
 // Norms `n` tokens from t on; the first block of experts stores y and h. Logits of the block's
 // experts.
@@ -151,6 +146,12 @@ __device__ __forceinline__ void route_tokens(const Params& a, Parts<kRoom>& shar
   a.logits[(t + j) * a.routing.num_experts + expert] = logit + columns.bias;
 }
 
+__device__ __forceinline__ Choice choose_for(const Params& a, int token) {
+  const Routing& r = a.routing;
+  const float* const logits = a.logits + int64_t{token} * r.num_experts;
+  return choose_of<kWarps>(logits, r, __ldcg(logits + r.num_experts - 1));
+}
+
 // Grid (blocks of experts, blocks of tokens).
 template <int kMine>
 __global__ void __launch_bounds__(kThreads) route_few(const __grid_constant__ Params a) {
@@ -166,12 +167,12 @@ __global__ void __launch_bounds__(kThreads) route_few(const __grid_constant__ Pa
     route_tokens<kMine, kSideBySide>(a, shared, columns, t, min(kSideBySide, end - t));
   if (!is_last_block(shared.is_last, a.counters + 1 + blockIdx.y, gridDim.x)) return;
   if (r.num_tokens == 1) {
-    if (threadIdx.x < 32) store_one(r, place_one(choose_of<kWarps>(a.logits, r), r.top_k));
+    if (threadIdx.x < 32) store_one(r, place_one(choose_for(a, 0), r.top_k));
     return;
   }
   const int lane = threadIdx.x % 32;
   for (int t = first + threadIdx.x / 32; t < end; t += kWarps) {
-    const Choice mine = choose_of<kWarps>(a.logits + int64_t{t} * r.num_experts, r);
+    const Choice mine = choose_for(a, t);
     if (lane < r.top_k) {
       r.ids[t * r.top_k + lane] = mine.id;
       r.p[t * r.top_k + lane] = mine.p;

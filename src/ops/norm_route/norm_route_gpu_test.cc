@@ -22,19 +22,21 @@ constexpr Shape kShapes[] = {{2880, 128, 4},   {2880, 32, 4},  {256, 8, 4}, {409
 
 struct Problem {
   Problem(const Shape& shape, int64_t tokens, bool over_all = false,
-          const SigmoidRoute& sigmoid = {}, Format format = Format::kBF16)
+          const SigmoidRoute& sigmoid = {}, Format format = Format::kBF16, bool shared = false)
       : shape(shape),
         tokens(tokens),
         over_all(over_all),
+        shared(shared),
         sigmoid(sigmoid),
         random(static_cast<uint32_t>(shape.experts + tokens)),
-        router(random, format, 1, shape.experts, shape.hidden),
+        router(random, format, 1, shape.experts - shared, shape.hidden),
         weight(random.bf16s(shape.hidden, 0.3f, 1)),
         x(random, tokens, shape.hidden),
         d(random, tokens, shape.hidden),
         y(tokens, shape.hidden),
         h(tokens, shape.hidden),
-        bias(random.normals(shape.experts, 0.1f)) {
+        bias(random.normals(shape.experts, 0.1f)),
+        gate(random.bf16s(shape.hidden, 0.1f)) {
     ref::add(y.values.data(), x.values.data(), d.values.data(), tokens * shape.hidden);
     const Norm norm{weight.data(), 1e-5f};
     for (int64_t t = 0; t < tokens; ++t)
@@ -42,13 +44,14 @@ struct Problem {
   }
   Shape shape;
   int64_t tokens;
-  bool over_all = false;
+  bool over_all = false, shared = false;
   SigmoidRoute sigmoid;
   Random random;
   TestWeight router;
   std::vector<uint16_t> weight;
   Floats x, d, y, h;
   std::vector<float> bias;
+  std::vector<uint16_t> gate;  // of a shared expert, the last
 };
 
 struct Result {
@@ -70,6 +73,7 @@ std::unique_ptr<Result> run(GpuProblem& gpu, const NormRouteKernel& row, const P
   Routing routing = gpu.routing_output(result->routing);
   routing.over_all = p.over_all, routing.sigmoid = p.sigmoid;
   if (p.sigmoid.is_used) routing.bias = gpu.array(p.bias);
+  if (p.shared) routing.shared_gate = gpu.array(p.gate);
   const Tensor y = gpu.output(DType::kF32, {n, hidden}), h = gpu.output(DType::kBF16, {n, hidden});
   row.run(gpu.cx, y, h, routing, part(p.x), part(p.d), {gpu.array(p.weight), 1e-5f},
           gpu.weight(p.router));
@@ -78,26 +82,42 @@ std::unique_ptr<Result> run(GpuProblem& gpu, const NormRouteKernel& row, const P
   return result;
 }
 
+// A token's last choice is the last expert, weighed by the sigmoid of its gate: that moves by at
+// most a quarter of what the logit does, and the fast exponential is off by 2^-21.
+void check_shared(const Problem& p, const Result& got, int64_t token) {
+  double logit = 0, abs = 0;
+  for (int64_t i = 0; i < p.shape.hidden; ++i) {
+    const double term = double{got.h.row(token)[i]} * bf16_to_float(p.gate[i]);
+    logit += term, abs += std::fabs(term);
+  }
+  const auto last = static_cast<size_t>((token + 1) * p.shape.top_k - 1);
+  EXPECT_EQ(got.routing.ids[last], p.shape.experts - 1) << "token " << token;
+  EXPECT_NEAR(got.routing.p[last], 1 / (1 + std::exp(-logit)),
+              dot_error(p.shape.hidden) * abs / 4 + 4 * kEps + 0x1p-20);
+}
+
 // Choices where the twin's logits of the kernel's own h are further apart than twice their error;
 // the rest need only be experts. Returns how many tokens were that clear.
 int64_t check_choices(const Problem& p, const Result& got) {
   const Shape& s = p.shape;
+  const int64_t experts = s.experts - p.shared, top_k = s.top_k - p.shared;
   int64_t clear_tokens = 0;
   for (int64_t t = 0; t < p.tokens; ++t) {
-    std::vector<float> logits(s.experts);
+    if (p.shared) check_shared(p, got, t);
+    std::vector<float> logits(experts);
     double error = 0;
-    for (int64_t e = 0; e < s.experts; ++e) {
+    for (int64_t e = 0; e < experts; ++e) {
       double abs;
       logits[e] = static_cast<float>(ref::Row(p.router.view, 0, e).dot(got.h.row(t), &abs));
       error = std::max(error, (dot_error(s.hidden) + kEps) * abs);
     }
-    TestRouting one(1, s.experts, s.top_k);
+    TestRouting one(1, experts, top_k);
     one.view.over_all = p.over_all, one.view.sigmoid = p.sigmoid;
     one.view.bias = p.bias.data();
     const bool clear = is_clear(logits, one, error);
-    for (int64_t k = 0; k < s.top_k; ++k) {
+    for (int64_t k = 0; k < top_k; ++k) {
       const int32_t id = got.routing.ids[t * s.top_k + k];
-      EXPECT_TRUE(id >= 0 && id < s.experts) << "token " << t;
+      EXPECT_TRUE(id >= 0 && id < experts) << "token " << t;
       if (!clear) continue;
       EXPECT_EQ(id, one.ids[k]) << "token " << t;
       // The fast exponential is off by 2^-21 of its result for arguments that matter.
@@ -110,10 +130,12 @@ int64_t check_choices(const Problem& p, const Result& got) {
 }
 
 int64_t check(const Shape& shape, int64_t tokens, bool exact, bool over_all = false,
-              const SigmoidRoute& sigmoid = {}, Format format = Format::kBF16) {
+              const SigmoidRoute& sigmoid = {}, Format format = Format::kBF16,
+              bool shared = false) {
   int64_t clear_tokens = 0;
-  const Problem p(shape, tokens, over_all, sigmoid, format);
-  NormRouteDesc desc{shape.hidden, shape.experts, shape.top_k, format, tokens, over_all, sigmoid};
+  const Problem p(shape, tokens, over_all, sigmoid, format, shared);
+  NormRouteDesc desc{shape.hidden, shape.experts, shape.top_k, format,
+                     tokens,       over_all,      sigmoid,     shared};
   GpuProblem gpu(gpu::scratch_bytes(desc), exact);
   for (const NormRouteKernel* row : kernels_here(norm_route_kernels(), desc, gpu.cx.kernels)) {
     SCOPED_TRACE(row->name);
@@ -175,6 +197,21 @@ TEST(NormRouteGpu, EveryKernelEqualsTheTwin) {
   }
 }
 
+// An expert that every token meets, beside 512, few, and those that no kernel is made for.
+TEST(NormRouteGpu, ASharedExpertIsTheLast) {
+  int64_t clear = 0;
+  for (const Shape& shape : {Shape{512, 513, 11}, Shape{256, 9, 3}, Shape{2048, 129, 9},
+                             Shape{33, 8, 4}, Shape{50, 1025, 32}})
+    for (const int64_t tokens : {1, 3, 9, 130, 1100}) {
+      if (is_too_slow(shape.hidden * tokens)) continue;
+      SCOPED_TRACE(testing::Message() << shape.experts << " experts, " << tokens << " tokens");
+      for (const bool exact : {false, true})
+        clear += check(shape, tokens, exact, false, {}, Format::kBF16, /*shared=*/true);
+      clear += check(shape, tokens, false, true, {.is_used = true}, Format::kBF16, true);
+    }
+  EXPECT_GT(clear, 20);
+}
+
 // Of sigmoids near ties are more.
 TEST(NormRouteGpu, Sigmoids) {
   constexpr SigmoidRoute kPlain{.is_used = true, .scale = 2.5f},
@@ -218,13 +255,14 @@ TEST(NormRouteGpu, TiesGoToTheLowerExpert) {
   check_ties(400, 40);  // as many
 }
 
-void check_left_choice(const Shape& shape, Format format) {
+void check_left_choice(const Shape& shape, Format format, bool shared = false) {
   const int64_t width = 64;
-  Problem p(shape, 1);
+  Problem p(shape, 1, false, {}, Format::kBF16, shared);
   TestWeight up(p.random, format, shape.experts, 2 * width, shape.hidden);
   TestWeight down(p.random, format, shape.experts, shape.hidden, width);
   up.pack(Layout::kTiles16x64), down.pack(Layout::kTiles16x64);
-  const NormRouteDesc route_desc{shape.hidden, shape.experts, shape.top_k, Format::kBF16};
+  const NormRouteDesc route_desc{
+      .hidden = shape.hidden, .experts = shape.experts, .top_k = shape.top_k, .shared = shared};
   const MoeUpDesc up_desc{shape.hidden, width, shape.experts, shape.top_k, format};
   const MoeDownDesc down_desc{shape.hidden, width, shape.experts, shape.top_k, format};
   GpuProblem gpu(std::max({gpu::scratch_bytes(route_desc), scratch_bytes(down_desc, 1, 1)}));
@@ -239,6 +277,7 @@ void check_left_choice(const Shape& shape, Format format) {
   for (const bool is_left : {false, true}) {
     gpu.cx.site = is_left ? &sites[0] : nullptr;
     Routing routing = gpu.routing_output(routings[is_left]);
+    if (shared) routing.shared_gate = gpu.array(p.gate);
     routing.room = gpu.output(DType::kF32, {1, shape.experts}).as<float>();
     const Tensor h = gpu.output(DType::kBF16, {1, shape.hidden});
     const Tensor u = gpu.output(DType::kBF16, {shape.top_k, width});
@@ -268,6 +307,9 @@ TEST(NormRouteGpu, TheChoiceMayBeLeftToMoeUp) {
   check_left_choice({128, 200, 8}, Format::kMxfp4);
   check_left_choice({128, 128, 8}, Format::kNvfp4);
   check_left_choice({128, 512, 10}, Format::kNvfp4);
+  check_left_choice({128, 513, 11}, Format::kNvfp4, /*shared=*/true);
+  check_left_choice({128, 9, 3}, Format::kNvfp4, /*shared=*/true);
+  check_left_choice({128, 65, 8}, Format::kMxfp4, /*shared=*/true);
 }
 
 }  // namespace

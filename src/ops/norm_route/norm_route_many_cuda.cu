@@ -3,7 +3,7 @@
 //   x, d    [T, H] f32, in      y [T, H] f32, h [T, H] bf16, out
 //   norm    [H] bf16            router [E, H] bf16 and bias [E] bf16, in
 //   routing ids, p, slot [T, K]; counts [E]; offsets [E + 1]; token [T * K], out
-// Needs H % 32 == 0, H <= 9,216, E <= 512, K <= 32.
+// Needs H % 32 == 0, H <= 9,216, E <= 512 beside a shared expert, K <= 32.
 // Bytes: 2 E H and, a token, 16 H: at T = 8,192 of gpt-oss-120b 378 MB, 84 us of an H200's 4.5
 // TB/s, nearly all of it the norm's. Idea: a block takes a tile of experts and tokens; its 8 warps
 // share H, each with fragments straight from global memory (the order of H inside a product is
@@ -44,10 +44,11 @@ struct Params {
   const uint16_t* router;
   const uint16_t* bias;  // or none
   float* logits;         // [T, E]
-  int32_t* tile_counts;  // [tiles of tokens, E] choices of an expert, for the sort; or none
+  int32_t* tile_counts;  // [tiles of tokens, all experts] their choices, for the sort; or none
   uint32_t* counters;    // [1 + tiles of tokens], zero
   Routing routing;
   int32_t hidden;
+  int32_t experts;  // E, a shared one left out
 };
 
 // A tile: 16 kM experts, 8 kN tokens.
@@ -60,7 +61,7 @@ template <int kM, int kN>
 union Shared {
   Tile<kM, kN> tile;
   BlockSort<kWarps> sort;
-  int32_t counts[kMaxRouted];
+  int32_t counts[kMaxListed];
 };
 
 // Where a warp's early units lie behind the rest of the shared memory; of kWarps: its end.
@@ -84,7 +85,7 @@ struct Columns {
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int64_t row = min(expert + 16 * m + 8 * i + g, a.routing.num_experts - 1);
+        const int64_t row = min(expert + 16 * m + 8 * i + g, a.experts - 1);
         router[m][i] = a.router + row * a.hidden + 8 * p;
       }
   }
@@ -161,12 +162,12 @@ __device__ __forceinline__ void store_logits(const float (&sum)[kM][kN][4], Tile
   __syncthreads();
   for (int i = threadIdx.x; i < tile.kExperts * tile.kTokens; i += kThreads) {
     const int t = i / tile.kExperts, e = i % tile.kExperts;
-    if (token + t >= a.routing.num_tokens || expert + e >= a.routing.num_experts) continue;
+    if (token + t >= a.routing.num_tokens || expert + e >= a.experts) continue;
     float logit = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) logit += tile.parts[w][t][e];
     if (a.bias != nullptr) logit += cuda::bf16_value(a.bias[expert + e]);
-    a.logits[int64_t{token + t} * a.routing.num_experts + expert + e] = logit;
+    a.logits[int64_t{token + t} * a.experts + expert + e] = logit;
   }
 }
 
@@ -193,7 +194,8 @@ __global__ void __launch_bounds__(kThreads) route_many(const __grid_constant__ P
     for (int e = threadIdx.x; e < r.num_experts; e += kThreads) shared.counts[e] = 0;
   __syncthreads();
   for (int t = token + threadIdx.x / 32; t < end; t += kWarps) {
-    const Choice mine = choose_of<kWarps>(a.logits + int64_t{t} * r.num_experts, r);
+    const Choice mine = choose_of<kWarps>(a.logits + int64_t{t} * a.experts, r,
+                                          shared_logit(a.h + int64_t{t} * a.hidden, r, a.hidden));
     const int lane = threadIdx.x % 32;
     if (lane >= r.top_k) continue;
     r.ids[t * r.top_k + lane] = mine.id;
@@ -215,7 +217,7 @@ __global__ void __launch_bounds__(kThreads) route_many(const __grid_constant__ P
 __global__ void __launch_bounds__(kSortThreads)
     sort_tiles(const Routing r, const int32_t* tile_counts, int tile_choices, int block_tiles) {
   __shared__ BlockSort<kSortWarps> sort;
-  __shared__ int32_t before[kMaxRouted];
+  __shared__ int32_t before[kMaxListed];
   const int choices = r.num_tokens * r.top_k, tiles = (choices + tile_choices - 1) / tile_choices;
   const int first_tile = static_cast<int>(blockIdx.x) * block_tiles;
   for (int e = threadIdx.x; e < r.num_experts; e += kSortThreads) sort.next[e] = before[e] = 0;
@@ -247,7 +249,7 @@ template <int kM, int kN>
 void launch_route(Ctx& cx, Params a) {
   using Tile = Tile<kM, kN>;
   const Routing& r = a.routing;
-  const dim3 grid((r.num_experts + Tile::kExperts - 1) / Tile::kExperts,
+  const dim3 grid((a.experts + Tile::kExperts - 1) / Tile::kExperts,
                   (r.num_tokens + Tile::kTokens - 1) / Tile::kTokens);
   CHECK(1 + grid.y <= Ctx::kNumCounters);
   const int tile_choices = Tile::kTokens * r.top_k;
@@ -291,7 +293,8 @@ void norm_route_many(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing
                  .tile_counts = scratch.tile_counts,
                  .counters = cx.counters,
                  .routing = routing,
-                 .hidden = static_cast<int32_t>(router.cols)};
+                 .hidden = static_cast<int32_t>(router.cols),
+                 .experts = static_cast<int32_t>(router.rows)};
   if (routing.num_tokens <= kTinyTokens)
     launch_route<1, 1>(cx, a);
   else if (routing.num_tokens <= kFewTokens)

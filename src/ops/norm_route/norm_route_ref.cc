@@ -18,7 +18,10 @@ void norm_route(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, con
     for (int64_t t = 0; t < tokens; ++t)
       logits[t * experts + e] = static_cast<float>(row.dot(h.as<float>() + t * hidden));
   }
-  for (int64_t t = 0; t < tokens; ++t) choose_experts(logits.data() + t * experts, routing, t);
+  for (int64_t t = 0; t < tokens; ++t) {
+    choose_experts(logits.data() + t * experts, routing, t);
+    add_shared(routing, t, h.as<float>() + t * hidden, hidden);
+  }
   sort_by_expert(routing);
 }
 

@@ -14,17 +14,20 @@ namespace {
 constexpr int kTokens = 16;  // of a block: a warp each
 constexpr int kThreads = kTokens * 32;
 
-// logits [T, E] f32, in; routing.ids, p and tile_counts [tiles of kTokens tokens, E], out.
+// h [T, hidden] bf16 and logits [T, experts] f32, in; routing.ids, p and tile_counts [tiles of
+// kTokens tokens, E], out.
 __global__ void __launch_bounds__(kThreads)
-    choose_tiles(const __grid_constant__ Routing r, const float* logits, int32_t* tile_counts) {
-  __shared__ int32_t counts[kMaxRouted];
+    choose_tiles(const __grid_constant__ Routing r, const uint16_t* h, const float* logits,
+                 int experts, int hidden, int32_t* tile_counts) {
+  __shared__ int32_t counts[kMaxListed];
   for (int e = threadIdx.x; e < r.num_experts; e += kThreads) counts[e] = 0;
   __syncthreads();
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const int t = blockIdx.x * kTokens + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (t < r.num_tokens) {
-    const Choice mine = choose_of<kTokens>(logits + int64_t{t} * r.num_experts, r);
+    const Choice mine = choose_of<kTokens>(logits + int64_t{t} * experts, r,
+                                           shared_logit(h + int64_t{t} * hidden, r, hidden));
     if (lane < r.top_k) {
       r.ids[t * r.top_k + lane] = mine.id;
       r.p[t * r.top_k + lane] = mine.p;
@@ -54,7 +57,8 @@ void norm_route_gemm(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing
   const int tiles = (routing.num_tokens + kTokens - 1) / kTokens;
   cuda::launch(cx.stream, choose_tiles,
                {.grid = dim3(tiles), .block = dim3(kThreads), .release = cuda::Release::kAfterWait},
-               routing, scratch.logits, scratch.tile_counts);
+               routing, h.as<uint16_t>(), scratch.logits, static_cast<int>(router.rows),
+               static_cast<int>(router.cols), scratch.tile_counts);
   sort_choices(cx, routing, scratch.tile_counts, kTokens * routing.top_k);
 }
 

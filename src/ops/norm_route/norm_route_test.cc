@@ -5,8 +5,12 @@
 #include <numeric>
 
 #include "ops/matmul_ref.h"
+#include "ops/moe_down/moe_down.h"
+#include "ops/moe_up/moe_up.h"
 #include "ops/norm_ref.h"
 #include "ops/norm_route/norm_route_test_problem.h"
+#include "ops/out_proj/out_proj.h"
+#include "ops/shared_up/shared_up.h"
 #include "ops/test_problem.h"
 
 namespace nibble::ops {
@@ -119,6 +123,59 @@ TEST(NormRoute, SigmoidsByHand) {
   r.view.sigmoid.groups = 2, r.view.sigmoid.best_groups = 1;
   choose_experts(logits, r.view, 0);
   EXPECT_EQ(r.ids, (std::vector<int32_t>{1, 0}));
+}
+
+// As one more expert it makes what shared_up and out_proj do beside the others; but the row between
+// those is rounded when it is weighed; and biases, of which there are none, would not be weighed.
+TEST(NormRoute, ASharedExpertIsOneMore) {
+  constexpr int64_t kTokens = 5, kHidden = 64, kWidth = 32, kExperts = 7, kTopK = 3;
+  Random random(5);
+  TestWeight router(random, Format::kBF16, 1, kExperts, kHidden),
+      up(random, Format::kBF16, kExperts + 1, 2 * kWidth, kHidden, false),
+      down(random, Format::kBF16, kExperts + 1, kHidden, kWidth, false);
+  const std::vector<uint16_t> weight = random.bf16s(kHidden, 0.3f, 1),
+                              gate = random.bf16s(kHidden, 0.5f);
+  const Norm norm{weight.data(), 1e-5f};
+  const auto first = [](Weight w) { return --w.experts, w; };
+  const auto last = [](Weight w) {
+    w.codes += (w.experts - 1) * w.rows * w.row_code_bytes();
+    return w.experts = 1, w;
+  };
+  Floats x(random, kTokens, kHidden), d(random, kTokens, kHidden), y(kTokens, kHidden),
+      h(kTokens, kHidden), want(kTokens, kHidden), got(kTokens, kHidden);
+  TestCtx test(DType::kF32, 1 << 20);
+  {
+    Floats beside(kTokens, kWidth), u(kTokens * kTopK, kWidth);
+    TestRouting r(kTokens, kExperts, kTopK);
+    ref::norm_route(test.cx, y.tensor(), h.tensor(), r.view, x.tensor(), d.tensor(), norm,
+                    router.view);
+    ref::shared_up(test.cx, beside.tensor(), h.tensor(), last(up.view), gate.data(), {});
+    ref::out_proj(test.cx, want.tensor(), beside.tensor(), last(down.view),
+                  {.num_tokens = kTokens});
+    ref::moe_up(test.cx, u.tensor(), h.tensor(), r.view, first(up.view), {});
+    r.view.adds = true;
+    ref::moe_down(test.cx, want.tensor(), u.tensor(), r.view, first(down.view));
+  }
+  Floats u(kTokens * (kTopK + 1), kWidth);
+  TestRouting r(kTokens, kExperts + 1, kTopK + 1);
+  r.view.shared_gate = gate.data();
+  const NormRouteDesc desc{.hidden = kHidden,
+                           .experts = kExperts + 1,
+                           .top_k = kTopK + 1,
+                           .tokens = kTokens,
+                           .shared = true};
+  for (const NormRouteKernel* row : kernels_here(norm_route_kernels(), desc)) {
+    row->run(test.cx, y.tensor(), h.tensor(), r.view, x.tensor(), d.tensor(), norm, router.view);
+    EXPECT_EQ(r.counts.back(), kTokens);
+    ref::moe_up(test.cx, u.tensor(), h.tensor(), r.view, up.view, {});
+    ref::moe_down(test.cx, got.tensor(), u.tensor(), r.view, down.view);
+    // A sum of so many products of weights below 1, each rounded twice.
+    const float most =
+        *std::ranges::max_element(u.values, {}, [](float v) { return std::fabs(v); });
+    const float error = 2 * kEps * (kTopK + 1) * kWidth * std::fabs(most);
+    for (int64_t i = 0; i < kTokens * kHidden; ++i)
+      EXPECT_NEAR(got.values[i], want.values[i], error) << row->name;
+  }
 }
 
 TEST(NormRoute, ChoosesTheLargestLowestIdOnTies) {

@@ -7,17 +7,33 @@
 #include <cstdint>
 
 #include "cuda/arrivals.cuh"
+#include "cuda/bf16.cuh"
 #include "cuda/ordered.cuh"
+#include "ops/norm/add_norm.cuh"
 #include "ops/routing.h"
 
 namespace nibble::ops::gpu {
 
-inline constexpr int kMaxRouted = 512;
+inline constexpr int kMaxRouted = 512;             // beside a shared one
+inline constexpr int kMaxListed = kMaxRouted + 2;  // with it, and even
 inline constexpr int kMaxTopK = 32;
-inline constexpr int kFewRouted = 128;  // up to here a warp chooses by choose<4>()
+// Up to here, and without a shared expert, a warp chooses by choose<4>().
+inline constexpr int kFewRouted = 128;
+inline bool has_few(const Routing& r) {
+  return r.num_experts <= kFewRouted && r.shared_gate == nullptr;
+}
 
 using nibble::cuda::of_ordered;
 using nibble::cuda::ordered;
+
+__device__ __forceinline__ float dot_8(const uint4& a, const uint4& b, float sum) {
+  const auto add = [&](uint32_t u, uint32_t v) {
+    sum = fmaf(cuda::bf16_lo(u), cuda::bf16_lo(v), sum);
+    sum = fmaf(cuda::bf16_hi(u), cuda::bf16_hi(v), sum);
+  };
+  add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w);
+  return sum;
+}
 
 __device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + __expf(-x)); }
 
@@ -185,16 +201,49 @@ __device__ __forceinline__ Choice weigh_sigmoids(Choice mine, const float* logit
   mine.p = r.sigmoid.scale * weight / (r.over_all ? 1 : sum + 1e-20f);
   return mine;
 }
-// Of one token, whose logits [E]: without groups, and no softmax over all. By any of kWarps warps.
+// Those that are chosen: all but a shared expert, which is the last.
+__device__ __forceinline__ Routing routed_of(Routing r) {
+  if (r.shared_gate != nullptr) --r.num_experts, --r.top_k;
+  return r;
+}
+// With the shared expert, if there is one, and its gate's logit.
+__device__ __forceinline__ Choice with_shared(const Choice& mine, const Routing& r, float logit) {
+  const bool is_it = r.shared_gate != nullptr && threadIdx.x % 32 == r.top_k - 1;
+  return is_it ? Choice{r.num_experts - 1, sigmoid(logit)} : mine;
+}
+// That logit, by a warp; h [hidden] bf16 in rows of 16 bytes.
+__device__ __forceinline__ float shared_logit(const uint16_t* h, const Routing& r, int hidden) {
+  float sum = 0;
+  for (int i = 8 * (threadIdx.x % 32); r.shared_gate != nullptr && i < hidden; i += 256)
+    sum = dot_8(cuda::load16(h + i), cuda::load16(r.shared_gate + i), sum);
+  return warp_sum(sum);
+}
+// Of one token, whose logits, of those that are chosen: without groups, and no softmax over all. By
+// any of kWarps warps.
 template <int kWarps>
-__device__ __forceinline__ Choice choose_of(const float* logits, const Routing& r) {
+__device__ __forceinline__ Choice choose_of(const float* logits, const Routing& all, float shared) {
+  const Routing r = routed_of(all);
   const Scoring scoring{r.bias};
   const Choice mine = r.num_experts <= kFewRouted
                           ? choose<4>(logits, r.num_experts, r.top_k, scoring)
                           : choose_many<kWarps>(logits, r.num_experts, r.top_k, scoring).choice;
-  return r.bias == nullptr ? weigh(mine, r.top_k) : weigh_sigmoids(mine, logits, r);
+  return with_shared(r.bias == nullptr ? weigh(mine, r.top_k) : weigh_sigmoids(mine, logits, r),
+                     all, shared);
 }
 
+// One token's choices by their scores, of logits that norm_route has left: those of the experts
+// that are chosen, then a shared one's.
+__device__ __forceinline__ OneChoice choose_left(const float* logits, const Routing& all) {
+  const Routing r = routed_of(all);
+  const OneChoice one = choose_many<1>(logits, r.num_experts, r.top_k);
+  if (all.shared_gate == nullptr || threadIdx.x % 32 != r.top_k) return one;
+  return {{r.num_experts, __ldcg(logits + r.num_experts)}, r.top_k};
+}
+// Their weights in the place of scores.
+__device__ __forceinline__ OneChoice weigh_left(const OneChoice& one, const Routing& all) {
+  const Choice mine = weigh(one.choice, routed_of(all).top_k);
+  return {with_shared(mine, all, one.choice.p), one.slot};
+}
 // Fills the arrays of routing.
 __device__ __forceinline__ void store_one(const Routing& r, const OneChoice& one) {
   const int lane = threadIdx.x % 32;
@@ -225,13 +274,13 @@ __device__ __forceinline__ void store_one(const Routing& r, const OneChoice& one
 template <int kWarps>
 struct BlockSort {
   static constexpr int kThreads = kWarps * 32;
-  int32_t next[kMaxRouted];              // slots taken: first not yet given
-  uint16_t in_warp[kWarps][kMaxRouted];  // choices of an expert in a warp
+  int32_t next[kMaxListed];              // slots taken: first not yet given
+  uint16_t in_warp[kWarps][kMaxListed];  // choices of an expert in a warp
 
   // All T * K choices in routing.ids, whoever wrote them: counts, offsets, slot, token.
   __device__ __forceinline__ void run(const Routing& r) {
     const int choices = r.num_tokens * r.top_k, warps = (choices + 31) / 32;
-    if (warps <= kRounds * kWarps && warps * r.num_experts <= kWarps * kMaxRouted)
+    if (warps <= kRounds * kWarps && warps * r.num_experts <= kWarps * kMaxListed)
       return run_at_once(r, choices, warps);
     for (int e = threadIdx.x; e < r.num_experts; e += kThreads) next[e] = 0;
     __syncthreads();
@@ -345,7 +394,7 @@ struct BlockSort {
   // in_warp of one choice a thread; the lanes that have the same. A barrier before and after.
   __device__ __forceinline__ unsigned count_in_warps(int id) {
     __syncthreads();
-    for (int i = threadIdx.x; i < kWarps * kMaxRouted / 2; i += kThreads)
+    for (int i = threadIdx.x; i < kWarps * kMaxListed / 2; i += kThreads)
       reinterpret_cast<uint32_t*>(in_warp)[i] = 0;
     __syncthreads();
     const unsigned same = __match_any_sync(0xffffffff, id);
