@@ -161,12 +161,16 @@ TEST(GpuPlanTiles, AnH200TakesWgmmaForSomeTokens) {
       EXPECT_EQ(kernel_of(plan, op, tokens), "sm90_nvfp4_narrow") << tokens;
     EXPECT_EQ(kernel_of(plan, op, 8192), "sm90_nvfp4_gemm");
   }
-  // Of 512 experts, whose lists its blocks do not hold.
+  // Of 512 experts and a shared one.
   const auto next =
       plan_kernels(on_gpu(cuda::h200(), false), "nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4");
-  for (const Op op : {Op::kMoeUp, Op::kMoeDown})
+  for (const Op op : {Op::kMoeUp, Op::kMoeDown}) {
+    EXPECT_EQ(kernel_of(next, op, 1), "cuda_nvfp4_one");
+    EXPECT_EQ(kernel_of(next, op, 8), "cuda_nvfp4_decode");
     for (const int64_t tokens : {64, 512})
-      EXPECT_EQ(kernel_of(next, op, tokens), "cuda_nvfp4_decode") << tokens;
+      EXPECT_EQ(kernel_of(next, op, tokens), "sm90_nvfp4_narrow") << tokens;
+    EXPECT_EQ(kernel_of(next, op, 8192), "sm90_nvfp4_gemm");
+  }
   for (const char* id : {"nvidia/Qwen3-8B-NVFP4", "nvidia/Llama-3.1-8B-Instruct-NVFP4"}) {
     const auto dense = plan_kernels(on_gpu(cuda::h200(), false), id);
     EXPECT_EQ(kernel_of(dense, Op::kMlpUp, 8), "cuda_nvfp4_decode") << id;

@@ -309,7 +309,6 @@ const char* refuse_nvfp4_narrow(const Desc& d, int64_t rows, int64_t cols,
                                 const KernelOptions& options) {
   if (options.exact) return "--exact: its sums are not those of the row for few tokens";
   if (const char* reason = refuse_narrow_shape(rows, cols, options)) return reason;
-  if (const char* reason = refuse_counted(d.experts)) return reason;
   const int64_t met = d.tokens * d.top_k;
   if (met > kNarrowMost * d.experts) return "more than 64 rows an expert";
   if (options.any_size) return nullptr;

@@ -52,6 +52,11 @@ struct NarrowCost {
   }
 };
 
+template <class X>
+inline constexpr int kNarrowExperts = X::kHasBlocks ? kMaxExperts : kMaxCountedExperts;
+template <class X>
+using NarrowGroups = Groups<NarrowCost<X>, kNarrowExperts<X>>;
+
 // Shared memory: rings from 0 on, then these.
 struct NarrowMemory {
   uint32_t table, factors, x, end;
@@ -71,7 +76,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
                 const X rows, const __grid_constant__ Op op) {
   extern __shared__ __align__(128) uint8_t shared[];
   using Ring = NarrowRing<kUnits, X::kUnitBytes>;
-  __shared__ Groups<NarrowCost<X>> groups;
+  __shared__ NarrowGroups<X> groups;
   __shared__ __align__(8) uint64_t barriers[kNarrowGroupsOfWarps * Ring::kBarriers];
   __shared__ uint32_t largest[kGemvWarps];
   const uint32_t base = cuda::shared_address(shared);
@@ -196,7 +201,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
 // See gemm_narrow. Of `x` op.row_of(slot) is a slot's row.
 template <class X, class Op>
 void launch_narrow(Ctx& cx, const Weight& weight, const X& x, const Op& op) {
-  CHECK(weight.experts <= kMaxCountedExperts);
+  CHECK(weight.experts <= kNarrowExperts<X>);
   with_chunk_units<X::kHasBlocks ? 4 : 5>(weight.cols, [&]<int kUnits>() {
     using Ring = NarrowRing<kUnits, X::kUnitBytes>;
     const TileMatrix m = tile_matrix(weight, kUnits);
@@ -207,7 +212,7 @@ void launch_narrow(Ctx& cx, const Weight& weight, const X& x, const Op& op) {
     memory.table = padded(int64_t{kNarrowGroupsOfWarps} * Ring::kBytes);
     memory.x = memory.table + padded(kNarrowTable<X>);
     const int64_t declared =
-        sizeof(Groups<NarrowCost<X>>) + kNarrowGroupsOfWarps * Ring::kBarriers * 8 + kGemvWarps * 4;
+        sizeof(NarrowGroups<X>) + kNarrowGroupsOfWarps * Ring::kBarriers * 8 + kGemvWarps * 4;
     const int64_t free = cx.kernels.gpu.smem_per_block_bytes - padded(declared) - memory.x;
     // A column takes its codes and a factor, at most.
     const int64_t row_bytes = X::kPlanes * weight.cols;

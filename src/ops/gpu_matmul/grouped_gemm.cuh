@@ -115,9 +115,9 @@ struct Groups {
   int offset[kExperts + 1];  // first row of activations of each expert; behind the last: all
   // The experts, as they come; what follows is in that order.
   int order[Cost::kPaired ? kExperts : 1];
-  int first[kExperts + 1];             // first group
-  alignas(16) int cost[kExperts + 1];  // of one row tile of every group before
-  int2 warp_sums[kGemvWarps + 4];      // gemm_narrow has four warps more
+  int first[kExperts + 1];                     // first group
+  alignas(16) int cost[kExperts / 4 * 4 + 4];  // of one row tile of every group before
+  int2 warp_sums[kGemvWarps + 4];              // gemm_narrow has four warps more
 
   // By all threads, after a barrier behind the writes of `offset`; ends with one.
   __device__ __forceinline__ void count(int experts, int group_rows) {
@@ -159,12 +159,14 @@ struct Groups {
   // Most rows, fewest, second most, second fewest, ... By keys, in the place of `cost`, that order
   // by rows, then place.
   __device__ __forceinline__ void pair_up(int experts) {
-    static_assert(kEach == 1 && kExperts <= 512);
-    const int e = threadIdx.x;
-    const int mine = e < experts ? rows_of(e) * 512 + 511 - e : -1;
-    if (e < (experts + 3) / 4 * 4) cost[e] = mine;
+    constexpr int kKeys = kExperts <= 512 ? 512 : 1024;
+    static_assert(kExperts <= kKeys);
+    const auto key_of = [&](int e) { return rows_of(e) * kKeys + kKeys - 1 - e; };
+    for (int e = threadIdx.x; e < (experts + 3) / 4 * 4; e += blockDim.x)
+      cost[e] = e < experts ? key_of(e) : -1;
     __syncthreads();
-    if (e < experts) {
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
+      const int mine = key_of(e);
       int rank = 0;
 #pragma unroll 4
       for (int i = 0; i < experts; i += 4) {

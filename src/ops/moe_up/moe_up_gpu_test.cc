@@ -100,7 +100,8 @@ TEST(MoeUpGpu, NarrowEqualsTheTwinOfNvfp4) {
                              {192, 64, 5, 5},
                              {64, 320, 3, 2},
                              {512, 96, 9, 4},
-                             {64, 64, 256, 8}})
+                             {64, 64, 256, 8},
+                             {64, 64, 513, 11}})
     for (int64_t tokens : {1, 2, 7, 40, 60})
       if (!is_too_slow(shape.hidden * tokens)) check(shape, tokens, "_narrow", Format::kNvfp4);
 }
