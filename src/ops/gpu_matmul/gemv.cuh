@@ -178,7 +178,7 @@ void launch_rows(Ctx& cx, const Weight& weight, const Op& op) {
     const RowMatrix rows{reinterpret_cast<const uint16_t*>(weight.codes),
                          static_cast<int>(weight.cols)};
     const size_t smem_bytes =
-        kRowSlotBytes<kUnits, kTokens> + kTokens * (weight.cols + 32) * 2 +
+        kRowSlotBytes<kUnits, kTokens, Op> + kTokens * (weight.cols + 32) * 2 +
         2 * int64_t{m.round_tiles} * m.chunks * RowTile<kItems, kTokens>::kRows * kTokens * 4 +
         (m.bias == nullptr ? 0 : share * RowTile<kItems, kTokens>::kRows * 2);
     cuda::launch(cx.stream, gemv_rows<kUnits, kTokens, kItems, Op>,

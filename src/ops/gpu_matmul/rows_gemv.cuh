@@ -25,14 +25,18 @@ struct RowMatrix {
   int cols = 0;
 };
 
-// Chunks of kUnits that a warp's slots hold: six blocks of 32 k, or eight where there is room.
-template <int kUnits, int kTokens>
-inline constexpr int kRowsAhead = kUnits == 3
-                                      ? 1
-                                      : (NIBBLE_CUDA_SM == 90 && kTokens == 1 ? 4 : 3) / kUnits;
+// Chunks of kUnits that a warp's slots hold: six blocks of 32 k, or eight where there is room; of
+// an Op that says kLiesBeside six, so that it starts while the kernel in front has half of an SM.
+template <class Op>
+concept LiesBeside = requires {
+  Op::kLiesBeside;
+};
+template <int kUnits, int kTokens, class Op>
+inline constexpr int kRowsAhead =
+    kUnits == 3 ? 1 : (NIBBLE_CUDA_SM == 90 && kTokens == 1 && !LiesBeside<Op> ? 4 : 3) / kUnits;
 // Shared memory of the slots, a 1 KB block of 16 rows x 32 k each.
-template <int kUnits, int kTokens>
-inline constexpr int kRowSlotBytes = kGemvWarps* kRowsAhead<kUnits, kTokens>* kUnits * 2 * 1024;
+template <int kUnits, int kTokens, class Op>
+inline constexpr int kRowSlotBytes = kGemvWarps* kRowsAhead<kUnits, kTokens, Op>* kUnits * 2 * 1024;
 
 // A row tile: 16 rows, or for one token 8, whose later chunks take the place of the other eight, so
 // that blocks have more equal shares. Of kHeadHalves the second half of its rows are the partners
@@ -80,12 +84,12 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
     gemv_rows(const __grid_constant__ TileMatrix m, const __grid_constant__ RowMatrix w,
               const __grid_constant__ Op op) {
   constexpr int kBlocks = kUnits * 2;  // of 32 k
-  constexpr int kAhead = kRowsAhead<kUnits, kTokens>;
+  constexpr int kAhead = kRowsAhead<kUnits, kTokens, Op>;
   constexpr int kPad = 32;  // rows of activations start 64 bytes apart in the banks
   extern __shared__ __align__(128) uint8_t shared[];
   cuda::griddep_launch_dependents();
   cuda::touch_parameters(m, w, op);
-  auto* x = reinterpret_cast<uint16_t*>(shared + kRowSlotBytes<kUnits, kTokens>);
+  auto* x = reinterpret_cast<uint16_t*>(shared + kRowSlotBytes<kUnits, kTokens, Op>);
   const int stride = w.cols + kPad;
   float* const parts = reinterpret_cast<float*>(x + kTokens * stride);
   // Read at the kernel's end they would come from L2.

@@ -23,6 +23,7 @@ struct Store {
 struct LinearOne : Store {
   NormInput norm;
   static constexpr int tokens = 1;
+  static constexpr bool kLiesBeside = true;  // moe_down, of the layer before
 };
 
 // Behind add_norm: h is ready.
