@@ -1,12 +1,11 @@
 // What the kernels of delta_rule_chunks_cuda.cu share, and the first: inputs convolved and normed.
 #pragma once
 
-#include "cuda/async_copy.cuh"
+#include "cuda/half_rows.cuh"
 #include "cuda/launch.cuh"
-#include "cuda/mma_bf16.cuh"
-#include "cuda/mma_tf32.cuh"
 #include "ops/delta_rule/delta_rule.cuh"
 #include "ops/norm_qkv/store_qkv.cuh"
+#include "ops/span_chunks.cuh"
 
 namespace nibble::ops::gpu::delta {
 
@@ -21,85 +20,8 @@ struct ChunkParams {
   float* sums;  // [chunks, HV, 64] G
 };
 
-__device__ __forceinline__ int chunks_of(int32_t tokens) {
-  return tokens > kFewTokens ? (tokens + kChunk - 1) / kChunk : 0;
-}
-
-// By a whole warp: chunks of the spans before span `end`.
-__device__ __forceinline__ int chunks_before(const Params& a, int end) {
-  int sum = 0;
-  for (int i = threadIdx.x % 32; i < end; i += 32) sum += chunks_of(a.spans[i].q_len);
-  return __reduce_add_sync(0xffffffff, sum);
-}
-
-struct Chunk {
-  int64_t first;  // token of the step
-  int tokens;     // none: no such chunk
-};
-// By a whole warp.
-__device__ __forceinline__ Chunk find_chunk(const Params& a, int index) {
-  const int lane = threadIdx.x % 32;
-  for (int begin = 0; begin < a.num_spans; begin += 32) {
-    const Span span = begin + lane < a.num_spans ? a.spans[begin + lane] : Span{};
-    const int here = chunks_of(span.q_len);
-    int upto = here;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(0xffffffff, upto, step);
-      if (lane >= step) upto += other;
-    }
-    const unsigned behind = __ballot_sync(0xffffffff, upto > index);
-    if (behind != 0) {
-      const int of = __ffs(static_cast<int>(behind)) - 1;
-      const int at = (index - __shfl_sync(0xffffffff, upto - here, of)) * kChunk;
-      return {__shfl_sync(0xffffffff, span.q_start, of) + at,
-              min(kChunk, __shfl_sync(0xffffffff, span.q_len, of) - at)};
-    }
-    index -= __shfl_sync(0xffffffff, upto, 31);
-  }
-  return {};
-}
-
-// f16 rows of `kCols` columns in shared memory, for load_matrices().
-template <int kCols>
-struct HalfRows {
-  static constexpr int kPitch = 2 * kCols + 16, kPieces = kCols / 8;
-  uint32_t at;
-  // Brings `rows` of kChunk rows, `stride` elements apart, and zeros for the rest.
-  template <int kThreads>
-  __device__ __forceinline__ void bring(const uint16_t* from, int64_t stride, int rows) const {
-    for (int i = threadIdx.x; i < kChunk * kPieces; i += kThreads) {
-      const int row = i / kPieces, piece = i % kPieces;
-      const uint32_t to = at + row * kPitch + piece * 16;
-      if (row < rows)
-        cuda::async_copy_16(to, from + row * stride + piece * 8);
-      else
-        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
-    }
-  }
-  // Rows row .. row + 15 and columns col .. col + 15, as a of mma.m16n8k16.
-  __device__ __forceinline__ void load(uint32_t (&r)[4], int row, int col) const {
-    const int lane = threadIdx.x % 32;
-    cuda::load_matrices(r, at + (row + lane % 16) * kPitch + (col + lane / 16 * 8) * 2);
-  }
-  // The same as b: r[0], r[1] of columns row .. row + 7 and k col .. col + 15, then the next 8.
-  __device__ __forceinline__ void load_b(uint32_t (&r)[4], int row, int col) const {
-    const int lane = threadIdx.x % 32;
-    cuda::load_matrices(
-        r, at + (row + lane / 16 * 8 + lane % 8) * kPitch + (col + lane / 8 % 2 * 8) * 2);
-  }
-  // Transposed, as a: its rows are columns col .., its k rows row ..
-  __device__ __forceinline__ void load_turned(uint32_t (&r)[4], int row, int col) const {
-    const int lane = threadIdx.x % 32;
-    cuda::load_matrices_transposed(
-        r, at + (row + lane / 16 * 8 + lane % 8) * kPitch + (col + lane / 8 % 2 * 8) * 2);
-  }
-  // Transposed, as b: r[0], r[1] of columns col .. col + 7 and k row .. row + 15, then the next 8.
-  __device__ __forceinline__ void load_turned_b(uint32_t (&r)[4], int row, int col) const {
-    const int lane = threadIdx.x % 32;
-    cuda::load_matrices_transposed(r, at + (row + lane % 16) * kPitch + (col + lane / 16 * 8) * 2);
-  }
-};
+using Chunks = SpanChunks<kChunk, kFewTokens>;
+using cuda::HalfRows;
 
 // The convolution of a tile of tokens, q and k normed, gates. Grid (tiles, HK).
 inline constexpr int kTile = 16, kPrepareThreads = 256;

@@ -60,39 +60,16 @@ struct ChunkRows {
     const Params& a = c.a;
     const int64_t at = index * a.d.value_heads + h, stride = 2 * int64_t{a.d.channels};
     const float* const row = a.mixed + first * a.d.channels + h / a.d.ratio * kDim;
-    w.bring<kAcrossThreads>(c.w + at * kChunk * kDim, kDim, kChunk);
-    q.bring<kAcrossThreads>(reinterpret_cast<const uint16_t*>(row), stride, tokens);
-    k.bring<kAcrossThreads>(reinterpret_cast<const uint16_t*>(row + a.d.key_width), stride, tokens);
-    p.bring<kAcrossThreads>(c.p + at * kChunk * kChunk, kChunk, kChunk);
+    w.bring<kAcrossThreads, kChunk>(c.w + at * kChunk * kDim, kDim, kChunk);
+    q.bring<kAcrossThreads, kChunk>(reinterpret_cast<const uint16_t*>(row), stride, tokens);
+    k.bring<kAcrossThreads, kChunk>(reinterpret_cast<const uint16_t*>(row + a.d.key_width), stride,
+                                    tokens);
+    p.bring<kAcrossThreads, kChunk>(c.p + at * kChunk * kChunk, kChunk, kChunk);
     if (threadIdx.x < kChunk / 4)
       cuda::async_copy_16(sums + threadIdx.x * 16, c.sums + at * kChunk + threadIdx.x * 4);
     cuda::async_copy_commit();
   }
 };
-
-// d[n] += the 16 x 16 in f16 of `a` times rows k .. k + 15 of `b` [][kStatePitch], columns 8n ..
-template <int kTilesOfN>
-__device__ __forceinline__ void multiply_rows(float (&d)[kTilesOfN][4], const cuda::F16Rows& a,
-                                              const float* b, int k) {
-  const int g = threadIdx.x % 32 / 4, p = threadIdx.x % 4;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float* const at = b + (k + 8 * i + 2 * p) * kStatePitch + g;
-#pragma unroll
-    for (int n = 0; n < kTilesOfN; ++n) a.multiply(d[n], i, at[8 * n], at[kStatePitch + 8 * n]);
-  }
-}
-
-// The pairs of a lane in 16 rows by 8 kTilesOfN columns: take(index of the tile and of the pair's
-// first element, row, column).
-template <int kTilesOfN, class Take>
-__device__ __forceinline__ void each_pair(const Take& take) {
-  const int g = threadIdx.x % 32 / 4, p = threadIdx.x % 4;
-#pragma unroll
-  for (int n = 0; n < kTilesOfN; ++n)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) take(n, 2 * i, g + 8 * i, 8 * n + 2 * p);
-}
 
 // What a block keeps in shared memory, [][kStatePitch].
 struct AcrossRows {
@@ -100,9 +77,6 @@ struct AcrossRows {
   float* fresh;    // V', in TF32
   float* decayed;  // exp(G_64 - G) V', in TF32
 };
-__device__ __forceinline__ void put_tf32(float* to, float x, float y) {
-  *reinterpret_cast<float2*>(to) = {cuda::to_tf32(x), cuda::to_tf32(y)};
-}
 
 // A chunk: its U from `values`, in whose place its O comes; s, a warp's 16 rows of the state, moves
 // on. The warps' 16 rows of V' and O are 16 m .., their 16 columns `half` ..
@@ -117,15 +91,15 @@ __device__ __forceinline__ void cross_chunk(float (&s)[4][4], const AcrossRows& 
   for (int k = 0; k < kDim; k += 16) {
     uint32_t of_w[4], of_q[4];
     rows.w.load(of_w, 16 * m, k), rows.q.load(of_q, 16 * m, k);
-    multiply_rows(known, cuda::F16Rows(of_w), to.state + half, k);
-    multiply_rows(o, cuda::F16Rows(of_q), to.state + half, k);
+    cuda::multiply_rows<kStatePitch>(known, cuda::F16Rows(of_w), to.state + half, k);
+    cuda::multiply_rows<kStatePitch>(o, cuda::F16Rows(of_q), to.state + half, k);
   }
-  each_pair<2>([&](int n, int e, int row, int column) {
+  cuda::each_pair<2>([&](int n, int e, int row, int column) {
     const float sum = sums[16 * m + row], by = scale * expf(sum), left = expf(last - sum);
     const float x = u[n][e / 2].x - known[n][e], y = u[n][e / 2].y - known[n][e + 1];
     const int at = (16 * m + row) * kStatePitch + half + column;
-    put_tf32(to.fresh + at, x, y);
-    put_tf32(to.decayed + at, x * left, y * left);
+    cuda::put_tf32(to.fresh + at, x, y);
+    cuda::put_tf32(to.decayed + at, x * left, y * left);
     o[n][e] *= by, o[n][e + 1] *= by;
   });
   __syncthreads();
@@ -133,9 +107,9 @@ __device__ __forceinline__ void cross_chunk(float (&s)[4][4], const AcrossRows& 
   for (int k = 0; k <= 16 * m; k += 16) {
     uint32_t of_p[4];
     rows.p.load(of_p, 16 * m, k);
-    multiply_rows(o, cuda::F16Rows(of_p), to.fresh + half, k);
+    cuda::multiply_rows<kStatePitch>(o, cuda::F16Rows(of_p), to.fresh + half, k);
   }
-  each_pair<2>([&](int n, int e, int row, int column) {
+  cuda::each_pair<2>([&](int n, int e, int row, int column) {
     if (16 * m + row < tokens)
       *reinterpret_cast<float2*>(values + (16 * m + row) * stride + half + column) = {o[n][e],
                                                                                       o[n][e + 1]};
@@ -149,7 +123,7 @@ __device__ __forceinline__ void cross_chunk(float (&s)[4][4], const AcrossRows& 
   for (int k = 0; k < kChunk; k += 16) {
     uint32_t of_k[4];
     rows.k.load_turned(of_k, k, 16 * warp);
-    multiply_rows(s, cuda::F16Rows(of_k), to.decayed, k);
+    cuda::multiply_rows<kStatePitch>(s, cuda::F16Rows(of_k), to.decayed, k);
   }
 }
 
@@ -160,9 +134,9 @@ __global__ void __launch_bounds__(kAcrossThreads, 1)
   cuda::griddep_launch_dependents();
   const Params& a = c.a;
   const Span span = a.spans[blockIdx.y];
-  const int chunks = chunks_of(span.q_len);
+  const int chunks = Chunks::of(span.q_len);
   if (chunks == 0) return;
-  const int64_t before = chunks_before(a, static_cast<int>(blockIdx.y));
+  const int64_t before = Chunks{a.spans, a.num_spans}.before(static_cast<int>(blockIdx.y));
   const int h = static_cast<int>(blockIdx.x) / kTiles;
   const int first_column = static_cast<int>(blockIdx.x) % kTiles * kColumnsOfBlock;
   const int warp = threadIdx.x / 32, m = warp % 4, half = warp / 4 * 16;
@@ -174,7 +148,7 @@ __global__ void __launch_bounds__(kAcrossThreads, 1)
                 corner = (int64_t{h} * kDim + 16 * warp) * kDim + first_column;
   const int32_t from = a.from[span.slot];
   float s[4][4];
-  each_pair<4>([&](int n, int e, int row, int column) {
+  cuda::each_pair<4>([&](int n, int e, int row, int column) {
     float2 x{0, 0};
     if (from != RecurrentLayer::kNoState)
       x = __ldcg(
@@ -192,14 +166,14 @@ __global__ void __launch_bounds__(kAcrossThreads, 1)
       __syncthreads();
       bring(i);
     }
-    each_pair<4>([&](int n, int e, int row, int column) {
-      put_tf32(state + (16 * warp + row) * kStatePitch + column, s[n][e], s[n][e + 1]);
+    cuda::each_pair<4>([&](int n, int e, int row, int column) {
+      cuda::put_tf32(state + (16 * warp + row) * kStatePitch + column, s[n][e], s[n][e + 1]);
     });
     const int tokens = min(kChunk, span.q_len - i * kChunk);
     float* const values = a.mixed + int64_t{span.q_start + i * kChunk} * a.d.channels +
                           2 * a.d.key_width + h * kDim + first_column;
     float2 u[2][2];
-    each_pair<2>([&](int n, int e, int row, int column) {
+    cuda::each_pair<2>([&](int n, int e, int row, int column) {
       u[n][e / 2] = {0, 0};
       if (16 * m + row < tokens)
         u[n][e / 2] = __ldcg(reinterpret_cast<const float2*>(
@@ -213,7 +187,7 @@ __global__ void __launch_bounds__(kAcrossThreads, 1)
                 a.d.channels, tokens);
   }
   float* const left = a.state + a.to[span.slot] * size + corner;
-  each_pair<4>([&](int n, int e, int row, int column) {
+  cuda::each_pair<4>([&](int n, int e, int row, int column) {
     *reinterpret_cast<float2*>(left + row * kDim + column) = {s[n][e], s[n][e + 1]};
   });
 }

@@ -135,7 +135,7 @@ static __global__ void __launch_bounds__(kWithinThreads)
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const Params& a = c.a;
-  const Chunk chunk = find_chunk(a, static_cast<int>(blockIdx.x));
+  const auto chunk = Chunks{a.spans, a.num_spans}.find(static_cast<int>(blockIdx.x));
   if (chunk.tokens == 0) return;
   const int h = static_cast<int>(blockIdx.y), head = h / a.d.ratio;
   const int64_t index = int64_t{blockIdx.x} * a.d.value_heads + h;
@@ -146,9 +146,10 @@ static __global__ void __launch_bounds__(kWithinThreads)
   float* const inverse = turned + kChunk * kPitch;
   static_assert(kChunk * kPitch * 4 == kChunk * HalfRows<kDim>::kPitch);
   const int64_t stride = 2 * int64_t{a.d.channels};  // of rows, in f16
-  k.bring<kWithinThreads>(reinterpret_cast<uint16_t*>(rows + a.d.key_width + head * kDim), stride,
-                          chunk.tokens);
-  q.bring<kWithinThreads>(reinterpret_cast<uint16_t*>(rows + head * kDim), stride, chunk.tokens);
+  k.bring<kWithinThreads, kChunk>(reinterpret_cast<uint16_t*>(rows + a.d.key_width + head * kDim),
+                                  stride, chunk.tokens);
+  q.bring<kWithinThreads, kChunk>(reinterpret_cast<uint16_t*>(rows + head * kDim), stride,
+                                  chunk.tokens);
   cuda::async_copy_commit();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
   if (warp == 0) {

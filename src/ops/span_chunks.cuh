@@ -1,0 +1,53 @@
+// The chunks of a step's spans, in their order: a span of more than kFewTokens tokens is cut into
+// chunks of kChunk, the last one shorter; others have none.
+#pragma once
+
+#include "ops/step.h"
+
+namespace nibble::ops::gpu {
+
+template <int kChunk, int kFewTokens>
+struct SpanChunks {
+  const Span* spans;
+  int32_t num_spans;
+
+  static __device__ __forceinline__ int of(int32_t tokens) {
+    return tokens > kFewTokens ? (tokens + kChunk - 1) / kChunk : 0;
+  }
+  // By a whole warp: chunks of the spans before span `end`.
+  __device__ __forceinline__ int before(int end) const {
+    int sum = 0;
+    for (int i = threadIdx.x % 32; i < end; i += 32) sum += of(spans[i].q_len);
+    return __reduce_add_sync(0xffffffff, sum);
+  }
+
+  struct Chunk {
+    int64_t first;  // token of the step
+    int tokens;     // none: no such chunk
+  };
+  // By a whole warp.
+  __device__ __forceinline__ Chunk find(int index) const {
+    const int lane = threadIdx.x % 32;
+    for (int begin = 0; begin < num_spans; begin += 32) {
+      const Span span = begin + lane < num_spans ? spans[begin + lane] : Span{};
+      const int here = of(span.q_len);
+      int upto = here;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(0xffffffff, upto, step);
+        if (lane >= step) upto += other;
+      }
+      const unsigned behind = __ballot_sync(0xffffffff, upto > index);
+      if (behind != 0) {
+        const int at_lane = __ffs(static_cast<int>(behind)) - 1;
+        const int at = (index - __shfl_sync(0xffffffff, upto - here, at_lane)) * kChunk;
+        return {__shfl_sync(0xffffffff, span.q_start, at_lane) + at,
+                min(kChunk, __shfl_sync(0xffffffff, span.q_len, at_lane) - at)};
+      }
+      index -= __shfl_sync(0xffffffff, upto, 31);
+    }
+    return {};
+  }
+};
+
+}  // namespace nibble::ops::gpu
