@@ -415,6 +415,7 @@ TEST(Faults, NameWhatWasWrongAndWhere) {
   EXPECT_EXIT(run_wrong(Wrong::kFreed, memory), code(1), "no memory at");
   EXPECT_EXIT(run_wrong(Wrong::kShared, memory), code(1), "outside of the block's.*thread .63");
   EXPECT_EXIT(run_wrong(Wrong::kMisaligned, memory), code(1), "misaligned address");
+  EXPECT_EXIT(run_wrong(Wrong::kNoCluster, memory), code(1), "st.async of a block of no cluster");
   EXPECT_EXIT(run_wrong(Wrong::kBarrier, memory), code(1), "waits without end(.|\n)*bar.sync");
   EXPECT_EXIT(run_wrong(Wrong::kEndless, memory), code(1),
               "waits without end(.|\n)*block .0, 0, 0.");

@@ -290,6 +290,11 @@ __global__ void wrong_kernel(Wrong what, uint32_t* memory, uint32_t n) {
       else
         asm volatile("bar.sync 2;" ::: "memory");
       break;
+    case Wrong::kNoCluster: {
+      const uint32_t at = cuda::shared_address(shared);
+      cuda::store_remote(cuda::remote_address(at, 0), 1.f, cuda::remote_address(at + 8, 0));
+      break;
+    }
     case Wrong::kEndless: {
       uint32_t v;
       do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(memory) : "memory");

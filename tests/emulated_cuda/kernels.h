@@ -55,7 +55,16 @@ void run_stores(bool waits, const uint32_t* in, uint32_t* out, int n);
 void run_cluster(uint32_t* out);
 void run_atomics(uint32_t* counters, int threads);
 
-enum class Wrong : int { kGlobal, kShared, kMisaligned, kBarrier, kEndless, kFreed, kUnread };
+enum class Wrong : int {
+  kGlobal,
+  kShared,
+  kMisaligned,
+  kBarrier,
+  kEndless,
+  kFreed,
+  kUnread,
+  kNoCluster
+};
 void run_wrong(Wrong what, uint32_t* memory);
 
 }  // namespace nibble::emulated

@@ -178,6 +178,8 @@ void bulk_tensor(Warp& w, const Inst& in) {  // a: to, b: map, list: x, y, e: ba
   }
 }
 void store_async(Warp& w, const Inst& in) {  // a: to, b: value, c: barrier
+  // An illegal instruction on an H200, where mapa and the cluster's barrier are none.
+  if (w.block->cluster->blocks.size() == 1) throw Fault("st.async of a block of no cluster");
   const Lane<uint32_t> to(w, in.a), value(w, in.b), barrier(w, in.c);
   for (uint32_t m = w.mask; m != 0; m &= m - 1) {
     const int i = std::countr_zero(m);
