@@ -22,9 +22,10 @@ constexpr int kReplays = 40, kRandomChains = 6;
 
 // Of delta nets, whose outputs are as wide as attention's.
 constexpr DeltaRuleDesc kDelta{4, 8, 128, 128, 4};
-// And of Mamba2 layers, whose inputs are as wide as those.
-constexpr Mamba2Desc kMamba2{32, 4, 32, 124, 4};
-static_assert(kMamba2.width() == kDelta.width() && kMamba2.inner() == kHeads * kDim);
+// And of Mamba2 layers, whose inputs are the wider ones.
+constexpr Mamba2Desc kMamba2{16, 4, 64, 128, 4};
+constexpr int64_t kInputs = kMamba2.width();
+static_assert(kInputs >= kDelta.width() && kMamba2.inner() == kHeads * kDim);
 
 // What a chain is made of. kDense stands where a dense MLP would, kShared beside the experts; kIn
 // and kRule or kMamba where attention would.
@@ -89,8 +90,7 @@ class Chained {
                            .format = experts,
                            .act = kClampedSwiglu},
                kExperts, kHidden, kWidth, experts);
-    add_weight(Link::kIn, NormLinearDesc{kHidden, kDelta.width(), c.dense}, 1, kDelta.width(),
-               kHidden, c.dense);
+    add_weight(Link::kIn, NormLinearDesc{kHidden, kInputs, c.dense}, 1, kInputs, kHidden, c.dense);
     add_weight(Link::kSharedUp, SharedUpDesc{kHidden, kWidth, c.dense}, 1, 2 * kWidth, kHidden,
                c.dense);
     make_buffers();
@@ -144,7 +144,7 @@ class Chained {
     att_ = gpu_.output(DType::kBF16, {t, kHeads * kDim});
     u_ = gpu_.output(DType::kBF16, {t * kTopK, kWidth});
     shared_u_ = gpu_.output(DType::kBF16, {t, kWidth});
-    qkvz_ = gpu_.output(DType::kF32, {t, kDelta.width()});
+    qkvz_ = gpu_.output(DType::kF32, {t, kInputs});
     gates_ = gpu_.tensor(Floats(random_, t, 2 * kDelta.value_heads), DType::kF32);
     q_gate_ = gpu_.tensor(Floats(random_, t, kHeads * kDim), DType::kF32);
     TestRouting like(t, kExperts, kTopK);
@@ -295,7 +295,10 @@ class Chained {
           std::swap(from, to);
           break;
         case Link::kRule:
-          delta_rule(cx, site, att_, states_, {qkvz_, gates_}, step_);
+          delta_rule(
+              cx, site, att_, states_,
+              {make_tensor(qkvz_.data, DType::kF32, {step_.num_tokens, kDelta.width()}), gates_},
+              step_);
           break;
         case Link::kMamba:
           mamba2(cx, site, att_, mamba_states_, qkvz_, step_);

@@ -21,13 +21,23 @@ const char* refuse_any(const Mamba2Desc& d, const KernelOptions& o) {
 }
 
 // A head's columns in one block, and a group's heads in one cluster.
-constexpr int64_t kDecodeTokens = 8;
 const char* refuse_decode(const Mamba2Desc& d, const KernelOptions& o) {
   if (const char* reason = refuse_any(d, o)) return reason;
   if (!o.gpu.runs_clusters) return "this GPU runs no clusters of blocks";
   if (d.state_dim > 128 || d.head_dim > 128) return "heads of more than 128 x 128";
-  if (d.heads > 8 * d.groups) return "more than 8 heads to a group";
-  return d.tokens <= kDecodeTokens || o.any_size ? nullptr : "more than 8 tokens";
+  if (d.heads > gpu::kMambaDecodeHeads * d.groups) return "more than 8 heads to a group";
+  return d.tokens <= gpu::kMambaDecodeTokens || o.any_size ? nullptr : "more than 8 tokens";
+}
+
+bool has_ring(const Mamba2Desc& d) { return d.state_dim == 128 && d.head_dim == 64 && d.taps == 4; }
+// Heads as Nemotron's, of which a cluster of blocks has a group's, eight to a block at most.
+const char* refuse_ring(const Mamba2Desc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_any(d, o)) return reason;
+  if (!o.gpu.runs_clusters) return "this GPU runs no clusters of blocks";
+  if (!has_ring(d)) return "not heads of 128 x 64 and 4 taps";
+  for (int64_t blocks = 1; blocks <= 8; ++blocks)
+    if (d.group_heads() % blocks == 0 && d.group_heads() <= 8 * blocks) return nullptr;
+  return "a group's heads do not fit 8 blocks of 8";
 }
 
 constexpr Mamba2Kernel kKernels[] = {
@@ -35,6 +45,7 @@ constexpr Mamba2Kernel kKernels[] = {
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
     row<cpu::Isa::kScalar>("plain_any"),
+    {"cuda_ring", refuse_ring, NIBBLE_CUDA_KERNEL(gpu::mamba2_ring)},
     {"cuda_decode", refuse_decode, NIBBLE_CUDA_KERNEL(gpu::mamba2_decode)},
     {"cuda_any", refuse_any, NIBBLE_CUDA_KERNEL(gpu::mamba2_any)},
     {"ref", [](const Mamba2Desc&, const KernelOptions& o) { return refuse_ref(o); }, ref::mamba2},

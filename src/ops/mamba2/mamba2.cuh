@@ -100,12 +100,20 @@ __device__ __forceinline__ float convolve(const Params& a, const Span& span, int
   return silu(sum);
 }
 
-// Of head h at token t of the step.
-__device__ __forceinline__ float2 decay_and_dt(const Params& a, int64_t t, int32_t h) {
-  const float x = __ldcg(a.in + t * a.d.width + a.d.dt + h) + a.w.dt_bias[h];
+// Of head h; `in`: its dt as it came.
+__device__ __forceinline__ float2 log_decay_and_dt(const Params& a, float in, int32_t h) {
+  const float x = in + a.w.dt_bias[h];
   const float soft = x > 20 ? x : log1pf(expf(x));
   const float dt = fminf(fmaxf(soft, a.d.dt_least), a.d.dt_most);
-  return {expf(-expf(a.w.a_log[h]) * dt), dt};
+  return {-expf(a.w.a_log[h]) * dt, dt};
+}
+__device__ __forceinline__ float2 gates_of(const Params& a, float in, int32_t h) {
+  const float2 of = log_decay_and_dt(a, in, h);
+  return {expf(of.x), of.y};
+}
+// At token t of the step.
+__device__ __forceinline__ float2 decay_and_dt(const Params& a, int64_t t, int32_t h) {
+  return gates_of(a, __ldcg(a.in + t * a.d.width + a.d.dt + h), h);
 }
 
 // A column of a state lies in the registers of four lanes, its rows in as many runs.
@@ -115,21 +123,25 @@ inline constexpr int kWarpColumns = 32 / kRowGroups;
 inline constexpr int kNarrowRows = 8, kNarrowDim = kRowGroups * kNarrowRows;
 inline constexpr int kCommonRows = 32, kCommonDim = kRowGroups * kCommonRows;
 
-// One token of a column: decay and write, query; y, in each of its lanes.
+// Four rows of a column: decay and write, query; each row's part of y by itself.
+__device__ __forceinline__ void advance(float* s, float (&y)[4], const float* b, const float* c,
+                                        float decay, float value) {
+  const float4 by = *reinterpret_cast<const float4*>(b);
+  const float4 with = *reinterpret_cast<const float4*>(c);
+  s[0] = fmaf(by.x, value, decay * s[0]), s[1] = fmaf(by.y, value, decay * s[1]);
+  s[2] = fmaf(by.z, value, decay * s[2]), s[3] = fmaf(by.w, value, decay * s[3]);
+  y[0] = fmaf(s[0], with.x, y[0]), y[1] = fmaf(s[1], with.y, y[1]);
+  y[2] = fmaf(s[2], with.z, y[2]), y[3] = fmaf(s[3], with.w, y[3]);
+}
+
+// One token of a column; y, in each of its lanes.
 template <int kRows>
 __device__ __forceinline__ float step(float (&s)[kRows], const float* b, const float* c, float x,
                                       float skip, float decay, float dt) {
   const float value = dt * x;
   float y[4] = {};
 #pragma unroll
-  for (int i = 0; i < kRows; i += 4) {
-    const float4 by = *reinterpret_cast<const float4*>(b + i);
-    const float4 with = *reinterpret_cast<const float4*>(c + i);
-    s[i] = fmaf(by.x, value, decay * s[i]), s[i + 1] = fmaf(by.y, value, decay * s[i + 1]);
-    s[i + 2] = fmaf(by.z, value, decay * s[i + 2]), s[i + 3] = fmaf(by.w, value, decay * s[i + 3]);
-    y[0] = fmaf(s[i], with.x, y[0]), y[1] = fmaf(s[i + 1], with.y, y[1]);
-    y[2] = fmaf(s[i + 2], with.z, y[2]), y[3] = fmaf(s[i + 3], with.w, y[3]);
-  }
+  for (int i = 0; i < kRows; i += 4) advance(s + i, y, b + i, c + i, decay, value);
   float sum = (y[0] + y[1]) + (y[2] + y[3]);
 #pragma unroll
   for (int apart = kWarpColumns; apart < 32; apart *= 2)

@@ -75,7 +75,11 @@ struct CpuMamba2 {
 };
 namespace gpu {
 Mamba2Fn mamba2_decode;  // few tokens of each sequence
+Mamba2Fn mamba2_ring;    // one token of each; else one of those beside it
 Mamba2Fn mamba2_any;
+
+// The most tokens of a step, and heads of a group, that mamba2_decode is for.
+inline constexpr int64_t kMambaDecodeTokens = 8, kMambaDecodeHeads = 8;
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const Mamba2Desc& desc);

@@ -2,45 +2,15 @@
 
 #include <memory>
 
-#include "ops/gpu_test_problem.h"
-#include "ops/mamba2/mamba2_test_problem.h"
+#include "ops/mamba2/mamba2_gpu_test_problem.h"
 
 namespace nibble::ops {
 namespace {
 
-// A problem's copy on the GPU.
-struct OnGpu {
-  OnGpu(MambaProblem& p, GpuProblem& gpu)
-      : p(p),
-        layer(p.layer()),
-        in(gpu.tensor(p.in())),
-        weights{gpu.array(p.conv),    gpu.array(p.conv_bias), gpu.array(p.a_log), gpu.array(p.skip),
-                gpu.array(p.dt_bias), gpu.array(p.norm),      p.weights.eps},
-        att(gpu.output(DType::kBF16, {p.desc.tokens, p.desc.inner()})),
-        step(gpu.step(p.step)) {
-    layer.state = gpu.tensor(layer.state), layer.conv = gpu.tensor(layer.conv);
-    layer.from = gpu.array(p.from), layer.to = gpu.array(p.to);
-  }
-  void run(GpuProblem& gpu, const Mamba2Kernel& row) const {
-    row.run(gpu.cx, att, layer, in, p.desc, weights, step);
-  }
-
-  MambaProblem& p;
-  RecurrentLayer layer;
-  Tensor in;
-  Mamba2Weights weights;
-  Tensor att;
-  Step step;
-};
-
-std::vector<float> flat(GpuProblem& gpu, Tensor t) {
-  const int64_t n = t.num_elements();
-  return gpu.floats(make_tensor(t.data, t.dtype, {1, n})).values;
-}
-
+// All rows that leave the same bits, whatever the number of tokens.
 std::vector<const Mamba2Kernel*> rows_of(const Mamba2Desc& desc, const GpuProblem& gpu) {
   KernelOptions options = gpu.cx.kernels;
-  options.any_size = true;
+  options.any_size = options.exact = true;
   return kernels_here(mamba2_kernels(), desc, options);
 }
 
@@ -88,6 +58,45 @@ TEST(Mamba2Gpu, EveryKernelEqualsTheTwin) {
     check(desc, {{2, true}, {70, false}, {1, true}, {5, true}});
   }
   check({64, 8, 64, 128, 4}, {{33, true}, {1, true}});
+}
+
+// One token of each sequence, whose states lie anywhere: the bits of cuda_any, whatever blocks
+// share the work.
+void check_ring(const Mamba2Desc& desc, int32_t sequences, const std::vector<int>& sms) {
+  std::vector<MambaSpan> spans;
+  for (int32_t i = 0; i < sequences; ++i) spans.push_back({1, i % 5 != 3});
+  Random random(static_cast<uint32_t>(sequences));
+  MambaProblem p(random, desc, spans);
+  if (is_too_slow(p.desc.tokens * desc.width())) return;
+  for (int32_t i = 0; i < sequences; ++i) {  // slots in another order than spans
+    p.spans[i].slot = sequences - 1 - i;
+    if (i % 2 == 0 && p.from[i] != RecurrentLayer::kNoState) std::swap(p.from[i], p.to[i]);
+  }
+  GpuProblem gpu(gpu::scratch_bytes(p.desc));
+  const OnGpu want(p, gpu);
+  want.run(gpu, row_named("cuda_any", p.desc, gpu));
+  const std::vector<float> att = flat(gpu, want.att), states = flat(gpu, want.layer.state),
+                           convs = flat(gpu, want.layer.conv);
+  for (const int num_sms : sms) {
+    gpu.cx.kernels.gpu.num_sms = num_sms;
+    const OnGpu got(p, gpu);
+    got.run(gpu, row_named("cuda_ring", p.desc, gpu));
+    SCOPED_TRACE(testing::Message() << sequences << " sequences, " << desc.heads << " heads in "
+                                    << desc.groups << ", " << num_sms << " SMs");
+    ASSERT_EQ(flat(gpu, got.att), att);
+    ASSERT_EQ(flat(gpu, got.layer.state), states);
+    ASSERT_EQ(flat(gpu, got.layer.conv), convs);
+  }
+}
+
+TEST(Mamba2Gpu, TheRingLeavesTheSameBitsHoweverItIsSharedOut) {
+  for (const int32_t sequences : {1, 3, 8, 20})
+    check_ring({16, 2, 64, 128, 4}, sequences, {1, 5, 16});
+  check_ring({12, 2, 64, 128, 4}, 7, {2, 7, 132});  // six heads to a group
+  check_ring({9, 1, 64, 128, 4}, 5, {3, 4});        // three blocks to a group, of three heads
+  check_ring({64, 2, 64, 128, 4, 1e-3f, 0.1f}, 2, {8, 24});
+  check_ring({1, 1, 64, 128, 4}, 150, {1, 2});  // more than the table of a block
+  check_ring({64, 8, 64, 128, 4}, 16, {132});
 }
 
 // As on a CPU: what follows a span that ends early is of no sequence.
