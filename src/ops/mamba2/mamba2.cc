@@ -40,11 +40,20 @@ const char* refuse_ring(const Mamba2Desc& d, const KernelOptions& o) {
   return "a group's heads do not fit 8 blocks of 8";
 }
 
+const char* refuse_chunks(const Mamba2Desc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_ring(d, o)) return reason;
+  if (d.tokens <= gpu::kMambaFewTokens && !o.any_size) return "spans of up to 31 tokens";
+  if (o.exact) return "--exact: a state would depend on how its text was cut";
+  if (d.heads % 4 != 0) return "heads that are not a multiple of four";
+  return d.group_heads() <= gpu::kMambaMostHeads ? nullptr : "more than 32 heads to a group";
+}
+
 constexpr Mamba2Kernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
     row<cpu::Isa::kScalar>("plain_any"),
+    {"cuda_chunks", refuse_chunks, NIBBLE_CUDA_KERNEL(gpu::mamba2_chunks)},
     {"cuda_ring", refuse_ring, NIBBLE_CUDA_KERNEL(gpu::mamba2_ring)},
     {"cuda_decode", refuse_decode, NIBBLE_CUDA_KERNEL(gpu::mamba2_decode)},
     {"cuda_any", refuse_any, NIBBLE_CUDA_KERNEL(gpu::mamba2_any)},
@@ -74,11 +83,14 @@ int64_t flops(const Mamba2Desc& d, int64_t tokens) {
   return tokens * (5 * d.state_size() + 2 * d.taps * d.channels());
 }
 
-// Inputs convolved, with outputs in the place of x; decay and dt.
+// Inputs convolved, with outputs in the place of x; decay and dt; of chunks what is made of each.
 int64_t gpu::scratch_bytes(const Mamba2Desc& d) {
   Scratch scratch;
   scratch.take<float>(d.tokens * d.channels());
   scratch.take<float>(d.tokens * 2 * d.heads);
+  if (!has_ring(d)) return scratch.used_bytes();
+  scratch.take<std::byte>(most_mamba_chunks(d.tokens) * d.groups * kMambaGroupBytes);
+  scratch.take<std::byte>(most_mamba_chunks(d.tokens) * d.heads * kMambaHeadBytes);
   return scratch.used_bytes();
 }
 

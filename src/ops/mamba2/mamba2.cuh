@@ -178,4 +178,8 @@ __device__ __forceinline__ void store_normed(const Params& a, int64_t t, int32_t
     a.att[t * a.d.inner + first + j] = cuda::bf16_bits(a.w.norm[first + j] * y[j] * factor);
 }
 
+// Launches the recurrence of spans of up to `most_tokens` tokens, whose inputs are in a.mixed and
+// a.decayed.
+void recur_spans(Ctx& cx, const Params& a, int32_t most_tokens);
+
 }  // namespace nibble::ops::gpu::mamba

@@ -6,7 +6,7 @@
 //   S = decay S + B (dt x)^T;  y = S^T C + D x;  t = y * silu(z)
 //   att = norm * t / sqrt(mean of t^2 over the group's channels + eps)
 // Token after token, in prompts too: one order of sums whatever the chunks, so that a state never
-// depends on how a text was cut.
+// depends on how a text was cut. But for mamba2_chunks, which --exact refuses.
 #pragma once
 
 #include <limits>
@@ -76,10 +76,16 @@ struct CpuMamba2 {
 namespace gpu {
 Mamba2Fn mamba2_decode;  // few tokens of each sequence
 Mamba2Fn mamba2_ring;    // one token of each; else one of those beside it
+Mamba2Fn mamba2_chunks;  // prompts
 Mamba2Fn mamba2_any;
 
 // The most tokens of a step, and heads of a group, that mamba2_decode is for.
 inline constexpr int64_t kMambaDecodeTokens = 8, kMambaDecodeHeads = 8;
+// Of mamba2_chunks: tokens of a chunk, of the longest span that goes token by token, the most heads
+// of a group; what is kept of each chunk for a group and for a head.
+inline constexpr int kMambaChunk = 64, kMambaFewTokens = 31, kMambaMostHeads = 32;
+inline constexpr int64_t kMambaGroupBytes = 34816, kMambaHeadBytes = 10256;
+constexpr int64_t most_mamba_chunks(int64_t tokens) { return tokens / (kMambaFewTokens + 1); }
 
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const Mamba2Desc& desc);

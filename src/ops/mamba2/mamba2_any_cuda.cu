@@ -69,14 +69,16 @@ __device__ __forceinline__ void bring(Stage<kRows>& to, const Params& a, const S
   cuda::async_copy_commit();
 }
 
-// Grid (NH * tiles of columns, S).
+// Grid (NH * tiles of columns, S): spans of up to `most_tokens` tokens.
 template <int kRows>
-__global__ void __launch_bounds__(kThreads) recur(const __grid_constant__ Params a, int tiles) {
+__global__ void __launch_bounds__(kThreads)
+    recur(const __grid_constant__ Params a, int tiles, int32_t most_tokens) {
   constexpr int kStage = Stage<kRows>::kTokens;
   __shared__ __align__(16) Stage<kRows> stages[2];
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const Span span = a.spans[blockIdx.y];
+  if (span.q_len > most_tokens) return;
   const auto h = static_cast<int32_t>(blockIdx.x / tiles);
   const int first_column = static_cast<int>(blockIdx.x % tiles) * kColumns;
   const int lane = threadIdx.x % 32, group = lane / kWarpColumns;
@@ -144,6 +146,19 @@ __global__ void __launch_bounds__(kNormWarps * 32) norm_groups(const __grid_cons
 
 }  // namespace
 
+void mamba::recur_spans(Ctx& cx, const Params& a, int32_t most_tokens) {
+  const auto tiles = (a.d.head_dim + kColumns - 1) / kColumns;
+  const auto kernel = a.d.state_dim <= kNarrowDim   ? recur<kNarrowRows>
+                      : a.d.state_dim <= kCommonDim ? recur<kCommonRows>
+                                                    : recur<kMostStateDim / kRowGroups>;
+  cuda::launch(
+      cx.stream, kernel,
+      {.grid = dim3(static_cast<unsigned>(a.d.heads * tiles), static_cast<unsigned>(a.num_spans)),
+       .block = dim3(kThreads),
+       .release = cuda::Release::kAfterWait},
+      a, tiles, most_tokens);
+}
+
 void mamba2_any(Ctx& cx, const Tensor& att, const RecurrentLayer& state, const Tensor& in,
                 const Mamba2Desc& desc, const Mamba2Weights& weights, const Step& s) {
   if (s.num_tokens == 0) return;
@@ -158,16 +173,7 @@ void mamba2_any(Ctx& cx, const Tensor& att, const RecurrentLayer& state, const T
                 .block = dim3(kPrepareThreads),
                 .release = kRelease},
                a);
-  const auto tiles = static_cast<int>((desc.head_dim + kColumns - 1) / kColumns);
-  const auto kernel = desc.state_dim <= kNarrowDim   ? recur<kNarrowRows>
-                      : desc.state_dim <= kCommonDim ? recur<kCommonRows>
-                                                     : recur<kMostStateDim / kRowGroups>;
-  cuda::launch(
-      cx.stream, kernel,
-      {.grid = dim3(static_cast<unsigned>(desc.heads * tiles), static_cast<unsigned>(s.num_spans)),
-       .block = dim3(kThreads),
-       .release = kRelease},
-      a, tiles);
+  recur_spans(cx, a, s.num_tokens);
   cuda::launch(cx.stream, norm_groups,
                {.grid = dim3(tokens, static_cast<unsigned>(desc.groups)),
                 .block = dim3(kNormWarps * 32),
