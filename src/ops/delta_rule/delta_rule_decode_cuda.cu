@@ -4,7 +4,7 @@
 // sixteen convolve, norm, and hold the state in registers from a sequence's first token to its
 // last.
 //   as delta_rule_any_cuda.cu, whose bits these are
-// Needs DK = DV = 128, 4 taps. Before its wait a block asks for its first states.
+// Needs DK = DV = 128, 4 taps.
 // Bytes: 8 HV DK DV a sequence: Qwen3-Next-80B 4.2 MB a layer, 0.9 us of an H200's 4.55 TB/s, 18 us
 // of a GB10's 233 GB/s. Reached on one H200, 2026-11-23: 8 sequences 12 us, 64 83, 256 311, 84% of
 // what reads alone would take.
@@ -67,9 +67,8 @@ static_assert(offsetof(Stage, inputs) % 32 == 0 && sizeof(Stage::state[0]) % 32 
 
 struct Task {
   Params a;
-  int most;           // tokens of a span: those of more are another kernel's
-  int stages;         // that the launch has memory for
-  bool is_state_old;  // complete before the wait
+  int most;    // tokens of a span: those of more are another kernel's
+  int stages;  // that the launch has memory for
 };
 
 __device__ __forceinline__ Stage* stages_of(Shared& shared) {
@@ -103,10 +102,9 @@ class Mover {
       : task_(task), a_(task.a), shared_(shared), share_(task.a), lane_(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
-    if (!task_.is_state_old) cuda::griddep_wait();
+    cuda::griddep_wait();
     const int ahead = min(task_.stages, share_.count);
     for (int n = 0; n < ahead; ++n) load(n, n);
-    if (task_.is_state_old) cuda::griddep_wait();
     int stage = 0;
     for (int n = 0; n < share_.count; ++n) {
       if (n >= ahead) {
@@ -319,6 +317,8 @@ __device__ __forceinline__ void step_tokens(const Task& task, Shared& shared) {
     const Token& token = shared.tokens[index];
     if (token.is_end) return;
     Stage& stage = stages_of(shared)[token.stage];
+    const bool is_last = token.is_last;  // another token may come in its place behind the step
+    const uint32_t stepped = cuda::shared_address(&shared.stepped[token.stage]);
     float* const state = &stage.state[group][column];
     if (token.head != head) begin_head(token.head);
     if (token.is_first) {
@@ -335,14 +335,13 @@ __device__ __forceinline__ void step_tokens(const Task& task, Shared& shared) {
     const float o = step<kCommonRows>(s, shared.k[group], shared.q[group], shared.v[column],
                                       shared.gates.x, shared.gates.y);
     if (group == 0) shared.o[column] = o;
-    if (token.is_last) {
+    if (is_last) {
 #pragma unroll
       for (int i = 0; i < kCommonRows; ++i) state[i * kHead] = s[i];
       cuda::bulk_store_fence();
     }
     meet();
-    if (token.is_last && threadIdx.x == 0)
-      cuda::barrier_arrive(cuda::shared_address(&shared.stepped[token.stage]));
+    if (is_last && threadIdx.x == 0) cuda::barrier_arrive(stepped);
     if (warp != kNormWarp) continue;
     norm_gated(a, token.row, token.head, kHead, shared.o, [&](int j) {
       return float2{shared.norm[j], token.x[3][j]};
@@ -381,15 +380,12 @@ void delta::decode_spans(Ctx& cx, const Params& a, int most) {
   const int64_t items = int64_t{a.d.value_heads} * a.num_spans;
   const int64_t blocks = std::min<int64_t>(items, cx.kernels.gpu.num_sms);
   const auto stages = std::min<int64_t>((items + blocks - 1) / blocks, kMostStages);
-  const cuda::LaunchOrder& order = cx.stream.order;
   cuda::launch(cx.stream, decode,
                {.grid = dim3(static_cast<unsigned>(blocks)),
                 .block = dim3(kThreads),
                 .smem_bytes = sizeof(Shared) + stages * sizeof(Stage),
-                .release = cuda::Release::kAfterWait,
-                .reads_inputs = true},
-               Task{a, most, static_cast<int>(stages),
-                    order.is_complete(a.state) && order.is_complete(a.conv)});
+                .release = cuda::Release::kAfterWait},
+               Task{a, most, static_cast<int>(stages)});
 }
 
 void delta_rule_decode(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
