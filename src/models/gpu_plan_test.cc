@@ -2,6 +2,8 @@
 // on an H200 and on a GB10, with and without --exact.
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -177,6 +179,26 @@ TEST(GpuPlanTiles, AnH200TakesWgmmaForSomeTokens) {
     for (const int64_t tokens : {16, 64})
       EXPECT_EQ(kernel_of(dense, Op::kMlpUp, tokens), "sm90_nvfp4_stream") << id << tokens;
     EXPECT_EQ(kernel_of(dense, Op::kMlpUp, 8192), "sm90_nvfp4_gemm") << id;
+  }
+}
+
+// MXFP4's rows take 256 experts, of which 8 are chosen: there a shared one stays by itself.
+TEST(GpuPlanTiles, AFurtherExpertDoesNotCostMxfp4ItsRows) {
+  std::ifstream golden(std::string(NIBBLE_SOURCE_DIR) +
+                       "/tests/goldens/families/qwen3_next-alike/config.json");
+  nlohmann::json config = nlohmann::json::parse(golden);
+  config.update({{"hidden_size", 2048},
+                 {"moe_intermediate_size", 512},
+                 {"shared_expert_intermediate_size", 512}});
+  config["quantization_config"]["quant_algo"] = "MXFP4";
+  const test::TempDir directory;
+  for (const auto& [experts, chosen, is_last] :
+       {std::tuple{256, 8, false}, {256, 4, false}, {128, 8, false}, {128, 7, true}}) {
+    config["num_experts"] = experts, config["num_experts_per_tok"] = chosen;
+    std::ofstream(directory / "config.json") << config.dump();
+    const auto plan = plan_kernels(on_gpu(cuda::h200(), false), directory.path().string());
+    EXPECT_EQ(kernel_of(plan, ops::Op::kMoeUp, 1), "cuda_w4a16_decode") << experts << " " << chosen;
+    EXPECT_EQ(kernel_of(plan, ops::Op::kSharedUp, 1).empty(), is_last) << experts << " " << chosen;
   }
 }
 

@@ -95,6 +95,8 @@ class Qwen3Next : public SiteModel {
         if (shared != quantization_.format_of(layer_name(c.prefix, l, "mlp.experts.0.") + of) ||
             (shared == Format::kBF16 && dense_.mlp != Format::kBF16))
           return false;
+        if (shared == Format::kMxfp4 && (c.experts >= 256 || c.top_k >= 8))
+          return false;  // one more is more than its fast rows take
       }
     return true;
   }
