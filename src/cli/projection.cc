@@ -109,11 +109,13 @@ constexpr RowCost kCosts[] = {
      .fixed_us = 4,
      .fixed_us_a_token = 0.35,
      .pass = 8},
-    // Fitted to the H200's figures in docs/lab/delta-net.md; of any other row of them, and of
-    // Mamba2's, taken to be as the row for tokens one by one.
-    {.op = "delta_rule", .kernel = "cuda_chunks", .fixed_us = 26, .clocks = 245},
-    {.op = "delta_rule", .kernel = "", .fixed_us = 6, .clocks = 56},
-    {.op = "mamba2", .kernel = "", .fixed_us = 6, .clocks = 56},
+    // Fitted to the H200's figures in docs/lab/delta-net.md, and Mamba2's taken to be as those.
+    {.op = "delta_rule", .kernel = "", .fixed_us = 5.5, .share = 0.86},
+    {.op = "delta_rule in a prompt", .kernel = "cuda_chunks", .fixed_us = 26, .clocks = 245},
+    {.op = "delta_rule in a prompt", .kernel = "", .fixed_us = 6, .clocks = 56},
+    {.op = "mamba2", .kernel = "", .fixed_us = 5.5, .share = 0.86},
+    {.op = "mamba2 in a prompt", .kernel = "cuda_chunks", .fixed_us = 26, .clocks = 245},
+    {.op = "mamba2 in a prompt", .kernel = "", .fixed_us = 6, .clocks = 56},
     {.op = "output_gate", .kernel = "", .fixed_us = 2.5, .share = 0.8},
     // One token's latency is an H200's; the rest is a guess.
     {.op = "attention", .kernel = "cuda_any", .fixed_us = 28, .share = 0.4, .flop_a_clock = 300},
@@ -269,9 +271,16 @@ double over_copies(const Matrix& m, const Cost& cost) {
   return m.experts * sum;
 }
 
-std::string_view kind_of(const ops::Problem& problem) {
+// Of a sequence's step: more are a prompt.
+constexpr int64_t kMostDrafted = 8;
+
+std::string_view kind_of(const ops::Problem& problem, const ops::StepShape& shape) {
   const auto* attention = std::get_if<ops::AttentionDesc>(&problem);
   if (attention != nullptr && attention->window > 0) return "attention in a window";
+  if (shape.tokens > kMostDrafted) {
+    if (std::holds_alternative<ops::DeltaRuleDesc>(problem)) return "delta_rule in a prompt";
+    if (std::holds_alternative<ops::Mamba2Desc>(problem)) return "mamba2 in a prompt";
+  }
   return ops::op_name(ops::op_of(problem));
 }
 
@@ -364,7 +373,7 @@ const char* OpTime::bound() const {
 
 std::optional<OpTime> project(const ops::Problem& problem, std::string_view kernel,
                               const ops::StepShape& shape, const ProjectionDevice& device) {
-  const RowCost* const cost = find_cost(kind_of(problem), kernel);
+  const RowCost* const cost = find_cost(kind_of(problem, shape), kernel);
   if (cost == nullptr) return std::nullopt;
   return time_of(*cost, problem, shape, device);
 }

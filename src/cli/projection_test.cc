@@ -74,13 +74,15 @@ TEST(Projection, IsWithin15PercentOfWhatAnH200Took) {
   EXPECT_GE(compared["cuda_bf16_tokens"] + compared["cuda_bf16_spans"], 10);
 }
 
-// Qwen3-Next's, microseconds of a layer from docs/lab/delta-net.md.
+// Qwen3-Next's, microseconds of a layer from docs/lab/delta-net.md. Not those of 4 and 8 sequences,
+// whose states lay in the L2 cache there.
 TEST(Projection, OfDeltaNetsIsWithin15PercentOfWhatAnH200Took) {
   const ops::DeltaRuleDesc layer{
       .key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128, .taps = 4};
   for (const auto& [kernel, streams, tokens, us] :
-       {std::tuple("cuda_decode", 1, 1, 8.6), std::tuple("cuda_decode", 8, 1, 20.),
-        std::tuple("cuda_any", 64, 1, 139.), std::tuple("cuda_chunks", 1, 512, 88.6),
+       {std::tuple("cuda_decode", 1, 1, 6.6), std::tuple("cuda_chunks", 16, 1, 26.9),
+        std::tuple("cuda_chunks", 32, 1, 43.9), std::tuple("cuda_chunks", 64, 1, 82.7),
+        std::tuple("cuda_chunks", 256, 1, 310.9), std::tuple("cuda_chunks", 1, 512, 88.6),
         std::tuple("cuda_chunks", 1, 2048, 275.9), std::tuple("cuda_chunks", 1, 8192, 1028.)}) {
     const ops::StepShape shape{.streams = streams, .tokens = tokens, .act_bytes = 2};
     const auto time = project(layer, kernel, shape, *find_projection_device("h200"));
