@@ -1,10 +1,43 @@
 // The chunks of a step's spans, in their order: a span of more than kFewTokens tokens is cut into
-// chunks of kChunk, the last one shorter; others have none.
+// chunks of kChunk, the last one shorter; others have none. And what is known of each token before.
 #pragma once
 
+#include "ops/norm_qkv/store_qkv.cuh"
 #include "ops/step.h"
 
 namespace nibble::ops::gpu {
+
+inline constexpr float kLeastLogDecay =
+    -40;  // e^-40 of a state is lost in any sum: G stays exact enough
+
+// Where a token lies in its sequence.
+struct TokenPlace {
+  int32_t at, from;  // in its span; slot of the state before that
+  int32_t to;        // where its inputs are kept: the last of a span's, else -1
+  bool in_chunk;
+};
+
+// Of token t; a: a recurrent layer's spans and slots.
+template <int kFewTokens, class Params>
+__device__ __forceinline__ TokenPlace place_of_token(const Params& a, int t) {
+  const Span span = span_of_token(a.spans, a.num_spans, a.num_tokens, t);
+  const int32_t at = t - span.q_start;
+  return {at, a.from[span.slot], at + 1 == span.q_len ? a.to[span.slot] : -1,
+          span.q_len > kFewTokens};
+}
+
+// A channel's inputs before a tile, whose first token lies at `first`, the oldest first. ago(i):
+// the input i tokens before the tile's; kept(slot, i): the i-th that the step before has left.
+template <int kWindow, class Ago, class Kept>
+__device__ __forceinline__ void inputs_before(float (&before)[kWindow], const TokenPlace& first,
+                                              const Ago& ago, const Kept& kept) {
+#pragma unroll
+  for (int i = 0; i < kWindow; ++i)
+    before[i] = first.at >= kWindow - i ? ago(kWindow - i)
+                : first.at > 0 && first.from != RecurrentLayer::kNoState
+                    ? kept(first.from, i + first.at)
+                    : 0;
+}
 
 template <int kChunk, int kFewTokens>
 struct SpanChunks {

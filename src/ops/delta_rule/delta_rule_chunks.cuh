@@ -4,14 +4,11 @@
 #include "cuda/half_rows.cuh"
 #include "cuda/launch.cuh"
 #include "ops/delta_rule/delta_rule.cuh"
-#include "ops/norm_qkv/store_qkv.cuh"
 #include "ops/span_chunks.cuh"
 
 namespace nibble::ops::gpu::delta {
 
 inline constexpr int kDim = 128, kChunk = kDeltaChunk, kTaps = 4, kFewTokens = kDeltaFewTokens;
-inline constexpr float kLeastLogDecay =
-    -40;  // e^-40 of a state is lost in any sum: G stays exact enough
 
 struct ChunkParams {
   Params a;  // mixed: q and k are f16, in the first half of their places; decayed: log(decay), beta
@@ -25,13 +22,6 @@ using cuda::HalfRows;
 
 // The convolution of a tile of tokens, q and k normed, gates. Grid (tiles, HK).
 inline constexpr int kTile = 16, kPrepareThreads = 256;
-
-// Where a token lies in its sequence.
-struct TokenPlace {
-  int32_t at, from;  // in its span; slot of the state before that
-  int32_t to;        // where its inputs are kept: the last of a span's, else -1
-  bool in_chunk;     // of no concern here if not
-};
 
 // The inputs of one channel through a tile: y(j, value) takes token j's.
 template <class Take>
@@ -47,15 +37,9 @@ __device__ __forceinline__ void convolve_tile(const Params& a, const TokenPlace*
     return a.conv[(int64_t{slot} * (kTaps - 1) + row) * a.d.channels + channel];
   };
   float before[kTaps - 1];
-#pragma unroll
-  for (int i = 0; i < kTaps - 1; ++i) {
-    const int ago = kTaps - 1 - i;  // of token 0
-    const TokenPlace& first = places[0];
-    before[i] = first.at >= ago ? __ldcg(a.qkvz + int64_t{t0 - ago} * a.d.width + at)
-                : first.at > 0 && first.from != RecurrentLayer::kNoState
-                    ? kept(first.from, i + first.at)
-                    : 0;
-  }
+  inputs_before(
+      before, places[0],
+      [&](int ago) { return __ldcg(a.qkvz + int64_t{t0 - ago} * a.d.width + at); }, kept);
 #pragma unroll
   for (int j = 0; j < kTile; ++j) {
     if (j >= tokens) break;
@@ -86,12 +70,7 @@ static __global__ void __launch_bounds__(kPrepareThreads)
   const int t0 = static_cast<int>(blockIdx.x) * kTile, tokens = min(kTile, a.num_tokens - t0);
   const int64_t g = blockIdx.y;
   const int values = a.d.ratio * kDim, thread = threadIdx.x;
-  if (thread < tokens) {
-    const Span span = span_of_token(a.spans, a.num_spans, a.num_tokens, t0 + thread);
-    const int32_t at = t0 + thread - span.q_start;
-    places[thread] = {at, a.from[span.slot], at + 1 == span.q_len ? a.to[span.slot] : -1,
-                      span.q_len > kFewTokens};
-  }
+  if (thread < tokens) places[thread] = place_of_token<kFewTokens>(a, t0 + thread);
   __syncthreads();
   for (int i = thread; i < 2 * kDim + values; i += kPrepareThreads) {
     if (i >= 2 * kDim) {

@@ -5,15 +5,12 @@
 #include "cuda/half_rows.cuh"
 #include "cuda/launch.cuh"
 #include "ops/mamba2/mamba2.cuh"
-#include "ops/norm_qkv/store_qkv.cuh"
 #include "ops/span_chunks.cuh"
 
 namespace nibble::ops::gpu::mamba {
 
 inline constexpr int kChunk = kMambaChunk, kFewTokens = kMambaFewTokens;
 inline constexpr int kN = 128, kP = 64, kTaps = 4;
-inline constexpr float kLeastLogDecay =
-    -40;  // e^-40 of a state is lost in any sum: G stays exact enough
 using Chunks = SpanChunks<kChunk, kFewTokens>;
 using RowsOfN = cuda::HalfRows<kN>;
 using RowsOfChunk = cuda::HalfRows<kChunk>;
@@ -43,13 +40,6 @@ struct ChunkParams {
 // The convolution of a tile of tokens, a channel a thread. Grid (tiles, tiles of channels).
 inline constexpr int kTile = 16, kPrepareThreads = 256;
 
-// Where a token lies in its sequence.
-struct TokenPlace {
-  int32_t at, from;  // in its span; slot of the state before that
-  int32_t to;        // where its inputs are kept: the last of a span's, else -1
-  bool in_chunk;
-};
-
 __device__ __forceinline__ void convolve_tile(const Params& a, const TokenPlace* places, int t0,
                                               int tokens, int32_t channel) {
   const float4 w = *reinterpret_cast<const float4*>(a.w.conv + int64_t{channel} * kTaps);
@@ -62,15 +52,8 @@ __device__ __forceinline__ void convolve_tile(const Params& a, const TokenPlace*
     return a.conv[(int64_t{slot} * (kTaps - 1) + row) * a.d.channels + channel];
   };
   float before[kTaps - 1];
-#pragma unroll
-  for (int i = 0; i < kTaps - 1; ++i) {
-    const int ago = kTaps - 1 - i;  // of token 0
-    const TokenPlace& first = places[0];
-    before[i] = first.at >= ago ? __ldcg(in + int64_t{t0 - ago} * a.d.width)
-                : first.at > 0 && first.from != RecurrentLayer::kNoState
-                    ? kept(first.from, i + first.at)
-                    : 0;
-  }
+  inputs_before(
+      before, places[0], [&](int ago) { return __ldcg(in + int64_t{t0 - ago} * a.d.width); }, kept);
 #pragma unroll
   for (int j = 0; j < kTile; ++j) {
     if (j >= tokens) break;
@@ -98,12 +81,7 @@ static __global__ void __launch_bounds__(kPrepareThreads)
   cuda::griddep_launch_dependents();
   const int t0 = static_cast<int>(blockIdx.x) * kTile, tokens = min(kTile, a.num_tokens - t0);
   const int thread = threadIdx.x;
-  if (thread < tokens) {
-    const Span span = span_of_token(a.spans, a.num_spans, a.num_tokens, t0 + thread);
-    const int32_t at = t0 + thread - span.q_start;
-    places[thread] = {at, a.from[span.slot], at + 1 == span.q_len ? a.to[span.slot] : -1,
-                      span.q_len > kFewTokens};
-  }
+  if (thread < tokens) places[thread] = place_of_token<kFewTokens>(a, t0 + thread);
   __syncthreads();
   const auto channel = static_cast<int32_t>(blockIdx.y * kPrepareThreads + thread);
   if (channel < a.d.channels) convolve_tile(a, places, t0, tokens, channel);
