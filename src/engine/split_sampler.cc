@@ -59,7 +59,7 @@ Sampler::Sampled SplitSampler::sample(int64_t row, const SamplingParams& params,
   if (has_penalties(params))
     for (const auto& entry : state.counts.entries()) ids_.push_back(entry.id);
   std::ranges::sort(ids_);
-  ids_.erase(std::ranges::unique(ids_).begin(), ids_.end());
+  ids_.erase(std::unique(ids_.begin(), ids_.end()), ids_.end());
   original_.resize(ids_.size());
 
   double lse = 0;
