@@ -59,6 +59,11 @@ constexpr int64_t kGpuProbeBytes = int64_t{4} << 30;
 constexpr int kProbeRepeats = 5;
 constexpr int32_t kWarmUpPrompt = 512, kWarmUpTokens = 8, kLongPrompt = 16384;
 
+struct OpFloor {
+  std::string site, op;
+  double us;
+};
+
 struct BenchRow {
   BenchCase what;
   BenchRate rate;
@@ -70,7 +75,7 @@ struct BenchRow {
   double ceiling = 0;
   SpeculationCounts drafts;
   StepProfile profile;
-  std::vector<OpWork> work;  // of the profile's step
+  std::vector<OpFloor> floors;  // of the profile's step
 };
 
 // Sizes context and batch for the cases, where the user has not.
@@ -140,23 +145,13 @@ std::string kv_text(const BenchFlags& flags) {
   return kv == DType::kF8E4M3 ? "fp8" : dtype_name(kv);
 }
 
-// Of all that is measured.
-struct Floors {
-  DeviceRates rates;
-  bool is_fp8 = false;  // activations of MXFP4 weights
-
-  double us(const OpWork& op) const {
-    const bool is_e4m3 = is_fp8 && op.weights == Format::kMxfp4;
-    return 1e6 * floor_seconds(op.bytes, op.flops, is_e4m3, rates);
-  }
-  // Of an op or site of the row's profile; 0: its work is not known.
-  double us(const BenchRow& row, const std::string& op) const {
-    double sum = 0;
-    for (const OpWork& known : row.work)
-      if (known.op == op || known.site == op) sum += us(known);
-    return sum;
-  }
-};
+// Of an op or site of the row's profile; 0: its work is not known.
+double floor_us(const BenchRow& row, const std::string& op) {
+  double sum = 0;
+  for (const OpFloor& known : row.floors)
+    if (known.op == op || known.site == op) sum += known.us;
+  return sum;
+}
 
 // The steps of a case's prompt, each of as many tokens as the engine takes at once.
 std::vector<StepShape> prompt_steps(const BenchCase& what, int32_t most_tokens, DType kv) {
@@ -170,11 +165,11 @@ std::vector<StepShape> prompt_steps(const BenchCase& what, int32_t most_tokens, 
   return steps;
 }
 
-Json profile_json(const BenchRow& row, const Floors& floors) {
+Json profile_json(const BenchRow& row) {
   const StepProfile& profile = row.profile;
   Json ops = Json::array();
   for (const StepProfile::Row& op : profile.rows) {
-    const double floor = floors.us(row, op.op);
+    const double floor = floor_us(row, op.op);
     ops.push_back({{"op", op.op},
                    {"launches", op.launches},
                    {"us", op.alone_us},
@@ -185,13 +180,13 @@ Json profile_json(const BenchRow& row, const Floors& floors) {
   return {{"step_us", profile.step_us}, {"gpu_us", profile.gpu_us}, {"ops", ops}};
 }
 
-void print_profile(const BenchRow& row, const Floors& floors) {
+void print_profile(const BenchRow& row) {
   const StepProfile& profile = row.profile;
   double alone = 0, saved = 0;
   TextTable table(
       {"op", ">launches", ">us alone", ">floor us", ">of floor", ">us saved", ">each", ">share"});
   for (const StepProfile::Row& op : profile.rows) {
-    const double floor = floors.us(row, op.op);
+    const double floor = floor_us(row, op.op);
     table.add({op.op, std::to_string(op.launches), fixed_digits(op.alone_us, 1),
                floor > 0 ? fixed_digits(floor, 1) : "-",
                floor > 0 ? fixed_digits(100 * floor / op.alone_us, 0) + "%" : "-",
@@ -277,7 +272,7 @@ struct BenchReport {
   double load_seconds, first_token_seconds;
   double bandwidth, bandwidth_after;  // bytes a second
   cuda::Clocks clocks = {};           // of a GPU, as the tests left it
-  Floors floors;
+  DeviceRates rates;
   int64_t weight_bytes, weight_bytes_per_token;
   RoutingBalance::Report routing;
   std::vector<BenchRow> rows;
@@ -313,7 +308,7 @@ Json report_json(const BenchReport& report, const BenchFlags& flags, const ops::
               {"rows", Json::array()}};
   for (const BenchRow& row : report.rows) {
     out["rows"].push_back(row_json(row, flags, cx, report.bandwidth));
-    if (!row.profile.rows.empty()) out["rows"].back()["profile"] = profile_json(row, report.floors);
+    if (!row.profile.rows.empty()) out["rows"].back()["profile"] = profile_json(row);
   }
   return out;
 }
@@ -328,7 +323,7 @@ void print_report(const BenchReport& report, const BenchFlags& flags) {
   const TextTable table = bench_table(report.rows, report.bandwidth);
   std::printf("%s", (flags.output == "md" ? table.markdown() : table.plain()).c_str());
   for (const BenchRow& row : report.rows)
-    if (!row.profile.rows.empty()) print_profile(row, report.floors);
+    if (!row.profile.rows.empty()) print_profile(row);
   if (report.clocks.first_hz > 0)
     std::printf("\nSMs at %.2f GHz behind the tests, at %.2f under products alone\n",
                 report.clocks.first_hz / 1e9, report.clocks.steady_hz / 1e9);
@@ -364,31 +359,41 @@ std::vector<BenchCase> choose_cases(BenchFlags& flags, bool on_gpu) {
   return cases;
 }
 
-// What each op of a step has to do, and the ceiling of a prompt that follows.
+// The least time of each op of a step by the kernels that run it, and the ceiling of a prompt that
+// follows.
 void add_floors(BenchRow& row, const LoadedEngine& loaded, const BenchFlags& flags,
-                const Floors& floors) {
+                const DeviceRates& rates) {
   const BenchCase& c = row.what;
   const DType kv = kv_dtype(flags.engine.kv_cache_dtype);
-  const auto work_of = [&](const StepShape& step) {
-    return describe_step_work(model_argument(loaded.files), dense_formats(flags.engine.dense), step,
-                              find_shard(flags.engine.ranks));
+  const std::vector<ops::PlanEntry> plan = ops::plan_entries(sites_of(*loaded.model));
+  const auto floors_of = [&](const StepShape& step) {
+    std::vector<OpFloor> floors;
+    for (const OpWork& op :
+         describe_step_work(model_argument(loaded.files), dense_formats(flags.engine.dense), step,
+                            find_shard(flags.engine.ranks))) {
+      const bool is_head = op.op == ops::op_name(ops::Op::kNormUnembed);
+      const std::string kernel =
+          kernel_at(plan, op.site, is_head ? step.streams : step.streams * step.tokens);
+      floors.push_back({op.site, op.op, 1e6 * floor_seconds(op.bytes, op.flops, kernel, rates)});
+    }
+    return floors;
   };
   if (c.decodes()) {
-    row.work = work_of({.streams = c.streams,
-                        .context = c.depth + c.prompt,
-                        .kv_bytes = dtype_bytes(kv),
-                        .act_bytes = dtype_bytes(DType::kBF16)});
+    row.floors = floors_of({.streams = c.streams,
+                            .context = c.depth + c.prompt,
+                            .kv_bytes = dtype_bytes(kv),
+                            .act_bytes = dtype_bytes(DType::kBF16)});
     return;
   }
   double us = 0;
   for (const StepShape& step : prompt_steps(c, flags.engine.max_num_batched_tokens, kv)) {
-    row.work = work_of(step);  // at last of the last one, which a profile shows
-    for (const OpWork& op : row.work) us += floors.us(op);
+    row.floors = floors_of(step);  // at last of the last one, which a profile shows
+    for (const OpFloor& op : row.floors) us += op.us;
   }
-  if (floors.rates.bf16 > 0)
+  if (rates.bf16 > 0)
     row.ceiling = 1e6 * c.prompt / us;
   else
-    row.work.clear();  // what bounds a prompt is not known
+    row.floors.clear();  // what bounds a prompt is not known
 }
 
 BenchReport measure_cases(LoadedEngine& loaded, const std::vector<BenchCase>& cases,
@@ -406,8 +411,7 @@ BenchReport measure_cases(LoadedEngine& loaded, const std::vector<BenchCase>& ca
                      .first_token_seconds = loaded.load_seconds + time_first_token(*loaded.engine),
                      .bandwidth = bandwidth,
                      .bandwidth_after = bandwidth,
-                     .floors = {.rates = device_rates(gpu, bandwidth),
-                                .is_fp8 = loaded.cx.kernels.activations == ops::ActFormat::kFp8},
+                     .rates = device_rates(gpu, bandwidth),
                      .weight_bytes = info.weight_bytes,
                      .weight_bytes_per_token = info.weight_bytes_per_token,
                      .routing = {},
@@ -418,7 +422,7 @@ BenchReport measure_cases(LoadedEngine& loaded, const std::vector<BenchCase>& ca
     BenchRow& row = report.rows.emplace_back(
         measure(*loaded.engine, c, flags.repeats, kv, bandwidth, on_gpu, balance));
     if (!quiet) std::fprintf(stderr, "%.1f tokens/s\n", row.rate.mean);
-    if (on_gpu) add_floors(row, loaded, flags, report.floors);
+    if (on_gpu) add_floors(row, loaded, flags, report.rates);
     if (!flags.profile.empty())
       row.profile = profile_step(*loaded.engine, loaded.cx.stream, c, flags.profile == "site");
   }

@@ -269,8 +269,7 @@ struct Machine {
 };
 
 double floor_seconds(const Reached& r, const Machine& machine) {
-  const bool is_fp8 = r.kernel.find("w4a8") != std::string::npos;
-  return floor_seconds(r.bytes, r.flops, is_fp8, machine.rates);
+  return floor_seconds(r.bytes, r.flops, r.kernel, machine.rates);
 }
 
 void print_reached(const std::vector<Reached>& rows, const OpsFlags& flags,

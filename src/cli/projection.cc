@@ -340,15 +340,6 @@ OpTime time_of(const RowCost& c, const ops::Problem& problem, const ops::StepSha
   return t;
 }
 
-std::string kernel_at(const std::vector<ops::PlanEntry>& plan, const std::string& site,
-                      int64_t tokens) {
-  for (const ops::PlanEntry& entry : plan)
-    if (ops::site_label(entry.site) == site && entry.min_tokens <= tokens &&
-        tokens <= entry.max_tokens)
-      return entry.kernel;
-  return "";
-}
-
 }  // namespace
 
 std::optional<ProjectionDevice> find_projection_device(std::string_view name) {
@@ -363,6 +354,15 @@ std::optional<ProjectionDevice> find_projection_device(std::string_view name) {
     return ProjectionDevice{
         .gpu = cuda::h200(), .bandwidth = 4464e9, .clock = 1.755e9, .hmma = 4096};
   return std::nullopt;
+}
+
+std::string kernel_at(const std::vector<ops::PlanEntry>& plan, const std::string& site,
+                      int64_t tokens) {
+  for (const ops::PlanEntry& entry : plan)
+    if (ops::site_label(entry.site) == site && entry.min_tokens <= tokens &&
+        tokens <= entry.max_tokens)
+      return entry.kernel;
+  return "";
 }
 
 double OpTime::seconds() const { return fixed + std::max({memory, tensor, issue}); }

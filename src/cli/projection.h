@@ -17,6 +17,7 @@
 #include "cuda/caps.h"
 #include "models/step_work.h"
 #include "ops/kernel_table.h"
+#include "ops/plan.h"
 
 namespace nibble::cli {
 
@@ -30,6 +31,10 @@ struct ProjectionDevice {
 // "gb10": 233 GB/s, 2.4 GHz and its family's published rates, none measured there; "h200", by which
 // the costs of rows are held to what was measured.
 std::optional<ProjectionDevice> find_projection_device(std::string_view name);
+
+// The row that a plan has for a site, by its label, in a step of so many tokens; "": none.
+std::string kernel_at(const std::vector<ops::PlanEntry>& plan, const std::string& site,
+                      int64_t tokens);
 
 struct OpTime {
   double memory = 0, tensor = 0, issue = 0;  // seconds of each alone
