@@ -433,6 +433,27 @@ TEST_F(EngineRanks, EntriesOfATableStayWithinItsOwnGroup) {
   }
 }
 
+// Of the two tables of states the first may name none: the sequence begins.
+TEST_F(EngineRanks, AStepWritesItsStatesToSlots) {
+  TableChange change{0, -1, 0};
+  EXPECT_EQ(why_refused(kRecurrent, kStep, {.changes = {&change, 1}}), "");
+  change.table = 1;
+  EXPECT_EQ(why_refused(kRecurrent, kStep, {.changes = {&change, 1}}),
+            "rank 0 sent a step with states that go to no slot");
+  const int32_t zero = 0;  // a token, its position and the row of its logits
+  const Span span{.q_start = 0, .q_len = 1, .context = 0, .slot = 0};
+  const Step step{.num_tokens = 1,
+                  .num_spans = 1,
+                  .num_out = 1,
+                  .max_context = 128,
+                  .tokens = &zero,
+                  .positions = &zero,
+                  .spans = &span,
+                  .out_rows = &zero};
+  EXPECT_EQ(why_refused(kRecurrent, kStep, {.step = step}),
+            "rank 0 sent a step of a sequence that has no slot for its states");
+}
+
 // What ranks say of their logits at the start: rank 1's columns begin elsewhere, or are too many.
 TEST_F(EngineRanks, OtherColumnsOfLogitsAreRefused) {
   const EngineOptions options = of_ranks(options_of_shipped(), kShipped, 2);

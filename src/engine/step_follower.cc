@@ -22,14 +22,15 @@ class StepFollower::ReplayedPages final : public PageMemory {
   }
   void copy_page(const Tensor&, int32_t, int32_t) override { CHECK(false); }
   Table add_table(std::span<const int32_t> host, int32_t num_pages) override {
-    Replayed& table = tables_.emplace_back(Replayed{{host.begin(), host.end()}, num_pages, 0});
+    Replayed& table = tables_.emplace_back(Replayed{{host.begin(), host.end()}, num_pages});
     const Table added = memory_->add_table(table.entries, num_pages);
-    table.number = added.number;
+    table.number = added.number, table.read_at = added.entries;
     return {added.entries, static_cast<int32_t>(tables_.size()) - 1};
   }
   void changed(int32_t, int64_t) override { CHECK(false); }
 
-  void replay(const StepMessage& message) {
+  // `written`: StepBounds'.
+  void replay(const StepMessage& message, int64_t written) {
     for (const PageCopy& copy : message.copies)
       memory_->copy_page(tensors_[copy.tensor], copy.from, copy.to);
     for (const TableChange& change : message.changes) {
@@ -37,12 +38,17 @@ class StepFollower::ReplayedPages final : public PageMemory {
       table.entries[change.index] = change.value;
       memory_->changed(table.number, change.index);
     }
+    for (int32_t i = 0; written >= 0 && i < message.step.num_spans; ++i)
+      if (tables_[written].entries[message.step.spans[i].slot] < 0)
+        throw Error(ErrorKind::kUnsupported,
+                    "rank 0 sent a step of a sequence that has no slot for its states");
   }
   const std::vector<Tensor>& tensors() const { return tensors_; }
   struct Replayed {
     std::vector<int32_t> entries;
-    int32_t num_pages;  // below which they are
-    int32_t number;     // of memory_
+    int32_t num_pages;                 // below which they are
+    int32_t number = 0;                // of memory_
+    const int32_t* read_at = nullptr;  // by kernels
   };
   const std::deque<Replayed>& tables() const { return tables_; }
 
@@ -51,6 +57,13 @@ class StepFollower::ReplayedPages final : public PageMemory {
   std::vector<Tensor> tensors_;
   std::deque<Replayed> tables_;
 };
+
+// Which slots a step writes states to; nullptr: it has none.
+static const int32_t* written_slots(const ModelInfo& info, const SeqState& kv) {
+  for (const LayerGroup& group : info.groups)
+    if (group.is_recurrent()) return kv.recurrent_layer(group.layers.at(0)).to;
+  return nullptr;
+}
 
 StepFollower::StepFollower(Model& model, ops::Ctx cx, const EngineOptions& options)
     : model_(model),
@@ -66,10 +79,13 @@ StepFollower::StepFollower(Model& model, ops::Ctx cx, const EngineOptions& optio
              .vocab_size = info.vocab_size,
              .may_be_fed = cx_.on_gpu() && options.graphs};
   for (const Tensor& tensor : pages_->tensors()) bounds_.pages.push_back(tensor.dim(0));
+  const int32_t* const written = written_slots(info, kv_.state());
   for (const auto& table : pages_->tables()) {
     bounds_.entries.push_back(std::ssize(table.entries));
     bounds_.values.push_back(table.num_pages);
+    if (table.read_at == written) bounds_.written = std::ssize(bounds_.values) - 1;
   }
+  lease_.emplace(model_);
   model_.reserve(cx_, bounds_.limits);
   std::vector<int32_t> masked_ids;
   agree(*cx_.comm, info, plan_, bounds_.limits, masked_ids);
@@ -139,7 +155,7 @@ bool StepFollower::step() {
   const StepMessage message = read_message(told_, bounds_);
   if (message.ends) return false;
   step_ = message.step;
-  lease_.check();
+  lease_->check();
   if (gpu_ != nullptr)
     launch(message);
   else
@@ -165,7 +181,7 @@ void StepFollower::replay() {
 }
 
 void StepFollower::run_on_cpu(const StepMessage& message) {
-  pages_->replay(message);
+  pages_->replay(message, bounds_.written);
   Tensor logits;
   if (message.compares) {
     const ReplicaHash hash(cx_);
@@ -182,7 +198,7 @@ void StepFollower::launch(const StepMessage& message) {
   StepBlock& block = blocks_[turn_];
   turn_ = 1 - turn_;
   gpu_->wait(block);
-  pages_->replay(message);
+  pages_->replay(message, bounds_.written);
   block.copy(message.step, message.draws);
   launch_on_rank(*gpu_, cx_, block, message);
 }

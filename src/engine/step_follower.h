@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "dist/comm.h"
@@ -39,7 +40,7 @@ class StepFollower {
   void launch(const StepMessage& message);
 
   Model& model_;
-  ModelLease lease_{model_};
+  std::optional<ModelLease> lease_;
   ops::Ctx cx_;
   ModelInfo kv_info_;  // the model's, and the pages of a head, which rank 0 alone has
   KvPlan plan_;

@@ -129,11 +129,13 @@ StepMessage read_message(std::span<const std::byte> bytes, const StepBounds& bou
     if (c.tensor < 0 || c.tensor >= std::ssize(bounds.pages) || c.from < 0 || c.to < 0 ||
         std::max(c.from, c.to) >= bounds.pages[c.tensor])
       refuse("pages that are none");
-  for (const TableChange& c : m.changes)
+  for (const TableChange& c : m.changes) {
     if (c.table < 0 || c.table >= std::ssize(bounds.entries) || c.index < 0 ||
         c.index >= bounds.entries[c.table] || c.value < KvLayer::kNoPage ||
         c.value >= bounds.values[c.table])
       refuse("entries of tables that are none");
+    if (c.table == bounds.written && c.value < 0) refuse("states that go to no slot");
+  }
   return m;
 }
 

@@ -44,6 +44,7 @@ struct StepBounds {
   std::vector<int64_t> pages;    // of each tensor
   std::vector<int64_t> entries;  // of each table
   std::vector<int32_t> values;   // below which those of each table are
+  int64_t written = -1;          // the table of the slots that steps write states to; -1: none
   int64_t most_bytes() const;    // of a message; changes of all entries, and as many copies
 };
 

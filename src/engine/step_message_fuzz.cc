@@ -14,8 +14,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                           .vocab_size = 50,
                           .may_be_fed = true,
                           .pages = {6, 6},
-                          .entries = {12, 9},
-                          .values = {6, 4}};
+                          .entries = {12, 9, 3},
+                          .values = {6, 4, 5},
+                          .written = 2};
   // As a vector of them is: aligned.
   std::vector<std::byte> bytes(size);
   for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(data[i]);
@@ -33,8 +34,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       CHECK(m.step.tokens[t] < bounds.vocab_size);
     CHECK(m.draws.empty() || std::ssize(m.draws) == m.step.num_out);
     for (const ops::Draw& d : m.draws) CHECK(d.u < 1 && d.top_k >= 0 && d.temperature < 1e39);
-    for (const TableChange& c : m.changes)
+    for (const TableChange& c : m.changes) {
       CHECK(c.index < bounds.entries.at(static_cast<size_t>(c.table)));
+      CHECK(c.value >= (c.table == bounds.written ? 0 : -1));
+    }
   } catch (const Error&) {
     return 0;
   }

@@ -18,8 +18,9 @@ StepBounds bounds() {
           .vocab_size = 50,
           .may_be_fed = true,
           .pages = {6, 6},
-          .entries = {12, 9},
-          .values = {6, 4}};
+          .entries = {12, 9, 3},
+          .values = {6, 4, 5},
+          .written = 2};
 }
 
 // Two sequences of three and one tokens.
@@ -151,10 +152,18 @@ TEST(StepMessage, WhatAStepCannotHaveIsRefused) {
       {[](Example& e) { e.copies[0].tensor = 2; }, "pages that are none"},
       {[](Example& e) { e.copies[0].from = 6; }, "pages that are none"},
       {[](Example& e) { e.copies[0].to = -1; }, "pages that are none"},
-      {[](Example& e) { e.changes[0].table = 2; }, "entries of tables that are none"},
+      {[](Example& e) { e.changes[0].table = 3; }, "entries of tables that are none"},
       {[](Example& e) { e.changes[0].index = 12; }, "entries of tables that are none"},
       {[](Example& e) { e.changes[1].value = 4; }, "entries of tables that are none"},
-      {[](Example& e) { e.changes[1].value = -2; }, "entries of tables that are none"}};
+      {[](Example& e) { e.changes[1].value = -2; }, "entries of tables that are none"},
+      {[](Example& e) {
+         e.changes[1] = {2, 5, 0};
+       },
+       "entries of tables that are none"},
+      {[](Example& e) {
+         e.changes[1] = {2, -1, 0};
+       },
+       "states that go to no slot"}};
   for (const auto& [change, text] : faults) EXPECT_THAT(refusal(change), testing::HasSubstr(text));
   const std::vector<std::byte> all = written(Example().message());
   for (size_t n = 0; n < all.size(); n += 4)
