@@ -57,6 +57,7 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
   begun_.reserve(options.max_num_seqs);
   ahead_chunks_.reserve(options.max_num_seqs);
   replayed_.reserve(options.max_num_seqs);
+  lease_.emplace(model_);
   DraftHead* const head = options.speculation.head.get();
   model_.keep_rows(head != nullptr ? head->target_layers() : std::vector<int32_t>{});
   model_.reserve(cx_, step_limits_);
@@ -194,7 +195,7 @@ bool Engine::Impl::plan() noexcept {
 }
 
 void Engine::Impl::launch() {
-  lease_.check();
+  lease_->check();
   if (gpu_ != nullptr) return launch_on_gpu();
   if (head_ != nullptr) head_->draft(scheduler_.chunks());
   blocks_[turn_].fill(scheduler_.chunks());

@@ -116,7 +116,7 @@ class Engine::Impl {
   void publish_stats();
 
   Model& model_;
-  ModelLease lease_{model_};
+  std::optional<ModelLease> lease_;  // once nothing of the start-up is left that may be refused
   ops::Ctx cx_;
   RequestLimits request_limits_;
   ModelInfo kv_info_;  // the model's, and the pages of a head

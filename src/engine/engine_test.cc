@@ -234,6 +234,16 @@ TEST(Engine, AModelIsOneEnginesAtATime) {
   EXPECT_EQ(run_all(third, {greedy(10, 1, 5)})[0].ids.size(), 5u);
 }
 
+// What is refused before it has touched the model leaves it to the one before.
+TEST(Engine, AnEngineThatIsRefusedTakesNoModel) {
+  ToyModel model;
+  Engine first(model, {}, toy_options());
+  EngineOptions wrong = toy_options();
+  wrong.max_num_seqs = 0;
+  EXPECT_THROW(Engine(model, {}, wrong), Error);
+  EXPECT_EQ(run_all(first, {greedy(10, 1, 5)})[0].ids.size(), 5u);
+}
+
 TEST(Engine, AThrowingModelFailsEveryRequest) {
   ToyModel model;
   model.throw_in_step = 2;
