@@ -88,7 +88,7 @@ TEST_F(ServerTest, RefusesParametersThatMakeNoSense) {
                       {{"top_p", 2}},
                       {{"top_p", -0.1}},
                       {{"min_p", 1.5}},
-                      {{"presence_penalty", 1e30}},
+                      {{"presence_penalty", 5}},
                       {{"seed", "x"}},
                       {{"seed", 1.5}},
                       {{"top_logprobs", 1000000}},
@@ -107,6 +107,7 @@ TEST_F(ServerTest, RefusesParametersThatMakeNoSense) {
                       {{"tool_choice", "required"}},
                       {{"tool_choice", {{"type", "function"}}}},
                       {{"min_tokens", -1}},
+                      {{"min_tokens", 9}, {"max_tokens", 8}},
                       {{"response_format", "json"}}};
   for (const json& fields : bad) {
     const Answer answer = post("/v1/chat/completions", with(kParis, fields));

@@ -33,9 +33,12 @@ bool is_localhost(std::string_view name) {
          (name.starts_with("127.") && is_ip_address(name));
 }
 
-bool host_allowed(const AccessRules& rules, std::string_view host) {
-  if (!rules.allowed_hosts) return true;
-  const std::string name = lower(without_port(host));
+// No page can make a browser leave Host out: without it comes HTTP/1.0 alone (http_head.h), of
+// programs.
+bool host_allowed(const AccessRules& rules, const HttpRequest& head) {
+  const auto is_host = [](const auto& field) { return field.first == "host"; };
+  if (!rules.allowed_hosts || std::ranges::none_of(head.headers, is_host)) return true;
+  const std::string name = lower(without_port(head.header("host")));
   if (is_ip_address(name) || is_localhost(name)) return true;
   const auto& list = *rules.allowed_hosts;
   return std::any_of(list.begin(), list.end(),
@@ -49,7 +52,7 @@ bool origin_allowed(const AccessRules& rules, std::string_view origin, std::stri
   const size_t scheme = origin.find("://");
   if (scheme == std::string_view::npos) return false;  // "null": a file, a sandboxed frame
   const std::string authority = lower(origin.substr(scheme + 3));
-  return authority == lower(host) || is_localhost(without_port(authority));
+  return (!host.empty() && authority == lower(host)) || is_localhost(without_port(authority));
 }
 
 // "Authorization: Bearer KEY", as OpenAI's clients send it, or "X-Api-Key: KEY", as Anthropic's do.
@@ -81,7 +84,7 @@ bool same_secret(std::string_view given, std::string_view secret) {
 std::optional<ApiError> check_access(const AccessRules& rules, const HttpRequest& head,
                                      bool guarded, HttpHeaders& reply_headers) {
   const std::string_view host = head.header("host");
-  if (!host_allowed(rules, host)) {
+  if (!host_allowed(rules, head)) {
     return ApiError{.status = 403,
                     .message = "this server is not known as \"" + std::string(host) +
                                "\"; start it with --allowed-hosts to allow the name"};

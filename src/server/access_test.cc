@@ -65,6 +65,9 @@ TEST(AccessTest, KnowsItsOwnNames) {
                           "127.0.0.1.evil.example", "1e.example"}) {
     EXPECT_EQ(status_of(rules, {{"host", bad}}), 403) << bad;
   }
+  EXPECT_EQ(status_of(rules, {}), 200);  // HTTP/1.0, of no browser
+  for (const char* from : {"http://", "http://evil.example"})
+    EXPECT_EQ(status_of(rules, {{"origin", from}}), 403) << from;
   rules.allowed_hosts->push_back("Spark.lan");
   EXPECT_EQ(status_of(rules, {{"host", "spark.lan:8000"}}), 200);
 }

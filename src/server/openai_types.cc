@@ -18,7 +18,7 @@ constexpr size_t kMaxStops = 64;
 constexpr size_t kMaxStopIds = 1'024;
 constexpr size_t kMaxPrompts = 1'024;
 constexpr int32_t kMaxTop = 20;
-constexpr double kAny = 1e6;  // beyond it a penalty or temperature is a mistake
+constexpr double kMostPenalty = 2;  // OpenAI's, and vLLM's
 
 void read_logit_bias(JsonFields& fields, SamplingParams& sampling) {
   const Json* bias = fields.object("logit_bias");
@@ -48,10 +48,10 @@ void read_sampling(JsonFields& fields, SamplingParams& s) {
   const char* repetition = fields.has("repeat_penalty") ? "repeat_penalty" : "repetition_penalty";
   s.repetition_penalty =
       static_cast<float>(fields.number(repetition, s.repetition_penalty, 1e-3, 1e3));
-  s.presence_penalty =
-      static_cast<float>(fields.number("presence_penalty", s.presence_penalty, -kAny, kAny));
-  s.frequency_penalty =
-      static_cast<float>(fields.number("frequency_penalty", s.frequency_penalty, -kAny, kAny));
+  s.presence_penalty = static_cast<float>(
+      fields.number("presence_penalty", s.presence_penalty, -kMostPenalty, kMostPenalty));
+  s.frequency_penalty = static_cast<float>(
+      fields.number("frequency_penalty", s.frequency_penalty, -kMostPenalty, kMostPenalty));
   if (const Json* seed = fields.find("seed")) {
     if (seed->is_number_unsigned()) {
       s.seed = seed->get<uint64_t>();
@@ -112,6 +112,12 @@ void read_generation(JsonFields& fields, GenerationRequest& request) {
   refuse_unsupported_fields(fields);
 }
 
+// Where the request itself says both; what is left of the context bounds either.
+void check_min_tokens(JsonFields& fields, const GenerationRequest& request) {
+  if (request.max_tokens && request.min_tokens > *request.max_tokens)
+    fields.fail("min_tokens", "is more than max_tokens");
+}
+
 void read_one_prompt(JsonFields& fields, const Json& value, std::vector<Prompt>& prompts) {
   constexpr const char* kForms = "has to be a string, token ids, or an array of these";
   if (value.is_string()) {
@@ -149,6 +155,7 @@ std::optional<ApiError> parse_chat_request(std::string_view body, const Sampling
     refuse_unsupported_chat_fields(fields);
     const char* max = fields.has("max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
     if (fields.has(max)) request.max_tokens = fields.integer(max, 1, 1, kMaxTokens);
+    check_min_tokens(fields, request);
     const bool logprobs = fields.boolean("logprobs", false);
     const auto top = static_cast<int32_t>(fields.integer("top_logprobs", 0, 0, kMaxTop));
     if (fields.has("top_logprobs") && top > 0 && !logprobs) {
@@ -175,6 +182,7 @@ std::optional<ApiError> parse_completion_request(std::string_view body,
     if (*request.max_tokens == 0 && !request.echo) {
       fields.fail("max_tokens", "can be 0 with echo only");
     }
+    check_min_tokens(fields, request);
     request.sampling.logprobs = static_cast<int32_t>(fields.integer("logprobs", -1, 0, kMaxTop));
     request.add_special_tokens = fields.boolean("add_special_tokens", true);
     request.skip_special_tokens = fields.boolean("skip_special_tokens", true);
