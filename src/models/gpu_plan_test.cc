@@ -128,6 +128,23 @@ std::string kernel_of(const std::vector<ops::PlanEntry>& plan, ops::Op op, int64
   return "";
 }
 
+// Under --exact prompts of recurrent layers run token by token, by the general kernels: it is said.
+TEST(GpuPlanExact, SaysWhatBecomesOfStates) {
+  const std::pair<std::string, std::string> kLines[] = {
+      {"nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4",
+       "delta_rule of 36 layers by cuda_decode_or_any, which takes any shape; cuda_chunks: "
+       "--exact: "
+       "a state would depend on how its text was cut"},
+      {"nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4",
+       "mamba2 of 23 layers by cuda_ring_or_any, which takes any shape; cuda_ring: --exact: more "
+       "than 31 tokens"}};
+  for (const auto& [id, line] : kLines)
+    for (const bool exact : {false, true}) {
+      const auto lines = ops::say_general_rows(plan_kernels(on_gpu(cuda::h200(), exact), id));
+      EXPECT_EQ(std::ranges::count(lines, line), exact ? 1 : 0) << testing::PrintToString(lines);
+    }
+}
+
 // From 17 tokens (FP8: 9) and 12 rows an expert on, where the rows for few read matrices again.
 TEST(GpuPlanTiles, ASparkTakesMmaForManyTokens) {
   using ops::Op;

@@ -24,12 +24,11 @@ bool has_fast_heads(const DeltaRuleDesc& d) {
   return d.key_dim == 128 && d.value_dim == 128 && d.taps == 4;
 }
 
-// Under --exact prompts, too, go token by token; else their chunks do what is behind these.
 constexpr int64_t kDecodeTokens = 8;
 const char* refuse_decode(const DeltaRuleDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_any(d, o)) return reason;
   if (!has_fast_heads(d)) return "not heads of 128 dims and 4 taps";
-  return d.tokens <= kDecodeTokens || o.exact || o.any_size ? nullptr : "more than 8 tokens";
+  return d.tokens <= kDecodeTokens || o.any_size ? nullptr : "more than 8 tokens";
 }
 
 const char* refuse_chunks(const DeltaRuleDesc& d, const KernelOptions& o) {
@@ -39,6 +38,14 @@ const char* refuse_chunks(const DeltaRuleDesc& d, const KernelOptions& o) {
   return nullptr;
 }
 
+// The same kernels where a step is a few tokens of each sequence; cuda_any's, whose bits are
+// theirs, for prompts.
+const char* refuse_decode_or_any(const DeltaRuleDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_any(d, o)) return reason;
+  if (!has_fast_heads(d)) return "not heads of 128 dims and 4 taps";
+  return o.exact ? nullptr : "chunks are faster, without --exact";
+}
+
 constexpr DeltaRuleKernel kKernels[] = {
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
@@ -46,6 +53,7 @@ constexpr DeltaRuleKernel kKernels[] = {
     row<cpu::Isa::kScalar>("plain_any"),
     {"cuda_decode", refuse_decode, NIBBLE_CUDA_KERNEL(gpu::delta_rule_decode)},
     {"cuda_chunks", refuse_chunks, NIBBLE_CUDA_KERNEL(gpu::delta_rule_chunks)},
+    {"cuda_decode_or_any", refuse_decode_or_any, NIBBLE_CUDA_KERNEL(gpu::delta_rule_decode)},
     {"cuda_any", refuse_any, NIBBLE_CUDA_KERNEL(gpu::delta_rule_any)},
     {"ref", [](const DeltaRuleDesc&, const KernelOptions& o) { return refuse_ref(o); },
      ref::delta_rule},

@@ -173,7 +173,8 @@ TEST(DeltaRule, PromptsGoByChunksUnlessTheirBitsAreAskedFor) {
   EXPECT_EQ(row_of(8, 128), "cuda_decode");
   EXPECT_EQ(row_of(2048, 64), "cuda_any");
   options.exact = true;
-  EXPECT_EQ(row_of(2048, 128), "cuda_decode");  // token by token
+  EXPECT_EQ(row_of(8, 128), "cuda_decode");
+  EXPECT_EQ(row_of(2048, 128), "cuda_decode_or_any");  // token by token, prompts by cuda_any's
   EXPECT_EQ(row_of(2048, 64), "cuda_any");
 }
 

@@ -31,7 +31,7 @@ const char* refuse_decode(const Mamba2Desc& d, const KernelOptions& o) {
 
 bool has_ring(const Mamba2Desc& d) { return d.state_dim == 128 && d.head_dim == 64 && d.taps == 4; }
 // Heads as Nemotron's, of which a cluster of blocks has a group's, eight to a block at most.
-const char* refuse_ring(const Mamba2Desc& d, const KernelOptions& o) {
+const char* refuse_heads(const Mamba2Desc& d, const KernelOptions& o) {
   if (const char* reason = refuse_any(d, o)) return reason;
   if (!o.gpu.runs_clusters) return "this GPU runs no clusters of blocks";
   if (!has_ring(d)) return "not heads of 128 x 64 and 4 taps";
@@ -40,8 +40,20 @@ const char* refuse_ring(const Mamba2Desc& d, const KernelOptions& o) {
   return "a group's heads do not fit 8 blocks of 8";
 }
 
+const char* refuse_ring(const Mamba2Desc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_heads(d, o)) return reason;
+  const bool is_few = d.tokens <= gpu::kMambaFewTokens || o.any_size;
+  return is_few || !o.exact ? nullptr : "--exact: more than 31 tokens";
+}
+// The same kernel where a step is one token of each sequence; cuda_any's, whose bits are its, for
+// prompts.
+const char* refuse_ring_or_any(const Mamba2Desc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_heads(d, o)) return reason;
+  return o.exact ? nullptr : "chunks are faster, without --exact";
+}
+
 const char* refuse_chunks(const Mamba2Desc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_ring(d, o)) return reason;
+  if (const char* reason = refuse_heads(d, o)) return reason;
   if (d.tokens <= gpu::kMambaFewTokens && !o.any_size) return "spans of up to 31 tokens";
   if (o.exact) return "--exact: a state would depend on how its text was cut";
   if (d.heads % 4 != 0) return "heads that are not a multiple of four";
@@ -55,6 +67,7 @@ constexpr Mamba2Kernel kKernels[] = {
     row<cpu::Isa::kScalar>("plain_any"),
     {"cuda_chunks", refuse_chunks, NIBBLE_CUDA_KERNEL(gpu::mamba2_chunks)},
     {"cuda_ring", refuse_ring, NIBBLE_CUDA_KERNEL(gpu::mamba2_ring)},
+    {"cuda_ring_or_any", refuse_ring_or_any, NIBBLE_CUDA_KERNEL(gpu::mamba2_ring)},
     {"cuda_decode", refuse_decode, NIBBLE_CUDA_KERNEL(gpu::mamba2_decode)},
     {"cuda_any", refuse_any, NIBBLE_CUDA_KERNEL(gpu::mamba2_any)},
     {"ref", [](const Mamba2Desc&, const KernelOptions& o) { return refuse_ref(o); }, ref::mamba2},

@@ -183,6 +183,21 @@ TEST(Mamba2, ByHand) {
   }
 }
 
+TEST(Mamba2, PromptsGoByChunksUnlessTheirBitsAreAskedFor) {
+  KernelOptions options;
+  options.gpu = cuda::h200();
+  const auto row_of = [&](int64_t tokens) {
+    Mamba2Desc desc{64, 8, 64, 128, 4};
+    desc.tokens = tokens;
+    return std::string_view(pick(Op::kMamba2, mamba2_kernels(), desc, options).row->name);
+  };
+  EXPECT_EQ(row_of(2048), "cuda_chunks");
+  EXPECT_EQ(row_of(8), "cuda_ring");
+  options.exact = true;
+  EXPECT_EQ(row_of(8), "cuda_ring");
+  EXPECT_EQ(row_of(2048), "cuda_ring_or_any");  // token by token, prompts by cuda_any's
+}
+
 TEST(Mamba2, Bytes) {
   const Mamba2Desc d{64, 8, 64, 128, 4};  // Nemotron-3-Nano-30B
   EXPECT_EQ(d.channels(), 6144);
