@@ -1,8 +1,10 @@
 """What one client's grammar does to the others: an innocent stream goes on beside patterns whose masks take seconds
 and schemas whose compilation never ends, memory stays within what is stated, and SIGTERM ends it all. No clock judges
-it: beside each attack the tokens of the innocent are counted."""
+it: beside each attack the tokens of the innocent are counted, and those of the same stream from a server that nobody
+attacks, on the same machine: while the innocent waits for one token, that one may not have got far."""
 
 import concurrent.futures
+import contextlib
 import json
 import random
 import signal
@@ -19,9 +21,10 @@ from serving import NAME, Server
 # Minutes for xgrammar, in 9 KB.
 ENDLESS = {"type": "object", "minProperties": 150,
            "properties": {f"property_number_{i}": {"type": "integer"} for i in range(300)}}
-# Where the engine waits for masks that take 2.3 s and 6.1 s, the innocent has a token for each of theirs.
+# Masks of 2.3 s and 6.1 s, for which the engine must not wait.
 SLOW_MASKS = ["(.{0,99}){0,99}", ".{0,9}" * 600]
 ATTACK_TOKENS = 40
+MOST_WAITED = 1 / 3  # of what another server makes meanwhile, how much it makes while the innocent waits for one token
 WATCHDOG_S = 120
 MAX_BYTES = 1 << 30  # of all grammars together
 MAX_GROWTH = 64 << 20  # of the server's own process
@@ -66,14 +69,15 @@ def status_bytes(pid, name):
 
 
 class Stream:
-    """An innocent client, whose tokens are counted."""
+    """An innocent client, whose tokens are counted; `other()`, how far another server has got, is asked at each."""
 
-    def __init__(self, server):
+    def __init__(self, server, other=lambda: 0):
         body = {"model": NAME, "prompt": "What", "max_tokens": 3900, "ignore_eos": True, "stream": True}
         request = urllib.request.Request(server.url + "/v1/completions", json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
         self.answer = urllib.request.urlopen(request, timeout=WATCHDOG_S)
         self.tokens, self.stops = 0, False
+        self.other, self.most_waited, self.last = other, 0, other()
         self.thread = threading.Thread(target=self.read)
         self.thread.start()
 
@@ -83,7 +87,40 @@ class Stream:
                 break
             if line.startswith(b"data: {"):
                 self.tokens += 1
+                self.most_waited, self.last = self.waited(), self.other()
         self.answer.close()
+
+    def waited(self):
+        """How far the other server has got while this one's client waited longest for a token, the next one's wait included."""
+        return max(self.most_waited, self.other() - self.last)
+
+
+class Innocent:
+    """Streams without end, begun again where one ends."""
+
+    def __init__(self, server, other=lambda: 0):
+        self.server, self.other = server, other
+        self.tokens, self.most_waited, self.ends = 0, 0, False
+        self.flows = threading.Event()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        while not self.ends:
+            stream, counted = Stream(self.server, self.other), 0
+            while stream.thread.is_alive() and not self.ends:
+                if stream.tokens > 0:
+                    self.flows.set()
+                self.tokens += stream.tokens - counted
+                counted = stream.tokens
+                self.most_waited = max(self.most_waited, stream.waited())
+                time.sleep(0.02)
+            stream.stops = True
+            stream.thread.join()
+
+    def close(self):
+        self.ends = True
+        self.thread.join()
 
 
 class GrammarAttackTest(unittest.TestCase):
@@ -98,36 +135,20 @@ class GrammarAttackTest(unittest.TestCase):
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
 
-    def tokens_beside(self, server, attack):
-        """Of an innocent client, while the attack runs; its stream is begun again where it ends."""
-        tokens = [0]
-        flows, done = threading.Event(), threading.Event()
-
-        def innocent():
-            while not done.is_set():
-                stream, counted = Stream(server), 0
-                while stream.thread.is_alive() and not done.is_set():
-                    if stream.tokens > 0:
-                        flows.set()
-                    tokens[0] += stream.tokens - counted
-                    counted = stream.tokens
-                    time.sleep(0.02)
-                stream.stops = True
-                stream.thread.join()
-
-        thread = threading.Thread(target=innocent)
-        thread.start()
+    def beside(self, server, attack, other=lambda: 0):
+        """Tokens of an innocent client while the attack runs, and those of `other` while it waited longest for one."""
+        innocent = Innocent(server, other)
         try:
-            self.assertTrue(flows.wait(WATCHDOG_S))
-            before = tokens[0]
+            self.assertTrue(innocent.flows.wait(WATCHDOG_S))
+            before = innocent.tokens
             attack()
-            return tokens[0] - before
+            time.sleep(0.1)  # it has seen what waited until the end
+            return innocent.tokens - before, innocent.most_waited
         finally:
-            done.set()
-            thread.join()
+            innocent.close()
 
     def test_masks_that_take_seconds_cost_their_own_request(self):
-        with Server() as server:
+        with Server() as server, Server() as calm, contextlib.closing(Innocent(calm)) as other:
             for pattern in SLOW_MASKS:
                 answers = []
 
@@ -136,7 +157,11 @@ class GrammarAttackTest(unittest.TestCase):
                         for _ in range(2):
                             answers.append(pool.submit(self.ask, server, guided_regex=pattern))
 
-                self.assertGreater(self.tokens_beside(server, attack), 2 * ATTACK_TOKENS, pattern[:20])
+                self.assertTrue(other.flows.wait(WATCHDOG_S))
+                before = other.tokens
+                tokens, waited = self.beside(server, attack, lambda: other.tokens)
+                self.assertGreater(tokens, 2 * ATTACK_TOKENS, pattern[:20])
+                self.assertLess(waited, MOST_WAITED * (other.tokens - before), pattern[:20])
                 for answer in answers:
                     status, body = answer.result()
                     if status != 200:
@@ -157,7 +182,7 @@ class GrammarAttackTest(unittest.TestCase):
                     status, body = self.ask(server, guided_json={"type": "object"})  # 400 where it had to wait for them
                     self.assertEqual(status, 200, body)
 
-            self.assertGreater(self.tokens_beside(server, attack), ATTACK_TOKENS)
+            self.assertGreater(self.beside(server, attack)[0], ATTACK_TOKENS)
             for answer in answers:
                 status, body = answer.result()
                 self.assertEqual((status, body["error"]["param"]), (400, "guided_json"), body)
