@@ -358,6 +358,17 @@ TEST(GpuPlanBf16, ASparkTakesMmaForHybridModels) {
   EXPECT_EQ(kernel_of(plan, Op::kDeltaRule, 8192), "cuda_chunks");
 }
 
+// Heads of 256 dims: but for --exact's kernel, of which ptxas would spill registers.
+TEST(GpuPlanBf16, ASparkAttendsToHeadsOf256Dims) {
+  for (const bool exact : {false, true}) {
+    const auto plan =
+        plan_kernels(on_gpu(cuda::gb10(), exact), "nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4");
+    for (const int64_t tokens : ops::kTokenBuckets)
+      EXPECT_EQ(kernel_of(plan, ops::Op::kAttention, tokens),
+                exact ? "cuda_any" : "cuda_bf16_spans");
+  }
+}
+
 // Sources disagree whether a GB10 runs clusters: start-up asks, and one token has a row without.
 TEST(GpuPlanBf16, AGpuWithoutClustersHasARowForOneToken) {
   cuda::Caps gpu = cuda::gb10();

@@ -33,10 +33,16 @@ const char* refuse_cuda(const AttentionDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_cpu(o)) return reason;
   if (d.head_dim != 64 && d.head_dim != 128 && d.head_dim != 256)
     return "needs heads of 64, 128 or 256 dims";
-  if (d.head_dim == 256 && o.gpu.sm / 10 == 12)
-    return "heads of 256 dims: a GB10 has too few registers for a token's tile";
   if (d.q_heads > 16 * d.kv_heads) return "needs at most 16 query heads to a KV head";
   return nullptr;
+}
+
+// All tokens by blocks of warps that meet, as --exact needs it.
+const char* refuse_tokens(const AttentionDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_cuda(d, o)) return reason;
+  return d.head_dim == 256 && o.gpu.sm / 10 == 12
+             ? "heads of 256 dims: a GB10 has too few registers for a token's tile"
+             : nullptr;
 }
 
 const char* refuse_spans(const AttentionDesc& d, const KernelOptions& o) {
@@ -58,7 +64,7 @@ const char* refuse_any(const AttentionDesc& d, const KernelOptions& o) {
 constexpr AttentionKernel kKernels[] = {
     {"sm90_bf16_spans", refuse_sm90, NIBBLE_SM90_KERNEL(gpu::attend_spans_sm90)},
     {"cuda_bf16_spans", refuse_spans, NIBBLE_CUDA_KERNEL(gpu::attend_spans)},
-    {"cuda_bf16_tokens", refuse_cuda, NIBBLE_CUDA_KERNEL(gpu::attend_tokens)},
+    {"cuda_bf16_tokens", refuse_tokens, NIBBLE_CUDA_KERNEL(gpu::attend_tokens)},
     bf16_row<cpu::Isa::kAmx>("amx_bf16"),
     bf16_row<cpu::Isa::kAvx512Bf16>("avx512_bf16"),
     row<cpu::Isa::kAvx512>("avx512_float"),

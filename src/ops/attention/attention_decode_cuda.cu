@@ -476,7 +476,8 @@ void launch(Ctx& cx, const Params& params, int32_t rows, int32_t splits) {
 
 void attend_rows(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
                  const AttentionParams& params, const Step& s, bool by_span) {
-  if (by_span && is_for_warps(params, q, kv, s, cx.kernels.gpu.num_sms))
+  const bool is_too_wide = NIBBLE_CUDA_SM == 121 && kv.k.dim(3) == 256;
+  if (by_span && (is_too_wide || is_for_warps(params, q, kv, s, cx.kernels.gpu.num_sms)))
     return attend_by_warps(cx, att, q, kv, params, s);
   Params a{arguments(att, q, kv, params, s)};
   a.head_parts = HeadParts::of(a.group);

@@ -236,7 +236,9 @@ void attend_by_warps(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer&
   a.parts = {scratch.parts, reinterpret_cast<float2*>(scratch.part_sums)};
   a.counters = cx.counters;
   const int64_t rows = int64_t{s.num_spans} * a.columns;
-  const int32_t tiles = (most_keys(params, s) + kTile - 1) / kTile;
+  const int32_t known = most_keys(params, s),
+                keys = known > 0 ? known : kv.max_pages * kv.page_size;
+  const int32_t tiles = (keys + kTile - 1) / kTile;
   with_shape(kv, [&]<int kDim, bool kFp8>() {
     // Warps for the GPU once, or twice over for long texts, so that it stays full to the end; one
     // warp more would take a round of its own.
