@@ -190,6 +190,7 @@ TEST(GpuPlanTiles, AnH200TakesWgmmaForSomeTokens) {
       EXPECT_EQ(kernel_of(next, op, tokens), "sm90_nvfp4_narrow") << tokens;
     EXPECT_EQ(kernel_of(next, op, 8192), "sm90_nvfp4_gemm");
   }
+  EXPECT_EQ(kernel_of(next, Op::kNormRoute, 8192), "sm90_bf16_gemm");
   for (const char* id : {"nvidia/Qwen3-8B-NVFP4", "nvidia/Llama-3.1-8B-Instruct-NVFP4"}) {
     const auto dense = plan_kernels(on_gpu(cuda::h200(), false), id);
     EXPECT_EQ(kernel_of(dense, Op::kMlpUp, 8), "cuda_nvfp4_decode") << id;

@@ -45,6 +45,15 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
+__device__ __forceinline__ float dot_8(const uint4& a, const uint4& b, float sum) {
+  const auto add = [&](uint32_t u, uint32_t v) {
+    sum = fmaf(cuda::bf16_lo(u), cuda::bf16_lo(v), sum);
+    sum = fmaf(cuda::bf16_hi(u), cuda::bf16_hi(v), sum);
+  };
+  add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w);
+  return sum;
+}
+
 // 1 / sqrt(mean + eps) from the sums of `kWarps` warps, added in their order.
 template <int kWarps>
 __device__ __forceinline__ float inverse_rms_of(const float* squares, int hidden, float eps) {

@@ -25,6 +25,12 @@ struct AddNorm {
   E4m3Rows e4m3 = {};
 };
 void add_norm(Ctx& cx, const AddNorm& a);
+// And logits [T] = h . gate [H] bf16, where there is one.
+struct GateLogits {
+  const uint16_t* gate = nullptr;
+  float* logits = nullptr;
+};
+void add_norm(Ctx& cx, const AddNorm& a, const GateLogits& gate);
 // The same for any H, without `e4m3`; a row's bits do not depend on the others.
 void add_norm_any(Ctx& cx, const AddNorm& a);
 

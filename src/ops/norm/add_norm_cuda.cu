@@ -51,17 +51,36 @@ __device__ __forceinline__ uint2 in_e4m3_order(const uint4& h, float inverse) {
   return {turn(even), turn(odd)};
 }
 
+// h . gate of the block's token.
+template <int kMine>
+__device__ __forceinline__ float gate_logit(const uint4 (&h)[kMine], const uint4 (&gate)[kMine],
+                                            float* shared) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) sum = dot_8(h[i], gate[i], sum);
+  sum = warp_sum(sum);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) sum += shared[w];
+  return sum;
+}
+
 template <int kMine, bool kE4m3>  // groups a thread
-__global__ void __launch_bounds__(kThreads) add_norm_rows(const __grid_constant__ AddNorm a) {
-  __shared__ float squares[kWarps], most[kWarps];
+__global__ void __launch_bounds__(kThreads)
+    add_norm_rows(const __grid_constant__ AddNorm a, const GateLogits gated) {
+  __shared__ float squares[kWarps], most[kWarps], gates[kWarps];
   cuda::griddep_launch_dependents();
   const auto hidden = static_cast<int>(a.hidden);
   const int64_t row = blockIdx.x;
-  uint4 weight[kMine] = {};
+  uint4 weight[kMine] = {}, gate[kMine] = {};
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
     const int column = 8 * (i * kThreads + threadIdx.x);
-    if (column < hidden) weight[i] = cuda::load16(a.norm.weight + column);
+    if (column >= hidden) continue;
+    weight[i] = cuda::load16(a.norm.weight + column);
+    if (gated.gate != nullptr) gate[i] = cuda::load16(gated.gate + column);
   }
   const int64_t from = a.rows == nullptr ? row : a.rows[row];
   cuda::griddep_wait();
@@ -81,6 +100,10 @@ __global__ void __launch_bounds__(kThreads) add_norm_rows(const __grid_constant_
     if (a.rows == nullptr) store_8(a.y, row * hidden + column, y[i]);
     h[i] = norm_8(y[i], inv, weight[i], a.norm.offset);
     *reinterpret_cast<uint4*>(a.h + row * hidden + column) = h[i];
+  }
+  if (gated.gate != nullptr) {
+    const float logit = gate_logit(h, gate, gates);
+    if (threadIdx.x == 0) gated.logits[row] = logit;
   }
   if constexpr (kE4m3) {
     const float largest = largest_of(h, most);
@@ -131,7 +154,9 @@ void add_norm_any(Ctx& cx, const AddNorm& a) {
                {.grid = dim3(static_cast<unsigned>(a.tokens)), .block = dim3(kThreads)}, a);
 }
 
-void add_norm(Ctx& cx, const AddNorm& a) {
+void add_norm(Ctx& cx, const AddNorm& a) { add_norm(cx, a, {}); }
+
+void add_norm(Ctx& cx, const AddNorm& a, const GateLogits& gate) {
   CHECK(a.hidden % 8 == 0 && a.hidden <= 8 * kThreads * kGroups);
   CHECK(a.e4m3.codes == nullptr || a.hidden % 32 == 0);
   const bool is_narrow = a.hidden <= 8 * kThreads, e4m3 = a.e4m3.codes != nullptr;
@@ -140,7 +165,7 @@ void add_norm(Ctx& cx, const AddNorm& a) {
                           : (e4m3 ? add_norm_rows<kGroups, true> : add_norm_rows<kGroups, false>);
   cuda::launch(cx.stream, kernel,
                {.grid = dim3(a.tokens), .block = dim3(kThreads), .reads_inputs = a.rows != nullptr},
-               a);
+               a, gate);
 }
 
 }  // namespace nibble::ops::gpu

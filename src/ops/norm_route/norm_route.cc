@@ -7,7 +7,6 @@
 
 #include "formats/bf16.h"
 #include "ops/norm_route/route_scratch.h"
-#include "ops/norm_route/sort_choices.h"
 #include "ops/refuse.h"
 #include "ops/site.h"
 
@@ -59,7 +58,8 @@ constexpr int64_t kFewestByGemm = 1024;
 
 const char* refuse_by_gemm(const NormRouteDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_cuda(d, o)) return reason;
-  return refuse_gemm<Format::kBF16>({d.format, d.experts, d.hidden, d.tokens, kFewestByGemm}, o);
+  return refuse_gemm<Format::kBF16>(
+      {d.format, d.experts - d.shared, d.hidden, d.tokens, kFewestByGemm}, o);
 }
 
 const char* refuse_any(const NormRouteDesc& d, const KernelOptions& o) {

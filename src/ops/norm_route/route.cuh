@@ -26,15 +26,6 @@ inline bool has_few(const Routing& r) {
 using nibble::cuda::of_ordered;
 using nibble::cuda::ordered;
 
-__device__ __forceinline__ float dot_8(const uint4& a, const uint4& b, float sum) {
-  const auto add = [&](uint32_t u, uint32_t v) {
-    sum = fmaf(cuda::bf16_lo(u), cuda::bf16_lo(v), sum);
-    sum = fmaf(cuda::bf16_hi(u), cuda::bf16_hi(v), sum);
-  };
-  add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w);
-  return sum;
-}
-
 __device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + __expf(-x)); }
 
 // What makes scores of logits. With a bias [E] they are sigmoids and it, of experts whose groups of
@@ -49,6 +40,23 @@ struct Scoring {
   }
 };
 
+// By one warp: scores of experts lane, lane + 32, ..., in an order of integers; 0 behind the last.
+// All logits are on their way together: a branch at each would wait for it.
+template <int kPerLane>
+__device__ __forceinline__ void load_scores(uint32_t (&value)[kPerLane], const float* logits,
+                                            int experts, const Scoring& scoring) {
+  const int lane = threadIdx.x % 32;
+  float logit[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i)
+    logit[i] = lane + 32 * i < experts ? __ldcg(logits + lane + 32 * i) : 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = lane + 32 * i;
+    value[i] = e < experts ? ordered(scoring(logit[i], e)) : 0;
+  }
+}
+
 // By one warp: lane k < K gets the k-th best expert and its score. Ties go to the lower id.
 // `logits` [E] in global memory, E <= 32 kPerLane.
 struct Choice {
@@ -61,11 +69,7 @@ __device__ __forceinline__ Choice choose(const float* logits, int experts, int t
   constexpr unsigned kAll = 0xffffffff;
   const int lane = threadIdx.x % 32;
   uint32_t value[kPerLane];
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int e = lane + 32 * i;
-    value[i] = e < experts ? ordered(scoring(__ldcg(logits + e), e)) : 0;
-  }
+  load_scores(value, logits, experts, scoring);
   Choice mine{0, 0};
 #pragma unroll 1  // code that runs once is slower the longer it is
   for (int k = 0; k < top_k; ++k) {
@@ -134,11 +138,7 @@ __device__ __forceinline__ OneChoice choose_many(const float* logits, int expert
   const int lane = threadIdx.x % 32;
   const unsigned before = (1u << lane) - 1;
   uint32_t value[kPerLane], best = 0, least = 0;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int e = lane + 32 * i;
-    value[i] = e < experts ? ordered(scoring(__ldcg(logits + e), e)) : 0;
-  }
+  load_scores(value, logits, experts, scoring);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) best = max(best, value[i]);
 #pragma unroll 1
@@ -211,13 +211,6 @@ __device__ __forceinline__ Choice with_shared(const Choice& mine, const Routing&
   const bool is_it = r.shared_gate != nullptr && threadIdx.x % 32 == r.top_k - 1;
   return is_it ? Choice{r.num_experts - 1, sigmoid(logit)} : mine;
 }
-// That logit, by a warp; h [hidden] bf16 in rows of 16 bytes.
-__device__ __forceinline__ float shared_logit(const uint16_t* h, const Routing& r, int hidden) {
-  float sum = 0;
-  for (int i = 8 * (threadIdx.x % 32); r.shared_gate != nullptr && i < hidden; i += 256)
-    sum = dot_8(cuda::load16(h + i), cuda::load16(r.shared_gate + i), sum);
-  return warp_sum(sum);
-}
 // Of one token, whose logits, of those that are chosen: without groups, and no softmax over all. By
 // any of kWarps warps.
 template <int kWarps>
@@ -270,31 +263,80 @@ __device__ __forceinline__ void store_one(const Routing& r, const OneChoice& one
   }
 }
 
-// The choices of a block of kWarps warps, seen from the experts, as sort_by_expert() orders them.
+// By a block of kWarps warps: the choices seen from the experts, as sort_by_expert() orders them. A
+// token has an expert once at most: of up to kTokens at a time each expert has a bit a token, so a
+// choice's slot is its expert's first and the bits before its own.
 template <int kWarps>
 struct BlockSort {
-  static constexpr int kThreads = kWarps * 32;
-  int32_t next[kMaxListed];              // slots taken: first not yet given
-  uint16_t in_warp[kWarps][kMaxListed];  // choices of an expert in a warp
+  static constexpr int kThreads = kWarps * 32, kWords = 8, kTokens = 32 * kWords;
+  int32_t next[kMaxListed];  // slots taken: first not yet given
+  uint32_t chosen[kWords][kMaxListed];
+  uint16_t ids[kTokens * kMaxTopK];
+  int32_t sums[kWarps];
 
   // All T * K choices in routing.ids, whoever wrote them: counts, offsets, slot, token.
   __device__ __forceinline__ void run(const Routing& r) {
-    const int choices = r.num_tokens * r.top_k, warps = (choices + 31) / 32;
-    if (warps <= kRounds * kWarps && warps * r.num_experts <= kWarps * kMaxListed)
-      return run_at_once(r, choices, warps);
-    for (int e = threadIdx.x; e < r.num_experts; e += kThreads) next[e] = 0;
-    __syncthreads();
-    for (int i = threadIdx.x; i < choices; i += kThreads) atomicAdd(&next[id_of(r, i)], 1);
-    offset(r);
-    for (int first = 0; first < choices; first += kThreads) place(r, first);
+    const int pieces = (r.num_tokens + kTokens - 1) / kTokens;
+    if (pieces > 1) count_all(r);
+    for (int piece = 0; piece < pieces; ++piece) {
+      list(r, piece * kTokens, min(kTokens, r.num_tokens - piece * kTokens));
+      run_listed(r, piece * kTokens, min(kTokens, r.num_tokens - piece * kTokens), pieces == 1);
+    }
   }
 
-  // By one warp: next: counts -> offsets, and into routing where they are to be kept.
+  // ids of `tokens` tokens from `first` on.
+  __device__ __forceinline__ void list(const Routing& r, int first, int tokens) {
+    constexpr int kAtOnce = 4;
+    const int choices = tokens * r.top_k;
+    for (int i = threadIdx.x; i < choices; i += kAtOnce * kThreads) {
+      int32_t id[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        id[j] = i + j * kThreads < choices
+                    ? __ldcg(r.ids + int64_t{first} * r.top_k + i + j * kThreads)
+                    : 0;
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if (i + j * kThreads < choices) ids[i + j * kThreads] = static_cast<uint16_t>(id[j]);
+    }
+  }
+
+  // Those of `ids`, which are all choices, or else follow `next`, which moves on.
+  __device__ __forceinline__ void run_listed(const Routing& r, int first, int tokens,
+                                             bool are_all) {
+    const int choices = tokens * r.top_k, words = (tokens + 31) / 32;
+    for (int w = 0; w < words; ++w)
+      for (int e = threadIdx.x; e < r.num_experts; e += kThreads) chosen[w][e] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < choices; i += kThreads) {
+      const int t = i / r.top_k;
+      atomicOr(&chosen[t / 32][ids[i]], 1u << t % 32);
+    }
+    __syncthreads();
+    if (are_all) {
+      for (int e = threadIdx.x; e < r.num_experts; e += kThreads) next[e] = count(e, words);
+      make_offsets(r, /*is_kept=*/true);
+    }
+    for (int i = threadIdx.x; i < choices; i += kThreads) {
+      const int t = i / r.top_k, id = ids[i];
+      const uint32_t before = (1u << t % 32) - 1;
+      const int slot = next[id] + count(id, t / 32) + __popc(chosen[t / 32][id] & before);
+      r.slot[first * r.top_k + i] = slot;
+      r.token[slot] = first + t;
+    }
+    if (are_all) return;
+    __syncthreads();
+    for (int e = threadIdx.x; e < r.num_experts; e += kThreads) next[e] += count(e, words);
+  }
+
+  // next: counts -> offsets, and into routing where they are to be kept. A barrier before and
+  // after.
   __device__ __forceinline__ void make_offsets(const Routing& r, bool is_kept) {
-    const int lane = threadIdx.x % 32, each = (r.num_experts + 31) / 32;
-    const int first = lane * each, end = min(first + each, r.num_experts);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int each = (r.num_experts + kThreads - 1) / kThreads;
+    const int first = threadIdx.x * each, end = min(first + each, r.num_experts);
+    __syncthreads();
     int mine = 0;
-#pragma unroll 4
     for (int e = first; e < end; ++e) mine += next[e];
     int upto = mine;
 #pragma unroll
@@ -302,106 +344,35 @@ struct BlockSort {
       const int other = __shfl_up_sync(0xffffffff, upto, step);
       if (lane >= step) upto += other;
     }
+    if (lane == 31) sums[warp] = upto;
+    __syncthreads();
     int sum = upto - mine;
-#pragma unroll 4
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += w < warp ? sums[w] : 0;
     for (int e = first; e < end; ++e) {
       const int n = next[e];
       next[e] = sum;
       if (is_kept) r.counts[e] = n, r.offsets[e] = sum;
       sum += n;
     }
-    if (lane == 31 && is_kept) r.offsets[r.num_experts] = upto;
-  }
-
-  // Choices first .. first + count - 1, at most kThreads: slot and token; `next` moves on.
-  __device__ __forceinline__ void place(const Routing& r, int first, int count = kThreads) {
-    const int i = first + threadIdx.x;
-    const int id = static_cast<int>(threadIdx.x) < count ? id_of(r, i) : -1;
-    const unsigned same = count_in_warps(id);
-    give_slots(r, i, id, same);
+    if (is_kept && end == r.num_experts && first < end) r.offsets[end] = sum;
     __syncthreads();
-    if (id >= 0 && rank_of(same) == 0) atomicAdd(&next[id], __popc(same));
   }
 
  private:
-  static constexpr int kRounds = 4, kAtOnce = 8;
-
-  // Up to kRounds choices a thread; in_warp as [warps][experts].
-  __device__ __forceinline__ void run_at_once(const Routing& r, int choices, int warps) {
-    uint16_t* const counts = &in_warp[0][0];
-    int id[kRounds];
-    unsigned same[kRounds];
+  // Tokens of the first words that have the expert.
+  __device__ __forceinline__ int count(int expert, int words) const {
+    int sum = 0;
 #pragma unroll
-    for (int k = 0; k < kRounds; ++k) id[k] = id_of(r, k * kThreads + threadIdx.x);
-    for (int i = threadIdx.x; i < (warps * r.num_experts + 1) / 2; i += kThreads)
-      reinterpret_cast<uint32_t*>(counts)[i] = 0;
-    __syncthreads();
-    const auto of_warp = [&](int k) {
-      return counts + (k * kWarps + static_cast<int>(threadIdx.x) / 32) * r.num_experts;
-    };
-#pragma unroll
-    for (int k = 0; k < kRounds; ++k) {
-      if (k * kThreads >= choices) break;
-      same[k] = __match_any_sync(0xffffffff, id[k]);
-      if (id[k] >= 0 && rank_of(same[k]) == 0)
-        of_warp(k)[id[k]] = static_cast<uint16_t>(__popc(same[k]));
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < r.num_experts; e += kThreads) {
-      int sum = 0;
-      for (int first = 0; first < warps; first += kAtOnce) {
-        uint16_t n[kAtOnce];
-#pragma unroll
-        for (int w = 0; w < kAtOnce; ++w)
-          n[w] = first + w < warps ? counts[(first + w) * r.num_experts + e] : 0;
-#pragma unroll
-        for (int w = 0; w < kAtOnce; ++w) {
-          if (first + w < warps)
-            counts[(first + w) * r.num_experts + e] = static_cast<uint16_t>(sum);
-          sum += n[w];
-        }
-      }
-      next[e] = sum;
-    }
-    offset(r);
-#pragma unroll
-    for (int k = 0; k < kRounds; ++k) {
-      if (id[k] < 0) continue;
-      const int i = k * kThreads + threadIdx.x;
-      const int slot = next[id[k]] + of_warp(k)[id[k]] + rank_of(same[k]);
-      r.slot[i] = slot;
-      r.token[slot] = i / r.top_k;
-    }
+    for (int w = 0; w < kWords; ++w) sum += w < words ? __popc(chosen[w][expert]) : 0;
+    return sum;
   }
-  __device__ __forceinline__ void offset(const Routing& r) {
+  __device__ __forceinline__ void count_all(const Routing& r) {
+    for (int e = threadIdx.x; e < r.num_experts; e += kThreads) next[e] = 0;
     __syncthreads();
-    if (threadIdx.x < 32) make_offsets(r, /*is_kept=*/true);
-    __syncthreads();
-  }
-  static __device__ __forceinline__ int rank_of(unsigned same) {
-    return __popc(same & ((1u << threadIdx.x % 32) - 1));
-  }
-  __device__ __forceinline__ void give_slots(const Routing& r, int i, int id, unsigned same) {
-    if (id < 0) return;
-    int slot = next[id] + rank_of(same);
-    for (int w = 0; w < static_cast<int>(threadIdx.x / 32); ++w) slot += in_warp[w][id];
-    r.slot[i] = slot;
-    r.token[slot] = i / r.top_k;
-  }
-  static __device__ __forceinline__ int id_of(const Routing& r, int choice) {
-    return choice < r.num_tokens * r.top_k ? __ldcg(r.ids + choice) : -1;
-  }
-  // in_warp of one choice a thread; the lanes that have the same. A barrier before and after.
-  __device__ __forceinline__ unsigned count_in_warps(int id) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < kWarps * kMaxListed / 2; i += kThreads)
-      reinterpret_cast<uint32_t*>(in_warp)[i] = 0;
-    __syncthreads();
-    const unsigned same = __match_any_sync(0xffffffff, id);
-    if (id >= 0 && rank_of(same) == 0)
-      in_warp[threadIdx.x / 32][id] = static_cast<uint16_t>(__popc(same));
-    __syncthreads();
-    return same;
+    for (int i = threadIdx.x; i < r.num_tokens * r.top_k; i += kThreads)
+      atomicAdd(&next[__ldcg(r.ids + i)], 1);
+    make_offsets(r, /*is_kept=*/true);
   }
 };
 
