@@ -4,6 +4,8 @@
 #include <cmath>
 #include <string_view>
 
+#include "formats/bf16.h"
+#include "formats/fp8.h"
 #include "ops/gpu_test_problem.h"
 #include "ops/kv_pages.h"
 #include "ops/matmul_ref.h"
@@ -20,6 +22,11 @@ struct Shape {
 constexpr Shape kShapes[] = {{256, 4, 2, 256, 64, true, true, Format::kBF16},
                              {256, 4, 2, 256, 64, true, true, Format::kNvfp4},
                              {256, 4, 2, 256, 64, true, true, Format::kFp8Row},
+                             {256, 7, 2, 128, 128, false, true, Format::kNvfp4},
+                             {256, 6, 1, 128, 128, false, false, Format::kBF16},
+                             {256, 3, 1, 128, 32, true, true, Format::kBF16},
+                             {256, 3, 3, 256, 8, false, false, Format::kNvfp4},
+                             {256, 3, 1, 128, 96, false, true, Format::kBF16},
                              {100, 3, 3, 18, 6, true, false, Format::kBF16},
                              {96, 4, 1, 32, 8, false, true, Format::kMxfp4}};
 constexpr int32_t kPageSize = 16, kPages = 4;
@@ -36,6 +43,16 @@ struct Pages {
   int32_t table[kPages] = {3, 2, 1, 0};
   KvLayer view;
 };
+
+// What E4M3 pages hold in the place of bf16 ones: normal codes have 3 bits of fraction.
+void expect_in_e4m3(const std::vector<uint8_t>& codes, const std::vector<uint8_t>& bf16s,
+                    int64_t at) {
+  uint16_t bits;
+  std::memcpy(&bits, bf16s.data() + 2 * at, 2);
+  const float value = bf16_to_float(bits);
+  ASSERT_LE(std::fabs(value), 448);
+  EXPECT_NEAR(kE4m3[codes[at]], value, 0x1.1p-4 * std::fabs(value) + 0x1p-10) << at;
+}
 
 // As in norm_qkv_test.cc, with products by tensor cores; what norms of heads divide by is at least
 // a quarter of what random rows give.
@@ -91,10 +108,14 @@ void check(const Shape& shape, int32_t tokens, ActFormat activations) {
     QkvNorms there{.input = {gpu.array(weight), 1e-5f, 1}};
     if (shape.norms_heads)
       there.q = {gpu.array(q_weight), 1e-5f, 1}, there.k = {gpu.array(k_weight), 1e-5f, 1};
-    row->run(gpu.cx, out, kv, gpu.tensor(x, DType::kF32), gpu.tensor(d, DType::kF32), there,
-             gpu.weight(w), gpu.tensor(cos_sin, DType::kF32), gpu.step(step));
+    Pages e4m3_pages(shape, DType::kF8E4M3);
+    const KvLayer e4m3 = gpu.kv(e4m3_pages.view, 1);
+    for (const KvLayer& layer : {e4m3, kv})
+      row->run(gpu.cx, out, layer, gpu.tensor(x, DType::kF32), gpu.tensor(d, DType::kF32), there,
+               gpu.weight(w), gpu.tensor(cos_sin, DType::kF32), gpu.step(step));
     const Floats q = gpu.floats(out.q);
     const std::vector<uint8_t> k = gpu.bytes(kv.k), v = gpu.bytes(kv.v);
+    const std::vector<uint8_t> k8 = gpu.bytes(e4m3.k), v8 = gpu.bytes(e4m3.v);
     // Values are around one: h near a rounding boundary is off by 2^-8, in E4M3 by 2^-4, which is
     // 2.6% of a sum's root mean square, and as much again where NVFP4's weights are rounded to it;
     // the largest of some thousand sums, turned by up to four, by much more. A wrong block of 32
@@ -123,6 +144,7 @@ void check(const Shape& shape, int32_t tokens, ActFormat activations) {
             std::memcpy(&bits, bytes.data() + 2 * at, 2);
             return bf16_to_float(bits);
           };
+          expect_in_e4m3(k8, k, at), expect_in_e4m3(v8, v, at);
           const float want_k = want.view.k.as<float>()[at], want_v = want.view.v.as<float>()[at];
           ASSERT_NEAR(there_at(k), want_k, bound + 0x1p-7 * std::fabs(want_k));
           ASSERT_NEAR(there_at(v), want_v, bound + 0x1p-7 * std::fabs(want_v));

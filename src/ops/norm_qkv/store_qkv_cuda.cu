@@ -1,6 +1,9 @@
 // The store of norm_qkv (see store_qkv.cuh) as a kernel of its own, for rows [T, (Q + 2 G) * D] f32
 // that a matrix product left, with or without a norm of each head of q and k before it is turned.
-// Bytes: 6 (Q + 2 G) D a token. A block a token, or for few of them 8 heads.
+// Bytes: 6 (Q + 2 G) D a token. A block a token, or for few of them 8 heads. Heads of 128 or 256
+// dims are read and written 16 bytes a lane, several at a time; what turns together meets by
+// shuffles. Others go by pairs.
+#include "cuda/fp8.cuh"
 #include "cuda/launch.cuh"
 #include "ops/norm_qkv/store_qkv.cuh"
 
@@ -90,7 +93,10 @@ __global__ void __launch_bounds__(kThreads)
     const float* from = products + (int64_t{t} * heads + at) * s.dim;
     const Head head = head_at(s, at);
     const bool is_normed = !head.is_gate && head.index < s.q_heads + s.kv_heads;
-    const Norm& norm = head.index < s.q_heads ? q_norm : k_norm;
+    const bool is_q = head.index < s.q_heads;
+    const uint16_t* const weight = is_q ? q_norm.weight : k_norm.weight;
+    const float eps = is_q ? q_norm.eps : k_norm.eps;
+    const float offset = is_q ? q_norm.offset : k_norm.offset;
     float a[kPairs], b[kPairs], squares = 0;
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
@@ -104,20 +110,148 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int step = 16; step > 0; step /= 2)
         squares += __shfl_xor_sync(0xffffffff, squares, step);
-      const float inverse = rsqrtf(squares / static_cast<float>(s.dim) + norm.eps);
+      const float inverse = rsqrtf(squares / static_cast<float>(s.dim) + eps);
 #pragma unroll
       for (int j = 0; j < kPairs; ++j) {
         const int32_t i = lane + 32 * j;
         if (i >= half) continue;
         const int2 dims = dims_of(s, i);
-        a[j] *= inverse * (norm.offset + cuda::bf16_value(norm.weight[dims.x]));
-        b[j] *= inverse * (norm.offset + cuda::bf16_value(norm.weight[dims.y]));
+        a[j] *= inverse * (offset + cuda::bf16_value(weight[dims.x]));
+        b[j] *= inverse * (offset + cuda::bf16_value(weight[dims.y]));
       }
     }
 #pragma unroll
     for (int j = 0; j < kPairs; ++j)
       if (const int32_t i = lane + 32 * j; i < half)
         store_dims(s, row, t, head, dims_of(s, i), a[j], b[j]);
+  }
+}
+
+// Whether store_wide_heads() takes them.
+bool has_wide_heads(const QkvStore& s) {
+  const bool turns_by_lanes = s.rotary >= 8 && s.rotary <= 128 && (s.rotary & (s.rotary - 1)) == 0;
+  return (s.dim == 128 || s.dim == 256) && (turns_by_lanes || s.rotary == 0);
+}
+
+// Dims i to i + 3 of a head, to where they belong.
+__device__ __forceinline__ void put_four(const QkvStore& s, int64_t row, int32_t t,
+                                         const Head& head, int32_t i, const float4& v) {
+  const auto bf16s = [](const float4& x) {
+    return uint2{cuda::pack_bf16(x.x, x.y), cuda::pack_bf16(x.z, x.w)};
+  };
+  const int64_t in_q = (int64_t{t} * s.q_heads + head.index) * s.dim + i;
+  if (head.is_gate) {
+    *reinterpret_cast<float4*>(s.gate + in_q) = v;
+  } else if (head.index < s.q_heads) {
+    *reinterpret_cast<uint2*>(s.q + in_q) = bf16s(v);
+  } else {
+    const int32_t g = head.index - s.q_heads;
+    const bool is_k = g < s.kv_heads;
+    void* const pages = is_k ? s.k : s.v;
+    const int64_t at = row + int64_t{is_k ? g : g - s.kv_heads} * s.page_size * s.dim + i;
+    if (s.fp8) {
+      const float by = is_k ? s.by_k : s.by_v;
+      const uint32_t low = cuda::e4m3_pair(v.x * by, v.y * by);
+      const uint32_t high = cuda::e4m3_pair(v.z * by, v.w * by);
+      *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(pages) + at) = low | high << 16;
+    } else {
+      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(pages) + at) = bf16s(v);
+    }
+  }
+}
+
+// What all heads of a token have in common: of dims 4 lane to 4 lane + 3, cosines, and sines with
+// the sign that those of the other half of the turned dims get.
+struct LaneTurn {
+  float4 cos = {1, 1, 1, 1}, sin = {};
+  __device__ __forceinline__ void load(const QkvStore& s, int32_t t) {
+    const int32_t half = s.rotary / 2, i = 4 * static_cast<int32_t>(threadIdx.x % 32);
+    if (i >= s.rotary) return;
+    const float* const from = s.cos_sin + int64_t{t} * s.rotary + (i & (half - 1));
+    cos = *reinterpret_cast<const float4*>(from);
+    sin = *reinterpret_cast<const float4*>(from + half);
+    if (i < half) sin = {-sin.x, -sin.y, -sin.z, -sin.w};
+  }
+  // `apart`: lanes between dims that turn together.
+  __device__ __forceinline__ float4 operator()(const float4& v, int32_t apart) const {
+    const float4 other = {
+        __shfl_xor_sync(0xffffffff, v.x, apart), __shfl_xor_sync(0xffffffff, v.y, apart),
+        __shfl_xor_sync(0xffffffff, v.z, apart), __shfl_xor_sync(0xffffffff, v.w, apart)};
+    return {v.x * cos.x + other.x * sin.x, v.y * cos.y + other.y * sin.y,
+            v.z * cos.z + other.z * sin.z, v.w * cos.w + other.w * sin.w};
+  }
+};
+
+// What norms a warp's head: v / rms(v) * (offset + weight).
+template <int kFours>
+struct LaneNorm {
+  uint2 weight[kFours];  // of the lane's dims
+  float eps, offset;
+};
+template <int kFours>
+__device__ __forceinline__ void norm_head(float4 (&v)[kFours], const LaneNorm<kFours>& q,
+                                          const LaneNorm<kFours>& k, bool is_q) {
+  float squares = 0;
+#pragma unroll
+  for (const float4& x : v)
+    squares = fmaf(x.x, x.x, fmaf(x.y, x.y, fmaf(x.z, x.z, fmaf(x.w, x.w, squares))));
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(0xffffffff, squares, step);
+  const float inverse = rsqrtf(squares / (128 * kFours) + (is_q ? q.eps : k.eps));
+  const float offset = is_q ? q.offset : k.offset;
+#pragma unroll
+  for (int j = 0; j < kFours; ++j) {
+    const uint32_t low = is_q ? q.weight[j].x : k.weight[j].x;
+    const uint32_t high = is_q ? q.weight[j].y : k.weight[j].y;
+    v[j].x *= inverse * (offset + cuda::bf16_lo(low));
+    v[j].y *= inverse * (offset + cuda::bf16_hi(low));
+    v[j].z *= inverse * (offset + cuda::bf16_lo(high));
+    v[j].w *= inverse * (offset + cuda::bf16_hi(high));
+  }
+}
+
+// A warp a head of 128 kFours dims, kAtOnce of them on their way together. What does not come from
+// the product is on its way before the wait; is_turn_old: so are the angles.
+template <int kFours, bool kNormed>
+__global__ void __launch_bounds__(kThreads, kFours == 1 ? 4 : 3)
+    store_wide_heads(const __grid_constant__ QkvStore s, const float* products, const Norm q_norm,
+                     const Norm k_norm, bool is_turn_old) {
+  constexpr int32_t kWarps = kThreads / 32, kAtOnce = 6 / kFours;
+  const auto t = static_cast<int32_t>(blockIdx.x), lane = static_cast<int32_t>(threadIdx.x % 32);
+  const int64_t row = kv_row(s, t);
+  const int32_t heads = heads_of(s), stride = static_cast<int32_t>(gridDim.y) * kWarps;
+  LaneNorm<kFours> q{{}, q_norm.eps, q_norm.offset}, k{{}, k_norm.eps, k_norm.offset};
+#pragma unroll
+  for (int j = 0; kNormed && j < kFours; ++j) {
+    q.weight[j] = *reinterpret_cast<const uint2*>(q_norm.weight + 128 * j + 4 * lane);
+    k.weight[j] = *reinterpret_cast<const uint2*>(k_norm.weight + 128 * j + 4 * lane);
+  }
+  LaneTurn turn;
+  if (is_turn_old) turn.load(s, t);
+  cuda::griddep_wait();
+  cuda::griddep_launch_dependents();
+  if (!is_turn_old) turn.load(s, t);
+  const float* const from = products + int64_t{t} * heads * s.dim + 4 * lane;
+  const auto first = static_cast<int32_t>(blockIdx.y * kWarps + threadIdx.x / 32);
+  for (int32_t some = first; some < heads; some += kAtOnce * stride) {
+    float4 v[kAtOnce][kFours];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int j = 0; j < kFours; ++j)
+        if (some + i * stride < heads)
+          v[i][j] = *reinterpret_cast<const float4*>(from + (some + i * stride) * s.dim + 128 * j);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (some + i * stride >= heads) break;
+      const Head head = head_at(s, some + i * stride);
+      if (!head.is_gate && head.index < s.q_heads + s.kv_heads) {
+        if constexpr (kNormed) norm_head(v[i], q, k, head.index < s.q_heads);
+        v[i][0] = turn(v[i][0], s.rotary / 8);
+      }
+#pragma unroll
+      for (int j = 0; j < kFours; ++j) put_four(s, row, t, head, 128 * j + 4 * lane, v[i][j]);
+    }
   }
 }
 
@@ -150,17 +284,22 @@ QkvStore qkv_store(const Tensor& q, const KvLayer& kv, const Tensor& cos_sin, co
 }
 
 void store_qkv(Ctx& cx, const QkvStore& s, const QkvNorms& norms, const float* products) {
-  constexpr int32_t kFew = 64;  // tokens whose heads are shared out to blocks
+  constexpr int32_t kFew = 64, kFewWide = 256;  // tokens whose heads are shared out to blocks
+  const bool is_wide = has_wide_heads(s), is_normed = norms.q.weight != nullptr;
   const int32_t heads = (s.gate == nullptr ? 1 : 2) * s.q_heads + 2 * s.kv_heads;
-  const int32_t parts = s.num_tokens < kFew ? (heads + 7) / 8 : 1;
+  const int32_t parts = s.num_tokens < (is_wide ? kFewWide : kFew) ? (heads + 7) / 8 : 1;
   const cuda::LaunchShape shape{
       .grid = dim3(static_cast<unsigned>(s.num_tokens), static_cast<unsigned>(parts)),
       .block = dim3(kThreads),
       .release = cuda::Release::kAfterWait,
       .reads_inputs = true};
-  if (norms.q.weight == nullptr) return cuda::launch(cx.stream, store_rows, shape, s, products);
+  if (!is_wide && !is_normed) return cuda::launch(cx.stream, store_rows, shape, s, products);
   CHECK(s.dim <= 1024);
-  const auto kernel = s.dim <= 128   ? store_normed_rows<2>
+  const auto wide = s.dim == 128
+                        ? (is_normed ? store_wide_heads<1, true> : store_wide_heads<1, false>)
+                        : (is_normed ? store_wide_heads<2, true> : store_wide_heads<2, false>);
+  const auto kernel = is_wide        ? wide
+                      : s.dim <= 128 ? store_normed_rows<2>
                       : s.dim <= 256 ? store_normed_rows<4>
                                      : store_normed_rows<16>;
   cuda::launch(cx.stream, kernel, shape, s, products, norms.q, norms.k,
