@@ -1,12 +1,13 @@
 // attention of many sequences, for spans of one token: a warp takes a share of a token's keys for a
-// KV head by itself, so that warps need not meet: with 8 warps to each, what they leave one another
-// is as much as they read. Arguments: see attention_decode_cuda.cu. Not under --exact: the shares
-// depend on the batch.
+// KV head by itself, or where there is room two of a block do, so that few need to meet: with 8
+// warps to each, what they leave one another is as much as they read. Arguments: see
+// attention_decode_cuda.cu. Not under --exact: the shares depend on the batch.
 // Bytes: as there. Idea: two tiles of 16 keys are on their way at a time (one of 256 dims in bf16);
 // that is 128 KB an SM. The last warp of a token and KV head puts the shares together, in their
 // order. Reached on one H200, chained in graphs, 2026-11-22, us (by 8 warps): 256 tokens of 8 KV
 // heads of 64 dims at 200 keys 28.9 (39.3), 90% of plain reads' speed, in windows of 128 21.0
-// (36.5); 2026-11-23 at 4,096 keys 563 (897), of 128 dims 1,103 (90%), 64 tokens 154 (222) and 311.
+// (36.5); 2026-11-23 at 4,096 keys 563 (897), of 128 dims 1,103 (90%), 64 tokens 154 (222) and 295;
+// by two warps for one, 64 tokens at 160 keys 12.3 (19.0), of 64 dims 7.2 (9.0).
 // Lost: weighing two tiles at a time; tiles into L2 before the wait: docs/lab/attention.md.
 #include <cfloat>
 
@@ -94,13 +95,13 @@ __device__ __forceinline__ void load_tile(Tile<kDim, kFp8>& tile, const Params& 
   load_values(tile, a.v, at);
 }
 
-// A tile; the kDepth-th after it takes its place.
-template <int kDim, bool kFp8>
+// A tile; the one that this warp comes to kDepth tiles later takes its place.
+template <int kTogether, int kDim, bool kFp8>
 __device__ __forceinline__ void attend_tile(State<kDim>& state, Tile<kDim, kFp8>& tile,
                                             const Params& a, Item& item, const Query<kDim, kFp8>& q,
                                             int32_t index) {
-  const int32_t next = index + kDepth<kDim, kFp8>;
-  if ((next - item.begin) % 32 == 0) item.find_pages(a, next);
+  const int32_t next = index + kDepth<kDim, kFp8> * kTogether, in_pages = (next - item.begin) % 32;
+  if (in_pages < kTogether) item.find_pages(a, next - in_pages);
   const int64_t at = item.address<kDim>(a, next);
   float s[4];
   score(s, tile, q, index, item.seen, a.scale);
@@ -172,22 +173,56 @@ __device__ __forceinline__ void leave_share(const Params& a, const Item& item,
   }
 }
 
-template <int kDim, bool kFp8>
+// What one of two warps has of a share, for the other: false, if that is this one.
+template <int kDim>
+__device__ __forceinline__ bool add_other(State<kDim>& state) {
+  constexpr int kFloats = kDim / 4 + 4;
+  __shared__ float parts[kWarps / 2][kFloats][32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float(*const part)[32] = parts[warp / 2];
+  if (warp % 2 == 1) {
+#pragma unroll
+    for (int j = 0; j < kDim / 4; ++j) part[j][lane] = state.o[j / 4][j % 4];
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      part[kDim / 4 + h][lane] = state.top[h], part[kDim / 4 + 2 + h][lane] = state.sum[h];
+  }
+  asm volatile("bar.sync %0, 64;" ::"r"(1 + warp / 2) : "memory");
+  if (warp % 2 == 1) return false;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float other = part[kDim / 4 + h][lane], top = fmaxf(state.top[h], other);
+    const float mine = exp2_fast(state.top[h] - top), theirs = exp2_fast(other - top);
+    state.top[h] = top;
+    state.sum[h] = state.sum[h] * mine + part[kDim / 4 + 2 + h][lane] * theirs;
+#pragma unroll
+    for (int j = 0; j < kDim / 16; ++j)
+#pragma unroll
+      for (int i = h; i < 4; i += 2)
+        state.o[j][i] = state.o[j][i] * mine + part[4 * j + i][lane] * theirs;
+  }
+  return true;
+}
+
+// kTogether: warps of a share, one or two, that take its tiles by turns.
+template <int kDim, bool kFp8, int kTogether>
 __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm<kDim>)
     attend_shares(const __grid_constant__ Params a) {
-  constexpr int kTiles = kDepth<kDim, kFp8>;
+  constexpr int kTiles = kDepth<kDim, kFp8>, kAhead = kTiles * kTogether;
   cuda::griddep_launch_dependents();
-  const int32_t i = static_cast<int32_t>(blockIdx.x * kWarps + threadIdx.x / 32);
+  const int32_t warp = static_cast<int32_t>(blockIdx.x * kWarps + threadIdx.x / 32);
+  const int32_t i = warp / kTogether;
   if (i >= a.num_spans * a.columns * a.shares) return cuda::griddep_wait();
   Item item(a, i);
   if (item.begin >= item.end) return cuda::griddep_wait();
   Tile<kDim, kFp8> tile[kTiles];
+  const int32_t first = item.begin + warp % kTogether;
   // Tiles that this step's tokens write come after the wait.
-  const bool is_early = (item.begin + kTiles) * kTile <= item.seen.last;
+  const bool is_early = (item.begin + kAhead) * kTile <= item.seen.last;
   const auto start = [&] {
 #pragma unroll
     for (int d = 0; d < kTiles; ++d)
-      if (item.begin + d < item.end) load_tile(tile[d], a, item, item.begin + d);
+      if (first + d * kTogether < item.end) load_tile(tile[d], a, item, first + d * kTogether);
   };
   if (is_early) start();
   cuda::griddep_wait();
@@ -198,10 +233,14 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm<kDim>)
   q.load(a.q + item.head_at<kDim>(a, heads.first + head));
   State<kDim> state;
 #pragma unroll 1
-  for (int32_t index = item.begin; index < item.end; index += kTiles) {
+  for (int32_t index = first; index < item.end; index += kAhead) {
 #pragma unroll
     for (int d = 0; d < kTiles; ++d)
-      if (index + d < item.end) attend_tile(state, tile[d], a, item, q, index + d);
+      if (index + d * kTogether < item.end)
+        attend_tile<kTogether>(state, tile[d], a, item, q, index + d * kTogether);
+  }
+  if constexpr (kTogether == 2) {
+    if (!add_other(state)) return;
   }
   const Item done(a, i);  // anew: it need not stay in registers meanwhile
   done.shares == 1 ? store_item(a, done, state) : leave_share(a, done, state);
@@ -242,16 +281,21 @@ void attend_by_warps(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer&
   with_shape(kv, [&]<int kDim, bool kFp8>() {
     // Warps for the GPU once, or twice over for long texts, so that it stays full to the end; one
     // warp more would take a round of its own.
-    const int64_t wanted =
-        int64_t{tiles >= kLongTiles ? 2 : 1} * kWarps * kBlocksPerSm<kDim> * cx.kernels.gpu.num_sms;
+    // Where there is room two share an item, which is less than a share more leaves behind.
+    const int64_t room = int64_t{kWarps} * kBlocksPerSm<kDim> * cx.kernels.gpu.num_sms;
+    const int together = kDim < 256 && 2 * rows <= room ? 2 : 1;  // of 256 ptxas lacks registers
+    const int64_t wanted = (tiles >= kLongTiles ? 2 : 1) * room / together;
     const int64_t most =
         std::min<int64_t>({AttentionScratch::kMaxSplits, AttentionScratch::kParts / s.num_spans,
                            tiles / kShareTiles});
     const auto shares = static_cast<int32_t>(std::max<int64_t>(1, std::min(wanted / rows, most)));
     a.share_tiles = (tiles + shares - 1) / shares;
     a.shares = (tiles + a.share_tiles - 1) / a.share_tiles;
-    const int64_t blocks = (rows * a.shares + kWarps - 1) / kWarps;
-    cuda::launch(cx.stream, attend_shares<kDim, kFp8>,
+    const int64_t blocks = (rows * a.shares * together + kWarps - 1) / kWarps;
+    auto* kernel = attend_shares<kDim, kFp8, 1>;
+    if constexpr (kDim < 256)
+      if (together == 2) kernel = attend_shares<kDim, kFp8, 2>;
+    cuda::launch(cx.stream, kernel,
                  {.grid = dim3(static_cast<unsigned>(blocks)),
                   .block = dim3(kWarps * 32),
                   .reads_inputs = true},
