@@ -343,6 +343,21 @@ TEST(GpuPlanFp8, ASparkTakesE2M1ForWeightsOf4Bits) {
 }
 
 // A model with delta nets, too, reads no matrix of a prompt again for every few tokens.
+// Steps of 2 to 31 tokens of matrices with long rows, too, that the rows for few tokens do not
+// take.
+TEST(GpuPlanBf16, NoProductOfLlamaRunsByTheGeneralRowOnAnH200) {
+  const auto plan =
+      plan_kernels(on_gpu(cuda::h200(), /*exact=*/false), "meta-llama/Llama-3.1-8B-Instruct");
+  bool streams = false;
+  for (const ops::PlanEntry& entry : plan) {
+    streams |= entry.kernel == "sm90_bf16_stream";
+    if (entry.site.op != ops::Op::kOutProj && entry.site.op != ops::Op::kMlpUp) continue;
+    EXPECT_FALSE(ops::is_general(entry.kernel))
+        << site_label(entry.site) << " of up to " << entry.max_tokens << " tokens";
+  }
+  EXPECT_TRUE(streams);
+}
+
 TEST(GpuPlanBf16, ASparkTakesMmaForHybridModels) {
   using ops::Op;
   const auto plan =

@@ -5,6 +5,7 @@
 #include "ops/gpu_matmul/e2m1_rows.h"
 #include "ops/gpu_matmul/expert_limits.h"
 #include "ops/gpu_matmul/gemm_items.h"
+#include "ops/gpu_matmul/stream_plan.h"
 #include "ops/gpu_matmul/unit_one.h"
 #include "ops/kernel_table.h"
 #include "ops/weight.h"
@@ -248,6 +249,15 @@ const char* refuse_gemm(const GemmProblem& p, const KernelOptions& options) {
   return p.met >= p.fewest || options.any_size ? nullptr : "too few tokens to fill its tiles";
 }
 
+// BF16 rows that stream (ops/gpu_matmul/gemm_rows_sm90.cuh), where the few-token rows do not take
+// the columns, or read them again.
+inline constexpr int64_t kRowsFewest = 9;
+inline const char* refuse_rows_stream(GemmProblem p, const KernelOptions& options) {
+  p.fewest = p.cols > 4608 ? 2 : kRowsFewest;
+  if (const char* reason = refuse_gemm<Format::kBF16>(p, options)) return reason;
+  return p.met <= 64 ? nullptr : "more than 64 tokens";
+}
+
 // The wgmma product of some tokens with a dense matrix (ops/gpu_matmul/gemm_split_sm90.cuh): below
 // 5, the few-token rows win.
 inline constexpr int64_t kSplitTokens = 256;
@@ -335,20 +345,16 @@ const char* refuse_unit_split(GemmProblem p, const KernelOptions& options) {
              ? nullptr
              : "more than 64 tokens, or row tiles enough to fill the GPU";
 }
-// Whether blocks of so many rows fill most of a GPU, and need it once.
-inline bool fills_gpu_once(int64_t rows, int64_t of_block, int num_sms) {
-  const int64_t blocks = (rows + of_block - 1) / of_block;
-  return blocks <= num_sms && 10 * blocks >= 7 * num_sms;
-}
-// NVFP4 that streams (ops/gpu_matmul/gemm_stream_sm90.cuh).
+// NVFP4 that streams (ops/gpu_matmul/gemm_stream_sm90.cuh), where its blocks are most of a GPU's.
 inline constexpr int64_t kStreamTokens = 64;
 inline const char* refuse_nvfp4_stream(GemmProblem p, const KernelOptions& options) {
   p.fewest = 9;
   if (const char* reason = refuse_gemm<Format::kNvfp4>(p, options)) return reason;
   if (p.cols % 256 != 0) return "columns are not a multiple of 256";
   if (p.met > kStreamTokens) return "more than 64 tokens";
-  const int sms = options.gpu.num_sms;
-  return fills_gpu_once(p.rows, 192, sms) || fills_gpu_once(p.rows, 256, sms) || options.any_size
+  const int64_t sms = options.gpu.num_sms,
+                blocks = gpu::plan_unit_stream(p.rows, p.cols, options.gpu.num_sms).blocks;
+  return (blocks <= sms && 10 * blocks >= 7 * sms) || options.any_size
              ? nullptr
              : "its rows fill no GPU once";
 }

@@ -1,8 +1,22 @@
 // Launches of the wgmma GEMM.
 #include "ops/gpu_matmul/gemm_launch_sm90.cuh"
+#include "ops/gpu_matmul/rows_products.h"
 #include "ops/gpu_matmul/slices.h"
+#include "ops/gpu_matmul/stream_plan.h"
 
 namespace nibble::ops::gpu {
+namespace {
+
+// BF16 rows of few tokens by gemm_rows_sm90.cuh, in the scratch that slices would take.
+bool streams_rows(const Weight& w, int64_t tokens, int num_sms) {
+  if (w.format != Format::kBF16 || tokens > 64) return false;
+  const int width = stream_width(tokens);
+  const StreamPlan plan = plan_rows_stream(w.rows, w.cols, width, num_sms);
+  return plan.shares == 1 ||
+         plan.blocks * plan.of_block * width <= slice_scratch_rows(tokens) * w.rows;
+}
+
+}  // namespace
 
 void gemm(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
   if (args.num_slots == 0) return;
@@ -19,6 +33,8 @@ void gemm(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
 void gemm_slices(Ctx& cx, Scratch& scratch, const Weight& w, const uint16_t* x, int64_t tokens,
                  float* y) {
   if (tokens == 0) return;
+  if (streams_rows(w, tokens, cx.kernels.gpu.num_sms))
+    return multiply_rows_sm90(cx, scratch, w, x, tokens, y);
   sm90::GemmParams params =
       sm90::gemm_params(w, {.x = x, .num_slots = static_cast<int32_t>(tokens)});
   const int64_t rows = slice_scratch_rows(tokens);

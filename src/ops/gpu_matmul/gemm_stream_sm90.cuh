@@ -1,22 +1,25 @@
-// Dense products of up to 64 tokens by wgmma, for matrices of so many rows that blocks of them fill
-// the GPU once: y[t] = x[t] W^T + b. Weights and x both stream.
+// Dense products of up to 64 tokens by wgmma: y[t] = x[t] W^T + b. Weights and x both stream.
 //
 //   weights  in   NVFP4 in kTiles16x64, [N / 16][K / 64] units, dequantized to bf16 (unit.cuh), and
 //                 of rows [N] f32
 //   x        in   [T, K] bf16
 //   Op       out  store(), as gemm_split_sm90.cuh's
 //
-// K % 256 == 0. A block takes 192 or 256 rows and all of K; each warp brings its 16 rows through a
+// K % 256 == 0. A block takes 192 or 256 rows and all of K, or of fewer rows a share of it, whose
+// sums meet in L2 (shares_sm90.cuh); each warp brings its 16 rows through a
 // ring of its own, which fills before griddep_wait(), in chunks of 4 units of 64 k; x comes by the
 // copy engine, 4 units at a time.
 //
-// Sums: one chain over K: the same for every token of a step, whatever the others hold.
+// Sums: one chain over a share of K, then shares in sequence: the same for every token of a step,
+// whatever the others hold.
 //
 // Bytes: N K 9 / 16 + T (2 K + 4 N); Qwen3-8B's gate and up (24,576 x 4,096): 56.6 MB, 12.9 us at
 // 4.4 TB/s.
 #pragma once
 
 #include "ops/gpu_matmul/gemm_split_sm90.cuh"
+#include "ops/gpu_matmul/shares_sm90.cuh"
+#include "ops/gpu_matmul/stream_plan.h"
 
 namespace nibble::ops::gpu::sm90 {
 
@@ -45,8 +48,8 @@ __device__ __forceinline__ void fetch_stream_x(const CUtensorMap& x, const Split
   barrier_expect(b.full + slot * 8, S::kXBytes);
 #pragma unroll
   for (int u = 0; u < kStreamUnits; ++u)
-    copy_box(b.smem + slot * S::kXBytes + u * S::kStageBytes, x, (chunk * kStreamUnits + u) * 64, 0,
-             b.full + slot * 8);
+    copy_box(b.smem + slot * S::kXBytes + u * S::kStageBytes, x,
+             (b.begin + chunk * kStreamUnits + u) * 64, 0, b.full + slot * 8);
 }
 
 // A warp's row tile of weights on its way.
@@ -125,14 +128,18 @@ __device__ __forceinline__ void multiply_stream(const CUtensorMap& xs, const Spl
 template <class S, class Op>
 __global__ void __launch_bounds__(S::kThreads, 1)
     gemm_stream_kernel(const __grid_constant__ SplitArgs g, const __grid_constant__ CUtensorMap x,
-                       const __grid_constant__ Op op) {
+                       const __grid_constant__ Shares shares, const __grid_constant__ Op op) {
   extern __shared__ char raw[];
   __shared__ __align__(8) uint64_t full[S::kXSlots], empty[S::kXSlots],
       weights_there[S::kWarps * S::kSlots];
   cuda::griddep_launch_dependents();
   char* base = raw + (1024 - shared_address(raw) % 1024) % 1024;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row0 = static_cast<int>(blockIdx.x) * S::kRows;
+  const int block_tile = static_cast<int>(blockIdx.x) / shares.count;
+  const int share = static_cast<int>(blockIdx.x) % shares.count;
+  const int row0 = block_tile * S::kRows, all_chunks = g.num_units / kStreamUnits;
+  const int begin = all_chunks * share / shares.count;
+  const int chunks = all_chunks * (share + 1) / shares.count - begin;
   const SplitBlock b{.smem = shared_address(base),
                      .full = shared_address(full),
                      .empty = shared_address(empty),
@@ -140,8 +147,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
                      .sums_there = 0,
                      .row0 = row0,
                      .token0 = 0,
-                     .begin = 0,
-                     .num_units = g.num_units};
+                     .begin = begin * kStreamUnits,
+                     .num_units = chunks * kStreamUnits};
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::kXSlots; ++s) {
       barrier_init(b.full + s * 8, 1);
@@ -151,10 +158,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     barrier_init_fence();
   }
   __syncthreads();
-  const int chunks = g.num_units / kStreamUnits;
   const int tile = min(row0 / 16 + warp, g.rows / 16 - 1);  // without one: the last
   StreamWeights<S> weights{
-      .from = g.units + int64_t{tile} * g.num_units * S::Unit::kBytes,
+      .from = g.units + (int64_t{tile} * g.num_units + b.begin) * S::Unit::kBytes,
       .data = b.smem + S::kXSlots * S::kXBytes + warp * S::kSlots * S::kChunkBytes,
       .barriers = b.weights_there + warp * S::kSlots * 8,
       .left = chunks};
@@ -166,6 +172,15 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   __syncwarp();
   float d[S::kN / 2];
   multiply_stream<S>(x, b, weights, d);
+  if (shares.count > 1) {
+    cuda::griddep_wait();
+    meet_shares<S::kN>(shares, block_tile, share, S::kThreads, d);
+    const int first = row0 + warp * 16, row = first + lane / 4;
+    if (first >= g.rows) return;
+    RowEnds ends{.back = {kSumFactor * g.row_scales[row], kSumFactor * g.row_scales[row + 8]}};
+    ends.read_bias(g.bias, row);
+    return store_sums<S::kN>(d, {shares.count, share}, ends, first, g.tokens, op);
+  }
   __syncthreads();  // everything has been read: the sums lie over it
   float* sums = reinterpret_cast<float*>(base) + lane % 4 * 2 * S::kPitch + warp * 16 + lane / 4;
 #pragma unroll
@@ -181,7 +196,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 }
 
 template <class S, class Op>
-void launch_stream_of(Ctx& cx, const Weight& w, const uint16_t* x, int tokens, const Op& op) {
+void launch_stream_of(Ctx& cx, const Weight& w, const uint16_t* x, int tokens, const Shares& shares,
+                      const Op& op) {
   const SplitArgs args{.units = w.codes,
                        .row_scales = w.row_scales,
                        .bias = w.bias,
@@ -199,23 +215,33 @@ void launch_stream_of(Ctx& cx, const Weight& w, const uint16_t* x, int tokens, c
                                             .box_cols = 64,
                                             .box_rows = S::kN,
                                             .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
-  cuda::launch(cx.stream, gemm_stream_kernel<S, Op>,
-               {.grid = dim3(static_cast<unsigned>((w.rows + S::kRows - 1) / S::kRows)),
-                .block = dim3(S::kThreads),
-                .smem_bytes = static_cast<size_t>(S::kBytes)},
-               args, map, op);
+  cuda::launch(
+      cx.stream, gemm_stream_kernel<S, Op>,
+      {.grid = dim3(static_cast<unsigned>((w.rows + S::kRows - 1) / S::kRows * shares.count)),
+       .block = dim3(S::kThreads),
+       .smem_bytes = static_cast<size_t>(S::kBytes)},
+      args, map, shares, op);
 }
 
 // op.store() of x [tokens, K] W^T + b, up to kStreamTokens tokens.
 template <class Op>
-void launch_stream(Ctx& cx, const Weight& w, const uint16_t* x, int tokens, const Op& op) {
+void launch_stream(Ctx& cx, Scratch& scratch, const Weight& w, const uint16_t* x, int tokens,
+                   const Op& op) {
   if (tokens == 0) return;
   CHECK(tokens <= kStreamTokens && w.experts == 1 && w.layout == Layout::kTiles16x64);
   CHECK(w.format == Format::kNvfp4 && w.cols % (kStreamUnits * 64) == 0);
-  const bool is_tall = !fills_gpu_once(w.rows, 192, cx.kernels.gpu.num_sms);
+  const int num_sms = cx.kernels.gpu.num_sms;
+  const StreamPlan plan = plan_unit_stream(w.rows, w.cols, num_sms);
+  Shares shares{.count = plan.shares};
+  if (plan.shares > 1) {
+    shares.parts = scratch.take<float4>(stream_parts(w.rows, tokens) / 4);
+    shares.counters = cx.counters;
+    CHECK((w.rows + plan.of_block - 1) / plan.of_block * plan.shares <= num_sms);
+  }
   const auto launch = [&]<int kN>() {
-    if (is_tall) return launch_stream_of<StreamShape<kN, 256>>(cx, w, x, tokens, op);
-    launch_stream_of<StreamShape<kN, 192>>(cx, w, x, tokens, op);
+    if (plan.of_block == 256)
+      return launch_stream_of<StreamShape<kN, 256>>(cx, w, x, tokens, shares, op);
+    launch_stream_of<StreamShape<kN, 192>>(cx, w, x, tokens, shares, op);
   };
   if (tokens <= 16) return launch.template operator()<16>();
   if (tokens <= 32) return launch.template operator()<32>();

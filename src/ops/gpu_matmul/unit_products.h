@@ -6,6 +6,7 @@
 
 #include "ops/ctx.h"
 #include "ops/norm/add_norm.h"
+#include "ops/scratch.h"
 #include "ops/swiglu.h"
 #include "ops/weight.h"
 
@@ -32,6 +33,10 @@ void relu2_one(Ctx& cx, const Weight& w, const uint16_t* x, uint16_t* u);
 using UnitSwigluFn = void(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens,
                           const Swiglu& act, uint16_t* u);
 UnitSwigluFn swiglu_split;
-UnitSwigluFn swiglu_stream;  // NVFP4 alone
+// gemm_stream_sm90.cuh, NVFP4 alone: take stream_parts() float32 (stream_plan.h).
+void swiglu_stream(Ctx& cx, Scratch& scratch, const Weight& w, const uint16_t* x, int64_t tokens,
+                   const Swiglu& act, uint16_t* u);
+void multiply_stream(Ctx& cx, Scratch& scratch, const Weight& w, const uint16_t* x, int64_t tokens,
+                     float* y);
 
 }  // namespace nibble::ops::gpu

@@ -47,9 +47,15 @@ void swiglu_split(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, c
   });
 }
 
-void swiglu_stream(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, const Swiglu& act,
-                   uint16_t* u) {
-  sm90::launch_stream(cx, w, x, static_cast<int>(tokens),
+void multiply_stream(Ctx& cx, Scratch& scratch, const Weight& w, const uint16_t* x, int64_t tokens,
+                     float* y) {
+  sm90::launch_stream(cx, scratch, w, x, static_cast<int>(tokens),
+                      StoreRows{y, static_cast<int>(w.rows)});
+}
+
+void swiglu_stream(Ctx& cx, Scratch& scratch, const Weight& w, const uint16_t* x, int64_t tokens,
+                   const Swiglu& act, uint16_t* u) {
+  sm90::launch_stream(cx, scratch, w, x, static_cast<int>(tokens),
                       StoreSwiglu{u, static_cast<int>(w.rows), act});
 }
 

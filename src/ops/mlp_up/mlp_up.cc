@@ -2,6 +2,7 @@
 
 #include "ops/cpu_rows.h"
 #include "ops/gpu_matmul/e4m3_rows.h"
+#include "ops/gpu_matmul/stream_plan.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 #include "ops/site.h"
@@ -73,6 +74,11 @@ const char* refuse_many_bf16(const MlpUpDesc& d, const KernelOptions& o) {
   return refuse_gemm<Format::kBF16>({d.format, d.rows(), d.hidden, d.tokens, kDenseFewest}, o);
 }
 
+const char* refuse_stream_bf16(const MlpUpDesc& d, const KernelOptions& o) {
+  if (d.hidden > 9216) return "more than 9,216 columns";
+  return refuse_rows_stream({d.format, d.rows(), d.hidden, d.tokens, 0}, o);
+}
+
 const char* refuse_one(const MlpUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_few<Format::kNvfp4>(d, o)) return reason;
   return refuse_nvfp4_one(d.format, d.tokens, {gpu::OneWork::kDense, d.rows(), d.hidden, 1}, o);
@@ -119,6 +125,8 @@ constexpr auto kKernels = joined(
          NIBBLE_CUDA_KERNEL(gpu::mlp_up_mma), Layout::kTiles16x64},
         {"cuda_int4_decode", refuse_gated<refuse_few<Format::kInt4G128>>,
          NIBBLE_CUDA_KERNEL(gpu::mlp_up_few), Layout::kTiles16x64},
+        {"sm90_bf16_stream", refuse_gated<refuse_stream_bf16>,
+         NIBBLE_SM90_KERNEL(gpu::mlp_up_rows_stream)},
         {"sm90_bf16_gemm", refuse_gated<refuse_many_bf16>, NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm)},
         {"cuda_bf16_decode", refuse_gated<refuse_bf16>, NIBBLE_CUDA_KERNEL(gpu::mlp_up_rows)},
         {"cuda_any",
@@ -146,9 +154,11 @@ int64_t bytes(const MlpUpDesc& d, int64_t tokens, int64_t act_bytes) {
 
 int64_t flops(const MlpUpDesc& d, int64_t tokens) { return 2 * tokens * d.rows() * d.hidden; }
 
-// Its inputs in E4M3.
+// Its inputs in E4M3, or shares of K.
 int64_t gpu::scratch_bytes(const MlpUpDesc& d) {
   Scratch scratch;
+  if (d.format == Format::kBF16 || d.format == Format::kNvfp4)
+    scratch.take<float>(stream_parts(d.rows(), d.tokens));
   take_e4m3_rows(scratch, d.tokens, d.hidden);
   return scratch.used_bytes();
 }

@@ -51,10 +51,11 @@ namespace gpu {
 MlpUpFn mlp_up_one;  // NVFP4, as the next three
 MlpUpFn mlp_up_few;
 MlpUpFn mlp_up_split;
-MlpUpFn mlp_up_stream;    // NVFP4
-MlpUpFn mlp_up_gemm;      // or BF16
-MlpUpFn mlp_up_gemm_fp8;  // FP8 by row
-MlpUpFn mlp_up_mma;       // of units
+MlpUpFn mlp_up_stream;       // NVFP4
+MlpUpFn mlp_up_rows_stream;  // BF16
+MlpUpFn mlp_up_gemm;         // or BF16
+MlpUpFn mlp_up_gemm_fp8;     // FP8 by row
+MlpUpFn mlp_up_mma;          // of units
 MlpUpFn mlp_up_w4a4;
 MlpUpFn mlp_up_block_scaled;  // of NVFP4, MXFP8 and FP8 by row
 MlpUpFn mlp_up_rows;          // BF16

@@ -100,5 +100,15 @@ TEST(MlpUpGpu, StreamEqualsTheTwin) {
       check({hidden, width, Format::kNvfp4}, tokens, kClampedSwiglu, /*as_gb10=*/false, "_stream");
 }
 
+// What streams, of BF16 rows: Llama-3.1-8B's, and last blocks that are not whole.
+TEST(MlpUpGpu, StreamOfRowsEqualsTheTwin) {
+  constexpr struct {
+    int64_t hidden, width, tokens;
+  } kProblems[] = {{1280, 14336, 64}, {2304, 12264, 9}, {320, 72, 30}, {256, 14328, 17}};
+  for (const auto& [hidden, width, tokens] : kProblems)
+    if (!is_too_slow(hidden * tokens))
+      check({hidden, width, Format::kBF16}, tokens, kClampedSwiglu, /*as_gb10=*/false, "_stream");
+}
+
 }  // namespace
 }  // namespace nibble::ops

@@ -1,7 +1,9 @@
 // mlp_up of more tokens: the norm, then a wgmma product with SwiGLU as its epilogue: K shared out
-// to clusters (gemm_split_sm90.cuh), NVFP4 that streams (gemm_stream_sm90.cuh), or the GEMM of many
-// rows, of tiles or BF16 rows; with --activations fp8 of FP8 tiles.
+// to clusters (gemm_split_sm90.cuh), NVFP4 or BF16 rows that stream (gemm_stream_sm90.cuh,
+// gemm_rows_sm90.cuh), or the GEMM of many rows, of tiles or BF16 rows; with --activations fp8 of
+// FP8 tiles.
 #include "ops/gpu_matmul/gemm_fp8_sm90.h"
+#include "ops/gpu_matmul/rows_products.h"
 #include "ops/gpu_matmul/unit_products.h"
 #include "ops/mlp_up/mlp_up.h"
 #include "ops/norm/add_norm.h"
@@ -33,8 +35,17 @@ void mlp_up_split(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d
 void mlp_up_stream(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm,
                    const Weight& up, const Swiglu& act) {
   if (x.dim(0) == 0) return;
+  Scratch scratch(cx.scratch);
   norm_rows(cx, out, x, d, norm);
-  swiglu_stream(cx, up, out.h.as<uint16_t>(), x.dim(0), act, out.u.as<uint16_t>());
+  swiglu_stream(cx, scratch, up, out.h.as<uint16_t>(), x.dim(0), act, out.u.as<uint16_t>());
+}
+
+void mlp_up_rows_stream(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d,
+                        const Norm& norm, const Weight& up, const Swiglu& act) {
+  if (x.dim(0) == 0) return;
+  Scratch scratch(cx.scratch);
+  norm_rows(cx, out, x, d, norm);
+  swiglu_rows_sm90(cx, scratch, up, out.h.as<uint16_t>(), x.dim(0), act, out.u.as<uint16_t>());
 }
 
 void mlp_up_gemm(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm,

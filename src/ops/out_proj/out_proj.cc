@@ -3,6 +3,7 @@
 #include "ops/cpu_rows.h"
 #include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/gpu_matmul/gemm_sm90.h"
+#include "ops/gpu_matmul/stream_plan.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 #include "ops/site.h"
@@ -73,6 +74,11 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm),
          Layout::kTiles16x64},
+        {"sm90_bf16_stream",
+         [](const OutProjDesc& d,
+            const KernelOptions&
+                o) { return refuse_rows_stream({d.format, d.hidden, d.width, d.tokens, 0}, o); },
+         NIBBLE_SM90_KERNEL(gpu::out_proj_stream)},
         {"sm90_bf16_gemm", refuse_many<Format::kBF16>,
          NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_slices)},
         {"sm90_nvfp4a8_gemm",
@@ -80,6 +86,11 @@ constexpr auto kKernels = joined(
             const KernelOptions&
                 o) { return refuse_nvfp4_fp8({d.format, d.hidden, d.width, d.tokens, 0}, 1, o); },
          NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_fp8), Layout::kTiles16x64},
+        {"sm90_nvfp4_stream",
+         [](const OutProjDesc& d,
+            const KernelOptions&
+                o) { return refuse_nvfp4_stream({d.format, d.hidden, d.width, d.tokens, 0}, o); },
+         NIBBLE_SM90_KERNEL(gpu::out_proj_unit_stream), Layout::kTiles16x64},
         {"sm90_nvfp4_split", refuse_unit_some<Format::kNvfp4>,
          NIBBLE_SM90_KERNEL(gpu::out_proj_unit_split), Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>,
@@ -148,6 +159,8 @@ int64_t flops(const OutProjDesc& d, int64_t tokens) { return 2 * tokens * d.hidd
 int64_t gpu::scratch_bytes(const OutProjDesc& d) {
   Scratch scratch;
   if (has_slices(d.format)) scratch.take<float>(slice_scratch_rows(d.tokens) * d.hidden);
+  if (d.format == Format::kBF16 || d.format == Format::kNvfp4)
+    scratch.take<float>(stream_parts(d.hidden, d.tokens));
   take_e4m3_rows(scratch, d.tokens, d.width);
   return scratch.used_bytes();
 }

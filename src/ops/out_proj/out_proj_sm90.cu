@@ -1,5 +1,6 @@
-// out_proj for many tokens: the dense wgmma GEMM.
+// out_proj for many tokens: the dense wgmma GEMM, and BF16 rows that stream (gemm_rows_sm90.cuh).
 #include "ops/gpu_matmul/gemm_fp8_sm90.h"
+#include "ops/gpu_matmul/rows_products.h"
 #include "ops/out_proj/out_proj.h"
 
 namespace nibble::ops::gpu {
@@ -12,6 +13,12 @@ void out_proj_gemm_slices(Ctx& cx, const Tensor& d, const Tensor& att, const Wei
                           const Step& s) {
   Scratch scratch(cx.scratch);
   gemm_slices(cx, scratch, out, att.as<uint16_t>(), s.num_tokens, d.as<float>());
+}
+
+void out_proj_stream(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
+                     const Step& s) {
+  Scratch scratch(cx.scratch);
+  multiply_rows_sm90(cx, scratch, out, att.as<uint16_t>(), s.num_tokens, d.as<float>());
 }
 
 void out_proj_gemm_fp8(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,

@@ -1,4 +1,4 @@
-// out_proj for up to 256 tokens: K shared out to clusters.
+// out_proj for up to 256 tokens: K shared out to clusters, or of NVFP4 to blocks that meet in L2.
 #include "ops/gpu_matmul/gemm_split_sm90.cuh"
 #include "ops/gpu_matmul/unit_products.h"
 #include "ops/out_proj/out_proj.h"
@@ -28,6 +28,12 @@ void out_proj_split(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& o
 void out_proj_unit_split(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
                          const Step& s) {
   multiply_split(cx, out, att.as<uint16_t>(), s.num_tokens, d.as<float>());
+}
+
+void out_proj_unit_stream(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
+                          const Step& s) {
+  Scratch scratch(cx.scratch);
+  multiply_stream(cx, scratch, out, att.as<uint16_t>(), s.num_tokens, d.as<float>());
 }
 
 }  // namespace nibble::ops::gpu
