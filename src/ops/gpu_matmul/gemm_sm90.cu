@@ -16,10 +16,35 @@ bool streams_rows(const Weight& w, int64_t tokens, int num_sms) {
          plan.blocks * plan.of_block * width <= slice_scratch_rows(tokens) * w.rows;
 }
 
+// Tokens of a dense matrix that are multiplied at once: as many as L2 holds while all row tiles
+// meet them. Not timed of BF16; of fewer rows parts of them leave SMs idle.
+constexpr int32_t kTokensAtOnce = 2048, kRowsOfParts = 4096;
+
+bool goes_in_parts(const Weight& w, GemmOut out, const GemmArgs& args) {
+  return args.offsets == nullptr && args.token == nullptr && out != GemmOut::kQkv &&
+         w.format != Format::kBF16 && w.rows >= kRowsOfParts &&
+         2 * args.num_slots > 3 * kTokensAtOnce;
+}
+int64_t row_bytes(const Weight& w, GemmOut out) {
+  return out == GemmOut::kF32 ? 4 * w.rows : out == GemmOut::kSwiglu ? w.rows : 2 * w.rows;
+}
+void gemm_in_parts(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
+  const int64_t tokens = args.num_slots, parts = (tokens + kTokensAtOnce - 1) / kTokensAtOnce;
+  for (int64_t i = 0; i < parts; ++i) {
+    const int64_t begin = tokens * i / parts;
+    GemmArgs part = args;
+    part.num_slots = static_cast<int32_t>(tokens * (i + 1) / parts - begin);
+    part.x = static_cast<const uint16_t*>(args.x) + begin * w.cols;
+    part.y = static_cast<char*>(args.y) + begin * row_bytes(w, out);
+    gemm(cx, w, out, part);
+  }
+}
+
 }  // namespace
 
 void gemm(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
   if (args.num_slots == 0) return;
+  if (goes_in_parts(w, out, args)) return gemm_in_parts(cx, w, out, args);
   const sm90::GemmParams params = sm90::gemm_params(w, args);
   if (w.format == Format::kBF16) {
     if (out == GemmOut::kSwiglu) return launch<Format::kBF16, GemmOut::kSwiglu, false>(cx, params);

@@ -129,5 +129,11 @@ TEST(OutProjGpu, Nvfp4StreamEqualsTheTwin) {
         check_sm90("sm90_nvfp4_stream", Format::kNvfp4, shape, tokens, has_bias);
 }
 
+// Prompts that are multiplied in parts.
+TEST(OutProjGpu, PartsOfAPromptEqualTheTwin) {
+  if (is_too_slow(64 * 3101)) return;
+  check_sm90("sm90_nvfp4_gemm", Format::kNvfp4, {4112, 64}, 3101, true);
+}
+
 }  // namespace
 }  // namespace nibble::ops
