@@ -67,6 +67,7 @@ struct GemmRing {
 
   // The item of a schedule, whose row tiles are taken slice by slice.
   __device__ __forceinline__ bool find(GemmSchedule& schedule, int item, GemmItem& it) const {
+    schedule.advance(item);
     if (!schedule.find(item, it)) return false;
     if constexpr (S::kIsSliced) {
       const int tile = it.row0 / S::kRows;

@@ -36,6 +36,7 @@
 #include <algorithm>
 
 #include "cuda/tensor_map.cuh"
+#include "ops/gpu_matmul/gemm_store_sm90.cuh"
 #include "ops/gpu_matmul/gemm_turn_sm90.cuh"
 #include "ops/gpu_matmul/unit.cuh"
 
@@ -65,7 +66,11 @@ struct GemmShape {
   static constexpr int kXBytes = kMaxSlots * 128;
   static constexpr int kWBytes = kIsTiles ? kRows / 16 * Unit::kBytes : kRows * 128;
   static constexpr int kW = kStages * kXBytes;
-  static constexpr int kPlaces = kW + kStages * kWBytes;  // of kQkv, of a warpgroup's item
+  static constexpr bool kStagesOutput =
+      kOut == GemmOut::kSwiglu || kOut == GemmOut::kBF16 || kOut == GemmOut::kRelu2;
+  static constexpr int kStaged = (kW + kStages * kWBytes + 1023) / 1024 * 1024;
+  // Of kQkv, of a warpgroup's item.
+  static constexpr int kPlaces = kStaged + (kStagesOutput ? kGroups * 2 * kStagedBytes : 0);
   static constexpr int kBarriers = kPlaces + (kOut == GemmOut::kQkv ? kGroups * kMaxSlots * 4 : 0);
   static constexpr int kLists = kBarriers + 2 * kStages * 8;
   static constexpr int kBytes = kLists + (3 * kMaxExperts + 1) * 4 + 1024;
@@ -113,8 +118,13 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
   using Ring::next, Ring::release, Ring::wait_filled;
   using U = typename S::Unit;
   const GemmParams& g;
+  Staged staged;
 
-  __device__ GemmBlock(const GemmParams& params, char* memory) : Ring{params, memory}, g(params) {}
+  __device__ GemmBlock(const GemmParams& params, char* memory)
+      : Ring{params, memory}, g(params), staged{} {
+    const int wg = threadIdx.x / 128 - 1;
+    staged.barrier = 1 + wg, staged.first = this->smem + S::kStaged + wg * 2 * kStagedBytes;
+  }
   // Units [begin, end) of K that an item has.
   struct Share {
     int begin, end;
@@ -331,12 +341,38 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
     else
       multiply_rows<kN>(wg, mine.end - mine.begin, d);
     if constexpr (S::kOut == GemmOut::kQkv) return turn<kN>(it, wg, d);
-    const int row0 = it.row0 + wg * 64 * S::kRowTiles + threadIdx.x / 32 % 4 * 16;
+    const int first = it.row0 + wg * 64 * S::kRowTiles, of_warp = threadIdx.x / 32 % 4 * 16;
+    if constexpr (S::kStagesOutput) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = row0 + i % S::kRowTiles * 64;
-      if (row < g.rows) store<kN>(it, row, i / S::kRowTiles * kN, d[i]);
+      for (int i = 0; i < S::kRowTiles; ++i) {
+        const int row0 = first + i * 64;
+        store_lines<S::kOut, S::kSlotTiles * kN / 8>(
+            g, it, row0, staged, factors(it, min(row0 + of_warp, g.rows - 16)), [&](int j) {
+              const float* v = &d[i + j / (kN / 8)][j % (kN / 8) * 4];
+              return float4{v[0], v[1], v[2], v[3]};
+            });
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row0 = first + of_warp + i % S::kRowTiles * 64;
+        if (row0 < g.rows) store<kN>(it, row0, i / S::kRowTiles * kN, d[i]);
+      }
     }
+  }
+
+  // Of 16 rows from row0 on.
+  __device__ __forceinline__ RowFactors factors(const GemmItem& it, int row0) const {
+    constexpr float kBack = S::kIsTiles ? kSumFactor : 1;
+    const int64_t at = static_cast<int64_t>(it.expert) * g.rows + row0 + threadIdx.x % 32 / 4;
+    RowFactors f{kBack, kBack, 0, 0};
+    if constexpr (S::kIsTiles && U::kHasRowScales)
+      f.back0 *= g.row_scales[at], f.back1 *= g.row_scales[at + 8];
+    if (g.bias != nullptr && (!S::kIsSliced || it.slice == 0)) {
+      f.b0 = __uint_as_float(g.bias[at] << 16);
+      f.b1 = __uint_as_float(g.bias[at + 8] << 16);
+    }
+    return f;
   }
 
   // The head that a warpgroup has sums of; the two stages behind those of K hold what turns it.
@@ -365,55 +401,27 @@ struct GemmBlock : GemmRing<GemmBlock<S>, S> {
     next();
   }
 
-  // 16 rows from row0 on, slots from slot0 on: a lane has rows g and g + 8, columns 8j + 2p and
-  // + 1. Even rows keep the first column, odd ones the second, each with its neighbour's row: pairs
-  // that lie side by side.
+  // float32: 16 rows from row0 on, slots from slot0 on: a lane has rows g and g + 8, columns 8j +
+  // 2p and + 1. Even rows keep the first column, odd ones the second, each with its neighbour's
+  // row: pairs that lie side by side.
   template <int kN>
   __device__ __forceinline__ void store(const GemmItem& it, int row0, int slot0,
                                         const float (&d)[kN / 2]) {
-    constexpr float kBack = S::kIsTiles ? kSumFactor : 1;
     const int lane = threadIdx.x % 32, row = lane / 4;
     const bool odd = row & 1;
-    const int64_t at = static_cast<int64_t>(it.expert) * g.rows + row0 + row;
-    float b0 = 0, b1 = 0, back0 = kBack, back1 = kBack;
-    if constexpr (S::kIsTiles && U::kHasRowScales)
-      back0 *= g.row_scales[at], back1 *= g.row_scales[at + 8];
-    if (g.bias != nullptr && (!S::kIsSliced || it.slice == 0)) {
-      b0 = __uint_as_float(g.bias[at] << 16);
-      b1 = __uint_as_float(g.bias[at + 8] << 16);
-    }
+    const RowFactors f = factors(it, row0);
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
-      const float v0 = fmaf(d[4 * j], back0, b0), v1 = fmaf(d[4 * j + 1], back0, b0);
-      const float v2 = fmaf(d[4 * j + 2], back1, b1), v3 = fmaf(d[4 * j + 3], back1, b1);
-      const float r0 = __shfl_xor_sync(~0u, odd ? v0 : v1, 4);
-      const float r1 = __shfl_xor_sync(~0u, odd ? v2 : v3, 4);
+      const float4 v = f.of({d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]});
+      const float r0 = __shfl_xor_sync(~0u, odd ? v.x : v.y, 4);
+      const float r1 = __shfl_xor_sync(~0u, odd ? v.z : v.w, 4);
       const int column = slot0 + 8 * j + 2 * (lane % 4) + odd;
-      const float2 low = odd ? float2{r0, v1} : float2{v0, r0};
-      const float2 high = odd ? float2{r1, v3} : float2{v2, r1};
-      store_pairs(it, row0, row, column, low, high);
-    }
-  }
-
-  // Rows (row & ~1, + 1) and the same + 8 of 16, one column.
-  __device__ __forceinline__ void store_pairs(const GemmItem& it, int row0, int row, int column,
-                                              float2 low, float2 high) {
-    const int64_t at = it.slot0 + column;
-    if constexpr (S::kOut == GemmOut::kSwiglu)
-      return store_swiglu(g, it, column, row0, row, low, high);
-    if (column >= it.valid) return;
-    int64_t first = at * g.rows + row0 + (row & ~1);
-    if constexpr (S::kIsSliced) first += int64_t{it.slice} * g.num_slots * g.rows;
-    if constexpr (S::kOut == GemmOut::kRelu2)
-      low = {relu2(low.x), relu2(low.y)}, high = {relu2(high.x), relu2(high.y)};
-    if constexpr (S::kOut == GemmOut::kBF16 || S::kOut == GemmOut::kRelu2) {
-      uint16_t* y = static_cast<uint16_t*>(g.y) + first;
-      *reinterpret_cast<uint32_t*>(y) = pack(low.x, low.y);
-      *reinterpret_cast<uint32_t*>(y + 8) = pack(high.x, high.y);
-    } else {
+      if (column >= it.valid) continue;
+      int64_t first = (int64_t{it.slot0} + column) * g.rows + row0 + (row & ~1);
+      if constexpr (S::kIsSliced) first += int64_t{it.slice} * g.num_slots * g.rows;
       float* y = static_cast<float*>(g.y) + first;
-      *reinterpret_cast<float2*>(y) = low;
-      *reinterpret_cast<float2*>(y + 8) = high;
+      *reinterpret_cast<float2*>(y) = odd ? float2{r0, v.y} : float2{v.x, r0};
+      *reinterpret_cast<float2*>(y + 8) = odd ? float2{r1, v.w} : float2{v.z, r1};
     }
   }
 };
