@@ -264,6 +264,8 @@ void check_norm_qkv(Random& random, const Tested& tested) {
 }
 
 struct Experts {
+  Experts(int64_t hidden, int64_t width, int64_t experts, int64_t top_k)
+      : hidden(hidden), width(width), experts(experts), top_k(top_k), tokens(1) {}
   Experts(Random& random, const Tested& tested)
       : hidden(random_cols(random, tested, 800)),
         width(random_cols(random, tested, 300)),
@@ -333,9 +335,8 @@ void check_moe_up(Random& random, const Tested& tested) {
   }
 }
 
-void check_moe_down(Random& random, const Tested& tested) {
+void check_moe_down(Random& random, const Tested& tested, const Experts& s) {
   const Format format = tested.format;
-  const Experts s(random, tested);
   if (is_too_slow(s.tokens * s.width)) return;
   SCOPED_TRACE(testing::Message() << s.experts << " experts, " << s.top_k << " of " << s.hidden
                                   << " x " << s.width << ", " << s.tokens << " tokens");
@@ -396,6 +397,10 @@ void check_moe_down(Random& random, const Tested& tested) {
   }
 }
 
+void check_moe_down(Random& random, const Tested& tested) {
+  check_moe_down(random, tested, Experts(random, tested));
+}
+
 using Check = void(Random&, const Tested&);
 void check_shapes(Check* check) {
   std::vector<Tested> all;
@@ -448,6 +453,16 @@ TEST(GeneralRowsGpu, LongRowsEqualTheTwin) {
       check(Format::kFp8Block, "cuda_w8a16_decode");
       check(Format::kInt4G128, "cuda_int4_decode");
     }
+}
+// Columns of which warps have no even parts.
+TEST(GeneralRowsGpu, OddPartsEqualTheTwin) {
+  const Tested one{Format::kNvfp4, "cuda_nvfp4_one", /*exact=*/false};
+  for (const int64_t units : {17, 29, 37, 67}) {
+    Random random(static_cast<uint32_t>(units));
+    check_out_proj(random, one, 80, 64 * units, 1);
+    check_moe_down(random, one, {80, 64 * units, 5, 3});
+    check_moe_down(random, one, {80, 64 * units, 9, 8});
+  }
 }
 TEST(GeneralRowsGpu, NormUnembedEqualsTheTwin) { check_shapes(check_norm_unembed); }
 TEST(GeneralRowsGpu, NormQkvEqualsTheTwin) { check_shapes(check_norm_qkv); }

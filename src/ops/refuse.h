@@ -295,7 +295,7 @@ inline const char* refuse_nvfp4_one(Format format, int64_t tokens, const gpu::Un
     return reason;
   if (tokens > 1) return "more than one token";
   if (options.exact) return "--exact: its sums are not those of the row for few tokens";
-  return gpu::plan_unit_one(shape, options.gpu) ? nullptr : "its columns are no even parts";
+  return gpu::plan_unit_one(shape, options.gpu) ? nullptr : "more columns than its warps share";
 }
 // Of experts.
 template <typename Desc>

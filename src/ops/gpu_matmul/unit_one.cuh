@@ -36,11 +36,14 @@ struct OnePlace {
   static constexpr bool kSum = kWork == OneWork::kSum;
   int first, count;  // kChosen: of the sequence of all choices' row tiles
   int part, team;    // none: past the teams
+  int unit, others;  // where its part of K begins; how many units of it are the part's before
 
   __device__ __forceinline__ explicit OnePlace(const UnitOne& m) {
     const int block = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x / 32);
     first = block * m.each + min(block, m.more), count = m.each + (block < m.more);
     team = warp * m.inverse_parts >> 16, part = warp - team * m.parts;
+    unit = min(part * m.part_units, m.num_units - m.part_units);
+    others = part * m.part_units - unit;
   }
   __device__ __forceinline__ bool works(const UnitOne& m) const { return team < m.teams; }
   // Whose row tile, kChosen.
@@ -193,8 +196,8 @@ class UnitOneWarp {
   }
   __device__ __forceinline__ uint4 load(OneCursor at) const {
     const int unit = at.step * 4 + threadIdx.x % 32 / 8;
-    if (at.choice >= m_.choices || unit >= m_.part_units) return {};
-    const int k = (at_.part * m_.part_units + unit) * 64 + threadIdx.x % 8 * 8;
+    if (at.choice >= m_.choices || unit >= m_.part_units || unit < at_.others) return {};
+    const int k = (at_.unit + unit) * 64 + threadIdx.x % 8 * 8;
     if constexpr (kWork == OneWork::kDense)
       return op_.load(0, k);
     else
@@ -211,7 +214,7 @@ class UnitOneWarp {
       expert = choices_.expert[k];
     }
     if (threadIdx.x % 32 == 0) {
-      const int unit = tile * m_.num_units + at_.part * m_.part_units + next_.step * kUnits;
+      const int unit = tile * m_.num_units + at_.unit + next_.step * kUnits;
       cuda::bulk_copy(data(slot),
                       m_.units + expert * m_.expert_bytes + int64_t{unit} * cuda::kNvfp4UnitBytes,
                       kChunkBytes, barrier(slot), cuda::evict_first());
@@ -303,15 +306,11 @@ __device__ __forceinline__ void finish_row_tiles(const UnitOne& m, const OnePlac
   }
 }
 
-// Blocks of an SM, as far as registers go: of one kernel 64 of a thread are too few for ptxas.
-template <int kUnits, OneWork kWork>
-inline constexpr int kUnitOneBlocks = NIBBLE_CUDA_SM == 121 ||
-                                              (kUnits == 3 && kWork == OneWork::kChosen)
-                                          ? 1
-                                          : 2;
+// Blocks of an SM, as far as registers go.
+inline constexpr int kUnitOneBlocks = NIBBLE_CUDA_SM == 121 ? 1 : 2;
 
 template <int kUnits, OneWork kWork, class Op>
-__global__ void __launch_bounds__(kGemvThreads, kUnitOneBlocks<kUnits, kWork>)
+__global__ void __launch_bounds__(kGemvThreads, kUnitOneBlocks)
     unit_one(const __grid_constant__ UnitOne m, const __grid_constant__ Op op) {
   constexpr bool kMoe = kWork != OneWork::kDense, kSum = kWork == OneWork::kSum;
   extern __shared__ __align__(128) uint8_t shared[];
@@ -345,8 +344,9 @@ __global__ void __launch_bounds__(kGemvThreads, kUnitOneBlocks<kUnits, kWork>)
     mine.start();
     copy_row_scales(m, place, choices, base);
     if constexpr (HasNorm<Op>) {
-      const int column = (place.part * m.part_units) * 64 + lane * 8;
-      const bool has_columns = place.works(m) && lane < 8 * m.part_units;
+      const int column = place.unit * 64 + lane * 8;
+      const bool has_columns =
+          place.works(m) && lane < 8 * m.part_units && lane >= 8 * place.others;
       UnitNorm norm;
       norm.prepare(op.norm, column, has_columns);
       cuda::griddep_wait();

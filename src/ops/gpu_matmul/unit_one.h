@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "cuda/caps.h"
 
@@ -41,20 +42,22 @@ struct UnitOne {
 inline constexpr int kUnitOneStages = 8;  // at most
 inline constexpr int kOneMostUnits = 16;  // of a part of K; 4 behind a norm
 
-// Sets parts, part_units and chunk_units for the least time of a block's warps.
-inline bool share_out_k(UnitOne& m, int warps, int tiles, int most_units) {
-  int least = 1 << 30;
+// Sets parts, part_units and chunk_units for the least time of a block's warps. Where K has no even
+// parts the last one begins inside the one before: then such as have the fewest units twice.
+inline bool share_out_k(UnitOne& m, int warps, int tiles, int most_units, bool even = true) {
+  std::pair least{1 << 30, 0};
   for (int parts = 1; parts <= warps && parts <= m.num_units; ++parts) {
-    const int part = m.num_units / parts;
-    if (m.num_units % parts != 0 || part > most_units) continue;
+    const int part = (m.num_units + parts - 1) / parts;
+    if (part > most_units || (parts - 1) * part >= m.num_units) continue;
+    if (even && m.num_units % parts != 0) continue;
     int units = std::min(part, 4);
     while (part % units != 0) --units;
     const int teams = warps / parts, visits = (tiles + teams - 1) / teams * (part / units);
     // A unit's instructions, and those around a chunk.
-    if (const int cost = visits * (48 * units + 40); cost < least)
+    if (const std::pair cost{parts * part, visits * (48 * units + 40)}; cost < least)
       m.parts = parts, m.part_units = part, m.chunk_units = units, least = cost;
   }
-  return m.parts > 0;
+  return m.parts > 0 || (even && share_out_k(m, warps, tiles, most_units, false));
 }
 
 // What of UnitOne the shape says; none: it does not fit.
