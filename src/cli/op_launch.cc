@@ -24,7 +24,7 @@ std::vector<ops::Site> OpLaunches::weights(Weight like, Layout layout) {
 
 // Older than what is launched from then on, as in a step.
 std::vector<OpOperands::Choice> OpLaunches::choices(int64_t tokens, int64_t experts, int64_t top_k,
-                                                    bool shared) {
+                                                    int64_t shared) {
   auto all = operands_.choices(tokens, experts, top_k, shared);
   for (const OpOperands::Choice& choice : all) cx_.wrote({choice.routing.ids});
   return all;
@@ -126,7 +126,8 @@ OpLaunch OpLaunches::of(const ops::NormRouteDesc& desc, const ops::NormRouteKern
   for (auto& choice : to) {
     choice.routing.over_all = desc.over_all, choice.routing.sigmoid = desc.sigmoid;
     if (desc.sigmoid.is_used) choice.routing.bias = operands_.constant(desc.experts, 0.125f);
-    if (desc.shared) choice.routing.shared_gate = operands_.vector(desc.hidden);
+    choice.routing.shared = static_cast<int32_t>(desc.shared);
+    if (desc.shared == 1) choice.routing.shared_gate = operands_.vector(desc.hidden);
   }
   const Routing& r = to[0].routing;
   const int64_t chosen = desc.tokens * desc.top_k;

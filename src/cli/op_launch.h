@@ -63,7 +63,7 @@ class OpLaunches {
  private:
   std::vector<ops::Site> weights(Weight like, Layout layout);
   std::vector<OpOperands::Choice> choices(int64_t tokens, int64_t experts, int64_t top_k,
-                                          bool shared);
+                                          int64_t shared);
 
   ops::Ctx& cx_;
   OpOperands& operands_;

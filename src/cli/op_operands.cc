@@ -249,7 +249,7 @@ void OpOperands::find_row_exponents(ops::Site& site) {
 }
 
 std::vector<OpOperands::Choice> OpOperands::choices(int64_t tokens, int64_t experts, int64_t top_k,
-                                                    bool shared) {
+                                                    int64_t shared) {
   std::vector<Choice> all;
   const auto num = static_cast<size_t>(tokens * top_k), num_experts = static_cast<size_t>(experts);
   for (int i = 0; i < kNumChoices; ++i) {
@@ -261,7 +261,7 @@ std::vector<OpOperands::Choice> OpOperands::choices(int64_t tokens, int64_t expe
         std::swap(every[k], every[k + next() % (experts - shared - k)]);
         ids[at + k] = every[k];
       }
-      if (shared) ids[at + top_k - 1] = static_cast<int32_t>(experts - 1);
+      for (int64_t i = 1; i <= shared; ++i) ids[at + top_k - i] = static_cast<int32_t>(experts - i);
     }
     std::vector<float> p(num);
     for (float& weight : p) weight = (1 + unit() / 2) / static_cast<float>(top_k);

@@ -55,7 +55,7 @@ class OpOperands {
     Routing routing;
     int64_t distinct;
   };
-  std::vector<Choice> choices(int64_t tokens, int64_t experts, int64_t top_k, bool shared);
+  std::vector<Choice> choices(int64_t tokens, int64_t experts, int64_t top_k, int64_t shared);
 
   // Pages and a step: up to 256 tokens are the next of sequences, more are one prompt. All rows
   // have logits.

@@ -34,8 +34,9 @@ struct Routing {
   bool over_all = false;  // p is a softmax over all E, or of sigmoids not divided by their sum
   SigmoidRoute sigmoid = {};
   const float* bias = nullptr;  // [E], of `sigmoid`
-  // [H] bf16, or none. The last of the E experts is shared: no token chooses it, each has it for
-  // the last of its K, weighed by the sigmoid of h . shared_gate.
+  // The last of the E experts: no token chooses them, each has them for the last of its K.
+  int32_t shared = 0;
+  // [H] bf16, of one that is shared, weighed by the sigmoid of h . shared_gate; or none: by 1.
   const uint16_t* shared_gate = nullptr;
   bool adds = false;  // moe_down adds to what its output holds
 };

@@ -72,8 +72,7 @@ int64_t scratch(const Desc& d, const Ctx& cx) {
 // What norm_route needs to know of those behind it.
 void find_choosers(Sites& sites) {
   for (Site& site : sites) {
-    if (site.key.op != Op::kNormRoute || std::get<NormRouteDesc>(site.problem).sigmoid.is_used)
-      continue;
+    if (site.key.op != Op::kNormRoute) continue;
     const std::vector<Site*> readers = readers_of(sites, site, "routing");
     site.readers_choose = !readers.empty() && std::ranges::all_of(readers, [](const Site* reader) {
       if (reader->key.op == Op::kMoeUp) return reader->plan.row<MoeUpKernel>(1).chooses;

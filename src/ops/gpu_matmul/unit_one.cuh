@@ -3,9 +3,10 @@
 //
 //   weights  in   [E][N / 16][K / 64] units of 576 bytes and [E][N] f32
 //   Op       kDense: norm (NormInput) or load(0, k): 8 bf16 activations; store(0, row, first,
-//            second), sums of two neighbouring rows. Experts: top_k, is_chosen_before; choose(), by
-//            a warp; fill(choices, chosen); publish(chosen), by the first block; load_one(slot, k);
-//            store(slot, row, first, second) or, kSum, store(row, sum)
+//            second), sums of two neighbouring rows. Experts: top_k, routing, is_chosen_before;
+//            chosen(), or weighed() of what the block chooses itself; fill(choices, chosen);
+//            publish(chosen), by the last block; load_one(slot, k); store(slot, row, first, second)
+//            or, kSum, store(row, sum)
 //
 // A warp keeps to its part of K, whose digits it makes itself and keeps in registers: of each row
 // tile of its block (or of each `teams`-th) it multiplies a chunk, kUnits units, that it has
@@ -25,6 +26,7 @@
 #include "ops/gpu_matmul/gemv.cuh"
 #include "ops/gpu_matmul/gemv_chosen.cuh"
 #include "ops/gpu_matmul/unit_one.h"
+#include "ops/norm_route/block_choice.cuh"
 #include "ops/weight.h"
 
 namespace nibble::ops::gpu {
@@ -326,10 +328,15 @@ __global__ void __launch_bounds__(kGemvThreads, kUnitOneBlocks)
 
   if constexpr (kMoe) {
     constexpr int kChooser = kGemvWarps - 1;
+    __shared__ BlockChoice<kGemvThreads> choice;
+    choice.clear();
+    __syncthreads();
     if (!kSum || !op.is_chosen_before) cuda::griddep_wait();
-    [[maybe_unused]] OneChoice chosen;
+    OneChoice chosen{};
+    const bool is_left = op.routing.logits != nullptr;
+    if (is_left) chosen = choose_left(choice, op.routing);
     if (warp == kChooser) {
-      chosen = op.choose();
+      chosen = is_left ? op.weighed(chosen) : op.chosen();
       op.fill(choices, chosen);
     }
     __syncthreads();
@@ -338,7 +345,7 @@ __global__ void __launch_bounds__(kGemvThreads, kUnitOneBlocks)
     if constexpr (!kSum) cuda::griddep_launch_dependents();
     copy_row_scales(m, place, choices, base);
     if constexpr (kSum) cuda::griddep_wait();
-    if (warp == kChooser && blockIdx.x == 0) op.publish(chosen);
+    if (warp == kChooser && blockIdx.x + 1 == gridDim.x) op.publish(chosen);
     mine.store_all();
   } else {
     mine.start();

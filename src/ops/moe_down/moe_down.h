@@ -17,9 +17,9 @@ struct MoeDownDesc {
   Format format = Format::kMxfp4;
   int64_t tokens = 1;  // the most of a step that it is to serve
   WeightFacts facts = {};
-  Swiglu act = {};      // that made u
-  bool adds = false;    // to what d holds: a shared expert's
-  bool shared = false;  // the last of the experts, and of a token's choices: Routing::shared_gate
+  Swiglu act = {};     // that made u
+  bool adds = false;   // to what d holds: a shared expert's
+  int64_t shared = 0;  // Routing::shared
   bool operator==(const MoeDownDesc&) const = default;
 };
 

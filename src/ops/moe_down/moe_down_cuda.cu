@@ -98,8 +98,9 @@ struct DownOne {
 struct DownOneOfMany : DownOne {
   Routing routing;
   __device__ OneChoice choose() const {
-    return logits != nullptr ? weigh_left(choose_left(logits, routing), routing) : chosen();
+    return logits != nullptr ? weigh_left(choose_left(routing), routing) : chosen();
   }
+  __device__ OneChoice weighed(const OneChoice& one) const { return weigh_left(one, routing); }
 };
 
 template <bool kExact>
@@ -160,11 +161,8 @@ void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
 void moe_down_one(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                   const Weight& down) {
   if (routing.num_tokens == 0) return;
-  const DownOne op = one_of(cx, d, u, routing, down);
-  if (has_few(routing))
-    launch_unit_one<OneWork::kSum>(cx, down, op, false);
-  else
-    launch_unit_one<OneWork::kSum>(cx, down, DownOneOfMany{op, routing}, false);
+  const DownOneOfMany op{one_of(cx, d, u, routing, down), routing};
+  launch_unit_one<OneWork::kSum>(cx, down, op, false);
 }
 
 void moe_down_slots(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,

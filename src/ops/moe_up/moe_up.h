@@ -18,7 +18,7 @@ struct MoeUpDesc {
   int64_t tokens = 1;  // the most of a step that it is to serve
   WeightFacts facts = {};
   Swiglu act = {};
-  bool shared = false;  // the last of the experts, and of a token's choices: Routing::shared_gate
+  int64_t shared = 0;  // Routing::shared
   bool operator==(const MoeUpDesc&) const = default;
   constexpr int64_t rows() const { return width * act.rows_each(); }
 };

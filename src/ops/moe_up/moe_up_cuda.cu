@@ -56,8 +56,9 @@ struct Up {
 // Of any number of experts, of which one may be shared.
 struct UpOfMany : Up {
   __device__ OneChoice choose() const {
-    return routing.logits != nullptr ? choose_left(routing.logits, routing) : chosen();
+    return routing.logits != nullptr ? choose_left(routing) : chosen();
   }
+  __device__ OneChoice weighed(const OneChoice& one) const { return one; }
   __device__ void publish(const OneChoice& one) const {
     if (routing.logits != nullptr) store_one(routing, weigh_left(one, routing));
   }
@@ -123,8 +124,6 @@ void moe_up_one(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routin
   const Up op = make_op(cx, u, h, routing, up, act);
   if (act.is_relu2())
     launch_unit_one<OneWork::kChosen>(cx, up, UpOfRelu2{{op}}, true);
-  else if (has_few(routing))
-    launch_unit_one<OneWork::kChosen>(cx, up, op, true);
   else
     launch_unit_one<OneWork::kChosen>(cx, up, UpOfMany{op}, true);
 }

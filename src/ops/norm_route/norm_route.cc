@@ -93,7 +93,9 @@ void norm_route(Ctx& cx, const Site& site, const Tensor& y, const Tensor& h, Rou
                 const Tensor& x, const Tensor& d) {
   const auto& desc = std::get<NormRouteDesc>(site.problem);
   routing.over_all = desc.over_all, routing.sigmoid = desc.sigmoid;
-  routing.bias = site.route_bias, routing.shared_gate = site.gate;
+  routing.bias = site.route_bias;
+  routing.shared = static_cast<int32_t>(desc.shared);
+  routing.shared_gate = desc.shared > 0 ? site.gate : nullptr;
   run_site<NormRouteKernel>(cx, site, routing.num_tokens, y, h, routing, x, d, site.norm,
                             site.weight);
   cx.wrote({y.data, h.data, routing.ids, routing.logits});
@@ -150,8 +152,7 @@ void leave_best_groups(std::vector<double>& scores, const SigmoidRoute& rule) {
 }  // namespace
 
 void choose_experts(const float* logits, const Routing& r, int64_t token) {
-  const bool shared = r.shared_gate != nullptr;
-  const int32_t experts = r.num_experts - shared, top_k = r.top_k - shared;
+  const int32_t experts = r.num_experts - r.shared, top_k = r.top_k - r.shared;
   int32_t* const ids = r.ids + token * r.top_k;
   float* const p = r.p + token * r.top_k;
   if (!r.sigmoid.is_used) return choose_experts(logits, experts, top_k, ids, p, r.over_all);
@@ -170,11 +171,14 @@ void choose_experts(const float* logits, const Routing& r, int64_t token) {
 }
 
 void add_shared(const Routing& r, int64_t token, const float* h, int64_t hidden) {
-  if (r.shared_gate == nullptr) return;
   double logit = 0;
-  for (int64_t i = 0; i < hidden; ++i) logit += double{h[i]} * bf16_to_float(r.shared_gate[i]);
-  const int64_t last = (token + 1) * r.top_k - 1;
-  r.ids[last] = r.num_experts - 1, r.p[last] = static_cast<float>(sigmoid(logit));
+  for (int64_t i = 0; r.shared_gate != nullptr && i < hidden; ++i)
+    logit += double{h[i]} * bf16_to_float(r.shared_gate[i]);
+  for (int32_t i = 1; i <= r.shared; ++i) {
+    const int64_t at = (token + 1) * r.top_k - i;
+    r.ids[at] = r.num_experts - i;
+    r.p[at] = r.shared_gate != nullptr ? static_cast<float>(sigmoid(logit)) : 1;
+  }
 }
 
 namespace gpu {

@@ -17,7 +17,7 @@ struct NormRouteDesc {
   int64_t tokens = 1;     // the most of a step that it is to serve
   bool over_all = false;  // Routing::over_all
   SigmoidRoute sigmoid = {};
-  bool shared = false;  // the last of the experts, and of a token's choices: Routing::shared_gate
+  int64_t shared = 0;  // Routing::shared
   bool operator==(const NormRouteDesc&) const = default;
 };
 
@@ -27,7 +27,7 @@ using NormRouteFn = void(Ctx& cx, const Tensor& y, const Tensor& h, Routing& rou
                          const Tensor& x, const Tensor& d, const Norm& norm, const Weight& router);
 using NormRouteKernel = Kernel<NormRouteDesc, NormRouteFn>;
 
-// site.norm; site.weight: router; site.route_bias; site.gate: of a shared expert.
+// site.norm; site.weight: router; site.route_bias; site.gate: of a shared expert, or none.
 void norm_route(Ctx& cx, const Site& site, const Tensor& y, const Tensor& h, Routing& routing,
                 const Tensor& x, const Tensor& d);
 std::span<const NormRouteKernel> norm_route_kernels();
@@ -41,7 +41,7 @@ void choose_experts(const float* logits, int64_t experts, int64_t top_k, int32_t
                     bool over_all = false);
 // The same by `r`'s rule, into its arrays.
 void choose_experts(const float* logits, const Routing& r, int64_t token);
-// Behind those a shared expert, if there is one, for a token whose h is [hidden].
+// Behind those the shared ones, if there are any, for a token whose h is [hidden].
 void add_shared(const Routing& r, int64_t token, const float* h, int64_t hidden);
 
 // Working memory of its kernels for steps of up to `tokens` tokens.

@@ -74,13 +74,11 @@ __global__ void __launch_bounds__(kChooseWarps * 32)
   if (t >= r.num_tokens) return;
   Choice mine = choose_any<kPerLane>(logits + int64_t{t} * routed.num_experts, routed);
   const int lane = threadIdx.x % 32;
-  if (r.shared_gate != nullptr) {
-    float logit = 0;
-    for (int i = lane; i < hidden; i += 32)
-      logit = fmaf(cuda::bf16_value(h[int64_t{t} * hidden + i]), cuda::bf16_value(r.shared_gate[i]),
-                   logit);
-    mine = with_shared(mine, r, warp_sum(logit));
-  }
+  float logit = 0;
+  for (int i = lane; r.shared_gate != nullptr && i < hidden; i += 32)
+    logit = fmaf(cuda::bf16_value(h[int64_t{t} * hidden + i]), cuda::bf16_value(r.shared_gate[i]),
+                 logit);
+  mine = with_shared(mine, r, warp_sum(logit));
   if (lane >= r.top_k) return;
   r.ids[t * r.top_k + lane] = mine.id;
   r.p[t * r.top_k + lane] = mine.p;
@@ -174,7 +172,7 @@ void norm_route_any(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing,
                     const Tensor& d, const Norm& norm, const Weight& router) {
   routing.logits = nullptr;
   Routing routed = routing;
-  if (routing.shared_gate != nullptr) --routed.num_experts, --routed.top_k;
+  routed.num_experts -= routing.shared, routed.top_k -= routing.shared;
   const auto tokens = routing.num_tokens, experts = static_cast<int32_t>(router.rows);
   CHECK(experts <= 32 * kMostPerLane && routing.top_k <= kMaxTopK);
   if (tokens == 0) return;

@@ -3,7 +3,7 @@
 //   norm    [H] bf16            router [E, H] bf16 and bias [E] bf16, in; behind its rows comes a
 //                               shared expert's gate
 //   routing ids, p, slot [T, K]; counts [E]; offsets [E + 1]; token [T * K], out
-// Needs H % 8 == 0, H <= 9,216, E <= 512 beside a shared expert, K <= 32.
+// Needs H % 8 == 0, H <= 9,216, E <= 512 beside shared experts, K <= 32.
 // Bytes: 2 E H and, a token, 14 H. gpt-oss-120b, T = 1: 0.78 MB, 0.17 us of an H200's 4.5 TB/s (3.3
 // us of a GB10's 233 GB/s): latency decides.
 // Idea: blocks of a few experts whose weights are in registers before the wait for the kernel
@@ -46,10 +46,10 @@ struct Params {
   const uint16_t* norm;
   const uint16_t* router;
   const uint16_t* bias;  // or none
-  float* logits;         // [T, E], a shared expert's among them
+  float* logits;         // [T, E], of the first `rows`
   uint32_t* counters;    // [1 + blocks of tokens], zero
   Routing routing;
-  int32_t hidden;
+  int32_t hidden, rows;  // the router's, and a shared expert's gate
   float eps, offset;
 };
 
@@ -74,7 +74,7 @@ struct Columns {
   static __device__ __forceinline__ int column(int i) { return 8 * (i * kThreads + threadIdx.x); }
   __device__ __forceinline__ void load(const Params& a, int first_expert) {
     const int mine = first_expert + static_cast<int>(threadIdx.x) % kExperts;
-    const int routed = a.routing.num_experts - (a.routing.shared_gate != nullptr);
+    const int routed = a.routing.num_experts - a.routing.shared;
     const bool has_bias = a.bias != nullptr && mine < routed;
     bias = has_bias ? cuda::bf16_value(a.bias[mine]) : 0;
 #pragma unroll
@@ -83,7 +83,7 @@ struct Columns {
       norm[i] = is_mine ? cuda::load16(a.norm + column(i)) : uint4{};
 #pragma unroll
       for (int e = 0; e < kExperts; ++e) {
-        const int expert = min(first_expert + e, a.routing.num_experts - 1);
+        const int expert = min(first_expert + e, a.rows - 1);
         const uint16_t* const row =
             expert == routed ? a.routing.shared_gate : a.router + int64_t{expert} * a.hidden;
         router[e][i] = is_mine ? cuda::load16(row + column(i)) : uint4{};
@@ -139,7 +139,7 @@ __device__ __forceinline__ void route_tokens(const Params& a, Parts<kRoom>& shar
   __syncthreads();
   const int j = threadIdx.x / kExperts, e = threadIdx.x % kExperts;
   const int expert = blockIdx.x * kExperts + e;
-  if (j >= n || expert >= a.routing.num_experts) return;
+  if (j >= n || expert >= a.rows) return;
   float logit = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) logit += shared.dots[j][e][w];
@@ -149,7 +149,7 @@ __device__ __forceinline__ void route_tokens(const Params& a, Parts<kRoom>& shar
 __device__ __forceinline__ Choice choose_for(const Params& a, int token) {
   const Routing& r = a.routing;
   const float* const logits = a.logits + int64_t{token} * r.num_experts;
-  return choose_of<kWarps>(logits, r, __ldcg(logits + r.num_experts - 1));
+  return choose_of<kWarps>(logits, r, __ldcg(logits + a.rows - 1));
 }
 
 // Grid (blocks of experts, blocks of tokens).
@@ -209,7 +209,8 @@ bool consumers_choose(const Ctx& cx, const Routing& r) {
 void norm_route_few(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, const Tensor& x,
                     const Tensor& d, const Norm& norm, const Weight& router) {
   const int32_t tokens = routing.num_tokens, experts = routing.num_experts;
-  const dim3 grid((experts + kExperts - 1) / kExperts, (tokens + kTokens - 1) / kTokens);
+  const auto rows = static_cast<int32_t>(router.rows) + (routing.shared_gate != nullptr);
+  const dim3 grid((rows + kExperts - 1) / kExperts, (tokens + kTokens - 1) / kTokens);
   CHECK(1 + grid.y <= Ctx::kNumCounters);
   const bool leaves_choice = consumers_choose(cx, routing);
   float* const logits =
@@ -226,6 +227,7 @@ void norm_route_few(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing,
                  .counters = cx.counters,
                  .routing = routing,
                  .hidden = static_cast<int32_t>(router.cols),
+                 .rows = rows,
                  .eps = norm.eps,
                  .offset = norm.offset};
   const bool is_wide = router.cols > 8 * kThreads;

@@ -22,7 +22,7 @@ constexpr Shape kShapes[] = {{2880, 128, 4},   {2880, 32, 4},  {256, 8, 4}, {409
 
 struct Problem {
   Problem(const Shape& shape, int64_t tokens, bool over_all = false,
-          const SigmoidRoute& sigmoid = {}, Format format = Format::kBF16, bool shared = false)
+          const SigmoidRoute& sigmoid = {}, Format format = Format::kBF16, int64_t shared = 0)
       : shape(shape),
         tokens(tokens),
         over_all(over_all),
@@ -44,14 +44,15 @@ struct Problem {
   }
   Shape shape;
   int64_t tokens;
-  bool over_all = false, shared = false;
+  bool over_all = false;
+  int64_t shared = 0;
   SigmoidRoute sigmoid;
   Random random;
   TestWeight router;
   std::vector<uint16_t> weight;
   Floats x, d, y, h;
   std::vector<float> bias;
-  std::vector<uint16_t> gate;  // of a shared expert, the last
+  std::vector<uint16_t> gate;  // of one shared expert; two have none
 };
 
 struct Result {
@@ -73,7 +74,8 @@ std::unique_ptr<Result> run(GpuProblem& gpu, const NormRouteKernel& row, const P
   Routing routing = gpu.routing_output(result->routing);
   routing.over_all = p.over_all, routing.sigmoid = p.sigmoid;
   if (p.sigmoid.is_used) routing.bias = gpu.array(p.bias);
-  if (p.shared) routing.shared_gate = gpu.array(p.gate);
+  routing.shared = static_cast<int32_t>(p.shared);
+  if (p.shared == 1) routing.shared_gate = gpu.array(p.gate);
   const Tensor y = gpu.output(DType::kF32, {n, hidden}), h = gpu.output(DType::kBF16, {n, hidden});
   row.run(gpu.cx, y, h, routing, part(p.x), part(p.d), {gpu.array(p.weight), 1e-5f},
           gpu.weight(p.router));
@@ -82,17 +84,23 @@ std::unique_ptr<Result> run(GpuProblem& gpu, const NormRouteKernel& row, const P
   return result;
 }
 
-// A token's last choice is the last expert, weighed by the sigmoid of its gate: that moves by at
-// most a quarter of what the logit does, and the fast exponential is off by 2^-21.
+// A token's last choices are the last experts. One is weighed by the sigmoid of its gate: that
+// moves by at most a quarter of what the logit does, and the fast exponential is off by 2^-21.
 void check_shared(const Problem& p, const Result& got, int64_t token) {
+  for (int64_t i = 1; i <= p.shared; ++i) {
+    const auto at = static_cast<size_t>((token + 1) * p.shape.top_k - i);
+    EXPECT_EQ(got.routing.ids[at], p.shape.experts - i) << "token " << token;
+    if (p.shared > 1) {
+      EXPECT_EQ(got.routing.p[at], 1) << "token " << token;
+    }
+  }
+  if (p.shared != 1) return;
   double logit = 0, abs = 0;
   for (int64_t i = 0; i < p.shape.hidden; ++i) {
     const double term = double{got.h.row(token)[i]} * bf16_to_float(p.gate[i]);
     logit += term, abs += std::fabs(term);
   }
-  const auto last = static_cast<size_t>((token + 1) * p.shape.top_k - 1);
-  EXPECT_EQ(got.routing.ids[last], p.shape.experts - 1) << "token " << token;
-  EXPECT_NEAR(got.routing.p[last], 1 / (1 + std::exp(-logit)),
+  EXPECT_NEAR(got.routing.p[(token + 1) * p.shape.top_k - 1], 1 / (1 + std::exp(-logit)),
               dot_error(p.shape.hidden) * abs / 4 + 4 * kEps + 0x1p-20);
 }
 
@@ -103,7 +111,7 @@ int64_t check_choices(const Problem& p, const Result& got) {
   const int64_t experts = s.experts - p.shared, top_k = s.top_k - p.shared;
   int64_t clear_tokens = 0;
   for (int64_t t = 0; t < p.tokens; ++t) {
-    if (p.shared) check_shared(p, got, t);
+    check_shared(p, got, t);
     std::vector<float> logits(experts);
     double error = 0;
     for (int64_t e = 0; e < experts; ++e) {
@@ -130,8 +138,7 @@ int64_t check_choices(const Problem& p, const Result& got) {
 }
 
 int64_t check(const Shape& shape, int64_t tokens, bool exact, bool over_all = false,
-              const SigmoidRoute& sigmoid = {}, Format format = Format::kBF16,
-              bool shared = false) {
+              const SigmoidRoute& sigmoid = {}, Format format = Format::kBF16, int64_t shared = 0) {
   int64_t clear_tokens = 0;
   const Problem p(shape, tokens, over_all, sigmoid, format, shared);
   NormRouteDesc desc{shape.hidden, shape.experts, shape.top_k, format,
@@ -197,8 +204,8 @@ TEST(NormRouteGpu, EveryKernelEqualsTheTwin) {
   }
 }
 
-// An expert that every token meets, beside 512, few, and those that no kernel is made for.
-TEST(NormRouteGpu, ASharedExpertIsTheLast) {
+// An expert that every token meets, or two, beside 512, few, and those that no kernel is made for.
+TEST(NormRouteGpu, SharedExpertsAreTheLast) {
   int64_t clear = 0;
   for (const Shape& shape : {Shape{512, 513, 11}, Shape{256, 9, 3}, Shape{2048, 129, 9},
                              Shape{33, 8, 4}, Shape{50, 1025, 32}})
@@ -206,8 +213,10 @@ TEST(NormRouteGpu, ASharedExpertIsTheLast) {
       if (is_too_slow(shape.hidden * tokens)) continue;
       SCOPED_TRACE(testing::Message() << shape.experts << " experts, " << tokens << " tokens");
       for (const bool exact : {false, true})
-        clear += check(shape, tokens, exact, false, {}, Format::kBF16, /*shared=*/true);
-      clear += check(shape, tokens, false, true, {.is_used = true}, Format::kBF16, true);
+        for (const int64_t shared : {1, 2})
+          clear += check(shape, tokens, exact, false, {}, Format::kBF16, shared);
+      clear += check(shape, tokens, false, true, {.is_used = true}, Format::kBF16, 1);
+      clear += check(shape, tokens, false, false, {.is_used = true}, Format::kBF16, 2);
     }
   EXPECT_GT(clear, 20);
 }
@@ -230,13 +239,18 @@ TEST(NormRouteGpu, Sigmoids) {
   EXPECT_GT(clear, 100);
 }
 
-// Equal logits: the lower expert first. Every `apart`-th expert has the same.
+// Every `apart`-th expert has the same logit.
+void make_ties(Problem& p, int apart) {
+  std::fill(p.router.codes.begin(), p.router.codes.end(), uint8_t{0});
+  for (size_t e = 0; e < p.router.bias.size(); ++e)
+    p.router.bias[e] = bf16_from_float(static_cast<float>(static_cast<int>(e) % apart));
+}
+
+// Equal logits: the lower expert first.
 void check_ties(int64_t experts, int apart) {
   const Shape shape{64, experts, 4};
   Problem p(shape, 3);
-  std::fill(p.router.codes.begin(), p.router.codes.end(), uint8_t{0});
-  for (int64_t e = 0; e < shape.experts; ++e)
-    p.router.bias[e] = bf16_from_float(static_cast<float>(e % apart));
+  make_ties(p, apart);
   NormRouteDesc desc{shape.hidden, shape.experts, shape.top_k, Format::kBF16, 3};
   GpuProblem gpu(gpu::scratch_bytes(desc));
   for (const NormRouteKernel* row : kernels_here(norm_route_kernels(), desc, gpu.cx.kernels)) {
@@ -255,15 +269,28 @@ TEST(NormRouteGpu, TiesGoToTheLowerExpert) {
   check_ties(400, 40);  // as many
 }
 
-void check_left_choice(const Shape& shape, Format format, bool shared = false) {
+// Of sigmoids where the experts have no gates, as Nemotron's.
+void check_left_choice(const Shape& shape, Format format, int64_t shared = 0,
+                       bool by_sigmoids = false, bool has_ties = false) {
   const int64_t width = 64;
-  Problem p(shape, 1, false, {}, Format::kBF16, shared);
-  TestWeight up(p.random, format, shape.experts, 2 * width, shape.hidden);
+  const SigmoidRoute sigmoid{.is_used = by_sigmoids, .scale = 2.5f};
+  const Swiglu act = by_sigmoids ? kRelu2 : kClampedSwiglu;
+  Problem p(shape, 1, false, sigmoid, Format::kBF16, shared);
+  if (has_ties) make_ties(p, 3);
+  TestWeight up(p.random, format, shape.experts, act.rows_each() * width, shape.hidden);
   TestWeight down(p.random, format, shape.experts, shape.hidden, width);
   up.pack(Layout::kTiles16x64), down.pack(Layout::kTiles16x64);
-  const NormRouteDesc route_desc{
-      .hidden = shape.hidden, .experts = shape.experts, .top_k = shape.top_k, .shared = shared};
-  const MoeUpDesc up_desc{shape.hidden, width, shape.experts, shape.top_k, format};
+  const NormRouteDesc route_desc{.hidden = shape.hidden,
+                                 .experts = shape.experts,
+                                 .top_k = shape.top_k,
+                                 .sigmoid = sigmoid,
+                                 .shared = shared};
+  const MoeUpDesc up_desc{.hidden = shape.hidden,
+                          .width = width,
+                          .experts = shape.experts,
+                          .top_k = shape.top_k,
+                          .format = format,
+                          .act = act};
   const MoeDownDesc down_desc{shape.hidden, width, shape.experts, shape.top_k, format};
   GpuProblem gpu(std::max({gpu::scratch_bytes(route_desc), scratch_bytes(down_desc, 1, 1)}));
   Sites sites;
@@ -277,7 +304,10 @@ void check_left_choice(const Shape& shape, Format format, bool shared = false) {
   for (const bool is_left : {false, true}) {
     gpu.cx.site = is_left ? &sites[0] : nullptr;
     Routing routing = gpu.routing_output(routings[is_left]);
-    if (shared) routing.shared_gate = gpu.array(p.gate);
+    routing.sigmoid = sigmoid;
+    if (by_sigmoids) routing.bias = gpu.array(p.bias);
+    routing.shared = static_cast<int32_t>(shared);
+    if (shared == 1) routing.shared_gate = gpu.array(p.gate);
     routing.room = gpu.output(DType::kF32, {1, shape.experts}).as<float>();
     const Tensor h = gpu.output(DType::kBF16, {1, shape.hidden});
     const Tensor u = gpu.output(DType::kBF16, {shape.top_k, width});
@@ -287,7 +317,7 @@ void check_left_choice(const Shape& shape, Format format, bool shared = false) {
                                               gpu.tensor(p.d, DType::kF32),
                                               {gpu.array(p.weight), 1e-5f}, gpu.weight(p.router));
     EXPECT_EQ(routing.logits != nullptr, is_left);
-    sites[1].plan.row<MoeUpKernel>(1).run(gpu.cx, u, h, routing, gpu.weight(up), kClampedSwiglu);
+    sites[1].plan.row<MoeUpKernel>(1).run(gpu.cx, u, h, routing, gpu.weight(up), act);
     sites[2].plan.row<MoeDownKernel>(1).run(gpu.cx, out, u, routing, gpu.weight(down));
     d[is_left] = gpu.floats(out).values;
     gpu.read_back(routings[is_left], routing);
@@ -307,9 +337,14 @@ TEST(NormRouteGpu, TheChoiceMayBeLeftToMoeUp) {
   check_left_choice({128, 200, 8}, Format::kMxfp4);
   check_left_choice({128, 128, 8}, Format::kNvfp4);
   check_left_choice({128, 512, 10}, Format::kNvfp4);
-  check_left_choice({128, 513, 11}, Format::kNvfp4, /*shared=*/true);
-  check_left_choice({128, 9, 3}, Format::kNvfp4, /*shared=*/true);
-  check_left_choice({128, 65, 8}, Format::kMxfp4, /*shared=*/true);
+  check_left_choice({128, 513, 11}, Format::kNvfp4, /*shared=*/1);
+  check_left_choice({128, 9, 3}, Format::kNvfp4, /*shared=*/1);
+  check_left_choice({128, 65, 8}, Format::kMxfp4, /*shared=*/1);
+  check_left_choice({128, 30, 5}, Format::kNvfp4, /*shared=*/2);
+  check_left_choice({128, 130, 8}, Format::kNvfp4, /*shared=*/2, /*by_sigmoids=*/true);
+  check_left_choice({128, 300, 6}, Format::kNvfp4, /*shared=*/0, /*by_sigmoids=*/true);
+  for (const int64_t experts : {40, 400})  // more than a warp ranks side by side
+    check_left_choice({128, experts, 8}, Format::kNvfp4, 0, false, /*has_ties=*/true);
 }
 
 }  // namespace

@@ -158,12 +158,12 @@ TEST(NormRoute, ASharedExpertIsOneMore) {
   }
   Floats u(kTokens * (kTopK + 1), kWidth);
   TestRouting r(kTokens, kExperts + 1, kTopK + 1);
-  r.view.shared_gate = gate.data();
+  r.view.shared = 1, r.view.shared_gate = gate.data();
   const NormRouteDesc desc{.hidden = kHidden,
                            .experts = kExperts + 1,
                            .top_k = kTopK + 1,
                            .tokens = kTokens,
-                           .shared = true};
+                           .shared = 1};
   for (const NormRouteKernel* row : kernels_here(norm_route_kernels(), desc)) {
     row->run(test.cx, y.tensor(), h.tensor(), r.view, x.tensor(), d.tensor(), norm, router.view);
     EXPECT_EQ(r.counts.back(), kTokens);

@@ -14,13 +14,13 @@
 
 namespace nibble::ops::gpu {
 
-inline constexpr int kMaxRouted = 512;             // beside a shared one
-inline constexpr int kMaxListed = kMaxRouted + 2;  // with it, and even
+inline constexpr int kMaxRouted = 512;             // beside shared ones
+inline constexpr int kMaxListed = kMaxRouted + 2;  // with those, and even
 inline constexpr int kMaxTopK = 32;
-// Up to here, and without a shared expert, a warp chooses by choose<4>().
+// Up to here, by logits and without shared experts, a warp chooses by choose<4>().
 inline constexpr int kFewRouted = 128;
 inline bool has_few(const Routing& r) {
-  return r.num_experts <= kFewRouted && r.shared_gate == nullptr;
+  return r.num_experts <= kFewRouted && r.shared == 0 && r.bias == nullptr;
 }
 
 using nibble::cuda::of_ordered;
@@ -201,15 +201,21 @@ __device__ __forceinline__ Choice weigh_sigmoids(Choice mine, const float* logit
   mine.p = r.sigmoid.scale * weight / (r.over_all ? 1 : sum + 1e-20f);
   return mine;
 }
-// Those that are chosen: all but a shared expert, which is the last.
+// Those that are chosen: all but shared experts, which are the last.
 __device__ __forceinline__ Routing routed_of(Routing r) {
-  if (r.shared_gate != nullptr) --r.num_experts, --r.top_k;
+  r.num_experts -= r.shared, r.top_k -= r.shared;
   return r;
 }
-// With the shared expert, if there is one, and its gate's logit.
+// Whether this lane has a shared expert: of choice r.top_k - K it is expert r.num_experts - K.
+__device__ __forceinline__ bool has_shared(const Routing& r) {
+  const int lane = threadIdx.x % 32;
+  return lane < r.top_k && lane >= r.top_k - r.shared;
+}
+// With the shared experts, if there are any, and the logit of one's gate.
 __device__ __forceinline__ Choice with_shared(const Choice& mine, const Routing& r, float logit) {
-  const bool is_it = r.shared_gate != nullptr && threadIdx.x % 32 == r.top_k - 1;
-  return is_it ? Choice{r.num_experts - 1, sigmoid(logit)} : mine;
+  if (!has_shared(r)) return mine;
+  const int id = r.num_experts - r.top_k + static_cast<int>(threadIdx.x % 32);
+  return {id, r.shared_gate != nullptr ? sigmoid(logit) : 1};
 }
 // Of one token, whose logits, of those that are chosen: without groups, and no softmax over all. By
 // any of kWarps warps.
@@ -225,16 +231,24 @@ __device__ __forceinline__ Choice choose_of(const float* logits, const Routing& 
 }
 
 // One token's choices by their scores, of logits that norm_route has left: those of the experts
-// that are chosen, then a shared one's.
-__device__ __forceinline__ OneChoice choose_left(const float* logits, const Routing& all) {
+// that are chosen, then the one of a shared expert's gate.
+__device__ __forceinline__ OneChoice add_shared_left(const OneChoice& one, const Routing& all) {
+  if (!has_shared(all)) return one;
   const Routing r = routed_of(all);
-  const OneChoice one = choose_many<1>(logits, r.num_experts, r.top_k);
-  if (all.shared_gate == nullptr || threadIdx.x % 32 != r.top_k) return one;
-  return {{r.num_experts, __ldcg(logits + r.num_experts)}, r.top_k};
+  const int lane = threadIdx.x % 32;
+  const float score = all.shared_gate != nullptr ? __ldcg(all.logits + r.num_experts) : 0;
+  return {{r.num_experts + lane - r.top_k, score}, lane};
+}
+__device__ __forceinline__ OneChoice choose_left(const Routing& all) {
+  const Routing r = routed_of(all);
+  const Scoring scoring{r.bias};
+  return add_shared_left(choose_many<1>(all.logits, r.num_experts, r.top_k, scoring), all);
 }
 // Their weights in the place of scores.
 __device__ __forceinline__ OneChoice weigh_left(const OneChoice& one, const Routing& all) {
-  const Choice mine = weigh(one.choice, routed_of(all).top_k);
+  const Routing r = routed_of(all);
+  const Choice mine =
+      r.bias == nullptr ? weigh(one.choice, r.top_k) : weigh_sigmoids(one.choice, all.logits, r);
   return {with_shared(mine, all, one.choice.p), one.slot};
 }
 // Fills the arrays of routing.
