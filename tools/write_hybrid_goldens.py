@@ -124,6 +124,8 @@ CASES = {
     "qwen3_next-fp8": ({**NEXT, "hidden_size": 144, "num_hidden_layers": 2, "full_attention_interval": 2}, "fp8"),
     # A shared expert of the others' width and format, as those that are published have.
     "qwen3_next-alike": ({**NEXT, "num_hidden_layers": 4, "shared_expert_intermediate_size": 32}, "modelopt"),
+    "nemotron_h-alike": ({**NEMOTRON, "hybrid_override_pattern": "MEM*E-", "num_hidden_layers": 6,
+                          "moe_shared_expert_intermediate_size": 96}, "modelopt"),
     "qwen3_5_moe-alike": ({**MOE, "shared_expert_intermediate_size": 32}, "bf16"),
 }
 

@@ -61,6 +61,7 @@ constexpr const char* kCases[] = {"llama",
                                   "nemotron_h",
                                   "nemotron_h-groups",
                                   "nemotron_h-modelopt",
+                                  "nemotron_h-alike",
                                   "nemotron_h-128"};
 
 class FamilyGolden : public testing::TestWithParam<const char*> {};

@@ -200,6 +200,17 @@ TEST(GpuPlanTiles, AnH200TakesWgmmaForSomeTokens) {
   }
 }
 
+// Nemotron-3-Nano's experts have columns that are no even parts, and two that are shared, which
+// have no launch.
+TEST(GpuPlanTiles, ASharedExpertTwiceAsWideIsTwo) {
+  using ops::Op;
+  const auto nano =
+      plan_kernels(on_gpu(cuda::h200(), false), "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4");
+  for (const Op op : {Op::kMoeUp, Op::kMoeDown})
+    EXPECT_EQ(kernel_of(nano, op, 1), "cuda_nvfp4_one");
+  EXPECT_EQ(kernel_of(nano, Op::kSharedUp, 1), "");
+}
+
 // MXFP4's rows take 256 experts, of which 8 are chosen: there a shared one stays by itself.
 TEST(GpuPlanTiles, AFurtherExpertDoesNotCostMxfp4ItsRows) {
   std::ifstream golden(std::string(NIBBLE_SOURCE_DIR) +

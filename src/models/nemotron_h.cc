@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "models/nemotron_h_config.h"
+#include "ops/gpu_matmul/expert_limits.h"
 
 namespace nibble {
 namespace {
@@ -15,8 +16,9 @@ using ops::Site;
 struct Layer {
   const Site *in = nullptr, *mamba = nullptr, *out = nullptr;
   const Site *qkv = nullptr, *attention = nullptr;
-  const Site *route = nullptr, *shared_up = nullptr, *up = nullptr, *down = nullptr, *mlp = nullptr;
-  const Site* sum = nullptr;  // over the ranks, where there are several
+  const Site *route = nullptr, *up = nullptr, *down = nullptr, *mlp = nullptr;
+  const Site* shared_up = nullptr;  // where the shared expert is none of the last
+  const Site* sum = nullptr;        // over the ranks, where there are several
 };
 
 // Every buffer of a step. A layer takes the residual stream from x or y and leaves it in the other.
@@ -43,7 +45,8 @@ class NemotronH : public SiteModel {
         c(std::move(config)),
         heads(cut_heads(c.q_heads, c.kv_heads, shard)),
         rule(c.mamba, shard),
-        vocab(cut_vocab(c.vocab)) {
+        vocab(cut_vocab(c.vocab)),
+        num_shared(count_shared()) {
     for (int l = 0; l < c.layers(); ++l) cut_widths(l);
     state_buffers();
     Site& embed = add(-1, ops::EmbedDesc{c.vocab, c.hidden}, {}, {"x", "d", "cos_sin"});
@@ -77,9 +80,29 @@ class NemotronH : public SiteModel {
   }
 
  private:
+  // How many more of the experts the shared one can be: of their formats, and several times as
+  // wide. None: it stays by itself.
+  int64_t count_shared() const {
+    if (!c.has('E') || c.shared_width % c.expert_width != 0) return 0;
+    const int64_t count = c.shared_width / c.expert_width;
+    if (c.experts + count > ops::gpu::kMaxExperts || c.top_k + count > ops::gpu::kMaxChoices)
+      return 0;
+    for (int64_t l = 0; l < c.layers(); ++l)
+      for (const char* of : {"up_proj", "down_proj"}) {
+        if (c.mixers[l] != 'E') continue;
+        const Format shared = quantization_.format_of(name_of(l) + "shared_experts." + of);
+        if (shared != quantization_.format_of(name_of(l) + "experts.0." + of) ||
+            (shared == Format::kBF16 && dense_.mlp != Format::kBF16))
+          return 0;
+        if (shared == Format::kMxfp4 && (c.experts + count > 256 || c.top_k + count > 8))
+          return 0;  // more than its fast rows take
+      }
+    return count;
+  }
+
   static const char* from(int64_t layer) { return layer % 2 == 0 ? "x" : "y"; }
   static const char* to(int64_t layer) { return from(layer + 1); }
-  static std::string name_of(int l) { return layer_name("backbone.", l, "mixer."); }
+  static std::string name_of(int64_t l) { return layer_name("backbone.", l, "mixer."); }
 
   Cut q_width() const { return heads.q.times(c.head_dim); }
   Cut kv_width() const { return heads.kv.times(c.head_dim); }
@@ -103,9 +126,9 @@ class NemotronH : public SiteModel {
     f32(a.zxbcdt, "zxbcdt", rule.here.width()), stored(a.mixed, "mixed", rule.here.inner());
     stored(a.q, "q", q_width().size), stored(a.att, "att", q_width().size);
     if (c.has('E')) {
-      routing(a.routing, c.experts, c.top_k);
-      stored(a.shared_u, "shared_u", shared_width.size);
-      stored(a.u, "u", expert_width.size, c.top_k);
+      routing(a.routing, c.experts + num_shared, c.top_k + num_shared);
+      if (num_shared == 0) stored(a.shared_u, "shared_u", shared_width.size);
+      stored(a.u, "u", expert_width.size, c.top_k + num_shared);
     }
     if (c.has('-')) stored(a.mlp_u, "mlp_u", width.size);
     f32_of_logits(a.logits, "logits", vocab.size);
@@ -159,52 +182,76 @@ class NemotronH : public SiteModel {
   }
 
   Layer state_experts(int l) {
-    const std::string name = name_of(l), beside = name + "shared_experts.";
+    const std::string name = name_of(l);
+    const int64_t experts = c.experts + num_shared, top_k = c.top_k + num_shared;
+    Layer layer;
     Site& route = add(l,
                       ops::NormRouteDesc{.hidden = c.hidden,
-                                         .experts = c.experts,
-                                         .top_k = c.top_k,
+                                         .experts = experts,
+                                         .top_k = top_k,
                                          .over_all = c.over_all,
-                                         .sigmoid = c.sigmoid},
+                                         .sigmoid = c.sigmoid,
+                                         .shared = num_shared},
                       {from(l), "d"}, {to(l), "h", "routing"});
     state_norm(route, l);
     matrix(route, "router", {{name + "gate", c.experts}}, c.hidden, Fill::kRouter);
     route_bias(route, name + "gate.e_score_correction_bias", c.experts);
-    Site& shared_up = add(l,
-                          ops::SharedUpDesc{.hidden = c.hidden,
-                                            .width = shared_width.size,
-                                            .format = dense_.mlp,
-                                            .act = ops::kRelu2},
-                          {"h"}, {"shared_u"});
-    matrix(shared_up, "shared expert", {{beside + "up_proj", shared_width}}, c.hidden);
-    Site& out = add(l, ops::OutProjDesc{c.hidden, shared_width.size, dense_.mlp}, {"shared_u"},
-                    {"d"}, "shared");
-    matrix(out, "shared expert", {{beside + "down_proj", c.hidden}}, shared_width, Fill::kResidual);
+    if (num_shared == 0) state_shared(layer, l);
     Site& up = add(l,
                    ops::MoeUpDesc{.hidden = c.hidden,
                                   .width = expert_width.size,
-                                  .experts = c.experts,
-                                  .top_k = c.top_k,
+                                  .experts = experts,
+                                  .top_k = top_k,
                                   .format = Format::kBF16,
-                                  .act = ops::kRelu2},
+                                  .act = ops::kRelu2,
+                                  .shared = num_shared},
                    {"h", "routing"}, {"u"});
     experts_apart(up, name + "experts", {"up_proj"}, expert_width, c.hidden, Fill::kScaledNormal);
+    const std::string beside = name + "shared_experts";
+    for (const Cut& part : shared_parts())
+      last_expert(up, beside, {"up_proj"}, part, c.hidden, Fill::kScaledNormal);
+    std::vector<std::string> reads = {"u", "routing"};
+    if (num_shared == 0) reads.push_back("d");
     Site& down = add(l,
                      ops::MoeDownDesc{.hidden = c.hidden,
                                       .width = expert_width.size,
-                                      .experts = c.experts,
-                                      .top_k = c.top_k,
+                                      .experts = experts,
+                                      .top_k = top_k,
                                       .format = Format::kBF16,
                                       .act = ops::kRelu2,
-                                      .adds = true},
-                     {"u", "routing", "d"}, {"d"});
+                                      .adds = num_shared == 0,
+                                      .shared = num_shared},
+                     std::move(reads), {"d"});
     experts_apart(down, name + "experts", {"down_proj"}, c.hidden, expert_width, Fill::kResidual);
-    return {.out = &out,
-            .route = &route,
-            .shared_up = &shared_up,
-            .up = &up,
-            .down = &down,
-            .sum = add_sum(l, "d", c.hidden, "down")};
+    for (const Cut& part : shared_parts())
+      last_expert(down, beside, {"down_proj"}, c.hidden, part, Fill::kResidual);
+    layer.route = &route, layer.up = &up, layer.down = &down;
+    layer.sum = add_sum(l, "d", c.hidden, "down");
+    return layer;
+  }
+
+  // Of the shared expert's width each expert's, cut as that is.
+  std::vector<Cut> shared_parts() const {
+    std::vector<Cut> parts;
+    for (int64_t i = 0; i < num_shared; ++i)
+      parts.emplace_back(c.shared_width, i * c.expert_width + expert_width.begin,
+                         expert_width.size);
+    return parts;
+  }
+
+  void state_shared(Layer& layer, int l) {
+    const std::string beside = name_of(l) + "shared_experts.";
+    Site& up = add(l,
+                   ops::SharedUpDesc{.hidden = c.hidden,
+                                     .width = shared_width.size,
+                                     .format = dense_.mlp,
+                                     .act = ops::kRelu2},
+                   {"h"}, {"shared_u"});
+    matrix(up, "shared expert", {{beside + "up_proj", shared_width}}, c.hidden);
+    Site& out = add(l, ops::OutProjDesc{c.hidden, shared_width.size, dense_.mlp}, {"shared_u"},
+                    {"d"}, "shared");
+    matrix(out, "shared expert", {{beside + "down_proj", c.hidden}}, shared_width, Fill::kResidual);
+    layer.shared_up = &up, layer.out = &out;
   }
 
   Layer state_mlp(int l) {
@@ -246,9 +293,11 @@ class NemotronH : public SiteModel {
         case 'E':
           ops::norm_route(cx, *at.route, *y, a.h, routing, *x, a.d);
           tap(cx, l, {{"h", &a.h}, {"ids", &a.routing.ids}, {"p", &a.routing.p}});
-          ops::shared_up(cx, *at.shared_up, a.shared_u, a.h);
-          ops::out_proj(cx, *at.out, a.d, a.shared_u, s);
-          tap(cx, l, {{"shared_u", &a.shared_u}, {"shared_d", &a.d}});
+          if (num_shared == 0) {  // else chosen by every token
+            ops::shared_up(cx, *at.shared_up, a.shared_u, a.h);
+            ops::out_proj(cx, *at.out, a.d, a.shared_u, s);
+            tap(cx, l, {{"shared_u", &a.shared_u}, {"shared_d", &a.d}});
+          }
           ops::moe_up(cx, *at.up, a.u, a.h, routing);
           tap(cx, l, {{"u", &a.u}});
           ops::moe_down(cx, *at.down, a.d, a.u, routing);
@@ -270,6 +319,7 @@ class NemotronH : public SiteModel {
   const HeadCuts heads;  // this rank's, as the next five
   const MambaCuts rule;
   const Cut vocab;
+  const int64_t num_shared;               // of the experts, the last
   Cut width, expert_width, shared_width;  // none where no layer has it
   Acts a;
   std::vector<Layer> layers_;

@@ -349,7 +349,8 @@ void SiteModel::check_cuts() const {
 void SiteModel::summarize() {
   const std::vector<WantedWeight> weights = wanted();
   info_.parameters = info_.weight_bytes = info_.weight_bytes_per_token = info_.flops_per_token = 0;
-  for (const WantedWeight& w : weights) info_.parameters += num_elements(w.spec);
+  for (size_t i = 0; i < weights.size(); ++i)
+    if (!is_seen(i)) info_.parameters += num_elements(weights[i].spec);
   info_.parts = sum_parts(weights);
   for (const WeightPart& part : info_.parts) {
     info_.weight_bytes += part.bytes;
@@ -409,7 +410,8 @@ std::vector<WantedWeight> SiteModel::wanted() const {
 
 std::vector<WeightSpec> SiteModel::weight_specs() const {
   std::vector<WeightSpec> specs;
-  for (const Declared& d : declared_) specs.push_back(d.want.spec);
+  for (size_t i = 0; i < declared_.size(); ++i)
+    if (!is_seen(i)) specs.push_back(declared_[i].want.spec);
   return specs;
 }
 

@@ -88,7 +88,7 @@ class SiteModel : public Model {
   // Experts in tensors of their own, NAME.<e>.<of>.weight [rows, cols]; of two, rows alternate.
   void experts_apart(ops::Site& site, const std::string& name, const std::vector<std::string>& of,
                      const Cut& rows, const Cut& cols, Fill fill);
-  // A shared one behind them, NAME.<of>.weight.
+  // A shared one behind them, NAME.<of>.weight; or again, of other rows or columns of one tensor.
   void last_expert(ops::Site& site, const std::string& name, const std::vector<std::string>& of,
                    const Cut& rows, const Cut& cols, Fill fill);
   // The head's matrix is `vocab` of the embedding's rows, and lies in memory once unless it is to
@@ -198,6 +198,10 @@ class SiteModel : public Model {
   void keep_normed(ops::Ctx& cx);
   const Tensor& buffer(const std::string& name) const;
   void check_cuts() const;
+  // Whether it is of the same tensor as the one before.
+  bool is_seen(size_t i) const {
+    return i > 0 && declared_[i].want.spec.name == declared_[i - 1].want.spec.name;
+  }
   void summarize();
   void take_kv_scales(const Checkpoint& checkpoint);
   std::vector<WantedWeight> wanted() const;
