@@ -1,8 +1,7 @@
 // delta_rule for few tokens of each sequence, in one launch of blocks that stay: each takes its
 // share of the value heads' sequences, head by head. One warp moves data: states come and go by the
 // copy engine, up to two of them in shared memory, and a token's inputs come four tokens ahead;
-// sixteen convolve, norm, and hold the state in registers from a sequence's first token to its
-// last.
+// sixteen convolve, norm, and move the state on where it lies.
 //   as delta_rule_any_cuda.cu, whose bits these are
 // Needs DK = DV = 128, 4 taps.
 // Bytes: 8 HV DK DV a sequence: Qwen3-Next-80B 4.2 MB a layer, 0.9 us of an H200's 4.55 TB/s, 18 us
@@ -102,9 +101,9 @@ class Mover {
       : task_(task), a_(task.a), shared_(shared), share_(task.a), lane_(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
-    cuda::griddep_wait();
     const int ahead = min(task_.stages, share_.count);
     for (int n = 0; n < ahead; ++n) load(n, n);
+    cuda::griddep_wait();
     int stage = 0;
     for (int n = 0; n < share_.count; ++n) {
       if (n >= ahead) {
@@ -289,6 +288,40 @@ __device__ __forceinline__ void meet() {
   asm volatile("bar.sync 1, %0;" ::"n"(kStepThreads) : "memory");
 }
 
+// step() of a state that stays in shared memory, a row kHead floats from the next: in registers it
+// would keep the block from lying beside one of the kernel in front.
+__device__ __forceinline__ float step_there(float* s, bool has_state, const float* k,
+                                            const float* q, float v, float decay, float beta) {
+  if (!has_state) {
+#pragma unroll
+    for (int i = 0; i < kCommonRows; ++i) s[i * kHead] = 0;
+  }
+  float known[4] = {}, o[4] = {};
+#pragma unroll 2  // registers are few
+  for (int i = 0; i < kCommonRows; i += 4) {
+    const float4 by = *reinterpret_cast<const float4*>(k + i);
+    known[0] = fmaf(s[i * kHead], by.x, known[0]);
+    known[1] = fmaf(s[(i + 1) * kHead], by.y, known[1]);
+    known[2] = fmaf(s[(i + 2) * kHead], by.z, known[2]);
+    known[3] = fmaf(s[(i + 3) * kHead], by.w, known[3]);
+  }
+  const float all = column_sum((known[0] + known[1]) + (known[2] + known[3]));
+  const float delta = beta * (v - decay * all);
+  asm volatile("" ::: "memory");  // all of it again, rather than in registers meanwhile
+#pragma unroll 2                  // registers are few
+  for (int i = 0; i < kCommonRows; i += 4) {
+    const float4 by = *reinterpret_cast<const float4*>(k + i);
+    const float4 with = *reinterpret_cast<const float4*>(q + i);
+    const auto move = [&](int j, float by_j, float with_j) {
+      float& at = s[(i + j) * kHead];
+      at = fmaf(by_j, delta, decay * at);
+      o[j] = fmaf(at, with_j, o[j]);
+    };
+    move(0, by.x, with.x), move(1, by.y, with.y), move(2, by.z, with.z), move(3, by.w, with.w);
+  }
+  return column_sum((o[0] + o[1]) + (o[2] + o[3]));
+}
+
 // The sixteen warps that compute. Before a step warps 0 to 2 make q, k and v, warp 3 the gates;
 // behind it warp 4 norms what came out, while those go on with the next token.
 __device__ __forceinline__ void step_tokens(const Task& task, Shared& shared) {
@@ -310,7 +343,6 @@ __device__ __forceinline__ void step_tokens(const Task& task, Shared& shared) {
     cuda::griddep_launch_dependents();
   }
   Phases brought, loaded;
-  float s[kCommonRows];
 #pragma unroll 1
   for (int index = 0;; index = (index + 1) % kTokens) {
     cuda::barrier_wait(cuda::shared_address(&shared.brought[index]), brought.next(index));
@@ -321,25 +353,19 @@ __device__ __forceinline__ void step_tokens(const Task& task, Shared& shared) {
     const uint32_t stepped = cuda::shared_address(&shared.stepped[token.stage]);
     float* const state = &stage.state[group][column];
     if (token.head != head) begin_head(token.head);
-    if (token.is_first) {
+    const bool has_state = token.has_state || !token.is_first;
+    if (token.is_first)
       cuda::barrier_wait(cuda::shared_address(&shared.loaded[token.stage]),
                          loaded.next(token.stage));
-#pragma unroll
-      for (int i = 0; i < kCommonRows; ++i) s[i] = token.has_state ? state[i * kHead] : 0;
-    }
     if (warp < kGatesWarp) prepare(shared, a, token, warp);
     if (warp == kGatesWarp && lane == 0)
       shared.gates =
           decay_and_beta(log_decay_and_beta(token.gates[0], token.gates[1], a_log, dt_bias));
     meet();
-    const float o = step<kCommonRows>(s, shared.k[group], shared.q[group], shared.v[column],
-                                      shared.gates.x, shared.gates.y);
+    const float o = step_there(state, has_state, shared.k[group], shared.q[group], shared.v[column],
+                               shared.gates.x, shared.gates.y);
     if (group == 0) shared.o[column] = o;
-    if (is_last) {
-#pragma unroll
-      for (int i = 0; i < kCommonRows; ++i) state[i * kHead] = s[i];
-      cuda::bulk_store_fence();
-    }
+    if (is_last) cuda::bulk_store_fence();
     meet();
     if (is_last && threadIdx.x == 0) cuda::barrier_arrive(stepped);
     if (warp != kNormWarp) continue;
@@ -384,7 +410,8 @@ void delta::decode_spans(Ctx& cx, const Params& a, int most) {
                {.grid = dim3(static_cast<unsigned>(blocks)),
                 .block = dim3(kThreads),
                 .smem_bytes = sizeof(Shared) + stages * sizeof(Stage),
-                .release = cuda::Release::kAfterWait},
+                .release = cuda::Release::kAfterWait,
+                .reads_inputs = true},
                Task{a, most, static_cast<int>(stages)});
 }
 

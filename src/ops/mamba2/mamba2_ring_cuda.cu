@@ -210,8 +210,9 @@ __device__ __forceinline__ void finish(Shared& shared, const Params& a, const Un
   }
 }
 
-// Grid: clusters of share.parts blocks.
-__global__ void __launch_bounds__(kThreads + 32, 1)
+// Grid: clusters of share.parts blocks. Of so few registers a thread that a block lies beside one
+// of the kernel in front.
+__global__ void __launch_bounds__(kThreads + 32, NIBBLE_CUDA_SM == 121 ? 1 : 2)
     decode_ring(const __grid_constant__ Params a, Share share, int stages) {
   extern __shared__ __align__(128) float ring[];
   __shared__ Shared shared;
