@@ -127,6 +127,11 @@ CASES = {
     "nemotron_h-alike": ({**NEMOTRON, "hybrid_override_pattern": "MEM*E-", "num_hidden_layers": 6,
                           "moe_shared_expert_intermediate_size": 96}, "modelopt"),
     "qwen3_5_moe-alike": ({**MOE, "shared_expert_intermediate_size": 32}, "bf16"),
+    # Value heads by whole groups of rows.
+    "qwen3_next-joined": ({**NEXT, "num_hidden_layers": 4, "linear_num_key_heads": 8, "linear_num_value_heads": 16,
+                           "linear_key_head_dim": 8, "linear_value_head_dim": 8}, "bf16"),
+    "qwen3_5_moe-joined": ({**MOE, "linear_num_key_heads": 4, "linear_num_value_heads": 16,
+                            "linear_key_head_dim": 8, "linear_value_head_dim": 8}, "bf16"),
 }
 
 

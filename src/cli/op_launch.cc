@@ -213,8 +213,9 @@ OpLaunch OpLaunches::of(const ops::NormLinearDesc& desc, const ops::NormLinearKe
 OpLaunch OpLaunches::of(const ops::DeltaRuleDesc& desc, const ops::DeltaRuleKernel& k) {
   const auto s = operands_.sequences(desc.tokens, sequences_, 1, 2);
   const Tensor att = operands_.stored_output(desc.tokens, desc.value_width());
-  const ops::DeltaRuleIn in{operands_.floats(desc.tokens, desc.width()),
-                            operands_.floats(desc.tokens, 2 * desc.value_heads)};
+  const ops::DeltaRuleIn in{
+      operands_.floats(desc.tokens, desc.width()),
+      desc.joined ? Tensor{} : operands_.floats(desc.tokens, desc.num_gates())};
   const RecurrentLayer layer = operands_.recurrent(desc, s.count);
   auto run = [=, &cx = cx_, &k, w = operands_.delta_weights(desc)](size_t) {
     k.run(cx, att, layer, in, desc, w, s.step);

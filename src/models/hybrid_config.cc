@@ -3,6 +3,7 @@
 #include <cmath>
 #include <utility>
 
+#include "formats/layout.h"
 #include "models/config_sizes.h"
 #include "models/rope_config.h"
 
@@ -53,10 +54,12 @@ RecurrentShape recurrent_shape(const ops::DeltaRuleDesc& d) {
           .taps = static_cast<int32_t>(d.taps)};
 }
 
-DeltaCuts::DeltaCuts(const ops::DeltaRuleDesc& all, const Shard& shard)
+DeltaCuts::DeltaCuts(const ops::DeltaRuleDesc& all, const Shard& shard, bool joins)
     : here(all), channels(all.channels()), inputs(0), gates(0) {
   const auto [value_heads, key_heads] = cut_heads(all.value_heads, all.key_heads, shard);
   here.key_heads = key_heads.size, here.value_heads = value_heads.size;
+  // Layouts take each tensor by whole groups of rows.
+  here.joined = joins && !shard.is_split() && here.value_heads % kGroupRows == 0;
   heads = value_heads, values = value_heads.times(all.value_dim);
   const auto at = [](int64_t n, int64_t begin, const Cut& of) {
     return Cut(n, begin + of.begin, of.size);

@@ -25,7 +25,8 @@ RecurrentShape recurrent_shape(const ops::DeltaRuleDesc& delta);
 // What a rank has of a delta net: whole key heads with the value heads that they serve; where ranks
 // are more, a key head is on several, each with a part of those.
 struct DeltaCuts {
-  DeltaCuts(const ops::DeltaRuleDesc& all, const Shard& shard);
+  // joins: on one rank the gates may be further rows of the inputs, by whole groups of a layout.
+  DeltaCuts(const ops::DeltaRuleDesc& all, const Shard& shard, bool joins = false);
   ops::DeltaRuleDesc here;
   Cut heads;      // value heads
   Cut values;     // their columns

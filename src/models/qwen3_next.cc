@@ -14,7 +14,8 @@ using ops::Site;
 
 // Of a layer: one of the first two pairs, and the rest.
 struct Layer {
-  const Site *in = nullptr, *gates = nullptr, *delta = nullptr;
+  const Site *in = nullptr, *delta = nullptr;
+  const Site* gates = nullptr;  // where they are no rows of `in`
   const Site *qkv = nullptr, *attention = nullptr, *output_gate = nullptr;
   const Site *out, *route, *up, *down;
   const Site *shared_up = nullptr, *shared_down = nullptr;  // where it is not the last expert
@@ -45,7 +46,7 @@ class Qwen3Next : public SiteModel {
       : SiteModel(dense, std::move(quantization), shard),
         c(std::move(config)),
         heads(cut_heads(c.q_heads, c.kv_heads, shard)),
-        net(c.delta, shard),
+        net(c.delta, shard, joins_gates()),
         width(cut_columns_of(layer_name(c.prefix, 0, "mlp.experts.0.down_proj"), c.width,
                              Format::kBF16)),
         shared_width(cut_columns_of(layer_name(c.prefix, 0, "mlp.shared_expert.down_proj"),
@@ -101,6 +102,21 @@ class Qwen3Next : public SiteModel {
     return true;
   }
 
+  // Whether the gates' rows can be further ones of a delta net's inputs: both in BF16.
+  bool joins_gates() const {
+    if (dense_.qkv != Format::kBF16) return false;
+    const bool by_key_head = c.delta.inputs == ops::DeltaInputs::kByKeyHead;
+    const std::vector<const char*> all =
+        by_key_head ? std::vector{"qkvz", "ba"} : std::vector{"qkv", "z", "b", "a"};
+    for (int64_t l = 0; l < c.layers(); ++l)
+      for (const char* of : all)
+        if (c.is_recurrent[l] &&
+            quantization_.format_of(layer_name(c.prefix, l, "linear_attn.in_proj_") + of) !=
+                Format::kBF16)
+          return false;
+    return true;
+  }
+
   Cut q_width() const { return heads.q.times(c.head_dim); }
   Cut kv_width() const { return heads.kv.times(c.head_dim); }
 
@@ -108,7 +124,8 @@ class Qwen3Next : public SiteModel {
     f32(a.x, "x", c.hidden), f32(a.y, "y", c.hidden), f32(a.d, "d", c.hidden);
     stored(a.h, "h", c.hidden);
     f32(a.cos_sin, "cos_sin", c.rotary_dim());
-    f32(a.qkvz, "qkvz", net.here.width()), f32(a.gates, "gates", 2 * net.here.value_heads);
+    f32(a.qkvz, "qkvz", net.here.width());
+    if (!net.here.joined) f32(a.gates, "gates", net.here.num_gates());
     stored(a.mixed, "mixed", net.here.value_width());
     stored(a.q, "q", q_width().size), stored(a.att, "att", q_width().size);
     f32(a.q_gate, "q_gate", q_width().size);
@@ -123,25 +140,29 @@ class Qwen3Next : public SiteModel {
     Site& in = add(l, ops::NormLinearDesc{c.hidden, net.here.width(), dense_.qkv}, {"x", "d"},
                    {"qkvz", "h", "y"});
     norm(in, layer_name(c.prefix, l, "input_layernorm"), c.hidden, c.norm_eps, 1);
-    if (c.delta.inputs == ops::DeltaInputs::kByKeyHead)
-      matrix(in, "delta net", {{name + "in_proj_qkvz", net.inputs}}, c.hidden);
+    const bool by_key_head = c.delta.inputs == ops::DeltaInputs::kByKeyHead;
+    std::vector<Rows> inputs, gates;
+    if (by_key_head)
+      inputs = {{name + "in_proj_qkvz", net.inputs}}, gates = {{name + "in_proj_ba", net.gates}};
     else
-      matrix(in, "delta net",
-             {{name + "in_proj_qkv", net.inputs}, {name + "in_proj_z", net.values}}, c.hidden);
-    Site& gates =
-        add(l, ops::OutProjDesc{2 * net.here.value_heads, c.hidden}, {"h"}, {"gates"}, "gates");
-    if (c.delta.inputs == ops::DeltaInputs::kByKeyHead) {
-      matrix(gates, "delta net", {{name + "in_proj_ba", net.gates}}, c.hidden);
-    } else {
-      matrix(gates, "delta net", {{name + "in_proj_b", net.heads}, {name + "in_proj_a", net.heads}},
-             c.hidden);
-      gates.in_rows = net.heads.size % kGroupRows != 0;  // layouts take each by whole groups
+      inputs = {{name + "in_proj_qkv", net.inputs}, {name + "in_proj_z", net.values}},
+      gates = {{name + "in_proj_b", net.heads}, {name + "in_proj_a", net.heads}};
+    std::vector<std::string> reads = {"qkvz", "kv"};
+    if (net.here.joined) inputs.insert(inputs.end(), gates.begin(), gates.end());
+    matrix(in, "delta net", inputs, c.hidden);
+    if (!net.here.joined) {
+      Site& apart =
+          add(l, ops::OutProjDesc{net.here.num_gates(), c.hidden}, {"h"}, {"gates"}, "gates");
+      matrix(apart, "delta net", gates, c.hidden);
+      apart.in_rows = !by_key_head && net.heads.size % kGroupRows != 0;  // by whole groups
+      layer.gates = &apart;
+      reads.push_back("gates");
     }
-    Site& rule = add(l, net.here, {"qkvz", "gates", "kv"}, {"mixed", "kv"});
+    Site& rule = add(l, net.here, std::move(reads), {"mixed", "kv"});
     delta(rule, name, c.norm_eps, net.channels, net.heads);
     Site& out = add(l, ops::OutProjDesc{c.hidden, net.values.size, dense_.out}, {"mixed"}, {"d"});
     matrix(out, "delta net", {{name + "out_proj", c.hidden}}, net.values, Fill::kResidual);
-    layer.in = &in, layer.gates = &gates, layer.delta = &rule, layer.out = &out;
+    layer.in = &in, layer.delta = &rule, layer.out = &out;
     layer.sum_out = add_sum(l, "d", c.hidden, "out");
   }
 
@@ -244,8 +265,11 @@ class Qwen3Next : public SiteModel {
       if (c.is_recurrent[l]) {
         const ops::DeltaRuleIn in = inputs(l, {a.qkvz, a.gates});
         ops::norm_linear(cx, *at.in, {in.qkvz, a.h, a.y}, a.x, a.d);
-        ops::out_proj(cx, *at.gates, in.gates, a.h, s);
-        tap(cx, l, {{"x", &a.y}, {"mixer_h", &a.h}, {"qkvz", &in.qkvz}, {"gates", &in.gates}});
+        tap(cx, l, {{"x", &a.y}, {"mixer_h", &a.h}, {"qkvz", &in.qkvz}});
+        if (!net.here.joined) {
+          ops::out_proj(cx, *at.gates, in.gates, a.h, s);
+          tap(cx, l, {{"gates", &in.gates}});
+        }
         ops::delta_rule(cx, *at.delta, a.mixed, state.recurrent_layer(l), in, s);
         tap(cx, l, {{"mixed", &a.mixed}});
         ops::out_proj(cx, *at.out, a.d, a.mixed, s);

@@ -20,7 +20,7 @@ void SiteModel::delta(ops::Site& site, const std::string& name, float eps, const
   auto& [qkvz, gates] = delta_inputs_[site.key.layer];
   const std::string layer = "." + std::to_string(site.key.layer);
   act(qkvz, "qkvz" + layer, DType::kF32, Count::kReplayed, 1, d.width());
-  act(gates, "gates" + layer, DType::kF32, Count::kReplayed, 1, 2 * d.value_heads);
+  if (!d.joined) act(gates, "gates" + layer, DType::kF32, Count::kReplayed, 1, d.num_gates());
 }
 
 void SiteModel::mamba(ops::Site& site, const std::string& name, float eps, const Cuts& channels,

@@ -20,8 +20,9 @@ const char* refuse_any(const DeltaRuleDesc& d, const KernelOptions& o) {
   return d.key_dim <= 256 ? nullptr : "key heads of more than 256 dims";
 }
 
+// Inputs come in pieces of 16 bytes.
 bool has_fast_heads(const DeltaRuleDesc& d) {
-  return d.key_dim == 128 && d.value_dim == 128 && d.taps == 4;
+  return d.key_dim == 128 && d.value_dim == 128 && d.taps == 4 && d.width() % 4 == 0;
 }
 
 constexpr int64_t kDecodeTokens = 8;
@@ -73,8 +74,8 @@ void delta_rule(Ctx& cx, const Site& site, const Tensor& att, const RecurrentLay
 // States read and written, and what passes through.
 int64_t bytes(const DeltaRuleDesc& d, int64_t streams, int64_t tokens, int64_t act_bytes) {
   const int64_t state = d.key_dim * d.value_width() + (d.taps - 1) * d.channels();
-  return streams * (8 * state +
-                    tokens * (4 * (d.width() + 2 * d.value_heads) + act_bytes * d.value_width())) +
+  return streams * (8 * state + tokens * (4 * (d.channels() + d.value_width() + d.num_gates()) +
+                                          act_bytes * d.value_width())) +
          4 * d.taps * d.channels();
 }
 

@@ -37,7 +37,7 @@ struct Params {
   Dims d;
   DeltaRuleWeights w;
   const float* qkvz;
-  const float* gates;
+  DeltaGates gates;
   uint16_t* att;
   float* state;
   float* conv;
@@ -65,7 +65,7 @@ inline Params params_of(const Tensor& att, const RecurrentLayer& state, const De
   return {.d = dims_of(desc),
           .w = weights,
           .qkvz = in.qkvz.as<float>(),
-          .gates = in.gates.as<float>(),
+          .gates = gates_of(in, desc),
           .att = att.as<uint16_t>(),
           .state = state.state.as<float>(),
           .conv = state.conv.as<float>(),
@@ -136,11 +136,11 @@ __device__ __forceinline__ float2 log_decay_and_beta(float a, float b, float a_l
 }
 // Where the gates of value head h at token t of the step lie.
 __device__ __forceinline__ const float* gate_a(const Params& a, int64_t t, int32_t h) {
-  return a.gates + t * 2 * a.d.value_heads + place(h / a.d.ratio, a.d.first.a, a.d.step.a) +
+  return a.gates.data + t * a.gates.stride + place(h / a.d.ratio, a.d.first.a, a.d.step.a) +
          h % a.d.ratio;
 }
 __device__ __forceinline__ const float* gate_b(const Params& a, int64_t t, int32_t h) {
-  return a.gates + t * 2 * a.d.value_heads + place(h / a.d.ratio, a.d.first.b, a.d.step.b) +
+  return a.gates.data + t * a.gates.stride + place(h / a.d.ratio, a.d.first.b, a.d.step.b) +
          h % a.d.ratio;
 }
 __device__ __forceinline__ float2 log_decay_and_beta(const Params& a, int64_t t, int32_t h) {

@@ -27,15 +27,19 @@ struct DeltaRuleDesc {
   int64_t value_dim = 0;    // DV
   int64_t taps = 0;         // of the convolution, the newest input included
   DeltaInputs inputs = DeltaInputs::kByKeyHead;
-  int64_t tokens = 1;  // the most of a step that it is to serve
+  int64_t tokens = 1;   // the most of a step that it is to serve
+  bool joined = false;  // the gates lie behind all else in the rows of `qkvz`
   bool operator==(const DeltaRuleDesc&) const = default;
 
   constexpr int64_t key_width() const { return key_heads * key_dim; }
   constexpr int64_t value_width() const { return value_heads * value_dim; }
   constexpr int64_t channels() const {
     return 2 * key_width() + value_width();
-  }                                                                       // q, k, v by heads
-  constexpr int64_t width() const { return channels() + value_width(); }  // of `qkvz`
+  }                                                                // q, k, v by heads
+  constexpr int64_t num_gates() const { return 2 * value_heads; }  // of a token
+  constexpr int64_t width() const {                                // of `qkvz`
+    return channels() + value_width() + (joined ? num_gates() : 0);
+  }
 };
 
 // Float32, as small as they are.
@@ -48,9 +52,18 @@ struct DeltaRuleWeights {
 };
 
 struct DeltaRuleIn {
-  Tensor qkvz;   // [T, 2 HK DK + 2 HV DV] f32
-  Tensor gates;  // [T, 2 HV] f32
+  Tensor qkvz;   // [T, 2 HK DK + 2 HV DV] f32, joined: and 2 HV
+  Tensor gates;  // [T, 2 HV] f32; joined: none
 };
+// The gates, a token's `stride` behind those of the one before.
+struct DeltaGates {
+  const float* data;
+  int64_t stride;
+};
+inline DeltaGates gates_of(const DeltaRuleIn& in, const DeltaRuleDesc& d) {
+  if (!d.joined) return {in.gates.as<float>(), d.num_gates()};
+  return {in.qkvz.as<float>() + d.width() - d.num_gates(), d.width()};
+}
 
 // att [T, HV DV] f32, out; state: of the layer, whose slots `from` are read and `to` written. Rows
 // may follow a span that are of none: no state is that behind them, and their att is anything.

@@ -80,7 +80,8 @@ struct DeltaRun {
     float* qkv = scratch.qkv + (span.q_start + t) * d.channels();
     kernels.delta.l2_norm(qkv + q, d.key_dim, 1 / std::sqrt(static_cast<float>(d.key_dim)));
     kernels.delta.l2_norm(qkv + k, d.key_dim, 1);
-    const float* gates = in.gates.as<float>() + (span.q_start + t) * 2 * d.value_heads;
+    const DeltaGates all = gates_of(in, d);
+    const float* gates = all.data + (span.q_start + t) * all.stride;
     for (int64_t i = 0; i < ratio(); ++i) {
       const int64_t h = g * ratio() + i;
       const float a = gates[at.a + i] + w.dt_bias[h];

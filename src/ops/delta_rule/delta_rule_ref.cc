@@ -50,7 +50,8 @@ struct Sequence {
     for (int64_t i = 0; i < d.key_dim; ++i)
       q[i] /= std::sqrt(q2 + 1e-6) * std::sqrt(static_cast<double>(d.key_dim)),
           k[i] /= std::sqrt(k2 + 1e-6);
-    const float* gates = in.gates.as<float>() + (span.q_start + t) * 2 * d.value_heads;
+    const DeltaGates all = gates_of(in, d);
+    const float* gates = all.data + (span.q_start + t) * all.stride;
     const double beta = sigmoid(gates[at.b + of]);
     const double decay = std::exp(-std::exp(static_cast<double>(w.a_log[h])) *
                                   softplus(double{gates[at.a + of]} + w.dt_bias[h]));

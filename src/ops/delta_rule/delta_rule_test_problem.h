@@ -58,9 +58,9 @@ struct DeltaProblem {
             .from = from.data(),
             .to = to.data()};
   }
-  DeltaRuleIn in() {
+  DeltaRuleIn in() {  // joined: with gates that nobody reads
     return {make_tensor(qkvz.data(), DType::kF32, {desc.tokens, desc.width()}),
-            make_tensor(gates.data(), DType::kF32, {desc.tokens, 2 * desc.value_heads})};
+            make_tensor(gates.data(), DType::kF32, {desc.tokens, desc.num_gates()})};
   }
   Tensor out() { return make_tensor(att.data(), DType::kF32, {desc.tokens, desc.value_width()}); }
   void run(Ctx& cx, DeltaRuleFn* kernel) { kernel(cx, out(), layer(), in(), desc, weights, step); }
@@ -124,8 +124,20 @@ inline double delta_size(const DeltaProblem& p) {
 inline const std::vector<DeltaRuleDesc>& delta_descs() {
   using enum DeltaInputs;
   static const std::vector<DeltaRuleDesc> kDescs = {
-      {2, 4, 16, 24, 4, kByKeyHead}, {2, 4, 16, 24, 4, kInOrder},   {1, 3, 128, 128, 4, kByKeyHead},
-      {3, 3, 20, 7, 2, kInOrder},    {1, 4, 33, 65, 3, kByKeyHead}, {2, 2, 200, 130, 4, kInOrder}};
+      {2, 4, 16, 24, 4, kByKeyHead},
+      {2, 4, 16, 24, 4, kInOrder},
+      {1, 3, 128, 128, 4, kByKeyHead},
+      {3, 3, 20, 7, 2, kInOrder},
+      {1, 4, 33, 65, 3, kByKeyHead},
+      {2, 2, 200, 130, 4, kInOrder},
+      {.key_heads = 2, .value_heads = 4, .key_dim = 16, .value_dim = 24, .taps = 4, .joined = true},
+      {.key_heads = 1,
+       .value_heads = 2,
+       .key_dim = 128,
+       .value_dim = 128,
+       .taps = 4,
+       .inputs = kInOrder,
+       .joined = true}};
   return kDescs;
 }
 
