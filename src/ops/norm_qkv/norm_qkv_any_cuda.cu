@@ -50,11 +50,6 @@ void norm_qkv_by(NormMultiplyFn* multiply, Ctx& cx, const NormQkvOut& out, const
   store_qkv(cx, qkv_store(out.q, kv, cos_sin, s, out.gate), norms, products);
 }
 
-void norm_multiply_rows(Ctx& cx, const AddNorm& norm, const Weight& w, float* y) {
-  add_norm(cx, norm);
-  multiply_rows(cx, w, norm.h, norm.tokens, y);
-}
-
 }  // namespace
 
 void norm_qkv_few(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
