@@ -175,8 +175,7 @@ TEST(GpuPlanTiles, AnH200TakesWgmmaForSomeTokens) {
   const auto plan = plan_kernels(on_gpu(cuda::h200(), false), "nvidia/Qwen3-30B-A3B-NVFP4");
   for (const Op op : {Op::kMoeUp, Op::kMoeDown}) {
     EXPECT_EQ(kernel_of(plan, op, 1), "cuda_nvfp4_one");
-    EXPECT_EQ(kernel_of(plan, op, 2), "cuda_nvfp4_decode");
-    for (const int64_t tokens : {4, 8, 64, 128})
+    for (const int64_t tokens : {2, 8, 64, 128})
       EXPECT_EQ(kernel_of(plan, op, tokens), "sm90_nvfp4_narrow") << tokens;
     EXPECT_EQ(kernel_of(plan, op, 8192), "sm90_nvfp4_gemm");
   }
@@ -185,12 +184,19 @@ TEST(GpuPlanTiles, AnH200TakesWgmmaForSomeTokens) {
       plan_kernels(on_gpu(cuda::h200(), false), "nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4");
   for (const Op op : {Op::kMoeUp, Op::kMoeDown}) {
     EXPECT_EQ(kernel_of(next, op, 1), "cuda_nvfp4_one");
-    EXPECT_EQ(kernel_of(next, op, 8), "cuda_nvfp4_decode");
-    for (const int64_t tokens : {64, 512})
+    for (const int64_t tokens : {2, 8, 64, 512})
       EXPECT_EQ(kernel_of(next, op, tokens), "sm90_nvfp4_narrow") << tokens;
     EXPECT_EQ(kernel_of(next, op, 8192), "sm90_nvfp4_gemm");
   }
   EXPECT_EQ(kernel_of(next, Op::kNormRoute, 8192), "sm90_bf16_gemm");
+  // Of experts without a gate.
+  const auto relu2 =
+      plan_kernels(on_gpu(cuda::h200(), false), "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4");
+  for (const Op op : {Op::kMoeUp, Op::kMoeDown}) {
+    for (const int64_t tokens : {2, 8, 64, 128})
+      EXPECT_EQ(kernel_of(relu2, op, tokens), "sm90_nvfp4_narrow") << tokens;
+    EXPECT_EQ(kernel_of(relu2, op, 256), "sm90_nvfp4_gemm");
+  }
   for (const char* id : {"nvidia/Qwen3-8B-NVFP4", "nvidia/Llama-3.1-8B-Instruct-NVFP4"}) {
     const auto dense = plan_kernels(on_gpu(cuda::h200(), false), id);
     EXPECT_EQ(kernel_of(dense, Op::kMlpUp, 8), "cuda_nvfp4_decode") << id;

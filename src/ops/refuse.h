@@ -323,8 +323,7 @@ const char* refuse_nvfp4_narrow(const Desc& d, int64_t rows, int64_t cols,
   if (met > kNarrowMost * d.experts) return "more than 64 rows an expert";
   if (options.any_size) return nullptr;
   if (d.tokens <= 1) return "one token";
-  if (4 * met < d.experts) return "fewer rows than a quarter of its experts";
-  return met <= kUnitFewestOfExpert * d.experts ? nullptr : "more than 12 rows an expert";
+  return met < kUnitFewestOfExpert * d.experts ? nullptr : "12 rows an expert or more";
 }
 // Of experts, whose lists lie in shared memory.
 template <Format kFormat>

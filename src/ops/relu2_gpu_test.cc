@@ -15,21 +15,25 @@ struct Shape {
   int64_t hidden, width;
   Format format;
 };
-constexpr Shape kShapes[] = {{96, 40, Format::kMxfp4},    {1000, 37, Format::kBF16},
-                             {160, 96, Format::kFp8Row},  {320, 80, Format::kFp8Row},
-                             {320, 72, Format::kNvfp4},   {320, 80, Format::kNvfp4},
-                             {2688, 80, Format::kNvfp4},  {320, 80, Format::kBF16},
-                             {320, 72, Format::kInt4G32}, {384, 80, Format::kInt4G128}};
+constexpr Shape kShapes[] = {
+    {96, 40, Format::kMxfp4},    {1000, 37, Format::kBF16},   {160, 96, Format::kFp8Row},
+    {320, 80, Format::kFp8Row},  {320, 72, Format::kNvfp4},   {320, 80, Format::kNvfp4},
+    {2688, 80, Format::kNvfp4},  {320, 128, Format::kNvfp4},  {320, 80, Format::kBF16},
+    {320, 72, Format::kInt4G32}, {384, 80, Format::kInt4G128}};
 
 // Sums of tensor cores as in general_rows_gpu_test.cc, digits as in mlp_up_gpu_test.cc.
 void expect_relu2(const char* name, float got, const ref::Row& row, const float* h,
                   const Shape& s) {
+  const std::string_view kernel(name);
   double abs, off;
-  const double y = row.dot(h, &abs), want = y > 0 ? y * y : 0;
+  double y = row.dot(h, &abs);
+  const double want = y > 0 ? y * y : 0;
   row.dot(block_maxima(h, s.hidden, 16).data(), &off);
   const double e =
-      (2 * static_cast<double>(s.hidden + 16) * kEps + weight_error(s.format, name)) * abs +
-      (std::string_view(name).ends_with("_one") ? 0x1p-14 * off : 0);
+      kernel.ends_with("_narrow")
+          ? narrow_error(row, h, s.hidden, &y)
+          : (2 * static_cast<double>(s.hidden + 16) * kEps + weight_error(s.format, name)) * abs +
+                (kernel.ends_with("_one") ? 0x1p-14 * off : 0);
   ASSERT_NEAR(got, want, 2 * std::fabs(y) * e + e * e + store_error(DType::kBF16, want) + 1e-6)
       << name;
 }

@@ -8,7 +8,7 @@ namespace nibble::ops::gpu::sm90 {
 
 inline constexpr int kNarrowGroupsOfWarps = 4;
 template <int kUnits>
-inline constexpr int kNarrowStages = 10 / kUnits;
+inline constexpr int kNarrowStages = 10 / kUnits;  // at least
 
 // A warpgroup's chunks on their way, of four row tiles each. Four lanes of the warp that fetches
 // for it, one a row tile, fill slots; its warps empty them.
@@ -16,12 +16,14 @@ template <int kUnits_, int kUnitBytes>
 class NarrowRing {
  public:
   static constexpr int kUnits = kUnits_;
-  static constexpr int kTileBytes = kUnits * kUnitBytes, kStages = kNarrowStages<kUnits>;
-  static constexpr int kBytes = kStages * 4 * kTileBytes;
-  static constexpr int kBarriers = 2 * kStages;  // a slot is filled, is empty
+  static constexpr int kTileBytes = kUnits * kUnitBytes, kStageBytes = 4 * kTileBytes;
+  static constexpr int kMost = 16 / kUnits;    // stages
+  static constexpr int kBarriers = 2 * kMost;  // a slot is filled, is empty
 
-  __device__ __forceinline__ NarrowRing(uint32_t memory, uint32_t barriers, int warpgroup, int tile)
-      : chunk_(memory + warpgroup * kBytes + tile * kTileBytes),
+  __device__ __forceinline__ NarrowRing(uint32_t memory, uint32_t barriers, int warpgroup, int tile,
+                                        int stages)
+      : stages_(stages),
+        chunk_(memory + warpgroup * stages * kStageBytes + tile * kTileBytes),
         barrier_(barriers + warpgroup * kBarriers * 8) {}
   // By one lane of a warpgroup's.
   __device__ __forceinline__ void init() const {
@@ -49,13 +51,14 @@ class NarrowRing {
   __device__ __forceinline__ void advance() {
     chunk_ += 4 * kTileBytes;
     barrier_ += 16;
-    if (++slot_ < kStages) return;
+    if (++slot_ < stages_) return;
     slot_ = 0;
     phase_ ^= 1;
-    chunk_ -= kBytes;
-    barrier_ -= kBarriers * 8;
+    chunk_ -= stages_ * kStageBytes;
+    barrier_ -= stages_ * 16;
   }
 
+  int stages_;
   uint32_t chunk_, barrier_, phase_ = 0;
   int slot_ = 0;
 };

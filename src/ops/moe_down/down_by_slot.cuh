@@ -12,7 +12,7 @@ struct DownBySlot {
   float* y;           // [slots, H]
   const uint16_t* u;  // [slots, width]
   const int32_t* offsets;
-  int experts, width, hidden;
+  int experts, width, hidden, slots;
 
   __device__ uint4 load(int row, int k) const {
     return __ldcg(reinterpret_cast<const uint4*>(u + int64_t{row} * width + k));
@@ -36,7 +36,8 @@ void down_by_slot(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& rout
                       .offsets = routing.offsets,
                       .experts = routing.num_experts,
                       .width = width,
-                      .hidden = hidden},
+                      .hidden = hidden,
+                      .slots = routing.num_tokens * routing.top_k},
            scratch);
   combine(cx, d, y, routing);
 }

@@ -186,15 +186,15 @@ int64_t flops(const MoeDownDesc& d, int64_t tokens) {
 }
 
 // What each slot's expert says, [T * K, H], before it is weighed: f32, or bf16 from the GEMMs,
-// beside their inputs; and its inputs for gemm_narrow.
+// beside their inputs; and its inputs for gemm_narrow of MXFP4.
 int64_t gpu::scratch_bytes(const MoeDownDesc& d) {
   Scratch scratch, w4a4;
   w4a4.take<uint16_t>(d.tokens * d.top_k * d.hidden);
   w4a4.take<uint8_t>(d.tokens * d.top_k * e2m1_pitch(d.width));
   scratch.take<float>(d.tokens * d.top_k * d.hidden);
   if (d.format == Format::kNvfp4) take_e4m3_rows(scratch, d.tokens * d.top_k, d.width);
-  take_e4m3_pairs(scratch, d.format, std::min(d.tokens * d.top_k, kNarrowMost * d.experts),
-                  d.width);
+  if (d.format == Format::kMxfp4)
+    take_e4m3_pairs(scratch, std::min(d.tokens * d.top_k, kNarrowMost * d.experts), d.width);
   return std::max(scratch.used_bytes(), w4a4.used_bytes());
 }
 

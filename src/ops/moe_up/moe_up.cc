@@ -58,7 +58,7 @@ const char* refuse_unit_many(const MoeUpDesc& d, const KernelOptions& o) {
 
 const char* refuse_unit_some(const MoeUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_unit<Format::kNvfp4>(d, o)) return reason;
-  return refuse_nvfp4_narrow(d, 2 * d.width, d.hidden, o);
+  return refuse_nvfp4_narrow(d, d.rows(), d.hidden, o);
 }
 
 const char* refuse_many_fp8(const MoeUpDesc& d, const KernelOptions& o) {
@@ -119,8 +119,8 @@ constexpr auto kKernels = joined(
          NIBBLE_SM90_KERNEL(gpu::moe_up_narrow), Layout::kTiles16x64},
         {"sm90_nvfp4a8_gemm", refuse_gated<refuse_nvfp4_by_fp8>,
          NIBBLE_SM90_KERNEL(gpu::moe_up_gemm_fp8), Layout::kTiles16x64},
-        {"sm90_nvfp4_narrow", refuse_gated<refuse_unit_some>,
-         NIBBLE_SM90_KERNEL(gpu::moe_up_narrow), Layout::kTiles16x64},
+        {"sm90_nvfp4_narrow", refuse_unit_some, NIBBLE_SM90_KERNEL(gpu::moe_up_narrow),
+         Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),
          Layout::kTiles16x64},
         {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::moe_up_mma),
@@ -175,11 +175,12 @@ int64_t flops(const MoeUpDesc& d, int64_t tokens) {
   return 2 * tokens * d.top_k * d.rows() * d.hidden;
 }
 
-// Its inputs in E4M3, or in two of them for gemm_narrow.
+// Its inputs in E4M3, or in two of them for gemm_narrow of MXFP4.
 int64_t gpu::scratch_bytes(const MoeUpDesc& d) {
   Scratch scratch, pairs;
   take_e4m3_rows(scratch, d.tokens, d.hidden);
-  take_e4m3_pairs(pairs, d.format, std::min(d.tokens, kNarrowMost * d.experts), d.hidden);
+  if (d.format == Format::kMxfp4)
+    take_e4m3_pairs(pairs, std::min(d.tokens, kNarrowMost * d.experts), d.hidden);
   return std::max(scratch.used_bytes(), pairs.used_bytes());
 }
 

@@ -5,6 +5,7 @@
 #include "ops/gpu_matmul/gemm_fp8_sm90.h"
 #include "ops/gpu_matmul/gemm_narrow_sm90.cuh"
 #include "ops/moe_up/moe_up.h"
+#include "ops/moe_up/swiglu.cuh"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -13,12 +14,19 @@ struct NarrowUp {
   bool is_chosen_before;
   uint16_t* u;  // [slots, width] bf16; NarrowUpE4m3: as many E4M3 in E4M3 order, by kExpertScale
   const int32_t *token, *offsets;
-  int experts, width;
+  int experts, width, slots;
   Swiglu act;
 
   __device__ int row_of(int slot) const { return __ldcg(token + slot); }
   __device__ void store(int row, int weight_row, float gate, float up) const {
     u[int64_t{row} * width + weight_row / 2] = cuda::bf16_bits(sm90::swiglu(gate, up, act));
+  }
+};
+
+struct NarrowUpRelu2 : NarrowUp {
+  __device__ void store(int row, int weight_row, float first, float second) const {
+    *reinterpret_cast<uint32_t*>(u + int64_t{row} * width + weight_row) =
+        sm90::pack(relu2(first), relu2(second));
   }
 };
 
@@ -39,7 +47,8 @@ NarrowUp narrow_up(const Ctx& cx, const Tensor& u, const Routing& routing, const
           .token = routing.token,
           .offsets = routing.offsets,
           .experts = routing.num_experts,
-          .width = static_cast<int>(up.rows / 2),
+          .width = static_cast<int>(up.rows / act.rows_each()),
+          .slots = routing.num_tokens * routing.top_k,
           .act = act};
 }
 
@@ -48,8 +57,12 @@ NarrowUp narrow_up(const Ctx& cx, const Tensor& u, const Routing& routing, const
 void moe_up_narrow(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
                    const Weight& up, const Swiglu& act) {
   Scratch scratch(cx.scratch);
-  sm90::launch_narrow(cx, scratch, up, h.as<uint16_t>(), routing.num_tokens,
-                      narrow_up(cx, u, routing, up, act));
+  const auto* const x = h.as<uint16_t>();
+  const NarrowUp op = narrow_up(cx, u, routing, up, act);
+  if (act.is_relu2())
+    sm90::launch_narrow(cx, up, sm90::block_columns(up, x, op.slots), NarrowUpRelu2{op});
+  else
+    sm90::launch_narrow(cx, scratch, up, x, routing.num_tokens, op);
 }
 
 void moe_up_narrow_fp8(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
