@@ -72,6 +72,17 @@ __device__ __forceinline__ void each_pair(const Take& take) {
     for (int i = 0; i < 2; ++i) take(n, 2 * i, g + 8 * i, 8 * n + 2 * p);
 }
 
+// By a warp: the power of two that its largest value reaches, and one over it. `most`: of a lane,
+// not negative.
+struct PowerOfTwo {
+  float power, inverse;
+};
+__device__ __forceinline__ PowerOfTwo largest_power(float most) {
+  const unsigned exponent =
+      min(max(__reduce_max_sync(0xffffffff, __float_as_uint(most)) >> 23, 1u), 253u);
+  return {__uint_as_float(exponent << 23), __uint_as_float((254 - exponent) << 23)};
+}
+
 __device__ __forceinline__ void put_tf32(float* to, float x, float y) {
   *reinterpret_cast<float2*>(to) = {to_tf32(x), to_tf32(y)};
 }

@@ -1,5 +1,7 @@
 #include "ops/delta_rule/delta_rule.h"
 
+#include <algorithm>
+
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 #include "ops/site.h"
@@ -35,6 +37,7 @@ const char* refuse_decode(const DeltaRuleDesc& d, const KernelOptions& o) {
 const char* refuse_chunks(const DeltaRuleDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_any(d, o)) return reason;
   if (o.exact) return "--exact: a state would depend on how its text was cut";
+  if (!o.gpu.runs_clusters) return "this GPU runs no clusters of blocks";
   if (!has_fast_heads(d)) return "not heads of 128 dims and 4 taps";
   return nullptr;
 }
@@ -84,18 +87,19 @@ int64_t flops(const DeltaRuleDesc& d, int64_t tokens) {
   return tokens * (7 * d.key_dim * d.value_width() + 2 * d.taps * d.channels());
 }
 
-// Inputs convolved, with outputs in the place of values, and gates; of chunks W, P and sums of
-// decays.
 int64_t gpu::scratch_bytes(const DeltaRuleDesc& d) {
-  Scratch scratch;
-  scratch.take<float>(d.tokens * d.channels());
-  scratch.take<float>(d.tokens * 2 * d.value_heads);
-  if (!has_fast_heads(d)) return scratch.used_bytes();
-  const int64_t rows = most_delta_chunks(d.tokens) * d.value_heads * kDeltaChunk;
-  scratch.take<uint16_t>(rows * d.key_dim);
-  scratch.take<uint16_t>(rows * kDeltaChunk);
-  scratch.take<float>(rows);
-  return scratch.used_bytes();
+  Scratch any;
+  any.take<float>(d.tokens * 2 * d.value_heads);  // gates
+  Scratch chunks = any;
+  any.take<float>(d.tokens *
+                  d.channels());  // inputs convolved, with outputs in the place of values
+  if (!has_fast_heads(d)) return any.used_bytes();
+  chunks.take<uint16_t>(d.tokens * d.channels());  // inputs convolved
+  chunks.take<float>(d.tokens * d.value_heads);
+  const int64_t most = most_delta_chunks(d.tokens);
+  chunks.take<std::byte>(most * d.key_heads * kDeltaKeyBytes);
+  chunks.take<std::byte>(most * d.value_heads * kDeltaHeadBytes);
+  return std::max(any.used_bytes(), chunks.used_bytes());
 }
 
 }  // namespace nibble::ops

@@ -119,6 +119,8 @@ DeltaRuleFn delta_rule_any;
 
 // Of delta_rule_chunks: tokens of a chunk, and of the longest span that goes token by token.
 inline constexpr int kDeltaChunk = 64, kDeltaFewTokens = 16;
+// What is kept of each chunk for a key head and for a value head.
+inline constexpr int64_t kDeltaKeyBytes = 34816, kDeltaHeadBytes = 43568;
 constexpr int64_t most_delta_chunks(int64_t tokens) { return tokens / (kDeltaFewTokens + 1); }
 
 // Working memory for steps of up to desc.tokens tokens.

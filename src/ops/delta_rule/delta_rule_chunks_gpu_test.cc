@@ -79,24 +79,28 @@ void compare(const DeltaProblem& want, const std::vector<float>& att,
     }
 }
 
-void check(const DeltaRuleDesc& desc, const std::vector<DeltaSpan>& spans, Decay decay) {
-  const auto want = problem(desc, spans, decay), got = problem(desc, spans, decay);
-  if (is_too_slow(want->desc.tokens * desc.width())) return;
-  SCOPED_TRACE(testing::Message() << desc.key_heads << " and " << desc.value_heads << " heads, "
-                                  << spans.size() << " sequences, the first of " << spans[0].tokens
-                                  << " tokens, decay " << static_cast<int>(decay));
+// `want` and `got`: the same problem twice.
+void check(DeltaProblem& want, DeltaProblem& got) {
+  if (is_too_slow(want.desc.tokens * want.desc.width())) return;
   TestCtx twin(DType::kF32, 0);
-  want->run(twin.cx, ref::delta_rule);
-  GpuProblem gpu(gpu::scratch_bytes(want->desc));
-  const DeltaRuleKernel& row = chunks_row(want->desc, gpu.cx.kernels);
-  const OnGpu on(*got, gpu);
+  want.run(twin.cx, ref::delta_rule);
+  GpuProblem gpu(gpu::scratch_bytes(want.desc));
+  const DeltaRuleKernel& row = chunks_row(want.desc, gpu.cx.kernels);
+  const OnGpu on(got, gpu);
   on.run(gpu, row);
   const std::vector<float> att = flat(gpu, on.att), states = flat(gpu, on.layer.state);
-  compare(*want, att, states);
-  ASSERT_EQ(flat(gpu, on.layer.conv), want->convs);
+  compare(want, att, states);
+  ASSERT_EQ(flat(gpu, on.layer.conv), want.convs);
   on.run(gpu, row);
   ASSERT_EQ(flat(gpu, on.layer.state), states);
   ASSERT_EQ(flat(gpu, on.att), att);
+}
+
+void check(const DeltaRuleDesc& desc, const std::vector<DeltaSpan>& spans, Decay decay) {
+  SCOPED_TRACE(testing::Message() << desc.key_heads << " and " << desc.value_heads << " heads, "
+                                  << spans.size() << " sequences, the first of " << spans[0].tokens
+                                  << " tokens, decay " << static_cast<int>(decay));
+  check(*problem(desc, spans, decay), *problem(desc, spans, decay));
 }
 
 TEST(DeltaChunksGpu, EqualTheTwinAtEveryLength) {
@@ -109,6 +113,31 @@ TEST(DeltaChunksGpu, EqualTheTwinAtEveryLength) {
 TEST(DeltaChunksGpu, EqualTheTwinWithAnyDecay) {
   for (const Decay decay : {Decay::kWeak, Decay::kStrong, Decay::kMixed})
     for (const int32_t tokens : {40, 300, 2000}) check(heads(1, 1), {{tokens, true}}, decay);
+}
+
+// Values and states far from one, and large ones that are forgotten in the middle of a chunk, with
+// small ones behind them.
+TEST(DeltaChunksGpu, EqualTheTwinWithValuesOfAnySize) {
+  const DeltaRuleDesc desc = heads(1, 2);
+  constexpr int64_t kTokens = 200, kForget = 85;
+  for (const auto& [before, behind] :
+       {std::pair{0x1p24f, 0x1p24f}, {0x1p24f, 1.f}, {1.f, 0x1p24f}, {0x1p-18f, 0x1p-18f}}) {
+    const auto make = [&] {
+      auto p = problem(desc, {{kTokens, true}}, Decay::kRandom);
+      for (float& x : p->states) x *= before;
+      for (float& x : p->convs) x *= before;
+      const DeltaPlaces at = delta_places(desc, 0);
+      for (int64_t t = 0; t < kTokens; ++t)
+        for (int64_t j = 0; j < desc.value_width(); ++j)
+          p->qkvz[t * desc.width() + at.v + j] *= t < kForget ? before : behind;
+      for (int64_t t = kForget; t < kForget + desc.taps; ++t)  // the convolution's window
+        for (int64_t h = 0; h < desc.value_heads; ++h)
+          p->gates[t * 2 * desc.value_heads + at.a + h] += 3000;
+      return p;
+    };
+    SCOPED_TRACE(testing::Message() << "values of " << before << ", then of " << behind);
+    check(*make(), *make());
+  }
 }
 
 TEST(DeltaChunksGpu, EqualTheTwinWithAnyHeads) {

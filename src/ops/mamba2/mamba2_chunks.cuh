@@ -110,12 +110,10 @@ __device__ __forceinline__ void scale_rows(uint8_t* to, float* scales, const flo
     float4 x{};
     if (row < tokens) x = __ldcg(reinterpret_cast<const float4*>(from + row * stride) + lane);
     const float most = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
-    const unsigned exponent =
-        min(max(__reduce_max_sync(0xffffffff, __float_as_uint(most)) >> 23, 1u), 253u);
-    const float by = __uint_as_float((254 - exponent) << 23);
+    const auto [power, by] = cuda::largest_power(most);
     *reinterpret_cast<uint2*>(to + row * RowsOfN::kPitch + lane * 8) = {
         cuda::pack_f16(x.x * by, x.y * by), cuda::pack_f16(x.z * by, x.w * by)};
-    if (lane == 0) scales[row] = row < tokens ? __uint_as_float(exponent << 23) : 0;
+    if (lane == 0) scales[row] = row < tokens ? power : 0;
   }
 }
 
