@@ -60,7 +60,7 @@ __device__ __forceinline__ float fitting(float most) {
   return __uint_as_float((268 - exponent) << 23);
 }
 
-// Its division to two ulps: the exact one takes some 40 instructions.
+// Its division to two ulps: the exact one takes tens of instructions.
 __device__ __forceinline__ float quick_silu(float x) { return __fdividef(x, 1 + __expf(-x)); }
 
 // The convolution of a tile of tokens, q and k normed, gates. A block has two rows of 128 of each

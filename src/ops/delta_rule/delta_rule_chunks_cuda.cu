@@ -18,6 +18,9 @@
 // bits; sums, and the state from chunk to chunk, are float32; the inverse of I + M is made in
 // float32. The state's bits depend on where chunks begin, so on how a text is cut.
 //
+// Bytes at T tokens of Qwen3-Next-80B: 56 KB each, in and out. Reached on one H200, 2026-11-23: T
+// = 512 82 us, 2,048 249, 8,192 942, where token by token takes 352, 1,375 and 5,721. What binds
+// are the outputs of the last kernel: docs/lab/delta-net.md.
 #include <algorithm>
 
 #include "ops/delta_rule/delta_rule_across_chunks.cuh"
