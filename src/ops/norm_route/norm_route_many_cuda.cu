@@ -37,8 +37,8 @@ constexpr int kFewExperts = 256;
 constexpr int kUnit = 32;  // columns that 16-byte loads of a quad cover
 // Units of a warp fetched before the wait, of 1 KB, at most. sm_121 has 99 KB a block.
 constexpr int kEarly = NIBBLE_CUDA_SM == 121 ? 8 : 12;
-constexpr int kSortWarps = 32;
-constexpr int kChooseWarps = 32;  // each chooses for a token after the other
+constexpr int kSortWarps = 32, kSortedTokens = 64;  // of a block of the sort: whole tiles
+constexpr int kChooseWarps = 32;                    // each chooses for a token after the other
 
 struct Params {
   const uint16_t* h;
@@ -253,15 +253,14 @@ __global__ void __launch_bounds__(kChooseWarps * 32)
     tile_counts[int64_t{blockIdx.x} * pitch + e] = static_cast<uint16_t>(counts[e]);
 }
 
-// The sort, a block block_tokens: choices are counted by tiles of tokens.
+// The sort, a block kSortedTokens: choices are counted by tiles of tokens.
 __global__ void __launch_bounds__(kSortWarps * 32)
-    sort_tiles(const Routing r, const uint16_t* tile_counts, int tile_tokens, int block_tokens,
-               int pitch) {
+    sort_tiles(const Routing r, const uint16_t* tile_counts, int tile_tokens, int pitch) {
   constexpr int kThreads = kSortWarps * 32;
   __shared__ BlockSort<kSortWarps> sort;
   __shared__ int32_t before[kMaxListed];
   const int tiles = (r.num_tokens + tile_tokens - 1) / tile_tokens;
-  const int first = static_cast<int>(blockIdx.x) * block_tokens;
+  const int first = static_cast<int>(blockIdx.x) * kSortedTokens;
   for (int e = threadIdx.x; e < r.num_experts; e += kThreads) sort.next[e] = before[e] = 0;
   __syncthreads();
   cuda::griddep_wait();
@@ -286,19 +285,17 @@ __global__ void __launch_bounds__(kSortWarps * 32)
     }
   sort.make_offsets(r, /*is_kept=*/blockIdx.x == 0);
   for (int i = threadIdx.x; i < r.num_experts; i += kThreads) sort.next[i] += before[i];
-  const int tokens = min(block_tokens, r.num_tokens - first);
+  const int tokens = min(kSortedTokens, r.num_tokens - first);
   sort.list(r, first, tokens);
   sort.run_listed(r, first, tokens, /*are_all=*/false);
 }
 
 void sort_choices(Ctx& cx, const Routing& r, const uint16_t* tile_counts, int tile_tokens) {
-  // Blocks of some 1,024 choices, of whole tiles.
-  const int tokens = 64 * std::clamp(16 / r.top_k, 1, BlockSort<kSortWarps>::kTokens / 64);
   cuda::launch(cx.stream, sort_tiles,
-               {.grid = dim3((r.num_tokens + tokens - 1) / tokens),
+               {.grid = dim3((r.num_tokens + kSortedTokens - 1) / kSortedTokens),
                 .block = dim3(kSortWarps * 32),
                 .release = cuda::Release::kAfterWait},
-               r, tile_counts, tile_tokens, tokens, tile_pitch(r.num_experts));
+               r, tile_counts, tile_tokens, tile_pitch(r.num_experts));
 }
 
 template <int kM, int kN>
@@ -326,15 +323,13 @@ void launch_route(Ctx& cx, Params a) {
 
 void choose_and_sort(Ctx& cx, const Routing& r, const RouteScratch& scratch, int experts) {
   // The sort adds up every tile's counts in each of its blocks.
-  const int most_tiles = experts > kFewExperts ? 128 : 256, pitch = tile_pitch(r.num_experts);
-  int tile_tokens = RouteScratch::kMinTileTokens;
-  while (tile_tokens < 64 && r.num_tokens > most_tiles * tile_tokens) tile_tokens *= 2;
+  const int tile_tokens = r.num_tokens <= 4096 ? 32 : kSortedTokens;
   cuda::launch(cx.stream, choose_tiles,
                {.grid = dim3((r.num_tokens + tile_tokens - 1) / tile_tokens),
                 .block = dim3(kChooseWarps * 32),
                 .release = cuda::Release::kAfterWait},
                r, scratch.logits, scratch.gate_logits, experts, tile_tokens, scratch.tile_counts,
-               pitch);
+               tile_pitch(r.num_experts));
   sort_choices(cx, r, scratch.tile_counts, tile_tokens);
 }
 
