@@ -42,7 +42,8 @@
 
 namespace nibble::ops::gpu::sm90 {
 
-inline constexpr int kUnitBytes = 544;  // of MXFP4
+inline constexpr int kUnitBytes = 544;          // of MXFP4
+inline constexpr int kMostShared = 227 * 1024;  // of a block
 
 // A warp's sums: of two tiles of 16 rows by kMaxN slots; or, kWide, of one tile by twice as many
 // slots, where weights meet enough of them: each is dequantized for twice the products.
@@ -57,7 +58,6 @@ struct GemmShape {
   static constexpr bool kHasBytes = kIsTiles && !Unit::kHasNibbles;
   static constexpr int kMaxN = kWide && !kHasBytes ? 144 : 128;  // slots of a tile
   static constexpr int kMaxSlots = kMaxN * kSlotTiles, kStep = 16 * kSlotTiles;
-  static constexpr int kStages = kWide ? 5 : kHasBytes ? 6 : kIsTiles ? 8 : 4;
   static constexpr int kThreads = 128 * (1 + kGroups);
   static constexpr bool kFillsByWidth = true;
   static constexpr int kRows = 64 * kRowTiles * kGroups;
@@ -65,15 +65,22 @@ struct GemmShape {
   static constexpr int kFillRegisters = 88, kMultiplyRegisters = 208;
   static constexpr int kXBytes = kMaxSlots * 128;
   static constexpr int kWBytes = kIsTiles ? kRows / 16 * Unit::kBytes : kRows * 128;
-  static constexpr int kW = kStages * kXBytes;
   static constexpr bool kStagesOutput =
       kOut == GemmOut::kSwiglu || kOut == GemmOut::kBF16 || kOut == GemmOut::kRelu2;
+  static constexpr int kOutputBytes = kStagesOutput ? kGroups * 2 * kStagedBytes : 0;
+  static constexpr int kListBytes = (3 * kMaxExperts + 1) * 4 + 1024;
+  static constexpr int kMostStages = kWide ? 5 : kHasBytes ? 6 : kIsTiles ? 8 : 4;
+  static constexpr bool kFits =
+      kMostStages * (kXBytes + kWBytes + 16) + 1023 + kOutputBytes + kListBytes <= kMostShared;
+  static constexpr int kStages = kFits ? kMostStages : kMostStages - 1;
+  static constexpr int kW = kStages * kXBytes;
   static constexpr int kStaged = (kW + kStages * kWBytes + 1023) / 1024 * 1024;
   // Of kQkv, of a warpgroup's item.
-  static constexpr int kPlaces = kStaged + (kStagesOutput ? kGroups * 2 * kStagedBytes : 0);
+  static constexpr int kPlaces = kStaged + kOutputBytes;
   static constexpr int kBarriers = kPlaces + (kOut == GemmOut::kQkv ? kGroups * kMaxSlots * 4 : 0);
   static constexpr int kLists = kBarriers + 2 * kStages * 8;
-  static constexpr int kBytes = kLists + (3 * kMaxExperts + 1) * 4 + 1024;
+  static constexpr int kBytes = kLists + kListBytes;
+  static_assert(kBytes <= kMostShared);
 };
 
 struct GemmParams : GemmArgs {
