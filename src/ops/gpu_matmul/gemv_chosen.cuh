@@ -13,6 +13,8 @@
 // straight to registers, other numbers of stages: docs/lab/one-token.md.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/async_copy.cuh"
 #include "cuda/bf16.cuh"
 #include "cuda/cluster.cuh"
@@ -332,15 +334,18 @@ class ChosenFinisher {
   const ChosenShare share_;
 };
 
+// Base of an Op whose code leaves no registers for two blocks on an SM.
+struct OneBlock {};
 // Blocks of an SM, as far as registers go: 64 of a thread are too few for ptxas on sm_121.
-template <int kUnits>
-inline constexpr int kChosenBlocks = kUnits == 4 || NIBBLE_CUDA_SM == 121 ? 1 : 2;
+template <int kUnits, class Op>
+inline constexpr int kChosenBlocks =
+    kUnits == 4 || NIBBLE_CUDA_SM == 121 || std::is_base_of_v<OneBlock, Op> ? 1 : 2;
 
 // Op: top_k; choose(), by one warp; fill(choices, chosen); publish(chosen), by the first block;
 // load_one(slot, k): 8 bf16 activations; store(slot, row, first, second) or, kSum, store(row, sum);
 // kSum: is_chosen_before: what choose() reads is complete when the kernel starts.
 template <int kUnits, int kStages, bool kSum, class Op>
-__global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits>)
+__global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits, Op>)
     gemv_chosen(const __grid_constant__ TileMatrix m, const __grid_constant__ ChosenMemory memory,
                 const __grid_constant__ Op op) {
   extern __shared__ __align__(128) uint8_t rings[];

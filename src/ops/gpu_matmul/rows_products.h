@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "ops/ctx.h"
+#include "ops/norm/add_norm.h"
 #include "ops/scratch.h"
 #include "ops/swiglu.h"
-#include "ops/norm/add_norm.h"
 #include "ops/weight.h"
 
 namespace nibble::ops::gpu {

@@ -95,7 +95,7 @@ struct DownOne {
 };
 
 // Of any number of experts, of which one may be shared.
-struct DownOneOfMany : DownOne {
+struct DownOneOfMany : DownOne, OneBlock {
   Routing routing;
   __device__ OneChoice choose() const {
     return logits != nullptr ? weigh_left(choose_left(routing), routing) : chosen();
@@ -155,13 +155,13 @@ void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
   if (has_few(routing))
     launch_chosen<true>(cx, down, op);
   else
-    launch_chosen<true>(cx, down, DownOneOfMany{op, routing});
+    launch_chosen<true>(cx, down, DownOneOfMany{op, {}, routing});
 }
 
 void moe_down_one(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                   const Weight& down) {
   if (routing.num_tokens == 0) return;
-  const DownOneOfMany op{one_of(cx, d, u, routing, down), routing};
+  const DownOneOfMany op{one_of(cx, d, u, routing, down), {}, routing};
   launch_unit_one<OneWork::kSum>(cx, down, op, false);
 }
 
