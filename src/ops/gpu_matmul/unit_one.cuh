@@ -3,10 +3,10 @@
 //
 //   weights  in   [E][N / 16][K / 64] units of 576 bytes and [E][N] f32
 //   Op       kDense: norm (NormInput) or load(0, k): 8 bf16 activations; store(0, row, first,
-//            second), sums of two neighbouring rows. Experts: top_k, routing, is_chosen_before;
-//            chosen(), or weighed() of what the block chooses itself; fill(choices, chosen);
-//            publish(chosen), by the last block; load_one(slot, k); store(slot, row, first, second)
-//            or, kSum, store(row, sum)
+//            second), sums of two neighbouring rows. Experts: top_k, is_chosen_before; choose(), by
+//            a warp, or of ChosenByBlock routing, chosen(), and weighed() of what the block chooses
+//            itself; fill(choices, chosen); publish(chosen), by the last block; load_one(slot, k);
+//            store(slot, row, first, second) or, kSum, store(row, sum)
 //
 // A warp keeps to its part of K, whose digits it makes itself and keeps in registers: of each row
 // tile of its block (or of each `teams`-th) it multiplies a chunk, kUnits units, that it has
@@ -308,6 +308,13 @@ __device__ __forceinline__ void finish_row_tiles(const UnitOne& m, const OnePlac
   }
 }
 
+// Whether all threads of a block choose the experts, where that is left to it: few are chosen
+// sooner by a warp, which meets no barrier.
+template <class Op>
+concept ChosenByBlock = requires(const Op& op, const OneChoice& one) {
+  op.weighed(one);
+};
+
 // Blocks of an SM, as far as registers go.
 inline constexpr int kUnitOneBlocks = NIBBLE_CUDA_SM == 121 ? 1 : 2;
 
@@ -328,17 +335,20 @@ __global__ void __launch_bounds__(kGemvThreads, kUnitOneBlocks)
 
   if constexpr (kMoe) {
     constexpr int kChooser = kGemvWarps - 1;
-    __shared__ BlockChoice<kGemvThreads> choice;
-    choice.clear();
-    __syncthreads();
-    if (!kSum || !op.is_chosen_before) cuda::griddep_wait();
     OneChoice chosen{};
-    const bool is_left = op.routing.logits != nullptr;
-    if (is_left) chosen = choose_left(choice, op.routing);
-    if (warp == kChooser) {
-      chosen = is_left ? op.weighed(chosen) : op.chosen();
-      op.fill(choices, chosen);
+    if constexpr (ChosenByBlock<Op>) {
+      __shared__ BlockChoice<kGemvThreads> choice;
+      choice.clear();
+      __syncthreads();
+      if (!kSum || !op.is_chosen_before) cuda::griddep_wait();
+      const bool is_left = op.routing.logits != nullptr;
+      if (is_left) chosen = choose_left(choice, op.routing);
+      if (warp == kChooser) chosen = is_left ? op.weighed(chosen) : op.chosen();
+    } else {
+      if (!kSum || !op.is_chosen_before) cuda::griddep_wait();
+      if (warp == kChooser) chosen = op.choose();
     }
+    if (warp == kChooser) op.fill(choices, chosen);
     __syncthreads();
     mine.start();
     // Not before: the next kernel's weights would come in front of this one's.

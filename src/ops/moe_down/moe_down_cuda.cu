@@ -161,8 +161,11 @@ void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
 void moe_down_one(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                   const Weight& down) {
   if (routing.num_tokens == 0) return;
-  const DownOneOfMany op{one_of(cx, d, u, routing, down), {}, routing};
-  launch_unit_one<OneWork::kSum>(cx, down, op, false);
+  const DownOne op = one_of(cx, d, u, routing, down);
+  if (has_few(routing))
+    launch_unit_one<OneWork::kSum>(cx, down, op, false);
+  else
+    launch_unit_one<OneWork::kSum>(cx, down, DownOneOfMany{op, {}, routing}, false);
 }
 
 void moe_down_slots(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,

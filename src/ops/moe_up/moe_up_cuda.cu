@@ -124,6 +124,8 @@ void moe_up_one(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routin
   const Up op = make_op(cx, u, h, routing, up, act);
   if (act.is_relu2())
     launch_unit_one<OneWork::kChosen>(cx, up, UpOfRelu2{{op}}, true);
+  else if (has_few(routing))
+    launch_unit_one<OneWork::kChosen>(cx, up, op, true);
   else
     launch_unit_one<OneWork::kChosen>(cx, up, UpOfMany{op}, true);
 }
