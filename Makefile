@@ -136,6 +136,7 @@ check-cubins:
 	@cmake --preset cubins-sm90
 	@ninja -C build/cubins-sm90 -j $(JOBS) $(call CUDA_OBJECTS,cubins-sm90,$(HOPPER_OBJECTS))
 	tools/check_cubins.py --arch sm_90a $(call CUDA_OBJECTS,cubins-sm90,$(HOPPER_OBJECTS),build/cubins-sm90/)
+	tools/check_wgmma.py $(call CUDA_OBJECTS,cubins-sm90,$(HOPPER_OBJECTS),build/cubins-sm90/)
 
 # By hand after changing GPU code or the build: some ten minutes of two cores.
 check-spark:

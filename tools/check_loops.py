@@ -42,8 +42,11 @@ SLACK = 1.1  # what a loop may grow by
 FEWEST = 24  # instructions of a loop without products, to be looked at
 
 
+Instruction = collections.namedtuple("Instruction", "address opcode operands guard")
+
+
 def kernels(listing):
-    """(name, [(address, opcode, operands)]) of each kernel in what cuobjdump -sass prints."""
+    """(name, [Instruction]) of each kernel in what cuobjdump -sass prints."""
     name, code = None, []
     for line in listing.splitlines():
         if "Function :" in line:
@@ -51,25 +54,26 @@ def kernels(listing):
                 yield name, code
             name, code = line.split(":", 1)[1].strip(), []
             continue
-        found = re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*?);", line)
+        found = re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)(.*?);", line)
         if found and name:
-            code.append((int(found[1], 16), found[2], found[3]))
+            code.append(Instruction(int(found[1], 16), found[3], found[4],
+                                    (found[2] or "").strip()))
     if name:
         yield name, code
 
 
 def innermost_loops(code):
     """Index ranges, both ends included: from a backward branch's target to the branch."""
-    place = {address: i for i, (address, _, _) in enumerate(code)}
+    place = {at.address: i for i, at in enumerate(code)}
     loops = set()
-    for i, (address, opcode, operands) in enumerate(code):
-        target = re.search(r"0x([0-9a-f]+)\s*$", operands)
-        if opcode.split(".")[0] == "BRA" and target and int(target[1], 16) < address:
+    for i, at in enumerate(code):
+        target = re.search(r"0x([0-9a-f]+)\s*$", at.operands)
+        if at.opcode.split(".")[0] == "BRA" and target and int(target[1], 16) < at.address:
             loops.add((place[int(target[1], 16)], i))
     def is_wait(a, b):  # a barrier asked again until it says yes
-        return b - a < 12 and any(op.startswith("SYNCS") for _, op, _ in code[a:b + 1])
+        return b - a < 12 and any(at.opcode.startswith("SYNCS") for at in code[a:b + 1])
     loops = {(a, b) for a, b in loops if not is_wait(a, b) and
-             not any(op == "EXIT" for _, op, _ in code[a:b + 1])}
+             not any(at.opcode == "EXIT" for at in code[a:b + 1])}
     return sorted(l for l in loops if not any(
         o != l and l[0] <= o[0] and o[1] <= l[1] for o in loops))
 
@@ -86,7 +90,7 @@ def measure(code):
     """What one warp does in one trip."""
     pipes, matrix, flop = collections.Counter(), collections.Counter(), collections.Counter()
     shared = from_memory = 0
-    for _, opcode, _ in code:
+    for _, opcode, _, _ in code:
         base = opcode.split(".")[0]
         if base in TENSOR:
             kind = base + (".SF" if ".SF" in opcode else "")
@@ -149,8 +153,8 @@ def report(listing, wanted=None):
         loops = [measure(code[a:b + 1]) for a, b in innermost_loops(code)]
         loops = [loop for loop in loops if loop["matrix"] or
                  (loop["global_bytes"] and loop["instructions"] >= FEWEST)]
-        budgets = [int(m[1], 16) for _, op, rest in code if op.startswith("USETMAXREG")
-                   for m in [re.search(r"0x([0-9a-f]+)\s*$", rest)] if m]
+        budgets = [int(m[1], 16) for at in code if at.opcode.startswith("USETMAXREG")
+                   for m in [re.search(r"0x([0-9a-f]+)\s*$", at.operands)] if m]
         if any(loop["matrix"] for loop in loops):
             found[name] = {"registers": max(budgets, default=0), "loops": loops}
     return found
