@@ -237,6 +237,26 @@ TEST(GpuPlanTiles, AFurtherExpertDoesNotCostMxfp4ItsRows) {
   }
 }
 
+// The other formats' rows take 16 choices of a token.
+TEST(GpuPlanTiles, AFurtherExpertDoesNotCostNvfp4ItsRows) {
+  std::ifstream golden(std::string(NIBBLE_SOURCE_DIR) +
+                       "/tests/goldens/families/qwen3_next-alike/config.json");
+  nlohmann::json config = nlohmann::json::parse(golden);
+  config.update({{"hidden_size", 2048},
+                 {"moe_intermediate_size", 512},
+                 {"shared_expert_intermediate_size", 512},
+                 {"num_experts", 64}});
+  config["quantization_config"]["quant_algo"] = "NVFP4";
+  const test::TempDir directory;
+  for (const auto& [chosen, is_last] : {std::pair{15, true}, {16, false}}) {
+    config["num_experts_per_tok"] = chosen;
+    std::ofstream(directory / "config.json") << config.dump();
+    const auto plan = plan_kernels(on_gpu(cuda::h200(), false), directory.path().string());
+    EXPECT_EQ(kernel_of(plan, ops::Op::kMoeUp, 1), "cuda_nvfp4_one") << chosen;
+    EXPECT_EQ(kernel_of(plan, ops::Op::kSharedUp, 1).empty(), is_last) << chosen;
+  }
+}
+
 // moe_up leaves E4M3 for moe_down: neither takes that kernel where the other is forced to another.
 TEST(GpuPlanFp8, ManyTokensTakeE4M3) {
   ops::Ctx cx = on_gpu(cuda::h200(), false);

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "models/nemotron_h_config.h"
-#include "ops/gpu_matmul/expert_limits.h"
 
 namespace nibble {
 namespace {
@@ -85,18 +84,11 @@ class NemotronH : public SiteModel {
   int64_t count_shared() const {
     if (!c.has('E') || c.shared_width % c.expert_width != 0) return 0;
     const int64_t count = c.shared_width / c.expert_width;
-    if (c.experts + count > ops::gpu::kMaxExperts || c.top_k + count > ops::gpu::kMaxChoices)
-      return 0;
     for (int64_t l = 0; l < c.layers(); ++l)
-      for (const char* of : {"up_proj", "down_proj"}) {
-        if (c.mixers[l] != 'E') continue;
-        const Format shared = quantization_.format_of(name_of(l) + "shared_experts." + of);
-        if (shared != quantization_.format_of(name_of(l) + "experts.0." + of) ||
-            (shared == Format::kBF16 && dense_.mlp != Format::kBF16))
-          return 0;
-        if (shared == Format::kMxfp4 && (c.experts + count > 256 || c.top_k + count > 8))
-          return 0;  // more than its fast rows take
-      }
+      if (c.mixers[l] == 'E' &&
+          !joins_experts(name_of(l) + "shared_experts", name_of(l) + "experts.0",
+                         {"up_proj", "down_proj"}, c.experts + count, c.top_k + count))
+        return 0;
     return count;
   }
 

@@ -90,15 +90,10 @@ class Qwen3Next : public SiteModel {
   bool is_shared_alike() const {
     if (shared_width != width) return false;
     for (int64_t l = 0; l < c.layers(); ++l)
-      for (const char* of : {"gate_proj", "up_proj", "down_proj"}) {
-        const Format shared =
-            quantization_.format_of(layer_name(c.prefix, l, "mlp.shared_expert.") + of);
-        if (shared != quantization_.format_of(layer_name(c.prefix, l, "mlp.experts.0.") + of) ||
-            (shared == Format::kBF16 && dense_.mlp != Format::kBF16))
-          return false;
-        if (shared == Format::kMxfp4 && (c.experts >= 256 || c.top_k >= 8))
-          return false;  // one more is more than its fast rows take
-      }
+      if (const std::string mlp = layer_name(c.prefix, l, "mlp.");
+          !joins_experts(mlp + "shared_expert", mlp + "experts.0",
+                         {"gate_proj", "up_proj", "down_proj"}, c.experts + 1, c.top_k + 1))
+        return false;
     return true;
   }
 

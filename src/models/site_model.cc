@@ -136,18 +136,6 @@ void SiteModel::experts_apart(Site& site, const std::string& name,
       site.problem);
 }
 
-void SiteModel::last_expert(Site& site, const std::string& name, const std::vector<std::string>& of,
-                            const Cut& rows, const Cut& cols, Fill fill) {
-  CHECK(site.weight.experts > 0 && site.weight.rows == rows.size * std::ssize(of));
-  ++site.weight.experts;
-  for (size_t i = 0; i < of.size(); ++i) {
-    WantedWeight& w =
-        declare_matrix(site, "shared expert", {name + "." + of[i], rows}, cols, fill).want;
-    w.joined = i == 0;
-    w.interleaved = i == 1;
-  }
-}
-
 void SiteModel::tie(Site& unembed, Site& embed, const Cut& vocab) {
   const auto table = std::ranges::find_if(
       declared_, [&](const Declared& d) { return d.site == &embed && d.is_matrix(); });

@@ -88,6 +88,10 @@ class SiteModel : public Model {
   // Experts in tensors of their own, NAME.<e>.<of>.weight [rows, cols]; of two, rows alternate.
   void experts_apart(ops::Site& site, const std::string& name, const std::vector<std::string>& of,
                      const Cut& rows, const Cut& cols, Fill fill);
+  // Whether SHARED.<of> can be more of the experts that EXPERT.<of> is one of, so many and so many
+  // chosen in all: of the same formats, which stay so, and no more than the fast rows take.
+  bool joins_experts(const std::string& shared, const std::string& expert,
+                     const std::vector<std::string>& of, int64_t experts, int64_t top_k) const;
   // A shared one behind them, NAME.<of>.weight; or again, of other rows or columns of one tensor.
   void last_expert(ops::Site& site, const std::string& name, const std::vector<std::string>& of,
                    const Cut& rows, const Cut& cols, Fill fill);

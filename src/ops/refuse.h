@@ -149,12 +149,14 @@ inline const char* refuse_choices(int64_t top_k) {
   static_assert(gpu::kMaxChoices == 16);
   return top_k <= gpu::kMaxChoices ? nullptr : "more than 16 experts a token";
 }
-// Of experts: a thread counts the slots of one; one token's choices fit at once.
+// A thread counts the slots of one expert; one token's choices fit at once.
+inline const char* refuse_gemv_counts(int64_t experts, int64_t top_k) {
+  return top_k > 8 ? "more than 8 experts a token" : refuse_counted(experts);
+}
 template <typename Desc>
 const char* refuse_gemv_experts(const Desc& d, int64_t rows, int64_t cols) {
   if (const char* reason = refuse_gemv_shape(rows, cols)) return reason;
-  if (d.top_k > 8) return "more than 8 experts a token";
-  return refuse_counted(d.experts);
+  return refuse_gemv_counts(d.experts, d.top_k);
 }
 // Experts with so many rows of activations in all: those with more than 4 go by f16.
 inline const char* refuse_gemv_batch(int64_t rows, int64_t experts, const KernelOptions& options) {
