@@ -38,45 +38,11 @@ std::unique_ptr<DeltaProblem> problem(const DeltaRuleDesc& desc,
   return p;
 }
 
-// Errors of one head, or of its state: each of what it is the sum of carries up to six roundings of
-// 2^-11 (q or k, W, P or the inverse, v, the state, V'), of either sign, so the root of their mean
-// square is below six of them times that of the values, and none is beyond eight times that of the
-// largest.
-struct Errors {
-  void add(double got, double want) {
-    const double off = got - want;
-    squares += off * off, wants += want * want, ++n;
-    most = std::max(most, std::fabs(off)), largest = std::max(largest, std::fabs(want));
-  }
-  void check(double rounding) const {
-    const double rms = std::sqrt(squares / n), size = std::sqrt(wants / n);
-    constexpr double kUnit = 6 * 0x1p-11;
-    EXPECT_LE(rms, (kUnit + rounding) * size);
-    EXPECT_LE(most, (8 * kUnit + rounding) * largest);
-  }
-  double squares = 0, wants = 0, most = 0, largest = 0;
-  int64_t n = 0;
-};
-
+// Rounded to 11 bits: q or k, W, P or the inverse, v, the state, V'.
 void compare(const DeltaProblem& want, const std::vector<float>& att,
              const std::vector<float>& states) {
   const DeltaRuleDesc& d = want.desc;
-  for (const Span& span : want.spans)
-    for (int64_t h = 0; h < d.value_heads; ++h) {
-      Errors of_att, of_state;
-      for (int64_t t = span.q_start; t < span.q_start + span.q_len; ++t)
-        for (int64_t j = 0; j < d.value_dim; ++j) {
-          const int64_t i = t * d.value_width() + h * d.value_dim + j;
-          of_att.add(att[i], want.att[i]);
-        }
-      const int64_t head = d.key_dim * d.value_dim,
-                    first = want.to[span.slot] * want.state_size() + h * head;
-      for (int64_t i = first; i < first + head; ++i) of_state.add(states[i], want.states[i]);
-      SCOPED_TRACE(testing::Message()
-                   << "sequence " << span.slot << " of " << span.q_len << " tokens, head " << h);
-      of_att.check(0x1p-9);  // stored in bf16
-      of_state.check(0);
-    }
+  compare_chunks(want, att, states, d.value_heads, d.value_dim, d.key_dim, /*roundings=*/6);
 }
 
 // `want` and `got`: the same problem twice.

@@ -26,47 +26,12 @@ std::unique_ptr<MambaProblem> problem(const Mamba2Desc& desc, const std::vector<
   return p;
 }
 
-// Errors of one head, or of its state: each of what it is the sum of carries up to five roundings
-// of 2^-11 (C, B or P, V, the state, before and in this chunk), of either sign, so the root of
-// their mean square is below five of them times that of the values, and none is beyond eight times
-// that of the largest. What tokens say about themselves, D x, adds to the values alone.
-struct Errors {
-  void add(double got, double want) {
-    const double off = got - want;
-    squares += off * off, wants += want * want, ++n;
-    most = std::max(most, std::fabs(off)), largest = std::max(largest, std::fabs(want));
-  }
-  void check(double rounding) const {
-    const double rms = std::sqrt(squares / n), size = std::sqrt(wants / n);
-    constexpr double kUnit = 5 * 0x1p-11;
-    EXPECT_LE(rms, (kUnit + rounding) * size);
-    EXPECT_LE(most, (8 * kUnit + rounding) * largest);
-    worst = std::max(worst, rms / size * 0x1p11);
-  }
-  double squares = 0, wants = 0, most = 0, largest = 0;
-  int64_t n = 0;
-  static inline double worst = 0;  // root of a mean square, in 2^-11
-};
-
+// Rounded to 11 bits: C, B or P, V, and the state, before and in this chunk. What tokens say about
+// themselves, D x, adds to the values alone.
 void compare(const MambaProblem& want, const std::vector<float>& att,
              const std::vector<float>& states) {
   const Mamba2Desc& d = want.desc;
-  for (const Span& span : want.spans)
-    for (int64_t h = 0; h < d.heads; ++h) {
-      Errors of_att, of_state;
-      for (int64_t t = span.q_start; t < span.q_start + span.q_len; ++t)
-        for (int64_t j = 0; j < d.head_dim; ++j) {
-          const int64_t i = t * d.inner() + h * d.head_dim + j;
-          of_att.add(att[i], want.att[i]);
-        }
-      const int64_t head = d.state_dim * d.head_dim,
-                    first = want.to[span.slot] * d.state_size() + h * head;
-      for (int64_t i = first; i < first + head; ++i) of_state.add(states[i], want.states[i]);
-      SCOPED_TRACE(testing::Message()
-                   << "sequence " << span.slot << " of " << span.q_len << " tokens, head " << h);
-      of_att.check(0x1p-9);  // stored in bf16
-      of_state.check(0);
-    }
+  compare_chunks(want, att, states, d.heads, d.head_dim, d.state_dim, /*roundings=*/5);
 }
 
 void check(const MambaProblem& want, MambaProblem& got) {
@@ -181,7 +146,6 @@ TEST(MambaChunksGpu, EqualTheTwinHoweverATextIsCut) {
     SCOPED_TRACE(testing::Message() << "pieces of " << piece);
     compare(*want, flat(gpu, cut.att), states);
   }
-  RecordProperty("worst", std::to_string(Errors::worst));
 }
 
 }  // namespace
