@@ -13,13 +13,7 @@ void mlp_up_any(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, 
                 const Weight& up, const Swiglu& act) {
   const int64_t tokens = x.dim(0);
   if (tokens == 0) return;
-  add_norm_any(cx, {.y = out.y.as<float>(),
-                    .h = out.h.as<uint16_t>(),
-                    .x = x.as<float>(),
-                    .d = d.as<float>(),
-                    .norm = norm,
-                    .tokens = tokens,
-                    .hidden = up.cols});
+  add_norm_any(cx, norm_for(out, x, d, norm));
   any::multiply(cx, up, out.h.as<uint16_t>(), tokens, /*routing=*/nullptr, /*by_token=*/false,
                 StoreUp{out.u.as<uint16_t>(), up.rows / act.rows_each(), act});
 }

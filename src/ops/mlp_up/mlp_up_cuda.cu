@@ -6,29 +6,15 @@
 
 namespace nibble::ops::gpu {
 
-namespace {
-
-AddNorm norm_of(const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm) {
-  return {.y = out.y.as<float>(),
-          .h = out.h.as<uint16_t>(),
-          .x = x.as<float>(),
-          .d = d.as<float>(),
-          .norm = norm,
-          .tokens = x.dim(0),
-          .hidden = x.dim(1)};
-}
-
-}  // namespace
-
 void mlp_up_few(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm,
                 const Weight& up, const Swiglu& act) {
-  norm_swiglu_few(cx, norm_of(out, x, d, norm), up, act, out.u.as<uint16_t>());
+  norm_swiglu_few(cx, norm_for(out, x, d, norm), up, act, out.u.as<uint16_t>());
 }
 
 void mlp_up_one(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm,
                 const Weight& up, const Swiglu& act) {
   if (x.dim(0) == 0) return;
-  norm_swiglu_one(cx, norm_of(out, x, d, norm), up, act, out.u.as<uint16_t>());
+  norm_swiglu_one(cx, norm_for(out, x, d, norm), up, act, out.u.as<uint16_t>());
 }
 
 }  // namespace nibble::ops::gpu

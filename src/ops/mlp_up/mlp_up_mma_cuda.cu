@@ -9,13 +9,7 @@ namespace nibble::ops::gpu {
 void mlp_up_mma(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm,
                 const Weight& up, const Swiglu& act) {
   if (x.dim(0) == 0) return;
-  add_norm(cx, {.y = out.y.as<float>(),
-                .h = out.h.as<uint16_t>(),
-                .x = x.as<float>(),
-                .d = d.as<float>(),
-                .norm = norm,
-                .tokens = x.dim(0),
-                .hidden = x.dim(1)});
+  add_norm(cx, norm_for(out, x, d, norm));
   mma::gemm(
       cx, up, GemmOut::kSwiglu,
       {.x = out.h.data, .y = out.u.data, .num_slots = static_cast<int32_t>(x.dim(0)), .act = act});

@@ -30,13 +30,7 @@ void mlp_up_rows(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d,
                  const Weight& up, const Swiglu& act) {
   const int64_t tokens = x.dim(0);
   if (tokens == 0) return;
-  add_norm(cx, {.y = out.y.as<float>(),
-                .h = out.h.as<uint16_t>(),
-                .x = x.as<float>(),
-                .d = d.as<float>(),
-                .norm = norm,
-                .tokens = tokens,
-                .hidden = up.cols});
+  add_norm(cx, norm_for(out, x, d, norm));
   const Up op{.u = out.u.as<uint16_t>(),
               .h = out.h.as<uint16_t>(),
               .tokens = static_cast<int>(tokens),

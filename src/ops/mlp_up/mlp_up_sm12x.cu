@@ -11,13 +11,7 @@ template <ActFormat kInputs>
 void up_of(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm,
            const Weight& up, const Swiglu& act) {
   if (x.dim(0) == 0) return;
-  add_norm(cx, {.y = out.y.as<float>(),
-                .h = out.h.as<uint16_t>(),
-                .x = x.as<float>(),
-                .d = d.as<float>(),
-                .norm = norm,
-                .tokens = x.dim(0),
-                .hidden = x.dim(1)});
+  add_norm(cx, norm_for(out, x, d, norm));
   Scratch scratch(cx.scratch);
   const sm12x::InputRows h =
       sm12x::quantize_rows(cx, scratch, kInputs, up, out.h.as<uint16_t>(), x.dim(0));

@@ -24,6 +24,17 @@ struct AddNorm {
   const int32_t* rows = nullptr;
   E4m3Rows e4m3 = {};
 };
+// What an op does that begins so: its y and h, out, of x, d [T, H].
+template <typename Out>
+AddNorm norm_for(const Out& out, const Tensor& x, const Tensor& d, const Norm& norm) {
+  return {.y = out.y.template as<float>(),
+          .h = out.h.template as<uint16_t>(),
+          .x = x.as<float>(),
+          .d = d.as<float>(),
+          .norm = norm,
+          .tokens = x.dim(0),
+          .hidden = x.dim(1)};
+}
 void add_norm(Ctx& cx, const AddNorm& a);
 // And logits [T] = h . gate [H] bf16, where there is one.
 struct GateLogits {

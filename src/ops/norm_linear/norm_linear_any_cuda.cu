@@ -9,37 +9,23 @@
 #include "ops/norm_linear/norm_linear.h"
 
 namespace nibble::ops::gpu {
-namespace {
-
-AddNorm norm_of(const NormLinearOut& out, const Tensor& x, const Tensor& d, const Norm& norm) {
-  return {.y = out.y.as<float>(),
-          .h = out.h.as<uint16_t>(),
-          .x = x.as<float>(),
-          .d = d.as<float>(),
-          .norm = norm,
-          .tokens = x.dim(0),
-          .hidden = x.dim(1)};
-}
-
-}  // namespace
-
 void norm_linear_any(Ctx& cx, const NormLinearOut& out, const Tensor& x, const Tensor& d,
                      const Norm& norm, const Weight& in) {
   if (x.dim(0) == 0) return;
-  add_norm_any(cx, norm_of(out, x, d, norm));
+  add_norm_any(cx, norm_for(out, x, d, norm));
   multiply_any(cx, in, out.h.as<uint16_t>(), x.dim(0), out.p.as<float>());
 }
 
 void norm_linear_one(Ctx& cx, const NormLinearOut& out, const Tensor& x, const Tensor& d,
                      const Norm& norm, const Weight& in) {
   if (x.dim(0) == 0) return;
-  norm_multiply_one(cx, norm_of(out, x, d, norm), in, out.p.as<float>());
+  norm_multiply_one(cx, norm_for(out, x, d, norm), in, out.p.as<float>());
 }
 
 void norm_linear_few(Ctx& cx, const NormLinearOut& out, const Tensor& x, const Tensor& d,
                      const Norm& norm, const Weight& in) {
   if (x.dim(0) == 0) return;
-  norm_multiply_few(cx, norm_of(out, x, d, norm), in, out.p.as<float>());
+  norm_multiply_few(cx, norm_for(out, x, d, norm), in, out.p.as<float>());
 }
 
 }  // namespace nibble::ops::gpu

@@ -10,15 +10,7 @@ namespace nibble::ops::gpu {
 
 void norm_linear_rows(Ctx& cx, const NormLinearOut& out, const Tensor& x, const Tensor& d,
                       const Norm& norm, const Weight& in) {
-  norm_multiply_rows(cx,
-                     {.y = out.y.as<float>(),
-                      .h = out.h.as<uint16_t>(),
-                      .x = x.as<float>(),
-                      .d = d.as<float>(),
-                      .norm = norm,
-                      .tokens = x.dim(0),
-                      .hidden = in.cols},
-                     in, out.p.as<float>());
+  norm_multiply_rows(cx, norm_for(out, x, d, norm), in, out.p.as<float>());
 }
 
 }  // namespace nibble::ops::gpu

@@ -9,13 +9,7 @@ void norm_linear_mma(Ctx& cx, const NormLinearOut& out, const Tensor& x, const T
                      const Norm& norm, const Weight& in) {
   const int64_t tokens = x.dim(0);
   if (tokens == 0) return;
-  add_norm(cx, {.y = out.y.as<float>(),
-                .h = out.h.as<uint16_t>(),
-                .x = x.as<float>(),
-                .d = d.as<float>(),
-                .norm = norm,
-                .tokens = tokens,
-                .hidden = in.cols});
+  add_norm(cx, norm_for(out, x, d, norm));
   mma::gemm(cx, in, GemmOut::kF32,
             {.x = out.h.data, .y = out.p.data, .num_slots = static_cast<int32_t>(tokens)});
 }
