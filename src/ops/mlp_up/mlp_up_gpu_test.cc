@@ -20,7 +20,7 @@ constexpr Shape kShapes[] = {
     {320, 72, Format::kInt4G32}, {4096, 200, Format::kInt4G128}};
 
 // Sums of tensor cores as in general_rows_gpu_test.cc; u is rounded to bf16.
-// Of the rows named "..." + `suffix`.
+// Of the rows named "..." + `suffix`, Hopper's.
 void check(const Shape& shape, int64_t tokens, const Swiglu& act, bool as_gb10 = false,
            std::string_view suffix = "") {
   Random random(static_cast<uint32_t>(tokens));
@@ -30,6 +30,7 @@ void check(const Shape& shape, int64_t tokens, const Swiglu& act, bool as_gb10 =
   const Floats x(random, tokens, shape.hidden), d(random, tokens, shape.hidden);
   GpuProblem gpu(gpu::scratch_bytes(desc));
   KernelOptions options = gpu.cx.kernels;
+  if (!suffix.empty() && options.gpu.sm != 90) GTEST_SKIP() << "a Hopper GPU's";
   if (as_gb10) options.gpu = cuda::gb10(), options.any_size = true;  // those of its that run here
   int rows = 0;
   for (const auto* row : kernels_here(mlp_up_kernels(), desc, options)) {
@@ -108,6 +109,12 @@ TEST(MlpUpGpu, StreamOfRowsEqualsTheTwin) {
   for (const auto& [hidden, width, tokens] : kProblems)
     if (!is_too_slow(hidden * tokens))
       check({hidden, width, Format::kBF16}, tokens, kClampedSwiglu, /*as_gb10=*/false, "_stream");
+}
+
+// Prompts that are multiplied in parts.
+TEST(MlpUpGpu, PartsOfAPromptEqualTheTwin) {
+  if (is_too_slow(64 * 3101)) return;
+  check({64, 2056, Format::kNvfp4}, 3101, kClampedSwiglu, /*as_gb10=*/false, "sm90_nvfp4_gemm");
 }
 
 }  // namespace
