@@ -45,8 +45,7 @@ add_custom_target(nibble_gpu_tests)
 
 # nibble_module(<name> [PARSER] [LINK modules...] [PRIVATE dependencies...] [EXCLUDE files...])
 #   nibble_<name>            static library of src/<name>/**/*.cc, less the files below, main.cc and
-#                            EXCLUDE; with NIBBLE_CUDA **/*.cu too (*_sm90.cu, *_sm121.cu: for that
-#                            architecture only)
+#                            EXCLUDE; with NIBBLE_CUDA **/*.cu too (*_sm90.cu: for Hopper alone)
 #   nibble_<name>_test       gtest program of src/<name>/**/*_test.cc: one CTest entry
 #   nibble_<name>_gpu_test   with NIBBLE_CUDA, of *_gpu_test.cc and .cu: label gpu, needs the GPU to run
 #   nibble_<name>_slow_test  the same of *_slow_test.cc, labelled slow
@@ -69,11 +68,9 @@ function(nibble_module name)
   list(REMOVE_ITEM sources ${ARG_EXCLUDE})
   if(NIBBLE_CUDA)
     file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${dir}/*.cu)
-    foreach(sm 90 121)
-      if(NOT NIBBLE_CUDA_SM EQUAL sm)
-        list(FILTER kernels EXCLUDE REGEX "_sm${sm}\\.cu$")
-      endif()
-    endforeach()
+    if(NOT NIBBLE_CUDA_SM EQUAL 90)
+      list(FILTER kernels EXCLUDE REGEX "_sm90\\.cu$")
+    endif()
     list(REMOVE_ITEM kernels ${gpu_tests})
     list(APPEND sources ${kernels})
   endif()

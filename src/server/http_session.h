@@ -72,7 +72,6 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void refuse(const HttpResponse& response);  // answers without reading the rest of the request
   void refuse(int status, const std::string& message);
   void refuse_for_room();
-  void take_body();
   bool hold(ByteShare& share, size_t bytes);
   size_t num_given_up() const;  // bytes that give_way() would free
   void give_way();
