@@ -132,12 +132,11 @@ std::string kernel_of(const std::vector<ops::PlanEntry>& plan, ops::Op op, int64
 TEST(GpuPlanExact, SaysWhatBecomesOfStates) {
   const std::pair<std::string, std::string> kLines[] = {
       {"nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4",
-       "delta_rule of 36 layers by cuda_decode_or_any, which takes any shape; cuda_chunks: "
-       "--exact: "
-       "a state would depend on how its text was cut"},
+       "delta_rule of 36 layers by cuda_decode_or_any, which runs prompts as cuda_any does; "
+       "cuda_chunks: --exact: a state would depend on how its text was cut"},
       {"nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4",
-       "mamba2 of 23 layers by cuda_ring_or_any, which takes any shape; cuda_ring: --exact: more "
-       "than 31 tokens"}};
+       "mamba2 of 23 layers by cuda_ring_or_any, which runs prompts as cuda_any does; cuda_ring: "
+       "--exact: more than 31 tokens"}};
   for (const auto& [id, line] : kLines)
     for (const bool exact : {false, true}) {
       const auto lines = ops::say_general_rows(plan_kernels(on_gpu(cuda::h200(), exact), id));

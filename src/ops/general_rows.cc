@@ -44,7 +44,9 @@ std::string line(Op op, const std::string& kernel, std::span<const PlanEntry> en
   std::string text = op_name(op);
   if (!layers.contains(-1))
     text += " of " + std::to_string(layers.size()) + (layers.size() == 1 ? " layer" : " layers");
-  text += " by " + kernel + ", which takes any shape; ";
+  const bool of_prompts = kernel.ends_with("_or_any");
+  text += " by " + kernel +
+          (of_prompts ? ", which runs prompts as cuda_any does; " : ", which takes any shape; ");
   if (refusal == nullptr) return text + "the better ones are for other machines";
   return text + refusal->kernel + ": " + refusal->reason;
 }

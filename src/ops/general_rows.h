@@ -1,5 +1,5 @@
 // The general rows of kernel tables: the last of each, which take any shape and format and end in
-// "_any".
+// "_any"; "_or_any": those that run prompts alone as it does.
 #pragma once
 
 #include <span>
