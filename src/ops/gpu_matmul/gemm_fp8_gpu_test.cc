@@ -4,6 +4,7 @@
 
 #include <string_view>
 
+#include "ops/gpu_matmul/dense_gpu_test.h"
 #include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/gpu_matmul/row_exponents.h"
 #include "ops/gpu_test_problem.h"
@@ -81,8 +82,6 @@ Floats rounded(const Floats& x, float scale) {
 
 // Where column k of a row of E4M3 lies.
 int64_t place(int64_t k) { return k / 32 * 32 + k % 2 * 16 + k % 8 / 2 * 4 + k % 32 / 8; }
-
-int64_t stride(int64_t n) { return n <= 256 ? 1 : 17; }
 
 struct Shape {
   int64_t hidden, width, experts, top_k;
@@ -271,29 +270,10 @@ void check_dense(std::string_view arch, Format format, int64_t rows, int64_t col
   const OutProjKernel* row = fp8_row(out_proj_kernels(), desc, gpu, w, row_of(arch, format));
   ASSERT_NE(row, nullptr);
   const Loaded loaded(gpu, w);
-  const Tensor in = gpu.tensor(att, DType::kBF16);
-  const auto run = [&](int64_t first, int64_t n) {
-    const Tensor d = gpu.output(DType::kF32, {n, rows});
-    const Tensor from = make_tensor(in.as<uint16_t>() + first * cols, DType::kBF16, {n, cols});
-    row->run(gpu.cx, d, from, loaded.weight(), Step{.num_tokens = static_cast<int32_t>(n)});
-    return gpu.floats(d);
-  };
-  const Floats got = run(0, tokens);
-  ASSERT_EQ(got.values, run(0, tokens).values);
-  const Floats x = rounded(att, 0);
-  WrongBlocks blocks(cols);
-  for (int64_t t = 0; t < tokens; t += alone_step(tokens, stride(tokens))) {
-    const Floats alone = run(t, 1);
-    ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t))) << "token " << t;
-    for (int64_t n = t % 5; n < rows; n += stride(rows * tokens)) {
-      double abs;
-      const double want = dot(w, 0, n, x.row(t), &abs);
-      ASSERT_NEAR(got.at(t, n), want, fp8_error(arch, cols) * abs + kEps * std::fabs(want))
-          << "token " << t << " row " << n;
-      blocks.add(t, n, got.at(t, n), want);
-    }
-  }
-  EXPECT_LT(blocks.worst(), 1);
+  const double worst = check_dense_rows(
+      gpu, *row, loaded.weight(), att, rounded(att, 0), fp8_error(arch, cols),
+      [&](int64_t n, const float* x, double* abs) { return dot(w, 0, n, x, abs); });
+  EXPECT_LT(worst, 1);
 }
 
 TEST(GemmFp8Gpu, DenseEqualsTheTwinAndItselfAlone) {

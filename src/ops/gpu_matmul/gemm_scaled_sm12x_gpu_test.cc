@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "cuda/mma_sm12x_model.h"
+#include "ops/gpu_matmul/dense_gpu_test.h"
 #include "ops/gpu_matmul/e2m1_rows.h"
 #include "ops/gpu_matmul/lane_order.h"
 #include "ops/gpu_test_problem.h"
@@ -79,8 +80,6 @@ Floats rounded(const Floats& x, ActFormat inputs, Format weights) {
 int64_t place(int64_t k) {
   return k / 64 * 64 + k % 8 / 2 * 16 + k / 32 % 2 * 8 + k / 8 % 2 * 4 + k % 2 * 2 + k / 16 % 2;
 }
-
-int64_t stride(int64_t n) { return n <= 256 ? 1 : 17; }
 
 struct Shape {
   int64_t hidden, width, experts, top_k;
@@ -214,31 +213,11 @@ void check_dense(int64_t rows, int64_t cols, int64_t tokens, bool is_spread) {
   GpuProblem gpu(gpu::scratch_bytes(here));
   const OutProjKernel* row = scaled_row(out_proj_kernels(), desc, w);
   ASSERT_NE(row, nullptr);
-  const Weight weight = gpu.weight(w);
-  const Tensor in = gpu.tensor(att, DType::kBF16);
-  const auto run = [&](int64_t first, int64_t n) {
-    const Tensor d = gpu.output(DType::kF32, {n, rows});
-    const Tensor from = make_tensor(in.as<uint16_t>() + first * cols, DType::kBF16, {n, cols});
-    row->run(gpu.cx, d, from, weight, Step{.num_tokens = static_cast<int32_t>(n)});
-    return gpu.floats(d);
-  };
-  const Floats got = run(0, tokens);
-  ASSERT_EQ(got.values, run(0, tokens).values);
-  const Floats x = rounded(att, 0);
-  WrongBlocks blocks(cols);
-  for (int64_t t = 0; t < tokens; t += alone_step(tokens, stride(tokens))) {
-    const Floats alone = run(t, 1);
-    ASSERT_TRUE(std::equal(alone.values.begin(), alone.values.end(), got.row(t))) << "token " << t;
-    for (int64_t n = t % 5; n < rows; n += stride(rows * tokens)) {
-      double abs;
-      const double want = ref::Row(w.view, 0, n).dot(x.row(t), &abs);
-      ASSERT_NEAR(got.at(t, n), want, scaled_error(cols) * abs + kEps * std::fabs(want))
-          << "token " << t << " row " << n;
-      blocks.add(t, n, got.at(t, n), want);
-    }
-  }
+  const double worst = check_dense_rows(
+      gpu, *row, gpu.weight(w), att, rounded(att, 0), scaled_error(cols),
+      [&](int64_t n, const float* x, double* abs) { return ref::Row(w.view, 0, n).dot(x, abs); });
   if (!is_spread) {
-    EXPECT_LT(blocks.worst(), 1);
+    EXPECT_LT(worst, 1);
   }
 }
 
