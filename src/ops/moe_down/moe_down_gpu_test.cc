@@ -111,6 +111,29 @@ TEST(MoeDownGpu, NarrowEqualsTheTwinOfNvfp4) {
       if (!is_too_slow(shape.hidden * tokens)) check(shape, tokens, "_narrow", Format::kNvfp4);
 }
 
+TEST(MoeDownGpu, NarrowDoesNothingWithoutTokens) {
+  if (cuda::open_device().sm != 90) GTEST_SKIP() << "the rows are Hopper's";
+  const Shape shape{64, 64, 3, 1};
+  for (const Format format : {Format::kMxfp4, Format::kNvfp4}) {
+    Random random(1);
+    const MoeDownDesc desc{shape.hidden, shape.width, shape.experts,
+                           shape.top_k,  format,      8 * shape.experts};
+    TestWeight w(random, format, shape.experts, shape.hidden, shape.width);
+    const Floats u(random, 1, shape.width, DType::kBF16);
+    TestRouting routing(1, shape.experts, shape.top_k);  // as a step before has left it
+    routing.randomize(random);
+    GpuProblem gpu(gpu::scratch_bytes(desc));
+    const auto* row = gemv_rows_and("_narrow", moe_down_kernels(), desc, gpu.cx.kernels, w).back();
+    ASSERT_TRUE(std::string_view(row->name).ends_with("_narrow"));
+    Routing none = gpu.routing(routing);
+    none.num_tokens = 0;
+    const Tensor d = gpu.output(DType::kF32, {1, shape.hidden});
+    row->run(gpu.cx, d, gpu.tensor(u, DType::kBF16), none, gpu.weight(w));
+    for (const float v : gpu.floats(d).values) EXPECT_TRUE(std::isnan(v)) << row->name;
+    EXPECT_TRUE(gpu.counters_are_zero());
+  }
+}
+
 // norm_route may leave the choice of one token's experts to moe_up, which publishes it, and
 // moe_down, which must not wait for that.
 TEST(MoeDownGpu, ChoosesTheExpertsThatMoeUpChooses) {

@@ -24,6 +24,7 @@ struct NarrowDown {
 
 void moe_down_narrow(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                      const Weight& down) {
+  if (routing.num_tokens == 0) return;
   down_by_slot(cx, d, u, routing, down, [&](const DownBySlot& op, Scratch& scratch) {
     const int64_t slots = int64_t{routing.num_tokens} * routing.top_k;
     sm90::launch_narrow(cx, scratch, down, op.u, slots, op);
@@ -32,6 +33,7 @@ void moe_down_narrow(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& r
 
 void moe_down_narrow_fp8(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                          const Weight& down) {
+  if (routing.num_tokens == 0) return;
   Scratch scratch(cx.scratch);
   auto* const y = scratch.take<uint16_t>(int64_t{routing.num_tokens} * routing.top_k * down.rows);
   sm90::launch_narrow(cx, down,

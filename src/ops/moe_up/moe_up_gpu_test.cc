@@ -106,6 +106,29 @@ TEST(MoeUpGpu, NarrowEqualsTheTwinOfNvfp4) {
       if (!is_too_slow(shape.hidden * tokens)) check(shape, tokens, "_narrow", Format::kNvfp4);
 }
 
+TEST(MoeUpGpu, NarrowDoesNothingWithoutTokens) {
+  if (cuda::open_device().sm != 90) GTEST_SKIP() << "the rows are Hopper's";
+  const Shape shape{64, 32, 3, 1};
+  for (const Format format : {Format::kMxfp4, Format::kNvfp4}) {
+    Random random(1);
+    const MoeUpDesc desc{shape.hidden, shape.width, shape.experts,
+                         shape.top_k,  format,      8 * shape.experts};
+    TestWeight w(random, format, shape.experts, 2 * shape.width, shape.hidden);
+    const Floats h(random, 1, shape.hidden, DType::kBF16);
+    TestRouting routing(1, shape.experts, shape.top_k);  // as a step before has left it
+    routing.randomize(random);
+    GpuProblem gpu(gpu::scratch_bytes(desc));
+    const auto* row = gemv_rows_and("_narrow", moe_up_kernels(), desc, gpu.cx.kernels, w).back();
+    ASSERT_TRUE(std::string_view(row->name).ends_with("_narrow"));
+    Routing none = gpu.routing(routing);
+    none.num_tokens = 0;
+    const Tensor u = gpu.output(DType::kBF16, {shape.top_k, shape.width});
+    row->run(gpu.cx, u, gpu.tensor(h, DType::kBF16), none, gpu.weight(w), kClampedSwiglu);
+    for (const float v : gpu.floats(u).values) EXPECT_TRUE(std::isnan(v)) << row->name;
+    EXPECT_TRUE(gpu.counters_are_zero());
+  }
+}
+
 TEST(MoeUpGpu, ShowsWeightsAndActivationsThatAreNoNumbers) {
   const Shape shape{64, 32, 2, 1};
   constexpr int64_t kTokens = 12;  // six an expert: more than digits are taken for in a batch

@@ -56,6 +56,7 @@ NarrowUp narrow_up(const Ctx& cx, const Tensor& u, const Routing& routing, const
 
 void moe_up_narrow(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
                    const Weight& up, const Swiglu& act) {
+  if (routing.num_tokens == 0) return;
   Scratch scratch(cx.scratch);
   const auto* const x = h.as<uint16_t>();
   const NarrowUp op = narrow_up(cx, u, routing, up, act);
@@ -67,6 +68,7 @@ void moe_up_narrow(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& rou
 
 void moe_up_narrow_fp8(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
                        const Weight& up, const Swiglu& act) {
+  if (routing.num_tokens == 0) return;
   Scratch scratch(cx.scratch);
   const E4m3Rows x = quantize_rows(cx, scratch, h.as<uint16_t>(), routing.num_tokens, up.cols);
   sm90::launch_narrow(
