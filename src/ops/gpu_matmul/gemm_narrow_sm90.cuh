@@ -277,12 +277,10 @@ void launch_narrow(Ctx& cx, const Weight& weight, const X& x, const Op& op) {
   with_chunk_units<X::kHasBlocks ? 4 : 5>(
       weight.cols, [&]<int kUnits>() { launch_narrow_chunks<kUnits>(cx, weight, x, op); });
 }
-// The same of x [num_rows, cols] bf16, cols <= 4096.
+// The same of MXFP4 and x [num_rows, cols] bf16, cols <= 4096.
 template <class Op>
 void launch_narrow(Ctx& cx, Scratch& scratch, const Weight& weight, const uint16_t* x,
                    int64_t num_rows, const Op& op) {
-  if (weight.format == Format::kNvfp4)
-    return launch_narrow(cx, weight, block_columns(weight, x, op.slots), op);
   PairColumns to{take_e4m3_pairs(scratch, num_rows, weight.cols)};
   to.x = x, to.rows = static_cast<int>(num_rows), to.counter = cx.counters;
   launch_narrow(cx, weight, to, op);

@@ -11,5 +11,7 @@ namespace nibble::ops::gpu {
 void combine(Ctx& cx, const Tensor& d, const float* y, const Routing& routing);
 // The same in order of choice throughout, y in bf16.
 void combine(Ctx& cx, const Tensor& d, const uint16_t* y, const Routing& routing);
+// That of few tokens, all of whose rows are asked for at the same time.
+void combine_few(Ctx& cx, const Tensor& d, const uint16_t* y, const Routing& routing);
 
 }  // namespace nibble::ops::gpu

@@ -12,7 +12,7 @@ struct NarrowDown {
   bool is_chosen_before;
   uint16_t* y;  // [slots, H] bf16
   const int32_t* offsets;
-  int experts, hidden;
+  int experts, hidden, slots;
 
   __device__ int row_of(int slot) const { return slot; }
   __device__ void store(int slot, int row, float a, float b) const {
@@ -20,14 +20,32 @@ struct NarrowDown {
   }
 };
 
+NarrowDown narrow_down(const Ctx& cx, uint16_t* y, const Routing& routing, const Weight& down) {
+  return {.is_chosen_before = cx.stream.order.is_complete(routing.ids),
+          .y = y,
+          .offsets = routing.offsets,
+          .experts = routing.num_experts,
+          .hidden = static_cast<int>(down.rows),
+          .slots = routing.num_tokens * routing.top_k};
+}
+
+void narrow_nvfp4(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+                  const Weight& down) {
+  Scratch scratch(cx.scratch);
+  auto* const y = scratch.take<uint16_t>(int64_t{routing.num_tokens} * routing.top_k * down.rows);
+  const NarrowDown op = narrow_down(cx, y, routing, down);
+  sm90::launch_narrow(cx, down, sm90::block_columns(down, u.as<uint16_t>(), op.slots), op);
+  combine_few(cx, d, y, routing);
+}
+
 }  // namespace
 
 void moe_down_narrow(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                      const Weight& down) {
   if (routing.num_tokens == 0) return;
+  if (down.format == Format::kNvfp4) return narrow_nvfp4(cx, d, u, routing, down);
   down_by_slot(cx, d, u, routing, down, [&](const DownBySlot& op, Scratch& scratch) {
-    const int64_t slots = int64_t{routing.num_tokens} * routing.top_k;
-    sm90::launch_narrow(cx, scratch, down, op.u, slots, op);
+    sm90::launch_narrow(cx, scratch, down, op.u, op.slots, op);
   });
 }
 
@@ -40,11 +58,7 @@ void moe_down_narrow_fp8(Ctx& cx, const Tensor& d, const Tensor& u, const Routin
                       sm90::E4m3Columns{.codes = static_cast<const uint8_t*>(u.data),
                                         .scale_all = kExpertScale,
                                         .row_exponents = row_exponents_of(cx)},
-                      NarrowDown{.is_chosen_before = cx.stream.order.is_complete(routing.ids),
-                                 .y = y,
-                                 .offsets = routing.offsets,
-                                 .experts = routing.num_experts,
-                                 .hidden = static_cast<int>(down.rows)});
+                      narrow_down(cx, y, routing, down));
   combine(cx, d, y, routing);
 }
 

@@ -62,6 +62,8 @@ void moe_up_narrow(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& rou
   const NarrowUp op = narrow_up(cx, u, routing, up, act);
   if (act.is_relu2())
     sm90::launch_narrow(cx, up, sm90::block_columns(up, x, op.slots), NarrowUpRelu2{op});
+  else if (up.format == Format::kNvfp4)
+    sm90::launch_narrow(cx, up, sm90::block_columns(up, x, op.slots), op);
   else
     sm90::launch_narrow(cx, scratch, up, x, routing.num_tokens, op);
 }
