@@ -110,11 +110,13 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
   const auto group_at = [&](int i) { return groups.at(i, last, experts, group_rows, tiles); };
   if (fetches) {
     fewer_registers<kFetchRegisters<X>>();
-    NarrowWalk<Ring::kTileBytes, decltype(group_at)> walk{m, group_at, lane, first + warpgroup,
-                                                          last};
+    int rest = Ring::kTileBytes;
+    if constexpr (X::kHasBlocks) rest -= (units * 64 - rows.cols) / 64 * X::kUnitBytes;
+    NarrowWalk<Ring::kTileBytes, X::kHasBlocks, decltype(group_at)> walk{
+        m, group_at, lane, first + warpgroup, last, rest};
     Ring ring = ring_of(lane);
     if (lane < 4)
-      while (const uint8_t* chunk = walk.next()) ring.fill(chunk);
+      while (const uint8_t* chunk = walk.next()) ring.fill(chunk, walk.bytes());
     return;
   }
   more_registers<kNarrowRegisters<X>>();
@@ -196,7 +198,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
     }
     if constexpr (X::kHasBlocks) {
       narrow_barrier();
-      make_rows(made, num_rows, rows, units * 64);
+      make_rows(made, num_rows, rows, units * 64);  // those of a rest's missing units are zeros
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     fence_async_proxy();
@@ -253,9 +255,11 @@ NarrowMemory lay_out_narrow(const X& x, int64_t cols, int64_t most_bytes) {
 template <int kUnits, class X, class Op>
 void launch_narrow_chunks(Ctx& cx, const Weight& weight, const X& x, const Op& op) {
   using Ring = NarrowRing<kUnits, X::kUnitBytes>;
-  const TileMatrix m = tile_matrix(weight, kUnits);
+  TileMatrix m = tile_matrix(weight, kUnits);
+  if constexpr (X::kHasBlocks)
+    m.chunks = static_cast<int>((weight.cols / 64 + kUnits - 1) / kUnits);
   const NarrowMemory memory =
-      lay_out_narrow<Ring>(x, weight.cols, cx.kernels.gpu.smem_per_block_bytes);
+      lay_out_narrow<Ring>(x, int64_t{m.chunks} * kUnits * 64, cx.kernels.gpu.smem_per_block_bytes);
   const unsigned grid = grid_of(cx, m.row_tiles / 4 * weight.experts);
   if constexpr (X::kIsMade) {  // all blocks meet; rows wait where columns are to stand
     CHECK(grid <= static_cast<unsigned>(cx.kernels.gpu.num_sms));
@@ -274,8 +278,13 @@ void launch_narrow_chunks(Ctx& cx, const Weight& weight, const X& x, const Op& o
 template <class X, class Op>
 void launch_narrow(Ctx& cx, const Weight& weight, const X& x, const Op& op) {
   CHECK(weight.experts <= kNarrowExperts<X>);
-  with_chunk_units<X::kHasBlocks ? 4 : 5>(
-      weight.cols, [&]<int kUnits>() { launch_narrow_chunks<kUnits>(cx, weight, x, op); });
+  if constexpr (!X::kHasBlocks)
+    with_chunk_units<5>(weight.cols,
+                        [&]<int kUnits>() { launch_narrow_chunks<kUnits>(cx, weight, x, op); });
+  else if (weight.cols / 64 % 4 != 0 && weight.cols / 64 % 3 == 0)
+    launch_narrow_chunks<3>(cx, weight, x, op);
+  else
+    launch_narrow_chunks<4>(cx, weight, x, op);  // of which the last may lack some
 }
 // The same of MXFP4 and x [num_rows, cols] bf16, cols <= 4096.
 template <class Op>

@@ -17,12 +17,14 @@ struct BlockColumns {
   static constexpr float kBack = 0x1p-1f;  // codes are 2^6 too small, columns 2^7 too large
   const uint16_t* x;                       // [rows, K] bf16
   const float* row_scales;                 // of the weights
+  int cols;                                // K
   int usual_rows;                          // that most experts have, or fewer
 };
 // For experts that `slots` rows meet: the mean and, as at random, a deviation.
 inline BlockColumns block_columns(const Weight& weight, const uint16_t* x, int64_t slots) {
   const double mean = static_cast<double>(slots) / weight.experts;
-  return {x, weight.row_scales, static_cast<int>(std::ceil(mean + std::sqrt(mean)))};
+  return {x, weight.row_scales, static_cast<int>(weight.cols),
+          static_cast<int>(std::ceil(mean + std::sqrt(mean)))};
 }
 
 // Rows of activations whose columns stand in shared memory together. Four rows are 8 columns; those
@@ -58,7 +60,8 @@ __device__ __forceinline__ void hold_rows(HeldRows& held, int n, const Group& gr
 }
 
 // Columns and factors of n rows, by all warps that multiply, behind a barrier: a quad's lanes take
-// 32 k of a row, the quads of a warp eight rows. A barrier is to follow.
+// 32 k of a row, the quads of a warp eight rows. Columns from from.cols to `cols` are zeros. A
+// barrier is to follow.
 __device__ __forceinline__ void make_rows(HeldRows& held, int n, const BlockColumns& from,
                                           int cols) {
   constexpr int kSteps = 4, kStretch = kSteps * kGemvWarps * 32;  // of k
@@ -68,13 +71,13 @@ __device__ __forceinline__ void make_rows(HeldRows& held, int n, const BlockColu
     const int i = min(first + lane / 4, n - 1);
     const bool is_mine = first + lane / 4 < n;
     const HeldRows::Row row = held.rows[i];
-    const uint16_t* const x = from.x + int64_t{row.row} * cols + lane % 4 * 8;
+    const uint16_t* const x = from.x + int64_t{row.row} * from.cols + lane % 4 * 8;
     uint4 v[kSteps];
     const auto load = [&](int start) {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         const int k = start + s * kGemvWarps * 32;
-        v[s] = k < cols ? __ldcg(reinterpret_cast<const uint4*>(x + k)) : uint4{};
+        v[s] = k < from.cols ? __ldcg(reinterpret_cast<const uint4*>(x + k)) : uint4{};
       }
     };
     uint32_t most = 0;

@@ -31,9 +31,9 @@ class NarrowRing {
     for (int i = 0; i < kBarriers; ++i) barrier_init(barrier_ + i * 8, 4);
     cuda::barrier_init_fence();
   }
-  __device__ __forceinline__ void fill(const uint8_t* from) {
+  __device__ __forceinline__ void fill(const uint8_t* from, int bytes) {
     barrier_wait(barrier_ + 8, phase_ ^ 1);
-    cuda::bulk_copy(chunk_, from, kTileBytes, barrier_, cuda::evict_first());
+    cuda::bulk_copy(chunk_, from, bytes, barrier_, cuda::evict_first());
     advance();
   }
   // Waits for the next chunk; its shared address.
@@ -64,12 +64,14 @@ class NarrowRing {
 };
 
 // One of the four row tiles of every tile of a warpgroup, one chunk of kTileBytes after the other.
-template <int kTileBytes, class GroupAt>
+// kHasRest: the last of a row tile may be shorter.
+template <int kTileBytes, bool kHasRest, class GroupAt>
 struct NarrowWalk {
   const TileMatrix& m;
   const GroupAt& group_at;
   int row_tile;
   int item, last;  // next tile of the block's share, and the share's end
+  int rest;        // bytes of a row tile's last chunk
   int left = 0;    // chunks of it
   int group_end = 0;
   int64_t group_from = 0;
@@ -79,7 +81,8 @@ struct NarrowWalk {
   __device__ __forceinline__ const uint8_t* next() {
     if (left == 0) {
       if (item >= last) return nullptr;
-      const int64_t tile_bytes = int64_t{m.chunks} * kTileBytes;
+      const int64_t tile_bytes =
+          int64_t{m.chunks} * kTileBytes - (kHasRest ? kTileBytes - rest : 0);
       if (item >= group_end) {
         const Group group = group_at(item);
         group_end = group.end;
@@ -94,6 +97,8 @@ struct NarrowWalk {
     at += kTileBytes;
     return chunk;
   }
+  // Of the chunk that was the next one.
+  __device__ __forceinline__ int bytes() const { return kHasRest && left == 0 ? rest : kTileBytes; }
 };
 
 }  // namespace nibble::ops::gpu::sm90
