@@ -281,8 +281,6 @@ void launch_narrow(Ctx& cx, const Weight& weight, const X& x, const Op& op) {
   if constexpr (!X::kHasBlocks)
     with_chunk_units<5>(weight.cols,
                         [&]<int kUnits>() { launch_narrow_chunks<kUnits>(cx, weight, x, op); });
-  else if (weight.cols / 64 % 4 != 0 && weight.cols / 64 % 3 == 0)
-    launch_narrow_chunks<3>(cx, weight, x, op);
   else
     launch_narrow_chunks<4>(cx, weight, x, op);  // of which the last may lack some
 }

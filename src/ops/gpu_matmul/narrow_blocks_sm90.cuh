@@ -151,7 +151,7 @@ __device__ __forceinline__ void half_codes(uint32_t w, uint32_t& even, uint32_t&
 template <int kN, class Ring>
 __device__ __forceinline__ void multiply_blocks(float (&sum)[kNarrowColumns / 2], Ring& ring,
                                                 int chunks, uint32_t x, uint32_t low) {
-  constexpr int kTogether = kN <= 16 && Ring::kUnits > 1 ? 2 : 1;  // halves of a unit, of 32 k
+  constexpr int kTogether = kN <= 16 ? 2 : 1;  // halves of a unit, of 32 k
   float d[kTogether][kNarrowColumns / 2] = {};
   uint32_t a[2][4];
   float scale[kTogether][2] = {};
