@@ -72,15 +72,17 @@ __device__ __forceinline__ void each_pair(const Take& take) {
     for (int i = 0; i < 2; ++i) take(n, 2 * i, g + 8 * i, 8 * n + 2 * p);
 }
 
-// By a warp: the power of two that its largest value reaches, and one over it. `most`: of a lane,
-// not negative.
+// The power of two that `most`, which is not negative, reaches, and one over it.
 struct PowerOfTwo {
   float power, inverse;
 };
-__device__ __forceinline__ PowerOfTwo largest_power(float most) {
-  const unsigned exponent =
-      min(max(__reduce_max_sync(0xffffffff, __float_as_uint(most)) >> 23, 1u), 253u);
+__device__ __forceinline__ PowerOfTwo power_of(float most) {
+  const unsigned exponent = min(max(__float_as_uint(most) >> 23, 1u), 253u);
   return {__uint_as_float(exponent << 23), __uint_as_float((254 - exponent) << 23)};
+}
+// By a warp: of its largest value. `most`: of a lane.
+__device__ __forceinline__ PowerOfTwo largest_power(float most) {
+  return power_of(__uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(most))));
 }
 
 __device__ __forceinline__ void put_tf32(float* to, float x, float y) {

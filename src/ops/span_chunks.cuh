@@ -26,17 +26,18 @@ __device__ __forceinline__ TokenPlace place_of_token(const Params& a, int t) {
           span.q_len > kFewTokens};
 }
 
-// A channel's inputs before a tile, whose first token lies at `first`, the oldest first. ago(i):
-// the input i tokens before the tile's; kept(slot, i): the i-th that the step before has left.
-template <int kWindow, class Ago, class Kept>
-__device__ __forceinline__ void inputs_before(float (&before)[kWindow], const TokenPlace& first,
+// A channel's inputs before a tile, or those of several, whose first token lies at `first`, the
+// oldest first. ago(i): the input i tokens before the tile's; kept(slot, i): the i-th that the step
+// before has left.
+template <int kWindow, class Value, class Ago, class Kept>
+__device__ __forceinline__ void inputs_before(Value (&before)[kWindow], const TokenPlace& first,
                                               const Ago& ago, const Kept& kept) {
 #pragma unroll
   for (int i = 0; i < kWindow; ++i)
     before[i] = first.at >= kWindow - i ? ago(kWindow - i)
                 : first.at > 0 && first.from != RecurrentLayer::kNoState
                     ? kept(first.from, i + first.at)
-                    : 0;
+                    : Value{};
 }
 
 template <int kChunk, int kFewTokens>

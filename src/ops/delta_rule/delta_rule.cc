@@ -37,7 +37,6 @@ const char* refuse_decode(const DeltaRuleDesc& d, const KernelOptions& o) {
 const char* refuse_chunks(const DeltaRuleDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_any(d, o)) return reason;
   if (o.exact) return "--exact: a state would depend on how its text was cut";
-  if (!o.gpu.runs_clusters) return "this GPU runs no clusters of blocks";
   if (!has_fast_heads(d)) return "not heads of 128 dims and 4 taps";
   return nullptr;
 }

@@ -2,19 +2,15 @@
 #pragma once
 
 #include "cuda/bulk_copy.cuh"
-#include "cuda/cluster.cuh"
 #include "ops/delta_rule/delta_rule_chunks.cuh"
 
 namespace nibble::ops::gpu::delta {
 
-// A block has 16 kGroups columns of a value head's state, a cluster of kTiles all; grid (HV *
-// kTiles, S). A warp of each 16 keeps them for all chunks, turned: what comes out of one product
-// goes into the next in the same registers, and warps do not meet. Four more make the outputs, 16
-// tokens each; one of them brings chunks.
-inline constexpr bool kIsSmall = NIBBLE_CUDA_SM == 121;  // 99 KB of shared memory
-inline constexpr int kGroups = kIsSmall ? 2 : 4, kTiles = kDim / 16 / kGroups;
-inline constexpr int kStages = kIsSmall ? 1 : 2, kReaders = 4;
-inline constexpr int kAcrossThreads = 32 * (kGroups + kReaders);
+// A block has 16 kGroups columns of a value head's state; grid (HV * kTiles, S). A warp of each 16
+// keeps them for all chunks, turned: what comes out of one product goes into the next in the same
+// registers, and warps do not meet. Four more make the outputs, 16 tokens each, and the last one
+// brings chunks.
+inline constexpr int kReaders = 4, kAcrossThreads = 32 * (kGroups + kReaders + 1);
 
 struct WriteStage {
   HeadImage::Writes head;
@@ -31,18 +27,13 @@ struct Passed {
   float4 values[kGroups][kChunk / 8][32];  // V', by 8 tokens, in TF32
   float unit[kGroups];                     // of both
 };
-// What of |o|^2 each block of a head has, of a warp's tokens. A block is up to two chunks ahead of
-// one that still reads.
-inline constexpr int kSums = 4;
 struct AcrossMemory {
-  float squares[kSums][kReaders][kTiles][16];
   WriteStage writes[kStages];
   ReadStage reads[kStages];
   Passed passed[kStages];
   uint64_t writes_full[kStages], writes_free[kStages];
   uint64_t reads_full[kStages], reads_free[kStages];
   uint64_t state_full[kStages], values_full[kStages], passed_free[kStages];
-  uint64_t squares_full[kSums][kReaders];
 };
 
 // One of a ring of stages at its i-th use.
@@ -73,7 +64,7 @@ __device__ __forceinline__ const KeyImage& key_image(const ChunkParams& c, const
   return c.keys[(x.index + i) * (a.d.value_heads / a.d.ratio) + x.head / a.d.ratio];
 }
 
-// By one thread: what the block takes of the i-th chunk.
+// By one thread: what the block takes of the i-th chunk, first what is free first.
 __device__ __forceinline__ void bring_chunk(AcrossMemory& shared, const ChunkParams& c,
                                             const Crossing& x, int i) {
   const HeadImage& head = c.heads[(x.index + i) * c.a.d.value_heads + x.head];
@@ -230,11 +221,9 @@ __device__ __forceinline__ void move_columns(AcrossMemory& shared, Columns& colu
   }
 }
 
-// 16 tokens of a chunk, by a warp: O, which is normed when the other blocks have sent their sums.
+// 16 tokens of a chunk, by a warp.
 struct Outputs {
-  float o[2 * kGroups][4], z[2 * kGroups][4];
-  int64_t token;  // the first, of the step
-  int tokens;
+  float o[2 * kGroups][4];
 
   // exp(G) Q S + P V', and the unit of V' and S.
   __device__ __forceinline__ void make(AcrossMemory& shared, int i, int m) {
@@ -284,94 +273,45 @@ struct Outputs {
     arrive(shared.passed_free, i);
     arrive(shared.reads_free, i);
   }
-  // `of`: z of the first token and column.
-  __device__ __forceinline__ void bring_z(const float* of, int64_t stride) {
-    cuda::each_pair<2 * kGroups>([&](int n, int e, int row, int column) {
-      const float2 x = row < tokens
-                           ? __ldcg(reinterpret_cast<const float2*>(of + row * stride + column))
-                           : float2{0, 0};
-      z[n][e] = x.x, z[n][e + 1] = x.y;
-    });
-  }
-  // To all blocks of the head, this one among them, which is the `rank`-th.
-  __device__ __forceinline__ void send_squares(AcrossMemory& shared, int i, int m, int rank) const {
-    const int lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
-    const uint32_t full = cuda::shared_address(&shared.squares_full[i % kSums][m]);
-    if (lane == 0) cuda::barrier_expect(full, sizeof(shared.squares[0][0]));
-    float squares[2] = {};
+  // In f16, each row by a power of two. `to`, `powers`: of the first token.
+  __device__ __forceinline__ void store(uint16_t* to, int64_t stride, float* powers,
+                                        int64_t stride_of_powers, int tokens) const {
+    float most[2] = {};
     cuda::each_pair<2 * kGroups>([&](int n, int e, int, int) {
-      squares[e / 2] = fmaf(o[n][e], o[n][e], squares[e / 2]);
-      squares[e / 2] = fmaf(o[n][e + 1], o[n][e + 1], squares[e / 2]);
+      most[e / 2] = fmaxf(most[e / 2], fmaxf(fabsf(o[n][e]), fabsf(o[n][e + 1])));
     });
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      squares[k] += __shfl_xor_sync(0xffffffff, squares[k], 1);
-      squares[k] += __shfl_xor_sync(0xffffffff, squares[k], 2);
-      if (p < kTiles)
-        cuda::store_remote(
-            cuda::remote_address(
-                cuda::shared_address(&shared.squares[i % kSums][m][rank][g + 8 * k]), p),
-            squares[k], cuda::remote_address(full, p));
-    }
-  }
-  // `to`: att of the first token and column.
-  __device__ __forceinline__ void norm(AcrossMemory& shared, int i, int m, float eps,
-                                       const float2 (&weight)[2 * kGroups], uint16_t* to,
-                                       int64_t stride) const {
-    const int g = threadIdx.x % 32 / 4;
-    cuda::barrier_wait(cuda::shared_address(&shared.squares_full[i % kSums][m]), i / kSums % 2);
     float by[2];
+    const int g = threadIdx.x % 32 / 4;
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      float squares = 0;
-#pragma unroll
-      for (int rank = 0; rank < kTiles; ++rank)
-        squares += shared.squares[i % kSums][m][rank][g + 8 * k];
-      by[k] = rsqrtf(squares / kDim + eps);
+    for (int i = 0; i < 2; ++i) {
+      most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffff, most[i], 1));
+      most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffff, most[i], 2));
+      const auto scale = cuda::power_of(most[i]);
+      by[i] = scale.inverse;
+      if (threadIdx.x % 4 == 0 && g + 8 * i < tokens)
+        powers[(g + 8 * i) * stride_of_powers] = scale.power;
     }
     cuda::each_pair<2 * kGroups>([&](int n, int e, int row, int column) {
       if (row < tokens)
         *reinterpret_cast<uint32_t*>(to + row * stride + column) =
-            cuda::pack_bf16(weight[n].x * o[n][e] * by[e / 2] * quick_silu(z[n][e]),
-                            weight[n].y * o[n][e + 1] * by[e / 2] * quick_silu(z[n][e + 1]));
+            cuda::pack_f16(o[n][e] * by[e / 2], o[n][e + 1] * by[e / 2]);
     });
   }
 };
 
-// A warp of outputs, tokens 16 m .. of each chunk. A chunk's are normed behind the next one's
-// products, when sums are there.
+// A warp of outputs, tokens 16 m .. of each chunk.
 __device__ __forceinline__ void make_outputs(AcrossMemory& shared, const ChunkParams& c,
                                              const Crossing& x, int m) {
-  const Params& a = c.a;
-  const int column = x.head * kDim + x.first_column, rank = x.first_column / 16 / kGroups;
-  const float* const z = a.qkvz + place(x.head / a.d.ratio, a.d.first.z, a.d.step.z) +
-                         x.head % a.d.ratio * kDim + x.first_column;
-  float2 weight[2 * kGroups];
-#pragma unroll
-  for (int n = 0; n < 2 * kGroups; ++n)
-    weight[n] =
-        *reinterpret_cast<const float2*>(a.w.norm + x.first_column + 8 * n + 2 * (threadIdx.x % 4));
-  Outputs now{}, last{};
-  const auto norm_last = [&](int i) {
-    last.norm(shared, i, m, a.w.eps, weight, a.att + last.token * a.d.value_width + column,
-              a.d.value_width);
-  };
-  const auto bring = [&](int i) {
-    if (m == 0 && threadIdx.x % 32 == 0 && i < x.chunks) bring_chunk(shared, c, x, i);
-    __syncwarp();
-  };
-  for (int i = 0; i < kStages - 1; ++i) bring(i);
+  const Dims& d = c.a.d;
 #pragma unroll 1
   for (int i = 0; i < x.chunks; ++i) {
-    bring(i + kStages - 1);
-    now.make(shared, i, m);
-    now.send_squares(shared, i, m, rank);
-    if (i > 0) norm_last(i - 1);
-    now.token = x.first_token + i * kChunk + 16 * m, now.tokens = x.tokens - i * kChunk - 16 * m;
-    last = now;
-    last.bring_z(z + last.token * a.d.width, a.d.width);
+    Outputs outputs;
+    outputs.make(shared, i, m);
+    const int64_t at = (x.first_token + i * kChunk + 16 * m) * d.value_heads + x.head;
+    outputs.store(c.a.att + at * kDim + x.first_column, d.value_width,
+                  c.o_powers + at * kTiles + x.first_column / 16 / kGroups, d.value_heads * kTiles,
+                  x.tokens - i * kChunk - 16 * m);
   }
-  norm_last(x.chunks - 1);
 }
 
 static __global__ void __launch_bounds__(kAcrossThreads, 1)
@@ -398,12 +338,9 @@ static __global__ void __launch_bounds__(kAcrossThreads, 1)
     init(shared.reads_full, 2), init(shared.reads_free, kReaders);
     init(shared.state_full, kGroups), init(shared.values_full, kGroups);
     init(shared.passed_free, kReaders);
-    for (auto& of_warps : shared.squares_full) init(of_warps, 1);
     cuda::barrier_init_fence();
   }
   __syncthreads();
-  cuda::cluster_arrive_relaxed();
-  cuda::cluster_wait();
   const int warp = static_cast<int>(threadIdx.x / 32);
   if (warp < kGroups) {
     const int64_t size = int64_t{kDim} * a.d.value_width,
@@ -413,8 +350,10 @@ static __global__ void __launch_bounds__(kAcrossThreads, 1)
     columns.begin(from == RecurrentLayer::kNoState ? nullptr : a.state + from * size + corner);
     move_columns(shared, columns, x.chunks, warp, x.first_column + 16 * warp);
     columns.end(a.state + a.to[span.slot] * size + corner);
-  } else {
+  } else if (warp < kGroups + kReaders) {
     make_outputs(shared, c, x, warp - kGroups);
+  } else if (threadIdx.x % 32 == 0) {
+    for (int i = 0; i < x.chunks; ++i) bring_chunk(shared, c, x, i);
   }
 }
 

@@ -1,4 +1,5 @@
-// What the kernels of delta_rule_chunks_cuda.cu share, and the first: inputs convolved and normed.
+// What the kernels of delta_rule_chunks_cuda.cu share, the first (inputs convolved and normed) and
+// the last (o normed).
 #pragma once
 
 #include "cuda/half_rows.cuh"
@@ -9,6 +10,12 @@
 namespace nibble::ops::gpu::delta {
 
 inline constexpr int kDim = 128, kChunk = kDeltaChunk, kTaps = 4, kFewTokens = kDeltaFewTokens;
+
+// Columns of a state, and so of o, in a block of the third kernel: 16 times kGroups; kTiles of them
+// make a head.
+inline constexpr bool kIsSmall = NIBBLE_CUDA_SM == 121;  // 99 KB of shared memory
+inline constexpr int kGroups = kIsSmall ? 2 : 4, kTiles = kDim / 16 / kGroups;
+inline constexpr int kStages = kIsSmall ? 1 : 2;
 
 using Chunks = SpanChunks<kChunk, kFewTokens>;
 using RowsOfDim = cuda::HalfRows<kDim>;
@@ -37,11 +44,12 @@ struct HeadImage {
 static_assert(sizeof(KeyImage) == kDeltaKeyBytes && sizeof(HeadImage) == kDeltaHeadBytes);
 
 struct ChunkParams {
-  Params a;        // decayed: log(decay), beta
+  Params a;        // decayed: log(decay), beta; att holds o in f16 until it is normed
   uint16_t* rows;  // [T, channels] f16: q and k normed, and v, each row of a head by a power of two
   float* powers;   // [T, HV] of v
   KeyImage* keys;  // [chunks, HK]
   HeadImage* heads;  // [chunks, HV]
+  float* o_powers;   // [T, HV, kTiles] of o, in the place of `rows`
 };
 
 __device__ __forceinline__ float warp_max(float x) {
@@ -63,40 +71,64 @@ __device__ __forceinline__ float fitting(float most) {
 // Its division to two ulps: the exact one takes tens of instructions.
 __device__ __forceinline__ float quick_silu(float x) { return __fdividef(x, 1 + __expf(-x)); }
 
-// The convolution of a tile of tokens, q and k normed, gates. A block has two rows of 128 of each
-// token: q and k of a key head, or two of its value heads; grid (tiles, HK, 1 + HV / HK / 2).
-inline constexpr int kTile = 16, kPrepareThreads = 256;
+// The convolution of a tile of tokens, q and k normed, gates. A warp has the 128 channels of a head
+// of q, k or v, four a lane; grid (tiles, heads of all three / 8).
+inline constexpr int kTile = 16, kPrepareThreads = 256, kPrepareWarps = kPrepareThreads / 32;
 
-// The inputs of one channel through a tile: y(j, value) takes token j's.
+// Where the r-th head of q, k and v lies in a row of qkvz.
+__device__ __forceinline__ int64_t place_of_row(const Dims& d, int r) {
+  const int keys = d.value_heads / d.ratio, h = r - 2 * keys;
+  if (r < keys) return place(r, d.first.q, d.step.q);
+  if (r < 2 * keys) return place(r - keys, d.first.k, d.step.k);
+  return place(h / d.ratio, d.first.v, d.step.v) + h % d.ratio * kDim;
+}
+
+__device__ __forceinline__ float4 fma(float4 w, float4 x, float4 sum) {
+  return {fmaf(w.x, x.x, sum.x), fmaf(w.y, x.y, sum.y), fmaf(w.z, x.z, sum.z),
+          fmaf(w.w, x.w, sum.w)};
+}
+
+// A lane's four channels, the first `channel`, which lies at `at` of a token's row, through a tile:
+// take(j, values) takes token j's, of tokens in chunks alone.
 template <class Take>
 __device__ __forceinline__ void convolve_tile(const Params& a, const TokenPlace* places, int t0,
                                               int tokens, int64_t channel, int64_t at,
                                               const Take& take) {
-  const float4 w = *reinterpret_cast<const float4*>(a.w.conv + channel * kTaps);
-  float x[kTaps - 1 + kTile];
-#pragma unroll
-  for (int j = 0; j < kTile; ++j)
-    x[kTaps - 1 + j] = j < tokens ? __ldcg(a.qkvz + int64_t{t0 + j} * a.d.width + at) : 0;
-  const auto kept = [&](int32_t slot, int row) -> float& {
-    return a.conv[(int64_t{slot} * (kTaps - 1) + row) * a.d.channels + channel];
+  const auto input = [&](int j) {
+    return __ldcg(reinterpret_cast<const float4*>(a.qkvz + int64_t{t0 + j} * a.d.width + at));
   };
-  float before[kTaps - 1];
+  const auto kept = [&](int32_t slot, int row) -> float4& {
+    return *reinterpret_cast<float4*>(a.conv + (int64_t{slot} * (kTaps - 1) + row) * a.d.channels +
+                                      channel);
+  };
+  constexpr int kAtOnce = 8;  // loads in flight
+  float4 x[kAtOnce], w[kTaps], before[kTaps - 1];
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) x[i] = i < tokens ? input(i) : float4{};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4 taps = *reinterpret_cast<const float4*>(a.w.conv + (channel + i) * kTaps);
+    reinterpret_cast<float*>(&w[0])[i] = taps.x, reinterpret_cast<float*>(&w[1])[i] = taps.y;
+    reinterpret_cast<float*>(&w[2])[i] = taps.z, reinterpret_cast<float*>(&w[3])[i] = taps.w;
+  }
+  __syncthreads();  // places are there
   inputs_before(
-      before, places[0],
-      [&](int ago) { return __ldcg(a.qkvz + int64_t{t0 - ago} * a.d.width + at); }, kept);
+      before, places[0], [&](int ago) { return input(-ago); }, kept);
 #pragma unroll
   for (int j = 0; j < kTile; ++j) {
     if (j >= tokens) break;
-    const TokenPlace& place = places[j];
+    const TokenPlace place = places[j];
+    const float4 now = x[j % kAtOnce];
+    if (j + kAtOnce < kTile && j + kAtOnce < tokens) x[j % kAtOnce] = input(j + kAtOnce);
     if (place.at == 0) {
 #pragma unroll
       for (int i = 0; i < kTaps - 1; ++i)
-        before[i] = place.from == RecurrentLayer::kNoState ? 0 : kept(place.from, i);
+        before[i] = place.from == RecurrentLayer::kNoState ? float4{} : kept(place.from, i);
     }
-    const float now = x[kTaps - 1 + j];
-    float sum = w.x * before[0];
-    sum = fmaf(w.y, before[1], sum), sum = fmaf(w.z, before[2], sum), sum = fmaf(w.w, now, sum);
-    if (place.in_chunk) take(j, quick_silu(sum));
+    const float4 sum =
+        fma(w[3], now, fma(w[2], before[2], fma(w[1], before[1], fma(w[0], before[0], float4{}))));
+    if (place.in_chunk)
+      take(j, float4{quick_silu(sum.x), quick_silu(sum.y), quick_silu(sum.z), quick_silu(sum.w)});
     before[0] = before[1], before[1] = before[2], before[2] = now;
     if (place.to >= 0 && place.in_chunk) {
 #pragma unroll
@@ -105,59 +137,88 @@ __device__ __forceinline__ void convolve_tile(const Params& a, const TokenPlace*
   }
 }
 
-static __global__ void __launch_bounds__(kPrepareThreads)
+static __global__ void __launch_bounds__(kPrepareThreads, 2)
     prepare_tile(const __grid_constant__ ChunkParams c) {
-  __shared__ __align__(16) float rows[kTile][2][kDim];
   __shared__ TokenPlace places[kTile];
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const Params& a = c.a;
   const int t0 = static_cast<int>(blockIdx.x) * kTile, tokens = min(kTile, a.num_tokens - t0);
-  const int64_t g = blockIdx.y;
-  const int thread = threadIdx.x, lane = thread % 32;
-  const bool is_value = blockIdx.z > 0;
-  const auto value = [&](int half) { return 2 * static_cast<int>(blockIdx.z) - 2 + half; };
-  const auto is_there = [&](int half) { return !is_value || value(half) < a.d.ratio; };
-  const auto head = [&](int half) { return g * a.d.ratio + value(half); };
-  const auto channel = [&](int half) {
-    return is_value ? 2 * a.d.key_width + head(half) * kDim : half * a.d.key_width + g * kDim;
-  };
-  if (thread < tokens) places[thread] = place_of_token<kFewTokens>(a, t0 + thread);
-  __syncthreads();
-  if (const int half = thread / kDim, of = thread % kDim; is_there(half)) {
-    const int64_t at = is_value    ? place(g, a.d.first.v, a.d.step.v) + value(half) * kDim
-                       : half != 0 ? place(g, a.d.first.k, a.d.step.k)
-                                   : place(g, a.d.first.q, a.d.step.q);
-    convolve_tile(a, places, t0, tokens, channel(half) + of, at + of,
-                  [&](int j, float y) { rows[j][half][of] = y; });
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int keys = a.d.value_heads / a.d.ratio, rows = 2 * keys + a.d.value_heads;
+  const int r = static_cast<int>(blockIdx.y * kPrepareWarps + threadIdx.x / 32);
+  const int h = r - 2 * keys;  // of values
+  if (static_cast<int>(threadIdx.x) < tokens)
+    places[threadIdx.x] = place_of_token<kFewTokens>(a, t0 + static_cast<int>(threadIdx.x));
+  if (r >= rows) return __syncthreads();
+  const int64_t channel = r * kDim + 4 * lane;
+  convolve_tile(a, places, t0, tokens, channel, place_of_row(a.d, r) + 4 * lane,
+                [&](int j, float4 x) {
+                  float by;
+                  if (h >= 0) {
+                    const auto scale = cuda::largest_power(
+                        fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w))));
+                    by = scale.inverse;
+                    if (lane == 0) c.powers[int64_t{t0 + j} * a.d.value_heads + h] = scale.power;
+                  } else {
+                    float squares = fmaf(x.x, x.x, x.y * x.y);
+                    squares = fmaf(x.z, x.z, squares), squares = fmaf(x.w, x.w, squares);
+                    by = 1 / sqrtf(warp_sum(squares) + 1e-6f);
+                  }
+                  *reinterpret_cast<uint2*>(c.rows + int64_t{t0 + j} * a.d.channels + channel) = {
+                      cuda::pack_f16(x.x * by, x.y * by), cuda::pack_f16(x.z * by, x.w * by)};
+                });
+  if (h < 0 || lane >= tokens) return;
+  const int64_t t = t0 + lane;
+  const float2 both = log_decay_and_beta(a, t, h);
+  *reinterpret_cast<float2*>(a.decayed + (t * a.d.value_heads + h) * 2) = {
+      fmaxf(both.x, kLeastLogDecay), both.y};
+}
+
+// att = norm * o / sqrt(mean(o^2) + eps) * silu(z), of o in f16 in att's place. A warp has kHeads
+// heads of a token, four dims a lane; grid (T, HV / kHeads / 8).
+inline constexpr int kNormThreads = 256, kHeads = 4, kNormHeads = kHeads * kNormThreads / 32;
+
+static __global__ void __launch_bounds__(kNormThreads)
+    norm_outputs(const __grid_constant__ ChunkParams c) {
+  cuda::griddep_wait();
+  cuda::griddep_launch_dependents();
+  const Params& a = c.a;
+  const int lane = threadIdx.x % 32;
+  const auto t = static_cast<int>(blockIdx.x);
+  const int first = static_cast<int>(blockIdx.y * kNormHeads + threadIdx.x / 32 * kHeads);
+  const auto is_there = [&](int i) { return first + i < a.d.value_heads; };
+  const int64_t row = int64_t{t} * a.d.value_heads + first;
+  auto* const att = reinterpret_cast<uint2*>(a.att + row * kDim + 4 * lane);
+  uint2 o[kHeads];
+  float4 z[kHeads];
+  float power[kHeads];
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    const int h = first + i;
+    o[i] = is_there(i) ? __ldcg(att + i * kDim / 4) : uint2{};
+    power[i] = is_there(i) ? __ldcg(c.o_powers + (row + i) * kTiles + lane / (8 * kGroups / 2)) : 0;
+    z[i] = is_there(i)
+               ? __ldcg(reinterpret_cast<const float4*>(
+                            a.qkvz + int64_t{t} * a.d.width +
+                            place(h / a.d.ratio, a.d.first.z, a.d.step.z) + h % a.d.ratio * kDim) +
+                        lane)
+               : float4{};
   }
-  __syncthreads();
-  for (int i = thread / 32; i < 2 * tokens; i += kPrepareThreads / 32) {
-    const int j = i / 2, half = i % 2;
-    if (!places[j].in_chunk || !is_there(half)) continue;
-    const float4 x = *reinterpret_cast<const float4*>(&rows[j][half][4 * lane]);
-    float by;
-    if (is_value) {
-      const auto scale =
-          cuda::largest_power(fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w))));
-      by = scale.inverse;
-      if (lane == 0) c.powers[int64_t{t0 + j} * a.d.value_heads + head(half)] = scale.power;
-    } else {
-      float squares = fmaf(x.x, x.x, x.y * x.y);
-      squares = fmaf(x.z, x.z, squares), squares = fmaf(x.w, x.w, squares);
-      by = 1 / sqrtf(warp_sum(squares) + 1e-6f);
-    }
-    uint16_t* const to = c.rows + int64_t{t0 + j} * a.d.channels + channel(half);
-    reinterpret_cast<uint2*>(to)[lane] = {cuda::pack_f16(x.x * by, x.y * by),
-                                          cuda::pack_f16(x.z * by, x.w * by)};
-  }
-  if (is_value) return;
-  for (int i = thread; i < tokens * a.d.ratio; i += kPrepareThreads) {
-    const int64_t t = t0 + i / a.d.ratio;
-    const auto h = static_cast<int32_t>(g * a.d.ratio + i % a.d.ratio);
-    const float2 both = log_decay_and_beta(a, t, h);
-    *reinterpret_cast<float2*>(a.decayed + (t * a.d.value_heads + h) * 2) = {
-        fmaxf(both.x, kLeastLogDecay), both.y};
+  const float4 weight = reinterpret_cast<const float4*>(a.w.norm)[lane];
+  if (!place_of_token<kFewTokens>(a, t).in_chunk) return;
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    float2 x = cuda::f16_values(o[i].x), y = cuda::f16_values(o[i].y);
+    x.x *= power[i], x.y *= power[i], y.x *= power[i], y.y *= power[i];
+    float squares = fmaf(x.x, x.x, x.y * x.y);
+    squares = fmaf(y.x, y.x, squares), squares = fmaf(y.y, y.y, squares);
+    const float by = rsqrtf(warp_sum(squares) / kDim + a.w.eps);
+    if (is_there(i))
+      att[i * kDim / 4] = {cuda::pack_bf16(weight.x * x.x * by * quick_silu(z[i].x),
+                                           weight.y * x.y * by * quick_silu(z[i].y)),
+                           cuda::pack_bf16(weight.z * y.x * by * quick_silu(z[i].z),
+                                           weight.w * y.y * by * quick_silu(z[i].w))};
   }
 }
 

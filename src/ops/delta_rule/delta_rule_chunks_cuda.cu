@@ -41,6 +41,7 @@ void delta_rule_chunks(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
   ChunkParams c{.a = params_of(att, state, in, desc, weights, s)};
   c.a.decayed = scratch.take<float>(s.num_tokens * 2 * desc.value_heads);
   c.rows = scratch.take<uint16_t>(s.num_tokens * desc.channels());
+  c.o_powers = reinterpret_cast<float*>(c.rows);
   c.powers = scratch.take<float>(s.num_tokens * desc.value_heads);
   const int64_t most = most_delta_chunks(s.num_tokens);
   c.keys = scratch.take<KeyImage>(most * desc.key_heads);
@@ -49,8 +50,8 @@ void delta_rule_chunks(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
   constexpr auto kRelease = cuda::Release::kAfterWait;
   const auto dim = [](int64_t n) { return static_cast<unsigned>(n); };
   cuda::launch(cx.stream, prepare_tile,
-               {.grid = dim3(dim((s.num_tokens + kTile - 1) / kTile), dim(desc.key_heads),
-                             dim(1 + (desc.value_heads / desc.key_heads + 1) / 2)),
+               {.grid = dim3(dim((s.num_tokens + kTile - 1) / kTile),
+                             dim((desc.channels() / kDim + kPrepareWarps - 1) / kPrepareWarps)),
                 .block = dim3(kPrepareThreads),
                 .release = kRelease},
                c);
@@ -65,9 +66,14 @@ void delta_rule_chunks(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
                {.grid = dim3(dim(desc.value_heads * kTiles), dim(s.num_spans)),
                 .block = dim3(kAcrossThreads),
                 .smem_bytes = sizeof(AcrossMemory),
-                .cluster = kTiles,
                 .release = kRelease},
                c);
+  cuda::launch(
+      cx.stream, norm_outputs,
+      {.grid = dim3(dim(s.num_tokens), dim((desc.value_heads + kNormHeads - 1) / kNormHeads)),
+       .block = dim3(kNormThreads),
+       .release = kRelease},
+      c);
 }
 
 }  // namespace nibble::ops::gpu
