@@ -93,8 +93,9 @@ int64_t gpu::scratch_bytes(const DeltaRuleDesc& d) {
   any.take<float>(d.tokens *
                   d.channels());  // inputs convolved, with outputs in the place of values
   if (!has_fast_heads(d)) return any.used_bytes();
-  chunks.take<uint16_t>(d.tokens * d.channels());  // inputs convolved
-  chunks.take<float>(d.tokens * d.value_heads);
+  chunks.take<uint16_t>(d.tokens * d.channels());    // inputs convolved
+  chunks.take<float>(d.tokens * d.value_heads);      // powers
+  chunks.take<float>(d.tokens * d.value_heads * 4);  // of o, by a block each
   const int64_t most = most_delta_chunks(d.tokens);
   chunks.take<std::byte>(most * d.key_heads * kDeltaKeyBytes);
   chunks.take<std::byte>(most * d.value_heads * kDeltaHeadBytes);

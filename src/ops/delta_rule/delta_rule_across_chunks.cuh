@@ -52,7 +52,7 @@ __device__ __forceinline__ void arrive(uint64_t (&barriers)[kStages], int i) {
   if (threadIdx.x % 32 == 0) cuda::barrier_arrive(cuda::shared_address(&barriers[i % kStages]));
 }
 
-// What a block does: `chunks` of one sequence and value head.
+// What a block does: `chunks` of one sequence and value head, of a piece.
 struct Crossing {
   int64_t index;        // of the first chunk
   int64_t first_token;  // of the step
@@ -315,20 +315,23 @@ __device__ __forceinline__ void make_outputs(AcrossMemory& shared, const ChunkPa
 }
 
 static __global__ void __launch_bounds__(kAcrossThreads, 1)
-    across_chunks(const __grid_constant__ ChunkParams c) {
+    across_chunks(const __grid_constant__ ChunkParams c, Piece piece) {
   extern __shared__ __align__(128) uint8_t raw[];
   auto& shared = *reinterpret_cast<AcrossMemory*>(raw);
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const Params& a = c.a;
   const Span span = a.spans[blockIdx.y];
-  const Crossing x{.index = Chunks{a.spans, a.num_spans}.before(static_cast<int>(blockIdx.y)),
-                   .first_token = span.q_start,
-                   .tokens = span.q_len,
-                   .chunks = Chunks::of(span.q_len),
+  const int before = Chunks{a.spans, a.num_spans}.before(static_cast<int>(blockIdx.y));
+  const int begin = max(piece.first, before), end = min(piece.end, before + Chunks::of(span.q_len));
+  const int done = (begin - before) * kChunk;  // tokens in pieces before
+  const Crossing x{.index = begin,
+                   .first_token = span.q_start + done,
+                   .tokens = span.q_len - done,
+                   .chunks = end - begin,
                    .head = static_cast<int>(blockIdx.x) / kTiles,
                    .first_column = static_cast<int>(blockIdx.x) % kTiles * 16 * kGroups};
-  if (x.chunks == 0) return;
+  if (x.chunks <= 0) return;
   if (threadIdx.x == 0) {
     const auto init = [](auto& barriers, int arrivals) {
       for (uint64_t& barrier : barriers)
@@ -345,7 +348,7 @@ static __global__ void __launch_bounds__(kAcrossThreads, 1)
   if (warp < kGroups) {
     const int64_t size = int64_t{kDim} * a.d.value_width,
                   corner = int64_t{x.head} * kDim * kDim + x.first_column + 16 * warp;
-    const int32_t from = a.from[span.slot];
+    const int32_t from = done > 0 ? a.to[span.slot] : a.from[span.slot];
     Columns columns;
     columns.begin(from == RecurrentLayer::kNoState ? nullptr : a.state + from * size + corner);
     move_columns(shared, columns, x.chunks, warp, x.first_column + 16 * warp);

@@ -49,8 +49,22 @@ struct ChunkParams {
   float* powers;   // [T, HV] of v
   KeyImage* keys;  // [chunks, HK]
   HeadImage* heads;  // [chunks, HV]
-  float* o_powers;   // [T, HV, kTiles] of o, in the place of `rows`
+  float* o_powers;   // [T, HV, kTiles] of o
 };
+static_assert(kTiles <= 4);  // scratch_bytes()
+
+// The chunks of a launch. While the states of some chunks follow one another, on a part of the GPU,
+// the products of the next ones and the norms of those before are made: what these read is complete
+// when they start, and only their last block waits, so that they end behind the launch in front.
+struct Piece {
+  int first, end;
+  bool starts_early;
+};
+template <bool kAtEnd>
+__device__ __forceinline__ void wait_of_piece(const Piece& piece) {
+  const bool is_last = blockIdx.x + 1 == gridDim.x && blockIdx.y + 1 == gridDim.y;
+  if (piece.starts_early ? kAtEnd && is_last : !kAtEnd) cuda::griddep_wait();
+}
 
 __device__ __forceinline__ float warp_max(float x) {
   return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(x)));
@@ -176,19 +190,19 @@ static __global__ void __launch_bounds__(kPrepareThreads, 2)
 }
 
 // att = norm * o / sqrt(mean(o^2) + eps) * silu(z), of o in f16 in att's place. A warp has kHeads
-// heads of a token, four dims a lane; grid (T, HV / kHeads / 8).
+// heads of a token, four dims a lane; grid (chunks of a piece, 64 HV / kHeads / 8).
 inline constexpr int kNormThreads = 256, kHeads = 4, kNormHeads = kHeads * kNormThreads / 32;
 
-static __global__ void __launch_bounds__(kNormThreads)
-    norm_outputs(const __grid_constant__ ChunkParams c) {
-  cuda::griddep_wait();
-  cuda::griddep_launch_dependents();
+static __device__ __forceinline__ void norm_outputs_of(const ChunkParams& c, const Piece& piece) {
   const Params& a = c.a;
+  const auto chunk = Chunks{a.spans, a.num_spans}.find(piece.first + static_cast<int>(blockIdx.x));
   const int lane = threadIdx.x % 32;
-  const auto t = static_cast<int>(blockIdx.x);
-  const int first = static_cast<int>(blockIdx.y * kNormHeads + threadIdx.x / 32 * kHeads);
+  const auto at = static_cast<int>(blockIdx.y) % kChunk;
+  if (at >= chunk.tokens) return;
+  const int64_t t = chunk.first + at;
+  const int first = static_cast<int>(blockIdx.y / kChunk * kNormHeads + threadIdx.x / 32 * kHeads);
   const auto is_there = [&](int i) { return first + i < a.d.value_heads; };
-  const int64_t row = int64_t{t} * a.d.value_heads + first;
+  const int64_t row = t * a.d.value_heads + first;
   auto* const att = reinterpret_cast<uint2*>(a.att + row * kDim + 4 * lane);
   uint2 o[kHeads];
   float4 z[kHeads];
@@ -196,17 +210,14 @@ static __global__ void __launch_bounds__(kNormThreads)
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {
     const int h = first + i;
+    const auto* const of_z = reinterpret_cast<const float4*>(
+        a.qkvz + t * a.d.width + place(h / a.d.ratio, a.d.first.z, a.d.step.z) +
+        h % a.d.ratio * kDim);
     o[i] = is_there(i) ? __ldcg(att + i * kDim / 4) : uint2{};
-    power[i] = is_there(i) ? __ldcg(c.o_powers + (row + i) * kTiles + lane / (8 * kGroups / 2)) : 0;
-    z[i] = is_there(i)
-               ? __ldcg(reinterpret_cast<const float4*>(
-                            a.qkvz + int64_t{t} * a.d.width +
-                            place(h / a.d.ratio, a.d.first.z, a.d.step.z) + h % a.d.ratio * kDim) +
-                        lane)
-               : float4{};
+    power[i] = is_there(i) ? __ldcg(c.o_powers + (row + i) * kTiles + lane / (32 / kTiles)) : 0;
+    z[i] = is_there(i) ? __ldcg(of_z + lane) : float4{};
   }
   const float4 weight = reinterpret_cast<const float4*>(a.w.norm)[lane];
-  if (!place_of_token<kFewTokens>(a, t).in_chunk) return;
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {
     float2 x = cuda::f16_values(o[i].x), y = cuda::f16_values(o[i].y);
@@ -220,6 +231,14 @@ static __global__ void __launch_bounds__(kNormThreads)
                            cuda::pack_bf16(weight.z * y.x * by * quick_silu(z[i].z),
                                            weight.w * y.y * by * quick_silu(z[i].w))};
   }
+}
+
+static __global__ void __launch_bounds__(kNormThreads)
+    norm_outputs(const __grid_constant__ ChunkParams c, Piece piece) {
+  wait_of_piece<false>(piece);
+  cuda::griddep_launch_dependents();
+  norm_outputs_of(c, piece);
+  wait_of_piece<true>(piece);
 }
 
 }  // namespace nibble::ops::gpu::delta

@@ -18,9 +18,9 @@
 // bits; sums, and the state from chunk to chunk, are float32; the inverse of I + M is made in
 // float32. The state's bits depend on where chunks begin, so on how a text is cut.
 //
-// Bytes at T tokens of Qwen3-Next-80B: 56 KB each, in and out. Reached on one H200, 2026-11-23: T
-// = 512 82 us, 2,048 249, 8,192 942, where token by token takes 352, 1,375 and 5,721. What binds
-// are the outputs of the last kernel: docs/lab/delta-net.md.
+// Bytes at T tokens of Qwen3-Next-80B: 56 KB each, in and out. Reached on one H200, 2026-11-24: T
+// = 512 71 us, 2,048 206, 8,192 656, where token by token takes 352, 1,375 and 5,721. Where they
+// go: docs/lab/delta-net.md.
 #include <algorithm>
 
 #include "ops/delta_rule/delta_rule_across_chunks.cuh"
@@ -30,6 +30,12 @@
 namespace nibble::ops::gpu {
 
 using namespace delta;
+
+namespace {
+// A step's chunks in so many pieces, from so many on, if it has few sequences: each launch that
+// takes states on has blocks for all of them.
+constexpr int kPieces = 4, kFewestChunks = 64, kMostSpans = 1;
+}  // namespace
 
 void delta_rule_chunks(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
                        const DeltaRuleIn& in, const DeltaRuleDesc& desc,
@@ -41,8 +47,8 @@ void delta_rule_chunks(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
   ChunkParams c{.a = params_of(att, state, in, desc, weights, s)};
   c.a.decayed = scratch.take<float>(s.num_tokens * 2 * desc.value_heads);
   c.rows = scratch.take<uint16_t>(s.num_tokens * desc.channels());
-  c.o_powers = reinterpret_cast<float*>(c.rows);
   c.powers = scratch.take<float>(s.num_tokens * desc.value_heads);
+  c.o_powers = scratch.take<float>(s.num_tokens * desc.value_heads * kTiles);
   const int64_t most = most_delta_chunks(s.num_tokens);
   c.keys = scratch.take<KeyImage>(most * desc.key_heads);
   c.heads = scratch.take<HeadImage>(most * desc.value_heads);
@@ -55,25 +61,43 @@ void delta_rule_chunks(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
                 .block = dim3(kPrepareThreads),
                 .release = kRelease},
                c);
-  const int64_t chunks = std::min<int64_t>(most, s.num_tokens / kChunk + s.num_spans);
-  cuda::launch(cx.stream, within_chunk,
-               {.grid = dim3(dim(chunks), dim(desc.value_heads)),
-                .block = dim3(kWithinThreads),
-                .smem_bytes = kWithinBytes,
-                .release = kRelease},
-               c);
-  cuda::launch(cx.stream, across_chunks,
-               {.grid = dim3(dim(desc.value_heads * kTiles), dim(s.num_spans)),
-                .block = dim3(kAcrossThreads),
-                .smem_bytes = sizeof(AcrossMemory),
-                .release = kRelease},
-               c);
-  cuda::launch(
-      cx.stream, norm_outputs,
-      {.grid = dim3(dim(s.num_tokens), dim((desc.value_heads + kNormHeads - 1) / kNormHeads)),
-       .block = dim3(kNormThreads),
-       .release = kRelease},
-      c);
+  const auto chunks =
+      static_cast<int>(std::min<int64_t>(most, s.num_tokens / kChunk + s.num_spans));
+  const bool is_whole = chunks < kFewestChunks || s.num_spans > kMostSpans;
+  const int size = is_whole ? chunks : (chunks + kPieces - 1) / kPieces;
+  const auto piece = [&](int first, bool starts_early) {
+    return Piece{first, std::min(first + size, chunks), starts_early};
+  };
+  const auto within = [&](Piece of) {
+    cuda::launch(cx.stream, within_chunk,
+                 {.grid = dim3(dim(of.end - of.first), dim(desc.value_heads)),
+                  .block = dim3(kWithinThreads),
+                  .smem_bytes = kWithinBytes,
+                  .release = of.starts_early ? cuda::Release::kBeforeWait : kRelease,
+                  .reads_inputs = of.starts_early},
+                 c, of);
+  };
+  const auto norm = [&](Piece of) {
+    cuda::launch(cx.stream, norm_outputs,
+                 {.grid = dim3(dim(of.end - of.first),
+                               dim(kChunk * ((desc.value_heads + kNormHeads - 1) / kNormHeads))),
+                  .block = dim3(kNormThreads),
+                  .release = of.starts_early ? cuda::Release::kBeforeWait : kRelease,
+                  .reads_inputs = of.starts_early},
+                 c, of);
+  };
+  within(piece(0, false));
+  for (int first = 0; first < chunks; first += size) {
+    cuda::launch(cx.stream, across_chunks,
+                 {.grid = dim3(dim(desc.value_heads * kTiles), dim(s.num_spans)),
+                  .block = dim3(kAcrossThreads),
+                  .smem_bytes = sizeof(AcrossMemory),
+                  .release = kRelease},
+                 c, piece(first, false));
+    if (first + size < chunks) within(piece(first + size, true));
+    if (first > 0) norm(piece(first - size, true));
+  }
+  norm(piece((chunks - 1) / size * size, false));
 }
 
 }  // namespace nibble::ops::gpu

@@ -5,7 +5,7 @@
 
 namespace nibble::ops::gpu::delta {
 
-// Within a chunk: U, W, P, decays. A block a chunk and value head, grid (chunks, HV);
+// Within a chunk: U, W, P, decays. A block a chunk and value head, grid (chunks of a piece, HV);
 // a warp has 16 rows of k k^T and q k^T, then 32 columns of U and W.
 inline constexpr int kWithinThreads = 128, kPitch = 68;  // floats of a row of I + M's inverse
 inline constexpr int kWithinBytes = 2 * kChunk * RowsOfDim::kPitch + kChunk * kPitch * 4;
@@ -162,17 +162,14 @@ __device__ __forceinline__ void store_image(void* to, const uint8_t* from, int b
     static_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
 }
 
-static __global__ void __launch_bounds__(kWithinThreads, 4)
-    within_chunk(const __grid_constant__ ChunkParams c) {
+static __device__ __forceinline__ void make_chunk(const ChunkParams& c, int index, int h) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ float sums[kChunk], betas[kChunk], factors[kChunk], values[kChunk];
-  cuda::griddep_wait();
-  cuda::griddep_launch_dependents();
   const Params& a = c.a;
-  const auto chunk = Chunks{a.spans, a.num_spans}.find(static_cast<int>(blockIdx.x));
+  const auto chunk = Chunks{a.spans, a.num_spans}.find(index);
   if (chunk.tokens == 0) return;
-  const int h = static_cast<int>(blockIdx.y), head = h / a.d.ratio;
-  HeadImage& image = c.heads[int64_t{blockIdx.x} * a.d.value_heads + h];
+  const int head = h / a.d.ratio;
+  HeadImage& image = c.heads[int64_t{index} * a.d.value_heads + h];
   const uint16_t* const rows = c.rows + chunk.first * a.d.channels;
   const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const RowsOfDim k{base}, q{base + kChunk * RowsOfDim::kPitch};
@@ -204,7 +201,7 @@ static __global__ void __launch_bounds__(kWithinThreads, 4)
   cuda::async_copy_wait<0>();
   __syncthreads();
   if (h % a.d.ratio == 0)
-    store_image(&c.keys[int64_t{blockIdx.x} * (a.d.value_heads / a.d.ratio) + head], shared,
+    store_image(&c.keys[int64_t{index} * (a.d.value_heads / a.d.ratio) + head], shared,
                 sizeof(KeyImage));
 
   float kk[8][4] = {}, qk[8][4] = {};
@@ -266,6 +263,14 @@ static __global__ void __launch_bounds__(kWithinThreads, 4)
   make_w(q, k, inverse, factors, 32 * warp);
   __syncthreads();
   store_image(&image.writes.w, shared + kChunk * k.kPitch, sizeof(image.writes.w));
+}
+
+static __global__ void __launch_bounds__(kWithinThreads, 4)
+    within_chunk(const __grid_constant__ ChunkParams c, Piece piece) {
+  wait_of_piece<false>(piece);
+  cuda::griddep_launch_dependents();
+  make_chunk(c, piece.first + static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
+  wait_of_piece<true>(piece);
 }
 
 }  // namespace nibble::ops::gpu::delta
