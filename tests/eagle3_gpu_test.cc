@@ -47,8 +47,8 @@ struct Loaded {
     const LoadOptions load{.memory = {.allocate = cuda::device_buffer,
                                       .allocate_staging = cuda::pinned_buffer,
                                       .copy = cuda::copy}};
-    head = load_draft_head(loaded.cx, kSource + "/models/nibble-tiny-gpt-oss-eagle3", *loaded.model,
-                           load);
+    head = load_draft_head(loaded.cx, {kSource + "/models/nibble-tiny-gpt-oss-eagle3"},
+                           *loaded.model, load);
   }
   EngineOptions drafts(int32_t k, bool is_adaptive = false) const {
     EngineOptions options = options_of();

@@ -65,7 +65,7 @@ TEST(HybridGpu, MtpLogitsEqualAnIndependentForwardPass) {
   const LoadOptions load{.memory = {.allocate = cuda::device_buffer,
                                     .allocate_staging = cuda::pinned_buffer,
                                     .copy = cuda::copy}};
-  const auto head = load_draft_head(gpu.cx, kGoldens / "../mtp" / name, *gpu.model, load);
+  const auto head = load_draft_head(gpu.cx, {kGoldens / "../mtp" / name}, *gpu.model, load);
   gpu.model->keep_rows(head->target_layers());
   gpu.model->reserve(gpu.cx, {160, 160});
   head->model().reserve(gpu.cx, {160, 160});

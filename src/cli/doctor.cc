@@ -302,7 +302,7 @@ void add_drafts(const DoctorFlags& flags, const std::string& model, const ModelI
   json["drafts"] = need.text(info, drafts);
   if (drafts.method == SpeculationOptions::Method::kHead)
     add_kernel_rows(
-        plan_draft_kernels(cx, drafts.head_path, model, drafts.head_dense.value_or(dense), dense),
+        plan_draft_kernels(cx, drafts.head_source, model, drafts.head_dense.value_or(dense), dense),
         "draft ", rows);
 }
 

@@ -43,14 +43,14 @@ DraftNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseFor
                     EngineOptions& options, const Shard& shard) {
   SpeculationOptions& drafts = options.speculation;
   const DenseFormats dense = drafts.head_dense.value_or(models_dense);
-  const bool is_own = drafts.head_path.empty();
+  const bool is_own = drafts.head_source.directory.empty();
   if (is_own && !may_have_mtp(find_model(model).config))
     throw Error(ErrorKind::kUnsupported,
                 "--speculative-config: " + model + " is of no family whose MTP layer nibble runs " +
                     "(Qwen3-Next, Qwen3.5); \"ngram\" and \"suffix\" draft from the text alone");
-  if (is_own) drafts.head_path = model;
-  refuse_other_tokenizer(find_model(model), drafts.head_path);
-  const DraftHeadInfo head = describe_draft_head(drafts.head_path, model, dense, shard);
+  if (is_own) drafts.head_source.directory = model;
+  refuse_other_tokenizer(find_model(model), drafts.head_source.directory);
+  const DraftHeadInfo head = describe_draft_head(drafts.head_source, model, dense, shard);
   drafts.head_group = head.model.groups.at(0);
   drafts.head_vocab_size = head.model.vocab_size;
   drafts.head_row_bytes = static_cast<int64_t>(head.target_layers.size()) * head.target_width *
@@ -62,11 +62,11 @@ DraftNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseFor
   return {
       .weight_bytes = head.model.weight_bytes,
       .bytes_per_draft = head.model.weight_bytes_per_token,
-      .scratch_bytes = describe_draft_scratch(cx, drafts.head_path, model, limits, dense, shard),
+      .scratch_bytes = describe_draft_scratch(cx, drafts.head_source, model, limits, dense, shard),
       .kv_bytes_per_token =
           int64_t{2} * group.num_kv_heads * group.head_dim * dtype_bytes(options.kv_dtype),
       .target_layers = head.target_layers,
-      .head = is_own ? "the model's MTP layer" : drafts.head_path};
+      .head = is_own ? "the model's MTP layer" : drafts.head_source.directory};
 }
 
 }  // namespace

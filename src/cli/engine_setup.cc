@@ -413,7 +413,7 @@ void load(const EngineFlags& flags, const LoadEngineOptions& options, LoadedEngi
   if (engine.speculation.method == SpeculationOptions::Method::kHead) {
     load.dense = engine.speculation.head_dense.value_or(load.dense);
     engine.speculation.head =
-        load_draft_head(loaded.cx, engine.speculation.head_path, *loaded.model, load);
+        load_draft_head(loaded.cx, engine.speculation.head_source, *loaded.model, load);
   }
   loaded.engine = std::make_unique<Engine>(*loaded.model, loaded.cx, engine);
   if (loaded.ranks != nullptr)

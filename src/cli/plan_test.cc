@@ -72,7 +72,7 @@ TEST(Plan, CountsAHead) {
               {"--speculative-config",
                R"({"method":"eagle3","num_speculative_tokens":2,"model":")" + head + "\"}"});
   const json plain = plan_json(args), drafts = plan_json(with);
-  const DraftHeadInfo info = describe_draft_head(head, "openai/gpt-oss-120b");
+  const DraftHeadInfo info = describe_draft_head({head}, "openai/gpt-oss-120b");
   const json& said = drafts["drafts"];
   EXPECT_EQ(said["weight_bytes"], info.model.weight_bytes);
   EXPECT_EQ(said["kv_bytes_per_token"], 2 * 8 * 64 * 2);

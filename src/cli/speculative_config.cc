@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "cli/dense_flags.h"
+#include "cli/draft_vocab.h"
 #include "cli/json.h"
 #include "cli/suggestion.h"
 #include "engine/speculation_counts.h"
@@ -145,6 +146,16 @@ void read_quantization(Fields& fields, SpeculationOptions& options) {
   }
 }
 
+void read_head_ids(Fields& fields, bool is_mtp, SpeculationOptions& options) {
+  const int32_t size = fields.integer("draft_vocab_size", 0, 1, kMostDraftIds);
+  const std::string file = fields.word("draft_vocab_file", "");
+  if (size == 0 && file.empty()) return;
+  if (!is_mtp)
+    refuse(std::string(size > 0 ? "draft_vocab_size" : "draft_vocab_file") +
+           " is for method \"mtp\"; an Eagle3 head has a vocabulary of its own");
+  options.head_source.ids = read_draft_vocab(file, size);
+}
+
 void read_verification(Fields& fields, SpeculationOptions& options) {
   const std::string method = fields.word("rejection_sample_method", "");
   options.synthetic_rates = fields.numbers("synthetic_acceptance_rates");
@@ -190,7 +201,7 @@ SpeculationOptions parse_speculative_config(const std::string& json) {
   const bool is_head = options.method == Method::kHead;
   if (is_head && model.empty() && !is_mtp(method))
     refuse("method \"eagle3\" needs a \"model\": the head's directory");
-  if (is_head) options.head_path = model;
+  if (is_head) options.head_source.directory = model;
   if (!model.empty() && !is_old && !is_head) {
     refuse("\"model\" names a drafter's weights; the method has none");
   }
@@ -201,6 +212,7 @@ SpeculationOptions parse_speculative_config(const std::string& json) {
   if (is_head) {
     fields.integer("draft_tensor_parallel_size", 1, 1, 1);
     read_quantization(fields, options);
+    read_head_ids(fields, is_mtp(method), options);
   } else {
     is_suffix ? read_suffix(fields, options) : read_ngram(fields, options);
   }

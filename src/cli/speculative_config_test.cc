@@ -73,7 +73,7 @@ TEST(SpeculativeConfig, AHeadHasWeights) {
       R"({"method":"eagle3","model":"some/head","num_speculative_tokens":3,
           "draft_tensor_parallel_size":1})");
   EXPECT_EQ(o.method, Method::kHead);
-  EXPECT_EQ(o.head_path, "some/head");
+  EXPECT_EQ(o.head_source.directory, "some/head");
   EXPECT_EQ(o.num_tokens, 3);
   EXPECT_FALSE(o.draws_drafts);
   EXPECT_FALSE(o.head_dense);
@@ -108,14 +108,63 @@ TEST(SpeculativeConfig, AnMtpLayerIsTheModelsOwnOrAnothers) {
         R"({"num_speculative_tokens":2,"draft_sample_method":"probabilistic","method":")" + method +
         "\"}");
     EXPECT_EQ(own.method, Method::kHead);
-    EXPECT_EQ(own.head_path, "");
+    EXPECT_EQ(own.head_source.directory, "");
     EXPECT_EQ(own.num_tokens, 2);
     EXPECT_TRUE(own.draws_drafts);
   }
   EXPECT_EQ(
       parse_speculative_config(R"({"method":"mtp","model":"a/dir","num_speculative_tokens":1})")
-          .head_path,
+          .head_source.directory,
       "a/dir");
+}
+
+std::string file_of(const std::string& text) {
+  const std::string path = testing::TempDir() + "/draft_ids.json";
+  std::ofstream(path) << text;
+  return path;
+}
+
+TEST(SpeculativeConfig, AnMtpLayerMayDraftSomeIds) {
+  const auto ids_of = [](const std::string& fields) {
+    return parse_speculative_config(R"({"method":"mtp","num_speculative_tokens":1)" + fields + "}")
+        .head_source.ids;
+  };
+  EXPECT_THAT(ids_of(""), testing::IsEmpty());
+  EXPECT_THAT(ids_of(R"(,"draft_vocab_size":3)"), testing::ElementsAre(0, 1, 2));
+  const std::string file = R"(,"draft_vocab_file":")" + file_of("[9, 2, 40, 7]") + "\"";
+  EXPECT_THAT(ids_of(file), testing::ElementsAre(9, 2, 40, 7));
+  EXPECT_THAT(ids_of(file + R"(,"draft_vocab_size":2)"), testing::ElementsAre(9, 2));
+}
+
+TEST(SpeculativeConfig, IdsToDraftThatCannotBe) {
+  const auto fault = [](const std::string& fields) {
+    return refusal(R"({"method":"mtp","num_speculative_tokens":1)" + fields + "}");
+  };
+  EXPECT_THAT(fault(R"(,"draft_vocab_size":0)"), HasSubstr("draft_vocab_size must be 1 to"));
+  EXPECT_THAT(fault(R"(,"draft_vocab_size":"8")"), HasSubstr("draft_vocab_size must be 1 to"));
+  EXPECT_THAT(fault(R"(,"draft_vocab_file":[1])"), HasSubstr("draft_vocab_file must be a text"));
+  EXPECT_THAT(fault(R"(,"draft_vocab_file":"/no/such/file")"),
+              HasSubstr("draft_vocab_file /no/such/file"));
+  const std::string path = file_of("");
+  const std::string file = R"(,"draft_vocab_file":")" + path + "\"";
+  const std::pair<const char*, const char*> kCases[] = {
+      {"", " must hold a JSON list of ids"},    {"[]", " must hold a JSON list of ids"},
+      {"{\"0\":1}", " must hold a JSON list"},  {"[1, 2", " must hold a JSON list of ids"},
+      {"[4, 1, 4]", " lists id 4 twice"},       {"[4, -1]", ": element 1 of the list is no id"},
+      {"[4, 1.5]", ": element 1 of the list"},  {"[\"4\"]", ": element 0 of the list is no id"},
+      {"[1e30]", ": element 0 of the list is"}, {"[16777216]", ": element 0 of the list is no id"}};
+  for (const auto& [text, what] : kCases) {
+    file_of(text);
+    EXPECT_THAT(fault(file), HasSubstr("draft_vocab_file " + path + what)) << text;
+  }
+  file_of("[1, 2]");
+  EXPECT_THAT(fault(file + R"(,"draft_vocab_size":3)"),
+              HasSubstr("draft_vocab_size is 3, and draft_vocab_file " + path + " lists 2 ids"));
+  EXPECT_THAT(refusal(R"({"method":"eagle3","model":"d","num_speculative_tokens":1,
+                          "draft_vocab_size":8})"),
+              HasSubstr("draft_vocab_size is for method \"mtp\""));
+  EXPECT_THAT(refusal(R"({"method":"ngram","num_speculative_tokens":1,"draft_vocab_size":8})"),
+              HasSubstr("no field \"draft_vocab_size\""));
 }
 
 TEST(SpeculativeConfig, SaysWhatIsWrong) {
@@ -210,6 +259,15 @@ TEST(SpeculativeConfig, HeadsForAnotherModelAreRefused) {
   EXPECT_THAT(run.err, HasSubstr("its ids are not those of the model's tokenizer"));
 }
 
+TEST(SpeculativeConfig, IdsThatTheModelLacksAreRefused) {
+  const CommandResult run =
+      run_command({"score", kSource + "/models/nibble-tiny-qwen3-next", "--ids", "1,2,3",
+                   "--speculative-config",
+                   R"({"method":"mtp","num_speculative_tokens":2,"draft_vocab_size":1000000})"});
+  EXPECT_NE(run.status, 0);
+  EXPECT_THAT(run.err, HasSubstr("is not in the model's vocabulary of"));
+}
+
 // What a head adds to a model, before anything is loaded.
 TEST(SpeculativeConfig, DoctorCountsAHeadAndShowsItsKernels) {
   const auto doctor = [](const std::string& name, const std::string& config) {
@@ -218,6 +276,13 @@ TEST(SpeculativeConfig, DoctorCountsAHeadAndShowsItsKernels) {
     EXPECT_EQ(run.status, 0) << run.err;
     return nlohmann::json::parse(run.out);
   };
+  const nlohmann::json all = doctor("nibble-tiny-qwen3-next",
+                                    R"({"method":"mtp","num_speculative_tokens":2})"),
+                       some = doctor(
+                           "nibble-tiny-qwen3-next",
+                           R"({"method":"mtp","num_speculative_tokens":2,"draft_vocab_size":256})");
+  EXPECT_GT(some["weight_bytes"], all["weight_bytes"]);  // rows of its own
+  EXPECT_NE(some["drafts"], all["drafts"]);
   const std::pair<std::string, std::string> models[] = {
       {"nibble-tiny-gpt-oss", R"({"method":"eagle3","num_speculative_tokens":2,"model":")" +
                                   kSource + "/models/nibble-tiny-gpt-oss-eagle3\"}"},

@@ -29,7 +29,7 @@ struct Loaded {
     cx.kernels.activations = ops::ActFormat::kBF16;
     cx.activations = DType::kBF16;
     model = load_model(cx, kModel, {});
-    head = load_draft_head(cx, kHead, *model, {});
+    head = load_draft_head(cx, {kHead}, *model, {});
   }
   EngineOptions drafts(EngineOptions options, int32_t k, bool is_adaptive = false) const {
     options.speculation = {.method = SpeculationOptions::Method::kHead,

@@ -136,7 +136,7 @@ TEST_P(MtpEngineGpu, SameBitsForEveryNumberOfDrafts) {
                                     .allocate_staging = cuda::pinned_buffer,
                                     .copy = cuda::copy}};
   const std::shared_ptr<DraftHead> head = load_draft_head(
-      cx_, std::string(NIBBLE_SOURCE_DIR) + "/tests/goldens/mtp/" + GetParam(), *model_, load);
+      cx_, {std::string(NIBBLE_SOURCE_DIR) + "/tests/goldens/mtp/" + GetParam()}, *model_, load);
   for (const int32_t k : {1, 3, 7}) {
     EngineOptions drafts = options(160);
     drafts.speculation = {.method = SpeculationOptions::Method::kHead,

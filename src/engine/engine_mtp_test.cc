@@ -62,7 +62,7 @@ class MtpEngine : public testing::TestWithParam<std::pair<const char*, bool>> {
     for (auto* model : {&model_, &plain_})
       *model = load_model(cx_, goldens + "families/" + GetParam().first, {});
     head_ = std::make_shared<RecordingHead>(
-        load_draft_head(cx_, goldens + "mtp/" + GetParam().first, *model_, {}));
+        load_draft_head(cx_, {goldens + "mtp/" + GetParam().first}, *model_, {}));
   }
 
   static EngineOptions options(int32_t step_tokens = 512) {
@@ -202,6 +202,51 @@ TEST_P(MtpEngine, TurnsOfAChat) {
     turn.prompt.insert(turn.prompt.end(), answer.ids.begin(), answer.ids.end());
     turn.prompt.insert(turn.prompt.end(), {i, i + 1});
   }
+}
+
+// The model that ships, as --exact has it, with drafts of some ids in any order.
+TEST(MtpEngineOfSomeIds, SameTextAsWithout) {
+  cpu::ThreadPool pool{1};
+  ops::Ctx cx;
+  cx.pool = &pool;
+  cx.kernels.activations = ops::ActFormat::kBF16, cx.kernels.exact = true;
+  cx.activations = DType::kBF16;
+  const std::string path = std::string(NIBBLE_SOURCE_DIR) + "/models/nibble-tiny-qwen3-next";
+  const auto model = load_model(cx, path, {});
+  EngineOptions options{.max_num_seqs = 4,
+                        .max_num_batched_tokens = 128,
+                        .max_model_len = 256,
+                        .kv_bytes = int64_t{64} << 20};
+  std::vector<Request> requests;
+  std::vector<Transcript> expected;
+  for (int32_t i = 0; i < 4; ++i) {
+    requests.push_back({.prompt = toy_prompt(3 + i * 11, i, 600), .max_tokens = 40});
+    requests.back().sampling = {.temperature = i == 3 ? 0.8f : 0.0f, .seed = 5};
+    expected.push_back(run_alone(*model, cx, options, requests.back()));
+  }
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < 1024; ++i) ids.push_back((i * 7 + 3) % 1024);
+  int64_t accepted[2] = {};
+  for (const bool has_some : {true, false})
+    for (int32_t k = 1; k <= 3; ++k)
+      for (const bool draws : {false, true}) {
+        const std::shared_ptr<DraftHead> head =
+            load_draft_head(cx, {path, has_some ? ids : std::vector<int32_t>{}}, *model, {});
+        EXPECT_EQ(head->model().info().vocab_size, has_some ? 1024 : model->info().vocab_size);
+        options.speculation = {.method = SpeculationOptions::Method::kHead,
+                               .num_tokens = k,
+                               .is_adaptive = false,
+                               .draws_drafts = draws,
+                               .head_group = head->model().info().groups[0],
+                               .head = head};
+        Engine engine(*model, cx, options);
+        const std::vector<Transcript> found = run_all(engine, requests);
+        for (size_t i = 0; i < requests.size(); ++i)
+          EXPECT_TRUE(found[i] == expected[i]) << "k " << k << ", request " << i;
+        accepted[has_some] += engine.stats().speculation.num_accepted_tokens;
+      }
+  EXPECT_GT(accepted[true], 20);
+  EXPECT_NE(accepted[true], accepted[false]);
 }
 
 INSTANTIATE_TEST_SUITE_P(

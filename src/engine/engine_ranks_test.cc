@@ -79,7 +79,7 @@ class Group {
       options.speculation = {.method = SpeculationOptions::Method::kHead,
                              .num_tokens = 3,
                              .is_adaptive = false,
-                             .head_group = describe_draft_head(head, path).model.groups.at(0)};
+                             .head_group = describe_draft_head({head}, path).model.groups.at(0)};
     for (int r = 1; r < size; ++r)
       followers_.emplace_back([this, r, path, load, options, others_seed] {
         LoadOptions mine = load;
@@ -94,7 +94,7 @@ class Group {
       });
     first_ = std::make_unique<Rank>(path, ranks_[0].get(), load);
     if (!head.empty())
-      options.speculation.head = load_draft_head(first_->cx, head, *first_->model, {});
+      options.speculation.head = load_draft_head(first_->cx, {head}, *first_->model, {});
     engine_ = std::make_unique<Engine>(*first_->model, first_->cx, options);
   }
   ~Group() { end(); }

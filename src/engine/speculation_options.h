@@ -38,9 +38,9 @@ struct SpeculationOptions {
   // first i + 1 all come true; one for each draft.
   std::vector<double> synthetic_rates = {};
 
-  // Of kHead: the directory of its checkpoint, empty: the model's own; where its keys and values
-  // lie, of one layer, known before it is loaded.
-  std::string head_path = {};
+  // Of kHead: its checkpoint, without a directory: the model's own; where its keys and values lie,
+  // of one layer, known before it is loaded.
+  DraftHeadSource head_source = {};
   std::optional<DenseFormats> head_dense = {};  // encoded on load; else as the model's own
   bool draws_drafts = false;  // at the request's temperature; else they are the likeliest ids
   // Of drawn drafts; none: they are drawn by the numbers that draw the ids they foretell.

@@ -33,10 +33,16 @@ struct Language {
   const Distribution& operator()(const Ids& text) const { return behind.at(text); }
 };
 
-Language any_language(std::mt19937_64& random, bool is_certain = false) {
+// `lacks`: an id that is never said; -1: none.
+Language any_language(std::mt19937_64& random, bool is_certain = false, int32_t lacks = -1) {
   Language language;
   const std::function<void(Ids)> add = [&](const Ids& text) {
     Distribution d = any_distribution(random);
+    if (lacks >= 0) {
+      const double rest = 1 - d[lacks];
+      d[lacks] = 0;
+      for (double& value : d) value /= rest;
+    }
     if (is_certain) {
       d.assign(kVocab, 0);
       d[random() % kVocab] = 1;
@@ -123,6 +129,23 @@ TEST(Verification, KeepsTheModelsDistribution) {
       }
     }
   }
+}
+
+// Of a reduced vocabulary: ids that it lacks are said as often as the model says them.
+TEST(Verification, ADrafterMayLackIds) {
+  for (const uint64_t seed : {1, 2, 3})
+    for (int32_t lacks = 0; lacks < kVocab; ++lacks) {
+      std::mt19937_64 random(seed);
+      const Language model = any_language(random);
+      const Language drafter = any_language(random, /*is_certain=*/false, lacks);
+      for (const auto rule : {VerificationRule::kStandard, VerificationRule::kBlock}) {
+        Said said = enumerate(rule, model, drafter);
+        EXPECT_GT(said.kept, 0);
+        each_text(kLength, [&](const Ids& text) {
+          EXPECT_NEAR(said.of[text], probability(model, text), 1e-12);
+        });
+      }
+    }
 }
 
 TEST(Verification, ADrafterEqualToTheModelIsAlwaysRight) {

@@ -33,6 +33,13 @@ class DraftHead {
   virtual void set_input(DraftInput input) = 0;
 };
 
+// A directory, and the target's ids among which an MTP layer chooses: of the head that it shares
+// with the target it has these rows, of its own. None: all of them. Each at most once.
+struct DraftHeadSource {
+  std::string directory;
+  std::vector<int32_t> ids = {};
+};
+
 // What it would need beside a target; throws Error as load_draft_head() does.
 struct DraftHeadInfo {
   ModelInfo model;
@@ -40,20 +47,20 @@ struct DraftHeadInfo {
   int64_t target_width;  // of their rows
 };
 // `shard`: where the target is one of several ranks', whose matrices a head may lack.
-DraftHeadInfo describe_draft_head(const std::string& head, const std::string& target,
+DraftHeadInfo describe_draft_head(const DraftHeadSource& head, const std::string& target,
                                   const DenseFormats& dense = {}, const Shard& shard = {});
-int64_t describe_draft_scratch(const ops::Ctx& cx, const std::string& head,
+int64_t describe_draft_scratch(const ops::Ctx& cx, const DraftHeadSource& head,
                                const std::string& target, const StepLimits& limits,
                                const DenseFormats& dense = {}, const Shard& shard = {});
 
 // As plan_kernels(), of a head beside a target.
-std::vector<ops::PlanEntry> plan_draft_kernels(const ops::Ctx& cx, const std::string& head,
+std::vector<ops::PlanEntry> plan_draft_kernels(const ops::Ctx& cx, const DraftHeadSource& head,
                                                const std::string& target, const DenseFormats& dense,
                                                const DenseFormats& target_dense);
 
-// The head in `head`, a directory, for a target that is loaded. Throws Error(kUnsupported) for one
-// that was made for another model: hidden size, vocabulary, layers.
-std::unique_ptr<DraftHead> load_draft_head(ops::Ctx& cx, const std::string& head,
+// For a target that is loaded. Throws Error(kUnsupported) for one that was made for another model:
+// hidden size, vocabulary, layers; or ids that the target lacks.
+std::unique_ptr<DraftHead> load_draft_head(ops::Ctx& cx, const DraftHeadSource& head,
                                            const Model& target, const LoadOptions& options);
 
 }  // namespace nibble

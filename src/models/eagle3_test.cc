@@ -39,7 +39,7 @@ class Eagle3Golden : public testing::TestWithParam<std::pair<const char*, const 
     cx.kernels = {};
     if (by_twins) run_twins(cx.kernels);
     target = load_model(cx, family(), {});
-    head = load_draft_head(cx, directory, *target, {});
+    head = load_draft_head(cx, {directory}, *target, {});
     target->keep_rows(head->target_layers());
     target->reserve(cx, {128, 128});
     head->model().reserve(cx, {128, 128});
@@ -115,7 +115,7 @@ TEST_P(Eagle3Golden, ReadsTheLayersThatItsDialectNames) {
   load(false);
   std::vector<int64_t> layers(head->target_layers().begin(), head->target_layers().end());
   EXPECT_EQ(layers, expected<int64_t>(directory, "layers"));
-  const DraftHeadInfo info = describe_draft_head(directory, family());
+  const DraftHeadInfo info = describe_draft_head({directory}, family());
   EXPECT_EQ(info.target_layers, head->target_layers());
   EXPECT_EQ(info.model.weight_bytes, head->model().info().weight_bytes);
 }
@@ -212,7 +212,7 @@ TEST(Eagle3Config, WithoutIdsAllDialectsMeanTheSameThree) {
 TEST(Eagle3Head, ForAnotherModelIsRefused) {
   const auto fault_of = [](const char* head, const char* target) -> std::string {
     try {
-      describe_draft_head(kGoldens / "eagle3" / head, kGoldens / "families" / target);
+      describe_draft_head({kGoldens / "eagle3" / head}, kGoldens / "families" / target);
     } catch (const Error& error) {
       return error.what();
     }

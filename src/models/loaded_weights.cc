@@ -311,18 +311,20 @@ void log_losses(std::span<const WantedWeight> wanted, std::span<const EncodeLoss
 }  // namespace
 
 Cuts::Cuts(std::initializer_list<Cut> all) {
-  for (const Cut& part : all) {
-    if (parts.empty() || parts.back().end() != part.begin)
-      parts.push_back(part);
-    else
-      parts.back().size += part.size;
-  }
+  for (const Cut& part : all) add(part);
 }
 
-int64_t Cuts::size() const {
-  int64_t n = 0;
-  for (const Cut& part : parts) n += part.size;
-  return n;
+Cuts Cuts::rows(std::span<const int32_t> ids, int64_t of) {
+  Cuts cuts{};
+  for (const int32_t id : ids) cuts.add({of, id, 1});
+  return cuts;
+}
+
+void Cuts::add(const Cut& part) {
+  ends.push_back((ends.empty() ? 0 : ends.back()) + part.size);
+  if (parts.empty() || parts.back().end() != part.begin) return parts.push_back(part);
+  parts.back().size += part.size;
+  ends.erase(ends.end() - 2);
 }
 
 const Cut& Cuts::only() const {
@@ -330,17 +332,18 @@ const Cut& Cuts::only() const {
   return parts[0];
 }
 
-int64_t Cuts::find(int64_t i) const {
-  size_t part = 0;
-  while (i >= parts.at(part).size) i -= parts[part++].size;
-  return parts[part].begin + i;
+size_t Cuts::part_of(int64_t i) const {
+  const auto at = std::ranges::upper_bound(ends, i);
+  CHECK(at != ends.end());
+  return at - ends.begin();
 }
 
-int64_t Cuts::run(int64_t i) const {
-  size_t part = 0;
-  while (i >= parts.at(part).size) i -= parts[part++].size;
-  return parts[part].size - i;
+int64_t Cuts::find(int64_t i) const {
+  const size_t part = part_of(i);
+  return parts[part].end() - (ends[part] - i);
 }
+
+int64_t Cuts::run(int64_t i) const { return ends[part_of(i)] - i; }
 
 int64_t num_elements(const WeightSpec& spec) { return num_rows(spec) * num_cols(spec); }
 int64_t num_elements(const WantedWeight& w) { return num_rows(w) * num_cols(w); }

@@ -23,16 +23,22 @@ namespace nibble {
 // Parts of so many rows or columns, one behind the other, of which a rank has no more.
 struct Cuts {
   std::vector<Cut> parts;
-  Cuts(const Cut& cut) : parts{cut} {}   // NOLINT: most are of one part
-  Cuts(int64_t n) : parts{n} {}          // NOLINT: as of a Cut
-  Cuts(std::initializer_list<Cut> all);  // those that lie together become one
+  std::vector<int64_t> ends;                                   // of each part, among what there is
+  Cuts(const Cut& cut) { add(cut); }                           // NOLINT: most are of one part
+  Cuts(int64_t n) { add(n); }                                  // NOLINT: as of a Cut
+  Cuts(std::initializer_list<Cut> all);                        // those that lie together become one
+  static Cuts rows(std::span<const int32_t> ids, int64_t of);  // in that order
+  void add(const Cut& part);
   int64_t all() const { return parts[0].all; }
-  int64_t size() const;
-  bool is_whole() const { return size() == all(); }
+  int64_t size() const { return ends.back(); }
+  bool is_whole() const { return parts.size() == 1 && size() == all(); }
   const Cut& only() const;        // where there is one
   int64_t find(int64_t i) const;  // of all, the i-th that there is
   int64_t run(int64_t i) const;   // so many from there on lie together
   bool operator==(const Cuts&) const = default;
+
+ private:
+  size_t part_of(int64_t i) const;
 };
 
 // A weight that a model wants, and the part of ModelInfo::parts that its bytes count towards.

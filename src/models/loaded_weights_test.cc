@@ -192,6 +192,37 @@ TEST(LoadedWeights, FillsOtherMemoryPieceByPiece) {
   EXPECT_LE(largest, int64_t{4} << 20);
 }
 
+// Rows in any order, in every layout and format that they can have.
+TEST(LoadedWeights, GathersRows) {
+  const std::vector<int32_t> ids = {70, 3, 4, 5, 127, 0, 64, 65, 66, 1, 2, 8, 9, 10, 90, 91};
+  const Cuts rows = Cuts::rows(ids, 128);
+  EXPECT_EQ(rows.size(), std::ssize(ids));
+  EXPECT_EQ(rows.all(), 128);
+  EXPECT_LT(std::ssize(rows.parts), std::ssize(ids));
+  for (int64_t i = 0; i < std::ssize(ids); ++i) EXPECT_EQ(rows.find(i), ids[i]);
+  EXPECT_EQ(rows.run(1), 3);
+  EXPECT_EQ(rows.run(3), 1);
+  const WeightSpec spec{.name = "w", .shape = {128, 64}};
+  const auto checkpoint = dummy_checkpoint({spec}, 5);
+  for (const Format format : {Format::kBF16, Format::kMxfp4, Format::kNvfp4, Format::kMxfp8})
+    for (const Layout layout : {Layout::kRows, Layout::kTiles16x64, Layout::kPanels16}) {
+      if (refuse_layout(layout, format, std::ssize(ids), 64) != nullptr) continue;
+      WantedWeight all{.spec = spec, .format = format};
+      WantedWeight some = all;
+      some.layout = layout, some.rows = rows;
+      EXPECT_EQ(resident_bytes(some) * 128, resident_bytes(all) * std::ssize(ids));
+      const LoadedWeights whole(*checkpoint, {&all, 1}, {}, 1, {});
+      const LoadedWeights part(*checkpoint, {&some, 1}, {}, 1, {});
+      const Weight from = whole.matrix("w"), to = part.matrix(0, 1, std::ssize(ids));
+      std::vector<float> got(64), want(64);
+      for (int64_t i = 0; i < std::ssize(ids); ++i) {
+        ops::ref::decode_row(to, 0, i, got.data());
+        ops::ref::decode_row(from, 0, ids[i], want.data());
+        EXPECT_EQ(got, want) << format_name(format) << " " << layout_name(layout) << " " << i;
+      }
+    }
+}
+
 TEST(LoadedWeights, CountsResidentBytes) {
   const auto sum = [](Format dense) {
     int64_t bytes = 0;

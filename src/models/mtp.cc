@@ -26,15 +26,21 @@ struct Acts {
   RoutingBuffers routing;
   Tensor shared_u, u;  // [T, the shared expert's width]; [T * K, F] or, of an MLP, [T, F]
   Tensor x, d;         // [T, H] residual stream, and what is still to be added to it
-  Tensor logits;       // [R, V]
+  Tensor logits;       // [R, V'], of the ids that it drafts
 };
 
 class Mtp : public MtpModel {
  public:
-  Mtp(MtpConfig config, const DenseFormats& dense, Quantization quantization)
-      : MtpModel(dense, std::move(quantization)), c(std::move(config)) {
-    ids_.resize(c.vocab);
-    std::iota(ids_.begin(), ids_.end(), 0);
+  Mtp(MtpConfig config, const DenseFormats& dense, Quantization quantization,
+      const std::vector<int32_t>& ids)
+      : MtpModel(dense, std::move(quantization)),
+        c(std::move(config)),
+        has_some_ids_(!ids.empty()),
+        ids_(ids) {
+    if (!has_some_ids_) {
+      ids_.resize(c.vocab);
+      std::iota(ids_.begin(), ids_.end(), 0);
+    }
     state_buffers();
     embed_ = &add(-1, ops::EmbedDesc{c.vocab, c.hidden}, {}, {"e", "none", "cos_sin"});
     Site& fc = add(-1, ops::OutProjDesc{c.hidden, 2 * c.hidden, dense_.out}, {"both"}, {"g"}, "fc");
@@ -44,12 +50,12 @@ class Mtp : public MtpModel {
     fc_ = &fc;
     state_attention();
     c.experts > 0 ? state_experts() : state_mlp();
-    unembed_ = &add(-1, ops::NormUnembedDesc{c.hidden, c.vocab, dense_.unembed}, {"x", "d"},
-                    {"logits", "h"});
+    unembed_ = &add(-1, ops::NormUnembedDesc{c.hidden, std::ssize(ids_), dense_.unembed},
+                    {"x", "d"}, {"logits", "h"});
     norm(*unembed_, "mtp.norm", c.hidden, c.norm_eps, 1);
     describe({.architecture = "MTP",
               .num_layers = 1,
-              .vocab_size = static_cast<int32_t>(c.vocab),
+              .vocab_size = static_cast<int32_t>(ids_.size()),
               .max_positions = c.max_positions,
               .groups = {{.layers = {0},
                           .num_kv_heads = static_cast<int32_t>(c.kv_heads),
@@ -61,32 +67,48 @@ class Mtp : public MtpModel {
   const std::vector<int32_t>& target_layers() const override { return layers_; }
   const std::vector<int32_t>& target_ids() const override { return ids_; }
   void set_input(DraftInput input) override { input_ = std::move(input); }
-  void share_matrices(const ops::Sites& target) override {
-    share(*embed_, target.front());
-    if (target.back().weight.rows == c.vocab) return share(*unembed_, target.back());
+  void share_matrices(const SiteModel& target) override {
+    const Site &embed = target.sites().front(), &head = target.sites().back();
     // Of several ranks each has a part of its head, and a draft is made on one.
-    has_own_head_ = !c.is_tied;
-    if (has_own_head_) return matrix(*unembed_, "unembed", {{"lm_head", c.vocab}}, c.hidden);
-    share(*unembed_, target.front());
-    unembed_->in_rows = true;
+    const bool is_whole = head.weight.rows == c.vocab;
+    if (has_some_ids_ || (!is_whole && !c.is_tied)) {
+      own_head_ = c.is_tied ? embedding_name(target) : "lm_head";
+      matrix(*unembed_, "unembed", {{own_head_, Cuts::rows(ids_, c.vocab)}}, c.hidden);
+    } else {
+      share(*unembed_, is_whole ? head : embed);
+      if (!is_whole) unembed_->in_rows = true;
+    }
+    share(*embed_, embed);
   }
 
  private:
+  static std::string embedding_name(const SiteModel& target) {
+    const std::string name = target.weight_specs().front().name;
+    return name.substr(0, name.rfind(".weight"));
+  }
+
   bool reads(const std::string& tensor) const override {
-    return tensor.starts_with("mtp.") || (has_own_head_ && tensor.starts_with("lm_head."));
+    return tensor.starts_with("mtp.") ||
+           (!own_head_.empty() && tensor.starts_with(own_head_ + "."));
   }
 
   void check(const Checkpoint& checkpoint) const override {
     std::set<std::string> there;
     for (const WeightInfo& info : list_weights(checkpoint)) there.insert(info.name);
+    const auto num_mtp = std::ranges::count_if(
+        there, [](const std::string& name) { return name.starts_with("mtp."); });
+    const auto fail = [&](const std::string& what) {
+      throw Error(ErrorKind::kCheckpoint, checkpoint.origin() + ": " + what);
+    };
     for (const WeightSpec& spec : weight_specs()) {
       if (there.contains(spec.name)) continue;
-      throw Error(ErrorKind::kCheckpoint,
-                  checkpoint.origin() +
-                      (there.empty() ? ": has no tensors mtp.*; \"model\" may name a directory of "
-                                       "the same model that has them"
-                                     : ": has " + std::to_string(there.size()) +
-                                           " weights mtp.*, but not " + spec.name));
+      if (num_mtp == 0)
+        fail(
+            "has no tensors mtp.*; \"model\" may name a directory of the same model that has them");
+      if (!spec.name.starts_with("mtp."))
+        fail("has no " + spec.name +
+             " beside its tensors mtp.*, of which an MTP layer with ids of " + "its own has rows");
+      fail("has " + std::to_string(num_mtp) + " weights mtp.*, but not " + spec.name);
     }
   }
 
@@ -103,7 +125,7 @@ class Mtp : public MtpModel {
     }
     stored(a.u, "u", c.width, std::max<int64_t>(c.top_k, 1));
     f32(a.x, "x", c.hidden), f32(a.d, "d", c.hidden);
-    f32_of_logits(a.logits, "logits", c.vocab);
+    f32_of_logits(a.logits, "logits", std::ssize(ids_));
   }
 
   void state_attention() {
@@ -221,11 +243,12 @@ class Mtp : public MtpModel {
   const MtpConfig c;
   Acts a;
   DraftInput input_;
-  std::vector<int32_t> ids_;  // every id
+  const bool has_some_ids_;
+  std::vector<int32_t> ids_;  // that it drafts
+  std::string own_head_;      // a matrix of its own, whose rows of ids_ it has
   const std::vector<int32_t> layers_ = {c.target_layers};
   Norm token_norm_, hidden_norm_;
   Site *embed_ = nullptr, *unembed_ = nullptr;
-  bool has_own_head_ = false;
   const Site *fc_ = nullptr, *qkv_ = nullptr, *attention_ = nullptr, *gate_ = nullptr,
              *out_ = nullptr, *up_ = nullptr, *down_ = nullptr;
   const Site *route_ = nullptr, *shared_up_ = nullptr, *shared_down_ = nullptr;
@@ -233,8 +256,9 @@ class Mtp : public MtpModel {
 
 }  // namespace
 
-std::unique_ptr<MtpModel> make_mtp(const Config& config, const DenseFormats& dense) {
-  return std::make_unique<Mtp>(parse_mtp_config(config), dense, Quantization(config));
+std::unique_ptr<MtpModel> make_mtp(const Config& config, const DenseFormats& dense,
+                                   const std::vector<int32_t>& ids) {
+  return std::make_unique<Mtp>(parse_mtp_config(config), dense, Quantization(config), ids);
 }
 
 }  // namespace nibble

@@ -14,10 +14,13 @@ class MtpModel : public SiteModel, public DraftHead {
  public:
   using SiteModel::SiteModel;
   virtual const MtpConfig& config() const = 0;
-  // The target's embedding and head, planned or loaded as that is; before it is planned.
-  virtual void share_matrices(const ops::Sites& target) = 0;
+  // The target's embedding and head, planned or loaded as that is, or the head's rows of `ids`;
+  // before it is planned.
+  virtual void share_matrices(const SiteModel& target) = 0;
 };
 
-std::unique_ptr<MtpModel> make_mtp(const Config& config, const DenseFormats& dense);
+// `ids` of the target that it drafts; none: all.
+std::unique_ptr<MtpModel> make_mtp(const Config& config, const DenseFormats& dense,
+                                   const std::vector<int32_t>& ids);
 
 }  // namespace nibble

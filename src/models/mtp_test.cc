@@ -37,11 +37,11 @@ class MtpGolden : public testing::TestWithParam<std::pair<const char*, const cha
     cx.pool = &pool;
   }
 
-  void load(bool by_twins, const std::filesystem::path& head_path) {
+  void load(bool by_twins, const DraftHeadSource& source) {
     cx.kernels = {};
     if (by_twins) run_twins(cx.kernels);
     target = load_model(cx, family, {});
-    head = load_draft_head(cx, head_path, *target, {});
+    head = load_draft_head(cx, source, *target, {});
     target->keep_rows(head->target_layers());
     target->reserve(cx, {160, 160});
     head->model().reserve(cx, {160, 160});
@@ -95,7 +95,7 @@ TEST_P(MtpGolden, DraftsEqualAnIndependentForwardPass) {
     for (const int32_t chunk : {160, 64, 7}) {
       if (by_twins && chunk == 7) continue;
       logits.clear(), drafts.clear();
-      load(by_twins, directory);
+      load(by_twins, {directory});
       draft(chunk);
       ASSERT_EQ(logits.size(), tokens.size() - 1);
       EXPECT_LT(worst(logits, expected<float>(directory, "logits")), bound) << chunk << by_twins;
@@ -107,8 +107,8 @@ TEST_P(MtpGolden, DraftsEqualAnIndependentForwardPass) {
 }
 
 TEST_P(MtpGolden, IsDescribedAsItIsLoaded) {
-  load(false, directory);
-  const DraftHeadInfo said = describe_draft_head(directory, family);
+  load(false, {directory});
+  const DraftHeadInfo said = describe_draft_head({directory}, family);
   EXPECT_EQ(said.target_layers, std::vector<int32_t>{target->info().num_layers});
   const ModelInfo& info = head->model().info();
   EXPECT_EQ(said.model.weight_bytes, info.weight_bytes);
@@ -121,26 +121,23 @@ TEST_P(MtpGolden, IsDescribedAsItIsLoaded) {
   EXPECT_EQ(info.weight_bytes_per_token, read + head_bytes);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, MtpGolden, testing::ValuesIn(kCases), [](const auto& info) {
-  std::string name = info.param.first;
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-});
-
 // ---- checkpoints ----
 
 // The tensors of the target and of the layer in one directory, less some.
 class Together {
  public:
   explicit Together(const std::string& name, const std::string& without = "-")
+      : Together(name, name, without) {}
+  Together(const std::string& family, const std::string& mtp, const std::string& without)
       : path(std::filesystem::path(testing::TempDir()) /
              testing::UnitTest::GetInstance()->current_test_info()->name()) {
     std::filesystem::remove_all(path);
     std::filesystem::create_directories(path);
     nlohmann::json index;
-    for (const char* part : {"families", "mtp"}) {
+    for (const auto& [part, name] : {std::pair<std::string, std::string>("families", family),
+                                     std::pair<std::string, std::string>("mtp", mtp)}) {
       const std::filesystem::path from = kAllGoldens / part / name;
-      const std::string shard = std::string(part) + ".safetensors";
+      const std::string shard = part + ".safetensors";
       std::filesystem::copy(from / "model.safetensors", path / shard);
       std::filesystem::copy(from / "config.json", path / "config.json",
                             std::filesystem::copy_options::overwrite_existing);
@@ -153,6 +150,52 @@ class Together {
   const std::filesystem::path path;
 };
 
+// Of the head that it shares with its target an MTP layer may have some rows, in any order.
+using MtpOfSomeIds = MtpGolden;
+
+TEST_P(MtpOfSomeIds, HasTheirLogits) {
+  const Together all(GetParam().second, GetParam().first, "-");
+  load(false, {all.path});
+  draft(64);
+  const Logits full = logits;
+  const ModelInfo whole = head->model().info();
+  const int64_t hidden = target->embedding()->cols;
+  std::vector<int32_t> backward;
+  for (int32_t id = whole.vocab_size; id > 0; --id) backward.push_back(id - 1);
+  for (const std::vector<int32_t>& ids : {std::vector<int32_t>{17},
+                                          backward,
+                                          {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+                                          {63, 3, 4, 5, 61, 60, 0}}) {
+    logits.clear(), drafts.clear();
+    load(false, {all.path, ids});
+    EXPECT_EQ(head->target_ids(), ids);
+    draft(64);
+    ASSERT_EQ(logits.size(), full.size());
+    for (size_t t = 0; t < full.size(); ++t)
+      for (size_t i = 0; i < ids.size(); ++i)
+        EXPECT_EQ(logits[t].at(i), full[t].at(ids[i])) << t << " " << ids[i];
+    // What it has of the matrix is its own, and is read instead of the target's.
+    const ModelInfo info = describe_draft_head({all.path, ids}, family).model;
+    const int64_t num = std::ssize(ids);
+    EXPECT_EQ(info.vocab_size, num);
+    EXPECT_EQ(info.weight_bytes, head->model().info().weight_bytes);
+    EXPECT_EQ(info.weight_bytes, whole.weight_bytes + 2 * num * hidden);
+    EXPECT_EQ(info.weight_bytes_per_token,
+              whole.weight_bytes_per_token - 2 * (whole.vocab_size - num) * hidden);
+  }
+}
+
+constexpr auto kName = [](const auto& info) {
+  std::string name = info.param.first;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+};
+INSTANTIATE_TEST_SUITE_P(Cases, MtpGolden, testing::ValuesIn(kCases), kName);
+// In one directory: not of experts that lie in one tensor, which Together cannot index.
+INSTANTIATE_TEST_SUITE_P(Cases, MtpOfSomeIds,
+                         testing::Values(kCases[0], kCases[1], kCases[2], kCases[3], kCases[5]),
+                         kName);
+
 // As they are published: the target does not see the layer, nor the layer the target.
 TEST(MtpCheckpoint, LiesBesideItsTarget) {
   const Together all("qwen3_next");
@@ -161,16 +204,17 @@ TEST(MtpCheckpoint, LiesBesideItsTarget) {
   cx.pool = &pool;
   testing::internal::CaptureStderr();
   const auto target = load_model(cx, all.path, {});
-  const auto head = load_draft_head(cx, all.path, *target, {});
+  const auto head = load_draft_head(cx, {all.path}, *target, {});
   EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::Not(HasSubstr("not loaded")));
   EXPECT_EQ(target->info().weight_bytes, describe_model(kGoldens / "qwen3_next").weight_bytes);
   EXPECT_EQ(head->model().info().weight_bytes,
-            describe_draft_head(kAllGoldens / "mtp/qwen3_next", all.path).model.weight_bytes);
+            describe_draft_head({kAllGoldens / "mtp/qwen3_next"}, all.path).model.weight_bytes);
 }
 
-std::string fault_of(const std::filesystem::path& head, const std::filesystem::path& target) {
+std::string fault_of(const std::filesystem::path& head, const std::filesystem::path& target,
+                     const std::vector<int32_t>& ids = {}) {
   try {
-    describe_draft_head(head, target);
+    describe_draft_head({head, ids}, target);
   } catch (const Error& error) {
     return error.what();
   }
@@ -203,6 +247,16 @@ TEST(MtpCheckpoint, ForAnotherModelIsRefused) {
   EXPECT_THAT(fault("qwen3_next", "qwen3_next-spelling"),
               HasSubstr("a number of layers of 5; this one, Qwen3NextForCausalLM, has 3"));
   EXPECT_THAT(fault("qwen3_next", "qwen3"), HasSubstr("a vocabulary of 96"));
+}
+
+TEST(MtpCheckpoint, IdsThatCannotBeAreRefused) {
+  const Together all("qwen3_next");
+  EXPECT_EQ(fault_of(all.path, all.path, {0, 95}), "");
+  EXPECT_THAT(fault_of(all.path, all.path, {0, 96}),
+              HasSubstr("id 96 of draft_vocab_size or draft_vocab_file is not in the model's "
+                        "vocabulary of 96"));
+  EXPECT_THAT(fault_of(kAllGoldens / "mtp/qwen3_next", all.path, {1}),
+              HasSubstr("has no lm_head.weight beside its tensors mtp.*"));
 }
 
 TEST(MtpConfig, SaysWhatDoesNotFit) {

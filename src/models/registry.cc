@@ -93,9 +93,10 @@ namespace {
 struct HeadFiles {
   ModelFiles files;
   std::unique_ptr<Checkpoint> checkpoint;
+  const std::vector<int32_t>& ids;
 };
-HeadFiles find_head(const std::string& head, bool is_dummy = false) {
-  HeadFiles found{find_model(head), nullptr};
+HeadFiles find_head(const DraftHeadSource& head, bool is_dummy = false) {
+  HeadFiles found{find_model(head.directory), nullptr, head.ids};
   if (!is_dummy && !found.files.weights.empty())
     found.checkpoint = open_checkpoint(found.files.weights);
   return found;
@@ -113,6 +114,10 @@ std::unique_ptr<DraftHead> make_eagle3_head(const HeadFiles& head, const SiteMod
                                             const DenseFormats& dense) {
   const Config& config = head.files.config;
   const Weight& embedding = *target.embedding();
+  if (!head.ids.empty())
+    throw Error(ErrorKind::kUnsupported, config.origin() +
+                                             ": an Eagle3 head has a vocabulary of its own; "
+                                             "draft_vocab_size and draft_vocab_file are for mtp");
   if (std::ranges::any_of(target.info().groups, &LayerGroup::is_recurrent))
     throw Error(ErrorKind::kUnsupported,
                 config.origin() + ": no Eagle3 head drafts for " + target.info().architecture +
@@ -140,7 +145,7 @@ std::unique_ptr<DraftHead> make_mtp_head(const HeadFiles& head, const SiteModel&
                                          const DenseFormats& dense) {
   const Config& config = head.files.config;
   const ModelInfo& info = target.info();
-  auto made = make_mtp(config, dense);
+  auto made = make_mtp(config, dense, head.ids);
   const MtpConfig& c = made->config();
   if (c.hidden != target.embedding()->cols)
     refuse_other(config, info, "a hidden size of", c.hidden, target.embedding()->cols);
@@ -148,7 +153,14 @@ std::unique_ptr<DraftHead> make_mtp_head(const HeadFiles& head, const SiteModel&
     refuse_other(config, info, "a vocabulary of", c.vocab, info.vocab_size);
   if (c.target_layers != info.num_layers)
     refuse_other(config, info, "a number of layers of", c.target_layers, info.num_layers);
-  made->share_matrices(target.sites());
+  for (const int32_t id : head.ids)
+    if (id < 0 || id >= c.vocab)
+      throw Error(
+          ErrorKind::kUnsupported,
+          config.origin() + ": id " + std::to_string(id) +
+              " of draft_vocab_size or draft_vocab_file is not in the model's vocabulary of " +
+              std::to_string(c.vocab));
+  made->share_matrices(target);
   if (head.checkpoint != nullptr) made->take_formats(*made->open(head.files.weights));
   return made;
 }
@@ -164,21 +176,21 @@ SiteModel& sites_of(DraftHead& head) { return dynamic_cast<SiteModel&>(head.mode
 
 }  // namespace
 
-DraftHeadInfo describe_draft_head(const std::string& head, const std::string& target,
+DraftHeadInfo describe_draft_head(const DraftHeadSource& head, const std::string& target,
                                   const DenseFormats& dense, const Shard& shard) {
   const auto model = make_model(find_model(target), {}, shard);
   const auto made = make_head(find_head(head), *model, dense);
   return {made->model().info(), made->target_layers(), model->embedding()->cols};
 }
 
-int64_t describe_draft_scratch(const ops::Ctx& cx, const std::string& head,
+int64_t describe_draft_scratch(const ops::Ctx& cx, const DraftHeadSource& head,
                                const std::string& target, const StepLimits& limits,
                                const DenseFormats& dense, const Shard& shard) {
   const auto model = make_model(find_model(target), {}, shard);
   return make_head(find_head(head), *model, dense)->model().scratch_bytes(cx, limits);
 }
 
-std::vector<ops::PlanEntry> plan_draft_kernels(const ops::Ctx& cx, const std::string& head,
+std::vector<ops::PlanEntry> plan_draft_kernels(const ops::Ctx& cx, const DraftHeadSource& head,
                                                const std::string& target, const DenseFormats& dense,
                                                const DenseFormats& target_dense) {
   const auto model = make_model(find_model(target), target_dense);
@@ -188,7 +200,7 @@ std::vector<ops::PlanEntry> plan_draft_kernels(const ops::Ctx& cx, const std::st
   return plan_entries(sites_of(*made).sites());
 }
 
-std::unique_ptr<DraftHead> load_draft_head(ops::Ctx& cx, const std::string& head,
+std::unique_ptr<DraftHead> load_draft_head(ops::Ctx& cx, const DraftHeadSource& head,
                                            const Model& target, const LoadOptions& options) {
   const HeadFiles found = find_head(head, options.format == LoadFormat::kDummy);
   if (options.format != LoadFormat::kDummy) found.files.require_weights();

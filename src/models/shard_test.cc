@@ -282,8 +282,10 @@ Matrix joined_inputs(const ops::Site& site, const std::vector<const Weight*>& pa
         rows = {behind(2 * s.value_heads, 0, cuts.heads),
                 behind(2 * s.value_heads, s.value_heads, cuts.heads)};
       if (in_order && !is_gates) {
-        for (Cut& part : rows.parts) part.all = desc.width();
-        rows.parts.push_back(behind(desc.width(), desc.channels(), cuts.values));
+        Cuts all{};
+        for (const Cut& part : rows.parts) all.add(behind(desc.width(), 0, part));
+        all.add(behind(desc.width(), desc.channels(), cuts.values));
+        rows = all;
       }
     }
     places.push_back({decoded(*parts[r]), rows});
