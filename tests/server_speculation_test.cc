@@ -118,6 +118,17 @@ TEST_F(SpeculationServer, CountsUnderVllmsNames) {
   }
 }
 
+TEST_F(SpeculationServer, ARequestMaySayNo) {
+  const auto num_drafted = [&](const json& more) {
+    const int64_t before = speculating().engine().stats().speculation.num_draft_tokens;
+    completion(with({{"prompt", "One, two, three. One, two, three. One, two,"}, {"max_tokens", 40}},
+                    more));
+    return speculating().engine().stats().speculation.num_draft_tokens - before;
+  };
+  EXPECT_GT(num_drafted({{"temperature", 0}}), 0);
+  EXPECT_EQ(num_drafted({{"temperature", 0}, {"num_speculative_tokens", 0}}), 0);
+}
+
 TEST_F(SpeculationServer, RefusesMoreDraftsThanThereEverAre) {
   const Answer answer =
       post("/v1/chat/completions", with(kParis, {{"num_speculative_tokens", 33}}));

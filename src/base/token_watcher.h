@@ -27,6 +27,10 @@ class TokenWatcher {
   virtual bool mask(std::span<uint32_t> bits) = 0;
   virtual MaskState mask_state() const { return MaskState::kReady; }
   virtual std::string fault() const { return ""; }  // where it is kFailed: why
+  // Which of kParts parts of an answer the next token is of: reasoning and content are apart in how
+  // well they can be foretold.
+  static constexpr int kParts = 4;
+  virtual int part() const { return 0; }
   // Once, before the first token: what to call, from any thread, when kPending ends.
   virtual void on_mask(std::function<void()> /*changed*/) {}
 };

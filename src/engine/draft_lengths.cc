@@ -64,7 +64,7 @@ void DraftLengths::choose(std::span<Sequence* const> sequences, int32_t max_draf
     double gain = 1;
     sequences[s]->num_wanted = 0;
     for (size_t i = 0; i < sequences[s]->drafts.size(); ++i) {
-      gain *= sequences[s]->draft_rates->rate(static_cast<int32_t>(i));
+      gain *= sequences[s]->draft_rates()->rate(static_cast<int32_t>(i));
       if (gain < kLeastGain) break;
       gains_.push_back(
           {.tokens = gain, .sequence = static_cast<int32_t>(s), .place = static_cast<int32_t>(i)});

@@ -28,9 +28,9 @@ double time_of(const StepTimes& times, int32_t tokens) {
 std::unique_ptr<Sequence> sequence_of(int32_t num_drafts, bool comes_true) {
   auto sequence = std::make_unique<Sequence>(Request{.prompt = {1}, .max_tokens = 8}, 1);
   sequence->drafts.assign(num_drafts, 0);
-  sequence->draft_rates.emplace();
+  sequence->draft_rates().emplace();
   for (int32_t i = 0; i < num_drafts; ++i) {
-    for (int32_t n = 0; n < 60; ++n) sequence->draft_rates->learn(i, comes_true);
+    for (int32_t n = 0; n < 60; ++n) sequence->draft_rates()->learn(i, comes_true);
   }
   return sequence;
 }
@@ -57,7 +57,7 @@ TEST(DraftLengths, TheBestOfASequencesDrafts) {
   // Tokens 1 + .5 + .25 + ... over 1, 1.2, 1.4: 1.25, 1.25, 1.17 a second; of equals the fewer.
   const auto sequence = std::make_unique<Sequence>(Request{.prompt = {1}, .max_tokens = 8}, 1);
   sequence->drafts.assign(4, 0);
-  sequence->draft_rates.emplace();
+  sequence->draft_rates().emplace();
   Sequence* const one = sequence.get();
   DraftLengths().choose({&one, 1}, 100, times_of(1, 0.2, 8), {});
   EXPECT_EQ(sequence->num_wanted, 1);

@@ -93,6 +93,25 @@ TEST(Eagle3, SameTextForEveryNumberOfDrafts) {
   }
 }
 
+// As many drafts as there may be, which with their token are more than the windows of 32 positions.
+TEST(Eagle3, SameTextForDraftsLongerThanAWindow) {
+  Loaded loaded;
+  const std::vector<Request> requests = requests_of(4, 5, false);
+  const std::vector<Transcript> expected = run(loaded, options_of(), requests);
+  EngineOptions by_text = options_of();
+  by_text.speculation = {.method = SpeculationOptions::Method::kNgram,
+                         .num_tokens = kMaxDrafts,
+                         .is_adaptive = false,
+                         .ngram_min = 1,
+                         .ngram_max = 4};
+  for (const EngineOptions& options : {loaded.drafts(options_of(64), kMaxDrafts), by_text}) {
+    Engine engine(*loaded.model, loaded.cx, options);
+    EXPECT_TRUE(run_all(engine, requests) == expected);
+    EXPECT_TRUE(run_all(engine, requests) == expected) << "after prefix hits";
+    EXPECT_GT(engine.stats().speculation.num_accepted_tokens, 0);
+  }
+}
+
 TEST(Eagle3, SameTextAtSeveralTemperaturesAndSeeds) {
   Loaded loaded;
   for (const uint64_t seed : {5, 300, 9001}) {

@@ -229,6 +229,44 @@ TEST(HeadDrafts, WhatItWouldHaveDraftedIsSeen) {
   EXPECT_EQ(wanted(), 0);  // whatever comes true
 }
 
+// Reasoning may be foretold and the answer behind it not: each has what was learnt in it, in the
+// sequence itself and as what others begin with.
+TEST(HeadDrafts, PartsOfAnAnswerAreLearnedApart) {
+  struct Parts : TokenWatcher {
+    Watch accept(int32_t) override { return Watch::kGoOn; }
+    void rollback(int) override {}
+    bool mask(std::span<uint32_t>) override { return false; }
+    int part() const override { return at; }
+    int at = 0;
+  };
+  Speculation speculation({.method = SpeculationOptions::Method::kHead, .num_tokens = 2}, 2);
+  for (int32_t n = 1; n <= 3; ++n)
+    for (int32_t i = 0; i < 3; ++i) speculation.add_time(n, 1 + 0.3 * (n - 1));
+  for (int32_t i = 0; i < 3; ++i) speculation.add_draft_time(1, 0.1);
+  const auto watcher = std::make_shared<Parts>();
+  std::vector<std::unique_ptr<Sequence>> running;
+  const auto begin = [&] {
+    Request request{.prompt = {1}, .max_tokens = 99};
+    request.watcher = watcher;
+    running.clear();
+    running.push_back(std::make_unique<Sequence>(std::move(request), 1));
+  };
+  const auto wanted = [&](int part) {
+    watcher->at = part;
+    return speculation.choose(running), running[0]->num_wanted;
+  };
+  begin();
+  EXPECT_GT(wanted(1), 0);
+  for (int32_t i = 0; i < 30; ++i) speculation.learn_first(*running[0], 5, 6);
+  EXPECT_EQ(wanted(1), 0);
+  EXPECT_GT(wanted(2), 0);
+  for (int32_t i = 0; i < 30; ++i) speculation.learn_first(*running[0], 5, 5);
+  begin();
+  EXPECT_EQ(wanted(1), 0);
+  EXPECT_GT(wanted(2), 0);
+  EXPECT_GT(wanted(0), 0);  // of which nothing is known
+}
+
 TEST(HeadDrafts, ARequestMaySayNo) {
   Request request{.prompt = toy_prompt(4, 4), .max_tokens = 20, .max_drafts = 0};
   request.sampling.seed = 1;

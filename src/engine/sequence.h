@@ -1,6 +1,7 @@
 // Sequence: a request on its way through the engine.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -43,7 +44,10 @@ struct Sequence {
   // of the drafts to come, -1: none.
   int32_t num_fed = 0, draft_row = -1;
   bool lacks_row = false;  // a head is still to be fed the token before num_fed, without a row
-  std::optional<DraftRates> draft_rates;              // once something was drafted
+  // Of what is drafted: the part of the answer, each of which has rates of its own once something
+  // was drafted in it.
+  int draft_part = 0;
+  std::array<std::optional<DraftRates>, TokenWatcher::kParts> part_rates;
   mutable std::unique_ptr<DraftMemory> draft_memory;  // the drafter's
   RequestTimes times;
   // Other answers to the same prompt. They wait here until all of it but its last token is
@@ -66,6 +70,7 @@ struct Sequence {
     if (has_penalties(request.sampling)) sampling.counts.add_output(token);
   }
 
+  std::optional<DraftRates>& draft_rates() { return part_rates[draft_part]; }
   int32_t length() const { return static_cast<int32_t>(tokens.size()); }
   int32_t num_left() const { return length() - num_computed; }  // at least 1 while it runs
   int32_t num_output() const { return length() - num_prompt; }

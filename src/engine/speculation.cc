@@ -52,6 +52,11 @@ int32_t Speculation::most_drafts(const Sequence& s) const {
       {options_.num_tokens, s.request.max_drafts, s.request.max_tokens - s.num_output() - 1});
 }
 
+void Speculation::enter_part(Sequence& s) const {
+  s.draft_part = s.request.watcher == nullptr ? 0 : s.request.watcher->part();
+  if (!s.draft_rates()) s.draft_rates() = rates_[s.draft_part];
+}
+
 void Speculation::choose_lengths() {
   if (options_.is_adaptive) {
     lengths_.choose(decoding_, max_drafts_, times_, draft_times_);
@@ -76,7 +81,7 @@ void Speculation::draft(std::span<const std::unique_ptr<Sequence>> running, bool
     if (k < 0) continue;
     decoding_.push_back(&s);
     if (k > 0) drafter_->propose(s, k, s.drafts);
-    if (!s.drafts.empty() && !s.draft_rates) s.draft_rates = rates_;
+    if (!s.drafts.empty()) enter_part(s);
   }
   if (uses_head_) return;
   choose_lengths();
@@ -92,7 +97,7 @@ void Speculation::choose(std::span<const std::unique_ptr<Sequence>> running) {
     if (k < 0) continue;
     decoding_.push_back(&s);
     s.drafts.assign(std::max(k, 0), 0);
-    if (!s.draft_rates) s.draft_rates = rates_;
+    enter_part(s);
   }
   choose_lengths();
   for (Sequence* s : decoding_) s->drafts.clear();
@@ -122,11 +127,11 @@ void Speculation::learn(Sequence& sequence, int32_t num_verified, int32_t num_ne
     const int32_t i = num_seen, id = sequence.tokens[first + i];
     came_true = i < num_verified ? id == sequence.drafts[i]
                                  : comes_true(sequence, i, sequence.drafts[i], id);
-    sequence.draft_rates->learn(i, came_true);
-    rates_.learn(i, came_true);
+    sequence.draft_rates()->learn(i, came_true);
+    rates_[sequence.draft_part].learn(i, came_true);
     if (came_true && i < num_verified) ++num_true, ++counts_.accepted_at[i];
   }
-  if (sequence.draft_rates) sequence.draft_rates->forget(num_seen);
+  if (sequence.draft_rates()) sequence.draft_rates()->forget(num_seen);
   counts_.num_drafts += num_verified > 0;
   counts_.num_draft_tokens += num_verified;
   counts_.num_accepted_tokens += num_true;
@@ -134,8 +139,8 @@ void Speculation::learn(Sequence& sequence, int32_t num_verified, int32_t num_ne
 
 void Speculation::learn_first(Sequence& sequence, int32_t drafted, int32_t token) {
   const bool came_true = comes_true(sequence, 0, drafted, token);
-  if (sequence.draft_rates) sequence.draft_rates->learn(0, came_true);
-  rates_.learn(0, came_true);
+  if (sequence.draft_rates()) sequence.draft_rates()->learn(0, came_true);
+  rates_[sequence.draft_part].learn(0, came_true);
 }
 
 void Speculation::has_ended(const Sequence& sequence) {

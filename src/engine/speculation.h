@@ -10,6 +10,7 @@
 // random numbers of their own go by the rules of verification.h instead (SpeculationOptions).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -55,6 +56,7 @@ class Speculation {
  private:
   bool comes_true(const Sequence& sequence, int32_t i, int32_t drafted, int32_t id);
   int32_t most_drafts(const Sequence& sequence) const;
+  void enter_part(Sequence& sequence) const;
   void choose_lengths();
 
   SpeculationOptions options_;
@@ -64,7 +66,8 @@ class Speculation {
   StepTimes times_;
   DraftTimes draft_times_;
   DraftLengths lengths_;
-  DraftRates rates_;                 // of all sequences: what a new one begins with
+  // Of all sequences, by the part of the answer: what a new one begins with.
+  std::array<DraftRates, TokenWatcher::kParts> rates_;
   std::vector<Sequence*> decoding_;  // in draft()
   SpeculationCounts counts_;
   int64_t num_made_up_ = 0;

@@ -178,6 +178,8 @@ Watch ChatWatcher::accept(int32_t id) {
   std::vector<HarmonyEvent> events;
   state_.parser.push(id, events);
   for (const HarmonyEvent& event : events) {
+    if (event.kind == HarmonyEvent::Kind::kBegin) state_.part = 1 + static_cast<int>(event.part);
+    if (event.kind == HarmonyEvent::Kind::kEnd) state_.part = 0;
     if (event.kind == HarmonyEvent::Kind::kBegin && !std::exchange(state_.entered, false)) {
       start_run(event.part, event.header, event.function);
     }

@@ -122,6 +122,7 @@ class ChatWatcher : public TokenWatcher {
   bool mask(std::span<uint32_t> bits) override;
   MaskState mask_state() const override;
   std::string fault() const override;
+  int part() const override { return state_.part; }
   void on_mask(std::function<void()> changed) override;
 
  private:
@@ -129,6 +130,7 @@ class ChatWatcher : public TokenWatcher {
 
   struct State {
     HarmonyParser parser;
+    int part = 0;  // of a header; 1 + the ChatPart of a message
     StopStrings stops;
     HeaderMask headers;
     std::shared_ptr<GrammarRun> run;  // of the open message; shared by the states within it

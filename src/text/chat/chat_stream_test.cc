@@ -185,5 +185,25 @@ TEST(ChatWatcher, StopsAtTheByteThatCompletesTheStopString) {
   EXPECT_FALSE(watcher.mask(bits));
 }
 
+// For drafts: how well text is foretold depends on its channel.
+TEST(ChatWatcher, TellsHeadersReasoningContentAndCallsApart) {
+  ChatStreamOptions options;
+  options.functions = {"f"};
+  options.tools.push_back({.name = "f"});
+  ChatWatcher watcher(harmony(), options);
+  std::vector<int> parts = {watcher.part()};
+  for (const char* text :
+       {"<|channel|>analysis", "<|message|>a", "<|end|>", "<|start|>assistant<|channel|>final",
+        "<|message|>b",
+        "<|end|><|start|>assistant to=functions.f<|channel|>commentary<|message|>{"}) {
+    for (const int32_t id : ids_of(text)) watcher.accept(id);
+    parts.push_back(watcher.part());
+  }
+  EXPECT_EQ(parts, (std::vector<int>{0, 0, 1, 0, 0, 2, 3}));
+  watcher.rollback(1);
+  EXPECT_EQ(watcher.part(), 3);
+  for (const int part : parts) EXPECT_LT(part, TokenWatcher::kParts);
+}
+
 }  // namespace
 }  // namespace nibble

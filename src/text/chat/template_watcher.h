@@ -29,6 +29,7 @@ class TemplateWatcher : public TokenWatcher {
   bool mask(std::span<uint32_t> bits) override;
   MaskState mask_state() const override;
   std::string fault() const override { return run_ ? run_->fault() : ""; }
+  int part() const override { return state_.answer.in_reasoning() ? 1 : 0; }
   void on_mask(std::function<void()> changed) override;
 
  private:
