@@ -89,7 +89,7 @@ constexpr bool has_direct_dot(Format format) {
 
 struct FloatKernels {
   // Inputs up to which dot_weight() is as good as decode() and dot_decoded().
-  int direct_tokens;
+  int direct_tokens, direct_bf16_tokens;
 
   // y[m * ldy + r] = sum_k w[r][k] x[m][k] + bias[r]. Where is_in_block_order(), inputs are. The
   // two ways, of which dot_weight() is for has_direct_dot(), give the same bits.

@@ -33,12 +33,21 @@ struct FloatRows {
     return S::load(w.at + r * w.stride + k);
   }
   SIMD_FN float one(const FloatRows& w, int64_t r, int64_t k) { return w.at[r * w.stride + k]; }
+  SIMD_FN void fetch_behind(const FloatRows&, int64_t, int64_t) {}
 };
 
 template <typename S>
 struct Bf16Rows {
   const uint16_t* at;
   int64_t stride;
+  // Of the rows behind the `n` at hand, the line of column k: rows may be too short for the
+  // hardware to notice the stream in time.
+  SIMD_FN void fetch_behind(const Bf16Rows& w, int64_t n, int64_t k) {
+    constexpr int64_t kLine = 32;
+    if (k % kLine != 0) return;
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < n; ++r) __builtin_prefetch(w.at + (n + r) * w.stride + k, 0, 2);
+  }
   SIMD_FN typename S::Vec load(const Bf16Rows& w, int64_t r, int64_t k) {
     return S::load_bf16(w.at + r * w.stride + k);
   }
@@ -68,6 +77,7 @@ struct Linear {
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) a[r][m] = acc[r * M + m];
     for (int64_t k = k0; k < k1; k += kLanes) {
+      Rows::fetch_behind(w, R, k);
       Vec wr[R];
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) wr[r] = Rows::load(w, r, k);
@@ -166,8 +176,8 @@ struct Linear {
   template <int M, typename Rows>
   static void all_rows(Rows w, const uint16_t* bias, int64_t rows, int64_t cols,
                        const float* const* x, float* y, int64_t ldy) {
-    // A single input needs more rows at once to keep the multipliers busy.
-    constexpr int R = M == 1 ? 8 : S::kTileRows;
+    // Few inputs need more rows at once to keep the multipliers busy.
+    constexpr int R = M == 1 ? 8 : M == 2 ? 2 * S::kTileRows : S::kTileRows;
     int64_t r = 0;
     const auto bias_at = [&] { return bias == nullptr ? nullptr : bias + r; };
     for (; r + R <= rows; r += R) tile<R, M>(behind(w, r), bias_at(), cols, x, y + r, ldy);
@@ -324,6 +334,7 @@ template <typename S>
 constexpr FloatKernels make_float_kernels(void (*attend)(const AttendTile&),
                                           const DeltaKernels& delta, const Mamba2Kernels& mamba2) {
   return {.direct_tokens = S::kTileTokens,
+          .direct_bf16_tokens = 8 * S::kTileTokens,
           .dot_weight = Linear<S>::dot_weight,
           .decode = Decode<S>::rows,
           .dot_decoded = Linear<S>::dot_decoded,

@@ -72,8 +72,9 @@ FloatProduct::FloatProduct(const FloatKernels* kernels, Scratch& scratch, const 
       cols_(size.cols),
       format_(size.format),
       reorder_(is_in_block_order(size.format)),
-      direct_tokens_(kernels != nullptr && has_direct_dot(size.format) ? kernels->direct_tokens
-                                                                       : 0) {}
+      direct_tokens_(kernels == nullptr || !has_direct_dot(size.format) ? 0
+                     : size.format == Format::kBF16 ? kernels->direct_bf16_tokens
+                                                    : kernels->direct_tokens) {}
 
 void FloatProduct::take(Ctx& cx, const ProductInputs& in) {
   offsets_ = in.offsets;
