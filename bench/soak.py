@@ -13,11 +13,15 @@ order.
 
   bench/soak.py [--minutes 2] [--clients 95] [--running 55] [--threads 0] [--json FILE]
 
+$NIBBLE is the program. On a GPU, whose memory is then watched, too; the name of the result says when and on what:
+  bench/soak.py --device cuda --memory 130M --minutes 30 --results bench/results
+
 Of batch jobs, which have short prompts and long answers and fill the cache up to 99.7%:
   bench/soak.py --running 64 --memory 436M --prompt-words 60 --answer-tokens 6000
 """
 import argparse
 import collections
+import datetime
 import functools
 import http.client
 import json
@@ -25,6 +29,7 @@ import os
 import random
 import re
 import select
+import shlex
 import signal
 import socket
 import struct
@@ -36,6 +41,7 @@ import time
 import soak_apis
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PROGRAM = os.path.abspath(os.environ.get("NIBBLE", os.path.join(ROOT, "build/cpu/nibble")))
 MODEL = "models/nibble-tiny-gpt-oss"
 CONTEXT = 8192
 PATIENCE = 3600  # s; a busy machine is no failure
@@ -88,6 +94,38 @@ def private_mib(pid):
         return 0
 
 
+def nvidia_smi(*query):
+    """Rows of values; none where there is no GPU, or no answer."""
+    try:
+        out = subprocess.run(["nvidia-smi", *query, "--format=csv,noheader,nounits"], timeout=20,
+                             capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [[value.strip() for value in row.split(",")] for row in out.splitlines()]
+
+
+def gpu_mib(pid):
+    """Of the process on GPUs; where the driver names no processes, what is used of the first."""
+    apps = {row[0]: row[-1] for row in nvidia_smi("--query-compute-apps=pid,used_gpu_memory")}
+    if apps.get(str(pid), "").isdigit():
+        return int(apps[str(pid)])
+    used = nvidia_smi("--query-gpu=memory.used")
+    return int(used[0][0]) if used else 0
+
+
+def device_name(device):
+    gpu = nvidia_smi("--query-gpu=name") if device != "cpu" else []
+    if gpu:
+        return gpu[0][0]
+    with open("/proc/cpuinfo") as info:
+        model = re.search(r"model name\s*: (.*)", info.read())
+    return f"{len(os.sched_getaffinity(0))} cores of {model.group(1) if model else os.uname().machine}"
+
+
+def version():
+    return subprocess.run([PROGRAM, "--version"], capture_output=True, text=True).stdout.strip()
+
+
 def percentile(values, share):
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
@@ -98,17 +136,16 @@ class Server:
     def __init__(self, args):
         self.lines = []
         self.process = subprocess.Popen(
-            [os.environ.get("NIBBLE", os.path.join(ROOT, "build/cpu/nibble")), "serve", MODEL,
-             "--port", "0", "--device", "cpu", "--exact", "--api-key", *KEYS, "--chat-date", "2026-01-15",
+            [PROGRAM, "serve", MODEL, "--port", "0", "--device", args.device, "--exact", "--api-key", *KEYS, "--chat-date", "2026-01-15",
              "--max-num-seqs", str(args.running), "--max-num-batched-tokens", "256",
              "--max-model-len", str(CONTEXT), "--max-queued-requests", str(args.queue),
              "--memory-budget", args.memory, "--threads", str(args.threads),
-             "--shutdown-timeout", "60"],
+             "--shutdown-timeout", "60", *shlex.split(args.serve_args)],
             cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.ready = threading.Event()
         self.port = None
         threading.Thread(target=self.read_log, daemon=True).start()
-        if not self.ready.wait(120) or self.process.poll() is not None:
+        if not self.ready.wait(120) or not any("ready:" in line for line in self.lines):
             sys.exit("the server did not start:\n" + "\n".join(self.lines))
 
     def read_log(self):
@@ -160,6 +197,7 @@ class Soak:
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self.samples = []  # (seconds, MiB, descriptors, threads, MiB of the grammars' processes)
+        self.gpu_samples = []  # (seconds, MiB on the GPU)
         self.gaps = []  # (seconds, s between two tokens of a stream that only reads)
         self.model = MODEL
         self.chat = chat
@@ -334,6 +372,8 @@ class Soak:
             own, grammars = self.server.memory_mib()
             self.samples.append((round(time.monotonic() - start, 1), own, self.server.descriptors(),
                                  self.server.threads(), grammars))
+            if self.args.device != "cpu":
+                self.gpu_samples.append((self.samples[-1][0], gpu_mib(self.server.process.pid)))
 
     def watch_stream(self, start):
         """A client who does nothing wrong: how long it waits for each next token of its stream."""
@@ -407,11 +447,8 @@ class Soak:
         for i, golden in enumerate(self.goldens):
             if self.ask_golden(i) != golden:
                 self.fail(f"golden {i} differs after the load")
-        # All pages are touched and every kind of request was served in the first third; from there
-        # on no growth but the allocator's noise: 8 MiB, or 3%.
-        third = [s[1] for s in self.samples if s[0] >= 60 * self.args.minutes / 3]
-        if third and max(third[len(third) // 2:]) > max(third[:max(1, len(third) // 8)]) * 1.03 + 8:
-            self.fail(f"memory grew: {third[0]:.0f} MiB to {third[-1]:.0f} MiB")
+        self.check_memory("memory", self.samples)
+        self.check_memory("the GPU's memory", self.gpu_samples)
         # Descriptors come and go with the clients: in the last third no more than before but a tenth.
         sizes = [s[2] for s in self.samples]
         if len(sizes) > 6 and max(sizes[-len(sizes) // 3:]) > max(sizes[:-len(sizes) // 3]) * 1.1 + 8:
@@ -431,6 +468,13 @@ class Soak:
             self.fail("it did not end when asked")
             self.server.process.kill()
 
+    def check_memory(self, what, samples):
+        """All pages are touched and every kind of request was served in the first third; from there
+        on no growth but the allocator's noise: 8 MiB, or 3%."""
+        third = [s[1] for s in samples if s[0] >= 60 * self.args.minutes / 3]
+        if third and max(third[len(third) // 2:]) > max(third[:max(1, len(third) // 8)]) * 1.03 + 8:
+            self.fail(f"{what} grew: {third[0]:.0f} MiB to {third[-1]:.0f} MiB")
+
     def gap_thirds(self):
         """Of the gaps in the stream that only reads, in s, for each third of the time."""
         if len(self.gaps) < 300:
@@ -441,8 +485,9 @@ class Soak:
                  "most": round(max(p), 3), "tokens": len(p)} for p in parts if p]
 
     def report(self, seconds):
-        memory = [s[1] for s in self.samples]
-        grammars = [s[4] for s in self.samples]
+        def course(values):
+            return {"first": round(values[0], 1), "after_a_third": round(values[len(values) // 3], 1),
+                    "last": round(values[-1], 1), "most": round(max(values), 1)}
         # "... running 55, waiting 40, KV cache 99.8%, prefix-cache hits 31.0%, preemptions 812"
         figures = [[float(x) for x in re.findall(r"-?\d+\.?\d*", line.split("info", 1)[-1])]
                    for line in self.activity]
@@ -453,14 +498,14 @@ class Soak:
                 for i, name in enumerate(columns) if full}
         if figures:
             load["preemptions"] = figures[-1][6]
-        return {"command": " ".join(sys.argv), "seconds": round(seconds, 1),
+        gpu = {"gpu_mib": course([s[1] for s in self.gpu_samples])} if self.gpu_samples else {}
+        return {"command": " ".join(sys.argv), "program": version(), "date": str(datetime.date.today()),
+                "device": device_name(self.args.device), "seconds": round(seconds, 1),
                 "clients": self.args.clients, "max_num_seqs": self.args.running,
                 "memory_budget": self.args.memory, "load": load,
                 "counts": dict(sorted(self.counts.items())), "failures": self.failures,
-                "rss_mib": {"after_a_third": round(memory[len(memory) // 3], 1),
-                            "last": round(memory[-1], 1), "most": round(max(memory), 1)},
-                "grammars_mib": {"after_a_third": round(grammars[len(grammars) // 3], 1),
-                                 "last": round(grammars[-1], 1), "most": round(max(grammars), 1)},
+                "rss_mib": course([s[1] for s in self.samples]),
+                "grammars_mib": course([s[4] for s in self.samples]), **gpu,
                 "gaps_s": self.gap_thirds(),
                 "descriptors_most": max(s[2] for s in self.samples),
                 "threads": sorted({s[3] for s in self.samples}),
@@ -489,13 +534,20 @@ def main():
     parser.add_argument("--prompt-words", type=int, default=1000, help="of a usual request, at most")
     parser.add_argument("--answer-tokens", type=int, default=700, help="the same of its answer")
     parser.add_argument("--threads", type=int, default=0, help="of the server; 0: all")
+    parser.add_argument("--device", default="cpu", help="of the server")
+    parser.add_argument("--serve-args", default="", help="further flags of the server, as a shell reads them")
     parser.add_argument("--json", help="write the report here")
+    parser.add_argument("--results", help="write it in this folder, by date and device")
     soak = Soak(parser.parse_args())
     result = soak.run()
     text = json.dumps(result, indent=1)
     print(text)
-    if soak.args.json:
-        with open(soak.args.json, "w") as f:
+    files = [soak.args.json] if soak.args.json else []
+    if soak.args.results:
+        gpu = result["device"].split()[1].lower() if soak.args.device != "cpu" else "cpu"  # "NVIDIA H200"
+        files.append(os.path.join(soak.args.results, f"{result['date']}-{gpu}-soak.json"))
+    for file in files:
+        with open(file, "w") as f:
             f.write(text + "\n")
     sys.exit(1 if result["counts"].get("failures") else 0)
 
