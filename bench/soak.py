@@ -14,7 +14,7 @@ order.
   bench/soak.py [--minutes 2] [--clients 95] [--running 55] [--threads 0] [--json FILE]
 
 $NIBBLE is the program. On a GPU, whose memory is then watched, too; the name of the result says when and on what:
-  bench/soak.py --device cuda --memory 130M --minutes 30 --results bench/results
+  bench/soak.py --device cuda --memory BYTES --minutes 30 --results bench/results
 
 Of batch jobs, which have short prompts and long answers and fill the cache up to 99.7%:
   bench/soak.py --running 64 --memory 436M --prompt-words 60 --answer-tokens 6000
