@@ -198,7 +198,8 @@ TEST(GpuPlanTiles, AnH200TakesWgmmaForSomeTokens) {
   }
   for (const char* id : {"nvidia/Qwen3-8B-NVFP4", "nvidia/Llama-3.1-8B-Instruct-NVFP4"}) {
     const auto dense = plan_kernels(on_gpu(cuda::h200(), false), id);
-    EXPECT_EQ(kernel_of(dense, Op::kMlpUp, 8), "cuda_nvfp4_decode") << id;
+    for (const Op op : {Op::kNormQkv, Op::kOutProj, Op::kMlpUp})
+      EXPECT_EQ(kernel_of(dense, op, 8), "sm90_nvfp4_f16") << id;
     for (const int64_t tokens : {16, 64})
       EXPECT_EQ(kernel_of(dense, Op::kMlpUp, tokens), "sm90_nvfp4_stream") << id << tokens;
     EXPECT_EQ(kernel_of(dense, Op::kMlpUp, 8192), "sm90_nvfp4_gemm") << id;

@@ -28,7 +28,7 @@ constexpr uint32_t kSeeds = 8;  // shapes a format
 // Tokens that are also run alone.
 bool is_run_alone(int64_t t, int64_t tokens) { return t % 13 == 0 || t + 1 == tokens; }
 // Whether a token's bits are then the same: not of products that share K out by the step's size.
-bool is_same_alone(const Tested& tested) { return tested.exact; }
+bool is_same_alone(const Tested& tested) { return tested.exact || tested.row == "sm90_nvfp4_f16"; }
 
 void check_out_proj(Random& random, const Tested& tested, int64_t rows, int64_t cols,
                     int64_t tokens) {
@@ -405,8 +405,8 @@ using Check = void(Random&, const Tested&);
 void check_shapes(Check* check) {
   std::vector<Tested> all;
   for (const Format format : kFormats) all.push_back({format});
-  for (const char* row :
-       {"cuda_nvfp4_one", "cuda_nvfp4_decode", "sm90_nvfp4_split", "sm90_nvfp4_gemm"})
+  for (const char* row : {"cuda_nvfp4_one", "cuda_nvfp4_decode", "sm90_nvfp4_f16",
+                          "sm90_nvfp4_split", "sm90_nvfp4_gemm"})
     all.push_back({Format::kNvfp4, row, /*exact=*/false});
   all.push_back({Format::kNvfp4, "cuda_nvfp4_decode", /*exact=*/true});
   for (const Format format : {Format::kFp8Row, Format::kFp8Block}) {
@@ -450,6 +450,7 @@ TEST(GeneralRowsGpu, LongRowsEqualTheTwin) {
         continue;
       }
       check(Format::kNvfp4, tokens == 1 ? "cuda_nvfp4_one" : "cuda_nvfp4_decode");
+      check(Format::kNvfp4, "sm90_nvfp4_f16");
       check(Format::kFp8Block, "cuda_w8a16_decode");
       check(Format::kInt4G128, "cuda_int4_decode");
     }

@@ -6,6 +6,7 @@
 #include "ops/gpu_matmul/expert_limits.h"
 #include "ops/gpu_matmul/gemm_items.h"
 #include "ops/gpu_matmul/stream_plan.h"
+#include "ops/gpu_matmul/unit_f16.h"
 #include "ops/gpu_matmul/unit_one.h"
 #include "ops/kernel_table.h"
 #include "ops/weight.h"
@@ -358,6 +359,15 @@ inline const char* refuse_nvfp4_stream(GemmProblem p, const KernelOptions& optio
   return (blocks <= sms && 10 * blocks >= 7 * sms) || options.any_size
              ? nullptr
              : "its rows fill no GPU once";
+}
+// NVFP4 unfolded to f16 (ops/gpu_matmul/unit_f16_sm90.cuh); `slices`: of K that meet in memory, at
+// most.
+inline const char* refuse_nvfp4_f16(GemmProblem p, int slices, const KernelOptions& options) {
+  p.fewest = 2;
+  if (const char* reason = refuse_gemm<Format::kNvfp4>(p, options)) return reason;
+  if (p.met > gpu::kF16Tokens) return "more than 8 tokens";
+  const auto plan = gpu::plan_unit_f16(p.rows, p.cols, options.gpu);
+  return plan && plan->slices <= slices ? nullptr : "more columns than its warps hold";
 }
 
 // The same with E4M3 activations (ops/gpu_matmul/gemm_fp8_sm90.cuh).

@@ -84,6 +84,11 @@ const char* refuse_one(const MlpUpDesc& d, const KernelOptions& o) {
   return refuse_nvfp4_one(d.format, d.tokens, {gpu::OneWork::kDense, d.rows(), d.hidden, 1}, o);
 }
 
+const char* refuse_f16(const MlpUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few<Format::kNvfp4>(d, o)) return reason;
+  return refuse_nvfp4_f16({d.format, d.rows(), d.hidden, d.tokens, 0}, gpu::kF16MostSlices, o);
+}
+
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<MlpUpKernel>({
@@ -97,6 +102,8 @@ constexpr auto kKernels = joined(
          NIBBLE_SM90_KERNEL(gpu::mlp_up_gemm_fp8), Layout::kTiles16x64},
         {"sm90_nvfp4_split", refuse_gated<refuse_some<Format::kNvfp4>>,
          NIBBLE_SM90_KERNEL(gpu::mlp_up_split), Layout::kTiles16x64},
+        {"sm90_nvfp4_f16", refuse_gated<refuse_f16>, NIBBLE_SM90_KERNEL(gpu::mlp_up_f16),
+         Layout::kTiles16x64},
         {"sm90_nvfp4_stream", refuse_gated<refuse_stream>, NIBBLE_SM90_KERNEL(gpu::mlp_up_stream),
          Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_gated<refuse_many<Format::kNvfp4>>,

@@ -48,8 +48,9 @@ struct CpuMlpUp {
   static MlpUpFn run;
 };
 namespace gpu {
-MlpUpFn mlp_up_one;  // NVFP4, as the next three
+MlpUpFn mlp_up_one;  // NVFP4, as the next four
 MlpUpFn mlp_up_few;
+MlpUpFn mlp_up_f16;
 MlpUpFn mlp_up_split;
 MlpUpFn mlp_up_stream;       // NVFP4
 MlpUpFn mlp_up_rows_stream;  // BF16

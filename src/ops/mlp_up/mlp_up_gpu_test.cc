@@ -101,6 +101,17 @@ TEST(MlpUpGpu, StreamEqualsTheTwin) {
       check({hidden, width, Format::kNvfp4}, tokens, kClampedSwiglu, /*as_gb10=*/false, "_stream");
 }
 
+// As many row tiles to a block that their sums are added up in rounds, parts of K that overlap, and
+// shares of it.
+TEST(MlpUpGpu, F16EqualsTheTwin) {
+  constexpr struct {
+    int64_t hidden, width, tokens;
+  } kProblems[] = {{2304, 12264, 8}, {1280, 14336, 2}, {4096, 200, 5}, {5120, 4200, 3}};
+  for (const auto& [hidden, width, tokens] : kProblems)
+    if (!is_too_slow(hidden * tokens))
+      check({hidden, width, Format::kNvfp4}, tokens, kClampedSwiglu, /*as_gb10=*/false, "_f16");
+}
+
 // What streams, of BF16 rows: Llama-3.1-8B's, and last blocks that are not whole.
 TEST(MlpUpGpu, StreamOfRowsEqualsTheTwin) {
   constexpr struct {

@@ -41,9 +41,16 @@ const char* refuse_one(const NormLinearDesc& d, const KernelOptions& o) {
   return refuse_nvfp4_one(d.format, d.tokens, {gpu::OneWork::kDense, d.width, d.hidden, 1}, o);
 }
 
+const char* refuse_f16(const NormLinearDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few<Format::kNvfp4>(d, o)) return reason;
+  return refuse_nvfp4_f16({d.format, d.width, d.hidden, d.tokens, 0}, 1, o);
+}
+
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<NormLinearKernel>({
+        {"sm90_nvfp4_f16", refuse_f16, NIBBLE_SM90_KERNEL(gpu::norm_linear_f16),
+         Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_many<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::norm_linear_gemm),
          Layout::kTiles16x64},
         {"cuda_nvfp4_gemm", refuse_by_mma<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::norm_linear_mma),

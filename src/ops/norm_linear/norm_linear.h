@@ -46,6 +46,7 @@ struct CpuNormLinear {
 };
 namespace gpu {
 NormLinearFn norm_linear_one;   // NVFP4
+NormLinearFn norm_linear_f16;   // likewise
 NormLinearFn norm_linear_few;   // NVFP4 or FP8, as the next
 NormLinearFn norm_linear_gemm;  // or BF16
 NormLinearFn norm_linear_mma;   // likewise

@@ -124,6 +124,11 @@ const char* refuse_one(const NormQkvDesc& d, const KernelOptions& o) {
   return refuse_nvfp4_one(d.format, d.tokens, {gpu::OneWork::kDense, rows_of(d), d.hidden, 1}, o);
 }
 
+const char* refuse_f16(const NormQkvDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_few<Format::kNvfp4>(d, o)) return reason;
+  return refuse_nvfp4_f16({d.format, rows_of(d), d.hidden, d.tokens, 0}, 1, o);
+}
+
 // Heads of any size: the products of few tokens in memory, then turned and stored.
 const char* refuse_bf16_rows_few(const NormQkvDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_gemv_rows(d.format, rows_of(d), d.hidden, o)) return reason;
@@ -152,6 +157,7 @@ constexpr auto kKernels = joined(
         {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::norm_qkv_gemm)},
         {"sm90_nvfp4a8_gemm", refuse_nvfp4_by_fp8, NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_gemm_fp8),
          Layout::kTiles16x64},
+        {"sm90_nvfp4_f16", refuse_f16, NIBBLE_SM90_KERNEL(gpu::norm_qkv_f16), Layout::kTiles16x64},
         {"sm90_nvfp4_split", refuse_unit_some<Format::kNvfp4>,
          NIBBLE_SM90_KERNEL(gpu::norm_qkv_unit_split), Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>,

@@ -3,6 +3,7 @@
 // GEMMs leave products in float32, which cross memory once (8 (Q + 2 G) D bytes a token, 41 KB for
 // gpt-oss), then rope and append.
 #include "ops/gpu_matmul/gemm_fp8_sm90.h"
+#include "ops/gpu_matmul/unit_f16_products.h"
 #include "ops/gpu_matmul/unit_products.h"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_qkv/norm_qkv.h"
@@ -12,19 +13,34 @@
 namespace nibble::ops::gpu {
 namespace {
 
+AddNorm rows_of(const NormQkvOut& out, const Tensor& x, const Tensor& d, const Norm& norm,
+                const Step& s, const E4m3Rows& e4m3) {
+  return {.y = out.y.as<float>(),
+          .h = out.h.as<uint16_t>(),
+          .x = x.as<float>(),
+          .d = d.as<float>(),
+          .norm = norm,
+          .tokens = s.num_tokens,
+          .hidden = x.dim(1),
+          .e4m3 = e4m3};
+}
+
 void norm_of(Ctx& cx, const NormQkvOut& out, const Tensor& x, const Tensor& d, const Norm& norm,
              const Step& s, const E4m3Rows& e4m3) {
-  add_norm(cx, {.y = out.y.as<float>(),
-                .h = out.h.as<uint16_t>(),
-                .x = x.as<float>(),
-                .d = d.as<float>(),
-                .norm = norm,
-                .tokens = s.num_tokens,
-                .hidden = x.dim(1),
-                .e4m3 = e4m3});
+  add_norm(cx, rows_of(out, x, d, norm, s, e4m3));
 }
 
 }  // namespace
+
+void norm_qkv_f16(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
+                  const Tensor& d, const QkvNorms& norms, const Weight& qkv, const Tensor& cos_sin,
+                  const Step& s) {
+  if (s.num_tokens == 0) return;
+  Scratch scratch(cx.scratch);
+  auto* const products = scratch.take<float>(s.num_tokens * qkv.rows);
+  norm_multiply_f16(cx, scratch, rows_of(out, x, d, norms.input, s, {}), qkv, products);
+  store_qkv(cx, qkv_store(out.q, kv, cos_sin, s, out.gate), norms, products);
+}
 
 void norm_qkv_gemm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                    const Tensor& d, const QkvNorms& norms, const Weight& qkv, const Tensor& cos_sin,

@@ -49,6 +49,12 @@ const char* refuse_one(const NormUnembedDesc& d, const KernelOptions& o) {
   return refuse_nvfp4_one(d.format, d.tokens, {gpu::OneWork::kDense, d.vocab, d.hidden, 1}, o);
 }
 
+const char* refuse_f16(const NormUnembedDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_unit_few<Format::kNvfp4>(d.format, d.vocab, d.hidden, o))
+    return reason;
+  return refuse_nvfp4_f16({d.format, d.vocab, d.hidden, d.tokens, 0}, 1, o);
+}
+
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<NormUnembedKernel>({
@@ -63,6 +69,8 @@ constexpr auto kKernels = joined(
         {"sm90_w4a16_gemm", refuse_many<Format::kMxfp4>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm),
          Layout::kTiles16x64},
         {"sm90_bf16_gemm", refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm)},
+        {"sm90_nvfp4_f16", refuse_f16, NIBBLE_SM90_KERNEL(gpu::norm_unembed_f16),
+         Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>,
          NIBBLE_SM90_KERNEL(gpu::norm_unembed_gemm), Layout::kTiles16x64},
         {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>,

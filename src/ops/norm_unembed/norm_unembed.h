@@ -45,6 +45,7 @@ NormUnembedFn norm_unembed_tiles;
 NormUnembedFn norm_unembed_rows;
 NormUnembedFn norm_unembed_few;  // NVFP4
 NormUnembedFn norm_unembed_one;
+NormUnembedFn norm_unembed_f16;
 NormUnembedFn norm_unembed_gemm;
 NormUnembedFn norm_unembed_gemm_fp8;
 NormUnembedFn norm_unembed_mma;

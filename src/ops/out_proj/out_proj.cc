@@ -52,6 +52,10 @@ const char* refuse_one(const OutProjDesc& d, const KernelOptions& o) {
   return refuse_nvfp4_one(d.format, d.tokens, {gpu::OneWork::kDense, d.hidden, d.width, 1}, o);
 }
 
+const char* refuse_f16(const OutProjDesc& d, const KernelOptions& o) {
+  return refuse_nvfp4_f16({d.format, d.hidden, d.width, d.tokens, 0}, gpu::kF16MostSlices, o);
+}
+
 constexpr auto kKernels = joined(
     Cpu::dense(),
     std::to_array<OutProjKernel>({
@@ -86,6 +90,7 @@ constexpr auto kKernels = joined(
             const KernelOptions&
                 o) { return refuse_nvfp4_fp8({d.format, d.hidden, d.width, d.tokens, 0}, 1, o); },
          NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_fp8), Layout::kTiles16x64},
+        {"sm90_nvfp4_f16", refuse_f16, NIBBLE_SM90_KERNEL(gpu::out_proj_f16), Layout::kTiles16x64},
         {"sm90_nvfp4_stream",
          [](const OutProjDesc& d,
             const KernelOptions&

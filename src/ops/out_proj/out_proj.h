@@ -48,7 +48,8 @@ OutProjFn out_proj_gemm_slices;  // of all but MXFP4
 OutProjFn out_proj_stream;       // BF16
 OutProjFn out_proj_split;
 OutProjFn out_proj_unit_split;
-OutProjFn out_proj_unit_stream;  // NVFP4
+OutProjFn out_proj_unit_stream;  // NVFP4, as the next
+OutProjFn out_proj_f16;
 OutProjFn out_proj_gemm_fp8;
 OutProjFn out_proj_mma;
 OutProjFn out_proj_w4a4;

@@ -1,9 +1,15 @@
 // out_proj for many tokens: the dense wgmma GEMM, and BF16 rows that stream (gemm_rows_sm90.cuh).
 #include "ops/gpu_matmul/gemm_fp8_sm90.h"
 #include "ops/gpu_matmul/rows_products.h"
+#include "ops/gpu_matmul/unit_f16_products.h"
 #include "ops/out_proj/out_proj.h"
 
 namespace nibble::ops::gpu {
+
+void out_proj_f16(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out, const Step& s) {
+  Scratch scratch(cx.scratch);
+  multiply_f16(cx, scratch, out, att.as<uint16_t>(), s.num_tokens, d.as<float>());
+}
 
 void out_proj_gemm(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out, const Step& s) {
   gemm(cx, out, att.as<uint16_t>(), s.num_tokens, d.as<float>());
