@@ -188,6 +188,7 @@ TEST(GpuPlanTiles, AnH200TakesWgmmaForSomeTokens) {
     EXPECT_EQ(kernel_of(next, op, 8192), "sm90_nvfp4_gemm");
   }
   EXPECT_EQ(kernel_of(next, Op::kNormRoute, 8192), "sm90_bf16_gemm");
+  EXPECT_EQ(kernel_of(next, Op::kOutProj, 8), "cuda_nvfp4_decode");  // of few rows
   // Of experts without a gate.
   const auto relu2 =
       plan_kernels(on_gpu(cuda::h200(), false), "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4");
