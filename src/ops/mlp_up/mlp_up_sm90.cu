@@ -12,21 +12,11 @@
 namespace nibble::ops::gpu {
 namespace {
 
-AddNorm norm_of(const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm,
-                const E4m3Rows& e4m3 = {}) {
-  return {.y = out.y.as<float>(),
-          .h = out.h.as<uint16_t>(),
-          .x = x.as<float>(),
-          .d = d.as<float>(),
-          .norm = norm,
-          .tokens = x.dim(0),
-          .hidden = x.dim(1),
-          .e4m3 = e4m3};
-}
-
 void norm_rows(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm,
                const E4m3Rows& e4m3 = {}) {
-  add_norm(cx, norm_of(out, x, d, norm, e4m3));
+  AddNorm all = norm_for(out, x, d, norm);
+  all.e4m3 = e4m3;
+  add_norm(cx, all);
 }
 
 }  // namespace
@@ -34,7 +24,7 @@ void norm_rows(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, c
 void mlp_up_f16(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm,
                 const Weight& up, const Swiglu& act) {
   Scratch scratch(cx.scratch);
-  norm_swiglu_f16(cx, scratch, norm_of(out, x, d, norm), up, act, out.u.as<uint16_t>());
+  norm_swiglu_f16(cx, scratch, norm_for(out, x, d, norm), up, act, out.u.as<uint16_t>());
 }
 
 void mlp_up_split(Ctx& cx, const MlpUpOut& out, const Tensor& x, const Tensor& d, const Norm& norm,

@@ -7,31 +7,18 @@
 #include "ops/scratch.h"
 
 namespace nibble::ops::gpu {
-namespace {
-
-AddNorm norm_of(const NormLinearOut& out, const Tensor& x, const Tensor& d, const Norm& norm) {
-  return {.y = out.y.as<float>(),
-          .h = out.h.as<uint16_t>(),
-          .x = x.as<float>(),
-          .d = d.as<float>(),
-          .norm = norm,
-          .tokens = x.dim(0),
-          .hidden = x.dim(1)};
-}
-
-}  // namespace
 
 void norm_linear_f16(Ctx& cx, const NormLinearOut& out, const Tensor& x, const Tensor& d,
                      const Norm& norm, const Weight& in) {
   Scratch scratch(cx.scratch);
-  norm_multiply_f16(cx, scratch, norm_of(out, x, d, norm), in, out.p.as<float>());
+  norm_multiply_f16(cx, scratch, norm_for(out, x, d, norm), in, out.p.as<float>());
 }
 
 void norm_linear_gemm(Ctx& cx, const NormLinearOut& out, const Tensor& x, const Tensor& d,
                       const Norm& norm, const Weight& in) {
   const int64_t tokens = x.dim(0);
   if (tokens == 0) return;
-  add_norm(cx, norm_of(out, x, d, norm));
+  add_norm(cx, norm_for(out, x, d, norm));
   if (!has_slices(in.format)) return gemm(cx, in, out.h.as<uint16_t>(), tokens, out.p.as<float>());
   Scratch scratch(cx.scratch);
   gemm_slices(cx, scratch, in, out.h.as<uint16_t>(), tokens, out.p.as<float>());
