@@ -29,13 +29,20 @@ constexpr int64_t kMostBytes = int64_t{192} << 10;  // of the buffers of a token
 
 // Of delta nets, whose outputs are as wide as attention's.
 constexpr DeltaRuleDesc kDelta{4, 8, 128, 128, 4};
-// And of Mamba2 layers, whose inputs are the wider ones.
+constexpr DeltaRuleDesc kJoinedDelta{.key_heads = kDelta.key_heads,
+                                     .value_heads = kDelta.value_heads,
+                                     .key_dim = kDelta.key_dim,
+                                     .value_dim = kDelta.value_dim,
+                                     .taps = kDelta.taps,
+                                     .joined = true};
+// And of Mamba2 layers, whose inputs are as wide as those with joined gates.
 constexpr Mamba2Desc kMamba2{16, 4, 64, 128, 4};
 constexpr int64_t kInputs = kMamba2.width();
-static_assert(kInputs >= kDelta.width() && kMamba2.inner() == kHeads * kDim);
+static_assert(kInputs == kJoinedDelta.width() && kMamba2.inner() == kHeads * kDim);
 
 // What a chain is made of. kDense stands where a dense MLP would, kShared beside the experts; kIn
-// and kRule or kMamba where attention would. kStep begins the next step.
+// and kRule or kMamba where attention would. Of the experts of kLast*, which kUngatedRoute chooses,
+// too, the last is shared. kStep begins the next step.
 enum class Link {
   kQkv,
   kAttention,
@@ -51,14 +58,21 @@ enum class Link {
   kGate,
   kSharedUp,
   kMamba,
+  kRuleJoined,
+  kGates,
+  kLastRoute,
+  kUngatedRoute,
+  kLastUp,
+  kLastDown,
   kStep
 };
 using Chain = std::vector<Link>;
 
 std::string text_of(const Chain& chain) {
-  constexpr const char* kNames[] = {"qkv",   "attention", "out",       "out again", "dense",
-                                    "route", "shared",    "up",        "down",      "in",
-                                    "rule",  "gate",      "shared up", "mamba",     "| step"};
+  constexpr const char* kNames[] = {
+      "qkv",         "attention", "out",        "out again",     "dense",   "route",     "shared",
+      "up",          "down",      "in",         "rule",          "gate",    "shared up", "mamba",
+      "joined rule", "gates",     "last route", "ungated route", "last up", "last down", "| step"};
   std::string text;
   for (const Link link : chain) text += std::string(kNames[static_cast<int>(link)]) + " ";
   return text;
@@ -81,28 +95,18 @@ Floats floats_of(int64_t rows, int64_t cols) {
 struct Weights {
   explicit Weights(const Case& c) : of(c) {
     gpu.cx.kernels.activations = c.activations;
-    const Format experts = c.dense == Format::kNvfp4 ? Format::kNvfp4 : Format::kMxfp4;
     add(Link::kQkv, NormQkvDesc{kHidden, kHeads, kKvHeads, kDim, c.dense}, 1,
         (kHeads + 2 * kKvHeads) * kDim, kHidden, c.dense);
     for (const Link link : {Link::kOut, Link::kDense})
       add(link, OutProjDesc{kHidden, kHidden, c.dense}, 1, kHidden, kHidden, c.dense);
     add(Link::kRoute, NormRouteDesc{kHidden, kExperts, kTopK}, 1, kExperts, kHidden, Format::kBF16);
-    add(Link::kUp,
-        MoeUpDesc{.hidden = kHidden,
-                  .width = kWidth,
-                  .experts = kExperts,
-                  .top_k = kTopK,
-                  .format = experts,
-                  .act = kClampedSwiglu},
-        kExperts, 2 * kWidth, kHidden, experts);
-    add(Link::kDown,
-        MoeDownDesc{.hidden = kHidden,
-                    .width = kWidth,
-                    .experts = kExperts,
-                    .top_k = kTopK,
-                    .format = experts,
-                    .act = kClampedSwiglu},
-        kExperts, kHidden, kWidth, experts);
+    add_experts({Link::kUp, Link::kDown}, /*shared=*/0, kClampedSwiglu);
+    add(Link::kLastRoute,
+        NormRouteDesc{.hidden = kHidden, .experts = kExperts + 1, .top_k = kTopK + 1, .shared = 1},
+        1, kExperts, kHidden, Format::kBF16);
+    add_experts({Link::kLastUp, Link::kLastDown}, /*shared=*/1, {});
+    add(Link::kGates, OutProjDesc{kDelta.num_gates(), kHidden, Format::kBF16}, 1,
+        kDelta.num_gates(), kHidden, Format::kBF16);
     add(Link::kIn, NormLinearDesc{kHidden, kInputs, c.dense}, 1, kInputs, kHidden, c.dense);
     add(Link::kSharedUp, SharedUpDesc{kHidden, kWidth, c.dense}, 1, 2 * kWidth, kHidden, c.dense);
     const std::vector<uint16_t> ones(kHidden, bf16_from_float(1));
@@ -118,6 +122,29 @@ struct Weights {
              1e-5f};
     delta = {floats(kDelta.channels() * kDelta.taps), floats(kDelta.value_heads),
              floats(kDelta.value_heads), floats(kDelta.value_dim), 1e-6f};
+  }
+
+  void add_experts(std::pair<Link, Link> up_down, int64_t shared, const Swiglu& act) {
+    const Format format = of.dense == Format::kNvfp4 ? Format::kNvfp4 : Format::kMxfp4;
+    const int64_t experts = kExperts + shared, top_k = kTopK + shared;
+    add(up_down.first,
+        MoeUpDesc{.hidden = kHidden,
+                  .width = kWidth,
+                  .experts = experts,
+                  .top_k = top_k,
+                  .format = format,
+                  .act = act,
+                  .shared = shared},
+        experts, 2 * kWidth, kHidden, format);
+    add(up_down.second,
+        MoeDownDesc{.hidden = kHidden,
+                    .width = kWidth,
+                    .experts = experts,
+                    .top_k = top_k,
+                    .format = format,
+                    .act = act,
+                    .shared = shared},
+        experts, kHidden, kWidth, format);
   }
 
   void add(Link link, const Problem& problem, int64_t experts, int64_t rows, int64_t cols,
@@ -201,19 +228,20 @@ class Chained {
     h_ = add("h", DType::kBF16, {t, kHidden});
     q_ = add("q", DType::kBF16, {t, kHeads * kDim});
     att_ = add("att", DType::kBF16, {t, kHeads * kDim});
-    u_ = add("u", DType::kBF16, {t * kTopK, kWidth});
+    u_ = add("u", DType::kBF16, {t * (kTopK + 1), kWidth});
     shared_u_ = add("shared_u", DType::kBF16, {t, kWidth});
     qkvz_ = add("qkvz", DType::kF32, {t, kInputs});
+    gates_ = add("gates", DType::kF32, {t, kDelta.num_gates()});
     routing_ = {.num_tokens = tokens_,
                 .num_experts = kExperts,
                 .top_k = kTopK,
-                .ids = add_indices("ids", t * kTopK),
-                .p = reinterpret_cast<float*>(add_indices("p", t * kTopK)),
-                .counts = add_indices("counts", kExperts),
-                .offsets = add_indices("offsets", kExperts + 1),
-                .slot = add_indices("slot", t * kTopK),
-                .token = add_indices("token", t * kTopK),
-                .room = add("room", DType::kF32, {1, kExperts}).as<float>()};
+                .ids = add_indices("ids", t * (kTopK + 1)),
+                .p = reinterpret_cast<float*>(add_indices("p", t * (kTopK + 1))),
+                .counts = add_indices("counts", kExperts + 1),
+                .offsets = add_indices("offsets", kExperts + 2),
+                .slot = add_indices("slot", t * (kTopK + 1)),
+                .token = add_indices("token", t * (kTopK + 1)),
+                .room = add("room", DType::kF32, {1, kExperts + 1}).as<float>()};
     compared_bytes_ = memory_.used_bytes();
     for (Tensor* side : {&kv_.k, &kv_.v})
       *side = memory_.take(DType::kBF16, {t * kMaxPages, kKvHeads, kPage, kDim});
@@ -223,8 +251,7 @@ class Chained {
       const Tensor from = gpu.tensor(floats_of(to.num_elements() / cols, cols), to.dtype);
       cuda::copy(to.data, from.data, to.size_bytes());
     };
-    for (const Tensor& begun_with : {x_, y_, d_, att_, kv_.k, kv_.v}) put(begun_with);
-    gates_ = gpu.tensor(floats_of(t, 2 * kDelta.value_heads), DType::kF32);
+    for (const Tensor& begun_with : {x_, y_, d_, att_, gates_, kv_.k, kv_.v}) put(begun_with);
     q_gate_ = gpu.tensor(floats_of(t, kHeads * kDim), DType::kF32);
     cos_sin_ = gpu.tensor(floats_of(t, kDim), DType::kF32);
     begin_ = cuda::device_buffer(memory_.used_bytes());
@@ -276,21 +303,24 @@ class Chained {
     }
   }
 
+  Problem problem_of(Link kind) const {
+    if (kind == Link::kAttention) return AttentionDesc{kHeads, kKvHeads, kDim};
+    if (kind == Link::kRule) return kDelta;
+    if (kind == Link::kRuleJoined) return kJoinedDelta;
+    if (kind == Link::kMamba) return kMamba2;
+    if (kind == Link::kGate) return OutputGateDesc{kHeads * kDim};
+    return weights_.loaded.at(kind).problem;
+  }
+
   Sites plan(const Chain& chain) {
     Sites sites;
     const auto add = [&](Link kind, std::vector<std::string> reads,
                          std::vector<std::string> writes) {
-      const Problem problem = kind == Link::kAttention
-                                  ? Problem(AttentionDesc{kHeads, kKvHeads, kDim})
-                              : kind == Link::kRule  ? Problem(kDelta)
-                              : kind == Link::kMamba ? Problem(kMamba2)
-                              : kind == Link::kGate  ? Problem(OutputGateDesc{kHeads * kDim})
-                                                     : weights_.loaded.at(kind).problem;
+      const Problem problem = problem_of(kind);
       const SiteKey key(op_of(problem), static_cast<int>(sites.size()));
       sites.push_back({key, site_label(key), problem, std::move(reads), std::move(writes)});
       sites.back().delta = weights_.delta;
       sites.back().mamba = weights_.mamba;
-      sites.back().gate = weights_.gate;
       if (!weights_.loaded.contains(kind)) return;
       sites.back().weight = weights_.loaded.at(kind).weight;
       sites.back().norm = weights_.norm;
@@ -302,12 +332,18 @@ class Chained {
       if (link == Link::kDense) add(link, {"h"}, {"d"});
       if (link == Link::kShared) add(Link::kDense, {"h"}, {"shared"});
       if (link == Link::kRoute) add(link, {"x", "d"}, {"y", "h", "routing"});
-      if (link == Link::kUp) add(link, {"h", "routing"}, {"u"});
-      if (link == Link::kDown) add(link, {"u", "routing"}, {"d"});
+      if (link == Link::kLastRoute || link == Link::kUngatedRoute)
+        add(Link::kLastRoute, {"x", "d"}, {"y", "h", "routing"});
+      if (link == Link::kUp || link == Link::kLastUp) add(link, {"h", "routing"}, {"u"});
+      if (link == Link::kDown || link == Link::kLastDown) add(link, {"u", "routing"}, {"d"});
       if (link == Link::kIn) add(link, {"x", "d"}, {"y", "h", "qkvz"});
-      if (link == Link::kRule || link == Link::kMamba) add(link, {"qkvz", "kv"}, {"att", "kv"});
+      if (link == Link::kGates) add(link, {"h"}, {"gates"});
+      if (link == Link::kRule) add(link, {"qkvz", "kv", "gates"}, {"att", "kv"});
+      if (link == Link::kRuleJoined || link == Link::kMamba)
+        add(link, {"qkvz", "kv"}, {"att", "kv"});
       if (link == Link::kGate) add(link, {"att"}, {"att"});
       if (link == Link::kSharedUp) add(link, {"h"}, {"shared_u"});
+      if (link == Link::kSharedUp || link == Link::kLastRoute) sites.back().gate = weights_.gate;
     }
     plan_sites(sites, cx_.kernels);
     return sites;
@@ -315,6 +351,22 @@ class Chained {
 
   cuda::Graph record(const Chain& chain, const Sites& sites) {
     return {cx_.stream, [&] { run(chain, sites); }};
+  }
+
+  Routing routing_for(const Site& site) const {
+    const auto& desc = std::get<NormRouteDesc>(site.problem);
+    Routing routing = routing_;
+    routing.num_experts = static_cast<int32_t>(desc.experts);
+    routing.top_k = static_cast<int32_t>(desc.top_k);
+    return routing;
+  }
+  Tensor u_of(const Routing& routing) const {
+    return make_tensor(u_.data, u_.dtype, {int64_t{tokens_} * routing.top_k, kWidth});
+  }
+  DeltaRuleIn inputs_of(const Site& site) const {
+    const auto& desc = std::get<DeltaRuleDesc>(site.problem);
+    const Tensor inputs = make_tensor(qkvz_.data, DType::kF32, {tokens_, desc.width()});
+    return {inputs, desc.joined ? Tensor() : gates_};
   }
 
   void run(const Chain& chain, const Sites& sites) {
@@ -351,26 +403,33 @@ class Chained {
           out_proj(cx, site, shared_, h_, now);
           break;
         case Link::kRoute:
+        case Link::kLastRoute:
+        case Link::kUngatedRoute:
+          routing = routing_for(site);
           norm_route(cx, site, to, h_, routing, from, d_);
           std::swap(from, to);
           break;
         case Link::kUp:
-          moe_up(cx, site, u_, h_, routing);
+        case Link::kLastUp:
+          moe_up(cx, site, u_of(routing), h_, routing);
           break;
         case Link::kDown:
-          moe_down(cx, site, d_, u_, routing);
+        case Link::kLastDown:
+          moe_down(cx, site, d_, u_of(routing), routing);
           break;
         case Link::kIn:
           norm_linear(cx, site, {qkvz_, h_, to}, from, d_);
           std::swap(from, to);
           break;
         case Link::kRule:
-          delta_rule(cx, site, att_, in_step(states_, step),
-                     {make_tensor(qkvz_.data, DType::kF32, {tokens_, kDelta.width()}), gates_},
-                     now);
+        case Link::kRuleJoined:
+          delta_rule(cx, site, att_, in_step(states_, step), inputs_of(site), now);
           break;
         case Link::kMamba:
           mamba2(cx, site, att_, in_step(mamba_states_, step), qkvz_, now);
+          break;
+        case Link::kGates:
+          out_proj(cx, site, gates_, h_, now);
           break;
         case Link::kGate:
           output_gate(cx, site, att_, q_gate_);
@@ -447,8 +506,19 @@ const Chain kChains[] = {
     {kIn, kMamba, kStep, kMamba, kStep, kMamba, kOut},  // nothing between writer and reader
     {kIn, kRule, kStep, kRule, kStep, kRule, kOut},
     {kIn, kMamba, kOut, kStep, kIn, kMamba, kOut, kStep, kIn, kRule, kOut, kStep, kIn, kRule, kOut},
+    {kIn, kRuleJoined, kOut, kLastRoute, kLastUp, kLastDown, kIn, kRuleJoined, kOut, kLastRoute,
+     kLastUp, kLastDown, kQkv, kAttention, kGate, kOut, kLastRoute, kLastUp,
+     kLastDown},  // Qwen3-Next, its shared expert the last and the gates joined
+    {kQkv, kAttention, kOut, kUngatedRoute, kLastUp, kLastDown, kQkv, kAttention, kOut,
+     kUngatedRoute, kLastUp, kLastDown, kQkv},
+    {kLastRoute, kLastUp, kLastDown, kRoute, kUp, kDown, kUngatedRoute, kLastUp, kLastDown, kQkv},
+    {kLastRoute, kLastDown, kQkv, kUngatedRoute, kLastUp, kLastRoute, kLastUp, kLastDown},
+    {kIn, kRuleJoined, kStep, kRuleJoined, kOut},
+    {kIn, kGates, kRule, kOut, kIn, kGates, kRule, kOut, kStep, kIn, kGates, kRule, kOut, kIn},
     {kQkv, kStep, kAttention, kOut, kStep, kQkv, kAttention, kStep, kQkv, kAttention, kOut},
 };
+
+bool is_choice(Link link) { return link == kRoute || link == kLastRoute || link == kUngatedRoute; }
 
 // Blocks in any order, each now and then without one of its ops or the last of a step; the choice
 // is never left out.
@@ -463,11 +533,15 @@ Chain random_chain(Random& random) {
                           {kIn, kMamba, kOut},
                           {kQkv, kAttention, kGate, kOut},
                           {kRoute, kSharedUp, kUp, kDown},
-                          {kQkv, kShared}};
+                          {kQkv, kShared},
+                          {kIn, kRuleJoined, kOut},
+                          {kIn, kGates, kRule, kOut},
+                          {kLastRoute, kLastUp, kLastDown},
+                          {kUngatedRoute, kLastUp, kLastDown}};
   Chain chain;
   for (int i = 0; i < 6; ++i) {
     for (const Link link : blocks[random.below(std::size(blocks))])
-      if (link == kRoute || random.below(8) != 0) chain.push_back(link);
+      if (is_choice(link) || random.below(8) != 0) chain.push_back(link);
     if (i % 2 == 1 && i < 5 && random.below(2) == 0) chain.push_back(kStep);
   }
   return chain;
