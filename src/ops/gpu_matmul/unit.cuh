@@ -41,19 +41,6 @@ __device__ __forceinline__ void dequantize(uint32_t w, uint32_t scale, uint32_t 
   for (int j = 0; j < 4; ++j) asm("mul.bf16x2 %0, %0, %1;" : "+r"(out[j]) : "r"(scale));
 }
 
-// The four steps of 16 k of a unit's codes, without scales: value * 2^-126.
-__device__ __forceinline__ void spread_unit(const uint4& q, uint32_t (&a)[4][4]) {
-  const uint32_t words[4] = {q.x, q.y, q.z, q.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    uint32_t v[4];
-    spread_codes(words[i], v);
-    const int step = i / 2 * 2, row = i % 2;
-    a[step][row] = v[0], a[step][row + 2] = v[1];
-    a[step + 1][row] = v[2], a[step + 1][row + 2] = v[3];
-  }
-}
-
 // What a lane has of a unit's codes.
 struct NibbleCodes {
   uint4 words;
