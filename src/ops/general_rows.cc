@@ -25,11 +25,17 @@ bool is_only_row(const PlanEntry& entry) {
   });
 }
 
-// The last of the better rows that are for this machine.
+bool says_more(const Refusal& refusal, const Refusal* than) {
+  return than == nullptr || (is_of_step_size(than->reason) && !is_of_step_size(refusal.reason));
+}
+
+// The last of the better rows that are for this machine; rather one that steps of no size would
+// run by.
 const Refusal* nearest(const PlanEntry& entry) {
+  const Refusal* last = nullptr;
   for (auto r = entry.refused.rbegin(); r != entry.refused.rend(); ++r)
-    if (!is_for_another_machine(r->reason)) return &*r;
-  return nullptr;
+    if (!is_for_another_machine(r->reason) && says_more(*r, last)) last = &*r;
+  return last;
 }
 
 // Of an op that runs by `kernel`.
@@ -39,7 +45,7 @@ std::string line(Op op, const std::string& kernel, std::span<const PlanEntry> en
   for (const PlanEntry& entry : entries) {
     if (entry.site.op != op || entry.kernel != kernel) continue;
     layers.insert(entry.site.layer);
-    if (refusal == nullptr) refusal = nearest(entry);
+    if (const Refusal* of = nearest(entry); of != nullptr && says_more(*of, refusal)) refusal = of;
   }
   std::string text = op_name(op);
   if (!layers.contains(-1))

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "ops/refuse.h"
+#include "ops/site.h"
 
 namespace nibble::ops {
 namespace {
@@ -23,6 +24,67 @@ TEST(GeneralRows, AreSaidWithTheNearestBetterRow) {
                 "moe_up of 2 layers by cuda_any, which takes any shape; cuda_w4a16_decode: more "
                 "than 4608 columns"}));
   EXPECT_TRUE(say_general_rows({}).empty());
+}
+
+TEST(GeneralRows, AreSaidWithTheSizeOfTheStepWhereNothingElseRefuses) {
+  const Refusal cpu{"avx2_float", kRunsOnCpus}, wide{"cuda_w4a16_decode", "more than 4608 columns"};
+  const Refusal few{"sm90_w4a16_gemm", "too few tokens to fill its tiles"};
+  const auto said = [](const std::vector<std::vector<Refusal>>& refused) {
+    std::vector<PlanEntry> entries;
+    for (const auto& of : refused) entries.push_back({{Op::kMoeUp, 0}, 1, 512, "cuda_any", of});
+    const std::string line = say_general_rows(entries).at(0);
+    return line.substr(line.find("; ") + 2);
+  };
+  for (const std::vector<Refusal>& refused : {std::vector{wide, few, cpu}, {few, wide, cpu}})
+    EXPECT_EQ(said({refused}), "cuda_w4a16_decode: more than 4608 columns");
+  EXPECT_EQ(said({{few, cpu}}), "sm90_w4a16_gemm: too few tokens to fill its tiles");
+  EXPECT_EQ(said({{few, cpu}, {wide, cpu}}), "cuda_w4a16_decode: more than 4608 columns");
+}
+
+// Every reason of the tables that another number of tokens makes go away, and no other.
+template <typename Desc, typename Fn>
+void expect_sizes_of_steps(std::span<const Kernel<Desc, Fn>> table, Desc desc) {
+  for (const cuda::Caps& gpu : {cuda::h200(), cuda::gb10()})
+    for (const ActFormat activations : {ActFormat::kBF16, ActFormat::kFp8, ActFormat::kFp4})
+      for (const auto& row : table) {
+        KernelOptions options{.activations = activations};
+        options.gpu = gpu;
+        std::vector<const char*> reasons;
+        for (const int64_t tokens : kTokenBuckets) {
+          desc.tokens = tokens;
+          reasons.push_back(row.refuse(desc, options));
+        }
+        const bool serves_some = std::ranges::find(reasons, nullptr) != reasons.end();
+        for (const char* reason : reasons)
+          EXPECT_TRUE(reason == nullptr || !serves_some || is_of_step_size(reason))
+              << row.name << ": " << reason;
+      }
+}
+
+TEST(GeneralRows, KnowTheReasonsThatAreOfAStepsSize) {
+  for (const Format format : {Format::kBF16, Format::kMxfp4, Format::kNvfp4, Format::kFp8Row,
+                              Format::kFp8Block, Format::kMxfp8, Format::kInt4G128})
+    for (const int64_t hidden : {2048, 2880, 4096, 8192}) {
+      SCOPED_TRACE(std::string(format_name(format)) + ", " + std::to_string(hidden));
+      for (const int64_t rows : {2048, 4096}) {
+        expect_sizes_of_steps(out_proj_kernels(), OutProjDesc{hidden, rows, format});
+        expect_sizes_of_steps(norm_linear_kernels(), NormLinearDesc{hidden, rows, format});
+        expect_sizes_of_steps(mlp_up_kernels(), MlpUpDesc{hidden, rows, format});
+        expect_sizes_of_steps(norm_unembed_kernels(), NormUnembedDesc{hidden, 32 * rows, format});
+      }
+      expect_sizes_of_steps(norm_route_kernels(),
+                            NormRouteDesc{.hidden = hidden, .experts = 128, .top_k = 8});
+      expect_sizes_of_steps(norm_qkv_kernels(), NormQkvDesc{hidden, 32, 8, 128, format});
+      expect_sizes_of_steps(
+          moe_up_kernels(),
+          MoeUpDesc{.hidden = hidden, .width = 768, .experts = 128, .top_k = 8, .format = format});
+      expect_sizes_of_steps(
+          moe_down_kernels(),
+          MoeDownDesc{
+              .hidden = hidden, .width = 768, .experts = 128, .top_k = 8, .format = format});
+    }
+  expect_sizes_of_steps(delta_rule_kernels(), DeltaRuleDesc{16, 32, 128, 128, 4});
+  expect_sizes_of_steps(mamba2_kernels(), Mamba2Desc{64, 8, 64, 128, 4});
 }
 
 TEST(GeneralRows, AreNotSaidWithRowsOfOtherMachines) {

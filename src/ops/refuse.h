@@ -17,6 +17,14 @@ namespace nibble::ops {
 inline constexpr char kRunsOnCpus[] = "runs on CPUs";
 inline constexpr char kNeedsGpu[] = "needs an NVIDIA GPU";
 
+// Whether a row has nothing against a problem but the size of the step: the tokens that it has, or
+// the rows that an expert has of them.
+inline bool is_of_step_size(std::string_view reason) {
+  const auto has = [&](std::string_view part) { return reason.find(part) != reason.npos; };
+  if (reason.starts_with("--exact: its sums")) return false;
+  return has("tokens") || has("rows an expert") || reason.ends_with("one token");
+}
+
 // Rows of host code.
 inline const char* refuse_gpu(const KernelOptions& options) {
   return options.gpu.sm == 0 ? nullptr : kRunsOnCpus;
