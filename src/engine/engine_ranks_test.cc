@@ -433,6 +433,27 @@ TEST_F(EngineRanks, EntriesOfATableStayWithinItsOwnGroup) {
   }
 }
 
+// A step of one token at a position of its sequence.
+class OneToken {
+ public:
+  explicit OneToken(int32_t position)
+      : position_(position), span_{.q_start = 0, .q_len = 1, .context = position, .slot = 0} {}
+  Step step() const {
+    return {.num_tokens = 1,
+            .num_spans = 1,
+            .num_out = 1,
+            .max_context = position_ + 1,
+            .tokens = &zero_,
+            .positions = &position_,
+            .spans = &span_,
+            .out_rows = &zero_};
+  }
+
+ private:
+  const int32_t zero_ = 0, position_;
+  const Span span_;
+};
+
 // Of the two tables of states the first may name none: the sequence begins.
 TEST_F(EngineRanks, AStepWritesItsStatesToSlots) {
   TableChange change{0, -1, 0};
@@ -440,18 +461,39 @@ TEST_F(EngineRanks, AStepWritesItsStatesToSlots) {
   change.table = 1;
   EXPECT_EQ(why_refused(kRecurrent, kStep, {.changes = {&change, 1}}),
             "rank 0 sent a step with states that go to no slot");
-  const int32_t zero = 0;  // a token, its position and the row of its logits
-  const Span span{.q_start = 0, .q_len = 1, .context = 0, .slot = 0};
-  const Step step{.num_tokens = 1,
-                  .num_spans = 1,
-                  .num_out = 1,
-                  .max_context = 128,
-                  .tokens = &zero,
-                  .positions = &zero,
-                  .spans = &span,
-                  .out_rows = &zero};
-  EXPECT_EQ(why_refused(kRecurrent, kStep, {.step = step}),
+  const OneToken one(0);
+  EXPECT_EQ(why_refused(kRecurrent, kStep, {.step = one.step()}),
             "rank 0 sent a step of a sequence that has no slot for its states");
+}
+
+// Nothing of a context may be missing but what a window has left behind: the first group has one.
+TEST_F(EngineRanks, AStepSeesPages) {
+  const ModelInfo info = describe_model(kShipped, {}, {0, 2});
+  const EngineOptions options = of_ranks(options_of_shipped(), kShipped, 2);
+  const KvPlan plan = Engine::kv_plan_for(info, options);
+  const int32_t size = plan.options.page_size;
+  const auto windowed = static_cast<int32_t>(info.groups[0].window == kNoWindow);
+  const int32_t window = info.groups[windowed].window;
+  ASSERT_NE(window, kNoWindow);
+  const int32_t last = (window + size) / size;  // the page of the token
+  const OneToken one(window + size);
+  const auto why = [&](int32_t full_without, int32_t windowed_without, int32_t begin = 0) {
+    std::vector<TableChange> changes;
+    for (int32_t table : {0, 1})
+      for (int32_t page = table == windowed ? begin : 0; page <= last; ++page)
+        if (page != (table == windowed ? windowed_without : full_without))
+          changes.push_back({table, page - (table == windowed ? begin : 0), page});
+    return why_refused(kShipped, kStep, {.step = one.step(), .changes = changes});
+  };
+  const auto error = [](int32_t position) {
+    return "rank 0 sent a step of a sequence that has no page for position " +
+           std::to_string(position);
+  };
+  EXPECT_EQ(why(0, -1), error(0));
+  EXPECT_EQ(why(last, -1), error(last * size));
+  EXPECT_EQ(why(-1, last), error(last * size));
+  EXPECT_EQ(why(-1, last, /*begin=*/1), error(last * size));
+  EXPECT_EQ(why(-1, -1, /*begin=*/2), error(size + 1));
 }
 
 // What ranks say of their logits at the start: rank 1's columns begin elsewhere, or are too many.

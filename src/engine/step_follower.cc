@@ -1,5 +1,6 @@
 #include "engine/step_follower.h"
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <string>
@@ -11,6 +12,15 @@
 #include "engine/step_feed.h"
 
 namespace nibble {
+
+// Of a group whose tables have pages.
+struct PagesOfSlots {
+  int32_t max_pages = 0, page_size = 0, window = kNoWindow;
+};
+// The pages from `begin` to `end` of a slot are there: so each is looked at once.
+struct Known {
+  int32_t begin = 0, end = 0;
+};
 
 // Tables and pages that change as rank 0 says.
 class StepFollower::ReplayedPages final : public PageMemory {
@@ -36,12 +46,21 @@ class StepFollower::ReplayedPages final : public PageMemory {
     for (const TableChange& change : message.changes) {
       Replayed& table = tables_[change.table];
       table.entries[change.index] = change.value;
+      if (change.value < 0 && table.pages.max_pages > 0) table.forget(change.index);
       memory_->changed(table.number, change.index);
     }
     for (int32_t i = 0; written >= 0 && i < message.step.num_spans; ++i)
       if (tables_[written].entries[message.step.spans[i].slot] < 0)
         throw Error(ErrorKind::kUnsupported,
                     "rank 0 sent a step of a sequence that has no slot for its states");
+    for (Replayed& table : tables_)
+      for (int32_t i = 0; table.pages.max_pages > 0 && i < message.step.num_spans; ++i)
+        table.check(message.step.spans[i]);
+  }
+  // That the table read at `read_at` is one of pages, and what a token sees by it.
+  void set_pages(const int32_t* read_at, const PagesOfSlots& pages) {
+    for (Replayed& table : tables_)
+      if (table.read_at == read_at) table.set_pages(pages);
   }
   const std::vector<Tensor>& tensors() const { return tensors_; }
   struct Replayed {
@@ -49,6 +68,35 @@ class StepFollower::ReplayedPages final : public PageMemory {
     int32_t num_pages;                 // below which they are
     int32_t number = 0;                // of memory_
     const int32_t* read_at = nullptr;  // by kernels
+    PagesOfSlots pages = {};           // none: of slots of states
+    std::vector<Known> known = {};     // of each slot
+
+    void set_pages(const PagesOfSlots& of) {
+      pages = of;
+      known.assign(entries.size() / of.max_pages, {});
+    }
+    void forget(int64_t index) {
+      Known& k = known[index / pages.max_pages];
+      const auto page = static_cast<int32_t>(index % pages.max_pages);
+      if (page == k.begin)
+        k.begin = std::min(page + 1, k.end);
+      else if (page > k.begin)
+        k.end = std::min(k.end, page);
+    }
+    // All that its tokens see and write has a page.
+    void check(const Span& span) {
+      const int32_t oldest =
+          pages.window == kNoWindow ? 0 : std::max(0, span.context - pages.window + 1);
+      const int32_t first = oldest / pages.page_size;
+      const int32_t last = (span.context + span.q_len - 1) / pages.page_size;
+      Known& k = known[span.slot];
+      if (first < k.begin || first > k.end) k = {first, first};
+      for (; k.end <= last; ++k.end)
+        if (entries[int64_t{span.slot} * pages.max_pages + k.end] < 0)
+          throw Error(ErrorKind::kUnsupported,
+                      "rank 0 sent a step of a sequence that has no page for position " +
+                          std::to_string(std::max(oldest, k.end * pages.page_size)));
+    }
   };
   const std::deque<Replayed>& tables() const { return tables_; }
 
@@ -84,6 +132,11 @@ StepFollower::StepFollower(Model& model, ops::Ctx cx, const EngineOptions& optio
     bounds_.entries.push_back(std::ssize(table.entries));
     bounds_.values.push_back(table.num_pages);
     if (table.read_at == written) bounds_.written = std::ssize(bounds_.values) - 1;
+  }
+  for (const LayerGroup& group : info.groups) {
+    if (group.is_recurrent()) continue;
+    const KvLayer& layer = kv_.state().layer(group.layers.at(0));
+    pages_->set_pages(layer.page_table, {layer.max_pages, layer.page_size, group.window});
   }
   lease_.emplace(model_);
   model_.reserve(cx_, bounds_.limits);
