@@ -118,7 +118,10 @@ struct WeightInfo {
 // values, for which see read_kv_scales(). Throws Error(kCheckpoint)
 // for tensors that do not fit together, a part that is missing, a dtype that no weight format has,
 // and kUnsupported for parts that would change the product (pre_quant_scale, ...).
-std::vector<WeightInfo> list_weights(const Checkpoint& checkpoint);
+// Of the tensors that are `wanted`, where that says any.
+std::vector<WeightInfo> list_weights(
+    const Checkpoint& checkpoint,
+    const std::function<bool(const std::string& name)>& wanted = nullptr);
 
 // Scales of keys and values for a cache in FP8: M.k_scale, M.v_scale, M.kv_scale. Throws
 // Error(kCheckpoint) for one that is no single finite number above zero.

@@ -278,9 +278,11 @@ WeightInfo weight_of(const Checkpoint& checkpoint, const TensorInfo& t) {
 
 }  // namespace
 
-std::vector<WeightInfo> list_weights(const Checkpoint& checkpoint) {
+std::vector<WeightInfo> list_weights(const Checkpoint& checkpoint,
+                                     const std::function<bool(const std::string& name)>& wanted) {
   std::vector<WeightInfo> weights;
   for (const TensorInfo& t : checkpoint.tensors()) {
+    if (wanted && !wanted(t.name)) continue;
     if (t.name.ends_with(kScales)) {
       const std::string name = t.name.substr(0, t.name.size() - kScales.size());
       if (checkpoint.find(name + std::string(kBlocks)) == nullptr)

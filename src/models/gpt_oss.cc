@@ -177,8 +177,8 @@ class GptOss : public SiteModel {
 
 }  // namespace
 
-std::unique_ptr<SiteModel> make_gpt_oss(const Config& config, const DenseFormats& dense,
-                                        const Shard& shard) {
+std::unique_ptr<SiteModel> make_gpt_oss(const Config& config, Quantization,
+                                        const DenseFormats& dense, const Shard& shard) {
   return std::make_unique<GptOss>(parse_gpt_oss_config(config), dense, shard);
 }
 

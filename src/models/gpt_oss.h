@@ -10,7 +10,7 @@ namespace nibble {
 
 // Throws Error(kCheckpoint) naming file and key, Error(kUnsupported) for what `dense` asks of a
 // matrix that cannot be.
-std::unique_ptr<SiteModel> make_gpt_oss(const Config& config, const DenseFormats& dense,
-                                        const Shard& shard);
+std::unique_ptr<SiteModel> make_gpt_oss(const Config& config, Quantization,
+                                        const DenseFormats& dense, const Shard& shard);
 
 }  // namespace nibble

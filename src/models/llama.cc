@@ -173,9 +173,9 @@ class Llama : public SiteModel {
 
 }  // namespace
 
-std::unique_ptr<SiteModel> make_llama(const Config& config, const DenseFormats& dense,
-                                      const Shard& shard) {
-  return std::make_unique<Llama>(parse_config(config), dense, Quantization(config), shard);
+std::unique_ptr<SiteModel> make_llama(const Config& config, Quantization quantization,
+                                      const DenseFormats& dense, const Shard& shard) {
+  return std::make_unique<Llama>(parse_config(config), dense, std::move(quantization), shard);
 }
 
 }  // namespace nibble

@@ -320,9 +320,10 @@ class NemotronH : public SiteModel {
 
 }  // namespace
 
-std::unique_ptr<SiteModel> make_nemotron_h(const Config& config, const DenseFormats& dense,
-                                           const Shard& shard) {
-  return std::make_unique<NemotronH>(parse_nemotron_h(config), dense, Quantization(config), shard);
+std::unique_ptr<SiteModel> make_nemotron_h(const Config& config, Quantization quantization,
+                                           const DenseFormats& dense, const Shard& shard) {
+  return std::make_unique<NemotronH>(parse_nemotron_h(config), dense, std::move(quantization),
+                                     shard);
 }
 
 }  // namespace nibble

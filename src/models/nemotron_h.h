@@ -9,7 +9,7 @@
 namespace nibble {
 
 // NemotronHForCausalLM. Throws Error(kCheckpoint) naming file and key for a config that it is not.
-std::unique_ptr<SiteModel> make_nemotron_h(const Config& config, const DenseFormats& dense,
-                                           const Shard& shard);
+std::unique_ptr<SiteModel> make_nemotron_h(const Config& config, Quantization quantization,
+                                           const DenseFormats& dense, const Shard& shard);
 
 }  // namespace nibble

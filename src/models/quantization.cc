@@ -176,7 +176,13 @@ Quantization::Quantization(const Config& config) {
             "is " + method + ", expected modelopt, compressed-tensors, fp8, awq or mxfp4");
 }
 
+void Quantization::take(std::span<const WeightInfo> weights) {
+  for (const WeightInfo& w : weights) on_disk_[w.name] = w.format;
+}
+
 Format Quantization::format_of(const std::string& module) const {
+  if (const auto found = on_disk_.find(module + ".weight"); found != on_disk_.end())
+    return found->second;
   if (is_any(ignored_, module)) return Format::kBF16;
   for (const Group& group : groups_)
     if (std::ranges::find(group.targets, kAll) != group.targets.end() ||

@@ -3,10 +3,13 @@
 // here; where there is a checkpoint, its tensors say what they are.
 #pragma once
 
+#include <map>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "formats/format.h"
+#include "io/checkpoint.h"
 #include "io/config.h"
 
 namespace nibble {
@@ -16,6 +19,9 @@ class Quantization {
   Quantization() = default;  // none
   // Throws Error(kCheckpoint) naming the key for a method that nibble does not read.
   explicit Quantization(const Config& config);
+
+  // From now on the modules that are there are of the formats that they lie in.
+  void take(std::span<const WeightInfo> weights);
 
   // Of the matrix of a linear module: "model.layers.0.mlp.up_proj". kBF16: not quantized.
   Format format_of(const std::string& module) const;
@@ -31,6 +37,7 @@ class Quantization {
 
   std::vector<Group> groups_;  // the first that has it
   std::vector<std::string> ignored_;
+  std::map<std::string, Format> on_disk_;  // by tensors
 };
 
 }  // namespace nibble

@@ -178,9 +178,9 @@ class Qwen3 : public SiteModel {
 
 }  // namespace
 
-std::unique_ptr<SiteModel> make_qwen3(const Config& config, const DenseFormats& dense,
-                                      const Shard& shard) {
-  return std::make_unique<Qwen3>(parse_config(config), dense, Quantization(config), shard);
+std::unique_ptr<SiteModel> make_qwen3(const Config& config, Quantization quantization,
+                                      const DenseFormats& dense, const Shard& shard) {
+  return std::make_unique<Qwen3>(parse_config(config), dense, std::move(quantization), shard);
 }
 
 }  // namespace nibble

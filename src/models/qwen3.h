@@ -8,7 +8,7 @@
 namespace nibble {
 
 // Qwen3ForCausalLM. Throws Error(kCheckpoint) naming file and key for a config that it is not.
-std::unique_ptr<SiteModel> make_qwen3(const Config& config, const DenseFormats& dense,
-                                      const Shard& shard);
+std::unique_ptr<SiteModel> make_qwen3(const Config& config, Quantization quantization,
+                                      const DenseFormats& dense, const Shard& shard);
 
 }  // namespace nibble

@@ -203,9 +203,9 @@ class Qwen35 : public SiteModel {
 
 }  // namespace
 
-std::unique_ptr<SiteModel> make_qwen3_5(const Config& config, const DenseFormats& dense,
-                                        const Shard& shard) {
-  return std::make_unique<Qwen35>(parse_qwen3_5(config), dense, Quantization(config), shard);
+std::unique_ptr<SiteModel> make_qwen3_5(const Config& config, Quantization quantization,
+                                        const DenseFormats& dense, const Shard& shard) {
+  return std::make_unique<Qwen35>(parse_qwen3_5(config), dense, std::move(quantization), shard);
 }
 
 }  // namespace nibble

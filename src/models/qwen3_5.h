@@ -9,7 +9,7 @@ namespace nibble {
 
 // Qwen3_5ForConditionalGeneration and Qwen3_5ForCausalLM. Throws Error(kCheckpoint) naming file and
 // key for a config that it is not.
-std::unique_ptr<SiteModel> make_qwen3_5(const Config& config, const DenseFormats& dense,
-                                        const Shard& shard);
+std::unique_ptr<SiteModel> make_qwen3_5(const Config& config, Quantization quantization,
+                                        const DenseFormats& dense, const Shard& shard);
 
 }  // namespace nibble

@@ -206,9 +206,9 @@ class Qwen3Moe : public SiteModel {
 
 }  // namespace
 
-std::unique_ptr<SiteModel> make_qwen3_moe(const Config& config, const DenseFormats& dense,
-                                          const Shard& shard) {
-  return std::make_unique<Qwen3Moe>(parse_config(config), dense, Quantization(config), shard);
+std::unique_ptr<SiteModel> make_qwen3_moe(const Config& config, Quantization quantization,
+                                          const DenseFormats& dense, const Shard& shard) {
+  return std::make_unique<Qwen3Moe>(parse_config(config), dense, std::move(quantization), shard);
 }
 
 }  // namespace nibble

@@ -309,14 +309,16 @@ class Qwen3Next : public SiteModel {
 
 }  // namespace
 
-std::unique_ptr<SiteModel> make_qwen3_next(const Config& config, const DenseFormats& dense,
-                                           const Shard& shard) {
-  return std::make_unique<Qwen3Next>(parse_qwen3_next(config), dense, Quantization(config), shard);
+std::unique_ptr<SiteModel> make_qwen3_next(const Config& config, Quantization quantization,
+                                           const DenseFormats& dense, const Shard& shard) {
+  return std::make_unique<Qwen3Next>(parse_qwen3_next(config), dense, std::move(quantization),
+                                     shard);
 }
 
-std::unique_ptr<SiteModel> make_qwen3_5_moe(const Config& config, const DenseFormats& dense,
-                                            const Shard& shard) {
-  return std::make_unique<Qwen3Next>(parse_qwen3_5_moe(config), dense, Quantization(config), shard);
+std::unique_ptr<SiteModel> make_qwen3_5_moe(const Config& config, Quantization quantization,
+                                            const DenseFormats& dense, const Shard& shard) {
+  return std::make_unique<Qwen3Next>(parse_qwen3_5_moe(config), dense, std::move(quantization),
+                                     shard);
 }
 
 }  // namespace nibble

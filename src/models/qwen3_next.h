@@ -9,11 +9,11 @@
 namespace nibble {
 
 // Qwen3NextForCausalLM. Throws Error(kCheckpoint) naming file and key for a config that it is not.
-std::unique_ptr<SiteModel> make_qwen3_next(const Config& config, const DenseFormats& dense,
-                                           const Shard& shard);
+std::unique_ptr<SiteModel> make_qwen3_next(const Config& config, Quantization quantization,
+                                           const DenseFormats& dense, const Shard& shard);
 
 // Qwen3_5MoeForConditionalGeneration and Qwen3_5MoeForCausalLM.
-std::unique_ptr<SiteModel> make_qwen3_5_moe(const Config& config, const DenseFormats& dense,
-                                            const Shard& shard);
+std::unique_ptr<SiteModel> make_qwen3_5_moe(const Config& config, Quantization quantization,
+                                            const DenseFormats& dense, const Shard& shard);
 
 }  // namespace nibble

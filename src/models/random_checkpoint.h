@@ -185,8 +185,9 @@ void add_random_matrix(std::mt19937& random, Format format, int64_t n, int64_t k
 
 // Writes config.json and model.safetensors to `directory`.
 inline void write_random_checkpoint(const RandomShape& shape,
-                                    const std::filesystem::path& directory) {
-  std::ofstream(directory / "config.json") << random_config(shape);
+                                    const std::filesystem::path& directory,
+                                    const std::string& config) {
+  std::ofstream(directory / "config.json") << config;
   std::mt19937 random(static_cast<uint32_t>(shape.seed));
   std::normal_distribution<float> normal;
   std::vector<std::vector<std::byte>> memory;
@@ -237,6 +238,10 @@ inline void write_random_checkpoint(const RandomShape& shape,
         [&] { return bf16_from_float(mean + deviation * normal(random)); });
   }
   write_safetensors(directory / "model.safetensors", tensors);
+}
+inline void write_random_checkpoint(const RandomShape& shape,
+                                    const std::filesystem::path& directory) {
+  write_random_checkpoint(shape, directory, random_config(shape));
 }
 
 }  // namespace nibble

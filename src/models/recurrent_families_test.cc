@@ -17,7 +17,10 @@
 #include "io/bundle_for_test.h"
 #include "io/checkpoint.h"
 #include "io/io_test.h"
+#include "models/random_checkpoint.h"
+#include "models/step_work.h"
 #include "models/test_goldens.h"
+#include "ops/site.h"
 
 namespace nibble {
 namespace {
@@ -176,6 +179,35 @@ TEST(RecurrentFamilies, WeightsThatAreNoNumbers) {
     } catch (const Error& e) {
       EXPECT_THAT(e.what(), HasSubstr("tensor \"" + changed + "\""));
       EXPECT_THAT(e.what(), HasSubstr("hold a value that is infinite or no number"));
+    }
+  }
+}
+
+// Whether a shared expert is one of the experts is for its tensors to say, not for the config.
+TEST(RecurrentFamilies, SharedExpertsAreOfTheFormatTheyLieIn) {
+  for (const Family family : {Family::kQwen3Next, Family::kNemotronH}) {
+    SCOPED_TRACE(static_cast<int>(family));
+    const RandomShape shape{.family = family, .seed = 3, .format = Format::kNvfp4};
+    const std::string alike = random_config(shape);
+    std::string apart = alike;
+    const std::string ignored = R"("ignore": ["lm_head")";
+    apart.replace(apart.find(ignored), ignored.size(), ignored + R"(, "*shared_expert*")");
+    const auto text_of = [&](const std::filesystem::path& directory, const std::string& config) {
+      std::ofstream(directory / "config.json") << config;
+      Loaded loaded(directory, kTwins);
+      bool is_joined = true;
+      for (const ops::Site& site : sites_of(*loaded.model))
+        if (const auto* down = std::get_if<ops::MoeDownDesc>(&site.problem))
+          is_joined = is_joined && down->shared == 1;
+      TestRunner runner(*loaded.model, loaded.cx, 1, 8, DType::kF32);
+      return std::pair(is_joined, runner.run({1, 2, 3, 4, 5}, 128));
+    };
+    for (const bool is_joined : {false, true}) {
+      const test::TempDir dir;
+      write_random_checkpoint(shape, dir.path(), is_joined ? alike : apart);
+      const auto by_right = text_of(dir.path(), is_joined ? alike : apart);
+      EXPECT_EQ(by_right.first, is_joined);
+      EXPECT_EQ(text_of(dir.path(), is_joined ? apart : alike), by_right);
     }
   }
 }

@@ -13,6 +13,7 @@
 #include "models/model.h"
 #include "models/mtp.h"
 #include "models/nemotron_h.h"
+#include "models/quantization.h"
 #include "models/qwen3.h"
 #include "models/qwen3_5.h"
 #include "models/qwen3_moe.h"
@@ -25,7 +26,8 @@ namespace {
 
 struct Architecture {
   const char* name;
-  std::unique_ptr<SiteModel> (*make)(const Config&, const DenseFormats&, const Shard&);
+  std::unique_ptr<SiteModel> (*make)(const Config&, Quantization, const DenseFormats&,
+                                     const Shard&);
 };
 
 constexpr Architecture kArchitectures[] = {
@@ -54,11 +56,21 @@ const Architecture& architecture_of(const ModelFiles& files) {
                   " is not one that nibble has (" + known + ")");
 }
 
+// By what `checkpoint`, if there is one, has of each matrix, else by what the config says.
+std::unique_ptr<SiteModel> make_model(const ModelFiles& files, const Checkpoint* checkpoint,
+                                      const DenseFormats& dense, const Shard& shard) {
+  const Architecture& architecture = architecture_of(files);
+  Quantization quantization(files.config);
+  if (checkpoint != nullptr) quantization.take(list_weights(*checkpoint, SiteModel::is_of_text));
+  return architecture.make(files.config, std::move(quantization), dense, shard);
+}
+
 // Nothing of it is loaded. Where there is a checkpoint, its headers are read.
 std::unique_ptr<SiteModel> make_model(const ModelFiles& files, const DenseFormats& dense,
                                       const Shard& shard = {}) {
-  auto made = architecture_of(files).make(files.config, dense, shard);
-  if (!files.weights.empty()) made->take_formats(*made->open(files.weights));
+  auto checkpoint = files.weights.empty() ? nullptr : open_checkpoint(files.weights);
+  auto made = make_model(files, checkpoint.get(), dense, shard);
+  if (checkpoint != nullptr) made->take_formats(*made->mine(std::move(checkpoint)));
   return made;
 }
 
@@ -161,7 +173,8 @@ std::unique_ptr<DraftHead> make_mtp_head(const HeadFiles& head, const SiteModel&
               " of draft_vocab_size or draft_vocab_file is not in the model's vocabulary of " +
               std::to_string(c.vocab));
   made->share_matrices(target);
-  if (head.checkpoint != nullptr) made->take_formats(*made->open(head.files.weights));
+  if (head.checkpoint != nullptr)
+    made->take_formats(*made->mine(open_checkpoint(head.files.weights)));
   return made;
 }
 
@@ -202,11 +215,11 @@ std::vector<ops::PlanEntry> plan_draft_kernels(const ops::Ctx& cx, const DraftHe
 
 std::unique_ptr<DraftHead> load_draft_head(ops::Ctx& cx, const DraftHeadSource& head,
                                            const Model& target, const LoadOptions& options) {
-  const HeadFiles found = find_head(head, options.format == LoadFormat::kDummy);
+  HeadFiles found = find_head(head, options.format == LoadFormat::kDummy);
   if (options.format != LoadFormat::kDummy) found.files.require_weights();
   auto made = make_head(found, dynamic_cast<const SiteModel&>(target), options.dense);
   SiteModel& sites = sites_of(*made);
-  sites.load(cx, found.files, options);
+  sites.load(cx, std::move(found.checkpoint), options);
   for (const std::string& line : ops::say_general_rows(plan_entries(sites.sites())))
     LOG_INFO("%s", line.c_str());
   return made;
@@ -248,8 +261,10 @@ const ops::Sites& sites_of(const Model& model) {
 std::unique_ptr<Model> load_model(ops::Ctx& cx, const std::string& model,
                                   const LoadOptions& options) {
   const ModelFiles files = find_model(model);
-  auto made = architecture_of(files).make(files.config, options.dense, options.shard);
-  made->load(cx, files, options);
+  const bool is_dummy = options.format == LoadFormat::kDummy;
+  auto checkpoint = is_dummy ? nullptr : open_checkpoint(files.require_weights());
+  auto made = make_model(files, checkpoint.get(), options.dense, options.shard);
+  made->load(cx, std::move(checkpoint), options);
   if (const SiteModel::OfImages& left = made->left_on_disk(); left.tensors > 0)
     LOG_INFO(
         "%s: %lld tensors of what sees images (%.1f MB) stay on disk: nibble runs the text part",

@@ -446,14 +446,9 @@ std::unique_ptr<Checkpoint> SiteModel::mine(std::unique_ptr<Checkpoint> all) con
   return select_tensors(std::move(all), [this](const std::string& name) { return reads(name); });
 }
 
-std::unique_ptr<Checkpoint> SiteModel::open(const std::filesystem::path& directory) const {
-  return mine(open_checkpoint(directory));
-}
-
-void SiteModel::load(const Ctx& cx, const ModelFiles& files, const LoadOptions& options) {
-  std::unique_ptr<Checkpoint> checkpoint;
-  if (options.format != LoadFormat::kDummy) {
-    checkpoint = open_checkpoint(files.require_weights());
+void SiteModel::load(const Ctx& cx, std::unique_ptr<Checkpoint> checkpoint,
+                     const LoadOptions& options) {
+  if (checkpoint != nullptr) {
     left_on_disk_ = {};
     for (const TensorInfo& t : checkpoint->tensors())
       if (is_of_images(t.name)) ++left_on_disk_.tensors, left_on_disk_.bytes += t.bytes;

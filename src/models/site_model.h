@@ -37,9 +37,13 @@ class SiteModel : public Model {
   // Error(kUnsupported) naming two matrices that a kernel multiplies as one and that differ.
   void take_formats(const Checkpoint& checkpoint);
   // What of it is this model's.
-  std::unique_ptr<Checkpoint> open(const std::filesystem::path& directory) const;
-  // Plans and loads.
-  void load(const ops::Ctx& cx, const ModelFiles& files, const LoadOptions& options);
+  std::unique_ptr<Checkpoint> mine(std::unique_ptr<Checkpoint> all) const;
+  // Plans and loads; no checkpoint: dummy weights.
+  void load(const ops::Ctx& cx, std::unique_ptr<Checkpoint> checkpoint, const LoadOptions& options);
+  // Whether a tensor is of the layers that make text, not of an MTP layer or of what sees images.
+  static bool is_of_text(const std::string& tensor) {
+    return !tensor.starts_with("mtp.") && !is_of_images(tensor);
+  }
   // Tensors of what sees images, which no load() reads.
   struct OfImages {
     int64_t tensors = 0, bytes = 0;
@@ -136,9 +140,7 @@ class SiteModel : public Model {
   }
   // Whether a tensor of a checkpoint that others read too is this model's. Others' are as good as
   // not there.
-  virtual bool reads(const std::string& tensor) const {
-    return !tensor.starts_with("mtp.") && !is_of_images(tensor);
-  }
+  virtual bool reads(const std::string& tensor) const { return is_of_text(tensor); }
   // Throws Error where `checkpoint` is not what the model reads, in clearer words than a list of
   // tensors that are missing.
   virtual void check(const Checkpoint& checkpoint) const { static_cast<void>(checkpoint); }
@@ -162,7 +164,6 @@ class SiteModel : public Model {
   const Quantization quantization_;
 
  private:
-  std::unique_ptr<Checkpoint> mine(std::unique_ptr<Checkpoint> all) const;  // of its tensors alone
   struct Declared {
     WantedWeight want;
     ops::Site* site;
