@@ -4,51 +4,27 @@
 // kTiles16x64.
 #include "ops/gpu_matmul/product_any.h"
 #include "ops/gpu_matmul/unit_products.h"
-#include "ops/norm/add_norm.h"
-#include "ops/norm_unembed/norm_unembed.h"
+#include "ops/norm_unembed/norm_rows.h"
 
 namespace nibble::ops::gpu {
 
 void norm_unembed_any(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
                       const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
   if (s.num_out == 0) return;
-  add_norm_any(cx, {.y = nullptr,
-                    .h = h.as<uint16_t>(),
-                    .x = x.as<float>(),
-                    .d = d.as<float>(),
-                    .norm = norm,
-                    .tokens = s.num_out,
-                    .hidden = unembed.cols,
-                    .rows = s.out_rows});
+  add_norm_any(cx, norm_rows(h, x, d, norm, s));
   multiply_any(cx, unembed, h.as<uint16_t>(), s.num_out, logits.as<float>());
 }
-
-namespace {
-
-AddNorm norm_of(const Tensor& h, const Tensor& x, const Tensor& d, const Norm& norm,
-                const Step& s) {
-  return {.y = nullptr,
-          .h = h.as<uint16_t>(),
-          .x = x.as<float>(),
-          .d = d.as<float>(),
-          .norm = norm,
-          .tokens = s.num_out,
-          .hidden = x.dim(1),
-          .rows = s.out_rows};
-}
-
-}  // namespace
 
 void norm_unembed_few(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
                       const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
   if (s.num_out == 0) return;
-  norm_multiply_few(cx, norm_of(h, x, d, norm, s), unembed, logits.as<float>());
+  norm_multiply_few(cx, norm_rows(h, x, d, norm, s), unembed, logits.as<float>());
 }
 
 void norm_unembed_one(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x,
                       const Tensor& d, const Norm& norm, const Weight& unembed, const Step& s) {
   if (s.num_out == 0) return;
-  norm_multiply_one(cx, norm_of(h, x, d, norm, s), unembed, logits.as<float>());
+  norm_multiply_one(cx, norm_rows(h, x, d, norm, s), unembed, logits.as<float>());
 }
 
 }  // namespace nibble::ops::gpu

@@ -4,8 +4,7 @@
 // weights; gpt-oss-120b: 308 MB in MXFP4, 1,158 in BF16: 68 and 255 us of an H200's 4.55 TB/s, 1.3
 // and 5.0 ms of a GB10's 233 GB/s.
 #include "ops/gpu_matmul/gemv.cuh"
-#include "ops/norm/add_norm.h"
-#include "ops/norm_unembed/norm_unembed.h"
+#include "ops/norm_unembed/norm_rows.h"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -55,14 +54,7 @@ void with_norm(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x, 
                     .is_x_old = false}});
     return;
   }
-  add_norm(cx, {.y = nullptr,
-                .h = h.as<uint16_t>(),
-                .x = x.as<float>(),
-                .d = d.as<float>(),
-                .norm = norm,
-                .tokens = s.num_out,
-                .hidden = unembed.cols,
-                .rows = s.out_rows});
+  add_norm(cx, norm_rows(h, x, d, norm, s));
   run(UnembedFew{store, h.as<uint16_t>(), s.num_out, static_cast<int>(unembed.cols)});
 }
 

@@ -1,7 +1,6 @@
 // norm_unembed by SM12x's block-scaled mma: norm of the rows wanted, rounded to E4M3 or E2M1.
 #include "ops/gpu_matmul/gemm_scaled_sm12x.h"
-#include "ops/norm/add_norm.h"
-#include "ops/norm_unembed/norm_unembed.h"
+#include "ops/norm_unembed/norm_rows.h"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -10,14 +9,7 @@ template <ActFormat kInputs>
 void unembed_of(Ctx& cx, const Tensor& logits, const Tensor& h, const Tensor& x, const Tensor& d,
                 const Norm& norm, const Weight& unembed, const Step& s) {
   if (s.num_out == 0) return;
-  add_norm(cx, {.y = nullptr,
-                .h = h.as<uint16_t>(),
-                .x = x.as<float>(),
-                .d = d.as<float>(),
-                .norm = norm,
-                .tokens = s.num_out,
-                .hidden = unembed.cols,
-                .rows = s.out_rows});
+  add_norm(cx, norm_rows(h, x, d, norm, s));
   Scratch scratch(cx.scratch);
   sm12x::gemm_scaled(cx, scratch, kInputs, unembed, h.as<uint16_t>(), s.num_out,
                      logits.as<float>());
