@@ -211,13 +211,15 @@ __device__ __forceinline__ void norm_head(float4 (&v)[kFours], const LaneNorm<kF
 }
 
 // A warp a head of 128 kFours dims, kAtOnce of them on their way together. What does not come from
-// the product is on its way before the wait; is_turn_old: so are the angles.
+// the product is on its way before the wait; is_turn_old: so are the angles. releases_first:
+// attention starts before the wait, and brings its keys while the product still runs.
 template <int kFours, bool kNormed>
 __global__ void __launch_bounds__(kThreads, kFours == 1 ? 4 : 3)
     store_wide_heads(const __grid_constant__ QkvStore s, const float* products, const Norm q_norm,
-                     const Norm k_norm, bool is_turn_old) {
+                     const Norm k_norm, bool is_turn_old, bool releases_first) {
   constexpr int32_t kWarps = kThreads / 32, kAtOnce = 6 / kFours;
   const auto t = static_cast<int32_t>(blockIdx.x), lane = static_cast<int32_t>(threadIdx.x % 32);
+  if (releases_first) cuda::griddep_launch_dependents();
   const int64_t row = kv_row(s, t);
   const int32_t heads = heads_of(s), stride = static_cast<int32_t>(gridDim.y) * kWarps;
   LaneNorm<kFours> q{{}, q_norm.eps, q_norm.offset}, k{{}, k_norm.eps, k_norm.offset};
@@ -229,7 +231,7 @@ __global__ void __launch_bounds__(kThreads, kFours == 1 ? 4 : 3)
   LaneTurn turn;
   if (is_turn_old) turn.load(s, t);
   cuda::griddep_wait();
-  cuda::griddep_launch_dependents();
+  if (!releases_first) cuda::griddep_launch_dependents();
   if (!is_turn_old) turn.load(s, t);
   const float* const from = products + int64_t{t} * heads * s.dim + 4 * lane;
   const auto first = static_cast<int32_t>(blockIdx.y * kWarps + threadIdx.x / 32);
@@ -288,18 +290,21 @@ void store_qkv(Ctx& cx, const QkvStore& s, const QkvNorms& norms, const float* p
   const bool is_wide = has_wide_heads(s), is_normed = norms.q.weight != nullptr;
   const int32_t heads = (s.gate == nullptr ? 1 : 2) * s.q_heads + 2 * s.kv_heads;
   const int32_t parts = s.num_tokens < (is_wide ? kFewWide : kFew) ? (heads + 7) / 8 : 1;
+  const bool releases_first = is_wide && s.num_tokens == 1;
   const cuda::LaunchShape shape{
       .grid = dim3(static_cast<unsigned>(s.num_tokens), static_cast<unsigned>(parts)),
       .block = dim3(kThreads),
-      .release = cuda::Release::kAfterWait,
+      .release = releases_first ? cuda::Release::kBeforeWait : cuda::Release::kAfterWait,
       .reads_inputs = true};
   if (!is_wide && !is_normed) return cuda::launch(cx.stream, store_rows, shape, s, products);
   CHECK(s.dim <= 1024);
   const auto wide = s.dim == 128
                         ? (is_normed ? store_wide_heads<1, true> : store_wide_heads<1, false>)
                         : (is_normed ? store_wide_heads<2, true> : store_wide_heads<2, false>);
-  const auto kernel = is_wide        ? wide
-                      : s.dim <= 128 ? store_normed_rows<2>
+  if (is_wide)
+    return cuda::launch(cx.stream, wide, shape, s, products, norms.q, norms.k,
+                        cx.stream.order.is_complete(s.cos_sin), releases_first);
+  const auto kernel = s.dim <= 128   ? store_normed_rows<2>
                       : s.dim <= 256 ? store_normed_rows<4>
                                      : store_normed_rows<16>;
   cuda::launch(cx.stream, kernel, shape, s, products, norms.q, norms.k,
