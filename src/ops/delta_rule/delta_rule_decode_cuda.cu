@@ -66,8 +66,9 @@ static_assert(offsetof(Stage, inputs) % 32 == 0 && sizeof(Stage::state[0]) % 32 
 
 struct Task {
   Params a;
-  int most;    // tokens of a span: those of more are another kernel's
-  int stages;  // that the launch has memory for
+  int most;             // tokens of a span: those of more are another kernel's
+  int stages;           // that the launch has memory for
+  bool releases_first;  // its followers start before its wait, and bring their weights
 };
 
 __device__ __forceinline__ Stage* stages_of(Shared& shared) {
@@ -340,7 +341,7 @@ __device__ __forceinline__ void step_tokens(const Task& task, Shared& shared) {
   begin_head(Share(a).first / a.num_spans);
   if (warp == kNormWarp) {  // for all: it meets them before anything is written
     cuda::griddep_wait();
-    cuda::griddep_launch_dependents();
+    if (!task.releases_first) cuda::griddep_launch_dependents();
   }
   Phases brought, loaded;
 #pragma unroll 1
@@ -380,6 +381,7 @@ __device__ __forceinline__ void step_tokens(const Task& task, Shared& shared) {
 __global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ Task task) {
   extern __shared__ __align__(128) uint8_t memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
+  if (task.releases_first) cuda::griddep_launch_dependents();
   if (threadIdx.x == 0) {
     for (int i = 0; i < kTokens; ++i) {
       cuda::barrier_init(cuda::shared_address(&shared.brought[i]), kTokenArrivals);
@@ -406,13 +408,14 @@ void delta::decode_spans(Ctx& cx, const Params& a, int most) {
   const int64_t items = int64_t{a.d.value_heads} * a.num_spans;
   const int64_t blocks = std::min<int64_t>(items, cx.kernels.gpu.num_sms);
   const auto stages = std::min<int64_t>((items + blocks - 1) / blocks, kMostStages);
+  const bool releases_first = a.num_spans == 1;
   cuda::launch(cx.stream, decode,
                {.grid = dim3(static_cast<unsigned>(blocks)),
                 .block = dim3(kThreads),
                 .smem_bytes = sizeof(Shared) + stages * sizeof(Stage),
-                .release = cuda::Release::kAfterWait,
+                .release = releases_first ? cuda::Release::kBeforeWait : cuda::Release::kAfterWait,
                 .reads_inputs = true},
-               Task{a, most, static_cast<int>(stages)});
+               Task{a, most, static_cast<int>(stages), releases_first});
 }
 
 void delta_rule_decode(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
