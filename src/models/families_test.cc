@@ -122,6 +122,28 @@ TEST_P(FamilyGolden, TheSameBitsHoweverATokenIsComputed) {
   }
 }
 
+// Behind the last op in which tokens meet a prompt's other rows are left out: the same bits.
+TEST_P(FamilyGolden, TheLastRowOfAPromptIsTheSameAlone) {
+  std::vector<int32_t> tokens = tokens_of(GetParam());
+  tokens.resize(std::min<size_t>(tokens.size(), 128));  // of a step
+  const auto len = static_cast<int32_t>(tokens.size());
+  const int32_t chunk = (len + 1) / 2;
+  const auto half = tokens.begin() + chunk;
+  ASSERT_GE(len, 32);
+  for (const Kernels kernels : kernels_here()) {
+    Loaded loaded(kGoldens / GetParam(), kernels);
+    TestRunner runner(*loaded.model, loaded.cx, 1, len, DType::kBF16);
+    const Logits last{runner.run(tokens, len).back()};
+    const Logits last_of_two{runner.run(tokens, chunk).back()};
+    runner.clear(0);
+    ASSERT_EQ(runner.step({{0, tokens}}, TestRunner::Wanted::kLast), last);
+    runner.clear(0);
+    ASSERT_TRUE(runner.step({{0, {tokens.begin(), half}}}, TestRunner::Wanted::kNone).empty());
+    ASSERT_EQ(runner.step({{0, {half, tokens.end()}}}, TestRunner::Wanted::kLast), last_of_two)
+        << kernels_name(kernels);
+  }
+}
+
 // The config alone says the formats that the tensors have, and what is allocated for them.
 TEST_P(FamilyGolden, TheConfigSaysWhatTheTensorsAre) {
   const std::filesystem::path directory = kGoldens / GetParam();

@@ -260,13 +260,18 @@ class NemotronH : public SiteModel {
   }
 
   // x += Mixer(norm(x)) for each layer, then logits = unembed(norm(x[out_rows])).
-  Tensor run(ops::Ctx& cx, const Step& s, const SeqState& state) override {
+  Tensor run(ops::Ctx& cx, const Step& step, const SeqState& state) override {
+    Step s = step;  // of the tokens that the ops to come have
     const float scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
     Routing routing = c.has('E') ? a.routing.of(s.num_tokens) : Routing{};
     ops::embed(cx, *embed_, {a.x, a.d, a.cos_sin}, c.rope, s);
     const Tensor *x = &a.x, *y = &a.y;
     for (int l = 0; l < c.layers(); ++l, std::swap(x, y)) {
       const Layer& at = layers_[l];
+      if (l + 1 == c.layers() && (c.mixers[l] == 'E' || c.mixers[l] == '-')) {
+        s = out_rows_of(cx, s, *x, a.d, *y);
+        if (c.has('E')) routing = a.routing.of(s.num_tokens);
+      }
       switch (c.mixers[l]) {
         case 'M': {
           const Tensor& in = inputs(l, a.zxbcdt);

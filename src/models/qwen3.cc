@@ -144,7 +144,8 @@ class Qwen3 : public SiteModel {
   }
 
   // x += Attn(norm(x)); x += Mlp(norm(x)) for each layer, then logits = unembed(norm(x[out_rows])).
-  Tensor run(ops::Ctx& cx, const Step& s, const SeqState& kv) override {
+  Tensor run(ops::Ctx& cx, const Step& step, const SeqState& kv) override {
+    Step s = step;  // of the tokens that the ops to come have
     const float scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
     ops::embed(cx, *embed_, {a.x, a.d, a.cos_sin}, c.rope, s);
     for (int l = 0; l < c.layers; ++l) {
@@ -157,6 +158,7 @@ class Qwen3 : public SiteModel {
       ops::out_proj(cx, at.out, a.d, a.att, s);
       sum(cx, at.sum_out, a.d);
       tap(cx, l, {{"attn_d", &a.d}});
+      if (l + 1 == c.layers) s = out_rows_of(cx, s, y, a.d, a.x);
       ops::mlp_up(cx, at.up, {a.u, a.h, a.x}, y, a.d);
       tap(cx, l, {{"mlp_h", &a.h}, {"u", &a.u}});
       ops::out_proj(cx, at.down, a.d, a.u, s);

@@ -157,7 +157,8 @@ class Qwen35 : public SiteModel {
 
   // x += Mixer(norm(x)); x += Mlp(norm(x)) for each layer, then logits =
   // unembed(norm(x[out_rows])).
-  Tensor run(ops::Ctx& cx, const Step& s, const SeqState& state) override {
+  Tensor run(ops::Ctx& cx, const Step& step, const SeqState& state) override {
+    Step s = step;  // of the tokens that the ops to come have
     const float scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
     ops::embed(cx, *embed_, {a.x, a.d, a.cos_sin}, c.rope, s);
     for (int l = 0; l < c.layers(); ++l) {
@@ -181,6 +182,7 @@ class Qwen35 : public SiteModel {
       }
       sum(cx, at.sum_out, a.d);
       tap(cx, l, {{"mixer_d", &a.d}});
+      if (l + 1 == c.layers()) s = out_rows_of(cx, s, a.y, a.d, a.x);
       ops::mlp_up(cx, *at.up, {a.u, a.h, a.x}, a.y, a.d);
       tap(cx, l, {{"mlp_h", &a.h}, {"u", &a.u}});
       ops::out_proj(cx, *at.down, a.d, a.u, s);

@@ -169,7 +169,8 @@ class Qwen3Moe : public SiteModel {
   }
 
   // x += Attn(norm(x)); x += Moe(norm(x)) for each layer, then logits = unembed(norm(x[out_rows])).
-  Tensor run(ops::Ctx& cx, const Step& s, const SeqState& kv) override {
+  Tensor run(ops::Ctx& cx, const Step& step, const SeqState& kv) override {
+    Step s = step;  // of the tokens that the ops to come have
     const float scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
     Routing routing = a.routing.of(s.num_tokens);
     ops::embed(cx, *embed_, {a.x, a.d, a.cos_sin}, c.rope, s);
@@ -183,6 +184,10 @@ class Qwen3Moe : public SiteModel {
       ops::out_proj(cx, at.out, a.d, a.att, s);
       sum(cx, at.sum_out, a.d);
       tap(cx, l, {{"attn_d", &a.d}});
+      if (l + 1 == c.layers) {
+        s = out_rows_of(cx, s, y, a.d, a.x);
+        routing = a.routing.of(s.num_tokens);
+      }
       ops::norm_route(cx, at.route, a.x, a.h, routing, y, a.d);
       tap(cx, l, {{"moe_h", &a.h}, {"ids", &a.routing.ids}, {"p", &a.routing.p}});
       ops::moe_up(cx, at.up, a.u, a.h, routing);

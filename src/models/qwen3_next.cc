@@ -251,7 +251,8 @@ class Qwen3Next : public SiteModel {
 
   // x += Mixer(norm(x)); x += Shared(norm(x)) + Moe(norm(x)) for each layer, then logits =
   // unembed(norm(x[out_rows])).
-  Tensor run(ops::Ctx& cx, const Step& s, const SeqState& state) override {
+  Tensor run(ops::Ctx& cx, const Step& step, const SeqState& state) override {
+    Step s = step;  // of the tokens that the ops to come have
     const float scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
     Routing routing = a.routing.of(s.num_tokens);
     ops::embed(cx, *embed_, {a.x, a.d, a.cos_sin}, c.rope, s);
@@ -279,6 +280,10 @@ class Qwen3Next : public SiteModel {
       }
       sum(cx, at.sum_out, a.d);
       tap(cx, l, {{"mixer_d", &a.d}});
+      if (l + 1 == c.layers()) {
+        s = out_rows_of(cx, s, a.y, a.d, a.x);
+        routing = a.routing.of(s.num_tokens);
+      }
       ops::norm_route(cx, *at.route, a.x, a.h, routing, a.y, a.d);
       tap(cx, l, {{"moe_h", &a.h}, {"ids", &a.routing.ids}, {"p", &a.routing.p}});
       if (!shared_is_last) {  // else chosen by every token

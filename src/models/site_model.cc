@@ -5,7 +5,6 @@
 #include <set>
 
 #include "base/error.h"
-#include "ops/draft_head/draft_head.h"
 #include "ops/prepare.h"
 #include "ops/sample/sample.h"
 
@@ -496,6 +495,7 @@ void SiteModel::reserve(const Ctx& cx, const StepLimits& limits) {
   counters_ = arena_.take(DType::kI32, {sizes.on_gpu ? Ctx::kNumCounters : 0});
   scratch_ = arena_.take(DType::kU8, {sizes.scratch_bytes});
   limits_ = limits;
+  reserve_first_rows(cx);
   prepared_ = ops::prepare_weights(cx, sites_);
 }
 
@@ -503,10 +503,14 @@ void SiteModel::begin(Ctx& cx, const Step& step) {
   cx.stream.order.begin_step();
   cx.scratch = {static_cast<std::byte*>(scratch_.data), static_cast<size_t>(scratch_.size_bytes())};
   cx.counters = static_cast<uint32_t*>(counters_.data);
-  const int64_t replayed = step.num_tokens <= limits_.max_replayed ? step.num_tokens : 0;
-  const Sizes sizes{step.num_tokens, step.num_out, replayed, scratch_.size_bytes(), cx.on_gpu()};
-  for (const Act& act : acts_) *act.tensor = shaped(act, sizes, act.tensor->data);
+  shape_acts(cx, step.num_tokens, step.num_out);
   num_entered_ = 0;
+}
+
+void SiteModel::shape_acts(const Ctx& cx, int64_t tokens, int64_t out) {
+  const int64_t replayed = tokens <= limits_.max_replayed ? tokens : 0;
+  const Sizes sizes{tokens, out, replayed, scratch_.size_bytes(), cx.on_gpu()};
+  for (const Act& act : acts_) *act.tensor = shaped(act, sizes, act.tensor->data);
 }
 
 Tensor SiteModel::forward(Ctx& cx, const Step& step, const SeqState& kv) {
@@ -516,51 +520,6 @@ Tensor SiteModel::forward(Ctx& cx, const Step& step, const SeqState& kv) {
   keep_normed(cx);
   CHECK(num_entered_ == kept_.size());  // else the model does not ask entering() for its layers
   return logits;
-}
-
-// ---- what heads draft from ----
-
-void SiteModel::keep_rows(const std::vector<int32_t>& layers) {
-  const auto is_kept = [&](const Act& act) {
-    return std::ranges::any_of(kept_, [&](const auto& k) { return act.tensor == &k.second; });
-  };
-  std::erase_if(acts_, is_kept);
-  kept_.clear();
-  const Site& embed = sites_.front();
-  for (const int32_t layer : layers)
-    act(kept_[layer], "kept." + std::to_string(layer), DType::kF32, Count::kTokens, 1,
-        embed.weight.cols);
-}
-
-const Tensor& SiteModel::buffer(const std::string& name) const {
-  const auto at = std::ranges::find(acts_, name, &Act::name);
-  CHECK(at != acts_.end());
-  return *at->tensor;
-}
-
-// What the last norm makes of every row, where that is kept.
-void SiteModel::keep_normed(Ctx& cx) {
-  const auto kept = kept_.find(info_.num_layers);
-  if (kept == kept_.end()) return;
-  const Site& unembed = sites_.back();
-  CHECK(unembed.key.op == Op::kNormUnembed);
-  const ops::RowPart row{
-      .x = buffer(unembed.reads[0]), .d = buffer(unembed.reads[1]), .norm = unembed.norm};
-  ops::join_rows(cx, {.y = kept->second, .y_is_normed = true}, {&row, 1}, {});
-  ++num_entered_;
-}
-
-std::vector<Tensor> SiteModel::kept_rows() const {
-  std::vector<Tensor> rows;
-  for (const auto& [layer, kept] : kept_) rows.push_back(kept);
-  return rows;
-}
-
-const Tensor& SiteModel::entering(int32_t layer, const Tensor& shared) {
-  const auto kept = kept_.find(layer);
-  if (kept == kept_.end()) return shared;
-  ++num_entered_;
-  return kept->second;
 }
 
 const Weight* SiteModel::embedding() const {

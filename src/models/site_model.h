@@ -151,6 +151,12 @@ class SiteModel : public Model {
   // kept, else `shared`.
   const Tensor& entering(int32_t layer, const Tensor& shared);
 
+  // Behind the last op in which tokens meet: of x and d [T, H] only the rows stay whose logits are
+  // wanted, where these are few, and all buffers of T tokens have so many. Returns the step of
+  // those; `step` itself where all rows are wanted or shown. `room`: a buffer like x.
+  Step out_rows_of(ops::Ctx& cx, const Step& step, const Tensor& x, const Tensor& d,
+                   const Tensor& room);
+
   // Where what enters a layer with a state goes: to where it stays for replay(), or, in longer
   // steps, `shared`.
   const ops::DeltaRuleIn& inputs(int32_t layer, const ops::DeltaRuleIn& shared) const;
@@ -192,6 +198,8 @@ class SiteModel : public Model {
            bool is_stored = false);
   static Tensor shaped(const Act& act, const Sizes& sizes, void* data);
   void begin(ops::Ctx& cx, const Step& step);
+  void reserve_first_rows(const ops::Ctx& cx);
+  void shape_acts(const ops::Ctx& cx, int64_t tokens, int64_t out);
   Sizes sizes_of(const ops::Ctx& cx, const StepLimits& limits) const;
   Declared& declare(ops::Site& site, const char* part, const std::string& name,
                     std::vector<int64_t> shape, Fill fill);
@@ -229,8 +237,9 @@ class SiteModel : public Model {
   // Inputs for replay(), by layer.
   std::map<int32_t, ops::DeltaRuleIn> delta_inputs_;
   std::map<int32_t, Tensor> mamba_inputs_;
-  Tensor counters_;  // zeros between ops; GPUs only
-  Tensor scratch_;   // working memory within one op
+  Buffer first_rows_;  // 0, 1, ..: out_rows of a step of those alone
+  Tensor counters_;    // zeros between ops; GPUs only
+  Tensor scratch_;     // working memory within one op
   LoadedWeights loaded_;
   OfImages left_on_disk_;
   Buffer prepared_;

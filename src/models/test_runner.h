@@ -38,8 +38,11 @@ class TestRunner {
   TestRunner(Model& model, ops::Ctx& cx, int32_t slots, int32_t max_len, DType kv_dtype,
              int32_t page_size = 16, const Copy& copy = {});
 
-  // Appends the chunks in one step and returns the logits of all their tokens, [T][V].
-  std::vector<std::vector<float>> step(const std::vector<TestChunk>& chunks);
+  // Appends the chunks in one step and returns the logits of all their tokens, [T][V], of the last
+  // of each, or of none.
+  enum class Wanted : uint8_t { kAll, kLast, kNone };
+  std::vector<std::vector<float>> step(const std::vector<TestChunk>& chunks,
+                                       Wanted wanted = Wanted::kAll);
   // A sequence on its own in slot 0, from position 0, in chunks of at most `chunk` tokens.
   std::vector<std::vector<float>> run(const std::vector<int32_t>& tokens, int32_t chunk);
   void clear(int32_t slot) { lengths_[slot] = 0; }
@@ -125,17 +128,19 @@ inline TestRunner::TestRunner(Model& model, ops::Ctx& cx, int32_t slots, int32_t
   }
 }
 
-inline std::vector<std::vector<float>> TestRunner::step(const std::vector<TestChunk>& chunks) {
+inline std::vector<std::vector<float>> TestRunner::step(const std::vector<TestChunk>& chunks,
+                                                        Wanted wanted) {
   std::vector<int32_t> tokens, positions, out_rows;
   std::vector<Span> spans;
   for (const TestChunk& chunk : chunks) {
     const auto len = static_cast<int32_t>(chunk.tokens.size());
     spans.push_back({static_cast<int32_t>(tokens.size()), len, lengths_[chunk.slot], chunk.slot});
     for (int32_t token : chunk.tokens) {
-      out_rows.push_back(static_cast<int32_t>(tokens.size()));
+      if (wanted == Wanted::kAll) out_rows.push_back(static_cast<int32_t>(tokens.size()));
       tokens.push_back(token);
       positions.push_back(lengths_[chunk.slot]++);
     }
+    if (wanted == Wanted::kLast) out_rows.push_back(static_cast<int32_t>(tokens.size()) - 1);
   }
   Step step{.num_tokens = static_cast<int32_t>(tokens.size()),
             .num_spans = static_cast<int32_t>(spans.size()),

@@ -1,6 +1,7 @@
 #include "ops/ctx.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "cpu/thread_pool.h"
@@ -26,6 +27,15 @@ Buffer Ctx::allocate(int64_t bytes) const {
   if (!on_gpu()) return Buffer(bytes);
   Buffer buffer = cuda::device_buffer(bytes);
   if (bytes > 0) cuda::fill(buffer.data(), 0, bytes);
+  return buffer;
+}
+
+Buffer Ctx::copy_of(const void* data, int64_t bytes) const {
+  Buffer buffer = allocate(bytes);
+  if (on_gpu())
+    cuda::copy(buffer.data(), data, bytes);
+  else
+    std::memcpy(buffer.data(), data, bytes);
   return buffer;
 }
 

@@ -53,6 +53,8 @@ struct Ctx {
   bool on_gpu() const { return kernels.gpu.sm != 0; }
   // Zeroed memory for what ops read and write: the host's, or the GPU's.
   Buffer allocate(int64_t bytes) const;
+  // A copy of host memory, where ops read.
+  Buffer copy_of(const void* data, int64_t bytes) const;
   // `t` as host memory, bf16 as float32: `t` itself, or a copy in `memory` after waiting for the
   // GPU.
   Tensor on_host(const Tensor& t, Buffer& memory) const;
