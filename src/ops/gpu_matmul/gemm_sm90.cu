@@ -17,13 +17,12 @@ bool streams_rows(const Weight& w, int64_t tokens, int num_sms) {
 }
 
 // Tokens of a dense matrix that are multiplied at once: as many as L2 holds while all row tiles
-// meet them. Not timed of BF16; of fewer rows parts of them leave SMs idle.
+// meet them. Of fewer rows parts of them leave SMs idle.
 constexpr int32_t kTokensAtOnce = 2048, kRowsOfParts = 4096;
 
 bool goes_in_parts(const Weight& w, GemmOut out, const GemmArgs& args) {
   return args.offsets == nullptr && args.token == nullptr && out != GemmOut::kQkv &&
-         w.format != Format::kBF16 && w.rows >= kRowsOfParts &&
-         2 * args.num_slots > 3 * kTokensAtOnce;
+         w.rows >= kRowsOfParts && 2 * args.num_slots > 3 * kTokensAtOnce;
 }
 int64_t row_bytes(const Weight& w, GemmOut out) {
   return out == GemmOut::kF32 ? 4 * w.rows : out == GemmOut::kSwiglu ? w.rows : 2 * w.rows;

@@ -126,6 +126,7 @@ TEST(MlpUpGpu, StreamOfRowsEqualsTheTwin) {
 TEST(MlpUpGpu, PartsOfAPromptEqualTheTwin) {
   if (is_too_slow(64 * 3101)) return;
   check({64, 2056, Format::kNvfp4}, 3101, kClampedSwiglu, /*as_gb10=*/false, "sm90_nvfp4_gemm");
+  check({64, 2056, Format::kBF16}, 3101, kClampedSwiglu, /*as_gb10=*/false, "sm90_bf16_gemm");
 }
 
 }  // namespace

@@ -133,6 +133,7 @@ TEST(OutProjGpu, Nvfp4StreamEqualsTheTwin) {
 TEST(OutProjGpu, PartsOfAPromptEqualTheTwin) {
   if (is_too_slow(64 * 3101)) return;
   check_sm90("sm90_nvfp4_gemm", Format::kNvfp4, {4112, 64}, 3101, true);
+  check_sm90("sm90_bf16_gemm", Format::kBF16, {4112, 64}, 3101, true);
 }
 
 }  // namespace
