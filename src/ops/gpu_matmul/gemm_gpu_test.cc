@@ -254,6 +254,12 @@ TEST(GemmGpu, DenseEqualsTheTwinAndItselfAlone) {
   }
 }
 
+// Prompts of BF16 rows by gemm_dense: last items that are not whole, and parts of 2,048 tokens.
+TEST(GemmGpu, ManyTokensOfBf16RowsEqualTheTwinAndThemselvesAlone) {
+  for (const auto& [rows, tokens] : {std::pair{336, 8200}, {2064, 1300}})
+    if (!is_too_slow(rows * tokens)) check_dense(rows, 192, Format::kBF16, tokens, "_gemm");
+}
+
 // Scales as large and as small as the kernel takes exactly, beside usual ones.
 TEST(GemmGpu, ScalesOfAnySizeFit) {
   Random random(7);

@@ -1,4 +1,5 @@
 // Launches of the wgmma GEMM.
+#include "ops/gpu_matmul/gemm_dense_sm90.h"
 #include "ops/gpu_matmul/gemm_launch_sm90.cuh"
 #include "ops/gpu_matmul/rows_products.h"
 #include "ops/gpu_matmul/slices.h"
@@ -43,6 +44,8 @@ void gemm_in_parts(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) 
 
 void gemm(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
   if (args.num_slots == 0) return;
+  if (has_items_of_gemm_dense(w, args.num_slots, cx.kernels.gpu.num_sms))
+    return gemm_dense(cx, w, out, args);
   if (goes_in_parts(w, out, args)) return gemm_in_parts(cx, w, out, args);
   const sm90::GemmParams params = sm90::gemm_params(w, args);
   if (w.format == Format::kBF16) {

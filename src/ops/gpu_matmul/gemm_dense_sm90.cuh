@@ -1,0 +1,178 @@
+// Dense GEMM by wgmma of a prompt's tokens with BF16 rows: y[t] = x[t] W^T + b. The copy engine
+// brings both operands.
+//
+//   weights  in   [N, K] bf16, and bias [N] bf16 or none
+//   x        in   [T, K] bf16
+//   y        out  [T, N] f32, or with SwiGLU [T, N / 2] bf16
+//
+// K % 64 == 0, N % 16 == 0. A work item is kRows rows by kN tokens. One thread fills a ring of
+// stages of 64 k, two warpgroups multiply 64 rows each. Items of some 2,048 tokens come before the
+// next tokens: so many rows of x stay in L2 while all rows of W meet them. Sums are one chain over
+// K for every element: the same whatever else is in the step.
+//
+// What binds is 700 W: an H200 in a prompt of 8,192 tokens of Llama-3.1-8B runs at 1.25 GHz. What
+// was measured, and what lost (pairs of blocks that share weights): docs/lab/dense-products.md.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/launch.cuh"
+#include "cuda/tensor_map.cuh"
+#include "ops/gpu_matmul/gemm_items.h"
+#include "ops/gpu_matmul/gemm_store_sm90.cuh"
+
+namespace nibble::ops::gpu::sm90 {
+
+template <GemmOut kOut_>
+struct DenseShape {
+  static constexpr GemmOut kOut = kOut_;
+  static constexpr int kN = 256, kGroups = 2, kRows = 64 * kGroups;
+  static constexpr int kThreads = 128 * (1 + kGroups);
+  // Of the 64 K of an SM: what the filling warpgroup gives away, the others get.
+  static constexpr int kFillRegisters = 40, kMultiplyRegisters = 232;
+  static constexpr int kWBytes = kRows * 128, kStageBytes = kWBytes + kN * 128;
+  static constexpr bool kStagesOutput = kOut == GemmOut::kSwiglu;
+  static constexpr int kOutputBytes = kStagesOutput ? kGroups * 2 * kStagedBytes : 0;
+  static constexpr int kStages = (227 * 1024 - 1024 - 128 - kOutputBytes) / kStageBytes;
+  static constexpr int kStaged = kStages * kStageBytes, kBarriers = kStaged + kOutputBytes;
+  static constexpr int kBytes = 1024 + kBarriers + 2 * kStages * 8;
+};
+
+struct DenseParams : GemmArgs {
+  CUtensorMap w_boxes, x_boxes;         // of kRows rows, of kN tokens; 64 k
+  int row_tiles, token_tiles, at_once;  // token tiles: all, and those that meet rows together
+};
+
+template <typename S>
+struct DenseBlock {
+  const DenseParams& g;
+  uint32_t smem;
+  int slot = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ uint32_t w_at(int s) const { return smem + s * S::kStageBytes; }
+  __device__ __forceinline__ uint32_t x_at(int s) const { return w_at(s) + S::kWBytes; }
+  __device__ __forceinline__ uint32_t full(int s) const { return smem + S::kBarriers + s * 8; }
+  __device__ __forceinline__ uint32_t empty(int s) const { return full(S::kStages + s); }
+  __device__ __forceinline__ void next() {
+    if (++slot == S::kStages) slot = 0, phase ^= 1;
+  }
+
+  __device__ __forceinline__ GemmItem item(int i) const {
+    const int of_part = g.at_once * g.row_tiles, part = i / of_part;
+    const int tiles = min(g.at_once, g.token_tiles - part * g.at_once), j = i - part * of_part;
+    GemmItem it{};
+    it.row0 = j / tiles * S::kRows;
+    it.slot0 = (part * g.at_once + j % tiles) * S::kN;
+    it.valid = min(S::kN, g.num_slots - it.slot0);
+    return it;
+  }
+
+  // By one thread.
+  __device__ __forceinline__ void fill(const GemmItem& it) {
+    for (int u = 0; u < g.cols / 64; ++u) {
+      barrier_wait(empty(slot), phase ^ 1);
+      barrier_expect(full(slot), S::kStageBytes);
+      copy_box(w_at(slot), g.w_boxes, u * 64, it.row0, full(slot));
+      copy_box(x_at(slot), g.x_boxes, u * 64, it.slot0, full(slot));
+      next();
+    }
+  }
+
+  // By a warp, behind its last read of stage s.
+  __device__ __forceinline__ void release(int s) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty(s));
+  }
+
+  __device__ __forceinline__ void multiply(const GemmItem& it, int wg, Staged& staged) {
+    float d[S::kN / 2];
+    int previous = slot;
+    wgmma_fence();  // aligned: the compiler knows a warp to be together, and the loop to be uniform
+    for (int u = 0; u < g.cols / 64; ++u) {
+      barrier_wait_together(full(slot), phase);
+      const uint64_t a = swizzled_128(uniform(w_at(slot) + wg * 64 * 128));
+      const uint64_t b = swizzled_128(uniform(x_at(slot)));
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) wgmma_bf16<S::kN>(d, a + 2 * k, b + 2 * k, u + k > 0);
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (u > 0) release(previous);
+      previous = slot;
+      next();
+    }
+    wgmma_wait<0>();
+    __syncwarp();
+    release(previous);
+    const int row0 = it.row0 + wg * 64, of_warp = row0 + threadIdx.x / 32 % 4 * 16;
+    const RowFactors f = factors(min(of_warp, g.rows - 16));
+    if constexpr (S::kStagesOutput)
+      store_lines<S::kOut, S::kN / 8>(g, it, row0, staged, f, [&](int j) {
+        const float* v = &d[j * 4];
+        return float4{v[0], v[1], v[2], v[3]};
+      });
+    else if (of_warp < g.rows)
+      store(it, of_warp, f, d);
+  }
+
+  // Of 16 rows from row0 on.
+  __device__ __forceinline__ RowFactors factors(int row0) const {
+    RowFactors f{1, 1, 0, 0};
+    if (g.bias != nullptr) {
+      const uint16_t* at = g.bias + row0 + threadIdx.x % 32 / 4;
+      f.b0 = __uint_as_float(at[0] << 16), f.b1 = __uint_as_float(at[8] << 16);
+    }
+    return f;
+  }
+
+  // float32, as GemmBlock::store(): even rows keep the first column, odd ones the second, each
+  // with its neighbour's row.
+  __device__ __forceinline__ void store(const GemmItem& it, int row0, const RowFactors& f,
+                                        const float (&d)[S::kN / 2]) {
+    const int lane = threadIdx.x % 32, row = lane / 4;
+    const bool odd = row & 1;
+    const int column = 2 * (lane % 4) + odd, left = it.valid - column;
+    float* y = static_cast<float*>(g.y) + (int64_t{it.slot0} + column) * g.rows + row0 + (row & ~1);
+#pragma unroll
+    for (int j = 0; j < S::kN / 8; ++j) {
+      const float4 v = f.of({d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]});
+      const float r0 = __shfl_xor_sync(~0u, odd ? v.x : v.y, 4);
+      const float r1 = __shfl_xor_sync(~0u, odd ? v.z : v.w, 4);
+      if (8 * j < left) {
+        *reinterpret_cast<float2*>(y) = odd ? float2{r0, v.y} : float2{v.x, r0};
+        *reinterpret_cast<float2*>(y + 8) = odd ? float2{r1, v.w} : float2{v.z, r1};
+      }
+      y += int64_t{8} * g.rows;
+    }
+  }
+};
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    dense_kernel(const __grid_constant__ DenseParams g) {
+  extern __shared__ char raw[];
+  DenseBlock<S> block{g, shared_address(aligned_1024(raw))};
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < S::kStages; ++s) {
+      barrier_init(block.full(s), 1);
+      barrier_init(block.empty(s), 4 * S::kGroups);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  cuda::griddep_wait();
+  cuda::griddep_launch_dependents();
+  const int items = g.row_tiles * g.token_tiles;
+  if (threadIdx.x < 128) {
+    fewer_registers<S::kFillRegisters>();
+    if (threadIdx.x == 0)
+      for (int i = blockIdx.x; i < items; i += gridDim.x) block.fill(block.item(i));
+  } else {
+    more_registers<S::kMultiplyRegisters>();
+    const int wg = threadIdx.x / 128 - 1;
+    Staged staged{block.smem + S::kStaged + wg * 2 * kStagedBytes, 1 + wg};
+    for (int i = blockIdx.x; i < items; i += gridDim.x) block.multiply(block.item(i), wg, staged);
+  }
+}
+
+}  // namespace nibble::ops::gpu::sm90
