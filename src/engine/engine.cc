@@ -236,7 +236,7 @@ void Engine::Impl::launch_on_gpu() {
 
 // On all ranks; heads draft for one alone.
 void Engine::Impl::begin_on_gpu(const StepBlock& block, bool is_fed) {
-  if (feed_ != nullptr) return feed_->launch(*gpu_, cx_, block, is_fed);
+  if (feed_ != nullptr) return feed_->launch(model_, *gpu_, cx_, block, is_fed);
   const bool has_drafts = head_ != nullptr && !is_fed;
   gpu_->launch(block, is_fed, has_drafts ? head_->drafted() : DraftedTokens{});
 }

@@ -320,6 +320,36 @@ TEST_F(RecurrentRanks, TheMtpLayerDraftsOnTheFirst) {
   EXPECT_EQ(group.end(), std::vector<std::string>(2));
 }
 
+// Behind a prompt's last attention a model leaves rows without logits out, unless a head or a tap,
+// which rank 0 alone has, looks at them: then no rank does. (The first step is compared: a tap on
+// each.)
+TEST_F(EngineRanks, WhatTheFirstLooksAtIsMadeByAll) {
+  const auto run_by_turns = [&](Engine& engine) {
+    std::vector<Transcript> all;
+    for (const int32_t length : {50, 60}) {
+      Request request{.prompt = toy_prompt(length, length, engine.model().info().vocab_size),
+                      .max_tokens = 4};
+      request.sampling.temperature = 0;
+      all.push_back(run_all(engine, {request})[0]);
+    }
+    return all;
+  };
+  Engine alone(*one_.model, one_.cx, options_of_shipped());
+  const std::vector<Transcript> want = run_by_turns(alone);
+  for (const std::string& head : {std::string(), kModels + "nibble-tiny-gpt-oss-eagle3"}) {
+    SCOPED_TRACE(head);
+    Group group(kShipped, 2, options_of_shipped(), {}, 0, head);
+    int64_t most = 0;
+    if (head.empty())
+      group.engine().set_tap([&](std::string_view name, int, const Tensor& value) {
+        if (name == "moe_h") most = std::max(most, value.dim(0));
+      });
+    expect_same(want, run_by_turns(group.engine()));
+    EXPECT_EQ(most, head.empty() ? 60 : 0);
+    EXPECT_EQ(group.end(), std::vector<std::string>(2));
+  }
+}
+
 // ---- what goes wrong
 
 std::vector<Transcript> run_to_the_end(Engine& engine, std::vector<Request> requests) {

@@ -50,6 +50,12 @@ std::vector<int32_t> ids_of_first(dist::Comm& comm, std::vector<int32_t> ids, in
 
 void mix(uint64_t& hash, uint64_t value) { hash = (hash ^ value) * 0x100000001b3; }
 
+// As the others are told of it: a tap or a head that only this rank has sees all rows on each.
+Step shared(Step step, const Model& model, const ops::Ctx& cx) {
+  step.all_rows = cx.tap || !model.kept_rows().empty();
+  return step;
+}
+
 }  // namespace
 
 ReplicaHash::ReplicaHash(ops::Ctx& cx) : cx_(cx) {
@@ -216,8 +222,9 @@ bool StepFeed::is_compared(const ops::Ctx& cx, const Step& step) {
   return true;
 }
 
-void StepFeed::launch(GpuSteps& steps, ops::Ctx& cx, const StepBlock& block, bool is_fed) {
-  const Step step = block.step();
+void StepFeed::launch(const Model& model, GpuSteps& steps, ops::Ctx& cx, const StepBlock& block,
+                      bool is_fed) {
+  const Step step = shared(block.step(), model, cx);
   const StepMessage message{
       .compares = is_compared(cx, step), .is_fed = is_fed, .step = step, .draws = block.draws()};
   tell(message);
@@ -226,7 +233,7 @@ void StepFeed::launch(GpuSteps& steps, ops::Ctx& cx, const StepBlock& block, boo
 
 void StepFeed::run(Model& model, ops::Ctx& cx, const Step& step, const SeqState& kv) {
   const bool compares = is_compared(cx, step);
-  tell({.compares = compares, .step = step});
+  tell({.compares = compares, .step = shared(step, model, cx)});
   if (!compares) return rows_.take(model.forward(cx, step, kv));
   const ReplicaHash hash(cx);
   const Tensor logits = model.forward(cx, step, kv);

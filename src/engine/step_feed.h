@@ -74,7 +74,8 @@ class StepFeed {
   // these: Model::replay().
   void replay(std::span<const Span> spans);
   // run() on GPUs, where the step is begun; each of them finds the same ids.
-  void launch(GpuSteps& steps, ops::Ctx& cx, const StepBlock& block, bool is_fed);
+  void launch(const Model& model, GpuSteps& steps, ops::Ctx& cx, const StepBlock& block,
+              bool is_fed);
 
  private:
   class RecordedPages;

@@ -11,7 +11,7 @@ namespace nibble {
 namespace {
 
 struct Head {
-  int32_t ends, compares, is_fed, num_draws;
+  int32_t ends, compares, is_fed, all_rows, num_draws;
   int32_t num_tokens, num_spans, num_out, max_context;
   int32_t num_copies, num_changes;
 };
@@ -89,6 +89,7 @@ void write_message(const StepMessage& m, std::vector<std::byte>& to) {
   const Head head{m.ends,
                   m.compares,
                   m.is_fed,
+                  m.step.all_rows,
                   static_cast<int32_t>(m.draws.size()),
                   m.step.num_tokens,
                   m.step.num_spans,
@@ -110,7 +111,8 @@ StepMessage read_message(std::span<const std::byte> bytes, const StepBounds& bou
   m.step = {.num_tokens = head.num_tokens,
             .num_spans = head.num_spans,
             .num_out = head.num_out,
-            .max_context = head.max_context};
+            .max_context = head.max_context,
+            .all_rows = head.all_rows != 0};
   m.step.tokens = m.is_fed ? nullptr : take<int32_t>(bytes, head.num_tokens);
   m.step.positions = take<int32_t>(bytes, head.num_tokens);
   m.step.spans = take<Span>(bytes, head.num_spans);

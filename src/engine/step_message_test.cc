@@ -35,6 +35,7 @@ struct Example {
               .num_spans = static_cast<int32_t>(spans.size()),
               .num_out = static_cast<int32_t>(out_rows.size()),
               .max_context = 128,
+              .all_rows = true,
               .tokens = tokens.data(),
               .positions = positions.data(),
               .spans = spans.data(),
@@ -68,6 +69,7 @@ TEST(StepMessage, IsReadAsItWasWritten) {
   EXPECT_TRUE(m.compares);
   EXPECT_FALSE(m.ends);
   EXPECT_EQ(m.step.max_context, 128);
+  EXPECT_TRUE(m.step.all_rows);
   EXPECT_EQ(std::vector(m.step.tokens, m.step.tokens + m.step.num_tokens), example.tokens);
   EXPECT_EQ(std::vector(m.step.positions, m.step.positions + 4), example.positions);
   EXPECT_EQ(std::vector(m.step.out_rows, m.step.out_rows + 2), example.out_rows);

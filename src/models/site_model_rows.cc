@@ -23,7 +23,8 @@ void SiteModel::reserve_first_rows(const Ctx& cx) {
 Step SiteModel::out_rows_of(Ctx& cx, const Step& step, const Tensor& x, const Tensor& d,
                             const Tensor& room) {
   const int32_t rows = std::max(1, step.num_out);  // no op has to know steps of none
-  if (cx.tap || !kept_.empty() || rows > kMostOutRows || rows * kTokensAnOutRow > step.num_tokens)
+  if (cx.tap || !kept_.empty() || step.all_rows || rows > kMostOutRows ||
+      rows * kTokensAnOutRow > step.num_tokens)
     return step;
   const Tensor all[] = {x, d};
   shape_acts(cx, rows, step.num_out);

@@ -26,6 +26,8 @@ struct Step {
   // No sequence is longer than this after the step. Coarse: kernels size their grids by it, and one
   // recording of the launches serves every step of the same counts and bound.
   int32_t max_context = 0;
+  // None of its rows may be left out, even of those without logits: another rank looks at them.
+  bool all_rows = false;
   const int32_t* tokens = nullptr;     // [T]
   const int32_t* positions = nullptr;  // [T]
   const Span* spans = nullptr;         // [S]
