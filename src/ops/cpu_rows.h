@@ -39,13 +39,9 @@ constexpr auto joined(const std::array<Row, kCounts>&... parts) {
 template <typename Row, template <typename, cpu::Isa> typename Cpu, auto kMatrix>
 class CpuRows {
  public:
-  // Of a matrix in any format, of experts.
-  static constexpr auto dense() {
-    return joined(in_tiles(), in_int8(), in_bf16_panels(), std::array{bf16_rows("amx_bf16")},
-                  in_float_panels(), in_float(), any());
-  }
-  static constexpr auto experts() {
-    return joined(in_tiles(), in_int8(), in_bf16_panels(), in_float_panels(), in_float(), any());
+  static constexpr auto all() {
+    return joined(in_tiles(), in_int8(), in_bf16_panels(), in_bf16_rows(), in_float_panels(),
+                  in_float(), any());
   }
 
  private:
@@ -60,6 +56,9 @@ class CpuRows {
   }
   static constexpr std::array<Row, 1> in_bf16_panels() {
     return {bf16<cpu::Isa::kAvx512Bf16>("avx512_bf16_panels")};
+  }
+  static constexpr std::array<Row, 2> in_bf16_rows() {
+    return {bf16_rows<cpu::Isa::kAmx>("amx_bf16"), bf16_rows<cpu::Isa::kAvx512Bf16>("avx512_bf16")};
   }
   static constexpr std::array<Row, 3> in_float_panels() {
     return {float_panels<cpu::Isa::kAvx512>("avx512_float_panels"),
@@ -98,9 +97,9 @@ class CpuRows {
     return {name, refuse_matrix<kMatrix, refuse_bf16<kIsa>>, Cpu<Bf16Product, kIsa>::run,
             Layout::kPanels16};
   }
+  template <cpu::Isa kIsa>
   static constexpr Row bf16_rows(const char* name) {
-    return {name, refuse_matrix<kMatrix, refuse_bf16_rows>,
-            Cpu<Bf16RowProduct, cpu::Isa::kAmx>::run};
+    return {name, refuse_matrix<kMatrix, refuse_bf16_rows<kIsa>>, Cpu<Bf16RowProduct, kIsa>::run};
   }
   template <cpu::Isa kIsa>
   static constexpr Row int8(const char* name) {

@@ -50,11 +50,11 @@ TEST(KernelTable, ChoosesByInstructionSetWhateverMachineThisIs) {
 
 TEST(KernelTable, ListsEveryRefusal) {
   const auto chosen = pick(Op::kMoeUp, moe_up_kernels(), kDesc, on(cpu::Isa::kAvx2));
-  ASSERT_EQ(chosen.refused.size(), 12u);
+  ASSERT_EQ(chosen.refused.size(), 14u);
   EXPECT_EQ(chosen.refused[5].kernel, "avx2_int8");
   EXPECT_EQ(chosen.refused[5].reason, "activations are not int8");
-  EXPECT_EQ(chosen.refused[11].kernel, "avx512_float");
-  EXPECT_EQ(chosen.refused[11].reason, "needs AVX-512 F, BW, VL and DQ");
+  EXPECT_EQ(chosen.refused[13].kernel, "avx512_float");
+  EXPECT_EQ(chosen.refused[13].reason, "needs AVX-512 F, BW, VL and DQ");
   KernelOptions forced = on(cpu::Isa::kScalar);
   forced.force("moe_up=ref");
   EXPECT_EQ(refusal(forced),
@@ -67,6 +67,8 @@ TEST(KernelTable, ListsEveryRefusal) {
             "  avx2_int8: needs AVX2 and FMA\n"
             "  neon_dot_int8: needs an arm64 CPU with dot products\n"
             "  avx512_bf16_panels: needs fast AVX-512 BF16\n"
+            "  amx_bf16: needs AMX (tile, int8, bf16)\n"
+            "  avx512_bf16: needs fast AVX-512 BF16\n"
             "  avx512_float_panels: needs AVX-512 F, BW, VL and DQ\n"
             "  avx2_float_panels: needs AVX2 and FMA\n"
             "  neon_float_panels: needs an arm64 CPU\n"
@@ -138,6 +140,28 @@ TEST(KernelTable, Int8IsAChoiceOfLayers) {
   EXPECT_EQ(
       reason_of(pick(Op::kMoeUp, moe_up_kernels(), desc, options).refused, "avx512_vnni_int8"),
       "int8 activations are for weights of 4 bits");
+}
+
+// Where activations may be rounded, weights in BF16 meet bf16 as they lie.
+TEST(KernelTable, Bf16IsReadAsItLies) {
+  MoeUpDesc desc = kDesc;
+  desc.format = Format::kBF16;
+  const auto named = [&](cpu::Isa isa, ActFormat activations) {
+    KernelOptions options = on(isa);
+    options.activations = activations;
+    const auto chosen = pick(Op::kMoeUp, moe_up_kernels(), desc, options);
+    EXPECT_EQ(chosen.row->layout, Layout::kRows);
+    return std::string(chosen.row->name);
+  };
+  for (const ActFormat rounded : {ActFormat::kInt8, ActFormat::kInt8Row}) {
+    EXPECT_EQ(named(cpu::Isa::kAmx, rounded), "amx_bf16");
+    EXPECT_EQ(named(cpu::Isa::kAvx512Bf16, rounded), "avx512_bf16");
+    EXPECT_EQ(named(cpu::Isa::kAvx512Vnni, rounded), "avx512_float");
+  }
+  EXPECT_EQ(named(cpu::Isa::kAvx512Bf16, ActFormat::kFloat), "avx512_float");
+  EXPECT_EQ(named(cpu::Isa::kAvx512Bf16, ActFormat::kBF16), "avx512_float");
+  desc.width = 36;  // rows of gates and ups: 72
+  EXPECT_EQ(named(cpu::Isa::kAvx512Bf16, ActFormat::kInt8), "avx512_float");
 }
 
 // Weights of 4 bits go by int8 everywhere, one step per token or not; E4M3 and, on AMX, NVFP4 by

@@ -101,10 +101,11 @@ const char* refuse_bf16(Format format, int64_t rows, int64_t cols, const KernelO
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }
 
-// bf16 weights by bf16 tiles, likewise.
-inline const char* refuse_bf16_rows(Format format, int64_t rows, int64_t cols,
-                                    const KernelOptions& options) {
-  if (const char* reason = refuse_isa(cpu::Isa::kAmx, options)) return reason;
+// bf16 weights in rows, likewise.
+template <cpu::Isa kIsa>
+const char* refuse_bf16_rows(Format format, int64_t rows, int64_t cols,
+                             const KernelOptions& options) {
+  if (const char* reason = refuse_isa(kIsa, options)) return reason;
   if (options.activations != ActFormat::kInt8 && options.activations != ActFormat::kInt8Row)
     return "activations are not int8";
   if (format != Format::kBF16) return "weights are not bf16";

@@ -101,9 +101,9 @@ void multiply(const Bf16RowRun& run) {
 }  // namespace
 
 const Bf16RowKernels& bf16_row_kernels(cpu::Isa isa) {
-  static constexpr Bf16RowKernels kKernels{turn, multiply};
-  CHECK(isa == cpu::Isa::kAmx);
-  return kKernels;
+  static constexpr Bf16RowKernels kAmx{turn, multiply};
+  CHECK(isa == cpu::Isa::kAmx || isa == cpu::Isa::kAvx512Bf16);
+  return isa == cpu::Isa::kAmx ? kAmx : bf16_row_kernels_avx512();
 }
 
 }  // namespace nibble::ops
@@ -114,7 +114,7 @@ NIBBLE_TARGET_END
 
 namespace nibble::ops {
 const Bf16RowKernels& bf16_row_kernels(cpu::Isa) {
-  CHECK(!"no AMX on this architecture");
+  CHECK(!"no AVX-512 on this architecture");
   __builtin_unreachable();
 }
 }  // namespace nibble::ops

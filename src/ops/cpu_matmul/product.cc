@@ -186,33 +186,39 @@ void Bf16Product::multiply(const Weight& rows, int64_t g, int worker, float* y, 
 Bf16RowProduct::Bf16RowProduct(const Bf16RowKernels* kernels, Scratch& scratch,
                                const ProductSize& size)
     : kernels_(kernels),
-      x_(scratch.take<std::byte>((size.inputs + kTurnedInputs - 1) / kTurnedInputs * kTurnedInputs *
-                                 2 * size.cols)),
+      first_(scratch.take<int64_t>(size.groups + 1)),
+      x_(scratch.take<std::byte>(
+          (size.inputs / kTurnedInputs + std::min(size.groups, size.inputs)) * kTurnedInputs * 2 *
+          size.cols)),
       cols_(size.cols) {}
 
 void Bf16RowProduct::take(Ctx& cx, const ProductInputs& in) {
-  CHECK(in.groups == 1);
-  tokens_ = in.inputs();
-  const int64_t tiles = (tokens_ + kTurnedInputs - 1) / kTurnedInputs;
-  cx.pool->parallel_for(tiles, 1, [&](int64_t tile, int64_t end, int) {
-    for (; tile < end; ++tile) {
+  offsets_ = in.offsets;
+  first_[0] = 0;
+  for (int64_t g = 0; g < in.groups; ++g)
+    first_[g + 1] = first_[g] + (in.count(g) + kTurnedInputs - 1) / kTurnedInputs;
+  cx.pool->parallel_for(first_[in.groups], 1, [&](int64_t tile, int64_t end, int) {
+    for (int64_t g = 0; tile < end; ++tile) {
+      while (tile >= first_[g + 1]) ++g;
       const float* rows[kTurnedInputs];
-      const int64_t first = tile * kTurnedInputs;
-      const int64_t count = std::min(kTurnedInputs, tokens_ - first);
-      for (int64_t m = 0; m < count; ++m)
-        rows[m] = in.x + (in.row == nullptr ? first + m : in.row[first + m]) * cols_;
-      kernels_->turn(rows, count, cols_ / 32, x_ + first * 2 * cols_);
+      const int64_t first = (tile - first_[g]) * kTurnedInputs;
+      const int64_t count = std::min(kTurnedInputs, in.count(g) - first);
+      for (int64_t m = 0; m < count; ++m) {
+        const int64_t i = in.offsets[g] + first + m;
+        rows[m] = in.x + (in.row == nullptr ? i : in.row[i]) * cols_;
+      }
+      kernels_->turn(rows, count, cols_ / 32, x_ + tile * kTurnedInputs * 2 * cols_);
     }
   });
 }
 
-void Bf16RowProduct::multiply(const Weight& rows, int64_t, int, float* y, int64_t ldy) const {
+void Bf16RowProduct::multiply(const Weight& rows, int64_t g, int, float* y, int64_t ldy) const {
   kernels_->multiply({.w = reinterpret_cast<const uint16_t*>(rows.codes),
                       .bias = rows.bias,
                       .rows = rows.rows,
                       .steps = cols_ / 32,
-                      .x = x_,
-                      .tokens = tokens_,
+                      .x = x_ + first_[g] * kTurnedInputs * 2 * cols_,
+                      .tokens = offsets_[g + 1] - offsets_[g],
                       .y = y,
                       .ldy = ldy});
 }

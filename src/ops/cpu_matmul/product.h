@@ -115,7 +115,7 @@ class Bf16Product {
   const int32_t* offsets_ = nullptr;
 };
 
-// Weights in bf16 rows by inputs rounded to bf16; of one group.
+// Weights in bf16 rows by inputs rounded to bf16.
 class Bf16RowProduct {
  public:
   using Kernels = Bf16RowKernels;
@@ -128,8 +128,10 @@ class Bf16RowProduct {
 
  private:
   const Bf16RowKernels* kernels_;
-  std::byte* x_;  // see Bf16RowRun
-  int64_t cols_, tokens_ = 0;
+  int64_t* first_;  // [groups + 1] tiles of kTurnedInputs of the groups before
+  std::byte* x_;    // [tiles], see Bf16RowRun
+  int64_t cols_;
+  const int32_t* offsets_ = nullptr;
 };
 
 // Inputs rounded to int8, in tiles as Int8Kernels read them; those of a group begin a new tile.

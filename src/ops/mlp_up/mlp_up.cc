@@ -90,7 +90,7 @@ const char* refuse_f16(const MlpUpDesc& d, const KernelOptions& o) {
 }
 
 constexpr auto kKernels = joined(
-    Cpu::dense(),
+    Cpu::all(),
     std::to_array<MlpUpKernel>({
         {"sm121_nvfp4a4_gemm", refuse_gated<refuse_scaled<Format::kNvfp4, ActFormat::kFp4>>,
          NIBBLE_CUDA_KERNEL(gpu::mlp_up_w4a4), Layout::kTiles16x64},

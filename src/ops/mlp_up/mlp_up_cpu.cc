@@ -67,6 +67,7 @@ template struct CpuMlpUp<FloatProduct, cpu::Isa::kScalar>;
 template struct CpuMlpUp<Bf16Product, cpu::Isa::kAmx>;
 template struct CpuMlpUp<Bf16Product, cpu::Isa::kAvx512Bf16>;
 template struct CpuMlpUp<Bf16RowProduct, cpu::Isa::kAmx>;
+template struct CpuMlpUp<Bf16RowProduct, cpu::Isa::kAvx512Bf16>;
 template struct CpuMlpUp<FloatPanelProduct, cpu::Isa::kAvx512>;
 template struct CpuMlpUp<FloatPanelProduct, cpu::Isa::kAvx2>;
 template struct CpuMlpUp<FloatPanelProduct, cpu::Isa::kNeon>;

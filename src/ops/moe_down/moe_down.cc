@@ -96,7 +96,8 @@ const char* refuse_w4a4(const MoeDownDesc& d, const KernelOptions& o) {
 }
 
 constexpr auto kKernels =
-    joined(Cpu::experts(), std::to_array<MoeDownKernel>({
+    joined(Cpu::all(), std::to_array<MoeDownKernel>(
+                           {
                                {"sm121_w4a8_gemm", refuse_experts_block_scaled<MoeDownDesc>,
                                 NIBBLE_CUDA_KERNEL(gpu::moe_down_block_scaled),
                                 Layout::kTiles16x64},

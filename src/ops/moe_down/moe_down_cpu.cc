@@ -70,6 +70,8 @@ template struct CpuMoeDown<FloatProduct, cpu::Isa::kNeon>;
 template struct CpuMoeDown<FloatProduct, cpu::Isa::kScalar>;
 template struct CpuMoeDown<Bf16Product, cpu::Isa::kAmx>;
 template struct CpuMoeDown<Bf16Product, cpu::Isa::kAvx512Bf16>;
+template struct CpuMoeDown<Bf16RowProduct, cpu::Isa::kAmx>;
+template struct CpuMoeDown<Bf16RowProduct, cpu::Isa::kAvx512Bf16>;
 template struct CpuMoeDown<FloatPanelProduct, cpu::Isa::kAvx512>;
 template struct CpuMoeDown<FloatPanelProduct, cpu::Isa::kAvx2>;
 template struct CpuMoeDown<FloatPanelProduct, cpu::Isa::kNeon>;

@@ -99,7 +99,7 @@ const char* refuse_w4a4(const MoeUpDesc& d, const KernelOptions& o) {
 }
 
 constexpr auto kKernels = joined(
-    Cpu::experts(),
+    Cpu::all(),
     std::to_array<MoeUpKernel>({
         {"sm121_w4a8_gemm", refuse_gated<refuse_experts_block_scaled<MoeUpDesc>>,
          NIBBLE_CUDA_KERNEL(gpu::moe_up_block_scaled), Layout::kTiles16x64},

@@ -59,6 +59,8 @@ template struct CpuMoeUp<FloatProduct, cpu::Isa::kNeon>;
 template struct CpuMoeUp<FloatProduct, cpu::Isa::kScalar>;
 template struct CpuMoeUp<Bf16Product, cpu::Isa::kAmx>;
 template struct CpuMoeUp<Bf16Product, cpu::Isa::kAvx512Bf16>;
+template struct CpuMoeUp<Bf16RowProduct, cpu::Isa::kAmx>;
+template struct CpuMoeUp<Bf16RowProduct, cpu::Isa::kAvx512Bf16>;
 template struct CpuMoeUp<FloatPanelProduct, cpu::Isa::kAvx512>;
 template struct CpuMoeUp<FloatPanelProduct, cpu::Isa::kAvx2>;
 template struct CpuMoeUp<FloatPanelProduct, cpu::Isa::kNeon>;

@@ -47,7 +47,7 @@ const char* refuse_f16(const NormLinearDesc& d, const KernelOptions& o) {
 }
 
 constexpr auto kKernels = joined(
-    Cpu::dense(),
+    Cpu::all(),
     std::to_array<NormLinearKernel>({
         {"sm90_nvfp4_f16", refuse_f16, NIBBLE_SM90_KERNEL(gpu::norm_linear_f16),
          Layout::kTiles16x64},

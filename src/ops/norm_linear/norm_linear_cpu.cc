@@ -44,6 +44,7 @@ template struct CpuNormLinear<FloatProduct, cpu::Isa::kScalar>;
 template struct CpuNormLinear<Bf16Product, cpu::Isa::kAmx>;
 template struct CpuNormLinear<Bf16Product, cpu::Isa::kAvx512Bf16>;
 template struct CpuNormLinear<Bf16RowProduct, cpu::Isa::kAmx>;
+template struct CpuNormLinear<Bf16RowProduct, cpu::Isa::kAvx512Bf16>;
 template struct CpuNormLinear<FloatPanelProduct, cpu::Isa::kAvx512>;
 template struct CpuNormLinear<FloatPanelProduct, cpu::Isa::kAvx2>;
 template struct CpuNormLinear<FloatPanelProduct, cpu::Isa::kNeon>;

@@ -136,7 +136,7 @@ const char* refuse_bf16_rows_few(const NormQkvDesc& d, const KernelOptions& o) {
 }
 
 constexpr auto kKernels = joined(
-    Cpu::dense(),
+    Cpu::all(),
     std::to_array<NormQkvKernel>({
         {"sm121_w4a4_gemm", refuse_scaled<Format::kMxfp4, ActFormat::kFp4>,
          NIBBLE_CUDA_KERNEL(gpu::norm_qkv_w4a4), Layout::kTiles16x64},

@@ -126,6 +126,7 @@ template struct CpuNormQkv<FloatProduct, cpu::Isa::kScalar>;
 template struct CpuNormQkv<Bf16Product, cpu::Isa::kAmx>;
 template struct CpuNormQkv<Bf16Product, cpu::Isa::kAvx512Bf16>;
 template struct CpuNormQkv<Bf16RowProduct, cpu::Isa::kAmx>;
+template struct CpuNormQkv<Bf16RowProduct, cpu::Isa::kAvx512Bf16>;
 template struct CpuNormQkv<FloatPanelProduct, cpu::Isa::kAvx512>;
 template struct CpuNormQkv<FloatPanelProduct, cpu::Isa::kAvx2>;
 template struct CpuNormQkv<FloatPanelProduct, cpu::Isa::kNeon>;

@@ -56,7 +56,7 @@ const char* refuse_f16(const NormUnembedDesc& d, const KernelOptions& o) {
 }
 
 constexpr auto kKernels = joined(
-    Cpu::dense(),
+    Cpu::all(),
     std::to_array<NormUnembedKernel>({
         {"sm121_w4a4_gemm", refuse_scaled<Format::kMxfp4, ActFormat::kFp4>,
          NIBBLE_CUDA_KERNEL(gpu::norm_unembed_w4a4), Layout::kTiles16x64},

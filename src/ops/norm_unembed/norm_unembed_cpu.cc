@@ -50,6 +50,7 @@ template struct CpuNormUnembed<FloatProduct, cpu::Isa::kScalar>;
 template struct CpuNormUnembed<Bf16Product, cpu::Isa::kAmx>;
 template struct CpuNormUnembed<Bf16Product, cpu::Isa::kAvx512Bf16>;
 template struct CpuNormUnembed<Bf16RowProduct, cpu::Isa::kAmx>;
+template struct CpuNormUnembed<Bf16RowProduct, cpu::Isa::kAvx512Bf16>;
 template struct CpuNormUnembed<FloatPanelProduct, cpu::Isa::kAvx512>;
 template struct CpuNormUnembed<FloatPanelProduct, cpu::Isa::kAvx2>;
 template struct CpuNormUnembed<FloatPanelProduct, cpu::Isa::kNeon>;

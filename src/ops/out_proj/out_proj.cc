@@ -60,7 +60,7 @@ const char* refuse_f16(const OutProjDesc& d, const KernelOptions& o) {
 }
 
 constexpr auto kKernels = joined(
-    Cpu::dense(),
+    Cpu::all(),
     std::to_array<OutProjKernel>({
         {"sm121_w4a4_gemm", refuse_scaled<Format::kMxfp4, ActFormat::kFp4>,
          NIBBLE_CUDA_KERNEL(gpu::out_proj_w4a4), Layout::kTiles16x64},

@@ -37,6 +37,7 @@ template struct CpuOutProj<FloatProduct, cpu::Isa::kScalar>;
 template struct CpuOutProj<Bf16Product, cpu::Isa::kAmx>;
 template struct CpuOutProj<Bf16Product, cpu::Isa::kAvx512Bf16>;
 template struct CpuOutProj<Bf16RowProduct, cpu::Isa::kAmx>;
+template struct CpuOutProj<Bf16RowProduct, cpu::Isa::kAvx512Bf16>;
 template struct CpuOutProj<FloatPanelProduct, cpu::Isa::kAvx512>;
 template struct CpuOutProj<FloatPanelProduct, cpu::Isa::kAvx2>;
 template struct CpuOutProj<FloatPanelProduct, cpu::Isa::kNeon>;

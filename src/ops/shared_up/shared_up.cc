@@ -37,7 +37,7 @@ const char* refuse_one(const SharedUpDesc& d, const KernelOptions& o) {
 }
 
 constexpr auto kKernels = joined(
-    Cpu::dense(),
+    Cpu::all(),
     std::to_array<SharedUpKernel>({
         {"sm90_nvfp4_gemm", refuse_many<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::shared_up_gemm),
          Layout::kTiles16x64},

@@ -77,6 +77,7 @@ template struct CpuSharedUp<FloatProduct, cpu::Isa::kScalar>;
 template struct CpuSharedUp<Bf16Product, cpu::Isa::kAmx>;
 template struct CpuSharedUp<Bf16Product, cpu::Isa::kAvx512Bf16>;
 template struct CpuSharedUp<Bf16RowProduct, cpu::Isa::kAmx>;
+template struct CpuSharedUp<Bf16RowProduct, cpu::Isa::kAvx512Bf16>;
 template struct CpuSharedUp<FloatPanelProduct, cpu::Isa::kAvx512>;
 template struct CpuSharedUp<FloatPanelProduct, cpu::Isa::kAvx2>;
 template struct CpuSharedUp<FloatPanelProduct, cpu::Isa::kNeon>;
