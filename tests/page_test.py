@@ -62,6 +62,15 @@ STREAMED = [
 # What their last line says changes what is above, or it is not said yet that it is the last.
 ENDS_MATTER = [STREAMED[3], STREAMED[4]]
 
+# What TeX says, and what has to be read of it.
+FORMULAS = {
+    r"\boldsymbol{ab+c} \bm{xy}": "𝒂𝒃+𝒄𝒙𝒚", r"\boldsymbol{\alpha\Sigma}": "𝜶𝚺", r"a \bmod b": "amodb", r"\overset{def}{=}": "=def",
+    r"\stackrel{!}{=}": "=!", r"\underset{x}{\max} f": "maxxf", r"\boxed{\bm{ab}}": "𝒂𝒃", r"\mathbb{RCk1}": "ℝℂ𝕜𝟙",
+    r"\mathcal{LFx}": "ℒℱ𝓍", r"\mathfrak{gC}": "𝔤ℭ", r"\mathbf{A12}": "𝐀𝟏𝟐", r"\mathsf{T}": "𝖳", r"\mathtt{ab}": "𝚊𝚋", r"\mathrm{d}": "d",
+    r"\text{if $n$ is even}": "ifniseven", r"\begin{gather} a \\ b \end{gather}": "ab", r"\vec{v}": "v→", r"\left.x\right|_0^1": "x∣01",
+    r"\xrightarrow[a]{b} \sqrt[3]{x} \binom{n}{k}": "→abx3(nk)",
+}
+
 PHONE = dict(width=390, height=844, phone=True)
 DESK = dict(width=1200, height=800)
 
@@ -181,6 +190,39 @@ class PageTest(unittest.IsolatedAsyncioTestCase):
         self.assertIn("H~2~O", await self.tab.text())  # one ~ strikes nothing
         self.assertNotIn("\\frac", await self.tab.text())
         await self.tab.wait("[...document.fonts].some((font) => font.family.includes('STIX') && font.status === 'loaded')")
+
+    async def formula(self, text):
+        """Draws it below the others; what it says, without what is not seen."""
+        return await self.tab.run(f"""(async () => {{
+            const {{ lex, nodesOf }} = await import('./ui/markdown.js');
+            const box = document.createElement('div');
+            box.className = 'text';
+            box.append(nodesOf(lex({json.dumps(text)} + '\\n')));
+            document.getElementById('chat').append(box);
+            return box.textContent.replace(/[\\s\u2061\u200b]/g, '');
+        }})()""")
+
+    async def test_formulas_lose_nothing(self):
+        await self.scripted()
+        for tex, said in FORMULAS.items():
+            self.assertEqual(await self.formula(f"$${tex}$$"), said, tex)
+        self.assertEqual(await self.formula("\\begin{align*}\nx &= 1 \\\\\ny &= 2\n\\end{align*}"), "x=1y=2")
+        self.assertEqual(await self.tab.count_of("#chat .math.block math"), len(FORMULAS) + 1)
+
+    async def test_formulas_are_in_columns(self):
+        await self.scripted()
+        edges = """[...document.querySelectorAll('#chat .text:last-child mtr')].map((row) =>
+            [...row.children].map((cell) => { const { left, right } = cell.firstElementChild.getBoundingClientRect(); return [left, right]; }))"""
+        await self.formula("$$\\begin{aligned} f(x) &= (a+b)^2 \\\\ &= c \\end{aligned}$$")
+        (name, first), (_, second) = await self.tab.run(edges)
+        self.assertAlmostEqual(first[0], second[0], delta=1)
+        self.assertAlmostEqual(name[1], first[0], delta=1)
+        await self.formula("$$x = \\begin{cases} 1 & \\text{if } y \\\\ -100 & \\text{otherwise} \\end{cases}$$")
+        one, other = await self.tab.run(edges)
+        for a, b in zip(one, other, strict=True):
+            self.assertAlmostEqual(a[0], b[0], delta=1)
+        await self.formula("$\\boxed{42}$")
+        self.assertEqual(await self.tab.run("getComputedStyle(document.querySelector('menclose')).borderTopWidth"), "1px")
 
     # ---- Streams.
 

@@ -3,6 +3,7 @@
 import DOMPurify from "./purify.js";
 import { copyButton } from "./copy.js";
 import { make } from "./dom.js";
+import { inWordsOfCore, wellFormed } from "./mathml.js";
 
 const { katex, hljs } = globalThis;
 const LONGEST_COLOURED = 50_000;  // characters of code; colouring more would be felt
@@ -10,8 +11,8 @@ const LONGEST_MATH = 5_000;
 
 const escape = (text) => text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
-// ---- Math: $...$, \(...\) in lines, $$...$$, \[...\] as blocks. A price is no formula: behind the first
-// and before the last $ stands no space, and behind the last no digit.
+// ---- Math: $...$, \(...\) in lines, $$...$$, \[...\], \begin{align}...\end{align} as blocks. A price is no
+// formula: behind the first and before the last $ stands no space, and behind the last no digit.
 const INLINE_MATH = [
   [/^\$\$(?!\$)((?:\\[^]|[^\\$])+?)\$\$/, true],
   [/^\$(?![\s$])((?:\\[^\n]|[^\\$\n])*?(?:\\[^\n]|[^\\$\s]))\$(?!\d)/, false],
@@ -19,8 +20,9 @@ const INLINE_MATH = [
   [/^\\\[((?:(?!\\\])[^])+?)\\\]/, true],
 ];
 const BLOCK_MATH = [  // without empty lines, as in TeX
-  /^ {0,3}\$\$((?:\\[^]|(?!\n[ \t]*\n)[^\\$])+?)\$\$[ \t]*(?:\n|$)/,
+  /^ {0,3}\$\$((?:\\[^]|\$(?!\$)|(?!\n[ \t]*\n)[^\\$])+?)\$\$[ \t]*(?:\n|$)/,
   /^ {0,3}\\\[((?:(?!\\\]|\n[ \t]*\n)[^])+?)\\\][ \t]*(?:\n|$)/,
+  /^ {0,3}(\\begin\{((?:align|alignat|equation|gather)\*?)\}(?:(?!\n[ \t]*\n)[^])+?\\end\{\2\})[ \t]*(?:\n|$)/,
 ];
 
 const mathCode = ({ text, display }) => `<code data-math="${display ? "block" : "inline"}">${escape(text)}</code>`;
@@ -45,7 +47,7 @@ const blockMath = {
   name: "blockMath",
   level: "block",
   start: (source) => {
-    const at = source.search(/^ {0,3}(?:\$\$|\\\[)/m);
+    const at = source.search(/^ {0,3}(?:\$\$|\\\[|\\begin\{)/m);
     return at < 0 ? undefined : at;
   },
   tokenizer(source) {
@@ -111,10 +113,8 @@ function math(code) {
   try {
     const html = katex.renderToString(code.textContent, { displayMode: display, output: "mathml", trust: false, strict: "ignore", maxSize: 50 });
     const node = make("span", display ? "math block" : "math");
-    node.append(DOMPurify.sanitize(html, ALLOWED_MATH));
-    for (const mo of node.querySelectorAll("mover > mo")) {
-      if (mo.textContent === "\u20d7") mo.textContent = "→";  // a vector's arrow; the combining one hangs to the left
-    }
+    node.append(DOMPurify.sanitize(wellFormed(html), ALLOWED_MATH));
+    inWordsOfCore(node);
     if (display) node.tabIndex = 0;  // wide formulas are scrolled
     code.replaceWith(node);
   } catch (error) {
