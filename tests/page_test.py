@@ -56,6 +56,9 @@ STREAMED = [
     "````md\n```\ninner\n```\n````\n~~~\nx\n~~~~\n\n```c\nint main() {}\n",
     "a\n```x`y``` b\n\n$$\na\n\nb\n$$\n\\[ x^2 \\]\n\n***\n**bold\n\nnot bold**",
     "<div>\n<p>html</p>\n</div>\n\ntext <!-- c --> end\n\n- [ ] a\n- [x] b\n\n\n\n\n# h\n## h2\ntext",
+    "- a\n- b\n- c\n\n- loose\n- all\n\nend\n- x\n- y\n+ other\n+ list\n1. a\n2. b\n3) c\n4) d\n",
+    "| a | b |\n|---|:-:|\n| 1 | 2 |\n| `x\\|y` | *5* |\n| 1 |\nnot a row?\n- item\n\n| b |\n|---|\n| 3 |\n| 4 |\n\n    code\n",
+    "- a\nlazy\n- b\n- [x] c **d\n- e** f\n-\n- $x$\n  | x |\n  |---|\n  | 1 |\n- y\n# head\n - a\n  - b\n   - c\n\n   of c\n",
     "1) a\n2) b\n\n\n3) c\n\ntext\n* x\n+ y\n- z\n\n\ttab\n\nemoji 👩‍👩‍👧 é \u202e rtl",
 ]
 
@@ -250,10 +253,12 @@ class PageTest(unittest.IsolatedAsyncioTestCase):
         await self.scripted()
         # Each piece of 7 characters is parsed with the rest of its block and, while that is half a line, the
         # block before (36 characters each), code only when its block opens and closes; finish() parses all
-        # once more.
+        # once more. Of lists and tables the last two items or rows are parsed, those below their head.
         paragraphs = "".join(f"Paragraph {i} with *some* words.\n\n" for i in range(3000))
         code = "```c\n" + "int x = 1;\n" * 5000 + "```\n"
-        for text, most in ((paragraphs, 12), (code, 4)):
+        items = "".join(f"- item {i} with *some* words.\n" for i in range(3000))
+        rows = "| a | b |\n|---|---|\n" + "".join(f"| cell {i} | value *{i}* |\n" for i in range(3000))
+        for text, most in ((paragraphs, 12), (code, 4), (items, 12), (rows, 16)):
             parsed = await self.tab.run(f"""(async () => {{
                 const {{ Streamed }} = await import('./ui/streamed.js');
                 const text = {json.dumps(text)}, streamed = new Streamed(document.createElement('div'));

@@ -1,6 +1,7 @@
 // An answer that grows, as nodes. What a Markdown text says above its last blocks no longer changes when
-// more comes, so only these are parsed and drawn again, and of an open block of code not even that: its new
-// lines are appended.
+// more comes, so only these are parsed and drawn again: of a list or table its last item or row, and of an
+// open block of code not even that: its new lines are appended.
+import { LongBlock } from "./long_block.js";
 import { codeBlock, languageOf, lex, nodesOf } from "./markdown.js";
 
 const GROW = new Set(["blockquote", "list", "paragraph", "table"]);
@@ -28,6 +29,7 @@ export class Streamed {
     this.blocks = [];    // their sources
     this.open = [];      // nodes of the last block
     this.fence = null;   // { box, mark, from }: an open block of code, and how much of the text is in it
+    this.long = null;    // the first open block, where it is a list or table of several items
     this.node.replaceChildren();
   }
 
@@ -35,6 +37,7 @@ export class Streamed {
   grow(text) {
     this.text = text;
     if (this.fence && this.growFence()) return;
+    if (this.long && this.growLong()) return;
     const tail = text.slice(this.settled);
     this.parsed += tail.length;
     const blocks = lex(tail);
@@ -51,7 +54,7 @@ export class Streamed {
     const same = this.blocks.every((raw, i) => blocks[i]?.raw === raw);
     if (!same || Object.keys(blocks.links ?? {}).length) this.restart();
     const rest = blocks.slice(this.blocks.length);
-    this.fence = null;
+    this.fence = this.long = null;
     this.clearOpen();
     this.node.append(nodesOf(Object.assign(rest, { links: blocks.links })));
   }
@@ -77,9 +80,33 @@ export class Streamed {
       this.growFence();
       return;
     }
-    const fragment = nodesOf(blocks);
+    const fragment = nodesOf(blocks.slice(0, 1));
+    this.long = LongBlock.of(blocks[0], fragment, this.text, this.settled);
+    fragment.append(nodesOf(blocks.slice(1)));
     this.open = [...fragment.childNodes];
     this.node.append(fragment);
+  }
+
+  // False: the block is complete, or another than it was.
+  growLong() {
+    const { long } = this;
+    this.parsed += long.head.length + this.text.length - long.at;
+    const blocks = long.read(this.text);
+    this.long = null;
+    if (!blocks) return false;
+    const end = long.draw(blocks[0]);
+    for (const node of this.open.slice(long.own.length)) node.remove();
+    if (firstOpen(blocks) > 0) {
+      this.blocks.push(this.text.slice(this.settled, end));
+      this.settled = end;
+      this.open = [];
+      return false;
+    }
+    const rest = nodesOf(blocks.slice(1));
+    this.open = [...long.own, ...rest.childNodes];
+    this.node.append(rest);
+    this.long = long;
+    return true;
   }
 
   closing(mark) {
