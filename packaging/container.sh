@@ -18,6 +18,7 @@ serve() {
   [[ -z ${TENSOR_PARALLEL_SIZE:-} ]] || flags+=(--tensor-parallel-size "$TENSOR_PARALLEL_SIZE")
   # Quotes in them hold words together; nothing in them is run.
   mapfile -t extra < <(xargs -r -n 1 printf '%s\n' <<<"${VLLM_EXTRA_ARGS:-} ${NIBBLE_ARGS:-}")
+  wait $! || { echo "VLLM_EXTRA_ARGS, NIBBLE_ARGS: a quote is not closed" >&2; exit 2; }
   exec nibble serve "${flags[@]}" "${extra[@]}" "$@"
 }
 

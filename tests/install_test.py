@@ -98,6 +98,10 @@ def check_container(prefix):
                                 (["bash", "-c", "echo hello"], 0, "hello")):
         run = subprocess.run([ENTRY, *words], env={"PATH": path}, text=True, capture_output=True)
         assert run.returncode == status and said in run.stdout + run.stderr, (words, run)
+    # Half of the flags may be without a key: none is served.
+    run = subprocess.run([ENTRY], env={"PATH": path, "VLLM_EXTRA_ARGS": "--enforce-eager 'x", "NIBBLE_ARGS": "--api-key k1"},
+                         text=True, capture_output=True, timeout=60)
+    assert run.returncode == 2 and "a quote is not closed" in run.stderr, run
 
 
 def check_deb(folder):
