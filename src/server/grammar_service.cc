@@ -61,7 +61,7 @@ void GrammarService::compile(std::vector<WantedGrammar> wanted, Done done) {
   Job job{std::move(wanted), std::move(done), Clock::now() + limits_.time, std::move(key)};
   {
     const std::lock_guard lock(mutex_);
-    if (!stopped_ && new_jobs_.size() + unplaced_.size() < limits_.max_waiting) {
+    if (!stopped_ && new_jobs_.size() + num_unplaced_ < limits_.max_waiting) {
       new_jobs_.push_back(std::move(job));
       eventfd_write(wake_fd_, 1);
       return;
@@ -147,6 +147,7 @@ void GrammarService::take_jobs() {
   {
     const std::lock_guard lock(mutex_);
     jobs.swap(new_jobs_);
+    num_unplaced_ += jobs.size();
   }
   for (Job& job : jobs) place(std::move(job));
 }
@@ -362,6 +363,7 @@ void GrammarService::free_memory() {
 
 void GrammarService::publish() {
   const std::lock_guard lock(mutex_);
+  num_unplaced_ = unplaced_.size();
   stats_ = {.held_bytes = 0, .num_sets = sets_.size(), .num_requests = copies_.size()};
   for (const auto& set : sets_) stats_.held_bytes += set->child->held_bytes();
   for (const Copy& copy : copies_) stats_.held_bytes += copy.child->held_bytes();

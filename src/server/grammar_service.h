@@ -111,8 +111,9 @@ class GrammarService {
   const FirstGrammarProcess first_process_;
   std::shared_ptr<GrammarChild> first_;
   int wake_fd_;
-  mutable std::mutex mutex_;  // of the next three
+  mutable std::mutex mutex_;  // of the next four
   std::vector<Job> new_jobs_;
+  size_t num_unplaced_ = 0;  // as publish() counted them, and those taken since
   bool stopped_ = false;
   Stats stats_;
   WorkQueue answers_;  // what follows an answer would hold up the masks of others

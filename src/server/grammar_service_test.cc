@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <csignal>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "text/chat/harmony_for_test.h"
 
@@ -143,6 +145,24 @@ TEST_F(GrammarServiceTest, OthersPassCompilationsThatHang) {
   serve({.time = std::chrono::hours(1), .max_compiling = 4});
   for (int i = 0; i < 3; ++i) begin({endless_schema(i)});
   EXPECT_EQ(compile({regex("[a-z]+")}).grammars.size(), 1u);
+}
+
+// For ThreadSanitizer: they ask while others are placed.
+TEST_F(GrammarServiceTest, ManyThreadsAskAtOnce) {
+  constexpr int kThreads = 8, kEach = 25;
+  serve({.time = std::chrono::hours(1), .max_waiting = kThreads * kEach});
+  std::atomic<int> num_compiled = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      for (int j = 0; j < kEach; ++j) {
+        const std::string text = std::to_string(i * kEach + j);
+        if (!compile({regex(text)}).error.has_value()) ++num_compiled;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_compiled, kThreads * kEach);
 }
 
 TEST_F(GrammarServiceTest, CompilationsThatHangEnd) {
