@@ -104,7 +104,6 @@ class Qwen35 : public SiteModel {
         add(l, ops::OutProjDesc{2 * net.here.value_heads, c.hidden}, {"h"}, {"gates"}, "gates");
     matrix(gates, "delta net", {{name + "in_proj_b", net.heads}, {name + "in_proj_a", net.heads}},
            c.hidden);
-    gates.in_rows = net.heads.size % kGroupRows != 0;  // layouts take each by whole groups
     Site& rule = add(l, net.here, {"qkvz", "gates", "kv"}, {"mixed", "kv"});
     delta(rule, name, c.norm_eps, net.channels, net.heads);
     Site& out = add(l, ops::OutProjDesc{c.hidden, net.values.size, dense_.out}, {"mixed"}, {"d"});

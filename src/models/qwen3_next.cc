@@ -149,7 +149,6 @@ class Qwen3Next : public SiteModel {
       Site& apart =
           add(l, ops::OutProjDesc{net.here.num_gates(), c.hidden}, {"h"}, {"gates"}, "gates");
       matrix(apart, "delta net", gates, c.hidden);
-      apart.in_rows = !by_key_head && net.heads.size % kGroupRows != 0;  // by whole groups
       layer.gates = &apart;
       reads.push_back("gates");
     }

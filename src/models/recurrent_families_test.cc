@@ -212,6 +212,31 @@ TEST(RecurrentFamilies, SharedExpertsAreOfTheFormatTheyLieIn) {
   }
 }
 
+// Parts of one matrix that are no whole groups of rows, though together they are: what several
+// tensors make is joined row by row.
+TEST(RecurrentFamilies, JoinedRowsThatAreNoWholeGroups) {
+  for (const Family family : {Family::kQwen35, Family::kQwen35Moe}) {
+    const RandomShape shape{
+        .family = family, .seed = 5, .format = Format::kFp8Row, .value_dim = 4};  // 40 and 8 rows
+    const test::TempDir dir;
+    write_random_checkpoint(shape, dir.path(), random_config(shape));
+    const auto logits = [&](Kernels kernels) {
+      Loaded loaded(dir.path(), kernels);
+      TestRunner runner(*loaded.model, loaded.cx, 1, 8, DType::kF32);
+      return runner.run({1, 2, 3, 4, 5}, 128);
+    };
+    // Sums of 64 float32 terms in other orders: 1e-6 of logits around one, and room for two layers
+    // to amplify it. A row in another's place would be off by as much as rows are.
+    const Logits want = logits(kTwins);
+    for (const Kernels kernels : kernels_here()) {
+      const Logits got = logits(kernels);
+      for (size_t t = 0; t < want.size(); ++t)
+        for (size_t n = 0; n < want[t].size(); ++n)
+          EXPECT_NEAR(got[t][n], want[t][n], 1e-3) << kernels_name(kernels);
+    }
+  }
+}
+
 // As published: the router's matrix and bias, and what a recurrence has, may lie in float32.
 TEST(RecurrentFamilies, VectorsAndRoutersInFloat32) {
   const test::TempDir dir;

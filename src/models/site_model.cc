@@ -95,6 +95,8 @@ void SiteModel::matrix(Site& site, const char* part, const std::vector<Rows>& te
     if (site.key.op == Op::kEmbed) w.choices = static_cast<int32_t>(t.rows.all());
     site.weight.rows += t.rows.size();
   }
+  for (const Rows& t : tensors)  // layouts take each by whole groups
+    site.in_rows |= tensors.size() > 1 && t.rows.size() % kGroupRows != 0;
   for (const Rows& t : tensors) {
     if (!has_bias) break;
     Declared& bias = declare(site, part, t.name + ".bias", {t.rows.all()}, Fill::kZero);
