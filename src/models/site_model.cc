@@ -182,6 +182,7 @@ void SiteModel::experts(Site& site, const std::string& name, const Cut& rows, co
           Declared& bias =
               declare(site, "experts", name + "_bias", {desc.experts, rows.all}, Fill::kZero);
           bias.want.cols = cols.is_whole() ? rows : on_first(rows.all, shard_);
+          bias.want.is_vector = true;  // becomes BF16 whatever it lies in
           bias.vector = &site.weight.bias;
         }
       },
