@@ -33,9 +33,23 @@ void check_fixed_settings(const Config& config) {
     config.fail("attention_bias", "is false; gpt-oss has biases");
   if (const std::string act = config.text_or("hidden_act", "silu"); act != "silu")
     config.fail("hidden_act", "is " + act + ", expected silu (the clamped SwiGLU of gpt-oss)");
+  if (config.number_or("swiglu_alpha", 1.702, -1e6, 1e6) != 1.702)
+    config.fail("swiglu_alpha", "is not 1.702");
   if (const auto quantization = config.object("quantization_config"))
     if (const std::string method = quantization->text("quant_method"); method != "mxfp4")
       quantization->fail("quant_method", "is " + method + ", expected mxfp4");
+}
+
+ops::Rope parse_rope_of(const Config& config, const GptOssConfig& c) {
+  if (config.has("rope_scaling") || config.has("rope_parameters"))
+    return parse_rope(config, c.head_dim, c.max_positions, {"yarn", "default"});
+  const ops::YarnParams yarn{.factor = 32,  // as transformers fills it in
+                             .beta_fast = 32,
+                             .beta_slow = 1,
+                             .original_max_position = 4096,
+                             .truncate = false};
+  return ops::make_rope(static_cast<int>(c.head_dim), config.number("rope_theta", 1.001, 1e12),
+                        yarn);
 }
 
 }  // namespace
@@ -62,7 +76,7 @@ GptOssConfig parse_gpt_oss_config(const Config& config) {
   if (c.width % 32 != 0) config.fail("intermediate_size", "is not a multiple of 32, MXFP4's block");
   check_experts(config, "num_local_experts", c.experts * c.layers, 3 * c.width * c.hidden);
   parse_layer_types(config, c);
-  c.rope = parse_rope(config, c.head_dim, c.max_positions, {"yarn", "default"});
+  c.rope = parse_rope_of(config, c);
   return c;
 }
 

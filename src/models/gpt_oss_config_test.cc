@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <string>
 
@@ -121,7 +122,14 @@ TEST(GptOssConfig, Reads) {
   EXPECT_EQ(c.rope.inv_freq.size(), 8u);
   EXPECT_EQ(parse("head_dim", "").head_dim, 16);  // hidden / heads
   EXPECT_EQ(parse("layer_types", "").sliding, (std::vector<bool>{true, false}));
-  EXPECT_EQ(parse("rope_scaling", "").rope.concentration, 1);
+  EXPECT_EQ(parse("rope_scaling", "{\"rope_type\":\"default\"}").rope.concentration, 1);
+  const ops::Rope filled_in = parse("rope_scaling", "").rope;
+  EXPECT_FLOAT_EQ(filled_in.concentration, 0.1f * std::log(32.f) + 1);
+  EXPECT_EQ(filled_in.inv_freq,
+            parse("rope_scaling",
+                  "{\"rope_type\":\"yarn\",\"factor\":32,\"beta_fast\":32,\"beta_slow\":1,"
+                  "\"truncate\":false,\"original_max_position_embeddings\":4096}")
+                .rope.inv_freq);
 }
 
 // Each size is within its limits; together they are more than bytes can be counted in 63 bits.
@@ -163,6 +171,8 @@ TEST(GptOssConfig, RefusesWhatCannotBe) {
       {"rope_theta", ""},
       {"rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":8}"},
       {"rope_scaling", "{\"rope_type\":\"yarn\"}"},
+      {"rope_scaling", "{\"factor\":32}"},
+      {"swiglu_alpha", "1"},
       {"rms_norm_eps", "-1"},
       {"tie_word_embeddings", "true"},
       {"attention_bias", "false"},
