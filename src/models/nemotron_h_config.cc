@@ -21,6 +21,10 @@ std::string parse_mixers(const Config& config) {
                 "is missing, and so is layers_block_type: nothing says what each layer is");
   if (mixers.find_first_not_of("M*E-") != std::string::npos)
     config.fail(key, "has layers of other kinds than Mamba2, attention, experts and MLPs");
+  const int64_t layers = config.integer_or("num_hidden_layers", std::ssize(mixers), 1, 1000);
+  if (std::ssize(mixers) != layers)
+    config.fail(key, "has " + std::to_string(mixers.size()) + " layers; num_hidden_layers is " +
+                         std::to_string(layers));
   if (std::ssize(mixers) > 1000) config.fail(key, "has more than 1,000 layers");
   return mixers;
 }
