@@ -35,7 +35,8 @@ std::string range(double min, double max) {
   return "from " + print(min) + " to " + print(max);
 }
 
-// Python writes Infinity and NaN, which JSON does not have: no number, null.
+// Python writes Infinity and NaN, which JSON does not have: as texts, which are no numbers where
+// one is read.
 std::string without_infinity(std::string_view text) {
   std::string all;
   bool in_string = false;
@@ -44,7 +45,7 @@ std::string without_infinity(std::string_view text) {
     const auto word = std::ranges::find_if(
         kNoNumbers, [&](std::string_view name) { return !in_string && rest.starts_with(name); });
     if (word != std::end(kNoNumbers)) {
-      all += "null", i += word->size() - 1;
+      all += '"' + std::string(*word) + '"', i += word->size() - 1;
       continue;
     }
     if (in_string && text[i] == '\\' && i + 1 < text.size())
@@ -223,6 +224,9 @@ json normal_rope(const Config& config, const Config& dict) {
   json rope = json::parse(dict.dump());
   if (rope.contains("type") && !rope.contains("rope_type")) rope["rope_type"] = rope["type"];
   rope.erase("type");
+  for (const char* key : {"factor", "low_freq_factor", "long_factor"})
+    if (rope.contains(key) && !rope.contains("rope_type"))
+      dict.fail("rope_type", std::string("is missing beside ") + key);
   if (!rope.contains("rope_type")) rope["rope_type"] = "default";
   if (!rope.contains("rope_theta") && config.has("rope_theta"))
     rope["rope_theta"] = config.number("rope_theta", 1e-3, 1e12);
