@@ -331,6 +331,9 @@ TEST(Families, ConfigsThatCannotBe) {
        "config_groups: is missing"},
       {"qwen3", "quantization_config", "{\"quant_method\": \"awq\", \"bits\": 3}",
        "bits: is not 4"},
+      {"qwen3-modelopt", "hidden_size", "72",
+       "quantization_config: model.layers.0.self_attn.q_proj"
+       ".weight has rows of 72, no whole blocks of nvfp4"},
   };
   for (const auto& bad : kBad)
     EXPECT_THAT(refusal(bad.name, bad.key, bad.value), HasSubstr(bad.said))

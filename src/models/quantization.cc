@@ -7,6 +7,9 @@
 #include <optional>
 #include <utility>
 
+#include "base/error.h"
+#include "formats/fp8_block.h"
+
 namespace nibble {
 namespace {
 
@@ -93,6 +96,20 @@ Format format_of_int4(const Config& q) {
   return group <= 0 || group % 128 == 0 ? Format::kInt4G128 : Format::kInt4G32;
 }
 
+Format format_of_awq(const Config& q) {
+  if (const std::string version = q.text_or("version", "gemm"); upper(version) != "GEMM")
+    q.fail("version", "is " + version + ", expected gemm");
+  return format_of_int4(q);
+}
+
+Format format_of_fp8(const Config& q) {
+  constexpr const char* kSize = "weight_block_size";
+  if (!q.has(kSize)) return Format::kFp8Row;
+  if (q.integers(kSize, 1, 1 << 20) != std::vector<int64_t>{kFp8BlockElems, kFp8BlockElems})
+    q.fail(kSize, "is not [128, 128]");
+  return Format::kFp8Block;
+}
+
 Format format_of_algorithm(const Config& q) {
   const std::string algorithm = upper(q.text("quant_algo"));
   for (const auto& [name, format] : {std::pair{"NVFP4", Format::kNvfp4},
@@ -147,11 +164,13 @@ void Quantization::add_compressed_tensors(const Config& q) {
   if (!groups) q.fail("config_groups", "is missing");
   for (const std::string& name : groups->keys()) {
     const auto group = groups->object(name);
-    groups_.push_back({group->texts("targets"), format_of_group(q, *group)});
+    const Format format = format_of_group(q, *group);
+    const bool is_symmetric = group->object("weights")->boolean_or("symmetric", true);
+    groups_.push_back({group->texts("targets"), format, !is_symmetric});
   }
 }
 
-Quantization::Quantization(const Config& config) {
+Quantization::Quantization(const Config& config) : origin_(config.origin() + ": ") {
   const auto q = config.object("quantization_config");
   if (!q) return;
   const std::string method = q->text("quant_method");
@@ -166,9 +185,9 @@ Quantization::Quantization(const Config& config) {
   ignore(*q, "modules_to_not_convert");
   ignored_.emplace_back("lm_head");  // which these leave as it is
   if (method == "fp8")
-    groups_.push_back({{kAll}, q->has("weight_block_size") ? Format::kFp8Block : Format::kFp8Row});
+    groups_.push_back({{kAll}, format_of_fp8(*q)});
   else if (method == "awq")
-    groups_.push_back({{kAll}, format_of_int4(*q)});
+    groups_.push_back({{kAll}, format_of_awq(*q), q->boolean_or("zero_point", false)});
   else if (method == "mxfp4")
     groups_.push_back({{kAll}, Format::kMxfp4});
   else
@@ -177,18 +196,32 @@ Quantization::Quantization(const Config& config) {
 }
 
 void Quantization::take(std::span<const WeightInfo> weights) {
-  for (const WeightInfo& w : weights) on_disk_[w.name] = w.format;
+  for (const WeightInfo& w : weights) {
+    on_disk_[w.name] = w.format;
+    const bool is_int4 = w.format == Format::kInt4G32 || w.format == Format::kInt4G128;
+    if (!is_int4 || w.zeros != nullptr) continue;
+    const std::string module = w.name.substr(0, w.name.rfind('.'));
+    if (const Group* group = group_of(module); group != nullptr && group->has_zeros)
+      throw Error(ErrorKind::kCheckpoint,
+                  origin_ + "quantization_config: says that weights have zero points; tensor \"" +
+                      module + (w.is_awq ? ".qzeros" : ".weight_zero_point") + "\" is missing");
+  }
+}
+
+const Quantization::Group* Quantization::group_of(const std::string& module) const {
+  if (is_any(ignored_, module)) return nullptr;
+  for (const Group& group : groups_)
+    if (std::ranges::find(group.targets, kAll) != group.targets.end() ||
+        is_any(group.targets, module))
+      return &group;
+  return nullptr;
 }
 
 Format Quantization::format_of(const std::string& module) const {
   if (const auto found = on_disk_.find(module + ".weight"); found != on_disk_.end())
     return found->second;
-  if (is_any(ignored_, module)) return Format::kBF16;
-  for (const Group& group : groups_)
-    if (std::ranges::find(group.targets, kAll) != group.targets.end() ||
-        is_any(group.targets, module))
-      return group.format;
-  return Format::kBF16;
+  const Group* group = group_of(module);
+  return group == nullptr ? Format::kBF16 : group->format;
 }
 
 }  // namespace nibble

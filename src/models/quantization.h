@@ -20,7 +20,11 @@ class Quantization {
   // Throws Error(kCheckpoint) naming the key for a method that nibble does not read.
   explicit Quantization(const Config& config);
 
-  // From now on the modules that are there are of the formats that they lie in.
+  // How messages begin: "DIR/config.json: ".
+  const std::string& origin() const { return origin_; }
+
+  // From now on the modules that are there are of the formats that they lie in. Throws
+  // Error(kCheckpoint) where zero points are missing that the config speaks of.
   void take(std::span<const WeightInfo> weights);
 
   // Of the matrix of a linear module: "model.layers.0.mlp.up_proj". kBF16: not quantized.
@@ -30,11 +34,14 @@ class Quantization {
   struct Group {
     std::vector<std::string> targets;  // "Linear": all
     Format format;
+    bool has_zeros = false;  // INT4's are not all 8
   };
+  const Group* group_of(const std::string& module) const;  // nullptr: not quantized
   void add_modelopt(const Config& q);
   void add_compressed_tensors(const Config& q);
   void ignore(const Config& q, const char* key);
 
+  std::string origin_;
   std::vector<Group> groups_;  // the first that has it
   std::vector<std::string> ignored_;
   std::map<std::string, Format> on_disk_;  // by tensors

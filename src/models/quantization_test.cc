@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <string>
+
 #include "base/error.h"
 
 namespace nibble {
@@ -70,6 +73,48 @@ TEST(Quantization, OthersLeaveTheHead) {
     EXPECT_EQ(of(json).format_of("lm_head"), Format::kBF16) << json;
   }
   EXPECT_THROW(of(R"({"quant_method": "gptq", "bits": 4})"), Error);
+}
+
+std::string refusal(const std::function<void()>& run) {
+  try {
+    run();
+    return "";
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+
+// What tensors of the same shapes would be read as.
+TEST(Quantization, RefusesOtherOrders) {
+  EXPECT_EQ(refusal([] { of(R"({"quant_method": "awq", "bits": 4, "version": "gemv"})"); }),
+            "config.json: quantization_config.version: is gemv, expected gemm");
+  EXPECT_EQ(refusal([] { of(R"({"quant_method": "fp8", "weight_block_size": [64, 128]})"); }),
+            "config.json: quantization_config.weight_block_size: is not [128, 128]");
+}
+
+// A missing tensor of them would be read as zero points of 8.
+TEST(Quantization, ZeroPointsThatTheConfigSpeaksOf) {
+  const TensorInfo there;
+  WeightInfo weight{kUp + ".weight", {64, 128}, Format::kInt4G32};
+  const auto take = [&](const std::string& json, const WeightInfo& w) {
+    return refusal([&] { of(json).take({&w, 1}); });
+  };
+  const std::string by_groups = R"({"quant_method": "compressed-tensors",
+      "format": "pack-quantized", "config_groups": {"group_0": {"targets": ["re:.*mlp.*"],
+          "weights": {"num_bits": 4, "group_size": 32, "symmetric": )";
+  const std::string said = "config.json: quantization_config: says that weights have zero points; ";
+  EXPECT_EQ(take(by_groups + "false}}}}", weight),
+            said + "tensor \"" + kUp + ".weight_zero_point\" is missing");
+  EXPECT_EQ(take(by_groups + "true}}}}", weight), "");
+  WeightInfo apart = weight;
+  apart.name = kQ + ".weight";
+  EXPECT_EQ(take(by_groups + "false}}}}", apart), "");
+  weight.is_awq = true;
+  const std::string awq = R"({"quant_method": "awq", "bits": 4, "zero_point": )";
+  EXPECT_EQ(take(awq + "true}", weight), said + "tensor \"" + kUp + ".qzeros\" is missing");
+  EXPECT_EQ(take(awq + "false}", weight), "");
+  weight.zeros = &there;
+  EXPECT_EQ(take(awq + "true}", weight), "");
 }
 
 }  // namespace

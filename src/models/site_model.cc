@@ -80,9 +80,10 @@ SiteModel::Declared& SiteModel::declare_matrix(Site& site, const char* part, con
     w.spec.format = quantization_.format_of(tensor.name);
   w.format = w.spec.format == Format::kBF16 ? w.encoded : w.spec.format;
   if (w.format != Format::kFp8Block && cols.all % format_row(w.format).block_elems != 0)
-    throw Error(ErrorKind::kCheckpoint, "quantization_config: " + w.spec.name + " has rows of " +
-                                            std::to_string(cols.all) + ", no whole blocks of " +
-                                            std::string(format_name(w.format)));
+    throw Error(ErrorKind::kCheckpoint,
+                quantization_.origin() + "quantization_config: " + w.spec.name + " has rows of " +
+                    std::to_string(cols.all) + ", no whole blocks of " +
+                    std::string(format_name(w.format)));
   return declared;
 }
 
