@@ -66,11 +66,7 @@ void StepBlock::place_arrays() {
 }
 
 void StepBlock::copy(const Step& step, std::span<const ops::Draw> draws) {
-  counts_ = {.num_tokens = step.num_tokens,
-             .num_spans = step.num_spans,
-             .num_out = step.num_out,
-             .max_context = step.max_context,
-             .all_rows = step.all_rows};
+  counts_ = step;
   place_arrays();
   void* const data = memory_.data();
   if (step.tokens != nullptr)
