@@ -144,6 +144,24 @@ TEST_P(FamilyGolden, TheLastRowOfAPromptIsTheSameAlone) {
   }
 }
 
+// Of several sequences each has its own row.
+TEST_P(FamilyGolden, TheLastRowsOfSeveralPromptsAreTheSameAlone) {
+  const std::vector<int32_t> tokens = tokens_of(GetParam());
+  ASSERT_GE(tokens.size(), 32u);
+  const auto part = [&](int begin, int end) {
+    return std::vector(tokens.begin() + begin, tokens.begin() + end);
+  };
+  const std::vector<TestChunk> chunks = {{0, part(3, 32)}, {1, part(0, 7)}, {2, part(1, 32)}};
+  for (const Kernels kernels : kernels_here()) {
+    Loaded loaded(kGoldens / GetParam(), kernels);
+    TestRunner runner(*loaded.model, loaded.cx, 3, 32, DType::kBF16);
+    Logits alone;
+    for (const TestChunk& chunk : chunks) alone.push_back(runner.run(chunk.tokens, 32).back());
+    runner.clear(0);
+    ASSERT_EQ(runner.step(chunks, TestRunner::Wanted::kLast), alone) << kernels_name(kernels);
+  }
+}
+
 // The config alone says the formats that the tensors have, and what is allocated for them.
 TEST_P(FamilyGolden, TheConfigSaysWhatTheTensorsAre) {
   const std::filesystem::path directory = kGoldens / GetParam();
