@@ -107,7 +107,8 @@ class Mtp : public MtpModel {
             "has no tensors mtp.*; \"model\" may name a directory of the same model that has them");
       if (!spec.name.starts_with("mtp."))
         fail("has no " + spec.name +
-             " beside its tensors mtp.*, of which an MTP layer with ids of " + "its own has rows");
+             " beside its tensors mtp.*; an MTP layer of several ranks, or with ids of its own, "
+             "reads it from there");
       fail("has " + std::to_string(num_mtp) + " weights mtp.*, but not " + spec.name);
     }
   }

@@ -212,9 +212,9 @@ TEST(MtpCheckpoint, LiesBesideItsTarget) {
 }
 
 std::string fault_of(const std::filesystem::path& head, const std::filesystem::path& target,
-                     const std::vector<int32_t>& ids = {}) {
+                     const std::vector<int32_t>& ids = {}, const Shard& shard = {}) {
   try {
-    describe_draft_head({head, ids}, target);
+    describe_draft_head({head, ids}, target, {}, shard);
   } catch (const Error& error) {
     return error.what();
   }
@@ -255,8 +255,12 @@ TEST(MtpCheckpoint, IdsThatCannotBeAreRefused) {
   EXPECT_THAT(fault_of(all.path, all.path, {0, 96}),
               HasSubstr("id 96 of draft_vocab_size or draft_vocab_file is not in the model's "
                         "vocabulary of 96"));
-  EXPECT_THAT(fault_of(kAllGoldens / "mtp/qwen3_next", all.path, {1}),
-              HasSubstr("has no lm_head.weight beside its tensors mtp.*"));
+  const auto apart = kAllGoldens / "mtp/qwen3_next";  // without the target's matrices
+  const char* const kNoHead =
+      "has no lm_head.weight beside its tensors mtp.*; an MTP layer of several ranks";
+  EXPECT_THAT(fault_of(apart, all.path, {1}), HasSubstr(kNoHead));
+  EXPECT_EQ(fault_of(apart, all.path), "");
+  EXPECT_THAT(fault_of(apart, all.path, {}, {0, 2}), HasSubstr(kNoHead));
 }
 
 TEST(MtpConfig, SaysWhatDoesNotFit) {
