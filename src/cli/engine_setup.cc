@@ -177,7 +177,9 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
   need.kv_tokens = least;
   require_memory(need, budget);
 
-  const int64_t useful = Engine::kv_bytes_for(info, options, longest, options.max_num_seqs);
+  int64_t useful = Engine::kv_bytes_for(info, options, longest, options.max_num_seqs);
+  if (options.max_num_seqs == 1)  // that counts states for the texts of all sequences but one
+    useful += kept_states(kv_info(info, options), kv_options(options), longest) * slot;
   options.kv_bytes = std::min(rest, useful);
   if (cx.comm != nullptr)
     options.kv_bytes = of_ranks<int64_t>(*cx.comm, options.kv_bytes, std::min);
