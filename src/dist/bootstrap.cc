@@ -125,13 +125,15 @@ class Door {
   std::vector<Guest> guests_;
 };
 
-// Puts a socket where it belongs; the second of a kind from one rank is cut off.
-void put(std::vector<Socket>& sockets, Arrived arrived) {
+// Puts a socket where it belongs; the second of a kind from one rank is cut off: false.
+bool put(std::vector<Socket>& sockets, Arrived arrived) {
   Socket& to = sockets[arrived.caller.rank];
-  if (to.is_open())
+  if (to.is_open()) {
     LOG_WARN("ranks: a second rank %u was cut off", arrived.caller.rank);
-  else
-    to = std::move(arrived.socket);
+    return false;
+  }
+  to = std::move(arrived.socket);
+  return true;
 }
 
 std::string missing_of(const std::vector<Socket>& sockets, int first) {
@@ -148,11 +150,12 @@ Joined join_as_first(const Listener& listener, const JoinOptions& options) {
   Joined joined{std::vector<Socket>(options.size), std::vector<Socket>(options.size)};
   std::vector<std::string> addresses(options.size);  // "port address" of each
   Door door(listener, options, [&](Arrived arrived) {
-    if (arrived.caller.purpose == Purpose::kSteps)
-      addresses[arrived.caller.rank] =
-          std::to_string(arrived.caller.port) + " " + arrived.socket.peer_address();
-    put(arrived.caller.purpose == Purpose::kSteps ? joined.steps : joined.watch,
-        std::move(arrived));
+    const Caller caller = arrived.caller;
+    if (caller.purpose != Purpose::kSteps)
+      put(joined.watch, std::move(arrived));
+    else if (put(joined.steps, std::move(arrived)))
+      addresses[caller.rank] =
+          std::to_string(caller.port) + " " + joined.steps[caller.rank].peer_address();
   });
   door.wait([&] { return missing_of(joined.steps, 1) + missing_of(joined.watch, 1); }, until);
   std::string all;

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <future>
 #include <map>
@@ -11,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "dist/handshake.h"
 #include "dist/tcp_comm.h"
 #include "dist/test_ranks.h"
 #include "dist/watch.h"
@@ -115,6 +117,37 @@ TEST(Bootstrap, StrangersAreCutOff) {
   EXPECT_THAT(log, HasSubstr("a message of 542393671 bytes"));  // "GET "
   EXPECT_THAT(log, HasSubstr("protocol 9 of ranks"));
   EXPECT_THAT(log, HasSubstr("rank 1 at 127.0.0.1 was refused: its build is another"));
+}
+
+// The others are told where the first one listens, which stays.
+TEST(Bootstrap, TheSecondOfARankIsCutOff) {
+  const Listener listener("127.0.0.1", 0);
+  std::future<Joined> first =
+      std::async(std::launch::async, [&] { return join_as_first(listener, options_of(0, 2, 0)); });
+  const Deadline deadline = std::chrono::steady_clock::now() + kWatchdog;
+  const auto call = [&](Purpose purpose, uint16_t port) {
+    Socket socket = connect_to("127.0.0.1", listener.port(), deadline, [] {});
+    JoinerHandshake handshake(options_of(1, 2, 0).key, kSame,
+                              {.rank = 1, .size = 2, .purpose = purpose, .port = port},
+                              random_nonce());
+    const auto send = [&](const std::string& text) {
+      send_frame(socket, std::as_bytes(std::span(text)), deadline);
+    };
+    send(handshake.hello());
+    send(handshake.on_answer(receive_frame(socket, kMostHandshakeBytes, deadline)));
+    handshake.on_welcome(receive_frame(socket, kMostHandshakeBytes, deadline));
+    return socket;
+  };
+  const Socket calls[] = {call(Purpose::kSteps, 1111), call(Purpose::kSteps, 2222)};
+  // Nothing is sent to anybody before all are there: what can be read is an end.
+  pollfd ends[] = {{.fd = calls[0].fd(), .events = POLLIN, .revents = 0},
+                   {.fd = calls[1].fd(), .events = POLLIN, .revents = 0}};
+  ASSERT_EQ(poll(ends, 2, static_cast<int>(milliseconds(kWatchdog).count())), 1);
+  const bool first_stays = ends[1].revents != 0;
+  const Socket watch = call(Purpose::kWatch, 0);
+  EXPECT_EQ(receive_frame(calls[first_stays ? 0 : 1], 100, deadline),
+            first_stays ? "1111 127.0.0.1\n" : "2222 127.0.0.1\n");
+  EXPECT_EQ(first.get().steps.size(), 2u);
 }
 
 TEST(Bootstrap, SaysWhoIsMissing) {
