@@ -212,7 +212,7 @@ class OpenAiClientTest(unittest.TestCase):
 
     def test_wishes_of_other_models(self):
         """Efforts and fields that not every model has."""
-        for effort in ("none", "minimal", "xhigh"):
+        for effort in ("none", "minimal", "xhigh", "max"):
             self.assertIn("Paris", self.chat(reasoning_effort=effort, verbosity="low").choices[0].message.content)
         self.chat(extra_body={"chat_template_kwargs": {"enable_thinking": False}})
         self.chat(extra_body={"chat_template_kwargs": {"enable_thinking": False}})

@@ -120,8 +120,8 @@ TEST(ChatRequestTest, IgnoresFieldsThatChangeNothing) {
 TEST(ChatRequestTest, EffortsOfAllApis) {
   for (const auto& [name, effort] :
        {std::pair{"none", ReasoningEffort::kLow}, std::pair{"minimal", ReasoningEffort::kLow},
-        std::pair{"medium", ReasoningEffort::kMedium},
-        std::pair{"xhigh", ReasoningEffort::kHigh}}) {
+        std::pair{"medium", ReasoningEffort::kMedium}, std::pair{"xhigh", ReasoningEffort::kHigh},
+        std::pair{"max", ReasoningEffort::kHigh}}) {
     const std::string field = "\"reasoning_effort\":\"" + std::string(name) + "\"";
     EXPECT_EQ(chat(chat_with(field)).chat.options.effort, effort) << name;
   }

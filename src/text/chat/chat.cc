@@ -9,11 +9,11 @@ constexpr std::array<std::string_view, 5> kRoles = {"system", "developer", "user
                                                     "tool"};
 constexpr std::array<std::string_view, 3> kEfforts = {"low", "medium", "high"};
 // What the APIs know; an effort that the model does not have is the nearest that it has.
-constexpr std::array<std::string_view, 6> kEffortNames = {"none",   "minimal", "low",
-                                                          "medium", "high",    "xhigh"};
-constexpr std::array<ReasoningEffort, 6> kEffortOfNames = {
-    ReasoningEffort::kLow,    ReasoningEffort::kLow,  ReasoningEffort::kLow,
-    ReasoningEffort::kMedium, ReasoningEffort::kHigh, ReasoningEffort::kHigh};
+constexpr std::array<std::string_view, 7> kEffortNames = {"none", "minimal", "low", "medium",
+                                                          "high", "xhigh",   "max"};
+constexpr std::array<ReasoningEffort, 7> kEffortOfNames = {
+    ReasoningEffort::kLow,  ReasoningEffort::kLow,  ReasoningEffort::kLow, ReasoningEffort::kMedium,
+    ReasoningEffort::kHigh, ReasoningEffort::kHigh, ReasoningEffort::kHigh};
 
 // The name's place in `names`.
 template <size_t N>

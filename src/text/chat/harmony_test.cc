@@ -277,9 +277,12 @@ TEST(Chat, NamesOfRolesAndEfforts) {
   for (const char* name : {"none", "minimal"}) {
     EXPECT_EQ(*parse_reasoning_effort(name), ReasoningEffort::kLow);
   }
-  EXPECT_EQ(*parse_reasoning_effort("xhigh"), ReasoningEffort::kHigh);
+  for (const char* name : {"xhigh", "max"}) {
+    EXPECT_EQ(*parse_reasoning_effort(name), ReasoningEffort::kHigh);
+  }
   EXPECT_EQ(parse_reasoning_effort("much").error(),
-            "reasoning_effort 'much' is not known: use none, minimal, low, medium, high or xhigh");
+            "reasoning_effort 'much' is not known: use none, minimal, low, medium, high, xhigh or "
+            "max");
 }
 
 }  // namespace
