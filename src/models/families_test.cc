@@ -402,6 +402,17 @@ TEST(Families, TensorsThatDoNotFit) {
   EXPECT_THAT(
       load_refusal("qwen3-modelopt", "gate_proj.weight_scale_2", "gate_proj.weight_scale_X"),
       HasSubstr("gate_proj.weight"));
+  EXPECT_THAT(load_refusal("llama-f16", "0.self_attn.k_proj.weight", "0.self_attn.x_proj.weight"),
+              HasSubstr("config.json: asks for tensor \"model.layers.0.self_attn.k_proj.weight\", "
+                        "which is missing"));
+}
+
+TEST(Families, MatricesOfOneProductInTwoFormats) {
+  const std::string name = "\"model.layers.1.self_attn.v_proj.weight\":{\"dtype\":";
+  EXPECT_THAT(
+      load_refusal("llama", name + "\"BF16\"", name + " \"F16\""),
+      HasSubstr(": model.layers.1.self_attn.q_proj.weight is bf16 and "
+                "model.layers.1.self_attn.v_proj.weight f16; nibble multiplies them as one"));
 }
 
 // The tensors of a golden with those whose names end so times a power of two, and more of one

@@ -27,6 +27,11 @@ class Quantization {
   // Error(kCheckpoint) where zero points are missing that the config speaks of.
   void take(std::span<const WeightInfo> weights);
 
+  // Whether tensors were taken, but none of this name.
+  bool lacks(const std::string& weight) const {
+    return !on_disk_.empty() && !on_disk_.contains(weight);
+  }
+
   // Of the matrix of a linear module: "model.layers.0.mlp.up_proj". kBF16: not quantized.
   Format format_of(const std::string& module) const;
 

@@ -290,6 +290,23 @@ void SiteModel::take_formats(const Checkpoint& checkpoint) {
   settle_formats();
 }
 
+namespace {
+
+// Of two that are multiplied as one. Where one is missing its format is what nobody said.
+[[noreturn]] void refuse_formats(const Quantization& quantization, const WantedWeight& a,
+                                 const WantedWeight& b) {
+  for (const WantedWeight* w : {&a, &b})
+    if (quantization.lacks(w->spec.name))
+      throw Error(ErrorKind::kCheckpoint, quantization.origin() + "asks for tensor \"" +
+                                              w->spec.name + "\", which is missing");
+  throw Error(ErrorKind::kUnsupported, quantization.origin() + a.spec.name + " is " +
+                                           std::string(format_name(a.format)) + " and " +
+                                           b.spec.name + " " + std::string(format_name(b.format)) +
+                                           "; nibble multiplies them as one matrix, of one format");
+}
+
+}  // namespace
+
 // What is multiplied as one has one format: that of its site.
 void SiteModel::settle_formats() {
   const Declared* first = nullptr;
@@ -297,11 +314,7 @@ void SiteModel::settle_formats() {
     if (!d.is_matrix()) continue;
     if (d.is_first()) first = &d;
     const WantedWeight &a = first->want, &b = d.want;
-    if (a.format != b.format)
-      throw Error(ErrorKind::kUnsupported,
-                  a.spec.name + " is " + std::string(format_name(a.format)) + " and " +
-                      b.spec.name + " " + std::string(format_name(b.format)) +
-                      "; nibble multiplies them as one matrix, of one format");
+    if (a.format != b.format) refuse_formats(quantization_, a, b);
     d.site->weight.format = d.want.format;
   }
   for (const Tied& tied : tied_) tied.site->weight.format = tied.other->weight.format;
