@@ -75,7 +75,8 @@ target_include_directories(nibble_dep_xgrammar SYSTEM
                            PRIVATE ${NIBBLE_XGRAMMAR}/3rdparty/picojson)
 
 # The Jinja engine of llama.cpp: from the source that tools/setup.sh unpacks and patches. What it asks
-# before it goes on (cmake/jinja.patch) is in src/text/chat/template_bounds.h.
+# before it goes on (cmake/jinja.patch) is in src/text/chat/template_bounds.h; how it prints numbers, in
+# template_texts.h.
 set(NIBBLE_JINJA ${CMAKE_SOURCE_DIR}/build/jinja)
 if(NOT EXISTS ${NIBBLE_JINJA}/common/jinja/runtime.h)
   execute_process(COMMAND ${CMAKE_SOURCE_DIR}/tools/setup.sh jinja)

@@ -64,6 +64,11 @@ MORE = {"role": "user", "content": "And tomorrow?"}
 ODD = {"role": "user", "content": "  ünïcödé 日本語 💖 <|im_end|></s> {{ 7 * 7 }}\n\ttab \"q\" 'a' \\ \n"}
 
 
+NUMBERS = {"role": "assistant", "content": "",
+           "tool_calls": [call("call00001", "add", {"numbers": [48.8566969, 123456789.125, 2.0, 1e16, 1e-5]})]}
+SPACES = {"role": "user", "content": "\u3000\u00a0 Und morgen? \u2028\u3000"}
+
+
 def conversations():
     """Name and variables."""
     def case(name, messages, tools=None, prompt=True, **more):
@@ -84,6 +89,7 @@ def conversations():
     yield case("tool_call", [USER, CALLS], TOOLS, prompt=False)
     yield case("tool_result", [SYSTEM, USER, CALLS, RESULT], TOOLS)
     yield case("tool_answered", [USER, CALLS, RESULT, ANSWER, MORE], TOOLS)
+    yield case("numbers", [USER, NUMBERS, {**RESULT, "name": "add", "content": "0.5"}, SPACES], TOOLS)
     yield case("parallel", [SYSTEM, USER, PARALLEL, RESULT, RESULT_2], TOOLS)
     yield case("parallel_answered", [USER, PARALLEL, RESULT, RESULT_2, REASONED, MORE], TOOLS)
 

@@ -119,6 +119,8 @@ std::string short_message(std::string_view what) {
 jinja::value value_of(const Json& json, bool is_role = false) {
   const jinja::level nested;
   if (json.is_boolean()) return jinja::mk_val<jinja::value_bool>(json.get<bool>());
+  if (json.is_number_unsigned() && json.get<uint64_t>() > INT64_MAX)
+    return jinja::mk_val<jinja::value_float>(json.get<double>());
   if (json.is_number_integer()) return jinja::mk_val<jinja::value_int>(json.get<int64_t>());
   if (json.is_number()) return jinja::mk_val<jinja::value_float>(json.get<double>());
   if (json.is_string()) {

@@ -14,6 +14,7 @@ namespace {
 using testing::ElementsAre;
 using testing::FieldsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 constexpr TemplateLimits kSmall{
     .bytes = 64 << 20, .output_bytes = 1 << 20, .time_ms = 2'000, .depth = 200};
@@ -116,6 +117,17 @@ TEST(ChatTemplate, EndsWhatIsTooDeep) {
 TEST(ChatTemplate, DividesByNothing) {
   EXPECT_NE(failure_of("{{ 4 is divisibleby(0) }}"), "rendered");
   EXPECT_TRUE(render("{{ (-9223372036854775807 - 1) is divisibleby(-1) }}"));
+}
+
+// Beyond 64 bits with a sign, where an integer would become negative.
+TEST(ChatTemplate, LargeNumbers) {
+  const auto pieces =
+      render("{{ x }} {{ x | tojson }}", R"({"x": [9223372036854775807, 18446744073709551615]})");
+  std::string text;
+  for (const TemplatePiece& piece : *pieces) text += piece.text;
+  EXPECT_THAT(text, HasSubstr("9223372036854775807"));
+  EXPECT_THAT(text, HasSubstr("1.8446744073709552e+19"));
+  EXPECT_THAT(text, Not(HasSubstr("-1")));
 }
 
 TEST(ChatTemplate, SortsWhatHasNoOrder) {
