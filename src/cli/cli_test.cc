@@ -27,6 +27,9 @@ TEST(Usage, NamesWhatIsUnknownInTheOrderGiven) {
 TEST(Usage, GuessesWhatWasMeant) {
   EXPECT_THAT(run_command({"serv"}).err, HasSubstr("did you mean 'serve'?"));
   EXPECT_THAT(run_command({"tokenise"}).err, HasSubstr("did you mean 'tokenize'?"));
+  for (const char* swapped : {"benhc", "caht", "evla"}) {
+    EXPECT_THAT(run_command({swapped}).err, HasSubstr("did you mean '"));
+  }
   EXPECT_THAT(run_command({"frobnicate"}).err, Not(HasSubstr("did you mean")));
   EXPECT_THAT(run_command({"serve", "x", "--max-modl-len=5"}).err,
               AllOf(HasSubstr("unknown: --max-modl-len=5"), HasSubstr("mean '--max-model-len'?")));
