@@ -234,6 +234,7 @@ class PullTest(unittest.TestCase):
         self.pull()
 
     def test_revisions(self):
+        self.pull(HF_HUB_CACHE=str(self.home / "elsewhere" / "cache"))
         self.pull("--revision", "refs/pr/1")
         self.assertEqual((self.home / "hub" / "models--some-org--some-model" / "refs" / "refs" / "pr" / "1").read_text(), COMMIT)
         self.assertIn("no such repo, revision", self.pull("--revision", "none", fails=True))

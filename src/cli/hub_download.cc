@@ -346,8 +346,7 @@ HubSource hub_source_of_environment() {
     source.endpoint = endpoint;
   }
   source.token = environment("HF_TOKEN");
-  const fs::path file =
-      hub_cache_directory().parent_path() / "token";  // where `hf auth login` puts it
+  const fs::path file = hub_home_directory() / "token";  // where `hf auth login` puts it
   if (source.token.empty() && fs::is_regular_file(file)) {
     source.token = read_text_file(file, kMaxTokenBytes);
   }

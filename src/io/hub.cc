@@ -73,6 +73,11 @@ fs::path find_snapshot(const fs::path& repo, const std::string& revision) {
   return fs::is_directory(snapshot) ? snapshot : fs::path();
 }
 
+fs::path environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
 std::string pull_command(const std::string& repo_id, const std::string& revision) {
   return "`nibble pull " + repo_id + (revision == "main" ? "" : " --revision " + revision) + "`";
 }
@@ -114,16 +119,16 @@ std::string ModelFiles::advice() const {
   return "expected model.safetensors, or model.safetensors.index.json and its shards";
 }
 
-fs::path hub_cache_directory() {
-  const auto environment = [](const char* name) -> fs::path {
-    const char* value = std::getenv(name);
-    return value == nullptr ? "" : value;
-  };
-  if (fs::path cache = environment("HF_HUB_CACHE"); !cache.empty()) return cache;
-  if (const fs::path home = environment("HF_HOME"); !home.empty()) return home / "hub";
+fs::path hub_home_directory() {
+  if (fs::path home = environment("HF_HOME"); !home.empty()) return home;
   fs::path base = environment("XDG_CACHE_HOME");
   if (base.empty()) base = environment("HOME") / ".cache";
-  return base / "huggingface" / "hub";
+  return base / "huggingface";
+}
+
+fs::path hub_cache_directory() {
+  if (fs::path cache = environment("HF_HUB_CACHE"); !cache.empty()) return cache;
+  return hub_home_directory() / "hub";
 }
 
 ModelFiles find_model(const std::string& model, const std::string& revision,

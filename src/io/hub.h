@@ -30,7 +30,10 @@ bool is_revision(const std::string& revision);
 // A repo's folder in the cache: "models--organisation--name".
 std::string hub_folder(const std::string& repo_id);
 
-// HF_HUB_CACHE, or HF_HOME/hub, or XDG_CACHE_HOME/huggingface/hub, or ~/.cache/huggingface/hub.
+// HF_HOME, or XDG_CACHE_HOME/huggingface, or ~/.cache/huggingface.
+std::filesystem::path hub_home_directory();
+
+// HF_HUB_CACHE, or hub_home_directory()/hub.
 std::filesystem::path hub_cache_directory();
 
 // Tried in this order: a directory; a file (config.json); a repo id "org/name" in the cache at
