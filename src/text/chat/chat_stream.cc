@@ -1,6 +1,7 @@
 #include "text/chat/chat_stream.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -125,6 +126,11 @@ ChatWatcher::ChatWatcher(const Harmony& harmony, const ChatStreamOptions& option
       state_{.parser = HarmonyParser(harmony, options.start, options.functions),
              .stops = fresh_stops_,
              .headers = HeaderMask(harmony, options.start, rules_of(options))} {
+  if (options.must != HeaderRules::Must::kNothing) {
+    const auto& tokenizer = harmony.tokenizer();
+    std::copy_if(stop_ids_.begin(), stop_ids_.end(), std::back_inserter(early_stops_),
+                 [&](int32_t id) { return !tokenizer.is_special(id); });
+  }
   if (!options.start.in_content) return;
   const HarmonyHeader& header = options.start.header;
   const bool is_call = header.recipient.starts_with(kFunctions);
@@ -166,7 +172,12 @@ std::shared_ptr<GrammarRun> ChatWatcher::run_of(const Grammar& grammar, int32_t 
 bool ChatWatcher::mask(std::span<uint32_t> bits) {
   if (state_.lost) return std::fill(bits.begin(), bits.end(), 0), true;
   if (state_.run) return state_.run->mask(bits), true;
-  return state_.headers.mask(bits);
+  const bool masked = state_.headers.mask(bits);
+  for (const int32_t id : early_stops_) {  // what is asked for has to come yet
+    const auto word = static_cast<size_t>(id) / 32;
+    if (word < bits.size()) bits[word] &= ~(uint32_t{1} << (id % 32));
+  }
+  return masked || !early_stops_.empty();
 }
 
 Watch ChatWatcher::accept(int32_t id) {

@@ -60,7 +60,7 @@ struct ChatStreamOptions {
   std::optional<Grammar> content;            // the final message is of this form
   std::map<std::string, Grammar> arguments;  // by function: so are its arguments
   std::optional<Grammar> answer;  // of templates: all behind the reasoning is of this form
-  std::vector<int32_t> stop_ids;  // of the caller's: within such a form they come at its end only
+  std::vector<int32_t> stop_ids;  // of the caller's: before and within a form only at its end
   std::vector<int32_t> end_ids;   // of the model: so do these, of templates
 
   bool named_call = false;  // tool_choice names the function
@@ -146,6 +146,7 @@ class ChatWatcher : public TokenWatcher {
   const std::optional<Grammar> content_;
   const std::map<std::string, Grammar> arguments_;
   const std::vector<int32_t> stop_ids_;
+  std::vector<int32_t> early_stops_;  // those that are text, where an answer or a call must come
   std::function<void()> mask_changed_;
   State state_;
   std::deque<State> before_;  // the states before the latest ids

@@ -220,6 +220,9 @@ TEST(ChatWatcher, AStopIdOfTheCallersEndsAFormWhereItMay) {
   EXPECT_EQ(rest("a;"), ";");
   EXPECT_EQ(rest("ab;"), "");
   EXPECT_EQ(rest("ab<|return|>"), "");
+  // Not before it, where the answer would be empty.
+  ChatWatcher watcher(bytes, options);
+  EXPECT_EQ(forbidden_rest(watcher, "<|channel|>analysis<|message|>x;"), ";");
 }
 
 TEST(ChatWatcher, NothingMayFollowWhatDidNotFit) {
