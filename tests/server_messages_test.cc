@@ -353,6 +353,8 @@ TEST_F(MessagesTest, RefusesResponsesThatItCannotGive) {
     return answer.parsed()["error"]["param"].get<std::string>();
   };
   EXPECT_EQ(param({{"previous_response_id", "resp_1"}}), "previous_response_id");
+  EXPECT_EQ(param({{"conversation", "conv_1"}}), "conversation");
+  EXPECT_EQ(param({{"prompt", {{"id", "pmpt_1"}}}}), "prompt");
   EXPECT_EQ(param({{"input", json::array()}}), "input");
   EXPECT_EQ(param({{"input", {{{"type", "odd"}}}}}), "input[0].type");
   EXPECT_EQ(param({{"background", true}}), "background");

@@ -246,8 +246,9 @@ std::optional<ApiError> parse_responses_request(std::string_view body,
     request.stream = fields.boolean("stream", false);
     read_scheduling(fields, request);
     request.parallel_tool_calls = fields.boolean("parallel_tool_calls", true);
-    if (fields.has("previous_response_id")) {
-      fields.fail("previous_response_id", "is not supported: nothing is stored; send all items");
+    for (const char* stored : {"previous_response_id", "conversation", "prompt"}) {
+      if (fields.has(stored))
+        fields.fail(stored, "is not supported: nothing is stored; send all items");
     }
     if (fields.boolean("background", false)) fields.fail("background", "is not supported");
     const std::string truncation = fields.string("truncation", "disabled");
