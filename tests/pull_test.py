@@ -33,7 +33,9 @@ class Hub:
         self.tls = tls
         self.files = {p.name: p.read_bytes() for p in MODEL.iterdir() if p.is_file()}
         self.files["weights with spaces+.bin"] = random.Random(1).randbytes(LARGE)
-        self.files["empty.txt"] = b""
+        self.files["empty.txt"] = self.files["as empty.txt"] = b""
+        self.files["copy.json"] = self.files["original/copy.json"] = self.files["config.json"]
+        self.files["z copy of weights.bin"] = self.files["weights with spaces+.bin"]
         self.files["original/params.json"] = b"{}"
         self.large = {n for n, data in self.files.items() if len(data) > 100_000}
         self.token = ""
@@ -232,9 +234,9 @@ class PullTest(unittest.TestCase):
             self.assertEqual(authorization, "Bearer hf_secret" if server == "hub" else None)
         (self.home / "token").write_text("hf_secret")
         self.pull()
+        self.pull(HF_HUB_CACHE=str(self.home / "elsewhere" / "cache"))
 
     def test_revisions(self):
-        self.pull(HF_HUB_CACHE=str(self.home / "elsewhere" / "cache"))
         self.pull("--revision", "refs/pr/1")
         self.assertEqual((self.home / "hub" / "models--some-org--some-model" / "refs" / "refs" / "pr" / "1").read_text(), COMMIT)
         self.assertIn("no such repo, revision", self.pull("--revision", "none", fails=True))

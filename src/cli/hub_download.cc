@@ -13,7 +13,9 @@
 #include <fstream>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
+#include <tuple>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -177,8 +179,14 @@ class Downloader {
  public:
   Downloader(const HubDownload& download, fs::path folder)
       : download_(download), folder_(std::move(folder)), pending_(download.listing.files) {
-    std::sort(pending_.begin(),
-              pending_.end(),  // the largest is fetched first, so taken from behind
+    // Files of the same bytes are one blob, fetched once.
+    std::sort(pending_.begin(), pending_.end(), [](const HubFile& a, const HubFile& b) {
+      return std::tie(a.hash, a.path) < std::tie(b.hash, b.path);
+    });
+    const auto same = [](const HubFile& a, const HubFile& b) { return a.hash == b.hash; };
+    pending_.erase(std::unique(pending_.begin(), pending_.end(), same), pending_.end());
+    // The largest is fetched first, so taken from behind.
+    std::sort(pending_.begin(), pending_.end(),
               [](const HubFile& a, const HubFile& b) { return a.size < b.size; });
   }
 
@@ -228,7 +236,11 @@ class Downloader {
                     file.path + ": what came has not the hash that the hub promises");
       }
     }
-    link(file, blob);
+    for (const HubFile& named : download_.listing.files) {
+      if (named.hash != file.hash) continue;
+      link(named, blob);
+      if (named.path != file.path) done_bytes_ += named.size;
+    }
   }
 
   bool fetch_blob(const HubFile& file, const fs::path& blob) {
@@ -310,7 +322,9 @@ class Downloader {
 
 void require_space(const fs::path& folder, const HubListing& listing) {
   uint64_t missing = 0;
+  std::set<std::string> counted;
   for (const HubFile& file : listing.files) {
+    if (!counted.insert(file.hash).second) continue;
     const fs::path blob = folder / "blobs" / file.hash;
     const fs::path part = blob.string() + ".incomplete";
     if (fs::exists(blob)) continue;
