@@ -202,18 +202,18 @@ class Downloader {
     --working_;
   }
 
-  void run(const std::function<void(int64_t)>& progress) {
+  void run(const std::function<void(int64_t, int64_t)>& progress) {
     const int jobs = std::min<int>(download_.jobs, static_cast<int>(pending_.size()));
     working_ = jobs;
     std::vector<std::jthread> threads;
     for (int i = 0; i < jobs; ++i) threads.emplace_back([this] { work(); });
     while (working_ > 0) {
-      progress(done_bytes_);
+      progress(done_bytes_, old_bytes_);
       std::this_thread::sleep_for(kProgressEvery);
     }
     threads.clear();
     if (failed_) throw Error(ErrorKind::kNotFound, error_);
-    progress(done_bytes_);
+    progress(done_bytes_, old_bytes_);
   }
 
  private:
@@ -228,7 +228,7 @@ class Downloader {
   void fetch(const HubFile& file) {
     const fs::path blob = folder_ / "blobs" / file.hash;
     if (fs::exists(blob)) {
-      done_bytes_ += file.size;
+      count_old(file.size);
     } else {
       // Bytes that are not what was promised are fetched once more, from the beginning.
       if (!fetch_blob(file, blob) && !fetch_blob(file, blob)) {
@@ -239,14 +239,14 @@ class Downloader {
     for (const HubFile& named : download_.listing.files) {
       if (named.hash != file.hash) continue;
       link(named, blob);
-      if (named.path != file.path) done_bytes_ += named.size;
+      if (named.path != file.path) count_old(named.size);
     }
   }
 
   bool fetch_blob(const HubFile& file, const fs::path& blob) {
     PartFile part(blob.string() + ".incomplete", file);
     int64_t counted = part.size();
-    done_bytes_ += counted;
+    count_old(counted);
     auto wait = download_.source.retry_after;
     for (int tries = 0; part.size() < file.size || file.size == 0;) {
       const int64_t before = part.size();
@@ -265,8 +265,13 @@ class Downloader {
       wait *= 2;
     }
     if (part.finish(blob)) return true;
-    done_bytes_ -= file.size;
+    count_old(-file.size);
     return false;
+  }
+
+  void count_old(int64_t bytes) {
+    old_bytes_ += bytes;
+    done_bytes_ += bytes;
   }
 
   // What went wrong on the way, or "".
@@ -317,7 +322,7 @@ class Downloader {
   std::string error_;
   std::atomic<bool> failed_{false};
   std::atomic<int> working_{0};
-  std::atomic<int64_t> done_bytes_{0};
+  std::atomic<int64_t> done_bytes_{0}, old_bytes_{0};
 };
 
 void require_space(const fs::path& folder, const HubListing& listing) {
@@ -392,7 +397,7 @@ HubListing list_hub_files(const HubSource& source, const std::string& repo,
 }
 
 std::filesystem::path download_from_hub(const HubDownload& download,
-                                        const std::function<void(int64_t)>& progress) {
+                                        const std::function<void(int64_t, int64_t)>& progress) {
   const fs::path folder = download.cache / hub_folder(download.repo);
   fs::create_directories(folder / "blobs");
   fs::create_directories(folder / "snapshots" / download.listing.commit);

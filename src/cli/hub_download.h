@@ -33,10 +33,11 @@ struct HubDownload {
   int jobs = 8;        // files at a time
 };
 
-// progress(bytes): how many are there so far, of all files; on this thread. What is there already
-// is not fetched again, and a part of a file is continued; a blob gets its name only when its hash
-// is right. Returns the snapshot's directory. Throws Error for the first file that fails.
+// progress(bytes, old): how many are there so far, of all files, and how many of them were there
+// before; on this thread. What is there already is not fetched again, and a part of a file is
+// continued; a blob gets its name only when its hash is right. Returns the snapshot's directory.
+// Throws Error for the first file that fails.
 std::filesystem::path download_from_hub(const HubDownload& download,
-                                        const std::function<void(int64_t)>& progress);
+                                        const std::function<void(int64_t, int64_t)>& progress);
 
 }  // namespace nibble::cli

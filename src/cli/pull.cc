@@ -39,7 +39,8 @@ void pull(const Options& options) {
   int64_t total = 0;
   for (const HubFile& file : download.listing.files) total += file.size;
   ProgressBar bar(options.repo);
-  const auto snapshot = download_from_hub(download, [&](int64_t bytes) { bar.show(bytes, total); });
+  const auto snapshot =
+      download_from_hub(download, [&](int64_t bytes, int64_t old) { bar.show(bytes, total, old); });
   std::printf("%s\n", snapshot.c_str());
 }
 
