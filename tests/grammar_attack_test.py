@@ -19,7 +19,7 @@ from pathlib import Path
 from serving import NAME, Server
 
 # Minutes for xgrammar, in 9 KB.
-ENDLESS = {"type": "object", "minProperties": 150,
+ENDLESS = {"type": "object", "minProperties": 150, "additionalProperties": False,
            "properties": {f"property_number_{i}": {"type": "integer"} for i in range(300)}}
 # Masks of 2.3 s and 6.1 s, for which the engine must not wait.
 SLOW_MASKS = ["(.{0,99}){0,99}", ".{0,9}" * 600]

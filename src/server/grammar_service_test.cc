@@ -36,7 +36,8 @@ WantedGrammar schema(const std::string& text) {
 
 // Minutes for xgrammar.
 WantedGrammar endless_schema(int salt = 0) {
-  std::string text = R"({"type":"object","minProperties":150,"properties":{)";
+  std::string text =
+      R"({"type":"object","minProperties":150,"additionalProperties":false,"properties":{)";
   for (int i = 0; i < 300; ++i) {
     text += (i > 0 ? ",\"p" : "\"p") + std::to_string(i + 1'000 * salt) + R"(":{"type":"integer"})";
   }

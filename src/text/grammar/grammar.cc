@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "text/grammar/json_text.h"
+#include "text/grammar/kept_schema.h"
 #include "text/grammar/string_budgets.h"
 
 namespace {
@@ -114,10 +115,10 @@ int json_nesting_of(std::string_view text) {
 std::string ignored_keyword(const nlohmann::json& schema) {
   if (!schema.is_structured()) return "";
   for (const auto& [key, value] : schema.items()) {
-    constexpr std::array kIgnored = {"not",         "if",          "then",
-                                     "else",        "contains",    "dependentRequired",
-                                     "minContains", "maxContains", "dependentSchemas",
-                                     "dependencies"};
+    constexpr std::array kIgnored = {"not",          "if",          "then",
+                                     "else",         "contains",    "dependentRequired",
+                                     "minContains",  "maxContains", "dependentSchemas",
+                                     "dependencies", "$dynamicRef", "$recursiveRef"};
     constexpr std::array kNames = {"properties", "patternProperties", "$defs", "definitions"};
     constexpr std::array kValues = {"enum", "const", "default", "examples", "required"};
     const auto is_one_of = [&schema, &key = key](const auto& list) {
@@ -164,6 +165,31 @@ std::string why_not(const GrammarSpec& spec) {
   return "asks for what would not be kept to: the keyword \"" + keyword + "\"";
 }
 
+// Whether xgrammar keeps to a pattern inside a JSON string: not where it spells it by rules of its
+// own, which know no escapes.
+bool fits_in_json(const std::string& pattern) {
+  const nlohmann::json schema = {{"type", "string"}, {"pattern", pattern}};
+  try {
+    return xgrammar::Grammar::FromJSONSchema(schema.dump()).ToString().find(" ::= Regex(") !=
+           std::string::npos;
+  } catch (const std::exception&) {
+    return true;  // what is wrong with it is said when it is compiled
+  }
+}
+
+// Rewrites schemas into what xgrammar keeps to; why it would not, or "".
+std::string keep(GrammarSpec& spec) {
+  std::string why;
+  if (spec.kind == GrammarSpec::Kind::kJsonSchema) {
+    spec.text = with_patterns_for_formats(spec.text);
+    keep_schema(spec.text, spec.lenient, fits_in_json, why);
+  } else if (spec.kind == GrammarSpec::Kind::kStructuralTag) {
+    spec.text = with_patterns_for_formats(spec.text);
+    keep_tag_schemas(spec.text, spec.lenient, fits_in_json, why);
+  }
+  return why;
+}
+
 // The machine has to go on with decoding beside it.
 int num_threads() {
   return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 8);
@@ -188,7 +214,7 @@ xgrammar::CompiledGrammar compile_with(xgrammar::GrammarCompiler& compiler,
     case GrammarSpec::Kind::kJsonObject:
       return from_schema(R"({"type":"object"})");
     case GrammarSpec::Kind::kJsonSchema:
-      return from_schema(with_patterns_for_formats(spec.text));
+      return from_schema(spec.text);
     case GrammarSpec::Kind::kRegex:
       return compiler.CompileRegex(spec.text);
     case GrammarSpec::Kind::kChoice:
@@ -341,12 +367,16 @@ Result<Grammar> GrammarCompiler::compile(const GrammarSpec& spec) const {
   if (spec.kind == GrammarSpec::Kind::kJsonSchema) {
     if (std::string why = why_not(spec); !why.empty()) return Failure{std::move(why)};
   }
+  GrammarSpec kept = spec;
+  if (std::string why = keep(kept); !why.empty()) {
+    return Failure{"asks for what would not be kept to: " + why};
+  }
   std::vector<std::string> warnings;
   t_warnings = &warnings;
   std::string failure;
   std::optional<Grammar> grammar;
   try {
-    grammar.emplace([compiled = impl_->compile(spec), vocab_size = impl_->vocab_size,
+    grammar.emplace([compiled = impl_->compile(kept), vocab_size = impl_->vocab_size,
                      never = is_json(spec) ? impl_->never_in_json
                                            : nullptr](const std::vector<int32_t>& end_ids) {
       return std::make_unique<LocalMatcher>(compiled, vocab_size, end_ids, never);

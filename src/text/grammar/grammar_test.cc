@@ -300,6 +300,103 @@ TEST(Grammar, RefusesWhatIsNotValidOrWouldBeIgnored) {
   }
 }
 
+struct SchemaCase {
+  std::string schema;
+  std::vector<std::string> good, bad;
+};
+
+// What xgrammar, left to itself, does not look at.
+TEST(Grammar, KeepsToAllOfASchema) {
+  const std::string both = R"("properties":{"a":{"type":"integer"},"b":{"type":"integer"}},)"
+                           R"("additionalProperties":false)";
+  const SchemaCase cases[] = {
+      {R"({"minLength":3})", {R"("abc")"}, {R"("ab")"}},
+      {R"({"minimum":3,"type":["number","null"]})", {"4", "null"}, {"1"}},
+      {R"({"maximum":3})", {"2"}, {"4"}},
+      {R"({"required":["z"]})", {R"({"z":1})"}, {"{}", R"({"y":1})"}},
+      {R"({"type":"object","required":["z"],"additionalProperties":{"type":"string"}})",
+       {R"({"z":"s"})"},
+       {R"({"z":1})", R"({"y":"s"})"}},
+      {R"({"type":"object","properties":{"a":{}},"unevaluatedProperties":false})",
+       {R"({"a":1})"},
+       {R"({"b":1})"}},
+      {R"({"type":"integer","enum":["a",1,2.5]})", {"1"}, {R"("a")", "2.5"}},
+      {"{\"type\":\"object\"," + both + R"(,"anyOf":[{"required":["a"]},{"required":["b"]}]})",
+       {R"({"a":1})", R"({"b":1})", R"({"a":1,"b":2})"},
+       {"{}", "5", R"({"a":"x"})", R"({"c":1})"}},
+      {R"({"type":"string","anyOf":[{"minLength":3},{"pattern":"^x$"}]})",
+       {R"("abc")", R"("x")"},
+       {R"("a")", "5"}},
+      {R"({"type":"object","$ref":"#/$defs/s","$defs":{"s":{"type":"object","required":["a"]}}})",
+       {R"({"a":1})"},
+       {"{}"}},
+      {R"({"type":"object","patternProperties":{"^x[a-z]$":{"type":"integer"}},)"
+       R"("properties":{"a":{"type":"string"}}})",
+       {R"({"a":"s"})", R"({"a":"s","xb":1})"},
+       {R"({"xb":"s"})", R"({"a":"s","a":1})"}},
+      {R"({"type":"string","pattern":"^é[^a]$"})", {R"("éb")"}, {R"("éa")", "\"é\"\""}},
+      {R"({"type":"string","pattern":"^[0-9]+(-[a-z]+)?$"})", {R"("1-a")"}, {R"("1a")"}},
+      {R"({"type":"string","format":"date"})",
+       {R"("2024-02-29")", R"("2023-12-31")"},
+       {R"("2023-02-29")", R"("2023-04-31")", R"("0000-01-01")"}},
+      {R"({"type":"string","format":"date-time"})",
+       {R"("2024-02-29T12:00:00.5Z")"},
+       {R"("2023-02-30T12:00:00Z")", R"("2023-02-20T12:00:60Z")", R"("2024-02-29T12:00:005Z")"}},
+      {R"({"type":"string","format":"ipv4"})", {R"("10.0.0.255")"}, {R"("10.0.0.01")"}},
+  };
+  for (const SchemaCase& one : cases) {
+    const auto grammar = compile(GrammarSpec::Kind::kJsonSchema, one.schema);
+    ASSERT_TRUE(grammar.ok()) << one.schema << ": " << grammar.error();
+    for (const std::string& text : one.good)
+      EXPECT_TRUE(matches(*grammar, text)) << one.schema << text;
+    for (const std::string& text : one.bad)
+      EXPECT_FALSE(matches(*grammar, text)) << one.schema << text;
+  }
+}
+
+TEST(Grammar, RefusesWhatItWouldNotKeepTo) {
+  for (const std::string schema :
+       {R"({"$ref":"#/$defs/s","minLength":3,"$defs":{"s":{"type":"string"}}})",
+        R"({"allOf":[{"type":"integer"}],"maximum":9})",
+        R"({"anyOf":[{"type":"string"},{"type":"null"}],"maxLength":3})",
+        R"({"enum":[1,2],"minimum":2})", R"({"const":5,"type":"string"})",
+        R"({"oneOf":[{"const":1}],"anyOf":[{"const":2}]})",
+        R"({"type":"object","required":["z"],"additionalProperties":false})",
+        R"({"type":"object","minProperties":2})",
+        R"({"type":"object","properties":{"abc":{}},"propertyNames":{"maxLength":2}})",
+        R"({"type":"object","properties":{"xa":{}},"patternProperties":{"^x":{}}})",
+        R"({"type":"object","patternProperties":{"x":{},"y":{}}})",
+        R"({"type":"string","pattern":"^\"$"})", R"({"type":"string","pattern":"^\\n$"})",
+        R"({"type":[]})", R"({"$dynamicRef":"#x"})"}) {
+    const auto grammar = compile(GrammarSpec::Kind::kJsonSchema, schema);
+    EXPECT_FALSE(grammar.ok()) << schema;
+  }
+}
+
+TEST(Grammar, LeavesOutPatternsThatAreNoJson) {
+  const auto grammar = compiler().compile({.kind = GrammarSpec::Kind::kJsonSchema,
+                                           .text = R"({"type":"string","pattern":"^\"$"})",
+                                           .lenient = true});
+  ASSERT_TRUE(grammar.ok()) << grammar.error();
+  EXPECT_FALSE(matches(*grammar, "\"\"\""));
+  EXPECT_TRUE(matches(*grammar, R"("\"")"));
+}
+
+// A strict tool of a template's format is inside a structural tag.
+TEST(Grammar, KeepsToSchemasInTags) {
+  const auto tag = [](const std::string& schema) {
+    return R"({"type":"structural_tag","format":{"type":"json_schema","json_schema":)" + schema +
+           "}}";
+  };
+  const auto grammar = compile(GrammarSpec::Kind::kStructuralTag, tag(R"({"required":["z"]})"));
+  ASSERT_TRUE(grammar.ok()) << grammar.error();
+  EXPECT_TRUE(matches(*grammar, R"({"z":1})"));
+  EXPECT_FALSE(matches(*grammar, "{}"));
+  EXPECT_FALSE(compile(GrammarSpec::Kind::kStructuralTag,
+                       tag(R"({"allOf":[{"type":"integer"}],"maximum":9})"))
+                   .ok());
+}
+
 TEST(Grammar, LeavesOutWhatItCannotKeepToWhereThatIsAllowed) {
   GrammarSpec spec{.kind = GrammarSpec::Kind::kJsonSchema,
                    .text = R"({"type":"array","items":{"type":"integer"},"uniqueItems":true})"};

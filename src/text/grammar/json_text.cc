@@ -1,23 +1,44 @@
 #include "text/grammar/json_text.h"
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <string_view>
-#include <utility>
+#include <vector>
 
 namespace nibble {
 namespace {
 
 using Json = nlohmann::ordered_json;  // an object's properties come in the schema's order
 
-constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kPatterns = {{
-    {"email",
-     R"(^[A-Za-z0-9_!#$%&'*+/=?^`{|}~-]+(\.[A-Za-z0-9_!#$%&'*+/=?^`{|}~-]+)*)"
-     R"(@[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$)"},
-    {"json-pointer", R"(^(/([^/~]|~[01])*)*$)"},
-    {"relative-json-pointer", R"(^(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)$)"},
-}};
+struct FormatPattern {
+  std::string format, pattern;
+};
+
+const std::vector<FormatPattern>& format_patterns() {
+  static const std::vector<FormatPattern> patterns = [] {
+    // Days that there are, from the year 1 on; no leap seconds, which most programs do not read.
+    const std::string date =
+        R"(((000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-)"
+        R"(((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30))"
+        R"(|02-(0[1-9]|1[0-9]|2[0-8])))"
+        R"(|([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)-02-29))";
+    const std::string time =
+        R"(([01][0-9]|2[0-3])(:[0-5][0-9]){2}(\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9]))";
+    const std::string byte = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
+    return std::vector<FormatPattern>{
+        {"email", R"(^[A-Za-z0-9_!#$%&'*+/=?^`{|}~-]+(\.[A-Za-z0-9_!#$%&'*+/=?^`{|}~-]+)*)"
+                  R"(@[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)"
+                  R"((\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$)"},
+        {"json-pointer", R"(^(/([^/~]|~[01])*)*$)"},
+        {"relative-json-pointer", R"(^(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)$)"},
+        {"date", "^" + date + "$"},
+        {"time", "^" + time + "$"},
+        {"date-time", "^" + date + "T" + time + "$"},
+        {"ipv4", "^(" + byte + "\\.){3}" + byte + "$"},
+    };
+  }();
+  return patterns;
+}
 
 bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r'; }
 
@@ -27,7 +48,7 @@ bool replace_formats(Json& schema) {
   if (!schema.is_structured()) return false;
   bool replaced = false;
   if (schema.is_object() && schema.contains("format") && schema["format"].is_string()) {
-    for (const auto& [format, pattern] : kPatterns) {
+    for (const auto& [format, pattern] : format_patterns()) {
       if (schema["format"] != format) continue;
       schema.erase("format");
       if (!schema.contains("pattern")) schema["pattern"] = pattern;

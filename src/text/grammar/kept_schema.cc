@@ -1,0 +1,436 @@
+#include "text/grammar/kept_schema.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
+#include <string_view>
+#include <vector>
+
+#include "text/utf8.h"
+
+namespace nibble {
+namespace {
+
+using Json = nlohmann::ordered_json;  // an object's properties come in the schema's order
+using Fits = std::function<bool(const std::string&)>;
+
+// xgrammar takes the first of these that a schema has, and looks at nothing beside it.
+constexpr std::array<std::string_view, 6> kAppliers = {"$ref",  "const", "enum",
+                                                       "anyOf", "oneOf", "allOf"};
+
+// Of parts of one schema: a copy is at most as large as the schema.
+constexpr int kMaxCopies = 64;
+
+struct Word {
+  const char* name;
+  const char* type;  // of the values of which it says something
+};
+constexpr std::array kWords = std::to_array<Word>({
+    {"minLength", "string"},
+    {"maxLength", "string"},
+    {"pattern", "string"},
+    {"minimum", "number"},
+    {"maximum", "number"},
+    {"exclusiveMinimum", "number"},
+    {"exclusiveMaximum", "number"},
+    {"multipleOf", "number"},
+    {"items", "array"},
+    {"prefixItems", "array"},
+    {"minItems", "array"},
+    {"maxItems", "array"},
+    {"unevaluatedItems", "array"},
+    {"properties", "object"},
+    {"required", "object"},
+    {"additionalProperties", "object"},
+    {"patternProperties", "object"},
+    {"propertyNames", "object"},
+    {"minProperties", "object"},
+    {"maxProperties", "object"},
+    {"unevaluatedProperties", "object"},
+});
+
+std::string applier_of(const Json& schema) {  // "": none
+  for (const std::string_view name : kAppliers) {
+    if (schema.contains(name)) return std::string(name);
+  }
+  return "";
+}
+
+bool is_ascii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x80; });
+}
+
+// A pattern as xgrammar reads it right inside a string: characters above ASCII as \u{...}, and
+// "(...)?" as "(...){0,1}", since by "(ab*)?" it would let a "b" through.
+std::string as_read(const std::string& pattern) {
+  std::string out;
+  bool in_class = false, last_escaped = false;
+  for (size_t at = 0; at < pattern.size();) {
+    const bool escaped = pattern[at] == '\\' && at + 1 < pattern.size();
+    const size_t from = at + (escaped ? 1 : 0);
+    const auto unit = utf8::first_unit(std::string_view(pattern).substr(from));
+    const std::string one = pattern.substr(from, unit.bytes);
+    const bool behind_group = !in_class && at > 0 && out.back() == ')' && !last_escaped;
+    at = from + unit.bytes;
+    last_escaped = escaped;
+    if (!escaped && one == "[") in_class = true;
+    if (!escaped && one == "]") in_class = false;
+    if (!escaped && behind_group && one == "?") {
+      out += "{0,1}";
+    } else if (is_ascii(one) || unit.kind != utf8::Kind::kCharacter) {
+      out += (escaped ? "\\" : "") + one;
+    } else {
+      std::array<char, 16> digits{};
+      std::snprintf(digits.data(), digits.size(), "\\u{%x}",
+                    static_cast<unsigned>(utf8::code_point(one)));
+      out += digits.data();
+    }
+  }
+  return out;
+}
+
+bool is_of_type(const Json& value, std::string_view type) {
+  if (type == "integer") {
+    return value.is_number_integer() ||
+           (value.is_number() && value.get<double>() == std::floor(value.get<double>()));
+  }
+  return (type == "null" && value.is_null()) || (type == "boolean" && value.is_boolean()) ||
+         (type == "number" && value.is_number()) || (type == "string" && value.is_string()) ||
+         (type == "array" && value.is_array()) || (type == "object" && value.is_object());
+}
+
+Json list_of(const Json& one_or_more) {
+  return one_or_more.is_array() ? one_or_more : Json::array({one_or_more});
+}
+
+bool is_of_types(const Json& value, const Json& types) {
+  return std::any_of(types.begin(), types.end(), [&](const Json& type) {
+    return type.is_string() && is_of_type(value, type.get_ref<const std::string&>());
+  });
+}
+
+// Each of `some` is among `all`.
+bool are_among(const Json& some, const Json& all) {
+  return std::all_of(some.begin(), some.end(), [&](const Json& type) {
+    return std::find(all.begin(), all.end(), type) != all.end() ||
+           (type == "integer" && std::find(all.begin(), all.end(), "number") != all.end());
+  });
+}
+
+class Keeper {
+ public:
+  Keeper(Json& root, bool lenient, const Fits& fits)
+      : root_(root), lenient_(lenient), fits_(fits) {}
+  void keep(Json& schema);
+  const std::string& why() const { return why_; }
+
+ private:
+  void fail(std::string why) {
+    if (!lenient_ && why_.empty()) why_ = std::move(why);
+  }
+  void keep_beside(Json& schema, const std::string& applier);
+  void keep_values(Json& schema, const std::string& applier);
+  bool merge_required(Json& schema, const std::vector<std::string>& beside);
+  bool has_types(Json& schema, const Json& types, bool may_write, int depth);
+  void say_type(Json& schema);
+  void keep_object(Json& schema);
+  void keep_required(Json& schema);
+  void keep_names(Json& schema);
+  bool keep_pattern(Json& pattern);
+  bool may_match(const std::string& pattern, const std::string& name);
+  void keep_inside(Json& schema);
+
+  Json& root_;
+  const bool lenient_;
+  const Fits& fits_;
+  int copies_ = 0;
+  std::string why_;
+};
+
+void Keeper::keep(Json& schema) {
+  if (!schema.is_object() || !why_.empty()) return;
+  if (const std::string applier = applier_of(schema); !applier.empty()) {
+    keep_beside(schema, applier);
+  }
+  if (applier_of(schema).empty()) {
+    say_type(schema);
+    const Json types = schema.contains("type") ? list_of(schema["type"]) : Json::array();
+    if (schema.contains("type") && types.empty()) fail("an empty list of types");
+    if (std::find(types.begin(), types.end(), "object") != types.end()) keep_object(schema);
+    if (schema.contains("unevaluatedItems") && !schema.contains("items")) {
+      Json others = schema["unevaluatedItems"];
+      schema["items"] = std::move(others);
+    }
+    if (schema.contains("pattern") && !keep_pattern(schema["pattern"])) schema.erase("pattern");
+  }
+  keep_inside(schema);
+}
+
+void Keeper::keep_beside(Json& schema, const std::string& applier) {
+  if (applier == "const" || applier == "enum") return keep_values(schema, applier);
+  std::vector<std::string> beside;
+  for (const std::string_view other : kAppliers) {
+    if (other != applier && schema.contains(other)) beside.emplace_back(other);
+  }
+  for (const Word& word : kWords) {
+    if (schema.contains(word.name)) beside.emplace_back(word.name);
+  }
+  if (beside.empty() && schema.contains("type")) {
+    Json alone = {{applier, schema[applier]}};
+    const bool has = has_types(alone, list_of(schema["type"]), /*may_write=*/true, 0);
+    schema[applier] = alone[applier];
+    if (!has) beside.emplace_back("type");
+  }
+  if (beside.empty() || merge_required(schema, beside)) return;
+  fail("\"" + beside[0] + "\" beside \"" + applier + "\"");
+  // What is described beside it is worth more than what is said of it all.
+  const bool is_described = schema.contains("properties") || schema.contains("items");
+  if (lenient_ && is_described && applier != "$ref") schema.erase(applier);
+}
+
+// Of the values those of the type that is said.
+void Keeper::keep_values(Json& schema, const std::string& applier) {
+  for (const std::string_view other : kAppliers) {
+    if (other != applier && schema.contains(other))
+      return fail("\"" + std::string(other) + "\" beside \"" + applier + "\"");
+  }
+  for (const Word& word : kWords) {
+    if (schema.contains(word.name))
+      return fail("\"" + std::string(word.name) + "\" beside \"" + applier + "\"");
+  }
+  if (!schema.contains("type")) return;
+  const Json types = list_of(schema["type"]);
+  const Json values = applier == "enum" ? schema["enum"] : Json::array({schema["const"]});
+  if (!values.is_array()) return;
+  Json kept = Json::array();
+  for (const Json& value : values) {
+    if (is_of_types(value, types)) kept.push_back(value);
+  }
+  if (kept.empty()) return fail("a type that no value of its \"" + applier + "\" has");
+  if (applier == "enum") schema["enum"] = std::move(kept);
+}
+
+// {"properties": ..., "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}: each of them with all
+// that stands beside. False: it is another case.
+bool Keeper::merge_required(Json& schema, const std::vector<std::string>& beside) {
+  if (applier_of(schema) != "anyOf" || !schema["anyOf"].is_array()) return false;
+  copies_ += static_cast<int>(schema["anyOf"].size());
+  if (copies_ > kMaxCopies) return false;
+  const auto is_other = [](const std::string& name) {
+    return std::find(kAppliers.begin(), kAppliers.end(), name) != kAppliers.end();
+  };
+  if (std::any_of(beside.begin(), beside.end(), is_other)) return false;
+  Json merged = Json::array();
+  for (const Json& branch : schema["anyOf"]) {
+    const bool plain = branch.is_object() && branch.contains("required") &&
+                       branch["required"].is_array() && branch.size() == 1;
+    if (!plain) return false;
+    Json whole = schema;
+    for (const char* name : {"anyOf", "$defs", "definitions"}) whole.erase(name);
+    Json required = schema.value("required", Json::array());
+    if (!required.is_array()) return false;
+    for (const Json& name : branch["required"]) required.push_back(name);
+    whole["required"] = std::move(required);
+    if (!whole.contains("type")) whole["type"] = "object";
+    merged.push_back(std::move(whole));
+  }
+  schema["anyOf"] = std::move(merged);
+  return true;
+}
+
+// Whether all that it allows is of these types; where it says nothing of them it is told to, if it
+// may be written.
+bool Keeper::has_types(Json& schema, const Json& types, bool may_write, int depth) {
+  constexpr int kMaxDepth = 32;  // of references that may refer to each other
+  if (!schema.is_object() || depth > kMaxDepth) return false;
+  const std::string name = applier_of(schema);
+  if (schema.contains("type")) return are_among(list_of(schema["type"]), types);
+  if (name.empty()) {
+    if (may_write) schema["type"] = types.size() == 1 ? types[0] : types;
+    return may_write;
+  }
+  if (name == "const") return is_of_types(schema["const"], types);
+  if (name == "$ref") {
+    if (!schema["$ref"].is_string()) return false;
+    const auto& uri = schema["$ref"].get_ref<const std::string&>();
+    if (uri == "#" || !uri.starts_with("#/")) return false;
+    try {
+      Json target = root_.at(Json::json_pointer(uri.substr(1)));
+      return has_types(target, types, /*may_write=*/false, depth + 1);
+    } catch (const nlohmann::json::exception&) {
+      return false;
+    }
+  }
+  if (!schema[name].is_array()) return false;
+  for (Json& one : schema[name]) {
+    if (name == "enum" ? !is_of_types(one, types) : !has_types(one, types, may_write, depth + 1)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Keeper::say_type(Json& schema) {
+  if (schema.contains("type")) return;
+  Json types = Json::array();
+  for (const Word& word : kWords) {
+    const bool is_new = std::find(types.begin(), types.end(), word.type) == types.end();
+    if (is_new && schema.contains(word.name)) types.push_back(word.type);
+  }
+  if (!types.empty()) schema["type"] = types.size() == 1 ? types[0] : types;
+}
+
+void Keeper::keep_object(Json& schema) {
+  if (schema.contains("unevaluatedProperties") && !schema.contains("additionalProperties")) {
+    Json others = schema["unevaluatedProperties"];
+    schema["additionalProperties"] = std::move(others);
+  }
+  keep_names(schema);
+  keep_required(schema);
+  // A name that comes twice counts once.
+  const bool open = schema.value("additionalProperties", Json(true)) != false ||
+                    schema.contains("patternProperties") || schema.contains("propertyNames");
+  const Json least = schema.value("minProperties", Json(0));
+  std::set<Json> required;
+  if (schema.contains("required") && schema["required"].is_array()) {
+    required.insert(schema["required"].begin(), schema["required"].end());
+  }
+  if (open && least.is_number() && least.get<double>() > static_cast<double>(required.size()) + 1) {
+    fail("\"minProperties\" of properties with any name");
+  }
+}
+
+// What is required is described.
+void Keeper::keep_required(Json& schema) {
+  if (!schema.contains("required") || !schema["required"].is_array()) return;
+  const Json others = schema.value("additionalProperties", Json(true));
+  const Json required = schema["required"];  // a copy: what follows moves the schema's members
+  for (const Json& name : required) {
+    if (!name.is_string()) return fail("a \"required\" that is no list of names");
+    const auto& key = name.get_ref<const std::string&>();
+    if (schema.contains("properties") && !schema["properties"].is_object()) return;
+    if (schema.contains("properties") && schema["properties"].contains(key)) continue;
+    if (schema.contains("patternProperties") || schema.contains("propertyNames") ||
+        others == false) {
+      return fail("a required property that \"properties\" does not have: \"" + key + "\"");
+    }
+    if (others.is_object() && ++copies_ > kMaxCopies) {
+      return fail("more than " + std::to_string(kMaxCopies) +
+                  " required properties that "
+                  "\"properties\" does not have");
+    }
+    schema["properties"][key] = others;
+  }
+}
+
+// Names by a pattern: xgrammar looks at one for those that "properties" does not have.
+void Keeper::keep_names(Json& schema) {
+  std::vector<std::string> names;
+  if (schema.contains("properties") && schema["properties"].is_object()) {
+    for (const auto& item : schema["properties"].items()) names.push_back(item.key());
+  }
+  if (schema.contains("propertyNames")) {
+    if (!names.empty()) fail("\"propertyNames\" beside \"properties\"");
+    if (schema.contains("patternProperties"))
+      fail("\"propertyNames\" beside \"patternProperties\"");
+  }
+  if (!schema.contains("patternProperties") || !schema["patternProperties"].is_object()) return;
+  Json kept = Json::object();
+  for (const auto& item : schema["patternProperties"].items()) {
+    Json key = item.key();
+    if (!keep_pattern(key)) continue;
+    kept[key.get<std::string>()] = item.value();
+    for (const std::string& name : names) {
+      if (may_match(item.key(), name)) fail("a pattern for the property \"" + name + "\"");
+    }
+  }
+  if (kept.size() > 1) fail("several \"patternProperties\"");
+  schema["patternProperties"] = std::move(kept);
+  schema["additionalProperties"] = false;  // or its names could be those of the pattern
+}
+
+bool Keeper::may_match(const std::string& pattern, const std::string& name) {
+  constexpr size_t kMaxBytes = 256;
+  const bool is_small = std::max(pattern.size(), name.size()) <= kMaxBytes;
+  if (!is_small || !is_ascii(pattern) || !is_ascii(name)) return true;
+  try {
+    return std::regex_search(name, std::regex(pattern));
+  } catch (const std::regex_error&) {
+    return true;
+  }
+}
+
+// False: it is left out.
+bool Keeper::keep_pattern(Json& pattern) {
+  if (!pattern.is_string()) return true;
+  std::string text = as_read(pattern.get<std::string>());
+  if (!fits_(text)) {
+    fail("the pattern \"" + text.substr(0, 100) + "\", of what JSON writes with a backslash");
+    return false;
+  }
+  pattern = std::move(text);
+  return true;
+}
+
+void Keeper::keep_inside(Json& schema) {
+  constexpr std::array kMaps = {"properties", "patternProperties", "$defs", "definitions"};
+  constexpr std::array kValues = {"enum", "const", "default", "examples", "required"};
+  for (auto& item : schema.items()) {
+    const std::string key = item.key();
+    const auto is_one_of = [&](const auto& list) {
+      return std::find(list.begin(), list.end(), key) != list.end();
+    };
+    Json& value = item.value();
+    if (is_one_of(kValues) || !value.is_structured()) continue;
+    if (is_one_of(kMaps) || value.is_array()) {
+      for (Json& inner : value) keep(inner);
+    } else {
+      keep(value);  // of an unknown keyword, too: a "$ref" may lead there
+    }
+  }
+}
+
+bool keep_json(Json& schema, bool lenient, const Fits& fits, std::string& why) {
+  Keeper keeper(schema, lenient, fits);
+  keeper.keep(schema);
+  why = keeper.why();
+  return why.empty();
+}
+
+bool keep_tags(Json& tag, bool lenient, const Fits& fits, std::string& why) {
+  if (!tag.is_structured()) return true;
+  for (auto& item : tag.items()) {
+    const bool is_schema = tag.is_object() && item.key() == "json_schema";
+    if (is_schema ? !keep_json(item.value(), lenient, fits, why)
+                  : !keep_tags(item.value(), lenient, fits, why)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool keep_text(std::string& text, bool lenient, const Fits& fits, std::string& why,
+               decltype(keep_json) keep) {
+  const Json before = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (before.is_discarded()) return true;
+  Json after = before;
+  if (!keep(after, lenient, fits, why)) return false;
+  if (after != before) text = after.dump();
+  return true;
+}
+
+}  // namespace
+
+bool keep_schema(std::string& schema, bool lenient, const Fits& fits, std::string& why) {
+  return keep_text(schema, lenient, fits, why, keep_json);
+}
+
+bool keep_tag_schemas(std::string& tag, bool lenient, const Fits& fits, std::string& why) {
+  return keep_text(tag, lenient, fits, why, keep_tags);
+}
+
+}  // namespace nibble
