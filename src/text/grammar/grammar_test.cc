@@ -365,6 +365,10 @@ TEST(Grammar, RefusesWhatItWouldNotKeepTo) {
         R"({"type":"object","minProperties":2})",
         R"({"type":"object","properties":{"abc":{}},"propertyNames":{"maxLength":2}})",
         R"({"type":"object","properties":{"xa":{}},"patternProperties":{"^x":{}}})",
+        R"({"type":"object","properties":{"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa":{}},)"
+        R"("patternProperties":{"^(a+)+$":{}}})",
+        R"({"type":"object","properties":{"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!":{}},)"
+        R"("patternProperties":{"^(a+)+$":{}}})",  // who knows: it takes too many steps
         R"({"type":"object","patternProperties":{"x":{},"y":{}}})",
         R"({"type":"string","pattern":"^\"$"})", R"({"type":"string","pattern":"^\\n$"})",
         R"({"type":[]})", R"({"$dynamicRef":"#x"})"}) {

@@ -1,11 +1,13 @@
 #include "text/grammar/kept_schema.h"
 
+#include <pcre2.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <set>
 #include <string_view>
 #include <vector>
@@ -354,14 +356,21 @@ void Keeper::keep_names(Json& schema) {
 }
 
 bool Keeper::may_match(const std::string& pattern, const std::string& name) {
-  constexpr size_t kMaxBytes = 256;
-  const bool is_small = std::max(pattern.size(), name.size()) <= kMaxBytes;
-  if (!is_small || !is_ascii(pattern) || !is_ascii(name)) return true;
-  try {
-    return std::regex_search(name, std::regex(pattern));
-  } catch (const std::regex_error&) {
-    return true;
-  }
+  constexpr uint32_t kMaxSteps = 10'000;
+  if (!is_ascii(pattern) || !is_ascii(name)) return true;
+  const auto text = [](const std::string& s) { return reinterpret_cast<PCRE2_SPTR>(s.data()); };
+  int error = 0;
+  PCRE2_SIZE at = 0;
+  const std::unique_ptr<pcre2_code, decltype(&pcre2_code_free)> code(
+      pcre2_compile(text(pattern), pattern.size(), 0, &error, &at, nullptr), pcre2_code_free);
+  if (code == nullptr) return true;
+  const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(
+      pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
+  const std::unique_ptr<pcre2_match_context, decltype(&pcre2_match_context_free)> context(
+      pcre2_match_context_create(nullptr), pcre2_match_context_free);
+  pcre2_set_match_limit(context.get(), kMaxSteps);
+  return pcre2_match(code.get(), text(name), name.size(), 0, 0, data.get(), context.get()) !=
+         PCRE2_ERROR_NOMATCH;
 }
 
 // False: it is left out.
