@@ -24,7 +24,7 @@ int64_t ids_bytes(const StepLimits& limits) {
 
 int64_t whole_bytes(const ModelInfo& info, const StepLimits& limits) {
   if (info.logits.is_whole()) return 0;
-  return (int64_t{limits.max_out} * info.vocab_size + 1) * static_cast<int64_t>(sizeof(float));
+  return ops::WholeLogits::bytes(info.vocab_size, limits.max_out);
 }
 
 // A step whose ranks all live takes no longer.
@@ -45,8 +45,6 @@ GpuSteps::GpuSteps(Model& model, ops::Ctx& cx, GpuPages& pages, SeqState kv,
       kv_(kv),
       max_out_(limits.max_out),
       use_graphs_(graphs),
-      cut_{model.info().vocab_size, model.info().logits.begin},
-      whole_(cuda::device_buffer(whole_bytes(model.info(), limits))),
       block_(cuda::device_buffer(StepBlock::bytes(limits, max_num_seqs))),
       never_(cx.allocate(mask_bytes(model.info()))),
       ids_(cx.allocate(ids_bytes(limits))),
@@ -54,6 +52,10 @@ GpuSteps::GpuSteps(Model& model, ops::Ctx& cx, GpuPages& pages, SeqState kv,
       row_(cuda::pinned_buffer(model.info().vocab_size * static_cast<int64_t>(sizeof(float)))),
       spans_(cuda::pinned_buffer(spans_bytes(max_num_seqs))),
       replayed_(cx.allocate(spans_bytes(max_num_seqs))) {
+  const Cut& cut = model.info().logits;
+  if (!cut.is_whole())
+    whole_ = std::make_unique<ops::WholeLogits>(cx, ops::VocabCut{cut.all, cut.begin, cut.size},
+                                                limits.max_out);
   std::vector<uint32_t> never(never_.size_bytes() / sizeof(uint32_t));
   for (const int32_t id : masked_ids) never[id / 32] |= uint32_t{1} << (id % 32);
   cuda::copy(never_.data(), never.data(), never_.size_bytes());
@@ -113,19 +115,23 @@ bool GpuSteps::launch_graph(const Step& step, bool is_fed, const ops::Draw* draw
 
 Tensor GpuSteps::run(const Step& step, const ops::Draw* draws) {
   Tensor logits = model_.forward(cx_, step, kv_);
-  if (whole_.size_bytes() > 0) {
-    const int64_t floats = whole_.size_bytes() / static_cast<int64_t>(sizeof(float));
-    logits =
-        ops::whole_logits(cx_, make_tensor(whole_.data(), DType::kF32, {floats}), logits, cut_);
-  }
+  // Each rank finds the likeliest ids of its own columns, where nothing is drawn.
+  const bool are_apart = whole_ != nullptr && whole_->are_apart() && draws == nullptr;
+  if (are_apart)
+    whole_->keep(cx_, logits);
+  else if (whole_ != nullptr)
+    logits = whole_->gather(cx_, logits);
   if (history_ != nullptr) history_->keep(cx_, step);
   if (cx_.on_op) cx_.on_op("sample");
-  const ops::GreedyOut out{.rows = static_cast<ops::Greedy*>(greedy_.data()),
-                           .stride = max_out_,
-                           .turn = StepBlock::turn_at(block_.data()),
-                           .ids = static_cast<int32_t*>(ids_.data())};
+  const ops::GreedyOut out{
+      .rows = static_cast<ops::Greedy*>(greedy_.data()),
+      .stride = max_out_,
+      .turn = StepBlock::turn_at(block_.data()),
+      .ids = static_cast<int32_t*>(ids_.data()),
+      .first_id = are_apart ? static_cast<int32_t>(model_.info().logits.begin) : 0};
   const auto* const never = static_cast<const uint32_t*>(never_.data());
   if (cx_.left_out != "sample") ops::sample_greedy(cx_, out, logits, never);
+  if (are_apart) ops::join_greedy(cx_, out, logits.dim(0));
   if (draws != nullptr) ops::sample_drawn(cx_, out, logits, never, draws);
   if (cx_.on_op) cx_.on_op("end");
   return logits;
@@ -166,12 +172,14 @@ ops::Greedy GpuSteps::found(const StepBlock& block, int64_t row) const {
 
 std::span<float> GpuSteps::logits(int64_t row) {
   CHECK(row < logits_.dim(0));
-  const int64_t vocab = logits_.dim(1);
-  auto* const to = static_cast<float*>(row_.data());
-  cuda::copy_async(to, logits_.as<float>() + row * vocab,
-                   vocab * static_cast<int64_t>(sizeof(float)), cx_.stream);
+  const std::span<float> to(static_cast<float*>(row_.data()), model_.info().vocab_size);
+  if (whole_ != nullptr)
+    whole_->read(cx_, row, to);
+  else
+    cuda::copy_async(to.data(), logits_.as<float>() + row * logits_.dim(1),
+                     static_cast<int64_t>(to.size_bytes()), cx_.stream);
   cuda::wait(cx_.stream);
-  return {to, static_cast<size_t>(vocab)};
+  return to;
 }
 
 }  // namespace nibble

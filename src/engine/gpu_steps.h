@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -76,8 +77,7 @@ class GpuSteps {
   RowHistory* history_ = nullptr;
   int64_t max_out_;
   bool use_graphs_, was_first_ = false;
-  ops::VocabCut cut_;  // of several ranks: this one's
-  Buffer whole_;       // logits of all of them, float [R * V + 1]; none where one rank has all
+  std::unique_ptr<ops::WholeLogits> whole_;  // none where one rank has all
   Buffer block_, never_, ids_;  // on the device; never_: bit per id; ids_: [R] of the last step
   Buffer greedy_, row_;         // pinned: Greedy [2, R], float [V]
   Buffer spans_, replayed_;     // of a replay: pinned, and on the device

@@ -19,17 +19,30 @@ bool is_forced(const KernelOptions& o, std::string_view row) {
   });
 }
 
+// The most ranks to each of which blocks of bf16, or of float32, are no more bytes than the float32
+// of a ring.
+constexpr int64_t most_of_blocks(const KernelOptions& o) { return o.exact ? 2 : 4; }
+
 constexpr auto kKernels = std::to_array<AllReduceKernel>({
     {"one_shot",
      [](const AllReduceDesc& d, const KernelOptions& o) -> const char* {
        if (const char* reason = refuse_cpu(o)) return reason;
        if (d.hidden % 2 != 0) return "its packets are of two floats";
-       const bool is_large = !gpu::is_for_one_shot(d.tokens * d.hidden, d.ranks);
+       const bool is_large = !gpu::is_for_packets(d.tokens * d.hidden, d.ranks);
        return is_large && !o.any_size && !is_forced(o, "one_shot")
                   ? "it sends twice the bytes, which large sums pay for"
                   : nullptr;
      },
      NIBBLE_CUDA_KERNEL(gpu::sum_one_shot)},
+    {"one_shot_blocks",
+     [](const AllReduceDesc& d, const KernelOptions& o) -> const char* {
+       if (const char* reason = refuse_cpu(o)) return reason;
+       if (d.hidden % 4 != 0) return "it sends four floats at a time";
+       return d.ranks > most_of_blocks(o) && !o.any_size && !is_forced(o, "one_shot_blocks")
+                  ? "it sends all to each rank, where a ring sends twice in all"
+                  : nullptr;
+     },
+     NIBBLE_CUDA_KERNEL(gpu::sum_blocks)},
     {"nccl", [](const AllReduceDesc&, const KernelOptions& o) { return refuse_cpu(o); },
      NIBBLE_CUDA_KERNEL(gpu::sum_nccl)},
     {"tcp",

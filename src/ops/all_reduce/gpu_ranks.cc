@@ -50,40 +50,49 @@ std::string GpuRanks::agree(const std::string& why) {
   return "";
 }
 
-void GpuRanks::find_peers() {
-  std::string why;
-  cuda::MemoryHandle mine;
-  if (size() > PeerMemory::kMostRanks) why = "there are more ranks than it serves";
+std::vector<Buffer> GpuRanks::share(const Buffer& mine, std::string& why) {
+  cuda::MemoryHandle handle;
   try {
-    packets_ = cuda::device_buffer(why.empty() ? PeerMemory::packet_bytes(size(), kCapacity) : 0);
-    counts_ = cuda::device_buffer(8);
-    cuda::fill(counts_.data(), 0, 8);
-    if (why.empty()) cuda::fill(packets_.data(), 0, packets_.size_bytes());
-    if (why.empty()) mine = cuda::share_memory(packets_);
+    if (why.empty()) handle = cuda::share_memory(mine);
   } catch (const std::exception& e) {
     why = e.what();
   }
-  why_no_peers_ = agree(why);
-  if (!has_peer_memory()) return;
-  std::vector<cuda::MemoryHandle> all(size());
-  host_.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  why = agree(why);
+  if (!why.empty()) return {};
+  std::vector<cuda::MemoryHandle> handles(size());
+  host_.all_gather(std::as_bytes(std::span(&handle, 1)),
+                   std::as_writable_bytes(std::span(handles)));
+  std::vector<Buffer> all;
   try {
-    open_peers(all);
+    for (int r = 0; r < size(); ++r)
+      all.push_back(r != rank() ? cuda::open_memory(handles[r])
+                                : Buffer(mine.data(), mine.size_bytes(), [](void*, int64_t) {}));
   } catch (const std::exception& e) {
     why = e.what();
   }
-  why_no_peers_ = agree(why);
+  why = agree(why);
+  return all;
 }
 
-void GpuRanks::open_peers(std::span<const cuda::MemoryHandle> all) {
+void GpuRanks::find_peers() {
+  std::string why;
   peers_ = {.rank = rank(), .size = size(), .capacity = kCapacity};
+  if (size() > PeerMemory::kMostRanks) why = "there are more ranks than it serves";
+  try {
+    constexpr int64_t kCounts = PeerMemory::kCounts * int64_t{sizeof(uint32_t)};
+    shared_ = cuda::device_buffer(why.empty() ? peers_.bytes() : 0);
+    counts_ = cuda::device_buffer(kCounts);
+    cuda::fill(counts_.data(), 0, kCounts);
+    if (why.empty()) cuda::fill(shared_.data(), 0, shared_.size_bytes());
+  } catch (const std::exception& e) {
+    why = e.what();
+  }
+  of_ranks_ = share(shared_, why);
+  why_no_peers_ = why;
+  if (!has_peer_memory()) return;
   peers_.counts = static_cast<uint32_t*>(counts_.data());
   peers_.abort = static_cast<uint32_t*>(abort_.data());
-  for (int r = 0; r < size(); ++r) {
-    if (r != rank()) opened_.push_back(cuda::open_memory(all[r]));
-    const Buffer& of = r == rank() ? packets_ : opened_.back();
-    peers_.packets[r] = static_cast<PeerMemory::Packet*>(of.data());
-  }
+  for (int r = 0; r < size(); ++r) peers_.set_memory(r, of_ranks_[r].data());
 }
 
 void GpuRanks::find_nccl() {

@@ -50,6 +50,10 @@ class GpuRanks final : public dist::Comm {
   void leave_out_peer_memory(const std::string& why) { why_no_peers_ = why; }
 
   const PeerMemory& peers() const { return peers_; }
+  // On all ranks at once: `mine`, a device_buffer() that outlives what is returned, and the others'
+  // like it, in order of ranks, where kernels and copies of all ranks reach them. None where `why`,
+  // of this rank or another, is or becomes other than empty: it says what is in the way.
+  std::vector<Buffer> share(const Buffer& mine, std::string& why);
   cuda::Nccl& nccl() const { return *nccl_; }
 
   // From any thread: sums that wait for another rank end, with NaN, and so do all that come.
@@ -58,14 +62,13 @@ class GpuRanks final : public dist::Comm {
  private:
   void find_peers();
   void check_nccl() const;
-  void open_peers(std::span<const cuda::MemoryHandle> all);
   void find_nccl();
   std::string agree(const std::string& why);
 
   dist::Comm& host_;
-  Buffer packets_, counts_;     // on the GPU: this rank's
-  Buffer abort_;                // page-locked: one word
-  std::vector<Buffer> opened_;  // the other ranks' packets
+  Buffer shared_, counts_;        // on the GPU: this rank's
+  Buffer abort_;                  // page-locked: one word
+  std::vector<Buffer> of_ranks_;  // shared_ of each
   PeerMemory peers_;
   std::unique_ptr<cuda::Nccl> nccl_;
   std::string why_no_peers_, why_no_nccl_, nccl_version_;
@@ -74,10 +77,10 @@ class GpuRanks final : public dist::Comm {
 // Of a step that several GPUs compute.
 GpuRanks& ranks_of(const Ctx& cx);
 
-// The rows of all_reduce: packets in peer memory, and NVIDIA's library. t [T, H] f32, in and out.
+// The rows of all_reduce: packets and blocks in peer memory, and NVIDIA's library. t [T, H] f32, in
+// and out.
 void sum_one_shot(Ctx& cx, const Tensor& t);
+void sum_blocks(Ctx& cx, const Tensor& t);
 void sum_nccl(Ctx& cx, const Tensor& t);
-// By one of them, as the table chooses.
-void sum_by_size(Ctx& cx, const Tensor& t);
 
 }  // namespace nibble::ops::gpu

@@ -5,10 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "base/error.h"
@@ -16,6 +18,7 @@
 #include "cuda/memory.h"
 #include "cuda/stream.h"
 #include "dist/test_ranks.h"
+#include "ops/sample/sample.h"
 #include "ops/sample/whole_logits.h"
 
 namespace nibble::ops {
@@ -35,8 +38,9 @@ struct Rank {
     cx.kernels.gpu = cuda::h200();
     cx.stream = stream.handle();
   }
-  Buffer to_gpu(const std::vector<float>& values) {
-    const auto bytes = static_cast<int64_t>(4 * values.size());
+  template <typename T>
+  Buffer to_gpu(const std::vector<T>& values) {
+    const auto bytes = static_cast<int64_t>(sizeof(T) * values.size());
     Buffer buffer = cuda::device_buffer(bytes);
     cuda::copy(buffer.data(), values.data(), bytes);
     return buffer;
@@ -46,6 +50,12 @@ struct Rank {
     std::vector<float> values(t.num_elements());
     cuda::copy(values.data(), t.data, 4 * t.num_elements());
     return values;
+  }
+  // Buffers go when all are through.
+  void wait_for_all() {
+    std::byte end{};
+    std::vector<std::byte> all(ranks.size());
+    ranks.all_gather({&end, 1}, all);
   }
   cuda::Stream stream;
   gpu::GpuRanks ranks;
@@ -69,9 +79,7 @@ TEST(GpuRanks, SumInOrderOfRanks) {
         gpu::sum_one_shot(rank.cx, t);
         got[host.rank()] = rank.from_gpu(t);
         rank.ranks.check();
-        std::byte end{};  // buffers go when all are through
-        std::vector<std::byte> all(size);
-        host.all_gather({&end, 1}, all);
+        rank.wait_for_all();
       });
       for (int r = 0; r < size; ++r)
         EXPECT_EQ(std::memcmp(got[r].data(), want.data(), 4 * n), 0)
@@ -96,18 +104,81 @@ TEST(GpuRanks, LogitsAreWholeEverywhere) {
       const int r = host.rank();
       const int64_t columns = kBegin[r + 1] - kBegin[r];
       const Buffer mine = rank.to_gpu(parts_of(r, rows * columns));
-      const Buffer whole = rank.to_gpu(std::vector<float>(rows * kVocab + 1, 7.0f));
-      const Tensor logits =
-          whole_logits(rank.cx, make_tensor(whole.data(), DType::kF32, {rows * kVocab + 1}),
-                       make_tensor(mine.data(), DType::kF32, {rows, columns}), {kVocab, kBegin[r]});
+      const Tensor part = make_tensor(mine.data(), DType::kF32, {rows, columns});
+      WholeLogits whole(rank.cx, {kVocab, kBegin[r], columns}, rows);
+      ASSERT_TRUE(whole.are_apart());
+      const Tensor logits = whole.gather(rank.cx, part);
       EXPECT_EQ(logits.dim(0), rows);
       EXPECT_EQ(logits.dim(1), kVocab);
       EXPECT_EQ(rank.from_gpu(logits), want) << rows << " rows, rank " << r;
-      std::byte end{};
-      std::vector<std::byte> all(3);
-      host.all_gather({&end, 1}, all);
+      rank.wait_for_all();
+      // Each keeps its own: another finds them behind the next exchange.
+      cuda::fill(logits.data, 0, 4 * logits.num_elements());
+      whole.keep(rank.cx, part);
+      gpu::meet(rank.cx);
+      std::vector<float> row(kVocab);
+      const Buffer pinned = cuda::pinned_buffer(4 * kVocab);
+      const std::span<float> to(static_cast<float*>(pinned.data()), kVocab);
+      whole.read(rank.cx, rows - 1, to);
+      rank.stream.wait();
+      EXPECT_TRUE(std::ranges::equal(to, std::span(want).last(kVocab))) << "rank " << r;
+      rank.wait_for_all();
     });
   }
+}
+
+// The likeliest id of all columns, of whichever rank it is, as one GPU finds it in all; the lowest
+// of equals; what is masked or no number on one rank is so on all.
+TEST(GpuRanks, FindTheLikeliestIdsTogether) {
+  constexpr int64_t kBegin[] = {0, 48, 61, 200}, kVocab = 200, kRows = 300;
+  std::vector<float> all = parts_of(7, kRows * kVocab);
+  for (const int64_t column : {20, 50, 150}) all[3 * kVocab + column] = 100;
+  all[5 * kVocab + 55] = NAN;
+  all[6 * kVocab + 199] = INFINITY;
+  std::vector<uint32_t> never((kVocab + 31) / 32);
+  for (const int64_t id : {20, 49, 60, 61}) never[id / 32] |= uint32_t{1} << (id % 32);
+  std::vector<Greedy> want(kRows);
+  const std::vector<int32_t> turn = {0};
+  Ctx cpu;
+  ref::sample_greedy(cpu, {want.data(), kRows, turn.data()},
+                     make_tensor(all.data(), DType::kF32, {kRows, kVocab}), never.data());
+  EXPECT_EQ(want[3].id, 50);
+  dist::on_every_rank(dist::test_ranks(3), [&](dist::TcpComm& host) {
+    Rank rank(host);
+    const int r = host.rank();
+    const int64_t columns = kBegin[r + 1] - kBegin[r];
+    std::vector<float> part;
+    for (int64_t row = 0; row < kRows; ++row)
+      part.insert(part.end(), &all[row * kVocab + kBegin[r]], &all[row * kVocab] + kBegin[r + 1]);
+    const Buffer mine = rank.to_gpu(part), masked = rank.to_gpu(never), at = rank.to_gpu(turn);
+    const Buffer scratch = cuda::device_buffer(gpu::sample_scratch_bytes(kRows));
+    const Buffer counters = cuda::device_buffer(4 * Ctx::kNumCounters);
+    cuda::fill(counters.data(), 0, counters.size_bytes());
+    rank.cx.scratch = {static_cast<std::byte*>(scratch.data()),
+                       static_cast<size_t>(scratch.size_bytes())};
+    rank.cx.counters = static_cast<uint32_t*>(counters.data());
+    const Buffer found = rank.to_gpu(std::vector<Greedy>(kRows, {-7, 0}));
+    const Buffer ids = rank.to_gpu(std::vector<int32_t>(kRows, -7));
+    const GreedyOut out{.rows = static_cast<Greedy*>(found.data()),
+                        .stride = kRows,
+                        .turn = static_cast<const int32_t*>(at.data()),
+                        .ids = static_cast<int32_t*>(ids.data()),
+                        .first_id = static_cast<int32_t>(kBegin[r])};
+    sample_greedy(rank.cx, out, make_tensor(mine.data(), DType::kF32, {kRows, columns}),
+                  static_cast<const uint32_t*>(masked.data()));
+    join_greedy(rank.cx, out, kRows);
+    rank.stream.wait();
+    std::vector<Greedy> got(kRows);
+    std::vector<int32_t> fed(kRows);
+    cuda::copy(got.data(), found.data(), found.size_bytes());
+    cuda::copy(fed.data(), ids.data(), ids.size_bytes());
+    for (int64_t row = 0; row < kRows; ++row) {
+      EXPECT_EQ(got[row].id, want[row].id) << "row " << row << ", rank " << r;
+      EXPECT_NEAR(got[row].logprob, want[row].logprob, 2e-5) << "row " << row << ", rank " << r;
+      EXPECT_EQ(fed[row], std::max(0, want[row].id));
+    }
+    rank.wait_for_all();
+  });
 }
 
 // A rank that does not come: NaN by the clock, and an error for who asks; all sums behind it end at
@@ -129,9 +200,7 @@ TEST(GpuRanks, EndWithoutARankThatDoesNotCome) {
         EXPECT_THAT(e.what(), testing::HasSubstr("another rank's GPU did not come to a sum"));
       }
     }
-    std::byte end{};
-    std::vector<std::byte> all(2);
-    host.all_gather({&end, 1}, all);
+    rank.wait_for_all();
   });
 }
 
@@ -147,9 +216,7 @@ TEST(GpuRanks, EndWhenTheyAreTold) {
       gpu::sum_one_shot(rank.cx, t);
       for (const float value : rank.from_gpu(t)) EXPECT_TRUE(std::isnan(value));
     }
-    std::byte end{};  // until then the other's memory stays
-    std::vector<std::byte> all(2);
-    host.all_gather({&end, 1}, all);
+    rank.wait_for_all();
   });
 }
 

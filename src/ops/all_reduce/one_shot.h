@@ -1,4 +1,5 @@
-// one_shot: sums over GPUs of one host that write into each other's memory.
+// Sums over GPUs of one host that write into each other's memory: one_shot, of few values, and
+// one_shot_blocks, of many.
 #pragma once
 
 #include <cstdint>
@@ -7,42 +8,55 @@
 
 namespace nibble::ops::gpu {
 
-// What one rank's kernels know of all. A packet is two floats, each beside the number of the sum
-// that it belongs to: who finds the number has the float, and nothing else need be waited for. Sums
-// take turns between two slots: a rank that sends sum n has all of sum n - 1, whose senders had
-// read sum n - 2.
+// What one rank's kernels know of all.
+//
+// A packet is two floats, each beside the number of the exchange that it belongs to: who finds the
+// number has the float, and nothing else need be waited for. Exchanges take turns between two
+// slots: a rank that sends number n has all of n - 1, whose senders had read n - 2.
+//
+// A block is what one thread block sends at a time, with its number behind it. Each thread block
+// exchanges with those of its index elsewhere alone, and its blocks take turns between two slots
+// likewise.
 struct PeerMemory {
   static constexpr int kMostRanks = 8;
+  static constexpr int kBlocks = 128, kBlockFloats = 16384;
   struct alignas(16) Packet {
-    float first;
-    uint32_t first_sum;
-    float second;
-    uint32_t second_sum;
+    uint32_t first, first_number, second, second_number;
   };
   int rank = 0, size = 1;
-  int64_t capacity = 0;  // floats of the largest sum; even
+  int64_t capacity = 0;  // floats of an exchange of packets; a multiple of 4
   // A rank may take long over its first steps, whose graphs it records; one whose process ends or
   // stops is found out by others' means, and sooner.
   uint64_t patience_ns = 30'000'000'000;
-  Packet* packets[kMostRanks]{};  // of each rank, in its GPU: [2 slots][size senders][capacity / 2]
-  uint32_t* counts = nullptr;     // [2] this rank's: sums so far, and blocks that are through
-  uint32_t* abort = nullptr;      // of the host: other than 0: give up; set where nobody came
+  // Of each rank, in its GPU:
+  Packet* packets[kMostRanks]{};    // [2 slots][size senders][capacity / 2]
+  std::byte* blocks[kMostRanks]{};  // [2 slots][size senders][kBlocks][kBlockFloats] float
+  uint32_t* arrived[kMostRanks]{};  // [size senders][kBlocks]: the number of the last block
+  // This rank's: exchanges of packets so far, thread blocks that are through, and of each how many
+  // blocks it has sent.
+  static constexpr int kCounts = 2 + kBlocks;
+  uint32_t* counts = nullptr;
+  uint32_t* abort = nullptr;  // of the host: other than 0: give up; set where nobody came
 
-  // Of one rank's packets; zeros to begin with, as its counts.
-  static int64_t packet_bytes(int64_t size, int64_t capacity) {
-    return 2 * size * (capacity / 2) * static_cast<int64_t>(sizeof(Packet));
-  }
+  // Of one rank's memory; zeros to begin with, as its counts.
+  int64_t bytes() const;
+  void set_memory(int of, void* memory);
 };
 
-// Whether a sum of so many floats is quicker in one way, at twice the bytes to each rank, than in
-// the two of a ring. Not measured between GPUs yet: by the link's 450 GB/s and some 15 us of NCCL.
-constexpr bool is_for_one_shot(int64_t floats, int64_t ranks) {
-  constexpr int64_t kMost = int64_t{1} << 20;
+// Whether a sum of so many floats is quicker as packets, twice the bytes without a wait for their
+// arrival, than in blocks.
+constexpr bool is_for_packets(int64_t floats, int64_t ranks) {
+  constexpr int64_t kMost = int64_t{1} << 16;
   return floats * (ranks - 1) <= kMost;
 }
 
-// t [T, H] f32, H even, at most `capacity` floats: sums in order of ranks, the same bits on each.
-// Ends with NaN where a rank does not come within patience_ns, or `abort` says so.
+// t [T, H] f32: sums in order of ranks, the same bits on each. Ends with NaN where a rank does not
+// come within patience_ns, or `abort` says so.
+//
+// H even, at most `capacity` floats.
 void all_reduce_one_shot(Ctx& cx, const PeerMemory& peers, const Tensor& t);
+// T * H a multiple of 4. Values travel, and are added up, rounded to bf16; under --exact as they
+// are.
+void all_reduce_blocks(Ctx& cx, const PeerMemory& peers, const Tensor& t);
 
 }  // namespace nibble::ops::gpu

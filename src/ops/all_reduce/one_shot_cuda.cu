@@ -13,6 +13,7 @@
 #include "cuda/launch.cuh"
 #include "ops/all_reduce/gpu_ranks.h"
 #include "ops/all_reduce/one_shot.h"
+#include "ops/all_reduce/peer_packets.cuh"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -20,67 +21,31 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMostBlocks = 64;
 
-__device__ void send(PeerMemory::Packet* to, float2 values, uint32_t sum) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to),
-               "r"(__float_as_uint(values.x)), "r"(sum), "r"(__float_as_uint(values.y)), "r"(sum)
-               : "memory");
-}
-
-__device__ uint64_t now_ns() {
-  uint64_t ns;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
-  return ns;
-}
-
-// NaN where it does not come. Who has waited in vain spares all sums behind it the same.
-__device__ float2 receive(const PeerMemory::Packet* from, uint32_t sum, const PeerMemory& m) {
-  uint64_t began = 0;
-  for (uint32_t polls = 1;; ++polls) {
-    uint32_t first, first_sum, second, second_sum;
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(first), "=r"(first_sum), "=r"(second), "=r"(second_sum)
-                 : "l"(from)
-                 : "memory");
-    if (first_sum == sum && second_sum == sum)
-      return {__uint_as_float(first), __uint_as_float(second)};
-    if (polls % 1024 != 0) continue;
-    const uint64_t now = now_ns();
-    if (began == 0) began = now;
-    if (now - began > m.patience_ns) *static_cast<volatile uint32_t*>(m.abort) = 1;
-    if (*static_cast<const volatile uint32_t*>(m.abort) != 0) break;
-  }
-  return {__uint_as_float(0x7fc00000), __uint_as_float(0x7fc00000)};
-}
-
 __global__ void __launch_bounds__(kThreads, 4)
     sum_over_ranks(const __grid_constant__ PeerMemory m, float2* values, int pairs) {
   cuda::griddep_wait();
-  const uint32_t sum = *static_cast<volatile uint32_t*>(m.counts) + 1;
-  const int64_t lane = m.capacity / 2, slot = sum % 2 * m.size * lane;
+  const uint32_t number = exchange_number(m);
   const int first = blockIdx.x * kThreads + threadIdx.x, stride = gridDim.x * kThreads;
   for (int i = first; i < pairs; i += stride)
     for (int r = 1; r < m.size; ++r) {
       const int peer = (m.rank + r) % m.size;
-      send(m.packets[peer] + slot + m.rank * lane + i, values[i], sum);
+      send(packets_of(m, peer, m.rank, number) + i,
+           {__float_as_uint(values[i].x), __float_as_uint(values[i].y)}, number);
     }
   // What comes next begins beside the wait for the others.
   cuda::griddep_launch_dependents();
   for (int i = first; i < pairs; i += stride) {
     float2 all = {0, 0};
     for (int r = 0; r < m.size; ++r) {
-      const float2 part =
-          r == m.rank ? values[i] : receive(m.packets[m.rank] + slot + r * lane + i, sum, m);
-      all = r == 0 ? part : float2{all.x + part.x, all.y + part.y};
+      uint2 part = {__float_as_uint(values[i].x), __float_as_uint(values[i].y)};
+      if (r != m.rank && !receive(packets_of(m, m.rank, r, number) + i, number, m, part))
+        part = {0x7fc00000, 0x7fc00000};  // NaN
+      const float2 p = {__uint_as_float(part.x), __uint_as_float(part.y)};
+      all = r == 0 ? p : float2{all.x + p.x, all.y + p.y};
     }
     values[i] = all;
   }
-  // Who is the last has seen all others read the number.
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  __threadfence();
-  if (atomicAdd(&m.counts[1], 1) != gridDim.x - 1) return;
-  m.counts[1] = 0;
-  m.counts[0] = sum;
+  end_exchange(m, number);
 }
 
 }  // namespace
@@ -106,15 +71,10 @@ void sum_one_shot(Ctx& cx, const Tensor& t) {
         make_tensor(t.as<float>() + at, DType::kF32, {1, std::min(peers.capacity, n - at)}));
 }
 
+void sum_blocks(Ctx& cx, const Tensor& t) { all_reduce_blocks(cx, ranks_of(cx).peers(), t); }
+
 void sum_nccl(Ctx& cx, const Tensor& t) {
   ranks_of(cx).nccl().all_reduce(t.as<float>(), t.num_elements(), cx.stream);
-}
-
-void sum_by_size(Ctx& cx, const Tensor& t) {
-  const GpuRanks& ranks = ranks_of(cx);
-  const bool is_small = is_for_one_shot(t.num_elements(), ranks.size());
-  const bool is_one_shot = ranks.has_peer_memory() && (is_small || !ranks.has_nccl());
-  (is_one_shot ? sum_one_shot : sum_nccl)(cx, t);
 }
 
 }  // namespace nibble::ops::gpu

@@ -15,11 +15,12 @@
 #include "cuda/graph.h"
 #include "cuda/memory.h"
 #include "cuda/stream.h"
+#include "formats/bf16.h"
 
 namespace nibble::ops {
 namespace {
 
-constexpr int64_t kCapacity = 64 * 2880;
+constexpr int64_t kCapacity = 64 * 2880, kMostValues = 2048 * 2880;
 
 std::vector<float> random_values(int seed, int64_t n) {
   std::mt19937 random(static_cast<uint32_t>(seed));
@@ -31,7 +32,8 @@ std::vector<float> random_values(int seed, int64_t n) {
 
 struct Rank {
   cuda::Stream stream;
-  Buffer packets, counts = cuda::device_buffer(8), values = cuda::device_buffer(4 * kCapacity);
+  Buffer memory, counts = cuda::device_buffer(4 * gpu::PeerMemory::kCounts),
+                 values = cuda::device_buffer(4 * kMostValues);
   gpu::PeerMemory peers;
   Ctx cx;
   Tensor tensor(int64_t tokens, int64_t hidden) {
@@ -45,17 +47,16 @@ class Ranks {
     *static_cast<uint32_t*>(abort_.data()) = 0;
     for (int r = 0; r < size; ++r) {
       Rank& rank = *ranks_.emplace_back(std::make_unique<Rank>());
-      const int64_t bytes = gpu::PeerMemory::packet_bytes(size, kCapacity);
-      rank.packets = cuda::device_buffer(bytes);
-      cuda::fill(rank.packets.data(), 0, bytes), cuda::fill(rank.counts.data(), 0, 8);
       rank.cx.stream = rank.stream.handle();
       rank.peers = {.rank = r, .size = size, .capacity = kCapacity};
       rank.peers.counts = static_cast<uint32_t*>(rank.counts.data());
       rank.peers.abort = static_cast<uint32_t*>(abort_.data());
+      rank.memory = cuda::device_buffer(rank.peers.bytes());
+      for (const Buffer* buffer : {&rank.memory, &rank.counts})
+        cuda::fill(buffer->data(), 0, buffer->size_bytes());
     }
     for (auto& rank : ranks_)
-      for (int r = 0; r < size; ++r)
-        rank->peers.packets[r] = static_cast<gpu::PeerMemory::Packet*>(ranks_[r]->packets.data());
+      for (int r = 0; r < size; ++r) rank->peers.set_memory(r, ranks_[r]->memory.data());
   }
   Rank& operator[](size_t r) { return *ranks_[r]; }
   auto begin() { return ranks_.begin(); }
@@ -67,36 +68,60 @@ class Ranks {
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
+float in_bf16(float value) { return bf16_to_float(bf16_from_float(value)); }
+
+using SumFn = void(Ctx& cx, const gpu::PeerMemory& peers, const Tensor& t);
+
 // The sum in order of ranks, to the bit, on every rank, sum after sum.
-TEST(OneShotGpu, SumsInOrderOfRanks) {
-  for (const int size : {1, 2, 3, 4, 8}) {
-    Ranks ranks(size);
-    int seed = 0;
-    for (const auto& [tokens, hidden] : {std::pair<int64_t, int64_t>{1, 2880},
-                                         {1, 2},
-                                         {3, 34},
-                                         {64, 2880},
-                                         {7, 4096},
-                                         {1, 2880}}) {
-      const int64_t n = tokens * hidden;
-      std::vector<float> want;
-      for (int r = 0; r < size; ++r) {
-        const std::vector<float> part = random_values(100 * ++seed + r, n);
-        cuda::copy(ranks[r].values.data(), part.data(), 4 * n);
-        if (r == 0) want = part;
-        for (int64_t i = 0; r > 0 && i < n; ++i) want[i] += part[i];
-      }
-      for (auto& rank : ranks)
-        gpu::all_reduce_one_shot(rank->cx, rank->peers, rank->tensor(tokens, hidden));
-      for (auto& rank : ranks) {
-        rank->stream.wait();
-        std::vector<float> got(n);
-        cuda::copy(got.data(), rank->values.data(), 4 * n);
-        EXPECT_EQ(std::memcmp(got.data(), want.data(), 4 * n), 0)
-            << size << " ranks, " << tokens << " x " << hidden << ", rank " << rank->peers.rank;
-      }
+void expect_sums(int size, bool exact, SumFn* sum, bool is_rounded,
+                 std::initializer_list<std::pair<int64_t, int64_t>> shapes) {
+  Ranks ranks(size);
+  int seed = 0;
+  for (const auto& [tokens, hidden] : shapes) {
+    const int64_t n = tokens * hidden;
+    std::vector<float> want;
+    for (int r = 0; r < size; ++r) {
+      std::vector<float> part = random_values(100 * ++seed + r, n);
+      cuda::copy(ranks[r].values.data(), part.data(), 4 * n);
+      for (float& value : part) value = is_rounded ? in_bf16(value) : value;
+      if (r == 0) want = part;
+      for (int64_t i = 0; r > 0 && i < n; ++i) want[i] += part[i];
+    }
+    for (auto& rank : ranks) {
+      rank->cx.kernels.exact = exact;
+      sum(rank->cx, rank->peers, rank->tensor(tokens, hidden));
+    }
+    for (auto& rank : ranks) {
+      rank->stream.wait();
+      std::vector<float> got(n);
+      cuda::copy(got.data(), rank->values.data(), 4 * n);
+      EXPECT_EQ(std::memcmp(got.data(), want.data(), 4 * n), 0)
+          << size << " ranks, " << tokens << " x " << hidden << ", rank " << rank->peers.rank;
     }
   }
+}
+
+TEST(OneShotGpu, SumsInOrderOfRanks) {
+  for (const int size : {1, 2, 3, 4, 8})
+    expect_sums(size, /*exact=*/false, gpu::all_reduce_one_shot, /*is_rounded=*/false,
+                {{1, 2880}, {1, 2}, {3, 34}, {64, 2880}, {7, 4096}, {1, 2880}});
+}
+
+// A block, several of one size, those of the next sizes, and rounds of the largest; as many thread
+// blocks as all ranks have must find room on the one GPU.
+TEST(OneShotGpu, SumsInBlocks) {
+  for (const int size : {1, 2, 3, 4})
+    for (const bool exact : {false, true})
+      expect_sums(size, exact, gpu::all_reduce_blocks, !exact,
+                  {{1, 4},
+                   {1, 2880},
+                   {64, 2880},
+                   {7, 4100},
+                   {200, 2880},
+                   {400, 2880},
+                   {2048, 2880},
+                   {64, 2880},
+                   {2047, 2876}});
 }
 
 // A graph of them, launched again and again: the number of the sum is on the device.
@@ -122,7 +147,7 @@ TEST(OneShotGpu, IsReplayedInGraphs) {
                 took.count() / (kSums * kReplays));
     uint32_t counts[2];
     for (auto& rank : ranks) {
-      cuda::copy(counts, rank->counts.data(), 8);
+      cuda::copy(counts, rank->counts.data(), sizeof(counts));
       EXPECT_EQ(counts[0], static_cast<uint32_t>(kSums * kReplays));
       EXPECT_EQ(counts[1], 0u);
       float first = 0;  // grows by the number of ranks each time, up to infinity
@@ -133,27 +158,26 @@ TEST(OneShotGpu, IsReplayedInGraphs) {
 }
 
 // A rank that does not come: the others end with NaN, at once where they are told, else by the
-// clock.
+// clock, and all that comes behind it at once.
 TEST(OneShotGpu, EndsWithoutARankThatIsGone) {
-  Ranks ranks(3);
-  const auto send_two = [&] {
-    for (const size_t r : {0, 2})
-      gpu::all_reduce_one_shot(ranks[r].cx, ranks[r].peers, ranks[r].tensor(1, 2880));
-  };
-  const auto expect_nan = [&] {
-    for (const size_t r : {0, 2}) {
-      ranks[r].stream.wait();
-      std::vector<float> got(2880);
-      cuda::copy(got.data(), ranks[r].values.data(), 4 * 2880);
-      for (const float value : got) ASSERT_TRUE(std::isnan(value));
+  for (SumFn* const sum : {gpu::all_reduce_one_shot, gpu::all_reduce_blocks})
+    for (const bool is_told : {false, true}) {
+      Ranks ranks(3);
+      for (const size_t r : {0, 2}) {
+        if (!is_told) ranks[r].peers.patience_ns = 100'000'000;
+        for (int i = 0; i < 3; ++i) sum(ranks[r].cx, ranks[r].peers, ranks[r].tensor(1, 2880));
+      }
+      if (is_told) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        ranks.abort();
+      }
+      for (const size_t r : {0, 2}) {
+        ranks[r].stream.wait();
+        std::vector<float> got(2880);
+        cuda::copy(got.data(), ranks[r].values.data(), 4 * 2880);
+        for (const float value : got) ASSERT_TRUE(std::isnan(value));
+      }
     }
-  };
-  send_two();
-  expect_nan();
-  send_two();
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  ranks.abort();
-  expect_nan();
 }
 
 }  // namespace

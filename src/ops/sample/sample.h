@@ -25,15 +25,22 @@ struct GreedyOut {
   int64_t stride = 0;             // at least R
   const int32_t* turn = nullptr;  // 0 or 1: which of the two
   int32_t* ids = nullptr;         // [R], or none: the ids once more, as the tokens of a next step
+  int32_t first_id = 0;           // of the logits' first column: of a rank that has a part of them
 };
 
 // logits [R, V] f32; never [ceil(V / 32)] bit per id, or none.
 using SampleGreedyFn = void(Ctx& cx, const GreedyOut& out, const Tensor& logits,
                             const uint32_t* never);
 
+// Behind sample_greedy of each rank's columns: the same of those of all ranks, on each; GPUs whose
+// memory they share only.
+using JoinGreedyFn = void(Ctx& cx, const GreedyOut& out, int64_t rows);
+
 SampleGreedyFn sample_greedy;
+JoinGreedyFn join_greedy;
 namespace gpu {
 SampleGreedyFn sample_greedy;
+JoinGreedyFn join_greedy;
 int64_t sample_scratch_bytes(int64_t rows);
 }  // namespace gpu
 namespace ref {

@@ -16,6 +16,8 @@
 #include "cuda/launch.cuh"
 #include "cuda/ordered.cuh"
 #include "cuda/parameters.cuh"
+#include "ops/all_reduce/gpu_ranks.h"
+#include "ops/all_reduce/peer_packets.cuh"
 #include "ops/sample/sample.h"
 #include "ops/sample/sample_parts.h"
 
@@ -42,17 +44,19 @@ struct Args {
   int64_t vocab;
 };
 
-// Which of the ids i, i + kThreads .. before `end`, kBatch of them, may be chosen: a bit for each.
-__device__ __forceinline__ uint32_t allowed_ids(const uint32_t* never, int i, int end) {
+// Which of columns i, i + kThreads .. before `end`, kBatch of them, may be chosen: a bit for each.
+__device__ __forceinline__ uint32_t allowed_ids(const uint32_t* never, int first_id, int i,
+                                                int end) {
   uint32_t masked[kBatch] = {}, allowed = 0;
   if (never != nullptr) {
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) masked[j] = never[min(i + j * kThreads, end - 1) / 32];
+    for (int j = 0; j < kBatch; ++j)
+      masked[j] = never[(first_id + min(i + j * kThreads, end - 1)) / 32];
   }
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
     const int at = i + j * kThreads;
-    if (at < end && (masked[j] >> (at % 32) & 1) == 0) allowed |= 1u << j;
+    if (at < end && (masked[j] >> ((first_id + at) % 32) & 1) == 0) allowed |= 1u << j;
   }
   return allowed;
 }
@@ -119,6 +123,13 @@ __device__ __forceinline__ void take(SamplePart& p, bool& is_finite, const float
   for (int j = 0; j < kBatch; ++j) p.sum += i + j * kThreads < end ? __expf(x[j] - p.largest) : 0;
 }
 
+__device__ __forceinline__ void write_greedy(const GreedyOut& out, int32_t turn, int64_t row,
+                                             const SamplePart& p) {
+  out.rows[turn * out.stride + row] = {p.best,
+                                       p.best < 0 ? 0 : p.best_logit - p.largest - logf(p.sum)};
+  if (out.ids != nullptr) out.ids[row] = max(0, p.best);  // the host ends a row without an id
+}
+
 __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant__ Args a) {
   __shared__ SamplePart of_warps[kWarps];
   __shared__ bool is_last;
@@ -130,7 +141,7 @@ __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant_
   // They come with the step, not from the kernel before.
   const int32_t turn = *a.out.turn;
   int first = begin + static_cast<int>(threadIdx.x);
-  uint32_t allowed = allowed_ids(a.never, first, end);
+  uint32_t allowed = allowed_ids(a.never, a.out.first_id, first, end);
   nibble::cuda::touch_parameters(a);
   griddep_wait();
   griddep_launch_dependents();
@@ -140,7 +151,7 @@ __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant_
   while (first < end) {
     take(p, is_finite, logits, allowed, first, end);
     first += kBatch * kThreads;
-    if (first < end) allowed = allowed_ids(a.never, first, end);
+    if (first < end) allowed = allowed_ids(a.never, a.out.first_id, first, end);
   }
   if (!is_finite) p = {0, Greedy::kNotFinite, 0, 0};
   p = join_threads(p, of_warps);
@@ -154,13 +165,63 @@ __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant_
   if (threadIdx.x < parts) p = other_part(a.parts + row * kSampleParts + threadIdx.x);
   p = join_threads(p, of_warps);
   if (threadIdx.x > 0) return;
-  a.parts[row * kSampleParts] = p;  // for sample_drawn
-  a.out.rows[turn * a.out.stride + row] = {p.best,
-                                           p.best < 0 ? 0 : p.best_logit - p.largest - logf(p.sum)};
-  if (a.out.ids != nullptr) a.out.ids[row] = max(0, p.best);  // the host ends a row without an id
+  if (p.best >= 0) p.best += a.out.first_id;
+  a.parts[row * kSampleParts] = p;  // for sample_drawn and join_greedy
+  write_greedy(a.out, turn, row, p);
+}
+
+// Of the parts of two ranks, those of lower ids first.
+__device__ SamplePart join_two(const SamplePart& a, const SamplePart& b) {
+  SamplePart all = a.best < 0 || (b.best >= 0 && b.best_logit > a.best_logit) ? b : a;
+  if (a.best == Greedy::kNotFinite || b.best == Greedy::kNotFinite) all.best = Greedy::kNotFinite;
+  all.largest = fmaxf(a.largest, b.largest);
+  all.sum = a.sum * __expf(a.largest - all.largest) + b.sum * __expf(b.largest - all.largest);
+  return all;
+}
+
+// A row a thread. A rank that does not come leaves what is no number.
+__global__ void __launch_bounds__(kThreads)
+    join_kernel(const __grid_constant__ PeerMemory m, const GreedyOut out, const SamplePart* parts,
+                int rows) {
+  griddep_wait();
+  const uint32_t number = exchange_number(m);
+  const int row = blockIdx.x * kThreads + threadIdx.x;
+  if (row < rows) {
+    const SamplePart mine = parts[int64_t{row} * kSampleParts];
+    for (int r = 1; r < m.size; ++r) {
+      PeerMemory::Packet* const to = packets_of(m, (m.rank + r) % m.size, m.rank, number) + 2 * row;
+      send(to, {__float_as_uint(mine.best_logit), static_cast<uint32_t>(mine.best)}, number);
+      send(to + 1, {__float_as_uint(mine.largest), __float_as_uint(mine.sum)}, number);
+    }
+    SamplePart all = no_ids();
+    for (int r = 0; r < m.size; ++r) {
+      SamplePart part = mine;
+      if (r != m.rank) {
+        const PeerMemory::Packet* const from = packets_of(m, m.rank, r, number) + 2 * row;
+        uint2 best{}, sum{};
+        const bool has_come = receive(from, number, m, best) && receive(from + 1, number, m, sum);
+        part = {__uint_as_float(best.x), static_cast<int32_t>(best.y), __uint_as_float(sum.x),
+                __uint_as_float(sum.y)};
+        if (!has_come) part = {0, Greedy::kNotFinite, 0, 0};
+      }
+      all = join_two(all, part);
+    }
+    write_greedy(out, *out.turn, row, all);
+  }
+  end_exchange(m, number);
 }
 
 }  // namespace
+
+void join_greedy(Ctx& cx, const GreedyOut& out, int64_t rows) {
+  const PeerMemory& peers = ranks_of(cx).peers();
+  CHECK(4 * rows <= peers.capacity);
+  if (rows == 0) return;
+  cuda::launch(cx.stream, join_kernel,
+               {.grid = dim3(static_cast<unsigned>((rows + kThreads - 1) / kThreads)),
+                .block = dim3(kThreads)},
+               peers, out, SampleScratch(Scratch(cx.scratch), rows).parts, static_cast<int>(rows));
+}
 
 void sample_greedy(Ctx& cx, const GreedyOut& out, const Tensor& logits, const uint32_t* never) {
   const int64_t rows = logits.dim(0);

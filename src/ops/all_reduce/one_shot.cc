@@ -1,0 +1,27 @@
+#include "ops/all_reduce/one_shot.h"
+
+namespace nibble::ops::gpu {
+namespace {
+
+struct Layout {
+  explicit Layout(const PeerMemory& m)
+      : blocks(2 * m.size * (m.capacity / 2) * int64_t{sizeof(PeerMemory::Packet)}),
+        arrived(blocks + int64_t{2} * m.size * PeerMemory::kBlocks * PeerMemory::kBlockFloats *
+                             int64_t{sizeof(float)}),
+        bytes(arrived + int64_t{m.size} * PeerMemory::kBlocks * int64_t{sizeof(uint32_t)}) {}
+  int64_t blocks, arrived, bytes;
+};
+
+}  // namespace
+
+int64_t PeerMemory::bytes() const { return Layout(*this).bytes; }
+
+void PeerMemory::set_memory(int of, void* memory) {
+  const Layout at(*this);
+  auto* const begin = static_cast<std::byte*>(memory);
+  packets[of] = reinterpret_cast<Packet*>(begin);
+  blocks[of] = begin + at.blocks;
+  arrived[of] = reinterpret_cast<uint32_t*>(begin + at.arrived);
+}
+
+}  // namespace nibble::ops::gpu

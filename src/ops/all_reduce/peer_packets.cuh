@@ -1,0 +1,74 @@
+// Packets between ranks, and waits for what another one sends: ops/all_reduce/one_shot.h.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "ops/all_reduce/one_shot.h"
+
+namespace nibble::ops::gpu {
+
+// Of who waits for another rank. Who has waited in vain spares all exchanges behind it the same.
+class Patience {
+ public:
+  __device__ explicit Patience(const PeerMemory& m) : m_(m) {}
+  // To be asked at each look.
+  __device__ bool is_over() {
+    if (++looks_ % 1024 != 0) return false;
+    uint64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    if (began_ == 0) began_ = now;
+    if (now - began_ > m_.patience_ns) *static_cast<volatile uint32_t*>(m_.abort) = 1;
+    return *static_cast<const volatile uint32_t*>(m_.abort) != 0;
+  }
+
+ private:
+  const PeerMemory& m_;
+  uint32_t looks_ = 0;
+  uint64_t began_ = 0;
+};
+
+// The exchange of packets that this kernel makes: read by all of its thread blocks before the last
+// of them ends it.
+__device__ inline uint32_t exchange_number(const PeerMemory& m) {
+  return *static_cast<volatile uint32_t*>(m.counts) + 1;
+}
+
+// Where rank `of` finds what `from` sends in it.
+__device__ inline PeerMemory::Packet* packets_of(const PeerMemory& m, int of, int from,
+                                                 uint32_t number) {
+  const int64_t lane = m.capacity / 2;
+  return m.packets[of] + (number % 2 * m.size + from) * lane;
+}
+
+__device__ inline void send(PeerMemory::Packet* to, uint2 values, uint32_t number) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(values.x),
+               "r"(number), "r"(values.y), "r"(number)
+               : "memory");
+}
+
+// False where it does not come.
+__device__ inline bool receive(const PeerMemory::Packet* from, uint32_t number, const PeerMemory& m,
+                               uint2& values) {
+  Patience patience(m);
+  uint32_t first_number, second_number;
+  do {
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(first_number), "=r"(values.y), "=r"(second_number)
+                 : "l"(from)
+                 : "memory");
+    if (first_number == number && second_number == number) return true;
+  } while (!patience.is_over());
+  return false;
+}
+
+// By all threads of a thread block, whose last has seen all others read the number.
+__device__ inline void end_exchange(const PeerMemory& m, uint32_t number) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  if (atomicAdd(&m.counts[1], 1) != gridDim.x - 1) return;
+  m.counts[1] = 0;
+  m.counts[0] = number;
+}
+
+}  // namespace nibble::ops::gpu
