@@ -2,6 +2,7 @@
 leaves NCCL out; without a GPU, or with a build for CPUs, all of this is skipped."""
 
 import concurrent.futures
+import itertools
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 import unittest
+import urllib.request
 
 from ranks_test import QUESTIONS, chat, is_running, post, ranks_of
 from serving import MODEL, Server
@@ -18,10 +20,16 @@ from serving import MODEL, Server
 TEXT = ("The capital of France is Paris. The sea is wide and blue, and the wind blows over it. One, two, three, four, five, "
         "six, seven, eight, nine, ten. In three languages hello is hello, bonjour and hallo.")
 BUDGET = ("--memory-budget", "2G")
+HEADS = ((MODEL, {"method": "eagle3", "model": f"{MODEL}-eagle3"}),
+         (MODEL.parent / "nibble-tiny-qwen3-next", {"method": "mtp"}))
 
 
-def gpus(*flags):
-    return Server(*BUDGET, *flags, device="cuda")
+def gpus(*flags, model=MODEL):
+    return Server(*BUDGET, *flags, model=model, device="cuda")
+
+
+def drafts(method, adaptive=False, **more):
+    return "--speculative-config", json.dumps({"method": method, "num_speculative_tokens": 3, "adaptive": adaptive} | more)
 
 
 def num_gpus():
@@ -34,7 +42,7 @@ def num_gpus():
 
 def scores(server):
     """Log-probabilities of the tokens of a text, each behind those before it."""
-    body = {"model": MODEL.name, "prompt": TEXT, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+    body = {"model": server.name, "prompt": TEXT, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
     with post(server, "/v1/completions", body) as answer:
         found = json.load(answer)["choices"][0]["logprobs"]["token_logprobs"]
     return [value for value in found[1:-1] if value is not None]
@@ -53,6 +61,22 @@ def drawn(server):
     return [chat(server, text, temperature=0.8, seed=seed, max_tokens=24) for text in QUESTIONS[:2] for seed in (1, 2)]
 
 
+def at_once(server):
+    """What greedy() and drawn() find one after the other."""
+    jobs = [dict(text=text, temperature=0) for text in QUESTIONS]
+    jobs += [dict(text=text, temperature=0.8, seed=seed) for text in QUESTIONS[:2] for seed in (1, 2)]
+    with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
+        return list(pool.map(lambda job: chat(server, max_tokens=24, **job), jobs))
+
+
+def draft_counts(server):
+    """Tokens drafted and verified, and those of them that came true."""
+    with urllib.request.urlopen(server.url + "/metrics") as page:
+        text = page.read().decode()
+    return [float(re.search(rf"^vllm:spec_decode_num_{name}_tokens_total\S* (\S+)$", text, re.M)[1])
+            for name in ("draft", "accepted")]
+
+
 class RanksGpuTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -60,11 +84,13 @@ class RanksGpuTest(unittest.TestCase):
         if cls.is_shared:
             os.environ["NIBBLE_TP_SHARE_GPU"] = "1"
             print("ranks share the one GPU: NCCL and peer memory between GPUs are not tested here", flush=True)
-        with Server("--activations", "float", "--kv-cache-dtype", "f32") as server:
-            cls.exact = scores(server)
-        with gpus() as server:
-            cls.one = scores(server)
-            cls.text = greedy(server)
+        cls.exact, cls.one, cls.text = {}, {}, {}
+        for model, _ in HEADS:
+            with Server("--activations", "float", "--kv-cache-dtype", "f32", model=model) as server:
+                cls.exact[model] = scores(server)
+            with gpus(model=model) as server:
+                cls.one[model] = scores(server)
+                cls.text[model] = greedy(server)
 
     def flags(self):
         rows = [()] if self.is_shared else [(), ("--kernel", "all_reduce=one_shot"), ("--kernel", "all_reduce=nccl")]
@@ -86,30 +112,47 @@ class RanksGpuTest(unittest.TestCase):
     # activations have medians of 0.012 to 0.015 with one to four ranks. Part of a matrix that is missing, or a bias
     # added twice, has tenths.
     def test_ranks_score_as_one_gpu_does(self):
-        for flags in self.flags():
-            with self.subTest(flags), gpus("-tp", "2", *flags) as server:
+        for flags, (model, _) in itertools.product(self.flags(), HEADS):
+            with self.subTest(model.name, flags=flags), gpus("-tp", "2", *flags, model=model) as server:
                 began = time.monotonic()
-                two = scores(server)
+                one, two = (error(found, self.exact[model]) for found in (self.one[model], scores(server)))
                 print(*[line for line in server.log if "ranks:" in line], sep="", end="")
-                print(f"{flags}: from float32: one GPU {error(self.one, self.exact):.5f}, "
-                      f"two ranks {error(two, self.exact):.5f}", flush=True)
-                self.assertLess(error(two, self.exact), 2 * error(self.one, self.exact))
+                print(f"{model.name} {flags}: from float32: one GPU {one:.5f}, two ranks {two:.5f}", flush=True)
+                self.assertLess(two, 2 * one)
                 first, second = greedy(server), greedy(server)
                 self.assertEqual(first, second)  # out of the prefix cache
-                same = sum(a == b for a, b in zip(first, self.text))
+                same = sum(a == b for a, b in zip(first, self.text[model]))
                 print(f"{same} of {len(first)} greedy answers are those of one GPU; {time.monotonic() - began:.1f} s")
                 self.assertGreaterEqual(same, len(first) - 2)  # a tie within rounding turns one
 
     # Whatever the scheduler does, all ranks do it: several at a time, in chunks, with drafts, out of the prefix cache.
+    # States are computed once more behind drafts that did not come true.
     def test_exact_text_does_not_depend_on_the_step(self):
+        for model, head in HEADS:
+            self.check_exact_text(model, head)
+
+    def check_exact_text(self, model, head):
         want = None
-        drafts = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_min":2,"prompt_lookup_max":4}'
-        for flags in ((), ("--max-num-batched-tokens", "48"), ("--speculative-config", drafts)):
-            with self.subTest(flags), gpus("-tp", "2", "--exact", *flags) as server:
-                want = want or greedy(server)
-                with concurrent.futures.ThreadPoolExecutor(len(QUESTIONS)) as pool:
-                    jobs = [pool.submit(chat, server, text, temperature=0, max_tokens=24) for text in QUESTIONS]
-                    self.assertEqual([job.result() for job in jobs], want)
+        small, fixed = ("--max-num-batched-tokens", "48"), drafts(**head)
+        for flags in ((), small, drafts("ngram", prompt_lookup_min=2, prompt_lookup_max=4), fixed,
+                      (*fixed, *small, "--enforce-eager"), drafts(**head, adaptive=True, draft_sample_method="probabilistic")):
+            with self.subTest(model.name, flags=flags), gpus("-tp", "2", "--exact", *flags, model=model) as server:
+                want = want or greedy(server) + drawn(server)
+                self.assertEqual(at_once(server), want)
+                self.assertEqual(greedy(server) + drawn(server), want)  # out of the prefix cache
+                if flags[:2] != fixed:
+                    continue
+                drafted, accepted = draft_counts(server)
+                print(f"{model.name} {flags}: {accepted:.0f} of {drafted:.0f} drafts came true", flush=True)
+                self.assertGreater(accepted, drafted / 4)
+
+    def test_bench_with_drafts(self):
+        for model, head in HEADS:
+            command = [os.environ["NIBBLE"], "bench", str(model), "--device", "cuda", *BUDGET, "-tp", "2", "--json", "-r", "1",
+                       "-n", "16", "--test", "tg 2", *drafts(**head)]
+            with self.subTest(model.name):
+                found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
+                self.assertGreater(found["rows"][0]["mean_acceptance_length"], 1)
 
     # The ids that the GPUs find by themselves are the same: steps begun ahead read them there, and the next one that
     # the host has made would differ. The first is compared bit by bit.

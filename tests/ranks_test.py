@@ -108,10 +108,11 @@ class RanksTest(unittest.TestCase):
     # Sums of parts are rounded differently from the sum of all, and the tasks' answers are certain enough.
     def test_two_ranks_of_a_model_with_states(self):
         model = MODEL.parent / "nibble-tiny-qwen3-next"
-        drafts = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_min":2,"prompt_lookup_max":4}'
+        ngrams = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_min":2,"prompt_lookup_max":4}'
         with Server(*RANKS, model=model) as server:
             want = answers(server)
-        for flags in ((), ("--max-num-batched-tokens", "48", "--speculative-config", drafts)):
+        for flags in ((), ("--max-num-batched-tokens", "48", "--speculative-config", ngrams),
+                      ("--speculative-config", '{"method":"mtp","num_speculative_tokens":3}')):
             with self.subTest(flags), Server(*RANKS, "-tp", "2", *flags, model=model) as server:
                 self.assertEqual(answers(server), want)
                 self.assertEqual(answers(server), want)  # out of the prefix cache
@@ -176,11 +177,13 @@ class RanksTest(unittest.TestCase):
         self.assertFalse(is_running(pids[1]))
 
     def test_bench(self):
+        drafts = {"method": "eagle3", "model": f"{MODEL}-eagle3", "num_speculative_tokens": 3, "adaptive": False}
         command = [os.environ["NIBBLE"], "bench", str(MODEL), "--device", "cpu", "--threads", "1", "-tp", "2", "--json",
-                   "-r", "1", "-n", "16", "--test", "tg 8", "--test", "pp64"]
+                   "-r", "1", "-n", "16", "--test", "tg 8", "--test", "pp64", "--speculative-config", json.dumps(drafts)]
         found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
         self.assertEqual([row["test"] for row in found["rows"]], ["tg 8", "pp64"])
         self.assertTrue(all(row["value"] > 0 for row in found["rows"]))
+        self.assertGreater(found["rows"][0]["mean_acceptance_length"], 1)
 
     # As a supervisor does with Restart=on-failure. NIBBLE_RANK_ROUNDS=100: by hand.
     def test_a_restart_serves_again(self):

@@ -369,11 +369,6 @@ void load(const EngineFlags& flags, const LoadEngineOptions& options, LoadedEngi
   loaded.cx.tap = options.tap;
   const Shard shard = find_shard(flags.ranks);
   if (shard.is_split()) {
-    const auto drafts = parse_speculative_config(flags.speculative_config);
-    if (on_gpu && drafts.method == SpeculationOptions::Method::kHead)
-      throw Error(ErrorKind::kUnsupported,
-                  "--tensor-parallel-size: heads draft for one GPU so far; say another method of "
-                  "--speculative-config");
     loaded.ranks = std::make_unique<Ranks>(flags.ranks, identity_of(flags, loaded), on_gpu);
     loaded.cx.comm = &loaded.ranks->comm();
   }

@@ -234,7 +234,7 @@ void Engine::Impl::launch_on_gpu() {
   if (head_ != nullptr) head_->take();
 }
 
-// On all ranks; heads draft for one alone.
+// On all ranks, which are told of a head's drafts as of other tokens.
 void Engine::Impl::begin_on_gpu(const StepBlock& block, bool is_fed) {
   if (feed_ != nullptr) return feed_->launch(model_, *gpu_, cx_, block, is_fed);
   const bool has_drafts = head_ != nullptr && !is_fed;

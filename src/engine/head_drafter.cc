@@ -394,6 +394,10 @@ void HeadDrafter::draft(std::span<const Chunk> chunks) {
   drafted_ = {ids_, there(copies), num_copies};
   cuda::copy_async(found_.data(), ids_, int64_t{spent_.passes} * stride_ * kInt, cx_.stream);
   end(kDrafting);
+  if (cx_.comm == nullptr) return;
+  cuda::wait(cx_.stream);  // for no other rank: nothing of a step is in flight
+  take();
+  drafted_ = {};
 }
 
 void HeadDrafter::take() {

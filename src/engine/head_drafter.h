@@ -2,7 +2,8 @@
 // behind each step, so the head is fed what was committed when it pays: before it drafts, of
 // prompts at once, and else many tokens together, which costs next to nothing. Drafts are a chain
 // behind what was fed last, each made from the one before. On a GPU nobody waits for any of this:
-// ids go from device to device, and come to the host with what the step that verifies them finds.
+// ids go from device to device, and come to the host with what the step that verifies them finds;
+// but of several ranks rank 0 alone drafts, and its host waits for what it tells the others.
 #pragma once
 
 #include <algorithm>
@@ -88,7 +89,8 @@ class HeadDrafter {
   };
   // Sets draft_row of those that drafts follow; `drafts` false: none do, some may be seen.
   void feed(std::span<const Fed> fed, bool drafts);
-  // Of all chunks that have room for drafts. On CPUs they are the sequences' at once.
+  // Of all chunks that have room for drafts. They are the sequences' at once on CPUs, and where
+  // other ranks are told of them.
   void draft(std::span<const Chunk> chunks);
   DraftedTokens drafted() const { return drafted_; }
   // On GPUs, once the step that verifies them has ended: they are the sequences'.
