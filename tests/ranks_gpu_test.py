@@ -93,8 +93,8 @@ class RanksGpuTest(unittest.TestCase):
                 cls.text[model] = greedy(server)
 
     def flags(self):
-        rows = [()] if self.is_shared else [(), ("--kernel", "all_reduce=one_shot"), ("--kernel", "all_reduce=nccl")]
-        return [*rows, ("--enforce-eager",)]
+        rows = ["one_shot", "one_shot_blocks", *([] if self.is_shared else ["nccl"])]
+        return [(), *(("--kernel", f"all_reduce={row}") for row in rows), ("--enforce-eager",)]
 
     def stream(self, server):
         answer = post(server, "/v1/completions", {"prompt": "What", "max_tokens": 3900, "ignore_eos": True, "stream": True})
