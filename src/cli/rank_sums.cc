@@ -103,7 +103,7 @@ std::string check_gpu_sums(ops::Ctx& cx) {
     for (const int64_t n : {kHidden, int64_t{4}, GpuRanks::kCapacity + 4})
       check_sum(cx, row, buffer, n);
     const double token = time_us(cx, row, buffer, kHidden, 50);
-    const double chunk = time_us(cx, row, buffer, kLarge, 2);
+    const double chunk = time_us(cx, row, buffer, kLarge, 8);
     text += (text.empty() ? "" : "; ") + std::string(row.name) + ": a sum of " +
             fixed(4e-3 * kHidden, 1) + " KB takes " + fixed(token, 1) + " us, of " +
             fixed(4e-6 * kLarge, 0) + " MB " + fixed(1e-3 * chunk, 2) + " ms (" +

@@ -145,7 +145,9 @@ Choice choose_rows(std::mt19937& random, const Pairs& missing, Case& c) {
 // of keys and values that int8 has moved by 0.5%, one in twelve goes to the next code, which is off
 // by as much as twenty of its kind. A wrong block of 32 of the widest matrix is off by a third.
 double tolerance_of_layers(const Case& c) {
-  if (has_int8_before_e4m3_pages(c)) return 0.12;
+  const bool is_int8 =
+      c.kernels.activations == ActFormat::kInt8 || c.kernels.activations == ActFormat::kInt8Row;
+  if (is_int8 && c.kv == DType::kF8E4M3) return 0.12;
   switch (c.kernels.activations) {
     case ActFormat::kInt8:
       return 0.06;

@@ -348,21 +348,15 @@ struct Seen {
   std::map<std::string, double> worst = {};  // by activations and KV: error over bound
 };
 
-inline bool has_int8_before_e4m3_pages(const Case& c) {
-  return c.kv == DType::kF8E4M3 && (c.kernels.activations == ActFormat::kInt8 ||
-                                    c.kernels.activations == ActFormat::kInt8Row);
-}
-
 // bound(columns): the root mean square that a token's row of a buffer may be off by, over the
-// largest of the buffer's rows. Where activations are coarse, a softmax between two keys that are
-// nearly as good may turn to the other for one token: E4M3, of activations or of pages behind int8,
-// allows a row twice the bound, a wrong one being off by about 1.4, and holds all rows of a buffer
-// together to the bound.
+// largest of the buffer's rows. Where activations or pages are E4M3, a softmax between two keys
+// that are nearly as good may turn to the other for one token: a row may be off by twice the bound,
+// a wrong one being off by about 1.4, and all rows of a buffer together are held to it.
 template <typename Bound>
 void compare(const Case& c, const Texts& texts, const Buffers& want, const Buffers& got,
              const Bound& bound, Seen& seen) {
-  const double alone =
-      c.kernels.activations == ActFormat::kFp8 || has_int8_before_e4m3_pages(c) ? 2 : 1;
+  const bool any_e4m3 = c.kernels.activations == ActFormat::kFp8 || c.kv == DType::kF8E4M3;
+  const double alone = any_e4m3 ? 2 : 1;
   const std::vector<int> parted = parted_layers(texts, want, got);
   double& worst =
       seen.worst[std::string(ops::act_format_name(c.kernels.activations)) + " " + dtype_name(c.kv)];

@@ -5,8 +5,10 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "cuda/caps.h"
 #include "dist/test_ranks.h"
 #include "ops/site.h"
 
@@ -57,6 +59,25 @@ TEST(AllReduce, RunsOverSocketsOnCpus) {
   EXPECT_STREQ(pick(Op::kAllReduce, all_reduce_kernels(), AllReduceDesc{2880, 2}, cpus).row->name,
                "tcp");
   EXPECT_EQ(work_of(AllReduceDesc{100, 2}, {.streams = 3}).flops, 300);
+}
+
+TEST(AllReduce, GoesBySizeAndRanksOnGpus) {
+  const auto row_of = [](const AllReduceDesc& desc, bool exact = false) {
+    KernelOptions options;
+    options.gpu = cuda::h200();
+    options.exact = exact;
+    return std::string(pick(Op::kAllReduce, all_reduce_kernels(), desc, options).row->name);
+  };
+  EXPECT_EQ(row_of({2880, 2, 1}), "one_shot");
+  EXPECT_EQ(row_of({2880, 2, 45}), "one_shot");
+  EXPECT_EQ(row_of({2880, 2, 46}), "one_shot_blocks");
+  EXPECT_EQ(row_of({2880, 4, 16}), "one_shot_blocks");
+  EXPECT_EQ(row_of({2880, 4, 8192}), "one_shot_blocks");
+  EXPECT_EQ(row_of({2880, 2, 8192}, /*exact=*/true), "one_shot_blocks");
+  EXPECT_EQ(row_of({2880, 4, 8192}, /*exact=*/true), "nccl");
+  EXPECT_EQ(row_of({2880, 8, 1}), "one_shot");
+  EXPECT_EQ(row_of({2880, 8, 8192}), "nccl");
+  EXPECT_EQ(row_of({2882, 2, 8192}), "nccl");
 }
 
 }  // namespace

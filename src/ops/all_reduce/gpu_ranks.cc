@@ -1,5 +1,6 @@
 #include "ops/all_reduce/gpu_ranks.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
@@ -10,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "cuda/device.h"
 #include "cuda/memory.h"
 
 namespace nibble::ops::gpu {
@@ -84,6 +86,7 @@ void GpuRanks::find_peers() {
     counts_ = cuda::device_buffer(kCounts);
     cuda::fill(counts_.data(), 0, kCounts);
     if (why.empty()) cuda::fill(shared_.data(), 0, shared_.size_bytes());
+    peers_.num_blocks = std::min(PeerMemory::kBlocks, 2 * cuda::open_device().num_sms);
   } catch (const std::exception& e) {
     why = e.what();
   }
@@ -93,6 +96,10 @@ void GpuRanks::find_peers() {
   peers_.counts = static_cast<uint32_t*>(counts_.data());
   peers_.abort = static_cast<uint32_t*>(abort_.data());
   for (int r = 0; r < size(); ++r) peers_.set_memory(r, of_ranks_[r].data());
+  std::vector<int> blocks(size());
+  host_.all_gather(std::as_bytes(std::span(&peers_.num_blocks, 1)),
+                   std::as_writable_bytes(std::span(blocks)));
+  peers_.num_blocks = std::ranges::min(blocks);
 }
 
 void GpuRanks::find_nccl() {

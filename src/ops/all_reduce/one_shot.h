@@ -19,12 +19,15 @@ namespace nibble::ops::gpu {
 // likewise.
 struct PeerMemory {
   static constexpr int kMostRanks = 8;
-  static constexpr int kBlocks = 128, kBlockFloats = 16384;
+  static constexpr int kBlocks = 256, kBlockFloats = 8192;  // the most
   struct alignas(16) Packet {
     uint32_t first, first_number, second, second_number;
   };
   int rank = 0, size = 1;
   int64_t capacity = 0;  // floats of an exchange of packets; a multiple of 4
+  // Thread blocks that exchange blocks, the same number on each rank, all at work at a time: two on
+  // each SM have room.
+  int num_blocks = kBlocks;
   // A rank may take long over its first steps, whose graphs it records; one whose process ends or
   // stops is found out by others' means, and sooner.
   uint64_t patience_ns = 30'000'000'000;
@@ -46,7 +49,7 @@ struct PeerMemory {
 // Whether a sum of so many floats is quicker as packets, twice the bytes without a wait for their
 // arrival, than in blocks.
 constexpr bool is_for_packets(int64_t floats, int64_t ranks) {
-  constexpr int64_t kMost = int64_t{1} << 16;
+  constexpr int64_t kMost = int64_t{1} << 17;
   return floats * (ranks - 1) <= kMost;
 }
 

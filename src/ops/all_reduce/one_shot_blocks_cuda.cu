@@ -50,7 +50,7 @@ __device__ bool has_come(const uint32_t* arrived, uint32_t number) {
 
 // Blocks of kEach groups of 4 floats a thread; fours: of all values.
 template <typename T, int kEach>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     sum_blocks_over_ranks(const __grid_constant__ PeerMemory m, float4* values, int fours) {
   __shared__ bool is_lost;
   constexpr int kBlock = kThreads * kEach;
@@ -117,17 +117,17 @@ void launch_blocks(Ctx& cx, const PeerMemory& peers, float4* values, int fours) 
     constexpr int kEach = decltype(each)::value;
     const int blocks = (fours + kThreads * kEach - 1) / (kThreads * kEach);
     cuda::launch(cx.stream, sum_blocks_over_ranks<T, kEach>,
-                 {.grid = dim3(static_cast<unsigned>(std::min(blocks, PeerMemory::kBlocks))),
+                 {.grid = dim3(static_cast<unsigned>(std::min(blocks, peers.num_blocks))),
                   .block = dim3(kThreads),
                   .release = cuda::Release::kAfterWait},
                  peers, values, fours);
   };
   // The smallest blocks of which each thread block has one, so that many send at a time.
-  constexpr int kAll = PeerMemory::kBlocks * kThreads;
-  if (fours <= 2 * kAll)
+  const int all = peers.num_blocks * kThreads;
+  if (fours <= all)
+    run(std::integral_constant<int, 1>());
+  else if (fours <= 2 * all)
     run(std::integral_constant<int, 2>());
-  else if (fours <= 4 * kAll)
-    run(std::integral_constant<int, 4>());
   else
     run(std::integral_constant<int, kMostEach>());
 }
