@@ -139,7 +139,7 @@ class RanksGpuTest(unittest.TestCase):
             with self.subTest(model.name, flags=flags), gpus("-tp", "2", "--exact", *flags, model=model) as server:
                 want = want or greedy(server) + drawn(server)
                 self.assertEqual(at_once(server), want)
-                self.assertEqual(greedy(server) + drawn(server), want)  # out of the prefix cache
+                self.assertEqual(greedy(server), want[:len(QUESTIONS)])  # out of the prefix cache
                 if flags[:2] != fixed:
                     continue
                 drafted, accepted = draft_counts(server)

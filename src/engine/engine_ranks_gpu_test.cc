@@ -55,14 +55,15 @@ class Listener {
   // By slot and position the last that it was told.
   const std::map<std::pair<int32_t, int32_t>, int32_t>& tokens() const { return tokens_; }
   int32_t num_verifying() const { return num_verifying_; }
+  int32_t num_replays() const { return num_replays_; }
 
  private:
   bool hear() {
     MessageHead head;
     comm_.receive(0, std::as_writable_bytes(std::span(&head, 1)));
-    EXPECT_EQ(head.kind, MessageHead::Kind::kStep);
     std::vector<std::byte> bytes(head.size);
     comm_.receive(0, bytes);
+    if (head.kind == MessageHead::Kind::kReplay) return ++num_replays_ > 0;
     const StepMessage message = read_message(bytes, bounds_);
     if (message.ends) return false;
     const Step& step = message.step;
@@ -83,11 +84,16 @@ class Listener {
   StepLimits limits_;
   StepBounds bounds_;
   std::map<std::pair<int32_t, int32_t>, int32_t> tokens_;
-  int32_t num_verifying_ = 0;
+  int32_t num_verifying_ = 0, num_replays_ = 0;
 };
 
-TEST(RanksGpu, AreToldOfAHeadsDrafts) {
-  GpuTestModel loaded(Format::kBF16, /*exact=*/true, kModels + "nibble-tiny-gpt-oss");
+struct Models {
+  const char *target, *head;
+};
+class RanksGpu : public testing::TestWithParam<Models> {};
+
+TEST_P(RanksGpu, AreToldOfAHeadsDrafts) {
+  GpuTestModel loaded(Format::kBF16, /*exact=*/true, kModels + GetParam().target);
   const ModelInfo& info = loaded.model->info();
   Request request{.prompt = toy_prompt(20, 1, info.vocab_size), .max_tokens = 40};
   request.sampling.temperature = 0;
@@ -97,13 +103,13 @@ TEST(RanksGpu, AreToldOfAHeadsDrafts) {
   const LoadOptions load{.memory = {.allocate = cuda::device_buffer,
                                     .allocate_staging = cuda::pinned_buffer,
                                     .copy = cuda::copy}};
-  options.speculation = {
-      .method = SpeculationOptions::Method::kHead,
-      .num_tokens = 3,
-      .is_adaptive = false,
-      .head = load_draft_head(loaded.cx, {kModels + "nibble-tiny-gpt-oss-eagle3"}, *loaded.model,
-                              load)};
-  options.speculation.head_group = options.speculation.head->model().info().groups[0];
+  const std::shared_ptr<DraftHead> head =
+      load_draft_head(loaded.cx, {kModels + GetParam().head}, *loaded.model, load);
+  options.speculation = {.method = SpeculationOptions::Method::kHead,
+                         .num_tokens = 3,
+                         .is_adaptive = false,
+                         .head_group = head->model().info().groups[0],
+                         .head = head};
   const auto ranks = dist::test_ranks(2);
   std::unique_ptr<Listener> other;
   std::jthread listening([&] { other = std::make_unique<Listener>(*ranks[1], info, options); });
@@ -115,12 +121,19 @@ TEST(RanksGpu, AreToldOfAHeadsDrafts) {
   }
   listening.join();
   EXPECT_GT(other->num_verifying(), 3);
+  EXPECT_EQ(other->num_replays() > 0, info.replays);
   std::vector<int32_t> text = request.prompt;
   text.insert(text.end(), want.ids.begin(), want.ids.end());
   EXPECT_GE(other->tokens().size(), text.size() - 3);
   for (const auto& [place, id] : other->tokens())
     EXPECT_EQ(id, text.at(place.second)) << "position " << place.second;
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Heads, RanksGpu,
+    testing::Values(Models{"nibble-tiny-gpt-oss", "nibble-tiny-gpt-oss-eagle3"},
+                    Models{"nibble-tiny-qwen3-next", "nibble-tiny-qwen3-next"}),
+    [](const auto& info) { return info.index == 0 ? "Eagle3" : "Mtp"; });
 
 }  // namespace
 }  // namespace nibble
