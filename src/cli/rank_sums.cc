@@ -89,7 +89,8 @@ void choose_rows(GpuRanks& ranks, ops::KernelOptions& kernels) {
     if (forced->second == "nccl") ranks.leave_out_peer_memory("--kernel all_reduce=nccl");
     return;
   }
-  if (!ranks.has_nccl()) kernels.force("all_reduce=one_shot");
+  const int64_t most = ops::most_of_blocks(kernels.exact);
+  if (!ranks.has_nccl() && ranks.size() > most) kernels.force("all_reduce=one_shot_blocks");
   if (!ranks.has_peer_memory()) kernels.force("all_reduce=nccl");
 }
 
@@ -110,7 +111,7 @@ std::string check_gpu_sums(ops::Ctx& cx) {
             fixed(4e-3 * kLarge / chunk, 0) + " GB/s)";
   }
   if (ranks.has_nccl()) text += "; NCCL " + ranks.nccl_version();
-  if (!ranks.has_nccl()) text += "; no NCCL, which long prompts gain by: " + ranks.why_no_nccl();
+  if (!ranks.has_nccl()) text += "; no NCCL, which many ranks gain by: " + ranks.why_no_nccl();
   if (!ranks.has_peer_memory()) text += "; no peer memory: " + ranks.why_no_peer_memory();
   return text;
 }

@@ -19,10 +19,6 @@ bool is_forced(const KernelOptions& o, std::string_view row) {
   });
 }
 
-// The most ranks to each of which blocks of bf16, or of float32, are no more bytes than the float32
-// of a ring.
-constexpr int64_t most_of_blocks(const KernelOptions& o) { return o.exact ? 2 : 4; }
-
 constexpr auto kKernels = std::to_array<AllReduceKernel>({
     {"one_shot",
      [](const AllReduceDesc& d, const KernelOptions& o) -> const char* {
@@ -38,7 +34,7 @@ constexpr auto kKernels = std::to_array<AllReduceKernel>({
      [](const AllReduceDesc& d, const KernelOptions& o) -> const char* {
        if (const char* reason = refuse_cpu(o)) return reason;
        if (d.hidden % 4 != 0) return "it sends four floats at a time";
-       return d.ranks > most_of_blocks(o) && !o.any_size && !is_forced(o, "one_shot_blocks")
+       return d.ranks > most_of_blocks(o.exact) && !o.any_size && !is_forced(o, "one_shot_blocks")
                   ? "it sends all to each rank, where a ring sends twice in all"
                   : nullptr;
      },
