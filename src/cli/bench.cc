@@ -371,9 +371,7 @@ void add_floors(BenchRow& row, const LoadedEngine& loaded, const BenchFlags& fla
     for (const OpWork& op :
          describe_step_work(model_argument(loaded.files), dense_formats(flags.engine.dense), step,
                             find_shard(flags.engine.ranks))) {
-      const bool is_head = op.op == ops::op_name(ops::Op::kNormUnembed);
-      const std::string kernel =
-          kernel_at(plan, op.site, is_head ? step.streams : step.streams * step.tokens);
+      const std::string kernel = kernel_at(plan, op.site, op.tokens);
       floors.push_back({op.site, op.op, 1e6 * floor_seconds(op.bytes, op.flops, kernel, rates)});
     }
     return floors;

@@ -197,7 +197,7 @@ Json step_json(const std::vector<ProjectedOp>& step, const ops::StepShape& shape
     ops.push_back({{"op", op.op},
                    {"kernel", op.kernel},
                    {"sites", op.sites},
-                   {"bytes", op.bytes},
+                   {"bytes", std::llround(op.time.bytes)},
                    {"memory_us", 1e6 * op.time.memory},
                    {"tensor_us", 1e6 * op.time.tensor},
                    {"issue_us", 1e6 * op.time.issue},
@@ -205,10 +205,12 @@ Json step_json(const std::vector<ProjectedOp>& step, const ops::StepShape& shape
                    {"us", 1e6 * op.time.seconds()},
                    {"bound", op.time.bound()}});
   }
+  const int launches = shape.tokens == 1 ? launches_of(step) : 0;
   return {{"streams", shape.streams},
           {"tokens", shape.tokens},
           {"context", shape.context},
           {"us", 1e6 * seconds},
+          {"launches", launches > 0 ? Json(launches) : Json()},
           {"tokens_per_s", static_cast<double>(shape.streams * shape.tokens) / seconds},
           {"ops", std::move(ops)}};
 }
@@ -247,13 +249,15 @@ void print_projection(const Json& json) {
       json["activations"].get<std::string>().c_str());
   for (const Json& step : json["steps"]) {
     const int64_t tokens = step["tokens"];
-    std::printf("\n%s: %s tokens/s, %s ms\n",
-                tokens > 1 ? ("a prompt of " + with_commas(tokens)).c_str()
-                           : (with_commas(step["streams"]) + " streams at a context of " +
-                              with_commas(step["context"]))
-                                 .c_str(),
-                fixed_digits(step["tokens_per_s"], 1).c_str(),
-                fixed_digits(step["us"].get<double>() / 1e3, 2).c_str());
+    std::printf(
+        "\n%s: %s tokens/s, %s ms%s\n",
+        tokens > 1 ? ("a prompt of " + with_commas(tokens)).c_str()
+                   : (with_commas(step["streams"]) + " streams at a context of " +
+                      with_commas(step["context"]))
+                         .c_str(),
+        fixed_digits(step["tokens_per_s"], 1).c_str(),
+        fixed_digits(step["us"].get<double>() / 1e3, 2).c_str(),
+        step["launches"].is_null() ? "" : (", " + step["launches"].dump() + " launches").c_str());
     TextTable table({"op", "kernel", ">sites", ">MB", ">memory us", ">tensor us", ">issue us",
                      ">fixed us", ">us", "bound"});
     for (const Json& op : step["ops"]) {

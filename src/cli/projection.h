@@ -2,7 +2,7 @@
 // `nibble plan --tokens` prints for machines that are not there. A projection, never a measurement.
 //
 // An op takes what its launches cost and the largest of three: its bytes of DRAM at the share of
-// the read rate that such kernels reach, its matrix products at the tensor pipe's rate, and the
+// the read rate that kernels reach, its matrix products at the tensor pipe's rate, and the
 // issue slots and shared memory of its inner loop, trip by trip (tools/check_loops.py). What rows
 // cost is fitted to them on an H200 where they run there; projection_test.cc holds it to those
 // figures.
@@ -37,8 +37,10 @@ std::string kernel_at(const std::vector<ops::PlanEntry>& plan, const std::string
                       int64_t tokens);
 
 struct OpTime {
+  double bytes = 0;                          // moved, what its launches hand each other included
   double memory = 0, tensor = 0, issue = 0;  // seconds of each alone
   double fixed = 0;                          // launches, and what waits for what is in front
+  int launches = 0;                          // of steps of a token each; 0: not counted
   double seconds() const;
   const char* bound() const;  // "memory", "tensor", "issue"
 };
@@ -50,12 +52,17 @@ std::optional<OpTime> project(const ops::Problem& problem, std::string_view kern
 struct ProjectedOp {
   std::string op, kernel;
   int64_t sites = 0;  // that run it so
-  int64_t bytes = 0;  // of all of them, as OpTime
-  OpTime time;
+  double each = 0;    // bytes of one
+  OpTime time;        // of all of them
 };
 // A step's ops, alike ones together. Throws Error(kUnsupported) for rows whose cost is not known.
 std::vector<ProjectedOp> project_step(const std::string& model, const DenseFormats& dense,
                                       ops::ActFormat activations, const ops::StepShape& shape,
                                       const ProjectionDevice& device);
+
+// Launches of a row's call, in a step of a token of each sequence; 0: not counted.
+int launches_of(std::string_view op, std::string_view kernel, int64_t tokens);
+// Of all calls of such a step; 0: some of them are not counted.
+int launches_of(const std::vector<ProjectedOp>& step);
 
 }  // namespace nibble::cli

@@ -121,6 +121,61 @@ TEST(Projection, OfNvfp4AndMxfp8IsNearItsBounds) {
   }
 }
 
+// gpt-oss-120b's token is 218 launches: six a layer, the embedding's and the head's. Steps of more
+// tokens norm before qkv and the head, route in two launches and add up what experts say.
+TEST(Projection, CountsLaunches) {
+  constexpr Format k4 = Format::kMxfp4;
+  const ProjectionDevice gb10 = *find_projection_device("gb10");
+  const auto launches = [&](const DenseFormats& dense, ops::ActFormat activations,
+                            int64_t streams) {
+    return launches_of(project_step("openai/gpt-oss-120b", dense, activations,
+                                    {.streams = streams, .context = 512, .act_bytes = 2}, gb10));
+  };
+  for (const DenseFormats& dense : {DenseFormats{}, DenseFormats{k4, k4, k4, k4}}) {
+    EXPECT_EQ(launches(dense, ops::ActFormat::kBF16, 1), 36 * 6 + 2);
+    EXPECT_EQ(launches(dense, ops::ActFormat::kBF16, 4), 36 * 8 + 3);
+    EXPECT_EQ(launches(dense, ops::ActFormat::kBF16, 8), 36 * 9 + 3);
+  }
+  // Of SM121's GEMMs nobody has counted them.
+  EXPECT_EQ(launches({k4, k4, k4, k4}, ops::ActFormat::kFp8, 8), 0);
+}
+
+// What launches of one op hand each other in memory, by hand: of moe_down 4 u in E4M3, read; 4 rows
+// in bf16, written and read; d in float32. Its weights are 128 experts' of 2,880 x 2,880.
+TEST(Projection, CountsWhatLaunchesHandEachOther) {
+  constexpr Format k4 = Format::kMxfp4;
+  constexpr double kTokens = 2048, kH = 2880;
+  const ops::StepShape prompt{.tokens = 2048, .act_bytes = 2};
+  for (const auto& [activations, of_u] :
+       {std::pair(ops::ActFormat::kFp8, 4.), std::pair(ops::ActFormat::kBF16, 8.)}) {
+    double bytes = 0;
+    for (const ProjectedOp& op : project_step("openai/gpt-oss-120b", {k4, k4, k4, k4}, activations,
+                                              prompt, *find_projection_device("gb10")))
+      if (op.op == "moe_down" && op.sites == 35) bytes = op.time.bytes / 35;
+    const double weights = 128 * (kH * kH * 17 / 32 + 2 * kH);
+    EXPECT_NEAR(bytes, weights + kTokens * kH * (of_u + 16 + 4), 1e-3 * bytes);
+  }
+}
+
+// gpt-oss-120b on a GB10, as docs/gpu.md has it.
+TEST(Projection, OfGptOssOnAGb10) {
+  constexpr Format k4 = Format::kMxfp4;
+  const auto rate = [&](const ops::StepShape& shape) {
+    return static_cast<double>(shape.streams * shape.tokens) /
+           seconds_of("openai/gpt-oss-120b", {k4, k4, k4, k4}, ops::ActFormat::kFp8, shape);
+  };
+  const auto prompt = [&](int64_t tokens) { return rate({.tokens = tokens, .act_bytes = 2}); };
+  const double decode = rate({.context = 2048, .act_bytes = 2});
+  EXPECT_GT(decode, 72);
+  EXPECT_LT(decode, 80);
+  EXPECT_GT(prompt(8192), 11000);
+  // What is never faster: 35 layers' experts at the whole read rate, 59.3 GB.
+  for (const int64_t tokens : {512, 2048})
+    EXPECT_LT(prompt(tokens), static_cast<double>(tokens) / (59.3e9 / 233e9));
+  EXPECT_GT(prompt(512), 1700);
+  EXPECT_GT(prompt(2048), 5700);
+}
+
 // E2M1 activations halve a dense model's arithmetic once more. gpt-oss's prompts, whose experts'
 // bytes bind, gain nothing, and lose a pass over what enters moe_down.
 TEST(Projection, OfE2M1IsFasterWhereMathBinds) {

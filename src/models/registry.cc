@@ -225,13 +225,39 @@ std::unique_ptr<DraftHead> load_draft_head(ops::Ctx& cx, const DraftHeadSource& 
   return made;
 }
 
+std::vector<StepShape> shapes_at(const ops::Sites& sites, const StepShape& shape) {
+  const int64_t tokens = shape.streams * shape.tokens;
+  StepShape few = shape;
+  if (const int64_t rows = rows_behind_mixers(shape.logits ? shape.streams : 0, tokens);
+      rows < tokens)
+    few.streams = rows, few.tokens = 1;
+  int last = -1;
+  for (const ops::Site& site : sites) last = std::max(last, site.key.layer);
+  using enum ops::Op;
+  bool is_behind = std::ranges::none_of(sites, [&](const ops::Site& site) {
+    const ops::Op op = site.key.op;
+    return site.key.layer == last && (op == kAttention || op == kDeltaRule || op == kMamba2);
+  });
+  std::vector<StepShape> shapes;
+  for (const ops::Site& site : sites) {
+    const bool is_last = site.key.layer == last;
+    is_behind |= is_last && (site.key.op == kNormRoute || site.key.op == kMlpUp);
+    shapes.push_back(is_last && is_behind ? few : shape);
+  }
+  return shapes;
+}
+
 std::vector<OpWork> describe_step_work(const std::string& model, const DenseFormats& dense,
                                        const StepShape& shape, const Shard& shard) {
   std::vector<OpWork> all;
   const auto made = make_model(find_model(model), dense, shard);
+  const std::vector<StepShape> shapes = shapes_at(made->sites(), shape);
   for (const ops::Site& site : made->sites()) {
-    const ops::Work work = work_of(site.problem, shape);
-    all.push_back({site.label, op_name(site.key.op), work.bytes, work.flops, site.weight.format});
+    const StepShape& at = shapes[all.size()];
+    const ops::Work work = work_of(site.problem, at);
+    const bool is_head = site.key.op == ops::Op::kNormUnembed;
+    all.push_back({site.label, op_name(site.key.op), at.streams * (is_head ? 1 : at.tokens),
+                   work.bytes, work.flops, site.weight.format});
   }
   return all;
 }

@@ -25,6 +25,9 @@ struct RoutingBuffers {
   Routing of(int32_t tokens) const;
 };
 
+// Of `tokens` tokens, `out` of which give logits: how many SiteModel::out_rows_of() goes on with.
+int64_t rows_behind_mixers(int64_t out, int64_t tokens);
+
 class SiteModel : public Model {
  public:
   const ModelInfo& info() const override { return info_; }

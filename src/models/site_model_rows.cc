@@ -14,6 +14,11 @@ namespace {
 constexpr int32_t kMostOutRows = 256, kTokensAnOutRow = 16;
 }  // namespace
 
+int64_t rows_behind_mixers(int64_t out, int64_t tokens) {
+  const int64_t rows = std::max<int64_t>(1, out);  // no op has to know steps of none
+  return rows <= kMostOutRows && rows * kTokensAnOutRow <= tokens ? rows : tokens;
+}
+
 void SiteModel::reserve_first_rows(const Ctx& cx) {
   std::vector<int32_t> rows(kMostOutRows);
   std::iota(rows.begin(), rows.end(), 0);
@@ -22,10 +27,8 @@ void SiteModel::reserve_first_rows(const Ctx& cx) {
 
 Step SiteModel::out_rows_of(Ctx& cx, const Step& step, const Tensor& x, const Tensor& d,
                             const Tensor& room) {
-  const int32_t rows = std::max(1, step.num_out);  // no op has to know steps of none
-  if (cx.tap || !kept_.empty() || step.all_rows || rows > kMostOutRows ||
-      rows * kTokensAnOutRow > step.num_tokens)
-    return step;
+  const auto rows = static_cast<int32_t>(rows_behind_mixers(step.num_out, step.num_tokens));
+  if (cx.tap || !kept_.empty() || step.all_rows || rows == step.num_tokens) return step;
   const Tensor all[] = {x, d};
   shape_acts(cx, rows, step.num_out);
   for (const Tensor& from : all) {

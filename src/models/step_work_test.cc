@@ -58,5 +58,35 @@ TEST(StepWork, PromptsMultiplyByAllThatTheyChoose) {
   EXPECT_EQ(ops.back().bytes, 0);
 }
 
+// Behind the last attention only the rows that give logits go on, one of a prompt's or none.
+TEST(StepWork, PromptsLeaveTheLastLayersExpertsOut) {
+  for (const bool logits : {true, false}) {
+    const auto prompt = describe_step_work(kModel, kMxfp4, {.tokens = 512, .logits = logits}),
+               token = describe_step_work(kModel, kMxfp4, {});
+    for (size_t i = 0; i < prompt.size(); ++i) {
+      const bool is_behind = prompt[i].site == "norm_route.35" || prompt[i].site == "moe_up.35" ||
+                             prompt[i].site == "moe_down.35";
+      const bool is_head = prompt[i].op == "norm_unembed";
+      EXPECT_EQ(prompt[i].tokens, is_behind || is_head ? 1 : 512) << prompt[i].site;
+      EXPECT_EQ(prompt[i].bytes == token[i].bytes, is_behind || (is_head && logits))
+          << prompt[i].site;
+    }
+  }
+  // mlp_up and out_proj/down; a whole layer of Nemotron, with its shared expert.
+  const auto few = [](const char* model) {
+    int64_t sum = 0;
+    for (const OpWork& op : describe_step_work(model, {}, {.streams = 2, .tokens = 256}))
+      sum += op.tokens == 2 && op.op != "norm_unembed";
+    return sum;
+  };
+  EXPECT_EQ(few("Qwen/Qwen3-8B"), 2);
+  EXPECT_EQ(few("meta-llama/Llama-3.1-8B"), 2);
+  EXPECT_EQ(few("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"), 3);
+  // All of 64 sequences' next tokens give logits; so do most of short prompts.
+  for (const StepShape& shape : {StepShape{.streams = 64}, StepShape{.streams = 64, .tokens = 15}})
+    for (const OpWork& op : describe_step_work(kModel, kMxfp4, shape))
+      EXPECT_EQ(op.tokens, op.op == "norm_unembed" ? 64 : 64 * shape.tokens);
+}
+
 }  // namespace
 }  // namespace nibble
