@@ -256,6 +256,7 @@ Json checked_json(const std::vector<CheckedRow>& rows) {
                     {"worst", r.worst},
                     {"most_rms", r.most_rms},
                     {"most_worst", r.most_worst},
+                    {"launches", r.launches},
                     {"milliseconds", r.milliseconds},
                     {"passed", r.passed()}});
   return json;

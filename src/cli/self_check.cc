@@ -339,6 +339,7 @@ std::vector<CheckedRow> SelfCheck::run(const ops::Sites& sites) {
     operands.restart();
     cx_.stream.order.begin_step();
     compare(run_case(cx_, operands, kv_, cases[i], /*is_twin=*/false), twins[i], cases[i].what);
+    cases[i].what.launches = cx_.stream.order.launched();
     cases[i].what.milliseconds =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     rows.push_back(cases[i].what);

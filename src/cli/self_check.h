@@ -20,6 +20,7 @@ struct CheckedRow {
   std::string row;      // "out_proj/cuda_w4a16_decode"; of experts "moe_up/... + moe_down/..."
   std::string weights;  // "mxfp4", or empty
   int64_t tokens = 0;   // of the step that it was run with
+  int64_t launches = 0;
   std::string output = {};
   // As shares of the twin's root mean square: that of the differences, and the largest one.
   double rms = 0, worst = 0;

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "base/error.h"
+#include "cli/projection.h"
 #include "cli/self_check.h"
 #include "cpu/thread_pool.h"
 #include "cpu/topology.h"
@@ -18,6 +19,17 @@ namespace {
 using ops::ActFormat;
 using ops::OutProjDesc;
 using ops::OutProjKernel;
+
+// What the projection counts of "op/kernel", or of two of them together; 0: nothing.
+int counted_launches(const std::string& row, int64_t tokens) {
+  if (const size_t at = row.find(" + "); at != std::string::npos) {
+    const int first = counted_launches(row.substr(0, at), tokens),
+              second = counted_launches(row.substr(at + 3), tokens);
+    return first > 0 && second > 0 ? first + second : 0;
+  }
+  const size_t slash = row.find('/');
+  return launches_of(row.substr(0, slash), row.substr(slash + 1), tokens);
+}
 
 class SelfCheckGpu : public testing::Test {
  protected:
@@ -50,6 +62,7 @@ TEST_F(SelfCheckGpu, PassesOnARightGpu) {
       {"openai/gpt-oss-120b", Format::kMxfp4, ActFormat::kFp8, DType::kF8E4M3, false},
       {"openai/gpt-oss-120b", Format::kMxfp8, ActFormat::kBF16, DType::kBF16, false},
       {"openai/gpt-oss-20b", Format::kNvfp4, ActFormat::kBF16, DType::kF8E4M3, false}};
+  int counted = 0;
   for (const Setting& s : kSettings) {
     ops::Ctx cx = make_ctx(s.activations, s.exact);
     SelfCheck check(cx, s.kv);
@@ -57,10 +70,16 @@ TEST_F(SelfCheckGpu, PassesOnARightGpu) {
         cx, s.model, {.qkv = s.dense, .out = s.dense, .unembed = s.dense, .mlp = s.dense});
     const std::vector<CheckedRow> rows = check.run(sites);
     EXPECT_GE(rows.size(), 9u);
-    for (const CheckedRow& r : rows)
+    for (const CheckedRow& r : rows) {
+      if (const int launches = counted_launches(r.row, r.tokens); launches > 0) {
+        EXPECT_EQ(r.launches, launches) << r.row << ", " << r.tokens << " tokens";
+        ++counted;
+      }
       EXPECT_TRUE(r.passed()) << r.row << " " << r.weights << ", " << r.tokens << " tokens, "
                               << r.output << ": " << r.rms << " " << r.worst;
+    }
   }
+  EXPECT_GE(counted, 20);
 }
 
 // The kernel itself, and then one value of 6,144 is zero.

@@ -52,6 +52,8 @@ class LaunchOrder {
     return is_dependent;
   }
 
+  int64_t launched() const { return launched_; }
+
   // For tests: with false each kernel starts when all before it have ended.
   void allow_dependent(bool allows) { allows_dependent_ = allows; }
 
