@@ -361,7 +361,21 @@ std::pair<double, double> gemm_clocks(const RowCost& c, const Matrix& m,
           over_copies(m, [&](double slots) { return clocks(slots, false); })};
 }
 
-int launches_of(const RowCost& c, int64_t tokens) {
+// The GEMMs of MXFP4 and BF16, whose epilogues turn q and k.
+int launches_of_gemm(const RowCost& c, std::string_view op) {
+  const bool is_down = op == "moe_down", has_norm = op == "norm_qkv" || op == "norm_unembed";
+  const bool is_counted = has_norm || is_down || op == "moe_up" || op == "out_proj";
+  if (!is_counted || (c.gemm != Gemm::kScaled && c.gemm != Gemm::kW4a4 &&
+                      c.kernel != "cuda_w4a16_gemm" && c.kernel != "cuda_bf16_gemm"))
+    return 0;
+  const bool rounds = gemm_cost(c.gemm).rounded > 0 && !(is_down && c.gemm == Gemm::kScaled);
+  return 1 + rounds + has_norm + is_down;
+}
+
+int launches_of(const RowCost& c, std::string_view op, int64_t tokens) {
+  constexpr int64_t kMostCounted = 256;  // beyond, norm_route has more
+  if (tokens > kMostCounted) return 0;
+  if (c.gemm != Gemm::kNone) return launches_of_gemm(c, op);
   return tokens == 1 && c.launches_of_one > 0 ? c.launches_of_one : c.launches;
 }
 
@@ -401,7 +415,11 @@ OpTime time_of(const RowCost& c, const ops::Problem& problem, const ops::StepSha
     t.issue = over_copies(m, clocks) * m.bytes / 544 / machine;
   }
   t.memory = t.bytes / (device.bandwidth * kShare);
-  t.launches = launches_of(c, shape.streams * shape.tokens);
+  const auto* const qkv = std::get_if<ops::NormQkvDesc>(&problem);
+  const bool has_plain_heads =
+      qkv == nullptr || (qkv->head_dim == 64 && !qkv->norms_heads && !qkv->has_gates);
+  if (has_plain_heads)
+    t.launches = launches_of(c, ops::op_name(ops::op_of(problem)), shape.streams * shape.tokens);
   return t;
 }
 
@@ -432,7 +450,7 @@ std::string kernel_at(const std::vector<ops::PlanEntry>& plan, const std::string
 
 int launches_of(std::string_view op, std::string_view kernel, int64_t tokens) {
   const RowCost* const cost = find_cost(op, kernel);
-  return cost == nullptr ? 0 : launches_of(*cost, tokens);
+  return cost == nullptr ? 0 : launches_of(*cost, op, tokens);
 }
 
 int launches_of(const std::vector<ProjectedOp>& step) {

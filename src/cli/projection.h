@@ -40,7 +40,7 @@ struct OpTime {
   double bytes = 0;                          // moved, what its launches hand each other included
   double memory = 0, tensor = 0, issue = 0;  // seconds of each alone
   double fixed = 0;                          // launches, and what waits for what is in front
-  int launches = 0;                          // of steps of a token each; 0: not counted
+  int launches = 0;                          // of up to 256 tokens; 0: not counted
   double seconds() const;
   const char* bound() const;  // "memory", "tensor", "issue"
 };
@@ -60,9 +60,9 @@ std::vector<ProjectedOp> project_step(const std::string& model, const DenseForma
                                       ops::ActFormat activations, const ops::StepShape& shape,
                                       const ProjectionDevice& device);
 
-// Launches of a row's call, in a step of a token of each sequence; 0: not counted.
+// Launches of a row's call on the shapes of gpt-oss; 0: not counted.
 int launches_of(std::string_view op, std::string_view kernel, int64_t tokens);
-// Of all calls of such a step; 0: some of them are not counted.
+// Of a step; 0: of some of its ops they are not counted.
 int launches_of(const std::vector<ProjectedOp>& step);
 
 }  // namespace nibble::cli

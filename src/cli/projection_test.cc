@@ -136,8 +136,10 @@ TEST(Projection, CountsLaunches) {
     EXPECT_EQ(launches(dense, ops::ActFormat::kBF16, 4), 36 * 8 + 3);
     EXPECT_EQ(launches(dense, ops::ActFormat::kBF16, 8), 36 * 9 + 3);
   }
-  // Of SM121's GEMMs nobody has counted them.
-  EXPECT_EQ(launches({k4, k4, k4, k4}, ops::ActFormat::kFp8, 8), 0);
+  // What enters products in E4M3 is rounded first, in a launch of its own; u is made so.
+  EXPECT_EQ(launches({k4, k4, k4, k4}, ops::ActFormat::kFp8, 8), 36 * 11 + 4);
+  EXPECT_EQ(launches({k4, k4, k4, k4}, ops::ActFormat::kFp8, 256), 36 * 12 + 4);
+  EXPECT_EQ(launches({k4, k4, k4, k4}, ops::ActFormat::kFp8, 512), 0);  // not counted
 }
 
 // What launches of one op hand each other in memory, by hand: of moe_down 4 u in E4M3, read; 4 rows

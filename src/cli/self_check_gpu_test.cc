@@ -79,7 +79,7 @@ TEST_F(SelfCheckGpu, PassesOnARightGpu) {
                               << r.output << ": " << r.rms << " " << r.worst;
     }
   }
-  EXPECT_GE(counted, 20);
+  EXPECT_GE(counted, 10);
 }
 
 // The kernel itself, and then one value of 6,144 is zero.
