@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdio>
+#include <set>
 
 #include "base/error.h"
 #include "cli/projection.h"
@@ -31,6 +32,15 @@ int counted_launches(const std::string& row, int64_t tokens) {
   return launches_of(row.substr(0, slash), row.substr(slash + 1), tokens);
 }
 
+struct Setting {
+  const char* model;
+  Format dense;
+  ActFormat activations;
+  DType kv;
+  bool exact = false;
+  bool runs_clusters = true;
+};
+
 class SelfCheckGpu : public testing::Test {
  protected:
   ops::Ctx make_ctx(ActFormat activations, bool exact = false) {
@@ -43,43 +53,67 @@ class SelfCheckGpu : public testing::Test {
     return cx;
   }
 
+  // Every row that is chosen passes.
+  std::vector<CheckedRow> check(const Setting& s) {
+    ops::Ctx cx = make_ctx(s.activations, s.exact);
+    cx.kernels.gpu.runs_clusters &= s.runs_clusters;
+    const ops::Sites sites = planned_sites(
+        cx, s.model, {.qkv = s.dense, .out = s.dense, .unembed = s.dense, .mlp = s.dense});
+    std::vector<CheckedRow> rows = SelfCheck(cx, s.kv).run(sites);
+    EXPECT_GE(rows.size(), 9u);
+    for (const CheckedRow& r : rows)
+      EXPECT_TRUE(r.passed()) << s.model << " " << r.row << " " << r.weights << ", " << r.tokens
+                              << " tokens, " << r.output << ": " << r.rms << " " << r.worst;
+    return rows;
+  }
+
  private:
   cpu::ThreadPool pool_{cpu::read_cores().usable()};
   cuda::Stream stream_;
 };
 
 TEST_F(SelfCheckGpu, PassesOnARightGpu) {
-  struct Setting {
-    const char* model;
-    Format dense;
-    ActFormat activations;
-    DType kv;
-    bool exact;
-  };
   constexpr Setting kSettings[] = {
-      {"openai/gpt-oss-120b", Format::kBF16, ActFormat::kBF16, DType::kBF16, false},
-      {"openai/gpt-oss-120b", Format::kBF16, ActFormat::kBF16, DType::kBF16, true},
-      {"openai/gpt-oss-120b", Format::kMxfp4, ActFormat::kFp8, DType::kF8E4M3, false},
-      {"openai/gpt-oss-120b", Format::kMxfp8, ActFormat::kBF16, DType::kBF16, false},
-      {"openai/gpt-oss-20b", Format::kNvfp4, ActFormat::kBF16, DType::kF8E4M3, false}};
+      {"openai/gpt-oss-120b", Format::kBF16, ActFormat::kBF16, DType::kBF16},
+      {"openai/gpt-oss-120b", Format::kBF16, ActFormat::kBF16, DType::kBF16, /*exact=*/true},
+      {"openai/gpt-oss-120b", Format::kMxfp4, ActFormat::kFp8, DType::kF8E4M3},
+      {"openai/gpt-oss-120b", Format::kMxfp8, ActFormat::kBF16, DType::kBF16},
+      {"openai/gpt-oss-20b", Format::kNvfp4, ActFormat::kBF16, DType::kF8E4M3}};
   int counted = 0;
-  for (const Setting& s : kSettings) {
-    ops::Ctx cx = make_ctx(s.activations, s.exact);
-    SelfCheck check(cx, s.kv);
-    const ops::Sites sites = planned_sites(
-        cx, s.model, {.qkv = s.dense, .out = s.dense, .unembed = s.dense, .mlp = s.dense});
-    const std::vector<CheckedRow> rows = check.run(sites);
-    EXPECT_GE(rows.size(), 9u);
-    for (const CheckedRow& r : rows) {
+  for (const Setting& s : kSettings)
+    for (const CheckedRow& r : check(s))
       if (const int launches = counted_launches(r.row, r.tokens); launches > 0) {
         EXPECT_EQ(r.launches, launches) << r.row << ", " << r.tokens << " tokens";
         ++counted;
       }
-      EXPECT_TRUE(r.passed()) << r.row << " " << r.weights << ", " << r.tokens << " tokens, "
-                              << r.output << ": " << r.rms << " " << r.worst;
-    }
-  }
   EXPECT_GE(counted, 10);
+}
+
+// What a GB10 alone chooses: E2M1 activations, 8-bit weights by E4M3, rows without clusters; and
+// other models' rows, hybrid ones' too.
+TEST_F(SelfCheckGpu, PassesOnAGb10InEveryFormat) {
+  if (cuda::open_device().sm == 90) GTEST_SKIP() << "a GB10's rows";
+  constexpr Setting kSettings[] = {
+      {"openai/gpt-oss-120b", Format::kMxfp4, ActFormat::kFp4, DType::kF8E4M3},
+      {"openai/gpt-oss-120b", Format::kMxfp8, ActFormat::kFp8, DType::kF8E4M3},
+      {"openai/gpt-oss-120b", Format::kNvfp4, ActFormat::kFp8, DType::kF8E4M3},
+      {.model = "openai/gpt-oss-120b",
+       .dense = Format::kMxfp4,
+       .activations = ActFormat::kBF16,
+       .kv = DType::kBF16,
+       .runs_clusters = false},
+      {"nvidia/Qwen3-8B-NVFP4", Format::kBF16, ActFormat::kFp8, DType::kBF16},
+      {"nvidia/Llama-3.1-8B-Instruct-FP8", Format::kBF16, ActFormat::kFp8, DType::kBF16},
+      {"nvidia/Qwen3-30B-A3B-NVFP4", Format::kBF16, ActFormat::kFp4, DType::kBF16},
+      {"nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", Format::kBF16, ActFormat::kFp8, DType::kBF16},
+      {"nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4", Format::kBF16, ActFormat::kFp8, DType::kBF16}};
+  std::set<std::string> ran;
+  for (const Setting& s : kSettings)
+    for (const CheckedRow& r : check(s)) ran.insert(r.row);
+  for (const char* row :
+       {"out_proj/sm121_w4a4_gemm", "out_proj/sm121_w8a8_gemm", "out_proj/sm121_nvfp4a8_gemm",
+        "out_proj/sm121_nvfp4a4_gemm", "moe_up/cuda_w4a16_decode + moe_down/cuda_w4a16_slots"})
+    EXPECT_TRUE(ran.contains(row)) << row;
 }
 
 // The kernel itself, and then one value of 6,144 is zero.
