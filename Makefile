@@ -120,8 +120,8 @@ check-emulated:
 
 test-emulated:
 	@tools/setup.sh test cuda
-	@cmake --preset emulated && cmake --build build/emulated -j $(JOBS) --target $(EMULATED_SMALL) nibble_ops_gpu_test
-	$(EMULATED_TEST) -R '^(emulated_cuda|cuda_gpu|ops_gpu)$$'
+	@cmake --preset emulated && cmake --build build/emulated -j $(JOBS) --target $(EMULATED_SMALL) nibble_ops_gpu_test nibble_cli_gpu_test
+	$(EMULATED_TEST) -R '^(emulated_cuda|cuda_gpu|ops_gpu|cli_gpu)$$'
 
 # The objects of kernels alone: CI has no time for a second build of everything. GB10's are all
 # that it can run; of Hopper's those that are its alone, and the one that fills its registers.
