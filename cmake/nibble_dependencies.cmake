@@ -89,7 +89,7 @@ list(TRANSFORM jinja_sources REPLACE "(.+)" ${NIBBLE_JINJA}/common/jinja/\\1.cpp
 add_library(nibble_dep_jinja STATIC EXCLUDE_FROM_ALL ${jinja_sources}
                                                      ${NIBBLE_JINJA}/common/unicode.cpp)
 target_link_libraries(nibble_dep_jinja PRIVATE nibble_flags)
-# Numbers of templates wrap; what it asserts of a template it then checks, or cannot be.
+# What a template negates wraps; what it asserts of a template it then checks, or cannot be.
 target_compile_options(nibble_dep_jinja PRIVATE -w -O2 -fwrapv -DNDEBUG
                                                 $<$<CONFIG:RelWithDebInfo>:-g0>)
 target_include_directories(nibble_dep_jinja PRIVATE ${CMAKE_SOURCE_DIR}/src)

@@ -130,6 +130,23 @@ TEST(ChatTemplate, LargeNumbers) {
   EXPECT_THAT(text, Not(HasSubstr("-1")));
 }
 
+TEST(ChatTemplate, IntegersOf64Bits) {
+  const auto value = [](const std::string& expression) {
+    return render("{{ " + expression + " }}")->at(0).text;
+  };
+  EXPECT_EQ(value("9007199254740993 + 2"), "9007199254740995");
+  EXPECT_EQ(value("3 * -9007199254740993"), "-27021597764222979");
+  EXPECT_EQ(value("9007199254740993 % 10"), "3");
+  EXPECT_EQ(value("-9223372036854775807 - 1"), "-9223372036854775808");
+  EXPECT_EQ(value("(1 / 0) | int"), "0");
+  EXPECT_EQ(value("2.5 | int"), "2");
+  EXPECT_EQ(value("'a'[0:9223372036854775807]"), "a");
+  for (const std::string beyond : {"9223372036854775807 + 1", "4611686018427387904 * -4",
+                                   "-9223372036854775807 - 2", "1 % 0"}) {
+    EXPECT_THAT(failure_of("{{ " + beyond + " }}"), HasSubstr("no integer of 64 bits")) << beyond;
+  }
+}
+
 TEST(ChatTemplate, SortsWhatHasNoOrder) {
   EXPECT_TRUE(
       render("{% set n = namespace(a=[]) %}{% for i in range(300) %}"

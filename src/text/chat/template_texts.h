@@ -1,10 +1,13 @@
-// What the template engine (llama.cpp's, with cmake/jinja.patch) prints and strips as Python does.
+// What the template engine (llama.cpp's, with cmake/jinja.patch) prints and strips as Python does,
+// and how it counts.
 #pragma once
 
 #include <charconv>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <iterator>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -20,6 +23,22 @@ inline std::string number_text(double value) {
   std::string text(digits, std::to_chars(digits, std::end(digits), value, form).ptr);
   if (is_plain && text.find('.') == std::string::npos) text += ".0";
   return text;
+}
+
+// Its whole part is an int64_t.
+inline bool fits_integer(double value) { return value >= -0x1p63 && value < 0x1p63; }
+
+// a + b, a - b, a * b, or what is left of a / b with the sign of a. Throws where 64 bits do not
+// hold it.
+inline int64_t integer_result(char operation, int64_t a, int64_t b) {
+  int64_t result = 0;
+  bool fits = b != 0;
+  if (operation == '+') fits = !__builtin_add_overflow(a, b, &result);
+  if (operation == '-') fits = !__builtin_sub_overflow(a, b, &result);
+  if (operation == '*') fits = !__builtin_mul_overflow(a, b, &result);
+  if (operation == '%' && fits && b != -1) result = a % b;
+  if (!fits) throw std::runtime_error("The result is no integer of 64 bits");
+  return result;
 }
 
 inline bool is_ascii_space(char c) {
