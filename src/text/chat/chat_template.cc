@@ -82,9 +82,24 @@ class TemplateBounds {
 
 thread_local TemplateBounds* TemplateBounds::current = nullptr;
 
-// Runs on a thread with a stack for all the levels that a template may have. False: there is no
-// memory for one.
+// What is left of the calling thread's stack.
+size_t stack_left() {
+  static thread_local const char* const lowest = [] {
+    pthread_attr_t attributes;
+    void* address = nullptr;
+    size_t bytes = 0;
+    CHECK(pthread_getattr_np(pthread_self(), &attributes) == 0);
+    CHECK(pthread_attr_getstack(&attributes, &address, &bytes) == 0);
+    pthread_attr_destroy(&attributes);
+    return static_cast<const char*>(address);
+  }();
+  return static_cast<size_t>(static_cast<const char*>(__builtin_frame_address(0)) - lowest);
+}
+
+// Runs with a stack for all the levels that a template may have, on a thread of its own where the
+// caller's is smaller. False: there is no memory for one.
 bool with_large_stack(const std::function<void()>& work) {
+  if (stack_left() >= kStackBytes) return work(), true;
   pthread_attr_t attributes;
   CHECK(pthread_attr_init(&attributes) == 0);
   CHECK(pthread_attr_setstacksize(&attributes, kStackBytes) == 0);

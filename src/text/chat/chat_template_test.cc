@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <thread>
 
@@ -112,6 +113,25 @@ TEST(ChatTemplate, EndsWhatIsTooDeep) {
   std::string sum = "{{ 1";
   for (int i = 0; i < 100'000; ++i) sum += "+1";
   EXPECT_THAT(failure_of(sum + " }}"), HasSubstr("nested too deeply"));
+}
+
+// A caller whose stack is as large as that takes renders on it.
+TEST(ChatTemplate, IsAsDeepOnALargeStackOfTheCallers) {
+  pthread_attr_t attributes;
+  ASSERT_EQ(pthread_attr_init(&attributes), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, size_t{300} << 20), 0);
+  std::string failure;
+  const auto run = [](void* told) -> void* {
+    const auto endless =
+        ChatTemplate::parse("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "test");
+    *static_cast<std::string*>(told) = endless.render("{}").error();
+    return nullptr;
+  };
+  pthread_t thread;
+  ASSERT_EQ(pthread_create(&thread, &attributes, run, &failure), 0);
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&attributes);
+  EXPECT_THAT(failure, HasSubstr("nested too deeply"));
 }
 
 TEST(ChatTemplate, DividesByNothing) {
