@@ -1,5 +1,6 @@
 #include "text/grammar/grammar.h"
 
+#include <sched.h>
 #include <xgrammar/xgrammar.h>
 
 #include <algorithm>
@@ -190,9 +191,12 @@ std::string keep(GrammarSpec& spec) {
   return why;
 }
 
-// The machine has to go on with decoding beside it.
+// Of the processors that this process may use a fourth: decoding goes on beside it.
 int num_threads() {
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 8);
+  cpu_set_t mine;
+  const bool known = sched_getaffinity(0, sizeof mine, &mine) == 0;
+  const int all = known ? CPU_COUNT(&mine) : static_cast<int>(std::thread::hardware_concurrency());
+  return std::clamp(all / 4, 1, 8);
 }
 
 xgrammar::CompiledGrammar compile_with(xgrammar::GrammarCompiler& compiler,
