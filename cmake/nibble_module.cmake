@@ -24,7 +24,9 @@ if(NIBBLE_SANITIZE)
   target_link_options(nibble_flags INTERFACE -fsanitize=${NIBBLE_SANITIZE})
 endif()
 if(NIBBLE_FUZZ)
-  target_compile_options(nibble_flags INTERFACE -fsanitize=fuzzer-no-link)
+  # Without what watches every comparison of integers, a third to a half of a parser's time.
+  target_compile_options(nibble_flags INTERFACE -fsanitize=fuzzer-no-link
+                                                -fno-sanitize-coverage=trace-cmp)
   # clang 14 cannot instrument coroutines.
   set_source_files_properties(src/cli/load_client.cc src/cli/load_run.cc src/cli/web_client.cc
                               PROPERTIES COMPILE_OPTIONS "-fno-sanitize=all")

@@ -13,7 +13,14 @@ table=$build/fuzz.tsv
 [[ -e $table ]] || printf 'target\tinputs\tseconds\tedges\tcorpus\n' >"$table"
 # Bytes of an input at most: what the target looks at, or enough to show what it does. With
 # libFuzzer's 4,096 they take up to three times as long, or count though the target skips them.
-declare -A longest=([chat_watcher]=200 [grammar]=1024 [stop_strings]=512 [template_answer]=1024)
+declare -A longest=([chat_template]=768 [chat_watcher]=128 [eagle3_config]=1024 [grammar]=512
+  [harmony_parser]=768 [openai_request]=1536 [stop_strings]=512 [template_answer]=512
+  [tokenizer_encode]=512)
+# What is freed stays watched for 4 MiB more, not for 256, which no cache holds; where it was made and
+# freed the finding's own run tells: build/fuzz/X_fuzz INPUT.
+export ASAN_OPTIONS=${ASAN_OPTIONS:-quarantine_size_mb=4:malloc_context_size=0}
+# KiB. Where the stack is as large as ChatTemplate's thread's, it starts none.
+ulimit -s $((300 << 10)) || true
 # had TARGET COLUMN: what its row says so far.
 had() { awk -F'\t' -v t="$1" -v c="$2" '$1 == t { v = $c } END { print v + 0 }' "$table"; }
 

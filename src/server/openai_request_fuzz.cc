@@ -123,7 +123,10 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view body(reinterpret_cast<const char*>(data), size);
   nibble::server::ChatRequest chat;
-  check(nibble::server::parse_chat_request(body, {}, chat));
+  const auto error_of_chat = nibble::server::parse_chat_request(body, {}, chat);
+  check(error_of_chat);
+  // What is no JSON object ends in read_body(), which all APIs share.
+  if (error_of_chat && error_of_chat->message.starts_with("the body ")) return 0;
   nibble::server::CompletionRequest completion;
   const auto error = nibble::server::parse_completion_request(body, {}, completion);
   check(error);

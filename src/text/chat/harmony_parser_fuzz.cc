@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (size_t at = text_size + 1; at + 4 <= input.size(); at += 4) {
     std::memcpy(&ids.emplace_back(), input.data() + at, 4);
   }
-  check_parse(harmony, start, ids);
+  check_parse(harmony, start, ids, 4);
 
   ChatStreamOptions options;
   options.start = start;
