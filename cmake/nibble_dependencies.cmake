@@ -67,7 +67,7 @@ target_link_libraries(nibble_dep_xgrammar PRIVATE nibble_flags)
 if(CMAKE_CXX_COMPILER_ID STREQUAL Clang)  # as C++20 it takes no variant of incomplete types
   set_target_properties(nibble_dep_xgrammar PROPERTIES CXX_STANDARD 17)
 endif()
-target_compile_options(nibble_dep_xgrammar PRIVATE -w -O2 $<$<CONFIG:RelWithDebInfo>:-g0>)
+target_compile_options(nibble_dep_xgrammar PRIVATE -w $<IF:$<CONFIG:Release>,-O2,-g0>)
 target_compile_definitions(nibble_dep_xgrammar PRIVATE XGRAMMAR_LOG_CUSTOMIZE=1
                            XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_ENABLE_INTERNAL_CHECK=0)
 target_include_directories(nibble_dep_xgrammar SYSTEM
@@ -90,7 +90,7 @@ add_library(nibble_dep_jinja STATIC EXCLUDE_FROM_ALL ${jinja_sources}
                                                      ${NIBBLE_JINJA}/common/unicode.cpp)
 target_link_libraries(nibble_dep_jinja PRIVATE nibble_flags)
 # What a template negates wraps; what it asserts of a template it then checks, or cannot be.
-target_compile_options(nibble_dep_jinja PRIVATE -w -O2 -fwrapv -DNDEBUG
-                                                $<$<CONFIG:RelWithDebInfo>:-g0>)
+target_compile_options(nibble_dep_jinja PRIVATE -w -fwrapv -DNDEBUG
+                                                $<IF:$<CONFIG:Release>,-O2,-g0>)
 target_include_directories(nibble_dep_jinja PRIVATE ${CMAKE_SOURCE_DIR}/src)
 target_include_directories(nibble_dep_jinja SYSTEM PUBLIC ${NIBBLE_JINJA}/common)
