@@ -2,8 +2,8 @@
 """What tools/fuzz.sh makes of how a target ends: one made up for each case."""
 import pathlib
 import subprocess
-import sys
 import tempfile
+import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "tools/fuzz.sh"
 # (name, the target's exit status, the script's, inputs in the table)
@@ -25,16 +25,12 @@ def run(name, status):
         return done.returncode, int(rows[0].split("\t")[1]) if rows else None
 
 
-def main():
-    failed = 0
-    for name, status, expected, inputs in CASES:
-        got = run(name, status)
-        if got != (expected, inputs):
-            failed += 1
-            print(f"FAILED: {name}: {got}, not {(expected, inputs)}")
-    print(f"{len(CASES) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+class FuzzScriptTest(unittest.TestCase):
+    def test_how_a_target_ends(self):
+        for name, status, expected, inputs in CASES:
+            with self.subTest(name):
+                self.assertEqual(run(name, status), (expected, inputs))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    unittest.main()

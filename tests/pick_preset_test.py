@@ -4,8 +4,8 @@ nvidia-smi made up for each case."""
 import os
 import pathlib
 import subprocess
-import sys
 import tempfile
+import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "tools/pick_preset.sh"
 # (GPU listed by the driver, what nvidia-smi says or None where it is missing, preset)
@@ -39,16 +39,12 @@ def pick(has_gpu, capability):
                               check=True).stdout.strip()
 
 
-def main():
-    failed = 0
-    for has_gpu, capability, preset in CASES:
-        picked = pick(has_gpu, capability)
-        if picked != preset:
-            failed += 1
-            print(f"FAILED: GPU {has_gpu}, capability {capability}: {picked}, not {preset}")
-    print(f"{len(CASES) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+class PickPresetTest(unittest.TestCase):
+    def test_machines(self):
+        for has_gpu, capability, preset in CASES:
+            with self.subTest(has_gpu=has_gpu, capability=capability):
+                self.assertEqual(pick(has_gpu, capability), preset)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    unittest.main()
