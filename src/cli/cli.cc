@@ -2,7 +2,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <new>
 #include <string>
@@ -28,6 +30,24 @@ void add_commands(CLI::App& app) {
   add_eval(app);
   add_tokenize(app);
   add_pull(app);
+}
+
+// CLI11 takes the largest number for one that is larger still.
+std::string why_not_in_64_bits(const std::string& number, bool is_signed) {
+  errno = 0;
+  is_signed ? void(std::strtoll(number.c_str(), nullptr, 0))
+            : void(std::strtoull(number.c_str(), nullptr, 0));
+  return errno == ERANGE ? number + " does not fit into 64 bits" : "";
+}
+
+void check_whole_numbers(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    const bool is_signed = type.starts_with("INT");
+    if (!is_signed && !type.starts_with("UINT")) continue;
+    option->check([is_signed](const std::string& n) { return why_not_in_64_bits(n, is_signed); });
+  }
+  for (CLI::App* command : app.get_subcommands({})) check_whole_numbers(*command);
 }
 
 // `nibble help [COMMAND]` is the same as --help.
@@ -101,6 +121,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.failure_message(usage_text);
   add_commands(app);
+  check_whole_numbers(app);
   install_log_sink();
   try {
     std::vector<std::string> arguments(argv + 1, argv + argc);

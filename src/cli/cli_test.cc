@@ -36,6 +36,15 @@ TEST(Usage, GuessesWhatWasMeant) {
   EXPECT_THAT(run_command({"serve", "x", "--frob", "1"}).err, Not(HasSubstr("did you mean")));
 }
 
+TEST(Usage, WholeNumbersFitInto64Bits) {
+  for (const char* flag : {"--seed", "--max-num-seqs"}) {
+    const CommandResult command = run_command({"serve", "x", flag, "18446744073709551616"});
+    EXPECT_EQ(command.status, 2) << flag;
+    EXPECT_THAT(command.err, AllOf(HasSubstr(flag), HasSubstr("does not fit into 64 bits")));
+  }
+  EXPECT_EQ(run_command({"serve", "x", "--seed", "18446744073709551615"}).status, 1);  // no model x
+}
+
 TEST(Usage, HelpIsACommandToo) {
   const CommandResult all = run_command({"help"});
   EXPECT_EQ(all.status, 0);
