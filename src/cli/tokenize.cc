@@ -37,12 +37,21 @@ Tokenizer open_tokenizer(const Options& options) {
   return Tokenizer::load(files.directory.string());
 }
 
+std::string decode(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+  for (const int32_t id : ids) {
+    if (!tokenizer.decodable(id)) {
+      throw Error(ErrorKind::kUsage, "the model has no token " + std::to_string(id));
+    }
+  }
+  return tokenizer.decode(ids);
+}
+
 // One line {"text": ...} gives {"ids": [...]}, or the other way round.
 std::string convert_line(const Tokenizer& tokenizer, const Options& options,
                          const std::string& line) {
   const json in = json::parse(line);
   if (options.decode) {
-    return json{{"text", tokenizer.decode(in.at("ids").get<std::vector<int32_t>>())}}.dump();
+    return json{{"text", decode(tokenizer, in.at("ids").get<std::vector<int32_t>>())}}.dump();
   }
   const Specials specials = options.specials ? Specials::kRecognize : Specials::kAsText;
   return json{{"ids", tokenizer.encode(in.at("text").get<std::string>(), specials)}}.dump();
@@ -59,6 +68,8 @@ void convert_lines(const Tokenizer& tokenizer, const Options& options) {
                   "standard input, line " + std::to_string(number) + ": expected " +
                       (options.decode ? "{\"ids\": [numbers]}" : "{\"text\": ...}") + ": " +
                       e.what());
+    } catch (const Error& e) {
+      throw Error(e.kind(), "standard input, line " + std::to_string(number) + ": " + e.what());
     }
   }
 }
@@ -67,8 +78,8 @@ void convert_all(const Tokenizer& tokenizer, const Options& options) {
   const std::string in =
       options.has_text ? options.text : std::string(std::istreambuf_iterator<char>(std::cin), {});
   if (options.decode) {
-    std::cout << tokenizer.decode(
-        parse_token_ids(in, options.has_text ? "TEXT" : "standard input"));
+    std::cout << decode(tokenizer,
+                        parse_token_ids(in, options.has_text ? "TEXT" : "standard input"));
     return;
   }
   const Specials specials = options.specials ? Specials::kRecognize : Specials::kAsText;

@@ -80,5 +80,17 @@ TEST(Tokenize, BadInputNamesTheLine) {
   EXPECT_EQ(tokenize({"--decode"}, "64-65").status, 2);  // no two ids
 }
 
+TEST(Tokenize, NamesIdsThatAreNone) {
+  for (const char* id : {"-1", "128256000", "2147483647"}) {
+    const Outcome o = tokenize({"--decode"}, std::string("64 ") + id + " 65");
+    EXPECT_EQ(o.status, 2) << id;
+    EXPECT_THAT(o.err, HasSubstr("no token " + std::string(id)));
+    EXPECT_EQ(o.out, "");
+  }
+  const Outcome line = tokenize({"--jsonl", "--decode"}, "{\"ids\":[64]}\n{\"ids\":[-1]}\n");
+  EXPECT_EQ(line.status, 2);
+  EXPECT_THAT(line.err, HasSubstr("line 2: the model has no token -1"));
+}
+
 }  // namespace
 }  // namespace nibble::cli
