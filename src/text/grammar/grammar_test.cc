@@ -225,6 +225,23 @@ TEST(Grammar, FormatsThatBecomePatterns) {
   EXPECT_TRUE(matches(*named, R"({"format": {"format":"email"}})"));
 }
 
+TEST(Grammar, HostNamesHaveLabelsOfAtMost63) {
+  const std::string longest(63, 'a');
+  for (const std::string before : {"", "jane@"}) {
+    const auto grammar = compile(GrammarSpec::Kind::kJsonSchema,
+                                 std::string(R"({"type":"string","format":")") +
+                                     (before.empty() ? "hostname" : "email") + "\"}");
+    ASSERT_TRUE(grammar.ok()) << grammar.error();
+    for (const auto& host : std::vector<std::string>{longest, longest + "." + longest, "a-b.org"}) {
+      EXPECT_TRUE(matches(*grammar, '"' + before + host + '"')) << host;
+    }
+    for (const auto& host :
+         std::vector<std::string>{longest + "a", "a." + longest + "a", "a-", "-a", "a..b", "a."}) {
+      EXPECT_FALSE(matches(*grammar, '"' + before + host + '"')) << host;
+    }
+  }
+}
+
 TEST(Grammar, LeavesNothingWhereNothingFits) {
   const auto grammar = compile(GrammarSpec::Kind::kRegex, "ab");
   ASSERT_TRUE(grammar.ok()) << grammar.error();

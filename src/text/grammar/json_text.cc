@@ -24,11 +24,13 @@ const std::vector<FormatPattern>& format_patterns() {
         R"(|([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)-02-29))";
     const std::string time =
         R"(([01][0-9]|2[0-3])(:[0-5][0-9]){2}(\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9]))";
+    const std::string word = "[A-Za-z0-9_!#$%&'*+/=?^`{|}~-]+";
+    const std::string label = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?";
+    const std::string host = label + "(\\." + label + ")*";
     const std::string byte = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
     return std::vector<FormatPattern>{
-        {"email", R"(^[A-Za-z0-9_!#$%&'*+/=?^`{|}~-]+(\.[A-Za-z0-9_!#$%&'*+/=?^`{|}~-]+)*)"
-                  R"(@[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)"
-                  R"((\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$)"},
+        {"email", "^" + word + "(\\." + word + ")*@" + host + "$"},
+        {"hostname", "^" + host + "$"},
         {"json-pointer", R"(^(/([^/~]|~[01])*)*$)"},
         {"relative-json-pointer", R"(^(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)$)"},
         {"date", "^" + date + "$"},
