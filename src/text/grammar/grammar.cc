@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "text/grammar/json_text.h"
 #include "text/grammar/kept_schema.h"
+#include "text/grammar/regex_text.h"
 #include "text/grammar/string_budgets.h"
 
 namespace {
@@ -178,7 +179,7 @@ bool fits_in_json(const std::string& pattern) {
   }
 }
 
-// Rewrites schemas into what xgrammar keeps to; why it would not, or "".
+// Rewrites schemas and patterns into what xgrammar keeps to; why it would not, or "".
 std::string keep(GrammarSpec& spec) {
   std::string why;
   if (spec.kind == GrammarSpec::Kind::kJsonSchema) {
@@ -187,6 +188,8 @@ std::string keep(GrammarSpec& spec) {
   } else if (spec.kind == GrammarSpec::Kind::kStructuralTag) {
     spec.text = with_patterns_for_formats(spec.text);
     keep_tag_schemas(spec.text, spec.lenient, fits_in_json, why);
+  } else if (spec.kind == GrammarSpec::Kind::kRegex) {
+    spec.text = as_converted(spec.text);
   }
   return why;
 }

@@ -242,6 +242,44 @@ TEST(Grammar, HostNamesHaveLabelsOfAtMost63) {
   }
 }
 
+// As Python's re.fullmatch() finds.
+TEST(Grammar, ReadsPatternsAsOthersDo) {
+  struct Pattern {
+    std::string text;
+    std::vector<std::string> fit, others;
+  };
+  const std::vector<Pattern> patterns = {
+      {"a.c", {"abc", "a\rc", "aéc", "a.c"}, {"a\nc", "ac"}},
+      {"(?s)a.c", {"abc", "a\nc"}, {"ac"}},
+      {R"(a\.[.]\\.)", {"a..\\b"}, {"ab.\\b", "a.b\\b", "a..\\\n"}},
+      {R"([^.]*)", {"", "a\n"}, {"."}},
+      {R"([\^a])", {"^", "a"}, {"b", ""}},
+      {R"([\^])", {"^"}, {"a"}},
+      {R"(x[\^]{2}[a\^])", {"x^^^", "x^^a"}, {"x^^b", "x^a"}},
+      {R"([\^\]a]+b)", {"^]ab", "ab"}, {"b", "c"}},
+      {R"([\x5Ea][\u005e])", {"^^", "a^"}, {"b^", "^a"}},
+      {R"([\^-b])", {"^", "_", "a", "b"}, {"-", "c", "]"}},
+      {R"([\^-])", {"^", "-"}, {"a", "_"}},
+      {R"([\^.]?)", {"^", ".", ""}, {"a"}},
+      {R"([^\^])", {"a", "\n"}, {"^"}},
+      {R"(\[\^a])", {"[^a]"}, {"^", "a"}},
+  };
+  for (const Pattern& pattern : patterns) {
+    const nlohmann::json tag = {{"type", "structural_tag"},
+                                {"format", {{"type", "regex"}, {"pattern", pattern.text}}}};
+    for (const auto& grammar : {compile(GrammarSpec::Kind::kRegex, pattern.text),
+                                compile(GrammarSpec::Kind::kStructuralTag, tag.dump())}) {
+      ASSERT_TRUE(grammar.ok()) << pattern.text << ": " << grammar.error();
+      for (const std::string& text : pattern.fit) {
+        EXPECT_TRUE(matches(*grammar, text)) << pattern.text << " " << text;
+      }
+      for (const std::string& text : pattern.others) {
+        EXPECT_FALSE(matches(*grammar, text)) << pattern.text << " " << text;
+      }
+    }
+  }
+}
+
 TEST(Grammar, LeavesNothingWhereNothingFits) {
   const auto grammar = compile(GrammarSpec::Kind::kRegex, "ab");
   ASSERT_TRUE(grammar.ok()) << grammar.error();

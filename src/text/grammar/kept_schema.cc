@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "text/grammar/regex_text.h"
 #include "text/utf8.h"
 
 namespace nibble {
@@ -412,6 +413,9 @@ bool keep_json(Json& schema, bool lenient, const Fits& fits, std::string& why) {
 
 bool keep_tags(Json& tag, bool lenient, const Fits& fits, std::string& why) {
   if (!tag.is_structured()) return true;
+  if (tag.is_object() && tag.contains("pattern") && tag["pattern"].is_string()) {
+    tag["pattern"] = as_converted(tag["pattern"].get_ref<const std::string&>());
+  }
   for (auto& item : tag.items()) {
     const bool is_schema = tag.is_object() && item.key() == "json_schema";
     if (is_schema ? !keep_json(item.value(), lenient, fits, why)

@@ -15,7 +15,8 @@ namespace nibble {
 bool keep_schema(std::string& schema, bool lenient,
                  const std::function<bool(const std::string& pattern)>& fits, std::string& why);
 
-// The same for each schema inside one of xgrammar's structural tags.
+// The same for each schema inside one of xgrammar's structural tags, and `as_converted` for each
+// pattern.
 bool keep_tag_schemas(std::string& tag, bool lenient,
                       const std::function<bool(const std::string& pattern)>& fits,
                       std::string& why);
