@@ -4,7 +4,6 @@
 #include <xgrammar/xgrammar.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
@@ -112,33 +111,6 @@ int json_nesting_of(std::string_view text) {
   return deepest;
 }
 
-// Of what xgrammar leaves out without a word. What looks like a keyword but is a name or a value is
-// told apart by where it stands.
-std::string ignored_keyword(const nlohmann::json& schema) {
-  if (!schema.is_structured()) return "";
-  for (const auto& [key, value] : schema.items()) {
-    constexpr std::array kIgnored = {"not",          "if",          "then",
-                                     "else",         "contains",    "dependentRequired",
-                                     "minContains",  "maxContains", "dependentSchemas",
-                                     "dependencies", "$dynamicRef", "$recursiveRef"};
-    constexpr std::array kNames = {"properties", "patternProperties", "$defs", "definitions"};
-    constexpr std::array kValues = {"enum", "const", "default", "examples", "required"};
-    const auto is_one_of = [&schema, &key = key](const auto& list) {
-      return schema.is_object() && std::find(list.begin(), list.end(), key) != list.end();
-    };
-    if (is_one_of(kIgnored) || (key == "uniqueItems" && value == true)) return key;
-    if (is_one_of(kValues)) continue;
-    if (is_one_of(kNames) && value.is_object()) {
-      for (const auto& [name, inner] : value.items()) {
-        if (std::string found = ignored_keyword(inner); !found.empty()) return found;
-      }
-    } else if (std::string found = ignored_keyword(value); !found.empty()) {
-      return found;
-    }
-  }
-  return "";
-}
-
 // Why it would take too long to compile, or "".
 std::string too_wide(const nlohmann::json& schema) {
   if (!schema.is_structured()) return "";
@@ -156,15 +128,6 @@ std::string too_wide(const nlohmann::json& schema) {
 
 bool is_json(const GrammarSpec& spec) {
   return spec.kind == GrammarSpec::Kind::kJsonObject || spec.kind == GrammarSpec::Kind::kJsonSchema;
-}
-
-std::string why_not(const GrammarSpec& spec) {
-  const auto json = nlohmann::json::parse(spec.text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return "";  // xgrammar says what is wrong
-  if (std::string why = too_wide(json); !why.empty()) return why;
-  const std::string keyword = spec.lenient ? "" : ignored_keyword(json);
-  if (keyword.empty()) return "";
-  return "asks for what would not be kept to: the keyword \"" + keyword + "\"";
 }
 
 // Whether xgrammar keeps to a pattern inside a JSON string: not where it spells it by rules of its
@@ -372,7 +335,8 @@ void LocalMatcher::mask(std::span<uint32_t> bits) {
 Result<Grammar> GrammarCompiler::compile(const GrammarSpec& spec) const {
   if (const auto size = check_size(spec); !size) return Failure{size.error()};
   if (spec.kind == GrammarSpec::Kind::kJsonSchema) {
-    if (std::string why = why_not(spec); !why.empty()) return Failure{std::move(why)};
+    const auto json = nlohmann::json::parse(spec.text, nullptr, /*allow_exceptions=*/false);
+    if (std::string why = too_wide(json); !why.empty()) return Failure{std::move(why)};
   }
   GrammarSpec kept = spec;
   if (std::string why = keep(kept); !why.empty()) {

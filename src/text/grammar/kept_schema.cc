@@ -25,6 +25,13 @@ using Fits = std::function<bool(const std::string&)>;
 constexpr std::array<std::string_view, 6> kAppliers = {"$ref",  "const", "enum",
                                                        "anyOf", "oneOf", "allOf"};
 
+// It leaves these out without a word.
+constexpr std::array<std::string_view, 12> kIgnored = {
+    "not",          "if",          "then",
+    "else",         "contains",    "dependentRequired",
+    "minContains",  "maxContains", "dependentSchemas",
+    "dependencies", "$dynamicRef", "$recursiveRef"};
+
 // Of parts of one schema: a copy is at most as large as the schema.
 constexpr int kMaxCopies = 64;
 
@@ -156,6 +163,10 @@ class Keeper {
 
 void Keeper::keep(Json& schema) {
   if (!schema.is_object() || !why_.empty()) return;
+  for (const std::string_view name : kIgnored) {
+    if (schema.contains(name)) fail("the keyword \"" + std::string(name) + "\"");
+  }
+  if (schema.value("uniqueItems", Json()) == true) fail("the keyword \"uniqueItems\"");
   if (const std::string applier = applier_of(schema); !applier.empty()) {
     keep_beside(schema, applier);
   }
