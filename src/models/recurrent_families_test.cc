@@ -13,9 +13,6 @@
 #include <string>
 
 #include "base/error.h"
-#include "formats/bf16.h"
-#include "io/bundle_for_test.h"
-#include "io/checkpoint.h"
 #include "io/io_test.h"
 #include "models/random_checkpoint.h"
 #include "models/step_work.h"
@@ -240,29 +237,11 @@ TEST(RecurrentFamilies, JoinedRowsThatAreNoWholeGroups) {
 // As published: the router's matrix and bias, and what a recurrence has, may lie in float32.
 TEST(RecurrentFamilies, VectorsAndRoutersInFloat32) {
   const test::TempDir dir;
-  std::filesystem::copy_file(kGoldens / "nemotron_h/config.json", dir / "config.json");
-  const auto plain = open_checkpoint(kGoldens / "nemotron_h");
-  test::Bundle bundle;
-  for (const TensorInfo& t : plain->tensors()) {
-    std::vector<std::byte> bytes(t.bytes);
-    const ReadJob job = ReadJob::whole(t, bytes.data());
-    plain->read({&job, 1});
+  write_changed("nemotron_h", dir.path(), [](TensorInfo& t, auto& bytes) {
     const bool is_wide = t.name.find("mixer.gate.") != std::string::npos ||
                          t.name.ends_with("A_log") || t.name.ends_with(".D");
-    if (is_wide && t.dtype == DType::kBF16) {
-      std::vector<float> wide;
-      for (size_t i = 0; i < bytes.size(); i += 2) {
-        uint16_t bits;
-        std::memcpy(&bits, &bytes[i], 2);
-        wide.push_back(bf16_to_float(bits));
-      }
-      const auto all = std::as_bytes(std::span(wide));
-      bundle.add(t.name, DType::kF32, t.shape, {all.begin(), all.end()});
-    } else {
-      bundle.add(t.name, t.dtype, t.shape, std::move(bytes));
-    }
-  }
-  bundle.write(dir / "model.safetensors");
+    if (is_wide) widen(t, bytes);
+  });
   const std::vector<int32_t> tokens = tokens_of("nemotron_h");
   const auto run = [&](const std::filesystem::path& directory) {
     Loaded loaded(directory, kTwins);

@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "formats/bf16.h"
 #include "io/bundle_for_test.h"
 #include "io/checkpoint.h"
 #include "models/test_runner.h"
@@ -93,11 +96,12 @@ inline double worst(const Logits& got, const std::vector<float>& want) {
 
 // A copy of a golden's checkpoint, each tensor of which `change` sees.
 template <typename Change>
-void write_changed(const std::string& name, const std::filesystem::path& to, const Change& change) {
+void write_changed(const std::filesystem::path& name, const std::filesystem::path& to,
+                   const Change& change) {
   std::filesystem::copy_file(kGoldens / name / "config.json", to / "config.json");
   const auto plain = open_checkpoint(kGoldens / name);
   test::Bundle bundle;
-  for (const TensorInfo& t : plain->tensors()) {
+  for (TensorInfo t : plain->tensors()) {
     std::vector<std::byte> bytes(t.bytes);
     const ReadJob job = ReadJob::whole(t, bytes.data());
     plain->read({&job, 1});
@@ -105,6 +109,20 @@ void write_changed(const std::string& name, const std::filesystem::path& to, con
     bundle.add(t.name, t.dtype, t.shape, std::move(bytes));
   }
   bundle.write(to / "model.safetensors");
+}
+
+// A change: values of BF16 in float32.
+inline void widen(TensorInfo& t, std::vector<std::byte>& bytes) {
+  if (t.dtype != DType::kBF16) return;
+  t.dtype = DType::kF32;
+  std::vector<float> wide(bytes.size() / 2);
+  for (size_t i = 0; i < wide.size(); ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, &bytes[2 * i], 2);
+    wide[i] = bf16_to_float(bits);
+  }
+  const auto all = std::as_bytes(std::span(wide));
+  bytes.assign(all.begin(), all.end());
 }
 
 }  // namespace nibble
