@@ -403,6 +403,29 @@ class PageTest(unittest.IsolatedAsyncioTestCase):
         await tab.reload()
         await tab.wait("document.getElementById('chat').innerText.includes('more more')")
 
+    async def test_an_answer_seen_from_another_tab(self):
+        tab = self.tab
+        go_on = asyncio.Event()
+
+        async def waits(_request, send, _response):
+            await send(content="begun ")
+            await go_on.wait()
+            await send(content="and ended")
+
+        model = await self.scripted({"slow": waits})
+        await tab.ask("slow", wait=False)
+        await tab.wait("document.getElementById('chat').innerText.includes('begun')")
+        other = await self.enterAsyncContext(self.browser.tab())
+        await other.open(f"http://127.0.0.1:{model.port}/{await tab.run('location.hash')}")
+        await other.wait("document.getElementById('chat').innerText.includes('slow')")
+        self.assertIn("is still open in another tab", await other.text())
+        go_on.set()
+        await tab.idle()
+        await tab.wait("document.getElementById('chat').innerText.includes('begun and ended')")
+        await other.reload()
+        await other.wait("document.getElementById('chat').innerText.includes('begun and ended')")
+        self.assertNotIn("another tab", await other.text())
+
     async def test_answers_go_on_while_another_conversation_is_read(self):
         tab = self.tab
         go_on = asyncio.Event()

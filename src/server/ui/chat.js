@@ -74,7 +74,7 @@ export class Chat {
 
   brokenOff(turn) {
     delete turn.live;
-    turn.error = "This page was closed before the answer was complete.";
+    turn.error = "The page that asked was closed before the answer was complete, or is still open in another tab.";
   }
 
   pick(turn) {
