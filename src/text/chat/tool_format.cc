@@ -41,7 +41,7 @@ Json call_tag(const FunctionTool& tool, ToolFormat format, bool any_schema) {
   const Json schema = schema_of(tool, any_schema);
   const std::string name = Json(tool.name).dump();
   std::string begin, end;
-  Json content = {{"type", "json_schema"}, {"json_schema", schema}};
+  Json content = {{"type", "json_schema"}, {"json_schema", schema}, {"lenient", !tool.strict}};
   switch (format) {
     case ToolFormat::kHermes:
       begin = "<tool_call>\n{\"name\": " + name + ", \"arguments\": ";
@@ -66,7 +66,9 @@ Json call_tag(const FunctionTool& tool, ToolFormat format, bool any_schema) {
 Json format_of(const GrammarSpec& spec) {
   switch (spec.kind) {
     case GrammarSpec::Kind::kJsonSchema:
-      return {{"type", "json_schema"}, {"json_schema", Json::parse(spec.text, nullptr, false)}};
+      return {{"type", "json_schema"},
+              {"json_schema", Json::parse(spec.text, nullptr, false)},
+              {"lenient", spec.lenient}};
     case GrammarSpec::Kind::kRegex:
       return {{"type", "regex"}, {"pattern", spec.text}};
     case GrammarSpec::Kind::kEbnf:

@@ -455,6 +455,15 @@ TEST(Grammar, KeepsToSchemasInTags) {
        {R"({"allOf":[{"type":"integer"}],"maximum":9})", R"({"items":{"not":{"const":1}}})"}) {
     EXPECT_FALSE(compile(GrammarSpec::Kind::kStructuralTag, tag(schema)).ok()) << schema;
   }
+  for (const bool lenient : {false, true}) {  // what the schema has beside it counts
+    const std::string one = R"({"not":{"const":1}},"lenient":)" + nlohmann::json(lenient).dump();
+    EXPECT_EQ(
+        compiler()
+            .compile(
+                {.kind = GrammarSpec::Kind::kStructuralTag, .text = tag(one), .lenient = !lenient})
+            .ok(),
+        lenient);
+  }
 }
 
 TEST(Grammar, LeavesOutWhatItCannotKeepToWhereThatIsAllowed) {

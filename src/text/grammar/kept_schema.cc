@@ -427,6 +427,10 @@ bool keep_tags(Json& tag, bool lenient, const Fits& fits, std::string& why) {
   if (tag.is_object() && tag.contains("pattern") && tag["pattern"].is_string()) {
     tag["pattern"] = as_converted(tag["pattern"].get_ref<const std::string&>());
   }
+  if (tag.is_object() && tag.contains("json_schema") && tag.contains("lenient")) {
+    lenient = tag["lenient"] == true;
+    tag.erase("lenient");
+  }
   for (auto& item : tag.items()) {
     const bool is_schema = tag.is_object() && item.key() == "json_schema";
     if (is_schema ? !keep_json(item.value(), lenient, fits, why)
