@@ -269,6 +269,9 @@ TEST_F(ServerTest, TokenizesAndBack) {
   EXPECT_EQ(ids["count"], ids["tokens"].size());
   EXPECT_EQ(ids["token_strs"].back(), "<|end|>");
   EXPECT_EQ(post("/detokenize", {{"tokens", ids["tokens"]}}).parsed()["prompt"], "Hi<|end|>");
+  const auto none = post("/detokenize", {{"tokens", {64, 1'000'000}}});
+  EXPECT_EQ(none.status, 400);
+  EXPECT_THAT(none.parsed()["error"]["message"], HasSubstr("1000000"));
   const json chat_ids = post("/tokenize", kParis).parsed();
   EXPECT_EQ(chat_ids["count"], chat(kParis)["usage"]["prompt_tokens"]);
 }

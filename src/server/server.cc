@@ -458,7 +458,14 @@ void Server::Impl::detokenize(const HttpRequest& request, const std::shared_ptr<
   }
   if (!check_model(detokenize.model, *reply)) return;
   size_t bytes = 0;
-  for (const int32_t id : detokenize.tokens) bytes += model_.tokenizer->token_bytes(id).size();
+  for (const int32_t id : detokenize.tokens) {
+    if (!model_.tokenizer->decodable(id)) {
+      return reply->send(
+          api_error_response({.message = "tokens has an id that is no token: " + std::to_string(id),
+                              .param = "tokens"}));
+    }
+    bytes += model_.tokenizer->token_bytes(id).size();
+  }
   if (bytes > kMaxTextBytes) return reply->send(api_error_response(text_too_long()));
   reply->send({.body = to_text({{"prompt", model_.tokenizer->decode(detokenize.tokens)}})});
 }
