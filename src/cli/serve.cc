@@ -296,7 +296,8 @@ void add_serve(CLI::App& app) {
   add("--host", flags->host, "address to listen at; 0.0.0.0: every one of this machine");
   add("--port", flags->port, "0: any free one")->check(CLI::Range(0, 65535));
   add("--served-model-name", flags->served_model_names, "names that requests may use; first: shown")
-      ->expected(1, 16);
+      ->expected(1, 16)
+      ->check([](const std::string& name) { return std::string(name.empty() ? "is empty" : ""); });
   add("--api-key", flags->api_keys, "asked for by all routes but /health, /ping and the page")
       ->envname(key_variable())
       ->expected(1, 64);

@@ -49,6 +49,11 @@ TEST(Serve, RefusesKeysThatWouldLetEverybodyIn) {
   unsetenv("VLLM_API_KEY");
 }
 
+TEST(Serve, RefusesNamesThatAreNone) {
+  expect_refused({"--served-model-name", ""}, "--served-model-name: is empty");
+  expect_refused({"--served-model-name", "one", ""}, "--served-model-name: is empty");
+}
+
 TEST(Serve, RefusesNumbersThatMakeNoSense) {
   for (const char* seconds : {"nan", "inf", "-1", "1e300"}) {
     expect_refused({"--shutdown-timeout", seconds}, "--shutdown-timeout");
