@@ -1,8 +1,8 @@
 """Writes a GGUF of a model's shape with random weights, for bench/cpu_vs_llama_cpp.py and
 bench/serve_vs_llama_cpp.py.
 
-gpt-oss-20b, the default; Qwen3-8B and Qwen3-30B-A3B, layers Q4_0, embedding and head Q8_0.
-Of gpt-oss:
+gpt-oss-20b, the default; Qwen3-8B, Qwen3-30B-A3B, and Qwen3-Next-80B-A3B with 184 of its 512 experts,
+30 billion weights: layers Q4_0, embedding and head Q8_0. Of gpt-oss:
 
 Experts MXFP4, dense layers and embedding Q8_0, as the GGUFs that people run. Norms 1, biases and
 sinks 0, routers N(0, 2 / sqrt(H)): every expert gets its share of tokens. (Counted in ik_llama.cpp,
@@ -24,6 +24,9 @@ BLOCK_BYTES = {Q.F32: (1, 4), Q.Q8_0: (32, 34), Q.Q4_0: (32, 18), Q.MXFP4: (32, 
 # layers, hidden, width (of an expert), experts, chosen, heads; 8 KV heads or 4, of 128
 QWEN3 = {"qwen3-8b": (36, 4096, 12288, 0, 0, 32, 8), "qwen3-30b-a3b": (48, 2048, 768, 128, 8, 32, 4)}
 QWEN3_VOCAB, QWEN3_HEAD_DIM = 151936, 128
+# The same, with 2 KV heads of 256; and of its delta nets: heads of keys and of values, their dims, taps
+QWEN3_NEXT = {"qwen3-next-30b-a3b": (48, 2048, 512, 184, 10, 16, 2)}
+NEXT_HEAD_DIM, KEY_HEADS, VALUE_HEADS, DELTA_DIM, TAPS, FULL_INTERVAL = 256, 16, 32, 128, 4, 4
 
 
 def random_bytes(rng, shape, kind):
@@ -92,7 +95,43 @@ def qwen3_tensors(shape):
                 yield name(tensor, l), matrix, Q.Q4_0, None
 
 
-def add_qwen3(w, shape):
+def qwen3_next_tensors(shape):
+    """The same of Qwen3-Next."""
+    def name(tensor, layer=None, part=".weight"):
+        return gguf.TENSOR_NAMES[tensor].format(bid=layer) + part
+
+    layers, hidden, width, experts, _, heads, kv_heads = shape
+    q, kv = heads * NEXT_HEAD_DIM, kv_heads * NEXT_HEAD_DIM
+    keys, values = KEY_HEADS * DELTA_DIM, VALUE_HEADS * DELTA_DIM
+    yield name(T.TOKEN_EMBD), (QWEN3_VOCAB, hidden), Q.Q8_0, None
+    yield name(T.OUTPUT_NORM), (hidden,), Q.F32, 1
+    yield name(T.OUTPUT), (QWEN3_VOCAB, hidden), Q.Q8_0, None
+    for l in range(layers):
+        if (l + 1) % FULL_INTERVAL:
+            vectors = ((T.SSM_NORM, DELTA_DIM),)
+            matrices = ((T.ATTN_QKV, 2 * keys + values, hidden), (T.ATTN_GATE, values, hidden),
+                        (T.SSM_BETA_ALPHA, 2 * VALUE_HEADS, hidden), (T.SSM_OUT, hidden, values))
+            yield name(T.SSM_CONV1D, l), (2 * keys + values, TAPS), Q.F32, None
+            yield name(T.SSM_DT, l, ".bias"), (VALUE_HEADS,), Q.F32, 1
+            yield name(T.SSM_A, l, ""), (VALUE_HEADS,), Q.F32, -1
+        else:
+            vectors = (T.ATTN_Q_NORM, NEXT_HEAD_DIM), (T.ATTN_K_NORM, NEXT_HEAD_DIM)
+            matrices = ((T.ATTN_Q, 2 * q, hidden), (T.ATTN_K, kv, hidden), (T.ATTN_V, kv, hidden),
+                        (T.ATTN_OUT, hidden, q))
+        for norm, n in (*vectors, (T.ATTN_NORM, hidden), (T.ATTN_POST_NORM, hidden)):
+            yield name(norm, l), (n,), Q.F32, 1
+        for tensor, n, k in matrices:
+            yield name(tensor, l), (n, k), Q.Q4_0, None
+        for router, rows in (T.FFN_GATE_INP, (experts,)), (T.FFN_GATE_INP_SHEXP, ()):
+            yield name(router, l), (*rows, hidden), Q.F32, None
+        for tensor, shared, n, k in ((T.FFN_GATE_EXP, T.FFN_GATE_SHEXP, width, hidden),
+                                     (T.FFN_UP_EXP, T.FFN_UP_SHEXP, width, hidden),
+                                     (T.FFN_DOWN_EXP, T.FFN_DOWN_SHEXP, hidden, width)):
+            yield name(tensor, l), (experts, n, k), Q.Q4_0, None
+            yield name(shared, l), (n, k), Q.Q4_0, None
+
+
+def add_qwen3(w, shape, head_dim):
     layers, hidden, width, experts, chosen, heads, kv_heads = shape
     w.add_block_count(layers)
     w.add_context_length(40960)
@@ -100,8 +139,8 @@ def add_qwen3(w, shape):
     w.add_feed_forward_length(width)
     w.add_head_count(heads)
     w.add_head_count_kv(kv_heads)
-    w.add_key_length(QWEN3_HEAD_DIM)
-    w.add_value_length(QWEN3_HEAD_DIM)
+    w.add_key_length(head_dim)
+    w.add_value_length(head_dim)
     w.add_layer_norm_rms_eps(1e-6)
     w.add_rope_freq_base(1e6)
     w.add_vocab_size(QWEN3_VOCAB)
@@ -109,6 +148,18 @@ def add_qwen3(w, shape):
         w.add_expert_feed_forward_length(width)
         w.add_expert_count(experts)
         w.add_expert_used_count(chosen)
+
+
+def add_qwen3_next(w, shape):
+    add_qwen3(w, shape, NEXT_HEAD_DIM)
+    w.add_expert_shared_feed_forward_length(shape[2])
+    w.add_rope_dimension_count(NEXT_HEAD_DIM // 4)
+    w.add_full_attention_interval(FULL_INTERVAL)
+    w.add_ssm_conv_kernel(TAPS)
+    w.add_ssm_state_size(DELTA_DIM)
+    w.add_ssm_group_count(KEY_HEADS)
+    w.add_ssm_time_step_rank(VALUE_HEADS)
+    w.add_ssm_inner_size(VALUE_HEADS * DELTA_DIM)
 
 
 def add_vocabulary(w, path):
@@ -155,8 +206,13 @@ def write(path, model="gpt-oss-20b", layers=None, tokenizer=None):
     if model in QWEN3:
         shape = (layers or QWEN3[model][0], *QWEN3[model][1:])
         w = gguf.GGUFWriter(path, "qwen3moe" if shape[3] else "qwen3")
-        add_qwen3(w, shape)
+        add_qwen3(w, shape, QWEN3_HEAD_DIM)
         of_model = lambda: qwen3_tensors(shape)
+    elif model in QWEN3_NEXT:
+        shape = (layers or QWEN3_NEXT[model][0], *QWEN3_NEXT[model][1:])
+        w = gguf.GGUFWriter(path, "qwen3next")
+        add_qwen3_next(w, shape)
+        of_model = lambda: qwen3_next_tensors(shape)
     else:
         w = gguf.GGUFWriter(path, "gpt-oss")
         add_gpt_oss(w, layers or LAYERS)
@@ -192,7 +248,7 @@ def write_tensors(w, of_model):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("file")
-    parser.add_argument("--model", choices=["gpt-oss-20b", *QWEN3], default="gpt-oss-20b")
+    parser.add_argument("--model", choices=["gpt-oss-20b", *QWEN3, *QWEN3_NEXT], default="gpt-oss-20b")
     parser.add_argument("--layers", type=int, help="else the model's own")
     parser.add_argument("--tokenizer", help="else there is none")
     args = parser.parse_args()
