@@ -22,6 +22,9 @@ struct Avx2 {
   SIMD_FN Vec set1(float x) { return _mm256_set1_ps(x); }
   SIMD_FN Vec load(const float* p) { return _mm256_loadu_ps(p); }
   SIMD_FN void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
+  // Past the caches; p lies at a multiple of a vector. fence() comes before others read it.
+  SIMD_FN void stream(float* p, Vec v) { _mm256_stream_ps(p, v); }
+  SIMD_FN void fence() { _mm_sfence(); }
   SIMD_FN Vec load_bf16(const uint16_t* p) {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));

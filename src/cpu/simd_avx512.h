@@ -22,6 +22,9 @@ struct Avx512 {
   SIMD_FN Vec set1(float x) { return _mm512_set1_ps(x); }
   SIMD_FN Vec load(const float* p) { return _mm512_loadu_ps(p); }
   SIMD_FN void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+  // Past the caches; p lies at a multiple of a vector. fence() comes before others read it.
+  SIMD_FN void stream(float* p, Vec v) { _mm512_stream_ps(p, v); }
+  SIMD_FN void fence() { _mm_sfence(); }
   SIMD_FN Vec load_bf16(const uint16_t* p) {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));

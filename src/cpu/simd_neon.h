@@ -20,6 +20,8 @@ struct Neon {
   SIMD_FN Vec set1(float x) { return vdupq_n_f32(x); }
   SIMD_FN Vec load(const float* p) { return vld1q_f32(p); }
   SIMD_FN void store(float* p, Vec v) { vst1q_f32(p, v); }
+  SIMD_FN void stream(float* p, Vec v) { store(p, v); }
+  SIMD_FN void fence() {}
   SIMD_FN Vec load_bf16(const uint16_t* p) {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
   }

@@ -29,6 +29,8 @@ struct Plain {
     return v;
   }
   SIMD_FN void store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
+  SIMD_FN void stream(float* p, Vec v) { store(p, v); }
+  SIMD_FN void fence() {}
   SIMD_FN Vec load_bf16(const uint16_t* p) {
     return Vec{bf16_to_float(p[0]), bf16_to_float(p[1]), bf16_to_float(p[2]), bf16_to_float(p[3])};
   }

@@ -43,6 +43,9 @@ struct AttendTile {
 // Some columns of the state of a head of delta_rule or mamba2, through tokens of one sequence.
 // Strides are in floats. mamba2's C, B and x are q, k and v.
 inline constexpr int kDeltaColumns = 32;  // that stay in L1 from token to token
+// Floats of a layer's state from which on it is written past the caches: other layers come before
+// it is read again, and its lines are not read to be written.
+inline constexpr int64_t kStatePastCaches = 1 << 18;
 struct DeltaBlock {
   int64_t tokens, key_dim, columns;
   const float* qkv;  // [tokens] rows of which q, k and v lie at their places
@@ -52,9 +55,10 @@ struct DeltaBlock {
   const float* from;  // [DK] rows of the state; none: zeros
   float* to;
   int64_t ld_state;
-  float* block;   // [columns in tiles, DK, kDeltaColumns] to work in
-  float* values;  // [kDeltaColumns]
-  float* out;     // [tokens] rows
+  bool past_caches;  // is `to` written
+  float* block;      // [columns in tiles, DK, kDeltaColumns] to work in
+  float* values;     // [kDeltaColumns]
+  float* out;        // [tokens] rows
   int64_t ld_out;
 };
 struct DeltaKernels {

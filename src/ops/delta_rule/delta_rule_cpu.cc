@@ -114,6 +114,7 @@ struct DeltaRun {
          .from = from == RecurrentLayer::kNoState ? nullptr : states + from * state_size() + head,
          .to = state.state.as<float>() + state.to[span.slot] * state_size() + head,
          .ld_state = d.value_dim,
+         .past_caches = state_size() >= kStatePastCaches,
          .block = block + kDeltaColumns,
          .values = block,
          .out = att + span.q_start * width + at,

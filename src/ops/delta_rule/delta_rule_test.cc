@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "cpu/isa.h"
+#include "ops/cpu_matmul/float_kernels.h"
 #include "ops/delta_rule/delta_rule_test_problem.h"
 
 namespace nibble::ops {
@@ -113,6 +115,45 @@ TEST(DeltaRule, TheSameBitsAloneAndInABatch) {
              batch.weights, step);
     ASSERT_EQ(batch.att, together) << row->name;
     ASSERT_TRUE(std::equal(left.begin(), left.end(), batch.left(1))) << row->name;
+  }
+}
+
+// A state of which one copy may be written past the caches, the other not, as it is not aligned.
+TEST(DeltaRule, TheSameBitsPastTheCaches) {
+  constexpr int64_t kDim = 64, kGuard = 16;
+  Random random(6);
+  const std::vector<float> from = random.normals(kDim * kDim), qkv = random.normals(3 * kDim);
+  const float gates[] = {0.5f, 0.25f};
+  for (const cpu::Isa isa :
+       {cpu::Isa::kAvx512, cpu::Isa::kAvx2, cpu::Isa::kNeon, cpu::Isa::kScalar}) {
+    if (!cpu::supports(cpu::detect_isa(), isa)) continue;
+    std::vector<float> block((2 * kDim + 1) * kDeltaColumns), out[2];
+    alignas(64) float states[2][kGuard + kDim * kDim + kGuard];
+    for (const int shift : {0, 1}) {
+      float* to = states[shift] + kGuard - shift;
+      std::fill(std::begin(states[shift]), std::end(states[shift]), -1.f);
+      out[shift].resize(kDim);
+      float_kernels(isa).delta.run({.tokens = 1,
+                                    .key_dim = kDim,
+                                    .columns = kDim,
+                                    .qkv = qkv.data(),
+                                    .k = kDim,
+                                    .v = 2 * kDim,
+                                    .gates = gates,
+                                    .from = from.data(),
+                                    .to = to,
+                                    .ld_state = kDim,
+                                    .past_caches = true,
+                                    .block = block.data() + kDeltaColumns,
+                                    .values = block.data(),
+                                    .out = out[shift].data()});
+      EXPECT_EQ(to[-1], -1);
+      EXPECT_EQ(to[kDim * kDim], -1);
+    }
+    EXPECT_EQ(out[0], out[1]);
+    EXPECT_TRUE(
+        std::equal(states[0] + kGuard, states[0] + kGuard + kDim * kDim, states[1] + kGuard - 1));
+    EXPECT_FALSE(std::equal(from.begin(), from.end(), states[0] + kGuard));
   }
 }
 

@@ -99,6 +99,7 @@ struct MambaRun {
          .from = from == RecurrentLayer::kNoState ? nullptr : states + from * d.state_size() + head,
          .to = state.state.as<float>() + state.to[span.slot] * d.state_size() + head,
          .ld_state = d.head_dim,
+         .past_caches = d.state_size() >= kStatePastCaches,
          .block = block + kDeltaColumns,
          .values = block,
          .out = att + span.q_start * d.inner() + at,
