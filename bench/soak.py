@@ -545,6 +545,7 @@ def main():
     files = [soak.args.json] if soak.args.json else []
     if soak.args.results:
         gpu = result["device"].split()[1].lower() if soak.args.device != "cpu" else "cpu"  # "NVIDIA H200"
+        os.makedirs(soak.args.results, exist_ok=True)
         files.append(os.path.join(soak.args.results, f"{result['date']}-{gpu}-soak.json"))
     for file in files:
         with open(file, "w") as f:
