@@ -89,7 +89,7 @@ void check_keys(const ServeFlags& flags) {
   }
 }
 
-std::string why_no_day(const std::string& date) {
+void check_date(const std::string& date) {
   int year = 0, month = 0, day = 0, end = 0;
   const bool read = date.size() == 10 &&
                     std::sscanf(date.c_str(), "%4d-%2d-%2d%n", &year, &month, &day, &end) == 3 &&
@@ -97,7 +97,8 @@ std::string why_no_day(const std::string& date) {
   const std::chrono::year_month_day parsed{std::chrono::year(year),
                                            std::chrono::month(static_cast<unsigned>(month)),
                                            std::chrono::day(static_cast<unsigned>(day))};
-  return read && parsed.ok() ? "" : "\"" + date + "\" is no day; say YYYY-MM-DD";
+  if (read && parsed.ok()) return;
+  throw Error(ErrorKind::kUsage, "--chat-date " + date + " is no day; say YYYY-MM-DD");
 }
 
 int64_t request_bytes(const ServeFlags& flags) {
@@ -112,6 +113,7 @@ int64_t request_bytes(const ServeFlags& flags) {
 void check_flags(const ServeFlags& flags) {
   check_keys(flags);
   request_bytes(flags);
+  if (!flags.chat_date.empty()) check_date(flags.chat_date);
   if (!(flags.shutdown_timeout_s >= 0 && flags.shutdown_timeout_s <= kLongestShutdown)) {
     throw Error(ErrorKind::kUsage, "--shutdown-timeout is seconds, 0 to 86400");
   }
@@ -319,8 +321,7 @@ void add_serve(CLI::App& app) {
   add("--ssl-certfile", flags->ssl_certfile, "PEM, with its chain: speak TLS; with --ssl-keyfile");
   add("--ssl-keyfile", flags->ssl_keyfile, "PEM");
   add("--shutdown-timeout", flags->shutdown_timeout_s, "seconds for requests under way");
-  add("--chat-date", flags->chat_date, "YYYY-MM-DD in every system message; without it: today")
-      ->check(why_no_day);
+  add("--chat-date", flags->chat_date, "YYYY-MM-DD in every system message; empty: today");
   add_chat_format_flags(*command, flags->chat_format);
   add_engine_flags(*command, flags->engine);
   add_rank_flags(*command, flags->engine.ranks);
