@@ -157,14 +157,18 @@ TEST(ChatTemplate, IntegersOf64Bits) {
   EXPECT_EQ(value("9007199254740993 + 2"), "9007199254740995");
   EXPECT_EQ(value("3 * -9007199254740993"), "-27021597764222979");
   EXPECT_EQ(value("9007199254740993 % 10"), "3");
+  EXPECT_EQ(value("-7 % 3"), "2");
+  EXPECT_EQ(value("7 % -3"), "-2");
+  EXPECT_EQ(value("-6 % 3"), "0");
   EXPECT_EQ(value("-9223372036854775807 - 1"), "-9223372036854775808");
   EXPECT_EQ(value("(1 / 0) | int"), "0");
   EXPECT_EQ(value("2.5 | int"), "2");
   EXPECT_EQ(value("'a'[0:9223372036854775807]"), "a");
-  for (const std::string beyond : {"9223372036854775807 + 1", "4611686018427387904 * -4",
-                                   "-9223372036854775807 - 2", "1 % 0"}) {
+  for (const std::string beyond :
+       {"9223372036854775807 + 1", "4611686018427387904 * -4", "-9223372036854775807 - 2"}) {
     EXPECT_THAT(failure_of("{{ " + beyond + " }}"), HasSubstr("no integer of 64 bits")) << beyond;
   }
+  EXPECT_THAT(failure_of("{{ 1 % 0 }}"), HasSubstr("Modulo by zero"));
 }
 
 TEST(ChatTemplate, SortsWhatHasNoOrder) {

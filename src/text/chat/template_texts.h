@@ -28,15 +28,17 @@ inline std::string number_text(double value) {
 // Its whole part is an int64_t.
 inline bool fits_integer(double value) { return value >= -0x1p63 && value < 0x1p63; }
 
-// a + b, a - b, a * b, or what is left of a / b with the sign of a. Throws where 64 bits do not
-// hold it.
+// a + b, a - b, a * b or a % b, which has the sign of b as Python's has. Throws where 64 bits do
+// not hold it, or b is 0.
 inline int64_t integer_result(char operation, int64_t a, int64_t b) {
   int64_t result = 0;
-  bool fits = b != 0;
+  bool fits = true;
   if (operation == '+') fits = !__builtin_add_overflow(a, b, &result);
   if (operation == '-') fits = !__builtin_sub_overflow(a, b, &result);
   if (operation == '*') fits = !__builtin_mul_overflow(a, b, &result);
-  if (operation == '%' && fits && b != -1) result = a % b;
+  if (operation == '%' && b == 0) throw std::runtime_error("Modulo by zero");
+  if (operation == '%' && b != -1) result = a % b;
+  if (operation == '%' && result != 0 && (result < 0) != (b < 0)) result += b;
   if (!fits) throw std::runtime_error("The result is no integer of 64 bits");
   return result;
 }
