@@ -26,6 +26,8 @@ std::string as_converted(std::string_view pattern) {
     const size_t caret = one == "[" && !in_class ? escaped_caret(pattern) : 0;
     if (caret > 0) {
       pattern.remove_prefix(caret);
+      while (const size_t more = pattern.starts_with('^') ? 1 : escaped_caret(pattern))
+        pattern.remove_prefix(more);
       const bool is_range = pattern.size() > 1 && pattern[0] == '-' && pattern[1] != ']';
       in_class = in_group = !pattern.starts_with(']');
       if (!in_class) pattern.remove_prefix(1);
