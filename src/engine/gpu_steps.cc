@@ -130,8 +130,10 @@ Tensor GpuSteps::run(const Step& step, const ops::Draw* draws) {
       .ids = static_cast<int32_t*>(ids_.data()),
       .first_id = are_apart ? static_cast<int32_t>(model_.info().logits.begin) : 0};
   const auto* const never = static_cast<const uint32_t*>(never_.data());
-  if (cx_.left_out != "sample") ops::sample_greedy(cx_, out, logits, never);
-  if (are_apart) ops::join_greedy(cx_, out, logits.dim(0));
+  if (cx_.left_out != "sample") {
+    ops::sample_greedy(cx_, out, logits, never);
+    if (are_apart) ops::join_greedy(cx_, out, logits.dim(0));
+  }
   if (draws != nullptr) ops::sample_drawn(cx_, out, logits, never, draws);
   if (cx_.on_op) cx_.on_op("end");
   return logits;

@@ -1,6 +1,6 @@
 // all_reduce: t = sum over the ranks of their t, in float32 and in order of ranks: every rank gets
-// the same bits. Stands behind products whose columns are cut, in models that are split over
-// several ranks.
+// the same bits. (Parts that one_shot_blocks sends are rounded to bf16 first, but under --exact.)
+// Stands behind products whose columns are cut, in models that are split over several ranks.
 #pragma once
 
 #include "ops/ctx.h"

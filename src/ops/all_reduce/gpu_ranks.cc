@@ -73,6 +73,7 @@ std::vector<Buffer> GpuRanks::share(const Buffer& mine, std::string& why) {
     why = e.what();
   }
   why = agree(why);
+  if (!why.empty()) all.clear();
   return all;
 }
 

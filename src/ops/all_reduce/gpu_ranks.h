@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "cuda/nccl.h"
 #include "cuda/peer_memory.h"
 #include "dist/comm.h"
@@ -54,7 +55,10 @@ class GpuRanks final : public dist::Comm {
   // like it, in order of ranks, where kernels and copies of all ranks reach them. None where `why`,
   // of this rank or another, is or becomes other than empty: it says what is in the way.
   std::vector<Buffer> share(const Buffer& mine, std::string& why);
-  cuda::Nccl& nccl() const { return *nccl_; }
+  cuda::Nccl& nccl() const {
+    CHECK(nccl_ != nullptr);
+    return *nccl_;
+  }
 
   // From any thread: sums that wait for another rank end, with NaN, and so do all that come.
   void abort();

@@ -219,7 +219,8 @@ void join_greedy(Ctx& cx, const GreedyOut& out, int64_t rows) {
   if (rows == 0) return;
   cuda::launch(cx.stream, join_kernel,
                {.grid = dim3(static_cast<unsigned>((rows + kThreads - 1) / kThreads)),
-                .block = dim3(kThreads)},
+                .block = dim3(kThreads),
+                .release = nibble::cuda::Release::kAfterWait},
                peers, out, SampleScratch(Scratch(cx.scratch), rows).parts, static_cast<int>(rows));
 }
 
