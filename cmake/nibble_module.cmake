@@ -146,7 +146,8 @@ function(nibble_program target sources)
     # Tests of texts compute little, and compile in two thirds of the time of -O3. (What GCC says of
     # uninitialised values needs more than -O1 to be true.)
     if(ARG_LINK MATCHES nlohmann_json AND NOT NIBBLE_CUDA)
-      target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1;-Wno-maybe-uninitialized>)
+      target_compile_options(${target} PRIVATE 
+        $<$<CONFIG:Release>:-O1> $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-Wno-maybe-uninitialized>)
     endif()
     add_test(NAME ${ARG_TEST} COMMAND ${target} ${ARG_ARGS})
     set_tests_properties(${ARG_TEST} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${NIBBLE_TEST_TIMEOUT})
