@@ -403,8 +403,8 @@ class PageTest(unittest.IsolatedAsyncioTestCase):
         await tab.reload()
         await tab.wait("document.getElementById('chat').innerText.includes('more more')")
 
-    async def test_an_answer_seen_from_another_tab(self):
-        tab = self.tab
+    async def begin_slow_answer(self):
+        """A model whose answer to "slow" has begun in the tab, and what lets it go on."""
         go_on = asyncio.Event()
 
         async def waits(_request, send, _response):
@@ -413,8 +413,13 @@ class PageTest(unittest.IsolatedAsyncioTestCase):
             await send(content="and ended")
 
         model = await self.scripted({"slow": waits})
-        await tab.ask("slow", wait=False)
-        await tab.wait("document.getElementById('chat').innerText.includes('begun')")
+        await self.tab.ask("slow", wait=False)
+        await self.tab.wait("document.getElementById('chat').innerText.includes('begun')")
+        return model, go_on
+
+    async def test_an_answer_seen_from_another_tab(self):
+        tab = self.tab
+        model, go_on = await self.begin_slow_answer()
         other = await self.enterAsyncContext(self.browser.tab())
         await other.open(f"http://127.0.0.1:{model.port}/{await tab.run('location.hash')}")
         await other.wait("document.getElementById('chat').innerText.includes('slow')")
@@ -428,16 +433,7 @@ class PageTest(unittest.IsolatedAsyncioTestCase):
 
     async def test_answers_go_on_while_another_conversation_is_read(self):
         tab = self.tab
-        go_on = asyncio.Event()
-
-        async def waits(_request, send, _response):
-            await send(content="begun ")
-            await go_on.wait()
-            await send(content="and ended")
-
-        await self.scripted({"slow": waits})
-        await tab.ask("slow", wait=False)
-        await tab.wait("document.getElementById('chat').innerText.includes('begun')")
+        _, go_on = await self.begin_slow_answer()
         await tab.click("#new")
         await tab.ask("other")
         go_on.set()
