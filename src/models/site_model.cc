@@ -252,7 +252,7 @@ void SiteModel::routing(RoutingBuffers& r, int64_t experts, int64_t top_k) {
   act(r.token, "token", DType::kI32, Count::kTokens, top_k, 1);
   act(r.counts, "counts", DType::kI32, Count::kOne, 1, experts);
   act(r.offsets, "offsets", DType::kI32, Count::kOne, 1, experts + 1);
-  act(r.logits, "router_logits", DType::kF32, Count::kOne, 1, experts);
+  act(r.logits, "router_logits", DType::kF32, Count::kOne, kMostLeft, experts);
 }
 
 Routing RoutingBuffers::of(int32_t tokens) const {

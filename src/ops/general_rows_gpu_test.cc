@@ -272,7 +272,7 @@ struct Experts {
         experts(random.below(4) == 0 ? (tested.is_general() ? 1024 : 512) - random.below(200)
                                      : 1 + random.below(40)),
         top_k(1 + random.below(std::min<int64_t>(experts, tested.is_general() ? 32 : 16))),
-        tokens(random_tokens(random, tested)) {
+        tokens(tested.is_unit_one() ? 1 + random.below(kMostLeft) : random_tokens(random, tested)) {
     if (experts > 100) hidden = width = 64;  // weights of megabytes, not more
   }
   int64_t hidden, width, experts, top_k, tokens;

@@ -27,10 +27,8 @@ struct Tested {
   bool is_general() const { return row == "cuda_any"; }
   // Of a product of n terms, over their magnitudes.
   double product_error(int64_t n) const { return sum_error(n) + weight_error(format, row); }
-  bool is_of_one_token() const { return row.ends_with("_one"); }
-  bool may_be_by_digits() const {
-    return is_of_one_token() || (row == "cuda_nvfp4_decode" && !exact);
-  }
+  bool is_unit_one() const { return row.ends_with("_one"); }
+  bool may_be_by_digits() const { return is_unit_one() || (row == "cuda_nvfp4_decode" && !exact); }
 };
 
 // A weight's row times x, n values, and the magnitudes that tested.product_error() allows for. By
@@ -61,7 +59,7 @@ inline int64_t random_rows(Random& random, const Tested& tested, int64_t most) {
 }
 // Few and many tokens: of both forms of the product, tiles that end early, one.
 inline int64_t random_tokens(Random& random, const Tested& tested) {
-  if (tested.is_of_one_token()) return 1;
+  if (tested.is_unit_one()) return 1;
   constexpr int64_t kMost[] = {1, 8, 24, 70, 200};
   return 1 + random.below(kMost[random.below(5)]);
 }

@@ -100,8 +100,9 @@ struct Kernel {
   const char* (*refuse)(const Desc&, const KernelOptions&);
   Fn* run;
   Layout layout = Layout::kRows;  // in which it reads its matrix
-  // Of ops that read a Routing: takes one token's logits where norm_route leaves the choice to it.
-  bool chooses = false;
+  // Of ops that read a Routing: in steps of so many tokens at most it takes their logits, where
+  // norm_route leaves the choice to it.
+  int32_t chooses = 0;
 };
 
 // The last row of a table before the twin: it takes every shape and format, and is slower than the

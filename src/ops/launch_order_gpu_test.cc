@@ -241,7 +241,7 @@ class Chained {
                 .offsets = add_indices("offsets", kExperts + 2),
                 .slot = add_indices("slot", t * (kTopK + 1)),
                 .token = add_indices("token", t * (kTopK + 1)),
-                .room = add("room", DType::kF32, {1, kExperts + 1}).as<float>()};
+                .room = add("room", DType::kF32, {kMostLeft, kExperts + 1}).as<float>()};
     compared_bytes_ = memory_.used_bytes();
     for (Tensor* side : {&kv_.k, &kv_.v})
       *side = memory_.take(DType::kBF16, {t * kMaxPages, kKvHeads, kPage, kDim});

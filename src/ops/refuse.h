@@ -9,6 +9,7 @@
 #include "ops/gpu_matmul/unit_f16.h"
 #include "ops/gpu_matmul/unit_one.h"
 #include "ops/kernel_table.h"
+#include "ops/routing.h"
 #include "ops/weight.h"
 
 namespace nibble::ops {
@@ -305,15 +306,31 @@ inline const char* refuse_nvfp4_one(Format format, int64_t tokens, const gpu::Un
                                     const KernelOptions& options) {
   if (const char* reason = refuse_unit_few<Format::kNvfp4>(format, shape.rows, shape.cols, options))
     return reason;
-  if (tokens > 1) return "more than one token";
+  if (tokens > shape.tokens) return "more than one token";
   if (options.exact) return "--exact: its sums are not those of the row for few tokens";
   return gpu::plan_unit_one(shape, options.gpu) ? nullptr : "more columns than its warps share";
 }
-// Of experts.
+// Of experts: also few tokens, each for itself. An expert of two tokens is then read twice, and
+// each token has its own blocks, which share its row tiles.
 template <typename Desc>
-const char* refuse_nvfp4_one_of(const Desc& d, const gpu::UnitOneShape& shape,
+bool goes_token_by_token(const Desc& d, const KernelOptions& options) {
+  if (d.tokens <= 1 || d.tokens > kMostLeft) return d.tokens <= 1;
+  if (options.any_size) return true;
+  if (options.gpu.sm != 90 || 5 * (d.tokens - 1) * d.top_k > d.experts) return false;
+  const int64_t tiles = d.hidden / 16, blocks = std::min(options.gpu.num_sms / d.tokens, tiles);
+  const int64_t most = (tiles + blocks - 1) / blocks;  // of a block
+  return 10 * most * blocks <= 11 * tiles;
+}
+template <typename Desc>
+const char* refuse_nvfp4_one_of(const Desc& d, gpu::UnitOneShape shape,
                                 const KernelOptions& options) {
   if (const char* reason = refuse_choices(d.top_k)) return reason;
+  if (const char* reason =
+          refuse_unit_few<Format::kNvfp4>(d.format, shape.rows, shape.cols, options))
+    return reason;
+  if (!goes_token_by_token(d, options))
+    return "its tokens would read too many experts twice, or blocks have uneven shares";
+  shape.top_k = static_cast<int>(d.top_k), shape.tokens = static_cast<int>(d.tokens);
   return refuse_nvfp4_one(d.format, d.tokens, shape, options);
 }
 // From how many tokens on the wgmma products win over those of few tokens: by shares of K, up to

@@ -16,6 +16,9 @@ struct SigmoidRoute {
   bool operator==(const SigmoidRoute&) const = default;
 };
 
+// The most tokens of a step whose choice is left to those who read it.
+inline constexpr int32_t kMostLeft = 8;
+
 // A slot is one (token, choice) pair; slots are numbered expert by expert, by token within one.
 struct Routing {
   int32_t num_tokens = 0;      // T
@@ -27,10 +30,11 @@ struct Routing {
   int32_t* offsets = nullptr;  // [E + 1] first slot of each expert
   int32_t* slot = nullptr;     // [T, K] slot of a choice
   int32_t* token = nullptr;    // [T * K] token of a slot
-  // [E] on GPUs, where norm_route has left the choice for one token to moe_up, which makes it in
-  // every block and fills the arrays above; else null.
+  // [T, E] on GPUs, where norm_route has left the choice for few tokens to those who read it: every
+  // block makes it for its token, and moe_up fills the arrays above, counts and offsets of one
+  // token alone. Slots are then numbered token by token, by expert within one. Else null.
   const float* logits = nullptr;
-  float* room = nullptr;  // [E] for those; none: the choice is not left
+  float* room = nullptr;  // [kMostLeft, E] for those; none: the choice is not left
   bool over_all = false;  // p is a softmax over all E, or of sigmoids not divided by their sum
   SigmoidRoute sigmoid = {};
   const float* bias = nullptr;  // [E], of `sigmoid`

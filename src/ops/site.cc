@@ -74,10 +74,17 @@ void find_choosers(Sites& sites) {
   for (Site& site : sites) {
     if (site.key.op != Op::kNormRoute) continue;
     const std::vector<Site*> readers = readers_of(sites, site, "routing");
-    site.readers_choose = !readers.empty() && std::ranges::all_of(readers, [](const Site* reader) {
-      if (reader->key.op == Op::kMoeUp) return reader->plan.row<MoeUpKernel>(1).chooses;
-      return reader->key.op == Op::kMoeDown && reader->plan.row<MoeDownKernel>(1).chooses;
-    });
+    site.readers_choose = 0;
+    for (const int32_t tokens : {1, 2, 4, 8}) {  // of the plans' first buckets
+      const auto chooses = [tokens](const Site* reader) {
+        if (reader->key.op == Op::kMoeUp)
+          return reader->plan.row<MoeUpKernel>(tokens).chooses >= tokens;
+        return reader->key.op == Op::kMoeDown &&
+               reader->plan.row<MoeDownKernel>(tokens).chooses >= tokens;
+      };
+      if (readers.empty() || !std::ranges::all_of(readers, chooses)) break;
+      site.readers_choose = tokens;
+    }
   }
 }
 

@@ -64,8 +64,8 @@ struct Site {
   // On GPUs, once loaded: [experts, N] the least exponent of each row of `weight`, where a kernel
   // asks for it and all rows take it; see gpu_matmul/row_exponents.h.
   const uint8_t* row_exponents = nullptr;
-  // All that read the routing of this norm_route choose the experts of one token themselves.
-  bool readers_choose = false;
+  // Of norm_route: in steps of up to so many tokens all that read its routing choose the experts.
+  int32_t readers_choose = 0;
 };
 using Sites = std::deque<Site>;  // whose addresses stay
 

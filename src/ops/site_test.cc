@@ -63,13 +63,27 @@ TEST(Site, AKindMayOccurTwiceInALayer) {
 TEST(Site, TheChoiceIsLeftToReadersThatAllMakeIt) {
   Sites sites = layer(32);
   plan_sites(sites, on_h200());
-  EXPECT_TRUE(sites[0].readers_choose);
-  EXPECT_FALSE(sites[5].readers_choose);  // nobody reads it
+  EXPECT_EQ(sites[0].readers_choose, 1);
+  EXPECT_EQ(sites[5].readers_choose, 0);  // nobody reads it
   KernelOptions forced = on_h200();
   forced.force("moe_down=sm90_w4a16_gemm");
   forced.any_size = true;
   plan_sites(sites, forced);
-  EXPECT_FALSE(sites[0].readers_choose);
+  EXPECT_EQ(sites[0].readers_choose, 0);
+}
+
+// Of few tokens, where NVFP4's experts are met token by token.
+TEST(Site, TheChoiceOfFewTokensIsLeft) {
+  Sites sites = layer(32);
+  std::get<MoeUpDesc>(sites[1].problem).format = Format::kNvfp4;
+  for (Site& site : sites)
+    if (auto* const down = std::get_if<MoeDownDesc>(&site.problem)) down->format = Format::kNvfp4;
+  plan_sites(sites, on_h200());
+  EXPECT_EQ(sites[0].readers_choose, 4);
+  KernelOptions gb10;
+  gb10.gpu = cuda::gb10();
+  plan_sites(sites, gb10);
+  EXPECT_EQ(sites[0].readers_choose, 1);
 }
 
 // What a loaded weight holds refuses rows, and others of the same layout run in their place.

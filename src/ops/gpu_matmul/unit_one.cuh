@@ -1,11 +1,13 @@
 // One token with NVFP4 weights in kTiles16x64 by int8 digits (cuda/mma_digits_nvfp4.cuh): a dense
-// layer, or the experts chosen for it, each by itself (kChosen) or their sum (kSum).
+// layer, or the experts chosen for it, each by itself (kChosen) or their sum (kSum). Of few tokens
+// the experts of each for itself, in blocks (x, t): no token waits until all have chosen and all
+// choices are sorted, and few tokens have few experts in common.
 //
 //   weights  in   [E][N / 16][K / 64] units of 576 bytes and [E][N] f32
 //   Op       kDense: norm (NormInput) or load(0, k): 8 bf16 activations; store(0, row, first,
-//            second), sums of two neighbouring rows. Experts: top_k, is_chosen_before; choose(), by
-//            a warp, or of ChosenByBlock routing, chosen(), and weighed() of what the block chooses
-//            itself; fill(choices, chosen); publish(chosen), by the last block; load_one(slot, k);
+//            second), sums of two neighbouring rows. Experts: a TokenChoice, with choose(), by a
+//            warp, or of ChosenByBlock weighed(), of what the block chooses itself;
+//            publish(chosen), by the token's last block; load_one(slot, k);
 //            store(slot, row, first, second) or, kSum, store(row, sum)
 //
 // A warp keeps to its part of K, whose digits it makes itself and keeps in registers: of each row
@@ -301,8 +303,10 @@ __device__ __forceinline__ void finish_row_tiles(const UnitOne& m, const OnePlac
       all = fmaf(all, scales[i * 16], bias(i));
       const float next = __shfl_down_sync(0xffffffff, all, 1);
       int tile = at.first + i, choice = 0;
-      if constexpr (kWork == OneWork::kChosen)
+      if constexpr (kWork == OneWork::kChosen) {
         choice = at.choice_of(m, tile), tile -= choice * m.row_tiles;
+        choice = choices.slot[choice];
+      }
       if (half == 0 && r % 2 == 0) op.store(choice, tile * 16 + r, all, next);
     }
   }
@@ -341,9 +345,8 @@ __global__ void __launch_bounds__(kGemvThreads, kUnitOneBlocks)
       choice.clear();
       __syncthreads();
       if (!kSum || !op.is_chosen_before) cuda::griddep_wait();
-      const bool is_left = op.routing.logits != nullptr;
-      if (is_left) chosen = choose_left(choice, op.routing);
-      if (warp == kChooser) chosen = is_left ? op.weighed(chosen) : op.chosen();
+      if (op.is_left()) chosen = choose_left(choice, op.here());
+      if (warp == kChooser) chosen = op.is_left() ? op.weighed(chosen) : op.chosen();
     } else {
       if (!kSum || !op.is_chosen_before) cuda::griddep_wait();
       if (warp == kChooser) chosen = op.choose();
@@ -380,19 +383,21 @@ __global__ void __launch_bounds__(kGemvThreads, kUnitOneBlocks)
   finish_row_tiles(m, place, choices, op, shared);
 }
 
-// `alone`: no two blocks share an SM, where the kernel before leaves it empty.
+// `alone`: no two blocks share an SM, where the kernel before leaves it empty. `tokens`: of
+// experts.
 template <OneWork kWork, class Op>
-void launch_unit_one(Ctx& cx, const Weight& w, const Op& op, bool alone) {
+void launch_unit_one(Ctx& cx, const Weight& w, const Op& op, bool alone, int tokens = 1) {
   CHECK(w.layout == Layout::kTiles16x64 && w.format == Format::kNvfp4);
   int top_k = 1;
   if constexpr (kWork != OneWork::kDense) top_k = op.top_k;
-  const auto plan = plan_unit_one({kWork, w.rows, w.cols, top_k, HasNorm<Op>}, cx.kernels.gpu);
+  const auto plan =
+      plan_unit_one({kWork, w.rows, w.cols, top_k, HasNorm<Op>, tokens}, cx.kernels.gpu);
   CHECK(plan);
   UnitOne m = *plan;
   m.units = w.codes, m.row_scales = w.row_scales, m.bias = w.bias;
   m.expert_bytes = w.rows * w.row_code_bytes();
   const cuda::LaunchShape shape{
-      .grid = dim3(m.grid),
+      .grid = dim3(m.grid, tokens),
       .block = dim3(kGemvThreads),
       .smem_bytes = alone ? std::max<size_t>(m.end, kOneBlockBytes) : m.end,
       .release =

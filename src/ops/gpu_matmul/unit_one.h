@@ -1,4 +1,4 @@
-// How unit_one.cuh shares out one token's product with NVFP4 weights: pure functions of shape and
+// How unit_one.cuh shares out a token's product with NVFP4 weights: pure functions of shape and
 // GPU, for the tables and the launch.
 #pragma once
 
@@ -16,8 +16,9 @@ enum class OneWork { kDense, kChosen, kSum };
 struct UnitOneShape {
   OneWork work;
   int64_t rows, cols;     // of an expert
-  int top_k;              // 1 of a dense layer
+  int top_k = 1;          // 1 of a dense layer
   bool has_norm = false;  // in front, in the same kernel
+  int tokens = 1;         // of the step: each has its share of the GPU's blocks
 };
 
 struct UnitOne {
@@ -26,7 +27,8 @@ struct UnitOne {
   const uint16_t* bias = nullptr;  // or none
   int64_t expert_bytes = 0;
   int row_tiles = 0, num_units = 0;  // of an expert
-  int grid = 0, each = 0, more = 0;  // row tiles of a block, and blocks that have one more
+  int grid = 0;                      // blocks of a token
+  int each = 0, more = 0;            // row tiles of a block, and blocks that have one more
   int choices = 0;                   // summed up; else 1
   // Warps that share K of a row tile, what each has, and the chunks of that; teams of such warps.
   int parts = 0, part_units = 0, chunk_units = 0, vectors = 0, teams = 0;
@@ -67,7 +69,7 @@ inline std::optional<UnitOne> plan_unit_one(const UnitOneShape& s, const cuda::C
   const int warps = is_small ? 8 : 16, choices = s.work == OneWork::kSum ? s.top_k : 1;
   UnitOne m{.row_tiles = static_cast<int>(s.rows / 16), .num_units = static_cast<int>(s.cols / 64)};
   const int shared_out = m.row_tiles * (s.work == OneWork::kChosen ? s.top_k : 1);
-  m.grid = std::min(shared_out, gpu.num_sms);
+  m.grid = std::min(shared_out, std::max(1, gpu.num_sms / s.tokens));
   m.each = shared_out / m.grid, m.more = shared_out % m.grid;
   m.choices = choices;
   if (m.row_tiles == 1 && s.work == OneWork::kChosen) return {};  // inverse_tiles has 32 bits

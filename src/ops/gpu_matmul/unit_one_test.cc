@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <iterator>
+#include <vector>
+
+#include "ops/routing.h"
+
 namespace nibble::ops::gpu {
 namespace {
 
@@ -21,16 +26,26 @@ const UnitOneShape kShapes[] = {
     {OneWork::kSum, 16, 64 * 11, 1},      {OneWork::kSum, 2880, 2880, 7},
     {OneWork::kChosen, 5760, 64 * 45, 5}, {OneWork::kDense, 4096, 64 * 80, 1}};
 
+std::vector<UnitOneShape> all_shapes() {
+  std::vector<UnitOneShape> all(std::begin(kShapes), std::end(kShapes));
+  for (const UnitOneShape& s : kShapes)
+    for (int tokens = 2; tokens <= kMostLeft && s.work != OneWork::kDense; ++tokens) {
+      all.push_back(s);
+      all.back().tokens = tokens;
+    }
+  return all;
+}
+
 // Every unit of every row tile is one warp's, the products by inverses are the divisions, and what
 // a block needs fits.
 TEST(UnitOne, SharesOutAllUnits) {
-  for (const UnitOneShape& s : kShapes)
+  for (const UnitOneShape& s : all_shapes())
     for (const cuda::Caps& gpu : {cuda::h200(), cuda::gb10()}) {
-      SCOPED_TRACE(testing::Message()
-                   << s.rows << " x " << s.cols << ", top_k " << s.top_k << ", sm " << gpu.sm);
+      SCOPED_TRACE(testing::Message() << s.rows << " x " << s.cols << ", top_k " << s.top_k
+                                      << ", tokens " << s.tokens << ", sm " << gpu.sm);
       const auto m = plan_unit_one(s, gpu);
       if (!m) {
-        EXPECT_TRUE(gpu.sm != 90) << "fits a Hopper";
+        EXPECT_TRUE(gpu.sm != 90 || s.tokens > 4) << "fits a Hopper";
         continue;
       }
       const int warps = gpu.sm == 90 ? 16 : 8;
@@ -43,6 +58,7 @@ TEST(UnitOne, SharesOutAllUnits) {
       EXPECT_LE(m->teams * m->parts, warps);
       const int tiles = static_cast<int>(s.rows / 16) * (s.work == OneWork::kChosen ? s.top_k : 1);
       EXPECT_EQ(m->grid * m->each + m->more, tiles);
+      EXPECT_LE(m->grid * s.tokens, gpu.num_sms);
       EXPECT_LT(m->more, m->grid);
       EXPECT_EQ(m->slices, m->parts * m->vectors * (s.work == OneWork::kSum ? s.top_k : 1));
       for (int warp = 0; warp < warps; ++warp)
@@ -53,6 +69,17 @@ TEST(UnitOne, SharesOutAllUnits) {
       }
       EXPECT_LE(m->end, gpu.smem_per_block_bytes);
       EXPECT_LE(m->part_units, s.has_norm ? 4 : kOneMostUnits);
+    }
+}
+
+// A kernel is chosen for the most tokens of a bucket of steps, and launched for fewer.
+TEST(UnitOne, FewerTokensFitWhereMoreDo) {
+  for (const UnitOneShape& s : all_shapes())
+    for (const cuda::Caps& gpu : {cuda::h200(), cuda::gb10()}) {
+      if (s.tokens == 1 || !plan_unit_one(s, gpu)) continue;
+      UnitOneShape fewer = s;
+      --fewer.tokens;
+      EXPECT_TRUE(plan_unit_one(fewer, gpu)) << s.rows << " x " << s.cols << ", " << s.tokens;
     }
 }
 

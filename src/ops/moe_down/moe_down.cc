@@ -81,8 +81,7 @@ const char* refuse_by_mma(const MoeDownDesc& d, const KernelOptions& o) {
 }
 
 const char* refuse_one(const MoeDownDesc& d, const KernelOptions& o) {
-  return refuse_nvfp4_one_of(d, {gpu::OneWork::kSum, d.hidden, d.width, static_cast<int>(d.top_k)},
-                             o);
+  return refuse_nvfp4_one_of(d, {gpu::OneWork::kSum, d.hidden, d.width}, o);
 }
 
 template <ActFormat kInputs>
@@ -116,6 +115,8 @@ constexpr auto kKernels =
                                 NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
                                {"sm90_w4a16_narrow", refuse_by_narrow,
                                 NIBBLE_SM90_KERNEL(gpu::moe_down_narrow), Layout::kTiles16x64},
+                               {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::moe_down_one),
+                                Layout::kTiles16x64, /*chooses=*/kMostLeft},
                                {"sm90_nvfp4_narrow", refuse_unit_some,
                                 NIBBLE_SM90_KERNEL(gpu::moe_down_narrow), Layout::kTiles16x64},
                                {"sm90_nvfp4a8_gemm",
@@ -130,8 +131,6 @@ constexpr auto kKernels =
                                 NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
                                {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>,
                                 NIBBLE_CUDA_KERNEL(gpu::moe_down_mma), Layout::kTiles16x64},
-                               {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::moe_down_one),
-                                Layout::kTiles16x64, /*chooses=*/true},
                                {"cuda_nvfp4_decode", refuse_unit<Format::kNvfp4>,
                                 NIBBLE_CUDA_KERNEL(gpu::moe_down_few), Layout::kTiles16x64},
                                {"sm90_w8a16_gemm", refuse_unit_many<Format::kFp8Row>,
@@ -152,7 +151,7 @@ constexpr auto kKernels =
                                 NIBBLE_CUDA_KERNEL(gpu::moe_down_batch), Layout::kTiles16x64},
                                {"cuda_w4a16_decode", refuse_clusters,
                                 NIBBLE_CUDA_KERNEL(gpu::moe_down), Layout::kTiles16x64,
-                                /*chooses=*/true},
+                                /*chooses=*/1},
                                {"cuda_w4a16_slots", refuse_gemv,
                                 NIBBLE_CUDA_KERNEL(gpu::moe_down_slots), Layout::kTiles16x64},
                                {"cuda_any",

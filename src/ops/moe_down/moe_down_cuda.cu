@@ -2,17 +2,18 @@
 // d [T, H] f32, out, or added to; u [T * K, F] bf16 by slot; down [E, H, F] with bias.
 // Needs H % 16 == 0, F % 64 == 0, F <= 4608, K <= 8, E <= 256 (512 threads count the slots); NVFP4
 // weights F <= 16384, K <= 16, E <= 513.
-// One token: gemv_chosen, whose weights come while moe_up still runs.
-// More: products by slot into scratch, then a kernel that weighs them, each half of the choices in
-// order.
-// Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 17.6 MB, 3.9 us of an H200's
-// 4.55 TB/s, 76 us of a GB10's 233 GB/s. TB/s by tokens: ops/gpu_matmul/grouped_gemm.cuh.
+// One token: gemv_chosen, whose weights come while moe_up still runs; NVFP4: unit_one, each of a
+// few. More: products by slot into scratch, then a kernel that weighs them, each half of the
+// choices in order. Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 17.6
+// MB, 3.9 us of an H200's 4.55 TB/s, 76 us of a GB10's 233 GB/s. TB/s by tokens:
+// ops/gpu_matmul/grouped_gemm.cuh.
 #include "ops/gpu_matmul/gemv_chosen.cuh"
 #include "ops/gpu_matmul/unit_gemv.cuh"
 #include "ops/gpu_matmul/unit_one.cuh"
 #include "ops/moe_down/down_by_slot.cuh"
 #include "ops/moe_down/moe_down.h"
 #include "ops/norm_route/route.cuh"
+#include "ops/norm_route/token_choice.cuh"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -100,7 +101,35 @@ struct DownOneOfMany : DownOne, OneBlock {
   __device__ OneChoice choose() const {
     return logits != nullptr ? weigh_left(choose_left(routing), routing) : chosen();
   }
-  __device__ OneChoice weighed(const OneChoice& one) const { return weigh_left(one, routing); }
+};
+
+// One token of few, by unit_one.
+struct DownOfToken : TokenChoice {
+  float* d;           // [T, hidden]
+  const uint16_t* u;  // [T K, width] by slot
+  int hidden, width;
+  bool adds;
+
+  __device__ OneChoice choose() const {
+    if (!is_left()) return chosen();
+    OneChoice one = choose_few();
+    one.choice = weigh(one.choice, top_k);
+    return one;
+  }
+  __device__ void publish(const OneChoice&) const {}
+  __device__ uint4 load_one(int slot, int k) const {
+    return __ldcg(reinterpret_cast<const uint4*>(u + slot * width + k));
+  }
+  __device__ void store(int row, float v) const {
+    float* const to = d + token() * hidden + row;
+    *to = adds ? __ldcg(to) + v : v;
+  }
+};
+
+struct DownOfTokenOfMany : DownOfToken {
+  __device__ OneChoice weighed(const OneChoice& one) const {
+    return placed(weigh_left(one, here()));
+  }
 };
 
 template <bool kExact>
@@ -130,6 +159,11 @@ void combine(Ctx& cx, const Tensor& d, const float* y, const Routing& routing) {
 
 namespace {
 
+bool is_chosen_before(const Ctx& cx, const Routing& r) {
+  return cx.stream.order.is_complete(r.logits != nullptr ? static_cast<const void*>(r.logits)
+                                                         : r.ids);
+}
+
 DownOne one_of(const Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                const Weight& down) {
   return {.d = d.as<float>(),
@@ -138,8 +172,7 @@ DownOne one_of(const Ctx& cx, const Tensor& d, const Tensor& u, const Routing& r
           .slot = routing.slot,
           .p = routing.p,
           .logits = routing.logits,
-          .is_chosen_before = cx.stream.order.is_complete(
-              routing.logits != nullptr ? static_cast<const void*>(routing.logits) : routing.ids),
+          .is_chosen_before = is_chosen_before(cx, routing),
           .adds = routing.adds,
           .top_k = routing.top_k,
           .width = static_cast<int>(down.cols),
@@ -161,11 +194,18 @@ void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
 void moe_down_one(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                   const Weight& down) {
   if (routing.num_tokens == 0) return;
-  const DownOne op = one_of(cx, d, u, routing, down);
+  const DownOfToken op{{.routing = routing,
+                        .is_chosen_before = is_chosen_before(cx, routing),
+                        .top_k = routing.top_k},
+                       d.as<float>(),
+                       u.as<uint16_t>(),
+                       static_cast<int>(down.rows),
+                       static_cast<int>(down.cols),
+                       routing.adds};
   if (has_few(routing))
-    launch_unit_one<OneWork::kSum>(cx, down, op, false);
+    launch_unit_one<OneWork::kSum>(cx, down, op, false, routing.num_tokens);
   else
-    launch_unit_one<OneWork::kSum>(cx, down, DownOneOfMany{op, {}, routing}, false);
+    launch_unit_one<OneWork::kSum>(cx, down, DownOfTokenOfMany{op}, false, routing.num_tokens);
 }
 
 void moe_down_slots(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,

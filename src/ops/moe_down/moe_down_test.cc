@@ -134,7 +134,11 @@ TEST(MoeDown, TenChoicesThatAddHaveFastRows) {
   };
   for (const cuda::Caps& gpu : {cuda::h200(), cuda::gb10()})
     EXPECT_EQ(row_of(gpu, 1), "cuda_nvfp4_one");
-  for (const int64_t tokens : {2, 8, 64, 256}) {
+  for (const int64_t tokens : {2, 4, 8}) {
+    EXPECT_EQ(row_of(cuda::h200(), tokens), "cuda_nvfp4_one");
+    EXPECT_EQ(row_of(cuda::gb10(), tokens), "cuda_nvfp4_decode");
+  }
+  for (const int64_t tokens : {16, 64, 256}) {
     EXPECT_EQ(row_of(cuda::h200(), tokens), "sm90_nvfp4_narrow");
     EXPECT_EQ(row_of(cuda::gb10(), tokens), "cuda_nvfp4_decode");
   }
@@ -142,6 +146,22 @@ TEST(MoeDown, TenChoicesThatAddHaveFastRows) {
   EXPECT_EQ(row_of(cuda::gb10(), 2048), "cuda_nvfp4_gemm");
   desc.top_k = 17;
   EXPECT_EQ(row_of(cuda::h200(), 1), "cuda_any");
+}
+
+// Token by token where few experts are common to two, and blocks have even shares.
+TEST(MoeDown, FewTokensGoTokenByTokenWhereThatIsEven) {
+  MoeDownDesc desc{
+      .hidden = 2048, .width = 768, .experts = 128, .top_k = 8, .format = Format::kNvfp4};
+  KernelOptions options;
+  options.gpu = cuda::h200();
+  const auto row_of = [&](int64_t hidden, int64_t tokens) {
+    desc.hidden = hidden, desc.tokens = tokens;
+    return std::string_view(pick(Op::kMoeDown, moe_down_kernels(), desc, options).row->name);
+  };
+  EXPECT_EQ(row_of(2048, 4), "cuda_nvfp4_one");
+  EXPECT_EQ(row_of(2048, 8), "sm90_nvfp4_narrow");  // 28% of their choices in common
+  EXPECT_EQ(row_of(2688, 2), "sm90_nvfp4_narrow");  // 168 row tiles for 66 blocks
+  EXPECT_EQ(row_of(2688, 1), "cuda_nvfp4_one");
 }
 
 TEST(MoeDown, TwinWeighsTheBiasToo) {

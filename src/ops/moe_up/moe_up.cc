@@ -80,8 +80,7 @@ const char* refuse_by_mma(const MoeUpDesc& d, const KernelOptions& o) {
 }
 
 const char* refuse_one(const MoeUpDesc& d, const KernelOptions& o) {
-  return refuse_nvfp4_one_of(
-      d, {gpu::OneWork::kChosen, d.rows(), d.hidden, static_cast<int>(d.top_k)}, o);
+  return refuse_nvfp4_one_of(d, {gpu::OneWork::kChosen, d.rows(), d.hidden}, o);
 }
 
 const char* refuse_nvfp4_by_fp8(const MoeUpDesc& d, const KernelOptions& o) {
@@ -119,14 +118,14 @@ constexpr auto kKernels = joined(
          NIBBLE_SM90_KERNEL(gpu::moe_up_narrow), Layout::kTiles16x64},
         {"sm90_nvfp4a8_gemm", refuse_gated<refuse_nvfp4_by_fp8>,
          NIBBLE_SM90_KERNEL(gpu::moe_up_gemm_fp8), Layout::kTiles16x64},
+        {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::moe_up_one), Layout::kTiles16x64,
+         /*chooses=*/kMostLeft},
         {"sm90_nvfp4_narrow", refuse_unit_some, NIBBLE_SM90_KERNEL(gpu::moe_up_narrow),
          Layout::kTiles16x64},
         {"sm90_nvfp4_gemm", refuse_unit_many<Format::kNvfp4>, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),
          Layout::kTiles16x64},
         {"cuda_nvfp4_gemm", refuse_unit_mma<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::moe_up_mma),
          Layout::kTiles16x64},
-        {"cuda_nvfp4_one", refuse_one, NIBBLE_CUDA_KERNEL(gpu::moe_up_one), Layout::kTiles16x64,
-         /*chooses=*/true},
         {"cuda_nvfp4_decode", refuse_unit<Format::kNvfp4>, NIBBLE_CUDA_KERNEL(gpu::moe_up_few),
          Layout::kTiles16x64},
         {"sm90_w8a16_gemm", refuse_gated<refuse_unit_many<Format::kFp8Row>>,
@@ -147,7 +146,7 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"cuda_w4a16_decode", refuse_gated<refuse_gemv>, NIBBLE_CUDA_KERNEL(gpu::moe_up),
          Layout::kTiles16x64,
-         /*chooses=*/true},
+         /*chooses=*/1},
         {"cuda_any",
          [](const MoeUpDesc& d, const KernelOptions& o) { return refuse_any_product(d.format, o); },
          NIBBLE_CUDA_KERNEL(gpu::moe_up_any)},

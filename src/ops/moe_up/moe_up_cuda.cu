@@ -1,6 +1,7 @@
 // moe_up for few tokens: MXFP4 weights in kTiles16x64 by int8 digits (ops/gpu_matmul/tiles.cuh).
 // u [T * K, F] bf16 by slot, out; h [T, H] bf16; up [E, 2F, H] with bias.
-// One token: gemv_chosen; more: grouped_gemm. NVFP4 weights: unit_gemv.
+// One token: gemv_chosen; more: grouped_gemm. NVFP4 weights: unit_one for each of a few tokens,
+// unit_gemv.
 // Needs 2F % 16 == 0, H % 64 == 0, H <= 4608, K <= 8, E <= 256 (512 threads count the slots).
 // Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 35.3 MB, 7.8 us of an H200's
 // 4.55 TB/s, 151 us of a GB10's 233 GB/s. TB/s by tokens: ops/gpu_matmul/grouped_gemm.cuh.
@@ -11,6 +12,7 @@
 #include "ops/moe_up/moe_up.h"
 #include "ops/moe_up/swiglu.cuh"
 #include "ops/norm_route/route.cuh"
+#include "ops/norm_route/token_choice.cuh"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -58,16 +60,50 @@ struct UpOfMany : Up {
   __device__ OneChoice choose() const {
     return routing.logits != nullptr ? choose_left(routing) : chosen();
   }
-  __device__ OneChoice weighed(const OneChoice& one) const { return one; }
   __device__ void publish(const OneChoice& one) const {
     if (routing.logits != nullptr) store_one(routing, weigh_left(one, routing));
   }
 };
 
-struct UpOfRelu2 : UpOfMany {
+__device__ __forceinline__ void store_relu2(uint16_t* u, float first, float second) {
+  *reinterpret_cast<uint32_t*>(u) = cuda::pack_bf16(relu2(first), relu2(second));
+}
+
+struct UpOfRelu2 : Up {
   __device__ void store(int row, int weight_row, float first, float second) const {
-    uint16_t* const to = u + int64_t{row} * width + weight_row;
-    *reinterpret_cast<uint32_t*>(to) = cuda::pack_bf16(relu2(first), relu2(second));
+    store_relu2(u + int64_t{row} * width + weight_row, first, second);
+  }
+};
+
+// Of one token of few, by unit_one.
+struct UpOfToken : TokenChoice {
+  uint16_t* u;
+  const uint16_t* h;
+  int width, hidden;
+  Swiglu act;
+
+  __device__ OneChoice choose() const { return is_left() ? choose_few() : chosen(); }
+  __device__ void publish(const OneChoice& one) const {
+    if (is_left()) store_one(routing, {weigh(one.choice, top_k), one.slot}, token());
+  }
+  __device__ uint4 load_one(int, int k) const {
+    return __ldcg(reinterpret_cast<const uint4*>(h + token() * hidden + k));
+  }
+  __device__ void store(int slot, int weight_row, float gate, float up) const {
+    u[slot * width + weight_row / 2] = cuda::bf16_bits(swiglu(gate, up, act));
+  }
+};
+
+struct UpOfTokenOfMany : UpOfToken {
+  __device__ OneChoice weighed(const OneChoice& one) const { return placed(one); }
+  __device__ void publish(const OneChoice& one) const {
+    if (is_left()) store_one(routing, weigh_left(one, here()), token());
+  }
+};
+
+struct UpOfTokenOfRelu2 : UpOfTokenOfMany {
+  __device__ void store(int slot, int weight_row, float first, float second) const {
+    store_relu2(u + slot * width + weight_row, first, second);
   }
 };
 
@@ -113,7 +149,7 @@ void moe_up_few(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routin
   if (routing.num_tokens == 0) return;
   const Up op = make_op(cx, u, h, routing, up, act);
   if (act.is_relu2())
-    launch_unit_experts(cx, up, UpOfRelu2{{op}}, routing);
+    launch_unit_experts(cx, up, UpOfRelu2{op}, routing);
   else
     launch_unit_experts(cx, up, op, routing);
 }
@@ -121,13 +157,21 @@ void moe_up_few(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routin
 void moe_up_one(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
                 const Swiglu& act) {
   if (routing.num_tokens == 0) return;
-  const Up op = make_op(cx, u, h, routing, up, act);
+  const UpOfToken op{{.routing = routing,
+                      .is_chosen_before = cx.stream.order.is_complete(routing.ids),
+                      .top_k = routing.top_k},
+                     u.as<uint16_t>(),
+                     h.as<uint16_t>(),
+                     static_cast<int>(up.rows / act.rows_each()),
+                     static_cast<int>(up.cols),
+                     act};
+  const int tokens = routing.num_tokens;
   if (act.is_relu2())
-    launch_unit_one<OneWork::kChosen>(cx, up, UpOfRelu2{{op}}, true);
+    launch_unit_one<OneWork::kChosen>(cx, up, UpOfTokenOfRelu2{{op}}, true, tokens);
   else if (has_few(routing))
-    launch_unit_one<OneWork::kChosen>(cx, up, op, true);
+    launch_unit_one<OneWork::kChosen>(cx, up, op, true, tokens);
   else
-    launch_unit_one<OneWork::kChosen>(cx, up, UpOfMany{op}, true);
+    launch_unit_one<OneWork::kChosen>(cx, up, UpOfTokenOfMany{op}, true, tokens);
 }
 
 }  // namespace nibble::ops::gpu

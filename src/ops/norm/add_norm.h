@@ -40,6 +40,7 @@ void add_norm(Ctx& cx, const AddNorm& a);
 struct GateLogits {
   const uint16_t* gate = nullptr;
   float* logits = nullptr;
+  int64_t stride = 1;  // from one token's to the next
 };
 void add_norm(Ctx& cx, const AddNorm& a, const GateLogits& gate);
 // The same for any H, without `e4m3`; a row's bits do not depend on the others.

@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (gated.gate != nullptr) {
     const float logit = gate_logit(h, gate, gates);
-    if (threadIdx.x == 0) gated.logits[row] = logit;
+    if (threadIdx.x == 0) gated.logits[row * gated.stride] = logit;
   }
   if constexpr (kE4m3) {
     const float largest = largest_of(h, most);

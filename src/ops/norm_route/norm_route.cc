@@ -183,6 +183,11 @@ void add_shared(const Routing& r, int64_t token, const float* h, int64_t hidden)
 
 namespace gpu {
 
+bool readers_choose(const Ctx& cx, const Routing& r) {
+  if (r.num_tokens == 0 || r.room == nullptr || cx.tap) return false;
+  return cx.site != nullptr && r.num_tokens <= cx.site->readers_choose;
+}
+
 int64_t scratch_bytes(const NormRouteDesc& d) {
   return RouteScratch(Scratch(), d.tokens, d.experts).used_bytes;
 }

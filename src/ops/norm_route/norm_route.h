@@ -59,6 +59,10 @@ NormRouteFn norm_route;
 namespace gpu {
 NormRouteFn norm_route_few, norm_route_many, norm_route_gemm, norm_route_any;
 
+// Whether those who read the routing of cx.site choose the experts, from logits [T, E] in r.room.
+// That saves the wait for the last block that has some, and the sort.
+bool readers_choose(const Ctx& cx, const Routing& r);
+
 // Working memory for steps of up to desc.tokens tokens.
 int64_t scratch_bytes(const NormRouteDesc& desc);
 }  // namespace gpu

@@ -10,7 +10,7 @@
 // before; each norms the tokens anew (23 KB each out of the L2 cache), which costs less than a
 // barrier among blocks. A thread keeps 8 neighbouring columns; a logit is summed over them, the
 // lanes' tree and the warps in order: no order depends on T. The block that comes last chooses and
-// sorts; for one token the choice is left to every block of moe_up, if that can. Reached on one
+// sorts; of few tokens the choice is left to every block of moe_up, if that can. Reached on one
 // H200, chained in graphs, gpt-oss-120b, 2026-11-21: T = 1 / 2 / 4 / 8 4.3 / 5.8 / 7.9 / 12.2 us
 // where it chooses. Prototypes at T = 1: last block chooses 3.7, a cluster of 16 2.9, the consumer
 // chooses 2.4. In a step
@@ -26,7 +26,6 @@
 #include "ops/norm_route/norm_route.h"
 #include "ops/norm_route/route.cuh"
 #include "ops/norm_route/route_scratch.h"
-#include "ops/site.h"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -183,25 +182,25 @@ __global__ void __launch_bounds__(kThreads) route_few(const __grid_constant__ Pa
   shared.sort.run(r);
 }
 
-// One token, the choice left to moe_up: little code, and so few registers that its blocks start
+// The choice left to moe_up: little code, and of one token so few registers that its blocks start
 // beside out_proj's.
-template <int kMine>
-__global__ void __launch_bounds__(kThreads, kMine == 1 ? 2 : 1)
-    route_one(const __grid_constant__ Params a) {
-  __shared__ Parts<1> shared;
+template <int kMine, int kSideBySide>
+__global__ void __launch_bounds__(kThreads, kMine == 1 && kSideBySide == 1 ? 2 : 1)
+    route_left(const __grid_constant__ Params a) {
+  __shared__ Parts<kSideBySide> shared;
   cuda::griddep_launch_dependents();
   Columns<kMine> columns;
   columns.load(a, blockIdx.x * kExperts);
   cuda::touch_parameters(a);
   cuda::griddep_wait();
-  route_tokens<kMine, 1>(a, shared, columns, 0, 1);
-}
-
-// Whether the kernels that follow for one token make the choice themselves, which saves the wait
-// for the last block.
-bool consumers_choose(const Ctx& cx, const Routing& r) {
-  if (r.num_tokens != 1 || r.room == nullptr || cx.tap) return false;
-  return cx.site != nullptr && cx.site->readers_choose;
+  if constexpr (kSideBySide == 1) {
+    route_tokens<kMine, 1>(a, shared, columns, 0, 1);
+  } else {
+    const int tokens = a.routing.num_tokens;
+#pragma unroll 1
+    for (int t = 0; t < tokens; t += kSideBySide)
+      route_tokens<kMine, kSideBySide>(a, shared, columns, t, min(kSideBySide, tokens - t));
+  }
 }
 
 }  // namespace
@@ -210,9 +209,12 @@ void norm_route_few(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing,
                     const Tensor& d, const Norm& norm, const Weight& router) {
   const int32_t tokens = routing.num_tokens, experts = routing.num_experts;
   const auto rows = static_cast<int32_t>(router.rows) + (routing.shared_gate != nullptr);
-  const dim3 grid((rows + kExperts - 1) / kExperts, (tokens + kTokens - 1) / kTokens);
+  const bool is_wide = router.cols > 8 * kThreads;
+  // Wide rows of several tokens would take more registers than there are.
+  const bool leaves_choice = readers_choose(cx, routing) && (tokens == 1 || !is_wide);
+  const dim3 grid((rows + kExperts - 1) / kExperts,
+                  leaves_choice ? 1 : (tokens + kTokens - 1) / kTokens);
   CHECK(1 + grid.y <= Ctx::kNumCounters);
-  const bool leaves_choice = consumers_choose(cx, routing);
   float* const logits =
       leaves_choice ? routing.room : RouteScratch(Scratch(cx.scratch), tokens, experts).logits;
   routing.logits = leaves_choice ? logits : nullptr;
@@ -230,9 +232,10 @@ void norm_route_few(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing,
                  .rows = rows,
                  .eps = norm.eps,
                  .offset = norm.offset};
-  const bool is_wide = router.cols > 8 * kThreads;
-  const auto kernel = leaves_choice ? (is_wide ? route_one<kMaxGroups> : route_one<1>)
-                                    : (is_wide ? route_few<kMaxGroups> : route_few<1>);
+  const auto left = is_wide       ? route_left<kMaxGroups, 1>
+                    : tokens == 1 ? route_left<1, 1>
+                                  : route_left<1, kTogether>;
+  const auto kernel = leaves_choice ? left : (is_wide ? route_few<kMaxGroups> : route_few<1>);
   cuda::launch(cx.stream, kernel, {.grid = grid, .block = dim3(kThreads)}, a);
 }
 

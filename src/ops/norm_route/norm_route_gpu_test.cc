@@ -269,13 +269,35 @@ TEST(NormRouteGpu, TiesGoToTheLowerExpert) {
   check_ties(400, 40);  // as many
 }
 
+// `left`: whose choice was left, and slots of several tokens therefore numbered token by token.
+void expect_same_choices(const TestRouting& made, const TestRouting& left, int32_t tokens,
+                         int64_t top_k) {
+  EXPECT_EQ(made.ids, left.ids);
+  EXPECT_EQ(made.p, left.p);
+  if (tokens == 1) {
+    EXPECT_EQ(made.slot, left.slot);
+    EXPECT_EQ(made.token, left.token);
+    EXPECT_EQ(made.counts, left.counts);
+    EXPECT_EQ(made.offsets, left.offsets);
+    return;
+  }
+  for (int64_t i = 0; i < tokens * top_k; ++i) {
+    const int64_t t = i / top_k, slot = left.slot[i];
+    const auto mine = std::span(left.ids).subspan(t * top_k, top_k);
+    EXPECT_EQ(slot, t * top_k +
+                        std::ranges::count_if(mine, [&](int32_t id) { return id < left.ids[i]; }));
+    EXPECT_EQ(left.token[slot], t);
+  }
+}
+
 // Of sigmoids where the experts have no gates, as Nemotron's.
 void check_left_choice(const Shape& shape, Format format, int64_t shared = 0,
-                       bool by_sigmoids = false, bool has_ties = false) {
+                       bool by_sigmoids = false, bool has_ties = false, int32_t tokens = 1) {
+  SCOPED_TRACE(testing::Message() << shape.experts << " experts, " << tokens << " tokens");
   const int64_t width = 64;
   const SigmoidRoute sigmoid{.is_used = by_sigmoids, .scale = 2.5f};
   const Swiglu act = by_sigmoids ? kRelu2 : kClampedSwiglu;
-  Problem p(shape, 1, false, sigmoid, Format::kBF16, shared);
+  Problem p(shape, tokens, false, sigmoid, Format::kBF16, shared);
   if (has_ties) make_ties(p, 3);
   TestWeight up(p.random, format, shape.experts, act.rows_each() * width, shape.hidden);
   TestWeight down(p.random, format, shape.experts, shape.hidden, width);
@@ -283,6 +305,7 @@ void check_left_choice(const Shape& shape, Format format, int64_t shared = 0,
   const NormRouteDesc route_desc{.hidden = shape.hidden,
                                  .experts = shape.experts,
                                  .top_k = shape.top_k,
+                                 .tokens = tokens,
                                  .sigmoid = sigmoid,
                                  .shared = shared};
   const MoeUpDesc up_desc{.hidden = shape.hidden,
@@ -291,60 +314,71 @@ void check_left_choice(const Shape& shape, Format format, int64_t shared = 0,
                           .top_k = shape.top_k,
                           .format = format,
                           .act = act};
-  const MoeDownDesc down_desc{shape.hidden, width, shape.experts, shape.top_k, format};
-  GpuProblem gpu(std::max({gpu::scratch_bytes(route_desc), scratch_bytes(down_desc, 1, 1)}));
+  const MoeDownDesc down_desc{shape.hidden, width, shape.experts, shape.top_k, format, tokens};
+  GpuProblem gpu(std::max({gpu::scratch_bytes(route_desc), gpu::scratch_bytes(down_desc)}));
+  gpu.cx.kernels.any_size = tokens > 1;  // as on a Hopper, elsewhere too
   Sites sites;
   sites.push_back({.key = {Op::kNormRoute, 0}, .problem = route_desc, .writes = {"routing"}});
   sites.push_back({.key = {Op::kMoeUp, 0}, .problem = up_desc, .reads = {"routing"}});
   sites.push_back({.key = {Op::kMoeDown, 0}, .problem = down_desc, .reads = {"routing"}});
   plan_sites(sites, gpu.cx.kernels);
-  EXPECT_TRUE(sites[0].readers_choose);
-  TestRouting routings[2] = {{1, shape.experts, shape.top_k}, {1, shape.experts, shape.top_k}};
-  std::vector<float> d[2];
-  for (const bool is_left : {false, true}) {
-    gpu.cx.site = is_left ? &sites[0] : nullptr;
-    Routing routing = gpu.routing_output(routings[is_left]);
-    routing.sigmoid = sigmoid;
-    if (by_sigmoids) routing.bias = gpu.array(p.bias);
-    routing.shared = static_cast<int32_t>(shared);
-    if (shared == 1) routing.shared_gate = gpu.array(p.gate);
-    routing.room = gpu.output(DType::kF32, {1, shape.experts}).as<float>();
-    const Tensor h = gpu.output(DType::kBF16, {1, shape.hidden});
-    const Tensor u = gpu.output(DType::kBF16, {shape.top_k, width});
-    const Tensor out = gpu.output(DType::kF32, {1, shape.hidden});
-    sites[0].plan.row<NormRouteKernel>(1).run(gpu.cx, gpu.output(DType::kF32, {1, shape.hidden}), h,
-                                              routing, gpu.tensor(p.x, DType::kF32),
-                                              gpu.tensor(p.d, DType::kF32),
-                                              {gpu.array(p.weight), 1e-5f}, gpu.weight(p.router));
-    EXPECT_EQ(routing.logits != nullptr, is_left);
-    sites[1].plan.row<MoeUpKernel>(1).run(gpu.cx, u, h, routing, gpu.weight(up), act);
-    sites[2].plan.row<MoeDownKernel>(1).run(gpu.cx, out, u, routing, gpu.weight(down));
-    d[is_left] = gpu.floats(out).values;
-    gpu.read_back(routings[is_left], routing);
+  ASSERT_GE(sites[0].readers_choose, tokens);
+  int rows = 0;
+  for (const auto* row : kernels_here(norm_route_kernels(), route_desc, gpu.cx.kernels)) {
+    const std::string_view name = row->name;
+    if (name != "cuda_bf16_few" && name != "cuda_bf16_many") continue;
+    SCOPED_TRACE(name);
+    ++rows;
+    TestRouting routings[2] = {{tokens, shape.experts, shape.top_k},
+                               {tokens, shape.experts, shape.top_k}};
+    std::vector<float> d[2];
+    for (const bool is_left : {false, true}) {
+      gpu.cx.site = is_left ? &sites[0] : nullptr;
+      Routing routing = gpu.routing_output(routings[is_left]);
+      routing.sigmoid = sigmoid;
+      if (by_sigmoids) routing.bias = gpu.array(p.bias);
+      routing.shared = static_cast<int32_t>(shared);
+      if (shared == 1) routing.shared_gate = gpu.array(p.gate);
+      routing.room = gpu.output(DType::kF32, {kMostLeft, shape.experts}).as<float>();
+      const Tensor h = gpu.output(DType::kBF16, {tokens, shape.hidden});
+      const Tensor u = gpu.output(DType::kBF16, {tokens * shape.top_k, width});
+      const Tensor out = gpu.output(DType::kF32, {tokens, shape.hidden});
+      row->run(gpu.cx, gpu.output(DType::kF32, {tokens, shape.hidden}), h, routing,
+               gpu.tensor(p.x, DType::kF32), gpu.tensor(p.d, DType::kF32),
+               {gpu.array(p.weight), 1e-5f}, gpu.weight(p.router));
+      EXPECT_EQ(routing.logits != nullptr, is_left);
+      sites[1].plan.row<MoeUpKernel>(tokens).run(gpu.cx, u, h, routing, gpu.weight(up), act);
+      sites[2].plan.row<MoeDownKernel>(tokens).run(gpu.cx, out, u, routing, gpu.weight(down));
+      d[is_left] = gpu.floats(out).values;
+      gpu.read_back(routings[is_left], routing);
+    }
+    EXPECT_EQ(d[0], d[1]);
+    expect_same_choices(routings[0], routings[1], tokens, shape.top_k);
   }
-  EXPECT_EQ(d[0], d[1]);
-  EXPECT_EQ(routings[0].ids, routings[1].ids);
-  EXPECT_EQ(routings[0].p, routings[1].p);
-  EXPECT_EQ(routings[0].slot, routings[1].slot);
-  EXPECT_EQ(routings[0].token, routings[1].token);
-  EXPECT_EQ(routings[0].counts, routings[1].counts);
-  EXPECT_EQ(routings[0].offsets, routings[1].offsets);
+  EXPECT_GE(rows, shape.hidden % 32 == 0 ? 2 : 1);
 }
 
-// For one token the choice may be left to moe_up: the same bits come out of moe_down.
+// The choice may be left to moe_up: the same bits come out of moe_down.
 TEST(NormRouteGpu, TheChoiceMayBeLeftToMoeUp) {
   check_left_choice({is_too_slow(2880) ? 256 : 2880, 128, 4}, Format::kMxfp4);
   check_left_choice({128, 200, 8}, Format::kMxfp4);
-  check_left_choice({128, 128, 8}, Format::kNvfp4);
-  check_left_choice({128, 512, 10}, Format::kNvfp4);
-  check_left_choice({128, 513, 11}, Format::kNvfp4, /*shared=*/1);
-  check_left_choice({128, 9, 3}, Format::kNvfp4, /*shared=*/1);
   check_left_choice({128, 65, 8}, Format::kMxfp4, /*shared=*/1);
-  check_left_choice({128, 30, 5}, Format::kNvfp4, /*shared=*/2);
-  check_left_choice({128, 130, 8}, Format::kNvfp4, /*shared=*/2, /*by_sigmoids=*/true);
-  check_left_choice({128, 300, 6}, Format::kNvfp4, /*shared=*/0, /*by_sigmoids=*/true);
-  for (const int64_t experts : {40, 400})  // more than a warp ranks side by side
-    check_left_choice({128, experts, 8}, Format::kNvfp4, 0, false, /*has_ties=*/true);
+  for (const int32_t tokens : {1, 2, 3, 4, 5, 8}) {
+    const auto check = [&](const Shape& shape, int64_t shared = 0, bool by_sigmoids = false,
+                           bool has_ties = false) {
+      check_left_choice(shape, Format::kNvfp4, shared, by_sigmoids, has_ties, tokens);
+    };
+    check({128, 128, 8});
+    check({128, 512, 10});
+    check({128, 513, 11}, /*shared=*/1);
+    check({128, 9, 3}, /*shared=*/1);
+    check({128, 30, 5}, /*shared=*/2);
+    check({128, 130, 8}, /*shared=*/2, /*by_sigmoids=*/true);
+    check({128, 300, 6}, /*shared=*/0, /*by_sigmoids=*/true);
+    for (const int64_t experts : {40, 400})  // more than a warp ranks side by side
+      check({128, experts, 8}, 0, false, /*has_ties=*/true);
+    if (tokens == 1 && !is_too_slow(3136)) check({3136, 20, 4});  // more columns than threads have
+  }
 }
 
 }  // namespace

@@ -44,13 +44,15 @@ struct Params {
   const uint16_t* h;
   const uint16_t* router;
   const uint16_t* bias;   // or none
-  float* logits;          // [T, E]
+  float* logits;          // [T, stride]
   float* gate_logits;     // [T], of a shared expert
   uint16_t* tile_counts;  // [tiles of tokens, pitch] for the sort; or none
   uint32_t* counters;     // [1 + tiles of tokens], zero
   Routing routing;
   int32_t hidden;
   int32_t experts;  // E, a shared one left out
+  int32_t stride;   // of logits
+  bool is_left;     // the choice, to those who read the routing
   int32_t pitch;    // tile_pitch() of all experts
   int32_t early;    // units of a warp fetched before the wait
 };
@@ -178,7 +180,7 @@ __device__ __forceinline__ void store_logits(const float (&sum)[kM][kN][4], Tile
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) logit += tile.parts[w][t][e];
     if (a.bias != nullptr) logit += cuda::bf16_value(a.bias[expert + e]);
-    a.logits[int64_t{token + t} * a.experts + expert + e] = logit;
+    a.logits[int64_t{token + t} * a.stride + expert + e] = logit;
   }
 }
 
@@ -201,14 +203,14 @@ __global__ void __launch_bounds__(kThreads, kM == 4 ? 1 : 2)
   float sum[kM][kN][4] = {};
   multiply(sum, a, columns, token, slots);
   store_logits(sum, shared.tile, a, blockIdx.x * Tile::kExperts, token);
-  if constexpr (kM > 1) return;  // others choose
+  if (kM > 1 || a.is_left) return;  // others choose
   if (!is_last_block(flag, a.counters + 1 + blockIdx.y, gridDim.x)) return;
   if (a.tile_counts != nullptr)
     for (int e = threadIdx.x; e < r.num_experts; e += kThreads) shared.counts[e] = 0;
   __syncthreads();
   for (int t = token + threadIdx.x / 32; t < end; t += kWarps) {
     const float gate = r.shared_gate == nullptr ? 0 : __ldcg(a.gate_logits + t);
-    const Choice mine = choose_of<kWarps>(a.logits + int64_t{t} * a.experts, r, gate);
+    const Choice mine = choose_of<kWarps>(a.logits + int64_t{t} * a.stride, r, gate);
     const int lane = threadIdx.x % 32;
     if (lane >= r.top_k) continue;
     r.ids[t * r.top_k + lane] = mine.id;
@@ -336,6 +338,13 @@ void choose_and_sort(Ctx& cx, const Routing& r, const RouteScratch& scratch, int
 void norm_route_many(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing, const Tensor& x,
                      const Tensor& d, const Norm& norm, const Weight& router) {
   const RouteScratch scratch(Scratch(cx.scratch), routing.num_tokens, routing.num_experts);
+  const auto experts = static_cast<int32_t>(router.rows);
+  const bool is_left = readers_choose(cx, routing);
+  routing.logits = is_left ? routing.room : nullptr;
+  // Left, a shared expert's logit follows those of the others.
+  const GateLogits gate =
+      is_left ? GateLogits{routing.shared_gate, routing.room + experts, routing.num_experts}
+              : GateLogits{routing.shared_gate, scratch.gate_logits};
   add_norm(cx,
            {.y = y.as<float>(),
             .h = h.as<uint16_t>(),
@@ -344,18 +353,19 @@ void norm_route_many(Ctx& cx, const Tensor& y, const Tensor& h, Routing& routing
             .norm = norm,
             .tokens = routing.num_tokens,
             .hidden = router.cols},
-           {routing.shared_gate, scratch.gate_logits});
-  routing.logits = nullptr;
+           gate);
   const Params a{.h = h.as<uint16_t>(),
                  .router = reinterpret_cast<const uint16_t*>(router.codes),
                  .bias = router.bias,
-                 .logits = scratch.logits,
+                 .logits = is_left ? routing.room : scratch.logits,
                  .gate_logits = scratch.gate_logits,
                  .tile_counts = scratch.tile_counts,
                  .counters = cx.counters,
                  .routing = routing,
                  .hidden = static_cast<int32_t>(router.cols),
-                 .experts = static_cast<int32_t>(router.rows),
+                 .experts = experts,
+                 .stride = is_left ? routing.num_experts : experts,
+                 .is_left = is_left,
                  .pitch = tile_pitch(routing.num_experts)};
   // Larger tiles read less, but their last block has more to choose: a kernel of its own does.
   const bool has_many = a.experts > kFewExperts;

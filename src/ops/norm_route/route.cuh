@@ -251,15 +251,17 @@ __device__ __forceinline__ OneChoice weigh_left(const OneChoice& one, const Rout
       r.bias == nullptr ? weigh(one.choice, r.top_k) : weigh_sigmoids(one.choice, all.logits, r);
   return {with_shared(mine, all, one.choice.p), one.slot};
 }
-// Fills the arrays of routing.
-__device__ __forceinline__ void store_one(const Routing& r, const OneChoice& one) {
+// Fills the arrays of routing for that token, counts and offsets where it is the only one.
+__device__ __forceinline__ void store_one(const Routing& r, const OneChoice& one, int token = 0) {
   const int lane = threadIdx.x % 32;
   if (lane < r.top_k) {
-    r.ids[lane] = one.choice.id;
-    r.p[lane] = one.choice.p;
-    r.slot[lane] = one.slot;
-    r.token[lane] = 0;
+    const int at = token * r.top_k + lane;
+    r.ids[at] = one.choice.id;
+    r.p[at] = one.choice.p;
+    r.slot[at] = one.slot;
+    r.token[one.slot] = token;
   }
+  if (r.num_tokens > 1) return;
   uint32_t chosen = 0;  // of experts 32 lane to 32 lane + 31
 #pragma unroll 1
   for (int k = 0; k < r.top_k; ++k) {
