@@ -175,7 +175,7 @@ class Mtp : public MtpModel {
                             {"d"}, "shared");
     matrix(shared_down, "shared expert", {{beside + "down_proj", c.hidden}}, c.shared_width,
            Fill::kResidual);
-    Site& up = add(0, ops::MoeUpDesc{c.hidden, c.width, c.experts, c.top_k, Format::kBF16},
+    Site& up = add(0, ops::MoeUpDesc{c.hidden, c.width, c.experts, c.top_k, dense_.mlp},
                    {"h", "routing"}, {"u"});
     experts_apart(up, mlp + "experts", {"gate_proj", "up_proj"}, c.width, c.hidden,
                   Fill::kScaledNormal);
@@ -184,7 +184,7 @@ class Mtp : public MtpModel {
                                       .width = c.width,
                                       .experts = c.experts,
                                       .top_k = c.top_k,
-                                      .format = Format::kBF16,
+                                      .format = dense_.mlp,
                                       .adds = true},
                      {"u", "routing", "d"}, {"d"});
     experts_apart(down, mlp + "experts", {"down_proj"}, c.hidden, c.width, Fill::kResidual);

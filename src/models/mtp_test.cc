@@ -263,6 +263,26 @@ TEST(MtpCheckpoint, IdsThatCannotBeAreRefused) {
   EXPECT_THAT(fault_of(apart, all.path, {}, {0, 2}), HasSubstr(kNoHead));
 }
 
+// Its experts and the rows of the head that are its own, too.
+TEST(MtpCheckpoint, BecomesWhatQuantizationSays) {
+  const Together all("qwen3_next");
+  cpu::ThreadPool pool(1);
+  ops::Ctx cx;
+  cx.pool = &pool;
+  const auto target = load_model(cx, all.path, {});
+  constexpr Format kTo = Format::kNvfp4;
+  const auto head =
+      load_draft_head(cx, {all.path, {0, 3, 95}}, *target, {.dense = {kTo, kTo, kTo, kTo}});
+  int matrices = 0;
+  for (const ops::Site& site : dynamic_cast<SiteModel&>(head->model()).sites()) {
+    if (site.weight.codes == nullptr || site.key.op == ops::Op::kEmbed) continue;
+    const Format want = site.key.op == ops::Op::kNormRoute ? Format::kBF16 : kTo;
+    EXPECT_EQ(site.weight.format, want) << site.label;
+    ++matrices;
+  }
+  EXPECT_EQ(matrices, 9);  // fc, qkv, out, router, shared twice, experts twice, head
+}
+
 TEST(MtpConfig, SaysWhatDoesNotFit) {
   const auto fault = [](const std::string& key, int value) -> std::string {
     std::ifstream file(kAllGoldens / "mtp/qwen3_5/config.json");

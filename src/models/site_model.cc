@@ -321,7 +321,9 @@ void SiteModel::settle_formats() {
   for (Site& site : sites_)
     std::visit(
         [&](auto& desc) {
-          if constexpr (requires { desc.format; }) desc.format = site.weight.format;
+          // One that shares another model's, or has rows of it, is told of it later.
+          if constexpr (requires { desc.format; })
+            if (site.weight.rows > 0) desc.format = site.weight.format;
         },
         site.problem);
   check_cuts();
