@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <deque>
 #include <functional>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace nibble::cli {
@@ -30,38 +31,61 @@ void run_steps(Engine& engine, const BenchCase& what, int steps,
   }
 }
 
-// An event before each op, the last one named "end". Where a step is recorded as a graph, the
+// What runs for the next step, behind the one before: passes of a head, states once more.
+bool is_between_steps(std::string_view label) {
+  return label.starts_with("draft/") || label.starts_with("replay/");
+}
+
+// An event before each op, the last one named "end". Where a step is recorded as a graph, its
 // events fire whenever it runs.
 class Marks {
  public:
   explicit Marks(cuda::StreamHandle stream) : stream_(stream) {}
 
-  // For Engine::set_on_op().
-  void add(std::string name) {
-    if (!marks_.empty() && marks_.back().name == "end") marks_.clear();  // another kind of step
-    marks_.emplace_back();
-    marks_.back().name = std::move(name);
-    marks_.back().event.record(stream_);
+  // For Engine::set_on_op(): of the row `name`.
+  void add(std::string_view label, std::string name) {
+    const bool is_between = is_between_steps(label);
+    if (!is_between && !step_.empty() && step_.back()->name == "end")
+      step_.clear();  // another kind
+    auto& to = is_between ? between_ : step_;
+    to.push_back(std::make_shared<Mark>(std::move(name)));
+    to.back()->event.record(stream_);
   }
+  void begin_step() { num_before_ = between_.size(); }
   // Of the step that ran last: adds to each op what it took, divided by `steps`.
-  void add_to(std::vector<StepProfile::Row>& rows, int steps) const {
+  void add_to(std::vector<StepProfile::Row>& rows, int steps) {
     for (StepProfile::Row& row : rows) row.launches = 0;
-    for (size_t i = 0; i + 1 < marks_.size(); ++i) {
-      auto row = std::ranges::find(rows, marks_[i].name, &StepProfile::Row::op);
-      if (row == rows.end()) row = rows.insert(row, {.op = marks_[i].name});
+    const All marks = take();
+    for (size_t i = 0; i + 1 < marks.size(); ++i) {
+      auto row = std::ranges::find(rows, marks[i]->name, &StepProfile::Row::op);
+      if (row == rows.end()) row = rows.insert(row, {.op = marks[i]->name});
       ++row->launches;
-      row->alone_us += 1e3 * marks_[i + 1].event.ms_since(marks_[i].event) / steps;
+      row->alone_us += 1e3 * marks[i + 1]->event.ms_since(marks[i]->event) / steps;
     }
   }
-  double span_us() const { return 1e3 * marks_.back().event.ms_since(marks_.front().event); }
+  double span_us() {
+    const All marks = take();
+    return 1e3 * marks.back()->event.ms_since(marks.front()->event);
+  }
 
  private:
   struct Mark {
     std::string name;
     cuda::Event event{cuda::Event::Kind::kTiming};
   };
+  using All = std::vector<std::shared_ptr<Mark>>;
+  // All but what runs for the next step already.
+  All take() {
+    const auto next = between_.begin() + static_cast<std::ptrdiff_t>(std::exchange(num_before_, 0));
+    All all(between_.begin(), next);
+    between_.erase(between_.begin(), next);
+    all.insert(all.end(), step_.begin(), step_.end());
+    return all;
+  }
+
   cuda::StreamHandle stream_;
-  std::deque<Mark> marks_;
+  All between_, step_;
+  size_t num_before_ = 0;  // of between_, before the step that runs
 };
 
 // Microseconds from step to step without that op ("": with all): of the middle one, as now and then
@@ -96,20 +120,23 @@ StepProfile profile_step(Engine& engine, cuda::StreamHandle stream, const BenchC
   Marks marks(stream);
   const Steps n = steps_of(what);
   int steps = 0;
-  engine.set_on_op([&](const char* label) { marks.add(row_of(label)); });
+  constexpr std::string_view kStep = "step";
+  engine.set_on_op([&](const char* label) {
+    label == kStep ? marks.begin_step() : marks.add(label, row_of(label));
+  });
   run_steps(engine, what, n.warm_up + n.counted, [&] {
     if (++steps > n.warm_up) marks.add_to(profile.rows, n.counted);
   });
-  const std::string first = profile.rows.front().op;
-  bool is_first = true;  // of its step
+  bool is_first = true;  // of its step, or of what runs before it
   engine.set_on_op([&](const char* label) {
+    if (label == kStep) return is_first = true, marks.begin_step();
     const std::string name = row_of(label);
-    if ((name == first && is_first) || name == "end") marks.add(name);
+    if (is_first || name == "end") marks.add(label, name);
     is_first = name == "end";
   });
   steps = 0;
   run_steps(engine, what, n.warm_up + n.counted, [&] {
-    if (++steps > n.warm_up) profile.gpu_us += marks.span_us() / n.counted;
+    if (const double us = marks.span_us(); ++steps > n.warm_up) profile.gpu_us += us / n.counted;
   });
   engine.set_on_op({});
   profile.step_us = step_us_without(engine, what, "");

@@ -83,6 +83,7 @@ bool GpuSteps::feeds_next(const Step& step) const {
 void GpuSteps::launch(const StepBlock& block, bool is_fed, const DraftedTokens& drafted) {
   const Step host = block.step();
   CHECK(!is_fed || (use_graphs_ && host.num_tokens == host.num_out));
+  if (cx_.on_op) cx_.on_op("step");
   pages_.flush();
   cuda::copy_async(block_.data(), block.data(), block.used_bytes(), cx_.stream);
   Step step = block.step_at(block_.data());
@@ -145,12 +146,17 @@ void GpuSteps::replay(const StepBlock& block, std::span<const Span> spans) {
                    cx_.stream);
   Step step = block.step_at(block_.data());
   step.spans = static_cast<const Span*>(replayed_.data());
-  model_.replay(cx_, step, kv_);
+  const auto run = [&] { model_.replay(cx_, step, kv_); };
+  if (!use_graphs_ || cx_.on_op || step.num_spans > 1) return run();
+  cuda::Graph& graph = replays_[step.num_tokens];
+  if (!graph) graph = cuda::Graph(cx_.stream, run);
+  graph.launch(cx_.stream);
 }
 
 void GpuSteps::forget_graphs() {
   cuda::wait(cx_.stream);
   graphs_.clear();
+  replays_.clear();
   num_rare_ = 0;
 }
 

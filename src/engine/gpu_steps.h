@@ -83,6 +83,7 @@ class GpuSteps {
   Buffer spans_, replayed_;     // of a replay: pinned, and on the device
   Tensor logits_;               // of the last step, on the device
   std::map<Key, std::pair<cuda::Graph, Tensor>> graphs_;  // with the logits they leave
+  std::map<int32_t, cuda::Graph> replays_;                // of one sequence, by tokens
   int32_t num_rare_ = 0;             // graphs of more than kFewTokens, or with drafts
   std::array<cuda::Event, 2> done_;  // of the step of each turn
 };

@@ -225,7 +225,9 @@ void HeadDrafter::send(int64_t from) {
 // Its ids are those of drafts at `place`.
 Tensor HeadDrafter::run(const Pass& pass, std::span<const Tensor> target, int32_t place) {
   head_.set_input({target, there(pass.rows)});
+  cx_.whose = "draft/";
   const Tensor logits = head_.model().forward(cx_, pass.step, {.layers = &kv_});
+  cx_.whose.clear();
   const int64_t n = pass.step.num_out, vocab = logits.dim(1);
   if (!cx_.on_gpu()) {
     for (int64_t r = 0; r < n; ++r)

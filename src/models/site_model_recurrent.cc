@@ -48,15 +48,20 @@ void SiteModel::mamba(ops::Site& site, const std::string& name, float eps, const
 void SiteModel::replay(ops::Ctx& cx, const Step& step, const SeqState& kv) {
   CHECK(step.num_tokens <= limits_.max_replayed);
   begin(cx, step);
+  cx.whose = "replay/";
+  for (const auto& [layer, in] : delta_inputs_) cx.wrote({in.qkvz.data, in.gates.data});
+  Step again = step;
+  again.is_replay = true;
   for (const ops::Site& site : sites_) {
     const int32_t layer = site.key.layer;
     if (site.key.op == ops::Op::kDeltaRule)
       ops::delta_rule(cx, site, buffer(site.writes.at(0)), kv.recurrent_layer(layer),
-                      delta_inputs_.at(layer), step);
+                      delta_inputs_.at(layer), again);
     if (site.key.op == ops::Op::kMamba2)
       ops::mamba2(cx, site, buffer(site.writes.at(0)), kv.recurrent_layer(layer),
-                  mamba_inputs_.at(layer), step);
+                  mamba_inputs_.at(layer), again);
   }
+  cx.whose.clear();
 }
 
 const ops::DeltaRuleIn& SiteModel::inputs(int32_t layer, const ops::DeltaRuleIn& shared) const {

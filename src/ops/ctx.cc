@@ -14,10 +14,16 @@ namespace nibble::ops {
 int Ctx::threads() const { return pool == nullptr ? 1 : pool->size(); }
 
 bool Ctx::begin(const Site& next) {
-  if (left_out == next.label || (!left_out.empty() && left_out == op_name(next.key.op)))
-    return false;
+  if (!begin(next.label)) return false;
   site = &next;
-  if (on_op) on_op(next.label.c_str());
+  return true;
+}
+
+bool Ctx::begin(const std::string& label) {
+  if (left_out.empty() && !on_op) return true;
+  const std::string all = whose + label;
+  if (left_out == all || left_out == all.substr(0, all.find_first_of("/."))) return false;
+  if (on_op) on_op(all.c_str());
   return true;
 }
 

@@ -59,11 +59,15 @@ struct Ctx {
   // GPU.
   Tensor on_host(const Tensor& t, Buffer& memory) const;
 
-  // Makes `site` the one that runs; false where a profile leaves it out.
+  // Makes `site` the one that runs; false where a profile leaves it out. Of what is no site, by its
+  // label.
   bool begin(const Site& site);
+  bool begin(const std::string& label);
   std::function<void(const char* label)> on_op = {};  // told before each site; for profiles
-  // For profiles: the site of this label, or all of this op, do nothing: what they write stays as
-  // it was.
+  // In front of labels, of what runs beside the steps: "draft/", "replay/".
+  std::string whose = {};
+  // For profiles: the site of this label, or all of this op ("moe_up", or "draft"), do nothing:
+  // what they write stays as it was.
   std::string left_out = {};
   std::string last_op() const;  // the label of the site that was begun last
 

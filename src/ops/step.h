@@ -28,6 +28,8 @@ struct Step {
   int32_t max_context = 0;
   // None of its rows may be left out, even of those without logits: another rank looks at them.
   bool all_rows = false;
+  // Computes states once more, of inputs that a step has left: no op waits for another's result.
+  bool is_replay = false;
   const int32_t* tokens = nullptr;     // [T]
   const int32_t* positions = nullptr;  // [T]
   const Span* spans = nullptr;         // [S]

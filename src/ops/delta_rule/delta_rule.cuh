@@ -51,7 +51,7 @@ struct Params {
 };
 // The spans of up to `most` tokens, in one launch (delta_rule_decode_cuda.cu). Of the heads that it
 // is for.
-void decode_spans(Ctx& cx, const Params& a, int most);
+void decode_spans(Ctx& cx, const Params& a, int most, bool waits_last = false);
 // Whether all spans of a step are that short, as far as counts tell: the next token of each
 // sequence, or drafts that are verified.
 inline bool is_decode(const Step& s) {

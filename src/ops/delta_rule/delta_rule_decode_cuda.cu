@@ -69,6 +69,7 @@ struct Task {
   int most;             // tokens of a span: those of more are another kernel's
   int stages;           // that the launch has memory for
   bool releases_first;  // its followers start before its wait, and bring their weights
+  bool waits_last;      // all that it reads was there before the kernel in front
 };
 
 __device__ __forceinline__ Stage* stages_of(Shared& shared) {
@@ -104,7 +105,7 @@ class Mover {
   __device__ __forceinline__ void run() {
     const int ahead = min(task_.stages, share_.count);
     for (int n = 0; n < ahead; ++n) load(n, n);
-    cuda::griddep_wait();
+    if (!task_.waits_last) cuda::griddep_wait();
     int stage = 0;
     for (int n = 0; n < share_.count; ++n) {
       if (n >= ahead) {
@@ -120,6 +121,7 @@ class Mover {
       store(stage);
       if (++stage == ahead) stage = 0;
     }
+    if (task_.waits_last) cuda::griddep_wait();  // launches end in their order
   }
 
  private:
@@ -339,7 +341,7 @@ __device__ __forceinline__ void step_tokens(const Task& task, Shared& shared) {
     if (warp == kGatesWarp) a_log = a.w.a_log[h], dt_bias = a.w.dt_bias[h];
   };
   begin_head(Share(a).first / a.num_spans);
-  if (warp == kNormWarp) {  // for all: it meets them before anything is written
+  if (warp == kNormWarp && !task.waits_last) {  // for all: it meets them before anything is written
     cuda::griddep_wait();
     if (!task.releases_first) cuda::griddep_launch_dependents();
   }
@@ -403,19 +405,19 @@ __global__ void __launch_bounds__(kThreads, 1) decode(const __grid_constant__ Ta
 
 }  // namespace
 
-void delta::decode_spans(Ctx& cx, const Params& a, int most) {
+void delta::decode_spans(Ctx& cx, const Params& a, int most, bool waits_last) {
   CHECK(a.d.key_dim == kHead && a.d.value_dim == kHead && a.d.taps == kTaps);
   const int64_t items = int64_t{a.d.value_heads} * a.num_spans;
   const int64_t blocks = std::min<int64_t>(items, cx.kernels.gpu.num_sms);
   const auto stages = std::min<int64_t>((items + blocks - 1) / blocks, kMostStages);
-  const bool releases_first = a.num_spans == 1;
+  const bool releases_first = a.num_spans == 1 || waits_last;
   cuda::launch(cx.stream, decode,
                {.grid = dim3(static_cast<unsigned>(blocks)),
                 .block = dim3(kThreads),
                 .smem_bytes = sizeof(Shared) + stages * sizeof(Stage),
                 .release = releases_first ? cuda::Release::kBeforeWait : cuda::Release::kAfterWait,
                 .reads_inputs = true},
-               Task{a, most, static_cast<int>(stages), releases_first});
+               Task{a, most, static_cast<int>(stages), releases_first, waits_last});
 }
 
 void delta_rule_decode(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
@@ -423,7 +425,13 @@ void delta_rule_decode(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
                        const DeltaRuleWeights& weights, const Step& s) {
   if (s.num_tokens == 0) return;
   if (!is_decode(s)) return delta_rule_any(cx, att, state, in, desc, weights, s);
-  decode_spans(cx, params_of(att, state, in, desc, weights, s), INT32_MAX);
+  // Layers whose states are computed once more do not follow one another, as of all that they read
+  // the first launch has waited for: 36 of Qwen3-Next's, of 32 blocks each.
+  const cuda::LaunchOrder& order = cx.stream.order;
+  const bool waits_last = s.is_replay && order.are_inputs_complete() &&
+                          order.is_complete(in.qkvz.data) &&
+                          (desc.joined || order.is_complete(in.gates.data));
+  decode_spans(cx, params_of(att, state, in, desc, weights, s), INT32_MAX, waits_last);
 }
 
 }  // namespace nibble::ops::gpu

@@ -4,22 +4,13 @@
 #include "ops/kernel_table.h"
 
 namespace nibble::ops {
-namespace {
-
-// Tells profiles what runs; false where one leaves it out.
-bool begin(Ctx& cx, const char* name) {
-  if (cx.on_op) cx.on_op(name);
-  return cx.left_out != name;
-}
-
-}  // namespace
 
 void join_rows(Ctx& cx, const JoinOut& out, std::span<const RowPart> parts, const Norm& all) {
   CHECK(!parts.empty() && parts.size() <= kMostParts);
   constexpr JoinRowsFn* kKernel = NIBBLE_CUDA_KERNEL(gpu::join_rows);
   JoinRowsFn* const run = cx.on_gpu() ? kKernel : cpu_rows::join_rows;
   CHECK(run != nullptr);
-  if (begin(cx, "join_rows")) run(cx, out, parts, all);
+  if (cx.begin("join_rows")) run(cx, out, parts, all);
   cx.wrote({out.joined.data, out.y.data});
 }
 
@@ -28,7 +19,7 @@ void store_heads(Ctx& cx, const Tensor& q, const KvLayer& kv, const Tensor& qkv,
   constexpr StoreHeadsFn* kKernel = NIBBLE_CUDA_KERNEL(gpu::store_heads);
   StoreHeadsFn* const run = cx.on_gpu() ? kKernel : cpu_rows::store_heads;
   CHECK(run != nullptr);
-  if (begin(cx, "store_heads")) run(cx, q, kv, qkv, cos_sin, s);
+  if (cx.begin("store_heads")) run(cx, q, kv, qkv, cos_sin, s);
   cx.wrote({q.data});
 }
 
@@ -38,7 +29,7 @@ void put_rows_by(Ctx& cx, std::span<const Tensor> to, std::span<const Tensor> fr
   constexpr PutRowsByFn* kKernel = NIBBLE_CUDA_KERNEL(gpu::put_rows_by);
   PutRowsByFn* const run = cx.on_gpu() ? kKernel : cpu_rows::put_rows_by;
   CHECK(run != nullptr);
-  if (begin(cx, "put_rows_by")) run(cx, to, from, length, s);
+  if (cx.begin("put_rows_by")) run(cx, to, from, length, s);
   for (const Tensor& rows : to) cx.wrote({rows.data});
 }
 
