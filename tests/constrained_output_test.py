@@ -228,6 +228,7 @@ class Draw:
         self.rng = rng = random.Random(seed)
         self.api = rng.choice(["chat", "chat", "completions", "responses", "messages"])
         self.judge = self.judge_call = None
+        self.may_call = False
         self.body = {"temperature": rng.choice([0, 0.3, 1, 1]), "stream": rng.random() < 0.5}
         question = rng.choice(QUESTIONS)
         {"chat": self.make_chat, "completions": self.make_completion, "responses": self.make_response,
@@ -251,6 +252,15 @@ class Draw:
         schema = Schemas(self.rng).draw()
         self.judge = judge_json(schema)
         return schema
+
+    def add_lenient_tool(self, in_form):
+        """At times: a call is held to what can be kept of its schema, and the content to all of its own."""
+        if self.rng.random() < 0.6:
+            return
+        self.may_call = True
+        parameters = {"type": "object", "properties": {"kind": {"type": "string", "not": {"const": "none"}},
+                                                       "price": {"type": "number", "multipleOf": 0.5}}, "required": ["kind"]}
+        self.body |= {"tools": [in_form({"name": "order_pizza", "description": "Orders a pizza."}, parameters)]}
 
     def draw_form(self):
         """As structured_outputs has it."""
@@ -285,6 +295,7 @@ class Draw:
         if kind == 0:
             self.body["response_format"] = {"type": "json_schema", "json_schema": {
                 "name": "answer", "strict": True, "schema": self.schema()}}
+            self.add_lenient_tool(lambda tool, parameters: {"type": "function", "function": {**tool, "parameters": parameters}})
         elif kind == 1:
             tool = self.draw_tools()
             named = {"type": "function", "function": {"name": "order_pizza"}}
@@ -300,6 +311,7 @@ class Draw:
         self.body |= {"input": question, "max_output_tokens": MAX_TOKENS}
         if self.rng.random() < 0.7:
             self.body["text"] = {"format": {"type": "json_schema", "name": "answer", "strict": True, "schema": self.schema()}}
+            self.add_lenient_tool(lambda tool, parameters: {"type": "function", **tool, "parameters": parameters})
         else:
             tool = self.draw_tools()["function"]
             named = {"type": "function", "name": "order_pizza"}
@@ -310,6 +322,7 @@ class Draw:
         self.body |= {"messages": [{"role": "user", "content": question}], "max_tokens": MAX_TOKENS}
         if self.rng.random() < 0.7:
             self.body["output_config"] = {"format": {"type": "json_schema", "schema": self.schema()}}
+            self.add_lenient_tool(lambda tool, parameters: {**tool, "input_schema": parameters})
         else:
             tool = self.draw_tools()["function"]
             choice = {"type": "tool", "name": "order_pizza"} if self.is_named else {"type": "any"}
@@ -317,6 +330,9 @@ class Draw:
                           "tool_choice": {**choice, "disable_parallel_tool_use": self.is_once}}
 
     def faults(self, content, calls):
+        if self.may_call and calls:
+            judge = judge_json({"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string"}}})
+            return [fault for fault in [content and "it has both", *map(judge, calls)] if fault]
         if self.judge_call is None:
             return [fault for fault in [calls and "it has calls", self.judge(content)] if fault]
         most = 1 if self.is_named or self.is_once or NAME == "nibble-tiny-gpt-oss" else len(calls)
@@ -360,6 +376,46 @@ class ConstrainedOutputTest(unittest.TestCase):
         self.assertEqual(collections.Counter(failure[1] for failure in failures), {})
         for api, count in all_answers.items():
             self.assertGreater(ended[api], count / 2, api)
+
+    def test_each_part_is_as_strict_as_it_says(self):
+        """A strict form beside a lenient tool is refused for what would not be kept to, and not for what the tool says."""
+        unkept = {"type": "object", "properties": {"a": {"type": "number", "multipleOf": 0.5}}, "required": ["a"]}
+        fine = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+
+        def chat(form, is_strict, tools):
+            return self.client.chat({
+                "messages": question, "max_tokens": 200, "stream": False, "tools": [{"type": "function", "function": {
+                    "name": name, "parameters": schema, "strict": strict}} for name, schema, strict in tools],
+                "response_format": {"type": "json_schema", "json_schema": {"name": "f", "strict": is_strict, "schema": form}}})
+
+        def responses(form, is_strict, tools):
+            return self.client.responses({
+                "input": question, "max_output_tokens": 200, "stream": False, "tools": [{
+                    "type": "function", "name": name, "parameters": schema, "strict": strict} for name, schema, strict in tools],
+                "text": {"format": {"type": "json_schema", "name": "f", "strict": is_strict, "schema": form}}})
+
+        def messages(form, _, tools):
+            return self.client.messages({
+                "messages": question, "max_tokens": 200, "stream": False, "tools": [{
+                    "name": name, "input_schema": schema, "strict": strict} for name, schema, strict in tools],
+                "output_config": {"format": {"type": "json_schema", "schema": form}}})
+
+        question = [{"role": "user", "content": "Order me a pizza."}]
+        for api in [chat, responses, messages]:
+            for case, is_good in [
+                    ((fine, True, [("f", unkept, False), ("g", fine, True)]), True),
+                    ((fine, True, [("f", unkept, True), ("g", fine, False)]), False),
+                    ((unkept, True, [("f", fine, False)]), False), ((unkept, True, [("f", fine, True)]), False)]:
+                with self.subTest(api=api.__name__, case=case):
+                    if is_good:
+                        [(content, calls, ended)] = api(*case)
+                        self.assertTrue(ended)
+                        self.assertTrue(calls or judge_json(fine)(content) is None, content)
+                    else:
+                        with self.assertRaisesRegex(Refused, "multipleOf"):
+                            api(*case)
+        with self.assertRaisesRegex(Refused, "multipleOf"):
+            self.client.completions({"prompt": "Hello", "max_tokens": 200, "structured_outputs": {"json": unkept}, "stream": False})
 
     def test_a_bias_does_not_end_a_string(self):
         """Every end, in reach of every token."""

@@ -221,12 +221,9 @@ std::vector<WantedGrammar> TemplateFormat::forms(const Chat& chat,
   const auto spec = answer ? std::optional(answer->spec) : std::nullopt;
   auto grammar = answer_grammar(chat, markup_.tools, spec, /*any_schema=*/false);
   if (!grammar) return {};
-  const bool strict = std::any_of(chat.tools.begin(), chat.tools.end(),
-                                  [](const FunctionTool& tool) { return tool.strict; });
   WantedGrammar form{.spec = *std::move(grammar), .field = answer ? answer->field : "tools"};
-  if (!answer && !strict) {
-    form.otherwise = answer_grammar(chat, markup_.tools, spec, /*any_schema=*/true);
-  }
+  auto otherwise = answer_grammar(chat, markup_.tools, spec, /*any_schema=*/true);
+  if (otherwise->text != form.spec.text) form.otherwise = std::move(otherwise);
   return {std::move(form)};
 }
 

@@ -184,6 +184,36 @@ TEST_P(TemplateFamily, AnswersAreHeldToTheirGrammar) {
   }
 }
 
+// A tool, another beside it and the content's form are each as strict as they say. What a lenient
+// tool's schema says otherwise may be any object, the other parts stay.
+TEST_P(TemplateFamily, EachPartIsAsStrictAsItSays) {
+  const GrammarCompiler compiler(tokenizer, tokenizer.size());
+  const std::string fine = R"({"type":"object","properties":{"a":{"type":"boolean"}}})";
+  const std::string unkept =
+      R"({"type":"object","properties":{"a":{"type":"number","multipleOf":0.5}}})";
+  for (int strict = 0; strict < 8; ++strict) {
+    Chat chat = question();
+    chat.options.tool_choice.kind = ToolChoice::Kind::kAuto;
+    const bool is_strict[] = {(strict & 1) != 0, (strict & 2) != 0, (strict & 4) != 0};
+    for (int bad = 0; bad < 3; ++bad) {
+      const auto schema = [&](int part) { return part == bad ? unkept : fine; };
+      chat.tools = {{.name = "f", .parameters = schema(0), .strict = is_strict[0]},
+                    {.name = "g", .parameters = schema(1), .strict = is_strict[1]}};
+      const WantedGrammar answer{.spec = {.kind = GrammarSpec::Kind::kJsonSchema,
+                                          .text = schema(2),
+                                          .lenient = !is_strict[2]},
+                                 .field = "response_format"};
+      const auto wanted = format.forms(chat, answer);
+      ASSERT_EQ(wanted.size(), 1u);
+      const auto grammar = compiler.compile(wanted[0].spec);
+      EXPECT_EQ(grammar.ok(), !is_strict[bad]) << wanted[0].spec.text;
+      EXPECT_EQ(wanted[0].otherwise.has_value(), !is_strict[0] || !is_strict[1]);
+      if (!wanted[0].otherwise) continue;
+      EXPECT_EQ(compiler.compile(*wanted[0].otherwise).ok(), !is_strict[bad]);
+    }
+  }
+}
+
 TEST_P(TemplateFamily, KeepsAnUnfinishedAnswerOpen) {
   Chat chat = question();
   chat.messages.push_back({.role = Role::kAssistant, .content = "The quick"});

@@ -26,8 +26,8 @@ Result<T> find_name(const std::array<std::pair<std::string_view, T>, N>& known,
 }
 
 Json schema_of(const FunctionTool& tool, bool any_schema) {
-  Json schema =
-      any_schema || tool.parameters.empty() ? Json() : Json::parse(tool.parameters, nullptr, false);
+  const bool any = tool.parameters.empty() || (any_schema && !tool.strict);
+  Json schema = any ? Json() : Json::parse(tool.parameters, nullptr, false);
   if (!schema.is_object()) schema = {{"type", "object"}};
   return schema;
 }
@@ -41,7 +41,10 @@ Json call_tag(const FunctionTool& tool, ToolFormat format, bool any_schema) {
   const Json schema = schema_of(tool, any_schema);
   const std::string name = Json(tool.name).dump();
   std::string begin, end;
-  Json content = {{"type", "json_schema"}, {"json_schema", schema}, {"lenient", !tool.strict}};
+  Json content = {{"type", "json_schema"},
+                  {"json_schema", schema},
+                  {"lenient", !tool.strict},
+                  {"function", tool.name}};
   switch (format) {
     case ToolFormat::kHermes:
       begin = "<tool_call>\n{\"name\": " + name + ", \"arguments\": ";
@@ -184,11 +187,9 @@ std::optional<GrammarSpec> answer_grammar(const Chat& chat, ToolFormat format,
   // JSON without a tag around may be content too.
   if (format == ToolFormat::kLlama3Json && !forced && !answer) return std::nullopt;
   Json tags = Json::array();
-  bool lenient = true;
   for (const FunctionTool& tool : chat.tools) {
     if (choice.kind == Kind::kNamed && tool.name != choice.name) continue;
     tags.push_back(call_tag(tool, format, any_schema));
-    lenient = lenient && !tool.strict;
   }
   const bool one = !chat.options.parallel_tool_calls || choice.kind == Kind::kNamed;
   Json form;
@@ -209,8 +210,7 @@ std::optional<GrammarSpec> answer_grammar(const Chat& chat, ToolFormat format,
             {"stop_after_first", one}};
   }
   return GrammarSpec{.kind = GrammarSpec::Kind::kStructuralTag,
-                     .text = Json{{"type", "structural_tag"}, {"format", std::move(form)}}.dump(),
-                     .lenient = lenient};
+                     .text = Json{{"type", "structural_tag"}, {"format", std::move(form)}}.dump()};
 }
 
 std::string typed_parameter(const FunctionTool* tool, const std::string& name, std::string text) {

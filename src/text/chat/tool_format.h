@@ -36,7 +36,7 @@ bool template_has(std::string_view source, ToolFormat format);
 
 // The grammar of all behind the reasoning: calls as tool_choice wants them, their arguments by the
 // functions' schemas, `answer` for the content. None where nothing is to be enforced. `any_schema`:
-// arguments may be any object.
+// arguments of functions that are not strict may be any object.
 std::optional<GrammarSpec> answer_grammar(const Chat& chat, ToolFormat format,
                                           const std::optional<GrammarSpec>& answer,
                                           bool any_schema);

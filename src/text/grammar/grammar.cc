@@ -15,10 +15,11 @@
 #include "text/grammar/kept_schema.h"
 #include "text/grammar/regex_text.h"
 #include "text/grammar/string_budgets.h"
+#include "text/grammar/tag_parts.h"
 
 namespace {
 
-// What xgrammar warns of while this thread compiles; null: it compiles nothing.
+// What xgrammar warns of on this thread; null: nobody asks.
 thread_local std::vector<std::string>* t_warnings = nullptr;
 
 }  // namespace
@@ -142,19 +143,35 @@ bool fits_in_json(const std::string& pattern) {
   }
 }
 
-// Rewrites schemas and patterns into what xgrammar keeps to; why it would not, or "".
+// The first thing that xgrammar leaves out with a warning; "": nothing.
+std::string left_out(const GrammarSpec& spec) {
+  std::vector<std::string> warnings;
+  t_warnings = &warnings;
+  try {
+    if (spec.kind == GrammarSpec::Kind::kJsonSchema) xgrammar::Grammar::FromJSONSchema(spec.text);
+    if (spec.kind == GrammarSpec::Kind::kRegex) xgrammar::Grammar::FromRegex(spec.text);
+    if (spec.kind == GrammarSpec::Kind::kEbnf) xgrammar::Grammar::FromEBNF(spec.text);
+  } catch (const std::exception&) {  // what is not valid is said when it is compiled
+  }
+  t_warnings = nullptr;
+  return warnings.empty() ? "" : first_line(warnings[0]);
+}
+
+// Rewrites schemas and patterns into what xgrammar keeps to, each part of a tag by its own
+// strictness; why it would not, or "".
 std::string keep(GrammarSpec& spec) {
+  if (spec.kind == GrammarSpec::Kind::kStructuralTag) return keep_parts(spec.text, keep);
   std::string why;
   if (spec.kind == GrammarSpec::Kind::kJsonSchema) {
+    const auto json = nlohmann::json::parse(spec.text, nullptr, /*allow_exceptions=*/false);
+    if (why = too_wide(json); !why.empty()) return why;
     spec.text = with_patterns_for_formats(spec.text);
     keep_schema(spec.text, spec.lenient, fits_in_json, why);
-  } else if (spec.kind == GrammarSpec::Kind::kStructuralTag) {
-    spec.text = with_patterns_for_formats(spec.text);
-    keep_tag_schemas(spec.text, spec.lenient, fits_in_json, why);
   } else if (spec.kind == GrammarSpec::Kind::kRegex) {
     spec.text = as_converted(spec.text);
   }
-  return why;
+  if (why.empty() && !spec.lenient) why = left_out(spec);
+  return why.empty() ? "" : "asks for what would not be kept to: " + why;
 }
 
 // Of the processors that this process may use a fourth: decoding goes on beside it.
@@ -334,36 +351,18 @@ void LocalMatcher::mask(std::span<uint32_t> bits) {
 
 Result<Grammar> GrammarCompiler::compile(const GrammarSpec& spec) const {
   if (const auto size = check_size(spec); !size) return Failure{size.error()};
-  if (spec.kind == GrammarSpec::Kind::kJsonSchema) {
-    const auto json = nlohmann::json::parse(spec.text, nullptr, /*allow_exceptions=*/false);
-    if (std::string why = too_wide(json); !why.empty()) return Failure{std::move(why)};
-  }
   GrammarSpec kept = spec;
-  if (std::string why = keep(kept); !why.empty()) {
-    return Failure{"asks for what would not be kept to: " + why};
-  }
-  std::vector<std::string> warnings;
-  t_warnings = &warnings;
-  std::string failure;
-  std::optional<Grammar> grammar;
+  if (std::string why = keep(kept); !why.empty()) return Failure{std::move(why)};
   try {
-    grammar.emplace([compiled = impl_->compile(kept), vocab_size = impl_->vocab_size,
-                     never = is_json(spec) ? impl_->never_in_json
-                                           : nullptr](const std::vector<int32_t>& end_ids) {
+    return Grammar([compiled = impl_->compile(kept), vocab_size = impl_->vocab_size,
+                    never = is_json(spec) ? impl_->never_in_json
+                                          : nullptr](const std::vector<int32_t>& end_ids) {
       return std::make_unique<LocalMatcher>(compiled, vocab_size, end_ids, never);
     });
   } catch (const std::exception& e) {
-    failure = first_line(e.what());
-    if (failure.empty()) failure = "it is not valid";
+    const std::string failure = first_line(e.what());
+    return Failure{"cannot be compiled: " + (failure.empty() ? "it is not valid" : failure)};
   }
-  t_warnings = nullptr;
-  if (!grammar) return Failure{"cannot be compiled: " + failure};
-  // The cache answers without the warning: such a grammar is compiled, and refused, once.
-  if (!warnings.empty() && !spec.lenient) {
-    impl_->compiler.ClearCache();
-    return Failure{"asks for what would not be kept to: " + first_line(warnings[0])};
-  }
-  return *std::move(grammar);
 }
 
 }  // namespace nibble

@@ -458,14 +458,56 @@ TEST(Grammar, KeepsToSchemasInTags) {
        {R"({"allOf":[{"type":"integer"}],"maximum":9})", R"({"items":{"not":{"const":1}}})"}) {
     EXPECT_FALSE(compile(GrammarSpec::Kind::kStructuralTag, tag(schema)).ok()) << schema;
   }
-  for (const bool lenient : {false, true}) {  // what the schema has beside it counts
-    const std::string one = R"({"not":{"const":1}},"lenient":)" + nlohmann::json(lenient).dump();
-    EXPECT_EQ(
-        compiler()
-            .compile(
-                {.kind = GrammarSpec::Kind::kStructuralTag, .text = tag(one), .lenient = !lenient})
-            .ok(),
-        lenient);
+}
+
+// A tag of two parts, either of which a text may be.
+Result<Grammar> compile_either(const nlohmann::json& one, const nlohmann::json& other) {
+  const nlohmann::json format = {{"type", "or"}, {"elements", {one, other}}};
+  return compile(GrammarSpec::Kind::kStructuralTag,
+                 nlohmann::json{{"type", "structural_tag"}, {"format", format}}.dump());
+}
+
+// A strict answer is held to its form beside lenient tools, and these may be lenient beside it:
+// what is found in schemas, and what xgrammar only warns of.
+TEST(Grammar, EachPartOfATagIsAsStrictAsItSays) {
+  const nlohmann::json good = {{"type", "json_schema"}, {"json_schema", {{"type", "boolean"}}}};
+  for (const std::string schema :
+       {R"({"type":"number","multipleOf":0.5})", R"({"$ref":"https://example.com/s.json"})",
+        R"({"type":"string","pattern":"^a$","maxLength":3})", R"({"not":{"const":1}})",
+        R"({"type":"string","pattern":"^a(?=b)$"})"}) {
+    nlohmann::json part = {{"type", "json_schema"}, {"json_schema", nlohmann::json::parse(schema)}};
+    EXPECT_FALSE(compile_either(good, part).ok()) << schema;
+    for (const bool lenient : {false, true}) {
+      part["lenient"] = lenient;
+      part["function"] = "f";
+      for (const bool other : {false, true}) {
+        nlohmann::json beside = good;
+        beside["lenient"] = other;
+        for (const auto& grammar : {compile_either(part, beside), compile_either(beside, part)}) {
+          ASSERT_EQ(grammar.ok(), lenient) << schema;
+          EXPECT_EQ(lenient, lenient && matches(*grammar, "true"));
+          if (lenient) continue;
+          EXPECT_THAT(grammar.error(), testing::HasSubstr("(in the function 'f')"));
+        }
+      }
+    }
+  }
+  const nlohmann::json lenient = {
+      {"type", "json_schema"}, {"json_schema", {{"type", "boolean"}}}, {"lenient", true}};
+  const nlohmann::json regex = {{"type", "regex"}, {"pattern", "a(?=b)"}};
+  EXPECT_FALSE(compile_either(lenient, regex).ok());
+}
+
+// At once, as outside of tags: thousands of alternatives would take minutes.
+TEST(Grammar, NoPartOfATagIsTooWide) {
+  nlohmann::json wide = {{"type", "json_schema"}, {"json_schema", {{"anyOf", {true}}}}};
+  for (int i = 0; i < 2'000; ++i) wide["json_schema"]["anyOf"].push_back({{"const", i}});
+  for (const bool lenient : {false, true}) {
+    wide["lenient"] = lenient;
+    const auto grammar =
+        compile_either({{"type", "json_schema"}, {"json_schema", {{"type", "null"}}}}, wide);
+    ASSERT_FALSE(grammar.ok());
+    EXPECT_THAT(grammar.error(), testing::HasSubstr("has 2001 values in one \"anyOf\""));
   }
 }
 

@@ -12,7 +12,6 @@
 #include <string_view>
 #include <vector>
 
-#include "text/grammar/regex_text.h"
 #include "text/utf8.h"
 
 namespace nibble {
@@ -415,50 +414,18 @@ void Keeper::keep_inside(Json& schema) {
   }
 }
 
-bool keep_json(Json& schema, bool lenient, const Fits& fits, std::string& why) {
-  Keeper keeper(schema, lenient, fits);
-  keeper.keep(schema);
-  why = keeper.why();
-  return why.empty();
-}
-
-bool keep_tags(Json& tag, bool lenient, const Fits& fits, std::string& why) {
-  if (!tag.is_structured()) return true;
-  if (tag.is_object() && tag.contains("pattern") && tag["pattern"].is_string()) {
-    tag["pattern"] = as_converted(tag["pattern"].get_ref<const std::string&>());
-  }
-  if (tag.is_object() && tag.contains("json_schema") && tag.contains("lenient")) {
-    lenient = tag["lenient"] == true;
-    tag.erase("lenient");
-  }
-  for (auto& item : tag.items()) {
-    const bool is_schema = tag.is_object() && item.key() == "json_schema";
-    if (is_schema ? !keep_json(item.value(), lenient, fits, why)
-                  : !keep_tags(item.value(), lenient, fits, why)) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool keep_text(std::string& text, bool lenient, const Fits& fits, std::string& why,
-               decltype(keep_json) keep) {
-  const Json before = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (before.is_discarded()) return true;
-  Json after = before;
-  if (!keep(after, lenient, fits, why)) return false;
-  if (after != before) text = after.dump();
-  return true;
-}
-
 }  // namespace
 
 bool keep_schema(std::string& schema, bool lenient, const Fits& fits, std::string& why) {
-  return keep_text(schema, lenient, fits, why, keep_json);
-}
-
-bool keep_tag_schemas(std::string& tag, bool lenient, const Fits& fits, std::string& why) {
-  return keep_text(tag, lenient, fits, why, keep_tags);
+  const Json before = Json::parse(schema, nullptr, /*allow_exceptions=*/false);
+  if (before.is_discarded()) return true;
+  Json after = before;
+  Keeper keeper(after, lenient, fits);
+  keeper.keep(after);
+  why = keeper.why();
+  if (!why.empty()) return false;
+  if (after != before) schema = after.dump();
+  return true;
 }
 
 }  // namespace nibble

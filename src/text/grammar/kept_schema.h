@@ -15,10 +15,4 @@ namespace nibble {
 bool keep_schema(std::string& schema, bool lenient,
                  const std::function<bool(const std::string& pattern)>& fits, std::string& why);
 
-// The same for each schema inside one of xgrammar's structural tags, and `as_converted` for each
-// pattern. A "lenient" beside a schema, which is taken out, says so of that one.
-bool keep_tag_schemas(std::string& tag, bool lenient,
-                      const std::function<bool(const std::string& pattern)>& fits,
-                      std::string& why);
-
 }  // namespace nibble
