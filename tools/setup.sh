@@ -4,7 +4,7 @@
 #
 # usage: tools/setup.sh [GROUP...]      (default: build)
 #   build  compiler, CMake and libraries: enough for `make serve`
-#   xgrammar  the grammar library's source (build/xgrammar); part of build
+#   xgrammar  the grammar library's source, patched (build/xgrammar); part of build
 #   page   the libraries that the chat page renders answers with (build/page); part of build
 #   jinja  the template engine's source, patched, and real chat templates (build/jinja); part of build
 #   test   GoogleTest, Google Benchmark, and the Python clients that tests drive (build/venv)
@@ -46,18 +46,20 @@ packages() {
     { tail -20 build/setup.log >&2; die "apt-get failed (log: build/setup.log)"; }
 }
 
-# unchanged NAME FILE...: true if done_with NAME was called with files of the same bytes.
+# unchanged NAME PATH...: true if done_with NAME was called with files, and files in folders, of the
+# same names and bytes.
 unchanged() {
   local stamp=build/.setup/$1
   shift
-  [[ -f $stamp ]] && sha256sum "$@" | cmp -s - "$stamp"
+  [[ -f $stamp && $(sums_of "$@") == "$(<"$stamp")" ]]
 }
 done_with() {
   local stamp=build/.setup/$1
   shift
   mkdir -p build/.setup
-  sha256sum "$@" >"$stamp"
+  sums_of "$@" >"$stamp"
 }
+sums_of() { find "$@" -type f -print0 2>/dev/null | LC_ALL=C sort -z | xargs -0 sha256sum; }
 
 python_venv() {
   packages python3 python3-venv ca-certificates
@@ -74,10 +76,13 @@ group_build() {
   group_jinja
 }
 
-# The grammar library's source, which no distribution packages: by version and hash. CMake builds it.
+# The grammar library's source, which no distribution packages: by version and hash, with what
+# cmake/xgrammar.patch mends. CMake builds it.
 group_xgrammar() {
-  unchanged xgrammar tools/requirements-xgrammar.txt && return
+  local stamped=(tools/requirements-xgrammar.txt cmake/xgrammar.patch build/xgrammar)
+  unchanged xgrammar "${stamped[@]}" && return
   [[ ${NIBBLE_SETUP:-} == skip && -e build/xgrammar/include/xgrammar/xgrammar.h ]] && return
+  packages patch
   python_venv
   echo "setup: fetching the source of tools/requirements-xgrammar.txt into build/xgrammar"
   rm -rf build/xgrammar build/xgrammar.part
@@ -85,16 +90,17 @@ group_xgrammar() {
   build/venv/bin/pip download --quiet --disable-pip-version-check --no-deps --no-binary xgrammar \
     --require-hashes --dest build/xgrammar.part -r tools/requirements-xgrammar.txt ||
     die "no xgrammar: see tools/requirements-xgrammar.txt"
-  mkdir build/xgrammar
-  tar -xzf build/xgrammar.part/xgrammar-*.tar.gz --strip-components=1 -C build/xgrammar
-  rm -r build/xgrammar.part
-  done_with xgrammar tools/requirements-xgrammar.txt
+  tar -xzf build/xgrammar.part/xgrammar-*.tar.gz --strip-components=1 -C build/xgrammar.part
+  patch --quiet -p1 -d build/xgrammar.part/cpp <cmake/xgrammar.patch || die "cmake/xgrammar.patch failed"
+  rm build/xgrammar.part/*.tar.gz
+  mv build/xgrammar.part build/xgrammar
+  done_with xgrammar "${stamped[@]}"
 }
 
 # The chat page's JavaScript libraries and its font for formulas, each out of a Python package that
 # carries it: by version and hash. Of the font, what formulas use. CMake builds them into the program.
 group_page() {
-  unchanged page tools/requirements-page.txt && return
+  unchanged page tools/requirements-page.txt build/page && return
   [[ ${NIBBLE_SETUP:-} == skip && -e build/page/math.woff ]] && return
   python_venv
   echo "setup: fetching the chat page's libraries (tools/requirements-page.txt) into build/page"
@@ -120,13 +126,14 @@ END
     --no-hinting --layout-features=ssty,math,flac,dtls --unicodes=$characters
   mv $part/page build/page
   rm -r $part
-  done_with page tools/requirements-page.txt
+  done_with page tools/requirements-page.txt build/page
 }
 
 # The template engine of llama.cpp, out of the source of its Python package: by version and hash, with
 # the bounds of cmake/jinja.patch. CMake builds it; the tests render the templates that come with it.
 group_jinja() {
-  unchanged jinja tools/requirements-jinja.txt cmake/jinja.patch && return
+  local stamped=(tools/requirements-jinja.txt cmake/jinja.patch build/jinja)
+  unchanged jinja "${stamped[@]}" && return
   [[ ${NIBBLE_SETUP:-} == skip && -e build/jinja/common/jinja/runtime.h ]] && return
   packages patch
   python_venv
@@ -142,7 +149,7 @@ group_jinja() {
   patch --quiet -p1 -d build/jinja.part/common <cmake/jinja.patch || die "cmake/jinja.patch failed"
   rm build/jinja.part/*.tar.gz
   mv build/jinja.part build/jinja
-  done_with jinja tools/requirements-jinja.txt cmake/jinja.patch
+  done_with jinja "${stamped[@]}"
 }
 
 group_test() {

@@ -11,7 +11,7 @@ namespace nibble {
 namespace {
 
 // The body of the rule for a character of a bounded string: it is printed so for nothing else.
-constexpr std::string_view kPrinted = R"( ::= (([^\"\\\r\n])))";
+constexpr std::string_view kPrinted = R"( ::= (([^\0-\x1f\"\\])))";
 constexpr std::string_view kCharacter = R"([^\0-\x1f\"\\])";
 
 bool is_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
