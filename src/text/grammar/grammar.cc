@@ -127,10 +127,6 @@ std::string too_wide(const nlohmann::json& schema) {
   return "";
 }
 
-bool is_json(const GrammarSpec& spec) {
-  return spec.kind == GrammarSpec::Kind::kJsonObject || spec.kind == GrammarSpec::Kind::kJsonSchema;
-}
-
 // Whether xgrammar keeps to a pattern inside a JSON string: not where it spells it by rules of its
 // own, which know no escapes.
 bool fits_in_json(const std::string& pattern) {
@@ -228,8 +224,6 @@ struct GrammarCompiler::Impl {
   // allowed wherever most tokens are, as inside strings.
   explicit Impl(const GrammarVocabulary& vocabulary)
       : vocab_size(static_cast<int32_t>(vocabulary.bytes.size())),
-        never_in_json(
-            std::make_shared<const std::vector<uint32_t>>(ids_never_in_json(vocabulary.bytes))),
         tokenizer(vocabulary.bytes, xgrammar::VocabType::RAW, vocab_size,
                   /*stop_token_ids=*/std::vector<int32_t>{}),
         compiler(tokenizer, num_threads(), /*cache_enabled=*/true, kCacheBytes),
@@ -238,7 +232,6 @@ struct GrammarCompiler::Impl {
   xgrammar::CompiledGrammar compile(const GrammarSpec& spec);
 
   const int32_t vocab_size;
-  const std::shared_ptr<const std::vector<uint32_t>> never_in_json;
   const xgrammar::TokenizerInfo tokenizer;
   xgrammar::GrammarCompiler compiler;
   // Its cache fails an internal check where a schema's pattern repeats something more than 128
@@ -297,12 +290,9 @@ namespace {
 
 class LocalMatcher final : public GrammarMatcher {
  public:
-  // `never`: bits of ids that come nowhere; null: none.
   LocalMatcher(const xgrammar::CompiledGrammar& grammar, int32_t vocab_size,
-               const std::vector<int32_t>& end_ids,
-               std::shared_ptr<const std::vector<uint32_t>> never)
+               const std::vector<int32_t>& end_ids)
       : matcher_(grammar, std::vector<int>(end_ids.begin(), end_ids.end())),
-        never_(std::move(never)),
         allowed_(static_cast<size_t>(xgrammar::GetBitmaskSize(vocab_size))) {}
 
   bool accept(int32_t id) override;
@@ -312,7 +302,6 @@ class LocalMatcher final : public GrammarMatcher {
 
  private:
   xgrammar::GrammarMatcher matcher_;
-  const std::shared_ptr<const std::vector<uint32_t>> never_;
   std::vector<int32_t> allowed_;
   size_t num_accepted_ = 0;
 };
@@ -344,7 +333,6 @@ void LocalMatcher::mask(std::span<uint32_t> bits) {
   for (size_t word = 0; some_forbidden && word < bits.size(); ++word) {
     bits[word] &= word < allowed_.size() ? static_cast<uint32_t>(allowed_[word]) : 0;
   }
-  for (size_t word = 0; never_ && word < never_->size(); ++word) bits[word] &= ~(*never_)[word];
 }
 
 }  // namespace
@@ -354,10 +342,9 @@ Result<Grammar> GrammarCompiler::compile(const GrammarSpec& spec) const {
   GrammarSpec kept = spec;
   if (std::string why = keep(kept); !why.empty()) return Failure{std::move(why)};
   try {
-    return Grammar([compiled = impl_->compile(kept), vocab_size = impl_->vocab_size,
-                    never = is_json(spec) ? impl_->never_in_json
-                                          : nullptr](const std::vector<int32_t>& end_ids) {
-      return std::make_unique<LocalMatcher>(compiled, vocab_size, end_ids, never);
+    return Grammar([compiled = impl_->compile(kept),
+                    vocab_size = impl_->vocab_size](const std::vector<int32_t>& end_ids) {
+      return std::make_unique<LocalMatcher>(compiled, vocab_size, end_ids);
     });
   } catch (const std::exception& e) {
     const std::string failure = first_line(e.what());

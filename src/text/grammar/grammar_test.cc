@@ -191,16 +191,24 @@ TEST(Grammar, WhatASchemaLetsThroughIsJson) {
        R"({"type":"string","format":"uri"})", R"({"type":"string","format":"uri-template"})",
        R"({"type":"string","format":"date-time"})",
        R"({"type":"object","additionalProperties":{"type":"string","maxLength":3},"maxProperties":2})",
+       R"({"type":"object","properties":{"a \"b\"":{},"a\\":{},"\u0001":{}}})",
+       R"({"type":"object","propertyNames":{"maxLength":3},"maxProperties":2})",
+       R"({"type":"array","items":{"type":"number"},"maxItems":3})",
        R"({"enum":["\u0001","a\tb","\\"]})"}) {
-    const auto grammar = compile(GrammarSpec::Kind::kJsonSchema, schema);
-    ASSERT_TRUE(grammar.ok()) << schema << ": " << grammar.error();
-    int num_ended = 0;
-    for (uint32_t seed = 0; seed < 100; ++seed) {
-      const std::string text = random_text(*grammar, seed);
-      num_ended += !text.empty();
-      EXPECT_TRUE(text.empty() || nlohmann::json::accept(text)) << schema << ": " << text;
+    for (const auto& grammar :
+         {compile(GrammarSpec::Kind::kJsonSchema, schema),
+          compile(GrammarSpec::Kind::kStructuralTag,
+                  R"({"type":"structural_tag","format":{"type":"json_schema","json_schema":)" +
+                      schema + "}}")}) {
+      ASSERT_TRUE(grammar.ok()) << schema << ": " << grammar.error();
+      int num_ended = 0;
+      for (uint32_t seed = 0; seed < 100; ++seed) {
+        const std::string text = random_text(*grammar, seed);
+        num_ended += !text.empty();
+        EXPECT_TRUE(text.empty() || nlohmann::json::accept(text)) << schema << ": " << text;
+      }
+      EXPECT_GT(num_ended, 20) << schema;
     }
-    EXPECT_GT(num_ended, 20) << schema;
   }
 }
 
@@ -392,6 +400,13 @@ TEST(Grammar, KeepsToAllOfASchema) {
        R"("properties":{"a":{"type":"string"}}})",
        {R"({"a":"s"})", R"({"a":"s","xb":1})"},
        {R"({"xb":"s"})", R"({"a":"s","a":1})"}},
+      {R"({"type":"object","properties":{"a":{"const":1},"aé":{"const":2},"a\"":{"const":3}}})",
+       {R"({"a":1})", R"({"aé":2})", R"({"a\"":3})", R"({"aè":5})", R"({"ab\u0061":5})",
+        R"({"":5})"},
+       {R"({"a":5})", R"({"aé":5})", R"({"\u0061":5})", R"({"a\u00e9":5})", R"({"\u0061é":5})",
+        R"({"a\"":5})", R"({"a\u0022":5})", R"({"a"":5})"}},
+      {R"({"type":"string"})", {R"("\ud83d\uDE00\u00e9")"}, {R"("\ud83d")", R"("\ude00")"}},
+      {R"({"type":"number"})", {"1e99", "-2.5E-9"}, {"1e400", "1e"}},
       {R"({"type":"string","pattern":"^é[^a]$"})", {R"("éb")"}, {R"("éa")", "\"é\"\""}},
       {R"({"type":"string","pattern":"^[0-9]+(-[a-z]+)?$"})", {R"("1-a")"}, {R"("1a")"}},
       {R"({"type":"string","format":"date"})",

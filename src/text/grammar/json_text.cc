@@ -42,8 +42,6 @@ const std::vector<FormatPattern>& format_patterns() {
   return patterns;
 }
 
-bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r'; }
-
 // False: there was nothing to replace. Names of properties and values of enums are told apart from
 // keywords by where they stand.
 bool replace_formats(Json& schema) {
@@ -72,15 +70,6 @@ bool replace_formats(Json& schema) {
 }
 
 }  // namespace
-
-std::vector<uint32_t> ids_never_in_json(const std::vector<std::string>& texts) {
-  std::vector<uint32_t> bits((texts.size() + 31) / 32);
-  for (size_t id = 0; id < texts.size(); ++id) {
-    const bool never = std::any_of(texts[id].begin(), texts[id].end(), is_control);
-    if (never) bits[id / 32] |= uint32_t{1} << (id % 32);
-  }
-  return bits;
-}
 
 std::string with_patterns_for_formats(const std::string& schema) {
   Json json = Json::parse(schema, nullptr, /*allow_exceptions=*/false);
