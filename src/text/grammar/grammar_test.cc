@@ -153,8 +153,7 @@ TEST(Grammar, SpecialTokensOnlyEndIt) {
   }
 }
 
-// A text that the masks let through, byte by byte at random, as a client sees it: xgrammar lets
-// bytes through that are no character, which become U+FFFD. "" where it becomes long.
+// A text that the masks let through, byte by byte at random. "" where it becomes long.
 std::string random_text(const Grammar& grammar, uint32_t seed) {
   std::mt19937 random(seed);
   GrammarRun run(grammar, {kReturn});
@@ -177,6 +176,25 @@ std::string random_text(const Grammar& grammar, uint32_t seed) {
     text += detokenizer.push(id);
   }
   return "";
+}
+
+// Else one character of a schema could be three for its reader, who puts U+FFFD in place of bytes.
+TEST(Grammar, CharactersAreUtf8) {
+  for (const std::string schema :
+       {R"({"type":"string"})", R"({"type":"string","minLength":1,"maxLength":1})",
+        R"({"type":"string","pattern":"^.$"})", R"({"type":"string","pattern":"^[^a]+$"})"}) {
+    const auto grammar = compile(GrammarSpec::Kind::kJsonSchema, schema);
+    ASSERT_TRUE(grammar.ok()) << grammar.error();
+    for (const char* good :
+         {"\u0080", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\uffff", "\U00010000", "\U0010ffff"}) {
+      EXPECT_TRUE(matches(*grammar, '"' + std::string(good) + '"')) << schema << good;
+    }
+    for (const char* bad :
+         {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xed\xbf\xbf",
+          "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xc3"}) {
+      EXPECT_FALSE(matches(*grammar, '"' + std::string(bad) + '"')) << schema;
+    }
+  }
 }
 
 // Judged by another library.
@@ -405,6 +423,14 @@ TEST(Grammar, KeepsToAllOfASchema) {
         R"({"":5})"},
        {R"({"a":5})", R"({"aé":5})", R"({"\u0061":5})", R"({"a\u00e9":5})", R"({"\u0061é":5})",
         R"({"a\"":5})", R"({"a\u0022":5})", R"({"a"":5})"}},
+      {R"({"propertyNames":{},"type":"object"})", {R"({"a":1})"}, {"{1:1}", "{null:1}"}},
+      {R"({"propertyNames":{"anyOf":[{"maxLength":2},{"const":"xyz"}]},"type":"object"})",
+       {R"({"ab":1})", R"({"xyz":1})"},
+       {R"({"abc":1})", "{1:1}"}},
+      {R"({"type":"object","propertyNames":{"maxLength":2},"additionalProperties":false})",
+       {"{}"},
+       {R"({"a":1})"}},
+      {R"({"type":"string","pattern":"^b+$","format":"uri"})", {R"("bb")"}, {R"("a:b")"}},
       {R"({"type":"string"})", {R"("\ud83d\uDE00\u00e9")"}, {R"("\ud83d")", R"("\ude00")"}},
       {R"({"type":"number"})", {"1e99", "-2.5E-9"}, {"1e400", "1e"}},
       {R"({"type":"string","pattern":"^é[^a]$"})", {R"("éb")"}, {R"("éa")", "\"é\"\""}},
@@ -432,7 +458,11 @@ TEST(Grammar, RefusesWhatItWouldNotKeepTo) {
        {R"({"$ref":"#/$defs/s","minLength":3,"$defs":{"s":{"type":"string"}}})",
         R"({"allOf":[{"type":"integer"}],"maximum":9})",
         R"({"anyOf":[{"type":"string"},{"type":"null"}],"maxLength":3})",
-        R"({"enum":[1,2],"minimum":2})", R"({"const":5,"type":"string"})",
+        R"({"enum":[1,2],"minimum":2})",
+        R"({"enum":[12345678901234567890]})",
+        R"({"const":{"a":[-12345678901234567890]}})",
+        R"({"type":"object","propertyNames":{"enum":["a",1]}})",
+        R"({"const":5,"type":"string"})",
         R"({"oneOf":[{"const":1}],"anyOf":[{"const":2}]})",
         R"({"type":"object","required":["z"],"additionalProperties":false})",
         R"({"type":"object","minProperties":2})",
@@ -443,8 +473,10 @@ TEST(Grammar, RefusesWhatItWouldNotKeepTo) {
         R"({"type":"object","properties":{"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!":{}},)"
         R"("patternProperties":{"^(a+)+$":{}}})",  // who knows: it takes too many steps
         R"({"type":"object","patternProperties":{"x":{},"y":{}}})",
-        R"({"type":"string","pattern":"^\"$"})", R"({"type":"string","pattern":"^\\n$"})",
-        R"({"type":[]})", R"({"$dynamicRef":"#x"})"}) {
+        R"({"type":"string","pattern":"^\"$"})",
+        R"({"type":"string","pattern":"^\\n$"})",
+        R"({"type":[]})",
+        R"({"$dynamicRef":"#x"})"}) {
     const auto grammar = compile(GrammarSpec::Kind::kJsonSchema, schema);
     EXPECT_FALSE(grammar.ok()) << schema;
   }

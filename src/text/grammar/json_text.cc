@@ -47,11 +47,14 @@ const std::vector<FormatPattern>& format_patterns() {
 bool replace_formats(Json& schema) {
   if (!schema.is_structured()) return false;
   bool replaced = false;
-  if (schema.is_object() && schema.contains("format") && schema["format"].is_string()) {
+  if (schema.is_object() && schema.contains("format") && schema.contains("pattern")) {
+    schema.erase("format");
+    replaced = true;
+  } else if (schema.is_object() && schema.contains("format") && schema["format"].is_string()) {
     for (const auto& [format, pattern] : format_patterns()) {
       if (schema["format"] != format) continue;
       schema.erase("format");
-      if (!schema.contains("pattern")) schema["pattern"] = pattern;
+      schema["pattern"] = pattern;
       replaced = true;
       break;
     }

@@ -130,6 +130,12 @@ bool are_among(const Json& some, const Json& all) {
   });
 }
 
+// xgrammar writes whole numbers past 64 bits with the digits of a double.
+bool has_long_number(const Json& value) {
+  if (value.is_structured()) return std::any_of(value.begin(), value.end(), has_long_number);
+  return value.is_number() && std::abs(value.get<double>()) >= 0x1p63;
+}
+
 class Keeper {
  public:
   Keeper(Json& root, bool lenient, const Fits& fits)
@@ -215,6 +221,8 @@ void Keeper::keep_values(Json& schema, const std::string& applier) {
     if (schema.contains(word.name))
       return fail("\"" + std::string(word.name) + "\" beside \"" + applier + "\"");
   }
+  if (has_long_number(schema[applier]))
+    return fail("a number past 64 bits in an \"" + applier + '"');
   if (!schema.contains("type")) return;
   const Json types = list_of(schema["type"]);
   const Json values = applier == "enum" ? schema["enum"] : Json::array({schema["const"]});
@@ -346,7 +354,14 @@ void Keeper::keep_names(Json& schema) {
   if (schema.contains("properties") && schema["properties"].is_object()) {
     for (const auto& item : schema["properties"].items()) names.push_back(item.key());
   }
+  const bool has_others = schema.value("additionalProperties", Json(true)) != false ||
+                          schema.contains("patternProperties");
+  if (!has_others || schema.value("propertyNames", Json()) == true) schema.erase("propertyNames");
   if (schema.contains("propertyNames")) {
+    const bool are_strings =
+        has_types(schema["propertyNames"], {"string"}, /*may_write=*/true, /*depth=*/0);
+    if (!are_strings) fail("\"propertyNames\" that need not be strings");
+    if (!are_strings) schema.erase("propertyNames");
     if (!names.empty()) fail("\"propertyNames\" beside \"properties\"");
     if (schema.contains("patternProperties"))
       fail("\"propertyNames\" beside \"patternProperties\"");
