@@ -467,6 +467,8 @@ TEST(Grammar, RefusesWhatItWouldNotKeepTo) {
         R"({"type":"object","required":["z"],"additionalProperties":false})",
         R"({"type":"object","minProperties":2})",
         R"({"type":"object","properties":{"abc":{}},"propertyNames":{"maxLength":2}})",
+        R"({"type":"object","properties":{"abc":{}},"propertyNames":{"maxLength":2},)"
+        R"("additionalProperties":false})",
         R"({"type":"object","properties":{"xa":{}},"patternProperties":{"^x":{}}})",
         R"({"type":"object","properties":{"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa":{}},)"
         R"("patternProperties":{"^(a+)+$":{}}})",

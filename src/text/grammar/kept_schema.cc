@@ -354,9 +354,10 @@ void Keeper::keep_names(Json& schema) {
   if (schema.contains("properties") && schema["properties"].is_object()) {
     for (const auto& item : schema["properties"].items()) names.push_back(item.key());
   }
-  const bool has_others = schema.value("additionalProperties", Json(true)) != false ||
-                          schema.contains("patternProperties");
-  if (!has_others || schema.value("propertyNames", Json()) == true) schema.erase("propertyNames");
+  const bool may_have_names = !names.empty() || schema.contains("patternProperties") ||
+                              schema.value("additionalProperties", Json(true)) != false;
+  if (!may_have_names || schema.value("propertyNames", Json()) == true)
+    schema.erase("propertyNames");
   if (schema.contains("propertyNames")) {
     const bool are_strings =
         has_types(schema["propertyNames"], {"string"}, /*may_write=*/true, /*depth=*/0);
