@@ -13,21 +13,6 @@
 
 namespace nibble::cli {
 
-inline auto kernels_of(const ops::EmbedDesc&) { return ops::embed_kernels(); }
-inline auto kernels_of(const ops::NormQkvDesc&) { return ops::norm_qkv_kernels(); }
-inline auto kernels_of(const ops::AttentionDesc&) { return ops::attention_kernels(); }
-inline auto kernels_of(const ops::OutProjDesc&) { return ops::out_proj_kernels(); }
-inline auto kernels_of(const ops::MlpUpDesc&) { return ops::mlp_up_kernels(); }
-inline auto kernels_of(const ops::NormRouteDesc&) { return ops::norm_route_kernels(); }
-inline auto kernels_of(const ops::MoeUpDesc&) { return ops::moe_up_kernels(); }
-inline auto kernels_of(const ops::MoeDownDesc&) { return ops::moe_down_kernels(); }
-inline auto kernels_of(const ops::NormUnembedDesc&) { return ops::norm_unembed_kernels(); }
-inline auto kernels_of(const ops::NormLinearDesc&) { return ops::norm_linear_kernels(); }
-inline auto kernels_of(const ops::DeltaRuleDesc&) { return ops::delta_rule_kernels(); }
-inline auto kernels_of(const ops::Mamba2Desc&) { return ops::mamba2_kernels(); }
-inline auto kernels_of(const ops::OutputGateDesc&) { return ops::output_gate_kernels(); }
-inline auto kernels_of(const ops::SharedUpDesc&) { return ops::shared_up_kernels(); }
-
 struct OpLaunch {
   // Returns the bytes that it has to move. Turns take other weights and experts.
   std::function<int64_t(size_t turn)> run;

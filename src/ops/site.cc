@@ -6,22 +6,6 @@
 namespace nibble::ops {
 namespace {
 
-auto table_of(const EmbedDesc&) { return embed_kernels(); }
-auto table_of(const NormQkvDesc&) { return norm_qkv_kernels(); }
-auto table_of(const AttentionDesc&) { return attention_kernels(); }
-auto table_of(const OutProjDesc&) { return out_proj_kernels(); }
-auto table_of(const MlpUpDesc&) { return mlp_up_kernels(); }
-auto table_of(const NormRouteDesc&) { return norm_route_kernels(); }
-auto table_of(const MoeUpDesc&) { return moe_up_kernels(); }
-auto table_of(const MoeDownDesc&) { return moe_down_kernels(); }
-auto table_of(const NormUnembedDesc&) { return norm_unembed_kernels(); }
-auto table_of(const NormLinearDesc&) { return norm_linear_kernels(); }
-auto table_of(const DeltaRuleDesc&) { return delta_rule_kernels(); }
-auto table_of(const OutputGateDesc&) { return output_gate_kernels(); }
-auto table_of(const SharedUpDesc&) { return shared_up_kernels(); }
-auto table_of(const AllReduceDesc&) { return all_reduce_kernels(); }
-auto table_of(const Mamba2Desc&) { return mamba2_kernels(); }
-
 // Of experts that a step's tokens meet.
 template <typename Desc>
 int64_t distinct_experts(const Desc& d, int64_t tokens) {
@@ -97,7 +81,7 @@ void plan_sites(Sites& sites, const KernelOptions& options) {
           std::optional<Layout> resident;
           if (site.in_rows) resident = Layout::kRows;
           if (site.weight.codes != nullptr) resident = site.weight.layout;
-          site.plan = SitePlan(site.key, table_of(desc), desc, options, resident);
+          site.plan = SitePlan(site.key, kernels_of(desc), desc, options, resident);
         },
         site.problem);
   find_choosers(sites);
@@ -127,7 +111,7 @@ std::vector<PlanEntry> plan_entries(const Sites& sites) {
 std::vector<std::string> kernel_names(Op op) {
   std::vector<std::string> names;
   const auto add_names = [&](const auto& desc) {
-    for (const auto& row : table_of(desc)) names.emplace_back(row.name);
+    for (const auto& row : kernels_of(desc)) names.emplace_back(row.name);
   };
   [&]<size_t... kKinds>(std::index_sequence<kKinds...>) {
     ((static_cast<size_t>(op) == kKinds ? add_names(std::variant_alternative_t<kKinds, Problem>{})

@@ -33,13 +33,30 @@
 namespace nibble::ops {
 
 // What a site computes: one of these by kind, in the order of Op. To add a kind: Op and its name,
-// here, and the overloads at the top of site.cc.
+// here, its table below, and the overloads at the top of site.cc.
 using Problem =
     std::variant<EmbedDesc, NormQkvDesc, AttentionDesc, OutProjDesc, MlpUpDesc, NormRouteDesc,
                  MoeUpDesc, MoeDownDesc, NormUnembedDesc, NormLinearDesc, DeltaRuleDesc,
                  OutputGateDesc, SharedUpDesc, AllReduceDesc, Mamba2Desc>;
 static_assert(std::variant_size_v<Problem> == kNumOps);
 inline Op op_of(const Problem& problem) { return static_cast<Op>(problem.index()); }
+
+// The table of a kind.
+inline auto kernels_of(const EmbedDesc&) { return embed_kernels(); }
+inline auto kernels_of(const NormQkvDesc&) { return norm_qkv_kernels(); }
+inline auto kernels_of(const AttentionDesc&) { return attention_kernels(); }
+inline auto kernels_of(const OutProjDesc&) { return out_proj_kernels(); }
+inline auto kernels_of(const MlpUpDesc&) { return mlp_up_kernels(); }
+inline auto kernels_of(const NormRouteDesc&) { return norm_route_kernels(); }
+inline auto kernels_of(const MoeUpDesc&) { return moe_up_kernels(); }
+inline auto kernels_of(const MoeDownDesc&) { return moe_down_kernels(); }
+inline auto kernels_of(const NormUnembedDesc&) { return norm_unembed_kernels(); }
+inline auto kernels_of(const NormLinearDesc&) { return norm_linear_kernels(); }
+inline auto kernels_of(const DeltaRuleDesc&) { return delta_rule_kernels(); }
+inline auto kernels_of(const OutputGateDesc&) { return output_gate_kernels(); }
+inline auto kernels_of(const SharedUpDesc&) { return shared_up_kernels(); }
+inline auto kernels_of(const AllReduceDesc&) { return all_reduce_kernels(); }
+inline auto kernels_of(const Mamba2Desc&) { return mamba2_kernels(); }
 
 struct Site {
   SiteKey key;
