@@ -195,6 +195,9 @@ void require_memory(const MemoryNeed& need, const MemoryBudget& budget) {
   } else {
     advice += "The weights alone do not fit: take a smaller model or a machine with more memory.\n";
   }
+  if (need.request_bytes > over)
+    advice +=
+        "A --request-memory of less than " + format_size(need.request_bytes) + " helps, too.\n";
   if (budget.available_bytes - budget.reserve_bytes < budget.total_bytes / 2)
     advice += "Other programs hold much of the memory; ending some would help.\n";
   advice += "--memory-budget SIZE sets the budget by hand.\n";

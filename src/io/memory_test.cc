@@ -222,6 +222,16 @@ TEST(RequireMemory, SaysWhereStatesDoNotFit) {
                     HasSubstr("states         2.00 GiB  2 of recurrent layers\n")));
 }
 
+TEST(RequireMemory, SaysWhereRequestsMayHaveLess) {
+  const MemoryBudget budget =
+      memory_budget({.total_bytes = 32 * kGiB, .available_bytes = 30 * kGiB}, {.utilization = .5});
+  MemoryNeed need{.weight_bytes = 15 * kGiB, .scratch_bytes = kGiB, .request_bytes = kGiB / 2};
+  const char* advice = "A --request-memory of less than 512.0 MiB helps, too.\n";
+  EXPECT_THAT(error_of([&] { require_memory(need, budget); }), testing::Not(HasSubstr(advice)));
+  need.scratch_bytes = kGiB / 2 + kMiB;
+  EXPECT_THAT(error_of([&] { require_memory(need, budget); }), HasSubstr(advice));
+}
+
 TEST(MemoryTable, ShowsEveryRow) {
   const MemoryBudget budget =
       memory_budget({.total_bytes = 32 * kGiB, .available_bytes = 30 * kGiB}, {.utilization = .5});
