@@ -87,8 +87,8 @@ AnswerMarkup markup_of(const FoundTemplate& found, const ChatFormatFlags& flags)
     const auto format = parse_tool_format(flags.tool_call_parser);
     if (!format) throw Error(ErrorKind::kUsage, "--tool-call-parser: " + format.error());
     if (!template_has(found.source, *format)) {
-      throw Error(ErrorKind::kUsage, "--tool-call-parser " + flags.tool_call_parser + ": " +
-                                         found.origin + " does not write calls like that");
+      throw Error(ErrorKind::kUnsupported, "--tool-call-parser " + flags.tool_call_parser + ": " +
+                                               found.origin + " does not write calls like that");
     }
     markup.tools = *format;
   }

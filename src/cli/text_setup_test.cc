@@ -97,11 +97,13 @@ class TemplateDirectory : public testing::Test {
       load(flags);
       return "";
     } catch (const Error& e) {
+      failure_kind_ = e.kind();
       return e.what();
     }
   }
 
   const std::filesystem::path path_;
+  ErrorKind failure_kind_ = {};
 };
 
 TEST_F(TemplateDirectory, TakesTheTemplateThatComesFirst) {
@@ -133,6 +135,7 @@ TEST_F(TemplateDirectory, SaysWhatIsWrongWithATemplate) {
   write("chat_template.jinja", "<tool_call> {{ messages }}");
   EXPECT_EQ(failure({.tool_call_parser = "hermes"}), "");
   EXPECT_THAT(failure({.tool_call_parser = "qwen3_coder"}), HasSubstr("does not write calls"));
+  EXPECT_NE(failure_kind_, ErrorKind::kUsage);  // exit code 1: the flag is as good as any
   EXPECT_THAT(failure({.tool_call_parser = "horse"}), HasSubstr("known are hermes"));
   EXPECT_THAT(failure({.reasoning_parser = "horse"}), HasSubstr("known are qwen3"));
 }
