@@ -12,6 +12,7 @@
 #include "cuda/stream.h"
 #include "engine/engine.h"
 #include "engine/engine_hybrid_testing.h"
+#include "engine/lives_testing.h"
 #include "engine/speculation_testing.h"
 #include "models/draft_head.h"
 #include "models/model.h"
@@ -28,12 +29,16 @@ class HybridEngineGpu : public testing::TestWithParam<const char*> {
     cx_.kernels.exact = true;
     cx_.kernels.gpu = cuda::open_device();
     cx_.stream = stream_.handle();
+    model_ = load();
+  }
+
+  std::unique_ptr<Model> load() {
     LoadOptions load;
     load.memory = {.allocate = cuda::device_buffer,
                    .allocate_staging = cuda::pinned_buffer,
                    .copy = cuda::copy};
     const std::string families = std::string(NIBBLE_SOURCE_DIR) + "/tests/goldens/families/";
-    model_ = load_model(cx_, families + GetParam(), load);
+    return load_model(cx_, families + GetParam(), load);
   }
 
   static EngineOptions options(int32_t step_tokens = 64) {
@@ -124,6 +129,17 @@ TEST_P(HybridEngineGpu, DraftsThatComeTrueOrDoNot) {
     Engine engine(*model_, cx_, speculative(options(160), drafter, 3));
     expect_same(run_all(engine, all), expected, "drafts");
     EXPECT_GT(engine.stats().speculation.num_draft_tokens, 0);
+  }
+}
+
+TEST_P(HybridEngineGpu, RandomLivesKeepTheirText) {
+  const std::unique_ptr<Model> other = load();
+  for (uint32_t seed = 1; seed <= 3; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Lives lives(seed, 4,
+                [&](const Request& request) { return run_alone(*other, cx_, options(), request); });
+    lives.run(*model_, cx_, options());
+    if (HasFailure()) return;
   }
 }
 

@@ -9,6 +9,7 @@
 #include "cpu/thread_pool.h"
 #include "engine/engine.h"
 #include "engine/engine_hybrid_testing.h"
+#include "engine/lives_testing.h"
 #include "engine/speculation_testing.h"
 #include "models/model.h"
 
@@ -26,8 +27,12 @@ class HybridEngine : public testing::TestWithParam<Setting> {
     cx_.pool = &pool_;
     cx_.kernels.activations = GetParam().activations;
     if (GetParam().activations == ops::ActFormat::kBF16) cx_.activations = DType::kBF16;
+    model_ = load();
+  }
+
+  std::unique_ptr<Model> load() {
     const std::string families = std::string(NIBBLE_SOURCE_DIR) + "/tests/goldens/families/";
-    model_ = load_model(cx_, families + GetParam().name, {});
+    return load_model(cx_, families + GetParam().name, {});
   }
 
   static EngineOptions options(int32_t step_tokens = 64) {
@@ -126,6 +131,22 @@ TEST_P(HybridEngine, ARejectionLeavesTheNextStepItsDrafts) {
     // All steps but the first and the last.
     EXPECT_GE(counts.num_drafts, engine.stats().num_steps - 2) << pattern;
   }
+}
+
+// An engine gives its model memory: those that run alone have another one.
+TEST_P(HybridEngine, RandomLivesKeepTheirText) {
+  const std::unique_ptr<Model> other = load();
+  int64_t num_preemptions = 0, num_hits = 0;
+  for (uint32_t seed = 1; seed <= 6; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Lives lives(seed, 4,
+                [&](const Request& request) { return run_alone(*other, cx_, options(), request); });
+    lives.run(*model_, cx_, options());
+    num_preemptions += lives.num_preemptions, num_hits += lives.num_hits;
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(num_preemptions, 0);
+  EXPECT_GT(num_hits, 100);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, HybridEngine,
