@@ -87,6 +87,94 @@ TEST(GeneralRows, KnowTheReasonsThatAreOfAStepsSize) {
   expect_sizes_of_steps(mamba2_kernels(), Mamba2Desc{64, 8, 64, 128, 4});
 }
 
+// The last row of the desc's table for a kind of device takes it in steps of every size.
+template <typename Desc>
+void expect_general(Desc desc, const std::string& what) {
+  for (const cuda::Caps& gpu : {cuda::Caps{}, cuda::h200(), cuda::gb10()})
+    for (const bool exact : {false, true}) {
+      KernelOptions options{.isa = cpu::Isa::kScalar, .exact = exact};
+      if (gpu.sm != 0) options.activations = ActFormat::kBF16;
+      options.gpu = gpu;
+      for (const int64_t tokens : kTokenBuckets) {
+        desc.tokens = tokens;
+        const auto* general =
+            static_cast<const typename decltype(kernels_of(desc))::value_type*>(nullptr);
+        for (const auto& row : kernels_of(desc))
+          if (std::string_view(row.name) != "ref" && row.refuse(desc, options) == nullptr)
+            general = &row;
+        ASSERT_NE(general, nullptr) << op_name(op_of(desc)) << ", " << what;
+        EXPECT_EQ(general->layout, Layout::kRows) << general->name << ", " << what;
+      }
+    }
+}
+
+TEST(GeneralRows, TakeEveryShapeAndFormat) {
+  for (const FormatRow& row : kFormats) {
+    if (row.format == Format::kF32) continue;
+    const Format format = row.format;
+    const std::string name(row.name);
+    for (const int64_t k : {int64_t{128}, int64_t{131072}, int64_t{row.block_elems}})
+      for (const int64_t n : {1, 7, 131071}) {
+        expect_general(EmbedDesc{n, k, format}, name);
+        expect_general(OutProjDesc{n, k, format}, name);
+        expect_general(NormLinearDesc{k, n, format}, name);
+        expect_general(NormUnembedDesc{k, n, format}, name);
+        for (const Swiglu& act : {Swiglu{}, kRelu2}) {
+          expect_general(MlpUpDesc{.hidden = k, .width = n, .format = format, .act = act}, name);
+          expect_general(SharedUpDesc{.hidden = k, .width = n, .format = format, .act = act}, name);
+        }
+      }
+    for (const int64_t dim : {2, 18, 64, 256, 502, 512})
+      for (const int64_t heads : {1, 3, 17, 96})
+        for (const bool norms : {false, true})
+          expect_general(NormQkvDesc{.hidden = 256,
+                                     .q_heads = 3 * heads,
+                                     .kv_heads = heads,
+                                     .head_dim = dim,
+                                     .format = format,
+                                     .norms_heads = norms},
+                         name);
+    for (const auto& [experts, top_k] : {std::pair(1, 1), {7, 5}, {512, 10}, {1024, 32}})
+      for (const Swiglu& act : {Swiglu{}, Swiglu{.limit = 7}, kRelu2}) {
+        expect_general(NormRouteDesc{.hidden = 256, .experts = experts, .top_k = top_k}, name);
+        expect_general(MoeUpDesc{.hidden = 256,
+                                 .width = 128,
+                                 .experts = experts,
+                                 .top_k = top_k,
+                                 .format = format,
+                                 .act = act},
+                       name);
+        expect_general(MoeDownDesc{.hidden = 37,
+                                   .width = 256,
+                                   .experts = experts,
+                                   .top_k = top_k,
+                                   .format = format,
+                                   .act = act},
+                       name);
+      }
+  }
+  for (const int64_t dim : {2, 18, 64, 256, 502, 512})
+    for (const int64_t group : {1, 3, 7, 40}) {
+      expect_general(AttentionDesc{3 * group, 3, dim}, std::to_string(dim));
+      expect_general(OutputGateDesc{3 * group * dim}, std::to_string(dim));
+    }
+  for (const int64_t dim : {3, 64, 128, 256})
+    for (const int64_t ratio : {1, 3, 128}) {
+      expect_general(DeltaRuleDesc{.key_heads = 2,
+                                   .value_heads = 2 * ratio,
+                                   .key_dim = dim,
+                                   .value_dim = 2 * dim + 1,
+                                   .taps = 4},
+                     std::to_string(dim));
+      expect_general(Mamba2Desc{.heads = 2 * ratio,
+                                .groups = 2,
+                                .head_dim = 2 * dim + 1,
+                                .state_dim = dim,
+                                .taps = 4},
+                     std::to_string(dim));
+    }
+}
+
 TEST(GeneralRows, AreNotSaidWithRowsOfOtherMachines) {
   const Refusal wide{"avx2_mxfp8", "weights are not mxfp8"},
       arm{"neon_float", "needs an arm64 CPU"};
