@@ -80,15 +80,19 @@ class NemotronH : public SiteModel {
 
  private:
   // How many more of the experts the shared one can be: of their formats, and several times as
-  // wide. None: it stays by itself.
+  // wide, where no block lies in two of them. None: it stays by itself.
   int64_t count_shared() const {
     if (!c.has('E') || c.shared_width % c.expert_width != 0) return 0;
     const int64_t count = c.shared_width / c.expert_width;
-    for (int64_t l = 0; l < c.layers(); ++l)
-      if (c.mixers[l] == 'E' &&
-          !joins_experts(name_of(l) + "shared_experts", name_of(l) + "experts.0",
-                         {"up_proj", "down_proj"}, c.experts + count, c.top_k + count))
+    for (int64_t l = 0; l < c.layers(); ++l) {
+      if (c.mixers[l] != 'E') continue;
+      const std::string shared = name_of(l) + "shared_experts";
+      const Format of_columns = quantization_.format_of(shared + ".down_proj");
+      if (count > 1 && c.expert_width % format_row(of_columns).block_elems != 0) return 0;
+      if (!joins_experts(shared, name_of(l) + "experts.0", {"up_proj", "down_proj"},
+                         c.experts + count, c.top_k + count))
         return 0;
+    }
     return count;
   }
 

@@ -41,6 +41,7 @@ struct RandomShape {
   // Of those with delta nets, in every layer but the last; heads turn by a half. Of NemotronH,
   // which has a layer of each kind: groups, heads, rows and columns of a state.
   int64_t key_heads = 1, value_heads = 2, key_dim = 16, value_dim = 16, taps = 4;
+  int64_t shared_width = 0;  // of the shared expert; 0: as the others
 };
 
 inline std::string config_key(const char* name, int64_t value) {
@@ -77,7 +78,8 @@ inline std::string random_hybrid_config(const RandomShape& s) {
          config_key("linear_key_head_dim", s.key_dim) +
          config_key("linear_value_head_dim", s.value_dim) +
          config_key("linear_conv_kernel_dim", s.taps) +
-         config_key("shared_expert_intermediate_size", s.width);
+         config_key("shared_expert_intermediate_size",
+                    s.shared_width > 0 ? s.shared_width : s.width);
 }
 
 inline std::string random_nemotron_config(const RandomShape& s) {
@@ -89,7 +91,8 @@ inline std::string random_nemotron_config(const RandomShape& s) {
          config_key("conv_kernel", s.taps) + config_key("intermediate_size", s.width) +
          config_key("n_routed_experts", s.experts) + config_key("num_experts_per_tok", s.top_k) +
          config_key("moe_intermediate_size", s.width) +
-         config_key("moe_shared_expert_intermediate_size", s.width) +
+         config_key("moe_shared_expert_intermediate_size",
+                    s.shared_width > 0 ? s.shared_width : s.width) +
          config_key("vocab_size", s.vocab) + config_key("max_position_embeddings", 4096) +
          random_quantization(s.format) + "}";
 }

@@ -211,6 +211,21 @@ TEST(RecurrentFamilies, SharedExpertsAreOfTheFormatTheyLieIn) {
 
 // Parts of one matrix that are no whole groups of rows, though together they are: what several
 // tensors make is joined row by row.
+// A shared expert twice as wide as the others is two of them, unless a block lies in both.
+TEST(RecurrentFamilies, SharedExpertsWhoseHalvesShareABlock) {
+  const test::TempDir directory;
+  for (const auto& [width, is_two] : {std::pair(128, true), {192, false}, {1856, false}}) {
+    RandomShape shape{.family = Family::kNemotronH, .width = width, .format = Format::kFp8Block};
+    shape.shared_width = 2 * shape.width;
+    test::write_file(directory / "config.json", random_config(shape));
+    const ops::Sites sites = list_sites(directory / "config.json");
+    EXPECT_EQ(std::ranges::none_of(
+                  sites, [](const ops::Site& s) { return s.key.op == ops::Op::kSharedUp; }),
+              is_two)
+        << width;
+  }
+}
+
 TEST(RecurrentFamilies, JoinedRowsThatAreNoWholeGroups) {
   for (const Family family : {Family::kQwen35, Family::kQwen35Moe}) {
     const RandomShape shape{

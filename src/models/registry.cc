@@ -264,11 +264,14 @@ std::vector<OpWork> describe_step_work(const std::string& model, const DenseForm
 
 std::vector<ops::Problem> list_problems(const std::string& model, const DenseFormats& dense) {
   std::vector<ops::Problem> problems;
-  const auto made = make_model(find_model(model), dense);
-  for (const ops::Site& site : made->sites())
+  for (const ops::Site& site : list_sites(model, dense))
     if (std::ranges::find(problems, site.problem) == problems.end())
       problems.push_back(site.problem);
   return problems;
+}
+
+ops::Sites list_sites(const std::string& model, const DenseFormats& dense) {
+  return make_model(find_model(model), dense)->sites();
 }
 
 ops::Sites planned_sites(const ops::Ctx& cx, const std::string& model, const DenseFormats& dense,

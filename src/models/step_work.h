@@ -31,7 +31,8 @@ std::vector<OpWork> describe_step_work(const std::string& model, const DenseForm
 // What its sites compute, each problem once, in the order of a step.
 std::vector<ops::Problem> list_problems(const std::string& model, const DenseFormats& dense = {});
 
-// Its sites with the kernels chosen for them, nothing loaded.
+// Its sites, nothing loaded; with the kernels chosen for them.
+ops::Sites list_sites(const std::string& model, const DenseFormats& dense = {});
 ops::Sites planned_sites(const ops::Ctx& cx, const std::string& model,
                          const DenseFormats& dense = {}, const Shard& shard = {});
 // Those of a model that is loaded, whose plan may have changed by what its weights hold.
