@@ -23,6 +23,8 @@
 #include "io/checkpoint.h"
 #include "io/io_test.h"
 #include "models/config_sizes.h"
+#include "models/random_checkpoint.h"
+#include "models/step_work.h"
 #include "models/test_goldens.h"
 
 namespace nibble {
@@ -246,6 +248,14 @@ TEST(Families, TiedEmbeddingsAreOneCopy) {
   for (const WeightPart& part : info.parts) EXPECT_NE(part.name, "unembed");
   const ModelInfo smaller = describe_model(kGoldens / "llama-tied", {.unembed = Format::kMxfp8});
   EXPECT_EQ(smaller.weight_bytes, info.weight_bytes + 101 * 96 / 32 * 33);
+  // What is said of linear layers is not said of the table, whatever reads it.
+  const test::TempDir directory;
+  std::ofstream(directory / "config.json")
+      << random_config({.family = Family::kLlama, .format = Format::kNvfp4, .is_tied = true});
+  for (const ops::Site& site : list_sites(directory / "config.json", {.unembed = Format::kMxfp8}))
+    if (site.key.op == ops::Op::kNormUnembed) {
+      EXPECT_EQ(site.weight.format, Format::kMxfp8);
+    }
   LoadOptions options;
   options.dense.unembed = Format::kMxfp8;
   Loaded one(kGoldens / "llama-tied", cpu::Isa::kScalar),

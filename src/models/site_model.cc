@@ -76,7 +76,7 @@ SiteModel::Declared& SiteModel::declare_matrix(Site& site, const char* part, con
   if (const char* reason = refuse_encode(w.encoded, cols.all); w.encoded != Format::kBF16 && reason)
     throw Error(ErrorKind::kUnsupported, "--dense-format: " + w.spec.name + " cannot become " +
                                              std::string(format_name(w.encoded)) + ": " + reason);
-  if (site.key.op != Op::kEmbed && site.key.op != Op::kNormRoute)
+  if (tensor.name != table_ && site.key.op != Op::kNormRoute)
     w.spec.format = quantization_.format_of(tensor.name);
   w.format = w.spec.format == Format::kBF16 ? w.encoded : w.spec.format;
   if (w.format != Format::kFp8Block && cols.all % format_row(w.format).block_elems != 0)
@@ -90,6 +90,7 @@ SiteModel::Declared& SiteModel::declare_matrix(Site& site, const char* part, con
 void SiteModel::matrix(Site& site, const char* part, const std::vector<Rows>& tensors,
                        const Cut& cols, Fill fill, bool has_bias) {
   site.weight = {.cols = cols.size};
+  if (site.key.op == Op::kEmbed) table_ = tensors.at(0).name;
   for (const Rows& t : tensors) {
     WantedWeight& w = declare_matrix(site, part, t, cols, fill).want;
     w.joined = &t != &tensors[0];

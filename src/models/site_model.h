@@ -234,6 +234,7 @@ class SiteModel : public Model {
   std::vector<Tied> tied_;
   std::vector<const ops::Site*> shared_;  // whose matrix is another model's
   std::vector<Declared> declared_;
+  std::string table_;  // the embedding's, of which a config of quantization says nothing
   std::vector<Act> acts_;
   std::map<int32_t, Tensor> kept_;  // rows, by the layer that they enter
   size_t num_entered_ = 0;          // of them, in this step
