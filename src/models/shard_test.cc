@@ -16,7 +16,6 @@
 #include "io/io_test.h"
 #include "models/hybrid_config.h"
 #include "models/nemotron_h_config.h"
-#include "models/site_model.h"
 #include "models/test_any_shape.h"
 #include "ops/matmul_ref.h"
 
@@ -398,10 +397,6 @@ std::unique_ptr<Model> load(const Case& c, const std::filesystem::path& director
   options.dense = c.dense;
   options.shard = shard;
   return load_model(cx, directory, options);
-}
-
-const ops::Sites& sites_of(const Model& model) {
-  return dynamic_cast<const SiteModel&>(model).sites();
 }
 
 class ShardOfFamily : public testing::TestWithParam<Family> {};

@@ -8,27 +8,21 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <random>
 #include <set>
-#include <span>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "dist/comm.h"
 #include "models/random_checkpoint.h"
+#include "models/step_work.h"
 #include "models/test_runner.h"
-#include "ops/attention/attention.h"
-#include "ops/embed/embed.h"
-#include "ops/mlp_up/mlp_up.h"
-#include "ops/moe_down/moe_down.h"
-#include "ops/moe_up/moe_up.h"
-#include "ops/norm_qkv/norm_qkv.h"
-#include "ops/norm_route/norm_route.h"
-#include "ops/norm_unembed/norm_unembed.h"
-#include "ops/out_proj/out_proj.h"
+#include "ops/site.h"
 
 namespace nibble::any_shape {
 
@@ -50,116 +44,164 @@ const T& any_of(std::mt19937& random, const std::vector<T>& values) {
   return values[random() % values.size()];
 }
 
+inline bool has_shared_expert(Family family) {
+  return is_hybrid(family) && family != Family::kQwen35;
+}
+
 // ---- rows, and pairs of them
 
 using Rows = std::map<Op, std::vector<std::string>>;  // that each op can be given, some by force
 using Choice = std::map<Op, std::string>;             // one for each op
 using Pairs = std::set<std::string>;                  // "moe_up=avx2_float moe_down=ref"
 
-// Who reads what whom wrote. Ops outside layers are among them: embed stands before norm_qkv,
-// norm_unembed behind the last layer. A dense layer calls out_proj twice.
-using Neighbours = std::span<const std::pair<Op, Op>>;
-inline constexpr std::pair<Op, Op> kAmongExperts[] = {
-    {Op::kEmbed, Op::kNormQkv},     {Op::kNormQkv, Op::kAttention},  {Op::kAttention, Op::kOutProj},
-    {Op::kOutProj, Op::kNormRoute}, {Op::kNormRoute, Op::kMoeUp},    {Op::kMoeUp, Op::kMoeDown},
-    {Op::kMoeDown, Op::kNormQkv},   {Op::kMoeDown, Op::kNormUnembed}};
-inline constexpr std::pair<Op, Op> kInDenseLayers[] = {
-    {Op::kEmbed, Op::kNormQkv},      {Op::kNormQkv, Op::kAttention}, {Op::kAttention, Op::kOutProj},
-    {Op::kOutProj, Op::kMlpUp},      {Op::kMlpUp, Op::kOutProj},     {Op::kOutProj, Op::kNormQkv},
-    {Op::kOutProj, Op::kNormUnembed}};
-inline Neighbours neighbours_of(Family family) {
-  if (family == Family::kLlama || family == Family::kQwen3) return kInDenseLayers;
-  return kAmongExperts;
+// The calls of a case's model, by its config alone, which is left in `directory`.
+inline ops::Sites sites_of(const Case& c, const std::filesystem::path& directory) {
+  std::filesystem::remove(directory / "model.safetensors");
+  std::ofstream(directory / "config.json") << random_config(c.shape);
+  ops::Sites sites = list_sites(directory.string(), c.dense);
+  if (c.shape.format == Format::kF16)  // of which a config says nothing
+    for (ops::Site& site : sites)
+      std::visit(
+          [](auto& desc) {
+            if constexpr (requires { desc.format; }) desc.format = Format::kF16;
+          },
+          site.problem);
+  return sites;
+}
+
+// Who reads what whom wrote, call by call. Not the residual stream and the angles, which are
+// float32 whoever writes them.
+using Edges = std::vector<std::pair<const ops::Site*, const ops::Site*>>;
+inline Edges edges_of(const ops::Sites& sites) {
+  Edges edges;
+  std::map<std::string, const ops::Site*> writers;  // by buffer; pages and slots are a layer's own
+  for (const ops::Site& site : sites) {
+    const auto key = [&](const std::string& buffer) {
+      return buffer == "kv" ? buffer + std::to_string(site.key.layer) : buffer;
+    };
+    std::set<const ops::Site*> before;
+    for (const std::string& buffer : site.reads) {
+      const auto writer = writers.find(key(buffer));
+      if (buffer != "x" && buffer != "y" && buffer != "cos_sin" && writer != writers.end())
+        before.insert(writer->second);
+    }
+    for (const ops::Site* writer : before) edges.emplace_back(writer, &site);
+    for (const std::string& buffer : site.writes) writers[key(buffer)] = &site;
+  }
+  return edges;
+}
+
+using Neighbours = std::set<std::pair<Op, Op>>;
+inline Neighbours neighbours_of(const ops::Sites& sites) {
+  Neighbours neighbours;
+  for (const auto& [a, b] : edges_of(sites)) neighbours.emplace(a->key.op, b->key.op);
+  return neighbours;
 }
 
 inline std::string pair_text(Op first, const std::string& a, Op second, const std::string& b) {
   return std::string(ops::op_name(first)) + "=" + a + " " + ops::op_name(second) + "=" + b;
 }
 
-inline Pairs pairs_of(const Choice& rows, Family family) {
+inline Pairs pairs_of(const Choice& rows, const Neighbours& neighbours) {
   Pairs pairs;
-  for (const auto& [a, b] : neighbours_of(family))
-    pairs.insert(pair_text(a, rows.at(a), b, rows.at(b)));
+  for (const auto& [a, b] : neighbours) pairs.insert(pair_text(a, rows.at(a), b, rows.at(b)));
   return pairs;
 }
 
-// Of the rows that steps of `tokens` tokens are given.
-inline Pairs pairs_of(const std::vector<ops::PlanEntry>& plan, int64_t tokens) {
-  Pairs pairs;
-  const ops::PlanEntry* before = nullptr;
-  for (const ops::PlanEntry& entry : plan) {
-    if (entry.min_tokens > tokens || entry.max_tokens < tokens) continue;
-    if (before != nullptr)
-      pairs.insert(pair_text(before->site.op, before->kernel, entry.site.op, entry.kernel));
-    before = &entry;
-  }
-  return pairs;
-}
-
-// Of a model's matrices: on disk all linear layers have one, and the others bf16 or f16; `dense`
-// says what bf16 is encoded to on load.
-struct CaseFormats {
-  DenseFormats dense;
-  Format experts, others;
-};
-inline CaseFormats formats_of(const Case& c) {
-  if (c.shape.family == Family::kGptOss) return {c.dense, Format::kMxfp4, Format::kBF16};
-  const Format on_disk = c.shape.format;
-  const Format others = on_disk == Format::kF16 ? on_disk : Format::kBF16;
-  const auto encoded = [](Format from, Format to) { return from == Format::kBF16 ? to : from; };
-  return {{.qkv = encoded(on_disk, c.dense.qkv),
-           .out = encoded(on_disk, c.dense.out),
-           .unembed = encoded(others, c.dense.unembed),
-           .mlp = encoded(on_disk, c.dense.mlp)},
-          on_disk,
-          others};
-}
-
-// fits(op, table, row, desc): whether the case can be given a row; where an op is called twice, by
-// both calls.
-template <typename Fits>
-Rows rows_of(const Case& c, const Fits& fits) {
-  const RandomShape& s = c.shape;
-  const auto [dense, experts, others] = formats_of(c);
-  Rows rows;
-  const auto add = [&](Op op, const auto& table, const auto&... descs) {
-    for (const auto& row : table)
-      if (row.run != nullptr && (fits(op, table, row, descs) && ...)) rows[op].push_back(row.name);
+// Of the rows that steps of `tokens` tokens are given, once planned.
+inline Pairs pairs_of(const ops::Sites& planned, int64_t tokens) {
+  const auto row = [&](const ops::Site& site) {
+    return std::ranges::find_if(
+               site.plan.entries(),
+               [&](const ops::PlanEntry& entry) { return tokens <= entry.max_tokens; })
+        ->kernel;
   };
-  add(Op::kEmbed, ops::embed_kernels(), ops::EmbedDesc{s.vocab, s.hidden, others});
-  add(Op::kNormQkv, ops::norm_qkv_kernels(),
-      ops::NormQkvDesc{.hidden = s.hidden,
-                       .q_heads = s.q_heads,
-                       .kv_heads = s.kv_heads,
-                       .head_dim = s.head_dim,
-                       .format = dense.qkv,
-                       .norms_heads = s.family == Family::kQwen3 || s.family == Family::kQwen3Moe});
-  add(Op::kAttention, ops::attention_kernels(),
-      ops::AttentionDesc{s.q_heads, s.kv_heads, s.head_dim});
-  const ops::OutProjDesc out{s.hidden, s.q_heads * s.head_dim, dense.out};
-  const ops::Swiglu act{.limit = s.family == Family::kGptOss ? 7 : ops::Swiglu{}.limit};
-  if (s.family == Family::kLlama || s.family == Family::kQwen3) {
-    add(Op::kOutProj, ops::out_proj_kernels(), out, ops::OutProjDesc{s.hidden, s.width, dense.mlp});
-    add(Op::kMlpUp, ops::mlp_up_kernels(), ops::MlpUpDesc{s.hidden, s.width, dense.mlp});
-  } else {
-    add(Op::kOutProj, ops::out_proj_kernels(), out);
-    add(Op::kNormRoute, ops::norm_route_kernels(),
-        ops::NormRouteDesc{.hidden = s.hidden,
-                           .experts = s.experts,
-                           .top_k = s.top_k,
-                           .format = others,
-                           .over_all = s.family == Family::kQwen3Moe && s.over_all});
-    const auto of_experts = [&]<typename Desc>(Desc desc) {
-      desc.hidden = s.hidden, desc.width = s.width, desc.format = experts, desc.act = act;
-      desc.experts = s.experts, desc.top_k = s.top_k;
-      return desc;
-    };
-    add(Op::kMoeUp, ops::moe_up_kernels(), of_experts(ops::MoeUpDesc{}));
-    add(Op::kMoeDown, ops::moe_down_kernels(), of_experts(ops::MoeDownDesc{}));
-  }
-  add(Op::kNormUnembed, ops::norm_unembed_kernels(),
-      ops::NormUnembedDesc{s.hidden, s.vocab, dense.unembed});
+  Pairs pairs;
+  for (const auto& [a, b] : edges_of(planned))
+    pairs.insert(pair_text(a->key.op, row(*a), b->key.op, row(*b)));
+  return pairs;
+}
+
+// fits(op, row, desc): whether a call can be given a row. Those that it can, best first.
+template <typename Fits>
+std::vector<std::string> rows_of(const ops::Site& site, const Fits& fits) {
+  std::vector<std::string> rows;
+  std::visit(
+      [&](const auto& desc) {
+        for (const auto& row : ops::kernels_of(desc))
+          if (row.run != nullptr && (!site.in_rows || row.layout == Layout::kRows) &&
+              fits(site.key.op, row, desc))
+            rows.emplace_back(row.name);
+      },
+      site.problem);
   return rows;
+}
+
+// Where an op is called several times, by all its calls.
+template <typename Fits>
+Rows rows_of(const ops::Sites& sites, const Fits& fits) {
+  Rows rows;
+  for (const ops::Site& site : sites) {
+    const std::vector<std::string> here = rows_of(site, fits);
+    const auto [of_op, is_first] = rows.try_emplace(site.key.op, here);
+    if (!is_first)
+      std::erase_if(of_op->second, [&](const std::string& name) {
+        return std::ranges::find(here, name) == here.end();
+      });
+  }
+  return rows;
+}
+
+// add(pair, its rows) for each that can be forced. can_meet(first, its row, the next's row):
+// whether it can.
+template <typename CanMeet, typename Add>
+void for_each_forced(const Rows& rows, const Neighbours& neighbours, const CanMeet& can_meet,
+                     const Add& add) {
+  for (const auto& [a, b] : neighbours)
+    for (const std::string& first : rows.at(a))
+      for (const std::string& second : rows.at(b))
+        if (can_meet(a, first, second))
+          add(pair_text(a, first, b, second), Choice{{a, first}, {b, second}});
+}
+
+// A row for each op, to be forced: of those that it can be given, one that makes the most `missing`
+// pairs with the neighbours chosen already, before it or behind (a layer's last op stands before
+// the next one's first). Where none is `chosen` to begin with and few are missing, one of them is
+// what the others are chosen around.
+template <typename CanMeet>
+Choice choose_rows(std::mt19937& random, const Pairs& missing, const Rows& rows,
+                   const Neighbours& neighbours, const CanMeet& can_meet, Choice chosen = {}) {
+  if (constexpr size_t kFew = 100; chosen.empty() && missing.size() < kFew) {
+    std::vector<Choice> fresh;
+    for_each_forced(rows, neighbours, can_meet, [&](const std::string& pair, const Choice& of) {
+      if (missing.contains(pair)) fresh.push_back(of);
+    });
+    if (!fresh.empty()) chosen = any_of(random, fresh);
+  }
+  const auto choose = [&](Op op) {
+    if (chosen.contains(op)) return;
+    std::vector<std::string> best;
+    int64_t most = 0;
+    for (const std::string& row : rows.at(op)) {
+      int64_t fresh = 0;
+      bool fits = true;
+      for (const auto& [a, b] : neighbours) {
+        if (a == op && chosen.contains(b)) {
+          fits &= can_meet(a, row, chosen[b]);
+          fresh += missing.count(pair_text(a, row, b, chosen[b]));
+        } else if (b == op && chosen.contains(a)) {
+          fits &= can_meet(a, chosen[a], row);
+          fresh += missing.count(pair_text(a, chosen[a], b, row));
+        }
+      }
+      if (!fits) continue;
+      if (fresh > most) best.clear(), most = fresh;
+      if (fresh == most) best.push_back(row);
+    }
+    chosen[op] = any_of(random, best);
+  };
+  for (const auto& [before, op] : neighbours) choose(before), choose(op);
+  return chosen;
 }
 
 inline std::string family_text(const RandomShape& s) {
@@ -188,6 +230,12 @@ inline std::string describe(const Case& c) {
                                                    {"F", s.width},
                                                    {"V", s.vocab},
                                                    {"window", s.window},
+                                                   {"HK", s.key_heads},
+                                                   {"HV", s.value_heads},
+                                                   {"DK", s.key_dim},
+                                                   {"DV", s.value_dim},
+                                                   {"taps", s.taps},
+                                                   {"shared F", s.shared_width},
                                                    {"page", c.page_size},
                                                    {"seed", static_cast<int64_t>(s.seed)}};
   for (const auto& [name, size] : sizes)
@@ -251,7 +299,7 @@ class Run {
  public:
   Run(const Case& c, ops::Ctx cx, const std::filesystem::path& directory, const Texts& texts,
       const WeightMemory& memory = {})
-      : case_(c), texts_(texts), cx_(std::move(cx)) {
+      : case_(c), texts_(texts), cx_(std::move(cx)), copy_(memory.copy) {
     cx_.pool = &pool_;
     cx_.kernels = c.kernels;
     cx_.activations = c.stored;
@@ -264,7 +312,6 @@ class Run {
     model_->reserve(cx_, {most, most});
   }
   // All tokens; what the taps show where they are `seen`. Logits, by Texts::index.
-  template <typename Runner = TestRunner>
   std::vector<std::vector<float>> all(const Steps& steps, Buffers* seen) {
     const auto slots = static_cast<int32_t>(texts_.of.size());
     std::vector<int64_t> done(slots), rows;
@@ -274,8 +321,8 @@ class Run {
       cx_.tap = [&](std::string_view name, int layer, const Tensor& value) {
         take(*seen, rows, name, layer, value);
       };
-    Runner runner(*model_, cx_, slots, static_cast<int32_t>(texts_.total()), case_.kv,
-                  case_.page_size);
+    TestRunner runner(*model_, cx_, slots, static_cast<int32_t>(texts_.total()), case_.kv,
+                      case_.page_size, copy_);
     for (const std::vector<int64_t>& step : steps) {
       std::vector<TestChunk> chunks;
       rows.clear();
@@ -311,6 +358,7 @@ class Run {
   const Texts& texts_;
   cpu::ThreadPool pool_{2};
   ops::Ctx cx_;
+  const TestRunner::Copy copy_;
   std::unique_ptr<Model> model_;
 };
 
@@ -371,7 +419,8 @@ void compare(const Case& c, const Texts& texts, const Buffers& want, const Buffe
       std::vector<float> off = rows[t], other = got.at(key)[t];
       ASSERT_EQ(off.size(), other.size());
       ++seen.rows;
-      if (parted[t] < layer || (parted[t] == layer && name == "moe_d")) {
+      const bool is_behind = name == "moe_d" || name == "mixer_d";  // in some models
+      if (parted[t] < layer || (parted[t] == layer && is_behind)) {
         ++seen.parted;
         continue;
       }
