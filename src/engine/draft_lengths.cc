@@ -6,24 +6,34 @@
 namespace nibble {
 namespace {
 
-constexpr double kForgottenAfter = 10'000;  // steps
-constexpr double kLeastGain = 0.01;         // tokens
+constexpr double kForgottenAfter = 100;  // steps, for each time that a size was seen
+constexpr double kMostTimes = 100;       // that count
+constexpr double kLeastGain = 0.01;      // tokens
 
 }  // namespace
 
-// The first step of a size may record a graph, or find memory cold; it does not count. Nor does
-// what a busy machine adds now and then count for more than twice what is known.
+// The first step of a size may record a graph, or find memory cold; it does not count. What a busy
+// machine adds now and then is left out by taking the least of the next ones, and later counts for
+// no more than twice what is known.
 void StepTimes::add(int32_t tokens, double seconds) {
-  constexpr double kWeight = 0.1;
+  constexpr int64_t kFirst = 3;
+  constexpr double kOwn = 0.02, kCommon = 0.08;
+  if (seconds <= 0) return;  // of two clocks: a step less what it drafted
   Seen& seen = seen_[tokens];
   seen.at = ++num_steps_;
+  const double share = seconds / pace_;
   if (++seen.times == 1) return;
-  if (seen.times == 2) seen.seconds = seconds;
-  seen.seconds += kWeight * (std::min(seconds, 2 * seen.seconds) - seen.seconds);
+  if (seen.times == 2) seen.share = share;
+  if (seen.times <= kFirst) seen.share = std::min(seen.share, share);
+  const double off = std::min(share / seen.share, 2.0) - 1;
+  seen.share *= 1 + kOwn * off;
+  pace_ *= 1 + kCommon * off;
 }
 
 double StepTimes::hoped(const Seen& seen) const {
-  return seen.seconds * std::exp(static_cast<double>(seen.at - num_steps_) / kForgottenAfter);
+  const double forgotten_after =
+      kForgottenAfter * std::min(kMostTimes, static_cast<double>(seen.times));
+  return pace_ * seen.share * std::exp(static_cast<double>(seen.at - num_steps_) / forgotten_after);
 }
 
 void StepTimes::of(int32_t first, std::span<double> seconds) const {

@@ -13,24 +13,27 @@
 
 namespace nibble {
 
-// What steps that only decode take, by how many tokens they hold.
+// What steps that only decode take, by how many tokens they hold: a share by their size, times what
+// makes all of them slow or fast (how long the texts are, what else the machine does).
 class StepTimes {
  public:
   void add(int32_t tokens, double seconds);
   // Of steps of `first` tokens, one more, and so on. Between sizes that were seen by a straight
   // line; larger ones are hoped to take no more than the largest seen, and those not seen for long
-  // less and less, so that they are tried. 0: none is known.
+  // less and less, so that they are tried: the sooner, the fewer times they were seen. 0: none is
+  // known.
   void of(int32_t first, std::span<double> seconds) const;
 
  private:
   struct Seen {
     int64_t times = 0;
-    double seconds = 0;
-    int64_t at = 0;  // num_steps_
+    double share = 0;  // of pace_
+    int64_t at = 0;    // num_steps_
   };
   double hoped(const Seen& seen) const;
 
   std::map<int32_t, Seen> seen_;
+  double pace_ = 1;
   int64_t num_steps_ = 0;
 };
 

@@ -121,7 +121,36 @@ TEST(StepTimes, FirstOfASizeDoesNotCount) {
   times.add(4, 1);
   EXPECT_NEAR(time_of(times, 4), 1, 1e-9);
   times.add(4, 1000);  // as if it took two
-  EXPECT_NEAR(time_of(times, 4), 1.1, 1e-3);
+  EXPECT_NEAR(time_of(times, 4), 1.1, 0.01);
+}
+
+// A machine with other work: the second step of a size took ten times as long.
+TEST(StepTimes, TheLeastOfTheFirstCounts) {
+  StepTimes times;
+  times.add(4, 2), times.add(4, 10), times.add(4, 1);
+  EXPECT_NEAR(time_of(times, 4), 1, 1e-9);
+}
+
+// The text has become longer, or the machine slower: what was learnt of other sizes follows.
+TEST(StepTimes, AllSizesKeepPace) {
+  StepTimes times = times_of(1, 1, 3);
+  for (int32_t i = 0; i < 100; ++i) times.add(1, 4);
+  EXPECT_NEAR(time_of(times, 1), 4, 0.1);
+  EXPECT_GT(time_of(times, 3) / std::exp(-100.0 / 300), 3 * 2.5);
+  for (int32_t i = 0; i < 200; ++i) times.add(1, 1);
+  EXPECT_NEAR(time_of(times, 1), 1, 0.1);
+  EXPECT_LT(time_of(times, 3), 3.3);
+}
+
+// Bad luck, or a colder machine: a size that was seen twice is tried again after hundreds of steps,
+// not thousands; one that is well known after thousands.
+TEST(StepTimes, WhatIsHardlyKnownIsTriedSooner) {
+  StepTimes times = times_of(1, 0, 1);
+  for (int32_t i = 0; i < 3; ++i) times.add(2, 4);
+  for (int32_t i = 0; i < 300; ++i) times.add(8, 4);
+  for (int32_t i = 0; i < 500; ++i) times.add(1, 1);
+  EXPECT_LT(time_of(times, 2), 1.01);
+  EXPECT_GT(time_of(times, 8), 3.7);
 }
 
 TEST(StepTimes, StraightLinesBetweenSizes) {
