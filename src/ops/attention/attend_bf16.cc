@@ -3,16 +3,18 @@
 //
 // Bytes: the keys and values that the tile sees, once. Work: 4 D flops per query row and key in
 // bf16, about 13 operations on vectors of 16 keys per row for the softmax, and per 64 keys 512
-// shuffles that turn the keys and 768 operations that pair the values. Reached, gpt-oss's heads,
+// shuffles that turn the keys and 512 operations that pair the values. Reached, gpt-oss's heads,
 // nibble bench ops, 2026-11-22: on 2 cores of an EPYC (Zen 4, AVX-512 BF16; no AMX) one token over
 // 8,192 keys 0.67 ms (71% of the floor at 35.6 GB/s), 512 tokens there 306 GFLOP/s; on a Xeon with
 // AMX 460 over 512 keys and 699 over 8,192. Since the next block is fetched line by line,
 // 2026-11-23: one token over 16,384 keys 0.86 ms (82%), heads of 128 dims, 32 to 8, over 8,192 1.16
 // (72%). What binds: for one token dot products, 2,048 of the 3,500 cycles that 64 keys of a head
-// take; with AMX the softmax. Lost: the next block of keys not fetched ahead (8,192 keys: twice the
-// time, for the hardware does not see which page is next); an exponential to float32's last place,
-// a largest score and a sum over lanes for each block and row (0.80 ms, 256 GFLOP/s; Xeon 322 and
-// 441).
+// take; with AMX the softmax. Four query heads to one on an EPYC (Zen 5), 2026-11-28: 64 keys take
+// 1,840 cycles for one token, of which 512 bring them from L2, 2,510 for two, 3,800 for four, 6,490
+// for eight: 512 for each token's dot products, 110 for its softmax. Lost: the next block of keys
+// not fetched ahead (8,192 keys: twice the time, for the hardware does not see which page is next);
+// an exponential to float32's last place, a largest score and a sum over lanes for each block and
+// row (0.80 ms, 256 GFLOP/s; Xeon 322 and 441).
 #include "ops/attention/attend_bf16.h"
 
 #include "base/check.h"
@@ -54,7 +56,7 @@ namespace {
 
 using S = cpu::Avx512;
 using cpu::kTileBytes;
-constexpr int kBlock = kBf16KeyBlock;
+constexpr int kBlock = kBf16KeyBlock, kSixteens = kBlock / 16;
 constexpr int kChunk = 16;          // rows of a product
 constexpr float kNothing = -1e30f;  // below any score; finite, so that differences are numbers
 constexpr float kLog2E = 1.44269504f;
@@ -86,13 +88,10 @@ class Bf16Tile {
     Products::begin();
     const int32_t last = t_.first_pos + t_.num_tokens - 1;
     const int32_t first = first_seen(t_.first_pos);
-    for (int32_t base = first / kBlock * kBlock; base <= last; base += kBlock) {
-      const int32_t begin = std::max(first, base), end = std::min(last + 1, base + kBlock);
-      if (t_.kv->k.dtype == DType::kBF16)
-        block<uint16_t>(base, begin, end);
-      else
-        block<uint8_t>(base, begin, end);
-    }
+    if (t_.kv->k.dtype == DType::kBF16)
+      blocks<uint16_t>(first, last + 1);
+    else
+      blocks<uint8_t>(first, last + 1);
     Products::end();
     for (int64_t r = 0; r < rows_; ++r) {
       float* att = t_.att + r / t_.group * t_.ld + r % t_.group * dim_;
@@ -124,45 +123,59 @@ class Bf16Tile {
     }
   }
 
-  // All rows against the block at `base`, of which positions [begin, end) are read.
+  // Where the keys and values of a block are, in kSixteens of positions.
   template <typename T>
-  void block(int32_t base, int32_t begin, int32_t end) {
-    const T *k[kBlock] = {}, *v[kBlock] = {}, *next_k[kBlock] = {}, *next_v[kBlock] = {};
-    find(base, begin, end, k, v);
-    find(base + kBlock, base + kBlock, std::min(t_.first_pos + t_.num_tokens, base + 2 * kBlock),
-         next_k, next_v);
-    turn_keys(k, next_k);
-    const bool finite = pair_values(v, next_v);
-    // One kind of work after the other: what a tile or a vector loads was then stored long before.
-    for_chunks(base, [&](int64_t row, int rows) { score(row, rows); });
-    for_chunks(base, [&](int64_t row, int rows) {
-      for (int64_t r = row; r < row + rows; ++r) {
-        const auto [from, to] = seen(r, base);
-        soften(r, from, to);
-        if (!finite) add_infinite(r, v, from, to);
-      }
-    });
-    for_chunks(base, [&](int64_t row, int rows) { mix(row, rows); });
-  }
+  struct Place {
+    const T *k[kBlock], *v[kBlock];  // none: the position is not read
+    bool is_whole[kSixteens];        // one behind the other in one page
+  };
 
-  // Where the keys and values of positions [begin, end) of the block at `base` are.
+  // All rows against positions [first, end).
   template <typename T>
-  void find(int32_t base, int32_t begin, int32_t end, const T** k, const T** v) const {
-    for (int32_t pos = begin; pos < end;) {
-      const int64_t at = kv_index(*t_.kv, t_.slot, pos, t_.kv_head);
-      const int32_t run = std::min(end - pos, t_.kv->page_size - pos % t_.kv->page_size);
-      for (int32_t i = 0; i < run; ++i, ++pos) {
-        k[pos - base] = static_cast<const T*>(t_.kv->k.data) + at + i * dim_;
-        v[pos - base] = static_cast<const T*>(t_.kv->v.data) + at + i * dim_;
-      }
+  void blocks(int32_t first, int32_t end) {
+    Place<T> places[2];
+    int32_t base = first / kBlock * kBlock;
+    find(base, first, end, places[0]);
+    for (int i = 0; base < end; base += kBlock, i = 1 - i) {
+      const Place<T>& at = places[i];
+      Place<T>& next = places[1 - i];
+      find(base + kBlock, base + kBlock, end, next);
+      turn_keys(at, next);
+      const bool finite = pair_values(at, next);
+      // One kind of work after the other: what a tile or a vector loads was then stored long
+      // before.
+      for_chunks(base, [&](int64_t row, int rows) { score(row, rows); });
+      for_chunks(base, [&](int64_t row, int rows) {
+        for (int64_t r = row; r < row + rows; ++r) {
+          const auto [from, to] = seen(r, base);
+          soften(r, from, to);
+          if (!finite) add_infinite(r, at.v, from, to);
+        }
+      });
+      for_chunks(base, [&](int64_t row, int rows) { mix(row, rows); });
     }
   }
 
-  // Has what the next block reads come into L2, while this one is turned: the hardware does not see
-  // which page is next, and all of it at once would wait for itself.
+  // Positions [begin, end) of the block at `base`, which may end before.
   template <typename T>
-  static void fetch(const T* x, int64_t d) {
-    if (x != nullptr) __builtin_prefetch(x + d, 0, 2);
+  void find(int32_t base, int32_t begin, int32_t end, Place<T>& place) const {
+    const int32_t behind = base + kBlock, page_size = t_.kv->page_size;
+    end = std::max(base, std::min(end, behind)), begin = std::min(begin, end);
+    std::fill(place.k, place.k + begin - base, nullptr);
+    std::fill(place.v, place.v + begin - base, nullptr);
+    for (int32_t pos = begin; pos < end;) {
+      const int64_t at = kv_index(*t_.kv, t_.slot, pos, t_.kv_head);
+      const int32_t run = std::min(end - pos, page_size - pos % page_size);
+      const T* k = static_cast<const T*>(t_.kv->k.data) + at;
+      const T* v = static_cast<const T*>(t_.kv->v.data) + at;
+      for (int32_t i = 0; i < run; ++i, ++pos, k += dim_, v += dim_)
+        place.k[pos - base] = k, place.v[pos - base] = v;
+    }
+    std::fill(place.k + end - base, place.k + kBlock, nullptr);
+    std::fill(place.v + end - base, place.v + kBlock, nullptr);
+    for (int i = 0; i < kSixteens; ++i)
+      place.is_whole[i] =
+          page_size % 16 == 0 && begin <= base + 16 * i && base + 16 * (i + 1) <= end;
   }
 
   // Calls body(row, rows) for the chunks that see something of the block at `base`: windows move on
@@ -175,11 +188,11 @@ class Bf16Tile {
     }
   }
 
-  // 32 elements as bf16; none: zeros.
-  static __m512i load(const uint16_t* x) {
-    return x == nullptr ? _mm512_setzero_si512() : _mm512_loadu_si512(x);
+  // 32 elements as bf16, from x + d on; x none: zeros.
+  static __m512i load(const uint16_t* x, int64_t d) {
+    return x == nullptr ? _mm512_setzero_si512() : _mm512_loadu_si512(x + d);
   }
-  static __m512i load(const uint8_t* x) {
+  static __m512i load(const uint8_t* x, int64_t d) {
     if (x == nullptr) return _mm512_setzero_si512();
     struct Subnormals {
       alignas(64) uint16_t value[32];
@@ -191,7 +204,7 @@ class Bf16Tile {
     };
     static constexpr Subnormals kSubnormals;
     const __m512i codes =
-        _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+        _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + d)));
     const __m512i magnitude = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
     __m512i bits = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
     bits = _mm512_mask_permutexvar_epi16(bits,
@@ -206,50 +219,83 @@ class Bf16Tile {
   static float to_float(uint16_t x) { return bf16_to_float(x); }
   static float to_float(uint8_t x) { return kE4m3[x]; }
 
+  // What the next block reads comes into L2 while this one is turned: the hardware does not see
+  // which page is next, and all of it at once would wait for itself. `next` is the first of 16.
+  template <typename T>
+  SIMD_FN void fetch(const T* next, int64_t at) {
+    __builtin_prefetch(next + at, 0, 2);
+  }
+
   // Blocks of 16 keys, for each a step of 32 dims after the other: see Bf16Operands::b.
   template <typename T>
-  void turn_keys(const T* const* k, const T* const* next) {
-    std::byte* to = keys_;
-    for (int n = 0; n < kBlock; n += 16)
-      for (int64_t d = 0; d < dim_; d += 32, to += kTileBytes) {
-        __m512 lines[16];
-        for (int i = 0; i < 16; ++i) fetch(next[n + i], d);
+  void turn_keys(const Place<T>& at, const Place<T>& next) {
+    for (int i = 0; i < kSixteens; ++i) {
+      const T* const* k = at.k + 16 * i;
+      std::byte* to = keys_ + i * dim_ / 32 * kTileBytes;
+      if (at.is_whole[i])
+        turn_sixteen([&](int j) { return k[0] + j * dim_; }, next.k[16 * i], to);
+      else
+        turn_sixteen([&](int j) { return k[j]; }, next.k[16 * i], to);
+    }
+  }
+  template <typename T, typename Key>
+  void turn_sixteen(const Key& key, const T* next, std::byte* to) {
+    for (int64_t d = 0; d < dim_; d += 32, to += kTileBytes) {
+      __m512 lines[16];
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i)
-          lines[i] = _mm512_castsi512_ps(load(k[n + i] == nullptr ? nullptr : k[n + i] + d));
-        S::transpose(lines);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) _mm512_store_ps(to + 64 * i, lines[i]);
+      for (int j = 0; j < 16; ++j) {
+        if (next != nullptr) fetch(next, j * dim_ + d);
+        lines[j] = _mm512_castsi512_ps(load(key(j), d));
       }
+      S::transpose(lines);
+#pragma GCC unroll 16
+      for (int j = 0; j < 16; ++j) _mm512_store_ps(to + 64 * j, lines[j]);
+    }
   }
 
   // Blocks of 16 dims, for each a step of 32 positions after the other. What is not finite counts
   // as zero, for it must not reach rows that do not see it: false where there is such a value.
   template <typename T>
-  bool pair_values(const T* const* v, const T* const* next) {
-    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+  bool pair_values(const Place<T>& at, const Place<T>& next) {
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff), infinity = _mm512_set1_epi16(0x7f80);
+    __m512i most = _mm512_setzero_si512();
+    const auto see = [&](__m512i bits) {
+      most = _mm512_max_epu16(most, _mm512_and_si512(bits, magnitude));
+      return bits;
+    };
+    for (int i = 0; i < kSixteens; ++i) {
+      const T* const* v = at.v + 16 * i;
+      if (at.is_whole[i])
+        pair_sixteen([&](int j) { return v[0] + j * dim_; }, next.v[16 * i], 16 * i, see);
+      else
+        pair_sixteen([&](int j) { return v[j]; }, next.v[16 * i], 16 * i, see);
+    }
+    if (_mm512_cmpge_epu16_mask(most, infinity) == 0) return true;
+    const auto as_zero = [&](__m512i bits) {
+      return _mm512_maskz_mov_epi16(
+          _mm512_cmplt_epu16_mask(_mm512_and_si512(bits, magnitude), infinity), bits);
+    };
+    for (int n = 0; n < kBlock; n += 16)
+      pair_sixteen([&](int j) { return at.v[n + j]; }, next.v[n], n, as_zero);
+    return false;
+  }
+  // Those of positions n .. n + 15 of the block, whose bits go through take().
+  template <typename T, typename Value, typename Take>
+  void pair_sixteen(const Value& value, const T* next, int n, const Take& take) {
     const __m512i lower = _mm512_set_epi32(
         0x2f000f, 0x2e000e, 0x2d000d, 0x2c000c, 0x2b000b, 0x2a000a, 0x290009, 0x280008, 0x270007,
         0x260006, 0x250005, 0x240004, 0x230003, 0x220002, 0x210001, 0x200000);
     const __m512i upper = _mm512_add_epi16(lower, _mm512_set1_epi16(16));
-    __mmask32 damaged = 0;
-    const auto take = [&](const T* x, int64_t d) {
-      const __m512i bits = load(x == nullptr ? nullptr : x + d);
-      const __mmask32 bad = _mm512_cmpeq_epi16_mask(_mm512_and_si512(bits, exponent), exponent);
-      damaged |= bad;
-      return _mm512_maskz_mov_epi16(static_cast<__mmask32>(~bad), bits);
-    };
-    for (int j = 0; j < kBlock; j += 2) {
-      std::byte* to = values_ + j / 32 * kTileBytes + j % 32 / 2 * 64;
-      for (int64_t d = 0; d < dim_; d += 32, to += 2 * (kBlock / 32) * kTileBytes) {
-        fetch(next[j], d), fetch(next[j + 1], d);
-        const __m512i even = take(v[j], d), odd = take(v[j + 1], d);
-        _mm512_store_si512(to, _mm512_permutex2var_epi16(even, lower, odd));
-        _mm512_store_si512(to + kBlock / 32 * kTileBytes,
-                           _mm512_permutex2var_epi16(even, upper, odd));
+    std::byte* to = values_ + n / 32 * kTileBytes + n % 32 / 2 * 64;
+    constexpr int64_t kBytes = kBlock / 32 * kTileBytes;  // of 16 dims
+    for (int64_t d = 0; d < dim_; d += 32, to += 2 * kBytes)
+#pragma GCC unroll 8
+      for (int j = 0; j < 16; j += 2) {
+        if (next != nullptr) fetch(next, j * dim_ + d), fetch(next, (j + 1) * dim_ + d);
+        const __m512i even = take(load(value(j), d)), odd = take(load(value(j + 1), d));
+        _mm512_store_si512(to + 32 * j, _mm512_permutex2var_epi16(even, lower, odd));
+        _mm512_store_si512(to + kBytes + 32 * j, _mm512_permutex2var_epi16(even, upper, odd));
       }
-    }
-    return damaged == 0;
   }
 
   // scores = queries . keys, of a chunk.
