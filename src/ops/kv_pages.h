@@ -38,4 +38,21 @@ inline void kv_put(const Tensor& pages, int64_t at, float value) {
     pages.as<float>()[at] = value;
 }
 
+// `n` elements of a key or value, each over `scale`.
+inline void kv_put_row(const Tensor& pages, int64_t at, const float* values, int64_t n,
+                       float scale) {
+  const auto put = [&](auto* to, auto&& stored) {
+    if (scale == 1)  // a division costs more than all else
+      for (int64_t i = 0; i < n; ++i) to[i] = stored(values[i]);
+    else
+      for (int64_t i = 0; i < n; ++i) to[i] = stored(values[i] / scale);
+  };
+  if (pages.dtype == DType::kBF16)
+    put(pages.as<uint16_t>() + at, [](float x) { return bf16_from_float(x); });
+  else if (pages.dtype == DType::kF8E4M3)
+    put(pages.as<uint8_t>() + at, [](float x) { return e4m3_from_float(x); });
+  else
+    put(pages.as<float>() + at, [](float x) { return x; });
+}
+
 }  // namespace nibble::ops

@@ -21,6 +21,7 @@ using S = cpu::Avx512;
 constexpr int kSums = 16;              // of rows by inputs, in registers at once
 constexpr int64_t kInputs = 4;         // the most of them
 constexpr int64_t kLineBytes = 64;     // 32 k of an input or a row
+constexpr int64_t kShortRow = 2048;    // the most k of four rows that wait in L1
 constexpr int64_t kStepsOfBlock = 64;  // four inputs' lines of so many stay in L1
 
 // In groups of kInputs, [steps][kInputs][32] each.
@@ -55,6 +56,19 @@ SIMD_FN __m512 sums_of(__m512* v) {
   return v[0];
 }
 
+// Has step `step` of the kR rows from w on come nearer: into L1, where short rows wait for the few
+// steps until they are met, else into L2.
+template <int kR>
+SIMD_FN void fetch(const uint16_t* w, int64_t cols, int64_t step) {
+  const uint16_t* at = w + 32 * step;
+  if (cols <= kShortRow)
+#pragma GCC unroll 8
+    for (int r = 0; r < kR; ++r) __builtin_prefetch(at + r * cols, 0, 3);
+  else
+#pragma GCC unroll 8
+    for (int r = 0; r < kR; ++r) __builtin_prefetch(at + r * cols, 0, 2);
+}
+
 // kR rows from `row` on by kM inputs from `first` on, over the blocks of steps [begin, end). What
 // the first inputs meet comes from memory: the rows behind are fetched. For one input the hardware
 // is faster by itself, as nothing but rows is read.
@@ -78,9 +92,8 @@ void multiply(const Bf16RowRun& run, int64_t row, int64_t first, int64_t begin, 
 #pragma GCC unroll 16
     for (int i = 0; i < kSums; ++i) acc[i] = S::zero();
     for (const int64_t block = std::min(s + kStepsOfBlock, end); s < block; ++s) {
-      if (kM > 1 && first == 0)
-#pragma GCC unroll 16
-        for (int r = 0; r < kR; ++r) __builtin_prefetch(w + (kR + r) * cols + 32 * s, 0, 2);
+      if constexpr (kM > 1)
+        if (first == 0) fetch<kR>(w + kR * cols, cols, s);
       __m512bh line[kR];
 #pragma GCC unroll 16
       for (int r = 0; r < kR; ++r)

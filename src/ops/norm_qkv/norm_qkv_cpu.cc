@@ -78,8 +78,8 @@ void place_qkv(Ctx& cx, const Tensor& to, const KvLayer& kv, const QkvNorms& nor
     const int64_t at = kv_index(kv, slot, pos, g);
     // Turned within the row: each pair is read before it is written.
     turn(k, angles, rotary, k);
-    for (int64_t i = 0; i < dim; ++i) kv_put(kv.k, at + i, k[i] / kv.k_scale);
-    for (int64_t i = 0; i < dim; ++i) kv_put(kv.v, at + i, v[i] / kv.v_scale);
+    kv_put_row(kv.k, at, k, dim, kv.k_scale);
+    kv_put_row(kv.v, at, v, dim, kv.v_scale);
   }
 }
 
