@@ -112,7 +112,7 @@ void TcpComm::send(int to, std::span<const std::byte> bytes) {
 void TcpComm::receive(int from, std::span<std::byte> bytes) {
   Transfer one{from, {}, bytes};
   check();
-  while (!advance(one)) wait({&one, 1});
+  while (!one.is_done() && !advance(one)) wait({&one, 1});
   run({&one, 1});
 }
 

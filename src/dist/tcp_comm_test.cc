@@ -52,6 +52,19 @@ TEST(TcpComm, SumsInOrderOfRanks) {
     }
 }
 
+// A part of nothing, which a rank may have, is waited for by nobody.
+TEST(TcpComm, NothingIsThereAtOnce) {
+  on_every_rank(test_ranks(2), [](TcpComm& comm) {
+    const int peer = 1 - comm.rank();
+    int32_t mine = comm.rank(), got = -1;
+    comm.send(peer, std::span<const std::byte>());
+    comm.receive(peer, std::span<std::byte>());
+    comm.send(peer, std::as_bytes(std::span(&mine, 1)));
+    comm.receive(peer, std::as_writable_bytes(std::span(&got, 1)));
+    EXPECT_EQ(got, peer);
+  });
+}
+
 TEST(TcpComm, GathersInOrderOfRanks) {
   on_every_rank(test_ranks(3), [](TcpComm& comm) {
     const std::vector<int32_t> mine(5, comm.rank());
