@@ -52,7 +52,7 @@ void mix(uint64_t& hash, uint64_t value) { hash = (hash ^ value) * 0x100000001b3
 
 // As the others are told of it: a tap or a head that only this rank has sees all rows on each.
 Step shared(Step step, const Model& model, const ops::Ctx& cx) {
-  step.all_rows = cx.tap || !model.kept_rows().empty();
+  step.all_rows = model.shows_all_rows(cx);
   return step;
 }
 

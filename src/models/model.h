@@ -108,6 +108,9 @@ class Model {
   // [T, H] f32 of each of them, of the step that ran last. The embedding [V, H], in kRows.
   virtual void keep_rows(const std::vector<int32_t>& layers) { CHECK(layers.empty()); }
   virtual std::vector<Tensor> kept_rows() const { return {}; }
+  // Whether somebody looks at rows of all of a step's tokens, with logits or without: a tap, or a
+  // head at kept_rows().
+  bool shows_all_rows(const ops::Ctx& cx) const { return cx.tap || !kept_rows().empty(); }
   virtual const Weight* embedding() const { return nullptr; }
 };
 

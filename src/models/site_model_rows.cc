@@ -28,7 +28,7 @@ void SiteModel::reserve_first_rows(const Ctx& cx) {
 Step SiteModel::out_rows_of(Ctx& cx, const Step& step, const Tensor& x, const Tensor& d,
                             const Tensor& room) {
   const auto rows = static_cast<int32_t>(rows_behind_mixers(step.num_out, step.num_tokens));
-  if (cx.tap || !kept_.empty() || step.all_rows || rows == step.num_tokens) return step;
+  if (rows == step.num_tokens || step.all_rows || shows_all_rows(cx)) return step;
   const Tensor all[] = {x, d};
   shape_acts(cx, rows, step.num_out);
   for (const Tensor& from : all) {
