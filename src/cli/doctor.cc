@@ -28,6 +28,7 @@
 #include "cpu/thread_pool.h"
 #include "cpu/topology.h"
 #include "cuda/device.h"
+#include "cuda/nccl.h"
 #include "cuda/stream.h"
 #include "engine/gpu_steps.h"
 #include "io/hub.h"
@@ -50,6 +51,7 @@ struct DoctorFlags {
   std::vector<std::string> kernels;
   std::string kernel_table;
   DenseFlags dense;
+  int32_t tensor_parallel_size = 1;
   bool allow_ref = false;
   bool exact = false;
   bool bandwidth = false;
@@ -109,6 +111,8 @@ std::string tokens_text(const KernelRow& row) {
   if (row.min_tokens == 1 && is_last) return "any";
   return std::to_string(row.min_tokens) + "-" + (is_last ? "" : std::to_string(row.max_tokens));
 }
+
+bool may_be_elsewhere(const std::string& device) { return device == "gb10" || device == "h200"; }
 
 // The GPU that kernels are shown for; gpu.sm == 0: the CPU. --device may name one that is not here.
 cuda::Caps find_gpu(const std::string& device) {
@@ -264,8 +268,8 @@ Json checked_json(const std::vector<CheckedRow>& rows) {
 
 // Runs the rows of `model` on this machine.
 std::vector<CheckedRow> run_self_check(const DoctorFlags& flags, const std::string& model,
-                                       ops::Ctx cx, Json& json) {
-  if (flags.device == "gb10" || flags.device == "h200")
+                                       const Shard& shard, ops::Ctx cx, Json& json) {
+  if (may_be_elsewhere(flags.device))
     throw Error(ErrorKind::kUsage, "--self-check runs kernels, and --device " + flags.device +
                                        " asks for those of a machine that may not be here");
   cpu::ThreadPool pool(cpu::read_cores().usable());
@@ -275,7 +279,7 @@ std::vector<CheckedRow> run_self_check(const DoctorFlags& flags, const std::stri
   if (cx.on_gpu() || cx.kernels.activations == ops::ActFormat::kBF16) cx.activations = DType::kBF16;
   SelfCheck check(cx, kv_dtype(flags.kv_cache_dtype));
   const std::vector<CheckedRow> rows =
-      check.run(planned_sites(cx, model, dense_formats(flags.dense)));
+      check.run(planned_sites(cx, model, dense_formats(flags.dense), shard));
   json["self_check"] = checked_json(rows);
   json["unchecked"] = check.unchecked();
   return rows;
@@ -328,17 +332,21 @@ void doctor(const DoctorFlags& flags) {
       json["tuned"] = cx.kernels.tuned.size();
     }
     const std::string model = model_argument(find_model(flags.model, flags.revision));
-    const std::vector<ops::PlanEntry> plan = plan_kernels(cx, model, dense_formats(flags.dense));
+    const Shard first{0, flags.tensor_parallel_size};
+    if (std::string why; first.is_split() && cx.on_gpu() && !may_be_elsewhere(flags.device))
+      cx.kernels.has_nccl = cuda::find_nccl(why) != nullptr;
+    const std::vector<ops::PlanEntry> plan =
+        plan_kernels(cx, model, dense_formats(flags.dense), first);
     add_kernel_rows(plan, "", rows);
     json["model"] = flags.model;
-    const ModelInfo info = describe_model(model, dense_formats(flags.dense));
+    const ModelInfo info = describe_model(model, dense_formats(flags.dense), first);
     json["weight_bytes"] = info.weight_bytes;
     if (!flags.speculative_config.empty()) add_drafts(flags, model, info, cx, rows, json);
     json["resident_twice"] = ops::resident_twice(plan);
     if (cx.on_gpu()) json["graph_tokens"] = GpuSteps::kMaxGraphTokens;
     json["kernels"] = kernels_json(rows);
     json["general_rows"] = ops::say_general_rows(plan);
-    if (flags.self_check) checked = run_self_check(flags, model, cx, json);
+    if (flags.self_check) checked = run_self_check(flags, model, first, cx, json);
   }
   if (flags.json) {
     print_json(json);
@@ -373,6 +381,12 @@ void add_doctor(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "float", "bf16", "int8", "int8-row", "fp8", "fp4"}))
       ->capture_default_str();
   add_dense_flags(*command, flags->dense, "");
+  command
+      ->add_option(
+          "--tensor-parallel-size", flags->tensor_parallel_size,
+          "as of serve: the kernels of the first of so many ranks, each with a GPU or CPUs")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
   command->add_flag("--allow-ref", flags->allow_ref, "the reference twins count as kernels");
   command->add_flag("--exact", flags->exact, "the kernels that --exact would take");
   command

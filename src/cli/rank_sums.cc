@@ -19,11 +19,6 @@ using ops::gpu::GpuRanks;
 // Of a token, and of the chunk of a long prompt: gpt-oss-120b's.
 constexpr int64_t kHidden = 2880, kChunk = 8192;
 
-bool is_there(const GpuRanks& ranks, std::string_view row) {
-  if (row.starts_with("one_shot")) return ranks.has_peer_memory();
-  return row == "nccl" && ranks.has_nccl();
-}
-
 Tensor floats_in(const Buffer& buffer, int64_t n) {
   return make_tensor(buffer.data(), DType::kF32, {1, n});
 }
@@ -77,30 +72,30 @@ std::string fixed(double value, int digits) {
 
 }  // namespace
 
-void choose_rows(GpuRanks& ranks, ops::KernelOptions& kernels) {
+void allow_rows(const std::string& why_no_peer_memory, const std::string& why_no_nccl,
+                ops::KernelOptions& kernels) {
+  kernels.has_peer_memory = why_no_peer_memory.empty();
+  kernels.has_nccl = why_no_nccl.empty();
   const auto forced =
       std::ranges::find(kernels.forced, "all_reduce", &std::pair<std::string, std::string>::first);
-  if (forced != kernels.forced.end()) {
-    if (!is_there(ranks, forced->second))
-      throw Error(
-          ErrorKind::kUsage,
-          "--kernel all_reduce=" + forced->second + " cannot be had here: " +
-              (forced->second == "nccl" ? ranks.why_no_nccl() : ranks.why_no_peer_memory()));
-    if (forced->second == "nccl") ranks.leave_out_peer_memory("--kernel all_reduce=nccl");
-    return;
-  }
-  const int64_t most = ops::most_of_blocks(kernels.exact);
-  if (!ranks.has_nccl() && ranks.size() > most) kernels.force("all_reduce=one_shot_blocks");
-  if (!ranks.has_peer_memory()) kernels.force("all_reduce=nccl");
+  if (forced == kernels.forced.end()) return;
+  const std::string& row = forced->second;
+  const bool is_nccl = row == "nccl";
+  const std::string& why = is_nccl ? why_no_nccl : why_no_peer_memory;
+  if (!why.empty())
+    throw Error(ErrorKind::kUsage, "--kernel all_reduce=" + row + " cannot be had here: " + why);
+  if (is_nccl) kernels.has_peer_memory = false;
 }
 
 std::string check_gpu_sums(ops::Ctx& cx) {
   const GpuRanks& ranks = ops::gpu::ranks_of(cx);
   constexpr int64_t kLarge = kHidden * kChunk;
   const Buffer buffer = cuda::device_buffer(4 * kLarge);
+  ops::KernelOptions any_size = cx.kernels;
+  any_size.any_size = true;
   std::string text;
   for (const AllReduceKernel& row : ops::all_reduce_kernels()) {
-    if (!is_there(ranks, row.name) || row.run == nullptr) continue;
+    if (row.run == nullptr || row.refuse({kHidden, ranks.size()}, any_size) != nullptr) continue;
     for (const int64_t n : {kHidden, int64_t{4}, GpuRanks::kCapacity + 4})
       check_sum(cx, row, buffer, n);
     const double token = time_us(cx, row, buffer, kHidden, 50);

@@ -9,9 +9,11 @@
 
 namespace nibble::cli {
 
-// Where the GPUs have one way to each other, its row serves sums of every size. Throws
-// Error(kUsage) where --kernel asks for the other one.
-void choose_rows(ops::gpu::GpuRanks& ranks, ops::KernelOptions& kernels);
+// Tells the table of all_reduce which ways the GPUs of all ranks have to each other; why_no_*:
+// empty where there is that one. Where --kernel names NCCL there is no other; throws Error(kUsage)
+// where it names a row that is not to be had.
+void allow_rows(const std::string& why_no_peer_memory, const std::string& why_no_nccl,
+                ops::KernelOptions& kernels);
 
 // Runs each row, on all ranks. Returns "a sum of 11.5 KB takes 4.1 us by one_shot, ...". Throws
 // Error(kUnsupported) for a row whose sum is not what it is to be.

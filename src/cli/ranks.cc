@@ -203,7 +203,9 @@ Ranks::Ranks(const RankFlags& flags, const dist::Identity& identity, bool on_gpu
 
 void Ranks::use_gpus(ops::Ctx& cx) {
   auto gpus = std::make_unique<ops::gpu::GpuRanks>(*comm_);
-  choose_rows(*gpus, cx.kernels);
+  allow_rows(gpus->why_no_peer_memory(), gpus->why_no_nccl(), cx.kernels);
+  if (gpus->has_peer_memory() && !cx.kernels.has_peer_memory)
+    gpus->leave_out_peer_memory("--kernel all_reduce=nccl");
   cx.comm = gpus.get();
   {
     const std::lock_guard lock(mutex_);

@@ -69,6 +69,8 @@ struct KernelOptions {
   cuda::Caps gpu = {};     // gpu.sm == 0: the model runs on the CPU
   bool exact = false;      // --exact: sums must not depend on the batch
   bool allow_ref = false;  // --allow-ref: the twins may run
+  // How the GPUs of several ranks reach each other: both, until start-up has found out.
+  bool has_peer_memory = true, has_nccl = true;
   // Rows that a step's size makes no more than slow do not refuse it: for timing them.
   bool any_size = false;
   std::vector<std::pair<std::string, std::string>> forced;  // --kernel op=name

@@ -12,34 +12,49 @@
 namespace nibble::ops {
 namespace {
 
-// By --kernel, or as ranks have no other way to each other: then it takes every size.
+// By --kernel: then it takes every size.
 bool is_forced(const KernelOptions& o, std::string_view row) {
   return std::ranges::any_of(o.forced, [&](const auto& f) {
     return f.first == op_name(Op::kAllReduce) && f.second == row;
   });
 }
 
+const char* refuse_apart(const KernelOptions& o) {
+  if (const char* reason = refuse_cpu(o)) return reason;
+  return o.has_peer_memory ? nullptr : "the GPUs do not reach each other's memory";
+}
+
+// The most ranks to each of which values in bf16, or exact ones in float32, are no more bytes than
+// the float32 of a ring.
+constexpr int64_t kMostOfBlocks = 4, kMostOfBlocksExact = 2;
+
 constexpr auto kKernels = std::to_array<AllReduceKernel>({
     {"one_shot",
      [](const AllReduceDesc& d, const KernelOptions& o) -> const char* {
-       if (const char* reason = refuse_cpu(o)) return reason;
+       if (const char* reason = refuse_apart(o)) return reason;
        if (d.hidden % 2 != 0) return "its packets are of two floats";
        const bool is_large = !gpu::is_for_packets(d.tokens * d.hidden, d.ranks);
-       return is_large && !o.any_size && !is_forced(o, "one_shot")
+       const bool has_other = o.has_nccl || d.hidden % 4 == 0;
+       return is_large && has_other && !o.any_size && !is_forced(o, "one_shot")
                   ? "it sends twice the bytes, which large sums pay for"
                   : nullptr;
      },
      NIBBLE_CUDA_KERNEL(gpu::sum_one_shot)},
     {"one_shot_blocks",
      [](const AllReduceDesc& d, const KernelOptions& o) -> const char* {
-       if (const char* reason = refuse_cpu(o)) return reason;
+       if (const char* reason = refuse_apart(o)) return reason;
        if (d.hidden % 4 != 0) return "it sends four floats at a time";
-       return d.ranks > most_of_blocks(o.exact) && !o.any_size && !is_forced(o, "one_shot_blocks")
+       const bool is_many = d.ranks > (o.exact ? kMostOfBlocksExact : kMostOfBlocks);
+       return is_many && o.has_nccl && !o.any_size && !is_forced(o, "one_shot_blocks")
                   ? "it sends all to each rank, where a ring sends twice in all"
                   : nullptr;
      },
      NIBBLE_CUDA_KERNEL(gpu::sum_blocks)},
-    {"nccl", [](const AllReduceDesc&, const KernelOptions& o) { return refuse_cpu(o); },
+    {"nccl",
+     [](const AllReduceDesc&, const KernelOptions& o) -> const char* {
+       if (const char* reason = refuse_cpu(o)) return reason;
+       return o.has_nccl ? nullptr : "NCCL is not there: NIBBLE_NCCL=FILE says where it lies";
+     },
      NIBBLE_CUDA_KERNEL(gpu::sum_nccl)},
     {"tcp",
      [](const AllReduceDesc&, const KernelOptions& o) -> const char* {

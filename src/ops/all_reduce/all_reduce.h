@@ -22,10 +22,6 @@ using AllReduceKernel = Kernel<AllReduceDesc, AllReduceFn>;
 void all_reduce(Ctx& cx, const Site& site, const Tensor& t);
 std::span<const AllReduceKernel> all_reduce_kernels();
 
-// The most ranks to each of which values in bf16, or exact ones in float32, are no more bytes than
-// the float32 of a ring: those of one_shot_blocks.
-constexpr int64_t most_of_blocks(bool exact) { return exact ? 2 : 4; }
-
 // What a rank sends and receives, and of its own memory reads and writes.
 int64_t bytes(const AllReduceDesc& desc, int64_t tokens, int64_t act_bytes = 4);
 int64_t flops(const AllReduceDesc& desc, int64_t tokens);

@@ -80,5 +80,43 @@ TEST(AllReduce, GoesBySizeAndRanksOnGpus) {
   EXPECT_EQ(row_of({2882, 2, 8192}), "nccl");
 }
 
+// Tokens go by packets wherever they can; without NCCL blocks take what is large, of any ranks, and
+// packets what no blocks take.
+TEST(AllReduce, GoesByTheWaysThatGpusHave) {
+  const auto options_of = [](bool has_peer_memory, bool has_nccl, bool exact) {
+    KernelOptions options;
+    options.gpu = cuda::h200();
+    options.exact = exact;
+    options.has_peer_memory = has_peer_memory;
+    options.has_nccl = has_nccl;
+    return options;
+  };
+  const auto row_of = [](const AllReduceDesc& desc, const KernelOptions& options) {
+    return std::string(pick(Op::kAllReduce, all_reduce_kernels(), desc, options).row->name);
+  };
+  for (const bool exact : {false, true}) {
+    const KernelOptions no_nccl = options_of(true, false, exact);
+    const KernelOptions no_peers = options_of(false, true, exact);
+    for (const int64_t ranks : {2, 3, 4, 5, 8}) {
+      EXPECT_EQ(row_of({2880, ranks, 1}, no_nccl), "one_shot");
+      EXPECT_EQ(row_of({2880, ranks, 8192}, no_nccl), "one_shot_blocks");
+      EXPECT_EQ(row_of({2882, ranks, 1}, no_nccl), "one_shot");
+      EXPECT_EQ(row_of({2882, ranks, 8192}, no_nccl), "one_shot");
+      EXPECT_EQ(row_of({2880, ranks, 1}, no_peers), "nccl");
+      EXPECT_EQ(row_of({2881, ranks, 8192}, no_peers), "nccl");
+    }
+  }
+  try {
+    row_of({2881, 2, 1}, options_of(true, false, false));
+    ADD_FAILURE() << "nothing adds up an odd number of floats without NCCL";
+  } catch (const Error& e) {
+    const std::string why = e.what();
+    for (const char* reason :
+         {"no kernel for all_reduce", "one_shot: its packets are of two floats",
+          "one_shot_blocks: it sends four floats at a time", "nccl: NCCL is not there"})
+      EXPECT_NE(why.find(reason), std::string::npos) << why;
+  }
+}
+
 }  // namespace
 }  // namespace nibble::ops
