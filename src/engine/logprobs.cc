@@ -31,13 +31,15 @@ float largest(std::span<const float> logits) {
 
 WeightSum sum_weights(std::span<const float> logits, const Weighting& weighting) {
   WeightSum sum = 0;
-  for (const float x : logits) sum += x >= weighting.floor ? units(weighting(x)) : 0;
+  int32_t ties = weighting.ties;
+  for (const float x : logits) sum += weighting.takes(x, ties) ? units(weighting(x)) : 0;
   return sum;
 }
 
 int32_t find_weight(std::span<const float> logits, const Weighting& weighting, WeightSum& target) {
+  int32_t ties = weighting.ties;
   for (size_t i = 0; i < logits.size(); ++i) {
-    const WeightSum weight = logits[i] >= weighting.floor ? units(weighting(logits[i])) : 0;
+    const WeightSum weight = weighting.takes(logits[i], ties) ? units(weighting(logits[i])) : 0;
     if (weight > target) return static_cast<int32_t>(i);
     target -= weight;
   }

@@ -33,8 +33,13 @@ inline WeightSum share_of(WeightSum sum, double share) {
 // exp((logit - largest) / temperature), which is what is drawn from.
 struct Weighting {
   float largest, temperature;
-  float floor;  // logits below it weigh nothing
+  float floor;                                         // logits below it weigh nothing
+  int32_t ties = std::numeric_limits<int32_t>::max();  // nor any just at it but the first so many
   float operator()(float logit) const { return std::exp((logit - largest) / temperature); }
+  // Of logits in order of ids, of which `ties` more just at the floor are taken.
+  bool takes(float logit, int32_t& ties) const {
+    return logit > floor || (logit == floor && ties-- > 0);
+  }
 };
 WeightSum sum_weights(std::span<const float> logits, const Weighting& weighting);
 // Where the sum goes beyond `target`, which becomes what is left of it; -1: nowhere.

@@ -1,6 +1,7 @@
 #include "engine/row_slice.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -14,10 +15,10 @@ namespace {
 struct Head {
   int32_t what, row, num_ids, num_words;
   Weighting weighting;
-  int32_t unused;
   WeightSum target;
+  OrderPrefix prefix;
 };
-static_assert(sizeof(Head) == 40);
+static_assert(sizeof(Head) == 48);
 
 [[noreturn]] void refuse(const char* what) {
   throw Error(ErrorKind::kUnsupported, std::string("rank 0 asks for ") + what);
@@ -46,12 +47,25 @@ std::span<const T> take(std::span<const std::byte>& from, int64_t n) {
   return {values, static_cast<size_t>(n)};
 }
 
+bool is_prefix(const OrderPrefix& p) {
+  return p.num >= 0 && p.num < OrderPrefix::kDigits && p.digits << 8 * p.num == 0;
+}
+
 bool is_weighting(const Weighting& w) {
   return std::isfinite(w.largest) && std::isfinite(w.temperature) && w.temperature > 0 &&
-         !std::isnan(w.floor);
+         !std::isnan(w.floor) && w.ties >= 0;
 }
 
 }  // namespace
+
+uint32_t order_of(float logit) {
+  const auto bits = std::bit_cast<uint32_t>(logit + 0.0f);  // -0 equals 0
+  return (bits >> 31) != 0 ? ~bits : bits | uint32_t{1} << 31;
+}
+
+float logit_of(uint32_t order) {
+  return std::bit_cast<float>((order >> 31) != 0 ? order ^ uint32_t{1} << 31 : ~order);
+}
 
 RowSummary RowSlice::summary(std::vector<Candidate>& work) const {
   RowSummary s;
@@ -81,14 +95,26 @@ RowSummary::Entry RowSlice::find(const Weighting& weighting, WeightSum target) c
   return {begin_ + at, logits_[static_cast<size_t>(at)]};
 }
 
+DigitSums RowSlice::add_up(const RowAsk& ask) const {
+  DigitSums sums{};
+  int32_t ties = ask.weighting.ties;
+  for (const float x : logits_) {
+    uint32_t digit;
+    if (x == kNever || !ask.weighting.takes(x, ties) || !ask.prefix.has(order_of(x), digit))
+      continue;
+    sums[digit] += ask.what == RowAsk::What::kCount ? 1 : units(ask.weighting(x));
+  }
+  return sums;
+}
+
 void write_ask(const RowAsk& ask, const Cut& slice, std::vector<std::byte>& to) {
   Head head{static_cast<int32_t>(ask.what),
             ask.row,
             0,
             ask.allowed.empty() ? 0 : static_cast<int32_t>(num_words(slice)),
             ask.weighting,
-            0,
-            ask.target};
+            ask.target,
+            ask.prefix};
   const auto is_here = [&](int32_t id) { return id >= slice.begin && id < slice.end(); };
   head.num_ids = static_cast<int32_t>(std::ranges::count_if(ask.ids, is_here));
   to.clear();
@@ -110,10 +136,12 @@ RowAsk read_ask(std::span<const std::byte> bytes, const Cut& slice, int64_t rows
   RowAsk ask{.what = static_cast<RowAsk::What>(head.what),
              .row = head.row,
              .weighting = head.weighting,
-             .target = head.target};
+             .target = head.target,
+             .prefix = head.prefix};
   using What = RowAsk::What;
-  const bool weighs = ask.what == What::kScore || ask.what == What::kSum || ask.what == What::kFind;
+  const bool weighs = ask.what != What::kAdjust && ask.what != What::kLogits;
   if (weighs && !is_weighting(ask.weighting)) refuse("weights that are none");
+  if (!is_prefix(ask.prefix)) refuse("digits that are none");
   if (head.num_ids > slice.size) refuse("more ids than there are");
   ask.ids = take<int32_t>(bytes, head.num_ids);
   if (!std::ranges::all_of(ask.ids,
@@ -148,6 +176,7 @@ void answer(const RowAsk& ask, const RowSlice& slice, std::span<const int32_t> m
   if (ask.what == What::kAdjust) put(to, slice.summary(work));
   if (ask.what == What::kSum) put(to, sum_weights(slice.logits(), ask.weighting));
   if (ask.what == What::kFind) put(to, slice.find(ask.weighting, ask.target));
+  if (ask.what == What::kCount || ask.what == What::kWeigh) put(to, slice.add_up(ask));
 }
 
 }  // namespace nibble

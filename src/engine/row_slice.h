@@ -14,6 +14,28 @@
 
 namespace nibble {
 
+// A logit as a number of 32 bits, the heavier the larger; equal ones are one number. Read by digits
+// of 8 bits, the first one first.
+struct OrderPrefix {
+  static constexpr int kDigits = 4;
+  uint32_t digits = 0;  // those before, the rest zeros
+  int32_t num = 0;      // how many
+  // Whether a number begins so; its next digit.
+  bool has(uint32_t order, uint32_t& digit) const {
+    digit = order >> shift() & 0xff;
+    return uint64_t{order ^ digits} >> (shift() + 8) == 0;
+  }
+  OrderPrefix with(uint32_t digit) const { return {digits | digit << shift(), num + 1}; }
+
+ private:
+  int shift() const { return 24 - 8 * num; }  // of the next one
+};
+uint32_t order_of(float logit);  // of a number, or kNever
+float logit_of(uint32_t order);
+
+// Of logits by their next digit: a count, or a sum of weights.
+using DigitSums = std::array<WeightSum, 256>;
+
 // The heaviest ids of a slice, heaviest first: all that weigh anything where they are fewer than
 // there is room for.
 struct RowSummary {
@@ -34,12 +56,15 @@ struct RowAsk {
     kAdjust,  // `ids` get the logits `values`, what is masked goes; then a RowSummary
     kSum,     // what is masked goes; then a sum of weights
     kFind,    // the id where that sum goes beyond `target`, and its logit: a RowSummary::Entry
+    kCount,   // what is masked goes; then DigitSums of how many ids weigh anything
+    kWeigh,   // the same of their weights
     kLogits   // all of them
   };
   What what = What::kLogits;
   int32_t row = 0;
-  Weighting weighting = {0, 1, 0};         // of kScore, kSum and kFind
+  Weighting weighting = {0, 1, 0};         // of kScore, kSum, kFind, kCount and kWeigh
   WeightSum target = 0;                    // of kFind
+  OrderPrefix prefix = {};                 // of kCount and kWeigh
   std::span<const int32_t> ids = {};       // of kScore and kAdjust
   std::span<const float> values = {};      // of kAdjust, as many
   std::span<const uint32_t> allowed = {};  // of kAdjust: bit per id of the vocabulary; none: all
@@ -58,6 +83,8 @@ class RowSlice {
   // allowed: bit per id from `first` on.
   void allow(std::span<const uint32_t> allowed, int32_t first) const;
   RowSummary::Entry find(const Weighting& weighting, WeightSum target) const;
+  // As kCount and kWeigh ask.
+  DigitSums add_up(const RowAsk& ask) const;
   std::span<float> logits() const { return logits_; }
   int32_t begin() const { return begin_; }
 

@@ -121,12 +121,11 @@ class Sampler {
   // where a logit is not finite.
   bool score(std::span<const float> logits, int32_t next, int32_t k, PromptLogprobs& to);
 
-  // Of a row with its masks, whose largest logit is `best`: the id that u draws.
-  int32_t draw(std::span<const float> logits, const SamplingParams& params, float best, double u);
-
  private:
   void adjust(std::span<float> logits, const SamplingParams& params, const SamplingState& state,
               const Masks& masks);
+  // Of a row with its masks, whose largest logit is `best`: the id that u draws.
+  int32_t draw(std::span<const float> logits, const SamplingParams& params, float best, double u);
   WeightSum weigh(std::span<const float> logits, const SamplingParams& params, float best);
   void weigh(std::span<const float> logits, const SamplingParams& params, Distribution& p);
   WeightSum keep_nucleus(WeightSum target);

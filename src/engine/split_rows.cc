@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -36,7 +37,9 @@ SplitRows::SplitRows(dist::Comm& comm, std::vector<Cut> slices, std::vector<int3
     : comm_(comm),
       slices_(std::move(slices)),
       masked_ids_(std::move(masked_ids)),
-      sums_(slices_.size()) {
+      ties_(slices_.size()),
+      sums_(slices_.size()),
+      digits_(slices_.size()) {
   std::ranges::sort(masked_ids_);
 }
 
@@ -163,23 +166,81 @@ void SplitRows::adjust(int64_t row, std::span<const int32_t> ids, std::span<cons
   }
 }
 
-WeightSum SplitRows::sum(int64_t row, const Weighting& weighting) {
-  const RowAsk ask{.what = What::kSum, .row = static_cast<int32_t>(row), .weighting = weighting};
-  tell_all(ask);
-  WeightSum sum = 0;
-  for (int r = 0; r < size(); ++r) sum += sums_[r] = take<WeightSum>(ask, r);
-  return sum;
+void SplitRows::begin(int64_t row, const Weighting& weighting) {
+  row_ = row, weighting_ = weighting;
+  std::ranges::fill(ties_, weighting.ties);
 }
 
-RowSummary::Entry SplitRows::draw(int64_t row, const Weighting& weighting, double u) {
-  const WeightSum all = sum(row, weighting);
+RowAsk SplitRows::ask_of(What what, int rank) const {
+  RowAsk ask{.what = what, .row = static_cast<int32_t>(row_), .weighting = weighting_};
+  ask.weighting.ties = ties_[rank];
+  return ask;
+}
+
+template <typename T>
+void SplitRows::ask_all(What what, const OrderPrefix& prefix, std::vector<T>& answers) {
+  const auto ask_of_rank = [&](int rank) {
+    RowAsk ask = ask_of(what, rank);
+    ask.prefix = prefix;
+    return ask;
+  };
+  for (int r = 1; r < size(); ++r) tell(r, ask_of_rank(r));
+  for (int r = 0; r < size(); ++r) answers[r] = take<T>(ask_of_rank(r), r);
+}
+
+WeightSum SplitRows::sum() {
+  ask_all(What::kSum, {}, sums_);
+  return std::accumulate(sums_.begin(), sums_.end(), WeightSum{0});
+}
+
+// Digit by digit finds the logit of the last that is in. Equal ones are in by their ids, so those
+// of the first ranks first.
+template <typename Target>
+void SplitRows::cut(What what, const Target& target_of) {
+  OrderPrefix prefix;
+  WeightSum rest = 0;  // of what is to be reached, less what lies above `prefix`
+  while (prefix.num < OrderPrefix::kDigits) {
+    ask_all(what, prefix, digits_);
+    DigitSums all{};
+    for (const DigitSums& of : digits_)
+      for (size_t d = 0; d < all.size(); ++d) all[d] += of[d];
+    if (prefix.num == 0) {
+      const WeightSum total = std::accumulate(all.begin(), all.end(), WeightSum{0});
+      rest = target_of(total);
+      if (rest >= total) return;
+    }
+    auto digit = static_cast<uint32_t>(all.size()) - 1;
+    while (digit > 0 && all[digit] < rest) rest -= all[digit--];
+    prefix = prefix.with(digit);
+    for (size_t r = 0; r < digits_.size(); ++r) sums_[r] = digits_[r][digit];
+  }
+  weighting_.floor = logit_of(prefix.digits);
+  const WeightSum each =
+      what == What::kCount ? 1 : std::max<WeightSum>(1, units(weighting_(weighting_.floor)));
+  WeightSum ties = (rest + each - 1) / each;
+  for (size_t r = 0; r < ties_.size(); ++r) {
+    const WeightSum here = std::min(ties, sums_[r] / each);
+    ties_[r] = static_cast<int32_t>(here);
+    ties -= here;
+  }
+}
+
+void SplitRows::keep_heaviest(int32_t top_k) {
+  cut(What::kCount, [&](WeightSum) { return static_cast<WeightSum>(top_k); });
+}
+
+void SplitRows::keep_nucleus(float top_p) {
+  cut(What::kWeigh,
+      [&](WeightSum total) { return std::max<WeightSum>(1, share_of(total, top_p)); });
+}
+
+RowSummary::Entry SplitRows::draw(double u) {
+  const WeightSum all = sum();
   WeightSum target = std::min(share_of(all, u), all - 1);
   int rank = 0;
   while (target >= sums_[rank]) target -= sums_[rank++];
-  const RowAsk ask{.what = What::kFind,
-                   .row = static_cast<int32_t>(row),
-                   .weighting = weighting,
-                   .target = target};
+  RowAsk ask = ask_of(What::kFind, rank);
+  ask.target = target;
   if (rank > 0) tell(rank, ask);
   const auto found = take<RowSummary::Entry>(ask, rank);
   if (found.id < slices_[rank].begin || found.id >= slices_[rank].end())
@@ -192,9 +253,9 @@ RowSummary::Entry SplitRows::draw(int64_t row, const Weighting& weighting, doubl
 std::span<float> SplitRows::whole(int64_t row) {
   if (counts_.whole_rows++ == 0)
     LOG_WARN(
-        "ranks: a request needs whole rows of logits, %.0f KB each, which the ranks send: "
-        "top_k or logprobs above %d, or a top_p that reaches further down than so many ids of "
-        "each rank (nibble_rank_whole_rows_total counts them)",
+        "ranks: a request needs whole rows of logits, %.0f KB each, which the ranks send: logprobs "
+        "above %d, or drafts that are verified where ids are drawn (nibble_rank_whole_rows_total "
+        "counts them)",
         static_cast<double>(vocab_size()) * 4e-3, RowSummary::kMost);
   const RowAsk ask{.what = What::kLogits, .row = static_cast<int32_t>(row)};
   tell_all(ask);
@@ -218,7 +279,7 @@ void AnsweredRows::take(const Tensor& mine) {
 }
 
 void AnsweredRows::answer(std::span<const std::byte> bytes) {
-  const RowAsk ask = read_ask(bytes, slice_, logits_.data == nullptr ? 0 : logits_.dim(0));
+  const RowAsk ask = read_ask(bytes, slice_, logits_.rank == 0 ? 0 : logits_.dim(0));
   nibble::answer(ask, row(ask.row), masked_ids_, work_, answer_);
   comm_.send(0, answer_);
 }

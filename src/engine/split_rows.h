@@ -43,9 +43,13 @@ class SplitRows {
   // From here on the row is another: masked, and with `values` for `ids`; allowed: bit per id.
   void adjust(int64_t row, std::span<const int32_t> ids, std::span<const float> values,
               std::span<const uint32_t> allowed);
-  // Of the row less what is masked: the id that u draws by its weights, its logit.
-  WeightSum sum(int64_t row, const Weighting& weighting);
-  RowSummary::Entry draw(int64_t row, const Weighting& weighting, double u);
+  // Of the row less what is masked: what draws go by. Which ids weigh anything is narrowed down
+  // first: to the top_k heaviest, to the fewest heaviest that have top_p of the sum.
+  void begin(int64_t row, const Weighting& weighting);
+  void keep_heaviest(int32_t top_k);
+  void keep_nucleus(float top_p);
+  WeightSum sum();
+  RowSummary::Entry draw(double u);  // the id that u draws, its logit
   // The row as it is now, until the next call.
   std::span<float> whole(int64_t row);
 
@@ -59,13 +63,23 @@ class SplitRows {
   std::span<const std::byte> hear(int rank, int64_t bytes);
   template <typename T>
   T take(const RowAsk& ask, int rank);
+  // What each rank says of its part of the row that draws are from.
+  RowAsk ask_of(RowAsk::What what, int rank) const;
+  template <typename T>
+  void ask_all(RowAsk::What what, const OrderPrefix& prefix, std::vector<T>& answers);
+  template <typename Target>
+  void cut(RowAsk::What what, const Target& target_of);
 
   dist::Comm& comm_;
   const std::vector<Cut> slices_;
   std::vector<int32_t> masked_ids_;    // in order
   Tensor logits_;                      // rank 0's
   std::vector<RowSummary> summaries_;  // [R, ranks]
+  int64_t row_ = 0;                    // that draws are from
+  Weighting weighting_ = {0, 1, 0};    // of it
+  std::vector<int32_t> ties_;          // [ranks]: Weighting::ties of each
   std::vector<WeightSum> sums_;        // [ranks], of the last sum()
+  std::vector<DigitSums> digits_;      // [ranks]
   std::vector<float> whole_;           // [V]
   std::vector<Candidate> work_;
   std::vector<std::byte> message_, answer_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/check.h"
 #include "engine/philox.h"
 
 namespace nibble {
@@ -39,7 +38,8 @@ void SplitSampler::take_heaviest(int64_t row, const SamplingParams& params) {
   std::erase_if(heaviest_, [&](const Candidate& c) {
     return std::ranges::binary_search(rows_.masked_ids(), c.id);
   });
-  const int32_t wanted = params.temperature > 0 ? std::max(params.top_k, 1) : 1;
+  const bool has_few = params.temperature > 0 && params.top_k <= RowSummary::kMost;
+  const int32_t wanted = has_few ? std::max(params.top_k, 1) : 1;
   if (is_all_ || std::ssize(heaviest_) >= wanted) return;
   rows_.adjust(row, {}, {}, {});
   is_all_ = rows_.heaviest(row, heaviest_);
@@ -50,8 +50,7 @@ Sampler::Sampled SplitSampler::sample(int64_t row, const SamplingParams& params,
                                       std::vector<TokenLogprob>& top) {
   top.clear();
   if (!rows_.is_finite(row)) return {.error = kNotNumbers};
-  const bool has_top_k = params.top_k < rows_.vocab_size() && params.temperature > 0;
-  if (params.logprobs > RowSummary::kMost || (has_top_k && params.top_k > RowSummary::kMost))
+  if (params.logprobs > RowSummary::kMost)
     return sampler_.sample(rows_.whole(row), params, state, masks, top);
   is_all_ = rows_.heaviest(row, heaviest_);
   ids_.assign(masks.banned.begin(), masks.banned.end());
@@ -103,21 +102,22 @@ int32_t SplitSampler::draw(int64_t row, const SamplingParams& params, double u, 
     heaviest_.resize(params.top_k);
     knows_all = true;
   }
-  CHECK(knows_all || !has_top_k);
   std::erase_if(heaviest_, [&](const Candidate& c) { return c.logit < weighting.floor; });
   WeightSum known = 0;
   for (Candidate& c : heaviest_) known += units(c.weight = weighting(c.logit));
-  if (!knows_all && !(params.top_p < 1)) {
-    const RowSummary::Entry found = rows_.draw(row, weighting, u);
-    logit = found.logit;
-    return found.id;
-  }
-  const WeightSum total = knows_all ? known : rows_.sum(row, weighting);
-  if (params.top_p < 1 && share_of(total, params.top_p) > known) {
-    const std::span<float> whole = rows_.whole(row);
-    const int32_t id = sampler_.draw(whole, params, best, u);
-    logit = whole[id];
-    return id;
+  WeightSum total = known;
+  if (!knows_all) {
+    rows_.begin(row, weighting);
+    if (has_top_k) rows_.keep_heaviest(params.top_k);
+    // A nucleus may still end within what is known.
+    const bool may_know = params.top_p < 1 && !has_top_k;
+    if (may_know) total = rows_.sum();
+    if (!may_know || share_of(total, params.top_p) > known) {
+      if (params.top_p < 1) rows_.keep_nucleus(params.top_p);
+      const RowSummary::Entry found = rows_.draw(u);
+      logit = found.logit;
+      return found.id;
+    }
   }
   const int32_t id = draw_kept(params, total, u);
   logit = std::ranges::find(heaviest_, id, &Candidate::id)->logit;
