@@ -18,8 +18,9 @@ namespace nibble::ops::gpu {
 
 class GpuRanks final : public dist::Comm {
  public:
-  // Floats of the largest sum that goes through peer memory in one piece.
-  static constexpr int64_t kCapacity = int64_t{1} << 20;
+  // Floats of the largest sum that goes in packets in one piece: of those that they are meant for
+  // any, at two ranks.
+  static constexpr int64_t kCapacity = kMostForPackets;
 
   // With the GPU that this process has open, all ranks at the same time. `host` outlives it. Throws
   // Error(kUnsupported) where the GPUs have no way to each other.

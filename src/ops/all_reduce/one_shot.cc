@@ -5,10 +5,12 @@ namespace {
 
 struct Layout {
   explicit Layout(const PeerMemory& m)
-      : blocks(2 * m.size * (m.capacity / 2) * int64_t{sizeof(PeerMemory::Packet)}),
-        arrived(blocks + int64_t{2} * m.size * PeerMemory::kBlocks * PeerMemory::kBlockFloats *
+      : senders(m.size - 1),
+        blocks(2 * senders * (m.capacity / 2) * int64_t{sizeof(PeerMemory::Packet)}),
+        arrived(blocks + 2 * senders * PeerMemory::kBlocks * PeerMemory::kBlockFloats *
                              int64_t{sizeof(float)}),
-        bytes(arrived + int64_t{m.size} * PeerMemory::kBlocks * int64_t{sizeof(uint32_t)}) {}
+        bytes(arrived + senders * PeerMemory::kBlocks * int64_t{sizeof(uint32_t)}) {}
+  int64_t senders;
   int64_t blocks, arrived, bytes;
 };
 

@@ -31,10 +31,10 @@ struct PeerMemory {
   // A rank may take long over its first steps, whose graphs it records; one whose process ends or
   // stops is found out by others' means, and sooner.
   uint64_t patience_ns = 30'000'000'000;
-  // Of each rank, in its GPU:
-  Packet* packets[kMostRanks]{};    // [2 slots][size senders][capacity / 2]
-  std::byte* blocks[kMostRanks]{};  // [2 slots][size senders][kBlocks][kBlockFloats] float
-  uint32_t* arrived[kMostRanks]{};  // [size senders][kBlocks]: the number of the last block
+  // Of each rank, in its GPU, for what the S = size - 1 others send:
+  Packet* packets[kMostRanks]{};    // [2 slots, S, capacity / 2]
+  std::byte* blocks[kMostRanks]{};  // [2 slots, S, kBlocks, kBlockFloats] float
+  uint32_t* arrived[kMostRanks]{};  // [S, kBlocks]: the number of the last block
   // This rank's: exchanges of packets so far, thread blocks that are through, and of each how many
   // blocks it has sent.
   static constexpr int kCounts = 2 + kBlocks;
@@ -48,9 +48,9 @@ struct PeerMemory {
 
 // Whether a sum of so many floats is quicker as packets, twice the bytes without a wait for their
 // arrival, than in blocks.
+inline constexpr int64_t kMostForPackets = int64_t{1} << 17;
 constexpr bool is_for_packets(int64_t floats, int64_t ranks) {
-  constexpr int64_t kMost = int64_t{1} << 17;
-  return floats * (ranks - 1) <= kMost;
+  return floats * (ranks - 1) <= kMostForPackets;
 }
 
 // t [T, H] f32: sums in order of ranks, the same bits on each. Ends with NaN where a rank does not

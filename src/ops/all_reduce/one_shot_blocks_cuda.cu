@@ -13,7 +13,7 @@
 #include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
 #include "ops/all_reduce/one_shot.h"
-#include "ops/all_reduce/peer_packets.cuh"
+#include "ops/all_reduce/peer_exchange.cuh"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -39,15 +39,6 @@ __device__ float4 unpacked(uint4 p) {
   return {__uint_as_float(p.x), __uint_as_float(p.y), __uint_as_float(p.z), __uint_as_float(p.w)};
 }
 
-__device__ void say(uint32_t* arrived, uint32_t number) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(arrived), "r"(number) : "memory");
-}
-__device__ bool has_come(const uint32_t* arrived, uint32_t number) {
-  uint32_t last;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(last) : "l"(arrived) : "memory");
-  return last - number <= 1;  // one ahead at most: what lies in the other slot
-}
-
 // Blocks of kEach groups of 4 floats a thread; fours: of all values.
 template <typename T, int kEach>
 __global__ void __launch_bounds__(kThreads, 2)
@@ -56,9 +47,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   constexpr int kBlock = kThreads * kEach;
   const int b = blockIdx.x, thread = threadIdx.x;
   const auto room = [&](int of, int from, uint32_t number) {
-    const int64_t at = (int64_t{number % 2} * m.size + from) * PeerMemory::kBlocks + b;
-    return reinterpret_cast<Sent<T>*>(m.blocks[of] +
-                                      at * PeerMemory::kBlockFloats * int64_t{sizeof(float)});
+    return reinterpret_cast<Sent<T>*>(block_of(m, of, from, number));
   };
   if (thread == 0) is_lost = false;
   cuda::griddep_wait();
@@ -81,19 +70,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     // What comes next begins beside the wait for the others.
     if (!has_released) cuda::griddep_launch_dependents();
     has_released = true;
-    __threadfence_system();
-    __syncthreads();
-    const int peer = thread < m.rank ? thread : thread + 1;
-    if (thread < m.size - 1) {
-      say(m.arrived[peer] + m.rank * PeerMemory::kBlocks + b, number);
-      Patience patience(m);
-      while (!has_come(m.arrived[m.rank] + peer * PeerMemory::kBlocks + b, number))
-        if (patience.is_over()) {
-          is_lost = true;
-          break;
-        }
-    }
-    __syncthreads();
+    exchange_blocks(m, number, is_lost);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int at = begin + i * kThreads + thread;

@@ -13,7 +13,7 @@
 #include "cuda/launch.cuh"
 #include "ops/all_reduce/gpu_ranks.h"
 #include "ops/all_reduce/one_shot.h"
-#include "ops/all_reduce/peer_packets.cuh"
+#include "ops/all_reduce/peer_exchange.cuh"
 
 namespace nibble::ops::gpu {
 namespace {

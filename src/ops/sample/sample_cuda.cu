@@ -17,7 +17,7 @@
 #include "cuda/ordered.cuh"
 #include "cuda/parameters.cuh"
 #include "ops/all_reduce/gpu_ranks.h"
-#include "ops/all_reduce/peer_packets.cuh"
+#include "ops/all_reduce/peer_exchange.cuh"
 #include "ops/sample/sample.h"
 #include "ops/sample/sample_parts.h"
 

@@ -9,7 +9,7 @@
 
 #include "cuda/launch.cuh"
 #include "ops/all_reduce/gpu_ranks.h"
-#include "ops/all_reduce/peer_packets.cuh"
+#include "ops/all_reduce/peer_exchange.cuh"
 #include "ops/sample/whole_logits.h"
 
 namespace nibble::ops::gpu {

@@ -1,4 +1,5 @@
-// Packets between ranks, and waits for what another one sends: ops/all_reduce/one_shot.h.
+// Packets and blocks between ranks, and waits for what another one sends:
+// ops/all_reduce/one_shot.h.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -33,11 +34,14 @@ __device__ inline uint32_t exchange_number(const PeerMemory& m) {
   return *static_cast<volatile uint32_t*>(m.counts) + 1;
 }
 
+// Of the ranks that send to `of`, which `from` is: nobody sends to itself.
+__device__ inline int sender_of(int of, int from) { return from < of ? from : from - 1; }
+
 // Where rank `of` finds what `from` sends in it.
 __device__ inline PeerMemory::Packet* packets_of(const PeerMemory& m, int of, int from,
                                                  uint32_t number) {
   const int64_t lane = m.capacity / 2;
-  return m.packets[of] + (number % 2 * m.size + from) * lane;
+  return m.packets[of] + (number % 2 * (m.size - 1) + sender_of(of, from)) * lane;
 }
 
 __device__ inline void send(PeerMemory::Packet* to, uint2 values, uint32_t number) {
@@ -69,6 +73,44 @@ __device__ inline void end_exchange(const PeerMemory& m, uint32_t number) {
   if (atomicAdd(&m.counts[1], 1) != gridDim.x - 1) return;
   m.counts[1] = 0;
   m.counts[0] = number;
+}
+
+// Where this thread block of rank `of` finds what those of its index on rank `from` send by
+// `number`.
+__device__ inline std::byte* block_of(const PeerMemory& m, int of, int from, uint32_t number) {
+  const int64_t at =
+      (int64_t{number % 2} * (m.size - 1) + sender_of(of, from)) * PeerMemory::kBlocks + blockIdx.x;
+  return m.blocks[of] + at * PeerMemory::kBlockFloats * int64_t{sizeof(float)};
+}
+
+__device__ inline void say(uint32_t* arrived, uint32_t number) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(arrived), "r"(number) : "memory");
+}
+__device__ inline bool has_come(const uint32_t* arrived, uint32_t number) {
+  uint32_t last;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(last) : "l"(arrived) : "memory");
+  return last - number <= 1;  // one ahead at most: what lies in the other slot
+}
+
+// By all threads, which have written their part of the block of `number` for each other rank: says
+// so, and waits for theirs. is_lost, shared, becomes true where one does not come.
+__device__ inline void exchange_blocks(const PeerMemory& m, uint32_t number, bool& is_lost) {
+  __threadfence_system();
+  __syncthreads();
+  const int thread = threadIdx.x, peer = thread < m.rank ? thread : thread + 1;
+  const auto arrived = [&](int of, int from) {
+    return m.arrived[of] + sender_of(of, from) * PeerMemory::kBlocks + blockIdx.x;
+  };
+  if (thread < m.size - 1) {
+    say(arrived(peer, m.rank), number);
+    Patience patience(m);
+    while (!has_come(arrived(m.rank, peer), number))
+      if (patience.is_over()) {
+        is_lost = true;
+        break;
+      }
+  }
+  __syncthreads();
 }
 
 }  // namespace nibble::ops::gpu
