@@ -116,8 +116,8 @@ bool GpuSteps::launch_graph(const Step& step, bool is_fed, const ops::Draw* draw
 
 Tensor GpuSteps::run(const Step& step, const ops::Draw* draws) {
   Tensor logits = model_.forward(cx_, step, kv_);
-  // Each rank finds the likeliest ids of its own columns, where nothing is drawn.
-  const bool are_apart = whole_ != nullptr && whole_->are_apart() && draws == nullptr;
+  // Ranks look each at its own columns, and tell each other what is likeliest in them.
+  const bool are_apart = whole_ != nullptr && whole_->are_apart();
   if (are_apart)
     whole_->keep(cx_, logits);
   else if (whole_ != nullptr)
@@ -135,7 +135,10 @@ Tensor GpuSteps::run(const Step& step, const ops::Draw* draws) {
     ops::sample_greedy(cx_, out, logits, never);
     if (are_apart) ops::join_greedy(cx_, out, logits.dim(0));
   }
-  if (draws != nullptr) ops::sample_drawn(cx_, out, logits, never, draws);
+  if (draws != nullptr && are_apart)
+    ops::sample_drawn_over_ranks(cx_, out, logits, never, draws);
+  else if (draws != nullptr)
+    ops::sample_drawn(cx_, out, logits, never, draws);
   if (cx_.on_op) cx_.on_op("end");
   return logits;
 }

@@ -40,8 +40,6 @@ GpuRanks::GpuRanks(dist::Comm& host) : host_(host), abort_(cuda::pinned_buffer(4
 
 GpuRanks::~GpuRanks() { abort(); }
 
-// What every rank says is in its way, "" for nothing; the first one that has something counts for
-// all.
 std::string GpuRanks::agree(const std::string& why) {
   std::array<char, 200> mine{};
   why.copy(mine.data(), mine.size() - 1);

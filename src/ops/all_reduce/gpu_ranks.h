@@ -56,6 +56,9 @@ class GpuRanks final : public dist::Comm {
   // like it, in order of ranks, where kernels and copies of all ranks reach them. None where `why`,
   // of this rank or another, is or becomes other than empty: it says what is in the way.
   std::vector<Buffer> share(const Buffer& mine, std::string& why);
+  // On all ranks at once: what is in the way of each, "" for nothing; returns that of the first who
+  // says something, on all.
+  std::string agree(const std::string& why);
   cuda::Nccl& nccl() const {
     CHECK(nccl_ != nullptr);
     return *nccl_;
@@ -68,7 +71,6 @@ class GpuRanks final : public dist::Comm {
   void find_peers();
   void check_nccl() const;
   void find_nccl();
-  std::string agree(const std::string& why);
 
   dist::Comm& host_;
   Buffer shared_, counts_;        // on the GPU: this rank's

@@ -18,6 +18,7 @@
 #include "cuda/memory.h"
 #include "cuda/stream.h"
 #include "dist/test_ranks.h"
+#include "ops/sample/draw.h"
 #include "ops/sample/sample.h"
 #include "ops/sample/whole_logits.h"
 
@@ -87,8 +88,9 @@ TEST(GpuRanks, SumInOrderOfRanks) {
     }
 }
 
-// Columns of three ranks, none as many as another; an odd number of floats.
-TEST(GpuRanks, LogitsAreWholeEverywhere) {
+// Columns of three ranks, none as many as another; an odd number of floats. Each keeps its own:
+// another finds them behind the next exchange.
+TEST(GpuRanks, LogitsAreReadWhereTheyAre) {
   constexpr int64_t kBegin[] = {0, 16, 48, 61}, kVocab = 61;
   for (const int64_t rows : {1, 3, 40}) {
     std::vector<float> want(rows * kVocab);
@@ -107,75 +109,192 @@ TEST(GpuRanks, LogitsAreWholeEverywhere) {
       const Tensor part = make_tensor(mine.data(), DType::kF32, {rows, columns});
       WholeLogits whole(rank.cx, {kVocab, kBegin[r], columns}, rows);
       ASSERT_TRUE(whole.are_apart());
-      const Tensor logits = whole.gather(rank.cx, part);
-      EXPECT_EQ(logits.dim(0), rows);
-      EXPECT_EQ(logits.dim(1), kVocab);
-      EXPECT_EQ(rank.from_gpu(logits), want) << rows << " rows, rank " << r;
-      rank.wait_for_all();
-      // Each keeps its own: another finds them behind the next exchange.
-      cuda::fill(logits.data, 0, 4 * logits.num_elements());
+      const Buffer any = rank.to_gpu(parts_of(r, 2));
       whole.keep(rank.cx, part);
-      gpu::meet(rank.cx);
-      std::vector<float> row(kVocab);
+      gpu::sum_one_shot(rank.cx, make_tensor(any.data(), DType::kF32, {1, 2}));
       const Buffer pinned = cuda::pinned_buffer(4 * kVocab);
       const std::span<float> to(static_cast<float*>(pinned.data()), kVocab);
-      whole.read(rank.cx, rows - 1, to);
-      rank.stream.wait();
-      EXPECT_TRUE(std::ranges::equal(to, std::span(want).last(kVocab))) << "rank " << r;
+      for (int64_t row = 0; row < rows; ++row) {
+        whole.read(rank.cx, row, to);
+        rank.stream.wait();
+        EXPECT_TRUE(std::ranges::equal(to, std::span(want).subspan(row * kVocab, kVocab)))
+            << "row " << row << ", rank " << r;
+      }
       rank.wait_for_all();
     });
   }
 }
 
+// Rows of which each of three ranks has columns of its own, and finds ids in them.
+constexpr int64_t kBegin[] = {0, 48, 61, 200}, kVocab = 200;
+
+class Found {
+ public:
+  Found(Rank& rank, const std::vector<float>& all, const std::vector<uint32_t>& never)
+      : rank_(rank),
+        rows_(std::ssize(all) / kVocab),
+        columns_(kBegin[rank.ranks.rank() + 1] - kBegin[rank.ranks.rank()]),
+        mine_(rank.to_gpu(part_of(all))),
+        never_(rank.to_gpu(never)),
+        turn_(rank.to_gpu(std::vector<int32_t>{0})),
+        scratch_(cuda::device_buffer(gpu::sample_scratch_bytes(rows_))),
+        counters_(cuda::device_buffer(4 * Ctx::kNumCounters)),
+        found_(rank.to_gpu(std::vector<Greedy>(rows_, {-7, 0}))),
+        ids_(rank.to_gpu(std::vector<int32_t>(rows_, -7))) {
+    cuda::fill(counters_.data(), 0, counters_.size_bytes());
+    rank.cx.scratch = {static_cast<std::byte*>(scratch_.data()),
+                       static_cast<size_t>(scratch_.size_bytes())};
+    rank.cx.counters = static_cast<uint32_t*>(counters_.data());
+  }
+  void likeliest() {
+    sample_greedy(rank_.cx, out(), logits(), never());
+    join_greedy(rank_.cx, out(), rows_);
+  }
+  void drawn(const Buffer& draws) {
+    sample_drawn_over_ranks(rank_.cx, out(), logits(), never(),
+                            static_cast<const Draw*>(draws.data()));
+  }
+  std::vector<Greedy> rows() {
+    rank_.stream.wait();
+    std::vector<Greedy> got(rows_);
+    std::vector<int32_t> fed(rows_);
+    cuda::copy(got.data(), found_.data(), found_.size_bytes());
+    cuda::copy(fed.data(), ids_.data(), ids_.size_bytes());
+    for (int64_t row = 0; row < rows_; ++row) EXPECT_EQ(fed[row], std::max(0, got[row].id));
+    return got;
+  }
+
+ private:
+  std::vector<float> part_of(const std::vector<float>& all) const {
+    const int r = rank_.ranks.rank();
+    std::vector<float> part;
+    for (int64_t row = 0; row < rows_; ++row)
+      part.insert(part.end(), &all[row * kVocab + kBegin[r]], &all[row * kVocab] + kBegin[r + 1]);
+    return part;
+  }
+  GreedyOut out() const {
+    return {.rows = static_cast<Greedy*>(found_.data()),
+            .stride = rows_,
+            .turn = static_cast<const int32_t*>(turn_.data()),
+            .ids = static_cast<int32_t*>(ids_.data()),
+            .first_id = static_cast<int32_t>(kBegin[rank_.ranks.rank()])};
+  }
+  Tensor logits() const { return make_tensor(mine_.data(), DType::kF32, {rows_, columns_}); }
+  const uint32_t* never() const { return static_cast<const uint32_t*>(never_.data()); }
+
+  Rank& rank_;
+  int64_t rows_, columns_;
+  Buffer mine_, never_, turn_, scratch_, counters_, found_, ids_;
+};
+
+std::vector<uint32_t> bits_of(std::initializer_list<int64_t> ids) {
+  std::vector<uint32_t> bits((kVocab + 31) / 32);
+  for (const int64_t id : ids) bits[id / 32] |= uint32_t{1} << (id % 32);
+  return bits;
+}
+
 // The likeliest id of all columns, of whichever rank it is, as one GPU finds it in all; the lowest
 // of equals; what is masked or no number on one rank is so on all.
 TEST(GpuRanks, FindTheLikeliestIdsTogether) {
-  constexpr int64_t kBegin[] = {0, 48, 61, 200}, kVocab = 200, kRows = 300;
+  constexpr int64_t kRows = 300;
   std::vector<float> all = parts_of(7, kRows * kVocab);
   for (const int64_t column : {20, 50, 150}) all[3 * kVocab + column] = 100;
   all[5 * kVocab + 55] = NAN;
   all[6 * kVocab + 199] = INFINITY;
-  std::vector<uint32_t> never((kVocab + 31) / 32);
-  for (const int64_t id : {20, 49, 60, 61}) never[id / 32] |= uint32_t{1} << (id % 32);
+  const std::vector<uint32_t> never = bits_of({20, 49, 60, 61});
   std::vector<Greedy> want(kRows);
-  const std::vector<int32_t> turn = {0};
+  const int32_t turn = 0;
   Ctx cpu;
-  ref::sample_greedy(cpu, {want.data(), kRows, turn.data()},
+  ref::sample_greedy(cpu, {want.data(), kRows, &turn},
                      make_tensor(all.data(), DType::kF32, {kRows, kVocab}), never.data());
   EXPECT_EQ(want[3].id, 50);
   dist::on_every_rank(dist::test_ranks(3), [&](dist::TcpComm& host) {
     Rank rank(host);
-    const int r = host.rank();
-    const int64_t columns = kBegin[r + 1] - kBegin[r];
-    std::vector<float> part;
-    for (int64_t row = 0; row < kRows; ++row)
-      part.insert(part.end(), &all[row * kVocab + kBegin[r]], &all[row * kVocab] + kBegin[r + 1]);
-    const Buffer mine = rank.to_gpu(part), masked = rank.to_gpu(never), at = rank.to_gpu(turn);
-    const Buffer scratch = cuda::device_buffer(gpu::sample_scratch_bytes(kRows));
-    const Buffer counters = cuda::device_buffer(4 * Ctx::kNumCounters);
-    cuda::fill(counters.data(), 0, counters.size_bytes());
-    rank.cx.scratch = {static_cast<std::byte*>(scratch.data()),
-                       static_cast<size_t>(scratch.size_bytes())};
-    rank.cx.counters = static_cast<uint32_t*>(counters.data());
-    const Buffer found = rank.to_gpu(std::vector<Greedy>(kRows, {-7, 0}));
-    const Buffer ids = rank.to_gpu(std::vector<int32_t>(kRows, -7));
-    const GreedyOut out{.rows = static_cast<Greedy*>(found.data()),
-                        .stride = kRows,
-                        .turn = static_cast<const int32_t*>(at.data()),
-                        .ids = static_cast<int32_t*>(ids.data()),
-                        .first_id = static_cast<int32_t>(kBegin[r])};
-    sample_greedy(rank.cx, out, make_tensor(mine.data(), DType::kF32, {kRows, columns}),
-                  static_cast<const uint32_t*>(masked.data()));
-    join_greedy(rank.cx, out, kRows);
-    rank.stream.wait();
-    std::vector<Greedy> got(kRows);
-    std::vector<int32_t> fed(kRows);
-    cuda::copy(got.data(), found.data(), found.size_bytes());
-    cuda::copy(fed.data(), ids.data(), ids.size_bytes());
+    Found found(rank, all, never);
+    found.likeliest();
+    const std::vector<Greedy> got = found.rows();
     for (int64_t row = 0; row < kRows; ++row) {
-      EXPECT_EQ(got[row].id, want[row].id) << "row " << row << ", rank " << r;
-      EXPECT_NEAR(got[row].logprob, want[row].logprob, 2e-5) << "row " << row << ", rank " << r;
-      EXPECT_EQ(fed[row], std::max(0, want[row].id));
+      EXPECT_EQ(got[row].id, want[row].id) << "row " << row << ", rank " << host.rank();
+      EXPECT_NEAR(got[row].logprob, want[row].logprob, 2e-5)
+          << "row " << row << ", rank " << host.rank();
+    }
+    rank.wait_for_all();
+  });
+}
+
+// The same ids on all ranks, of rows that draw; others are the likeliest still. What one rank draws
+// that has all: DrawOverRanksGpu.
+TEST(GpuRanks, DrawTheSameIds) {
+  constexpr int64_t kRows = 40;  // all thread blocks find room on one GPU
+  const std::vector<float> all = parts_of(9, kRows * kVocab);
+  std::vector<Draw> draws(kRows);
+  for (int64_t row = 0; row < kRows; ++row)
+    draws[row] = {.temperature = row % 5 == 0 ? 0.0f : 1.0f,
+                  .top_p = row % 2 == 0 ? 1.0f : 0.9f,
+                  .top_k = row % 3 == 0 ? 50 : 0,
+                  .u = static_cast<double>(row) / kRows};
+  std::vector<std::vector<Greedy>> likeliest(3), drawn(3);
+  dist::on_every_rank(dist::test_ranks(3), [&](dist::TcpComm& host) {
+    Rank rank(host);
+    const Buffer on_gpu = rank.to_gpu(draws);
+    Found found(rank, all, bits_of({3, 100}));
+    for (int again = 0; again < 3; ++again) {
+      found.likeliest();
+      likeliest[host.rank()] = found.rows();
+      found.drawn(on_gpu);
+    }
+    drawn[host.rank()] = found.rows();
+    rank.ranks.check();
+    rank.wait_for_all();
+  });
+  int others = 0;
+  for (int64_t row = 0; row < kRows; ++row) {
+    EXPECT_GE(drawn[0][row].id, 0);
+    for (const int r : {1, 2}) {
+      EXPECT_EQ(drawn[r][row].id, drawn[0][row].id) << "row " << row << ", rank " << r;
+      EXPECT_EQ(drawn[r][row].logprob, drawn[0][row].logprob) << "row " << row << ", rank " << r;
+    }
+    const bool is_likeliest = drawn[0][row].id == likeliest[0][row].id;
+    if (draws[row].temperature == 0) {
+      EXPECT_TRUE(is_likeliest) << "row " << row;
+    }
+    others += !is_likeliest;
+  }
+  EXPECT_GT(others, kRows / 2);
+}
+
+// No id, and an error for who asks.
+TEST(GpuRanks, FindNoIdsWithoutARankThatDoesNotCome) {
+  constexpr int64_t kRows = 30;
+  const std::vector<float> all = parts_of(8, kRows * kVocab);
+  const std::vector<Draw> draws(kRows, {.temperature = 1});
+  dist::on_every_rank(dist::test_ranks(3), [&](dist::TcpComm& host) {
+    Rank rank(host);
+    const Buffer on_gpu = rank.to_gpu(draws);
+    Found found(rank, all, bits_of({}));
+    if (host.rank() < 2) {
+      rank.ranks.set_patience(std::chrono::seconds(1));
+      found.likeliest();
+      for (const Greedy& row : found.rows()) EXPECT_EQ(row.id, Greedy::kNotFinite);
+      found.drawn(on_gpu);
+      for (const Greedy& row : found.rows()) EXPECT_EQ(row.id, Greedy::kNotFinite);
+      EXPECT_THROW(rank.ranks.check(), Error);
+    }
+    rank.wait_for_all();
+  });
+}
+
+// A rank that has no room for them says so, and the others say it too, rather than that it is gone.
+TEST(GpuRanks, SayWhoHasNoRoomForLogits) {
+  dist::on_every_rank(dist::test_ranks(3), [&](dist::TcpComm& host) {
+    Rank rank(host);
+    const int r = host.rank();
+    const int64_t rows = r == 1 ? int64_t{1} << 40 : 1;
+    try {
+      WholeLogits whole(rank.cx, {kVocab, kBegin[r], kBegin[r + 1] - kBegin[r]}, rows);
+      ADD_FAILURE() << "rank " << r << " has room";
+    } catch (const Error& e) {
+      EXPECT_THAT(e.what(), testing::HasSubstr("rank 1: the GPU refused")) << "rank " << r;
     }
     rank.wait_for_all();
   });

@@ -25,7 +25,12 @@ using SampleDrawnFn = void(Ctx& cx, const GreedyOut& out, const Tensor& logits,
                            const uint32_t* never, const Draw* draws);
 
 SampleDrawnFn sample_drawn;  // GPUs only
+// Over ranks each of which has columns of its own, from out.first_id on, and the same draws: behind
+// join_greedy, on all of them at once. The same ids on each, to the bit those of a rank that has
+// the whole row. GPUs whose memory they share only.
+SampleDrawnFn sample_drawn_over_ranks;
 namespace gpu {
 SampleDrawnFn sample_drawn;
-}
+SampleDrawnFn sample_drawn_over_ranks;
+}  // namespace gpu
 }  // namespace nibble::ops

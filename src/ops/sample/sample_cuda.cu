@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kThreads) greedy_kernel(const __grid_constant_
   p = join_threads(p, of_warps);
   if (threadIdx.x > 0) return;
   if (p.best >= 0) p.best += a.out.first_id;
-  a.parts[row * kSampleParts] = p;  // for sample_drawn and join_greedy
+  a.parts[row * kSampleParts] = p;  // for join_greedy and sample_drawn
   write_greedy(a.out, turn, row, p);
 }
 
@@ -181,13 +181,14 @@ __device__ SamplePart join_two(const SamplePart& a, const SamplePart& b) {
 
 // A row a thread. A rank that does not come leaves what is no number.
 __global__ void __launch_bounds__(kThreads)
-    join_kernel(const __grid_constant__ PeerMemory m, const GreedyOut out, const SamplePart* parts,
+    join_kernel(const __grid_constant__ PeerMemory m, const GreedyOut out, SamplePart* parts,
                 int rows) {
   griddep_wait();
   const uint32_t number = exchange_number(m);
   const int row = blockIdx.x * kThreads + threadIdx.x;
   if (row < rows) {
-    const SamplePart mine = parts[int64_t{row} * kSampleParts];
+    SamplePart& joined = parts[int64_t{row} * kSampleParts];
+    const SamplePart mine = joined;
     for (int r = 1; r < m.size; ++r) {
       PeerMemory::Packet* const to = packets_of(m, (m.rank + r) % m.size, m.rank, number) + 2 * row;
       send(to, {__float_as_uint(mine.best_logit), static_cast<uint32_t>(mine.best)}, number);
@@ -206,6 +207,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       all = join_two(all, part);
     }
+    joined = all;
     write_greedy(out, *out.turn, row, all);
   }
   end_exchange(m, number);
@@ -215,13 +217,19 @@ __global__ void __launch_bounds__(kThreads)
 
 void join_greedy(Ctx& cx, const GreedyOut& out, int64_t rows) {
   const PeerMemory& peers = ranks_of(cx).peers();
-  CHECK(4 * rows <= peers.capacity);
-  if (rows == 0) return;
-  cuda::launch(cx.stream, join_kernel,
-               {.grid = dim3(static_cast<unsigned>((rows + kThreads - 1) / kThreads)),
-                .block = dim3(kThreads),
-                .release = nibble::cuda::Release::kAfterWait},
-               peers, out, SampleScratch(Scratch(cx.scratch), rows).parts, static_cast<int>(rows));
+  SamplePart* const parts = SampleScratch(Scratch(cx.scratch), rows).parts;
+  const int64_t most = peers.capacity / 4;  // two packets each
+  for (int64_t at = 0; at < rows; at += most) {
+    const int64_t n = std::min(most, rows - at);
+    GreedyOut here = out;
+    here.rows += at;
+    if (here.ids != nullptr) here.ids += at;
+    cuda::launch(cx.stream, join_kernel,
+                 {.grid = dim3(static_cast<unsigned>((n + kThreads - 1) / kThreads)),
+                  .block = dim3(kThreads),
+                  .release = nibble::cuda::Release::kAfterWait},
+                 peers, here, parts + at * kSampleParts, static_cast<int>(n));
+  }
 }
 
 void sample_greedy(Ctx& cx, const GreedyOut& out, const Tensor& logits, const uint32_t* never) {

@@ -1,5 +1,6 @@
 // What the blocks of one row leave for the last of them, and that one, in the place of the first
-// part, for sample_drawn: the same of the whole row.
+// part, for join_greedy and sample_drawn: the same of the whole row. join_greedy leaves there that
+// of the row over all ranks.
 #pragma once
 
 #include <cstdint>

@@ -14,47 +14,49 @@ namespace {
 constexpr decltype(gpu::place_columns)* kPlace = NIBBLE_CUDA_KERNEL(gpu::place_columns);
 constexpr decltype(gpu::place_among_zeros)* kPlaceAmongZeros =
     NIBBLE_CUDA_KERNEL(gpu::place_among_zeros);
-constexpr decltype(gpu::meet)* kMeet = NIBBLE_CUDA_KERNEL(gpu::meet);
 constexpr decltype(gpu::sum_nccl)* kSum = NIBBLE_CUDA_KERNEL(gpu::sum_nccl);
 
 }  // namespace
 
 WholeLogits::WholeLogits(Ctx& cx, const VocabCut& cut, int64_t max_rows)
-    : cut_(cut), mine_(cuda::device_buffer(bytes(cut.vocab, max_rows))), cuts_(cx.comm->size()) {
+    : cut_(cut), cuts_(cx.comm->size()) {
   CHECK(kPlace != nullptr && cx.on_gpu());
   gpu::GpuRanks& ranks = gpu::ranks_of(cx);
   ranks.all_gather(std::as_bytes(std::span(&cut_, 1)), std::as_writable_bytes(std::span(cuts_)));
-  if (!ranks.has_peer_memory()) return;
   std::string why;
-  of_ranks_ = ranks.share(mine_, why);
+  try {
+    mine_ = cuda::device_buffer(bytes(cut.vocab, max_rows));
+  } catch (const Error& e) {
+    why = "rank " + std::to_string(ranks.rank()) + ": " + e.what();
+  }
+  if (ranks.has_peer_memory())
+    of_ranks_ = ranks.share(mine_, why);
+  else
+    why = ranks.agree(why);
   if (!why.empty())
-    throw Error(ErrorKind::kUnsupported, "ranks: logits cannot be shared by the GPUs: " + why);
+    throw Error(ErrorKind::kUnsupported, "ranks: no room for logits that all GPUs share: " + why);
 }
 
 int64_t WholeLogits::bytes(int64_t vocab, int64_t max_rows) {
-  return (max_rows * vocab + 3) * static_cast<int64_t>(sizeof(float));
+  return max_rows * vocab * static_cast<int64_t>(sizeof(float));
 }
 
 Tensor WholeLogits::gather(Ctx& cx, const Tensor& mine) {
   const int64_t rows = mine.dim(0);
   auto* const room = static_cast<float*>(mine_.data());
-  CHECK(bytes(cut_.vocab, rows) <= mine_.size_bytes());
-  if (rows > 0 && are_apart()) {
-    gpu::LogitRooms rooms{.n = static_cast<int>(std::ssize(of_ranks_))};
-    for (int r = 0; r < rooms.n; ++r) rooms.of[r] = static_cast<float*>(of_ranks_[r].data());
-    kPlace(cx, rooms, mine, cut_);
-    kMeet(cx);
-  } else if (rows > 0) {
+  CHECK(!are_apart() && bytes(cut_.vocab, rows) <= mine_.size_bytes());
+  const Tensor all = make_tensor(room, DType::kF32, {rows, cut_.vocab});
+  if (rows > 0) {
     kPlaceAmongZeros(cx, room, mine, cut_);
-    kSum(cx, make_tensor(room, DType::kF32, {1, (rows * cut_.vocab + 3) / 4 * 4}));
+    kSum(cx, all);
   }
   cx.wrote({room});
-  return make_tensor(room, DType::kF32, {rows, cut_.vocab});
+  return all;
 }
 
 void WholeLogits::keep(Ctx& cx, const Tensor& mine) {
   CHECK(are_apart() && bytes(cut_.vocab, mine.dim(0)) <= mine_.size_bytes());
-  if (mine.dim(0) > 0) kPlace(cx, {.of = {static_cast<float*>(mine_.data())}, .n = 1}, mine, cut_);
+  kPlace(cx, static_cast<float*>(mine_.data()), mine, cut_);
 }
 
 void WholeLogits::read(Ctx& cx, int64_t row, std::span<float> to) const {
