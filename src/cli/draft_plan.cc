@@ -20,7 +20,7 @@ namespace {
 using Method = SpeculationOptions::Method;
 
 // A head's directory may have the tokenizer that it was trained with.
-void refuse_other_tokenizer(const ModelFiles& model, const std::string& head) {
+void refuse_other_tokenizer(const ModelFiles& model, const ModelFiles& head) {
   const auto ids_of = [](const std::filesystem::path& directory) {
     std::ifstream file(directory / "tokenizer.json");
     nlohmann::json json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
@@ -28,13 +28,12 @@ void refuse_other_tokenizer(const ModelFiles& model, const std::string& head) {
                ? json.value(nlohmann::json::json_pointer("/model/vocab"), nlohmann::json())
                : nlohmann::json();
   };
-  const std::filesystem::path directory = find_model(head).directory;
-  if (model.directory.empty() || directory.empty()) return;
-  const nlohmann::json own = ids_of(model.directory), heads = ids_of(directory);
+  if (model.directory.empty() || head.directory.empty()) return;
+  const nlohmann::json own = ids_of(model.directory), heads = ids_of(head.directory);
   if (own.is_null() || heads.is_null() || own == heads) return;
   throw Error(
       ErrorKind::kUnsupported,
-      (directory / "tokenizer.json").string() +
+      (head.directory / "tokenizer.json").string() +
           ": its ids are not those of the model's tokenizer; the head was made for another");
 }
 
@@ -49,7 +48,8 @@ DraftNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseFor
                 "--speculative-config: " + model + " is of no family whose MTP layer nibble runs " +
                     "(Qwen3-Next, Qwen3.5); \"ngram\" and \"suffix\" draft from the text alone");
   if (is_own) drafts.head_source.directory = model;
-  refuse_other_tokenizer(find_model(model), drafts.head_source.directory);
+  refuse_other_tokenizer(find_model(model),
+                         find_model(drafts.head_source.directory, drafts.head_source.revision));
   const DraftHeadInfo head = describe_draft_head(drafts.head_source, model, dense, shard);
   drafts.head_group = head.model.groups.at(0);
   drafts.head_vocab_size = head.model.vocab_size;

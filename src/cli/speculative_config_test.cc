@@ -41,7 +41,7 @@ TEST(SpeculativeConfig, ReadsVllmsFields) {
       "suffix_decoding_max_cached_requests":3,"suffix_decoding_max_spec_factor":2.5,
       "suffix_decoding_min_token_prob":0.25,"adaptive":false})");
   EXPECT_EQ(o.method, Method::kSuffix);
-  EXPECT_EQ(o.num_tokens, 24);
+  EXPECT_EQ(o.num_tokens, 12);  // as in vLLM
   EXPECT_EQ(o.suffix_max_depth, 12);
   EXPECT_EQ(o.suffix_max_requests, 3);
   EXPECT_EQ(o.suffix_max_factor, 2.5);
@@ -68,6 +68,63 @@ TEST(SpeculativeConfig, SyntheticRatesAreOneForEachDraft) {
   EXPECT_THAT(o.synthetic_rates, testing::ElementsAre(0.6, 0.3));
 }
 
+TEST(SpeculativeConfig, SyntheticLengthIsThatOfAllStepsAsFarAsItCanBe) {
+  const auto rates_of = [](const std::string& length) {
+    return parse_speculative_config(
+               R"({"method":"ngram","num_speculative_tokens":3,"rejection_sample_method":"synthetic",
+                   "synthetic_acceptance_length":)" +
+               length + "}")
+        .synthetic_rates;
+  };
+  EXPECT_THAT(rates_of("1"), testing::ElementsAre(0, 0, 0));
+  EXPECT_THAT(rates_of("2.25"), testing::ElementsAre(1, 0.25, 0));
+  EXPECT_THAT(rates_of("4.0"), testing::ElementsAre(1, 1, 1));
+}
+
+TEST(SpeculativeConfig, FewerDraftsInLargeBatches) {
+  using OfBatch = SpeculationOptions::OfBatch;
+  const auto by_batch = [](const std::string& lists) {
+    return parse_speculative_config(R"({"method":"ngram","num_speculative_tokens":3,
+        "num_speculative_tokens_per_batch_size":)" +
+                                    lists + "}")
+        .by_batch;
+  };
+  EXPECT_THAT(by_batch("[[5, 16, 1], [1, 4, 3], [40, 64, 0]]"),
+              testing::ElementsAre(OfBatch{1, 3}, OfBatch{5, 1}, OfBatch{40, 0}));
+  const auto fault = [](const std::string& lists) {
+    return refusal(R"({"method":"ngram","num_speculative_tokens":3,
+        "num_speculative_tokens_per_batch_size":)" +
+                   lists + "}");
+  };
+  EXPECT_THAT(fault("3"), HasSubstr("must be a list"));
+  for (const char* one : {"[1, 4]", "[0, 4, 1]", "[4, 1, 1]", "[1, 4, 4]", "[1, 4, -1]", "7",
+                          "[1, 4, \"2\"]", "[1, 4.5, 1]"})
+    EXPECT_THAT(fault("[" + std::string(one) + "]"),
+                HasSubstr("must hold lists such as [1, 4, 3]: least and most sequences"))
+        << one;
+  EXPECT_THAT(fault("[[2, 4, 1]]"), HasSubstr("must begin with a batch of 1 sequence"));
+  EXPECT_THAT(fault("[[1, 4, 3], [4, 9, 1]]"), HasSubstr("twice what holds for 4 sequences"));
+}
+
+// Command lines written for vLLM: what has no meaning here is taken, and said in the log.
+TEST(SpeculativeConfig, FieldsOfVllmsThatChangeNothing) {
+  testing::internal::CaptureStderr();
+  const SpeculationOptions o = parse_speculative_config(
+      R"({"method":"eagle3","model":"some/head","num_speculative_tokens":3,"revision":"v2",
+          "draft_tensor_parallel_size":2,"max_model_len":2048,"enforce_eager":true,
+          "attention_backend":"FLASH_ATTN","moe_backend":"triton","kv_cache_dtype":"fp8",
+          "disable_padded_drafter_batch":true,"use_local_argmax_reduction":true,
+          "parallel_drafting":false,"use_heterogeneous_vocab":false,"quantization":null})");
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(o.num_tokens, 3);
+  EXPECT_EQ(o.head_source.revision, "v2");
+  for (const char* field : {"draft_tensor_parallel_size", "max_model_len", "enforce_eager",
+                            "attention_backend", "moe_backend", "kv_cache_dtype",
+                            "disable_padded_drafter_batch", "use_local_argmax_reduction"})
+    EXPECT_THAT(log, HasSubstr("--speculative-config: " + std::string(field) + ": "));
+  EXPECT_THAT(log, testing::Not(HasSubstr("parallel_drafting")));
+}
+
 TEST(SpeculativeConfig, AHeadHasWeights) {
   SpeculationOptions o = parse_speculative_config(
       R"({"method":"eagle3","model":"some/head","num_speculative_tokens":3,
@@ -86,6 +143,16 @@ TEST(SpeculativeConfig, AHeadHasWeights) {
   EXPECT_TRUE(o.draws_drafts);
   ASSERT_TRUE(o.head_dense);
   EXPECT_EQ(o.head_dense->mlp, Format::kMxfp8);
+}
+
+// As in vLLM, the method may follow from the head's name.
+TEST(SpeculativeConfig, AHeadsNameSaysThatItIsOne) {
+  const SpeculationOptions o = parse_speculative_config(
+      R"({"model":"nvidia/gpt-oss-120b-Eagle3-v3","num_speculative_tokens":7})");
+  EXPECT_EQ(o.method, Method::kHead);
+  EXPECT_EQ(o.head_source.directory, "nvidia/gpt-oss-120b-Eagle3-v3");
+  EXPECT_THAT(refusal(R"({"model":"some/model","num_speculative_tokens":7})"),
+              HasSubstr("it needs a \"method\""));
 }
 
 // Drawn by random numbers of their own where a rule is named that needs it.
@@ -174,6 +241,20 @@ TEST(SpeculativeConfig, SaysWhatIsWrong) {
       {"{}", "it needs a \"method\""},
       {R"({"method":"ngran","num_speculative_tokens":1})", "did you mean 'ngram'"},
       {R"({"method":"medusa","num_speculative_tokens":1})", "needs a drafter's weights"},
+      {R"({"method":"deepseek_mtp","num_speculative_tokens":1})",
+       "\"deepseek_mtp\" is of a family whose MTP layer nibble does not run"},
+      {R"({"method":"eagle3","model":"d","num_speculative_tokens":1,"parallel_drafting":true})",
+       "parallel_drafting is not what nibble does: drafts are made one after the other"},
+      {R"({"method":"mtp","num_speculative_tokens":1,"enable_adaptive_verification":true})",
+       "\"adaptive\" chooses"},
+      {R"({"method":"ngram","num_speculative_tokens":2,"rejection_sample_method":"synthetic",
+          "synthetic_acceptance_length":3.5})",
+       "synthetic_acceptance_length must be 1.0 to 3.0"},
+      {R"({"method":"ngram","num_speculative_tokens":2,"synthetic_acceptance_length":2})",
+       "synthetic_acceptance_length is for rejection_sample_method"},
+      {R"({"method":"ngram","num_speculative_tokens":1,"rejection_sample_method":"synthetic",
+          "synthetic_acceptance_length":2,"synthetic_acceptance_rates":[1]})",
+       "say the same: one of them"},
       {R"({"method":"eagle3","num_speculative_tokens":1})", "needs a \"model\": the head's"},
       {R"({"method":"eagle3","model":"d","num_speculative_tokens":1,"prompt_lookup_max":2})",
        "no field \"prompt_lookup_max\""},

@@ -259,6 +259,35 @@ TEST(Speculation, ARequestMaySayNo) {
   EXPECT_EQ(engine.stats().speculation.num_draft_tokens, 0);
 }
 
+// As many as are said for so many sequences, of those that run: all end at once.
+TEST(Speculation, FewerDraftsInLargeBatches) {
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 6; ++i) {
+    Request r{.prompt = toy_prompt(4, i), .max_tokens = 30};
+    r.sampling.seed = 60 + i;
+    requests.push_back(r);
+  }
+  const std::vector<Transcript> expected = plain(requests);
+  const auto drafted = [&](int32_t num_seqs) {
+    const auto drafter = std::make_shared<ScriptedDrafter>(requests, expected, 0u);
+    ToyModel model;
+    EngineOptions options = speculative(toy_options(), drafter, 4);
+    options.speculation.by_batch = {{1, 4}, {3, 1}, {5, 0}};
+    Engine engine(model, {}, options);
+    const std::vector<Request> some(requests.begin(), requests.begin() + num_seqs);
+    expect_same(run_all(engine, some), {expected.begin(), expected.begin() + num_seqs}, "");
+    const SpeculationCounts counts = engine.stats().speculation;
+    return std::pair(counts.num_drafts, counts.num_draft_tokens);
+  };
+  // Of 30 tokens a prompt's step gives the first; the last has nothing behind it, those before it
+  // have one to three.
+  EXPECT_EQ(drafted(1), std::pair(int64_t{28}, int64_t{4 * 25 + 3 + 2 + 1}));
+  EXPECT_EQ(drafted(2), std::pair(int64_t{2 * 28}, int64_t{2 * 106}));
+  EXPECT_EQ(drafted(3), std::pair(int64_t{3 * 28}, int64_t{3 * 28}));
+  EXPECT_EQ(drafted(4), std::pair(int64_t{4 * 28}, int64_t{4 * 28}));
+  EXPECT_EQ(drafted(6), std::pair(int64_t{0}, int64_t{0}));
+}
+
 TEST(Speculation, RefusesMoreThanAStepHolds) {
   ToyModel model;
   EngineOptions options = toy_options();

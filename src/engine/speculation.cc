@@ -40,16 +40,23 @@ std::shared_ptr<Drafter> make_drafter(const SpeculationOptions& options) {
 Speculation::Speculation(const SpeculationOptions& options, int32_t max_drafts)
     : options_(options),
       max_drafts_(max_drafts),
+      most_(options.num_tokens),
       uses_head_(options.num_tokens > 0 && options.method == SpeculationOptions::Method::kHead),
       drafter_(options.num_tokens > 0 ? make_drafter(options) : nullptr) {
   counts_.num_places = is_on() ? options.num_tokens : 0;
 }
 
+int32_t Speculation::most_of_batch(size_t num_seqs) const {
+  int32_t most = options_.num_tokens;
+  for (const SpeculationOptions::OfBatch& batch : options_.by_batch)
+    if (static_cast<size_t>(batch.num_seqs) <= num_seqs) most = batch.num_tokens;
+  return std::min(most, options_.num_tokens);
+}
+
 // None where the sequence does not decode. The last token of an answer follows a draft, or none.
 int32_t Speculation::most_drafts(const Sequence& s) const {
   if (s.num_left() != 1 || !s.is_scored() || !s.forks.empty() || s.is_held) return -1;
-  return std::min(
-      {options_.num_tokens, s.request.max_drafts, s.request.max_tokens - s.num_output() - 1});
+  return std::min({most_, s.request.max_drafts, s.request.max_tokens - s.num_output() - 1});
 }
 
 void Speculation::enter_part(Sequence& s) const {
@@ -68,6 +75,7 @@ void Speculation::choose_lengths() {
 void Speculation::draft(std::span<const std::unique_ptr<Sequence>> running, bool may_verify) {
   if (!is_on()) return;
   decoding_.clear();
+  most_ = most_of_batch(running.size());
   for (const auto& sequence : running) {
     Sequence& s = *sequence;
     s.drafts.clear();
@@ -90,6 +98,7 @@ void Speculation::draft(std::span<const std::unique_ptr<Sequence>> running, bool
 
 void Speculation::choose(std::span<const std::unique_ptr<Sequence>> running) {
   decoding_.clear();
+  most_ = most_of_batch(running.size());
   for (const auto& sequence : running) {
     Sequence& s = *sequence;
     s.num_wanted = 0, s.draft_row = -1;

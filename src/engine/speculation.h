@@ -55,12 +55,14 @@ class Speculation {
 
  private:
   bool comes_true(const Sequence& sequence, int32_t i, int32_t drafted, int32_t id);
+  int32_t most_of_batch(size_t num_seqs) const;
   int32_t most_drafts(const Sequence& sequence) const;
   void enter_part(Sequence& sequence) const;
   void choose_lengths();
 
   SpeculationOptions options_;
   int32_t max_drafts_;
+  int32_t most_;  // drafts of one sequence, where as many run as do
   bool uses_head_;
   std::shared_ptr<Drafter> drafter_;  // none: a head drafts, or nobody
   StepTimes times_;

@@ -24,6 +24,12 @@ struct SpeculationOptions {
   };
   Method method = Method::kNone;
   int32_t num_tokens = 0;  // drafts of one sequence in one step, at most
+  // Fewer where many sequences run: from batches of so many on. By size; none: always num_tokens.
+  struct OfBatch {
+    int32_t num_seqs, num_tokens;
+    bool operator==(const OfBatch&) const = default;
+  };
+  std::vector<OfBatch> by_batch = {};
   bool is_adaptive =
       true;  // fewer, or none, where that is faster; else always as many as there are
 

@@ -36,8 +36,9 @@ class DraftHead {
 // A directory, and the target's ids among which an MTP layer chooses: of the head that it shares
 // with the target it has these rows, of its own. None: all of them. Each at most once.
 struct DraftHeadSource {
-  std::string directory;
+  std::string directory;  // or a repo in the Hugging Face cache, at that revision
   std::vector<int32_t> ids = {};
+  std::string revision = "main";
 };
 
 // What it would need beside a target; throws Error as load_draft_head() does.

@@ -108,7 +108,7 @@ struct HeadFiles {
   const std::vector<int32_t>& ids;
 };
 HeadFiles find_head(const DraftHeadSource& head, bool is_dummy = false) {
-  HeadFiles found{find_model(head.directory), nullptr, head.ids};
+  HeadFiles found{find_model(head.directory, head.revision), nullptr, head.ids};
   if (!is_dummy && !found.files.weights.empty())
     found.checkpoint = open_checkpoint(found.files.weights);
   return found;
