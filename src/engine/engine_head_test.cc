@@ -8,6 +8,7 @@
 
 #include "engine/engine.h"
 #include "engine/engine_testing.h"
+#include "engine/lives_testing.h"
 #include "engine/speculation.h"
 #include "engine/toy_head.h"
 
@@ -143,6 +144,74 @@ TEST(HeadDrafts, PrefixHitsAfterRejectionsAtEveryOffsetOfAPage) {
   }
 }
 
+// A head's last row of a page was made with the token behind it: who goes on from there otherwise
+// makes it again, and whoever then comes with that text finds this one's.
+TEST(HeadDrafts, TextsThatPartBehindAPage) {
+  for (const int32_t page : {1, 2, 4, 7}) {
+    const auto memory = std::make_shared<ToyHeadMemory>();
+    ToyModel model;
+    EngineOptions options = with_head(toy_options(), std::make_shared<ToyHead>(memory, ~0u), 3);
+    options.page_size = page;
+    Engine engine(model, {}, options);
+    for (int32_t at = 5; at < 20; ++at)
+      for (const int32_t id : {1, 2, 1, 3, 2}) {
+        Request request{.prompt = toy_prompt(3 * page + at, 4), .max_tokens = 3};
+        request.prompt[at] = 40 + id;
+        request.sampling.temperature = 0;
+        memory->learns = true;
+        const Transcript alone = learn(memory, request);
+        memory->learns = false;
+        EXPECT_TRUE(run_all(engine, {request})[0] == alone) << page << " " << at;
+      }
+    EXPECT_GT(engine.stats().prefix_cache_hits, 500) << page;
+  }
+}
+
+// No page is left for a copy of the last one that is found.
+TEST(HeadDrafts, APromptAsLongAsTheMemory) {
+  const auto memory = std::make_shared<ToyHeadMemory>();
+  ToyModel model;
+  EngineOptions options = with_head(toy_options(), std::make_shared<ToyHead>(memory, ~0u), 3);
+  options.max_model_len = 64;
+  options.kv_bytes = Engine::kv_bytes_for(model.info(), options, 64, 1);
+  Engine engine(model, {}, options);
+  for (const int32_t id : {1, 1, 2, 1, 2, 3}) {
+    Request request{.prompt = toy_prompt(62, 4), .max_tokens = 2};
+    request.prompt[60] = id;
+    request.sampling.temperature = 0;
+    memory->learns = true;
+    const Transcript alone = learn(memory, request);
+    memory->learns = false;
+    EXPECT_TRUE(run_all(engine, {request})[0] == alone);
+  }
+  EXPECT_GT(engine.stats().prefix_cache_hits, 200);
+}
+
+// Window pages that a prompt's own step leaves behind are there for others, as without a head; the
+// last token of what is found is computed again.
+TEST(HeadDrafts, LongPromptsThatPartAnywhere) {
+  const std::vector<int32_t> first = toy_prompt(60, 1);
+  for (const int32_t page : {2, 4, 7})
+    for (int32_t same = 0; same < 60; ++same) {
+      int32_t cached[2];
+      for (const bool has_head : {false, true}) {
+        ToyModel model;
+        EngineOptions options = toy_options();
+        if (has_head)
+          options = with_head(options,
+                              std::make_shared<ToyHead>(std::make_shared<ToyHeadMemory>(), 0), 2);
+        options.page_size = page;
+        Engine engine(model, {}, options);
+        Request request{.prompt = first, .max_tokens = 4};
+        run_all(engine, {request});
+        for (int32_t i = same; i < 60; ++i) request.prompt[i] = (first[i] + 1) % ToyModel::kVocab;
+        cached[has_head] = run_all(engine, {request})[0].cached_tokens;
+      }
+      EXPECT_EQ(cached[false], same / page * page);
+      EXPECT_EQ(cached[true], std::max(cached[false] - 1, 0)) << page << " " << same;
+    }
+}
+
 TEST(HeadDrafts, AnswersToOnePrompt) {
   std::vector<Request> requests;
   for (int32_t i = 0; i < 4; ++i) {
@@ -265,6 +334,66 @@ TEST(HeadDrafts, PartsOfAnAnswerAreLearnedApart) {
   EXPECT_EQ(wanted(1), 0);
   EXPECT_GT(wanted(2), 0);
   EXPECT_GT(wanted(0), 0);  // of which nothing is known
+}
+
+// A chat's turns and everything else that happens to requests, over memory for a few. The head's
+// pages are compared as its drafts are made; but where there are states, of which a hit's last
+// token has none, another row stands in for its own.
+class HeadLives : public Lives {
+ public:
+  HeadLives(uint32_t seed, bool is_recurrent)
+      : Lives(seed, [this](const Request& request) { return learn_alone(request); }),
+        is_recurrent_(is_recurrent) {
+    memory_->compares = !is_recurrent;
+  }
+  void run() {
+    ToyModel model(8192, is_recurrent_);
+    const auto pattern = static_cast<uint32_t>(any(0, 1) == 0 ? any(0, 127) : ~0);
+    EngineOptions options =
+        with_head(toy_options(), std::make_shared<ToyHead>(memory_, pattern), any(1, 7));
+    options.speculation.is_adaptive = any(0, 2) == 0;
+    options.page_size = any(0, 2) == 0 ? 1 : any(2, 8);
+    options.max_num_batched_tokens = any(8, 80);
+    options.max_model_len = 256;
+    options.max_num_seqs = 4;
+    const int64_t least = Engine::kv_bytes_for(model.info(), options, 256, 1);
+    const int64_t most = Engine::kv_bytes_for(model.info(), options, 256, 4);
+    options.kv_bytes = least + (most - least) * any(0, 10) / 10;
+    Engine engine(model, {}, options);
+    Lives::run(engine, /*rounds=*/12);
+  }
+  int64_t num_compared() const { return memory_->num_compared; }
+
+ private:
+  Transcript learn_alone(const Request& request) {
+    memory_->learns = true;
+    const Transcript said = learn(memory_, request, is_recurrent_);
+    memory_->learns = false;
+    return said;
+  }
+
+  bool is_recurrent_;
+  std::shared_ptr<ToyHeadMemory> memory_ = std::make_shared<ToyHeadMemory>();
+};
+
+TEST(HeadDrafts, RandomLivesKeepTheirText) {
+  for (const bool is_recurrent : {false, true}) {
+    int64_t num_preemptions = 0, num_hits = 0, num_accepted = 0, num_rejected = 0, compared = 0;
+    for (uint32_t seed = 1; seed <= 12; ++seed) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + (is_recurrent ? ", recurrent" : ""));
+      HeadLives lives(seed, is_recurrent);
+      lives.run();
+      num_preemptions += lives.num_preemptions, num_hits += lives.num_hits;
+      num_accepted += lives.num_accepted, num_rejected += lives.num_rejected;
+      compared += lives.num_compared();
+      if (HasFailure()) return;
+    }
+    EXPECT_GT(num_preemptions, 10);
+    EXPECT_GT(num_hits, 1000);
+    EXPECT_GT(num_accepted, 500);
+    EXPECT_GT(num_rejected, 500);
+    EXPECT_EQ(compared > 10'000, !is_recurrent);
+  }
 }
 
 TEST(HeadDrafts, ARequestMaySayNo) {

@@ -136,9 +136,9 @@ TEST_P(HybridEngineGpu, RandomLivesKeepTheirText) {
   const std::unique_ptr<Model> other = load();
   for (uint32_t seed = 1; seed <= 3; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    Lives lives(seed, 4,
+    Lives lives(seed,
                 [&](const Request& request) { return run_alone(*other, cx_, options(), request); });
-    lives.run(*model_, cx_, options());
+    lives.run(*model_, cx_, options(), /*rounds=*/4);
     if (HasFailure()) return;
   }
 }

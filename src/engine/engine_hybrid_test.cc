@@ -139,9 +139,9 @@ TEST_P(HybridEngine, RandomLivesKeepTheirText) {
   int64_t num_preemptions = 0, num_hits = 0;
   for (uint32_t seed = 1; seed <= 6; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    Lives lives(seed, 4,
+    Lives lives(seed,
                 [&](const Request& request) { return run_alone(*other, cx_, options(), request); });
-    lives.run(*model_, cx_, options());
+    lives.run(*model_, cx_, options(), /*rounds=*/4);
     num_preemptions += lives.num_preemptions, num_hits += lives.num_hits;
     if (HasFailure()) return;
   }

@@ -79,11 +79,11 @@ void Engine::Impl::feed_head() {
   speculation_.choose(scheduler_.running());
   const bool drafts = choose_fed();
   head_->feed(fed_, drafts);
-  for (const HeadDrafter::Fed& f : fed_) {
-    if (kv_.states().exist())
-      kv_.copy_tail(f.sequence->slot);
-    else
-      kv_.wrote(f.sequence->slot, f.sequence->num_fed, f.sequence->tokens);
+  if (kv_.states().exist()) {
+    for (const HeadDrafter::Fed& f : fed_) kv_.copy_tail(f.sequence->slot);
+  } else {
+    for (const Chunk& c : scheduler_.chunks())
+      kv_.wrote(c.sequence->slot, c.sequence->num_fed, c.sequence->tokens);
   }
 }
 

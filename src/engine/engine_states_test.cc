@@ -181,30 +181,6 @@ TEST(EngineStates, ForksUnderPressure) {
   }
 }
 
-// Late masks: the token is computed again, from the state before it.
-class LateWatcher : public TokenWatcher {
- public:
-  explicit LateWatcher(uint32_t salt) : salt_(salt) {}
-  Watch accept(int32_t) override {
-    ++num_;
-    num_asked_ = 0;
-    return Watch::kGoOn;
-  }
-  void rollback(int) override {}
-  bool mask(std::span<uint32_t> bits) override {
-    for (uint32_t& word : bits) word &= num_ % 2 == 0 ? 0x55555555u : 0xAAAAAAAAu;
-    return true;
-  }
-  MaskState mask_state() const override {
-    const bool is_pending = salt_ != 0 && (num_ + salt_) % 7 == 3 && num_asked_++ < 2;
-    return is_pending ? MaskState::kPending : MaskState::kReady;
-  }
-
- private:
-  uint32_t salt_, num_ = 0;
-  mutable int32_t num_asked_ = 0;
-};
-
 std::vector<Request> with_watchers(std::vector<Request> requests, bool are_late) {
   for (size_t i = 0; i < requests.size(); i += 2) {
     requests[i].watcher = std::make_shared<LateWatcher>(are_late ? i + 1 : 0);
@@ -231,6 +207,7 @@ std::vector<Transcript> each_alone(std::vector<Request> requests) {
   return transcripts;
 }
 
+// The token is computed again, from the state before it.
 TEST(EngineStates, MasksThatComeLate) {
   for (const uint64_t seed : {1, 2, 3}) {
     const std::vector<Transcript> expected = each_alone(with_watchers(mixed_requests(seed), false));
@@ -308,9 +285,9 @@ TEST(EngineStates, RandomLivesKeepTheirText) {
   int64_t num_preemptions = 0, num_hits = 0, num_rejected = 0;
   for (uint32_t seed = 1; seed <= 12; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    Lives lives(seed, 12, [](const Request& request) { return alone(request); });
+    Lives lives(seed, [](const Request& request) { return alone(request); });
     RecurrentToy model;
-    lives.run(model, {}, options_of());
+    lives.run(model, {}, options_of(), /*rounds=*/12);
     num_preemptions += lives.num_preemptions;
     num_hits += lives.num_hits;
     num_rejected += lives.num_rejected;

@@ -125,6 +125,12 @@ void KvCache::close(int32_t slot, std::span<const int32_t> tokens) {
   s.is_open = false;
 }
 
+// The token behind a page of a text, where a head's part of the page was made with it.
+int32_t KvCache::behind(std::span<const int32_t> tokens, int32_t page) const {
+  if (plan_.options.max_rollback == 0) return PrefixCache::kAnyToken;
+  return tokens[int64_t{page + 1} * plan_.options.page_size];
+}
+
 // The text of a prefix is there where full groups have all of its pages, window groups those that
 // the next token sees, and recurrent layers the state behind it. Sets known_pages to how far the
 // full groups go.
@@ -151,8 +157,11 @@ KvCache::Hit KvCache::longest_hit(int32_t root, std::span<const int32_t> tokens,
     }
     if (here.length > 0 && all_there) hit = here;
     known_pages = p;
-    if ((p + 1) * page_size > most) return hit;
-    node = prefixes_.find(node, tokens.subspan(int64_t{p} * page_size, page_size));
+    // A page before another token may be the last: its last position is computed again.
+    const bool parts = p > 0 && prefixes_.behind(node) != behind(tokens, p - 1);
+    if (parts || (p + 1) * page_size > most) return hit;
+    node =
+        prefixes_.find(node, tokens.subspan(int64_t{p} * page_size, page_size), behind(tokens, p));
     if (node == PrefixCache::kNoNode) return hit;
     for (size_t g = 0; g < groups_.size(); ++g) {
       const bool is_there = prefixes_.page(node, static_cast<int32_t>(g)) != KvLayer::kNoPage;
@@ -282,12 +291,15 @@ void KvCache::publish(int32_t slot, std::span<const int32_t> tokens) {
   CHECK(s.node == PrefixCache::kNoNode || static_cast<int32_t>(tokens.size()) >= s.length);
   for (; s.node != PrefixCache::kNoNode && s.num_known < whole; ++s.num_known) {
     const int32_t node =
-        prefixes_.insert(s.node, tokens.subspan(int64_t{s.num_known} * page_size, page_size));
+        prefixes_.insert(s.node, tokens.subspan(int64_t{s.num_known} * page_size, page_size),
+                         behind(tokens, s.num_known));
     if (node == PrefixCache::kNoNode) return leave_tree(s);
     prefixes_.share(node);
     for (int32_t g = 0; g < static_cast<int32_t>(groups_.size()); ++g) {
       const int32_t page = row(groups_[g], slot)[s.num_known];
       if (page == KvLayer::kNoPage || prefixes_.page(node, g) != KvLayer::kNoPage) continue;
+      // Forks may have parted right behind a page that they share.
+      if (groups_[g].nodes[page] != PrefixCache::kNoNode) continue;
       prefixes_.set_page(node, g, page);
       groups_[g].nodes[page] = node;
     }
@@ -299,6 +311,7 @@ void KvCache::publish(int32_t slot, std::span<const int32_t> tokens) {
 void KvCache::wrote(int32_t slot, int32_t end, std::span<const int32_t> tokens) {
   slots_[slot].written = end;
   publish(slot, tokens);
+  trim(slot);
 }
 
 void KvCache::leave_tree(Slot& slot) {
@@ -312,11 +325,12 @@ void KvCache::put(size_t group, int32_t slot, int32_t p, int32_t page) {
   memory_->changed(groups_[group].number, int64_t{slot} * max_pages_ + p);
 }
 
-// The page of the next position is partly filled, and another sequence reads it too.
+// The page of the next position is partly filled, and others read it too, or may yet.
 bool KvCache::writes_shared(const Group& group, int32_t slot, const Extent& extent) const {
   const int32_t p = slots_[slot].length / plan_.options.page_size;
   if (p < extent.first || p >= extent.end) return false;
-  return group.pool.references(group.table[int64_t{slot} * max_pages_ + p]) > 1;
+  const int32_t page = group.table[int64_t{slot} * max_pages_ + p];
+  return group.pool.references(page) > 1 || group.nodes[page] != PrefixCache::kNoNode;
 }
 
 bool KvCache::reserve(int32_t slot, int32_t n) {
@@ -324,9 +338,14 @@ bool KvCache::reserve(int32_t slot, int32_t n) {
   CHECK(s.is_open && n >= 0 && s.length + n <= plan_.max_len);
   const int32_t end = pages_for(s.length + n);
   for (size_t g = 0; g < groups_.size(); ++g) {
-    const int32_t missing = std::max(0, end - s.extents[g].end) +
-                            (writes_shared(groups_[g], slot, s.extents[g]) ? 1 : 0);
-    if (missing > groups_[g].pool.num_free()) return false;
+    Group& group = groups_[g];
+    const int32_t missing = std::max(0, end - s.extents[g].end);
+    if (missing > group.pool.num_free()) return false;
+    if (missing < group.pool.num_free() || !writes_shared(group, slot, s.extents[g])) continue;
+    // No page is left for a copy: a page that nobody else reads now is written to itself.
+    const int32_t page = row(group, slot)[s.length / plan_.options.page_size];
+    if (group.pool.references(page) > 1) return false;
+    forget_page(static_cast<int32_t>(g), page);
   }
   if (states_.exist() && n > 0 && !states_.reserve(slot)) return false;
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -336,7 +355,8 @@ bool KvCache::reserve(int32_t slot, int32_t n) {
       const int32_t p = s.length / plan_.options.page_size;
       const int32_t shared = row(group, slot)[p], own = take_page(static_cast<int32_t>(g));
       copy_page(group, shared, own);
-      group.pool.drop(shared);
+      group.pool.drop(shared, group.nodes[shared] != PrefixCache::kNoNode ? PagePool::kLasting
+                                                                          : PagePool::kBlank);
       put(g, slot, p, own);
     }
     for (; extent.end < end; ++extent.end) {
@@ -405,6 +425,11 @@ void KvCache::rollback(int32_t slot, int32_t n) {
   CHECK(s.length == 0 ||
         s.num_known * plan_.options.page_size <= s.length + plan_.options.max_rollback);
   if (s.length == 0) leave_tree(s);
+  for (; s.num_known * plan_.options.page_size > s.length; --s.num_known) {
+    const int32_t node = std::exchange(s.node, prefixes_.parent(s.node));
+    prefixes_.share(s.node);
+    prefixes_.release(node);
+  }
   if (s.length == 0 && states_.exist()) states_.close(slot);
   for (size_t g = 0; g < groups_.size() && s.length > 0; ++g) {
     // The window of the next token must still be there.
@@ -430,7 +455,8 @@ int32_t KvCache::fork(int32_t slot) {
   return copy;
 }
 
-// Gives back the pages that hold no position of the sequence, or only ones out of sight.
+// Gives back the pages that hold no position of the sequence, or only ones out of sight; of these
+// not those that others may find once all layers have them.
 void KvCache::trim(int32_t slot) {
   Slot& s = slots_[slot];
   const int32_t end = pages_for(s.reserved);
@@ -442,7 +468,8 @@ void KvCache::trim(int32_t slot) {
     if (s.length == 0) {
       extent = {};
     } else if (group.window != kNoWindow) {
-      const int32_t first = std::min(first_visible(group, s.length), extent.end);
+      const int32_t first = std::min(
+          {first_visible(group, s.length), extent.end, s.written / plan_.options.page_size});
       drop(group, slot, extent.first, first);
       extent.first = std::max(extent.first, first);
     }

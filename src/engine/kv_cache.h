@@ -69,7 +69,8 @@ class KvCache {
   // there.
   void copy_tail(int32_t slot);
   // Positions before `end` are in all layers of which some are written behind steps; later ones are
-  // not known to others. Where it is never called, all are in all layers once committed.
+  // not known to others. Where it is never called, all are in all layers once committed; else it is
+  // to be called behind each commit(), which leaves window pages that are out of sight to it.
   void wrote(int32_t slot, int32_t end, std::span<const int32_t> tokens);
   // Takes back the last n committed positions: all of them, or down to max_rollback below the
   // longest that the sequence has been.
@@ -142,6 +143,7 @@ class KvCache {
   void keep_state(int32_t slot, std::span<const int32_t> tokens, PagePool::Queue queue);
   void keep_prompts_state(int32_t slot, std::span<const int32_t> tokens, int32_t begin);
   int32_t pages_before(int32_t length) const;
+  int32_t behind(std::span<const int32_t> tokens, int32_t page) const;
   void publish(int32_t slot, std::span<const int32_t> tokens);
   void leave_tree(Slot& slot);
   bool is_kept(const Group& group, const Slot& slot, int32_t page) const;

@@ -50,20 +50,23 @@ int32_t PrefixCache::root(const std::string& salt) {
   return node;
 }
 
-int32_t PrefixCache::find(int32_t parent, std::span<const int32_t> tokens) const {
+int32_t PrefixCache::find(int32_t parent, std::span<const int32_t> tokens, int32_t behind) const {
   CHECK(static_cast<int32_t>(tokens.size()) == page_size_);
-  int32_t node = buckets_[bucket(parent, tokens)];
-  while (node != kNoNode &&
-         (nodes_[node].parent != parent || !std::ranges::equal(tokens_of(node), tokens))) {
-    node = nodes_[node].next;
+  int32_t other = kNoNode;
+  for (int32_t node = buckets_[bucket(parent, tokens)]; node != kNoNode; node = nodes_[node].next) {
+    if (nodes_[node].parent != parent || !std::ranges::equal(tokens_of(node), tokens)) continue;
+    if (nodes_[node].behind == behind) return node;
+    other = node;
   }
-  return node;
+  return other;
 }
 
-int32_t PrefixCache::insert(int32_t parent, std::span<const int32_t> tokens) {
-  if (const int32_t known = find(parent, tokens); known != kNoNode) return known;
+int32_t PrefixCache::insert(int32_t parent, std::span<const int32_t> tokens, int32_t behind) {
+  const int32_t known = find(parent, tokens, behind);
+  if (known != kNoNode && nodes_[known].behind == behind) return known;
   const int32_t node = take_unused(parent);
   if (node == kNoNode) return kNoNode;
+  nodes_[node].behind = behind;
   share(parent);
   std::ranges::copy(tokens, tokens_.begin() + int64_t{node} * page_size_);
   int32_t& first = buckets_[bucket(parent, tokens)];

@@ -1,8 +1,10 @@
 // PrefixCache: which pages hold which text. A tree: a node is a whole number of pages of text from
-// its start, its children go on for one page more. Tokens are compared one by one, never by hash
-// alone, so that no collision passes one text off as another. The tree of every tenant (salt) has
-// a root of its own. One cache serves one model with one KV format and lives no longer, so neither
-// is part of the key.
+// its start, its children go on for one page more. Where the keys and values of a draft head lie in
+// the pages too, the last ones of a page were made with the token behind it: a node then is of a
+// text and that token, and others with the same text are beside it. Tokens are compared one by one,
+// never by hash alone, so that no collision passes one text off as another. The tree of every
+// tenant (salt) has a root of its own. One cache serves one model with one KV format and lives no
+// longer, so neither is part of the key.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +17,7 @@ namespace nibble {
 
 class PrefixCache {
  public:
-  static constexpr int32_t kNoNode = -1;
+  static constexpr int32_t kNoNode = -1, kAnyToken = -1;
 
   // Room for `capacity` nodes; nothing is allocated later but the salts.
   PrefixCache(int32_t capacity, int32_t page_size, int32_t num_groups);
@@ -23,10 +25,13 @@ class PrefixCache {
 
   // The node of the empty text; kNoNode where there is no room for another.
   int32_t root(const std::string& salt);
-  // The text of `parent` and one page more, `tokens` [page_size]; find(): kNoNode where it is not
-  // known; insert(): where there is no room for another.
-  int32_t find(int32_t parent, std::span<const int32_t> tokens) const;
-  int32_t insert(int32_t parent, std::span<const int32_t> tokens);
+  // The text of `parent` and one page more, `tokens` [page_size], and the token behind them, if
+  // that matters. find(): one of any other token where there is none of this; kNoNode where the
+  // text is not known. insert(): kNoNode where there is no room for another.
+  int32_t find(int32_t parent, std::span<const int32_t> tokens, int32_t behind = kAnyToken) const;
+  int32_t insert(int32_t parent, std::span<const int32_t> tokens, int32_t behind = kAnyToken);
+  int32_t parent(int32_t node) const { return nodes_[node].parent; }
+  int32_t behind(int32_t node) const { return nodes_[node].behind; }
 
   // A node stays while it has children, pages or references. New ones have nothing: reference them
   // before anything else is released.
@@ -42,8 +47,9 @@ class PrefixCache {
  private:
   struct Node {
     int32_t parent = kNoNode;
-    int32_t next = kNoNode;             // in its bucket, or in the list of unused ones
-    int32_t references = 0;             // children, pages and sequences
+    int32_t next = kNoNode;  // in its bucket, or in the list of unused ones
+    int32_t references = 0;  // children, pages and sequences
+    int32_t behind = kAnyToken;
     const std::string* salt = nullptr;  // of roots
   };
 

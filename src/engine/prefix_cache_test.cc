@@ -35,6 +35,25 @@ TEST(PrefixCache, NodesStayWhileTheyHaveChildrenPagesOrReferences) {
   EXPECT_EQ(cache.num_nodes(), 0);
 }
 
+TEST(PrefixCache, ATextBeforeAnotherTokenIsANodeOfItsOwn) {
+  PrefixCache cache(8, 2, 1);
+  const int32_t root = cache.root("");
+  cache.share(root);
+  const int32_t a = cache.insert(root, Tokens{1, 2}, 7), b = cache.insert(root, Tokens{1, 2}, 8);
+  for (const int32_t node : {a, b}) cache.share(node);
+  EXPECT_NE(a, b);
+  EXPECT_EQ(cache.parent(b), root);
+  EXPECT_EQ(cache.behind(b), 8);
+  EXPECT_EQ(cache.insert(root, Tokens{1, 2}, 7), a);
+  EXPECT_EQ(cache.find(root, Tokens{1, 2}, 7), a);
+  EXPECT_EQ(cache.find(root, Tokens{1, 2}, 8), b);
+  const int32_t other = cache.find(root, Tokens{1, 2}, 9);
+  EXPECT_TRUE(other == a || other == b);
+  EXPECT_EQ(cache.find(root, Tokens{1, 3}, 7), PrefixCache::kNoNode);
+  for (const int32_t node : {a, b, root}) cache.release(node);
+  EXPECT_EQ(cache.num_nodes(), 0);
+}
+
 TEST(PrefixCache, SaltsHaveTreesOfTheirOwn) {
   PrefixCache cache(4, 1, 1);
   const int32_t one = cache.root("one"), two = cache.root("two");
