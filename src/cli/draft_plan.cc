@@ -3,12 +3,15 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "cli/json.h"
 #include "engine/engine_options.h"
 #include "engine/suffix_drafter.h"
 #include "engine/suffix_index.h"
+#include "io/checkpoint.h"
 #include "io/hub.h"
 #include "io/memory.h"
 #include "models/draft_head.h"
@@ -37,6 +40,34 @@ void refuse_other_tokenizer(const ModelFiles& model, const ModelFiles& head) {
           ": its ids are not those of the model's tokenizer; the head was made for another");
 }
 
+// The values of the norm behind the last layer, which no quantizer changes; none where the
+// directory lacks it, as one with an MTP layer alone may.
+std::vector<char> last_norm_of(const ModelFiles& files) {
+  std::vector<char> values;
+  if (files.weights.empty()) return values;
+  const auto checkpoint = open_checkpoint(files.weights);
+  for (const char* name : {"model.norm.weight", "model.language_model.norm.weight"}) {
+    const TensorInfo* const norm = checkpoint->find(name);
+    if (norm == nullptr || norm->dtype != DType::kBF16) continue;
+    values.resize(norm->bytes);
+    const ReadJob job = ReadJob::whole(*norm, values.data());
+    checkpoint->read({&job, 1});
+  }
+  return values;
+}
+
+// A layer of another model of the same sizes can be run, and its drafts are verified as all are:
+// so it is told of, and not refused, as a model that was trained on may keep the layer it had.
+void tell_of_other_weights(const ModelFiles& model, const ModelFiles& head) {
+  if (model.directory == head.directory) return;
+  const std::vector<char> own = last_norm_of(model), heads = last_norm_of(head);
+  if (own.empty() || heads.empty() || own == heads) return;
+  LOG_WARN(
+      "%s: its last norm is not the model's: the MTP layer there was trained beside other "
+      "weights, and its drafts may seldom come true (/metrics says how many do)",
+      head.weights.c_str());
+}
+
 // Of several ranks the first one drafts, beside whom the others only make room for the same pages.
 DraftNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseFormats& models_dense,
                     EngineOptions& options, const Shard& shard) {
@@ -48,8 +79,10 @@ DraftNeed plan_head(const std::string& model, const ops::Ctx& cx, const DenseFor
                 "--speculative-config: " + model + " is of no family whose MTP layer nibble runs " +
                     "(Qwen3-Next, Qwen3.5); \"ngram\" and \"suffix\" draft from the text alone");
   if (is_own) drafts.head_source.directory = model;
-  refuse_other_tokenizer(find_model(model),
-                         find_model(drafts.head_source.directory, drafts.head_source.revision));
+  const ModelFiles target = find_model(model),
+                   files = find_model(drafts.head_source.directory, drafts.head_source.revision);
+  refuse_other_tokenizer(target, files);
+  if (may_have_mtp(files.config)) tell_of_other_weights(target, files);
   const DraftHeadInfo head = describe_draft_head(drafts.head_source, model, dense, shard);
   drafts.head_group = head.model.groups.at(0);
   drafts.head_vocab_size = head.model.vocab_size;

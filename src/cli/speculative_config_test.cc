@@ -340,6 +340,36 @@ TEST(SpeculativeConfig, HeadsForAnotherModelAreRefused) {
   EXPECT_THAT(run.err, HasSubstr("its ids are not those of the model's tokenizer"));
 }
 
+// Of another model of the same sizes: it drafts, and nobody wonders why in vain.
+TEST(SpeculativeConfig, AnMtpLayerOfOtherWeightsIsToldOf) {
+  const std::filesystem::path shipped = kSource + "/models/nibble-tiny-qwen3-next",
+                              copy = std::filesystem::path(testing::TempDir()) / "other_weights";
+  const auto score = [&] {
+    return run_command(
+        {"score", shipped, "--ids", "1,2,3", "--speculative-config",
+         R"({"method":"mtp","num_speculative_tokens":2,"model":")" + copy.string() + "\"}"});
+  };
+  std::filesystem::remove_all(copy);
+  std::filesystem::copy(shipped, copy);
+  CommandResult run = score();
+  EXPECT_EQ(run.status, 0) << run.err;
+  EXPECT_THAT(run.err, testing::Not(HasSubstr("other weights,")));
+  {
+    std::fstream file(copy / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+    uint64_t header = 0;
+    file.read(reinterpret_cast<char*>(&header), sizeof(header));
+    std::string text(header, ' ');
+    file.read(text.data(), static_cast<std::streamsize>(header));
+    const nlohmann::json offsets = nlohmann::json::parse(text)["model.norm.weight"]["data_offsets"];
+    file.seekp(static_cast<std::streamoff>(sizeof(header) + header + offsets[0].get<uint64_t>()));
+    file.put('\x11');
+  }
+  run = score();
+  EXPECT_EQ(run.status, 0) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("its last norm is not the model's: the MTP layer there was "
+                                 "trained beside other weights,"));
+}
+
 TEST(SpeculativeConfig, IdsThatTheModelLacksAreRefused) {
   const CommandResult run =
       run_command({"score", kSource + "/models/nibble-tiny-qwen3-next", "--ids", "1,2,3",
