@@ -20,9 +20,12 @@ std::vector<int32_t> parse_layers(const Config& config, bool is_speculators, int
   std::vector<int32_t> layers = {2, num_layers / 2, num_layers - 3};
   const std::optional<Config> eagle = config.object("eagle_config");
   const Config& where = eagle && eagle->has(kIds) ? *eagle : config;
-  if (where.has(kIds)) {
+  // An empty list is none: ModelOpt's default.
+  if (const auto ids =
+          where.has(kIds) ? where.integers(kIds, 0, num_layers) : std::vector<int64_t>{};
+      !ids.empty()) {
     layers.clear();
-    for (const int64_t id : where.integers(kIds, 0, num_layers))
+    for (const int64_t id : ids)
       layers.push_back(static_cast<int32_t>(id) + (is_speculators ? 0 : 1));
   }
   if (!std::ranges::is_sorted(layers, std::less_equal{}))
@@ -31,6 +34,16 @@ std::vector<int32_t> parse_layers(const Config& config, bool is_speculators, int
     where.fail(kIds, "names no layers before the last of the model, which has " +
                          std::to_string(num_layers) + "; was the head made for another?");
   return layers;
+}
+
+// What ModelOpt's heads say of themselves beside their sizes; null is as if it were not there.
+void refuse_modelopts(const Config& said) {
+  if (!said.boolean_or("use_aux_hidden_state", true))
+    said.fail("use_aux_hidden_state", "is false; nibble runs heads that read hidden rows");
+  if (said.boolean_or("use_mtp_layernorm", false))
+    said.fail("use_mtp_layernorm", "is true; nibble's heads have no such norm");
+  if (said.integer_or("parallel_draft_step", 1, 1, 1000) != 1)
+    said.fail("parallel_draft_step", "is not 1; nibble makes drafts one after the other");
 }
 
 void refuse_variants(const Config& config) {
@@ -54,8 +67,7 @@ Eagle3Config parse_eagle3_config(const Config& config, int32_t target_layers) {
   refuse_variants(layer);
   const std::optional<Config> eagle = config.object("eagle_config");
   const Config& said = eagle ? *eagle : config;
-  if (!said.boolean_or("use_aux_hidden_state", true))
-    said.fail("use_aux_hidden_state", "is false; nibble runs heads that read hidden rows");
+  refuse_modelopts(said);
 
   Eagle3Config c;
   c.hidden = layer.integer("hidden_size", 1, kMaxDim);

@@ -196,6 +196,13 @@ TEST(Eagle3Config, SaysWhatDoesNotFit) {
   EXPECT_THAT(fault(config_of("modelopt"), "\"use_aux_hidden_state\": true",
                     "\"use_aux_hidden_state\": false"),
               HasSubstr("use_aux_hidden_state: is false"));
+  const auto with = [&](const std::string& more) {
+    return fault(config_of("modelopt"), "\"use_aux_hidden_state\": true",
+                 "\"use_aux_hidden_state\": true, " + more);
+  };
+  EXPECT_EQ(with("\"parallel_draft_step\": null, \"use_mtp_layernorm\": false"), "");
+  EXPECT_THAT(with("\"parallel_draft_step\": 4"), HasSubstr("parallel_draft_step: is not 1"));
+  EXPECT_THAT(with("\"use_mtp_layernorm\": true"), HasSubstr("use_mtp_layernorm: is true"));
 }
 
 TEST(Eagle3Config, WithoutIdsAllDialectsMeanTheSameThree) {
@@ -203,6 +210,7 @@ TEST(Eagle3Config, WithoutIdsAllDialectsMeanTheSameThree) {
     std::string text = config_of(name);
     const size_t at = text.find("eagle_aux_hidden_state_layer_ids");
     text.replace(at, 5, "other");
+    text.insert(text.find('{') + 1, R"("eagle_aux_hidden_state_layer_ids": [],)");
     EXPECT_EQ(parse_eagle3_config(Config::parse(text, "c"), 36).target_layers,
               (std::vector<int32_t>{2, 18, 33}))
         << name;
