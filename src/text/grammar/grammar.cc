@@ -165,6 +165,8 @@ std::string keep(GrammarSpec& spec) {
     keep_schema(spec.text, spec.lenient, fits_in_json, why);
   } else if (spec.kind == GrammarSpec::Kind::kRegex) {
     spec.text = as_converted(spec.text);
+  } else if (spec.kind == GrammarSpec::Kind::kEbnf && !numbers_characters(spec.text)) {
+    why = "an escape is the number of no character";
   }
   if (why.empty() && !spec.lenient) why = left_out(spec);
   return why.empty() ? "" : "asks for what would not be kept to: " + why;

@@ -292,6 +292,14 @@ TEST(Grammar, ReadsPatternsAsOthersDo) {
       {R"([\^.]?)", {"^", ".", ""}, {"a"}},
       {R"([^\^])", {"a", "\n"}, {"^"}},
       {R"(\[\^a])", {"[^a]"}, {"^", "a"}},
+      {R"(\x41B\x5E5)", {"AB^5"}, {"\u041b^5", "AB\u05e5"}},
+      {R"(\x5e5555555555)", {"^5555555555"}, {"5555555555"}},
+      {R"(\u00411\U000000411\u{41}1)", {"A1A1A1"}, {"AAA"}},
+      {R"([\x01-\x1fA])", {"\x01", "\n", "\x1f", "A"}, {"\u01fa", "B"}},
+      {R"([\u00e9a\xe8b\u{e7}c])", {"é", "è", "ç", "a", "b", "c"}, {"\u0e9a", "d"}},
+      {R"([^\x0a\x0d\x5d\x2d\x5c]+)", {"ab ", "0"}, {"\n", "\r", "]", "-", "\\"}},
+      {R"([a\x2dc]\x2e\x5b\x22\012)", {"-.[\"\n", "a.[\"\n"}, {"b.[\"\n", "aa[\"\n"}},
+      {R"(\\x41)", {R"(\x41)"}, {R"(\A)", "A"}},
   };
   for (const Pattern& pattern : patterns) {
     const nlohmann::json tag = {{"type", "structural_tag"},
@@ -307,6 +315,14 @@ TEST(Grammar, ReadsPatternsAsOthersDo) {
       }
     }
   }
+}
+
+// Of any length behind \x: a literal's next character may be no digit.
+TEST(Grammar, RulesNumberCharacters) {
+  const auto grammar =
+      compile(GrammarSpec::Kind::kEbnf, R"(root ::= "\x41g" [\x10FFFF\U0001F600] "\\x11223344")");
+  ASSERT_TRUE(grammar.ok()) << grammar.error();
+  EXPECT_TRUE(matches(*grammar, "Ag\U0001F600\\x11223344"));
 }
 
 TEST(Grammar, LeavesNothingWhereNothingFits) {
@@ -362,6 +378,10 @@ TEST(Grammar, RefusesWhatIsNotValidOrWouldBeIgnored) {
       {Kind::kRegex, "[z-a]"},
       {Kind::kRegex, long_pattern},
       {Kind::kRegex, nested},
+      {Kind::kRegex, R"(\x4)"},
+      {Kind::kRegex, R"(\U00110000)"},
+      {Kind::kRegex, R"([\UFFFFFFFF])"},
+      {Kind::kRegex, R"(\u{110000})"},
       {Kind::kJsonSchema, "{"},
       {Kind::kJsonSchema, "5"},
       {Kind::kJsonSchema, R"({"type":"strin"})"},
@@ -375,6 +395,11 @@ TEST(Grammar, RefusesWhatIsNotValidOrWouldBeIgnored) {
       {Kind::kEbnf, "root ::= missing"},
       {Kind::kEbnf, "start ::= \"a\""},
       {Kind::kEbnf, "root ::= \"a"},
+      {Kind::kEbnf, R"(root ::= "\x110000")"},
+      {Kind::kEbnf, R"(root ::= "\x4141414141414141")"},
+      {Kind::kEbnf, R"(root ::= [\UFFFFFFFF])"},
+      {Kind::kStructuralTag, R"({"type":"structural_tag","format":{"type":"grammar",)"
+                             R"("grammar":"root ::= \"\\x4141414141\""}})"},
   };
   for (const Form& bad : cases) {
     const auto grammar = compile(bad.kind, bad.text);

@@ -1,33 +1,94 @@
 #include "text/grammar/regex_text.h"
 
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+
+#include "text/utf8.h"
+
 namespace nibble {
 namespace {
 
-// How long the escaped "^" is that a text begins with; 0: there is none.
-size_t escaped_caret(std::string_view text) {
-  for (const std::string_view caret :
-       {R"(\^)", R"(\x5e)", R"(\x5E)", R"(\u005e)", R"(\u005E)", R"(\u{5e})", R"(\u{5E})"}) {
-    if (text.starts_with(caret)) return caret.size();
+constexpr uint32_t kLastCharacter = 0x10FFFF;
+
+struct Numbered {
+  size_t length = 0;  // of the escape; 0: it is none
+  uint32_t character = 0;
+};
+
+// The escape that a pattern begins with, where it says a character by its number: \xhh, \uhhhh,
+// \Uhhhhhhhh, \u{h}, \0oo.
+Numbered numbered(std::string_view pattern) {
+  const auto of = [&](size_t begin, size_t end, size_t length, int base) -> Numbered {
+    if (end > pattern.size() || length > pattern.size()) return {};
+    uint32_t value = 0;
+    const auto [to, error] =
+        std::from_chars(pattern.data() + begin, pattern.data() + end, value, base);
+    if (error != std::errc{} || to != pattern.data() + end) return {};
+    return {length, value};
+  };
+  if (pattern.starts_with(R"(\x)")) return of(2, 4, 4, 16);
+  if (pattern.starts_with(R"(\U)")) return of(2, 10, 10, 16);
+  if (pattern.starts_with(R"(\u{)")) {
+    const size_t end = std::min(pattern.find('}'), pattern.size());
+    return of(3, end, end + 1, 16);
   }
-  return 0;
+  if (pattern.starts_with(R"(\u)")) return of(2, 6, 6, 16);
+  if (pattern.starts_with(R"(\0)")) {
+    const size_t end =
+        std::min({pattern.find_first_not_of("01234567", 1), pattern.size(), size_t{4}});
+    return of(1, end, end, 8);
+  }
+  return {};
+}
+
+// The same pattern with these characters themselves: xgrammar reads \x with all hexadecimal digits
+// that follow, and what it makes of a number inside a class with those behind it.
+std::string with_characters(std::string_view pattern) {
+  std::string out;
+  while (!pattern.empty()) {
+    const auto [length, c] = numbered(pattern);
+    const bool is_half = c >= 0xD800 && c < 0xE000;  // of a pair: no text has it
+    if (length == 0 || is_half) {
+      const size_t copied = length > 0 ? length : pattern.front() == '\\' ? 2 : 1;
+      out += pattern.substr(0, copied);
+      pattern.remove_prefix(std::min(copied, pattern.size()));
+      continue;
+    }
+    pattern.remove_prefix(length);
+    if (c > kLastCharacter) {
+      out += R"(\u{})";  // which is refused
+    } else if (c == 0) {
+      out += R"(\0)";
+    } else if (c == '\n') {
+      out += R"(\n)";
+    } else if (c == '\r') {
+      out += R"(\r)";
+    } else {
+      constexpr std::string_view kSpecial = R"(^$.*+?\()[]{}|-)";
+      if (c < 0x80 && kSpecial.find(static_cast<char>(c)) != kSpecial.npos) out += '\\';
+      utf8::append(c, out);
+    }
+  }
+  return out;
 }
 
 }  // namespace
 
-std::string as_converted(std::string_view pattern) {
-  constexpr std::string_view kDotAll = "(?s)";
-  const bool dot_all = pattern.starts_with(kDotAll);
-  if (dot_all) pattern.remove_prefix(kDotAll.size());
+std::string as_converted(std::string_view text) {
+  constexpr std::string_view kDotAll = "(?s)", kCaret = R"(\^)";
+  const bool dot_all = text.starts_with(kDotAll);
+  if (dot_all) text.remove_prefix(kDotAll.size());
+  const std::string spelled = with_characters(text);
+  std::string_view pattern = spelled;
   std::string out;
   bool in_class = false, in_group = false;  // the group: of the "^" and the rest of its class
   while (!pattern.empty()) {
     const std::string_view one = pattern.substr(0, pattern.front() == '\\' ? 2 : 1);
     pattern.remove_prefix(one.size());
-    const size_t caret = one == "[" && !in_class ? escaped_caret(pattern) : 0;
-    if (caret > 0) {
-      pattern.remove_prefix(caret);
-      while (const size_t more = pattern.starts_with('^') ? 1 : escaped_caret(pattern))
-        pattern.remove_prefix(more);
+    if (one == "[" && !in_class && pattern.starts_with(kCaret)) {
+      while (pattern.starts_with('^') || pattern.starts_with(kCaret))
+        pattern.remove_prefix(pattern.find('^') + 1);
       const bool is_range = pattern.size() > 1 && pattern[0] == '-' && pattern[1] != ']';
       in_class = in_group = !pattern.starts_with(']');
       if (!in_class) pattern.remove_prefix(1);
@@ -44,6 +105,23 @@ std::string as_converted(std::string_view pattern) {
     }
   }
   return out;
+}
+
+bool numbers_characters(std::string_view rules) {
+  constexpr std::string_view kDigits = "0123456789abcdefABCDEF";
+  while (true) {
+    rules.remove_prefix(std::min(rules.find('\\'), rules.size()));
+    if (rules.size() < 2) return true;
+    const char kind = rules[1];
+    rules.remove_prefix(2);
+    if (kind != 'x' && kind != 'U') continue;
+    std::string_view digits = rules.substr(0, rules.find_first_not_of(kDigits));
+    if (kind == 'U') digits = digits.substr(0, 8);
+    uint32_t value = 0;
+    const auto [to, error] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+    if (error == std::errc::result_out_of_range || value > kLastCharacter) return false;
+  }
 }
 
 }  // namespace nibble
