@@ -6,9 +6,10 @@
 namespace nibble {
 namespace {
 
-constexpr double kForgottenAfter = 100;  // steps, for each time that a size was seen
-constexpr double kMostTimes = 100;       // that count
-constexpr double kLeastGain = 0.01;      // tokens
+constexpr int64_t kWellKnown = 10;          // times that a size was seen
+constexpr double kForgottenAfter = 10'000;  // steps, of a size that is well known
+constexpr double kTriedAfter = 100;         // steps for each time that another was seen
+constexpr double kLeastGain = 0.01;         // tokens
 
 }  // namespace
 
@@ -32,7 +33,7 @@ void StepTimes::add(int32_t tokens, double seconds) {
 
 double StepTimes::hoped(const Seen& seen) const {
   const double forgotten_after =
-      kForgottenAfter * std::min(kMostTimes, static_cast<double>(seen.times));
+      seen.times < kWellKnown ? kTriedAfter * static_cast<double>(seen.times) : kForgottenAfter;
   return pace_ * seen.share * std::exp(static_cast<double>(seen.at - num_steps_) / forgotten_after);
 }
 
