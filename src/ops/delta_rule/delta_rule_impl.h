@@ -26,19 +26,24 @@ struct DeltaRuleOn {
 
   static void convolve(const float* const* inputs, const float* weights, int64_t taps, int64_t n,
                        float* out) {
-    int64_t c = taps == 4 ? convolve_four(inputs, weights, n, out) : 0;
+    add_taps(inputs, weights, nullptr, taps, n, out);
+    in_vectors(out, n, [](float* x) { S::store(x, silu(S::load(x))); });
+  }
+
+  // out[c] = bias[c] + sum over j of weights[c][j] inputs[j][c]; bias may be none.
+  static void add_taps(const float* const* inputs, const float* weights, const float* bias,
+                       int64_t taps, int64_t n, float* out) {
+    int64_t c = taps == 4 ? add_four_taps(inputs, weights, bias, n, out) : 0;
     for (; c < n; ++c) {
-      float sum = 0;
+      float sum = bias == nullptr ? 0 : bias[c];
       for (int64_t j = 0; j < taps; ++j)
         sum = __builtin_fmaf(weights[c * taps + j], inputs[j][c], sum);
       out[c] = sum;
     }
-    in_vectors(out, n, [](float* x) { S::store(x, silu(S::load(x))); });
   }
-
-  // By four taps, kLanes channels at once; returns how many of them it has done.
-  static int64_t convolve_four(const float* const* inputs, const float* weights, int64_t n,
-                               float* out) {
+  // kLanes channels at once; returns how many of the n it has done.
+  static int64_t add_four_taps(const float* const* inputs, const float* weights, const float* bias,
+                               int64_t n, float* out) {
     int64_t c = 0;
     for (; c + kLanes <= n; c += kLanes) {
       const float* w = weights + 4 * c;
@@ -46,7 +51,8 @@ struct DeltaRuleOn {
       const Vec third = S::load(w + 2 * kLanes), fourth = S::load(w + 3 * kLanes);
       const Vec even[2] = {S::even(first, second), S::even(third, fourth)};
       const Vec odd[2] = {S::odd(first, second), S::odd(third, fourth)};
-      Vec sum = S::fma(S::even(even[0], even[1]), S::load(inputs[0] + c), S::zero());
+      Vec sum = bias == nullptr ? S::zero() : S::load(bias + c);
+      sum = S::fma(S::even(even[0], even[1]), S::load(inputs[0] + c), sum);
       sum = S::fma(S::even(odd[0], odd[1]), S::load(inputs[1] + c), sum);
       sum = S::fma(S::odd(even[0], even[1]), S::load(inputs[2] + c), sum);
       S::store(out + c, S::fma(S::odd(odd[0], odd[1]), S::load(inputs[3] + c), sum));

@@ -18,12 +18,7 @@ struct Mamba2On {
 
   static void convolve(const float* const* inputs, const float* weights, const float* bias,
                        int64_t taps, int64_t n, float* out) {
-    for (int64_t c = 0; c < n; ++c) {
-      float sum = bias[c];
-      for (int64_t j = 0; j < taps; ++j)
-        sum = __builtin_fmaf(weights[c * taps + j], inputs[j][c], sum);
-      out[c] = sum;
-    }
+    Delta::add_taps(inputs, weights, bias, taps, n, out);
     Delta::in_vectors(out, n, [](float* x) { S::store(x, Delta::silu(S::load(x))); });
   }
 
