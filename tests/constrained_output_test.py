@@ -14,9 +14,12 @@ import urllib.error
 import urllib.request
 
 import jsonschema
-from serving import NAME, WEATHER, Server
+from serving import NAME, SOURCE, WEATHER, Server
 
 NUM_REQUESTS = int(os.environ.get("NIBBLE_CONSTRAINED_ANSWERS", "200"))
+# Calls as another family writes them.
+TEMPLATE = [f"--chat-template={SOURCE}/build/jinja/models/templates/{name}.jinja"
+            for name in os.environ.get("NIBBLE_CONSTRAINED_TEMPLATE", "").split()]
 FIRST_SEED = int(os.environ.get("NIBBLE_CONSTRAINED_SEED", "0"))
 MAX_TOKENS = 400
 QUESTIONS = ["Tell me about Paris.", "Write a poem about the sea.", "Describe a dog in JSON.", "Order me a pizza.",
@@ -344,7 +347,7 @@ class Draw:
 class ConstrainedOutputTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = cls.enterClassContext(Server())
+        cls.server = cls.enterClassContext(Server(*TEMPLATE))
         cls.client = Client(cls.server)
         cls.special_ids = {name: cls.client.id_of(name) for name in SPECIALS}
 

@@ -290,8 +290,10 @@ bool TemplateAnswer::xml_body(bool last, std::vector<ChatEvent>& events) {
     } else {
       const std::string name(text.substr(kParameter.size(), name_end - kParameter.size()));
       const std::string_view rest = text.substr(name_end + 1);
-      const size_t end = std::min({rest.find(kParameterEnd), rest.find(kFunctionEnd),
-                                   rest.find("\n" + std::string(kParameter))});
+      size_t end = rest.find(kParameterEnd);
+      if (end == rest.npos && last) {  // it has none
+        end = std::min(rest.find(kFunctionEnd), rest.find("\n" + std::string(kParameter)));
+      }
       if (end == rest.npos && !last) return false;
       std::string value(rest.substr(0, end));
       if (value.starts_with('\n')) value.erase(0, 1);

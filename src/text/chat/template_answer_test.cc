@@ -181,13 +181,19 @@ TEST(TemplateAnswer, ReadsQwen3Coder) {
       {"",
        "Here:",
        {{"get_weather",
-         R"({"city": "New\n York", "days": 3, "exact": true, "places": [1,"b"], "any": 7})"}}});
+         R"({"city": "New\n York", "days": 3, "exact": true, "places": [1, "b"], "any": 7})"}}});
   check(
       "<tool_call>\n<function=now>\n</function>\n</"
       "tool_call>\n<tool_call>\n<function=get_weather>\n"
       "<parameter=city>\nnull\n</parameter>\n<parameter=days>\nmany\n</parameter>\n</function>\n"
       "</tool_call>",
-      {"", "", {{"now", "{}"}, {"get_weather", R"({"city": null, "days": "many"})"}}});
+      {"", "", {{"now", "{}"}, {"get_weather", R"({"city": "null", "days": "many"})"}}});
+  // Its end alone ends a parameter.
+  check(
+      "<tool_call>\n<function=get_weather>\n<parameter=city>\n</function>\n<parameter=x>\n</"
+      "parameter>\n"
+      "</function>\n</tool_call>",
+      {"", "", {{"get_weather", R"({"city": "</function>\n<parameter=x>"})"}}});
   check("<tool_call>\n<function=now>\n<parameter=x>\n5\n<parameter=y>\nz</function></tool_call>",
         {"", "", {{"now", R"({"x": "5", "y": "z"})"}}});
   check("<tool_call>words", {"", "<tool_call>words"});

@@ -22,6 +22,10 @@ std::string source_of(const std::string& name) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+int64_t utf8_length(const std::string& text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; });
+}
+
 struct Family {
   const char* name;
   const char* file;
@@ -181,6 +185,72 @@ TEST_P(TemplateFamily, AnswersAreHeldToTheirGrammar) {
         EXPECT_TRUE(arguments["b"].is_boolean()) << call.arguments;
       }
     }
+  }
+}
+
+// What a strict function gets is of its schema, whatever a value's text looks like.
+TEST_P(TemplateFamily, StrictArgumentsAreOfTheirSchema) {
+  const int32_t end = tokenizer.find_special(family.end).value();
+  const GrammarCompiler compiler(tokenizer, tokenizer.size());
+  Chat chat = question();
+  chat.tools = {{.name = "f",
+                 .parameters = R"({"type":"object","properties":{
+      "p":{"type":"string","pattern":"^[^a]{1,30}$"},"l":{"type":"string","minLength":2,"maxLength":40},
+      "o":{"anyOf":[{"type":"string"},{"type":"null"}]},
+      "d":{"type":"object","properties":{"k":{"type":"string","maxLength":30}},"required":["k"]}},
+      "required":["p","l","o","d"],"additionalProperties":{"type":"integer"},"maxProperties":6})",
+                 .strict = true}};
+  chat.options.tool_choice = {.kind = ToolChoice::Kind::kNamed, .name = "f"};
+  const auto wanted = format.forms(chat, std::nullopt);
+  const auto grammar = compiler.compile(wanted.at(0).spec);
+  ASSERT_TRUE(grammar.ok()) << grammar.error();
+  std::vector<std::vector<int32_t>> words;
+  for (const char* text : {"</parameter>", "null", " 5", "true", "\n\n", "<parameter=p>",
+                           "</function>", "\"", "}", "</tool_call>", "p", "\\u0070"})
+    words.push_back(tokenizer.encode(text, Specials::kNone));
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    std::mt19937 rng(seed);
+    ChatStreamOptions options;
+    options.tools = chat.tools;
+    options.start.in_content = true;
+    options.end_ids = {end};
+    ChatStream stream(format, options);
+    GrammarRun run(*grammar, {end});
+    std::vector<uint32_t> bits;
+    const auto may_come = [&](int32_t id) {
+      return (bits[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0;
+    };
+    bool ended = false;
+    for (int step = 0; step < 3'000 && !ended; ++step) {
+      bits.assign(static_cast<size_t>(tokenizer.size() + 31) / 32, ~0u);
+      run.mask(bits);
+      int32_t id = end;
+      while (!may_come(id)) {
+        id = rng() % 2 == 0 ? words[rng() % words.size()][0]
+                            : static_cast<int32_t>(rng() % static_cast<unsigned>(tokenizer.size()));
+      }
+      ASSERT_TRUE(run.accept(id));
+      stream.push(id);
+      ended = id == end;
+    }
+    stream.finish();
+    if (!ended) continue;
+    ASSERT_EQ(stream.reply().tool_calls.size(), 1u);
+    EXPECT_EQ(stream.reply().content, "");
+    const std::string& text = stream.reply().tool_calls[0].arguments;
+    const auto arguments = nlohmann::json::parse(text, nullptr, false);
+    ASSERT_TRUE(arguments.is_object()) << text;
+    for (const auto& [key, value] : arguments.items()) {
+      const auto length = value.is_string() ? utf8_length(value.get<std::string>()) : 0;
+      const bool fits =
+          key == "p"   ? length >= 1 && length <= 30 && value.dump().find('a') == std::string::npos
+          : key == "l" ? length >= 2 && length <= 40
+          : key == "o" ? value.is_string() || value.is_null()
+          : key == "d" ? value.is_object() && value.value("k", nlohmann::json()).is_string()
+                       : value.is_number();
+      EXPECT_TRUE(fits) << key << ": " << value << " in " << text;
+    }
+    for (const char* key : {"p", "l", "o", "d"}) EXPECT_TRUE(arguments.contains(key)) << text;
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -55,6 +56,7 @@ Json call_tag(const FunctionTool& tool, ToolFormat format, bool any_schema) {
       end = "\n</function>\n</tool_call>";
       content["type"] = "qwen_xml_parameter";
       content["max_whitespace_cnt"] = kMaxBlanks;
+      content["excludes"] = {"</parameter>"};
       break;
     case ToolFormat::kLlama3Json:
       begin = "{\"name\": " + name + ", \"parameters\": ";
@@ -109,20 +111,78 @@ Json resolved(const Json& schema, Json property) {
   return property;
 }
 
+std::string_view without_blanks(std::string_view text) {
+  const size_t first = text.find_first_not_of(" \n\r\t");
+  if (first == text.npos) return {};
+  return text.substr(first, text.find_last_not_of(" \n\r\t") + 1 - first);
+}
+
+// Appends what the property may be: each of its anyOf or oneOf, and of theirs.
+void add_alternatives(const Json& schema, const Json& property, int depth, std::vector<Json>& out) {
+  constexpr int kMaxDepth = 8;
+  Json one = resolved(schema, property);
+  for (const char* name : {"anyOf", "oneOf"}) {
+    if (!one.is_object() || !one.contains(name) || depth == kMaxDepth) continue;
+    for (const Json& other : one[name]) add_alternatives(schema, other, depth + 1, out);
+    return;
+  }
+  out.push_back(std::move(one));
+}
+
+// What the parameter of this name may be; none: the schema does not say.
+std::vector<Json> alternatives_of(const Json& schema, const std::string& name) {
+  std::vector<Json> objects, found;
+  add_alternatives(schema, schema, 0, objects);
+  for (const Json& object : objects) {
+    const Json properties = object.is_object() ? object.value("properties", Json()) : Json();
+    if (properties.contains(name)) add_alternatives(schema, properties[name], 0, found);
+  }
+  for (const Json& object : objects) {
+    if (!found.empty() || !object.is_object()) break;
+    for (const Json& other : object.value("patternProperties", Json::object()))
+      add_alternatives(schema, other, 0, found);
+    const Json others = object.value("additionalProperties", Json());
+    if (found.empty() && others.is_object()) add_alternatives(schema, others, 0, found);
+  }
+  return found;
+}
+
 // The one of the schema's enum or const that the text is; strings stand without quotes.
 Json chosen(const Json& property, std::string_view text) {
   Json values = property.value("enum", Json::array());
   if (property.contains("const")) values = Json::array({property["const"]});
   for (const Json& value : values) {
-    if (text == (value.is_string() ? value.get<std::string>() : value.dump())) return value;
+    const std::string known = value.is_string() ? value.get<std::string>() : value.dump();
+    if (text == known || without_blanks(text) == without_blanks(known)) return value;
   }
   return Json(Json::value_t::discarded);
 }
 
-std::string_view without_blanks(std::string_view text) {
-  const size_t first = text.find_first_not_of(" \n\r\t");
-  if (first == text.npos) return {};
-  return text.substr(first, text.find_last_not_of(" \n\r\t") + 1 - first);
+bool has_type(const Json& property, const std::string& name) {
+  const Json types = property.value("type", Json());
+  return types == name ||
+         (types.is_array() && std::find(types.begin(), types.end(), name) != types.end());
+}
+
+// Whether the value is of a type that the property has, other than a string. Whole numbers past 64
+// bits are doubles here.
+bool fits(const Json& property, const Json& value) {
+  if (value.is_number()) {
+    const double number = value.get<double>();
+    return has_type(property, "number") ||
+           (number == std::floor(number) && has_type(property, "integer"));
+  }
+  return (value.is_object() && has_type(property, "object")) ||
+         (value.is_array() && has_type(property, "array")) ||
+         (value.is_boolean() && has_type(property, "boolean")) ||
+         (value.is_null() && has_type(property, "null"));
+}
+
+// A string as it is written, blanks and all: grammars let such around others.
+bool is_free_string(const Json& property) {
+  constexpr std::array kBounds = {"pattern", "format", "minLength", "maxLength"};
+  return std::none_of(kBounds.begin(), kBounds.end(),
+                      [&](const char* name) { return property.contains(name); });
 }
 
 std::string lower(std::string_view text) {
@@ -215,29 +275,29 @@ std::optional<GrammarSpec> answer_grammar(const Chat& chat, ToolFormat format,
 
 std::string typed_parameter(const FunctionTool* tool, const std::string& name, std::string text) {
   const std::string_view word = without_blanks(text);
-  if (lower(word) == "null") return "null";
-  const Json schema =
-      tool == nullptr ? Json() : Json::parse(tool->parameters, nullptr, /*allow_exceptions=*/false);
-  const Json properties = schema.is_object() ? schema.value("properties", Json()) : Json();
-  const Json property =
-      resolved(schema, properties.is_object() ? properties.value(name, Json()) : Json());
-  const Json as_string = text;
-  const std::string quoted = as_string.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (!property.is_object()) return quoted;
-  if (const Json value = chosen(property, word); !value.is_discarded()) return value.dump();
-  const Json type = property.value("type", Json());
-  const Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!type.is_string()) {  // anyOf, a list of types: what reads as JSON is JSON
-    const bool open = property.contains("anyOf") || property.contains("oneOf") || type.is_array();
-    return open && !value.is_discarded() ? value.dump() : quoted;
+  std::vector<Json> alternatives;
+  if (tool != nullptr) {
+    const Json schema = Json::parse(tool->parameters, nullptr, /*allow_exceptions=*/false);
+    if (schema.is_object()) alternatives = alternatives_of(schema, name);
   }
-  if (type == "integer" && value.is_number_integer()) return value.dump();
-  if (type == "number" && value.is_number()) return value.dump();
-  if (type == "boolean") return lower(word) == "true" ? "true" : "false";
-  if ((type == "object" && value.is_object()) || (type == "array" && value.is_array())) {
-    return value.dump();
+  std::erase_if(alternatives, [](const Json& one) { return !one.is_object(); });
+  for (const Json& one : alternatives) {
+    if (const Json value = chosen(one, text); !value.is_discarded()) return value.dump();
   }
-  return quoted;
+  std::string small = lower(word);
+  const bool is_name = small == "true" || small == "false" || small == "null";
+  const Json value = Json::parse(is_name ? small : word, nullptr, /*allow_exceptions=*/false);
+  bool may_be_string = alternatives.empty(), is_free = alternatives.empty(), is_typed = false;
+  for (const Json& one : alternatives) {
+    if (!value.is_discarded() && fits(one, value)) return is_name ? small : std::string(word);
+    is_typed |= one.contains("type");
+    if (one.contains("type") && !has_type(one, "string")) continue;
+    may_be_string = true;
+    is_free |= is_free_string(one);
+  }
+  if (small == "null" && !(is_typed && may_be_string)) return "null";
+  const Json as_string = is_free ? std::move(text) : std::string(word);
+  return as_string.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace nibble

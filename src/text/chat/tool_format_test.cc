@@ -19,8 +19,8 @@ TEST(TypedParameterTest, HasTheTypeOfItsSchema) {
   EXPECT_EQ(typed_parameter(&f, "i", "1"), "1");
   EXPECT_EQ(typed_parameter(&f, "i", "one"), R"("one")");
   EXPECT_EQ(typed_parameter(&f, "n", "1.5"), "1.5");
-  EXPECT_EQ(typed_parameter(&f, "o", R"({"x": 1})"), R"({"x":1})");
-  EXPECT_EQ(typed_parameter(&f, "a", "[1, 2]"), "[1,2]");
+  EXPECT_EQ(typed_parameter(&f, "o", R"({"x": 1})"), R"({"x": 1})");
+  EXPECT_EQ(typed_parameter(&f, "a", "[1, 2]"), "[1, 2]");
   EXPECT_EQ(typed_parameter(&f, "any", "7"), "7");
   EXPECT_EQ(typed_parameter(&f, "any", "null"), "null");
   EXPECT_EQ(typed_parameter(&f, "unknown", "7"), R"("7")");
@@ -46,6 +46,54 @@ TEST(TypedParameterTest, TakesNoBlanksForPartOfAValue) {
   }
 }
 
+// A string that reads as something else is one where nothing else is allowed, as of
+// Optional[str]; a value of another type is none where it is.
+TEST(TypedParameterTest, HasATypeThatItMayHave) {
+  const FunctionTool f = tool(R"({"s":{"type":"string"},"list":{"type":["string","null"]},
+      "optional":{"anyOf":[{"type":"string"},{"type":"null"}]},
+      "either":{"anyOf":[{"type":"string"},{"oneOf":[{"type":"integer"},{"type":"boolean"}]}]},
+      "long":{"type":"integer"}})");
+  for (const char* text : {"5", "true", "[1]", "{}", "word"}) {
+    for (const char* name : {"s", "list", "optional"})
+      EXPECT_EQ(typed_parameter(&f, name, text), '"' + std::string(text) + '"') << name;
+  }
+  EXPECT_EQ(typed_parameter(&f, "s", "null"), R"("null")");
+  EXPECT_EQ(typed_parameter(&f, "list", "null"), "null");
+  EXPECT_EQ(typed_parameter(&f, "optional", "null"), "null");
+  EXPECT_EQ(typed_parameter(&f, "either", "5"), "5");
+  EXPECT_EQ(typed_parameter(&f, "either", "True"), "true");
+  EXPECT_EQ(typed_parameter(&f, "either", "[1]"), R"("[1]")");
+  const std::string digits(40, '7');
+  EXPECT_EQ(typed_parameter(&f, "long", digits + '\n'), digits);
+}
+
+// The grammar lets blanks stand around strings that are bound, and these end with none.
+TEST(TypedParameterTest, TakesNoBlanksIntoABoundString) {
+  const FunctionTool f = tool(R"({"p":{"type":"string","pattern":"^a+$"},
+      "l":{"anyOf":[{"type":"string","maxLength":3},{"type":"null"}]},
+      "e":{"enum":[" a "]},"s":{"type":"string"}})");
+  EXPECT_EQ(typed_parameter(&f, "p", "\n aa\t"), R"("aa")");
+  EXPECT_EQ(typed_parameter(&f, "l", " abc "), R"("abc")");
+  EXPECT_EQ(typed_parameter(&f, "e", "\n a\n"), R"(" a ")");
+  EXPECT_EQ(typed_parameter(&f, "s", " a "), R"(" a ")");
+}
+
+// Of parameters that the schema names elsewhere, or only describes.
+TEST(TypedParameterTest, FindsWhatThePropertyIs) {
+  const FunctionTool open = {.name = "f", .parameters = R"({"type":"object","properties":
+      {"s":{"type":"string"}},"additionalProperties":{"type":"integer"}})"};
+  EXPECT_EQ(typed_parameter(&open, "s", "5"), R"("5")");
+  EXPECT_EQ(typed_parameter(&open, "other", "5"), "5");
+  const FunctionTool pattern = {.name = "f", .parameters = R"({"type":"object",
+      "patternProperties":{"^x":{"type":"array"}},"additionalProperties":false})"};
+  EXPECT_EQ(typed_parameter(&pattern, "x1", "[1]"), "[1]");
+  const FunctionTool either = {.name = "f", .parameters = R"({"anyOf":[{"$ref":"#/$defs/a"},
+      {"type":"object","properties":{"b":{"type":"boolean"}}}],
+      "$defs":{"a":{"type":"object","properties":{"a":{"type":"integer"}}}}})"};
+  EXPECT_EQ(typed_parameter(&either, "a", "5"), "5");
+  EXPECT_EQ(typed_parameter(&either, "b", "True"), "true");
+}
+
 TEST(TypedParameterTest, ChoosesAmongValuesOfAnyType) {
   const FunctionTool f = tool(R"({"e":{"enum":[1,"two",true,null]},"c":{"const":3}})");
   EXPECT_EQ(typed_parameter(&f, "e", "1"), "1");
@@ -61,7 +109,7 @@ TEST(TypedParameterTest, FollowsReferences) {
       tool(R"({"p":{"$ref":"#/$defs/Point"},"k":{"allOf":[{"$ref":"#/$defs/Kind"}]},
                "loop":{"$ref":"#/$defs/Loop"},"gone":{"$ref":"#/$defs/None"}})",
            R"({"Point":{"type":"object"},"Kind":{"enum":[1,2]},"Loop":{"$ref":"#/$defs/Loop"}})");
-  EXPECT_EQ(typed_parameter(&f, "p", R"({"x": 1})"), R"({"x":1})");
+  EXPECT_EQ(typed_parameter(&f, "p", R"({"x": 1})"), R"({"x": 1})");
   EXPECT_EQ(typed_parameter(&f, "k", "2"), "2");
   EXPECT_EQ(typed_parameter(&f, "loop", "2"), R"("2")");
   EXPECT_EQ(typed_parameter(&f, "gone", "2"), R"("2")");
