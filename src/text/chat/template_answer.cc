@@ -284,17 +284,16 @@ bool TemplateAnswer::xml_body(bool last, std::vector<ChatEvent>& events) {
   held_.erase(0, std::min(held_.find_first_not_of(kBlanks), held_.size()));
   const std::string_view text = held_;
   if (text.starts_with(kParameter)) {
-    const size_t name_end = text.find('>');
-    if (name_end == text.npos) {
-      if (!last) return false;
-    } else {
-      const std::string name(text.substr(kParameter.size(), name_end - kParameter.size()));
+    if (!last && text.find(kParameterEnd) == text.npos) return false;  // once it is whole
+    const size_t size = parameter_name_size(tool_of(function_), text.substr(kParameter.size()));
+    if (size != text.npos) {
+      const size_t name_end = kParameter.size() + size;
+      const std::string name(text.substr(kParameter.size(), size));
       const std::string_view rest = text.substr(name_end + 1);
       size_t end = rest.find(kParameterEnd);
       if (end == rest.npos && last) {  // it has none
         end = std::min(rest.find(kFunctionEnd), rest.find("\n" + std::string(kParameter)));
       }
-      if (end == rest.npos && !last) return false;
       std::string value(rest.substr(0, end));
       if (value.starts_with('\n')) value.erase(0, 1);
       if (value.ends_with('\n')) value.pop_back();

@@ -273,6 +273,23 @@ std::optional<GrammarSpec> answer_grammar(const Chat& chat, ToolFormat format,
                      .text = Json{{"type", "structural_tag"}, {"format", std::move(form)}}.dump()};
 }
 
+size_t parameter_name_size(const FunctionTool* tool, std::string_view text) {
+  size_t size = text.find('>');
+  if (tool == nullptr || size == text.npos) return size;
+  const Json schema = Json::parse(tool->parameters, nullptr, /*allow_exceptions=*/false);
+  std::vector<Json> objects;
+  if (schema.is_object()) add_alternatives(schema, schema, 0, objects);
+  for (const Json& object : objects) {
+    const Json properties = object.is_object() ? object.value("properties", Json()) : Json();
+    if (!properties.is_object()) continue;
+    for (const auto& property : properties.items()) {
+      const std::string& name = property.key();
+      if (name.size() > size && text.starts_with(name + ">")) size = name.size();
+    }
+  }
+  return size;
+}
+
 std::string typed_parameter(const FunctionTool* tool, const std::string& name, std::string text) {
   const std::string_view word = without_blanks(text);
   std::vector<Json> alternatives;

@@ -41,6 +41,10 @@ std::optional<GrammarSpec> answer_grammar(const Chat& chat, ToolFormat format,
                                           const std::optional<GrammarSpec>& answer,
                                           bool any_schema);
 
+// The size of the parameter's name that the text begins with (qwen3_coder), which a ">" follows:
+// one that the function has, or up to the first ">"; npos: there is none.
+size_t parameter_name_size(const FunctionTool* tool, std::string_view text);
+
 // A parameter's text (qwen3_coder) as JSON, by the type that the function's schema gives it.
 std::string typed_parameter(const FunctionTool* tool, const std::string& name, std::string text);
 

@@ -78,6 +78,15 @@ TEST(TypedParameterTest, TakesNoBlanksIntoABoundString) {
   EXPECT_EQ(typed_parameter(&f, "s", " a "), R"(" a ")");
 }
 
+TEST(ParameterNameTest, IsOneThatTheFunctionHas) {
+  const FunctionTool f = tool(R"({"<|a|>":{"type":"null"},"<|a|>b>":{"type":"null"}})");
+  EXPECT_EQ(parameter_name_size(&f, "<|a|>>null"), 5u);
+  EXPECT_EQ(parameter_name_size(&f, "<|a|>b>>null"), 7u);
+  EXPECT_EQ(parameter_name_size(&f, "other>>"), 5u);
+  EXPECT_EQ(parameter_name_size(&f, "other"), std::string::npos);
+  EXPECT_EQ(parameter_name_size(nullptr, "<|a|>>"), 4u);
+}
+
 // Of parameters that the schema names elsewhere, or only describes.
 TEST(TypedParameterTest, FindsWhatThePropertyIs) {
   const FunctionTool open = {.name = "f", .parameters = R"({"type":"object","properties":
