@@ -2,6 +2,8 @@
 tasks: an Eagle3 head of gpt-oss, the MTP layer of Qwen3-Next."""
 
 import json
+import os
+import subprocess
 import sys
 import unittest
 import urllib.request
@@ -63,6 +65,18 @@ class ShippedDraftsTest(unittest.TestCase):
                 messages += [{"role": "assistant", "content": answer["content"] or ""}, second.messages[-1]]
             plain = self.said(messages, first.tools, 0, temperature=0)
             self.assertEqual(self.said(messages, first.tools, 3, temperature=0), plain)
+
+    def test_start_up_says_what_the_drafter_takes(self):
+        said = [line for line in self.server.log if line.startswith("drafts by ")]
+        self.assertEqual(len(said), 1, self.server.log)
+        self.assertRegex(said[0], r": [0-9.]+ [KM]iB of weights, .*[0-9]+ bytes a token of KV cache; a draft reads [0-9.]+% of what a token")
+
+    def test_bench_says_how_many_come_true(self):
+        run = subprocess.run([os.environ["NIBBLE"], "bench", str(MODEL), "--device", "cpu", "--json", "-p", "0", "-n", "16", "-r", "1",
+                              "--speculative-config", json.dumps(DRAFTER | {"num_speculative_tokens": 2})], capture_output=True, text=True, check=True)
+        row = json.loads(run.stdout)["rows"][0]
+        self.assertGreaterEqual(row["mean_acceptance_length"], 1)
+        self.assertLessEqual(row["mean_acceptance_length"], 3)
 
     def test_first_drafts_come_true(self):
         before = self.counts()

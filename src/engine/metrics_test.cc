@@ -18,6 +18,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 
 TEST(Histogram, CountsAValueAtTheBoundBelowIt) {
   constexpr double kBounds[] = {1, 2, 5};
@@ -140,6 +141,26 @@ TEST(ActivityLog, OneLineEveryTenSecondsWhileBusy) {
   EXPECT_EQ(lines.size(), 1u);
   log.after_step(stats, now + std::chrono::seconds(10));
   EXPECT_EQ(lines.size(), 2u);
+  set_log_sink({});
+}
+
+// Of the drafts since the line before.
+TEST(ActivityLog, SaysHowManyDraftsCameTrue) {
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+  ActivityLog log;
+  EngineStats stats;
+  stats.speculation = {.num_places = 3};
+  SteadyTime now = SteadyTime{} + std::chrono::hours(1);
+  for (int step = 0; step <= 200; ++step, now += milliseconds(100)) {
+    log.after_step(stats, now);
+    stats.speculation.num_drafts += 2, stats.speculation.num_draft_tokens += 6;
+    stats.speculation.num_accepted_tokens += step < 100 ? 3 : 0;
+  }
+  EXPECT_THAT(
+      lines,
+      ElementsAre(EndsWith(", Mean acceptance length 2.50, 300 of 600 drafted tokens accepted"),
+                  EndsWith(", Mean acceptance length 1.00, 0 of 600 drafted tokens accepted")));
   set_log_sink({});
 }
 

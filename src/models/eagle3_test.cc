@@ -35,11 +35,11 @@ class Eagle3Golden : public testing::TestWithParam<std::pair<const char*, const 
   }
   std::filesystem::path family() const { return kGoldens / "families" / GetParam().second; }
 
-  void load(bool by_twins) {
+  void load(bool by_twins, const DenseFormats& dense = {}) {
     cx.kernels = {};
     if (by_twins) run_twins(cx.kernels);
     target = load_model(cx, family(), {});
-    head = load_draft_head(cx, {directory}, *target, {});
+    head = load_draft_head(cx, {directory}, *target, {.dense = dense});
     target->keep_rows(head->target_layers());
     target->reserve(cx, {128, 128});
     head->model().reserve(cx, {128, 128});
@@ -109,6 +109,31 @@ TEST_P(Eagle3Golden, DraftsEqualAnIndependentForwardPass) {
       for (const auto& row : drafts) ids.push_back(likeliest(row));
       EXPECT_EQ(ids, expected<int64_t>(directory, "draft_ids"));
     }
+}
+
+// "quantization": of logits as much is lost as blocks of 8 or 4 bits lose of weights, a few per
+// cent and some ten. Of matrices whose columns are whole blocks.
+TEST_P(Eagle3Golden, IsEncodedOnLoad) {
+  load(false);
+  const int64_t bytes = head->model().info().weight_bytes;
+  const std::vector<float> want = expected<float>(directory, "logits");
+  const std::pair<Format, double> kMost[] = {
+      {Format::kMxfp8, 0.1}, {Format::kMxfp4, 0.5}, {Format::kNvfp4, 0.5}};
+  for (const auto& [format, most] : kMost) {
+    logits.clear(), drafts.clear();
+    const bool has_blocks = std::string(GetParam().first) != "speculators";
+    load(false, {.qkv = format, .unembed = has_blocks ? format : Format::kBF16});
+    EXPECT_LT(head->model().info().weight_bytes, bytes);
+    draft(128);
+    double errors = 0, sum = 0;
+    for (size_t r = 0; r < logits.size(); ++r)
+      for (size_t i = 0; i < logits[r].size(); ++i) {
+        const double expected = want.at(r * logits[r].size() + i);
+        errors += std::pow(logits[r][i] - expected, 2), sum += expected * expected;
+      }
+    EXPECT_LT(std::sqrt(errors / sum), most) << format_name(format);
+    EXPECT_GT(std::sqrt(errors / sum), most / 50) << format_name(format);
+  }
 }
 
 TEST_P(Eagle3Golden, ReadsTheLayersThatItsDialectNames) {
