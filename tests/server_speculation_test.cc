@@ -122,15 +122,24 @@ TEST_F(SpeculationServer, CountsUnderVllmsNames) {
   }
 }
 
+// In every API.
 TEST_F(SpeculationServer, ARequestMaySayNo) {
-  const auto num_drafted = [&](const json& more) {
-    const int64_t before = counts().num_draft_tokens;
-    completion(with({{"prompt", "One, two, three. One, two, three. One, two,"}, {"max_tokens", 40}},
-                    more));
-    return counts().num_draft_tokens - before;
-  };
-  EXPECT_GT(num_drafted({{"temperature", 0}}), 0);
-  EXPECT_EQ(num_drafted({{"temperature", 0}, {"num_speculative_tokens", 0}}), 0);
+  const std::string text = "One, two, three. One, two, three. One, two,";
+  const json messages = {{{"role", "user"}, {"content", text}}};
+  const std::pair<const char*, json> kAll[] = {
+      {"/v1/completions", {{"prompt", text}, {"max_tokens", 40}}},
+      {"/v1/chat/completions", {{"messages", messages}, {"max_tokens", 40}}},
+      {"/v1/responses", {{"input", messages}, {"max_output_tokens", 40}}},
+      {"/v1/messages", {{"model", "tiny"}, {"messages", messages}, {"max_tokens", 40}}}};
+  for (const auto& [path, body] : kAll) {
+    const auto num_drafted = [&](const json& more) {
+      const int64_t before = counts().num_draft_tokens;
+      EXPECT_EQ(post(path, with(with(body, {{"temperature", 0}}), more)).status, 200) << path;
+      return counts().num_draft_tokens - before;
+    };
+    EXPECT_GT(num_drafted(json::object()), 0) << path;
+    EXPECT_EQ(num_drafted({{"num_speculative_tokens", 0}}), 0) << path;
+  }
 }
 
 TEST_F(SpeculationServer, RefusesMoreDraftsThanThereEverAre) {
