@@ -51,7 +51,11 @@ class Marks {
     to.push_back(std::make_shared<Mark>(std::move(name)));
     to.back()->event.record(stream_);
   }
-  void begin_step() { num_before_ = between_.size(); }
+  void begin_step() {
+    // What ran before the last step, of which nobody asked.
+    between_.erase(between_.begin(), between_.begin() + static_cast<std::ptrdiff_t>(num_before_));
+    num_before_ = between_.size();
+  }
   // Of the step that ran last: adds to each op what it took, divided by `steps`.
   void add_to(std::vector<StepProfile::Row>& rows, int steps) {
     for (StepProfile::Row& row : rows) row.launches = 0;

@@ -15,7 +15,8 @@ struct LaunchShape {
   dim3 block;
   size_t smem_bytes = 0;  // dynamic shared memory
   // Starts while the kernel before still runs: it may touch what that one writes, and write at all,
-  // only after griddep_wait(). A kernel without that wait must say false.
+  // only after griddep_wait(); or, if nothing that ran since what is_complete() says reads or
+  // writes what it does, before it. A kernel without that wait must say false.
   bool pdl = true;
   unsigned cluster = 1;  // blocks of a cluster, along x
   // When it calls griddep_launch_dependents(), of launches on an OrderedStream.

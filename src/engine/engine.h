@@ -72,8 +72,9 @@ class Engine {
   // Between steps: shows the buffer named `only` (empty: every named one) of those that follow to
   // `tap` (none: to nobody). Slow.
   void set_tap(ops::Tap tap, std::string only = {});
-  // Between steps: tells `on_op` before each op of those that follow its site's label, and "end"
-  // (none: nobody). On a GPU it is told when a kind of step is recorded, and may record events.
+  // Between steps: tells `on_op` "step" before each of those that follow, before each op its site's
+  // label, and "end" (none: nobody). On a GPU it is told when a kind of step is recorded, and may
+  // record events.
   void set_on_op(std::function<void(const char* name)> on_op);
   // Between steps: that op or site ("moe_up", "moe_up.3", "sample"; "": none) is left out of the
   // steps that follow, whose results mean nothing then; for what it costs among the others.

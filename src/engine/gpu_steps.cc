@@ -152,6 +152,7 @@ void GpuSteps::replay(const StepBlock& block, std::span<const Span> spans) {
   const auto run = [&] { model_.replay(cx_, step, kv_); };
   if (!use_graphs_ || cx_.on_op || step.num_spans > 1) return run();
   cuda::Graph& graph = replays_[step.num_tokens];
+  was_first_ |= !graph;
   if (!graph) graph = cuda::Graph(cx_.stream, run);
   graph.launch(cx_.stream);
 }

@@ -49,7 +49,7 @@ class Lives {
 
   // Over memory for a few, in steps of 4 to 4,096 tokens, with drafts by n-grams.
   void run(Model& model, const ops::Ctx& cx, EngineOptions options, int rounds) {
-    options.page_size = any(0, 2) == 0 ? 1 : any(2, 8);
+    options.page_size = cx.on_gpu() ? 16 << any(0, 1) : any(0, 2) == 0 ? 1 : any(2, 8);
     options.max_num_batched_tokens = any(0, 5) == 0 ? 4096 : any(4, 80);
     options.max_model_len = 256;
     options.max_num_seqs = 4;

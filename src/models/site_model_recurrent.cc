@@ -44,7 +44,8 @@ void SiteModel::mamba(ops::Site& site, const std::string& name, float eps, const
       Count::kReplayed, 1, d.width());
 }
 
-// Token by token a layer's state depends on its inputs alone: no layer waits for another's.
+// Token by token a layer's state depends on its inputs alone: no layer waits for another's, and
+// what else they write, all in one place, is anything.
 void SiteModel::replay(ops::Ctx& cx, const Step& step, const SeqState& kv) {
   CHECK(step.num_tokens <= limits_.max_replayed);
   begin(cx, step);

@@ -331,7 +331,11 @@ const char* refuse_nvfp4_one_of(const Desc& d, gpu::UnitOneShape shape,
   if (!goes_token_by_token(d, options))
     return "its tokens would read too many experts twice, or blocks have uneven shares";
   shape.top_k = static_cast<int>(d.top_k), shape.tokens = static_cast<int>(d.tokens);
-  return refuse_nvfp4_one(d.format, d.tokens, shape, options);
+  if (const char* reason = refuse_nvfp4_one(d.format, d.tokens, shape, options)) return reason;
+  // Steps of fewer tokens run by it, too, whose blocks have other shares.
+  for (--shape.tokens; shape.tokens > 1; --shape.tokens)
+    if (!gpu::plan_unit_one(shape, options.gpu)) return "more columns than its warps share";
+  return nullptr;
 }
 // From how many tokens on the wgmma products win over those of few tokens: by shares of K, up to
 // 64, where row tiles are too few to fill the GPU, and at large. Of FP8 those of few tokens hold

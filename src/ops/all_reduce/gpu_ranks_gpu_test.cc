@@ -211,6 +211,7 @@ TEST(GpuRanks, FindTheLikeliestIdsTogether) {
   dist::on_every_rank(dist::test_ranks(3), [&](dist::TcpComm& host) {
     Rank rank(host);
     Found found(rank, all, never);
+    rank.wait_for_all();  // an allocation may wait for kernels, and those for that rank
     found.likeliest();
     const std::vector<Greedy> got = found.rows();
     for (int64_t row = 0; row < kRows; ++row) {
@@ -238,6 +239,7 @@ TEST(GpuRanks, DrawTheSameIds) {
     Rank rank(host);
     const Buffer on_gpu = rank.to_gpu(draws);
     Found found(rank, all, bits_of({3, 100}));
+    rank.wait_for_all();
     for (int again = 0; again < 3; ++again) {
       found.likeliest();
       likeliest[host.rank()] = found.rows();

@@ -161,8 +161,8 @@ class Bf16Tile {
   void find(int32_t base, int32_t begin, int32_t end, Place<T>& place) const {
     const int32_t behind = base + kBlock, page_size = t_.kv->page_size;
     end = std::max(base, std::min(end, behind)), begin = std::min(begin, end);
-    std::fill(place.k, place.k + begin - base, nullptr);
-    std::fill(place.v, place.v + begin - base, nullptr);
+    std::fill(place.k, place.k + (begin - base), nullptr);
+    std::fill(place.v, place.v + (begin - base), nullptr);
     for (int32_t pos = begin; pos < end;) {
       const int64_t at = kv_index(*t_.kv, t_.slot, pos, t_.kv_head);
       const int32_t run = std::min(end - pos, page_size - pos % page_size);

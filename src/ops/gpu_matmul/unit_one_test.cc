@@ -72,17 +72,6 @@ TEST(UnitOne, SharesOutAllUnits) {
     }
 }
 
-// A kernel is chosen for the most tokens of a bucket of steps, and launched for fewer.
-TEST(UnitOne, FewerTokensFitWhereMoreDo) {
-  for (const UnitOneShape& s : all_shapes())
-    for (const cuda::Caps& gpu : {cuda::h200(), cuda::gb10()}) {
-      if (s.tokens == 1 || !plan_unit_one(s, gpu)) continue;
-      UnitOneShape fewer = s;
-      --fewer.tokens;
-      EXPECT_TRUE(plan_unit_one(fewer, gpu)) << s.rows << " x " << s.cols << ", " << s.tokens;
-    }
-}
-
 TEST(UnitOne, RefusesMoreThanItsWarpsShare) {
   EXPECT_FALSE(plan_unit_one({OneWork::kDense, 64, 64 * 257, 1}, cuda::h200()));
   EXPECT_FALSE(plan_unit_one({OneWork::kDense, 64, 64 * 80, 1, /*has_norm=*/true}, cuda::h200()));

@@ -148,6 +148,38 @@ TEST(MoeDown, TenChoicesThatAddHaveFastRows) {
   EXPECT_EQ(row_of(cuda::h200(), 1), "cuda_any");
 }
 
+// A kernel is chosen for the most tokens of a bucket of steps, and runs for fewer, whose blocks
+// share K otherwise: where that does not fit it is not chosen.
+TEST(MoeDown, TokenByTokenFitsAllOfABucket) {
+  KernelOptions options;
+  options.gpu = cuda::h200();
+  int chosen = 0, refused = 0;
+  for (int64_t width = 64; width <= 4096; width += 64)
+    for (const int64_t hidden : {2048, 3072, 4096, 7168})
+      for (const int64_t top_k : {6, 10, 11})
+        for (const int64_t tokens : {2, 4, 8}) {
+          const MoeDownDesc desc{.hidden = hidden,
+                                 .width = width,
+                                 .experts = 512,
+                                 .top_k = top_k,
+                                 .format = Format::kNvfp4,
+                                 .tokens = tokens};
+          const auto picked = pick(Op::kMoeDown, moe_down_kernels(), desc, options);
+          const bool is_one = std::string_view(picked.row->name) == "cuda_nvfp4_one";
+          is_one ? ++chosen : ++refused;
+          for (int64_t fewer = tokens / 2 + 1; is_one && fewer <= tokens; ++fewer)
+            EXPECT_TRUE(gpu::plan_unit_one({.work = gpu::OneWork::kSum,
+                                            .rows = hidden,
+                                            .cols = width,
+                                            .top_k = static_cast<int>(top_k),
+                                            .tokens = static_cast<int>(fewer)},
+                                           options.gpu))
+                << hidden << " x " << width << ", " << top_k << " of " << fewer << " tokens";
+        }
+  EXPECT_GT(chosen, 100);
+  EXPECT_GT(refused, 100);
+}
+
 // Token by token where few experts are common to two, and blocks have even shares.
 TEST(MoeDown, FewTokensGoTokenByTokenWhereThatIsEven) {
   MoeDownDesc desc{

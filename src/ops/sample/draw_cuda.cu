@@ -1,10 +1,11 @@
 // sample_drawn on a GPU, and over those of several ranks.
 //   logits [R, V] f32, in    never [ceil(V / 32)], in, or none    draws [R], in    out: see
 //   GreedyOut
-// A block a row. What is the same for every draw of a row, sample_greedy has left. The row, 4 V
-// bytes, is read from the L2 cache once, 4 times with top_k or top_p, 7 with both: at V = 201,088
-// about 7 us each. Over ranks each reads its columns alone, and tells the others: 16 KB at each of
-// the three rounds that top_k or top_p takes, and 24 bytes to draw.
+// A block a row, over ranks every gridDim-th. What is the same for every draw of a row,
+// sample_greedy has left. The row, 4 V bytes, is read from the L2 cache once, 4 times with top_k or
+// top_p, 7 with both: at V = 201,088 about 7 us each. Over ranks each reads its columns alone, and
+// tells the others: 16 KB at each of the three rounds that top_k or top_p takes, and 24 bytes to
+// draw.
 #include <algorithm>
 
 #include "cuda/launch.cuh"
