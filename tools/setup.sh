@@ -81,7 +81,6 @@ group_build() {
 group_xgrammar() {
   local stamped=(tools/requirements-xgrammar.txt cmake/xgrammar.patch build/xgrammar)
   unchanged xgrammar "${stamped[@]}" && return
-  [[ ${NIBBLE_SETUP:-} == skip && -e build/xgrammar/include/xgrammar/xgrammar.h ]] && return
   packages patch
   python_venv
   echo "setup: fetching the source of tools/requirements-xgrammar.txt into build/xgrammar"
@@ -90,7 +89,7 @@ group_xgrammar() {
   build/venv/bin/pip download --quiet --disable-pip-version-check --no-deps --no-binary xgrammar \
     --require-hashes --dest build/xgrammar.part -r tools/requirements-xgrammar.txt ||
     die "no xgrammar: see tools/requirements-xgrammar.txt"
-  tar -xzf build/xgrammar.part/xgrammar-*.tar.gz --strip-components=1 -C build/xgrammar.part
+  tar -xmzf build/xgrammar.part/xgrammar-*.tar.gz --strip-components=1 -C build/xgrammar.part
   patch --quiet -p1 -d build/xgrammar.part/cpp <cmake/xgrammar.patch || die "cmake/xgrammar.patch failed"
   rm build/xgrammar.part/*.tar.gz
   mv build/xgrammar.part build/xgrammar
@@ -101,7 +100,6 @@ group_xgrammar() {
 # carries it: by version and hash. Of the font, what formulas use. CMake builds them into the program.
 group_page() {
   unchanged page tools/requirements-page.txt build/page && return
-  [[ ${NIBBLE_SETUP:-} == skip && -e build/page/math.woff ]] && return
   python_venv
   echo "setup: fetching the chat page's libraries (tools/requirements-page.txt) into build/page"
   rm -rf build/page build/page.part
@@ -134,7 +132,6 @@ END
 group_jinja() {
   local stamped=(tools/requirements-jinja.txt cmake/jinja.patch build/jinja)
   unchanged jinja "${stamped[@]}" && return
-  [[ ${NIBBLE_SETUP:-} == skip && -e build/jinja/common/jinja/runtime.h ]] && return
   packages patch
   python_venv
   echo "setup: fetching the source of tools/requirements-jinja.txt into build/jinja"
@@ -143,7 +140,7 @@ group_jinja() {
   build/venv/bin/pip download --quiet --disable-pip-version-check --no-deps \
     --no-binary llama-cpp-python --require-hashes --dest build/jinja.part \
     -r tools/requirements-jinja.txt || die "no template engine: see tools/requirements-jinja.txt"
-  tar -xzf build/jinja.part/llama_cpp_python-*.tar.gz --strip-components=3 -C build/jinja.part \
+  tar -xmzf build/jinja.part/llama_cpp_python-*.tar.gz --strip-components=3 -C build/jinja.part \
     --wildcards '*/vendor/llama.cpp/common/jinja/*' '*/vendor/llama.cpp/common/unicode.*' \
     '*/vendor/llama.cpp/models/templates/*' '*/vendor/llama.cpp/LICENSE'
   patch --quiet -p1 -d build/jinja.part/common <cmake/jinja.patch || die "cmake/jinja.patch failed"

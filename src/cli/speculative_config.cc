@@ -295,6 +295,8 @@ SpeculationOptions parse_speculative_config(const std::string& json) {
   if (is_head && model.empty() && !is_mtp(method))
     refuse("method \"eagle3\" needs a \"model\": the head's directory");
   if (is_head) options.head_source.directory = model;
+  if (is_head && model.empty() && fields.has("revision"))
+    refuse("\"revision\" is of the head that \"model\" names");
   if (is_head) options.head_source.revision = fields.word("revision", "main");
   if (!model.empty() && !is_word_for_none(model) && !is_head) {
     refuse("\"model\" names a drafter's weights; the method has none");

@@ -209,8 +209,6 @@ TEST(RecurrentFamilies, SharedExpertsAreOfTheFormatTheyLieIn) {
   }
 }
 
-// Parts of one matrix that are no whole groups of rows, though together they are: what several
-// tensors make is joined row by row.
 // A shared expert twice as wide as the others is two of them, unless a block lies in both.
 TEST(RecurrentFamilies, SharedExpertsWhoseHalvesShareABlock) {
   const test::TempDir directory;
@@ -226,6 +224,8 @@ TEST(RecurrentFamilies, SharedExpertsWhoseHalvesShareABlock) {
   }
 }
 
+// Parts of one matrix that are no whole groups of rows, though together they are: what several
+// tensors make is joined row by row.
 TEST(RecurrentFamilies, JoinedRowsThatAreNoWholeGroups) {
   for (const Family family : {Family::kQwen35, Family::kQwen35Moe}) {
     const RandomShape shape{

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cuda/caps.h"
+#include "ops/gpu_matmul/unit_one.h"
 #include "ops/matmul_ref.h"
 #include "ops/test_problem.h"
 
