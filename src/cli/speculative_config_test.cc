@@ -255,6 +255,8 @@ TEST(SpeculativeConfig, SaysWhatIsWrong) {
       {R"({"method":"ngram","num_speculative_tokens":1,"rejection_sample_method":"synthetic",
           "synthetic_acceptance_length":2,"synthetic_acceptance_rates":[1]})",
        "say the same: one of them"},
+      {R"({"method":"mtp","num_speculative_tokens":1,"revision":"v2"})",
+       "\"revision\" is of the head"},
       {R"({"method":"eagle3","num_speculative_tokens":1})", "needs a \"model\": the head's"},
       {R"({"method":"eagle3","model":"d","num_speculative_tokens":1,"prompt_lookup_max":2})",
        "no field \"prompt_lookup_max\""},
