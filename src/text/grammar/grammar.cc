@@ -56,6 +56,13 @@ constexpr int kMaxNesting = 64;  // of groups, which cost time at every token, o
 // Blanks between the tokens of JSON: a small model likes to go on with them for ever.
 constexpr int kMaxBlanks = 16;
 
+// Of a schema, its objects and arrays open where it says nothing of others.
+xgrammar::Grammar rules_of(const std::string& schema) {
+  return xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/true, /*indent=*/std::nullopt,
+                                           /*separators=*/std::nullopt, /*strict_mode=*/false,
+                                           kMaxBlanks);
+}
+
 // One line, without the place in xgrammar's source.
 std::string first_line(std::string_view text) {
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.remove_suffix(1);
@@ -132,8 +139,7 @@ std::string too_wide(const nlohmann::json& schema) {
 bool fits_in_json(const std::string& pattern) {
   const nlohmann::json schema = {{"type", "string"}, {"pattern", pattern}};
   try {
-    return xgrammar::Grammar::FromJSONSchema(schema.dump()).ToString().find(" ::= Regex(") !=
-           std::string::npos;
+    return rules_of(schema.dump()).ToString().find(" ::= Regex(") != std::string::npos;
   } catch (const std::exception&) {
     return true;  // what is wrong with it is said when it is compiled
   }
@@ -144,7 +150,7 @@ std::string left_out(const GrammarSpec& spec) {
   std::vector<std::string> warnings;
   t_warnings = &warnings;
   try {
-    if (spec.kind == GrammarSpec::Kind::kJsonSchema) xgrammar::Grammar::FromJSONSchema(spec.text);
+    if (spec.kind == GrammarSpec::Kind::kJsonSchema) rules_of(spec.text);
     if (spec.kind == GrammarSpec::Kind::kRegex) xgrammar::Grammar::FromRegex(spec.text);
     if (spec.kind == GrammarSpec::Kind::kEbnf) xgrammar::Grammar::FromEBNF(spec.text);
   } catch (const std::exception&) {  // what is not valid is said when it is compiled
@@ -184,10 +190,7 @@ xgrammar::CompiledGrammar compile_with(xgrammar::GrammarCompiler& compiler,
                                        const GrammarSpec& spec) {
   const auto from_schema = [&](const std::string& schema) {
     if (schema.find("maxLength") != std::string::npos) {
-      const std::string rules = xgrammar::Grammar::FromJSONSchema(
-                                    schema, /*any_whitespace=*/true, /*indent=*/std::nullopt,
-                                    /*separators=*/std::nullopt, /*strict_mode=*/false, kMaxBlanks)
-                                    .ToString();
+      const std::string rules = rules_of(schema).ToString();
       const std::string budgeted = with_string_budgets(rules);
       if (budgeted != rules) return compiler.CompileGrammar(budgeted);
     }

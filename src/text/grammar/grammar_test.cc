@@ -503,6 +503,10 @@ TEST(Grammar, RefusesWhatItWouldNotKeepTo) {
         R"({"type":"string","pattern":"^\"$"})",
         R"({"type":"string","pattern":"^\\n$"})",
         R"({"type":[]})",
+        R"({"properties":{"a":{"type":"array","minItems":1},)"
+        R"("b":{"type":"number","multipleOf":0.5}}})",
+        R"({"properties":{"a":{"type":"object","minProperties":1},)"
+        R"("b":{"type":"number","multipleOf":0.5}}})",
         R"({"$dynamicRef":"#x"})"}) {
     const auto grammar = compile(GrammarSpec::Kind::kJsonSchema, schema);
     EXPECT_FALSE(grammar.ok()) << schema;
