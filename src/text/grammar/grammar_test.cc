@@ -532,6 +532,29 @@ TEST(Grammar, KeepsToSchemasInTags) {
   ASSERT_TRUE(grammar.ok()) << grammar.error();
   EXPECT_TRUE(matches(*grammar, R"({"z":1})"));
   EXPECT_FALSE(matches(*grammar, "{}"));
+  // In a tag xgrammar takes arrays and objects as closed, where nothing is said of others.
+  for (const auto& [schema, good, bad] :
+       {std::array{R"({"type":["array","null"],"minItems":1})", "[5]", "[]"},
+        std::array{R"({"type":"array","prefixItems":[{"const":1}],"minItems":2})", "[1,2]", "[1]"},
+        std::array{R"({"minProperties":1})", R"({"a":5})", "{}"},
+        std::array{R"({"properties":{"a":{"const":1}},"required":["a"],"minProperties":2})",
+                   R"({"a":1,"b":2})", R"({"a":1})"}}) {
+    for (const auto& open : {compile(GrammarSpec::Kind::kStructuralTag, tag(schema)),
+                             compile(GrammarSpec::Kind::kJsonSchema, schema)}) {
+      ASSERT_TRUE(open.ok()) << schema << ": " << open.error();
+      EXPECT_TRUE(matches(*open, good)) << schema;
+      EXPECT_FALSE(matches(*open, bad)) << schema;
+    }
+  }
+  // Still closed, where what it describes is enough.
+  for (const auto& [schema, good, bad] :
+       {std::array{R"({"type":"array","prefixItems":[{"const":1}],"minItems":1})", "[1]", "[1,2]"},
+        std::array{R"({"properties":{"a":{}},"minProperties":1})", R"({"a":1})", R"({"b":1})"}}) {
+    const auto closed = compile(GrammarSpec::Kind::kStructuralTag, tag(schema));
+    ASSERT_TRUE(closed.ok()) << schema << ": " << closed.error();
+    EXPECT_TRUE(matches(*closed, good)) << schema;
+    EXPECT_FALSE(matches(*closed, bad)) << schema;
+  }
   for (const char* schema :
        {R"({"allOf":[{"type":"integer"}],"maximum":9})", R"({"items":{"not":{"const":1}}})"}) {
     EXPECT_FALSE(compile(GrammarSpec::Kind::kStructuralTag, tag(schema)).ok()) << schema;

@@ -136,6 +136,23 @@ bool has_long_number(const Json& value) {
   return value.is_number() && std::abs(value.get<double>()) >= 0x1p63;
 }
 
+// In tags xgrammar takes an array or object as closed that says nothing of others: here one that
+// must have more than it describes.
+void open_for_least(Json& schema) {
+  const auto is_more = [&](const char* least, const char* described) {
+    const Json number = schema.value(least, Json(0));
+    const size_t count = schema.contains(described) ? schema[described].size() : 0;
+    return number.is_number() && number.get<double>() > static_cast<double>(count);
+  };
+  const auto has = [&](const char* name) { return schema.contains(name); };
+  if (!has("items") &&
+      (is_more("minItems", "prefixItems") || is_more("minContains", "prefixItems")))
+    schema["items"] = true;
+  if (!has("additionalProperties") && !has("propertyNames") && !has("patternProperties") &&
+      is_more("minProperties", "properties"))
+    schema["additionalProperties"] = true;
+}
+
 class Keeper {
  public:
   Keeper(Json& root, bool lenient, const Fits& fits)
@@ -184,6 +201,7 @@ void Keeper::keep(Json& schema) {
       Json others = schema["unevaluatedItems"];
       schema["items"] = std::move(others);
     }
+    open_for_least(schema);
     if (schema.contains("pattern") && !keep_pattern(schema["pattern"])) schema.erase("pattern");
   }
   keep_inside(schema);
