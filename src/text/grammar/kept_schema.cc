@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "text/utf8.h"
@@ -130,10 +133,15 @@ bool are_among(const Json& some, const Json& all) {
   });
 }
 
-// xgrammar writes whole numbers past 64 bits with the digits of a double.
+// xgrammar writes whole numbers past 64 bits with the digits of a double. One past those of JSON's
+// reader is such already: it may be another than was asked for if 15 digits do not say it.
 bool has_long_number(const Json& value) {
   if (value.is_structured()) return std::any_of(value.begin(), value.end(), has_long_number);
-  return value.is_number() && std::abs(value.get<double>()) >= 0x1p63;
+  if (value.is_number_unsigned()) return !std::in_range<int64_t>(value.get<uint64_t>());
+  if (!value.is_number_float() || std::abs(value.get<double>()) < 0x1p63) return false;
+  std::array<char, 32> digits{};
+  std::snprintf(digits.data(), digits.size(), "%.14e", value.get<double>());
+  return std::strtod(digits.data(), nullptr) != value.get<double>();
 }
 
 // In tags xgrammar takes an array or object as closed that says nothing of others: here one that
