@@ -452,6 +452,13 @@ TEST(Grammar, KeepsToAllOfASchema) {
       {R"({"enum":[9223372036854775807,-9223372036854775808,1e19,1e300]})",
        {"9223372036854775807", "-9223372036854775808", "1e+19", "1.0000000000000001e+300"},
        {"9223372036854775806", "-9223372036854775807", "1e+18"}},
+      {R"({"type":"object","propertyNames":{"$ref":"#/$defs/n"},"$defs":{"n":{"pattern":"^a+$"}}})",
+       {R"({"aa":1})", "{}"},
+       {R"({"b":1})", "{1:1}"}},
+      {R"({"type":"object","propertyNames":{"$ref":"#/$defs/n"},)"
+       R"("$defs":{"n":{"anyOf":[{"$ref":"#/$defs/m"},{"const":"b"}]},"m":{"maxLength":1}}})",
+       {R"({"a":1})"},
+       {R"({"ab":1})", "{1:1}"}},
       {R"({"propertyNames":{"anyOf":[{"maxLength":2},{"const":"xyz"}]},"type":"object"})",
        {R"({"ab":1})", R"({"xyz":1})"},
        {R"({"abc":1})", "{1:1}"}},
@@ -491,6 +498,9 @@ TEST(Grammar, RefusesWhatItWouldNotKeepTo) {
         R"({"const":{"a":[-12345678901234567890]}})",
         R"({"enum":[9223372036854775808]})",
         R"({"enum":[123456789012345678901234567890]})",
+        R"({"type":"object","propertyNames":{"$ref":"#/$defs/n"},"$defs":{"n":{"minimum":1}}})",
+        R"({"type":"object","propertyNames":{"$ref":"#/examples/0"},)"
+        R"("examples":[{"minLength":1}]})",
         R"({"type":"object","propertyNames":{"enum":["a",1]}})",
         R"({"const":5,"type":"string"})",
         R"({"oneOf":[{"const":1}],"anyOf":[{"const":2}]})",

@@ -175,7 +175,9 @@ class Keeper {
   void keep_beside(Json& schema, const std::string& applier);
   void keep_values(Json& schema, const std::string& applier);
   bool merge_required(Json& schema, const std::vector<std::string>& beside);
-  bool has_types(Json& schema, const Json& types, bool may_write, int depth);
+  // A schema that says no type: is told to, will say what its words are of, or stays as it is.
+  enum class Untyped { kWrite, kWillSay, kStays };
+  bool has_types(Json& schema, const Json& types, Untyped untyped, int depth);
   void say_type(Json& schema);
   void keep_object(Json& schema);
   void keep_required(Json& schema);
@@ -226,7 +228,7 @@ void Keeper::keep_beside(Json& schema, const std::string& applier) {
   }
   if (beside.empty() && schema.contains("type")) {
     Json alone = {{applier, schema[applier]}};
-    const bool has = has_types(alone, list_of(schema["type"]), /*may_write=*/true, 0);
+    const bool has = has_types(alone, list_of(schema["type"]), Untyped::kWrite, 0);
     schema[applier] = alone[applier];
     if (!has) beside.emplace_back("type");
   }
@@ -289,14 +291,15 @@ bool Keeper::merge_required(Json& schema, const std::vector<std::string>& beside
   return true;
 }
 
-// Whether all that it allows is of these types; where it says nothing of them it is told to, if it
-// may be written.
-bool Keeper::has_types(Json& schema, const Json& types, bool may_write, int depth) {
+// Whether all that it allows is of these types, once it is kept.
+bool Keeper::has_types(Json& schema, const Json& types, Untyped untyped, int depth) {
   constexpr int kMaxDepth = 32;  // of references that may refer to each other
   if (!schema.is_object() || depth > kMaxDepth) return false;
   const std::string name = applier_of(schema);
+  if (name.empty() && untyped == Untyped::kWillSay) say_type(schema);
   if (schema.contains("type")) return are_among(list_of(schema["type"]), types);
   if (name.empty()) {
+    const bool may_write = untyped == Untyped::kWrite;
     if (may_write) schema["type"] = types.size() == 1 ? types[0] : types;
     return may_write;
   }
@@ -306,15 +309,18 @@ bool Keeper::has_types(Json& schema, const Json& types, bool may_write, int dept
     const auto& uri = schema["$ref"].get_ref<const std::string&>();
     if (uri == "#" || !uri.starts_with("#/")) return false;
     try {
-      Json target = root_.at(Json::json_pointer(uri.substr(1)));
-      return has_types(target, types, /*may_write=*/false, depth + 1);
+      const Json::json_pointer place(uri.substr(1));
+      Json target = root_.at(place);  // a copy: others may refer there
+      const std::string parent = place.parent_pointer().to_string();
+      const bool is_kept = parent == "/$defs" || parent == "/definitions";
+      return has_types(target, types, is_kept ? Untyped::kWillSay : Untyped::kStays, depth + 1);
     } catch (const nlohmann::json::exception&) {
       return false;
     }
   }
   if (!schema[name].is_array()) return false;
   for (Json& one : schema[name]) {
-    if (name == "enum" ? !is_of_types(one, types) : !has_types(one, types, may_write, depth + 1)) {
+    if (name == "enum" ? !is_of_types(one, types) : !has_types(one, types, untyped, depth + 1)) {
       return false;
     }
   }
@@ -386,7 +392,7 @@ void Keeper::keep_names(Json& schema) {
     schema.erase("propertyNames");
   if (schema.contains("propertyNames")) {
     const bool are_strings =
-        has_types(schema["propertyNames"], {"string"}, /*may_write=*/true, /*depth=*/0);
+        has_types(schema["propertyNames"], {"string"}, Untyped::kWrite, /*depth=*/0);
     if (!are_strings) fail("\"propertyNames\" that need not be strings");
     if (!are_strings) schema.erase("propertyNames");
     if (!names.empty()) fail("\"propertyNames\" beside \"properties\"");
