@@ -171,7 +171,8 @@ std::string keep(GrammarSpec& spec) {
     keep_schema(spec.text, spec.lenient, fits_in_json, why);
   } else if (spec.kind == GrammarSpec::Kind::kRegex) {
     spec.text = as_converted(spec.text);
-  } else if (spec.kind == GrammarSpec::Kind::kEbnf && !numbers_characters(spec.text)) {
+  } else if (spec.kind == GrammarSpec::Kind::kEbnf &&
+             !numbers_characters(without_comments(spec.text))) {
     why = "an escape is the number of no character";
   }
   if (why.empty() && !spec.lenient) why = left_out(spec);

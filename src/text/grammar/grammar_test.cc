@@ -319,8 +319,10 @@ TEST(Grammar, ReadsPatternsAsOthersDo) {
 
 // Of any length behind \x: a literal's next character may be no digit.
 TEST(Grammar, RulesNumberCharacters) {
-  const auto grammar =
-      compile(GrammarSpec::Kind::kEbnf, R"(root ::= "\x41g" [\x10FFFF\U0001F600] "\\x11223344")");
+  const auto grammar = compile(GrammarSpec::Kind::kEbnf,
+                               "# \\x110000 \" [\n"
+                               R"(root ::= "\x41g" [\x10FFFF\U0001F600] "\\x11223344")"
+                               " # \\uD83D");
   ASSERT_TRUE(grammar.ok()) << grammar.error();
   EXPECT_TRUE(matches(*grammar, "Ag\U0001F600\\x11223344"));
 }
@@ -398,6 +400,11 @@ TEST(Grammar, RefusesWhatIsNotValidOrWouldBeIgnored) {
       {Kind::kEbnf, R"(root ::= "\x110000")"},
       {Kind::kEbnf, R"(root ::= "\x4141414141414141")"},
       {Kind::kEbnf, R"(root ::= [\UFFFFFFFF])"},
+      {Kind::kEbnf, R"(root ::= "\uD83D")"},
+      {Kind::kEbnf, R"(root ::= [\xdfff])"},
+      {Kind::kEbnf, R"(root ::= "#" "\x110000")"},
+      {Kind::kEbnf, R"(root ::= [\]#] "\x110000")"},
+      {Kind::kEbnf, "# \"\nroot ::= \"\\x110000\""},
       {Kind::kStructuralTag, R"({"type":"structural_tag","format":{"type":"grammar",)"
                              R"("grammar":"root ::= \"\\x4141414141\""}})"},
   };

@@ -11,6 +11,9 @@ namespace {
 
 constexpr uint32_t kLastCharacter = 0x10FFFF;
 
+// Half of a pair, which no text has.
+bool is_surrogate(uint32_t c) { return c >= 0xD800 && c < 0xE000; }
+
 struct Numbered {
   size_t length = 0;  // of the escape; 0: it is none
   uint32_t character = 0;
@@ -73,6 +76,22 @@ std::string with_characters(std::string_view pattern) {
   return out;
 }
 
+// Of the escape with this behind its backslash.
+bool numbers_character(std::string_view escape) {
+  constexpr std::string_view kDigits = "0123456789abcdefABCDEF";
+  const size_t longest = escape.starts_with('x')   ? escape.size()
+                         : escape.starts_with('u') ? 4
+                         : escape.starts_with('U') ? 8
+                                                   : 0;
+  if (longest == 0) return true;
+  escape.remove_prefix(1);
+  const std::string_view digits =
+      escape.substr(0, std::min(escape.find_first_not_of(kDigits), longest));
+  uint32_t value = 0;
+  const auto error = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16).ec;
+  return error != std::errc::result_out_of_range && value <= kLastCharacter && !is_surrogate(value);
+}
+
 }  // namespace
 
 std::string as_converted(std::string_view text) {
@@ -107,21 +126,34 @@ std::string as_converted(std::string_view text) {
   return out;
 }
 
-bool numbers_characters(std::string_view rules) {
-  constexpr std::string_view kDigits = "0123456789abcdefABCDEF";
+bool numbers_characters(std::string_view escaped) {
   while (true) {
-    rules.remove_prefix(std::min(rules.find('\\'), rules.size()));
-    if (rules.size() < 2) return true;
-    const char kind = rules[1];
-    rules.remove_prefix(2);
-    if (kind != 'x' && kind != 'U') continue;
-    std::string_view digits = rules.substr(0, rules.find_first_not_of(kDigits));
-    if (kind == 'U') digits = digits.substr(0, 8);
-    uint32_t value = 0;
-    const auto [to, error] =
-        std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-    if (error == std::errc::result_out_of_range || value > kLastCharacter) return false;
+    escaped.remove_prefix(std::min(escaped.find('\\'), escaped.size()));
+    if (escaped.empty()) return true;
+    if (!numbers_character(escaped.substr(1))) return false;
+    escaped.remove_prefix(std::min<size_t>(escaped.size(), 2));
   }
+}
+
+std::string without_comments(std::string_view rules) {
+  std::string out;
+  char until = 0;  // what ends the literal or class; 0: outside of them
+  while (!rules.empty()) {
+    const char c = rules.front();
+    if (c == '#' && until == 0) {
+      rules.remove_prefix(std::min(rules.find_first_of("\r\n"), rules.size()));
+      continue;
+    }
+    const std::string_view one = rules.substr(0, c == '\\' ? 2 : 1);
+    rules.remove_prefix(one.size());
+    out += one;
+    if (until == 0) {
+      until = c == '"' ? '"' : c == '[' ? ']' : 0;
+    } else if (c == until) {
+      until = 0;
+    }
+  }
+  return out;
 }
 
 }  // namespace nibble

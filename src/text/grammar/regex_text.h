@@ -12,8 +12,12 @@ namespace nibble {
 // re, and as \u{h}. Patterns of JSON Schemas are read by other rules of its own.
 std::string as_converted(std::string_view pattern);
 
-// Whether each number that an EBNF grammar gives a character by is one's: in xgrammar, which takes
-// all digits behind \x, a larger one may not fit its integers.
-bool numbers_characters(std::string_view rules);
+// Whether each escape of an EBNF grammar or a schema's pattern that numbers a character has one's
+// number: xgrammar writes halves of surrogate pairs as bytes that are no text, and as it takes all
+// digits behind \x, a larger number may not fit its integers.
+bool numbers_characters(std::string_view escaped);
+
+// An EBNF grammar with nothing from a "#" to its line's end.
+std::string without_comments(std::string_view rules);
 
 }  // namespace nibble
