@@ -51,16 +51,16 @@ std::string with_characters(std::string_view pattern) {
   std::string out;
   while (!pattern.empty()) {
     const auto [length, c] = numbered(pattern);
-    const bool is_half = c >= 0xD800 && c < 0xE000;  // of a pair: no text has it
-    if (length == 0 || is_half) {
-      const size_t copied = length > 0 ? length : pattern.front() == '\\' ? 2 : 1;
-      out += pattern.substr(0, copied);
-      pattern.remove_prefix(std::min(copied, pattern.size()));
-      continue;
-    }
-    pattern.remove_prefix(length);
-    if (c > kLastCharacter) {
+    const bool is_cut =
+        length == 0 && (pattern.starts_with(R"(\x)") || pattern.starts_with(R"(\u)") ||
+                        pattern.starts_with(R"(\U)"));
+    const size_t read = length > 0 ? length : pattern.front() == '\\' ? 2 : 1;
+    const std::string_view one = pattern.substr(0, read);
+    pattern.remove_prefix(one.size());
+    if (is_cut || c > kLastCharacter || is_surrogate(c)) {
       out += R"(\u{})";  // which is refused
+    } else if (length == 0) {
+      out += one;
     } else if (c == 0) {
       out += R"(\0)";
     } else if (c == '\n') {
