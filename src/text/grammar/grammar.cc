@@ -137,6 +137,7 @@ std::string too_wide(const nlohmann::json& schema) {
 // Whether xgrammar keeps to a pattern inside a JSON string: not where it spells it by rules of its
 // own, which know no escapes.
 bool fits_in_json(const std::string& pattern) {
+  if (!numbers_characters(pattern)) return false;
   const nlohmann::json schema = {{"type", "string"}, {"pattern", pattern}};
   try {
     return rules_of(schema.dump()).ToString().find(" ::= Regex(") != std::string::npos;

@@ -480,6 +480,7 @@ TEST(Grammar, KeepsToAllOfASchema) {
       {R"({"type":"string"})", {R"("\ud83d\uDE00\u00e9")"}, {R"("\ud83d")", R"("\ude00")"}},
       {R"({"type":"number"})", {"1e99", "-2.5E-9"}, {"1e400", "1e"}},
       {R"({"type":"string","pattern":"^é[^a]$"})", {R"("éb")"}, {R"("éa")", "\"é\"\""}},
+      {R"({"type":"string","pattern":"^\\x41222222222222$"})", {R"("A222222222222")"}, {R"("A")"}},
       {R"({"type":"string","pattern":"^[0-9]+(-[a-z]+)?$"})", {R"("1-a")"}, {R"("1a")"}},
       {R"({"type":"string","format":"date"})",
        {R"("2024-02-29")", R"("2023-12-31")"},
@@ -512,6 +513,10 @@ TEST(Grammar, RefusesWhatItWouldNotKeepTo) {
         R"({"type":"object","propertyNames":{"$ref":"#/$defs/n"},"$defs":{"n":{"minimum":1}}})",
         R"({"type":"object","propertyNames":{"$ref":"#/examples/0"},)"
         R"("examples":[{"minLength":1}]})",
+        R"({"type":"string","pattern":"\\x22222222222222"})",
+        R"({"type":"string","pattern":"^\\x22222222222222$"})",
+        R"({"type":"string","pattern":"\\UFFFFFFFF"})",
+        R"({"type":"string","pattern":"^\\ud83d$"})",
         R"({"type":"object","propertyNames":{"enum":["a",1]}})",
         R"({"const":5,"type":"string"})",
         R"({"oneOf":[{"const":1}],"anyOf":[{"const":2}]})",

@@ -76,8 +76,13 @@ bool is_ascii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x80; });
 }
 
-// A pattern as xgrammar reads it right inside a string: characters above ASCII as \u{...}, and
-// "(...)?" as "(...){0,1}", since by "(ab*)?" it would let a "b" through.
+bool is_hex_digit(char c) {
+  return std::string_view("0123456789abcdefABCDEF").find(c) != std::string_view::npos;
+}
+
+// A pattern as xgrammar reads it right inside a string: characters above ASCII and \xhh, of which
+// one of its two readers takes all digits that follow, as \u{...}, and "(...)?" as "(...){0,1}",
+// since by "(ab*)?" it would let a "b" through.
 std::string as_read(const std::string& pattern) {
   std::string out;
   bool in_class = false, last_escaped = false;
@@ -91,7 +96,12 @@ std::string as_read(const std::string& pattern) {
     last_escaped = escaped;
     if (!escaped && one == "[") in_class = true;
     if (!escaped && one == "]") in_class = false;
-    if (!escaped && behind_group && one == "?") {
+    const bool is_hex = escaped && one == "x" && pattern.size() - at >= 2 &&
+                        is_hex_digit(pattern[at]) && is_hex_digit(pattern[at + 1]);
+    if (is_hex) {
+      out += "\\u{" + pattern.substr(at, 2) + "}";
+      at += 2;
+    } else if (!escaped && behind_group && one == "?") {
       out += "{0,1}";
     } else if (is_ascii(one) || unit.kind != utf8::Kind::kCharacter) {
       out += (escaped ? "\\" : "") + one;
