@@ -297,18 +297,18 @@ void print_checked(const std::vector<CheckedRow>& rows, const Json& unchecked) {
 
 // What --speculative-config adds to what the model takes, and a head's kernels.
 void add_drafts(const DoctorFlags& flags, const std::string& model, const ModelInfo& info,
-                const ops::Ctx& cx, std::vector<KernelRow>& rows, Json& json) {
+                const ops::Ctx& cx, const Shard& first, std::vector<KernelRow>& rows, Json& json) {
   const DenseFormats dense = dense_formats(flags.dense);
   EngineOptions options{.kv_dtype = kv_dtype(flags.kv_cache_dtype),
                         .speculation = parse_speculative_config(flags.speculative_config)};
   const SpeculationOptions& drafts = options.speculation;
-  const DraftNeed need = plan_drafts(model, cx, dense, options);
+  const DraftNeed need = plan_drafts(model, cx, dense, options, first);
   json["weight_bytes"] = info.weight_bytes + need.weight_bytes;
   json["drafts"] = need.text(info, drafts);
   if (drafts.method == SpeculationOptions::Method::kHead)
-    add_kernel_rows(
-        plan_draft_kernels(cx, drafts.head_source, model, drafts.head_dense.value_or(dense), dense),
-        "draft ", rows);
+    add_kernel_rows(plan_draft_kernels(cx, drafts.head_source, model,
+                                       drafts.head_dense.value_or(dense), dense, first),
+                    "draft ", rows);
 }
 
 void doctor(const DoctorFlags& flags) {
@@ -341,7 +341,7 @@ void doctor(const DoctorFlags& flags) {
     json["model"] = flags.model;
     const ModelInfo info = describe_model(model, dense_formats(flags.dense), first);
     json["weight_bytes"] = info.weight_bytes;
-    if (!flags.speculative_config.empty()) add_drafts(flags, model, info, cx, rows, json);
+    if (!flags.speculative_config.empty()) add_drafts(flags, model, info, cx, first, rows, json);
     json["resident_twice"] = ops::resident_twice(plan);
     if (cx.on_gpu()) json["graph_tokens"] = GpuSteps::kMaxGraphTokens;
     json["kernels"] = kernels_json(rows);

@@ -72,5 +72,22 @@ TEST(Doctor, ShowsWhichRowsAddUpOverRanks) {
   }
 }
 
+// An MTP layer has the whole head of its own where each rank has a part.
+TEST(Doctor, CountsTheHeadOfDraftsOverRanks) {
+  const auto bytes_of = [](const char* ranks, bool drafts) {
+    std::vector<std::string> args{"doctor",
+                                  std::string(NIBBLE_SOURCE_DIR) + "/models/nibble-tiny-qwen3-next",
+                                  "--json", "--tensor-parallel-size", ranks};
+    if (drafts)
+      args.insert(args.end(),
+                  {"--speculative-config", R"({"method":"mtp","num_speculative_tokens":1})"});
+    const CommandResult result = run_command(args);
+    return nlohmann::json::parse(result.out)["weight_bytes"].get<int64_t>();
+  };
+  const int64_t alone = bytes_of("1", true) - bytes_of("1", false);
+  const int64_t beside = bytes_of("2", true) - bytes_of("2", false);
+  EXPECT_GT(beside, alone);
+}
+
 }  // namespace
 }  // namespace nibble::cli

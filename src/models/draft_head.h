@@ -57,7 +57,8 @@ int64_t describe_draft_scratch(const ops::Ctx& cx, const DraftHeadSource& head,
 // As plan_kernels(), of a head beside a target.
 std::vector<ops::PlanEntry> plan_draft_kernels(const ops::Ctx& cx, const DraftHeadSource& head,
                                                const std::string& target, const DenseFormats& dense,
-                                               const DenseFormats& target_dense);
+                                               const DenseFormats& target_dense,
+                                               const Shard& shard = {});
 
 // For a target that is loaded. Throws Error(kUnsupported) for one that was made for another model:
 // hidden size, vocabulary, layers; or ids that the target lacks.

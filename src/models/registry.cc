@@ -205,8 +205,9 @@ int64_t describe_draft_scratch(const ops::Ctx& cx, const DraftHeadSource& head,
 
 std::vector<ops::PlanEntry> plan_draft_kernels(const ops::Ctx& cx, const DraftHeadSource& head,
                                                const std::string& target, const DenseFormats& dense,
-                                               const DenseFormats& target_dense) {
-  const auto model = make_model(find_model(target), target_dense);
+                                               const DenseFormats& target_dense,
+                                               const Shard& shard) {
+  const auto model = make_model(find_model(target), target_dense, shard);
   model->plan(cx.kernels);
   const auto made = make_head(find_head(head), *model, dense);
   sites_of(*made).plan(cx.kernels);
