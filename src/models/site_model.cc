@@ -551,6 +551,7 @@ void SiteModel::tap(const Ctx& cx, int layer, std::initializer_list<Named> all) 
   if (!cx.tap) return;
   for (const auto& [name, tensor] : all) {
     if (!cx.tap_only.empty() && cx.tap_only != name) continue;  // a copy from a GPU is slow
+    if (cx.left_sum.site != nullptr && tensor->data == cx.left_sum.t.data) continue;
     Buffer memory;
     cx.tap(name, layer, cx.on_host(*tensor, memory));
   }

@@ -30,6 +30,7 @@ Step SiteModel::out_rows_of(Ctx& cx, const Step& step, const Tensor& x, const Te
   const auto rows = static_cast<int32_t>(rows_behind_mixers(step.num_out, step.num_tokens));
   if (rows == step.num_tokens || step.all_rows || shows_all_rows(cx)) return step;
   const Tensor all[] = {x, d};
+  ops::make_left_sum(cx);
   shape_acts(cx, rows, step.num_out);
   for (const Tensor& from : all) {
     const ops::RowPart wanted{.x = from, .rows = step.num_out > 0 ? step.out_rows : nullptr};

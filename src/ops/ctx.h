@@ -28,6 +28,12 @@ namespace nibble::ops {
 
 struct Site;
 
+// A sum over the ranks that is still to be made; none without a site.
+struct LeftSum {
+  const Site* site = nullptr;  // of all_reduce
+  Tensor t = {};
+};
+
 // Called with a named buffer of a layer, on the host, right after the op that wrote it (layer -1:
 // outside layers).
 using Tap = std::function<void(std::string_view name, int layer, const Tensor& value)>;
@@ -40,6 +46,7 @@ struct Ctx {
   std::string tap_only = {};        // the one buffer shown to the tap; empty: all of them
 
   dist::Comm* comm = nullptr;  // of the ranks that share each step; none where there is one
+  LeftSum left_sum = {};       // which the op that comes next makes (Site::left_from)
 
   cuda::OrderedStream stream = nullptr;  // where kernels are launched; none on the CPU
   // On GPUs: what an op has just launched is the last that wrote these. Ops say so of all that they

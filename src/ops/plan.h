@@ -79,6 +79,11 @@ class SitePlan {
 
   const std::vector<PlanEntry>& entries() const { return entries_; }
 
+  const PlanEntry& entry(int64_t tokens) const {
+    return *std::ranges::find_if(entries_,
+                                 [&](const PlanEntry& e) { return tokens <= e.max_tokens; });
+  }
+
   // The row for a step of `tokens` tokens; Row is the op's Kernel type. Its kernel may be one that
   // this build does not have.
   template <typename Row>

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/norm/add_norm_over_ranks.h"
+
 namespace nibble::ops {
 namespace {
 
@@ -72,6 +74,31 @@ void find_choosers(Sites& sites) {
   }
 }
 
+// Rows that begin with add_norm, for all tokens of the step.
+bool norms_apart(const Site& site, int64_t tokens) {
+  const bool has_norm = site.key.op == Op::kNormQkv || site.key.op == Op::kNormRoute ||
+                        site.key.op == Op::kNormLinear || site.key.op == Op::kMlpUp;
+  const std::string& row = site.plan.entry(tokens).kernel;
+  return has_norm && (row.ends_with("_gemm") || row.ends_with("_many"));
+}
+
+// What all_reduce needs to know of what is behind it.
+void find_left_sums(Sites& sites) {
+  for (Site& site : sites) {
+    site.left_from = INT64_MAX;
+    if (site.key.op != Op::kAllReduce) continue;
+    const std::vector<Site*> readers = readers_of(sites, site, site.writes.front());
+    const int64_t hidden = std::get<AllReduceDesc>(site.problem).hidden;
+    if (readers.size() != 1 || hidden % 32 != 0 || hidden > gpu::kMostHiddenOverRanks) continue;
+    for (size_t b = kTokenBuckets.size(); b-- > 0;) {
+      const int64_t tokens = kTokenBuckets[b];
+      if (site.plan.entry(tokens).kernel != kOneShotBlocks || !norms_apart(*readers[0], tokens))
+        break;
+      site.left_from = b == 0 ? 1 : kTokenBuckets[b - 1] + 1;
+    }
+  }
+}
+
 }  // namespace
 
 void plan_sites(Sites& sites, const KernelOptions& options) {
@@ -85,6 +112,7 @@ void plan_sites(Sites& sites, const KernelOptions& options) {
         },
         site.problem);
   find_choosers(sites);
+  find_left_sums(sites);
 }
 
 std::vector<Site*> readers_of(Sites& sites, const Site& writer, const std::string& buffer) {

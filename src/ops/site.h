@@ -83,6 +83,9 @@ struct Site {
   const uint8_t* row_exponents = nullptr;
   // Of norm_route: in steps of up to so many tokens all that read its routing choose the experts.
   int32_t readers_choose = 0;
+  // Of all_reduce: in steps of so many tokens and more the op behind makes the sum, whose add_norm
+  // reads it.
+  int64_t left_from = INT64_MAX;
 };
 using Sites = std::deque<Site>;  // whose addresses stay
 
@@ -124,10 +127,14 @@ Work work_of(const Problem& problem, const StepShape& shape);
 // Runs `site` by the row planned for a step of `tokens` tokens, unless a profile leaves it out.
 template <typename Row, typename... Args>
 void run_site(Ctx& cx, const Site& site, int64_t tokens, Args&&... args) {
-  if (!cx.begin(site)) return;
+  if (!cx.begin(site)) {
+    cx.left_sum = {};
+    return;
+  }
   const Row& row = site.plan.row<Row>(tokens);
   CHECK(row.run != nullptr);
   row.run(cx, std::forward<Args>(args)...);
+  CHECK(cx.left_sum.site == nullptr);
 }
 
 }  // namespace nibble::ops

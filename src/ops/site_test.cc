@@ -86,6 +86,30 @@ TEST(Site, TheChoiceOfFewTokensIsLeft) {
   EXPECT_EQ(sites[0].readers_choose, 1);
 }
 
+// A sum in blocks is left to the one norm that reads it, in steps whose rows keep that apart.
+TEST(Site, SumsOfManyTokensAreLeftToTheNormBehind) {
+  constexpr int64_t kNever = INT64_MAX;
+  KernelOptions options = on_h200();
+  options.has_peer_memory = true;
+  const auto left_from = [&](int64_t hidden, bool has_other_reader) {
+    Sites sites;
+    sites.push_back(site({Op::kAllReduce, 0}, AllReduceDesc{hidden, 2}, {"d"}, {"d"}));
+    sites.push_back(site({Op::kNormRoute, 0}, NormRouteDesc{hidden, 128, 4}, {"y", "d"},
+                         {"x", "h", "routing"}));
+    if (has_other_reader)
+      sites.push_back(site({Op::kOutProj, 0}, OutProjDesc{hidden, hidden}, {"d"}, {"h"}));
+    plan_sites(sites, options);
+    return sites[0].left_from;
+  };
+  EXPECT_EQ(left_from(2880, false), 33);  // from the first bucket on whose sums go in blocks
+  EXPECT_EQ(left_from(2880, true), kNever);
+  EXPECT_EQ(left_from(2884, false), kNever);
+  EXPECT_EQ(left_from(16384, false), kNever);
+  options.has_peer_memory = false;
+  options.has_nccl = true;
+  EXPECT_EQ(left_from(2880, false), kNever);
+}
+
 // What a loaded weight holds refuses rows, and others of the same layout run in their place.
 TEST(Site, RowsRefuseWeightsByTheirFacts) {
   Sites sites = layer(32);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "dist/comm.h"
 #include "ops/all_reduce/gpu_ranks.h"
@@ -40,7 +41,7 @@ constexpr auto kKernels = std::to_array<AllReduceKernel>({
                   : nullptr;
      },
      NIBBLE_CUDA_KERNEL(gpu::sum_one_shot)},
-    {"one_shot_blocks",
+    {kOneShotBlocks,
      [](const AllReduceDesc& d, const KernelOptions& o) -> const char* {
        if (const char* reason = refuse_apart(o)) return reason;
        if (d.hidden % 4 != 0) return "it sends four floats at a time";
@@ -71,7 +72,18 @@ std::span<const AllReduceKernel> all_reduce_kernels() { return kKernels; }
 
 void all_reduce(Ctx& cx, const Site& site, const Tensor& t) {
   CHECK(cx.comm != nullptr);
+  if (t.dim(0) >= site.left_from) {
+    if (cx.begin(site)) cx.left_sum = {&site, t};
+    return;
+  }
   run_site<AllReduceKernel>(cx, site, t.dim(0), t);
+  cx.wrote({t.data});
+}
+
+void make_left_sum(Ctx& cx) {
+  const auto [site, t] = std::exchange(cx.left_sum, {});
+  if (site == nullptr) return;
+  site->plan.row<AllReduceKernel>(t.dim(0)).run(cx, t);
   cx.wrote({t.data});
 }
 

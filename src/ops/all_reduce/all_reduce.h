@@ -18,9 +18,13 @@ struct AllReduceDesc {
 using AllReduceFn = void(Ctx& cx, const Tensor& t);
 using AllReduceKernel = Kernel<AllReduceDesc, AllReduceFn>;
 
-// Over the ranks of cx.comm.
+// Over the ranks of cx.comm. Many tokens' sum, whose only reader is a norm by add_norm, may be left
+// to that: until then it is cx.left_sum, and t this rank's part.
 void all_reduce(Ctx& cx, const Site& site, const Tensor& t);
+// For who reads t in another way: makes what is left, if any.
+void make_left_sum(Ctx& cx);
 std::span<const AllReduceKernel> all_reduce_kernels();
+inline constexpr const char* kOneShotBlocks = "one_shot_blocks";
 
 // What a rank sends and receives, and of its own memory reads and writes.
 int64_t bytes(const AllReduceDesc& desc, int64_t tokens, int64_t act_bytes = 4);

@@ -95,8 +95,7 @@ __device__ inline bool has_come(const uint32_t* arrived, uint32_t number) {
 // By all threads, which have written their part of the block of `number` for each other rank: says
 // so, and waits for theirs. is_lost, shared, becomes true where one does not come.
 __device__ inline void exchange_blocks(const PeerMemory& m, uint32_t number, bool& is_lost) {
-  __threadfence_system();
-  __syncthreads();
+  __syncthreads();  // one thread's release is of what all have written: it follows them
   const int thread = threadIdx.x, peer = thread < m.rank ? thread : thread + 1;
   const auto arrived = [&](int of, int from) {
     return m.arrived[of] + sender_of(of, from) * PeerMemory::kBlocks + blockIdx.x;

@@ -7,6 +7,7 @@ namespace nibble::ops {
 
 void join_rows(Ctx& cx, const JoinOut& out, std::span<const RowPart> parts, const Norm& all) {
   CHECK(!parts.empty() && parts.size() <= kMostParts);
+  CHECK(cx.left_sum.site == nullptr);
   constexpr JoinRowsFn* kKernel = NIBBLE_CUDA_KERNEL(gpu::join_rows);
   JoinRowsFn* const run = cx.on_gpu() ? kKernel : cpu_rows::join_rows;
   CHECK(run != nullptr);

@@ -35,6 +35,7 @@ AddNorm norm_for(const Out& out, const Tensor& x, const Tensor& d, const Norm& n
           .tokens = x.dim(0),
           .hidden = x.dim(1)};
 }
+// Where d is what all_reduce has left (cx.left_sum), the sum over the ranks is made here.
 void add_norm(Ctx& cx, const AddNorm& a);
 // And logits [T] = h . gate [H] bf16, where there is one.
 struct GateLogits {

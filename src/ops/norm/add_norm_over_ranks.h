@@ -1,0 +1,19 @@
+// add_norm where d is this rank's part of a sum that all_reduce has left: y = x + the sum over the
+// ranks of d; h = norm(y). Spares d written and read once more, and hides the memory's work behind
+// the link's.
+#pragma once
+
+#include "ops/all_reduce/one_shot.h"
+#include "ops/norm/add_norm.h"
+
+namespace nibble::ops::gpu {
+
+// A thread has two groups of 8 columns at most.
+inline constexpr int64_t kMostHiddenOverRanks = 6144;
+
+// y and h have the bits that all_reduce_blocks and add_norm give them. No a.rows; H % 8 == 0, % 32
+// with a.e4m3, at most kMostHiddenOverRanks. NaN where a rank does not come.
+void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a,
+                         const GateLogits& gate);
+
+}  // namespace nibble::ops::gpu
