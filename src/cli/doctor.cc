@@ -206,8 +206,10 @@ void print_machine(const Json& m) {
     row("kernels", "of " + number("tuned") + " ops and sizes of step as " +
                        m["kernel_table"].get<std::string>() + " says");
   if (m.contains("graph_tokens")) {
-    row("graphs", "of steps of 1 to " + number("graph_tokens") +
-                      " sequences that decode, each recorded when the first of its kind comes");
+    row("graphs",
+        "of steps of 1 to " + number("graph_tokens") +
+            " sequences that decode, each recorded when the first of its kind comes; of " +
+            number("most_graphs") + " kinds at once");
   }
 }
 
@@ -343,7 +345,10 @@ void doctor(const DoctorFlags& flags) {
     json["weight_bytes"] = info.weight_bytes;
     if (!flags.speculative_config.empty()) add_drafts(flags, model, info, cx, first, rows, json);
     json["resident_twice"] = ops::resident_twice(plan);
-    if (cx.on_gpu()) json["graph_tokens"] = GpuSteps::kMaxGraphTokens;
+    if (cx.on_gpu()) {
+      json["graph_tokens"] = GpuSteps::kMaxGraphTokens;
+      json["most_graphs"] = GpuSteps::kMostGraphs;
+    }
     json["kernels"] = kernels_json(rows);
     json["general_rows"] = ops::say_general_rows(plan);
     if (flags.self_check) checked = run_self_check(flags, model, first, cx, json);

@@ -281,6 +281,7 @@ TEST(Doctor, ShowsAGpuThatIsNotHere) {
   const CommandResult result = doctor({"--device", "h200", "--dense-format", "mxfp4", "--json"});
   ASSERT_EQ(result.status, 0) << result.err;
   EXPECT_EQ(json::parse(result.out)["graph_tokens"], 256);
+  EXPECT_EQ(json::parse(result.out)["most_graphs"], 1024);
   EXPECT_THAT(doctor({"--device", "gb10"}).out, HasSubstr("each matrix once"));
   const CommandResult int8 = doctor({"--device", "h200", "--activations", "int8"});
   EXPECT_EQ(int8.status, 1);

@@ -1,8 +1,14 @@
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdint>
+#include <cstdio>
 #include <cstring>
+#include <deque>
+#include <fstream>
 #include <vector>
 
 #include "base/error.h"
@@ -63,6 +69,74 @@ TEST(Graph, RepeatsCopiesThatItRecorded) {
     EXPECT_EQ(out[15], value);
     EXPECT_GT(end.ms_since(begin), 0);
   }
+}
+
+// A graph that goes while it runs does all of its work.
+TEST(Graph, EndsItsWorkWhenItGoesBefore) {
+  open_device();
+  Stream stream;
+  constexpr int kGraphs = 20, kBytes = 1 << 20;
+  const Buffer device = device_buffer(kGraphs * kBytes), host = pinned_buffer(kGraphs * kBytes);
+  const auto at = [](const Buffer& b, int i) {
+    return static_cast<uint8_t*>(b.data()) + i * kBytes;
+  };
+  for (int i = 0; i < kGraphs; ++i) {
+    std::memset(at(host, i), i + 1, kBytes);
+    const Graph graph(stream.handle(), [&] {  // the last copy counts
+      for (int j = 0; j < kGraphs; ++j)
+        copy_async(at(device, i), at(host, (i + 1 + j) % kGraphs), kBytes, stream.handle());
+    });
+    graph.launch(stream.handle());
+  }
+  stream.wait();
+  std::vector<uint8_t> got(kGraphs * kBytes);
+  copy(got.data(), device.data(), kGraphs * kBytes);
+  for (int i = 0; i < kGraphs; ++i)
+    EXPECT_EQ(std::count(got.begin() + i * kBytes, got.begin() + (i + 1) * kBytes, i + 1), kBytes)
+        << i;
+}
+
+int64_t resident_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t all = 0, resident = 0;
+  statm >> all >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+// The engine keeps the last graphs of many: what those that go held serves the next ones.
+TEST(Graph, GivesBackItsMemory) {
+  open_device();
+  Stream stream;
+  constexpr int kGraphs = 64, kLaunches = 250;
+  const Buffer table = device_buffer(4), list = device_buffer(sizeof(Update));
+  const auto make = [&] {
+    return Graph(stream.handle(), [&] {
+      for (int i = 0; i < kLaunches; ++i)
+        scatter(static_cast<int32_t*>(table.data()), static_cast<const Update*>(list.data()), 1,
+                stream.handle());
+    });
+  };
+  fill(list.data(), 0, sizeof(Update));
+  std::deque<Graph> graphs;
+  graphs.push_back(make());
+  graphs.back().launch(stream.handle());
+  stream.wait();
+  const int64_t free_at_first = free_memory(), resident_at_first = resident_bytes();
+  while (graphs.size() < kGraphs) graphs.push_back(make());
+  const int64_t device_bytes = free_at_first - free_memory();
+  const int64_t host_bytes = resident_bytes() - resident_at_first;
+  std::printf("a graph of %d launches: %.1f KiB of the device's memory, %.1f KiB of the host's\n",
+              kLaunches, device_bytes / 1024.0 / (kGraphs - 1),
+              host_bytes / 1024.0 / (kGraphs - 1));
+  for (int i = 0; i < 4 * kGraphs; ++i) {
+    graphs.push_back(make());
+    graphs.back().launch(stream.handle());
+    graphs.pop_front();
+  }
+  stream.wait();
+  // A quarter more than they take, and what an allocator holds together.
+  EXPECT_LE(free_at_first - free_memory(), device_bytes * 5 / 4 + (4 << 20));
+  EXPECT_LE(resident_bytes() - resident_at_first, host_bytes * 5 / 4 + (8 << 20));
 }
 
 TEST(Graph, RefusesWorkThatWaits) {

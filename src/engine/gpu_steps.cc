@@ -91,27 +91,30 @@ void GpuSteps::launch(const StepBlock& block, bool is_fed, const DraftedTokens& 
     ops::copy_ids(cx_, const_cast<int32_t*>(step.tokens), drafted.ids, drafted.copies, drafted.n);
   if (is_fed) step.tokens = static_cast<const int32_t*>(ids_.data());
   const ops::Draw* const draws = block.draws_at(block_.data());
-  if (!launch_graph(step, is_fed, draws)) logits_ = run(step, draws);
+  const auto run = [&] { return this->run(step, draws); };
+  const Like like{.tokens = step.num_tokens,
+                  .spans = step.num_spans,
+                  .max_context = step.max_context,
+                  .is_replay = false,
+                  .is_fed = is_fed,
+                  .draws = draws != nullptr};
+  const bool only_decodes = step.num_tokens == step.num_out;
+  logits_ = only_decodes ? launch_like(like, run) : run();
   done_[block.turn()].record(cx_.stream);
 }
 
-// False: none is recorded for such a step, or not yet.
-bool GpuSteps::launch_graph(const Step& step, bool is_fed, const ops::Draw* draws) {
-  const bool only_decodes = step.num_tokens == step.num_out;
-  if (!only_decodes || step.num_tokens > kMaxGraphTokens || !use_graphs_ || cx_.tap) return false;
-  const Key key{step.num_tokens, step.num_spans, step.max_context, is_fed, draws != nullptr};
-  const auto [at, is_first] = graphs_.try_emplace(key);
-  auto& [graph, logits] = at->second;
-  if (!graph && (step.num_tokens > kFewTokens || step.num_tokens > step.num_spans)) {
-    was_first_ |= is_first;
-    if (is_first || num_rare_ == kMostRare) return false;
-    ++num_rare_;
+Tensor GpuSteps::launch_like(const Like& like, const std::function<Tensor()>& run) {
+  if (!use_graphs_ || cx_.tap || like.tokens > kMaxGraphTokens) return run();
+  // A graph that goes and still runs is freed when it ends (cuGraphExecDestroy).
+  Recorded& kept = graphs_.use(like);
+  if (!kept.graph) {
+    was_first_ = true;
+    const bool is_rare = like.tokens > kFewTokens || like.tokens > like.spans;
+    if (!std::exchange(kept.came, true) && is_rare) return run();
+    kept.graph = cuda::Graph(cx_.stream, [&] { kept.logits = run(); });
   }
-  was_first_ |= !graph;
-  if (!graph) graph = cuda::Graph(cx_.stream, [&, &logits = logits] { logits = run(step, draws); });
-  graph.launch(cx_.stream);
-  logits_ = logits;
-  return true;
+  kept.graph.launch(cx_.stream);
+  return kept.logits;
 }
 
 Tensor GpuSteps::run(const Step& step, const ops::Draw* draws) {
@@ -149,19 +152,20 @@ void GpuSteps::replay(const StepBlock& block, std::span<const Span> spans) {
                    cx_.stream);
   Step step = block.step_at(block_.data());
   step.spans = static_cast<const Span*>(replayed_.data());
-  const auto run = [&] { model_.replay(cx_, step, kv_); };
-  if (!use_graphs_ || cx_.on_op || step.num_spans > 1) return run();
-  cuda::Graph& graph = replays_[step.num_tokens];
-  was_first_ |= !graph;
-  if (!graph) graph = cuda::Graph(cx_.stream, run);
-  graph.launch(cx_.stream);
+  const auto run = [&] { return model_.replay(cx_, step, kv_), Tensor(); };
+  if (cx_.on_op) return static_cast<void>(run());  // it tells the ops of every replay
+  launch_like({.tokens = step.num_tokens,
+               .spans = step.num_spans,
+               .max_context = 0,  // no attention
+               .is_replay = true,
+               .is_fed = false,
+               .draws = false},
+              run);
 }
 
 void GpuSteps::forget_graphs() {
   cuda::wait(cx_.stream);
   graphs_.clear();
-  replays_.clear();
-  num_rare_ = 0;
 }
 
 void GpuSteps::wait(const StepBlock& block) {

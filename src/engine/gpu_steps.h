@@ -1,24 +1,25 @@
 // GpuSteps: runs the steps of a model on the GPU. What kernels read of a step goes there in one
 // copy; a step that takes up to 256 tokens, one of each sequence and drafts behind it, is one
-// launch of a graph, recorded when its like comes first, or, of more than 64, whose sizes are many,
-// or with drafts, when it comes again, of up to kMostRare likes. The next id of every row of
-// logits is found there too, the likeliest or one drawn; whole rows come to the host only when
-// asked for. Two steps may be in flight: the second takes as its tokens the ids that the first one
-// finds.
+// launch of a graph, and so is a replay of it. A graph is recorded when its like comes first, or,
+// of more than 64 tokens, whose sizes are many, or with drafts, when it comes again; of the last
+// kMostGraphs likes they are kept. The next id of every row of logits is found there too, the
+// likeliest or one drawn; whole rows come to the host only when asked for. Two steps may be in
+// flight: the second takes as its tokens the ids that the first one finds.
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <memory>
 #include <span>
-#include <tuple>
 #include <utility>
 
 #include "cuda/graph.h"
 #include "cuda/stream.h"
 #include "engine/gpu_pages.h"
 #include "engine/head_drafter.h"
+#include "engine/recently_used.h"
 #include "engine/step_block.h"
 #include "models/model.h"
 #include "ops/sample/sample.h"
@@ -28,7 +29,7 @@ namespace nibble {
 
 class GpuSteps {
  public:
-  static constexpr int32_t kMaxGraphTokens = 256;
+  static constexpr int32_t kMaxGraphTokens = 256, kMostGraphs = 1024;
 
   // `pages` are those of `kv`. All outlive it.
   GpuSteps(Model& model, ops::Ctx& cx, GpuPages& pages, SeqState kv, const StepLimits& limits,
@@ -64,11 +65,22 @@ class GpuSteps {
   void forget_graphs();  // when what is in flight has ended
 
  private:
-  // Tokens, spans, max_context, is_fed, draws.
-  using Key = std::tuple<int32_t, int32_t, int32_t, bool, bool>;
-  static constexpr int32_t kFewTokens = 64, kMostRare = 128;
-  bool launch_graph(const Step& step, bool is_fed, const ops::Draw* draws);
+  // One recording serves all steps, or replays, that are alike in these.
+  struct Like {
+    int32_t tokens, spans, max_context;
+    bool is_replay, is_fed, draws;
+    auto operator<=>(const Like&) const = default;
+  };
+  struct Recorded {
+    bool came = false;
+    cuda::Graph graph;  // none: it came once, and is rare
+    Tensor logits;      // that it leaves
+  };
+  static constexpr int32_t kFewTokens = 64;
   Tensor run(const Step& step, const ops::Draw* draws);
+  // Calls `run`, which launches what is to be done and returns the logits it leaves, or launches
+  // its recording.
+  Tensor launch_like(const Like& like, const std::function<Tensor()>& run);
 
   Model& model_;
   ops::Ctx& cx_;
@@ -82,9 +94,7 @@ class GpuSteps {
   Buffer greedy_, row_;         // pinned: Greedy [2, R], float [V]
   Buffer spans_, replayed_;     // of a replay: pinned, and on the device
   Tensor logits_;               // of the last step, on the device
-  std::map<Key, std::pair<cuda::Graph, Tensor>> graphs_;  // with the logits they leave
-  std::map<int32_t, cuda::Graph> replays_;                // of one sequence, by tokens
-  int32_t num_rare_ = 0;             // graphs of more than kFewTokens, or with drafts
+  RecentlyUsed<Like, Recorded> graphs_{kMostGraphs};
   std::array<cuda::Event, 2> done_;  // of the step of each turn
 };
 
