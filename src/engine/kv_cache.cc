@@ -336,23 +336,24 @@ bool KvCache::writes_shared(const Group& group, int32_t slot, const Extent& exte
 bool KvCache::reserve(int32_t slot, int32_t n) {
   Slot& s = slots_[slot];
   CHECK(s.is_open && n >= 0 && s.length + n <= plan_.max_len);
-  const int32_t end = pages_for(s.length + n);
+  const int32_t end = pages_for(s.length + n), p = s.length / plan_.options.page_size;
+  // Where no page is left for a copy, one that nobody else reads now is written to itself.
+  const auto lacks_copy = [&](Group& group, const Extent& extent) {
+    return std::max(0, end - extent.end) == group.pool.num_free() &&
+           writes_shared(group, slot, extent);
+  };
   for (size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
-    const int32_t missing = std::max(0, end - s.extents[g].end);
-    if (missing > group.pool.num_free()) return false;
-    if (missing < group.pool.num_free() || !writes_shared(group, slot, s.extents[g])) continue;
-    // No page is left for a copy: a page that nobody else reads now is written to itself.
-    const int32_t page = row(group, slot)[s.length / plan_.options.page_size];
-    if (group.pool.references(page) > 1) return false;
-    forget_page(static_cast<int32_t>(g), page);
+    if (end - s.extents[g].end > group.pool.num_free()) return false;
+    if (lacks_copy(group, s.extents[g]) && group.pool.references(row(group, slot)[p]) > 1)
+      return false;
   }
   if (states_.exist() && n > 0 && !states_.reserve(slot)) return false;
   for (size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
     Extent& extent = s.extents[g];
+    if (lacks_copy(group, extent)) forget_page(static_cast<int32_t>(g), row(group, slot)[p]);
     if (writes_shared(group, slot, extent)) {
-      const int32_t p = s.length / plan_.options.page_size;
       const int32_t shared = row(group, slot)[p], own = take_page(static_cast<int32_t>(g));
       copy_page(group, shared, own);
       group.pool.drop(shared, group.nodes[shared] != PrefixCache::kNoNode ? PagePool::kLasting

@@ -275,6 +275,24 @@ TEST(KvPrefix, WhatIsNotInAllLayersYetIsNotShared) {
   EXPECT_EQ(live(kv, text(18, 1)), 16);
 }
 
+// A page that is in the tree is to be written to (a hit's last token is computed again), the
+// window's group has no page for a copy and the full one none for what follows: nothing is
+// forgotten.
+TEST(KvPrefix, WhatCannotBeReservedForgetsNothing) {
+  KvCache kv(info_of(6), plan_of(5, 6, 1));
+  EXPECT_EQ(live(kv, text(18, 0)), 0);
+  const int32_t a = kv.open(), b = kv.open();
+  EXPECT_EQ(kv.adopt(a, text(18, 0), ""), 16);
+  kv.rollback(a, 1);
+  ASSERT_TRUE(kv.reserve(b, kPage));
+  ASSERT_EQ(kv.pool(0).num_free(), 2);
+  ASSERT_EQ(kv.pool(1).num_free(), 1);
+  EXPECT_FALSE(kv.reserve(a, 1 + 2 * kPage));
+  kv.close(a);
+  kv.close(b);
+  EXPECT_EQ(live(kv, text(18, 0)), 16);
+}
+
 TEST(KvPrefix, WithoutTheCacheNothingIsFound) {
   KvPlan plan = plan_of(30, 30);
   plan.options.prefix_cache = false;
