@@ -49,9 +49,9 @@ Case base_case(const cuda::Caps& gpu) {
 }
 
 const std::vector<Format> kDense = {Format::kBF16, Format::kMxfp8, Format::kMxfp4, Format::kNvfp4};
-const std::vector<Format> kOnDisk = {Format::kF16,      Format::kNvfp4, Format::kFp8Row,
-                                     Format::kFp8Block, Format::kMxfp8, Format::kMxfp4,
-                                     Format::kInt4G32};
+const std::vector<Format> kOnDisk = {Format::kF16,    Format::kF32,      Format::kNvfp4,
+                                     Format::kFp8Row, Format::kFp8Block, Format::kMxfp8,
+                                     Format::kMxfp4,  Format::kInt4G32};
 
 // A model's formats: what is encoded on load, or lies so on disk. A dense layer's out_proj and down
 // are given one row by force, which both take in one format.

@@ -244,9 +244,9 @@ TEST(AnyShape, EveryPairOfRowsEqualsTheTwins) {
 // ---- other families ----
 
 const std::vector<Family> kFamilies = {Family::kLlama, Family::kQwen3, Family::kQwen3Moe};
-const std::vector<Format> kOnDisk = {Format::kBF16,   Format::kF16,      Format::kNvfp4,
-                                     Format::kFp8Row, Format::kFp8Block, Format::kMxfp8,
-                                     Format::kMxfp4,  Format::kInt4G32};
+const std::vector<Format> kOnDisk = {Format::kBF16,  Format::kF16,    Format::kF32,
+                                     Format::kNvfp4, Format::kFp8Row, Format::kFp8Block,
+                                     Format::kMxfp8, Format::kMxfp4,  Format::kInt4G32};
 
 bool has_blocks_of_32(Format format) {
   return format_row(format).block_elems <= 32 && format_row(format).block_elems > 1;

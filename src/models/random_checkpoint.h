@@ -237,6 +237,10 @@ inline void write_random_checkpoint(const RandomShape& shape,
       });
       continue;
     }
+    if (shape.format == Format::kF32 && spec.shape.size() > 1) {
+      add(spec.name, DType::kF32, spec.shape, [&] { return mean + deviation * normal(random); });
+      continue;
+    }
     add(spec.name, DType::kBF16, spec.shape,
         [&] { return bf16_from_float(mean + deviation * normal(random)); });
   }

@@ -367,8 +367,8 @@ Case random_split_case(std::mt19937& random, Family family) {
   }
   if (family != Family::kGptOss) {
     s.format = any_of<Format>(
-        random, {Format::kBF16, Format::kF16, Format::kNvfp4, Format::kFp8Row, Format::kFp8Block,
-                 Format::kMxfp8, Format::kMxfp4, Format::kInt4G32});
+        random, {Format::kBF16, Format::kF16, Format::kF32, Format::kNvfp4, Format::kFp8Row,
+                 Format::kFp8Block, Format::kMxfp8, Format::kMxfp4, Format::kInt4G32});
     s.is_tied = random() % 3 == 0, s.over_all = random() % 2 == 0;
     // Heads here are smaller than FP8's blocks, and make fewer gates than the eight rows of INT4.
     if (is_hybrid(family) && (s.format == Format::kFp8Block || s.format == Format::kInt4G32))

@@ -58,14 +58,16 @@ using Pairs = std::set<std::string>;                  // "moe_up=avx2_float moe_
 inline ops::Sites sites_of(const Case& c, const std::filesystem::path& directory) {
   std::filesystem::remove(directory / "model.safetensors");
   std::ofstream(directory / "config.json") << random_config(c.shape);
-  ops::Sites sites = list_sites(directory.string(), c.dense);
-  if (c.shape.format == Format::kF16)  // of which a config says nothing
-    for (ops::Site& site : sites)
-      std::visit(
-          [](auto& desc) {
-            if constexpr (requires { desc.format; }) desc.format = Format::kF16;
-          },
-          site.problem);
+  if (c.shape.format != Format::kF16 && c.shape.format != Format::kF32)
+    return list_sites(directory.string(), c.dense);
+  // Of these a config says nothing, and nothing in them is encoded.
+  ops::Sites sites = list_sites(directory.string(), {});
+  for (ops::Site& site : sites)
+    std::visit(
+        [&](auto& desc) {
+          if constexpr (requires { desc.format; }) desc.format = c.shape.format;
+        },
+        site.problem);
   return sites;
 }
 

@@ -20,9 +20,9 @@
 namespace nibble::ops {
 namespace {
 
-constexpr Format kFormats[] = {Format::kBF16,     Format::kMxfp4,   Format::kMxfp8,
-                               Format::kF16,      Format::kNvfp4,   Format::kFp8Row,
-                               Format::kFp8Block, Format::kInt4G32, Format::kInt4G128};
+constexpr Format kFormats[] = {
+    Format::kBF16,  Format::kF32,    Format::kMxfp4,    Format::kMxfp8,   Format::kF16,
+    Format::kNvfp4, Format::kFp8Row, Format::kFp8Block, Format::kInt4G32, Format::kInt4G128};
 constexpr uint32_t kSeeds = 8;  // shapes a format
 
 // Tokens that are also run alone.
@@ -479,8 +479,19 @@ const OutProjKernel& general_row(const OutProjDesc& desc, const KernelOptions& o
   CHECK(false);
 }
 
-// Each vector as a matrix of one row: products with the columns of the identity are its values,
-// each rounded as often as the format's factors multiply.
+// The first values of a matrix of one row: its products with columns of the identity.
+Floats values_of(GpuProblem& gpu, const Weight& w, int64_t tokens) {
+  Floats identity(w.cols, w.cols);
+  for (int64_t k = 0; k < w.cols; ++k) identity.values[k * w.cols + k] = 1;
+  const OutProjDesc desc{1, w.cols, w.format, tokens};
+  const Tensor d = gpu.output(DType::kF32, {tokens, 1});
+  general_row(desc, gpu.cx.kernels)
+      .run(gpu.cx, d, gpu.tensor(identity, DType::kBF16), w,
+           Step{.num_tokens = static_cast<int32_t>(tokens)});
+  return gpu.floats(d);
+}
+
+// Each vector as a matrix, its values rounded as often as the format's factors multiply.
 TEST(GeneralRowsGpu, DecodeToTheVectors) {
   std::ifstream file(std::string(NIBBLE_SOURCE_DIR) + "/tests/data/format_vectors.txt");
   std::set<std::string> seen;
@@ -488,20 +499,13 @@ TEST(GeneralRowsGpu, DecodeToTheVectors) {
   while (std::getline(file, line)) {
     const FormatVector v(line);
     const int64_t cols = std::ssize(v.values);
-    Floats identity(cols, cols);
-    for (int64_t k = 0; k < cols; ++k) identity.values[k * cols + k] = 1;
     GpuProblem gpu;
     Weight w = v.weight();
     w.codes = gpu.array(v.codes);
     w.scales = gpu.array(v.scales);
     if (w.row_scales != nullptr) w.row_scales = gpu.array(v.row_scale);
     for (const int64_t tokens : {cols, int64_t{1}}) {  // many, and few
-      const OutProjDesc desc{1, cols, w.format, tokens};
-      const Tensor d = gpu.output(DType::kF32, {tokens, 1});
-      general_row(desc, gpu.cx.kernels)
-          .run(gpu.cx, d, gpu.tensor(identity, DType::kBF16), w,
-               Step{.num_tokens = static_cast<int32_t>(tokens)});
-      const Floats got = gpu.floats(d);
+      const Floats got = values_of(gpu, w, tokens);
       for (int64_t k = 0; k < tokens; ++k) {
         EXPECT_NEAR(got.at(k, 0), v.values[k], 2 * kEps * std::fabs(v.values[k]))
             << line << " at " << k;
@@ -510,6 +514,18 @@ TEST(GeneralRowsGpu, DecodeToTheVectors) {
     seen.insert(v.name);
   }
   EXPECT_EQ(seen.size(), 8u);
+}
+
+TEST(GeneralRowsGpu, F32KeepsAllItsBits) {
+  Random random(1);
+  for (const int64_t cols : {1, 70, 128})
+    for (const int64_t tokens : {cols, int64_t{1}}) {
+      GpuProblem gpu;
+      const TestWeight w(random, Format::kF32, 1, 1, cols, /*has_bias=*/false);
+      const Floats got = values_of(gpu, gpu.weight(w), tokens);
+      const auto* const want = reinterpret_cast<const float*>(w.codes.data());
+      EXPECT_TRUE(std::equal(got.values.begin(), got.values.end(), want)) << cols << " " << tokens;
+    }
 }
 
 // A scale that is none shows in its row alone, as does an activation in its token.

@@ -213,13 +213,6 @@ const char* refuse_int8_row(Format format, int64_t rows, int64_t cols,
   return refuse_layout(Layout::kPanels16, format, rows, cols);
 }
 
-// The general CUDA rows of products (ops/gpu_matmul/product_any.cuh): any shape, and the formats of
-// ops/gpu_matmul/decode.cuh.
-inline const char* refuse_any_product(Format format, const KernelOptions& options) {
-  if (const char* reason = refuse_cpu(options)) return reason;
-  return format == Format::kF32 ? "weights are f32" : nullptr;
-}
-
 // The wgmma products of many rows (ops/gpu_matmul/gemm_sm90.cuh), as a row of a table that reads
 // weights of kFormat.
 struct GemmProblem {

@@ -17,8 +17,7 @@ const char* refuse_cuda(const EmbedDesc& d, const KernelOptions& o) {
 constexpr EmbedKernel kKernels[] = {
     {"cuda_bf16", refuse_cuda, NIBBLE_CUDA_KERNEL(gpu::embed)},
     {"cpu_copy", refuse_copy, copy::embed},
-    {"cuda_any",
-     [](const EmbedDesc& d, const KernelOptions& o) { return refuse_any_product(d.format, o); },
+    {"cuda_any", [](const EmbedDesc&, const KernelOptions& o) { return refuse_cpu(o); },
      NIBBLE_CUDA_KERNEL(gpu::embed_any)},
     {"ref", [](const EmbedDesc&, const KernelOptions& o) { return refuse_ref(o); }, ref::embed},
 };

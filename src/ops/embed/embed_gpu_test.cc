@@ -49,7 +49,6 @@ TEST(EmbedGpu, EveryKernelEqualsTheTwin) {
   check(1003, 512, {1, 70000});
   check(32, 1024, {9});
   for (const FormatRow& row : kFormats) {
-    if (row.format == Format::kF32) continue;
     const int64_t block = row.block_elems;
     check(block, 64, {1, 2}, row.format);
     check(9 * block, 96, {0, 77, 100000}, row.format);

@@ -3,7 +3,7 @@
 //
 // A lane holds a Piece: the codes of kElems neighbouring elements of a row as they lie in kRows,
 // and up to four bytes of scales. decode() leaves bf16 pairs, the lower k in the low half. What a
-// bf16 cannot hold (its 8 significant bits) a format gives as a second part, whose products are
+// bf16 cannot hold (its 8 significant bits) a format gives as further parts, whose products are
 // added, or as a factor of the sums over 32 k; a row's float32 multiplies its whole sum.
 //   bf16           as it is
 //   mxfp4          exact: 2 bits and a power of two
@@ -13,6 +13,7 @@
 //   fp8_block      exact: 4 bits, then the block's factor
 //   int4_g32, 128  exact: whole numbers up to 15, then the group's factor
 //   f16            exact: 8 bits, and the other 3
+//   f32            exact from 2^-110 on: 8 bits, the next 8, and the last 8
 #pragma once
 
 #include "base/check.h"
@@ -103,6 +104,29 @@ struct Decode<Format::kF16> {
       if (part == 1)
         pairs[i] = cuda::pack_bf16(v.x - cuda::bf16_lo(pairs[i]), v.y - cuda::bf16_hi(pairs[i]));
     }
+  }
+};
+
+template <>
+struct Decode<Format::kF32> {
+  static constexpr int kElems = 4, kScaleBytes = 0, kElemsOfScale = 4;
+  static constexpr int kParts = 3;
+  static constexpr bool kHasFactors = false;
+
+  static __device__ __forceinline__ void decode(const Piece& piece, uint32_t (&pairs)[kElems / 2],
+                                                int part) {
+    constexpr uint32_t kUpper = 0xffff0000;
+    const uint32_t words[4] = {piece.codes.x, piece.codes.y, piece.codes.z, piece.codes.w};
+    uint32_t bits[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float rest = __uint_as_float(words[i]);
+#pragma unroll
+      for (int p = 0; p < part; ++p) rest -= __uint_as_float(__float_as_uint(rest) & kUpper);
+      bits[i] = __float_as_uint(rest);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) pairs[i] = bits[2 * i] >> 16 | (bits[2 * i + 1] & kUpper);
   }
 };
 
@@ -210,6 +234,16 @@ __device__ __forceinline__ uint4 load_bf16(const uint16_t* at, int n, bool is_wi
   return {words[0], words[1], words[2], words[3]};
 }
 
+// The same of floats, 4 at most.
+__device__ __forceinline__ uint4 load_f32(const float* at, int n, bool is_wide) {
+  if (is_wide) return cuda::load16(at);
+  uint32_t words[4] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (i < n) asm volatile("ld.global.u32 %0, [%1];" : "=r"(words[i]) : "l"(at + i));
+  return {words[0], words[1], words[2], words[3]};
+}
+
 // The same of bytes, 16 at most.
 __device__ __forceinline__ uint4 load_bytes(const uint8_t* at, int n, bool is_wide) {
   if (is_wide) return cuda::load16(at);
@@ -238,6 +272,8 @@ __device__ __forceinline__ Piece load_piece(const uint8_t* codes, const uint8_t*
   if (k >= cols) return piece;
   if constexpr (kFormat == Format::kBF16 || kFormat == Format::kF16) {
     piece.codes = load_bf16(reinterpret_cast<const uint16_t*>(codes) + k, cols - k, is_wide);
+  } else if constexpr (kFormat == Format::kF32) {
+    piece.codes = load_f32(reinterpret_cast<const float*>(codes) + k, cols - k, is_wide);
   } else if constexpr (kFormat == Format::kFp8Row || kFormat == Format::kFp8Block) {
     piece.codes = load_bytes(codes + k, cols - k, is_wide);
   } else if constexpr (kFormat == Format::kNvfp4) {
@@ -275,9 +311,9 @@ void with_format(Format format, const Fn& fn) {
     case Format::kInt4G128:
       return fn.template operator()<Format::kInt4G128>();
     case Format::kF32:
-      break;
+      return fn.template operator()<Format::kF32>();
   }
-  CHECK(false && "a format without a decode");
+  CHECK(false && "no format");
 }
 
 }  // namespace nibble::ops::gpu

@@ -99,8 +99,9 @@ struct Loader {
   using T = TileOf<kFormat, kGroup>;
   static constexpr int kPerRow = kChunk / D::kElems;               // pieces
   static constexpr int kPieces = (kGroup / 2) * kPerRow / kGroup;  // of a thread
-  static constexpr int kPiecesAhead = D::kHasFactors ? 2 : 4;      // as registers allow
-  static constexpr int kAhead = kPiecesAhead / kPieces;            // chunks in registers
+  static constexpr int kPiecesAhead =
+      std::max(kPieces, D::kHasFactors ? 2 : 4);         // or registers lack
+  static constexpr int kAhead = kPiecesAhead / kPieces;  // chunks in registers
   static constexpr int kXPerRow = kChunk / 8, kXPieces = T::kSlots * kXPerRow / kGroup;
   static_assert(kPieces * kAhead == kPiecesAhead && kXPieces * kGroup == T::kSlots * kXPerRow);
 
@@ -148,10 +149,12 @@ struct Loader {
       if constexpr (D::kHasFactors) {
         if (k % 32 == 0) tile.factor[row + i * (kGroup / kPerRow)][k / 32] = D::factor(w[i]);
       }
-      auto* const to = reinterpret_cast<uint4*>(&tile.w[row + i * (kGroup / kPerRow)][k]);
+      uint16_t* const to = &tile.w[row + i * (kGroup / kPerRow)][k];
+      if constexpr (D::kElems == 4) *reinterpret_cast<uint2*>(to) = {pairs[0], pairs[1]};
 #pragma unroll
       for (int j = 0; j < D::kElems / 8; ++j)
-        to[j] = {pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]};
+        reinterpret_cast<uint4*>(to)[j] = {pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2],
+                                           pairs[4 * j + 3]};
     }
   }
   __device__ __forceinline__ void store(T& tile, const uint4 (&v)[kXPieces], int thread) const {

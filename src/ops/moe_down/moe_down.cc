@@ -155,9 +155,8 @@ constexpr auto kKernels =
                                {"cuda_w4a16_slots", refuse_gemv,
                                 NIBBLE_CUDA_KERNEL(gpu::moe_down_slots), Layout::kTiles16x64},
                                {"cuda_any",
-                                [](const MoeDownDesc& d,
-                                   const KernelOptions&
-                                       o) { return refuse_any_product(d.format, o); },
+                                [](const MoeDownDesc&,
+                                   const KernelOptions& o) { return refuse_cpu(o); },
                                 NIBBLE_CUDA_KERNEL(gpu::moe_down_any)},
                                {"ref",
                                 [](const MoeDownDesc&,

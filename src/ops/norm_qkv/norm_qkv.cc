@@ -115,7 +115,7 @@ const char* refuse_by_mma(const NormQkvDesc& d, const KernelOptions& o) {
 }
 
 const char* refuse_any(const NormQkvDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_any_product(d.format, o)) return reason;
+  if (const char* reason = refuse_cpu(o)) return reason;
   return d.head_dim % 2 == 0 && d.rotary_dim % 2 == 0 ? nullptr : "head dim is odd";
 }
 

@@ -139,9 +139,7 @@ constexpr auto kKernels = joined(
             const KernelOptions&
                 o) { return refuse_gemv_long_rows({d.format, d.hidden, d.width, d.tokens}, o); },
          NIBBLE_CUDA_KERNEL(gpu::out_proj_rows)},
-        {"cuda_any",
-         [](const OutProjDesc& d,
-            const KernelOptions& o) { return refuse_any_product(d.format, o); },
+        {"cuda_any", [](const OutProjDesc&, const KernelOptions& o) { return refuse_cpu(o); },
          NIBBLE_CUDA_KERNEL(gpu::out_proj_any)},
         {"ref", [](const OutProjDesc&, const KernelOptions& o) { return refuse_ref(o); },
          ref::out_proj},
