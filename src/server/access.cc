@@ -56,16 +56,18 @@ bool origin_allowed(const AccessRules& rules, std::string_view origin, std::stri
 }
 
 // "Authorization: Bearer KEY", as OpenAI's clients send it, or "X-Api-Key: KEY", as Anthropic's do.
-bool key_given(const AccessRules& rules, const HttpRequest& head) {
+// Which of the keys; nullopt: none.
+std::optional<size_t> key_given(const AccessRules& rules, const HttpRequest& head) {
   std::string_view bearer = head.header("authorization");
   constexpr std::string_view kBearer = "bearer ";
   const bool has_scheme = lower(bearer.substr(0, kBearer.size())) == kBearer;
   bearer.remove_prefix(has_scheme ? kBearer.size() : bearer.size());
   const std::string_view plain = head.header("x-api-key");
-  bool found = false;  // every key is compared, found or not
-  for (const std::string& key : rules.api_keys) {
+  std::optional<size_t> found;  // every key is compared, found or not
+  for (size_t i = 0; i < rules.api_keys.size(); ++i) {
+    const std::string& key = rules.api_keys[i];
     const bool is_bearer = same_secret(bearer, key), is_plain = same_secret(plain, key);
-    found |= !key.empty() && (is_bearer || is_plain);
+    if (!key.empty() && (is_bearer || is_plain)) found = i;
   }
   return found;
 }
@@ -79,6 +81,11 @@ bool same_secret(std::string_view given, std::string_view secret) {
     differ |= static_cast<unsigned char>(given[i] ^ expected);
   }
   return differ == 0;
+}
+
+std::string client_of(const AccessRules& rules, const HttpRequest& head) {
+  const auto key = rules.api_keys.size() > 1 ? key_given(rules, head) : std::nullopt;
+  return key ? "key " + std::to_string(*key) : head.peer;
 }
 
 std::optional<ApiError> check_access(const AccessRules& rules, const HttpRequest& head,

@@ -27,6 +27,10 @@ struct AccessRules {
 std::optional<ApiError> check_access(const AccessRules& rules, const HttpRequest& head,
                                      bool guarded, HttpHeaders& reply_headers);
 
+// Whose request it is, of which each is to have its turn: of several keys the one that is given,
+// else the address that it comes from.
+std::string client_of(const AccessRules& rules, const HttpRequest& head);
+
 // Takes the same time wherever the texts differ.
 bool same_secret(std::string_view given, std::string_view secret);
 

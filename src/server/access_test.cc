@@ -106,5 +106,22 @@ TEST(AccessTest, TellsTheBrowserWhatItMayDo) {
   EXPECT_THAT(reply, Contains(Pair("Access-Control-Allow-Headers", ::testing::_)));
 }
 
+TEST(AccessTest, AClientIsItsKeyOrWhereOnlyOneIsKnownItsAddress) {
+  AccessRules rules;
+  HttpRequest head;
+  head.peer = "192.0.2.7";
+  EXPECT_EQ(client_of(rules, head), "192.0.2.7");
+  head.headers = {{"authorization", "Bearer second"}};
+  rules.api_keys = {"second"};  // of all, maybe
+  EXPECT_EQ(client_of(rules, head), "192.0.2.7");
+  rules.api_keys = {"first", "second"};
+  const std::string second = client_of(rules, head);
+  head.peer = "192.0.2.8";
+  EXPECT_EQ(client_of(rules, head), second);
+  head.headers = {{"x-api-key", "first"}};
+  EXPECT_NE(client_of(rules, head), second);
+  EXPECT_NE(client_of(rules, head), "192.0.2.8");
+}
+
 }  // namespace
 }  // namespace nibble::server

@@ -154,7 +154,7 @@ void start_chat(const GenerationContext& context, ChatRequest request, const Mak
   if (reply->gone()) return;
   auto wanted = wanted_grammars(context.model, chat->request);
   if (wanted.empty()) return make(context, std::move(*chat), std::move(reply))->run();
-  context.grammars.compile(std::move(wanted),
+  context.grammars.compile(context.client, std::move(wanted),
                            [context, chat, make, reply](GrammarService::Answer answer) {
                              if (answer.error)
                                return reply->send(api_error_response(*answer.error, context.style));

@@ -43,6 +43,7 @@ struct GenerationContext {
   ServerMetrics& metrics;
   std::shared_ptr<ByteBudget> answers;  // what requests hold from their submission to their answer
   std::string fingerprint;              // "nibble-0.1.0"
+  std::string client;                   // whose request it is
   bool by_priority = false;             // requests may name one
   ApiStyle style = ApiStyle::kOpenAi;
 };

@@ -56,12 +56,17 @@ void GrammarService::serve(const GrammarVocabulary& vocabulary) {
                /*asks=*/false);
 }
 
-void GrammarService::compile(std::vector<WantedGrammar> wanted, Done done) {
+void GrammarService::compile(std::string client, std::vector<WantedGrammar> wanted, Done done) {
   std::string key = to_bytes(wanted);
-  Job job{std::move(wanted), std::move(done), Clock::now() + limits_.time, std::move(key)};
+  Job job{std::move(client), std::move(wanted), std::move(done), Clock::now() + limits_.time,
+          std::move(key)};
   {
     const std::lock_guard lock(mutex_);
-    if (!stopped_ && new_jobs_.size() + num_unplaced_ < limits_.max_waiting) {
+    size_t all = 0;
+    for (const auto& [of, n] : num_unplaced_) all += n;
+    size_t& own = num_unplaced_[job.client];
+    if (!stopped_ && all + own < limits_.max_waiting) {
+      ++own;
       new_jobs_.push_back(std::move(job));
       eventfd_write(wake_fd_, 1);
       return;
@@ -147,16 +152,18 @@ void GrammarService::take_jobs() {
   {
     const std::lock_guard lock(mutex_);
     jobs.swap(new_jobs_);
-    num_unplaced_ += jobs.size();
   }
   for (Job& job : jobs) place(std::move(job));
 }
 
-// With the set that it wants, or at the end of the queue.
+// With the set that it wants, or in its client's line.
 void GrammarService::place(Job job) {
   const auto set = std::find_if(sets_.begin(), sets_.end(),
                                 [&](const auto& other) { return other->key == job.key; });
-  if (set == sets_.end()) return unplaced_.push_back(std::move(job));
+  if (set == sets_.end()) {
+    const std::string client = job.client;
+    return unplaced_.push(client, std::move(job));
+  }
   if ((*set)->is_compiled) return copy_for(*set, std::move(job));
   (*set)->waiting.push_back(std::move(job));
 }
@@ -223,10 +230,9 @@ bool GrammarService::hear_copy(Copy& copy) {
 
 void GrammarService::end_late() {
   const auto now = Clock::now();
-  while (!unplaced_.empty() && unplaced_.front().deadline <= now) {
-    fail(unplaced_.front(), busy("the server is busy compiling other grammars", 5));
-    unplaced_.pop_front();
-  }
+  unplaced_.drop_late(
+      [&](const Job& job) { return job.deadline <= now; },
+      [&](Job& job) { fail(job, busy("the server is busy compiling other grammars", 5)); });
   const std::string too_long = "took more than " + seconds(limits_.time);
   for (const auto& set : sets_) {
     watch(*set->child, kCompilingNice, too_long + " to compile: make it smaller", now);
@@ -283,29 +289,38 @@ void GrammarService::watch(GrammarChild& child, int nice, const std::string& why
   if (now - *since > limits_.time) child.fail(why);
 }
 
+// Where it compiles fewer sets than there are places left. So one client leaves half of the places,
+// and two leave one to a third.
+bool GrammarService::may_compile(const std::string& client) const {
+  size_t all = 0, own = 0;
+  for (const auto& set : sets_) {
+    if (set->is_compiled) continue;
+    ++all;
+    own += set->client == client;
+  }
+  return all + own < limits_.max_compiling;
+}
+
 // For those who wait, as many at once as may be.
 void GrammarService::start_sets() {
-  auto compiling = static_cast<size_t>(
-      std::count_if(sets_.begin(), sets_.end(), [](const auto& set) { return !set->is_compiled; }));
-  while (!unplaced_.empty() && compiling < limits_.max_compiling) {
-    Job job = std::move(unplaced_.front());
-    unplaced_.pop_front();
+  while (auto job =
+             unplaced_.take([&](const std::string& client) { return may_compile(client); })) {
     const bool is_known = std::any_of(sets_.begin(), sets_.end(),
-                                      [&](const auto& set) { return set->key == job.key; });
+                                      [&](const auto& set) { return set->key == job->key; });
     if (!is_known) {
       auto set = std::make_shared<Set>();
-      set->key = job.key;
-      set->wanted = job.wanted;
+      set->key = job->key;
+      set->client = job->client;
+      set->wanted = job->wanted;
       set->child = fork(*first_);
       if (!set->child) {
-        fail(job, busy(kNoProcess, 5));
+        fail(*job, busy(kNoProcess, 5));
         continue;
       }
       set->last_used = Clock::now();
       sets_.push_back(std::move(set));
-      ++compiling;
     }
-    place(std::move(job));
+    place(std::move(*job));
   }
 }
 
@@ -363,7 +378,9 @@ void GrammarService::free_memory() {
 
 void GrammarService::publish() {
   const std::lock_guard lock(mutex_);
-  num_unplaced_ = unplaced_.size();
+  num_unplaced_.clear();
+  unplaced_.count([&](const std::string& client, size_t n) { num_unplaced_[client] = n; });
+  for (const Job& job : new_jobs_) ++num_unplaced_[job.client];
   stats_ = {.held_bytes = 0, .num_sets = sets_.size(), .num_requests = copies_.size()};
   for (const auto& set : sets_) stats_.held_bytes += set->child->held_bytes();
   for (const Copy& copy : copies_) stats_.held_bytes += copy.child->held_bytes();

@@ -1,13 +1,14 @@
 // Compiles grammars and follows texts in processes (text/grammar/grammar_process.h): one for each
 // set of grammars, which stays as the cache's entry, and a copy of it for each request. A thread
 // hears what they answer, and ends those that take longer, or hold more, than they may; so a
-// client's grammar costs that client's request, and nobody else's.
+// client's grammar costs that client's request, and nobody else's. Clients take turns, and of
+// places to wait and to compile in none has more than it leaves to others.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -17,6 +18,7 @@
 
 #include "server/api_error.h"
 #include "server/grammar_child.h"
+#include "server/turn_queue.h"
 #include "server/work_queue.h"
 #include "text/grammar/grammar.h"
 #include "text/grammar/grammar_process.h"
@@ -25,8 +27,8 @@ namespace nibble::server {
 
 struct GrammarLimits {
   std::chrono::milliseconds time{5'000};  // of compilation, from compile() on, and of each mask
-  size_t max_waiting = 256;
-  size_t max_compiling = 4;
+  size_t max_waiting = 256;               // of all clients; each as many at most as are left
+  size_t max_compiling = 4;               // likewise: one client alone, half of them
   // Of all processes, as they say after each set and every 64 masks; each may take half as much
   // more until it says so. So three times as much where as many sets as may be are compiled.
   int64_t max_bytes = int64_t{1} << 30;
@@ -47,8 +49,8 @@ class GrammarService {
   // Once, before compile().
   void serve(const GrammarVocabulary& vocabulary);
 
-  // Calls `done` once, on a thread of the service. What takes too long is a 400.
-  void compile(std::vector<WantedGrammar> wanted, Done done);
+  // For `client`. Calls `done` once, on a thread of the service. What takes too long is a 400.
+  void compile(std::string client, std::vector<WantedGrammar> wanted, Done done);
 
   // Ends all processes at once, and drops what waits.
   void stop();
@@ -63,6 +65,7 @@ class GrammarService {
  private:
   using Clock = GrammarChild::Clock;
   struct Job {
+    std::string client;
     std::vector<WantedGrammar> wanted;
     Done done;
     Clock::time_point deadline;
@@ -71,6 +74,7 @@ class GrammarService {
   // One set of grammars.
   struct Set {
     std::string key;
+    std::string client;  // that had it compiled
     std::shared_ptr<GrammarChild> child;
     std::vector<WantedGrammar> wanted;
     bool is_born = false, is_compiled = false;
@@ -98,6 +102,7 @@ class GrammarService {
   void relax(Set& set);
   void end_late_set(Set& set, const std::string& why, Clock::time_point now);
   void watch(GrammarChild& child, int nice, const std::string& why, Clock::time_point now);
+  bool may_compile(const std::string& client) const;
   void start_sets();
   void free_memory();
   void publish();
@@ -113,13 +118,13 @@ class GrammarService {
   int wake_fd_;
   mutable std::mutex mutex_;  // of the next four
   std::vector<Job> new_jobs_;
-  size_t num_unplaced_ = 0;  // as publish() counted them, and those taken since
+  std::map<std::string, size_t> num_unplaced_;  // of clients, the new ones included
   bool stopped_ = false;
   Stats stats_;
   WorkQueue answers_;  // what follows an answer would hold up the masks of others
   // The thread's own.
   std::vector<int> ready_fds_;  // of poll(), sorted
-  std::deque<Job> unplaced_;    // by deadline; there is no process for them yet
+  TurnQueue<Job> unplaced_;     // there is no process for them yet
   std::vector<std::shared_ptr<Set>> sets_;
   std::vector<Copy> copies_;
   std::thread thread_;

@@ -79,9 +79,10 @@ class GrammarServiceTest : public ::testing::Test {
     service_ = std::make_unique<GrammarService>(limits);
     service_->serve(GrammarVocabulary(byte_tokenizer(), byte_tokenizer().size()));
   }
-  std::future<GrammarService::Answer> begin(std::vector<WantedGrammar> wanted) {
+  std::future<GrammarService::Answer> begin(std::vector<WantedGrammar> wanted,
+                                            const std::string& client = "one") {
     auto promise = std::make_shared<std::promise<GrammarService::Answer>>();
-    service_->compile(std::move(wanted), [promise](GrammarService::Answer answer) {
+    service_->compile(client, std::move(wanted), [promise](GrammarService::Answer answer) {
       promise->set_value(std::move(answer));
     });
     return promise->get_future();
@@ -144,8 +145,31 @@ TEST_F(GrammarServiceTest, WhatCannotBeCompiledIsRefusedByItsName) {
 
 TEST_F(GrammarServiceTest, OthersPassCompilationsThatHang) {
   serve({.time = std::chrono::hours(1), .max_compiling = 4});
-  for (int i = 0; i < 3; ++i) begin({endless_schema(i)});
+  for (int i = 0; i < 3; ++i) begin({endless_schema(i)}, std::to_string(i));
   EXPECT_EQ(compile({regex("[a-z]+")}).grammars.size(), 1u);
+}
+
+// Two clients send as many as they may, which is no more than they leave to others, and go on to.
+TEST_F(GrammarServiceTest, AClientsFloodHoldsUpNobodyElse) {
+  serve({.time = std::chrono::hours(1), .max_waiting = 32, .max_compiling = 4});
+  std::vector<std::future<GrammarService::Answer>> flood;
+  for (int i = 0; i < 40; ++i)
+    for (const int client : {1, 2})
+      flood.push_back(begin({endless_schema(100 * client + i)}, std::to_string(client)));
+  EXPECT_TRUE(eventually([&] { return service_->stats().num_sets == 3; }));
+  const auto is_refused = [](auto& one) {
+    return one.wait_for(milliseconds(0)) == std::future_status::ready;
+  };
+  EXPECT_TRUE(eventually([&] { return std::ranges::count_if(flood, is_refused) >= 40; }));
+  for (auto& one : flood)
+    if (is_refused(one)) {
+      EXPECT_EQ(one.get().error->status, 503);
+    }
+  for (const std::string client : {"three", "four"}) {
+    auto small = begin({schema(R"({"type":"object"})")}, client);
+    ASSERT_EQ(small.wait_for(std::chrono::seconds(60)), std::future_status::ready) << client;
+    EXPECT_EQ(small.get().grammars.size(), 1u) << client;
+  }
 }
 
 // For ThreadSanitizer: they ask while others are placed.
@@ -169,7 +193,7 @@ TEST_F(GrammarServiceTest, ManyThreadsAskAtOnce) {
 TEST_F(GrammarServiceTest, CompilationsThatHangEnd) {
   serve({.time = milliseconds(2'000), .max_compiling = 4});
   std::vector<std::future<GrammarService::Answer>> hanging;
-  for (int i = 0; i < 3; ++i) hanging.push_back(begin({endless_schema(i)}));
+  for (int i = 0; i < 3; ++i) hanging.push_back(begin({endless_schema(i)}, std::to_string(i)));
   for (auto& one : hanging) {
     const auto answer = one.get();
     ASSERT_TRUE(answer.error.has_value());
@@ -242,7 +266,7 @@ TEST_F(GrammarServiceTest, SetsAreKeptAndTheLongestUnusedGoWhereTheyHoldTooMuch)
 
 TEST_F(GrammarServiceTest, StopsWhileItCompiles) {
   serve({.time = std::chrono::hours(1)});  // it would not end by the clock
-  for (int i = 0; i < 6; ++i) begin({endless_schema(i)});
+  for (int i = 0; i < 6; ++i) begin({endless_schema(i)}, std::to_string(i));
   EXPECT_TRUE(eventually([&] { return service_->stats().num_sets == 4; }));
   service_ = nullptr;
   EXPECT_TRUE(eventually([] { return num_descendants() == 0; })) << num_descendants();

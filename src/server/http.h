@@ -20,10 +20,11 @@ namespace nibble::server {
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpRequest {
-  std::string method;   // "GET"
-  std::string path;     // the target up to '?', as sent
-  std::string query;    // behind '?'
-  HttpHeaders headers;  // names in lower case, in order, as often as sent
+  std::string method;     // "GET"
+  std::string path;       // the target up to '?', as sent
+  std::string query;      // behind '?'
+  HttpHeaders headers;    // names in lower case, in order, as often as sent
+  std::string peer = {};  // the address that it comes from
   std::string body = {};
   ByteShare share = {};  // of the body; it goes with the request
 

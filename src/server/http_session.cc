@@ -264,6 +264,8 @@ bool HttpSession::on_head(std::string_view raw) {
   state_ = State::kBody;
   const auto& head = parser_->get();
   request_ = read_head(head);
+  error_code ignored;
+  request_.peer = socket_.remote_endpoint(ignored).address().to_string();
   method_ = request_.method;
   path_ = request_.path;
   reply_headers_.clear();

@@ -381,7 +381,7 @@ void start_completion(const GenerationContext& context, CompletionRequest reques
   }
   std::vector<WantedGrammar> wanted = {{*request.format, request.format_field}};
   context.grammars.compile(
-      std::move(wanted),
+      context.client, std::move(wanted),
       [context, request = std::move(request), prompts = std::move(prompts),
        max_tokens = std::move(max_tokens), reply](GrammarService::Answer answer) mutable {
         if (answer.error) return reply->send(api_error_response(*answer.error));

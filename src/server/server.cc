@@ -123,9 +123,17 @@ class Server::Impl {
 
   bool check_model(const std::string& name, HttpReply& reply,
                    ApiStyle style = ApiStyle::kOpenAi) const;
-  GenerationContext context(ApiStyle style = ApiStyle::kOpenAi) {
-    return {model_,       admission_,           live_, grammars_, metrics_, answers_,
-            fingerprint_, options_.by_priority, style};
+  GenerationContext context(const HttpRequest& request, ApiStyle style = ApiStyle::kOpenAi) {
+    return {model_,
+            admission_,
+            live_,
+            grammars_,
+            metrics_,
+            answers_,
+            fingerprint_,
+            client_of(options_.access, request),
+            options_.by_priority,
+            style};
   }
   Json model_json(const std::string& name) const;
 
@@ -357,7 +365,7 @@ void Server::Impl::chat(const HttpRequest& request, const std::shared_ptr<HttpRe
     return reply->send(api_error_response(*error));
   }
   if (check_model(chat.model, *reply)) {
-    start_chat(context(), std::move(chat), make_chat<OpenAiChat>, reply);
+    start_chat(context(request), std::move(chat), make_chat<OpenAiChat>, reply);
   }
 }
 
@@ -372,7 +380,7 @@ void Server::Impl::responses(const HttpRequest& request, const std::shared_ptr<H
                                                        std::shared_ptr<HttpReply> to) {
     return std::make_shared<OpenAiResponses>(context, std::move(chat), echo, std::move(to));
   };
-  start_chat(context(), std::move(responses), make, reply);
+  start_chat(context(request), std::move(responses), make, reply);
 }
 
 void Server::Impl::messages(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
@@ -382,7 +390,8 @@ void Server::Impl::messages(const HttpRequest& request, const std::shared_ptr<Ht
     return reply->send(api_error_response(*error, ApiStyle::kAnthropic));
   }
   if (!check_model(chat.model, *reply, ApiStyle::kAnthropic)) return;
-  start_chat(context(ApiStyle::kAnthropic), std::move(chat), make_chat<AnthropicMessages>, reply);
+  start_chat(context(request, ApiStyle::kAnthropic), std::move(chat), make_chat<AnthropicMessages>,
+             reply);
 }
 
 void Server::Impl::count_tokens(const HttpRequest& request,
@@ -406,7 +415,7 @@ void Server::Impl::completion(const HttpRequest& request, const std::shared_ptr<
     return reply->send(api_error_response(*error));
   }
   if (check_model(completion.model, *reply)) {
-    start_completion(context(), std::move(completion), reply);
+    start_completion(context(request), std::move(completion), reply);
   }
 }
 
