@@ -59,6 +59,15 @@ inline bool is_decode(const Step& s) {
   return is_few || s.num_tokens <= kDeltaFewTokens || s.num_tokens == s.num_spans;
 }
 
+// Whether a launch may wait for the kernel in front when it ends, as of all that it reads the first
+// launch has waited for: layers whose states are computed once more do not follow one another then.
+inline bool replays_apart(const Ctx& cx, const DeltaRuleIn& in, const DeltaRuleDesc& desc,
+                          const Step& s) {
+  const cuda::LaunchOrder& order = cx.stream.order;
+  return s.is_replay && order.are_inputs_complete() && order.is_complete(in.qkvz.data) &&
+         (desc.joined || order.is_complete(in.gates.data));
+}
+
 inline Params params_of(const Tensor& att, const RecurrentLayer& state, const DeltaRuleIn& in,
                         const DeltaRuleDesc& desc, const DeltaRuleWeights& weights, const Step& s) {
   CHECK(desc.key_dim <= kMostKeyDim && desc.taps <= kMostTaps);

@@ -425,13 +425,8 @@ void delta_rule_decode(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
                        const DeltaRuleWeights& weights, const Step& s) {
   if (s.num_tokens == 0) return;
   if (!is_decode(s)) return delta_rule_any(cx, att, state, in, desc, weights, s);
-  // Layers whose states are computed once more do not follow one another, as of all that they read
-  // the first launch has waited for: 36 of Qwen3-Next's, of 32 blocks each.
-  const cuda::LaunchOrder& order = cx.stream.order;
-  const bool waits_last = s.is_replay && order.are_inputs_complete() &&
-                          order.is_complete(in.qkvz.data) &&
-                          (desc.joined || order.is_complete(in.gates.data));
-  decode_spans(cx, params_of(att, state, in, desc, weights, s), INT32_MAX, waits_last);
+  decode_spans(cx, params_of(att, state, in, desc, weights, s), INT32_MAX,
+               replays_apart(cx, in, desc, s));
 }
 
 }  // namespace nibble::ops::gpu

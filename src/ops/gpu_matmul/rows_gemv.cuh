@@ -17,6 +17,7 @@
 #include "cuda/bulk_copy.cuh"
 #include "cuda/mma_bf16.cuh"
 #include "ops/gpu_matmul/gemv_one.cuh"
+#include "ops/gpu_matmul/norm_few.cuh"
 
 namespace nibble::ops::gpu {
 
@@ -25,18 +26,19 @@ struct RowMatrix {
   int cols = 0;
 };
 
-// Chunks of kUnits that a warp's slots hold: six blocks of 32 k, or eight where there is room; of
-// an Op that says kLiesBeside six, so that it starts while the kernel in front has half of an SM.
+// Slots of a warp, each of a 1 KB block of 16 rows x 32 k: kSlots of an Op that leaves room for its
+// blocks beside those of the kernel in front.
 template <class Op>
 concept LiesBeside = requires {
-  Op::kLiesBeside;
+  Op::kSlots;
 };
 template <int kUnits, int kTokens, class Op>
-inline constexpr int kRowsAhead =
-    kUnits == 3 ? 1 : (NIBBLE_CUDA_SM == 90 && kTokens == 1 && !LiesBeside<Op> ? 4 : 3) / kUnits;
-// Shared memory of the slots, a 1 KB block of 16 rows x 32 k each.
+inline constexpr int kRowSlots =
+    kUnits == 3 ? 6 : (NIBBLE_CUDA_SM == 90 && kTokens == 1 ? 4 : 3) / kUnits* kUnits * 2;
+template <int kUnits, int kTokens, LiesBeside Op>
+inline constexpr int kRowSlots<kUnits, kTokens, Op> = Op::kSlots;
 template <int kUnits, int kTokens, class Op>
-inline constexpr int kRowSlotBytes = kGemvWarps* kRowsAhead<kUnits, kTokens, Op>* kUnits * 2 * 1024;
+inline constexpr int kRowSlotBytes = kGemvWarps* kRowSlots<kUnits, kTokens, Op> * 1024;
 
 // A row tile: 16 rows, or for one token 8, whose later chunks take the place of the other eight, so
 // that blocks have more equal shares. Of kHeadHalves the second half of its rows are the partners
@@ -84,7 +86,8 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
     gemv_rows(const __grid_constant__ TileMatrix m, const __grid_constant__ RowMatrix w,
               const __grid_constant__ Op op) {
   constexpr int kBlocks = kUnits * 2;  // of 32 k
-  constexpr int kAhead = kRowsAhead<kUnits, kTokens, Op>;
+  constexpr int kSlots = kRowSlots<kUnits, kTokens, Op>;
+  constexpr int kAhead = kSlots / kBlocks, kRest = kSlots % kBlocks;  // chunks, and blocks
   constexpr int kPad = 32;  // rows of activations start 64 bytes apart in the banks
   extern __shared__ __align__(128) uint8_t shared[];
   cuda::griddep_launch_dependents();
@@ -104,7 +107,7 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
   const int first = mine.begin, last = mine.end;
 
   const uint32_t slots =
-      cuda::shared_address(shared) + threadIdx.x / 32 * (kAhead * kBlocks * 1024) + lane * 16;
+      cuda::shared_address(shared) + threadIdx.x / 32 * (kSlots * 1024) + lane * 16;
   ChunkWalk ahead(first, steps);
   // This lane's pieces of block 0 of the chunk at `ahead`, and of row g + 8 or of the other chunk.
   const uint16_t *from = nullptr, *second = nullptr;
@@ -135,6 +138,11 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) fetch(slots + (c * kBlocks + b) * 1024, b);
   }
+  if constexpr (kRest > 0) {
+    seek();
+#pragma unroll
+    for (int b = 0; b < kRest; ++b) fetch(slots + (kAhead * kBlocks + b) * 1024, b);
+  }
   const int row0 = blockIdx.y * kTokens, rows = min(kTokens, op.tokens - row0);
   __shared__ int64_t places[kTokens];
   if constexpr (HasPlaces<Op>) {
@@ -144,7 +152,11 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
 #pragma unroll 1
     for (int i = threadIdx.x; i < (last - first) * Tile::kRows; i += kGemvThreads)
       biases[i] = *bias_of(m, 0, Tile::row(first + i / Tile::kRows, i % Tile::kRows));
-  if constexpr (HasNorm<Op>) {
+  if constexpr (HasNorm<Op> && kTokens > 1) {
+    NormFew<kGemvThreads, kTokens> norm(op.norm, rows);
+    cuda::griddep_wait();
+    norm.run(x, stride);
+  } else if constexpr (HasNorm<Op>) {
     constexpr int kLoads = kNormLoads<kGemvThreads>;
     uint4 h[kLoads];
     NormReady<kGemvThreads> ready;
@@ -170,29 +182,33 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
   const uint16_t* const mine_x = x + (g < rows ? g : 0) * stride + p * 8;
   ChunkWalk at(first, steps);
   int round = 0;
-  uint32_t turn = slots;  // of the slots' chunks
+  uint32_t turn = slots;  // of a chunk or, kRest > 0, of a block
   for (int begin = first; begin < last; begin += m.round_tiles, ++round) {
     const int end = min(last, begin + m.round_tiles);
     float* const sums = parts + round % 2 * (m.round_tiles * m.chunks * Tile::kRows * kTokens);
     for (; at.item < end; at.next(steps)) {
-      seek();
+      if (kRest == 0) seek();
       const bool is_pair = kTwoChunks && at.chunk + steps < m.chunks;
       const uint16_t* const chunk_x =
           mine_x + (at.chunk + (is_pair && g == 1 ? steps : 0)) * kUnits * 64;
       float d[4] = {};
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        const uint32_t slot = turn + b * 1024;
-        cuda::async_copy_wait<kAhead * kBlocks - 1>();
+        const uint32_t slot = kRest == 0 ? turn + b * 1024 : turn;
+        cuda::async_copy_wait<kSlots - 1>();
         const uint4 r = cuda::load_shared_16(slot), r8 = cuda::load_shared_16(slot + 512);
-        fetch(slot, b);
+        if (kRest > 0 && b == kBlocks - kRest) ahead.next(steps), seek();
+        fetch(slot, (b + kRest) % kBlocks);
+        if (kRest > 0) turn = turn == slots + (kSlots - 1) * 1024 ? slots : turn + 1024;
         const uint4 v = *reinterpret_cast<const uint4*>(chunk_x + b * 32);
         cuda::mma_bf16(d, r.x, r8.x, r.y, r8.y, v.x, v.y);
         cuda::mma_bf16(d, r.z, r8.z, r.w, r8.w, v.z, v.w);
       }
-      ahead.next(steps);
-      turn += kBlocks * 1024;
-      if (turn == slots + kAhead * kBlocks * 1024) turn = slots;
+      if constexpr (kRest == 0) {
+        ahead.next(steps);
+        turn += kBlocks * 1024;
+        if (turn == slots + kSlots * 1024) turn = slots;
+      }
       float* const to =
           sums + (((at.item - begin) * m.chunks + at.chunk) * Tile::kRows + g) * kTokens;
       if constexpr (kTwoChunks) {
