@@ -6,6 +6,7 @@
 
 namespace nibble::ops::gpu {
 
+static_assert(kFewNormColumns <= kNormColumns);
 // A thread takes kFewNormLoads groups of 8 columns, whole warps those of a token.
 template <int kThreads, int kTokens>
 class NormFew {

@@ -17,10 +17,11 @@ void multiply_rows(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, 
 // Of norm.h, which it makes: one token in the same launch, of up to kNormColumns.
 void norm_multiply_rows(Ctx& cx, const AddNorm& norm, const Weight& w, float* y);
 // Up to kFewNormTokens in the same launch (norm_few.cuh), where its threads take all their columns.
-inline constexpr int kFewNormTokens = 4, kFewNormLoads = 2;
+inline constexpr int kFewNormTokens = 4, kFewNormLoads = 2, kFewNormColumns = 3072;
 constexpr bool norms_few(int64_t tokens, int64_t hidden, int threads) {
-  return tokens <= kFewNormTokens &&
-         tokens * ((hidden + 255) / 256) * 32 <= kFewNormLoads * threads;
+  const int64_t each = (hidden + 255) / 256 * 32;
+  return tokens <= kFewNormTokens && hidden <= kFewNormColumns &&
+         tokens * each <= int64_t{kFewNormLoads} * threads;
 }
 void norm_multiply_few_rows(Ctx& cx, const AddNorm& norm, const Weight& w, float* y);
 

@@ -13,10 +13,10 @@ struct Shape {
   int64_t hidden, width;
   Format format;
 };
-constexpr Shape kShapes[] = {{96, 80, Format::kMxfp4},    {1000, 37, Format::kBF16},
-                             {160, 96, Format::kFp8Row},  {320, 144, Format::kNvfp4},
-                             {2688, 400, Format::kNvfp4}, {2048, 160, Format::kBF16},
-                             {4096, 64, Format::kBF16}};
+constexpr Shape kShapes[] = {
+    {96, 80, Format::kMxfp4},   {1000, 37, Format::kBF16},   {160, 96, Format::kFp8Row},
+    {320, 144, Format::kNvfp4}, {2688, 400, Format::kNvfp4}, {2048, 160, Format::kBF16},
+    {4096, 64, Format::kBF16},  {576, 128, Format::kBF16},   {320, 112, Format::kBF16}};
 
 // Sums of tensor cores as in general_rows_gpu_test.cc. Of weights around zero, too.
 void check(const Shape& shape, int64_t tokens, float offset) {
@@ -62,10 +62,44 @@ void check(const Shape& shape, int64_t tokens, float offset) {
 
 TEST(NormLinearGpu, EveryKernelEqualsTheTwin) {
   for (const Shape& shape : kShapes)
-    for (const int64_t tokens : {1, 7, 40}) {
+    for (const int64_t tokens : {1, 2, 4, 7, 40}) {
       if (is_too_slow(shape.hidden * tokens)) continue;
       for (const float offset : {0.f, 1.f}) check(shape, tokens, offset);
     }
+}
+
+// One, few and many tokens of BF16 rows, which --exact chooses by their number.
+TEST(NormLinearGpu, ATokensBitsDoNotDependOnTheOthers) {
+  for (const int64_t hidden : {320, 576, 1024, 2048}) {
+    constexpr int64_t kWidth = 80, kTokens = 7;
+    Random random(3);
+    TestWeight w(random, Format::kBF16, 1, kWidth, hidden, /*has_bias=*/false);
+    const std::vector<uint16_t> weight = random.bf16s(hidden, 0.3f, 1);
+    const Floats x(random, kTokens, hidden), d(random, kTokens, hidden);
+    const auto first_of = [&](const Floats& of, int64_t tokens) {
+      Floats rows(tokens, hidden);
+      std::copy_n(of.values.begin(), tokens * hidden, rows.values.begin());
+      return rows;
+    };
+    std::vector<float> want;  // of all
+    for (int64_t tokens = kTokens; tokens > 0; --tokens) {
+      const NormLinearDesc desc{hidden, kWidth, Format::kBF16, tokens};
+      GpuProblem gpu(gpu::scratch_bytes(desc), /*exact=*/true);
+      for (const auto* row : kernels_here(norm_linear_kernels(), desc, gpu.cx.kernels)) {
+        if (!std::string_view(row->name).starts_with("cuda_bf16_")) continue;
+        const NormLinearOut out{gpu.output(DType::kF32, {tokens, kWidth}),
+                                gpu.output(DType::kBF16, {tokens, hidden}),
+                                gpu.output(DType::kF32, {tokens, hidden})};
+        row->run(gpu.cx, out, gpu.tensor(first_of(x, tokens), DType::kF32),
+                 gpu.tensor(first_of(d, tokens), DType::kF32), {gpu.array(weight), 1e-5f, 0},
+                 gpu.weight(w));
+        const Floats p = gpu.floats(out.p);
+        if (want.empty()) want.assign(p.row(0), p.row(0) + kTokens * kWidth);
+        for (int64_t i = 0; i < tokens * kWidth; ++i)
+          ASSERT_EQ(p.row(0)[i], want[i]) << row->name << " " << tokens << " " << i;
+      }
+    }
+  }
 }
 
 }  // namespace
