@@ -24,9 +24,10 @@ struct Acts {
   Tensor q, q_gate, att;  // [T, Q * D]
   Tensor h;               // [T, H] normed
   RoutingBuffers routing;
-  Tensor shared_u, u;  // [T, the shared expert's width]; [T * K, F] or, of an MLP, [T, F]
-  Tensor x, d;         // [T, H] residual stream, and what is still to be added to it
-  Tensor logits;       // [R, V'], of the ids that it drafts
+  Tensor shared_u;  // [T, the shared expert's width]
+  Tensor u;         // [T * K, F] or, of an MLP, [T, F]
+  Tensor x, d;      // [T, H] residual stream, and what is still to be added to it
+  Tensor logits;    // [R, V'], of the ids that it drafts
 };
 
 class Mtp : public MtpModel {
@@ -35,6 +36,7 @@ class Mtp : public MtpModel {
       const std::vector<int32_t>& ids)
       : MtpModel(dense, std::move(quantization)),
         c(std::move(config)),
+        shared_is_last(is_shared_alike()),
         has_some_ids_(!ids.empty()),
         ids_(ids) {
     if (!has_some_ids_) {
@@ -121,10 +123,10 @@ class Mtp : public MtpModel {
     stored(a.q, "q", c.q_width()), f32(a.q_gate, "q_gate", c.q_width());
     stored(a.att, "att", c.q_width()), stored(a.h, "h", c.hidden);
     if (c.experts > 0) {
-      routing(a.routing, c.experts, c.top_k);
-      stored(a.shared_u, "shared_u", c.shared_width);
+      routing(a.routing, c.experts + shared_is_last, c.top_k + shared_is_last);
+      if (!shared_is_last) stored(a.shared_u, "shared_u", c.shared_width);
     }
-    stored(a.u, "u", c.width, std::max<int64_t>(c.top_k, 1));
+    stored(a.u, "u", c.width, std::max<int64_t>(c.top_k + shared_is_last, 1));
     f32(a.x, "x", c.hidden), f32(a.d, "d", c.hidden);
     f32_of_logits(a.logits, "logits", std::ssize(ids_));
   }
@@ -157,15 +159,61 @@ class Mtp : public MtpModel {
     qkv_ = &qkv, out_ = &out;
   }
 
+  // Whether the shared expert can be one more of the experts: of their width and formats.
+  bool is_shared_alike() const {
+    const std::string mlp = "mtp.layers.0.mlp.";
+    return c.experts > 0 && c.shared_width == c.width &&
+           joins_experts(mlp + "shared_expert", mlp + "experts.0",
+                         {"gate_proj", "up_proj", "down_proj"}, c.experts + 1, c.top_k + 1,
+                         dense_.mlp);
+  }
+
   void state_experts() {
-    const std::string mlp = "mtp.layers.0.mlp.", beside = mlp + "shared_expert.";
-    Site& route =
-        add(0,
-            ops::NormRouteDesc{
-                .hidden = c.hidden, .experts = c.experts, .top_k = c.top_k, .over_all = c.over_all},
-            {"y", "d"}, {"x", "h", "routing"});
+    const std::string mlp = "mtp.layers.0.mlp.", beside = mlp + "shared_expert";
+    const int64_t experts = c.experts + shared_is_last, top_k = c.top_k + shared_is_last;
+    Site& route = add(0,
+                      ops::NormRouteDesc{.hidden = c.hidden,
+                                         .experts = experts,
+                                         .top_k = top_k,
+                                         .over_all = c.over_all,
+                                         .shared = shared_is_last},
+                      {"y", "d"}, {"x", "h", "routing"});
     norm(route, "mtp.layers.0.post_attention_layernorm", c.hidden, c.norm_eps, 1);
     matrix(route, "router", {{mlp + "gate", c.experts}}, c.hidden, Fill::kRouter);
+    if (shared_is_last)
+      gate(route, mlp + "shared_expert_gate", c.hidden);
+    else
+      state_shared();
+    Site& up = add(0,
+                   ops::MoeUpDesc{.hidden = c.hidden,
+                                  .width = c.width,
+                                  .experts = experts,
+                                  .top_k = top_k,
+                                  .format = dense_.mlp,
+                                  .shared = shared_is_last},
+                   {"h", "routing"}, {"u"});
+    const std::vector<std::string> gate_up = {"gate_proj", "up_proj"};
+    experts_apart(up, mlp + "experts", gate_up, c.width, c.hidden, Fill::kScaledNormal);
+    if (shared_is_last) last_expert(up, beside, gate_up, c.width, c.hidden, Fill::kScaledNormal);
+    std::vector<std::string> reads = {"u", "routing"};
+    if (!shared_is_last) reads.push_back("d");
+    Site& down = add(0,
+                     ops::MoeDownDesc{.hidden = c.hidden,
+                                      .width = c.width,
+                                      .experts = experts,
+                                      .top_k = top_k,
+                                      .format = dense_.mlp,
+                                      .adds = !shared_is_last,
+                                      .shared = shared_is_last},
+                     std::move(reads), {"d"});
+    experts_apart(down, mlp + "experts", {"down_proj"}, c.hidden, c.width, Fill::kResidual);
+    if (shared_is_last)
+      last_expert(down, beside, {"down_proj"}, c.hidden, c.width, Fill::kResidual);
+    route_ = &route, up_ = &up, down_ = &down;
+  }
+
+  void state_shared() {
+    const std::string mlp = "mtp.layers.0.mlp.", beside = mlp + "shared_expert.";
     Site& shared_up =
         add(0, ops::SharedUpDesc{c.hidden, c.shared_width, dense_.mlp}, {"h"}, {"shared_u"});
     gate_up(shared_up, "shared expert", {beside + "gate_proj", c.shared_width},
@@ -175,21 +223,7 @@ class Mtp : public MtpModel {
                             {"d"}, "shared");
     matrix(shared_down, "shared expert", {{beside + "down_proj", c.hidden}}, c.shared_width,
            Fill::kResidual);
-    Site& up = add(0, ops::MoeUpDesc{c.hidden, c.width, c.experts, c.top_k, dense_.mlp},
-                   {"h", "routing"}, {"u"});
-    experts_apart(up, mlp + "experts", {"gate_proj", "up_proj"}, c.width, c.hidden,
-                  Fill::kScaledNormal);
-    Site& down = add(0,
-                     ops::MoeDownDesc{.hidden = c.hidden,
-                                      .width = c.width,
-                                      .experts = c.experts,
-                                      .top_k = c.top_k,
-                                      .format = dense_.mlp,
-                                      .adds = true},
-                     {"u", "routing", "d"}, {"d"});
-    experts_apart(down, mlp + "experts", {"down_proj"}, c.hidden, c.width, Fill::kResidual);
-    route_ = &route, shared_up_ = &shared_up, shared_down_ = &shared_down;
-    up_ = &up, down_ = &down;
+    shared_up_ = &shared_up, shared_down_ = &shared_down;
   }
 
   void state_mlp() {
@@ -231,8 +265,10 @@ class Mtp : public MtpModel {
   void run_experts(ops::Ctx& cx, const Step& s) {
     Routing routing = a.routing.of(s.num_tokens);
     ops::norm_route(cx, *route_, a.x, a.h, routing, a.y, a.d);
-    ops::shared_up(cx, *shared_up_, a.shared_u, a.h);
-    ops::out_proj(cx, *shared_down_, a.d, a.shared_u, s);
+    if (!shared_is_last) {  // else chosen by every token
+      ops::shared_up(cx, *shared_up_, a.shared_u, a.h);
+      ops::out_proj(cx, *shared_down_, a.d, a.shared_u, s);
+    }
     ops::moe_up(cx, *up_, a.u, a.h, routing);
     ops::moe_down(cx, *down_, a.d, a.u, routing);
   }
@@ -242,6 +278,7 @@ class Mtp : public MtpModel {
   }
 
   const MtpConfig c;
+  const bool shared_is_last;  // of the experts
   Acts a;
   DraftInput input_;
   const bool has_some_ids_;

@@ -14,7 +14,9 @@
 
 #include "base/error.h"
 #include "io/checkpoint.h"
+#include "io/io_test.h"
 #include "models/test_goldens.h"
+#include "ops/site.h"
 
 namespace nibble {
 namespace {
@@ -185,12 +187,57 @@ TEST_P(MtpOfSomeIds, HasTheirLogits) {
   }
 }
 
+// A shared expert of the others' width is one more of them; drafts are those of one that is wider
+// by zeros, which lies apart.
+using MtpOfExperts = MtpGolden;
+TEST_P(MtpOfExperts, TakesTheSharedOneForOneMore) {
+  constexpr int64_t kWidth = 32;
+  std::vector<float> want;
+  for (const bool is_one_more : {false, true}) {
+    const test::TempDir dir;
+    write_changed("../mtp/qwen3_next", dir.path(),
+                  [&](TensorInfo& t, std::vector<std::byte>& bytes) {
+                    if (t.name.find("shared_expert.") == std::string::npos) return;
+                    const bool is_down = t.name.find("down_proj") != std::string::npos;
+                    const int64_t rows = t.shape[0], cols = t.shape[1];
+                    std::vector<std::byte> changed;
+                    for (int64_t i = 0; i < rows * cols; ++i) {
+                      const bool is_kept = (is_down ? i % cols : i / cols) < kWidth;
+                      if (!is_kept && is_one_more) continue;
+                      for (const std::byte byte : {bytes[2 * i], bytes[2 * i + 1]})
+                        changed.push_back(is_kept ? byte : std::byte{0});
+                    }
+                    bytes = std::move(changed);
+                    if (is_one_more) t.shape = {is_down ? rows : kWidth, is_down ? kWidth : cols};
+                  });
+    if (is_one_more) {
+      std::ifstream file(dir.path() / "config.json");
+      nlohmann::json json = nlohmann::json::parse(file);
+      json["shared_expert_intermediate_size"] = kWidth;
+      std::ofstream(dir.path() / "config.json") << json.dump();
+    }
+    for (const bool by_twins : {true, false}) {
+      logits.clear(), drafts.clear();
+      load(by_twins, {dir.path()});
+      for (const ops::Site& site : dynamic_cast<SiteModel&>(head->model()).sites())
+        if (const auto* down = std::get_if<ops::MoeDownDesc>(&site.problem))
+          EXPECT_EQ(down->shared, is_one_more);
+      draft(64);
+      std::vector<float> all;
+      for (const auto& row : logits) all.insert(all.end(), row.begin(), row.end());
+      if (want.empty()) want = all;
+      EXPECT_LT(worst(logits, want), 1e-4) << is_one_more << by_twins;
+    }
+  }
+}
+
 constexpr auto kName = [](const auto& info) {
   std::string name = info.param.first;
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 };
 INSTANTIATE_TEST_SUITE_P(Cases, MtpGolden, testing::ValuesIn(kCases), kName);
+INSTANTIATE_TEST_SUITE_P(Cases, MtpOfExperts, testing::Values(kCases[0]), kName);
 // In one directory: not of experts that lie in one tensor, which Together cannot index.
 INSTANTIATE_TEST_SUITE_P(Cases, MtpOfSomeIds,
                          testing::Values(kCases[0], kCases[1], kCases[2], kCases[3], kCases[5]),

@@ -96,9 +96,11 @@ class SiteModel : public Model {
   void experts_apart(ops::Site& site, const std::string& name, const std::vector<std::string>& of,
                      const Cut& rows, const Cut& cols, Fill fill);
   // Whether SHARED.<of> can be more of the experts that EXPERT.<of> is one of, so many and so many
-  // chosen in all: of the same formats, which stay so, and no more than the fast rows take.
+  // chosen in all: of the same formats in memory, and no more than the fast rows take. `of_bf16`:
+  // what experts in BF16 become.
   bool joins_experts(const std::string& shared, const std::string& expert,
-                     const std::vector<std::string>& of, int64_t experts, int64_t top_k) const;
+                     const std::vector<std::string>& of, int64_t experts, int64_t top_k,
+                     Format of_bf16 = Format::kBF16) const;
   // A shared one behind them, NAME.<of>.weight; or again, of other rows or columns of one tensor.
   void last_expert(ops::Site& site, const std::string& name, const std::vector<std::string>& of,
                    const Cut& rows, const Cut& cols, Fill fill);

@@ -5,13 +5,16 @@
 namespace nibble {
 
 bool SiteModel::joins_experts(const std::string& shared, const std::string& expert,
-                              const std::vector<std::string>& of, int64_t experts,
-                              int64_t top_k) const {
+                              const std::vector<std::string>& of, int64_t experts, int64_t top_k,
+                              Format of_bf16) const {
   if (ops::refuse_listed(experts) || ops::refuse_choices(top_k)) return false;
   return std::ranges::all_of(of, [&](const std::string& matrix) {
-    const Format format = quantization_.format_of(shared + "." + matrix);
+    Format format = quantization_.format_of(shared + "." + matrix);
     if (format != quantization_.format_of(expert + "." + matrix)) return false;
-    if (format == Format::kBF16) return dense_.mlp == Format::kBF16;
+    if (format == Format::kBF16) {
+      if (dense_.mlp != of_bf16) return false;
+      format = of_bf16;
+    }
     return format != Format::kMxfp4 || !ops::refuse_gemv_counts(experts, top_k);
   });
 }
