@@ -133,6 +133,28 @@ __device__ __forceinline__ void prepare(Shared& shared, const Params& a, int t, 
   for (int i = 0; i < kPerLane; ++i) (part == 0 ? shared.q : shared.k)[t][i][lane] = x[i] * by;
 }
 
+// A warp: norm_gated() of a token that the block norms, when its o is there; what can be made
+// before is.
+__device__ __forceinline__ void norm_own(const Shared& shared, const Params& a, const Block& block,
+                                         int own, int64_t t) {
+  const int lane = threadIdx.x % 32;
+  float norm[kPerLane], gate[kPerLane], o[kPerLane], squares = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i)
+    norm[i] = shared.norm[lane + 32 * i], gate[i] = silu(shared.z[own][lane + 32 * i]);
+  cuda::barrier_wait(cuda::shared_address(&shared.arrived[own]), 0);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    o[i] = shared.o[own][lane + 32 * i];
+    squares = fmaf(o[i], o[i], squares);
+  }
+  const float inverse = rsqrtf(warp_sum(squares) / static_cast<float>(kHead) + a.w.eps);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i)
+    a.att[t * a.d.value_width + block.head * kHead + lane + 32 * i] =
+        cuda::bf16_bits(norm[i] * o[i] * inverse * gate[i]);
+}
+
 // The block's share of the inputs that the next step begins with. The first value head of a key
 // head keeps those of q and k.
 __device__ __forceinline__ void keep_inputs(const Shared& shared, const Params& a,
@@ -161,11 +183,13 @@ __global__ void __launch_bounds__(kThreads, 3)
 
   const int32_t from = a.from[block.span.slot];
   float s[kCommonRows];
-  if (steps) {
+  if (steps && from != RecurrentLayer::kNoState) {
     const float* const first = block.state(a, from, column) + group * kCommonRows * kHead;
 #pragma unroll
-    for (int i = 0; i < kCommonRows; ++i)
-      s[i] = from != RecurrentLayer::kNoState ? __ldcg(first + i * kHead) : 0;
+    for (int i = 0; i < kCommonRows; ++i) s[i] = __ldcg(first + i * kHead);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCommonRows; ++i) s[i] = 0;
   }
   bring_first(shared, a, block, from);
   const bool has_gates = warp == 0 && lane < tokens;
@@ -224,12 +248,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     for (int i = 0; i < kCommonRows; ++i) to[i * kHead] = s[i];
   } else {
     const int own = warp - kStepWarps, t = own * kBlocks + block.rank;
-    if (own < kOwn && t < tokens) {
-      cuda::barrier_wait(cuda::shared_address(&shared.arrived[own]), 0);
-      norm_gated(a, block.span.q_start + t, block.head, kHead, shared.o[own], [&](int j) {
-        return float2{shared.norm[j], shared.z[own][j]};
-      });
-    }
+    if (own < kOwn && t < tokens) norm_own(shared, a, block, own, block.span.q_start + t);
     keep_inputs(shared, a, block, threadIdx.x - kStepWarps * 32);
   }
   if (waits_last) cuda::griddep_wait();  // launches end in their order
