@@ -229,6 +229,8 @@ void Engine::Impl::launch_on_gpu() {
     StepBlock& next = blocks_[1 - turn_];
     next.fill(ahead_chunks_, /*is_ahead=*/true);
     begin_on_gpu(next, /*is_fed=*/true);
+  } else if (head_ != nullptr) {
+    feed_ahead();
   }
   gpu_->wait(block);
   if (head_ != nullptr) head_->take();
@@ -265,8 +267,7 @@ bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
   for (const Chunk& chunk : chunks) {
     const Sequence& s = *chunk.sequence;
     const bool ends = s.num_output() + 1 >= s.request.max_tokens;
-    const bool is_masked = s.mask_state() != MaskState::kReady;
-    if (ends || !s.is_scored() || is_masked || !is_found_on_gpu(s.request.sampling, masks_of(s))) {
+    if (ends || !is_plain(s)) {
       ahead_.clear();
       return false;
     }
@@ -276,6 +277,26 @@ bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
   if (scheduler_.reserve_ahead()) return true;
   ahead_.clear();
   return false;
+}
+
+// Whether the GPU finds all that is asked of the sequence's next id.
+bool Engine::Impl::is_plain(const Sequence& s) {
+  return s.is_scored() && s.mask_state() == MaskState::kReady &&
+         is_found_on_gpu(s.request.sampling, masks_of(s));
+}
+
+// Feeds the head what the step at hand will find, where it verifies drafts and the ids that the GPU
+// finds are those that will be said. So the GPU need not wait until the host knows them.
+void Engine::Impl::feed_ahead() {
+  const Step step = blocks_[turn_].step();
+  is_fed_ahead_ = step.num_tokens <= HeadDrafter::kMostFedAhead &&
+                  step.num_tokens == step.num_out && step.num_tokens > step.num_spans &&
+                  feed_ == nullptr && !drawn_rule_ && !cx_.on_op && !cx_.tap &&
+                  std::ranges::all_of(scheduler_.chunks(), [&](const Chunk& c) {
+                    const Sequence& s = *c.sequence;
+                    return s.num_fed == c.begin && !s.lacks_row && is_plain(s);
+                  });
+  if (is_fed_ahead_) head_->feed_ahead(scheduler_.chunks(), gpu_->found_ids());
 }
 
 // Ends everything that was ever submitted and has not ended; from now on submit() refuses.

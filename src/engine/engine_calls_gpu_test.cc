@@ -1,6 +1,6 @@
 // What a step on the GPU asks of the driver: nothing of memory, and to wait once; and that the next
-// has begun by then. The linker leads the program's calls of the CUDA runtime through here
-// (CMakeLists.txt).
+// has begun by then, or what a head is fed of it. The linker leads the program's calls of the CUDA
+// runtime through here (CMakeLists.txt).
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -9,6 +9,7 @@
 #include "engine/engine.h"
 #include "engine/engine_testing.h"
 #include "engine/gpu_test_model.h"
+#include "models/draft_head.h"
 
 namespace nibble {
 namespace {
@@ -18,6 +19,9 @@ struct Calls {
   int waits = 0;
   int steps = 0;  // begun: each records an event
   int ahead = 0;  // those behind which the next had been begun when they were waited for
+  int graphs = 0;
+  int kernels = 0;    // launched since the last graph
+  int fed_ahead = 0;  // waited for with some
 } calls;
 
 }  // namespace
@@ -30,6 +34,8 @@ int __real_cudaMallocHost(void**, size_t);
 int __real_cudaFree(void*);
 int __real_cudaFreeHost(void*);
 int __real_cudaGraphInstantiate(void**, void*, unsigned long long);
+int __real_cudaGraphLaunch(void*, void*);
+int __real_cudaLaunchKernelExC(const void*, const void*, void**);
 int __real_cudaEventRecordWithFlags(void*, void*, unsigned);
 int __real_cudaMemcpy(void*, const void*, size_t, int);
 int __real_cudaMemset(void*, int, size_t);
@@ -46,6 +52,13 @@ int __wrap_cudaFreeHost(void* p) { return ++calls.memory, __real_cudaFreeHost(p)
 int __wrap_cudaGraphInstantiate(void** exec, void* graph, unsigned long long flags) {
   return ++calls.memory, __real_cudaGraphInstantiate(exec, graph, flags);
 }
+int __wrap_cudaGraphLaunch(void* exec, void* s) {
+  calls.kernels = 0;
+  return ++calls.graphs, __real_cudaGraphLaunch(exec, s);
+}
+int __wrap_cudaLaunchKernelExC(const void* config, const void* kernel, void** arguments) {
+  return ++calls.kernels, __real_cudaLaunchKernelExC(config, kernel, arguments);
+}
 int __wrap_cudaEventRecordWithFlags(void* e, void* s, unsigned flags) {
   return ++calls.steps, __real_cudaEventRecordWithFlags(e, s, flags);
 }
@@ -58,6 +71,7 @@ int __wrap_cudaMemset(void* p, int value, size_t n) {
 int __wrap_cudaStreamSynchronize(void* s) { return ++calls.waits, __real_cudaStreamSynchronize(s); }
 int __wrap_cudaEventSynchronize(void* e) {
   if (calls.steps > calls.waits + 1) ++calls.ahead;
+  if (calls.kernels > 0) ++calls.fed_ahead;
   return ++calls.waits, __real_cudaEventSynchronize(e);
 }
 int __wrap_cudaDeviceSynchronize() { return ++calls.waits, __real_cudaDeviceSynchronize(); }
@@ -101,6 +115,39 @@ TEST(GpuCalls, AStepWaitsOnceAndAllocatesNothing) {
       EXPECT_EQ(seen.ahead, steps - 2) << sequences;
     else
       EXPECT_GE(seen.ahead, 30);
+  }
+}
+
+// While a step that verifies drafts runs, the head is fed what it will find: whenever the host
+// waits for one, the GPU has what comes next.
+TEST(GpuCalls, AStepIsWaitedForBesideItsHead) {
+  if (std::getenv("NIBBLE_SMALL_TESTS") != nullptr) GTEST_SKIP() << "other tests run its kernels";
+  const std::string models = std::string(NIBBLE_SOURCE_DIR) + "/models/";
+  GpuTestModel loaded(Format::kBF16, /*exact=*/false, models + "nibble-tiny-gpt-oss");
+  const std::shared_ptr<DraftHead> head = load_draft_head(
+      loaded.cx, {models + "nibble-tiny-gpt-oss-eagle3"}, *loaded.model, loaded.load);
+  EngineOptions options{.max_num_seqs = 2,
+                        .max_num_batched_tokens = 128,
+                        .max_model_len = 512,
+                        .kv_bytes = int64_t{64} << 20,
+                        .prefix_caching = false};
+  options.speculation = {.method = SpeculationOptions::Method::kHead,
+                         .num_tokens = 3,
+                         .is_adaptive = false,
+                         .head_group = head->model().info().groups[0],
+                         .head = head};
+  Engine engine(*loaded.model, loaded.cx, options);
+  for (const int32_t sequences : {1, 2}) {
+    std::vector<Request> greedy = requests(sequences);
+    for (Request& r : greedy) r.sampling.temperature = 0;
+    for (int i = 0; i < 3; ++i) run_all(engine, greedy);  // records the graphs
+    const SpeculationCounts before = engine.stats().speculation;
+    calls = {};
+    run_all(engine, greedy);
+    const int64_t drafts = (engine.stats().speculation - before).num_drafts;
+    EXPECT_GE(drafts, 10 * sequences);
+    EXPECT_EQ(calls.memory, 0);
+    EXPECT_GE(calls.fed_ahead * sequences, drafts);
   }
 }
 

@@ -87,6 +87,8 @@ class Engine::Impl {
   void replay();
   void remove_ended();
   void feed_head();
+  void feed_ahead();
+  bool take_fed();
   bool choose_fed();
   bool has_ended(const Sequence& sequence) const;
   void see_drafts();
@@ -102,6 +104,7 @@ class Engine::Impl {
   void begin_on_gpu(const StepBlock& block, bool is_fed);
   bool is_ahead(const std::vector<Chunk>& chunks) const;
   bool plan_ahead(const std::vector<Chunk>& chunks);
+  bool is_plain(const Sequence& sequence);
   bool advance(size_t chunk, int64_t row);
   bool score(Sequence& sequence, int64_t row);
   bool verify(size_t chunk, int64_t row);
@@ -135,6 +138,7 @@ class Engine::Impl {
   std::unique_ptr<GpuSteps> gpu_;      // none on CPUs
   std::unique_ptr<HeadDrafter> head_;  // none where nobody drafts from hidden rows
   std::vector<HeadDrafter::Fed> fed_;  // of the step that ran last
+  bool is_fed_ahead_ = false;          // the head, what the step at hand finds
   Sampler sampler_;
   std::unique_ptr<SplitSampler> split_sampler_;  // of several ranks on CPUs
   Speculation speculation_;

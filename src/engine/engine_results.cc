@@ -77,14 +77,37 @@ void Engine::Impl::feed_head() {
     for (const auto& s : scheduler_.running())
       if (s->id == seen.id) speculation_.learn_first(*s, seen.drafted, seen.token);
   speculation_.choose(scheduler_.running());
-  const bool drafts = choose_fed();
-  head_->feed(fed_, drafts);
+  if (take_fed()) {
+    head_->take_fed(fed_);
+  } else {
+    const bool drafts = choose_fed();
+    head_->feed(fed_, drafts);
+  }
   if (kv_.states().exist()) {
     for (const HeadDrafter::Fed& f : fed_) kv_.copy_tail(f.sequence->slot);
   } else {
     for (const Chunk& c : scheduler_.chunks())
       kv_.wrote(c.sequence->slot, c.sequence->num_fed, c.sequence->tokens);
   }
+}
+
+// fed_: what of the step's tokens the head was fed ahead has been said; false: it was fed something
+// else, or not all that drafts are wanted of, and is fed once more.
+bool Engine::Impl::take_fed() {
+  fed_.clear();
+  if (!std::exchange(is_fed_ahead_, false)) return false;
+  const Span* span = blocks_[turn_].step().spans;
+  for (const Chunk& c : scheduler_.chunks()) {
+    Sequence& s = *c.sequence;
+    const int32_t row = span++->q_start, length = HeadDrafter::owed(s);
+    for (int32_t i = 0; i < length && !speculation_.is_made_up(); ++i)
+      if (gpu_->found(blocks_[turn_], row + i).id != s.tokens[c.begin + i + 1]) return false;
+    if (has_ended(s)) s.num_wanted = 0;
+    fed_.push_back({&s, c.begin, length, row, s.num_wanted > 0});
+  }
+  const auto wants = [](const auto& s) { return s->num_wanted > 0; };
+  return std::ranges::count_if(scheduler_.running(), wants) ==
+         std::ranges::count(fed_, 1, &HeadDrafter::Fed::num_out);
 }
 
 // Prompts at once, as others may go on from there, and from the step's own rows; sequences that

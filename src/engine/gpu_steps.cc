@@ -89,7 +89,7 @@ void GpuSteps::launch(const StepBlock& block, bool is_fed, const DraftedTokens& 
   Step step = block.step_at(block_.data());
   if (drafted.n > 0)
     ops::copy_ids(cx_, const_cast<int32_t*>(step.tokens), drafted.ids, drafted.copies, drafted.n);
-  if (is_fed) step.tokens = static_cast<const int32_t*>(ids_.data());
+  if (is_fed) step.tokens = found_ids();
   const ops::Draw* const draws = block.draws_at(block_.data());
   const auto run = [&] { return this->run(step, draws); };
   const Like like{.tokens = step.num_tokens,

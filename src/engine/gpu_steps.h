@@ -52,6 +52,8 @@ class GpuSteps {
   // For the step of `block`. Throws where another rank is gone, without which it does not end.
   void wait(const StepBlock& block);
 
+  // The ids found of the rows of the step launched last, on the device.
+  const int32_t* found_ids() const { return static_cast<const int32_t*>(ids_.data()); }
   // Of a row of that step, once waited for: the id drawn where the block says how, else the
   // likeliest, of those that are not masked.
   ops::Greedy found(const StepBlock& block, int64_t row) const;

@@ -36,20 +36,20 @@ struct GpuTestModel {
     cx.activations = DType::kBF16;
     cx.kernels.activations = ops::ActFormat::kBF16;
     cx.kernels.exact = exact;
-    LoadOptions load{.format = path.empty() ? LoadFormat::kDummy : LoadFormat::kAuto, .seed = 3};
+    load.format = path.empty() ? LoadFormat::kDummy : LoadFormat::kAuto, load.seed = 3;
     load.dense = {.qkv = dense, .out = dense, .unembed = dense};
     cx.kernels.gpu = cuda::open_device();
     stream = std::make_unique<cuda::Stream>();
     cx.stream = stream->handle();
-    load.memory = {.allocate = cuda::device_buffer,
-                   .allocate_staging = cuda::pinned_buffer,
-                   .copy = cuda::copy};
     model = load_model(cx, path.empty() ? file.string() : path, load);
   }
 
   cpu::ThreadPool pool;
   std::unique_ptr<cuda::Stream> stream;
   ops::Ctx cx;
+  LoadOptions load = {.memory = {.allocate = cuda::device_buffer,
+                                 .allocate_staging = cuda::pinned_buffer,
+                                 .copy = cuda::copy}};
   std::unique_ptr<Model> model;
 };
 

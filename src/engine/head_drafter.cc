@@ -63,10 +63,13 @@ void HeadDrafter::end(Part part) {
   }
 }
 
+void HeadDrafter::add_time(Part part) {
+  if (std::exchange(is_timed_[part], false))
+    spent_.seconds += events_[2 * part + 1]->ms_since(*events_[2 * part]) / 1000;
+}
+
 HeadDrafter::Spent HeadDrafter::spent() {
-  for (const Part part : {kFeeding, kDrafting})
-    if (std::exchange(is_timed_[part], false))
-      spent_.seconds += events_[2 * part + 1]->ms_since(*events_[2 * part]) / 1000;
+  add_time(kFeeding), add_time(kDrafting);
   return std::exchange(spent_, {});
 }
 
@@ -323,6 +326,43 @@ void HeadDrafter::feed_tails(std::span<const Fed> fed, bool drafts, int32_t tail
   if (drafts || !cx_.on_gpu()) return;
   cuda::copy_async(found_seen_.data(), ids_, std::ssize(seen_) * kInt, cx_.stream);
   has_seen_->record(cx_.stream);
+}
+
+// Its time is that of the next step, if what was fed is taken.
+void HeadDrafter::feed_ahead(std::span<const Chunk> chunks, const int32_t* ids) {
+  has_sent_->wait();  // the block is free; and what was fed before its arrays were sent has ended
+  add_time(kFeeding);
+  chain_.clear(), last_rows_.clear(), used_ = 0;
+  int32_t tokens = 0;
+  for (const Chunk& c : chunks) tokens += c.length;
+  CHECK(tokens <= kMostFedAhead && limits_.max_kept == 0);
+  events_[2 * kFeeding]->record(cx_.stream);
+  Pass pass = make_pass(tokens, static_cast<int32_t>(chunks.size()), tokens);
+  for (const Chunk& c : chunks) {
+    CHECK(c.begin == c.sequence->num_fed && c.length == c.num_out);
+    for (int32_t i = 0, t = pass.step.num_tokens; i < c.length; ++i, ++t) {
+      pass.rows[t] = history_.row(c.sequence->slot, c.begin + i);
+      pass.out_rows[t] = t;
+      last_rows_.push_back(t);
+      set_draw(pass, t, *c.sequence, i + 1);
+    }
+    add_span(pass, c.sequence->slot, c.begin, c.length);
+  }
+  pass.step.num_out = tokens;
+  pass.step.tokens = ids;
+  send(0);
+  run(pass, history_.rows(), 0);
+  events_[2 * kFeeding + 1]->record(cx_.stream);
+}
+
+void HeadDrafter::take_fed(std::span<const Fed> fed) {
+  drafting_.clear();
+  drafted_ = {};
+  is_timed_[kFeeding] = true;
+  for (const Fed& f : fed) {
+    f.sequence->num_fed = f.begin + f.length;
+    if (f.num_out > 0) f.sequence->draft_row = f.row + f.length - 1;
+  }
 }
 
 std::span<const HeadDrafter::Seen> HeadDrafter::seen() {

@@ -2,8 +2,9 @@
 // behind each step, so the head is fed what was committed when it pays: before it drafts, of
 // prompts at once, and else many tokens together, which costs next to nothing. Drafts are a chain
 // behind what was fed last, each made from the one before. On a GPU nobody waits for any of this:
-// ids go from device to device, and come to the host with what the step that verifies them finds;
-// but of several ranks rank 0 alone drafts, and its host waits for what it tells the others.
+// ids go from device to device, into the step that verifies them, and what that finds to the head;
+// the host learns of them beside it. But of several ranks rank 0 alone drafts, and its host waits
+// for what it tells the others.
 #pragma once
 
 #include <algorithm>
@@ -89,6 +90,15 @@ class HeadDrafter {
   };
   // Sets draft_row of those that drafts follow; `drafts` false: none do, some may be seen.
   void feed(std::span<const Fed> fed, bool drafts);
+  // On GPUs, while a step of up to so many tokens runs that verifies drafts, which the sequences
+  // have not been told yet: feeds what it finds of its rows, `ids` in their order, of each of its
+  // tokens, and finds a draft behind each. So the GPU does that while the host learns what came
+  // true. Of more tokens, those that did not would cost more than the host takes.
+  static constexpr int32_t kMostFedAhead = 8;
+  void feed_ahead(std::span<const Chunk> chunks, const int32_t* ids);
+  // In place of feed(), once it is known what came true: `row` of each is the token of that step
+  // where its own begin.
+  void take_fed(std::span<const Fed> fed);
   // Of all chunks that have room for drafts. They are the sequences' at once on CPUs, and where
   // other ranks are told of them.
   void draft(std::span<const Chunk> chunks);
@@ -138,6 +148,7 @@ class HeadDrafter {
 
   void begin(Part part);
   void end(Part part);
+  void add_time(Part part);
 
   template <typename T>
   T* place(int64_t n);

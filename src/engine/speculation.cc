@@ -113,7 +113,7 @@ void Speculation::choose(std::span<const std::unique_ptr<Sequence>> running) {
 }
 
 int32_t Speculation::taken(const Sequence& sequence, int32_t i, int32_t drawn) {
-  if (options_.synthetic_rates.empty()) return drawn;
+  if (!is_made_up()) return drawn;
   const int32_t draft = sequence.drafts[i];
   if (comes_true(sequence, i, draft, drawn)) return draft;
   if (drawn != draft) return drawn;
@@ -121,7 +121,7 @@ int32_t Speculation::taken(const Sequence& sequence, int32_t i, int32_t drawn) {
 }
 
 bool Speculation::comes_true(const Sequence& sequence, int32_t i, int32_t drafted, int32_t id) {
-  if (options_.synthetic_rates.empty()) return drafted == id;
+  if (!is_made_up()) return drafted == id;
   const std::vector<double>& rates = options_.synthetic_rates;
   const double before = i > 0 ? rates[i - 1] : 1.0;
   return uniform(sequence.sampling.seed, num_made_up_++, kMakesUp) * before < rates[i];

@@ -45,6 +45,8 @@ class Speculation {
   // Of a head: what its first draft would have been where `token` came.
   void learn_first(Sequence& sequence, int32_t drafted, int32_t token);
   void has_ended(const Sequence& sequence);
+  // What comes true is made up, whatever was drafted.
+  bool is_made_up() const { return !options_.synthetic_rates.empty(); }
   // A step that only decoded took that long.
   void add_time(int32_t tokens, double seconds) { times_.add(tokens, seconds); }
   // Drafts of chains of up to `length` took that long.
