@@ -69,8 +69,7 @@ int32_t launch_slices(Ctx& cx, GemmParams params, int64_t most) {
   return items.slices;
 }
 
-// Each instantiated in a file of its own: gemm_nvfp4_sm90.cu, gemm_w8a16_sm90.cu,
-// gemm_int4_sm90.cu.
+// Each format in a file of its own, gemm_<format>_sm90.cu.
 extern template void launch_tiles<Format::kNvfp4>(Ctx&, const GemmParams&, GemmOut);
 extern template int32_t launch_slices<Format::kNvfp4>(Ctx&, GemmParams, int64_t);
 extern template void launch_tiles<Format::kMxfp8>(Ctx&, const GemmParams&, GemmOut);
