@@ -501,6 +501,7 @@ int64_t SiteModel::scratch_bytes(const Ctx& cx, const StepLimits& limits) const 
   const Sizes sizes = sizes_of(cx, limits);
   int64_t sum = ops::prepared_bytes(cx, sites_) + Arena::padded(sizes.scratch_bytes);
   if (sizes.on_gpu) sum += Arena::padded(Ctx::kNumCounters * int64_t{4});
+  sum += Arena::padded(ops::left_floats(sites_, limits.max_tokens) * int64_t{4});
   for (const Act& act : acts_) sum += Arena::padded(shaped(act, sizes, nullptr).size_bytes());
   return sum;
 }
@@ -514,6 +515,7 @@ void SiteModel::reserve(const Ctx& cx, const StepLimits& limits) {
   }
   counters_ = arena_.take(DType::kI32, {sizes.on_gpu ? Ctx::kNumCounters : 0});
   scratch_ = arena_.take(DType::kU8, {sizes.scratch_bytes});
+  left_ = arena_.take(DType::kF32, {ops::left_floats(sites_, limits.max_tokens)});
   limits_ = limits;
   reserve_first_rows(cx);
   prepared_ = ops::prepare_weights(cx, sites_);
@@ -523,6 +525,7 @@ void SiteModel::begin(Ctx& cx, const Step& step) {
   cx.stream.order.begin_step();
   cx.scratch = {static_cast<std::byte*>(scratch_.data), static_cast<size_t>(scratch_.size_bytes())};
   cx.counters = static_cast<uint32_t*>(counters_.data);
+  cx.left_heads = {.products = left_.num_elements() == 0 ? nullptr : left_.as<float>()};
   shape_acts(cx, step.num_tokens, step.num_out);
   num_entered_ = 0;
 }

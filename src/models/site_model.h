@@ -246,6 +246,7 @@ class SiteModel : public Model {
   Buffer first_rows_;  // 0, 1, ..: out_rows of a step of those alone
   Tensor counters_;    // zeros between ops; GPUs only
   Tensor scratch_;     // working memory within one op
+  Tensor left_;        // LeftHeads::products
   LoadedWeights loaded_;
   OfImages left_on_disk_;
   Buffer prepared_;

@@ -13,6 +13,7 @@
 #include "cuda/caps.h"
 #include "cuda/launch_order.h"
 #include "ops/kernel_table.h"
+#include "ops/norm_qkv/left_heads.h"
 #include "tensor/buffer.h"
 #include "tensor/tensor.h"
 
@@ -85,6 +86,8 @@ struct Ctx {
   // On GPUs: kNumCounters words that are zero between kernels; who counts in them leaves them so.
   static constexpr int kNumCounters = 1 << 16;
   uint32_t* counters = nullptr;
+  // On GPUs: what norm_qkv leaves to attention.
+  LeftHeads left_heads = {};
 };
 
 }  // namespace nibble::ops

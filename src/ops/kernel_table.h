@@ -102,9 +102,9 @@ struct Kernel {
   const char* (*refuse)(const Desc&, const KernelOptions&);
   Fn* run;
   Layout layout = Layout::kRows;  // in which it reads its matrix
-  // Of ops that read a Routing: in steps of so many tokens at most it takes their logits, where
-  // norm_route leaves the choice to it.
-  int32_t chooses = 0;
+  // In steps of so many tokens at most it finishes what the op in front leaves undone: of ops that
+  // read a Routing, norm_route's choice; of attention, norm_qkv's heads (norm_qkv/left_heads.h).
+  int32_t takes = 0;
 };
 
 // The last row of a table before the twin: it takes every shape and format, and is slower than the

@@ -55,21 +55,31 @@ int64_t scratch(const Desc& d, const Ctx& cx) {
   return cx.on_gpu() ? gpu::scratch_bytes(d) : scratch_bytes(d, d.tokens, cx.threads());
 }
 
-// What norm_route needs to know of those behind it.
-void find_choosers(Sites& sites) {
+// Whether the row of a site finishes what the one in front leaves.
+bool takes(const Site& reader, int32_t tokens) {
+  switch (reader.key.op) {
+    case Op::kMoeUp:
+      return reader.plan.row<MoeUpKernel>(tokens).takes >= tokens;
+    case Op::kMoeDown:
+      return reader.plan.row<MoeDownKernel>(tokens).takes >= tokens;
+    case Op::kAttention:
+      return reader.plan.row<AttentionKernel>(tokens).takes >= tokens;
+    default:
+      return false;
+  }
+}
+
+// What norm_route and norm_qkv need to know of those behind them.
+void find_takers(Sites& sites) {
   for (Site& site : sites) {
-    if (site.key.op != Op::kNormRoute) continue;
-    const std::vector<Site*> readers = readers_of(sites, site, "routing");
-    site.readers_choose = 0;
+    site.readers_take = 0;
+    const auto* heads = std::get_if<NormQkvDesc>(&site.problem);
+    if (site.key.op != Op::kNormRoute && (heads == nullptr || !may_leave_heads(*heads))) continue;
+    const std::vector<Site*> readers = readers_of(sites, site, heads == nullptr ? "routing" : "q");
     for (const int32_t tokens : {1, 2, 4, 8}) {  // of the plans' first buckets
-      const auto chooses = [tokens](const Site* reader) {
-        if (reader->key.op == Op::kMoeUp)
-          return reader->plan.row<MoeUpKernel>(tokens).chooses >= tokens;
-        return reader->key.op == Op::kMoeDown &&
-               reader->plan.row<MoeDownKernel>(tokens).chooses >= tokens;
-      };
-      if (readers.empty() || !std::ranges::all_of(readers, chooses)) break;
-      site.readers_choose = tokens;
+      const auto all = [&](const Site* reader) { return takes(*reader, tokens); };
+      if (readers.empty() || !std::ranges::all_of(readers, all)) break;
+      site.readers_take = tokens;
     }
   }
 }
@@ -111,7 +121,7 @@ void plan_sites(Sites& sites, const KernelOptions& options) {
           site.plan = SitePlan(site.key, kernels_of(desc), desc, options, resident);
         },
         site.problem);
-  find_choosers(sites);
+  find_takers(sites);
   find_left_sums(sites);
 }
 
@@ -148,6 +158,14 @@ std::vector<std::string> kernel_names(Op op) {
   }
   (std::make_index_sequence<kNumOps>());
   return names;
+}
+
+int64_t left_floats(const Sites& sites, int64_t tokens) {
+  int64_t most = 0;
+  for (const Site& site : sites)
+    if (const auto* heads = std::get_if<NormQkvDesc>(&site.problem))
+      most = std::max(most, std::min<int64_t>(site.readers_take, tokens) * rows_of(*heads));
+  return most;
 }
 
 int64_t scratch_bytes(const Site& site, const Ctx& cx, int64_t tokens, int64_t out) {

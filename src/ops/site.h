@@ -81,8 +81,9 @@ struct Site {
   // On GPUs, once loaded: [experts, N] the least exponent of each row of `weight`, where a kernel
   // asks for it and all rows take it; see gpu_matmul/row_exponents.h.
   const uint8_t* row_exponents = nullptr;
-  // Of norm_route: in steps of up to so many tokens all that read its routing choose the experts.
-  int32_t readers_choose = 0;
+  // In steps of up to so many tokens all that read its output finish it (Kernel::takes): of
+  // norm_route they choose the experts, of norm_qkv they norm, turn and store the heads.
+  int32_t readers_take = 0;
   // Of all_reduce: in steps of so many tokens and more the op behind makes the sum, whose add_norm
   // reads it.
   int64_t left_from = INT64_MAX;
@@ -104,6 +105,9 @@ std::vector<std::string> kernel_names(Op op);
 
 // Those that read what `writer` leaves in `buffer`, in their order: up to the next that writes it.
 std::vector<Site*> readers_of(Sites& sites, const Site& writer, const std::string& buffer);
+
+// Of LeftHeads::products, for steps of up to `tokens` tokens; 0 where no norm_qkv leaves any.
+int64_t left_floats(const Sites& sites, int64_t tokens);
 
 // Working memory that its kernels need in steps of up to `tokens` tokens (`out` rows of logits).
 int64_t scratch_bytes(const Site& site, const Ctx& cx, int64_t tokens, int64_t out);

@@ -63,13 +63,13 @@ TEST(Site, AKindMayOccurTwiceInALayer) {
 TEST(Site, TheChoiceIsLeftToReadersThatAllMakeIt) {
   Sites sites = layer(32);
   plan_sites(sites, on_h200());
-  EXPECT_EQ(sites[0].readers_choose, 1);
-  EXPECT_EQ(sites[5].readers_choose, 0);  // nobody reads it
+  EXPECT_EQ(sites[0].readers_take, 1);
+  EXPECT_EQ(sites[5].readers_take, 0);  // nobody reads it
   KernelOptions forced = on_h200();
   forced.force("moe_down=sm90_w4a16_gemm");
   forced.any_size = true;
   plan_sites(sites, forced);
-  EXPECT_EQ(sites[0].readers_choose, 0);
+  EXPECT_EQ(sites[0].readers_take, 0);
 }
 
 // Of few tokens, where NVFP4's experts are met token by token.
@@ -79,11 +79,11 @@ TEST(Site, TheChoiceOfFewTokensIsLeft) {
   for (Site& site : sites)
     if (auto* const down = std::get_if<MoeDownDesc>(&site.problem)) down->format = Format::kNvfp4;
   plan_sites(sites, on_h200());
-  EXPECT_EQ(sites[0].readers_choose, 4);
+  EXPECT_EQ(sites[0].readers_take, 4);
   KernelOptions gb10;
   gb10.gpu = cuda::gb10();
   plan_sites(sites, gb10);
-  EXPECT_EQ(sites[0].readers_choose, 1);
+  EXPECT_EQ(sites[0].readers_take, 1);
 }
 
 // A sum in blocks is left to the one norm that reads it, in steps whose rows keep that apart.
@@ -108,6 +108,37 @@ TEST(Site, SumsOfManyTokensAreLeftToTheNormBehind) {
   options.has_peer_memory = false;
   options.has_nccl = true;
   EXPECT_EQ(left_from(2880, false), kNever);
+}
+
+// norm_qkv leaves heads of 128 dims to attention that takes them, in steps of few tokens.
+TEST(Site, HeadsAreLeftToAttentionThatTakesThem) {
+  const NormQkvDesc heads{.hidden = 4096,
+                          .q_heads = 32,
+                          .kv_heads = 8,
+                          .head_dim = 128,
+                          .format = Format::kNvfp4,
+                          .norms_heads = true};
+  const auto taken = [](const NormQkvDesc& desc, const KernelOptions& options) {
+    Sites sites;
+    sites.push_back({.key = {Op::kNormQkv, 0}, .problem = desc, .writes = {"q", "kv"}});
+    sites.push_back({.key = {Op::kAttention, 0},
+                     .problem = AttentionDesc{desc.q_heads, desc.kv_heads, desc.head_dim},
+                     .reads = {"q", "kv"},
+                     .writes = {"att"}});
+    plan_sites(sites, options);
+    EXPECT_EQ(left_floats(sites, 4), std::min(4, sites[0].readers_take) * rows_of(desc));
+    return sites[0].readers_take;
+  };
+  EXPECT_EQ(taken(heads, on_h200()), 8);
+  KernelOptions other = on_h200();
+  other.exact = true;
+  EXPECT_EQ(taken(heads, other), 0);
+  other = on_h200();
+  other.force("attention=cuda_bf16_spans");
+  EXPECT_EQ(taken(heads, other), 0);
+  NormQkvDesc gated = heads, partly = heads, wide = heads;
+  gated.has_gates = true, partly.rotary_dim = 64, wide.head_dim = 256;
+  for (const NormQkvDesc& desc : {gated, partly, wide}) EXPECT_EQ(taken(desc, on_h200()), 0);
 }
 
 // What a loaded weight holds refuses rows, and others of the same layout run in their place.

@@ -62,7 +62,8 @@ const char* refuse_any(const AttentionDesc& d, const KernelOptions& o) {
 }
 
 constexpr AttentionKernel kKernels[] = {
-    {"sm90_bf16_spans", refuse_sm90, NIBBLE_SM90_KERNEL(gpu::attend_spans_sm90)},
+    {"sm90_bf16_spans", refuse_sm90, NIBBLE_SM90_KERNEL(gpu::attend_spans_sm90), Layout::kRows,
+     /*takes=*/kMostLeftHeads},
     {"cuda_bf16_spans", refuse_spans, NIBBLE_CUDA_KERNEL(gpu::attend_spans)},
     {"cuda_bf16_tokens", refuse_tokens, NIBBLE_CUDA_KERNEL(gpu::attend_tokens)},
     bf16_row<cpu::Isa::kAmx>("amx_bf16"),
@@ -93,6 +94,7 @@ void attention(Ctx& cx, const Site& site, const Tensor& att, const Tensor& q, co
   const auto window = static_cast<int32_t>(std::get<AttentionDesc>(site.problem).window);
   const AttentionParams params{.scale = scale, .window = window, .sinks = site.sinks};
   run_site<AttentionKernel>(cx, site, s.num_tokens, att, q, pages_of(site, kv), params, s);
+  cx.left_heads.are_left = false;
   cx.wrote({att.data});
 }
 

@@ -9,6 +9,10 @@ namespace nibble::ops::gpu {
 void attend_rows(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
                  const AttentionParams& params, const Step& s, bool by_span);
 
+// For every token of a step whose heads norm_qkv has left: each is a span of its own.
+void attend_left_heads(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
+                       const AttentionParams& params, const Step& s);
+
 // For the tokens of spans that have only one, where a warp for a share of each token's keys fills
 // the GPU.
 bool is_for_warps(const AttentionParams& params, const Tensor& q, const KvLayer& kv, const Step& s,

@@ -130,29 +130,24 @@ struct Query {
     from = at;
     if constexpr (kHeld) {
 #pragma unroll
-      for (int c = 0; c < kDim / 64; ++c) fetch(*reinterpret_cast<uint4(*)[2]>(held + 2 * c), c);
+      for (int i = 0; i < kDim / 32; ++i) held[i] = fetch(i / 2, i % 2);
     }
   }
-  __device__ __forceinline__ void panel(uint4 (&q)[2], int c) const {
+  // Half `i` of panel c.
+  __device__ __forceinline__ uint4 part(int c, int i) const {
     if constexpr (kHeld)
-      q[0] = held[2 * c], q[1] = held[2 * c + 1];
+      return held[2 * c + i];
     else
-      fetch(q, c);
+      return fetch(c, i);
   }
 
  private:
-  __device__ __forceinline__ void fetch(uint4 (&q)[2], int c) const {
+  __device__ __forceinline__ uint4 fetch(int c, int i) const {
     const int p = threadIdx.x % 4;
-    if constexpr (kFp8) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4 w = load16(from + 64 * c + 16 * p + 8 * i);
-        q[i] = {cuda::f16_of_bf16(w.x), cuda::f16_of_bf16(w.y), cuda::f16_of_bf16(w.z),
-                cuda::f16_of_bf16(w.w)};
-      }
-    } else {
-      q[0] = load16(from + 64 * c + 8 * p), q[1] = load16(from + 64 * c + 8 * p + 32);
-    }
+    if constexpr (!kFp8) return load16(from + 64 * c + 8 * p + 32 * i);
+    const uint4 w = load16(from + 64 * c + 16 * p + 8 * i);
+    return {cuda::f16_of_bf16(w.x), cuda::f16_of_bf16(w.y), cuda::f16_of_bf16(w.z),
+            cuda::f16_of_bf16(w.w)};
   }
 };
 
@@ -171,32 +166,29 @@ __device__ __forceinline__ float max_of_keys(float x) {  // over the lanes' g
 
 // Products of queries and keys: d[0], d[1]: key g, heads 2p and 2p + 1; d[2], d[3]: key g + 8. In
 // two chains of half the length.
-template <int kDim>
+template <int kDim, class Queries>
 __device__ __forceinline__ void multiply(float (&d)[2][4], const Tile<kDim, false>& tile,
-                                         const Query<kDim, false>& query) {
+                                         const Queries& query) {
 #pragma unroll
   for (int c = 0; c < kDim / 64; ++c) {
-    uint4 q[2];
-    query.panel(q, c);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint4 &k = tile.k[4 * c + i], &k8 = tile.k[4 * c + 2 + i];
-      cuda::mma_bf16(d[i], k.x, k8.x, k.y, k8.y, q[i].x, q[i].y);
-      cuda::mma_bf16(d[i], k.z, k8.z, k.w, k8.w, q[i].z, q[i].w);
+      const uint4 &k = tile.k[4 * c + i], &k8 = tile.k[4 * c + 2 + i], q = query.part(c, i);
+      cuda::mma_bf16(d[i], k.x, k8.x, k.y, k8.y, q.x, q.y);
+      cuda::mma_bf16(d[i], k.z, k8.z, k.w, k8.w, q.z, q.w);
     }
   }
 }
-template <int kDim>
+template <int kDim, class Queries>
 __device__ __forceinline__ void multiply(float (&d)[2][4], const Tile<kDim, true>& tile,
-                                         const Query<kDim, true>& query) {
+                                         const Queries& query) {
   const auto add = [](float(&sum)[4], uint32_t k, uint32_t k8, uint32_t q0, uint32_t q1) {
     cuda::mma_f16(sum, cuda::f16_of_e4m3_lo(k), cuda::f16_of_e4m3_lo(k8), cuda::f16_of_e4m3_hi(k),
                   cuda::f16_of_e4m3_hi(k8), q0, q1);
   };
 #pragma unroll
   for (int c = 0; c < kDim / 64; ++c) {
-    uint4 q[2];
-    query.panel(q, c);
+    const uint4 q[2] = {query.part(c, 0), query.part(c, 1)};
     const uint4 &k = tile.k[2 * c], &k8 = tile.k[2 * c + 1];
     add(d[0], k.x, k8.x, q[0].x, q[0].y), add(d[0], k.y, k8.y, q[0].z, q[0].w);
     add(d[1], k.z, k8.z, q[1].x, q[1].y), add(d[1], k.w, k8.w, q[1].z, q[1].w);
@@ -204,10 +196,9 @@ __device__ __forceinline__ void multiply(float (&d)[2][4], const Tile<kDim, true
 }
 
 // The products as scores, in powers of two; -inf: not seen.
-template <int kDim, bool kFp8>
-__device__ __forceinline__ void score(float (&s)[4], const Tile<kDim, kFp8>& tile,
-                                      const Query<kDim, kFp8>& q, int32_t index, Visible seen,
-                                      float scale) {
+template <int kDim, bool kFp8, class Queries>
+__device__ __forceinline__ void score(float (&s)[4], const Tile<kDim, kFp8>& tile, const Queries& q,
+                                      int32_t index, Visible seen, float scale) {
   float d[2][4] = {};
   multiply(d, tile, q);
   const int32_t key = index * kTile + threadIdx.x % 32 / 4;

@@ -467,6 +467,7 @@ void launch(Ctx& cx, const TileParams& a) {
 
 void attend_spans_sm90(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
                        const AttentionParams& params, const Step& s) {
+  if (cx.left_heads.are_left) return attend_left_heads(cx, att, q, kv, params, s);
   // Spans of one token go by the other kernels.
   if (s.num_spans > 1 || s.num_tokens == 1)
     attend_rows(cx, att, q, kv, params, s, /*by_span=*/true);

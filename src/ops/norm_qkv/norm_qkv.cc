@@ -11,9 +11,6 @@
 namespace nibble::ops {
 namespace {
 
-constexpr int64_t rows_of(const NormQkvDesc& d) {
-  return ((d.has_gates ? 2 : 1) * d.q_heads + 2 * d.kv_heads) * d.head_dim;
-}
 // q, k and v are laid out one by one: the rows of k, which those of q are a multiple of.
 constexpr MatrixShape matrix_of(const NormQkvDesc& d) {
   return {d.kv_heads * d.head_dim, d.hidden};
@@ -209,6 +206,10 @@ constexpr auto kKernels = joined(
 }  // namespace
 
 std::span<const NormQkvKernel> norm_qkv_kernels() { return kKernels; }
+
+bool may_leave_heads(const NormQkvDesc& d) {
+  return d.head_dim == 128 && d.rotary_dim == 0 && !d.has_gates;
+}
 
 void norm_qkv(Ctx& cx, const Site& site, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
               const Tensor& d, const Tensor& cos_sin, const Step& s) {

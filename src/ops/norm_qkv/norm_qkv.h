@@ -22,6 +22,13 @@ struct NormQkvDesc {
   bool operator==(const NormQkvDesc&) const = default;
 };
 
+// Of its matrix.
+constexpr int64_t rows_of(const NormQkvDesc& d) {
+  return ((d.has_gates ? 2 : 1) * d.q_heads + 2 * d.kv_heads) * d.head_dim;
+}
+// Whether attention could norm, turn and store its heads: see left_heads.h.
+bool may_leave_heads(const NormQkvDesc& d);
+
 // Of the input; of the heads of q and of k, [D] each, where NormQkvDesc::norms_heads.
 struct QkvNorms {
   Norm input;

@@ -37,7 +37,8 @@ void norm_qkv_by(NormMultiplyFn* multiply, Ctx& cx, const NormQkvOut& out, const
                  const Tensor& x, const Tensor& d, const QkvNorms& norms, const Weight& qkv,
                  const Tensor& cos_sin, const Step& s) {
   if (s.num_tokens == 0) return;
-  float* const products = Scratch(cx.scratch).take<float>(s.num_tokens * qkv.rows);
+  Scratch scratch(cx.scratch);
+  float* const products = products_of(cx, scratch, s, qkv.rows);
   multiply(cx,
            {.y = out.y.as<float>(),
             .h = out.h.as<uint16_t>(),

@@ -37,7 +37,7 @@ void norm_qkv_f16(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tenso
                   const Step& s) {
   if (s.num_tokens == 0) return;
   Scratch scratch(cx.scratch);
-  auto* const products = scratch.take<float>(s.num_tokens * qkv.rows);
+  float* const products = products_of(cx, scratch, s, qkv.rows);
   norm_multiply_f16(cx, scratch, rows_of(out, x, d, norms.input, s, {}), qkv, products);
   store_qkv(cx, qkv_store(out.q, kv, cos_sin, s, out.gate), norms, products);
 }

@@ -7,10 +7,16 @@
 #include "cuda/bf16.cuh"
 #include "ops/norm_qkv/norm_qkv.h"
 #include "ops/norm_qkv/qkv_store.h"
+#include "ops/scratch.h"
 
 namespace nibble::ops::gpu {
 
-// For products [T, (Q + 2 G) * D] f32 in memory; heads are normed where `norms` says so.
+// Memory for the products [T, rows] f32 of a row that ends in store_qkv(): where attention takes
+// them from there, that of LeftHeads.
+float* products_of(Ctx& cx, Scratch& scratch, const Step& s, int64_t rows);
+
+// For products [T, (Q + 2 G) * D] f32 in memory; heads are normed where `norms` says so. Those in
+// LeftHeads stay there.
 void store_qkv(Ctx& cx, const QkvStore& s, const QkvNorms& norms, const float* products);
 
 // Heads that the GEMMs' epilogues turn and store: of 64 dims, all turned, without norms or gates.

@@ -5,7 +5,9 @@
 // shuffles. Others go by pairs.
 #include "cuda/fp8.cuh"
 #include "cuda/launch.cuh"
+#include "ops/norm_qkv/lane_heads.cuh"
 #include "ops/norm_qkv/store_qkv.cuh"
+#include "ops/site.h"
 
 namespace nibble::ops::gpu {
 namespace {
@@ -129,8 +131,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // Whether store_wide_heads() takes them.
 bool has_wide_heads(const QkvStore& s) {
-  const bool turns_by_lanes = s.rotary >= 8 && s.rotary <= 128 && (s.rotary & (s.rotary - 1)) == 0;
-  return (s.dim == 128 || s.dim == 256) && (turns_by_lanes || s.rotary == 0);
+  return (s.dim == 128 || s.dim == 256) && turns_by_lanes(s.rotary);
 }
 
 // Dims i to i + 3 of a head, to where they belong.
@@ -160,56 +161,6 @@ __device__ __forceinline__ void put_four(const QkvStore& s, int64_t row, int32_t
   }
 }
 
-// What all heads of a token have in common: of dims 4 lane to 4 lane + 3, cosines, and sines with
-// the sign that those of the other half of the turned dims get.
-struct LaneTurn {
-  float4 cos = {1, 1, 1, 1}, sin = {};
-  __device__ __forceinline__ void load(const QkvStore& s, int32_t t) {
-    const int32_t half = s.rotary / 2, i = 4 * static_cast<int32_t>(threadIdx.x % 32);
-    if (i >= s.rotary) return;
-    const float* const from = s.cos_sin + int64_t{t} * s.rotary + (i & (half - 1));
-    cos = *reinterpret_cast<const float4*>(from);
-    sin = *reinterpret_cast<const float4*>(from + half);
-    if (i < half) sin = {-sin.x, -sin.y, -sin.z, -sin.w};
-  }
-  // `apart`: lanes between dims that turn together.
-  __device__ __forceinline__ float4 operator()(const float4& v, int32_t apart) const {
-    const float4 other = {
-        __shfl_xor_sync(0xffffffff, v.x, apart), __shfl_xor_sync(0xffffffff, v.y, apart),
-        __shfl_xor_sync(0xffffffff, v.z, apart), __shfl_xor_sync(0xffffffff, v.w, apart)};
-    return {v.x * cos.x + other.x * sin.x, v.y * cos.y + other.y * sin.y,
-            v.z * cos.z + other.z * sin.z, v.w * cos.w + other.w * sin.w};
-  }
-};
-
-// What norms a warp's head: v / rms(v) * (offset + weight).
-template <int kFours>
-struct LaneNorm {
-  uint2 weight[kFours];  // of the lane's dims
-  float eps, offset;
-};
-template <int kFours>
-__device__ __forceinline__ void norm_head(float4 (&v)[kFours], const LaneNorm<kFours>& q,
-                                          const LaneNorm<kFours>& k, bool is_q) {
-  float squares = 0;
-#pragma unroll
-  for (const float4& x : v)
-    squares = fmaf(x.x, x.x, fmaf(x.y, x.y, fmaf(x.z, x.z, fmaf(x.w, x.w, squares))));
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(0xffffffff, squares, step);
-  const float inverse = rsqrtf(squares / (128 * kFours) + (is_q ? q.eps : k.eps));
-  const float offset = is_q ? q.offset : k.offset;
-#pragma unroll
-  for (int j = 0; j < kFours; ++j) {
-    const uint32_t low = is_q ? q.weight[j].x : k.weight[j].x;
-    const uint32_t high = is_q ? q.weight[j].y : k.weight[j].y;
-    v[j].x *= inverse * (offset + cuda::bf16_lo(low));
-    v[j].y *= inverse * (offset + cuda::bf16_hi(low));
-    v[j].z *= inverse * (offset + cuda::bf16_lo(high));
-    v[j].w *= inverse * (offset + cuda::bf16_hi(high));
-  }
-}
-
 // A warp a head of 128 kFours dims, kAtOnce of them on their way together. What does not come from
 // the product is on its way before the wait; is_turn_old: so are the angles. releases_first:
 // attention starts before the wait, and brings its keys while the product still runs.
@@ -222,17 +173,14 @@ __global__ void __launch_bounds__(kThreads, kFours == 1 ? 4 : 3)
   if (releases_first) cuda::griddep_launch_dependents();
   const int64_t row = kv_row(s, t);
   const int32_t heads = heads_of(s), stride = static_cast<int32_t>(gridDim.y) * kWarps;
-  LaneNorm<kFours> q{{}, q_norm.eps, q_norm.offset}, k{{}, k_norm.eps, k_norm.offset};
-#pragma unroll
-  for (int j = 0; kNormed && j < kFours; ++j) {
-    q.weight[j] = *reinterpret_cast<const uint2*>(q_norm.weight + 128 * j + 4 * lane);
-    k.weight[j] = *reinterpret_cast<const uint2*>(k_norm.weight + 128 * j + 4 * lane);
-  }
+  LaneNorm<kFours> q(q_norm), k(k_norm);
+  if constexpr (kNormed) q.load(q_norm), k.load(k_norm);
+  const float* const angles = s.cos_sin + int64_t{t} * s.rotary;
   LaneTurn turn;
-  if (is_turn_old) turn.load(s, t);
+  if (is_turn_old) turn.load(angles, s.rotary);
   cuda::griddep_wait();
   if (!releases_first) cuda::griddep_launch_dependents();
-  if (!is_turn_old) turn.load(s, t);
+  if (!is_turn_old) turn.load(angles, s.rotary);
   const float* const from = products + int64_t{t} * heads * s.dim + 4 * lane;
   const auto first = static_cast<int32_t>(blockIdx.y * kWarps + threadIdx.x / 32);
   for (int32_t some = first; some < heads; some += kAtOnce * stride) {
@@ -285,7 +233,21 @@ QkvStore qkv_store(const Tensor& q, const KvLayer& kv, const Tensor& cos_sin, co
           .by_v = 1 / kv.v_scale};
 }
 
+float* products_of(Ctx& cx, Scratch& scratch, const Step& s, int64_t rows) {
+  const bool leaves = cx.site != nullptr && s.num_tokens <= cx.site->readers_take &&
+                      s.num_spans == s.num_tokens && !cx.tap;
+  if (!leaves) return scratch.take<float>(s.num_tokens * rows);
+  CHECK(cx.left_heads.products != nullptr);
+  return cx.left_heads.products;
+}
+
 void store_qkv(Ctx& cx, const QkvStore& s, const QkvNorms& norms, const float* products) {
+  if (products == cx.left_heads.products) {
+    cx.left_heads.are_left = true;
+    cx.left_heads.cos_sin = s.cos_sin, cx.left_heads.rotary = s.rotary;
+    cx.left_heads.q = norms.q, cx.left_heads.k = norms.k;
+    return;
+  }
   constexpr int32_t kFew = 64, kFewWide = 256;  // tokens whose heads are shared out to blocks
   const bool is_wide = has_wide_heads(s), is_normed = norms.q.weight != nullptr;
   const int32_t heads = (s.gate == nullptr ? 1 : 2) * s.q_heads + 2 * s.kv_heads;

@@ -185,7 +185,7 @@ namespace gpu {
 
 bool readers_choose(const Ctx& cx, const Routing& r) {
   if (r.num_tokens == 0 || r.room == nullptr || cx.tap) return false;
-  return cx.site != nullptr && r.num_tokens <= cx.site->readers_choose;
+  return cx.site != nullptr && r.num_tokens <= cx.site->readers_take;
 }
 
 int64_t scratch_bytes(const NormRouteDesc& d) {

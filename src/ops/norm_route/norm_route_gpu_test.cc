@@ -322,7 +322,7 @@ void check_left_choice(const Shape& shape, Format format, int64_t shared = 0,
   sites.push_back({.key = {Op::kMoeUp, 0}, .problem = up_desc, .reads = {"routing"}});
   sites.push_back({.key = {Op::kMoeDown, 0}, .problem = down_desc, .reads = {"routing"}});
   plan_sites(sites, gpu.cx.kernels);
-  ASSERT_GE(sites[0].readers_choose, tokens);
+  ASSERT_GE(sites[0].readers_take, tokens);
   int rows = 0;
   for (const auto* row : kernels_here(norm_route_kernels(), route_desc, gpu.cx.kernels)) {
     const std::string_view name = row->name;
