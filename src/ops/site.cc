@@ -79,6 +79,7 @@ void find_takers(Sites& sites) {
     for (const int32_t tokens : {1, 2, 4, 8}) {  // of the plans' first buckets
       const auto all = [&](const Site* reader) { return takes(*reader, tokens); };
       if (readers.empty() || !std::ranges::all_of(readers, all)) break;
+      if (heads != nullptr && readers.size() > 1) break;  // who takes heads leaves no q behind
       site.readers_take = tokens;
     }
   }
