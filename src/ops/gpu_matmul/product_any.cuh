@@ -218,7 +218,7 @@ __device__ __forceinline__ void run_chunks(float (&sum)[kN][4], TileOf<kFormat, 
     for (int i = 0; i < L::kAhead; ++i) {
       const int c = first + i;
       if (c >= end) break;
-#pragma unroll
+#pragma unroll(L::D::kParts < 3 ? L::D::kParts : 1)  // three would spill
       for (int part = 0; part < L::D::kParts; ++part) {
         const bool is_last = part + 1 == L::D::kParts;
         loader.store(tile, w[i], part);
