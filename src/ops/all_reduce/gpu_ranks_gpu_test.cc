@@ -266,25 +266,31 @@ TEST(GpuRanks, DrawTheSameIds) {
   EXPECT_GT(others, kRows / 2);
 }
 
-// No id, and an error for who asks.
+// No id, and an error for who asks: of the likeliest, and of what is drawn where all have found
+// the likeliest together (a row that has none draws nothing).
 TEST(GpuRanks, FindNoIdsWithoutARankThatDoesNotCome) {
   constexpr int64_t kRows = 30;
   const std::vector<float> all = parts_of(8, kRows * kVocab);
   const std::vector<Draw> draws(kRows, {.temperature = 1});
-  dist::on_every_rank(dist::test_ranks(3), [&](dist::TcpComm& host) {
-    Rank rank(host);
-    const Buffer on_gpu = rank.to_gpu(draws);
-    Found found(rank, all, bits_of({}));
-    if (host.rank() < 2) {
-      rank.ranks.set_patience(std::chrono::seconds(1));
-      found.likeliest();
-      for (const Greedy& row : found.rows()) EXPECT_EQ(row.id, Greedy::kNotFinite);
-      found.drawn(on_gpu);
-      for (const Greedy& row : found.rows()) EXPECT_EQ(row.id, Greedy::kNotFinite);
-      EXPECT_THROW(rank.ranks.check(), Error);
-    }
-    rank.wait_for_all();
-  });
+  for (const bool is_drawn : {false, true})
+    dist::on_every_rank(dist::test_ranks(3), [&](dist::TcpComm& host) {
+      Rank rank(host);
+      const Buffer on_gpu = rank.to_gpu(draws);
+      Found found(rank, all, bits_of({}));
+      rank.wait_for_all();
+      if (is_drawn) {
+        found.likeliest();
+        for (const Greedy& row : found.rows()) EXPECT_GE(row.id, 0);
+        rank.wait_for_all();
+      }
+      if (host.rank() < 2) {
+        rank.ranks.set_patience(std::chrono::seconds(1));
+        is_drawn ? found.drawn(on_gpu) : found.likeliest();
+        for (const Greedy& row : found.rows()) EXPECT_EQ(row.id, Greedy::kNotFinite);
+        EXPECT_THROW(rank.ranks.check(), Error);
+      }
+      rank.wait_for_all();
+    });
 }
 
 // A rank that has no room for them says so, and the others say it too, rather than that it is gone.

@@ -17,7 +17,8 @@
 namespace nibble::ops {
 namespace {
 
-constexpr int64_t kCapacity = 64;  // floats of packets, which nobody sends here
+constexpr int64_t kCapacity = 64;   // floats of packets, which nobody sends here
+constexpr int32_t kUnwritten = -7;  // no id, and not what says that there is none
 
 struct Problem {
   int64_t rows, vocab;
@@ -108,8 +109,8 @@ class Drawing {
  private:
   GreedyOut output(int32_t first_id) {
     const std::vector<int32_t> turn = {0};
-    const Tensor rows = gpu.output(DType::kI32, {p_.rows, 2});
-    return {.rows = reinterpret_cast<Greedy*>(rows.as<int32_t>()),
+    const std::vector<Greedy> nothing(p_.rows, {kUnwritten, 0});
+    return {.rows = const_cast<Greedy*>(gpu.array(nothing)),
             .stride = p_.rows,
             .turn = gpu.array(turn),
             .ids = gpu.output(DType::kI32, {p_.rows}).as<int32_t>(),
@@ -160,7 +161,7 @@ TEST(DrawOverRanksGpu, IsWhatOneRankDrawsThatHasTheWholeRow) {
     }
 }
 
-// The others end, without an id.
+// The others end, and say of each row that it has no id.
 TEST(DrawOverRanksGpu, EndsWithoutARankThatIsGone) {
   std::mt19937 random(4);
   Problem p(random, 12, 100);
