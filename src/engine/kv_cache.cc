@@ -140,6 +140,14 @@ KvCache::Hit KvCache::longest_hit(int32_t root, std::span<const int32_t> tokens,
   const auto most = static_cast<int32_t>(tokens.size()) - 1;
   path_.clear();
   std::vector<int32_t> run_starts(groups_.size(), 0);  // of the pages without a gap up to here
+  const auto is_there = [&](int32_t node, int32_t g) {
+    return prefixes_.page(node, g) != KvLayer::kNoPage;
+  };
+  const auto has_full_pages = [&](int32_t node) {
+    for (int32_t g = 0; g < static_cast<int32_t>(groups_.size()); ++g)
+      if (groups_[g].window == kNoWindow && !is_there(node, g)) return false;
+    return true;
+  };
   Hit hit;
   for (int32_t node = root;; path_.push_back(node)) {
     const auto p = static_cast<int32_t>(path_.size());
@@ -160,14 +168,12 @@ KvCache::Hit KvCache::longest_hit(int32_t root, std::span<const int32_t> tokens,
     // A page before another token may be the last: its last position is computed again.
     const bool parts = p > 0 && prefixes_.behind(node) != behind(tokens, p - 1);
     if (parts || (p + 1) * page_size > most) return hit;
-    node =
-        prefixes_.find(node, tokens.subspan(int64_t{p} * page_size, page_size), behind(tokens, p));
+    // Forks that part right behind a page share it, and one of their nodes has it.
+    node = prefixes_.find(node, tokens.subspan(int64_t{p} * page_size, page_size),
+                          behind(tokens, p), has_full_pages);
     if (node == PrefixCache::kNoNode) return hit;
-    for (size_t g = 0; g < groups_.size(); ++g) {
-      const bool is_there = prefixes_.page(node, static_cast<int32_t>(g)) != KvLayer::kNoPage;
-      if (!is_there && groups_[g].window == kNoWindow) return hit;
-      if (!is_there) run_starts[g] = p + 1;
-    }
+    for (size_t g = 0; g < groups_.size(); ++g)
+      if (!is_there(node, static_cast<int32_t>(g))) run_starts[g] = p + 1;
   }
 }
 

@@ -50,11 +50,13 @@ int32_t PrefixCache::root(const std::string& salt) {
   return node;
 }
 
-int32_t PrefixCache::find(int32_t parent, std::span<const int32_t> tokens, int32_t behind) const {
+int32_t PrefixCache::find(int32_t parent, std::span<const int32_t> tokens, int32_t behind,
+                          const std::function<bool(int32_t node)>& is_usable) const {
   CHECK(static_cast<int32_t>(tokens.size()) == page_size_);
   int32_t other = kNoNode;
   for (int32_t node = buckets_[bucket(parent, tokens)]; node != kNoNode; node = nodes_[node].next) {
     if (nodes_[node].parent != parent || !std::ranges::equal(tokens_of(node), tokens)) continue;
+    if (is_usable && !is_usable(node)) continue;
     if (nodes_[node].behind == behind) return node;
     other = node;
   }

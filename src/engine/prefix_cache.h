@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -26,9 +27,11 @@ class PrefixCache {
   // The node of the empty text; kNoNode where there is no room for another.
   int32_t root(const std::string& salt);
   // The text of `parent` and one page more, `tokens` [page_size], and the token behind them, if
-  // that matters. find(): one of any other token where there is none of this; kNoNode where the
-  // text is not known. insert(): kNoNode where there is no room for another.
-  int32_t find(int32_t parent, std::span<const int32_t> tokens, int32_t behind = kAnyToken) const;
+  // that matters. find(): of those that is_usable says, where it is given; one of any other token
+  // where there is none of this; kNoNode where the text is not known. insert(): kNoNode where there
+  // is no room for another.
+  int32_t find(int32_t parent, std::span<const int32_t> tokens, int32_t behind = kAnyToken,
+               const std::function<bool(int32_t node)>& is_usable = {}) const;
   int32_t insert(int32_t parent, std::span<const int32_t> tokens, int32_t behind = kAnyToken);
   int32_t parent(int32_t node) const { return nodes_[node].parent; }
   int32_t behind(int32_t node) const { return nodes_[node].behind; }

@@ -252,6 +252,28 @@ TEST(KvPrefix, WhatMayBeRolledBackIsNotShared) {
   for (int32_t p = 0; p < 4; ++p) EXPECT_EQ(value(kv, 1, b, p), content(tokens, p) + 0.25f);
 }
 
+// A page that forks share, and part behind, is of the first one's text and next token. The other's
+// text finds it, too.
+TEST(KvPrefix, APageIsFoundBehindAnyOfTheTokensThatFollowIt) {
+  KvCache kv(info_of(6), plan_of(30, 30, 1));
+  const auto with_end = [](int32_t token) {
+    Tokens tokens = text(kPage, 0);
+    tokens.resize(kPage + 3, token);
+    return tokens;
+  };
+  const int32_t a = kv.open();
+  kv.adopt(a, with_end(100), "");
+  ASSERT_TRUE(compute(kv, a, text(kPage, 0)));
+  const int32_t b = kv.fork(a);
+  ASSERT_TRUE(compute(kv, a, with_end(100)));
+  ASSERT_TRUE(compute(kv, b, with_end(200)));
+  for (const int32_t token : {100, 200, 300}) {
+    const int32_t slot = kv.open();
+    EXPECT_EQ(kv.adopt(slot, with_end(token), ""), kPage) << token;
+    kv.close(slot);
+  }
+}
+
 TEST(KvPrefix, WhatIsNotInAllLayersYetIsNotShared) {
   KvCache kv(info_of(20), plan_of(30, 30));
   const Tokens tokens = text(18, 0);
