@@ -145,6 +145,27 @@ TEST(Eagle3, SameTextAfterPreemptionAndInForks) {
     EXPECT_TRUE(answers[i] == run_alone(*loaded.model, loaded.cx, options_of(), forks[i])) << i;
 }
 
+// Pages of a window that the prompt's chunk has left behind are given back by all of them.
+TEST(Eagle3, ForksKeepNoMorePagesThanOneAlone) {
+  Loaded loaded;
+  Request request{.max_tokens = 8};
+  for (const Request& r : requests_of(8, 1, true))
+    request.prompt.insert(request.prompt.end(), r.prompt.begin(), r.prompt.end());
+  request.prompt.resize(500);
+  const auto usage = [&](size_t forks) {
+    EngineOptions options = loaded.drafts(options_of(512), 3);
+    options.kv_bytes = Engine::kv_bytes_for(loaded.model->info(), options, 1024, 8);
+    Engine engine(*loaded.model, loaded.cx, options);
+    std::vector<Request> requests(forks, request);
+    for (Request& r : requests) record(r);
+    EXPECT_TRUE(engine.submit_forks(std::move(requests)).ok());
+    EXPECT_TRUE(engine.step());
+    EXPECT_EQ(engine.stats().num_running, forks);
+    return engine.stats().kv_usage;
+  };
+  EXPECT_EQ(usage(4), usage(1));
+}
+
 // A third of what its README says of a thousand items, so that a head that is fed the wrong rows
 // fails, and one that is trained again does not. After prefix hits it is as good as before.
 TEST(Eagle3, ManyDraftsComeTrue) {

@@ -86,8 +86,8 @@ void Engine::Impl::feed_head() {
   if (kv_.states().exist()) {
     for (const HeadDrafter::Fed& f : fed_) kv_.copy_tail(f.sequence->slot);
   } else {
-    for (const Chunk& c : scheduler_.chunks())
-      kv_.wrote(c.sequence->slot, c.sequence->num_fed, c.sequence->tokens);
+    for (const auto& s : scheduler_.running())  // those that forked now among them
+      kv_.wrote(s->slot, s->num_fed, s->tokens);
   }
 }
 
