@@ -56,11 +56,25 @@ constexpr int kMaxNesting = 64;  // of groups, which cost time at every token, o
 // Blanks between the tokens of JSON: a small model likes to go on with them for ever.
 constexpr int kMaxBlanks = 16;
 
-// Of a schema, its objects and arrays open where it says nothing of others.
-xgrammar::Grammar rules_of(const std::string& schema) {
+// Of a schema, its objects and arrays open where it says nothing of others; as xgrammar has it in
+// tags, closed.
+xgrammar::Grammar rules_of(const std::string& schema, bool in_tag = false) {
+  const std::optional<int> blanks = in_tag ? std::nullopt : std::optional(kMaxBlanks);
   return xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/true, /*indent=*/std::nullopt,
-                                           /*separators=*/std::nullopt, /*strict_mode=*/false,
-                                           kMaxBlanks);
+                                           /*separators=*/std::nullopt, /*strict_mode=*/in_tag,
+                                           blanks);
+}
+
+// Rules that compile faster than the schema does (string_budgets.h); "": its own.
+std::string faster_rules(const std::string& schema, bool in_tag) {
+  if (schema.find("maxLength") == std::string::npos) return "";
+  try {
+    const std::string rules = rules_of(schema, in_tag).ToString();
+    std::string budgeted = with_string_budgets(rules);
+    return budgeted == rules ? "" : budgeted;
+  } catch (const std::exception&) {  // what is not valid is said when it is compiled
+    return "";
+  }
 }
 
 // One line, without the place in xgrammar's source.
@@ -163,7 +177,11 @@ std::string left_out(const GrammarSpec& spec) {
 // Rewrites schemas and patterns into what xgrammar keeps to, each part of a tag by its own
 // strictness; why it would not, or "".
 std::string keep(GrammarSpec& spec) {
-  if (spec.kind == GrammarSpec::Kind::kStructuralTag) return keep_parts(spec.text, keep);
+  if (spec.kind == GrammarSpec::Kind::kStructuralTag) {
+    return keep_parts(spec.text, keep, [](const std::string& schema) {
+      return faster_rules(schema, /*in_tag=*/true);
+    });
+  }
   std::string why;
   if (spec.kind == GrammarSpec::Kind::kJsonSchema) {
     const auto json = nlohmann::json::parse(spec.text, nullptr, /*allow_exceptions=*/false);
@@ -191,11 +209,8 @@ int num_threads() {
 xgrammar::CompiledGrammar compile_with(xgrammar::GrammarCompiler& compiler,
                                        const GrammarSpec& spec) {
   const auto from_schema = [&](const std::string& schema) {
-    if (schema.find("maxLength") != std::string::npos) {
-      const std::string rules = rules_of(schema).ToString();
-      const std::string budgeted = with_string_budgets(rules);
-      if (budgeted != rules) return compiler.CompileGrammar(budgeted);
-    }
+    const std::string rules = faster_rules(schema, /*in_tag=*/false);
+    if (!rules.empty()) return compiler.CompileGrammar(rules);
     return compiler.CompileJSONSchema(schema, /*any_whitespace=*/true, /*indent=*/std::nullopt,
                                       /*separators=*/std::nullopt, /*strict_mode=*/false,
                                       kMaxBlanks);

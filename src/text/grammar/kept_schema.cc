@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "text/grammar/regex_text.h"
 #include "text/utf8.h"
 
 namespace nibble {
@@ -76,10 +77,6 @@ bool is_ascii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x80; });
 }
 
-bool is_hex_digit(char c) {
-  return std::string_view("0123456789abcdefABCDEF").find(c) != std::string_view::npos;
-}
-
 // A pattern as xgrammar reads it right inside a string: characters above ASCII and \xhh, of which
 // one of its two readers takes all digits that follow, as \u{...}, and "(...)?" as "(...){0,1}",
 // since by "(ab*)?" it would let a "b" through.
@@ -96,19 +93,17 @@ std::string as_read(const std::string& pattern) {
     last_escaped = escaped;
     if (!escaped && one == "[") in_class = true;
     if (!escaped && one == "]") in_class = false;
-    const bool is_hex = escaped && one == "x" && pattern.size() - at >= 2 &&
-                        is_hex_digit(pattern[at]) && is_hex_digit(pattern[at + 1]);
-    if (is_hex) {
-      out += "\\u{" + pattern.substr(at, 2) + "}";
-      at += 2;
-    } else if (!escaped && behind_group && one == "?") {
+    Numbered hex;
+    if (escaped && one == "x") hex = numbered(std::string_view(pattern).substr(from - 1));
+    if (hex.length > 0) at = from - 1 + hex.length;
+    if (!escaped && behind_group && one == "?") {
       out += "{0,1}";
-    } else if (is_ascii(one) || unit.kind != utf8::Kind::kCharacter) {
+    } else if (hex.length == 0 && (is_ascii(one) || unit.kind != utf8::Kind::kCharacter)) {
       out += (escaped ? "\\" : "") + one;
     } else {
       std::array<char, 16> digits{};
-      std::snprintf(digits.data(), digits.size(), "\\u{%x}",
-                    static_cast<unsigned>(utf8::code_point(one)));
+      const uint32_t c = hex.length > 0 ? hex.character : utf8::code_point(one);
+      std::snprintf(digits.data(), digits.size(), "\\u{%x}", static_cast<unsigned>(c));
       out += digits.data();
     }
   }

@@ -14,13 +14,8 @@ constexpr uint32_t kLastCharacter = 0x10FFFF;
 // Half of a pair, which no text has.
 bool is_surrogate(uint32_t c) { return c >= 0xD800 && c < 0xE000; }
 
-struct Numbered {
-  size_t length = 0;  // of the escape; 0: it is none
-  uint32_t character = 0;
-};
+}  // namespace
 
-// The escape that a pattern begins with, where it says a character by its number: \xhh, \uhhhh,
-// \Uhhhhhhhh, \u{h}, \0oo.
 Numbered numbered(std::string_view pattern) {
   const auto of = [&](size_t begin, size_t end, size_t length, int base) -> Numbered {
     if (end > pattern.size() || length > pattern.size()) return {};
@@ -44,6 +39,8 @@ Numbered numbered(std::string_view pattern) {
   }
   return {};
 }
+
+namespace {
 
 // The same pattern with these characters themselves: xgrammar reads \x with all hexadecimal digits
 // that follow, and what it makes of a number inside a class with those behind it.

@@ -1,6 +1,8 @@
 // Regular expressions in the words that xgrammar reads as others do.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -11,6 +13,14 @@ namespace nibble {
 // front, which it does not know, is understood here; characters have their numbers as in Python's
 // re, and as \u{h}. Patterns of JSON Schemas are read by other rules of its own.
 std::string as_converted(std::string_view pattern);
+
+// The escape that a pattern begins with, where it says a character by its number: \xhh, \uhhhh,
+// \Uhhhhhhhh, \u{h}, \0oo.
+struct Numbered {
+  size_t length = 0;  // of the escape; 0: it is none
+  uint32_t character = 0;
+};
+Numbered numbered(std::string_view pattern);
 
 // Whether each escape of an EBNF grammar or a schema's pattern that numbers a character has one's
 // number: xgrammar writes halves of surrogate pairs as bytes that are no text, and as it takes all

@@ -9,6 +9,7 @@
 
 #include "text/chat/harmony_for_test.h"
 #include "text/grammar/grammar.h"
+#include "text/grammar/tag_parts.h"
 #include "text/tokenizer/o200k_for_test.h"
 
 namespace nibble {
@@ -40,6 +41,11 @@ size_t characters(const std::string& utf8) {
   }));
 }
 
+std::string in_a_tag(const std::string& schema) {
+  return R"({"type":"structural_tag","format":{"type":"json_schema","json_schema":)" + schema +
+         "}}";
+}
+
 // A text by tokens drawn from the masks, the longest of a few, until the text may end.
 std::string draw(const Tokenizer& tokenizer, const Grammar& grammar, int32_t end, uint32_t seed) {
   std::mt19937 random(seed);
@@ -67,21 +73,30 @@ std::string draw(const Tokenizer& tokenizer, const Grammar& grammar, int32_t end
   return text;
 }
 
+// Inside a tag blanks are not bounded, so there it is the string alone.
 TEST(StringBudgets, BoundsAreKeptToTheCharacter) {
-  const auto check = [](const Tokenizer& tokenizer, int32_t end, size_t least, size_t most) {
+  const auto check = [](const Tokenizer& tokenizer, int32_t end, size_t least, size_t most,
+                        bool in_tag = false) {
     const GrammarCompiler compiler(tokenizer, tokenizer.size());
-    const auto grammar = compiler.compile(
-        {.kind = GrammarSpec::Kind::kJsonSchema,
-         .text = kBounded + "\"minLength\":" + std::to_string(least) +
-                 ",\"maxLength\":" + std::to_string(most) +
-                 R"(},"n":{"type":"integer"}},"required":["s"],"additionalProperties":false})"});
+    const std::string bounds =
+        "\"minLength\":" + std::to_string(least) + ",\"maxLength\":" + std::to_string(most);
+    GrammarSpec spec{
+        .kind = GrammarSpec::Kind::kJsonSchema,
+        .text = kBounded + bounds +
+                R"(},"n":{"type":"integer"}},"required":["s"],"additionalProperties":false})"};
+    if (in_tag)
+      spec = {.kind = GrammarSpec::Kind::kStructuralTag,
+              .text = in_a_tag(R"({"type":"string",)" + bounds + "}")};
+    const auto grammar = compiler.compile(spec);
     ASSERT_TRUE(grammar.ok()) << grammar.error();
     size_t longest = 0;
     for (uint32_t seed = 0; seed < 6; ++seed) {
       const std::string text = draw(tokenizer, *grammar, end, seed);
       const auto json = nlohmann::json::parse(text, nullptr, false);
-      ASSERT_TRUE(json.is_object() && json["s"].is_string()) << text;
-      const size_t length = characters(json["s"].get<std::string>());
+      ASSERT_TRUE(in_tag || json.is_object()) << text;
+      const auto& string = in_tag ? json : json["s"];
+      ASSERT_TRUE(string.is_string()) << text;
+      const size_t length = characters(string.get<std::string>());
       EXPECT_GE(length, least) << text;
       EXPECT_LE(length, most) << text;
       longest = std::max(longest, length);
@@ -92,6 +107,7 @@ TEST(StringBudgets, BoundsAreKeptToTheCharacter) {
   check(byte_tokenizer(), 256, 3, 3);
   check(byte_tokenizer(), 256, 2, 9);
   check(o200k(), 200'002, 0, 120);
+  check(o200k(), 200'002, 3, 200, /*in_tag=*/true);
 }
 
 // What was possible with a rule a character is possible, and nothing else.
@@ -113,6 +129,35 @@ TEST(StringBudgets, TakesAStringBackAndGoesOn) {
   EXPECT_EQ(feed("\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3"), 10u);  // five of two bytes
   EXPECT_EQ(feed("\n"), 0u);
   EXPECT_EQ(feed("\""), 1u);
+}
+
+// What its schema makes of itself inside a tag: objects are closed, and blanks are not counted.
+TEST(StringBudgets, TagsAreWhatTheyAreWithout) {
+  const GrammarCompiler compiler(byte_tokenizer(), byte_tokenizer().size());
+  for (const char* most : {"3", "300"}) {
+    const std::string schema = kBounded + "\"maxLength\":" + most + "}}}";
+    const auto grammar =
+        compiler.compile({.kind = GrammarSpec::Kind::kStructuralTag, .text = in_a_tag(schema)});
+    ASSERT_TRUE(grammar.ok()) << grammar.error();
+    const auto fits = [&](const std::string& text) {
+      GrammarRun run(*grammar, {256});
+      size_t fit = 0;
+      while (fit < text.size() && run.accept(static_cast<unsigned char>(text[fit]))) ++fit;
+      return fit == text.size();
+    };
+    EXPECT_TRUE(fits("{" + std::string(50, ' ') + R"("s":"abc"})")) << most;
+    EXPECT_EQ(fits(R"({"s":"abcd"})"), std::string(most) == "300");
+    EXPECT_FALSE(fits(R"({"s":"abc","t":1})")) << most;
+  }
+}
+
+TEST(StringBudgets, OfTagsThoseOfJsonAloneBecomeRules) {
+  std::string tag = R"({"a":{"type":"json_schema","json_schema":{"x":1},"lenient":true},)"
+                    R"("b":{"type":"qwen_xml_parameter","json_schema":{"x":2}}})";
+  const auto keep = [](GrammarSpec&) { return std::string(); };
+  EXPECT_EQ(keep_parts(tag, keep, [](const std::string& schema) { return "of " + schema; }), "");
+  EXPECT_EQ(tag, R"({"a":{"type":"grammar","grammar":"of {\"x\":1}"},)"
+                 R"("b":{"type":"qwen_xml_parameter","json_schema":{"x":2}}})");
 }
 
 }  // namespace

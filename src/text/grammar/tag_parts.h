@@ -12,7 +12,9 @@
 namespace nibble {
 
 // Puts in place of each part what `keep` makes of it, and takes our words out. `keep` returns why a
-// part is refused, or "": so does this, of the first one. A text that is no JSON stays as it is.
-std::string keep_parts(std::string& tag, const std::function<std::string(GrammarSpec& part)>& keep);
+// part is refused, or "": so does this, of the first one. A text that is no JSON stays as it is. In
+// place of a schema of JSON come what `rules_of` makes of it, in EBNF; "": it stays.
+std::string keep_parts(std::string& tag, const std::function<std::string(GrammarSpec& part)>& keep,
+                       const std::function<std::string(const std::string& schema)>& rules_of);
 
 }  // namespace nibble
