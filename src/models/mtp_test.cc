@@ -219,9 +219,10 @@ TEST_P(MtpOfExperts, TakesTheSharedOneForOneMore) {
     for (const bool by_twins : {true, false}) {
       logits.clear(), drafts.clear();
       load(by_twins, {dir.path()});
-      for (const ops::Site& site : dynamic_cast<SiteModel&>(head->model()).sites())
-        if (const auto* down = std::get_if<ops::MoeDownDesc>(&site.problem))
-          EXPECT_EQ(down->shared, is_one_more);
+      for (const ops::Site& site : dynamic_cast<SiteModel&>(head->model()).sites()) {
+        const auto* down = std::get_if<ops::MoeDownDesc>(&site.problem);
+        EXPECT_EQ(down == nullptr ? is_one_more : down->shared, is_one_more);
+      }
       draft(64);
       std::vector<float> all;
       for (const auto& row : logits) all.insert(all.end(), row.begin(), row.end());
