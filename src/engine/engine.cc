@@ -53,6 +53,7 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
       log_activity_(options.log_activity) {
   request_limits_ = {.vocab_size = model.info().vocab_size, .max_model_len = kv_.plan().max_len};
   ended_.reserve(options.max_num_seqs);
+  wanted_.reserve(step_limits_.max_out);
   ahead_.reserve(options.max_num_seqs);
   begun_.reserve(options.max_num_seqs);
   ahead_chunks_.reserve(options.max_num_seqs);

@@ -118,6 +118,27 @@ TEST(GpuCalls, AStepWaitsOnceAndAllocatesNothing) {
   }
 }
 
+// All rows of a step that the host must see are on their way when it looks at the first.
+TEST(GpuCalls, RowsComeWhileOthersAreLookedAt) {
+  if (std::getenv("NIBBLE_SMALL_TESTS") != nullptr) GTEST_SKIP() << "other tests run its kernels";
+  GpuTestModel loaded(Format::kMxfp4, /*exact=*/false);
+  Engine engine(*loaded.model, loaded.cx,
+                {.max_num_seqs = 4,
+                 .max_num_batched_tokens = 128,
+                 .max_model_len = 512,
+                 .kv_bytes = int64_t{64} << 20,
+                 .prefix_caching = false});
+  std::vector<Request> seen = requests(4);
+  for (Request& r : seen) r.sampling.logprobs = 2;
+  run_all(engine, seen);  // records the graphs
+  const int64_t steps_before = engine.stats().num_steps;
+  calls = {};
+  run_all(engine, seen);
+  const int64_t steps = engine.stats().num_steps - steps_before;
+  EXPECT_EQ(calls.waits, 5 * steps);  // for the step, and for each row
+  EXPECT_EQ(calls.ahead, 3 * steps);  // but for the step and for the last row
+}
+
 // While a step that verifies drafts runs, the head is fed what it will find: whenever the host
 // waits for one, the GPU has what comes next.
 TEST(GpuCalls, AStepIsWaitedForBesideItsHead) {

@@ -96,6 +96,7 @@ class Engine::Impl {
 
   std::unique_ptr<PageMemory> page_memory();
   Buffer step_memory(const EngineOptions& options) const;
+  void fetch_rows();
   std::span<float> logits_row(int64_t row);
   Sampler::Sampled found(int64_t row);
   Sampler::Sampled sampled(const Sequence& sequence, int64_t row);
@@ -146,6 +147,7 @@ class Engine::Impl {
   std::vector<Distribution> p_, q_;  // of the drafts at hand
   SteadyTime step_began_;            // or the one before ended, whose end it waited for
   SteadyTime waits_until_;           // at most, in finish(), for masks behind drafts
+  std::vector<int64_t> wanted_;      // rows of logits that the host must see
   Tensor logits_;                    // of the step that ran last, [R, V]; of one rank
   std::vector<uint32_t> bits_;       // [V / 32] of a grammar
   Output output_;

@@ -41,6 +41,7 @@ void Engine::Impl::finish() {
   ++counters_.num_steps;
   counters_.metrics.iteration_tokens.add(blocks_[turn_].step().num_tokens);
   ended_.clear();
+  if (gpu_ != nullptr && begun_.empty()) fetch_rows();
   waits_until_ = std::chrono::steady_clock::now() + kMaskPatience;
   int64_t row = 0;
   for (size_t i = 0; i < scheduler_.chunks().size(); ++i) {
@@ -275,6 +276,19 @@ bool Engine::Impl::wait_for_mask(const Sequence& sequence) {
     inbox_.mask_came = false;
   }
   return true;
+}
+
+// Rows that the host must see come to it one after the other, while it looks at the first.
+void Engine::Impl::fetch_rows() {
+  wanted_.clear();
+  int64_t row = 0;
+  for (const Chunk& c : scheduler_.chunks()) {
+    const Sequence& s = *c.sequence;
+    const bool is_seen = !s.is_held && (!is_plain(s) || are_apart(s));
+    for (int32_t i = 0; is_seen && i < c.num_out; ++i) wanted_.push_back(row + i);
+    row += c.num_out;
+  }
+  gpu_->fetch(wanted_);
 }
 
 std::span<float> Engine::Impl::logits_row(int64_t row) {

@@ -49,13 +49,16 @@ GpuSteps::GpuSteps(Model& model, ops::Ctx& cx, GpuPages& pages, SeqState kv,
       never_(cx.allocate(mask_bytes(model.info()))),
       ids_(cx.allocate(ids_bytes(limits))),
       greedy_(cuda::pinned_buffer(2 * max_out_ * static_cast<int64_t>(sizeof(ops::Greedy)))),
-      row_(cuda::pinned_buffer(model.info().vocab_size * static_cast<int64_t>(sizeof(float)))),
       spans_(cuda::pinned_buffer(spans_bytes(max_num_seqs))),
       replayed_(cx.allocate(spans_bytes(max_num_seqs))) {
   const Cut& cut = model.info().logits;
   if (!cut.is_whole())
     whole_ = std::make_unique<ops::WholeLogits>(cx, ops::VocabCut{cut.all, cut.begin, cut.size},
                                                 limits.max_out);
+  for (RowHere& here : here_)
+    here.logits =
+        cuda::pinned_buffer(model.info().vocab_size * static_cast<int64_t>(sizeof(float)));
+  wanted_.reserve(max_out_);
   std::vector<uint32_t> never(never_.size_bytes() / sizeof(uint32_t));
   for (const int32_t id : masked_ids) never[id / 32] |= uint32_t{1} << (id % 32);
   cuda::copy(never_.data(), never.data(), never_.size_bytes());
@@ -100,6 +103,8 @@ void GpuSteps::launch(const StepBlock& block, bool is_fed, const DraftedTokens& 
                   .draws = draws != nullptr};
   const bool only_decodes = step.num_tokens == step.num_out;
   logits_ = only_decodes ? launch_like(like, run) : run();
+  for (RowHere& here : here_) here.row = RowHere::kNone;
+  wanted_.clear();
   done_[block.turn()].record(cx_.stream);
 }
 
@@ -186,16 +191,35 @@ ops::Greedy GpuSteps::found(const StepBlock& block, int64_t row) const {
   return static_cast<const ops::Greedy*>(greedy_.data())[block.turn() * max_out_ + row];
 }
 
+void GpuSteps::fetch(std::span<const int64_t> rows) {
+  wanted_.assign(rows.begin(), rows.end());
+  for (const int64_t row : wanted_)
+    if (row < wanted_.front() + kRowsHere) begin_copy(row);
+}
+
 std::span<float> GpuSteps::logits(int64_t row) {
+  begin_copy(row);
+  for (auto next = std::ranges::upper_bound(wanted_, row);
+       next != wanted_.end() && *next < row + kRowsHere; ++next)
+    begin_copy(*next);
+  RowHere& here = here_[row % kRowsHere];
+  here.has_come.wait();
+  return {static_cast<float*>(here.logits.data()), static_cast<size_t>(model_.info().vocab_size)};
+}
+
+// In place of the row that was there.
+void GpuSteps::begin_copy(int64_t row) {
   CHECK(row < logits_.dim(0));
-  const std::span<float> to(static_cast<float*>(row_.data()), model_.info().vocab_size);
+  RowHere& here = here_[row % kRowsHere];
+  if (here.row == row) return;
+  const std::span<float> to(static_cast<float*>(here.logits.data()), model_.info().vocab_size);
   if (whole_ != nullptr)
     whole_->read(cx_, row, to);
   else
     cuda::copy_async(to.data(), logits_.as<float>() + row * logits_.dim(1),
                      static_cast<int64_t>(to.size_bytes()), cx_.stream);
-  cuda::wait(cx_.stream);
-  return to;
+  here.has_come.record(cx_.stream);
+  here.row = row;
 }
 
 }  // namespace nibble

@@ -3,8 +3,9 @@
 // launch of a graph, and so is a replay of it. A graph is recorded when its like comes first, or,
 // of more than 64 tokens, whose sizes are many, or with drafts, when it comes again; of the last
 // kMostGraphs likes they are kept. The next id of every row of logits is found there too, the
-// likeliest or one drawn; whole rows come to the host only when asked for. Two steps may be in
-// flight: the second takes as its tokens the ids that the first one finds.
+// likeliest or one drawn; whole rows come to the host only when asked for, the next ones while it
+// looks at one. Two steps may be in flight: the second takes as its tokens the ids that the first
+// one finds.
 #pragma once
 
 #include <array>
@@ -14,6 +15,7 @@
 #include <memory>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "cuda/graph.h"
 #include "cuda/stream.h"
@@ -57,7 +59,10 @@ class GpuSteps {
   // Of a row of that step, once waited for: the id drawn where the block says how, else the
   // likeliest, of those that are not masked.
   ops::Greedy found(const StepBlock& block, int64_t row) const;
-  // Of a row of the step launched last, once waited for: all logits [V], valid until the next call.
+  // Rows of the step launched last, once waited for, ascending, that logits() will be asked for, if
+  // at all: their copies are begun, of as many as there is room for.
+  void fetch(std::span<const int64_t> rows);
+  // Of a row of that step: all logits [V], valid until the next call.
   std::span<float> logits(int64_t row);
 
   // Whether a step was launched since the last call for which there was no graph yet: its like will
@@ -83,6 +88,7 @@ class GpuSteps {
   // Calls `run`, which launches what is to be done and returns the logits it leaves, or launches
   // its recording.
   Tensor launch_like(const Like& like, const std::function<Tensor()>& run);
+  void begin_copy(int64_t row);
 
   Model& model_;
   ops::Ctx& cx_;
@@ -93,10 +99,20 @@ class GpuSteps {
   bool use_graphs_, was_first_ = false;
   std::unique_ptr<ops::WholeLogits> whole_;  // none where one rank has all
   Buffer block_, never_, ids_;  // on the device; never_: bit per id; ids_: [R] of the last step
-  Buffer greedy_, row_;         // pinned: Greedy [2, R], float [V]
+  Buffer greedy_;               // pinned: Greedy [2, R]
   Buffer spans_, replayed_;     // of a replay: pinned, and on the device
   Tensor logits_;               // of the last step, on the device
   RecentlyUsed<Like, Recorded> graphs_{kMostGraphs};
+  // A row of logits on the host, that of place row % kRowsHere.
+  struct RowHere {
+    static constexpr int64_t kNone = -1;
+    int64_t row = kNone;
+    cuda::Event has_come;
+    Buffer logits;  // pinned: float [V]
+  };
+  static constexpr int64_t kRowsHere = 8;
+  std::array<RowHere, kRowsHere> here_;
+  std::vector<int64_t> wanted_;      // what fetch() was told
   std::array<cuda::Event, 2> done_;  // of the step of each turn
 };
 
