@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <functional>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -45,11 +45,10 @@ class Marks {
   // For Engine::set_on_op(): of the row `name`.
   void add(std::string_view label, std::string name) {
     const bool is_between = is_between_steps(label);
-    if (!is_between && !step_.empty() && step_.back()->name == "end")
+    if (!is_between && !step_.empty() && marks_[step_.back()].name == "end")
       step_.clear();  // another kind
-    auto& to = is_between ? between_ : step_;
-    to.push_back(std::make_shared<Mark>(std::move(name)));
-    to.back()->event.record(stream_);
+    (is_between ? between_ : step_).push_back(marks_.size());
+    marks_.emplace_back(std::move(name)).event.record(stream_);
   }
   void begin_step() {
     // What ran before the last step, of which nobody asked.
@@ -59,17 +58,18 @@ class Marks {
   // Of the step that ran last: adds to each op what it took, divided by `steps`.
   void add_to(std::vector<StepProfile::Row>& rows, int steps) {
     for (StepProfile::Row& row : rows) row.launches = 0;
-    const All marks = take();
-    for (size_t i = 0; i + 1 < marks.size(); ++i) {
-      auto row = std::ranges::find(rows, marks[i]->name, &StepProfile::Row::op);
-      if (row == rows.end()) row = rows.insert(row, {.op = marks[i]->name});
+    const Order order = take();
+    for (size_t i = 0; i + 1 < order.size(); ++i) {
+      const Mark& mark = marks_[order[i]];
+      auto row = std::ranges::find(rows, mark.name, &StepProfile::Row::op);
+      if (row == rows.end()) row = rows.insert(row, {.op = mark.name});
       ++row->launches;
-      row->alone_us += 1e3 * marks[i + 1]->event.ms_since(marks[i]->event) / steps;
+      row->alone_us += 1e3 * marks_[order[i + 1]].event.ms_since(mark.event) / steps;
     }
   }
   double span_us() {
-    const All marks = take();
-    return 1e3 * marks.back()->event.ms_since(marks.front()->event);
+    const Order order = take();
+    return 1e3 * marks_[order.back()].event.ms_since(marks_[order.front()].event);
   }
 
  private:
@@ -77,18 +77,19 @@ class Marks {
     std::string name;
     cuda::Event event{cuda::Event::Kind::kTiming};
   };
-  using All = std::vector<std::shared_ptr<Mark>>;
+  using Order = std::vector<size_t>;  // of marks_
   // All but what runs for the next step already.
-  All take() {
+  Order take() {
     const auto next = between_.begin() + static_cast<std::ptrdiff_t>(std::exchange(num_before_, 0));
-    All all(between_.begin(), next);
+    Order all(between_.begin(), next);
     between_.erase(between_.begin(), next);
     all.insert(all.end(), step_.begin(), step_.end());
     return all;
   }
 
   cuda::StreamHandle stream_;
-  All between_, step_;
+  std::deque<Mark> marks_;  // all that ever were: a graph may still fire any of them
+  Order between_, step_;
   size_t num_before_ = 0;  // of between_, before the step that runs
 };
 
