@@ -11,7 +11,9 @@
 namespace nibble::ops::gpu {
 
 inline constexpr int64_t kF16Tokens = 8;
-inline constexpr int kF16Warps = 16, kF16MostSlices = 8, kF16Ahead = 4, kF16RoundTiles = 4;
+inline constexpr int kF16Warps = 16, kF16MostSlices = 8, kF16Ahead = 4,
+                     kF16KeptTiles = 4;   // tiles: of one round or of two
+inline constexpr int kF16TileSums = 512;  // bytes: of a warp's part of a row tile
 // Units of K that a warp keeps to, whose activations it holds in registers.
 inline constexpr int kF16Parts[] = {4, 2, 1};
 
@@ -27,7 +29,7 @@ struct UnitF16 {
   int slices = 0, slice_parts = 0;    // blocks that share a row tile, and the parts of one
   int groups = 0;                     // of `slices` blocks
   int each = 0, more = 0;             // row tiles of a group, and groups that have one more
-  int round_tiles = 0;                // whose sums are kept at a time
+  int round_tiles = 0;                // between two barriers
   int ahead = 0;                      // row tiles that a warp's ring has room for
   uint32_t scales = 0, sums = 0, sums_of_part = 0, end = 0;  // in shared memory, behind the rings
 
@@ -36,7 +38,7 @@ struct UnitF16 {
 
 // What of UnitF16 the shape says, for the least time of a block; none: K does not fit.
 inline std::optional<UnitF16> plan_unit_f16(int64_t rows, int64_t cols, const cuda::Caps& gpu) {
-  constexpr int kUnitBytes = 576, kTileSums = 512, kStaging = 8 * 144;
+  constexpr int kUnitBytes = 576, kStaging = 8 * 144;
   UnitF16 best;
   int least = 1 << 30;
   for (const int part_units : kF16Parts) {
@@ -53,10 +55,11 @@ inline std::optional<UnitF16> plan_unit_f16(int64_t rows, int64_t cols, const cu
     if (cost < least) least = cost, best = m;
   }
   if (best.groups == 0) return {};
-  const int tiles = best.tiles(), rounds = (tiles + kF16RoundTiles - 1) / kF16RoundTiles;
-  best.round_tiles = (tiles + rounds - 1) / rounds;
+  const int tiles = best.tiles();
+  best.round_tiles = tiles <= kF16KeptTiles ? tiles : kF16KeptTiles / 2;
   const int tile_bytes = kF16Warps * best.part_units * kUnitBytes;
-  best.sums_of_part = static_cast<uint32_t>(std::max(kStaging, best.round_tiles * kTileSums));
+  best.sums_of_part =
+      static_cast<uint32_t>(std::max(kStaging, std::min(tiles, kF16KeptTiles) * kF16TileSums));
   const int fixed = tiles * 64 + kF16Warps * static_cast<int>(best.sums_of_part) + 1024;
   // Not half of an SM, so that the next kernel's weights are on their way while this one works.
   const int room = static_cast<int>(gpu.smem_per_block_bytes / 32 * 15) - fixed;

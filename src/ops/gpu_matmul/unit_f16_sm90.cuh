@@ -298,6 +298,11 @@ __global__ void __launch_bounds__(kF16Threads, 2)
   __syncwarp();
   cuda::async_copy_wait<0>();
   const auto* const scales = reinterpret_cast<const float*>(shared + m.scales);
+  // Rounds take two pieces of memory by turns: one barrier each, and one row tile's warp adds up
+  // while others go on.
+  const auto sums_of = [&](int tile) {
+    return shared + m.sums + (tile & (kF16KeptTiles - 1)) * kF16TileSums + lane * 16;
+  };
 #pragma unroll 1
   for (int begin = 0; begin < count; begin += m.round_tiles) {
     const int end = min(count, begin + m.round_tiles);
@@ -305,26 +310,23 @@ __global__ void __launch_bounds__(kF16Threads, 2)
 #pragma unroll 1
       for (int i = begin; i < end; ++i) {
         const float4 sum = multiply_part(ring, x, back);
-        *reinterpret_cast<float4*>(shared + m.sums + warp * m.sums_of_part + (i - begin) * 512 +
-                                   lane * 16) = sum;
+        *reinterpret_cast<float4*>(sums_of(i) + warp * m.sums_of_part) = sum;
       }
     }
     __syncthreads();
-#pragma unroll 1
-    for (int i = begin + warp; i < end; i += kF16Warps) {
-      const uint8_t* from = shared + m.sums + (i - begin) * 512 + lane * 16;
-      float4 sum{};
+    const int i = begin + ((warp - begin) & (kF16Warps - 1));
+    if (i >= end) continue;
+    const uint8_t* from = sums_of(i);
+    float4 sum{};
 #pragma unroll 4
-      for (int p = 0; p < parts; ++p, from += m.sums_of_part) {
-        const float4 v = *reinterpret_cast<const float4*>(from);
-        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-      }
-      if (m.slices == 1)
-        store_row_tile(m, first + i, sum, scales + i * 16, op);
-      else
-        static_cast<float4*>(m.parts)[(int64_t{first + i} * m.slices + slice) * 32 + lane] = sum;
+    for (int p = 0; p < parts; ++p, from += m.sums_of_part) {
+      const float4 v = *reinterpret_cast<const float4*>(from);
+      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
     }
-    if (end < count) __syncthreads();
+    if (m.slices == 1)
+      store_row_tile(m, first + i, sum, scales + i * 16, op);
+    else
+      static_cast<float4*>(m.parts)[(int64_t{first + i} * m.slices + slice) * 32 + lane] = sum;
   }
   if (m.slices > 1) store_slices(m, group, first, count, scales, op);
 }
