@@ -47,10 +47,16 @@ OpLaunch OpLaunches::of(const ops::EmbedDesc& desc, const ops::EmbedKernel& k) {
 }
 
 OpLaunch OpLaunches::of(const ops::NormQkvDesc& desc, const ops::NormQkvKernel& k) {
+  return norm_qkv(
+      desc, k,
+      operands_.sequences(desc.tokens, {.kv = sequences_.kv}, desc.kv_heads, desc.head_dim),
+      /*is_left=*/false);
+}
+
+OpLaunch OpLaunches::norm_qkv(const ops::NormQkvDesc& desc, const ops::NormQkvKernel& k,
+                              const OpOperands::Sequences& s, bool is_left) {
   const int64_t q_width = desc.q_heads * desc.head_dim;
-  const Weight like{.format = desc.format,
-                    .rows = (desc.has_gates ? 2 : 1) * q_width + 2 * desc.kv_heads * desc.head_dim,
-                    .cols = desc.hidden};
+  const Weight like{.format = desc.format, .rows = rows_of(desc), .cols = desc.hidden};
   const Tensor x = operands_.floats(desc.tokens, desc.hidden),
                d = operands_.floats(desc.tokens, desc.hidden),
                angles = operands_.floats(desc.tokens,
@@ -59,18 +65,41 @@ OpLaunch OpLaunches::of(const ops::NormQkvDesc& desc, const ops::NormQkvKernel& 
                             operands_.stored_output(desc.tokens, desc.hidden),
                             operands_.output(desc.tokens, desc.hidden),
                             desc.has_gates ? operands_.output(desc.tokens, q_width) : Tensor{}};
-  const auto s =
-      operands_.sequences(desc.tokens, {.kv = sequences_.kv}, desc.kv_heads, desc.head_dim);
   ops::QkvNorms norms{.input = operands_.norm(desc.hidden)};
   if (desc.norms_heads)
     norms.q = operands_.norm(desc.head_dim), norms.k = operands_.norm(desc.head_dim);
-  auto run = [=, &cx = cx_, &k, w = weights(like, k.layout)](size_t i) {
+  std::vector<ops::Site> sites = weights(like, k.layout);
+  float* left = nullptr;
+  if (is_left) {
+    for (ops::Site& site : sites) site.readers_take = static_cast<int32_t>(desc.tokens);
+    left = operands_.output(desc.tokens, rows_of(desc)).as<float>();
+  }
+  auto run = [=, &cx = cx_, &k, w = std::move(sites)](size_t i) {
+    cx.left_heads = {.products = left};
     k.run(cx, out, s.kv, x, d, norms, turn_of(cx, w, i), angles, s.step);
     return bytes(desc, desc.tokens, act_bytes(cx));
   };
   Outputs outputs = {{"q", out.q}, {"h", out.h}, {"y", out.y}, {"k", s.kv.k}, {"v", s.kv.v}};
   if (desc.has_gates) outputs.emplace_back("gate", out.gate);
   return {run, std::move(outputs)};
+}
+
+OpLaunch OpLaunches::of(const ops::NormQkvDesc& heads, const ops::NormQkvKernel& leaves,
+                        const ops::AttentionDesc& desc, const ops::AttentionKernel& takes) {
+  const auto s = operands_.sequences(desc.tokens, sequences_, desc.kv_heads, desc.head_dim);
+  const OpLaunch first = norm_qkv(heads, leaves, s, cx_.on_gpu() && desc.tokens <= takes.takes);
+  const Tensor q = first.outputs[0].second,
+               att = operands_.stored_output(desc.tokens, desc.q_heads * desc.head_dim);
+  const ops::AttentionParams params{.scale = 0.125f,
+                                    .window = static_cast<int32_t>(desc.window),
+                                    .sinks = operands_.vector(desc.q_heads)};
+  auto run = [=, &cx = cx_, &takes](size_t i) {
+    const int64_t moved = first.run(i);
+    takes.run(cx, att, q, s.kv, params, s.step);
+    cx.left_heads = {};
+    return moved;
+  };
+  return {run, {{"att", att}, {"k", s.kv.k}, {"v", s.kv.v}}};
 }
 
 OpLaunch OpLaunches::of(const ops::AttentionDesc& desc, const ops::AttentionKernel& k) {

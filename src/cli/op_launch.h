@@ -30,6 +30,9 @@ class OpLaunches {
   OpLaunch of(const ops::EmbedDesc& desc, const ops::EmbedKernel& kernel);
   OpLaunch of(const ops::NormQkvDesc& desc, const ops::NormQkvKernel& kernel);
   OpLaunch of(const ops::AttentionDesc& desc, const ops::AttentionKernel& kernel);
+  // Both, the second to the heads that the first leaves it, where it takes them.
+  OpLaunch of(const ops::NormQkvDesc& heads, const ops::NormQkvKernel& leaves,
+              const ops::AttentionDesc& desc, const ops::AttentionKernel& takes);
   OpLaunch of(const ops::OutProjDesc& desc, const ops::OutProjKernel& kernel);
   OpLaunch of(const ops::MlpUpDesc& desc, const ops::MlpUpKernel& kernel);
   OpLaunch of(const ops::NormRouteDesc& desc, const ops::NormRouteKernel& kernel);
@@ -46,6 +49,8 @@ class OpLaunches {
   OpLaunch of(const ops::SharedUpDesc& desc, const ops::SharedUpKernel& kernel);
 
  private:
+  OpLaunch norm_qkv(const ops::NormQkvDesc& desc, const ops::NormQkvKernel& kernel,
+                    const OpOperands::Sequences& s, bool is_left);
   std::vector<ops::Site> weights(Weight like, Layout layout);
   std::vector<OpOperands::Choice> choices(int64_t tokens, int64_t experts, int64_t top_k,
                                           int64_t shared);

@@ -266,6 +266,30 @@ SelfCheck::Case experts_case(const ops::Site& up_site, const ops::Site& down_sit
           }};
 }
 
+// norm_qkv that leaves its heads to attention, and that.
+SelfCheck::Case heads_case(const ops::Site& qkv_site, const ops::Site& attention_site,
+                           int64_t bucket, const ops::Ctx& cx) {
+  const auto& leaves = qkv_site.plan.row<ops::NormQkvKernel>(bucket);
+  const auto& attends = attention_site.plan.row<ops::AttentionKernel>(bucket);
+  const auto attention_to = [&](const ops::NormQkvDesc& heads) {
+    auto desc = std::get<ops::AttentionDesc>(attention_site.problem);
+    desc.q_heads = heads.q_heads, desc.kv_heads = heads.kv_heads, desc.tokens = heads.tokens;
+    return desc;
+  };
+  const ops::NormQkvDesc heads = small_problem(
+      std::get<ops::NormQkvDesc>(qkv_site.problem), bucket, [&](const ops::NormQkvDesc& d) {
+        return takes(leaves, d, cx.kernels) && takes(attends, attention_to(d), cx.kernels);
+      });
+  const ops::AttentionDesc desc = attention_to(heads);
+  return {checked(row_name(Op::kNormQkv, leaves) + " + " + row_name(Op::kAttention, attends),
+                  format_name(heads.format), heads.tokens),
+          heads, std::max(scratch_of(heads, cx), scratch_of(desc, cx)),
+          [=, &leaves, &attends](OpLaunches& launches, bool is_twin) {
+            return is_twin ? launches.of(heads, twin_of(heads), desc, twin_of(desc))
+                           : launches.of(heads, leaves, desc, attends);
+          }};
+}
+
 // The most tokens of steps by which all that a site chose is met, one token among them.
 std::vector<int64_t> buckets_of(const ops::Site& site) {
   std::vector<int64_t> buckets = {1};
@@ -283,8 +307,12 @@ std::vector<SelfCheck::Case> SelfCheck::cases_of(const ops::Sites& sites) {
     done_.push_back(key);
     cases.push_back(std::move(a_case));
   };
-  const ops::Site* up = nullptr;
+  const ops::Site *up = nullptr, *qkv = nullptr;
   for (const ops::Site& site : sites) {
+    if (site.key.op == Op::kNormQkv) qkv = &site;
+    if (site.key.op == Op::kAttention && qkv != nullptr)
+      for (const int64_t bucket : buckets_of(*qkv))
+        if (bucket <= qkv->readers_take) add(heads_case(*qkv, site, bucket, cx_));
     if (site.key.op == Op::kMoeUp) {
       up = &site;  // goes with the moe_down behind it
     } else if (site.key.op == Op::kMoeDown) {
