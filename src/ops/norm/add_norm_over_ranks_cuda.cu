@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "cuda/async_copy.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/mbarrier.cuh"
 #include "ops/all_reduce/peer_exchange.cuh"
 #include "ops/norm/add_norm_over_ranks.h"
 #include "ops/norm/add_norm_row.cuh"
@@ -47,32 +49,46 @@ __device__ void add(float (&sum)[8], const Eight<uint16_t>& part) {
     sum[2 * i] += cuda::bf16_lo(words[i]), sum[2 * i + 1] += cuda::bf16_hi(words[i]);
 }
 
-// Thread blocks of kRows rows at a time.
+// Thread blocks of kRows rows at a time. x is on its way while d is.
 template <int kMine, bool kE4m3, typename T, int kRows>
 __global__ void __launch_bounds__(kNormThreads, 2)
     add_norm_rows_over_ranks(const __grid_constant__ AddNorm a, const GateLogits gated,
                              const __grid_constant__ PeerMemory m) {
+  extern __shared__ float4 x_ahead[];  // [kRows, kMine, 2, kNormThreads]: each thread's own
   __shared__ bool is_lost;
   if (threadIdx.x == 0) is_lost = false;
   NormRow<kMine, kE4m3> norm(a, gated);
-  const int64_t hidden = a.hidden;
+  const auto tokens = static_cast<int>(a.tokens), hidden = static_cast<int>(a.hidden);
   const auto room = [&](int of, int from, uint32_t number, int r, int i) {
     return reinterpret_cast<Eight<T>*>(block_of(m, of, from, number)) +
            (r * hidden + norm.column(i)) / 8;
   };
-  const auto eight_at = [&](int64_t row, int i) {
-    return eight_of<T>(a.d + row * hidden + norm.column(i));
+  const auto eight_at = [&](int row, int i) {
+    return eight_of<T>(a.d + int64_t{row} * hidden + norm.column(i));
+  };
+  const auto ahead = [&](int r, int i, int half) {
+    return x_ahead + ((r * kMine + i) * 2 + half) * kNormThreads + threadIdx.x;
   };
   cuda::griddep_wait();
   uint32_t number = m.counts[2 + blockIdx.x];
   bool has_released = false;
-  for (int64_t first = int64_t{blockIdx.x} * kRows; first < a.tokens; first += gridDim.x * kRows) {
+  for (int first = blockIdx.x * kRows; first < tokens; first += gridDim.x * kRows) {
     ++number;
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
       for (int i = 0; i < kMine; ++i) {
-        if (first + r >= a.tokens || !norm.has(i)) continue;
+        if (first + r >= tokens || !norm.has(i)) continue;
+        const float* x = a.x + int64_t{first + r} * hidden + norm.column(i);
+        for (int half = 0; half < 2; ++half)
+          cuda::async_copy_16(cuda::shared_address(ahead(r, i, half)), x + 4 * half);
+      }
+    cuda::async_copy_commit();
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) {
+        if (first + r >= tokens || !norm.has(i)) continue;
         const Eight<T> mine = eight_at(first + r, i);
         for (int other = 1; other < m.size; ++other)
           *room((m.rank + other) % m.size, m.rank, number, r, i) = mine;
@@ -81,10 +97,11 @@ __global__ void __launch_bounds__(kNormThreads, 2)
     if (!has_released) cuda::griddep_launch_dependents();
     has_released = true;
     exchange_blocks(m, number, is_lost);
+    cuda::async_copy_wait<0>();
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int64_t row = first + r;
-      if (row >= a.tokens) break;
+      const int row = first + r;
+      if (row >= tokens) break;
       float y[kMine][8] = {};
 #pragma unroll
       for (int i = 0; i < kMine; ++i) {
@@ -105,10 +122,9 @@ __global__ void __launch_bounds__(kNormThreads, 2)
           add(sum, part);
         }
         if (is_lost) sum[0] = __uint_as_float(0x7fc00000);  // NaN, of the whole row by its norm
-        const float4* x = reinterpret_cast<const float4*>(a.x + row * hidden + norm.column(i));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float4 v = x[half];
+          const float4 v = *ahead(r, i, half);
           const float* more = sum + 4 * half;
           float* to = y[i] + 4 * half;
           to[0] = v.x + more[0], to[1] = v.y + more[1], to[2] = v.z + more[2],
@@ -116,7 +132,6 @@ __global__ void __launch_bounds__(kNormThreads, 2)
         }
       }
       norm.store(row, y);
-      __syncthreads();  // before the next row's sums go where this one's lie
     }
   }
   if (threadIdx.x == 0) m.counts[2 + blockIdx.x] = number;
@@ -138,6 +153,7 @@ void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a,
                           : add_norm_rows_over_ranks<kMine, kE4m3, T, 1>,
                  {.grid = dim3(static_cast<unsigned>(std::min<int64_t>(blocks, peers.num_blocks))),
                   .block = dim3(kNormThreads),
+                  .smem_bytes = (has_many ? kMost : 1) * kMine * 2 * kNormThreads * sizeof(float4),
                   .release = cuda::Release::kAfterWait},
                  a, gate, peers);
   };

@@ -83,7 +83,11 @@ class NormRow {
 
   // Of y, 0 where this thread has none: what `a` and `gated` say of this row. By all threads.
   __device__ void store(int64_t row, const float (&y)[kMine][8]) {
-    __shared__ float squares[kNormWarps], most[kNormWarps], gates[kNormWarps];
+    // By turns: a row's sums are written while the last one's may still be read.
+    __shared__ float all_squares[2][kNormWarps], all_most[2][kNormWarps], all_gates[2][kNormWarps];
+    turn_ ^= 1;
+    float *const squares = all_squares[turn_], *const most = all_most[turn_],
+                 *const gates = all_gates[turn_];
     const auto hidden = static_cast<int>(a_.hidden);
     float sum = 0;
 #pragma unroll
@@ -120,6 +124,7 @@ class NormRow {
   const AddNorm& a_;
   const GateLogits& gated_;
   uint4 weight_[kMine] = {}, gate_[kMine] = {};
+  int turn_ = 0;
 };
 
 }  // namespace nibble::ops::gpu
