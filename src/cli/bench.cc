@@ -2,7 +2,7 @@
 // machine's memory allows. The cases and flags are llama-bench's.
 #include <sys/resource.h>
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

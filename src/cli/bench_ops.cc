@@ -4,7 +4,7 @@
 // With --tune it times what could run each op at each size of step, and writes which was fastest.
 #include "cli/bench_ops.h"
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

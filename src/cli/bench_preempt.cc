@@ -3,7 +3,7 @@
 // their pages and are computed anew. Under --exact every answer must be the first one, id for id.
 #include "cli/bench_preempt.h"
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cmath>

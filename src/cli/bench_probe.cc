@@ -1,6 +1,6 @@
 #include "cli/bench_probe.h"
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>

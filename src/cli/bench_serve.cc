@@ -1,5 +1,5 @@
 // nibble bench serve: load on any OpenAI server, so that servers are compared by one tool.
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>

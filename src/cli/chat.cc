@@ -1,7 +1,7 @@
 // nibble chat: a conversation on the terminal, or one answer per line of a pipe.
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <atomic>
 #include <csignal>
 #include <cstdio>

@@ -1,6 +1,6 @@
 #include "cli/dense_flags.h"
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 
 #include "base/error.h"

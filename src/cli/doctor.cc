@@ -1,6 +1,6 @@
 // nibble doctor: what this machine has, and which kernel runs each op of a model, with the reason
 // for every better one that does not.
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>

@@ -1,6 +1,6 @@
 #include "cli/engine_setup.h"
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

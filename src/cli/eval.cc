@@ -1,6 +1,6 @@
 // nibble eval: what a speed setting costs in quality. Runs a text through one configuration of a
 // model and through a reference, and compares all their predictions.
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -1,6 +1,6 @@
 // nibble inspect: the tensors of a checkpoint, their formats, and whether they are what the config
 // promises.
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <map>

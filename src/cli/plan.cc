@@ -1,6 +1,6 @@
 // nibble plan: what a model takes on a device and how fast memory alone lets it be, without loading
 // it. Works for devices that are not there.
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -1,5 +1,5 @@
 // nibble pull: a model from the Hugging Face hub, or a mirror of it, into the cache.
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <cstdio>
 #include <functional>
 #include <memory>

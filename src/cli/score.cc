@@ -1,6 +1,6 @@
 // nibble score: log-probabilities of given ids, as JSON. Needs no tokenizer: how two engines are
 // compared.
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <cmath>
 #include <cstdio>
 #include <memory>

@@ -1,7 +1,7 @@
 // nibble serve: the OpenAI-compatible server with its chat page.
 #include <sys/resource.h>
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -1,6 +1,6 @@
 #include "cli/text_setup.h"
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <fstream>
 #include <iterator>

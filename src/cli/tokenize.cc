@@ -1,5 +1,5 @@
 // nibble tokenize: text to token ids on standard input and output, and back.
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
