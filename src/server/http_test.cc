@@ -85,8 +85,8 @@ class HttpTest : public ::testing::Test {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::seconds(10), [this] { return gone_; });
   }
-  bool eventually_closed() {
-    for (int i = 0; i < 500 && server_->num_connections() > 0; ++i) {
+  bool eventually_closed() {  // within a minute, as sanitizers look at every byte of each write
+    for (int i = 0; i < 6000 && server_->num_connections() > 0; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return server_->num_connections() == 0;
