@@ -34,12 +34,6 @@ const char* refuse_decode(const DeltaRuleDesc& d, const KernelOptions& o) {
   return d.tokens <= kDecodeTokens || o.any_size ? nullptr : "more than 8 tokens";
 }
 
-const char* refuse_spans(const DeltaRuleDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_any(d, o)) return reason;
-  if (!has_fast_heads(d)) return "not heads of 128 dims and 4 taps";
-  return d.tokens <= gpu::kDeltaSpanTokens ? nullptr : "more than 8 tokens";
-}
-
 const char* refuse_chunks(const DeltaRuleDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_any(d, o)) return reason;
   if (o.exact) return "--exact: a state would depend on how its text was cut";
@@ -60,7 +54,6 @@ constexpr DeltaRuleKernel kKernels[] = {
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
     row<cpu::Isa::kScalar>("plain_any"),
-    {"cuda_spans", refuse_spans, NIBBLE_CUDA_KERNEL(gpu::delta_rule_spans)},
     {"cuda_decode", refuse_decode, NIBBLE_CUDA_KERNEL(gpu::delta_rule_decode)},
     {"cuda_chunks", refuse_chunks, NIBBLE_CUDA_KERNEL(gpu::delta_rule_chunks)},
     {"cuda_decode_or_any", refuse_decode_or_any, NIBBLE_CUDA_KERNEL(gpu::delta_rule_decode)},

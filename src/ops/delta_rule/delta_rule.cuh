@@ -52,20 +52,14 @@ struct Params {
 // The spans of up to `most` tokens, in one launch (delta_rule_decode_cuda.cu). Of the heads that it
 // is for.
 void decode_spans(Ctx& cx, const Params& a, int most, bool waits_last = false);
+// The spans of a step of up to so many tokens (delta_rule_clusters_cuda.cu). Likewise.
+inline constexpr int kClusterTokens = 8;
+void step_by_clusters(Ctx& cx, const Params& a, bool waits_last);
 // Whether all spans of a step are that short, as far as counts tell: the next token of each
 // sequence, or drafts that are verified.
 inline bool is_decode(const Step& s) {
   const bool is_few = s.num_tokens <= 8 * s.num_spans && s.num_tokens - s.num_spans < kDeltaChunk;
   return is_few || s.num_tokens <= kDeltaFewTokens || s.num_tokens == s.num_spans;
-}
-
-// Whether a launch may wait for the kernel in front when it ends, as of all that it reads the first
-// launch has waited for: layers whose states are computed once more do not follow one another then.
-inline bool replays_apart(const Ctx& cx, const DeltaRuleIn& in, const DeltaRuleDesc& desc,
-                          const Step& s) {
-  const cuda::LaunchOrder& order = cx.stream.order;
-  return s.is_replay && order.are_inputs_complete() && order.is_complete(in.qkvz.data) &&
-         (desc.joined || order.is_complete(in.gates.data));
 }
 
 inline Params params_of(const Tensor& att, const RecurrentLayer& state, const DeltaRuleIn& in,

@@ -113,12 +113,10 @@ struct CpuDeltaRule {
   static DeltaRuleFn run;
 };
 namespace gpu {
-DeltaRuleFn delta_rule_spans;   // up to kDeltaSpanTokens tokens
 DeltaRuleFn delta_rule_decode;  // few tokens of each sequence
 DeltaRuleFn delta_rule_chunks;  // prompts
 DeltaRuleFn delta_rule_any;
 
-inline constexpr int kDeltaSpanTokens = 8;
 // Of delta_rule_chunks: tokens of a chunk, and of the longest span that goes token by token.
 inline constexpr int kDeltaChunk = 64, kDeltaFewTokens = 16;
 // What is kept of each chunk for a key head and for a value head.

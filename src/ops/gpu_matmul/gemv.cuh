@@ -173,9 +173,8 @@ void launch_rows(Ctx& cx, const Weight& weight, const Op& op) {
     m.row_tiles = static_cast<int>(weight.rows) / RowTile<kItems, kTokens>::kRows;
     const unsigned grid = grid_of(cx, m.row_tiles);
     const int share = static_cast<int>((m.row_tiles + grid - 1) / grid);
-    constexpr int kRoundBytes = LiesBeside<Op> && kTokens > 1 ? kOneRoundBytes / 2 : kOneRoundBytes;
     m.round_tiles = std::min(
-        share, round_tiles(m, kTokens, kRoundBytes, 1) * 16 / RowTile<kItems, kTokens>::kRows);
+        share, round_tiles(m, kTokens, kOneRoundBytes, 1) * 16 / RowTile<kItems, kTokens>::kRows);
     const RowMatrix rows{reinterpret_cast<const uint16_t*>(weight.codes),
                          static_cast<int>(weight.cols)};
     const size_t smem_bytes =

@@ -17,7 +17,6 @@
 #include "cuda/bulk_copy.cuh"
 #include "cuda/mma_bf16.cuh"
 #include "ops/gpu_matmul/gemv_one.cuh"
-#include "ops/gpu_matmul/norm_few.cuh"
 
 namespace nibble::ops::gpu {
 
@@ -26,8 +25,9 @@ struct RowMatrix {
   int cols = 0;
 };
 
-// Slots of a warp, each of a 1 KB block of 16 rows x 32 k: kSlots of an Op that leaves room for its
-// blocks beside those of the kernel in front.
+// Slots of a warp, each of a 1 KB block of 16 rows x 32 k: six or, where there is room, eight, less
+// what is no whole chunk; of an Op that says so kSlots, whole or not, so that it starts while the
+// kernel in front has half of an SM.
 template <class Op>
 concept LiesBeside = requires {
   Op::kSlots;
@@ -152,11 +152,7 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
 #pragma unroll 1
     for (int i = threadIdx.x; i < (last - first) * Tile::kRows; i += kGemvThreads)
       biases[i] = *bias_of(m, 0, Tile::row(first + i / Tile::kRows, i % Tile::kRows));
-  if constexpr (HasNorm<Op> && kTokens > 1) {
-    NormFew<kGemvThreads, kTokens> norm(op.norm, rows);
-    cuda::griddep_wait();
-    norm.run(x, stride);
-  } else if constexpr (HasNorm<Op>) {
+  if constexpr (HasNorm<Op>) {
     constexpr int kLoads = kNormLoads<kGemvThreads>;
     uint4 h[kLoads];
     NormReady<kGemvThreads> ready;

@@ -16,14 +16,6 @@ namespace nibble::ops::gpu {
 void multiply_rows(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, float* y);
 // Of norm.h, which it makes: one token in the same launch, of up to kNormColumns.
 void norm_multiply_rows(Ctx& cx, const AddNorm& norm, const Weight& w, float* y);
-// Up to kFewNormTokens in the same launch (norm_few.cuh), where its threads take all their columns.
-inline constexpr int kFewNormTokens = 4, kFewNormLoads = 2, kFewNormColumns = 3072;
-constexpr bool norms_few(int64_t tokens, int64_t hidden, int threads) {
-  const int64_t each = (hidden + 255) / 256 * 32;
-  return tokens <= kFewNormTokens && hidden <= kFewNormColumns &&
-         tokens * each <= int64_t{kFewNormLoads} * threads;
-}
-void norm_multiply_few_rows(Ctx& cx, const AddNorm& norm, const Weight& w, float* y);
 
 // gemm_rows_sm90.cuh: up to 64 tokens; take stream_parts() float32 (stream_plan.h).
 void multiply_rows_sm90(Ctx& cx, Scratch& scratch, const Weight& w, const uint16_t* x,

@@ -27,38 +27,10 @@ struct OfRows : Store {
 struct NormedOne : Store {
   NormInput norm;
   static constexpr int tokens = 1;
-  static constexpr int kSlots = 4;  // beside moe_down, of the layer before
-};
-struct NormedOneMore : Store {
-  NormInput norm;
-  static constexpr int tokens = 1;
-  static constexpr int kSlots = 6;
-};
-// The same of several.
-struct NormedFew : Store {
-  NormInput norm;
-  int tokens;
-  static constexpr int kSlots = 5;
+  static constexpr int kSlots = 6;  // beside moe_down, of the layer before
 };
 
 }  // namespace
-
-void norm_multiply_few_rows(Ctx& cx, const AddNorm& n, const Weight& w, float* y) {
-  CHECK(norms_few(n.tokens, n.hidden, kGemvThreads));
-  const NormInput norm{.x = n.x,
-                       .d = n.d,
-                       .y = n.y,
-                       .h = n.h,
-                       .weight = n.norm.weight,
-                       .eps = n.norm.eps,
-                       .offset = n.norm.offset,
-                       .hidden = static_cast<int>(n.hidden),
-                       .row = nullptr,
-                       .is_x_old = cx.stream.order.is_complete(n.x)};
-  if (n.tokens == 1) return launch_rows<1, Items::kTiles>(cx, w, NormedOneMore{{y, w.rows}, norm});
-  launch_rows<kFewNormTokens, Items::kTiles>(
-      cx, w, NormedFew{{y, w.rows}, norm, static_cast<int>(n.tokens)});
-}
 
 void multiply_rows(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, float* y) {
   if (tokens == 0) return;

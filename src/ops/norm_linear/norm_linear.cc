@@ -2,7 +2,6 @@
 
 #include "ops/cpu_rows.h"
 #include "ops/gpu_matmul/gemm_sm90.h"
-#include "ops/gpu_matmul/rows_products.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 #include "ops/site.h"
@@ -47,13 +46,6 @@ const char* refuse_f16(const NormLinearDesc& d, const KernelOptions& o) {
   return refuse_nvfp4_f16({d.format, d.width, d.hidden, d.tokens, 0}, 1, o);
 }
 
-const char* refuse_few_rows(const NormLinearDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_gemv_rows(d.format, d.width, d.hidden, o)) return reason;
-  const int threads = o.gpu.sm / 10 == 12 ? 256 : 512;
-  return gpu::norms_few(d.tokens, d.hidden, threads) ? nullptr
-                                                     : "more than its threads norm at once";
-}
-
 constexpr auto kKernels = joined(
     Cpu::all(),
     std::to_array<NormLinearKernel>({
@@ -75,7 +67,6 @@ constexpr auto kKernels = joined(
          Layout::kTiles16x64},
         {"sm90_bf16_gemm", refuse_many_bf16, NIBBLE_SM90_KERNEL(gpu::norm_linear_gemm)},
         {"cuda_bf16_gemm", refuse_by_mma<Format::kBF16>, NIBBLE_CUDA_KERNEL(gpu::norm_linear_mma)},
-        {"cuda_bf16_few", refuse_few_rows, NIBBLE_CUDA_KERNEL(gpu::norm_linear_few_rows)},
         {"cuda_bf16_decode", refuse_matrix<matrix_of, refuse_gemv_rows>,
          NIBBLE_CUDA_KERNEL(gpu::norm_linear_rows)},
         {"cuda_any", [](const NormLinearDesc&, const KernelOptions& o) { return refuse_cpu(o); },

@@ -51,7 +51,6 @@ NormLinearFn norm_linear_few;   // NVFP4 or FP8, as the next
 NormLinearFn norm_linear_gemm;  // or BF16
 NormLinearFn norm_linear_mma;   // likewise
 NormLinearFn norm_linear_rows;  // BF16
-NormLinearFn norm_linear_few_rows;
 NormLinearFn norm_linear_any;   // any shape
 
 // Working memory for steps of up to desc.tokens tokens.

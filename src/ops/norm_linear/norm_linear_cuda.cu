@@ -13,9 +13,4 @@ void norm_linear_rows(Ctx& cx, const NormLinearOut& out, const Tensor& x, const 
   norm_multiply_rows(cx, norm_for(out, x, d, norm), in, out.p.as<float>());
 }
 
-void norm_linear_few_rows(Ctx& cx, const NormLinearOut& out, const Tensor& x, const Tensor& d,
-                          const Norm& norm, const Weight& in) {
-  norm_multiply_few_rows(cx, norm_for(out, x, d, norm), in, out.p.as<float>());
-}
-
 }  // namespace nibble::ops::gpu

@@ -3,7 +3,6 @@
 #include "ops/cpu_rows.h"
 #include "ops/gpu_matmul/e4m3_rows.h"
 #include "ops/gpu_matmul/gemm_sm90.h"
-#include "ops/gpu_matmul/rows_products.h"
 #include "ops/refuse.h"
 #include "ops/scratch.h"
 #include "ops/site.h"
@@ -133,13 +132,6 @@ const char* refuse_bf16_rows_few(const NormQkvDesc& d, const KernelOptions& o) {
   return d.head_dim % 2 == 0 ? nullptr : "head dim is odd";
 }
 
-const char* refuse_bf16_few(const NormQkvDesc& d, const KernelOptions& o) {
-  if (const char* reason = refuse_bf16_rows_few(d, o)) return reason;
-  const int threads = o.gpu.sm / 10 == 12 ? 256 : 512;
-  return gpu::norms_few(d.tokens, d.hidden, threads) ? nullptr
-                                                     : "more than its threads norm at once";
-}
-
 constexpr auto kKernels = joined(
     Cpu::all(),
     std::to_array<NormQkvKernel>({
@@ -196,7 +188,6 @@ constexpr auto kKernels = joined(
         {"cuda_w4a16_decode", refuse_gemv<refuse_gemv_tiles>,
          NIBBLE_CUDA_KERNEL(gpu::norm_qkv_tiles), Layout::kTiles16x64},
         {"cuda_bf16_decode", refuse_gemv<refuse_gemv_rows>, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_rows)},
-        {"cuda_bf16_few", refuse_bf16_few, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_bf16_normed_few)},
         {"cuda_bf16_rows", refuse_bf16_rows_few, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_bf16_few)},
         {"cuda_any", refuse_any, NIBBLE_CUDA_KERNEL(gpu::norm_qkv_any)},
         {"ref", [](const NormQkvDesc&, const KernelOptions& o) { return refuse_ref(o); },

@@ -74,7 +74,6 @@ NormQkvFn norm_qkv_rows;
 NormQkvFn norm_qkv_few;  // NVFP4
 NormQkvFn norm_qkv_one;
 NormQkvFn norm_qkv_f16;
-NormQkvFn norm_qkv_bf16_normed_few;
 NormQkvFn norm_qkv_bf16_few;  // heads of any size
 NormQkvFn norm_qkv_gemm;
 NormQkvFn norm_qkv_unit_gemm;

@@ -71,10 +71,4 @@ void norm_qkv_bf16_few(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const 
   norm_qkv_by(norm_multiply_rows, cx, out, kv, x, d, norms, qkv, cos_sin, s);
 }
 
-void norm_qkv_bf16_normed_few(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
-                              const Tensor& d, const QkvNorms& norms, const Weight& qkv,
-                              const Tensor& cos_sin, const Step& s) {
-  norm_qkv_by(norm_multiply_few_rows, cx, out, kv, x, d, norms, qkv, cos_sin, s);
-}
-
 }  // namespace nibble::ops::gpu

@@ -22,18 +22,18 @@ constexpr int kHead = 128, kTaps = 4, kWindow = kTaps - 1, kPerLane = kHead / 32
 constexpr int kBlocks = 4, kColumns = kHead / kBlocks;  // of a cluster, and of a block
 constexpr int kStepWarps = kColumns / kWarpColumns, kWarps = 2 * kStepWarps;
 constexpr int kThreads = kWarps * 32;
-constexpr int kOwn = kDeltaSpanTokens / kBlocks;  // tokens that a block norms: every kBlocks-th
+constexpr int kOwn = kClusterTokens / kBlocks;  // tokens that a block norms: every kBlocks-th
 static_assert(kCommonDim == kHead && kCommonRows == 32 && kPerLane == kRowGroups);
 
 // Inputs of a block: q and k of its key head, v of its columns; in pieces of 16 bytes.
 constexpr int kWidth = 2 * kHead + kColumns, kPieces = kWidth / 4;
 
 struct alignas(16) Shared {
-  float inputs[kWindow + kDeltaSpanTokens][kWidth];  // the last ones before the step, and its own
-  float q[kDeltaSpanTokens][kRowGroups][kCommonRows + 4];  // normed
-  float k[kDeltaSpanTokens][kRowGroups][kCommonRows + 4];
-  float4 conv[kWidth];             // weights
-  float2 gates[kDeltaSpanTokens];  // decay, beta
+  float inputs[kWindow + kClusterTokens][kWidth];  // the last ones before the step, and its own
+  float q[kClusterTokens][kRowGroups][kCommonRows + 4];  // normed
+  float k[kClusterTokens][kRowGroups][kCommonRows + 4];
+  float4 conv[kWidth];           // weights
+  float2 gates[kClusterTokens];  // decay, beta
   float norm[kHead], z[kOwn][kHead], o[kOwn][kHead];
   uint64_t arrived[kOwn];  // all of o
   int32_t to;              // the slot
@@ -171,7 +171,7 @@ __device__ __forceinline__ void keep_inputs(const Shared& shared, const Params& 
 // Warps 0 to 3 hold the state; the next ones norm what came out. waits_last: all that is read was
 // there before the kernel in front.
 __global__ void __launch_bounds__(kThreads, 3)
-    step_spans(const __grid_constant__ Params a, const bool waits_last) {
+    step_clusters(const __grid_constant__ Params a, const bool waits_last) {
   __shared__ Shared shared;
   cuda::griddep_launch_dependents();
   const Block block(a);
@@ -220,9 +220,9 @@ __global__ void __launch_bounds__(kThreads, 3)
   const int turn = kWarps - 1 - warp;
 #pragma unroll 1
   for (int t = turn / 2; t < tokens; t += kWarps / 2) prepare(shared, a, t, turn % 2);
-  float v[kDeltaSpanTokens / kRowGroups];  // of its column, every fourth token
+  float v[kClusterTokens / kRowGroups];  // of its column, every fourth token
 #pragma unroll
-  for (int i = 0; i < kDeltaSpanTokens / kRowGroups; ++i) {
+  for (int i = 0; i < kClusterTokens / kRowGroups; ++i) {
     const int t = i * kRowGroups + group;
     v[i] = steps && t < tokens ? convolve(shared, t, 2 * kHead + column) : 0;
   }
@@ -256,19 +256,16 @@ __global__ void __launch_bounds__(kThreads, 3)
 
 }  // namespace
 
-void delta_rule_spans(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
-                      const DeltaRuleIn& in, const DeltaRuleDesc& desc,
-                      const DeltaRuleWeights& weights, const Step& s) {
-  if (s.num_tokens == 0) return;
-  CHECK(s.num_tokens <= kDeltaSpanTokens);
-  CHECK(desc.key_dim == kHead && desc.value_dim == kHead && desc.taps == kTaps);
-  cuda::launch(cx.stream, step_spans,
-               {.grid = dim3(static_cast<unsigned>(desc.value_heads * kBlocks),
-                             static_cast<unsigned>(s.num_spans)),
+void delta::step_by_clusters(Ctx& cx, const Params& a, bool waits_last) {
+  CHECK(a.num_tokens <= kClusterTokens);
+  CHECK(a.d.key_dim == kHead && a.d.value_dim == kHead && a.d.taps == kTaps);
+  cuda::launch(cx.stream, step_clusters,
+               {.grid = dim3(static_cast<unsigned>(a.d.value_heads * kBlocks),
+                             static_cast<unsigned>(a.num_spans)),
                 .block = dim3(kThreads),
                 .cluster = kBlocks,
                 .reads_inputs = true},
-               params_of(att, state, in, desc, weights, s), replays_apart(cx, in, desc, s));
+               a, waits_last);
 }
 
 }  // namespace nibble::ops::gpu
