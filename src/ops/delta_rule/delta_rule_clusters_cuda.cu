@@ -1,12 +1,15 @@
-// delta_rule for up to 8 tokens of a step, drafts that are verified above all, in one launch: a
-// cluster of four blocks takes a value head of a sequence, each block 32 columns of its state,
-// which stay in registers from the first token to the last. States, last inputs and weights come
-// before the wait for the kernel in front. Behind it all tokens are convolved and normed at once, a
-// warp a token and part, then four warps take them one after the other and nobody meets in between;
-// o of a token goes to the block that norms it.
+// delta_rule for up to 8 tokens of one or two sequences, drafts that are verified above all, in one
+// launch: a cluster of four blocks takes a value head of a sequence, each block 32 columns of its
+// state, which stay in registers from the first token to the last. States, last inputs and weights
+// come before the wait for the kernel in front. Behind it all tokens are convolved and normed at
+// once, a warp a token and part; then four warps take them one after the other and nobody meets in
+// between. o of a token goes to the block that norms it.
 //   as delta_rule_any_cuda.cu, whose bits these are
 // Needs DK = DV = 128, 4 taps.
 // Bytes: 8 HV DK DV a sequence: Qwen3-Next-80B 4.2 MB a layer, 0.9 us of an H200's 4.55 TB/s.
+// Reached on one H200, 2026-11-28: one token 3.5 us, spans of 2, 3 and 4 tokens 3.8, 4.5 and 5.0,
+// two of 4 tokens 6.0 (by delta_rule_decode_cuda.cu 5.6, 8.0, 10.5, 12.7, 12.8). Lost: three
+// sequences and more, 96 clusters (docs/lab/delta-net.md).
 #include "cuda/async_copy.cuh"
 #include "cuda/cluster.cuh"
 #include "cuda/launch.cuh"
