@@ -25,6 +25,7 @@ constexpr int kHead = 128, kTaps = 4, kWindow = kTaps - 1, kPerLane = kHead / 32
 constexpr int kBlocks = 4, kColumns = kHead / kBlocks;  // of a cluster, and of a block
 constexpr int kStepWarps = kColumns / kWarpColumns, kWarps = 2 * kStepWarps;
 constexpr int kThreads = kWarps * 32;
+constexpr int kBlocksOfSm = NIBBLE_CUDA_SM == 121 ? 2 : 3;  // with 3 ptxas spills for sm_121
 constexpr int kOwn = kClusterTokens / kBlocks;  // tokens that a block norms: every kBlocks-th
 static_assert(kCommonDim == kHead && kCommonRows == 32 && kPerLane == kRowGroups);
 
@@ -173,7 +174,7 @@ __device__ __forceinline__ void keep_inputs(const Shared& shared, const Params& 
 
 // Warps 0 to 3 hold the state; the next ones norm what came out. waits_last: all that is read was
 // there before the kernel in front.
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     step_clusters(const __grid_constant__ Params a, const bool waits_last) {
   __shared__ Shared shared;
   cuda::griddep_launch_dependents();
