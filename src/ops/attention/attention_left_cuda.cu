@@ -108,30 +108,26 @@ class HeadMaker {
   __device__ __forceinline__ void run(const Params& a, const LeftParams& left, const LeftItem& item,
                                       NewRows<kFp8>& rows) {
     const Heads heads = item.heads(a);
-    float4 v[2][1];
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      if (const int at = warp() + i * kWarps; at < count_)
-        v[i][0] = __ldcg(reinterpret_cast<const float4*>(
-            products_ + (at < heads.count
-                             ? heads.first + at
-                             : a.kv_heads * (a.group + at - heads.count) + item.kv_head_of(a)) *
-                            kDim));
+    const auto load = [&](int at) {
+      const int32_t kv = a.kv_heads * (a.group + at - heads.count) + item.kv_head_of(a);
+      const int32_t row = at < heads.count ? heads.first + at : kv;
+      return at < count_ ? __ldcg(reinterpret_cast<const float4*>(products_ + row * kDim))
+                         : float4{};
+    };
+    float4 v[1] = {load(warp())}, next = load(warp() + kWarps);
     if (!left.is_turn_old) load_turn(left, item.t());
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int at = warp() + i * kWarps;
-      if (at >= count_) break;
+      // Little code: a step of one token must bring it from L2 in every layer.
+#pragma unroll 1
+    for (int at = warp(); at < count_; at += kWarps, v[0] = next) {
       const bool is_q = at < heads.count, is_v = at == heads.count + 1;
       if (!is_v) {
-        if ((is_q ? left.q_norm.weight : left.k_norm.weight) != nullptr)
-          norm_head(v[i], q_, k_, is_q);
-        v[i][0] = turn_(v[i][0], left.rotary / 8);
+        if ((is_q ? left.q_norm.weight : left.k_norm.weight) != nullptr) norm_head(v, q_, k_, is_q);
+        v[0] = turn_(v[0], left.rotary / 8);
       }
       if (is_q)
-        put_query(v[i][0], rows.q[at]);
+        put_query(v[0], rows.q[at]);
       else
-        put_new(a, left, item, v[i][0], is_v, is_v ? rows.v : rows.k);
+        put_new(a, left, item, v[0], is_v, is_v ? rows.v : rows.k);
     }
   }
 
