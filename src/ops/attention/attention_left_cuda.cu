@@ -9,7 +9,7 @@
 // reads queries from shared memory. 128 registers a thread: blocks stand on an SM beside those of
 // the product in front, whose weights take the other half, and of that behind. Against store_qkv
 // and attention one after the other, on one H200, 2026-11-28, a layer of Qwen3-8B: of one token at
-// 512 keys 1.9 us less, of 8 at 150 3.4. What was tried: docs/lab/attention.md.
+// 512 keys 1.9 us less, of 8 at 150 3.3. What was tried: docs/lab/attention.md.
 #include "cuda/fp8.cuh"
 #include "cuda/mbarrier.cuh"
 #include "cuda/mma_digits.cuh"
