@@ -62,6 +62,7 @@ TEST(DeltaRuleGpu, EveryKernelEqualsTheTwin) {
     check(desc, {{3, true}});
     check(desc, {{2, false}, {5, true}, {1, true}}, /*is_shuffled=*/true);
     check(desc, {{8, true}});
+    check(desc, {{5, true}, {3, false}}, /*is_shuffled=*/true);
     check(desc, {{2, true}, {70, false}, {1, true}, {5, true}});
   }
   check({16, 32, 128, 128, 4}, {{33, true}, {1, true}});
