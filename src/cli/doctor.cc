@@ -206,10 +206,8 @@ void print_machine(const Json& m) {
     row("kernels", "of " + number("tuned") + " ops and sizes of step as " +
                        m["kernel_table"].get<std::string>() + " says");
   if (m.contains("graph_tokens")) {
-    row("graphs",
-        "of steps of 1 to " + number("graph_tokens") +
-            " sequences that decode, each recorded when the first of its kind comes; of " +
-            number("most_graphs") + " kinds at once");
+    row("graphs", "of steps of up to " + number("graph_tokens") + " tokens that decode; the last " +
+                      number("most_graphs") + " kinds are kept");
   }
 }
 

@@ -68,6 +68,7 @@ Engine::Impl::Impl(Model& model, ops::Ctx cx, const EngineOptions& options)
     fed_.reserve(2 * options.max_num_seqs);
   }
   if (cx_.on_gpu()) {
+    if (feed_ != nullptr) model_.agree_on_left_sums(*cx_.comm);
     gpu_ = std::make_unique<GpuSteps>(model_, cx_, *gpu_pages_, kv_.state(), step_limits_,
                                       options.max_num_seqs, options.masked_ids, options.graphs);
     if (head_ != nullptr) gpu_->keep_rows(&head_->history());

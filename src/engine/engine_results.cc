@@ -281,6 +281,7 @@ bool Engine::Impl::wait_for_mask(const Sequence& sequence) {
 // Rows that the host must see come to it one after the other, while it looks at the first.
 void Engine::Impl::fetch_rows() {
   wanted_.clear();
+  if (!ahead_.empty()) return;  // then none must
   int64_t row = 0;
   for (const Chunk& c : scheduler_.chunks()) {
     const Sequence& s = *c.sequence;

@@ -146,6 +146,7 @@ StepFollower::StepFollower(Model& model, ops::Ctx cx, const EngineOptions& optio
     rows_ = std::make_unique<AnsweredRows>(*cx_.comm, info.logits, masked_ids);
     return;
   }
+  model_.agree_on_left_sums(*cx_.comm);
   gpu_ = std::make_unique<GpuSteps>(model_, cx_, *gpu_pages_, kv_.state(), bounds_.limits,
                                     options.max_num_seqs, masked_ids, options.graphs);
   const int64_t bytes = StepBlock::bytes(bounds_.limits, options.max_num_seqs);

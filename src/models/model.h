@@ -112,6 +112,9 @@ class Model {
   // head at kept_rows().
   bool shows_all_rows(const ops::Ctx& cx) const { return cx.tap || !kept_rows().empty(); }
   virtual const Weight* embedding() const { return nullptr; }
+
+  // On GPUs of several ranks, on all at once, once loaded: ops::agree_on_left_sums().
+  virtual void agree_on_left_sums(dist::Comm&) {}
 };
 
 // What the large dense matrices become while they are loaded. Everything else stays as the

@@ -60,6 +60,7 @@ class SiteModel : public Model {
   void keep_rows(const std::vector<int32_t>& layers) override;
   std::vector<Tensor> kept_rows() const override;
   const Weight* embedding() const override;
+  void agree_on_left_sums(dist::Comm& comm) override { ops::agree_on_left_sums(sites_, comm); }
 
  protected:
   explicit SiteModel(const DenseFormats& dense, Quantization quantization = {},

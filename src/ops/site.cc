@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
+#include "dist/comm.h"
 #include "ops/norm/add_norm_over_ranks.h"
 
 namespace nibble::ops {
@@ -85,7 +87,7 @@ void find_takers(Sites& sites) {
   }
 }
 
-// Rows that begin with add_norm, for all tokens of the step.
+// Of the rows that begin with add_norm, for all tokens of the step, those for many.
 bool norms_apart(const Site& site, int64_t tokens) {
   const bool has_norm = site.key.op == Op::kNormQkv || site.key.op == Op::kNormRoute ||
                         site.key.op == Op::kNormLinear || site.key.op == Op::kMlpUp;
@@ -124,6 +126,20 @@ void plan_sites(Sites& sites, const KernelOptions& options) {
         site.problem);
   find_takers(sites);
   find_left_sums(sites);
+}
+
+void agree_on_left_sums(Sites& sites, dist::Comm& comm) {
+  std::vector<Site*> sums;
+  std::vector<int64_t> mine;
+  for (Site& site : sites)
+    if (site.key.op == Op::kAllReduce) sums.push_back(&site), mine.push_back(site.left_from);
+  if (sums.empty()) return;
+  std::vector<int64_t> all(mine.size() * comm.size());
+  comm.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+  for (size_t i = 0; i < all.size(); ++i) {
+    int64_t& from = sums[i % sums.size()]->left_from;
+    from = std::max(from, all[i]);
+  }
 }
 
 std::vector<Site*> readers_of(Sites& sites, const Site& writer, const std::string& buffer) {

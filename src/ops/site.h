@@ -99,6 +99,9 @@ inline KvLayer pages_of(const Site& site, KvLayer kv) {
 // Chooses the kernels of every site; of those that have weights loaded in their layout.
 // Throws Error(kUnsupported) naming an op that has none.
 void plan_sites(Sites& sites, const KernelOptions& options);
+// On all ranks at once, once planned: a part of a matrix may have another row than the other ranks'
+// parts. Each leaves those sums that all would (Site::left_from).
+void agree_on_left_sums(Sites& sites, dist::Comm& comm);
 std::vector<PlanEntry> plan_entries(const Sites& sites);
 // The names of the rows in an op's table, best first.
 std::vector<std::string> kernel_names(Op op);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "dist/test_ranks.h"
+
 namespace nibble::ops {
 namespace {
 
@@ -108,6 +110,23 @@ TEST(Site, SumsOfManyTokensAreLeftToTheNormBehind) {
   options.has_peer_memory = false;
   options.has_nccl = true;
   EXPECT_EQ(left_from(2880, false), kNever);
+}
+
+// A sum that one rank would make before the norm is made so by all.
+TEST(Site, RanksLeaveTheSumsThatAllWould) {
+  std::vector<std::vector<int64_t>> left(3);
+  dist::on_every_rank(dist::test_ranks(3), [&](dist::TcpComm& comm) {
+    Sites sites;
+    for (const int64_t from : {int64_t{33}, int64_t{17 * (comm.rank() + 1)},
+                               comm.rank() == 1 ? INT64_MAX : int64_t{33}}) {
+      sites.push_back(site({Op::kAllReduce, 0}, AllReduceDesc{2880, 3}, {"d"}, {"d"}));
+      sites.back().left_from = from;
+    }
+    sites.push_back(site({Op::kNormRoute, 0}, NormRouteDesc{2880, 128, 4}, {"y", "d"}, {"x"}));
+    agree_on_left_sums(sites, comm);
+    for (const Site& s : sites) left[comm.rank()].push_back(s.left_from);
+  });
+  for (const auto& all : left) EXPECT_EQ(all, (std::vector<int64_t>{33, 51, INT64_MAX, INT64_MAX}));
 }
 
 // norm_qkv leaves heads of 128 dims to attention that takes them, in steps of few tokens.

@@ -289,8 +289,7 @@ void GrammarService::watch(GrammarChild& child, int nice, const std::string& why
   if (now - *since > limits_.time) child.fail(why);
 }
 
-// Where it compiles fewer sets than there are places left. So one client leaves half of the places,
-// and two leave one to a third.
+// A client that has none may take any place, and one that has some leaves one for others.
 bool GrammarService::may_compile(const std::string& client) const {
   size_t all = 0, own = 0;
   for (const auto& set : sets_) {
@@ -298,7 +297,7 @@ bool GrammarService::may_compile(const std::string& client) const {
     ++all;
     own += set->client == client;
   }
-  return all + own < limits_.max_compiling;
+  return all + (own > 0) < limits_.max_compiling;
 }
 
 // For those who wait, as many at once as may be.

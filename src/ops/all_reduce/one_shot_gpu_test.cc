@@ -149,78 +149,75 @@ TEST(OneShotGpu, SumsInBlocks) {
 // the logits of a gate.
 TEST(OneShotGpu, NormsMakeSums) {
   for (const int size : {2, 3})
-    for (const bool exact : {false, true})
-      for (const auto& [tokens, hidden] :
-           {Shape{1, 64}, {47, 2880}, {300, 2880}, {1001, 2880}, {40, 6144}, {515, 4096}}) {
-        Ranks ranks(size);
-        const int64_t n = tokens * hidden;
-        const bool e4m3 = tokens % 2 != 0, has_gate = tokens % 4 != 3;
-        const std::vector<float> residual = random_values(1, n);
-        const std::vector<uint16_t> weights(2 * hidden, bf16_from_float(0.75f));
-        struct Made {
-          Buffer x, y, h, codes, scales, weights, logits;
-        };
-        const auto makes = [&](Rank& rank) {
-          Made made{cuda::device_buffer(4 * n),      cuda::device_buffer(4 * n),
-                    cuda::device_buffer(2 * n),      cuda::device_buffer(n),
-                    cuda::device_buffer(4 * tokens), cuda::device_buffer(4 * hidden),
-                    cuda::device_buffer(4 * tokens)};
-          for (Buffer* out : {&made.y, &made.h, &made.codes, &made.scales, &made.logits})
-            cuda::fill(out->data(), 0, out->size_bytes());
-          cuda::copy(made.x.data(), residual.data(), 4 * n);
-          cuda::copy(made.weights.data(), weights.data(), 4 * hidden);
-          const std::vector<float> part = random_values(7 + rank.peers.rank, n);
-          cuda::copy(rank.values.data(), part.data(), 4 * n);
-          return made;
-        };
-        const auto norm_of = [&](Rank& rank, Made& made) {
-          const auto* weight = static_cast<const uint16_t*>(made.weights.data());
-          const gpu::AddNorm norm{
-              .y = static_cast<float*>(made.y.data()),
-              .h = static_cast<uint16_t*>(made.h.data()),
-              .x = static_cast<const float*>(made.x.data()),
-              .d = static_cast<const float*>(rank.values.data()),
-              .norm = {.weight = weight, .eps = 1e-5f},
-              .tokens = tokens,
-              .hidden = hidden,
-              .e4m3 = {e4m3 ? static_cast<uint8_t*>(made.codes.data()) : nullptr,
-                       static_cast<float*>(made.scales.data())}};
-          const gpu::GateLogits gate{has_gate ? weight + hidden : nullptr,
-                                     static_cast<float*>(made.logits.data())};
-          return std::pair(norm, gate);
-        };
-        const auto bytes_of = [](Made& made) {
-          std::vector<std::byte> bytes;
-          for (Buffer* out : {&made.y, &made.h, &made.codes, &made.scales, &made.logits}) {
-            const auto at = std::ssize(bytes);
-            bytes.resize(at + out->size_bytes());
-            cuda::copy(bytes.data() + at, out->data(), out->size_bytes());
-          }
-          return bytes;
-        };
-        std::vector<Made> apart, joined;
-        for (auto& rank : ranks) rank->cx.kernels.exact = exact, apart.push_back(makes(*rank));
-        for (auto& rank : ranks)
-          gpu::all_reduce_blocks(rank->cx, rank->peers, rank->tensor(tokens, hidden));
-        for (auto& rank : ranks) {
-          rank->stream.wait();
-          const auto [norm, gate] = norm_of(*rank, apart[rank->peers.rank]);
-          gpu::add_norm(rank->cx, norm, gate);
-          rank->stream.wait();
+    for (const auto& [tokens, hidden] :
+         {Shape{1, 64}, {47, 2880}, {300, 2880}, {1001, 2880}, {40, 6144}, {515, 4096}}) {
+      Ranks ranks(size);
+      const int64_t n = tokens * hidden;
+      const bool e4m3 = tokens % 2 != 0, has_gate = tokens % 4 != 3;
+      const std::vector<float> residual = random_values(1, n);
+      const std::vector<uint16_t> weights(2 * hidden, bf16_from_float(0.75f));
+      struct Made {
+        Buffer x, y, h, codes, scales, weights, logits;
+      };
+      const auto makes = [&](Rank& rank) {
+        Made made{cuda::device_buffer(4 * n),      cuda::device_buffer(4 * n),
+                  cuda::device_buffer(2 * n),      cuda::device_buffer(n),
+                  cuda::device_buffer(4 * tokens), cuda::device_buffer(4 * hidden),
+                  cuda::device_buffer(4 * tokens)};
+        for (Buffer* out : {&made.y, &made.h, &made.codes, &made.scales, &made.logits})
+          cuda::fill(out->data(), 0, out->size_bytes());
+        cuda::copy(made.x.data(), residual.data(), 4 * n);
+        cuda::copy(made.weights.data(), weights.data(), 4 * hidden);
+        const std::vector<float> part = random_values(7 + rank.peers.rank, n);
+        cuda::copy(rank.values.data(), part.data(), 4 * n);
+        return made;
+      };
+      const auto norm_of = [&](Rank& rank, Made& made) {
+        const auto* weight = static_cast<const uint16_t*>(made.weights.data());
+        const gpu::AddNorm norm{.y = static_cast<float*>(made.y.data()),
+                                .h = static_cast<uint16_t*>(made.h.data()),
+                                .x = static_cast<const float*>(made.x.data()),
+                                .d = static_cast<const float*>(rank.values.data()),
+                                .norm = {.weight = weight, .eps = 1e-5f},
+                                .tokens = tokens,
+                                .hidden = hidden,
+                                .e4m3 = {e4m3 ? static_cast<uint8_t*>(made.codes.data()) : nullptr,
+                                         static_cast<float*>(made.scales.data())}};
+        const gpu::GateLogits gate{has_gate ? weight + hidden : nullptr,
+                                   static_cast<float*>(made.logits.data())};
+        return std::pair(norm, gate);
+      };
+      const auto bytes_of = [](Made& made) {
+        std::vector<std::byte> bytes;
+        for (Buffer* out : {&made.y, &made.h, &made.codes, &made.scales, &made.logits}) {
+          const auto at = std::ssize(bytes);
+          bytes.resize(at + out->size_bytes());
+          cuda::copy(bytes.data() + at, out->data(), out->size_bytes());
         }
-        for (auto& rank : ranks) joined.push_back(makes(*rank));
-        for (int again = 0; again < 2; ++again)  // x and d stay, so that the same comes out
-          for (auto& rank : ranks) {
-            const auto [norm, gate] = norm_of(*rank, joined[rank->peers.rank]);
-            gpu::add_norm_over_ranks(rank->cx, rank->peers, norm, gate);
-          }
-        for (auto& rank : ranks) {
-          rank->stream.wait();
-          EXPECT_EQ(bytes_of(apart[rank->peers.rank]), bytes_of(joined[rank->peers.rank]))
-              << size << " ranks, exact " << exact << ", " << tokens << " x " << hidden << ", rank "
-              << rank->peers.rank;
-        }
+        return bytes;
+      };
+      std::vector<Made> apart, joined;
+      for (auto& rank : ranks) apart.push_back(makes(*rank));
+      for (auto& rank : ranks)
+        gpu::all_reduce_blocks(rank->cx, rank->peers, rank->tensor(tokens, hidden));
+      for (auto& rank : ranks) {
+        rank->stream.wait();
+        const auto [norm, gate] = norm_of(*rank, apart[rank->peers.rank]);
+        gpu::add_norm(rank->cx, norm, gate);
+        rank->stream.wait();
       }
+      for (auto& rank : ranks) joined.push_back(makes(*rank));
+      for (int again = 0; again < 2; ++again)  // x and d stay, so that the same comes out
+        for (auto& rank : ranks) {
+          const auto [norm, gate] = norm_of(*rank, joined[rank->peers.rank]);
+          gpu::add_norm_over_ranks(rank->cx, rank->peers, norm, gate);
+        }
+      for (auto& rank : ranks) {
+        rank->stream.wait();
+        EXPECT_EQ(bytes_of(apart[rank->peers.rank]), bytes_of(joined[rank->peers.rank]))
+            << size << " ranks, " << tokens << " x " << hidden << ", rank " << rank->peers.rank;
+      }
+    }
 }
 
 // A graph of them, launched again and again: the number of the sum is on the device.

@@ -11,8 +11,9 @@ namespace nibble::ops::gpu {
 // A thread has two groups of 8 columns at most.
 inline constexpr int64_t kMostHiddenOverRanks = 6144;
 
-// y and h have the bits that all_reduce_blocks and add_norm give them. No a.rows; H % 8 == 0, % 32
-// with a.e4m3, at most kMostHiddenOverRanks. NaN where a rank does not come.
+// y and h have the bits that all_reduce_blocks and add_norm give them; not under --exact, which has
+// no rows that leave a sum. No a.rows; H % 8 == 0, % 32 with a.e4m3, at most kMostHiddenOverRanks.
+// Where a rank does not come h is NaN.
 void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a,
                          const GateLogits& gate);
 

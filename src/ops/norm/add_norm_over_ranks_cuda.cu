@@ -1,8 +1,7 @@
 // add_norm_over_ranks: a block sends some rows of d to all other ranks, as one_shot_blocks does
 // (ops/all_reduce/one_shot.h), and adds up what arrives, in order of ranks, to x.
-// Bytes at two ranks: 4 H a token over the link each way under --exact, else 2 H; 18 H of memory.
+// Bytes at two ranks: 2 H a token over the link each way, 18 H of memory.
 #include <algorithm>
-#include <type_traits>
 
 #include "cuda/async_copy.cuh"
 #include "cuda/launch.cuh"
@@ -14,43 +13,23 @@
 namespace nibble::ops::gpu {
 namespace {
 
-// Eight values as they travel: T is float, or bf16.
-template <typename T>
-struct Eight {
-  static constexpr int kWords = sizeof(T) * 8 / sizeof(uint4);
-  uint4 words[kWords];
-};
-
-template <typename T>
-__device__ Eight<T> eight_of(const float* d) {
+// Eight values as they travel, in bf16.
+__device__ uint4 eight_of(const float* d) {
   const float4* from = reinterpret_cast<const float4*>(d);
   const float4 a = from[0], b = from[1];
-  const auto bits = [](float v) { return __float_as_uint(v); };
-  if constexpr (std::is_same_v<T, float>)
-    return {{{bits(a.x), bits(a.y), bits(a.z), bits(a.w)},
-             {bits(b.x), bits(b.y), bits(b.z), bits(b.w)}}};
-  else
-    return {{{cuda::pack_bf16(a.x, a.y), cuda::pack_bf16(a.z, a.w), cuda::pack_bf16(b.x, b.y),
-              cuda::pack_bf16(b.z, b.w)}}};
+  return {cuda::pack_bf16(a.x, a.y), cuda::pack_bf16(a.z, a.w), cuda::pack_bf16(b.x, b.y),
+          cuda::pack_bf16(b.z, b.w)};
 }
 
-__device__ void add(float (&sum)[8], const Eight<float>& part) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint4 w = part.words[i];
-    sum[4 * i] += __uint_as_float(w.x), sum[4 * i + 1] += __uint_as_float(w.y);
-    sum[4 * i + 2] += __uint_as_float(w.z), sum[4 * i + 3] += __uint_as_float(w.w);
-  }
-}
-__device__ void add(float (&sum)[8], const Eight<uint16_t>& part) {
-  const uint32_t words[4] = {part.words[0].x, part.words[0].y, part.words[0].z, part.words[0].w};
+__device__ void add(float (&sum)[8], const uint4& part) {
+  const uint32_t words[4] = {part.x, part.y, part.z, part.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i)
     sum[2 * i] += cuda::bf16_lo(words[i]), sum[2 * i + 1] += cuda::bf16_hi(words[i]);
 }
 
 // Thread blocks of kRows rows at a time. x is on its way while d is.
-template <int kMine, bool kE4m3, typename T, int kRows>
+template <int kMine, bool kE4m3, int kRows>
 __global__ void __launch_bounds__(kNormThreads, 2)
     add_norm_rows_over_ranks(const __grid_constant__ AddNorm a, const GateLogits gated,
                              const __grid_constant__ PeerMemory m) {
@@ -60,11 +39,11 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   NormRow<kMine, kE4m3> norm(a, gated);
   const auto tokens = static_cast<int>(a.tokens), hidden = static_cast<int>(a.hidden);
   const auto room = [&](int of, int from, uint32_t number, int r, int i) {
-    return reinterpret_cast<Eight<T>*>(block_of(m, of, from, number)) +
+    return reinterpret_cast<uint4*>(block_of(m, of, from, number)) +
            (r * hidden + norm.column(i)) / 8;
   };
   const auto eight_at = [&](int row, int i) {
-    return eight_of<T>(a.d + int64_t{row} * hidden + norm.column(i));
+    return eight_of(a.d + int64_t{row} * hidden + norm.column(i));
   };
   const auto ahead = [&](int r, int i, int half) {
     return x_ahead + ((r * kMine + i) * 2 + half) * kNormThreads + threadIdx.x;
@@ -89,7 +68,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
 #pragma unroll
       for (int i = 0; i < kMine; ++i) {
         if (first + r >= tokens || !norm.has(i)) continue;
-        const Eight<T> mine = eight_at(first + r, i);
+        const uint4 mine = eight_at(first + r, i);
         for (int other = 1; other < m.size; ++other)
           *room((m.rank + other) % m.size, m.rank, number, r, i) = mine;
       }
@@ -108,13 +87,8 @@ __global__ void __launch_bounds__(kNormThreads, 2)
         if (!norm.has(i)) continue;
         float sum[8];
         for (int rank = 0; rank < m.size; ++rank) {
-          Eight<T> part;
-          if (rank == m.rank)
-            part = eight_at(row, i);
-          else
-#pragma unroll
-            for (int w = 0; w < Eight<T>::kWords; ++w)
-              part.words[w] = __ldcg(room(m.rank, rank, number, r, i)->words + w);
+          const uint4 part =
+              rank == m.rank ? eight_at(row, i) : __ldcg(room(m.rank, rank, number, r, i));
           if (rank == 0) {
 #pragma unroll
             for (float& v : sum) v = -0.0f;  // which leaves the first part as it is
@@ -142,32 +116,26 @@ __global__ void __launch_bounds__(kNormThreads, 2)
 void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a,
                          const GateLogits& gate) {
   CHECK(a.rows == nullptr && a.hidden <= kMostHiddenOverRanks);
-  CHECK(peers.size <= PeerMemory::kMostRanks);
-  const auto run = [&]<int kMine, bool kE4m3, typename T>() {
-    // As many as its room holds and as spill nothing; of few tokens a block has one.
-    constexpr int kMost = kMine > 1 ? 1 : std::is_same_v<T, float> ? 2 : 4;
+  CHECK(peers.size <= PeerMemory::kMostRanks && !cx.kernels.exact);
+  const auto run = [&]<int kMine, bool kE4m3>() {
+    constexpr int kMost = kMine > 1 ? 1 : 4;  // as many as spill nothing
     const bool has_many = a.tokens > 2 * peers.num_blocks;
-    const int64_t blocks = (a.tokens + (has_many ? kMost : 1) - 1) / (has_many ? kMost : 1);
+    const int rows = has_many ? kMost : 1;
+    const int64_t blocks = (a.tokens + rows - 1) / rows;
     cuda::launch(cx.stream,
-                 has_many ? add_norm_rows_over_ranks<kMine, kE4m3, T, kMost>
-                          : add_norm_rows_over_ranks<kMine, kE4m3, T, 1>,
+                 has_many ? add_norm_rows_over_ranks<kMine, kE4m3, kMost>
+                          : add_norm_rows_over_ranks<kMine, kE4m3, 1>,
                  {.grid = dim3(static_cast<unsigned>(std::min<int64_t>(blocks, peers.num_blocks))),
                   .block = dim3(kNormThreads),
-                  .smem_bytes = (has_many ? kMost : 1) * kMine * 2 * kNormThreads * sizeof(float4),
+                  .smem_bytes = rows * kMine * 2 * kNormThreads * sizeof(float4),
                   .release = cuda::Release::kAfterWait},
                  a, gate, peers);
   };
-  const auto run_in = [&]<int kMine, bool kE4m3>() {
-    if (cx.kernels.exact)
-      run.template operator()<kMine, kE4m3, float>();
-    else
-      run.template operator()<kMine, kE4m3, uint16_t>();
-  };
   const bool is_narrow = a.hidden <= 8 * kNormThreads, e4m3 = a.e4m3.codes != nullptr;
-  if (is_narrow && e4m3) return run_in.operator()<1, true>();
-  if (is_narrow) return run_in.operator()<1, false>();
-  if (e4m3) return run_in.operator()<2, true>();
-  run_in.operator()<2, false>();
+  if (is_narrow && e4m3) return run.operator()<1, true>();
+  if (is_narrow) return run.operator()<1, false>();
+  if (e4m3) return run.operator()<2, true>();
+  run.operator()<2, false>();
 }
 
 }  // namespace nibble::ops::gpu

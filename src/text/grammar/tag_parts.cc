@@ -29,7 +29,7 @@ std::string keep_part(Json& format, const char* place, GrammarSpec::Kind kind, c
   std::string why = keep(part);
   if (!why.empty()) return why + (function.empty() ? "" : " (in the function '" + function + "')");
   text = is_json ? Json::parse(part.text) : Json(part.text);
-  if (is_json && format.value("type", "") == "json_schema")
+  if (is_json && format.value("type", "") == "json_schema" && format.size() == 2)
     if (std::string rules = rules_of(part.text); !rules.empty())
       format = {{"type", "grammar"}, {"grammar", std::move(rules)}};
   return "";

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -284,7 +285,8 @@ TEST(TokenizerJson, LoadNamesTheFile) {
         }
       },
       Error);
-  const auto folder = std::filesystem::path(testing::TempDir()) / "tokenizer_json_test";
+  const auto folder = std::filesystem::path(testing::TempDir()) /
+                      ("tokenizer_json_test." + std::to_string(getpid()));
   std::filesystem::create_directories(folder);
   std::ofstream(folder / "tokenizer.json") << "{";
   EXPECT_THROW(
