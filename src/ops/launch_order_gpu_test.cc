@@ -155,7 +155,7 @@ struct Weights {
            Format format) {
     TestWeight w(random, format, experts, rows, cols);
     Sites one;
-    one.push_back({{op_of(problem)}, "", problem, {}, {"routing"}});
+    one.push_back({{op_of(problem)}, "", problem, {}, {"routing", "q"}});
     plan_sites(one, gpu.cx.kernels);
     if (one[0].plan.layout() != Layout::kRows) w.pack(one[0].plan.layout());
     loaded[link] = {problem, gpu.weight(w)};

@@ -259,8 +259,9 @@ TEST(OneShotGpu, EndsWithoutARankThatIsGone) {
   for (SumFn* const sum : {gpu::all_reduce_one_shot, gpu::all_reduce_blocks})
     for (const bool is_told : {false, true}) {
       Ranks ranks(3);
+      for (const size_t r : {0, 2})  // numbers, which no NaN comes of
+        cuda::fill(ranks[r].values.data(), 0, 4 * 2880);
       for (const size_t r : {0, 2}) {
-        cuda::fill(ranks[r].values.data(), 0, 4 * 2880);  // numbers, which no NaN comes of
         if (!is_told) ranks[r].peers.patience_ns = 100'000'000;
         for (int i = 0; i < 3; ++i) sum(ranks[r].cx, ranks[r].peers, ranks[r].tensor(1, 2880));
       }
