@@ -11,7 +11,9 @@ from serving import Server
 DESK = dict(width=1200, height=800)
 
 
-class ChatPage(unittest.IsolatedAsyncioTestCase):
+class ServedPage(unittest.IsolatedAsyncioTestCase):
+    """A server and a browser for all tests of a class."""
+
     @classmethod
     def setUpClass(cls):
         cls.server = Server()
@@ -21,6 +23,8 @@ class ChatPage(unittest.IsolatedAsyncioTestCase):
         cls.browser.__enter__()
         cls.addClassCleanup(cls.browser.__exit__, None, None, None)
 
+
+class ChatPage(ServedPage):
     async def asyncSetUp(self):
         self.tab = await self.enterAsyncContext(self.browser.tab())
         await self.tab.look(**DESK)

@@ -8,9 +8,9 @@ import unittest
 from pathlib import Path
 
 import scripted_model
-from browser import CHROMIUM, Browser
+from browser import CHROMIUM
+from chat_page import ServedPage
 from scripted_model import ScriptedModel, says
-from serving import Server
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "pictures"
 LOOKS = {f"{device}-{'dark' if dark else 'light'}": dict(size, dark=dark)
@@ -49,16 +49,11 @@ POOR_CONTRAST = """(() => {
 })()"""
 
 
-class PicturesTest(unittest.IsolatedAsyncioTestCase):
+class PicturesTest(ServedPage):
     @classmethod
     def setUpClass(cls):
         FOLDER.mkdir(parents=True, exist_ok=True)
-        cls.server = Server()
-        cls.server.__enter__()
-        cls.addClassCleanup(cls.server.__exit__, None, None, None)
-        cls.browser = Browser()
-        cls.browser.__enter__()
-        cls.addClassCleanup(cls.browser.__exit__, None, None, None)
+        super().setUpClass()
 
     async def shoot(self, state):
         tab, phone = self.tab, self.look.startswith("phone")
