@@ -154,6 +154,16 @@ class RanksGpuTest(unittest.TestCase):
                 found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
                 self.assertGreater(found["rows"][0]["mean_acceptance_length"], 1)
 
+    def test_profile_shows_the_ops_of_rank_0(self):
+        command = [os.environ["NIBBLE"], "bench", str(HEADS[0][0]), "--device", "cuda", *BUDGET, "-tp", "2", "--json", "-r", "1",
+                   "-n", "16", "--test", "pp512", "--test", "tg 2", "--profile"]
+        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
+        for row in found["rows"]:
+            ops = {op["op"]: op for op in row["profile"]["ops"]}
+            self.assertGreater(ops["all_reduce"]["us"], 0)
+            self.assertEqual(ops["all_reduce"]["launches"], 2 * ops["attention"]["launches"])
+            self.assertEqual({op["us_saved_without"] for op in ops.values()}, {None})
+
     # The ids that the GPUs find by themselves are the same: steps begun ahead read them there, and the next one that
     # the host has made would differ. The first is compared bit by bit.
     def test_drawn_ids_are_the_same_on_all(self):

@@ -173,7 +173,7 @@ Json profile_json(const BenchRow& row) {
     ops.push_back({{"op", op.op},
                    {"launches", op.launches},
                    {"us", op.alone_us},
-                   {"us_saved_without", op.saved_us},
+                   {"us_saved_without", op.saved_us ? Json(*op.saved_us) : Json()},
                    {"floor_us", floor > 0 ? Json(floor) : Json()},
                    {"percent_of_floor", floor > 0 ? Json(100 * floor / op.alone_us) : Json()}});
   }
@@ -190,16 +190,17 @@ void print_profile(const BenchRow& row) {
     table.add({op.op, std::to_string(op.launches), fixed_digits(op.alone_us, 1),
                floor > 0 ? fixed_digits(floor, 1) : "-",
                floor > 0 ? fixed_digits(100 * floor / op.alone_us, 0) + "%" : "-",
-               fixed_digits(op.saved_us, 1), fixed_digits(op.saved_us / op.launches, 2),
-               fixed_digits(100 * op.saved_us / profile.step_us, 1) + "%"});
-    alone += op.alone_us, saved += op.saved_us;
+               op.saved_us ? fixed_digits(*op.saved_us, 1) : "-",
+               op.saved_us ? fixed_digits(*op.saved_us / op.launches, 2) : "-",
+               op.saved_us ? fixed_digits(100 * *op.saved_us / profile.step_us, 1) + "%" : "-"});
+    alone += op.alone_us, saved += op.saved_us.value_or(0);
   }
   std::printf(
       "\none step of %s: %.0f us, %.0f of them from the first op's start to the last one's end.\n"
-      "An op alone (events between ops; %.0f us in all), and what a step saves without it (%.0f):\n"
-      "%s",
-      row.what.test().c_str(), profile.step_us, profile.gpu_us, alone, saved,
-      table.plain().c_str());
+      "An op alone (events between ops; %.0f us in all)",
+      row.what.test().c_str(), profile.step_us, profile.gpu_us, alone);
+  if (saved != 0) std::printf(", and what a step saves without it (%.0f)", saved);
+  std::printf(":\n%s", table.plain().c_str());
 }
 
 Json row_json(const BenchRow& row, const BenchFlags& flags, const ops::Ctx& cx, double bandwidth) {
@@ -422,7 +423,8 @@ BenchReport measure_cases(LoadedEngine& loaded, const std::vector<BenchCase>& ca
     if (!quiet) std::fprintf(stderr, "%.1f tokens/s\n", row.rate.mean);
     if (on_gpu) add_floors(row, loaded, flags, report.rates);
     if (!flags.profile.empty())
-      row.profile = profile_step(*loaded.engine, loaded.cx.stream, c, flags.profile == "site");
+      row.profile = profile_step(*loaded.engine, loaded.cx.stream, c, flags.profile == "site",
+                                 flags.engine.ranks.tensor_parallel_size == 1);
   }
   // Once more on CPUs, whose other work shows in it; on GPUs there is no room left beside the
   // model.
@@ -445,10 +447,6 @@ void bench(const BenchFlags& given) {
     throw Error(ErrorKind::kUsage,
                 "--profile is for GPUs; nibble bench ops measures the kernels of CPUs");
   }
-  if (!flags.profile.empty() && flags.engine.ranks.tensor_parallel_size > 1)
-    throw Error(ErrorKind::kUsage,
-                "--profile leaves ops out of steps, which all ranks would have "
-                "to do: it is for one rank");
   const std::vector<BenchCase> cases = choose_cases(flags, on_gpu);
   if (is_follower(flags.engine)) return follow(flags.engine);
   const bool json = flags.json || flags.output == "json";
@@ -491,7 +489,8 @@ void add_bench(CLI::App& app) {
       ->check(CLI::ExistingFile);
   command
       ->add_flag("--profile{op}", flags->profile,
-                 "what each op of a step takes; --profile=site: each call of it; GPUs only")
+                 "what each op of a step takes (over ranks: of rank 0); --profile=site: each call "
+                 "of it; GPUs only")
       ->check(CLI::IsMember({"op", "site"}));
   command->add_option("-r,--repetitions", flags->repeats, "of each, after one that is not counted")
       ->check(CLI::PositiveNumber)

@@ -116,7 +116,7 @@ double step_us_without(Engine& engine, const BenchCase& what, const std::string&
 }  // namespace
 
 StepProfile profile_step(Engine& engine, cuda::StreamHandle stream, const BenchCase& what,
-                         bool by_site) {
+                         bool by_site, bool leave_out) {
   // "moe_up" of "moe_up.3".
   const auto row_of = [&](const std::string& label) {
     return by_site ? label : label.substr(0, label.find_first_of("/."));
@@ -145,6 +145,7 @@ StepProfile profile_step(Engine& engine, cuda::StreamHandle stream, const BenchC
   });
   engine.set_on_op({});
   profile.step_us = step_us_without(engine, what, "");
+  if (!leave_out) return profile;
   for (StepProfile::Row& row : profile.rows)
     row.saved_us = profile.step_us - step_us_without(engine, what, row.op);
   return profile;

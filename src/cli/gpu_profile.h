@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,8 +20,9 @@ struct StepProfile {
     // All its launches by themselves, by events between the ops. Kernels do not overlap then as
     // they do without: the sum is more than a step takes.
     double alone_us = 0;
-    // How much shorter a step gets without the op: what it costs beside the others.
-    double saved_us = 0;
+    // How much shorter a step gets without the op: what it costs beside the others. None of a model
+    // on several ranks, all of which would have to leave it out.
+    std::optional<double> saved_us = {};
   };
   std::vector<Row> rows;  // in order of first appearance; empty: was not asked for
   double step_us = 0;     // from token to token (prompt to prompt), as the engine runs them
@@ -30,8 +32,8 @@ struct StepProfile {
 // New tokens of a stream whose steps are looked at: the context has to hold them.
 inline constexpr int32_t kProfiledTokens = 32;
 
-// `stream`: the engine's. Runs the case a dozen times.
+// `stream`: the engine's. Runs the case a dozen times; leave_out: and as often without each op.
 StepProfile profile_step(Engine& engine, cuda::StreamHandle stream, const BenchCase& what,
-                         bool by_site);
+                         bool by_site, bool leave_out);
 
 }  // namespace nibble::cli

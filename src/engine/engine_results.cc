@@ -330,7 +330,10 @@ Sampler::Masks Engine::Impl::masks_of(const Sequence& sequence) {
 Sampler::Sampled Engine::Impl::found(int64_t row) {
   output_.top.clear();
   const ops::Greedy found = gpu_->found(blocks_[turn_], row);
-  if (found.id == ops::Greedy::kNotFinite) return {.error = kNotNumbers};
+  if (found.id == ops::Greedy::kNotFinite) {
+    if (!cx_.left_out.empty()) return {.id = 0};  // they mean nothing
+    return {.error = kNotNumbers};
+  }
   if (found.id == ops::Greedy::kNone) return {.error = kAllMasked};
   return {.id = found.id, .logprob = found.logprob};
 }
