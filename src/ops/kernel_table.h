@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -103,9 +104,11 @@ struct Kernel {
   Fn* run;
   Layout layout = Layout::kRows;  // in which it reads its matrix
   // In steps of so many tokens at most it finishes what the op in front leaves undone: of ops that
-  // read a Routing, norm_route's choice; of attention, norm_qkv's heads (norm_qkv/left_heads.h).
+  // read a Routing, norm_route's choice; of attention, norm_qkv's heads (norm_qkv/left_heads.h); of
+  // those that begin with a norm, all_reduce's sum over ranks (norm/add_norm_over_ranks.h).
   int32_t takes = 0;
 };
+inline constexpr int32_t kAnyTokens = std::numeric_limits<int32_t>::max();
 
 // The last row of a table before the twin: it takes every shape and format, and is slower than the
 // rows above it. doctor and start-up say where it runs.

@@ -58,17 +58,13 @@ int64_t scratch(const Desc& d, const Ctx& cx) {
 }
 
 // Whether the row of a site finishes what the one in front leaves.
-bool takes(const Site& reader, int32_t tokens) {
-  switch (reader.key.op) {
-    case Op::kMoeUp:
-      return reader.plan.row<MoeUpKernel>(tokens).takes >= tokens;
-    case Op::kMoeDown:
-      return reader.plan.row<MoeDownKernel>(tokens).takes >= tokens;
-    case Op::kAttention:
-      return reader.plan.row<AttentionKernel>(tokens).takes >= tokens;
-    default:
-      return false;
-  }
+bool takes(const Site& reader, int64_t tokens) {
+  return std::visit(
+      [&](const auto& desc) {
+        using Row = std::remove_cv_t<typename decltype(kernels_of(desc))::element_type>;
+        return reader.plan.row<Row>(tokens).takes >= tokens;
+      },
+      reader.problem);
 }
 
 // What norm_route and norm_qkv need to know of those behind them.
@@ -87,14 +83,6 @@ void find_takers(Sites& sites) {
   }
 }
 
-// Of the rows that begin with add_norm, for all tokens of the step, those for many.
-bool norms_apart(const Site& site, int64_t tokens) {
-  const bool has_norm = site.key.op == Op::kNormQkv || site.key.op == Op::kNormRoute ||
-                        site.key.op == Op::kNormLinear || site.key.op == Op::kMlpUp;
-  const std::string& row = site.plan.entry(tokens).kernel;
-  return has_norm && (row.ends_with("_gemm") || row.ends_with("_many"));
-}
-
 // What all_reduce needs to know of what is behind it.
 void find_left_sums(Sites& sites) {
   for (Site& site : sites) {
@@ -105,8 +93,7 @@ void find_left_sums(Sites& sites) {
     if (readers.size() != 1 || hidden % 32 != 0 || hidden > gpu::kMostHiddenOverRanks) continue;
     for (size_t b = kTokenBuckets.size(); b-- > 0;) {
       const int64_t tokens = kTokenBuckets[b];
-      if (site.plan.entry(tokens).kernel != kOneShotBlocks || !norms_apart(*readers[0], tokens))
-        break;
+      if (site.plan.entry(tokens).kernel != kOneShotBlocks || !takes(*readers[0], tokens)) break;
       site.left_from = b == 0 ? 1 : kTokenBuckets[b - 1] + 1;
     }
   }

@@ -93,23 +93,32 @@ TEST(Site, SumsOfManyTokensAreLeftToTheNormBehind) {
   constexpr int64_t kNever = INT64_MAX;
   KernelOptions options = on_h200();
   options.has_peer_memory = true;
-  const auto left_from = [&](int64_t hidden, bool has_other_reader) {
+  const auto left_from = [&](int64_t hidden, const Problem& reader, bool has_other_reader = false) {
     Sites sites;
     sites.push_back(site({Op::kAllReduce, 0}, AllReduceDesc{hidden, 2}, {"d"}, {"d"}));
-    sites.push_back(site({Op::kNormRoute, 0}, NormRouteDesc{hidden, 128, 4}, {"y", "d"},
-                         {"x", "h", "routing"}));
+    sites.push_back(site({op_of(reader), 0}, reader, {"y", "d"}, {"x", "h", "q", "routing"}));
     if (has_other_reader)
-      sites.push_back(site({Op::kOutProj, 0}, OutProjDesc{hidden, hidden}, {"d"}, {"h"}));
+      sites.push_back(site({Op::kOutProj, 0, "other"}, OutProjDesc{hidden, hidden}, {"d"}, {"h"}));
     plan_sites(sites, options);
     return sites[0].left_from;
   };
-  EXPECT_EQ(left_from(2880, false), 33);  // from the first bucket on whose sums go in blocks
-  EXPECT_EQ(left_from(2880, true), kNever);
-  EXPECT_EQ(left_from(2884, false), kNever);
-  EXPECT_EQ(left_from(16384, false), kNever);
+  const auto route = [](int64_t hidden) { return NormRouteDesc{hidden, 128, 4}; };
+  EXPECT_EQ(left_from(2880, route(2880)), 33);  // from the first bucket on whose sums go in blocks
+  EXPECT_EQ(left_from(2880, route(2880), /*has_other_reader=*/true), kNever);
+  EXPECT_EQ(left_from(2884, route(2884)), kNever);
+  EXPECT_EQ(left_from(16384, route(16384)), kNever);
+  // Of few tokens the product may norm by itself.
+  const NormQkvDesc qkv{.hidden = 4096, .q_heads = 32, .kv_heads = 8, .head_dim = 128};
+  EXPECT_EQ(left_from(4096, qkv), 33);
+  EXPECT_EQ(left_from(4096, NormLinearDesc{4096, 12288}), 33);
+  EXPECT_EQ(left_from(4096, MlpUpDesc{4096, 14336}), 65);
+  EXPECT_EQ(left_from(4096, MlpUpDesc{4096, 14336, Format::kNvfp4}), 65);
+  EXPECT_EQ(left_from(4096, MlpUpDesc{4096, 14336, Format::kMxfp8}), 33);
+  EXPECT_EQ(left_from(4096, NormUnembedDesc{4096, 128256}), kNever);
+  EXPECT_EQ(left_from(4096, OutProjDesc{4096, 4096}), kNever);
   options.has_peer_memory = false;
   options.has_nccl = true;
-  EXPECT_EQ(left_from(2880, false), kNever);
+  EXPECT_EQ(left_from(2880, route(2880)), kNever);
 }
 
 // A sum that one rank would make before the norm is made so by all.

@@ -71,8 +71,10 @@ const char* refuse_any(const NormRouteDesc& d, const KernelOptions& o) {
 
 constexpr NormRouteKernel kKernels[] = {
     {"cuda_bf16_few", refuse_few, NIBBLE_CUDA_KERNEL(gpu::norm_route_few)},
-    {"sm90_bf16_gemm", refuse_by_gemm, NIBBLE_SM90_KERNEL(gpu::norm_route_gemm)},
-    {"cuda_bf16_many", refuse_many, NIBBLE_CUDA_KERNEL(gpu::norm_route_many)},
+    {"sm90_bf16_gemm", refuse_by_gemm, NIBBLE_SM90_KERNEL(gpu::norm_route_gemm), Layout::kRows,
+     kAnyTokens},
+    {"cuda_bf16_many", refuse_many, NIBBLE_CUDA_KERNEL(gpu::norm_route_many), Layout::kRows,
+     kAnyTokens},
     row<cpu::Isa::kAvx512>("avx512_float"),
     row<cpu::Isa::kAvx2>("avx2_float"),
     row<cpu::Isa::kNeon>("neon_float"),
