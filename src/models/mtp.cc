@@ -51,7 +51,19 @@ class Mtp : public MtpModel {
     matrix(fc, "fc", {{"mtp.fc", c.hidden}}, 2 * c.hidden);
     fc_ = &fc;
     state_attention();
-    c.experts > 0 ? state_experts() : state_mlp();
+    if (c.experts > 0)
+      moe_ = gated_experts(0, {.in = "mtp.layers.0.",
+                               .hidden = c.hidden,
+                               .experts = c.experts,
+                               .top_k = c.top_k,
+                               .over_all = c.over_all,
+                               .width = c.width,
+                               .shared_width = c.shared_width,
+                               .shared_is_last = shared_is_last,
+                               .of_bf16 = dense_.mlp,
+                               .norm_eps = c.norm_eps});
+    else
+      state_mlp();
     unembed_ = &add(-1, ops::NormUnembedDesc{c.hidden, std::ssize(ids_), dense_.unembed},
                     {"x", "d"}, {"logits", "h"});
     norm(*unembed_, "mtp.norm", c.hidden, c.norm_eps, 1);
@@ -168,64 +180,6 @@ class Mtp : public MtpModel {
                          dense_.mlp);
   }
 
-  void state_experts() {
-    const std::string mlp = "mtp.layers.0.mlp.", beside = mlp + "shared_expert";
-    const int64_t experts = c.experts + shared_is_last, top_k = c.top_k + shared_is_last;
-    Site& route = add(0,
-                      ops::NormRouteDesc{.hidden = c.hidden,
-                                         .experts = experts,
-                                         .top_k = top_k,
-                                         .over_all = c.over_all,
-                                         .shared = shared_is_last},
-                      {"y", "d"}, {"x", "h", "routing"});
-    norm(route, "mtp.layers.0.post_attention_layernorm", c.hidden, c.norm_eps, 1);
-    matrix(route, "router", {{mlp + "gate", c.experts}}, c.hidden, Fill::kRouter);
-    if (shared_is_last)
-      gate(route, mlp + "shared_expert_gate", c.hidden);
-    else
-      state_shared();
-    Site& up = add(0,
-                   ops::MoeUpDesc{.hidden = c.hidden,
-                                  .width = c.width,
-                                  .experts = experts,
-                                  .top_k = top_k,
-                                  .format = dense_.mlp,
-                                  .shared = shared_is_last},
-                   {"h", "routing"}, {"u"});
-    const std::vector<std::string> gate_up = {"gate_proj", "up_proj"};
-    experts_apart(up, mlp + "experts", gate_up, c.width, c.hidden, Fill::kScaledNormal);
-    if (shared_is_last) last_expert(up, beside, gate_up, c.width, c.hidden, Fill::kScaledNormal);
-    std::vector<std::string> reads = {"u", "routing"};
-    if (!shared_is_last) reads.push_back("d");
-    Site& down = add(0,
-                     ops::MoeDownDesc{.hidden = c.hidden,
-                                      .width = c.width,
-                                      .experts = experts,
-                                      .top_k = top_k,
-                                      .format = dense_.mlp,
-                                      .adds = !shared_is_last,
-                                      .shared = shared_is_last},
-                     std::move(reads), {"d"});
-    experts_apart(down, mlp + "experts", {"down_proj"}, c.hidden, c.width, Fill::kResidual);
-    if (shared_is_last)
-      last_expert(down, beside, {"down_proj"}, c.hidden, c.width, Fill::kResidual);
-    route_ = &route, up_ = &up, down_ = &down;
-  }
-
-  void state_shared() {
-    const std::string mlp = "mtp.layers.0.mlp.", beside = mlp + "shared_expert.";
-    Site& shared_up =
-        add(0, ops::SharedUpDesc{c.hidden, c.shared_width, dense_.mlp}, {"h"}, {"shared_u"});
-    gate_up(shared_up, "shared expert", {beside + "gate_proj", c.shared_width},
-            {beside + "up_proj", c.shared_width}, c.hidden);
-    gate(shared_up, mlp + "shared_expert_gate", c.hidden);
-    Site& shared_down = add(0, ops::OutProjDesc{c.hidden, c.shared_width, dense_.mlp}, {"shared_u"},
-                            {"d"}, "shared");
-    matrix(shared_down, "shared expert", {{beside + "down_proj", c.hidden}}, c.shared_width,
-           Fill::kResidual);
-    shared_up_ = &shared_up, shared_down_ = &shared_down;
-  }
-
   void state_mlp() {
     const std::string mlp = "mtp.layers.0.mlp.";
     Site& up = add(0, ops::MlpUpDesc{c.hidden, c.width, dense_.mlp}, {"y", "d"}, {"u", "h", "x"});
@@ -264,13 +218,13 @@ class Mtp : public MtpModel {
   }
   void run_experts(ops::Ctx& cx, const Step& s) {
     Routing routing = a.routing.of(s.num_tokens);
-    ops::norm_route(cx, *route_, a.x, a.h, routing, a.y, a.d);
+    ops::norm_route(cx, *moe_.route, a.x, a.h, routing, a.y, a.d);
     if (!shared_is_last) {  // else chosen by every token
-      ops::shared_up(cx, *shared_up_, a.shared_u, a.h);
-      ops::out_proj(cx, *shared_down_, a.d, a.shared_u, s);
+      ops::shared_up(cx, *moe_.shared_up, a.shared_u, a.h);
+      ops::out_proj(cx, *moe_.shared_down, a.d, a.shared_u, s);
     }
-    ops::moe_up(cx, *up_, a.u, a.h, routing);
-    ops::moe_down(cx, *down_, a.d, a.u, routing);
+    ops::moe_up(cx, *moe_.up, a.u, a.h, routing);
+    ops::moe_down(cx, *moe_.down, a.d, a.u, routing);
   }
   void run_mlp(ops::Ctx& cx, const Step& s) {
     ops::mlp_up(cx, *up_, {a.u, a.h, a.x}, a.y, a.d);
@@ -288,8 +242,8 @@ class Mtp : public MtpModel {
   Norm token_norm_, hidden_norm_;
   Site *embed_ = nullptr, *unembed_ = nullptr;
   const Site *fc_ = nullptr, *qkv_ = nullptr, *attention_ = nullptr, *gate_ = nullptr,
-             *out_ = nullptr, *up_ = nullptr, *down_ = nullptr;
-  const Site *route_ = nullptr, *shared_up_ = nullptr, *shared_down_ = nullptr;
+             *out_ = nullptr, *up_ = nullptr, *down_ = nullptr;  // the last two, of an MLP
+  ExpertSites moe_;
 };
 
 }  // namespace

@@ -17,9 +17,9 @@ struct Layer {
   const Site *in = nullptr, *delta = nullptr;
   const Site* gates = nullptr;  // where they are no rows of `in`
   const Site *qkv = nullptr, *attention = nullptr, *output_gate = nullptr;
-  const Site *out, *route, *up, *down;
-  const Site *shared_up = nullptr, *shared_down = nullptr;  // where it is not the last expert
-  const Site *sum_out, *sum_down;  // over the ranks, where there are several
+  const Site* out;
+  const Site* sum_out;  // over the ranks, where there are several
+  ExpertSites moe;
 };
 
 // Every buffer of a step.
@@ -62,7 +62,16 @@ class Qwen3Next : public SiteModel {
     for (int32_t l = 0; l < c.layers(); ++l) {
       Layer layer;
       c.is_recurrent[l] ? state_delta(layer, l) : state_attention(layer, l);
-      state_experts(layer, l);
+      layer.moe = gated_experts(l, {.in = layer_name(c.prefix, l, ""),
+                                    .hidden = c.hidden,
+                                    .experts = c.experts,
+                                    .top_k = c.top_k,
+                                    .over_all = c.over_all,
+                                    .width = width,
+                                    .shared_width = shared_width,
+                                    .shared_is_last = shared_is_last,
+                                    .of_bf16 = Format::kBF16,
+                                    .norm_eps = c.norm_eps});
       layers_.push_back(layer);
       (c.is_recurrent[l] ? recurrent : full).layers.push_back(l);
     }
@@ -190,64 +199,6 @@ class Qwen3Next : public SiteModel {
     layer.sum_out = add_sum(l, "d", c.hidden, "out");
   }
 
-  void state_experts(Layer& layer, int l) {
-    const std::string mlp = layer_name(c.prefix, l, "mlp."), beside = mlp + "shared_expert";
-    const int64_t experts = c.experts + shared_is_last, top_k = c.top_k + shared_is_last;
-    Site& route = add(l,
-                      ops::NormRouteDesc{.hidden = c.hidden,
-                                         .experts = experts,
-                                         .top_k = top_k,
-                                         .over_all = c.over_all,
-                                         .shared = shared_is_last},
-                      {"y", "d"}, {"x", "h", "routing"});
-    norm(route, layer_name(c.prefix, l, "post_attention_layernorm"), c.hidden, c.norm_eps, 1);
-    matrix(route, "router", {{mlp + "gate", c.experts}}, c.hidden, Fill::kRouter);
-    if (shared_is_last)
-      gate(route, mlp + "shared_expert_gate", c.hidden);
-    else
-      state_shared(layer, l);
-    Site& up = add(l,
-                   ops::MoeUpDesc{.hidden = c.hidden,
-                                  .width = width.size,
-                                  .experts = experts,
-                                  .top_k = top_k,
-                                  .format = Format::kBF16,
-                                  .shared = shared_is_last},
-                   {"h", "routing"}, {"u"});
-    const std::vector<std::string> gate_up = {"gate_proj", "up_proj"};
-    experts_apart(up, mlp + "experts", gate_up, width, c.hidden, Fill::kScaledNormal);
-    if (shared_is_last) last_expert(up, beside, gate_up, width, c.hidden, Fill::kScaledNormal);
-    std::vector<std::string> reads = {"u", "routing"};
-    if (!shared_is_last) reads.push_back("d");
-    Site& down = add(l,
-                     ops::MoeDownDesc{.hidden = c.hidden,
-                                      .width = width.size,
-                                      .experts = experts,
-                                      .top_k = top_k,
-                                      .format = Format::kBF16,
-                                      .adds = !shared_is_last,
-                                      .shared = shared_is_last},
-                     std::move(reads), {"d"});
-    experts_apart(down, mlp + "experts", {"down_proj"}, c.hidden, width, Fill::kResidual);
-    if (shared_is_last) last_expert(down, beside, {"down_proj"}, c.hidden, width, Fill::kResidual);
-    layer.route = &route, layer.up = &up, layer.down = &down;
-    layer.sum_down = add_sum(l, "d", c.hidden, "down");
-  }
-
-  void state_shared(Layer& layer, int l) {
-    const std::string mlp = layer_name(c.prefix, l, "mlp."), beside = mlp + "shared_expert.";
-    Site& shared_up =
-        add(l, ops::SharedUpDesc{c.hidden, shared_width.size, dense_.mlp}, {"h"}, {"shared_u"});
-    gate_up(shared_up, "shared expert", {beside + "gate_proj", shared_width},
-            {beside + "up_proj", shared_width}, c.hidden);
-    gate(shared_up, mlp + "shared_expert_gate", c.hidden);
-    Site& shared_down = add(l, ops::OutProjDesc{c.hidden, shared_width.size, dense_.mlp},
-                            {"shared_u"}, {"d"}, "shared");
-    matrix(shared_down, "shared expert", {{beside + "down_proj", c.hidden}}, shared_width,
-           Fill::kResidual);
-    layer.shared_up = &shared_up, layer.shared_down = &shared_down;
-  }
-
   // x += Mixer(norm(x)); x += Shared(norm(x)) + Moe(norm(x)) for each layer, then logits =
   // unembed(norm(x[out_rows])).
   Tensor run(ops::Ctx& cx, const Step& step, const SeqState& state) override {
@@ -283,17 +234,17 @@ class Qwen3Next : public SiteModel {
         s = out_rows_of(cx, s, a.y, a.d, a.x);
         routing = a.routing.of(s.num_tokens);
       }
-      ops::norm_route(cx, *at.route, a.x, a.h, routing, a.y, a.d);
+      ops::norm_route(cx, *at.moe.route, a.x, a.h, routing, a.y, a.d);
       tap(cx, l, {{"moe_h", &a.h}, {"ids", &a.routing.ids}, {"p", &a.routing.p}});
       if (!shared_is_last) {  // else chosen by every token
-        ops::shared_up(cx, *at.shared_up, a.shared_u, a.h);
-        ops::out_proj(cx, *at.shared_down, a.d, a.shared_u, s);
+        ops::shared_up(cx, *at.moe.shared_up, a.shared_u, a.h);
+        ops::out_proj(cx, *at.moe.shared_down, a.d, a.shared_u, s);
         tap(cx, l, {{"shared_u", &a.shared_u}, {"shared_d", &a.d}});
       }
-      ops::moe_up(cx, *at.up, a.u, a.h, routing);
+      ops::moe_up(cx, *at.moe.up, a.u, a.h, routing);
       tap(cx, l, {{"u", &a.u}});
-      ops::moe_down(cx, *at.down, a.d, a.u, routing);
-      sum(cx, at.sum_down, a.d);
+      ops::moe_down(cx, *at.moe.down, a.d, a.u, routing);
+      sum(cx, at.moe.sum, a.d);
       tap(cx, l, {{"moe_d", &a.d}});
     }
     ops::norm_unembed(cx, *unembed_, a.logits, a.h, a.x, a.d, s);

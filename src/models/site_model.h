@@ -28,6 +28,23 @@ struct RoutingBuffers {
 // Of `tokens` tokens, `out` of which give logits: how many SiteModel::out_rows_of() goes on with.
 int64_t rows_behind_mixers(int64_t out, int64_t tokens);
 
+// A layer's router and experts beside a shared expert with a gate: that is one more of them, or has
+// two sites of its own in front of theirs.
+struct GatedExperts {
+  std::string in;  // "model.layers.3."
+  int64_t hidden, experts, top_k;
+  bool over_all;
+  Cut width, shared_width;
+  bool shared_is_last;
+  Format of_bf16;  // what experts in BF16 become
+  float norm_eps;
+};
+struct ExpertSites {
+  const ops::Site *route = nullptr, *up = nullptr, *down = nullptr;
+  const ops::Site *shared_up = nullptr, *shared_down = nullptr;  // where it is not the last
+  const ops::Site* sum = nullptr;  // over the ranks, where there are several
+};
+
 class SiteModel : public Model {
  public:
   const ModelInfo& info() const override { return info_; }
@@ -105,6 +122,8 @@ class SiteModel : public Model {
   // A shared one behind them, NAME.<of>.weight; or again, of other rows or columns of one tensor.
   void last_expert(ops::Site& site, const std::string& name, const std::vector<std::string>& of,
                    const Cut& rows, const Cut& cols, Fill fill);
+  // Names are as Qwen3-Next's.
+  ExpertSites gated_experts(int layer, const GatedExperts& e);
   // The head's matrix is `vocab` of the embedding's rows, and lies in memory once unless it is to
   // be encoded.
   void tie(ops::Site& unembed, ops::Site& embed, const Cut& vocab);
