@@ -110,12 +110,15 @@ void GpuSteps::launch(const StepBlock& block, bool is_fed, const DraftedTokens& 
 
 Tensor GpuSteps::launch_like(const Like& like, const std::function<Tensor()>& run) {
   if (!use_graphs_ || cx_.tap || like.tokens > kMaxGraphTokens) return run();
+  const bool is_rare = like.tokens > kFewTokens || like.tokens > like.spans;
+  if (is_rare && !std::exchange(came_.use(like), true)) {
+    was_first_ = true;
+    return run();
+  }
   // A graph that goes and still runs is freed when it ends (cuGraphExecDestroy).
   Recorded& kept = graphs_.use(like);
   if (!kept.graph) {
     was_first_ = true;
-    const bool is_rare = like.tokens > kFewTokens || like.tokens > like.spans;
-    if (!std::exchange(kept.came, true) && is_rare) return run();
     kept.graph = cuda::Graph(cx_.stream, [&] { kept.logits = run(); });
   }
   kept.graph.launch(cx_.stream);
@@ -170,6 +173,7 @@ void GpuSteps::replay(const StepBlock& block, std::span<const Span> spans) {
 
 void GpuSteps::forget_graphs() {
   cuda::wait(cx_.stream);
+  came_.clear();
   graphs_.clear();
 }
 

@@ -79,9 +79,8 @@ class GpuSteps {
     auto operator<=>(const Like&) const = default;
   };
   struct Recorded {
-    bool came = false;
-    cuda::Graph graph;  // none: it came once, and is rare
-    Tensor logits;      // that it leaves
+    cuda::Graph graph;
+    Tensor logits;  // that it leaves
   };
   static constexpr int32_t kFewTokens = 64;
   Tensor run(const Step& step, const ops::Draw* draws);
@@ -102,6 +101,7 @@ class GpuSteps {
   Buffer greedy_;               // pinned: Greedy [2, R]
   Buffer spans_, replayed_;     // of a replay: pinned, and on the device
   Tensor logits_;               // of the last step, on the device
+  RecentlyUsed<Like, bool> came_{kMostGraphs};  // of rare likes, which are recorded the second time
   RecentlyUsed<Like, Recorded> graphs_{kMostGraphs};
   // A row of logits on the host, that of place row % kRowsHere.
   struct RowHere {
