@@ -193,15 +193,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm<kDim>)
   publish(shared, attend_item(a, item, tile, q));
   __syncthreads();
   if (!kHoldsTarget) to = shared.to, sink = sink_of(a, to.heads);
-  finish_item(a, shared, to, sink);
-  // A warp has written its head's part, and merges it if it is the last to do so.
-  const int h = threadIdx.x / 32;
-  if (to.splits == 1 || h >= to.heads.count) return;
-  __syncwarp();
-  bool is_last = false;
-  if (threadIdx.x % 32 == 0)
-    is_last = cuda::is_last_arrival(a.counters + to.row * kHeads + h, to.splits);
-  if (__any_sync(kAll, is_last)) merge_item<kDim>(a, {to.row, 0, to.splits, true}, to.heads, sink);
+  finish_only_item(a, shared, to, sink);
 }
 
 template <int kDim, bool kFp8>

@@ -255,6 +255,22 @@ __device__ __forceinline__ void finish_item(const Params& a, const Parts<kDim>& 
   if (splits > 1 && lane == 0) a.parts.sums[at] = {top, sum};
 }
 
+// The same where a block has one item: the warp that is the last to leave its part of a head's
+// merges that head.
+template <int kDim>
+__device__ __forceinline__ void finish_only_item(const Params& a, const Parts<kDim>& shared,
+                                                 Target to, float sink) {
+  finish_item(a, shared, to, sink);
+  const int h = threadIdx.x / 32;
+  if (to.splits == 1 || h >= to.heads.count) return;
+  __syncwarp();
+  bool is_last = false;
+  if (threadIdx.x % 32 == 0)
+    is_last = cuda::is_last_arrival(a.counters + to.row * kHeads + h, to.splits);
+  if (__any_sync(kAll, is_last))
+    merge_item<kDim>(a, {to.row, to.t, to.splits, true}, to.heads, sink);
+}
+
 // Of a split, where a token's tiles are to go into `count`: whole rounds of a block's warps.
 inline int32_t tiles_of_split(int32_t tiles, int32_t count) {
   if (tiles <= kSplitTiles) return kSplitTiles;

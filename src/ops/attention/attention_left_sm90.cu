@@ -234,7 +234,7 @@ __device__ __forceinline__ State<kDim> attend_tiles(const Params& a, const LeftI
 
 // Grid (columns, splits, T), a block an item.
 template <bool kFp8>
-__global__ void __launch_bounds__(kWarps * 32, NIBBLE_CUDA_SM == 121 ? 1 : 2)
+__global__ void __launch_bounds__(kWarps * 32, 2)
     attend_left(const __grid_constant__ Params a, const __grid_constant__ LeftParams left) {
   extern __shared__ __align__(16) uint8_t raw[];
   __shared__ NewRows<kFp8> rows;
@@ -267,17 +267,7 @@ __global__ void __launch_bounds__(kWarps * 32, NIBBLE_CUDA_SM == 121 ? 1 : 2)
   if (item.first == item.context / kTile) put_in_tile(tile, item.context % kTile, rows);
   publish(shared, attend_tiles(a, item, tile, SharedQuery<kFp8>(rows, item.heads(a))));
   __syncthreads();
-  const Target to = shared.to;
-  const float sink = sink_of(a, to.heads);
-  finish_item(a, shared, to, sink);
-  const int h = threadIdx.x / 32;
-  if (to.splits == 1 || h >= to.heads.count) return;
-  __syncwarp();
-  bool is_last = false;
-  if (threadIdx.x % 32 == 0)
-    is_last = cuda::is_last_arrival(a.counters + to.row * kHeads + h, to.splits);
-  if (__any_sync(kAll, is_last))
-    merge_item<kDim>(a, {to.row, to.t, to.splits, true}, to.heads, sink);
+  finish_only_item(a, shared, shared.to, sink_of(a, shared.to.heads));
 }
 
 }  // namespace
