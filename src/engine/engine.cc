@@ -227,6 +227,7 @@ void Engine::Impl::launch_on_gpu() {
     begin_on_gpu(block, /*is_fed=*/false);
   }
   ahead_.clear();
+  find_plain(chunks);
   if (gpu_->feeds_next(block.step()) && plan_ahead(chunks)) {
     StepBlock& next = blocks_[1 - turn_];
     next.fill(ahead_chunks_, /*is_ahead=*/true);
@@ -264,12 +265,11 @@ bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
   if (scheduler_.has_released()) return false;
   // What is drafted now could be verified then, or what is drafted after this step.
   const auto drafts = [](const Chunk& c) { return c.sequence->num_wanted > 0; };
-  if (std::ranges::any_of(chunks, drafts)) return false;
+  if (std::ranges::any_of(chunks, drafts) || std::ranges::count(plain_, false) > 0) return false;
   ahead_chunks_.clear();
   for (const Chunk& chunk : chunks) {
     const Sequence& s = *chunk.sequence;
-    const bool ends = s.num_output() + 1 >= s.request.max_tokens;
-    if (ends || !is_plain(s)) {
+    if (s.num_output() + 1 >= s.request.max_tokens) {
       ahead_.clear();
       return false;
     }
@@ -281,10 +281,15 @@ bool Engine::Impl::plan_ahead(const std::vector<Chunk>& chunks) {
   return false;
 }
 
-// Whether the GPU finds all that is asked of the sequence's next id.
-bool Engine::Impl::is_plain(const Sequence& s) {
-  return s.is_scored() && s.mask_state() == MaskState::kReady &&
-         is_found_on_gpu(s.request.sampling, masks_of(s));
+// plain_: whether the GPU finds all that is asked of a chunk's next id. Once a step: each mask is
+// as long as the vocabulary.
+void Engine::Impl::find_plain(const std::vector<Chunk>& chunks) {
+  plain_.clear();
+  for (const Chunk& c : chunks) {
+    const Sequence& s = *c.sequence;
+    plain_.push_back(s.is_scored() && s.mask_state() == MaskState::kReady &&
+                     is_found_on_gpu(s.request.sampling, masks_of(s)));
+  }
 }
 
 // Feeds the head what the step at hand will find, where it verifies drafts and the ids that the GPU
@@ -294,9 +299,10 @@ void Engine::Impl::feed_ahead() {
   is_fed_ahead_ = step.num_tokens <= HeadDrafter::kMostFedAhead &&
                   step.num_tokens == step.num_out && step.num_tokens > step.num_spans &&
                   feed_ == nullptr && !drawn_rule_ && !cx_.on_op && !cx_.tap &&
+                  std::ranges::count(plain_, false) == 0 &&
                   std::ranges::all_of(scheduler_.chunks(), [&](const Chunk& c) {
                     const Sequence& s = *c.sequence;
-                    return s.num_fed == c.begin && !s.lacks_row && is_plain(s);
+                    return s.num_fed == c.begin && !s.lacks_row;
                   });
   if (is_fed_ahead_) head_->feed_ahead(scheduler_.chunks(), gpu_->found_ids());
 }

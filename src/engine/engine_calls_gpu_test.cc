@@ -139,6 +139,35 @@ TEST(GpuCalls, RowsComeWhileOthersAreLookedAt) {
   EXPECT_EQ(calls.ahead, 3 * steps);  // but for the step and for the last row
 }
 
+// Bans one id.
+struct CountedMask : TokenWatcher {
+  int asked = 0;
+  Watch accept(int32_t) override { return Watch::kGoOn; }
+  void rollback(int) override {}
+  bool mask(std::span<uint32_t> bits) override {
+    ++asked;
+    bits[0] &= ~uint32_t{1};
+    return true;
+  }
+};
+
+// Once to know whether the host must see the row, once for what may be said.
+TEST(GpuCalls, AStepAsksTwiceForAMask) {
+  if (std::getenv("NIBBLE_SMALL_TESTS") != nullptr) GTEST_SKIP() << "other tests run its kernels";
+  GpuTestModel loaded(Format::kMxfp4, /*exact=*/false);
+  Engine engine(*loaded.model, loaded.cx,
+                {.max_num_seqs = 4,
+                 .max_num_batched_tokens = 128,
+                 .max_model_len = 512,
+                 .kv_bytes = int64_t{64} << 20,
+                 .prefix_caching = false});
+  const auto masks = std::make_shared<CountedMask>();
+  Request masked = requests(1)[0];
+  masked.watcher = masks;
+  EXPECT_EQ(run_all(engine, {masked})[0].ids.size(), 40u);
+  EXPECT_EQ(masks->asked, 2 * 40);
+}
+
 // While a step that verifies drafts runs, the head is fed what it will find: whenever the host
 // waits for one, the GPU has what comes next.
 TEST(GpuCalls, AStepIsWaitedForBesideItsHead) {

@@ -105,7 +105,7 @@ class Engine::Impl {
   void begin_on_gpu(const StepBlock& block, bool is_fed);
   bool is_ahead(const std::vector<Chunk>& chunks) const;
   bool plan_ahead(const std::vector<Chunk>& chunks);
-  bool is_plain(const Sequence& sequence);
+  void find_plain(const std::vector<Chunk>& chunks);
   bool advance(size_t chunk, int64_t row);
   bool score(Sequence& sequence, int64_t row);
   bool verify(size_t chunk, int64_t row);
@@ -136,6 +136,7 @@ class Engine::Impl {
   std::vector<AheadRow> begun_;        // of the step at hand, where it was begun ahead
   std::vector<Span> replayed_;         // of the step at hand, less drafts that did not come true
   std::vector<Chunk> ahead_chunks_;    // the same, while it is written
+  std::vector<bool> plain_;            // of each chunk of the step at hand; on a GPU
   std::unique_ptr<GpuSteps> gpu_;      // none on CPUs
   std::unique_ptr<HeadDrafter> head_;  // none where nobody drafts from hidden rows
   std::vector<HeadDrafter::Fed> fed_;  // of the step that ran last

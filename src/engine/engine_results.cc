@@ -283,10 +283,11 @@ void Engine::Impl::fetch_rows() {
   wanted_.clear();
   if (!ahead_.empty()) return;  // then none must
   int64_t row = 0;
-  for (const Chunk& c : scheduler_.chunks()) {
+  for (size_t i = 0; i < scheduler_.chunks().size(); ++i) {
+    const Chunk& c = scheduler_.chunks()[i];
     const Sequence& s = *c.sequence;
-    const bool is_seen = !s.is_held && (!is_plain(s) || are_apart(s));
-    for (int32_t i = 0; is_seen && i < c.num_out; ++i) wanted_.push_back(row + i);
+    const bool is_seen = !s.is_held && (!plain_[i] || are_apart(s));
+    for (int32_t r = 0; is_seen && r < c.num_out; ++r) wanted_.push_back(row + r);
     row += c.num_out;
   }
   gpu_->fetch(wanted_);
