@@ -284,5 +284,72 @@ TEST_P(AnyShapeGpu, EveryPairOfRowsOfFamiliesWithRecurrentLayersEqualsTheTwins) 
 }
 INSTANTIATE_TEST_SUITE_P(Share, AnyShapeGpu, testing::Range<int64_t>(0, kShares));
 
+// Steps of few tokens, each the next of a text of its own: the ops `leaving` then leave their ends
+// to those behind them, which no op does under a tap.
+void check_left(const Case& c, const std::filesystem::path& directory,
+                const std::vector<Op>& leaving) {
+  ops::Ctx cx;
+  cx.kernels = c.kernels;
+  const ops::Sites sites = planned_sites(cx, directory.string(), c.dense);
+  for (const Op op : leaving)
+    EXPECT_TRUE(std::ranges::any_of(sites, [&](const ops::Site& site) {
+      return site.key.op == op && site.readers_take > 0;
+    })) << ops::op_name(op);
+
+  const int64_t length = std::getenv("NIBBLE_SMALL_TESTS") != nullptr ? 4 : 40;
+  std::mt19937 random(5);
+  Texts texts;
+  for (std::vector<int32_t>& text : texts.of = std::vector(8, std::vector<int32_t>(length)))
+    for (int32_t& token : text) token = static_cast<int32_t>(random() % c.shape.vocab);
+  Steps steps;
+  for (int64_t i = 0; i < length; ++i) {
+    constexpr int64_t kTokens[] = {8, 1, 3, 2};
+    steps.emplace_back(kTokens[i % 4], 1).resize(8);
+  }
+  GpuRun run(c, directory, texts);
+  const auto logits = run.all(steps, nullptr);
+  Buffers tapped;
+  EXPECT_EQ(run.all(steps, &tapped), logits);
+  Case apart = c;
+  apart.kernels.force("attention=cuda_bf16_spans");  // takes no heads
+  EXPECT_EQ(GpuRun(apart, directory, texts).all(steps, nullptr), logits);
+}
+
+TEST(LeftUndoneGpu, OfShippedModels) {
+  const std::filesystem::path models = std::filesystem::path(NIBBLE_SOURCE_DIR) / "models";
+  Case c = base_case(cuda::open_device());
+  c.kernels.any_size = false;
+  c.shape.vocab = 3072;
+  for (const char* model : {"nibble-tiny-gpt-oss", "nibble-tiny-qwen3-next"}) {
+    SCOPED_TRACE(model);
+    check_left(c, models / model, {Op::kNormRoute});
+  }
+}
+
+TEST(LeftUndoneGpu, OfModelsWhoseHeadsAttentionTakes) {
+  const test::TempDir directory;
+  Case c = base_case(cuda::open_device());
+  c.kernels.any_size = false;
+  for (const Family family :
+       {Family::kLlama, Family::kQwen3, Family::kQwen3Moe, Family::kNemotronH})
+    for (const Format format : {Format::kBF16, Format::kNvfp4}) {
+      c.shape = {.family = family,
+                 .hidden = 128,
+                 .width = 128,
+                 .q_heads = 8,
+                 .head_dim = 128,
+                 .experts = 32,
+                 .format = format};
+      c.kv = format == Format::kBF16 ? DType::kF8E4M3 : DType::kBF16;
+      SCOPED_TRACE(describe(c));
+      write_random_checkpoint(c.shape, directory.path());
+      std::vector<Op> leaving;
+      if (c.kernels.gpu.sm == 90) leaving.push_back(Op::kNormQkv);
+      if (family >= Family::kQwen3Moe && format == Format::kNvfp4)
+        leaving.push_back(Op::kNormRoute);
+      check_left(c, directory.path(), leaving);
+    }
+}
+
 }  // namespace
 }  // namespace nibble
