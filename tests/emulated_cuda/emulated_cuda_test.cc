@@ -1,6 +1,7 @@
 // The emulated GPU against plain C++: each group of instructions by its definition.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -286,6 +287,13 @@ TEST(Lanes, RoundOnce) {
     expect_lanes(Lanes::kSub2, a, b, [&](int i) {
       const auto of = [&](int h) {
         return rounded(static_cast<long double>(half(a[i], h)) - half(b[i], h));
+      };
+      return of(0) | of(1) << 16;
+    });
+    expect_lanes(Lanes::kLargest2, a, b, [&](int i) {
+      const auto of = [&](int h) {
+        const uint32_t m = a[i] >> 16 * h & 0xffff, n = b[i] >> 16 * h & 0xffff;
+        return std::max(m & 0x7fff, n & 0x7fff) | ((m ^ n) & 0x8000);
       };
       return of(0) | of(1) << 16;
     });

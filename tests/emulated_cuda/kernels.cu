@@ -111,6 +111,9 @@ __device__ uint32_t asm_of(Lanes what, uint32_t x, uint32_t y) {
     case Lanes::kSub2:
       asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
       break;
+    case Lanes::kLargest2:
+      asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+      break;
     case Lanes::kTf32:
       asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "r"(x));
       break;

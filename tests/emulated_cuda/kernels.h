@@ -24,6 +24,7 @@ enum class Lanes : int {
   kFunnel,
   kFma2,
   kSub2,
+  kLargest2,
   kRoundDown,
   kShuffleUp,
   kShuffleXor,

@@ -223,6 +223,12 @@ struct HalfMin {
 struct HalfMax {
   static double of(double a, double b, double) { return Extreme<true, false>::of(a, b); }
 };
+struct HalfLargest {  // max.xorsign.abs
+  static double of(double a, double b, double) {
+    const double size = Extreme<true, false>::of(std::fabs(a), std::fabs(b));
+    return std::signbit(a) == std::signbit(b) ? size : -size;
+  }
+};
 
 template <typename Op>
 void packed_integer(Warp& w, const Inst& in) {
@@ -298,7 +304,8 @@ bool decode_packed(Decoder& d, Inst& in) {
   if (kOps.count(op) == 0 && !is_sign) return false;
   const Type t = d.type();
   if (t.bits != 16 || (t.lanes == 1 && t.kind != 'h' && t.kind != 'f')) return false;
-  for (const char* changed : {"ftz", "sat", "relu", "xorsign"})
+  const bool of_sizes = op == "max" && d.has("xorsign");
+  for (const char* changed : {"ftz", "sat", "relu", of_sizes ? "NaN" : "xorsign"})
     if (d.has(changed)) d.fail("a result that is changed once more");
   const int bits = 16 * t.lanes;
   in.n = static_cast<uint8_t>(t.lanes);
@@ -320,7 +327,7 @@ bool decode_packed(Decoder& d, Inst& in) {
   if (t.kind == 's') return false;
   const auto& [operands, handler] = kOps.at(op);
   if (operands == 3) in.c = d.place(3, bits);
-  in.run = handler(t);
+  in.run = of_sizes ? packed_of<HalfLargest>(t) : handler(t);
   return true;
 }
 
