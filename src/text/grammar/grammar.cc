@@ -77,8 +77,13 @@ std::string faster_rules(const std::string& schema, bool in_tag) {
   }
 }
 
-// One line, without the place in xgrammar's source.
+// One line, without the place in xgrammar's source and what of it did not hold.
 std::string first_line(std::string_view text) {
+  constexpr std::string_view kCheck = "Check failed: ", kCondition = ") is false: ";
+  const size_t condition = text.find(kCondition);
+  if (text.starts_with(kCheck) && condition != text.npos) {
+    text.remove_prefix(condition + kCondition.size());
+  }
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.remove_suffix(1);
   return std::string(text.substr(0, std::min<size_t>(text.find('\n'), 300)));
 }

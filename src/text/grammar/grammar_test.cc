@@ -258,6 +258,13 @@ TEST(Grammar, ReadsPatternsAsOthersDo) {
       {R"([^\x0a\x0d\x5d\x2d\x5c]+)", {"ab ", "0"}, {"\n", "\r", "]", "-", "\\"}},
       {R"([a\x2dc]\x2e\x5b\x22\012)", {"-.[\"\n", "a.[\"\n"}, {"b.[\"\n", "aa[\"\n"}},
       {R"(\\x41)", {R"(\x41)"}, {R"(\A)", "A"}},
+      {R"([]a]+)", {"]", "a]a"}, {"", "b", "a]b"}},
+      {R"([^]a][]])", {"b]", "\n]"}, {"a]", "]]", "bb"}},
+      {R"([\^]a][[]\])", {"^a][]"}, {"a", "]"}},
+      // re.escape()
+      {R"(a\ b\&\~\#\-\.\!\"\,)", {R"(a b&~#-.!",)"}, {R"(a\ b)"}},
+      {"\\\n\\\t[\\ \\#]", {"\n\t ", "\n\t#"}, {"\\"}},
+      {"(?P<year_2>[0-9]{2})-(?<x>a)[(?P<]", {"26-a(", "26-aP"}, {"26-a", "-a("}},
   };
   for (const Pattern& pattern : patterns) {
     const nlohmann::json tag = {{"type", "structural_tag"},

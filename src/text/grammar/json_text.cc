@@ -27,7 +27,23 @@ const std::vector<FormatPattern>& format_patterns() {
     const std::string word = "[A-Za-z0-9_!#$%&'*+/=?^`{|}~-]+";
     const std::string label = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?";
     const std::string host = label + "(\\." + label + ")*";
+    const std::string group = "[0-9A-Fa-f]{1,4}";
     const std::string byte = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
+    const std::string four_bytes = "(" + byte + "\\.){3}" + byte;
+    // Eight groups, the last two also as four bytes; "::" stands for one or more of them.
+    const auto groups = [&](int count) {
+      return "(" + group + ":){" + std::to_string(count) + "}";
+    };
+    const auto at_most = [&](int count) {  // of groups in front of "::"
+      if (count == 0) return std::string();
+      return "((" + group + ":){0," + std::to_string(count - 1) + "}" + group + "){0,1}";
+    };
+    const std::string last_two = "(" + group + ":" + group + "|" + four_bytes + ")";
+    std::string ipv6 = groups(6) + last_two;
+    for (int before = 0; before < 6; ++before) {
+      ipv6 += "|" + at_most(before) + "::" + groups(5 - before) + last_two;
+    }
+    ipv6 += "|" + at_most(6) + "::" + group + "|" + at_most(7) + "::";
     return std::vector<FormatPattern>{
         {"email", "^" + word + "(\\." + word + ")*@" + host + "$"},
         {"hostname", "^" + host + "$"},
@@ -36,7 +52,8 @@ const std::vector<FormatPattern>& format_patterns() {
         {"date", "^" + date + "$"},
         {"time", "^" + time + "$"},
         {"date-time", "^" + date + "T" + time + "$"},
-        {"ipv4", "^(" + byte + "\\.){3}" + byte + "$"},
+        {"ipv4", "^" + four_bytes + "$"},
+        {"ipv6", "^(" + ipv6 + ")$"},
     };
   }();
   return patterns;

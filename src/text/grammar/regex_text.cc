@@ -42,12 +42,21 @@ Numbered numbered(std::string_view pattern) {
 
 namespace {
 
+// What numbered() reads, or a backslash and what is no letter, digit or "_" of ASCII: itself.
+Numbered escaped_character(std::string_view pattern) {
+  constexpr std::string_view kPunctuation = "\t\n\r\v\f !\"#$%&'()*+,-./:;<=>?@[\\]^`{|}~";
+  if (const Numbered by_number = numbered(pattern); by_number.length > 0) return by_number;
+  const bool is_itself = pattern.size() > 1 && pattern[0] == '\\' &&
+                         kPunctuation.find(pattern[1]) != kPunctuation.npos;
+  return is_itself ? Numbered{2, static_cast<uint32_t>(pattern[1])} : Numbered{};
+}
+
 // The same pattern with these characters themselves: xgrammar reads \x with all hexadecimal digits
 // that follow, and what it makes of a number inside a class with those behind it.
 std::string with_characters(std::string_view pattern) {
   std::string out;
   while (!pattern.empty()) {
-    const auto [length, c] = numbered(pattern);
+    const auto [length, c] = escaped_character(pattern);
     const bool is_cut =
         length == 0 && (pattern.starts_with(R"(\x)") || pattern.starts_with(R"(\u)") ||
                         pattern.starts_with(R"(\U)"));
@@ -73,6 +82,16 @@ std::string with_characters(std::string_view pattern) {
   return out;
 }
 
+// Of the "?P<name>" or "?<name>" that a group begins with; 0: it has none.
+size_t group_name_length(std::string_view group) {
+  constexpr std::string_view kWord =
+      "_0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+  const size_t begin = group.starts_with("?P<") ? 3 : group.starts_with("?<") ? 2 : 0;
+  if (begin == 0) return 0;
+  const size_t end = group.find_first_not_of(kWord, begin);
+  return end != group.npos && end > begin && group[end] == '>' ? end + 1 : 0;
+}
+
 // Of the escape with this behind its backslash.
 bool numbers_character(std::string_view escape) {
   constexpr std::string_view kDigits = "0123456789abcdefABCDEF";
@@ -95,7 +114,7 @@ std::string as_converted(std::string_view text) {
   constexpr std::string_view kDotAll = "(?s)", kCaret = R"(\^)";
   const bool dot_all = text.starts_with(kDotAll);
   if (dot_all) text.remove_prefix(kDotAll.size());
-  const std::string spelled = with_characters(text);
+  const std::string spelled = with_first_brackets_escaped(with_characters(text));
   std::string_view pattern = spelled;
   std::string out;
   bool in_class = false, in_group = false;  // the group: of the "^" and the rest of its class
@@ -111,6 +130,9 @@ std::string as_converted(std::string_view text) {
       out += !in_class ? R"(\^)" : is_range ? R"((\^|[\x5f)" : R"((\^|[)";
     } else if (one == "." && !in_class && !dot_all) {
       out += R"([^\n])";
+    } else if (one == "(" && !in_class) {
+      out += one;
+      pattern.remove_prefix(group_name_length(pattern));
     } else {
       out += one;
       if (one == "[") in_class = true;
@@ -118,6 +140,28 @@ std::string as_converted(std::string_view text) {
         if (in_group) out += ')';
         in_class = in_group = false;
       }
+    }
+  }
+  return out;
+}
+
+std::string with_first_brackets_escaped(std::string_view pattern) {
+  std::string out;
+  bool in_class = false;
+  while (!pattern.empty()) {
+    const std::string_view one = pattern.substr(0, pattern.front() == '\\' ? 2 : 1);
+    pattern.remove_prefix(one.size());
+    out += one;
+    if (one == "]") in_class = false;
+    if (one != "[" || in_class) continue;
+    in_class = true;
+    if (pattern.starts_with('^')) {
+      out += '^';
+      pattern.remove_prefix(1);
+    }
+    if (pattern.starts_with(']')) {
+      out += R"(\])";
+      pattern.remove_prefix(1);
     }
   }
   return out;

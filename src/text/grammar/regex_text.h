@@ -10,9 +10,14 @@ namespace nibble {
 
 // The same pattern, where xgrammar's converter of regular expressions would read another: its "."
 // takes a line's end, too, "[\^a]" is read as "[^a]", and "\x41B" as one character. "(?s)" in
-// front, which it does not know, is understood here; characters have their numbers as in Python's
-// re, and as \u{h}. Patterns of JSON Schemas are read by other rules of its own.
+// front, which it does not know, and names of groups are understood here; characters have their
+// numbers as in Python's re, and as \u{h}, and others a backslash, as its re.escape() writes it.
+// Patterns of JSON Schemas are read by other rules of its own.
 std::string as_converted(std::string_view pattern);
+
+// The same pattern, where a "]" is the first in its class with a backslash: "[^]a]" is what
+// Python's re reads; to xgrammar it is any character and "a]".
+std::string with_first_brackets_escaped(std::string_view pattern);
 
 // The escape that a pattern begins with, where it says a character by its number: \xhh, \uhhhh,
 // \Uhhhhhhhh, \u{h}, \0oo.
