@@ -151,9 +151,12 @@ std::vector<Json> alternatives_of(const Json& schema, const std::string& name) {
 Json chosen(const Json& property, std::string_view text) {
   Json values = property.value("enum", Json::array());
   if (property.contains("const")) values = Json::array({property["const"]});
+  const Json said = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   for (const Json& value : values) {
-    const std::string known = value.is_string() ? value.get<std::string>() : value.dump();
-    if (text == known || without_blanks(text) == without_blanks(known)) return value;
+    const bool is_it = value.is_string() ? without_blanks(text) ==
+                                               without_blanks(value.get_ref<const std::string&>())
+                                         : said == value;  // 1000 is 1000.0
+    if (is_it) return value;
   }
   return Json(Json::value_t::discarded);
 }

@@ -110,6 +110,10 @@ TEST(TypedParameterTest, ChoosesAmongValuesOfAnyType) {
   EXPECT_EQ(typed_parameter(&f, "e", "true"), "true");
   EXPECT_EQ(typed_parameter(&f, "e", "2"), R"("2")");
   EXPECT_EQ(typed_parameter(&f, "c", "3"), "3");
+  const FunctionTool g = tool(R"({"e":{"enum":[1000.0,{"k":[1,2]}]},"c":{"const":" a"}})");
+  EXPECT_EQ(typed_parameter(&g, "e", "\n1000\n"), "1000.0");
+  EXPECT_EQ(typed_parameter(&g, "e", R"({ "k": [1, 2] })"), R"({"k":[1,2]})");
+  EXPECT_EQ(typed_parameter(&g, "c", "\na\n"), R"(" a")");
 }
 
 // As pydantic writes schemas.

@@ -51,6 +51,26 @@ TEST(Grammar, KeepsToSchemasInTags) {
   }
 }
 
+// Where line ends stand as they are.
+TEST(Grammar, DotsTakeNoLineEndsInParameters) {
+  const nlohmann::json schema = {
+      {"type", "object"},
+      {"properties", {{"p", {{"type", "string"}, {"pattern", "^a.c$"}}}}},
+      {"required", {"p"}},
+      {"additionalProperties", false}};
+  const nlohmann::json format = {{"type", "qwen_xml_parameter"},
+                                 {"json_schema", schema},
+                                 {"max_whitespace_cnt", 20},
+                                 {"excludes", {"</parameter>"}}};
+  const auto grammar =
+      compile(GrammarSpec::Kind::kStructuralTag,
+              nlohmann::json{{"type", "structural_tag"}, {"format", format}}.dump());
+  ASSERT_TRUE(grammar.ok()) << grammar.error();
+  EXPECT_TRUE(matches(*grammar, "<parameter=p>\nabc\n</parameter>"));
+  EXPECT_FALSE(matches(*grammar, "<parameter=p>\na\nc\n</parameter>"));
+  EXPECT_FALSE(matches(*grammar, "<parameter=p>\na\rc\n</parameter>"));
+}
+
 // A tag of two parts, either of which a text may be.
 Result<Grammar> compile_either(const nlohmann::json& one, const nlohmann::json& other) {
   const nlohmann::json format = {{"type", "or"}, {"elements", {one, other}}};

@@ -78,8 +78,9 @@ bool is_ascii(std::string_view text) {
 }
 
 // A pattern as xgrammar reads it right inside a string: characters above ASCII and \xhh, of which
-// one of its two readers takes all digits that follow, as \u{...}, and "(...)?" as "(...){0,1}",
-// since by "(ab*)?" it would let a "b" through.
+// one of its two readers takes all digits that follow, as \u{...}, "(...)?" as "(...){0,1}", since
+// by "(ab*)?" it would let a "b" through, and "." without line ends, which stand as they are in
+// tags that are not JSON.
 std::string as_read(const std::string& pattern) {
   std::string out;
   bool in_class = false, last_escaped = false;
@@ -96,7 +97,9 @@ std::string as_read(const std::string& pattern) {
     Numbered hex;
     if (escaped && one == "x") hex = numbered(std::string_view(pattern).substr(from - 1));
     if (hex.length > 0) at = from - 1 + hex.length;
-    if (!escaped && behind_group && one == "?") {
+    if (!escaped && !in_class && one == ".") {
+      out += R"([^\n\r])";
+    } else if (!escaped && behind_group && one == "?") {
       out += "{0,1}";
     } else if (hex.length == 0 && (is_ascii(one) || unit.kind != utf8::Kind::kCharacter)) {
       out += (escaped ? "\\" : "") + one;
