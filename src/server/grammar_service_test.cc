@@ -205,6 +205,14 @@ TEST_F(GrammarServiceTest, CompilationsThatHangEnd) {
   EXPECT_EQ(compile({regex("[a-y]+")}).grammars.size(), 1u);
 }
 
+TEST_F(GrammarServiceTest, SaysWhereMemoryIsMissing) {
+  serve({.time = std::chrono::hours(1), .max_bytes = 128 << 20});
+  const auto answer = compile({endless_schema()});
+  ASSERT_TRUE(answer.error.has_value());
+  EXPECT_EQ(answer.error->status, 400);
+  EXPECT_THAT(answer.error->message, HasSubstr("more memory than a grammar may have"));
+}
+
 TEST_F(GrammarServiceTest, AToolWhoseSchemaTakesTooLongIsHeldToAnyObject) {
   serve({.time = milliseconds(2'000)});
   auto tool = endless_schema();

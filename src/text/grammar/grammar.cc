@@ -4,6 +4,7 @@
 #include <xgrammar/xgrammar.h>
 
 #include <algorithm>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
@@ -269,6 +270,8 @@ struct GrammarCompiler::Impl {
 xgrammar::CompiledGrammar GrammarCompiler::Impl::compile(const GrammarSpec& spec) {
   try {
     return compile_with(compiler, spec);
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception&) {
     return compile_with(uncached, spec);  // what is not valid fails again, as soon as it is parsed
   }
@@ -373,6 +376,8 @@ Result<Grammar> GrammarCompiler::compile(const GrammarSpec& spec) const {
                     vocab_size = impl_->vocab_size](const std::vector<int32_t>& end_ids) {
       return std::make_unique<LocalMatcher>(compiled, vocab_size, end_ids);
     });
+  } catch (const std::bad_alloc&) {
+    return Failure{"needs more memory than a grammar may have: make it smaller"};
   } catch (const std::exception& e) {
     const std::string failure = first_line(e.what());
     return Failure{"cannot be compiled: " + (failure.empty() ? "it is not valid" : failure)};
