@@ -110,6 +110,55 @@ TEST(StringBudgets, BoundsAreKeptToTheCharacter) {
   check(o200k(), 200'002, 3, 200, /*in_tag=*/true);
 }
 
+// Masks of rules that lead to no budget are kept for other grammars, those of others are not: each
+// grammar has the masks that it has where it is the first.
+TEST(StringBudgets, MasksOfOtherGrammarsChangeNothing) {
+  const auto schema = [](const std::string& bounds) {
+    return GrammarSpec{
+        .kind = GrammarSpec::Kind::kJsonSchema,
+        .text = R"({"type":"object","properties":{"name":{"type":"string"},"s":{"type":"string")" +
+                bounds +
+                R"(},"t":{"type":"array","items":{"$ref":"#/properties/s"},"minItems":1,)" +
+                R"("maxItems":2}},"required":["name","s","t"]})"};
+  };
+  const auto rules = [](const std::string& budget) {
+    return GrammarSpec{.kind = GrammarSpec::Kind::kEbnf,
+                       .text = "root ::= \"<\" word \">\" word\nword ::= \"'\" letters \"'\"\n" +
+                               ("letters" + budget) + " ::= [a-z]*"};
+  };
+  const GrammarSpec specs[] = {schema(""),
+                               schema(R"(,"maxLength":90)"),
+                               schema(R"(,"minLength":2,"maxLength":70)"),
+                               schema(""),
+                               rules(""),
+                               rules("[max_chars=3]"),
+                               rules("[max_chars=9]"),
+                               rules("")};
+  const GrammarCompiler warm(o200k(), o200k().size());
+  for (const GrammarSpec& spec : specs) {
+    const GrammarCompiler cold(o200k(), o200k().size());
+    const auto one = warm.compile(spec), other = cold.compile(spec);
+    ASSERT_TRUE(one.ok() && other.ok());
+    std::mt19937 random(1);
+    GrammarRun run(*one, {200'002}), alone(*other, {200'002});
+    std::vector<uint32_t> bits(static_cast<size_t>(o200k().size() + 31) / 32), bits_alone(bits);
+    for (int step = 0; step < 80; ++step) {
+      std::fill(bits.begin(), bits.end(), ~uint32_t{0});
+      bits_alone = bits;
+      run.mask(bits);
+      alone.mask(bits_alone);
+      ASSERT_EQ(bits, bits_alone) << spec.text << " step " << step;
+      int32_t id = 0;
+      do {
+        id = static_cast<int32_t>(random() % static_cast<uint32_t>(o200k().size()));
+      } while ((bits[id / 32] >> (id % 32) & 1) == 0);
+      if (id == 200'002) break;
+      ASSERT_TRUE(run.accept(id));
+      ASSERT_TRUE(alone.accept(id));
+    }
+  }
+}
+
 // What was possible with a rule a character is possible, and nothing else.
 TEST(StringBudgets, TakesAStringBackAndGoesOn) {
   const GrammarCompiler compiler(byte_tokenizer(), byte_tokenizer().size());
