@@ -9,9 +9,13 @@ struct Layout {
         blocks(2 * senders * (m.capacity / 2) * int64_t{sizeof(PeerMemory::Packet)}),
         arrived(blocks + 2 * senders * PeerMemory::kBlocks * PeerMemory::kBlockFloats *
                              int64_t{sizeof(float)}),
-        bytes(arrived + senders * PeerMemory::kBlocks * int64_t{sizeof(uint32_t)}) {}
+        rows(arrived + senders * PeerMemory::kBlocks * kWord),
+        sent(rows + senders * m.row_bytes),
+        read(sent + senders * PeerMemory::kMostGroups * kWord),
+        bytes(read + senders * kWord) {}
+  static constexpr auto kWord = int64_t{sizeof(uint32_t)};
   int64_t senders;
-  int64_t blocks, arrived, bytes;
+  int64_t blocks, arrived, rows, sent, read, bytes;
 };
 
 }  // namespace
@@ -24,6 +28,9 @@ void PeerMemory::set_memory(int of, void* memory) {
   packets[of] = reinterpret_cast<Packet*>(begin);
   blocks[of] = begin + at.blocks;
   arrived[of] = reinterpret_cast<uint32_t*>(begin + at.arrived);
+  rows[of] = begin + at.rows;
+  sent[of] = reinterpret_cast<uint32_t*>(begin + at.sent);
+  read[of] = reinterpret_cast<uint32_t*>(begin + at.read);
 }
 
 }  // namespace nibble::ops::gpu

@@ -17,6 +17,10 @@ namespace nibble::ops::gpu {
 // A block is what one thread block sends at a time, with its number behind it. Each thread block
 // exchanges with those of its index elsewhere alone, and its blocks take turns between two slots
 // likewise.
+//
+// Rows of a sum that is left to a norm lie where they are sent, all of an exchange, some rows (a
+// group) behind one number: so who sends never waits for who adds up, but at the start for all to
+// have read what they were sent before.
 struct PeerMemory {
   static constexpr int kMostRanks = 8;
   static constexpr int kBlocks = 256, kBlockFloats = 8192;  // the most
@@ -25,6 +29,9 @@ struct PeerMemory {
   };
   int rank = 0, size = 1;
   int64_t capacity = 0;  // floats of an exchange of packets; a multiple of 4
+  // Of the rows that a rank sends to another in an exchange; a multiple of 16.
+  int64_t row_bytes = 0;
+  static constexpr int kMostGroups = 8192;  // of an exchange of rows
   // Thread blocks that exchange blocks, the same number on each rank, all at work at a time: two on
   // each SM have room.
   int num_blocks = kBlocks;
@@ -35,9 +42,12 @@ struct PeerMemory {
   Packet* packets[kMostRanks]{};    // [2 slots, S, capacity / 2]
   std::byte* blocks[kMostRanks]{};  // [2 slots, S, kBlocks, kBlockFloats] float
   uint32_t* arrived[kMostRanks]{};  // [S, kBlocks]: the number of the last block
+  std::byte* rows[kMostRanks]{};    // [S, row_bytes]
+  uint32_t* sent[kMostRanks]{};     // [S, kMostGroups]: the exchange whose rows lie there
+  uint32_t* read[kMostRanks]{};     // [S]: the last exchange of which that rank has read all rows
   // This rank's: exchanges of packets so far, thread blocks that are through, and of each how many
-  // blocks it has sent.
-  static constexpr int kCounts = 2 + kBlocks;
+  // blocks it has sent; then exchanges of rows, and thread blocks that are through.
+  static constexpr int kRowCounts = 2 + kBlocks, kCounts = kRowCounts + 2;
   uint32_t* counts = nullptr;
   uint32_t* abort = nullptr;  // of the host: other than 0: give up; set where nobody came
 

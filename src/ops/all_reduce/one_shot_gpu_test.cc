@@ -24,6 +24,7 @@ namespace nibble::ops {
 namespace {
 
 constexpr int64_t kCapacity = 64 * 2880, kMostValues = 2048 * 2880;
+constexpr int64_t kRowBytes = 2 * 600 * 2880;  // so that more rows go in pieces
 
 std::vector<float> random_values(int seed, int64_t n) {
   std::mt19937 random(static_cast<uint32_t>(seed));
@@ -56,6 +57,7 @@ class Ranks {
       rank.peers = {.rank = r,
                     .size = size,
                     .capacity = kCapacity,
+                    .row_bytes = kRowBytes,
                     .num_blocks = std::min(60, 2 * num_sms() / size)};
       rank.peers.counts = static_cast<uint32_t*>(rank.counts.data());
       rank.peers.abort = static_cast<uint32_t*>(abort_.data());
@@ -218,6 +220,36 @@ TEST(OneShotGpu, NormsMakeSums) {
             << size << " ranks, " << tokens << " x " << hidden << ", rank " << rank->peers.rank;
       }
     }
+}
+
+// So do those that make sums: whoever waits for rows, or for a rank to have read them.
+TEST(OneShotGpu, NormsEndWithoutARankThatIsGone) {
+  constexpr int64_t kTokens = 300, kHidden = 2880, kValues = kTokens * kHidden;
+  Ranks ranks(2);
+  Rank& rank = ranks[0];
+  rank.peers.patience_ns = 100'000'000;
+  Buffer x = cuda::device_buffer(4 * kValues), y = cuda::device_buffer(4 * kValues),
+         h = cuda::device_buffer(2 * kValues), weight = cuda::device_buffer(2 * kHidden);
+  for (Buffer* zeros : {&x, &weight, &rank.values})
+    cuda::fill(zeros->data(), 0, zeros->size_bytes());
+  for (int again = 0; again < 3; ++again) {
+    cuda::fill(h.data(), 0, h.size_bytes());
+    gpu::add_norm_over_ranks(
+        rank.cx, rank.peers,
+        {.y = static_cast<float*>(y.data()),
+         .h = static_cast<uint16_t*>(h.data()),
+         .x = static_cast<const float*>(x.data()),
+         .d = static_cast<const float*>(rank.values.data()),
+         .norm = {.weight = static_cast<const uint16_t*>(weight.data()), .eps = 1e-5f},
+         .tokens = kTokens,
+         .hidden = kHidden},
+        {});
+    rank.stream.wait();
+    std::vector<uint16_t> got(kValues);
+    cuda::copy(got.data(), h.data(), 2 * kValues);
+    for (int64_t i = 0; i < kValues; ++i)
+      ASSERT_TRUE(std::isnan(bf16_to_float(got[i]))) << again << ", value " << i;
+  }
 }
 
 // A graph of them, launched again and again: the number of the sum is on the device.

@@ -1,4 +1,4 @@
-// Packets and blocks between ranks, and waits for what another one sends:
+// Packets, blocks and rows between ranks, and waits for what another one sends:
 // ops/all_reduce/one_shot.h.
 #pragma once
 
@@ -86,10 +86,13 @@ __device__ inline std::byte* block_of(const PeerMemory& m, int of, int from, uin
 __device__ inline void say(uint32_t* arrived, uint32_t number) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(arrived), "r"(number) : "memory");
 }
-__device__ inline bool has_come(const uint32_t* arrived, uint32_t number) {
+__device__ inline uint32_t last_said(const uint32_t* word) {
   uint32_t last;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(last) : "l"(arrived) : "memory");
-  return last - number <= 1;  // one ahead at most: what lies in the other slot
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(last) : "l"(word) : "memory");
+  return last;
+}
+__device__ inline bool has_come(const uint32_t* arrived, uint32_t number) {
+  return last_said(arrived) - number <= 1;  // one ahead at most: what lies in the other slot
 }
 
 // By all threads, which have written their part of the block of `number` for each other rank: says
@@ -110,6 +113,36 @@ __device__ inline void exchange_blocks(const PeerMemory& m, uint32_t number, boo
       }
   }
   __syncthreads();
+}
+
+// Where rank `of` finds the rows that `from` sends, and who has read what.
+__device__ inline std::byte* rows_of(const PeerMemory& m, int of, int from) {
+  return m.rows[of] + sender_of(of, from) * m.row_bytes;
+}
+__device__ inline uint32_t* sent_to(const PeerMemory& m, int of, int from, int group) {
+  return m.sent[of] + sender_of(of, from) * PeerMemory::kMostGroups + group;
+}
+__device__ inline uint32_t* read_by(const PeerMemory& m, int of, int by) {
+  return m.read[of] + sender_of(of, by);
+}
+// False where it does not come.
+__device__ inline bool wait_for(const uint32_t* word, uint32_t number, const PeerMemory& m) {
+  Patience patience(m);
+  while (last_said(word) != number)
+    if (patience.is_over()) return false;
+  return true;
+}
+// By all threads of a thread block that is through with an exchange of rows: the last one says that
+// this rank has read them.
+__device__ inline void end_rows(const PeerMemory& m, uint32_t number) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  uint32_t* const counts = m.counts + PeerMemory::kRowCounts;
+  if (atomicAdd(&counts[1], 1) != gridDim.x - 1) return;
+  counts[1] = 0;
+  counts[0] = number;
+  for (int r = 1; r < m.size; ++r) say(read_by(m, (m.rank + r) % m.size, m.rank), number);
 }
 
 }  // namespace nibble::ops::gpu

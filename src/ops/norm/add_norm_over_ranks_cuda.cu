@@ -1,11 +1,14 @@
-// add_norm_over_ranks: a block sends some rows of d to all other ranks, as one_shot_blocks does
-// (ops/all_reduce/one_shot.h), and adds up what arrives, in order of ranks, to x.
-// Bytes at two ranks: 2 H a token over the link each way, 18 H of memory.
+// add_norm_over_ranks: some thread blocks send rows of d to all other ranks, the rest add up what
+// arrives, in order of ranks, to x, and norm. Bytes at two ranks: 2 H a token over the link each
+// way, 26 H of memory.
+//
+// Lost, where every block sent some rows, waited for theirs and normed them (pp8192 of gpt-oss-120b
+// on two H200, 2026-11-28: 85,300 tokens/s; this: 86,450): the next rows on their way before, by
+// stores or by the copy engine (no difference), blocks out of step (+0.5%). Of 256 blocks 32 that
+// send give 78,400, 96 84,500 to 85,300, 128 83,200; with nobody that sends, or norms, 87,700.
 #include <algorithm>
 
-#include "cuda/async_copy.cuh"
 #include "cuda/launch.cuh"
-#include "cuda/mbarrier.cuh"
 #include "ops/all_reduce/peer_exchange.cuh"
 #include "ops/norm/add_norm_over_ranks.h"
 #include "ops/norm/add_norm_row.cuh"
@@ -28,87 +31,101 @@ __device__ void add(float (&sum)[8], const uint4& part) {
     sum[2 * i] += cuda::bf16_lo(words[i]), sum[2 * i + 1] += cuda::bf16_hi(words[i]);
 }
 
-// Thread blocks of kRows rows at a time. x is on its way while d is.
+// Groups of kRows rows, by the first `senders` thread blocks and the others in turns.
 template <int kMine, bool kE4m3, int kRows>
 __global__ void __launch_bounds__(kNormThreads, 2)
     add_norm_rows_over_ranks(const __grid_constant__ AddNorm a, const GateLogits gated,
-                             const __grid_constant__ PeerMemory m) {
-  extern __shared__ float4 x_ahead[];  // [kRows, kMine, 2, kNormThreads]: each thread's own
+                             const __grid_constant__ PeerMemory m, int senders) {
+  using Norm = NormRow<kMine, kE4m3>;
   __shared__ bool is_lost;
   if (threadIdx.x == 0) is_lost = false;
-  NormRow<kMine, kE4m3> norm(a, gated);
+  Norm norm(a, gated);
   const auto tokens = static_cast<int>(a.tokens), hidden = static_cast<int>(a.hidden);
-  const auto room = [&](int of, int from, uint32_t number, int r, int i) {
-    return reinterpret_cast<uint4*>(block_of(m, of, from, number)) +
-           (r * hidden + norm.column(i)) / 8;
-  };
-  const auto eight_at = [&](int row, int i) {
-    return eight_of(a.d + int64_t{row} * hidden + norm.column(i));
-  };
-  const auto ahead = [&](int r, int i, int half) {
-    return x_ahead + ((r * kMine + i) * 2 + half) * kNormThreads + threadIdx.x;
+  const int groups = (tokens + kRows - 1) / kRows, block = blockIdx.x;
+  const int thread = threadIdx.x, peer = thread < m.rank ? thread : thread + 1;
+  const auto at = [&](int row, int i) { return int64_t{row} * hidden + Norm::column(i); };
+  const auto room = [&](int of, int from, int row, int i) {
+    return reinterpret_cast<uint4*>(rows_of(m, of, from)) + at(row, i) / 8;
   };
   cuda::griddep_wait();
-  uint32_t number = m.counts[2 + blockIdx.x];
-  bool has_released = false;
-  for (int first = blockIdx.x * kRows; first < tokens; first += gridDim.x * kRows) {
-    ++number;
+  cuda::griddep_launch_dependents();
+  const uint32_t number = m.counts[PeerMemory::kRowCounts] + 1;
+  if (block < senders) {
+    if (thread < m.size - 1 && !wait_for(read_by(m, m.rank, peer), number - 1, m)) is_lost = true;
+    __syncthreads();
+    for (int g = block; g < groups && !is_lost; g += senders) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r)
+      for (int r = 0; r < kRows; ++r)
 #pragma unroll
-      for (int i = 0; i < kMine; ++i) {
-        if (first + r >= tokens || !norm.has(i)) continue;
-        const float* x = a.x + int64_t{first + r} * hidden + norm.column(i);
-        for (int half = 0; half < 2; ++half)
-          cuda::async_copy_16(cuda::shared_address(ahead(r, i, half)), x + 4 * half);
-      }
-    cuda::async_copy_commit();
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-#pragma unroll
-      for (int i = 0; i < kMine; ++i) {
-        if (first + r >= tokens || !norm.has(i)) continue;
-        const uint4 mine = eight_at(first + r, i);
-        for (int other = 1; other < m.size; ++other)
-          *room((m.rank + other) % m.size, m.rank, number, r, i) = mine;
-      }
-    // What comes next begins beside the wait for the others.
-    if (!has_released) cuda::griddep_launch_dependents();
-    has_released = true;
-    exchange_blocks(m, number, is_lost);
-    cuda::async_copy_wait<0>();
+        for (int i = 0; i < kMine; ++i) {
+          const int row = g * kRows + r;
+          if (row >= tokens || !norm.has(i)) continue;
+          const uint4 mine = eight_of(a.d + at(row, i));
+          for (int other = 1; other < m.size; ++other)
+            *room((m.rank + other) % m.size, m.rank, row, i) = mine;
+        }
+      __syncthreads();  // one thread's release is of what all have written: it follows them
+      if (thread < m.size - 1) say(sent_to(m, peer, m.rank, g), number);
+    }
+    return end_rows(m, number);
+  }
+  // A row's x, and this rank's part, are on their way while the others' are, if registers hold
+  // them.
+  constexpr bool kAhead = kMine == 1;
+  float4 x[kMine][2];
+  uint4 mine[kMine];
+  const auto fetch = [&](int row, int i) {
+    if (row >= tokens || !norm.has(i)) return;
+    const auto* from = reinterpret_cast<const float4*>(a.x + at(row, i));
+    x[i][0] = from[0], x[i][1] = from[1];
+    mine[i] = eight_of(a.d + at(row, i));
+  };
+  for (int g = block - senders; g < groups; g += static_cast<int>(gridDim.x) - senders) {
+    if (kAhead) fetch(g * kRows, 0);
+    if (thread < m.size - 1 && !wait_for(sent_to(m, m.rank, peer, g), number, m)) is_lost = true;
+    __syncthreads();
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int row = first + r;
+      const int row = g * kRows + r;
       if (row >= tokens) break;
       float y[kMine][8] = {};
 #pragma unroll
       for (int i = 0; i < kMine; ++i) {
         if (!norm.has(i)) continue;
+        if (!kAhead) fetch(row, i);
         float sum[8];
         for (int rank = 0; rank < m.size; ++rank) {
-          const uint4 part =
-              rank == m.rank ? eight_at(row, i) : __ldcg(room(m.rank, rank, number, r, i));
           if (rank == 0) {
 #pragma unroll
             for (float& v : sum) v = -0.0f;  // which leaves the first part as it is
           }
-          add(sum, part);
+          add(sum, rank == m.rank ? mine[i] : __ldcg(room(m.rank, rank, row, i)));
         }
         if (is_lost) sum[0] = __uint_as_float(0x7fc00000);  // NaN, of the whole row by its norm
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float4 v = *ahead(r, i, half);
+          const float4 v = x[i][half];
           const float* more = sum + 4 * half;
           float* to = y[i] + 4 * half;
           to[0] = v.x + more[0], to[1] = v.y + more[1], to[2] = v.z + more[2],
           to[3] = v.w + more[3];
         }
       }
+      if (kAhead && r + 1 < kRows) fetch(row + 1, 0);
       norm.store(row, y);
     }
   }
-  if (threadIdx.x == 0) m.counts[2 + blockIdx.x] = number;
+  end_rows(m, number);
+}
+
+// `count` rows from `first` on.
+AddNorm rows_from(const AddNorm& a, int64_t first, int64_t count) {
+  AddNorm piece = a;
+  const int64_t at = first * a.hidden;
+  piece.y += at, piece.h += at, piece.x += at, piece.d += at;
+  piece.tokens = count;
+  if (a.e4m3.codes != nullptr) piece.e4m3.codes += at, piece.e4m3.scales += first;
+  return piece;
 }
 
 }  // namespace
@@ -121,15 +138,24 @@ void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a,
     constexpr int kMost = kMine > 1 ? 1 : 4;  // as many as spill nothing
     const bool has_many = a.tokens > 2 * peers.num_blocks;
     const int rows = has_many ? kMost : 1;
-    const int64_t blocks = (a.tokens + rows - 1) / rows;
-    cuda::launch(cx.stream,
-                 has_many ? add_norm_rows_over_ranks<kMine, kE4m3, kMost>
-                          : add_norm_rows_over_ranks<kMine, kE4m3, 1>,
-                 {.grid = dim3(static_cast<unsigned>(std::min<int64_t>(blocks, peers.num_blocks))),
-                  .block = dim3(kNormThreads),
-                  .smem_bytes = rows * kMine * 2 * kNormThreads * sizeof(float4),
-                  .release = cuda::Release::kAfterWait},
-                 a, gate, peers);
+    const int64_t most = std::min<int64_t>(peers.row_bytes / (2 * a.hidden),
+                                           int64_t{PeerMemory::kMostGroups} * rows);
+    CHECK(most > 0);
+    for (int64_t first = 0; first < a.tokens; first += most) {
+      const AddNorm piece = rows_from(a, first, std::min(most, a.tokens - first));
+      GateLogits gate_of_piece = gate;
+      if (gate.gate != nullptr) gate_of_piece.logits += first * gate.stride;
+      const auto groups = static_cast<int>((piece.tokens + rows - 1) / rows);
+      const int senders = std::min(groups, peers.num_blocks / (has_many ? 4 : 2));
+      const int blocks = senders + std::min(groups, peers.num_blocks - senders);
+      cuda::launch(cx.stream,
+                   has_many ? add_norm_rows_over_ranks<kMine, kE4m3, kMost>
+                            : add_norm_rows_over_ranks<kMine, kE4m3, 1>,
+                   {.grid = dim3(static_cast<unsigned>(blocks)),
+                    .block = dim3(kNormThreads),
+                    .release = cuda::Release::kAfterWait},
+                   piece, gate_of_piece, peers, senders);
+    }
   };
   const bool is_narrow = a.hidden <= 8 * kNormThreads, e4m3 = a.e4m3.codes != nullptr;
   if (is_narrow && e4m3) return run.operator()<1, true>();
