@@ -412,6 +412,21 @@ TEST(Copies, ReadWhereTheyAreWaitedFor) {
   }
 }
 
+// What of a box lies beyond the matrix is left out.
+TEST(Copies, BoxesGoToTheirPlaceInAMatrix) {
+  std::vector<uint32_t> in(1024);
+  for (uint32_t i = 0; i < 1024; ++i) in[i] = i;
+  for (const auto& [x, y] : {std::pair{0, 0}, {8, 3}, {20, 30}, {44, 60}}) {
+    std::vector<uint32_t> out(size_t{50} * 48, ~0u);
+    run_box_store(in.data(), out.data(), 50, 48, x, y);
+    for (int row = 0; row < 50; ++row)
+      for (int col = 0; col < 48; ++col) {
+        const bool is_in = row >= y && row < y + 32 && col >= x && col < x + 32;
+        ASSERT_EQ(out[row * 48 + col], is_in ? (row - y) * 32 + (col - x) : ~0u);
+      }
+  }
+}
+
 // ---- faults, each in a process of its own
 
 TEST(Faults, NameWhatWasWrongAndWhere) {

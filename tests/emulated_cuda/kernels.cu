@@ -9,6 +9,7 @@
 #include "cuda/fp8.cuh"
 #include "cuda/mma_bf16.cuh"
 #include "cuda/mma_sm12x.cuh"
+#include "cuda/tensor_map.cuh"
 
 namespace nibble::emulated {
 namespace {
@@ -243,6 +244,25 @@ __global__ void store_kernel(bool waits, const uint32_t* in, uint32_t* out) {
   cuda::bulk_store_wait_read<0>();
 }
 
+__global__ void box_kernel(const __grid_constant__ CUtensorMap map, const uint32_t* in, int x,
+                           int y) {
+  __shared__ __align__(1024) uint32_t part[32 * 32];
+  for (int row = 0; row < 32; ++row) {
+    const int column = static_cast<int>(threadIdx.x);
+    part[row * 32 + ((column / 4 ^ row % 8) * 4 + column % 4)] = in[row * 32 + column];
+  }
+  cuda::bulk_store_fence();
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
+          &map),
+      "r"(x), "r"(y), "r"(cuda::shared_address(part))
+      : "memory");
+  cuda::bulk_store_commit();
+  cuda::bulk_store_wait_read<0>();
+}
+
 __global__ void __cluster_dims__(2, 1, 1) cluster_kernel(uint32_t* out) {
   __shared__ float got;
   __shared__ uint64_t bar;
@@ -365,6 +385,21 @@ void run_stores(bool waits, const uint32_t* in, uint32_t* out, int n) {
   const auto size = static_cast<size_t>(n);
   uint32_t *const from = device_copy(in, size), *const to = device_copy(out, size);
   store_kernel<<<static_cast<unsigned>(n / 512), 128>>>(waits, from, to);
+  take_back(out, to, size);
+  cudaFree(from);
+}
+void run_box_store(const uint32_t* in, uint32_t* out, int rows, int cols, int x, int y) {
+  const auto size = static_cast<size_t>(rows) * static_cast<size_t>(cols);
+  uint32_t *const from = device_copy(in, 1024), *const to = device_copy(out, size);
+  box_kernel<<<1, 32>>>(cuda::tensor_map({.type = CU_TENSOR_MAP_DATA_TYPE_UINT32,
+                                          .data = to,
+                                          .cols = static_cast<uint64_t>(cols),
+                                          .rows = static_cast<uint64_t>(rows),
+                                          .pitch_bytes = static_cast<uint64_t>(4 * cols),
+                                          .box_cols = 32,
+                                          .box_rows = 32,
+                                          .swizzle = CU_TENSOR_MAP_SWIZZLE_128B}),
+                        from, x, y);
   take_back(out, to, size);
   cudaFree(from);
 }

@@ -52,6 +52,8 @@ void run_meeting(int blocks, int* out);
 void run_copies(bool by_engine, bool waits, const uint32_t* in, uint32_t* out, int n);
 // out = in by the copy engine's stores; `waits` false: what is put there behind the store, ~in.
 void run_stores(bool waits, const uint32_t* in, uint32_t* out, int n);
+// A box of 32 x 32, swizzled by 128 bytes, to row y and column x of out [rows][cols].
+void run_box_store(const uint32_t* in, uint32_t* out, int rows, int cols, int x, int y);
 // Each of two blocks of a cluster sends its number to the other: out [2].
 void run_cluster(uint32_t* out);
 void run_atomics(uint32_t* counters, int threads);

@@ -153,6 +153,24 @@ void bulk_to_global(Warp& w, const Inst& in) {  // a: to, b: from, c: bytes
     w.stores.copies.push_back({i, w.stores.committed[i], at, first, n, n});
   }
 }
+void bulk_tensor_to_global(Warp& w, const Inst& in) {  // a: map, list: x, y, b: from
+  const Lane<uint32_t> from(w, in.b);
+  const Lane<int32_t> x(w, in.list[0]), y(w, in.list[1]);
+  const Lane<uint64_t> map(w, in.a);
+  for (uint32_t m = w.mask; m != 0; m &= m - 1) {
+    const int i = std::countr_zero(m);
+    TensorMap box;
+    std::memcpy(&box, reinterpret_cast<const void*>(map[i]), sizeof(box));
+    const uint32_t address = from[i];
+    if (address % 128 != 0) throw Fault("a box from no multiple of 128 bytes", i);
+    const std::byte* const first = shared_at(w, address, 16, i);
+    shared_at(w, address + box.box_bytes() - 16, 16, i);
+    box.for_pieces(address & 0xffffff, x[i], y[i], [&](uint32_t at, uint64_t to, uint32_t n) {
+      w.stores.copies.push_back(
+          {i, w.stores.committed[i], global_at(in, to, n, i), first + at, n, n});
+    });
+  }
+}
 void commit_stores(Warp& w, const Inst&) { commit(w, w.stores); }
 void wait_stores(Warp& w, const Inst& in) {
   run_copies(w.stores, w.mask, static_cast<uint32_t>(in.offset));
@@ -245,6 +263,21 @@ bool decode_bulk(Decoder& d, Inst& in) {
     in.run = wait_stores;
     return true;
   }
+  // The map and its coordinates, which are of two dimensions.
+  const auto tensor = [&](size_t i) {
+    if (!d.has("2d") || d.address(i, part) != 64 || part.offset != 0)
+      d.fail("tensors of two dimensions alone");
+    std::vector<Place> places;
+    for (const Operand& o : d.operand(i).parts) places.push_back(d.place(o, 32));
+    in.list = d.list(places);
+    return part.a;
+  };
+  if (d.has("bulk_group") && d.has("tensor")) {
+    in.a = tensor(0);
+    in.b = shared(1);
+    in.run = bulk_tensor_to_global;
+    return true;
+  }
   if (d.has("bulk_group")) {
     if (d.address(0, part) != 64 || part.offset != 0) d.fail("a destination of another form");
     in.a = part.a;
@@ -255,12 +288,7 @@ bool decode_bulk(Decoder& d, Inst& in) {
   }
   in.a = shared(0);
   if (d.has("tensor")) {
-    if (!d.has("2d") || d.address(1, part) != 64 || part.offset != 0)
-      d.fail("tensors of two dimensions alone");
-    in.b = part.a;
-    std::vector<Place> places;
-    for (const Operand& o : d.operand(1).parts) places.push_back(d.place(o, 32));
-    in.list = d.list(places);
+    in.b = tensor(1);
     in.e = shared(2);
     in.run = bulk_tensor;
     return true;

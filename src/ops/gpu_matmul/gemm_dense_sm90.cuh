@@ -16,6 +16,7 @@
 
 #include <algorithm>
 
+#include "cuda/bulk_copy.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/tensor_map.cuh"
 #include "ops/gpu_matmul/gemm_items.h"
@@ -32,7 +33,9 @@ struct DenseShape {
   static constexpr int kFillRegisters = 40, kMultiplyRegisters = 232;
   static constexpr int kWBytes = kRows * 128, kStageBytes = kWBytes + kN * 128;
   static constexpr bool kStagesOutput = kOut == GemmOut::kSwiglu;
-  static constexpr int kOutputBytes = kStagesOutput ? kGroups * 2 * kStagedBytes : 0;
+  // Two buffers of a warpgroup: float32 of 64 rows by 32 tokens are two boxes.
+  static constexpr int kStagedOfGroup = (kStagesOutput ? 2 : 4) * kStagedBytes;
+  static constexpr int kOutputBytes = kGroups * kStagedOfGroup;
   static constexpr int kStages = (227 * 1024 - 1024 - 128 - kOutputBytes) / kStageBytes;
   static constexpr int kStaged = kStages * kStageBytes, kBarriers = kStaged + kOutputBytes;
   static constexpr int kBytes = 1024 + kBarriers + 2 * kStages * 8;
@@ -40,8 +43,18 @@ struct DenseShape {
 
 struct DenseParams : GemmArgs {
   CUtensorMap w_boxes, x_boxes;         // of kRows rows, of kN tokens; 64 k
+  CUtensorMap y_boxes;                  // float32: of 32 tokens, 32 rows
   int row_tiles, token_tiles, at_once;  // token tiles: all, and those that meet rows together
 };
+
+// A box from shared memory, as bulk_store(): what lies beyond the matrix is left out.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, int x, int y, uint32_t from) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
+          &map),
+      "r"(x), "r"(y), "r"(from)
+      : "memory");
+}
 
 template <typename S>
 struct DenseBlock {
@@ -111,8 +124,8 @@ struct DenseBlock {
         const float* v = &d[j * 4];
         return float4{v[0], v[1], v[2], v[3]};
       });
-    else if (of_warp < g.rows)
-      store(it, of_warp, f, d);
+    else
+      store(it, row0, staged, f, d);
   }
 
   // Of 16 rows from row0 on.
@@ -125,25 +138,42 @@ struct DenseBlock {
     return f;
   }
 
-  // float32, as GemmBlock::store(): even rows keep the first column, odd ones the second, each
-  // with its neighbour's row.
-  __device__ __forceinline__ void store(const GemmItem& it, int row0, const RowFactors& f,
-                                        const float (&d)[S::kN / 2]) {
-    const int lane = threadIdx.x % 32, row = lane / 4;
-    const bool odd = row & 1;
-    const int column = 2 * (lane % 4) + odd, left = it.valid - column;
-    float* y = static_cast<float*>(g.y) + (int64_t{it.slot0} + column) * g.rows + row0 + (row & ~1);
+  // float32, by a warpgroup: from shared memory by the copy engine, while the next item's products
+  // are made.
+  __device__ __forceinline__ void store(const GemmItem& it, int row0, Staged& staged,
+                                        const RowFactors& f, const float (&d)[S::kN / 2]) {
+    const int t = threadIdx.x % 128, warp = t / 32, row = t % 32 / 4;
+    uint32_t to[2][2];  // of rows `row` and + 8, columns 2p and + 1, as the copy engine turns them
 #pragma unroll
-    for (int j = 0; j < S::kN / 8; ++j) {
-      const float4 v = f.of({d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]});
-      const float r0 = __shfl_xor_sync(~0u, odd ? v.x : v.y, 4);
-      const float r1 = __shfl_xor_sync(~0u, odd ? v.z : v.w, 4);
-      if (8 * j < left) {
-        *reinterpret_cast<float2*>(y) = odd ? float2{r0, v.y} : float2{v.x, r0};
-        *reinterpret_cast<float2*>(y + 8) = odd ? float2{r1, v.w} : float2{v.z, r1};
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int token = 2 * (t % 4) + e, chunk = warp % 2 * 4 + i * 2 + row / 4;
+        to[i][e] = warp / 2 * kStagedBytes + token * 128 + ((chunk ^ token) << 4) + row % 4 * 4;
       }
-      y += int64_t{8} * g.rows;
+#pragma unroll
+    for (int j0 = 0; j0 < S::kN / 8; j0 += 4) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* const of = &d[4 * (j0 + j)];
+        const float4 v = f.of({of[0], of[1], of[2], of[3]});
+        const uint32_t at = staged.here() + j * 1024;
+        store_shared(at + to[0][0], v.x), store_shared(at + to[0][1], v.y);
+        store_shared(at + to[1][0], v.z), store_shared(at + to[1][1], v.w);
+      }
+      cuda::bulk_store_fence();
+      if (t == 0) cuda::bulk_store_wait_read<0>();  // the other buffer is free behind the barrier
+      warpgroup_barrier(staged.barrier);
+      if (t == 0) {
+        store_box(g.y_boxes, row0, it.slot0 + 8 * j0, staged.here());
+        store_box(g.y_boxes, row0 + 32, it.slot0 + 8 * j0, staged.here() + kStagedBytes);
+        cuda::bulk_store_commit();
+      }
+      staged.turn ^= 2 * kStagedBytes;
     }
+  }
+  static __device__ __forceinline__ void store_shared(uint32_t to, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
   }
 };
 
@@ -170,8 +200,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   } else {
     more_registers<S::kMultiplyRegisters>();
     const int wg = threadIdx.x / 128 - 1;
-    Staged staged{block.smem + S::kStaged + wg * 2 * kStagedBytes, 1 + wg};
+    Staged staged{block.smem + S::kStaged + wg * S::kStagedOfGroup, 1 + wg};
     for (int i = blockIdx.x; i < items; i += gridDim.x) block.multiply(block.item(i), wg, staged);
+    if (!S::kStagesOutput && threadIdx.x % 128 == 0) cuda::bulk_store_wait_read<0>();
   }
 }
 
