@@ -198,6 +198,7 @@ void plan_memory(const EngineFlags& flags, const std::string& model, const ops::
   }
   if (const std::string text = drafts.text(info, options.speculation); !text.empty())
     std::fprintf(stderr, "%s\n", text.c_str());
+  if (shard.is_split()) return;  // what follows is counted for one rank
   if (cx.kernels.gpu.sm / 10 == 12 && !cx.kernels.exact)
     std::fputs(spark_advice(model, {dense, cx.kernels.activations, options.kv_dtype}).c_str(),
                stderr);

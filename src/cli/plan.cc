@@ -448,7 +448,7 @@ void plan(const PlanFlags& flags) {
   if (!flags.tokens.empty()) json["projection"] = projection_json(model, dense, flags, kv);
   if (flags.json) return print_json(json);
   print_plan(json, info, device);
-  if (device.name != "gb10") return;
+  if (device.name != "gb10" || shard.is_split()) return;  // projections are of one rank
   const auto activations = activation_format(flags.activations, false, cuda::gb10());
   const std::string advice = spark_advice(model, {dense, activations, kv});
   if (!advice.empty()) std::printf("\n%s", advice.c_str());

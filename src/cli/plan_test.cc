@@ -15,6 +15,7 @@ namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
+using testing::Not;
 
 json plan_json(const std::vector<std::string>& args) {
   std::vector<std::string> all = {"plan"};
@@ -161,6 +162,10 @@ TEST(Plan, SaysWhatEachRankHolds) {
   EXPECT_EQ(two["weight_bytes"], bytes(0, "weight_bytes"));
   EXPECT_NEAR(two["ceilings"][0]["weights_only_tokens_per_s_nominal"].get<double>(),
               273e9 / static_cast<double>(bytes(0, "weight_bytes_per_token")), 0.5);
+  const std::vector<std::string> plan = {"plan", "openai/gpt-oss-120b", "--device", "gb10"};
+  EXPECT_THAT(run_command(plan).out, HasSubstr("projected on a GB10"));
+  EXPECT_THAT(run_command({plan[0], plan[1], plan[2], plan[3], "--tensor-parallel-size", "2"}).out,
+              Not(HasSubstr("projected on a GB10")));
   EXPECT_THAT(run_command({"plan", "openai/gpt-oss-120b", "--device", "gb10",
                            "--tensor-parallel-size", "128"})
                   .err,
