@@ -1,14 +1,21 @@
-"""Two nodes in network namespaces of their own: a cable is pulled, packets are dropped, the link is slow.
+"""Two nodes in network namespaces of their own: a cable is pulled, packets are dropped, the link is slow and loses some.
 
 Needs root, `ip` and `iptables`; where they are missing it is skipped (status 77).
 """
 
+import fcntl
+import heapq
+import itertools
 import json
 import os
+import random
+import select
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 from pathlib import Path
@@ -42,15 +49,60 @@ def inside(side, *command):
     return ("ip", "netns", "exec", NAMES[side], *command)
 
 
-def make_network():
+class Link(threading.Thread):
+    """A device in each namespace; packets of one reach the other after `delay` seconds, but for a part that is lost."""
+
+    def __init__(self):
+        super().__init__()
+        self.delay, self.loss, self.num_passed, self.num_lost, self.ends = 0.0, 0.0, 0, 0, False
+        self.devices = [self.make(device, name) for device, name in zip(("link-a", "link-b"), NAMES)]
+
+    def make(self, device, name):
+        IFF_TUN, IFF_NO_PI, TUNSETIFF = 1, 0x1000, 0x400454CA
+        file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(file, TUNSETIFF, struct.pack("16sH22x", device.encode(), IFF_TUN | IFF_NO_PI))
+        run("ip", "link", "set", device, "netns", name)
+        return file
+
+    def run(self):
+        to = dict(zip(self.devices, reversed(self.devices)))
+        under_way, numbers, chance = [], itertools.count(), random.Random(1)
+        while not self.ends:
+            wait = under_way[0][0] - time.monotonic() if under_way else 0.1
+            for device in select.select(self.devices, [], [], max(0, wait))[0]:
+                packet = os.read(device, 1 << 16)
+                lost = chance.random() < self.loss
+                self.num_lost, self.num_passed = self.num_lost + lost, self.num_passed + (not lost)
+                if not lost:
+                    heapq.heappush(under_way, (time.monotonic() + self.delay, next(numbers), to[device], packet))
+            while under_way and under_way[0][0] <= time.monotonic():
+                _, _, device, packet = heapq.heappop(under_way)
+                try:
+                    os.write(device, packet)
+                except OSError:
+                    pass  # that one is not up yet
+
+    def end(self):
+        self.ends = True
+        self.join()
+        for device in self.devices:
+            os.close(device)
+
+
+def make_network(make_link=None):
+    """What `make_link` makes once the namespaces are there: link-a in one, link-b in the other."""
     for name in NAMES:
         run("ip", "netns", "add", name)
-    run("ip", "link", "add", "link-a", "netns", NAMES[0], "type", "veth", "peer", "name", "link-b", "netns", NAMES[1])
+    if make_link:
+        made = make_link()
+    else:
+        made = run("ip", "link", "add", "link-a", "netns", NAMES[0], "type", "veth", "peer", "name", "link-b", "netns", NAMES[1])
     for side, device in enumerate(("link-a", "link-b")):
         run("ip", "-n", NAMES[side], "addr", "add", ADDRESSES[side] + "/24", "dev", device)
         run("ip", "-n", NAMES[side], "link", "set", device, "up")
         run("ip", "-n", NAMES[side], "link", "set", "lo", "up")
     run(*inside(0, "iptables", "-L"))
+    return made
 
 
 def end_network():
@@ -58,10 +110,12 @@ def end_network():
         run("ip", "netns", "del", name, check=False)
 
 
-class NetworkTest(unittest.TestCase):
+class TwoNodes(unittest.TestCase):
+    make_link = None
+
     def setUp(self):
-        make_network()
         self.addCleanup(end_network)
+        self.link = make_network(self.make_link)
         folder = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, folder)
         (folder / "key").write_text("f" * 32)
@@ -86,6 +140,8 @@ class NetworkTest(unittest.TestCase):
         body = {"prompt": "The capital of France is", "temperature": 0, **fields}
         return subprocess.Popen(inside(0, sys.executable, "-c", CLIENT, json.dumps(body)), stdout=subprocess.PIPE, text=True)
 
+
+class NetworkTest(TwoNodes):
     def assert_both_end(self, how):
         """The stream under way ends with an error, and both nodes with status 1."""
         client = self.ask(max_tokens=3900, ignore_eos=True, stream=True)
@@ -108,13 +164,25 @@ class NetworkTest(unittest.TestCase):
         self.assert_both_end(lambda: [run(*inside(side, "iptables", "-A", "INPUT", "-s", ADDRESSES[1 - side], "-j", "DROP"))
                                       for side in (0, 1)])
 
+
+class SlowLinkTest(TwoNodes):
+    def make_link(self):
+        if not os.path.exists("/dev/net/tun"):
+            self.skipTest("this kernel has no TUN devices")
+        link = Link()
+        link.start()
+        self.addCleanup(link.end)  # the nodes have ended then
+        return link
+
     def test_a_slow_link(self):
         asked = dict(max_tokens=32)
         want = self.ask(**asked).communicate(timeout=60)[0]
-        slow = run("tc", "-n", NAMES[0], "qdisc", "add", "dev", "link-a", "root", "netem", "delay", "2ms", "loss", "1%", check=False)
-        if slow.returncode != 0:
-            self.skipTest("this kernel has no netem")
+        before = self.link.num_passed
+        self.link.delay, self.link.loss = 0.002, 0.01
         self.assertEqual(self.ask(**asked).communicate(timeout=120)[0], want)
+        print(f"{self.link.num_passed - before} packets of 2 ms each, {self.link.num_lost} lost")
+        self.assertGreater(self.link.num_lost, 0)
+        self.assertIsNone(self.nodes[0].poll())
 
 
 if __name__ == "__main__":
