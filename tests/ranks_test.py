@@ -231,6 +231,7 @@ class RanksTest(unittest.TestCase):
                         "--tensor-parallel-key-file", str(key))
         with server:
             self.assertEqual(chat(server, QUESTIONS[0], temperature=0), self.want[0])
+            self.assertRegex("".join(server.log), r"2 over TCP at 127.0.0.1; a sum .* us, of 4 MB .* GB/s\); a token of .* ms")
         self.assertEqual(second.wait(timeout=30), 0)
 
     def test_nodes_that_do_not_fit(self):

@@ -20,6 +20,7 @@
 #include "cli/rank_sums.h"
 #include "cuda/device.h"
 #include "dist/bootstrap.h"
+#include "dist/link_speed.h"
 
 namespace nibble::cli {
 namespace {
@@ -146,6 +147,23 @@ void require_gpus(int32_t ranks) {
                                              std::to_string(devices) + " can be used");
 }
 
+// Of a node's links to others: a management port beside a fast one is a mistake.
+void require_fast_links(const dist::TcpComm& comm) {
+  if (std::getenv("NIBBLE_TP_ANY_LINK") != nullptr) return;
+  for (const dist::Socket& peer : comm.peers()) {
+    if (!peer.is_open()) continue;
+    const std::string interface = dist::interface_of(peer.local_address());
+    const std::string faster = dist::faster_interface(interface);
+    if (faster.empty()) continue;
+    throw Error(ErrorKind::kUsage,
+                "ranks would talk by " + interface + ", " +
+                    std::to_string(dist::link_speed(interface)) + " Mb/s, where " + faster +
+                    " has " + std::to_string(dist::link_speed(faster)) +
+                    ": give --master-addr the address of rank 0 that it leads to, or set "
+                    "NIBBLE_TP_ANY_LINK=1");
+  }
+}
+
 // NCCL begins over sockets, at an interface that it guesses unless it is told.
 void tell_nccl_where(const dist::TcpComm& comm, const std::string& master_addr) {
   if (std::getenv("NCCL_SOCKET_IFNAME") != nullptr) return;
@@ -194,6 +212,7 @@ Ranks::Ranks(const RankFlags& flags, const dist::Identity& identity, bool on_gpu
   dist::Joined joined =
       listener ? dist::join_as_first(*listener, options) : dist::join_as_other(options);
   comm_ = std::make_unique<dist::TcpComm>(shard.rank, std::move(joined.steps));
+  if (flags.nnodes > 1) require_fast_links(*comm_);
   if (on_gpus)
     tell_nccl_where(*comm_, flags.master_addr);  // before there is a thread that reads it
   watch_ = std::make_unique<dist::Watch>(std::move(joined.watch), 0,
@@ -305,8 +324,12 @@ void Ranks::say_how_fast(const std::string& address) {
   constexpr size_t kToken = 2880, kChunk = 1 << 20;
   const double token = time(kToken, 100), chunk = time(kChunk, 8);
   if (comm_->rank() != 0) return;
-  LOG_INFO("ranks: %d over TCP at %s; a sum over all of %.1f KB takes %.0f us, of 4 MB %.1f ms",
-           comm_->size(), address.c_str(), sizeof(float) * kToken / 1e3, 1e6 * token, 1e3 * chunk);
+  constexpr int kSums = 72;  // of gpt-oss-120b's 36 layers
+  LOG_INFO(
+      "ranks: %d over TCP at %s; a sum over all of %.1f KB takes %.0f us, of 4 MB %.1f ms "
+      "(%.2f GB/s); a token of gpt-oss-120b would wait %.1f ms for its %d",
+      comm_->size(), address.c_str(), sizeof(float) * kToken / 1e3, 1e6 * token, 1e3 * chunk,
+      sizeof(float) * kChunk / chunk / 1e9, 1e3 * kSums * token, kSums);
 }
 
 }  // namespace nibble::cli

@@ -1,0 +1,19 @@
+// How fast this machine's network interfaces are, as Linux says it: a link by a slow one is a
+// mistake where a fast one is plugged in.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace nibble::dist {
+
+// Mb/s of a real interface ("eth0") that is up; 0: it is down, virtual, or does not say. `folder`
+// is laid out as /sys/class/net.
+int link_speed(const std::string& interface,
+               const std::filesystem::path& folder = "/sys/class/net");
+
+// The fastest interface that is at least four times as fast as this one; "": none is known to be.
+std::string faster_interface(const std::string& interface,
+                             const std::filesystem::path& folder = "/sys/class/net");
+
+}  // namespace nibble::dist
