@@ -1,6 +1,6 @@
 // add_norm_over_ranks: some thread blocks send rows of d to all other ranks, the rest add up what
 // arrives, in order of ranks, to x, and norm. Bytes at two ranks: 2 H a token over the link each
-// way, 26 H of memory.
+// way, 22 H of memory.
 //
 // Lost, where every block sent some rows, waited for theirs and normed them (pp8192 of gpt-oss-120b
 // on two H200, 2026-11-28: 85,300 tokens/s; this: 86,450): the next rows on their way before, by
@@ -16,12 +16,16 @@
 namespace nibble::ops::gpu {
 namespace {
 
-// Eight values as they travel, in bf16.
-__device__ uint4 eight_of(const float* d) {
-  const float4* from = reinterpret_cast<const float4*>(d);
-  const float4 a = from[0], b = from[1];
-  return {cuda::pack_bf16(a.x, a.y), cuda::pack_bf16(a.z, a.w), cuda::pack_bf16(b.x, b.y),
-          cuda::pack_bf16(b.z, b.w)};
+struct Eight {
+  float4 a, b;
+};
+__device__ Eight eight_at(const float* from) {
+  return {reinterpret_cast<const float4*>(from)[0], reinterpret_cast<const float4*>(from)[1]};
+}
+// As they travel, in bf16.
+__device__ uint4 packed(const Eight& v) {
+  return {cuda::pack_bf16(v.a.x, v.a.y), cuda::pack_bf16(v.a.z, v.a.w),
+          cuda::pack_bf16(v.b.x, v.b.y), cuda::pack_bf16(v.b.z, v.b.w)};
 }
 
 __device__ void add(float (&sum)[8], const uint4& part) {
@@ -31,19 +35,20 @@ __device__ void add(float (&sum)[8], const uint4& part) {
     sum[2 * i] += cuda::bf16_lo(words[i]), sum[2 * i + 1] += cuda::bf16_hi(words[i]);
 }
 
-// Groups of kRows rows, by the first `senders` thread blocks and the others in turns.
+// Groups of kRows rows: the first `senders` thread blocks send them in turns, those from
+// `receivers` on take them in turns; one block may do both.
 template <int kMine, bool kE4m3, int kRows>
 __global__ void __launch_bounds__(kNormThreads, 2)
     add_norm_rows_over_ranks(const __grid_constant__ AddNorm a, const GateLogits gated,
-                             const __grid_constant__ PeerMemory m, int senders) {
+                             const __grid_constant__ PeerMemory m, int senders, int receivers) {
   using Norm = NormRow<kMine, kE4m3>;
   __shared__ bool is_lost;
   if (threadIdx.x == 0) is_lost = false;
-  Norm norm(a, gated);
   const auto tokens = static_cast<int>(a.tokens), hidden = static_cast<int>(a.hidden);
   const int groups = (tokens + kRows - 1) / kRows, block = blockIdx.x;
   const int thread = threadIdx.x, peer = thread < m.rank ? thread : thread + 1;
   const auto at = [&](int row, int i) { return int64_t{row} * hidden + Norm::column(i); };
+  const auto has = [&](int i) { return Norm::column(i) < hidden; };
   const auto room = [&](int of, int from, int row, int i) {
     return reinterpret_cast<uint4*>(rows_of(m, of, from)) + at(row, i) / 8;
   };
@@ -51,36 +56,45 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   cuda::griddep_launch_dependents();
   const uint32_t number = m.counts[PeerMemory::kRowCounts] + 1;
   if (block < senders) {
-    if (thread < m.size - 1 && !wait_for(read_by(m, m.rank, peer), number - 1, m)) is_lost = true;
-    __syncthreads();
-    for (int g = block; g < groups && !is_lost; g += senders) {
+    uint4 now[kRows][kMine];
+    Eight next[kRows][kMine];  // on their way while a group is sent
+    const auto each = [&](int g, auto&& what) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
 #pragma unroll
-        for (int i = 0; i < kMine; ++i) {
-          const int row = g * kRows + r;
-          if (row >= tokens || !norm.has(i)) continue;
-          const uint4 mine = eight_of(a.d + at(row, i));
-          for (int other = 1; other < m.size; ++other)
-            *room((m.rank + other) % m.size, m.rank, row, i) = mine;
-        }
+        for (int i = 0; i < kMine; ++i)
+          if (g * kRows + r < tokens && has(i)) what(g * kRows + r, r, i);
+    };
+    const auto fetch = [&](int g) {
+      each(g, [&](int row, int r, int i) { next[r][i] = eight_at(a.d + at(row, i)); });
+    };
+    fetch(block);
+    if (thread < m.size - 1 && !wait_for(read_by(m, m.rank, peer), number - 1, m)) is_lost = true;
+    __syncthreads();
+    for (int g = block; g < groups && !is_lost; g += senders) {
+      each(g, [&](int, int r, int i) { now[r][i] = packed(next[r][i]); });
+      fetch(g + senders);
+      each(g, [&](int row, int r, int i) {
+        for (int other = 1; other < m.size; ++other)
+          *room((m.rank + other) % m.size, m.rank, row, i) = now[r][i];
+      });
       __syncthreads();  // one thread's release is of what all have written: it follows them
       if (thread < m.size - 1) say(sent_to(m, peer, m.rank, g), number);
     }
-    return end_rows(m, number);
+    if (block < receivers) return end_rows(m, number);
   }
+  Norm norm(a, gated);
   // A row's x, and this rank's part, are on their way while the others' are, if registers hold
   // them.
   constexpr bool kAhead = kMine == 1;
-  float4 x[kMine][2];
+  Eight x[kMine];
   uint4 mine[kMine];
   const auto fetch = [&](int row, int i) {
-    if (row >= tokens || !norm.has(i)) return;
-    const auto* from = reinterpret_cast<const float4*>(a.x + at(row, i));
-    x[i][0] = from[0], x[i][1] = from[1];
-    mine[i] = eight_of(a.d + at(row, i));
+    if (row >= tokens || !has(i)) return;
+    x[i] = eight_at(a.x + at(row, i));
+    mine[i] = packed(eight_at(a.d + at(row, i)));
   };
-  for (int g = block - senders; g < groups; g += static_cast<int>(gridDim.x) - senders) {
+  for (int g = block - receivers; g < groups; g += static_cast<int>(gridDim.x) - receivers) {
     if (kAhead) fetch(g * kRows, 0);
     if (thread < m.size - 1 && !wait_for(sent_to(m, m.rank, peer, g), number, m)) is_lost = true;
     __syncthreads();
@@ -91,7 +105,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
       float y[kMine][8] = {};
 #pragma unroll
       for (int i = 0; i < kMine; ++i) {
-        if (!norm.has(i)) continue;
+        if (!has(i)) continue;
         if (!kAhead) fetch(row, i);
         float sum[8];
         for (int rank = 0; rank < m.size; ++rank) {
@@ -102,14 +116,10 @@ __global__ void __launch_bounds__(kNormThreads, 2)
           add(sum, rank == m.rank ? mine[i] : __ldcg(room(m.rank, rank, row, i)));
         }
         if (is_lost) sum[0] = __uint_as_float(0x7fc00000);  // NaN, of the whole row by its norm
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float4 v = x[i][half];
-          const float* more = sum + 4 * half;
-          float* to = y[i] + 4 * half;
-          to[0] = v.x + more[0], to[1] = v.y + more[1], to[2] = v.z + more[2],
-          to[3] = v.w + more[3];
-        }
+        const float4 &v = x[i].a, &w = x[i].b;
+        y[i][0] = v.x + sum[0], y[i][1] = v.y + sum[1], y[i][2] = v.z + sum[2];
+        y[i][3] = v.w + sum[3], y[i][4] = w.x + sum[4], y[i][5] = w.y + sum[5];
+        y[i][6] = w.z + sum[6], y[i][7] = w.w + sum[7];
       }
       if (kAhead && r + 1 < kRows) fetch(row + 1, 0);
       norm.store(row, y);
@@ -146,15 +156,16 @@ void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a,
       GateLogits gate_of_piece = gate;
       if (gate.gate != nullptr) gate_of_piece.logits += first * gate.stride;
       const auto groups = static_cast<int>((piece.tokens + rows - 1) / rows);
-      const int senders = std::min(groups, peers.num_blocks / (has_many ? 4 : 2));
-      const int blocks = senders + std::min(groups, peers.num_blocks - senders);
+      // Of few rows each block sends its own before it waits for theirs.
+      const int receivers = has_many ? std::max(1, peers.num_blocks / 4) : 0;
+      const int blocks = receivers + std::min(groups, peers.num_blocks - receivers);
       cuda::launch(cx.stream,
                    has_many ? add_norm_rows_over_ranks<kMine, kE4m3, kMost>
                             : add_norm_rows_over_ranks<kMine, kE4m3, 1>,
                    {.grid = dim3(static_cast<unsigned>(blocks)),
                     .block = dim3(kNormThreads),
                     .release = cuda::Release::kAfterWait},
-                   piece, gate_of_piece, peers, senders);
+                   piece, gate_of_piece, peers, has_many ? receivers : blocks, receivers);
     }
   };
   const bool is_narrow = a.hidden <= 8 * kNormThreads, e4m3 = a.e4m3.codes != nullptr;
