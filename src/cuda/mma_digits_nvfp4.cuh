@@ -5,14 +5,30 @@
 // of codes times digits is below 2^22: added to 1.5 * 2^23 as an integer it is a float32.
 #pragma once
 
+#include "cuda/fp8.cuh"
 #include "cuda/mma_digits.cuh"
 
 namespace nibble::cuda {
 
-// A unit's activations in shared memory: the digits of two times 32 k, then a float2 of
-// store_digits<16>() for each block.
-inline constexpr int kUnitDigitsBytes = 2 * kDigitBytes + 4 * 8;
+// A unit's activations in shared memory: the digits of two times 32 k, then of store_digits<16>()
+// for each block what its sums begin with, {0, second, 0, second}, and at last its first.
+inline constexpr int kUnitBegins = 2 * kDigitBytes, kUnitHalves = kUnitBegins + 4 * 16;
+inline constexpr int kUnitDigitsBytes = kUnitHalves + 4 * 4;
 inline constexpr int kNvfp4UnitBytes = 576;
+
+__device__ __forceinline__ void store_shared_16(uint32_t address, const uint4& v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+__device__ __forceinline__ float load_shared_float(uint32_t address) {
+  return __uint_as_float(load_shared_4(address));
+}
+__device__ __forceinline__ Sums load_sums(uint32_t address) {
+  const uint4 v = load_shared_16(address);
+  return {
+      {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w)}};
+}
 
 // The digits of the 8 values of k = 8 `i` on, of units that stand at `units`. `lanes`, `stores`: of
 // store_digits(); i % 4 is this lane's place in its quad.
@@ -21,47 +37,42 @@ __device__ __forceinline__ void store_unit_digits(const uint4& x, uint32_t i, ui
                                                   bool stores = true) {
   const uint32_t unit = units + i / 8 * kUnitDigitsBytes;
   const float2 f = store_digits<16>(x, unit + i / 4 % 2 * kDigitBytes, lanes, stores);
-  if (i % 2 == 0 && stores)
-    store_shared_8(unit + 2 * kDigitBytes + i % 8 / 2 * 8, __float_as_uint(f.x),
-                   __float_as_uint(f.y));
+  if (i % 2 == 0 && stores) {
+    const uint32_t block = i % 8 / 2;
+    store_shared_16(unit + kUnitBegins + block * 16,
+                    {0, __float_as_uint(f.y), 0, __float_as_uint(f.y)});
+    store_shared_float(unit + kUnitHalves + block * 4, f.x);
+  }
 }
 
 // Sums over blocks of 16 k of rows g and g + 8.
 struct BlockSums {
   float2 sum{0, 0};
 
-  // `factor`: of store_digits<16>(); `scales`: E4M3 of row g, then of row g + 8.
-  __device__ __forceinline__ void add(const Sums& d, uint2 factor, uint32_t scales) {
-    const auto twice = [&](int high, int low) {
-      return __int_as_float(high * 256 + low + static_cast<int>(factor.y)) -
-             __uint_as_float(kOneAndAHalf);
+  // `half`: the first of store_digits<16>(), whose second `d` began with; `scales`: E4M3 of row g,
+  // then of row g + 8.
+  __device__ __forceinline__ void add(const Sums& d, float half, uint16_t scales) {
+    const auto twice = [](int high, int low) {
+      return __int_as_float(high * 256 + low) - __uint_as_float(kOneAndAHalf);
     };
-    // E4M3's bits in a float32's: 2^-120 of the value.
-    const auto scale = [](uint32_t at_20) {
-      return __uint_as_float(at_20 & 0x07f00000) * 0x1p120f;
-    };
-    const float half = __uint_as_float(factor.x);
-    sum.x = fmaf(twice(d.v[0], d.v[1]), half * scale(scales << 20), sum.x);
-    sum.y = fmaf(twice(d.v[2], d.v[3]), half * scale(scales << 12), sum.y);
+    const float2 scale = values_of_f16(f16_of_e4m3(scales));
+    sum.x = fmaf(twice(d.v[0], d.v[1]), half * scale.x, sum.x);
+    sum.y = fmaf(twice(d.v[2], d.v[3]), half * scale.y, sum.y);
   }
 };
 
-__device__ __forceinline__ uint32_t load_shared_2(uint32_t address) {
+__device__ __forceinline__ uint16_t load_shared_2(uint32_t address) {
   uint16_t v;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
   return v;
 }
 
-// d, or d += the products of 32 k of a row tile: words of rows g and g + 8.
-template <bool kFirst>
+// d += the products of 32 k of a row tile: words of rows g and g + 8.
 __device__ __forceinline__ void multiply_words(Sums& d, const CodeTables& tables, uint32_t row_g,
                                                uint32_t row_g8, uint2 x) {
   const CodeBytes plus(tables.plus, CodeTables::kPlusHigh, row_g, row_g8);
   const CodeBytes minus(tables.minus, CodeTables::kMinusHigh, row_g ^ kSigns, row_g8 ^ kSigns);
-  if constexpr (kFirst)
-    set_product(d, plus, x);
-  else
-    add_product(d, plus, x);
+  add_product(d, plus, x);
   add_product(d, minus, x);
 }
 
@@ -87,23 +98,38 @@ class Nvfp4Product {
         digits_[2 * u + b] = {mine.x & kept, mine.y & kept};
       }
     }
-    factors_ = units + 2 * kDigitBytes + p * 8;
+    units_ = units;
   }
 
   // The sum over the range, of units of weights at a shared address: lane p = 0 has that of row g,
-  // lane p = 1 of row g + 8.
-  __device__ __forceinline__ float run(const CodeTables& tables, uint32_t weights) const {
+  // lane p = 1 of row g + 8. kTells: calls have_read() when this lane has read all of them, in
+  // front of the last two units' products.
+  template <bool kTells, class HaveRead>
+  __device__ __forceinline__ float run(const CodeTables& tables, uint32_t weights,
+                                       const HaveRead& have_read) const {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
     const uint32_t codes_at = weights + lane * 16, scales_at = weights + 512 + g * 8 + p * 2;
+    const auto codes = [&](int u) { return load_shared_16(codes_at + u * kNvfp4UnitBytes); };
+    const auto scales = [&](int u) { return load_shared_2(scales_at + u * kNvfp4UnitBytes); };
+    constexpr int kLast = !kTells ? kUnits : kUnits > 2 ? kUnits - 2 : 0;
+    uint4 last_codes[2];
+    uint16_t last_scales[2];
     BlockSums sums;
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      const uint4 q = load_shared_16(codes_at + u * kNvfp4UnitBytes);
-      Sums d;
-      multiply_words<true>(d, tables, q.x, q.y, digits_[2 * u]);
-      multiply_words<false>(d, tables, q.z, q.w, digits_[2 * u + 1]);
-      sums.add(d, load_shared_8(factors_ + u * kUnitDigitsBytes),
-               load_shared_2(scales_at + u * kNvfp4UnitBytes));
+      if (u == kLast) {
+#pragma unroll
+        for (int i = 0; i < kUnits - kLast; ++i)
+          last_codes[i] = codes(u + i), last_scales[i] = scales(u + i);
+        have_read();
+      }
+      const uint4 q = u < kLast ? codes(u) : last_codes[u - kLast];
+      const uint32_t unit = units_ + u * kUnitDigitsBytes;
+      Sums d = load_sums(unit + kUnitBegins + p * 16);
+      multiply_words(d, tables, q.x, q.y, digits_[2 * u]);
+      multiply_words(d, tables, q.z, q.w, digits_[2 * u + 1]);
+      sums.add(d, load_shared_float(unit + kUnitHalves + p * 4),
+               u < kLast ? scales(u) : last_scales[u - kLast]);
     }
     const float2 sum = sums.sum;
     const bool is_odd = lane % 2 == 1;
@@ -114,7 +140,7 @@ class Nvfp4Product {
 
  private:
   uint2 digits_[2 * kUnits];
-  uint32_t factors_;  // in shared memory: they would take registers that it lacks
+  uint32_t units_;  // the rest stays in shared memory: it would take registers that it lacks
 };
 
 // One or two tokens, whose digits stay in shared memory, and units of weights one by one. With two
@@ -128,7 +154,8 @@ class Nvfp4Tokens {
     const auto of = [&](uint32_t i) { return kTokens == 2 && i % 2 == 1 ? second : first; };
     digits_ = of(pair) + lane / 4 % 2 * 32 + p * 8;
     block_ = kTokens == 1 ? p : p / 2;
-    factors_ = of(p) + 2 * kDigitBytes + block_ * 8;
+    begins_ = of(p) + kUnitBegins + block_ * 16;
+    halves_ = of(p) + kUnitHalves + block_ * 4;
     if constexpr (kTokens == 1)
       kept_[0] = mask_of_block(pair == 0, pair == 1),
       kept_[1] = mask_of_block(pair == 2, pair == 3);
@@ -144,12 +171,15 @@ class Nvfp4Tokens {
       const uint2 x = load_shared_8(digits_ + at + b * kDigitBytes);
       return uint2{x.x & kept_[b], x.y & kept_[b]};
     };
-    Sums d;
-    multiply_words<true>(d, tables, q.x, q.y, digits(0));
-    if constexpr (kTokens == 2) sums_.add(d, load_shared_8(factors_ + at), load_shared_2(scales));
-    multiply_words<kTokens == 2>(d, tables, q.z, q.w, digits(1));
     constexpr int kLast = kTokens == 1 ? 0 : 2;  // block
-    sums_.add(d, load_shared_8(factors_ + at + kLast * 8), load_shared_2(scales + kLast * 2));
+    Sums d = load_sums(begins_ + at);
+    multiply_words(d, tables, q.x, q.y, digits(0));
+    if constexpr (kTokens == 2) {
+      sums_.add(d, load_shared_float(halves_ + at), load_shared_2(scales));
+      d = load_sums(begins_ + at + kLast * 16);
+    }
+    multiply_words(d, tables, q.z, q.w, digits(1));
+    sums_.add(d, load_shared_float(halves_ + at + kLast * 4), load_shared_2(scales + kLast * 2));
   }
   // Rows g and g + 8 of token p % kTokens.
   __device__ __forceinline__ float2 total() const {
@@ -163,7 +193,7 @@ class Nvfp4Tokens {
   }
 
  private:
-  uint32_t digits_, factors_, block_, kept_[2];
+  uint32_t digits_, begins_, halves_, block_, kept_[2];
   BlockSums sums_;
 };
 

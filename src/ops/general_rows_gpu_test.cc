@@ -112,12 +112,16 @@ void check_norm_unembed(Random& random, const Tested& tested) {
   for (int64_t r = 0; r < rows; ++r)
     ref::add(y.values.data() + r * hidden, x.row(out_rows[r]), d.row(out_rows[r]), hidden);
   ASSERT_NO_FATAL_FAILURE(expect_normed(got_h, y, {weight.data(), 1e-5f}));
+  std::vector<std::vector<float>> mine;
+  for (int64_t r = 0; r < rows; ++r)
+    mine.push_back(multiplied_h(row->name, gpu.cx.kernels.gpu, vocab, got_h.row(r), y.row(r),
+                                {weight.data(), 1e-5f}, hidden));
   Compared compared(hidden);
   for (int64_t n = 0; n < vocab; ++n) {
     const ref::Row weights(w.view, 0, n);
     for (int64_t r = 0; r < rows; ++r) {
       double abs;
-      const double want = dot_of(tested, weights, got_h.row(r), hidden, &abs);
+      const double want = dot_of(tested, weights, mine[r].data(), hidden, &abs);
       ASSERT_NO_FATAL_FAILURE(
           compared.add(r, n, got.at(r, n), want, tested.product_error(hidden) * abs));
     }
@@ -219,9 +223,11 @@ void check_norm_qkv(Random& random, const Tested& tested) {
   Compared stored(kv_dtype == DType::kBF16 ? hidden : 32);  // E4M3 rounds by a thirtieth
   for (int64_t t = 0; t < tokens; ++t) {
     const float* turns = p.cos_sin.row(t);
+    const std::vector<float> mine = multiplied_h(row->name, gpu.cx.kernels.gpu, rows, h.row(t),
+                                                 y.row(t), {weight.data(), 1e-5f}, hidden);
     const int32_t slot = t + 1 == tokens ? 0 : 1;
     for (int64_t head = 0; head < q_heads + 2 * kv_heads; ++head) {
-      const Head products(tested, weights, head, dim, h.row(t), hidden);
+      const Head products(tested, weights, head, dim, mine.data(), hidden);
       const std::vector<uint16_t>* by = !norms_heads                ? nullptr
                                         : head < q_heads            ? &q_weight
                                         : head < q_heads + kv_heads ? &k_weight

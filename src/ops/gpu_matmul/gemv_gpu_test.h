@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ops/gpu_matmul/unit_one.h"
 #include "ops/gpu_test_problem.h"
 #include "ops/matmul_ref.h"
 
@@ -17,6 +18,25 @@ inline std::vector<float> block_maxima(const float* x, int64_t n, int64_t block 
     for (int64_t i = k / block * block; i < std::min(n, (k / block + 1) * block); ++i)
       most[k] = std::max(most[k], std::fabs(x[i]));
   return most;
+}
+
+// What a row multiplies for h = norm(y), with `rows` rows of weights: unit_one.cuh, where the norm
+// is in front, rounds what lacks the factor of all columns, and multiplies sums by that.
+inline std::vector<float> multiplied_h(std::string_view row, const cuda::Caps& caps, int64_t rows,
+                                       const float* h, const float* y, const Norm& norm,
+                                       int64_t n) {
+  std::vector<float> x(h, h + n);
+  if (!row.ends_with("_one") ||
+      !gpu::plan_unit_one({gpu::OneWork::kDense, rows, n, 1, /*has_norm=*/true}, caps))
+    return x;
+  double squares = 0;
+  for (int64_t k = 0; k < n; ++k) squares += double{y[k]} * y[k];
+  const double factor = 1 / std::sqrt(squares / static_cast<double>(n) + norm.eps);
+  for (int64_t k = 0; k < n; ++k) {
+    const float unscaled = y[k] * (norm.offset + bf16_to_float(norm.weight[k]));
+    x[k] = static_cast<float>(bf16_to_float(bf16_from_float(unscaled)) * factor);
+  }
+  return x;
 }
 
 // Of one sum of n products, whose exact value is *want. MXFP4: an activation becomes an integer

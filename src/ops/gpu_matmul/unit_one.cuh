@@ -14,7 +14,7 @@
 // tile of its block (or of each `teams`-th) it multiplies a chunk, kUnits units, that it has
 // brought to a ring of its own before the wait for the kernel in front, where the block knows which
 // weights. Its sums go to shared memory, and when all are there a warp a row tile adds them up.
-// One block barrier lies between the wait and the end, and another where the norm is.
+// One block barrier lies between the wait and the end.
 #pragma once
 
 #include <algorithm>
@@ -33,6 +33,11 @@
 
 namespace nibble::ops::gpu {
 
+// This thread's warp, as a value that the compiler knows to be the warp's.
+__device__ __forceinline__ int this_warp() {
+  return __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
+}
+
 // A block's row tiles and a warp's place among them. Divisions are the host's: here each is as much
 // code as half a unit's products.
 template <OneWork kWork>
@@ -43,7 +48,7 @@ struct OnePlace {
   int unit, others;  // where its part of K begins; how many units of it are the part's before
 
   __device__ __forceinline__ explicit OnePlace(const UnitOne& m) {
-    const int block = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x / 32);
+    const int block = static_cast<int>(blockIdx.x), warp = this_warp();
     first = block * m.each + min(block, m.more), count = m.each + (block < m.more);
     team = warp * m.inverse_parts >> 16, part = warp - team * m.parts;
     unit = min(part * m.part_units, m.num_units - m.part_units);
@@ -67,7 +72,9 @@ struct OneCursor {
 };
 
 // h = norm(x + d) of one token: this lane's 8 columns from `column` on, if there are any. `counts`:
-// no other warp has the same columns. The last block stores what else is asked for.
+// no other warp has the same columns. What is multiplied is h but for the factor of all columns, by
+// which sums are multiplied at last, so that no warp waits for the others' squares. The last block
+// stores what else is asked for.
 struct UnitNorm {
   uint4 weight;
   float4 x[2];
@@ -83,9 +90,9 @@ struct UnitNorm {
     weight = *reinterpret_cast<const uint4*>(n.weight + column);
     if (n.is_x_old) load_x(n, column);
   }
+  // `squares` [kGemvWarps], shared.
   __device__ __forceinline__ uint4 run(const NormInput& n, int column, bool has_columns,
-                                       bool counts) {
-    __shared__ float squares[kGemvWarps];
+                                       bool counts, float* squares) {
     float y[8] = {};
     if (has_columns) {
       if (!n.is_x_old) load_x(n, column);
@@ -96,15 +103,15 @@ struct UnitNorm {
     }
     const float sum = warp_sum(sum_of_squares(y, 0));
     if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = counts ? sum : 0;
-    __syncthreads();
-    const float inv = inverse_rms_of<kGemvWarps>(squares, n.hidden, n.eps);
-    if (!has_columns) return {};
-    const uint4 h = norm_8(y, inv, weight, n.offset);
-    if (counts && blockIdx.x + 1 == gridDim.x) {
-      if (n.y != nullptr) store_8(n.y, column, y);
-      *reinterpret_cast<uint4*>(n.h + column) = h;
+    if (blockIdx.x + 1 == gridDim.x) {
+      __syncthreads();
+      if (has_columns && counts) {
+        if (n.y != nullptr) store_8(n.y, column, y);
+        const float inv = inverse_rms_of<kGemvWarps>(squares, n.hidden, n.eps);
+        *reinterpret_cast<uint4*>(n.h + column) = norm_8(y, inv, weight, n.offset);
+      }
     }
-    return h;
+    return norm_8(y, 1, weight, n.offset);
   }
 };
 
@@ -117,7 +124,13 @@ class UnitOneWarp {
   __device__ __forceinline__ UnitOneWarp(const UnitOne& m, const Op& op, const Choices& choices,
                                          const OnePlace<kWork>& place, uint32_t base,
                                          uint32_t barriers)
-      : m_(m), op_(op), choices_(choices), at_(place), base_(base), barriers_(barriers) {
+      : m_(m),
+        op_(op),
+        choices_(choices),
+        at_(place),
+        warp_(this_warp()),
+        base_(base),
+        barriers_(barriers) {
     next_ = first();
     next_tile_ = first_tile();
     if (next_tile_ >= at_.count) next_.choice = m.choices;
@@ -128,18 +141,27 @@ class UnitOneWarp {
     }
     __syncwarp();
   }
+  // Fills the ring: a lane a slot, which is a third of the instructions, or one after the other.
   __device__ __forceinline__ void start() {
+    if (kSum || m_.vectors > 1) {
 #pragma unroll 1
-    for (int s = 0; s < m_.stages; ++s) fetch(s);
+      for (int s = 0; s < m_.stages; ++s) fetch(s);
+      return;
+    }
+    const int lane = threadIdx.x % 32, tile = next_tile_ + lane * m_.teams;
+    if (next_.choice < m_.choices && lane < m_.stages && tile < at_.count) bring(lane, tile);
+    next_tile_ += m_.stages * m_.teams;
+    if (next_tile_ >= at_.count) next_.choice = m_.choices;
   }
   // Digits of the 8 columns that each lane has of 4 units, the first such.
   __device__ __forceinline__ void store_first(const uint4& x) const { store(x, 0, digits()); }
-  // Of all this warp's activations; two loads are on their way.
-  __device__ __forceinline__ void store_all() const {
+  // What store_all() takes.
+  __device__ __forceinline__ uint4 load_first() const { return load(first()); }
+  // Digits of all this warp's activations, the first of them `x`; two loads are on their way.
+  __device__ __forceinline__ void store_all(uint4 x) const {
     const int passes = (m_.part_units + 3) / 4;
     OneCursor at = first(), ahead = at;
     uint32_t to = digits();
-    uint4 x = load(ahead);
     ahead.next(m_, passes);
     uint4 next = load(ahead);
 #pragma unroll 1
@@ -168,9 +190,15 @@ class UnitOneWarp {
 #pragma unroll 1
       for (int tile = first_tile(); tile < at_.count; tile += tile_step) {
         cuda::barrier_wait(barrier(slot), phase);
-        const float sum = product_.run(tables, data(slot));
-        __syncwarp();
-        fetch(slot);
+        const auto refill = [&] {
+          __syncwarp();
+          fetch(slot);
+        };
+        // Experts' slots are mostly not filled again: there it costs more than it gains to do so
+        // amid the products.
+        constexpr bool kEarly = kWork == OneWork::kDense;
+        const float sum = product_.template run<kEarly>(tables, data(slot), refill);
+        if constexpr (!kEarly) refill();
         if (++slot == m_.stages) slot = 0, phase ^= 1;
         if ((lane & 2) == 0) cuda::store_shared_float(to, sum);
         to += step;
@@ -181,13 +209,13 @@ class UnitOneWarp {
  private:
   // Worked out where they are needed: registers are few.
   __device__ __forceinline__ uint32_t barrier(int slot) const {
-    return barriers_ + (threadIdx.x / 32 * kUnitOneStages + slot) * 8;
+    return barriers_ + (warp_ * kUnitOneStages + slot) * 8;
   }
   __device__ __forceinline__ uint32_t data(int slot) const {
-    return base_ + (threadIdx.x / 32 * m_.stages + slot) * kChunkBytes;
+    return base_ + (warp_ * m_.stages + slot) * kChunkBytes;
   }
   __device__ __forceinline__ uint32_t digits() const {
-    return base_ + m_.digits + threadIdx.x / 32 * m_.digits_of_warp;
+    return base_ + m_.digits + warp_ * m_.digits_of_warp;
   }
   // Past the choices of a warp without work.
   __device__ __forceinline__ OneCursor first() const {
@@ -207,22 +235,25 @@ class UnitOneWarp {
     else
       return op_.load_one(kSum ? choices_.slot[at.choice] : 0, k);
   }
-  // The next chunk, by lane 0.
-  __device__ __forceinline__ void fetch(int slot) {
-    if (next_.choice >= m_.choices) return;
-    int tile = at_.first + next_tile_, expert = 0;
+  // The next chunk's part of the block's row tile, by one lane.
+  __device__ __forceinline__ void bring(int slot, int tile) const {
+    int expert = 0;
+    tile += at_.first;
     if constexpr (kSum) expert = choices_.expert[next_.choice];
     if constexpr (kWork == OneWork::kChosen) {
       const int k = at_.choice_of(m_, tile);
       tile -= k * m_.row_tiles;
       expert = choices_.expert[k];
     }
-    if (threadIdx.x % 32 == 0) {
-      const int unit = tile * m_.num_units + at_.unit + next_.step * kUnits;
-      cuda::bulk_copy(data(slot),
-                      m_.units + expert * m_.expert_bytes + int64_t{unit} * cuda::kNvfp4UnitBytes,
-                      kChunkBytes, barrier(slot), cuda::evict_first());
-    }
+    const int unit = tile * m_.num_units + at_.unit + next_.step * kUnits;
+    cuda::bulk_copy(data(slot),
+                    m_.units + expert * m_.expert_bytes + int64_t{unit} * cuda::kNvfp4UnitBytes,
+                    kChunkBytes, barrier(slot), cuda::evict_first());
+  }
+  // The next chunk, by lane 0.
+  __device__ __forceinline__ void fetch(int slot) {
+    if (next_.choice >= m_.choices) return;
+    if (threadIdx.x % 32 == 0) bring(slot, next_tile_);
     next_tile_ += kSum ? 1 : m_.teams;
     if (next_tile_ >= at_.count) next_tile_ = first_tile(), next_.next(m_, m_.vectors);
   }
@@ -231,6 +262,7 @@ class UnitOneWarp {
   const Op& op_;
   const Choices& choices_;
   const OnePlace<kWork>& at_;
+  const int warp_;
   const uint32_t base_, barriers_;
   OneCursor next_{};  // to fetch
   int next_tile_;
@@ -268,12 +300,12 @@ __device__ __forceinline__ void copy_row_scales(const UnitOne& m, const OnePlace
   cuda::async_copy_commit();
 }
 
-// Adds up the sums of the block's row tiles and stores them: lanes 0 to 15 and 16 to 31 of a warp
-// have half of the slices, or choices, of 16 rows.
+// Adds up the sums of the block's row tiles and stores them, those of a dense layer times `by`:
+// lanes 0 to 15 and 16 to 31 of a warp have half of the slices, or choices, of 16 rows.
 template <OneWork kWork, class Op>
 __device__ __forceinline__ void finish_row_tiles(const UnitOne& m, const OnePlace<kWork>& at,
                                                  const Choices& choices, const Op& op,
-                                                 const uint8_t* shared) {
+                                                 const uint8_t* shared, float by) {
   const int r = threadIdx.x % 16, half = threadIdx.x % 32 / 16;
   const auto* const scales = reinterpret_cast<const float*>(shared + m.scales) + r;
   const auto bias = [&](int of) {
@@ -300,7 +332,7 @@ __device__ __forceinline__ void finish_row_tiles(const UnitOne& m, const OnePlac
 #pragma unroll 8
       for (int s = half; s < m.slices; s += 2) all += from[s * 16];
       all += __shfl_xor_sync(0xffffffff, all, 16);
-      all = fmaf(all, scales[i * 16], bias(i));
+      all = fmaf(all * by, scales[i * 16], bias(i));
       const float next = __shfl_down_sync(0xffffffff, all, 1);
       int tile = at.first + i, choice = 0;
       if constexpr (kWork == OneWork::kChosen) {
@@ -327,11 +359,12 @@ __global__ void __launch_bounds__(kGemvThreads, kUnitOneBlocks)
     unit_one(const __grid_constant__ UnitOne m, const __grid_constant__ Op op) {
   constexpr bool kMoe = kWork != OneWork::kDense, kSum = kWork == OneWork::kSum;
   extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ float squares[kGemvWarps];
   __shared__ __align__(8) uint64_t barriers[kGemvWarps * kUnitOneStages], table_words[kGemvWarps];
   __shared__ Choices choices;
   const uint32_t base = cuda::shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if constexpr (kWork != OneWork::kChosen) cuda::griddep_launch_dependents();
+  if (!m.releases_late) cuda::griddep_launch_dependents();
   const OnePlace<kWork> place(m);
   UnitOneWarp<kUnits, kWork, Op> mine(m, op, choices, place, base, cuda::shared_address(barriers));
   const cuda::CodeTables tables(cuda::shared_address(&table_words[warp]));
@@ -340,6 +373,7 @@ __global__ void __launch_bounds__(kGemvThreads, kUnitOneBlocks)
   if constexpr (kMoe) {
     constexpr int kChooser = kGemvWarps - 1;
     OneChoice chosen{};
+    uint4 x{};
     if constexpr (ChosenByBlock<Op>) {
       __shared__ BlockChoice<kGemvThreads> choice;
       choice.clear();
@@ -347,19 +381,34 @@ __global__ void __launch_bounds__(kGemvThreads, kUnitOneBlocks)
       if (!kSum || !op.is_chosen_before) cuda::griddep_wait();
       if (op.is_left()) chosen = choose_left(choice, op.here());
       if (warp == kChooser) chosen = op.is_left() ? op.weighed(chosen) : op.chosen();
+      if constexpr (!kSum) x = mine.load_first();
     } else {
       if (!kSum || !op.is_chosen_before) cuda::griddep_wait();
+      if constexpr (!kSum) x = mine.load_first();
       if (warp == kChooser) chosen = op.choose();
     }
-    if (warp == kChooser) op.fill(choices, chosen);
-    __syncthreads();
-    mine.start();
-    // Not before: the next kernel's weights would come in front of this one's.
-    if constexpr (!kSum) cuda::griddep_launch_dependents();
-    copy_row_scales(m, place, choices, base);
-    if constexpr (kSum) cuda::griddep_wait();
+    const auto begin = [&] {
+      if (warp == kChooser) op.fill(choices, chosen);
+      __syncthreads();
+      mine.start();
+      // Not before: the next kernel's weights would come in front of this one's.
+      if constexpr (!kSum) cuda::griddep_launch_dependents();
+      copy_row_scales(m, place, choices, base);
+      if constexpr (kSum) cuda::griddep_wait(), x = mine.load_first();
+    };
+    // What chosen experts meet is asked for before their weights, and its digits are made while one
+    // warp chooses; that warp's, and where all choose, while the weights come.
+    if constexpr (kSum || ChosenByBlock<Op>) {
+      begin();
+      mine.store_all(x);
+    } else {
+#pragma unroll 1
+      for (int late = 0; late < 2; ++late) {
+        if (late == (warp == kChooser)) mine.store_all(x);
+        if (late == 0) begin();
+      }
+    }
     if (warp == kChooser && blockIdx.x + 1 == gridDim.x) op.publish(chosen);
-    mine.store_all();
   } else {
     mine.start();
     copy_row_scales(m, place, choices, base);
@@ -367,20 +416,23 @@ __global__ void __launch_bounds__(kGemvThreads, kUnitOneBlocks)
       const int column = place.unit * 64 + lane * 8;
       const bool has_columns =
           place.works(m) && lane < 8 * m.part_units && lane >= 8 * place.others;
-      UnitNorm norm;
+      UnitNorm norm{};
       norm.prepare(op.norm, column, has_columns);
       cuda::griddep_wait();
-      mine.store_first(norm.run(op.norm, column, has_columns, place.team == 0));
+      mine.store_first(norm.run(op.norm, column, has_columns, place.team == 0, squares));
     } else {
       cuda::griddep_wait();
-      mine.store_all();
+      if (m.releases_late) cuda::griddep_launch_dependents();
+      mine.store_all(mine.load_first());
     }
   }
   __syncwarp();
   mine.run(tables, base + m.sums);
   cuda::async_copy_wait<0>();
   __syncthreads();
-  finish_row_tiles(m, place, choices, op, shared);
+  float by = 1;
+  if constexpr (HasNorm<Op>) by = inverse_rms_of<kGemvWarps>(squares, op.norm.hidden, op.norm.eps);
+  finish_row_tiles(m, place, choices, op, shared, by);
 }
 
 // `alone`: no two blocks share an SM, where the kernel before leaves it empty. `tokens`: of
@@ -400,8 +452,7 @@ void launch_unit_one(Ctx& cx, const Weight& w, const Op& op, bool alone, int tok
       .grid = dim3(m.grid, tokens),
       .block = dim3(kGemvThreads),
       .smem_bytes = alone ? std::max<size_t>(m.end, kOneBlockBytes) : m.end,
-      .release =
-          kWork == OneWork::kChosen ? cuda::Release::kAfterWait : cuda::Release::kBeforeWait};
+      .release = m.releases_late ? cuda::Release::kAfterWait : cuda::Release::kBeforeWait};
   const auto launch = [&]<int kUnits>() {
     cuda::launch(cx.stream, unit_one<kUnits, kWork, Op>, shape, m, op);
   };

@@ -35,7 +35,10 @@ struct UnitOne {
   int inverse_parts = 0;       // 2^16 / parts, rounded up
   uint32_t inverse_tiles = 0;  // 2^32 / row_tiles, rounded up
   int stages = 0;              // of a warp's ring
-  int slices = 0;              // sums of a row
+  // The next kernel may start only behind this one's wait: of chosen experts, whose weights it
+  // would come in front of, and of one row tile a block, which ends soon.
+  bool releases_late = false;
+  int slices = 0;  // sums of a row
   // In shared memory, behind the rings: digits, of a warp; of a row tile (and choice) 16 scales,
   // then biases; sums.
   uint32_t digits = 0, digits_of_warp = 0, scales = 0, biases = 0, sums = 0, end = 0;
@@ -64,7 +67,7 @@ inline bool share_out_k(UnitOne& m, int warps, int tiles, int most_units, bool e
 
 // What of UnitOne the shape says; none: it does not fit.
 inline std::optional<UnitOne> plan_unit_one(const UnitOneShape& s, const cuda::Caps& gpu) {
-  constexpr int kUnitBytes = 576, kDigitsBytes = 160;
+  constexpr int kUnitBytes = 576, kDigitsBytes = 208;
   const bool is_small = gpu.sm / 10 == 12;  // 99 KB of shared memory a block
   const int warps = is_small ? 8 : 16, choices = s.work == OneWork::kSum ? s.top_k : 1;
   UnitOne m{.row_tiles = static_cast<int>(s.rows / 16), .num_units = static_cast<int>(s.cols / 64)};
@@ -72,6 +75,8 @@ inline std::optional<UnitOne> plan_unit_one(const UnitOneShape& s, const cuda::C
   m.grid = std::min(shared_out, std::max(1, gpu.num_sms / s.tokens));
   m.each = shared_out / m.grid, m.more = shared_out % m.grid;
   m.choices = choices;
+  m.releases_late = s.work == OneWork::kChosen ||
+                    (s.work == OneWork::kDense && !s.has_norm && shared_out == m.grid);
   if (m.row_tiles == 1 && s.work == OneWork::kChosen) return {};  // inverse_tiles has 32 bits
   const int tiles = m.each + (m.more > 0);
   if (!share_out_k(m, warps, tiles * choices, s.has_norm ? 4 : kOneMostUnits)) return {};

@@ -56,11 +56,14 @@ void check(const Shape& shape, int64_t tokens, const Swiglu& act, bool as_gb10 =
                     norm_error(DType::kBF16, shape.hidden) * std::fabs(want_h[k]))
             << row->name;
       }
-      const std::vector<float> most = block_maxima(h.row(t), shape.hidden, 16);
+      const std::vector<float> mine =
+          multiplied_h(row->name, gpu.cx.kernels.gpu, 2 * shape.width, h.row(t), y.row(t),
+                       {weight.data(), 1e-5f}, shape.hidden);
+      const std::vector<float> most = block_maxima(mine.data(), shape.hidden, 16);
       for (int64_t j = 0; j < shape.width; j += row_step(shape.width)) {
         double gate_abs, up_abs;
-        const double gate = ref::Row(w.view, 0, 2 * j).dot(h.row(t), &gate_abs);
-        const double up = ref::Row(w.view, 0, 2 * j + 1).dot(h.row(t), &up_abs);
+        const double gate = ref::Row(w.view, 0, 2 * j).dot(mine.data(), &gate_abs);
+        const double up = ref::Row(w.view, 0, 2 * j + 1).dot(mine.data(), &up_abs);
         if (std::string_view(row->name).ends_with("_one")) {
           // Activations are integers times at most 2^-13 of the largest of 16 k.
           double gate_off, up_off;
