@@ -126,7 +126,7 @@ test-emulated:
 # The objects of kernels alone: CI has no time for a second build of everything. GB10's are all
 # that it can run; of Hopper's those that are its alone, and the one that fills its registers. Of
 # formats that one template unfolds one each: REPEATED=, or preset h200, compiles the others.
-HOPPER_OBJECTS = (_sm90|gemm_mma_cuda)
+HOPPER_OBJECTS = (_sm90|gemm_mma_cuda|delta_rule_chunks_cuda)
 REPEATED = gemm_(mxfp8|fp8_row|int4_g128)_sm90
 CUDA_OBJECTS = $$(ninja -C build/$(1) -t targets all | \
                  sed -nE '$(if $(REPEATED),/$(REPEATED)/d;) s~^(.*$(2)\.cu\.o):.*~$(3)\1~p')

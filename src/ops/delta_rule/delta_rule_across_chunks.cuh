@@ -3,27 +3,33 @@
 
 #include "cuda/bulk_copy.cuh"
 #include "ops/delta_rule/delta_rule_chunks.cuh"
+#if NIBBLE_CUDA_SM == 90
+#include "ops/delta_rule/delta_rule_columns_sm90.cuh"
+#endif
 
 namespace nibble::ops::gpu::delta {
 
 // A block has 16 kGroups columns of a value head's state; grid (HV * kTiles, S). A warp of each 16
 // keeps them for all chunks, turned: what comes out of one product goes into the next in the same
-// registers, and warps do not meet. Four more make the outputs, 16 tokens each, and the last one
-// brings chunks.
-inline constexpr int kReaders = 4, kAcrossThreads = 32 * (kGroups + kReaders + 1);
+// registers, and warps do not meet. Four more make the outputs, 16 tokens each, and the last two
+// bring chunks: what the columns take, in two parts, as W is free before the rest is asked for; and
+// what the outputs take.
+inline constexpr int kReaders = 4, kAcrossThreads = 32 * (kGroups + kReaders + 2);
 
 struct WriteStage {
-  HeadImage::Writes head;
-  uint8_t k[sizeof(KeyImage::k)];
+  alignas(1024) uint8_t w[sizeof(HeadImage::Writes::w)];
+  alignas(1024) uint8_t k[sizeof(KeyImage::k)];
   uint4 u[kGroups][kChunk / 16][32];
+  HeadImage::Writes::Decays decays;
 };
 struct ReadStage {
+  alignas(1024) uint8_t q[sizeof(KeyImage::q)];
   HeadImage::Reads head;
-  uint8_t q[sizeof(KeyImage::q)];
 };
 // From the warps of columns to those of outputs, by lane.
 struct Passed {
-  uint4 state[kGroups][kDim / 16][32];     // before the chunk, f16, as b of mma.m16n8k16
+  // Before the chunk, in f16: as b of mma.m16n8k16; or, by wgmma, panels of which columns are rows.
+  alignas(1024) uint4 state[kGroups][kDim / 16][32];
   float4 values[kGroups][kChunk / 8][32];  // V', by 8 tokens, in TF32
   float unit[kGroups];                     // of both
 };
@@ -31,7 +37,8 @@ struct AcrossMemory {
   WriteStage writes[kStages];
   ReadStage reads[kStages];
   Passed passed[kStages];
-  uint64_t writes_full[kStages], writes_free[kStages];
+  uint64_t w_full[kStages], w_free[kStages];
+  uint64_t writes_full[kStages], writes_free[kStages];  // the rest of them
   uint64_t reads_full[kStages], reads_free[kStages];
   uint64_t state_full[kStages], values_full[kStages], passed_free[kStages];
 };
@@ -64,23 +71,81 @@ __device__ __forceinline__ const KeyImage& key_image(const ChunkParams& c, const
   return c.keys[(x.index + i) * (a.d.value_heads / a.d.ratio) + x.head / a.d.ratio];
 }
 
-// By one thread: what the block takes of the i-th chunk, first what is free first.
-__device__ __forceinline__ void bring_chunk(AcrossMemory& shared, const ChunkParams& c,
+// By one thread: what the columns take of the i-th chunk.
+__device__ __forceinline__ void bring_writes(AcrossMemory& shared, const ChunkParams& c,
+                                             const Crossing& x, int i) {
+  const HeadImage& head = c.heads[(x.index + i) * c.a.d.value_heads + x.head];
+  WriteStage& stage = shared.writes[i % kStages];
+  wait_free(shared.w_free, i);
+  cuda::bulk_copy(cuda::shared_address(stage.w), head.writes.w, sizeof(stage.w),
+                  cuda::shared_address(&shared.w_full[i % kStages]));
+  const uint32_t full = cuda::shared_address(&shared.writes_full[i % kStages]);
+  wait_free(shared.writes_free, i);
+  cuda::bulk_copy(cuda::shared_address(&stage.decays), &head.writes.decays, sizeof(stage.decays),
+                  full);
+  cuda::bulk_copy(cuda::shared_address(stage.u), head.u[x.first_column / 16], sizeof(stage.u),
+                  full);
+  cuda::bulk_copy(cuda::shared_address(stage.k), key_image(c, x, i).k, sizeof(stage.k), full);
+}
+// And the outputs.
+__device__ __forceinline__ void bring_reads(AcrossMemory& shared, const ChunkParams& c,
                                             const Crossing& x, int i) {
   const HeadImage& head = c.heads[(x.index + i) * c.a.d.value_heads + x.head];
-  const KeyImage& key = key_image(c, x, i);
-  WriteStage& writes = shared.writes[i % kStages];
-  uint32_t full = cuda::shared_address(&shared.writes_full[i % kStages]);
-  wait_free(shared.writes_free, i);
-  cuda::bulk_copy(cuda::shared_address(&writes.head), &head.writes, sizeof(head.writes), full);
-  cuda::bulk_copy(cuda::shared_address(writes.k), key.k, sizeof(key.k), full);
-  cuda::bulk_copy(cuda::shared_address(writes.u), head.u[x.first_column / 16], sizeof(writes.u),
-                  full);
-  ReadStage& reads = shared.reads[i % kStages];
-  full = cuda::shared_address(&shared.reads_full[i % kStages]);
+  ReadStage& stage = shared.reads[i % kStages];
+  const uint32_t full = cuda::shared_address(&shared.reads_full[i % kStages]);
   wait_free(shared.reads_free, i);
-  cuda::bulk_copy(cuda::shared_address(&reads.head), &head.reads, sizeof(head.reads), full);
-  cuda::bulk_copy(cuda::shared_address(reads.q), key.q, sizeof(key.q), full);
+  cuda::bulk_copy(cuda::shared_address(&stage.head), &head.reads, sizeof(head.reads), full);
+  cuda::bulk_copy(cuda::shared_address(stage.q), key_image(c, x, i).q, sizeof(stage.q), full);
+}
+
+// V' of columns from W (by a warp of them, or all together): a W^T; and what they add to a state.
+// Sums are there behind multiply_end().
+__device__ __forceinline__ void multiply_w_begin(float (&v)[kChunk / 8][4],
+                                                 const uint32_t (&a)[kDim / 16][4],
+                                                 const WriteStage& stage) {
+#if NIBBLE_CUDA_SM == 90
+  begin_w(reinterpret_cast<float(&)[kChunk / 2]>(v), a, cuda::shared_address(stage.w));
+#else
+  const RowsOfDim w{cuda::shared_address(stage.w)};
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k)
+#pragma unroll
+    for (int n = 0; n < kChunk / 8; n += 2) {
+      uint32_t b[4];
+      w.load_b(b, 8 * n, 16 * k);
+      cuda::mma_f16(v[n], a[k][0], a[k][1], a[k][2], a[k][3], b[0], b[1]);
+      cuda::mma_f16(v[n + 1], a[k][0], a[k][1], a[k][2], a[k][3], b[2], b[3]);
+    }
+#endif
+}
+__device__ __forceinline__ void multiply_keys_begin(float (&s)[kDim / 8][4],
+                                                    const uint32_t (&a)[kChunk / 16][4],
+                                                    const WriteStage& stage) {
+#if NIBBLE_CUDA_SM == 90
+  begin_keys(reinterpret_cast<float(&)[kDim / 2]>(s), a, cuda::shared_address(stage.k));
+#else
+  const RowsOfDim keys{cuda::shared_address(stage.k)};
+#pragma unroll
+  for (int k = 0; k < kChunk / 16; ++k)
+#pragma unroll
+    for (int n = 0; n < kDim / 8; n += 2) {
+      uint32_t b[4];
+      keys.load_turned_b(b, 16 * k, 8 * n);
+      cuda::mma_f16(s[n], a[k][0], a[k][1], a[k][2], a[k][3], b[0], b[1]);
+      cuda::mma_f16(s[n + 1], a[k][0], a[k][1], a[k][2], a[k][3], b[2], b[3]);
+    }
+#endif
+}
+template <int kSteps, int kTilesOfN>
+__device__ __forceinline__ void multiply_end([[maybe_unused]] const uint32_t (&a)[kSteps][4],
+                                             float (&d)[kTilesOfN][4]) {
+  auto& sums = reinterpret_cast<float(&)[kTilesOfN * 4]>(d);
+#if NIBBLE_CUDA_SM == 90
+  products_end(a, sums);
+#else
+#pragma unroll
+  for (float& sum : sums) asm volatile("" : "+f"(sum));  // what they read may be written anew
+#endif
 }
 
 // By a warp: its columns of the state, transposed, tile n: rows 8n + 2p and + 1 of columns g and g
@@ -127,14 +192,15 @@ struct Columns {
       }
     return warp_max(most);
   }
-  // A chunk from its V' in this unit. `most`: no element of s is larger.
-  __device__ __forceinline__ void advance(const WriteStage& stage, const float (&v)[kChunk / 8][4],
-                                          float most) {
+  // A chunk from its V' in this unit, which becomes `a`. `most`: no element of s is larger.
+  __device__ __forceinline__ void begin_advance(const WriteStage& stage,
+                                                const float (&v)[kChunk / 8][4], float most,
+                                                uint32_t (&a)[kChunk / 16][4]) {
     const int p = threadIdx.x % 4;
     float x[kChunk / 8][4], most_of_x[4] = {};
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n) {
-      const float2 left = *reinterpret_cast<const float2*>(stage.head.left + 8 * n + 2 * p);
+      const float2 left = *reinterpret_cast<const float2*>(stage.decays.left + 8 * n + 2 * p);
 #pragma unroll
       for (int i = 0; i < 4; i += 2) {
         x[n][i] = v[n][i] * left.x, x[n][i + 1] = v[n][i + 1] * left.y;
@@ -143,11 +209,10 @@ struct Columns {
       }
     }
     // Keys have a length of one, to f16's rounding.
-    const float kept = stage.head.kept;
+    const float kept = stage.decays.kept;
     const float bound = fmaf(1.01f * kChunk, warp_max(most_of_x), kept * most);
     const float next = fitting(bound * unit), change = unit * next;
     unit = inverse_power(next);
-    uint32_t a[kChunk / 16][4];
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n)
 #pragma unroll
@@ -158,18 +223,21 @@ struct Columns {
     for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) s[n][e] *= by;
-    const RowsOfDim keys{cuda::shared_address(stage.k)};
-#pragma unroll
-    for (int k = 0; k < kChunk / 16; ++k)
-#pragma unroll
-      for (int n = 0; n < kDim / 8; n += 2) {
-        uint32_t b[4];
-        keys.load_turned_b(b, 16 * k, 8 * n);
-        cuda::mma_f16(s[n], a[k][0], a[k][1], a[k][2], a[k][3], b[0], b[1]);
-        cuda::mma_f16(s[n + 1], a[k][0], a[k][1], a[k][2], a[k][3], b[2], b[3]);
-      }
+    multiply_keys_begin(s, a, stage);
   }
 };
+
+__device__ __forceinline__ void pass_state(Passed& to, int group,
+                                           const uint32_t (&a)[kDim / 16][4]) {
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k)
+#if NIBBLE_CUDA_SM == 90
+    store_columns(cuda::shared_address(to.state), 16 * group, k, a[k]);
+  cuda::sm90::fence_async_proxy();
+#else
+    to.state[group][k][threadIdx.x % 32] = {a[k][0], a[k][1], a[k][2], a[k][3]};
+#endif
+}
 
 // A warp of columns, the state's from `column` on: V' and the state, from chunk to chunk.
 __device__ __forceinline__ void move_columns(AcrossMemory& shared, Columns& columns, int chunks,
@@ -179,27 +247,19 @@ __device__ __forceinline__ void move_columns(AcrossMemory& shared, Columns& colu
   for (int i = 0; i < chunks; ++i) {
     const WriteStage& stage = shared.writes[i % kStages];
     Passed& to = shared.passed[i % kStages];
-    wait_full(shared.writes_full, i);
     uint32_t a[kDim / 16][4];
     const float most = columns.to_f16(a);
+    wait_full(shared.w_full, i);
     float v[kChunk / 8][4] = {};
-    const RowsOfDim w{cuda::shared_address(stage.head.w)};
-#pragma unroll
-    for (int k = 0; k < kDim / 16; ++k)
-#pragma unroll
-      for (int n = 0; n < kChunk / 8; n += 2) {
-        uint32_t b[4];
-        w.load_b(b, 8 * n, 16 * k);
-        cuda::mma_f16(v[n], a[k][0], a[k][1], a[k][2], a[k][3], b[0], b[1]);
-        cuda::mma_f16(v[n + 1], a[k][0], a[k][1], a[k][2], a[k][3], b[2], b[3]);
-      }
+    multiply_w_begin(v, a, stage);
     wait_free(shared.passed_free, i);
-#pragma unroll
-    for (int k = 0; k < kDim / 16; ++k)
-      to.state[group][k][lane] = {a[k][0], a[k][1], a[k][2], a[k][3]};
+    pass_state(to, group, a);
     if (lane == 0) to.unit[group] = columns.unit;
     arrive(shared.state_full, i);
-    const float by = stage.head.units[column / 16] * inverse_power(columns.unit);
+    wait_full(shared.writes_full, i);
+    multiply_end(a, v);
+    arrive(shared.w_free, i);
+    const float by = stage.decays.units[column / 16] * inverse_power(columns.unit);
 #pragma unroll
     for (int n = 0; n < kChunk / 8; n += 2) {
       const uint4 u = stage.u[group][n / 2][lane];
@@ -211,12 +271,14 @@ __device__ __forceinline__ void move_columns(AcrossMemory& shared, Columns& colu
         of[0] = fmaf(x.x, by, -of[0]), of[1] = fmaf(x.y, by, -of[1]);
       }
     }
-    columns.advance(stage, v, most);
+    uint32_t added[kChunk / 16][4];
+    columns.begin_advance(stage, v, most, added);
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n)
-      to.values[group][n][lane] = {cuda::to_tf32(v[n][0]), cuda::to_tf32(v[n][1]),
-                                   cuda::to_tf32(v[n][2]), cuda::to_tf32(v[n][3])};
+      to.values[group][n][lane] = {v[n][0] * kBeforeCut, v[n][1] * kBeforeCut, v[n][2] * kBeforeCut,
+                                   v[n][3] * kBeforeCut};
     arrive(shared.values_full, i);
+    multiply_end(added, columns.s);
     arrive(shared.writes_free, i);
   }
 }
@@ -230,12 +292,17 @@ struct Outputs {
     const int lane = threadIdx.x % 32;
     const ReadStage& stage = shared.reads[i % kStages];
     const Passed& from = shared.passed[i % kStages];
-    const RowsOfDim q{cuda::shared_address(stage.q)};
     const RowsOfChunk p{cuda::shared_address(stage.head.p)};
 #pragma unroll
     for (auto& of : o) of[0] = of[1] = of[2] = of[3] = 0;
     wait_full(shared.reads_full, i);
     wait_full(shared.state_full, i);
+#if NIBBLE_CUDA_SM == 90
+    auto& sums = reinterpret_cast<float(&)[8 * kGroups]>(o);
+    begin_outputs(sums, cuda::shared_address(stage.q), cuda::shared_address(from.state));
+    products_end(sums);
+#else
+    const RowsOfDim q{cuda::shared_address(stage.q)};
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
       uint32_t of_q[4];
@@ -247,6 +314,7 @@ struct Outputs {
         cuda::mma_f16(o[2 * n + 1], of_q[0], of_q[1], of_q[2], of_q[3], b.y, b.w);
       }
     }
+#endif
     cuda::each_pair<2 * kGroups>([&](int n, int e, int row, int) {
       const float by = stage.head.by[16 * m + row];
       o[n][e] *= by, o[n][e + 1] *= by;
@@ -316,8 +384,9 @@ __device__ __forceinline__ void make_outputs(AcrossMemory& shared, const ChunkPa
 
 static __global__ void __launch_bounds__(kAcrossThreads, 1)
     across_chunks(const __grid_constant__ ChunkParams c, Piece piece) {
-  extern __shared__ __align__(128) uint8_t raw[];
-  auto& shared = *reinterpret_cast<AcrossMemory*>(raw);
+  extern __shared__ __align__(1024) uint8_t raw[];
+  auto& shared =
+      *reinterpret_cast<AcrossMemory*>(raw + (1024 - cuda::shared_address(raw) % 1024) % 1024);
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const Params& a = c.a;
@@ -337,6 +406,7 @@ static __global__ void __launch_bounds__(kAcrossThreads, 1)
       for (uint64_t& barrier : barriers)
         cuda::barrier_init(cuda::shared_address(&barrier), arrivals);
     };
+    init(shared.w_full, 1), init(shared.w_free, kGroups);
     init(shared.writes_full, 3), init(shared.writes_free, kGroups);
     init(shared.reads_full, 2), init(shared.reads_free, kReaders);
     init(shared.state_full, kGroups), init(shared.values_full, kGroups);
@@ -356,7 +426,8 @@ static __global__ void __launch_bounds__(kAcrossThreads, 1)
   } else if (warp < kGroups + kReaders) {
     make_outputs(shared, c, x, warp - kGroups);
   } else if (threadIdx.x % 32 == 0) {
-    for (int i = 0; i < x.chunks; ++i) bring_chunk(shared, c, x, i);
+    for (int i = 0; i < x.chunks; ++i)
+      warp == kGroups + kReaders ? bring_writes(shared, c, x, i) : bring_reads(shared, c, x, i);
   }
 }
 

@@ -16,10 +16,20 @@ inline constexpr int kDim = 128, kChunk = kDeltaChunk, kTaps = 4, kFewTokens = k
 inline constexpr bool kIsSmall = NIBBLE_CUDA_SM == 121;  // 99 KB of shared memory
 inline constexpr int kGroups = kIsSmall ? 2 : 4, kTiles = kDim / 16 / kGroups;
 inline constexpr int kStages = kIsSmall ? 1 : 2;
+// Whether the third kernel multiplies by wgmma. Then W, k and q lie in two panels of 64 columns,
+// rows of 128 bytes, whose pieces of 16 are turned as cuda::sm90::swizzled_128() has them.
+inline constexpr bool kByWgmma = NIBBLE_CUDA_SM == 90;
+inline constexpr int kPanelBytes = kChunk * 128;
 
 using Chunks = SpanChunks<kChunk, kFewTokens>;
 using RowsOfDim = cuda::HalfRows<kDim>;
 using RowsOfChunk = cuda::HalfRows<kChunk>;
+
+// Where a piece of 16 bytes of a row of W, k or q lies.
+__device__ __forceinline__ int place_of_piece(int row, int piece) {
+  if constexpr (kByWgmma) return piece / 8 * kPanelBytes + row * 128 + ((piece % 8 ^ row % 8) << 4);
+  return row * RowsOfDim::kPitch + piece * 16;
+}
 
 // A key head's rows of a chunk in f16, as they lie in shared memory; zeros behind the last token.
 struct KeyImage {
@@ -29,9 +39,11 @@ struct KeyImage {
 struct HeadImage {
   struct Writes {
     uint8_t w[kChunk * RowsOfDim::kPitch];  // W in f16
-    float left[kChunk];                     // exp(G_64 - G)
-    float units[kDim / 16];                 // of 16 columns of U
-    float kept, unused[3];                  // exp(G_64)
+    struct Decays {
+      float left[kChunk];      // exp(G_64 - G)
+      float units[kDim / 16];  // of 16 columns of U
+      float kept, unused[3];   // exp(G_64)
+    } decays;
   } writes;
   struct Reads {
     uint8_t p[kChunk * RowsOfChunk::kPitch];  // P in f16; above the diagonal's tiles: nothing
@@ -82,12 +94,26 @@ __device__ __forceinline__ float fitting(float most) {
   return __uint_as_float((268 - exponent) << 23);
 }
 
-// Its division to two ulps: the exact one takes tens of instructions.
-__device__ __forceinline__ float quick_silu(float x) { return __fdividef(x, 1 + __expf(-x)); }
+// By this a float32 is multiplied where it becomes TF32: matrix instructions cut its lower 13 bits
+// off, which takes half a unit of 2^-10 on average, of a significand of 1 to 2. Rounding takes four
+// instructions.
+inline constexpr float kBeforeCut = 1 + 0x1p-11f / 1.44f;
+
+// To some ulps, in two instructions and five: exact ones take tens. Powers below 2^-126 are zero.
+__device__ __forceinline__ float quick_exp(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.44269504f));
+  return power;
+}
+__device__ __forceinline__ float quick_silu(float x) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1 + quick_exp(-x)));
+  return x * inverse;
+}
 
 // The convolution of a tile of tokens, q and k normed, gates. A warp has the 128 channels of a head
-// of q, k or v, four a lane; grid (tiles, heads of all three / 8).
-inline constexpr int kTile = 16, kPrepareThreads = 256, kPrepareWarps = kPrepareThreads / 32;
+// of q, k or v, four a lane; grid (tiles, heads of all three / 4).
+inline constexpr int kTile = 32, kPrepareThreads = 128, kPrepareWarps = kPrepareThreads / 32;
 
 // Where the r-th head of q, k and v lies in a row of qkvz.
 __device__ __forceinline__ int64_t place_of_row(const Dims& d, int r) {
@@ -103,22 +129,32 @@ __device__ __forceinline__ float4 fma(float4 w, float4 x, float4 sum) {
 }
 
 // A lane's four channels, the first `channel`, which lies at `at` of a token's row, through a tile:
-// take(j, values) takes token j's, of tokens in chunks alone.
+// take(in_chunk, values) takes each token's.
 template <class Take>
 __device__ __forceinline__ void convolve_tile(const Params& a, const TokenPlace* places, int t0,
                                               int tokens, int64_t channel, int64_t at,
                                               const Take& take) {
-  const auto input = [&](int j) {
-    return __ldcg(reinterpret_cast<const float4*>(a.qkvz + int64_t{t0 + j} * a.d.width + at));
-  };
+  const float* next = a.qkvz + int64_t{t0} * a.d.width + at;
   const auto kept = [&](int32_t slot, int row) -> float4& {
     return *reinterpret_cast<float4*>(a.conv + (int64_t{slot} * (kTaps - 1) + row) * a.d.channels +
                                       channel);
   };
-  constexpr int kAtOnce = 8;  // loads in flight
-  float4 x[kAtOnce], w[kTaps], before[kTaps - 1];
+  constexpr int kAtOnce = 8;  // tokens on their way, of a lane's own
+  static_assert(kTile % kAtOnce == 0);
+  __shared__ float4 ring[kAtOnce][kPrepareThreads];
+  const auto fetch = [&](int i, bool is_there) {
+    if (is_there) cuda::async_copy_16(cuda::shared_address(&ring[i][threadIdx.x]), next);
+    cuda::async_copy_commit();
+    next += a.d.width;
+  };
+  float4 w[kTaps], ago[kTaps - 1], before[kTaps - 1];
 #pragma unroll
-  for (int i = 0; i < kAtOnce; ++i) x[i] = i < tokens ? input(i) : float4{};
+  for (int i = 0; i < kTaps - 1; ++i)
+    ago[i] = t0 + i >= kTaps - 1
+                 ? __ldcg(reinterpret_cast<const float4*>(next + (i - (kTaps - 1)) * a.d.width))
+                 : float4{};
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) fetch(i, i < tokens);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float4 taps = *reinterpret_cast<const float4*>(a.w.conv + (channel + i) * kTaps);
@@ -126,32 +162,43 @@ __device__ __forceinline__ void convolve_tile(const Params& a, const TokenPlace*
     reinterpret_cast<float*>(&w[2])[i] = taps.z, reinterpret_cast<float*>(&w[3])[i] = taps.w;
   }
   __syncthreads();  // places are there
+  const TokenPlace first = places[0], last = places[tokens - 1];
   inputs_before(
-      before, places[0], [&](int ago) { return input(-ago); }, kept);
+      before, first, [&](int i) { return ago[kTaps - 1 - i]; }, kept);
+  // What a sequence's first token finds, and its last one leaves.
+  const auto begin = [&](int32_t from) {
 #pragma unroll
-  for (int j = 0; j < kTile; ++j) {
-    if (j >= tokens) break;
-    const TokenPlace place = places[j];
-    const float4 now = x[j % kAtOnce];
-    if (j + kAtOnce < kTile && j + kAtOnce < tokens) x[j % kAtOnce] = input(j + kAtOnce);
-    if (place.at == 0) {
+    for (int i = 0; i < kTaps - 1; ++i)
+      before[i] = from == RecurrentLayer::kNoState ? float4{} : kept(from, i);
+  };
+  const auto end = [&](int32_t to) {
 #pragma unroll
-      for (int i = 0; i < kTaps - 1; ++i)
-        before[i] = place.from == RecurrentLayer::kNoState ? float4{} : kept(place.from, i);
-    }
-    const float4 sum =
-        fma(w[3], now, fma(w[2], before[2], fma(w[1], before[1], fma(w[0], before[0], float4{}))));
-    if (place.in_chunk)
-      take(j, float4{quick_silu(sum.x), quick_silu(sum.y), quick_silu(sum.z), quick_silu(sum.w)});
-    before[0] = before[1], before[1] = before[2], before[2] = now;
-    if (place.to >= 0 && place.in_chunk) {
+    for (int i = 0; i < kTaps - 1; ++i) kept(to, i) = before[i];
+  };
+  const bool is_of_one = last.at - first.at + 1 == tokens && first.in_chunk;  // span
+  if (is_of_one && first.at == 0) begin(first.from);
+#pragma unroll 1
+  for (int j0 = 0; j0 < tokens; j0 += kAtOnce) {
 #pragma unroll
-      for (int i = 0; i < kTaps - 1; ++i) kept(place.to, i) = before[i];
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int j = j0 + i;
+      if (j >= tokens) break;
+      cuda::async_copy_wait<kAtOnce - 1>();
+      const float4 now = ring[i][threadIdx.x];
+      fetch(i, j + kAtOnce < tokens);
+      if (!is_of_one && places[j].at == 0) begin(places[j].from);
+      const float4 sum = fma(
+          w[3], now, fma(w[2], before[2], fma(w[1], before[1], fma(w[0], before[0], float4{}))));
+      take(is_of_one || places[j].in_chunk,
+           float4{quick_silu(sum.x), quick_silu(sum.y), quick_silu(sum.z), quick_silu(sum.w)});
+      before[0] = before[1], before[1] = before[2], before[2] = now;
+      if (!is_of_one && places[j].in_chunk && places[j].to >= 0) end(places[j].to);
     }
   }
+  if (is_of_one && last.to >= 0) end(last.to);
 }
 
-static __global__ void __launch_bounds__(kPrepareThreads, 2)
+static __global__ void __launch_bounds__(kPrepareThreads, 7)
     prepare_tile(const __grid_constant__ ChunkParams c) {
   __shared__ TokenPlace places[kTile];
   cuda::griddep_wait();
@@ -166,22 +213,28 @@ static __global__ void __launch_bounds__(kPrepareThreads, 2)
     places[threadIdx.x] = place_of_token<kFewTokens>(a, t0 + static_cast<int>(threadIdx.x));
   if (r >= rows) return __syncthreads();
   const int64_t channel = r * kDim + 4 * lane;
-  convolve_tile(a, places, t0, tokens, channel, place_of_row(a.d, r) + 4 * lane,
-                [&](int j, float4 x) {
-                  float by;
-                  if (h >= 0) {
-                    const auto scale = cuda::largest_power(
-                        fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w))));
-                    by = scale.inverse;
-                    if (lane == 0) c.powers[int64_t{t0 + j} * a.d.value_heads + h] = scale.power;
-                  } else {
-                    float squares = fmaf(x.x, x.x, x.y * x.y);
-                    squares = fmaf(x.z, x.z, squares), squares = fmaf(x.w, x.w, squares);
-                    by = 1 / sqrtf(warp_sum(squares) + 1e-6f);
-                  }
-                  *reinterpret_cast<uint2*>(c.rows + int64_t{t0 + j} * a.d.channels + channel) = {
-                      cuda::pack_f16(x.x * by, x.y * by), cuda::pack_f16(x.z * by, x.w * by)};
-                });
+  uint16_t* to = c.rows + int64_t{t0} * a.d.channels + channel;
+  float* powers = c.powers + int64_t{t0} * a.d.value_heads + h;
+  convolve_tile(
+      a, places, t0, tokens, channel, place_of_row(a.d, r) + 4 * lane,
+      [&](bool in_chunk, float4 x) {
+        asm volatile("" : "+l"(to), "+l"(powers));  // or those of all tokens would be kept
+        float by;
+        if (h >= 0) {
+          const auto scale = cuda::largest_power(
+              fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w))));
+          by = scale.inverse;
+          if (in_chunk && lane == 0) *powers = scale.power;
+        } else {
+          float squares = fmaf(x.x, x.x, x.y * x.y);
+          squares = fmaf(x.z, x.z, squares), squares = fmaf(x.w, x.w, squares);
+          by = rsqrtf(warp_sum(squares) + 1e-6f);
+        }
+        if (in_chunk)
+          *reinterpret_cast<uint2*>(to) = {cuda::pack_f16(x.x * by, x.y * by),
+                                           cuda::pack_f16(x.z * by, x.w * by)};
+        to += a.d.channels, powers += a.d.value_heads;
+      });
   if (h < 0 || lane >= tokens) return;
   const int64_t t = t0 + lane;
   const float2 both = log_decay_and_beta(a, t, h);

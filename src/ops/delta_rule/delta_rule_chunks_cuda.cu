@@ -15,11 +15,11 @@
 // q, k, W and P, which are at most 1, are kept in f16; v, U, S and V', too, where they are
 // multiplied: v by powers of two of its rows, U of 16 columns of a chunk, S and V' of 16 columns,
 // from bounds of what a chunk can add, so that none is too large. V' meets P in TF32, of as many
-// bits; sums, and the state from chunk to chunk, are float32; the inverse of I + M is made in
-// float32. The state's bits depend on where chunks begin, so on how a text is cut.
+// bits; sums, and the state from chunk to chunk, are float32; the inverse of I + M is made to 21
+// bits. The state's bits depend on where chunks begin, so on how a text is cut.
 //
-// Bytes at T tokens of Qwen3-Next-80B: 56 KB each, in and out. Reached on one H200, 2026-11-24: T
-// = 512 71 us, 2,048 206, 8,192 656, where token by token takes 352, 1,375 and 5,721. Where they
+// Bytes at T tokens of Qwen3-Next-80B: 56 KB each, in and out. Reached on one H200, 2026-11-28: T
+// = 512 64 us, 2,048 143, 8,192 468, where token by token takes 352, 1,375 and 5,721. Where they
 // go: docs/lab/delta-net.md.
 #include <algorithm>
 
@@ -32,9 +32,9 @@ namespace nibble::ops::gpu {
 using namespace delta;
 
 namespace {
-// A step's chunks in so many pieces, from so many on, if it has few sequences: each launch that
+// A step's chunks in so many pieces, of so many at least, if it has few sequences: each launch that
 // takes states on has blocks for all of them.
-constexpr int kPieces = 4, kFewestChunks = 64, kMostSpans = 1;
+constexpr int kPieces = 4, kFewestChunks = 16, kMostSpans = 1;
 }  // namespace
 
 void delta_rule_chunks(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
@@ -63,14 +63,14 @@ void delta_rule_chunks(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
                c);
   const auto chunks =
       static_cast<int>(std::min<int64_t>(most, s.num_tokens / kChunk + s.num_spans));
-  const bool is_whole = chunks < kFewestChunks || s.num_spans > kMostSpans;
-  const int size = is_whole ? chunks : (chunks + kPieces - 1) / kPieces;
+  const int pieces = s.num_spans > kMostSpans ? 1 : std::clamp(chunks / kFewestChunks, 1, kPieces);
+  const int size = (chunks + pieces - 1) / pieces;
   const auto piece = [&](int first, bool starts_early) {
     return Piece{first, std::min(first + size, chunks), starts_early};
   };
   const auto within = [&](Piece of) {
     cuda::launch(cx.stream, within_chunk,
-                 {.grid = dim3(dim(of.end - of.first), dim(desc.value_heads)),
+                 {.grid = dim3(dim(desc.value_heads), dim(of.end - of.first)),
                   .block = dim3(kWithinThreads),
                   .smem_bytes = kWithinBytes,
                   .release = of.starts_early ? cuda::Release::kBeforeWait : kRelease,
@@ -91,7 +91,7 @@ void delta_rule_chunks(Ctx& cx, const Tensor& att, const RecurrentLayer& state,
     cuda::launch(cx.stream, across_chunks,
                  {.grid = dim3(dim(desc.value_heads * kTiles), dim(s.num_spans)),
                   .block = dim3(kAcrossThreads),
-                  .smem_bytes = sizeof(AcrossMemory),
+                  .smem_bytes = sizeof(AcrossMemory) + 1023,
                   .release = kRelease},
                  c, piece(first, false));
     if (first + size < chunks) within(piece(first + size, true));
