@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from serving import NAME, Server
+from serving import MODEL, NAME, Server
 
 MB = 1 << 20
 REQUEST_MEMORY = 128 * MB
@@ -163,6 +163,27 @@ class MemoryTest(unittest.TestCase):
             self.assertEqual(self.chat(user="x" * 300_000)[0], 200)
             for client in clients:
                 client.close()
+
+    def test_what_a_template_was_rendered_with_is_given_back(self):
+        tools = [{"type": "function", "function": {"name": f"f{i}", "description": "d" * 200, "parameters": {
+            "type": "object", "properties": {"a": {"type": "string"}}}}} for i in range(30_000)]
+        with Server(model=MODEL.parent / "nibble-tiny-qwen3-next") as server:
+            def ask(**fields):
+                body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, **fields}
+                request = urllib.request.Request(server.url + "/v1/chat/completions", json.dumps(body).encode())
+                try:
+                    return urllib.request.urlopen(request, timeout=120).status
+                except urllib.error.HTTPError as error:
+                    return error.code
+            self.assertEqual(ask(), 200)
+            before = server.memory_bytes()
+            self.assertEqual(ask(tools=tools), 400)  # longer than the context
+            for _ in range(100):  # the answer is there before its request is gone
+                if server.memory_bytes() - before < 128 * MB:
+                    break
+                time.sleep(0.1)
+            print(f"{(server.memory_bytes() - before) / MB:.0f} MB more after it", flush=True)
+            self.assertLess(server.memory_bytes() - before, 128 * MB)
 
     def test_missing_memory_ends_a_request_and_not_the_server(self):
         bodies = [("/v1/chat/completions", b'{"x":[' + b",".join([b'{"a":[]}'] * 330_000) + b"]}"),

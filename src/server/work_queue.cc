@@ -1,5 +1,7 @@
 #include "server/work_queue.h"
 
+#include <malloc.h>
+
 #include <limits>
 #include <new>
 #include <utility>
@@ -10,6 +12,7 @@ namespace nibble::server {
 namespace {
 
 constexpr size_t kLargeBytes = 256 << 10;
+constexpr size_t kTrimBytes = 1 << 20;  // what it was read with goes back to the system
 
 }  // namespace
 
@@ -47,12 +50,14 @@ void WorkQueue::stop() {
 void WorkQueue::run(size_t max_bytes) {
   for (;;) {
     std::function<void()> work;
+    size_t bytes = 0;
     {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [&] {
         return stopped_ || (!waiting_.empty() && waiting_.begin()->first <= max_bytes);
       });
       if (stopped_) return;
+      bytes = waiting_.begin()->first;
       work = std::move(waiting_.begin()->second);
       waiting_.erase(waiting_.begin());
     }
@@ -61,6 +66,8 @@ void WorkQueue::run(size_t max_bytes) {
     } catch (const std::bad_alloc&) {
       LOG_WARN("a request was dropped: no memory is left for it");
     }
+    work = nullptr;
+    if (bytes > kTrimBytes) malloc_trim(0);
   }
 }
 
