@@ -151,8 +151,13 @@ TEST(OneShotGpu, SumsInBlocks) {
 // the logits of a gate.
 TEST(OneShotGpu, NormsMakeSums) {
   for (const int size : {2, 3})
-    for (const auto& [tokens, hidden] :
-         {Shape{1, 64}, {47, 2880}, {300, 2880}, {1001, 2880}, {40, 6144}, {515, 4096}}) {
+    for (const auto& [tokens, hidden] : {Shape{1, 64},
+                                         {47, 2880},
+                                         {300, 2880},
+                                         {603, 2880},
+                                         {1001, 2880},
+                                         {40, 6144},
+                                         {515, 4096}}) {
       Ranks ranks(size);
       const int64_t n = tokens * hidden;
       const bool e4m3 = tokens % 2 != 0, has_gate = tokens % 4 != 3;
@@ -223,13 +228,15 @@ TEST(OneShotGpu, NormsMakeSums) {
 }
 
 // So do those that make sums: whoever waits for rows, or for a rank to have read them.
-TEST(OneShotGpu, NormsEndWithoutARankThatIsGone) {
-  constexpr int64_t kTokens = 300, kHidden = 2880, kValues = kTokens * kHidden;
+class NormsOverRanks : public testing::TestWithParam<int64_t> {};
+TEST_P(NormsOverRanks, EndWithoutARankThatIsGone) {
+  constexpr int64_t kHidden = 2880;
+  const int64_t tokens = GetParam(), values = tokens * kHidden;
   Ranks ranks(2);
   Rank& rank = ranks[0];
   rank.peers.patience_ns = 100'000'000;
-  Buffer x = cuda::device_buffer(4 * kValues), y = cuda::device_buffer(4 * kValues),
-         h = cuda::device_buffer(2 * kValues), weight = cuda::device_buffer(2 * kHidden);
+  Buffer x = cuda::device_buffer(4 * values), y = cuda::device_buffer(4 * values),
+         h = cuda::device_buffer(2 * values), weight = cuda::device_buffer(2 * kHidden);
   for (Buffer* zeros : {&x, &weight, &rank.values})
     cuda::fill(zeros->data(), 0, zeros->size_bytes());
   for (int again = 0; again < 3; ++again) {
@@ -241,16 +248,18 @@ TEST(OneShotGpu, NormsEndWithoutARankThatIsGone) {
          .x = static_cast<const float*>(x.data()),
          .d = static_cast<const float*>(rank.values.data()),
          .norm = {.weight = static_cast<const uint16_t*>(weight.data()), .eps = 1e-5f},
-         .tokens = kTokens,
+         .tokens = tokens,
          .hidden = kHidden},
         {});
     rank.stream.wait();
-    std::vector<uint16_t> got(kValues);
-    cuda::copy(got.data(), h.data(), 2 * kValues);
-    for (int64_t i = 0; i < kValues; ++i)
+    std::vector<uint16_t> got(values);
+    cuda::copy(got.data(), h.data(), 2 * values);
+    for (int64_t i = 0; i < values; ++i)
       ASSERT_TRUE(std::isnan(bf16_to_float(got[i]))) << again << ", value " << i;
   }
 }
+// Blocks that send and receive, and blocks that do one of both.
+INSTANTIATE_TEST_SUITE_P(OneShotGpu, NormsOverRanks, testing::Values(40, 300));
 
 // A graph of them, launched again and again: the number of the sum is on the device.
 TEST(OneShotGpu, IsReplayedInGraphs) {

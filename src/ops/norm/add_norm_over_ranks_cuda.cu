@@ -69,7 +69,9 @@ __global__ void __launch_bounds__(kNormThreads, 2)
       each(g, [&](int row, int r, int i) { next[r][i] = eight_at(a.d + at(row, i)); });
     };
     fetch(block);
-    if (thread < m.size - 1 && !wait_for(read_by(m, m.rank, peer), number - 1, m)) is_lost = true;
+    // Who sends nothing must not ask: the others may be through with this exchange by then.
+    if (block < groups && thread < m.size - 1 && !wait_for(read_by(m, m.rank, peer), number - 1, m))
+      is_lost = true;
     __syncthreads();
     for (int g = block; g < groups && !is_lost; g += senders) {
       each(g, [&](int, int r, int i) { now[r][i] = packed(next[r][i]); });
@@ -143,7 +145,7 @@ AddNorm rows_from(const AddNorm& a, int64_t first, int64_t count) {
 void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a,
                          const GateLogits& gate) {
   CHECK(a.rows == nullptr && a.hidden <= kMostHiddenOverRanks);
-  CHECK(peers.size <= PeerMemory::kMostRanks && !cx.kernels.exact);
+  CHECK(peers.size <= PeerMemory::kMostRanks && peers.num_blocks > 1 && !cx.kernels.exact);
   const auto run = [&]<int kMine, bool kE4m3>() {
     constexpr int kMost = kMine > 1 ? 1 : 4;  // as many as spill nothing
     const bool has_many = a.tokens > 2 * peers.num_blocks;
