@@ -147,20 +147,22 @@ void require_gpus(int32_t ranks) {
                                              std::to_string(devices) + " can be used");
 }
 
-// Of a node's links to others: a management port beside a fast one is a mistake.
-void require_fast_links(const dist::TcpComm& comm) {
+// Of a node's links to others: a management port beside a fast one is a mistake. Where GPUs add up
+// NCCL may have found the fast one by itself.
+void check_links(const dist::TcpComm& comm, bool on_gpus) {
   if (std::getenv("NIBBLE_TP_ANY_LINK") != nullptr) return;
   for (const dist::Socket& peer : comm.peers()) {
     if (!peer.is_open()) continue;
     const std::string interface = dist::interface_of(peer.local_address());
-    const std::string faster = dist::faster_interface(interface);
+    const std::string faster = dist::faster_interface(interface, dist::interfaces_with_addresses());
     if (faster.empty()) continue;
-    throw Error(ErrorKind::kUsage,
-                "ranks would talk by " + interface + ", " +
-                    std::to_string(dist::link_speed(interface)) + " Mb/s, where " + faster +
-                    " has " + std::to_string(dist::link_speed(faster)) +
-                    ": give --master-addr the address of rank 0 that it leads to, or set "
-                    "NIBBLE_TP_ANY_LINK=1");
+    const std::string what = "ranks would talk by " + interface + ", " +
+                             std::to_string(dist::link_speed(interface)) + " Mb/s, where " +
+                             faster + " has " + std::to_string(dist::link_speed(faster)) +
+                             ": give --master-addr the address of rank 0 that it leads to";
+    if (!on_gpus) throw Error(ErrorKind::kUsage, what + ", or set NIBBLE_TP_ANY_LINK=1");
+    LOG_WARN("%s", what.c_str());
+    return;
   }
 }
 
@@ -212,7 +214,7 @@ Ranks::Ranks(const RankFlags& flags, const dist::Identity& identity, bool on_gpu
   dist::Joined joined =
       listener ? dist::join_as_first(*listener, options) : dist::join_as_other(options);
   comm_ = std::make_unique<dist::TcpComm>(shard.rank, std::move(joined.steps));
-  if (flags.nnodes > 1) require_fast_links(*comm_);
+  if (flags.nnodes > 1 && !is_started) check_links(*comm_, on_gpus);
   if (on_gpus)
     tell_nccl_where(*comm_, flags.master_addr);  // before there is a thread that reads it
   watch_ = std::make_unique<dist::Watch>(std::move(joined.watch), 0,

@@ -111,7 +111,7 @@ void GpuSteps::launch(const StepBlock& block, bool is_fed, const DraftedTokens& 
 Tensor GpuSteps::launch_like(const Like& like, const std::function<Tensor()>& run) {
   if (!use_graphs_ || cx_.tap || like.tokens > kMaxGraphTokens) return run();
   const bool is_rare = like.tokens > kFewTokens || like.tokens > like.spans;
-  if (is_rare && !std::exchange(came_.use(like), true)) {
+  if (is_rare && !graphs_.has(like) && !std::exchange(came_.use(like), true)) {
     was_first_ = true;
     return run();
   }

@@ -31,6 +31,7 @@ class RecentlyUsed {
     return entries_.front().second;
   }
 
+  bool has(const Key& key) const { return by_key_.contains(key); }
   void clear() {
     by_key_.clear();
     entries_.clear();

@@ -16,6 +16,8 @@ TEST(RecentlyUsed, TheLongestUnusedGoes) {
   EXPECT_EQ(values.use(1), 10);
   values.use(4) = 40;  // 2 goes
   EXPECT_EQ(values.size(), 3u);
+  EXPECT_FALSE(values.has(2));
+  EXPECT_TRUE(values.has(1));  // which is no use of it
   EXPECT_EQ(values.use(1), 10);
   EXPECT_EQ(values.use(3), 30);
   EXPECT_EQ(values.use(4), 40);
