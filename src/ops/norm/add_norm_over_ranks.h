@@ -1,5 +1,5 @@
 // add_norm where d is this rank's part of a sum that all_reduce has left: y = x + the sum over the
-// ranks of d; h = norm(y). Spares d written and read once more, and hides the memory's work behind
+// ranks of d; h = norm(y). Spares a sum that is written and read again, and hides the memory's work behind
 // the link's.
 #pragma once
 

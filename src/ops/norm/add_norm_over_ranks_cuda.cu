@@ -3,9 +3,9 @@
 // way, 22 H of memory.
 //
 // Lost, where every block sent some rows, waited for theirs and normed them (pp8192 of gpt-oss-120b
-// on two H200, 2026-11-28: 85,300 tokens/s; this: 86,450): the next rows on their way before, by
+// on two H200, 2026-11-28: 85,300 tokens/s; this: 86,900): the next rows on their way before, by
 // stores or by the copy engine (no difference), blocks out of step (+0.5%). Of 256 blocks 32 that
-// send give 78,400, 96 84,500 to 85,300, 128 83,200; with nobody that sends, or norms, 87,700.
+// send gave 78,400, 48 and 80 86,700, 128 83,200; with nobody that sends, or norms, 87,700.
 #include <algorithm>
 
 #include "cuda/launch.cuh"
