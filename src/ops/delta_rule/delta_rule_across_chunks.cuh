@@ -11,9 +11,9 @@ namespace nibble::ops::gpu::delta {
 
 // A block has 16 kGroups columns of a value head's state; grid (HV * kTiles, S). A warp of each 16
 // keeps them for all chunks, turned: what comes out of one product goes into the next in the same
-// registers, and warps do not meet. Four more make the outputs, 16 tokens each, and the last two
-// bring chunks: what the columns take, in two parts, as W is free before the rest is asked for; and
-// what the outputs take.
+// registers (by wgmma, on Hopper, for four warps together). Four more make the outputs, 16 tokens
+// each, and the last two bring chunks: what the columns take, in two parts, as W is free before the
+// rest is asked for; and what the outputs take.
 inline constexpr int kReaders = 4, kAcrossThreads = 32 * (kGroups + kReaders + 2);
 
 struct WriteStage {
@@ -230,12 +230,15 @@ struct Columns {
 __device__ __forceinline__ void pass_state(Passed& to, int group,
                                            const uint32_t (&a)[kDim / 16][4]) {
 #pragma unroll
-  for (int k = 0; k < kDim / 16; ++k)
+  for (int k = 0; k < kDim / 16; ++k) {
 #if NIBBLE_CUDA_SM == 90
     store_columns(cuda::shared_address(to.state), 16 * group, k, a[k]);
-  cuda::sm90::fence_async_proxy();
 #else
     to.state[group][k][threadIdx.x % 32] = {a[k][0], a[k][1], a[k][2], a[k][3]};
+#endif
+  }
+#if NIBBLE_CUDA_SM == 90
+  cuda::sm90::fence_async_proxy();
 #endif
 }
 

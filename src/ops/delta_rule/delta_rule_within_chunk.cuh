@@ -15,8 +15,8 @@ inline constexpr int kWithinBytes = 2 * kChunk * RowsOfDim::kPitch + kChunk * kP
 __device__ __forceinline__ void sum_decays(float* sums, float* betas, const float2* gates,
                                            int64_t stride, int tokens) {
   const int lane = threadIdx.x, first = 2 * lane;
-  const float2 a = first < tokens ? gates[first * stride] : float2{0, 0};
-  const float2 b = first + 1 < tokens ? gates[(first + 1) * stride] : float2{0, 0};
+  const float2 a = first < tokens ? __ldcg(gates + first * stride) : float2{0, 0};
+  const float2 b = first + 1 < tokens ? __ldcg(gates + (first + 1) * stride) : float2{0, 0};
   float upto = a.x + b.x;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {

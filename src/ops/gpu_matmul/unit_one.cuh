@@ -14,7 +14,9 @@
 // tile of its block (or of each `teams`-th) it multiplies a chunk, kUnits units, that it has
 // brought to a ring of its own before the wait for the kernel in front, where the block knows which
 // weights. Its sums go to shared memory, and when all are there a warp a row tile adds them up.
-// One block barrier lies between the wait and the end.
+// One block barrier lies between the wait and the end of a dense layer without a norm. A slot is
+// filled again while loads of its last units are on their way: they are in front of the copy in the
+// memory pipe, by some hundred clocks.
 #pragma once
 
 #include <algorithm>

@@ -47,9 +47,11 @@ struct UnitOne {
 inline constexpr int kUnitOneStages = 8;  // at most
 inline constexpr int kOneMostUnits = 16;  // of a part of K; 4 behind a norm
 
-// Sets parts, part_units and chunk_units for the least time of a block's warps. Where K has no even
-// parts the last one begins inside the one before: then such as have the fewest units twice.
-inline bool share_out_k(UnitOne& m, int warps, int tiles, int most_units, bool even = true) {
+// Sets parts, part_units and chunk_units for the least time of a block's warps; of equal times
+// has_short has the most parts, whose digits take the least room. Where K has no even parts the
+// last one begins inside the one before: then such as have the fewest units twice.
+inline bool share_out_k(UnitOne& m, int warps, int tiles, int most_units, bool has_short,
+                        bool even = true) {
   std::pair least{1 << 30, 0};
   for (int parts = 1; parts <= warps && parts <= m.num_units; ++parts) {
     const int part = (m.num_units + parts - 1) / parts;
@@ -59,10 +61,11 @@ inline bool share_out_k(UnitOne& m, int warps, int tiles, int most_units, bool e
     while (part % units != 0) --units;
     const int teams = warps / parts, visits = (tiles + teams - 1) / teams * (part / units);
     // A unit's instructions, and those around a chunk.
-    if (const std::pair cost{parts * part, visits * (48 * units + 40)}; cost < least)
+    if (const std::pair cost{parts * part, visits * (48 * units + 40)};
+        cost < least || (has_short && cost == least))
       m.parts = parts, m.part_units = part, m.chunk_units = units, least = cost;
   }
-  return m.parts > 0 || (even && share_out_k(m, warps, tiles, most_units, false));
+  return m.parts > 0 || (even && share_out_k(m, warps, tiles, most_units, has_short, false));
 }
 
 // What of UnitOne the shape says; none: it does not fit.
@@ -79,7 +82,9 @@ inline std::optional<UnitOne> plan_unit_one(const UnitOneShape& s, const cuda::C
                     (s.work == OneWork::kDense && !s.has_norm && shared_out == m.grid);
   if (m.row_tiles == 1 && s.work == OneWork::kChosen) return {};  // inverse_tiles has 32 bits
   const int tiles = m.each + (m.more > 0);
-  if (!share_out_k(m, warps, tiles * choices, s.has_norm ? 4 : kOneMostUnits)) return {};
+  // Of several tokens the sum behind chosen experts would not lie beside them otherwise.
+  const bool has_short = s.work == OneWork::kChosen && s.tokens > 1;
+  if (!share_out_k(m, warps, tiles * choices, s.has_norm ? 4 : kOneMostUnits, has_short)) return {};
   m.teams = warps / m.parts, m.vectors = m.part_units / m.chunk_units;
   m.inverse_parts = (65536 + m.parts - 1) / m.parts;
   m.inverse_tiles = static_cast<uint32_t>(

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <iterator>
+#include <tuple>
 #include <vector>
 
 #include "ops/routing.h"
@@ -69,6 +71,23 @@ TEST(UnitOne, SharesOutAllUnits) {
       }
       EXPECT_LE(m->end, gpu.smem_per_block_bytes);
       EXPECT_LE(m->part_units, s.has_norm ? 4 : kOneMostUnits);
+    }
+}
+
+// So that the weights of the second half of few tokens' experts come while the first is at work:
+// Qwen3-Next-80B, Qwen3-30B-A3B. (What gemv.cuh makes a block take at least; a block's own
+// besides.)
+TEST(UnitOne, BothHalvesOfExpertsLieOnOneSm) {
+  constexpr uint32_t kAtLeast = 116 * 1024, kOwn = 2816, kSm = 228 * 1024;
+  for (const auto& [width, top_k, most] : {std::tuple{512, 11, 3}, {768, 8, 1}})
+    for (int tokens = 1; tokens <= most; ++tokens) {
+      const auto up =
+          plan_unit_one({OneWork::kChosen, 2 * width, 2048, top_k, false, tokens}, cuda::h200());
+      const auto down =
+          plan_unit_one({OneWork::kSum, 2048, width, top_k, false, tokens}, cuda::h200());
+      ASSERT_TRUE(up && down);
+      EXPECT_LE(std::max(up->end, kAtLeast) + down->end + 2 * kOwn, kSm)
+          << width << ", " << tokens << " tokens";
     }
 }
 
