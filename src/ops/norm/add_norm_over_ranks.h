@@ -1,6 +1,6 @@
 // add_norm where d is this rank's part of a sum that all_reduce has left: y = x + the sum over the
-// ranks of d; h = norm(y). Spares a sum that is written and read again, and hides the memory's work behind
-// the link's.
+// ranks of d; h = norm(y). Spares a sum that is written and read again, and hides the memory's work
+// behind the link's.
 #pragma once
 
 #include "ops/all_reduce/one_shot.h"
