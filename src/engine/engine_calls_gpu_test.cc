@@ -80,6 +80,14 @@ int __wrap_cudaDeviceSynchronize() { return ++calls.waits, __real_cudaDeviceSync
 
 namespace {
 
+EngineOptions options_for(int32_t max_num_seqs) {
+  return {.max_num_seqs = max_num_seqs,
+          .max_num_batched_tokens = 128,
+          .max_model_len = 512,
+          .kv_bytes = int64_t{64} << 20,
+          .prefix_caching = false};
+}
+
 // Half of them greedy, half drawn; of two pages and more each.
 std::vector<Request> requests(int32_t count) {
   std::vector<Request> all;
@@ -94,12 +102,7 @@ TEST(GpuCalls, AStepWaitsOnceAndAllocatesNothing) {
   if (std::getenv("NIBBLE_SMALL_TESTS") != nullptr) GTEST_SKIP() << "other tests run its kernels";
   GpuTestModel loaded(Format::kMxfp4, /*exact=*/false);
   for (const int32_t sequences : {1, 8, 100}) {
-    Engine engine(*loaded.model, loaded.cx,
-                  {.max_num_seqs = 100,
-                   .max_num_batched_tokens = 128,
-                   .max_model_len = 512,
-                   .kv_bytes = int64_t{64} << 20,
-                   .prefix_caching = false});
+    Engine engine(*loaded.model, loaded.cx, options_for(100));
     EXPECT_GT(calls.memory, 0);                                        // they are counted
     for (int i = 0; i < 2; ++i) run_all(engine, requests(sequences));  // records the graphs
     const int64_t steps_before = engine.stats().num_steps;
@@ -122,12 +125,7 @@ TEST(GpuCalls, AStepWaitsOnceAndAllocatesNothing) {
 TEST(GpuCalls, RowsComeWhileOthersAreLookedAt) {
   if (std::getenv("NIBBLE_SMALL_TESTS") != nullptr) GTEST_SKIP() << "other tests run its kernels";
   GpuTestModel loaded(Format::kMxfp4, /*exact=*/false);
-  Engine engine(*loaded.model, loaded.cx,
-                {.max_num_seqs = 4,
-                 .max_num_batched_tokens = 128,
-                 .max_model_len = 512,
-                 .kv_bytes = int64_t{64} << 20,
-                 .prefix_caching = false});
+  Engine engine(*loaded.model, loaded.cx, options_for(4));
   std::vector<Request> seen = requests(4);
   for (Request& r : seen) r.sampling.logprobs = 2;
   run_all(engine, seen);  // records the graphs
@@ -155,12 +153,7 @@ struct CountedMask : TokenWatcher {
 TEST(GpuCalls, AStepAsksTwiceForAMask) {
   if (std::getenv("NIBBLE_SMALL_TESTS") != nullptr) GTEST_SKIP() << "other tests run its kernels";
   GpuTestModel loaded(Format::kMxfp4, /*exact=*/false);
-  Engine engine(*loaded.model, loaded.cx,
-                {.max_num_seqs = 4,
-                 .max_num_batched_tokens = 128,
-                 .max_model_len = 512,
-                 .kv_bytes = int64_t{64} << 20,
-                 .prefix_caching = false});
+  Engine engine(*loaded.model, loaded.cx, options_for(4));
   const auto masks = std::make_shared<CountedMask>();
   Request masked = requests(1)[0];
   masked.watcher = masks;
@@ -176,11 +169,7 @@ TEST(GpuCalls, AStepIsWaitedForBesideItsHead) {
   GpuTestModel loaded(Format::kBF16, /*exact=*/false, models + "nibble-tiny-gpt-oss");
   const std::shared_ptr<DraftHead> head = load_draft_head(
       loaded.cx, {models + "nibble-tiny-gpt-oss-eagle3"}, *loaded.model, loaded.load);
-  EngineOptions options{.max_num_seqs = 2,
-                        .max_num_batched_tokens = 128,
-                        .max_model_len = 512,
-                        .kv_bytes = int64_t{64} << 20,
-                        .prefix_caching = false};
+  EngineOptions options = options_for(2);
   options.speculation = {.method = SpeculationOptions::Method::kHead,
                          .num_tokens = 3,
                          .is_adaptive = false,

@@ -121,7 +121,7 @@ TEST(DeltaChunksGpu, EqualTheTwinInSequencesOfAllLengths) {
   for (int i = 0; i < 70; ++i) many.push_back({1 + i % 35, i % 3 != 0});
   check(heads(1, 2), many, Decay::kRandom);
   check(heads(1, 2), std::vector<DeltaSpan>(40, {17, true}), Decay::kWeak);
-  // So many chunks that they go in pieces, of which some hold ends of two sequences.
+  // So many chunks that one sequence's would go in pieces.
   check(heads(1, 2), {{2500, true}, {3, true}, {40, false}, {1800, true}}, Decay::kRandom);
   // Drafts beside a short prompt, and more sequences than a block holds at a time.
   std::vector<DeltaSpan> drafts(9, {4, true});
