@@ -204,6 +204,10 @@ std::string keep(GrammarSpec& spec) {
   return why.empty() ? "" : "asks for what would not be kept to: " + why;
 }
 
+bool is_json(GrammarSpec::Kind kind) {
+  return kind == GrammarSpec::Kind::kJsonSchema || kind == GrammarSpec::Kind::kStructuralTag;
+}
+
 // Of the processors that this process may use a fourth: decoding goes on beside it.
 int num_threads() {
   cpu_set_t mine;
@@ -290,9 +294,7 @@ Result<bool> GrammarCompiler::check_size(const GrammarSpec& spec) {
   if (has_groups && nesting_of(spec.text) > kMaxNesting) {
     return Failure{"has groups nested deeper than " + std::to_string(kMaxNesting)};
   }
-  const bool is_json =
-      spec.kind == GrammarSpec::Kind::kJsonSchema || spec.kind == GrammarSpec::Kind::kStructuralTag;
-  if (is_json && json_nesting_of(spec.text) > kMaxNesting) {
+  if (is_json(spec.kind) && json_nesting_of(spec.text) > kMaxNesting) {
     return Failure{"is nested deeper than " + std::to_string(kMaxNesting) + " levels"};
   }
   const auto at_most = [](size_t size, size_t limit, const char* what) -> Result<bool> {
@@ -369,6 +371,10 @@ void LocalMatcher::mask(std::span<uint32_t> bits) {
 
 Result<Grammar> GrammarCompiler::compile(const GrammarSpec& spec) const {
   if (const auto size = check_size(spec); !size) return Failure{size.error()};
+  // xgrammar reads a value and not what stands behind it, which keep() would leave as it is.
+  if (is_json(spec.kind) && !nlohmann::json::accept(spec.text)) {
+    return Failure{"cannot be compiled: it is not valid JSON"};
+  }
   GrammarSpec kept = spec;
   if (std::string why = keep(kept); !why.empty()) return Failure{std::move(why)};
   try {

@@ -41,6 +41,8 @@ TEST(Grammar, RefusesWhatIsNotValidOrWouldBeIgnored) {
       {Kind::kRegex, R"(\u004g)"},
       {Kind::kJsonSchema, "{"},
       {Kind::kJsonSchema, "5"},
+      {Kind::kJsonSchema, R"({"type":"string"} x)"},
+      {Kind::kJsonSchema, R"({"type":"string","pattern":"\\x22222222222222"})" "\xff"},
       {Kind::kJsonSchema, R"({"type":"strin"})"},
       {Kind::kJsonSchema, R"({"type":"object","properties":5})"},
       {Kind::kJsonSchema, R"({"$ref":"https://example.com/schema.json"})"},
@@ -63,6 +65,8 @@ TEST(Grammar, RefusesWhatIsNotValidOrWouldBeIgnored) {
       {Kind::kEbnf, "# \"\nroot ::= \"\\x110000\""},
       {Kind::kStructuralTag, R"({"type":"structural_tag","format":{"type":"grammar",)"
                              R"("grammar":"root ::= \"\\x4141414141\""}})"},
+      {Kind::kStructuralTag, R"({"type":"structural_tag","format":{"type":"grammar",)"
+                             R"("grammar":"root ::= \"a\""}} x)"},
   };
   for (const Form& bad : cases) {
     const auto grammar = compile(bad.kind, bad.text);
