@@ -142,10 +142,14 @@ function(nibble_program target sources)
     endif()
   endforeach()
   target_compile_definitions(${target} PRIVATE NIBBLE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  if(ARG_LINK MATCHES gtest)
+    target_precompile_headers(${target} PRIVATE <gmock/gmock.h>)  # gtest.h, too
+  endif()
   if(ARG_TEST)
-    # Tests of texts compute little, and compile in half of the time that optimizing them takes: in
-    # what CI builds. Under ThreadSanitizer, and emulated as arm64's, it is running them that is long.
-    if(ARG_LINK MATCHES nlohmann_json AND NIBBLE_PRESET MATCHES "^(cpu|asan)$")
+    # Tests of texts, of the engine and of ranks compute little, and compile in half of the time that
+    # optimizing them takes: in what CI builds. Under ThreadSanitizer, and emulated as arm64's, it is
+    # running them that is long.
+    if(ARG_LINK MATCHES "nlohmann_json|engine|dist" AND NIBBLE_PRESET MATCHES "^(cpu|asan)$")
       target_compile_options(${target} PRIVATE -O0)
     endif()
     add_test(NAME ${ARG_TEST} COMMAND ${target} ${ARG_ARGS})
