@@ -156,6 +156,13 @@ TEST(Grammar, KeepsToAllOfASchema) {
       {R"({"type":"string","pattern":"^[^]a]b[]c]$"})",
        {R"("xb]")", R"("xbc")"},
        {R"("]b]")", R"("abc")", R"("xba")"}},
+      {R"({"type":"string","pattern":"^[[]a]$"})", {R"("[a]")"}, {R"("a]")", R"("[]a]")"}},
+      {R"({"type":"string","pattern":"^[^[x][][][a[-]+$"})",
+       {R"("b[a")", R"("y]-")", R"("][[-a")"},
+       {R"("[[a")", R"("x[a")", R"("bxa")", R"("b[x")"}},
+      {R"({"type":"string","pattern":"^[[:alpha:]]$"})",
+       {R"("[]")", R"(":]")", R"("h]")"},
+       {R"("b]")", R"("a")", R"("[")"}},
   };
   for (const SchemaCase& one : cases) {
     const auto grammar = compile(GrammarSpec::Kind::kJsonSchema, one.schema);

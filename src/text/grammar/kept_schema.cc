@@ -443,7 +443,7 @@ bool Keeper::may_match(const std::string& pattern, const std::string& name) {
 // False: it is left out.
 bool Keeper::keep_pattern(Json& pattern) {
   if (!pattern.is_string()) return true;
-  std::string text = as_read(with_first_brackets_escaped(pattern.get_ref<const std::string&>()));
+  std::string text = as_read(with_brackets_escaped(pattern.get_ref<const std::string&>()));
   if (!fits_(text)) {
     fail("the pattern \"" + text.substr(0, 100) + "\", of what JSON writes with a backslash");
     return false;

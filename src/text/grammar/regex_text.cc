@@ -114,7 +114,7 @@ std::string as_converted(std::string_view text) {
   constexpr std::string_view kDotAll = "(?s)", kCaret = R"(\^)";
   const bool dot_all = text.starts_with(kDotAll);
   if (dot_all) text.remove_prefix(kDotAll.size());
-  const std::string spelled = with_first_brackets_escaped(with_characters(text));
+  const std::string spelled = with_brackets_escaped(with_characters(text));
   std::string_view pattern = spelled;
   std::string out;
   bool in_class = false, in_group = false;  // the group: of the "^" and the rest of its class
@@ -145,13 +145,13 @@ std::string as_converted(std::string_view text) {
   return out;
 }
 
-std::string with_first_brackets_escaped(std::string_view pattern) {
+std::string with_brackets_escaped(std::string_view pattern) {
   std::string out;
   bool in_class = false;
   while (!pattern.empty()) {
     const std::string_view one = pattern.substr(0, pattern.front() == '\\' ? 2 : 1);
     pattern.remove_prefix(one.size());
-    out += one;
+    out += one == "]" && !in_class ? R"(\])" : one;
     if (one == "]") in_class = false;
     if (one != "[" || in_class) continue;
     in_class = true;

@@ -15,9 +15,9 @@ namespace nibble {
 // Patterns of JSON Schemas are read by other rules of its own.
 std::string as_converted(std::string_view pattern);
 
-// The same pattern, where a "]" is the first in its class with a backslash: "[^]a]" is what
-// Python's re reads; to xgrammar it is any character and "a]".
-std::string with_first_brackets_escaped(std::string_view pattern);
+// The same pattern, where a "]" that ends no class has a backslash: "[^]a]" and "a]" are what
+// Python's re reads; to xgrammar the first is any character and "a]", and the second an error.
+std::string with_brackets_escaped(std::string_view pattern);
 
 // The escape that a pattern begins with, where it says a character by its number: \xhh, \uhhhh,
 // \Uhhhhhhhh, \u{h}, \0oo.
