@@ -312,7 +312,7 @@ void add_serve(CLI::App& app) {
   add("--max-queued-requests", flags->max_queued_requests, "that wait; beyond it: 429")
       ->check(CLI::Range(int64_t{0}, kMostQueued));
   add("--request-memory", flags->request_memory,
-      "for bodies, answers and what clients have not read; beyond it: 503, 429");
+      "for bodies, reading them, answers and what clients have not read; beyond it: 503, 429");
   add("--scheduling-policy", flags->scheduling_policy,
       "fcfs: who came first; priority: requests may say how many minutes before (-10 to 10)")
       ->check(CLI::IsMember({"fcfs", "priority"}));

@@ -51,6 +51,8 @@ class ByteShare {
   ~ByteShare() { clear(); }
 
   size_t bytes() const { return bytes_; }
+  size_t free() const { return free_; }
+  const ByteBudget& budget() const { return *budget_; }
   // False, with nothing changed: the budget has not so much left. Less is always granted.
   [[nodiscard]] bool resize(size_t bytes) {
     const size_t before = counted(bytes_), after = counted(bytes);

@@ -24,9 +24,24 @@ std::vector<WantedGrammar> wanted_grammars(const ServedModel& model, const ChatR
   return model.chat_format->forms(request.chat, answer);
 }
 
+// What is kept of a request whose messages have become ids: tools, once for the answer and twice
+// while they are compiled, names for each parser and watcher, the form of the answer.
+size_t kept_bytes(const PreparedChat& chat) {
+  constexpr size_t kTool = sizeof(FunctionTool), kName = sizeof(std::string);
+  size_t names = 0;
+  if (may_call(chat.request.chat)) {
+    for (const FunctionTool& tool : chat.request.chat.tools) names += kName + tool.name.size();
+  }
+  const size_t tools = kTool * chat.request.chat.tools.size() + text_bytes(chat.request.chat);
+  const auto choices = static_cast<size_t>(chat.request.n);
+  return chat.prompt.ids.size() * sizeof(int32_t) + 3 * tools + 4 * choices * names +
+         (chat.request.format ? format_bytes(*chat.request.format) : 0) + chat.request.echo_bytes;
+}
+
 // All but the grammars.
-std::optional<ApiError> prepare(const GenerationContext& context, PreparedChat& chat) {
-  const ChatRequest& request = chat.request;
+std::optional<ApiError> prepare(const GenerationContext& context, PreparedChat& chat,
+                                ByteShare& work) {
+  ChatRequest& request = chat.request;
   if (auto error = check_count(context.admission, 1, request.n)) return error;
   if (auto error = check_ids(context.model, request)) return error;
   if (auto error = check_priority(context.by_priority, request)) return error;
@@ -42,17 +57,21 @@ std::optional<ApiError> prepare(const GenerationContext& context, PreparedChat& 
   size_t bytes = 0;
   for (const ChatMessage& message : request.chat.messages) bytes += message.content.size();
   if (auto error = check_text_bytes(context.model, bytes)) return error;
-  auto prompt = render_chat(context.model, request.chat);
-  if (!prompt) return ApiError{.message = prompt.error(), .param = "messages"};
-  chat.prompt = *std::move(prompt);
-  return fit_prompt(context.model, chat.prompt.ids.size(), request.max_tokens, chat.max_tokens);
+  if (auto error = render_chat(context.model, request.chat, work, chat.prompt)) return error;
+  if (auto error =
+          fit_prompt(context.model, chat.prompt.ids.size(), request.max_tokens, chat.max_tokens)) {
+    return error;
+  }
+  request.chat.messages = {};
+  request.chat.options.template_variables = {};
+  return take_more(chat.held, kept_bytes(chat));
 }
 
 }  // namespace
 
 ChatGeneration::ChatGeneration(const GenerationContext& context, PreparedChat chat,
                                std::shared_ptr<HttpReply> reply)
-    : Generation(context, std::move(reply)),
+    : Generation(context, std::move(reply), std::move(chat.held)),
       fingerprint_(context.fingerprint),
       created_(std::time(nullptr)),
       chat_(std::move(chat)) {
@@ -60,8 +79,8 @@ ChatGeneration::ChatGeneration(const GenerationContext& context, PreparedChat ch
   const ChatRequest& request = chat_.request;
   options_.start = chat_.prompt.start;
   options_.in_reasoning = chat_.prompt.in_reasoning;
-  if (may_call(request.chat)) {
-    options_.tools = request.chat.tools;
+  const bool calls = may_call(request.chat);
+  if (calls) {
     for (const FunctionTool& tool : request.chat.tools) options_.functions.push_back(tool.name);
   }
   options_.stop = StopStrings(request.stop, request.include_stop_in_output);
@@ -72,6 +91,10 @@ ChatGeneration::ChatGeneration(const GenerationContext& context, PreparedChat ch
   options_.named_call = request.chat.options.tool_choice.kind == Kind::kNamed;
   model().chat_format->take_forms(request.chat, request.format.has_value(),
                                   std::move(chat_.grammars), options_);
+  if (calls) {
+    options_.tools =
+        std::make_shared<const std::vector<FunctionTool>>(std::move(chat_.request.chat.tools));
+  }
   for (int32_t i = 0; i < request.n; ++i) {
     options_.call_id_seed = random_id("");
     choices_.emplace_back(ChatStream(*model().chat_format, options_));
@@ -133,22 +156,33 @@ Usage ChatGeneration::usage() const {
   return usage;
 }
 
-Result<ChatPrompt> render_chat(const ServedModel& model, Chat chat) {
+std::optional<ApiError> render_chat(const ServedModel& model, Chat& chat, ByteShare& work,
+                                    ChatPrompt& prompt) {
   if (!model.chat_format) {
-    return Failure{
-        "this model has no chat template, and its tokenizer no format that nibble knows: use "
-        "/v1/completions"};
+    return ApiError{.message =
+                        "this model has no chat template, and its tokenizer no format that nibble "
+                        "knows: use /v1/completions",
+                    .param = "messages"};
   }
   chat.options.current_date = model.current_date.empty() ? today() : model.current_date;
-  return model.chat_format->render(chat);
+  std::optional<ApiError> no_room;
+  auto rendered = model.chat_format->render(chat, [&](size_t bytes) {
+    no_room = take_more(work, bytes);
+    return !no_room;
+  });
+  if (no_room) return no_room;
+  if (!rendered) return ApiError{.message = rendered.error(), .param = "messages"};
+  prompt = *std::move(rendered);
+  return std::nullopt;
 }
 
 void start_chat(const GenerationContext& context, ChatRequest request, const MakeChat& make,
-                std::shared_ptr<HttpReply> reply) {
+                std::shared_ptr<HttpReply> reply, ByteShare& work) {
   auto chat = std::make_shared<PreparedChat>();
+  chat->held = share_of(context);
   chat->request = std::move(request);
   chat->request.chat.options.parallel_tool_calls = chat->request.parallel_tool_calls;
-  if (const auto error = prepare(context, *chat)) {
+  if (const auto error = prepare(context, *chat, work)) {
     return reply->send(api_error_response(*error, context.style));
   }
   if (reply->gone()) return;

@@ -16,8 +16,9 @@ namespace nibble::server {
 
 // What is needed to run a chat, checked and rendered.
 struct PreparedChat {
-  ChatRequest request;
+  ChatRequest request;  // without the messages
   ChatPrompt prompt;
+  ByteShare held;  // the bytes of all this
   int32_t max_tokens = 0;
   std::vector<Grammar> grammars;  // of the format's forms
 };
@@ -80,11 +81,13 @@ std::shared_ptr<ChatGeneration> make_chat(const GenerationContext& context, Prep
 }
 
 // Checks, renders and submits, or answers with what is wrong. Takes as long as encoding the prompt
-// does; grammars that are not at hand are compiled elsewhere.
+// does; grammars that are not at hand are compiled elsewhere. What rendering takes is added to
+// `work`.
 void start_chat(const GenerationContext& context, ChatRequest request, const MakeChat& make,
-                std::shared_ptr<HttpReply> reply);
+                std::shared_ptr<HttpReply> reply, ByteShare& work);
 
-// The prompt of a chat as the model will see it.
-Result<ChatPrompt> render_chat(const ServedModel& model, Chat chat);
+// The prompt of a chat as the model will see it. Fills in the day.
+std::optional<ApiError> render_chat(const ServedModel& model, Chat& chat, ByteShare& work,
+                                    ChatPrompt& prompt);
 
 }  // namespace nibble::server

@@ -69,6 +69,30 @@ void LiveGenerations::cancel_all() {
   for (Generation* generation : all_) generation->cancel();
 }
 
+ByteShare share_of(const GenerationContext& context) { return {context.answers, kFreeBytes}; }
+
+std::optional<ApiError> take_more(ByteShare& share, size_t bytes) {
+  if (share.resize(share.bytes() + bytes)) return std::nullopt;
+  const size_t total = share.budget().total();
+  const std::string shown = std::to_string(total >> 20) + " MiB";
+  if (share.bytes() + bytes > total + share.free()) {
+    return ApiError{.message =
+                        "this takes more memory than the server has for all answers (" + shown +
+                        "): send less, or ask for fewer tokens, log-probabilities, prompts or "
+                        "choices, or start it with a larger --request-memory"};
+  }
+  return ApiError{.status = 429,
+                  .message = "the memory for answers (" + shown + ") is in use",
+                  .code = "server_overloaded",
+                  .retry_after_s = 1};
+}
+
+size_t format_bytes(const GrammarSpec& format) {
+  size_t bytes = format.text.size();
+  for (const std::string& choice : format.choices) bytes += sizeof choice + choice.size();
+  return bytes;
+}
+
 std::string random_id(const std::string& prefix) {
   constexpr std::string_view kAlphabet =
       "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
@@ -90,15 +114,15 @@ Json usage_json(const Usage& usage) {
   return json;
 }
 
-Generation::Generation(const GenerationContext& context, std::shared_ptr<HttpReply> reply)
+Generation::Generation(const GenerationContext& context, std::shared_ptr<HttpReply> reply,
+                       ByteShare held)
     : style_(context.style),
       model_(context.model),
       admission_(context.admission),
       live_(context.live),
       metrics_(context.metrics),
       reply_(std::move(reply)),
-      budget_(context.answers),
-      held_(budget_, kFreeBytes) {
+      held_(std::move(held)) {
   live_.add(this);
 }
 
@@ -107,21 +131,9 @@ Generation::~Generation() {
   if (held_.bytes() > kTrimBytes) malloc_trim(0);
 }
 
-// What is too much for the whole budget will never fit; else there is room later.
-ApiError Generation::no_room(size_t bytes) const {
-  const std::string total = std::to_string(budget_->total() >> 20) + " MiB";
-  if (bytes > budget_->total() + kFreeBytes) {
-    return {.message = "this takes more memory than the server has for all answers (" + total +
-                       "): ask for fewer tokens, log-probabilities, prompts or choices"};
-  }
-  return {.status = 429,
-          .message = "the memory for answers (" + total + ") is in use",
-          .code = "server_overloaded",
-          .retry_after_s = 1};
-}
-
 void Generation::hold(size_t bytes) {
-  if (!failed_ && !held_.resize(held_.bytes() + bytes)) fail(no_room(held_.bytes() + bytes));
+  if (failed_) return;
+  if (const auto error = take_more(held_, bytes)) fail(*error);
 }
 
 bool Generation::hold_requests(const std::vector<Request>& requests) {
@@ -131,9 +143,9 @@ bool Generation::hold_requests(const std::vector<Request>& requests) {
     const auto tokens = static_cast<int32_t>(request.prompt.size()) + request.max_tokens;
     if (request.max_drafts > 0) bytes += static_cast<size_t>(model().engine->draft_bytes(tokens));
   }
-  if (held_.resize(bytes)) return true;
-  reply_->send(api_error_response(no_room(bytes), style_));
-  return false;
+  const auto error = take_more(held_, bytes);
+  if (error) reply_->send(api_error_response(*error, style_));
+  return !error;
 }
 
 void Generation::submit(std::vector<Request> requests, int32_t n, bool streamed) {

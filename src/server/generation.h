@@ -41,12 +41,21 @@ struct GenerationContext {
   LiveGenerations& live;
   GrammarService& grammars;
   ServerMetrics& metrics;
-  std::shared_ptr<ByteBudget> answers;  // what requests hold from their submission to their answer
+  std::shared_ptr<ByteBudget> answers;  // what requests are read with, and hold until their answer
   std::string fingerprint;              // "nibble-0.1.0"
   std::string client;                   // whose request it is
   bool by_priority = false;             // requests may name one
   ApiStyle style = ApiStyle::kOpenAi;
 };
+
+// Of the memory for answers, what one request under way holds: small ones are never refused.
+ByteShare share_of(const GenerationContext& context);
+// Makes `share` so much larger. Where there is no room for that nothing is changed: 400 if the
+// whole budget is too small for it, else 429.
+std::optional<ApiError> take_more(ByteShare& share, size_t bytes);
+
+// Of a form that an answer has to have.
+size_t format_bytes(const GrammarSpec& format);
 
 // "chatcmpl-" and 24 random characters.
 std::string random_id(const std::string& prefix);
@@ -62,7 +71,8 @@ Json usage_json(const Usage& usage);
 
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
-  Generation(const GenerationContext& context, std::shared_ptr<HttpReply> reply);
+  // `held`: what it has taken of context.answers already.
+  Generation(const GenerationContext& context, std::shared_ptr<HttpReply> reply, ByteShare held);
   virtual ~Generation();
 
   // Gives the requests to the engine; their on_output is set here. Any thread, once. Each `n` that
@@ -97,7 +107,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void deliver(size_t index, const Output& output);
   void refuse(const std::string& error);
   bool hold_requests(const std::vector<Request>& requests);
-  ApiError no_room(size_t bytes) const;
   Result<bool> give(std::vector<Request> group);
   void fail(const ApiError& error);
 
@@ -106,8 +115,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   LiveGenerations& live_;
   ServerMetrics& metrics_;
   std::shared_ptr<HttpReply> reply_;
-  std::shared_ptr<ByteBudget> budget_;
-  ByteShare held_;    // of it
+  ByteShare held_;
   std::mutex mutex_;  // of ids_ and canceled_
   std::vector<RequestId> ids_;
   bool canceled_ = false;

@@ -43,6 +43,7 @@ struct GenerationRequest {
 
 struct ChatRequest : GenerationRequest {
   Chat chat;
+  size_t echo_bytes = 0;  // held beside it until the answer is there
   bool include_reasoning = true;
   bool is_old_form = false;         // of OpenAI's: functions, answered by a function_call
   bool parallel_tool_calls = true;  // a model of Harmony ends with its first call in either case

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <new>
 
+#include "text/memory_use.h"
+
 namespace nibble::server {
 namespace {
 
@@ -11,15 +13,13 @@ constexpr size_t kMaxDepth = 64;
 constexpr size_t kMaxValues = 1'000'000;
 constexpr size_t kMaxKeys = 1'024;
 
-constexpr size_t kValueBytes = 200;  // of one that is parsed, with its key and to destroy it
-
 // One look over the text before it becomes values: nullptr, or what there is too much of.
 // Malformed JSON is left to the parser.
-const char* too_much(std::string_view body, size_t& values) {
+const char* too_much(std::string_view body) {
   std::array<size_t, kMaxDepth + 1> keys{};  // per open object; arrays are not counted
   std::array<bool, kMaxDepth + 1> is_object{};
   size_t depth = 0;
-  values = 1;
+  size_t values = 1;
   bool in_string = false;
   for (size_t i = 0; i < body.size(); ++i) {
     const char c = body[i];
@@ -68,15 +68,14 @@ std::string shown(double value) {
 }  // namespace
 
 std::optional<Json> parse_json_object(std::string_view body, ApiError& error) {
-  size_t values = 0;
-  if (const char* what = too_much(body, values)) {
+  if (const char* what = too_much(body)) {
     error = {.message = std::string("the body has ") + what};
     return std::nullopt;
   }
   // Throws where there is no room for all of it: values that are made in part could not be
   // destroyed, which takes memory too, and nothing can be thrown from there. (A new-expression that
   // nobody uses the compiler would leave out.)
-  ::operator delete(::operator new(body.size() + values * kValueBytes));
+  ::operator delete(::operator new(json_bytes(body)));
   Json json = Json::parse(body.begin(), body.end(), nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) {
     error = {.message = "the body is not valid JSON (UTF-8)"};

@@ -123,8 +123,8 @@ class CompletionGeneration final : public Generation {
  public:
   CompletionGeneration(const GenerationContext& context, CompletionRequest request,
                        std::vector<PromptText> prompts, std::optional<Grammar> grammar,
-                       std::shared_ptr<HttpReply> reply)
-      : Generation(context, std::move(reply)),
+                       std::shared_ptr<HttpReply> reply, ByteShare held)
+      : Generation(context, std::move(reply), std::move(held)),
         request_(std::move(request)),
         prompts_(std::move(prompts)),
         grammar_(std::move(grammar)),
@@ -343,7 +343,7 @@ std::optional<ApiError> encode_prompt(const ServedModel& model, const Completion
 }  // namespace
 
 void start_completion(const GenerationContext& context, CompletionRequest request,
-                      std::shared_ptr<HttpReply> reply) {
+                      std::shared_ptr<HttpReply> reply, ByteShare& work) {
   const auto num_prompts = static_cast<int64_t>(request.prompts.size());
   if (auto error = check_count(context.admission, num_prompts, request.n)) {
     return reply->send(api_error_response(*error));
@@ -357,6 +357,10 @@ void start_completion(const GenerationContext& context, CompletionRequest reques
   std::vector<PromptText> prompts;
   std::vector<int32_t> max_tokens;
   for (const Prompt& prompt : request.prompts) {
+    const auto* text = std::get_if<std::string>(&prompt);
+    if (const auto error = take_more(work, text ? kEncodedBytes * text->size() : 0)) {
+      return reply->send(api_error_response(*error));
+    }
     auto error = encode_prompt(context.model, request, prompt, prompts.emplace_back());
     if (!error) {
       error = fit_prompt(context.model, prompts.back().ids.size(), request.max_tokens,
@@ -368,9 +372,16 @@ void start_completion(const GenerationContext& context, CompletionRequest reques
     }
     if (reply->gone()) return;
   }
+  request.prompts = {};
+  size_t kept = request.format ? format_bytes(*request.format) : 0;
+  for (const PromptText& prompt : prompts) {
+    kept += prompt.text.size() + prompt.ids.size() * sizeof(int32_t);
+  }
+  const auto held = std::make_shared<ByteShare>(share_of(context));
+  if (const auto error = take_more(*held, kept)) return reply->send(api_error_response(*error));
   const auto run = [&](std::optional<Grammar> grammar) {
     std::make_shared<CompletionGeneration>(context, std::move(request), std::move(prompts),
-                                           std::move(grammar), reply)
+                                           std::move(grammar), reply, std::move(*held))
         ->run(max_tokens);
   };
   if (!request.format) return run(std::nullopt);
@@ -383,11 +394,12 @@ void start_completion(const GenerationContext& context, CompletionRequest reques
   context.grammars.compile(
       context.client, std::move(wanted),
       [context, request = std::move(request), prompts = std::move(prompts),
-       max_tokens = std::move(max_tokens), reply](GrammarService::Answer answer) mutable {
+       max_tokens = std::move(max_tokens), held, reply](GrammarService::Answer answer) mutable {
         if (answer.error) return reply->send(api_error_response(*answer.error));
         if (reply->gone()) return;
         std::make_shared<CompletionGeneration>(context, std::move(request), std::move(prompts),
-                                               std::move(answer.grammars[0]), reply)
+                                               std::move(answer.grammars[0]), reply,
+                                               std::move(*held))
             ->run(max_tokens);
       });
 }

@@ -10,8 +10,8 @@
 namespace nibble::server {
 
 // Encodes, submits and answers. Special tokens spelled out in a prompt are recognised: the prompt
-// is the caller's as a whole. (In chats they never are.)
+// is the caller's as a whole. (In chats they never are.) What encoding takes is added to `work`.
 void start_completion(const GenerationContext& context, CompletionRequest request,
-                      std::shared_ptr<HttpReply> reply);
+                      std::shared_ptr<HttpReply> reply, ByteShare& work);
 
 }  // namespace nibble::server

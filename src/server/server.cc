@@ -16,12 +16,15 @@
 #include "server/openai_tokens.h"
 #include "server/openai_types.h"
 #include "server/work_queue.h"
+#include "text/memory_use.h"
 
 namespace nibble::server {
 namespace {
 
 constexpr int kWorkers = 2;
 constexpr size_t kMaxWaitingWork = 1'024;
+constexpr size_t kFreeWorkBytes = 8 << 20;  // of each worker: what small requests are read with
+constexpr size_t kEchoes = 3;               // of a request in an answer, at once
 constexpr std::string_view kModels = "/v1/models";
 // Of texts to be tokenized, and of those that ids become.
 constexpr size_t kMaxTextBytes = 4 << 20;
@@ -34,6 +37,13 @@ ApiError text_too_long() {
   return {.status = 413,
           .message = "texts of more than " + std::to_string(kMaxTextBytes) +
                      " bytes are not tokenized or put together here: send them in parts"};
+}
+
+// False, and answered: there are not so many bytes more.
+bool take(ByteShare& work, size_t bytes, HttpReply& reply, ApiStyle style = ApiStyle::kOpenAi) {
+  const auto error = take_more(work, bytes);
+  if (error) reply.send(api_error_response(*error, style));
+  return !error;
 }
 
 bool is_id(std::string_view text) {
@@ -97,12 +107,15 @@ class Server::Impl {
 
  private:
   using Handler = void (Impl::*)(const HttpRequest&, const std::shared_ptr<HttpReply>&);
+  // Takes long: in a worker, with the memory that it was read with, to which it adds.
+  using Worker = void (Impl::*)(const HttpRequest&, const std::shared_ptr<HttpReply>&,
+                                ByteShare& work);
   struct Route {
     std::string_view method, path;
-    Handler handler;
-    bool guarded = false;      // needs the API key
-    bool needs_model = false;  // 503 while loading
-    bool in_worker = false;    // takes long
+    Handler handler = nullptr;  // or worker
+    bool guarded = false;       // needs the API key
+    bool needs_model = false;   // 503 while loading
+    Worker worker = nullptr;
   };
   static const Route kRoutes[];
 
@@ -143,14 +156,20 @@ class Server::Impl {
   void metrics(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
   void load(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
   void models(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
-  void chat(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
-  void completion(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
-  void responses(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
-  void messages(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
-  void count_tokens(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
+  void chat(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply, ByteShare& work);
+  void completion(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply,
+                  ByteShare& work);
+  void responses(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply,
+                 ByteShare& work);
+  void messages(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply,
+                ByteShare& work);
+  void count_tokens(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply,
+                    ByteShare& work);
   void tokenizer_info(const HttpRequest&, const std::shared_ptr<HttpReply>& reply);
-  void tokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
-  void detokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
+  void tokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply,
+                ByteShare& work);
+  void detokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply,
+                  ByteShare& work);
 
   const ServerOptions options_;
   const std::string fingerprint_;
@@ -175,16 +194,16 @@ const Server::Impl::Route Server::Impl::kRoutes[] = {
     {"GET", "/metrics", &Impl::metrics, true, true},
     {"GET", "/load", &Impl::load, true, true},
     {"GET", kModels, &Impl::models, true, true},
-    {"POST", "/v1/chat/completions", &Impl::chat, true, true, true},
-    {"POST", "/v1/completions", &Impl::completion, true, true, true},
-    {"POST", "/v1/responses", &Impl::responses, true, true, true},
-    {"POST", "/v1/messages", &Impl::messages, true, true, true},
-    {"POST", "/v1/messages/count_tokens", &Impl::count_tokens, true, true, true},
+    {"POST", "/v1/chat/completions", nullptr, true, true, &Impl::chat},
+    {"POST", "/v1/completions", nullptr, true, true, &Impl::completion},
+    {"POST", "/v1/responses", nullptr, true, true, &Impl::responses},
+    {"POST", "/v1/messages", nullptr, true, true, &Impl::messages},
+    {"POST", "/v1/messages/count_tokens", nullptr, true, true, &Impl::count_tokens},
     {"GET", "/tokenizer_info", &Impl::tokenizer_info, true, true},
-    {"POST", "/tokenize", &Impl::tokenize, true, true, true},
-    {"POST", "/v1/tokenize", &Impl::tokenize, true, true, true},
-    {"POST", "/detokenize", &Impl::detokenize, true, true, true},
-    {"POST", "/v1/detokenize", &Impl::detokenize, true, true, true},
+    {"POST", "/tokenize", nullptr, true, true, &Impl::tokenize},
+    {"POST", "/v1/tokenize", nullptr, true, true, &Impl::tokenize},
+    {"POST", "/detokenize", nullptr, true, true, &Impl::detokenize},
+    {"POST", "/v1/detokenize", nullptr, true, true, &Impl::detokenize},
 };
 
 const Server::Impl::Route* Server::Impl::find_route(const HttpRequest& head, bool& path_known) {
@@ -250,12 +269,14 @@ void Server::Impl::handle(HttpRequest request, const std::shared_ptr<HttpReply>&
   }
   bool path_known = false;
   const Route* route = find_route(request, path_known);
-  if (!route->in_worker) return (this->*route->handler)(request, reply);
+  if (route->worker == nullptr) return (this->*route->handler)(request, reply);
   const auto shared = std::make_shared<const HttpRequest>(std::move(request));
   const bool taken = work_.push(shared->body.size(), [this, route, shared, reply] {
     if (reply->gone()) return;
+    ByteShare work(answers_, kFreeWorkBytes);
+    if (!take(work, json_bytes(shared->body), *reply, style_of(shared->path))) return;
     try {
-      (this->*route->handler)(*shared, reply);
+      (this->*route->worker)(*shared, reply, work);
     } catch (const std::bad_alloc&) {
       reply->send(api_error_response({.status = 503,
                                       .message = "no memory is left for this request",
@@ -359,31 +380,35 @@ void Server::Impl::models(const HttpRequest& request, const std::shared_ptr<Http
   reply->send({.body = to_text({{"object", "list"}, {"data", std::move(list)}})});
 }
 
-void Server::Impl::chat(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+void Server::Impl::chat(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply,
+                        ByteShare& work) {
   ChatRequest chat;
   if (auto error = parse_chat_request(request.body, model_.defaults, chat)) {
     return reply->send(api_error_response(*error));
   }
   if (check_model(chat.model, *reply)) {
-    start_chat(context(request), std::move(chat), make_chat<OpenAiChat>, reply);
+    start_chat(context(request), std::move(chat), make_chat<OpenAiChat>, reply, work);
   }
 }
 
-void Server::Impl::responses(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+void Server::Impl::responses(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply,
+                             ByteShare& work) {
   ResponsesRequest responses;
   if (auto error = parse_responses_request(request.body, model_.defaults, responses)) {
     return reply->send(api_error_response(*error));
   }
   if (!check_model(responses.model, *reply)) return;
+  responses.echo_bytes = kEchoes * held_bytes(responses.echo);
   const auto make = [echo = std::move(responses.echo)](const GenerationContext& context,
                                                        PreparedChat chat,
                                                        std::shared_ptr<HttpReply> to) {
     return std::make_shared<OpenAiResponses>(context, std::move(chat), echo, std::move(to));
   };
-  start_chat(context(request), std::move(responses), make, reply);
+  start_chat(context(request), std::move(responses), make, reply, work);
 }
 
-void Server::Impl::messages(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+void Server::Impl::messages(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply,
+                            ByteShare& work) {
   ChatRequest chat;
   if (auto error = parse_messages_request(request.body, model_.defaults,
                                           {.refuses_images = model_.is_text_part}, chat)) {
@@ -391,31 +416,32 @@ void Server::Impl::messages(const HttpRequest& request, const std::shared_ptr<Ht
   }
   if (!check_model(chat.model, *reply, ApiStyle::kAnthropic)) return;
   start_chat(context(request, ApiStyle::kAnthropic), std::move(chat), make_chat<AnthropicMessages>,
-             reply);
+             reply, work);
 }
 
-void Server::Impl::count_tokens(const HttpRequest& request,
-                                const std::shared_ptr<HttpReply>& reply) {
+void Server::Impl::count_tokens(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply,
+                                ByteShare& work) {
   ChatRequest chat;
   auto error =
       parse_messages_request(request.body, model_.defaults,
                              {.counting = true, .refuses_images = model_.is_text_part}, chat);
   if (!error && !check_model(chat.model, *reply, ApiStyle::kAnthropic)) return;
   if (!error) {
-    const auto prompt = render_chat(model_, std::move(chat.chat));
-    if (prompt) return reply->send({.body = to_text({{"input_tokens", prompt->ids.size()}})});
-    error = ApiError{.message = prompt.error()};
+    ChatPrompt prompt;
+    error = render_chat(model_, chat.chat, work, prompt);
+    if (!error) return reply->send({.body = to_text({{"input_tokens", prompt.ids.size()}})});
   }
   reply->send(api_error_response(*error, ApiStyle::kAnthropic));
 }
 
-void Server::Impl::completion(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+void Server::Impl::completion(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply,
+                              ByteShare& work) {
   CompletionRequest completion;
   if (auto error = parse_completion_request(request.body, model_.defaults, completion)) {
     return reply->send(api_error_response(*error));
   }
   if (check_model(completion.model, *reply)) {
-    start_completion(context(request), std::move(completion), reply);
+    start_completion(context(request), std::move(completion), reply, work);
   }
 }
 
@@ -429,7 +455,8 @@ void Server::Impl::tokenizer_info(const HttpRequest&, const std::shared_ptr<Http
                                 {"chat_template", nullptr}})});
 }
 
-void Server::Impl::tokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+void Server::Impl::tokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply,
+                            ByteShare& work) {
   if (request.body.size() > kMaxTextBytes) return reply->send(api_error_response(text_too_long()));
   TokenizeRequest tokenize;
   if (auto error = parse_tokenize_request(request.body, tokenize)) {
@@ -439,12 +466,14 @@ void Server::Impl::tokenize(const HttpRequest& request, const std::shared_ptr<Ht
   const Tokenizer& tokenizer = *model_.tokenizer;
   std::vector<int32_t> ids;
   if (tokenize.chat) {
-    auto prompt = render_chat(model_, *std::move(tokenize.chat));
-    if (!prompt) {
-      return reply->send(api_error_response({.message = prompt.error(), .param = "messages"}));
+    ChatPrompt prompt;
+    if (const auto error = render_chat(model_, *tokenize.chat, work, prompt)) {
+      return reply->send(api_error_response(*error));
     }
-    ids = std::move(prompt->ids);
+    ids = std::move(prompt.ids);
   } else {
+    // At first for ids, then for the answer.
+    if (!take(work, kEncodedBytes * tokenize.prompt->size(), *reply)) return;
     if (tokenize.add_special_tokens) {
       const auto prefix = tokenizer.prefix_ids();
       ids.assign(prefix.begin(), prefix.end());
@@ -460,7 +489,8 @@ void Server::Impl::tokenize(const HttpRequest& request, const std::shared_ptr<Ht
   reply->send({.body = std::move(body)});
 }
 
-void Server::Impl::detokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+void Server::Impl::detokenize(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply,
+                              ByteShare& work) {
   DetokenizeRequest detokenize;
   if (auto error = parse_detokenize_request(request.body, detokenize)) {
     return reply->send(api_error_response(*error));
@@ -476,6 +506,10 @@ void Server::Impl::detokenize(const HttpRequest& request, const std::shared_ptr<
     bytes += model_.tokenizer->token_bytes(id).size();
   }
   if (bytes > kMaxTextBytes) return reply->send(api_error_response(text_too_long()));
+  constexpr size_t kCopies = 3, kEscaped = 6;  // at most: \u001f
+  work.clear();                                // the JSON that it was read with is gone
+  const size_t ids = detokenize.tokens.size() * sizeof(int32_t);
+  if (!take(work, ids + (kCopies + kEscaped) * bytes, *reply)) return;
   reply->send({.body = to_text({{"prompt", model_.tokenizer->decode(detokenize.tokens)}})});
 }
 

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "text/memory_use.h"
+
 namespace nibble {
 namespace {
 
@@ -39,6 +41,35 @@ Result<ReasoningEffort> parse_reasoning_effort(std::string_view name) {
   const Result<size_t> place = find_name(kEffortNames, name, "reasoning_effort");
   if (!place) return Failure{place.error()};
   return kEffortOfNames[*place];
+}
+
+size_t text_bytes(const Chat& chat) {
+  size_t bytes = chat.options.template_variables.size();
+  if (const auto& format = chat.options.response_format) {
+    bytes += format->name.size() + format->description.size() + format->schema.size();
+  }
+  for (const FunctionTool& tool : chat.tools) {
+    bytes += tool.name.size() + tool.description.size() + tool.parameters.size();
+  }
+  for (const ChatMessage& message : chat.messages) {
+    bytes += message.content.size() + message.name.size() + message.reasoning.size() +
+             message.tool_call_id.size();
+    for (const ToolCall& call : message.tool_calls) {
+      bytes += call.id.size() + call.name.size() + call.arguments.size();
+    }
+  }
+  return bytes;
+}
+
+size_t json_bytes(const Chat& chat) {
+  constexpr size_t kObject = 1'000;  // around a message, a call, a tool: a few keys
+  size_t bytes = 2 * text_bytes(chat) + json_bytes(chat.options.template_variables);
+  for (const FunctionTool& tool : chat.tools) bytes += kObject + json_bytes(tool.parameters);
+  for (const ChatMessage& message : chat.messages) {
+    bytes += kObject;
+    for (const ToolCall& call : message.tool_calls) bytes += kObject + json_bytes(call.arguments);
+  }
+  return bytes;
 }
 
 std::string_view role_name(Role role) { return kRoles[static_cast<size_t>(role)]; }

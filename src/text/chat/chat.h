@@ -102,4 +102,9 @@ struct Chat {
   ChatOptions options;
 };
 
+// Of all its texts.
+size_t text_bytes(const Chat& chat);
+// The memory of all of it as values of JSON, what is JSON in it parsed.
+size_t json_bytes(const Chat& chat);
+
 }  // namespace nibble

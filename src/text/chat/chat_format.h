@@ -14,11 +14,16 @@
 #include "text/chat/chat.h"
 #include "text/chat/harmony.h"
 #include "text/grammar/grammar.h"
+#include "text/memory_use.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace nibble {
 
 struct ChatStreamOptions;
+
+inline constexpr const char* kNoRoom = "the chat takes more memory than there is for it";
+// That a byte of a text takes to become ids, at most one each, in lists that grow.
+inline constexpr size_t kEncodedBytes = 14;
 
 // Follows the ids of one answer. Begin and End alternate; no text is lost.
 class AnswerParser {
@@ -34,8 +39,12 @@ class ChatFormat {
  public:
   virtual ~ChatFormat() = default;
 
-  // The whole prompt, up to where the answer begins. A failure is a text for the caller, HTTP 400.
-  virtual Result<ChatPrompt> render(const Chat& chat) const = 0;
+  // The whole prompt, up to where the answer begins. A failure is a text for the caller, HTTP 400;
+  // where `take` grants no more memory, kNoRoom.
+  virtual Result<ChatPrompt> render(const Chat& chat, const TakeBytes& take) const = 0;
+  Result<ChatPrompt> render(const Chat& chat) const {
+    return render(chat, [](size_t) { return true; });
+  }
 
   virtual std::unique_ptr<AnswerParser> parser(const ChatStreamOptions& options) const = 0;
   // Null: nothing is to be watched.

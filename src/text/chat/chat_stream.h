@@ -49,9 +49,9 @@ struct ChatReply {
 };
 
 struct ChatStreamOptions {
-  HarmonyStart start;                  // of the ChatPrompt
-  bool in_reasoning = false;           // of the ChatPrompt
-  std::vector<FunctionTool> tools;     // that may be called
+  HarmonyStart start;                                      // of the ChatPrompt
+  bool in_reasoning = false;                               // of the ChatPrompt
+  std::shared_ptr<const std::vector<FunctionTool>> tools;  // that may be called; null: none
   std::vector<std::string> functions;  // that may be called: nothing else is a call
   StopStrings stop;                    // they end content, and look at nothing else
 

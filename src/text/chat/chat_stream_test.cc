@@ -185,11 +185,21 @@ TEST(ChatWatcher, StopsAtTheByteThatCompletesTheStopString) {
   EXPECT_FALSE(watcher.mask(bits));
 }
 
+TEST(HarmonyFormat, RendersWithinTheMemoryThatItIsGranted) {
+  Chat chat;
+  chat.messages.push_back({.role = Role::kUser, .content = std::string(10'000, 'x')});
+  size_t granted = 0;
+  EXPECT_TRUE(format().render(chat, [&](size_t bytes) { return granted = bytes, true; }));
+  EXPECT_GE(granted, kEncodedBytes * 10'000);
+  const auto refused = format().render(chat, [](size_t) { return false; });
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error(), kNoRoom);
+}
+
 // For drafts: how well text is foretold depends on its channel.
 TEST(ChatWatcher, TellsHeadersReasoningContentAndCallsApart) {
   ChatStreamOptions options;
   options.functions = {"f"};
-  options.tools.push_back({.name = "f"});
   ChatWatcher watcher(harmony(), options);
   std::vector<int> parts = {watcher.part()};
   for (const char* text :

@@ -6,6 +6,7 @@
 #include <jinja/value.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <functional>
@@ -27,12 +28,14 @@ constexpr size_t kMaxSourceBytes = 1 << 20;
 constexpr size_t kStackBytes = size_t{256} << 20;  // reserved, not used: TemplateLimits::depth fits
 constexpr const char* kNoMemory = "no memory for a thread";
 constexpr size_t kLevelBytes = 64;  // that a level is charged
+constexpr size_t kTakenBytes = 1 << 20;
 
 // Of the thread that renders.
 class TemplateBounds {
  public:
-  explicit TemplateBounds(const TemplateLimits& limits)
+  TemplateBounds(const TemplateLimits& limits, const TakeBytes& take)
       : limits_(limits),
+        take_(take),
         bytes_left_(limits.bytes),
         deadline_(Clock::now() + std::chrono::milliseconds(limits.time_ms)) {
     CHECK(current == nullptr);
@@ -55,8 +58,17 @@ class TemplateBounds {
     if (broken_.empty() && ++calls_ % 1024 == 0 && Clock::now() > deadline_) {
       broken_ = "takes more than " + std::to_string(limits_.time_ms / 1000) + " s";
     }
+    if (broken_.empty() && bytes > granted_) {
+      const size_t more = std::max(bytes - granted_, std::min(kTakenBytes, bytes_left_ - granted_));
+      if (take_(more)) {
+        granted_ += more;
+      } else {
+        broken_ = "takes more memory than there is";
+      }
+    }
     if (!broken_.empty()) throw std::runtime_error("the template " + broken_);
     bytes_left_ -= bytes;
+    granted_ -= bytes;
   }
   void enter() {
     if (broken_.empty() && depth_ >= limits_.depth) broken_ = "is nested too deeply";
@@ -72,7 +84,9 @@ class TemplateBounds {
 
  private:
   const TemplateLimits limits_;
+  const TakeBytes& take_;
   size_t bytes_left_;
+  size_t granted_ = 0;  // of those, what take_ has granted
   const Clock::time_point deadline_;
   size_t calls_ = 0;
   int depth_ = 0;
@@ -208,7 +222,8 @@ ChatTemplate ChatTemplate::parse(std::string source, const std::string& origin,
   parsed->limits = limits;
   std::string failure;
   const bool ran = with_large_stack([&] {
-    TemplateBounds bounds(limits);
+    const TakeBytes take = [](size_t) { return true; };  // at start-up
+    TemplateBounds bounds(limits, take);
     try {
       jinja::lexer lexer;
       parsed->program = std::make_unique<jinja::program>(
@@ -224,14 +239,14 @@ ChatTemplate ChatTemplate::parse(std::string source, const std::string& origin,
 
 Result<std::vector<TemplatePiece>> ChatTemplate::render(
     std::string_view variables, const std::vector<std::pair<std::string, std::string>>& literals,
-    std::time_t now) const {
+    std::time_t now, const TakeBytes& take) const {
   const Json json = Json::parse(variables, nullptr, false);
   CHECK(json.is_object());
   std::vector<TemplatePiece> pieces;
   std::string failure;
   const std::lock_guard lock(parsed_->one_at_a_time);
   const bool ran = with_large_stack([&] {
-    TemplateBounds bounds(parsed_->limits);
+    TemplateBounds bounds(parsed_->limits, take);
     try {
       jinja::context context(parsed_->source);
       context.current_time = now;

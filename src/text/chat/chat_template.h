@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "text/memory_use.h"
 
 namespace nibble {
 
@@ -39,11 +40,13 @@ class ChatTemplate {
   // `variables`: a JSON object; the strings in it are text, but for the roles of messages.
   // `literals`: variables that hold special tokens (bos_token). Neighbours of one kind are joined.
   // `now`: what strftime_now shows, in local time.
+  // `take` is asked for the memory that rendering takes, a MiB at a time; all counts until the end.
   // A failure is what the template raised, or which bound it broke.
   Result<std::vector<TemplatePiece>> render(
       std::string_view variables,
       const std::vector<std::pair<std::string, std::string>>& literals = {},
-      std::time_t now = std::time(nullptr)) const;
+      std::time_t now = std::time(nullptr),
+      const TakeBytes& take = [](size_t) { return true; }) const;
 
   const std::string& source() const;
 

@@ -95,6 +95,30 @@ TEST(ChatTemplate, EndsWhatWouldNotEnd) {
   }
 }
 
+TEST(ChatTemplate, AsksForTheMemoryThatItTakes) {
+  const auto parsed =
+      ChatTemplate::parse("{% for i in range(n) %}{% set x = 'x' * 100000 %}{% endfor %}", "test");
+  size_t granted = 0, limit = 0;
+  const auto take = [&](size_t bytes) {
+    if (granted + bytes > limit) return false;
+    granted += bytes;
+    return true;
+  };
+  const auto failure_with = [&](size_t bytes, const std::string& variables) {
+    limit = bytes, granted = 0;
+    const auto pieces = parsed.render(variables, {}, 0, take);
+    return pieces ? "" : pieces.error();
+  };
+  constexpr size_t kMiB = 1 << 20;
+  EXPECT_EQ(failure_with(64 * kMiB, R"({"n": 10})"), "");
+  EXPECT_GE(granted, kMiB);
+  EXPECT_EQ(failure_with(64 * kMiB, R"({"n": 100})"),
+            "the template takes more memory than there is");
+  EXPECT_GT(granted, 63 * kMiB);
+  EXPECT_EQ(failure_with(1024 * kMiB, R"({"n": 100})"), "");
+  EXPECT_EQ(failure_with(0, "{}"), "the template takes more memory than there is");
+}
+
 TEST(ChatTemplate, EndsWhatIsTooDeep) {
   EXPECT_THAT(failure_of("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"),
               HasSubstr("nested too deeply"));

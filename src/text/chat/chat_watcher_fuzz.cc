@@ -50,7 +50,8 @@ std::unique_ptr<TokenWatcher> make_watcher(uint8_t flags, uint8_t choice) {
   ChatStreamOptions options;
   if ((flags & 4) != 0) options.stop = StopStrings({"END", "aa"});
   const Tokenizer& tokenizer = is_harmony ? byte_tokenizer() : templates_tokenizer();
-  options.tools = {{.name = "f", .description = "", .parameters = "{}"}};
+  options.tools = std::make_shared<std::vector<FunctionTool>>(
+      std::vector<FunctionTool>{{.name = "f", .description = "", .parameters = "{}"}});
   options.functions = {"f"};
   options.end_ids = {kReturn};
   if (is_harmony) {

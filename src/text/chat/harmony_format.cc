@@ -41,7 +41,7 @@ class HarmonyAnswer : public AnswerParser {
 
 }  // namespace
 
-Result<ChatPrompt> HarmonyFormat::render(const Chat& chat) const {
+Result<ChatPrompt> HarmonyFormat::render(const Chat& chat, const TakeBytes& take) const {
   // Clients of many models send the fields of all. Their names stay out of the log, since a
   // stranger chose them.
   static std::once_flag told;
@@ -52,6 +52,7 @@ Result<ChatPrompt> HarmonyFormat::render(const Chat& chat) const {
           "nothing (said once)");
     });
   }
+  if (!take(json_bytes(chat) + kEncodedBytes * text_bytes(chat))) return Failure{kNoRoom};
   return harmony_.render(chat);
 }
 

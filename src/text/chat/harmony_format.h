@@ -14,7 +14,8 @@ class HarmonyFormat : public ChatFormat {
   // Throws where the vocabulary lacks Harmony's special tokens: Harmony::fits().
   explicit HarmonyFormat(const Tokenizer& tokenizer) : harmony_(tokenizer) {}
 
-  Result<ChatPrompt> render(const Chat& chat) const override;
+  Result<ChatPrompt> render(const Chat& chat, const TakeBytes& take) const override;
+  using ChatFormat::render;
   std::unique_ptr<AnswerParser> parser(const ChatStreamOptions& options) const override;
   std::shared_ptr<TokenWatcher> watcher(const ChatStreamOptions& options) const override;
   std::vector<WantedGrammar> forms(const Chat& chat,

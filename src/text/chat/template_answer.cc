@@ -39,7 +39,7 @@ bool may_start(std::string_view text, std::string_view mark) {
 TemplateAnswer::TemplateAnswer(const Tokenizer& tokenizer, AnswerMarkup markup,
                                const ChatStreamOptions& options)
     : tokenizer_(tokenizer), markup_(markup), tools_(options.tools), text_(tokenizer) {
-  if (tools_.empty()) markup_.tools = ToolFormat::kNone;
+  if (!tools_ || tools_->empty()) markup_.tools = ToolFormat::kNone;
   if (options.in_reasoning) {
     state_ = State::kReasoning;
     skip_newlines_ = true;
@@ -340,9 +340,10 @@ void TemplateAnswer::close(std::vector<ChatEvent>& events) {
 }
 
 const FunctionTool* TemplateAnswer::tool_of(const std::string& name) const {
-  const auto it = std::find_if(tools_.begin(), tools_.end(),
+  if (!tools_) return nullptr;
+  const auto it = std::find_if(tools_->begin(), tools_->end(),
                                [&](const FunctionTool& tool) { return tool.name == name; });
-  return it == tools_.end() ? nullptr : &*it;
+  return it == tools_->end() ? nullptr : &*it;
 }
 
 }  // namespace nibble

@@ -2,6 +2,7 @@
 // and calls in one of the tool formats.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -54,7 +55,7 @@ class TemplateAnswer : public AnswerParser {
 
   Tokenizer tokenizer_;
   AnswerMarkup markup_;
-  std::vector<FunctionTool> tools_;
+  std::shared_ptr<const std::vector<FunctionTool>> tools_;  // null: none
   Detokenizer text_;
   State state_ = State::kStart;
   std::string held_;  // not yet told

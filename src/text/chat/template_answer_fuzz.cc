@@ -54,13 +54,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   ChatStreamOptions options;
   options.in_reasoning = markup.think && (data[0] & 8) != 0;
   if ((data[0] & 16) == 0) {
-    options.tools = {{.name = "f",
-                      .description = "",
-                      .parameters = R"({"type":"object","properties":{"x":{"type":"integer"},
+    options.tools = std::make_shared<std::vector<FunctionTool>>(std::vector<FunctionTool>{
+        {.name = "f",
+         .description = "",
+         .parameters = R"({"type":"object","properties":{"x":{"type":"integer"},
                           "y":{"type":"array"},"z":{"type":"string"}}})"},
-                     {.name = "g", .description = "", .parameters = ""}};
+        {.name = "g", .description = "", .parameters = ""}});
   }
-  const bool has_tools = !options.tools.empty() && markup.tools != ToolFormat::kNone;
+  const bool has_tools = options.tools && markup.tools != ToolFormat::kNone;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
 
   TemplateAnswer answer(tokenizer, markup, options);

@@ -29,7 +29,7 @@ class ParserOnly : public ChatFormat {
  public:
   ParserOnly(const Tokenizer& tokenizer, AnswerMarkup markup)
       : tokenizer_(tokenizer), markup_(markup) {}
-  Result<ChatPrompt> render(const Chat&) const override { return Failure{""}; }
+  Result<ChatPrompt> render(const Chat&, const TakeBytes&) const override { return Failure{""}; }
   std::unique_ptr<AnswerParser> parser(const ChatStreamOptions& options) const override {
     return std::make_unique<TemplateAnswer>(tokenizer_, markup_, options);
   }
@@ -97,12 +97,13 @@ void expect_all_ways(const Tokenizer& tokenizer, AnswerMarkup markup,
 ChatStreamOptions with_tools(bool in_reasoning = false) {
   ChatStreamOptions options;
   options.in_reasoning = in_reasoning;
-  options.tools = {{.name = "get_weather",
-                    .description = "",
-                    .parameters = R"({"type":"object","properties":{"city":{"type":"string"},
+  options.tools = std::make_shared<std::vector<FunctionTool>>(std::vector<FunctionTool>{
+      {.name = "get_weather",
+       .description = "",
+       .parameters = R"({"type":"object","properties":{"city":{"type":"string"},
                         "days":{"type":"integer"},"exact":{"type":"boolean"},
                         "places":{"type":"array"},"any":{"anyOf":[{"type":"integer"}]}}})"},
-                   {.name = "now", .description = "", .parameters = ""}};
+      {.name = "now", .description = "", .parameters = ""}});
   return options;
 }
 

@@ -102,6 +102,12 @@ std::time_t time_of(const std::string& date) {
   return std::mktime(&day);
 }
 
+size_t bytes_of(const std::vector<TemplatePiece>& pieces) {
+  size_t bytes = 0;
+  for (const TemplatePiece& piece : pieces) bytes += piece.text.size();
+  return bytes;
+}
+
 std::string text_of(const std::vector<TemplatePiece>& pieces) {
   std::string text;
   for (const TemplatePiece& piece : pieces) text += piece.text;
@@ -182,7 +188,7 @@ std::vector<int32_t> TemplateFormat::ids_of(const std::vector<TemplatePiece>& pi
   return ids;
 }
 
-Result<ChatPrompt> TemplateFormat::render(const Chat& chat) const {
+Result<ChatPrompt> TemplateFormat::render(const Chat& chat, const TakeBytes& take) const {
   const bool knows_developer = template_.source().find("developer") != std::string::npos;
   const ChatOptions& options = chat.options;
   if (options.continue_final_message &&
@@ -190,8 +196,13 @@ Result<ChatPrompt> TemplateFormat::render(const Chat& chat) const {
     return Failure{
         "continue_final_message: the last message must be an assistant's without tool calls"};
   }
-  const Json variables = Variables(chat, knows_developer).run();
-  auto pieces = template_.render(dump(variables), literals_, time_of(options.current_date));
+  if (!take(json_bytes(chat) + text_bytes(chat))) return Failure{kNoRoom};
+  bool granted = true;
+  const auto take_more = [&](size_t bytes) { return granted = take(bytes); };
+  auto pieces = template_.render(dump(Variables(chat, knows_developer).run()), literals_,
+                                 time_of(options.current_date), take_more);
+  if (granted && pieces) take_more(kEncodedBytes * bytes_of(*pieces));
+  if (!granted) return Failure{kNoRoom};
   if (!pieces) return Failure{"the chat template: " + pieces.error()};
   if (options.continue_final_message && !cut_behind(chat.messages.back().content, *pieces)) {
     return Failure{"continue_final_message: the template does not write the last message as it is"};

@@ -20,7 +20,8 @@ class TemplateFormat : public ChatFormat {
                  std::vector<std::pair<std::string, std::string>> literals);
 
   // Special tokens are those that the template spells; in messages they are text.
-  Result<ChatPrompt> render(const Chat& chat) const override;
+  Result<ChatPrompt> render(const Chat& chat, const TakeBytes& take) const override;
+  using ChatFormat::render;
   std::unique_ptr<AnswerParser> parser(const ChatStreamOptions& options) const override;
   std::shared_ptr<TokenWatcher> watcher(const ChatStreamOptions& options) const override;
   std::vector<WantedGrammar> forms(const Chat& chat,

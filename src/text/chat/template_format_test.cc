@@ -95,6 +95,24 @@ TEST_P(TemplateFamily, IdsAreThoseOfTheText) {
   }
 }
 
+// At whatever point the memory ends: before the template, in it, behind it.
+TEST_P(TemplateFamily, RendersWithinTheMemoryThatItIsGranted) {
+  Chat chat = question();
+  chat.messages.back().content = std::string(10'000, 'x');
+  size_t asked = 0, refused_at = 0;
+  const auto take = [&](size_t) { return ++asked != refused_at; };
+  ASSERT_TRUE(format.render(chat, take));
+  const size_t times = asked;
+  EXPECT_GE(times, 3u);
+  for (refused_at = 1; refused_at <= times; ++refused_at) {
+    asked = 0;
+    const auto prompt = format.render(chat, take);
+    ASSERT_FALSE(prompt) << refused_at;
+    EXPECT_EQ(prompt.error(), kNoRoom);
+    EXPECT_EQ(asked, refused_at);
+  }
+}
+
 TEST_P(TemplateFamily, MessagesCannotForgeATurn) {
   const auto specials = [&](const Chat& chat) {
     const auto prompt = format.render(chat);
@@ -140,7 +158,7 @@ TEST_P(TemplateFamily, AnswersAreHeldToTheirGrammar) {
       auto grammar = compiler.compile(wanted[0].spec);
       ASSERT_TRUE(grammar) << grammar.error() << "\n" << wanted[0].spec.text;
       ChatStreamOptions options;
-      options.tools = chat.tools;
+      options.tools = std::make_shared<std::vector<FunctionTool>>(chat.tools);
       options.in_reasoning = family.think && seed % 3 == 0;
       options.end_ids = {end};
       format.take_forms(chat, false, {*grammar}, options);
@@ -211,7 +229,7 @@ TEST_P(TemplateFamily, StrictArgumentsAreOfTheirSchema) {
   for (unsigned seed = 0; seed < 20; ++seed) {
     std::mt19937 rng(seed);
     ChatStreamOptions options;
-    options.tools = chat.tools;
+    options.tools = std::make_shared<std::vector<FunctionTool>>(chat.tools);
     options.start.in_content = true;
     options.end_ids = {end};
     ChatStream stream(format, options);
