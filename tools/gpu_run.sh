@@ -9,12 +9,13 @@
 #        tools/gpu_run.sh bench BUILD RESULTS    the table of gpt-oss-120b, random weights, what a
 #                                                step is made of and each kernel alone, as JSON in
 #                                                RESULTS; NIBBLE_BENCH_ARGS: further flags
+#        tools/gpu_run.sh families BUILD RESULTS a table row of each other model, random weights
 #        tools/gpu_run.sh load BUILD RESULTS     the same shape as a checkpoint of 65 GB in LOAD_AT
 #                                                (/dev/shm), loaded; needs python3 with numpy
 #        tools/gpu_run.sh soak BUILD RESULTS     8 minutes of preemption under --exact on the same
 #                                                model; SOAK_MINUTES
 set -euo pipefail
-what=${1:?test, sanitize, bench, load or soak} build=${2:?the folder with the programs}
+what=${1:?test, sanitize, bench, families, load or soak} build=${2:?the folder with the programs}
 
 # One of the shares of a program's tests, in a folder of its own. What it says is printed whole.
 run_share() {
@@ -68,7 +69,7 @@ run_tests() {
 # One result. $1: a name for the file, the rest: arguments of nibble.
 result() {
   local file
-  file=$results/$(date -u +%F)-$device-gpt-oss-120b-$1.json
+  file=$results/$(date -u +%F)-$device-$1.json
   shift
   "$build/nibble" "$@" --json >"$file.part" && mv "$file.part" "$file" && echo "$file"
 }
@@ -80,7 +81,7 @@ run_bench() {
   local args=() fp8=() rows=() test
   read -ra args <<<"${NIBBLE_BENCH_ARGS:-}"
   tests() { rows=() && for test in "$@"; do rows+=(--test "$test"); done; }
-  run() { result "$1" bench "${model[@]}" "${@:2}" "${rows[@]}" "${args[@]}" || failed=1; }
+  run() { result "gpt-oss-120b-$1" bench "${model[@]}" "${@:2}" "${rows[@]}" "${args[@]}" || failed=1; }
   case $device in h[12]00) fp8=(--activations fp8) ;; esac  # Hopper alone has kernels for E4M3
   tests 'tg 1 @512' 'tg 1 @8192' 'tg 4' 'tg 5' 'tg 8' 'tg 12' 'tg 16' 'tg 32' 'tg 48' 'tg 64' \
     'tg 100' 'tg 128' 'tg 256' pp512 pp2048 pp8192
@@ -96,7 +97,21 @@ run_bench() {
   [[ ${#fp8[@]} == 0 ]] || run profile-fp8 -r 1 --profile "${mxfp4[@]}" "${fp8[@]}"
   tests 'tg 1 @130816' pp130816
   run 130816-mxfp4-dense -n 128 -r 1 "${mxfp4[@]}"
-  result ops bench ops openai/gpt-oss-120b || failed=1
+  result gpt-oss-120b-ops bench ops openai/gpt-oss-120b || failed=1
+  return $failed
+}
+
+# NIBBLE_BENCH_ARGS: further flags.
+run_families() {
+  local failed=0 model args=()
+  read -ra args <<<"${NIBBLE_BENCH_ARGS:-}"
+  for model in nvidia/Qwen3-8B-NVFP4 nvidia/Llama-3.1-8B-Instruct-NVFP4 \
+    meta-llama/Llama-3.1-8B-Instruct nvidia/Qwen3-30B-A3B-NVFP4 \
+    nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4 nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4; do
+    result "${model##*/}" bench "$model" --load-format dummy -n 32 -r 1 --max-num-seqs 256 \
+      --test 'tg 1 @512' --test 'tg 2' --test 'tg 4' --test 'tg 8' --test 'tg 64' --test 'tg 256' \
+      --test pp512 --test pp2048 --test pp8192 "${args[@]}" || failed=1
+  done
   return $failed
 }
 
@@ -105,14 +120,14 @@ run_load() {
   local at=${LOAD_AT:-/dev/shm}/nibble-random-120b failed=0
   local args=(--max-num-seqs 4 --max-model-len 4096 -n 128 -r 1 --test 'tg 1 @512' --test pp512)
   python3 "$(dirname "$0")/../bench/random_checkpoint.py" "$at" --read || return
-  result load-mxfp4-dense bench "$at" --dense-format mxfp4 "${args[@]}" || failed=1
-  result load-bf16-dense bench "$at" "${args[@]}" || failed=1
+  result gpt-oss-120b-load-mxfp4-dense bench "$at" --dense-format mxfp4 "${args[@]}" || failed=1
+  result gpt-oss-120b-load-bf16-dense bench "$at" "${args[@]}" || failed=1
   rm -r "$at"
   return $failed
 }
 
 run_soak() {
-  result preempt bench preempt openai/gpt-oss-120b --load-format dummy --dense-format mxfp4 \
+  result gpt-oss-120b-preempt bench preempt openai/gpt-oss-120b --load-format dummy --dense-format mxfp4 \
     --max-num-seqs 64 --clients 95 --max-model-len 5120 --kv-tokens 135000 --pool 32 \
     --no-enable-prefix-caching --minutes "${SOAK_MINUTES:-8}"
 }
@@ -120,12 +135,12 @@ run_soak() {
 case $what in
   test) run_tests test ;;
   sanitize) run_tests memcheck racecheck initcheck synccheck ;;
-  bench | load | soak)
+  bench | families | load | soak)
     results=${3:?the folder for the results}
     mkdir -p "$results"
     device=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1 |
       sed 's/^NVIDIA //; s/ .*//' | tr '[:upper:]' '[:lower:]')
     "run_$what"
     ;;
-  *) echo "gpu_run: test, sanitize, bench, load or soak, not $what" >&2; exit 2 ;;
+  *) echo "gpu_run: test, sanitize, bench, families, load or soak, not $what" >&2; exit 2 ;;
 esac
