@@ -38,7 +38,11 @@ bool may_start(std::string_view text, std::string_view mark) {
 
 TemplateAnswer::TemplateAnswer(const Tokenizer& tokenizer, AnswerMarkup markup,
                                const ChatStreamOptions& options)
-    : tokenizer_(tokenizer), markup_(markup), tools_(options.tools), text_(tokenizer) {
+    : tokenizer_(tokenizer),
+      markup_(markup),
+      tools_(options.tools),
+      has_form_(options.must == HeaderRules::Must::kAnswer),
+      text_(tokenizer) {
   if (!tools_ || tools_->empty()) markup_.tools = ToolFormat::kNone;
   if (options.in_reasoning) {
     state_ = State::kReasoning;
@@ -50,6 +54,9 @@ TemplateAnswer::TemplateAnswer(const Tokenizer& tokenizer, AnswerMarkup markup,
 
 void TemplateAnswer::push(int32_t id, std::vector<ChatEvent>& events) {
   if (state_ == State::kReasoning) ++reasoning_tokens_;
+  const std::string_view bytes = tokenizer_.token_bytes(id);
+  if (newlines_left_-- > 0 && (bytes == "\n" || bytes == "\n\n")) return;
+  newlines_left_ = 0;
   if (!tokenizer_.is_special(id)) {
     held_ += text_.push(id);
   } else {
@@ -137,7 +144,12 @@ bool TemplateAnswer::until(std::string_view mark, ChatPart part, bool last,
 bool TemplateAnswer::reasoning(bool last, std::vector<ChatEvent>& events) {
   if (!until(kThinkEnd, ChatPart::kReasoning, last, events)) return false;
   state_ = State::kContent;
-  skip_newlines_ = true;
+  if (has_form_) {
+    held_.erase(0, std::min(held_.find_first_not_of("\r\n"), held_.size()));
+    newlines_left_ = kNewlinesBeforeForm;
+  } else {
+    skip_newlines_ = true;
+  }
   return true;
 }
 

@@ -16,6 +16,9 @@
 
 namespace nibble {
 
+// Tokens of newlines between the reasoning and content that has a form: not part of either.
+inline constexpr int kNewlinesBeforeForm = 2;
+
 // A value: copy it to be able to go back. Text that could still become markup is held back; text
 // that turns out to be no call is content: nothing is lost but the markup, and blanks beside it.
 class TemplateAnswer : public AnswerParser {
@@ -56,6 +59,8 @@ class TemplateAnswer : public AnswerParser {
   Tokenizer tokenizer_;
   AnswerMarkup markup_;
   std::shared_ptr<const std::vector<FunctionTool>> tools_;  // null: none
+  bool has_form_;          // content has one: newlines may be part of it
+  int newlines_left_ = 0;  // tokens of them that may still come between the reasoning and the form
   Detokenizer text_;
   State state_ = State::kStart;
   std::string held_;  // not yet told

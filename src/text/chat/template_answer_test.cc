@@ -94,6 +94,33 @@ void expect_all_ways(const Tokenizer& tokenizer, AnswerMarkup markup,
   }
 }
 
+// Of a form: what the watcher lets pass before it is dropped, and nothing of the form itself.
+TEST(TemplateAnswer, KeepsTheNewlinesOfAForm) {
+  const AnswerMarkup markup{.tools = ToolFormat::kNone, .think = true};
+  static const Tokenizer tokenizer =
+      Tokenizer::load(NIBBLE_SOURCE_DIR "/models/nibble-tiny-qwen3-next");
+  const ParserOnly format(tokenizer, markup);
+  const int32_t one = tokenizer.find_text("\n"), two = tokenizer.find_text("\n\n");
+  ASSERT_TRUE(one >= 0 && two >= 0);
+  const auto content = [&](const std::vector<int32_t>& behind, bool has_form) {
+    ChatStreamOptions options;
+    options.in_reasoning = true;
+    if (has_form) options.must = HeaderRules::Must::kAnswer;
+    ChatStream stream(format, options);
+    for (const int32_t id : tokenizer.encode("a</think>", Specials::kRecognize)) stream.push(id);
+    for (const int32_t id : behind) stream.push(id);
+    stream.finish();
+    EXPECT_EQ(stream.reply().reasoning, "a");
+    return stream.reply().content;
+  };
+  const int32_t y = tokenizer.find_text("y");
+  EXPECT_EQ(content({two, y}, true), "y");
+  EXPECT_EQ(content({one, one, one}, true), "\n");
+  EXPECT_EQ(content({two, one, two, y}, true), "\n\ny");
+  EXPECT_EQ(content({y, two, two}, true), "y\n\n\n\n");
+  EXPECT_EQ(content({two, one, two, y}, false), "y");
+}
+
 ChatStreamOptions with_tools(bool in_reasoning = false) {
   ChatStreamOptions options;
   options.in_reasoning = in_reasoning;

@@ -81,7 +81,7 @@ Watch TemplateWatcher::accept(int32_t id) {
   state_.answer.push(id, events);
   if (was_reasoning && !state_.answer.in_reasoning()) {
     state_.in_form = true;
-    state_.newlines_left = 2;
+    state_.newlines_left = kNewlinesBeforeForm;
   }
   for (const ChatEvent& event : events) {
     if (event.part != ChatPart::kContent) continue;
