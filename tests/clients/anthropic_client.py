@@ -1,4 +1,4 @@
-# needs: anthropic==2.12.0
+# needs: anthropic==2.14.0
 """Anthropic's library: messages, plain and streamed, and its tool runner."""
 
 import json

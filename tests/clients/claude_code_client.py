@@ -1,4 +1,4 @@
-# needs: claude-agent-sdk==0.2.187
+# needs: claude-agent-sdk==0.2.189
 """Claude Code, the program that comes inside its SDK: alone, by the SDK, and through the turns of a session in which it searches
 for tools and reads files that a text model cannot take. The small model plans no such turns: a relay between the two says what
 the model would have, sends the requests on all the same, and keeps nibble's last answer."""

@@ -1,4 +1,4 @@
-# needs: inspect-ai==0.3.285 openai==3.54.0 anthropic==2.12.0
+# needs: inspect-ai==0.3.285 openai==3.57.0 anthropic==2.14.0
 """Inspect: an evaluation with a tool, over chat, responses and Anthropic's messages."""
 
 import json

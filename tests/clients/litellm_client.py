@@ -1,4 +1,4 @@
-# needs: litellm==1.106.2 mcp==2.1.1
+# needs: litellm==1.110.2 mcp==2.1.1
 """LiteLLM: its providers for vLLM, OpenAI and Anthropic, and its router."""
 
 import json

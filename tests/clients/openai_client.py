@@ -1,4 +1,4 @@
-# needs: openai==3.54.0
+# needs: openai==3.57.0
 """OpenAI's library: chat, completions and responses, plain and streamed."""
 
 import asyncio
