@@ -132,9 +132,11 @@ __device__ __forceinline__ uint32_t transpose_quad(uint32_t word, uint32_t lanes
 // into products: {scale / 2, -12 scale / 2 * sum of the integers}; NaN where an element is not
 // finite. `lanes`: those that run together; `stores`: this lane's quarter is one.
 //
-// kBlock 16: a quad holds two blocks, each with a scale of its own, and the second of what is
-// returned is an integer, kOneAndAHalf less 12 times their sum.
-inline constexpr uint32_t kOneAndAHalf = 0x4b400000;  // of 2^23, as a float32
+// kBlock 16: a quad holds two blocks, each with a scale of its own, and what is returned is o and,
+// as an integer, o less 12 times their sum: the float32 that is A more than that is, less o, the
+// block's product in units of kBlockUnit. o is 1.5 * 2^23 times half the scale in those units,
+// whose exponent no block's exceeds.
+inline constexpr float kBlockUnit = 0x1p16f;
 template <int kBlock = 32>
 __device__ __forceinline__ float2 store_digits(const uint4& pairs, uint32_t block_address,
                                                uint32_t lanes = this_quad(), bool stores = true) {
@@ -181,10 +183,14 @@ __device__ __forceinline__ float2 store_digits(const uint4& pairs, uint32_t bloc
       __dp4a(static_cast<int>(lo_even), kOnes, __dp4a(static_cast<int>(lo_odd), kOnes, sum * 256));
   sum += __shfl_xor_sync(lanes, sum, 1);
   if constexpr (kBlock == 32) sum += __shfl_xor_sync(lanes, sum, 2);
-  const float half =
-      exponent == 255 ? __uint_as_float(0x7fc00000) : __uint_as_float((exponent - 14) << 23);
-  if constexpr (kBlock == 16)
-    return {half, __uint_as_float(kOneAndAHalf - 12 * static_cast<uint32_t>(sum))};
+  const auto or_nan = [&](uint32_t bits) {
+    return __uint_as_float(exponent == 255 ? 0x7fc00000 : bits);
+  };
+  if constexpr (kBlock == 16) {
+    const uint32_t origin = (exponent - 7) << 23 | 0x400000;
+    return {or_nan(origin), __uint_as_float(origin - 12 * static_cast<uint32_t>(sum))};
+  }
+  const float half = or_nan((exponent - 14) << 23);
   return {half, -12.f * static_cast<float>(sum) * half};
 }
 

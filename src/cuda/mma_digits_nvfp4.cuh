@@ -2,7 +2,9 @@
 //
 // A step of mma over 32 k has two blocks; column pair i of B is block i of the unit's four, zero in
 // the products with the codes of others, so that lane p = i of a quad has its sums. Twice the sum
-// of codes times digits is below 2^22: added to 1.5 * 2^23 as an integer it is a float32.
+// of codes times digits is below 2^22: added to 1.5 * 2^23 as an integer it is a float32, and with
+// the block's scale in the exponent that which begins so, the product. Sums are in units of 2^16,
+// so that no block's is too large for an exponent, nor a sum that ends within float32.
 #pragma once
 
 #include "cuda/fp8.cuh"
@@ -12,8 +14,8 @@ namespace nibble::cuda {
 
 // A unit's activations in shared memory: the digits of two times 32 k, then of store_digits<16>()
 // for each block what its sums begin with, {0, second, 0, second}, and at last its first.
-inline constexpr int kUnitBegins = 2 * kDigitBytes, kUnitHalves = kUnitBegins + 4 * 16;
-inline constexpr int kUnitDigitsBytes = kUnitHalves + 4 * 4;
+inline constexpr int kUnitBegins = 2 * kDigitBytes, kUnitOrigins = kUnitBegins + 4 * 16;
+inline constexpr int kUnitDigitsBytes = kUnitOrigins + 4 * 4;
 inline constexpr int kNvfp4UnitBytes = 576;
 
 __device__ __forceinline__ void store_shared_16(uint32_t address, const uint4& v) {
@@ -41,23 +43,23 @@ __device__ __forceinline__ void store_unit_digits(const uint4& x, uint32_t i, ui
     const uint32_t block = i % 8 / 2;
     store_shared_16(unit + kUnitBegins + block * 16,
                     {0, __float_as_uint(f.y), 0, __float_as_uint(f.y)});
-    store_shared_float(unit + kUnitHalves + block * 4, f.x);
+    store_shared_float(unit + kUnitOrigins + block * 4, f.x);
   }
 }
 
-// Sums over blocks of 16 k of rows g and g + 8.
+// Sums over blocks of 16 k of rows g and g + 8, in units of kBlockUnit.
 struct BlockSums {
   float2 sum{0, 0};
 
-  // `half`: the first of store_digits<16>(), whose second `d` began with; `scales`: E4M3 of row g,
-  // then of row g + 8.
-  __device__ __forceinline__ void add(const Sums& d, float half, uint16_t scales) {
-    const auto twice = [](int high, int low) {
-      return __int_as_float(high * 256 + low) - __uint_as_float(kOneAndAHalf);
+  // `origin`: the first of store_digits<16>(), whose second `d` began with; `scales`: E4M3 of row
+  // g, then of row g + 8.
+  __device__ __forceinline__ void add(const Sums& d, float origin, uint16_t scales) {
+    const auto sum_of = [&](int high, int low) {
+      return __int_as_float(high * 256 + low) - origin;
     };
     const float2 scale = values_of_f16(f16_of_e4m3(scales));
-    sum.x = fmaf(twice(d.v[0], d.v[1]), half * scale.x, sum.x);
-    sum.y = fmaf(twice(d.v[2], d.v[3]), half * scale.y, sum.y);
+    sum.x = fmaf(sum_of(d.v[0], d.v[1]), scale.x, sum.x);
+    sum.y = fmaf(sum_of(d.v[2], d.v[3]), scale.y, sum.y);
   }
 };
 
@@ -101,9 +103,9 @@ class Nvfp4Product {
     units_ = units;
   }
 
-  // The sum over the range, of units of weights at a shared address: lane p = 0 has that of row g,
-  // lane p = 1 of row g + 8. kTells: calls have_read() when this lane has read all of them, in
-  // front of the last two units' products.
+  // The sum over the range in units of kBlockUnit, of units of weights at a shared address: lane p
+  // = 0 has that of row g, lane p = 1 of row g + 8. kTells: calls have_read() when this lane has
+  // read all of them, in front of the last two units' products.
   template <bool kTells, class HaveRead>
   __device__ __forceinline__ float run(const CodeTables& tables, uint32_t weights,
                                        const HaveRead& have_read) const {
@@ -128,7 +130,7 @@ class Nvfp4Product {
       Sums d = load_sums(unit + kUnitBegins + p * 16);
       multiply_words(d, tables, q.x, q.y, digits_[2 * u]);
       multiply_words(d, tables, q.z, q.w, digits_[2 * u + 1]);
-      sums.add(d, load_shared_float(unit + kUnitHalves + p * 4),
+      sums.add(d, load_shared_float(unit + kUnitOrigins + p * 4),
                u < kLast ? scales(u) : last_scales[u - kLast]);
     }
     const float2 sum = sums.sum;
@@ -155,7 +157,7 @@ class Nvfp4Tokens {
     digits_ = of(pair) + lane / 4 % 2 * 32 + p * 8;
     block_ = kTokens == 1 ? p : p / 2;
     begins_ = of(p) + kUnitBegins + block_ * 16;
-    halves_ = of(p) + kUnitHalves + block_ * 4;
+    origins_ = of(p) + kUnitOrigins + block_ * 4;
     if constexpr (kTokens == 1)
       kept_[0] = mask_of_block(pair == 0, pair == 1),
       kept_[1] = mask_of_block(pair == 2, pair == 3);
@@ -175,11 +177,11 @@ class Nvfp4Tokens {
     Sums d = load_sums(begins_ + at);
     multiply_words(d, tables, q.x, q.y, digits(0));
     if constexpr (kTokens == 2) {
-      sums_.add(d, load_shared_float(halves_ + at), load_shared_2(scales));
+      sums_.add(d, load_shared_float(origins_ + at), load_shared_2(scales));
       d = load_sums(begins_ + at + kLast * 16);
     }
     multiply_words(d, tables, q.z, q.w, digits(1));
-    sums_.add(d, load_shared_float(halves_ + at + kLast * 4), load_shared_2(scales + kLast * 2));
+    sums_.add(d, load_shared_float(origins_ + at + kLast * 4), load_shared_2(scales + kLast * 2));
   }
   // Rows g and g + 8 of token p % kTokens.
   __device__ __forceinline__ float2 total() const {
@@ -189,11 +191,11 @@ class Nvfp4Tokens {
       sum.x += __shfl_xor_sync(0xffffffff, sum.x, step);
       sum.y += __shfl_xor_sync(0xffffffff, sum.y, step);
     }
-    return sum;
+    return {sum.x * kBlockUnit, sum.y * kBlockUnit};
   }
 
  private:
-  uint32_t digits_, begins_, halves_, block_, kept_[2];
+  uint32_t digits_, begins_, origins_, block_, kept_[2];
   BlockSums sums_;
 };
 

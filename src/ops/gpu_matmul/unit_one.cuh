@@ -325,7 +325,7 @@ __device__ __forceinline__ void finish_row_tiles(const UnitOne& m, const OnePlac
 #pragma unroll 4
         for (int s = 0; s < of_choice; ++s) sum += from[(c * of_choice + s) * 16];
         const int of = i * m.choices + c;
-        sum = fmaf(sum, scales[of * 16], bias(of));
+        sum = fmaf(sum, cuda::kBlockUnit * scales[of * 16], bias(of));
         all = fmaf(choices.weight[c], sum, all);
       }
       all += __shfl_xor_sync(0xffffffff, all, 16);
@@ -334,7 +334,7 @@ __device__ __forceinline__ void finish_row_tiles(const UnitOne& m, const OnePlac
 #pragma unroll 8
       for (int s = half; s < m.slices; s += 2) all += from[s * 16];
       all += __shfl_xor_sync(0xffffffff, all, 16);
-      all = fmaf(all * by, scales[i * 16], bias(i));
+      all = fmaf(all, by * scales[i * 16], bias(i));
       const float next = __shfl_down_sync(0xffffffff, all, 1);
       int tile = at.first + i, choice = 0;
       if constexpr (kWork == OneWork::kChosen) {
@@ -432,8 +432,8 @@ __global__ void __launch_bounds__(kGemvThreads, kUnitOneBlocks)
   mine.run(tables, base + m.sums);
   cuda::async_copy_wait<0>();
   __syncthreads();
-  float by = 1;
-  if constexpr (HasNorm<Op>) by = inverse_rms_of<kGemvWarps>(squares, op.norm.hidden, op.norm.eps);
+  float by = cuda::kBlockUnit;
+  if constexpr (HasNorm<Op>) by *= inverse_rms_of<kGemvWarps>(squares, op.norm.hidden, op.norm.eps);
   finish_row_tiles(m, place, choices, op, shared, by);
 }
 
