@@ -14,9 +14,7 @@
 // tile of its block (or of each `teams`-th) it multiplies a chunk, kUnits units, that it has
 // brought to a ring of its own before the wait for the kernel in front, where the block knows which
 // weights. Its sums go to shared memory, and when all are there a warp a row tile adds them up.
-// One block barrier lies between the wait and the end of a dense layer without a norm. A slot is
-// filled again while loads of its last units are on their way: they are in front of the copy in the
-// memory pipe, by some hundred clocks.
+// One block barrier lies between the wait and the end of a dense layer without a norm.
 #pragma once
 
 #include <algorithm>
@@ -121,6 +119,9 @@ template <int kUnits, OneWork kWork, class Op>
 class UnitOneWarp {
  public:
   static constexpr bool kSum = kWork == OneWork::kSum;
+  // Slots are filled again amid the products. Experts' mostly are not, and there it costs more than
+  // it gains.
+  static constexpr bool kEarly = kWork == OneWork::kDense;
   static constexpr int kChunkBytes = kUnits * cuda::kNvfp4UnitBytes;
 
   __device__ __forceinline__ UnitOneWarp(const UnitOne& m, const Op& op, const Choices& choices,
@@ -156,14 +157,13 @@ class UnitOneWarp {
     if (next_tile_ >= at_.count) next_.choice = m_.choices;
   }
   // Digits of the 8 columns that each lane has of 4 units, the first such.
-  __device__ __forceinline__ void store_first(const uint4& x) const { store(x, 0, digits()); }
+  __device__ __forceinline__ void store_first(const uint4& x) const { store(x, 0, digits_of(0)); }
   // What store_all() takes.
   __device__ __forceinline__ uint4 load_first() const { return load(first()); }
   // Digits of all this warp's activations, the first of them `x`; two loads are on their way.
   __device__ __forceinline__ void store_all(uint4 x) const {
     const int passes = (m_.part_units + 3) / 4;
     OneCursor at = first(), ahead = at;
-    uint32_t to = digits();
     ahead.next(m_, passes);
     uint4 next = load(ahead);
 #pragma unroll 1
@@ -172,20 +172,20 @@ class UnitOneWarp {
       x = next;
       ahead.next(m_, passes);
       next = load(ahead);
-      store(now, at.step, to + at.step * 4 * cuda::kUnitDigitsBytes);
+      store(now, at.step, digits_of(at.choice) + at.step * 4 * cuda::kUnitDigitsBytes);
       at.next(m_, passes);
-      if (at.step == 0) to += m_.part_units * cuda::kUnitDigitsBytes;
     }
   }
   __device__ __forceinline__ void run(const cuda::CodeTables& tables, uint32_t sums) {
     const int lane = threadIdx.x % 32, tile_step = kSum ? 1 : m_.teams;
     const uint32_t row_bytes = m_.slices * 64, step = tile_step * row_bytes;
     sums += first_tile() * row_bytes + at_.part * 64 + (lane & 1) * 32 + lane / 4 * 4;
-    uint32_t digits = this->digits();
+    uint32_t digits = digits_of(0);
     int slot = 0;
     uint32_t phase = 0;
 #pragma unroll 1
     for (OneCursor at = first(); at.choice < m_.choices; at.next(m_, m_.vectors)) {
+      if constexpr (kSum) digits = digits_of(at.choice) + at.step * kUnits * cuda::kUnitDigitsBytes;
       product_.load(digits);
       digits += kUnits * cuda::kUnitDigitsBytes;
       uint32_t to = sums + (at.choice * m_.vectors + at.step) * m_.parts * 64;
@@ -196,9 +196,6 @@ class UnitOneWarp {
           __syncwarp();
           fetch(slot);
         };
-        // Experts' slots are mostly not filled again: there it costs more than it gains to do so
-        // amid the products.
-        constexpr bool kEarly = kWork == OneWork::kDense;
         const float sum = product_.template run<kEarly>(tables, data(slot), refill);
         if constexpr (!kEarly) refill();
         if (++slot == m_.stages) slot = 0, phase ^= 1;
@@ -216,8 +213,10 @@ class UnitOneWarp {
   __device__ __forceinline__ uint32_t data(int slot) const {
     return base_ + (warp_ * m_.stages + slot) * kChunkBytes;
   }
-  __device__ __forceinline__ uint32_t digits() const {
-    return base_ + m_.digits + warp_ * m_.digits_of_warp;
+  // Of this warp's part of K, kSum: and of this choice.
+  __device__ __forceinline__ uint32_t digits_of(int choice) const {
+    const int place = kSum ? choice * m_.parts + at_.part : warp_;
+    return base_ + m_.digits + place * m_.digits_of_part;
   }
   // Past the choices of a warp without work.
   __device__ __forceinline__ OneCursor first() const {
@@ -252,10 +251,13 @@ class UnitOneWarp {
                     m_.units + expert * m_.expert_bytes + int64_t{unit} * cuda::kNvfp4UnitBytes,
                     kChunkBytes, barrier(slot), cuda::evict_first());
   }
-  // The next chunk, by lane 0.
+  // The next chunk, by lane 0; the fence is between what lanes have read of the slot and the copy.
   __device__ __forceinline__ void fetch(int slot) {
     if (next_.choice >= m_.choices) return;
-    if (threadIdx.x % 32 == 0) bring(slot, next_tile_);
+    if (threadIdx.x % 32 == 0) {
+      if constexpr (kEarly) cuda::bulk_store_fence();
+      bring(slot, next_tile_);
+    }
     next_tile_ += kSum ? 1 : m_.teams;
     if (next_tile_ >= at_.count) next_tile_ = first_tile(), next_.next(m_, m_.vectors);
   }
@@ -393,10 +395,12 @@ __global__ void __launch_bounds__(kGemvThreads, kUnitOneBlocks)
       if (warp == kChooser) op.fill(choices, chosen);
       __syncthreads();
       mine.start();
-      // Not before: the next kernel's weights would come in front of this one's.
+      // Not before, nor, kSum, before all weights in front have come: the next kernel's would come
+      // in front of them.
       if constexpr (!kSum) cuda::griddep_launch_dependents();
       copy_row_scales(m, place, choices, base);
-      if constexpr (kSum) cuda::griddep_wait(), x = mine.load_first();
+      if constexpr (kSum)
+        cuda::griddep_wait(), cuda::griddep_launch_dependents(), x = mine.load_first();
     };
     // What chosen experts meet is asked for before their weights, and its digits are made while one
     // warp chooses; that warp's, and where all choose, while the weights come.
@@ -444,8 +448,8 @@ void launch_unit_one(Ctx& cx, const Weight& w, const Op& op, bool alone, int tok
   CHECK(w.layout == Layout::kTiles16x64 && w.format == Format::kNvfp4);
   int top_k = 1;
   if constexpr (kWork != OneWork::kDense) top_k = op.top_k;
-  const auto plan =
-      plan_unit_one({kWork, w.rows, w.cols, top_k, HasNorm<Op>, tokens}, cx.kernels.gpu);
+  const auto plan = plan_unit_one(
+      {kWork, w.rows, w.cols, top_k, HasNorm<Op>, tokens, w.bias != nullptr}, cx.kernels.gpu);
   CHECK(plan);
   UnitOne m = *plan;
   m.units = w.codes, m.row_scales = w.row_scales, m.bias = w.bias;

@@ -19,6 +19,7 @@ struct UnitOneShape {
   int top_k = 1;          // 1 of a dense layer
   bool has_norm = false;  // in front, in the same kernel
   int tokens = 1;         // of the step: each has its share of the GPU's blocks
+  bool has_bias = true;   // or there may be one
 };
 
 struct UnitOne {
@@ -35,37 +36,42 @@ struct UnitOne {
   int inverse_parts = 0;       // 2^16 / parts, rounded up
   uint32_t inverse_tiles = 0;  // 2^32 / row_tiles, rounded up
   int stages = 0;              // of a warp's ring
-  // The next kernel may start only behind this one's wait: of chosen experts, whose weights it
-  // would come in front of, and of one row tile a block, which ends soon.
+  // The next kernel may start only behind this one's wait: of experts, whose weights it would come
+  // in front of, and of one row tile a block, which ends soon.
   bool releases_late = false;
   int slices = 0;  // sums of a row
-  // In shared memory, behind the rings: digits, of a warp; of a row tile (and choice) 16 scales,
-  // then biases; sums.
-  uint32_t digits = 0, digits_of_warp = 0, scales = 0, biases = 0, sums = 0, end = 0;
+  // In shared memory, behind the rings: digits of each warp's part of K or, kSum, of the parts of
+  // each choice; of a row tile (and choice) 16 scales, then biases; sums.
+  uint32_t digits = 0, digits_of_part = 0, scales = 0, biases = 0, sums = 0, end = 0;
 };
 
 inline constexpr int kUnitOneStages = 8;  // at most
 inline constexpr int kOneMostUnits = 16;  // of a part of K; 4 behind a norm
 
-// Sets parts, part_units and chunk_units for the least time of a block's warps; of equal times
-// has_short has the most parts, whose digits take the least room. Where K has no even parts the
-// last one begins inside the one before: then such as have the fewest units twice.
-inline bool share_out_k(UnitOne& m, int warps, int tiles, int most_units, bool has_short,
+// Sets parts, part_units and chunk_units for the least time of the warp that has most; of equal
+// times the most parts. Where K has no even parts the last one begins inside the one before: then
+// such as have the fewest units twice.
+inline bool share_out_k(UnitOne& m, OneWork work, int warps, int tiles, int most_units,
                         bool even = true) {
+  const auto shares = [](int all, int of) { return (all + of - 1) / of; };
+  const bool is_sum = work == OneWork::kSum;
   std::pair least{1 << 30, 0};
   for (int parts = 1; parts <= warps && parts <= m.num_units; ++parts) {
-    const int part = (m.num_units + parts - 1) / parts;
+    const int part = shares(m.num_units, parts);
     if (part > most_units || (parts - 1) * part >= m.num_units) continue;
     if (even && m.num_units % parts != 0) continue;
     int units = std::min(part, 4);
     while (part % units != 0) --units;
-    const int teams = warps / parts, visits = (tiles + teams - 1) / teams * (part / units);
-    // A unit's instructions, and those around a chunk.
-    if (const std::pair cost{parts * part, visits * (48 * units + 40)};
-        cost < least || (has_short && cost == least))
+    // A team has all row tiles of every teams-th choice, or every teams-th row tile.
+    const int teams = warps / parts, of_team = is_sum ? shares(m.choices, teams) : 1;
+    const int visits = (is_sum ? of_team * tiles : shares(tiles, teams)) * (part / units);
+    // Instructions for the digits of four units, a unit's products, and those around a chunk.
+    if (const std::pair cost{parts * part, of_team * shares(part, 4) * 110 +
+                                               visits * (48 * units + (is_sum ? 90 : 64))};
+        cost <= least)
       m.parts = parts, m.part_units = part, m.chunk_units = units, least = cost;
   }
-  return m.parts > 0 || (even && share_out_k(m, warps, tiles, most_units, has_short, false));
+  return m.parts > 0 || (even && share_out_k(m, work, warps, tiles, most_units, false));
 }
 
 // What of UnitOne the shape says; none: it does not fit.
@@ -78,13 +84,10 @@ inline std::optional<UnitOne> plan_unit_one(const UnitOneShape& s, const cuda::C
   m.grid = std::min(shared_out, std::max(1, gpu.num_sms / s.tokens));
   m.each = shared_out / m.grid, m.more = shared_out % m.grid;
   m.choices = choices;
-  m.releases_late = s.work == OneWork::kChosen ||
-                    (s.work == OneWork::kDense && !s.has_norm && shared_out == m.grid);
+  m.releases_late = s.work != OneWork::kDense || (!s.has_norm && shared_out == m.grid);
   if (m.row_tiles == 1 && s.work == OneWork::kChosen) return {};  // inverse_tiles has 32 bits
   const int tiles = m.each + (m.more > 0);
-  // Of several tokens the sum behind chosen experts would not lie beside them otherwise.
-  const bool has_short = s.work == OneWork::kChosen && s.tokens > 1;
-  if (!share_out_k(m, warps, tiles * choices, s.has_norm ? 4 : kOneMostUnits, has_short)) return {};
+  if (!share_out_k(m, s.work, warps, tiles, s.has_norm ? 4 : kOneMostUnits)) return {};
   m.teams = warps / m.parts, m.vectors = m.part_units / m.chunk_units;
   m.inverse_parts = (65536 + m.parts - 1) / m.parts;
   m.inverse_tiles = static_cast<uint32_t>(
@@ -93,7 +96,8 @@ inline std::optional<UnitOne> plan_unit_one(const UnitOneShape& s, const cuda::C
   const int steps =
       m.vectors * (s.work == OneWork::kSum ? of_team * tiles : (tiles + m.teams - 1) / m.teams);
   m.slices = m.parts * m.vectors * choices;
-  m.digits_of_warp = static_cast<uint32_t>(of_team * m.part_units * kDigitsBytes);
+  m.digits_of_part = static_cast<uint32_t>(m.part_units * kDigitsBytes);
+  const int digits = s.work == OneWork::kSum ? choices * m.parts : warps;
   const auto padded = [](int64_t bytes) {
     return static_cast<uint32_t>((bytes + 127) / 128 * 128);
   };
@@ -101,18 +105,20 @@ inline std::optional<UnitOne> plan_unit_one(const UnitOneShape& s, const cuda::C
   const auto lay_out = [&](int stages) {
     m.stages = stages;
     m.digits = padded(int64_t{warps} * stages * m.chunk_units * kUnitBytes);
-    m.scales = m.digits + padded(int64_t{warps} * m.digits_of_warp);
+    m.scales = m.digits + padded(int64_t{digits} * m.digits_of_part);
     m.biases = m.scales + scale_bytes;
-    m.sums = m.biases + scale_bytes;
+    m.sums = m.biases + (s.has_bias ? scale_bytes : 0);
     m.end = m.sums + padded(int64_t{tiles} * m.slices * 64);
     return m.end;
   };
   // Not half of an SM, so that the next kernel's weights are on their way while this one works;
   // that behind chosen experts is their sum, which takes less.
   const auto all = static_cast<uint32_t>(gpu.smem_per_block_bytes);
-  const uint32_t most = s.work == OneWork::kChosen ? all / 16 * 9 : all / 32 * 15;
+  const uint32_t most = s.work == OneWork::kChosen ? all / 9 * 5 : all / 32 * 15;
   int stages = std::min(steps, kUnitOneStages);
   while (lay_out(stages) > most && stages > 2) --stages;
+  // Where the chosen experts' blocks leave SMs empty two of their sum would share one.
+  if (s.work == OneWork::kSum && gpu.num_sms % s.tokens != 0) m.end = std::max(m.end, all / 2);
   return m.end + 8 * 1024 <= gpu.smem_per_block_bytes ? std::optional(m) : std::nullopt;
 }
 

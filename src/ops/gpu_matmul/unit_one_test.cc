@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "ops/routing.h"
@@ -75,19 +75,47 @@ TEST(UnitOne, SharesOutAllUnits) {
 }
 
 // So that the weights of the second half of few tokens' experts come while the first is at work:
-// Qwen3-Next-80B, Qwen3-30B-A3B. (What gemv.cuh makes a block take at least; a block's own
-// besides.)
+// Qwen3-Next-80B, Qwen3-30B-A3B. But where the first half's blocks leave SMs empty two of the
+// second do not share one. (What gemv.cuh makes a block take at least; a block's own besides.)
 TEST(UnitOne, BothHalvesOfExpertsLieOnOneSm) {
   constexpr uint32_t kAtLeast = 116 * 1024, kOwn = 2816, kSm = 228 * 1024;
-  for (const auto& [width, top_k, most] : {std::tuple{512, 11, 3}, {768, 8, 1}})
-    for (int tokens = 1; tokens <= most; ++tokens) {
-      const auto up =
-          plan_unit_one({OneWork::kChosen, 2 * width, 2048, top_k, false, tokens}, cuda::h200());
-      const auto down =
-          plan_unit_one({OneWork::kSum, 2048, width, top_k, false, tokens}, cuda::h200());
+  for (const auto& [width, top_k] : {std::pair{512, 11}, {768, 8}})
+    for (int tokens = 1; tokens <= kMostLeft; ++tokens) {
+      SCOPED_TRACE(testing::Message() << width << ", " << tokens << " tokens");
+      const auto plan = [&](OneWork work, int64_t rows, int64_t cols) {
+        const UnitOneShape shape{work,
+                                 rows,
+                                 cols,
+                                 top_k,
+                                 /*has_norm=*/false,
+                                 tokens,
+                                 /*has_bias=*/false};
+        return plan_unit_one(shape, cuda::h200());
+      };
+      const auto up = plan(OneWork::kChosen, 2 * width, 2048);
+      const auto down = plan(OneWork::kSum, 2048, width);
       ASSERT_TRUE(up && down);
-      EXPECT_LE(std::max(up->end, kAtLeast) + down->end + 2 * kOwn, kSm)
-          << width << ", " << tokens << " tokens";
+      if (up->grid * tokens == cuda::h200().num_sms)
+        EXPECT_LE(std::max(up->end, kAtLeast) + down->end + 2 * kOwn, kSm);
+      else
+        EXPECT_GT(2 * (down->end + kOwn), kSm);
+      // No team lacks a choice.
+      EXPECT_LE(down->teams, top_k);
+    }
+}
+
+// The digits of a part of K of each choice, or of each warp, have a place of their own.
+TEST(UnitOne, DigitsLieApart) {
+  for (const UnitOneShape& s : all_shapes())
+    for (const cuda::Caps& gpu : {cuda::h200(), cuda::gb10()}) {
+      const auto m = plan_unit_one(s, gpu);
+      if (!m) continue;
+      SCOPED_TRACE(testing::Message() << s.rows << " x " << s.cols << ", top_k " << s.top_k);
+      const bool is_sum = s.work == OneWork::kSum;
+      const uint32_t places = is_sum ? m->choices * m->parts : gpu.sm == 90 ? 16 : 8;
+      EXPECT_LE(m->digits + places * m->digits_of_part, m->scales);
+      EXPECT_LE(m->scales + (m->each + (m->more > 0)) * m->choices * 64u, m->biases);
+      EXPECT_LE(m->biases, m->sums);
     }
 }
 
