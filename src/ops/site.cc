@@ -83,10 +83,28 @@ void find_takers(Sites& sites) {
   }
 }
 
-// What all_reduce needs to know of what is behind it.
-void find_left_sums(Sites& sites) {
+// Whose product a sum is of, if that op may send it.
+Site* sender_of(Sites& sites, const Site& sum) {
+  Site* last = nullptr;
   for (Site& site : sites) {
-    site.left_from = INT64_MAX;
+    if (&site == &sum) break;
+    if (std::ranges::find(site.writes, sum.writes.front()) != site.writes.end()) last = &site;
+  }
+  return last != nullptr && last->key.op == Op::kOutProj ? last : nullptr;
+}
+
+// In which a token meets others.
+bool is_mixer(const Site& site) {
+  return site.key.op == Op::kAttention || site.key.op == Op::kDeltaRule ||
+         site.key.op == Op::kMamba2;
+}
+
+// What all_reduce needs to know of what is behind it, and the product in front of it.
+void find_left_sums(Sites& sites, const KernelOptions& options) {
+  auto mixers = std::ranges::count_if(sites, is_mixer);
+  for (Site& site : sites) {
+    site.left_from = site.sent_from = INT64_MAX;
+    mixers -= is_mixer(site);
     if (site.key.op != Op::kAllReduce) continue;
     const std::vector<Site*> readers = readers_of(sites, site, site.writes.front());
     const int64_t hidden = std::get<AllReduceDesc>(site.problem).hidden;
@@ -95,6 +113,13 @@ void find_left_sums(Sites& sites) {
       const int64_t tokens = kTokenBuckets[b];
       if (site.plan.entry(tokens).kernel != kOneShotBlocks || !takes(*readers[0], tokens)) break;
       site.left_from = b == 0 ? 1 : kTokenBuckets[b - 1] + 1;
+    }
+    // Behind the last mixer the sum of some rows alone may be wanted (SiteModel::out_rows_of).
+    if (site.left_from == INT64_MAX || mixers == 0) continue;
+    if (Site* const product = sender_of(sites, site)) {
+      const std::string& row = product->plan.entry(kTokenBuckets.back()).kernel;
+      const int64_t from = sends_from(std::get<OutProjDesc>(product->problem), row, options);
+      product->sent_from = site.sent_from = std::max(site.left_from, from);
     }
   }
 }
@@ -112,21 +137,28 @@ void plan_sites(Sites& sites, const KernelOptions& options) {
         },
         site.problem);
   find_takers(sites);
-  find_left_sums(sites);
+  find_left_sums(sites, options);
 }
 
 void agree_on_left_sums(Sites& sites, dist::Comm& comm) {
+  struct From {
+    int64_t left, sent;
+  };
   std::vector<Site*> sums;
-  std::vector<int64_t> mine;
+  std::vector<From> mine;
   for (Site& site : sites)
-    if (site.key.op == Op::kAllReduce) sums.push_back(&site), mine.push_back(site.left_from);
+    if (site.key.op == Op::kAllReduce)
+      sums.push_back(&site), mine.push_back({site.left_from, site.sent_from});
   if (sums.empty()) return;
-  std::vector<int64_t> all(mine.size() * comm.size());
+  std::vector<From> all(mine.size() * comm.size());
   comm.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
   for (size_t i = 0; i < all.size(); ++i) {
-    int64_t& from = sums[i % sums.size()]->left_from;
-    from = std::max(from, all[i]);
+    Site& sum = *sums[i % sums.size()];
+    sum.left_from = std::max(sum.left_from, all[i].left);
+    sum.sent_from = std::max({sum.sent_from, all[i].sent, sum.left_from});
   }
+  for (Site* sum : sums)
+    if (Site* const product = sender_of(sites, *sum)) product->sent_from = sum->sent_from;
 }
 
 std::vector<Site*> readers_of(Sites& sites, const Site& writer, const std::string& buffer) {

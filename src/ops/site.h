@@ -87,6 +87,9 @@ struct Site {
   // Of all_reduce: in steps of so many tokens and more the op behind makes the sum, whose add_norm
   // reads it.
   int64_t left_from = INT64_MAX;
+  // Of it and of the product in front: in steps of so many tokens and more, while the ranks have
+  // room for them, the product sends its rows.
+  int64_t sent_from = INT64_MAX;
 };
 using Sites = std::deque<Site>;  // whose addresses stay
 
@@ -100,7 +103,7 @@ inline KvLayer pages_of(const Site& site, KvLayer kv) {
 // Throws Error(kUnsupported) naming an op that has none.
 void plan_sites(Sites& sites, const KernelOptions& options);
 // On all ranks at once, once planned: a part of a matrix may have another row than the other ranks'
-// parts. Each leaves those sums that all would (Site::left_from).
+// parts. Each leaves those sums that all would (Site::left_from), and sends those that all would.
 void agree_on_left_sums(Sites& sites, dist::Comm& comm);
 std::vector<PlanEntry> plan_entries(const Sites& sites);
 // The names of the rows in an op's table, best first.

@@ -121,21 +121,54 @@ TEST(Site, SumsOfManyTokensAreLeftToTheNormBehind) {
   EXPECT_EQ(left_from(2880, route(2880)), kNever);
 }
 
-// A sum that one rank would make before the norm is made so by all.
+// Of those, a dense BF16 product of a prompt's tokens sends its rows itself.
+TEST(Site, ProductsSendSumsThatAreLeft) {
+  constexpr int64_t kNever = INT64_MAX;
+  const auto sent_from = [&](int64_t hidden, const Problem& product, const Problem& behind,
+                             const KernelOptions& options) {
+    Sites sites;
+    sites.push_back(site({op_of(product), 0}, product, {"u"}, {"d"}));
+    sites.push_back(site({Op::kAllReduce, 0}, AllReduceDesc{hidden, 2}, {"d"}, {"d"}));
+    sites.push_back(site({Op::kNormLinear, 0}, NormLinearDesc{hidden, 12288}, {"y", "d"}, {"x"}));
+    sites.push_back(site({op_of(behind), 1}, behind, {"x"}, {"att"}));
+    plan_sites(sites, options);
+    EXPECT_EQ(sites[0].sent_from, sites[1].sent_from);
+    return sites[0].sent_from;
+  };
+  const AttentionDesc mixer{32, 8, 128};
+  const OutProjDesc bf16{2880, 2048}, nvfp4{2880, 2048, Format::kNvfp4};
+  EXPECT_EQ(sent_from(2880, bf16, mixer, on_h200()), 1024);
+  EXPECT_EQ(sent_from(1024, OutProjDesc{1024, 2048}, mixer, on_h200()), 2049);  // of fewer rows
+  EXPECT_EQ(sent_from(2880, nvfp4, mixer, on_h200()), kNever);
+  EXPECT_EQ(sent_from(2880, MoeDownDesc{2880, 2880, 128, 4}, mixer, on_h200()), kNever);
+  // Behind the last mixer some rows' sum alone may be wanted.
+  EXPECT_EQ(sent_from(2880, bf16, OutputGateDesc{}, on_h200()), kNever);
+  KernelOptions exact = on_h200();
+  exact.exact = true;
+  EXPECT_EQ(sent_from(2880, bf16, mixer, exact), kNever);
+}
+
+// A sum that one rank would make before the norm is made so by all, and one that the product of one
+// rank would not send is sent by none.
 TEST(Site, RanksLeaveTheSumsThatAllWould) {
-  std::vector<std::vector<int64_t>> left(3);
+  using Froms = std::vector<int64_t>;
+  std::vector<Froms> left(3), sent(3);
   dist::on_every_rank(dist::test_ranks(3), [&](dist::TcpComm& comm) {
     Sites sites;
+    sites.push_back(site({Op::kOutProj, 0}, OutProjDesc{2880, 2048}, {"att"}, {"d"}));
     for (const int64_t from : {int64_t{33}, int64_t{17 * (comm.rank() + 1)},
                                comm.rank() == 1 ? INT64_MAX : int64_t{33}}) {
       sites.push_back(site({Op::kAllReduce, 0}, AllReduceDesc{2880, 3}, {"d"}, {"d"}));
       sites.back().left_from = from;
+      sites.back().sent_from = 1000 + 100 * comm.rank();
     }
     sites.push_back(site({Op::kNormRoute, 0}, NormRouteDesc{2880, 128, 4}, {"y", "d"}, {"x"}));
     agree_on_left_sums(sites, comm);
     for (const Site& s : sites) left[comm.rank()].push_back(s.left_from);
+    for (const Site& s : sites) sent[comm.rank()].push_back(s.sent_from);
   });
-  for (const auto& all : left) EXPECT_EQ(all, (std::vector<int64_t>{33, 51, INT64_MAX, INT64_MAX}));
+  for (const Froms& all : left) EXPECT_EQ(all, (Froms{INT64_MAX, 33, 51, INT64_MAX, INT64_MAX}));
+  for (const Froms& all : sent) EXPECT_EQ(all, (Froms{1200, 1200, 1200, INT64_MAX, INT64_MAX}));
 }
 
 // norm_qkv leaves heads of 128 dims to attention that takes them, in steps of few tokens.

@@ -73,16 +73,28 @@ std::span<const AllReduceKernel> all_reduce_kernels() { return kKernels; }
 void all_reduce(Ctx& cx, const Site& site, const Tensor& t) {
   CHECK(cx.comm != nullptr);
   if (t.dim(0) >= site.left_from) {
-    if (cx.begin(site)) cx.left_sum = {&site, t};
+    if (!cx.begin(site)) return;
+    const bool is_sent = sends_sum(cx, t.dim(0));
+    cx.left_sum = {&site, is_sent ? make_tensor(t.data, DType::kBF16, {t.dim(0), t.dim(1)}) : t};
     return;
   }
   run_site<AllReduceKernel>(cx, site, t.dim(0), t);
   cx.wrote({t.data});
 }
 
+bool sends_sum(const Ctx& cx, int64_t tokens) {
+  if (cx.site == nullptr || tokens < cx.site->sent_from) return false;
+  const auto hidden = [&] {
+    if (const auto* sum = std::get_if<AllReduceDesc>(&cx.site->problem)) return sum->hidden;
+    return std::get<OutProjDesc>(cx.site->problem).hidden;
+  }();
+  return tokens <= gpu::most_rows(gpu::row_bytes_of(cx.comm->size()), hidden);
+}
+
 void make_left_sum(Ctx& cx) {
   const auto [site, t] = std::exchange(cx.left_sum, {});
   if (site == nullptr) return;
+  CHECK(t.dtype == DType::kF32);  // find_left_sums
   site->plan.row<AllReduceKernel>(t.dim(0)).run(cx, t);
   cx.wrote({t.data});
 }

@@ -21,6 +21,9 @@ using AllReduceKernel = Kernel<AllReduceDesc, AllReduceFn>;
 // Over the ranks of cx.comm. Many tokens' sum, whose only reader is a norm by add_norm, may be left
 // to that: until then it is cx.left_sum, and t this rank's part.
 void all_reduce(Ctx& cx, const Site& site, const Tensor& t);
+// Whether the row of the product that runs sends its rows, to a norm that makes the sum, and leaves
+// its own in bf16: gpu::gemm_over_ranks.
+bool sends_sum(const Ctx& cx, int64_t tokens);
 // For who reads t in another way: makes what is left, if any.
 void make_left_sum(Ctx& cx);
 std::span<const AllReduceKernel> all_reduce_kernels();

@@ -77,10 +77,8 @@ std::vector<Buffer> GpuRanks::share(const Buffer& mine, std::string& why) {
 
 void GpuRanks::find_peers() {
   std::string why;
-  peers_ = {.rank = rank(),
-            .size = size(),
-            .capacity = kCapacity,
-            .row_bytes = kRowBytes / (size() - 1) / 16 * 16};
+  peers_ = {
+      .rank = rank(), .size = size(), .capacity = kCapacity, .row_bytes = row_bytes_of(size())};
   if (size() > PeerMemory::kMostRanks) why = "there are more ranks than it serves";
   try {
     constexpr int64_t kCounts = PeerMemory::kCounts * int64_t{sizeof(uint32_t)};

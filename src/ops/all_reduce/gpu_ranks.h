@@ -21,8 +21,6 @@ class GpuRanks final : public dist::Comm {
   // Floats of the largest sum that goes in packets in one piece: of those that they are meant for
   // any, at two ranks.
   static constexpr int64_t kCapacity = kMostForPackets;
-  // Of rows that all others send in one exchange: at two ranks 8,192 of 4,096 columns.
-  static constexpr int64_t kRowBytes = int64_t{64} << 20;
 
   // With the GPU that this process has open, all ranks at the same time. `host` outlives it. Throws
   // Error(kUnsupported) where the GPUs have no way to each other.

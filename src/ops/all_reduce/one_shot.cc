@@ -10,12 +10,11 @@ struct Layout {
         arrived(blocks + 2 * senders * PeerMemory::kBlocks * PeerMemory::kBlockFloats *
                              int64_t{sizeof(float)}),
         rows(arrived + senders * PeerMemory::kBlocks * kWord),
-        sent(rows + senders * m.row_bytes),
-        read(sent + senders * PeerMemory::kMostGroups * kWord),
-        bytes(read + senders * kWord) {}
+        sent(rows + 2 * senders * m.row_bytes),
+        bytes(sent + senders * PeerMemory::kMostGroups * kWord) {}
   static constexpr auto kWord = int64_t{sizeof(uint32_t)};
   int64_t senders;
-  int64_t blocks, arrived, rows, sent, read, bytes;
+  int64_t blocks, arrived, rows, sent, bytes;
 };
 
 }  // namespace
@@ -30,7 +29,6 @@ void PeerMemory::set_memory(int of, void* memory) {
   arrived[of] = reinterpret_cast<uint32_t*>(begin + at.arrived);
   rows[of] = begin + at.rows;
   sent[of] = reinterpret_cast<uint32_t*>(begin + at.sent);
-  read[of] = reinterpret_cast<uint32_t*>(begin + at.read);
 }
 
 }  // namespace nibble::ops::gpu

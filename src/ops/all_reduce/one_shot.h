@@ -19,8 +19,7 @@ namespace nibble::ops::gpu {
 // likewise.
 //
 // Rows of a sum that is left to a norm lie where they are sent, all of an exchange, some rows (a
-// group) behind one number: so who sends never waits for who adds up, but at the start for all to
-// have read what they were sent before.
+// group) behind one number; exchanges take turns between two slots: who sends waits for nobody.
 struct PeerMemory {
   static constexpr int kMostRanks = 8;
   static constexpr int kBlocks = 256, kBlockFloats = 8192;  // the most
@@ -42,9 +41,8 @@ struct PeerMemory {
   Packet* packets[kMostRanks]{};    // [2 slots, S, capacity / 2]
   std::byte* blocks[kMostRanks]{};  // [2 slots, S, kBlocks, kBlockFloats] float
   uint32_t* arrived[kMostRanks]{};  // [S, kBlocks]: the number of the last block
-  std::byte* rows[kMostRanks]{};    // [S, row_bytes]
-  uint32_t* sent[kMostRanks]{};     // [S, kMostGroups]: the exchange whose rows lie there
-  uint32_t* read[kMostRanks]{};     // [S]: the last exchange of which that rank has read all rows
+  std::byte* rows[kMostRanks]{};    // [2 slots, S, row_bytes]
+  uint32_t* sent[kMostRanks]{};     // [S, kMostGroups]: the last exchange whose rows lie there
   // This rank's: exchanges of packets so far, thread blocks that are through, and of each how many
   // blocks it has sent; then exchanges of rows, and thread blocks that are through.
   static constexpr int kRowCounts = 2 + kBlocks, kCounts = kRowCounts + 2;
@@ -55,6 +53,12 @@ struct PeerMemory {
   int64_t bytes() const;
   void set_memory(int of, void* memory);
 };
+
+// Of the rows that one of so many ranks sends to another in an exchange: at two ranks 8,192 of
+// 4,096 columns.
+constexpr int64_t row_bytes_of(int ranks) { return (int64_t{64} << 20) / (ranks - 1) / 128 * 128; }
+// Rows of so many bf16 columns that have room there.
+constexpr int64_t most_rows(int64_t row_bytes, int64_t hidden) { return row_bytes / (2 * hidden); }
 
 // Whether a sum of so many floats is quicker as packets, twice the bytes without a wait for their
 // arrival, than in blocks.

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -18,6 +19,8 @@
 #include "cuda/memory.h"
 #include "cuda/stream.h"
 #include "formats/bf16.h"
+#include "ops/gpu_matmul/gemm_dense_sm90.h"
+#include "ops/gpu_test_problem.h"
 #include "ops/norm/add_norm_over_ranks.h"
 
 namespace nibble::ops {
@@ -49,7 +52,7 @@ struct Rank {
 
 class Ranks {
  public:
-  explicit Ranks(int size) {
+  explicit Ranks(int size, int64_t row_bytes = kRowBytes) {
     *static_cast<uint32_t*>(abort_.data()) = 0;
     for (int r = 0; r < size; ++r) {
       Rank& rank = *ranks_.emplace_back(std::make_unique<Rank>());
@@ -57,7 +60,7 @@ class Ranks {
       rank.peers = {.rank = r,
                     .size = size,
                     .capacity = kCapacity,
-                    .row_bytes = kRowBytes,
+                    .row_bytes = row_bytes,
                     .num_blocks = std::min(60, 2 * num_sms() / size)};
       rank.peers.counts = static_cast<uint32_t*>(rank.counts.data());
       rank.peers.abort = static_cast<uint32_t*>(abort_.data());
@@ -146,6 +149,90 @@ TEST(OneShotGpu, SumsInBlocks) {
                    {2047, 2876}});
 }
 
+// Norms of [tokens, hidden]: what they read but d, and what each rank's leaves.
+class Norms {
+ public:
+  Norms(const Shape& shape, bool e4m3, bool has_gate)
+      : tokens_(shape.first), hidden_(shape.second), e4m3_(e4m3), has_gate_(has_gate) {
+    const std::vector<float> residual = random_values(1, tokens_ * hidden_);
+    const std::vector<uint16_t> weights(2 * hidden_, bf16_from_float(0.75f));
+    cuda::copy(x_.data(), residual.data(), x_.size_bytes());
+    cuda::copy(weights_.data(), weights.data(), weights_.size_bytes());
+  }
+  struct Made {
+    Buffer y, h, codes, scales, logits;
+  };
+  Made make() const {
+    const int64_t n = tokens_ * hidden_;
+    Made made{cuda::device_buffer(4 * n), cuda::device_buffer(2 * n), cuda::device_buffer(n),
+              cuda::device_buffer(4 * tokens_), cuda::device_buffer(4 * tokens_)};
+    for (Buffer* out : all(made)) cuda::fill(out->data(), 0, out->size_bytes());
+    return made;
+  }
+  std::pair<gpu::AddNorm, gpu::GateLogits> of(Made& made, const Buffer& d) const {
+    const auto* weight = static_cast<const uint16_t*>(weights_.data());
+    return {{.y = static_cast<float*>(made.y.data()),
+             .h = static_cast<uint16_t*>(made.h.data()),
+             .x = static_cast<const float*>(x_.data()),
+             .d = static_cast<const float*>(d.data()),
+             .norm = {.weight = weight, .eps = 1e-5f},
+             .tokens = tokens_,
+             .hidden = hidden_,
+             .e4m3 = {e4m3_ ? static_cast<uint8_t*>(made.codes.data()) : nullptr,
+                      static_cast<float*>(made.scales.data())}},
+            {has_gate_ ? weight + hidden_ : nullptr, static_cast<float*>(made.logits.data())}};
+  }
+  static std::vector<std::byte> bytes_of(Made& made) {
+    std::vector<std::byte> bytes;
+    for (Buffer* out : all(made)) {
+      const auto at = std::ssize(bytes);
+      bytes.resize(at + out->size_bytes());
+      cuda::copy(bytes.data() + at, out->data(), out->size_bytes());
+    }
+    return bytes;
+  }
+
+ private:
+  static std::array<Buffer*, 5> all(Made& made) {
+    return {&made.y, &made.h, &made.codes, &made.scales, &made.logits};
+  }
+  int64_t tokens_, hidden_;
+  bool e4m3_, has_gate_;
+  Buffer x_ = cuda::device_buffer(4 * tokens_ * hidden_),
+         weights_ = cuda::device_buffer(4 * hidden_);
+};
+
+// By a sum and a norm behind it, of each rank's values, which are left as that sum.
+std::vector<std::vector<std::byte>> made_apart(Ranks& ranks, const Norms& norms,
+                                               const Shape& shape) {
+  std::vector<std::vector<std::byte>> bytes;
+  for (auto& rank : ranks)
+    gpu::all_reduce_blocks(rank->cx, rank->peers, rank->tensor(shape.first, shape.second));
+  for (auto& rank : ranks) {
+    rank->stream.wait();
+    Norms::Made made = norms.make();
+    const auto [norm, gate] = norms.of(made, rank->values);
+    gpu::add_norm(rank->cx, norm, gate);
+    rank->stream.wait();
+    bytes.push_back(Norms::bytes_of(made));
+  }
+  return bytes;
+}
+std::vector<std::vector<std::byte>> made_joined(Ranks& ranks, const Norms& norms, bool is_sent) {
+  std::vector<Norms::Made> made;
+  for (auto& rank : ranks) {
+    made.push_back(norms.make());
+    const auto [norm, gate] = norms.of(made.back(), rank->values);
+    gpu::add_norm_over_ranks(rank->cx, rank->peers, norm, gate, is_sent);
+  }
+  std::vector<std::vector<std::byte>> bytes;
+  for (auto& rank : ranks) {
+    rank->stream.wait();
+    bytes.push_back(Norms::bytes_of(made[rank->peers.rank]));
+  }
+  return bytes;
+}
+
 // A norm that makes the sum itself leaves the bits of a sum and a norm behind it: of one row a
 // block and of several, of 8 columns a thread and of more, by bf16 and float32, into E4M3 and with
 // the logits of a gate.
@@ -159,79 +246,74 @@ TEST(OneShotGpu, NormsMakeSums) {
                                          {40, 6144},
                                          {515, 4096}}) {
       Ranks ranks(size);
-      const int64_t n = tokens * hidden;
-      const bool e4m3 = tokens % 2 != 0, has_gate = tokens % 4 != 3;
-      const std::vector<float> residual = random_values(1, n);
-      const std::vector<uint16_t> weights(2 * hidden, bf16_from_float(0.75f));
-      struct Made {
-        Buffer x, y, h, codes, scales, weights, logits;
-      };
-      const auto makes = [&](Rank& rank) {
-        Made made{cuda::device_buffer(4 * n),      cuda::device_buffer(4 * n),
-                  cuda::device_buffer(2 * n),      cuda::device_buffer(n),
-                  cuda::device_buffer(4 * tokens), cuda::device_buffer(4 * hidden),
-                  cuda::device_buffer(4 * tokens)};
-        for (Buffer* out : {&made.y, &made.h, &made.codes, &made.scales, &made.logits})
-          cuda::fill(out->data(), 0, out->size_bytes());
-        cuda::copy(made.x.data(), residual.data(), 4 * n);
-        cuda::copy(made.weights.data(), weights.data(), 4 * hidden);
-        const std::vector<float> part = random_values(7 + rank.peers.rank, n);
-        cuda::copy(rank.values.data(), part.data(), 4 * n);
-        return made;
-      };
-      const auto norm_of = [&](Rank& rank, Made& made) {
-        const auto* weight = static_cast<const uint16_t*>(made.weights.data());
-        const gpu::AddNorm norm{.y = static_cast<float*>(made.y.data()),
-                                .h = static_cast<uint16_t*>(made.h.data()),
-                                .x = static_cast<const float*>(made.x.data()),
-                                .d = static_cast<const float*>(rank.values.data()),
-                                .norm = {.weight = weight, .eps = 1e-5f},
-                                .tokens = tokens,
-                                .hidden = hidden,
-                                .e4m3 = {e4m3 ? static_cast<uint8_t*>(made.codes.data()) : nullptr,
-                                         static_cast<float*>(made.scales.data())}};
-        const gpu::GateLogits gate{has_gate ? weight + hidden : nullptr,
-                                   static_cast<float*>(made.logits.data())};
-        return std::pair(norm, gate);
-      };
-      const auto bytes_of = [](Made& made) {
-        std::vector<std::byte> bytes;
-        for (Buffer* out : {&made.y, &made.h, &made.codes, &made.scales, &made.logits}) {
-          const auto at = std::ssize(bytes);
-          bytes.resize(at + out->size_bytes());
-          cuda::copy(bytes.data() + at, out->data(), out->size_bytes());
-        }
-        return bytes;
-      };
-      std::vector<Made> apart, joined;
-      for (auto& rank : ranks) apart.push_back(makes(*rank));
-      for (auto& rank : ranks)
-        gpu::all_reduce_blocks(rank->cx, rank->peers, rank->tensor(tokens, hidden));
-      for (auto& rank : ranks) {
-        rank->stream.wait();
-        const auto [norm, gate] = norm_of(*rank, apart[rank->peers.rank]);
-        gpu::add_norm(rank->cx, norm, gate);
-        rank->stream.wait();
-      }
-      for (auto& rank : ranks) joined.push_back(makes(*rank));
-      for (int again = 0; again < 2; ++again)  // x and d stay, so that the same comes out
-        for (auto& rank : ranks) {
-          const auto [norm, gate] = norm_of(*rank, joined[rank->peers.rank]);
-          gpu::add_norm_over_ranks(rank->cx, rank->peers, norm, gate);
-        }
-      for (auto& rank : ranks) {
-        rank->stream.wait();
-        EXPECT_EQ(bytes_of(apart[rank->peers.rank]), bytes_of(joined[rank->peers.rank]))
-            << size << " ranks, " << tokens << " x " << hidden << ", rank " << rank->peers.rank;
+      const Norms norms({tokens, hidden}, tokens % 2 != 0, tokens % 4 != 3);
+      for (int round = 0; round < 3; ++round) {
+        const auto fill = [&] {
+          for (auto& rank : ranks) {
+            const auto part = random_values(100 * round + rank->peers.rank, tokens * hidden);
+            cuda::copy(rank->values.data(), part.data(), 4 * tokens * hidden);
+          }
+        };
+        fill();
+        const auto want = made_apart(ranks, norms, {tokens, hidden});
+        fill();
+        EXPECT_EQ(made_joined(ranks, norms, /*is_sent=*/false), want)
+            << size << " ranks, " << tokens << " x " << hidden;
       }
     }
 }
 
-// So do those that make sums: whoever waits for rows, or for a rank to have read them.
-class NormsOverRanks : public testing::TestWithParam<int64_t> {};
+// A product that sends its rows leaves the norm the same bits: of a last item that is not whole, of
+// 8 columns a thread and of more.
+TEST(OneShotGpu, ProductsSendWhatNormsAddUp) {
+  const decltype(&gpu::gemm_over_ranks) send = NIBBLE_SM90_KERNEL(gpu::gemm_over_ranks);
+  const decltype(&gpu::gemm_dense) multiply = NIBBLE_SM90_KERNEL(gpu::gemm_dense);
+  if (cuda::open_device().sm != 90) GTEST_SKIP() << "by wgmma alone";
+  constexpr int64_t kWidth = 192;
+  for (const int size : {2, 3})
+    for (const auto& [tokens, hidden] : {Shape{1100, 2880}, {1381, 4128}, {300, 1024}}) {
+      Ranks ranks(size, 2 * tokens * hidden);
+      const Norms norms({tokens, hidden}, tokens % 2 != 0, tokens % 4 != 0);
+      for (int round = 0; round < 3; ++round) {
+        Random random(static_cast<uint32_t>(round));
+        GpuProblem memory;
+        std::vector<Weight> weights;
+        std::vector<const uint16_t*> x;
+        for (auto& rank : ranks) {
+          TestWeight w(random, Format::kBF16, 1, hidden, kWidth);
+          weights.push_back(memory.weight(w));
+          if (rank->peers.rank > 0) weights.back().bias = nullptr;
+          const Floats in(random, tokens, kWidth, DType::kBF16);
+          x.push_back(memory.tensor(in, DType::kBF16).as<uint16_t>());
+          rank->cx.kernels.gpu = memory.cx.kernels.gpu;
+        }
+        for (auto& rank : ranks)
+          multiply(rank->cx, weights[rank->peers.rank], gpu::GemmOut::kF32,
+                   {.x = x[rank->peers.rank],
+                    .y = rank->values.data(),
+                    .num_slots = static_cast<int32_t>(tokens)});
+        const auto want = made_apart(ranks, norms, {tokens, hidden});
+        for (auto& rank : ranks) {  // which have no room beside another one's norm
+          send(rank->cx, rank->peers, weights[rank->peers.rank], x[rank->peers.rank], tokens,
+               static_cast<uint16_t*>(rank->values.data()));
+          rank->stream.wait();
+        }
+        EXPECT_EQ(made_joined(ranks, norms, /*is_sent=*/true), want)
+            << size << " ranks, " << tokens << " x " << hidden;
+      }
+    }
+}
+
+// Norms that make sums of rows that do not come leave NaN.
+struct Rows {
+  int64_t tokens;
+  bool is_sent;
+};
+class NormsOverRanks : public testing::TestWithParam<Rows> {};
 TEST_P(NormsOverRanks, EndWithoutARankThatIsGone) {
   constexpr int64_t kHidden = 2880;
-  const int64_t tokens = GetParam(), values = tokens * kHidden;
+  const auto [tokens, is_sent] = GetParam();
+  const int64_t values = tokens * kHidden;
   Ranks ranks(2);
   Rank& rank = ranks[0];
   rank.peers.patience_ns = 100'000'000;
@@ -250,7 +332,7 @@ TEST_P(NormsOverRanks, EndWithoutARankThatIsGone) {
          .norm = {.weight = static_cast<const uint16_t*>(weight.data()), .eps = 1e-5f},
          .tokens = tokens,
          .hidden = kHidden},
-        {});
+        {}, is_sent);
     rank.stream.wait();
     std::vector<uint16_t> got(values);
     cuda::copy(got.data(), h.data(), 2 * values);
@@ -258,8 +340,9 @@ TEST_P(NormsOverRanks, EndWithoutARankThatIsGone) {
       ASSERT_TRUE(std::isnan(bf16_to_float(got[i]))) << again << ", value " << i;
   }
 }
-// Blocks that send and receive, and blocks that do one of both.
-INSTANTIATE_TEST_SUITE_P(OneShotGpu, NormsOverRanks, testing::Values(40, 300));
+// Blocks that send and receive, blocks that do one of both, and blocks that receive.
+INSTANTIATE_TEST_SUITE_P(OneShotGpu, NormsOverRanks,
+                         testing::Values(Rows{40, false}, Rows{300, false}, Rows{300, true}));
 
 // A graph of them, launched again and again: the number of the sum is on the device.
 TEST(OneShotGpu, IsReplayedInGraphs) {

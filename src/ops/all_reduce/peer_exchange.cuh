@@ -35,7 +35,7 @@ __device__ inline uint32_t exchange_number(const PeerMemory& m) {
 }
 
 // Of the ranks that send to `of`, which `from` is: nobody sends to itself.
-__device__ inline int sender_of(int of, int from) { return from < of ? from : from - 1; }
+__host__ __device__ inline int sender_of(int of, int from) { return from < of ? from : from - 1; }
 
 // Where rank `of` finds what `from` sends in it.
 __device__ inline PeerMemory::Packet* packets_of(const PeerMemory& m, int of, int from,
@@ -91,8 +91,12 @@ __device__ inline uint32_t last_said(const uint32_t* word) {
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(last) : "l"(word) : "memory");
   return last;
 }
-__device__ inline bool has_come(const uint32_t* arrived, uint32_t number) {
-  return last_said(arrived) - number <= 1;  // one ahead at most: what lies in the other slot
+// False where it does not come. Who says it may be one ahead, of what lies in the other slot.
+__device__ inline bool wait_for(const uint32_t* word, uint32_t number, const PeerMemory& m) {
+  Patience patience(m);
+  while (last_said(word) - number > 1)
+    if (patience.is_over()) return false;
+  return true;
 }
 
 // By all threads, which have written their part of the block of `number` for each other rank: says
@@ -105,35 +109,24 @@ __device__ inline void exchange_blocks(const PeerMemory& m, uint32_t number, boo
   };
   if (thread < m.size - 1) {
     say(arrived(peer, m.rank), number);
-    Patience patience(m);
-    while (!has_come(arrived(m.rank, peer), number))
-      if (patience.is_over()) {
-        is_lost = true;
-        break;
-      }
+    if (!wait_for(arrived(m.rank, peer), number, m)) is_lost = true;
   }
   __syncthreads();
 }
 
-// Where rank `of` finds the rows that `from` sends, and who has read what.
-__device__ inline std::byte* rows_of(const PeerMemory& m, int of, int from) {
-  return m.rows[of] + sender_of(of, from) * m.row_bytes;
+// Where rank `of` finds the rows that `from` sends by `number`, and that they have come.
+__host__ __device__ inline std::byte* rows_of(const PeerMemory& m, int of, int from,
+                                              uint32_t number) {
+  return m.rows[of] + (int64_t{number % 2} * (m.size - 1) + sender_of(of, from)) * m.row_bytes;
 }
 __device__ inline uint32_t* sent_to(const PeerMemory& m, int of, int from, int group) {
   return m.sent[of] + sender_of(of, from) * PeerMemory::kMostGroups + group;
 }
-__device__ inline uint32_t* read_by(const PeerMemory& m, int of, int by) {
-  return m.read[of] + sender_of(of, by);
+// The exchange of rows that comes next: behind the kernels in front.
+__device__ inline uint32_t next_rows(const uint32_t* counts) {
+  return __ldcg(counts + PeerMemory::kRowCounts) + 1;
 }
-// False where it does not come.
-__device__ inline bool wait_for(const uint32_t* word, uint32_t number, const PeerMemory& m) {
-  Patience patience(m);
-  while (last_said(word) != number)
-    if (patience.is_over()) return false;
-  return true;
-}
-// By all threads of a thread block that is through with an exchange of rows: the last one says that
-// this rank has read them.
+// By all threads of a thread block that is through with an exchange of rows.
 __device__ inline void end_rows(const PeerMemory& m, uint32_t number) {
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -142,7 +135,6 @@ __device__ inline void end_rows(const PeerMemory& m, uint32_t number) {
   if (atomicAdd(&counts[1], 1) != gridDim.x - 1) return;
   counts[1] = 0;
   counts[0] = number;
-  for (int r = 1; r < m.size; ++r) say(read_by(m, (m.rank + r) % m.size, m.rank), number);
 }
 
 }  // namespace nibble::ops::gpu

@@ -22,17 +22,19 @@ CUtensorMap boxes(const void* data, int64_t rows, int64_t cols, int of_box, bool
        .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
 }
 
+sm90::DenseParams params_of(const Weight& w, const GemmArgs& args) {
+  return {args_of(w, args),
+          boxes(w.codes, w.rows, w.cols, kDenseRows),
+          boxes(args.x, args.num_slots, w.cols, kDenseTokens),
+          {},
+          static_cast<int>((w.rows + kDenseRows - 1) / kDenseRows),
+          (args.num_slots + kDenseTokens - 1) / kDenseTokens,
+          kTokensAtOnce / kDenseTokens};
+}
+
 template <GemmOut kOut>
-void launch(Ctx& cx, const Weight& w, const GemmArgs& args) {
+void launch(Ctx& cx, const typename sm90::DenseShape<kOut>::Params& params) {
   using S = sm90::DenseShape<kOut>;
-  const sm90::DenseParams params{
-      args_of(w, args),
-      boxes(w.codes, w.rows, w.cols, S::kRows),
-      boxes(args.x, args.num_slots, w.cols, S::kN),
-      S::kStagesOutput ? CUtensorMap{} : boxes(args.y, args.num_slots, w.rows, 32, true),
-      static_cast<int>((w.rows + S::kRows - 1) / S::kRows),
-      (args.num_slots + S::kN - 1) / S::kN,
-      kTokensAtOnce / S::kN};
   const int items = params.row_tiles * params.token_tiles;
   cuda::launch(cx.stream, sm90::dense_kernel<S>,
                {.grid = dim3(static_cast<unsigned>(std::min(cx.kernels.gpu.num_sms, items))),
@@ -44,18 +46,32 @@ void launch(Ctx& cx, const Weight& w, const GemmArgs& args) {
 
 }  // namespace
 
-bool has_items_of_gemm_dense(const Weight& w, int32_t tokens, int num_sms) {
-  using S = sm90::DenseShape<GemmOut::kF32>;
-  const int64_t items = (w.rows + S::kRows - 1) / S::kRows * ((tokens + S::kN - 1) / S::kN);
-  return w.format == Format::kBF16 && tokens >= 1024 && 2 * items > num_sms;
-}
-
 void gemm_dense(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args) {
   CHECK(w.format == Format::kBF16 && w.layout == Layout::kRows && args.token == nullptr &&
         args.offsets == nullptr);
-  if (out == GemmOut::kSwiglu) return launch<GemmOut::kSwiglu>(cx, w, args);
+  sm90::DenseParams params = params_of(w, args);
+  if (out == GemmOut::kSwiglu) return launch<GemmOut::kSwiglu>(cx, params);
   CHECK(out == GemmOut::kF32);
-  launch<GemmOut::kF32>(cx, w, args);
+  params.y_boxes = boxes(args.y, args.num_slots, w.rows, 32, true);
+  launch<GemmOut::kF32>(cx, params);
+}
+
+void gemm_over_ranks(Ctx& cx, const PeerMemory& peers, const Weight& w, const uint16_t* x,
+                     int64_t tokens, uint16_t* y) {
+  CHECK(w.format == Format::kBF16 && w.layout == Layout::kRows);
+  CHECK(tokens <= most_rows(peers.row_bytes, w.rows) && peers.size <= PeerMemory::kMostRanks);
+  const auto slots = static_cast<int32_t>(tokens);
+  sm90::SendingParams params{{params_of(w, {.x = x, .y = y, .num_slots = slots})}};
+  params.y_boxes = boxes(y, tokens, w.rows, 32);
+  params.counts = peers.counts;
+  for (int r = 1; r < peers.size; ++r) {
+    const int of = (peers.rank + r) % peers.size;
+    for (const uint32_t slot : {0, 1})
+      params.sent_boxes[params.others][slot] =
+          boxes(rows_of(peers, of, peers.rank, slot), tokens, w.rows, 32);
+    ++params.others;
+  }
+  launch<GemmOut::kBF16>(cx, params);
 }
 
 }  // namespace nibble::ops::gpu

@@ -3,7 +3,8 @@
 //
 //   weights  in   [N, K] bf16, and bias [N] bf16 or none
 //   x        in   [T, K] bf16
-//   y        out  [T, N] f32, or with SwiGLU [T, N / 2] bf16
+//   y        out  [T, N] f32, or with SwiGLU [T, N / 2] bf16; or [T, N] bf16, here and where other
+//                 ranks find it
 //
 // K % 64 == 0, N % 16 == 0. A work item is kRows rows by kN tokens. One thread fills a ring of
 // stages of 64 k, two warpgroups multiply 64 rows each. Items of some 2,048 tokens come before the
@@ -19,32 +20,46 @@
 #include "cuda/bulk_copy.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/tensor_map.cuh"
+#include "ops/all_reduce/peer_exchange.cuh"
+#include "ops/gpu_matmul/gemm_dense_sm90.h"
 #include "ops/gpu_matmul/gemm_items.h"
 #include "ops/gpu_matmul/gemm_store_sm90.cuh"
 
 namespace nibble::ops::gpu::sm90 {
 
+struct DenseParams : GemmArgs {
+  CUtensorMap w_boxes, x_boxes;         // of 128 rows, of 256 tokens; 64 k
+  CUtensorMap y_boxes;                  // of 32 tokens: 32 rows of float32, or 64 of bf16
+  int row_tiles, token_tiles, at_once;  // token tiles: all, and those that meet rows together
+};
+
+// Where y goes besides: of each other rank, by both slots of an exchange of rows.
+struct SendingParams : DenseParams {
+  CUtensorMap sent_boxes[PeerMemory::kMostRanks - 1][2];
+  int others;
+  const uint32_t* counts;  // PeerMemory's
+};
+
 template <GemmOut kOut_>
 struct DenseShape {
   static constexpr GemmOut kOut = kOut_;
-  static constexpr int kN = 256, kGroups = 2, kRows = 64 * kGroups;
+  static constexpr bool kSends = kOut == GemmOut::kBF16;
+  using Params = std::conditional_t<kSends, SendingParams, DenseParams>;
+  static constexpr int kN = kDenseTokens, kGroups = 2, kRows = 64 * kGroups;
+  static_assert(kRows == kDenseRows);
   static constexpr int kThreads = 128 * (1 + kGroups);
   // Of the 64 K of an SM: what the filling warpgroup gives away, the others get.
   static constexpr int kFillRegisters = 40, kMultiplyRegisters = 232;
   static constexpr int kWBytes = kRows * 128, kStageBytes = kWBytes + kN * 128;
-  static constexpr bool kStagesOutput = kOut == GemmOut::kSwiglu;
-  // Two buffers of a warpgroup: float32 of 64 rows by 32 tokens are two boxes.
-  static constexpr int kStagedOfGroup = (kStagesOutput ? 2 : 4) * kStagedBytes;
+  // Buffers of a warpgroup: float32 of 64 rows by 32 tokens are two boxes. What is sent may wait
+  // for the link while the next item is multiplied.
+  static constexpr int kBuffers = kSends ? 8 : 2;
+  static constexpr int kBufferBytes = (kOut == GemmOut::kF32 ? 2 : 1) * kStagedBytes;
+  static constexpr int kStagedOfGroup = kBuffers * kBufferBytes;
   static constexpr int kOutputBytes = kGroups * kStagedOfGroup;
   static constexpr int kStages = (227 * 1024 - 1024 - 128 - kOutputBytes) / kStageBytes;
   static constexpr int kStaged = kStages * kStageBytes, kBarriers = kStaged + kOutputBytes;
   static constexpr int kBytes = 1024 + kBarriers + 2 * kStages * 8;
-};
-
-struct DenseParams : GemmArgs {
-  CUtensorMap w_boxes, x_boxes;         // of kRows rows, of kN tokens; 64 k
-  CUtensorMap y_boxes;                  // float32: of 32 tokens, 32 rows
-  int row_tiles, token_tiles, at_once;  // token tiles: all, and those that meet rows together
 };
 
 // A box from shared memory, as bulk_store(): what lies beyond the matrix is left out.
@@ -56,12 +71,18 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, int x, int y, 
       : "memory");
 }
 
+// All, before their thread ends: they are where they belong.
+__device__ __forceinline__ void store_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 template <typename S>
 struct DenseBlock {
-  const DenseParams& g;
+  const typename S::Params& g;
   uint32_t smem;
   int slot = 0;
   uint32_t phase = 0;
+  uint32_t exchange = 0;  // in which y is sent
 
   __device__ __forceinline__ uint32_t w_at(int s) const { return smem + s * S::kStageBytes; }
   __device__ __forceinline__ uint32_t x_at(int s) const { return w_at(s) + S::kWBytes; }
@@ -119,7 +140,9 @@ struct DenseBlock {
     release(previous);
     const int row0 = it.row0 + wg * 64, of_warp = row0 + threadIdx.x / 32 % 4 * 16;
     const RowFactors f = factors(min(of_warp, g.rows - 16));
-    if constexpr (S::kStagesOutput)
+    if constexpr (S::kSends)
+      send(it, row0, staged, f, d);
+    else if constexpr (S::kOut == GemmOut::kSwiglu)
       store_lines<S::kOut, S::kN / 8>(g, it, row0, staged, f, [&](int j) {
         const float* v = &d[j * 4];
         return float4{v[0], v[1], v[2], v[3]};
@@ -172,6 +195,34 @@ struct DenseBlock {
       staged.turn ^= 2 * kStagedBytes;
     }
   }
+
+  // bf16, likewise, to all ranks: boxes of 64 rows.
+  __device__ __forceinline__ void send(const GemmItem& it, int row0, Staged& staged,
+                                       const RowFactors& f, const float (&d)[S::kN / 2]) {
+    const int t = threadIdx.x % 128, warp = t / 32, lane = t % 32, i = lane % 8;
+    const uint32_t to = (lane / 16 * 8 + i) * 128 + (((warp * 2 + lane / 8 % 2) ^ i) << 4);
+#pragma unroll
+    for (int j0 = 0; j0 < S::kN / 8; j0 += 4) {
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) {
+        const float* const of = &d[4 * (j0 + j)];
+        const float4 a = f.of({of[0], of[1], of[2], of[3]});
+        const float4 b = f.of({of[4], of[5], of[6], of[7]});
+        store_turned_8x8(staged.here() + to + j * 1024, pack(a.x, a.y), pack(a.z, a.w),
+                         pack(b.x, b.y), pack(b.z, b.w));
+      }
+      cuda::bulk_store_fence();
+      if (t == 0) cuda::bulk_store_wait_read<S::kBuffers - 2>();  // the next buffer is free, too
+      warpgroup_barrier(staged.barrier);
+      if (t == 0) {
+        for (int r = 0; r < g.others; ++r)
+          store_box(g.sent_boxes[r][exchange % 2], row0, it.slot0 + 8 * j0, staged.here());
+        store_box(g.y_boxes, row0, it.slot0 + 8 * j0, staged.here());
+        cuda::bulk_store_commit();
+      }
+      staged.turn = (staged.turn + kStagedBytes) % S::kStagedOfGroup;
+    }
+  }
   static __device__ __forceinline__ void store_shared(uint32_t to, float x) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
   }
@@ -179,7 +230,7 @@ struct DenseBlock {
 
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads, 1)
-    dense_kernel(const __grid_constant__ DenseParams g) {
+    dense_kernel(const __grid_constant__ typename S::Params g) {
   extern __shared__ char raw[];
   DenseBlock<S> block{g, shared_address(aligned_1024(raw))};
   if (threadIdx.x == 0) {
@@ -192,6 +243,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   __syncthreads();
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
+  if constexpr (S::kSends) block.exchange = next_rows(g.counts);
   const int items = g.row_tiles * g.token_tiles;
   if (threadIdx.x < 128) {
     fewer_registers<S::kFillRegisters>();
@@ -202,7 +254,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     const int wg = threadIdx.x / 128 - 1;
     Staged staged{block.smem + S::kStaged + wg * S::kStagedOfGroup, 1 + wg};
     for (int i = blockIdx.x; i < items; i += gridDim.x) block.multiply(block.item(i), wg, staged);
-    if (!S::kStagesOutput && threadIdx.x % 128 == 0) cuda::bulk_store_wait_read<0>();
+    if (S::kSends && threadIdx.x % 128 == 0) store_wait();
+    if (S::kOut == GemmOut::kF32 && threadIdx.x % 128 == 0) cuda::bulk_store_wait_read<0>();
   }
 }
 

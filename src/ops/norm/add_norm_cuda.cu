@@ -67,7 +67,8 @@ void add_norm(Ctx& cx, const AddNorm& a, const GateLogits& gate) {
   CHECK(a.e4m3.codes == nullptr || a.hidden % 32 == 0);
   if (const LeftSum left = std::exchange(cx.left_sum, {}); left.site != nullptr) {
     CHECK(left.t.data == a.d && left.t.dim(0) == a.tokens);
-    return add_norm_over_ranks(cx, ranks_of(cx).peers(), a, gate);
+    const bool is_sent = left.t.dtype == DType::kBF16;
+    return add_norm_over_ranks(cx, ranks_of(cx).peers(), a, gate, is_sent);
   }
   const bool is_narrow = a.hidden <= 8 * kNormThreads, e4m3 = a.e4m3.codes != nullptr;
   const auto kernel =

@@ -14,7 +14,9 @@ inline constexpr int64_t kMostHiddenOverRanks = 6144;
 // y and h have the bits that all_reduce_blocks and add_norm give them; not under --exact, which has
 // no rows that leave a sum. No a.rows; H % 8 == 0, % 32 with a.e4m3, at most kMostHiddenOverRanks.
 // Where a rank does not come h is NaN.
-void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a,
-                         const GateLogits& gate);
+//
+// is_sent: a product has sent d (gemm_over_ranks), which is bf16 [T, H] then.
+void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate,
+                         bool is_sent);
 
 }  // namespace nibble::ops::gpu

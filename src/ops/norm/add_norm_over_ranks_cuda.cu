@@ -1,6 +1,6 @@
 // add_norm_over_ranks: some thread blocks send rows of d to all other ranks, the rest add up what
 // arrives, in order of ranks, to x, and norm. Bytes at two ranks: 2 H a token over the link each
-// way, 22 H of memory.
+// way, 22 H of memory; 14 H where the product in front has sent the rows.
 //
 // Lost, where every block sent some rows, waited for theirs and normed them (pp8192 of gpt-oss-120b
 // on two H200, 2026-11-28: 85,300 tokens/s; this: 86,900): the next rows on their way before, by
@@ -19,8 +19,10 @@ namespace {
 struct Eight {
   float4 a, b;
 };
-__device__ Eight eight_at(const float* from) {
-  return {reinterpret_cast<const float4*>(from)[0], reinterpret_cast<const float4*>(from)[1]};
+// The i-th eight.
+__device__ Eight eight_at(const float* from, uint32_t i) {
+  const auto* const at = reinterpret_cast<const float4*>(from) + 2 * size_t{i};
+  return {at[0], at[1]};
 }
 // As they travel, in bf16.
 __device__ uint4 packed(const Eight& v) {
@@ -36,9 +38,9 @@ __device__ void add(float (&sum)[8], const uint4& part) {
 }
 
 // Groups of kRows rows: the first `senders` thread blocks send them in turns, those from
-// `receivers` on take them in turns; one block may do both.
-template <int kMine, bool kE4m3, int kRows>
-__global__ void __launch_bounds__(kNormThreads, 2)
+// `receivers` on take them in turns; one block may do both. kSent: all rows are sent, d is bf16.
+template <int kMine, bool kE4m3, int kRows, bool kSent>
+__global__ void __launch_bounds__(kNormThreads, kSent&& kMine == 1 ? 3 : 2)
     add_norm_rows_over_ranks(const __grid_constant__ AddNorm a, const GateLogits gated,
                              const __grid_constant__ PeerMemory m, int senders, int receivers) {
   using Norm = NormRow<kMine, kE4m3>;
@@ -47,15 +49,18 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   const auto tokens = static_cast<int>(a.tokens), hidden = static_cast<int>(a.hidden);
   const int groups = (tokens + kRows - 1) / kRows, block = blockIdx.x;
   const int thread = threadIdx.x, peer = thread < m.rank ? thread : thread + 1;
-  const auto at = [&](int row, int i) { return int64_t{row} * hidden + Norm::column(i); };
-  const auto has = [&](int i) { return Norm::column(i) < hidden; };
-  const auto room = [&](int of, int from, int row, int i) {
-    return reinterpret_cast<uint4*>(rows_of(m, of, from)) + at(row, i) / 8;
+  const auto at = [&](int row, int i) -> uint32_t {  // in eights
+    return (static_cast<uint32_t>(row) * hidden + Norm::column(i)) / 8;
   };
+  const auto has = [&](int i) { return Norm::column(i) < hidden; };
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
-  const uint32_t number = m.counts[PeerMemory::kRowCounts] + 1;
-  if (block < senders) {
+  const uint32_t number = next_rows(m.counts);
+  const auto room = [&](int of, int from, int row, int i) {
+    return reinterpret_cast<uint4*>(rows_of(m, of, from, number)) + at(row, i);
+  };
+  if (kSent && block == 0 && thread < m.size - 1) say(sent_to(m, peer, m.rank, 0), number);
+  if (!kSent && block < senders) {
     uint4 now[kRows][kMine];
     Eight next[kRows][kMine];  // on their way while a group is sent
     const auto each = [&](int g, auto&& what) {
@@ -66,14 +71,10 @@ __global__ void __launch_bounds__(kNormThreads, 2)
           if (g * kRows + r < tokens && has(i)) what(g * kRows + r, r, i);
     };
     const auto fetch = [&](int g) {
-      each(g, [&](int row, int r, int i) { next[r][i] = eight_at(a.d + at(row, i)); });
+      each(g, [&](int row, int r, int i) { next[r][i] = eight_at(a.d, at(row, i)); });
     };
     fetch(block);
-    // Who sends nothing must not ask: the others may be through with this exchange by then.
-    if (block < groups && thread < m.size - 1 && !wait_for(read_by(m, m.rank, peer), number - 1, m))
-      is_lost = true;
-    __syncthreads();
-    for (int g = block; g < groups && !is_lost; g += senders) {
+    for (int g = block; g < groups; g += senders) {
       each(g, [&](int, int r, int i) { now[r][i] = packed(next[r][i]); });
       fetch(g + senders);
       each(g, [&](int row, int r, int i) {
@@ -88,18 +89,22 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   Norm norm(a, gated);
   // A row's x, and this rank's part, are on their way while the others' are, if registers hold
   // them.
-  constexpr bool kAhead = kMine == 1;
+  constexpr bool kAhead = kMine == 1 && !kSent;
   Eight x[kMine];
   uint4 mine[kMine];
   const auto fetch = [&](int row, int i) {
     if (row >= tokens || !has(i)) return;
-    x[i] = eight_at(a.x + at(row, i));
-    mine[i] = packed(eight_at(a.d + at(row, i)));
+    x[i] = eight_at(a.x, at(row, i));
+    mine[i] = kSent ? __ldcg(reinterpret_cast<const uint4*>(a.d) + at(row, i))
+                    : packed(eight_at(a.d, at(row, i)));
   };
   for (int g = block - receivers; g < groups; g += static_cast<int>(gridDim.x) - receivers) {
     if (kAhead) fetch(g * kRows, 0);
-    if (thread < m.size - 1 && !wait_for(sent_to(m, m.rank, peer, g), number, m)) is_lost = true;
-    __syncthreads();
+    if (!kSent || g == block) {
+      const uint32_t* const sent = sent_to(m, m.rank, peer, kSent ? 0 : g);
+      if (thread < m.size - 1 && !wait_for(sent, number, m)) is_lost = true;
+      __syncthreads();
+    }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int row = g * kRows + r;
@@ -140,35 +145,53 @@ AddNorm rows_from(const AddNorm& a, int64_t first, int64_t count) {
   return piece;
 }
 
+template <int kMine, bool kE4m3>
+void norm_in_pieces(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate) {
+  constexpr int kMost = kMine > 1 ? 1 : 4;  // as many as spill nothing
+  const bool has_many = a.tokens > 2 * peers.num_blocks;
+  const int rows = has_many ? kMost : 1;
+  const int64_t most = std::min<int64_t>(most_rows(peers.row_bytes, a.hidden),
+                                         int64_t{PeerMemory::kMostGroups} * rows);
+  CHECK(most > 0);
+  for (int64_t first = 0; first < a.tokens; first += most) {
+    const AddNorm piece = rows_from(a, first, std::min(most, a.tokens - first));
+    GateLogits gate_of_piece = gate;
+    if (gate.gate != nullptr) gate_of_piece.logits += first * gate.stride;
+    const auto groups = static_cast<int>((piece.tokens + rows - 1) / rows);
+    // Of few rows each block sends its own before it waits for theirs.
+    const int receivers = has_many ? std::max(1, peers.num_blocks / 4) : 0;
+    const int blocks = receivers + std::min(groups, peers.num_blocks - receivers);
+    cuda::launch(cx.stream,
+                 has_many ? add_norm_rows_over_ranks<kMine, kE4m3, kMost, false>
+                          : add_norm_rows_over_ranks<kMine, kE4m3, 1, false>,
+                 {.grid = dim3(static_cast<unsigned>(blocks)),
+                  .block = dim3(kNormThreads),
+                  .release = cuda::Release::kAfterWait},
+                 piece, gate_of_piece, peers, has_many ? receivers : blocks, receivers);
+  }
+}
+
+template <int kMine, bool kE4m3>
+void norm_sent_rows(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate) {
+  CHECK(a.tokens <= most_rows(peers.row_bytes, a.hidden));
+  const int64_t most = kMine == 1 ? peers.num_blocks * 3 / 2 : peers.num_blocks;
+  cuda::launch(cx.stream, add_norm_rows_over_ranks<kMine, kE4m3, 1, true>,
+               {.grid = dim3(static_cast<unsigned>(std::min(a.tokens, most))),
+                .block = dim3(kNormThreads),
+                .release = cuda::Release::kAfterWait},
+               a, gate, peers, 0, 0);
+}
+
 }  // namespace
 
-void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a,
-                         const GateLogits& gate) {
+void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate,
+                         bool is_sent) {
   CHECK(a.rows == nullptr && a.hidden <= kMostHiddenOverRanks);
+  CHECK(a.tokens * a.hidden <= INT32_MAX);
   CHECK(peers.size <= PeerMemory::kMostRanks && peers.num_blocks > 1 && !cx.kernels.exact);
   const auto run = [&]<int kMine, bool kE4m3>() {
-    constexpr int kMost = kMine > 1 ? 1 : 4;  // as many as spill nothing
-    const bool has_many = a.tokens > 2 * peers.num_blocks;
-    const int rows = has_many ? kMost : 1;
-    const int64_t most = std::min<int64_t>(peers.row_bytes / (2 * a.hidden),
-                                           int64_t{PeerMemory::kMostGroups} * rows);
-    CHECK(most > 0);
-    for (int64_t first = 0; first < a.tokens; first += most) {
-      const AddNorm piece = rows_from(a, first, std::min(most, a.tokens - first));
-      GateLogits gate_of_piece = gate;
-      if (gate.gate != nullptr) gate_of_piece.logits += first * gate.stride;
-      const auto groups = static_cast<int>((piece.tokens + rows - 1) / rows);
-      // Of few rows each block sends its own before it waits for theirs.
-      const int receivers = has_many ? std::max(1, peers.num_blocks / 4) : 0;
-      const int blocks = receivers + std::min(groups, peers.num_blocks - receivers);
-      cuda::launch(cx.stream,
-                   has_many ? add_norm_rows_over_ranks<kMine, kE4m3, kMost>
-                            : add_norm_rows_over_ranks<kMine, kE4m3, 1>,
-                   {.grid = dim3(static_cast<unsigned>(blocks)),
-                    .block = dim3(kNormThreads),
-                    .release = cuda::Release::kAfterWait},
-                   piece, gate_of_piece, peers, has_many ? receivers : blocks, receivers);
-    }
+    if (is_sent) return norm_sent_rows<kMine, kE4m3>(cx, peers, a, gate);
+    norm_in_pieces<kMine, kE4m3>(cx, peers, a, gate);
   };
   const bool is_narrow = a.hidden <= 8 * kNormThreads, e4m3 = a.e4m3.codes != nullptr;
   if (is_narrow && e4m3) return run.operator()<1, true>();

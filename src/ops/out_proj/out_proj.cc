@@ -2,6 +2,7 @@
 
 #include "ops/cpu_rows.h"
 #include "ops/gpu_matmul/e4m3_rows.h"
+#include "ops/gpu_matmul/gemm_dense_sm90.h"
 #include "ops/gpu_matmul/gemm_sm90.h"
 #include "ops/gpu_matmul/stream_plan.h"
 #include "ops/refuse.h"
@@ -59,6 +60,8 @@ const char* refuse_f16(const OutProjDesc& d, const KernelOptions& o) {
   return refuse_nvfp4_f16({d.format, d.hidden, d.width, d.tokens, 0}, gpu::kF16MostSlices, o);
 }
 
+constexpr const char* kSendingRow = "sm90_bf16_gemm";
+
 constexpr auto kKernels = joined(
     Cpu::all(),
     std::to_array<OutProjKernel>({
@@ -86,8 +89,7 @@ constexpr auto kKernels = joined(
             const KernelOptions&
                 o) { return refuse_rows_stream({d.format, d.hidden, d.width, d.tokens, 0}, o); },
          NIBBLE_SM90_KERNEL(gpu::out_proj_stream)},
-        {"sm90_bf16_gemm", refuse_many<Format::kBF16>,
-         NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_slices)},
+        {kSendingRow, refuse_many<Format::kBF16>, NIBBLE_SM90_KERNEL(gpu::out_proj_gemm_slices)},
         {"sm90_nvfp4a8_gemm",
          [](const OutProjDesc& d,
             const KernelOptions&
@@ -152,6 +154,10 @@ std::span<const OutProjKernel> out_proj_kernels() { return kKernels; }
 void out_proj(Ctx& cx, const Site& site, const Tensor& d, const Tensor& att, const Step& s) {
   run_site<OutProjKernel>(cx, site, s.num_tokens, d, att, site.weight, s);
   cx.wrote({d.data});
+}
+
+int64_t sends_from(const OutProjDesc& d, std::string_view row, const KernelOptions& o) {
+  return row == kSendingRow ? gpu::gemm_dense_from(d.hidden, o.gpu.num_sms) : INT64_MAX;
 }
 
 int64_t bytes(const OutProjDesc& d, int64_t tokens, int64_t act_bytes) {

@@ -25,6 +25,10 @@ using OutProjKernel = Kernel<OutProjDesc, OutProjFn>;
 void out_proj(Ctx& cx, const Site& site, const Tensor& d, const Tensor& att, const Step& s);
 std::span<const OutProjKernel> out_proj_kernels();
 
+// From so many tokens on `row` sends a sum over the ranks that is left to a norm, and d is bf16;
+// INT64_MAX: never.
+int64_t sends_from(const OutProjDesc& desc, std::string_view row, const KernelOptions& options);
+
 // An element of att has act_bytes.
 int64_t bytes(const OutProjDesc& desc, int64_t tokens, int64_t act_bytes = 4);
 int64_t flops(const OutProjDesc& desc, int64_t tokens);
