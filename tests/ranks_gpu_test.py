@@ -24,8 +24,14 @@ HEADS = ((MODEL, {"method": "eagle3", "model": f"{MODEL}-eagle3"}),
          (MODEL.parent / "nibble-tiny-qwen3-next", {"method": "mtp"}))
 
 
-def gpus(*flags, model=MODEL):
-    return Server(*BUDGET, *flags, model=model, device="cuda")
+# A step of as many tokens as the second of LONG is one in which so narrow a model's products send the rows of sums themselves
+# (gpu::gemm_over_ranks); of the first, norms add up what experts leave.
+LONG = (700, 9000)
+LONG_STEPS = ("--max-num-batched-tokens", "9216")
+
+
+def gpus(*flags, **more):
+    return Server(*BUDGET, *flags, device="cuda", **more)
 
 
 def drafts(method, adaptive=False, **more):
@@ -46,6 +52,17 @@ def scores(server):
     with post(server, "/v1/completions", body) as answer:
         found = json.load(answer)["choices"][0]["logprobs"]["token_logprobs"]
     return [value for value in found[1:-1] if value is not None]
+
+
+def scores_behind(server, tokens):
+    """Log-probabilities of what comes behind prompts of so many tokens."""
+    found = []
+    for first in range(8):
+        body = {"model": server.name, "prompt": [(first + 7 * i * i + 13 * i) % 3000 for i in range(1, tokens + 1)], "max_tokens": 1,
+                "temperature": 0, "logprobs": 1}
+        with post(server, "/v1/completions", body) as answer:
+            found += json.load(answer)["choices"][0]["logprobs"]["token_logprobs"]
+    return found
 
 
 def error(a, b):
@@ -124,6 +141,17 @@ class RanksGpuTest(unittest.TestCase):
                 same = sum(a == b for a, b in zip(first, self.text[model]))
                 print(f"{same} of {len(first)} greedy answers are those of one GPU; {time.monotonic() - began:.1f} s")
                 self.assertGreaterEqual(same, len(first) - 2)  # a tie within rounding turns one
+
+    def test_long_prompts_score_as_one_gpu_does(self):
+        servers = (Server("--activations", "float", "--kv-cache-dtype", "f32", *LONG_STEPS, max_model_len=9600),
+                   gpus(*LONG_STEPS, max_model_len=9600), gpus("-tp", "2", *LONG_STEPS, max_model_len=9600))
+        found = []
+        for server in servers:
+            with server:
+                found.append([scores_behind(server, tokens) for tokens in LONG])
+        for tokens, want, a, b in zip(LONG, *found):
+            print(f"{tokens} tokens: from float32: one GPU {error(a, want):.5f}, two ranks {error(b, want):.5f}", flush=True)
+            self.assertLess(error(b, want), 2 * error(a, want) + 0.02)
 
     # Whatever the scheduler does, all ranks do it: several at a time, in chunks, with drafts, out of the prefix cache.
     # States are computed once more behind drafts that did not come true.

@@ -494,6 +494,7 @@ SiteModel::Sizes SiteModel::sizes_of(const Ctx& cx, const StepLimits& limits) co
   int64_t scratch = cx.on_gpu() ? ops::gpu::sample_scratch_bytes(limits.max_out) : 0;
   for (const Site& site : sites_)
     scratch = std::max(scratch, ops::scratch_bytes(site, cx, limits.max_tokens, limits.max_out));
+  scratch += ops::left_choices_bytes(sites_, limits.max_tokens);
   return {limits.max_tokens, limits.max_out, limits.max_replayed, scratch, cx.on_gpu()};
 }
 

@@ -83,14 +83,20 @@ void find_takers(Sites& sites) {
   }
 }
 
-// Whose product a sum is of, if that op may send it.
-Site* sender_of(Sites& sites, const Site& sum) {
+// Whose product a sum is of; none where that is not among the sites.
+Site* product_of(Sites& sites, const Site& sum) {
   Site* last = nullptr;
   for (Site& site : sites) {
     if (&site == &sum) break;
     if (std::ranges::find(site.writes, sum.writes.front()) != site.writes.end()) last = &site;
   }
-  return last != nullptr && last->key.op == Op::kOutProj ? last : nullptr;
+  return last;
+}
+
+// Of moe_down: rows that end in combine() or leave that to the norm.
+int64_t choices_left_from(const MoeDownDesc& d, std::string_view row) {
+  const bool leaves = row.starts_with("sm90_") && row.ends_with("_gemm") && !d.adds;
+  return leaves ? 2 * gpu::PeerMemory::kBlocks + 1 : INT64_MAX;
 }
 
 // In which a token meets others.
@@ -103,7 +109,7 @@ bool is_mixer(const Site& site) {
 void find_left_sums(Sites& sites, const KernelOptions& options) {
   auto mixers = std::ranges::count_if(sites, is_mixer);
   for (Site& site : sites) {
-    site.left_from = site.sent_from = INT64_MAX;
+    site.left_from = site.sent_from = site.choices_left_from = INT64_MAX;
     mixers -= is_mixer(site);
     if (site.key.op != Op::kAllReduce) continue;
     const std::vector<Site*> readers = readers_of(sites, site, site.writes.front());
@@ -116,11 +122,14 @@ void find_left_sums(Sites& sites, const KernelOptions& options) {
     }
     // Behind the last mixer the sum of some rows alone may be wanted (SiteModel::out_rows_of).
     if (site.left_from == INT64_MAX || mixers == 0) continue;
-    if (Site* const product = sender_of(sites, site)) {
-      const std::string& row = product->plan.entry(kTokenBuckets.back()).kernel;
-      const int64_t from = sends_from(std::get<OutProjDesc>(product->problem), row, options);
-      product->sent_from = site.sent_from = std::max(site.left_from, from);
-    }
+    Site* const product = product_of(sites, site);
+    if (product == nullptr) continue;
+    const std::string& row = product->plan.entry(kTokenBuckets.back()).kernel;
+    if (const auto* out = std::get_if<OutProjDesc>(&product->problem))
+      product->sent_from = site.sent_from =
+          std::max(site.left_from, sends_from(*out, row, options));
+    if (const auto* down = std::get_if<MoeDownDesc>(&product->problem))
+      product->choices_left_from = std::max(site.left_from, choices_left_from(*down, row));
   }
 }
 
@@ -157,8 +166,11 @@ void agree_on_left_sums(Sites& sites, dist::Comm& comm) {
     sum.left_from = std::max(sum.left_from, all[i].left);
     sum.sent_from = std::max({sum.sent_from, all[i].sent, sum.left_from});
   }
-  for (Site* sum : sums)
-    if (Site* const product = sender_of(sites, *sum)) product->sent_from = sum->sent_from;
+  for (const Site* sum : sums)
+    if (Site* const product = product_of(sites, *sum)) {
+      if (product->key.op == Op::kOutProj) product->sent_from = sum->sent_from;
+      product->choices_left_from = std::max(product->choices_left_from, sum->left_from);
+    }
 }
 
 std::vector<Site*> readers_of(Sites& sites, const Site& writer, const std::string& buffer) {
@@ -201,6 +213,16 @@ int64_t left_floats(const Sites& sites, int64_t tokens) {
   for (const Site& site : sites)
     if (const auto* heads = std::get_if<NormQkvDesc>(&site.problem))
       most = std::max(most, std::min<int64_t>(site.readers_take, tokens) * rows_of(*heads));
+  return most;
+}
+
+int64_t left_choices_bytes(const Sites& sites, int64_t tokens) {
+  int64_t most = 0;
+  for (const Site& site : sites)
+    if (tokens >= site.choices_left_from) {
+      const auto& desc = std::get<MoeDownDesc>(site.problem);
+      most = std::max(most, 2 * tokens * desc.top_k * desc.hidden + 128);
+    }
   return most;
 }
 

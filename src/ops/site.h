@@ -87,9 +87,11 @@ struct Site {
   // Of all_reduce: in steps of so many tokens and more the op behind makes the sum, whose add_norm
   // reads it.
   int64_t left_from = INT64_MAX;
-  // Of it and of the product in front: in steps of so many tokens and more, while the ranks have
-  // room for them, the product sends its rows.
+  // Of it and of out_proj in front: in steps of so many tokens and more, while the ranks have room
+  // for them, that sends its rows.
   int64_t sent_from = INT64_MAX;
+  // Of moe_down in front of it: in those, the rows of its choices are left to that norm, too.
+  int64_t choices_left_from = INT64_MAX;
 };
 using Sites = std::deque<Site>;  // whose addresses stay
 
@@ -114,6 +116,9 @@ std::vector<Site*> readers_of(Sites& sites, const Site& writer, const std::strin
 
 // Of LeftHeads::products, for steps of up to `tokens` tokens; 0 where no norm_qkv leaves any.
 int64_t left_floats(const Sites& sites, int64_t tokens);
+
+// Of working memory, for rows that moe_down leaves in steps of up to `tokens` tokens.
+int64_t left_choices_bytes(const Sites& sites, int64_t tokens);
 
 // Working memory that its kernels need in steps of up to `tokens` tokens (`out` rows of logits).
 int64_t scratch_bytes(const Site& site, const Ctx& cx, int64_t tokens, int64_t out);

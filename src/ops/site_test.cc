@@ -121,11 +121,12 @@ TEST(Site, SumsOfManyTokensAreLeftToTheNormBehind) {
   EXPECT_EQ(left_from(2880, route(2880)), kNever);
 }
 
-// Of those, a dense BF16 product of a prompt's tokens sends its rows itself.
-TEST(Site, ProductsSendSumsThatAreLeft) {
+// Of those, a dense BF16 product of a prompt's tokens sends its rows itself, and experts leave the
+// norm what combine() would add up.
+TEST(Site, ProductsDoTheirPartOfSumsThatAreLeft) {
   constexpr int64_t kNever = INT64_MAX;
-  const auto sent_from = [&](int64_t hidden, const Problem& product, const Problem& behind,
-                             const KernelOptions& options) {
+  const auto product_of = [&](int64_t hidden, const Problem& product, const Problem& behind,
+                              const KernelOptions& options) {
     Sites sites;
     sites.push_back(site({op_of(product), 0}, product, {"u"}, {"d"}));
     sites.push_back(site({Op::kAllReduce, 0}, AllReduceDesc{hidden, 2}, {"d"}, {"d"}));
@@ -133,19 +134,29 @@ TEST(Site, ProductsSendSumsThatAreLeft) {
     sites.push_back(site({op_of(behind), 1}, behind, {"x"}, {"att"}));
     plan_sites(sites, options);
     EXPECT_EQ(sites[0].sent_from, sites[1].sent_from);
-    return sites[0].sent_from;
+    EXPECT_EQ(left_choices_bytes(sites, 600),
+              sites[0].choices_left_from > 600 ? 0 : 2 * 600 * 4 * hidden + 128);
+    return sites[0];
   };
   const AttentionDesc mixer{32, 8, 128};
   const OutProjDesc bf16{2880, 2048}, nvfp4{2880, 2048, Format::kNvfp4};
-  EXPECT_EQ(sent_from(2880, bf16, mixer, on_h200()), 1024);
-  EXPECT_EQ(sent_from(1024, OutProjDesc{1024, 2048}, mixer, on_h200()), 2049);  // of fewer rows
-  EXPECT_EQ(sent_from(2880, nvfp4, mixer, on_h200()), kNever);
-  EXPECT_EQ(sent_from(2880, MoeDownDesc{2880, 2880, 128, 4}, mixer, on_h200()), kNever);
+  EXPECT_EQ(product_of(2880, bf16, mixer, on_h200()).sent_from, 1024);
+  EXPECT_EQ(product_of(1024, OutProjDesc{1024, 2048}, mixer, on_h200()).sent_from, 2049);
+  EXPECT_EQ(product_of(2880, nvfp4, mixer, on_h200()).sent_from, kNever);
+  const MoeDownDesc experts{2880, 2880, 128, 4};
+  MoeDownDesc more = experts;
+  more.adds = true;
+  EXPECT_EQ(product_of(2880, experts, mixer, on_h200()).sent_from, kNever);
+  EXPECT_EQ(product_of(2880, experts, mixer, on_h200()).choices_left_from, 513);
+  EXPECT_EQ(product_of(2880, more, mixer, on_h200()).choices_left_from, kNever);
+  EXPECT_EQ(product_of(2880, bf16, mixer, on_h200()).choices_left_from, kNever);
   // Behind the last mixer some rows' sum alone may be wanted.
-  EXPECT_EQ(sent_from(2880, bf16, OutputGateDesc{}, on_h200()), kNever);
+  EXPECT_EQ(product_of(2880, bf16, OutputGateDesc{}, on_h200()).sent_from, kNever);
+  EXPECT_EQ(product_of(2880, experts, OutputGateDesc{}, on_h200()).choices_left_from, kNever);
   KernelOptions exact = on_h200();
   exact.exact = true;
-  EXPECT_EQ(sent_from(2880, bf16, mixer, exact), kNever);
+  EXPECT_EQ(product_of(2880, bf16, mixer, exact).sent_from, kNever);
+  EXPECT_EQ(product_of(2880, experts, mixer, exact).choices_left_from, kNever);
 }
 
 // A sum that one rank would make before the norm is made so by all, and one that the product of one

@@ -91,6 +91,10 @@ bool sends_sum(const Ctx& cx, int64_t tokens) {
   return tokens <= gpu::most_rows(gpu::row_bytes_of(cx.comm->size()), hidden);
 }
 
+bool leaves_choices(const Ctx& cx, int64_t tokens) {
+  return cx.site != nullptr && tokens >= cx.site->choices_left_from;
+}
+
 void make_left_sum(Ctx& cx) {
   const auto [site, t] = std::exchange(cx.left_sum, {});
   if (site == nullptr) return;

@@ -24,6 +24,8 @@ void all_reduce(Ctx& cx, const Site& site, const Tensor& t);
 // Whether the row of the product that runs sends its rows, to a norm that makes the sum, and leaves
 // its own in bf16: gpu::gemm_over_ranks.
 bool sends_sum(const Ctx& cx, int64_t tokens);
+// Whether the row of moe_down that runs leaves its choices to that norm: gpu::GpuRanks::leave().
+bool leaves_choices(const Ctx& cx, int64_t tokens);
 // For who reads t in another way: makes what is left, if any.
 void make_left_sum(Ctx& cx);
 std::span<const AllReduceKernel> all_reduce_kernels();

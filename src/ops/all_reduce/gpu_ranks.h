@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -64,6 +65,10 @@ class GpuRanks final : public dist::Comm {
     return *nccl_;
   }
 
+  // What moe_down leaves to the norm that makes its sum, which takes it.
+  void leave(const LeftChoices& choices) { choices_ = choices; }
+  LeftChoices take_choices() { return std::exchange(choices_, {}); }
+
   // From any thread: sums that wait for another rank end, with NaN, and so do all that come.
   void abort();
 
@@ -77,6 +82,7 @@ class GpuRanks final : public dist::Comm {
   Buffer abort_;                  // page-locked: one word
   std::vector<Buffer> of_ranks_;  // shared_ of each
   PeerMemory peers_;
+  LeftChoices choices_;
   std::unique_ptr<cuda::Nccl> nccl_;
   std::string why_no_peers_, why_no_nccl_, nccl_version_;
 };

@@ -11,7 +11,7 @@ struct Layout {
                              int64_t{sizeof(float)}),
         rows(arrived + senders * PeerMemory::kBlocks * kWord),
         sent(rows + 2 * senders * m.row_bytes),
-        bytes(sent + senders * PeerMemory::kMostGroups * kWord) {}
+        bytes(sent + m.size * PeerMemory::kMostGroups * kWord) {}
   static constexpr auto kWord = int64_t{sizeof(uint32_t)};
   int64_t senders;
   int64_t blocks, arrived, rows, sent, bytes;

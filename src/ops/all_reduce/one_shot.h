@@ -42,7 +42,8 @@ struct PeerMemory {
   std::byte* blocks[kMostRanks]{};  // [2 slots, S, kBlocks, kBlockFloats] float
   uint32_t* arrived[kMostRanks]{};  // [S, kBlocks]: the number of the last block
   std::byte* rows[kMostRanks]{};    // [2 slots, S, row_bytes]
-  uint32_t* sent[kMostRanks]{};     // [S, kMostGroups]: the last exchange whose rows lie there
+  // [size, kMostGroups]: the last exchange whose rows lie there; its own rank's come last.
+  uint32_t* sent[kMostRanks]{};
   // This rank's: exchanges of packets so far, thread blocks that are through, and of each how many
   // blocks it has sent; then exchanges of rows, and thread blocks that are through.
   static constexpr int kRowCounts = 2 + kBlocks, kCounts = kRowCounts + 2;
@@ -59,6 +60,15 @@ struct PeerMemory {
 constexpr int64_t row_bytes_of(int ranks) { return (int64_t{64} << 20) / (ranks - 1) / 128 * 128; }
 // Rows of so many bf16 columns that have room there.
 constexpr int64_t most_rows(int64_t row_bytes, int64_t hidden) { return row_bytes / (2 * hidden); }
+
+// This rank's rows by slot, bf16 [T * K, H], whose weighted sum in order of choice is its part of a
+// sum over ranks: moe_down/combine.h.
+struct LeftChoices {
+  const uint16_t* rows = nullptr;  // none: d is there
+  const float* p = nullptr;        // [T, K]
+  const int32_t* slot = nullptr;   // [T, K]
+  int32_t top_k = 0;
+};
 
 // Whether a sum of so many floats is quicker as packets, twice the bytes without a wait for their
 // arrival, than in blocks.

@@ -21,6 +21,7 @@
 #include "formats/bf16.h"
 #include "ops/gpu_matmul/gemm_dense_sm90.h"
 #include "ops/gpu_test_problem.h"
+#include "ops/moe_down/combine.h"
 #include "ops/norm/add_norm_over_ranks.h"
 
 namespace nibble::ops {
@@ -218,12 +219,14 @@ std::vector<std::vector<std::byte>> made_apart(Ranks& ranks, const Norms& norms,
   }
   return bytes;
 }
-std::vector<std::vector<std::byte>> made_joined(Ranks& ranks, const Norms& norms, bool is_sent) {
+template <typename Norm>
+std::vector<std::vector<std::byte>> made_joined(Ranks& ranks, const Norms& norms,
+                                                const Norm& run_norm) {
   std::vector<Norms::Made> made;
   for (auto& rank : ranks) {
     made.push_back(norms.make());
     const auto [norm, gate] = norms.of(made.back(), rank->values);
-    gpu::add_norm_over_ranks(rank->cx, rank->peers, norm, gate, is_sent);
+    run_norm(*rank, norm, gate);
   }
   std::vector<std::vector<std::byte>> bytes;
   for (auto& rank : ranks) {
@@ -248,16 +251,21 @@ TEST(OneShotGpu, NormsMakeSums) {
       Ranks ranks(size);
       const Norms norms({tokens, hidden}, tokens % 2 != 0, tokens % 4 != 3);
       for (int round = 0; round < 3; ++round) {
+        std::vector<std::vector<float>> parts;
+        for (int r = 0; r < size; ++r)
+          parts.push_back(random_values(100 * round + r, tokens * hidden));
         const auto fill = [&] {
-          for (auto& rank : ranks) {
-            const auto part = random_values(100 * round + rank->peers.rank, tokens * hidden);
-            cuda::copy(rank->values.data(), part.data(), 4 * tokens * hidden);
-          }
+          for (auto& rank : ranks)
+            cuda::copy(rank->values.data(), parts[rank->peers.rank].data(), 4 * tokens * hidden);
         };
         fill();
         const auto want = made_apart(ranks, norms, {tokens, hidden});
         fill();
-        EXPECT_EQ(made_joined(ranks, norms, /*is_sent=*/false), want)
+        EXPECT_EQ(made_joined(ranks, norms,
+                              [](Rank& rank, const auto& norm, const auto& gate) {
+                                gpu::add_norm_over_ranks(rank.cx, rank.peers, norm, gate);
+                              }),
+                  want)
             << size << " ranks, " << tokens << " x " << hidden;
       }
     }
@@ -298,21 +306,60 @@ TEST(OneShotGpu, ProductsSendWhatNormsAddUp) {
                static_cast<uint16_t*>(rank->values.data()));
           rank->stream.wait();
         }
-        EXPECT_EQ(made_joined(ranks, norms, /*is_sent=*/true), want)
+        EXPECT_EQ(made_joined(ranks, norms,
+                              [](Rank& rank, const auto& norm, const auto& gate) {
+                                gpu::add_norm_of_sent(rank.cx, rank.peers, norm, gate);
+                              }),
+                  want)
             << size << " ranks, " << tokens << " x " << hidden;
       }
     }
 }
 
+// So do the rows of choices that moe_down leaves, in one exchange and in pieces.
+TEST(OneShotGpu, NormsAddUpChoices) {
+  struct Choices {
+    int size;
+    Shape shape;
+    int32_t top_k;
+  };
+  for (const auto& [size, shape, top_k] :
+       {Choices{2, {515, 2880}, 4}, {3, {1001, 2880}, 4}, {2, {523, 4096}, 11}}) {
+    const auto [tokens, hidden] = shape;
+    Ranks ranks(size);
+    const Norms norms(shape, tokens % 4 != 3, tokens % 4 != 1);
+    Random random(1);
+    GpuProblem memory;
+    std::vector<gpu::LeftChoices> choices;
+    for (auto& rank : ranks) {
+      TestRouting routing(tokens, 32, top_k);
+      routing.randomize(random);
+      const Floats rows(random, tokens * top_k, hidden, DType::kBF16);
+      const Routing r = memory.routing(routing);
+      choices.push_back({memory.tensor(rows, DType::kBF16).as<uint16_t>(), r.p, r.slot, top_k});
+      gpu::combine(rank->cx, rank->tensor(tokens, hidden), choices.back().rows, r);
+    }
+    const auto want = made_apart(ranks, norms, shape);
+    for (int again = 0; again < 2; ++again)
+      EXPECT_EQ(made_joined(ranks, norms,
+                            [&](Rank& rank, const auto& norm, const auto& gate) {
+                              gpu::add_norm_of_choices(rank.cx, rank.peers, norm, gate,
+                                                       choices[rank.peers.rank]);
+                            }),
+                want)
+          << size << " ranks, " << tokens << " x " << hidden << " by " << top_k;
+  }
+}
+
 // Norms that make sums of rows that do not come leave NaN.
-struct Rows {
+struct Case {
   int64_t tokens;
-  bool is_sent;
+  enum { kFloats, kSent, kChoices } part;
 };
-class NormsOverRanks : public testing::TestWithParam<Rows> {};
+class NormsOverRanks : public testing::TestWithParam<Case> {};
 TEST_P(NormsOverRanks, EndWithoutARankThatIsGone) {
   constexpr int64_t kHidden = 2880;
-  const auto [tokens, is_sent] = GetParam();
+  const auto [tokens, part] = GetParam();
   const int64_t values = tokens * kHidden;
   Ranks ranks(2);
   Rank& rank = ranks[0];
@@ -323,16 +370,22 @@ TEST_P(NormsOverRanks, EndWithoutARankThatIsGone) {
     cuda::fill(zeros->data(), 0, zeros->size_bytes());
   for (int again = 0; again < 3; ++again) {
     cuda::fill(h.data(), 0, h.size_bytes());
-    gpu::add_norm_over_ranks(
-        rank.cx, rank.peers,
-        {.y = static_cast<float*>(y.data()),
-         .h = static_cast<uint16_t*>(h.data()),
-         .x = static_cast<const float*>(x.data()),
-         .d = static_cast<const float*>(rank.values.data()),
-         .norm = {.weight = static_cast<const uint16_t*>(weight.data()), .eps = 1e-5f},
-         .tokens = tokens,
-         .hidden = kHidden},
-        {}, is_sent);
+    const gpu::AddNorm norm{
+        .y = static_cast<float*>(y.data()),
+        .h = static_cast<uint16_t*>(h.data()),
+        .x = static_cast<const float*>(x.data()),
+        .d = static_cast<const float*>(rank.values.data()),
+        .norm = {.weight = static_cast<const uint16_t*>(weight.data()), .eps = 1e-5f},
+        .tokens = tokens,
+        .hidden = kHidden};
+    if (part == Case::kFloats) gpu::add_norm_over_ranks(rank.cx, rank.peers, norm, {});
+    if (part == Case::kSent) gpu::add_norm_of_sent(rank.cx, rank.peers, norm, {});
+    if (part == Case::kChoices)
+      gpu::add_norm_of_choices(rank.cx, rank.peers, norm, {},
+                               {.rows = static_cast<const uint16_t*>(x.data()),
+                                .p = static_cast<const float*>(x.data()),
+                                .slot = static_cast<const int32_t*>(x.data()),
+                                .top_k = 2});
     rank.stream.wait();
     std::vector<uint16_t> got(values);
     cuda::copy(got.data(), h.data(), 2 * values);
@@ -342,7 +395,8 @@ TEST_P(NormsOverRanks, EndWithoutARankThatIsGone) {
 }
 // Blocks that send and receive, blocks that do one of both, and blocks that receive.
 INSTANTIATE_TEST_SUITE_P(OneShotGpu, NormsOverRanks,
-                         testing::Values(Rows{40, false}, Rows{300, false}, Rows{300, true}));
+                         testing::Values(Case{40, Case::kFloats}, Case{300, Case::kFloats},
+                                         Case{300, Case::kSent}, Case{300, Case::kChoices}));
 
 // A graph of them, launched again and again: the number of the sum is on the device.
 TEST(OneShotGpu, IsReplayedInGraphs) {

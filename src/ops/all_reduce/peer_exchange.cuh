@@ -122,6 +122,10 @@ __host__ __device__ inline std::byte* rows_of(const PeerMemory& m, int of, int f
 __device__ inline uint32_t* sent_to(const PeerMemory& m, int of, int from, int group) {
   return m.sent[of] + sender_of(of, from) * PeerMemory::kMostGroups + group;
 }
+// Of this rank's own, which the thread blocks that send leave to those that add up.
+__device__ inline uint32_t* sent_here(const PeerMemory& m, int group) {
+  return m.sent[m.rank] + (m.size - 1) * PeerMemory::kMostGroups + group;
+}
 // The exchange of rows that comes next: behind the kernels in front.
 __device__ inline uint32_t next_rows(const uint32_t* counts) {
   return __ldcg(counts + PeerMemory::kRowCounts) + 1;

@@ -7,22 +7,13 @@
 #include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
 #include "ops/gpu_matmul/expert_limits.h"
+#include "ops/moe_down/add_row.cuh"
 #include "ops/moe_down/combine.h"
 
 namespace nibble::ops::gpu {
 namespace {
 
 constexpr int kThreads = 384;  // 360 groups of 8 columns at H = 2,880
-
-// sum += weight * eight bf16.
-__device__ __forceinline__ void add_row(float (&sum)[8], float weight, const uint4& row) {
-  const uint32_t words[4] = {row.x, row.y, row.z, row.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sum[2 * i] += weight * cuda::bf16_lo(words[i]);
-    sum[2 * i + 1] += weight * cuda::bf16_hi(words[i]);
-  }
-}
 
 // d [T, H] f32 = sum over k of p[t][k] * y[slot[t][k]]; y [T * K, H] bf16. A block a token.
 __global__ void __launch_bounds__(kThreads)

@@ -1,21 +1,37 @@
 // moe_down for many rows an expert: the grouped wgmma GEMM leaves a bf16 row for every slot, which
 // combine() weighs and adds.
+#include "ops/all_reduce/all_reduce.h"
+#include "ops/all_reduce/gpu_ranks.h"
 #include "ops/gpu_matmul/gemm_fp8_sm90.h"
 #include "ops/moe_down/combine.h"
 #include "ops/moe_down/moe_down.h"
 #include "ops/scratch.h"
 
 namespace nibble::ops::gpu {
+namespace {
+
+// Where they stay while the op behind begins, which takes its own from the front.
+uint16_t* last_of_scratch(const Ctx& cx, int64_t n) {
+  const auto room = cx.scratch.first(cx.scratch.size() / 64 * 64);
+  return reinterpret_cast<uint16_t*>(room.last((2 * n + 63) / 64 * 64).data());
+}
+
+void combine_or_leave(Ctx& cx, const Tensor& d, const uint16_t* rows, const Routing& r) {
+  if (leaves_choices(cx, r.num_tokens)) return ranks_of(cx).leave({rows, r.p, r.slot, r.top_k});
+  combine(cx, d, rows, r);
+}
+
+}  // namespace
 
 void moe_down_gemm(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                    const Weight& down) {
   if (routing.num_tokens == 0) return;
   const int32_t slots = routing.num_tokens * routing.top_k;
   Scratch scratch(cx.scratch);
-  auto* rows = scratch.take<uint16_t>(slots * down.rows);
+  auto* const rows = last_of_scratch(cx, slots * down.rows);
   gemm(cx, down, GemmOut::kBF16,
        {.x = u.data, .offsets = routing.offsets, .y = rows, .num_slots = slots});
-  combine(cx, d, rows, routing);
+  combine_or_leave(cx, d, rows, routing);
 }
 
 void moe_down_gemm_fp8(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
@@ -23,14 +39,14 @@ void moe_down_gemm_fp8(Ctx& cx, const Tensor& d, const Tensor& u, const Routing&
   if (routing.num_tokens == 0) return;
   const int32_t slots = routing.num_tokens * routing.top_k;
   Scratch scratch(cx.scratch);
-  auto* rows = scratch.take<uint16_t>(slots * down.rows);
+  auto* const rows = last_of_scratch(cx, slots * down.rows);
   gemm_fp8(cx, down, GemmOut::kBF16,
            {.x = u.data,
             .offsets = routing.offsets,
             .y = rows,
             .num_slots = slots,
             .x_scale_all = kExpertScale});
-  combine(cx, d, rows, routing);
+  combine_or_leave(cx, d, rows, routing);
 }
 
 void moe_down_unit_gemm_fp8(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
@@ -38,7 +54,7 @@ void moe_down_unit_gemm_fp8(Ctx& cx, const Tensor& d, const Tensor& u, const Rou
   if (routing.num_tokens == 0) return;
   const int32_t slots = routing.num_tokens * routing.top_k;
   Scratch scratch(cx.scratch);
-  auto* rows = scratch.take<uint16_t>(slots * down.rows);
+  auto* const rows = last_of_scratch(cx, slots * down.rows);
   const E4m3Rows x = quantize_rows(cx, scratch, u.as<uint16_t>(), slots, down.cols);
   gemm_fp8(cx, down, GemmOut::kBF16,
            {.x = x.codes,
@@ -46,7 +62,7 @@ void moe_down_unit_gemm_fp8(Ctx& cx, const Tensor& d, const Tensor& u, const Rou
             .y = rows,
             .num_slots = slots,
             .x_scale = x.scales});
-  combine(cx, d, rows, routing);
+  combine_or_leave(cx, d, rows, routing);
 }
 
 }  // namespace nibble::ops::gpu

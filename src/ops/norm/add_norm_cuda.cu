@@ -67,8 +67,11 @@ void add_norm(Ctx& cx, const AddNorm& a, const GateLogits& gate) {
   CHECK(a.e4m3.codes == nullptr || a.hidden % 32 == 0);
   if (const LeftSum left = std::exchange(cx.left_sum, {}); left.site != nullptr) {
     CHECK(left.t.data == a.d && left.t.dim(0) == a.tokens);
-    const bool is_sent = left.t.dtype == DType::kBF16;
-    return add_norm_over_ranks(cx, ranks_of(cx).peers(), a, gate, is_sent);
+    GpuRanks& ranks = ranks_of(cx);
+    if (left.t.dtype == DType::kBF16) return add_norm_of_sent(cx, ranks.peers(), a, gate);
+    const LeftChoices choices = ranks.take_choices();
+    if (choices.rows != nullptr) return add_norm_of_choices(cx, ranks.peers(), a, gate, choices);
+    return add_norm_over_ranks(cx, ranks.peers(), a, gate);
   }
   const bool is_narrow = a.hidden <= 8 * kNormThreads, e4m3 = a.e4m3.codes != nullptr;
   const auto kernel =

@@ -14,9 +14,12 @@ inline constexpr int64_t kMostHiddenOverRanks = 6144;
 // y and h have the bits that all_reduce_blocks and add_norm give them; not under --exact, which has
 // no rows that leave a sum. No a.rows; H % 8 == 0, % 32 with a.e4m3, at most kMostHiddenOverRanks.
 // Where a rank does not come h is NaN.
-//
-// is_sent: a product has sent d (gemm_over_ranks), which is bf16 [T, H] then.
-void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate,
-                         bool is_sent);
+void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a,
+                         const GateLogits& gate);
+// d is bf16 [T, H], and a product has sent it: gemm_over_ranks.
+void add_norm_of_sent(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate);
+// d is to be made of choices: room for bf16 [T, H]. H % 8 == 0; more than 2 * kBlocks rows.
+void add_norm_of_choices(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate,
+                         const LeftChoices& choices);
 
 }  // namespace nibble::ops::gpu

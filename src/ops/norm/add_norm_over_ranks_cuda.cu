@@ -10,6 +10,8 @@
 
 #include "cuda/launch.cuh"
 #include "ops/all_reduce/peer_exchange.cuh"
+#include "ops/gpu_matmul/expert_limits.h"
+#include "ops/moe_down/add_row.cuh"
 #include "ops/norm/add_norm_over_ranks.h"
 #include "ops/norm/add_norm_row.cuh"
 
@@ -37,13 +39,20 @@ __device__ void add(float (&sum)[8], const uint4& part) {
     sum[2 * i] += cuda::bf16_lo(words[i]), sum[2 * i + 1] += cuda::bf16_hi(words[i]);
 }
 
+// How this rank's part of the sum comes: float32 d; bf16 d, which a product has sent; or choices,
+// whose sums those who send leave in d in bf16.
+enum class Part { kFloats, kSent, kChoices };
+
 // Groups of kRows rows: the first `senders` thread blocks send them in turns, those from
-// `receivers` on take them in turns; one block may do both. kSent: all rows are sent, d is bf16.
-template <int kMine, bool kE4m3, int kRows, bool kSent>
-__global__ void __launch_bounds__(kNormThreads, kSent&& kMine == 1 ? 3 : 2)
+// `receivers` on take them in turns; one block may do both.
+template <int kMine, bool kE4m3, int kRows, Part kPart>
+__global__ void __launch_bounds__(kNormThreads, kPart == Part::kSent && kMine == 1 ? 3 : 2)
     add_norm_rows_over_ranks(const __grid_constant__ AddNorm a, const GateLogits gated,
-                             const __grid_constant__ PeerMemory m, int senders, int receivers) {
+                             const __grid_constant__ PeerMemory m,
+                             const __grid_constant__ LeftChoices choices, int senders,
+                             int receivers) {
   using Norm = NormRow<kMine, kE4m3>;
+  constexpr bool kIsSent = kPart == Part::kSent, kChoices = kPart == Part::kChoices;
   __shared__ bool is_lost;
   if (threadIdx.x == 0) is_lost = false;
   const auto tokens = static_cast<int>(a.tokens), hidden = static_cast<int>(a.hidden);
@@ -53,14 +62,23 @@ __global__ void __launch_bounds__(kNormThreads, kSent&& kMine == 1 ? 3 : 2)
     return (static_cast<uint32_t>(row) * hidden + Norm::column(i)) / 8;
   };
   const auto has = [&](int i) { return Norm::column(i) < hidden; };
+  uint4* const d_in_bf16 = reinterpret_cast<uint4*>(const_cast<float*>(a.d));
   cuda::griddep_wait();
   cuda::griddep_launch_dependents();
   const uint32_t number = next_rows(m.counts);
   const auto room = [&](int of, int from, int row, int i) {
     return reinterpret_cast<uint4*>(rows_of(m, of, from, number)) + at(row, i);
   };
-  if (kSent && block == 0 && thread < m.size - 1) say(sent_to(m, peer, m.rank, 0), number);
-  if (!kSent && block < senders) {
+  const auto send = [&](int row, int i, const uint4& values) {
+    for (int other = 1; other < m.size; ++other)
+      *room((m.rank + other) % m.size, m.rank, row, i) = values;
+  };
+  const auto say_sent = [&](int g) {
+    if (thread < m.size - 1) say(sent_to(m, peer, m.rank, g), number);
+    if (kChoices && thread == m.size - 1) say(sent_here(m, g), number);
+  };
+  if (kIsSent && block == 0) say_sent(0);
+  if constexpr (kPart == Part::kFloats) {
     uint4 now[kRows][kMine];
     Eight next[kRows][kMine];  // on their way while a group is sent
     const auto each = [&](int g, auto&& what) {
@@ -73,38 +91,85 @@ __global__ void __launch_bounds__(kNormThreads, kSent&& kMine == 1 ? 3 : 2)
     const auto fetch = [&](int g) {
       each(g, [&](int row, int r, int i) { next[r][i] = eight_at(a.d, at(row, i)); });
     };
-    fetch(block);
-    for (int g = block; g < groups; g += senders) {
+    if (block < senders) fetch(block);
+    for (int g = block; block < senders && g < groups; g += senders) {
       each(g, [&](int, int r, int i) { now[r][i] = packed(next[r][i]); });
       fetch(g + senders);
-      each(g, [&](int row, int r, int i) {
-        for (int other = 1; other < m.size; ++other)
-          *room((m.rank + other) % m.size, m.rank, row, i) = now[r][i];
-      });
+      each(g, [&](int row, int r, int i) { send(row, i, now[r][i]); });
       __syncthreads();  // one thread's release is of what all have written: it follows them
-      if (thread < m.size - 1) say(sent_to(m, peer, m.rank, g), number);
+      say_sent(g);
     }
-    if (block < receivers) return end_rows(m, number);
   }
+  if constexpr (kChoices) {
+    constexpr int kPair = kRows > 1 ? 2 : 1;      // rows that are added up at a time
+    __shared__ int slots[2][kRows][kMaxChoices];  // of this group and the next
+    __shared__ float weights[2][kRows][kMaxChoices];
+    const auto* const rows = reinterpret_cast<const uint4*>(choices.rows);
+    const auto stage = [&](int turn, int g) {
+      const int r = thread / kMaxChoices, k = thread % kMaxChoices;
+      const int row = min(g * kRows + r, tokens - 1);
+      if (r >= kRows || k >= choices.top_k) return;
+      slots[turn][r][k] = __ldcg(choices.slot + row * choices.top_k + k);
+      weights[turn][r][k] = __ldcg(choices.p + row * choices.top_k + k);
+    };
+    int turn = 0;
+    if (block < senders) stage(turn, block);
+    __syncthreads();
+    for (int g = block; block < senders && g < groups; g += senders, turn ^= 1) {
+      stage(turn ^ 1, g + senders);
+#pragma unroll
+      for (int first = 0; first < kRows; first += kPair)
+#pragma unroll
+        for (int i = 0; i < kMine; ++i) {
+          if (!has(i)) continue;
+          float sum[kPair][8] = {};
+#pragma unroll 4  // as many loads of each in flight
+          for (int k = 0; k < choices.top_k; ++k)
+#pragma unroll
+            for (int r = 0; r < kPair; ++r) {
+              const uint32_t from = at(slots[turn][first + r][k], i);
+              add_row(sum[r], weights[turn][first + r][k], __ldcg(rows + from));
+            }
+#pragma unroll
+          for (int r = 0; r < kPair; ++r) {
+            const int row = g * kRows + first + r;
+            if (row >= tokens) break;
+            const float* const s = sum[r];
+            const uint4 values = packed({{s[0], s[1], s[2], s[3]}, {s[4], s[5], s[6], s[7]}});
+            d_in_bf16[at(row, i)] = values;
+            send(row, i, values);
+          }
+        }
+      __syncthreads();
+      say_sent(g);
+    }
+  }
+  if (block < receivers) return end_rows(m, number);
   Norm norm(a, gated);
   // A row's x, and this rank's part, are on their way while the others' are, if registers hold
   // them.
-  constexpr bool kAhead = kMine == 1 && !kSent;
+  constexpr bool kAhead = kMine == 1 && !kIsSent;
   Eight x[kMine];
   uint4 mine[kMine];
+  const auto fetch_mine = [&](int row, int i) {
+    mine[i] =
+        kPart == Part::kFloats ? packed(eight_at(a.d, at(row, i))) : __ldcg(d_in_bf16 + at(row, i));
+  };
   const auto fetch = [&](int row, int i) {
     if (row >= tokens || !has(i)) return;
     x[i] = eight_at(a.x, at(row, i));
-    mine[i] = kSent ? __ldcg(reinterpret_cast<const uint4*>(a.d) + at(row, i))
-                    : packed(eight_at(a.d, at(row, i)));
+    if (!kChoices) fetch_mine(row, i);
   };
+  const auto wait = [&](int g) {
+    const uint32_t* const sent =
+        thread < m.size - 1 ? sent_to(m, m.rank, peer, g) : sent_here(m, g);
+    if (thread < m.size - !kChoices && !wait_for(sent, number, m)) is_lost = true;
+    __syncthreads();
+  };
+  if (kIsSent) wait(0);
   for (int g = block - receivers; g < groups; g += static_cast<int>(gridDim.x) - receivers) {
     if (kAhead) fetch(g * kRows, 0);
-    if (!kSent || g == block) {
-      const uint32_t* const sent = sent_to(m, m.rank, peer, kSent ? 0 : g);
-      if (thread < m.size - 1 && !wait_for(sent, number, m)) is_lost = true;
-      __syncthreads();
-    }
+    if (!kIsSent) wait(g);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int row = g * kRows + r;
@@ -114,6 +179,7 @@ __global__ void __launch_bounds__(kNormThreads, kSent&& kMine == 1 ? 3 : 2)
       for (int i = 0; i < kMine; ++i) {
         if (!has(i)) continue;
         if (!kAhead) fetch(row, i);
+        if (kChoices) fetch_mine(row, i);
         float sum[8];
         for (int rank = 0; rank < m.size; ++rank) {
           if (rank == 0) {
@@ -136,38 +202,48 @@ __global__ void __launch_bounds__(kNormThreads, kSent&& kMine == 1 ? 3 : 2)
 }
 
 // `count` rows from `first` on.
-AddNorm rows_from(const AddNorm& a, int64_t first, int64_t count) {
+AddNorm rows_from(const AddNorm& a, int64_t first, int64_t count, bool is_bf16) {
   AddNorm piece = a;
   const int64_t at = first * a.hidden;
-  piece.y += at, piece.h += at, piece.x += at, piece.d += at;
+  piece.y += at, piece.h += at, piece.x += at, piece.d += is_bf16 ? at / 2 : at;
   piece.tokens = count;
   if (a.e4m3.codes != nullptr) piece.e4m3.codes += at, piece.e4m3.scales += first;
   return piece;
 }
 
-template <int kMine, bool kE4m3>
-void norm_in_pieces(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate) {
+// In as many exchanges as it takes. Of many rows some blocks send, as an exchange has room for all
+// of them; of few each sends its own before it waits for theirs.
+template <int kMine, bool kE4m3, Part kPart>
+void norm_in_pieces(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate,
+                    const LeftChoices& choices) {
+  constexpr bool kChoices = kPart == Part::kChoices;
   constexpr int kMost = kMine > 1 ? 1 : 4;  // as many as spill nothing
-  const bool has_many = a.tokens > 2 * peers.num_blocks;
+  const bool has_many = kChoices || a.tokens > 2 * peers.num_blocks;
   const int rows = has_many ? kMost : 1;
   const int64_t most = std::min<int64_t>(most_rows(peers.row_bytes, a.hidden),
                                          int64_t{PeerMemory::kMostGroups} * rows);
   CHECK(most > 0);
   for (int64_t first = 0; first < a.tokens; first += most) {
-    const AddNorm piece = rows_from(a, first, std::min(most, a.tokens - first));
+    const AddNorm piece = rows_from(a, first, std::min(most, a.tokens - first), kChoices);
     GateLogits gate_of_piece = gate;
     if (gate.gate != nullptr) gate_of_piece.logits += first * gate.stride;
+    LeftChoices chosen = choices;
+    chosen.p += first * choices.top_k, chosen.slot += first * choices.top_k;
     const auto groups = static_cast<int>((piece.tokens + rows - 1) / rows);
-    // Of few rows each block sends its own before it waits for theirs.
-    const int receivers = has_many ? std::max(1, peers.num_blocks / 4) : 0;
-    const int blocks = receivers + std::min(groups, peers.num_blocks - receivers);
-    cuda::launch(cx.stream,
-                 has_many ? add_norm_rows_over_ranks<kMine, kE4m3, kMost, false>
-                          : add_norm_rows_over_ranks<kMine, kE4m3, 1, false>,
+    const int senders = has_many ? std::max(1, peers.num_blocks / 4) : 0;
+    const int blocks = senders + std::min(groups, peers.num_blocks - senders);
+    const auto kernel = [&] {
+      constexpr auto kOfMany = add_norm_rows_over_ranks<kMine, kE4m3, kMost, kPart>;
+      if constexpr (kChoices)
+        return kOfMany;
+      else
+        return has_many ? kOfMany : add_norm_rows_over_ranks<kMine, kE4m3, 1, kPart>;
+    }();
+    cuda::launch(cx.stream, kernel,
                  {.grid = dim3(static_cast<unsigned>(blocks)),
                   .block = dim3(kNormThreads),
                   .release = cuda::Release::kAfterWait},
-                 piece, gate_of_piece, peers, has_many ? receivers : blocks, receivers);
+                 piece, gate_of_piece, peers, chosen, has_many ? senders : blocks, senders);
   }
 }
 
@@ -175,29 +251,46 @@ template <int kMine, bool kE4m3>
 void norm_sent_rows(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate) {
   CHECK(a.tokens <= most_rows(peers.row_bytes, a.hidden));
   const int64_t most = kMine == 1 ? peers.num_blocks * 3 / 2 : peers.num_blocks;
-  cuda::launch(cx.stream, add_norm_rows_over_ranks<kMine, kE4m3, 1, true>,
+  cuda::launch(cx.stream, add_norm_rows_over_ranks<kMine, kE4m3, 1, Part::kSent>,
                {.grid = dim3(static_cast<unsigned>(std::min(a.tokens, most))),
                 .block = dim3(kNormThreads),
                 .release = cuda::Release::kAfterWait},
-               a, gate, peers, 0, 0);
+               a, gate, peers, LeftChoices{}, 0, 0);
+}
+
+// run<kMine, kE4m3>() by the shape of a.
+template <typename Run>
+void by_shape(const Ctx& cx, const PeerMemory& peers, const AddNorm& a, const Run& run) {
+  CHECK(a.rows == nullptr && a.hidden <= kMostHiddenOverRanks);
+  CHECK(a.tokens * a.hidden <= INT32_MAX);
+  CHECK(peers.size <= PeerMemory::kMostRanks && peers.num_blocks > 1 && !cx.kernels.exact);
+  const bool is_narrow = a.hidden <= 8 * kNormThreads, e4m3 = a.e4m3.codes != nullptr;
+  if (is_narrow && e4m3) return run.template operator()<1, true>();
+  if (is_narrow) return run.template operator()<1, false>();
+  if (e4m3) return run.template operator()<2, true>();
+  run.template operator()<2, false>();
 }
 
 }  // namespace
 
-void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate,
-                         bool is_sent) {
-  CHECK(a.rows == nullptr && a.hidden <= kMostHiddenOverRanks);
-  CHECK(a.tokens * a.hidden <= INT32_MAX);
-  CHECK(peers.size <= PeerMemory::kMostRanks && peers.num_blocks > 1 && !cx.kernels.exact);
-  const auto run = [&]<int kMine, bool kE4m3>() {
-    if (is_sent) return norm_sent_rows<kMine, kE4m3>(cx, peers, a, gate);
-    norm_in_pieces<kMine, kE4m3>(cx, peers, a, gate);
-  };
-  const bool is_narrow = a.hidden <= 8 * kNormThreads, e4m3 = a.e4m3.codes != nullptr;
-  if (is_narrow && e4m3) return run.operator()<1, true>();
-  if (is_narrow) return run.operator()<1, false>();
-  if (e4m3) return run.operator()<2, true>();
-  run.operator()<2, false>();
+void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a,
+                         const GateLogits& gate) {
+  by_shape(cx, peers, a, [&]<int kMine, bool kE4m3>() {
+    norm_in_pieces<kMine, kE4m3, Part::kFloats>(cx, peers, a, gate, {});
+  });
+}
+
+void add_norm_of_sent(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate) {
+  by_shape(cx, peers, a,
+           [&]<int kMine, bool kE4m3>() { norm_sent_rows<kMine, kE4m3>(cx, peers, a, gate); });
+}
+
+void add_norm_of_choices(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate,
+                         const LeftChoices& choices) {
+  CHECK(choices.top_k <= kMaxChoices);
+  by_shape(cx, peers, a, [&]<int kMine, bool kE4m3>() {
+    norm_in_pieces<kMine, kE4m3, Part::kChoices>(cx, peers, a, gate, choices);
+  });
 }
 
 }  // namespace nibble::ops::gpu
