@@ -85,6 +85,7 @@ TEST(KernelTable, ListsEveryRefusal) {
             "  sm121_nvfp4a8_gemm: needs an NVIDIA GPU\n"
             "  sm90_w4a8_narrow: needs an NVIDIA GPU\n"
             "  sm90_w4a8_gemm: needs an NVIDIA GPU\n"
+            "  cuda_w4a16_each: needs an NVIDIA GPU\n"
             "  sm90_w4a16_gemm: needs an NVIDIA GPU\n"
             "  sm90_w4a16_narrow: needs an NVIDIA GPU\n"
             "  sm90_nvfp4a8_gemm: needs an NVIDIA GPU\n"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "formats/format.h"
+#include "ops/gpu_matmul/chosen_plan.h"
 #include "ops/gpu_matmul/e2m1_rows.h"
 #include "ops/gpu_matmul/expert_limits.h"
 #include "ops/gpu_matmul/gemm_items.h"
@@ -328,6 +329,25 @@ const char* refuse_nvfp4_one_of(const Desc& d, gpu::UnitOneShape shape,
   // Steps of fewer tokens run by it, too, whose blocks have other shares.
   for (--shape.tokens; shape.tokens > 1; --shape.tokens)
     if (!gpu::plan_unit_one(shape, options.gpu)) return "more columns than its warps share";
+  return nullptr;
+}
+// The same with MXFP4 (ops/gpu_matmul/gemv_chosen.cuh), whose sums are those of the other rows for
+// few tokens; 16 row_tiles rows of an expert. The kernel for one token is that row's, too.
+template <typename Desc>
+const char* refuse_each_token(const Desc& d, bool is_sum, int64_t row_tiles,
+                              const KernelOptions& options) {
+  if (d.tokens > kMostLeft) return "more than 8 tokens";
+  if (options.any_size) return nullptr;
+  if (d.tokens <= 1) return "of more than one token";
+  if (options.gpu.sm != 90) return "its tokens wait for memory, not for each other";
+  if (4 * (d.tokens - 1) * d.top_k > d.experts)
+    return "its tokens would read too many experts twice";
+  // Steps of fewer tokens run by it, too.
+  gpu::ChosenShape shape{is_sum, static_cast<int>(row_tiles), static_cast<int>(d.top_k),
+                         static_cast<int>(d.tokens)};
+  for (; shape.tokens > 1; --shape.tokens)
+    if (!plan_chosen(shape, options.gpu.num_sms).fits(shape, options.gpu.num_sms))
+      return "blocks of each of its tokens would have too many row tiles";
   return nullptr;
 }
 // From how many tokens on the wgmma products win over those of few tokens: by shares of K, up to

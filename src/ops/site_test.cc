@@ -65,7 +65,7 @@ TEST(Site, AKindMayOccurTwiceInALayer) {
 TEST(Site, TheChoiceIsLeftToReadersThatAllMakeIt) {
   Sites sites = layer(32);
   plan_sites(sites, on_h200());
-  EXPECT_EQ(sites[0].readers_take, 1);
+  EXPECT_EQ(sites[0].readers_take, 4);
   EXPECT_EQ(sites[5].readers_take, 0);  // nobody reads it
   KernelOptions forced = on_h200();
   forced.force("moe_down=sm90_w4a16_gemm");
@@ -74,18 +74,20 @@ TEST(Site, TheChoiceIsLeftToReadersThatAllMakeIt) {
   EXPECT_EQ(sites[0].readers_take, 0);
 }
 
-// Of few tokens, where NVFP4's experts are met token by token.
+// Of few tokens, where their experts are met token by token.
 TEST(Site, TheChoiceOfFewTokensIsLeft) {
-  Sites sites = layer(32);
-  std::get<MoeUpDesc>(sites[1].problem).format = Format::kNvfp4;
-  for (Site& site : sites)
-    if (auto* const down = std::get_if<MoeDownDesc>(&site.problem)) down->format = Format::kNvfp4;
-  plan_sites(sites, on_h200());
-  EXPECT_EQ(sites[0].readers_take, 4);
-  KernelOptions gb10;
-  gb10.gpu = cuda::gb10();
-  plan_sites(sites, gb10);
-  EXPECT_EQ(sites[0].readers_take, 1);
+  for (const Format format : {Format::kMxfp4, Format::kNvfp4}) {
+    Sites sites = layer(32);
+    std::get<MoeUpDesc>(sites[1].problem).format = format;
+    for (Site& site : sites)
+      if (auto* const down = std::get_if<MoeDownDesc>(&site.problem)) down->format = format;
+    plan_sites(sites, on_h200());
+    EXPECT_EQ(sites[0].readers_take, 4);
+    KernelOptions gb10;
+    gb10.gpu = cuda::gb10();
+    plan_sites(sites, gb10);
+    EXPECT_EQ(sites[0].readers_take, 1);
+  }
 }
 
 // A sum in blocks is left to the one norm that reads it, in steps whose rows keep that apart.

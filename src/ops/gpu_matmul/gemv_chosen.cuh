@@ -1,5 +1,7 @@
 // One token and the experts chosen for it: moe_up (every row of every expert) and moe_down (sums
-// over the experts), MXFP4 weights in kTiles16x64 by int8 digits.
+// over the experts), MXFP4 weights in kTiles16x64 by int8 digits. Of few tokens each for itself, in
+// blocks (x, t): no token waits until all have chosen and all choices are sorted, and few tokens
+// have few experts in common.
 //
 // Worker warp w multiplies chunk w (and w + 15 ...) of every row tile of its block: the digits of
 // its columns stay in registers, and it brings its chunks through a ring of its own. The last warp
@@ -19,6 +21,7 @@
 #include "cuda/bf16.cuh"
 #include "cuda/cluster.cuh"
 #include "cuda/parameters.cuh"
+#include "ops/gpu_matmul/chosen_plan.h"
 #include "ops/gpu_matmul/gemv.cuh"
 #include "ops/norm_route/route.cuh"
 
@@ -26,9 +29,8 @@ namespace nibble::ops::gpu {
 
 inline constexpr int kWorkers = 15;  // chunks of 3 units that 2,880 columns have
 inline constexpr int kChosenThreads = (kWorkers + 1) * 32;
-inline constexpr int kMaxItems = 32;  // row tiles of an expert of a block: a lane for each
 
-// One token's choices: of a product per expert by slot, of a sum over experts in order of choice.
+// One token's choices, in their order.
 struct Choices {
   int expert[kMaxChoices], slot[kMaxChoices];
   float weight[kMaxChoices];
@@ -238,35 +240,40 @@ class ChosenFinisher {
         share_(ChosenShare::of<kSum>(m.row_tiles, op.top_k)) {}
 
   __device__ __forceinline__ void prepare() {
-    const int lane = threadIdx.x % 32;
-    cuda::barrier_init(cuda::shared_address(&shared_.done[lane]), m_.chunks * 32);
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < share_.items(); i += 32)
+      cuda::barrier_init(cuda::shared_address(&shared_.done[i]), m_.chunks * 32);
     if (kSum && blockIdx.x % 2 == 0)
-      cuda::barrier_init(cuda::shared_address(&shared_.received[lane]), 1);
+      for (int i = threadIdx.x % 32; i < share_.run; i += 32)
+        cuda::barrier_init(cuda::shared_address(&shared_.received[i]), 1);
     cuda::barrier_init_fence();
   }
   // The other block's sums: they may come before, but do not end the phase.
   __device__ __forceinline__ void expect_other() {
     if (blockIdx.x % 2 == 0)
-      cuda::barrier_expect(cuda::shared_address(&shared_.received[threadIdx.x % 32]),
-                           16 * sizeof(float));
+      for (int i = threadIdx.x % 32; i < share_.run; i += 32)
+        cuda::barrier_expect(cuda::shared_address(&shared_.received[i]), 16 * sizeof(float));
   }
   // What the workers and run() go by; `from` as if of expert 0.
   __device__ __forceinline__ void list_items() {
-    const int lane = threadIdx.x % 32;
-    if (lane == 0) shared_.share = share_;
-    if (lane >= share_.items()) return;
-    const int at = kSum ? lane : share_.first + lane, per_choice = kSum ? share_.run : m_.row_tiles;
-    const int k = at / per_choice;
-    const int tile = at - k * per_choice + (kSum ? share_.first : 0);
-    shared_.items[lane] = {m_.bytes + int64_t{tile} * (m_.chunks * kUnits * cuda::kUnitBytes),
-                           share_.first_choice + k, tile * 16};
+    if (threadIdx.x % 32 == 0) shared_.share = share_;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < share_.items(); i += 32) {
+      const int at = kSum ? i : share_.first + i, per_choice = kSum ? share_.run : m_.row_tiles;
+      const int k = at / per_choice;
+      const int tile = at - k * per_choice + (kSum ? share_.first : 0);
+      shared_.items[i] = {m_.bytes + int64_t{tile} * (m_.chunks * kUnits * cuda::kUnitBytes),
+                          share_.first_choice + k, tile * 16};
+    }
   }
   __device__ __forceinline__ void find_items(const OneChoice& chosen) {
     op_.fill(shared_.choices, chosen);
     __syncwarp();
-    ChosenItem& item = shared_.items[threadIdx.x % 32];
-    if (threadIdx.x % 32 < share_.items())
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < share_.items(); i += 32) {
+      ChosenItem& item = shared_.items[i];
       item.from += shared_.choices.expert[item.choice] * m_.expert_bytes;
+    }
   }
   // All biases at once: from far away, they would stand in front of each row tile's end.
   __device__ __forceinline__ void load_biases() {
@@ -310,7 +317,8 @@ class ChosenFinisher {
     const int lane = threadIdx.x % 32;
     if constexpr (!kSum) {
       const float next = __shfl_down_sync(0xffffffff, v, 1);
-      if (lane < 16 && lane % 2 == 0) op_.store(item.choice, item.row + lane, v, next);
+      if (lane < 16 && lane % 2 == 0)
+        op_.store(shared_.choices.slot[item.choice], item.row + lane, v, next);
     } else {
       float all = k == 0 ? 0 : shared_.sums[i][lane % 16];
       all = fmaf(shared_.choices.weight[item.choice], v, all);
@@ -341,9 +349,8 @@ template <int kUnits, class Op>
 inline constexpr int kChosenBlocks =
     kUnits == 4 || NIBBLE_CUDA_SM == 121 || std::is_base_of_v<OneBlock, Op> ? 1 : 2;
 
-// Op: top_k; choose(), by one warp; fill(choices, chosen); publish(chosen), by the first block;
-// load_one(slot, k): 8 bf16 activations; store(slot, row, first, second) or, kSum, store(row, sum);
-// kSum: is_chosen_before: what choose() reads is complete when the kernel starts.
+// Op: a TokenChoice with choose(), by one warp; publish(chosen), by the token's first block;
+// load_one(slot, k): 8 bf16 activations; store(slot, row, first, second) or, kSum, store(row, sum).
 template <int kUnits, int kStages, bool kSum, class Op>
 __global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits, Op>)
     gemv_chosen(const __grid_constant__ TileMatrix m, const __grid_constant__ ChosenMemory memory,
@@ -407,31 +414,28 @@ __global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits, Op>)
 template <int kUnits>
 inline constexpr int kChosenStages = NIBBLE_CUDA_SM == 121 && kUnits > 1 ? 1 : 2;
 
-// T = 1: see gemv_chosen.
+// See gemv_chosen.
 template <bool kSum, class Op>
-void launch_chosen(Ctx& cx, const Weight& weight, const Op& op) {
+void launch_chosen(Ctx& cx, const Weight& weight, const Op& op, int tokens) {
   with_chunk_units<4>(weight.cols, [&]<int kUnits>() {
     constexpr int kStages = kChosenStages<kUnits>;
     const TileMatrix m = tile_matrix(weight, kUnits);
-    // Blocks, or pairs of blocks that share row tiles.
-    constexpr int kTogether = kSum ? 2 : 1;
-    const int shared = kSum ? m.row_tiles : m.row_tiles * op.top_k;
-    const int items_of_one = kSum ? (op.top_k + 1) / 2 : 1, most = kMaxItems / items_of_one;
-    const int blocks =
-        std::max(std::min(shared, cx.kernels.gpu.num_sms / kTogether), (shared + most - 1) / most);
-    const int items = (shared + blocks - 1) / blocks * items_of_one;
+    const ChosenPlan plan =
+        plan_chosen({kSum, m.row_tiles, op.top_k, tokens}, cx.kernels.gpu.num_sms);
     ChosenMemory memory{};
     memory.digits = kWorkers * kStages * kUnits * cuda::kUnitBytes;
     const int vectors = (m.chunks + kWorkers - 1) / kWorkers * (kSum ? (op.top_k + 1) / 2 : 1);
     memory.parts = memory.digits + vectors * kWorkers * kUnits * 2 * (cuda::kDigitBytes + 8);
-    memory.end = memory.parts + items * m.chunks * 64;
-    cuda::launch(cx.stream, gemv_chosen<kUnits, kStages, kSum, Op>,
-                 {.grid = dim3(blocks * kTogether),
-                  .block = dim3(kChosenThreads),
-                  .smem_bytes = kSum ? memory.end : std::max<size_t>(memory.end, kOneBlockBytes),
-                  .cluster = kTogether,
-                  .release = kSum ? cuda::Release::kBeforeWait : cuda::Release::kAfterWait},
-                 m, memory, op);
+    memory.end = memory.parts + plan.items * m.chunks * 64;
+    const bool is_alone = !kSum && plan.of_sm == 1;
+    cuda::launch(
+        cx.stream, gemv_chosen<kUnits, kStages, kSum, Op>,
+        {.grid = dim3(plan.blocks * plan.together, tokens),
+         .block = dim3(kChosenThreads),
+         .smem_bytes = is_alone ? std::max<size_t>(memory.end, kOneBlockBytes) : memory.end,
+         .cluster = static_cast<unsigned>(plan.together),
+         .release = kSum ? cuda::Release::kBeforeWait : cuda::Release::kAfterWait},
+        m, memory, op);
   });
 }
 

@@ -98,7 +98,8 @@ std::vector<const Kernel<Desc, Fn>*> gemv_rows_and(std::string_view suffix,
 // Whether a row's results are the same alone and in a batch.
 template <typename Desc, typename Fn>
 bool is_invariant(const Kernel<Desc, Fn>& row) {
-  return std::string_view(row.name).ends_with("_decode");
+  const std::string_view name = row.name;
+  return name.ends_with("_decode") || name.ends_with("_each");
 }
 
 // Row t of an activation tensor [T, n] bf16 as a tensor [1, n].

@@ -2,7 +2,7 @@
 // activations by int8 digits (cuda/mma_digits.cuh), or BF16 rows. The kernels of norm_qkv,
 // out_proj, moe_up, moe_down and norm_unembed are four loops with their own epilogues:
 //   gemv_one.cuh      one token: the chunks of a row tile go to different warps
-//   gemv_chosen.cuh   one token, the experts chosen for it: a warp keeps to its columns
+//   gemv_chosen.cuh   each of few tokens, the experts chosen for it: a warp keeps to its columns
 //   gemv_few.cuh      some tokens, few row tiles a block: likewise
 //   grouped_gemm.cuh  some tokens, many row tiles a block, experts: a warp takes whole row tiles
 // and rows_gemv.cuh for BF16.

@@ -22,13 +22,23 @@ const char* refuse_gemv(const MoeDownDesc& d, const KernelOptions& o) {
   return refuse_gemv_experts(d, d.hidden, d.width);
 }
 
-// One token's sum over experts is shared by two blocks.
-const char* refuse_clusters(const MoeDownDesc& d, const KernelOptions& o) {
+// A token's sum over experts is shared by two blocks.
+const char* refuse_clusters(const KernelOptions& o) {
+  return o.gpu.runs_clusters ? nullptr : "this GPU runs no clusters of blocks";
+}
+const char* refuse_decode(const MoeDownDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_gemv(d, o)) return reason;
-  return d.tokens > 1 || o.gpu.runs_clusters ? nullptr : "this GPU runs no clusters of blocks";
+  return d.tokens > 1 ? nullptr : refuse_clusters(o);
 }
 
-// The same for 3 rows an expert and more.
+// Each of a few tokens for itself.
+const char* refuse_each(const MoeDownDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_gemv(d, o)) return reason;
+  if (const char* reason = refuse_clusters(o)) return reason;
+  return refuse_each_token(d, /*is_sum=*/true, d.hidden / 16, o);
+}
+
+// The few-token row for 3 rows an expert and more.
 const char* refuse_batch(const MoeDownDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_gemv(d, o)) return reason;
   return refuse_gemv_batch(d.tokens * d.top_k, d.experts, o);
@@ -111,6 +121,9 @@ constexpr auto kKernels =
                                 NIBBLE_SM90_KERNEL(gpu::moe_down_narrow_fp8), Layout::kTiles16x64},
                                {"sm90_w4a8_gemm", refuse_many_fp8,
                                 NIBBLE_SM90_KERNEL(gpu::moe_down_gemm_fp8), Layout::kTiles16x64},
+                               {"cuda_w4a16_each", refuse_each,
+                                NIBBLE_CUDA_KERNEL(gpu::moe_down_each), Layout::kTiles16x64,
+                                /*takes=*/kMostLeft},
                                {"sm90_w4a16_gemm", refuse_many,
                                 NIBBLE_SM90_KERNEL(gpu::moe_down_gemm), Layout::kTiles16x64},
                                {"sm90_w4a16_narrow", refuse_by_narrow,
@@ -149,7 +162,7 @@ constexpr auto kKernels =
                                 NIBBLE_CUDA_KERNEL(gpu::moe_down_mma), Layout::kTiles16x64},
                                {"cuda_w4a16_batch", refuse_batch,
                                 NIBBLE_CUDA_KERNEL(gpu::moe_down_batch), Layout::kTiles16x64},
-                               {"cuda_w4a16_decode", refuse_clusters,
+                               {"cuda_w4a16_decode", refuse_decode,
                                 NIBBLE_CUDA_KERNEL(gpu::moe_down), Layout::kTiles16x64,
                                 /*takes=*/1},
                                {"cuda_w4a16_slots", refuse_gemv,

@@ -49,6 +49,7 @@ namespace gpu {
 MoeDownFn moe_down;
 MoeDownFn moe_down_batch;
 MoeDownFn moe_down_few;  // NVFP4
+MoeDownFn moe_down_each;
 MoeDownFn moe_down_one;
 MoeDownFn moe_down_narrow;
 MoeDownFn moe_down_narrow_fp8;  // as moe_down_gemm_fp8

@@ -2,8 +2,8 @@
 // d [T, H] f32, out, or added to; u [T * K, F] bf16 by slot; down [E, H, F] with bias.
 // Needs H % 16 == 0, F % 64 == 0, F <= 4608, K <= 8, E <= 256 (512 threads count the slots); NVFP4
 // weights F <= 16384, K <= 16, E <= 513.
-// One token: gemv_chosen, whose weights come while moe_up still runs; NVFP4: unit_one, each of a
-// few. More: products by slot into scratch, then a kernel that weighs them, each half of the
+// One token, or each of a few: gemv_chosen, whose weights come while moe_up still runs; NVFP4:
+// unit_one. More: products by slot into scratch, then a kernel that weighs them, each half of the
 // choices in order. Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 17.6
 // MB, 3.9 us of an H200's 4.55 TB/s, 76 us of a GB10's 233 GB/s. TB/s by tokens:
 // ops/gpu_matmul/grouped_gemm.cuh.
@@ -61,49 +61,7 @@ __global__ void __launch_bounds__(kCombineThreads, kMost <= 4   ? kCombineBlocks
   *to = {first.x + second.x, first.y + second.y, first.z + second.z, first.w + second.w};
 }
 
-// One token: all its experts at once.
-struct DownOne {
-  float* d;           // [H]
-  const uint16_t* u;  // [K, width] by slot
-  const int32_t *ids, *slot;
-  const float* p;
-  const float* logits;  // if the choice was left to moe_up, which may still be making it
-  bool is_chosen_before, adds;
-  int top_k, width, experts;
-
-  __device__ OneChoice choose() const {
-    if (logits != nullptr)
-      return place_one(weigh(gpu::choose<kFewRouted / 32>(logits, experts, top_k), top_k), top_k);
-    return chosen();
-  }
-  __device__ OneChoice chosen() const {
-    const int lane = threadIdx.x % 32;
-    if (lane >= top_k) return {};
-    return {{__ldcg(ids + lane), __ldcg(p + lane)}, __ldcg(slot + lane)};
-  }
-  __device__ void fill(Choices& c, const OneChoice& one) const {
-    const int lane = threadIdx.x % 32;
-    if (lane >= top_k) return;
-    c.expert[lane] = one.choice.id;
-    c.slot[lane] = one.slot;
-    c.weight[lane] = one.choice.p;
-  }
-  __device__ void publish(const OneChoice&) const {}
-  __device__ uint4 load_one(int slot, int k) const {
-    return __ldcg(reinterpret_cast<const uint4*>(u + slot * width + k));
-  }
-  __device__ void store(int row, float v) const { d[row] = adds ? __ldcg(d + row) + v : v; }
-};
-
-// Of any number of experts, of which one may be shared.
-struct DownOneOfMany : DownOne, OneBlock {
-  Routing routing;
-  __device__ OneChoice choose() const {
-    return logits != nullptr ? weigh_left(choose_left(routing), routing) : chosen();
-  }
-};
-
-// One token of few, by unit_one.
+// One token of few: all its experts at once.
 struct DownOfToken : TokenChoice {
   float* d;           // [T, hidden]
   const uint16_t* u;  // [T K, width] by slot
@@ -126,7 +84,11 @@ struct DownOfToken : TokenChoice {
   }
 };
 
-struct DownOfTokenOfMany : DownOfToken {
+// Of any number of experts, of which one may be shared.
+struct DownOfTokenOfMany : DownOfToken, OneBlock {
+  __device__ OneChoice choose() const {
+    return is_left() ? weighed(choose_left(here())) : chosen();
+  }
   __device__ OneChoice weighed(const OneChoice& one) const {
     return placed(weigh_left(one, here()));
   }
@@ -164,44 +126,40 @@ bool is_chosen_before(const Ctx& cx, const Routing& r) {
                                                          : r.ids);
 }
 
-DownOne one_of(const Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
-               const Weight& down) {
-  return {.d = d.as<float>(),
-          .u = u.as<uint16_t>(),
-          .ids = routing.ids,
-          .slot = routing.slot,
-          .p = routing.p,
-          .logits = routing.logits,
-          .is_chosen_before = is_chosen_before(cx, routing),
-          .adds = routing.adds,
-          .top_k = routing.top_k,
-          .width = static_cast<int>(down.cols),
-          .experts = routing.num_experts};
+DownOfToken token_op(const Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+                     const Weight& down) {
+  return {{.routing = routing,
+           .is_chosen_before = is_chosen_before(cx, routing),
+           .top_k = routing.top_k},
+          d.as<float>(),
+          u.as<uint16_t>(),
+          static_cast<int>(down.rows),
+          static_cast<int>(down.cols),
+          routing.adds};
 }
 
 }  // namespace
 
 void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
               const Weight& down) {
-  if (routing.num_tokens != 1) return run_few<true>(cx, d, u, routing, down);
-  const DownOne op = one_of(cx, d, u, routing, down);
+  if (routing.num_tokens == 1) return moe_down_each(cx, d, u, routing, down);
+  run_few<true>(cx, d, u, routing, down);
+}
+
+void moe_down_each(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+                   const Weight& down) {
+  if (routing.num_tokens == 0) return;
+  const DownOfToken op = token_op(cx, d, u, routing, down);
   if (has_few(routing))
-    launch_chosen<true>(cx, down, op);
+    launch_chosen<true>(cx, down, op, routing.num_tokens);
   else
-    launch_chosen<true>(cx, down, DownOneOfMany{op, {}, routing});
+    launch_chosen<true>(cx, down, DownOfTokenOfMany{op}, routing.num_tokens);
 }
 
 void moe_down_one(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                   const Weight& down) {
   if (routing.num_tokens == 0) return;
-  const DownOfToken op{{.routing = routing,
-                        .is_chosen_before = is_chosen_before(cx, routing),
-                        .top_k = routing.top_k},
-                       d.as<float>(),
-                       u.as<uint16_t>(),
-                       static_cast<int>(down.rows),
-                       static_cast<int>(down.cols),
-                       routing.adds};
+  const DownOfToken op = token_op(cx, d, u, routing, down);
   if (has_few(routing))
     launch_unit_one<OneWork::kSum>(cx, down, op, false, routing.num_tokens);
   else

@@ -197,6 +197,31 @@ TEST(MoeDown, FewTokensGoTokenByTokenWhereThatIsEven) {
   EXPECT_EQ(row_of(2688, 1), "cuda_nvfp4_one");
 }
 
+// MXFP4's sums are those of a batch, so under --exact too.
+TEST(MoeDown, FewTokensOfMxfp4GoTokenByToken) {
+  const auto row_of = [](const cuda::Caps& gpu, int64_t experts, int64_t tokens) {
+    KernelOptions options;
+    options.gpu = gpu, options.exact = experts == 128;
+    const MoeDownDesc desc{.hidden = 2880,
+                           .width = 2880,
+                           .experts = experts,
+                           .top_k = 4,
+                           .format = Format::kMxfp4,
+                           .tokens = tokens};
+    return std::string_view(pick(Op::kMoeDown, moe_down_kernels(), desc, options).row->name);
+  };
+  cuda::Caps h200 = cuda::h200();
+  for (const int64_t tokens : {2, 4, 8}) {
+    EXPECT_EQ(row_of(h200, 128, tokens), "cuda_w4a16_each");
+    EXPECT_EQ(row_of(cuda::gb10(), 128, tokens), "cuda_w4a16_decode");
+  }
+  for (const int64_t tokens : {1, 16}) EXPECT_EQ(row_of(h200, 128, tokens), "cuda_w4a16_decode");
+  EXPECT_EQ(row_of(h200, 32, 2), "cuda_w4a16_each");
+  EXPECT_EQ(row_of(h200, 32, 4), "cuda_w4a16_decode");  // 19% of their choices in common
+  h200.runs_clusters = false;
+  EXPECT_EQ(row_of(h200, 128, 2), "cuda_w4a16_decode");
+}
+
 TEST(MoeDown, TwinWeighsTheBiasToo) {
   Random random(1);
   const TestWeight w(random, Format::kMxfp4, 2, 1, 32);

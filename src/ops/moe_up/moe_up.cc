@@ -27,7 +27,13 @@ const char* refuse_gemv(const MoeUpDesc& d, const KernelOptions& o) {
   return refuse_gemv_experts(d, d.rows(), d.hidden);
 }
 
-// The same for 3 rows an expert and more.
+// Each of a few tokens for itself.
+const char* refuse_each(const MoeUpDesc& d, const KernelOptions& o) {
+  if (const char* reason = refuse_gemv(d, o)) return reason;
+  return refuse_each_token(d, /*is_sum=*/false, d.rows() / 16, o);
+}
+
+// The few-token row for 3 rows an expert and more.
 const char* refuse_batch(const MoeUpDesc& d, const KernelOptions& o) {
   if (const char* reason = refuse_gemv(d, o)) return reason;
   return refuse_gemv_batch(d.tokens * d.top_k, d.experts, o);
@@ -112,6 +118,9 @@ constexpr auto kKernels = joined(
          NIBBLE_SM90_KERNEL(gpu::moe_up_narrow_fp8), Layout::kTiles16x64},
         {"sm90_w4a8_gemm", refuse_gated<refuse_many_fp8>, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm_fp8),
          Layout::kTiles16x64},
+        {"cuda_w4a16_each", refuse_gated<refuse_each>, NIBBLE_CUDA_KERNEL(gpu::moe_up_each),
+         Layout::kTiles16x64,
+         /*takes=*/kMostLeft},
         {"sm90_w4a16_gemm", refuse_gated<refuse_many>, NIBBLE_SM90_KERNEL(gpu::moe_up_gemm),
          Layout::kTiles16x64},
         {"sm90_w4a16_narrow", refuse_gated<refuse_by_narrow>,

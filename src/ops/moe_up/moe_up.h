@@ -49,6 +49,7 @@ namespace gpu {
 MoeUpFn moe_up;
 MoeUpFn moe_up_batch;
 MoeUpFn moe_up_few;  // NVFP4
+MoeUpFn moe_up_each;
 MoeUpFn moe_up_one;
 MoeUpFn moe_up_narrow;
 MoeUpFn moe_up_narrow_fp8;  // as moe_up_gemm_fp8

@@ -1,10 +1,10 @@
 // moe_up for few tokens: MXFP4 weights in kTiles16x64 by int8 digits (ops/gpu_matmul/tiles.cuh).
 // u [T * K, F] bf16 by slot, out; h [T, H] bf16; up [E, 2F, H] with bias.
-// One token: gemv_chosen; more: grouped_gemm. NVFP4 weights: unit_one for each of a few tokens,
-// unit_gemv.
-// Needs 2F % 16 == 0, H % 64 == 0, H <= 4608, K <= 8, E <= 256 (512 threads count the slots).
-// Bytes: the weights of the distinct experts; gpt-oss-120b, one token: 35.3 MB, 7.8 us of an H200's
-// 4.55 TB/s, 151 us of a GB10's 233 GB/s. TB/s by tokens: ops/gpu_matmul/grouped_gemm.cuh.
+// One token, or each of a few: gemv_chosen; more: grouped_gemm. NVFP4 weights: unit_one for each of
+// a few tokens, unit_gemv. Needs 2F % 16 == 0, H % 64 == 0, H <= 4608, K <= 8, E <= 256 (512
+// threads count the slots). Bytes: the weights of the distinct experts; gpt-oss-120b, one
+// token: 35.3 MB, 7.8 us of an H200's 4.55 TB/s, 151 us of a GB10's 233 GB/s. TB/s by tokens:
+// ops/gpu_matmul/grouped_gemm.cuh.
 #include "cuda/bf16.cuh"
 #include "ops/gpu_matmul/gemv_chosen.cuh"
 #include "ops/gpu_matmul/unit_gemv.cuh"
@@ -24,44 +24,13 @@ struct Up {
   const int32_t *token, *offsets;
   int tokens, top_k, experts, width, hidden;
   Swiglu act;
-  Routing routing;
 
-  // One token's choices, by a warp: which, and of those left to this kernel what others read.
-  __device__ OneChoice choose() const {
-    if (routing.logits != nullptr)
-      return place_one(gpu::choose<kFewRouted / 32>(routing.logits, experts, top_k), top_k);
-    return chosen();
-  }
-  __device__ OneChoice chosen() const {
-    const int lane = threadIdx.x % 32;
-    if (lane >= top_k) return {};
-    return {{__ldcg(routing.ids + lane), 0}, __ldcg(routing.slot + lane)};
-  }
-  __device__ void fill(Choices& c, const OneChoice& one) const {
-    if (threadIdx.x % 32 < top_k) c.expert[one.slot] = one.choice.id;
-  }
-  __device__ void publish(const OneChoice& one) const {
-    if (routing.logits != nullptr) store_one(routing, {weigh(one.choice, routing.top_k), one.slot});
-  }
-  __device__ uint4 load_one(int, int k) const {
-    return __ldcg(reinterpret_cast<const uint4*>(h + k));
-  }
   __device__ uint4 load(int row, int k) const {
     const int t = tokens == 1 ? 0 : __ldcg(token + row);
     return __ldcg(reinterpret_cast<const uint4*>(h + int64_t{t} * hidden + k));
   }
   __device__ void store(int row, int weight_row, float gate, float up) const {
     u[int64_t{row} * width + weight_row / 2] = cuda::bf16_bits(swiglu(gate, up, act));
-  }
-};
-
-// Of any number of experts, of which one may be shared.
-struct UpOfMany : Up {
-  __device__ OneChoice choose() const {
-    return routing.logits != nullptr ? choose_left(routing) : chosen();
-  }
-  __device__ void publish(const OneChoice& one) const {
-    if (routing.logits != nullptr) store_one(routing, weigh_left(one, routing));
   }
 };
 
@@ -75,7 +44,7 @@ struct UpOfRelu2 : Up {
   }
 };
 
-// Of one token of few, by unit_one.
+// Of one token of few.
 struct UpOfToken : TokenChoice {
   uint16_t* u;
   const uint16_t* h;
@@ -94,7 +63,12 @@ struct UpOfToken : TokenChoice {
   }
 };
 
-struct UpOfTokenOfMany : UpOfToken {
+// Of any number of experts, of which one may be shared.
+struct UpOfTokenOfMany : UpOfToken, OneBlock {
+  __device__ OneChoice choose() const {
+    if (!is_left()) return chosen();
+    return placed(choose_left(here()));
+  }
   __device__ OneChoice weighed(const OneChoice& one) const { return placed(one); }
   __device__ void publish(const OneChoice& one) const {
     if (is_left()) store_one(routing, weigh_left(one, here()), token());
@@ -119,21 +93,38 @@ Up make_op(const Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routi
           .experts = routing.num_experts,
           .width = static_cast<int>(up.rows / act.rows_each()),
           .hidden = static_cast<int>(up.cols),
-          .act = act,
-          .routing = routing};
+          .act = act};
+}
+
+UpOfToken token_op(const Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
+                   const Weight& up, const Swiglu& act) {
+  return {{.routing = routing,
+           .is_chosen_before = cx.stream.order.is_complete(routing.ids),
+           .top_k = routing.top_k},
+          u.as<uint16_t>(),
+          h.as<uint16_t>(),
+          static_cast<int>(up.rows / act.rows_each()),
+          static_cast<int>(up.cols),
+          act};
 }
 
 }  // namespace
 
 void moe_up(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
             const Swiglu& act) {
-  const Up op = make_op(cx, u, h, routing, up, act);
-  if (routing.num_tokens != 1)
-    launch_experts<Items::kExperts, true>(cx, up, op, routing.num_tokens);
-  else if (has_few(routing))
-    launch_chosen<false>(cx, up, op);
+  if (routing.num_tokens == 1) return moe_up_each(cx, u, h, routing, up, act);
+  launch_experts<Items::kExperts, true>(cx, up, make_op(cx, u, h, routing, up, act),
+                                        routing.num_tokens);
+}
+
+void moe_up_each(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
+                 const Weight& up, const Swiglu& act) {
+  if (routing.num_tokens == 0) return;
+  const UpOfToken op = token_op(cx, u, h, routing, up, act);
+  if (has_few(routing))
+    launch_chosen<false>(cx, up, op, routing.num_tokens);
   else
-    launch_chosen<false>(cx, up, UpOfMany{op});
+    launch_chosen<false>(cx, up, UpOfTokenOfMany{op}, routing.num_tokens);
 }
 
 void moe_up_batch(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing,
@@ -157,14 +148,7 @@ void moe_up_few(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routin
 void moe_up_one(Ctx& cx, const Tensor& u, const Tensor& h, const Routing& routing, const Weight& up,
                 const Swiglu& act) {
   if (routing.num_tokens == 0) return;
-  const UpOfToken op{{.routing = routing,
-                      .is_chosen_before = cx.stream.order.is_complete(routing.ids),
-                      .top_k = routing.top_k},
-                     u.as<uint16_t>(),
-                     h.as<uint16_t>(),
-                     static_cast<int>(up.rows / act.rows_each()),
-                     static_cast<int>(up.cols),
-                     act};
+  const UpOfToken op = token_op(cx, u, h, routing, up, act);
   const int tokens = routing.num_tokens;
   if (act.is_relu2())
     launch_unit_one<OneWork::kChosen>(cx, up, UpOfTokenOfRelu2{{op}}, true, tokens);
