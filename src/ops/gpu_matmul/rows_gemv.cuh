@@ -40,12 +40,12 @@ inline constexpr int kRowSlots<kUnits, kTokens, Op> = Op::kSlots;
 template <int kUnits, int kTokens, class Op>
 inline constexpr int kRowSlotBytes = kGemvWarps* kRowSlots<kUnits, kTokens, Op> * 1024;
 
-// A row tile: 16 rows, or for one token 8, whose later chunks take the place of the other eight, so
-// that blocks have more equal shares. Of kHeadHalves the second half of its rows are the partners
-// of the first in a rotary embedding, 32 further.
+// A row tile: 16 rows, or for up to 4 tokens 8, whose later chunks take the place of the other
+// eight, so that blocks have more equal shares. Of kHeadHalves the second half of its rows are the
+// partners of the first in a rotary embedding, 32 further.
 template <Items kItems, int kTokens>
 struct RowTile {
-  static constexpr int kRows = kTokens == 1 ? 8 : 16, kHalf = kRows / 2;
+  static constexpr int kRows = kTokens <= 4 ? 8 : 16, kHalf = kRows / 2;
   static constexpr bool kHalves = kItems == Items::kHeadHalves;
 
   // Row i of the tile.
@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
       parts + 2 * m.round_tiles * m.chunks * RowTile<kItems, kTokens>::kRows * kTokens);
   const int lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
   using Tile = RowTile<kItems, kTokens>;
-  // One token: chunk c of a row goes with chunk c + steps, if there is one.
-  constexpr bool kTwoChunks = kTokens == 1;
+  // Up to 4 tokens: chunk c of a row goes with chunk c + steps, if there is one.
+  constexpr bool kTwoChunks = kTokens <= 4;
   const int steps = kTwoChunks ? (m.chunks + 1) / 2 : m.chunks;
   const Share mine(m.row_tiles, blockIdx.x, gridDim.x);
   const int first = mine.begin, last = mine.end;
@@ -173,9 +173,11 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
   }
   if constexpr (HasPlaces<Op>) op.touch(threadIdx.x);
   __syncthreads();
-  // Columns of B past the tokens read token 0 again; nothing reads what comes of it. One token:
-  // column 1 is the other chunk's.
-  const uint16_t* const mine_x = x + (g < rows ? g : 0) * stride + p * 8;
+  // Columns of B past the tokens read token 0 again; nothing reads what comes of it. Two chunks:
+  // behind the tokens of the first come those of the other.
+  const bool is_other = kTwoChunks && g / kTokens == 1;
+  const int column = is_other ? g - kTokens : g;
+  const uint16_t* const mine_x = x + (column < rows ? column : 0) * stride + p * 8;
   ChunkWalk at(first, steps);
   int round = 0;
   uint32_t turn = slots;  // of a chunk or, kRest > 0, of a block
@@ -186,7 +188,7 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
       if (kRest == 0) seek();
       const bool is_pair = kTwoChunks && at.chunk + steps < m.chunks;
       const uint16_t* const chunk_x =
-          mine_x + (at.chunk + (is_pair && g == 1 ? steps : 0)) * kUnits * 64;
+          mine_x + (at.chunk + (is_pair && is_other ? steps : 0)) * kUnits * 64;
       float d[4] = {};
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
@@ -207,9 +209,15 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
       }
       float* const to =
           sums + (((at.item - begin) * m.chunks + at.chunk) * Tile::kRows + g) * kTokens;
-      if constexpr (kTwoChunks) {
+      if constexpr (kTokens == 1) {
         if (p == 0) to[0] = d[0];
         if (p == 0 && is_pair) to[steps * Tile::kRows] = d[3];
+      } else if constexpr (kTwoChunks) {
+        if (2 * p < kTokens)
+          *reinterpret_cast<float2*>(to + 2 * p) = {d[0], d[1]};
+        else if (is_pair)
+          *reinterpret_cast<float2*>(to + steps * Tile::kRows * kTokens + 2 * p - kTokens) = {d[2],
+                                                                                              d[3]};
       } else {
         if (2 * p < kTokens) {
           *reinterpret_cast<float2*>(to + 2 * p) = {d[0], d[1]};

@@ -37,6 +37,8 @@ void multiply_rows(Ctx& cx, const Weight& w, const uint16_t* x, int64_t tokens, 
   const OfRows op{{y, w.rows}, x, static_cast<int>(tokens), static_cast<int>(w.cols)};
   if (tokens == 1)
     launch_rows<1, Items::kTiles>(cx, w, op);
+  else if (tokens <= 4)
+    launch_rows<4, Items::kTiles>(cx, w, op);
   else
     launch_rows<kFewTokens, Items::kTiles>(cx, w, op);
 }

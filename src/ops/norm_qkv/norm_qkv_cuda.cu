@@ -89,7 +89,12 @@ void norm_qkv_rows(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tens
                    const Tensor& d, const QkvNorms& norms, const Weight& qkv, const Tensor& cos_sin,
                    const Step& s) {
   with_norm(cx, out, kv, x, d, norms.input, qkv, cos_sin, s, true, [&](const auto& op) {
-    launch_rows<HasNorm<decltype(op)> ? 1 : kFewTokens, Items::kHeadHalves>(cx, qkv, op);
+    if constexpr (HasNorm<decltype(op)>)
+      launch_rows<1, Items::kHeadHalves>(cx, qkv, op);
+    else if (s.num_tokens <= 4)
+      launch_rows<4, Items::kHeadHalves>(cx, qkv, op);
+    else
+      launch_rows<kFewTokens, Items::kHeadHalves>(cx, qkv, op);
   });
 }
 
