@@ -13,6 +13,9 @@ set(CMAKE_CUDA_RUNTIME_LIBRARY $<IF:$<BOOL:${NIBBLE_EMULATED_CUDA}>,None,Static>
 enable_language(CUDA)
 # The standard is the project's; CMake 3.25 does not know yet how nvcc is told.
 set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+if(NIBBLE_CUBINS)  # nvcc's front end reads the host's code as well; GCC would take 40% of the time
+  set(_CMAKE_CUDA_WHOLE_FLAG -fatbin)
+endif()
 string(REGEX MATCH "^[0-9]+" NIBBLE_CUDA_SM ${CMAKE_CUDA_ARCHITECTURES})
 
 if(NIBBLE_EMULATED_CUDA)  # in the runtime's place: it reads the PTX of fat binaries
