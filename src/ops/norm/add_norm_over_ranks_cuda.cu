@@ -1,11 +1,13 @@
 // add_norm_over_ranks: some thread blocks send rows of d to all other ranks, the rest add up what
 // arrives, in order of ranks, to x, and norm. Bytes at two ranks: 2 H a token over the link each
-// way, 22 H of memory; 14 H where the product in front has sent the rows.
+// way, 22 H of memory; 14 H where the product in front has sent the rows; with the choices of K
+// experts 18 H and 2 K H, where combine() and a norm would take 26 H and 2 K H.
 //
 // Lost, where every block sent some rows, waited for theirs and normed them (pp8192 of gpt-oss-120b
 // on two H200, 2026-11-28: 85,300 tokens/s; this: 86,900): the next rows on their way before, by
 // stores or by the copy engine (no difference), blocks out of step (+0.5%). Of 256 blocks 32 that
-// send gave 78,400, 48 and 80 86,700, 128 83,200; with nobody that sends, or norms, 87,700.
+// send gave 78,400, 48 and 80 86,700, 128 83,200; with nobody that sends, or norms, 87,700. With choices 64
+// that send gave 89,480, 96 90,820.
 #include <algorithm>
 
 #include "cuda/launch.cuh"
@@ -230,7 +232,8 @@ void norm_in_pieces(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const Ga
     LeftChoices chosen = choices;
     chosen.p += first * choices.top_k, chosen.slot += first * choices.top_k;
     const auto groups = static_cast<int>((piece.tokens + rows - 1) / rows);
-    const int senders = has_many ? std::max(1, peers.num_blocks / 4) : 0;
+    const int eighths = kChoices ? 3 : 2;  // that send: for choices they read more
+    const int senders = has_many ? std::max(1, peers.num_blocks * eighths / 8) : 0;
     const int blocks = senders + std::min(groups, peers.num_blocks - senders);
     const auto kernel = [&] {
       constexpr auto kOfMany = add_norm_rows_over_ranks<kMine, kE4m3, kMost, kPart>;
