@@ -36,8 +36,9 @@ struct UnitOne {
   int inverse_parts = 0;       // 2^16 / parts, rounded up
   uint32_t inverse_tiles = 0;  // 2^32 / row_tiles, rounded up
   int stages = 0;              // of a warp's ring
-  // The next kernel may start only behind this one's wait: of experts, whose weights it would come
-  // in front of, and of one row tile a block, which ends soon.
+  // The next kernel may start only behind this one's wait: of chosen experts and of one token's
+  // sum, whose weights it would come in front of (behind several tokens' it is a norm, with none),
+  // and of one row tile a block, which ends soon.
   bool releases_late = false;
   int slices = 0;  // sums of a row
   // In shared memory, behind the rings: digits of each warp's part of K or, kSum, of the parts of
@@ -84,7 +85,8 @@ inline std::optional<UnitOne> plan_unit_one(const UnitOneShape& s, const cuda::C
   m.grid = std::min(shared_out, std::max(1, gpu.num_sms / s.tokens));
   m.each = shared_out / m.grid, m.more = shared_out % m.grid;
   m.choices = choices;
-  m.releases_late = s.work != OneWork::kDense || (!s.has_norm && shared_out == m.grid);
+  m.releases_late = s.work == OneWork::kChosen || (s.work == OneWork::kSum && s.tokens == 1) ||
+                    (s.work == OneWork::kDense && !s.has_norm && shared_out == m.grid);
   if (m.row_tiles == 1 && s.work == OneWork::kChosen) return {};  // inverse_tiles has 32 bits
   const int tiles = m.each + (m.more > 0);
   if (!share_out_k(m, s.work, warps, tiles, s.has_norm ? 4 : kOneMostUnits)) return {};
