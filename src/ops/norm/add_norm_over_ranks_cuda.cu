@@ -6,8 +6,8 @@
 // Lost, where every block sent some rows, waited for theirs and normed them (pp8192 of gpt-oss-120b
 // on two H200, 2026-11-28: 85,300 tokens/s; this: 86,900): the next rows on their way before, by
 // stores or by the copy engine (no difference), blocks out of step (+0.5%). Of 256 blocks 32 that
-// send gave 78,400, 48 and 80 86,700, 128 83,200; with nobody that sends, or norms, 87,700. With choices 64
-// that send gave 89,480, 96 90,820.
+// send gave 78,400, 48 and 80 86,700, 128 83,200; with nobody that sends, or norms, 87,700. With
+// choices 64 that send gave 89,480, 96 90,820 (another host).
 #include <algorithm>
 
 #include "cuda/launch.cuh"
