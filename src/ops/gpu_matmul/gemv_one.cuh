@@ -33,6 +33,14 @@ struct NormInput {
   int hidden;          // at most kNormColumns
   const int32_t* row;  // of x and d; none: 0
   bool is_x_old;       // complete when the kernel starts
+
+  // The same of a token of several.
+  __device__ __forceinline__ NormInput of(int token) const {
+    NormInput n = *this;
+    const int64_t at = int64_t{token} * hidden;
+    n.x += at, n.d += at, n.y += at, n.h += at;
+    return n;
+  }
 };
 // add_norm's order of sums: 12 warps, each lane 8 neighbouring columns.
 inline constexpr int kNormWarps = 12, kNormColumns = kNormWarps * 32 * 8;

@@ -158,11 +158,23 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
     NormReady<kGemvThreads> ready;
     ready.load(op.norm);
     cuda::griddep_wait();
-    norm_token<kGemvThreads>(h, op.norm, ready);
+    const auto norm = [&](const NormInput& n, uint16_t* to) {
+      norm_token<kGemvThreads>(h, n, ready);
 #pragma unroll
-    for (int r = 0; r < kLoads; ++r) {
-      const int k = 8 * (r * kGemvThreads + threadIdx.x);
-      if (k < w.cols) *reinterpret_cast<uint4*>(x + k) = h[r];
+      for (int r = 0; r < kLoads; ++r) {
+        const int k = 8 * (r * kGemvThreads + threadIdx.x);
+        if (k < w.cols) *reinterpret_cast<uint4*>(to + k) = h[r];
+      }
+    };
+    norm(op.norm, x);
+    if constexpr (kTokens > 1) {
+#pragma unroll 1
+      for (int t = 1; t < rows; ++t) {
+        NormInput n = op.norm.of(t);
+        n.is_x_old = false;
+        __syncthreads();
+        norm(n, x + t * stride);
+      }
     }
   } else {
     cuda::griddep_wait();

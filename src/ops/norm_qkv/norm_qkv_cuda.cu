@@ -30,6 +30,12 @@ struct QkvOne : Store {
   static constexpr int tokens = 1;
 };
 
+// The same of up to 4.
+struct QkvNormed : Store {
+  NormInput norm;
+  int tokens;
+};
+
 // Behind add_norm: h is ready.
 struct QkvFew : Store {
   const uint16_t* h;  // [T, H]
@@ -40,27 +46,28 @@ struct QkvFew : Store {
   }
 };
 
-// run(op) with one of them: the first for one token whose row `fits` and is not too long for it.
-template <typename Run>
+// run(op) with one of them: the first for up to kNormed tokens whose row `fits` and is not too long
+// for it.
+template <int kNormed, typename Run>
 void with_norm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x, const Tensor& d,
                const Norm& norm, const Weight& qkv, const Tensor& cos_sin, const Step& s, bool fits,
                const Run& run) {
   const Store store{qkv_store(out.q, kv, cos_sin, s)};
   auto *y = out.y.as<float>(), *from = x.as<float>(), *delta = d.as<float>();
   auto* h = out.h.as<uint16_t>();
-  if (s.num_tokens == 1 && fits && qkv.cols <= kNormColumns) {
-    run(QkvOne{store,
-               {.x = from,
-                .d = delta,
-                .y = y,
-                .h = h,
-                .weight = norm.weight,
-                .eps = norm.eps,
-                .offset = norm.offset,
-                .hidden = static_cast<int>(qkv.cols),
-                .row = nullptr,
-                .is_x_old = cx.stream.order.is_complete(from)}});
-    return;
+  if (s.num_tokens <= kNormed && fits && qkv.cols <= kNormColumns) {
+    const NormInput input{.x = from,
+                          .d = delta,
+                          .y = y,
+                          .h = h,
+                          .weight = norm.weight,
+                          .eps = norm.eps,
+                          .offset = norm.offset,
+                          .hidden = static_cast<int>(qkv.cols),
+                          .row = nullptr,
+                          .is_x_old = cx.stream.order.is_complete(from)};
+    if (s.num_tokens == 1) return run(QkvOne{store, input});
+    if constexpr (kNormed > 1) return run(QkvNormed{store, input, s.num_tokens});
   }
   add_norm(cx, {.y = y,
                 .h = h,
@@ -77,7 +84,7 @@ void with_norm(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& 
 void norm_qkv_tiles(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                     const Tensor& d, const QkvNorms& norms, const Weight& qkv,
                     const Tensor& cos_sin, const Step& s) {
-  with_norm(cx, out, kv, x, d, norms.input, qkv, cos_sin, s, fits_one(qkv), [&](const auto& op) {
+  with_norm<1>(cx, out, kv, x, d, norms.input, qkv, cos_sin, s, fits_one(qkv), [&](const auto& op) {
     if constexpr (HasNorm<decltype(op)>)
       launch_one<Items::kHeadHalves, true>(cx, qkv, op);
     else
@@ -88,9 +95,12 @@ void norm_qkv_tiles(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Ten
 void norm_qkv_rows(Ctx& cx, const NormQkvOut& out, const KvLayer& kv, const Tensor& x,
                    const Tensor& d, const QkvNorms& norms, const Weight& qkv, const Tensor& cos_sin,
                    const Step& s) {
-  with_norm(cx, out, kv, x, d, norms.input, qkv, cos_sin, s, true, [&](const auto& op) {
-    if constexpr (HasNorm<decltype(op)>)
+  with_norm<4>(cx, out, kv, x, d, norms.input, qkv, cos_sin, s, true, [&](const auto& op) {
+    using Op = std::remove_cvref_t<decltype(op)>;
+    if constexpr (std::is_same_v<Op, QkvOne>)
       launch_rows<1, Items::kHeadHalves>(cx, qkv, op);
+    else if constexpr (HasNorm<Op>)
+      launch_rows<4, Items::kHeadHalves>(cx, qkv, op);
     else if (s.num_tokens <= 4)
       launch_rows<4, Items::kHeadHalves>(cx, qkv, op);
     else
