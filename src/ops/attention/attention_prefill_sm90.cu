@@ -468,6 +468,10 @@ void launch(Ctx& cx, const TileParams& a) {
 void attend_spans_sm90(Ctx& cx, const Tensor& att, const Tensor& q, const KvLayer& kv,
                        const AttentionParams& params, const Step& s) {
   if (cx.left_heads.are_left) return attend_left_heads(cx, att, q, kv, params, s);
+  // Few tokens with few keys, as of drafts: each for itself, though those of a span read the same.
+  constexpr int64_t kFewKeys = 8192;
+  if (s.num_tokens <= 8 && s.max_context > 0 && int64_t{s.num_tokens} * s.max_context <= kFewKeys)
+    return attend_rows(cx, att, q, kv, params, s, /*by_span=*/s.num_spans == s.num_tokens);
   // Spans of one token go by the other kernels.
   if (s.num_spans > 1 || s.num_tokens == 1)
     attend_rows(cx, att, q, kv, params, s, /*by_span=*/true);
