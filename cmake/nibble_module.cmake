@@ -142,16 +142,16 @@ function(nibble_program target sources)
     endif()
   endforeach()
   target_compile_definitions(${target} PRIVATE NIBBLE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-  if(ARG_LINK MATCHES gtest)
-    target_precompile_headers(${target} PRIVATE <gmock/gmock.h>)  # gtest.h, too
-  endif()
   if(ARG_TEST)
-    # Tests compile in half of the time, and in three quarters, that optimizing them all the way
-    # takes: in what CI builds. Those of texts, of the engine and of ranks compute little. Under
-    # ThreadSanitizer, and emulated as arm64's, it is running them that is long.
+    # What CI builds compiles in half of the time, and in three quarters, that optimizing it all the
+    # way takes. Tests of texts, of the engine and of ranks compute little. Under ThreadSanitizer, and
+    # emulated as arm64's, it is running them that is long. (GCC 12 warns of what it precompiled at -O3.)
     if(NIBBLE_PRESET MATCHES "^(cpu|asan)$")
       string(REGEX MATCH "nlohmann_json|engine|dist" computes_little "${ARG_LINK}")
       target_compile_options(${target} PRIVATE $<IF:$<BOOL:${computes_little}>,-O0,-O1>)
+      if(ARG_LINK MATCHES gtest)
+        target_precompile_headers(${target} PRIVATE <gmock/gmock.h>)  # gtest.h, too
+      endif()
     endif()
     add_test(NAME ${ARG_TEST} COMMAND ${target} ${ARG_ARGS})
     set_tests_properties(${ARG_TEST} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${NIBBLE_TEST_TIMEOUT})
