@@ -42,7 +42,8 @@ TEST(Grammar, RefusesWhatIsNotValidOrWouldBeIgnored) {
       {Kind::kJsonSchema, "{"},
       {Kind::kJsonSchema, "5"},
       {Kind::kJsonSchema, R"({"type":"string"} x)"},
-      {Kind::kJsonSchema, R"({"type":"string","pattern":"\\x22222222222222"})" "\xff"},
+      {Kind::kJsonSchema, R"({"type":"string","pattern":"\\x22222222222222"})"
+                          "\xff"},
       {Kind::kJsonSchema, R"({"type":"strin"})"},
       {Kind::kJsonSchema, R"({"type":"object","properties":5})"},
       {Kind::kJsonSchema, R"({"$ref":"https://example.com/schema.json"})"},
