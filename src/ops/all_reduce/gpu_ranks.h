@@ -66,7 +66,10 @@ class GpuRanks final : public dist::Comm {
   }
 
   // What moe_down leaves to the norm that makes its sum, which takes it.
-  void leave(const LeftChoices& choices) { choices_ = choices; }
+  void leave(const LeftChoices& choices) {
+    CHECK(choices_.rows == nullptr);
+    choices_ = choices;
+  }
   LeftChoices take_choices() { return std::exchange(choices_, {}); }
 
   // From any thread: sums that wait for another rank end, with NaN, and so do all that come.

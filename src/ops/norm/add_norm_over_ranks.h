@@ -18,7 +18,8 @@ void add_norm_over_ranks(Ctx& cx, const PeerMemory& peers, const AddNorm& a,
                          const GateLogits& gate);
 // d is bf16 [T, H], and a product has sent it: gemm_over_ranks.
 void add_norm_of_sent(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate);
-// d is to be made of choices: room for bf16 [T, H]. H % 8 == 0; more than 2 * kBlocks rows.
+// d is to be made of choices: room for bf16 [T, H]. H % 8 == 0; more than 2 peers.num_blocks rows,
+// T K H below 2^32.
 void add_norm_of_choices(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate,
                          const LeftChoices& choices);
 

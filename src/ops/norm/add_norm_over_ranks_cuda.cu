@@ -290,7 +290,8 @@ void add_norm_of_sent(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const 
 
 void add_norm_of_choices(Ctx& cx, const PeerMemory& peers, const AddNorm& a, const GateLogits& gate,
                          const LeftChoices& choices) {
-  CHECK(choices.top_k <= kMaxChoices);
+  CHECK(choices.top_k <= kMaxChoices && a.tokens > 2 * peers.num_blocks);
+  CHECK(a.tokens * choices.top_k * a.hidden <= UINT32_MAX);
   by_shape(cx, peers, a, [&]<int kMine, bool kE4m3>() {
     norm_in_pieces<kMine, kE4m3, Part::kChoices>(cx, peers, a, gate, choices);
   });
