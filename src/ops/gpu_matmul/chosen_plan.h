@@ -7,7 +7,9 @@
 
 namespace nibble::ops::gpu {
 
-inline constexpr int kMaxItems = 48;  // row tiles of experts that a block multiplies
+// Row tiles of experts that a block multiplies, at most: of the only token of a step, whose code
+// has a lane for each, and of one of several.
+inline constexpr int kMostOfOne = 32, kMaxItems = 48;
 
 struct ChosenShape {
   bool is_sum;    // over a token's experts, of which two blocks have half each
@@ -32,7 +34,8 @@ struct ChosenPlan {
 inline ChosenPlan plan_chosen(const ChosenShape& s, int num_sms) {
   const int together = s.is_sum ? 2 : 1, of_sm = s.tokens < 4 ? 1 : 2;
   const int tiles = s.is_sum ? s.row_tiles : s.row_tiles * s.top_k;
-  const int of_tile = s.is_sum ? (s.top_k + 1) / 2 : 1, most = kMaxItems / of_tile;
+  const int of_tile = s.is_sum ? (s.top_k + 1) / 2 : 1;
+  const int most = (s.tokens == 1 ? kMostOfOne : kMaxItems) / of_tile;
   const int blocks = std::max(std::clamp(of_sm * num_sms / s.tokens / together, 1, tiles),
                               (tiles + most - 1) / most);
   return {together, blocks, (tiles + blocks - 1) / blocks * of_tile, of_sm};

@@ -30,7 +30,7 @@ namespace nibble::ops::gpu {
 inline constexpr int kWorkers = 15;  // chunks of 3 units that 2,880 columns have
 inline constexpr int kChosenThreads = (kWorkers + 1) * 32;
 
-// One token's choices, in their order.
+// One token's choices: of a product per expert by slot or in their order, of a sum in their order.
 struct Choices {
   int expert[kMaxChoices], slot[kMaxChoices];
   float weight[kMaxChoices];
@@ -67,15 +67,16 @@ struct ChosenMemory {
   uint32_t digits, parts, end;
 };
 
-template <int kStages, bool kSum>
+// kMost: items of a block.
+template <int kStages, bool kSum, int kMost>
 struct ChosenShared {
-  static constexpr int kSumItems = kSum ? kMaxItems : 1;
+  static constexpr int kSumItems = kSum ? kMost : 1;
   uint64_t table_words[kWorkers];
-  uint64_t done[kMaxItems];      // all lanes of all chunks of an item have stored their sums
+  uint64_t done[kMost];          // all lanes of all chunks of an item have stored their sums
   uint64_t received[kSumItems];  // the other block's sums of a row tile
   float sums[kSumItems][16], other[kSumItems][16];
-  uint16_t bias[kMaxItems][16];
-  ChosenItem items[kMaxItems + kStages];  // workers look ahead
+  uint16_t bias[kMost][16];
+  ChosenItem items[kMost + kStages];  // workers look ahead
   ChosenShare share;
   Choices choices;
 };
@@ -122,11 +123,11 @@ class ChosenRing {
   const uint32_t both_;  // the sum of the two slots' addresses
 };
 
-template <int kUnits, int kStages, bool kSum, class Op>
+template <int kUnits, int kStages, bool kSum, int kMost, class Op>
 class ChosenWorker {
  public:
   using Product = cuda::RangeProduct<kUnits>;
-  using Shared = ChosenShared<kStages, kSum>;
+  using Shared = ChosenShared<kStages, kSum, kMost>;
   static constexpr int kChunkBytes = kUnits * cuda::kUnitBytes, kBlocks = 2 * kUnits;
   static constexpr uint32_t kDigitsBytes = kBlocks * (cuda::kDigitBytes + 8);
 
@@ -226,10 +227,10 @@ class ChosenWorker {
 };
 
 // The last warp's.
-template <int kUnits, int kStages, bool kSum, class Op>
+template <int kUnits, int kStages, bool kSum, int kMost, class Op>
 class ChosenFinisher {
  public:
-  using Shared = ChosenShared<kStages, kSum>;
+  using Shared = ChosenShared<kStages, kSum, kMost>;
 
   __device__ __forceinline__ ChosenFinisher(const TileMatrix& m, const Op& op, Shared& shared,
                                             const float* parts)
@@ -240,40 +241,39 @@ class ChosenFinisher {
         share_(ChosenShare::of<kSum>(m.row_tiles, op.top_k)) {}
 
   __device__ __forceinline__ void prepare() {
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < share_.items(); i += 32)
+    for_items([&](int i) {
       cuda::barrier_init(cuda::shared_address(&shared_.done[i]), m_.chunks * 32);
-    if (kSum && blockIdx.x % 2 == 0)
-      for (int i = threadIdx.x % 32; i < share_.run; i += 32)
+      if (kSum && blockIdx.x % 2 == 0)
         cuda::barrier_init(cuda::shared_address(&shared_.received[i]), 1);
+    });
     cuda::barrier_init_fence();
   }
   // The other block's sums: they may come before, but do not end the phase.
   __device__ __forceinline__ void expect_other() {
     if (blockIdx.x % 2 == 0)
-      for (int i = threadIdx.x % 32; i < share_.run; i += 32)
+      for_items([&](int i) {
         cuda::barrier_expect(cuda::shared_address(&shared_.received[i]), 16 * sizeof(float));
+      });
   }
   // What the workers and run() go by; `from` as if of expert 0.
   __device__ __forceinline__ void list_items() {
     if (threadIdx.x % 32 == 0) shared_.share = share_;
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < share_.items(); i += 32) {
+    for_items([&](int i) {
+      if (i >= share_.items()) return;
       const int at = kSum ? i : share_.first + i, per_choice = kSum ? share_.run : m_.row_tiles;
       const int k = at / per_choice;
       const int tile = at - k * per_choice + (kSum ? share_.first : 0);
       shared_.items[i] = {m_.bytes + int64_t{tile} * (m_.chunks * kUnits * cuda::kUnitBytes),
                           share_.first_choice + k, tile * 16};
-    }
+    });
   }
   __device__ __forceinline__ void find_items(const OneChoice& chosen) {
     op_.fill(shared_.choices, chosen);
     __syncwarp();
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < share_.items(); i += 32) {
+    for_items([&](int i) {
       ChosenItem& item = shared_.items[i];
-      item.from += shared_.choices.expert[item.choice] * m_.expert_bytes;
-    }
+      if (i < share_.items()) item.from += shared_.choices.expert[item.choice] * m_.expert_bytes;
+    });
   }
   // All biases at once: from far away, they would stand in front of each row tile's end.
   __device__ __forceinline__ void load_biases() {
@@ -306,6 +306,13 @@ class ChosenFinisher {
   }
 
  private:
+  // Calls fn(i) for the items that this lane has, of kMost.
+  template <typename Fn>
+  static __device__ __forceinline__ void for_items(const Fn& fn) {
+#pragma unroll
+    for (int first = 0; first < kMost; first += 32)
+      if (const int i = first + threadIdx.x % 32; i < kMost) fn(i);
+  }
   __device__ __forceinline__ void send(int i, float v) {
     const int lane = threadIdx.x % 32;
     if (lane < 16)
@@ -318,7 +325,7 @@ class ChosenFinisher {
     if constexpr (!kSum) {
       const float next = __shfl_down_sync(0xffffffff, v, 1);
       if (lane < 16 && lane % 2 == 0)
-        op_.store(shared_.choices.slot[item.choice], item.row + lane, v, next);
+        op_.store(op_.slot_of(shared_.choices, item.choice), item.row + lane, v, next);
     } else {
       float all = k == 0 ? 0 : shared_.sums[i][lane % 16];
       all = fmaf(shared_.choices.weight[item.choice], v, all);
@@ -349,14 +356,16 @@ template <int kUnits, class Op>
 inline constexpr int kChosenBlocks =
     kUnits == 4 || NIBBLE_CUDA_SM == 121 || std::is_base_of_v<OneBlock, Op> ? 1 : 2;
 
-// Op: a TokenChoice with choose(), by one warp; publish(chosen), by the token's first block;
-// load_one(slot, k): 8 bf16 activations; store(slot, row, first, second) or, kSum, store(row, sum).
-template <int kUnits, int kStages, bool kSum, class Op>
+// Op: top_k; choose(), by one warp; fill(choices, chosen), where choice i of a product per expert
+// has slot_of(choices, i); publish(chosen), by the token's first block; load_one(slot, k): 8 bf16
+// activations; store(slot, row, first, second) or, kSum, store(row, sum); kSum: is_chosen_before:
+// what choose() reads is complete when the kernel starts. Several tokens: a TokenChoice.
+template <int kUnits, int kStages, bool kSum, int kMost, class Op>
 __global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits, Op>)
     gemv_chosen(const __grid_constant__ TileMatrix m, const __grid_constant__ ChosenMemory memory,
                 const __grid_constant__ Op op) {
   extern __shared__ __align__(128) uint8_t rings[];
-  __shared__ __align__(16) ChosenShared<kStages, kSum> shared;
+  __shared__ __align__(16) ChosenShared<kStages, kSum, kMost> shared;
   const uint32_t base = cuda::shared_address(rings);
   if constexpr (kSum) cuda::griddep_launch_dependents();
   const auto wait = [] {
@@ -365,7 +374,7 @@ __global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits, Op>)
   };
   cuda::touch_parameters(m, memory, op);
   if (threadIdx.x < kWorkers * 32) {
-    ChosenWorker<kUnits, kStages, kSum, Op> worker(m, memory, op, shared, base);
+    ChosenWorker<kUnits, kStages, kSum, kMost, Op> worker(m, memory, op, shared, base);
     if constexpr (kSum) {
       cuda::cluster_arrive_relaxed();
     } else {
@@ -384,7 +393,7 @@ __global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits, Op>)
     worker.run();
     return;
   }
-  ChosenFinisher<kUnits, kStages, kSum, Op> finisher(
+  ChosenFinisher<kUnits, kStages, kSum, kMost, Op> finisher(
       m, op, shared, reinterpret_cast<const float*>(rings + memory.parts));
   finisher.prepare();
   finisher.list_items();
@@ -414,8 +423,8 @@ __global__ void __launch_bounds__(kChosenThreads, kChosenBlocks<kUnits, Op>)
 template <int kUnits>
 inline constexpr int kChosenStages = NIBBLE_CUDA_SM == 121 && kUnits > 1 ? 1 : 2;
 
-// See gemv_chosen.
-template <bool kSum, class Op>
+// See gemv_chosen. kMost: kMostOfOne of one token, else kMaxItems.
+template <bool kSum, int kMost, class Op>
 void launch_chosen(Ctx& cx, const Weight& weight, const Op& op, int tokens) {
   with_chunk_units<4>(weight.cols, [&]<int kUnits>() {
     constexpr int kStages = kChosenStages<kUnits>;
@@ -429,7 +438,7 @@ void launch_chosen(Ctx& cx, const Weight& weight, const Op& op, int tokens) {
     memory.end = memory.parts + plan.items * m.chunks * 64;
     const bool is_alone = !kSum && plan.of_sm == 1;
     cuda::launch(
-        cx.stream, gemv_chosen<kUnits, kStages, kSum, Op>,
+        cx.stream, gemv_chosen<kUnits, kStages, kSum, kMost, Op>,
         {.grid = dim3(plan.blocks * plan.together, tokens),
          .block = dim3(kChosenThreads),
          .smem_bytes = is_alone ? std::max<size_t>(memory.end, kOneBlockBytes) : memory.end,

@@ -187,8 +187,8 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
   __syncthreads();
   // Columns of B past the tokens read token 0 again; nothing reads what comes of it. Two chunks:
   // behind the tokens of the first come those of the other.
-  const bool is_other = kTwoChunks && g / kTokens == 1;
-  const int column = is_other ? g - kTokens : g;
+  const bool is_other = kTokens == 1 ? g == 1 : kTwoChunks && g / kTokens == 1;
+  const int column = kTokens > 1 && is_other ? g - kTokens : g;
   const uint16_t* const mine_x = x + (column < rows ? column : 0) * stride + p * 8;
   ChunkWalk at(first, steps);
   int round = 0;

@@ -61,6 +61,48 @@ __global__ void __launch_bounds__(kCombineThreads, kMost <= 4   ? kCombineBlocks
   *to = {first.x + second.x, first.y + second.y, first.z + second.z, first.w + second.w};
 }
 
+// One token: all its experts at once.
+struct DownOne {
+  float* d;           // [H]
+  const uint16_t* u;  // [K, width] by slot
+  const int32_t *ids, *slot;
+  const float* p;
+  const float* logits;  // if the choice was left to moe_up, which may still be making it
+  bool is_chosen_before, adds;
+  int top_k, width, experts;
+
+  __device__ OneChoice choose() const {
+    if (logits != nullptr)
+      return place_one(weigh(gpu::choose<kFewRouted / 32>(logits, experts, top_k), top_k), top_k);
+    return chosen();
+  }
+  __device__ OneChoice chosen() const {
+    const int lane = threadIdx.x % 32;
+    if (lane >= top_k) return {};
+    return {{__ldcg(ids + lane), __ldcg(p + lane)}, __ldcg(slot + lane)};
+  }
+  __device__ void fill(Choices& c, const OneChoice& one) const {
+    const int lane = threadIdx.x % 32;
+    if (lane >= top_k) return;
+    c.expert[lane] = one.choice.id;
+    c.slot[lane] = one.slot;
+    c.weight[lane] = one.choice.p;
+  }
+  __device__ void publish(const OneChoice&) const {}
+  __device__ uint4 load_one(int slot, int k) const {
+    return __ldcg(reinterpret_cast<const uint4*>(u + slot * width + k));
+  }
+  __device__ void store(int row, float v) const { d[row] = adds ? __ldcg(d + row) + v : v; }
+};
+
+// Of any number of experts, of which one may be shared.
+struct DownOneOfMany : DownOne, OneBlock {
+  Routing routing;
+  __device__ OneChoice choose() const {
+    return logits != nullptr ? weigh_left(choose_left(routing), routing) : chosen();
+  }
+};
+
 // One token of few: all its experts at once.
 struct DownOfToken : TokenChoice {
   float* d;           // [T, hidden]
@@ -126,6 +168,21 @@ bool is_chosen_before(const Ctx& cx, const Routing& r) {
                                                          : r.ids);
 }
 
+DownOne one_of(const Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
+               const Weight& down) {
+  return {.d = d.as<float>(),
+          .u = u.as<uint16_t>(),
+          .ids = routing.ids,
+          .slot = routing.slot,
+          .p = routing.p,
+          .logits = routing.logits,
+          .is_chosen_before = is_chosen_before(cx, routing),
+          .adds = routing.adds,
+          .top_k = routing.top_k,
+          .width = static_cast<int>(down.cols),
+          .experts = routing.num_experts};
+}
+
 DownOfToken token_op(const Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                      const Weight& down) {
   return {{.routing = routing,
@@ -142,8 +199,12 @@ DownOfToken token_op(const Ctx& cx, const Tensor& d, const Tensor& u, const Rout
 
 void moe_down(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
               const Weight& down) {
-  if (routing.num_tokens == 1) return moe_down_each(cx, d, u, routing, down);
-  run_few<true>(cx, d, u, routing, down);
+  if (routing.num_tokens != 1) return run_few<true>(cx, d, u, routing, down);
+  const DownOne op = one_of(cx, d, u, routing, down);
+  if (has_few(routing))
+    launch_chosen<true, kMostOfOne>(cx, down, op, 1);
+  else
+    launch_chosen<true, kMostOfOne>(cx, down, DownOneOfMany{op, {}, routing}, 1);
 }
 
 void moe_down_each(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
@@ -151,9 +212,9 @@ void moe_down_each(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& rou
   if (routing.num_tokens == 0) return;
   const DownOfToken op = token_op(cx, d, u, routing, down);
   if (has_few(routing))
-    launch_chosen<true>(cx, down, op, routing.num_tokens);
+    launch_chosen<true, kMaxItems>(cx, down, op, routing.num_tokens);
   else
-    launch_chosen<true>(cx, down, DownOfTokenOfMany{op}, routing.num_tokens);
+    launch_chosen<true, kMaxItems>(cx, down, DownOfTokenOfMany{op}, routing.num_tokens);
 }
 
 void moe_down_one(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,

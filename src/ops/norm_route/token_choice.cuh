@@ -37,6 +37,9 @@ struct TokenChoice {
     one.slot += token() * top_k;
     return one;
   }
+  static __device__ __forceinline__ int slot_of(const Choices& c, int choice) {
+    return c.slot[choice];
+  }
   __device__ __forceinline__ void fill(Choices& c, const OneChoice& one) const {
     const int lane = threadIdx.x % 32;
     if (lane >= top_k) return;
