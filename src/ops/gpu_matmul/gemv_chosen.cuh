@@ -241,17 +241,16 @@ class ChosenFinisher {
         share_(ChosenShare::of<kSum>(m.row_tiles, op.top_k)) {}
 
   __device__ __forceinline__ void prepare() {
-    for_items([&](int i) {
-      cuda::barrier_init(cuda::shared_address(&shared_.done[i]), m_.chunks * 32);
-      if (kSum && blockIdx.x % 2 == 0)
-        cuda::barrier_init(cuda::shared_address(&shared_.received[i]), 1);
-    });
+    for_items(
+        [&](int i) { cuda::barrier_init(cuda::shared_address(&shared_.done[i]), m_.chunks * 32); });
+    if (kSum && blockIdx.x % 2 == 0)
+      for_items([&](int i) { cuda::barrier_init(cuda::shared_address(&shared_.received[i]), 1); });
     cuda::barrier_init_fence();
   }
   // The other block's sums: they may come before, but do not end the phase.
   __device__ __forceinline__ void expect_other() {
     if (blockIdx.x % 2 == 0)
-      for_items([&](int i) {
+      for_items([&](uint32_t i) {
         cuda::barrier_expect(cuda::shared_address(&shared_.received[i]), 16 * sizeof(float));
       });
   }
@@ -270,7 +269,7 @@ class ChosenFinisher {
   __device__ __forceinline__ void find_items(const OneChoice& chosen) {
     op_.fill(shared_.choices, chosen);
     __syncwarp();
-    for_items([&](int i) {
+    for_items([&](uint32_t i) {
       ChosenItem& item = shared_.items[i];
       if (i < share_.items()) item.from += shared_.choices.expert[item.choice] * m_.expert_bytes;
     });
@@ -309,9 +308,9 @@ class ChosenFinisher {
   // Calls fn(i) for the items that this lane has, of kMost.
   template <typename Fn>
   static __device__ __forceinline__ void for_items(const Fn& fn) {
-#pragma unroll
-    for (int first = 0; first < kMost; first += 32)
-      if (const int i = first + threadIdx.x % 32; i < kMost) fn(i);
+    fn(threadIdx.x % 32);
+    if constexpr (kMost > 32)
+      if (32 + threadIdx.x % 32 < kMost) fn(32 + threadIdx.x % 32);
   }
   __device__ __forceinline__ void send(int i, float v) {
     const int lane = threadIdx.x % 32;

@@ -1,8 +1,9 @@
-// norm_qkv for few tokens: add_norm, then MXFP4 weights in kTiles16x64 by int8 digits or BF16 rows
-// by mma (ops/gpu_matmul/tiles.cuh, rows_gemv.cuh), turned and stored by store_qkv.cuh. q [T, Q *
-// 64], h [T, H] bf16, y [T, H] f32, out; x, d [T, H] f32; qkv [(Q + 2G) * 64, H] with bias. Needs H
-// % 64 == 0, H <= 4608, head dim 64. Bytes: the weights; gpt-oss-120b: 7.8 MB in MXFP4, 29.5 in
-// BF16: 1.7 and 6.5 us of an H200's 4.55 TB/s, 34 and 127 us of a GB10's 233 GB/s.
+// norm_qkv for few tokens: add_norm (BF16 rows: of up to 4 in the same kernel), then MXFP4 weights
+// in kTiles16x64 by int8 digits or BF16 rows by mma (ops/gpu_matmul/tiles.cuh, rows_gemv.cuh),
+// turned and stored by store_qkv.cuh. q [T, Q * 64], h [T, H] bf16, y [T, H] f32, out; x, d [T, H]
+// f32; qkv [(Q + 2G) * 64, H] with bias. Needs H % 64 == 0, H <= 4608, head dim 64. Bytes: the
+// weights; gpt-oss-120b: 7.8 MB in MXFP4, 29.5 in BF16: 1.7 and 6.5 us of an H200's 4.55 TB/s, 34
+// and 127 us of a GB10's 233 GB/s.
 #include "ops/gpu_matmul/gemv.cuh"
 #include "ops/norm/add_norm.h"
 #include "ops/norm_qkv/norm_qkv.h"
