@@ -82,7 +82,9 @@ struct Ctx {
   const Site* site = nullptr;  // that runs, or ran last; none where a row is run by itself
 
   // Set by the model for the time of a step.
-  std::span<std::byte> scratch = {};  // working memory within one op, on the device
+  // Working memory within one op, on the device; what moe_down leaves to a norm (LeftChoices) lies
+  // at its end until that has begun.
+  std::span<std::byte> scratch = {};
   // On GPUs: kNumCounters words that are zero between kernels; who counts in them leaves them so.
   static constexpr int kNumCounters = 1 << 16;
   uint32_t* counters = nullptr;

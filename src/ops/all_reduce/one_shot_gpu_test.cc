@@ -223,9 +223,9 @@ template <typename Norm>
 std::vector<std::vector<std::byte>> made_joined(Ranks& ranks, const Norms& norms,
                                                 const Norm& run_norm) {
   std::vector<Norms::Made> made;
-  for (auto& rank : ranks) {
-    made.push_back(norms.make());
-    const auto [norm, gate] = norms.of(made.back(), rank->values);
+  for (auto rank = ranks.begin(); rank != ranks.end(); ++rank) made.push_back(norms.make());
+  for (auto& rank : ranks) {  // which wait for each other: nothing between may wait for one
+    const auto [norm, gate] = norms.of(made[rank->peers.rank], rank->values);
     run_norm(*rank, norm, gate);
   }
   std::vector<std::vector<std::byte>> bytes;

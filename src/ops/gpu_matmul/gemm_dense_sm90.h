@@ -26,7 +26,7 @@ inline bool has_items_of_gemm_dense(const Weight& w, int64_t tokens, int num_sms
 void gemm_dense(Ctx& cx, const Weight& w, GemmOut out, const GemmArgs& args);
 
 // y [T, N] bf16 = x [T, K] W^T + b, here and where all other ranks find it in the next exchange of
-// rows, which add_norm_over_ranks makes: it says that they have come. N % 8 == 0; T at most
+// rows, which add_norm_of_sent makes: it says that they have come. N % 16 == 0; T at most
 // most_rows(peers.row_bytes, N).
 void gemm_over_ranks(Ctx& cx, const PeerMemory& peers, const Weight& w, const uint16_t* x,
                      int64_t tokens, uint16_t* y);

@@ -23,7 +23,8 @@ struct MoeDownDesc {
   bool operator==(const MoeDownDesc&) const = default;
 };
 
-// d [T, H] f32, out; u [T * K, F] f32 by slot; down [E, H, F].
+// d [T, H] f32, out, unless the norm behind the sum over ranks makes it (leaves_choices()); u
+// [T * K, F] f32 by slot; down [E, H, F].
 using MoeDownFn = void(Ctx& cx, const Tensor& d, const Tensor& u, const Routing& routing,
                        const Weight& down);
 using MoeDownKernel = Kernel<MoeDownDesc, MoeDownFn>;

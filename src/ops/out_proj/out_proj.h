@@ -16,7 +16,8 @@ struct OutProjDesc {
   bool operator==(const OutProjDesc&) const = default;
 };
 
-// d [T, H] f32, out; att [T, Q * D] f32; out [H, Q * D].
+// d [T, H] f32, out, or bf16 where its rows are sent to all ranks (sends_sum()); att [T, Q * D]
+// f32; out [H, Q * D].
 using OutProjFn = void(Ctx& cx, const Tensor& d, const Tensor& att, const Weight& out,
                        const Step& s);
 using OutProjKernel = Kernel<OutProjDesc, OutProjFn>;
