@@ -174,8 +174,8 @@ LINT_FILES ?= $$(sed -n 's|^ *"file": ".*/\(src/[^"]*\.cc\)".*|\1|p' build/cpu/c
                 | grep -v _bench.cc | sort -u | xargs grep -L -e co_await -e cli/load_client.h)
 lint: layers
 	@tools/setup.sh lint test
-	@cmake --preset cpu -DNIBBLE_TESTS=ON
-	@echo $(LINT_FILES) | xargs -P $(JOBS) -n 1 clang-tidy -p build/cpu --quiet
+	@cmake --preset cpu -B build/lint -DNIBBLE_TESTS=ON -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON
+	@echo $(LINT_FILES) | xargs -P $(JOBS) -n 1 clang-tidy -p build/lint --quiet
 
 clean:
 	rm -rf build

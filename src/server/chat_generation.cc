@@ -64,6 +64,7 @@ std::optional<ApiError> prepare(const GenerationContext& context, PreparedChat& 
   }
   request.chat.messages = {};
   request.chat.options.template_variables = {};
+  work.clear();
   return take_more(chat.held, kept_bytes(chat));
 }
 

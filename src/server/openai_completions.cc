@@ -316,7 +316,6 @@ std::optional<ApiError> encode_prompt(const ServedModel& model, const Completion
                                       const Prompt& prompt, PromptText& result) {
   const Tokenizer& tokenizer = *model.tokenizer;
   if (const auto* text = std::get_if<std::string>(&prompt)) {
-    if (auto error = check_text_bytes(model, text->size())) return error;
     if (request.add_special_tokens) {
       const auto prefix = tokenizer.prefix_ids();
       result.ids.assign(prefix.begin(), prefix.end());
@@ -358,6 +357,12 @@ void start_completion(const GenerationContext& context, CompletionRequest reques
   std::vector<int32_t> max_tokens;
   for (const Prompt& prompt : request.prompts) {
     const auto* text = std::get_if<std::string>(&prompt);
+    if (text != nullptr) {
+      if (auto error = check_text_bytes(context.model, text->size())) {
+        error->param = "prompt";
+        return reply->send(api_error_response(*error));
+      }
+    }
     if (const auto error = take_more(work, text ? kEncodedBytes * text->size() : 0)) {
       return reply->send(api_error_response(*error));
     }
@@ -373,6 +378,7 @@ void start_completion(const GenerationContext& context, CompletionRequest reques
     if (reply->gone()) return;
   }
   request.prompts = {};
+  work.clear();
   size_t kept = request.format ? format_bytes(*request.format) : 0;
   for (const PromptText& prompt : prompts) {
     kept += prompt.text.size() + prompt.ids.size() * sizeof(int32_t);

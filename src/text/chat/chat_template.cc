@@ -75,7 +75,11 @@ class TemplateBounds {
     charge(kLevelBytes);
     ++depth_;
   }
-  void leave() { --depth_; }
+  void leave() {
+    --depth_;
+    give_back(kLevelBytes);
+  }
+  void give_back(size_t bytes) { granted_ += bytes; }
   void keep(std::shared_ptr<jinja::value_t> container) { kept_.push_back(std::move(container)); }
 
   const std::string& broken() const { return broken_; }
@@ -86,7 +90,7 @@ class TemplateBounds {
   const TemplateLimits limits_;
   const TakeBytes& take_;
   size_t bytes_left_;
-  size_t granted_ = 0;  // of those, what take_ has granted
+  size_t granted_ = 0;  // by take_, and not in use: more than bytes_left_ where much ended
   const Clock::time_point deadline_;
   size_t calls_ = 0;
   int depth_ = 0;
@@ -289,6 +293,10 @@ level::level() {
 
 level::~level() {
   if (TemplateBounds::current != nullptr) TemplateBounds::current->leave();
+}
+
+void give_back(size_t bytes) {
+  if (TemplateBounds::current != nullptr) TemplateBounds::current->give_back(bytes);
 }
 
 void keep(std::shared_ptr<value_t> container) {

@@ -75,6 +75,29 @@ class TemplateFamily : public testing::TestWithParam<Family> {
                               literals};
 };
 
+// What is asked for is what is in use, not all that was ever made: of many rounds of tools a part
+// of the 128 MiB that a server has for its requests.
+TEST_P(TemplateFamily, ManyRoundsOfToolsTakeLittleMemory) {
+  Chat chat = question();
+  for (int i = 0; i < 20; ++i) {
+    chat.tools.push_back({.name = "tool" + std::to_string(i),
+                          .description = std::string(300, 'd'),
+                          .parameters = tools()[0].parameters});
+  }
+  for (int round = 0; round < 500; ++round) {
+    const std::string id = "call" + std::to_string(round);
+    chat.messages.push_back(
+        {.role = Role::kAssistant,
+         .tool_calls = {{id, "tool1", R"({"a":1,"b":true,"c":"x","d":"y","e":2.5,"f":null})"}}});
+    chat.messages.push_back(
+        {.role = Role::kTool, .content = std::string(100, 'r'), .tool_call_id = id});
+  }
+  size_t bytes = 0;
+  const auto prompt = format.render(chat, [&](size_t more) { return bytes += more, true; });
+  ASSERT_TRUE(prompt) << prompt.error();
+  EXPECT_LT(bytes, size_t{96} << 20);
+}
+
 TEST_P(TemplateFamily, IsRecognised) {
   EXPECT_EQ(format.markup().tools, family.tools);
   EXPECT_EQ(format.markup().think, family.think);
