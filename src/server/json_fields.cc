@@ -4,6 +4,7 @@
 #include <cmath>
 #include <new>
 
+#include "text/json_scan.h"
 #include "text/memory_use.h"
 
 namespace nibble::server {
@@ -20,17 +21,10 @@ const char* too_much(std::string_view body) {
   std::array<bool, kMaxDepth + 1> is_object{};
   size_t depth = 0;
   size_t values = 1;
-  bool in_string = false;
-  for (size_t i = 0; i < body.size(); ++i) {
-    const char c = body[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') in_string = false;
-      continue;
-    }
-    if (c == '"') in_string = true;
+  const char* what = nullptr;
+  for_each_outside_strings(body, [&](char c) {
     if (c == '{' || c == '[') {
-      if (depth == kMaxDepth) return "nested deeper than 64 levels";
+      if (depth == kMaxDepth) return what = "nested deeper than 64 levels", false;
       ++depth;
       ++values;
       keys[depth] = 0;
@@ -38,11 +32,13 @@ const char* too_much(std::string_view body) {
     }
     if ((c == '}' || c == ']') && depth > 0) --depth;
     if (c == ',') {
-      if (++values > kMaxValues) return "more than 1,000,000 values";
-      if (is_object[depth] && ++keys[depth] >= kMaxKeys) return "an object of more than 1,024 keys";
+      if (++values > kMaxValues) return what = "more than 1,000,000 values", false;
+      if (is_object[depth] && ++keys[depth] >= kMaxKeys)
+        return what = "an object of more than 1,024 keys", false;
     }
-  }
-  return nullptr;
+    return true;
+  });
+  return what;
 }
 
 // The whole number that a JSON number is, if it is one: 5 and 5.0.

@@ -357,16 +357,13 @@ void start_completion(const GenerationContext& context, CompletionRequest reques
   std::vector<int32_t> max_tokens;
   for (const Prompt& prompt : request.prompts) {
     const auto* text = std::get_if<std::string>(&prompt);
-    if (text != nullptr) {
-      if (auto error = check_text_bytes(context.model, text->size())) {
-        error->param = "prompt";
-        return reply->send(api_error_response(*error));
+    auto error = check_text_bytes(context.model, text ? text->size() : 0);
+    if (!error) {
+      if (const auto no_room = take_more(work, text ? kEncodedBytes * text->size() : 0)) {
+        return reply->send(api_error_response(*no_room));
       }
+      error = encode_prompt(context.model, request, prompt, prompts.emplace_back());
     }
-    if (const auto error = take_more(work, text ? kEncodedBytes * text->size() : 0)) {
-      return reply->send(api_error_response(*error));
-    }
-    auto error = encode_prompt(context.model, request, prompt, prompts.emplace_back());
     if (!error) {
       error = fit_prompt(context.model, prompts.back().ids.size(), request.max_tokens,
                          max_tokens.emplace_back());
@@ -385,29 +382,28 @@ void start_completion(const GenerationContext& context, CompletionRequest reques
   }
   const auto held = std::make_shared<ByteShare>(share_of(context));
   if (const auto error = take_more(*held, kept)) return reply->send(api_error_response(*error));
-  const auto run = [&](std::optional<Grammar> grammar) {
-    std::make_shared<CompletionGeneration>(context, std::move(request), std::move(prompts),
-                                           std::move(grammar), reply, std::move(*held))
-        ->run(max_tokens);
-  };
-  if (!request.format) return run(std::nullopt);
-  if (stop_ids_for(context.model, request).empty()) {
+  std::vector<WantedGrammar> wanted;
+  if (request.format) wanted.push_back({*request.format, request.format_field});
+  if (!wanted.empty() && stop_ids_for(context.model, request).empty()) {
     return reply->send(api_error_response(
         {.message = request.format_field + " needs an id that ends the text: ignore_eos is set",
          .param = request.format_field}));
   }
-  std::vector<WantedGrammar> wanted = {{*request.format, request.format_field}};
-  context.grammars.compile(
-      context.client, std::move(wanted),
-      [context, request = std::move(request), prompts = std::move(prompts),
-       max_tokens = std::move(max_tokens), held, reply](GrammarService::Answer answer) mutable {
-        if (answer.error) return reply->send(api_error_response(*answer.error));
-        if (reply->gone()) return;
-        std::make_shared<CompletionGeneration>(context, std::move(request), std::move(prompts),
-                                               std::move(answer.grammars[0]), reply,
-                                               std::move(*held))
-            ->run(max_tokens);
-      });
+  auto run = [context, request = std::move(request), prompts = std::move(prompts),
+              max_tokens = std::move(max_tokens), held,
+              reply](std::optional<Grammar> grammar) mutable {
+    std::make_shared<CompletionGeneration>(context, std::move(request), std::move(prompts),
+                                           std::move(grammar), std::move(reply), std::move(*held))
+        ->run(max_tokens);
+  };
+  if (wanted.empty()) return run(std::nullopt);
+  context.grammars.compile(context.client, std::move(wanted),
+                           [run = std::move(run), reply](GrammarService::Answer answer) mutable {
+                             if (answer.error) {
+                               return reply->send(api_error_response(*answer.error));
+                             }
+                             if (!reply->gone()) run(std::move(answer.grammars[0]));
+                           });
 }
 
 }  // namespace nibble::server

@@ -1,5 +1,7 @@
 #include "text/memory_use.h"
 
+#include "text/json_scan.h"
+
 namespace nibble {
 namespace {
 
@@ -12,22 +14,13 @@ constexpr size_t kItem = 50, kContainer = 100, kString = 50, kKey = 100;
 
 size_t json_bytes(std::string_view text) {
   size_t bytes = kItem + 2 * text.size();
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') in_string = false;
-      continue;
-    }
-    if (c == '"') {
-      in_string = true;
-      bytes += kString;
-    }
+  for_each_outside_strings(text, [&](char c) {
+    if (c == '"') bytes += kString;
     if (c == ',') bytes += kItem;
     if (c == '[' || c == '{') bytes += kContainer;
     if (c == ':') bytes += kKey;
-  }
+    return true;
+  });
   return bytes;
 }
 

@@ -17,6 +17,7 @@
 #include "text/grammar/regex_text.h"
 #include "text/grammar/string_budgets.h"
 #include "text/grammar/tag_parts.h"
+#include "text/json_scan.h"
 
 namespace {
 
@@ -125,17 +126,11 @@ int nesting_of(std::string_view text) {
 // Objects and arrays within each other; brackets in strings are none.
 int json_nesting_of(std::string_view text) {
   int depth = 0, deepest = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (c == '"') in_string = !in_string;
-    if (in_string) {
-      if (c == '\\') ++i;
-      continue;
-    }
+  for_each_outside_strings(text, [&](char c) {
     if (c == '{' || c == '[') deepest = std::max(deepest, ++depth);
     if (c == '}' || c == ']') --depth;
-  }
+    return true;
+  });
   return deepest;
 }
 
